@@ -1,0 +1,98 @@
+"""The estimate is a ledger: named lines whose sum is the total.
+
+Nothing is added outside the ledger. `explain` prints the lines, the plan stores them, and the trainer writes
+its own measurements under the same names, so predicted and measured join without a mapping table.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    import numpy as np
+    from numpy.typing import NDArray
+
+__all__ = ["LineName", "MemoryLine", "Number", "StageMemory", "TimeLine", "total_bytes", "total_exposed_seconds"]
+
+Number: TypeAlias = "float | NDArray[np.float64]"
+"""A number, or an array of them that broadcasts against the others."""
+
+
+class LineName(StrEnum):
+    """The closed vocabulary of the ledger."""
+
+    # memory of one device
+    PARAMS = "params"
+    GRADS = "grads"
+    OPTIMIZER_STATE = "optimizer_state"
+    ACTIVATIONS = "activations"
+    TRANSIENTS = "transients"
+    RUNTIME = "runtime"
+    # time of one optimizer step
+    COMPUTE = "compute"
+    RECOMPUTE = "recompute"
+    HEAD = "embedding_and_loss"
+    TP_COMM = "tp_comm"
+    PP_COMM = "pp_comm"
+    BUBBLE = "bubble"
+    DP_COMM = "dp_comm"
+    TIED_EMBEDDING = "tied_embedding_comm"
+    OPTIMIZER = "optimizer"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryLine:
+    """Bytes of one kind on one device of a pipeline stage."""
+
+    name: LineName
+    num_bytes: Number
+    formula: str
+    source: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TimeLine:
+    """Seconds of one kind in an optimizer step: `busy` in all, of which `hidden` behind other work.
+
+    bound: the unit or link that limits the line, for example `matmul`, `nvlink` or `infiniband`.
+    """
+
+    name: LineName
+    busy_seconds: Number
+    hidden_seconds: Number = 0.0
+    formula: str
+    source: str
+    bound: str = ""
+
+    @property
+    def exposed_seconds(self) -> Number:
+        """What the line adds to the step."""
+        return self.busy_seconds - self.hidden_seconds
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageMemory:
+    """The memory ledger of one pipeline stage, against what a device may use."""
+
+    stage: int
+    limit_bytes: float
+    lines: tuple[MemoryLine, ...]
+
+    @property
+    def total_bytes(self) -> float:
+        """Sum of the lines."""
+        return float(total_bytes(self.lines))
+
+
+def total_bytes(lines: Iterable[MemoryLine]) -> Any:
+    """Sum of the lines, in bytes."""
+    return sum(line.num_bytes for line in lines)
+
+
+def total_exposed_seconds(lines: Iterable[TimeLine]) -> Any:
+    """Sum of what the lines add to the step, in seconds."""
+    return sum(line.exposed_seconds for line in lines)

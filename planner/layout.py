@@ -1,0 +1,254 @@
+"""The point in the search space: degrees, legality that needs no cost, and the rank order.
+
+The rank order is defined here and nowhere else: ranks are numbered over the axes (pp, dp, cp, tp) with tp
+fastest, so a tensor-parallel group is a run of neighbours and the pipeline crosses hosts. The cost model asks
+which link a group crosses, the trainer builds its DeviceMesh, and both ask this module.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from typing import Any, Final, cast, get_args
+
+from planner.errors import InputError, Mistake
+from planner.specs.engine import Recompute, Schedule
+
+__all__ = ["AXES", "Layout", "balanced_chunks", "format_layout", "parse_assignments", "parse_layout"]
+
+AXES: Final = ("pp", "dp", "cp", "tp")
+"""Mesh axes, slowest first."""
+
+_COUNTS: Final = ("tp", "pp", "dp", "cp", "ep", "etp", "hsdp", "mbs", "interleave")
+_KEYS: Final = (*_COUNTS, "zero", "schedule", "sp", "recompute", "offload", "layers_per_stage")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layout:
+    """How a training step is cut.
+
+    `layers_per_stage` and `recompute` have pp * interleave entries, one per chunk in model order; chunk j runs
+    on pipeline stage j % pp. `hsdp` is the number of replicas of the ZeRO-sharded group.
+    """
+
+    tp: int = 1
+    pp: int = 1
+    dp: int = 1
+    cp: int = 1
+    ep: int = 1
+    etp: int = 1
+    zero: int = 0
+    hsdp: int = 1
+    mbs: int = 1
+    interleave: int = 1
+    schedule: Schedule = "1f1b"
+    sp: int = 0
+    recompute: tuple[Recompute, ...]
+    offload: str = "none"
+    layers_per_stage: tuple[int, ...]
+
+    @property
+    def degrees(self) -> dict[str, int]:
+        """Size of each mesh axis, slowest axis first."""
+        return {"pp": self.pp, "dp": self.dp, "cp": self.cp, "tp": self.tp}
+
+    @property
+    def world_size(self) -> int:
+        """Devices that the layout uses: pp * dp * cp * tp."""
+        return self.pp * self.dp * self.cp * self.tp
+
+    @property
+    def num_chunks(self) -> int:
+        """Model chunks: pp * interleave."""
+        return self.pp * self.interleave
+
+    def num_microbatches(self, global_batch_size: int) -> int:
+        """Microbatches of one optimizer step on one data-parallel rank: B / (dp * mbs)."""
+        return global_batch_size // (self.dp * self.mbs)
+
+    def stride(self, axis: str) -> int:
+        """Distance in ranks between neighbours of a group along `axis`."""
+        inner = AXES[AXES.index(axis) + 1 :]
+        stride = 1
+        for name in inner:
+            stride *= self.degrees[name]
+        return stride
+
+    def coordinates(self, rank: int) -> dict[str, int]:
+        """Position of `rank` on each axis; the inverse of `rank_of`."""
+        return {axis: rank // self.stride(axis) % self.degrees[axis] for axis in AXES}
+
+    def rank_of(self, coordinates: Mapping[str, int]) -> int:
+        """The rank at these coordinates."""
+        return sum(coordinates[axis] * self.stride(axis) for axis in AXES)
+
+    def group(self, axis: str, rank: int) -> tuple[int, ...]:
+        """All ranks that differ from `rank` only along `axis`."""
+        here = self.coordinates(rank)
+        return tuple(self.rank_of({**here, axis: i}) for i in range(self.degrees[axis]))
+
+    def chunks_of_stage(self, stage: int) -> tuple[int, ...]:
+        """Chunks (in model order) that pipeline stage `stage` holds."""
+        return tuple(range(stage, self.num_chunks, self.pp))
+
+    def layers_of_stage(self, stage: int) -> int:
+        """Layers that pipeline stage `stage` holds, over all its chunks."""
+        return sum(self.layers_per_stage[chunk] for chunk in self.chunks_of_stage(stage))
+
+    def recompute_of_stage(self, stage: int) -> Recompute:
+        """Recompute policy of a stage; the same for all its chunks in plans that the search makes."""
+        return self.recompute[stage]
+
+    def __str__(self) -> str:
+        """The layout as the command line writes it."""
+        return format_layout(self)
+
+
+def balanced_chunks(layers_of_stage: tuple[int, ...], interleave: int) -> tuple[int, ...]:
+    """Cut each stage's layers into `interleave` chunks that differ by at most one, and list them in model order."""
+    chunks = []
+    for chunk in range(interleave):
+        for layers in layers_of_stage:
+            base, extra = divmod(layers, interleave)
+            chunks.append(base + (1 if chunk < extra else 0))
+    return tuple(chunks)
+
+
+def _collapse(values: tuple[Any, ...]) -> str:
+    return str(values[0]) if len(set(values)) == 1 else "/".join(map(str, values))
+
+
+def format_layout(layout: Layout) -> str:
+    """Write a layout as `tp=8,pp=4,...`; `parse_layout` reads it back to an equal layout."""
+    parts = []
+    for field in fields(Layout):
+        value = getattr(layout, field.name)
+        if field.name == "layers_per_stage":
+            text = "/".join(map(str, value))
+        else:
+            text = _collapse(value) if isinstance(value, tuple) else str(value)
+        parts.append((field.name, text))
+    order = {key: index for index, key in enumerate(_KEYS)}
+    return ",".join(f"{key}={text}" for key, text in sorted(parts, key=lambda part: order[part[0]]))
+
+
+def parse_assignments(text: str, option: str) -> dict[str, str]:
+    """Split `tp=8,pp=4` into a mapping; reports every unknown or repeated key of `option` at once.
+
+    Raises:
+        InputError: with one mistake per bad part.
+    """
+    found: dict[str, str] = {}
+    mistakes = []
+    for part in filter(None, (piece.strip() for piece in text.split(","))):
+        key, separator, value = part.partition("=")
+        key = key.strip()
+        if key not in _KEYS:
+            near = difflib.get_close_matches(key, _KEYS, n=1)
+            hint = f"did you mean `{near[0]}`?" if near else f"known keys: {', '.join(_KEYS)}"
+            mistakes.append(Mistake(message=f"unknown layout key `{key}`", where=option, hint=hint))
+        elif not separator or not value.strip():
+            mistakes.append(Mistake(message=f"`{part}` has no value", where=option, hint=f"write `{key}=...`"))
+        elif key in found:
+            mistakes.append(Mistake(message=f"`{key}` is given twice", where=option))
+        else:
+            found[key] = value.strip()
+    if mistakes:
+        raise InputError(*mistakes)
+    return found
+
+
+def check_value(key: str, text: str, option: str) -> Mistake | None:
+    """What is wrong with the value of one layout key, or None."""
+    if key in _COUNTS or key in ("zero", "sp"):
+        low, high = {"zero": (0, 3), "sp": (0, 1)}.get(key, (1, 10_000_000))
+        if text.isascii() and text.isdigit() and len(text) < 10 and low <= int(text) <= high:
+            return None
+        wanted = f"{low} to {high}" if key in ("zero", "sp") else "a whole number of at least 1"
+        return Mistake(message=f"`{key}={text}` is no legal value", where=option, hint=f"{key} is {wanted}")
+    allowed: tuple[str, ...] = {"schedule": get_args(Schedule), "recompute": get_args(Recompute), "offload": ("none",)}.get(
+        key, ()
+    )
+    for part in text.split("/"):
+        if (allowed and part not in allowed) or (not allowed and not (part.isascii() and part.isdigit() and len(part) < 6)):
+            near = difflib.get_close_matches(part, allowed, n=1)
+            hint = f"did you mean `{near[0]}`?" if near else f"known values: {', '.join(allowed) or 'whole numbers'}"
+            return Mistake(message=f"`{key}={text}` is no legal value", where=option, hint=hint)
+    return None
+
+
+def parse_layout(text: str, *, num_layers: int, num_devices: int, option: str = "--layout") -> Layout:
+    """Read `tp=8,pp=4,mbs=1,...`; what is left out is derived or takes its default.
+
+    Defaults: every degree 1, zero 0, mbs 1, no recompute, sp 1 when tp > 1, schedule `interleaved` when
+    interleave > 1 else `1f1b`, dp = num_devices / (tp * pp * cp), layers as even as possible with the first
+    stages taking the remainder.
+
+    Raises:
+        InputError: unknown keys, bad values, or lists of the wrong length.
+    """
+    given = parse_assignments(text, option)
+    mistakes = [bad for key, value in given.items() if (bad := check_value(key, value, option))]
+    if mistakes:
+        raise InputError(*mistakes)
+    number = {key: int(given[key]) for key in (*_COUNTS, "zero", "sp") if key in given}
+    tp, pp, cp = number.get("tp", 1), number.get("pp", 1), number.get("cp", 1)
+    interleave = number.get("interleave", 1)
+    number.setdefault("dp", max(1, num_devices // (tp * pp * cp)))
+    number.setdefault("sp", 1 if tp > 1 else 0)
+    chunks = pp * interleave
+    default_layers = "/".join(map(str, even_split(num_layers, pp, interleave)))
+    layers = tuple(int(part) for part in given.get("layers_per_stage", default_layers).split("/"))
+    recompute = tuple(given.get("recompute", "none").split("/"))
+    recompute = recompute * chunks if len(recompute) == 1 else recompute
+    schedule = given.get("schedule", "interleaved" if interleave > 1 else "1f1b")
+    layout = Layout(
+        **number,
+        schedule=cast("Schedule", schedule),
+        recompute=cast("tuple[Recompute, ...]", recompute),
+        offload=given.get("offload", "none"),
+        layers_per_stage=layers,
+    )
+    _check_lists(layout, num_layers, option)
+    return layout
+
+
+def even_split(num_layers: int, pp: int, interleave: int) -> tuple[int, ...]:
+    """Layers per chunk, as even as possible: stages differ by at most one, and so do a stage's chunks."""
+    base, extra = divmod(num_layers, pp)
+    return balanced_chunks(tuple(base + (1 if stage < extra else 0) for stage in range(pp)), interleave)
+
+
+def _check_lists(layout: Layout, num_layers: int, option: str) -> None:
+    mistakes = []
+    for key, values in (("layers_per_stage", layout.layers_per_stage), ("recompute", layout.recompute)):
+        if len(values) != layout.num_chunks:
+            mistakes.append(
+                Mistake(
+                    message=f"`{key}` has {len(values)} entries",
+                    where=option,
+                    hint=f"pp * interleave = {layout.num_chunks} entries are needed, in model order",
+                )
+            )
+    if not mistakes and sum(layout.layers_per_stage) != num_layers:
+        mistakes.append(
+            Mistake(
+                message=f"`layers_per_stage` sums to {sum(layout.layers_per_stage)}",
+                where=option,
+                hint=f"the model has {num_layers} layers",
+            )
+        )
+    if mistakes:
+        raise InputError(*mistakes)
+
+
+def with_stages(
+    layout: Layout, layers_of_stage: tuple[int, ...], recompute_of_stage: tuple[Recompute, ...]
+) -> Layout:
+    """The same degrees with these layers and recompute policies, given per stage (not per chunk)."""
+    return replace(
+        layout,
+        layers_per_stage=balanced_chunks(layers_of_stage, layout.interleave),
+        recompute=recompute_of_stage * layout.interleave,
+    )

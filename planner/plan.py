@@ -1,0 +1,212 @@
+"""The one document that everything after the search reads: complete, versioned, byte-for-byte reproducible."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, field, fields
+from typing import TYPE_CHECKING, Any, Final
+
+from pydantic import ValidationError
+
+from planner import __version__
+from planner.cost.ledger import LineName, MemoryLine, StageMemory, TimeLine
+from planner.errors import EnvironmentProblem, InputError
+from planner.layout import Layout
+from planner.specs.cluster import ClusterSpec
+from planner.specs.engine import EngineSpec
+from planner.specs.model import ModelSpec
+from planner.specs.training import TrainingSpec
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+__all__ = ["PLAN_FORMAT", "Plan", "RunnerUp", "plan_from_json", "plan_to_dict", "plan_to_json", "read_plan", "write_plan"]
+
+PLAN_FORMAT: Final = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunnerUp:
+    """A layout that lost, and the lines by which it lost."""
+
+    layout: Layout
+    step_seconds: float
+    peak_bytes: float
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """A job, the layout chosen for it, and the ledger that says why.
+
+    seconds are per optimizer step; `mfu` and `hfu` name their convention in `flops_convention`.
+    """
+
+    model: ModelSpec
+    cluster: ClusterSpec
+    training: TrainingSpec
+    engine: EngineSpec
+    layout: Layout
+    fits: bool
+    memory: tuple[StageMemory, ...]
+    time: tuple[TimeLine, ...]
+    step_seconds: float
+    low_step_seconds: float | None
+    high_step_seconds: float | None
+    tokens_per_second_per_device: float
+    mfu: float
+    hfu: float
+    flops_convention: str
+    runners_up: tuple[RunnerUp, ...] = ()
+    certificate: dict[str, Any] = field(default_factory=dict)
+    options: dict[str, Any] = field(default_factory=dict)
+
+
+def plan_to_dict(plan: Plan) -> dict[str, Any]:
+    """The plan document as plain data (docs/decisions.md, command-line contract)."""
+    return {
+        "format": PLAN_FORMAT,
+        "planner_version": __version__,
+        "model": plan.model.model_dump(mode="json"),
+        "cluster": plan.cluster.model_dump(mode="json"),
+        "training": plan.training.model_dump(mode="json"),
+        "engine": plan.engine.model_dump(mode="json"),
+        "layout": layout_to_dict(plan.layout),
+        "world_size": plan.layout.world_size,
+        "idle_devices": plan.cluster.num_devices - plan.layout.world_size,
+        "fits": plan.fits,
+        "step_seconds": plan.step_seconds,
+        "low_step_seconds": plan.low_step_seconds,
+        "high_step_seconds": plan.high_step_seconds,
+        "tokens_per_second_per_device": plan.tokens_per_second_per_device,
+        "mfu": plan.mfu,
+        "hfu": plan.hfu,
+        "flops_convention": plan.flops_convention,
+        "memory": [_stage_memory_to_dict(stage) for stage in plan.memory],
+        "time": [asdict(line) for line in plan.time],
+        "runners_up": [{**asdict(runner), "layout": layout_to_dict(runner.layout)} for runner in plan.runners_up],
+        "certificate": plan.certificate,
+        "options": plan.options,
+    }
+
+
+def layout_to_dict(layout: Layout) -> dict[str, Any]:
+    """The layout as plain data, one key for each field."""
+    return {f.name: list(v) if isinstance(v := getattr(layout, f.name), tuple) else v for f in fields(Layout)}
+
+
+def _stage_memory_to_dict(stage: StageMemory) -> dict[str, Any]:
+    return {
+        "stage": stage.stage,
+        "total_bytes": stage.total_bytes,
+        "limit_bytes": stage.limit_bytes,
+        "lines": [{"stage": stage.stage, **asdict(line)} for line in stage.lines],
+    }
+
+
+def plan_to_json(plan: Plan) -> str:
+    """The plan document as text; equal plans give equal bytes."""
+    return json.dumps(plan_to_dict(plan), indent=1, sort_keys=False, allow_nan=False, ensure_ascii=True) + "\n"
+
+
+def plan_from_json(text: str, *, name: str = "plan") -> Plan:
+    """Read a plan document; the inverse of `plan_to_json`.
+
+    Raises:
+        InputError: not JSON, another format version, or a document inside that is not valid.
+    """
+    try:
+        data = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"{name} is not a plan document: {error}", hint="write one with `planner plan ... -o plan.json`") from None
+    if not isinstance(data, dict) or data.get("format") != PLAN_FORMAT:
+        found = data.get("format") if isinstance(data, dict) else type(data).__name__
+        raise InputError(
+            f"{name} has format {found!r}, this planner reads format {PLAN_FORMAT}",
+            hint="make the plan again with this version",
+        )
+    try:
+        return _plan_from_dict(data)
+    except (KeyError, TypeError, ValueError, ValidationError) as error:
+        detail = f"missing key {error}" if isinstance(error, KeyError) else str(error).splitlines()[0]
+        raise InputError(f"{name} is not a valid plan document: {detail}", hint="make the plan again") from None
+
+
+def layout_from_dict(data: dict[str, Any]) -> Layout:
+    """The inverse of `layout_to_dict`."""
+    return Layout(**{key: tuple(value) if isinstance(value, list) else value for key, value in data.items()})
+
+
+def _plan_from_dict(data: dict[str, Any]) -> Plan:
+    def strict(document: type[Any], key: str) -> Any:
+        return document.model_validate_json(json.dumps(data[key]))  # JSON mode reads lists as tuples
+
+    return Plan(
+        model=strict(ModelSpec, "model"),
+        cluster=strict(ClusterSpec, "cluster"),
+        training=strict(TrainingSpec, "training"),
+        engine=strict(EngineSpec, "engine"),
+        layout=layout_from_dict(data["layout"]),
+        memory=tuple(
+            StageMemory(
+                stage=stage["stage"],
+                limit_bytes=stage["limit_bytes"],
+                lines=tuple(
+                    MemoryLine(**{**line, "name": LineName(line["name"])})
+                    for line in ({k: v for k, v in each.items() if k != "stage"} for each in stage["lines"])
+                ),
+            )
+            for stage in data["memory"]
+        ),
+        time=tuple(TimeLine(**{**line, "name": LineName(line["name"])}) for line in data["time"]),
+        runners_up=tuple(
+            RunnerUp(**{**runner, "layout": layout_from_dict(runner["layout"])}) for runner in data["runners_up"]
+        ),
+        **{
+            key: data[key]
+            for key in (
+                "fits",
+                "step_seconds",
+                "low_step_seconds",
+                "high_step_seconds",
+                "tokens_per_second_per_device",
+                "mfu",
+                "hfu",
+                "flops_convention",
+                "certificate",
+                "options",
+            )
+        },
+    )
+
+
+def read_plan(path: Path) -> Plan:
+    """Read a plan file.
+
+    Raises:
+        InputError: the file is not a plan.
+        EnvironmentProblem: the file cannot be read.
+    """
+    try:
+        return plan_from_json(path.read_text(encoding="utf-8"), name=str(path))
+    except UnicodeDecodeError:
+        raise InputError(f"{path} is not a plan document: it is not UTF-8 text") from None
+    except OSError as error:
+        raise EnvironmentProblem(f"cannot read {path}: {error.strerror}") from None
+
+
+def write_plan(plan: Plan, path: Path, *, replace: bool = False) -> None:
+    """Write a plan file through a temporary file and a rename; an existing file is kept unless `replace`.
+
+    Raises:
+        InputError: the file exists and `replace` is false.
+        EnvironmentProblem: the folder cannot be written.
+    """
+    if path.exists() and not replace:
+        raise InputError(f"{path} exists", hint="add --force to replace it, or choose another name")
+    temporary = path.with_name(f".{path.name}.tmp")
+    try:
+        temporary.write_text(plan_to_json(plan), encoding="utf-8")
+        temporary.replace(path)
+    except OSError as error:
+        raise EnvironmentProblem(f"cannot write {path}: {error.strerror}") from None

@@ -1,0 +1,1 @@
+"""Input: the documents that people write, checked once, at the border."""

@@ -1,0 +1,121 @@
+"""The cluster and device documents: what machines there are and how they are linked."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BeforeValidator, Field, model_validator
+
+from planner.specs.document import Bandwidth, Bytes, Document, FlopsPerSecond, Name, Seconds, UsdPerHour, Watts
+
+__all__ = ["ClusterSpec", "DeviceSpec", "LinkSpec", "Precision"]
+
+Precision = Literal["fp32", "fp16", "bf16"]
+
+
+class Efficiency(Document):
+    """How much of the data sheet a device reaches; measured data, with its source in a comment.
+
+    matmul: share of peak that a large matrix product reaches.
+    matmul_half_depth: depth K of a product at which half of that share is reached (ramp K / (K + this)).
+    memory: share of the memory bandwidth that a memory-bound operator reaches.
+    launch: host time per operator that the device cannot hide.
+    """
+
+    matmul: float = Field(gt=0, le=1)
+    matmul_half_depth: float = Field(ge=0)
+    memory: float = Field(gt=0, le=1)
+    launch: Seconds
+    layer_floor: Seconds = Field(description="least host time of one layer's forward pass in eager mode")
+
+
+class DeviceSpec(Document):
+    """One accelerator, or one process's share of a CPU host."""
+
+    name: Name
+    kind: Literal["cuda", "cpu"]
+    memory: Bytes = Field(description="what the driver lets a program use")
+    peak: dict[Precision, FlopsPerSecond]
+    memory_bandwidth: Bandwidth
+    num_processors: int = Field(ge=1, description="streaming multiprocessors; 1 for a CPU")
+    efficiency: Efficiency
+    reserved_memory: Bytes = Field(description="runtime: device context and communication buffers")
+    power: Watts | None = None
+
+    @property
+    def precisions(self) -> tuple[Precision, ...]:
+        """The precisions that the device computes in."""
+        return tuple(self.peak)
+
+
+def _read_span(value: Any) -> int | None:
+    if value is None or value == "cluster":
+        return None
+    match = re.fullmatch(r"\s*(\d+)\s+devices\s*", value) if isinstance(value, str) else None
+    if match is None or int(match[1]) < 1:
+        raise ValueError(f"{value!r} is no span; write `8 devices` or `cluster`")
+    return int(match[1])
+
+
+class LinkSpec(Document):
+    """One level of the network; a group of devices is priced on the levels that it spans.
+
+    bandwidth: bytes per second of one device in one direction, from the data sheet.
+    efficiency: share of it that collectives reach.
+    """
+
+    name: Name
+    spans: Annotated[str, BeforeValidator(lambda v: v)] = Field(description="`8 devices`, or `cluster`")
+    bandwidth: Bandwidth
+    latency: Seconds
+    kind: Literal["switch", "mesh", "fat-tree", "ethernet", "shared-memory"]
+    efficiency: float = Field(gt=0, le=1)
+
+    @property
+    def num_devices(self) -> int | None:
+        """Devices that one instance of this level joins; None: the whole cluster."""
+        return _read_span(self.spans)
+
+    @model_validator(mode="after")
+    def _check_span(self) -> Self:
+        _read_span(self.spans)
+        return self
+
+
+class ClusterSpec(Document):
+    """Hosts of equal devices; `links` are listed innermost first.
+
+    The first link's span is the scale-up domain: tensor parallelism stays inside it unless the user lifts
+    the rule.
+    """
+
+    name: Name
+    device: DeviceSpec
+    devices_per_host: int = Field(ge=1, le=10_000)
+    hosts: int = Field(default=1, ge=1, le=10_000_000)
+    links: tuple[LinkSpec, ...] = Field(min_length=1)
+    price: UsdPerHour | None = None
+
+    @property
+    def num_devices(self) -> int:
+        """Devices in the whole cluster."""
+        return self.devices_per_host * self.hosts
+
+    @property
+    def scale_up_devices(self) -> int:
+        """Devices in one scale-up domain (8 on a DGX, 72 on NVL72), never more than there are."""
+        return min(self.links[0].num_devices or self.num_devices, self.num_devices)
+
+    @model_validator(mode="after")
+    def _check_links(self) -> Self:
+        spans = [link.num_devices for link in self.links]
+        inner = [span for span in spans if span is not None]
+        if None in spans[:-1] or inner != sorted(set(inner)):
+            raise ValueError("links: list the levels innermost first, each spanning more than the one before")
+        if spans[-1] is not None and spans[-1] < self.num_devices:
+            raise ValueError(
+                f"links: the outermost level {self.links[-1].name} spans {spans[-1]} devices of {self.num_devices}; "
+                "add a level that spans the cluster"
+            )
+        return self

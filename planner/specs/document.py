@@ -1,0 +1,58 @@
+"""What every input document has in common: frozen, strict, and quantities with units."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, WithJsonSchema
+
+from planner.units import UNITS, exact_quantity, parse_quantity
+
+__all__ = ["Bandwidth", "Bytes", "Document", "FlopsPerSecond", "Name", "Seconds", "UsdPerHour", "Watts"]
+
+
+class Document(BaseModel):
+    """A frozen document; unknown keys are refused and nothing is coerced silently."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False, ser_json_inf_nan="null")
+
+
+def _read(kind: str) -> BeforeValidator:
+    def read(value: Any) -> float:
+        if isinstance(value, bool) or not isinstance(value, str):
+            examples = ", ".join(list(UNITS[kind])[:4])
+            raise ValueError(f"{value!r} has no unit; write a number and a unit ({examples})")  # noqa: TRY004
+        return parse_quantity(value, kind)
+
+    return BeforeValidator(read)
+
+
+def _positive(value: float) -> float:
+    if value <= 0:
+        raise ValueError("must be more than zero")
+    return value
+
+
+def _quantity(kind: str) -> Any:
+    units = "|".join(sorted(UNITS[kind], key=len, reverse=True))
+    schema = {
+        "type": "string",
+        "description": f"a number and a unit of {kind.replace('_', ' ')}",
+        "pattern": rf"^\s*[0-9.]+([eE][+-]?[0-9]+)?\s*({units})(\s+per device)?\s*$",
+    }
+    return (
+        _read(kind),
+        PlainSerializer(lambda value: exact_quantity(value, kind)),
+        WithJsonSchema(schema),
+    )
+
+
+Bytes = Annotated[float, *_quantity("bytes"), AfterValidator(_positive)]
+Bandwidth = Annotated[float, *_quantity("bytes_per_second"), AfterValidator(_positive)]
+FlopsPerSecond = Annotated[float, *_quantity("flops_per_second"), AfterValidator(_positive)]
+Seconds = Annotated[float, *_quantity("seconds")]
+Watts = Annotated[float, *_quantity("watts"), AfterValidator(_positive)]
+UsdPerHour = Annotated[float, *_quantity("usd_per_hour"), AfterValidator(_positive)]
+
+Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]{1,64}$")]
+"""Names go into file names, job names and scripts: letters, digits, dot, underscore and hyphen."""

@@ -1,0 +1,58 @@
+"""The engine profile: what the program that will run the plan keeps in memory, overlaps and can do."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from planner.specs.document import Document, Name
+
+__all__ = ["EngineSpec", "Recompute", "Schedule", "StateBytes"]
+
+Schedule = Literal["naive", "gpipe", "1f1b", "interleaved", "zb-h1", "zbv", "dualpipev", "pipedream"]
+Recompute = Literal["none", "selective", "full"]
+
+
+class StateBytes(Document):
+    """Bytes kept for each parameter.
+
+    weights: the copy that computes; unsharded below ZeRO-3.
+    sharded_weights: what ZeRO-3 keeps of it between uses (0 where the master copy is the storage).
+    grads: gradient accumulation; sharded from ZeRO-2 on, where the engine can.
+    sharded_grads: a second, sharded gradient that the optimizer reads (FSDP2 below ZeRO-2).
+    optimizer: fp32 master weights and both Adam moments; sharded from ZeRO-1 on.
+    """
+
+    weights: float = Field(ge=0)
+    sharded_weights: float = Field(ge=0)
+    grads: float = Field(ge=0)
+    sharded_grads: float = Field(ge=0)
+    optimizer: float = Field(ge=0)
+
+
+class EngineSpec(Document):
+    """A profile is data; the cost model reads it and never asks for an engine's name."""
+
+    name: Name
+    program: str = Field(description="what runs the plan")
+    # --- what it can run -------------------------------------------------------------------------------------
+    schedules: tuple[Schedule, ...]
+    zero_stages: tuple[int, ...]
+    zero_stages_with_pipeline: tuple[int, ...]
+    recompute: tuple[Recompute, ...]
+    uneven_stages: bool = Field(description="stages may hold different numbers of layers")
+    microbatches_fill_pipeline: bool = Field(description="1F1B needs at least as many microbatches as stages")
+    uneven_tensor_shards: bool = Field(description="heads and widths need not be multiples of tp")
+    # --- what it keeps in memory -------------------------------------------------------------------------------
+    states: dict[Literal["fp32", "mixed"], StateBytes]
+    vocab_multiple: int = Field(ge=1, description="the vocabulary is padded to this times tp")
+    regathers_inputs: bool = Field(description="sequence parallelism stores sharded inputs, gathers them again")
+    fused_swiglu: bool
+    logits_bytes: float = Field(ge=0, description="bytes per logit at the loss, of 16-bit training")
+    grads_unsharded_with_pipeline: bool
+    fragmentation: float = Field(ge=0, lt=1, description="share of activations lost by the allocator")
+    # --- what it overlaps ----------------------------------------------------------------------------------------
+    overlaps_data_parallel: bool
+    overlaps_pipeline_sends: bool
+    sequence_parallel: bool = Field(description="tensor parallelism comes with sequence parallelism")

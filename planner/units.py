@@ -1,0 +1,112 @@
+"""The only conversions between what people write and what the planner computes with.
+
+Inside, everything is bytes, seconds, FLOPs, watts and US dollars per second of one device. A quantity in a
+document is a number and a unit ("80 GiB"); a bare number where a unit belongs is an error, because nobody can
+tell GB from GiB or bits from bytes afterwards.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import Final
+
+__all__ = ["UNITS", "exact_quantity", "format_bytes", "format_count", "format_rate", "format_seconds", "parse_quantity"]
+
+_DECIMAL: Final = {"": 1.0, "k": 1e3, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15, "E": 1e18}
+_BINARY: Final = {"Ki": 2.0**10, "Mi": 2.0**20, "Gi": 2.0**30, "Ti": 2.0**40}
+
+
+def _bytes_units() -> dict[str, float]:
+    return {f"{p}B": f for p, f in _DECIMAL.items() if p != "K"} | {f"{p}B": f for p, f in _BINARY.items()}
+
+
+def _rates() -> dict[str, float]:
+    bits = {f"{p}b/s": f / 8 for p, f in _DECIMAL.items() if p in ("G", "T", "M")}
+    return {f"{unit}/s": factor for unit, factor in _bytes_units().items()} | bits | {"Gbit/s": 1e9 / 8}
+
+
+UNITS: Final[dict[str, dict[str, float]]] = {
+    "bytes": _bytes_units(),
+    "bytes_per_second": _rates(),
+    "flops_per_second": {f"{p}FLOP/s": f for p, f in _DECIMAL.items() if p != "K"}
+    | {f"{p}FLOPS": f for p, f in _DECIMAL.items() if p in ("T", "P", "G")},
+    "seconds": {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9, "min": 60.0, "h": 3600.0, "d": 86400.0},
+    "watts": {"W": 1.0, "kW": 1e3},
+    "usd_per_hour": {"USD/h": 1.0},
+}
+"""Kind of quantity -> unit -> factor to the base unit (the first unit of the table is the base unit)."""
+
+_QUANTITY: Final = re.compile(r"\s*([+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)\s*([A-Za-z/]+)?(\s+per device)?\s*")
+
+
+def parse_quantity(text: str, kind: str) -> float:
+    """Read "80 GiB", "300 GB/s", "312 TFLOP/s" or "3 us" as a float in the base unit of `kind`.
+
+    Raises:
+        ValueError: no number, no unit, or a unit of another kind; the message names the units that fit.
+    """
+    table = UNITS[kind]
+    examples = ", ".join(list(table)[:6])
+    match = _QUANTITY.fullmatch(text)
+    if match is None:
+        raise ValueError(f"{text!r} is not a quantity; write a number and a unit ({examples})")
+    number, unit, _ = match.groups()
+    if unit is None:
+        raise ValueError(f"{text!r} has no unit; write one of {examples}")
+    if unit not in table:
+        other = next((name for name, units in UNITS.items() if unit in units), None)
+        kind_of = f"is a unit of {other.replace('_', ' ')}" if other else "is not a known unit"
+        raise ValueError(f"{unit!r} {kind_of}; {kind.replace('_', ' ')} are written in {examples}")
+    value = float(number) * table[unit]
+    if not math.isfinite(value):
+        raise ValueError(f"{text!r} is too large")
+    return value
+
+
+def exact_quantity(value: float, kind: str) -> str:
+    """Write `value` in the largest unit that reads back to exactly the same float."""
+    table = UNITS[kind]
+    for unit, factor in sorted(table.items(), key=lambda item: (-item[1], item[0])):
+        number = f"{value / factor:.6g}"
+        if abs(value) >= factor and float(number) * factor == value:
+            return f"{number} {unit}"
+    base = next(unit for unit, factor in table.items() if factor == 1.0)
+    return f"{value!r} {base}"
+
+
+def format_bytes(num_bytes: float) -> str:
+    """Bytes for people, in binary units: "38.2 GiB"."""
+    for unit, factor in (("TiB", 2.0**40), ("GiB", 2.0**30), ("MiB", 2.0**20), ("KiB", 2.0**10)):
+        if abs(num_bytes) >= factor:
+            return f"{_three_digits(num_bytes / factor)} {unit}"
+    return f"{num_bytes:.0f} B"
+
+
+def format_seconds(seconds: float) -> str:
+    """Seconds for people: "3.21 s", "14.0 ms", "2.5 h"."""
+    for unit, factor in (("d", 86400.0 * 2), ("h", 3600.0 * 2), ("s", 1.0), ("ms", 1e-3), ("us", 1e-6)):
+        if abs(seconds) >= factor:
+            return f"{_three_digits(seconds / UNITS['seconds'][unit])} {unit}"
+    return "0 s" if seconds == 0 else f"{seconds / 1e-9:.3g} ns"
+
+
+def format_rate(bytes_per_second: float) -> str:
+    """A bandwidth for people, in decimal units: "300 GB/s"."""
+    for unit, factor in (("TB/s", 1e12), ("GB/s", 1e9), ("MB/s", 1e6)):
+        if abs(bytes_per_second) >= factor:
+            return f"{_three_digits(bytes_per_second / factor)} {unit}"
+    return f"{bytes_per_second:.0f} B/s"
+
+
+def format_count(count: float) -> str:
+    """A large count for people: "175 B", "1.01 T", "6.74 B"; below 10,000 the number itself."""
+    for unit, factor in (("T", 1e12), ("B", 1e9), ("M", 1e6), ("k", 1e4)):
+        if abs(count) >= factor:
+            return f"{_three_digits(count / (1e3 if unit == 'k' else factor))} {unit}"
+    return f"{count:.0f}"
+
+
+def _three_digits(number: float) -> str:
+    digits = max(0, 2 - int(math.floor(math.log10(abs(number))))) if number else 0
+    return f"{number:,.{digits}f}"
