@@ -8,20 +8,63 @@ which link a group crosses, the trainer builds its DeviceMesh, and both ask this
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
-from typing import Any, Final, cast, get_args
+from typing import TYPE_CHECKING, Any, Final, Protocol, cast, get_args
 
 from planner.errors import InputError, Mistake
 from planner.specs.engine import Recompute, Schedule
 
-__all__ = ["AXES", "Layout", "balanced_chunks", "format_layout", "parse_assignments", "parse_layout"]
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+__all__ = [
+    "AXES",
+    "Degrees",
+    "Layout",
+    "balanced_chunks",
+    "check_value",
+    "even_split",
+    "format_layout",
+    "parse_assignments",
+    "parse_layout",
+    "with_stages",
+]
 
 AXES: Final = ("pp", "dp", "cp", "tp")
 """Mesh axes, slowest first."""
 
 _COUNTS: Final = ("tp", "pp", "dp", "cp", "ep", "etp", "hsdp", "mbs", "interleave")
 _KEYS: Final = (*_COUNTS, "zero", "schedule", "sp", "recompute", "offload", "layers_per_stage")
+_WORDS: Final[dict[str, tuple[str, ...]]] = {
+    "schedule": get_args(Schedule),
+    "recompute": get_args(Recompute),
+    "offload": ("none",),
+}
+
+
+class Degrees(Protocol):
+    """What the cost model reads of a layout: numbers, or arrays of many layouts that broadcast."""
+
+    @property
+    def tp(self) -> Any: ...  # noqa: D102
+    @property
+    def pp(self) -> Any: ...  # noqa: D102
+    @property
+    def dp(self) -> Any: ...  # noqa: D102
+    @property
+    def cp(self) -> Any: ...  # noqa: D102
+    @property
+    def zero(self) -> Any: ...  # noqa: D102
+    @property
+    def hsdp(self) -> Any: ...  # noqa: D102
+    @property
+    def mbs(self) -> Any: ...  # noqa: D102
+    @property
+    def interleave(self) -> Any: ...  # noqa: D102
+    @property
+    def sp(self) -> Any: ...  # noqa: D102
+    @property
+    def schedule(self) -> Schedule: ...  # noqa: D102
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -167,14 +210,13 @@ def check_value(key: str, text: str, option: str) -> Mistake | None:
             return None
         wanted = f"{low} to {high}" if key in ("zero", "sp") else "a whole number of at least 1"
         return Mistake(message=f"`{key}={text}` is no legal value", where=option, hint=f"{key} is {wanted}")
-    allowed: tuple[str, ...] = {"schedule": get_args(Schedule), "recompute": get_args(Recompute), "offload": ("none",)}.get(
-        key, ()
-    )
+    allowed = _WORDS.get(key, ())
     for part in text.split("/"):
-        if (allowed and part not in allowed) or (not allowed and not (part.isascii() and part.isdigit() and len(part) < 6)):
-            near = difflib.get_close_matches(part, allowed, n=1)
-            hint = f"did you mean `{near[0]}`?" if near else f"known values: {', '.join(allowed) or 'whole numbers'}"
-            return Mistake(message=f"`{key}={text}` is no legal value", where=option, hint=hint)
+        if part in allowed or (not allowed and part.isascii() and part.isdigit() and len(part) < 6):
+            continue
+        near = difflib.get_close_matches(part, allowed, n=1)
+        hint = f"did you mean `{near[0]}`?" if near else f"known values: {', '.join(allowed) or 'whole numbers'}"
+        return Mistake(message=f"`{key}={text}` is no legal value", where=option, hint=hint)
     return None
 
 
@@ -243,9 +285,7 @@ def _check_lists(layout: Layout, num_layers: int, option: str) -> None:
         raise InputError(*mistakes)
 
 
-def with_stages(
-    layout: Layout, layers_of_stage: tuple[int, ...], recompute_of_stage: tuple[Recompute, ...]
-) -> Layout:
+def with_stages(layout: Layout, layers_of_stage: tuple[int, ...], recompute_of_stage: tuple[Recompute, ...]) -> Layout:
     """The same degrees with these layers and recompute policies, given per stage (not per chunk)."""
     return replace(
         layout,

@@ -20,7 +20,16 @@ from planner.specs.training import TrainingSpec
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = ["PLAN_FORMAT", "Plan", "RunnerUp", "plan_from_json", "plan_to_dict", "plan_to_json", "read_plan", "write_plan"]
+__all__ = [
+    "PLAN_FORMAT",
+    "Plan",
+    "RunnerUp",
+    "plan_from_json",
+    "plan_to_dict",
+    "plan_to_json",
+    "read_plan",
+    "write_plan",
+]
 
 PLAN_FORMAT: Final = 1
 
@@ -118,7 +127,9 @@ def plan_from_json(text: str, *, name: str = "plan") -> Plan:
     try:
         data = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise InputError(f"{name} is not a plan document: {error}", hint="write one with `planner plan ... -o plan.json`") from None
+        raise InputError(
+            f"{name} is not a plan document: {error}", hint="write one with `planner plan ... -o plan.json`"
+        ) from None
     if not isinstance(data, dict) or data.get("format") != PLAN_FORMAT:
         found = data.get("format") if isinstance(data, dict) else type(data).__name__
         raise InputError(
@@ -134,7 +145,8 @@ def plan_from_json(text: str, *, name: str = "plan") -> Plan:
 
 def layout_from_dict(data: dict[str, Any]) -> Layout:
     """The inverse of `layout_to_dict`."""
-    return Layout(**{key: tuple(value) if isinstance(value, list) else value for key, value in data.items()})
+    fields_: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in data.items()}
+    return Layout(**fields_)
 
 
 def _plan_from_dict(data: dict[str, Any]) -> Plan:

@@ -108,5 +108,5 @@ def format_count(count: float) -> str:
 
 
 def _three_digits(number: float) -> str:
-    digits = max(0, 2 - int(math.floor(math.log10(abs(number))))) if number else 0
+    digits = max(0, 2 - math.floor(math.log10(abs(number)))) if number else 0
     return f"{number:,.{digits}f}"

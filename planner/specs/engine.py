@@ -43,7 +43,7 @@ class EngineSpec(Document):
     recompute: tuple[Recompute, ...]
     uneven_stages: bool = Field(description="stages may hold different numbers of layers")
     microbatches_fill_pipeline: bool = Field(description="1F1B needs at least as many microbatches as stages")
-    uneven_tensor_shards: bool = Field(description="heads and widths need not be multiples of tp")
+    tp_without_sp: bool = Field(description="tensor parallelism can run without sequence parallelism")
     # --- what it keeps in memory -------------------------------------------------------------------------------
     states: dict[Literal["fp32", "mixed"], StateBytes]
     vocab_multiple: int = Field(ge=1, description="the vocabulary is padded to this times tp")
@@ -55,4 +55,3 @@ class EngineSpec(Document):
     # --- what it overlaps ----------------------------------------------------------------------------------------
     overlaps_data_parallel: bool
     overlaps_pipeline_sends: bool
-    sequence_parallel: bool = Field(description="tensor parallelism comes with sequence parallelism")

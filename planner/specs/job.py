@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from planner.specs.cluster import ClusterSpec
-from planner.specs.engine import EngineSpec, StateBytes
-from planner.specs.model import ModelSpec
-from planner.specs.training import TrainingSpec
+from planner.specs.engine import StateBytes
+
+if TYPE_CHECKING:
+    from planner.specs.cluster import ClusterSpec
+    from planner.specs.engine import EngineSpec
+    from planner.specs.model import ModelSpec
+    from planner.specs.training import TrainingSpec
 
 __all__ = ["Job"]
 

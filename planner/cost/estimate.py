@@ -1,0 +1,304 @@
+"""Puts the parts together: the prices of a stage, and the whole estimate of one layout."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from planner.cost.collectives import slowest_link
+from planner.cost.compute import head_seconds, layer_seconds, memory_bound_seconds, optimizer_seconds
+from planner.cost.flops import model_flops_per_step
+from planner.cost.ledger import LineName, StageMemory, TimeLine, total_bytes, total_exposed_seconds
+from planner.cost.memory import POLICIES, Stage, memory_lines, shard_degree
+from planner.cost.parameters import stage_params_on_device
+from planner.cost.schedule import bubble_seconds
+from planner.cost.traffic import (
+    LayerWindow,
+    data_parallel_seconds,
+    pipeline_send_seconds,
+    tensor_parallel_end_seconds,
+    tensor_parallel_seconds,
+    tied_embedding_seconds,
+)
+
+if TYPE_CHECKING:
+    from planner.layout import Degrees, Layout
+    from planner.specs.job import Job
+
+__all__ = ["Estimate", "StagePrices", "estimate", "num_microbatches", "stage_bytes", "stage_prices", "stages_of"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StagePrices:
+    """What one stage costs: seconds of one microbatch by cause, and once a step. Every field broadcasts."""
+
+    compute: Any
+    recompute: Any
+    head: Any
+    tp_comm: Any
+    pp_comm: Any
+    pp_hidden: Any
+    dp_busy_each: Any
+    dp_exposed_each: Any
+    dp_busy_once: Any
+    dp_exposed_once: Any
+    tied_embedding: Any
+    optimizer: Any
+
+    @property
+    def microbatch_seconds(self) -> Any:
+        """Seconds of one microbatch through the stage, forward and backward: t_r of the pipeline formula."""
+        exposed_send = self.pp_comm - self.pp_hidden
+        return self.compute + self.recompute + self.head + self.tp_comm + exposed_send + self.dp_exposed_each
+
+    @property
+    def tail_seconds(self) -> Any:
+        """Seconds of the stage after its last microbatch: exposed reduction and the optimizer."""
+        return self.dp_exposed_once + self.tied_embedding + self.optimizer
+
+
+def num_microbatches(job: Job, layout: Degrees) -> Any:
+    """Microbatches of one step on one data-parallel rank: B / (dp * mbs).
+
+    Source: Narayanan et al. (SC 2021), section 3.
+    """
+    return job.training.global_batch_size / (layout.dp * layout.mbs)
+
+
+def stage_prices(job: Job, layout: Degrees, stage: Stage) -> StagePrices:
+    """Prices of a stage, or of arrays of layouts and stages that broadcast.
+
+    Source: sum of the parts in compute.py and traffic.py.
+    """
+    layers = stage.num_layers
+    layer = layer_seconds(job, layout)
+    tp_forward, tp_backward = tensor_parallel_seconds(job, layout)
+    head_forward, head_backward = head_seconds(job, layout)
+    first, last = np.equal(stage.index, 0), np.equal(stage.index, layout.pp - 1)
+    full, selective = np.equal(stage.policy, 2), np.equal(stage.policy, 1)
+    again = np.where(full, layer.forward, np.where(selective, layer.core_forward, 0.0))
+    again_comm = np.where(full, tp_forward, 0.0)
+    send = pipeline_send_seconds(job, layout)
+    window = LayerWindow(forward=layer.forward + tp_forward, backward=layer.backward + tp_backward + again + again_comm)
+    dp = data_parallel_seconds(job, layout, stage, window)
+    params = stage_params_on_device(job.model, job.engine, layout, stage.index, layers)
+    lookup = memory_bound_seconds(job, 6.0 * job.compute_bytes * _activation_elements(job, layout))
+    ends = first.astype(float) + last
+    return StagePrices(
+        compute=layers * (layer.forward + layer.backward),
+        recompute=layers * again,
+        head=last * (head_forward + head_backward) + first * lookup,
+        tp_comm=layers * (tp_forward + tp_backward + again_comm) + ends * tensor_parallel_end_seconds(job, layout),
+        pp_comm=send,
+        pp_hidden=send if job.engine.overlaps_pipeline_sends else 0.0 * send,
+        dp_busy_each=dp.busy_per_microbatch,
+        dp_exposed_each=dp.exposed_per_microbatch,
+        dp_busy_once=dp.busy_per_step,
+        dp_exposed_once=dp.exposed_per_step,
+        tied_embedding=tied_embedding_seconds(job, layout, stage),
+        optimizer=optimizer_seconds(job, params / shard_degree(layout)),
+    )
+
+
+def _activation_elements(job: Job, layout: Degrees) -> Any:
+    return job.training.sequence_length * layout.mbs / layout.cp * job.model.hidden_size
+
+
+def stage_bytes(job: Job, layout: Degrees, stage: Stage) -> Any:
+    """Peak bytes of a stage: the sum of its memory ledger.
+
+    Source: memory.py.
+    """
+    return total_bytes(memory_lines(job, layout, stage))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Estimate:
+    """The ledger of one layout, and what follows from its totals.
+
+    mfu: model FLOPs per second over peak (flops.MODEL_FLOPS_CONVENTION). hfu: the same with the recomputed
+    forward passes counted as work.
+    """
+
+    memory: tuple[StageMemory, ...]
+    time: tuple[TimeLine, ...]
+    mfu: float
+    hfu: float
+    tokens_per_second_per_device: float
+
+    @property
+    def step_seconds(self) -> float:
+        """Seconds of one optimizer step: the sum of the exposed lines."""
+        return float(total_exposed_seconds(self.time))
+
+    @property
+    def fits(self) -> bool:
+        """Every stage stays within its limit."""
+        return all(stage.total_bytes <= stage.limit_bytes for stage in self.memory)
+
+    @property
+    def peak_bytes(self) -> float:
+        """Bytes of the fullest stage."""
+        return max(stage.total_bytes for stage in self.memory)
+
+
+def stages_of(layout: Layout) -> Stage:
+    """All stages of a layout as arrays of shape (pp,)."""
+    index = np.arange(layout.pp)
+    return Stage(
+        index=index,
+        num_layers=np.array([layout.layers_of_stage(r) for r in range(layout.pp)]),
+        policy=np.array([POLICIES.index(layout.recompute_of_stage(r)) for r in range(layout.pp)]),
+    )
+
+
+def _one_stage(prices: StagePrices, stage: int, pp: int) -> StagePrices:
+    return StagePrices(
+        **{f.name: float(np.broadcast_to(getattr(prices, f.name), (pp,))[stage]) for f in fields(StagePrices)}
+    )
+
+
+def estimate(job: Job, layout: Layout) -> Estimate:
+    """Price one layout: memory of every stage, and the time of a step.
+
+    The step is m t_max + (sum_r t_r - t_max) / v + the longest tail. Its lines are those of the slowest stage
+    and of the stage with the longest tail.
+
+    Source: schedule.py.
+    """
+    stages = stages_of(layout)
+    lines = memory_lines(job, layout, stages)
+    memory = tuple(
+        StageMemory(
+            stage=r,
+            limit_bytes=job.memory_limit_bytes,
+            lines=tuple(
+                type(line)(
+                    name=line.name,
+                    num_bytes=float(np.broadcast_to(line.num_bytes, (layout.pp,))[r]),
+                    formula=line.formula,
+                    source=line.source,
+                )
+                for line in lines
+            ),
+        )
+        for r in range(layout.pp)
+    )
+    time = _time_lines(job, layout, stage_prices(job, layout, stages))
+    step_seconds = float(total_exposed_seconds(time))
+    tokens = job.training.global_batch_size * job.training.sequence_length
+    flops = model_flops_per_step(job.model, job.training)
+    mfu = flops / (step_seconds * layout.world_size * job.cluster.device.peak[job.training.precision])
+    return Estimate(
+        memory=memory,
+        time=time,
+        mfu=mfu,
+        hfu=mfu * (1.0 + _recomputed_share(job, layout)),
+        tokens_per_second_per_device=tokens / (step_seconds * layout.world_size),
+    )
+
+
+def _recomputed_share(job: Job, layout: Layout) -> float:
+    """FLOPs of the recomputed forward passes over the model FLOPs: a third of the layers' part under `full`.
+
+    Source: Chen et al., sublinear memory (2016): one more forward pass.
+    """
+    whole = model_flops_per_step(job.model, job.training)
+    head = 6.0 * job.model.vocab_size * job.model.hidden_size
+    layers = whole - head * job.training.sequence_length * job.training.global_batch_size
+    again = sum(
+        layers_of_chunk
+        for layers_of_chunk, policy in zip(layout.layers_per_stage, layout.recompute, strict=True)
+        if policy == "full"
+    )
+    return layers / whole / 3.0 * again / job.model.num_layers
+
+
+def _time_lines(job: Job, layout: Layout, prices: StagePrices) -> tuple[TimeLine, ...]:
+    m = float(num_microbatches(job, layout))
+    per_stage = np.broadcast_to(prices.microbatch_seconds, (layout.pp,))
+    slow = _one_stage(prices, int(np.argmax(per_stage)), layout.pp)
+    tail_stage = int(np.argmax(np.broadcast_to(prices.tail_seconds, (layout.pp,))))
+    tail = _one_stage(prices, tail_stage, layout.pp)
+    bubble = float(bubble_seconds(np.sum(per_stage), np.max(per_stage), layout.interleave))
+    tp_link = slowest_link(job.cluster, layout.tp, 1)
+    pp_link = slowest_link(job.cluster, layout.pp, layout.stride("pp"))
+    dp_link = slowest_link(job.cluster, layout.dp * layout.cp, layout.tp)
+
+    def line(name: LineName, busy: float, formula: str, source: str, bound: str, hidden: float = 0.0) -> TimeLine:
+        return TimeLine(
+            name=name, busy_seconds=busy, hidden_seconds=hidden, formula=formula, source=source, bound=bound
+        )
+
+    dp_busy = m * slow.dp_busy_each + tail.dp_busy_once
+    dp_exposed = m * slow.dp_exposed_each + tail.dp_exposed_once
+    roofline = "roofline, Williams et al. (CACM 2009); device file"
+    return (
+        line(
+            LineName.COMPUTE,
+            m * slow.compute,
+            "m * layers * (forward + backward) of the slowest stage",
+            roofline,
+            job.training.precision,
+        ),
+        line(
+            LineName.RECOMPUTE,
+            m * slow.recompute,
+            "m * layers * repeated forward of the slowest stage",
+            "Chen et al. (2016); Korthikanti et al. (2022)",
+            job.training.precision,
+        ),
+        line(
+            LineName.HEAD,
+            m * slow.head,
+            "m * (embedding, or output head and loss) of the slowest stage",
+            roofline,
+            job.training.precision,
+        ),
+        line(
+            LineName.TP_COMM,
+            m * slow.tp_comm,
+            "m * layers * 4 collectives (6 with full recompute) of s b h, and those at the ends",
+            "Shoeybi et al. (2019), section 3; Korthikanti et al. (2022), section 4.2.2",
+            tp_link,
+        ),
+        line(
+            LineName.PP_COMM,
+            m * slow.pp_comm,
+            "m * v * (activation + gradient) sent to the neighbour stage",
+            "Narayanan et al. (SC 2021), sections 3.2 and 4.1",
+            pp_link,
+            m * slow.pp_hidden,
+        ),
+        line(
+            LineName.BUBBLE,
+            bubble,
+            "(sum of the stages' seconds - slowest stage's) / v",
+            "Narayanan et al. (SC 2021), section 2.2",
+            "pipeline",
+        ),
+        line(
+            LineName.DP_COMM,
+            dp_busy,
+            "gradient reduction and weight gathering of the stage, less what hides behind its layers",
+            "Rajbhandari et al., ZeRO (SC 2020), section 7",
+            dp_link,
+            dp_busy - dp_exposed,
+        ),
+        line(
+            LineName.TIED_EMBEDDING,
+            tail.tied_embedding,
+            "all-reduce of the tied embedding's gradient between first and last stage",
+            "Megatron-LM, finalize_model_grads.py",
+            pp_link if layout.pp > 1 else "none",
+        ),
+        line(
+            LineName.OPTIMIZER,
+            tail.optimizer,
+            "52 bytes moved per parameter of the shard / memory bandwidth",
+            "SimuMax, optimizer itemisation",
+            "memory",
+        ),
+    )

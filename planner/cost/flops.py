@@ -1,0 +1,71 @@
+"""How many floating-point operations a step takes, and by which convention they are counted."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from planner.cost.parameters import num_matmul_params
+
+if TYPE_CHECKING:
+    from planner.specs.model import ModelSpec
+    from planner.specs.training import TrainingSpec
+
+__all__ = [
+    "MODEL_FLOPS_CONVENTION",
+    "attention_core_flops_per_token",
+    "end_to_end_days",
+    "model_flops_per_step",
+    "sc21_flops_per_step",
+]
+
+MODEL_FLOPS_CONVENTION: Final = (
+    "model FLOPs: 6 per matmul parameter and token, attention counted causal (half the square), no recompute"
+)
+
+
+def attention_core_flops_per_token(model: ModelSpec, sequence_length: int, *, causal: bool) -> float:
+    """Forward FLOPs of one layer's attention core (scores and weighted sum) per token.
+
+    4 s a d for the full square, half of it when only the causal part is counted.
+
+    Source: Narayanan et al. (SC 2021), appendix; Megatron-LM, num_floating_point_operations (causal half).
+    """
+    return (2.0 if causal else 4.0) * sequence_length * model.num_heads * model.head_size
+
+
+def model_flops_per_step(model: ModelSpec, training: TrainingSpec) -> float:
+    """FLOPs of one optimizer step that the model needs, however it is computed (numerator of MFU).
+
+    3 (forward + 2 backward) * 2 FLOPs for each matmul parameter and token, and the causal attention core.
+
+    Source: Chowdhery et al., PaLM (2022), appendix B; attention as Megatron-LM counts it since 2024.
+    """
+    core = model.num_layers * attention_core_flops_per_token(model, training.sequence_length, causal=True)
+    per_token = 3.0 * (2.0 * num_matmul_params(model) + core)
+    return per_token * training.sequence_length * training.global_batch_size
+
+
+def sc21_flops_per_step(model: ModelSpec, training: TrainingSpec) -> float:
+    """FLOPs as the SC'21 table counts them: full recompute included, attention as the full square.
+
+    96 B s L h^2 (1 + s/(6h) + V/(16Lh)). A quarter of the layer part is the recomputed forward pass.
+
+    Source: Narayanan et al. (SC 2021), equation 3.
+    """
+    b, s, layers, h, v = (
+        training.global_batch_size,
+        training.sequence_length,
+        model.num_layers,
+        model.hidden_size,
+        model.vocab_size,
+    )
+    return 96.0 * b * s * layers * h**2 * (1 + s / (6 * h) + v / (16 * layers * h))
+
+
+def end_to_end_days(tokens: float, num_params: float, num_devices: int, flops_per_second_per_device: float) -> float:
+    """Days to train on `tokens` tokens: 8 T P / (n X), the recompute counted in the 8.
+
+    Source: Narayanan et al. (SC 2021), section 5.1, equation 4.
+    """
+    seconds = 8.0 * tokens * num_params / (num_devices * flops_per_second_per_device)
+    return seconds / 86_400.0

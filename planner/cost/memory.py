@@ -1,0 +1,250 @@
+"""Bytes that one device holds: states, activations in flight, transients and the runtime."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from planner.cost.ledger import LineName, MemoryLine
+from planner.cost.parameters import (
+    end_params_on_device,
+    layer_params_on_device,
+    padded_vocab,
+    stage_params_on_device,
+)
+from planner.cost.schedule import in_flight_microbatches
+
+if TYPE_CHECKING:
+    from planner.layout import Degrees
+    from planner.specs.job import Job
+
+__all__ = [
+    "POLICIES",
+    "ActivationTerm",
+    "Stage",
+    "activation_terms",
+    "layer_activation_bytes",
+    "memory_lines",
+    "shard_degree",
+    "state_bytes_per_param",
+    "stored_activation_bytes",
+]
+
+POLICIES: Final = ("none", "selective", "full")
+"""Recompute policies; arrays of stages carry a policy as its index here."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stage:
+    """A pipeline stage, or an array of them: index, layers that it holds, and recompute policy as an index."""
+
+    index: Any
+    num_layers: Any
+    policy: Any
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ActivationTerm:
+    """One tensor that a layer keeps for its backward pass.
+
+    num_bytes: bytes for one microbatch on one device. core: selective recompute drops it.
+    """
+
+    name: str
+    num_bytes: Any
+    core: bool = False
+    is_input: bool = False
+
+
+def activation_terms(job: Job, layout: Degrees) -> tuple[ActivationTerm, ...]:
+    """What one layer keeps for one microbatch on one device, tensor by tensor.
+
+    In units of one 16-bit (s b h) tensor: norm inputs 2 + 2, inputs of the two blocks 2 + 2, queries, keys,
+    values and attention output 2 each (keys and values g/a of that), GELU 2f/h + 2f/h or SwiGLU 8f/h (6f/h
+    fused), dropout masks 1 each. Unfused attention keeps softmax 2as/h, its dropout mask as/h and the dropped
+    scores 2as/h; fused attention keeps 4a/h of fp32 log-sum-exp instead. Without sequence parallelism the
+    norm inputs, block inputs and masks are whole on every tensor-parallel rank. Summed for a GPT without
+    fused attention this is s b h (10 + 24/t + 5as/(ht)), or s b h (34 + 5as/h) / t with sequence parallelism.
+
+    Source: Korthikanti et al. (2022), sections 4.1 to 4.3; the Llama block was checked against torch's saved
+    tensors.
+    """
+    model, training = job.model, job.training
+    tokens = training.sequence_length * layout.mbs / layout.cp
+    element = job.compute_bytes * tokens
+    sharded = np.where(np.asarray(layout.sp) == 1, layout.tp, 1)
+    gathered = sharded if job.engine.regathers_inputs else np.ones_like(sharded)
+    t, h, f = layout.tp, model.hidden_size, model.ffn_hidden_size
+    query, key = model.num_heads * model.head_size, model.num_kv_heads * model.head_size
+    mask = tokens * (1.0 if training.dropout else 0.0)
+    terms = [
+        ActivationTerm(name="layer input", num_bytes=element * h / sharded, is_input=True),
+        ActivationTerm(name="attention input", num_bytes=element * h / gathered),
+        ActivationTerm(name="queries, keys and values", num_bytes=element * (query + 2 * key) / t),
+        ActivationTerm(name="attention output", num_bytes=element * query / t),
+        ActivationTerm(name="attention dropout mask", num_bytes=mask * h / sharded),
+        ActivationTerm(name="residual", num_bytes=element * h / sharded),
+        ActivationTerm(name="feed-forward input", num_bytes=element * h / gathered),
+        ActivationTerm(name="feed-forward dropout mask", num_bytes=mask * h / sharded),
+    ]
+    inner = (3.0 if job.engine.fused_swiglu else 4.0) if model.activation == "swiglu" else 2.0
+    terms.append(ActivationTerm(name="feed-forward inner", num_bytes=inner * element * f / t))
+    if training.attention == "flash":
+        terms.append(ActivationTerm(name="log-sum-exp", num_bytes=4.0 * tokens * model.num_heads / t))
+    else:
+        square = tokens * training.sequence_length * model.num_heads / t
+        terms.append(ActivationTerm(name="softmax", num_bytes=job.compute_bytes * square, core=True))
+        if training.dropout:
+            kept = (1.0 + job.compute_bytes) * square
+            terms.append(ActivationTerm(name="softmax dropout", num_bytes=kept, core=True))
+    return tuple(terms)
+
+
+def layer_activation_bytes(job: Job, layout: Degrees) -> tuple[Any, Any, Any]:
+    """Bytes of one layer for one microbatch under each policy of `POLICIES`.
+
+    Source: subsets of `activation_terms`: selective drops the attention core, full keeps the layer's input.
+    """
+    terms = activation_terms(job, layout)
+    everything = sum(term.num_bytes for term in terms)
+    core = sum(term.num_bytes for term in terms if term.core)
+    return everything, everything - core, sum(term.num_bytes for term in terms if term.is_input)
+
+
+def _by_policy(policy: Any, values: tuple[Any, Any, Any]) -> Any:
+    none, selective, full = values
+    return np.where(np.equal(policy, 0), none, np.where(np.equal(policy, 1), selective, full))
+
+
+def stored_activation_bytes(job: Job, layout: Degrees, stage: Stage, num_microbatches: Any) -> Any:
+    """Activations that a stage stores at its peak: bytes per layer, times layers, times microbatches in flight.
+
+    Source: Korthikanti et al. (2022), section 4.2.3.
+    """
+    in_flight = in_flight_microbatches(layout.schedule, layout.pp, stage.index, num_microbatches, layout.interleave)
+    per_layer = _by_policy(stage.policy, layer_activation_bytes(job, layout))
+    return per_layer * stage.num_layers * in_flight
+
+
+def shard_degree(layout: Degrees) -> Any:
+    """Ranks over which ZeRO spreads a device's states: dp * cp / hsdp, and 1 without ZeRO.
+
+    Source: Rajbhandari et al., ZeRO (SC 2020); HSDP shards within a replica.
+    """
+    return np.where(np.equal(layout.zero, 0), 1, layout.dp * layout.cp / layout.hsdp)
+
+
+def state_bytes_per_param(job: Job, layout: Degrees, num_microbatches: Any) -> tuple[Any, Any, Any]:
+    """Bytes per parameter of weights, gradients and optimizer state on one device.
+
+    ZeRO-1 shards the optimizer state, ZeRO-2 the gradients too, ZeRO-3 the weights too. Where the engine keeps
+    gradients unsharded under a pipeline, ZeRO-2 and 3 do not shard them there. A second, sharded gradient
+    (FSDP2) exists beside unsharded ones only where they accumulate over several microbatches.
+
+    Source: Rajbhandari et al., ZeRO (SC 2020), figure 1; engine profile for what differs.
+    """
+    states, zero = job.state_bytes, np.asarray(layout.zero)
+    x = shard_degree(layout)
+    weights = np.where(zero >= 3, states.sharded_weights / x, states.weights)
+    piped = np.greater(layout.pp, 1)
+    whole_grads = (zero < 2) | (piped & job.engine.grads_unsharded_with_pipeline)
+    accumulates = piped | np.greater(num_microbatches, 1)
+    beside = np.where(accumulates, states.grads + states.sharded_grads / x, np.maximum(states.grads / x, 0))
+    whole = np.where(states.sharded_grads > 0, beside, states.grads)
+    grads = np.where(whole_grads, whole, states.grads / x)
+    return weights, grads, states.optimizer / x
+
+
+def _loss_bytes(job: Job, layout: Degrees, stage: Stage) -> Any:
+    """Logits and what the loss makes of them on the last stage, for one microbatch.
+
+    Source: engine profile, bytes per logit.
+    """
+    tokens = job.training.sequence_length * layout.mbs / layout.cp
+    per_logit = job.engine.logits_bytes + (job.compute_bytes - 2)
+    logits = tokens * padded_vocab(job.model, job.engine, layout)
+    return np.equal(stage.index, layout.pp - 1) * per_logit * logits
+
+
+def _recompute_bytes(job: Job, layout: Degrees, stage: Stage) -> Any:
+    """What recompute brings back for the one layer whose backward pass runs.
+
+    Source: Korthikanti et al. (2022), section 5.
+    """
+    everything, selective, full = layer_activation_bytes(job, layout)
+    zero = np.zeros_like(everything)
+    return _by_policy(stage.policy, (zero, everything - selective, everything - full))
+
+
+def _gathered_bytes(job: Job, layout: Degrees, stage: Stage) -> Any:
+    """Units that ZeRO-3 gathers: two layers' weights (one computes, one is prefetched) and one layer's gradients.
+
+    The ends (embedding, head) are one unit of their own; the larger of both counts.
+
+    Source: torch FSDP2, torch/distributed/fsdp/_fully_shard/_fsdp_param_group.py (forward and backward prefetch).
+    """
+    states = job.state_bytes
+    layer = layer_params_on_device(job.model, layout)
+    ends = end_params_on_device(job.model, job.engine, layout, stage.index)
+    weights = states.weights * (ends + np.minimum(2, stage.num_layers) * layer)
+    grads = (states.weights + states.grads) * np.maximum(layer, ends)
+    zero = np.asarray(layout.zero)
+    sharded_grads = (zero >= 2) & ~(np.greater(layout.pp, 1) & job.engine.grads_unsharded_with_pipeline)
+    return np.where(zero >= 3, weights, 0.0) + np.where(sharded_grads, grads, 0.0)
+
+
+def memory_lines(job: Job, layout: Degrees, stage: Stage) -> tuple[MemoryLine, ...]:
+    """The memory ledger of one device of a stage at its peak; every line broadcasts over layouts and stages.
+
+    The peak is taken in the backward pass of the first microbatch: states, all stored activations, and the
+    larger of the loss and one recomputed layer.
+
+    Source: each line names its own.
+    """
+    m = job.training.global_batch_size / (layout.dp * layout.mbs)
+    params = stage_params_on_device(job.model, job.engine, layout, stage.index, stage.num_layers)
+    weights, grads, optimizer = state_bytes_per_param(job, layout, m)
+    stored = stored_activation_bytes(job, layout, stage, m)
+    transient = np.maximum(_loss_bytes(job, layout, stage), _recompute_bytes(job, layout, stage))
+    runtime = job.cluster.device.reserved_memory + job.engine.fragmentation * stored
+    zero_source = "Rajbhandari et al., ZeRO (SC 2020); engine profile"
+    return (
+        MemoryLine(
+            name=LineName.PARAMS,
+            num_bytes=params * weights,
+            formula="parameters of the stage / tp * weight bytes (/ shard degree from ZeRO-3)",
+            source=zero_source,
+        ),
+        MemoryLine(
+            name=LineName.GRADS,
+            num_bytes=params * grads,
+            formula="parameters of the stage / tp * gradient bytes (/ shard degree from ZeRO-2)",
+            source=zero_source,
+        ),
+        MemoryLine(
+            name=LineName.OPTIMIZER_STATE,
+            num_bytes=params * optimizer,
+            formula="parameters of the stage / tp * (fp32 master + two moments) (/ shard degree from ZeRO-1)",
+            source=zero_source,
+        ),
+        MemoryLine(
+            name=LineName.ACTIVATIONS,
+            num_bytes=stored,
+            formula="bytes per layer under the recompute policy * layers * microbatches in flight",
+            source="Korthikanti et al. (2022), sections 4.1 to 4.3",
+        ),
+        MemoryLine(
+            name=LineName.TRANSIENTS,
+            num_bytes=transient + _gathered_bytes(job, layout, stage),
+            formula="max(logits and loss, one recomputed layer) + gathered ZeRO units",
+            source="Korthikanti et al. (2022), section 5; torch FSDP2 prefetch",
+        ),
+        MemoryLine(
+            name=LineName.RUNTIME,
+            num_bytes=runtime,
+            formula="device context and communication buffers + allocator's share of the activations",
+            source="device file, reserved_memory; engine profile, fragmentation",
+        ),
+    )

@@ -1,0 +1,1 @@
+"""The search: which layout is best, and the proof of it."""

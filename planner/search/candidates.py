@@ -1,0 +1,295 @@
+"""All legal outer configurations as arrays, cheap bounds on them, and the prices of the ones that remain."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from planner.cost.compute import head_seconds, layer_seconds, optimizer_seconds
+from planner.cost.estimate import num_microbatches, stage_bytes, stage_prices
+from planner.cost.memory import POLICIES, Stage, shard_degree
+from planner.cost.parameters import layer_params_on_device
+from planner.cost.traffic import tensor_parallel_seconds
+from planner.errors import InputError
+from planner.layout import Layout, balanced_chunks
+from planner.search.candidate import Candidate
+from planner.search.legality import RULES
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from numpy.typing import NDArray
+
+    from planner.search.constraints import Constraints
+    from planner.search.legality import Rule
+    from planner.specs.engine import Recompute, Schedule
+    from planner.specs.job import Job
+
+__all__ = [
+    "DegreeArrays",
+    "allowed_policies",
+    "layout_at",
+    "least_stage_bytes",
+    "legal_degrees",
+    "lower_bound_seconds",
+    "price_candidate",
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DegreeArrays:
+    """Many outer configurations; every field but `schedule` is an array of one length."""
+
+    tp: Any
+    pp: Any
+    dp: Any
+    cp: Any
+    zero: Any
+    hsdp: Any
+    mbs: Any
+    interleave: Any
+    sp: Any
+    schedule: Schedule
+
+    def __len__(self) -> int:
+        """Number of configurations."""
+        return len(self.tp)
+
+    def take(self, index: Any) -> DegreeArrays:
+        """The configurations at `index` (a mask, positions, or one position, which gives plain integers)."""
+        taken = {name: getattr(self, name)[index] for name in _ARRAYS}
+        if np.ndim(index) == 0:
+            taken = {name: int(value) for name, value in taken.items()}
+        return DegreeArrays(**taken, schedule=self.schedule)
+
+
+_ARRAYS = tuple(f.name for f in fields(DegreeArrays) if f.name != "schedule")
+
+
+def _divisors(number: int) -> list[int]:
+    small = [d for d in range(1, int(number**0.5) + 1) if number % d == 0]
+    return sorted({*small, *(number // d for d in small)})
+
+
+def _product(*options: tuple[int, Sequence[tuple[int, ...]]]) -> Iterator[NDArray[np.int64]]:
+    """Columns of the Cartesian product of lists of tuples; each list comes with the length of its tuples."""
+    tables = [np.array(option, dtype=np.int64).reshape(len(option), width) for width, option in options]
+    grids = np.meshgrid(*(np.arange(len(table)) for table in tables), indexing="ij")
+    for table, grid in zip(tables, grids, strict=True):
+        for column in range(table.shape[1]):
+            yield table[grid.ravel(), column]
+
+
+def legal_degrees(job: Job, constraints: Constraints) -> tuple[list[DegreeArrays], dict[str, int]]:
+    """Every outer configuration that the rules and the user's constraints leave, one entry for each schedule.
+
+    Also returned: how many configurations each rule refused, the first broken rule counting.
+
+    Raises:
+        InputError: no legal configuration is left; the message names the rule that refused most.
+    """
+    refused: dict[str, int] = {}
+    legal = [_degrees_of(job, constraints, schedule, refused) for schedule in _schedules(job, constraints)]
+    if not sum(map(len, legal)):
+        _explain_no_candidate(refused, constraints)
+    return [each for each in legal if len(each)], refused
+
+
+def _schedules(job: Job, constraints: Constraints) -> tuple[Schedule, ...]:
+    """Schedules to consider: GPipe takes the time of 1F1B and more memory, so it is only used when pinned."""
+    pinned = constraints.value_of("schedule")
+    usual = tuple(s for s in job.engine.schedules if s in ("1f1b", "interleaved"))
+    return tuple(s for s in job.engine.schedules if s == pinned) if pinned else usual
+
+
+def _tensor_options(job: Job, constraints: Constraints, refused: dict[str, int]) -> list[tuple[int, int]]:
+    """Legal (tp, sp) pairs. Sequence parallelism is on wherever it can be, unless it is pinned."""
+    options = [t for t in _divisors(job.model.num_heads) if t <= job.cluster.num_devices]
+    pinned = constraints.value_of("sp")
+    tp = np.array(options)
+    sp = (
+        np.full_like(tp, int(pinned)) if pinned else np.where((tp > 1) & (job.training.sequence_length % tp == 0), 1, 0)
+    )
+    one = np.ones_like(tp)
+    left = DegreeArrays(
+        tp=tp, sp=sp, pp=one, dp=one, cp=one, zero=one, hsdp=one, mbs=one, interleave=one, schedule="1f1b"
+    )  # fmt: skip
+    left = _obey(job, left, [rule for rule in RULES if rule.name in _TENSOR_RULES], refused)
+    return list(zip(left.tp.tolist(), left.sp.tolist(), strict=True))
+
+
+_TENSOR_RULES = ("tp-divides", "tp-within-node", "sequence-parallel")
+
+
+def _obey(job: Job, degrees: DegreeArrays, rules: Sequence[Rule], refused: dict[str, int]) -> DegreeArrays:
+    """The configurations that meet the rules; counts what each rule refuses."""
+    for rule in rules:
+        holds = np.broadcast_to(rule.holds(job, degrees), (len(degrees),))
+        refused[rule.name] = refused.get(rule.name, 0) + int(len(degrees) - holds.sum())
+        degrees = degrees.take(holds)
+    return degrees
+
+
+def _degrees_of(job: Job, constraints: Constraints, schedule: Schedule, refused: dict[str, int]) -> DegreeArrays:
+    num_devices, layers = job.cluster.num_devices, job.model.num_layers
+    batch = job.training.global_batch_size
+    tensor = _tensor_options(job, constraints, refused)
+    if schedule == "interleaved":
+        pipeline = [(p, v) for p in range(2, min(layers, num_devices) + 1) for v in range(2, layers // p + 1)]
+    else:
+        pipeline = [(p, 1) for p in range(1, min(layers, num_devices) + 1)]
+    hsdp = int(constraints.value_of("hsdp") or 1)
+    data = [(d, b, hsdp) for d in _divisors(batch) if d <= num_devices for b in _divisors(batch // d)]
+    zero = [(z,) for z in sorted({*job.engine.zero_stages, *job.engine.zero_stages_with_pipeline})]
+    names = ("tp", "sp", "pp", "interleave", "dp", "mbs", "hsdp", "zero")
+    arrays = dict(zip(names, _product((2, tensor), (2, pipeline), (3, data), (1, zero)), strict=True))
+    everything = DegreeArrays(**arrays, cp=np.ones_like(arrays["tp"]), schedule=schedule)
+    left = everything.take(arrays["tp"] * arrays["pp"] * arrays["dp"] <= num_devices)
+    left = left.take(constraints.allowed(left))
+    # With one data-parallel rank every ZeRO stage is the same.
+    left = left.take((left.dp > 1) | (left.zero == min(job.engine.zero_stages)))
+    return _obey(job, left, RULES, refused)
+
+
+def _explain_no_candidate(refused: dict[str, int], constraints: Constraints) -> None:
+    why = {rule.name: rule.why for rule in RULES}
+    worst = max(refused, key=lambda name: refused[name], default="world")
+    pins = ", ".join(map(str, constraints.pins))
+    if pins:
+        raise InputError(
+            f"no layout meets the pins {pins}: {why[worst]}",
+            where="--pin",
+            hint="drop one of the pins; `planner explain MODEL CLUSTER --layout ...` checks one layout",
+        )
+    raise InputError(f"no legal layout exists: {why[worst]}", hint="change the batch size or the number of devices")
+
+
+def allowed_policies(job: Job, constraints: Constraints, degrees: Any) -> list[int]:
+    """Indices into `POLICIES` that the engine has and the constraints allow for one configuration.
+
+    Selective recompute of fused attention saves nothing that counts, so it is offered for unfused attention only.
+    """
+    offered = [p for p in POLICIES if p in job.engine.recompute]
+    pinned = constraints.value_of("recompute")
+    if job.training.attention == "flash" and pinned != "selective":
+        offered = [p for p in offered if p != "selective"]
+    return [POLICIES.index(p) for p in offered if bool(np.all(constraints.allows_policy(p, degrees)))]
+
+
+def lower_bound_seconds(job: Job, degrees: DegreeArrays) -> NDArray[np.float64]:
+    """A step of these configurations takes at least this long, however layers and recompute are chosen.
+
+    No stage recomputes, communication of data and pipeline parallelism is free. The slowest of S stages takes
+    at least the mean of all work, and at least ceil(L / S) layers; the last stage at least one layer a chunk
+    and the head. So T >= (m - 1/v) * slowest + all work / v + the optimizer's share of the mean stage.
+
+    Source: derived here; tested to stay below the exact optimum.
+    """
+    key, position = np.unique(np.stack([degrees.tp, degrees.mbs, degrees.sp]), axis=1, return_inverse=True)
+    ones = np.ones_like(key[0])
+    unique = DegreeArrays(
+        tp=key[0], mbs=key[1], sp=key[2], pp=ones, dp=ones, cp=ones, zero=ones, hsdp=ones, interleave=ones,
+        schedule=degrees.schedule,
+    )  # fmt: skip
+    layer = layer_seconds(job, unique)
+    comm = sum(tensor_parallel_seconds(job, unique))
+    each = (layer.forward + layer.backward + comm)[position.ravel()]
+    head = sum(np.broadcast_to(h, ones.shape) for h in head_seconds(job, unique))[position.ravel()]
+    m, v, layers = num_microbatches(job, degrees), degrees.interleave, job.model.num_layers
+    work = layers * each + head
+    fullest = np.ceil(layers / degrees.pp) * each
+    slowest = np.maximum.reduce([work / degrees.pp, fullest, v * each + head])
+    params = layer_params_on_device(job.model, degrees) * layers / degrees.pp
+    return np.asarray((m - 1 / v) * slowest + work / v + optimizer_seconds(job, params / shard_degree(degrees)))
+
+
+def least_stage_bytes(job: Job, degrees: DegreeArrays, policies: Sequence[int]) -> NDArray[np.float64]:
+    """The fullest stage of these configurations needs at least this many bytes, however layers are split.
+
+    Some stage holds ceil(L / S) layers or more. Middle stages need less the later they are, so the least of
+    the first, the last but one and the last stage bounds them all.
+
+    Source: derived here; tested against the priced columns.
+    """
+    layers = np.ceil(job.model.num_layers / degrees.pp)
+    least = np.full(len(degrees), np.inf)
+    for policy in policies:
+        for stage in (np.zeros_like(degrees.pp), np.maximum(degrees.pp - 2, 0), degrees.pp - 1):
+            shape = Stage(index=stage, num_layers=layers, policy=policy)
+            least = np.minimum(least, stage_bytes(job, degrees, shape))
+    return least
+
+
+def price_candidate(
+    job: Job,
+    degrees: DegreeArrays,
+    policies: Sequence[int],
+    *,
+    constraints: Constraints | None = None,
+    cutoff_seconds: float = np.inf,
+) -> Candidate:
+    """Prices of every way to fill each stage of one configuration, those that fit into memory.
+
+    `cutoff_seconds`: fillings that alone make the step longer are left out.
+    """
+    stages, smallest = degrees.pp, degrees.interleave
+    m = float(num_microbatches(job, degrees))
+    counts = _layer_counts(job, degrees, cutoff_seconds / max(m - 1 / smallest, 1e-9))
+    index, layers, policy = (
+        grid.ravel() for grid in np.meshgrid(np.arange(stages), counts, np.asarray(policies), indexing="ij")
+    )
+    shape = Stage(index=index, num_layers=layers, policy=policy)
+    prices = stage_prices(job, degrees, shape)
+    seconds = np.broadcast_to(prices.microbatch_seconds, index.shape)
+    tail = np.broadcast_to(prices.tail_seconds, index.shape)
+    keep = np.broadcast_to(stage_bytes(job, degrees, shape), index.shape) <= job.memory_limit_bytes
+    if constraints:
+        keep = keep & _meets_lists(constraints, degrees, shape)
+    return Candidate(
+        name=f"tp={degrees.tp},pp={stages},dp={degrees.dp},zero={degrees.zero},mbs={degrees.mbs},v={smallest}",
+        num_layers=job.model.num_layers,
+        num_stages=stages,
+        steady_count=m - 1 / smallest,
+        sum_weight=1 / smallest,
+        constant_seconds=0.0,
+        stage=index[keep],
+        layers=layers[keep],
+        policy=policy[keep],
+        seconds=np.asarray(seconds[keep], dtype=float),
+        tail_seconds=np.asarray(tail[keep], dtype=float),
+    )
+
+
+def _layer_counts(job: Job, degrees: DegreeArrays, slowest_seconds: float) -> NDArray[np.int64]:
+    """Numbers of layers that a stage may hold: one for each chunk at least, and no slower than the bound."""
+    if not job.engine.uneven_stages:
+        return np.array([job.model.num_layers // degrees.pp])
+    smallest = degrees.interleave
+    counts = np.arange(smallest, job.model.num_layers - smallest * (degrees.pp - 1) + 1)
+    each = layer_seconds(job, degrees)
+    return counts[counts * float(each.forward + each.backward) <= slowest_seconds * (1 + 1e-9)]
+
+
+def _meets_lists(constraints: Constraints, degrees: DegreeArrays, stage: Stage) -> Any:
+    """Whether stages agree with lists that the user pinned, one entry for each chunk."""
+    keep = np.ones(np.shape(stage.index), dtype=bool)
+    layers, recompute = constraints.per_chunk("layers_per_stage"), constraints.per_chunk("recompute")
+    if layers:
+        counts = np.array(layers, dtype=int).reshape(degrees.interleave, degrees.pp).sum(axis=0)
+        keep &= stage.num_layers == counts[stage.index]
+    if recompute:
+        keep &= stage.policy == np.array([POLICIES.index(p) for p in recompute])[stage.index]
+    return keep
+
+
+def layout_at(degrees: DegreeArrays, layers: Sequence[int], policies: Sequence[int]) -> Layout:
+    """The layout of one configuration with these layers and recompute policies for each stage."""
+    recompute: tuple[Recompute, ...] = tuple(POLICIES[p] for p in policies)
+    return Layout(
+        **{name: getattr(degrees, name) for name in _ARRAYS},
+        schedule=degrees.schedule,
+        layers_per_stage=balanced_chunks(tuple(int(k) for k in layers), degrees.interleave),
+        recompute=recompute * degrees.interleave,
+    )

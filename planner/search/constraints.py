@@ -1,0 +1,146 @@
+"""The user's word: pins and forbidden combinations, in the vocabulary of layouts."""
+
+from __future__ import annotations
+
+import operator
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from planner.errors import InputError, Mistake
+from planner.layout import check_value, parse_assignments
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from planner.layout import Degrees
+
+__all__ = ["Condition", "Constraints"]
+
+_OPERATORS: Final[dict[str, Callable[[Any, Any], Any]]] = {
+    "<=": operator.le,
+    ">=": operator.ge,
+    "!=": operator.ne,
+    "<": operator.lt,
+    ">": operator.gt,
+    "=": operator.eq,
+}
+_CONDITION: Final = re.compile(r"\s*([a-z_]+)\s*(<=|>=|!=|<|>|=)\s*(\S+)\s*")
+_NUMERIC: Final = ("tp", "pp", "dp", "cp", "ep", "etp", "zero", "hsdp", "mbs", "interleave", "sp")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Condition:
+    """One comparison of a layout key with a value, such as `tp=8` or `mbs<=4`."""
+
+    key: str
+    sign: str
+    value: str
+
+    @property
+    def is_numeric(self) -> bool:
+        """Whether the key is a degree; the others are words and lists."""
+        return self.key in _NUMERIC
+
+    def holds(self, degrees: Degrees) -> Any:
+        """Whether each layout of `degrees` meets a numeric condition, or one on the schedule."""
+        if self.key == "schedule":
+            return np.asarray(_OPERATORS[self.sign](degrees.schedule, self.value))
+        return _OPERATORS[self.sign](getattr(degrees, self.key, 1), int(self.value))
+
+    def __str__(self) -> str:
+        """As the command line writes it."""
+        return f"{self.key}{self.sign}{self.value}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Constraints:
+    """What a plan must be (`pins`, all of them) and must not be (each of `forbidden` is a combination)."""
+
+    pins: tuple[Condition, ...] = ()
+    forbidden: tuple[tuple[Condition, ...], ...] = ()
+
+    @classmethod
+    def parse(cls, pins: Sequence[str] = (), forbids: Sequence[str] = ()) -> Constraints:
+        """Read `--pin tp=8,mbs<=4` and `--forbid zero=3,recompute=full`; each option may be repeated.
+
+        Raises:
+            InputError: every unknown key and bad value at once.
+        """
+        mistakes: list[Mistake] = []
+        pinned = [condition for text in pins for condition in _conditions(text, "--pin", mistakes)]
+        forbidden = [tuple(_conditions(text, "--forbid", mistakes)) for text in forbids]
+        if mistakes:
+            raise InputError(*mistakes)
+        return cls(pins=tuple(pinned), forbidden=tuple(each for each in forbidden if each))
+
+    def value_of(self, key: str) -> str | None:
+        """The value that a pin fixes, or None."""
+        return next((pin.value for pin in self.pins if pin.key == key and pin.sign == "="), None)
+
+    def per_chunk(self, key: str) -> tuple[str, ...] | None:
+        """The list that a pin gives to `layers_per_stage` or `recompute`, one entry for each chunk, or None."""
+        value = self.value_of(key)
+        return tuple(value.split("/")) if value and "/" in value else None
+
+    def allows_policy(self, policy: str, degrees: Degrees) -> Any:
+        """Whether a stage of these layouts may use a recompute policy."""
+        allowed = np.asarray(True)
+        for pin in self.pins:
+            if pin.key == "recompute" and "/" not in pin.value:
+                allowed = allowed & _OPERATORS[pin.sign](policy, pin.value)
+        for combination in self.forbidden:
+            words = [c for c in combination if c.key == "recompute"]
+            if words and all(_OPERATORS[c.sign](policy, c.value) for c in words):
+                rest = [c.holds(degrees) for c in combination if c.key != "recompute"]
+                allowed = allowed & ~np.logical_and.reduce([np.asarray(True), *rest])
+        return allowed
+
+    def allowed(self, degrees: Degrees) -> Any:
+        """Mask of the layouts that all numeric pins and forbidden combinations leave."""
+        mask = np.ones(np.shape(degrees.tp), dtype=bool)
+        for key in ("layers_per_stage", "recompute"):
+            entries = self.per_chunk(key)
+            if entries:
+                mask &= degrees.pp * degrees.interleave == len(entries)
+        for pin in self.pins:
+            if pin.is_numeric or pin.key == "schedule":
+                mask &= pin.holds(degrees)
+        for combination in self.forbidden:
+            if all(c.is_numeric or c.key == "schedule" for c in combination):
+                mask &= ~np.logical_and.reduce([np.broadcast_to(c.holds(degrees), mask.shape) for c in combination])
+        return mask
+
+    def without(self, pin: Condition) -> Constraints:
+        """The same constraints less one pin."""
+        return Constraints(pins=tuple(each for each in self.pins if each is not pin), forbidden=self.forbidden)
+
+    def to_dict(self) -> dict[str, Any]:
+        """As plain data, for the plan document."""
+        return {
+            "pins": [str(pin) for pin in self.pins],
+            "forbidden": [",".join(map(str, each)) for each in self.forbidden],
+        }
+
+
+def _conditions(text: str, option: str, mistakes: list[Mistake]) -> list[Condition]:
+    found = []
+    for part in filter(None, (piece.strip() for piece in text.split(","))):
+        match = _CONDITION.fullmatch(part)
+        key, sign, value = match.groups() if match else (part.partition("=")[0].strip(), "=", part.partition("=")[2])
+        try:
+            parse_assignments(f"{key}={value}", option)
+        except InputError as error:
+            mistakes.extend(error.mistakes)
+            continue
+        condition = Condition(key=key, sign=sign, value=value)
+        bad = check_value(key, value, option)
+        if bad is None and sign not in ("=", "!=") and not condition.is_numeric:
+            bad = Mistake(message=f"`{part}`: {key} has no order", where=option, hint=f"write `{key}={value}`")
+        if bad:
+            mistakes.append(bad)
+        else:
+            found.append(condition)
+    return found

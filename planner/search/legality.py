@@ -1,0 +1,148 @@
+"""Rules that a layout must meet before anything is priced; each refusal names its rule.
+
+The same predicates judge one layout of the user's and arrays of candidates.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from planner.layout import Degrees, Layout
+    from planner.specs.job import Job
+
+__all__ = ["RULES", "Rule", "broken_rules"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rule:
+    """A condition on layouts: `holds(job, degrees)` is true (or an array of truths) where it is met."""
+
+    name: str
+    holds: Callable[[Job, Degrees], Any]
+    why: str
+
+
+def _divides_model(job: Job, layout: Degrees) -> Any:
+    model = job.model
+    return (
+        (model.num_heads % layout.tp == 0)
+        & (model.num_kv_heads % layout.tp == 0)
+        & (model.ffn_hidden_size % layout.tp == 0)
+    )
+
+
+def _tp_within(job: Job, layout: Degrees) -> Any:
+    domain = job.cluster.scale_up_devices
+    inside = domain % np.minimum(layout.tp, domain) == 0
+    crossing = (np.asarray(layout.tp) > domain) & (layout.tp % domain == 0)
+    return inside & (layout.tp <= domain) | (job.allow_tp_across_nodes & crossing)
+
+
+def _microbatches(job: Job, layout: Degrees) -> Any:
+    return job.training.global_batch_size // (layout.dp * layout.mbs)
+
+
+def _zero_offered(job: Job, layout: Degrees) -> Any:
+    alone = np.isin(layout.zero, job.engine.zero_stages)
+    piped = np.isin(layout.zero, job.engine.zero_stages_with_pipeline)
+    return np.where(np.greater(layout.pp, 1), piped, alone)
+
+
+def _even_stages(job: Job, layout: Degrees) -> Any:
+    return job.engine.uneven_stages | (job.model.num_layers % (layout.pp * layout.interleave) == 0)
+
+
+def _sequence_parallel(job: Job, layout: Degrees) -> Any:
+    return np.where(
+        np.equal(layout.sp, 1),
+        np.greater(layout.tp, 1) & (job.training.sequence_length // layout.cp % layout.tp == 0),
+        np.equal(layout.tp, 1) | job.engine.tp_without_sp,
+    )
+
+
+def _interleaving(job: Job, layout: Degrees) -> Any:
+    if layout.schedule != "interleaved":
+        return np.equal(layout.interleave, 1)
+    grouped = _microbatches(job, layout) % layout.pp == 0
+    return np.greater(layout.interleave, 1) & np.greater(layout.pp, 1) & grouped
+
+
+def _fills_pipeline(job: Job, layout: Degrees) -> Any:
+    if not job.engine.microbatches_fill_pipeline or layout.schedule == "gpipe":
+        return np.ones(np.shape(layout.pp), dtype=bool)
+    return np.equal(layout.pp, 1) | (_microbatches(job, layout) >= layout.pp)
+
+
+RULES: Final = (
+    Rule(
+        name="world",
+        holds=lambda job, x: x.tp * x.pp * x.cp * x.dp <= job.cluster.num_devices,
+        why="tp * pp * cp * dp is at most the number of devices",
+    ),
+    Rule(
+        name="batch",
+        holds=lambda job, x: job.training.global_batch_size % (x.dp * x.mbs) == 0,
+        why="dp * mbs divides the global batch",
+    ),
+    Rule(name="tp-divides", holds=_divides_model, why="tp divides the heads, the key-value heads and the ffn width"),
+    Rule(
+        name="tp-within-node",
+        holds=_tp_within,
+        why="tensor parallelism stays inside the scale-up domain (lift with --allow-tp-across-nodes)",
+    ),
+    Rule(
+        name="sequence-parallel",
+        holds=_sequence_parallel,
+        why="sequence parallelism needs tp > 1 that divides the sequence, and this engine's tp does not go without it",
+    ),
+    Rule(
+        name="layers",
+        holds=lambda job, x: x.pp * x.interleave <= job.model.num_layers,
+        why="every chunk holds at least one layer: pp * interleave is at most the number of layers",
+    ),
+    Rule(name="even-stages", holds=_even_stages, why="this engine needs pp * interleave to divide the layers"),
+    Rule(
+        name="interleave",
+        holds=_interleaving,
+        why="interleave > 1 goes with schedule interleaved, pp > 1 and microbatches in multiples of pp",
+    ),
+    Rule(name="fill", holds=_fills_pipeline, why="this engine's 1F1B needs at least as many microbatches as stages"),
+    Rule(name="zero", holds=_zero_offered, why="the engine offers this ZeRO stage with this pipeline"),
+    Rule(
+        name="schedule",
+        holds=lambda job, x: np.asarray(x.schedule in job.engine.schedules),
+        why="the engine runs this schedule",
+    ),
+    Rule(
+        name="hsdp",
+        holds=lambda _, x: (x.dp % x.hsdp == 0) & ((x.hsdp == 1) | np.greater(x.zero, 0)),
+        why="hsdp divides dp and needs ZeRO",
+    ),
+    Rule(
+        name="context-parallel",
+        holds=lambda _, x: np.equal(x.cp, 1),
+        why="context parallelism is not offered yet",
+    ),
+)
+
+
+def broken_rules(job: Job, layout: Layout) -> tuple[str, ...]:
+    """Why a layout cannot run, one sentence for each broken rule; empty when it can."""
+    broken = [rule.why for rule in RULES if not bool(np.all(rule.holds(job, layout)))]
+    if layout.ep != 1 or layout.etp != 1:
+        broken.append("expert parallelism is not offered yet")
+    unknown = sorted(set(layout.recompute) - set(job.engine.recompute))
+    broken.extend(f"the engine has no `{policy}` recompute" for policy in unknown)
+    if 0 in layout.layers_per_stage:
+        broken.append("every chunk holds at least one layer")
+    for stage in range(layout.pp):
+        if len({layout.recompute[chunk] for chunk in layout.chunks_of_stage(stage)}) > 1:
+            broken.append("the chunks of one stage share a recompute policy")
+            break
+    return tuple(broken)

@@ -1,0 +1,373 @@
+"""From a job to a plan: candidates, bounds, best-first pricing, the integer program, and why others lost."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from planner.cost.estimate import Estimate, estimate
+from planner.cost.flops import MODEL_FLOPS_CONVENTION
+from planner.cost.memory import POLICIES
+from planner.errors import InputError, Mistake
+from planner.layout import Layout, balanced_chunks, even_split, format_layout
+from planner.plan import Plan, RunnerUp
+from planner.search.candidate import TIE, Candidate, Choice
+from planner.search.candidates import (
+    DegreeArrays,
+    allowed_policies,
+    layout_at,
+    least_stage_bytes,
+    legal_degrees,
+    lower_bound_seconds,
+    price_candidate,
+)
+from planner.search.constraints import Constraints
+from planner.search.dynamic_program import best_choice
+from planner.search.legality import broken_rules
+from planner.search.solve import Solution, solve
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from planner.cost.ledger import LineName, StageMemory
+    from planner.search.integer_program import SolverName
+    from planner.specs.job import Job
+
+__all__ = ["Constraints", "NothingFits", "Remedy", "Reporter", "plan_for_layout", "search"]
+
+
+class Reporter:
+    """Told what the search does; every method is empty, so that a reporter overrides what it shows."""
+
+    def candidates(self, num_legal: int, num_refused: int) -> None:
+        """The outer configurations have been listed."""
+
+    def pruned(self, reason: str, num_pruned: int) -> None:
+        """A bound has ruled out configurations."""
+
+    def priced(self, num_priced: int, incumbent_seconds: float) -> None:
+        """One more configuration has been priced; `incumbent_seconds` is the best step time so far."""
+
+    def solving(self, solver: str, num_candidates: int) -> None:
+        """The integer program starts."""
+
+    def solved(self, status: str, objective_seconds: float, gap: float) -> None:
+        """The integer program and its certificate are done."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Remedy:
+    """One change that makes the job fit, verified by solving."""
+
+    change: str
+    layout: Layout
+    step_seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NothingFits:
+    """The answer when no layout fits: how near the nearest one comes, and what would help."""
+
+    layout: Layout
+    memory: tuple[StageMemory, ...]
+    dominating: LineName
+    remedies: tuple[Remedy, ...]
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Found:
+    """What best-first pricing leaves for the integer program."""
+
+    candidates: list[Candidate]
+    degrees: list[DegreeArrays]
+    choices: list[Choice]
+    num_legal: int
+    refused: dict[str, int]
+    pruned: dict[str, int]
+
+
+def plan_for_layout(job: Job, layout: Layout) -> Plan:
+    """Price one layout without a search.
+
+    Raises:
+        InputError: the layout breaks rules; all of them are named.
+    """
+    broken = broken_rules(job, layout)
+    if broken:
+        raise InputError(*(Mistake(message=f"this layout cannot run: {why}", where="--layout") for why in broken))
+    return _plan(job, layout, estimate(job, layout))
+
+
+def _plan(job: Job, layout: Layout, priced: Estimate, **extra: Any) -> Plan:
+    return Plan(
+        model=job.model,
+        cluster=job.cluster,
+        training=job.training,
+        engine=job.engine,
+        layout=layout,
+        fits=priced.fits,
+        memory=priced.memory,
+        time=priced.time,
+        step_seconds=priced.step_seconds,
+        low_step_seconds=None,
+        high_step_seconds=None,
+        tokens_per_second_per_device=priced.tokens_per_second_per_device,
+        mfu=priced.mfu,
+        hfu=priced.hfu,
+        flops_convention=MODEL_FLOPS_CONVENTION,
+        options={
+            "headroom": job.headroom,
+            "allow_tp_across_nodes": job.allow_tp_across_nodes,
+            **extra.pop("options", {}),
+        },
+        **extra,
+    )
+
+
+def search(
+    job: Job,
+    constraints: Constraints,
+    *,
+    solver: SolverName = "cbc",
+    time_limit: float | None = None,
+    top: int = 3,
+    reporter: Reporter | None = None,
+) -> Plan | NothingFits:
+    """The fastest layout for a job, with its proof, or what is in the way of any.
+
+    Raises:
+        InputError: no legal layout exists under the constraints.
+    """
+    reporter = reporter or Reporter()
+    _check_lists(job, constraints)
+    found = _price_best_first(job, constraints, top, reporter)
+    if not found.choices:
+        return _nothing_fits(job, constraints)
+    reporter.solving(solver, len(found.candidates))
+    solution = solve(found.candidates, solver=solver, time_limit=time_limit)
+    assert solution.choice is not None, "the dynamic program found a choice and the solver none"
+    reporter.solved(solution.status, solution.objective_seconds, solution.gap)
+    layout = _layout_of(found, solution.choice)
+    priced = estimate(job, layout)
+    assert abs(priced.step_seconds - solution.objective_seconds) <= 1e-9 * priced.step_seconds, (
+        f"the ledger says {priced.step_seconds!r} s, the solver {solution.objective_seconds!r} s"
+    )
+    losers = _runners_up(found, solution.choice, top)
+    return _plan(
+        job,
+        layout,
+        priced,
+        runners_up=tuple(_runner_up(job, priced, _layout_of(found, choice)) for choice in losers),
+        certificate=_certificate(found, solution),
+        options=constraints.to_dict(),
+    )
+
+
+def _check_lists(job: Job, constraints: Constraints) -> None:
+    """A pinned list of layers must be one that the search can choose: right sum, chunks of a stage alike."""
+    layers, pp = constraints.per_chunk("layers_per_stage"), constraints.value_of("pp")
+    if not layers:
+        return
+    counts = tuple(map(int, layers))
+    if sum(counts) != job.model.num_layers:
+        message = f"`layers_per_stage` sums to {sum(counts)}"
+        raise InputError(message, where="--pin", hint=f"the model has {job.model.num_layers} layers")
+    stages = int(pp) if pp else len(counts)
+    if len(counts) % stages == 0:
+        sums = tuple(sum(counts[r::stages]) for r in range(stages))
+        if balanced_chunks(sums, len(counts) // stages) == counts:
+            return
+    raise InputError(
+        f"`layers_per_stage={'/'.join(layers)}` cannot be planned",
+        where="--pin",
+        hint="pp * interleave entries; the chunks of one stage differ by at most one layer, the larger ones first",
+    )
+
+
+def _bounded(job: Job, constraints: Constraints) -> tuple[list[tuple[float, DegreeArrays, int]], _Found]:
+    """Configurations that may fit, with the lower bound of their step time, best bound first."""
+    legal, refused = legal_degrees(job, constraints)
+    waiting: list[tuple[float, DegreeArrays, int]] = []
+    num_legal = too_big = 0
+    policies = [POLICIES.index(p) for p in job.engine.recompute]
+    for everything in legal:
+        fits = least_stage_bytes(job, everything, policies) <= job.memory_limit_bytes
+        num_legal, too_big = num_legal + len(everything), too_big + int(len(everything) - fits.sum())
+        degrees = everything.take(fits)
+        bounds = lower_bound_seconds(job, degrees)
+        waiting += [(float(bound), degrees, i) for i, bound in enumerate(bounds)]
+    waiting.sort(key=lambda entry: entry[0])
+    found = _Found(
+        candidates=[], degrees=[], choices=[], num_legal=num_legal, refused=refused, pruned={"memory": too_big}
+    )
+    return waiting, found
+
+
+def _price_best_first(job: Job, constraints: Constraints, top: int, reporter: Reporter) -> _Found:
+    """Price configurations in the order of their bounds until none can enter the best `top` + 1.
+
+    The bound of a configuration never exceeds its optimum, so whatever is left unpriced cannot win.
+    """
+    waiting, found = _bounded(job, constraints)
+    reporter.candidates(found.num_legal, sum(found.refused.values()))
+    reporter.pruned("memory", found.pruned["memory"])
+    best: dict[tuple[int, ...], float] = {}  # the best step time of each way to cut the model
+    for position, (bound, arrays, index) in enumerate(waiting):
+        cutoff = sorted(best.values())[top] if len(best) > top else np.inf
+        if bound > cutoff * (1 + TIE):
+            found.pruned["time bound"] = len(waiting) - position
+            reporter.pruned("time bound", len(waiting) - position)
+            break
+        degrees = arrays.take(index)
+        policies = allowed_policies(job, constraints, degrees)
+        candidate = price_candidate(job, degrees, policies, constraints=constraints, cutoff_seconds=cutoff)
+        choice = best_choice(candidate, index=len(found.candidates), cutoff=cutoff)
+        if choice is None:
+            continue
+        found.candidates.append(candidate)
+        found.degrees.append(degrees)
+        found.choices.append(choice)
+        cut = _cut(degrees)
+        best[cut] = min(choice.objective_seconds, best.get(cut, np.inf))
+        reporter.priced(position + 1, min(best.values()))
+    return found
+
+
+def _cut(degrees: DegreeArrays | Layout) -> tuple[int, ...]:
+    """What makes two plans different to a reader: how the model is cut, not how the pieces are timed."""
+    return degrees.tp, degrees.pp, degrees.dp, degrees.zero
+
+
+def _runners_up(found: _Found, winner: Choice, top: int) -> list[Choice]:
+    """The best choices of the `top` next best ways to cut the model."""
+    seen = {_cut(found.degrees[winner.candidate])}
+    losers = []
+    for choice in sorted(found.choices, key=lambda choice: (choice.objective_seconds, choice.candidate)):
+        cut = _cut(found.degrees[choice.candidate])
+        if cut not in seen and len(losers) < top:
+            seen.add(cut)
+            losers.append(choice)
+    return losers
+
+
+def _layout_of(found: _Found, choice: Choice) -> Layout:
+    candidate, columns = found.candidates[choice.candidate], list(choice.columns)
+    return layout_at(found.degrees[choice.candidate], candidate.layers[columns], candidate.policy[columns])
+
+
+def _runner_up(job: Job, winner: Estimate, layout: Layout) -> RunnerUp:
+    """A layout that lost, and the two lines that cost it most against the winner."""
+    priced = estimate(job, layout)
+    worse = {
+        line.name: float(line.exposed_seconds) - float(own.exposed_seconds)
+        for line, own in zip(priced.time, winner.time, strict=True)
+    }
+    most = sorted((name for name in worse if worse[name] > 0), key=lambda name: -worse[name])[:2]
+    share = priced.step_seconds / winner.step_seconds - 1
+    causes = ", ".join(f"{name.value} +{worse[name]:.3g} s" for name in most)
+    reason = f"{share:+.1%}" + (f": {causes}" if causes and share > 0 else "")
+    return RunnerUp(layout=layout, step_seconds=priced.step_seconds, peak_bytes=priced.peak_bytes, reason=reason)
+
+
+def _certificate(found: _Found, solution: Solution) -> dict[str, Any]:
+    return {
+        "status": solution.status,
+        "solver": solution.solver,
+        "objective_seconds": solution.objective_seconds,
+        "gap": solution.gap,
+        "dynamic_program_seconds": solution.certificate_seconds,
+        "num_legal": found.num_legal,
+        "num_refused_by_rule": {name: count for name, count in found.refused.items() if count},
+        "num_pruned": found.pruned,
+        "num_priced": len(found.candidates),
+        "num_pruned_before_solver": solution.num_pruned_by_bound,
+        "num_columns": solution.num_columns,
+        "warnings": list(solution.warnings),
+    }
+
+
+# --- nothing fits -------------------------------------------------------------------------------------------------
+
+_NEAREST = 200  # configurations of least memory bound that are priced in full to find the smallest footprint
+
+
+def _nothing_fits(job: Job, constraints: Constraints) -> NothingFits:
+    layout, priced = _smallest_footprint(job, constraints)
+    fullest = max(priced.memory, key=lambda stage: stage.total_bytes)
+    dominating = max(fullest.lines, key=lambda line: float(line.num_bytes)).name
+    remedies = tuple(_remedies(job, constraints))
+    return NothingFits(layout=layout, memory=priced.memory, dominating=dominating, remedies=remedies)
+
+
+def _smallest_footprint(job: Job, constraints: Constraints) -> tuple[Layout, Estimate]:
+    """The layout whose fullest stage needs least, among even splits with one recompute policy for all stages."""
+    legal, _ = legal_degrees(job, constraints)
+    nearest: list[tuple[float, DegreeArrays]] = []
+    policies = [POLICIES.index(p) for p in job.engine.recompute]
+    for degrees in legal:
+        least = least_stage_bytes(job, degrees, policies)
+        order = np.argsort(least, kind="stable")[:_NEAREST]
+        nearest += [(float(least[i]), degrees.take(int(i))) for i in order]
+    nearest.sort(key=lambda entry: entry[0])
+    priced = [
+        (layout, estimate(job, layout))
+        for _, degrees in nearest[:_NEAREST]
+        for layout in _even_layouts(job, constraints, degrees)
+    ]
+    if not priced:
+        raise InputError("the pins leave no recompute policy that this engine has", where="--pin")
+    return min(priced, key=lambda entry: (entry[1].peak_bytes, entry[1].step_seconds, format_layout(entry[0])))
+
+
+def _even_layouts(job: Job, constraints: Constraints, degrees: DegreeArrays) -> Iterator[Layout]:
+    chunks = even_split(job.model.num_layers, degrees.pp, degrees.interleave)
+    layers = [sum(chunks[r :: degrees.pp]) for r in range(degrees.pp)]
+    for policy in allowed_policies(job, constraints, degrees):
+        yield layout_at(degrees, layers, [policy] * degrees.pp)
+
+
+def _remedies(job: Job, constraints: Constraints) -> Iterator[Remedy]:
+    """Changes that make the job fit, each one verified by solving; of each kind the smallest one tried."""
+    for changes in (_more_hosts(job), _shorter_sequences(job), _less_headroom(job), _fewer_pins(job, constraints)):
+        for change, other_job, other_constraints in changes:
+            try:
+                found = _price_best_first(other_job, other_constraints or constraints, 0, Reporter())
+            except InputError:
+                continue
+            if found.choices:
+                best = min(found.choices, key=lambda choice: choice.objective_seconds)
+                yield Remedy(change=change, layout=_layout_of(found, best), step_seconds=best.objective_seconds)
+                if other_constraints is None:
+                    break  # the smallest change of its kind; of the pins, each one is worth knowing
+
+
+_Change = tuple[str, "Job", "Constraints | None"]
+
+
+def _more_hosts(job: Job) -> Iterator[_Change]:
+    for factor in (2, 4, 8, 16, 32, 64):
+        hosts = job.cluster.hosts * factor
+        if job.cluster.links[-1].num_devices is None:
+            cluster = job.cluster.model_copy(update={"hosts": hosts})
+            yield f"{hosts} hosts instead of {job.cluster.hosts}", replace(job, cluster=cluster), None
+
+
+def _shorter_sequences(job: Job) -> Iterator[_Change]:
+    for factor in (2, 4, 8, 16):
+        length = job.training.sequence_length // factor
+        if length >= 1:
+            training = job.training.model_copy(update={"sequence_length": length})
+            yield f"sequences of {length} tokens", replace(job, training=training), None
+
+
+def _less_headroom(job: Job) -> Iterator[_Change]:
+    if job.headroom > 0:
+        yield "no headroom", replace(job, headroom=0.0), None
+
+
+def _fewer_pins(job: Job, constraints: Constraints) -> Iterator[_Change]:
+    for pin in constraints.pins:
+        yield f"without the pin {pin}", job, constraints.without(pin)
