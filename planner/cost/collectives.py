@@ -37,12 +37,18 @@ class Group:
     tree_latency: Any
 
 
-def _members(size: Any, stride: Any, span: int) -> Any:
-    """Ranks of a group with this stride that share one instance of a level of `span` devices.
+def _members(cluster: ClusterSpec, size: Any, stride: Any, span: int | None) -> Any:
+    """Ranks of a group that share one instance of a level of `span` devices; where groups differ, the fewest.
 
-    Source: rank order of planner/layout.py; groups are aligned to their own extent.
+    Groups are laid end to end, so a group of extent size * stride starts at a multiple of it. If the extent and
+    the span do not divide each other, some group straddles two instances, and its smaller part has
+    gcd(extent, span) / stride ranks. The slowest group counts, because the others wait for it.
+
+    Source: rank order of planner/layout.py.
     """
-    return np.where(stride >= span, 1, np.minimum(size, np.maximum(1, span // stride)))
+    if span is None or span >= cluster.num_devices:
+        return size
+    return np.minimum(size, np.maximum(1, np.gcd(size * stride, span) // stride))
 
 
 def group(cluster: ClusterSpec, size: Any, stride: Any) -> Group:
@@ -53,13 +59,13 @@ def group(cluster: ClusterSpec, size: Any, stride: Any) -> Group:
 
     Source: NCCL, graph search: one ring for each network card of the host; SimuMax shares cards the same way.
     """
-    size, stride = np.asarray(size, dtype=float), np.asarray(stride, dtype=float)
+    size, stride = np.asarray(size, dtype=np.int64), np.asarray(stride, dtype=np.int64)
     bandwidth = np.full(np.broadcast_shapes(size.shape, stride.shape), np.inf)
     ring_latency = np.zeros_like(bandwidth)
     tree_latency = np.zeros_like(bandwidth)
     inside = np.ones_like(bandwidth)  # ranks that share one instance of the levels so far
     for link in cluster.links:
-        members = _members(size, stride, link.num_devices or cluster.num_devices)
+        members = _members(cluster, size, stride, link.num_devices)
         crosses = members > inside
         bandwidth = np.where(crosses, np.minimum(bandwidth, inside * link.bandwidth * link.efficiency), bandwidth)
         instances = members / inside  # inner instances that this level joins
@@ -77,7 +83,7 @@ def slowest_link(cluster: ClusterSpec, size: int, stride: int) -> str:
     """
     name, inside = "none", 1
     for link in cluster.links:
-        members = int(_members(np.asarray(size), np.asarray(stride), link.num_devices or cluster.num_devices))
+        members = int(_members(cluster, size, stride, link.num_devices))
         if members > inside:
             name, inside = link.name, members
     return name

@@ -217,88 +217,108 @@ def _recomputed_share(job: Job, layout: Layout) -> float:
 
 
 def _time_lines(job: Job, layout: Layout, prices: StagePrices) -> tuple[TimeLine, ...]:
-    m = float(num_microbatches(job, layout))
+    """The time ledger of one layout: lines of the slowest stage, and of the stage that ends last."""
     per_stage = np.broadcast_to(prices.microbatch_seconds, (layout.pp,))
-    slow = _one_stage(prices, int(np.argmax(per_stage)), layout.pp)
-    tail_stage = int(np.argmax(np.broadcast_to(prices.tail_seconds, (layout.pp,))))
-    tail = _one_stage(prices, tail_stage, layout.pp)
+    slow, last = int(np.argmax(per_stage)), int(np.argmax(np.broadcast_to(prices.tail_seconds, (layout.pp,))))
     bubble = float(bubble_seconds(np.sum(per_stage), np.max(per_stage), layout.interleave))
-    tp_link = slowest_link(job.cluster, layout.tp, 1)
-    pp_link = slowest_link(job.cluster, layout.pp, layout.stride("pp"))
-    dp_link = slowest_link(job.cluster, layout.dp * layout.cp, layout.tp)
+    own, tail = _one_stage(prices, slow, layout.pp), _one_stage(prices, last, layout.pp)
+    m = float(num_microbatches(job, layout))
+    return (
+        *_microbatch_lines(job, layout, own, slow, m),
+        _bubble_line(bubble, slow),
+        *_tail_lines(job, layout, own, tail, m, last),
+    )
 
-    def line(name: LineName, busy: float, formula: str, source: str, bound: str, hidden: float = 0.0) -> TimeLine:
-        return TimeLine(
-            name=name, busy_seconds=busy, hidden_seconds=hidden, formula=formula, source=source, bound=bound
-        )
 
-    dp_busy = m * slow.dp_busy_each + tail.dp_busy_once
-    dp_exposed = m * slow.dp_exposed_each + tail.dp_exposed_once
+def _microbatch_lines(job: Job, layout: Layout, own: StagePrices, stage: int, m: float) -> tuple[TimeLine, ...]:
+    """What the slowest stage does in every microbatch."""
     roofline = "roofline, Williams et al. (CACM 2009); device file"
     return (
-        line(
-            LineName.COMPUTE,
-            m * slow.compute,
-            "m * layers * (forward + backward) of the slowest stage",
-            roofline,
-            job.training.precision,
+        TimeLine(
+            name=LineName.COMPUTE,
+            stage=stage,
+            busy_seconds=m * own.compute,
+            formula="m * layers * (forward + backward) of the slowest stage",
+            source=roofline,
+            bound=job.training.precision,
         ),
-        line(
-            LineName.RECOMPUTE,
-            m * slow.recompute,
-            "m * layers * repeated forward of the slowest stage",
-            "Chen et al. (2016); Korthikanti et al. (2022)",
-            job.training.precision,
+        TimeLine(
+            name=LineName.RECOMPUTE,
+            stage=stage,
+            busy_seconds=m * own.recompute,
+            formula="m * layers * repeated forward of the slowest stage",
+            source="Chen et al. (2016); Korthikanti et al. (2022), section 5",
+            bound=job.training.precision,
         ),
-        line(
-            LineName.HEAD,
-            m * slow.head,
-            "m * (embedding, or output head and loss) of the slowest stage",
-            roofline,
-            job.training.precision,
+        TimeLine(
+            name=LineName.HEAD,
+            stage=stage,
+            busy_seconds=m * own.head,
+            formula="m * (embedding, or output head and loss) of the slowest stage",
+            source=roofline,
+            bound=job.training.precision,
         ),
-        line(
-            LineName.TP_COMM,
-            m * slow.tp_comm,
-            "m * layers * 4 collectives (6 with full recompute) of s b h, and those at the ends",
-            "Shoeybi et al. (2019), section 3; Korthikanti et al. (2022), section 4.2.2",
-            tp_link,
+        TimeLine(
+            name=LineName.TP_COMM,
+            stage=stage,
+            busy_seconds=m * own.tp_comm,
+            formula="m * (layers * 4 collectives, 6 with full recompute, + 1 at each end) of one s b h activation",
+            source="Shoeybi et al. (2019), section 3; Korthikanti et al. (2022), section 4.2.2",
+            bound=slowest_link(job.cluster, layout.tp, 1),
         ),
-        line(
-            LineName.PP_COMM,
-            m * slow.pp_comm,
-            "m * v * (activation + gradient) sent to the neighbour stage",
-            "Narayanan et al. (SC 2021), sections 3.2 and 4.1",
-            pp_link,
-            m * slow.pp_hidden,
+        TimeLine(
+            name=LineName.PP_COMM,
+            stage=stage,
+            busy_seconds=m * own.pp_comm,
+            hidden_seconds=m * own.pp_hidden,
+            formula="m * v * (activation + gradient) sent to the neighbour stage",
+            source="Narayanan et al. (SC 2021), sections 3.2 and 4.1",
+            bound=slowest_link(job.cluster, layout.pp, layout.stride("pp")),
         ),
-        line(
-            LineName.BUBBLE,
-            bubble,
-            "(sum of the stages' seconds - slowest stage's) / v",
-            "Narayanan et al. (SC 2021), section 2.2",
-            "pipeline",
+    )
+
+
+def _bubble_line(seconds: float, stage: int) -> TimeLine:
+    return TimeLine(
+        name=LineName.BUBBLE,
+        stage=stage,
+        busy_seconds=seconds,
+        formula="(sum of the stages' seconds - slowest stage's) / v",
+        source="Narayanan et al. (SC 2021), section 2.2",
+        bound="pipeline",
+    )
+
+
+def _tail_lines(
+    job: Job, layout: Layout, own: StagePrices, tail: StagePrices, m: float, stage: int
+) -> tuple[TimeLine, ...]:
+    """What follows the last microbatch on the stage that ends last, and ZeRO's traffic in every microbatch."""
+    busy = m * own.dp_busy_each + tail.dp_busy_once
+    exposed = m * own.dp_exposed_each + tail.dp_exposed_once
+    return (
+        TimeLine(
+            name=LineName.DP_COMM,
+            stage=stage,
+            busy_seconds=busy,
+            hidden_seconds=busy - exposed,
+            formula="gradient reduction and weight gathering of the stage, less what hides behind its layers",
+            source="Rajbhandari et al., ZeRO (SC 2020), section 7",
+            bound=slowest_link(job.cluster, layout.dp * layout.cp, layout.tp),
         ),
-        line(
-            LineName.DP_COMM,
-            dp_busy,
-            "gradient reduction and weight gathering of the stage, less what hides behind its layers",
-            "Rajbhandari et al., ZeRO (SC 2020), section 7",
-            dp_link,
-            dp_busy - dp_exposed,
+        TimeLine(
+            name=LineName.TIED_EMBEDDING,
+            stage=stage,
+            busy_seconds=tail.tied_embedding,
+            formula="all-reduce of the tied embedding's gradient between first and last stage",
+            source="Megatron-LM, megatron/core/distributed/finalize_model_grads.py",
+            bound=slowest_link(job.cluster, layout.pp, layout.stride("pp")),
         ),
-        line(
-            LineName.TIED_EMBEDDING,
-            tail.tied_embedding,
-            "all-reduce of the tied embedding's gradient between first and last stage",
-            "Megatron-LM, finalize_model_grads.py",
-            pp_link if layout.pp > 1 else "none",
-        ),
-        line(
-            LineName.OPTIMIZER,
-            tail.optimizer,
-            "52 bytes moved per parameter of the shard / memory bandwidth",
-            "SimuMax, optimizer itemisation",
-            "memory",
+        TimeLine(
+            name=LineName.OPTIMIZER,
+            stage=stage,
+            busy_seconds=tail.optimizer,
+            formula="52 bytes moved per parameter of the shard / memory bandwidth",
+            source="SimuMax, optimizer cost by memory traffic",
+            bound="memory",
         ),
     )

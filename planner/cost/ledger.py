@@ -58,10 +58,12 @@ class MemoryLine:
 class TimeLine:
     """Seconds of one kind in an optimizer step: `busy` in all, of which `hidden` behind other work.
 
-    bound: the unit or link that limits the line, for example `matmul`, `nvlink` or `infiniband`.
+    stage: the pipeline stage that the line is about (the slowest one, or the one that ends last).
+    bound: the unit or link that limits the line, for example `bf16`, `nvlink` or `infiniband`.
     """
 
     name: LineName
+    stage: int = 0
     busy_seconds: Number
     hidden_seconds: Number = 0.0
     formula: str

@@ -25,7 +25,9 @@ def bubble_seconds(sum_of_stage_seconds: Any, slowest_stage_seconds: Any, interl
 
     With equal stages this is (p - 1) t / v, so that the bubble is (p - 1) / (v m) of the steady time. GPipe
     and 1F1B are equal here. `t_r` is the time of one microbatch through all chunks of stage r, forward and
-    backward. Exact for stages whose forward and backward times are proportional, checked by event simulation.
+    backward. Exact for equal stages, for GPipe, and for 1F1B whose slowest stage is the last; a slow early
+    stage of 1F1B fills part of its wait with forward passes, so that the form is then too long by less than one
+    pass through the other stages (checked by event simulation).
 
     Source: Narayanan et al. (SC 2021), sections 2.2.1 and 2.2.2.
     """

@@ -148,8 +148,6 @@ def _degrees_of(job: Job, constraints: Constraints, schedule: Schedule, refused:
     everything = DegreeArrays(**arrays, cp=np.ones_like(arrays["tp"]), schedule=schedule)
     left = everything.take(arrays["tp"] * arrays["pp"] * arrays["dp"] <= num_devices)
     left = left.take(constraints.allowed(left))
-    # With one data-parallel rank every ZeRO stage is the same.
-    left = left.take((left.dp > 1) | (left.zero == min(job.engine.zero_stages)))
     return _obey(job, left, RULES, refused)
 
 
@@ -196,7 +194,7 @@ def lower_bound_seconds(job: Job, degrees: DegreeArrays) -> NDArray[np.float64]:
     layer = layer_seconds(job, unique)
     comm = sum(tensor_parallel_seconds(job, unique))
     each = (layer.forward + layer.backward + comm)[position.ravel()]
-    head = sum(np.broadcast_to(h, ones.shape) for h in head_seconds(job, unique))[position.ravel()]
+    head = np.broadcast_to(np.add(*head_seconds(job, unique)), ones.shape)[position.ravel()]
     m, v, layers = num_microbatches(job, degrees), degrees.interleave, job.model.num_layers
     work = layers * each + head
     fullest = np.ceil(layers / degrees.pp) * each

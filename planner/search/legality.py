@@ -79,6 +79,12 @@ def _fills_pipeline(job: Job, layout: Degrees) -> Any:
     return np.equal(layout.pp, 1) | (_microbatches(job, layout) >= layout.pp)
 
 
+def _axes_offered(job: Job, layout: Degrees) -> Any:
+    degrees = {"tp": layout.tp, "pp": layout.pp, "dp": layout.dp, "cp": layout.cp}
+    missing = [np.greater(degree, 1) for axis, degree in degrees.items() if axis not in job.engine.axes]
+    return ~np.logical_or.reduce(missing) if missing else np.asarray(True)
+
+
 RULES: Final = (
     Rule(
         name="world",
@@ -124,11 +130,7 @@ RULES: Final = (
         holds=lambda _, x: (x.dp % x.hsdp == 0) & ((x.hsdp == 1) | np.greater(x.zero, 0)),
         why="hsdp divides dp and needs ZeRO",
     ),
-    Rule(
-        name="context-parallel",
-        holds=lambda _, x: np.equal(x.cp, 1),
-        why="context parallelism is not offered yet",
-    ),
+    Rule(name="axes", holds=_axes_offered, why="the engine runs every axis that is larger than 1"),
 )
 
 

@@ -244,7 +244,7 @@ def _cut(degrees: DegreeArrays | Layout) -> tuple[int, ...]:
 def _runners_up(found: _Found, winner: Choice, top: int) -> list[Choice]:
     """The best choices of the `top` next best ways to cut the model."""
     seen = {_cut(found.degrees[winner.candidate])}
-    losers = []
+    losers: list[Choice] = []
     for choice in sorted(found.choices, key=lambda choice: (choice.objective_seconds, choice.candidate)):
         cut = _cut(found.degrees[choice.candidate])
         if cut not in seen and len(losers) < top:
@@ -255,7 +255,8 @@ def _runners_up(found: _Found, winner: Choice, top: int) -> list[Choice]:
 
 def _layout_of(found: _Found, choice: Choice) -> Layout:
     candidate, columns = found.candidates[choice.candidate], list(choice.columns)
-    return layout_at(found.degrees[choice.candidate], candidate.layers[columns], candidate.policy[columns])
+    layers, policies = candidate.layers[columns].tolist(), candidate.policy[columns].tolist()
+    return layout_at(found.degrees[choice.candidate], layers, policies)
 
 
 def _runner_up(job: Job, winner: Estimate, layout: Layout) -> RunnerUp:

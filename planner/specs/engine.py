@@ -37,6 +37,7 @@ class EngineSpec(Document):
     name: Name
     program: str = Field(description="what runs the plan")
     # --- what it can run -------------------------------------------------------------------------------------
+    axes: tuple[Literal["tp", "pp", "dp", "cp"], ...] = Field(description="mesh axes that may exceed 1")
     schedules: tuple[Schedule, ...]
     zero_stages: tuple[int, ...]
     zero_stages_with_pipeline: tuple[int, ...]

@@ -1,0 +1,127 @@
+"""Memory against the published closed forms: ZeRO's table, Korthikanti's formulas and figure 1, the textbook."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+
+from planner.cost.ledger import LineName
+from planner.cost.memory import (
+    Stage,
+    layer_activation_bytes,
+    memory_lines,
+    state_bytes_per_param,
+    stored_activation_bytes,
+)
+from planner.layout import parse_layout
+
+GIB = 2**30
+OLD_GPT = ("training.attention=unfused", "training.dropout=0.1")
+
+# Rajbhandari et al., ZeRO (SC 2020), table 1: GB per device for 7.5B parameters, stages 0 to 3
+ZERO_7_5B = {
+    1: (120, 120, 120, 120),
+    4: (120, 52.5, 41.3, 30),
+    16: (120, 35.6, 21.6, 7.5),
+    64: (120, 31.4, 16.6, 1.88),
+    256: (120, 30.4, 15.4, 0.47),
+    1024: (120, 30.1, 15.1, 0.12),
+}
+
+
+@pytest.mark.parametrize(("degree", "stage"), [*itertools.product(ZERO_7_5B, range(4))])
+def test_zero_table(make_job, degree, stage):
+    job = make_job("megatron-7.5b", gpus=1024, batch=1024, settings=("training.memory_recipe=zero-16",))
+    layout = parse_layout(f"dp={degree},zero={stage}", num_layers=36, num_devices=degree)
+    per_param = sum(float(b) for b in state_bytes_per_param(job, layout, 1))
+    assert per_param * 7.5 == pytest.approx(ZERO_7_5B[degree][stage], abs=0.06)
+
+
+def test_textbook_recipe_takes_20_gb_for_a_billion_parameters(make_job):
+    job = make_job(settings=("training.memory_recipe=textbook-20",))
+    layout = parse_layout("tp=1", num_layers=96, num_devices=1)
+    assert sum(float(b) for b in state_bytes_per_param(job, layout, 8)) * 1e9 == 20e9
+
+
+@pytest.mark.parametrize("name", ["megatron-22b", "gpt3-175b", "megatron-529.6b"])
+@pytest.mark.parametrize(("t", "b"), [(1, 1), (8, 1), (8, 4), (4, 2)])
+def test_activations_of_one_layer_are_korthikantis(make_job, name, t, b):
+    job = make_job(name, settings=OLD_GPT)
+    m, s = job.model, 2048
+    h, a = m.hidden_size, m.num_heads
+    sbh = s * b * h
+    for sp in (0, 1) if t > 1 else (0,):
+        layout = parse_layout(f"tp={t},sp={sp},mbs={b}", num_layers=m.num_layers, num_devices=t)
+        none, selective, full = (float(x) for x in layer_activation_bytes(job, layout))
+        core = 5 * a * s / (h * t)
+        assert none == pytest.approx(sbh * ((34 / t if sp else 10 + 24 / t) + core), rel=1e-12)
+        assert selective == pytest.approx(sbh * (34 / t if sp else 10 + 24 / t), rel=1e-12)
+        assert full == pytest.approx(sbh * 2 / (t if sp else 1), rel=1e-12)
+
+
+# Korthikanti et al. (2022), figure 1: activations of the first stage in GiB, without and with sequence
+# parallelism and selective recompute; the values are formula values (Calculon's validation.py lists them).
+FIGURE_1 = [
+    ("megatron-22b", "tp=8,pp=1,mbs=4", 59.25, 9.5625),
+    ("gpt3-175b", "tp=8,pp=8,mbs=1,interleave=3", 66.84375, 12.3515625),
+    ("megatron-529.6b", "tp=8,pp=35,mbs=1,interleave=3", 114.0234375, 23.076171875),
+    ("megatron-1t", "tp=8,pp=64,mbs=1", 131.25, 26.5625),
+]
+
+
+@pytest.mark.parametrize(("name", "text", "plain", "selective"), FIGURE_1)
+def test_korthikanti_figure_1(make_job, name, text, plain, selective):
+    job = make_job(name, gpus=1024, batch=2100, settings=OLD_GPT)
+    for sp, policy, gib in ((0, 0, plain), (1, 1, selective)):
+        layout = parse_layout(f"{text},dp=1,sp={sp}", num_layers=job.model.num_layers, num_devices=1024)
+        stage = Stage(index=0, num_layers=job.model.num_layers / layout.pp, policy=policy)
+        stored = stored_activation_bytes(job, layout, stage, 2100)
+        assert float(stored) / GIB == pytest.approx(gib, rel=1e-12)
+
+
+def test_states_never_grow_with_the_zero_stage(make_job):
+    for engine, pp in itertools.product(("torch", "megatron"), (1, 4)):
+        job = make_job("llama3-8b", engine=engine, gpus=64)
+        totals = []
+        for zero in range(4):
+            layout = parse_layout(f"pp={pp},dp=8,zero={zero}", num_layers=32, num_devices=64)
+            totals.append(sum(float(b) for b in state_bytes_per_param(job, layout, 4)))
+        assert totals == sorted(totals, reverse=True), (engine, pp)
+
+
+def test_more_recompute_stores_less_and_brings_back_more(make_job):
+    job = make_job("llama3-8b", engine="torch")
+    layout = parse_layout("tp=2,pp=4,dp=2", num_layers=32, num_devices=16)
+    for r in range(4):
+        none, full = (
+            {
+                line.name: float(line.num_bytes)
+                for line in memory_lines(job, layout, Stage(index=r, num_layers=8, policy=p))
+            }
+            for p in (0, 2)
+        )
+        assert full[LineName.ACTIVATIONS] < none[LineName.ACTIVATIONS]
+        assert full[LineName.TRANSIENTS] >= none[LineName.TRANSIENTS]
+        assert full[LineName.PARAMS] == none[LineName.PARAMS]
+
+
+def test_earlier_stages_hold_more_microbatches(make_job):
+    job = make_job("llama3-8b", engine="torch")
+    layout = parse_layout("tp=2,pp=8,dp=2", num_layers=32, num_devices=32)
+    stored = stored_activation_bytes(job, layout, Stage(index=np.arange(8), num_layers=4, policy=0), 32)
+    assert np.all(np.diff(stored) < 0)
+    assert stored[0] == pytest.approx(8 * stored[-1])
+
+
+def test_every_line_broadcasts_over_stages_like_one_at_a_time(make_job):
+    job = make_job("llama3-70b", engine="torch", gpus=128)
+    layout = parse_layout("tp=8,pp=4,dp=4,zero=1,mbs=2", num_layers=80, num_devices=128)
+    together = memory_lines(
+        job, layout, Stage(index=np.arange(4), num_layers=np.full(4, 20), policy=np.array([2, 2, 0, 0]))
+    )
+    for r, policy in enumerate((2, 2, 0, 0)):
+        alone = memory_lines(job, layout, Stage(index=r, num_layers=20, policy=policy))
+        for a, b in zip(together, alone, strict=True):
+            assert np.broadcast_to(a.num_bytes, (4,))[r] == pytest.approx(float(b.num_bytes), rel=1e-15)

@@ -1,0 +1,115 @@
+"""The plan document: complete, reproducible, and never overwritten by accident."""
+
+from __future__ import annotations
+
+import json
+import stat
+
+import pytest
+
+from planner.cost.estimate import estimate
+from planner.errors import EnvironmentProblem, ExitCode, InputError
+from planner.plan import layout_to_dict, plan_from_json, plan_to_json, read_plan, write_plan
+from planner.search.constraints import Constraints
+from planner.search.search import search
+from planner.specs.job import Job
+from planner.specs.load import load_job
+
+
+@pytest.fixture(scope="module")
+def made():
+    job = load_job(
+        model="llama2-7b",
+        cluster="dgx-a100",
+        training=None,
+        engine="torch",
+        nodes=2,
+        gpus=None,
+        sequence_length=4096,
+        global_batch_size=64,
+        precision=None,
+        settings=("cluster.price=2.35 USD/h",),
+    )
+    return search(job, Constraints.parse(["pp=2", "mbs<=2"], ["tp=8"]))
+
+
+def test_a_written_plan_reads_back_equal(made):
+    again = plan_from_json(plan_to_json(made))
+    assert again == made
+    assert plan_to_json(again) == plan_to_json(made)
+
+
+def test_the_documents_inside_are_whole(made):
+    again = plan_from_json(plan_to_json(made))
+    job = Job(model=again.model, cluster=again.cluster, training=again.training, engine=again.engine, headroom=0.05)
+    assert estimate(job, again.layout).step_seconds == made.step_seconds
+    assert estimate(job, again.layout).memory == made.memory
+
+
+def test_the_keys_of_the_contract_are_there(made):
+    data = json.loads(plan_to_json(made))
+    contract = {
+        "format", "model", "cluster", "training", "engine", "layout", "fits", "step_seconds", "low_step_seconds",
+        "high_step_seconds", "tokens_per_second_per_device", "mfu", "hfu", "memory", "time", "runners_up",
+        "certificate",
+    }  # fmt: skip
+    assert contract <= set(data)
+    assert {"stage", "total_bytes", "limit_bytes", "lines"} <= set(data["memory"][0])
+    assert {"name", "stage", "num_bytes", "formula", "source"} <= set(data["memory"][0]["lines"][0])
+    assert {"name", "stage", "busy_seconds", "hidden_seconds", "formula", "source"} <= set(data["time"][0])
+    assert data["layout"] == layout_to_dict(made.layout)
+    assert data["options"]["pins"] == ["pp=2", "mbs<=2"]
+    assert "time" not in data["certificate"]
+
+
+def test_totals_in_the_document_are_sums_of_its_lines(made):
+    data = json.loads(plan_to_json(made))
+    for stage in data["memory"]:
+        assert stage["total_bytes"] == pytest.approx(sum(line["num_bytes"] for line in stage["lines"]), rel=1e-12)
+    exposed = sum(line["busy_seconds"] - line["hidden_seconds"] for line in data["time"])
+    assert data["step_seconds"] == pytest.approx(exposed, rel=1e-12)
+
+
+def test_an_existing_file_is_kept(made, tmp_path):
+    path = tmp_path / "plan.json"
+    path.write_text("mine")
+    with pytest.raises(InputError, match="--force"):
+        write_plan(made, path)
+    assert path.read_text() == "mine"
+    write_plan(made, path, replace=True)
+    assert read_plan(path) == made
+    assert [p.name for p in tmp_path.iterdir()] == ["plan.json"]
+    assert stat.S_ISREG(path.stat().st_mode)
+
+
+def test_a_folder_that_cannot_be_written_is_an_environment_problem(made, tmp_path):
+    with pytest.raises(EnvironmentProblem) as error:
+        write_plan(made, tmp_path / "missing" / "plan.json")
+    assert error.value.exit_code == ExitCode.ENVIRONMENT
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "{", "[]", "null", '{"format": 2}', '{"format": 1}', "[" * 100_000, '{"format": 1, "model": 3}', '"x"', "NaN"],
+)
+def test_what_is_no_plan_is_refused_without_a_traceback(text):
+    with pytest.raises(InputError):
+        plan_from_json(text)
+
+
+@pytest.mark.parametrize("key", ["model", "cluster", "training", "engine", "layout", "memory", "time", "fits"])
+def test_a_damaged_plan_is_refused(made, key):
+    data = json.loads(plan_to_json(made))
+    data[key] = {"name": "[/bold]", "unknown": 1}
+    if key == "fits":
+        del data[key]
+    with pytest.raises(InputError):
+        plan_from_json(json.dumps(data))
+
+
+def test_missing_and_binary_files_are_explained(tmp_path):
+    with pytest.raises(EnvironmentProblem, match="cannot read"):
+        read_plan(tmp_path / "none.json")
+    (tmp_path / "binary").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(InputError, match="UTF-8"):
+        read_plan(tmp_path / "binary")
