@@ -211,11 +211,12 @@ def write_plan(plan: Plan, path: Path, *, replace: bool = False) -> None:
     """Write a plan file through a temporary file and a rename; an existing file is kept unless `replace`.
 
     Raises:
-        InputError: the file exists and `replace` is false.
+        InputError: the file exists and `replace` is false, or the path is a folder or a device.
         EnvironmentProblem: the folder cannot be written.
     """
-    if path.exists() and not replace:
-        raise InputError(f"{path} exists", hint="add --force to replace it, or choose another name")
+    if path.exists() and not (replace and path.is_file()):
+        why = "exists" if path.is_file() else "is not a file"
+        raise InputError(f"{path} {why}", hint="add --force to replace a file, or choose another name")
     temporary = path.with_name(f".{path.name}.tmp")
     try:
         temporary.write_text(plan_to_json(plan), encoding="utf-8")

@@ -82,6 +82,12 @@ def test_an_existing_file_is_kept(made, tmp_path):
     assert stat.S_ISREG(path.stat().st_mode)
 
 
+def test_what_is_no_file_is_never_replaced(made, tmp_path):
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(InputError, match="not a file"):
+        write_plan(made, tmp_path / "folder", replace=True)
+
+
 def test_a_folder_that_cannot_be_written_is_an_environment_problem(made, tmp_path):
     with pytest.raises(EnvironmentProblem) as error:
         write_plan(made, tmp_path / "missing" / "plan.json")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from planner.cost.parameters import num_matmul_params
+from planner.units import UNITS
 
 if TYPE_CHECKING:
     from planner.specs.model import ModelSpec
@@ -68,4 +69,4 @@ def end_to_end_days(tokens: float, num_params: float, num_devices: int, flops_pe
     Source: Narayanan et al. (SC 2021), section 5.1, equation 4.
     """
     seconds = 8.0 * tokens * num_params / (num_devices * flops_per_second_per_device)
-    return seconds / 86_400.0
+    return seconds / UNITS["seconds"]["d"]

@@ -116,6 +116,7 @@ def _tensor_options(job: Job, constraints: Constraints, refused: dict[str, int])
     left = DegreeArrays(
         tp=tp, sp=sp, pp=one, dp=one, cp=one, zero=one, hsdp=one, mbs=one, interleave=one, schedule="1f1b"
     )  # fmt: skip
+    left = left.take(constraints.only("tp", "sp").allowed(left))
     left = _obey(job, left, [rule for rule in RULES if rule.name in _TENSOR_RULES], refused)
     return list(zip(left.tp.tolist(), left.sp.tolist(), strict=True))
 

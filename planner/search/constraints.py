@@ -113,6 +113,10 @@ class Constraints:
                 mask &= ~np.logical_and.reduce([np.broadcast_to(c.holds(degrees), mask.shape) for c in combination])
         return mask
 
+    def only(self, *keys: str) -> Constraints:
+        """The pins on these keys alone."""
+        return Constraints(pins=tuple(pin for pin in self.pins if pin.key in keys))
+
     def without(self, pin: Condition) -> Constraints:
         """The same constraints less one pin."""
         return Constraints(pins=tuple(each for each in self.pins if each is not pin), forbidden=self.forbidden)

@@ -27,6 +27,7 @@ from planner.search.constraints import Constraints
 from planner.search.dynamic_program import best_choice
 from planner.search.legality import broken_rules
 from planner.search.solve import Solution, solve
+from planner.units import format_seconds
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -268,7 +269,7 @@ def _runner_up(job: Job, winner: Estimate, layout: Layout) -> RunnerUp:
     }
     most = sorted((name for name in worse if worse[name] > 0), key=lambda name: -worse[name])[:2]
     share = priced.step_seconds / winner.step_seconds - 1
-    causes = ", ".join(f"{name.value} +{worse[name]:.3g} s" for name in most)
+    causes = ", ".join(f"{name.value.replace('_', ' ')} +{format_seconds(worse[name])}" for name in most)
     reason = f"{share:+.1%}" + (f": {causes}" if causes and share > 0 else "")
     return RunnerUp(layout=layout, step_seconds=priced.step_seconds, peak_bytes=priced.peak_bytes, reason=reason)
 

@@ -212,7 +212,7 @@ def test_both_solvers_give_the_same_plan(job, best):
     ("pins", "message"),
     [
         (["tp=3"], "tp divides the heads"),
-        (["tp=16"], "scale-up domain"),
+        (["tp=16"], "key-value heads"),
         (["tp=2,sp=0"], "sequence parallelism"),
         (["layers_per_stage=1/2"], "sums to 3"),
         (["zero=3,pp=2"], "ZeRO stage"),

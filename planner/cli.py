@@ -1,0 +1,378 @@
+"""The command line: parse, call one function, print, return an exit code.
+
+Results go to standard output, everything else to standard error. Heavy imports stand inside the commands, so
+that `planner --help` answers at once.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import signal
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import click
+
+from planner import __version__
+from planner.errors import EnvironmentProblem, ExitCode, InputError, PlannerError
+from planner.options import count_option, file_option, json_option, plan_argument, resume_option, workload_options
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from rich.console import RenderableType
+
+    from planner.plan import Plan
+    from planner.search.integer_program import SolverName
+    from planner.search.search import NothingFits
+    from planner.specs.job import Job
+
+__all__ = ["cli", "main", "run"]
+
+
+class _Terminated(BaseException):
+    """SIGTERM arrived; raised in the main thread so that every `finally` runs."""
+
+
+class _InOrder(click.Group):
+    """Lists the commands in the order of their use, not of the alphabet."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's own signature
+        return list(self.commands)
+
+
+# --- commands ---------------------------------------------------------------------------------------------------
+
+
+@click.group(cls=_InOrder, invoke_without_command=True, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="planner")
+@click.pass_context
+def cli(ctx: click.Context) -> None:
+    """Plan, explain and run the distributed training of transformer models."""
+    if ctx.invoked_subcommand is None:
+        _print(ctx.get_help() + "\n")
+
+
+@cli.command()
+@click.argument("model")
+@click.argument("cluster")
+@click.argument("training", required=False, metavar="[TRAINING.yaml]")
+@workload_options
+@click.option("--pin", "pins", multiple=True, metavar="LAYOUT", help="Keep to this, as in tp=8 or mbs<=4.")
+@click.option("--forbid", "forbids", multiple=True, metavar="LAYOUT", help="Leave this combination out.")
+@click.option("--top", type=click.IntRange(1, 100), default=3, show_default=True, metavar="K", help="Layouts to list.")
+@click.option("--solver", type=click.Choice(["cbc", "highs"]), default="cbc", show_default=True, help="Integer solver.")
+@click.option("--time-limit", type=click.FloatRange(0, min_open=True), metavar="S", help="Seconds for the solver.")
+@file_option("-o", "--output", help="Write the plan here.")
+@click.option("--force", is_flag=True, help="Replace files that exist.")
+@file_option("--stats", help="Write how the solve went and how long it took.")
+@json_option
+@click.pass_context
+def plan(
+    ctx: click.Context,
+    /,
+    *,
+    pins: Sequence[str],
+    forbids: Sequence[str],
+    top: int,
+    solver: SolverName,
+    time_limit: float | None,
+    output: Path | None,
+    force: bool,
+    stats: Path | None,
+    as_json: bool,
+    **workload: Any,
+) -> int:
+    """Find the fastest layout for MODEL on CLUSTER.
+
+    MODEL and CLUSTER are shipped names (`planner models`, `planner clusters`) or YAML files. Without -o nothing
+    is written. The exit code is 3 when no layout fits into memory.
+    """
+    from planner.plan import plan_to_json, write_plan
+    from planner.search.search import Constraints, NothingFits, search
+    from planner.show.progress import Progress, write_stats
+
+    _check_writable(output, stats, force=force)
+    constraints = Constraints.parse(pins, forbids)
+    job = _load_job(**workload)
+    with Progress(sys.stderr) as progress:
+        found = search(job, constraints, solver=solver, time_limit=time_limit, top=top, reporter=progress)
+    if stats:
+        write_stats(progress, stats)
+    if isinstance(found, NothingFits):
+        return _show_nothing_fits(job, found, as_json=as_json)
+    if output:
+        write_plan(found, output, replace=force)
+    if as_json:
+        _print(plan_to_json(found))
+    else:
+        _show_plan(found, output, command=ctx.obj)
+    return ExitCode.OK
+
+
+@cli.command()
+@click.argument("targets", nargs=-1, required=True, metavar="PLAN | MODEL CLUSTER [TRAINING.yaml]")
+@click.option("--layout", metavar="LAYOUT", help="The layout to price, as in tp=8,pp=4,mbs=1.")
+@workload_options
+@json_option
+@click.pass_context
+def explain(
+    ctx: click.Context, /, *, targets: Sequence[str], layout: str | None, as_json: bool, **workload: Any
+) -> int:
+    """Show the cost of a plan or a layout, formula by formula.
+
+    PLAN is a file that `planner plan -o` wrote, or - for standard input.
+    """
+    from planner.plan import plan_to_json
+    from planner.show.explain import explanation
+
+    if len(targets) == 1:
+        _refuse_options(ctx)
+        priced = _read_plan(targets[0])
+    else:
+        priced = _price(targets, layout, **workload)
+    if as_json:
+        _print(plan_to_json(priced))
+    else:
+        _render(explanation(priced))
+    return ExitCode.OK
+
+
+@cli.command()
+@plan_argument
+@click.option("--data", multiple=True, type=click.Path(path_type=Path), metavar="PATH", help="What to train on.")
+@count_option("--steps", help="Optimizer steps; the plan's own number by default.")
+@click.option("--output", type=click.Path(path_type=Path), metavar="DIR", help="Where the run lives; runs/PLAN.")
+@resume_option
+@click.option("--dry-run", is_flag=True, help="Print the command of each host and start nothing.")
+def launch(plan_path: Path, output: Path | None, dry_run: bool, **options: Any) -> int:
+    """Train by PLAN, then compare the forecast with what happened."""
+    from planner.launch import launch as start
+
+    output = output or _run_folder(plan_path)
+    code = start(plan_path, output=output, dry_run=dry_run, **options)
+    if code == ExitCode.OK and not dry_run:
+        _show_comparison(output)
+    return code
+
+
+@cli.command()
+@plan_argument
+@click.option("--to", type=click.Choice(["torchrun"]), default="torchrun", show_default=True, help="What to write.")
+def emit(plan_path: Path, to: str) -> int:  # noqa: ARG001 - one target so far
+    """Print what starts PLAN on its hosts, one line for each."""
+    from planner.emit.torchrun import torchrun_commands
+
+    if str(plan_path) == "-":
+        raise InputError("the command needs the plan's file", hint="write it first, `planner plan ... -o plan.json`")
+    lines = torchrun_commands(_read_plan(str(plan_path)), plan_path, output=_run_folder(plan_path))
+    _print("".join(f"{line}\n" for line in lines))
+    return ExitCode.OK
+
+
+@cli.command()
+@click.argument("name", required=False)
+@json_option
+def models(name: str | None, as_json: bool) -> int:
+    """List the models that are shipped, or show NAME whole."""
+    from planner.show import library
+
+    if name:
+        return _show_entry(library.one_model(name), library.entry_text, as_json=as_json)
+    return _show_entry(library.model_entries(), library.model_table, as_json=as_json)
+
+
+@cli.command()
+@click.argument("name", required=False)
+@json_option
+def clusters(name: str | None, as_json: bool) -> int:
+    """List the clusters that are shipped, or show NAME whole."""
+    from planner.show import library
+
+    if name:
+        return _show_entry(library.one_cluster(name), library.entry_text, as_json=as_json)
+    return _show_entry(library.cluster_entries(), library.cluster_table, as_json=as_json)
+
+
+# --- what the commands share ------------------------------------------------------------------------------------
+
+
+def _load_job(**workload: Any) -> Job:
+    from planner.specs.load import load_job
+
+    return load_job(**{name: value for name, value in workload.items() if value is not None})
+
+
+def _price(targets: Sequence[str], layout: str | None, **workload: Any) -> Plan:
+    """Price the layout that the user wrote for MODEL on CLUSTER."""
+    from planner.layout import parse_layout
+    from planner.search.search import plan_for_layout
+
+    if len(targets) > 3:
+        raise click.UsageError(f"too many arguments: {shlex.join(targets[3:])}")
+    if layout is None:
+        raise click.UsageError("say which layout to price: --layout tp=8,pp=4,...; `planner plan` chooses one")
+    model, cluster, training = (*targets, None)[:3]
+    job = _load_job(model=model, cluster=cluster, training=training, **workload)
+    num_layers, num_devices = job.model.num_layers, job.cluster.num_devices
+    return plan_for_layout(job, parse_layout(layout, num_layers=num_layers, num_devices=num_devices))
+
+
+def _refuse_options(ctx: click.Context) -> None:
+    """A plan is priced already: options of a workload would be ignored in silence."""
+    given = [
+        param.opts[0]
+        for param in ctx.command.params
+        if param.name not in ("targets", "as_json")
+        and ctx.get_parameter_source(param.name or "") is click.core.ParameterSource.COMMANDLINE
+    ]
+    if given:
+        raise click.UsageError(f"{', '.join(given)}: a plan is priced already; these go with MODEL CLUSTER")
+
+
+def _read_plan(name: str) -> Plan:
+    from planner.plan import plan_from_json, read_plan
+
+    if name != "-":
+        return read_plan(Path(name))
+    return plan_from_json(sys.stdin.buffer.read().decode("utf-8", "replace"), name="standard input")
+
+
+def _check_writable(*paths: Path | None, force: bool) -> None:
+    """Refuse before a long search what could not be written after it."""
+    for path in filter(None, paths):
+        if str(path) == "-":
+            raise InputError("`-` is no file name here", hint="--json prints the plan on standard output")
+        if path.exists() and not path.is_file():
+            raise InputError(f"{path} is not a file")
+        if path.exists() and not force:
+            raise InputError(f"{path} exists", hint="add --force to replace it, or choose another name")
+        if not os.access(path.parent, os.W_OK):
+            raise EnvironmentProblem(f"cannot write {path}: its folder is missing or may not be written")
+
+
+def _show_plan(found: Plan, output: Path | None, *, command: str) -> None:
+    from planner.show.summary import next_command, summary
+
+    _render(summary(found, next_command(found, command, output)))
+
+
+def _show_nothing_fits(job: Job, found: NothingFits, *, as_json: bool) -> int:
+    from planner.show.nothing_fits import nothing_fits, nothing_fits_to_json
+
+    if as_json:
+        from planner.search.search import plan_for_layout
+
+        _print(nothing_fits_to_json(plan_for_layout(job, found.layout), found))
+    else:
+        _render(nothing_fits(job, found))
+    return ExitCode.NOTHING_FITS
+
+
+def _run_folder(plan_path: Path) -> Path:
+    """Where a run lives by default; a plan from standard input has no name to take."""
+    return Path("runs") / (plan_path.stem if str(plan_path) != "-" else "plan")
+
+
+def _show_comparison(output: Path) -> None:
+    """Set what the run in `output` measured against the plan that it kept."""
+    import json
+
+    from planner.show.comparison import comparison
+    from planner.verify import compare
+
+    measured = output / "measurements.json"
+    if measured.exists():
+        plan_of_run = _read_plan(str(output / "plan.json"))
+        _render(comparison(compare(plan_of_run, json.loads(measured.read_text(encoding="utf-8")))))
+
+
+def _show_entry(found: Any, layout: Callable[[Any], RenderableType], *, as_json: bool) -> int:
+    import json
+
+    text = json.dumps(found, indent=1) + "\n" if as_json else layout(found)
+    if isinstance(text, str):  # a document is not laid out for a screen
+        _print(text)
+    else:
+        _render(text)
+    return ExitCode.OK
+
+
+def _render(renderable: RenderableType) -> None:
+    from planner.show.screen import Screen, to_text
+
+    _print(to_text(renderable, Screen.of(sys.stdout)))
+
+
+def _print(text: str) -> None:
+    """Write a result; what the terminal's encoding cannot say is escaped rather than fatal."""
+    encoding = sys.stdout.encoding or "utf-8"
+    sys.stdout.write(text.encode(encoding, "backslashreplace").decode(encoding))
+    sys.stdout.flush()
+
+
+# --- the process ------------------------------------------------------------------------------------------------
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run one command and return its exit code; only a bug raises."""
+    try:
+        code = _invoke(argv)
+        sys.stdout.flush()
+    except BrokenPipeError:  # whoever reads our output has seen enough
+        return ExitCode.OK
+    except OSError as error:
+        if error.filename is not None:  # a file that a command should have looked after
+            raise
+        return _report(EnvironmentProblem(f"cannot write the output: {error.strerror}"))
+    return code
+
+
+def _invoke(argv: Sequence[str]) -> int:
+    command = shlex.join(["planner", *argv])
+    try:
+        return int(cli.main(list(argv), prog_name="planner", standalone_mode=False, obj=command) or ExitCode.OK)
+    except click.UsageError as error:
+        path = error.ctx.command_path if error.ctx else "planner"
+        return _report(InputError(error.format_message(), hint=f"see `{path} --help`"))
+    except PlannerError as error:
+        return _report(error)
+    except (click.Abort, KeyboardInterrupt):
+        return ExitCode.INTERRUPTED
+    except _Terminated:
+        return ExitCode.TERMINATED
+    except SystemExit:  # no command exits by itself; click does when the reader of our output has gone
+        return ExitCode.OK
+
+
+def _report(error: PlannerError) -> int:
+    from planner.show.mistakes import mistakes_text
+    from planner.show.screen import Screen
+
+    sys.stderr.write(mistakes_text(error, Screen.of(sys.stderr)))
+    return error.exit_code
+
+
+def _terminate(signum: int, frame: object) -> NoReturn:  # noqa: ARG001 - the signature of a signal handler
+    raise _Terminated
+
+
+def _open_missing_streams() -> None:
+    """Give a closed standard stream to the null device, or the next file that is opened would receive our output."""
+    for descriptor in (0, 1, 2):
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)
+    sys.stdin = sys.stdin or open(0)  # noqa: SIM115 - lives as long as the process
+    sys.stdout = sys.stdout or open(1, "w")  # noqa: SIM115
+    sys.stderr = sys.stderr or open(2, "w")  # noqa: SIM115
+
+
+def run() -> NoReturn:
+    """The console entry: `main` with the arguments, signals and streams of this process."""
+    _open_missing_streams()
+    signal.signal(signal.SIGTERM, _terminate)
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,73 @@
+"""Options and arguments that several commands share."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ["count_option", "file_option", "json_option", "plan_argument", "resume_option", "workload_options"]
+
+
+def _read_share(ctx: click.Context, param: click.Parameter, value: str | None) -> float | None:  # noqa: ARG001
+    """A share of one, written `10%` or `0.1`; click calls this for `--headroom`."""
+    if value is None:
+        return None
+    try:
+        share = float(value.strip().removesuffix("%")) / (100 if value.strip().endswith("%") else 1)
+    except ValueError:
+        share = -1.0
+    if not 0 <= share < 1:
+        raise click.BadParameter(f"{value!r} is no share; write a percentage from 0% to below 100%")
+    return share
+
+
+def _read_resume(ctx: click.Context, param: click.Parameter, value: str) -> str:  # noqa: ARG001
+    """`auto`, `never` or a step; click calls this for `--resume`."""
+    if value not in ("auto", "never") and not (value.isascii() and value.isdigit()):
+        raise click.BadParameter(f"{value!r} is neither auto nor never nor a step")
+    return value
+
+
+def file_option(*names: str, help: str) -> Callable[[Any], Any]:  # noqa: A002 - click's own name
+    """An option that takes a file name."""
+    return click.option(*names, type=click.Path(path_type=Path), metavar="FILE", help=help)
+
+
+def count_option(*names: str, help: str) -> Callable[[Any], Any]:  # noqa: A002 - click's own name
+    """An option that takes a number of at least one."""
+    return click.option(*names, type=click.IntRange(min=1), metavar="N", help=help)
+
+
+_WORKLOAD = (
+    count_option("--nodes", help="Hosts; overrides the cluster's own count."),
+    count_option("--gpus", help="Devices, instead of --nodes."),
+    count_option("--seq-len", "sequence_length", help="Tokens per sequence."),
+    count_option("--global-batch", "global_batch_size", help="Sequences per optimizer step."),
+    click.option("--precision", type=click.Choice(["fp32", "fp16", "bf16"]), help="What the model computes in."),
+    click.option("--engine", default="torch", show_default=True, metavar="NAME", help="The program that will train."),
+    click.option("--set", "settings", multiple=True, metavar="PATH=VALUE", help="As in device.memory=141GiB."),
+    click.option("--headroom", callback=_read_share, metavar="SHARE", help="Memory to leave free; 5% by default."),
+    click.option("--allow-tp-across-nodes", is_flag=True, help="Let tensor parallelism leave the scale-up domain."),
+)
+json_option = click.option("--json", "as_json", is_flag=True, help="Print the document instead of text.")
+resume_option = click.option(
+    "--resume",
+    default="auto",
+    show_default=True,
+    callback=_read_resume,
+    metavar="auto|never|STEP",
+    help="Which checkpoint to start from.",
+)
+plan_argument = click.argument("plan_path", type=click.Path(path_type=Path), metavar="PLAN")
+
+
+def workload_options(command: Any) -> Any:
+    """Add the options that describe a workload."""
+    for option in reversed(_WORKLOAD):
+        command = option(command)
+    return command

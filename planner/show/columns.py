@@ -1,0 +1,123 @@
+"""Tables without lines that never cut a figure: a narrow screen loses a column or gets a list instead."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from rich.console import Group
+from rich.measure import Measurement
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
+
+__all__ = ["Columns", "Flow", "assignments"]
+
+_GAP: Final = 2
+_LEAST_TEXT: Final = 16
+"""Running text in a narrower column is a ladder of words."""
+
+
+class Columns:
+    """Rows in columns.
+
+    right: columns of figures, set to the right.
+    wrap: columns that may take several lines or shrink; all others keep their width.
+    optional: columns to leave out on a narrow screen, the least important first.
+    """
+
+    def __init__(
+        self,
+        rows: Iterable[Iterable[RenderableType]],
+        *,
+        right: Iterable[int] = (),
+        wrap: Iterable[int] = (),
+        optional: Sequence[int] = (),
+        header: Iterable[str] = (),
+    ) -> None:
+        cells = [[Text(cell) if isinstance(cell, str) else cell for cell in row] for row in rows]
+        self._num_columns = max(map(len, cells), default=0)
+        self._rows = [row + [Text("")] * (self._num_columns - len(row)) for row in cells]
+        self._header = list(header) or [""] * self._num_columns
+        self._right, self._wrap, self._optional = set(right), set(wrap), optional
+
+    def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:
+        return Measurement(min(_LEAST_TEXT, options.max_width), options.max_width)
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        kept = list(range(self._num_columns))
+        least = [self._least_width(column, console, options) for column in kept]
+        for column in (None, *self._optional):
+            kept = [each for each in kept if each != column]
+            if sum(least[each] for each in kept) + _GAP * (len(kept) - 1) <= options.max_width:
+                yield self._table(kept)
+                return
+        yield from self._list()
+
+    def _least_width(self, column: int, console: Console, options: ConsoleOptions) -> int:
+        cells = [row[column] for row in self._rows]
+        sizes = [Measurement.get(console, options, cell) for cell in cells]
+        if column not in self._wrap:
+            return max(len(self._header[column]), *(size.maximum for size in sizes))
+        # a bar says itself how short it may be; text could break after every word, and should not
+        least = [_LEAST_TEXT if isinstance(cell, Text | Group) else 0 for cell in cells]
+        return max(max(size.minimum, min(size.maximum, wanted)) for size, wanted in zip(sizes, least, strict=True))
+
+    def _table(self, kept: Sequence[int]) -> Table:
+        titled = any(self._header)
+        table = Table(box=None, show_header=titled, header_style="dim", padding=(0, _GAP, 0, 0), pad_edge=False)
+        for column in kept:
+            table.add_column(
+                Text(self._header[column]),
+                justify="right" if column in self._right else "left",
+                no_wrap=column not in self._wrap,
+                overflow="fold",
+            )
+        for row in self._rows:
+            table.add_row(*(row[column] for column in kept))
+        return table
+
+    def _list(self) -> RenderResult:
+        """Each row as its first cell with the others below it, each after its heading."""
+        for first, *others in self._rows:
+            yield first
+            for title, cell in zip(self._header[1:], others, strict=True):
+                if not isinstance(cell, Text):
+                    yield Padding(cell, (0, 0, 0, _GAP))
+                elif cell.plain:
+                    named = Text.assemble((f"{title} ", "dim"), cell) if title else cell
+                    yield Padding(named, (0, 0, 0, _GAP))
+
+
+class Flow:
+    """Short items after each other, broken over lines between items only."""
+
+    def __init__(self, items: Iterable[Text], *, gap: int = _GAP) -> None:
+        self._items = list(items)
+        self._gap = gap
+
+    def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:
+        widths = [item.cell_len for item in self._items] or [0]
+        whole = sum(widths) + self._gap * (len(widths) - 1)
+        return Measurement(min(max(widths), options.max_width), min(whole, options.max_width))
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        line = Text(overflow="fold")
+        for item in self._items:
+            gap = self._gap if line.cell_len else 0
+            if line.cell_len and line.cell_len + gap + item.cell_len > options.max_width:
+                yield line
+                line, gap = Text(overflow="fold"), 0
+            line.append(" " * gap)
+            line.append_text(item)
+        yield line
+
+
+def assignments(text: str, style: str = "") -> Flow:
+    """`tp=8,pp=4,...`, broken after commas only."""
+    parts = text.split(",")
+    return Flow([Text(part + "," * (i < len(parts) - 1), style=style) for i, part in enumerate(parts)], gap=0)

@@ -1,0 +1,60 @@
+"""What `planner launch` prints when it is done: predicted against measured, line by line."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rich.text import Text
+
+from planner.show.columns import Columns
+from planner.show.screen import clean, section, stack
+from planner.show.words import line_label
+from planner.units import format_bytes, format_seconds
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from rich.console import Group, RenderableType
+
+    from planner.verify import Deviation
+
+__all__ = ["comparison"]
+
+_HEADER = ("planned", "measured", "ratio", "")
+
+
+def comparison(deviations: Sequence[Deviation]) -> Group:
+    """Each line as planned and as measured; what was not measured says why, what is nothing in both is left out."""
+    shown = [each for each in deviations if each.planned or each.measured]
+    notes = list(dict.fromkeys(each.note for each in shown if each.note))
+    times = [(_label(each), *_figures(each, notes)) for each in shown if each.stage is None]
+    memory = [(_label(each), str(each.stage), *_figures(each, notes)) for each in shown if each.stage is not None]
+    time_table = Columns(times, right=(1, 2, 3), header=("", *_HEADER))
+    memory_table = Columns(memory, right=(1, 2, 3, 4), header=("", "stage", *_HEADER))
+    return stack(
+        section("Time, predicted against measured", time_table, note="ratio = measured / planned"),
+        section("Memory of a device, predicted against measured", memory_table) if memory else None,
+        section("Notes", Columns(((_mark(i), clean(note)) for i, note in enumerate(notes)), wrap=(1,)))
+        if notes
+        else None,
+    )
+
+
+def _label(deviation: Deviation) -> str:
+    return line_label(clean(deviation.name))
+
+
+def _figures(deviation: Deviation, notes: Sequence[str]) -> tuple[RenderableType, ...]:
+    ratio = "" if deviation.relative_error is None else f"{1 + deviation.relative_error:.2f}"
+    mark = Text(_mark(notes.index(deviation.note)) if deviation.note else "", style="dim")
+    return _figure(deviation.planned, deviation.unit), _figure(deviation.measured, deviation.unit), ratio, mark
+
+
+def _mark(index: int) -> str:
+    return f"[{index + 1}]"
+
+
+def _figure(value: float | None, unit: str) -> str:
+    if value is None:
+        return "-"
+    return format_bytes(value) if unit == "bytes" else format_seconds(value)

@@ -1,0 +1,125 @@
+"""What `planner explain` prints: the ledger whole, every line with its formula and source."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rich.measure import Measurement
+from rich.text import Text
+
+from planner.cost.ledger import total_exposed_seconds
+from planner.show.columns import Columns
+from planner.show.figures import bytes_scale, seconds_scale
+from planner.show.screen import clean, indented, section, stack
+from planner.show.summary import heading, layout_rows
+from planner.show.words import fold_runs, limit_words, line_label
+from planner.units import format_count, format_seconds
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
+
+    from planner.cost.ledger import MemoryLine, StageMemory, TimeLine
+    from planner.plan import Plan
+    from planner.show.figures import Scale
+
+__all__ = ["explanation"]
+
+
+def explanation(plan: Plan) -> Group:
+    """Head, memory of every stage, time of the step, and the formulas behind both."""
+    step = f"{format_seconds(plan.step_seconds)}, {format_count(plan.tokens_per_second_per_device)} tokens/s per device"
+    rates = f"MFU {plan.mfu:.1%}, HFU {plan.hfu:.1%}"
+    convention = Text(f"  {clean(plan.flops_convention)}", style="dim")
+    figures = Columns([("step", step), ("rates", Text.assemble(rates, convention))], wrap=(1,))
+    scale = bytes_scale(stage.total_bytes for stage in plan.memory)
+    return stack(
+        heading(plan),
+        indented(Columns(layout_rows(plan), wrap=(1,))),
+        indented(figures),
+        section(f"Memory of a device, {scale.unit}", _StageColumns(plan, scale), note=limit_words(plan)),
+        _time_section(plan),
+        section("Formulas of memory", _formulas(_distinct(plan.memory))),
+        section("Formulas of time", _formulas(plan.time)),
+    )
+
+
+class _StageColumns:
+    """The lines below each other, the stages beside each other, in as many blocks as the width asks for."""
+
+    def __init__(self, plan: Plan, scale: Scale) -> None:
+        self._plan = plan
+        self._scale = scale
+        self._groups = fold_runs(
+            plan.memory, lambda stage: (stage.limit_bytes, [scale(float(line.num_bytes)) for line in stage.lines])
+        )
+
+    def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:
+        return Measurement(options.max_width, options.max_width)
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        names = [line_label(line.name) for line in self._plan.memory[0].lines]
+        width = max(len(self._scale(group[0].limit_bytes)) for group in self._groups)
+        width = max(width, *(len(_stages(group)) for group in self._groups)) + 2
+        fit = max(1, (options.max_width - max(map(len, names)) - 2) // width)
+        for first in range(0, len(self._groups), fit):
+            if first:
+                yield Text("")
+            yield self._block(names, self._groups[first : first + fit])
+
+    def _block(self, names: list[str], groups: list[list[StageMemory]]) -> RenderableType:
+        stages = [group[0] for group in groups]
+        layers = [str(self._plan.layout.layers_of_stage(stage.stage)) for stage in stages]
+        rows: list[list[RenderableType]] = [["layers", *layers]]
+        for index, name in enumerate(names):
+            rows.append([name, *(self._scale(float(stage.lines[index].num_bytes)) for stage in stages)])
+        rows.append([Text("total", style="bold"), *(Text(self._scale(s.total_bytes), style="bold") for s in stages)])
+        rows.append([Text("free", style="dim"), *(self._free(stage) for stage in stages)])
+        return Columns(rows, right=range(1, len(stages) + 1), header=["stage", *map(_stages, groups)])
+
+    def _free(self, stage: StageMemory) -> Text:
+        free = stage.limit_bytes - stage.total_bytes
+        return Text(self._scale(free), style="bold red" if free < 0 else "dim")
+
+
+def _stages(group: list[StageMemory]) -> str:
+    first, last = group[0].stage, group[-1].stage
+    return str(first) if first == last else f"{first}..{last}"
+
+
+def _time_section(plan: Plan) -> Group:
+    total = float(total_exposed_seconds(plan.time))
+    scale = seconds_scale([float(line.busy_seconds) for line in plan.time] + [total])
+    rows: list[list[RenderableType]] = [
+        [
+            line_label(line.name),
+            scale(float(line.busy_seconds)),
+            scale(float(line.hidden_seconds)),
+            scale(float(line.exposed_seconds)),
+            f"{float(line.exposed_seconds) / total:.1%}" if line.exposed_seconds else "",
+            Text(clean(line.bound) if line.busy_seconds else "", style="dim"),
+        ]
+        for line in plan.time
+    ]
+    rows.append([Text("step", style="bold"), "", "", Text(scale(total), style="bold"), "100.0%"])
+    table = Columns(
+        rows, right=(1, 2, 3, 4), optional=(4,), header=("", "busy", "hidden", "exposed", "share", "bound by")
+    )
+    return section(f"Time of a step, {scale.unit}", table, note="exposed = busy - hidden; the step is their sum")
+
+
+def _distinct(memory: Sequence[StageMemory]) -> list[MemoryLine]:
+    """Each formula once, in the order of the ledger; stages with a formula of their own add theirs."""
+    lines = [line for stage in memory for line in stage.lines]
+    order = [line.name for line in memory[0].lines]
+    seen = {(line.name, line.formula, line.source): line for line in lines}
+    return sorted(seen.values(), key=lambda line: order.index(line.name))
+
+
+def _formulas(lines: Iterable[MemoryLine | TimeLine]) -> RenderableType:
+    rows = [
+        (line_label(line.name), Text.assemble(clean(line.formula), (f"\n{clean(line.source)}", "dim")))
+        for line in lines
+    ]
+    return Columns(rows, wrap=(1,))

@@ -1,0 +1,98 @@
+"""What a search does while one waits: a line on a terminal when it takes long, and counts and times for a file."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from typing import TYPE_CHECKING, Any, Final, Self, TextIO
+
+from rich.console import Console
+from rich.status import Status
+from rich.text import Text
+
+from planner.errors import EnvironmentProblem
+from planner.search.search import Reporter
+from planner.show.screen import Screen
+from planner.units import format_seconds
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+__all__ = ["Progress", "write_stats"]
+
+_PATIENCE_SECONDS: Final = 0.5
+"""A search that is done by then shows nothing."""
+
+
+class Progress(Reporter):
+    """Keeps what the search reports and shows it on a terminal; as a context manager it times the search."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self.stats: dict[str, Any] = {}
+        self._start = time.perf_counter()
+        self._status: Status | None = None
+        self._timer: threading.Timer | None = None
+        screen = Screen.of(stream)
+        if stream.isatty() and screen.color:
+            console = Console(file=stream, width=screen.width)
+            spinner = "dots" if screen.unicode else "line"
+            self._status = Status(Text("listing layouts"), console=console, spinner=spinner)
+            self._timer = threading.Timer(_PATIENCE_SECONDS, self._status.start)
+            self._timer.daemon = True
+
+    def __enter__(self) -> Self:
+        if self._timer:
+            self._timer.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self._timer and self._status:
+            self._timer.cancel()
+            self._timer.join()  # it may be starting the line just now
+            self._status.stop()
+        self._mark("total_seconds")
+
+    def _mark(self, name: str) -> None:
+        self.stats[name] = time.perf_counter() - self._start
+
+    def _show(self, text: str) -> None:
+        if self._status:
+            self._status.update(Text(text))
+
+    def candidates(self, num_legal: int, num_refused: int) -> None:
+        """Count the configurations."""
+        self._mark("listed_after_seconds")
+        self.stats |= {"num_legal": num_legal, "num_refused": num_refused}
+        self._show(f"{num_legal:,} configurations")
+
+    def pruned(self, reason: str, num_pruned: int) -> None:
+        """Count what a bound ruled out."""
+        self.stats.setdefault("num_pruned", {})[reason] = num_pruned
+
+    def priced(self, num_priced: int, incumbent_seconds: float) -> None:
+        """Show how far the pricing has come."""
+        self.stats["num_priced"] = num_priced
+        self._show(f"{num_priced:,} priced, best step {format_seconds(incumbent_seconds)}")
+
+    def solving(self, solver: str, num_candidates: int) -> None:
+        """Name the solver that everyone waits for."""
+        self._mark("priced_after_seconds")
+        self._show(f"{solver.upper()} proves the best of {num_candidates:,}")
+
+    def solved(self, status: str, objective_seconds: float, gap: float) -> None:
+        """Keep how the solve ended."""
+        self._mark("solved_after_seconds")
+        self.stats |= {"status": status, "objective_seconds": objective_seconds, "gap": gap}
+
+
+def write_stats(progress: Progress, path: Path) -> None:
+    """Write counts and times of a search; unlike a plan they differ from run to run.
+
+    Raises:
+        EnvironmentProblem: the file cannot be written.
+    """
+    try:
+        path.write_text(json.dumps(progress.stats, indent=1) + "\n", encoding="utf-8")
+    except OSError as error:
+        raise EnvironmentProblem(f"cannot write {path}: {error.strerror}") from None

@@ -1,0 +1,201 @@
+"""What `planner plan` prints: the layout, what it costs, what lost against it, and what to type next."""
+
+from __future__ import annotations
+
+import shlex
+from itertools import chain
+from typing import TYPE_CHECKING
+
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from planner.cost.ledger import total_exposed_seconds
+from planner.show.columns import Columns, Flow, assignments
+from planner.show.figures import MemoryBar, StepBar, bytes_scale, fill_of, seconds_scale
+from planner.show.screen import clean, indented, section, stack
+from planner.show.words import (
+    certificate_sentence,
+    cluster_words,
+    fold_runs,
+    layers_words,
+    layout_words,
+    limit_words,
+    line_label,
+    recompute_words,
+    run_words,
+    schedule_words,
+    short_layout,
+    stage_range,
+)
+from planner.units import format_bytes, format_count, format_seconds
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from rich.console import Console, ConsoleOptions, RenderResult
+
+    from planner.cost.ledger import StageMemory
+    from planner.plan import Plan
+
+__all__ = ["heading", "layout_rows", "memory_section", "next_command", "summary"]
+
+_MANY = 10  # rows of stages beyond which the middle is folded
+
+
+def summary(plan: Plan, command: str) -> Group:
+    """The whole answer of `planner plan`; `command` is what to type next."""
+    return stack(
+        heading(plan),
+        indented(Columns(layout_rows(plan), wrap=(1,))),
+        indented(Columns(_headline_rows(plan), wrap=(1,))),
+        memory_section(plan.memory, note=limit_words(plan)),
+        _time_section(plan),
+        _runners_up_section(plan),
+        _proof_section(plan),
+        section("Next", Text(command, overflow="fold")),
+    )
+
+
+def next_command(plan: Plan, command: str, saved_as: Path | None) -> str:
+    """What to type next: save the plan, then start it here, or print what starts it on many hosts."""
+    if saved_as is None:
+        return f"{clean(command)} -o plan.json"
+    here = plan.engine.name == "torch" and plan.cluster.hosts == 1
+    return f"planner {'launch' if here else 'emit'} {clean(shlex.quote(str(saved_as)))}"
+
+
+def heading(plan: Plan) -> Text:
+    """What is planned: the model, the machines and the work of a step."""
+    training = plan.training
+    batch = f"{training.global_batch_size:,} sequences of {training.sequence_length:,} tokens per step"
+    text = Text(clean(plan.model.name), style="bold")
+    text.append(f" on {clean(cluster_words(plan.cluster))}", style="not bold")
+    if not plan.fits:
+        text.append("  does not fit", style="bold red")
+    text.append(f"\n{batch}, {training.precision}, engine {clean(plan.engine.name)}", style="not bold dim")
+    return text
+
+
+def layout_rows(plan: Plan) -> list[tuple[str, RenderableType]]:
+    """The layout, in words and as the command line writes it."""
+    layout = plan.layout
+    layers = [layout.layers_of_stage(stage) for stage in range(layout.pp)]
+    rows: list[tuple[str, RenderableType]] = [
+        ("layout", Group(Text(layout_words(layout), style="bold"), assignments(short_layout(layout)))),
+        ("schedule", schedule_words(plan)),
+        ("layers", layers_words(layers)),
+        ("recompute", recompute_words(layout)),
+    ]
+    idle = plan.cluster.num_devices - layout.world_size
+    return [*rows, ("idle", f"{idle:,} of {plan.cluster.num_devices:,} devices")] if idle else rows
+
+
+def _headline_rows(plan: Plan) -> list[tuple[str, RenderableType]]:
+    low, high = plan.low_step_seconds, plan.high_step_seconds
+    between = f"  {format_seconds(low)} to {format_seconds(high)}" if low and high else ""
+    rate = plan.tokens_per_second_per_device
+    in_all = plan.training.global_batch_size * plan.training.sequence_length / plan.step_seconds
+    speed = f"{format_count(rate)} tokens/s per device, {format_count(in_all)} tokens/s in all"
+    mfu = Text.assemble((f"{plan.mfu:.1%}", "bold"), (f"  {clean(plan.flops_convention)}", "dim"))
+    rows: list[tuple[str, RenderableType]] = [
+        ("step", Text.assemble((format_seconds(plan.step_seconds), "bold"), (between, "dim"))),
+        ("speed", speed),
+        ("MFU", mfu),
+        ("HFU", Text.assemble(f"{plan.hfu:.1%}", ("  with what is computed again", "dim"))),
+    ]
+    return [*rows, ("whole run", budget)] if (budget := run_words(plan)) else rows
+
+
+def memory_section(memory: Sequence[StageMemory], *, note: str) -> Group:
+    """A bar for each stage against its limit; stages that look alike share a row."""
+    full = max(max(stage.total_bytes, stage.limit_bytes) for stage in memory)
+    scale = bytes_scale(stage.total_bytes for stage in memory)
+    folded = fold_runs(memory, lambda stage: [scale(float(line.num_bytes)) for line in stage.lines])
+    rows = [
+        (
+            stage_range([stage.stage for stage in group]),
+            MemoryBar(memory=fullest, full_bytes=full),
+            scale(fullest.total_bytes),
+            _share_of_limit(fullest),
+        )
+        for group in _fold_middle(folded)
+        for fullest in (max(group, key=lambda stage: stage.total_bytes),)
+    ]
+    table = Columns(rows, right=(2, 3), wrap=(1,), optional=(1,), header=("", "", scale.unit, "of limit"))
+    return section("Memory of a device", table, _Legend(memory), note=note)
+
+
+def _share_of_limit(stage: StageMemory) -> Text:
+    over = stage.total_bytes > stage.limit_bytes
+    return Text(f"{stage.total_bytes / stage.limit_bytes:.0%}", style="bold red" if over else "")
+
+
+def _fold_middle(groups: list[list[StageMemory]]) -> list[list[StageMemory]]:
+    """At most ten rows: neighbouring stages of a long pipeline share a row, which shows the fullest of them."""
+    size = -(-len(groups) // _MANY)
+    return [list(chain(*groups[first : first + size])) for first in range(0, len(groups), size)]
+
+
+class _Legend:
+    """Which fill is which; it follows the encoding of the screen."""
+
+    def __init__(self, memory: Sequence[StageMemory]) -> None:
+        self._names = [line.name for line in memory[0].lines if any(_bytes_of(stage, line.name) for stage in memory)]
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        items = []
+        for name in self._names:
+            fill = fill_of(name)
+            mark = fill.ascii if options.ascii_only else fill.mark
+            items.append(Text.assemble((mark, fill.color), (f" {line_label(name)}", "dim")))
+        yield Flow(items)
+
+
+def _bytes_of(stage: StageMemory, name: str) -> float:
+    return sum(float(line.num_bytes) for line in stage.lines if line.name == name)
+
+
+def _time_section(plan: Plan) -> Group:
+    """The step as a waterfall: each line starts where the one before it ends."""
+    total = float(total_exposed_seconds(plan.time))
+    scale = seconds_scale([total])
+    shown = [line for line in plan.time if line.busy_seconds > 0]
+    any_hidden = any(line.hidden_seconds > 0 for line in shown)
+    rows: list[list[RenderableType]] = []
+    before = 0.0
+    for line in shown:
+        exposed = float(line.exposed_seconds)
+        bar = StepBar(before_seconds=before, seconds=exposed, full_seconds=total)
+        hidden = [Text(scale(float(line.hidden_seconds)) if line.hidden_seconds > 0 else "", style="dim")]
+        rows.append([line_label(line.name), bar, scale(exposed), _percent(exposed / total), *hidden * any_hidden])
+        before += exposed
+    rows.append([Text("step", style="bold"), "", Text(scale(total), style="bold"), "100%"])
+    header = ["", "", scale.unit, "share", *["hidden"] * any_hidden]
+    return section("Time of a step", Columns(rows, right=(2, 3, 4), wrap=(1,), optional=(1, 4, 3), header=header))
+
+
+def _percent(share: float) -> str:
+    return "<1%" if 0 < share < 0.005 else f"{share:.0%}"
+
+
+def _runners_up_section(plan: Plan) -> Group | None:
+    if not plan.runners_up:
+        return None
+    rows = [
+        (
+            format_seconds(runner.step_seconds),
+            format_bytes(runner.peak_bytes),
+            Group(assignments(short_layout(runner.layout, stages=False)), Text(clean(runner.reason), style="dim")),
+        )
+        for runner in plan.runners_up
+    ]
+    return section(
+        "Runners-up", Columns(rows, right=(0, 1), wrap=(2,), header=("step", "memory", "layout, and why it lost"))
+    )
+
+
+def _proof_section(plan: Plan) -> Group | None:
+    sentence = certificate_sentence(plan.certificate)
+    warnings = plan.certificate.get("warnings", ())
+    return section("Proof", Text(sentence), *(Text(clean(each)) for each in warnings)) if sentence else None

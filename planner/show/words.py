@@ -1,0 +1,151 @@
+"""Layouts, stages and lines of the ledger in words."""
+
+from __future__ import annotations
+
+from itertools import groupby
+from typing import TYPE_CHECKING, Any, Final
+
+from planner.layout import even_split, format_layout
+from planner.units import UNITS, format_bytes, format_count, format_seconds
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from planner.cost.ledger import LineName
+    from planner.layout import Layout
+    from planner.plan import Plan
+    from planner.specs.cluster import ClusterSpec
+
+__all__ = [
+    "certificate_sentence",
+    "cluster_words",
+    "fold_runs",
+    "layers_words",
+    "layout_words",
+    "line_label",
+    "recompute_words",
+    "short_layout",
+    "stage_range",
+]
+
+_DEFAULTS: Final = {
+    "cp": "1", "ep": "1", "etp": "1", "zero": "0", "hsdp": "1", "mbs": "1", "interleave": "1", "offload": "none",
+    "recompute": "none",
+}  # fmt: skip
+"""What `--layout` takes for a key that is left out; the keys that depend on others are handled below."""
+
+
+def line_label(name: LineName | str) -> str:
+    """A ledger name as people read it: `tp_comm` is "tp comm"."""
+    return str(name).replace("_", " ")
+
+
+def short_layout(layout: Layout, *, stages: bool = True) -> str:
+    """The layout without what `--layout` assumes anyway; `parse_layout` reads it back to an equal layout.
+
+    `stages=False` leaves out the lists that differ from stage to stage, for comparison in a table.
+    """
+    parts = dict(part.split("=", 1) for part in format_layout(layout).split(","))
+    num_layers = sum(layout.layers_per_stage)
+    assumed = _DEFAULTS | {
+        "schedule": "interleaved" if layout.interleave > 1 else "1f1b",
+        "sp": "1" if layout.tp > 1 else "0",
+        "layers_per_stage": "/".join(map(str, even_split(num_layers, layout.pp, layout.interleave))),
+    }
+    shown = {key: text for key, text in parts.items() if text != assumed.get(key)}
+    if not stages:
+        shown = {key: "mixed" if "/" in text and key == "recompute" else text for key, text in shown.items()}
+        shown.pop("layers_per_stage", None)
+    return ",".join(f"{key}={text}" for key, text in shown.items())
+
+
+def layout_words(layout: Layout) -> str:
+    """The layout as a sentence: how many ways each axis is cut, and the ZeRO stage."""
+    axes = ((layout.tp, "tensor"), (layout.cp, "context"), (layout.ep, "expert"), (layout.dp, "data"))
+    parts = [f"{degree}-way {name} parallel" for degree, name in axes if degree > 1]
+    if layout.pp > 1:
+        parts.insert(1 if layout.tp > 1 else 0, f"{layout.pp}-stage pipeline")
+    if layout.zero:
+        replicas = f" in {layout.hsdp} replicas" if layout.hsdp > 1 else ""
+        parts.append(f"ZeRO-{layout.zero}{replicas}")
+    return ", ".join(parts) or "one device"
+
+
+def schedule_words(plan: Plan) -> str:
+    """The pipeline schedule and its microbatches."""
+    layout = plan.layout
+    num = layout.num_microbatches(plan.training.global_batch_size)
+    batches = f"{num:,} microbatch{'es' if num != 1 else ''} of {layout.mbs}"
+    if layout.pp == 1:
+        return batches
+    chunks = f", {layout.interleave} chunks per stage" if layout.interleave > 1 else ""
+    return f"{layout.schedule}{chunks}, {batches}"
+
+
+def cluster_words(cluster: ClusterSpec) -> str:
+    """How many devices, of which kind, on how many hosts."""
+    hosts = f"{cluster.hosts:,} host{'s' if cluster.hosts != 1 else ''} of {cluster.devices_per_host}"
+    return f"{cluster.num_devices:,} x {cluster.device.name} ({cluster.name}, {hosts})"
+
+
+def layers_words(layers: Sequence[int]) -> str:
+    """Layers stage by stage, equal neighbours together: 24, 24, 24, 23 is "3 x 24, 23 per stage"."""
+    runs = [(value, len(list(group))) for value, group in groupby(layers)]
+    if len(runs) == 1:
+        return f"{layers[0]} on each stage" if len(layers) > 1 else f"{layers[0]}"
+    return ", ".join(f"{count} x {value}" if count > 1 else f"{value}" for value, count in runs) + " per stage"
+
+
+def recompute_words(layout: Layout) -> str:
+    """The recompute policy, stage by stage where stages differ."""
+    policies = [layout.recompute_of_stage(stage) for stage in range(layout.pp)]
+    if len(set(policies)) == 1:
+        return policies[0]
+    runs = [(policy, [stage for stage, _ in group]) for policy, group in groupby(enumerate(policies), lambda i: i[1])]
+    return ", ".join(f"{policy} on {stage_range(stages)}" for policy, stages in runs)
+
+
+def stage_range(stages: Sequence[int]) -> str:
+    """Neighbouring stages: `stage 3` or `stages 2..6`."""
+    return f"stage {stages[0]}" if len(stages) == 1 else f"stages {stages[0]}..{stages[-1]}"
+
+
+def fold_runs(items: Sequence[Any], alike: Callable[[Any], Any]) -> list[list[Any]]:
+    """Neighbours for which `alike` gives the same answer, together."""
+    return [list(group) for _, group in groupby(items, alike)]
+
+
+def certificate_sentence(certificate: Mapping[str, Any]) -> str:
+    """What the search proved and how many layouts it had to look at; empty for a layout that the user chose."""
+    if not certificate:
+        return ""
+    solver = str(certificate["solver"]).upper()
+    if certificate["status"] == "optimal":
+        claim = f"Optimal: {solver} proved that no other layout is faster"
+        if certificate.get("dynamic_program_seconds") is not None:
+            claim += ", and a dynamic program found the same step time"
+    else:
+        claim = f"Not proved optimal ({certificate['status']}): a layout may be up to {certificate['gap']:.2%} faster"
+    pruned = certificate["num_pruned"]
+    counts = f"{certificate['num_legal']:,} configurations of degrees, {certificate['num_priced']:,} priced in full"
+    for reason, text in (("memory", "cannot fit"), ("time bound", "bounded away as slower")):
+        counts += f", {pruned[reason]:,} {text}" if pruned.get(reason) else ""
+    return f"{claim}. {counts}."
+
+
+def run_words(plan: Plan) -> str:
+    """How long the whole token budget takes and what it costs; empty without a budget."""
+    tokens = plan.training.tokens
+    if tokens is None:
+        return ""
+    steps = tokens / (plan.training.global_batch_size * plan.training.sequence_length)
+    seconds = steps * plan.step_seconds
+    price = plan.cluster.price
+    cost = f", {format_count(seconds / UNITS['seconds']['h'] * price * plan.cluster.num_devices)} USD" if price else ""
+    return f"{format_count(tokens)} tokens in {format_seconds(seconds)}{cost}"
+
+
+def limit_words(plan: Plan) -> str:
+    """What a plan may use of one device."""
+    limit, whole = plan.memory[0].limit_bytes, plan.cluster.device.memory
+    return f"limit {format_bytes(limit)}, {1 - limit / whole:.0%} of {format_bytes(whole)} left free"

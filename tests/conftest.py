@@ -1,0 +1,200 @@
+"""What several areas share: the option that rewrites golden files, and a plan made by hand."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from hypothesis import settings
+
+from planner.cost.ledger import LineName, MemoryLine, StageMemory, TimeLine
+from planner.layout import Layout
+from planner.plan import Plan, RunnerUp, plan_to_json
+from planner.specs.cluster import ClusterSpec
+from planner.specs.load import load_engine
+from planner.specs.model import ModelSpec
+from planner.specs.training import TrainingSpec
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+settings.register_profile("planner", deadline=None)  # a loaded machine is no failure
+settings.load_profile("planner")
+
+GOLDEN = Path(__file__).parent / "golden"
+GIB = 2**30
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--update-golden", action="store_true", help="rewrite tests/golden from what is produced now")
+
+
+@pytest.fixture
+def golden(request: pytest.FixtureRequest) -> Callable[[str, str], None]:
+    """Compare a text with a file of tests/golden; `pytest --update-golden` writes it instead."""
+
+    def check(name: str, text: str) -> None:
+        path = GOLDEN / name
+        if request.config.getoption("--update-golden"):
+            path.write_text(text, encoding="utf-8")
+        assert text == path.read_text(encoding="utf-8"), f"{name} moved; look, then run `make golden`"
+
+    return check
+
+
+def make_memory(stages: Sequence[Sequence[float]], *, limit_gib: float = 76.0) -> tuple[StageMemory, ...]:
+    """Memory of stages, each given as GiB of the six lines."""
+    names = list(LineName)[:6]
+    return tuple(
+        StageMemory(
+            stage=stage,
+            limit_bytes=limit_gib * GIB,
+            lines=tuple(
+                MemoryLine(name=name, num_bytes=size * GIB, formula=f"formula of {name}", source=f"source of {name}")
+                for name, size in zip(names, sizes, strict=True)
+            ),
+        )
+        for stage, sizes in enumerate(stages)
+    )
+
+
+def make_time(**seconds: tuple[float, float]) -> tuple[TimeLine, ...]:
+    """Lines of a step from name=(busy, hidden)."""
+    return tuple(
+        TimeLine(
+            name=LineName(name),
+            busy_seconds=busy,
+            hidden_seconds=hidden,
+            formula=f"formula of {name}",
+            source=f"source of {name}",
+            bound="infiniband" if name.endswith("comm") else "matmul",
+        )
+        for name, (busy, hidden) in seconds.items()
+    )
+
+
+def make_plan(**changes: Any) -> Plan:
+    """A plan whose numbers were written by hand, so that no change of the cost model moves it."""
+    layout = Layout(
+        tp=8,
+        pp=4,
+        dp=4,
+        zero=1,
+        mbs=2,
+        interleave=1,
+        sp=1,
+        recompute=("selective",) * 4,
+        layers_per_stage=(24, 24, 24, 23),
+    )
+    plan = Plan(
+        model=ModelSpec.model_validate(_MODEL),
+        cluster=ClusterSpec.model_validate(_CLUSTER),
+        training=TrainingSpec(sequence_length=2048, global_batch_size=1536, tokens=300e9),
+        engine=load_engine("torch"),
+        layout=layout,
+        fits=True,
+        memory=make_memory(
+            [
+                (10.5, 10.5, 15.75, 24.0, 2.5, 1.5),
+                (10.0, 10.0, 15.0, 18.0, 1.0, 1.5),
+                (10.0, 10.0, 15.0, 12.0, 1.0, 1.5),
+                (10.25, 10.25, 15.5, 6.0, 5.25, 1.5),
+            ]
+        ),
+        time=make_time(
+            compute=(30.0, 0.0),
+            recompute=(1.2, 0.0),
+            embedding_and_loss=(0.9, 0.0),
+            tp_comm=(4.5, 0.0),
+            pp_comm=(0.6, 0.45),
+            bubble=(2.4, 0.0),
+            dp_comm=(1.5, 1.25),
+            optimizer=(0.1, 0.0),
+        ),
+        step_seconds=39.5,
+        low_step_seconds=37.1,
+        high_step_seconds=42.3,
+        tokens_per_second_per_device=622.2,
+        mfu=0.4371,
+        hfu=0.4529,
+        flops_convention="6 per parameter and token, attention whole",
+        runners_up=(
+            RunnerUp(
+                layout=replace(layout, dp=8, pp=2, layers_per_stage=(48, 47), recompute=("full",) * 2),
+                step_seconds=41.0,
+                peak_bytes=74.2 * GIB,
+                reason="+3.8%: recompute +5.1 s",
+            ),
+            RunnerUp(
+                layout=replace(layout, mbs=1, recompute=("none", "none", "selective", "selective")),
+                step_seconds=41.9,
+                peak_bytes=61.0 * GIB,
+                reason="+6.1%: tp_comm +1.9 s, bubble +0.5 s",
+            ),
+        ),
+        certificate={
+            "status": "optimal",
+            "solver": "cbc",
+            "objective_seconds": 39.5,
+            "gap": 0.0,
+            "dynamic_program_seconds": 39.5,
+            "num_legal": 1234,
+            "num_pruned": {"memory": 800, "time bound": 400},
+            "num_priced": 34,
+            "warnings": [],
+        },
+    )
+    return replace(plan, **changes)
+
+
+@pytest.fixture(name="make_plan")
+def make_plan_fixture() -> Callable[..., Plan]:
+    """`make_plan`, for tests that change a part of the plan."""
+    return make_plan
+
+
+@pytest.fixture(name="make_memory")
+def make_memory_fixture() -> Callable[..., tuple[StageMemory, ...]]:
+    """`make_memory`, for tests that need other stages."""
+    return make_memory
+
+
+@pytest.fixture
+def plan() -> Plan:
+    """The plan of `make_plan`."""
+    return make_plan()
+
+
+@pytest.fixture
+def plan_file(plan: Plan, tmp_path: Path) -> Path:
+    """The plan of `make_plan` as a file."""
+    path = tmp_path / "plan.json"
+    path.write_text(plan_to_json(plan))
+    return path
+
+
+_MODEL = {
+    "name": "gpt-95l", "architecture": "gpt", "num_layers": 95, "hidden_size": 12288, "num_heads": 96,
+    "ffn_hidden_size": 49152, "vocab_size": 51200, "max_sequence_length": 2048,
+}  # fmt: skip
+_CLUSTER = {
+    "name": "dgx-a100",
+    "device": {
+        "name": "a100-80gb", "kind": "cuda", "memory": "80 GiB", "peak": {"bf16": "312 TFLOP/s"},
+        "memory_bandwidth": "2039 GB/s", "num_processors": 108, "reserved_memory": "1.5 GiB",
+        "efficiency": {
+            "matmul": 0.75, "matmul_half_depth": 100.0, "memory": 0.8, "launch": "5 us", "layer_floor": "200 us",
+        },
+    },
+    "devices_per_host": 8,
+    "hosts": 17,
+    "links": (
+        {"name": "nvlink", "spans": "8 devices", "bandwidth": "300 GB/s", "latency": "3 us", "kind": "switch",
+         "efficiency": 0.8},
+        {"name": "infiniband", "spans": "cluster", "bandwidth": "25 GB/s", "latency": "8 us", "kind": "fat-tree",
+         "efficiency": 0.8},
+    ),
+    "price": "2.00 USD/h",
+}  # fmt: skip

@@ -1,0 +1,79 @@
+"""What a search shows while one waits."""
+
+import inspect
+import io
+import json
+
+import pytest
+
+from planner.errors import EnvironmentProblem
+from planner.search.search import Reporter
+from planner.show import progress as module
+from planner.show.progress import Progress, write_stats
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+    @property
+    def encoding(self) -> str:  # type: ignore[override]
+        return "utf-8"
+
+
+def tell_everything(reporter: Reporter) -> None:
+    reporter.candidates(120, 30)
+    reporter.pruned("memory", 40)
+    reporter.priced(7, 0.25)
+    reporter.solving("cbc", 3)
+    reporter.solved("optimal", 0.25, 0.0)
+
+
+def test_every_event_of_the_search_is_heard() -> None:
+    events = {name for name, _ in inspect.getmembers(Reporter, inspect.isfunction) if not name.startswith("_")}
+    assert events <= set(vars(Progress))
+
+
+def test_a_pipe_gets_nothing() -> None:
+    stream = io.StringIO()
+    with Progress(stream) as progress:
+        tell_everything(progress)
+    assert stream.getvalue() == ""
+    assert progress.stats["num_legal"] == 120
+
+
+def test_a_quick_search_shows_nothing_on_a_terminal(monkeypatch) -> None:
+    monkeypatch.setattr(module, "_PATIENCE_SECONDS", 3600.0)
+    stream = Terminal()
+    with Progress(stream) as progress:
+        tell_everything(progress)
+    assert stream.getvalue() == ""
+
+
+def test_a_slow_search_shows_where_it_is_and_wipes_it(monkeypatch) -> None:
+    monkeypatch.setattr(module, "_PATIENCE_SECONDS", 0.0)
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    stream = Terminal()
+    with Progress(stream) as progress:
+        assert progress._timer is not None
+        progress._timer.join()
+        tell_everything(progress)
+    assert "CBC proves the best of 3" in stream.getvalue()
+    assert stream.getvalue().endswith("\x1b[2K")  # the line is erased
+
+
+def test_stats_are_counts_and_growing_times(tmp_path) -> None:
+    with Progress(io.StringIO()) as progress:
+        tell_everything(progress)
+    write_stats(progress, tmp_path / "stats.json")
+    stats = json.loads((tmp_path / "stats.json").read_text())
+    assert stats["num_pruned"] == {"memory": 40}
+    assert stats["status"] == "optimal"
+    order = ["listed_after_seconds", "priced_after_seconds", "solved_after_seconds", "total_seconds"]
+    assert [stats[name] for name in order] == sorted(stats[name] for name in order)
+
+
+def test_stats_in_a_missing_folder_are_a_problem_of_the_environment(tmp_path) -> None:
+    with pytest.raises(EnvironmentProblem, match="cannot write"):
+        write_stats(Progress(io.StringIO()), tmp_path / "missing" / "stats.json")

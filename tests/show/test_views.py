@@ -1,0 +1,206 @@
+"""The views of a plan: what they say is what the plan says, on every screen."""
+
+import re
+from dataclasses import replace
+
+import pytest
+
+from planner.cost.ledger import LineName, total_exposed_seconds
+from planner.layout import Layout
+from planner.search.search import NothingFits, Remedy
+from planner.show.comparison import comparison
+from planner.show.explain import explanation
+from planner.show.nothing_fits import nothing_fits, nothing_fits_to_dict
+from planner.show.screen import Screen, to_text
+from planner.show.summary import next_command, summary
+from planner.specs.job import Job
+from planner.verify import Deviation
+
+COMMAND = "planner plan gpt-95l dgx-a100 --nodes 17"
+NUMBER = re.compile(r"\d[\d,]*\.?\d*")
+
+
+@pytest.fixture
+def nothing(make_plan, make_memory) -> tuple[Job, NothingFits]:
+    plan = make_plan()
+    job = Job(model=plan.model, cluster=plan.cluster, training=plan.training, engine=plan.engine)
+    layout = Layout(tp=8, pp=2, dp=1, sp=1, recompute=("full",) * 2, layers_per_stage=(48, 47))
+    found = NothingFits(
+        layout=layout,
+        memory=make_memory([(40.0, 40.0, 120.0, 9.0, 3.0, 1.5), (40.0, 40.0, 118.0, 6.0, 5.0, 1.5)]),
+        dominating=LineName.OPTIMIZER_STATE,
+        remedies=(
+            Remedy(change="34 hosts instead of 17", layout=replace(layout, dp=4, zero=1), step_seconds=40.5),
+            Remedy(change="sequences of 1024 tokens", layout=replace(layout, dp=2), step_seconds=88.0),
+        ),
+        notes=("the pin tp=8 was kept",),
+    )
+    return job, found
+
+
+def views(plan, nothing) -> dict[str, object]:
+    return {
+        "summary": summary(plan, next_command(plan, COMMAND, None)),
+        "explain": explanation(plan),
+        "nothing_fits": nothing_fits(*nothing),
+    }
+
+
+@pytest.mark.parametrize("name", ["summary", "explain", "nothing_fits"])
+def test_views_at_80_columns(name, plan, nothing, golden) -> None:
+    golden(f"{name}.txt", to_text(views(plan, nothing)[name], Screen()))
+
+
+@pytest.mark.parametrize("name", ["summary", "explain"])
+def test_views_on_a_narrow_plain_screen(name, plan, nothing, golden) -> None:
+    golden(f"{name}-narrow.txt", to_text(views(plan, nothing)[name], Screen(width=40, unicode=False)))
+
+
+@pytest.mark.parametrize("width", [20, 33, 40, 57, 80, 120])
+@pytest.mark.parametrize("name", ["summary", "explain", "nothing_fits"])
+def test_no_screen_cuts_a_line_or_a_figure(name, width, plan, nothing) -> None:
+    view = views(plan, nothing)[name]
+    text = to_text(view, Screen(width=width, unicode=False))
+    assert text.isascii()
+    assert all(len(line) <= width for line in text.splitlines())
+    whole = set(NUMBER.findall(to_text(view, Screen(width=120, unicode=False))))
+    assert set(NUMBER.findall(text)) <= whole, "a figure that the wide screen does not show was cut"
+
+
+@pytest.mark.parametrize("name", ["summary", "explain", "nothing_fits"])
+def test_colour_adds_nothing_but_colour(name, plan, nothing) -> None:
+    view = views(plan, nothing)[name]
+    colored = to_text(view, Screen(color=True))
+    assert "\x1b[" in colored
+    plain = re.sub(r"\x1b\[[0-9;]*m", "", colored)
+    assert [line.rstrip() for line in plain.splitlines()] == to_text(view, Screen()).splitlines()
+
+
+def rows_of(text: str, title: str) -> list[list[str]]:
+    """The rows of one section, label first; labels of several words become one."""
+    lines = text[text.index(f"\n{title}") :].splitlines()[2:]
+    body = lines[: lines.index("")] if "" in lines else lines
+    return [re.split(r"\s{2,}", line.strip()) for line in body]
+
+
+def number(text: str) -> float:
+    return 0.0 if text == "-" else float(text.replace(",", ""))
+
+
+def test_explain_shows_each_stage_and_its_total_as_the_sum_of_lines(plan) -> None:
+    rows = {row[0]: row[1:] for row in rows_of(to_text(explanation(plan), Screen()), "Memory of a device")}
+    assert rows["stage"] == ["0", "1", "2", "3"]
+    for column, stage in enumerate(plan.memory):
+        shown = {line.name: number(rows[line.name.replace("_", " ")][column]) for line in stage.lines}
+        for line in stage.lines:
+            assert shown[line.name] == pytest.approx(line.num_bytes / 2**30, abs=0.005)
+        assert number(rows["total"][column]) == pytest.approx(sum(shown.values()), abs=0.03)
+        assert number(rows["free"][column]) == pytest.approx(76.0 - number(rows["total"][column]), abs=0.01)
+        assert int(rows["layers"][column]) == plan.layout.layers_of_stage(stage.stage)
+
+
+def test_explain_shows_each_line_of_the_step_and_their_sum(plan) -> None:
+    header, *rows, total = rows_of(to_text(explanation(plan), Screen()), "Time of a step")
+    assert header == ["busy", "hidden", "exposed", "share", "bound by"]
+    shown = {row[0]: [number(cell) for cell in row[1:4]] for row in rows}
+    assert list(shown) == [line.name.replace("_", " ") for line in plan.time]
+    for line, (busy, hidden, exposed) in zip(plan.time, shown.values(), strict=True):
+        assert (busy, hidden) == (pytest.approx(line.busy_seconds), pytest.approx(line.hidden_seconds))
+        assert exposed == pytest.approx(busy - hidden, abs=0.011)
+    assert number(total[1]) == pytest.approx(sum(exposed for *_, exposed in shown.values()), abs=0.05)
+    assert number(total[1]) == pytest.approx(total_exposed_seconds(plan.time), abs=0.005)
+
+
+def test_explain_gives_every_formula_and_source(plan) -> None:
+    text = to_text(explanation(plan), Screen())
+    for line in (*plan.memory[0].lines, *plan.time):
+        assert line.formula in text
+        assert line.source in text
+
+
+@pytest.mark.parametrize(("pp", "kinds"), [(1, 1), (8, 2), (8, 8), (9, 9), (64, 3), (64, 64), (61, 40)])
+def test_folded_stages_name_every_stage_once_and_show_the_fullest(pp, kinds, make_plan, make_memory) -> None:
+    sizes = [(10.0, 10.0, 10.0, 1.0 + stage * kinds // pp, 1.0, 1.0) for stage in range(pp)]
+    memory = make_memory(sizes)
+    layout = Layout(pp=pp, recompute=("none",) * pp, layers_per_stage=(1,) * pp)
+    text = to_text(summary(make_plan(memory=memory, layout=layout), COMMAND), Screen())
+    found = re.findall(r"stages? (\d+)(?:\.\.(\d+))? .* (\d+\.\d+) +\d+%", text)
+    named = [stage for first, last, _ in found for stage in range(int(first), int(last or first) + 1)]
+    assert named == list(range(pp))
+    assert len(found) <= 10
+    for first, last, shown in found:
+        fullest = max(sum(sizes[stage]) for stage in range(int(first), int(last or first) + 1))
+        assert float(shown) == pytest.approx(fullest, abs=0.01)
+
+
+def test_explain_breaks_many_stages_into_blocks_that_hold_all(make_plan, make_memory) -> None:
+    memory = make_memory([(10.0, 10.0, 10.0, 40.0 - stage, 1.0, 1.0) for stage in range(20)])
+    layout = Layout(pp=20, recompute=("none",) * 20, layers_per_stage=(1,) * 20)
+    text = to_text(explanation(make_plan(memory=memory, layout=layout)), Screen())
+    headers = re.findall(r"^  stage((?: +\d+)+)$", text, re.MULTILINE)
+    assert [int(stage) for header in headers for stage in header.split()] == list(range(20))
+    totals = [float(x) for line in re.findall(r"^  total((?: +[\d.]+)+)$", text, re.MULTILINE) for x in line.split()]
+    assert totals == [pytest.approx(72.0 - stage) for stage in range(20)]
+
+
+def test_summary_says_what_does_not_fit_and_what_is_idle(make_plan, make_memory) -> None:
+    over = make_plan(fits=False, memory=make_memory([(30.0, 30.0, 30.0, 1.0, 1.0, 1.0)] * 4))
+    text = to_text(summary(over, COMMAND), Screen())
+    assert "does not fit" in text
+    assert "122%" in text  # 93 of 76 GiB
+    assert "8 of 136 devices" in text
+    assert "idle" not in to_text(summary(make_plan(layout=replace(over.layout, dp=17, tp=2)), COMMAND), Screen())
+
+
+def test_runners_up_and_proof_are_left_out_where_there_are_none(make_plan) -> None:
+    text = to_text(summary(make_plan(runners_up=(), certificate={}), COMMAND), Screen())
+    assert "Runners-up" not in text
+    assert "Proof" not in text
+
+
+def test_warnings_of_the_solver_are_shown(make_plan, plan) -> None:
+    warned = make_plan(certificate={**plan.certificate, "warnings": ["CBC stopped; [/bold] was the answer"]})
+    assert "CBC stopped; [/bold] was the answer" in to_text(summary(warned, COMMAND), Screen())
+
+
+@pytest.mark.parametrize(
+    ("hosts", "saved", "expected"),
+    [
+        (17, None, f"{COMMAND} -o plan.json"),
+        (17, "p.json", "planner emit p.json"),
+        (1, "my plan.json", "planner launch 'my plan.json'"),
+    ],
+)
+def test_next_command(hosts, saved, expected, make_plan, plan) -> None:
+    changed = make_plan(cluster=plan.cluster.model_copy(update={"hosts": hosts}))
+    assert next_command(changed, COMMAND, saved) == expected
+
+
+def test_nothing_fits_says_how_far_and_what_helps(nothing) -> None:
+    text = to_text(nothing_fits(*nothing), Screen())
+    assert "138 GiB too much" in text  # 213.5 of 76 GiB
+    assert "optimizer state, 120 GiB" in text
+    assert "34 hosts instead of 17" in text
+    job, found = nothing
+    assert "smaller model" in to_text(nothing_fits(job, replace(found, remedies=(), notes=())), Screen())
+
+
+def test_nothing_fits_as_a_document(plan, nothing) -> None:
+    document = nothing_fits_to_dict(plan, nothing[1])
+    assert document["fits"] is False
+    assert document["dominating"] == "optimizer_state"
+    assert [each["change"] for each in document["remedies"]] == ["34 hosts instead of 17", "sequences of 1024 tokens"]
+    assert document["format"] == 1
+
+
+def test_predicted_against_measured(golden) -> None:
+    table = comparison(
+        [
+            Deviation(name="step", stage=None, planned=2.0, measured=2.5, unit="seconds", note="median of 8 steps"),
+            Deviation(name="tp_comm", stage=None, planned=0.3, measured=None, unit="seconds", note="has no timer"),
+            Deviation(name="pp_comm", stage=None, planned=0.0, measured=None, unit="seconds", note="has no timer"),
+            Deviation(name="params", stage=0, planned=2.0**30, measured=2.0**30, unit="bytes"),
+            Deviation(name="total", stage=1, planned=0.0, measured=3 * 2.0**29, unit="bytes", note="[/bold]"),
+        ]
+    )
+    golden("comparison.txt", to_text(table, Screen()))

@@ -1,0 +1,124 @@
+"""Layouts and stages in words."""
+
+import re
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from planner.layout import Layout, balanced_chunks, parse_layout
+from planner.show.words import (
+    certificate_sentence,
+    fold_runs,
+    layers_words,
+    layout_words,
+    recompute_words,
+    run_words,
+    short_layout,
+    stage_range,
+)
+
+POLICIES = st.sampled_from(["none", "selective", "full"])
+DEGREES = st.sampled_from([1, 2, 3, 4, 8])
+
+
+@st.composite
+def layouts(draw: st.DrawFn) -> Layout:
+    pp, interleave = draw(st.integers(1, 5)), draw(st.sampled_from([1, 2, 3]))
+    layers = draw(st.lists(st.integers(interleave, 9), min_size=pp, max_size=pp))
+    tp = draw(DEGREES)
+    return Layout(
+        tp=tp,
+        pp=pp,
+        dp=draw(DEGREES),
+        cp=draw(DEGREES),
+        zero=draw(st.integers(0, 3)),
+        mbs=draw(DEGREES),
+        interleave=interleave,
+        schedule=draw(st.sampled_from(["1f1b", "gpipe", "interleaved"])),
+        sp=draw(st.sampled_from([0, 1])),
+        recompute=tuple(draw(st.lists(POLICIES, min_size=pp, max_size=pp))) * interleave,
+        layers_per_stage=balanced_chunks(tuple(layers), interleave),
+    )
+
+
+@given(layouts())
+def test_short_layout_can_be_given_back_to_the_command_line(layout: Layout) -> None:
+    text = short_layout(layout)
+    assert parse_layout(text, num_layers=sum(layout.layers_per_stage), num_devices=layout.world_size) == layout
+
+
+def test_short_layout_leaves_out_what_is_assumed() -> None:
+    layout = Layout(tp=2, pp=2, dp=4, sp=1, recompute=("none",) * 2, layers_per_stage=(4, 4))
+    assert short_layout(layout) == "tp=2,pp=2,dp=4"
+
+
+def test_short_layout_for_a_table_has_no_lists() -> None:
+    layout = Layout(pp=3, recompute=("none", "full", "full"), layers_per_stage=(9, 1, 1))
+    assert short_layout(layout, stages=False) == "tp=1,pp=3,dp=1,recompute=mixed"
+
+
+@given(st.lists(st.integers(1, 4), min_size=1, max_size=20))
+def test_layers_in_words_say_every_stage(layers: list[int]) -> None:
+    words = layers_words(layers)
+    runs = re.findall(r"(?:(\d+) x )?(\d+)", words)
+    said = [int(value) for count, value in runs for _ in range(int(count or 1))]
+    assert (said * len(layers) if "each" in words else said) == layers
+
+
+@pytest.mark.parametrize(
+    ("policies", "words"),
+    [
+        (("full",), "full"),
+        (("none", "none"), "none"),
+        (("full", "full", "none", "selective"), "full on stages 0..1, none on stage 2, selective on stage 3"),
+    ],
+)
+def test_recompute_in_words(policies: tuple[str, ...], words: str) -> None:
+    layout = Layout(pp=len(policies), recompute=policies, layers_per_stage=(1,) * len(policies))
+    assert recompute_words(layout) == words
+
+
+def test_layout_in_words() -> None:
+    one = Layout(recompute=("none",), layers_per_stage=(1,))
+    assert layout_words(one) == "one device"
+    many = Layout(tp=8, pp=2, dp=4, cp=2, zero=3, hsdp=2, recompute=("none",) * 2, layers_per_stage=(1, 1))
+    assert layout_words(many) == (
+        "8-way tensor parallel, 2-stage pipeline, 2-way context parallel, 4-way data parallel, ZeRO-3 in 2 replicas"
+    )
+
+
+@given(st.lists(st.integers(0, 2), max_size=30))
+def test_folded_runs_lose_nothing_and_are_alike(values: list[int]) -> None:
+    groups = fold_runs(values, lambda value: value)
+    assert [value for group in groups for value in group] == values
+    assert all(len(set(group)) == 1 for group in groups)
+    assert all(a[-1] != b[0] for a, b in pairwise(groups))
+
+
+def test_stage_range() -> None:
+    assert stage_range([3]) == "stage 3"
+    assert stage_range([2, 3, 4]) == "stages 2..4"
+
+
+CERTIFICATE = {
+    "status": "optimal", "solver": "cbc", "gap": 0.0, "dynamic_program_seconds": 1.0, "num_legal": 1200,
+    "num_priced": 30, "num_pruned": {"memory": 1000, "time bound": 170},
+}  # fmt: skip
+
+
+def test_certificate_claims_the_optimum_only_when_it_is_proved() -> None:
+    proved = certificate_sentence(CERTIFICATE)
+    assert proved.startswith("Optimal: CBC proved")
+    assert "1,200 configurations" in proved
+    stopped = certificate_sentence(CERTIFICATE | {"status": "time limit", "gap": 0.031})
+    assert stopped.startswith("Not proved optimal (time limit)")
+    assert "3.10%" in stopped
+    assert "ptimal:" not in stopped
+    assert certificate_sentence({}) == ""
+
+
+def test_whole_run_takes_steps_times_seconds(make_plan) -> None:
+    # 300e9 tokens / (1536 * 2048 tokens) = 95,367 steps of 39.5 s = 43.6 days; 136 devices at 2 USD/h = 284,600 USD
+    assert run_words(make_plan()) == "300 B tokens in 43.6 d, 285 k USD"

@@ -1,0 +1,359 @@
+"""The command line: options, exit codes, streams and documents."""
+
+from __future__ import annotations
+
+import json
+import re
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+import pytest
+
+from planner import cli as module
+from planner.cli import cli, main
+from planner.errors import EnvironmentProblem, ExitCode, PlannerError
+from planner.plan import PLAN_FORMAT
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+SMALL = ["tiny-gpt", "dgx-a100", "--gpus", "2", "--global-batch", "8"]
+TOO_BIG = ["gpt3-175b", "dgx-a100", "--gpus", "1", "--global-batch", "8"]
+WORKLOAD = {
+    "--nodes", "--gpus", "--seq-len", "--global-batch", "--precision", "--engine", "--set", "--headroom",
+    "--allow-tp-across-nodes",
+}  # fmt: skip
+CONTRACT = {
+    "plan": WORKLOAD
+    | {"--pin", "--forbid", "--top", "--solver", "--time-limit", "-o", "--output", "--force", "--stats", "--json"},
+    "explain": WORKLOAD | {"--layout", "--json"},
+    "launch": {"--data", "--steps", "--output", "--resume", "--dry-run"},
+    "emit": {"--to"},
+    "models": {"--json"},
+    "clusters": {"--json"},
+}
+
+
+@pytest.fixture(autouse=True)
+def own_folder(tmp_path, monkeypatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("COLUMNS", raising=False)
+    return tmp_path
+
+
+# --- options and help ---------------------------------------------------------------------------------------------
+
+
+def test_commands_and_options_are_those_of_the_contract() -> None:
+    found = {
+        name: {opt for param in command.params if isinstance(param, click.Option) for opt in param.opts}
+        for name, command in cli.commands.items()
+    }
+    assert found == CONTRACT
+
+
+@pytest.mark.parametrize("argv", [[], ["--help"], ["-h"], *([name, "--help"] for name in CONTRACT)])
+def test_help_goes_to_standard_output(argv: list[str], capsys) -> None:
+    assert main(argv) == 0
+    out, err = capsys.readouterr()
+    assert out.startswith("Usage: planner")
+    assert err == ""
+
+
+@pytest.mark.parametrize("name", list(CONTRACT))
+def test_every_command_and_option_says_what_it_does(name: str) -> None:
+    command = cli.commands[name]
+    assert command.help
+    for param in command.params:
+        if isinstance(param, click.Option):
+            assert param.help, param.opts
+
+
+def test_help_needs_no_heavy_import() -> None:
+    heavy = {"numpy", "pulp", "pydantic", "rich", "yaml", "torch"}
+    code = f"import sys; from planner.cli import main; main(['--help']); print({heavy} & set(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "set()"
+
+
+def test_plan_and_explain_never_import_torch() -> None:
+    code = f"import sys; from planner.cli import main; print(main(['plan', *{SMALL}]), 'torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "0 False"
+
+
+# --- exit codes ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ["plan"],
+        ["plan", "tiny-gpt"],
+        ["nonsense"],
+        ["plan", *SMALL, "--headroom", "10"],
+        ["plan", *SMALL, "--headroom", "100%"],
+        ["plan", *SMALL, "--headroom", "-1%"],
+        ["plan", *SMALL, "--headroom", "nan"],
+        ["plan", *SMALL, "--top", "0"],
+        ["plan", *SMALL, "--time-limit", "0"],
+        ["plan", *SMALL, "--solver", "guess"],
+        ["plan", *SMALL, "--pin", "tq=8"],
+        ["plan", *SMALL, "--nodes", "2"],
+        ["plan", *SMALL, "-o", "-"],
+        ["plan", *SMALL, "-o", "."],
+        ["plan", "no-such-model", "dgx-a100", "--global-batch", "8"],
+        ["plan", "tiny-gpt", "dgx-a100"],
+        ["explain"],
+        ["explain", *SMALL],
+        ["explain", "a", "b", "c", "d", "--layout", "tp=1"],
+        ["explain", *SMALL, "--layout", "tp=x"],
+        ["explain", "plan.json", "--nodes", "2"],
+        ["explain", "plan.json", "--layout", "tp=1"],
+        ["launch", "plan.json", "--resume", "sometimes"],
+        ["launch"],
+        ["emit", "-"],
+        ["models", "no-such-model"],
+        ["clusters", "no-such-cluster"],
+    ],
+)
+def test_wrong_use_ends_with_2_and_one_message(argv: list[str], capsys) -> None:
+    assert main(argv) == ExitCode.BAD_INPUT
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith("error: ")
+    assert "Traceback" not in err
+
+
+def test_a_mistyped_option_gets_a_suggestion(capsys) -> None:
+    main(["plan", *SMALL, "--nodse", "2"])
+    assert "--nodes" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["explain", "launch", "emit"])
+def test_a_plan_that_cannot_be_read_ends_with_5(command: str, capsys) -> None:
+    assert main([command, "missing.json"]) == ExitCode.ENVIRONMENT
+    assert "missing.json" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"format": 99}', '{"format": 1}', "\x00", "[" * 100_000])
+def test_a_file_that_is_no_plan_ends_with_2(text: str, own_folder, capsys) -> None:
+    (own_folder / "p.json").write_text(text)
+    assert main(["explain", "p.json"]) == ExitCode.BAD_INPUT
+    assert "Traceback" not in capsys.readouterr().err
+
+
+def test_what_a_folder_refuses_ends_with_5_before_the_search(monkeypatch, capsys) -> None:
+    monkeypatch.setattr(module, "_load_job", lambda **_: pytest.fail("the search was started"))
+    assert main(["plan", *SMALL, "-o", "missing/plan.json"]) == ExitCode.ENVIRONMENT
+    assert "missing/plan.json" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("kind", [PlannerError, *PlannerError.__subclasses__()])
+def test_each_kind_of_error_has_its_exit_code(kind: type[PlannerError], monkeypatch, capsys) -> None:
+    def fail(**_: Any) -> None:
+        raise kind("it failed", hint="do this")
+
+    monkeypatch.setattr(module, "_load_job", fail)
+    assert main(["plan", *SMALL]) == kind.exit_code
+    assert capsys.readouterr().err == "error: it failed\nhelp: do this\n"
+
+
+# --- documents ----------------------------------------------------------------------------------------------------
+
+PLAN_KEYS = {
+    "format", "model", "cluster", "training", "engine", "layout", "fits", "step_seconds", "low_step_seconds",
+    "high_step_seconds", "tokens_per_second_per_device", "mfu", "hfu", "memory", "time", "runners_up", "certificate",
+}  # fmt: skip
+LAYOUT_KEYS = {"tp", "pp", "dp", "cp", "ep", "zero", "mbs", "interleave", "schedule", "recompute", "layers_per_stage"}
+
+
+def check_plan_document(document: dict[str, Any]) -> None:
+    assert set(document) >= PLAN_KEYS
+    assert document["format"] == PLAN_FORMAT
+    assert set(document["layout"]) >= LAYOUT_KEYS
+    for stage in document["memory"]:
+        assert set(stage) == {"stage", "total_bytes", "limit_bytes", "lines"}
+        assert all(set(line) >= {"name", "stage", "num_bytes", "formula", "source"} for line in stage["lines"])
+        assert stage["total_bytes"] == pytest.approx(sum(line["num_bytes"] for line in stage["lines"]))
+    assert all(
+        set(line) >= {"name", "busy_seconds", "hidden_seconds", "formula", "source"} for line in document["time"]
+    )
+    exposed = sum(line["busy_seconds"] - line["hidden_seconds"] for line in document["time"])
+    assert document["step_seconds"] == pytest.approx(exposed)
+
+
+def test_plan_as_a_document_is_equal_in_every_run(capsys, own_folder) -> None:
+    assert main(["plan", *SMALL, "--json", "-o", "a.json"]) == 0
+    out, err = capsys.readouterr()
+    check_plan_document(json.loads(out))
+    assert err == ""
+    assert (own_folder / "a.json").read_text() == out
+    assert main(["plan", *SMALL, "--json"]) == 0
+    assert capsys.readouterr().out == out
+
+
+def test_explain_gives_the_plan_back(plan_file, capsys) -> None:
+    assert main(["explain", str(plan_file), "--json"]) == 0
+    assert capsys.readouterr().out == plan_file.read_text()
+
+
+def test_explain_prices_the_layout_that_is_asked_for(capsys) -> None:
+    assert main(["explain", *SMALL, "--layout", "tp=2,pp=1,mbs=2", "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    check_plan_document(document)
+    assert (document["layout"]["tp"], document["layout"]["mbs"], document["fits"]) == (2, 2, True)
+
+
+def test_explain_of_what_does_not_fit_is_an_answer(capsys) -> None:
+    argv = ["explain", "gpt3-175b", "dgx-a100", "--gpus", "8", "--global-batch", "8", "--layout", "tp=8"]
+    assert main([*argv, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["fits"] is False
+    assert main(argv) == 0
+    assert "does not fit" in capsys.readouterr().out
+
+
+def test_nothing_fits_ends_with_3_and_still_answers(capsys, own_folder) -> None:
+    assert main(["plan", *TOO_BIG, "--json", "-o", "a.json"]) == ExitCode.NOTHING_FITS
+    document = json.loads(capsys.readouterr().out)
+    check_plan_document(document)
+    assert document["fits"] is False
+    assert document["dominating"] in {line["name"] for line in document["memory"][0]["lines"]}
+    assert main(["plan", *TOO_BIG]) == ExitCode.NOTHING_FITS
+    out, err = capsys.readouterr()
+    assert out.startswith("Nothing fits")
+    assert err == ""
+    assert list(own_folder.iterdir()) == []
+
+
+@pytest.mark.parametrize("command", ["models", "clusters"])
+def test_what_is_shipped_as_a_list_and_one_by_one(command: str, capsys) -> None:
+    assert main([command, "--json"]) == 0
+    entries = json.loads(capsys.readouterr().out)
+    assert all(entry["name"] and entry["source"] for entry in entries)
+    assert main([command]) == 0
+    table = capsys.readouterr().out
+    for entry in entries:
+        assert entry["name"] in table.split()
+        assert main([command, entry["name"], "--json"]) == 0
+        assert json.loads(capsys.readouterr().out)["name"] == entry["name"]
+
+
+def test_models_list_their_size(capsys) -> None:
+    main(["models", "--json"])
+    entries = {entry["name"]: entry for entry in json.loads(capsys.readouterr().out)}
+    assert set(next(iter(entries.values()))) >= {"name", "num_params", "num_active_params", "source"}
+    assert entries["llama3-8b"]["num_params"] == 8_030_261_248  # the sum of the published checkpoint's tensors
+
+
+@pytest.mark.parametrize(("command", "name"), [("models", "tiny-llama"), ("clusters", "gb200-nvl72")])
+def test_one_entry_is_a_document_that_reads_back(command: str, name: str, own_folder, capsys) -> None:
+    assert main([command, name]) == 0
+    (own_folder / "own.yaml").write_text(capsys.readouterr().out)
+    assert main([command, name, "--json"]) == 0
+    shipped = json.loads(capsys.readouterr().out)
+    assert main([command, "own.yaml", "--json"]) == 0
+    own = json.loads(capsys.readouterr().out)
+    assert own == {key: value for key, value in shipped.items() if key != "source"}
+
+
+# --- files --------------------------------------------------------------------------------------------------------
+
+
+def test_without_o_nothing_is_written(own_folder, capsys) -> None:
+    assert main(["plan", *SMALL]) == 0
+    assert list(own_folder.iterdir()) == []
+    assert "-o plan.json" in capsys.readouterr().out.splitlines()[-1]
+
+
+@pytest.mark.parametrize("option", ["-o", "--stats"])
+def test_an_existing_file_is_replaced_only_by_force(option: str, own_folder) -> None:
+    path = own_folder / "kept"
+    path.write_text("precious")
+    assert main(["plan", *SMALL, option, "kept"]) == ExitCode.BAD_INPUT
+    assert path.read_text() == "precious"
+    assert main(["plan", *SMALL, option, "kept", "--force"]) == 0
+    assert json.loads(path.read_text())
+
+
+@pytest.mark.parametrize("option", ["-o", "--stats"])
+def test_force_never_replaces_what_is_no_file(option: str, own_folder) -> None:
+    # a socket stands for a device: whoever breaks the code must not lose /dev/null to this test
+    with socket.socket(socket.AF_UNIX) as special:
+        special.bind("special")
+        assert main(["plan", *SMALL, option, "special", "--force"]) == ExitCode.BAD_INPUT
+        assert (own_folder / "special").is_socket()
+
+
+def test_next_command_can_be_typed(capsys) -> None:
+    assert main(["plan", *SMALL, "-o", "my plan.json"]) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == "  planner launch 'my plan.json'"
+
+
+def test_launch_shows_its_command_on_request(capsys) -> None:
+    assert main(["plan", *SMALL, "-o", "p.json"]) == 0
+    capsys.readouterr()
+    assert main(["launch", "p.json", "--dry-run"]) == 0
+    shown = capsys.readouterr().out
+    assert shown.startswith("torchrun ")
+    assert "runs/p" in shown
+    assert main(["emit", "p.json", "--to", "torchrun"]) == 0
+    assert capsys.readouterr().out == shown
+
+
+# --- hostile text ---
+
+HOSTILE = ["[/bold]", "[red]x[/red]", "\x1b[2J", "\x1b]0;t\x07", "a\u202eb", "$(touch owned)", "`touch owned`", "a\nb"]
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+@pytest.mark.parametrize(
+    "make", [lambda n: ["models", n], lambda n: ["explain", n], lambda n: ["plan", n, n], lambda n: [n]]
+)
+def test_hostile_names_are_shown_and_not_obeyed(
+    name: str, make: Callable[[str], list[str]], own_folder, capsys
+) -> None:
+    assert main(make(name)) in (ExitCode.BAD_INPUT, ExitCode.ENVIRONMENT)
+    err = capsys.readouterr().err
+    assert "Traceback" not in err
+    assert not set(err) & {"\x1b", "\x07", "\u202e"}
+    assert list(own_folder.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["[red] $(id) `id`.json", "\x1b[2J.json", "caf\u00e9.json", "a'b.json"])
+def test_hostile_file_names_work(name: str, own_folder, capsys) -> None:
+    assert main(["plan", *SMALL, "-o", name]) == 0
+    assert (own_folder / name).is_file()
+    out = capsys.readouterr().out
+    assert "\x1b" not in out
+    assert main(["explain", name]) == 0
+
+
+def test_hostile_text_inside_a_plan_is_shown_and_not_obeyed(plan_file, capsys) -> None:
+    hostile = "".join(HOSTILE)
+    document = json.loads(plan_file.read_text())
+    document["flops_convention"] = document["runners_up"][0]["reason"] = hostile
+    for line in [*document["time"], *(line for stage in document["memory"] for line in stage["lines"])]:
+        line |= {"formula": hostile, "source": hostile}
+    plan_file.write_text(json.dumps(document))
+    assert main(["explain", str(plan_file)]) == 0
+    out = capsys.readouterr().out
+    assert not set(out) & {"\x1b", "\x07", "\u202e"}
+    assert "[/bold][red]x[/red]" in re.sub(r"\s+", "", out)
+
+
+def test_an_error_that_is_not_a_stream_s_keeps_its_traceback(monkeypatch) -> None:
+    def fail(**_: Any) -> None:
+        raise FileNotFoundError(2, "no such file", "forgotten.txt")
+
+    monkeypatch.setattr(module, "_load_job", fail)
+    with pytest.raises(FileNotFoundError):
+        main(["plan", *SMALL])
+
+
+def test_environment_problem_is_what_a_full_disk_becomes() -> None:
+    assert EnvironmentProblem("x").exit_code == ExitCode.ENVIRONMENT == 5

@@ -1,0 +1,161 @@
+"""The command line as a process: pipes, terminals, closed streams, full disks and signals."""
+
+from __future__ import annotations
+
+import os
+import pty
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from planner.errors import ExitCode
+
+PLAN = ["tiny-gpt", "dgx-a100", "--gpus", "2", "--global-batch", "8"]
+
+
+def run_process(
+    *argv: str, stdin: str = "", env: dict[str, str] | None = None, shell: str = ""
+) -> subprocess.CompletedProcess[str]:
+    """The command as users start it; `shell` redirects or pipes "$@"."""
+    command = [sys.executable, "-m", "planner", *argv]
+    if shell:
+        command = ["bash", "-o", "pipefail", "-c", f'"$@" {shell}', "bash", *command]
+    return subprocess.run(
+        command, input=stdin, capture_output=True, text=True, env={**os.environ, **(env or {})}, check=False
+    )
+
+
+def test_a_plan_comes_from_standard_input(plan_file) -> None:
+    done = run_process("explain", "-", "--json", stdin=plan_file.read_text())
+    assert (done.returncode, done.stdout) == (0, plan_file.read_text())
+
+
+def test_a_reader_that_has_seen_enough_is_no_error(plan_file) -> None:
+    done = run_process("explain", str(plan_file), "--json", shell="| head -1")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "{\n", "")
+
+
+@pytest.mark.parametrize("argv", [["--help"], ["explain", "PLAN"], ["explain", "PLAN", "--json"], ["nonsense"]])
+def test_a_reader_that_has_gone_before_the_first_line_is_no_error(argv: list[str], plan_file) -> None:
+    argv = [str(plan_file) if part == "PLAN" else part for part in argv]
+    reading, writing = os.pipe()
+    os.close(reading)
+    try:
+        done = subprocess.run([sys.executable, "-m", "planner", *argv], stdout=writing, stderr=writing, check=False)
+    finally:
+        os.close(writing)
+    assert done.returncode in (0, ExitCode.BAD_INPUT)
+
+
+@pytest.mark.parametrize("shell", [">&-", "<&- >&- 2>&-"])
+def test_closed_streams_are_no_error_and_no_file_takes_their_place(shell: str, plan_file) -> None:
+    before = plan_file.read_text()
+    done = run_process("explain", str(plan_file), shell=shell)
+    assert done.returncode == 0
+    assert done.stderr == ""
+    assert plan_file.read_text() == before
+
+
+@pytest.mark.parametrize("argv", [["--help"], ["explain", "PLAN"], ["launch", "PLAN", "--dry-run"]])
+def test_a_full_disk_behind_standard_output_ends_with_5(argv: list[str], plan_file) -> None:
+    argv = [str(plan_file) if part == "PLAN" else part for part in argv]
+    done = run_process(*argv, shell="> /dev/full")
+    assert done.returncode == ExitCode.ENVIRONMENT
+    assert done.stderr == "error: cannot write the output: No space left on device\n"
+
+
+@pytest.mark.parametrize(  # tests/show has the whole grid; here is what only a process shows
+    ("columns", "env"),
+    [(20, {"LC_ALL": "C", "PYTHONUTF8": "0"}), (40, {"LC_ALL": "C"}), (80, {"TERM": "dumb"}), (200, {"NO_COLOR": "1"})],
+)
+def test_output_in_a_pipe(columns: int, env: dict[str, str], plan_file) -> None:
+    done = run_process("explain", str(plan_file), env={"COLUMNS": str(columns), **env})
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "\x1b" not in done.stdout
+    assert all(len(line) <= min(columns, 120) for line in done.stdout.splitlines())
+    if env.keys() & {"LC_ALL", "TERM"}:
+        assert done.stdout.isascii()
+
+
+def test_what_a_terminal_cannot_say_is_written_out(plan_file) -> None:
+    plan_file.write_text(plan_file.read_text().replace("formula of", "2 \\u00d7"))
+    done = run_process("explain", str(plan_file), env={"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONIOENCODING": "ascii"})
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "2 \\xd7 params" in done.stdout
+
+
+def read_terminal(argv: list[str], env: dict[str, str]) -> str:
+    """What a command writes to a real terminal."""
+    master, slave = pty.openpty()
+    with subprocess.Popen(
+        [sys.executable, "-m", "planner", *argv], stdout=slave, stderr=slave, env={**os.environ, **env}
+    ) as process:
+        os.close(slave)
+        found = b""
+        while True:
+            try:
+                part = os.read(master, 65536)
+            except OSError:  # Linux: the last writer has gone
+                break
+            if not part:
+                break
+            found += part
+    os.close(master)
+    assert process.returncode == 0
+    return found.decode()
+
+
+@pytest.mark.parametrize(
+    ("env", "color"), [({"TERM": "xterm-256color"}, True), ({"NO_COLOR": "1"}, False), ({"TERM": "dumb"}, False)]
+)
+def test_output_on_a_terminal(env: dict[str, str], color: bool, plan_file) -> None:
+    text = read_terminal(["explain", str(plan_file)], {"COLUMNS": "80", "TERM": "xterm", **env})
+    assert ("\x1b[" in text) is color
+    assert "Memory of a device" in text
+
+
+def test_a_bug_keeps_its_traceback_and_ends_with_1() -> None:
+    code = "import planner.cli as c\ndef f(**_): return 1/0\nc._load_job = f\nc.run()"
+    done = subprocess.run([sys.executable, "-c", code, "plan", *PLAN], capture_output=True, text=True, check=False)
+    assert done.returncode == ExitCode.BUG
+    assert "ZeroDivisionError" in done.stderr
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_ends_quietly_and_runs_what_must_be_undone(number: int, code: int) -> None:
+    program = """if True:
+        import sys, time
+        import planner.cli as c
+        def wait(**_):
+            try:
+                print("ready", file=sys.stderr, flush=True)
+                time.sleep(60)
+            finally:
+                print("undone", file=sys.stderr, flush=True)
+        c._load_job = wait
+        c.run()"""
+    process = subprocess.Popen(
+        [sys.executable, "-c", program, "plan", *PLAN], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert process.stderr is not None
+    assert process.stderr.readline() == "ready\n"
+    process.send_signal(number)
+    out, err = process.communicate(timeout=30)
+    assert process.returncode == code
+    assert err.strip() == "undone"
+    assert out == ""
+
+
+@pytest.mark.slow
+def test_plan_launch_and_compare_on_this_machine(tmp_path, monkeypatch) -> None:
+    pytest.importorskip("torch")
+    monkeypatch.chdir(tmp_path)
+    plan = ["plan", "tiny-gpt", "local-cpu", "--gpus", "2", "--global-batch", "8", "--seq-len", "64"]
+    assert run_process(*plan, "-o", "p.json").returncode == 0
+    done = run_process("launch", "p.json", "--steps", "3")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("Time, predicted against measured")
+    assert "optimizer state" in done.stdout
+    assert (tmp_path / "runs" / "p" / "metrics.jsonl").read_text().count("\n") == 3
