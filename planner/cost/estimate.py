@@ -8,10 +8,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from planner.cost.collectives import slowest_link
-from planner.cost.compute import head_seconds, layer_seconds, memory_bound_seconds, optimizer_seconds
+from planner.cost.compute import (
+    accumulation_seconds,
+    head_seconds,
+    layer_seconds,
+    memory_bound_seconds,
+    optimizer_seconds,
+)
 from planner.cost.flops import model_flops_per_step
 from planner.cost.ledger import LineName, StageMemory, TimeLine, total_bytes, total_exposed_seconds
-from planner.cost.memory import POLICIES, Stage, memory_lines, shard_degree
+from planner.cost.memory import POLICIES, Stage, memory_lines, shard_degree, whole_gradients
 from planner.cost.parameters import stage_params_on_device
 from planner.cost.schedule import bubble_seconds
 from planner.cost.traffic import (
@@ -37,6 +43,7 @@ class StagePrices:
     compute: Any
     recompute: Any
     head: Any
+    accumulation: Any
     tp_comm: Any
     pp_comm: Any
     pp_hidden: Any
@@ -51,7 +58,8 @@ class StagePrices:
     def microbatch_seconds(self) -> Any:
         """Seconds of one microbatch through the stage, forward and backward: t_r of the pipeline formula."""
         exposed_send = self.pp_comm - self.pp_hidden
-        return self.compute + self.recompute + self.head + self.tp_comm + exposed_send + self.dp_exposed_each
+        work = self.compute + self.recompute + self.head + self.accumulation
+        return work + self.tp_comm + exposed_send + self.dp_exposed_each
 
     @property
     def tail_seconds(self) -> Any:
@@ -86,10 +94,12 @@ def stage_prices(job: Job, layout: Degrees, stage: Stage) -> StagePrices:
     params = stage_params_on_device(job.model, job.engine, layout, stage.index, layers)
     lookup = memory_bound_seconds(job, 6.0 * job.compute_bytes * _activation_elements(job, layout))
     ends = first.astype(float) + last
+    accumulates = whole_gradients(job, layout) & np.greater(num_microbatches(job, layout), 1)
     return StagePrices(
         compute=layers * (layer.forward + layer.backward),
         recompute=layers * again,
         head=last * (head_forward + head_backward) + first * lookup,
+        accumulation=np.where(accumulates, accumulation_seconds(job, params), 0.0),
         tp_comm=layers * (tp_forward + tp_backward + again_comm) + ends * tensor_parallel_end_seconds(job, layout),
         pp_comm=send,
         pp_hidden=send if job.engine.overlaps_pipeline_sends else 0.0 * send,
@@ -257,6 +267,14 @@ def _microbatch_lines(job: Job, layout: Layout, own: StagePrices, stage: int, m:
             formula="m * (embedding, or output head and loss) of the slowest stage",
             source=roofline,
             bound=job.training.precision,
+        ),
+        TimeLine(
+            name=LineName.ACCUMULATION,
+            stage=stage,
+            busy_seconds=m * own.accumulation,
+            formula="m * bytes moved per parameter of the stage to add a gradient / memory bandwidth",
+            source="engine profile, accumulation_bytes",
+            bound="memory",
         ),
         TimeLine(
             name=LineName.TP_COMM,

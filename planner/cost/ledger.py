@@ -36,6 +36,7 @@ class LineName(StrEnum):
     COMPUTE = "compute"
     RECOMPUTE = "recompute"
     HEAD = "embedding_and_loss"
+    ACCUMULATION = "grad_accumulation"
     TP_COMM = "tp_comm"
     PP_COMM = "pp_comm"
     BUBBLE = "bubble"

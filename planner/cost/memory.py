@@ -30,6 +30,7 @@ __all__ = [
     "shard_degree",
     "state_bytes_per_param",
     "stored_activation_bytes",
+    "whole_gradients",
 ]
 
 POLICIES: Final = ("none", "selective", "full")
@@ -136,6 +137,15 @@ def shard_degree(layout: Degrees) -> Any:
     return np.where(np.equal(layout.zero, 0), 1, layout.dp * layout.cp / layout.hsdp)
 
 
+def whole_gradients(job: Job, layout: Degrees) -> Any:
+    """Whether a device accumulates gradients of all its parameters: below ZeRO-2, and under some pipelines.
+
+    Source: Rajbhandari et al., ZeRO (SC 2020), section 5; engine profile for pipelines.
+    """
+    piped = np.greater(layout.pp, 1) & job.engine.grads_unsharded_with_pipeline
+    return np.less(layout.zero, 2) | piped
+
+
 def state_bytes_per_param(job: Job, layout: Degrees, num_microbatches: Any) -> tuple[Any, Any, Any]:
     """Bytes per parameter of weights, gradients and optimizer state on one device.
 
@@ -149,11 +159,10 @@ def state_bytes_per_param(job: Job, layout: Degrees, num_microbatches: Any) -> t
     x = shard_degree(layout)
     weights = np.where(zero >= 3, states.sharded_weights / x, states.weights)
     piped = np.greater(layout.pp, 1)
-    whole_grads = (zero < 2) | (piped & job.engine.grads_unsharded_with_pipeline)
     accumulates = piped | np.greater(num_microbatches, 1)
     beside = np.where(accumulates, states.grads + states.sharded_grads / x, np.maximum(states.grads / x, 0))
     whole = np.where(states.sharded_grads > 0, beside, states.grads)
-    grads = np.where(whole_grads, whole, states.grads / x)
+    grads = np.where(whole_gradients(job, layout), whole, states.grads / x)
     return weights, grads, states.optimizer / x
 
 
@@ -190,9 +199,8 @@ def _gathered_bytes(job: Job, layout: Degrees, stage: Stage) -> Any:
     ends = end_params_on_device(job.model, job.engine, layout, stage.index)
     weights = states.weights * (ends + np.minimum(2, stage.num_layers) * layer)
     grads = (states.weights + states.grads) * np.maximum(layer, ends)
-    zero = np.asarray(layout.zero)
-    sharded_grads = (zero >= 2) & ~(np.greater(layout.pp, 1) & job.engine.grads_unsharded_with_pipeline)
-    return np.where(zero >= 3, weights, 0.0) + np.where(sharded_grads, grads, 0.0)
+    gathers = np.greater_equal(layout.zero, 3)
+    return np.where(gathers, weights, 0.0) + np.where(whole_gradients(job, layout), 0.0, grads)
 
 
 def memory_lines(job: Job, layout: Degrees, stage: Stage) -> tuple[MemoryLine, ...]:

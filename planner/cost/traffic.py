@@ -70,12 +70,17 @@ def tensor_parallel_end_seconds(job: Job, layout: Degrees) -> Any:
 def pipeline_send_seconds(job: Job, layout: Degrees) -> Any:
     """Seconds that a stage sends for one microbatch: an activation and a gradient for each of its chunks.
 
-    With sequence parallelism each tensor-parallel rank sends its own part.
+    With sequence parallelism each tensor-parallel rank sends its own part. Without it every rank sends all of
+    it, or (scatter/gather) its share, which the receivers gather over the tensor-parallel group.
 
     Source: Narayanan et al. (SC 2021), sections 3.2 and 4.1.
     """
-    shares = np.where(np.equal(layout.sp, 1), layout.tp, 1)
-    one = send_seconds(job.cluster, layout.dp * layout.cp * layout.tp, _activation_bytes(job, layout) / shares)
+    num_bytes = _activation_bytes(job, layout)
+    scattered = np.equal(layout.sp, 1) | job.engine.scatters_pipeline_sends
+    shares = np.where(scattered, layout.tp, 1)
+    one = send_seconds(job.cluster, layout.dp * layout.cp * layout.tp, num_bytes / shares)
+    gathers = np.equal(layout.sp, 0) & job.engine.scatters_pipeline_sends
+    one = one + np.where(gathers, all_gather_seconds(group(job.cluster, layout.tp, 1), num_bytes), 0.0)
     return np.where(np.greater(layout.pp, 1), 2.0 * layout.interleave * one, 0.0)
 
 

@@ -53,6 +53,12 @@ class EngineSpec(Document):
     logits_bytes: float = Field(ge=0, description="bytes per logit at the loss, of 16-bit training")
     grads_unsharded_with_pipeline: bool
     fragmentation: float = Field(ge=0, lt=1, description="share of activations lost by the allocator")
-    # --- what it overlaps ----------------------------------------------------------------------------------------
+    accumulation_bytes: float = Field(
+        ge=0, description="bytes moved per parameter to add one microbatch's gradient, outside the matrix product"
+    )
+    # --- what it communicates and overlaps ----------------------------------------------------------------------------------------
     overlaps_data_parallel: bool
     overlaps_pipeline_sends: bool
+    scatters_pipeline_sends: bool = Field(
+        description="without sequence parallelism each tensor-parallel rank sends its share, gathered on arrival"
+    )

@@ -48,6 +48,7 @@ def test_sc21_table_1(make_job):
             gpus=row["gpus"],
             batch=row["batch"],
             precision="fp16",
+            engine="megatron-2021",
             settings=("training.attention=unfused", "training.dropout=0.1"),
         )
         text = f"tp={row['tp']},pp={row['pp']},mbs={row['mbs']},interleave={row['interleave']},sp=0,recompute=full"
