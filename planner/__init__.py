@@ -1,9 +1,9 @@
-"""Plan, explain and run the distributed training of transformer models.
+r"""Plan, explain and run the distributed training of transformer models.
 
 Data flows one way, and imports with it::
 
     models/*.yaml   clusters/*.yaml   training.yaml   engine profile
-            \\            |                 |              /
+            \            |                 |              /
              `---------- specs (frozen) = Job ----------'
                             |
      search: candidates --> layout --> cost: ledger lines --> integer program --> plan (JSON)

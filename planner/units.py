@@ -67,7 +67,8 @@ def parse_quantity(text: str, kind: str) -> float:
 def exact_quantity(value: float, kind: str) -> str:
     """Write `value` in the largest unit that reads back to exactly the same float."""
     table = UNITS[kind]
-    for unit, factor in sorted(table.items(), key=lambda item: (-item[1], item[0])):
+    in_bytes = [item for item in table.items() if not item[0].startswith(("Mb", "Gb", "Tb"))]
+    for unit, factor in sorted(in_bytes, key=lambda item: (-item[1], item[0])):
         number = f"{value / factor:.6g}"
         if abs(value) >= factor and float(number) * factor == value:
             return f"{number} {unit}"

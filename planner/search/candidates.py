@@ -15,7 +15,7 @@ from planner.cost.traffic import tensor_parallel_seconds
 from planner.errors import InputError
 from planner.layout import Layout, balanced_chunks
 from planner.search.candidate import Candidate
-from planner.search.legality import RULES
+from planner.search.legality import RULES, broken_rules
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -93,7 +93,7 @@ def legal_degrees(job: Job, constraints: Constraints) -> tuple[list[DegreeArrays
     refused: dict[str, int] = {}
     legal = [_degrees_of(job, constraints, schedule, refused) for schedule in _schedules(job, constraints)]
     if not sum(map(len, legal)):
-        _explain_no_candidate(refused, constraints)
+        _explain_no_candidate(job, refused, constraints)
     return [each for each in legal if len(each)], refused
 
 
@@ -152,17 +152,24 @@ def _degrees_of(job: Job, constraints: Constraints, schedule: Schedule, refused:
     return _obey(job, left, RULES, refused)
 
 
-def _explain_no_candidate(refused: dict[str, int], constraints: Constraints) -> None:
+def _explain_no_candidate(job: Job, refused: dict[str, int], constraints: Constraints) -> None:
     why = {rule.name: rule.why for rule in RULES}
-    worst = max(refused, key=lambda name: refused[name], default="world")
+    worst = max(why, key=lambda name: refused.get(name, 0))
     pins = ", ".join(map(str, constraints.pins))
-    if pins:
-        raise InputError(
-            f"no layout meets the pins {pins}: {why[worst]}",
-            where="--pin",
-            hint="drop one of the pins; `planner explain MODEL CLUSTER --layout ...` checks one layout",
-        )
-    raise InputError(f"no legal layout exists: {why[worst]}", hint="change the batch size or the number of devices")
+    if not pins:
+        raise InputError(f"no legal layout exists: {why[worst]}", hint="change the batch size or the number of devices")
+    pinned = {pin.key: int(pin.value) for pin in constraints.pins if pin.is_numeric and pin.sign == "="}
+    chunks = pinned.get("pp", 1) * pinned.get("interleave", 1)
+    schedule: Schedule = "interleaved" if pinned.get("interleave", 1) > 1 else "1f1b"
+    policies: tuple[Recompute, ...] = ("none",) * chunks
+    pinned.setdefault("sp", 1 if pinned.get("tp", 1) > 1 else 0)
+    alone = Layout(**pinned, schedule=schedule, layers_per_stage=(1,) * chunks, recompute=policies)
+    broken = "; ".join(broken_rules(job, alone))
+    raise InputError(
+        f"no layout meets the pins {pins}: {broken or why[worst]}",
+        where="--pin",
+        hint="drop one of the pins; `planner explain MODEL CLUSTER --layout ...` checks one layout",
+    )
 
 
 def allowed_policies(job: Job, constraints: Constraints, degrees: Any) -> list[int]:

@@ -143,6 +143,7 @@ def search(
         InputError: no legal layout exists under the constraints.
     """
     reporter = reporter or Reporter()
+    _check_pins(job, constraints)
     _check_lists(job, constraints)
     found = _price_best_first(job, constraints, top, reporter)
     if not found.choices:
@@ -165,6 +166,23 @@ def search(
         certificate=_certificate(found, solution),
         options=constraints.to_dict(),
     )
+
+
+def _check_pins(job: Job, constraints: Constraints) -> None:
+    """Pins on what the engine does not have at all, which no configuration could meet."""
+    mistakes = []
+    schedule = constraints.value_of("schedule")
+    if schedule and schedule not in job.engine.schedules:
+        have = ", ".join(job.engine.schedules)
+        hint = f"engine {job.engine.name} runs {have}"
+        mistakes.append(Mistake(message=f"schedule `{schedule}` is not available", where="--pin", hint=hint))
+    for axis in ("tp", "pp", "dp", "cp", "ep", "etp"):
+        value = constraints.value_of(axis)
+        if value and int(value) > 1 and axis not in job.engine.axes:
+            hint = f"engine {job.engine.name} runs {', '.join(job.engine.axes)}"
+            mistakes.append(Mistake(message=f"`{axis}={value}` is not available", where="--pin", hint=hint))
+    if mistakes:
+        raise InputError(*mistakes)
 
 
 def _check_lists(job: Job, constraints: Constraints) -> None:

@@ -62,7 +62,7 @@ class LinkSpec(Document):
     """One level of the network; a group of devices is priced on the levels that it spans.
 
     bandwidth: bytes per second of one device in one direction, from the data sheet.
-    efficiency: share of it that collectives reach.
+    efficiency: share of it that collectives reach; the default is an assumption, for a link nobody measured.
     """
 
     name: Name
@@ -70,7 +70,7 @@ class LinkSpec(Document):
     bandwidth: Bandwidth
     latency: Seconds
     kind: Literal["switch", "mesh", "fat-tree", "ethernet", "shared-memory"]
-    efficiency: float = Field(gt=0, le=1)
+    efficiency: float = Field(default=0.8, gt=0, le=1)
 
     @property
     def num_devices(self) -> int | None:

@@ -56,7 +56,7 @@ class EngineSpec(Document):
     accumulation_bytes: float = Field(
         ge=0, description="bytes moved per parameter to add one microbatch's gradient, outside the matrix product"
     )
-    # --- what it communicates and overlaps ----------------------------------------------------------------------------------------
+    # --- what it communicates and overlaps ------------------------------------------------------------
     overlaps_data_parallel: bool
     overlaps_pipeline_sends: bool
     scatters_pipeline_sends: bool = Field(

@@ -1,0 +1,89 @@
+# The only list of commands: people and CI call these and nothing else.
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DEFAULT_GOAL := help
+
+# the first interpreter of the machine that is new enough
+PYTHON ?= $(shell for p in python3 python3.11 python3.12 python3.13; do \
+	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
+VENV ?= .venv
+# another package index for torch, for example https://download.pytorch.org/whl/cpu
+TORCH_INDEX ?=
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+
+.PHONY: help
+help: ## show this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@echo "  variables    PYTHON=$(PYTHON) VENV=$(VENV) TORCH_INDEX=$(TORCH_INDEX)"
+
+.PHONY: setup
+setup: $(STAMP) ## create .venv and install the planner with pinned dependencies; quick when current
+
+$(STAMP): pyproject.toml constraints.txt tools/setup.py
+	@test -n "$(PYTHON)" || { echo "no Python of at least 3.11 found; name one: make setup PYTHON=..." >&2; exit 2; }
+	$(PYTHON) tools/setup.py $(VENV) --torch-index "$(TORCH_INDEX)"
+	@touch $@
+
+.PHONY: run
+run: $(STAMP) ## plan GPT-3 175B on 1024 GPUs, then plan and train a small model on this machine
+	PATH="$(abspath $(BIN)):$$PATH" tools/run.sh
+
+.PHONY: check
+check: lint types test docs-check ## everything a change must pass
+
+.PHONY: test
+test: $(STAMP) ## the tests, without the long ones
+	$(BIN)/pytest -n auto -m "not slow and not gpu"
+
+.PHONY: prove
+prove: $(STAMP) ## the long tests: more examples, more layouts, more ranks
+	$(BIN)/pytest -n auto -m "slow or gpu"
+
+.PHONY: lint
+lint: $(STAMP) ## style and common mistakes
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+.PHONY: types
+types: $(STAMP) ## mypy --strict
+	$(BIN)/mypy
+
+.PHONY: format
+format: $(STAMP) ## rewrite the sources in the house style
+	$(BIN)/ruff check --fix-only .
+	$(BIN)/ruff format .
+
+.PHONY: docs
+docs: $(STAMP) ## rewrite the generated parts of the documents
+	$(BIN)/python tools/docs.py
+
+.PHONY: docs-check
+docs-check: $(STAMP) ## fail if `make docs` would change anything
+	$(BIN)/python tools/docs.py --check
+
+.PHONY: golden
+golden: $(STAMP) ## rewrite tests/golden; read the difference before you commit it
+	$(BIN)/pytest -q -n auto -m "not slow and not gpu" --ignore tests/trainer --update-golden
+	@git diff --stat -- tests/golden
+
+.PHONY: accuracy
+accuracy: $(STAMP) ## closed forms against the numbers that papers print
+	$(BIN)/python tools/closed_forms.py
+
+.PHONY: bench
+bench: $(STAMP) ## CPU seconds and memory of the commands against their targets (a report)
+	$(BIN)/python tools/bench.py
+
+.PHONY: shape
+shape: $(STAMP) ## lengths of functions and files against the codebases we look up to (a report)
+	$(BIN)/python tools/shape.py
+
+.PHONY: wheel
+wheel: $(STAMP) ## build the wheel, install it alone into a fresh environment, and plan with it
+	tools/wheel.sh "$(BIN)/python"
+
+.PHONY: clean
+clean: ## remove what the commands above wrote, but not .venv and not runs/
+	rm -rf build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	find planner tests tools -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,257 @@
+"""Proved bounds of a candidate's optimum, over the columns of all candidates at once.
+
+Lower bounds. Take any choice of a candidate: stage r uses a column with t_r seconds, k_r layers, d_r tail
+seconds, and sum_r k_r = L.
+
+total       For every number p (a price of one layer)
+                sum_r t_r = p L + sum_r (t_r - p k_r) >= p L + sum_r min over the columns of r of (t - p k).
+            This is weak Lagrangian duality for the layer count. Any p is valid; the best one is bisected.
+            If the choice uses column i of stage r, the minimum of that stage may be replaced by t_i - p k_i.
+bottleneck  max_r t_r >= (sum_r t_r) / S, and max_r t_r >= t_i if column i is used. If max_r t_r <= x, then each
+            k_r is at most the most layers that stage r holds within x seconds, and these must add up to at least
+            L. So max_r t_r is at least the least x for which they do, and at least every stage's fastest column.
+layers      k_i plus the most layers of the other stages must be at least L, and k_i plus the fewest at most L;
+            else no choice uses column i, and its bound is infinite.
+tail        max_r d_r >= max_r min over the columns of r of d, and >= d_i if column i is used.
+
+Each adds up to a lower bound of the choices that use column i. A choice uses some column of every stage, so the
+candidate's optimum is at least the largest, over its stages, of the least such bound of the stage.
+
+Upper bound. The step time of any choice; `greedy_choice` makes a good one fast.
+"""
+
+from __future__ import annotations
+
+import heapq
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from planner.search.candidate import Candidate, Choice, FloatArray, IntArray, Mask, dominated
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+__all__ = ["SLACK", "LowerBounds", "greedy_choice", "incumbent", "lower_bounds", "prune"]
+
+SLACK = 1e-9
+"""A bound prunes only if it exceeds the incumbent by more than this, relatively: bounds are sums with rounding."""
+
+_PRICE_STEPS = 40  # halvings of the interval of the price of a layer; any number is valid
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LowerBounds:
+    """What no choice can beat."""
+
+    candidate: FloatArray  # [num_candidates], seconds; infinite: proved to have no choice
+    columns: tuple[FloatArray, ...]  # for each candidate [num_columns], seconds of the choices that use the column
+    bottleneck: FloatArray  # [num_candidates], seconds of the slowest stage
+    tail: FloatArray  # [num_candidates], seconds of the longest tail
+
+
+@dataclass(frozen=True, slots=True)
+class _Table:
+    """The columns of all candidates that have one on every stage, end to end, and where the groups begin."""
+
+    owner: IntArray  # [columns], position of the candidate in `indices`
+    group: IntArray  # [columns], number of the (candidate, stage) pair
+    layers: IntArray
+    seconds: FloatArray
+    tail: FloatArray
+    first_column: IntArray  # [groups]
+    first_group: IntArray  # [candidates]
+    num_layers: IntArray  # [candidates]
+    num_stages: IntArray  # [candidates]
+
+    def stage_min(self, values: FloatArray) -> FloatArray:
+        return np.minimum.reduceat(values, self.first_column)
+
+    def stage_max(self, values: FloatArray) -> FloatArray:
+        return np.maximum.reduceat(values, self.first_column)
+
+    def candidate_sum(self, stage_values: FloatArray) -> FloatArray:
+        return np.add.reduceat(stage_values, self.first_group)
+
+    def candidate_max(self, stage_values: FloatArray) -> FloatArray:
+        return np.maximum.reduceat(stage_values, self.first_group)
+
+
+def _table(candidates: Sequence[Candidate]) -> _Table:
+    num_stages = np.array([candidate.num_stages for candidate in candidates])
+    num_columns = np.array([candidate.num_columns for candidate in candidates])
+    owner = np.repeat(np.arange(len(candidates)), num_columns)
+    first_group = np.cumsum(num_stages) - num_stages
+    group = first_group[owner] + np.concatenate([candidate.stage for candidate in candidates])
+    return _Table(
+        owner=owner,
+        group=group,
+        layers=np.concatenate([candidate.layers for candidate in candidates]),
+        seconds=np.concatenate([candidate.seconds for candidate in candidates]),
+        tail=np.concatenate([candidate.tail_seconds for candidate in candidates]),
+        first_column=np.searchsorted(group, np.arange(int(num_stages.sum()))),
+        first_group=first_group,
+        num_layers=np.array([candidate.num_layers for candidate in candidates]),
+        num_stages=num_stages,
+    )
+
+
+def lower_bounds(candidates: Sequence[Candidate]) -> LowerBounds:
+    """Lower bounds of every candidate and every column, in seconds; the proof stands at the top of the module."""
+    possible = [index for index, candidate in enumerate(candidates) if _may_hold_all(candidate)]
+    columns = [np.full(candidate.num_columns, np.inf) for candidate in candidates]
+    whole, bottleneck, tail = (np.full(len(candidates), np.inf) for _ in range(3))
+    if possible:
+        chosen = [candidates[index] for index in possible]
+        table = _table(chosen)
+        bottleneck[possible] = _least_bottleneck(table)
+        tail[possible] = table.candidate_max(table.stage_min(table.tail))
+        seconds = _column_seconds(table, chosen, bottleneck[possible], tail[possible])
+        whole[possible] = table.candidate_max(table.stage_min(seconds))
+        ends = np.cumsum([candidate.num_columns for candidate in chosen])
+        for index, part in zip(possible, np.split(seconds, ends[:-1]), strict=True):
+            columns[index] = part
+    return LowerBounds(candidate=whole, columns=tuple(columns), bottleneck=bottleneck, tail=tail)
+
+
+def _may_hold_all(candidate: Candidate) -> bool:
+    """Whether every stage has a column, and fewest and most layers allow the sum; necessary, not sufficient."""
+    most = np.full(candidate.num_stages, -1)
+    np.maximum.at(most, candidate.stage, candidate.layers)
+    fewest = np.full(candidate.num_stages, candidate.num_layers)
+    np.minimum.at(fewest, candidate.stage, candidate.layers)
+    return bool(most.min() >= 0 and fewest.sum() <= candidate.num_layers <= most.sum())
+
+
+def _least_bottleneck(table: _Table) -> FloatArray:
+    """For each candidate the least seconds within which its stages hold L layers together, [candidates]."""
+    by_stage = np.lexsort((table.seconds, table.group))
+    step = int(table.num_layers.max()) + 1  # lifts each group over the one before, so that one running maximum does
+    most = np.maximum.accumulate(table.layers[by_stage] + step * table.group[by_stage]) - step * table.group[by_stage]
+    gained = np.diff(most, prepend=0)
+    gained[table.first_column] = most[table.first_column]
+    by_time = np.lexsort((table.seconds[by_stage], table.owner[by_stage]))
+    held = np.cumsum(gained[by_time])
+    first = table.first_column[table.first_group]
+    before = held[first] - gained[by_time][first]  # what the candidates before hold
+    enough = held - before[table.owner] >= table.num_layers[table.owner]  # `owner` is sorted alike in both orders
+    sorted_seconds = table.seconds[by_stage][by_time]
+    in_time = np.minimum.reduceat(np.where(enough, sorted_seconds, np.inf), first)
+    fastest = table.candidate_max(table.stage_min(table.seconds))
+    return np.asarray(np.maximum(in_time, fastest), dtype=np.float64)
+
+
+def _layer_price(table: _Table) -> FloatArray:
+    """A price of one layer for each candidate that makes the bound of the total large, [candidates]."""
+    first = table.first_column[table.first_group]
+    slowest, fastest = (each.reduceat(table.seconds, first) for each in (np.maximum, np.minimum))
+    high = slowest - fastest  # no layer costs more than all columns differ by
+    low = -high
+    for _ in range(_PRICE_STEPS):
+        price = (low + high) / 2
+        reduced = table.seconds - price[table.owner] * table.layers
+        cheapest = reduced <= table.stage_min(reduced)[table.group]
+        layers = table.candidate_sum(table.stage_max(np.where(cheapest, table.layers, 0).astype(np.float64)))
+        too_many = layers >= table.num_layers
+        np.copyto(high, price, where=too_many)
+        np.copyto(low, price, where=~too_many)
+    return np.asarray((low + high) / 2, dtype=np.float64)
+
+
+def _column_seconds(
+    table: _Table, candidates: Sequence[Candidate], bottleneck: FloatArray, tail: FloatArray
+) -> FloatArray:
+    """Lower bound of the choices that use each column, [columns]."""
+    steady = np.array([candidate.steady_count for candidate in candidates])[table.owner]
+    weight = np.array([candidate.sum_weight for candidate in candidates])[table.owner]
+    constant = np.array([candidate.constant_seconds for candidate in candidates])[table.owner]
+    price = _layer_price(table)
+    reduced = table.seconds - price[table.owner] * table.layers
+    cheapest = table.stage_min(reduced)
+    total = (price * table.num_layers + table.candidate_sum(cheapest))[table.owner] + reduced - cheapest[table.group]
+    slowest = np.maximum(np.maximum(bottleneck[table.owner], table.seconds), total / table.num_stages[table.owner])
+    longest = np.maximum(tail[table.owner], table.tail)
+    seconds = constant + steady * slowest + weight * total + longest
+    return np.where(_can_be_completed(table), seconds, np.inf)
+
+
+def _can_be_completed(table: _Table) -> Mask:
+    """Whether the layers of a column leave the other stages no fewer and no more than they can hold, [columns]."""
+    most, fewest = (each(table.layers.astype(np.float64)) for each in (table.stage_max, table.stage_min))
+    others_most = table.candidate_sum(most)[table.owner] - most[table.group]
+    others_fewest = table.candidate_sum(fewest)[table.owner] - fewest[table.group]
+    num_layers = table.num_layers[table.owner]
+    enough: Mask = table.layers + others_most >= num_layers
+    return enough & (table.layers + others_fewest <= num_layers)
+
+
+def prune(candidates: Sequence[Candidate], upper_bound: float) -> list[Mask]:
+    """Which columns may be in a choice of at most `upper_bound` seconds, one mask for each candidate.
+
+    Dominated columns go too. Each round bounds what the round before has left, until nothing more goes; no
+    optimum within the upper bound is lost. A candidate that cannot reach it keeps no column.
+    """
+    masks = [~dominated(candidate) for candidate in candidates]
+    alive = list(range(len(candidates)))
+    limit = upper_bound * (1 + SLACK)
+    changed = True
+    while changed:
+        bounds = lower_bounds([candidates[index].keep(masks[index]) for index in alive])
+        changed = False
+        for position, index in enumerate(alive):
+            whole, seconds = float(bounds.candidate[position]), bounds.columns[position]
+            useful = (seconds < np.inf) & (seconds <= limit) & (whole < np.inf and whole <= limit)
+            changed |= not useful.all()
+            masks[index][masks[index]] = useful
+        alive = [index for index in alive if masks[index].any()]
+    return masks
+
+
+def greedy_choice(candidate: Candidate, index: int = 0) -> Choice | None:
+    """Start every stage with its fewest layers; give the next ones to the stage that stays the fastest.
+
+    None where this ends without a choice, which proves nothing.
+    """
+    options = _fastest_options(candidate)
+    if not all(options):
+        return None
+    at = [0] * candidate.num_stages
+    left = candidate.num_layers - sum(int(candidate.layers[columns[0]]) for columns in options)
+    waiting = [(candidate.seconds[columns[1]], stage) for stage, columns in enumerate(options) if len(columns) > 1]
+    heapq.heapify(waiting)
+    while left > 0 and waiting:
+        _, stage = heapq.heappop(waiting)
+        columns = options[stage]
+        more = int(candidate.layers[columns[at[stage] + 1]] - candidate.layers[columns[at[stage]]])
+        if more > left:
+            continue
+        left -= more
+        at[stage] += 1
+        if at[stage] + 1 < len(columns):
+            heapq.heappush(waiting, (candidate.seconds[columns[at[stage] + 1]], stage))
+    if left != 0:
+        return None
+    chosen = [columns[position] for columns, position in zip(options, at, strict=True)]
+    return Choice(candidate=index, columns=tuple(chosen), objective_seconds=candidate.step_seconds(chosen))
+
+
+def _fastest_options(candidate: Candidate) -> list[list[int]]:
+    """For each stage the fastest column of each layer count, fewest layers first."""
+    order = np.lexsort((candidate.tail_seconds, candidate.seconds, candidate.layers, candidate.stage))
+    key = candidate.stage[order] * (candidate.num_layers + 1) + candidate.layers[order]
+    fastest = order[np.append(True, np.diff(key) != 0)[: len(order)]]
+    ends = np.searchsorted(candidate.stage[fastest], np.arange(1, candidate.num_stages))
+    return [part.tolist() for part in np.split(fastest, ends)]
+
+
+def incumbent(candidates: Sequence[Candidate], lower: FloatArray) -> Choice | None:
+    """The best greedy choice: candidates in order of their lower bound [num_candidates], while one may win."""
+    best: Choice | None = None
+    for index in np.argsort(lower, kind="stable").tolist():
+        if lower[index] == np.inf or (best is not None and lower[index] > best.objective_seconds):
+            break
+        choice = greedy_choice(candidates[index], index)
+        if choice is not None and (best is None or choice.objective_seconds < best.objective_seconds):
+            best = choice
+    return best

@@ -1,0 +1,294 @@
+"""The exact optimum without an integer program: the independent certificate of the search.
+
+It shares nothing with `integer_program` and `bounds` but `Candidate`. For one candidate let G(a, b) be the
+least sum of stage seconds over the choices whose slowest stage takes at most `a` and whose longest tail is at
+most `b`. The optimum is
+
+    min over (a, b) of   constant + steady_count * a + sum_weight * G(a, b) + b
+
+because at the (a, b) of an optimal choice this is its step time, and nowhere it is less than the step time of
+the choice behind G(a, b). G falls in both arguments, so on a box [a0, a1] x [b0, b1]
+
+    constant + steady_count * a0 + sum_weight * G(a1, b1) + b0
+
+bounds everything in it from below. `_Scan` halves boxes until none can hold anything better. G itself is a
+dynamic program over (stage, layers left).
+"""
+
+from __future__ import annotations
+
+import heapq
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from planner.search.candidate import TIE, Candidate, Choice, FloatArray, IntArray, Mask
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+__all__ = ["best_choice", "best_of", "ranked"]
+
+
+def best_choice(candidate: Candidate, *, index: int = 0, cutoff: float = np.inf) -> Choice | None:
+    """The optimum of one candidate, or None where no choice exists or none is as good as `cutoff` seconds.
+
+    Among choices of equal step time (within `TIE`) the one with the lexicographically smallest layers is
+    returned, so equal inputs give equal answers.
+    """
+    if _crude_bound(candidate) > cutoff:
+        return None
+    lowest = _least_bottleneck(candidate)
+    if lowest is None or _close_bound(candidate, lowest) > cutoff:
+        return None
+    return _Scan(candidate, index, lowest, cutoff).run()
+
+
+def best_of(candidates: Sequence[Candidate]) -> Choice | None:
+    """The best choice over all candidates; of equal step times the smallest candidate index wins."""
+    best = ranked(candidates, 1)
+    return best[0] if best else None
+
+
+def ranked(candidates: Sequence[Candidate], top: int) -> list[Choice]:
+    """The best choice of each of the `top` best candidates, best first.
+
+    Best-first: a candidate waits in a heap under a lower bound of its step time, first a crude one, then a
+    closer one, then its optimum. The search ends when the least bound exceeds the step time of the last place.
+    """
+    waiting = [(_crude_bound(candidate), index, 0) for index, candidate in enumerate(candidates)]
+    waiting = [entry for entry in waiting if entry[0] < np.inf]
+    heapq.heapify(waiting)
+    lowest: dict[int, float] = {}
+    found: list[Choice] = []
+    while waiting:
+        bound, index, closeness = heapq.heappop(waiting)
+        cutoff = found[top - 1].objective_seconds * (1 + TIE) if len(found) >= top else np.inf
+        if bound > cutoff:
+            break
+        candidate = candidates[index]
+        if closeness == 0:
+            bottleneck = _least_bottleneck(candidate)
+            if bottleneck is not None:
+                lowest[index] = bottleneck
+                heapq.heappush(waiting, (_close_bound(candidate, bottleneck), index, 1))
+            continue
+        choice = _Scan(candidate, index, lowest[index], cutoff).run()
+        if choice is not None:
+            found = sorted([*found, choice], key=lambda each: (each.objective_seconds, each.candidate))
+    return _in_order(found)[:top]
+
+
+def _in_order(found: list[Choice]) -> list[Choice]:
+    """Sorted by step time; candidates that tie with the best of their run stand in order of their index."""
+    ordered: list[Choice] = []
+    while found:
+        limit = found[0].objective_seconds * (1 + TIE)
+        tied = [choice for choice in found if choice.objective_seconds <= limit]
+        ordered += sorted(tied, key=lambda choice: choice.candidate)
+        found = found[len(tied) :]
+    return ordered
+
+
+def _fastest(candidate: Candidate, values: FloatArray) -> FloatArray:
+    """Least value on each stage, [num_stages]; infinite where a stage has no column."""
+    least = np.full(candidate.num_stages, np.inf)
+    np.minimum.at(least, candidate.stage, values)
+    return least
+
+
+def _crude_bound(candidate: Candidate) -> float:
+    """A lower bound in O(columns): every stage at its fastest, and every layer at the least price of a layer.
+
+    With p the least seconds / layers of any column, each stage takes at least p times its layers, so all together
+    take at least p L, and the slowest at least an even share of it.
+    """
+    if candidate.num_columns == 0:
+        return np.inf
+    fastest = _fastest(candidate, candidate.seconds)
+    per_layer = float((candidate.seconds / np.maximum(candidate.layers, 1)).min())
+    total = max(float(fastest.sum()), per_layer * candidate.num_layers)
+    bottleneck = max(float(fastest.max()), total / candidate.num_stages)
+    tail = float(_fastest(candidate, candidate.tail_seconds).max())
+    return candidate.constant_seconds + candidate.steady_count * bottleneck + candidate.sum_weight * total + tail
+
+
+def _close_bound(candidate: Candidate, bottleneck: float) -> float:
+    """The crude bound with the least bottleneck that any choice has."""
+    fastest = float(_fastest(candidate, candidate.seconds).sum())
+    tail = float(_fastest(candidate, candidate.tail_seconds).max())
+    total = max(fastest, bottleneck)
+    bound = candidate.constant_seconds + candidate.steady_count * bottleneck + candidate.sum_weight * total + tail
+    return max(bound, _crude_bound(candidate))
+
+
+def _least_bottleneck(candidate: Candidate) -> float | None:
+    """The least slowest stage of any choice, by bisection over the distinct stage times; None: no choice."""
+    if candidate.num_columns == 0 or not _can_hold_all(candidate, np.inf):
+        return None
+    thresholds = np.unique(candidate.seconds)
+    low = int(np.searchsorted(thresholds, _fastest(candidate, candidate.seconds).max()))
+    high = len(thresholds) - 1
+    while low < high:
+        middle = (low + high) // 2
+        if _can_hold_all(candidate, float(thresholds[middle])):
+            high = middle
+        else:
+            low = middle + 1
+    return float(thresholds[low])
+
+
+def _can_hold_all(candidate: Candidate, threshold: float) -> bool:
+    """Whether stages of at most `threshold` seconds can hold all layers; bit l of `sums` says l layers are."""
+    allowed = candidate.seconds <= threshold
+    pairs = np.unique(candidate.stage[allowed] * (candidate.num_layers + 1) + candidate.layers[allowed])
+    stage, layers = np.divmod(pairs, candidate.num_layers + 1)
+    all_layers = (1 << (candidate.num_layers + 1)) - 1
+    sums = 1
+    for here in np.split(layers, np.searchsorted(stage, np.arange(1, candidate.num_stages))):
+        grown = 0
+        for count in here.tolist():
+            grown |= sums << count
+        sums = grown & all_layers
+    return bool(sums >> candidate.num_layers & 1)
+
+
+@dataclass(frozen=True, slots=True)
+class _Box:
+    """Thresholds by position in the lists of distinct times: [low_a, high_a] x [low_b, high_b]."""
+
+    low_a: int
+    high_a: int
+    low_b: int
+    high_b: int
+
+
+class _Scan:
+    """Branch and bound over the two thresholds of one candidate."""
+
+    def __init__(self, candidate: Candidate, index: int, least_bottleneck: float, cutoff: float) -> None:
+        self.candidate, self.index, self.cutoff = candidate, index, cutoff
+        self.found: Choice | None = None
+        tail_floor = float(_fastest(candidate, candidate.tail_seconds).max())
+        times, tails = np.unique(candidate.seconds), np.unique(candidate.tail_seconds)
+        self.bottlenecks = times[times >= least_bottleneck]
+        self.tails = tails[tails >= tail_floor]
+
+    def run(self) -> Choice | None:
+        """The optimum, or None where nothing is as good as the cutoff."""
+        last_a, last_b = len(self.bottlenecks) - 1, len(self.tails) - 1
+        self._visit(_Box(0, 0, 0, last_b))  # a first good choice, which shortens the list of bottlenecks
+        last_a = min(last_a, self._last_useful_bottleneck())
+        waiting = [(0.0, 0, _Box(0, last_a, 0, last_b))]
+        count = 1  # breaks ties in the heap by age
+        while waiting:
+            bound, _, box = heapq.heappop(waiting)
+            if bound > self.cutoff:
+                break
+            bound = self._visit(box)
+            if bound > self.cutoff or self._is_point(box):
+                continue
+            for half in self._halves(box):
+                heapq.heappush(waiting, (bound, count, half))
+                count += 1
+        return self.found
+
+    def _last_useful_bottleneck(self) -> int:
+        """Position of the last bottleneck that may still meet the cutoff."""
+        candidate = self.candidate
+        fastest = float(_fastest(candidate, candidate.seconds).sum())
+        total = np.maximum(fastest, self.bottlenecks)
+        steady = candidate.steady_count * self.bottlenecks
+        least = candidate.constant_seconds + steady + candidate.sum_weight * total + self.tails[0]
+        return max(int(np.searchsorted(least, self.cutoff, side="right")) - 1, 0)
+
+    def _cost(self, a: int, b: int) -> float:
+        """What the thresholds at these positions cost, without the sum of stage seconds."""
+        steady = self.candidate.steady_count * float(self.bottlenecks[a])
+        return self.candidate.constant_seconds + steady + float(self.tails[b])
+
+    def _is_point(self, box: _Box) -> bool:
+        """Whether the box holds one pair of thresholds, or only pairs that cost the same."""
+        highest = self._cost(box.high_a, box.high_b)
+        return highest - self._cost(box.low_a, box.low_b) <= TIE * highest
+
+    def _halves(self, box: _Box) -> Iterator[_Box]:
+        """The box cut across the side that costs more."""
+        candidate = self.candidate
+        wide = candidate.steady_count * (self.bottlenecks[box.high_a] - self.bottlenecks[box.low_a])
+        tall = self.tails[box.high_b] - self.tails[box.low_b]
+        if wide >= tall:
+            middle = (box.low_a + box.high_a) // 2
+            yield _Box(box.low_a, middle, box.low_b, box.high_b)
+            yield _Box(middle + 1, box.high_a, box.low_b, box.high_b)
+        else:
+            middle = (box.low_b + box.high_b) // 2
+            yield _Box(box.low_a, box.high_a, box.low_b, middle)
+            yield _Box(box.low_a, box.high_a, middle + 1, box.high_b)
+
+    def _visit(self, box: _Box) -> float:
+        """Lower bound of the box; its best choice is kept where it is the best so far."""
+        candidate = self.candidate
+        allowed = candidate.seconds <= self.bottlenecks[box.high_a]
+        allowed &= candidate.tail_seconds <= self.tails[box.high_b]
+        least = _least_sums(candidate, allowed)
+        total = float(least[0, candidate.num_layers])
+        bound = self._cost(box.low_a, box.low_b) + candidate.sum_weight * total
+        if not bound <= self.cutoff:  # infinite where the thresholds leave no choice
+            return bound
+        self._keep(_walk(candidate, allowed, least, total))
+        if self._is_point(box) and candidate.sum_weight > 0:
+            # Whatever the cutoff leaves for the sum may be spent on lexicographically smaller layers.
+            spare = self.cutoff - self._cost(box.high_a, box.high_b)
+            self._keep(_walk(candidate, allowed, least, spare / candidate.sum_weight))
+        return bound
+
+    def _keep(self, columns: IntArray) -> None:
+        seconds = self.candidate.step_seconds(columns)
+        choice = Choice(candidate=self.index, columns=tuple(columns.tolist()), objective_seconds=seconds)
+        self.cutoff = min(self.cutoff, seconds * (1 + TIE))
+        best = self.found
+        if best is None or best.objective_seconds > self.cutoff:
+            self.found = choice if seconds <= self.cutoff else best
+        elif seconds <= self.cutoff and self._layers(choice) < self._layers(best):
+            self.found = choice
+
+    def _layers(self, choice: Choice) -> tuple[int, ...]:
+        return tuple(self.candidate.layers[list(choice.columns)].tolist())
+
+
+def _least_sums(candidate: Candidate, allowed: Mask) -> FloatArray:
+    """Least sum of seconds, [num_stages + 1, num_layers + 1], by (first stage, layers that are left for it on)."""
+    num_layers, num_stages = candidate.num_layers, candidate.num_stages
+    stage, layers, seconds = candidate.stage[allowed], candidate.layers[allowed], candidate.seconds[allowed]
+    least = np.full((num_stages + 1, num_layers + 1), np.inf)
+    least[num_stages, 0] = 0.0
+    first = np.searchsorted(stage, np.arange(num_stages + 1))
+    for here in reversed(range(num_stages)):
+        row, rest = least[here], least[here + 1]
+        for column in range(first[here], first[here + 1]):
+            count = layers[column]
+            np.minimum(row[count:], rest[: num_layers + 1 - count] + seconds[column], out=row[count:])
+    return least
+
+
+def _walk(candidate: Candidate, allowed: Mask, least: FloatArray, budget: float) -> IntArray:
+    """The choice with the lexicographically smallest layers whose sum of seconds is within the (finite) budget.
+
+    Where rounding puts the budget below the least sum, the least sum is taken.
+    """
+    columns = np.flatnonzero(allowed)
+    first = np.searchsorted(candidate.stage[columns], np.arange(candidate.num_stages + 1))
+    left, chosen = candidate.num_layers, []
+    for stage in range(candidate.num_stages):
+        here = columns[first[stage] : first[stage + 1]]
+        here = here[candidate.layers[here] <= left]
+        sums = candidate.seconds[here] + least[stage + 1, left - candidate.layers[here]]
+        affordable = np.flatnonzero(sums <= max(budget, float(sums.min())))
+        same_layers = affordable[candidate.layers[here[affordable]] == candidate.layers[here[affordable[0]]]]
+        column = here[same_layers[np.argmin(sums[same_layers])]]
+        chosen.append(column)
+        left -= int(candidate.layers[column])
+        budget -= float(candidate.seconds[column])
+    return np.array(chosen, dtype=np.int64)

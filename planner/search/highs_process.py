@@ -1,0 +1,50 @@
+"""HiGHS on an MPS file, as a process of its own: `python -m planner.search.highs_process MODEL SOLUTION LIMIT`.
+
+A process can be stopped at once and cannot take the planner down; a call into the library can do neither.
+The answer is JSON: `status`, `bound` (proved lower bound) and `values` by column name, or null.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import highspy
+
+_STATUS = {
+    highspy.HighsModelStatus.kOptimal: "optimal",
+    highspy.HighsModelStatus.kInfeasible: "infeasible",
+    highspy.HighsModelStatus.kUnboundedOrInfeasible: "infeasible",  # no step time is below zero
+    highspy.HighsModelStatus.kTimeLimit: "time limit",
+}
+_OPTIONS = {
+    "output_flag": False,
+    "threads": 1,
+    "mip_rel_gap": 0.0,
+    "mip_abs_gap": 0.0,
+    "mip_feasibility_tolerance": 1e-9,
+    "primal_feasibility_tolerance": 1e-9,
+}
+
+
+def solve_file(model: Path, solution: Path, time_limit: float) -> None:
+    """Solve the MPS file `model` to a gap of zero within `time_limit` seconds and write `solution`."""
+    highs = highspy.Highs()  # type: ignore[no-untyped-call] # highspy leaves it unannotated
+    for name, value in {**_OPTIONS, "time_limit": time_limit}.items():
+        highs.setOptionValue(name, value)
+    highs.readModel(str(model))
+    highs.run()
+    info = highs.getInfo()
+    found = info.primal_solution_status == highspy.SolutionStatus.kSolutionStatusFeasible
+    names = highs.getLp().col_names_
+    answer = {
+        "status": _STATUS.get(highs.getModelStatus(), str(highs.getModelStatus())),
+        "bound": info.mip_dual_bound,
+        "values": dict(zip(names, highs.getSolution().col_value, strict=True)) if found else None,
+    }
+    solution.write_text(json.dumps(answer), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    solve_file(Path(sys.argv[1]), Path(sys.argv[2]), float(sys.argv[3]))

@@ -1,0 +1,189 @@
+r"""The joint integer program: which candidate, and which column on each of its stages, in one solve.
+
+Sets and data: candidates c with L_c layers on stages r = 0 .. S_c - 1; columns k of (c, r) with layers l, seconds
+t and tail seconds d; constants K_c, steady counts A_c, sum weights B_c. theta_c and delta_c are lower bounds of
+the slowest stage and of the longest tail (`bounds.lower_bounds`).
+
+Variables: w_c in {0, 1} candidate c is chosen; y_crk in {0, 1} stage r of c takes column k; U_c >= 0 seconds of
+the slowest stage beyond theta_c; V_c >= 0 seconds of the longest tail beyond delta_c.
+
+    minimise  sum_c [ (K_c + A_c theta_c + delta_c) w_c + A_c U_c + V_c + B_c sum_rk t_crk y_crk ]
+
+    (1) sum_c w_c = 1                                                     -> _choose_one_candidate()
+    (2) sum_k y_crk = w_c                           for all c, r          -> _choose_one_column_per_stage()
+    (3) sum_rk l_crk y_crk = L_c w_c                for all c             -> _place_every_layer()
+    (4) U_c >= sum_k max(t_crk - theta_c, 0) y_crk  for all c, r          -> _wait_for_the_slowest_stage()
+    (5) V_c >= sum_k max(d_crk - delta_c, 0) y_crk  for all c, r          -> _wait_for_the_longest_tail()
+
+(4) and (5) are exact: where w_c = 1 exactly one y of the stage is 1, and max(t, theta) - theta is what it adds to
+theta. This is the disaggregated form (no big-M; Conforti, Cornuejols, Zambelli, Integer Programming, section 4.9):
+each candidate's rows are scaled by its own w_c, so the relaxation is the convex hull of the union of the
+candidates' relaxations. By (2) w_c is integral where the y are; it is declared binary all the same, because
+branching on it decides a whole candidate at once.
+
+Seconds are divided by a unit, so that stage times stand near 1e4 and the solver's absolute tolerances of 1e-7
+lie below 1e-11 of them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+import pulp
+
+from planner.errors import SolverTrouble
+from planner.search.bounds import LowerBounds, lower_bounds, prune
+from planner.search.candidate import Candidate, Choice, FloatArray
+from planner.search.solver_process import run_solver
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+__all__ = ["Answer", "JointProgram", "SolverName", "solve_program"]
+
+SolverName = Literal["cbc", "highs"]
+
+_UNITS_OF_SLOWEST = 1e4  # the largest time in the program, in units
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """What the solver found and proved."""
+
+    choice: Choice | None  # None: nothing found
+    status: Literal["optimal", "time limit", "infeasible"]
+    bound_seconds: float  # proved: no choice is faster (not more than the solver's own tolerance below)
+    num_columns: int
+    num_candidates: int
+
+
+class JointProgram:
+    """The integer program of the module's docstring, as a PuLP problem."""
+
+    def __init__(self, candidates: Sequence[Candidate], bounds: LowerBounds) -> None:
+        self._candidates = candidates
+        self._bounds = bounds
+        slowest = max(float(max(c.seconds.max(), c.tail_seconds.max())) for c in candidates)
+        self.unit_seconds = (slowest or 1.0) / _UNITS_OF_SLOWEST
+        self.problem = pulp.LpProblem("layout", pulp.LpMinimize)
+        self._w = [self._binary(f"w_{c}") for c in range(len(candidates))]
+        self._y = [[self._binary(f"y_{c}_{k}") for k in range(each.num_columns)] for c, each in enumerate(candidates)]
+        self._slowest = [self.problem.add_variable(f"u_{c}", lowBound=0) for c in range(len(candidates))]
+        self._tail = [self.problem.add_variable(f"v_{c}", lowBound=0) for c in range(len(candidates))]
+        self._minimise_step_time()
+        self._choose_one_candidate()
+        for c in range(len(candidates)):
+            self._choose_one_column_per_stage(c)
+            self._place_every_layer(c)
+            self._wait_for_the_slowest_stage(c)
+            self._wait_for_the_longest_tail(c)
+
+    def columns(self, values: dict[str, float]) -> tuple[int, tuple[int, ...]]:
+        """The candidate and its columns that are 1 in the solver's `values`, by variable name.
+
+        Raises:
+            SolverTrouble: the values are not a choice.
+        """
+        chosen = [c for c, w in enumerate(self._w) if values.get(w.name, 0.0) > 0.5]
+        if len(chosen) != 1:
+            raise SolverTrouble(f"the solver chose {len(chosen)} candidates")
+        columns = tuple(k for k, y in enumerate(self._y[chosen[0]]) if values.get(y.name, 0.0) > 0.5)
+        if not self._candidates[chosen[0]].is_choice(columns):
+            raise SolverTrouble("the solver's answer does not place every layer on one column per stage")
+        return chosen[0], columns
+
+    def _binary(self, name: str) -> pulp.LpVariable:
+        return self.problem.add_variable(name, 0, 1, pulp.LpBinary)
+
+    def _add(self, terms: list[tuple[pulp.LpVariable, float]], sense: int, name: str) -> None:
+        self.problem.addConstraint(pulp.LpConstraint(pulp.LpAffineExpression(terms), sense, name, 0))
+
+    def _minimise_step_time(self) -> None:
+        terms: list[tuple[pulp.LpVariable, float]] = []
+        for c, each in enumerate(self._candidates):
+            known = each.steady_count * self._bounds.bottleneck[c] + self._bounds.tail[c]
+            terms.append((self._w[c], float(each.constant_seconds + known) / self.unit_seconds))
+            terms += [(self._slowest[c], each.steady_count), (self._tail[c], 1.0)]
+            terms += zip(self._y[c], (each.sum_weight * each.seconds / self.unit_seconds).tolist(), strict=True)
+        self.problem.setObjective(pulp.LpAffineExpression(terms))
+
+    def _choose_one_candidate(self) -> None:
+        one = pulp.LpAffineExpression([(w, 1.0) for w in self._w])
+        self.problem.addConstraint(pulp.LpConstraint(one, pulp.LpConstraintEQ, "one_candidate", 1))
+
+    def _choose_one_column_per_stage(self, c: int) -> None:
+        for stage, columns in self._stages(c):
+            terms = [(self._y[c][k], 1.0) for k in columns]
+            self._add([*terms, (self._w[c], -1.0)], pulp.LpConstraintEQ, f"column_{c}_{stage}")
+
+    def _place_every_layer(self, c: int) -> None:
+        each = self._candidates[c]
+        terms = list(zip(self._y[c], each.layers.astype(float).tolist(), strict=True))
+        self._add([*terms, (self._w[c], -float(each.num_layers))], pulp.LpConstraintEQ, f"layers_{c}")
+
+    def _wait_for_the_slowest_stage(self, c: int) -> None:
+        beyond = np.maximum(self._candidates[c].seconds - self._bounds.bottleneck[c], 0.0)
+        self._wait_for(c, self._slowest[c], beyond, "slowest")
+
+    def _wait_for_the_longest_tail(self, c: int) -> None:
+        beyond = np.maximum(self._candidates[c].tail_seconds - self._bounds.tail[c], 0.0)
+        self._wait_for(c, self._tail[c], beyond, "tail")
+
+    def _wait_for(self, c: int, longest: pulp.LpVariable, beyond: FloatArray, name: str) -> None:
+        units = (beyond / self.unit_seconds).tolist()
+        for stage, columns in self._stages(c):
+            terms = [(self._y[c][k], -units[k]) for k in columns if units[k] > 0]
+            if terms:
+                self._add([(longest, 1.0), *terms], pulp.LpConstraintGE, f"{name}_{c}_{stage}")
+
+    def _stages(self, c: int) -> list[tuple[int, range]]:
+        each = self._candidates[c]
+        ends = np.searchsorted(each.stage, np.arange(each.num_stages + 1)).tolist()
+        return [(stage, range(ends[stage], ends[stage + 1])) for stage in range(each.num_stages)]
+
+
+def solve_program(
+    candidates: Sequence[Candidate],
+    *,
+    upper_bound: float | None = None,
+    solver: SolverName = "cbc",
+    time_limit: float | None = None,
+) -> Answer:
+    """The best choice over all candidates by integer programming.
+
+    upper_bound: seconds of a known choice; columns that cannot reach it are left out. Without one only
+    dominated columns are. `time_limit` is in seconds of wall time, of the solver alone.
+
+    Raises:
+        SolverTrouble: the solver is missing, was killed, or answered with something that is no answer.
+        EnvironmentProblem: the solver asked for is not installed and can be.
+    """
+    masks = prune(candidates, np.inf if upper_bound is None else upper_bound)
+    alive = [index for index, mask in enumerate(masks) if mask.any()]
+    kept = [candidates[index].keep(masks[index]) for index in alive]
+    num_columns = sum(each.num_columns for each in kept)
+    if not kept:
+        return Answer(choice=None, status="infeasible", bound_seconds=np.inf, num_columns=0, num_candidates=0)
+    bounds = lower_bounds(kept)
+    program = JointProgram(kept, bounds)
+    outcome = run_solver(program.problem, solver, time_limit)
+    choice = None
+    if outcome.values is not None:
+        c, columns = program.columns(outcome.values)
+        original = np.flatnonzero(masks[alive[c]])[list(columns)]
+        seconds = candidates[alive[c]].step_seconds(original)
+        choice = Choice(candidate=alive[c], columns=tuple(original.tolist()), objective_seconds=seconds)
+    bound = float(bounds.candidate.min())
+    if outcome.status == "optimal" and choice is not None:
+        bound = choice.objective_seconds
+    elif outcome.bound is not None and choice is not None:
+        bound = max(bound, min(outcome.bound * program.unit_seconds, choice.objective_seconds))
+    return Answer(
+        choice=choice,
+        status=outcome.status,
+        bound_seconds=np.inf if outcome.status == "infeasible" else bound,
+        num_columns=num_columns,
+        num_candidates=len(kept),
+    )

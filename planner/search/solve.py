@@ -1,0 +1,149 @@
+"""The best choice over all candidates, with its proof.
+
+1. A greedy heuristic gives a choice, so an upper bound; proved lower bounds drop the columns and candidates that
+   cannot reach it (`bounds`).
+2. One integer program decides among what is left (`integer_program`).
+3. A dynamic program over all candidates, which shares nothing with the two but the prices, must find the same
+   step time (`dynamic_program`): the certificate. Among choices that tie it returns the canonical one (smallest
+   candidate index, then lexicographically smallest layers), and that is the answer, whatever tied optimum the
+   solver happened to stop at.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+
+from planner.errors import SolverTrouble
+from planner.search import dynamic_program
+from planner.search.bounds import incumbent, lower_bounds
+from planner.search.dynamic_program import ranked
+from planner.search.integer_program import Answer, SolverName, solve_program
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from planner.search.candidate import Candidate, Choice
+
+__all__ = ["AGREEMENT", "Solution", "ranked", "solve"]
+
+AGREEMENT = 1e-9
+"""The integer program and the dynamic program must agree to this, relatively."""
+
+_MARGIN = 0.05
+"""The integer program sees all that may come within this of the incumbent, not only what may beat it: the answer
+then does not lean on the heuristic, and the program costs next to nothing more."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Solution:
+    """The answer of the search, and what proves it."""
+
+    choice: Choice | None  # None: nothing fits, or nothing was found in time
+    status: Literal["optimal", "time limit", "infeasible"]
+    objective_seconds: float  # step time of the choice; infinite without one
+    gap: float  # the choice is at most this far, relatively, above the optimum
+    certificate_seconds: float | None  # optimum found by the dynamic program; None: not asked for, or no choice
+    num_candidates: int
+    num_pruned_by_bound: int  # candidates that a bound has ruled out before the integer program
+    num_columns: int  # columns in the integer program
+    solver: str  # what gave the answer: cbc, highs or "dynamic program"
+    warnings: tuple[str, ...] = ()
+
+
+def solve(
+    candidates: Sequence[Candidate],
+    *,
+    solver: SolverName = "cbc",
+    time_limit: float | None = None,
+    certify: bool = True,
+) -> Solution:
+    """The best choice over all candidates.
+
+    time_limit: seconds of wall time for the integer program. When it is reached the status says so, whatever
+    the certificate then proves: the better of the two choices is returned, and `gap` against the best bound.
+    Without `certify` the answer is the solver's own; choices that tie are then not told apart.
+
+    Raises:
+        EnvironmentProblem: the solver asked for is not installed.
+        AssertionError: the two methods disagree, which is a bug.
+    """
+    lower = lower_bounds(candidates).candidate
+    known = incumbent(candidates, lower)
+    try:
+        upper = None if known is None else known.objective_seconds * (1 + _MARGIN)
+        answer = solve_program(candidates, upper_bound=upper, solver=solver, time_limit=time_limit)
+    except SolverTrouble as trouble:
+        return _without_solver(candidates, solver, trouble)
+    certificate = dynamic_program.best_of(candidates) if certify else None
+    if certify:
+        _check(answer, certificate, candidates)
+    bound = certificate.objective_seconds if certificate is not None else answer.bound_seconds
+    choice = certificate or _better(answer.choice, known)
+    warnings = () if answer.status != "time limit" else (_time_limit_warning(solver, certify=certify),)
+    return Solution(
+        choice=choice,
+        status=answer.status,
+        objective_seconds=np.inf if choice is None else choice.objective_seconds,
+        gap=_gap(choice, bound),
+        certificate_seconds=None if certificate is None else certificate.objective_seconds,
+        num_candidates=len(candidates),
+        num_pruned_by_bound=len(candidates) - answer.num_candidates,
+        num_columns=answer.num_columns,
+        solver=solver,
+        warnings=warnings,
+    )
+
+
+def _better(first: Choice | None, second: Choice | None) -> Choice | None:
+    """The faster of two choices; the first where they tie."""
+    found = [choice for choice in (first, second) if choice is not None]
+    return min(found, key=lambda choice: choice.objective_seconds, default=None)
+
+
+def _gap(choice: Choice | None, bound: float) -> float:
+    if choice is None:
+        return 0.0 if bound == np.inf else np.inf
+    return max(0.0, (choice.objective_seconds - bound) / choice.objective_seconds) if choice.objective_seconds else 0.0
+
+
+def _check(answer: Answer, certificate: Choice | None, candidates: Sequence[Candidate]) -> None:
+    """The two methods must agree: on the step time, or that there is no choice."""
+    if answer.status == "infeasible" or certificate is None:
+        agree = answer.choice is None and certificate is None
+        assert agree, f"integer program: {answer}, dynamic program: {certificate}"
+        return
+    best = certificate.objective_seconds
+    assert answer.bound_seconds <= best * (1 + AGREEMENT), (
+        f"the dynamic program found {best!r} s, below the integer program's bound {answer.bound_seconds!r} s "
+        f"({candidates[certificate.candidate].name})"
+    )
+    found = answer.choice
+    assert found is None or found.objective_seconds >= best * (1 - AGREEMENT), (
+        f"the integer program found {found!r}, below the dynamic program's optimum {best!r} s"
+    )
+
+
+def _without_solver(candidates: Sequence[Candidate], solver: str, trouble: SolverTrouble) -> Solution:
+    """The dynamic program's optimum, where the solver gave no answer."""
+    choice = dynamic_program.best_of(candidates)
+    seconds = np.inf if choice is None else choice.objective_seconds
+    return Solution(
+        choice=choice,
+        status="infeasible" if choice is None else "optimal",
+        objective_seconds=seconds,
+        gap=0.0,
+        certificate_seconds=None,
+        num_candidates=len(candidates),
+        num_pruned_by_bound=0,
+        num_columns=0,
+        solver="dynamic program",
+        warnings=(f"{solver} failed, so the dynamic program decided alone: {trouble}",),
+    )
+
+
+def _time_limit_warning(solver: str, *, certify: bool) -> str:
+    rest = "the dynamic program found the optimum" if certify else "the answer may not be the best"
+    return f"{solver} reached its time limit; {rest}"

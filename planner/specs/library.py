@@ -1,0 +1,43 @@
+"""Where the shipped documents are: inside an installed package, or beside it in a checkout."""
+
+from __future__ import annotations
+
+import re
+from importlib.resources import files
+from pathlib import Path
+from typing import Literal
+
+__all__ = ["Kind", "header", "names", "path_of"]
+
+Kind = Literal["models", "clusters", "clusters/devices", "engines"]
+
+
+def folder(kind: Kind) -> Path:
+    """The folder of shipped documents of one kind."""
+    package = Path(str(files("planner")))
+    if kind == "engines":
+        return package / kind
+    inside = package / "library" / kind  # a wheel
+    return inside if inside.is_dir() else package.parent / kind
+
+
+def names(kind: Kind) -> tuple[str, ...]:
+    """Names of the shipped documents, numbers in numeric order."""
+    found = (path.stem for path in folder(kind).glob("*.yaml"))
+    return tuple(sorted(found, key=_by_number))
+
+
+def _by_number(name: str) -> list[tuple[float, str]]:
+    parts = re.findall(r"([^0-9]+)|([0-9]+(?:\.[0-9]+)?)", name)
+    return [(float(number or 0), word) for word, number in parts]
+
+
+def path_of(kind: Kind, name: str) -> Path:
+    """The file of a shipped document."""
+    return folder(kind) / f"{name}.yaml"
+
+
+def header(kind: Kind, name: str) -> str:
+    """The source that a shipped document names in its first comment line."""
+    with path_of(kind, name).open(encoding="utf-8") as file:
+        return file.readline().lstrip("#").strip()

@@ -1,0 +1,365 @@
+"""Finds, reads and checks the documents of a job; the only place that does."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+from planner.errors import InputError, Mistake
+from planner.specs import library
+from planner.specs.cluster import ClusterSpec
+from planner.specs.detect import local_host
+from planner.specs.engine import EngineSpec
+from planner.specs.job import Job
+from planner.specs.model import ModelSpec
+from planner.specs.settings import apply_setting, with_value
+from planner.specs.text import did_you_mean, printable, quoted
+from planner.specs.training import TrainingSpec
+from planner.specs.validate import validate
+from planner.specs.yaml import MAX_MISTAKES, Node, read_yaml
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from planner.specs.cluster import DeviceSpec, Precision
+    from planner.specs.library import Kind
+
+__all__ = [
+    "cluster_names",
+    "cluster_source",
+    "engine_names",
+    "load_cluster",
+    "load_engine",
+    "load_job",
+    "load_model",
+    "model_names",
+    "model_source",
+]
+
+LOCAL_CLUSTER: Final = "local-cpu"
+_PREFERRED: Final[tuple[Precision, ...]] = ("bf16", "fp16", "fp32")
+_MAX_DEVICES: Final = 10_000_000
+_SUFFIXES: Final = (".yaml", ".yml", ".json")
+T = TypeVar("T")
+
+
+def model_names() -> tuple[str, ...]:
+    """Names of the shipped models."""
+    return library.names("models")
+
+
+def cluster_names() -> tuple[str, ...]:
+    """Names of the shipped clusters."""
+    return library.names("clusters")
+
+
+def engine_names() -> tuple[str, ...]:
+    """Names of the engine profiles."""
+    return library.names("engines")
+
+
+def model_source(name: str) -> str:
+    """Where the shapes of a shipped model come from."""
+    return library.header("models", name)
+
+
+def cluster_source(name: str) -> str:
+    """Where the figures of a shipped cluster come from."""
+    return library.header("clusters", name)
+
+
+def load_model(name: str) -> ModelSpec:
+    """A model by shipped name or path.
+
+    Raises:
+        InputError: unknown name, or a document with mistakes.
+    """
+    return validate(ModelSpec, _model_tree(name))
+
+
+def load_cluster(name: str) -> ClusterSpec:
+    """A cluster by shipped name or path; `local-cpu` describes this machine.
+
+    Raises:
+        InputError: unknown name, or a document with mistakes.
+    """
+    tree = _with_device(_cluster_tree(name), _folder_of(name))
+    return validate(ClusterSpec, _detected(tree, None) if name == LOCAL_CLUSTER else tree)
+
+
+def load_engine(name: str) -> EngineSpec:
+    """An engine profile by name.
+
+    Raises:
+        InputError: unknown name.
+    """
+    return validate(EngineSpec, _engine_tree(name))
+
+
+def load_job(
+    *,
+    model: str,
+    cluster: str,
+    training: str | None = None,
+    engine: str = "torch",
+    nodes: int | None = None,
+    gpus: int | None = None,
+    sequence_length: int | None = None,
+    global_batch_size: int | None = None,
+    precision: str | None = None,
+    settings: Sequence[str] = (),
+    headroom: float = 0.05,
+    allow_tp_across_nodes: bool = False,
+) -> Job:
+    """Read everything that a job needs; options override `settings`, and both override the documents.
+
+    model, cluster: a shipped name or the path of a YAML file. training: the path of a YAML file.
+    settings: `PATH=VALUE` changes, see `planner.specs.settings`.
+    headroom: share of device memory that a plan leaves free.
+
+    Raises:
+        InputError: all mistakes of all documents and options at once, at most `MAX_MISTAKES`.
+        EnvironmentProblem: a file cannot be read.
+    """
+    mistakes = _Mistakes()
+    mistakes.check_sizes(nodes, gpus, headroom)
+    trees = _read_trees(mistakes, model, cluster, training, engine)
+    if cluster == LOCAL_CLUSTER and "cluster" in trees:
+        trees["cluster"] = _detected(trees["cluster"], gpus if gpus and gpus > 0 else None)
+        gpus = None
+        if nodes is not None and nodes > 1:
+            mistakes.add(f"{LOCAL_CLUSTER} is this one machine", "--nodes", "--gpus N starts N processes on it")
+    for setting in settings:
+        trees = mistakes.attempt(apply_setting, setting, trees) or trees
+    if nodes is not None and gpus is None:
+        trees = _with_option(trees, "cluster", "hosts", nodes, "--nodes")
+    trees = _with_option(trees, "training", "sequence_length", sequence_length, "--seq-len")
+    trees = _with_option(trees, "training", "global_batch_size", global_batch_size, "--global-batch")
+    trees = _with_option(trees, "training", "precision", precision, "--precision")
+
+    model_spec = mistakes.attempt(validate, ModelSpec, trees["model"]) if "model" in trees else None
+    engine_spec = mistakes.attempt(validate, EngineSpec, trees["engine"]) if "engine" in trees else None
+    cluster_spec = mistakes.attempt(_sized_cluster, trees["cluster"], gpus) if "cluster" in trees else None
+    training_spec = None
+    if "training" in trees:
+        device = cluster_spec.device if cluster_spec else None
+        training_spec = _check_training(mistakes, trees["training"], model_spec, device)
+    mistakes.raise_if_any()
+    assert model_spec is not None
+    assert cluster_spec is not None
+    assert training_spec is not None
+    assert engine_spec is not None
+    return Job(
+        model=model_spec,
+        cluster=cluster_spec,
+        training=training_spec,
+        engine=engine_spec,
+        headroom=headroom,
+        allow_tp_across_nodes=allow_tp_across_nodes,
+    )
+
+
+@dataclass(slots=True)
+class _Mistakes:
+    """What is wrong so far, in all documents and options."""
+
+    found: list[Mistake] = field(default_factory=list)
+
+    def add(self, message: str, where: str = "", hint: str = "") -> None:
+        self.found.append(Mistake(message=printable(message, 300), where=where, hint=printable(hint, 400)))
+
+    def attempt(self, read: Callable[..., T], *arguments: Any) -> T | None:
+        """The result of `read`, or None where it finds mistakes, which are kept."""
+        try:
+            return read(*arguments)
+        except InputError as error:
+            known = {mistake.where for mistake in self.found if mistake.where}
+            # one mistake for each place: a device that was not found is no mapping either
+            self.found += [each for each in error.mistakes if each.where not in known]
+            return None
+
+    def check_sizes(self, nodes: int | None, gpus: int | None, headroom: float) -> None:
+        for option, count in (("--nodes", nodes), ("--gpus", gpus)):
+            if count is not None and not 1 <= count <= _MAX_DEVICES:
+                self.add(
+                    f"{count} is no number of hosts or devices", f"{option} {count}", f"valid: 1 to {_MAX_DEVICES}"
+                )
+        if nodes is not None and gpus is not None:
+            self.add("--nodes and --gpus both give the size of the cluster", hint="give one of them")
+        if not 0 <= headroom < 1:
+            self.add(f"{headroom} is not a share of memory", "--headroom", "valid: 0% to less than 100%")
+
+    def raise_if_any(self) -> None:
+        if self.found:
+            raise InputError(*self.found[:MAX_MISTAKES])
+
+
+def _read_trees(mistakes: _Mistakes, model: str, cluster: str, training: str | None, engine: str) -> dict[str, Node]:
+    trees = {
+        "model": mistakes.attempt(_model_tree, model),
+        "cluster": mistakes.attempt(_cluster_tree, cluster),
+        "training": mistakes.attempt(_training_tree, training),
+        "engine": mistakes.attempt(_engine_tree, engine),
+    }
+    found = {name: tree for name, tree in trees.items() if tree is not None}
+    if "cluster" in found:
+        found["cluster"] = mistakes.attempt(_with_device, found["cluster"], _folder_of(cluster)) or found["cluster"]
+    return found
+
+
+def _model_tree(name: str) -> Node:
+    path = Path(name)
+    if path.suffix == ".json" or (name not in model_names() and _exists(path / "config.json")):
+        raise InputError(
+            f"{printable(name)}: reading a Hugging Face config.json is not supported yet",
+            hint="write the shape as a YAML file; `planner models llama3-8b` shows one",
+        )
+    return _named_tree("models", name)
+
+
+def _cluster_tree(name: str) -> Node:
+    return _named_tree("clusters", name)
+
+
+def _engine_tree(name: str) -> Node:
+    if name not in engine_names():
+        known = ", ".join(engine_names())
+        raise InputError(
+            f"unknown engine {quoted(name)}",
+            where=f"--engine {printable(name, 40)}",
+            hint=did_you_mean(name, engine_names(), otherwise=f"engines are {known}"),
+        )
+    return read_yaml(library.path_of("engines", name), f"engines/{name}.yaml")
+
+
+def _training_tree(path: str | None) -> Node:
+    return Node(data={}, where="") if path is None else read_yaml(Path(path), path)
+
+
+def _named_tree(kind: Kind, name: str) -> Node:
+    """A document by shipped name, else by path."""
+    known = library.names(kind)
+    if name in known:
+        return read_yaml(library.path_of(kind, name), f"{kind}/{name}.yaml")
+    if "/" in name or name.endswith(_SUFFIXES) or _exists(Path(name)):
+        return read_yaml(Path(name), name)
+    listing = f"`planner {kind}` lists what is shipped; a path of your own ends in .yaml"
+    raise InputError(
+        f"unknown {kind.removesuffix('s')} {quoted(name)}", hint=did_you_mean(name, known, otherwise=listing)
+    )
+
+
+def _exists(path: Path) -> bool:
+    try:
+        return path.exists()
+    except (OSError, ValueError):  # a name that no file can have
+        return False
+
+
+def _folder_of(cluster: str) -> Path | None:
+    """The folder of a user's own cluster file, where its devices may be."""
+    return None if cluster in cluster_names() else Path(cluster).parent
+
+
+def _with_device(cluster: Node, folder: Path | None) -> Node:
+    """The cluster with the device file that it names in place of the name.
+
+    A device file lies in `devices/` beside the user's own cluster file, or is shipped.
+    """
+    assert isinstance(cluster.data, dict)
+    node = cluster.data.get("device")
+    if node is None or not isinstance(node.data, str):
+        return cluster  # written out in the cluster file, or reported when it is checked
+    name = node.data
+    own = {path.stem: path for path in (folder / "devices").glob("*.yaml")} if folder else {}
+    shipped = library.names("clusters/devices")
+    if name in own:
+        device = read_yaml(own[name])
+    elif name in shipped:
+        device = read_yaml(library.path_of("clusters/devices", name), f"clusters/devices/{name}.yaml")
+    else:
+        known = [*own, *shipped]
+        hint = did_you_mean(name, known, otherwise=f"devices are {', '.join(known)}, or a mapping written out here")
+        raise InputError(node.mistake(f"unknown device {quoted(name)}", hint))
+    return with_value(cluster, ("device",), device)
+
+
+def _detected(cluster: Node, num_processes: int | None) -> Node:
+    """The shipped description of a CPU host with this machine's cores and memory."""
+    device = validate(ClusterSpec, cluster).device
+    where = f"--gpus {num_processes}" if num_processes else "this machine"
+    for path, value in local_host(device, num_processes).items():
+        cluster = with_value(cluster, path, Node(data=value, where=where, key_where=where))
+    return cluster
+
+
+def _with_option(trees: dict[str, Node], document: str, key: str, value: Any, option: str) -> dict[str, Node]:
+    if value is None or document not in trees:
+        return trees
+    where = f"{option} {printable(str(value), 40)}"
+    return {**trees, document: with_value(trees[document], (key,), Node(data=value, where=where, key_where=where))}
+
+
+def _sized_cluster(tree: Node, gpus: int | None) -> ClusterSpec:
+    """The cluster with `gpus` devices: a part of one host, or whole hosts."""
+    cluster = validate(ClusterSpec, tree)
+    if gpus is None or not 1 <= gpus <= _MAX_DEVICES:
+        return cluster
+    per_host = cluster.devices_per_host
+    if gpus > per_host and gpus % per_host:
+        below = gpus // per_host * per_host
+        raise InputError(
+            f"{gpus} devices are no whole number of {cluster.name} hosts of {per_host}",
+            where=f"--gpus {gpus}",
+            hint=f"nearest: --gpus {below} or --gpus {below + per_host}",
+        )
+    for key, count in (("devices_per_host", min(gpus, per_host)), ("hosts", max(1, gpus // per_host))):
+        tree = with_value(tree, (key,), Node(data=count, where=f"--gpus {gpus}", key_where=f"--gpus {gpus}"))
+    return validate(ClusterSpec, tree)
+
+
+def _check_training(
+    mistakes: _Mistakes, tree: Node, model: ModelSpec | None, device: DeviceSpec | None
+) -> TrainingSpec | None:
+    """The training document with its defaults, which depend on the model and the device."""
+    assert isinstance(tree.data, dict)
+    if "global_batch_size" not in tree.data:
+        hint = "add --global-batch N (sequences per optimizer step), or `global_batch_size: N` to TRAINING.yaml"
+        mistakes.found.append(tree.mistake("the global batch size is not given", hint))
+        tree = _with_default(tree, "global_batch_size", 1)
+    tree = _with_default(tree, "sequence_length", model.max_sequence_length if model else 1)
+    if device:
+        tree = _with_default(tree, "precision", next(each for each in _PREFERRED if each in device.peak))
+        mistakes.attempt(_check_precision, tree, device)
+    if model:
+        mistakes.attempt(_check_positions, tree, model)
+    return mistakes.attempt(validate, TrainingSpec, tree)
+
+
+def _check_precision(tree: Node, device: DeviceSpec) -> None:
+    node = _entry(tree, "precision")
+    if node.data in _PREFERRED and node.data not in device.peak:
+        has = ", ".join(device.precisions)
+        raise InputError(node.mistake(f"{device.name} does not compute in {node.data}", f"it has {has}"))
+
+
+def _check_positions(tree: Node, model: ModelSpec) -> None:
+    """Rotary positions extend beyond the length that a model was made for; a learned table does not."""
+    node, longest = _entry(tree, "sequence_length"), model.max_sequence_length
+    if model.position == "learned" and isinstance(node.data, int) and node.data > longest:
+        message = f"{model.name} has learned positions for {longest} tokens, not {node.data}"
+        hint = f"at most {longest}, or --set model.max_sequence_length={node.data}"
+        raise InputError(node.mistake(message, hint))
+
+
+def _with_default(tree: Node, key: str, value: Any) -> Node:
+    assert isinstance(tree.data, dict)
+    if key in tree.data:
+        return tree
+    return replace(tree, data={**tree.data, key: Node(data=value, where="default")})
+
+
+def _entry(tree: Node, key: str) -> Node:
+    assert isinstance(tree.data, dict)
+    return tree.data[key]

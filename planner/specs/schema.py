@@ -1,0 +1,57 @@
+"""JSON Schemas of the documents that people write, so that editors complete and check them.
+
+`python -m planner.specs.schema FOLDER` writes them.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from planner.specs.cluster import ClusterSpec, DeviceSpec
+from planner.specs.engine import EngineSpec
+from planner.specs.model import ARCHITECTURES, ModelSpec
+from planner.specs.training import TrainingSpec
+
+if TYPE_CHECKING:
+    from planner.specs.document import Document
+
+__all__ = ["schemas", "write_schemas"]
+
+_DIALECT: Final = "https://json-schema.org/draft/2020-12/schema"
+_DOCUMENTS: Final[dict[str, type[Document]]] = {
+    "model": ModelSpec,
+    "cluster": ClusterSpec,
+    "device": DeviceSpec,
+    "training": TrainingSpec,
+    "engine": EngineSpec,
+}
+
+
+def schemas() -> dict[str, dict[str, Any]]:
+    """The schema of each kind of document, as it is written in a file.
+
+    A file may leave out more than the document behind it: an architecture implies its norm, position and
+    biases, a cluster names its device, and the command line may give what the training file does not.
+    """
+    found = {name: {"$schema": _DIALECT, **each.model_json_schema()} for name, each in _DOCUMENTS.items()}
+    implied = set().union(*ARCHITECTURES.values())
+    found["model"]["required"] = [key for key in found["model"]["required"] if key not in implied]
+    found["training"].pop("required")
+    device = found["cluster"]["properties"]["device"]
+    by_name = {"type": "string", "description": "name of a file in devices/"}
+    found["cluster"]["properties"]["device"] = {"anyOf": [by_name, device]}
+    return found
+
+
+def write_schemas(folder: Path) -> None:
+    """Write each schema to `folder`/NAME.json; equal documents give equal bytes."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, schema in schemas().items():
+        (folder / f"{name}.json").write_text(json.dumps(schema, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    write_schemas(Path(sys.argv[1]))

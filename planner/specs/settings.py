@@ -1,0 +1,83 @@
+"""`--set PATH=VALUE`: changes to the documents before they are checked, in the documents' own words."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from planner.errors import InputError, Mistake
+from planner.specs.text import did_you_mean, printable, quoted
+from planner.specs.yaml import Node, parse_value
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+__all__ = ["apply_setting", "with_value"]
+
+_ROOTS = ("model", "cluster", "device", "training", "engine")
+
+
+def apply_setting(setting: str, trees: Mapping[str, Node]) -> dict[str, Node]:
+    """The trees after one `PATH=VALUE`.
+
+    The path begins with `model`, `cluster`, `device`, `training`, `engine` or the name of one of the
+    cluster's links. A last key that the document does not know is reported when the document is checked.
+
+    Raises:
+        InputError: no `=`, an unknown path, or a value that cannot be read.
+    """
+    where = f"--set {printable(setting)}"
+    path_text, equals, value_text = setting.partition("=")
+    path = tuple(path_text.strip().split("."))
+    if not equals or len(path) < 2 or not all(path):
+        raise InputError("not a setting", where=where, hint="write PATH=VALUE, for example training.dropout=0.1")
+    value = replace(parse_value(value_text.strip(), where), key_where=where)
+    root, steps = _resolve(path, trees, where)
+    return {**trees, root: with_value(trees[root], steps, value)} if root in trees else dict(trees)
+
+
+def _resolve(path: tuple[str, ...], trees: Mapping[str, Node], where: str) -> tuple[str, tuple[str | int, ...]]:
+    """The tree that a path begins in, and the steps inside it."""
+    root, *rest = path
+    if root == "device":
+        return "cluster", ("device", *rest)
+    if root in _ROOTS:
+        return root, tuple(rest)
+    if "cluster" not in trees:
+        return root, ()  # its links are not known: its own mistakes are reported instead
+    links = _link_names(trees["cluster"])
+    if root in links:
+        return "cluster", ("links", links.index(root), *rest)
+    known = [*_ROOTS, *links]
+    hint = did_you_mean(root, known, otherwise=f"paths begin with one of {', '.join(known)}")
+    raise InputError(Mistake(message=f"unknown path {quoted(root)}", where=where, hint=printable(hint, 400)))
+
+
+def _link_names(cluster: Node) -> list[str]:
+    links = cluster.plain.get("links")
+    if not isinstance(links, tuple):
+        return []  # reported when the cluster is checked
+    return [str(link.get("name")) if isinstance(link, dict) else "" for link in links]
+
+
+def with_value(tree: Node, steps: Sequence[str | int], value: Node) -> Node:
+    """A copy of `tree` with the node at `steps` replaced, or added as a new key.
+
+    Raises:
+        InputError: a step before the last does not exist.
+    """
+    if not steps:
+        return value
+    step, *rest = steps
+    if isinstance(tree.data, tuple) and isinstance(step, int):
+        entries = list(tree.data)
+        entries[step] = with_value(entries[step], rest, value)
+        return replace(tree, data=tuple(entries))
+    if not isinstance(tree.data, dict) or (rest and step not in tree.data):
+        known = list(tree.data) if isinstance(tree.data, dict) else []
+        hint = did_you_mean(str(step), known, otherwise=f"keys here are {', '.join(known)}" if known else "")
+        raise InputError(
+            Mistake(message=f"unknown path: there is no {quoted(step)}", where=value.where, hint=printable(hint, 400))
+        )
+    inner = with_value(tree.data[str(step)], rest, value) if rest else value
+    return replace(tree, data={**tree.data, str(step): inner})

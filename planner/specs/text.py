@@ -1,0 +1,38 @@
+"""User text inside messages: printable, short, and with a suggestion where a name is close."""
+
+from __future__ import annotations
+
+import difflib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+__all__ = ["closest", "did_you_mean", "printable", "quoted"]
+
+
+def printable(text: str, limit: int = 160) -> str:
+    """`text` without control, escape and bidirectional characters, cut to `limit` characters."""
+    cut = text if len(text) <= limit else text[: limit - 3] + "..."
+    return "".join(c if c.isprintable() else " " if c == "\t" else ascii(c)[1:-1] for c in cut)
+
+
+def quoted(value: Any) -> str:
+    """A value as a message shows it: what the user wrote, in backticks."""
+    if isinstance(value, dict):
+        return "a mapping"
+    if isinstance(value, (list, tuple)):
+        return "a list"
+    text = {"True": "true", "False": "false", "None": "null"}.get(repr(value), str(value))
+    return f"`{printable(text, 60)}`"
+
+
+def closest(word: str, known: Iterable[str]) -> list[str]:
+    """The one or two of `known` that `word` may be a misspelling of."""
+    return difflib.get_close_matches(word[:100].lower(), list(known), n=2, cutoff=0.6)
+
+
+def did_you_mean(word: str, known: Iterable[str], *, otherwise: str = "") -> str:
+    """A hint that names the closest of `known`, or `otherwise`."""
+    close = closest(word, known)
+    return f"did you mean {' or '.join(f'`{each}`' for each in close)}?" if close else otherwise

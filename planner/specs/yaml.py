@@ -1,0 +1,305 @@
+"""The strict YAML reader: one document, plain values, and the position of every key and value.
+
+It works on PyYAML's event stream in pure Python, so that limits hold before anything is built. It reads YAML
+1.2 core scalars: `1e9` is a number and `no` is text. It refuses what makes a document mean something else than
+it shows: duplicate keys, aliases, anchors, tags, merge keys, several documents, numbers with leading zeros.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import stat
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeAlias
+
+import yaml
+
+from planner.errors import EnvironmentProblem, InputError, Mistake
+from planner.specs.text import printable, quoted
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+__all__ = ["MAX_BYTES", "MAX_DEPTH", "MAX_MISTAKES", "MAX_NODES", "Node", "parse_value", "parse_yaml", "read_yaml"]
+
+MAX_BYTES: Final = 2**20
+MAX_DEPTH: Final = 32
+MAX_NODES: Final = 20_000
+MAX_MISTAKES: Final = 20
+_MAX_DIGITS: Final = 40
+
+Scalar: TypeAlias = "str | int | float | bool | None"
+
+_LINE_BREAK: Final = re.compile("\r\n|[\n\r\x85\u2028\u2029]")  # as PyYAML counts lines
+_NULL: Final = re.compile(r"null|Null|NULL|~|")
+_TRUE: Final = re.compile(r"true|True|TRUE")
+_FALSE: Final = re.compile(r"false|False|FALSE")
+_INT: Final = re.compile(r"[-+]?[0-9]+|0o[0-7]+|0x[0-9a-fA-F]+", re.ASCII)
+_FLOAT: Final = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?", re.ASCII)
+_NOT_FINITE: Final = re.compile(r"[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Node:
+    """A value of a document, and where it is written.
+
+    data: a scalar, a dictionary of nodes or a tuple of nodes.
+    where: "file:line:column" of the value, or the command-line option that set it.
+    key_where: the same of the key that holds it; empty for a list entry and for the document itself.
+    source_line: the line of the file, for messages.
+    """
+
+    data: Scalar | dict[str, Node] | tuple[Node, ...]
+    where: str
+    key_where: str = ""
+    source_line: str = ""
+
+    @property
+    def plain(self) -> Any:
+        """The value without positions; lists become tuples, as the documents declare them."""
+        if isinstance(self.data, dict):
+            return {key: node.plain for key, node in self.data.items()}
+        if isinstance(self.data, tuple):
+            return tuple(node.plain for node in self.data)
+        return self.data
+
+    def mistake(self, message: str, hint: str = "") -> Mistake:
+        """A mistake that points here."""
+        return Mistake(
+            message=printable(message, 300),
+            where=self.key_where or self.where,
+            hint=printable(hint, 400),
+            source_line=self.source_line,
+        )
+
+
+def read_yaml(path: Path, name: str = "") -> Node:
+    """Read one document, a mapping, from a regular file; messages call the file `name`.
+
+    Raises:
+        InputError: no such file, not a regular file, too large, or not a valid document; all mistakes at once.
+        EnvironmentProblem: the file cannot be read.
+    """
+    shown = printable(name or str(path))
+    try:
+        mode, num_bytes = (status := path.stat()).st_mode, status.st_size
+        if not stat.S_ISREG(mode):
+            kind = "a directory" if stat.S_ISDIR(mode) else "not a regular file"
+            raise InputError(f"{shown} is {kind}", hint="name a YAML file")
+        if num_bytes > MAX_BYTES:
+            raise InputError(f"{shown} has {num_bytes} bytes; a document has at most {MAX_BYTES}")
+        with path.open("rb") as file:
+            content = file.read(MAX_BYTES + 1)
+    except (FileNotFoundError, NotADirectoryError, ValueError):  # ValueError: a NUL in the path
+        raise InputError(f"{shown} does not exist", hint="check the path") from None
+    except OSError as error:
+        raise EnvironmentProblem(f"cannot read {shown}: {error.strerror}") from None
+    return parse_yaml(_decode(content, shown), shown)
+
+
+def parse_yaml(text: str, name: str) -> Node:
+    """Read one document, a mapping, from text.
+
+    Raises:
+        InputError: the text is not a valid document; all mistakes at once, at most `MAX_MISTAKES`.
+    """
+    node = _Reader(text, name).read()
+    if not isinstance(node.data, dict):
+        raise InputError(
+            Mistake(
+                message=f"expected keys and values (`key: value`), found {quoted(node.plain)}",
+                where=node.where,
+                source_line=node.source_line,
+            )
+        )
+    return node
+
+
+def parse_value(text: str, where: str) -> Node:
+    """Read the value of a command-line option with the same rules; every position is `where`.
+
+    Raises:
+        InputError: the text is not a value.
+    """
+    return _Reader(text, where, is_option=True).read()
+
+
+def _decode(content: bytes, name: str) -> str:
+    try:
+        return content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = content.count(b"\n", 0, error.start) + 1
+        column = error.start - content.rfind(b"\n", 0, error.start)
+        raise InputError("this is not UTF-8 text", where=f"{name}:{line}:{column}", hint="save it as UTF-8") from None
+
+
+class _Reader:
+    """Builds the nodes of one document from events, and collects what is wrong."""
+
+    def __init__(self, text: str, name: str, *, is_option: bool = False) -> None:
+        self._text = text
+        self._name = name
+        self._is_option = is_option
+        self._lines = [] if is_option else _LINE_BREAK.split(text)
+        self._mistakes: list[Mistake] = []
+        self._num_nodes = 0
+
+    def read(self) -> Node:
+        """The document's node; raises `InputError` with every mistake."""
+        events = self._events()
+        root: Node | None = None
+        for event in events:
+            if not isinstance(event, yaml.NodeEvent):
+                continue
+            if root is not None:
+                self._add(event.start_mark, "a second document begins here", "keep one document in a file")
+                break
+            root = self._node(event, events, depth=1)
+        if root is None and not self._mistakes:
+            what = "value" if self._is_option else "document"
+            self._mistakes.append(Mistake(message=f"the {what} is empty", where=self._where(0, 0)))
+        if self._mistakes:
+            raise InputError(*self._mistakes)
+        assert root is not None
+        return root
+
+    def _events(self) -> Iterator[Any]:
+        try:
+            yield from yaml.parse(self._text, Loader=yaml.SafeLoader)
+        except yaml.reader.ReaderError as error:
+            before = _LINE_BREAK.split(self._text[: error.position])
+            self._stop(len(before) - 1, len(before[-1]), f"the character {error.character:#04x} may not stand in YAML")
+        except yaml.MarkedYAMLError as error:
+            mark = error.problem_mark or error.context_mark
+            line, column = (mark.line, mark.column) if mark else (0, 0)
+            self._stop(line, column, f"this is not valid YAML: {error.problem or error.context}")
+        except (yaml.YAMLError, ValueError, OverflowError):  # PyYAML lets some bad escapes through as ValueError
+            self._stop(0, 0, "this is not valid YAML: a bad escape or directive")
+
+    def _node(self, event: Any, events: Iterator[Any], depth: int) -> Node:
+        self._num_nodes += 1
+        line, column = event.start_mark.line, event.start_mark.column
+        if depth > MAX_DEPTH:
+            self._stop(line, column, f"nested more than {MAX_DEPTH} levels deep")
+        if self._num_nodes > MAX_NODES:
+            self._stop(line, column, f"more than {MAX_NODES} values")
+        self._check_plain(event)
+        data: Any = None
+        if isinstance(event, yaml.ScalarEvent):
+            data = self._scalar(event)
+        elif isinstance(event, yaml.SequenceStartEvent):
+            data = self._sequence(events, depth)
+        elif isinstance(event, yaml.MappingStartEvent):
+            data = self._mapping(events, depth)
+        return Node(data=data, where=self._where(line, column), source_line=self._line(line))
+
+    def _check_plain(self, event: Any) -> None:
+        if isinstance(event, yaml.AliasEvent):
+            self._add(event.start_mark, f"aliases are not read: `*{event.anchor}`", "write the value out")
+        elif event.anchor is not None:
+            self._add(event.start_mark, f"anchors are not read: `&{event.anchor}`", "remove it")
+        elif event.tag is not None:
+            self._add(event.start_mark, f"tags are not read: {quoted(event.tag)}", "remove it")
+
+    def _sequence(self, events: Iterator[Any], depth: int) -> tuple[Node, ...]:
+        items = []
+        for event in events:
+            if isinstance(event, yaml.SequenceEndEvent):
+                break
+            items.append(self._node(event, events, depth + 1))
+        return tuple(items)
+
+    def _mapping(self, events: Iterator[Any], depth: int) -> dict[str, Node]:
+        entries: dict[str, Node] = {}
+        for event in events:
+            if isinstance(event, yaml.MappingEndEvent):
+                break
+            key = self._key(event, events, depth)
+            value = self._node(next(events), events, depth + 1)
+            if key is None:
+                continue
+            line, column = event.start_mark.line, event.start_mark.column
+            if key in entries:
+                first = entries[key].key_where.removeprefix(f"{self._name}:").split(":")[0]
+                self._add(event.start_mark, f"{quoted(key)} is given twice, first in line {first}", "keep one of them")
+                continue
+            entries[key] = Node(
+                data=value.data, where=value.where, key_where=self._where(line, column), source_line=self._line(line)
+            )
+        return entries
+
+    def _key(self, event: Any, events: Iterator[Any], depth: int) -> str | None:
+        if not isinstance(event, yaml.ScalarEvent):
+            self._add(event.start_mark, "a key must be a plain word")
+            self._node(event, events, depth + 1)
+            return None
+        self._check_plain(event)
+        if event.value == "<<" and event.implicit[0]:
+            self._add(event.start_mark, "merge keys (`<<`) are not read", "write the keys out")
+            return None
+        self._check_text(event)
+        return str(event.value)
+
+    def _scalar(self, event: Any) -> Scalar:
+        text: str = event.value
+        if not event.implicit[0]:  # quoted, or a block of text
+            self._check_text(event)
+            return text
+        if _NULL.fullmatch(text):
+            return None
+        if _TRUE.fullmatch(text) or _FALSE.fullmatch(text):
+            return text.lower() == "true"
+        if _NOT_FINITE.fullmatch(text):
+            self._add(event.start_mark, f"{quoted(text)} is not a finite number")
+            return None
+        if _INT.fullmatch(text):
+            return self._int(event, text)
+        return self._float(event, text) if _FLOAT.fullmatch(text) else text
+
+    def _int(self, event: Any, text: str) -> int | None:
+        if len(text) > _MAX_DIGITS:
+            self._add(event.start_mark, f"{quoted(text)} is too large a number")
+            return None
+        try:
+            return int(text, 0)
+        except ValueError:  # 017 is 15 to some readers and 17 to others
+            self._add(event.start_mark, f"{quoted(text)} has a leading zero", f"write {int(text)}")
+            return None
+
+    def _float(self, event: Any, text: str) -> float | None:
+        value = float(text)
+        if not math.isfinite(value):
+            self._add(event.start_mark, f"{quoted(text)} is too large a number")
+            return None
+        return value
+
+    def _check_text(self, event: Any) -> None:
+        if any("\ud800" <= character <= "\udfff" for character in event.value):
+            self._add(event.start_mark, "half of a surrogate pair is no character")
+
+    def _where(self, line: int, column: int) -> str:
+        return self._name if self._is_option else f"{self._name}:{line + 1}:{column + 1}"
+
+    def _line(self, line: int) -> str:
+        return printable(self._lines[line]) if line < len(self._lines) else ""
+
+    def _add(self, mark: Any, message: str, hint: str = "") -> None:
+        self._append(mark.line, mark.column, message, hint)
+        if len(self._mistakes) >= MAX_MISTAKES:
+            raise InputError(*self._mistakes)
+
+    def _stop(self, line: int, column: int, message: str) -> NoReturn:
+        self._append(line, column, message, "")
+        raise InputError(*self._mistakes)
+
+    def _append(self, line: int, column: int, message: str, hint: str) -> None:
+        self._mistakes.append(
+            Mistake(
+                message=printable(message, 300),
+                where=self._where(line, column),
+                hint=printable(hint, 400),
+                source_line=self._line(line),
+            )
+        )

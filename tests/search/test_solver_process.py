@@ -1,0 +1,224 @@
+"""What a solver can do wrong, and that nothing of it stays behind. The solvers here are small shell scripts."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from planner.errors import EnvironmentProblem, SolverTrouble
+from planner.search import solve as solve_module
+from planner.search import solver_process
+from planner.search.candidate import Candidate, Choice
+from planner.search.dynamic_program import best_choice
+from planner.search.integer_program import solve_program
+from planner.search.solve import solve
+
+pytestmark = pytest.mark.skipif(os.name != "posix", reason="shell scripts and process groups")
+
+
+def two_stages() -> Candidate:
+    """Six layers on two stages, the second half as fast; the optimum is 4 + 2 layers."""
+    layers = np.tile(np.arange(1, 6), 2)
+    stage = np.repeat([0, 1], 5)
+    return Candidate(
+        name="two stages",
+        num_layers=6,
+        num_stages=2,
+        steady_count=3.0,
+        sum_weight=1.0,
+        constant_seconds=0.5,
+        stage=stage,
+        layers=layers,
+        policy=np.zeros(10, dtype=np.int64),
+        seconds=layers * np.array([1.0, 2.0])[stage],
+        tail_seconds=layers * np.float64(0.25),
+    )
+
+
+OPTIMUM_SECONDS = 0.5 + 3 * 4 + (4 + 4) + 4 * 0.25
+
+
+@pytest.fixture
+def fake_cbc(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Path]:
+    """Put a shell script in the place of CBC; files of the solve go to a folder that can be looked into."""
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(scratch))
+
+    def install(script: str) -> Path:
+        path = tmp_path / "cbc"
+        path.write_text(f"#!/bin/sh\nfor solution; do :; done  # the last argument\n{script}\n", encoding="utf-8")
+        path.chmod(0o755)
+        monkeypatch.setattr(solver_process, "cbc_path", lambda: str(path))
+        return scratch
+
+    return install
+
+
+def test_the_optimum_of_the_example() -> None:
+    for solver in ("cbc", "highs"):
+        assert solve([two_stages()], solver=solver).objective_seconds == pytest.approx(OPTIMUM_SECONDS)
+
+
+SOLUTION = 'cat > "$solution"'
+BAD_SOLVERS = {
+    "killed": ("kill -9 $$", "killed by signal 9"),
+    "failed": ("echo no licence; exit 3", "exit code 3: no licence"),
+    "silent": ("exit 0", "no readable answer"),
+    "empty answer": (f"{SOLUTION} </dev/null", "no readable answer"),
+    "garbage": (f"printf '\\001\\002 garbage' | {SOLUTION}", "no readable answer"),
+    "broken row": (f"printf 'Optimal - objective value 1\\n 0 X0000000 one 0\\n' | {SOLUTION}", "no readable answer"),
+    "no choice": (f"printf 'Optimal - objective value 1\\n 0 X0000000 0 0\\n' | {SOLUTION}", "chose"),
+    "unbounded": (f"echo 'Unbounded - objective value 0' | {SOLUTION}", "found no answer"),
+}
+
+
+@pytest.mark.parametrize("name", BAD_SOLVERS)
+def test_a_bad_solver_is_trouble_and_the_dynamic_program_decides(name: str, fake_cbc: Callable[[str], Path]) -> None:
+    script, message = BAD_SOLVERS[name]
+    scratch = fake_cbc(script)
+    with pytest.raises(SolverTrouble, match=message):
+        solve_program([two_stages()])
+    solution = solve([two_stages()])
+    assert (solution.solver, solution.status) == ("dynamic program", "optimal")
+    assert solution.objective_seconds == pytest.approx(OPTIMUM_SECONDS)
+    assert len(solution.warnings) == 1
+    assert message in solution.warnings[0]
+    assert list(scratch.iterdir()) == []
+
+
+def test_a_missing_solver_is_trouble(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(solver_process, "cbc_path", lambda: "/nowhere/cbc")
+    with pytest.raises(SolverTrouble, match="cbc could not be run"):
+        solve_program([two_stages()])
+    assert solve([two_stages()]).solver == "dynamic program"
+
+
+def test_a_folder_that_cannot_be_written_is_trouble(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.tempdir", "/nowhere")
+    assert solve([two_stages()]).solver == "dynamic program"
+
+
+def test_highs_that_is_not_installed_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda _name: None)
+    with pytest.raises(EnvironmentProblem, match=r"pip install 'parallel-planner\[highs\]'"):
+        solve([two_stages()], solver="highs")
+
+
+def rows(choice: Choice, candidate: Candidate) -> str:
+    """Rows of a CBC solution file for a choice; variables are numbered in the order of their names."""
+    names = sorted(["w_0", "u_0", "v_0", *(f"y_0_{column}" for column in range(candidate.num_columns))])
+    ones = {"w_0", *(f"y_0_{column}" for column in choice.columns)}
+    return "".join(f"{i} X{i:07d} {int(name in ones)} 0\\n" for i, name in enumerate(names))
+
+
+def test_an_incumbent_at_the_time_limit_is_never_called_optimal(
+    fake_cbc: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(solve_module, "incumbent", lambda *_: None)  # no upper bound: the program is whole
+    candidate = two_stages()
+    best = best_choice(candidate)
+    assert best is not None
+    log = "echo 'Result - Stopped on time limit'; echo 'Lower bound:                    12.5'"
+    fake_cbc(f"{log}; printf 'Stopped on time - objective value 1\\n{rows(best, candidate)}' | {SOLUTION}")
+    answer = solve_program([candidate])
+    assert (answer.status, answer.choice) == ("time limit", best)  # the very optimum, but not proved by the solver
+    assert answer.bound_seconds <= best.objective_seconds
+    for certify in (True, False):
+        solution = solve([candidate], certify=certify)
+        assert solution.status == "time limit"
+        assert solution.objective_seconds == best.objective_seconds
+        assert len(solution.warnings) == 1
+
+
+def test_the_bound_of_the_log_is_the_gap(fake_cbc: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    candidate = two_stages()
+    best = best_choice(candidate)
+    assert best is not None
+    unit = 10.0 / 1e4  # the slowest column takes 10 s
+    bound = 0.97 * best.objective_seconds
+    log = f"echo 'Lower bound:                    {bound / unit}'"
+    monkeypatch.setattr(solve_module, "incumbent", lambda *_: None)  # no upper bound: the program is whole
+    fake_cbc(f"{log}; printf 'Stopped on time - objective value 1\\n{rows(best, candidate)}' | {SOLUTION}")
+    assert solve([candidate], certify=False).gap == pytest.approx(0.03)
+
+
+def test_a_time_limit_without_an_incumbent_gives_the_heuristic_choice(
+    fake_cbc: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(solver_process, "_GRACE_SECONDS", 0.2)
+    for script in (f"echo Stopped on time; echo 'Stopped on time - no solution' | {SOLUTION}", "sleep 1000"):
+        scratch = fake_cbc(script)
+        solution = solve([two_stages()], time_limit=0.1, certify=False)
+        assert solution.status == "time limit"
+        assert solution.choice is not None
+        assert 0 <= solution.gap < 1
+        assert list(scratch.iterdir()) == []
+
+
+def test_a_real_time_limit_is_passed_on() -> None:
+    for solver in ("cbc", "highs"):
+        solution = solve([two_stages()], solver=solver, time_limit=60.0)
+        assert solution.status == "optimal"
+
+
+PLANNING = """
+import sys
+from pathlib import Path
+import importlib.util
+spec = importlib.util.spec_from_file_location("example", sys.argv[1])
+example = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(example)
+example.solver_process.cbc_path = lambda: sys.argv[2]
+example.solve([example.two_stages()])
+"""
+
+
+def is_running(pid: int) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0]
+    except OSError:
+        return False
+    return state != "Z"
+
+
+def wait_until(condition: Callable[[], bool], seconds: float = 60.0) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "waited too long"
+        time.sleep(0.02)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_a_signal_to_the_planner_ends_the_solver_and_removes_its_files(number: signal.Signals, tmp_path: Path) -> None:
+    scratch, pid_file, script = tmp_path / "scratch", tmp_path / "pid", tmp_path / "cbc"
+    scratch.mkdir()
+    script.write_text(f"#!/bin/sh\necho $$ > {pid_file}.new; mv {pid_file}.new {pid_file}\nexec sleep 1000\n")
+    script.chmod(0o755)
+    planner = subprocess.Popen(
+        [sys.executable, "-c", PLANNING, __file__, str(script)],
+        env={**os.environ, "TMPDIR": str(scratch)},
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+        wait_until(pid_file.exists)
+        solver = int(pid_file.read_text(encoding="utf-8"))
+        assert is_running(solver)
+        assert os.getpgid(solver) == solver  # a group of its own
+        planner.send_signal(number)
+        code = planner.wait(60)
+    finally:
+        planner.kill()
+        planner.wait()
+    assert code == {signal.SIGTERM: 143}.get(number, -number)
+    wait_until(lambda: not is_running(solver))
+    assert (list(scratch.iterdir()) == []) == (number != signal.SIGKILL)

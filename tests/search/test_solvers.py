@@ -1,0 +1,351 @@
+"""Every method against brute force: all choices of small random instances, priced by the formula written again."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import random
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from planner.search import dynamic_program
+from planner.search import solve as solve_module
+from planner.search.bounds import greedy_choice, incumbent, lower_bounds, prune
+from planner.search.candidate import TIE, Candidate, Choice, dominated
+from planner.search.integer_program import Answer, SolverName, solve_program
+from planner.search.solve import ranked, solve
+
+RANDOMS = st.randoms(use_true_random=False)
+
+
+def make_candidate(rng: random.Random, *, max_stages: int = 4, max_layers: int = 7) -> Candidate:
+    """A small candidate with holes in its columns; half of them have prices on a coarse grid, so that choices tie."""
+    num_stages = rng.randint(1, max_stages)
+    num_layers = rng.randint(max(1, num_stages - 1), max_layers)  # too few layers for the stages: no choice
+    coarse, grid = rng.random() < 0.5, rng.choice([1.0, 0.1])  # on the finer grid equal sums round differently
+
+    def price(most: float) -> float:
+        return grid * rng.randint(0, 4) if coarse else rng.uniform(0, most)
+
+    density, power, noise = rng.choice([0.4, 0.8, 1.0]), rng.choice([1, 2]), rng.choice([0.0, 0.0, 1.0])
+    alike = rng.random() < 0.3  # all stages cost the same: permutations tie
+    offsets, slopes = ([price(3.0) for _ in range(1 if alike else num_stages)] for _ in range(2))
+    rows = [
+        (
+            stage,
+            layers,
+            policy,
+            offsets[stage % len(offsets)] + slopes[stage % len(slopes)] * layers**power + noise * price(3.0),
+            price(2.0),
+        )
+        for stage in range(num_stages)
+        for layers in range(rng.randint(0, 1), num_layers + 1)
+        for policy in range(rng.randint(1, 2))
+        if rng.random() < density
+    ]
+    stage, layers, policy, seconds, tail = zip(*rows, strict=True) if rows else ((),) * 5
+    return Candidate(
+        name="small",
+        num_layers=num_layers,
+        num_stages=num_stages,
+        steady_count=rng.choice([0.0, 0.5, 1.0, 7.0]) if coarse else rng.uniform(0, rng.choice([1.0, 3.0, 30.0])),
+        sum_weight=rng.choice([0.5, 1.0]),
+        constant_seconds=0.1 + price(5.0),  # a step takes some time
+        stage=np.array(stage, dtype=np.int64),
+        layers=np.array(layers, dtype=np.int64),
+        policy=np.array(policy, dtype=np.int64),
+        seconds=np.array(seconds, dtype=np.float64),
+        tail_seconds=np.array(tail, dtype=np.float64),
+    )
+
+
+def make_candidates(rng: random.Random, most: int = 4) -> list[Candidate]:
+    candidates = [make_candidate(rng, max_stages=3, max_layers=5) for _ in range(rng.randint(1, most))]
+    return candidates + [rng.choice(candidates)] * rng.randint(0, 1)  # sometimes one twice: candidates tie
+
+
+def all_choices(candidate: Candidate, index: int = 0) -> list[Choice]:
+    columns_of = [np.flatnonzero(candidate.stage == stage).tolist() for stage in range(candidate.num_stages)]
+    layers, seconds, tail = (array.tolist() for array in (candidate.layers, candidate.seconds, candidate.tail_seconds))
+    found = []
+    for columns in itertools.product(*columns_of):
+        if sum(layers[column] for column in columns) == candidate.num_layers:
+            times = [seconds[column] for column in columns]
+            step = candidate.constant_seconds + candidate.steady_count * max(times)
+            step += candidate.sum_weight * math.fsum(times) + max(tail[column] for column in columns)
+            found.append(Choice(candidate=index, columns=columns, objective_seconds=step))
+    return found
+
+
+def brute_force(candidates: list[Candidate]) -> list[Choice]:
+    """All choices of all candidates."""
+    return [choice for index, each in enumerate(candidates) for choice in all_choices(each, index)]
+
+
+def best_seconds(choices: list[Choice]) -> float:
+    return min((choice.objective_seconds for choice in choices), default=math.inf)
+
+
+def layers_of(candidates: list[Candidate], choice: Choice) -> tuple[int, ...]:
+    return tuple(candidates[choice.candidate].layers[list(choice.columns)].tolist())
+
+
+def check_dynamic_program(rng: random.Random) -> None:
+    candidates = make_candidates(rng)
+    choices = brute_force(candidates)
+    best = dynamic_program.best_of(candidates)
+    if not choices:
+        assert best is None
+        return
+    assert best is not None
+    assert candidates[best.candidate].is_choice(best.columns)
+    seconds = best_seconds(choices)
+    assert best.objective_seconds == pytest.approx(seconds, rel=2 * TIE)
+    tied = [choice for choice in choices if choice.objective_seconds <= seconds * (1 + TIE / 2)]
+    first = min(tied, key=lambda choice: (choice.candidate, layers_of(candidates, choice)))
+    assert (best.candidate, layers_of(candidates, best)) == (first.candidate, layers_of(candidates, first))
+
+
+def check_bounds(rng: random.Random) -> None:
+    candidates = make_candidates(rng)
+    bounds = lower_bounds(candidates)
+    for index, candidate in enumerate(candidates):
+        choices = all_choices(candidate, index)
+        through = np.full(candidate.num_columns, np.inf)  # least step time of the choices that use a column
+        for choice in choices:
+            through[list(choice.columns)] = np.minimum(through[list(choice.columns)], choice.objective_seconds)
+        assert bounds.candidate[index] <= best_seconds(choices) * (1 + 1e-12)
+        assert np.all(bounds.columns[index] <= through * (1 + 1e-12))
+        for choice in choices:
+            columns = list(choice.columns)
+            assert bounds.bottleneck[index] <= candidate.seconds[columns].max()
+            assert bounds.tail[index] <= candidate.tail_seconds[columns].max()
+
+
+def check_pruning(rng: random.Random) -> None:
+    candidates = make_candidates(rng)
+    best = best_seconds(brute_force(candidates))
+    for upper_bound in (best, best * 1.05, math.inf):
+        masks = prune(candidates, upper_bound)
+        kept = [candidate.keep(mask) for candidate, mask in zip(candidates, masks, strict=True)]
+        assert best_seconds(brute_force(kept)) == best
+    if best < math.inf:
+        nothing = prune(candidates, best * 0.5 - 1e-3)
+        assert best_seconds(brute_force([c.keep(m) for c, m in zip(candidates, nothing, strict=True)])) >= best
+
+
+def check_integer_program(rng: random.Random, solvers: tuple[SolverName, ...]) -> None:
+    candidates = make_candidates(rng)
+    best = best_seconds(brute_force(candidates))
+    for solver in solvers:
+        upper_bound = rng.choice([None, best if best < math.inf else None])
+        answer = solve_program(candidates, upper_bound=upper_bound, solver=solver)
+        assert (answer.choice is None) == (best == math.inf)
+        assert answer.status == ("infeasible" if best == math.inf else "optimal")
+        if answer.choice is not None:
+            assert candidates[answer.choice.candidate].is_choice(answer.choice.columns)
+            assert answer.choice.objective_seconds == pytest.approx(best, rel=1e-9)
+            assert answer.bound_seconds == pytest.approx(best, rel=1e-9)
+
+
+def check_whole(rng: random.Random) -> None:
+    candidates = make_candidates(rng, most=6)
+    best = best_seconds(brute_force(candidates))
+    solution = solve(candidates)
+    assert solution.objective_seconds == pytest.approx(best, rel=1e-12)
+    assert solution.status == ("infeasible" if best == math.inf else "optimal")
+    assert (solution.gap, solution.solver, solution.warnings) == (0.0, "cbc", ())
+    assert solution.choice == dynamic_program.best_of(candidates)
+
+
+@given(rng=RANDOMS)
+@settings(max_examples=300, deadline=None)
+def test_dynamic_program_finds_the_first_best_choice(rng: random.Random) -> None:
+    check_dynamic_program(rng)
+
+
+def simple(seconds: list[list[float]], num_layers: int, steady_count: float) -> Candidate:
+    """Stages that hold 1, 2, ... layers in these seconds, without tails."""
+    stage = np.repeat(np.arange(len(seconds)), [len(times) for times in seconds])
+    return Candidate(
+        name="simple",
+        num_layers=num_layers,
+        num_stages=len(seconds),
+        steady_count=steady_count,
+        sum_weight=1.0,
+        constant_seconds=1.0,
+        stage=stage,
+        layers=np.concatenate([np.arange(1, len(times) + 1) for times in seconds]),
+        policy=np.zeros(len(stage), dtype=np.int64),
+        seconds=np.concatenate([np.asarray(times) for times in seconds]),
+        tail_seconds=np.zeros(len(stage)),
+    )
+
+
+def check_exactly(candidate: Candidate) -> None:
+    best, choices = dynamic_program.best_choice(candidate), all_choices(candidate)
+    tied = [choice for choice in choices if choice.objective_seconds <= best_seconds(choices) * (1 + TIE / 2)]
+    assert best is not None
+    assert layers_of([candidate], best) == min(layers_of([candidate], choice) for choice in tied)
+
+
+@pytest.mark.parametrize("steady_count", np.linspace(0.0, 3.0, 31))
+def test_a_slower_stage_may_buy_a_smaller_sum(steady_count: float) -> None:
+    """The optimal bottleneck lies strictly between the least one and that of the least sum, and moves."""
+    check_exactly(simple([[layers**2 for layers in range(1, 16)], [12.0 * k for k in range(1, 16)]], 16, steady_count))
+
+
+@pytest.mark.parametrize(("num_stages", "num_layers"), [(3, 5), (3, 6), (4, 9), (4, 11), (5, 12)])
+def test_sums_that_differ_by_rounding_tie(num_stages: int, num_layers: int) -> None:
+    times = [0.1 * layers + 0.3 for layers in range(1, 5)]
+    check_exactly(simple([times] * num_stages, num_layers, 0.0))
+
+
+@given(rng=RANDOMS)
+@settings(max_examples=300, deadline=None)
+def test_bounds_are_never_above_what_they_bound(rng: random.Random) -> None:
+    check_bounds(rng)
+
+
+@given(rng=RANDOMS)
+@settings(max_examples=150, deadline=None)
+def test_pruning_keeps_the_optimum(rng: random.Random) -> None:
+    check_pruning(rng)
+
+
+@pytest.mark.parametrize("part", range(4))
+def test_integer_program_with_cbc_equals_brute_force(part: int) -> None:
+    for seed in range(30 * part, 30 * (part + 1)):
+        check_integer_program(random.Random(seed), ("cbc",))
+
+
+@pytest.mark.parametrize("part", range(2))
+def test_integer_program_with_highs_equals_brute_force(part: int) -> None:
+    for seed in range(8 * part, 8 * (part + 1)):
+        check_integer_program(random.Random(seed), ("highs",))
+
+
+@pytest.mark.parametrize("part", range(2))
+def test_whole_solve_equals_brute_force(part: int) -> None:
+    for seed in range(20 * part, 20 * (part + 1)):
+        check_whole(random.Random(1000 + seed))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("part", range(100))
+def test_ten_thousand_instances(part: int) -> None:
+    for seed in range(100 * part, 100 * (part + 1)):
+        for check in (check_dynamic_program, check_bounds, check_pruning, check_whole):
+            check(random.Random(seed))
+        check_integer_program(random.Random(seed), ("cbc", "highs") if seed % 50 == 0 else ("cbc",))
+
+
+@given(rng=RANDOMS)
+@settings(max_examples=100, deadline=None)
+def test_dominated_columns_are_needed_by_no_optimum_and_the_rest_are_better_in_something(rng: random.Random) -> None:
+    candidate = make_candidate(rng)
+    kept = candidate.keep(~dominated(candidate))
+    assert best_seconds(all_choices(kept)) == best_seconds(all_choices(candidate))
+    for stage, layers in {*zip(kept.stage.tolist(), kept.layers.tolist(), strict=True)}:
+        here = (kept.stage == stage) & (kept.layers == layers)
+        prices = sorted(zip(kept.seconds[here], kept.tail_seconds[here], strict=True))
+        assert all(slow > fast and short < long for (fast, long), (slow, short) in itertools.pairwise(prices))
+
+
+@given(rng=RANDOMS)
+@settings(max_examples=100, deadline=None)
+def test_greedy_choice_is_a_choice(rng: random.Random) -> None:
+    candidates = make_candidates(rng)
+    for index, candidate in enumerate(candidates):
+        choice = greedy_choice(candidate, index)
+        if choice is not None:
+            assert candidate.is_choice(choice.columns)
+            assert choice.objective_seconds >= best_seconds(all_choices(candidate)) * (1 - 1e-12)
+    found = incumbent(candidates, lower_bounds(candidates).candidate)
+    greedy = [greedy_choice(candidate) for candidate in candidates]
+    assert (found is None) == (greedy == [None] * len(greedy))
+
+
+@given(rng=RANDOMS, top=st.integers(1, 5))
+@settings(max_examples=150, deadline=None)
+def test_ranked_lists_the_best_candidates_in_order(rng: random.Random, top: int) -> None:
+    candidates = make_candidates(rng)
+    seconds = [best_seconds(all_choices(candidate)) for candidate in candidates]
+    expected = sorted(value for value in seconds if value < math.inf)[:top]
+    found = ranked(candidates, top)
+    assert [choice.objective_seconds for choice in found] == pytest.approx(expected, rel=4 * TIE)
+    assert [seconds[choice.candidate] for choice in found] == pytest.approx(expected, rel=4 * TIE)
+    assert len({choice.candidate for choice in found}) == len(found)
+
+
+def pipeline(num_layers: int, num_stages: int, num_microbatches: int, seed: int) -> Candidate:
+    """A candidate of the size of real jobs: the first stages must recompute, the last one computes the loss."""
+    rng = np.random.default_rng(seed)
+    even = num_layers / num_stages
+    base = rng.uniform(0, 0.3, num_stages) + np.where(np.arange(num_stages) == num_stages - 1, 1.5, 0.0)
+    rows = [
+        (stage, layers, policy, 0.01 * (base[stage] + layers * slower), 0.01 + 0.003 * layers)
+        for stage in range(num_stages)
+        for layers in range(1, min(int(2 * even) + 2, num_layers))
+        for policy, (slower, fits) in enumerate([(1.0, 0.75 + 0.5 * stage / num_stages), (1.04, 1.2), (1.33, 4.0)])
+        if layers <= even * fits
+    ]
+    columns = np.array(rows)
+    return Candidate(
+        name=f"{num_layers} layers on {num_stages} stages",
+        num_layers=num_layers,
+        num_stages=num_stages,
+        steady_count=num_microbatches - 1.0,
+        sum_weight=1.0,
+        constant_seconds=0.01,
+        stage=columns[:, 0].astype(np.int64),
+        layers=columns[:, 1].astype(np.int64),
+        policy=columns[:, 2].astype(np.int64),
+        seconds=columns[:, 3],
+        tail_seconds=columns[:, 4],
+    )
+
+
+@pytest.mark.parametrize(("num_layers", "num_stages"), [(96, 8), (96, 16), (128, 64)])
+def test_methods_agree_at_real_sizes_with_and_without_an_upper_bound(num_layers: int, num_stages: int) -> None:
+    candidates = [pipeline(num_layers, num_stages, 2 * num_stages, seed) for seed in range(3)]
+    certificate = dynamic_program.best_of(candidates)
+    assert certificate is not None
+    for upper_bound in (None, certificate.objective_seconds * 1.02):
+        answer = solve_program(candidates, upper_bound=upper_bound)
+        assert answer.choice is not None
+        assert answer.choice.objective_seconds == pytest.approx(certificate.objective_seconds, rel=1e-9)
+
+
+def test_equal_inputs_give_equal_answers_and_ties_go_to_the_first() -> None:
+    flat = pipeline(10, 4, 8, seed=1)
+    flat = flat.keep(flat.policy == 2)
+    same = {"seconds": flat.layers * 1.0, "tail_seconds": flat.layers * 0.0}
+    candidate = Candidate(**{name: same.get(name, getattr(flat, name)) for name in Candidate.__dataclass_fields__})
+    for solver in ("cbc", "cbc", "highs"):
+        choice = solve([candidate, candidate], solver=solver).choice
+        assert choice is not None
+        assert (choice.candidate, layers_of([candidate], choice)) == (0, (1, 3, 3, 3))
+
+
+def test_no_candidates_and_empty_candidates_are_infeasible() -> None:
+    empty = pipeline(8, 2, 4, seed=0).keep(np.zeros(pipeline(8, 2, 4, seed=0).num_columns, dtype=np.bool_))
+    for candidates in ([], [empty]):
+        solution = solve(candidates)
+        assert (solution.status, solution.choice, solution.objective_seconds) == ("infeasible", None, math.inf)
+
+
+def test_a_wrong_answer_of_the_integer_program_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    candidate = pipeline(16, 4, 8, seed=2)
+    best = dynamic_program.best_choice(candidate)
+    assert best is not None
+    worse = Choice(candidate=0, columns=best.columns, objective_seconds=best.objective_seconds * (1 + 1e-7))
+    answer = Answer(
+        choice=worse, status="optimal", bound_seconds=worse.objective_seconds, num_columns=1, num_candidates=1
+    )
+    monkeypatch.setattr(solve_module, "solve_program", lambda *_args, **_options: answer)
+    with pytest.raises(AssertionError, match="below the integer program's bound"):
+        solve([candidate])

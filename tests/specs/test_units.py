@@ -1,0 +1,108 @@
+"""Quantities: what people write, against Fraction and hand-written values."""
+
+from __future__ import annotations
+
+import re
+from fractions import Fraction
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from planner.units import UNITS, exact_quantity, format_bytes, format_count, format_rate, format_seconds, parse_quantity
+
+KINDS = st.sampled_from(sorted(UNITS))
+POSITIVE = st.floats(min_value=1e-12, max_value=1e24, allow_nan=False)
+
+
+@given(POSITIVE | st.integers(1, 2**62).map(float), KINDS)
+def test_what_is_written_exactly_reads_back_the_same(value: float, kind: str) -> None:
+    assert parse_quantity(exact_quantity(value, kind), kind) == value
+
+
+@given(st.integers(1, 10**6), KINDS, st.data())
+def test_a_quantity_is_its_number_times_its_unit(number: int, kind: str, data: st.DataObject) -> None:
+    unit = data.draw(st.sampled_from(sorted(UNITS[kind])))
+    expected = float(Fraction(number) * Fraction(UNITS[kind][unit]))
+    for text in (f"{number} {unit}", f"{number}{unit}", f"  {number}.0   {unit} ", f"{number}e0 {unit} per device"):
+        assert parse_quantity(text, kind) == pytest.approx(expected, rel=1e-15)
+
+
+@pytest.mark.parametrize(
+    ("text", "kind", "value"),
+    [
+        ("80 GiB", "bytes", 85_899_345_920),
+        ("80 GB", "bytes", 80_000_000_000),
+        ("300 GB/s", "bytes_per_second", 3e11),
+        ("200 Gb/s", "bytes_per_second", 2.5e10),
+        ("312 TFLOP/s", "flops_per_second", 3.12e14),
+        ("1.98 PFLOP/s", "flops_per_second", 1.98e15),
+        ("3 us", "seconds", 3e-6),
+        ("2 h", "seconds", 7200),
+        ("2.00 USD/h per device", "usd_per_hour", 2.0),
+        ("0.7 kW", "watts", 700),
+    ],
+)
+def test_values_written_by_hand(text: str, kind: str, value: float) -> None:
+    assert parse_quantity(text, kind) == pytest.approx(value, rel=1e-15)
+
+
+@pytest.mark.parametrize(
+    ("text", "kind", "message"),
+    [
+        ("80", "bytes", "'80' has no unit; write one of B, kB"),
+        ("80 GB/s", "bytes", "'GB/s' is a unit of bytes per second"),
+        ("80 gib", "bytes", "'gib' is not a known unit"),
+        ("GiB", "bytes", "'GiB' is not a quantity"),
+        ("", "bytes", "'' is not a quantity"),
+        ("1e999 B", "bytes", "'1e999 B' is too large"),
+        ("nan B", "bytes", "is not a quantity"),
+        ("1,000 B", "bytes", "is not a quantity"),
+        ("1 2 B", "bytes", "is not a quantity"),
+        ("300 Gbps", "bytes_per_second", "'Gbps' is not a known unit"),
+    ],
+)
+def test_what_is_no_quantity_says_why(text: str, kind: str, message: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(message)):
+        parse_quantity(text, kind)
+
+
+@given(st.text(max_size=20), KINDS)
+def test_any_text_is_a_number_or_a_value_error(text: str, kind: str) -> None:
+    try:
+        value = parse_quantity(text, kind)
+    except ValueError:
+        return
+    assert abs(value) < float("inf")
+
+
+@given(st.floats(1, 1e14))
+def test_bytes_for_people_are_within_the_digits_shown(value: float) -> None:
+    shown = format_bytes(value).replace(",", "")
+    assert parse_quantity(shown, "bytes") == pytest.approx(value, rel=0.006, abs=0.5)
+
+
+@given(st.floats(1e-9, 1e9))
+def test_seconds_for_people_are_within_the_digits_shown(value: float) -> None:
+    assert parse_quantity(format_seconds(value).replace(",", ""), "seconds") == pytest.approx(value, rel=0.006)
+
+
+@pytest.mark.parametrize(
+    ("shown", "expected"),
+    [
+        (format_bytes(38.2 * 2**30), "38.2 GiB"),
+        (format_bytes(512), "512 B"),
+        (format_seconds(3.21), "3.21 s"),
+        (format_seconds(0.014), "14.0 ms"),
+        (format_seconds(0), "0 s"),
+        (format_seconds(9000), "2.50 h"),
+        (format_rate(300e9), "300 GB/s"),
+        (format_rate(2039e9), "2.04 TB/s"),
+        (format_count(174.6e9), "175 B"),
+        (format_count(1.008e12), "1.01 T"),
+        (format_count(6_738_415_616), "6.74 B"),
+        (format_count(9999), "9999"),
+    ],
+)
+def test_figures_for_people(shown: str, expected: str) -> None:
+    assert shown == expected

@@ -1,0 +1,135 @@
+"""What the Makefile calls: setup, the document generator, the reports."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import sys
+import tomllib
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def load_tool(name: str) -> ModuleType:
+    """Import tools/<name>.py, which is a script and in no package."""
+    spec = importlib.util.spec_from_file_location(f"tools_{name}", ROOT / "tools" / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+# --- make help --------------------------------------------------------------------------------------------------
+
+TARGETS = (
+    *("help", "setup", "run", "test", "check", "prove", "lint", "types", "format", "docs", "docs-check"),
+    *("golden", "accuracy", "bench", "shape", "wheel", "clean"),
+)
+
+
+def test_every_target_says_what_it_does() -> None:
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    assert tuple(sorted(re.findall(r"^([a-z-]+):[^=\n]*## \w", makefile, flags=re.MULTILINE))) == tuple(sorted(TARGETS))
+
+
+# --- setup ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("version", "kept"),
+    [("2.11.0", True), ("2.13.0+cpu", True), ("3.0.0a0+git1", True), ("2.9.1", False), ("1.13.1", False), ("", False)],
+)
+def test_a_new_enough_torch_is_kept(version: str, kept: bool) -> None:
+    assert load_tool("setup").is_new_enough(version) is kept
+
+
+def pins(text: str) -> dict[str, Requirement]:
+    lines = (line for line in text.splitlines() if line and not line.startswith("#"))
+    return {canonicalize_name(pin.name): pin for pin in map(Requirement, lines)}
+
+
+def test_a_kept_torch_is_not_constrained_and_all_else_is() -> None:
+    tool = load_tool("setup")
+    everything, without_torch = (pins(tool.constraints(keep_torch=keep)) for keep in (False, True))
+    assert set(everything) > set(without_torch)
+    assert "torch" in everything
+    assert not {"torch", "sympy", "networkx"} & set(without_torch)
+
+
+def test_constraints_pin_every_requirement_to_a_version_that_it_allows() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    extras = [each for group in project["project"]["optional-dependencies"].values() for each in group]
+    wanted = project["project"]["dependencies"] + extras + project["dependency-groups"]["dev"]
+    pinned = pins((ROOT / "constraints.txt").read_text(encoding="utf-8"))
+    for requirement in map(Requirement, wanted + project["build-system"]["requires"]):
+        (pin,) = pinned[canonicalize_name(requirement.name)].specifier
+        assert pin.operator == "=="
+        assert requirement.specifier.contains(pin.version), requirement
+
+
+# --- quoted output ----------------------------------------------------------------------------------------------
+
+STALE = "Before.\n\n<!-- command: planner models -->\n```console\n$ planner\nold\n```\n\nAfter.\n"
+
+
+def test_a_stale_block_is_replaced_and_nothing_else() -> None:
+    filled = load_tool("docs").fill_blocks(STALE, lambda command: f"\noutput of {command}  \nsecond line\n\n")
+    assert filled == STALE.replace("$ planner\nold", "$ planner models\noutput of planner models\nsecond line")
+
+
+def test_filling_twice_changes_nothing() -> None:
+    fill = load_tool("docs").fill_blocks
+    once = fill(STALE, lambda _: "new\n\nlines\n")
+    assert "new\n\nlines" in once
+    assert fill(once, lambda _: "new\n\nlines\n") == once
+
+
+def test_every_quoted_command_is_followed_by_its_block() -> None:
+    tool = load_tool("docs")
+    for path in [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]:
+        text = path.read_text(encoding="utf-8")
+        assert text.count("<!-- command:") == len(tool.BLOCK.findall(text)), path
+
+
+def test_a_failing_command_stops_the_generation(tmp_path: Path) -> None:
+    with pytest.raises(SystemExit, match="exit code 2"):
+        load_tool("docs").run_in(tmp_path)("planner no-such-command")
+
+
+# --- reports ----------------------------------------------------------------------------------------------------
+
+SAMPLE = '''"""A module."""
+
+def f(
+    a: int,
+) -> str:
+    """What it returns."""
+    # why
+
+    return """two
+lines"""
+'''
+
+
+def test_lines_of_code_are_neither_comments_nor_docstrings_nor_blank() -> None:
+    assert load_tool("shape").code_lines(SAMPLE) == {3, 4, 5, 9, 10}
+
+
+def test_closed_forms_are_as_published(capsys: pytest.CaptureFixture[str]) -> None:
+    assert load_tool("closed_forms").main() == 0
+    assert "145.6" in capsys.readouterr().out
+
+
+def test_a_wrong_closed_form_is_noticed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    tool = load_tool("closed_forms")
+    monkeypatch.setitem(tool.SC21_PARAMS, "megatron-1t", 1010.0)
+    assert tool.main() == 1
+    assert "1010" in capsys.readouterr().out

@@ -1,0 +1,72 @@
+"""Measure the commands against their targets (`make bench`): a report with the machine it was made on.
+
+CPU seconds and not wall seconds, because other work on the machine changes the one and hardly the other.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import statistics
+import subprocess
+import sys
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+REPEATS = 5
+KIB = 2**10
+MIB = 2**20
+GPT3 = "plan gpt3-175b dgx-a100 --nodes 128 --seq-len 2048 --global-batch 1536"
+
+# arguments of `planner`, most CPU seconds, most MiB of resident memory
+TARGETS: tuple[tuple[str, float, float | None], ...] = (
+    ("--help", 0.25, None),
+    (GPT3, 3.0, 300.0),
+)
+
+
+def measure(arguments: str) -> tuple[float, float]:
+    """CPU seconds and peak resident bytes of one run, solver processes included.
+
+    The run is the only child of a fresh process, so that the peak is its own and not that of an earlier one.
+    """
+    program = (
+        "import resource, subprocess, sys\n"
+        "subprocess.run(sys.argv[1:], check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)\n"
+        "used = resource.getrusage(resource.RUSAGE_CHILDREN)\n"
+        "print(used.ru_utime + used.ru_stime, used.ru_maxrss)\n"
+    )
+    command = [sys.executable, "-c", program, sys.executable, "-m", "planner", *arguments.split()]
+    answer = subprocess.run(command, capture_output=True, text=True, check=True)
+    seconds, kib = map(float, answer.stdout.split())
+    return seconds, kib * KIB
+
+
+def machine() -> str:
+    """Cores, processor and load: what the numbers depend on."""
+    cpuinfo = Path("/proc/cpuinfo")
+    text = cpuinfo.read_text(encoding="utf-8") if cpuinfo.exists() else ""
+    models = [line.partition(":")[2].strip() for line in text.splitlines() if line.startswith("model name")]
+    name = models[0] if models else platform.processor() or platform.machine()
+    load = ", ".join(f"{value:.1f}" for value in os.getloadavg())
+    return f"{os.cpu_count()} cores, {name}, Python {platform.python_version()}, load average {load}"
+
+
+def main() -> None:
+    """Print the table."""
+    table = Table(
+        "command", "CPU s", "target", "peak MiB", "target", title=f"median of {REPEATS} runs", caption=machine()
+    )
+    for arguments, most_seconds, most_mib in TARGETS:
+        runs = [measure(arguments) for _ in range(REPEATS)]
+        seconds = statistics.median(run[0] for run in runs)
+        peak = statistics.median(run[1] for run in runs) / MIB
+        limit = f"{most_mib:.0f}" if most_mib else "-"
+        table.add_row(f"planner {arguments}", f"{seconds:.2f}", f"{most_seconds:.2f}", f"{peak:.0f}", limit)
+    Console(width=110).print(table)
+
+
+if __name__ == "__main__":
+    main()

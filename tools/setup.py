@@ -1,0 +1,98 @@
+"""Create the virtual environment and install the planner with pinned dependencies (`make setup`).
+
+Runs on the interpreter of the machine with nothing but the standard library. A torch of at least 2.11 that the
+environment already has is kept: the build that fits the machine's driver is the user's choice, not ours.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import subprocess
+import sys
+import tempfile
+import tomllib
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+LEAST_TORCH = (2, 11)
+TORCH_SECTION = "# --- torch"
+ASK_TORCH = "import importlib.metadata as m; t = m.distribution('torch'); print(t.version); print(t.locate_file(''))"
+
+
+def is_new_enough(version: str) -> bool:
+    """Whether a torch version such as "2.13.0+cpu" is one to keep."""
+    match = re.match(r"(\d+)\.(\d+)", version)
+    return match is not None and (int(match[1]), int(match[2])) >= LEAST_TORCH
+
+
+def torch_of(python: str | Path) -> tuple[str, Path] | None:
+    """Version and folder of the torch that an interpreter can import; None if there is none to keep."""
+    answer = subprocess.run([python, "-c", ASK_TORCH], capture_output=True, text=True, check=False)
+    if answer.returncode:
+        return None
+    version, folder = answer.stdout.splitlines()[-2:]
+    return (version, Path(folder)) if is_new_enough(version) else None
+
+
+def create(venv: Path) -> Path:
+    """Create the environment unless it exists; returns its interpreter."""
+    python = venv / "bin" / "python"
+    if python.exists():
+        return python
+    torch = torch_of(sys.executable)
+    command = [sys.executable, "-m", "venv", str(venv)]
+    in_venv = sys.prefix != sys.base_prefix
+    if torch and not in_venv:
+        command.append("--system-site-packages")
+    print("+", " ".join(command), flush=True)
+    if subprocess.run(command, check=False).returncode:
+        sys.exit("cannot create a virtual environment; on Debian and Ubuntu: apt install python3-venv")
+    if torch and in_venv:
+        # --system-site-packages reaches the base interpreter, not the environment that is active
+        site_packages = next((venv / "lib").glob("python3*/site-packages"))
+        (site_packages / "active_environment.pth").write_text(f"{torch[1]}\n", encoding="utf-8")
+    return python
+
+
+def constraints(*, keep_torch: bool) -> str:
+    """The pinned versions; without those of torch and its own dependencies where a torch is kept."""
+    text = (ROOT / "constraints.txt").read_text(encoding="utf-8")
+    return text.partition(TORCH_SECTION)[0] if keep_torch else text
+
+
+def install(venv: Path, python: Path, torch_index: str) -> None:
+    """Install the build backend and the dev group, then the planner itself, editable."""
+    torch = torch_of(python)
+    inherited = torch is not None and venv not in torch[1].parents
+    if torch:
+        print(f"keeping torch {torch[0]}", flush=True)
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    # pip reads dependency groups only from version 25.1 on, and a fresh environment may hold an older one;
+    # the build backend is installed too (editables: what it needs for --editable), so that it is pinned as well
+    tools = [*project["build-system"]["requires"], "editables", *project["dependency-groups"]["dev"]]
+    # a tool of the outer environment would satisfy pip, but its command would not be in this one
+    tools += ["--ignore-installed"] if inherited else []
+    with tempfile.TemporaryDirectory() as folder:
+        pinned = Path(folder, "constraints.txt")
+        pinned.write_text(constraints(keep_torch=torch is not None), encoding="utf-8")
+        pip = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "-c", str(pinned)]
+        pip += ["--extra-index-url", torch_index] if torch_index else []
+        for what in (tools, ["--no-build-isolation", "--editable", f"{ROOT}[train]"]):
+            print("+ pip install", " ".join(what), flush=True)
+            if subprocess.run([*pip, *what], check=False).returncode:
+                sys.exit("pip could not install the dependencies; its message is above")
+
+
+def main() -> None:
+    """Read the command line, create the environment, install."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("venv", type=Path)
+    parser.add_argument("--torch-index", default="", help="another package index, for the build of torch")
+    arguments = parser.parse_args()
+    venv = arguments.venv.absolute()
+    install(venv, create(venv), arguments.torch_index)
+
+
+if __name__ == "__main__":
+    main()

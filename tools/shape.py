@@ -1,0 +1,110 @@
+"""Report how long functions and files are, against the codebases we look up to (`make shape`).
+
+A report for a reviewer, never a gate: a limit that fails a build is met by shredding and padding.
+Counted are lines that hold code: no blank lines, no comments, no docstrings.
+"""
+
+from __future__ import annotations
+
+import ast
+import io
+import statistics
+import tokenize
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.table import Table
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+ROOT = Path(__file__).resolve().parent.parent
+LONG_FUNCTION, LONG_FILE = 50, 400
+SILENT = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENCODING}
+
+# measured on the released sources, by statements' lines: function median, p90, share over 50; tests per source line
+ANCHORS = {
+    "pre-commit": ("5", "22", "1.4%", "1.49"),
+    "resolvelib": ("2", "15", "1.4%", "1.14"),
+    "structlog": ("2", "13", "1.1%", "1.35"),
+    "torchtitan": ("10", "43", "7.7%", "0.40"),
+    "Calculon": ("4", "40", "8.3%", "0.02"),
+}
+
+Function = tuple[int, str]  # lines of code, "file:line name"
+
+
+def docstring_lines(tree: ast.AST) -> set[int]:
+    """Lines of all strings that stand alone as a statement."""
+    lines: set[int] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
+            lines.update(range(node.lineno, (node.end_lineno or node.lineno) + 1))
+    return lines
+
+
+def code_lines(source: str) -> set[int]:
+    """Numbers of the lines that hold code."""
+    lines: set[int] = set()
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type not in SILENT:
+            lines.update(range(token.start[0], token.end[0] + 1))
+    return lines - docstring_lines(ast.parse(source)) - {source.count("\n") + 1}
+
+
+def functions_of(path: Path) -> list[Function]:
+    """Every function of a file, nested ones too."""
+    source = path.read_text(encoding="utf-8")
+    lines = code_lines(source)
+    found = []
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            length = len(lines & set(range(node.lineno, (node.end_lineno or 0) + 1)))
+            found.append((length, f"{path.relative_to(ROOT)}:{node.lineno} {node.name}"))
+    return found
+
+
+def num_code_lines(paths: Iterable[Path]) -> int:
+    """Lines of code in some files."""
+    return sum(len(code_lines(path.read_text(encoding="utf-8"))) for path in paths)
+
+
+def percentile(values: list[int], share: float) -> int:
+    """The smallest value that at least `share` of the values do not exceed."""
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
+
+
+def comparison(functions: list[Function], tests_per_line: float) -> Table:
+    """Ours and the anchors, side by side."""
+    lengths = [length for length, _ in functions]
+    over = sum(length > LONG_FUNCTION for length in lengths) / len(lengths)
+    table = Table("", "median", "p90", f"over {LONG_FUNCTION}", "test / source", title="lines of a function")
+    ours = (f"{statistics.median(lengths):.0f}", f"{percentile(lengths, 0.9)}", f"{over:.1%}", f"{tests_per_line:.2f}")
+    table.add_row("planner", *ours, style="bold")
+    for name, row in ANCHORS.items():
+        table.add_row(name, *row)
+    return table
+
+
+def main() -> None:
+    """Print the report."""
+    console = Console()
+    source, tests = sorted((ROOT / "planner").rglob("*.py")), sorted((ROOT / "tests").rglob("*.py"))
+    functions = sorted((each for path in source for each in functions_of(path)), reverse=True)
+    num_source, num_tests = num_code_lines(source), num_code_lines(tests)
+    console.print(comparison(functions, num_tests / num_source))
+    console.print(
+        f"{num_source} lines of code in {len(source)} files, {num_tests} lines of tests in {len(tests)} files"
+    )
+    console.print("longest functions:", *(f"  {length:4} {name}" for length, name in functions[:8]), sep="\n")
+    files = sorted(
+        ((len(path.read_text(encoding="utf-8").splitlines()), path) for path in source + tests), reverse=True
+    )
+    long = [f"  {length:4} {path.relative_to(ROOT)}" for length, path in files if length > LONG_FILE]
+    console.print(f"files over {LONG_FILE} lines, all lines counted: {len(long)}", *long, sep="\n")
+
+
+if __name__ == "__main__":
+    main()
