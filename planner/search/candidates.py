@@ -161,9 +161,10 @@ def _explain_no_candidate(job: Job, refused: dict[str, int], constraints: Constr
     pinned = {pin.key: int(pin.value) for pin in constraints.pins if pin.is_numeric and pin.sign == "="}
     chunks = pinned.get("pp", 1) * pinned.get("interleave", 1)
     schedule: Schedule = "interleaved" if pinned.get("interleave", 1) > 1 else "1f1b"
-    policies: tuple[Recompute, ...] = ("none",) * chunks
-    pinned.setdefault("sp", 1 if pinned.get("tp", 1) > 1 else 0)
-    alone = Layout(**pinned, schedule=schedule, layers_per_stage=(1,) * chunks, recompute=policies)
+    policies: tuple[Recompute, ...] = tuple("none" for _ in range(chunks))
+    degrees: dict[str, Any] = {**pinned}
+    degrees.setdefault("sp", 1 if pinned.get("tp", 1) > 1 else 0)
+    alone = Layout(**degrees, schedule=schedule, layers_per_stage=(1,) * chunks, recompute=policies)
     broken = "; ".join(broken_rules(job, alone))
     raise InputError(
         f"no layout meets the pins {pins}: {broken or why[worst]}",

@@ -31,9 +31,9 @@ _OPTIONS = {
 def solve_file(model: Path, solution: Path, time_limit: float) -> None:
     """Solve the MPS file `model` to a gap of zero within `time_limit` seconds and write `solution`."""
     highs = highspy.Highs()  # type: ignore[no-untyped-call] # highspy leaves it unannotated
+    highs.readModel(str(model))  # before the options: a time limit would cut the reading short, without an error
     for name, value in {**_OPTIONS, "time_limit": time_limit}.items():
         highs.setOptionValue(name, value)
-    highs.readModel(str(model))
     highs.run()
     info = highs.getInfo()
     found = info.primal_solution_status == highspy.SolutionStatus.kSolutionStatusFeasible

@@ -176,9 +176,9 @@ def solve_program(
         seconds = candidates[alive[c]].step_seconds(original)
         choice = Choice(candidate=alive[c], columns=tuple(original.tolist()), objective_seconds=seconds)
     bound = float(bounds.candidate.min())
-    if outcome.status == "optimal" and choice is not None:
+    if choice is not None and outcome.status == "optimal":
         bound = choice.objective_seconds
-    elif outcome.bound is not None and choice is not None:
+    elif choice is not None and outcome.bound is not None:
         bound = max(bound, min(outcome.bound * program.unit_seconds, choice.objective_seconds))
     return Answer(
         choice=choice,

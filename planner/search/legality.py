@@ -130,6 +130,11 @@ RULES: Final = (
         holds=lambda _, x: (x.dp % x.hsdp == 0) & ((x.hsdp == 1) | np.greater(x.zero, 0)),
         why="hsdp divides dp and needs ZeRO",
     ),
+    Rule(
+        name="features",
+        holds=lambda job, _: np.asarray(set(job.model.features) <= set(job.engine.model_features)),
+        why="the engine runs every feature of the model (try --engine megatron)",
+    ),
     Rule(name="axes", holds=_axes_offered, why="the engine runs every axis that is larger than 1"),
 )
 

@@ -20,8 +20,9 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Literal
@@ -63,9 +64,15 @@ def run_solver(problem: pulp.LpProblem, solver: Literal["cbc", "highs"], time_li
     run = {"cbc": _run_cbc, "highs": _run_highs}[solver]
     try:
         with _terminated_by_exception(), TemporaryDirectory(prefix="planner-solver-") as folder:
-            return run(problem, Path(folder), time_limit)
+            start = time.monotonic()
+            outcome = run(problem, Path(folder), time_limit)
     except OSError as error:
         raise SolverTrouble(f"{solver} could not be run: {error}") from error
+    if time_limit is not None and time.monotonic() - start >= time_limit:
+        # No proof is taken from a solver whose time was up: CBC 2.10 that is stopped while it simplifies a
+        # program calls it infeasible.
+        return replace(outcome, status="time limit")
+    return outcome
 
 
 def cbc_path() -> str:

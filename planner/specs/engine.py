@@ -38,6 +38,7 @@ class EngineSpec(Document):
     program: str = Field(description="what runs the plan")
     # --- what it can run -------------------------------------------------------------------------------------
     axes: tuple[Literal["tp", "pp", "dp", "cp"], ...] = Field(description="mesh axes that may exceed 1")
+    model_features: tuple[str, ...] = Field(description="of ModelSpec.features, those that it runs")
     schedules: tuple[Schedule, ...]
     zero_stages: tuple[int, ...]
     zero_stages_with_pipeline: tuple[int, ...]

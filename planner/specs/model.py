@@ -8,38 +8,98 @@ from pydantic import Field, model_validator
 
 from planner.specs.document import Document, Name
 
-__all__ = ["ARCHITECTURES", "ModelSpec"]
+__all__ = ["ARCHITECTURES", "LatentAttention", "MixtureOfExperts", "ModelSpec"]
 
+_GPT: dict[str, Any] = {
+    "norm": "layernorm",
+    "position": "learned",
+    "activation": "gelu",
+    "attention_bias": True,
+    "mlp_bias": True,
+    "tied_embeddings": True,
+}
+_LLAMA: dict[str, Any] = {
+    "norm": "rmsnorm",
+    "position": "rope",
+    "activation": "swiglu",
+    "attention_bias": False,
+    "mlp_bias": False,
+    "tied_embeddings": False,
+}
 ARCHITECTURES: dict[str, dict[str, Any]] = {
-    "gpt": {
-        "norm": "layernorm",
-        "position": "learned",
-        "activation": "gelu",
-        "attention_bias": True,
-        "mlp_bias": True,
-        "tied_embeddings": True,
-    },
-    "llama": {
-        "norm": "rmsnorm",
+    "gpt": _GPT,
+    "llama": _LLAMA,
+    "qwen2": _LLAMA | {"qkv_bias": True},
+    "qwen3": _LLAMA | {"qk_norm": "head"},
+    "gemma": _LLAMA | {"norms_per_layer": 4, "tied_embeddings": True},
+    "neox": _GPT | {"position": "rope", "parallel_attention": True, "tied_embeddings": False},
+    "falcon": _GPT
+    | {
         "position": "rope",
-        "activation": "swiglu",
+        "parallel_attention": True,
         "attention_bias": False,
         "mlp_bias": False,
-        "tied_embeddings": False,
     },
 }
 """What an architecture implies; each value can be overridden in the document."""
 
 
+class MixtureOfExperts(Document):
+    """Experts in place of the feed-forward block.
+
+    ffn_hidden_size: width of one routed expert. shared_ffn_hidden_size: width of all shared experts together.
+    num_dense_layers: leading layers with an ordinary feed-forward block. layer_frequency: of the layers after
+    them every this many-th has experts. imbalance: tokens of the busiest rank over the mean.
+    """
+
+    num_experts: int = Field(ge=2, le=100_000)
+    experts_per_token: int = Field(ge=1, le=10_000)
+    ffn_hidden_size: int = Field(ge=1, le=10_000_000)
+    shared_ffn_hidden_size: int = Field(default=0, ge=0, le=10_000_000)
+    num_dense_layers: int = Field(default=0, ge=0, le=10_000)
+    layer_frequency: int = Field(default=1, ge=1, le=10_000)
+    router_bias: bool = False
+    expert_bias: bool = False
+    shared_gate: bool = False
+    imbalance: float = Field(default=1.0, ge=1, le=1_000)
+
+    @model_validator(mode="after")
+    def _check_top_k(self) -> Self:
+        if self.experts_per_token > self.num_experts:
+            raise ValueError(f"experts_per_token: {self.experts_per_token} is more than num_experts {self.num_experts}")
+        return self
+
+
+class LatentAttention(Document):
+    """Multi-head latent attention (DeepSeek-V2): queries and key-values go through low-rank projections.
+
+    q_lora_rank: 0 means that queries are projected at once.
+    """
+
+    q_lora_rank: int = Field(default=0, ge=0, le=1_000_000)
+    kv_lora_rank: int = Field(ge=1, le=1_000_000)
+    nope_head_size: int = Field(ge=1, le=100_000)
+    rope_head_size: int = Field(ge=0, le=100_000)
+    value_head_size: int = Field(ge=1, le=100_000)
+
+
 class ModelSpec(Document):
-    """A decoder-only transformer.
+    """A transformer, by default decoder-only.
 
     `architecture` implies norm, position, activation, biases and tied embeddings (`ARCHITECTURES`); a document
     may override each of them. After validation every field holds a value.
+
+    attention_bias: on all four projections; qkv_bias: on queries, keys and values alone (Qwen2).
+    norms_per_layer: 2; 4 with norms after the blocks too (Gemma 2), 1 where both blocks share one (Falcon-7B).
+    parallel_attention: attention and feed-forward read the same input and are added together.
+    sliding_window: tokens that local layers attend to, 0 for none; every `global_every`-th layer is global, 0
+    makes all layers local.
+    qk_norm: queries and keys are normalised per head, or over the whole width.
+    mtp_layers: extra layers that predict further tokens (DeepSeek-V3).
     """
 
     name: Name
-    architecture: Literal["gpt", "llama"]
+    architecture: Literal["gpt", "llama", "qwen2", "qwen3", "gemma", "neox", "falcon"]
     num_layers: int = Field(ge=1, le=10_000)
     hidden_size: int = Field(ge=1, le=1_000_000)
     num_heads: int = Field(ge=1, le=100_000)
@@ -49,11 +109,22 @@ class ModelSpec(Document):
     vocab_size: int = Field(ge=1, le=100_000_000)
     max_sequence_length: int = Field(ge=1, le=1_000_000_000)
     norm: Literal["layernorm", "rmsnorm"]
-    position: Literal["learned", "rope"]
+    position: Literal["learned", "rope", "alibi"]
     activation: Literal["gelu", "swiglu"]
     attention_bias: bool
     mlp_bias: bool
     tied_embeddings: bool
+    norms_per_layer: int = Field(default=2, ge=1, le=4)
+    qkv_bias: bool = False
+    parallel_attention: bool = False
+    qk_norm: Literal["none", "head", "width"] = "none"
+    attention_sinks: bool = False
+    embedding_norm: bool = False
+    sliding_window: int = Field(default=0, ge=0)
+    global_every: int = Field(default=1, ge=0)
+    mtp_layers: int = Field(default=0, ge=0, le=100)
+    moe: MixtureOfExperts | None = None
+    mla: LatentAttention | None = None
     rope_theta: float = Field(default=10_000.0, gt=0)
     norm_epsilon: float = Field(default=1e-5, gt=0)
 
@@ -92,3 +163,20 @@ class ModelSpec(Document):
                 "each key-value head serves the same number of query heads"
             )
         return self
+
+    @property
+    def features(self) -> tuple[str, ...]:
+        """What goes beyond the plain GPT and Llama blocks; an engine must list each to run the model."""
+        used = {
+            "moe": self.moe is not None,
+            "mla": self.mla is not None,
+            "mtp": self.mtp_layers > 0,
+            "parallel_attention": self.parallel_attention,
+            "norms": self.norms_per_layer != 2 or self.embedding_norm,
+            "qk_norm": self.qk_norm != "none",
+            "qkv_bias": self.qkv_bias and not self.attention_bias,
+            "sliding_window": self.sliding_window > 0,
+            "sinks": self.attention_sinks,
+            "alibi": self.position == "alibi",
+        }
+        return tuple(name for name, is_used in used.items() if is_used)

@@ -154,8 +154,10 @@ def test_the_bound_of_the_log_is_the_gap(fake_cbc: Callable[[str], Path], monkey
 def test_a_time_limit_without_an_incumbent_gives_the_heuristic_choice(
     fake_cbc: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(solver_process, "_GRACE_SECONDS", 0.2)
-    for script in (f"echo Stopped on time; echo 'Stopped on time - no solution' | {SOLUTION}", "sleep 1000"):
+    monkeypatch.setattr(solver_process, "_GRACE_SECONDS", 1.0)
+    stopped = f"echo Stopped on time; echo 'Stopped on time - no solution' | {SOLUTION}"
+    stopped_early = f"sleep 0.2; echo 'Infeasible - objective value 0' | {SOLUTION}"  # as CBC 2.10 does
+    for script in (stopped, stopped_early, "sleep 1000"):
         scratch = fake_cbc(script)
         solution = solve([two_stages()], time_limit=0.1, certify=False)
         assert solution.status == "time limit"
