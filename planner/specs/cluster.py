@@ -11,7 +11,7 @@ from planner.specs.document import Bandwidth, Bytes, Document, FlopsPerSecond, N
 
 __all__ = ["ClusterSpec", "DeviceSpec", "LinkSpec", "Precision"]
 
-Precision = Literal["fp32", "fp16", "bf16"]
+Precision = Literal["fp32", "fp16", "bf16", "fp8", "fp4"]
 
 
 class Efficiency(Document):
