@@ -54,6 +54,10 @@ class Degrees(Protocol):
     @property
     def cp(self) -> Any: ...  # noqa: D102
     @property
+    def ep(self) -> Any: ...  # noqa: D102
+    @property
+    def etp(self) -> Any: ...  # noqa: D102
+    @property
     def zero(self) -> Any: ...  # noqa: D102
     @property
     def hsdp(self) -> Any: ...  # noqa: D102

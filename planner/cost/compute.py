@@ -1,8 +1,7 @@
-"""Seconds of computation of one layer and of the ends of the model: a roofline for each operator."""
+"""Seconds of one operator on one device (a roofline), of the head, and of the optimizer."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -11,14 +10,13 @@ from planner.cost.parameters import padded_vocab
 
 if TYPE_CHECKING:
     from planner.layout import Degrees
-    from planner.specs.cluster import DeviceSpec
+    from planner.specs.cluster import DeviceSpec, Precision
     from planner.specs.job import Job
 
 __all__ = [
-    "LayerSeconds",
     "accumulation_seconds",
     "head_seconds",
-    "layer_seconds",
+    "linear_seconds",
     "matmul_seconds",
     "memory_bound_seconds",
     "optimizer_seconds",
@@ -34,16 +32,6 @@ background user's guide, section 3)."""
 _UNALIGNED_SHARE: Final = 0.75
 """What other widths reach of that: BLOOM's tuning runs with hidden size 14400 (1800 for each of 8 ranks) took
 1.3 times as long as its neighbours of 14336."""
-
-_FLASH_SHARE: Final = 0.75
-"""Fused attention reaches this share of what a large matrix product reaches.
-
-FlashAttention-2 (Dao 2023), figure 4 to 6: up to 73 % of an A100's peak forward and 63 % backward at head size
-128, where large products reach 87 %.
-"""
-
-_FLASH_BACKWARD: Final = 2.5
-"""Fused attention's backward pass does five products where the forward pass does two (Dao 2023, section 3.1)."""
 
 
 def _kernel_share(device: DeviceSpec, m: Any, n: Any, k: Any, batch: Any) -> Any:
@@ -62,13 +50,15 @@ def _kernel_share(device: DeviceSpec, m: Any, n: Any, k: Any, batch: Any) -> Any
     return device.efficiency.matmul * best * ramp * np.where(aligned, 1.0, _UNALIGNED_SHARE)
 
 
-def matmul_seconds(job: Job, m: Any, n: Any, k: Any, batch: Any = 1.0) -> Any:
+def matmul_seconds(job: Job, m: Any, n: Any, k: Any, batch: Any = 1.0, *, precision: Precision | None = None) -> Any:
     """Seconds of `batch` products (m x k) (k x n): the slower of arithmetic and memory traffic, and the launch.
+
+    `precision` defaults to the training's.
 
     Source: roofline model, Williams et al. (CACM 2009).
     """
     device = job.cluster.device
-    peak = device.peak[job.training.precision]
+    peak = device.peak[precision or job.training.precision]
     arithmetic = 2.0 * m * n * k * batch / (peak * _kernel_share(device, m, n, k, batch))
     traffic = (m * k + k * n + m * n) * batch * job.compute_bytes
     return np.maximum(arithmetic, _stream_seconds(job, traffic)) + device.efficiency.launch
@@ -86,116 +76,23 @@ def memory_bound_seconds(job: Job, num_bytes: Any) -> Any:
     return _stream_seconds(job, num_bytes) + job.cluster.device.efficiency.launch
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LayerSeconds:
-    """Seconds of one layer for one microbatch on one device, without communication.
+def linear_seconds(
+    job: Job, tokens: Any, fan_in: Any, fan_out: Any, batch: Any = 1.0, *, precision: Precision | None = None
+) -> tuple[Any, Any]:
+    """Forward, and backward (gradient of the input and of the weight), of one linear map (or `batch` of them).
 
-    core_forward is the part of `forward` that selective recompute repeats.
+    In 8 or 4 bits the inputs and the output gradients are quantised on the way, in both orientations: 2 bytes
+    read and 2 written for each element.
+
+    Source: backpropagation: two products of the forward's size; Transformer Engine for the casts.
     """
-
-    forward: Any
-    backward: Any
-    core_forward: Any
-
-
-def _tokens(job: Job, layout: Degrees) -> Any:
-    return job.training.sequence_length * layout.mbs / layout.cp
-
-
-def _linear_seconds(job: Job, tokens: Any, fan_in: Any, fan_out: Any) -> tuple[Any, Any]:
-    """Forward, and backward (gradient of the input and of the weight), of one linear map.
-
-    Source: backpropagation: two products of the forward's size.
-    """
-    forward = matmul_seconds(job, tokens, fan_out, fan_in)
-    backward = matmul_seconds(job, tokens, fan_in, fan_out) + matmul_seconds(job, fan_out, fan_in, tokens)
+    forward = matmul_seconds(job, tokens, fan_out, fan_in, batch, precision=precision)
+    backward = matmul_seconds(job, tokens, fan_in, fan_out, batch, precision=precision)
+    backward = backward + matmul_seconds(job, fan_out, fan_in, tokens, batch, precision=precision)
+    if (precision or job.training.precision) in ("fp8", "fp4"):
+        forward = forward + memory_bound_seconds(job, 4.0 * tokens * fan_in * batch)
+        backward = backward + memory_bound_seconds(job, 4.0 * tokens * fan_out * batch)
     return forward, backward
-
-
-def _attention_core_seconds(job: Job, layout: Degrees) -> tuple[Any, Any]:
-    """Forward and backward seconds of softmax(Q K^T) V on one device.
-
-    Fused kernels execute the causal half. The unfused kernels of 2021 execute the whole square and move the
-    scores through memory: 9 a s^2 b bytes forward, 11 backward (softmax, mask and dropout in 16 bits).
-
-    Source: Dao (2023), section 3.1; byte counts derived here from the operators' inputs and outputs.
-    """
-    model, s = job.model, job.training.sequence_length
-    heads = layout.mbs * model.num_heads / layout.tp
-    if job.training.attention == "flash":
-        device = job.cluster.device
-        flops = 2.0 * s * s / layout.cp * model.head_size * heads
-        rate = device.peak[job.training.precision] * device.efficiency.matmul * _FLASH_SHARE
-        forward = flops / rate + device.efficiency.launch
-        return forward, _FLASH_BACKWARD * flops / rate + device.efficiency.launch
-    rows = s / layout.cp
-    scores = matmul_seconds(job, rows, s, model.head_size, heads)
-    weighted = matmul_seconds(job, rows, model.head_size, s, heads)
-    square = rows * s * heads * job.compute_bytes / 2
-    forward = scores + weighted + memory_bound_seconds(job, 9.0 * square)
-    return forward, 2.0 * (scores + weighted) + memory_bound_seconds(job, 11.0 * square)
-
-
-def _memory_bound_layer_seconds(job: Job, layout: Degrees) -> tuple[Any, Any]:
-    """Forward and backward seconds of norms, residual additions, activation function and head copies.
-
-    Bytes per token in 16 bits: norm 4h forward, 10h backward; residual addition 6h, with dropout 7h, and as
-    much again (+4h) backward; GELU 4f and 8f; SwiGLU 6f and 10f fused, 10f and 16f as separate operators;
-    rotary positions 4 (a + g) d each way; unfused attention's transposes 16 a d and 22 a d.
-
-    Source: derived here from the operators' inputs and outputs, checked in sum against SC'21 and Korthikanti.
-    """
-    model, tokens = job.model, _tokens(job, layout) * job.compute_bytes / 2
-    h, f = model.hidden_size, model.ffn_hidden_size
-    whole = tokens / np.where(np.asarray(layout.sp) == 1, layout.tp, 1)
-    split = tokens / layout.tp
-    residual = 7.0 if job.training.dropout else 6.0
-    forward = [4.0 * h * whole] * 2 + [residual * h * whole] * 2
-    backward = [10.0 * h * whole] * 2 + [(residual + 2.0) * h * whole] * 2
-    if model.activation == "swiglu":
-        fused = job.engine.fused_swiglu
-        forward.append((6.0 if fused else 10.0) * f * split)
-        backward.append((10.0 if fused else 16.0) * f * split)
-    else:
-        forward.append(4.0 * f * split)
-        backward.append(8.0 * f * split)
-    if model.position == "rope":
-        rotary = 4.0 * (model.num_heads + model.num_kv_heads) * model.head_size * split
-        forward.append(rotary)
-        backward.append(rotary)
-    if job.training.attention == "unfused":
-        width = model.num_heads * model.head_size
-        forward.append(16.0 * width * split)
-        backward.append(22.0 * width * split)
-    return sum(memory_bound_seconds(job, b) for b in forward), sum(memory_bound_seconds(job, b) for b in backward)
-
-
-def layer_seconds(job: Job, layout: Degrees) -> LayerSeconds:
-    """Seconds of one transformer layer for one microbatch, without communication.
-
-    In eager mode a small layer cannot run faster than the host launches its operators: `layer_floor` of the
-    device bounds the forward pass, and 1.6 times that the backward pass.
-
-    Source: sum of the operators; the floor's ratio of 1.6 is the number of backward per forward operators.
-    """
-    model, tokens = job.model, _tokens(job, layout)
-    h, t = model.hidden_size, layout.tp
-    qkv = (model.num_heads + 2 * model.num_kv_heads) * model.head_size / t
-    fc1_width = model.ffn_hidden_size * (2 if model.activation == "swiglu" else 1) / t
-    linears = (
-        _linear_seconds(job, tokens, h, qkv),
-        _linear_seconds(job, tokens, model.num_heads * model.head_size / t, h),
-        _linear_seconds(job, tokens, h, fc1_width),
-        _linear_seconds(job, tokens, model.ffn_hidden_size / t, h),
-    )
-    core_forward, core_backward = _attention_core_seconds(job, layout)
-    light_forward, light_backward = _memory_bound_layer_seconds(job, layout)
-    floor = job.cluster.device.efficiency.layer_floor
-    return LayerSeconds(
-        forward=np.maximum(sum(f for f, _ in linears) + core_forward + light_forward, floor),
-        backward=np.maximum(sum(b for _, b in linears) + core_backward + light_backward, 1.6 * floor),
-        core_forward=core_forward,
-    )
 
 
 def head_seconds(job: Job, layout: Degrees) -> tuple[Any, Any]:
@@ -205,9 +102,9 @@ def head_seconds(job: Job, layout: Degrees) -> tuple[Any, Any]:
 
     Source: derived here: cross entropy takes a maximum, a sum of exponentials and a difference.
     """
-    tokens = _tokens(job, layout)
+    tokens = job.training.sequence_length * layout.mbs / layout.cp
     vocab = padded_vocab(job.model, job.engine, layout)
-    forward, backward = _linear_seconds(job, tokens, job.model.hidden_size, vocab)
+    forward, backward = linear_seconds(job, tokens, job.model.hidden_size, vocab, precision=job.core_precision)
     logits = tokens * vocab
     return forward + memory_bound_seconds(job, 16.0 * logits), backward + memory_bound_seconds(job, 12.0 * logits)
 

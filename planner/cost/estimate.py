@@ -3,125 +3,23 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from planner.cost.collectives import slowest_link
-from planner.cost.compute import (
-    accumulation_seconds,
-    head_seconds,
-    layer_seconds,
-    memory_bound_seconds,
-    optimizer_seconds,
-)
 from planner.cost.flops import model_flops_per_step
-from planner.cost.ledger import LineName, StageMemory, TimeLine, total_bytes, total_exposed_seconds
-from planner.cost.memory import POLICIES, Stage, memory_lines, shard_degree, whole_gradients
-from planner.cost.parameters import stage_params_on_device
+from planner.cost.ledger import LineName, StageMemory, TimeLine, total_exposed_seconds
+from planner.cost.memory import memory_lines
+from planner.cost.prices import StagePrices, num_microbatches, stage_prices
 from planner.cost.schedule import bubble_seconds
-from planner.cost.traffic import (
-    LayerWindow,
-    data_parallel_seconds,
-    pipeline_send_seconds,
-    tensor_parallel_end_seconds,
-    tensor_parallel_seconds,
-    tied_embedding_seconds,
-)
+from planner.cost.stage import stages_of
 
 if TYPE_CHECKING:
-    from planner.layout import Degrees, Layout
+    from planner.layout import Layout
     from planner.specs.job import Job
 
-__all__ = ["Estimate", "StagePrices", "estimate", "num_microbatches", "stage_bytes", "stage_prices", "stages_of"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StagePrices:
-    """What one stage costs: seconds of one microbatch by cause, and once a step. Every field broadcasts."""
-
-    compute: Any
-    recompute: Any
-    head: Any
-    accumulation: Any
-    tp_comm: Any
-    pp_comm: Any
-    pp_hidden: Any
-    dp_busy_each: Any
-    dp_exposed_each: Any
-    dp_busy_once: Any
-    dp_exposed_once: Any
-    tied_embedding: Any
-    optimizer: Any
-
-    @property
-    def microbatch_seconds(self) -> Any:
-        """Seconds of one microbatch through the stage, forward and backward: t_r of the pipeline formula."""
-        exposed_send = self.pp_comm - self.pp_hidden
-        work = self.compute + self.recompute + self.head + self.accumulation
-        return work + self.tp_comm + exposed_send + self.dp_exposed_each
-
-    @property
-    def tail_seconds(self) -> Any:
-        """Seconds of the stage after its last microbatch: exposed reduction and the optimizer."""
-        return self.dp_exposed_once + self.tied_embedding + self.optimizer
-
-
-def num_microbatches(job: Job, layout: Degrees) -> Any:
-    """Microbatches of one step on one data-parallel rank: B / (dp * mbs).
-
-    Source: Narayanan et al. (SC 2021), section 3.
-    """
-    return job.training.global_batch_size / (layout.dp * layout.mbs)
-
-
-def stage_prices(job: Job, layout: Degrees, stage: Stage) -> StagePrices:
-    """Prices of a stage, or of arrays of layouts and stages that broadcast.
-
-    Source: sum of the parts in compute.py and traffic.py.
-    """
-    layers = stage.num_layers
-    layer = layer_seconds(job, layout)
-    tp_forward, tp_backward = tensor_parallel_seconds(job, layout)
-    head_forward, head_backward = head_seconds(job, layout)
-    first, last = np.equal(stage.index, 0), np.equal(stage.index, layout.pp - 1)
-    full, selective = np.equal(stage.policy, 2), np.equal(stage.policy, 1)
-    again = np.where(full, layer.forward, np.where(selective, layer.core_forward, 0.0))
-    again_comm = np.where(full, tp_forward, 0.0)
-    send = pipeline_send_seconds(job, layout)
-    window = LayerWindow(forward=layer.forward + tp_forward, backward=layer.backward + tp_backward + again + again_comm)
-    dp = data_parallel_seconds(job, layout, stage, window)
-    params = stage_params_on_device(job.model, job.engine, layout, stage.index, layers)
-    lookup = memory_bound_seconds(job, 6.0 * job.compute_bytes * _activation_elements(job, layout))
-    ends = first.astype(float) + last
-    accumulates = whole_gradients(job, layout) & np.greater(num_microbatches(job, layout), 1)
-    return StagePrices(
-        compute=layers * (layer.forward + layer.backward),
-        recompute=layers * again,
-        head=last * (head_forward + head_backward) + first * lookup,
-        accumulation=np.where(accumulates, accumulation_seconds(job, params), 0.0),
-        tp_comm=layers * (tp_forward + tp_backward + again_comm) + ends * tensor_parallel_end_seconds(job, layout),
-        pp_comm=send,
-        pp_hidden=send if job.engine.overlaps_pipeline_sends else 0.0 * send,
-        dp_busy_each=dp.busy_per_microbatch,
-        dp_exposed_each=dp.exposed_per_microbatch,
-        dp_busy_once=dp.busy_per_step,
-        dp_exposed_once=dp.exposed_per_step,
-        tied_embedding=tied_embedding_seconds(job, layout, stage),
-        optimizer=optimizer_seconds(job, params / shard_degree(layout)),
-    )
-
-
-def _activation_elements(job: Job, layout: Degrees) -> Any:
-    return job.training.sequence_length * layout.mbs / layout.cp * job.model.hidden_size
-
-
-def stage_bytes(job: Job, layout: Degrees, stage: Stage) -> Any:
-    """Peak bytes of a stage: the sum of its memory ledger.
-
-    Source: memory.py.
-    """
-    return total_bytes(memory_lines(job, layout, stage))
+__all__ = ["Estimate", "estimate"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -154,16 +52,6 @@ class Estimate:
         return max(stage.total_bytes for stage in self.memory)
 
 
-def stages_of(layout: Layout) -> Stage:
-    """All stages of a layout as arrays of shape (pp,)."""
-    index = np.arange(layout.pp)
-    return Stage(
-        index=index,
-        num_layers=np.array([layout.layers_of_stage(r) for r in range(layout.pp)]),
-        policy=np.array([POLICIES.index(layout.recompute_of_stage(r)) for r in range(layout.pp)]),
-    )
-
-
 def _one_stage(prices: StagePrices, stage: int, pp: int) -> StagePrices:
     return StagePrices(
         **{f.name: float(np.broadcast_to(getattr(prices, f.name), (pp,))[stage]) for f in fields(StagePrices)}
@@ -178,7 +66,7 @@ def estimate(job: Job, layout: Layout) -> Estimate:
 
     Source: schedule.py.
     """
-    stages = stages_of(layout)
+    stages = stages_of(job, layout)
     lines = memory_lines(job, layout, stages)
     memory = tuple(
         StageMemory(
@@ -283,6 +171,22 @@ def _microbatch_lines(job: Job, layout: Layout, own: StagePrices, stage: int, m:
             formula="m * (layers * 4 collectives, 6 with full recompute, + 1 at each end) of one s b h activation",
             source="Shoeybi et al. (2019), section 3; Korthikanti et al. (2022), section 4.2.2",
             bound=slowest_link(job.cluster, layout.tp, 1),
+        ),
+        TimeLine(
+            name=LineName.CP_COMM,
+            stage=stage,
+            busy_seconds=m * own.cp_comm,
+            formula="m * layers * (ring hop of keys and values - attention it hides behind), c - 1 hops each way",
+            source="Liu et al., Ring Attention (2023), section 3",
+            bound=slowest_link(job.cluster, layout.cp, layout.tp),
+        ),
+        TimeLine(
+            name=LineName.EP_COMM,
+            stage=stage,
+            busy_seconds=m * own.ep_comm,
+            formula="m * layers with experts * 4 all-to-alls (6 with full recompute) of s b k h / (c t)",
+            source="Lepikhin et al., GShard (2020), section 3.2",
+            bound=slowest_link(job.cluster, layout.ep, layout.etp),
         ),
         TimeLine(
             name=LineName.PP_COMM,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from planner.cost.layers import attention_span
 from planner.cost.parameters import num_matmul_params
 from planner.units import UNITS
 
@@ -25,13 +26,17 @@ MODEL_FLOPS_CONVENTION: Final = (
 
 
 def attention_core_flops_per_token(model: ModelSpec, sequence_length: int, *, causal: bool) -> float:
-    """Forward FLOPs of one layer's attention core (scores and weighted sum) per token.
+    """Forward FLOPs of one layer's attention core (scores and weighted sum) per token, on average over layers.
 
-    4 s a d for the full square, half of it when only the causal part is counted.
+    4 s a d for the full square, half of it when only the causal part is counted, less inside sliding windows;
+    latent attention has keys and values of different widths.
 
     Source: Narayanan et al. (SC 2021), appendix; Megatron-LM, num_floating_point_operations (causal half).
     """
-    return (2.0 if causal else 4.0) * sequence_length * model.num_heads * model.head_size
+    width = 2 * model.head_size
+    if model.mla is not None:
+        width = model.mla.nope_head_size + model.mla.rope_head_size + model.mla.value_head_size
+    return 2.0 * attention_span(model, sequence_length, causal=causal) * model.num_heads * width
 
 
 def model_flops_per_step(model: ModelSpec, training: TrainingSpec) -> float:

@@ -38,6 +38,8 @@ class LineName(StrEnum):
     HEAD = "embedding_and_loss"
     ACCUMULATION = "grad_accumulation"
     TP_COMM = "tp_comm"
+    CP_COMM = "cp_comm"
+    EP_COMM = "ep_comm"
     PP_COMM = "pp_comm"
     BUBBLE = "bubble"
     DP_COMM = "dp_comm"

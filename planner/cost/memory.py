@@ -3,28 +3,26 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from planner.cost.layers import tokens_per_microbatch
 from planner.cost.ledger import LineName, MemoryLine
-from planner.cost.parameters import (
-    end_params_on_device,
-    layer_params_on_device,
-    padded_vocab,
-    stage_params_on_device,
-)
+from planner.cost.parameters import end_params_on_device, padded_vocab
 from planner.cost.schedule import in_flight_microbatches
+from planner.cost.stage import HeldParams, by_policy, held_params, layer_kinds, layer_params
 
 if TYPE_CHECKING:
+    from planner.cost.stage import Stage
     from planner.layout import Degrees
     from planner.specs.job import Job
+    from planner.specs.model import MixtureOfExperts
 
 __all__ = [
-    "POLICIES",
     "ActivationTerm",
-    "Stage",
     "activation_terms",
+    "expert_shard_degree",
     "layer_activation_bytes",
     "memory_lines",
     "shard_degree",
@@ -32,18 +30,6 @@ __all__ = [
     "stored_activation_bytes",
     "whole_gradients",
 ]
-
-POLICIES: Final = ("none", "selective", "full")
-"""Recompute policies; arrays of stages carry a policy as its index here."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Stage:
-    """A pipeline stage, or an array of them: index, layers that it holds, and recompute policy as an index."""
-
-    index: Any
-    num_layers: Any
-    policy: Any
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,7 +45,7 @@ class ActivationTerm:
     is_input: bool = False
 
 
-def activation_terms(job: Job, layout: Degrees) -> tuple[ActivationTerm, ...]:
+def activation_terms(job: Job, layout: Degrees, *, experts: bool = False) -> tuple[ActivationTerm, ...]:
     """What one layer keeps for one microbatch on one device, tensor by tensor.
 
     In units of one 16-bit (s b h) tensor: norm inputs 2 + 2, inputs of the two blocks 2 + 2, queries, keys,
@@ -73,50 +59,94 @@ def activation_terms(job: Job, layout: Degrees) -> tuple[ActivationTerm, ...]:
     tensors.
     """
     model, training = job.model, job.training
-    tokens = training.sequence_length * layout.mbs / layout.cp
+    tokens = tokens_per_microbatch(job, layout)
     element = job.compute_bytes * tokens
-    sharded = np.where(np.asarray(layout.sp) == 1, layout.tp, 1)
+    sharded = np.where(np.equal(layout.sp, 1), layout.tp, 1)
     gathered = sharded if job.engine.regathers_inputs else np.ones_like(sharded)
-    t, h, f = layout.tp, model.hidden_size, model.ffn_hidden_size
-    query, key = model.num_heads * model.head_size, model.num_kv_heads * model.head_size
+    h = model.hidden_size
     mask = tokens * (1.0 if training.dropout else 0.0)
     terms = [
         ActivationTerm(name="layer input", num_bytes=element * h / sharded, is_input=True),
         ActivationTerm(name="attention input", num_bytes=element * h / gathered),
-        ActivationTerm(name="queries, keys and values", num_bytes=element * (query + 2 * key) / t),
-        ActivationTerm(name="attention output", num_bytes=element * query / t),
+        *_attention_terms(job, layout),
         ActivationTerm(name="attention dropout mask", num_bytes=mask * h / sharded),
-        ActivationTerm(name="residual", num_bytes=element * h / sharded),
-        ActivationTerm(name="feed-forward input", num_bytes=element * h / gathered),
         ActivationTerm(name="feed-forward dropout mask", num_bytes=mask * h / sharded),
     ]
-    inner = (3.0 if job.engine.fused_swiglu else 4.0) if model.activation == "swiglu" else 2.0
-    terms.append(ActivationTerm(name="feed-forward inner", num_bytes=inner * element * f / t))
-    if training.attention == "flash":
-        terms.append(ActivationTerm(name="log-sum-exp", num_bytes=4.0 * tokens * model.num_heads / t))
+    if not model.parallel_attention:
+        terms.append(ActivationTerm(name="residual", num_bytes=element * h / sharded))
+    if model.norms_per_layer > 1:
+        terms.append(ActivationTerm(name="feed-forward input", num_bytes=element * h / gathered))
+    extra_norms = max(0, model.norms_per_layer - 2)
+    if extra_norms:
+        terms.append(ActivationTerm(name="inputs of norms after blocks", num_bytes=extra_norms * element * h / sharded))
+    if experts and model.moe is not None:
+        return (*terms, *_expert_terms(job, layout, model.moe))
+    inner = _inner_tensors(job) * element * model.ffn_hidden_size / layout.tp
+    return (*terms, ActivationTerm(name="feed-forward inner", num_bytes=inner))
+
+
+def _inner_tensors(job: Job) -> float:
+    """Tensors of the feed-forward width that are kept: input and output of GELU; of SwiGLU gate, up, product."""
+    return (3.0 if job.engine.fused_swiglu else 4.0) if job.model.activation == "swiglu" else 2.0
+
+
+def _attention_terms(job: Job, layout: Degrees) -> tuple[ActivationTerm, ...]:
+    """Queries, keys, values, output and what the kernel keeps; latent attention keeps its latents too, whole."""
+    model, t = job.model, layout.tp
+    tokens = tokens_per_microbatch(job, layout)
+    element = job.compute_bytes * tokens
+    if model.mla is None:
+        query, key = model.num_heads * model.head_size, model.num_kv_heads * model.head_size
+        terms = [
+            ActivationTerm(name="queries, keys and values", num_bytes=element * (query + 2 * key) / t),
+            ActivationTerm(name="attention output", num_bytes=element * query / t),
+        ]
     else:
-        square = tokens * training.sequence_length * model.num_heads / t
-        terms.append(ActivationTerm(name="softmax", num_bytes=job.compute_bytes * square, core=True))
-        if training.dropout:
-            kept = (1.0 + job.compute_bytes) * square
-            terms.append(ActivationTerm(name="softmax dropout", num_bytes=kept, core=True))
+        mla, heads = model.mla, model.num_heads
+        query = heads * (mla.nope_head_size + mla.rope_head_size)
+        latents = 2 * mla.q_lora_rank + 2 * mla.kv_lora_rank + mla.rope_head_size
+        up = query + heads * (mla.nope_head_size + mla.value_head_size) + query  # keys are joined with positions
+        terms = [
+            ActivationTerm(name="latents", num_bytes=element * latents),
+            ActivationTerm(name="queries, keys and values", num_bytes=element * up / t),
+            ActivationTerm(name="attention output", num_bytes=element * heads * mla.value_head_size / t),
+        ]
+    if job.training.attention == "flash":
+        terms.append(ActivationTerm(name="log-sum-exp", num_bytes=4.0 * tokens * model.num_heads / t))
+        return tuple(terms)
+    square = tokens * job.training.sequence_length * model.num_heads / t
+    terms.append(ActivationTerm(name="softmax", num_bytes=job.compute_bytes * square, core=True))
+    if job.training.dropout:
+        kept = (1.0 + job.compute_bytes) * square
+        terms.append(ActivationTerm(name="softmax dropout", num_bytes=kept, core=True))
     return tuple(terms)
 
 
-def layer_activation_bytes(job: Job, layout: Degrees) -> tuple[Any, Any, Any]:
-    """Bytes of one layer for one microbatch under each policy of `POLICIES`.
+def _expert_terms(job: Job, layout: Degrees, moe: MixtureOfExperts) -> tuple[ActivationTerm, ...]:
+    """What the experts keep: fp32 router scores, permuted inputs, inner tensors and outputs of every choice."""
+    tokens = tokens_per_microbatch(job, layout)
+    element = job.compute_bytes
+    choices = tokens / layout.tp * moe.experts_per_token * moe.imbalance * layout.etp
+    inner = _inner_tensors(job)
+    shared = inner * element * tokens * moe.shared_ffn_hidden_size / layout.tp
+    return (
+        ActivationTerm(name="router", num_bytes=8.0 * tokens / layout.tp * moe.num_experts),
+        ActivationTerm(name="expert inputs", num_bytes=element * choices * job.model.hidden_size),
+        ActivationTerm(name="expert inner", num_bytes=inner * element * choices * moe.ffn_hidden_size / layout.etp),
+        ActivationTerm(name="expert outputs", num_bytes=element * choices * job.model.hidden_size),
+        ActivationTerm(name="shared expert inner", num_bytes=shared),
+    )
+
+
+def layer_activation_bytes(job: Job, layout: Degrees, *, experts: bool = False) -> tuple[Any, Any, Any]:
+    """Bytes of one layer for one microbatch under each policy of `stage.POLICIES`.
 
     Source: subsets of `activation_terms`: selective drops the attention core, full keeps the layer's input.
     """
-    terms = activation_terms(job, layout)
+    terms = activation_terms(job, layout, experts=experts)
     everything = sum(term.num_bytes for term in terms)
     core = sum(term.num_bytes for term in terms if term.core)
     return everything, everything - core, sum(term.num_bytes for term in terms if term.is_input)
-
-
-def _by_policy(policy: Any, values: tuple[Any, Any, Any]) -> Any:
-    none, selective, full = values
-    return np.where(np.equal(policy, 0), none, np.where(np.equal(policy, 1), selective, full))
 
 
 def stored_activation_bytes(job: Job, layout: Degrees, stage: Stage, num_microbatches: Any) -> Any:
@@ -125,8 +155,10 @@ def stored_activation_bytes(job: Job, layout: Degrees, stage: Stage, num_microba
     Source: Korthikanti et al. (2022), section 4.2.3.
     """
     in_flight = in_flight_microbatches(layout.schedule, layout.pp, stage.index, num_microbatches, layout.interleave)
-    per_layer = _by_policy(stage.policy, layer_activation_bytes(job, layout))
-    return per_layer * stage.num_layers * in_flight
+    stored: Any = 0.0
+    for experts, count in layer_kinds(job, layout, stage):
+        stored = stored + count * by_policy(stage.policy, layer_activation_bytes(job, layout, experts=experts))
+    return stored * in_flight
 
 
 def shard_degree(layout: Degrees) -> Any:
@@ -135,6 +167,15 @@ def shard_degree(layout: Degrees) -> Any:
     Source: Rajbhandari et al., ZeRO (SC 2020); HSDP shards within a replica.
     """
     return np.where(np.equal(layout.zero, 0), 1, layout.dp * layout.cp / layout.hsdp)
+
+
+def expert_shard_degree(layout: Degrees) -> Any:
+    """Ranks over which ZeRO spreads the states of routed experts: dp * cp * tp / (ep * etp), 1 without ZeRO.
+
+    Source: Megatron-LM, expert data parallelism.
+    """
+    ranks = layout.dp * layout.cp * layout.tp / (layout.ep * layout.etp)
+    return np.where(np.equal(layout.zero, 0), 1, np.maximum(1, ranks / layout.hsdp))
 
 
 def whole_gradients(job: Job, layout: Degrees) -> Any:
@@ -146,7 +187,9 @@ def whole_gradients(job: Job, layout: Degrees) -> Any:
     return np.less(layout.zero, 2) | piped
 
 
-def state_bytes_per_param(job: Job, layout: Degrees, num_microbatches: Any) -> tuple[Any, Any, Any]:
+def state_bytes_per_param(
+    job: Job, layout: Degrees, num_microbatches: Any, *, experts: bool = False
+) -> tuple[Any, Any, Any]:
     """Bytes per parameter of weights, gradients and optimizer state on one device.
 
     ZeRO-1 shards the optimizer state, ZeRO-2 the gradients too, ZeRO-3 the weights too. Where the engine keeps
@@ -156,7 +199,7 @@ def state_bytes_per_param(job: Job, layout: Degrees, num_microbatches: Any) -> t
     Source: Rajbhandari et al., ZeRO (SC 2020), figure 1; engine profile for what differs.
     """
     states, zero = job.state_bytes, np.asarray(layout.zero)
-    x = shard_degree(layout)
+    x = expert_shard_degree(layout) if experts else shard_degree(layout)
     weights = np.where(zero >= 3, states.sharded_weights / x, states.weights)
     piped = np.greater(layout.pp, 1)
     accumulates = piped | np.greater(num_microbatches, 1)
@@ -171,20 +214,23 @@ def _loss_bytes(job: Job, layout: Degrees, stage: Stage) -> Any:
 
     Source: engine profile, bytes per logit.
     """
-    tokens = job.training.sequence_length * layout.mbs / layout.cp
+    tokens = tokens_per_microbatch(job, layout)
     per_logit = job.engine.logits_bytes + (job.compute_bytes - 2)
     logits = tokens * padded_vocab(job.model, job.engine, layout)
     return np.equal(stage.index, layout.pp - 1) * per_logit * logits
 
 
 def _recompute_bytes(job: Job, layout: Degrees, stage: Stage) -> Any:
-    """What recompute brings back for the one layer whose backward pass runs.
+    """What recompute brings back for the one layer whose backward pass runs; the larger kind counts.
 
     Source: Korthikanti et al. (2022), section 5.
     """
-    everything, selective, full = layer_activation_bytes(job, layout)
-    zero = np.zeros_like(everything)
-    return _by_policy(stage.policy, (zero, everything - selective, everything - full))
+    largest: Any = 0.0
+    for experts, count in layer_kinds(job, layout, stage):
+        everything, selective, full = layer_activation_bytes(job, layout, experts=experts)
+        back = by_policy(stage.policy, (np.zeros_like(everything), everything - selective, everything - full))
+        largest = np.maximum(largest, np.where(np.greater(count, 0), back, 0.0))
+    return largest
 
 
 def _gathered_bytes(job: Job, layout: Degrees, stage: Stage) -> Any:
@@ -195,12 +241,28 @@ def _gathered_bytes(job: Job, layout: Degrees, stage: Stage) -> Any:
     Source: torch FSDP2, torch/distributed/fsdp/_fully_shard/_fsdp_param_group.py (forward and backward prefetch).
     """
     states = job.state_bytes
-    layer = layer_params_on_device(job.model, layout)
+    layer: Any = 0.0
+    for experts, count in layer_kinds(job, layout, stage):
+        held = layer_params(job, layout, experts=experts).total
+        layer = np.maximum(layer, np.where(np.greater(count, 0), held, 0.0))
     ends = end_params_on_device(job.model, job.engine, layout, stage.index)
     weights = states.weights * (ends + np.minimum(2, stage.num_layers) * layer)
     grads = (states.weights + states.grads) * np.maximum(layer, ends)
     gathers = np.greater_equal(layout.zero, 3)
     return np.where(gathers, weights, 0.0) + np.where(whole_gradients(job, layout), 0.0, grads)
+
+
+def _state_bytes(job: Job, layout: Degrees, held: HeldParams, num_microbatches: Any) -> tuple[Any, Any, Any]:
+    """Bytes of weights, gradients and optimizer state of one device, experts by their own shard group.
+
+    Source: `state_bytes_per_param`.
+    """
+    common = state_bytes_per_param(job, layout, num_microbatches)
+    if job.model.moe is None:
+        return common[0] * held.common, common[1] * held.common, common[2] * held.common
+    routed = state_bytes_per_param(job, layout, num_microbatches, experts=True)
+    weights, grads, optimizer = (c * held.common + r * held.experts for c, r in zip(common, routed, strict=True))
+    return weights, grads, optimizer
 
 
 def memory_lines(job: Job, layout: Degrees, stage: Stage) -> tuple[MemoryLine, ...]:
@@ -212,8 +274,7 @@ def memory_lines(job: Job, layout: Degrees, stage: Stage) -> tuple[MemoryLine, .
     Source: each line names its own.
     """
     m = job.training.global_batch_size / (layout.dp * layout.mbs)
-    params = stage_params_on_device(job.model, job.engine, layout, stage.index, stage.num_layers)
-    weights, grads, optimizer = state_bytes_per_param(job, layout, m)
+    weights, grads, optimizer = _state_bytes(job, layout, held_params(job, layout, stage), m)
     stored = stored_activation_bytes(job, layout, stage, m)
     transient = np.maximum(_loss_bytes(job, layout, stage), _recompute_bytes(job, layout, stage))
     runtime = job.cluster.device.reserved_memory + job.engine.fragmentation * stored
@@ -221,19 +282,19 @@ def memory_lines(job: Job, layout: Degrees, stage: Stage) -> tuple[MemoryLine, .
     return (
         MemoryLine(
             name=LineName.PARAMS,
-            num_bytes=params * weights,
+            num_bytes=weights,
             formula="parameters of the stage / tp * weight bytes (/ shard degree from ZeRO-3)",
             source=zero_source,
         ),
         MemoryLine(
             name=LineName.GRADS,
-            num_bytes=params * grads,
+            num_bytes=grads,
             formula="parameters of the stage / tp * gradient bytes (/ shard degree from ZeRO-2)",
             source=zero_source,
         ),
         MemoryLine(
             name=LineName.OPTIMIZER_STATE,
-            num_bytes=params * optimizer,
+            num_bytes=optimizer,
             formula="parameters of the stage / tp * (fp32 master + two moments) (/ shard degree from ZeRO-1)",
             source=zero_source,
         ),

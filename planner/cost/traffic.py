@@ -10,22 +10,28 @@ import numpy as np
 from planner.cost.collectives import (
     all_gather_seconds,
     all_reduce_seconds,
+    all_to_all_seconds,
     group,
     reduce_scatter_seconds,
     send_seconds,
 )
-from planner.cost.parameters import embedding_params_on_device, end_params_on_device, layer_params_on_device
+from planner.cost.layers import tokens_per_microbatch
+from planner.cost.memory import expert_shard_degree, shard_degree
+from planner.cost.parameters import embedding_params_on_device
+from planner.cost.stage import held_params
 
 if TYPE_CHECKING:
     from planner.cost.collectives import Group
-    from planner.cost.memory import Stage
+    from planner.cost.stage import Stage
     from planner.layout import Degrees
     from planner.specs.job import Job
 
 __all__ = [
     "DataParallelSeconds",
-    "LayerWindow",
+    "StageWindow",
+    "context_parallel_seconds",
     "data_parallel_seconds",
+    "expert_parallel_seconds",
     "pipeline_send_seconds",
     "tensor_parallel_end_seconds",
     "tensor_parallel_seconds",
@@ -35,22 +41,24 @@ __all__ = [
 
 def _activation_bytes(job: Job, layout: Degrees) -> Any:
     """Bytes of one whole (s b h) activation of one microbatch on one context-parallel rank."""
-    tokens = job.training.sequence_length * layout.mbs / layout.cp
-    return tokens * job.model.hidden_size * job.compute_bytes
+    return tokens_per_microbatch(job, layout) * job.model.hidden_size * job.compute_bytes
 
 
 def tensor_parallel_seconds(job: Job, layout: Degrees) -> tuple[Any, Any]:
     """Forward and backward seconds of one layer's tensor-parallel collectives for one microbatch.
 
     Two all-reduces each way; with sequence parallelism two all-gathers and two reduce-scatters each way, which
-    move the same bytes. All of it is exposed: the next product needs the result.
+    move the same bytes. Parallel attention needs half of them. All of it is exposed: the next product needs the
+    result.
 
-    Source: Shoeybi et al., Megatron-LM (2019), section 3; Korthikanti et al. (2022), section 4.2.2.
+    Source: Shoeybi et al., Megatron-LM (2019), section 3; Korthikanti et al. (2022), section 4.2.2; Chowdhery et
+    al., PaLM (2022), section 2 for parallel attention.
     """
+    pairs = 1.0 if job.model.parallel_attention else 2.0
     where = group(job.cluster, layout.tp, 1)
     num_bytes = _activation_bytes(job, layout)
-    sequence = 2.0 * (all_gather_seconds(where, num_bytes) + reduce_scatter_seconds(where, num_bytes))
-    seconds = np.where(np.equal(layout.sp, 1), sequence, 2.0 * all_reduce_seconds(where, num_bytes))
+    sequence = pairs * (all_gather_seconds(where, num_bytes) + reduce_scatter_seconds(where, num_bytes))
+    seconds = np.where(np.equal(layout.sp, 1), sequence, pairs * all_reduce_seconds(where, num_bytes))
     return seconds, seconds
 
 
@@ -85,8 +93,8 @@ def pipeline_send_seconds(job: Job, layout: Degrees) -> Any:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LayerWindow:
-    """Seconds of one layer's forward and backward pass for one microbatch: what communication can hide behind."""
+class StageWindow:
+    """Seconds of a stage's layers for one microbatch, forward and backward: what communication can hide behind."""
 
     forward: Any
     backward: Any
@@ -105,14 +113,19 @@ class DataParallelSeconds:
     exposed_per_step: Any
 
 
-def _replica_groups(job: Job, layout: Degrees) -> tuple[Group, Group]:
-    """The group that shards the states and the group of its replicas.
+def _replica_groups(job: Job, layout: Degrees, *, experts: bool) -> tuple[Group, Group]:
+    """The group that shards the states and the group of its replicas, of common parameters or of experts.
 
     Source: rank order of planner/layout.py: tp, then cp, then dp; a shard group is a run of dp * cp / hsdp.
+    Experts are spread over runs of ep * etp ranks, whose replicas are that far apart.
     """
-    ranks = layout.dp * layout.cp
-    shards = np.where(np.equal(layout.zero, 0), 1, ranks / layout.hsdp)
-    return group(job.cluster, shards, layout.tp), group(job.cluster, ranks / shards, layout.tp * shards)
+    if experts:
+        stride = layout.ep * layout.etp
+        ranks = np.maximum(1, layout.dp * layout.cp * layout.tp // stride)
+        shards = expert_shard_degree(layout)
+    else:
+        stride, ranks, shards = layout.tp, layout.dp * layout.cp, shard_degree(layout)
+    return group(job.cluster, shards, stride), group(job.cluster, ranks / shards, stride * shards)
 
 
 def _hidden_behind(seconds: Any, num_units: Any, window: Any, overlaps: bool) -> Any:
@@ -128,21 +141,22 @@ def _hidden_behind(seconds: Any, num_units: Any, window: Any, overlaps: bool) ->
     return last + np.maximum(0.0, (seconds - last) - window)
 
 
-def _reduce_seconds(job: Job, layout: Degrees, num_params: Any) -> Any:
-    """Seconds to bring one gradient of `num_params` parameters where the optimizer reads it.
+def _reduce_and_gather_seconds(job: Job, layout: Degrees, num_params: Any, *, experts: bool) -> tuple[Any, Any]:
+    """Seconds to bring the gradient of `num_params` parameters where the optimizer reads it, and weights back.
 
     ZeRO-0 all-reduces over all replicas; from ZeRO-1 on a reduce-scatter in the shard group, then an all-reduce
-    of the shard over the replicas of the group (HSDP).
+    of the shard over the replicas of the group (HSDP); weights are gathered in the shard group.
 
     Source: Rajbhandari et al., ZeRO (SC 2020), section 7.
     """
-    shard_group, replicas = _replica_groups(job, layout)
+    shard_group, replicas = _replica_groups(job, layout, experts=experts)
     num_bytes = job.state_bytes.grads * num_params
     scattered = reduce_scatter_seconds(shard_group, num_bytes)
-    return scattered + all_reduce_seconds(replicas, num_bytes / shard_group.size)
+    reduced = scattered + all_reduce_seconds(replicas, num_bytes / shard_group.size)
+    return reduced, all_gather_seconds(shard_group, job.state_bytes.weights * num_params)
 
 
-def data_parallel_seconds(job: Job, layout: Degrees, stage: Stage, window: LayerWindow) -> DataParallelSeconds:
+def data_parallel_seconds(job: Job, layout: Degrees, stage: Stage, window: StageWindow) -> DataParallelSeconds:
     """Seconds of data-parallel communication of one stage, and what of it the step feels.
 
     ZeRO-0 and 1 reduce once a step, behind the last microbatch's backward pass; ZeRO-1 and 2 gather updated
@@ -152,22 +166,19 @@ def data_parallel_seconds(job: Job, layout: Degrees, stage: Stage, window: Layer
     Source: Rajbhandari et al., ZeRO (SC 2020), section 7; overlap layer by layer as torch FSDP2 prefetches.
     """
     overlaps = job.engine.overlaps_data_parallel
-    shard_group, _ = _replica_groups(job, layout)
-    layer = layer_params_on_device(job.model, layout)
-    ends = end_params_on_device(job.model, job.engine, layout, stage.index)
-    layers = stage.num_layers
-    zero = np.asarray(layout.zero)
-    whole = _reduce_seconds(job, layout, layers * layer + ends)
-    weight_bytes = np.maximum(job.state_bytes.weights, 1e-30)
-    gather = all_gather_seconds(shard_group, weight_bytes * (layers * layer + ends))
-    work_back, work_front = np.maximum(layers - 1, 0) * window.backward, np.maximum(layers - 1, 0) * window.forward
-    once = np.where(zero <= 1, whole, 0.0)
-    once_exposed = np.where(zero <= 1, _hidden_behind(whole, layers, work_back, overlaps), 0.0)
+    held, layers, zero = held_params(job, layout, stage), stage.num_layers, np.asarray(layout.zero)
+    reduced, gathered = _reduce_and_gather_seconds(job, layout, held.common, experts=False)
+    if job.model.moe is not None:
+        more_reduced, more_gathered = _reduce_and_gather_seconds(job, layout, held.experts, experts=True)
+        reduced, gathered = reduced + more_reduced, gathered + more_gathered
+    share = np.maximum(layers - 1, 0) / np.maximum(layers, 1)
+    work_back, work_front = share * window.backward, share * window.forward
     gathers_once = (zero == 1) | (zero == 2)
-    once = once + np.where(gathers_once, gather, 0.0)
-    once_exposed = once_exposed + np.where(gathers_once, _hidden_behind(gather, layers, work_front, overlaps), 0.0)
-    backward_each = np.where(zero >= 2, whole, 0.0) + np.where(zero == 3, gather, 0.0)
-    forward_each = np.where(zero == 3, gather, 0.0)
+    once = np.where(zero <= 1, reduced, 0.0) + np.where(gathers_once, gathered, 0.0)
+    once_exposed = np.where(zero <= 1, _hidden_behind(reduced, layers, work_back, overlaps), 0.0)
+    once_exposed = once_exposed + np.where(gathers_once, _hidden_behind(gathered, layers, work_front, overlaps), 0.0)
+    backward_each = np.where(zero >= 2, reduced, 0.0) + np.where(zero == 3, gathered, 0.0)
+    forward_each = np.where(zero == 3, gathered, 0.0)
     exposed_each = np.where(
         zero >= 2,
         _hidden_behind(backward_each, layers, work_back, overlaps)
@@ -180,6 +191,44 @@ def data_parallel_seconds(job: Job, layout: Degrees, stage: Stage, window: Layer
         busy_per_step=once,
         exposed_per_step=once_exposed,
     )
+
+
+def expert_parallel_seconds(job: Job, layout: Degrees) -> Any:
+    """Forward (and as much backward) seconds of one layer's expert all-to-alls for one microbatch.
+
+    Each rank sends its tokens' choices to the ranks of their experts and takes the results back: two exchanges
+    of (ep - 1) / ep of s b k h / (c t) elements. Ranks that share an expert (etp) gather and reduce them too.
+
+    Source: Lepikhin et al., GShard (2020), section 3.2; Megatron-LM, moe/token_dispatcher.py (alltoall).
+    """
+    moe = job.model.moe
+    assert moe is not None, "only layers with experts exchange tokens"
+    num_bytes = _activation_bytes(job, layout) / layout.tp * moe.experts_per_token * moe.imbalance
+    exchange = 2.0 * all_to_all_seconds(group(job.cluster, layout.ep, layout.etp), num_bytes)
+    shared = group(job.cluster, layout.etp, 1)
+    gathered = num_bytes * layout.etp
+    return exchange + all_gather_seconds(shared, gathered) + reduce_scatter_seconds(shared, gathered)
+
+
+def context_parallel_seconds(job: Job, layout: Degrees, core_forward: Any, core_backward: Any) -> tuple[Any, Any]:
+    """Exposed forward and backward seconds of one layer's context-parallel exchange for one microbatch.
+
+    Ring attention passes keys and values c - 1 times to the neighbour, gradients too in the backward pass, while
+    a part of the core computes; what is longer than that part shows.
+
+    Source: Liu et al., Ring Attention (2023), section 3; Megatron-LM, cp_comm_type p2p.
+    """
+    model, c = job.model, layout.cp
+    width = 2 * model.num_kv_heads * model.head_size / layout.tp
+    if model.mla is not None:
+        width = model.num_heads * (model.mla.nope_head_size + model.mla.rope_head_size + model.mla.value_head_size)
+        width = width / layout.tp
+    num_bytes = tokens_per_microbatch(job, layout) * width * job.compute_bytes
+    where = group(job.cluster, c, layout.tp)
+    hops = np.maximum(c - 1, 0)
+    one = np.where(hops > 0, num_bytes / where.bandwidth + where.ring_latency / np.maximum(hops, 1), 0.0)
+    forward = hops * np.maximum(0.0, one - core_forward / c)
+    return forward, hops * np.maximum(0.0, 2.0 * one - core_backward / c)
 
 
 def tied_embedding_seconds(job: Job, layout: Degrees, stage: Stage) -> Any:

@@ -7,10 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from planner.cost.compute import head_seconds, layer_seconds, optimizer_seconds
-from planner.cost.estimate import num_microbatches, stage_bytes, stage_prices
-from planner.cost.memory import POLICIES, Stage, shard_degree
+from planner.cost.compute import head_seconds, optimizer_seconds
+from planner.cost.layers import layer_seconds
+from planner.cost.memory import shard_degree
 from planner.cost.parameters import layer_params_on_device
+from planner.cost.prices import num_microbatches, stage_bytes, stage_prices
+from planner.cost.stage import POLICIES, Stage, stage_of
 from planner.cost.traffic import tensor_parallel_seconds
 from planner.errors import InputError
 from planner.layout import Layout, balanced_chunks
@@ -46,6 +48,8 @@ class DegreeArrays:
     pp: Any
     dp: Any
     cp: Any
+    ep: Any
+    etp: Any
     zero: Any
     hsdp: Any
     mbs: Any
@@ -66,6 +70,13 @@ class DegreeArrays:
 
 
 _ARRAYS = tuple(f.name for f in fields(DegreeArrays) if f.name != "schedule")
+
+
+def _with_ones(length: int, *, schedule: Schedule, **given: Any) -> DegreeArrays:
+    """Configurations whose degrees are 1 where nothing is given (0 for sp)."""
+    ones, zeros = np.ones(length, dtype=np.int64), np.zeros(length, dtype=np.int64)
+    defaults = {name: zeros if name in ("sp", "zero") else ones for name in _ARRAYS}
+    return DegreeArrays(**(defaults | given), schedule=schedule)
 
 
 def _divisors(number: int) -> list[int]:
@@ -112,10 +123,7 @@ def _tensor_options(job: Job, constraints: Constraints, refused: dict[str, int])
     sp = (
         np.full_like(tp, int(pinned)) if pinned else np.where((tp > 1) & (job.training.sequence_length % tp == 0), 1, 0)
     )
-    one = np.ones_like(tp)
-    left = DegreeArrays(
-        tp=tp, sp=sp, pp=one, dp=one, cp=one, zero=one, hsdp=one, mbs=one, interleave=one, schedule="1f1b"
-    )  # fmt: skip
+    left = _with_ones(len(tp), schedule="1f1b", tp=tp, sp=sp)
     left = left.take(constraints.only("tp", "sp").allowed(left))
     left = _obey(job, left, [rule for rule in RULES if rule.name in _TENSOR_RULES], refused)
     return list(zip(left.tp.tolist(), left.sp.tolist(), strict=True))
@@ -146,7 +154,7 @@ def _degrees_of(job: Job, constraints: Constraints, schedule: Schedule, refused:
     zero = [(z,) for z in sorted({*job.engine.zero_stages, *job.engine.zero_stages_with_pipeline})]
     names = ("tp", "sp", "pp", "interleave", "dp", "mbs", "hsdp", "zero")
     arrays = dict(zip(names, _product((2, tensor), (2, pipeline), (3, data), (1, zero)), strict=True))
-    everything = DegreeArrays(**arrays, cp=np.ones_like(arrays["tp"]), schedule=schedule)
+    everything = _with_ones(len(arrays["tp"]), schedule=schedule, **arrays)
     left = everything.take(arrays["tp"] * arrays["pp"] * arrays["dp"] <= num_devices)
     left = left.take(constraints.allowed(left))
     return _obey(job, left, RULES, refused)
@@ -195,15 +203,12 @@ def lower_bound_seconds(job: Job, degrees: DegreeArrays) -> NDArray[np.float64]:
     Source: derived here; tested to stay below the exact optimum.
     """
     key, position = np.unique(np.stack([degrees.tp, degrees.mbs, degrees.sp]), axis=1, return_inverse=True)
-    ones = np.ones_like(key[0])
-    unique = DegreeArrays(
-        tp=key[0], mbs=key[1], sp=key[2], pp=ones, dp=ones, cp=ones, zero=ones, hsdp=ones, interleave=ones,
-        schedule=degrees.schedule,
-    )  # fmt: skip
-    layer = layer_seconds(job, unique)
+    unique = _with_ones(key.shape[1], schedule=degrees.schedule, tp=key[0], mbs=key[1], sp=key[2])
     comm = sum(tensor_parallel_seconds(job, unique))
-    each = (layer.forward + layer.backward + comm)[position.ravel()]
-    head = np.broadcast_to(np.add(*head_seconds(job, unique)), ones.shape)[position.ravel()]
+    kinds = [layer_seconds(job, unique, experts=experts) for experts in _kinds(job)]
+    each = np.minimum.reduce([k.forward + k.backward for k in kinds])
+    each = np.broadcast_to(each + comm, key.shape[1:])[position.ravel()]
+    head = np.broadcast_to(np.add(*head_seconds(job, unique)), key.shape[1:])[position.ravel()]
     m, v, layers = num_microbatches(job, degrees), degrees.interleave, job.model.num_layers
     work = layers * each + head
     fullest = np.ceil(layers / degrees.pp) * each
@@ -224,7 +229,7 @@ def least_stage_bytes(job: Job, degrees: DegreeArrays, policies: Sequence[int]) 
     least = np.full(len(degrees), np.inf)
     for policy in policies:
         for stage in (np.zeros_like(degrees.pp), np.maximum(degrees.pp - 2, 0), degrees.pp - 1):
-            shape = Stage(index=stage, num_layers=layers, policy=policy)
+            shape = stage_of(job, index=stage, num_layers=layers, policy=policy)
             least = np.minimum(least, stage_bytes(job, degrees, shape))
     return least
 
@@ -247,7 +252,7 @@ def price_candidate(
     index, layers, policy = (
         grid.ravel() for grid in np.meshgrid(np.arange(stages), counts, np.asarray(policies), indexing="ij")
     )
-    shape = Stage(index=index, num_layers=layers, policy=policy)
+    shape = stage_of(job, index=index, num_layers=layers, policy=policy)
     prices = stage_prices(job, degrees, shape)
     seconds = np.broadcast_to(prices.microbatch_seconds, index.shape)
     tail = np.broadcast_to(prices.tail_seconds, index.shape)
@@ -269,14 +274,22 @@ def price_candidate(
     )
 
 
+def _kinds(job: Job) -> tuple[bool, ...]:
+    """Kinds of layers that the model has: without experts, with experts."""
+    moe = job.model.moe
+    if moe is None:
+        return (False,)
+    return (False, True) if moe.num_dense_layers or moe.layer_frequency > 1 else (True,)
+
+
 def _layer_counts(job: Job, degrees: DegreeArrays, slowest_seconds: float) -> NDArray[np.int64]:
     """Numbers of layers that a stage may hold: one for each chunk at least, and no slower than the bound."""
     if not job.engine.uneven_stages:
         return np.array([job.model.num_layers // degrees.pp])
     smallest = degrees.interleave
     counts = np.arange(smallest, job.model.num_layers - smallest * (degrees.pp - 1) + 1)
-    each = layer_seconds(job, degrees)
-    return counts[counts * float(each.forward + each.backward) <= slowest_seconds * (1 + 1e-9)]
+    each = min(float(k.forward + k.backward) for k in (layer_seconds(job, degrees, experts=e) for e in _kinds(job)))
+    return counts[counts * each <= slowest_seconds * (1 + 1e-9)]
 
 
 def _meets_lists(constraints: Constraints, degrees: DegreeArrays, stage: Stage) -> Any:

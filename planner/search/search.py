@@ -9,7 +9,7 @@ import numpy as np
 
 from planner.cost.estimate import Estimate, estimate
 from planner.cost.flops import MODEL_FLOPS_CONVENTION
-from planner.cost.memory import POLICIES
+from planner.cost.stage import POLICIES
 from planner.errors import InputError, Mistake
 from planner.layout import Layout, balanced_chunks, even_split, format_layout
 from planner.plan import Plan, RunnerUp

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from planner.specs.engine import StateBytes
 
 if TYPE_CHECKING:
-    from planner.specs.cluster import ClusterSpec
+    from planner.specs.cluster import ClusterSpec, Precision
     from planner.specs.engine import EngineSpec
     from planner.specs.model import ModelSpec
     from planner.specs.training import TrainingSpec
@@ -51,6 +51,11 @@ class Job:
     def compute_bytes(self) -> int:
         """Bytes of one activation element: 4 in fp32, else 2."""
         return 4 if self.training.precision == "fp32" else 2
+
+    @property
+    def core_precision(self) -> Precision:
+        """What attention and the output head compute in: the training's precision, 16 bits where it is 8 or 4."""
+        return "bf16" if self.training.precision in ("fp8", "fp4") else self.training.precision
 
     @property
     def memory_limit_bytes(self) -> float:

@@ -11,10 +11,11 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planner.cost.estimate import estimate, stage_bytes, stage_prices, stages_of
+from planner.cost.estimate import estimate
 from planner.cost.flops import sc21_flops_per_step
 from planner.cost.ledger import LineName, total_exposed_seconds
-from planner.cost.memory import POLICIES, Stage
+from planner.cost.prices import stage_bytes, stage_prices
+from planner.cost.stage import POLICIES, Stage, stages_of
 from planner.layout import parse_layout
 from planner.search.candidates import DegreeArrays
 
@@ -79,7 +80,7 @@ def test_totals_are_sums_of_their_lines(make_job, text, engine):
 def test_the_step_is_the_pipeline_formula_over_the_stage_prices(make_job, text, engine):
     job = make_job("llama3-8b", engine=engine, gpus=256, batch=64)
     layout = parse_layout(text, num_layers=32, num_devices=256)
-    prices = stage_prices(job, layout, stages_of(layout))
+    prices = stage_prices(job, layout, stages_of(job, layout))
     each = np.broadcast_to(prices.microbatch_seconds, (layout.pp,))
     m, v = 64 / layout.dp / layout.mbs, layout.interleave
     tail = np.max(np.broadcast_to(prices.tail_seconds, (layout.pp,)))

@@ -9,12 +9,12 @@ import pytest
 
 from planner.cost.ledger import LineName
 from planner.cost.memory import (
-    Stage,
     layer_activation_bytes,
     memory_lines,
     state_bytes_per_param,
     stored_activation_bytes,
 )
+from planner.cost.stage import Stage
 from planner.layout import parse_layout
 
 GIB = 2**30

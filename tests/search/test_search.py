@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from planner.cost.estimate import estimate
-from planner.cost.memory import POLICIES
+from planner.cost.stage import POLICIES
 from planner.errors import InputError
 from planner.layout import Layout, balanced_chunks, format_layout
 from planner.search.candidates import (

@@ -338,6 +338,16 @@ def test_no_candidates_and_empty_candidates_are_infeasible() -> None:
         assert (solution.status, solution.choice, solution.objective_seconds) == ("infeasible", None, math.inf)
 
 
+@pytest.mark.parametrize("solver", ["cbc", "highs"])
+def test_no_choice_although_fractions_would_do(solver: SolverName) -> None:
+    """Three stages of one or three layers hold an odd number; six layers are infeasible in integers only."""
+    whole = simple([[1.0, 2.0, 3.0]] * 3, 6, 1.0)
+    odd = whole.keep(whole.layers != 2)
+    assert prune([odd], math.inf)[0].all()  # no bound sees it
+    solution = solve([odd], solver=solver)
+    assert (solution.status, solution.solver, solution.warnings) == ("infeasible", solver, ())
+
+
 def test_a_wrong_answer_of_the_integer_program_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     candidate = pipeline(16, 4, 8, seed=2)
     best = dynamic_program.best_choice(candidate)

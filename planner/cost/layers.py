@@ -1,0 +1,223 @@
+"""Seconds of computation of one transformer layer for one microbatch, operator by operator."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from planner.cost.compute import linear_seconds, matmul_seconds, memory_bound_seconds
+
+if TYPE_CHECKING:
+    from planner.layout import Degrees
+    from planner.specs.job import Job
+    from planner.specs.model import LatentAttention, MixtureOfExperts, ModelSpec
+
+__all__ = ["LayerSeconds", "attention_span", "layer_seconds", "tokens_per_microbatch"]
+
+_FLASH_BACKWARD: Final = 2.5
+"""Fused attention's backward pass does five products where the forward pass does two (Dao 2023, section 3.1)."""
+
+_BACKWARD_OPERATORS: Final = 1.6
+"""Backward operators launched for each forward operator, in eager mode."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerSeconds:
+    """Seconds of one layer for one microbatch on one device, without communication.
+
+    core_forward is the part of `forward` that selective recompute repeats.
+    """
+
+    forward: Any
+    backward: Any
+    core_forward: Any
+
+
+def tokens_per_microbatch(job: Job, layout: Degrees) -> Any:
+    """Tokens of one microbatch on one context-parallel rank: s b / c.
+
+    Source: definition of context parallelism.
+    """
+    return job.training.sequence_length * layout.mbs / layout.cp
+
+
+def attention_span(model: ModelSpec, sequence_length: int, *, causal: bool) -> float:
+    """Keys that a query attends to, on average over queries and layers.
+
+    s / 2 causal, s for kernels that execute the whole square; a window of w cuts it to w - w^2 / (2 s).
+
+    Source: counting the pairs of a banded lower triangle.
+    """
+    s, w = float(sequence_length), float(model.sliding_window)
+    whole = s / 2 if causal else s
+    if not w or w >= s:
+        return whole
+    local = w - w * w / (2 * s) if causal else s
+    num_global = model.num_layers // model.global_every if model.global_every else 0
+    share = num_global / model.num_layers
+    return share * whole + (1 - share) * local
+
+
+def _projection_seconds(job: Job, layout: Degrees) -> tuple[Any, Any]:
+    """Forward and backward of the projections into and out of attention.
+
+    Latent attention's down-projections are whole on every tensor-parallel rank; with sequence parallelism each
+    rank computes them for its own tokens.
+
+    Source: Shoeybi et al., Megatron-LM (2019), section 3; DeepSeek-V2 (2024), section 2.1.
+    """
+    model, tokens, t = job.model, tokens_per_microbatch(job, layout), layout.tp
+    h = model.hidden_size
+    if model.mla is None:
+        qkv = (model.num_heads + 2 * model.num_kv_heads) * model.head_size / t
+        maps = [linear_seconds(job, tokens, h, qkv)]
+        value_width: Any = model.num_heads * model.head_size / t
+    else:
+        maps = _latent_projections(job, layout, model.mla)
+        value_width = model.num_heads * model.mla.value_head_size / t
+    maps.append(linear_seconds(job, tokens, value_width, h))
+    return sum(f for f, _ in maps), sum(b for _, b in maps)
+
+
+def _latent_projections(job: Job, layout: Degrees, mla: LatentAttention) -> list[tuple[Any, Any]]:
+    tokens, h = tokens_per_microbatch(job, layout), job.model.hidden_size
+    own = tokens / np.where(np.equal(layout.sp, 1), layout.tp, 1)
+    heads = job.model.num_heads / layout.tp
+    query = heads * (mla.nope_head_size + mla.rope_head_size)
+    maps = [
+        linear_seconds(job, own, h, mla.kv_lora_rank + mla.rope_head_size),
+        linear_seconds(job, tokens, mla.kv_lora_rank, heads * (mla.nope_head_size + mla.value_head_size)),
+    ]
+    if mla.q_lora_rank:
+        return [
+            *maps,
+            linear_seconds(job, own, h, mla.q_lora_rank),
+            linear_seconds(job, tokens, mla.q_lora_rank, query),
+        ]
+    return [*maps, linear_seconds(job, tokens, h, query)]
+
+
+def _core_seconds(job: Job, layout: Degrees) -> tuple[Any, Any]:
+    """Forward and backward seconds of softmax(Q K^T) V on one device.
+
+    Fused kernels execute the causal half, or the band of a sliding window. The unfused kernels of 2021 execute
+    the whole square and move the scores through memory: 9 a s^2 b bytes forward, 11 backward (softmax, mask and
+    dropout in 16 bits).
+
+    Source: Dao (2023), section 3.1; byte counts derived here from the operators' inputs and outputs.
+    """
+    model, s = job.model, job.training.sequence_length
+    heads = layout.mbs * model.num_heads / layout.tp
+    rows = s / layout.cp
+    if job.training.attention == "flash":
+        device = job.cluster.device
+        width = model.head_size * 2
+        if model.mla is not None:
+            width = model.mla.nope_head_size + model.mla.rope_head_size + model.mla.value_head_size
+        flops = 2.0 * rows * attention_span(model, s, causal=True) * width * heads
+        rate = device.peak[job.core_precision] * device.efficiency.attention
+        forward = flops / rate + device.efficiency.launch
+        return forward, _FLASH_BACKWARD * flops / rate + device.efficiency.launch
+    scores = matmul_seconds(job, rows, s, model.head_size, heads, precision=job.core_precision)
+    weighted = matmul_seconds(job, rows, model.head_size, s, heads, precision=job.core_precision)
+    square = rows * s * heads * job.compute_bytes / 2
+    forward = scores + weighted + memory_bound_seconds(job, 9.0 * square)
+    return forward, 2.0 * (scores + weighted) + memory_bound_seconds(job, 11.0 * square)
+
+
+def _ffn_seconds(job: Job, tokens: Any, width: Any, batch: Any = 1.0) -> tuple[Any, Any]:
+    """Forward and backward of a feed-forward block of this width (or of `batch` experts), with its activation.
+
+    Bytes per token in 16 bits: GELU 4f forward and 8f backward; SwiGLU 6f and 10f fused, 10f and 16f as
+    separate operators.
+
+    Source: derived here from the operators' inputs and outputs.
+    """
+    gated = job.model.activation == "swiglu"
+    h = job.model.hidden_size
+    up = linear_seconds(job, tokens, h, width * (2 if gated else 1), batch)
+    down = linear_seconds(job, tokens, width, h, batch)
+    fused = job.engine.fused_swiglu
+    moved = ((6.0, 10.0) if fused else (10.0, 16.0)) if gated else (4.0, 8.0)
+    elements = tokens * width * batch * job.compute_bytes / 2
+    forward = up[0] + down[0] + memory_bound_seconds(job, moved[0] * elements)
+    return forward, up[1] + down[1] + memory_bound_seconds(job, moved[1] * elements)
+
+
+def _expert_seconds(job: Job, layout: Degrees, moe: MixtureOfExperts) -> tuple[Any, Any]:
+    """Forward and backward of router, routed and shared experts, and of moving tokens in and out of place.
+
+    Each rank holds E / ep experts and computes s b k / (c t) tokens' choices for each of the etp ranks that
+    share an expert. Permuting takes 8 h bytes a choice and direction (read and write, twice).
+
+    Source: Lepikhin et al., GShard (2020), section 2; Megatron-LM, megatron/core/transformer/moe.
+    """
+    tokens = tokens_per_microbatch(job, layout)
+    choices = tokens / layout.tp * moe.experts_per_token * moe.imbalance * layout.etp
+    local = moe.num_experts / layout.ep
+    parts = [
+        linear_seconds(job, tokens / layout.tp, job.model.hidden_size, moe.num_experts, precision=job.core_precision),
+        _ffn_seconds(job, choices / local, moe.ffn_hidden_size / layout.etp, local),
+    ]
+    if moe.shared_ffn_hidden_size:
+        parts.append(_ffn_seconds(job, tokens, moe.shared_ffn_hidden_size / layout.tp))
+    moved = 8.0 * choices * job.model.hidden_size * job.compute_bytes / 2
+    parts.append((memory_bound_seconds(job, moved), memory_bound_seconds(job, moved)))
+    return sum(f for f, _ in parts), sum(b for _, b in parts)
+
+
+def _light_seconds(job: Job, layout: Degrees) -> tuple[Any, Any]:
+    """Forward and backward seconds of norms, residual additions, positions and head copies.
+
+    Bytes per token in 16 bits: norm 4h forward, 10h backward; residual addition 6h, with dropout 7h, and 2h
+    more backward; rotary positions 4 (a + g) d each way; norms of queries and keys the same; unfused
+    attention's transposes 16 a d and 22 a d.
+
+    Source: derived here from the operators' inputs and outputs, checked in sum against SC'21 and Korthikanti.
+    """
+    model = job.model
+    tokens = tokens_per_microbatch(job, layout) * job.compute_bytes / 2
+    whole = tokens / np.where(np.equal(layout.sp, 1), layout.tp, 1)
+    split = tokens / layout.tp
+    h, residuals = model.hidden_size, 1 if model.parallel_attention else 2
+    residual = 7.0 if job.training.dropout else 6.0
+    forward = [4.0 * h * whole] * model.norms_per_layer + [residual * h * whole] * residuals
+    backward = [10.0 * h * whole] * model.norms_per_layer + [(residual + 2.0) * h * whole] * residuals
+    heads = 4.0 * (model.num_heads + model.num_kv_heads) * model.head_size * split
+    if model.position == "rope":
+        forward.append(heads)
+        backward.append(heads)
+    if model.qk_norm != "none":
+        forward.append(heads)
+        backward.append(2.5 * heads)
+    if job.training.attention == "unfused":
+        width = model.num_heads * model.head_size
+        forward.append(16.0 * width * split)
+        backward.append(22.0 * width * split)
+    return sum(memory_bound_seconds(job, b) for b in forward), sum(memory_bound_seconds(job, b) for b in backward)
+
+
+def layer_seconds(job: Job, layout: Degrees, *, experts: bool = False) -> LayerSeconds:
+    """Seconds of one transformer layer for one microbatch, without communication.
+
+    `experts`: a layer with experts in place of its feed-forward block. In eager mode a small layer cannot run
+    faster than the host launches its operators: `layer_floor` of the device bounds the forward pass, and 1.6
+    times that the backward pass.
+
+    Source: sum of the operators; the floor's ratio of 1.6 is the number of backward per forward operators.
+    """
+    moe = job.model.moe if experts else None
+    tokens = tokens_per_microbatch(job, layout)
+    core_forward, core_backward = _core_seconds(job, layout)
+    block = (
+        _expert_seconds(job, layout, moe) if moe else _ffn_seconds(job, tokens, job.model.ffn_hidden_size / layout.tp)
+    )
+    parts = (_projection_seconds(job, layout), (core_forward, core_backward), block, _light_seconds(job, layout))
+    floor = job.cluster.device.efficiency.layer_floor
+    return LayerSeconds(
+        forward=np.maximum(sum(f for f, _ in parts), floor),
+        backward=np.maximum(sum(b for _, b in parts), _BACKWARD_OPERATORS * floor),
+        core_forward=core_forward,
+    )

@@ -1,0 +1,133 @@
+"""A pipeline stage as the cost model sees it: how many layers of each kind, and what parameters they hold."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from planner.cost.parameters import end_params_on_device, expert_layer_params, layer_params_on_device
+
+if TYPE_CHECKING:
+    from planner.layout import Degrees, Layout
+    from planner.specs.job import Job
+    from planner.specs.model import ModelSpec
+
+__all__ = ["POLICIES", "HeldParams", "Stage", "by_policy", "held_params", "layer_kinds", "stage_of", "stages_of"]
+
+POLICIES: Final = ("none", "selective", "full")
+"""Recompute policies; arrays of stages carry a policy as its index here."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stage:
+    """A pipeline stage, or an array of them.
+
+    index: position in the pipeline. num_layers: layers that it holds. num_expert_layers: how many of them have
+    experts. policy: recompute policy as an index into `POLICIES`.
+    """
+
+    index: Any
+    num_layers: Any
+    policy: Any
+    num_expert_layers: Any = 0
+
+
+def by_policy(policy: Any, values: tuple[Any, Any, Any]) -> Any:
+    """The value of each stage's policy.
+
+    Source: definition of `POLICIES`.
+    """
+    none, selective, full = values
+    return np.where(np.equal(policy, 0), none, np.where(np.equal(policy, 1), selective, full))
+
+
+def stage_of(job: Job, *, index: Any, num_layers: Any, policy: Any) -> Stage:
+    """A stage of the search: leading dense layers all lie on the first stage.
+
+    Where only every n-th layer has experts, a stage has its share of them.
+    """
+    moe = job.model.moe
+    if moe is None:
+        return Stage(index=index, num_layers=num_layers, policy=policy)
+    dense = np.where(np.equal(index, 0), np.minimum(moe.num_dense_layers, num_layers), 0)
+    return Stage(
+        index=index, num_layers=num_layers, policy=policy, num_expert_layers=(num_layers - dense) / moe.layer_frequency
+    )
+
+
+def stages_of(job: Job, layout: Layout) -> Stage:
+    """All stages of a layout as arrays of shape (pp,)."""
+    starts = np.concatenate([[0], np.cumsum(layout.layers_per_stage)])
+    moe = job.model.moe
+    first_expert = job.model.num_layers if moe is None else moe.num_dense_layers
+    every = 1 if moe is None else moe.layer_frequency
+    held = np.maximum(starts[1:], first_expert) - np.maximum(starts[:-1], first_expert)
+    experts = [float(sum(held[chunk] for chunk in layout.chunks_of_stage(r))) / every for r in range(layout.pp)]
+    return Stage(
+        index=np.arange(layout.pp),
+        num_layers=np.array([layout.layers_of_stage(r) for r in range(layout.pp)]),
+        policy=np.array([POLICIES.index(layout.recompute_of_stage(r)) for r in range(layout.pp)]),
+        num_expert_layers=np.array(experts),
+    )
+
+
+def layer_kinds(job: Job, layout: Degrees, stage: Stage) -> tuple[tuple[bool, Any], ...]:
+    """Kinds of layers on a stage, as (has experts, how many); kinds that the model lacks are left out.
+
+    Layers for multi-token prediction are of the model's main kind and lie on the last stage.
+    """
+    moe = job.model.moe
+    extra = np.equal(stage.index, layout.pp - 1) * job.model.mtp_layers if job.model.mtp_layers else 0
+    if moe is None:
+        return ((False, stage.num_layers + extra),)
+    experts = (True, stage.num_expert_layers + extra)
+    if moe.num_dense_layers or moe.layer_frequency > 1:
+        return (experts, (False, stage.num_layers - stage.num_expert_layers))
+    return (experts,)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeldParams:
+    """Parameters on one device of a stage, before ZeRO: common ones, and routed experts.
+
+    The two differ in who holds copies: common parameters have dp * cp replicas, experts dp * cp * tp / (ep * etp).
+    """
+
+    common: Any
+    experts: Any
+
+    @property
+    def total(self) -> Any:
+        """All of them."""
+        return self.common + self.experts
+
+
+def _dense(model: ModelSpec) -> ModelSpec:
+    """The model with an ordinary feed-forward block in every layer."""
+    return model if model.moe is None else model.model_copy(update={"moe": None})
+
+
+def layer_params(job: Job, layout: Degrees, *, experts: bool) -> HeldParams:
+    """Parameters of one layer on one device.
+
+    Source: parameters.py.
+    """
+    if not experts:
+        return HeldParams(common=layer_params_on_device(_dense(job.model), layout), experts=0.0)
+    routed = expert_layer_params(job.model) / (layout.ep * layout.etp)
+    return HeldParams(common=layer_params_on_device(job.model, layout) - routed, experts=routed)
+
+
+def held_params(job: Job, layout: Degrees, stage: Stage) -> HeldParams:
+    """Parameters that one device of a stage holds: layers of each kind, embeddings and head.
+
+    Source: sum of the layers and the ends, parameters.py.
+    """
+    common = end_params_on_device(job.model, job.engine, layout, stage.index) + 0.0
+    routed: Any = 0.0
+    for experts, count in layer_kinds(job, layout, stage):
+        one = layer_params(job, layout, experts=experts)
+        common, routed = common + count * one.common, routed + count * one.experts
+    return HeldParams(common=common, experts=routed)
