@@ -203,8 +203,8 @@ def layer_seconds(job: Job, layout: Degrees, *, experts: bool = False) -> LayerS
     """Seconds of one transformer layer for one microbatch, without communication.
 
     `experts`: a layer with experts in place of its feed-forward block. In eager mode a small layer cannot run
-    faster than the host launches its operators: `layer_floor` of the device bounds the forward pass, and 1.6
-    times that the backward pass.
+    faster than the host launches its operators: `layer_floor` of the device times the engine's `host_factor`
+    bounds the forward pass, and 1.6 times that the backward pass.
 
     Source: sum of the operators; the floor's ratio of 1.6 is the number of backward per forward operators.
     """
@@ -215,7 +215,7 @@ def layer_seconds(job: Job, layout: Degrees, *, experts: bool = False) -> LayerS
         _expert_seconds(job, layout, moe) if moe else _ffn_seconds(job, tokens, job.model.ffn_hidden_size / layout.tp)
     )
     parts = (_projection_seconds(job, layout), (core_forward, core_backward), block, _light_seconds(job, layout))
-    floor = job.cluster.device.efficiency.layer_floor
+    floor = job.cluster.device.efficiency.layer_floor * job.engine.host_factor
     return LayerSeconds(
         forward=np.maximum(sum(f for f, _ in parts), floor),
         backward=np.maximum(sum(b for _, b in parts), _BACKWARD_OPERATORS * floor),

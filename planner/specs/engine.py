@@ -57,6 +57,9 @@ class EngineSpec(Document):
     accumulation_bytes: float = Field(
         ge=0, description="bytes moved per parameter to add one microbatch's gradient, outside the matrix product"
     )
+    host_factor: float = Field(
+        ge=0, description="host time of a layer over the device file's layer_floor (0: captured graphs)"
+    )
     # --- what it communicates and overlaps ------------------------------------------------------------
     overlaps_data_parallel: bool
     overlaps_pipeline_sends: bool
