@@ -1,0 +1,1 @@
+"""Write a plan as what other programs read."""

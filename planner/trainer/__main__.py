@@ -1,0 +1,138 @@
+"""What torchrun starts on every device: `python -m planner.trainer PLAN --output DIR ...`."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import logging
+import os
+import sys
+import traceback
+import warnings
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+import torch.distributed as dist
+
+from planner.errors import EnvironmentProblem, ExitCode, PlannerError
+from planner.plan import read_plan
+from planner.trainer.data import open_corpus
+from planner.trainer.parent import die_with_parent
+from planner.trainer.train import RunOptions, failure_mark, run, write_status
+from planner.trainer.trainer import Trainer, check_plan
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from planner.plan import Plan
+
+COLLECTIVE_TIMEOUT = timedelta(minutes=5)  # torch's own 10 to 30 minutes would hide a hung peer for that long
+
+
+def main(arguments: Sequence[str] | None = None) -> ExitCode:
+    """Run one rank; the verdict is in DIR/status.json, because torchrun's exit code cannot tell a saved stop."""
+    options = _parse(arguments)
+    die_with_parent()
+    _quiet_torch()
+    try:
+        return _train(options)
+    except PlannerError as error:
+        if _record_failure(options.output, str(error), error.exit_code):
+            sys.stderr.write(f"error: {error}\n")
+        return error.exit_code
+    except torch.OutOfMemoryError as error:
+        reason = f"out of memory: {str(error).splitlines()[0]}"
+        if _record_failure(options.output, reason, ExitCode.RANK_FAILED):
+            sys.stderr.write(f"error: {reason}\n    help: plan again with more --headroom\n")
+        return ExitCode.RANK_FAILED
+    except Exception as error:  # noqa: BLE001 # the process ends here, and the launcher reads the verdict
+        if not _lost_a_peer(error) and _record_failure(options.output, repr(error), ExitCode.RANK_FAILED):
+            traceback.print_exc()
+        return ExitCode.RANK_FAILED
+
+
+def _lost_a_peer(error: Exception) -> bool:
+    """Whether this rank only noticed that another one is gone; that one is the cause, and may be worth a retry."""
+    return isinstance(error, dist.DistError) or "gloo/" in str(error)
+
+
+def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="planner.trainer", allow_abbrev=False)
+    parser.add_argument("plan", type=Path)
+    parser.add_argument("--output", type=Path, required=True)
+    parser.add_argument("--steps", type=int)
+    parser.add_argument("--data", type=Path, action="append", default=[])
+    parser.add_argument("--resume", default="auto")
+    parser.add_argument("--checkpoint-every", type=int)
+    return parser.parse_args(arguments)
+
+
+def _train(options: argparse.Namespace) -> ExitCode:
+    plan = read_plan(options.plan)
+    check_plan(plan)
+    training = plan.training
+    corpus = open_corpus(
+        tuple(options.data),
+        sequence_length=training.sequence_length,
+        vocab_size=plan.model.vocab_size,
+        seed=training.seed,
+    )
+    device = _pick_device(plan)
+    on_gpu = device.type == "cuda"
+    dist.init_process_group(
+        "nccl" if on_gpu else "gloo", timeout=COLLECTIVE_TIMEOUT, device_id=device if on_gpu else None
+    )
+    try:
+        trainer = Trainer(plan, corpus, device, num_steps=options.steps or training.steps)
+        chosen = RunOptions(output=options.output, resume=options.resume, checkpoint_every=options.checkpoint_every)
+        return run(trainer, chosen)
+    finally:
+        dist.destroy_process_group()
+
+
+def _pick_device(plan: Plan) -> torch.device:
+    """This rank's GPU, or its share of the host's cores."""
+    if plan.cluster.device.kind == "cpu":
+        cores = len(os.sched_getaffinity(0))
+        torch.set_num_threads(max(1, cores // int(os.environ["LOCAL_WORLD_SIZE"])))
+        return torch.device("cpu")
+    index = int(os.environ["LOCAL_RANK"])
+    if torch.cuda.device_count() <= index:
+        raise EnvironmentProblem(
+            f"the plan wants a CUDA device {index}, torch sees {torch.cuda.device_count()}",
+            hint="check nvidia-smi and the CUDA build of torch, or plan for a cpu cluster",
+        )
+    torch.cuda.set_device(index)
+    return torch.device("cuda", index)
+
+
+def _record_failure(output: Path, reason: str, code: ExitCode) -> bool:
+    """Write the verdict, unless another rank of this run was faster; returns whether this one was the first."""
+    output.mkdir(parents=True, exist_ok=True)
+    try:
+        (output / failure_mark()).touch(exist_ok=False)
+    except FileExistsError:
+        return False
+    status = output / "status.json"
+    step = json.loads(status.read_text())["step"] if status.exists() else 0
+    rank = int(os.environ.get("RANK", "0"))
+    with contextlib.suppress(OSError):  # a full disk: the message on stderr has to do
+        write_status(output, "failed", step, reason, rank=rank, exit_code=int(code))
+    return True
+
+
+def _quiet_torch() -> None:
+    """Silence what torch says about its own internals; its errors stay."""
+    logging.getLogger("torch.distributed.tensor").setLevel(logging.ERROR)
+    # the embedding's output is never changed in place
+    warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor")
+
+
+if __name__ == "__main__":
+    outcome = main()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(outcome)  # everything is on disk; torch's threads sometimes abort while the interpreter is torn down

@@ -1,0 +1,190 @@
+"""Checkpoints that are whole or absent, checked before use, and readable under any layout.
+
+Tensors go through torch.distributed.checkpoint (DCP), which reshards them; everything else is JSON. A checkpoint
+is written beside its place, hashed, synced and renamed: a crash leaves the one before. DCP itself would load a
+shard with a flipped bit, so the hashes are compared first.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.state_dict_loader import load as load_tensors
+from torch.distributed.checkpoint.state_dict_saver import save as save_tensors
+
+from planner.errors import EnvironmentProblem, InputError
+from planner.trainer.model import canonical_name
+from planner.trainer.unpickle import SafeReader
+from planner.units import format_bytes
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from torch import Tensor, nn
+
+    from planner.trainer.trainer import Trainer
+
+__all__ = ["restore", "save", "saved_steps"]
+
+KEPT = 2  # newest checkpoints that stay
+MANIFEST, STATE = "manifest.json", "state.json"
+
+
+def _name(step: int) -> str:
+    return f"step-{step:08d}"
+
+
+def saved_steps(folder: Path) -> list[int]:
+    """Steps that have a finished checkpoint, newest first."""
+    return sorted((int(path.name[5:]) for path in folder.glob("step-*") if path.name[5:].isdigit()), reverse=True)
+
+
+def save(trainer: Trainer, folder: Path) -> None:
+    """Write the state after `trainer.step_number` steps; every rank calls it.
+
+    Raises:
+        EnvironmentProblem: the disk is full or cannot be written; older checkpoints are untouched.
+    """
+    final, draft = folder / _name(trainer.step_number), folder / f".{_name(trainer.step_number)}.tmp"
+    try:
+        if dist.get_rank() == 0:
+            shutil.rmtree(draft, ignore_errors=True)
+            draft.mkdir(parents=True)
+        dist.barrier()
+        save_tensors(_tensors(trainer, trainer.own_parameters()), checkpoint_id=draft)
+        digests = _hash_own_files(draft)
+        if dist.get_rank() == 0:
+            _commit(draft, final, digests, _state(trainer))
+        dist.barrier()
+    except (OSError, CheckpointException) as error:
+        if dist.get_rank() == 0:
+            shutil.rmtree(draft, ignore_errors=True)
+        free = format_bytes(shutil.disk_usage(folder).free)
+        message = f"cannot save {final}: {_cause(error)} ({free} are free there)"
+        raise EnvironmentProblem(message, hint="older checkpoints are intact") from error
+
+
+def restore(trainer: Trainer, folder: Path, step: int | None = None) -> int | None:
+    """Load the newest checkpoint that is intact, or the one of `step`; every rank calls it.
+
+    Returns:
+        The step, or None where there is no checkpoint at all.
+
+    Raises:
+        EnvironmentProblem: there are checkpoints, and none of them is intact.
+        InputError: the checkpoint is of another model, or `step` has none.
+    """
+    steps = saved_steps(folder)
+    if step is not None and step not in steps:
+        raise InputError(f"no checkpoint of step {step}", hint=f"there are: {steps or 'none'}")
+    wanted = steps if step is None else [step]
+    for candidate in wanted:
+        if _intact(folder / _name(candidate)):
+            _load(trainer, folder / _name(candidate))
+            return candidate
+    if wanted:
+        raise EnvironmentProblem(f"no checkpoint in {folder} is intact", hint="restore one from a copy")
+    return None
+
+
+def _cause(error: BaseException) -> str:
+    """DCP wraps what went wrong on each rank; the first of these says it in one line."""
+    if isinstance(error, CheckpointException) and error.failures:
+        error = next(iter(error.failures.values()))[0]
+    return (error.strerror if isinstance(error, OSError) else None) or str(error)
+
+
+def _tensors(trainer: Trainer, parameters: dict[str, nn.Parameter]) -> dict[str, Tensor]:
+    tensors: dict[str, Tensor] = {}
+    for name, parameter in parameters.items():
+        key = canonical_name(name, trainer.plan.model)
+        state = trainer.optimizer.state[parameter]
+        tensors |= {f"model.{key}": parameter.detach()}
+        tensors |= {f"optimizer.{key}.{moment}": state[moment] for moment in ("exp_avg", "exp_avg_sq")}
+    return tensors
+
+
+def _state(trainer: Trainer) -> dict[str, Any]:
+    return {
+        "step": trainer.step_number,
+        "samples": trainer.step_number * trainer.plan.training.global_batch_size,
+        "model": trainer.plan.model.model_dump(mode="json"),
+        "layout": str(trainer.plan.layout),
+        "torch": torch.__version__,
+    }
+
+
+def _load(trainer: Trainer, checkpoint: Path) -> None:
+    state = json.loads((checkpoint / STATE).read_text())
+    if state["model"] != trainer.plan.model.model_dump(mode="json"):
+        raise InputError(f"{checkpoint} is of another model", hint="give another --output, or --resume never")
+    try:
+        load_tensors(_tensors(trainer, trainer.parameters()), storage_reader=SafeReader(checkpoint))
+    except CheckpointException as error:
+        raise EnvironmentProblem(f"cannot load {checkpoint}: {_cause(error)}") from error
+    for values in trainer.optimizer.state.values():
+        values["step"].fill_(state["step"])
+    trainer.step_number = int(state["step"])
+
+
+def _hash(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _hash_own_files(draft: Path) -> dict[str, str]:
+    """SHA-256 of every file of the draft; each rank hashes what it wrote."""
+    own = list(draft.glob(f"__{dist.get_rank()}_*")) + ([draft / ".metadata"] if dist.get_rank() == 0 else [])
+    for path in own:
+        _sync(path)
+    parts: list[dict[str, str]] = [{} for _ in range(dist.get_world_size())]
+    dist.all_gather_object(parts, {path.name: _hash(path) for path in own})
+    return {name: digest for part in parts for name, digest in part.items()}
+
+
+def _commit(draft: Path, final: Path, digests: dict[str, str], state: dict[str, Any]) -> None:
+    _write_json(draft / STATE, state)
+    _write_json(draft / MANIFEST, digests | {STATE: _hash(draft / STATE)})
+    _sync(draft)
+    shutil.rmtree(final, ignore_errors=True)  # a step that an earlier attempt saved, and that was rejected
+    draft.rename(final)
+    _sync(final.parent)
+    for old in saved_steps(final.parent)[KEPT:]:
+        shutil.rmtree(final.parent / _name(old), ignore_errors=True)
+
+
+def _intact(checkpoint: Path) -> bool:
+    """Whether every file of the manifest has its hash; the ranks share the work and agree."""
+    try:
+        manifest: dict[str, str] = json.loads((checkpoint / MANIFEST).read_text())
+        mine = sorted(manifest)[dist.get_rank() :: dist.get_world_size()]
+        good = all(_hash(checkpoint / name) == manifest[name] for name in mine)
+    except (OSError, ValueError):
+        good = False
+    return _all_agree(good)
+
+
+def _all_agree(good: bool) -> bool:
+    answers = [False] * dist.get_world_size()
+    dist.all_gather_object(answers, good)
+    return all(answers)
+
+
+def _write_json(path: Path, data: Any) -> None:
+    path.write_text(json.dumps(data, indent=1) + "\n")
+    _sync(path)
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

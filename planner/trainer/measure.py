@@ -1,0 +1,211 @@
+"""What a run measures of itself, under the names of the planner's ledger."""
+
+from __future__ import annotations
+
+import contextlib
+import statistics
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from torch.autograd.graph import saved_tensors_hooks
+
+from planner.cost.ledger import LineName
+from planner.trainer.model import Block
+from planner.trainer.parallelize import fsdp_modules, local_tensor
+from planner.units import parse_quantity
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from torch import Tensor, nn
+
+    from planner.trainer.trainer import StepResult, Trainer
+
+__all__ = ["MemoryMeter", "measurements", "peak_memory_bytes"]
+
+WARMUP_STEPS = 2
+NO_PEAK = "part of the resident memory; the CPU allocator keeps no peak of its own"
+NOT_SEPARATED = "overlaps with other work and is not timed apart"
+MEMORY = (
+    LineName.PARAMS,
+    LineName.GRADS,
+    LineName.OPTIMIZER_STATE,
+    LineName.ACTIVATIONS,
+    LineName.TRANSIENTS,
+    LineName.RUNTIME,
+)
+
+
+class MemoryMeter:
+    """Bytes of weights, gradients and activations of one rank, each at its peak during one step.
+
+    Activations are those of the layers. Counts storages: a view is free, and a tensor that two operators keep
+    counts once. It works on every device because it asks autograd and FSDP2, not the allocator. It costs time,
+    so only a warm-up step runs under it.
+    """
+
+    def __init__(self, parts: Iterable[nn.Module], optimizer: torch.optim.Optimizer) -> None:
+        self.peak = {LineName.PARAMS: 0, LineName.GRADS: 0, LineName.ACTIVATIONS: 0}
+        self._parts, self._optimizer = list(parts), optimizer
+        self._weights: dict[int, torch.UntypedStorage] = {}
+        self._uses: dict[int, int] = {}
+        self._activation_bytes = 0
+        self._in_layer = False
+
+    @contextlib.contextmanager
+    def watch(self) -> Iterator[None]:
+        """Measure the step inside the block."""
+        modules = [module for part in self._parts for module in part.modules()]
+        handles = [module.register_forward_pre_hook(self._before_forward) for module in modules]
+        handles += [part.register_forward_hook(self._after_forward) for part in self._parts]
+        handles += [module.register_forward_hook(self._leave_layer) for module in modules if isinstance(module, Block)]
+        handles.append(self._optimizer.register_step_pre_hook(self._before_update))
+        try:
+            with saved_tensors_hooks(self._pack, lambda kept: kept.tensor if isinstance(kept, _Kept) else kept):
+                yield
+        finally:
+            for handle in handles:
+                handle.remove()
+
+    def _before_forward(self, module: nn.Module, _: Any) -> None:
+        """FSDP2 swaps in gathered parameters just before a module runs: learn their storages then."""
+        self._in_layer |= isinstance(module, Block)
+        for parameter in module.parameters(recurse=False):
+            storage = _storage(parameter)
+            self._weights[_identity(storage)] = storage
+
+    def _leave_layer(self, *_: Any) -> None:
+        self._in_layer = False
+
+    def _after_forward(self, *_: Any) -> None:
+        """With all layers run, weights that stay gathered are resident; so are gradients from before."""
+        self._note(LineName.PARAMS, sum(storage.nbytes() for storage in self._weights.values()))
+        self._before_update()
+
+    def _before_update(self, *_: Any) -> None:
+        """Count the gradients that exist now, whole or sharded."""
+        sharded = [p.grad for part in self._parts for p in part.parameters() if p.grad is not None]
+        once = {id(gradient): gradient for gradient in (*sharded, *_whole_gradients(self._parts))}
+        storages = {_identity(s): s.nbytes() for s in map(_storage, once.values())}
+        self._note(LineName.GRADS, sum(storages.values()))
+
+    def _pack(self, tensor: Tensor) -> _Kept | Tensor:
+        """Layers only: what embedding, head and loss keep is no activation of the ledger."""
+        return _Kept(self, tensor) if self._in_layer else tensor
+
+    def add(self, storage: torch.UntypedStorage, uses: int) -> None:
+        """Note that autograd keeps (1) or drops (-1) a tensor in `storage`; weights do not count."""
+        key = _identity(storage)
+        if key in self._weights:
+            return
+        before = self._uses.pop(key, 0)
+        after = before + uses
+        if after:
+            self._uses[key] = after
+        self._activation_bytes += storage.nbytes() * (bool(after) - bool(before))
+        self._note(LineName.ACTIVATIONS, self._activation_bytes)
+
+    def _note(self, name: LineName, num_bytes: int) -> None:
+        self.peak[name] = max(self.peak[name], num_bytes)
+
+
+class _Kept:
+    """A tensor that autograd keeps; when autograd drops it, this object ends and says so."""
+
+    __slots__ = ("meter", "storage", "tensor")
+
+    def __init__(self, meter: MemoryMeter, tensor: Tensor) -> None:
+        self.meter, self.tensor = meter, tensor
+        self.storage = _storage(tensor)  # asked once: a collective's result changes its storage when it arrives
+        meter.add(self.storage, 1)
+
+    def __del__(self) -> None:
+        self.meter.add(self.storage, -1)
+
+
+def _storage(tensor: Tensor) -> torch.UntypedStorage:
+    return local_tensor(tensor.detach()).untyped_storage()
+
+
+def _identity(storage: torch.UntypedStorage) -> int:
+    return int(storage._cdata)  # noqa: SLF001 # torch offers no other identity of a storage
+
+
+def _whole_gradients(parts: list[nn.Module]) -> Iterator[Tensor]:
+    """Gradients that FSDP2 accumulates before it shards them; it has no public name for them."""
+    for module in fsdp_modules(parts):
+        for group in module._get_fsdp_state()._fsdp_param_groups:  # noqa: SLF001
+            for parameter in group.fsdp_params:
+                whole = getattr(parameter, "_unsharded_param", None)
+                for gradient in (parameter.unsharded_accumulated_grad, whole.grad if whole is not None else None):
+                    if gradient is not None:
+                        yield gradient
+
+
+def peak_memory_bytes(device: torch.device) -> int | None:
+    """Peak of this rank's memory: allocated on a GPU, resident on a CPU; None where the system does not tell."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    status = Path("/proc/self/status")  # proc(5); getrusage would count the process that started this one too
+    lines = status.read_text().splitlines() if status.exists() else []
+    peak = next((line for line in lines if line.startswith("VmHWM:")), None)
+    return None if peak is None else int(parse_quantity(peak.split(":")[1].strip().replace("kB", "KiB"), "bytes"))
+
+
+def _memory_of_rank(trainer: Trainer, meter: MemoryMeter) -> dict[LineName, int | None]:
+    moments = [state[name] for state in trainer.optimizer.state.values() for name in ("exp_avg", "exp_avg_sq")]
+    states = {_identity(s): s.nbytes() for s in map(_storage, [*trainer.parameters().values(), *moments])}
+    lines: dict[LineName, int | None] = {**meter.peak, LineName.OPTIMIZER_STATE: sum(states.values())}
+    if trainer.device.type != "cuda":
+        return lines | {LineName.TRANSIENTS: None, LineName.RUNTIME: None}
+    known = sum(value for value in lines.values() if value is not None)
+    free, total = torch.cuda.mem_get_info(trainer.device)
+    rest = max(0, torch.cuda.max_memory_allocated(trainer.device) - known)
+    return lines | {
+        LineName.TRANSIENTS: rest,
+        LineName.RUNTIME: total - free - torch.cuda.memory_allocated(trainer.device),
+    }
+
+
+def measurements(trainer: Trainer, meter: MemoryMeter, results: list[StepResult]) -> dict[str, Any]:
+    """The document DIR/measurements.json; every rank calls it, all get the same.
+
+    A memory line holds one number for each pipeline stage, the largest over the stage's ranks. What was not
+    measured is null, with the reason. Transients are what the allocator's peak leaves to the other lines.
+    """
+    everyone: list[Any] = [None] * dist.get_world_size()
+    mine = (trainer.mesh.get_local_rank("pp"), _memory_of_rank(trainer, meter), peak_memory_bytes(trainer.device))
+    dist.all_gather_object(everyone, mine)
+    stages = [[each for each in everyone if each[0] == stage] for stage in range(trainer.plan.layout.pp)]
+    steady = results[WARMUP_STEPS:] or results
+    step_seconds = statistics.median(result.seconds for result in steady) if steady else None
+    training = trainer.plan.training
+    tokens = training.global_batch_size * training.sequence_length / trainer.plan.layout.world_size
+    return {
+        "format": 1,
+        "device_kind": trainer.device.type,
+        "num_steps": len(results),
+        "step_seconds": step_seconds,
+        "tokens_per_second_per_device": tokens / step_seconds if step_seconds else None,
+        "peak_memory_bytes": [_largest(peak for _, _, peak in stage) for stage in stages],
+        "memory": {name: _memory_line(name, stages) for name in MEMORY},
+        "time": {name: _time_line(name, steady) for name in LineName if name not in MEMORY},
+    }
+
+
+def _largest(values: Iterable[int | None]) -> int | None:
+    return max((value for value in values if value is not None), default=None)
+
+
+def _memory_line(name: LineName, stages: list[list[Any]]) -> dict[str, Any]:
+    per_stage = [_largest(lines[name] for _, lines, _ in stage) for stage in stages]
+    measured = None not in per_stage
+    return {"num_bytes": per_stage if measured else None, "reason": "" if measured else NO_PEAK}
+
+
+def _time_line(name: LineName, steady: list[StepResult]) -> dict[str, Any]:
+    if name is not LineName.OPTIMIZER or not steady:
+        return {"seconds": None, "reason": NOT_SEPARATED if steady else "no step was run"}
+    return {"seconds": statistics.median(result.optimizer_seconds for result in steady), "reason": ""}

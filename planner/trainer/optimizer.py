@@ -1,0 +1,79 @@
+"""AdamW with a cosine schedule, and the gradient norm over the whole mesh."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import torch
+from torch.distributed.tensor import DTensor
+from torch.nn.utils import clip_grads_with_norm_, get_total_norm
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from torch import Tensor, nn
+
+    from planner.specs.training import TrainingSpec
+
+__all__ = ["clip", "learning_rate", "make_optimizer", "squared_norm"]
+
+
+def make_optimizer(parameters: Iterable[nn.Parameter], training: TrainingSpec) -> torch.optim.AdamW:
+    """AdamW (Loshchilov and Hutter 2019) with its state made at once, so that memory does not grow at step 2.
+
+    Matrices and embeddings decay, biases and norms do not. `fused` updates in place, without the temporary
+    copies of the multi-tensor form.
+    """
+    everything = list(parameters)
+    groups = [
+        {"params": [p for p in everything if p.ndim >= 2], "weight_decay": training.weight_decay},
+        {"params": [p for p in everything if p.ndim < 2], "weight_decay": 0.0},
+    ]
+    optimizer = torch.optim.AdamW(
+        [group for group in groups if group["params"]],
+        lr=training.learning_rate,
+        betas=(training.adam_beta1, training.adam_beta2),
+        eps=training.adam_epsilon,
+        fused=True,
+    )
+    for parameter in everything:
+        optimizer.state[parameter] = {
+            "step": torch.zeros((), dtype=torch.float32, device=parameter.device),
+            "exp_avg": torch.zeros_like(parameter),
+            "exp_avg_sq": torch.zeros_like(parameter),
+        }
+    return optimizer
+
+
+def learning_rate(step: int, num_steps: int, training: TrainingSpec) -> float:
+    """Linear warm-up, then half a cosine down to `min_learning_rate_ratio`; `step` counts from 1.
+
+    Source: Loshchilov and Hutter 2017 (SGDR), with the warm-up of Vaswani et al. 2017.
+    """
+    warmup = min(training.warmup_steps, num_steps)
+    if step <= warmup:
+        return training.learning_rate * step / warmup
+    progress = min(1.0, (step - warmup) / max(1, num_steps - warmup))
+    low = training.min_learning_rate_ratio
+    return training.learning_rate * (low + (1 - low) * 0.5 * (1 + math.cos(math.pi * progress)))
+
+
+def squared_norm(parameters: Iterable[nn.Parameter]) -> Tensor:
+    """This rank's part of the squared gradient norm; summed over all ranks it is that of the whole model.
+
+    What several ranks hold (replicas, norms under tensor parallelism) is divided by their number, so every
+    element counts once. `parameters` must leave out second copies of tied weights.
+    """
+    by_copies: dict[int, list[Tensor]] = {}
+    for parameter in parameters:
+        if isinstance(gradient := parameter.grad, DTensor):
+            sizes = zip(gradient.device_mesh.shape, gradient.placements, strict=True)
+            copies = math.prod(size for size, placement in sizes if placement.is_replicate())
+            by_copies.setdefault(copies, []).append(gradient.to_local())
+    return torch.stack([get_total_norm(grads) ** 2 / copies for copies, grads in by_copies.items()]).sum()
+
+
+def clip(parameters: Iterable[nn.Parameter], norm: Tensor, training: TrainingSpec) -> None:
+    """Scale the gradients down where their global norm is above `gradient_clip`."""
+    clip_grads_with_norm_(list(parameters), training.gradient_clip, norm)

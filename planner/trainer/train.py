@@ -1,0 +1,187 @@
+"""A training run: steps, progress, metrics, checkpoints, and the reason why it ended."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import threading
+import time
+from collections import deque
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+
+from planner.errors import ExitCode, InputError
+from planner.trainer.checkpoint import restore, save
+from planner.trainer.measure import MemoryMeter, measurements, peak_memory_bytes
+from planner.trainer.progress import make_progress
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from planner.trainer.trainer import StepResult, Trainer
+
+__all__ = ["RunOptions", "failure_mark", "run", "write_status"]
+
+RESULTS_KEPT = 1000  # the newest steps, for the medians of measurements.json
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunOptions:
+    """How to run; what to run is the plan's.
+
+    resume: `auto` (newest intact checkpoint, if any), `never`, or the step of a checkpoint.
+    checkpoint_every: steps between checkpoints; None: by the clock, every `checkpoint_seconds`. The end of a
+    run always saves.
+    """
+
+    output: Path
+    resume: str = "auto"
+    checkpoint_every: int | None = None
+    checkpoint_seconds: float = 600.0
+
+    @property
+    def checkpoints(self) -> Path:
+        """Folder of the checkpoints."""
+        return self.output / "checkpoints"
+
+
+def run(trainer: Trainer, options: RunOptions) -> ExitCode:
+    """Train to the last step; every rank calls it.
+
+    Returns:
+        OK, PREEMPTED after a signal (the state is saved), or DIVERGED (the weights are those before the step).
+    """
+    options.output.mkdir(parents=True, exist_ok=True)
+    _resume(trainer, options)
+    if trainer.device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(trainer.device)
+    return _Run(trainer, options).to_the_end()
+
+
+def _resume(trainer: Trainer, options: RunOptions) -> None:
+    if options.resume == "never":
+        return
+    if options.resume != "auto" and not options.resume.isdigit():
+        raise InputError(f"--resume {options.resume} is no step", hint="give auto, never or a step")
+    restore(trainer, options.checkpoints, None if options.resume == "auto" else int(options.resume))
+
+
+class _Run:
+    """What the loop carries from step to step."""
+
+    def __init__(self, trainer: Trainer, options: RunOptions) -> None:
+        self.trainer, self.options = trainer, options
+        self.chief = dist.get_rank() == 0
+        self.stop = threading.Event()
+        self.results: deque[StepResult] = deque(maxlen=RESULTS_KEPT)
+        self.saved_at = time.monotonic()
+
+    def to_the_end(self) -> ExitCode:
+        """Run the steps that are left, then write measurements and verdict."""
+        trainer, options = self.trainer, self.options
+        meter = MemoryMeter(trainer.chunks, trainer.optimizer)
+        if self.chief:
+            _forget_later_steps(options.output / "metrics.jsonl", trainer.step_number)
+            for mark in options.output.glob(".failed-*"):
+                mark.unlink()
+            write_status(options.output, "running", trainer.step_number)
+        code = ExitCode.OK
+        with _signals_set(self.stop), make_progress(trainer, show=self.chief) as show:
+            while trainer.step_number < trainer.num_steps and code is ExitCode.OK:
+                with contextlib.nullcontext() if self.results else meter.watch():
+                    result = self._step()
+                if result.finite:
+                    show(result)
+                code = self._after(result)
+        document = measurements(trainer, meter, list(self.results))
+        if self.chief:
+            (options.output / "measurements.json").write_text(json.dumps(document, indent=1) + "\n")
+            self._write_verdict(code)
+        dist.barrier()
+        return code
+
+    def _step(self) -> StepResult:
+        by_clock = self.options.checkpoint_every is None
+        save_now = by_clock and time.monotonic() - self.saved_at > self.options.checkpoint_seconds
+        asked = self.chief and (self.options.output / "stop").exists()  # `planner launch` asks so
+        self.results.append(self.trainer.step(stop=asked or self.stop.is_set(), save=save_now))
+        return self.results[-1]
+
+    def _after(self, result: StepResult) -> ExitCode:
+        if not result.finite:
+            return ExitCode.DIVERGED
+        if self.chief:
+            self._append_metrics(result)
+        step, every = self.trainer.step_number, self.options.checkpoint_every
+        last = step == self.trainer.num_steps
+        if result.save or result.stop or last or (every and step % every == 0):
+            save(self.trainer, self.options.checkpoints)
+            self.saved_at = time.monotonic()
+        return ExitCode.PREEMPTED if result.stop and not last else ExitCode.OK
+
+    def _append_metrics(self, result: StepResult) -> None:
+        training = self.trainer.plan.training
+        record = {
+            "step": self.trainer.step_number,
+            "loss": result.loss,
+            "grad_norm": result.grad_norm,
+            "learning_rate": result.learning_rate,
+            "tokens": self.trainer.step_number * training.global_batch_size * training.sequence_length,
+            "step_seconds": result.seconds,
+            "peak_memory_bytes": peak_memory_bytes(self.trainer.device),
+        }
+        with (self.options.output / "metrics.jsonl").open("a") as file:
+            file.write(json.dumps(record) + "\n")
+
+    def _write_verdict(self, code: ExitCode) -> None:
+        step, output = self.trainer.step_number, self.options.output
+        if code is ExitCode.DIVERGED:
+            result = self.results[-1]
+            reason = f"loss {result.loss} and gradient norm {result.grad_norm} at step {step + 1}"
+            write_status(output, "diverged", step, reason)
+        elif code is ExitCode.PREEMPTED:
+            (output / "stop").unlink(missing_ok=True)
+            write_status(output, "saved", step, "stopped by a signal")
+        else:
+            write_status(output, "done", step)
+
+
+def write_status(output: Path, state: str, step: int, reason: str = "", **details: Any) -> None:
+    """Replace DIR/status.json, the verdict that the launcher reads.
+
+    state: running, done, saved (stopped on request, can be resumed), diverged or failed.
+    """
+    draft = output / f".status.{os.getpid()}.tmp"
+    draft.write_text(json.dumps({"state": state, "step": step, "reason": reason, **details}) + "\n")
+    draft.replace(output / "status.json")
+
+
+def failure_mark() -> str:
+    """Name of the file by which the first failing rank of this torchrun tells the others."""
+    return f".failed-{os.environ.get('TORCHELASTIC_RUN_ID', 'alone')}"
+
+
+def _forget_later_steps(metrics: Path, step: int) -> None:
+    """Steps after the checkpoint will run again: drop their lines."""
+    if metrics.exists():
+        lines = [line for line in metrics.read_text().splitlines() if json.loads(line)["step"] <= step]
+        metrics.write_text("".join(f"{line}\n" for line in lines))
+
+
+@contextlib.contextmanager
+def _signals_set(flag: threading.Event) -> Iterator[None]:
+    """SIGTERM, SIGINT and SIGUSR1 only set a flag; all ranks agree on it at the end of the step."""
+    before = {
+        each: signal.signal(each, lambda *_: flag.set()) for each in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
+    }
+    try:
+        yield
+    finally:
+        for each, handler in before.items():
+            signal.signal(each, handler)

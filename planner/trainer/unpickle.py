@@ -1,0 +1,63 @@
+"""Read DCP metadata without running what a checkpoint may carry.
+
+torch 2.13 reads `.metadata` with plain pickle, which executes code of the file's author. The metadata of plain
+tensors needs few classes; here no others are loaded.
+"""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from torch.distributed.checkpoint.filesystem import FileSystemReader
+
+from planner.errors import EnvironmentProblem
+
+if TYPE_CHECKING:
+    from torch.distributed.checkpoint.metadata import Metadata
+
+__all__ = ["SafeReader"]
+
+ALLOWED = {
+    "collections": {"OrderedDict"},
+    "pathlib": {"Path", "PosixPath", "PurePosixPath"},
+    "torch": {"Size", "float32", "bfloat16", "device"},
+    "torch._utils": {"_rebuild_device"},
+    "torch.serialization": {"_get_layout"},
+    "torch.distributed.checkpoint.metadata": {
+        "ChunkStorageMetadata",
+        "Metadata",
+        "MetadataIndex",
+        "StorageMeta",
+        "TensorProperties",
+        "TensorStorageMetadata",
+        "_MEM_FORMAT_ENCODING",
+    },
+    "torch.distributed.checkpoint.filesystem": {"_StorageInfo"},
+}
+"""Module -> names that the metadata of plain tensors refers to."""
+
+
+class _Unpickler(pickle.Unpickler):
+    def find_class(self, module: str, name: str) -> Any:
+        if name not in ALLOWED.get(module, ()):
+            raise EnvironmentProblem(
+                f"the checkpoint's metadata asks for {module}.{name}, which tensors do not need",
+                hint="load only checkpoints that you trust",
+            )
+        return super().find_class(module, name)
+
+
+class SafeReader(FileSystemReader):
+    """torch's file reader, with metadata read through an allow-list."""
+
+    def read_metadata(self, *_: Any, **__: Any) -> Metadata:
+        """Read `.metadata` of the checkpoint.
+
+        Raises:
+            EnvironmentProblem: it refers to anything but plain tensors.
+        """
+        with Path(self.path, ".metadata").open("rb") as file:
+            metadata: Metadata = _Unpickler(file).load()
+        return metadata

@@ -1,0 +1,101 @@
+"""Predicted against measured: what a finished run says about the plan it ran."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from planner.plan import Plan
+
+__all__ = ["Deviation", "compare"]
+
+_TOTAL: Final = {
+    "cuda": "peak of allocated memory; the plan's total also counts the runtime",
+    "cpu": "peak of resident memory, with the libraries",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Deviation:
+    """One quantity of the plan beside its measurement.
+
+    stage: pipeline stage of a memory line; None for times. unit: `bytes` or `seconds`. `planned` and `measured`
+    are None where there is no such number; `note` says why.
+    """
+
+    name: str
+    stage: int | None
+    planned: float | None
+    measured: float | None
+    unit: str
+    note: str = ""
+
+    @property
+    def relative_error(self) -> float | None:
+        """Measured over planned, less one, where both are known and the plan is not zero."""
+        if self.planned is None or self.measured is None or self.planned == 0:
+            return None
+        return self.measured / self.planned - 1
+
+
+def compare(plan: Plan, measurements: dict[str, Any]) -> tuple[Deviation, ...]:
+    """Join a plan's ledger with DIR/measurements.json by line name: the step, times, then memory by stage."""
+    step = Deviation(
+        name="step",
+        stage=None,
+        planned=plan.step_seconds,
+        measured=measurements.get("step_seconds"),
+        unit="seconds",
+        note="median of the steps after warm-up",
+    )
+    return (step, *_times(plan, measurements), *_memories(plan, measurements))
+
+
+def _times(plan: Plan, measurements: dict[str, Any]) -> list[Deviation]:
+    deviations = []
+    for line in plan.time:
+        found = measurements.get("time", {}).get(line.name, {})
+        deviations.append(
+            Deviation(
+                name=line.name,
+                stage=None,
+                planned=float(line.exposed_seconds),
+                measured=found.get("seconds"),
+                unit="seconds",
+                note=found.get("reason", "not in the measurements"),
+            )
+        )
+    return deviations
+
+
+def _memories(plan: Plan, measurements: dict[str, Any]) -> list[Deviation]:
+    deviations = []
+    for stage in plan.memory:
+        for line in stage.lines:
+            found = measurements.get("memory", {}).get(line.name, {})
+            deviations.append(
+                Deviation(
+                    name=line.name,
+                    stage=stage.stage,
+                    planned=float(line.num_bytes),
+                    measured=_at(found.get("num_bytes"), stage.stage),
+                    unit="bytes",
+                    note=found.get("reason", "not in the measurements"),
+                )
+            )
+        deviations.append(
+            Deviation(
+                name="total",
+                stage=stage.stage,
+                planned=stage.total_bytes,
+                measured=_at(measurements.get("peak_memory_bytes"), stage.stage),
+                unit="bytes",
+                note=_TOTAL.get(measurements.get("device_kind", ""), "not in the measurements"),
+            )
+        )
+    return deviations
+
+
+def _at(per_stage: list[float | None] | None, stage: int) -> float | None:
+    return per_stage[stage] if per_stage is not None and stage < len(per_stage) else None

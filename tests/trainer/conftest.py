@@ -1,0 +1,103 @@
+"""Tiny plans, and one server process that forks the ranks of every composition (torch is imported once)."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from planner.layout import parse_layout
+from planner.plan import Plan, plan_to_dict
+from planner.specs.cluster import ClusterSpec
+from planner.specs.load import load_cluster, load_engine
+from planner.specs.model import ModelSpec
+from planner.specs.training import TrainingSpec
+
+SHAPE = {
+    "num_layers": 4,
+    "hidden_size": 32,
+    "num_heads": 4,
+    "ffn_hidden_size": 64,
+    "vocab_size": 256,
+    "max_sequence_length": 64,
+}
+MODELS = {
+    "llama": ModelSpec(name="tiny", architecture="llama", num_kv_heads=2, **SHAPE),
+    "tied-llama": ModelSpec(name="tiny", architecture="llama", num_kv_heads=4, tied_embeddings=True, **SHAPE),
+    "gpt": ModelSpec(name="tiny", architecture="gpt", **SHAPE),
+}
+
+
+def local_cluster() -> ClusterSpec:
+    cluster = load_cluster("local-cpu")
+    both = {"fp32": 1e11, "bf16": 2e11}
+    return cluster.model_copy(
+        update={"devices_per_host": 8, "device": cluster.device.model_copy(update={"peak": both})}
+    )
+
+
+def tiny_plan(layout: str, model: str = "llama", **training: Any) -> Plan:
+    """A plan as the search would make it, without its ledger."""
+    spec = MODELS[model]
+    workload = {
+        "sequence_length": 32,
+        "global_batch_size": 8,
+        "precision": "fp32",
+        "warmup_steps": 2,
+        "learning_rate": 3e-3,
+    }
+    return Plan(
+        model=spec,
+        cluster=local_cluster(),
+        training=TrainingSpec(**(workload | training)),
+        engine=load_engine("torch"),
+        layout=parse_layout(layout, num_layers=spec.num_layers, num_devices=1),
+        fits=True,
+        memory=(),
+        time=(),
+        step_seconds=1.0,
+        low_step_seconds=None,
+        high_step_seconds=None,
+        tokens_per_second_per_device=1.0,
+        mfu=0.0,
+        hfu=0.0,
+        flops_convention="none",
+    )
+
+
+@pytest.fixture(scope="session")
+def make_plan() -> Callable[..., Plan]:
+    return tiny_plan
+
+
+@pytest.fixture(scope="session")
+def run_job() -> Iterator[Callable[..., Any]]:
+    """`run_job(kind, plan, **options)` runs a job of workers.py on as many ranks as the plan has."""
+    pytest.importorskip("torch")
+    server = subprocess.Popen(
+        [sys.executable, str(Path(__file__).with_name("workers.py"))],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert server.stdin
+    assert server.stdout
+
+    def run(kind: str, plan: Plan, **options: Any) -> Any:
+        job = {"kind": kind, "plan": plan_to_dict(plan), **options}
+        server.stdin.write(json.dumps(job) + "\n")
+        server.stdin.flush()
+        answer = json.loads(server.stdout.readline())
+        if "error" in answer:
+            raise RuntimeError(answer["error"])
+        return answer["result"]
+
+    yield run
+    server.stdin.close()
+    server.wait(timeout=30)
+    server.stdout.close()

@@ -1,0 +1,260 @@
+"""`planner launch`: commands, folders and outcomes, up to real runs under torchrun."""
+
+from __future__ import annotations
+
+import fcntl
+import importlib.util
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from planner.emit.torchrun import torchrun_command, torchrun_commands
+from planner.errors import EnvironmentProblem, ExitCode, InputError, NothingFitsError
+from planner.launch import launch
+from planner.plan import write_plan
+
+PROGRAM = (
+    "import sys\n"
+    "from pathlib import Path\n"
+    "from planner.launch import launch\n"
+    "plan, output, steps = sys.argv[1:]\n"
+    "sys.exit(launch(Path(plan), output=Path(output), steps=int(steps)))\n"
+)
+
+
+@pytest.fixture
+def plan_path(make_plan, tmp_path) -> Path:
+    path = tmp_path / "plan.json"
+    write_plan(make_plan("dp=2,zero=1,mbs=2"), path)
+    return path
+
+
+def start(plan_path: Path, output: Path, steps: int) -> subprocess.Popen:
+    arguments = [sys.executable, "-c", PROGRAM, str(plan_path), str(output), str(steps)]
+    return subprocess.Popen(arguments, stderr=subprocess.PIPE, text=True)
+
+
+def wait_for(condition, seconds: float = 90.0) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "nothing happened"
+        time.sleep(0.05)
+
+
+def steps_done(output: Path) -> int:
+    metrics = output / "metrics.jsonl"
+    return len(metrics.read_text().splitlines()) if metrics.exists() else 0
+
+
+def ranks_of(output: Path) -> list[int]:
+    """Processes that train into `output`, without the launcher and torchrun's agent."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        try:
+            arguments = (entry / "cmdline").read_bytes().decode().split("\0")
+        except (OSError, UnicodeDecodeError):
+            continue
+        if f"--output={output}" in arguments and "planner.trainer" in arguments and "--standalone" not in arguments:
+            found.append(int(entry.name))
+    return sorted(found)
+
+
+def test_the_command_runs_one_process_for_each_device(make_plan):
+    command = torchrun_command(
+        make_plan("tp=2,dp=2,mbs=2"), Path("p.json"), output=Path("out dir"), data=(Path("a"), Path("b")), steps=7
+    )
+    assert command == (
+        "torchrun", "--standalone", "--nproc-per-node=4", "--max-restarts=0", "-m", "planner.trainer", "p.json",
+        "--output=out dir", "--data=a", "--data=b", "--steps=7", "--resume=auto",
+    )  # fmt: skip
+
+
+def test_torchrun_reads_the_command_as_it_is_meant(make_plan):
+    run = pytest.importorskip("torch.distributed.run")
+    command = torchrun_command(make_plan("dp=2,mbs=2"), Path("p.json"), output=Path("out"), steps=7)
+    arguments = run.get_args_parser().parse_args(command[1:])
+    assert arguments.nproc_per_node == "2"
+    assert arguments.max_restarts == 0
+    assert arguments.training_script == "planner.trainer"
+    assert arguments.training_script_args == ["p.json", "--output=out", "--steps=7", "--resume=auto"]
+
+
+def on_two_hosts(plan):
+    return replace(plan, cluster=plan.cluster.model_copy(update={"devices_per_host": 2, "hosts": 2}))
+
+
+def test_several_hosts_get_a_line_each(make_plan, tmp_path, capsys):
+    plan = on_two_hosts(make_plan("tp=2,dp=2,mbs=2"))
+    first, second = torchrun_commands(plan, Path("p.json"), output=Path("out"))
+    assert first.startswith("TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 torchrun --nnodes=2 --nproc-per-node=2 --node-rank=0")
+    assert "--rdzv-backend=c10d --rdzv-endpoint=HOST:PORT" in second
+    assert second.replace("--node-rank=1", "--node-rank=0") == first
+    write_plan(plan, tmp_path / "plan.json")
+    with pytest.raises(InputError, match="2 hosts"):
+        launch(tmp_path / "plan.json", output=tmp_path / "out")
+    assert launch(tmp_path / "plan.json", output=tmp_path / "out", dry_run=True) == ExitCode.OK
+    assert capsys.readouterr().out.count("--node-rank=") == 2
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_plan_that_it_cannot_run_is_refused(make_plan, tmp_path):
+    plan = make_plan("dp=2,mbs=2")
+    other = plan.engine.model_copy(update={"name": "megatron"})
+    write_plan(replace(plan, engine=other), tmp_path / "megatron.json")
+    with pytest.raises(InputError, match="made for megatron"):
+        launch(tmp_path / "megatron.json", output=tmp_path / "out")
+    write_plan(replace(plan, fits=False), tmp_path / "large.json")
+    with pytest.raises(NothingFitsError, match="does not fit"):
+        launch(tmp_path / "large.json", output=tmp_path / "out")
+
+
+def test_without_torch_it_says_what_to_install(plan_path, tmp_path, monkeypatch):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
+    with pytest.raises(EnvironmentProblem, match=r"parallel-planner\[train\]"):
+        launch(plan_path, output=tmp_path / "out")
+
+
+def test_a_folder_of_something_else_is_left_alone(plan_path, make_plan, tmp_path):
+    pytest.importorskip("torch")
+    foreign = tmp_path / "foreign"
+    foreign.mkdir()
+    (foreign / "thesis.txt").write_text("mine")
+    with pytest.raises(InputError, match="is not empty"):
+        launch(plan_path, output=foreign)
+    other = tmp_path / "other"
+    other.mkdir()
+    write_plan(make_plan("dp=1,mbs=2", "gpt"), other / "plan.json")
+    with pytest.raises(InputError, match="run of another plan"):
+        launch(plan_path, output=other)
+    same = tmp_path / "same"
+    same.mkdir()
+    write_plan(make_plan("dp=1,mbs=2", steps=9), same / "plan.json")
+    with pytest.raises(InputError, match="holds a run already"):
+        launch(plan_path, output=same, resume="never")
+
+
+def test_a_folder_in_use_is_refused(plan_path, tmp_path):
+    pytest.importorskip("torch")
+    output = tmp_path / "out"
+    output.mkdir()
+    with (output / ".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        with pytest.raises(EnvironmentProblem, match="under way"):
+            launch(plan_path, output=output)
+
+
+def test_a_run_stops_on_request_and_goes_on_later(plan_path, tmp_path):
+    pytest.importorskip("torch")
+    output = tmp_path / "out"
+    first = start(plan_path, output, 100_000)
+    wait_for(lambda: steps_done(output) > 2)
+    first.send_signal(signal.SIGTERM)
+    _, messages = first.communicate(timeout=60)
+    assert first.returncode == ExitCode.PREEMPTED
+    assert "Traceback" not in messages
+    stopped = json.loads((output / "status.json").read_text())
+    assert stopped["state"] == "saved"
+    assert stopped["step"] == steps_done(output)
+    second = start(plan_path, output, stopped["step"] + 3)
+    _, messages = second.communicate(timeout=60)
+    assert second.returncode == ExitCode.OK, messages
+    assert steps_done(output) == stopped["step"] + 3
+    assert "loss" in messages
+
+
+def test_a_mistake_in_the_data_is_told_without_a_traceback(plan_path, tmp_path):
+    pytest.importorskip("torch")
+    program = PROGRAM.replace("steps=int(steps)", "data=(Path(steps),)")
+    result = subprocess.run(
+        [sys.executable, "-c", program, str(plan_path), str(tmp_path / "out"), str(tmp_path / "none.txt")],
+        capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert result.returncode == ExitCode.ENVIRONMENT
+    assert result.stderr.count("cannot read") == 1
+    assert "Traceback" not in result.stderr
+
+
+@pytest.mark.slow
+def test_a_killed_rank_is_started_again(plan_path, tmp_path):
+    pytest.importorskip("torch")
+    output = tmp_path / "out"
+    run = start(plan_path, output, 400)
+    wait_for(lambda: steps_done(output) > 2)
+    os.kill(ranks_of(output)[1], signal.SIGKILL)
+    _, messages = run.communicate(timeout=150)
+    assert run.returncode == ExitCode.OK, messages
+    assert "starting again" in messages
+    assert steps_done(output) == 400
+
+
+@pytest.mark.slow
+def test_a_killed_launcher_leaves_no_orphans(plan_path, tmp_path):
+    pytest.importorskip("torch")
+    output = tmp_path / "out"
+    run = start(plan_path, output, 100_000)
+    wait_for(lambda: steps_done(output) > 2)
+    assert len(ranks_of(output)) == 2
+    run.kill()
+    run.communicate(timeout=30)
+    wait_for(lambda: not ranks_of(output), 10)
+
+
+@pytest.mark.slow
+def test_a_second_signal_ends_the_run_at_once(make_plan, tmp_path):
+    pytest.importorskip("torch")
+    write_plan(make_plan("dp=2,mbs=2"), tmp_path / "plan.json")
+    run = start(tmp_path / "plan.json", tmp_path / "out", 100_000)
+    wait_for((tmp_path / "out" / "plan.json").exists)
+    time.sleep(0.5)  # the ranks are importing torch and look for no request yet
+    run.send_signal(signal.SIGINT)
+    time.sleep(0.3)
+    run.send_signal(signal.SIGINT)
+    run.communicate(timeout=20)
+    assert run.returncode == ExitCode.INTERRUPTED
+    wait_for(lambda: not ranks_of(tmp_path / "out"), 10)
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+@pytest.mark.slow
+def test_the_lines_of_several_hosts_train_together(make_plan, tmp_path):
+    """Both hosts are this machine; the lines are run as they are printed, with the address filled in."""
+    pytest.importorskip("torch")
+    plan = on_two_hosts(make_plan("pp=2,dp=2,zero=1,mbs=2"))
+    write_plan(plan, tmp_path / "plan.json")
+    lines = torchrun_commands(plan, tmp_path / "plan.json", output=tmp_path / "out", steps=3)
+    address, path = f"127.0.0.1:{free_port()}", f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    hosts = [
+        subprocess.Popen(["bash", "-c", line.replace("HOST:PORT", address)], env={**os.environ, "PATH": path})
+        for line in lines
+    ]
+    assert [host.wait(timeout=120) for host in hosts] == [0, 0]
+    assert steps_done(tmp_path / "out") == 3
+
+
+@pytest.mark.slow
+def test_sigterm_to_torchrun_itself_saves_too(make_plan, tmp_path):
+    """What a batch system does when nobody uses `planner launch`."""
+    pytest.importorskip("torch")
+    write_plan(make_plan("dp=2,mbs=2"), tmp_path / "plan.json")
+    output = tmp_path / "out"
+    command = torchrun_command(make_plan("dp=2,mbs=2"), tmp_path / "plan.json", output=output, steps=100_000)
+    run = subprocess.Popen([sys.executable, "-m", "torch.distributed.run", *command[1:]], stderr=subprocess.DEVNULL)
+    wait_for(lambda: steps_done(output) > 2)
+    run.send_signal(signal.SIGTERM)
+    run.wait(timeout=60)
+    status = json.loads((output / "status.json").read_text())
+    assert status["state"] == "saved"
+    assert (output / "checkpoints" / f"step-{status['step']:08d}" / "manifest.json").exists()

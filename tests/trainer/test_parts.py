@@ -1,0 +1,215 @@
+"""The parts of the trainer that need no process group: model, data, learning rate, legality."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+# ruff: noqa: E402 # what follows imports torch
+
+from planner.cost.parameters import num_params
+from planner.errors import EnvironmentProblem, InputError
+from planner.layout import Layout
+from planner.specs.model import ModelSpec
+from planner.specs.training import TrainingSpec
+from planner.trainer.data import open_corpus
+from planner.trainer.model import RmsNorm, Transformer, initial_value, rotate
+from planner.trainer.optimizer import learning_rate
+from planner.trainer.trainer import check_plan
+
+SHAPE = {"num_layers": 3, "hidden_size": 48, "num_heads": 6, "vocab_size": 300, "max_sequence_length": 40}
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        {"architecture": "gpt", "ffn_hidden_size": 100},
+        {"architecture": "gpt", "ffn_hidden_size": 100, "tied_embeddings": False, "mlp_bias": False},
+        {"architecture": "llama", "ffn_hidden_size": 88, "num_kv_heads": 2},
+        {"architecture": "llama", "ffn_hidden_size": 88, "tied_embeddings": True, "head_size": 16},
+        {"architecture": "llama", "ffn_hidden_size": 88, "attention_bias": True, "num_kv_heads": 1},
+        {"architecture": "qwen2", "ffn_hidden_size": 88, "num_kv_heads": 2},
+        {"architecture": "gpt", "ffn_hidden_size": 100, "extra_positions": 2},
+    ],
+)
+def test_the_model_has_the_parameters_that_the_plan_counts(overrides):
+    spec = ModelSpec(name="m", **(SHAPE | overrides))
+    with torch.device("meta"):
+        model = Transformer(spec)
+    assert sum(parameter.numel() for parameter in model.parameters()) == num_params(spec)
+
+
+@pytest.mark.parametrize("architecture", ["gpt", "llama"])
+def test_a_position_sees_only_those_before_it(architecture):
+    spec = ModelSpec(name="m", architecture=architecture, ffn_hidden_size=64, **SHAPE)
+    model = Transformer(spec)
+    for name, parameter in model.named_parameters():
+        parameter.data = initial_value(name, parameter.shape, spec, seed=1)
+    tokens = torch.randint(0, 300, (1, 20), generator=torch.Generator().manual_seed(0))
+    changed = tokens.clone()
+    changed[0, 12] = (changed[0, 12] + 1) % 300
+    same = (model(tokens) == model(changed)).all(dim=-1)[0]
+    assert same[:12].all()
+    assert not same[12:].any()
+
+
+def test_the_first_loss_is_that_of_a_uniform_guess():
+    spec = ModelSpec(name="m", architecture="llama", ffn_hidden_size=64, **SHAPE)
+    model = Transformer(spec)
+    for name, parameter in model.named_parameters():
+        parameter.data = initial_value(name, parameter.shape, spec, seed=1)
+    tokens = torch.randint(0, 300, (4, 33), generator=torch.Generator().manual_seed(0))
+    loss = torch.nn.functional.cross_entropy(model(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten())
+    assert float(loss.detach()) == pytest.approx(math.log(300), abs=0.05)
+
+
+def test_rotary_embedding_is_a_rotation_by_relative_position():
+    generator = torch.Generator().manual_seed(0)
+    query, key = torch.randn(2, 1, 1, 1, 8, generator=generator).expand(2, 1, 1, 30, 8)
+    scores = rotate(query, 10_000.0) @ rotate(key, 10_000.0).transpose(-1, -2)
+    for distance in (-3, 0, 5):
+        diagonal = scores[0, 0].diagonal(distance)
+        torch.testing.assert_close(diagonal, diagonal[:1].expand_as(diagonal))
+    pairs = torch.view_as_complex(torch.stack((query[0, 0, 7, :4], query[0, 0, 7, 4:]), dim=-1).contiguous())
+    turned = pairs * torch.exp(1j * 7 * 10_000.0 ** -(torch.arange(4) / 4))
+    torch.testing.assert_close(rotate(query, 10_000.0)[0, 0, 7], torch.cat((turned.real, turned.imag)))
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.bfloat16, 4e-2)])
+def test_the_lean_norm_is_torchs_norm(dtype, tolerance):
+    generator = torch.Generator().manual_seed(0)
+    x, out_grad = (torch.randn(3, 5, 16, generator=generator).to(dtype) for _ in range(2))
+    norm = RmsNorm(16, eps=1e-5).to(dtype)
+    norm.weight.data = torch.randn(16, generator=generator).to(dtype)
+    results = []
+    for forward in (norm, lambda x: torch.nn.functional.rms_norm(x, (16,), norm.weight, 1e-5)):
+        x = x.detach().requires_grad_()
+        y = forward(x)
+        results.append((y.detach(), *torch.autograd.grad(y, (x, norm.weight), out_grad)))
+    for mine, torchs in zip(*results, strict=True):
+        torch.testing.assert_close(mine, torchs, rtol=tolerance, atol=tolerance)
+
+
+def test_the_learning_rate_is_torchs_cosine():
+    training = TrainingSpec(sequence_length=8, global_batch_size=8, learning_rate=0.5, warmup_steps=4)
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.5)
+    cosine = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 16, eta_min=0.05)
+    assert [learning_rate(step, 20, training) for step in range(1, 5)] == pytest.approx([0.125, 0.25, 0.375, 0.5])
+    for step in range(5, 21):
+        optimizer.step()
+        cosine.step()
+        assert learning_rate(step, 20, training) == pytest.approx(optimizer.param_groups[0]["lr"])
+
+
+def corpus(tmp_path, tokens, *, length=4, seed=3, vocab=256, name="data.npy"):
+    path = tmp_path / name
+    np.save(path, tokens)
+    return open_corpus((path,), sequence_length=length, vocab_size=vocab, seed=seed)
+
+
+@pytest.mark.parametrize("num_windows", [1, 2, 7, 12, 30])
+def test_an_epoch_visits_every_window_once(num_windows, tmp_path):
+    data = corpus(tmp_path, np.arange(num_windows * 4 + 1, dtype=np.uint16))
+    for epoch in range(3):
+        inputs, targets = data.batch(epoch * num_windows, num_windows)
+        assert sorted(inputs[:, 0].tolist()) == list(range(0, num_windows * 4, 4))
+        assert (targets == inputs + 1).all()
+
+
+def test_epochs_and_seeds_differ_in_order(tmp_path):
+    tokens = np.arange(401, dtype=np.uint16)
+    data = corpus(tmp_path, tokens, vocab=500)
+    first, second = data.batch(0, 100)[0], data.batch(100, 100)[0]
+    assert not torch.equal(first, second)
+    assert not torch.equal(first, corpus(tmp_path, tokens, vocab=500, seed=4).batch(0, 100)[0])
+
+
+def test_a_batch_does_not_depend_on_how_it_is_cut(tmp_path):
+    data = corpus(tmp_path, np.arange(401, dtype=np.uint32), vocab=500)
+    whole = data.batch(96, 8)[0]
+    assert torch.equal(whole, torch.cat([data.batch(96 + 2 * i, 2)[0] for i in range(4)]))
+
+
+def test_text_and_jsonl_are_bytes(tmp_path):
+    text, lines = tmp_path / "a.txt", tmp_path / "b.jsonl"
+    text.write_bytes(b"0123456789")
+    lines.write_text("".join(json.dumps({"text": part}) + "\n" for part in ("abc", "de")))
+    data = open_corpus((text, lines), sequence_length=5, vocab_size=256, seed=0)
+    inputs = data.batch(0, 2)[0]
+    assert data.num_windows == 2
+    assert {bytes(row.tolist()) for row in inputs} == {b"01234", b"abc\nd"}
+
+
+def test_the_default_corpus_is_python_source():
+    data = open_corpus((), sequence_length=1000, vocab_size=256, seed=0)
+    assert data.num_windows > 1000
+    assert b"self" in bytes(data.batch(0, 20)[0].flatten().tolist())
+
+
+def test_bad_data_is_told_apart(tmp_path):
+    with pytest.raises(EnvironmentProblem, match="cannot read"):
+        open_corpus((tmp_path / "none.txt",), sequence_length=4, vocab_size=256, seed=0)
+    with pytest.raises(InputError, match="1-D uint16 or uint32"):
+        corpus(tmp_path, np.zeros(9))
+    with pytest.raises(InputError, match="hold 3 tokens"):
+        corpus(tmp_path, np.zeros(3, dtype=np.uint16))
+    with pytest.raises(InputError, match="token id 400"):
+        corpus(tmp_path, np.full(9, 400, dtype=np.uint16)).batch(0, 1)
+    (tmp_path / "c.jsonl").write_text('{"content": "x"}\n')
+    with pytest.raises(InputError, match="line 1 has no text"):
+        open_corpus((tmp_path / "c.jsonl",), sequence_length=4, vocab_size=256, seed=0)
+    with pytest.raises(InputError, match="too small for bytes"):
+        open_corpus((), sequence_length=4, vocab_size=100, seed=0)
+
+
+@pytest.mark.parametrize(
+    ("layout", "training", "message"),
+    [
+        ("tp=2,sp=0,mbs=8", {}, "sequence parallelism"),
+        ("tp=8,mbs=8", {}, "tp=8 does not divide"),
+        ("pp=2,schedule=zb-h1,mbs=2", {}, "no schedule zb-h1"),
+        ("pp=2,dp=2,zero=2,mbs=2", {}, "zero is 0 or 1"),
+        ("pp=4,mbs=4", {}, "cannot fill 4 stages"),
+        ("dp=1,mbs=3", {}, "does not divide the batch"),
+        ("dp=1,interleave=2", {}, "interleave needs a pipeline"),
+        ("dp=1,recompute=selective", {}, "none or full"),
+        ("dp=1", {"precision": "fp16"}, "loss scaling"),
+        ("dp=1", {"dropout": 0.1}, "no dropout"),
+        ("cp=2", {}, "context"),
+    ],
+)
+def test_what_the_trainer_cannot_run_is_refused(layout, training, message, make_plan):
+    with pytest.raises(InputError, match=message):
+        check_plan(make_plan(layout, **training))
+
+
+@pytest.mark.parametrize(
+    ("overrides", "feature"),
+    [
+        ({"architecture": "qwen3"}, "qk_norm"),
+        ({"architecture": "neox"}, "parallel_attention"),
+        ({"architecture": "gemma"}, "norms"),
+        ({"architecture": "bert"}, "encoder"),
+        ({"architecture": "llama", "sliding_window": 16}, "sliding_window"),
+        ({"architecture": "llama", "final_norm": False}, "final norm"),
+    ],
+)
+def test_a_model_that_the_trainer_lacks_is_refused(overrides, feature, make_plan):
+    spec = ModelSpec(name="m", ffn_hidden_size=64, **SHAPE, **overrides)
+    plan = make_plan("dp=1,layers_per_stage=4")
+    with pytest.raises(InputError, match=feature):
+        check_plan(replace(plan, model=spec, layout=replace(plan.layout, layers_per_stage=(3,))))
+
+
+def test_the_mesh_has_the_rank_order_of_the_layout(make_plan):
+    """The flat order of make_mesh's ranks is that of planner.layout: pp, dp, tp with tp fastest."""
+    layout: Layout = make_plan("tp=2,pp=2,dp=4,zero=1,hsdp=2,mbs=1").layout
+    flat = [
+        layout.rank_of({"pp": pp, "dp": dp, "cp": 0, "tp": tp}) for pp in range(2) for dp in range(4) for tp in range(2)
+    ]
+    assert flat == list(range(16))

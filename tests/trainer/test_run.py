@@ -1,0 +1,155 @@
+"""Runs with checkpoints: resuming changes nothing, damage is noticed, and bad numbers stop every rank."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import shutil
+from pathlib import Path
+
+import pytest
+
+from planner.errors import ExitCode
+
+STEPS, EVERY = 8, 4
+
+
+def losses(output: Path) -> dict[int, tuple[float, float]]:
+    lines = map(json.loads, (output / "metrics.jsonl").read_text().splitlines())
+    return {line["step"]: (line["loss"], line["grad_norm"]) for line in lines}
+
+
+def status(output: Path) -> dict:
+    return json.loads((output / "status.json").read_text())
+
+
+def checkpoint(output: Path, step: int) -> Path:
+    return output / "checkpoints" / f"step-{step:08d}"
+
+
+def flip_one_bit(folder: Path) -> None:
+    shard = max(folder.glob("*.distcp"), key=lambda path: path.stat().st_size)
+    content = bytearray(shard.read_bytes())
+    content[len(content) // 2] ^= 1
+    shard.write_bytes(content)
+
+
+@pytest.fixture(scope="module")
+def finished(run_job, make_plan, tmp_path_factory) -> Path:
+    """An uninterrupted run of 8 steps with checkpoints after 4 and 8."""
+    output = tmp_path_factory.mktemp("run") / "whole"
+    options = {"steps": STEPS, "checkpoint_every": EVERY, "output": str(output)}
+    assert run_job("train", make_plan("dp=2,zero=1,mbs=2", "tied-llama"), **options) == ExitCode.OK
+    return output
+
+
+@pytest.fixture
+def interrupted(finished, tmp_path) -> Path:
+    """A copy of that run as it was after step 4."""
+    output = tmp_path / "copy"
+    shutil.copytree(finished, output)
+    shutil.rmtree(checkpoint(output, STEPS))
+    return output
+
+
+def test_a_run_leaves_metrics_measurements_and_a_verdict(finished):
+    lines = [json.loads(line) for line in (finished / "metrics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines] == list(range(1, STEPS + 1))
+    keys = ["step", "loss", "grad_norm", "learning_rate", "tokens", "step_seconds", "peak_memory_bytes"]
+    assert all(list(line) == keys for line in lines)
+    assert lines[-1]["tokens"] == STEPS * 8 * 32
+    assert lines[-1]["loss"] < lines[0]["loss"]
+    assert status(finished) == {"state": "done", "step": STEPS, "reason": ""}
+    measured = json.loads((finished / "measurements.json").read_text())
+    assert measured["step_seconds"] > 0
+    assert measured["time"]["optimizer"]["seconds"] > 0
+    assert measured["memory"]["runtime"]["num_bytes"] is None
+    assert "resident memory" in measured["memory"]["runtime"]["reason"]
+    assert 50e6 < measured["peak_memory_bytes"][0] < 4e9
+
+
+def test_resuming_under_the_same_layout_repeats_every_bit(finished, interrupted, run_job, make_plan):
+    plan = make_plan("dp=2,zero=1,mbs=2", "tied-llama")
+    assert run_job("train", plan, steps=STEPS, output=str(interrupted)) == ExitCode.OK
+    assert losses(interrupted) == losses(finished)
+
+
+@pytest.mark.parametrize(
+    "layout",
+    ["dp=1,mbs=4", "pp=2,mbs=2", pytest.param("tp=2,pp=2,dp=2,zero=1,mbs=2", marks=pytest.mark.slow)],
+)
+def test_resuming_under_another_layout_goes_on_alike(layout, finished, interrupted, run_job, make_plan):
+    assert run_job("train", make_plan(layout, "tied-llama"), steps=STEPS, output=str(interrupted)) == ExitCode.OK
+    found, wanted = losses(interrupted), losses(finished)
+    assert found.keys() == wanted.keys()
+    for step, (loss, norm) in wanted.items():
+        assert found[step] == (pytest.approx(loss, abs=1e-5), pytest.approx(norm, rel=1e-4))
+
+
+def test_a_pipeline_checkpoint_opens_without_a_pipeline(run_job, make_plan, tmp_path):
+    run_job("train", make_plan("pp=2,mbs=2", "tied-llama"), steps=EVERY, output=str(tmp_path))
+    run_job("train", make_plan("dp=2,zero=3,mbs=2", "tied-llama"), steps=EVERY + 1, output=str(tmp_path))
+    assert list(losses(tmp_path)) == list(range(1, EVERY + 2))
+
+
+def test_a_flipped_bit_is_noticed_and_the_older_checkpoint_used(finished, run_job, make_plan, tmp_path):
+    output = tmp_path / "copy"
+    shutil.copytree(finished, output)
+    flip_one_bit(checkpoint(output, STEPS))
+    plan = make_plan("dp=2,zero=1,mbs=2", "tied-llama")
+    assert run_job("train", plan, steps=STEPS, output=str(output)) == ExitCode.OK
+    assert losses(output) == losses(finished)
+    flip_one_bit(checkpoint(output, STEPS))
+    flip_one_bit(checkpoint(output, EVERY))
+    with pytest.raises(RuntimeError, match=r"EnvironmentProblem: no checkpoint in .* is intact"):
+        run_job("train", plan, steps=STEPS, output=str(output))
+
+
+def test_a_checkpoint_cannot_run_code(interrupted, run_job, make_plan, tmp_path):
+    """The attacker also fixes the manifest, so only the allow-list is in the way."""
+    import hashlib
+
+    class Attack:
+        def __reduce__(self):
+            return (Path.touch, (tmp_path / "attacked",))
+
+    folder = checkpoint(interrupted, EVERY)
+    (folder / ".metadata").write_bytes(pickle.dumps(Attack()))
+    manifest = json.loads((folder / "manifest.json").read_text())
+    manifest[".metadata"] = hashlib.sha256((folder / ".metadata").read_bytes()).hexdigest()
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+    with pytest.raises(RuntimeError, match="EnvironmentProblem: cannot load"):
+        run_job("train", make_plan("dp=1,mbs=4", "tied-llama"), steps=STEPS, output=str(interrupted))
+    assert not (tmp_path / "attacked").exists()
+
+
+def test_a_save_that_fails_leaves_the_checkpoint_before(interrupted, run_job, make_plan):
+    """A limit on the size of a file stands for a full disk."""
+    plan = make_plan("dp=2,zero=1,mbs=2", "tied-llama")
+    with pytest.raises(RuntimeError, match=r"EnvironmentProblem: cannot save .* are free there"):
+        run_job("train", plan, steps=STEPS, output=str(interrupted), file_limit=20_000)
+    assert [path.name for path in (interrupted / "checkpoints").iterdir()] == [checkpoint(interrupted, EVERY).name]
+    assert run_job("train", plan, steps=STEPS, output=str(interrupted)) == ExitCode.OK
+
+
+def test_a_checkpoint_of_another_model_is_refused(interrupted, run_job, make_plan):
+    with pytest.raises(RuntimeError, match=r"InputError: .* is of another model"):
+        run_job("train", make_plan("dp=1,mbs=4", "gpt"), steps=STEPS, output=str(interrupted))
+
+
+def test_one_bad_number_stops_all_ranks_before_they_update(run_job, make_plan, tmp_path):
+    plan = make_plan("pp=2,dp=2,zero=1,mbs=2")
+    code = run_job("train", plan, steps=STEPS, output=str(tmp_path), poison_rank=3)
+    assert code == ExitCode.DIVERGED
+    assert status(tmp_path)["state"] == "diverged"
+    assert status(tmp_path)["step"] == 0
+    assert not (tmp_path / "metrics.jsonl").exists()
+    assert not (tmp_path / "checkpoints").exists()
+
+
+def test_only_two_checkpoints_stay(run_job, make_plan, tmp_path):
+    run_job("train", make_plan("dp=1,mbs=8"), steps=5, output=str(tmp_path), checkpoint_every=1)
+    assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == [
+        "step-00000004",
+        "step-00000005",
+    ]

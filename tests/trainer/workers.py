@@ -1,0 +1,170 @@
+"""A program, not a test: runs jobs from stdin, one JSON object a line, on freshly forked ranks.
+
+Importing torch takes seconds and a fork takes milliseconds, so all compositions share one import.
+"""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import resource
+import signal
+import sys
+import tempfile
+import traceback
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+
+from planner.cost.ledger import LineName
+from planner.plan import Plan, plan_from_json
+from planner.trainer.data import open_corpus
+from planner.trainer.measure import MemoryMeter, measurements
+from planner.trainer.model import Transformer, initial_value
+from planner.trainer.train import RunOptions, run
+from planner.trainer.trainer import Trainer
+
+FORK = multiprocessing.get_context("fork")
+
+
+def corpus_of(plan: Plan, job: dict[str, Any]) -> Any:
+    training = plan.training
+    return open_corpus(
+        tuple(Path(path) for path in job.get("data", ())),
+        sequence_length=training.sequence_length,
+        vocab_size=plan.model.vocab_size,
+        seed=training.seed,
+    )
+
+
+def make_trainer(plan: Plan, job: dict[str, Any]) -> Trainer:
+    return Trainer(plan, corpus_of(plan, job), torch.device("cpu"), num_steps=job["steps"])
+
+
+def steps(plan: Plan, job: dict[str, Any]) -> list[tuple[float, float]]:
+    """Loss and gradient norm of each step."""
+    trainer = make_trainer(plan, job)
+    if job.get("wrong_loss_scale"):
+        trainer.executor.loss.num_tokens *= 2
+    if job.get("wrong_pipeline_scale"):
+        trainer.executor.schedule.scale_grads = True
+    results = [trainer.step() for _ in range(job["steps"])]
+    return [(result.loss, result.grad_norm) for result in results]
+
+
+def reference(plan: Plan, job: dict[str, Any]) -> list[tuple[float, float]]:
+    """The same job without any parallelism: one module, the whole batch at once, torch's plain AdamW."""
+    training, spec = plan.training, plan.model
+    model = Transformer(spec)
+    for name, parameter in model.named_parameters():
+        parameter.data = initial_value(name, parameter.shape, spec, seed=training.seed)
+    model.tie()
+    decayed = [p for p in model.parameters() if p.ndim >= 2]
+    others = [p for p in model.parameters() if p.ndim < 2]
+    optimizer = torch.optim.AdamW(
+        [{"params": decayed, "weight_decay": training.weight_decay}, {"params": others, "weight_decay": 0.0}],
+        lr=training.learning_rate,
+        betas=(training.adam_beta1, training.adam_beta2),
+        eps=training.adam_epsilon,
+        foreach=False,
+        fused=False,
+    )
+    schedule = torch.optim.lr_scheduler.SequentialLR(
+        optimizer,
+        [
+            torch.optim.lr_scheduler.LinearLR(optimizer, 1 / training.warmup_steps, 1.0, training.warmup_steps - 1),
+            torch.optim.lr_scheduler.CosineAnnealingLR(
+                optimizer,
+                job["steps"] - training.warmup_steps,
+                eta_min=training.learning_rate * training.min_learning_rate_ratio,
+            ),
+        ],
+        milestones=[training.warmup_steps - 1],
+    )
+    corpus, history = corpus_of(plan, job), []
+    for step in range(job["steps"]):
+        tokens, targets = corpus.batch(step * training.global_batch_size, training.global_batch_size)
+        loss = F.cross_entropy(model(tokens).flatten(0, 1), targets.flatten())
+        loss.backward()
+        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), training.gradient_clip, foreach=False)
+        history.append((float(loss.detach()), float(norm)))
+        optimizer.step()
+        schedule.step()
+        optimizer.zero_grad()
+    return history
+
+
+def train(plan: Plan, job: dict[str, Any]) -> int:
+    """A whole run with checkpoints, as `planner launch` starts it; returns its exit code."""
+    trainer = make_trainer(plan, job)
+    if job.get("poison_rank") == dist.get_rank():
+        with torch.no_grad():
+            next(iter(trainer.parameters().values())).to_local().fill_(float("nan"))
+    if "file_limit" in job:
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (job["file_limit"], job["file_limit"]))
+    options = RunOptions(
+        output=Path(job["output"]), resume=job.get("resume", "auto"), checkpoint_every=job.get("checkpoint_every")
+    )
+    return int(run(trainer, options))
+
+
+def memory(plan: Plan, job: dict[str, Any]) -> dict[str, Any]:
+    """Measured memory lines of one step."""
+    trainer = make_trainer(plan, job)
+    meter = MemoryMeter(trainer.chunks, trainer.optimizer)
+    with meter.watch():
+        result = trainer.step()
+    lines = measurements(trainer, meter, [result])["memory"]
+    return {str(name): lines[name]["num_bytes"] for name in MEASURED}
+
+
+MEASURED = (LineName.PARAMS, LineName.GRADS, LineName.OPTIMIZER_STATE, LineName.ACTIVATIONS)
+JOBS = {"steps": steps, "reference": reference, "train": train, "memory": memory}
+
+
+def rank_main(rank: int, job: dict[str, Any], store: str, answers: Any) -> None:
+    plan = plan_from_json(json.dumps(job["plan"]))
+    world = plan.layout.world_size
+    torch.set_num_threads(1)
+    try:
+        shared = dist.FileStore(store, world)
+        dist.init_process_group("gloo", rank=rank, world_size=world, store=shared, timeout=timedelta(seconds=120))
+        answer = {"result": JOBS[job["kind"]](plan, job)}
+    except BaseException as error:  # noqa: BLE001 # the test that asked wants to see any of them
+        answer = {"error": f"rank {rank}: {type(error).__name__}: {error}", "trace": traceback.format_exc()}
+    answers.put((rank, json.dumps(answer)))
+    os._exit(0)  # peers may be gone: no clean shutdown is wanted
+
+
+def run_job(job: dict[str, Any]) -> str:
+    """Result of rank 0, or the first error."""
+    world = plan_from_json(json.dumps(job["plan"])).layout.world_size
+    answers = FORK.SimpleQueue()
+    with tempfile.TemporaryDirectory() as folder:
+        ranks = [FORK.Process(target=rank_main, args=(r, job, f"{folder}/store", answers)) for r in range(world)]
+        for each in ranks:
+            each.start()
+        found = {}
+        for _ in ranks:
+            rank, answer = answers.get()
+            found[rank] = answer
+            if "error" in json.loads(answer):
+                break
+        for each in ranks:
+            if len(found) < world:
+                each.kill()
+            each.join()
+    failed = [answer for answer in found.values() if "error" in json.loads(answer)]
+    return failed[0] if failed else found[0]
+
+
+if __name__ == "__main__":
+    for line in sys.stdin:
+        sys.stdout.write(run_job(json.loads(line)) + "\n")
+        sys.stdout.flush()
