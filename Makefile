@@ -68,8 +68,9 @@ golden: $(STAMP) ## rewrite tests/golden; read the difference before you commit 
 	@git diff --stat -- tests/golden
 
 .PHONY: accuracy
-accuracy: $(STAMP) ## closed forms against the numbers that papers print
+accuracy: $(STAMP) ## closed forms against the numbers that papers print, and predictions against measured runs
 	$(BIN)/python tools/closed_forms.py
+	$(BIN)/planner accuracy tests/published/measurements.csv
 
 .PHONY: bench
 bench: $(STAMP) ## CPU seconds and memory of the commands against their targets (a report)

@@ -87,8 +87,9 @@ def plan(
 ) -> int:
     """Find the fastest layout for MODEL on CLUSTER.
 
-    MODEL and CLUSTER are shipped names (`planner models`, `planner clusters`) or YAML files. Without -o nothing
-    is written. The exit code is 3 when no layout fits into memory.
+    MODEL and CLUSTER are shipped names (`planner models`, `planner clusters`) or YAML files; MODEL may be a
+    Hugging Face config.json or its folder too. Without -o nothing is written. The exit code is 3 when no layout
+    fits into memory.
     """
     from planner.plan import plan_to_json, write_plan
     from planner.search.search import Constraints, NothingFits, search
@@ -173,6 +174,26 @@ def emit(plan_path: Path, to: str) -> int:  # noqa: ARG001 - one target so far
 
 
 @cli.command()
+@click.argument("runs", type=click.Path(path_type=Path), metavar="RUNS.csv")
+@json_option
+def accuracy(runs: Path, as_json: bool) -> int:
+    """Set predictions beside the measured runs of a table.
+
+    RUNS.csv has the columns of tests/published/measurements.csv; cells may be blank. A run that cannot be priced
+    is listed with the reason.
+    """
+    from planner.accuracy.report import report_of, report_to_json
+    from planner.show.accuracy import accuracy as tables
+
+    report = report_of(runs)
+    if as_json:
+        _print(report_to_json(report))
+    else:
+        _render(tables(report))
+    return ExitCode.OK
+
+
+@cli.command()
 @click.argument("name", required=False)
 @json_option
 def models(name: str | None, as_json: bool) -> int:
@@ -200,9 +221,12 @@ def clusters(name: str | None, as_json: bool) -> int:
 
 
 def _load_job(**workload: Any) -> Job:
-    from planner.specs.load import load_job
+    from planner.specs.load import load_job, model_notes
 
-    return load_job(**{name: value for name, value in workload.items() if value is not None})
+    job = load_job(**{name: value for name, value in workload.items() if value is not None})
+    for note in model_notes(workload["model"]):
+        sys.stderr.write(f"note: {note}\n")
+    return job
 
 
 def _price(targets: Sequence[str], layout: str | None, **workload: Any) -> Plan:

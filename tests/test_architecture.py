@@ -34,7 +34,8 @@ LAYERS = (
     ("cost",),
     ("plan",),
     ("search",),
-    ("accuracy", "calibrate", "diff", "emit", "explain", "launch", "show", "verify"),
+    ("accuracy",),
+    ("calibrate", "diff", "emit", "explain", "launch", "show", "verify"),
     ("cli", "options", "__main__"),
 )
 LEVEL = {part: level for level, parts in enumerate(LAYERS) for part in parts}

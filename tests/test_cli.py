@@ -33,6 +33,7 @@ CONTRACT = {
     "explain": WORKLOAD | {"--layout", "--json"},
     "launch": {"--data", "--steps", "--output", "--resume", "--dry-run"},
     "emit": {"--to"},
+    "accuracy": {"--json"},
     "models": {"--json"},
     "clusters": {"--json"},
 }

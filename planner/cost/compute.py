@@ -106,7 +106,11 @@ def head_seconds(job: Job, layout: Degrees) -> tuple[Any, Any]:
     vocab = padded_vocab(job.model, job.engine, layout)
     forward, backward = linear_seconds(job, tokens, job.model.hidden_size, vocab, precision=job.core_precision)
     logits = tokens * vocab
-    return forward + memory_bound_seconds(job, 16.0 * logits), backward + memory_bound_seconds(job, 12.0 * logits)
+    slowdown = job.calibration.slowdown
+    return (
+        slowdown * (forward + memory_bound_seconds(job, 16.0 * logits)),
+        slowdown * (backward + memory_bound_seconds(job, 12.0 * logits)),
+    )
 
 
 _OPTIMIZER_BYTES: Final = 52.0

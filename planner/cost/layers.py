@@ -117,7 +117,7 @@ def _core_seconds(job: Job, layout: Degrees) -> tuple[Any, Any]:
         if model.mla is not None:
             width = model.mla.nope_head_size + model.mla.rope_head_size + model.mla.value_head_size
         flops = 2.0 * rows * attention_span(model, s, causal=True) * width * heads
-        rate = device.peak[job.core_precision] * device.efficiency.attention
+        rate = device.peak[job.core_precision] * job.attention_share
         forward = flops / rate + device.efficiency.launch
         return forward, _FLASH_BACKWARD * flops / rate + device.efficiency.launch
     scores = matmul_seconds(job, rows, s, model.head_size, heads, precision=job.core_precision)
@@ -203,8 +203,9 @@ def layer_seconds(job: Job, layout: Degrees, *, experts: bool = False) -> LayerS
     """Seconds of one transformer layer for one microbatch, without communication.
 
     `experts`: a layer with experts in place of its feed-forward block. In eager mode a small layer cannot run
-    faster than the host launches its operators: `layer_floor` of the device times the engine's `host_factor`
-    bounds the forward pass, and 1.6 times that the backward pass.
+    faster than the host launches its operators: `layer_floor` of the device times the engine's factor
+    bounds the forward pass, and 1.6 times that the backward pass. All of it takes the calibration's `slowdown`
+    times as long as the roofline says.
 
     Source: sum of the operators; the floor's ratio of 1.6 is the number of backward per forward operators.
     """
@@ -215,9 +216,11 @@ def layer_seconds(job: Job, layout: Degrees, *, experts: bool = False) -> LayerS
         _expert_seconds(job, layout, moe) if moe else _ffn_seconds(job, tokens, job.model.ffn_hidden_size / layout.tp)
     )
     parts = (_projection_seconds(job, layout), (core_forward, core_backward), block, _light_seconds(job, layout))
-    floor = job.cluster.device.efficiency.layer_floor * job.engine.host_factor
+    factor = job.engine.expert_host_factor if moe else job.engine.host_factor
+    floor = job.cluster.device.efficiency.layer_floor * factor
+    slowdown = job.calibration.slowdown
     return LayerSeconds(
-        forward=np.maximum(sum(f for f, _ in parts), floor),
-        backward=np.maximum(sum(b for _, b in parts), _BACKWARD_OPERATORS * floor),
-        core_forward=core_forward,
+        forward=slowdown * np.maximum(sum(f for f, _ in parts), floor),
+        backward=slowdown * np.maximum(sum(b for _, b in parts), _BACKWARD_OPERATORS * floor),
+        core_forward=slowdown * core_forward,
     )

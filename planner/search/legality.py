@@ -135,6 +135,11 @@ RULES: Final = (
         holds=lambda job, _: np.asarray(set(job.model.features) <= set(job.engine.model_features)),
         why="the engine runs every feature of the model (try --engine megatron)",
     ),
+    Rule(
+        name="encoder",
+        holds=lambda job, x: np.equal(x.pp, 1) | (job.model.kind == "decoder"),
+        why="encoders and encoder-decoders are not cut into pipeline stages",
+    ),
     Rule(name="axes", holds=_axes_offered, why="the engine runs every axis that is larger than 1"),
 )
 

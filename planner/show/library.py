@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 import yaml
 from rich.text import Text
 
-from planner.cost.parameters import num_params
+from planner.cost.parameters import num_active_params, num_params
 from planner.show.columns import Columns
 from planner.show.screen import clean
 from planner.specs import load
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 __all__ = ["cluster_entries", "cluster_table", "entry_text", "model_entries", "model_table", "one_cluster", "one_model"]
 
-_DERIVED: Final = ("num_params", "source")
+_DERIVED: Final = ("num_params", "num_active_params", "source")
 """Keys of an entry that no document has."""
 
 
@@ -36,7 +36,7 @@ def _model_entry(model: ModelSpec, source: str) -> dict[str, Any]:
     return {
         "name": model.name,
         "num_params": num_params(model),
-        "num_active_params": num_params(model),  # dense: every parameter works on every token
+        "num_active_params": num_active_params(model),
         "num_layers": model.num_layers,
         "hidden_size": model.hidden_size,
         "max_sequence_length": model.max_sequence_length,
@@ -48,7 +48,8 @@ def one_model(name: str) -> dict[str, Any]:
     """One model, by shipped name or file: the document as it was understood, and its size."""
     model = load.load_model(name)
     source = {"source": load.model_source(name)} if name in load.model_names() else {}
-    return {**model.model_dump(mode="json"), "num_params": num_params(model), **source}
+    counts = {"num_params": num_params(model), "num_active_params": num_active_params(model)}
+    return {**model.model_dump(mode="json"), **counts, **source}
 
 
 def cluster_entries() -> list[dict[str, Any]]:
@@ -79,6 +80,7 @@ def model_table(entries: Sequence[dict[str, Any]]) -> RenderableType:
         (
             Text(clean(entry["name"]), style="bold"),
             format_count(entry["num_params"]),
+            format_count(entry["num_active_params"]),
             str(entry["num_layers"]),
             str(entry["hidden_size"]),
             str(entry["max_sequence_length"]),
@@ -86,7 +88,10 @@ def model_table(entries: Sequence[dict[str, Any]]) -> RenderableType:
         for entry in entries
     ]
     return Columns(
-        rows, right=(1, 2, 3, 4), optional=(4, 3, 2), header=("model", "parameters", "layers", "hidden", "sequence")
+        rows,
+        right=(1, 2, 3, 4, 5),
+        optional=(5, 4, 3, 2),
+        header=("model", "parameters", "active", "layers", "hidden", "sequence"),
     )
 
 

@@ -60,6 +60,7 @@ class EngineSpec(Document):
     host_factor: float = Field(
         ge=0, description="host time of a layer over the device file's layer_floor (0: captured graphs)"
     )
+    expert_host_factor: float = Field(ge=0, description="the same for a layer with experts")
     # --- what it communicates and overlaps ------------------------------------------------------------
     overlaps_data_parallel: bool
     overlaps_pipeline_sends: bool

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from planner.specs.calibration import UNCALIBRATED, CalibrationEntry
 from planner.specs.engine import StateBytes
 
 if TYPE_CHECKING:
@@ -31,6 +32,7 @@ class Job:
 
     headroom: share of device memory that a plan leaves free.
     allow_tp_across_nodes: lift the rule that tensor parallelism stays inside the scale-up domain.
+    calibration: corrections from measured runs of this device, engine and precision.
     """
 
     model: ModelSpec
@@ -39,6 +41,12 @@ class Job:
     engine: EngineSpec
     headroom: float = 0.05
     allow_tp_across_nodes: bool = False
+    calibration: CalibrationEntry = UNCALIBRATED
+
+    @property
+    def attention_share(self) -> float:
+        """Share of the 16-bit peak that fused attention reaches."""
+        return self.calibration.attention or self.cluster.device.efficiency.attention
 
     @property
     def state_bytes(self) -> StateBytes:

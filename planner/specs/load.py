@@ -11,6 +11,7 @@ from planner.specs import library
 from planner.specs.cluster import ClusterSpec
 from planner.specs.detect import local_host
 from planner.specs.engine import EngineSpec
+from planner.specs.huggingface import CONFIG_NAME, read_config
 from planner.specs.job import Job
 from planner.specs.model import ModelSpec
 from planner.specs.settings import apply_setting, with_value
@@ -34,6 +35,7 @@ __all__ = [
     "load_job",
     "load_model",
     "model_names",
+    "model_notes",
     "model_source",
 ]
 
@@ -70,12 +72,22 @@ def cluster_source(name: str) -> str:
 
 
 def load_model(name: str) -> ModelSpec:
-    """A model by shipped name or path.
+    """A model by shipped name or path: of a YAML file, a Hugging Face config.json or its folder.
 
     Raises:
         InputError: unknown name, or a document with mistakes.
     """
     return validate(ModelSpec, _model_tree(name))
+
+
+def model_notes(name: str) -> tuple[str, ...]:
+    """What a reader should know about a model that was read from a Hugging Face config.json: what it left out.
+
+    Raises:
+        InputError: a document with mistakes.
+    """
+    config = _config_path(name)
+    return read_config(config, str(config)).notes if config else ()
 
 
 def load_cluster(name: str) -> ClusterSpec:
@@ -114,7 +126,8 @@ def load_job(
 ) -> Job:
     """Read everything that a job needs; options override `settings`, and both override the documents.
 
-    model, cluster: a shipped name or the path of a YAML file. training: the path of a YAML file.
+    model, cluster: a shipped name or the path of a YAML file; a model also the path of a Hugging Face config.json
+    or of its folder. training: the path of a YAML file.
     settings: `PATH=VALUE` changes, see `planner.specs.settings`.
     headroom: share of device memory that a plan leaves free.
 
@@ -209,13 +222,16 @@ def _read_trees(mistakes: _Mistakes, model: str, cluster: str, training: str | N
 
 
 def _model_tree(name: str) -> Node:
+    config = _config_path(name)
+    return read_config(config, str(config)).tree if config else _named_tree("models", name)
+
+
+def _config_path(name: str) -> Path | None:
+    """The Hugging Face config.json that a model's name means, if it does: a JSON file, or a folder with one."""
+    if name in model_names():
+        return None
     path = Path(name)
-    if path.suffix == ".json" or (name not in model_names() and _exists(path / "config.json")):
-        raise InputError(
-            f"{printable(name)}: reading a Hugging Face config.json is not supported yet",
-            hint="write the shape as a YAML file; `planner models llama3-8b` shows one",
-        )
-    return _named_tree("models", name)
+    return path if path.suffix == ".json" else path / CONFIG_NAME if _is_folder(path) else None
 
 
 def _cluster_tree(name: str) -> Node:
@@ -253,6 +269,13 @@ def _named_tree(kind: Kind, name: str) -> Node:
 def _exists(path: Path) -> bool:
     try:
         return path.exists()
+    except (OSError, ValueError):  # a name that no file can have
+        return False
+
+
+def _is_folder(path: Path) -> bool:
+    try:
+        return path.is_dir()
     except (OSError, ValueError):  # a name that no file can have
         return False
 

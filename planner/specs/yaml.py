@@ -22,7 +22,17 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-__all__ = ["MAX_BYTES", "MAX_DEPTH", "MAX_MISTAKES", "MAX_NODES", "Node", "parse_value", "parse_yaml", "read_yaml"]
+__all__ = [
+    "MAX_BYTES",
+    "MAX_DEPTH",
+    "MAX_MISTAKES",
+    "MAX_NODES",
+    "Node",
+    "parse_value",
+    "parse_yaml",
+    "read_text",
+    "read_yaml",
+]
 
 MAX_BYTES: Final = 2**20
 MAX_DEPTH: Final = 32
@@ -83,11 +93,21 @@ def read_yaml(path: Path, name: str = "") -> Node:
         EnvironmentProblem: the file cannot be read.
     """
     shown = printable(name or str(path))
+    return parse_yaml(read_text(path, shown), shown)
+
+
+def read_text(path: Path, shown: str) -> str:
+    """The text of a regular file of at most `MAX_BYTES`; messages call the file `shown`.
+
+    Raises:
+        InputError: no such file, not a regular file, too large, or not UTF-8.
+        EnvironmentProblem: the file cannot be read.
+    """
     try:
         mode, num_bytes = (status := path.stat()).st_mode, status.st_size
         if not stat.S_ISREG(mode):
             kind = "a directory" if stat.S_ISDIR(mode) else "not a regular file"
-            raise InputError(f"{shown} is {kind}", hint="name a YAML file")
+            raise InputError(f"{shown} is {kind}", hint="name a file")
         if num_bytes > MAX_BYTES:
             raise InputError(f"{shown} has {num_bytes} bytes; a document has at most {MAX_BYTES}")
         with path.open("rb") as file:
@@ -96,7 +116,7 @@ def read_yaml(path: Path, name: str = "") -> Node:
         raise InputError(f"{shown} does not exist", hint="check the path") from None
     except OSError as error:
         raise EnvironmentProblem(f"cannot read {shown}: {error.strerror}") from None
-    return parse_yaml(_decode(content, shown), shown)
+    return _decode(content, shown)
 
 
 def parse_yaml(text: str, name: str) -> Node:

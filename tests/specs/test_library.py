@@ -13,8 +13,10 @@ import jsonschema
 import pytest
 import yaml
 
+from planner.accuracy.knowledge import knowledge
 from planner.cost.parameters import num_params
 from planner.specs.document import Document
+from planner.specs.library import path_of
 from planner.specs.load import (
     cluster_names,
     cluster_source,
@@ -26,6 +28,7 @@ from planner.specs.load import (
     model_source,
 )
 from planner.specs.schema import schemas, write_schemas
+from planner.specs.yaml import read_yaml
 
 ROOT = Path(__file__).parents[2]
 
@@ -80,7 +83,10 @@ def test_engines_load_under_their_own_names(name: str) -> None:
 
 def test_device_files_are_named_after_their_devices_and_all_are_used() -> None:
     files = {path.stem for path in (ROOT / "clusters" / "devices").glob("*.yaml")}
-    assert files == {load_cluster(name).device.name for name in cluster_names()}
+    in_tables = {entry["device"] for entry in knowledge("gpus")["gpus"]}  # of published runs
+    assert files == {load_cluster(name).device.name for name in cluster_names()} | in_tables
+    for name in files:
+        assert read_yaml(path_of("clusters/devices", name)).plain["name"] == name
 
 
 def test_the_names_of_the_contract_are_shipped() -> None:

@@ -1,0 +1,1 @@
+"""Predicted against measured: published runs, read from a table, priced and compared."""

@@ -1,0 +1,337 @@
+"""From a row of a table to a job and a layout; what a row does not state is decided here, once, with the reason."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import TYPE_CHECKING, Any, Final, cast
+
+from planner.accuracy.knowledge import UnpricedRun, knowledge, normalized
+from planner.accuracy.machines import cluster_of
+from planner.accuracy.models import model_of
+from planner.layout import Layout, even_split
+from planner.specs.job import Job
+from planner.specs.load import load_engine
+from planner.specs.text import printable
+from planner.specs.training import TrainingSpec
+
+if TYPE_CHECKING:
+    from planner.accuracy.runs import Run
+    from planner.specs.cluster import Precision
+    from planner.specs.engine import EngineSpec, Recompute, Schedule
+    from planner.specs.model import ModelSpec
+
+__all__ = ["Setup", "Unsupported", "engine_of", "job_of"]
+
+_LARGEST_BATCH: Final = 100_000_000
+_LARGEST_SEQUENCE: Final = 100_000_000
+_LARGEST_DEGREE: Final = 1_000_000
+_LARGEST_PIPELINE: Final = 10_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unsupported:
+    """Why a row cannot be priced."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setup:
+    """What a row says, in the planner's own terms.
+
+    share: batch of the row over the batch of `job`, below 1 where the microbatches were rounded up to whole ones;
+    the step of the row takes this share of the job's step.
+    assumed: what the row does not state and was decided here, in words.
+    """
+
+    job: Job
+    layout: Layout
+    share: float = 1.0
+    assumed: tuple[str, ...] = ()
+
+    @property
+    def assumes_recompute(self) -> bool:
+        """The row does not say whether activations are recomputed."""
+        return any(each.startswith("recompute") for each in self.assumed)
+
+
+def job_of(run: Run) -> Setup | Unsupported:
+    """The job and the layout of a row, or the reason why there is none.
+
+    The row's cells win; aliases.yaml and gpus.yaml add what no column holds. This never raises: rows of other
+    people are not the user's mistakes.
+    """
+    try:
+        return _setup(_with_knobs(run))
+    except UnpricedRun as reason:
+        return Unsupported(reason=str(reason))
+
+
+def _setup(run: Run) -> Setup:
+    if run.task.lower() in ("lora", "peft", "inference", "generation"):
+        raise UnpricedRun(f"task {printable(run.task, 40)}")
+    assumed: list[str] = []
+    degrees = _degrees(run, assumed)
+    world = degrees["tp"] * degrees["pp"] * degrees["cp"] * degrees["dp"]
+    engine = engine_of(run, degrees["tp"] * degrees["pp"] * degrees["cp"] > 1)
+    model = model_of(run)
+    cluster = cluster_of(run, run.gpus or world)
+    mbs = run.microbatch or run.mbs or _assume(1, "microbatch 1", assumed)
+    batch, share = _batch(run, degrees["dp"], mbs)
+    training = _training(run, model, batch)
+    job = Job(model=model, cluster=cluster, training=training, engine=engine, allow_tp_across_nodes=True)
+    layout = _layout(run, job, degrees, mbs, assumed)
+    return Setup(job=job, layout=layout, share=share, assumed=tuple(assumed))
+
+
+def _assume(value: Any, words: str, assumed: list[str]) -> Any:
+    assumed.append(words)
+    return value
+
+
+def _with_knobs(run: Run) -> Run:
+    """The run with the cells that its source states outside its table; a cell of the row itself wins."""
+    cells = knowledge("aliases")["knobs"].get(run.source_set, {}).get(normalized(run.model), {})
+    blank = {name: value for name, value in cells.items() if getattr(run, name) is None}
+    return replace(run, **blank) if blank else run
+
+
+# --- the engine -------------------------------------------------------------------------------------------------
+
+_ENGINES: Final = (
+    # words of the framework's name -> engine profile; the first match counts
+    ("automodel", "torchtitan"),  # FSDP2, DTensor and torch pipelining, as torchtitan
+    ("torchtitan", "torchtitan"),
+    ("kempnerforge", "torchtitan"),
+    ("fsdp2", "torchtitan"),
+    ("olmo", "torchtitan"),
+    ("composer", "fsdp"),
+    ("fms-fsdp", "fsdp"),
+    ("paxml", "fsdp"),  # JAX: its compiler shards as FSDP does
+    ("maxtext", "fsdp"),
+    ("jax", "fsdp"),
+    ("megatron-core", "megatron"),
+    ("megatron-bridge", "megatron"),
+    ("megatron-deepspeed", "deepspeed"),
+    ("megatron(-deepspeed)", "deepspeed"),
+    ("megatron", "megatron"),
+    ("nemo", "megatron"),
+    ("deepspeed", "deepspeed"),
+    ("gpt-neox", "deepspeed"),
+    ("fsdp", "fsdp"),
+    ("alpa", "megatron-2021"),  # no fused attention, no distributed optimizer in its Megatron-like plans
+)
+
+
+def engine_of(run: Run, model_parallel: bool) -> EngineSpec:
+    """The engine profile for a row's framework; one that nobody knows is priced as Megatron.
+
+    Megatron-LM without fused attention, sequence parallelism and sharded optimizer is the code of the SC'21 paper.
+    Plain FSDP has no tensor, pipeline or context parallelism: such rows are of torch's composition.
+    """
+    words = run.framework.lower()
+    name = next((engine for word, engine in _ENGINES if word in words), "megatron")
+    if name == "megatron" and run.flash_attention == 0 and not run.sp and not run.zero_stage:
+        name = "megatron-2021"
+    if name == "fsdp" and model_parallel:
+        name = "torchtitan"
+    return _engine(name)
+
+
+@cache
+def _engine(name: str) -> EngineSpec:
+    return load_engine(name)
+
+
+# --- the workload -----------------------------------------------------------------------------------------------
+
+
+def _training(run: Run, model: ModelSpec, batch: int) -> TrainingSpec:
+    if not run.seq or run.seq > _LARGEST_SEQUENCE:
+        raise UnpricedRun("sequence length not stated")
+    fused = run.flash_attention != 0
+    # the GPT runs of the time before fused attention trained with Megatron's default dropout of 0.1
+    dropout = 0.0 if fused or model.activation == "swiglu" else 0.1
+    return TrainingSpec(
+        sequence_length=run.seq,
+        global_batch_size=batch,
+        precision=_precision(run),
+        attention="flash" if fused else "unfused",
+        dropout=dropout,
+    )
+
+
+_LOW: Final[tuple[Precision, ...]] = ("fp4", "fp8")
+
+
+def _precision(run: Run) -> Precision:
+    """fp8 and fp4 by class; 16 bits are fp16 where the row says so or the GPU has no bf16."""
+    words, kind = run.precision.lower(), run.precision_class.lower()
+    for low in _LOW:
+        if kind == low or (not kind and (low in words or low.replace("fp", "float") in words)):
+            return low
+    if kind not in ("", "16", "bf16", "fp16") or "32" in words:
+        raise UnpricedRun(f"precision {printable(run.precision or kind, 40)}")
+    return "fp16" if "fp16" in words or "v100" in run.gpu.lower() else "bf16"
+
+
+def _batch(run: Run, dp: int, mbs: int) -> tuple[int, float]:
+    """Sequences per step in whole microbatches, and the row's own batch over that."""
+    batch = run.gbs or _accumulated_batch(run, dp, mbs)
+    if not batch:
+        raise UnpricedRun("global batch not stated")
+    if batch < dp * mbs:
+        raise UnpricedRun(f"global batch {batch} is less than dp * microbatch = {dp * mbs}")
+    whole = -(-batch // (dp * mbs)) * dp * mbs
+    if whole > _LARGEST_BATCH:
+        raise UnpricedRun(f"global batch {batch}")
+    return whole, batch / whole
+
+
+def _accumulated_batch(run: Run, dp: int, mbs: int) -> int | None:
+    steps = re.search(r"(?:grad_accum|ga)\s*=\s*(\d{1,6})", run.flags.lower())
+    return dp * mbs * int(steps[1]) if steps else None
+
+
+# --- the layout -------------------------------------------------------------------------------------------------
+
+
+def _degrees(run: Run, assumed: list[str]) -> dict[str, int]:
+    """tp, pp, cp and dp; the number of GPUs decides where it contradicts the stated dp, as with expert-dp columns."""
+    tp, pp, cp = run.tp or 1, run.pp or 1, run.cp or 1
+    if max(tp, cp) > _LARGEST_DEGREE or pp > _LARGEST_PIPELINE:
+        raise UnpricedRun(f"tp {tp}, pp {pp}, cp {cp}")
+    inner = tp * pp * cp
+    if not run.gpus:
+        if not run.dp:
+            raise UnpricedRun("number of GPUs not stated")
+        return {"tp": tp, "pp": pp, "cp": cp, "dp": run.dp}
+    if run.gpus % inner == 0:
+        dp = run.gpus // inner
+        if run.dp and run.dp != dp:
+            assumed.append(f"dp {dp} by the number of GPUs, not {run.dp}")
+        return {"tp": tp, "pp": pp, "cp": cp, "dp": dp}
+    if run.dp and inner * run.dp <= run.gpus:
+        return {"tp": tp, "pp": pp, "cp": cp, "dp": run.dp}
+    raise UnpricedRun(f"tp * pp * cp = {inner} does not divide {run.gpus} GPUs")
+
+
+def _layout(run: Run, job: Job, degrees: dict[str, int], mbs: int, assumed: list[str]) -> Layout:
+    tp, pp, cp, dp = degrees["tp"], degrees["pp"], degrees["cp"], degrees["dp"]
+    interleave = _interleave(run, pp, job.model.num_layers, assumed)
+    zero = _zero(run, job.engine, pp, assumed) if dp * cp > 1 else 0
+    ep, etp = _experts(run, job.model, tp, tp * cp * dp, assumed)
+    return Layout(
+        **degrees,
+        ep=ep,
+        etp=etp,
+        zero=zero,
+        hsdp=_hsdp(run, dp) if zero else 1,
+        mbs=mbs,
+        interleave=interleave,
+        schedule=_schedule(run, interleave),
+        sp=_sequence_parallel(run, tp, assumed),
+        recompute=(_recompute(run, job.engine, assumed),) * (pp * interleave),
+        offload="optimizer" if _offloads(run) else "none",
+        layers_per_stage=even_split(job.model.num_layers, pp, interleave),
+    )
+
+
+def _offloads(run: Run) -> bool:
+    return bool(run.offload) or "cpu offload" in run.flags.lower() or "offload=true" in run.flags.lower()
+
+
+def _interleave(run: Run, pp: int, num_layers: int, assumed: list[str]) -> int:
+    if pp > num_layers:
+        raise UnpricedRun(f"{pp} pipeline stages for {num_layers} layers")
+    stated = run.interleave or run.vpp
+    if pp == 1:
+        return 1
+    if stated is None:
+        return int(_assume(1, "interleave 1", assumed))
+    if stated * pp > num_layers:  # the ends count as layers there
+        return int(_assume(num_layers // pp, f"interleave {num_layers // pp}: every chunk holds a layer", assumed))
+    return max(1, stated)
+
+
+def _zero(run: Run, engine: EngineSpec, pp: int, assumed: list[str]) -> int:
+    """The stated stage; else what the engine does by default."""
+    if run.zero_stage is not None and run.zero_stage <= 3:
+        return run.zero_stage
+    in_words = re.search(r"[0-3]", run.zero)
+    if in_words:
+        return int(in_words[0])
+    offered = engine.zero_stages_with_pipeline if pp > 1 else engine.zero_stages
+    # FSDP engines reshard after the forward pass by default; the others shard the optimizer alone
+    default = max(offered, default=3) if engine.name in ("fsdp", "torchtitan") else min(1, max(offered, default=1))
+    return int(_assume(default, f"zero {default}", assumed))
+
+
+def _hsdp(run: Run, dp: int) -> int:
+    """Replicas of the sharded group; `hsdp (shard 8 in node ...)` shards over 8 ranks."""
+    words = f"{run.zero} {run.flags}".lower()
+    if "hsdp" not in words and "hybrid_shard" not in words:
+        return 1
+    shard = re.search(r"shard\D{0,3}(\d{1,6})", words)
+    size = int(shard[1]) if shard else run.gpus_per_node or 8
+    return dp // size if size and dp % size == 0 else 1
+
+
+def _experts(run: Run, model: ModelSpec, tp: int, ranks: int, assumed: list[str]) -> tuple[int, int]:
+    """Degrees of expert and expert-tensor parallelism; `ep` is carved out of tp * cp * dp.
+
+    Where the row does not say, experts are cut like the rest of the layer, which is Megatron-Core's default
+    (expert_tensor_parallel_size = tensor_model_parallel_size), but for fine-grained experts, narrower than the
+    model: every published recipe leaves those whole.
+    """
+    ep = run.ep or 1
+    if model.moe is None:
+        return 1, 1
+    if ranks % ep or model.moe.num_experts % ep:
+        raise UnpricedRun(f"expert parallelism {ep} over {ranks} ranks and {model.moe.num_experts} experts")
+    if run.etp:
+        if ranks % (ep * run.etp):
+            raise UnpricedRun(f"ep * etp = {ep * run.etp} does not divide {ranks} ranks")
+        return ep, run.etp
+    wide = model.moe.ffn_hidden_size >= model.hidden_size
+    etp = tp if wide and ranks % (ep * tp) == 0 else 1
+    if tp > 1:
+        assumed.append(f"etp {etp}")
+    return ep, etp
+
+
+def _schedule(run: Run, interleave: int) -> Schedule:
+    words = run.flags.lower()
+    named = {"zbv": "zbv", "zero bubble": "zb-h1", "zb-h1": "zb-h1", "dualpipe": "dualpipev", "gpipe": "gpipe"}
+    found = next((schedule for word, schedule in named.items() if word in words), None)
+    return cast("Schedule", found or ("interleaved" if interleave > 1 else "1f1b"))
+
+
+def _sequence_parallel(run: Run, tp: int, assumed: list[str]) -> int:
+    """As stated; else on with fused attention: both came to Megatron in 2022, and recipes switch on both."""
+    if tp == 1:
+        return 0
+    if run.sp is not None:
+        return min(run.sp, 1)
+    default = 0 if run.flash_attention == 0 else 1
+    return int(_assume(default, f"sp {default}", assumed))
+
+
+def _recompute(run: Run, engine: EngineSpec, assumed: list[str]) -> Recompute:
+    """As stated where the engine has it; else the framework's own default.
+
+    NeMo and Megatron recompute nothing by default, torchtitan recomputes selectively. Without fused attention
+    recomputing everything was the rule. Where the default does not fit, score.py adds as much
+    as it takes.
+    """
+    stated = run.recompute_policy.lower() or run.recompute.lower().split(":")[0].split(" ")[0]
+    if stated not in ("none", "selective", "full"):
+        unfused = run.flash_attention == 0
+        stated = "full" if unfused else "selective" if engine.name == "torchtitan" else "none"
+        assumed.append(f"recompute {stated}")
+    if stated == "selective" and "selective" not in engine.recompute:
+        # per-operator selection keeps the matrix products: what is repeated is cheap
+        stated = "none"
+    return cast("Recompute", stated)

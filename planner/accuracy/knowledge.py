@@ -1,0 +1,38 @@
+"""What the rows of a table leave out: the files beside this module, and how names are compared."""
+
+from __future__ import annotations
+
+import re
+from fnmatch import fnmatchcase
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from planner.specs.yaml import read_yaml
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+__all__ = ["UnpricedRun", "first_match", "knowledge", "normalized"]
+
+
+class UnpricedRun(Exception):
+    """A row that cannot be priced; its text is the reason, said to the user."""
+
+
+@cache
+def knowledge(name: str) -> Mapping[str, Any]:
+    """One of the YAML files beside this module, as plain values."""
+    plain = read_yaml(Path(__file__).with_name(f"{name}.yaml")).plain
+    assert isinstance(plain, dict)
+    return plain
+
+
+def normalized(name: str) -> str:
+    """A name in lower case, with one hyphen for blanks and underscores."""
+    return re.sub(r"[\s_-]+", "-", name.strip().lower())
+
+
+def first_match(name: str, entries: Any) -> Mapping[str, Any] | None:
+    """The first entry whose `match` pattern covers a normalized name."""
+    return next((entry for entry in entries if fnmatchcase(name, entry["match"])), None)

@@ -1,0 +1,99 @@
+"""The cluster that a run used, from its GPU's name, the host size and the network's bandwidth."""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+from planner.accuracy.knowledge import UnpricedRun, first_match, knowledge, normalized
+from planner.specs import library
+from planner.specs.cluster import ClusterSpec, DeviceSpec
+from planner.specs.load import load_cluster
+from planner.specs.text import printable
+from planner.specs.validate import validate
+from planner.specs.yaml import read_yaml
+from planner.units import parse_quantity
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from planner.accuracy.runs import Run
+
+__all__ = ["cluster_of"]
+
+_MAKER = re.compile(r"^(nvidia|amd|tesla|instinct)-|-(sxm|oam)\d?(?=-|$)")
+_LARGEST_WORLD = 10_000_000
+
+
+def cluster_of(run: Run, num_devices: int) -> ClusterSpec:
+    """The cluster of `num_devices` devices; the last host may be half empty, and one host may be a part of one.
+
+    The row's own cells win: host size, and network bandwidth per device and direction. A device's NVLink comes
+    from the shipped cluster of its kind.
+
+    Raises:
+        UnpricedRun: a GPU that no device file describes, or a size that no cluster has.
+    """
+    if not 1 <= num_devices <= _LARGEST_WORLD:
+        raise UnpricedRun(f"{num_devices} GPUs")
+    entry = _entry(run)
+    base = _base(entry["cluster"])
+    per_host = run.gpus_per_node or base.devices_per_host
+    if not 1 <= per_host <= 10_000:
+        raise UnpricedRun(f"{per_host} GPUs per host")
+    domain = max(entry.get("domain", 0), per_host)
+    stated = {"network": f"{run.inter_gb_s_per_gpu} GB/s"} if run.inter_gb_s_per_gpu else {}
+    network = _quantity({**entry, **stated}, "network")
+    inner, outer = base.links[0], base.links[-1]
+    links = (
+        inner.model_copy(
+            update={
+                "spans": f"{domain} devices",
+                "bandwidth": _quantity(entry, "scale_up") or inner.bandwidth,
+                "kind": entry.get("kind", inner.kind),
+            }
+        ),
+        outer.model_copy(update={"bandwidth": network or outer.bandwidth}),
+    )
+    return base.model_copy(
+        update={
+            "device": _device(entry["device"]),
+            "links": links,
+            "devices_per_host": min(per_host, num_devices),
+            "hosts": -(-num_devices // per_host),
+        }
+    )
+
+
+def _entry(run: Run) -> Mapping[str, Any]:
+    """The entry of gpus.yaml for the run's GPU: first by name, then by the memory that is nearest."""
+    name = normalized(run.gpu)
+    for _ in range(3):  # "NVIDIA Tesla V100-SXM2-32GB"
+        name = _MAKER.sub("", name)
+    entries = knowledge("gpus")["gpus"]
+    found = first_match(name, entries)
+    if found is None:
+        raise UnpricedRun(f"unknown GPU {printable(run.gpu, 40) or '(blank)'}")
+    in_name = re.search(r"-(\d+)(?:gb)?(?:-|$)", name)
+    memory = run.gpu_mem_gb or (float(in_name[1]) if in_name else None)
+    if memory is None:
+        return found
+    return min(
+        (entry for entry in entries if entry["match"] == found["match"]),
+        key=lambda entry: abs(float(entry["memory_gb"]) - memory),
+    )
+
+
+def _quantity(entry: Mapping[str, Any], key: str) -> float | None:
+    return parse_quantity(entry[key], "bytes_per_second") if key in entry else None
+
+
+@cache
+def _base(name: str) -> ClusterSpec:
+    return load_cluster(name)
+
+
+@cache
+def _device(name: str) -> DeviceSpec:
+    return validate(DeviceSpec, read_yaml(library.path_of("clusters/devices", name)))

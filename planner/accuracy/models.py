@@ -1,0 +1,123 @@
+"""The model that a run trained, from the row's own shape and what is known of its name."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any, Final
+
+from pydantic import ValidationError
+
+from planner.accuracy.knowledge import UnpricedRun, first_match, knowledge, normalized
+from planner.specs import load
+from planner.specs.model import ModelSpec
+from planner.specs.text import printable
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from planner.accuracy.runs import Run
+
+__all__ = ["model_of"]
+
+_PRICED: Final = ("", "dense", "moe", "moe-mla", "mla", "dense-mla")
+_MLA_KEYS: Final = ("q_lora_rank", "kv_lora_rank", "nope_head_size", "rope_head_size", "value_head_size")
+_MOE_KEYS: Final = ("layer_frequency", "router_bias", "expert_bias", "shared_gate")
+_SHAPE: Final = {
+    "num_layers": "layers",
+    "hidden_size": "hidden",
+    "num_heads": "heads",
+    "num_kv_heads": "kv_heads",
+    "ffn_hidden_size": "ffn",
+    "vocab_size": "vocab",
+}
+"""Field of the model document -> column."""
+
+
+def model_of(run: Run) -> ModelSpec:
+    """The model document of a row.
+
+    Layers, widths and vocabulary are the row's own, so that a truncated or widened model is priced as it ran; a
+    blank cell takes the shipped model's value where the name is one. Head size, latent attention, windows and
+    biases have no column and come from aliases.yaml.
+
+    Raises:
+        UnpricedRun: the shape is not stated, or is none that a model can have.
+    """
+    if run.arch.lower() not in _PRICED:
+        raise UnpricedRun(f"architecture {printable(run.arch, 40)}")
+    name = normalized(run.model)
+    family = first_match(name, knowledge("aliases")["families"]) or {}
+    gated = bool(run.glu) if run.glu is not None else _is_gated(family)
+    shape = _shape(run, name)
+    document = {key: value for key, value in family.items() if key not in ("match", *_MLA_KEYS, *_MOE_KEYS)}
+    document |= {
+        "name": re.sub(r"[^a-z0-9._-]", "", name)[:64] or "unnamed",
+        "architecture": family.get("architecture", "llama" if gated else "gpt"),
+        "activation": "swiglu" if gated else "gelu",
+        "max_sequence_length": run.seq or 1,
+        "moe": _experts(run, family),
+        "mla": _latent_attention(run, family),
+        "mtp_layers": 1 if "w/ mtp" in run.notes.lower() else 0,
+        **shape,
+    }
+    if document["mla"]:
+        document.pop("head_size", None)
+        document |= {"num_kv_heads": shape["num_heads"], "qk_norm": "none"}
+    try:
+        return ModelSpec.model_validate(document)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"])
+        raise UnpricedRun(printable(f"model shape: {where} {first['msg']}", 120)) from None
+
+
+def _is_gated(family: Mapping[str, Any]) -> bool:
+    return family.get("architecture", "llama") not in ("gpt", "neox", "falcon")
+
+
+def _shape(run: Run, name: str) -> dict[str, int]:
+    """Counts and widths: the row's own, else the shipped model's."""
+    own: dict[str, int | None] = {field: getattr(run, column) for field, column in _SHAPE.items()}
+    own["num_kv_heads"] = own["num_kv_heads"] or own["num_heads"]
+    if not own["ffn_hidden_size"] and own["hidden_size"] and run.moe_ffn:
+        own["ffn_hidden_size"] = run.moe_ffn  # every layer has experts
+    missing = [field for field, value in own.items() if not value]
+    shipped = _shipped(name) if missing else None
+    if shipped is not None:
+        own |= {field: getattr(shipped, field) for field in missing}
+    unknown = [column for field, column in _SHAPE.items() if not own[field]]
+    if unknown:
+        raise UnpricedRun(f"model shape not stated: {', '.join(unknown)}")
+    return {field: int(value or 0) for field, value in own.items()}
+
+
+def _shipped(name: str) -> ModelSpec | None:
+    target = knowledge("aliases")["shipped"].get(name, name)
+    return load.load_model(target) if target in load.model_names() else None
+
+
+def _experts(run: Run, family: Mapping[str, Any]) -> dict[str, Any] | None:
+    if not run.n_experts or run.n_experts < 2:
+        if run.arch.lower().startswith("moe"):
+            raise UnpricedRun("number of experts not stated")
+        return None
+    if not run.top_k:
+        raise UnpricedRun("experts per token not stated")
+    width = run.moe_ffn or run.ffn
+    if not width:
+        raise UnpricedRun("width of the experts not stated")
+    return {
+        "num_experts": run.n_experts,
+        "experts_per_token": run.top_k,
+        "ffn_hidden_size": width,
+        "shared_ffn_hidden_size": run.shared_ffn or 0,
+        "num_dense_layers": run.n_dense_layers or 0,
+        **{key: family[key] for key in _MOE_KEYS if key in family},
+    }
+
+
+def _latent_attention(run: Run, family: Mapping[str, Any]) -> dict[str, Any] | None:
+    if "mla" not in run.arch.lower():
+        return None
+    known = knowledge("aliases")["latent_attention"]
+    return {key: family.get(key, known[key]) for key in _MLA_KEYS}

@@ -1,0 +1,40 @@
+"""Whether runs fit: published runs that ran out of memory, and those that did not."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from planner.accuracy.score import Row
+
+__all__ = ["Outcomes", "outcomes"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcomes:
+    """Predictions at the default headroom.
+
+    num_oom: runs that ran out of memory, of which `caught` are predicted not to fit. num_ran: runs that were
+    measured, of which `false_alarms` are predicted not to fit.
+    """
+
+    num_oom: int
+    caught: int
+    num_ran: int
+    false_alarms: int
+
+
+def outcomes(rows: Iterable[Row]) -> Outcomes:
+    """Count them; rows without a prediction are in neither."""
+    judged = [row for row in rows if row.fits is not None]
+    oom = [row for row in judged if row.run.oom]
+    ran = [row for row in judged if not row.run.oom and row.measured_seconds]
+    return Outcomes(
+        num_oom=len(oom),
+        caught=sum(not row.fits for row in oom),
+        num_ran=len(ran),
+        false_alarms=sum(not row.fits for row in ran),
+    )

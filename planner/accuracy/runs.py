@@ -1,0 +1,150 @@
+"""Reads a table of measured runs (CSV) into records; any cell may be blank or hold words."""
+
+from __future__ import annotations
+
+import csv
+import math
+import re
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any, Final
+
+from planner.errors import EnvironmentProblem, InputError
+from planner.specs.text import printable
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+__all__ = ["REQUIRED_COLUMNS", "Run", "read_runs", "run_of"]
+
+REQUIRED_COLUMNS: Final = ("model", "gpu", "gpus", "seq", "gbs")
+"""Without these no row can be priced; every other column may be missing, which reads as blank cells."""
+
+_LARGEST: Final = 1e15
+_NUMBER: Final = re.compile(r"\s*([0-9][0-9,]*\.?[0-9]*(?:[eE][+-]?[0-9]+)?|\.[0-9]+)\s*", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """One measured run, in the columns of tests/published/measurements.csv.
+
+    A number that the source does not state, or states in words, is None; a text is empty then.
+    """
+
+    id: str
+    source_set: str
+    release: str
+    framework: str
+    task: str
+    model: str
+    arch: str
+    layers: int | None
+    hidden: int | None
+    heads: int | None
+    kv_heads: int | None
+    ffn: int | None
+    vocab: int | None
+    glu: int | None
+    seq: int | None
+    n_experts: int | None
+    top_k: int | None
+    moe_ffn: int | None
+    shared_ffn: int | None
+    n_dense_layers: int | None
+    gpu: str
+    gpu_mem_gb: float | None
+    gpus: int | None
+    gpus_per_node: int | None
+    precision: str
+    precision_class: str
+    tp: int | None
+    pp: int | None
+    vpp: int | None
+    cp: int | None
+    ep: int | None
+    etp: int | None
+    dp: int | None
+    zero: str
+    zero_stage: int | None
+    mbs: int | None
+    gbs: int | None
+    recompute: str
+    recompute_policy: str
+    sp: int | None
+    flags: str
+    notes: str
+    step_s: float | None
+    tok_s_gpu: float | None
+    oom: int | None
+    offload: int | None
+    interleave: int | None
+    microbatch: int | None
+    inter_gb_s_per_gpu: float | None
+    flash_attention: int | None
+    measured_step_s: float | None
+    mem_bytes: float | None
+    mem_class: str
+
+    @property
+    def measured_step_seconds(self) -> float | None:
+        """Seconds of one optimizer step as published, or what follows from tokens per second; None if neither."""
+        stated = self.measured_step_s or self.step_s
+        if stated:
+            return stated
+        if self.tok_s_gpu and self.gbs and self.seq and self.gpus:
+            return self.gbs * self.seq / (self.gpus * self.tok_s_gpu)
+        return None
+
+
+def read_runs(path: Path) -> tuple[Run, ...]:
+    """Read every row of a CSV file; blank lines are left out.
+
+    Raises:
+        InputError: no such file, not a CSV table, or columns that are needed are missing (all are named).
+        EnvironmentProblem: the file cannot be read.
+    """
+    shown = printable(str(path))
+    try:
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            reader = csv.DictReader(file)
+            _check_columns(reader.fieldnames or (), shown)
+            return tuple(run_of(row, f"row {number}") for number, row in enumerate(reader, 1))
+    except (FileNotFoundError, IsADirectoryError, NotADirectoryError):
+        raise InputError(f"{shown} is no file", hint="name a CSV table of runs") from None
+    except OSError as error:
+        raise EnvironmentProblem(f"cannot read {shown}: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise InputError(f"{shown} is not UTF-8 text", hint="save it as UTF-8") from None
+    except (csv.Error, ValueError) as error:  # ValueError: a NUL in the path
+        raise InputError(f"{shown} is not a CSV table: {printable(str(error))}") from None
+
+
+def _check_columns(found: Any, shown: str) -> None:
+    missing = [name for name in REQUIRED_COLUMNS if name not in found]
+    if missing:
+        raise InputError(
+            f"{shown} lacks the columns {', '.join(missing)}",
+            hint="the columns are those of tests/published/measurements.csv",
+        )
+
+
+def run_of(cells: Mapping[str, Any], fallback_id: str = "") -> Run:
+    """One row as a record; a cell that cannot be read as its column's kind counts as not stated."""
+    values: dict[str, Any] = {}
+    for field in fields(Run):
+        text = cells.get(field.name)
+        text = text.strip() if isinstance(text, str) else ""
+        values[field.name] = text if field.type == "str" else _number(text, whole=field.type == "int | None")
+    values["id"] = values["id"] or fallback_id
+    return Run(**values)
+
+
+def _number(text: str, *, whole: bool) -> float | int | None:
+    """The number in a cell; None for words, what is not finite, and a fraction in a column of counts."""
+    match = _NUMBER.fullmatch(text)
+    value = float(match[1].replace(",", "")) if match else math.inf
+    if value > _LARGEST:
+        return None
+    if not whole:
+        return value
+    return int(value) if value.is_integer() else None

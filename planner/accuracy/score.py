@@ -1,0 +1,153 @@
+"""Prices every run of a table and sets the prediction beside what was measured."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from planner.accuracy.jobs import Setup, Unsupported, job_of
+from planner.cost.estimate import estimate
+from planner.cost.ledger import LineName, StageMemory
+from planner.cost.limits import unpriced
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from planner.accuracy.runs import Run
+    from planner.layout import Layout
+    from planner.specs.engine import Recompute
+    from planner.specs.job import Job
+
+__all__ = ["Row", "memory_by_class", "score", "score_all"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One run beside its prediction; `reason` says why there is none.
+
+    predicted_memory_bytes: of the fullest stage, in the class of the row's own figure (device where it has none).
+    fits: within the memory limit with the default headroom; with full recompute where the row states no policy and
+    none other fits.
+    """
+
+    run: Run
+    setup: Setup | None = None
+    reason: str = ""
+    measured_seconds: float | None = None
+    predicted_seconds: float | None = None
+    low_seconds: float | None = None
+    high_seconds: float | None = None
+    measured_memory_bytes: float | None = None
+    predicted_memory_bytes: float | None = None
+    fits: bool | None = None
+
+    @property
+    def error(self) -> float | None:
+        """Relative error of tokens per second: measured step / predicted step - 1."""
+        if self.measured_seconds is None or self.predicted_seconds is None:
+            return None
+        return self.measured_seconds / self.predicted_seconds - 1
+
+    @property
+    def memory_error(self) -> float | None:
+        """Relative error of the memory: predicted / measured - 1."""
+        if self.measured_memory_bytes is None or self.predicted_memory_bytes is None:
+            return None
+        return self.predicted_memory_bytes / self.measured_memory_bytes - 1
+
+
+def score_all(runs: Iterable[Run]) -> tuple[Row, ...]:
+    """Every run with its prediction, in order; none is left out."""
+    return tuple(score(run) for run in runs)
+
+
+def score(run: Run) -> Row:
+    """One run with its prediction, or with the reason why it cannot be priced."""
+    measured = run.measured_step_seconds
+    memory = run.mem_bytes or None
+    unscored = Row(run=run, measured_seconds=measured, measured_memory_bytes=memory)
+    setup = job_of(run)
+    if isinstance(setup, Unsupported):
+        return replace(unscored, reason=setup.reason)
+    reason = _why_not(setup.job, setup.layout)
+    if reason:
+        return replace(unscored, setup=setup, reason=reason)
+    setup, priced = _price(setup)
+    return replace(
+        unscored,
+        setup=setup,
+        predicted_seconds=priced.seconds,
+        predicted_memory_bytes=priced.memory.get(run.mem_class, priced.memory["device"]),
+        fits=priced.fits,
+    )
+
+
+def _why_not(job: Job, layout: Layout) -> str:
+    """Why an estimate would mean nothing; empty when it means something."""
+    reasons = unpriced(job, layout)
+    if reasons:
+        return ", ".join(reasons)
+    if job.training.precision not in job.cluster.device.peak:
+        return f"{job.cluster.device.name} does not compute in {job.training.precision}"
+    return ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Priced:
+    """The estimate of a row in the figures that it is compared by; bytes of the fullest stage, by class."""
+
+    seconds: float
+    memory: dict[str, float]
+    fits: bool
+
+
+def _price(setup: Setup) -> tuple[Setup, _Priced]:
+    """The price of a setup; where recompute is not stated, with as much of it as the memory demands.
+
+    A recipe recomputes no more than it must (Megatron's recompute_num_layers and recompute_modules count it out).
+    So where the assumed policy exceeds the device's memory, the price lies between that policy and full recompute,
+    at the share of layers that brings the fullest stage down to it. No headroom is kept: recipes leave none.
+    """
+    base = _priced(setup, setup.layout)
+    limit = setup.job.cluster.device.memory
+    if base.memory["device"] <= limit or not setup.assumes_recompute:
+        return setup, base
+    policy: Recompute = "full"
+    full = _priced(setup, replace(setup.layout, recompute=(policy,) * setup.layout.num_chunks))
+    saved = base.memory["device"] - full.memory["device"]
+    share = min(1.0, (base.memory["device"] - limit) / saved) if saved > 0 else 0.0
+    kept = tuple(each for each in setup.assumed if not each.startswith("recompute"))
+    revised = replace(setup, assumed=(*kept, f"recompute of {share:.0%} of the layers, to fit"))
+    return revised, _Priced(
+        seconds=(1 - share) * base.seconds + share * full.seconds,
+        memory={kind: (1 - share) * base.memory[kind] + share * full.memory[kind] for kind in base.memory},
+        fits=full.fits,
+    )
+
+
+def _priced(setup: Setup, layout: Layout) -> _Priced:
+    priced = estimate(setup.job, layout)
+    stages = [memory_by_class(setup.job, stage) for stage in priced.memory]
+    return _Priced(
+        seconds=priced.step_seconds * setup.share,
+        memory={kind: max(stage[kind] for stage in stages) for kind in stages[0]},
+        fits=priced.fits,
+    )
+
+
+def memory_by_class(job: Job, stage: StageMemory) -> dict[str, float]:
+    """What the three usual counters would show for a stage, in bytes.
+
+    allocated: tensors alone (torch.cuda.max_memory_allocated), every line but the runtime. reserved: with what the
+    allocator loses (max_memory_reserved). device: with context and communication buffers (nvidia-smi), the whole
+    ledger.
+
+    Source: PyTorch, notes on CUDA memory management.
+    """
+    device = stage.total_bytes
+    runtime = sum(float(line.num_bytes) for line in stage.lines if line.name == LineName.RUNTIME)
+    return {
+        "allocated": device - runtime,
+        "reserved": device - job.cluster.device.reserved_memory,
+        "device": device,
+    }

@@ -1,0 +1,104 @@
+"""Ranking: would the planner have chosen the best of the layouts that a source tried on one job?"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from dataclasses import dataclass
+from itertools import combinations
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from planner.accuracy.score import Row
+
+__all__ = ["CLEAR", "Sweep", "kendall_tau", "sweeps"]
+
+CLEAR: Final = 0.03
+"""Published layouts that differ by less than this are a draw: runs repeat within a few percent."""
+_FEWEST: Final = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sweep:
+    """Layouts of one model, device, number of devices and batch in one source.
+
+    regret: time of the layout that the prediction calls best, over the best measured time, less 1.
+    random_regret: the same of a layout drawn by chance. tau: Kendall's tau-b of predicted and measured time.
+    clear_pairs: pairs whose measured times differ by more than `CLEAR`, of which `ordered_pairs` are predicted in
+    the right order.
+    """
+
+    source: str
+    job: str
+    num_rows: int
+    regret: float
+    random_regret: float
+    tau: float
+    clear_pairs: int
+    ordered_pairs: int
+
+
+def sweeps(rows: Iterable[Row]) -> tuple[Sweep, ...]:
+    """Every sweep of at least three different layouts, by seconds per sequence.
+
+    Batches of one sweep may differ by what a layout needs to divide them; repeated runs of a layout are all kept.
+    """
+    groups: dict[tuple[str, str], list[tuple[float, float, str]]] = defaultdict(list)
+    for row in rows:
+        if row.setup is None or not row.measured_seconds or not row.predicted_seconds or not row.run.gbs:
+            continue
+        run, sequences = row.run, row.run.gbs
+        size = f"{run.gpus} x {run.gpu}, batch {_rounded(sequences)}, sequence {run.seq}"
+        shape = f"{run.model} ({run.layers} layers of {run.hidden}, {run.heads} heads)"
+        job = f"{shape} on {size}, {row.setup.job.training.precision} {run.release}".strip()
+        measured, predicted = row.measured_seconds / sequences, row.predicted_seconds / sequences
+        groups[run.source_set, job].append((measured, predicted, str(row.setup.layout)))
+    return tuple(
+        _sweep(source, job, members)
+        for (source, job), members in sorted(groups.items())
+        if len({layout for _, _, layout in members}) >= _FEWEST
+    )
+
+
+def _rounded(batch: int) -> int:
+    """The batch to the nearest quarter of an octave, so that 2016 and 2048 sequences are one job."""
+    return round(2 ** (round(4 * math.log2(batch)) / 4))
+
+
+def _sweep(source: str, job: str, members: Sequence[tuple[float, float, str]]) -> Sweep:
+    measured = [each[0] for each in members]
+    predicted = [each[1] for each in members]
+    best = min(measured)
+    chosen = min(zip(predicted, measured, strict=True))[1]
+    clear = [(a, b) for a, b in combinations(members, 2) if max(a[0], b[0]) > (1 + CLEAR) * min(a[0], b[0])]
+    return Sweep(
+        source=source,
+        job=job,
+        num_rows=len(members),
+        regret=chosen / best - 1,
+        random_regret=sum(measured) / len(measured) / best - 1,
+        tau=kendall_tau(predicted, measured),
+        clear_pairs=len(clear),
+        ordered_pairs=sum((a[0] < b[0]) == (a[1] < b[1]) and a[1] != b[1] for a, b in clear),
+    )
+
+
+def kendall_tau(first: Sequence[float], second: Sequence[float]) -> float:
+    """Rank correlation with ties, tau-b: -1 to 1, and 0 where one sequence is constant.
+
+    Source: Kendall, The treatment of ties in ranking problems (Biometrika 1945).
+    """
+    score = untied_first = untied_second = 0
+    for i, j in combinations(range(len(first)), 2):
+        a, b = _sign(first[i] - first[j]), _sign(second[i] - second[j])
+        score += a * b
+        untied_first += abs(a)
+        untied_second += abs(b)
+    whole = math.sqrt(untied_first * untied_second)
+    return score / whole if whole else 0.0
+
+
+def _sign(value: float) -> int:
+    return (value > 0) - (value < 0)

@@ -1,0 +1,325 @@
+"""Rows of a table become jobs that say what the row says; odd rows give a reason, never an exception."""
+
+from __future__ import annotations
+
+import csv
+import io
+import random
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from planner.accuracy.jobs import Setup, Unsupported, job_of
+from planner.accuracy.knowledge import knowledge
+from planner.accuracy.runs import REQUIRED_COLUMNS, Run, read_runs, run_of
+from planner.accuracy.score import score
+from planner.errors import InputError
+from planner.specs.load import cluster_names, engine_names, load_engine
+
+PUBLISHED = Path(__file__).parents[1] / "published" / "measurements.csv"
+CELLS = list(csv.DictReader(io.StringIO(PUBLISHED.read_text(encoding="utf-8"), newline="")))
+RUNS = read_runs(PUBLISHED)
+ODD = ["", "not stated", "see recipe", "-1", "0", "1e999", "nan", "0.5", "1/2", "999999999999", "\x00", "7", "yes", "é"]
+
+
+def setup_of(**cells: str) -> Setup:
+    """The setup of a plain row with these cells changed."""
+    plain = {
+        "id": "x", "framework": "Megatron-LM", "model": "Llama-3-8B", "arch": "dense", "gpu": "H100", "gpus": "64",
+        "gpus_per_node": "8", "seq": "8192", "gbs": "128", "tp": "2", "pp": "2", "mbs": "1", "flash_attention": "1",
+        "recompute_policy": "none", "precision": "bf16", "zero_stage": "1", "sp": "1", "interleave": "1",
+    }  # fmt: skip
+    found = job_of(run_of(plain | cells))
+    assert isinstance(found, Setup), found
+    return found
+
+
+def reason_of(**cells: str) -> str:
+    plain = {"model": "Llama-3-8B", "gpu": "H100", "gpus": "8", "seq": "8192", "gbs": "64"}
+    found = job_of(run_of(plain | cells))
+    assert isinstance(found, Unsupported), found
+    return found.reason
+
+
+# --- every published row ----------------------------------------------------------------------------------------
+
+
+def test_every_published_row_is_read() -> None:
+    assert [run.id for run in RUNS] == [row["id"] for row in CELLS]
+    assert len(RUNS) == 776
+
+
+def test_nearly_every_published_row_becomes_a_job() -> None:
+    reasons = Counter(found.reason for run in RUNS if isinstance(found := job_of(run), Unsupported))
+    assert sum(reasons.values()) <= 7, reasons
+
+
+@pytest.mark.parametrize("source", sorted({row["source_set"] for row in CELLS}))
+def test_a_job_says_what_its_row_says(source: str) -> None:
+    for row in CELLS:
+        if row["source_set"] == source:
+            check_job(row)
+
+
+def check_job(row: dict[str, str]) -> None:
+    found = job_of(run_of(row))
+    if isinstance(found, Unsupported):
+        assert found.reason
+        return
+    model, layout, training, cluster = found.job.model, found.layout, found.job.training, found.job.cluster
+    stated = {
+        "layers": model.num_layers,
+        "hidden": model.hidden_size,
+        "heads": model.num_heads,
+        "ffn": model.ffn_hidden_size,
+        "vocab": model.vocab_size,
+        "n_experts": model.moe.num_experts if model.moe else 0,
+        "top_k": model.moe.experts_per_token if model.moe else 0,
+        "moe_ffn": model.moe.ffn_hidden_size if model.moe else 0,
+        "shared_ffn": model.moe.shared_ffn_hidden_size if model.moe else 0,
+        "seq": training.sequence_length,
+        "tp": layout.tp,
+        "pp": layout.pp,
+        "cp": layout.cp,
+        "ep": layout.ep,
+        "etp": layout.etp,
+        "interleave": layout.interleave,
+        "microbatch": layout.mbs,
+    }
+    wrong = {key: (row[key], value) for key, value in stated.items() if row[key] and int(row[key]) != value}
+    assert not wrong, row["id"]
+    assert layout.world_size == int(row["gpus"])
+    assert int(row["gpus"]) <= cluster.num_devices < int(row["gpus"]) + cluster.devices_per_host
+    assert (model.moe is not None, model.mla is not None) == ("moe" in row["arch"], "mla" in row["arch"])
+    assert (model.activation == "swiglu") == (row["glu"] == "1")
+    assert sum(layout.layers_per_stage) == model.num_layers
+    assert min(layout.layers_per_stage) >= 1
+    assert training.global_batch_size % (layout.dp * layout.mbs) == 0
+    assert training.global_batch_size * found.share == pytest.approx(int(row["gbs"]))
+    assert {"16": 2, "fp8": 1, "fp4": 0.5}[row["precision_class"]] == {"fp8": 1, "fp4": 0.5}.get(training.precision, 2)
+    assert cluster.links[-1].bandwidth == float(row["inter_gb_s_per_gpu"]) * 1e9
+    assert cluster.device.memory / 2**30 == pytest.approx(float(row["gpu_mem_gb"]), rel=0.07)
+    assert layout.zero == (int(row["zero_stage"]) if layout.dp * layout.cp > 1 else 0)
+
+
+# --- what a row leaves out --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("gpu", "memory", "device"),
+    [
+        ("NVIDIA H100-SXM5-80GB", "", "h100-80gb"),
+        ("H100 PCIe", "80", "h100-pcie-80gb"),
+        ("H100-96GB-HBM2e-500W", "96", "h100-96gb-hbm2e"),
+        ("A100-SXM4-40GB", "", "a100-40gb"),
+        ("A100", "40", "a100-40gb"),
+        ("A100", "", "a100-80gb"),
+        ("Tesla V100-SXM2-16GB", "", "v100-16gb"),
+        ("AMD Instinct MI300X", "192", "mi300x-192gb"),
+        ("GB300", "", "gb300-288gb"),
+        ("H20", "96", "h20-96gb"),
+        ("H800", "80", "h800-80gb"),
+        ("H200", "141", "h200-141gb"),
+    ],
+)
+def test_gpu_names_find_their_device(gpu: str, memory: str, device: str) -> None:
+    assert setup_of(gpu=gpu, gpu_mem_gb=memory).job.cluster.device.name == device
+
+
+def test_a_rack_is_one_scale_up_domain() -> None:
+    cluster = setup_of(gpu="GB200", gpus="128", gpus_per_node="4").job.cluster
+    assert (cluster.scale_up_devices, cluster.devices_per_host, cluster.hosts) == (72, 4, 32)
+    assert setup_of(gpu="V100-32", gpus="64", gpus_per_node="4").job.cluster.scale_up_devices == 4
+
+
+@pytest.mark.parametrize(("gpus", "hosts", "per_host"), [("4", 1, 4), ("8", 1, 8), ("12", 2, 8), ("16", 2, 8)])
+def test_the_last_host_may_be_half_empty(gpus: str, hosts: int, per_host: int) -> None:
+    found = setup_of(gpus=gpus, tp="1", pp="1", gbs="48")
+    assert (found.job.cluster.hosts, found.job.cluster.devices_per_host) == (hosts, per_host)
+    assert found.layout.world_size == int(gpus)
+
+
+@pytest.mark.parametrize(
+    ("framework", "cells", "engine"),
+    [
+        ("Megatron-LM", {"flash_attention": "0", "sp": "0", "zero_stage": "0"}, "megatron-2021"),
+        ("Megatron-LM", {}, "megatron"),
+        ("NeMo", {}, "megatron"),
+        ("Megatron-DeepSpeed", {}, "deepspeed"),
+        ("Composer/FSDP1", {"tp": "1", "pp": "1"}, "fsdp"),
+        ("Paxml (JAX FSDP+DP)", {"tp": "1", "pp": "1"}, "fsdp"),
+        ("torchtitan", {}, "torchtitan"),
+        ("PyTorch FSDP", {"tp": "2", "pp": "1"}, "torchtitan"),
+        ("nobody knows", {}, "megatron"),
+    ],
+)
+def test_frameworks_find_their_engine(framework: str, cells: dict[str, str], engine: str) -> None:
+    assert setup_of(framework=framework, **cells).job.engine.name == engine
+
+
+def test_a_shape_that_is_not_stated_comes_from_the_shipped_model() -> None:
+    blank = setup_of(model="Llama-3-70B").job.model
+    assert (blank.num_layers, blank.hidden_size, blank.num_kv_heads) == (80, 8192, 8)
+    truncated = setup_of(model="Llama-3-70B", layers="12").job.model
+    assert (truncated.num_layers, truncated.hidden_size) == (12, 8192)
+
+
+def test_head_sizes_and_latent_attention_have_no_column() -> None:
+    shape = {"layers": "48", "hidden": "2048", "heads": "32", "kv_heads": "4", "ffn": "6144", "vocab": "151936"}
+    assert setup_of(model="Qwen3-30B-A3B", **shape).job.model.head_size == 128
+    latent = {"layers": "27", "hidden": "2048", "heads": "16", "ffn": "11264", "vocab": "163840", "arch": "moe-mla"}
+    moe = {"n_experts": "64", "top_k": "6", "moe_ffn": "1408", "shared_ffn": "2816", "n_dense_layers": "1", "glu": "1"}
+    model = setup_of(model="Moonlight-16B", **latent, **moe).job.model
+    assert model.mla is not None
+    assert (model.mla.q_lora_rank, model.mla.kv_lora_rank) == (0, 512)
+    model = setup_of(model="Kimi-K2", **latent, **moe).job.model
+    assert model.mla is not None
+    assert model.mla.q_lora_rank == 1536
+
+
+def test_a_batch_that_nothing_divides_is_rounded_up_and_scaled() -> None:
+    found = setup_of(gbs="100", tp="1", pp="1", gpus="64", mbs="1")
+    assert found.job.training.global_batch_size == 128
+    assert found.share == 100 / 128
+    half, whole = score(run_of(_cells(gbs="100"))), score(run_of(_cells(gbs="128")))
+    assert half.predicted_seconds == pytest.approx(whole.predicted_seconds * 100 / 128)
+
+
+def _cells(**cells: str) -> dict[str, str]:
+    return {"model": "Llama-3-8B", "gpu": "H100", "gpus": "64", "seq": "2048", "recompute_policy": "full"} | cells
+
+
+def test_hybrid_sharding_shards_in_a_part_of_the_ranks() -> None:
+    found = setup_of(framework="FSDP1", tp="1", pp="1", zero="hsdp (shard 8 in node)", zero_stage="3", gpus="64")
+    assert (found.layout.hsdp, found.layout.zero) == (8, 3)
+
+
+def test_experts_are_cut_like_the_layer_unless_they_are_fine_grained() -> None:
+    shape = {"layers": "56", "hidden": "6144", "heads": "48", "ffn": "16384", "vocab": "32768", "arch": "moe"}
+    wide = setup_of(**shape, n_experts="8", top_k="2", moe_ffn="16384", ep="8", glu="1")
+    fine = setup_of(**shape, n_experts="128", top_k="8", moe_ffn="768", ep="8", glu="1")
+    stated = setup_of(**shape, n_experts="8", top_k="2", moe_ffn="16384", ep="8", etp="1", glu="1")
+    assert [found.layout.etp for found in (wide, fine, stated)] == [2, 1, 1]
+
+
+def test_stated_cells_win_and_assumptions_are_named() -> None:
+    assert setup_of().assumed == ()
+    found = setup_of(mbs="not stated", sp="", recompute_policy="", recompute="see recipe", zero_stage="", interleave="")
+    assert found.assumed == ("microbatch 1", "interleave 1", "zero 1", "sp 1", "recompute none")
+    assert found.assumes_recompute
+
+
+def test_recompute_that_is_not_stated_grows_until_the_run_fits() -> None:
+    cells = _cells(model="Llama-3-70B", gpus="64", tp="4", pp="4", gbs="64", mbs="4", interleave="1", seq="8192")
+    blank = score(run_of(cells | {"recompute_policy": ""}))
+    none = score(run_of(cells | {"recompute_policy": "none"}))
+    full = score(run_of(cells | {"recompute_policy": "full"}))
+    assert full.predicted_memory_bytes < blank.predicted_memory_bytes < none.predicted_memory_bytes
+    assert none.predicted_seconds < blank.predicted_seconds < full.predicted_seconds
+    assert blank.setup is not None
+    assert blank.predicted_memory_bytes == pytest.approx(blank.setup.job.cluster.device.memory)
+
+
+@pytest.mark.parametrize(
+    ("cells", "words"),
+    [
+        ({"gpu": "TPU v5p"}, "unknown GPU"),
+        ({"gpu": ""}, "unknown GPU"),
+        ({"model": "nobody knows"}, "shape not stated"),
+        ({"gbs": ""}, "global batch"),
+        ({"gbs": "2"}, "global batch 2 is less"),
+        ({"seq": "not stated"}, "sequence length"),
+        ({"gpus": "", "dp": ""}, "number of GPUs"),
+        ({"tp": "3"}, "does not divide"),
+        ({"arch": "mamba"}, "architecture"),
+        ({"task": "lora"}, "task"),
+        ({"precision": "tf32"}, "precision"),
+        ({"pp": "8", "layers": "4"}, "pipeline stages"),
+        ({"arch": "moe"}, "experts"),
+    ],
+)
+def test_what_cannot_be_priced_says_why(cells: dict[str, str], words: str) -> None:
+    assert words in reason_of(**cells)
+
+
+def test_a_precision_that_the_device_lacks_is_no_estimate() -> None:
+    row = score(run_of(_cells(gpu="A100-80", precision="fp8", precision_class="fp8", gbs="64")))
+    assert row.predicted_seconds is None
+    assert "fp8" in row.reason
+
+
+# --- odd cells and files ----------------------------------------------------------------------------------------
+
+
+def check_edits(seed: int) -> None:
+    rng = random.Random(seed)
+    row = dict(rng.choice(CELLS))
+    other = rng.choice(CELLS)
+    for key in rng.sample(list(row), rng.randint(1, 6)):
+        row[key] = rng.choice([rng.choice(ODD), other[key], rng.choice(list(other.values()))])
+    scored = score(run_of(row))
+    if scored.reason:
+        assert scored.predicted_seconds is None
+        assert scored.reason.isprintable()
+    else:
+        assert scored.predicted_seconds is not None
+        assert 0 < scored.predicted_seconds < float("inf")
+        assert scored.predicted_memory_bytes is not None
+        assert 0 < scored.predicted_memory_bytes < float("inf")
+
+
+@given(st.integers(0, 2**32))
+def test_edited_rows_give_a_price_or_a_reason(seed: int) -> None:
+    check_edits(seed)
+
+
+@pytest.mark.slow
+def test_many_edited_rows_give_a_price_or_a_reason() -> None:
+    for seed in range(20_000):
+        check_edits(seed)
+
+
+@pytest.mark.parametrize("name", [name for name in Run.__dataclass_fields__ if name not in ("id", "oom")])
+def test_any_column_may_be_missing(name: str) -> None:
+    for row in CELLS[::200]:
+        without = {key: value for key, value in row.items() if key != name}
+        score(run_of(without))
+
+
+def test_columns_that_are_needed_are_all_named(tmp_path) -> None:
+    table = tmp_path / "runs.csv"
+    table.write_text("id,model,gpu\n1,x,H100\n")
+    with pytest.raises(InputError, match="gpus, seq, gbs"):
+        read_runs(table)
+    table.write_text(",".join(REQUIRED_COLUMNS) + "\n\nLlama-3-8B,H100,8,8192,64,extra,cells\nshort\n")
+    runs = read_runs(table)
+    assert [run.id for run in runs] == ["row 1", "row 2"]
+    assert runs[0].gpus == 8
+
+
+@pytest.mark.parametrize("content", [b"", b"\xff\xfe", b'"' + b"x" * 200_000, b"model,gpu\x00\n"])
+def test_what_is_no_table_is_a_mistake_of_the_user(content: bytes, tmp_path) -> None:
+    table = tmp_path / "runs.csv"
+    table.write_bytes(content)
+    with pytest.raises(InputError):
+        read_runs(table)
+    with pytest.raises(InputError):
+        read_runs(tmp_path)
+    with pytest.raises(InputError):
+        read_runs(tmp_path / "none.csv")
+
+
+def test_the_step_follows_from_tokens_where_it_is_not_stated() -> None:
+    run = run_of({"gbs": "64", "seq": "1024", "gpus": "8", "tok_s_gpu": "4096"})
+    assert run.measured_step_seconds == 2.0
+    assert replace(run, step_s=1.5).measured_step_seconds == 1.5
+
+
+def test_tables_of_names_point_at_what_is_shipped() -> None:
+    gpus = knowledge("gpus")["gpus"]
+    assert {entry["cluster"] for entry in gpus} <= set(cluster_names())
+    assert all(load_engine(name) for name in engine_names())

@@ -1,0 +1,224 @@
+"""The figures of `planner accuracy`, computed again from its own rows with other means, and its contract."""
+
+from __future__ import annotations
+
+import csv
+import io
+import itertools
+import json
+import random
+import statistics
+from collections import defaultdict
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from planner.accuracy.null_model import null_seconds
+from planner.accuracy.report import Report, report_of, report_to_json
+from planner.accuracy.score import memory_by_class
+from planner.accuracy.sweeps import CLEAR, kendall_tau
+from planner.cli import main
+from planner.cost.estimate import estimate
+from planner.cost.ledger import LineName
+from planner.errors import ExitCode
+from planner.show.accuracy import accuracy
+from planner.show.screen import Screen, to_text
+
+PUBLISHED = Path(__file__).parents[1] / "published" / "measurements.csv"
+CELLS = list(csv.DictReader(io.StringIO(PUBLISHED.read_text(encoding="utf-8"), newline="")))
+ROW_KEYS = {
+    "id", "supported", "reason", "measured_step_s", "predicted_step_s", "low_step_s", "high_step_s",
+    "measured_mem_bytes", "predicted_mem_bytes", "predicted_fits",
+}  # fmt: skip
+GROUP_KEYS = {"by", "value", "num_rows", "median", "mean", "p90"}
+
+
+@pytest.fixture(scope="module")
+def report() -> Report:
+    return report_of(PUBLISHED)
+
+
+@pytest.fixture(scope="module")
+def document(report: Report) -> dict:
+    return json.loads(report_to_json(report))
+
+
+def error(row: dict) -> float:
+    return abs(row["measured_step_s"] / row["predicted_step_s"] - 1)
+
+
+def test_the_json_is_the_contract(document: dict) -> None:
+    assert [row["id"] for row in document["rows"]] == [row["id"] for row in CELLS]
+    assert all(set(row) >= ROW_KEYS for row in document["rows"])
+    assert all(set(group) >= GROUP_KEYS for group in document["groups"])
+    for row in document["rows"]:
+        assert row["supported"] == (row["reason"] == "") == (row["predicted_step_s"] is not None)
+
+
+def test_measured_figures_are_those_of_the_table(document: dict) -> None:
+    for row, cells in zip(document["rows"], CELLS, strict=True):
+        assert row["measured_step_s"] == (float(cells["measured_step_s"]) if cells["measured_step_s"] else None)
+        assert row["measured_mem_bytes"] == (float(cells["mem_bytes"]) if cells["mem_bytes"] else None)
+
+
+@pytest.mark.parametrize(
+    ("by", "column"), [("source", "source_set"), ("architecture", "arch"), ("precision", "precision_class")]
+)
+def test_groups_hold_the_errors_of_their_rows(by: str, column: str, document: dict) -> None:
+    errors = defaultdict(list)
+    for row, cells in zip(document["rows"], CELLS, strict=True):
+        if row["supported"] and row["measured_step_s"]:
+            errors[cells[column]].append(error(row))
+    found = {group["value"]: group for group in document["groups"] if group["by"] == by}
+    assert set(found) == set(errors)
+    for value, own in errors.items():
+        assert found[value]["num_rows"] == len(own)
+        assert found[value]["median"] == pytest.approx(statistics.median(own))
+        assert found[value]["mean"] == pytest.approx(statistics.fmean(own))
+        if len(own) > 1:
+            tenths = statistics.quantiles(own, n=10, method="inclusive")
+            assert found[value]["p90"] == pytest.approx(tenths[8])
+
+
+def test_every_key_covers_every_scored_row(document: dict) -> None:
+    scored = sum(row["supported"] and row["measured_step_s"] is not None for row in document["rows"])
+    sizes = defaultdict(int)
+    for group in document["groups"]:
+        sizes[group["by"]] += group["num_rows"]
+    assert set(sizes.values()) == {scored}
+    assert {"all", "source", "device", "engine", "architecture", "precision", "axes", "release"} == set(sizes)
+
+
+def test_memory_groups_hold_the_errors_of_their_rows(document: dict) -> None:
+    errors = defaultdict(list)
+    for row, cells in zip(document["rows"], CELLS, strict=True):
+        if row["supported"] and row["measured_mem_bytes"]:
+            errors[cells["mem_class"] or "not stated"].append(row["predicted_mem_bytes"] / row["measured_mem_bytes"])
+    found = {group["value"]: group for group in document["memory_groups"] if group["by"] == "memory"}
+    assert set(found) == set(errors)
+    for value, own in errors.items():
+        assert found[value]["median"] == pytest.approx(statistics.median(abs(ratio - 1) for ratio in own))
+        assert found[value]["ratio"] == pytest.approx(statistics.median(1 / ratio for ratio in own))
+
+
+def test_outcomes_count_the_rows(document: dict) -> None:
+    counts = {"num_oom": 0, "caught": 0, "num_ran": 0, "false_alarms": 0}
+    for row, cells in zip(document["rows"], CELLS, strict=True):
+        if row["predicted_fits"] is None:
+            continue
+        total, refused = ("num_oom", "caught") if cells["oom"] == "1" else ("num_ran", "false_alarms")
+        counts[total] += 1
+        counts[refused] += not row["predicted_fits"]
+    assert document["outcomes"] == counts
+
+
+def test_memory_counters_are_nested(report: Report) -> None:
+    setups = [row.setup for row in report.rows if row.setup and not row.reason][::50]
+    for setup in setups:
+        for stage in estimate(setup.job, setup.layout).memory:
+            counters = memory_by_class(setup.job, stage)
+            tensors = [line.num_bytes for line in stage.lines if line.name != LineName.RUNTIME]
+            assert counters["allocated"] == pytest.approx(sum(tensors))
+            assert counters["device"] == pytest.approx(stage.total_bytes)
+            assert counters["allocated"] < counters["reserved"] < counters["device"]
+            assert counters["device"] - counters["reserved"] == pytest.approx(setup.job.cluster.device.reserved_memory)
+
+
+# --- ranking ----------------------------------------------------------------------------------------------------
+
+
+def test_sweeps_compare_layouts_of_one_job(document: dict) -> None:
+    assert len(document["sweeps"]) >= 10
+    by_id = dict(zip((row["id"] for row in CELLS), zip(document["rows"], CELLS, strict=True), strict=True))
+    # one sweep, by hand: 8 layouts of GPT-1.3B on a V100 host
+    own = [(row, cells) for row, cells in by_id.values() if cells["release"] == "2021" and row["supported"]]
+    own = [(row, cells) for row, cells in own if row["measured_step_s"] and cells["model"] == "GPT-1.3B"]
+    measured = [row["measured_step_s"] for row, _ in own]
+    predicted = [row["predicted_step_s"] for row, _ in own]
+    found = next(sweep for sweep in document["sweeps"] if sweep["job"].startswith("GPT-1.3B"))
+    assert found["num_rows"] == len(own) >= 3
+    chosen = measured[predicted.index(min(predicted))]
+    assert found["regret"] == pytest.approx(chosen / min(measured) - 1)
+    pairs = [
+        (a, b)
+        for a, b in itertools.combinations(range(len(own)), 2)
+        if max(measured[a], measured[b]) / min(measured[a], measured[b]) > 1 + CLEAR
+    ]
+    right = sum((measured[a] < measured[b]) == (predicted[a] < predicted[b]) for a, b in pairs)
+    assert (found["clear_pairs"], found["ordered_pairs"]) == (len(pairs), right)
+
+
+def test_tau_of_orders_without_ties_counts_inversions() -> None:
+    rng = random.Random(7)
+    for size in (2, 5, 9):
+        order = rng.sample(range(size), size)
+        inversions = sum(order[i] > order[j] for i, j in itertools.combinations(range(size), 2))
+        pairs = size * (size - 1) / 2
+        assert kendall_tau(range(size), order) == pytest.approx(1 - 2 * inversions / pairs)
+
+
+def test_tau_with_ties_is_the_published_example() -> None:
+    # Kendall, Rank Correlation Methods, chapter 3: two rankings of ten with ties
+    first = [1, 2.5, 2.5, 4.5, 4.5, 6.5, 6.5, 8, 9.5, 9.5]
+    second = [1, 2, 4.5, 4.5, 4.5, 4.5, 8, 8, 8, 10]
+    assert kendall_tau(first, second) == pytest.approx(0.859, abs=5e-4)
+    assert kendall_tau([1, 1, 1], [1, 2, 3]) == 0.0
+
+
+# --- the null model ---------------------------------------------------------------------------------------------
+
+
+def test_the_null_model_knows_nothing_of_the_rows_own_source(report: Report) -> None:
+    null = null_seconds(report.rows)
+    assert null == report.null
+    source = next(report.rows[index].run.source_set for index in null)
+    kept = [row for row in report.rows if row.run.source_set != source]
+    one = next(row for row in report.rows if row.run.source_set == source and row.predicted_seconds)
+    # slower rows of the same source do not move the prediction of one of them
+    slower = [replace(row, measured_seconds=9.0) if row.run.source_set == source else row for row in report.rows]
+    index = report.rows.index(one)
+    assert null_seconds(slower).get(index) == null.get(index)
+    assert len(null_seconds([*kept, one])) <= len(null)
+
+
+def test_the_planner_beats_the_null_model_on_dense_rows(document: dict) -> None:
+    rows = [
+        row
+        for row, cells in zip(document["rows"], CELLS, strict=True)
+        if cells["arch"] == "dense" and row["supported"] and row["measured_step_s"] and row["null_step_s"]
+    ]
+    planner = statistics.median(error(row) for row in rows)
+    null = statistics.median(abs(row["measured_step_s"] / row["null_step_s"] - 1) for row in rows)
+    assert planner < null
+
+
+# --- the command ------------------------------------------------------------------------------------------------
+
+
+def test_the_command_prints_json_and_tables(tmp_path, capsys) -> None:
+    table = tmp_path / "runs.csv"
+    with table.open("w", newline="") as file:
+        writer = csv.DictWriter(file, CELLS[0])
+        writer.writeheader()
+        writer.writerows([*CELLS[::40], CELLS[0] | {"id": "[red]\x1b[31m", "gpu": "abacus"}])
+    assert main(["accuracy", str(table), "--json"]) == ExitCode.OK
+    document = json.loads(capsys.readouterr().out)
+    assert document["rows"][-1]["reason"] == "unknown GPU abacus"
+    assert main(["accuracy", str(table)]) == ExitCode.OK
+    shown, complaints = capsys.readouterr()
+    assert complaints == ""
+    assert "unknown GPU abacus" in shown
+    assert "\x1b" not in shown
+    assert max(map(len, shown.splitlines())) <= 80
+
+
+def test_a_missing_file_is_a_mistake_of_the_user(capsys) -> None:
+    assert main(["accuracy", "none.csv"]) == ExitCode.BAD_INPUT
+    assert "none.csv" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("width", [30, 80, 120])
+def test_tables_fit_the_screen(width: int, report: Report) -> None:
+    shown = to_text(accuracy(report), Screen(width=width))
+    assert max(map(len, shown.splitlines())) <= width

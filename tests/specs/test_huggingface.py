@@ -1,0 +1,235 @@
+"""Hugging Face config.json: counts against transformers' own modules, and refusals instead of guesses."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+from hypothesis import given
+from hypothesis import strategies as st
+
+from planner.cli import cli
+from planner.cost.parameters import num_params
+from planner.errors import InputError
+from planner.specs.huggingface import read_config
+from planner.specs.huggingface_types import TYPES
+from planner.specs.load import load_job, load_model, model_notes
+
+PUBLISHED = json.loads((Path(__file__).parents[1] / "published" / "huggingface.json").read_text())["models"]
+LLAMA = PUBLISHED["llama-3.1-8b"]["config"]
+QWEN3_MOE = PUBLISHED["qwen3-30b-a3b"]["config"]
+Save = Callable[[Any], Path]
+
+
+@pytest.fixture
+def save(tmp_path: Path) -> Save:
+    def write(config: Any) -> Path:
+        folder = tmp_path / "some-model"
+        folder.mkdir(exist_ok=True)
+        text = config if isinstance(config, str) else json.dumps(config, indent=1)
+        (folder / "config.json").write_text(text, encoding="utf-8")
+        return folder
+
+    return write
+
+
+def refusal(folder: Path) -> str:
+    with pytest.raises(InputError) as caught:
+        load_model(str(folder))
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_counts_equal_those_of_the_modules_that_transformers_builds(save: Save, name: str) -> None:
+    model = load_model(str(save(PUBLISHED[name]["config"])))
+    assert num_params(model) == PUBLISHED[name]["num_params"]
+    assert model.name == "some-model"
+
+
+def test_a_file_is_read_like_its_folder(save: Save) -> None:
+    folder = save(LLAMA)
+    assert load_model(str(folder / "config.json")) == load_model(str(folder))
+
+
+def test_what_the_documents_hold(save: Save) -> None:
+    """Values that no count shows, from the model cards."""
+    gemma = load_model(str(save(PUBLISHED["gemma3-1b"]["config"] | {"sliding_window": 512, "rope_theta": 1e6})))
+    assert (gemma.sliding_window, gemma.global_every, gemma.rope_theta) == (512, 6, 1e6)
+    deepseek = load_model(str(save(PUBLISHED["deepseek-v3"]["config"] | {"num_nextn_predict_layers": 1})))
+    assert deepseek.moe is not None
+    assert deepseek.mla is not None
+    assert (deepseek.mtp_layers, deepseek.moe.num_dense_layers, deepseek.mla.q_lora_rank) == (1, 3, 1536)
+    gpt_oss = load_model(str(save(PUBLISHED["gpt-oss-20b"]["config"])))
+    assert (gpt_oss.sliding_window, gpt_oss.global_every, gpt_oss.attention_sinks) == (128, 2, True)
+    falcon = load_model(str(save(PUBLISHED["falcon-7b"]["config"])))
+    assert (falcon.num_kv_heads, falcon.norms_per_layer, falcon.parallel_attention) == (1, 1, True)
+
+
+@pytest.mark.parametrize(
+    ("change", "window", "every"),
+    [
+        ({}, 4096, 0),  # the default of the class: every layer is local
+        ({"sliding_window": None}, 0, 1),
+        ({"sliding_window": 262144}, 0, 1),  # longer than the sequence
+        ({"sliding_window": 64, "layer_types": ["sliding_attention", "full_attention"] * 16}, 64, 2),
+        ({"sliding_window": 64, "layer_types": ["sliding_attention"] * 32}, 64, 0),
+        ({"sliding_window": 64, "layer_types": ["full_attention"] * 32}, 0, 1),
+    ],
+)
+def test_sliding_windows(save: Save, change: dict[str, Any], window: int, every: int) -> None:
+    model = load_model(str(save(PUBLISHED["mistral-7b"]["config"] | change)))
+    assert (model.sliding_window, model.global_every) == (window, every)
+
+
+def test_an_irregular_pattern_is_refused(save: Save) -> None:
+    kinds = ["full_attention", "sliding_attention", "sliding_attention"]
+    assert "no regular pattern" in refusal(save(PUBLISHED["mistral-7b"]["config"] | {"layer_types": kinds}))
+
+
+def test_the_rotary_base_in_both_spellings(save: Save) -> None:
+    old = load_model(str(save(LLAMA | {"rope_theta": 500000.0, "rope_scaling": {"factor": 8.0}})))
+    new = load_model(str(save(LLAMA | {"rope_parameters": {"rope_theta": 500000.0, "rope_type": "llama3"}})))
+    assert old == new
+    assert new.rope_theta == 500000.0
+
+
+def test_an_unknown_type_lists_what_is_supported(save: Save) -> None:
+    text = refusal(save({"model_type": "mamba2"}))
+    assert "config.json:2:2: model_type `mamba2` is not supported" in text
+    assert all(name in text for name in TYPES)
+    assert "did you mean `qwen3_moe`" in refusal(save({"model_type": "qwen3moe"}))
+    assert "`model_type` is missing" in refusal(save({"hidden_size": 8}))
+
+
+@pytest.mark.parametrize(
+    "key", ["num_memory_experts", "attn_gate", "moe_layer_pattern", "kv_sharing", "mlp_extra_bias", "extra_layer_norms"]
+)
+def test_a_key_that_concerns_the_layers_is_never_ignored(save: Save, key: str) -> None:
+    text = refusal(save(QWEN3_MOE | {key: 4}))
+    assert f"`{key}` concerns the layers and is not read" in text
+    assert "num_experts_per_tok" in text  # the keys that are read
+    load_model(str(save(QWEN3_MOE | {key: None})))  # says nothing
+
+
+def test_a_mix_of_dense_and_expert_layers(save: Save) -> None:
+    leading = load_model(str(save(QWEN3_MOE | {"mlp_only_layers": [0, 1]})))
+    assert leading.moe is not None
+    assert leading.moe.num_dense_layers == 2
+    assert "may only name the first layers" in refusal(save(QWEN3_MOE | {"mlp_only_layers": [5]}))
+    stepped = load_model(str(save(QWEN3_MOE | {"decoder_sparse_step": 2})))
+    assert stepped.moe is not None
+    assert stepped.moe.layer_frequency == 2
+
+
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [
+        ("opt-6.7b", {"word_embed_proj_dim": 512}),
+        ("opt-6.7b", {"do_layer_norm_before": False}),
+        ("falcon-7b", {"bias": True}),
+        ("deepseek-v3", {"moe_layer_freq": 2}),
+        ("qwen2.5-7b", {"use_sliding_window": True, "max_window_layers": 4}),
+        ("llama-3.1-8b", {"hidden_act": "relu2"}),
+        ("t5-3b", {"num_layers": "24"}),
+        ("bert-large", {"is_decoder": True}),
+    ],
+)
+def test_variants_that_no_field_holds_are_refused_at_their_line(save: Save, name: str, change: dict[str, Any]) -> None:
+    config = change | PUBLISHED[name]["config"] | change
+    key = next(iter(change))
+    assert f"config.json:2:2: `{key}`" in refusal(save(config))
+
+
+def test_rules_of_the_model_document_point_into_the_file(save: Save) -> None:
+    text = refusal(save({"num_key_value_heads": 5} | LLAMA | {"num_key_value_heads": 5}))
+    assert "config.json:2:2" in text
+    assert '"num_key_value_heads": 5' in text
+    assert "does not divide num_heads 32" in text
+    text = refusal(save({**LLAMA, "num_hidden_layers": 0.5, "vocab_size": {}}))
+    assert "`num_layers` must be a whole number, not `0.5`" in text
+    assert "`vocab_size` must be a whole number" in text
+
+
+def test_every_missing_key_is_named(save: Save) -> None:
+    text = refusal(save({"model_type": "llama"}))
+    for key in ("num_hidden_layers", "hidden_size", "num_attention_heads", "vocab_size", "intermediate_size"):
+        assert f"`{key}` is missing" in text
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("{", "not valid JSON"),
+        ("{'a': 1}", "not valid JSON"),
+        ('{"model_type": "llama", // comment\n}', "not valid JSON"),
+        ('{"a": NaN}', "not a finite number"),
+        ('{"a": 1, "a": 2}', "`a` is given twice"),
+        ("[1]", "expected an object"),
+        ("1" * 5000, "too long"),
+        ('{"a":' * 50 + "1" + "}" * 50, "nested more than"),
+        ('{"a":' * 100_000 + "1" + "}" * 100_000, "nested more than"),
+        ('{"a": [' + "1," * 30_000 + "1]}", "more than 20000 values"),
+        ('{"a": "' + "x" * 2**20 + '"}', "bytes; a document has at most"),
+    ],
+)
+def test_only_strict_json_of_a_sane_size_is_read(save: Save, text: str, words: str) -> None:
+    assert words in refusal(save(text))
+
+
+def test_a_folder_without_a_config_is_an_error(tmp_path: Path) -> None:
+    assert "config.json does not exist" in refusal(tmp_path)
+
+
+def test_notes_say_what_was_left_out(save: Save) -> None:
+    text = LLAMA | {"model_type": "llama"}
+    folder = save(
+        {
+            "model_type": "llava",
+            "auto_map": {"AutoModel": "modeling.Thing"},
+            "quantization_config": {"bits": 4},
+            "vision_config": {"hidden_size": 9},
+            "text_config": text | {"favourite_colour": "blue"},
+        }
+    )
+    notes = " ".join(model_notes(str(folder)))
+    for words in ("only text_config is read", "is not run", "precision", "favourite_colour"):
+        assert words in notes
+    assert num_params(load_model(str(folder))) == PUBLISHED["llama-3.1-8b"]["num_params"]
+    assert model_notes("llama3-8b") == ()
+
+
+def test_the_command_line_takes_a_folder_and_prints_the_notes(save: Save) -> None:
+    folder = save(LLAMA | {"num_hidden_layers": 2, "auto_map": {"AutoModel": "x"}})
+    arguments = ["dgx-a100", "--gpus", "2", "--global-batch", "8", "--seq-len", "1024", "--layout", "tp=2", "--json"]
+    done = CliRunner().invoke(cli, ["explain", str(folder), *arguments])
+    assert done.exit_code == 0, done.output
+    assert json.loads(done.stdout)["model"]["num_layers"] == 2
+    assert "note: auto_map names code" in done.stderr
+
+
+def test_settings_change_an_imported_model(save: Save) -> None:
+    job = load_job(model=str(save(LLAMA)), cluster="dgx-a100", global_batch_size=8, settings=("model.num_layers=4",))
+    assert job.model.num_layers == 4
+
+
+values = st.one_of(st.none(), st.booleans(), st.integers(-5, 10**12), st.floats(), st.text(max_size=5), st.just([]))
+
+
+@given(st.sampled_from(sorted(PUBLISHED)), st.data())
+def test_a_damaged_config_is_a_model_or_an_error_of_the_user(
+    tmp_path_factory: pytest.TempPathFactory, name: str, data: st.DataObject
+) -> None:
+    config = dict(PUBLISHED[name]["config"])
+    for key in data.draw(st.lists(st.sampled_from(sorted(config)), max_size=3)):
+        config[key] = data.draw(values)
+    path = tmp_path_factory.mktemp("config") / "config.json"
+    path.write_text(json.dumps(config))
+    try:
+        assert num_params(load_model(str(path))) > 0
+        read_config(path)
+    except InputError as error:
+        assert error.mistakes
