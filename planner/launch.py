@@ -45,11 +45,14 @@ def launch(
     newest checkpoint, with a fresh rendezvous, until three attempts in a row bring no new checkpoint.
 
     Raises:
-        InputError: the plan is for several hosts, or `output` holds another run.
+        InputError: the plan is for several hosts, or `output` holds another run, or a dry run of a plan without file.
         EnvironmentProblem: torch is missing, `output` cannot be written, or a run in it is under way.
     """
-    plan = plan_from_json(sys.stdin.read()) if str(plan_path) == "-" else read_plan(plan_path)
+    from_input = str(plan_path) == "-"
+    plan = plan_from_json(sys.stdin.buffer.read().decode("utf-8", "replace")) if from_input else read_plan(plan_path)
     options: dict[str, Any] = {"output": output, "data": data, "steps": steps}
+    if dry_run and from_input:
+        raise InputError("the command needs the plan's file", hint="write it first, `planner plan ... -o plan.json`")
     if dry_run:
         lines = torchrun_commands(plan, plan_path, resume=resume, **options)
         sys.stdout.write("".join(f"{line}\n" for line in lines))
@@ -59,8 +62,8 @@ def launch(
         _claim(plan, output, resume)
         own_plan = output / "plan.json"
         command = torchrun_command(plan, own_plan, resume="auto" if resume == "never" else resume, **options)
-        again = torchrun_command(plan, own_plan, **options)
-        return _supervise(command, again, output, _environment(plan))
+        again = torchrun_command(plan, own_plan, **options)  # from the newest checkpoint
+        return _supervise(command, again, output, _environment())
 
 
 def _check_environment(plan: Plan) -> None:
@@ -74,7 +77,7 @@ def _check_environment(plan: Plan) -> None:
     if num_hosts(plan) > 1:
         raise InputError(
             f"the plan fills {num_hosts(plan)} hosts and `launch` starts one",
-            hint="run `planner launch --dry-run` for the command of each host, or `planner emit --to slurm`",
+            hint="run `planner launch --dry-run` for the command of each host",
         )
     if importlib.util.find_spec("torch") is None:
         raise EnvironmentProblem("torch is not installed", hint="pip install 'parallel-planner[train]'")
@@ -120,9 +123,9 @@ def _job(plan: Plan) -> tuple[Any, Any]:
     return document["model"], {key: value for key, value in document["training"].items() if key != "steps"}
 
 
-def _environment(plan: Plan) -> dict[str, str]:
-    threads = max(1, len(os.sched_getaffinity(0)) // plan.layout.world_size)
-    return {"OMP_NUM_THREADS": str(threads), "TORCH_CPP_LOG_LEVEL": "ERROR", **os.environ}
+def _environment() -> dict[str, str]:
+    # one thread for each process, as the plan prices a CPU core; torchrun sets it only from two processes on
+    return {"OMP_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "ERROR", **os.environ}
 
 
 def _supervise(command: tuple[str, ...], again: tuple[str, ...], output: Path, environment: dict[str, str]) -> int:
@@ -134,14 +137,15 @@ def _supervise(command: tuple[str, ...], again: tuple[str, ...], output: Path, e
             state = _verdict(output)
             if code is not None or state["state"] not in ("running", ""):
                 return _exit_code(code, state)
-            failures = 1 if _newest_checkpoint(output) != newest else failures + 1
+            progressed = _newest_checkpoint(output) != newest
+            failures = 1 if progressed else failures + 1
             newest = _newest_checkpoint(output)
             started = state["state"] == "running"
             if not started or stopper.asked or failures >= ATTEMPTS_WITHOUT_PROGRESS:
                 _say(f"a rank ended without a word at step {state['step']}; no progress since checkpoint {newest}")
                 return stopper.exit_code or ExitCode.RANK_FAILED
             _say(f"a rank ended without a word; starting again from checkpoint {newest}")
-            command = again
+            command = again if progressed else command  # --resume STEP holds until a checkpoint follows it
             time.sleep(2.0 ** (failures - 1))
 
 

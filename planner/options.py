@@ -48,10 +48,13 @@ _WORKLOAD = (
     count_option("--gpus", help="Devices, instead of --nodes."),
     count_option("--seq-len", "sequence_length", help="Tokens per sequence."),
     count_option("--global-batch", "global_batch_size", help="Sequences per optimizer step."),
-    click.option("--precision", type=click.Choice(["fp32", "fp16", "bf16"]), help="What the model computes in."),
+    click.option(
+        "--precision", type=click.Choice(["fp32", "fp16", "bf16", "fp8", "fp4"]), help="What the model computes in."
+    ),
     click.option("--engine", default="torch", show_default=True, metavar="NAME", help="The program that will train."),
     click.option("--set", "settings", multiple=True, metavar="PATH=VALUE", help="As in device.memory=141GiB."),
     click.option("--headroom", callback=_read_share, metavar="SHARE", help="Memory to leave free; 5% by default."),
+    file_option("--calibration", help="Corrections from your own runs, in place of the shipped ones."),
     click.option("--allow-tp-across-nodes", is_flag=True, help="Let tensor parallelism leave the scale-up domain."),
 )
 json_option = click.option("--json", "as_json", is_flag=True, help="Print the document instead of text.")

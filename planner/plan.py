@@ -12,6 +12,7 @@ from planner import __version__
 from planner.cost.ledger import LineName, MemoryLine, StageMemory, TimeLine
 from planner.errors import EnvironmentProblem, InputError
 from planner.layout import Layout
+from planner.specs.calibration import CalibrationEntry
 from planner.specs.cluster import ClusterSpec
 from planner.specs.engine import EngineSpec
 from planner.specs.model import ModelSpec
@@ -48,7 +49,8 @@ class RunnerUp:
 class Plan:
     """A job, the layout chosen for it, and the ledger that says why.
 
-    seconds are per optimizer step; `mfu` and `hfu` name their convention in `flops_convention`.
+    Seconds are per optimizer step; of measured runs like it 8 of 10 lie between the low and the high one. `mfu`
+    and `hfu` name their convention in `flops_convention`.
     """
 
     model: ModelSpec
@@ -62,6 +64,7 @@ class Plan:
     step_seconds: float
     low_step_seconds: float | None
     high_step_seconds: float | None
+    calibration: CalibrationEntry
     tokens_per_second_per_device: float
     mfu: float
     hfu: float
@@ -87,6 +90,7 @@ def plan_to_dict(plan: Plan) -> dict[str, Any]:
         "step_seconds": plan.step_seconds,
         "low_step_seconds": plan.low_step_seconds,
         "high_step_seconds": plan.high_step_seconds,
+        "calibration": plan.calibration.model_dump(mode="json"),
         "tokens_per_second_per_device": plan.tokens_per_second_per_device,
         "mfu": plan.mfu,
         "hfu": plan.hfu,
@@ -158,6 +162,7 @@ def _plan_from_dict(data: dict[str, Any]) -> Plan:
         cluster=strict(ClusterSpec, "cluster"),
         training=strict(TrainingSpec, "training"),
         engine=strict(EngineSpec, "engine"),
+        calibration=strict(CalibrationEntry, "calibration"),
         layout=layout_from_dict(data["layout"]),
         memory=tuple(
             StageMemory(

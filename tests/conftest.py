@@ -12,6 +12,7 @@ from hypothesis import settings
 from planner.cost.ledger import LineName, MemoryLine, StageMemory, TimeLine
 from planner.layout import Layout
 from planner.plan import Plan, RunnerUp, plan_to_json
+from planner.specs.calibration import UNCALIBRATED
 from planner.specs.cluster import ClusterSpec
 from planner.specs.load import load_engine
 from planner.specs.model import ModelSpec
@@ -116,6 +117,7 @@ def make_plan(**changes: Any) -> Plan:
         step_seconds=39.5,
         low_step_seconds=37.1,
         high_step_seconds=42.3,
+        calibration=UNCALIBRATED,
         tokens_per_second_per_device=622.2,
         mfu=0.4371,
         hfu=0.4529,
@@ -185,7 +187,8 @@ _CLUSTER = {
         "name": "a100-80gb", "kind": "cuda", "memory": "80 GiB", "peak": {"bf16": "312 TFLOP/s"},
         "memory_bandwidth": "2039 GB/s", "num_processors": 108, "reserved_memory": "1.5 GiB",
         "efficiency": {
-            "matmul": 0.75, "matmul_half_depth": 100.0, "memory": 0.8, "launch": "5 us", "layer_floor": "200 us",
+            "matmul": 0.75, "matmul_half_depth": 100.0, "attention": 0.5, "memory": 0.8, "launch": "5 us",
+            "layer_floor": "200 us",
         },
     },
     "devices_per_host": 8,

@@ -25,7 +25,7 @@ SMALL = ["tiny-gpt", "dgx-a100", "--gpus", "2", "--global-batch", "8"]
 TOO_BIG = ["gpt3-175b", "dgx-a100", "--gpus", "1", "--global-batch", "8"]
 WORKLOAD = {
     "--nodes", "--gpus", "--seq-len", "--global-batch", "--precision", "--engine", "--set", "--headroom",
-    "--allow-tp-across-nodes",
+    "--allow-tp-across-nodes", "--calibration",
 }  # fmt: skip
 CONTRACT = {
     "plan": WORKLOAD

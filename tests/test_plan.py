@@ -41,7 +41,14 @@ def test_a_written_plan_reads_back_equal(made):
 
 def test_the_documents_inside_are_whole(made):
     again = plan_from_json(plan_to_json(made))
-    job = Job(model=again.model, cluster=again.cluster, training=again.training, engine=again.engine, headroom=0.05)
+    job = Job(
+        model=again.model,
+        cluster=again.cluster,
+        training=again.training,
+        engine=again.engine,
+        calibration=again.calibration,
+        headroom=0.05,
+    )
     assert estimate(job, again.layout).step_seconds == made.step_seconds
     assert estimate(job, again.layout).memory == made.memory
 

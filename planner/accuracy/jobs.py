@@ -11,8 +11,9 @@ from planner.accuracy.knowledge import UnpricedRun, knowledge, normalized
 from planner.accuracy.machines import cluster_of
 from planner.accuracy.models import model_of
 from planner.layout import Layout, even_split
+from planner.specs.calibration import find_entry
 from planner.specs.job import Job
-from planner.specs.load import load_engine
+from planner.specs.load import load_engine, shipped_calibration
 from planner.specs.text import printable
 from planner.specs.training import TrainingSpec
 
@@ -81,7 +82,21 @@ def _setup(run: Run) -> Setup:
     mbs = run.microbatch or run.mbs or _assume(1, "microbatch 1", assumed)
     batch, share = _batch(run, degrees["dp"], mbs)
     training = _training(run, model, batch)
-    job = Job(model=model, cluster=cluster, training=training, engine=engine, allow_tp_across_nodes=True)
+    calibration = find_entry(
+        shipped_calibration(),
+        device=cluster.device.name,
+        engine=engine.name,
+        precision=training.precision,
+        experts=model.moe is not None,
+    )
+    job = Job(
+        model=model,
+        cluster=cluster,
+        training=training,
+        engine=engine,
+        allow_tp_across_nodes=True,
+        calibration=calibration,
+    )
     layout = _layout(run, job, degrees, mbs, assumed)
     return Setup(job=job, layout=layout, share=share, assumed=tuple(assumed))
 
@@ -128,12 +143,12 @@ _ENGINES: Final = (
 def engine_of(run: Run, model_parallel: bool) -> EngineSpec:
     """The engine profile for a row's framework; one that nobody knows is priced as Megatron.
 
-    Megatron-LM without fused attention, sequence parallelism and sharded optimizer is the code of the SC'21 paper.
+    Megatron-LM without fused attention is the code of 2021 and 2022.
     Plain FSDP has no tensor, pipeline or context parallelism: such rows are of torch's composition.
     """
     words = run.framework.lower()
     name = next((engine for word, engine in _ENGINES if word in words), "megatron")
-    if name == "megatron" and run.flash_attention == 0 and not run.sp and not run.zero_stage:
+    if name == "megatron" and run.flash_attention == 0:
         name = "megatron-2021"
     if name == "fsdp" and model_parallel:
         name = "torchtitan"

@@ -73,10 +73,13 @@ def score(run: Run) -> Row:
     if reason:
         return replace(unscored, setup=setup, reason=reason)
     setup, priced = _price(setup)
+    band = setup.job.calibration
     return replace(
         unscored,
         setup=setup,
         predicted_seconds=priced.seconds,
+        low_seconds=priced.seconds * band.low if band.low else None,
+        high_seconds=priced.seconds * band.high if band.high else None,
         predicted_memory_bytes=priced.memory.get(run.mem_class, priced.memory["device"]),
         fits=priced.fits,
     )

@@ -14,6 +14,7 @@ __all__ = [
     "Group",
     "all_gather_seconds",
     "all_reduce_seconds",
+    "all_to_all_seconds",
     "group",
     "reduce_scatter_seconds",
     "ring_all_reduce_seconds",
@@ -145,3 +146,12 @@ def send_seconds(cluster: ClusterSpec, stride: Any, num_bytes: Any) -> Any:
         seconds = np.where(here, price, seconds)
         reached = reached | here
     return seconds
+
+
+def all_to_all_seconds(where: Group, num_bytes: Any) -> Any:
+    """Every rank sends 1/n of its `num_bytes` to every rank of the group.
+
+    Source: nccl-tests, bus bandwidth factor (n - 1) / n.
+    """
+    share = (where.size - 1) / where.size
+    return np.where(where.size > 1, share * num_bytes / where.bandwidth + where.ring_latency, 0.0)

@@ -46,11 +46,13 @@ def tokens_per_microbatch(job: Job, layout: Degrees) -> Any:
 def attention_span(model: ModelSpec, sequence_length: int, *, causal: bool) -> float:
     """Keys that a query attends to, on average over queries and layers.
 
-    s / 2 causal, s for kernels that execute the whole square; a window of w cuts it to w - w^2 / (2 s).
+    s / 2 causal, s for encoders and for kernels that execute the whole square; a window of w cuts it to
+    w - w^2 / (2 s).
 
     Source: counting the pairs of a banded lower triangle.
     """
     s, w = float(sequence_length), float(model.sliding_window)
+    causal = causal and model.kind == "decoder"
     whole = s / 2 if causal else s
     if not w or w >= s:
         return whole

@@ -1,4 +1,8 @@
-"""How many parameters a model has, and how many of them one device holds."""
+"""How many parameters a model has, and how many of them one device holds.
+
+A model is a stack of equal layers, but for some at its start: the dense layers before those with experts, or
+the encoder's layers before the decoder's, which have cross-attention too. `layer_params` is one of the many.
+"""
 
 from __future__ import annotations
 
@@ -6,95 +10,204 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from planner.cost.blocks import (
+    attention_matmul_params,
+    attention_norm_params,
+    attention_params,
+    down_projection_params,
+    expert_layer_params,
+    expert_params,
+    ffn_matrices,
+    ffn_params,
+    norm_params,
+    router_params,
+    shared_matmul_params,
+)
+
 if TYPE_CHECKING:
     from planner.layout import Degrees
     from planner.specs.engine import EngineSpec
     from planner.specs.model import ModelSpec
 
 __all__ = [
+    "attention_matmul_params",
     "attention_params",
+    "dense_layer_params",
+    "dense_layer_params_on_device",
     "embedding_params_on_device",
     "end_params_on_device",
+    "expert_layer_params",
+    "expert_layer_params_on_device",
     "ffn_params",
     "layer_params",
     "layer_params_on_device",
+    "moe_layer_params",
+    "mtp_params",
     "norm_params",
+    "num_active_params",
     "num_matmul_params",
+    "num_moe_layers",
     "num_params",
     "padded_vocab",
-    "stage_params_on_device",
 ]
 
 
-def norm_params(model: ModelSpec) -> int:
-    """Parameters of one norm: a weight, and for LayerNorm a bias.
-
-    Source: definition of LayerNorm and RMSNorm.
-    """
-    return model.hidden_size * (2 if model.norm == "layernorm" else 1)
+def _layer_without_ffn(model: ModelSpec) -> int:
+    return attention_params(model) + model.norms_per_layer * norm_params(model)
 
 
-def _query_width(model: ModelSpec) -> int:
-    return model.num_heads * model.head_size
-
-
-def _qkv_width(model: ModelSpec) -> int:
-    return (model.num_heads + 2 * model.num_kv_heads) * model.head_size
-
-
-def _ffn_matrices(model: ModelSpec) -> int:
-    return 3 if model.activation == "swiglu" else 2
-
-
-def attention_params(model: ModelSpec) -> int:
-    """Weights and biases of one attention block: h (a + 2g) d + a d h, biases (a + 2g) d + h.
-
-    Source: Megatron-LM, megatron/training/theoretical_memory_usage.py.
-    """
-    weights = model.hidden_size * (_qkv_width(model) + _query_width(model))
-    return weights + (_qkv_width(model) + model.hidden_size if model.attention_bias else 0)
-
-
-def ffn_params(model: ModelSpec) -> int:
-    """Weights and biases of one feed-forward block: 2 h f with GELU, 3 h f with SwiGLU.
-
-    Source: Megatron-LM, megatron/training/theoretical_memory_usage.py.
-    """
-    weights = _ffn_matrices(model) * model.hidden_size * model.ffn_hidden_size
-    inner_biases = (_ffn_matrices(model) - 1) * model.ffn_hidden_size
-    return weights + (inner_biases + model.hidden_size if model.mlp_bias else 0)
-
-
-def layer_params(model: ModelSpec) -> int:
-    """Parameters of one transformer layer, with its two norms.
+def dense_layer_params(model: ModelSpec) -> int:
+    """One layer with an ordinary feed-forward block: attention, feed-forward, norms.
 
     Source: sum of the parts above.
     """
-    return attention_params(model) + ffn_params(model) + 2 * norm_params(model)
+    return _layer_without_ffn(model) + ffn_params(model)
+
+
+def moe_layer_params(model: ModelSpec) -> int:
+    """One layer with experts: attention, all routed experts, shared experts, router, norms.
+
+    Source: sum of the parts above.
+    """
+    experts = expert_layer_params(model) + shared_matmul_params(model) + router_params(model)
+    return _layer_without_ffn(model) + experts
+
+
+def _cross_attention_params(model: ModelSpec) -> int:
+    """What a decoder's layer has beyond an encoder's: attention to the encoder, and its norm.
+
+    Source: Raffel et al., T5 (2020), section 2.1.
+    """
+    return attention_params(model) + norm_params(model) if model.kind == "encoder-decoder" else 0
+
+
+def layer_params(model: ModelSpec) -> int:
+    """One layer of the kind that most layers are: with experts where the model has any, else dense.
+
+    Of an encoder-decoder a decoder's layer, with cross-attention.
+
+    Source: sum of the parts above.
+    """
+    if model.moe:
+        return moe_layer_params(model)
+    return dense_layer_params(model) + _cross_attention_params(model)
+
+
+def num_moe_layers(model: ModelSpec) -> int:
+    """Layers with experts: of those behind the leading dense ones every layer_frequency-th.
+
+    Source: definition; DeepSeek-V2 (first_k_dense_replace), Llama 4 (interleave_moe_layer_step).
+    """
+    return (model.num_layers - model.moe.num_dense_layers) // model.moe.layer_frequency if model.moe else 0
+
+
+def _all_layer_params(model: ModelSpec) -> int:
+    """The whole stack, whatever its layers are."""
+    if model.moe:
+        with_experts = num_moe_layers(model)
+        dense = model.num_layers - with_experts
+        return with_experts * moe_layer_params(model) + dense * dense_layer_params(model)
+    decoder_layers = model.num_layers - model.num_encoder_layers
+    return model.num_layers * dense_layer_params(model) + decoder_layers * _cross_attention_params(model)
+
+
+def _num_stacks(model: ModelSpec) -> int:
+    return 2 if model.kind == "encoder-decoder" else 1
 
 
 def _position_params(model: ModelSpec) -> int:
-    return model.max_sequence_length * model.hidden_size if model.position == "learned" else 0
+    """Tables of positions: one row for each position, or T5's buckets for each head and stack."""
+    if model.position == "learned":
+        return (model.max_sequence_length + model.extra_positions) * model.hidden_size
+    return _num_stacks(model) * model.relative_buckets * model.num_heads if model.position == "relative" else 0
+
+
+def _input_params(model: ModelSpec) -> int:
+    """What stands beside the token embedding: positions, token types, and the norm behind them."""
+    types = model.num_token_types * model.hidden_size
+    return _position_params(model) + types + (norm_params(model) if model.embedding_norm else 0)
+
+
+def _embedding_params(model: ModelSpec) -> int:
+    """The token embedding V h, or the projection of patches with its bias and the class token.
+
+    Source: Dosovitskiy et al., ViT (2021), equation 1.
+    """
+    if model.patches is None:
+        return model.vocab_size * model.hidden_size
+    pixels = model.patches.num_channels * model.patches.patch_size**2
+    return model.hidden_size * (pixels + 1 + 1)
+
+
+def _output_params(model: ModelSpec) -> int:
+    """Final norms and BERT's pooler; the output head is counted apart."""
+    norms = _num_stacks(model) * norm_params(model) if model.final_norm else 0
+    pooler = model.hidden_size * (model.hidden_size + 1) if model.pooler else 0
+    return norms + pooler
+
+
+def _has_own_head(model: ModelSpec) -> bool:
+    return model.output_head and (model.patches is not None or not model.tied_embeddings)
 
 
 def num_params(model: ModelSpec) -> int:
-    """Parameters of the whole model, tied weights counted once, vocabulary not padded.
+    """Parameters of the whole model, tied weights counted once, vocabulary not padded, `mtp_params` left out.
 
     Source: sum of the parts; checked against transformers' modules in the tests. For a GPT it equals
     12 L h^2 (1 + 13/(12h) + (V + s)/(12Lh)) plus the final norm, Narayanan et al. (SC 2021), equation 2.
     """
-    embeddings = model.vocab_size * model.hidden_size * (1 if model.tied_embeddings else 2)
-    return embeddings + _position_params(model) + model.num_layers * layer_params(model) + norm_params(model)
+    head = model.vocab_size * model.hidden_size if _has_own_head(model) else 0
+    ends = _embedding_params(model) + _input_params(model) + _output_params(model) + head
+    return ends + _all_layer_params(model)
+
+
+def num_active_params(model: ModelSpec) -> int:
+    """Parameters that one token passes through: `num_params` less the routed experts that it is not sent to.
+
+    Source: DeepSeek-V3 (arXiv 2412.19437), section 4.2, counts the same, with embedding and head.
+    """
+    if not model.moe:
+        return num_params(model)
+    idle = (model.moe.num_experts - model.moe.experts_per_token) * expert_params(model)
+    return num_params(model) - num_moe_layers(model) * idle
+
+
+def mtp_params(model: ModelSpec) -> int:
+    """The layers that predict further tokens: each a projection 2h h, three norms and one layer.
+
+    Embedding and head are shared with the model.
+
+    Source: DeepSeek-V3 (arXiv 2412.19437), section 2.2; its checkpoint's README_WEIGHTS.md counts 11.5 billion.
+    """
+    return model.mtp_layers * (layer_params(model) + _mtp_extra_params(model))
+
+
+def _mtp_extra_params(model: ModelSpec) -> int:
+    return 2 * model.hidden_size**2 + 3 * norm_params(model)
 
 
 def num_matmul_params(model: ModelSpec) -> int:
     """Parameters that a token is multiplied with: all weight matrices and the output head.
 
+    Of the routed experts those that a token is sent to; layers for further tokens count, each with its head.
+
     Source: Chowdhery et al., PaLM (2022), appendix B: embeddings and biases do no matrix product.
     """
-    attention = model.hidden_size * (_qkv_width(model) + _query_width(model))
-    ffn = _ffn_matrices(model) * model.hidden_size * model.ffn_hidden_size
-    return model.num_layers * (attention + ffn) + model.vocab_size * model.hidden_size
+    attention = attention_matmul_params(model)
+    matrices = ffn_matrices(model) * model.hidden_size
+    dense = attention + matrices * model.ffn_hidden_size
+    typical = dense
+    if model.moe:
+        active = model.moe.experts_per_token * model.moe.ffn_hidden_size + model.moe.shared_ffn_hidden_size
+        router = model.hidden_size * (model.moe.num_experts + int(model.moe.shared_gate))
+        typical = attention + matrices * active + router
+    elif model.kind == "encoder-decoder":
+        typical = dense + attention
+    num_typical = num_moe_layers(model) if model.moe else model.num_layers - model.num_encoder_layers
+    layers = num_typical * typical + (model.num_layers - num_typical) * dense
+    head = model.vocab_size * model.hidden_size if model.output_head else 0
+    patches = _embedding_params(model) - 2 * model.hidden_size if model.patches else 0
+    return layers + head + patches + model.mtp_layers * (typical + 2 * model.hidden_size**2 + head)
 
 
 def padded_vocab(model: ModelSpec, engine: EngineSpec, layout: Degrees) -> Any:
@@ -105,43 +218,91 @@ def padded_vocab(model: ModelSpec, engine: EngineSpec, layout: Degrees) -> Any:
     return np.ceil(model.vocab_size / (engine.vocab_multiple * layout.tp)) * engine.vocab_multiple
 
 
-def layer_params_on_device(model: ModelSpec, layout: Degrees) -> Any:
-    """Parameters of one layer on one tensor-parallel rank.
+def _whole_params(model: ModelSpec, *, experts: bool) -> int:
+    """Parameters of one layer that every tensor-parallel rank holds whole.
 
-    Column-parallel weights and biases and row-parallel weights are cut by tp; row-parallel biases and norms
-    are whole on every rank.
+    Norms, row-parallel biases, latent attention's down-projections, router. `experts`: of an MoE layer.
+
+    Source: Megatron-LM: only column- and row-parallel weights are cut (transformer/moe/router.py and
+    transformer/multi_latent_attention.py hold the others whole).
+    """
+    whole = model.norms_per_layer * norm_params(model) + attention_norm_params(model)
+    whole += model.hidden_size if model.attention_bias else 0
+    whole += down_projection_params(model, model.mla) if model.mla else 0
+    if experts:
+        return whole + router_params(model)
+    return whole + (model.hidden_size if model.mlp_bias else 0)
+
+
+def dense_layer_params_on_device(model: ModelSpec, layout: Degrees) -> Any:
+    """Parameters of one dense layer on one tensor-parallel rank; of an encoder-decoder an encoder's layer.
 
     Source: Shoeybi et al., Megatron-LM (2019), section 3.
     """
-    whole = 2 * norm_params(model)
-    whole += model.hidden_size * (int(model.attention_bias) + int(model.mlp_bias))
-    return (layer_params(model) - whole) / layout.tp + whole
+    whole = _whole_params(model, experts=False)
+    return (dense_layer_params(model) - whole) / layout.tp + whole
+
+
+def expert_layer_params_on_device(model: ModelSpec, layout: Degrees) -> Any:
+    """Routed experts of one MoE layer on one device: cut by ep, and each expert by etp.
+
+    Source: Megatron-LM, megatron/core/transformer/moe/experts.py.
+    """
+    return expert_layer_params(model) / (getattr(layout, "ep", 1) * getattr(layout, "etp", 1))
+
+
+def layer_params_on_device(model: ModelSpec, layout: Degrees) -> Any:
+    """Parameters of one layer (see `layer_params`) on one device; of an encoder-decoder the mean of its layers.
+
+    Column-parallel weights and biases and row-parallel weights are cut by tp, routed experts by ep * etp; the
+    rest (row-parallel biases, norms, down-projections, router) is whole on every rank.
+
+    Source: Shoeybi et al., Megatron-LM (2019), section 3.
+    """
+    if model.moe:
+        whole = _whole_params(model, experts=True)
+        cut = moe_layer_params(model) - expert_layer_params(model) - whole
+        return cut / layout.tp + whole + expert_layer_params_on_device(model, layout)
+    return dense_layer_params_on_device(model, layout) + _mean_cross_attention_on_device(model, layout)
+
+
+def _mean_cross_attention_on_device(model: ModelSpec, layout: Degrees) -> Any:
+    """Cross-attention of the decoder's layers on one device, spread over all layers; they are on one stage."""
+    if model.kind != "encoder-decoder":
+        return 0
+    whole = norm_params(model) + (model.hidden_size if model.attention_bias else 0)
+    share = 1 - model.num_encoder_layers / model.num_layers
+    return share * ((_cross_attention_params(model) - whole) / layout.tp + whole)
 
 
 def embedding_params_on_device(model: ModelSpec, engine: EngineSpec, layout: Degrees) -> Any:
-    """Parameters of one (vocabulary x hidden) matrix on one tensor-parallel rank.
+    """Parameters of the embedding on one tensor-parallel rank: its share of the (vocabulary x hidden) matrix.
+
+    A projection of patches is whole on every rank.
 
     Source: Shoeybi et al., Megatron-LM (2019), section 3: the embedding is cut along the vocabulary.
     """
+    if model.patches:
+        return _embedding_params(model) + 0 * layout.tp
     return padded_vocab(model, engine, layout) * model.hidden_size
 
 
 def end_params_on_device(model: ModelSpec, engine: EngineSpec, layout: Degrees, stage: Any) -> Any:
     """Parameters outside the layers on one device: embeddings on the first stage, norm and head on the last.
 
-    Tied embeddings are one matrix on one stage, and two copies when the pipeline has several.
+    Tied embeddings are one matrix on one stage, and two copies when the pipeline has several. Where layers
+    predict further tokens, the last stage holds what feeds them, and the embedding too; the layers themselves
+    are counted with the others.
 
-    Source: Megatron-LM, megatron/core/models/gpt/gpt_model.py (shared embedding of first and last stage).
+    Source: Megatron-LM, megatron/core/models/gpt/gpt_model.py (shared embedding of first and last stage) and
+    megatron/core/transformer/multi_token_prediction.py.
     """
-    matrix = embedding_params_on_device(model, engine, layout)
+    embedding = embedding_params_on_device(model, engine, layout)
     first, last = np.equal(stage, 0), np.equal(stage, layout.pp - 1)
-    own_head = last & ~(first & model.tied_embeddings)
-    return first * (matrix + _position_params(model)) + own_head * matrix + last * norm_params(model)
-
-
-def stage_params_on_device(model: ModelSpec, engine: EngineSpec, layout: Degrees, stage: Any, num_layers: Any) -> Any:
-    """Parameters that one device of a pipeline stage holds, before any ZeRO sharding.
-
-    Source: sum of the layers and the ends.
-    """
-    return num_layers * layer_params_on_device(model, layout) + end_params_on_device(model, engine, layout, stage)
+    own_head = last & ~(first & (not _has_own_head(model))) & model.output_head
+    matrix = padded_vocab(model, engine, layout) * model.hidden_size
+    held = first * (embedding + _input_params(model)) + own_head * matrix + last * _output_params(model)
+    if not model.mtp_layers:
+        return held
+    again = last & ~first & (not model.tied_embeddings)
+    return held + last * model.mtp_layers * _mtp_extra_params(model) + again * matrix

@@ -1,4 +1,7 @@
-"""Who waits for whom in a pipeline: step time, bubble, and microbatches in flight."""
+"""Who waits for whom in a pipeline: step time, bubble, and microbatches in flight.
+
+Closed forms. `simulate.py` executes the same schedules operation by operation, where a form is only a bound.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,16 @@ import numpy as np
 if TYPE_CHECKING:
     from planner.specs.engine import Schedule
 
-__all__ = ["bubble_seconds", "in_flight_microbatches", "pipeline_seconds", "steady_seconds"]
+__all__ = [
+    "bubble_of",
+    "bubble_seconds",
+    "in_flight_microbatches",
+    "pipeline_seconds",
+    "round_size",
+    "staleness_steps",
+    "steady_seconds",
+    "weight_versions",
+]
 
 
 def steady_seconds(num_microbatches: Any, slowest_stage_seconds: Any) -> Any:
@@ -25,13 +37,78 @@ def bubble_seconds(sum_of_stage_seconds: Any, slowest_stage_seconds: Any, interl
 
     With equal stages this is (p - 1) t / v, so that the bubble is (p - 1) / (v m) of the steady time. GPipe
     and 1F1B are equal here. `t_r` is the time of one microbatch through all chunks of stage r, forward and
-    backward. Exact for equal stages, for GPipe, and for 1F1B whose slowest stage is the last; a slow early
-    stage of 1F1B fills part of its wait with forward passes, so that the form is then too long by less than one
-    pass through the other stages (checked by event simulation).
+    backward. Exact for equal stages (interleaved: and microbatches in multiples of p), for GPipe whose stages
+    differ by a factor, and for 1F1B whose slowest stage is the last; a slow early stage of 1F1B fills part of its
+    wait with forward passes, so that the form is then too long by less than one pass through the other stages.
+    Interleaved chunks that differ within a stage make it too short: the longest chunk sets the pace of its round.
+    `simulate.exact_pipeline_seconds` executes what is not exact here.
 
     Source: Narayanan et al. (SC 2021), sections 2.2.1 and 2.2.2.
     """
     return (sum_of_stage_seconds - slowest_stage_seconds) / interleave
+
+
+def bubble_of(
+    schedule: Schedule,
+    *,
+    forward: Any,
+    backward_input: Any,
+    backward_weight: Any,
+    num_microbatches: Any,
+    interleave: Any = 1,
+) -> Any:
+    """Seconds in which the slowest stage waits, of any schedule: what a step takes beyond m t_max.
+
+    forward, backward_input, backward_weight: F, I and W, the seconds of one microbatch through all chunks of a
+    stage, repeated forward passes in I; shape (..., stages). A step ends when its last operation does, because
+    the norm of the gradients joins all stages; the zero of ZB-V counts from a stage's own first operation.
+
+    With equal stages, and exact for them:
+    naive      m (p - 1) (F + I + W): a share of (p - 1) / p is idle
+    gpipe      (p - 1) (F + I + W); exact for unequal stages too
+    1f1b       (p - 1) (F + I + W)
+    interleaved  (p - 1) (F + I + W) / v, microbatches in equal rounds (`round_size`) of at least p
+    zb-h1      (p - 1) (F + I - min(F, I, W)), m >= p; (p - 1) (F + I - W) where W is the shortest
+    zbv        (p - 1) max(I / 2, I - W), if W <= F <= I and m >= 2 p - 1
+    dualpipev  (p - 1) (F + 2 I - W) / 2 - min((p - 1) (I - F), F) / 2, if W <= F <= I: the published
+               (PP / 2 - 1) (F&B + B - 3 W) of PP = 2 p chunks, less what it overstates where I > F; F&B = F + B
+    pipedream  0: the pipeline is filled once and never drained
+
+    With unequal stages the factor p - 1 becomes a sum over the other stages: an estimate, that `simulate` settles.
+
+    Source: Huang et al., GPipe (2019); Narayanan et al. (SC 2021), section 2.2; Qi et al., Zero Bubble (2023),
+    table 2, and DeepSeek, DualPipe (README), both generalised by execution; Narayanan et al., PipeDream (SOSP
+    2019).
+    """
+    f, i, w = np.broadcast_arrays(*(np.asarray(x, dtype=float) for x in (forward, backward_input, backward_weight)))
+    t = f + i + w
+    m, slowest = np.asarray(num_microbatches), np.max(t, axis=-1)
+    if schedule == "naive":
+        return m * _of_others(t, t)
+    if schedule == "gpipe":  # both sweeps run at the pace of their own slowest stage
+        pace = np.max(f, axis=-1) + np.max(i + w, axis=-1)
+        return np.sum(t, axis=-1) - slowest + (m - 1) * (pace - slowest)
+    if schedule in ("1f1b", "interleaved"):
+        return bubble_seconds(np.sum(t, axis=-1), slowest, interleave)
+    if schedule == "zb-h1":
+        return _of_others(f + i - np.minimum(np.minimum(f, i), w), t)
+    if schedule == "zbv":
+        return _of_others(np.maximum(i / 2.0, i - w), t)
+    if schedule == "dualpipev":
+        overstated = np.minimum(_of_others(i - f, t), np.take_along_axis(f, _slowest(t), axis=-1)[..., 0])
+        return (_of_others(f + 2.0 * i - w, t) - overstated) / 2.0
+    if schedule == "pipedream":
+        return 0.0 * m * slowest
+    raise ValueError(f"schedule {schedule!r} is not priced")
+
+
+def _slowest(stage_seconds: Any) -> Any:
+    return np.argmax(stage_seconds, axis=-1)[..., np.newaxis]
+
+
+def _of_others(wait: Any, stage_seconds: Any) -> Any:
+    """Sum of `wait` over all stages but the slowest one; both have shape (..., stages)."""
+    return np.sum(wait, axis=-1) - np.take_along_axis(wait, _slowest(stage_seconds), axis=-1)[..., 0]
 
 
 def pipeline_seconds(num_microbatches: Any, stage_seconds: Any, interleave: Any) -> Any:
@@ -44,23 +121,63 @@ def pipeline_seconds(num_microbatches: Any, stage_seconds: Any, interleave: Any)
     return steady_seconds(num_microbatches, slowest) + bubble_seconds(total, slowest, interleave)
 
 
+def round_size(pp: Any, num_microbatches: Any) -> Any:
+    """Microbatches that pass one chunk of an interleaved stage before its next chunk has its turn.
+
+    The microbatches go in max(1, m // p) equal rounds; a round is p where m is a multiple of p, as Megatron-LM
+    asks. Where they do not divide no engine runs the schedule (a short last round can deadlock), and this is p.
+
+    Source: torch.distributed.pipelining, ScheduleInterleaved1F1B; Narayanan et al. (SC 2021), section 2.2.2.
+    """
+    rounds = np.maximum(1, num_microbatches // pp)
+    return np.where(num_microbatches % rounds == 0, num_microbatches // rounds, pp)
+
+
 def in_flight_microbatches(schedule: Schedule, pp: Any, stage: Any, num_microbatches: Any, interleave: Any) -> Any:
     """Microbatches whose activations a stage holds at its peak, in units of the whole stage.
 
-    naive 1; GPipe m; 1F1B min(m, p - r); interleaved min(m v, 2 (p - r - 1) + (v - 1) p + 1) / v, which is
-    p (1 + (p - 1) / (p v)) on the first stage.
+    naive 1; GPipe m; 1F1B and PipeDream min(m, p - r); interleaved min(m v, 2 (p - r - 1) + (v - 1) g + 1) / v
+    with rounds of g, which for g = p is p (1 + (p - 1) / (p v)) on the first stage; ZB-H1 min(m, p); ZB-V
+    min(2 m, m + r + 1, 2 p) / 2, which is p from m = 2 p - 1 on; DualPipeV p + 1/2, which is PP + 1 of PP = 2 p
+    chunks. A split backward pass counts until its part for the weights is done.
 
     Source: Huang et al., GPipe (2019); Narayanan et al. (SC 2021), section 2.2; Megatron-LM,
-    core/pipeline_parallel/schedules.py (warm-up of the interleaved schedule); Korthikanti et al. (2022), 4.2.3.
+    core/pipeline_parallel/schedules.py (warm-up of the interleaved schedule); Korthikanti et al. (2022), 4.2.3;
+    Qi et al., Zero Bubble (2023), table 2; DeepSeek, DualPipe (README).
     """
     m = num_microbatches
     if schedule == "naive":
         return np.ones(np.broadcast_shapes(np.shape(pp), np.shape(stage), np.shape(m)))
     if schedule == "gpipe":
         return m + 0 * np.asarray(stage)
-    if schedule == "1f1b":
+    if schedule in ("1f1b", "pipedream"):
         return np.minimum(m, pp - stage)
     if schedule == "interleaved":
-        chunks = 2 * (pp - stage - 1) + (interleave - 1) * pp + 1
+        chunks = 2 * (pp - stage - 1) + (interleave - 1) * round_size(pp, m) + 1
         return np.minimum(m * interleave, chunks) / interleave
+    if schedule == "zb-h1":
+        return np.minimum(m, pp) + 0 * np.asarray(stage)
+    if schedule == "zbv":
+        return np.minimum(np.minimum(2 * m, m + stage + 1), 2 * pp) / 2
+    if schedule == "dualpipev":
+        return pp + 0.5 + 0 * np.asarray(stage) * m
     raise ValueError(f"schedule {schedule!r} is not priced")
+
+
+def weight_versions(schedule: Schedule, pp: Any, stage: Any, num_microbatches: Any) -> Any:
+    """Copies of its weights that a stage keeps: 1; PipeDream one for each microbatch in flight, min(m, p - r).
+
+    Source: Narayanan et al., PipeDream (SOSP 2019), section 3.3, weight stashing.
+    """
+    versions = np.minimum(num_microbatches, pp - stage)
+    return versions if schedule == "pipedream" else np.ones_like(versions)
+
+
+def staleness_steps(schedule: Schedule, pp: Any, stage: Any, num_microbatches: Any) -> Any:
+    """Updates by which the weights that made a gradient are behind those it is applied to: versions - 1.
+
+    0 for every schedule that drains the pipeline before the update; p - r - 1 for PipeDream.
+
+    Source: Narayanan et al., PipeDream (SOSP 2019), section 3.3.
+    """
+    return weight_versions(schedule, pp, stage, num_microbatches) - 1

@@ -77,6 +77,8 @@ def layer_kinds(job: Job, layout: Degrees, stage: Stage) -> tuple[tuple[bool, An
     """Kinds of layers on a stage, as (has experts, how many); kinds that the model lacks are left out.
 
     Layers for multi-token prediction are of the model's main kind and lie on the last stage.
+
+    Source: DeepSeek-V3 (2024), section 2.2; definition of the model document.
     """
     moe = job.model.moe
     extra = np.equal(stage.index, layout.pp - 1) * job.model.mtp_layers if job.model.mtp_layers else 0

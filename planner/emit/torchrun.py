@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -11,11 +11,6 @@ if TYPE_CHECKING:
     from planner.plan import Plan
 
 __all__ = ["num_hosts", "torchrun_command", "torchrun_commands"]
-
-_ENVIRONMENT: Final = (
-    # without it torch 2.13 restarts into the addresses of the attempt before (pytorch issues 135712 and 167288)
-    "TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1",
-)
 
 
 def num_hosts(plan: Plan) -> int:
@@ -51,26 +46,27 @@ def torchrun_commands(
 ) -> tuple[str, ...]:
     """One shell line for each host, to be run on all hosts at once.
 
-    HOST:PORT stands for an address of the first host that the others reach. Plan, data and output must be on
-    storage that all hosts share.
+    HOST and PORT stand for an address of the first host that the others reach. Plan, data and output must be on
+    storage that all hosts share. The rendezvous is static: with `c10d` torchrun ignores --node-rank, and ranks would
+    not be numbered as the plan numbers them. Hosts are filled one after the other, as the plan prices them, so the
+    last one may run fewer ranks.
     """
     program = _program(plan_path, output, data, steps, resume)
     hosts = num_hosts(plan)
     if hosts == 1:
         alone = ("torchrun", "--standalone", f"--nproc-per-node={plan.layout.world_size}")
         return (shlex.join((*alone, *program)),)
-    per_host = plan.layout.world_size // hosts
+    per_host = plan.cluster.devices_per_host
     lines = []
     for host in range(hosts):
         rendezvous = (
             f"--nnodes={hosts}",
-            f"--nproc-per-node={per_host}",
+            f"--nproc-per-node={min(per_host, plan.layout.world_size - host * per_host)}",
             f"--node-rank={host}",
-            f"--rdzv-id={plan.model.name}",
-            "--rdzv-backend=c10d",
-            "--rdzv-endpoint=HOST:PORT",
+            "--master-addr=HOST",
+            "--master-port=PORT",
         )
-        lines.append(" ".join((*_ENVIRONMENT, shlex.join(("torchrun", *rendezvous, *program)))))
+        lines.append(shlex.join(("torchrun", *rendezvous, *program)))
     return tuple(lines)
 
 

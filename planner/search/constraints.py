@@ -83,7 +83,7 @@ class Constraints:
     def per_chunk(self, key: str) -> tuple[str, ...] | None:
         """The list that a pin gives to `layers_per_stage` or `recompute`, one entry for each chunk, or None."""
         value = self.value_of(key)
-        return tuple(value.split("/")) if value and "/" in value else None
+        return tuple(value.split("/")) if value and ("/" in value or key == "layers_per_stage") else None
 
     def allows_policy(self, policy: str, degrees: Degrees) -> Any:
         """Whether a stage of these layouts may use a recompute policy."""
@@ -129,6 +129,18 @@ class Constraints:
         }
 
 
+def _cannot_obey(condition: Condition, part: str, option: str) -> Mistake | None:
+    """Lists can be kept to and nothing else; what is left of them would be ignored in silence."""
+    is_list = condition.key == "layers_per_stage" or "/" in condition.value
+    if not is_list or (option == "--pin" and condition.sign == "="):
+        return None
+    return Mistake(
+        message=f"`{part}`: a list for {condition.key} can only be pinned",
+        where=option,
+        hint=f"write `--pin {condition.key}={condition.value}`",
+    )
+
+
 def _conditions(text: str, option: str, mistakes: list[Mistake]) -> list[Condition]:
     found = []
     for part in filter(None, (piece.strip() for piece in text.split(","))):
@@ -140,7 +152,7 @@ def _conditions(text: str, option: str, mistakes: list[Mistake]) -> list[Conditi
             mistakes.extend(error.mistakes)
             continue
         condition = Condition(key=key, sign=sign, value=value)
-        bad = check_value(key, value, option)
+        bad = check_value(key, value, option) or _cannot_obey(condition, part, option)
         if bad is None and sign not in ("=", "!=") and not condition.is_numeric:
             bad = Mistake(message=f"`{part}`: {key} has no order", where=option, hint=f"write `{key}={value}`")
         if bad:

@@ -37,6 +37,10 @@ def _divides_model(job: Job, layout: Degrees) -> Any:
     )
 
 
+def _divides_vocabulary(job: Job, layout: Degrees) -> Any:
+    return job.engine.pads_vocabulary | (job.model.vocab_size % layout.tp == 0)
+
+
 def _tp_within(job: Job, layout: Degrees) -> Any:
     domain = job.cluster.scale_up_devices
     inside = domain % np.minimum(layout.tp, domain) == 0
@@ -86,6 +90,17 @@ def _axes_offered(job: Job, layout: Degrees) -> Any:
 
 
 RULES: Final = (
+    # what no layout can help comes first, so that a refusal names it
+    Rule(
+        name="features",
+        holds=lambda job, _: np.asarray(set(job.model.features) <= set(job.engine.model_features)),
+        why="the engine runs every feature of the model (--engine megatron runs most)",
+    ),
+    Rule(
+        name="dropout",
+        holds=lambda job, _: np.asarray(job.engine.dropout or not job.training.dropout),
+        why="the engine trains with dropout (this one does not: --set training.dropout=0)",
+    ),
     Rule(
         name="world",
         holds=lambda job, x: x.tp * x.pp * x.cp * x.dp <= job.cluster.num_devices,
@@ -97,6 +112,11 @@ RULES: Final = (
         why="dp * mbs divides the global batch",
     ),
     Rule(name="tp-divides", holds=_divides_model, why="tp divides the heads, the key-value heads and the ffn width"),
+    Rule(
+        name="vocabulary",
+        holds=_divides_vocabulary,
+        why="tp divides the vocabulary, which this engine does not pad (see model.vocab_size)",
+    ),
     Rule(
         name="tp-within-node",
         holds=_tp_within,
@@ -111,6 +131,11 @@ RULES: Final = (
         name="layers",
         holds=lambda job, x: x.pp * x.interleave <= job.model.num_layers,
         why="every chunk holds at least one layer: pp * interleave is at most the number of layers",
+    ),
+    Rule(
+        name="equal-chunks",
+        holds=lambda job, x: job.model.num_layers % x.interleave == 0,
+        why="the chunks of a stage are equal, so that interleave divides the layers",
     ),
     Rule(name="even-stages", holds=_even_stages, why="this engine needs pp * interleave to divide the layers"),
     Rule(
@@ -131,11 +156,6 @@ RULES: Final = (
         why="hsdp divides dp and needs ZeRO",
     ),
     Rule(
-        name="features",
-        holds=lambda job, _: np.asarray(set(job.model.features) <= set(job.engine.model_features)),
-        why="the engine runs every feature of the model (try --engine megatron)",
-    ),
-    Rule(
         name="encoder",
         holds=lambda job, x: np.equal(x.pp, 1) | (job.model.kind == "decoder"),
         why="encoders and encoder-decoders are not cut into pipeline stages",
@@ -144,9 +164,17 @@ RULES: Final = (
 )
 
 
+def _why(rule: Rule, job: Job) -> str:
+    """The rule in words; with the names of what the engine lacks."""
+    if rule.name != "features":
+        return rule.why
+    missing = sorted(set(job.model.features) - set(job.engine.model_features))
+    return f"the engine does not run {', '.join(missing)}, which {job.model.name} needs (--engine megatron runs most)"
+
+
 def broken_rules(job: Job, layout: Layout) -> tuple[str, ...]:
     """Why a layout cannot run, one sentence for each broken rule; empty when it can."""
-    broken = [rule.why for rule in RULES if not bool(np.all(rule.holds(job, layout)))]
+    broken = [_why(rule, job) for rule in RULES if not bool(np.all(rule.holds(job, layout)))]
     if layout.ep != 1 or layout.etp != 1:
         broken.append("expert parallelism is not offered yet")
     unknown = sorted(set(layout.recompute) - set(job.engine.recompute))

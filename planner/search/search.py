@@ -113,8 +113,9 @@ def _plan(job: Job, layout: Layout, priced: Estimate, **extra: Any) -> Plan:
         memory=priced.memory,
         time=priced.time,
         step_seconds=priced.step_seconds,
-        low_step_seconds=None,
-        high_step_seconds=None,
+        low_step_seconds=_scaled(priced.step_seconds, job.calibration.low),
+        high_step_seconds=_scaled(priced.step_seconds, job.calibration.high),
+        calibration=job.calibration,
         tokens_per_second_per_device=priced.tokens_per_second_per_device,
         mfu=priced.mfu,
         hfu=priced.hfu,
@@ -126,6 +127,10 @@ def _plan(job: Job, layout: Layout, priced: Estimate, **extra: Any) -> Plan:
         },
         **extra,
     )
+
+
+def _scaled(seconds: float, factor: float | None) -> float | None:
+    return None if factor is None else seconds * factor
 
 
 def search(
@@ -181,13 +186,26 @@ def _check_pins(job: Job, constraints: Constraints) -> None:
         if value and int(value) > 1 and axis not in job.engine.axes:
             hint = f"engine {job.engine.name} runs {', '.join(job.engine.axes)}"
             mistakes.append(Mistake(message=f"`{axis}={value}` is not available", where="--pin", hint=hint))
+    policies = (constraints.value_of("recompute") or "none").split("/")
+    for policy in sorted(set(policies) - set(job.engine.recompute)):
+        hint = f"engine {job.engine.name} has {', '.join(job.engine.recompute)}"
+        mistakes.append(Mistake(message=f"recompute `{policy}` is not available", where="--pin", hint=hint))
     if mistakes:
         raise InputError(*mistakes)
 
 
 def _check_lists(job: Job, constraints: Constraints) -> None:
-    """A pinned list of layers must be one that the search can choose: right sum, chunks of a stage alike."""
+    """Pinned lists must be ones that the search can choose: right sum, chunks of a stage alike."""
     layers, pp = constraints.per_chunk("layers_per_stage"), constraints.value_of("pp")
+    policies = constraints.per_chunk("recompute")
+    if (
+        policies
+        and pp
+        and len(policies) % int(pp) == 0
+        and policies != policies[: int(pp)] * (len(policies) // int(pp))
+    ):
+        message = f"`recompute={'/'.join(policies)}` cannot be planned"
+        raise InputError(message, where="--pin", hint="the chunks of one stage share a recompute policy")
     if not layers:
         return
     counts = tuple(map(int, layers))

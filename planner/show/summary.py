@@ -93,7 +93,9 @@ def layout_rows(plan: Plan) -> list[tuple[str, RenderableType]]:
 
 def _headline_rows(plan: Plan) -> list[tuple[str, RenderableType]]:
     low, high = plan.low_step_seconds, plan.high_step_seconds
-    between = f"  {format_seconds(low)} to {format_seconds(high)}" if low and high else ""
+    between = (
+        f"  8 of 10 measured runs like it: {format_seconds(low)} to {format_seconds(high)}" if low and high else ""
+    )
     rate = plan.tokens_per_second_per_device
     in_all = plan.training.global_batch_size * plan.training.sequence_length / plan.step_seconds
     speed = f"{format_count(rate)} tokens/s per device, {format_count(in_all)} tokens/s in all"

@@ -17,7 +17,9 @@ PrecisionClass = Literal["fp32", "16", "fp8", "fp4"]
 
 
 class CalibrationEntry(Document):
-    """Measured corrections for one device, engine and precision class; a missing key matches all.
+    """Measured corrections for one device, engine, precision class and kind of layers; a missing key matches all.
+
+    experts: whether the model has experts, whose kernels and exchanges are others.
 
     slowdown: computing takes this many times what the roofline says. attention: share of the 16-bit peak that
     fused attention reaches, in place of the device file's. low, high: 10 % and 90 % quantiles of measured over
@@ -27,6 +29,7 @@ class CalibrationEntry(Document):
     device: Name | None = None
     engine: Name | None = None
     precision: PrecisionClass | None = None
+    experts: bool | None = None
     slowdown: float = Field(gt=0, le=100)
     attention: float | None = Field(default=None, gt=0, le=1)
     low: float | None = Field(default=None, gt=0)
@@ -51,9 +54,11 @@ def precision_class(precision: Precision) -> PrecisionClass:
     return classes[precision]
 
 
-def find_entry(calibration: Calibration, *, device: str, engine: str, precision: Precision) -> CalibrationEntry:
+def find_entry(
+    calibration: Calibration, *, device: str, engine: str, precision: Precision, experts: bool
+) -> CalibrationEntry:
     """The first entry that matches, or `UNCALIBRATED`."""
-    wanted = {"device": device, "engine": engine, "precision": precision_class(precision)}
+    wanted = {"device": device, "engine": engine, "precision": precision_class(precision), "experts": experts}
     for entry in calibration.entries:
         if all(getattr(entry, key) in (None, value) for key, value in wanted.items()):
             return entry

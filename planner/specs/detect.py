@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from planner.units import exact_quantity
 
 if TYPE_CHECKING:
-    from planner.specs.cluster import DeviceSpec
+    from planner.specs.cluster import ClusterSpec
 
 __all__ = ["local_host", "total_memory_bytes", "usable_cores"]
 
@@ -40,20 +40,27 @@ def _cgroup(name: str) -> str:
         return ""
 
 
-def local_host(device: DeviceSpec, num_processes: int | None) -> dict[tuple[str, ...], int | str]:
+def local_host(cluster: ClusterSpec, num_processes: int | None) -> dict[tuple[str | int, ...], int | str]:
     """Values for the document of this machine, by path: one process per core unless `num_processes` is given.
 
-    More processes than cores share them: each gets its part of the cores' peak and memory bandwidth.
+    More processes than cores share them: each gets its part of the cores' peak and memory bandwidth, and host
+    work takes as many times as long. Messages are host work too: gloo copies them.
     """
-    cores = usable_cores()
+    device, cores = cluster.device, usable_cores()
     processes = num_processes or cores
     share = min(1.0, cores / processes)
     memory = max(1, total_memory_bytes() // processes // _MEBIBYTE) * _MEBIBYTE
-    values: dict[tuple[str, ...], int | str] = {
+    efficiency = device.efficiency
+    values: dict[tuple[str | int, ...], int | str] = {
         ("devices_per_host",): processes,
         ("device", "memory"): exact_quantity(memory, "bytes"),
         ("device", "memory_bandwidth"): exact_quantity(device.memory_bandwidth * share, "bytes_per_second"),
+        ("device", "efficiency", "launch"): exact_quantity(efficiency.launch / share, "seconds"),
+        ("device", "efficiency", "layer_floor"): exact_quantity(efficiency.layer_floor / share, "seconds"),
     }
     for precision, peak in device.peak.items():
         values["device", "peak", precision] = exact_quantity(peak * share, "flops_per_second")
+    for index, link in enumerate(cluster.links):
+        values["links", index, "bandwidth"] = exact_quantity(link.bandwidth * share, "bytes_per_second")
+        values["links", index, "latency"] = exact_quantity(link.latency / share, "seconds")
     return values

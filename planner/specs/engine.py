@@ -6,6 +6,7 @@ from typing import Literal
 
 from pydantic import Field
 
+from planner.specs.cluster import Precision
 from planner.specs.document import Document, Name
 
 __all__ = ["EngineSpec", "Recompute", "Schedule", "StateBytes"]
@@ -38,6 +39,8 @@ class EngineSpec(Document):
     program: str = Field(description="what runs the plan")
     # --- what it can run -------------------------------------------------------------------------------------
     axes: tuple[Literal["tp", "pp", "dp", "cp"], ...] = Field(description="mesh axes that may exceed 1")
+    precisions: tuple[Precision, ...]
+    dropout: bool = Field(description="it trains with dropout")
     model_features: tuple[str, ...] = Field(description="of ModelSpec.features, those that it runs")
     schedules: tuple[Schedule, ...]
     zero_stages: tuple[int, ...]
@@ -46,6 +49,7 @@ class EngineSpec(Document):
     uneven_stages: bool = Field(description="stages may hold different numbers of layers")
     microbatches_fill_pipeline: bool = Field(description="1F1B needs at least as many microbatches as stages")
     tp_without_sp: bool = Field(description="tensor parallelism can run without sequence parallelism")
+    pads_vocabulary: bool = Field(default=True, description="a vocabulary that tp does not divide is padded")
     # --- what it keeps in memory -------------------------------------------------------------------------------
     states: dict[Literal["fp32", "mixed"], StateBytes]
     vocab_multiple: int = Field(ge=1, description="the vocabulary is padded to this times tp")

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar, get_args
 
 from planner.errors import InputError, Mistake
 from planner.specs import library
-from planner.specs.cluster import ClusterSpec
+from planner.specs.calibration import Calibration, find_entry
+from planner.specs.cluster import ClusterSpec, Precision
 from planner.specs.detect import local_host
 from planner.specs.engine import EngineSpec
 from planner.specs.huggingface import CONFIG_NAME, read_config
@@ -23,13 +25,14 @@ from planner.specs.yaml import MAX_MISTAKES, Node, read_yaml
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from planner.specs.cluster import DeviceSpec, Precision
+    from planner.specs.cluster import DeviceSpec
     from planner.specs.library import Kind
 
 __all__ = [
     "cluster_names",
     "cluster_source",
     "engine_names",
+    "load_calibration",
     "load_cluster",
     "load_engine",
     "load_job",
@@ -37,11 +40,13 @@ __all__ = [
     "model_names",
     "model_notes",
     "model_source",
+    "shipped_calibration",
 ]
 
 LOCAL_CLUSTER: Final = "local-cpu"
 _PREFERRED: Final[tuple[Precision, ...]] = ("bf16", "fp16", "fp32")
 _MAX_DEVICES: Final = 10_000_000
+_SHIPPED_CALIBRATION: Final = Path(__file__).parents[1] / "calibration.json"
 _SUFFIXES: Final = (".yaml", ".yml", ".json")
 T = TypeVar("T")
 
@@ -109,6 +114,22 @@ def load_engine(name: str) -> EngineSpec:
     return validate(EngineSpec, _engine_tree(name))
 
 
+@cache
+def shipped_calibration() -> Calibration:
+    """Corrections from published runs; written by `make calibrate`."""
+    return Calibration.model_validate_json(_SHIPPED_CALIBRATION.read_text(encoding="utf-8"))
+
+
+def load_calibration(path: Path) -> Calibration:
+    """Corrections from a file of the user's.
+
+    Raises:
+        InputError: all mistakes of the document at once.
+        EnvironmentProblem: the file cannot be read.
+    """
+    return validate(Calibration, read_yaml(path))
+
+
 def load_job(
     *,
     model: str,
@@ -123,6 +144,7 @@ def load_job(
     settings: Sequence[str] = (),
     headroom: float = 0.05,
     allow_tp_across_nodes: bool = False,
+    calibration: Path | None = None,
 ) -> Job:
     """Read everything that a job needs; options override `settings`, and both override the documents.
 
@@ -130,6 +152,7 @@ def load_job(
     or of its folder. training: the path of a YAML file.
     settings: `PATH=VALUE` changes, see `planner.specs.settings`.
     headroom: share of device memory that a plan leaves free.
+    calibration: a file of corrections in place of the shipped ones.
 
     Raises:
         InputError: all mistakes of all documents and options at once, at most `MAX_MISTAKES`.
@@ -157,8 +180,10 @@ def load_job(
     training_spec = None
     if "training" in trees:
         device = cluster_spec.device if cluster_spec else None
-        training_spec = _check_training(mistakes, trees["training"], model_spec, device)
+        training_spec = _check_training(mistakes, trees["training"], model_spec, device, engine_spec)
+    corrections = mistakes.attempt(load_calibration, calibration) if calibration else shipped_calibration()
     mistakes.raise_if_any()
+    assert corrections is not None
     assert model_spec is not None
     assert cluster_spec is not None
     assert training_spec is not None
@@ -170,6 +195,13 @@ def load_job(
         engine=engine_spec,
         headroom=headroom,
         allow_tp_across_nodes=allow_tp_across_nodes,
+        calibration=find_entry(
+            corrections,
+            device=cluster_spec.device.name,
+            engine=engine_spec.name,
+            precision=training_spec.precision,
+            experts=model_spec.moe is not None,
+        ),
     )
 
 
@@ -310,9 +342,8 @@ def _with_device(cluster: Node, folder: Path | None) -> Node:
 
 def _detected(cluster: Node, num_processes: int | None) -> Node:
     """The shipped description of a CPU host with this machine's cores and memory."""
-    device = validate(ClusterSpec, cluster).device
     where = f"--gpus {num_processes}" if num_processes else "this machine"
-    for path, value in local_host(device, num_processes).items():
+    for path, value in local_host(validate(ClusterSpec, cluster), num_processes).items():
         cluster = with_value(cluster, path, Node(data=value, where=where, key_where=where))
     return cluster
 
@@ -343,28 +374,35 @@ def _sized_cluster(tree: Node, gpus: int | None) -> ClusterSpec:
 
 
 def _check_training(
-    mistakes: _Mistakes, tree: Node, model: ModelSpec | None, device: DeviceSpec | None
+    mistakes: _Mistakes, tree: Node, model: ModelSpec | None, device: DeviceSpec | None, engine: EngineSpec | None
 ) -> TrainingSpec | None:
-    """The training document with its defaults, which depend on the model and the device."""
+    """The training document with its defaults, which depend on the model, the device and the engine."""
     assert isinstance(tree.data, dict)
     if "global_batch_size" not in tree.data:
         hint = "add --global-batch N (sequences per optimizer step), or `global_batch_size: N` to TRAINING.yaml"
         mistakes.found.append(tree.mistake("the global batch size is not given", hint))
         tree = _with_default(tree, "global_batch_size", 1)
     tree = _with_default(tree, "sequence_length", model.max_sequence_length if model else 1)
-    if device:
-        tree = _with_default(tree, "precision", next(each for each in _PREFERRED if each in device.peak))
-        mistakes.attempt(_check_precision, tree, device)
+    if device and engine:
+        usual = (each for each in _PREFERRED if each in device.peak and each in engine.precisions)
+        tree = _with_default(tree, "precision", next(usual, device.precisions[0]))
+        mistakes.attempt(_check_precision, tree, device, engine)
     if model:
         mistakes.attempt(_check_positions, tree, model)
     return mistakes.attempt(validate, TrainingSpec, tree)
 
 
-def _check_precision(tree: Node, device: DeviceSpec) -> None:
+def _check_precision(tree: Node, device: DeviceSpec, engine: EngineSpec) -> None:
     node = _entry(tree, "precision")
-    if node.data in _PREFERRED and node.data not in device.peak:
+    if node.data not in get_args(Precision):
+        return  # reported by the document itself
+    if node.data not in device.peak:
         has = ", ".join(device.precisions)
         raise InputError(node.mistake(f"{device.name} does not compute in {node.data}", f"it has {has}"))
+    if node.data not in engine.precisions:
+        has = ", ".join(engine.precisions)
+        hint = f"it has {has}; another engine may (--engine megatron)"
+        raise InputError(node.mistake(f"engine {engine.name} does not train in {node.data}", hint))
 
 
 def _check_positions(tree: Node, model: ModelSpec) -> None:

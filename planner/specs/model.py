@@ -8,7 +8,7 @@ from pydantic import Field, model_validator
 
 from planner.specs.document import Document, Name
 
-__all__ = ["ARCHITECTURES", "LatentAttention", "MixtureOfExperts", "ModelSpec"]
+__all__ = ["ARCHITECTURES", "LatentAttention", "MixtureOfExperts", "ModelSpec", "PatchEmbedding"]
 
 _GPT: dict[str, Any] = {
     "norm": "layernorm",
@@ -40,6 +40,16 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
         "attention_bias": False,
         "mlp_bias": False,
     },
+    "bert": _GPT | {"kind": "encoder", "embedding_norm": True, "final_norm": False, "output_head": False},
+    "vit": _GPT | {"kind": "encoder", "output_head": False},
+    "t5": _GPT
+    | {
+        "kind": "encoder-decoder",
+        "norm": "rmsnorm",
+        "position": "relative",
+        "attention_bias": False,
+        "mlp_bias": False,
+    },
 }
 """What an architecture implies; each value can be overridden in the document."""
 
@@ -49,7 +59,9 @@ class MixtureOfExperts(Document):
 
     ffn_hidden_size: width of one routed expert. shared_ffn_hidden_size: width of all shared experts together.
     num_dense_layers: leading layers with an ordinary feed-forward block. layer_frequency: of the layers after
-    them every this many-th has experts. imbalance: tokens of the busiest rank over the mean.
+    them every this many-th has experts. expert_bias: on both (with a gate all three) matrices of an expert.
+    shared_gate: the output of the shared experts is weighted by a learned gate (Qwen2-MoE).
+    imbalance: tokens of the busiest rank over the mean.
     """
 
     num_experts: int = Field(ge=2, le=100_000)
@@ -83,24 +95,47 @@ class LatentAttention(Document):
     value_head_size: int = Field(ge=1, le=100_000)
 
 
+class PatchEmbedding(Document):
+    """Square patches of a square image, projected, in place of a token embedding; one more token stands for all."""
+
+    image_size: int = Field(ge=1, le=100_000)
+    patch_size: int = Field(ge=1, le=100_000)
+    num_channels: int = Field(default=3, ge=1, le=1_000)
+
+    @model_validator(mode="after")
+    def _check_tiling(self) -> Self:
+        if self.image_size % self.patch_size:
+            raise ValueError(f"patch_size: {self.patch_size} does not divide image_size {self.image_size}")
+        return self
+
+
 class ModelSpec(Document):
     """A transformer, by default decoder-only.
 
     `architecture` implies norm, position, activation, biases and tied embeddings (`ARCHITECTURES`); a document
     may override each of them. After validation every field holds a value.
 
+    num_layers: of an encoder-decoder the layers of both together, `num_encoder_layers` of them the encoder's.
+    head_size: with latent attention that of queries and keys, nope_head_size + rope_head_size.
+    activation: `swiglu` stands for every gated feed-forward block (three matrices), `gelu` for every other (two).
     attention_bias: on all four projections; qkv_bias: on queries, keys and values alone (Qwen2).
     norms_per_layer: 2; 4 with norms after the blocks too (Gemma 2), 1 where both blocks share one (Falcon-7B).
     parallel_attention: attention and feed-forward read the same input and are added together.
     sliding_window: tokens that local layers attend to, 0 for none; every `global_every`-th layer is global, 0
     makes all layers local.
     qk_norm: queries and keys are normalised per head, or over the whole width.
-    mtp_layers: extra layers that predict further tokens (DeepSeek-V3).
+    mtp_layers: extra layers that predict further tokens (DeepSeek-V3); no part of `num_layers`.
+    extra_positions: rows of the table of learned positions beyond max_sequence_length (OPT has 2).
+    relative_buckets: rows of T5's table of relative positions, one table for each stack.
+    embedding_norm: a norm behind the embedding; final_norm: one behind the last layer of each stack.
+    output_head: a projection to the vocabulary. num_token_types, pooler: of BERT; patches: of ViT.
     """
 
     name: Name
-    architecture: Literal["gpt", "llama", "qwen2", "qwen3", "gemma", "neox", "falcon"]
+    architecture: Literal["gpt", "llama", "qwen2", "qwen3", "gemma", "neox", "falcon", "bert", "vit", "t5"]
+    kind: Literal["decoder", "encoder", "encoder-decoder"] = "decoder"
     num_layers: int = Field(ge=1, le=10_000)
+    num_encoder_layers: int = Field(default=0, ge=0, le=10_000)
     hidden_size: int = Field(ge=1, le=1_000_000)
     num_heads: int = Field(ge=1, le=100_000)
     num_kv_heads: int = Field(default=0, ge=0, description="0: as many as num_heads")
@@ -109,7 +144,7 @@ class ModelSpec(Document):
     vocab_size: int = Field(ge=1, le=100_000_000)
     max_sequence_length: int = Field(ge=1, le=1_000_000_000)
     norm: Literal["layernorm", "rmsnorm"]
-    position: Literal["learned", "rope", "alibi"]
+    position: Literal["learned", "rope", "alibi", "relative"]
     activation: Literal["gelu", "swiglu"]
     attention_bias: bool
     mlp_bias: bool
@@ -120,6 +155,13 @@ class ModelSpec(Document):
     qk_norm: Literal["none", "head", "width"] = "none"
     attention_sinks: bool = False
     embedding_norm: bool = False
+    final_norm: bool = True
+    output_head: bool = True
+    extra_positions: int = Field(default=0, ge=0, le=1_000_000)
+    relative_buckets: int = Field(default=32, ge=1, le=1_000_000)
+    num_token_types: int = Field(default=0, ge=0, le=1_000_000)
+    pooler: bool = False
+    patches: PatchEmbedding | None = None
     sliding_window: int = Field(default=0, ge=0)
     global_every: int = Field(default=1, ge=0)
     mtp_layers: int = Field(default=0, ge=0, le=100)
@@ -145,13 +187,7 @@ class ModelSpec(Document):
             return data  # reported by the fields themselves
         derived = dict(data)
         if not data.get("head_size"):
-            if hidden % heads:
-                low = hidden // heads * heads
-                raise ValueError(
-                    f"num_heads: {heads} does not divide hidden_size {hidden}; nearest hidden_size that it divides: "
-                    f"{low or heads} or {low + heads}, or state head_size"
-                )
-            derived["head_size"] = hidden // heads
+            derived["head_size"] = _latent_head_size(data.get("mla")) or _even_head_size(heads, hidden)
         derived["num_kv_heads"] = data.get("num_kv_heads") or heads
         return derived
 
@@ -164,15 +200,54 @@ class ModelSpec(Document):
             )
         return self
 
+    @model_validator(mode="after")
+    def _check_latent_attention(self) -> Self:
+        if self.mla is None:
+            return self
+        if self.head_size != self.mla.nope_head_size + self.mla.rope_head_size:
+            raise ValueError(f"head_size: {self.head_size} is not nope_head_size + rope_head_size of mla")
+        if self.attention_bias or self.qkv_bias or self.qk_norm != "none":
+            raise ValueError("mla: latent attention has no attention_bias, qkv_bias or qk_norm")
+        return self
+
+    @model_validator(mode="after")
+    def _check_experts(self) -> Self:
+        if self.moe and self.num_layers - self.moe.num_dense_layers < self.moe.layer_frequency:
+            raise ValueError(
+                f"moe: of {self.num_layers} layers none has experts with num_dense_layers "
+                f"{self.moe.num_dense_layers} and layer_frequency {self.moe.layer_frequency}"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _check_kind(self) -> Self:
+        if self.kind != "encoder-decoder":
+            if self.num_encoder_layers:
+                raise ValueError(f"num_encoder_layers: this is of an encoder-decoder, and kind is {self.kind}")
+        elif not 0 < self.num_encoder_layers < self.num_layers:
+            raise ValueError(
+                f"num_encoder_layers: must be 1 to {self.num_layers - 1}: num_layers {self.num_layers} counts the "
+                "layers of encoder and decoder together"
+            )
+        if self.kind != "decoder" and (self.moe or self.mla or self.mtp_layers):
+            raise ValueError(f"kind: moe, mla and mtp_layers are of decoders, not of an {self.kind}")
+        if self.kind == "decoder" and (self.patches or self.pooler or self.num_token_types or not self.output_head):
+            raise ValueError("kind: a decoder has an output_head, and no patches, pooler or num_token_types")
+        if self.position == "relative" and self.kind != "encoder-decoder":
+            raise ValueError(f"position: relative is of encoder-decoders, and kind is {self.kind}")
+        return self
+
     @property
     def features(self) -> tuple[str, ...]:
         """What goes beyond the plain GPT and Llama blocks; an engine must list each to run the model."""
         used = {
+            "encoder": self.kind != "decoder",
+            "cross_attention": self.kind == "encoder-decoder",
             "moe": self.moe is not None,
             "mla": self.mla is not None,
             "mtp": self.mtp_layers > 0,
             "parallel_attention": self.parallel_attention,
-            "norms": self.norms_per_layer != 2 or self.embedding_norm,
+            "norms": self.norms_per_layer != 2 or self.embedding_norm or not self.final_norm,
             "qk_norm": self.qk_norm != "none",
             "qkv_bias": self.qkv_bias and not self.attention_bias,
             "sliding_window": self.sliding_window > 0,
@@ -180,3 +255,21 @@ class ModelSpec(Document):
             "alibi": self.position == "alibi",
         }
         return tuple(name for name, is_used in used.items() if is_used)
+
+
+def _latent_head_size(mla: Any) -> int:
+    """Head size of queries and keys that an unchecked `mla` mapping describes; 0 where it does not."""
+    if isinstance(mla, LatentAttention):
+        return mla.nope_head_size + mla.rope_head_size
+    nope, rope = (mla.get(key) if isinstance(mla, dict) else 0 for key in ("nope_head_size", "rope_head_size"))
+    return nope + rope if type(nope) is int and type(rope) is int else 0
+
+
+def _even_head_size(num_heads: int, hidden_size: int) -> int:
+    if hidden_size % num_heads:
+        low = hidden_size // num_heads * num_heads
+        raise ValueError(
+            f"num_heads: {num_heads} does not divide hidden_size {hidden_size}; nearest hidden_size that it divides: "
+            f"{low or num_heads} or {low + num_heads}, or state head_size"
+        )
+    return hidden_size // num_heads

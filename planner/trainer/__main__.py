@@ -43,15 +43,34 @@ def main(arguments: Sequence[str] | None = None) -> ExitCode:
         if _record_failure(options.output, str(error), error.exit_code):
             sys.stderr.write(f"error: {error}\n")
         return error.exit_code
-    except torch.OutOfMemoryError as error:
-        reason = f"out of memory: {str(error).splitlines()[0]}"
-        if _record_failure(options.output, reason, ExitCode.RANK_FAILED):
-            sys.stderr.write(f"error: {reason}\n    help: plan again with more --headroom\n")
-        return ExitCode.RANK_FAILED
     except Exception as error:  # noqa: BLE001 # the process ends here, and the launcher reads the verdict
-        if not _lost_a_peer(error) and _record_failure(options.output, repr(error), ExitCode.RANK_FAILED):
+        if (out_of_memory := _out_of_memory(error)) is not None:
+            first_line = (str(out_of_memory).splitlines() or [""])[0]
+            reason = f"rank {_rank()} is out of memory: {first_line}"
+            if _record_failure(options.output, reason, ExitCode.RANK_FAILED):
+                sys.stderr.write(f"error: {reason}\n    help: plan again with more --headroom\n")
+        elif not _lost_a_peer(error) and _record_failure(options.output, repr(error), ExitCode.RANK_FAILED):
+            sys.stderr.write(f"error: rank {_rank()} failed\n")
             traceback.print_exc()
         return ExitCode.RANK_FAILED
+
+
+def _rank() -> int:
+    return int(os.environ.get("RANK", "0"))
+
+
+def _out_of_memory(error: BaseException | None) -> BaseException | None:
+    """The error among `error` and its causes that says that memory ran out, or None.
+
+    torch.distributed.pipelining wraps what a stage raises in a plain RuntimeError; the CPU allocator, CUDA outside
+    torch's allocator and NCCL have no type of their own and only say it in words.
+    """
+    words = ("out of memory", "can't allocate memory")
+    while error is not None:
+        if isinstance(error, (torch.OutOfMemoryError, MemoryError)) or any(each in str(error) for each in words):
+            return error
+        error = error.__cause__
+    return None
 
 
 def _lost_a_peer(error: Exception) -> bool:
@@ -94,10 +113,9 @@ def _train(options: argparse.Namespace) -> ExitCode:
 
 
 def _pick_device(plan: Plan) -> torch.device:
-    """This rank's GPU, or its share of the host's cores."""
+    """This rank's GPU, or one thread of the host, as the plan prices a CPU core."""
     if plan.cluster.device.kind == "cpu":
-        cores = len(os.sched_getaffinity(0))
-        torch.set_num_threads(max(1, cores // int(os.environ["LOCAL_WORLD_SIZE"])))
+        torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
         return torch.device("cpu")
     index = int(os.environ["LOCAL_RANK"])
     if torch.cuda.device_count() <= index:
@@ -118,9 +136,8 @@ def _record_failure(output: Path, reason: str, code: ExitCode) -> bool:
         return False
     status = output / "status.json"
     step = json.loads(status.read_text())["step"] if status.exists() else 0
-    rank = int(os.environ.get("RANK", "0"))
     with contextlib.suppress(OSError):  # a full disk: the message on stderr has to do
-        write_status(output, "failed", step, reason, rank=rank, exit_code=int(code))
+        write_status(output, "failed", step, reason, rank=_rank(), exit_code=int(code))
     return True
 
 

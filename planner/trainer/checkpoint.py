@@ -55,7 +55,8 @@ def save(trainer: Trainer, folder: Path) -> None:
     final, draft = folder / _name(trainer.step_number), folder / f".{_name(trainer.step_number)}.tmp"
     try:
         if dist.get_rank() == 0:
-            shutil.rmtree(draft, ignore_errors=True)
+            for unfinished in folder.glob(".step-*.tmp"):  # of runs that were killed while they saved
+                shutil.rmtree(unfinished, ignore_errors=True)
             draft.mkdir(parents=True)
         dist.barrier()
         save_tensors(_tensors(trainer, trainer.own_parameters()), checkpoint_id=draft)
@@ -66,7 +67,7 @@ def save(trainer: Trainer, folder: Path) -> None:
     except (OSError, CheckpointException) as error:
         if dist.get_rank() == 0:
             shutil.rmtree(draft, ignore_errors=True)
-        free = format_bytes(shutil.disk_usage(folder).free)
+        free = format_bytes(shutil.disk_usage(next(each for each in draft.parents if each.exists())).free)
         message = f"cannot save {final}: {_cause(error)} ({free} are free there)"
         raise EnvironmentProblem(message, hint="older checkpoints are intact") from error
 
@@ -156,7 +157,9 @@ def _commit(draft: Path, final: Path, digests: dict[str, str], state: dict[str, 
     shutil.rmtree(final, ignore_errors=True)  # a step that an earlier attempt saved, and that was rejected
     draft.rename(final)
     _sync(final.parent)
-    for old in saved_steps(final.parent)[KEPT:]:
+    # later steps are of a run that was given up for an earlier checkpoint: `auto` must not go back to them
+    later = [step for step in saved_steps(final.parent) if step > state["step"]]
+    for old in later + saved_steps(final.parent)[len(later) + KEPT :]:
         shutil.rmtree(final.parent / _name(old), ignore_errors=True)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import signal
 import threading
@@ -86,6 +87,7 @@ class _Run:
         """Run the steps that are left, then write measurements and verdict."""
         trainer, options = self.trainer, self.options
         meter = MemoryMeter(trainer.chunks, trainer.optimizer)
+        dist.barrier()  # a rank that fails until here has the last word: nothing below writes over its verdict
         if self.chief:
             _forget_later_steps(options.output / "metrics.jsonl", trainer.step_number)
             for mark in options.output.glob(".failed-*"):
@@ -163,15 +165,27 @@ def write_status(output: Path, state: str, step: int, reason: str = "", **detail
 
 
 def failure_mark() -> str:
-    """Name of the file by which the first failing rank of this torchrun tells the others."""
-    return f".failed-{os.environ.get('TORCHELASTIC_RUN_ID', 'alone')}"
+    """Name of the file by which the first failing rank of this torchrun tells the others.
+
+    Several hosts share a run id that they use again next time; the port is this start's own.
+    """
+    return f".failed-{os.environ.get('TORCHELASTIC_RUN_ID', 'alone')}-{os.environ.get('MASTER_PORT', '')}"
 
 
 def _forget_later_steps(metrics: Path, step: int) -> None:
-    """Steps after the checkpoint will run again: drop their lines."""
+    """Steps after the checkpoint will run again: drop their lines, and one that a crash or a full disk cut short."""
     if metrics.exists():
-        lines = [line for line in metrics.read_text().splitlines() if json.loads(line)["step"] <= step]
-        metrics.write_text("".join(f"{line}\n" for line in lines))
+        lines = [line for line in metrics.read_text().splitlines() if _step_of(line) <= step]
+        draft = metrics.with_name(f".{metrics.name}.tmp")
+        draft.write_text("".join(f"{line}\n" for line in lines))
+        draft.replace(metrics)
+
+
+def _step_of(line: str) -> float:
+    try:
+        return int(json.loads(line)["step"])
+    except (ValueError, KeyError, TypeError):
+        return math.inf
 
 
 @contextlib.contextmanager

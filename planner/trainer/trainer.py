@@ -184,7 +184,7 @@ def _obstacles(plan: Plan) -> list[tuple[bool, str, str]]:
             again,
         ),
         (
-            layout.pp > 1 and microbatches < layout.pp,
+            layout.pp > 1 and microbatches < layout.pp and layout.schedule != "gpipe",
             f"{microbatches} microbatches cannot fill {layout.pp} stages",
             again,
         ),

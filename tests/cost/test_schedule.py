@@ -1,96 +1,146 @@
-"""The closed forms of the pipeline against an event simulation that executes the schedules operation by operation."""
+"""The closed forms of the pipeline against the execution of the schedules, and against the textbook."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
-from planner.cost.schedule import bubble_seconds, in_flight_microbatches, pipeline_seconds
+from planner.cost.schedule import (
+    bubble_of,
+    bubble_seconds,
+    in_flight_microbatches,
+    pipeline_seconds,
+    round_size,
+    staleness_steps,
+    weight_versions,
+)
+from planner.cost.simulate import ChunkSeconds, exact_pipeline_seconds, simulate
+
+SCHEDULES = ("naive", "gpipe", "1f1b", "interleaved", "zb-h1", "zbv", "dualpipev")
+V_SHAPED = ("zbv", "dualpipev")
+PASSES = ("forward", "backward_input", "backward_weight")
+seconds = st.floats(0.1, 2.0)
 
 
-def operations(schedule, pp, stage, m, v):
-    """The order in which a stage runs its forward ("F") and backward ("B") passes, as (kind, microbatch, chunk)."""
-    forward = [(k, i) for g in range(0, m, pp) for k in range(v) for i in range(g, min(g + pp, m))]
-    backward = [(v - 1 - k, i) for k, i in forward]
-    if schedule == "gpipe":
-        warmup = m
-    elif schedule == "1f1b":
-        warmup = min(m, pp - stage - 1)
-    else:  # interleaved, as Megatron-LM and torch warm up
-        warmup = min(m * v, 2 * (pp - stage - 1) + (v - 1) * pp)
-    order = [("F", i, k) for k, i in forward[:warmup]]
-    rest = forward[warmup:]
-    for (kf, i), (kb, j) in zip(rest, backward, strict=False):
-        order += [("F", i, kf), ("B", j, kb)]
-    return order + [("B", j, kb) for kb, j in backward[len(rest) :]]
+def chunks_of(stages, interleave):
+    """Chunks of stages that differ by the stage only, cut into equal chunks; V-shaped stages must be equal."""
+    return ChunkSeconds(**{name: np.tile(np.asarray(each) / interleave, interleave) for name, each in stages.items()})
 
 
-def simulate(schedule, forward_seconds, m, v=1):
-    """Run the schedule; a backward pass takes twice its forward pass. Returns the end, and the peak in flight."""
-    pp = len(forward_seconds)
-    orders = [operations(schedule, pp, r, m, v) for r in range(pp)]
-    done, clock, position = {}, [0.0] * pp, [0] * pp
-    held, peak = [0] * pp, [0] * pp
-    last = pp * v - 1
-    while any(position[r] < len(orders[r]) for r in range(pp)):
-        progressed = False
-        for r in range(pp):
-            if position[r] == len(orders[r]):
+def run(schedule, stages, m, interleave=1):
+    return simulate(schedule, chunks_of(stages, interleave), m, interleave=interleave)
+
+
+@st.composite
+def exact_shapes(draw):
+    """Shapes for which the closed forms promise the executed time."""
+    schedule = draw(st.sampled_from(SCHEDULES))
+    pp = draw(st.integers(1, 6))
+    least = {"zb-h1": pp, "zbv": 2 * pp - 1, "dualpipev": 2 * pp}.get(schedule, 1)
+    interleave = draw(st.integers(1, 4)) if schedule == "interleaved" else 2 if schedule in V_SHAPED else 1
+    m = pp * draw(st.integers(1, 3)) if schedule == "interleaved" else draw(st.integers(least, 3 * pp + 4))
+    times = draw(st.tuples(seconds, seconds, seconds))
+    forward, backward_input, backward_weight = (
+        (sorted(times)[1], max(times), min(times)) if schedule in V_SHAPED else times
+    )
+    stages = {
+        "forward": np.full(pp, forward),
+        "backward_input": np.full(pp, backward_input),
+        "backward_weight": np.full(pp, backward_weight),
+    }
+    return schedule, pp, m, interleave, stages
+
+
+@given(exact_shapes())
+def test_equal_stages_take_the_executed_time(shape):
+    schedule, _, m, interleave, stages = shape
+    bubble = bubble_of(schedule, **stages, num_microbatches=m, interleave=interleave)
+    end = run(schedule, stages, m, interleave).seconds
+    assert m * sum(stages.values())[0] + bubble == pytest.approx(end, rel=1e-9)
+
+
+@given(exact_shapes())
+def test_microbatches_in_flight_are_the_executed_ones(shape):
+    schedule, pp, m, interleave, stages = shape
+    closed = in_flight_microbatches(schedule, pp, np.arange(pp), m, interleave)
+    assert np.broadcast_to(closed, pp) == pytest.approx(run(schedule, stages, m, interleave).peak_in_flight)
+
+
+@pytest.mark.parametrize("schedule", [*(s for s in SCHEDULES if s != "dualpipev"), "pipedream"])
+def test_microbatches_in_flight_are_the_executed_ones_of_every_shape(schedule):
+    for pp in range(1, 6):
+        for m in range(1, 15):
+            interleave = 3 if schedule == "interleaved" else 2 if schedule in V_SHAPED else 1
+            if schedule == "interleaved" and m % round_size(pp, m):
                 continue
-            kind, i, k = orders[r][position[r]]
-            chunk = k * pp + r
-            if kind == "F":
-                needs = None if chunk == 0 else ("F", i, chunk - 1)
-            else:
-                needs = ("F", i, chunk) if chunk == last else ("B", i, chunk + 1)
-            if needs is not None and needs not in done:
-                continue
-            seconds = forward_seconds[r] / v * (1 if kind == "F" else 2)
-            clock[r] = max(clock[r], done.get(needs, 0.0)) + seconds
-            done[kind, i, chunk] = clock[r]
-            held[r] += 1 if kind == "F" else -1
-            peak[r] = max(peak[r], held[r])
-            position[r] += 1
-            progressed = True
-        assert progressed, "the schedule deadlocks"
-    return max(clock), peak
+            executed = run(schedule, dict.fromkeys(PASSES, np.ones(pp)), m, interleave).peak_in_flight
+            closed = in_flight_microbatches(schedule, pp, np.arange(pp), m, interleave)
+            assert np.broadcast_to(closed, pp) == pytest.approx(executed), (pp, m)
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
-@given(st.sampled_from(["gpipe", "1f1b"]), st.integers(1, 6), st.integers(1, 12), st.floats(0.1, 10))
-def test_equal_stages_take_the_simulated_time(schedule, pp, m, t):
-    end, _ = simulate(schedule, [t] * pp, m)
-    assert pipeline_seconds(m, np.full(pp, 3 * t), 1) == pytest.approx(end, rel=1e-9)
+def some_stages(draw, pp):
+    return {name: np.array(draw(st.lists(seconds, min_size=pp, max_size=pp))) for name in PASSES}
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
-@given(st.lists(st.floats(0.5, 2), min_size=2, max_size=5), st.integers(1, 10))
-def test_unequal_stages_take_the_simulated_time(stages, m):
-    end, _ = simulate("gpipe", stages, m)
-    assert pipeline_seconds(m, 3 * np.array(stages), 1) == pytest.approx(end, rel=1e-9)
+@given(st.data(), st.integers(1, 5), st.integers(1, 10))
+def test_gpipe_and_naive_are_exact_for_unequal_stages(data, pp, m):
+    stages = some_stages(data.draw, pp)
+    for schedule in ("gpipe", "naive"):
+        bubble = bubble_of(schedule, **stages, num_microbatches=m)
+        slowest = np.max(sum(stages.values()))
+        assert m * slowest + bubble == pytest.approx(run(schedule, stages, m).seconds, rel=1e-9)
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
 @given(st.lists(st.floats(0.5, 2), min_size=2, max_size=5), st.integers(1, 4))
 def test_unequal_stages_under_1f1b_never_take_longer_than_the_closed_form(stages, rounds):
     m = rounds * len(stages)
-    end, _ = simulate("1f1b", stages, m)
-    closed = pipeline_seconds(m, 3 * np.array(stages), 1)
+
+    def both(forward):
+        passes = dict.fromkeys(PASSES, np.array(forward))
+        return run("1f1b", passes, m).seconds, pipeline_seconds(m, 3 * np.array(forward), 1)
+
+    end, closed = both(stages)
     assert end <= closed * (1 + 1e-9)
     assert end >= closed - 3 * (sum(stages) - max(stages))  # a slow early stage fills at most its own wait
-    slowest_last = sorted(stages)
-    end, _ = simulate("1f1b", slowest_last, m)
-    assert end == pytest.approx(pipeline_seconds(m, 3 * np.array(slowest_last), 1), rel=1e-9)
+    end, closed = both(sorted(stages))
+    assert end == pytest.approx(closed, rel=1e-9)
 
 
-@settings(max_examples=40, deadline=None, derandomize=True)
-@given(st.integers(2, 5), st.integers(2, 4), st.integers(1, 4), st.floats(0.1, 10))
-def test_interleaved_stages_take_the_simulated_time(pp, v, rounds, t):
-    m = pp * rounds
-    end, _ = simulate("interleaved", [t] * pp, m, v)
-    assert pipeline_seconds(m, np.full(pp, 3 * t), v) == pytest.approx(end, rel=1e-9)
+@given(st.data(), st.sampled_from(["1f1b", "interleaved", "zb-h1"]), st.integers(2, 5), st.integers(1, 4))
+def test_no_step_is_shorter_than_its_slowest_stage_or_than_one_microbatch(data, schedule, pp, rounds):
+    interleave = 2 if schedule == "interleaved" else 1
+    stages = some_stages(data.draw, pp)
+    end = run(schedule, stages, rounds * pp, interleave).seconds
+    through = sum(stages["forward"] + stages["backward_input"]) + stages["backward_weight"][0]
+    assert end >= max(rounds * pp * np.max(sum(stages.values())), through) * (1 - 1e-12)
+
+
+def test_stages_broadcast_over_layouts():
+    rng = np.random.default_rng(0)
+    many = {name: np.sort(rng.uniform(0.1, 2.0, (7, 4))) for name in PASSES}
+    m = np.arange(8, 15)
+    for schedule in (*SCHEDULES, "pipedream"):
+        together = bubble_of(schedule, **many, num_microbatches=m, interleave=2)
+        alone = [
+            bubble_of(schedule, **{k: x[n] for k, x in many.items()}, num_microbatches=m[n], interleave=2)
+            for n in range(7)
+        ]
+        assert together == pytest.approx(alone)
+
+
+@pytest.mark.parametrize("weight_slower", [0.5, 1.0])
+def test_a_split_backward_pass_makes_the_bubble_smaller(weight_slower):
+    stages = dict(zip(PASSES, (np.ones(4), np.ones(4), weight_slower * np.ones(4)), strict=True))
+    one, h1, v, dual = (
+        float(bubble_of(schedule, **stages, num_microbatches=16)) for schedule in ("1f1b", "zb-h1", "zbv", "dualpipev")
+    )
+    assert v < dual < one
+    assert v < h1 < one
+
+
+# --- the textbook -------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("pp", "m", "v"), [(4, 8, 1), (8, 32, 1), (4, 8, 2), (8, 16, 4)])
@@ -99,34 +149,60 @@ def test_bubble_share_of_the_textbook(pp, m, v):
     assert bubble / m == pytest.approx((pp - 1) / (v * m))
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
-@given(st.sampled_from(["gpipe", "1f1b"]), st.integers(1, 6), st.integers(1, 12))
-def test_microbatches_in_flight_are_the_simulated_ones(schedule, pp, m):
-    _, peak = simulate(schedule, [1.0] * pp, m)
-    for r in range(pp):
-        assert in_flight_microbatches(schedule, pp, r, m, 1) == peak[r]
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
+@pytest.mark.parametrize(("pp", "m"), [(4, 8), (8, 32), (2, 1)])
+def test_utilisation_of_the_textbook(schedule, pp, m):
+    timeline = run(schedule, dict.fromkeys(PASSES, np.ones(pp)), m)
+    assert timeline.busy_seconds / timeline.seconds == pytest.approx(np.full(pp, m / (m + pp - 1)))
 
 
-@settings(max_examples=40, deadline=None, derandomize=True)
-@given(st.integers(2, 5), st.integers(2, 4), st.integers(1, 4))
-def test_interleaved_microbatches_in_flight_are_the_simulated_ones(pp, v, rounds):
-    m = pp * rounds
-    _, peak = simulate("interleaved", [1.0] * pp, m, v)
-    for r in range(pp):
-        assert in_flight_microbatches("interleaved", pp, r, m, v) * v == pytest.approx(peak[r])
+def test_naive_model_parallelism_leaves_all_but_one_stage_idle():
+    timeline = run("naive", dict.fromkeys(PASSES, np.ones(4)), 8)
+    assert timeline.idle_seconds / timeline.seconds == pytest.approx(np.full(4, 3 / 4))
+    assert in_flight_microbatches("naive", 4, 0, 8, 1) == 1
+
+
+@pytest.mark.parametrize(("pp", "m"), [(4, 12), (8, 16)])
+def test_zero_bubble_has_a_third_of_the_bubble_where_its_passes_take_equal_times(pp, m):
+    """(p - 1) / (3 m) of the work of zb-h1, against (p - 1) / m (Qi et al., 2023)."""
+    equal = dict.fromkeys(PASSES, np.ones(pp))
+    assert bubble_of("zb-h1", **equal, num_microbatches=m) / (3 * m) == pytest.approx((pp - 1) / (3 * m))
+    assert run("zb-h1", equal, m).seconds == 3 * m + pp - 1
 
 
 def test_gpipe_and_1f1b_differ_in_memory_only():
-    gpipe, one = simulate("gpipe", [1.0] * 4, 16), simulate("1f1b", [1.0] * 4, 16)
-    assert gpipe[0] == one[0]
-    assert max(gpipe[1]) == 16
-    assert max(one[1]) == 4
+    gpipe, one = (run(schedule, dict.fromkeys(PASSES, np.ones(4)), 16) for schedule in ("gpipe", "1f1b"))
+    assert gpipe.seconds == one.seconds
+    assert gpipe.peak_in_flight.tolist() == [16] * 4
+    assert one.peak_in_flight.tolist() == [4, 3, 2, 1]
 
 
-def test_naive_model_parallelism_holds_one_microbatch():
-    assert in_flight_microbatches("naive", 4, 0, 8, 1) == 1
+def test_first_stage_of_an_interleaved_pipeline_holds_what_korthikanti_says():
+    """p (1 + (p - 1) / (p v)) microbatches."""
+    assert in_flight_microbatches("interleaved", 8, 0, 64, 3) == pytest.approx(8 * (1 + 7 / 24))
+
+
+@given(st.integers(1, 6), st.integers(1, 12))
+def test_staleness_of_pipedream_is_the_executed_one(pp, m):
+    timeline = run("pipedream", dict.fromkeys(PASSES, np.ones(pp)), m)
+    stages = np.arange(pp)
+    assert staleness_steps("pipedream", pp, stages, m).tolist() == timeline.staleness_steps.tolist()
+    assert weight_versions("pipedream", pp, stages, m).tolist() == timeline.peak_in_flight.tolist()
+    assert not np.any(staleness_steps("1f1b", pp, stages, m))
+    assert not np.any(run("1f1b", dict.fromkeys(PASSES, np.ones(pp)), m).staleness_steps)
+
+
+def test_pipedream_pays_no_bubble():
+    assert bubble_of("pipedream", **dict.fromkeys(PASSES, np.ones(4)), num_microbatches=8) == 0
+
+
+def test_one_number_is_enough_for_the_ledger():
+    chunk = ChunkSeconds(**dict.fromkeys(PASSES, np.ones(4)))
+    assert exact_pipeline_seconds("1f1b", chunk, 8) == 3 * (8 + 3)
 
 
 def test_an_unknown_schedule_is_not_priced_silently():
     with pytest.raises(ValueError, match="not priced"):
-        in_flight_microbatches("zbv", 4, 0, 8, 2)
+        in_flight_microbatches("breadth-first", 4, 0, 8, 2)
+    with pytest.raises(ValueError, match="not priced"):
+        bubble_of("breadth-first", **dict.fromkeys(PASSES, np.ones(4)), num_microbatches=8)

@@ -84,6 +84,7 @@ def every_layout(job):
             if broken_rules(job, probe):
                 continue
             splits = compositions(layers, pp, v) if job.engine.uneven_stages else [(layers // pp,) * pp]
+            splits = [split for split in splits if all(k % v == 0 for k in split)]
             for split, chosen in itertools.product(splits, itertools.product(policies, repeat=pp)):
                 yield Layout(**common, layers_per_stage=balanced_chunks(split, v), recompute=chosen * v)
 

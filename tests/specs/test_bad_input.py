@@ -45,6 +45,7 @@ num_processors: 108
 efficiency:
   matmul: 0.8
   matmul_half_depth: 256
+  attention: 0.5
   memory: 0.8
   launch: 4 us
   layer_floor: 300 us
@@ -93,9 +94,9 @@ TABLE = [
     ("cluster", "spans: 8 devices, ", "", "6:5", "`links.1.spans` is missing", "`8 devices`, or `cluster`"),
     ("cluster", "latency: 8 us", "latncy: 8 us", "7:60", "unknown key `links.2.latncy`", "did you mean `latency`"),
     ("cluster", "hosts: 2", "nodes: 2", "4:1", "unknown key `nodes`", ""),
-    ("devices/own", "  launch", "  lauch", "13:3", "unknown key `device.efficiency.lauch`", "did you mean `launch`"),
+    ("devices/own", "  launch", "  lauch", "14:3", "unknown key `device.efficiency.lauch`", "did you mean `launch`"),
     ("devices/own", "memory: 79 GiB\n", "", "1:1", "`device.memory` is missing", "what the driver lets"),
-    ("devices/own", "fp32:", "fp64:", "5:3", "unknown key `device.peak.fp64`", "did you mean `fp16`"),
+    ("devices/own", "fp32:", "fp64:", "5:3", "unknown key `device.peak.fp64`", "or `fp16`"),
     ("training", "optimizer", "optimiser", "4:1", "unknown key `optimiser`", "did you mean `optimizer`"),
     # wrong types, nothing is coerced
     ("model", "num_layers: 32", "num_layers: '32'", "4:1", "must be a whole number, not `32`", "at least 1"),

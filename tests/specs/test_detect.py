@@ -43,6 +43,17 @@ def test_more_processes_than_cores_share_the_cores() -> None:
 
 
 @pytest.mark.usefixtures("machine")
+def test_host_work_takes_longer_where_processes_share_a_core() -> None:
+    alone, shared = (load_job(model="tiny-gpt", cluster="local-cpu", global_batch_size=64, gpus=n) for n in (8, 32))
+    for number in ("launch", "layer_floor"):
+        before, after = (getattr(job.cluster.device.efficiency, number) for job in (alone, shared))
+        assert after == pytest.approx(4 * before)
+    (link,), (shared_link,) = alone.cluster.links, shared.cluster.links
+    assert shared_link.latency == pytest.approx(4 * link.latency)
+    assert shared_link.bandwidth == pytest.approx(link.bandwidth / 4)
+
+
+@pytest.mark.usefixtures("machine")
 def test_a_setting_overrides_what_was_detected() -> None:
     assert local(None, "device.memory=1 GiB", "device.peak.fp32=50 GFLOP/s") == (8, 1, 50, 24)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,6 @@ from hypothesis import strategies as st
 from planner.cli import cli
 from planner.cost.parameters import num_params
 from planner.errors import InputError
-from planner.specs.huggingface import read_config
 from planner.specs.huggingface_types import TYPES
 from planner.specs.load import load_job, load_model, model_notes
 
@@ -140,8 +140,9 @@ def test_a_mix_of_dense_and_expert_layers(save: Save) -> None:
 )
 def test_variants_that_no_field_holds_are_refused_at_their_line(save: Save, name: str, change: dict[str, Any]) -> None:
     config = change | PUBLISHED[name]["config"] | change
-    key = next(iter(change))
-    assert f"config.json:2:2: `{key}`" in refusal(save(config))
+    text = refusal(save(config))
+    assert "config.json:2:2: " in text
+    assert f'"{next(iter(change))}"' in text
 
 
 def test_rules_of_the_model_document_point_into_the_file(save: Save) -> None:
@@ -216,7 +217,36 @@ def test_settings_change_an_imported_model(save: Save) -> None:
     assert job.model.num_layers == 4
 
 
-values = st.one_of(st.none(), st.booleans(), st.integers(-5, 10**12), st.floats(), st.text(max_size=5), st.just([]))
+values = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(-5, 10**12),
+    st.floats(),
+    st.text(max_size=5),
+    st.sampled_from(([], {}, [0], ["a"])),
+)
+
+
+RULE_KEYS = [
+    "layer_types",
+    "mlp_only_layers",
+    "moe_layers",
+    "rope_parameters",
+    "sliding_window",
+    "sliding_window_pattern",
+    "n_inner",
+    "n_shared_experts",
+    "num_decoder_layers",
+    "max_window_layers",
+    "use_sliding_window",
+    "attention_chunk_size",
+    "ffn_hidden_size",
+    "num_ln_in_parallel_attn",
+    "num_kv_heads",
+    "decoder_sparse_step",
+    "text_config",
+    "model_type",
+]
 
 
 @given(st.sampled_from(sorted(PUBLISHED)), st.data())
@@ -224,12 +254,9 @@ def test_a_damaged_config_is_a_model_or_an_error_of_the_user(
     tmp_path_factory: pytest.TempPathFactory, name: str, data: st.DataObject
 ) -> None:
     config = dict(PUBLISHED[name]["config"])
-    for key in data.draw(st.lists(st.sampled_from(sorted(config)), max_size=3)):
+    for key in data.draw(st.lists(st.sampled_from(sorted({*config, *RULE_KEYS})), max_size=4)):
         config[key] = data.draw(values)
     path = tmp_path_factory.mktemp("config") / "config.json"
     path.write_text(json.dumps(config))
-    try:
+    with suppress(InputError):  # anything else is a bug
         assert num_params(load_model(str(path))) > 0
-        read_config(path)
-    except InputError as error:
-        assert error.mistakes

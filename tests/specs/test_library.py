@@ -90,7 +90,7 @@ def test_device_files_are_named_after_their_devices_and_all_are_used() -> None:
 
 
 def test_the_names_of_the_contract_are_shipped() -> None:
-    assert {*EXACT, *SC21, *ROUNDED, "tiny-gpt", "tiny-llama"} == set(model_names())
+    assert {*EXACT, *SC21, *ROUNDED, "tiny-gpt", "tiny-llama"} <= set(model_names())
     contract = {"dgx1-v100", "dgx-a100", "dgx-h100", "dgx-h200", "dgx-b200", "gb200-nvl72", "local-cpu"}
     assert contract <= set(cluster_names())
     assert "torch" in engine_names()
@@ -167,7 +167,7 @@ def test_schemas_of_a_training_file() -> None:
     validator = jsonschema.Draft202012Validator(schemas()["training"])
     validator.validate({"sequence_length": 8192, "global_batch_size": 1024, "precision": "bf16", "tokens": 300e9})
     validator.validate({"steps": 5})
-    for wrong in ({"steps": 0}, {"precision": "fp8"}, {"dropout": 1}, {"sequence_length": "8192"}):
+    for wrong in ({"steps": 0}, {"precision": "fp7"}, {"dropout": 1}, {"sequence_length": "8192"}):
         assert list(validator.iter_errors(wrong))
 
 

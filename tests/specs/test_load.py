@@ -55,7 +55,7 @@ def test_the_size_of_the_cluster(cluster: str, options: dict[str, Any], size: tu
         ({"sequence_length": 10**9}, ["--seq-len 1000000000: `sequence_length` must be at most 100000000"]),
         ({"global_batch_size": -1}, ["--global-batch -1: `global_batch_size` must be at least 1"]),
         ({"global_batch_size": None}, ["the global batch size is not given", "--global-batch N"]),
-        ({"precision": "fp8"}, ["--precision fp8", "one of fp32, fp16, bf16"]),
+        ({"precision": "fp8"}, ["--precision fp8: a100-80gb does not compute in fp8"]),
         ({"precision": "bf16", "cluster": "dgx1-v100"}, ["v100-32gb does not compute in bf16", "it has fp32, fp16"]),
         ({"headroom": 1.0}, ["--headroom"]),
         ({"headroom": float("nan")}, ["--headroom"]),
@@ -66,7 +66,7 @@ def test_the_size_of_the_cluster(cluster: str, options: dict[str, Any], size: tu
         ({"model": "zzz"}, ["unknown model `zzz`", "`planner models` lists what is shipped"]),
         ({"cluster": "h200"}, ["unknown cluster `h200`", "`dgx-h200`"]),
         ({"cluster": "zzz"}, ["unknown cluster `zzz`", "`planner clusters` lists what is shipped"]),
-        ({"model": "config.json"}, ["config.json: reading a Hugging Face config.json is not supported yet"]),
+        ({"model": "config.json"}, ["config.json does not exist"]),
         ({"model": "nowhere.yaml"}, ["nowhere.yaml does not exist"]),
         ({"model": "x" * 10_000}, ["unknown model"]),
         ({"model": "\x1b]0;evil\x07"}, ["unknown model `\\x1b]0;evil\\x07`"]),
@@ -187,7 +187,7 @@ def test_a_shipped_name_wins_over_a_file_and_a_path_over_nothing(
     assert load_model("mine") == load_model("./mine") == load_model("tiny-gpt")
     Path("hf").mkdir()
     Path("hf", "config.json").write_text("{}")
-    assert "not supported yet" in mistake(model="hf")
+    assert "`model_type` is missing" in mistake(model="hf")
 
 
 def test_odd_sizes_are_legal() -> None:

@@ -13,6 +13,7 @@ import pytest
 
 from planner.layout import parse_layout
 from planner.plan import Plan, plan_to_dict
+from planner.specs.calibration import UNCALIBRATED
 from planner.specs.cluster import ClusterSpec
 from planner.specs.load import load_cluster, load_engine
 from planner.specs.model import ModelSpec
@@ -63,6 +64,7 @@ def tiny_plan(layout: str, model: str = "llama", **training: Any) -> Plan:
         step_seconds=1.0,
         low_step_seconds=None,
         high_step_seconds=None,
+        calibration=UNCALIBRATED,
         tokens_per_second_per_device=1.0,
         mfu=0.0,
         hfu=0.0,

@@ -19,7 +19,8 @@ import pytest
 from planner.emit.torchrun import torchrun_command, torchrun_commands
 from planner.errors import EnvironmentProblem, ExitCode, InputError, NothingFitsError
 from planner.launch import launch
-from planner.plan import write_plan
+from planner.layout import parse_layout
+from planner.plan import read_plan, write_plan
 
 PROGRAM = (
     "import sys\n"
@@ -94,8 +95,7 @@ def on_two_hosts(plan):
 def test_several_hosts_get_a_line_each(make_plan, tmp_path, capsys):
     plan = on_two_hosts(make_plan("tp=2,dp=2,mbs=2"))
     first, second = torchrun_commands(plan, Path("p.json"), output=Path("out"))
-    assert first.startswith("TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 torchrun --nnodes=2 --nproc-per-node=2 --node-rank=0")
-    assert "--rdzv-backend=c10d --rdzv-endpoint=HOST:PORT" in second
+    assert first.startswith("torchrun --nnodes=2 --nproc-per-node=2 --node-rank=0 --master-addr=HOST --master-port=PORT")
     assert second.replace("--node-rank=1", "--node-rank=0") == first
     write_plan(plan, tmp_path / "plan.json")
     with pytest.raises(InputError, match="2 hosts"):
@@ -103,6 +103,55 @@ def test_several_hosts_get_a_line_each(make_plan, tmp_path, capsys):
     assert launch(tmp_path / "plan.json", output=tmp_path / "out", dry_run=True) == ExitCode.OK
     assert capsys.readouterr().out.count("--node-rank=") == 2
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(("layout", "ranks"), [("dp=3,mbs=2", [2, 1]), ("pp=5,mbs=1", [2, 2, 1]), ("dp=4", [2, 2])])
+def test_hosts_are_filled_one_after_the_other(layout, ranks, make_plan):
+    plan = make_plan("dp=1,mbs=1")
+    shape = parse_layout(layout, num_layers=8, num_devices=1)
+    lines = torchrun_commands(replace(on_two_hosts(plan), layout=shape), Path("p.json"), output=Path("out"))
+    assert [int(line.split("--nproc-per-node=")[1].split()[0]) for line in lines] == ranks
+
+
+def test_torchrun_numbers_the_ranks_by_host(make_plan):
+    """With another rendezvous than the static one, torchrun ignores --node-rank."""
+    run = pytest.importorskip("torch.distributed.run")
+    line = torchrun_commands(on_two_hosts(make_plan("dp=4")), Path("p.json"), output=Path("out"))[1]
+    line = line.replace("HOST", "10.0.0.1").replace("PORT", "29400")
+    arguments = run.get_args_parser().parse_args(line.split()[1:])
+    config, _, _ = run.config_from_args(arguments)
+    assert config.rdzv_backend == "static"
+    assert config.rdzv_configs["rank"] == 1
+    assert config.rdzv_endpoint == "10.0.0.1:29400"
+
+
+def test_a_plan_without_a_file_has_no_command(monkeypatch, plan_path, tmp_path):
+    with plan_path.open() as plan:
+        monkeypatch.setattr(sys, "stdin", plan)
+        with pytest.raises(InputError, match="needs the plan's file"):
+            launch(Path("-"), output=tmp_path / "out", dry_run=True)
+
+
+def test_the_step_to_resume_from_holds_until_a_checkpoint_follows(plan_path, tmp_path, monkeypatch):
+    """Two ranks that die at once, then one that dies after a checkpoint, then the end."""
+    pytest.importorskip("torch")
+    asked = []
+
+    def run_once(command, *_):
+        asked.append(next(each for each in command if each.startswith("--resume=")))
+        if len(asked) == 3:
+            (tmp_path / "out" / "checkpoints" / "step-00000007").rename(
+                tmp_path / "out" / "checkpoints" / "step-00000006"
+            )
+        state = "running" if len(asked) < 4 else "done"
+        (tmp_path / "out" / "status.json").write_text(json.dumps({"state": state, "step": 5}))
+
+    (tmp_path / "out" / "checkpoints" / "step-00000007").mkdir(parents=True)
+    write_plan(read_plan(plan_path), tmp_path / "out" / "plan.json")
+    monkeypatch.setattr("planner.launch._run_once", run_once)
+    monkeypatch.setattr(time, "sleep", lambda _: None)
+    assert launch(plan_path, output=tmp_path / "out", resume="5") == ExitCode.OK
+    assert asked == ["--resume=5", "--resume=5", "--resume=5", "--resume=auto"]
 
 
 def test_a_plan_that_it_cannot_run_is_refused(make_plan, tmp_path):
@@ -235,11 +284,9 @@ def test_the_lines_of_several_hosts_train_together(make_plan, tmp_path):
     plan = on_two_hosts(make_plan("pp=2,dp=2,zero=1,mbs=2"))
     write_plan(plan, tmp_path / "plan.json")
     lines = torchrun_commands(plan, tmp_path / "plan.json", output=tmp_path / "out", steps=3)
-    address, path = f"127.0.0.1:{free_port()}", f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-    hosts = [
-        subprocess.Popen(["bash", "-c", line.replace("HOST:PORT", address)], env={**os.environ, "PATH": path})
-        for line in lines
-    ]
+    port, path = str(free_port()), f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    filled = [line.replace("=HOST", "=127.0.0.1").replace("=PORT", f"={port}") for line in lines]
+    hosts = [subprocess.Popen(["bash", "-c", line], env={**os.environ, "PATH": path}) for line in filled]
     assert [host.wait(timeout=120) for host in hosts] == [0, 0]
     assert steps_done(tmp_path / "out") == 3
 

@@ -13,13 +13,17 @@ torch = pytest.importorskip("torch")
 # ruff: noqa: E402 # what follows imports torch
 
 from planner.cost.parameters import num_params
-from planner.errors import EnvironmentProblem, InputError
-from planner.layout import Layout
+from planner.errors import EnvironmentProblem, ExitCode, InputError
+from planner.layout import Layout, even_split
+from planner.search.candidates import layout_at, legal_degrees
+from planner.search.constraints import Constraints
+from planner.specs.load import load_job
 from planner.specs.model import ModelSpec
 from planner.specs.training import TrainingSpec
 from planner.trainer.data import open_corpus
 from planner.trainer.model import RmsNorm, Transformer, initial_value, rotate
 from planner.trainer.optimizer import learning_rate
+from planner.trainer import __main__ as program
 from planner.trainer.trainer import check_plan
 
 SHAPE = {"num_layers": 3, "hidden_size": 48, "num_heads": 6, "vocab_size": 300, "max_sequence_length": 40}
@@ -186,6 +190,51 @@ def test_bad_data_is_told_apart(tmp_path):
 def test_what_the_trainer_cannot_run_is_refused(layout, training, message, make_plan):
     with pytest.raises(InputError, match=message):
         check_plan(make_plan(layout, **training))
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "interleaved", "gpipe"])
+@pytest.mark.parametrize("batch", [2, 12])
+@pytest.mark.parametrize("vocab_size", [500, 501])
+def test_what_the_search_may_plan_the_trainer_runs(schedule, batch, vocab_size, make_plan):
+    job = load_job(
+        model="tiny-llama", cluster="dgx-a100", engine="torch", gpus=8, sequence_length=64, global_batch_size=batch,
+        settings=("model.num_layers=8", f"model.vocab_size={vocab_size}"),
+    )  # fmt: skip
+    plan = replace(make_plan("dp=1"), model=job.model, cluster=job.cluster, training=job.training, engine=job.engine)
+    legal, _ = legal_degrees(job, Constraints.parse([f"schedule={schedule}"], []))
+    assert legal
+    for degrees in legal:
+        for one in map(degrees.take, range(len(degrees))):
+            split = even_split(8, one.pp, one.interleave)
+            layers = [sum(split[stage :: one.pp]) for stage in range(one.pp)]
+            check_plan(replace(plan, layout=layout_at(one, layers, [0] * one.pp)))
+
+
+def _raise_wrapped() -> None:
+    try:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.\nGPU 0 has ...")
+    except torch.OutOfMemoryError as error:
+        raise RuntimeError("[Stage 1] failed to run forward: args: ...") from error
+
+
+def _raise_allocator() -> None:
+    torch.empty(1 << 60, dtype=torch.uint8)
+
+
+@pytest.mark.parametrize("fail", [_raise_wrapped, _raise_allocator])
+def test_a_rank_without_memory_says_so_and_names_itself(fail, monkeypatch, tmp_path, capsys):
+    """torch's pipeline hides what a stage raises; the CPU allocator has words only."""
+    monkeypatch.setattr(program, "_train", lambda _: fail())
+    monkeypatch.setattr(program, "die_with_parent", lambda: None)
+    monkeypatch.setattr(program, "_quiet_torch", lambda: None)
+    monkeypatch.setenv("RANK", "3")
+    assert program.main(["plan.json", f"--output={tmp_path}"]) == ExitCode.RANK_FAILED
+    status = json.loads((tmp_path / "status.json").read_text())
+    assert status["reason"].startswith("rank 3 is out of memory: ")
+    assert (status["state"], status["rank"], status["exit_code"]) == ("failed", 3, 6)
+    messages = capsys.readouterr().err
+    assert "rank 3 is out of memory" in messages
+    assert "Traceback" not in messages
 
 
 @pytest.mark.parametrize(

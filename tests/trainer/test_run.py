@@ -132,6 +132,23 @@ def test_a_save_that_fails_leaves_the_checkpoint_before(interrupted, run_job, ma
     assert run_job("train", plan, steps=STEPS, output=str(interrupted)) == ExitCode.OK
 
 
+def test_a_line_of_metrics_that_was_cut_short_is_no_obstacle(finished, interrupted, run_job, make_plan):
+    metrics = interrupted / "metrics.jsonl"
+    metrics.write_text(metrics.read_text() + '{"step": 9, "los')
+    assert run_job("train", make_plan("dp=2,zero=1,mbs=2", "tied-llama"), steps=STEPS, output=str(interrupted)) == 0
+    assert losses(interrupted) == losses(finished)
+
+
+def test_going_back_to_a_checkpoint_gives_up_the_later_ones(finished, run_job, make_plan, tmp_path):
+    output = tmp_path / "copy"
+    shutil.copytree(finished, output)
+    (output / "checkpoints" / ".step-00000007.tmp").mkdir()  # as a kill during a save leaves it
+    options = {"steps": EVERY + 1, "output": str(output), "resume": str(EVERY)}
+    run_job("train", make_plan("dp=1,mbs=4", "tied-llama"), **options)
+    found = sorted(path.name for path in (output / "checkpoints").iterdir())
+    assert found == [checkpoint(output, step).name for step in (EVERY, EVERY + 1)]
+
+
 def test_a_checkpoint_of_another_model_is_refused(interrupted, run_job, make_plan):
     with pytest.raises(RuntimeError, match=r"InputError: .* is of another model"):
         run_job("train", make_plan("dp=1,mbs=4", "gpt"), steps=STEPS, output=str(interrupted))

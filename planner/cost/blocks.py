@@ -1,0 +1,156 @@
+"""How many parameters the blocks of a layer have: norm, attention, feed-forward, experts."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from planner.specs.model import LatentAttention, ModelSpec
+
+__all__ = [
+    "attention_matmul_params",
+    "attention_norm_params",
+    "attention_params",
+    "down_projection_params",
+    "expert_layer_params",
+    "expert_params",
+    "ffn_matrices",
+    "ffn_params",
+    "norm_params",
+    "router_params",
+    "shared_matmul_params",
+]
+
+
+def norm_params(model: ModelSpec) -> int:
+    """Parameters of one norm: a weight, and for LayerNorm a bias.
+
+    Source: definition of LayerNorm and RMSNorm.
+    """
+    return model.hidden_size * (2 if model.norm == "layernorm" else 1)
+
+
+def _query_width(model: ModelSpec) -> int:
+    return model.num_heads * model.head_size
+
+
+def _key_width(model: ModelSpec) -> int:
+    return model.num_kv_heads * model.head_size
+
+
+def _qkv_width(model: ModelSpec) -> int:
+    return _query_width(model) + 2 * _key_width(model)
+
+
+def ffn_matrices(model: ModelSpec) -> int:
+    """Matrices of a feed-forward block: 3 with a gate, else 2.
+
+    Source: Shazeer (2020), GLU variants improve transformer.
+    """
+    return 3 if model.activation == "swiglu" else 2
+
+
+def down_projection_params(model: ModelSpec, mla: LatentAttention) -> int:
+    """Matrices from the hidden size to the latent of queries and to that of keys and values: h (r_q + r_kv + d_r).
+
+    Source: DeepSeek-V2 (arXiv 2405.04434), section 2.1.
+    """
+    return model.hidden_size * (mla.q_lora_rank + mla.kv_lora_rank + mla.rope_head_size)
+
+
+def _latent_matmul_params(model: ModelSpec, mla: LatentAttention) -> int:
+    """Matrices of latent attention; a query rank of 0 projects queries at once.
+
+    Source: DeepSeek-V2 (arXiv 2405.04434), section 2.1 and appendix C.
+    """
+    queries = (mla.q_lora_rank or model.hidden_size) * _query_width(model)
+    keys_values = mla.kv_lora_rank * model.num_heads * (mla.nope_head_size + mla.value_head_size)
+    output = model.num_heads * mla.value_head_size * model.hidden_size
+    return down_projection_params(model, mla) + queries + keys_values + output
+
+
+def attention_matmul_params(model: ModelSpec) -> int:
+    """Weight matrices of one attention block: h (a + 2g) d + a d h, or those of latent attention.
+
+    Source: Megatron-LM, megatron/training/theoretical_memory_usage.py.
+    """
+    if model.mla:
+        return _latent_matmul_params(model, model.mla)
+    return model.hidden_size * (_qkv_width(model) + _query_width(model))
+
+
+def attention_norm_params(model: ModelSpec) -> int:
+    """Norms inside attention: of queries and keys, per head or over the whole width, or of the latents.
+
+    Source: Qwen3 (arXiv 2505.09388), section 2; OLMo 2 (arXiv 2501.00656), section 3; DeepSeek-V2, appendix C.
+    """
+    if model.mla:
+        return model.mla.q_lora_rank + model.mla.kv_lora_rank
+    widths = {"none": 0, "head": 2 * model.head_size, "width": _query_width(model) + _key_width(model)}
+    return widths[model.qk_norm]
+
+
+def _attention_biases(model: ModelSpec) -> int:
+    inner = _qkv_width(model) if model.attention_bias or model.qkv_bias else 0
+    return inner + (model.hidden_size if model.attention_bias else 0)
+
+
+def attention_params(model: ModelSpec) -> int:
+    """All of one attention block: matrices, biases (a + 2g) d + h, inner norms, one sink for each head.
+
+    Source: Megatron-LM, megatron/training/theoretical_memory_usage.py; transformers' modules for the rest.
+    """
+    sinks = model.num_heads if model.attention_sinks else 0
+    return attention_matmul_params(model) + _attention_biases(model) + attention_norm_params(model) + sinks
+
+
+def _ffn_biases(model: ModelSpec, ffn_hidden_size: int) -> int:
+    return (ffn_matrices(model) - 1) * ffn_hidden_size + model.hidden_size
+
+
+def ffn_params(model: ModelSpec) -> int:
+    """Weights and biases of one dense feed-forward block: 2 h f with GELU, 3 h f with SwiGLU.
+
+    Source: Megatron-LM, megatron/training/theoretical_memory_usage.py.
+    """
+    weights = ffn_matrices(model) * model.hidden_size * model.ffn_hidden_size
+    return weights + (_ffn_biases(model, model.ffn_hidden_size) if model.mlp_bias else 0)
+
+
+def expert_params(model: ModelSpec) -> int:
+    """Weights and biases of one routed expert.
+
+    Source: as `ffn_params`, with the expert's own width.
+    """
+    if not model.moe:
+        return 0
+    width = model.moe.ffn_hidden_size
+    weights = ffn_matrices(model) * model.hidden_size * width
+    return weights + (_ffn_biases(model, width) if model.moe.expert_bias else 0)
+
+
+def expert_layer_params(model: ModelSpec) -> int:
+    """Routed experts of one MoE layer; 0 for a dense model.
+
+    Source: Megatron-LM, megatron/training/theoretical_memory_usage.py: num_experts feed-forward blocks.
+    """
+    return model.moe.num_experts * expert_params(model) if model.moe else 0
+
+
+def shared_matmul_params(model: ModelSpec) -> int:
+    """Matrices of the shared experts of one MoE layer.
+
+    Source: DeepSeekMoE (arXiv 2401.06066), section 3.2.
+    """
+    return ffn_matrices(model) * model.hidden_size * model.moe.shared_ffn_hidden_size if model.moe else 0
+
+
+def router_params(model: ModelSpec) -> int:
+    """The router h E, its bias E and the gate h of the shared experts.
+
+    Source: Megatron-LM, megatron/core/transformer/moe/router.py and shared_experts.py.
+    """
+    if not model.moe:
+        return 0
+    bias = model.moe.num_experts if model.moe.router_bias else 0
+    return model.hidden_size * (model.moe.num_experts + int(model.moe.shared_gate)) + bias

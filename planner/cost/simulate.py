@@ -1,0 +1,253 @@
+"""Pipeline schedules executed operation by operation: the oracle of the closed forms, and unequal stages exactly.
+
+A schedule is the order in which each stage runs its operations; it does not depend on how long they take. So the
+order comes first, and then the earliest start of every operation: when the one before it on its stage has ended,
+and what it needs from its neighbour has arrived.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from dataclasses import dataclass
+from itertools import chain
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from planner.cost.operations import Operation, operations, stage_of_chunk
+
+if TYPE_CHECKING:
+    from numpy.typing import ArrayLike, NDArray
+
+    from planner.specs.engine import Schedule
+
+__all__ = ["ChunkSeconds", "Operation", "Timeline", "exact_pipeline_seconds", "operations", "simulate"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChunkSeconds:
+    """Seconds of one microbatch through each model chunk, in model order; every field has shape (chunks,).
+
+    A whole backward pass takes backward_input + backward_weight. Repeated forward passes (recompute) belong to
+    backward_input.
+    """
+
+    forward: NDArray[np.float64]
+    backward_input: NDArray[np.float64]
+    backward_weight: NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timeline:
+    """Every operation of one step and when it runs; the arrays have shape (operations,), stage after stage.
+
+    Two overlapped operations have the same start and the same end. What a stage holds is counted from the start
+    of a forward pass to the end of its backward pass.
+    """
+
+    schedule: Schedule
+    pp: int
+    interleave: int
+    stage: NDArray[np.int64]
+    kind: NDArray[np.str_]
+    microbatch: NDArray[np.int64]
+    chunk: NDArray[np.int64]
+    overlapped: NDArray[np.bool_]
+    start: NDArray[np.float64]
+    end: NDArray[np.float64]
+
+    @property
+    def seconds(self) -> float:
+        """From the first forward pass to the end of the last operation."""
+        return float(np.max(self.end))
+
+    @property
+    def busy_seconds(self) -> NDArray[np.float64]:
+        """Seconds in which each stage works; shape (stages,)."""
+        share = np.where(self.overlapped, 0.5, 1.0)  # the pair stands twice in the arrays
+        work = np.bincount(self.stage, weights=share * (self.end - self.start), minlength=self.pp)
+        return np.asarray(work, dtype=float)
+
+    @property
+    def idle_seconds(self) -> NDArray[np.float64]:
+        """Seconds in which each stage waits; shape (stages,)."""
+        return self.seconds - self.busy_seconds
+
+    def peak_held(self, per_chunk: ArrayLike, share_until_weight: float = 1.0) -> NDArray[np.float64]:
+        """The most that each stage holds; shape (stages,).
+
+        per_chunk: what one microbatch holds in each chunk, such as bytes of activations; shape (chunks,).
+        share_until_weight: the part of it that a split backward pass needs for the weights, and so keeps longer.
+        """
+        size = np.broadcast_to(np.asarray(per_chunk, dtype=float), (self.pp * self.interleave,))
+        return _peaks(self._changes(share_until_weight) * size[self.chunk], self.stage)
+
+    @property
+    def peak_in_flight(self) -> NDArray[np.float64]:
+        """Microbatches that each stage holds at its peak, in units of the whole stage; shape (stages,)."""
+        return self.peak_held(1.0) / self.interleave
+
+    @property
+    def peak_in_flight_of_chunk(self) -> NDArray[np.float64]:
+        """Microbatches that each chunk holds at its own peak; shape (chunks,)."""
+        return _peaks(self._changes(1.0), self.chunk)
+
+    @property
+    def staleness_steps(self) -> NDArray[np.int64]:
+        """Most updates of a stage's weights between a forward pass and its backward pass; shape (stages,).
+
+        0 but for pipedream, which updates after every backward pass.
+        """
+        if self.schedule != "pipedream":
+            return np.zeros(self.pp, dtype=np.int64)
+        updates = np.cumsum(self.kind == "B")
+        by_microbatch = np.lexsort((self.microbatch, self.stage))
+        kinds = self.kind[by_microbatch]
+        before, after = (updates[by_microbatch[kinds == kind]] for kind in ("F", "B"))
+        return np.asarray(np.max((after - 1 - before).reshape(self.pp, -1), axis=1))
+
+    def _changes(self, share_until_weight: float) -> NDArray[np.float64]:
+        kinds = {"F": 1.0, "B": -1.0, "I": share_until_weight - 1.0, "W": -share_until_weight}
+        return np.select([self.kind == kind for kind in kinds], list(kinds.values()))
+
+
+def _peaks(changes: NDArray[np.float64], group: NDArray[np.int64]) -> NDArray[np.float64]:
+    """The highest running sum within each group; every group's changes sum to zero."""
+    order = np.argsort(group, kind="stable")
+    first = np.flatnonzero(np.diff(group[order], prepend=-1))
+    return np.asarray(np.maximum.reduceat(np.cumsum(changes[order]), first))
+
+
+def simulate(
+    schedule: Schedule,
+    seconds: ChunkSeconds,
+    num_microbatches: int,
+    *,
+    interleave: int = 1,
+    send_seconds: ArrayLike = 0.0,
+    overlapped_share: float = 1.0,
+) -> Timeline:
+    """Run one step of a schedule; of pipedream, one run from an empty pipeline.
+
+    The number of stages is the number of chunks over `interleave`.
+
+    send_seconds: from the end of a pass to the start of the next chunk's, each way; one number, or one for each
+    boundary between chunks. It delays the receiver and keeps no stage busy; where an engine's sends do that, they
+    belong to the passes.
+    overlapped_share: seconds of an overlapped pair over the seconds of its two passes; 1 is torch, which runs them
+    one after the other.
+    """
+    num_chunks = len(seconds.forward)
+    assert num_chunks % interleave == 0
+    pp = num_chunks // interleave
+    orders = [operations(schedule, pp, stage, num_microbatches, interleave) for stage in range(pp)]
+    sizes = [len(order) for order in orders]
+    kind, microbatch, chunk, overlapped = (np.array(column) for column in zip(*chain(*orders), strict=True))
+    crosses = np.diff(stage_of_chunk(schedule, pp, np.arange(num_chunks))) != 0  # the turn of a V sends nothing
+    flow = _flow(kind, microbatch, chunk, num_microbatches, np.broadcast_to(send_seconds, num_chunks - 1) * crosses)
+    work = _work_seconds(seconds, kind, chunk) * np.where(overlapped, overlapped_share, 1.0)
+    start, end = _run(sizes, flow, work, overlapped)
+    return Timeline(
+        schedule=schedule,
+        pp=pp,
+        interleave=interleave,
+        stage=np.repeat(np.arange(pp), sizes),
+        kind=kind,
+        microbatch=microbatch,
+        chunk=chunk,
+        overlapped=overlapped,
+        start=start,
+        end=end,
+    )
+
+
+def _work_seconds(seconds: ChunkSeconds, kind: NDArray[np.str_], chunk: NDArray[np.int64]) -> NDArray[np.float64]:
+    both = np.add(seconds.backward_input, seconds.backward_weight)
+    kinds = {"F": seconds.forward, "B": both, "I": seconds.backward_input, "W": seconds.backward_weight}
+    return np.select([kind == k for k in kinds], [np.asarray(each, dtype=float)[chunk] for each in kinds.values()])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Flow:
+    """What each operation waits for and hands on: places in a table of arrival times.
+
+    Forward inputs stand first, (chunks, microbatches), then gradients of outputs in the same shape, then a place
+    that is filled from the start and one that nobody reads. A stage keeps its own order, so that a backward pass
+    for the weights needs nothing else.
+    """
+
+    takes: NDArray[np.int64]
+    gives: NDArray[np.int64]
+    delay: NDArray[np.float64]
+    arrivals: NDArray[np.float64]
+
+
+def _flow(
+    kind: NDArray[np.str_], microbatch: NDArray[np.int64], chunk: NDArray[np.int64], m: int, sends: NDArray[np.float64]
+) -> _Flow:
+    n = len(sends) + 1
+    there, unread = 2 * n * m, 2 * n * m + 1
+    forward, weight = kind == "F", kind == "W"
+    inputs, gradients = chunk * m + microbatch, (n + chunk) * m + microbatch
+    after_forward = np.where(chunk == n - 1, gradients, inputs + m)  # the last chunk turns to its own backward pass
+    after_backward = np.where(chunk == 0, unread, gradients - m)
+    boundary = np.concatenate([[0.0], sends, [0.0]])  # before chunk c, and after it at c + 1
+    arrivals = np.full(2 * n * m + 2, math.inf)
+    arrivals[:m] = arrivals[there] = 0.0
+    return _Flow(
+        takes=np.where(forward, inputs, np.where(weight, there, gradients)),
+        gives=np.where(forward, after_forward, np.where(weight, unread, after_backward)),
+        delay=np.where(forward, boundary[chunk + 1], boundary[chunk]),
+        arrivals=arrivals,
+    )
+
+
+def _run(
+    sizes: list[int], flow: _Flow, work: NDArray[np.float64], overlapped: NDArray[np.bool_]
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Start and end of every operation.
+
+    A stage runs until it needs what is not there yet. Whoever made progress wakes its neighbours.
+    """
+    takes, gives, delay, arrivals = (a.tolist() for a in (flow.takes, flow.gives, flow.delay, flow.arrivals))
+    seconds, pairs = work.tolist(), overlapped.tolist()
+    stops = np.cumsum(sizes).tolist()
+    position = [0, *stops[:-1]]
+    pp = len(sizes)
+    start, end, clock = [math.nan] * len(seconds), [math.nan] * len(seconds), [0.0] * pp
+    awake = deque(range(pp))
+    while awake:
+        stage = awake.popleft()
+        first = here = position[stage]
+        while here < stops[stage]:
+            following = here + 2 if pairs[here] else here + 1
+            ready = max(arrivals[place] for place in takes[here:following])
+            if ready == math.inf:
+                break
+            begin = max(clock[stage], ready)
+            clock[stage] = begin + sum(seconds[here:following])
+            for one in range(here, following):
+                start[one], end[one] = begin, clock[stage]
+                arrivals[gives[one]] = clock[stage] + delay[one]
+            here = following
+        position[stage] = here
+        if here > first:
+            awake.extend({(stage - 1) % pp, (stage + 1) % pp}.difference(awake))
+    assert position == stops, "the schedule deadlocks"
+    return np.array(start), np.array(end)
+
+
+def exact_pipeline_seconds(
+    schedule: Schedule,
+    seconds: ChunkSeconds,
+    num_microbatches: int,
+    *,
+    interleave: int = 1,
+    send_seconds: ArrayLike = 0.0,
+) -> float:
+    """Seconds of one step of the pipeline, stages and chunks as unequal as they are.
+
+    Source: the schedule executed operation by operation (`simulate`).
+    """
+    return simulate(schedule, seconds, num_microbatches, interleave=interleave, send_seconds=send_seconds).seconds

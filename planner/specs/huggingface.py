@@ -1,0 +1,171 @@
+"""Hugging Face `config.json`: read as JSON, translated by a table for each `model_type`, never executed.
+
+What a key means is defined by the class of that model type in the transformers library, defaults included. A
+key that concerns attention or experts and that no table reads is an error, never a guess.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, NoReturn
+
+from planner.errors import InputError
+from planner.specs.huggingface_config import Config
+from planner.specs.huggingface_types import TYPES
+from planner.specs.text import did_you_mean, printable, quoted
+from planner.specs.yaml import MAX_DEPTH, MAX_NODES, read_text
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from planner.specs.huggingface_types import ModelType
+    from planner.specs.yaml import Node
+
+__all__ = ["CONFIG_NAME", "HuggingFaceModel", "read_config"]
+
+CONFIG_NAME: Final = "config.json"
+_HARMLESS: Final = re.compile(
+    r"""
+    architectures | auto_map | quantization_config | torch_dtype | dtype | transformers_version | _\w+
+    | \w*token_id | \w*token_index | \w*dropout | \w*pdrop | \w*dropout_(prob|rate) | initializer_\w+ | init_std
+    | use_cache | output_\w+ | return_dict | gradient_checkpointing | pruned_heads | chunk_size_feed_forward
+    | hidden_act | hidden_activation | activation_function | task_specific_params | summary_\w+ | \w*2\w*id\w*
+    | id2label | label2id | problem_type | finetuning_task | tokenizer_class | prefix | language | bos | eos
+    | pretraining_tp | slow_but_exact | \w*_softmax_fusion | attention_softmax_in_fp32 | bias_dropout_fusion
+    | skip_bias_add\w* | apply_residual_connection_post_layernorm | layerdrop | n_ctx | reorder_and_upcast_attn
+    | scale_attn_\w+ | attn_implementation | layer_norm_elementwise_affine | rotary_pct | rotary_emb_base
+    | rope_\w+ | partial_rotary_factor | original_max_position_embeddings | query_pre_attn_scalar
+    | attn_logit_softcapping | final_logit_softcapping | \w+_multiplier | logits_scaling | attn_scale | floor_scale
+    | attn_temperature_tuning | router_aux_loss_coef | router_z_loss_coef | router_jitter_noise | norm_topk_prob
+    | n_group | topk_group | topk_method | routed_scaling_factor | scoring_func | seq_aux | aux_loss_alpha | ep_size
+    | moe_capacity_factor | experts_per_token | swiglu_limit | initial_context_length | clip_qkv | is_decoder
+    | is_encoder_decoder | position_embedding_type | classifier_dropout | encoder_stride | cache_implementation
+    | relative_attention_max_distance | use_qk_norm | tie_word_embeddings
+    """,
+    re.VERBOSE,
+)
+"""Keys that change neither what is counted nor what is priced, where their type does not read them."""
+_CONCERNS: Final = re.compile(r"attn|attention|head|expert|moe|router|window|lora|kv|qk|layer|norm|mlp|ffn|bias|sink")
+"""Keys with these in their name may change what is counted."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HuggingFaceModel:
+    """A model document made from a config.json; the values stand where the file has them.
+
+    notes: what a reader should know about what was not read, a sentence each.
+    """
+
+    tree: Node
+    notes: tuple[str, ...]
+
+
+def read_config(path: Path, name: str = "") -> HuggingFaceModel:
+    """Read a config.json; messages call the file `name`.
+
+    Raises:
+        InputError: no such file, no strict JSON, an unknown model_type, or keys that no table reads.
+        EnvironmentProblem: the file cannot be read.
+    """
+    shown = printable(name or str(path))
+    text = read_text(path, shown)
+    outer = _parse(text, shown)
+    config = Config(name=shown, text=text, values=outer)
+    notes = []
+    if isinstance(outer.get("text_config"), dict):
+        inner = {**outer["text_config"]}
+        inner.setdefault("model_type", f"{outer.get('model_type')}_text")
+        config = Config(name=shown, text=text, values=inner)
+        notes.append("only text_config is read: what surrounds the text model is neither counted nor priced")
+    if outer.get("auto_map"):
+        notes.append("auto_map names code that comes with the checkpoint: it is not run, the model_type decides")
+    model_type = _model_type(config)
+    config.put("name", _model_name(path), "model_type")
+    model_type.translate(config)
+    _refuse_unread(config)
+    notes += [*config.notes, *_quantization(outer)]
+    return HuggingFaceModel(tree=config.tree(), notes=tuple(notes))
+
+
+def _parse(text: str, name: str) -> dict[str, Any]:
+    """Strict JSON: no comments, no NaN, no key twice, not nested or long beyond the limits of our documents."""
+
+    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        found = dict(pairs)
+        if len(found) < len(pairs):
+            keys = [key for key, _ in pairs]
+            twice = next(key for key in keys if keys.count(key) > 1)
+            raise InputError(f"{quoted(twice)} is given twice", where=name, hint="keep one of them")
+        return found
+
+    def refuse(constant: str) -> NoReturn:
+        raise InputError(f"{constant} is not a finite number", where=name)
+
+    try:
+        data = json.loads(text, object_pairs_hook=unique, parse_constant=refuse)
+    except json.JSONDecodeError as error:
+        where = f"{name}:{error.lineno}:{error.colno}"
+        raise InputError(f"this is not valid JSON: {error.msg}", where=where) from None
+    except RecursionError:
+        raise InputError(f"nested more than {MAX_DEPTH} levels deep", where=name) from None
+    except ValueError:  # more digits than Python converts
+        raise InputError("a number is too long", where=name) from None
+    if not isinstance(data, dict):
+        raise InputError("expected an object with keys and values", where=name)
+    if sum(1 for _ in _walk(data, name)) > MAX_NODES:
+        raise InputError(f"more than {MAX_NODES} values", where=name)
+    return data
+
+
+def _walk(value: Any, name: str, depth: int = 1) -> Iterator[Any]:
+    if depth > MAX_DEPTH:
+        raise InputError(f"nested more than {MAX_DEPTH} levels deep", where=name)
+    yield value
+    children = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    for child in children:
+        yield from _walk(child, name, depth + 1)
+
+
+def _model_type(config: Config) -> ModelType:
+    name = config.values.get("model_type")
+    supported = f"supported: {', '.join(sorted(TYPES))}"
+    if name is None:
+        raise InputError("`model_type` is missing", where=config.name, hint=supported)
+    if not isinstance(name, str) or name not in TYPES:
+        close = did_you_mean(str(name), TYPES)
+        config.refuse("model_type", f"model_type {quoted(name)} is not supported", f"{close} {supported}".strip())
+    return TYPES[name]
+
+
+def _refuse_unread(config: Config) -> None:
+    """Every key that was not read must be known to change nothing that is counted or priced."""
+    unread = [
+        key
+        for key, value in config.values.items()
+        if key not in config.read and not _HARMLESS.fullmatch(key) and value not in (None, False, 0, "", [], {})
+    ]
+    unknown = [key for key in unread if _CONCERNS.search(key)]
+    if unknown:
+        hint = f"keys of this model_type: {', '.join(sorted(config.read))}"
+        raise InputError(
+            *(
+                config.mistake(key, f"`{printable(key, 60)}` concerns the layers and is not read", hint)
+                for key in unknown
+            )
+        )
+    if unread:
+        config.notes.append(f"not read: {printable(', '.join(sorted(unread)), 200)}")
+
+
+def _quantization(config: dict[str, Any]) -> list[str]:
+    if not config.get("quantization_config"):
+        return []
+    return ["quantization_config is not read: the plan trains in the precision that it is asked for"]
+
+
+def _model_name(path: Path) -> str:
+    stem = path.resolve().parent.name if path.name == CONFIG_NAME else path.stem
+    return re.sub(r"[^A-Za-z0-9._-]", "-", stem)[:64] or "model"

@@ -1,0 +1,119 @@
+"""A Hugging Face config.json while it is being translated: which keys were read, and where values came from."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from typing import Any, NoReturn
+
+from planner.errors import InputError, Mistake
+from planner.specs.text import printable, quoted
+from planner.specs.yaml import Node
+
+__all__ = ["Config"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Config:
+    """The keys of a config.json and the model document that is made from them.
+
+    name, text: the file, for messages. values: its keys. document: our fields, those of nested documents inside.
+    read: keys that were looked at. missing: keys that must be there. notes: what a reader should know.
+    """
+
+    name: str
+    text: str
+    values: dict[str, Any]
+    document: dict[str, Any] = field(default_factory=dict)
+    read: set[str] = field(default_factory=lambda: {"model_type"})
+    missing: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    _origins: dict[str, str] = field(default_factory=dict)
+
+    def get(self, key: str, default: Any = None) -> Any:
+        """The value of a key, or `default` where it is missing or null."""
+        self.read.add(key)
+        value = self.values.get(key)
+        return default if value is None else value
+
+    def count(self, key: str, default: int = 0) -> int:
+        """The value of a key that must be a whole number, or `default` where it is missing or null.
+
+        Raises:
+            InputError: it is something else.
+        """
+        value = self.get(key, default)
+        if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+            self.refuse(key, f"`{key}` must be a whole number, not {quoted(value)}")
+        return value
+
+    def entries(self, key: str) -> list[Any]:
+        """The value of a key that must be a list; empty where it is missing or null.
+
+        Raises:
+            InputError: it is something else.
+        """
+        value = self.get(key, [])
+        if not isinstance(value, list):
+            self.refuse(key, f"`{key}` must be a list, not {quoted(value)}")
+        return value
+
+    def filled(self, target: str) -> int:
+        """What our field `target` holds so far; 0 where that is no whole number, which is reported later."""
+        value = self.document.get(target)
+        return value if type(value) is int else 0
+
+    def put(self, target: str, value: Any, origin: str) -> None:
+        """Set our field `target` (`moe.num_experts` for a nested one) from the key `origin`."""
+        *parents, last = target.split(".")
+        document = self.document
+        for parent in parents:
+            document = document.setdefault(parent, {})
+        document[last] = value
+        self._origins[target] = origin
+
+    def refuse(self, key: str, message: str, hint: str = "") -> NoReturn:
+        """Raise an `InputError` that points at `key`."""
+        raise InputError(self.mistake(key, message, hint))
+
+    def raise_if_missing(self) -> None:
+        """Raise an `InputError` that names every key that must be there and is not."""
+        if self.missing:
+            keys = [key.split("|")[0] for key in self.missing]
+            raise InputError(
+                *(Mistake(message=f"`{key}` is missing", where=self.name, hint="it has no default") for key in keys)
+            )
+
+    def mistake(self, key: str, message: str, hint: str = "") -> Mistake:
+        """A mistake at the first line that has `key`."""
+        where, line = self._place(key)
+        return Mistake(message=printable(message, 300), where=where, hint=printable(hint, 400), source_line=line)
+
+    def tree(self) -> Node:
+        """The model document as nodes; each value stands where the key is that it was made from."""
+        return self._node(self.document, "")
+
+    def _node(self, document: dict[str, Any], prefix: str) -> Node:
+        data: dict[str, Node] = {}
+        for key, value in document.items():
+            if isinstance(value, dict) and prefix + key not in self._origins:
+                data[key] = self._node(value, f"{prefix}{key}.")
+                continue
+            where, line = self._place(self._origins[prefix + key])
+            data[key] = Node(data=_plain(value), where=where, key_where=where, source_line=line)
+        return Node(data=data, where=self.name)
+
+    def _place(self, key: str) -> tuple[str, str]:
+        """Where the first `"key":` is, as file:line:column, and its line; the file alone where there is none."""
+        found = re.search(rf'"{re.escape(key)}"\s*:', self.text)
+        if not found:
+            return self.name, ""
+        before = self.text[: found.start()]
+        start = before.rfind("\n") + 1
+        line = self.text[start:].split("\n", 1)[0]
+        return f"{self.name}:{before.count(chr(10)) + 1}:{found.start() - start + 1}", printable(line)
+
+
+def _plain(value: Any) -> Any:
+    """A value as a node holds it; what no field of ours can be is left as its text, for the message about it."""
+    return value if isinstance(value, str | int | float) else str(value)

@@ -1,0 +1,176 @@
+"""What is more than one key of a Hugging Face config.json to one field of a model document."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from planner.specs.huggingface_config import Config
+
+__all__ = [
+    "base_model",
+    "falcon",
+    "four_times_hidden",
+    "late_window",
+    "llama4",
+    "local_window",
+    "one_width",
+    "opt_embeddings",
+    "patch_positions",
+    "rope_theta",
+    "shared_experts",
+    "sparse_steps",
+    "two_stacks",
+]
+
+
+def rope_theta(config: Config) -> None:
+    """Rotary base: `rope_theta`, since transformers 5 inside `rope_parameters`."""
+    parameters = config.get("rope_parameters", {})
+    inside = parameters.get("rope_theta") if isinstance(parameters, dict) else None
+    theta = config.get("rope_theta", inside)
+    if theta is not None:
+        config.put("rope_theta", theta, "rope_theta" if "rope_theta" in config.values else "rope_parameters")
+
+
+def four_times_hidden(*keys: str) -> Callable[[Config], None]:
+    """Feed-forward width: one of `keys` where it is given, else four times the hidden size."""
+
+    def rule(config: Config) -> None:
+        given = next((key for key in keys if config.get(key) is not None), "")
+        if given:
+            config.put("ffn_hidden_size", config.get(given), given)
+        else:
+            config.put("ffn_hidden_size", 4 * config.filled("hidden_size"), "hidden_size")
+
+    return rule
+
+
+def local_window(default: int | None, every: int) -> Callable[[Config], None]:
+    """Local attention: `sliding_window`, with every `every`-th layer global (0: none) unless the file says which."""
+
+    def rule(config: Config) -> None:
+        window = config.count("sliding_window") if "sliding_window" in config.values else default
+        pattern = config.count("sliding_window_pattern") or config.count("_sliding_window_pattern") or every
+        kinds = config.entries("layer_types")
+        if kinds:
+            pattern = _pattern(config, kinds)
+        if not window or pattern == 1 or window >= config.filled("max_sequence_length"):
+            return
+        config.put("sliding_window", window, "sliding_window")
+        config.put("global_every", pattern, "layer_types" if kinds else "sliding_window_pattern")
+
+    return rule
+
+
+def _pattern(config: Config, kinds: list[Any]) -> int:
+    """Every how many-th layer is global by `layer_types`; 0 where none is."""
+    is_global = [kind == "full_attention" for kind in kinds]
+    every = is_global.index(True) + 1 if True in is_global else 0
+    regular = [bool(every) and (layer + 1) % every == 0 for layer in range(len(is_global))]
+    if regular != is_global:
+        config.refuse("layer_types", "`layer_types` is no regular pattern", "every n-th layer is full_attention")
+    return every
+
+
+def late_window(config: Config) -> None:
+    """Qwen: local attention behind the first `max_window_layers` layers, off in the published models."""
+    config.get("sliding_window")
+    full = config.count("max_window_layers")
+    if config.get("use_sliding_window") and full < config.filled("num_layers"):
+        config.refuse("use_sliding_window", "local attention in some layers only is not supported")
+    if any(kind != "full_attention" for kind in config.entries("layer_types")):
+        config.refuse("layer_types", "local attention in some layers only is not supported")
+
+
+def sparse_steps(config: Config) -> None:
+    """Qwen: experts in every `decoder_sparse_step`-th layer, but not in those of `mlp_only_layers`."""
+    dense = config.entries("mlp_only_layers")
+    if dense != list(range(len(dense))):
+        config.refuse("mlp_only_layers", "`mlp_only_layers` may only name the first layers")
+    config.put("moe.num_dense_layers", len(dense), "mlp_only_layers")
+
+
+def one_width(config: Config) -> None:
+    """One width, `intermediate_size`, for the experts; no layer is dense."""
+    config.put("moe.ffn_hidden_size", config.get("intermediate_size"), "intermediate_size")
+
+
+def shared_experts(num_shared: int) -> Callable[[Config], None]:
+    """Shared experts are as wide as that many routed ones; head sizes in new files follow from others."""
+
+    def rule(config: Config) -> None:
+        num = config.count("n_shared_experts") if "n_shared_experts" in config.values else num_shared
+        config.get("head_dim")
+        config.get("qk_head_dim")
+        config.put("moe.shared_ffn_hidden_size", num * config.count("moe_intermediate_size"), "n_shared_experts")
+
+    return rule
+
+
+def llama4(config: Config) -> None:
+    """The shared expert is as wide as a routed one; layers with rotary positions attend within chunks."""
+    width, step = config.get("intermediate_size"), config.count("interleave_moe_layer_step", 1)
+    config.put("moe.ffn_hidden_size", width, "intermediate_size")
+    config.put("moe.shared_ffn_hidden_size", width, "intermediate_size")
+    regular = list(range(step - 1, min(config.filled("num_layers"), 10_000), max(1, step)))
+    if config.entries("moe_layers") not in ([], regular):
+        config.refuse("moe_layers", "`moe_layers` is not every `interleave_moe_layer_step`-th layer")
+    for key in ("no_rope_layers", "no_rope_layer_interval", "layer_types"):
+        config.get(key)
+    chunk = config.count("attention_chunk_size", 8192)
+    if chunk and chunk < config.filled("max_sequence_length"):
+        config.put("sliding_window", chunk, "attention_chunk_size")
+        config.put("global_every", 4, "attention_chunk_size")
+        config.notes.append("attention within chunks is priced as a sliding window of their length")
+
+
+def falcon(config: Config) -> None:
+    """Both Falcon blocks: one key-value head and one norm (7B), or groups of heads and two norms (40B)."""
+    new = bool(config.get("new_decoder_architecture", False))
+    parallel = bool(config.get("parallel_attn", True))
+    heads = config.document.get("num_heads")
+    if new:
+        config.put("num_kv_heads", config.get("num_kv_heads", heads), "num_kv_heads")
+    else:
+        config.get("num_kv_heads")
+        config.put("num_kv_heads", 1 if config.get("multi_query", True) else heads, "multi_query")
+    norms = config.count("num_ln_in_parallel_attn", 2 if new else 1)
+    config.put("norms_per_layer", norms if new or parallel else 2, "new_decoder_architecture")
+    config.put("parallel_attention", new or parallel, "parallel_attn")
+    if config.get("alibi", False):
+        config.put("position", "alibi", "alibi")
+
+
+def opt_embeddings(config: Config) -> None:
+    """OPT-350m projects its embeddings; no field of ours holds that."""
+    if config.get("word_embed_proj_dim", config.get("hidden_size")) != config.get("hidden_size"):
+        config.refuse("word_embed_proj_dim", "embeddings that are not as wide as the model are not supported")
+
+
+def two_stacks(config: Config) -> None:
+    """Layers of both stacks; gated feed-forward from version 1.1 on; the head."""
+    encoder = config.count("num_layers")
+    config.put("num_encoder_layers", encoder, "num_layers")
+    config.put("num_layers", encoder + config.count("num_decoder_layers", encoder), "num_layers")
+    gated = str(config.get("feed_forward_proj", "relu")).startswith("gated-")
+    config.put("activation", "swiglu" if gated else "gelu", "feed_forward_proj")
+    if config.get("tie_word_embeddings", True) is False:
+        config.notes.append(
+            "transformers 5 ties the output head of every T5, and so does the count; "
+            "the first checkpoints of version 1.1 have a head of their own (--set model.tied_embeddings=false)"
+        )
+
+
+def patch_positions(config: Config) -> None:
+    """One position for each patch, and one for the class token."""
+    side = config.count("image_size", 224) // max(1, config.count("patch_size", 16))
+    config.put("max_sequence_length", side**2 + 1, "image_size")
+    config.put("vocab_size", 1, "model_type")
+
+
+def base_model(config: Config) -> None:
+    """Encoders are counted without a head."""
+    config.notes.append("counted as the base model with its pooler, without a head for a task")

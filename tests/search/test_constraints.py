@@ -1,0 +1,74 @@
+"""Pinned lists are kept to the letter, and what cannot be kept is refused instead of ignored."""
+
+from __future__ import annotations
+
+import pytest
+
+from planner.errors import InputError
+from planner.search.constraints import Constraints
+from planner.search.search import NothingFits, search
+from planner.specs.load import load_job
+
+
+def small_job(engine="torch"):
+    return load_job(
+        model="tiny-llama", cluster="dgx-a100", engine=engine, gpus=8, sequence_length=256, global_batch_size=16,
+        settings=("model.num_layers=8",),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("pin", "layers"),
+    [
+        ("layers_per_stage=1/3/2/2", (1, 3, 2, 2)),
+        ("layers_per_stage=1/1/3/3", (1, 1, 3, 3)),
+        ("layers_per_stage=8", (8,)),
+        ("pp=2,layers_per_stage=3/2/2/1", (3, 2, 2, 1)),
+    ],
+)
+def test_a_pinned_list_of_layers_comes_back_as_it_was_written(pin, layers):
+    found = search(small_job(), Constraints.parse([pin], []))
+    assert not isinstance(found, NothingFits)
+    assert found.layout.layers_per_stage == layers
+
+
+@pytest.mark.parametrize("policies", ["full/none/full/none", "none/none/none/full"])
+def test_a_pinned_list_of_policies_comes_back_as_it_was_written(policies):
+    found = search(small_job(), Constraints.parse([f"recompute={policies}"], []))
+    assert not isinstance(found, NothingFits)
+    assert found.layout.recompute == tuple(policies.split("/"))
+
+
+def test_a_pinned_list_may_use_a_policy_that_is_not_offered_by_itself():
+    found = search(small_job("megatron"), Constraints.parse(["pp=2,recompute=selective/full"], []))
+    assert not isinstance(found, NothingFits)
+    assert found.layout.recompute[:2] == ("selective", "full")
+
+
+@pytest.mark.parametrize(
+    ("pin", "message"),
+    [
+        ("pp=2,interleave=2,recompute=full/none/none/full", "cannot be planned"),
+        ("pp=2,layers_per_stage=1/3/3/1", "cannot be planned"),
+        ("recompute=selective", "recompute `selective` is not available"),
+        ("recompute=selective/none", "recompute `selective` is not available"),
+    ],
+)
+def test_a_pin_that_no_plan_can_keep_is_refused(pin, message):
+    with pytest.raises(InputError, match=message):
+        search(small_job(), Constraints.parse([pin], []))
+
+
+@pytest.mark.parametrize(
+    ("pins", "forbids"),
+    [
+        ([], ["layers_per_stage=32"]),
+        ([], ["tp=2,layers_per_stage=8/8/8/8"]),
+        ([], ["recompute=full/none"]),
+        (["recompute!=full/none"], []),
+        (["layers_per_stage!=8"], []),
+    ],
+)
+def test_lists_that_would_be_ignored_are_refused(pins, forbids):
+    with pytest.raises(InputError, match="can only be pinned"):
+        Constraints.parse(pins, forbids)
