@@ -125,7 +125,9 @@ def _job(plan: Plan) -> tuple[Any, Any]:
 
 def _environment() -> dict[str, str]:
     # one thread for each process, as the plan prices a CPU core; torchrun sets it only from two processes on
-    return {"OMP_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "ERROR", **os.environ}
+    defaults = {"OMP_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "ERROR"}
+    # the name is planner.trainer.parent's, which nothing imports
+    return {**defaults, **os.environ, "PLANNER_PARENT_PID": str(os.getpid())}
 
 
 def _supervise(command: tuple[str, ...], again: tuple[str, ...], output: Path, environment: dict[str, str]) -> int:

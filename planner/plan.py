@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import math
 from dataclasses import asdict, dataclass, field, fields
 from typing import TYPE_CHECKING, Any, Final
 
@@ -11,7 +13,7 @@ from pydantic import ValidationError
 from planner import __version__
 from planner.cost.ledger import LineName, MemoryLine, StageMemory, TimeLine
 from planner.errors import EnvironmentProblem, InputError
-from planner.layout import Layout
+from planner.layout import Layout, format_layout, parse_layout
 from planner.specs.calibration import CalibrationEntry
 from planner.specs.cluster import ClusterSpec
 from planner.specs.engine import EngineSpec
@@ -33,6 +35,7 @@ __all__ = [
 ]
 
 PLAN_FORMAT: Final = 1
+_SECONDS: Final = ("busy_seconds", "hidden_seconds")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,15 +145,29 @@ def plan_from_json(text: str, *, name: str = "plan") -> Plan:
         )
     try:
         return _plan_from_dict(data)
-    except (KeyError, TypeError, ValueError, ValidationError) as error:
+    except (AttributeError, KeyError, TypeError, ValueError, ValidationError) as error:
         detail = f"missing key {error}" if isinstance(error, KeyError) else str(error).splitlines()[0]
         raise InputError(f"{name} is not a valid plan document: {detail}", hint="make the plan again") from None
 
 
 def layout_from_dict(data: dict[str, Any]) -> Layout:
-    """The inverse of `layout_to_dict`."""
+    """The inverse of `layout_to_dict`; a layout that nobody could write on the command line is a ValueError."""
     fields_: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in data.items()}
-    return Layout(**fields_)
+    layout = Layout(**fields_)
+    try:
+        read = parse_layout(format_layout(layout), num_layers=sum(layout.layers_per_stage), num_devices=1)
+    except InputError as error:
+        raise ValueError(f"layout: {error.mistakes[0].message}") from None
+    if read != layout:
+        raise ValueError(f"layout: {format_layout(layout)} has values of a wrong type")
+    return layout
+
+
+def _number(data: dict[str, Any], key: str, *, above: float = -math.inf) -> Any:
+    value = data[key]
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or value <= above:
+        raise ValueError(f"{key} is {value!r}")
+    return value
 
 
 def _plan_from_dict(data: dict[str, Any]) -> Plan:
@@ -167,33 +184,34 @@ def _plan_from_dict(data: dict[str, Any]) -> Plan:
         memory=tuple(
             StageMemory(
                 stage=stage["stage"],
-                limit_bytes=stage["limit_bytes"],
+                limit_bytes=_number(stage, "limit_bytes", above=0),
                 lines=tuple(
-                    MemoryLine(**{**line, "name": LineName(line["name"])})
+                    MemoryLine(**{**line, "name": LineName(line["name"]), "num_bytes": _number(line, "num_bytes")})
                     for line in ({k: v for k, v in each.items() if k != "stage"} for each in stage["lines"])
                 ),
             )
             for stage in data["memory"]
         ),
-        time=tuple(TimeLine(**{**line, "name": LineName(line["name"])}) for line in data["time"]),
-        runners_up=tuple(
-            RunnerUp(**{**runner, "layout": layout_from_dict(runner["layout"])}) for runner in data["runners_up"]
+        time=tuple(
+            TimeLine(**{**line, "name": LineName(line["name"]), **{key: _number(line, key) for key in _SECONDS}})
+            for line in data["time"]
         ),
-        **{
-            key: data[key]
-            for key in (
-                "fits",
-                "step_seconds",
-                "low_step_seconds",
-                "high_step_seconds",
-                "tokens_per_second_per_device",
-                "mfu",
-                "hfu",
-                "flops_convention",
-                "certificate",
-                "options",
+        runners_up=tuple(
+            RunnerUp(
+                layout=layout_from_dict(runner["layout"]),
+                step_seconds=_number(runner, "step_seconds", above=0),
+                peak_bytes=_number(runner, "peak_bytes"),
+                reason=str(runner["reason"]),
             )
-        },
+            for runner in data["runners_up"]
+        ),
+        step_seconds=_number(data, "step_seconds", above=0),
+        low_step_seconds=data["low_step_seconds"] and _number(data, "low_step_seconds", above=0),
+        high_step_seconds=data["high_step_seconds"] and _number(data, "high_step_seconds", above=0),
+        tokens_per_second_per_device=_number(data, "tokens_per_second_per_device"),
+        mfu=_number(data, "mfu"),
+        hfu=_number(data, "hfu"),
+        **{key: data[key] for key in ("fits", "flops_convention", "certificate", "options")},
     )
 
 
@@ -227,4 +245,6 @@ def write_plan(plan: Plan, path: Path, *, replace: bool = False) -> None:
         temporary.write_text(plan_to_json(plan), encoding="utf-8")
         temporary.replace(path)
     except OSError as error:
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
         raise EnvironmentProblem(f"cannot write {path}: {error.strerror}") from None

@@ -120,6 +120,35 @@ def test_a_damaged_plan_is_refused(made, key):
         plan_from_json(json.dumps(data))
 
 
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        (("layout",), 8),
+        (("layout", "tp"), "8"),
+        (("layout", "pp"), 0),
+        (("layout", "mbs"), 1.5),
+        (("layout", "layers_per_stage", 0), None),
+        (("layout", "recompute"), []),
+        (("layout", "schedule"), "fast"),
+        (("runners_up", 0, "layout", "dp"), -1),
+        (("step_seconds",), 0),
+        (("high_step_seconds",), "1"),
+        (("mfu",), None),
+        (("memory", 0, "limit_bytes"), 0),
+        (("memory", 0, "lines", 0, "num_bytes"), "1"),
+        (("time", 0, "busy_seconds"), float("nan")),
+    ],
+)
+def test_a_value_of_a_wrong_kind_is_refused_where_it_is_read(made, path, value):
+    data = json.loads(plan_to_json(made))
+    inner = data
+    for key in path[:-1]:
+        inner = inner[key]
+    inner[path[-1]] = value
+    with pytest.raises(InputError, match="not a valid plan document"):
+        plan_from_json(json.dumps(data))
+
+
 def test_missing_and_binary_files_are_explained(tmp_path):
     with pytest.raises(EnvironmentProblem, match="cannot read"):
         read_plan(tmp_path / "none.json")

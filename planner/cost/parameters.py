@@ -290,7 +290,8 @@ def embedding_params_on_device(model: ModelSpec, engine: EngineSpec, layout: Deg
 def end_params_on_device(model: ModelSpec, engine: EngineSpec, layout: Degrees, stage: Any) -> Any:
     """Parameters outside the layers on one device: embeddings on the first stage, norm and head on the last.
 
-    Tied embeddings are one matrix on one stage, and two copies when the pipeline has several. Where layers
+    Tied embeddings are one matrix on one stage, and two copies when the pipeline has several. A learned table of
+    positions is whole on every tensor-parallel rank, or cut like the embedding where the engine does so. Where layers
     predict further tokens, the last stage holds what feeds them, and the embedding too; the layers themselves
     are counted with the others.
 
@@ -301,7 +302,8 @@ def end_params_on_device(model: ModelSpec, engine: EngineSpec, layout: Degrees, 
     first, last = np.equal(stage, 0), np.equal(stage, layout.pp - 1)
     own_head = last & ~(first & (not _has_own_head(model))) & model.output_head
     matrix = padded_vocab(model, engine, layout) * model.hidden_size
-    held = first * (embedding + _input_params(model)) + own_head * matrix + last * _output_params(model)
+    cut = _position_params(model) * (1 - 1 / layout.tp) if engine.shards_positions else 0
+    held = first * (embedding + _input_params(model) - cut) + own_head * matrix + last * _output_params(model)
     if not model.mtp_layers:
         return held
     again = last & ~first & (not model.tied_embeddings)

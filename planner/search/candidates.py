@@ -304,11 +304,8 @@ def _meets_lists(constraints: Constraints, degrees: DegreeArrays, stage: Stage) 
     keep = np.ones(np.shape(stage.index), dtype=bool)
     layers, recompute = constraints.per_chunk("layers_per_stage"), constraints.per_chunk("recompute")
     if layers:
-        wanted = tuple(map(int, layers))
-        counts = np.array(wanted).reshape(degrees.interleave, degrees.pp).sum(axis=0)
-        keep &= (stage.num_layers == counts[stage.index]) & (
-            balanced_chunks(tuple(counts.tolist()), degrees.interleave) == wanted
-        )
+        counts = np.array(layers, dtype=int).reshape(degrees.interleave, degrees.pp)
+        keep &= (stage.num_layers == counts.sum(axis=0)[stage.index]) & (counts == counts[0]).all()
     if recompute:
         policies = np.array([POLICIES.index(p) for p in recompute]).reshape(degrees.interleave, degrees.pp)
         keep &= (stage.policy == policies[0][stage.index]) & (policies == policies[0]).all()

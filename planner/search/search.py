@@ -11,7 +11,7 @@ from planner.cost.estimate import Estimate, estimate
 from planner.cost.flops import MODEL_FLOPS_CONVENTION
 from planner.cost.stage import POLICIES
 from planner.errors import InputError, Mistake
-from planner.layout import Layout, balanced_chunks, even_split, format_layout
+from planner.layout import Layout, even_split, format_layout
 from planner.plan import Plan, RunnerUp
 from planner.search.candidate import TIE, Candidate, Choice
 from planner.search.candidates import (
@@ -197,31 +197,18 @@ def _check_pins(job: Job, constraints: Constraints) -> None:
 def _check_lists(job: Job, constraints: Constraints) -> None:
     """Pinned lists must be ones that the search can choose: right sum, chunks of a stage alike."""
     layers, pp = constraints.per_chunk("layers_per_stage"), constraints.value_of("pp")
-    policies = constraints.per_chunk("recompute")
-    if (
-        policies
-        and pp
-        and len(policies) % int(pp) == 0
-        and policies != policies[: int(pp)] * (len(policies) // int(pp))
-    ):
-        message = f"`recompute={'/'.join(policies)}` cannot be planned"
-        raise InputError(message, where="--pin", hint="the chunks of one stage share a recompute policy")
-    if not layers:
-        return
-    counts = tuple(map(int, layers))
-    if sum(counts) != job.model.num_layers:
-        message = f"`layers_per_stage` sums to {sum(counts)}"
+    if layers and sum(map(int, layers)) != job.model.num_layers:
+        message = f"`layers_per_stage` sums to {sum(map(int, layers))}"
         raise InputError(message, where="--pin", hint=f"the model has {job.model.num_layers} layers")
-    stages = int(pp) if pp else len(counts)
-    if len(counts) % stages == 0:
-        sums = tuple(sum(counts[r::stages]) for r in range(stages))
-        if balanced_chunks(sums, len(counts) // stages) == counts:
-            return
-    raise InputError(
-        f"`layers_per_stage={'/'.join(layers)}` cannot be planned",
-        where="--pin",
-        hint="pp * interleave entries; the chunks of one stage differ by at most one layer, the larger ones first",
-    )
+    for key in ("layers_per_stage", "recompute"):
+        values = constraints.per_chunk(key) or ()
+        stages = int(pp or len(values) or 1)
+        if values != values[:stages] * (len(values) // stages):
+            raise InputError(
+                f"`{key}={'/'.join(values)}` cannot be planned",
+                where="--pin",
+                hint="pp * interleave entries; the chunks of one stage are alike",
+            )
 
 
 def _bounded(job: Job, constraints: Constraints) -> tuple[list[tuple[float, DegreeArrays, int]], _Found]:

@@ -53,6 +53,7 @@ class EngineSpec(Document):
     # --- what it keeps in memory -------------------------------------------------------------------------------
     states: dict[Literal["fp32", "mixed"], StateBytes]
     vocab_multiple: int = Field(ge=1, description="the vocabulary is padded to this times tp")
+    shards_positions: bool = Field(default=False, description="a learned table of positions is cut by tp")
     regathers_inputs: bool = Field(description="sequence parallelism stores sharded inputs, gathers them again")
     fused_swiglu: bool
     logits_bytes: float = Field(ge=0, description="bytes per logit at the loss, of 16-bit training")

@@ -23,7 +23,7 @@ def small_job(engine="torch"):
         ("layers_per_stage=1/3/2/2", (1, 3, 2, 2)),
         ("layers_per_stage=1/1/3/3", (1, 1, 3, 3)),
         ("layers_per_stage=8", (8,)),
-        ("pp=2,layers_per_stage=3/2/2/1", (3, 2, 2, 1)),
+        ("pp=2,layers_per_stage=3/1/3/1", (3, 1, 3, 1)),
     ],
 )
 def test_a_pinned_list_of_layers_comes_back_as_it_was_written(pin, layers):
@@ -50,6 +50,7 @@ def test_a_pinned_list_may_use_a_policy_that_is_not_offered_by_itself():
     [
         ("pp=2,interleave=2,recompute=full/none/none/full", "cannot be planned"),
         ("pp=2,layers_per_stage=1/3/3/1", "cannot be planned"),
+        ("layers_per_stage=1/3/3", "sums to 7"),
         ("recompute=selective", "recompute `selective` is not available"),
         ("recompute=selective/none", "recompute `selective` is not available"),
     ],

@@ -88,20 +88,21 @@ def test_what_is_not_given_follows_from_the_model_and_the_device() -> None:
     assert job().training.sequence_length == 4096
     assert job("llama2-7b", sequence_length=32768).training.sequence_length == 32768, "rotary positions extend"
     assert job("gpt3-175b", sequence_length=2048).training.sequence_length == 2048
-    assert [job(cluster=name).training.precision for name in ("dgx-a100", "dgx1-v100", "local-cpu")] == [
-        "bf16",
-        "fp16",
-        "fp32",
-    ]
+    machines = ("dgx-a100", "dgx1-v100", "local-cpu")
+    found = [job(cluster=name, engine="megatron").training.precision for name in machines]
+    assert found == ["bf16", "fp16", "fp32"]
+    assert job(cluster="dgx1-v100", engine="torch").training.precision == "fp32", "the trainer scales no losses"
     assert job(precision="fp32").training.precision == "fp32"
 
 
 def test_a_training_file_gives_the_workload_and_options_override_it(tmp_path: Path) -> None:
     path = tmp_path / "training.yaml"
     path.write_text("sequence_length: 128\nglobal_batch_size: 32\nprecision: fp16\nsteps: 7\n")
-    given = job(training=str(path), global_batch_size=None).training
+    given = job(training=str(path), engine="megatron", global_batch_size=None).training
     assert (given.sequence_length, given.global_batch_size, given.precision, given.steps) == (128, 32, "fp16", 7)
-    over = job(training=str(path), global_batch_size=16, sequence_length=64, precision="bf16").training
+    over = job(
+        training=str(path), engine="megatron", global_batch_size=16, sequence_length=64, precision="bf16"
+    ).training
     assert (over.sequence_length, over.global_batch_size, over.precision, over.steps) == (64, 16, "bf16", 7)
     path.write_text("steps: 7\n")
     assert f"{path}:1:1: the global batch size is not given" in mistake(training=str(path), global_batch_size=None)

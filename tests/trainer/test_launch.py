@@ -95,7 +95,9 @@ def on_two_hosts(plan):
 def test_several_hosts_get_a_line_each(make_plan, tmp_path, capsys):
     plan = on_two_hosts(make_plan("tp=2,dp=2,mbs=2"))
     first, second = torchrun_commands(plan, Path("p.json"), output=Path("out"))
-    assert first.startswith("torchrun --nnodes=2 --nproc-per-node=2 --node-rank=0 --master-addr=HOST --master-port=PORT")
+    assert first.startswith(
+        "torchrun --nnodes=2 --nproc-per-node=2 --node-rank=0 --master-addr=HOST --master-port=PORT"
+    )
     assert second.replace("--node-rank=1", "--node-rank=0") == first
     write_plan(plan, tmp_path / "plan.json")
     with pytest.raises(InputError, match="2 hosts"):
@@ -195,9 +197,10 @@ def test_a_folder_in_use_is_refused(plan_path, tmp_path):
     output = tmp_path / "out"
     output.mkdir()
     with (output / ".lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        with pytest.raises(EnvironmentProblem, match="under way"):
-            launch(plan_path, output=output)
+        for kind in (fcntl.LOCK_EX, fcntl.LOCK_SH):  # a shared lock would let two launchers in
+            fcntl.flock(lock, kind)
+            with pytest.raises(EnvironmentProblem, match="under way"):
+                launch(plan_path, output=output)
 
 
 def test_a_run_stops_on_request_and_goes_on_later(plan_path, tmp_path):
@@ -269,6 +272,20 @@ def test_a_second_signal_ends_the_run_at_once(make_plan, tmp_path):
     run.communicate(timeout=20)
     assert run.returncode == ExitCode.INTERRUPTED
     wait_for(lambda: not ranks_of(tmp_path / "out"), 10)
+
+
+@pytest.mark.slow
+def test_ranks_that_are_still_starting_end_with_their_launcher(plan_path, tmp_path):
+    pytest.importorskip("torch")
+    output = tmp_path / "out"
+    run = start(plan_path, output, 100_000)
+    wait_for(lambda: ranks_of(output))  # there, but too early to have asked to die with their parent
+    run.send_signal(signal.SIGINT)
+    time.sleep(0.05)
+    run.send_signal(signal.SIGINT)
+    run.communicate(timeout=30)
+    assert run.returncode == ExitCode.INTERRUPTED
+    wait_for(lambda: not ranks_of(output), 30)
 
 
 def free_port() -> int:

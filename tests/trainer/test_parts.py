@@ -20,10 +20,10 @@ from planner.search.constraints import Constraints
 from planner.specs.load import load_job
 from planner.specs.model import ModelSpec
 from planner.specs.training import TrainingSpec
+from planner.trainer import __main__ as program
 from planner.trainer.data import open_corpus
 from planner.trainer.model import RmsNorm, Transformer, initial_value, rotate
 from planner.trainer.optimizer import learning_rate
-from planner.trainer import __main__ as program
 from planner.trainer.trainer import check_plan
 
 SHAPE = {"num_layers": 3, "hidden_size": 48, "num_heads": 6, "vocab_size": 300, "max_sequence_length": 40}
@@ -211,10 +211,8 @@ def test_what_the_search_may_plan_the_trainer_runs(schedule, batch, vocab_size, 
 
 
 def _raise_wrapped() -> None:
-    try:
-        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.\nGPU 0 has ...")
-    except torch.OutOfMemoryError as error:
-        raise RuntimeError("[Stage 1] failed to run forward: args: ...") from error
+    cause = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.\nGPU 0 has ...")
+    raise RuntimeError("[Stage 1] failed to run forward: args: ...") from cause
 
 
 def _raise_allocator() -> None:
