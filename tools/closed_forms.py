@@ -79,7 +79,7 @@ def zero_rows() -> Iterator[Row]:
     )
     for stage, published in ZERO_GB.items():
         layout = parse_layout(f"dp=64,zero={stage}", num_layers=job.model.num_layers, num_devices=64)
-        num_bytes = sum(state_bytes_per_param(job, layout, 1)) * 7.5 * BILLION
+        num_bytes = sum(state_bytes_per_param(job, layout)) * 7.5 * BILLION
         yield f"7.5 B parameters, 64 devices, ZeRO-{stage}, GB", published, float(num_bytes) / GB, 0.05 / published
 
 
@@ -120,7 +120,7 @@ def korthikanti_rows() -> Iterator[Row]:
             in_flight = in_flight_microbatches(layout.schedule, pp, 0, m, interleave)
             yield f"{name}, activations, {text}, GiB", published, float(per_layer * layers * in_flight) / GIB, 1e-9
         params = 12.0 * job.model.hidden_size**2 * layers / 8
-        yield f"{name}, states, GiB", states, params * float(sum(state_bytes_per_param(job, layout, m))) / GIB, 1e-9
+        yield f"{name}, states, GiB", states, params * float(sum(state_bytes_per_param(job, layout))) / GIB, 1e-9
 
 
 def training_time_rows() -> Iterator[Row]:

@@ -218,8 +218,9 @@ def layer_seconds(job: Job, layout: Degrees, *, experts: bool = False) -> LayerS
         _expert_seconds(job, layout, moe) if moe else _ffn_seconds(job, tokens, job.model.ffn_hidden_size / layout.tp)
     )
     parts = (_projection_seconds(job, layout), (core_forward, core_backward), block, _light_seconds(job, layout))
+    split = np.where(np.greater(layout.tp, 1), job.engine.tp_host_factor, 1.0)
     factor = job.engine.expert_host_factor if moe else job.engine.host_factor
-    floor = job.cluster.device.efficiency.layer_floor * factor
+    floor = job.cluster.device.efficiency.layer_floor * factor * split
     slowdown = job.calibration.slowdown
     return LayerSeconds(
         forward=slowdown * np.maximum(sum(f for f, _ in parts), floor),

@@ -179,33 +179,30 @@ def expert_shard_degree(layout: Degrees) -> Any:
 
 
 def whole_gradients(job: Job, layout: Degrees) -> Any:
-    """Whether a device accumulates gradients of all its parameters: below ZeRO-2, and under some pipelines.
+    """Whether a device accumulates gradients of all its parameters.
 
-    Source: Rajbhandari et al., ZeRO (SC 2020), section 5; engine profile for pipelines.
+    Below ZeRO-2 it does, and under the pipelines of engines that keep them whole there. FSDP has no lasting
+    buffer for it: with one microbatch and no pipeline each gradient is reduced at once.
+
+    Source: Rajbhandari et al., ZeRO (SC 2020), section 5; engine profile for what differs.
     """
     piped = np.greater(layout.pp, 1) & job.engine.grads_unsharded_with_pipeline
-    return np.less(layout.zero, 2) | piped
+    adds_up = np.greater(layout.pp, 1) | np.greater(job.training.global_batch_size, layout.dp * layout.mbs)
+    return (np.less(layout.zero, 2) & (adds_up | job.engine.keeps_whole_grads)) | piped
 
 
-def state_bytes_per_param(
-    job: Job, layout: Degrees, num_microbatches: Any, *, experts: bool = False
-) -> tuple[Any, Any, Any]:
+def state_bytes_per_param(job: Job, layout: Degrees, *, experts: bool = False) -> tuple[Any, Any, Any]:
     """Bytes per parameter of weights, gradients and optimizer state on one device.
 
-    ZeRO-1 shards the optimizer state, ZeRO-2 the gradients too, ZeRO-3 the weights too. Where the engine keeps
-    gradients unsharded under a pipeline, ZeRO-2 and 3 do not shard them there. A second, sharded gradient
-    (FSDP2) exists beside unsharded ones only where they accumulate over several microbatches.
+    ZeRO-1 shards the optimizer state, ZeRO-2 the gradients too, ZeRO-3 the weights too; `whole_gradients` says
+    where gradients are whole.
 
     Source: Rajbhandari et al., ZeRO (SC 2020), figure 1; engine profile for what differs.
     """
-    states, zero = job.state_bytes, np.asarray(layout.zero)
+    states = job.state_bytes
     x = expert_shard_degree(layout) if experts else shard_degree(layout)
-    weights = np.where(zero >= 3, states.sharded_weights / x, states.weights)
-    piped = np.greater(layout.pp, 1)
-    accumulates = piped | np.greater(num_microbatches, 1)
-    beside = np.where(accumulates, states.grads + states.sharded_grads / x, np.maximum(states.grads / x, 0))
-    whole = np.where(states.sharded_grads > 0, beside, states.grads)
-    grads = np.where(whole_gradients(job, layout), whole, states.grads / x)
+    weights = np.where(np.greater_equal(layout.zero, 3), states.sharded_weights / x, states.weights)
+    grads = np.where(whole_gradients(job, layout), states.grads, states.grads / x)
     return weights, grads, states.optimizer / x
 
 
@@ -252,15 +249,15 @@ def _gathered_bytes(job: Job, layout: Degrees, stage: Stage) -> Any:
     return np.where(gathers, weights, 0.0) + np.where(whole_gradients(job, layout), 0.0, grads)
 
 
-def _state_bytes(job: Job, layout: Degrees, held: HeldParams, num_microbatches: Any) -> tuple[Any, Any, Any]:
+def _state_bytes(job: Job, layout: Degrees, held: HeldParams) -> tuple[Any, Any, Any]:
     """Bytes of weights, gradients and optimizer state of one device, experts by their own shard group.
 
     Source: `state_bytes_per_param`.
     """
-    common = state_bytes_per_param(job, layout, num_microbatches)
+    common = state_bytes_per_param(job, layout)
     if job.model.moe is None:
         return common[0] * held.common, common[1] * held.common, common[2] * held.common
-    routed = state_bytes_per_param(job, layout, num_microbatches, experts=True)
+    routed = state_bytes_per_param(job, layout, experts=True)
     weights, grads, optimizer = (c * held.common + r * held.experts for c, r in zip(common, routed, strict=True))
     return weights, grads, optimizer
 
@@ -274,7 +271,7 @@ def memory_lines(job: Job, layout: Degrees, stage: Stage) -> tuple[MemoryLine, .
     Source: each line names its own.
     """
     m = job.training.global_batch_size / (layout.dp * layout.mbs)
-    weights, grads, optimizer = _state_bytes(job, layout, held_params(job, layout, stage), m)
+    weights, grads, optimizer = _state_bytes(job, layout, held_params(job, layout, stage))
     stored = stored_activation_bytes(job, layout, stage, m)
     transient = np.maximum(_loss_bytes(job, layout, stage), _recompute_bytes(job, layout, stage))
     runtime = job.cluster.device.reserved_memory + job.engine.fragmentation * stored

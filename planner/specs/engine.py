@@ -21,14 +21,12 @@ class StateBytes(Document):
     weights: the copy that computes; unsharded below ZeRO-3.
     sharded_weights: what ZeRO-3 keeps of it between uses (0 where the master copy is the storage).
     grads: gradient accumulation; sharded from ZeRO-2 on, where the engine can.
-    sharded_grads: a second, sharded gradient that the optimizer reads (FSDP2 below ZeRO-2).
     optimizer: fp32 master weights and both Adam moments; sharded from ZeRO-1 on.
     """
 
     weights: float = Field(ge=0)
     sharded_weights: float = Field(ge=0)
     grads: float = Field(ge=0)
-    sharded_grads: float = Field(ge=0)
     optimizer: float = Field(ge=0)
 
 
@@ -58,6 +56,9 @@ class EngineSpec(Document):
     fused_swiglu: bool
     logits_bytes: float = Field(ge=0, description="bytes per logit at the loss, of 16-bit training")
     grads_unsharded_with_pipeline: bool
+    keeps_whole_grads: bool = Field(
+        description="below ZeRO-2 whole gradients have a lasting buffer, not only while microbatches add up"
+    )
     fragmentation: float = Field(ge=0, lt=1, description="share of activations lost by the allocator")
     accumulation_bytes: float = Field(
         ge=0, description="bytes moved per parameter to add one microbatch's gradient, outside the matrix product"
@@ -65,6 +66,7 @@ class EngineSpec(Document):
     host_factor: float = Field(
         ge=0, description="host time of a layer over the device file's layer_floor (0: captured graphs)"
     )
+    tp_host_factor: float = Field(default=1, ge=0, description="times the above with tensor parallelism")
     expert_host_factor: float = Field(ge=0, description="the same for a layer with experts")
     # --- what it communicates and overlaps ------------------------------------------------------------
     overlaps_data_parallel: bool

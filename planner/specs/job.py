@@ -18,11 +18,11 @@ __all__ = ["Job"]
 
 _NAMED_RECIPES = {
     # Rajbhandari et al., ZeRO (SC 2020), section 3.1: fp16 weights 2, gradients 2, optimizer K = 12
-    "zero-16": StateBytes(weights=2, sharded_weights=2, grads=2, sharded_grads=0, optimizer=12),
+    "zero-16": StateBytes(weights=2, sharded_weights=2, grads=2, optimizer=12),
     # the lecture's textbook figure: 2M + 2M + 16M, so that 1B parameters take 20 GB
-    "textbook-20": StateBytes(weights=2, sharded_weights=2, grads=2, sharded_grads=0, optimizer=16),
+    "textbook-20": StateBytes(weights=2, sharded_weights=2, grads=2, optimizer=16),
     # Megatron-LM, theoretical_memory_usage.py: fp32 main gradients
-    "megatron-18": StateBytes(weights=2, sharded_weights=2, grads=4, sharded_grads=0, optimizer=12),
+    "megatron-18": StateBytes(weights=2, sharded_weights=2, grads=4, optimizer=12),
 }
 
 

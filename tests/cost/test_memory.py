@@ -35,14 +35,14 @@ ZERO_7_5B = {
 def test_zero_table(make_job, degree, stage):
     job = make_job("megatron-7.5b", gpus=1024, batch=1024, settings=("training.memory_recipe=zero-16",))
     layout = parse_layout(f"dp={degree},zero={stage}", num_layers=36, num_devices=degree)
-    per_param = sum(float(b) for b in state_bytes_per_param(job, layout, 1))
+    per_param = sum(float(b) for b in state_bytes_per_param(job, layout))
     assert per_param * 7.5 == pytest.approx(ZERO_7_5B[degree][stage], abs=0.06)
 
 
 def test_textbook_recipe_takes_20_gb_for_a_billion_parameters(make_job):
     job = make_job(settings=("training.memory_recipe=textbook-20",))
     layout = parse_layout("tp=1", num_layers=96, num_devices=1)
-    assert sum(float(b) for b in state_bytes_per_param(job, layout, 8)) * 1e9 == 20e9
+    assert sum(float(b) for b in state_bytes_per_param(job, layout)) * 1e9 == 20e9
 
 
 @pytest.mark.parametrize("name", ["megatron-22b", "gpt3-175b", "megatron-529.6b"])
@@ -87,7 +87,7 @@ def test_states_never_grow_with_the_zero_stage(make_job):
         totals = []
         for zero in range(4):
             layout = parse_layout(f"pp={pp},dp=8,zero={zero}", num_layers=32, num_devices=64)
-            totals.append(sum(float(b) for b in state_bytes_per_param(job, layout, 4)))
+            totals.append(sum(float(b) for b in state_bytes_per_param(job, layout)))
         assert totals == sorted(totals, reverse=True), (engine, pp)
 
 
