@@ -72,6 +72,7 @@ def zero_rows() -> Iterator[Row]:
     job = load_job(
         model="megatron-7.5b",
         cluster="dgx-a100",
+        engine="deepspeed",
         nodes=8,
         sequence_length=2048,
         global_batch_size=64,
