@@ -71,6 +71,11 @@ golden: $(STAMP) ## rewrite tests/golden; read the difference before you commit 
 accuracy: $(STAMP) ## closed forms against the numbers that papers print, and predictions against measured runs
 	$(BIN)/python tools/closed_forms.py
 	$(BIN)/planner accuracy tests/published/measurements.csv
+	$(BIN)/python tools/held_out.py tests/published/measurements.csv
+
+.PHONY: calibrate
+calibrate: $(STAMP) ## fit planner/calibration.json to the published runs again
+	$(BIN)/python -m planner.accuracy.calibrate tests/published/measurements.csv planner/calibration.json
 
 .PHONY: bench
 bench: $(STAMP) ## CPU seconds and memory of the commands against their targets (a report)
