@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from planner.specs.document import Document, Name
 
@@ -191,6 +191,14 @@ class ModelSpec(Document):
         derived["num_kv_heads"] = data.get("num_kv_heads") or heads
         return derived
 
+    @field_validator("head_size", mode="before")
+    @classmethod
+    def _report_uneven_heads(cls, value: Any) -> Any:
+        """Heads that do not divide the width are reported here, beside the mistakes of the other fields."""
+        if isinstance(value, _UnevenHeads):
+            raise ValueError(str(value))  # noqa: TRY004 - pydantic reports ValueError
+        return value
+
     @model_validator(mode="after")
     def _check_heads(self) -> Self:
         if self.num_heads % self.num_kv_heads:
@@ -265,10 +273,16 @@ def _latent_head_size(mla: Any) -> int:
     return nope + rope if type(nope) is int and type(rope) is int else 0
 
 
-def _even_head_size(num_heads: int, hidden_size: int) -> int:
+class _UnevenHeads(str):
+    """Stands where the head size should be when heads do not divide the width; the text says so."""
+
+    __slots__ = ()
+
+
+def _even_head_size(num_heads: int, hidden_size: int) -> int | _UnevenHeads:
     if hidden_size % num_heads:
         low = hidden_size // num_heads * num_heads
-        raise ValueError(
+        return _UnevenHeads(
             f"num_heads: {num_heads} does not divide hidden_size {hidden_size}; nearest hidden_size that it divides: "
             f"{low or num_heads} or {low + num_heads}, or state head_size"
         )

@@ -205,3 +205,15 @@ def test_the_rule_and_the_headroom_are_handed_on() -> None:
     found = job(headroom=0.2, allow_tp_across_nodes=True)
     assert (found.headroom, found.allow_tp_across_nodes) == (0.2, True)
     assert found.memory_limit_bytes == pytest.approx(0.8 * 79.15 * 2**30)
+
+
+def test_a_contradiction_hides_no_other_mistake(tmp_path: Path) -> None:
+    path = tmp_path / "own.yaml"
+    path.write_text(
+        "name: own\narchitecture: llama\nnum_layers: two\nhidden_size: 4097\nnum_heads: 32\n"
+        "ffn_hidden_size: 14336\nvocab_sise: 1000\nmax_sequence_length: 0\n"
+    )
+    text = mistake(model=str(path))
+    for line, words in ((3, "`num_layers`"), (5, "32 does not divide"), (7, "did you mean"), (8, "at least 1")):
+        assert f"own.yaml:{line}:1" in text
+        assert words in text
