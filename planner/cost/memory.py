@@ -36,13 +36,15 @@ __all__ = [
 class ActivationTerm:
     """One tensor that a layer keeps for its backward pass.
 
-    num_bytes: bytes for one microbatch on one device. core: selective recompute drops it.
+    num_bytes: bytes for one microbatch on one device. core: the scores of unfused attention. saved: the share that
+    operator-level selective recompute keeps (outputs of attention and of every second product).
     """
 
     name: str
     num_bytes: Any
     core: bool = False
     is_input: bool = False
+    saved: float = 0.0
 
 
 def activation_terms(job: Job, layout: Degrees, *, experts: bool = False) -> tuple[ActivationTerm, ...]:
@@ -82,12 +84,18 @@ def activation_terms(job: Job, layout: Degrees, *, experts: bool = False) -> tup
     if experts and model.moe is not None:
         return (*terms, *_expert_terms(job, layout, model.moe))
     inner = _inner_tensors(job) * element * model.ffn_hidden_size / layout.tp
-    return (*terms, ActivationTerm(name="feed-forward inner", num_bytes=inner))
+    one = 1.0 / _inner_tensors(job)  # the first product's output
+    return (*terms, ActivationTerm(name="feed-forward inner", num_bytes=inner, saved=one))
 
 
 def _inner_tensors(job: Job) -> float:
     """Tensors of the feed-forward width that are kept: input and output of GELU; of SwiGLU gate, up, product."""
     return (3.0 if job.engine.fused_swiglu else 4.0) if job.model.activation == "swiglu" else 2.0
+
+
+def _half(query: int, key: int) -> float:
+    """Share of queries and values in queries, keys and values: the first and the third product's output."""
+    return (query + key) / (query + 2 * key)
 
 
 def _attention_terms(job: Job, layout: Degrees) -> tuple[ActivationTerm, ...]:
@@ -98,8 +106,10 @@ def _attention_terms(job: Job, layout: Degrees) -> tuple[ActivationTerm, ...]:
     if model.mla is None:
         query, key = model.num_heads * model.head_size, model.num_kv_heads * model.head_size
         terms = [
-            ActivationTerm(name="queries, keys and values", num_bytes=element * (query + 2 * key) / t),
-            ActivationTerm(name="attention output", num_bytes=element * query / t),
+            ActivationTerm(
+                name="queries, keys and values", num_bytes=element * (query + 2 * key) / t, saved=_half(query, key)
+            ),
+            ActivationTerm(name="attention output", num_bytes=element * query / t, saved=1.0),
         ]
     else:
         mla, heads = model.mla, model.num_heads
@@ -108,11 +118,11 @@ def _attention_terms(job: Job, layout: Degrees) -> tuple[ActivationTerm, ...]:
         up = query + heads * (mla.nope_head_size + mla.value_head_size) + query  # keys are joined with positions
         terms = [
             ActivationTerm(name="latents", num_bytes=element * latents),
-            ActivationTerm(name="queries, keys and values", num_bytes=element * up / t),
-            ActivationTerm(name="attention output", num_bytes=element * heads * mla.value_head_size / t),
+            ActivationTerm(name="queries, keys and values", num_bytes=element * up / t, saved=0.5),
+            ActivationTerm(name="attention output", num_bytes=element * heads * mla.value_head_size / t, saved=1.0),
         ]
     if job.training.attention == "flash":
-        terms.append(ActivationTerm(name="log-sum-exp", num_bytes=4.0 * tokens * model.num_heads / t))
+        terms.append(ActivationTerm(name="log-sum-exp", num_bytes=4.0 * tokens * model.num_heads / t, saved=1.0))
         return tuple(terms)
     square = tokens * job.training.sequence_length * model.num_heads / t
     terms.append(ActivationTerm(name="softmax", num_bytes=job.compute_bytes * square, core=True))
@@ -132,7 +142,11 @@ def _expert_terms(job: Job, layout: Degrees, moe: MixtureOfExperts) -> tuple[Act
     return (
         ActivationTerm(name="router", num_bytes=8.0 * tokens / layout.tp * moe.num_experts),
         ActivationTerm(name="expert inputs", num_bytes=element * choices * job.model.hidden_size),
-        ActivationTerm(name="expert inner", num_bytes=inner * element * choices * moe.ffn_hidden_size / layout.etp),
+        ActivationTerm(
+            name="expert inner",
+            num_bytes=inner * element * choices * moe.ffn_hidden_size / layout.etp,
+            saved=1.0 / inner,
+        ),
         ActivationTerm(name="expert outputs", num_bytes=element * choices * job.model.hidden_size),
         ActivationTerm(name="shared expert inner", num_bytes=shared),
     )
@@ -141,12 +155,18 @@ def _expert_terms(job: Job, layout: Degrees, moe: MixtureOfExperts) -> tuple[Act
 def layer_activation_bytes(job: Job, layout: Degrees, *, experts: bool = False) -> tuple[Any, Any, Any]:
     """Bytes of one layer for one microbatch under each policy of `stage.POLICIES`.
 
-    Source: subsets of `activation_terms`: selective drops the attention core, full keeps the layer's input.
+    Full recompute keeps the layer's input. Selective recompute drops the attention core, or, operator by
+    operator, keeps the input, the outputs of attention and of every second product, and one (s b h) output.
+
+    Source: subsets of `activation_terms`; Korthikanti et al. (2022), section 5; torchtitan,
+    distributed/activation_checkpoint.py.
     """
     terms = activation_terms(job, layout, experts=experts)
     everything = sum(term.num_bytes for term in terms)
-    core = sum(term.num_bytes for term in terms if term.core)
-    return everything, everything - core, sum(term.num_bytes for term in terms if term.is_input)
+    full = sum(term.num_bytes for term in terms if term.is_input)
+    if job.engine.selective_recompute == "operators":
+        return everything, 2.0 * full + sum(term.saved * term.num_bytes for term in terms), full
+    return everything, everything - sum(term.num_bytes for term in terms if term.core), full
 
 
 def stored_activation_bytes(job: Job, layout: Degrees, stage: Stage, num_microbatches: Any) -> Any:
@@ -202,7 +222,8 @@ def state_bytes_per_param(job: Job, layout: Degrees, *, experts: bool = False) -
     states = job.state_bytes
     x = expert_shard_degree(layout) if experts else shard_degree(layout)
     weights = np.where(np.greater_equal(layout.zero, 3), states.sharded_weights / x, states.weights)
-    grads = np.where(whole_gradients(job, layout), states.grads, states.grads / x)
+    kept = states.grads + states.grad_copy
+    grads = np.where(whole_gradients(job, layout), kept, kept / x)
     return weights, grads, states.optimizer / x
 
 

@@ -99,7 +99,8 @@ def _layer_work(job: Job, layout: Degrees, stage: Stage) -> _LayerWork:
         exchange = expert_parallel_seconds(job, layout) if experts else 0.0
         core_backward = 2.5 * layer.core_forward
         ring_forward, ring_backward = context_parallel_seconds(job, layout, layer.core_forward, core_backward)
-        again = by_policy(stage.policy, (0.0, layer.core_forward, layer.forward))
+        selective = 0.5 * layer.forward if job.engine.selective_recompute == "operators" else layer.core_forward
+        again = by_policy(stage.policy, (0.0, selective, layer.forward))
         total = _LayerWork(
             forward=total.forward + count * layer.forward,
             backward=total.backward + count * layer.backward,

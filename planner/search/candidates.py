@@ -188,7 +188,8 @@ def allowed_policies(job: Job, constraints: Constraints, degrees: Any) -> list[i
     """
     offered = [p for p in POLICIES if p in job.engine.recompute]
     pinned = constraints.value_of("recompute") or ""
-    if job.training.attention == "flash" and "selective" not in pinned.split("/"):
+    of_core = job.engine.selective_recompute == "attention-core"
+    if of_core and job.training.attention == "flash" and "selective" not in pinned.split("/"):
         offered = [p for p in offered if p != "selective"]
     return [POLICIES.index(p) for p in offered if bool(np.all(constraints.allows_policy(p, degrees)))]
 

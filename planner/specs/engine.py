@@ -21,12 +21,14 @@ class StateBytes(Document):
     weights: the copy that computes; unsharded below ZeRO-3.
     sharded_weights: what ZeRO-3 keeps of it between uses (0 where the master copy is the storage).
     grads: gradient accumulation; sharded from ZeRO-2 on, where the engine can.
+    grad_copy: a 16-bit gradient beside the fp32 sum, sharded and freed like it.
     optimizer: fp32 master weights and both Adam moments; sharded from ZeRO-1 on.
     """
 
     weights: float = Field(ge=0)
     sharded_weights: float = Field(ge=0)
     grads: float = Field(ge=0)
+    grad_copy: float = Field(default=0, ge=0)
     optimizer: float = Field(ge=0)
 
 
@@ -44,6 +46,10 @@ class EngineSpec(Document):
     zero_stages: tuple[int, ...]
     zero_stages_with_pipeline: tuple[int, ...]
     recompute: tuple[Recompute, ...]
+    selective_recompute: Literal["attention-core", "operators"] = Field(
+        default="attention-core",
+        description="what `selective` drops: scores of unfused attention, or all but every second product's output",
+    )
     uneven_stages: bool = Field(description="stages may hold different numbers of layers")
     microbatches_fill_pipeline: bool = Field(description="1F1B needs at least as many microbatches as stages")
     tp_without_sp: bool = Field(description="tensor parallelism can run without sequence parallelism")
