@@ -10,7 +10,7 @@ mkdir -p "$folder"
 
 say() { printf '\n# %s\n' "$1"; }
 show() { printf '$ %s\n' "$*"; "$@"; }
-small=(tiny-gpt local-cpu --seq-len 128 --global-batch 32 --precision fp32)
+small=(tiny-llama local-cpu --seq-len 128 --global-batch 32 --precision fp32)
 
 say "How should GPT-3 175B be cut on 128 hosts with 8 A100 each?"
 show planner plan gpt3-175b dgx-a100 --nodes 128 --seq-len 2048 --global-batch 1536
