@@ -141,6 +141,13 @@ def _obey(job: Job, degrees: DegreeArrays, rules: Sequence[Rule], refused: dict[
     return degrees
 
 
+def _expert_degrees(job: Job) -> list[int]:
+    """Degrees of expert parallelism that divide the experts, where the engine has the axis."""
+    if job.model.moe is None or "ep" not in job.engine.axes:
+        return [1]
+    return [e for e in _divisors(job.model.moe.num_experts) if e <= job.cluster.num_devices]
+
+
 def _degrees_of(job: Job, constraints: Constraints, schedule: Schedule, refused: dict[str, int]) -> DegreeArrays:
     num_devices, layers = job.cluster.num_devices, job.model.num_layers
     batch = job.training.global_batch_size
@@ -152,10 +159,13 @@ def _degrees_of(job: Job, constraints: Constraints, schedule: Schedule, refused:
     hsdp = int(constraints.value_of("hsdp") or 1)
     data = [(d, b, hsdp) for d in _divisors(batch) if d <= num_devices for b in _divisors(batch // d)]
     zero = [(z,) for z in sorted({*job.engine.zero_stages, *job.engine.zero_stages_with_pipeline})]
-    names = ("tp", "sp", "pp", "interleave", "dp", "mbs", "hsdp", "zero")
-    arrays = dict(zip(names, _product((2, tensor), (2, pipeline), (3, data), (1, zero)), strict=True))
+    experts = [(e, int(constraints.value_of("etp") or 1)) for e in _expert_degrees(job)]
+    context = [(int(constraints.value_of("cp") or 1),)]  # used only where it is pinned
+    names = ("tp", "sp", "pp", "interleave", "dp", "mbs", "hsdp", "zero", "ep", "etp", "cp")
+    tables = ((2, tensor), (2, pipeline), (3, data), (1, zero), (2, experts), (1, context))
+    arrays = dict(zip(names, _product(*tables), strict=True))
     everything = _with_ones(len(arrays["tp"]), schedule=schedule, **arrays)
-    left = everything.take(arrays["tp"] * arrays["pp"] * arrays["dp"] <= num_devices)
+    left = everything.take(arrays["tp"] * arrays["pp"] * arrays["dp"] * arrays["cp"] <= num_devices)
     left = left.take(constraints.allowed(left))
     return _obey(job, left, RULES, refused)
 
@@ -203,8 +213,11 @@ def lower_bound_seconds(job: Job, degrees: DegreeArrays) -> NDArray[np.float64]:
 
     Source: derived here; tested to stay below the exact optimum.
     """
-    key, position = np.unique(np.stack([degrees.tp, degrees.mbs, degrees.sp]), axis=1, return_inverse=True)
-    unique = _with_ones(key.shape[1], schedule=degrees.schedule, tp=key[0], mbs=key[1], sp=key[2])
+    keys = [degrees.tp, degrees.mbs, degrees.sp, degrees.cp, degrees.ep, degrees.etp]
+    key, position = np.unique(np.stack(keys), axis=1, return_inverse=True)
+    unique = _with_ones(
+        key.shape[1], schedule=degrees.schedule, tp=key[0], mbs=key[1], sp=key[2], cp=key[3], ep=key[4], etp=key[5]
+    )
     comm = sum(tensor_parallel_seconds(job, unique))
     kinds = [layer_seconds(job, unique, experts=experts) for experts in _kinds(job)]
     each = np.minimum.reduce([k.forward + k.backward for k in kinds])
@@ -214,8 +227,11 @@ def lower_bound_seconds(job: Job, degrees: DegreeArrays) -> NDArray[np.float64]:
     work = layers * each + head
     fullest = np.ceil(layers / degrees.pp) * each
     slowest = np.maximum.reduce([work / degrees.pp, fullest, v * each + head])
+    bound = (m - 1 / v) * slowest + work / v
+    if job.model.moe is not None:
+        return np.asarray(bound)  # experts are sharded otherwise; their optimizer is left out
     params = layer_params_on_device(job.model, degrees) * layers / degrees.pp
-    return np.asarray((m - 1 / v) * slowest + work / v + optimizer_seconds(job, params / shard_degree(degrees)))
+    return np.asarray(bound + optimizer_seconds(job, params / shard_degree(degrees)))
 
 
 def least_stage_bytes(job: Job, degrees: DegreeArrays, policies: Sequence[int]) -> NDArray[np.float64]:
@@ -258,6 +274,9 @@ def price_candidate(
     seconds = np.broadcast_to(prices.microbatch_seconds, index.shape)
     tail = np.broadcast_to(prices.tail_seconds, index.shape)
     keep = np.broadcast_to(stage_bytes(job, degrees, shape), index.shape) <= job.memory_limit_bytes
+    if job.model.moe is not None:  # the leading dense layers all lie in the first chunk, as `stage_of` prices them
+        dense = np.where(index == 0, job.model.moe.num_dense_layers, 0)
+        keep = keep & (layers // smallest >= dense)
     if constraints:
         keep = keep & _meets_lists(constraints, degrees, shape)
     return Candidate(

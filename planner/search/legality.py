@@ -83,8 +83,16 @@ def _fills_pipeline(job: Job, layout: Degrees) -> Any:
     return np.equal(layout.pp, 1) | (_microbatches(job, layout) >= layout.pp)
 
 
+def _spreads_experts(job: Job, layout: Degrees) -> Any:
+    one = np.equal(layout.ep * layout.etp, 1)
+    if job.model.moe is None:
+        return one
+    ranks = layout.tp * layout.cp * layout.dp
+    return one | ((job.model.moe.num_experts % layout.ep == 0) & (ranks % (layout.ep * layout.etp) == 0))
+
+
 def _axes_offered(job: Job, layout: Degrees) -> Any:
-    degrees = {"tp": layout.tp, "pp": layout.pp, "dp": layout.dp, "cp": layout.cp}
+    degrees = {"tp": layout.tp, "pp": layout.pp, "dp": layout.dp, "cp": layout.cp, "ep": layout.ep * layout.etp}
     missing = [np.greater(degree, 1) for axis, degree in degrees.items() if axis not in job.engine.axes]
     return ~np.logical_or.reduce(missing) if missing else np.asarray(True)
 
@@ -160,6 +168,16 @@ RULES: Final = (
         holds=lambda job, x: np.equal(x.pp, 1) | (job.model.kind == "decoder"),
         why="encoders and encoder-decoders are not cut into pipeline stages",
     ),
+    Rule(
+        name="experts",
+        holds=_spreads_experts,
+        why="ep divides the experts, and ep * etp divides tp * cp * dp",
+    ),
+    Rule(
+        name="context",
+        holds=lambda job, x: np.equal(x.cp, 1) | (job.training.sequence_length % (2 * x.cp) == 0),
+        why="context parallelism cuts the sequence into 2 cp equal parts",
+    ),
     Rule(name="axes", holds=_axes_offered, why="the engine runs every axis that is larger than 1"),
 )
 
@@ -175,8 +193,6 @@ def _why(rule: Rule, job: Job) -> str:
 def broken_rules(job: Job, layout: Layout) -> tuple[str, ...]:
     """Why a layout cannot run, one sentence for each broken rule; empty when it can."""
     broken = [_why(rule, job) for rule in RULES if not bool(np.all(rule.holds(job, layout)))]
-    if layout.ep != 1 or layout.etp != 1:
-        broken.append("expert parallelism is not offered yet")
     unknown = sorted(set(layout.recompute) - set(job.engine.recompute))
     broken.extend(f"the engine has no `{policy}` recompute" for policy in unknown)
     if 0 in layout.layers_per_stage:

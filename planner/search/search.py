@@ -183,7 +183,7 @@ def _check_pins(job: Job, constraints: Constraints) -> None:
         mistakes.append(Mistake(message=f"schedule `{schedule}` is not available", where="--pin", hint=hint))
     for axis in ("tp", "pp", "dp", "cp", "ep", "etp"):
         value = constraints.value_of(axis)
-        if value and int(value) > 1 and axis not in job.engine.axes:
+        if value and int(value) > 1 and axis.replace("etp", "ep") not in job.engine.axes:
             hint = f"engine {job.engine.name} runs {', '.join(job.engine.axes)}"
             mistakes.append(Mistake(message=f"`{axis}={value}` is not available", where="--pin", hint=hint))
     policies = (constraints.value_of("recompute") or "none").split("/")
@@ -262,7 +262,7 @@ def _price_best_first(job: Job, constraints: Constraints, top: int, reporter: Re
 
 def _cut(degrees: DegreeArrays | Layout) -> tuple[int, ...]:
     """What makes two plans different to a reader: how the model is cut, not how the pieces are timed."""
-    return degrees.tp, degrees.pp, degrees.dp, degrees.zero
+    return degrees.tp, degrees.pp, degrees.dp, degrees.ep, degrees.zero
 
 
 def _runners_up(found: _Found, winner: Choice, top: int) -> list[Choice]:

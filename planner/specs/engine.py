@@ -38,7 +38,7 @@ class EngineSpec(Document):
     name: Name
     program: str = Field(description="what runs the plan")
     # --- what it can run -------------------------------------------------------------------------------------
-    axes: tuple[Literal["tp", "pp", "dp", "cp"], ...] = Field(description="mesh axes that may exceed 1")
+    axes: tuple[Literal["tp", "pp", "dp", "cp", "ep"], ...] = Field(description="mesh axes that may exceed 1")
     precisions: tuple[Precision, ...]
     dropout: bool = Field(description="it trains with dropout")
     model_features: tuple[str, ...] = Field(description="of ModelSpec.features, those that it runs")

@@ -73,18 +73,20 @@ def every_layout(job):
     for tp, pp, v in itertools.product(range(1, n + 1), range(1, layers + 1), range(1, layers + 1)):
         if tp * pp > n or pp * v > layers:
             continue
-        for dp, mbs, zero in itertools.product(range(1, n + 1), range(1, batch + 1), range(4)):
+        experts = range(1, n + 1) if job.model.moe else [1]
+        for dp, mbs, zero, ep in itertools.product(range(1, n + 1), range(1, batch + 1), range(4), experts):
             if tp * pp * dp > n or batch % (dp * mbs):
                 continue
             common = {
-                "tp": tp, "pp": pp, "dp": dp, "mbs": mbs, "zero": zero, "interleave": v, "sp": int(tp > 1),
+                "tp": tp, "pp": pp, "dp": dp, "mbs": mbs, "zero": zero, "interleave": v, "sp": int(tp > 1), "ep": ep,
                 "schedule": "interleaved" if v > 1 else "1f1b",
             }  # fmt: skip
             probe = Layout(**common, layers_per_stage=(1,) * (pp * v), recompute=("none",) * (pp * v))
             if broken_rules(job, probe):
                 continue
             splits = compositions(layers, pp, v) if job.engine.uneven_stages else [(layers // pp,) * pp]
-            splits = [split for split in splits if all(k % v == 0 for k in split)]
+            dense = job.model.moe.num_dense_layers if job.model.moe else 0  # all in the first chunk
+            splits = [split for split in splits if all(k % v == 0 for k in split) and split[0] // v >= dense]
             for split, chosen in itertools.product(splits, itertools.product(policies, repeat=pp)):
                 yield Layout(**common, layers_per_stage=balanced_chunks(split, v), recompute=chosen * v)
 
@@ -118,6 +120,40 @@ def check_against_brute_force(seed):
 def test_search_equals_brute_force(block):
     outcomes = [check_against_brute_force(seed) for seed in range(block * 6, block * 6 + 6)]
     assert "found" in outcomes
+
+
+MIXTURE = """
+name: tiny-moe
+architecture: llama
+num_layers: 4
+hidden_size: 64
+num_heads: 4
+ffn_hidden_size: 128
+vocab_size: 256
+max_sequence_length: 64
+moe: {num_experts: 4, experts_per_token: 2, ffn_hidden_size: 64, shared_ffn_hidden_size: 64, num_dense_layers: 1}
+"""
+
+
+@pytest.mark.parametrize("gib", [0.004, 0.006, 0.02])
+def test_search_equals_brute_force_with_experts(gib, tmp_path):
+    (tmp_path / "tiny-moe.yaml").write_text(MIXTURE)
+    job = load_job(
+        model=str(tmp_path / "tiny-moe.yaml"),
+        cluster="dgx-a100",
+        engine="megatron",
+        gpus=4,
+        sequence_length=64,
+        global_batch_size=4,
+        settings=(f"device.memory={gib} GiB", "device.reserved_memory=1 MiB", "nvlink.bandwidth=1 GB/s"),
+        headroom=0.0,
+    )
+    best, count = brute_force(job)
+    assert count > 100
+    found = search(job, NO_CONSTRAINTS)
+    assert isinstance(found, NothingFits) == (best == np.inf)
+    if best < np.inf:
+        assert found.step_seconds == pytest.approx(best, rel=1e-9), format_layout(found.layout)
 
 
 @pytest.mark.slow
