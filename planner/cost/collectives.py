@@ -1,41 +1,89 @@
-"""Seconds of one collective on one group: latency and bandwidth of the links that the group spans."""
+"""Seconds of one collective on one group: latency and bandwidth of the links that the group spans.
+
+Every function takes numbers or arrays of groups and of bytes, which broadcast. `num_bytes` is what one rank
+holds: the whole vector of an all-reduce, the input of a reduce-scatter, the output of an all-gather.
+
+A pass is one walk of the data through the group: a reduce-scatter and an all-gather are one pass, an all-reduce
+two. It takes startup + steps * latency + bytes / bandwidth (Hockney, 1994). Of messages under 1 MiB NCCL's
+low-latency protocols make less than the startup that is charged here; the error is at most that startup.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
 if TYPE_CHECKING:
-    from planner.specs.cluster import ClusterSpec
+    from planner.specs.cluster import ClusterSpec, LinkSpec
 
 __all__ = [
     "Group",
+    "Level",
     "all_gather_seconds",
+    "all_reduce_algorithms",
     "all_reduce_seconds",
     "all_to_all_seconds",
+    "broadcast_seconds",
     "group",
+    "halving_doubling_all_reduce_seconds",
+    "hierarchical_all_reduce_seconds",
+    "in_network_all_reduce_seconds",
+    "parameter_server_seconds",
     "reduce_scatter_seconds",
     "ring_all_reduce_seconds",
+    "ring_exchange_seconds",
     "send_seconds",
     "slowest_link",
     "tree_all_reduce_seconds",
 ]
+
+_TREE_SHARE: Final = 0.92
+"""Share of the bandwidth that NCCL grants its trees (src/graph/tuning.cc)."""
+
+_CUBE_RING_LINKS: Final = np.array([[0, 0, 0], [1, 1, 1], [4, 2, 1], [6, 1, 1]])
+"""Links that the slowest ring of 1, 2, 4, 8 ranks (rows) at stride 1, 2, 4 (columns) finds in a hybrid cube mesh.
+
+Source: DGX-1 white paper, section 3.1, figure 4 (V100 wiring); the counts are found by search in
+tests/cost/test_collectives.py.
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Level:
+    """One level of the network that some group crosses.
+
+    inside: ranks that share one instance of the levels below. members: ranks that share one instance of this one.
+    bandwidth: bytes per second of one rank's own part of the link, in rings or with all peers at once.
+    """
+
+    link: LinkSpec
+    inside: Any
+    members: Any
+    bandwidth: Any
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Group:
     """What a collective needs to know of its group; every field is a number or an array of groups.
 
-    size: ranks. bandwidth: bytes per second that one rank sends in a ring through the group.
-    ring_latency: seconds of one round through the ring. tree_latency: seconds up the tree and down again.
+    size: ranks. seconds_per_byte: of what one rank sends in a ring through the group; 0 for a group of one.
+    ring_latency: seconds of the hops of one pass around the ring. startup: seconds that a pass takes besides.
+    levels: the levels that some of the groups cross, innermost first.
     """
 
     size: Any
-    bandwidth: Any
+    seconds_per_byte: Any
     ring_latency: Any
-    tree_latency: Any
+    startup: Any
+    levels: tuple[Level, ...]
+
+    @property
+    def bandwidth(self) -> Any:
+        """Bytes per second that one rank sends in a ring through the group; inf for a group of one."""
+        with np.errstate(divide="ignore"):
+            return 1.0 / np.asarray(self.seconds_per_byte, dtype=float)
 
 
 def _members(cluster: ClusterSpec, size: Any, stride: Any, span: int | None) -> Any:
@@ -49,32 +97,88 @@ def _members(cluster: ClusterSpec, size: Any, stride: Any, span: int | None) -> 
     """
     if span is None or span >= cluster.num_devices:
         return size
-    return np.minimum(size, np.maximum(1, np.gcd(size * stride, span) // stride))
+    extent = size * stride
+    # the low bit is the greatest common divisor with a power of two, at a tenth of the price
+    common = np.minimum(extent & -extent, span) if span & (span - 1) == 0 else np.gcd(extent, span)
+    return np.minimum(size, np.maximum(1, common // stride))
 
 
-def group(cluster: ClusterSpec, size: Any, stride: Any) -> Group:
+def _peer_bandwidth(link: LinkSpec) -> float:
+    """Bytes per second that one rank sends to one other: all its links of a switch, one link of a mesh."""
+    return link.efficiency * link.bandwidth / (1.0 + link.half_peers) / (link.links_per_device or 1)
+
+
+def _ring_links(link: LinkSpec, members: Any, stride: Any) -> Any:
+    """Links of its own that each rank of a mesh can use in rings through `members` ranks, `stride` apart.
+
+    With every pair joined by one link, n ranks have n - 1 links each inside the group, and rings use them all.
+
+    Source: Tillson (1980) for n - 1 disjoint directed rings of n (4 and 6 need direct exchange instead).
+    """
+    if link.wiring != "hybrid-cube":
+        return np.clip(members - 1, 1, link.links_per_device)
+    rank, far = (np.floor(np.log2(each)).astype(np.int64) for each in (members, stride))
+    return np.maximum(1, _CUBE_RING_LINKS[np.minimum(rank, 3), np.minimum(far, 2)])
+
+
+def _bandwidth(link: LinkSpec, joined: Any, members: Any, stride: Any) -> Any:
+    """Bytes per second of one rank's own part of a link that joins `joined` instances of the level below.
+
+    Few peers reach less: peers / (peers + half_peers) of the efficiency.
+
+    Source: ramp fitted to vTrain's all-reduce table (2, 4 and 8 A100 reach 193, 218 and 227 GB/s of 300).
+    """
+    bandwidth = link.bandwidth * link.efficiency
+    if link.links_per_device is not None:
+        bandwidth = bandwidth * (_ring_links(link, members, stride) / link.links_per_device)
+    if link.half_peers > 0:
+        peers = np.maximum(joined - 1.0, 1.0)
+        bandwidth = bandwidth * (peers / (peers + link.half_peers))
+    return bandwidth
+
+
+def _adapters(link: LinkSpec, inside: Any, stride: Any) -> Any:
+    """Parts of the link that `inside` ranks have when no other group is active: whole adapters.
+
+    Derived here: `devices_per_adapter` neighbours share one, and each brings its part of the bandwidth.
+    """
+    shared = link.devices_per_adapter
+    return np.maximum(shared, inside * np.minimum(stride, shared))
+
+
+def group(cluster: ClusterSpec, size: Any, stride: Any, *, alone: bool = False) -> Group:
     """The group of `size` ranks that are `stride` apart, on this cluster.
 
     Inside one level a ring runs at the level's bandwidth. Where it crosses to the next level, the q ranks that
-    share an inner instance bring q network cards, so the ring gets q times a card's bandwidth there.
+    share an inner instance bring q network cards, so the ring gets q times a card's bandwidth there. All groups
+    of the same kind run at once, unless `alone`.
 
     Source: NCCL, graph search: one ring for each network card of the host; SimuMax shares cards the same way.
     """
     size, stride = np.asarray(size, dtype=np.int64), np.asarray(stride, dtype=np.int64)
-    bandwidth = np.full(np.broadcast_shapes(size.shape, stride.shape), np.inf)
-    ring_latency = np.zeros_like(bandwidth)
-    tree_latency = np.zeros_like(bandwidth)
-    inside = np.ones_like(bandwidth)  # ranks that share one instance of the levels so far
+    inside = np.ones((size * stride).shape)  # ranks that share one instance of the levels so far
+    seconds_per_byte = ring_latency = startup = np.zeros(inside.shape)
+    levels = []
     for link in cluster.links:
-        members = _members(cluster, size, stride, link.num_devices)
+        members = np.maximum(inside, _members(cluster, size, stride, link.num_devices))
         crosses = members > inside
-        bandwidth = np.where(crosses, np.minimum(bandwidth, inside * link.bandwidth * link.efficiency), bandwidth)
-        instances = members / inside  # inner instances that this level joins
-        hops_in_ring = np.where(crosses, size / inside - size / members, 0.0)
-        ring_latency = ring_latency + hops_in_ring * link.latency
-        tree_latency = tree_latency + np.where(crosses, 2.0 * np.ceil(np.log2(instances)) * link.latency, 0.0)
-        inside = members
-    return Group(size=size, bandwidth=bandwidth, ring_latency=ring_latency, tree_latency=tree_latency)
+        if crosses.any():
+            bandwidth = _bandwidth(link, members / inside, members, stride)
+            parts = _adapters(link, inside, stride) if alone else inside
+            seconds_per_byte = np.maximum(seconds_per_byte, crosses / (parts * bandwidth))
+            ring_latency = ring_latency + (size / inside - size / members) * link.latency
+            startup = np.maximum(startup, crosses * link.startup)
+            levels.append(Level(link=link, inside=inside, members=members, bandwidth=bandwidth))
+            inside = members
+        if (members == size).all():
+            break
+    return Group(
+        size=size,
+        seconds_per_byte=seconds_per_byte,
+        ring_latency=ring_latency,
+        startup=startup,
+        levels=tuple(levels),
+    )
 
 
 def slowest_link(cluster: ClusterSpec, size: int, stride: int) -> str:
@@ -82,12 +186,8 @@ def slowest_link(cluster: ClusterSpec, size: int, stride: int) -> str:
 
     Source: rank order of planner/layout.py.
     """
-    name, inside = "none", 1
-    for link in cluster.links:
-        members = int(_members(cluster, size, stride, link.num_devices))
-        if members > inside:
-            name, inside = link.name, members
-    return name
+    levels = group(cluster, size, stride).levels
+    return levels[-1].link.name if levels else "none"
 
 
 def reduce_scatter_seconds(where: Group, num_bytes: Any) -> Any:
@@ -96,7 +196,7 @@ def reduce_scatter_seconds(where: Group, num_bytes: Any) -> Any:
     Source: Patarasuk and Yuan (JPDC 2009); nccl-tests, bus bandwidth factor (n - 1) / n.
     """
     share = (where.size - 1) / where.size
-    return np.where(where.size > 1, share * num_bytes / where.bandwidth + where.ring_latency, 0.0)
+    return share * where.seconds_per_byte * num_bytes + (where.ring_latency + where.startup)
 
 
 def all_gather_seconds(where: Group, num_bytes: Any) -> Any:
@@ -112,46 +212,176 @@ def ring_all_reduce_seconds(where: Group, num_bytes: Any) -> Any:
 
     Source: Patarasuk and Yuan (JPDC 2009): 2 (n - 1) / n of the bytes, 2 (n - 1) steps.
     """
-    return reduce_scatter_seconds(where, num_bytes) + all_gather_seconds(where, num_bytes)
+    return 2.0 * reduce_scatter_seconds(where, num_bytes)
+
+
+def _has_trees(level: Level) -> bool:
+    """Whether this level joins hosts; inside a host NCCL's trees are chains."""
+    return level.link.kind in ("fat-tree", "ethernet")
 
 
 def tree_all_reduce_seconds(where: Group, num_bytes: Any) -> Any:
-    """Double binary tree all-reduce: twice the bytes through each rank, latency of the depth.
+    """Double binary tree all-reduce: up and down again, each with all bytes through each rank.
 
-    Source: Sanders et al. (2009); NCCL 2.4: full bandwidth of 2 S / B with logarithmic latency, of which NCCL's
-    tuning grants at most 0.92.
+    The tree joins hosts, with a chain through the ranks of each host.
+
+    Source: Sanders et al. (2009); NCCL, src/graph/tuning.cc: 2 ((n / N - 1) a_host + log2 N a_network) of latency
+    and at most 0.92 of the bandwidth.
     """
-    return np.where(where.size > 1, 2.0 * num_bytes / (0.92 * where.bandwidth) + where.tree_latency, 0.0)
+    hops = np.zeros(np.shape(where.size))
+    for level in where.levels:
+        joined = level.members / level.inside
+        hops = hops + (np.ceil(np.log2(joined)) if _has_trees(level) else joined - 1.0) * level.link.latency
+    return 2.0 * (where.seconds_per_byte * num_bytes / _TREE_SHARE + (hops + where.startup))
 
 
-def all_reduce_seconds(where: Group, num_bytes: Any) -> Any:
-    """The cheaper of ring and tree, as NCCL chooses.
+def halving_doubling_all_reduce_seconds(where: Group, num_bytes: Any) -> Any:
+    """Recursive halving and doubling (butterfly), with the nearest partner first.
 
-    Source: NCCL, src/graph/tuning.cc.
+    Each step halves what is left, so the ranks of one instance exchange most, and each brings its own link to
+    the level above. If n is no power of two, the ranks above it send all to a partner first and take the result
+    last.
+
+    Source: Rabenseifner (2004); Thakur, Rabenseifner and Gropp (2005), section 4.4.
     """
-    return np.minimum(ring_all_reduce_seconds(where, num_bytes), tree_all_reduce_seconds(where, num_bytes))
+    seconds = one_more = np.zeros(np.shape(where.size))
+    for level in where.levels:
+        each = num_bytes / _peer_bandwidth(level.link)
+        before, after = np.floor(np.log2(level.inside)), np.floor(np.log2(level.members))
+        seconds = seconds + (0.5**before - 0.5**after) * each + (after - before) * level.link.latency
+        one_more = np.where(level.members > level.inside, each + level.link.latency, one_more)
+    odd = np.bitwise_and(where.size, where.size - 1) > 0
+    return 2.0 * (seconds + where.startup + np.where(odd, one_more, 0.0))
 
 
-def send_seconds(cluster: ClusterSpec, stride: Any, num_bytes: Any) -> Any:
-    """One rank sends to the rank `stride` further on: the innermost link that joins them.
+def hierarchical_all_reduce_seconds(where: Group, num_bytes: Any, *, num_pieces: int = 1) -> Any:
+    """Reduce-scatter inside, all-reduce of the shard across, all-gather inside; for any number of levels.
 
-    Source: alpha-beta model, Hockney (1994).
+    With many pieces the levels work at once, each on another piece, and the slowest sets the pace.
+
+    Source: Cho et al., BlueConnect (SysML 2019), section 3; NCCL does this only in its trees and in the network.
     """
-    stride = np.asarray(stride, dtype=float)
-    seconds = np.zeros(np.broadcast_shapes(stride.shape, np.shape(num_bytes)))
-    reached = np.zeros(stride.shape, dtype=bool)
-    for link in cluster.links:
-        here = ~reached & (stride < (link.num_devices or np.inf))
-        price = num_bytes / (link.bandwidth * link.efficiency) + link.latency
-        seconds = np.where(here, price, seconds)
-        reached = reached | here
+    latency = total = slowest = np.zeros(np.shape(where.size))
+    for level in where.levels:
+        seconds = (1.0 / level.inside - 1.0 / level.members) * num_bytes / level.bandwidth
+        total, slowest = total + seconds, np.maximum(slowest, seconds)
+        latency = latency + (level.members / level.inside - 1.0) * level.link.latency
+    return 2.0 * (slowest + (total - slowest) / num_pieces + latency + where.startup)
+
+
+def _sums(link: LinkSpec) -> bool:
+    """Whether the link's switches reduce; a mesh has none."""
+    return link.in_network is not None and link.kind in ("switch", "fat-tree")
+
+
+def in_network_all_reduce_seconds(where: Group, num_bytes: Any) -> Any:
+    """All-reduce that the switches sum: NVLS on an NVSwitch, SHARP on InfiniBand; inf where the link has none.
+
+    Each rank sends its bytes up once and takes the sum down once. On an NVSwitch one rank per part reads the sum
+    and multicasts it, which adds 1/n. Levels below that have none use a ring for their shards.
+
+    Source: Klenk et al. (ISCA 2020); Graham et al., SHARP (2016); NCCL, NVLS and CollNet algorithms.
+    """
+    seconds = np.where(np.equal(where.size, 1), 0.0, np.inf)
+    below = np.zeros(np.shape(where.size))
+    for level in where.levels:
+        link, joined = level.link, level.members / level.inside
+        summed = np.inf
+        if _sums(link):
+            sent = (1.0 + 1.0 / joined if link.kind == "switch" else 1.0) / level.inside * num_bytes
+            summed = below + sent / (link.bandwidth * (link.in_network or 1.0)) + 2.0 * (link.latency + where.startup)
+        seconds = np.where(level.members > level.inside, summed, seconds)
+        volume = 1.0 / level.inside - 1.0 / level.members
+        below = below + 2.0 * (volume * num_bytes / level.bandwidth + (joined - 1.0) * link.latency)
     return seconds
 
 
-def all_to_all_seconds(where: Group, num_bytes: Any) -> Any:
-    """Every rank sends 1/n of its `num_bytes` to every rank of the group.
+def parameter_server_seconds(where: Group, num_bytes: Any, num_servers: Any) -> Any:
+    """The group's ranks push to `num_servers` servers on the outermost link and pull the sum back.
 
-    Source: nccl-tests, bus bandwidth factor (n - 1) / n.
+    A rank's link carries all bytes once each way, a server's link n / k of them.
+
+    Source: Li et al. (OSDI 2014); Jiang et al., BytePS (OSDI 2020), section 3.
     """
-    share = (where.size - 1) / where.size
-    return np.where(where.size > 1, share * num_bytes / where.bandwidth + where.ring_latency, 0.0)
+    one_way = np.zeros(np.shape(where.size))
+    for level in where.levels:
+        share = np.maximum(1.0, where.size / num_servers)
+        price = share * num_bytes / _peer_bandwidth(level.link) + level.link.latency
+        one_way = np.where(level.members > level.inside, price, one_way)
+    return 2.0 * (one_way + where.startup)
+
+
+def all_reduce_seconds(where: Group, num_bytes: Any) -> Any:
+    """The cheapest of ring, tree and, where the link has it, in-network: what NCCL chooses from.
+
+    Source: NCCL, src/graph/tuning.cc.
+    """
+    seconds = ring_all_reduce_seconds(where, num_bytes)
+    if any(map(_has_trees, where.levels)):  # inside a host a chain is never quicker than a ring
+        seconds = np.minimum(seconds, tree_all_reduce_seconds(where, num_bytes))
+    if any(_sums(level.link) for level in where.levels):
+        seconds = np.minimum(seconds, in_network_all_reduce_seconds(where, num_bytes))
+    return seconds
+
+
+def all_reduce_algorithms(where: Group, num_bytes: Any) -> dict[str, Any]:
+    """Seconds of every algorithm that the group could run, by name; inf for groups that cannot.
+
+    Source: the functions above; the parameter server has as many servers as ranks.
+    """
+    found = {
+        "ring": ring_all_reduce_seconds(where, num_bytes),
+        "tree": tree_all_reduce_seconds(where, num_bytes),
+        "halving-doubling": halving_doubling_all_reduce_seconds(where, num_bytes),
+        "hierarchical": hierarchical_all_reduce_seconds(where, num_bytes),
+        "parameter-server": parameter_server_seconds(where, num_bytes, where.size),
+    }
+    if any(_sums(level.link) for level in where.levels):
+        found["in-network"] = in_network_all_reduce_seconds(where, num_bytes)
+    return found
+
+
+def broadcast_seconds(where: Group, num_bytes: Any) -> Any:
+    """One rank's bytes to all others, in pieces along a ring.
+
+    Source: nccl-tests, bus bandwidth factor 1.
+    """
+    return where.seconds_per_byte * num_bytes + (where.ring_latency + where.startup)
+
+
+def all_to_all_seconds(where: Group, num_bytes: Any) -> Any:
+    """Every rank sends 1/n of its `num_bytes` to every rank of the group, all peers and all levels at once.
+
+    Peers of one level share the rank's own part of that level: across N hosts (N - 1) / N of the bytes go over the
+    rank's own adapter.
+
+    Source: NCCL, grouped sends and receives; derived here, checked by a count over real ranks.
+    """
+    seconds = np.zeros(np.shape(where.size))
+    for level in where.levels:
+        peers = level.members - level.inside
+        level_seconds = peers / where.size * num_bytes / level.bandwidth + level.link.latency
+        seconds = np.maximum(seconds, (peers > 0) * level_seconds)
+    return seconds + where.startup
+
+
+def ring_exchange_seconds(where: Group, bytes_per_hop: Any) -> Any:
+    """Every rank sends to its neighbour in the group's ring: one hop of ring attention.
+
+    The neighbours that are furthest apart set the pace; each rank has its own link of each level.
+
+    Source: Liu et al., Ring Attention (2023), section 3; alpha-beta model, Hockney (1994).
+    """
+    seconds = np.zeros(np.shape(where.size))
+    for level in where.levels:
+        price = bytes_per_hop / _peer_bandwidth(level.link) + level.link.latency
+        seconds = np.where(level.members > level.inside, price, seconds)
+    return seconds + where.startup
+
+
+def send_seconds(cluster: ClusterSpec, stride: Any, num_bytes: Any, *, size: Any = 2) -> Any:
+    """Each rank of a chain of `size` sends to the rank `stride` further on; the slowest hop counts.
+
+    Source: alpha-beta model, Hockney (1994).
+    """
+    return ring_exchange_seconds(group(cluster, size, stride), num_bytes)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated, Any, Literal, Self
+from functools import lru_cache
+from typing import Annotated, Literal, Self
 
 from pydantic import BeforeValidator, Field, model_validator
 
@@ -51,10 +52,11 @@ class DeviceSpec(Document):
         return tuple(self.peak)
 
 
-def _read_span(value: Any) -> int | None:
-    if value is None or value == "cluster":
+@lru_cache(maxsize=256)  # asked for in every pricing of a group
+def _read_span(value: str) -> int | None:
+    if value == "cluster":
         return None
-    match = re.fullmatch(r"\s*(\d+)\s+devices\s*", value) if isinstance(value, str) else None
+    match = re.fullmatch(r"\s*(\d+)\s+devices\s*", value)
     if match is None or int(match[1]) < 1:
         raise ValueError(f"{value!r} is no span; write `8 devices` or `cluster`")
     return int(match[1])
@@ -64,7 +66,12 @@ class LinkSpec(Document):
     """One level of the network; a group of devices is priced on the levels that it spans.
 
     bandwidth: bytes per second of one device in one direction, from the data sheet.
-    efficiency: share of it that collectives reach; the default is an assumption, for a link nobody measured.
+    latency: of one hop. startup: of one pass of a collective, besides its hops (launch, filling of buffers).
+    efficiency: share of the bandwidth that collectives reach; the default is an assumption, for a link that nobody
+    measured. half_peers: peers at which half of it is reached (ramp peers / (peers + this)).
+    in_network: share of the bandwidth that reductions inside the switch reach (NVLS, SHARP); none by default.
+    devices_per_adapter: devices that share one network adapter; `bandwidth` is each one's part of it.
+    links_per_device, wiring: of a mesh; `bandwidth` is that of all links of a device together.
     """
 
     name: Name
@@ -73,6 +80,12 @@ class LinkSpec(Document):
     latency: Seconds
     kind: Literal["switch", "mesh", "fat-tree", "ethernet", "shared-memory"]
     efficiency: float = Field(default=0.8, gt=0, le=1)
+    startup: Seconds = Field(default=0.0, ge=0)
+    half_peers: float = Field(default=0.0, ge=0)
+    in_network: float | None = Field(default=None, gt=0, le=1)
+    devices_per_adapter: int = Field(default=1, ge=1)
+    links_per_device: int | None = Field(default=None, ge=1)
+    wiring: Literal["all-to-all", "hybrid-cube"] = "all-to-all"
 
     @property
     def num_devices(self) -> int | None:
@@ -82,6 +95,16 @@ class LinkSpec(Document):
     @model_validator(mode="after")
     def _check_span(self) -> Self:
         _read_span(self.spans)
+        return self
+
+    @model_validator(mode="after")
+    def _check_kind(self) -> Self:
+        if self.kind != "mesh" and (self.links_per_device is not None or self.wiring != "all-to-all"):
+            raise ValueError("links_per_device and wiring describe a mesh; write `kind: mesh`")
+        if self.wiring == "hybrid-cube" and (self.links_per_device, self.num_devices) != (6, 8):
+            raise ValueError("the hybrid cube mesh joins 8 devices with 6 links each")
+        if self.in_network is not None and self.kind not in ("switch", "fat-tree"):
+            raise ValueError(f"a link of kind {self.kind} has no switch that could reduce (in_network)")
         return self
 
 

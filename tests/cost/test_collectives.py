@@ -1,8 +1,13 @@
-"""Collectives: identities, and the geometry of groups against a count over real ranks."""
+"""Collectives: identities, the geometry of groups against a count over real ranks, and a published table.
+
+The algorithms are checked against walks through their steps in test_collective_algorithms.py.
+"""
 
 from __future__ import annotations
 
+import csv
 from collections import Counter
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,16 +16,19 @@ from hypothesis import strategies as st
 
 from planner.cost.collectives import (
     all_gather_seconds,
+    all_reduce_algorithms,
     all_reduce_seconds,
+    all_to_all_seconds,
     group,
     reduce_scatter_seconds,
     ring_all_reduce_seconds,
+    ring_exchange_seconds,
     send_seconds,
     slowest_link,
     tree_all_reduce_seconds,
 )
 from planner.layout import Layout
-from planner.specs.load import load_job
+from planner.specs.load import load_cluster, load_job
 
 JOB = {
     name: load_job(
@@ -34,11 +42,32 @@ JOB = {
         global_batch_size=64,
         precision=None,
     )
-    for name, nodes in (("dgx-a100", 8), ("gb200-nvl72", 36))
+    for name, nodes in (("dgx-a100", 8), ("gb200-nvl72", 36), ("dgx1-v100", 8), ("p4d", 8))
 }
 CLUSTER = {name: job.cluster for name, job in JOB.items()}
+TABLE = Path(__file__).parents[3] / "shared" / "truth" / "allreduce_a100_nvlink.csv"
 BYTES = st.floats(1e3, 1e10)
 SIZES = st.sampled_from([1, 2, 4, 8, 16, 32, 64])
+
+
+def reached(link, members):
+    """Bytes per second of one rank in a ring of `members` on a switch or a network."""
+    peers = members - 1
+    return link.bandwidth * link.efficiency * peers / (peers + link.half_peers)
+
+
+@pytest.mark.skipif(not TABLE.exists(), reason="vTrain's table is not part of the project")
+@pytest.mark.parametrize("devices", [2, 4, 8])
+def test_the_published_all_reduce_table(devices):
+    with TABLE.open() as file:
+        rows = [row for row in csv.DictReader(file) if int(row["gpus"]) == devices]
+    num_bytes = np.array([float(row["bytes"]) for row in rows])
+    seconds = np.array([float(row["time_ns"]) for row in rows]) * 1e-9
+    errors = np.abs(all_reduce_seconds(group(load_cluster("dgx-a100"), devices, 1), num_bytes) / seconds - 1)
+    assert num_bytes.min() >= 2**20
+    assert len(rows) == 64
+    assert errors.mean() <= 0.02
+    assert errors.max() <= 0.2
 
 
 @settings(max_examples=100, deadline=None, derandomize=True)
@@ -54,7 +83,7 @@ def test_all_reduce_is_reduce_scatter_and_all_gather(name, size, stride, num_byt
 def test_a_ring_of_two_moves_the_payload_once_each_way():
     link = CLUSTER["dgx-a100"].links[0]
     seconds = ring_all_reduce_seconds(group(CLUSTER["dgx-a100"], 2, 1), 1e9)
-    assert seconds == pytest.approx(1e9 / (link.bandwidth * link.efficiency) + 2 * link.latency)
+    assert seconds == pytest.approx(1e9 / reached(link, 2) + 2 * link.latency + 2 * link.startup)
 
 
 def test_a_group_of_one_costs_nothing():
@@ -68,7 +97,7 @@ DEGREES = [(t, d, p) for t in (1, 2, 8) for d in (1, 3, 4, 8) for p in (1, 2, 3,
 
 @pytest.mark.parametrize("axis", ["tp", "dp", "pp"])
 @pytest.mark.parametrize("degrees", DEGREES)
-@pytest.mark.parametrize("name", CLUSTER)
+@pytest.mark.parametrize("name", ["dgx-a100", "gb200-nvl72"])
 def test_group_geometry_is_that_of_the_ranks(name, degrees, axis):
     cluster = CLUSTER[name]
     tp, dp, pp = degrees
@@ -80,9 +109,11 @@ def test_group_geometry_is_that_of_the_ranks(name, degrees, axis):
     fewest = min(min(part.values()) for part in parts)
     where = group(cluster, size, layout.stride(axis))
     link = slowest_link(cluster, size, layout.stride(axis))
-    inner, outer = (each.bandwidth * each.efficiency for each in cluster.links)
-    real = min(inner, fewest * outer) if fewest > 1 else outer
-    real = (inner if size > 1 else np.inf) if fewest == size else real
+    inner, outer = cluster.links
+    real = np.inf if size == 1 else reached(inner, fewest)
+    if fewest < size:
+        across = fewest * reached(outer, size // fewest)
+        real = min(real, across) if fewest > 1 else across
     extent = size * layout.stride(axis)
     if domain % extent == 0 or extent % domain == 0:
         assert float(where.bandwidth) == pytest.approx(real)
@@ -116,3 +147,66 @@ def test_a_send_inside_the_node_is_faster():
     cluster = CLUSTER["dgx-a100"]
     near, far = send_seconds(cluster, np.array([1, 8]), 1e8)
     assert near < far
+
+
+@pytest.mark.parametrize("name", CLUSTER)
+@pytest.mark.parametrize("stride", [1, 2, 4, 8])
+@pytest.mark.parametrize("size", [1, 2, 3, 4, 6, 8, 16, 24, 64])
+def test_numbers_and_arrays_of_groups_agree(name, size, stride):
+    sizes, strides = np.array([1, size, 64, size]), np.array([stride, stride, 1, 1])
+    one, many = group(CLUSTER[name], size, stride), group(CLUSTER[name], sizes, strides)
+    assert all_to_all_seconds(many, 1e8)[1] == pytest.approx(all_to_all_seconds(one, 1e8))
+    assert ring_exchange_seconds(many, 1e8)[1] == pytest.approx(ring_exchange_seconds(one, 1e8))
+    together = all_reduce_algorithms(many, 1e8)
+    for algorithm, seconds in all_reduce_algorithms(one, 1e8).items():
+        assert together[algorithm][1] == pytest.approx(seconds)
+        assert together[algorithm][0] == 0
+        assert seconds > 0 or size == 1
+
+
+@pytest.mark.parametrize("size", [2, 4, 6, 12])
+def test_hosts_of_six(size):
+    cluster = CLUSTER["dgx-a100"]
+    near = cluster.links[0].model_copy(update={"spans": "6 devices"})
+    cluster = cluster.model_copy(update={"links": (near, cluster.links[1]), "devices_per_host": 6})
+    runs = [range(start, start + size) for start in range(0, cluster.num_devices, size)]
+    straddles = any(rank // 6 != run[0] // 6 for run in runs for rank in run)
+    assert (slowest_link(cluster, size, 1) == "infiniband") == straddles
+    assert slowest_link(cluster, 2, 3) == "nvlink"
+
+
+def test_four_devices_of_a_rack_of_72_share_a_host_and_all_share_the_switch():
+    cluster = CLUSTER["gb200-nvl72"]
+    assert [slowest_link(cluster, size, 1) for size in (4, 8, 72, 144)] == ["nvlink"] * 3 + ["infiniband"]
+    assert slowest_link(cluster, 64, 1) == "infiniband", "groups end to end: the second one straddles two racks"
+
+
+@pytest.mark.parametrize(("size", "stride"), [(2, 8), (4, 4), (8, 2), (16, 1)])
+def test_a_group_that_is_alone_has_the_whole_of_each_adapter_it_touches(size, stride):
+    cluster, link = CLUSTER["p4d"], CLUSTER["p4d"].links[1]
+    part = link.bandwidth * link.efficiency
+    ranks = range(0, 8, stride)
+    adapters = {rank // 2 for rank in ranks}
+    assert group(cluster, size, stride).bandwidth == pytest.approx(len(ranks) * part)
+    assert group(cluster, size, stride, alone=True).bandwidth == pytest.approx(len(adapters) * 2 * part)
+
+
+@pytest.mark.parametrize(("size", "stride"), [(2, 1), (8, 1), (64, 1), (8, 8), (16, 4)])
+def test_all_to_all_takes_as_long_as_the_busiest_link_of_a_rank(size, stride):
+    cluster, num_bytes = CLUSTER["dgx-a100"], 1e12  # so many that latency is nothing
+    ranks = [position * stride for position in range(size)]
+    peers = Counter(0 if rank // 8 == 0 else 1 for rank in ranks[1:])
+    times = [
+        count * num_bytes / size / reached(cluster.links[level], size // 8 if level and stride < 8 else size)
+        for level, count in peers.items()
+    ]
+    assert all_to_all_seconds(group(cluster, size, stride), num_bytes) == pytest.approx(max(times), rel=1e-3)
+
+
+def test_a_hop_of_a_ring_costs_one_adapter_however_many_ranks_a_host_has():
+    cluster, link = CLUSTER["dgx-a100"], CLUSTER["dgx-a100"].links[1]
+    hop = 1e9 / (link.bandwidth * link.efficiency) + link.latency + link.startup
+    for size, stride in ((16, 1), (16, 4), (4, 8)):
+        assert ring_exchange_seconds(group(cluster, size, stride), 1e9) == pytest.approx(hop)
+    assert send_seconds(cluster, 8, 1e9) == pytest.approx(hop)
+    assert send_seconds(cluster, 4, 1e9) < send_seconds(cluster, 4, 1e9, size=4) == pytest.approx(hop)
