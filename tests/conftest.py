@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,6 +26,11 @@ settings.register_profile("planner", deadline=None)  # a loaded machine is no fa
 settings.load_profile("planner")
 
 GOLDEN = Path(__file__).parent / "golden"
+
+# A shell starts what it puts into the background with SIGINT ignored, and children inherit that. Tests that
+# interrupt a child need the usual behaviour, whatever started pytest.
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 GIB = 2**30
 
 

@@ -18,6 +18,6 @@ def unpriced(job: Job, layout: Layout) -> tuple[str, ...]:
         reasons.append(f"{job.training.precision} on {job.cluster.device.name}")
     if layout.offload != "none":
         reasons.append("offload")
-    if layout.schedule not in ("naive", "gpipe", "1f1b", "interleaved"):
+    if layout.schedule not in ("gpipe", "1f1b", "interleaved"):
         reasons.append(f"schedule {layout.schedule}")
     return tuple(reasons)

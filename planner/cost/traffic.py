@@ -13,6 +13,7 @@ from planner.cost.collectives import (
     all_to_all_seconds,
     group,
     reduce_scatter_seconds,
+    ring_exchange_seconds,
     send_seconds,
 )
 from planner.cost.layers import tokens_per_microbatch
@@ -224,9 +225,8 @@ def context_parallel_seconds(job: Job, layout: Degrees, core_forward: Any, core_
         width = model.num_heads * (model.mla.nope_head_size + model.mla.rope_head_size + model.mla.value_head_size)
         width = width / layout.tp
     num_bytes = tokens_per_microbatch(job, layout) * width * job.compute_bytes
-    where = group(job.cluster, c, layout.tp)
     hops = np.maximum(c - 1, 0)
-    one = np.where(hops > 0, num_bytes / where.bandwidth + where.ring_latency / np.maximum(hops, 1), 0.0)
+    one = ring_exchange_seconds(group(job.cluster, c, layout.tp), num_bytes)
     forward = hops * np.maximum(0.0, one - core_forward / c)
     return forward, hops * np.maximum(0.0, 2.0 * one - core_backward / c)
 
