@@ -25,8 +25,9 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from planner.plan import Plan
+    from planner.search.constraints import Constraints
+    from planner.search.footprint import NothingFits
     from planner.search.integer_program import SolverName
-    from planner.search.search import NothingFits
     from planner.specs.job import Job
 
 __all__ = ["cli", "main", "run"]
@@ -103,7 +104,7 @@ def plan(
     if stats:
         write_stats(progress, stats)
     if isinstance(found, NothingFits):
-        return _show_nothing_fits(job, found, as_json=as_json)
+        return _show_nothing_fits(job, constraints, found, as_json=as_json)
     if output:
         write_plan(found, output, replace=force)
     if as_json:
@@ -283,15 +284,17 @@ def _show_plan(found: Plan, output: Path | None, *, command: str) -> None:
     _render(summary(found, next_command(found, command, output)))
 
 
-def _show_nothing_fits(job: Job, found: NothingFits, *, as_json: bool) -> int:
+def _show_nothing_fits(job: Job, constraints: Constraints, found: NothingFits, *, as_json: bool) -> int:
+    from planner.search.remedies import remedies
     from planner.show.nothing_fits import nothing_fits, nothing_fits_to_json
 
+    changes = remedies(job, constraints)
     if as_json:
         from planner.search.search import plan_for_layout
 
-        _print(nothing_fits_to_json(plan_for_layout(job, found.layout), found))
+        _print(nothing_fits_to_json(plan_for_layout(job, found.layout), found, changes))
     else:
-        _render(nothing_fits(job, found))
+        _render(nothing_fits(job, found, changes))
     return ExitCode.NOTHING_FITS
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -11,7 +11,6 @@ from planner.cost.estimate import Estimate, estimate
 from planner.cost.flops import MODEL_FLOPS_CONVENTION
 from planner.cost.stage import POLICIES
 from planner.errors import InputError, Mistake
-from planner.layout import Layout, even_split, format_layout
 from planner.plan import Plan, RunnerUp
 from planner.search.candidate import TIE, Candidate, Choice
 from planner.search.candidates import (
@@ -25,18 +24,17 @@ from planner.search.candidates import (
 )
 from planner.search.constraints import Constraints
 from planner.search.dynamic_program import best_choice
+from planner.search.footprint import NothingFits, smallest_footprint
 from planner.search.legality import broken_rules
 from planner.search.solve import Solution, solve
 from planner.units import format_seconds
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from planner.cost.ledger import LineName, StageMemory
+    from planner.layout import Layout
     from planner.search.integer_program import SolverName
     from planner.specs.job import Job
 
-__all__ = ["Constraints", "NothingFits", "Remedy", "Reporter", "plan_for_layout", "search"]
+__all__ = ["Constraints", "NothingFits", "Reporter", "fastest_layout", "plan_for_layout", "search"]
 
 
 class Reporter:
@@ -56,26 +54,6 @@ class Reporter:
 
     def solved(self, status: str, objective_seconds: float, gap: float) -> None:
         """The integer program and its certificate are done."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Remedy:
-    """One change that makes the job fit, verified by solving."""
-
-    change: str
-    layout: Layout
-    step_seconds: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NothingFits:
-    """The answer when no layout fits: how near the nearest one comes, and what would help."""
-
-    layout: Layout
-    memory: tuple[StageMemory, ...]
-    dominating: LineName
-    remedies: tuple[Remedy, ...]
-    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,7 +130,7 @@ def search(
     _check_lists(job, constraints)
     found = _price_best_first(job, constraints, top, reporter)
     if not found.choices:
-        return _nothing_fits(job, constraints)
+        return smallest_footprint(job, constraints)
     reporter.solving(solver, len(found.candidates))
     solution = solve(found.candidates, solver=solver, time_limit=time_limit)
     assert solution.choice is not None, "the dynamic program found a choice and the solver none"
@@ -171,6 +149,21 @@ def search(
         certificate=_certificate(found, solution),
         options=constraints.to_dict(),
     )
+
+
+def fastest_layout(job: Job, constraints: Constraints, reporter: Reporter | None = None) -> tuple[Layout, float] | None:
+    """The fastest layout and its seconds by the dynamic program alone, or None where nothing fits.
+
+    What `search` finds, without the integer program's proof; for questions that need many answers.
+
+    Raises:
+        InputError: no legal layout exists under the constraints.
+    """
+    found = _price_best_first(job, constraints, 0, reporter or Reporter())
+    if not found.choices:
+        return None
+    best = min(found.choices, key=lambda choice: (choice.objective_seconds, choice.candidate))
+    return _layout_of(found, best), best.objective_seconds
 
 
 def _check_pins(job: Job, constraints: Constraints) -> None:
@@ -313,87 +306,3 @@ def _certificate(found: _Found, solution: Solution) -> dict[str, Any]:
         "num_columns": solution.num_columns,
         "warnings": list(solution.warnings),
     }
-
-
-# --- nothing fits -------------------------------------------------------------------------------------------------
-
-_NEAREST = 200  # configurations of least memory bound that are priced in full to find the smallest footprint
-
-
-def _nothing_fits(job: Job, constraints: Constraints) -> NothingFits:
-    layout, priced = _smallest_footprint(job, constraints)
-    fullest = max(priced.memory, key=lambda stage: stage.total_bytes)
-    dominating = max(fullest.lines, key=lambda line: float(line.num_bytes)).name
-    remedies = tuple(_remedies(job, constraints))
-    return NothingFits(layout=layout, memory=priced.memory, dominating=dominating, remedies=remedies)
-
-
-def _smallest_footprint(job: Job, constraints: Constraints) -> tuple[Layout, Estimate]:
-    """The layout whose fullest stage needs least, among even splits with one recompute policy for all stages."""
-    legal, _ = legal_degrees(job, constraints)
-    nearest: list[tuple[float, DegreeArrays]] = []
-    policies = [POLICIES.index(p) for p in job.engine.recompute]
-    for degrees in legal:
-        least = least_stage_bytes(job, degrees, policies)
-        order = np.argsort(least, kind="stable")[:_NEAREST]
-        nearest += [(float(least[i]), degrees.take(int(i))) for i in order]
-    nearest.sort(key=lambda entry: entry[0])
-    priced = [
-        (layout, estimate(job, layout))
-        for _, degrees in nearest[:_NEAREST]
-        for layout in _even_layouts(job, constraints, degrees)
-    ]
-    if not priced:
-        raise InputError("the pins leave no recompute policy that this engine has", where="--pin")
-    return min(priced, key=lambda entry: (entry[1].peak_bytes, entry[1].step_seconds, format_layout(entry[0])))
-
-
-def _even_layouts(job: Job, constraints: Constraints, degrees: DegreeArrays) -> Iterator[Layout]:
-    chunks = even_split(job.model.num_layers, degrees.pp, degrees.interleave)
-    layers = [sum(chunks[r :: degrees.pp]) for r in range(degrees.pp)]
-    for policy in allowed_policies(job, constraints, degrees):
-        yield layout_at(degrees, layers, [policy] * degrees.pp)
-
-
-def _remedies(job: Job, constraints: Constraints) -> Iterator[Remedy]:
-    """Changes that make the job fit, each one verified by solving; of each kind the smallest one tried."""
-    for changes in (_more_hosts(job), _shorter_sequences(job), _less_headroom(job), _fewer_pins(job, constraints)):
-        for change, other_job, other_constraints in changes:
-            try:
-                found = _price_best_first(other_job, other_constraints or constraints, 0, Reporter())
-            except InputError:
-                continue
-            if found.choices:
-                best = min(found.choices, key=lambda choice: choice.objective_seconds)
-                yield Remedy(change=change, layout=_layout_of(found, best), step_seconds=best.objective_seconds)
-                if other_constraints is None:
-                    break  # the smallest change of its kind; of the pins, each one is worth knowing
-
-
-_Change = tuple[str, "Job", "Constraints | None"]
-
-
-def _more_hosts(job: Job) -> Iterator[_Change]:
-    for factor in (2, 4, 8, 16, 32, 64):
-        hosts = job.cluster.hosts * factor
-        if job.cluster.links[-1].num_devices is None:
-            cluster = job.cluster.model_copy(update={"hosts": hosts})
-            yield f"{hosts} hosts instead of {job.cluster.hosts}", replace(job, cluster=cluster), None
-
-
-def _shorter_sequences(job: Job) -> Iterator[_Change]:
-    for factor in (2, 4, 8, 16):
-        length = job.training.sequence_length // factor
-        if length >= 1:
-            training = job.training.model_copy(update={"sequence_length": length})
-            yield f"sequences of {length} tokens", replace(job, training=training), None
-
-
-def _less_headroom(job: Job) -> Iterator[_Change]:
-    if job.headroom > 0:
-        yield "no headroom", replace(job, headroom=0.0), None
-
-
-def _fewer_pins(job: Job, constraints: Constraints) -> Iterator[_Change]:
-    for pin in constraints.pins:
-        yield f"without the pin {pin}", job, constraints.without(pin)

@@ -14,16 +14,19 @@ from planner.show.words import cluster_words, line_label, short_layout, stage_ra
 from planner.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from rich.console import Group, RenderableType
 
     from planner.plan import Plan
-    from planner.search.search import NothingFits
+    from planner.search.footprint import NothingFits
+    from planner.search.remedies import Remedy
     from planner.specs.job import Job
 
 __all__ = ["nothing_fits", "nothing_fits_to_dict"]
 
 
-def nothing_fits(job: Job, found: NothingFits) -> Group:
+def nothing_fits(job: Job, found: NothingFits, remedies: Sequence[Remedy]) -> Group:
     """The smallest footprint that was found, its largest part, and the cheapest changes that fit."""
     fullest = max(found.memory, key=lambda stage: stage.total_bytes - stage.limit_bytes)
     part = sum(float(line.num_bytes) for line in fullest.lines if line.name == found.dominating)
@@ -43,13 +46,13 @@ def nothing_fits(job: Job, found: NothingFits) -> Group:
         head,
         section("The smallest footprint found", Columns(rows, wrap=(1,))),
         memory_section(found.memory, note=note),
-        _remedies_section(found),
+        _remedies_section(remedies),
         section("Notes", *(Text(clean(each)) for each in found.notes)) if found.notes else None,
     )
 
 
-def _remedies_section(found: NothingFits) -> Group:
-    if not found.remedies:
+def _remedies_section(remedies: Sequence[Remedy]) -> Group:
+    if not remedies:
         return section("What would fit", Text("no single change that was tried; a smaller model or more devices"))
     rows = [
         (
@@ -57,28 +60,28 @@ def _remedies_section(found: NothingFits) -> Group:
             format_seconds(each.step_seconds),
             short_layout(each.layout, stages=False),
         )
-        for each in found.remedies
+        for each in remedies
     ]
     return section("What would fit", Columns(rows, right=(1,), wrap=(0, 2), header=("change", "step", "layout")))
 
 
-def nothing_fits_to_dict(priced: Plan, found: NothingFits) -> dict[str, Any]:
+def nothing_fits_to_dict(priced: Plan, found: NothingFits, remedies: Sequence[Remedy]) -> dict[str, Any]:
     """The plan document of the smallest footprint, with `"fits": false` and what would fit."""
     from planner.plan import layout_to_dict, plan_to_dict
 
-    remedies = [
+    changes = [
         {"change": each.change, "step_seconds": each.step_seconds, "layout": layout_to_dict(each.layout)}
-        for each in found.remedies
+        for each in remedies
     ]
     return {
         **plan_to_dict(priced),
         "fits": False,
         "dominating": str(found.dominating),
-        "remedies": remedies,
+        "remedies": changes,
         "notes": list(found.notes),
     }
 
 
-def nothing_fits_to_json(priced: Plan, found: NothingFits) -> str:
+def nothing_fits_to_json(priced: Plan, found: NothingFits, remedies: Sequence[Remedy]) -> str:
     """`nothing_fits_to_dict` as text."""
-    return json.dumps(nothing_fits_to_dict(priced, found), indent=1, allow_nan=False) + "\n"
+    return json.dumps(nothing_fits_to_dict(priced, found, remedies), indent=1, allow_nan=False) + "\n"

@@ -22,6 +22,7 @@ from planner.search.candidates import (
 from planner.search.constraints import Constraints
 from planner.search.dynamic_program import best_choice
 from planner.search.legality import broken_rules
+from planner.search.remedies import remedies
 from planner.search.search import NothingFits, plan_for_layout, search
 from planner.specs.load import load_job
 
@@ -295,7 +296,7 @@ def test_nothing_fits_names_a_way_out():
     found = search(job, Constraints.parse(["recompute=full"], []))
     assert isinstance(found, NothingFits)
     assert max(stage.total_bytes for stage in found.memory) > job.memory_limit_bytes
-    hosts = [remedy for remedy in found.remedies if "hosts" in remedy.change]
+    hosts = [remedy for remedy in remedies(job, Constraints.parse(["recompute=full"], [])) if "hosts" in remedy.change]
     assert len(hosts) == 1
     more = int(hosts[0].change.split()[0])
     bigger = load_job(

@@ -7,7 +7,8 @@ import pytest
 
 from planner.cost.ledger import LineName, total_exposed_seconds
 from planner.layout import Layout
-from planner.search.search import NothingFits, Remedy
+from planner.search.footprint import NothingFits
+from planner.search.remedies import Remedy
 from planner.show.comparison import comparison
 from planner.show.explain import explanation
 from planner.show.nothing_fits import nothing_fits, nothing_fits_to_dict
@@ -21,7 +22,7 @@ NUMBER = re.compile(r"\d[\d,]*\.?\d*")
 
 
 @pytest.fixture
-def nothing(make_plan, make_memory) -> tuple[Job, NothingFits]:
+def nothing(make_plan, make_memory) -> tuple[Job, NothingFits, tuple[Remedy, ...]]:
     plan = make_plan()
     job = Job(model=plan.model, cluster=plan.cluster, training=plan.training, engine=plan.engine)
     layout = Layout(tp=8, pp=2, dp=1, sp=1, recompute=("full",) * 2, layers_per_stage=(48, 47))
@@ -29,13 +30,13 @@ def nothing(make_plan, make_memory) -> tuple[Job, NothingFits]:
         layout=layout,
         memory=make_memory([(40.0, 40.0, 120.0, 9.0, 3.0, 1.5), (40.0, 40.0, 118.0, 6.0, 5.0, 1.5)]),
         dominating=LineName.OPTIMIZER_STATE,
-        remedies=(
-            Remedy(change="34 hosts instead of 17", layout=replace(layout, dp=4, zero=1), step_seconds=40.5),
-            Remedy(change="sequences of 1024 tokens", layout=replace(layout, dp=2), step_seconds=88.0),
-        ),
         notes=("the pin tp=8 was kept",),
     )
-    return job, found
+    changes = (
+        Remedy(change="34 hosts instead of 17", layout=replace(layout, dp=4, zero=1), step_seconds=40.5),
+        Remedy(change="sequences of 1024 tokens", layout=replace(layout, dp=2), step_seconds=88.0),
+    )
+    return job, found, changes
 
 
 def views(plan, nothing) -> dict[str, object]:
@@ -181,12 +182,12 @@ def test_nothing_fits_says_how_far_and_what_helps(nothing) -> None:
     assert "138 GiB too much" in text  # 213.5 of 76 GiB
     assert "optimizer state, 120 GiB" in text
     assert "34 hosts instead of 17" in text
-    job, found = nothing
-    assert "smaller model" in to_text(nothing_fits(job, replace(found, remedies=(), notes=())), Screen())
+    job, found, _ = nothing
+    assert "smaller model" in to_text(nothing_fits(job, replace(found, notes=()), ()), Screen())
 
 
 def test_nothing_fits_as_a_document(plan, nothing) -> None:
-    document = nothing_fits_to_dict(plan, nothing[1])
+    document = nothing_fits_to_dict(plan, *nothing[1:])
     assert document["fits"] is False
     assert document["dominating"] == "optimizer_state"
     assert [each["change"] for each in document["remedies"]] == ["34 hosts instead of 17", "sequences of 1024 tokens"]

@@ -1,0 +1,75 @@
+"""The layout that comes nearest to fitting where none fits."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from planner.cost.estimate import Estimate, estimate
+from planner.cost.stage import POLICIES
+from planner.errors import InputError
+from planner.layout import even_split, format_layout
+from planner.search.candidates import DegreeArrays, allowed_policies, layout_at, least_stage_bytes, legal_degrees
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from planner.cost.ledger import LineName, StageMemory
+    from planner.layout import Layout
+    from planner.search.constraints import Constraints
+    from planner.specs.job import Job
+
+__all__ = ["NothingFits", "smallest_footprint"]
+
+_NEAREST = 200  # configurations of least memory bound that are priced in full to find the smallest footprint
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NothingFits:
+    """The answer when no layout fits: the layout that comes nearest, and its largest line."""
+
+    layout: Layout
+    memory: tuple[StageMemory, ...]
+    dominating: LineName
+    notes: tuple[str, ...] = ()
+
+
+def smallest_footprint(job: Job, constraints: Constraints) -> NothingFits:
+    """The layout whose fullest stage needs least, among even splits with one recompute policy for all stages.
+
+    Raises:
+        InputError: no legal layout exists under the constraints.
+    """
+    legal, _ = legal_degrees(job, constraints)
+    nearest: list[tuple[float, DegreeArrays]] = []
+    policies = [POLICIES.index(p) for p in job.engine.recompute]
+    for degrees in legal:
+        least = least_stage_bytes(job, degrees, policies)
+        order = np.argsort(least, kind="stable")[:_NEAREST]
+        nearest += [(float(least[i]), degrees.take(int(i))) for i in order]
+    nearest.sort(key=lambda entry: entry[0])
+    priced = [
+        (layout, estimate(job, layout))
+        for _, degrees in nearest[:_NEAREST]
+        for layout in _even_layouts(job, constraints, degrees)
+    ]
+    if not priced:
+        raise InputError("the pins leave no recompute policy that this engine has", where="--pin")
+    layout, smallest = min(priced, key=_footprint)
+    fullest = max(smallest.memory, key=lambda stage: stage.total_bytes)
+    dominating = max(fullest.lines, key=lambda line: float(line.num_bytes)).name
+    return NothingFits(layout=layout, memory=smallest.memory, dominating=dominating)
+
+
+def _footprint(priced: tuple[Layout, Estimate]) -> tuple[float, float, str]:
+    layout, estimated = priced
+    return estimated.peak_bytes, estimated.step_seconds, format_layout(layout)
+
+
+def _even_layouts(job: Job, constraints: Constraints, degrees: DegreeArrays) -> Iterator[Layout]:
+    chunks = even_split(job.model.num_layers, degrees.pp, degrees.interleave)
+    layers = [sum(chunks[r :: degrees.pp]) for r in range(degrees.pp)]
+    for policy in allowed_policies(job, constraints, degrees):
+        yield layout_at(degrees, layers, [policy] * degrees.pp)
