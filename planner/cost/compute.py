@@ -1,4 +1,4 @@
-"""Seconds of one operator on one device (a roofline), of the head, and of the optimizer."""
+"""Seconds of one operator on one device (a roofline), of the head, and of adding up gradients."""
 
 from __future__ import annotations
 
@@ -19,7 +19,6 @@ __all__ = [
     "linear_seconds",
     "matmul_seconds",
     "memory_bound_seconds",
-    "optimizer_seconds",
 ]
 
 _TILES: Final = ((256, 128), (128, 256), (128, 128))
@@ -111,19 +110,6 @@ def head_seconds(job: Job, layout: Degrees) -> tuple[Any, Any]:
         slowdown * (forward + memory_bound_seconds(job, 16.0 * logits)),
         slowdown * (backward + memory_bound_seconds(job, 12.0 * logits)),
     )
-
-
-_OPTIMIZER_BYTES: Final = 52.0
-"""Bytes moved per parameter: gradients zeroed 4, scaled 8, norm 4 and clipped 8, AdamW reads the gradient and
-reads and writes master weight and both moments 28 (SimuMax's itemisation)."""
-
-
-def optimizer_seconds(job: Job, num_params: Any) -> Any:
-    """Seconds of clipping and AdamW over `num_params` parameters of one device's shard.
-
-    Source: SimuMax, optimizer cost by memory traffic: 52 bytes per parameter.
-    """
-    return memory_bound_seconds(job, _OPTIMIZER_BYTES * num_params)
 
 
 def accumulation_seconds(job: Job, num_params: Any) -> Any:

@@ -239,7 +239,7 @@ def _tail_lines(
             name=LineName.OPTIMIZER,
             stage=stage,
             busy_seconds=tail.optimizer,
-            formula="52 bytes moved per parameter of the shard / memory bandwidth",
+            formula="bytes moved per parameter of the shard (52 of AdamW) / memory bandwidth",
             source="SimuMax, optimizer cost by memory traffic",
             bound="memory",
         ),

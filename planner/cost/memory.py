@@ -9,9 +9,17 @@ import numpy as np
 
 from planner.cost.layers import tokens_per_microbatch
 from planner.cost.ledger import LineName, MemoryLine
+from planner.cost.optimizers import extra_moment_bytes, moment_bytes_per_param
 from planner.cost.parameters import end_params_on_device, padded_vocab
 from planner.cost.schedule import in_flight_microbatches
-from planner.cost.stage import HeldParams, by_policy, held_params, layer_kinds, layer_params
+from planner.cost.stage import (
+    by_policy,
+    expert_shard_degree,
+    held_params,
+    layer_kinds,
+    layer_params,
+    shard_degree,
+)
 
 if TYPE_CHECKING:
     from planner.cost.stage import Stage
@@ -22,10 +30,8 @@ if TYPE_CHECKING:
 __all__ = [
     "ActivationTerm",
     "activation_terms",
-    "expert_shard_degree",
     "layer_activation_bytes",
     "memory_lines",
-    "shard_degree",
     "state_bytes_per_param",
     "stored_activation_bytes",
     "whole_gradients",
@@ -181,23 +187,6 @@ def stored_activation_bytes(job: Job, layout: Degrees, stage: Stage, num_microba
     return stored * in_flight
 
 
-def shard_degree(layout: Degrees) -> Any:
-    """Ranks over which ZeRO spreads a device's states: dp * cp / hsdp, and 1 without ZeRO.
-
-    Source: Rajbhandari et al., ZeRO (SC 2020); HSDP shards within a replica.
-    """
-    return np.where(np.equal(layout.zero, 0), 1, layout.dp * layout.cp / layout.hsdp)
-
-
-def expert_shard_degree(layout: Degrees) -> Any:
-    """Ranks over which ZeRO spreads the states of routed experts: dp * cp * tp / (ep * etp), 1 without ZeRO.
-
-    Source: Megatron-LM, expert data parallelism.
-    """
-    ranks = layout.dp * layout.cp * layout.tp / (layout.ep * layout.etp)
-    return np.where(np.equal(layout.zero, 0), 1, np.maximum(1, ranks / layout.hsdp))
-
-
 def whole_gradients(job: Job, layout: Degrees) -> Any:
     """Whether a device accumulates gradients of all its parameters.
 
@@ -212,7 +201,7 @@ def whole_gradients(job: Job, layout: Degrees) -> Any:
 
 
 def state_bytes_per_param(job: Job, layout: Degrees, *, experts: bool = False) -> tuple[Any, Any, Any]:
-    """Bytes per parameter of weights, gradients and optimizer state on one device.
+    """Bytes per parameter (of a matrix) of weights, gradients and optimizer state on one device.
 
     ZeRO-1 shards the optimizer state, ZeRO-2 the gradients too, ZeRO-3 the weights too; `whole_gradients` says
     where gradients are whole.
@@ -224,7 +213,7 @@ def state_bytes_per_param(job: Job, layout: Degrees, *, experts: bool = False) -
     weights = np.where(np.greater_equal(layout.zero, 3), states.sharded_weights / x, states.weights)
     kept = states.grads + states.grad_copy
     grads = np.where(whole_gradients(job, layout), kept, kept / x)
-    return weights, grads, states.optimizer / x
+    return weights, grads, (states.master + moment_bytes_per_param(job)) / x
 
 
 def _loss_bytes(job: Job, layout: Degrees, stage: Stage) -> Any:
@@ -270,17 +259,21 @@ def _gathered_bytes(job: Job, layout: Degrees, stage: Stage) -> Any:
     return np.where(gathers, weights, 0.0) + np.where(whole_gradients(job, layout), 0.0, grads)
 
 
-def _state_bytes(job: Job, layout: Degrees, held: HeldParams) -> tuple[Any, Any, Any]:
+def _state_bytes(job: Job, layout: Degrees, stage: Stage) -> tuple[Any, Any, Any]:
     """Bytes of weights, gradients and optimizer state of one device, experts by their own shard group.
 
-    Source: `state_bytes_per_param`.
+    Source: `state_bytes_per_param`, and what the optimizer keeps beside that.
     """
+    held = held_params(job, layout, stage)
+    more, more_routed = extra_moment_bytes(job, layout, stage)
     common = state_bytes_per_param(job, layout)
+    weights, grads, optimizer = (each * held.common for each in common)
+    optimizer = optimizer + more / shard_degree(layout)
     if job.model.moe is None:
-        return common[0] * held.common, common[1] * held.common, common[2] * held.common
-    routed = state_bytes_per_param(job, layout, experts=True)
-    weights, grads, optimizer = (c * held.common + r * held.experts for c, r in zip(common, routed, strict=True))
-    return weights, grads, optimizer
+        return weights, grads, optimizer
+    routed = [each * held.experts for each in state_bytes_per_param(job, layout, experts=True)]
+    optimizer = optimizer + routed[2] + more_routed / expert_shard_degree(layout)
+    return weights + routed[0], grads + routed[1], optimizer
 
 
 def memory_lines(job: Job, layout: Degrees, stage: Stage) -> tuple[MemoryLine, ...]:
@@ -292,7 +285,7 @@ def memory_lines(job: Job, layout: Degrees, stage: Stage) -> tuple[MemoryLine, .
     Source: each line names its own.
     """
     m = job.training.global_batch_size / (layout.dp * layout.mbs)
-    weights, grads, optimizer = _state_bytes(job, layout, held_params(job, layout, stage))
+    weights, grads, optimizer = _state_bytes(job, layout, stage)
     stored = stored_activation_bytes(job, layout, stage, m)
     transient = np.maximum(_loss_bytes(job, layout, stage), _recompute_bytes(job, layout, stage))
     runtime = job.cluster.device.reserved_memory + job.engine.fragmentation * stored
@@ -313,7 +306,7 @@ def memory_lines(job: Job, layout: Degrees, stage: Stage) -> tuple[MemoryLine, .
         MemoryLine(
             name=LineName.OPTIMIZER_STATE,
             num_bytes=optimizer,
-            formula="parameters of the stage / tp * (fp32 master + two moments) (/ shard degree from ZeRO-1)",
+            formula="parameters of the stage / tp * (master weights + moments) (/ shard degree from ZeRO-1)",
             source=zero_source,
         ),
         MemoryLine(

@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from planner.cost.compute import accumulation_seconds, head_seconds, memory_bound_seconds, optimizer_seconds
+from planner.cost.compute import accumulation_seconds, head_seconds, memory_bound_seconds
 from planner.cost.layers import layer_seconds, tokens_per_microbatch
 from planner.cost.ledger import total_bytes
-from planner.cost.memory import expert_shard_degree, memory_lines, shard_degree, whole_gradients
-from planner.cost.stage import by_policy, held_params, layer_kinds
+from planner.cost.memory import memory_lines, whole_gradients
+from planner.cost.optimizers import newton_schulz_seconds, optimizer_seconds
+from planner.cost.stage import by_policy, expert_shard_degree, held_params, layer_kinds, shard_degree
 from planner.cost.traffic import (
     StageWindow,
     context_parallel_seconds,
@@ -150,7 +151,7 @@ def stage_prices(job: Job, layout: Degrees, stage: Stage) -> StagePrices:
         dp_busy_once=dp.busy_per_step,
         dp_exposed_once=dp.exposed_per_step,
         tied_embedding=tied_embedding_seconds(job, layout, stage),
-        optimizer=optimizer_seconds(job, shard),
+        optimizer=optimizer_seconds(job, shard) + newton_schulz_seconds(job, layout, stage),
     )
 
 

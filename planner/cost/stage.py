@@ -14,7 +14,19 @@ if TYPE_CHECKING:
     from planner.specs.job import Job
     from planner.specs.model import ModelSpec
 
-__all__ = ["POLICIES", "HeldParams", "Stage", "by_policy", "held_params", "layer_kinds", "stage_of", "stages_of"]
+__all__ = [
+    "POLICIES",
+    "HeldParams",
+    "Stage",
+    "by_policy",
+    "expert_shard_degree",
+    "held_params",
+    "layer_kinds",
+    "layer_params",
+    "shard_degree",
+    "stage_of",
+    "stages_of",
+]
 
 POLICIES: Final = ("none", "selective", "full")
 """Recompute policies; arrays of stages carry a policy as its index here."""
@@ -133,3 +145,20 @@ def held_params(job: Job, layout: Degrees, stage: Stage) -> HeldParams:
         one = layer_params(job, layout, experts=experts)
         common, routed = common + count * one.common, routed + count * one.experts
     return HeldParams(common=common, experts=routed)
+
+
+def shard_degree(layout: Degrees) -> Any:
+    """Ranks over which ZeRO spreads a device's states: dp * cp / hsdp, and 1 without ZeRO.
+
+    Source: Rajbhandari et al., ZeRO (SC 2020); HSDP shards within a replica.
+    """
+    return np.where(np.equal(layout.zero, 0), 1, layout.dp * layout.cp / layout.hsdp)
+
+
+def expert_shard_degree(layout: Degrees) -> Any:
+    """Ranks over which ZeRO spreads the states of routed experts: dp * cp * tp / (ep * etp), 1 without ZeRO.
+
+    Source: Megatron-LM, expert data parallelism.
+    """
+    ranks = layout.dp * layout.cp * layout.tp / (layout.ep * layout.etp)
+    return np.where(np.equal(layout.zero, 0), 1, np.maximum(1, ranks / layout.hsdp))

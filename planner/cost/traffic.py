@@ -17,9 +17,8 @@ from planner.cost.collectives import (
     send_seconds,
 )
 from planner.cost.layers import tokens_per_microbatch
-from planner.cost.memory import expert_shard_degree, shard_degree
 from planner.cost.parameters import embedding_params_on_device
-from planner.cost.stage import held_params
+from planner.cost.stage import expert_shard_degree, held_params, shard_degree
 
 if TYPE_CHECKING:
     from planner.cost.collectives import Group

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from planner.cost.compute import head_seconds, optimizer_seconds
+from planner.cost.compute import head_seconds
 from planner.cost.layers import layer_seconds
-from planner.cost.memory import shard_degree
+from planner.cost.optimizers import optimizer_seconds
 from planner.cost.parameters import layer_params_on_device
 from planner.cost.prices import num_microbatches, stage_bytes, stage_prices
-from planner.cost.stage import POLICIES, Stage, stage_of
+from planner.cost.stage import POLICIES, Stage, shard_degree, stage_of
 from planner.cost.traffic import tensor_parallel_seconds
 from planner.errors import InputError
 from planner.layout import Layout, balanced_chunks

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
+from planner.specs.recipe import ADAM_RECIPES
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -108,6 +110,18 @@ RULES: Final = (
         name="dropout",
         holds=lambda job, _: np.asarray(job.engine.dropout or not job.training.dropout),
         why="the engine trains with dropout (this one does not: --set training.dropout=0)",
+    ),
+    Rule(
+        name="optimizer",
+        holds=lambda job, _: np.asarray(job.training.optimizer in job.engine.optimizers),
+        why="the engine runs the optimizer (--engine fsdp runs every one)",
+    ),
+    Rule(
+        name="memory-recipe",
+        holds=lambda job, _: np.asarray(
+            job.training.memory_recipe in ("engine", *ADAM_RECIPES, *job.engine.memory_recipes)
+        ),
+        why="the engine keeps its states by this memory recipe (`engine` is what it does by default)",
     ),
     Rule(
         name="world",

@@ -8,28 +8,12 @@ from pydantic import Field
 
 from planner.specs.cluster import Precision
 from planner.specs.document import Document, Name
+from planner.specs.recipe import MemoryRecipe, Optimizer, StateBytes
 
-__all__ = ["EngineSpec", "Recompute", "Schedule", "StateBytes"]
+__all__ = ["EngineSpec", "Recompute", "Schedule"]
 
 Schedule = Literal["naive", "gpipe", "1f1b", "interleaved", "zb-h1", "zbv", "dualpipev", "pipedream"]
 Recompute = Literal["none", "selective", "full"]
-
-
-class StateBytes(Document):
-    """Bytes kept for each parameter.
-
-    weights: the copy that computes; unsharded below ZeRO-3.
-    sharded_weights: what ZeRO-3 keeps of it between uses (0 where the master copy is the storage).
-    grads: gradient accumulation; sharded from ZeRO-2 on, where the engine can.
-    grad_copy: a 16-bit gradient beside the fp32 sum, sharded and freed like it.
-    optimizer: fp32 master weights and both Adam moments; sharded from ZeRO-1 on.
-    """
-
-    weights: float = Field(ge=0)
-    sharded_weights: float = Field(ge=0)
-    grads: float = Field(ge=0)
-    grad_copy: float = Field(default=0, ge=0)
-    optimizer: float = Field(ge=0)
 
 
 class EngineSpec(Document):
@@ -40,6 +24,11 @@ class EngineSpec(Document):
     # --- what it can run -------------------------------------------------------------------------------------
     axes: tuple[Literal["tp", "pp", "dp", "cp", "ep"], ...] = Field(description="mesh axes that may exceed 1")
     precisions: tuple[Precision, ...]
+    optimizers: tuple[Optimizer, ...]
+    memory_recipes: tuple[MemoryRecipe, ...] = Field(
+        default=(),
+        description="named recipes that it can keep; those of the literature are priced for every engine",
+    )
     dropout: bool = Field(description="it trains with dropout")
     model_features: tuple[str, ...] = Field(description="of ModelSpec.features, those that it runs")
     schedules: tuple[Schedule, ...]

@@ -6,24 +6,16 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from planner.specs.calibration import UNCALIBRATED, CalibrationEntry
-from planner.specs.engine import StateBytes
+from planner.specs.recipe import NAMED_RECIPES
 
 if TYPE_CHECKING:
     from planner.specs.cluster import ClusterSpec, Precision
     from planner.specs.engine import EngineSpec
     from planner.specs.model import ModelSpec
+    from planner.specs.recipe import StateBytes
     from planner.specs.training import TrainingSpec
 
 __all__ = ["Job"]
-
-_NAMED_RECIPES = {
-    # Rajbhandari et al., ZeRO (SC 2020), section 3.1: fp16 weights 2, gradients 2, optimizer K = 12
-    "zero-16": StateBytes(weights=2, sharded_weights=2, grads=2, optimizer=12),
-    # the lecture's textbook figure: 2M + 2M + 16M, so that 1B parameters take 20 GB
-    "textbook-20": StateBytes(weights=2, sharded_weights=2, grads=2, optimizer=16),
-    # Megatron-LM, theoretical_memory_usage.py: fp32 main gradients
-    "megatron-18": StateBytes(weights=2, sharded_weights=2, grads=4, optimizer=12),
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,7 +44,7 @@ class Job:
     def state_bytes(self) -> StateBytes:
         """Bytes per parameter by the memory recipe of the training document."""
         if self.training.memory_recipe != "engine":
-            return _NAMED_RECIPES[self.training.memory_recipe]
+            return NAMED_RECIPES[self.training.memory_recipe]
         return self.engine.states["fp32" if self.training.precision == "fp32" else "mixed"]
 
     @property

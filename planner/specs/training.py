@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
 from planner.specs.cluster import Precision
 from planner.specs.document import Document
+from planner.specs.recipe import ADAM_RECIPES, MemoryRecipe, Optimizer
 
-__all__ = ["MemoryRecipe", "TrainingSpec"]
-
-MemoryRecipe = Literal["engine", "textbook-20", "zero-16", "megatron-18"]
+__all__ = ["TrainingSpec"]
 
 
 class TrainingSpec(Document):
     """The workload of one optimizer step, and the length of the run.
 
     global_batch_size: sequences per optimizer step.
+    optimizer: what it keeps beside the weights: AdamW two moments (adamw-8bit in 8 bits), SGD its momentum, Adafactor
+    sums of rows and columns of each matrix, Muon one momentum for matrices and AdamW for the rest.
     memory_recipe: bytes per parameter; `engine` takes what the engine really keeps.
     dropout: probability; 0 stores no masks.
     """
@@ -25,7 +26,7 @@ class TrainingSpec(Document):
     sequence_length: int = Field(ge=1, le=100_000_000)
     global_batch_size: int = Field(ge=1, le=100_000_000)
     precision: Precision = "bf16"
-    optimizer: Literal["adamw"] = "adamw"
+    optimizer: Optimizer = "adamw"
     memory_recipe: MemoryRecipe = "engine"
     attention: Literal["flash", "unfused"] = "flash"
     dropout: float = Field(default=0.0, ge=0, lt=1)
@@ -45,3 +46,17 @@ class TrainingSpec(Document):
     @classmethod
     def _accept_counts(cls, value: Any) -> Any:
         return float(value) if type(value) is int else value
+
+    @model_validator(mode="after")
+    def _check_recipe(self) -> Self:
+        if self.memory_recipe in ADAM_RECIPES and self.optimizer != "adamw":
+            raise ValueError(
+                f"memory_recipe: {self.memory_recipe} counts the states of adamw, and optimizer is {self.optimizer}; "
+                "take memory_recipe engine"
+            )
+        if self.memory_recipe != "engine" and self.precision == "fp32":
+            raise ValueError(
+                f"memory_recipe: {self.memory_recipe} is of 16-bit weights, and precision is fp32; "
+                "take memory_recipe engine"
+            )
+        return self

@@ -1,0 +1,187 @@
+"""What an optimizer keeps and moves: moments of AdamW, SGD, Adafactor and Muon, and the seconds of an update."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from planner.cost.blocks import expert_layer_params, ffn_matrices, norm_params
+from planner.cost.compute import memory_bound_seconds
+from planner.cost.parameters import dense_layer_params, end_params_on_device, moe_layer_params
+from planner.cost.stage import HeldParams, expert_shard_degree, layer_kinds, layer_params, shard_degree
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from planner.cost.stage import Stage
+    from planner.layout import Degrees
+    from planner.specs.job import Job
+    from planner.specs.model import ModelSpec
+
+__all__ = [
+    "extra_moment_bytes",
+    "layer_matrices",
+    "moment_bytes_per_param",
+    "newton_schulz_seconds",
+    "optimizer_seconds",
+]
+
+Matrix = tuple[int, int, int]
+"""Rows, columns, and how many matrices of this shape."""
+
+_EIGHT_BIT_BLOCK: Final = 2048
+"""Values that share one fp32 scale (Dettmers et al. 2022, section 2)."""
+
+_CLIPPING_BYTES: Final = 28.0
+"""Bytes moved per parameter besides weights and moments: gradients zeroed 4, scaled 8, norm 4 and clipped 8, and read
+by the update 4 (SimuMax's itemisation)."""
+
+_FACTOR_BYTES: Final = 4.0
+"""Adafactor's sums are fp32."""
+
+_NEWTON_SCHULZ_STEPS: Final = 5
+"""Iterations of Muon (Jordan et al. 2024; torch.optim.Muon, ns_steps)."""
+
+
+def moment_bytes_per_param(job: Job) -> float:
+    """Bytes of running means for one parameter of a matrix; what is not of this form adds `extra_moment_bytes`.
+
+    AdamW keeps two means, its 8-bit form a byte each and an fp32 scale for each block, SGD and Muon one momentum,
+    Adafactor nothing.
+
+    Source: Loshchilov and Hutter (2019); Dettmers et al., 8-bit Optimizers (2022), section 2; torch.optim.SGD;
+    Shazeer and Stern, Adafactor (2018), section 3; Jordan et al., Muon (2024).
+    """
+    moment = job.state_bytes.moment
+    each = {
+        "adamw": 2 * moment,
+        "adamw-8bit": 2 * (1 + 4 / _EIGHT_BIT_BLOCK),
+        "sgd": moment,
+        "adafactor": 0.0,
+        "muon": moment,
+    }
+    return each[job.training.optimizer]
+
+
+def _attention_matrices(model: ModelSpec) -> Iterator[Matrix]:
+    h, heads, mla = model.hidden_size, model.num_heads, model.mla
+    query = heads * model.head_size
+    if mla is None:
+        yield query, h, 1
+        yield model.num_kv_heads * model.head_size, h, 2
+        yield h, query, 1
+        return
+    if mla.q_lora_rank:
+        yield mla.q_lora_rank, h, 1
+    yield query, mla.q_lora_rank or h, 1
+    yield mla.kv_lora_rank + mla.rope_head_size, h, 1
+    yield heads * (mla.nope_head_size + mla.value_head_size), mla.kv_lora_rank, 1
+    yield h, heads * mla.value_head_size, 1
+
+
+def layer_matrices(model: ModelSpec, *, experts: bool) -> tuple[tuple[Matrix, ...], tuple[Matrix, ...]]:
+    """Weight matrices of one layer: those that all ranks share, and those of the routed experts.
+
+    Source: sizes of blocks.py, matrix by matrix.
+    """
+    h, num = model.hidden_size, ffn_matrices(model)
+    common = list(_attention_matrices(model))
+    if not experts or model.moe is None:
+        return (*common, (model.ffn_hidden_size, h, num - 1), (h, model.ffn_hidden_size, 1)), ()
+    moe = model.moe
+    common.append((moe.num_experts + int(moe.shared_gate), h, 1))
+    if moe.shared_ffn_hidden_size:
+        common += [(moe.shared_ffn_hidden_size, h, num - 1), (h, moe.shared_ffn_hidden_size, 1)]
+    width, count = moe.ffn_hidden_size, moe.num_experts
+    return tuple(common), ((width, h, count * (num - 1)), (h, width, count))
+
+
+def _size(matrices: tuple[Matrix, ...]) -> int:
+    return sum(rows * columns * count for rows, columns, count in matrices)
+
+
+def _sides(matrices: tuple[Matrix, ...]) -> int:
+    return sum((rows + columns) * count for rows, columns, count in matrices)
+
+
+def _schulz_flops(matrices: tuple[Matrix, ...]) -> float:
+    """FLOPs of the iterations X <- a X + (b A + c A^2) X with A = X X^T: 4 m^2 n + 2 m^3 each, m <= n."""
+    shapes = ((min(rows, columns), max(rows, columns), count) for rows, columns, count in matrices)
+    return _NEWTON_SCHULZ_STEPS * sum(count * (4.0 * m * m * n + 2.0 * m**3) for m, n, count in shapes)
+
+
+def extra_moment_bytes(job: Job, layout: Degrees, stage: Stage) -> tuple[Any, Any]:
+    """Bytes of running means beyond `moment_bytes_per_param` on one device before ZeRO: common ones, and of experts.
+
+    Muon leaves embeddings, head and vectors to AdamW, which keeps a second mean of them. Adafactor keeps fp32 sums
+    of rows and columns of each matrix, and a whole mean of vectors. Sums are taken to be cut by tp as the
+    matrices are, which counts less than a thousandth of the parameters.
+
+    Source: Jordan et al., Muon (2024); Shazeer and Stern, Adafactor (2018), section 3; torch.optim.Adafactor.
+    """
+    if job.training.optimizer not in ("muon", "adafactor"):
+        return 0.0, 0.0
+    common: Any = end_params_on_device(job.model, job.engine, layout, stage.index) + 0.0
+    if job.training.optimizer == "adafactor":
+        common = _end_sides(job, layout, stage, common)
+    routed: Any = 0.0
+    for experts, count in layer_kinds(job, layout, stage):
+        shared, own = layer_matrices(job.model, experts=experts)
+        held, whole = layer_params(job, layout, experts=experts), _whole_layer(job, experts=experts)
+        vectors = (whole.common - _size(shared)) * held.common / whole.common
+        common = common + count * vectors
+        if own:
+            routed = routed + count * (whole.experts - _size(own)) * held.experts / whole.experts
+        if job.training.optimizer == "adafactor":
+            common = common + count * _sides(shared) * held.common / whole.common
+            routed = routed + (count * _sides(own) * held.experts / whole.experts if own else 0.0)
+    each = _FACTOR_BYTES if job.training.optimizer == "adafactor" else job.state_bytes.moment
+    return each * common, each * routed
+
+
+def _whole_layer(job: Job, *, experts: bool) -> HeldParams:
+    """Parameters of one layer that nothing cuts."""
+    routed = expert_layer_params(job.model) if experts else 0
+    whole = moe_layer_params(job.model) if experts else dense_layer_params(job.model)
+    return HeldParams(common=whole - routed, experts=routed)
+
+
+def _end_sides(job: Job, layout: Degrees, stage: Stage, num_params: Any) -> Any:
+    """Rows and columns of embedding, positions and head on one device; the final norm is a vector."""
+    h = job.model.hidden_size
+    first, last = np.equal(stage.index, 0), np.equal(stage.index, layout.pp - 1)
+    own_head = last & ~(first & job.model.tied_embeddings)
+    matrices = first * (1.0 + (job.model.position == "learned")) + own_head
+    norms = last * (norm_params(job.model) / h if job.model.final_norm else 0.0)
+    return num_params / h + h * matrices + (h - 1) * norms
+
+
+def newton_schulz_seconds(job: Job, layout: Degrees, stage: Stage) -> Any:
+    """Seconds in which Muon makes the updates of a stage's matrices orthogonal, spread over tp and the ZeRO shards.
+
+    Source: Jordan et al., Muon (2024); Liu et al., Muon is scalable for LLM training (2025), section 2.3, spreads them.
+    """
+    if job.training.optimizer != "muon":
+        return 0.0
+    device = job.cluster.device
+    flops: Any = 0.0
+    for experts, count in layer_kinds(job, layout, stage):
+        shared, own = layer_matrices(job.model, experts=experts)
+        flops = flops + count * _schulz_flops(shared) / (layout.tp * shard_degree(layout))
+        flops = flops + count * _schulz_flops(own) / (layout.ep * layout.etp * expert_shard_degree(layout))
+    return flops / (device.peak[job.core_precision] * device.efficiency.matmul)
+
+
+def optimizer_seconds(job: Job, num_params: Any) -> Any:
+    """Seconds of clipping and updating `num_params` parameters of one device's shard.
+
+    28 bytes for each parameter to clip and to read its gradient, and weights and moments read and written: 52 of
+    AdamW in fp32. Adafactor reads the gradient again and passes the update through memory, 12 bytes more.
+
+    Source: SimuMax, optimizer cost by memory traffic; sizes of the states.
+    """
+    states = job.state_bytes
+    kept = (states.master or states.weights) + moment_bytes_per_param(job)
+    extra = 12.0 if job.training.optimizer == "adafactor" else 0.0
+    return memory_bound_seconds(job, (_CLIPPING_BYTES + 2.0 * kept + extra) * num_params)

@@ -1,0 +1,67 @@
+"""Training recipes as data: bytes kept for each parameter, and what an optimizer keeps beside them."""
+
+from __future__ import annotations
+
+from typing import Final, Literal
+
+from pydantic import Field
+
+from planner.specs.document import Document
+
+__all__ = ["ADAM_RECIPES", "NAMED_RECIPES", "MemoryRecipe", "Optimizer", "StateBytes"]
+
+Optimizer = Literal["adamw", "adamw-8bit", "sgd", "adafactor", "muon"]
+MemoryRecipe = Literal[
+    "engine",
+    "textbook-20",
+    "zero-16",
+    "megatron-18",
+    "pure-bf16",
+    "precision-aware-fp32",
+    "precision-aware",
+    "fp8-moments",
+]
+
+
+class StateBytes(Document):
+    """Bytes kept for each parameter.
+
+    weights: the copy that computes; unsharded below ZeRO-3.
+    sharded_weights: what ZeRO-3 keeps of it between uses (0 where the master copy is the storage).
+    grads: gradient accumulation; sharded from ZeRO-2 on, where the engine can.
+    grad_copy: a 16-bit gradient beside the fp32 sum, sharded and freed like it.
+    master: weights that the optimizer updates, where they are not the ones that compute; sharded from ZeRO-1 on.
+    moment: one running mean of the optimizer (AdamW has two, SGD one); sharded with the master weights.
+    """
+
+    weights: float = Field(ge=0)
+    sharded_weights: float = Field(ge=0)
+    grads: float = Field(ge=0)
+    grad_copy: float = Field(default=0, ge=0)
+    master: float = Field(ge=0)
+    moment: float = Field(default=4, ge=0)
+
+
+NAMED_RECIPES: Final = {
+    # Rajbhandari et al., ZeRO (SC 2020), section 3.1: fp16 weights 2, gradients 2, optimizer K = 12. Megatron without
+    # --accumulate-allreduce-grads-in-fp32 and NeMo with grad_reduce_in_fp32=False keep the same
+    "zero-16": StateBytes(weights=2, sharded_weights=2, grads=2, master=4),
+    # the lecture's textbook figure: 2M + 2M + 16M (fp32 weights, gradients and both moments): 1B parameters take 20 GB
+    "textbook-20": StateBytes(weights=2, sharded_weights=2, grads=2, master=8),
+    # Megatron-LM, theoretical_memory_usage.py: fp32 main gradients
+    "megatron-18": StateBytes(weights=2, sharded_weights=2, grads=4, master=4),
+    # everything in bf16 and no master weights: torchtitan, training.dtype = bfloat16
+    "pure-bf16": StateBytes(weights=2, sharded_weights=2, grads=2, master=0, moment=2),
+    # Megatron-LM, --use-precision-aware-optimizer with --exp-avg-dtype bf16 and --exp-avg-sq-dtype bf16; DeepSeek-V3
+    # (2024), section 3.3.3, keeps its moments in bf16. fp32 gradients, master weights whole
+    "precision-aware-fp32": StateBytes(weights=2, sharded_weights=2, grads=4, master=4, moment=2),
+    # the same with --main-grads-dtype bf16; the 16 bits of the master weights that the bf16 weights lack are stored
+    # (store_param_remainders of Megatron-LM's optimizer_config.py, on by default)
+    "precision-aware": StateBytes(weights=2, sharded_weights=2, grads=2, master=2, moment=2),
+    # the same with --exp-avg-dtype fp8 and --exp-avg-sq-dtype fp8
+    "fp8-moments": StateBytes(weights=2, sharded_weights=2, grads=2, master=2, moment=1),
+}
+"""What named recipes keep; `engine` stands for the profile of the engine."""
+
+ADAM_RECIPES: Final = ("textbook-20", "zero-16", "megatron-18")
+"""Conventions of the literature, which count the states of Adam."""
