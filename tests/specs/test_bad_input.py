@@ -179,7 +179,7 @@ def test_the_mistakes_of_all_documents_and_options_come_at_once(tmp_path: Path) 
         "model": MODEL.replace("32", "0"),
         "cluster": CLUSTER.replace("300 GB/s", "300").replace("own", "nobody"),
         "devices/own": DEVICE,
-        "training": TRAINING.replace("adamw", "sgd"),
+        "training": TRAINING.replace("adamw", "adam"),
     }
     found = mistakes_of(tmp_path, broken, engine="megatrom", settings=["nvlnk.latency=1 us"], headroom=1.5)
     assert [where for where, _, _ in found] == [
