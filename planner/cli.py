@@ -17,7 +17,7 @@ import click
 
 from planner import __version__
 from planner.errors import EnvironmentProblem, ExitCode, InputError, PlannerError
-from planner.options import count_option, file_option, json_option, plan_argument, resume_option, workload_options
+from planner.options import file_option, json_option, place_options, plan_argument, run_options, workload_options
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -144,17 +144,30 @@ def explain(
 
 @cli.command()
 @plan_argument
-@click.option("--data", multiple=True, type=click.Path(path_type=Path), metavar="PATH", help="What to train on.")
-@count_option("--steps", help="Optimizer steps; the plan's own number by default.")
+@run_options
+@place_options
 @click.option("--output", type=click.Path(path_type=Path), metavar="DIR", help="Where the run lives; runs/PLAN.")
-@resume_option
 @click.option("--dry-run", is_flag=True, help="Print the command of each host and start nothing.")
-def launch(plan_path: Path, output: Path | None, dry_run: bool, **options: Any) -> int:
-    """Train by PLAN, then compare the forecast with what happened."""
+def launch(
+    plan_path: Path,
+    output: Path | None,
+    dry_run: bool,
+    node_rank: int | None,
+    master_addr: str | None,
+    master_port: int | None,
+    **options: Any,
+) -> int:
+    """Train by PLAN, then compare the forecast with what happened.
+
+    Where the plan fills several hosts, run this on each of them, with the same folders in sight. Under Slurm and
+    Kubernetes a host knows its place; elsewhere --node-rank and --master-addr say it.
+    """
+    from planner.emit.torchrun import RunArguments
     from planner.launch import launch as start
 
     output = output or _run_folder(plan_path)
-    code = start(plan_path, output=output, dry_run=dry_run, **options)
+    place = {"node_rank": node_rank, "master_addr": master_addr, "master_port": master_port}
+    code = start(plan_path, output=output, arguments=RunArguments(**options), dry_run=dry_run, **place)
     if code == ExitCode.OK and not dry_run:
         _show_comparison(output)
     return code
@@ -162,15 +175,30 @@ def launch(plan_path: Path, output: Path | None, dry_run: bool, **options: Any) 
 
 @cli.command()
 @plan_argument
-@click.option("--to", type=click.Choice(["torchrun"]), default="torchrun", show_default=True, help="What to write.")
-def emit(plan_path: Path, to: str) -> int:  # noqa: ARG001 - one target so far
-    """Print what starts PLAN on its hosts, one line for each."""
-    from planner.emit.torchrun import torchrun_commands
+@click.option("--to", type=click.Choice(["torchrun", "slurm"]), default="torchrun", show_default=True, help="For what.")
+@click.option("-o", "--output", type=click.Path(path_type=Path), metavar="DIR", help="Write script and plan here.")
+@click.option("--force", is_flag=True, help="Replace files that exist.")
+@run_options
+def emit(plan_path: Path, to: str, output: Path | None, force: bool, **options: Any) -> int:
+    """Write what runs PLAN elsewhere: a script for torchrun or Slurm, and the plan beside it.
 
-    if str(plan_path) == "-":
+    Without -o nothing is written: the script is printed, and for torchrun the command of each host.
+    """
+    from planner.emit.bundle import TARGETS, write_bundle
+    from planner.emit.torchrun import RunArguments, check_engine, torchrun_commands
+
+    if str(plan_path) == "-" and to == "torchrun" and output is None:
         raise InputError("the command needs the plan's file", hint="write it first, `planner plan ... -o plan.json`")
-    lines = torchrun_commands(_read_plan(str(plan_path)), plan_path, output=_run_folder(plan_path))
-    _print("".join(f"{line}\n" for line in lines))
+    priced, arguments = _read_plan(str(plan_path)), RunArguments(**options)
+    check_engine(priced)
+    if output is not None:
+        for path in write_bundle(priced, to, output, arguments=arguments, force=force):
+            sys.stderr.write(f"wrote {path}\n")
+    elif to == "torchrun":
+        lines = torchrun_commands(priced, plan_path, output=_run_folder(plan_path), arguments=arguments)
+        _print("".join(f"{line}\n" for line in lines))
+    else:
+        _print(TARGETS[to][1](priced, arguments=arguments))
     return ExitCode.OK
 
 
@@ -208,11 +236,16 @@ def models(name: str | None, as_json: bool) -> int:
 
 @cli.command()
 @click.argument("name", required=False)
+@click.option("--detect", is_flag=True, help="Describe this machine, as a document to save and plan with.")
 @json_option
-def clusters(name: str | None, as_json: bool) -> int:
+def clusters(name: str | None, detect: bool, as_json: bool) -> int:
     """List the clusters that are shipped, or show NAME whole."""
     from planner.show import library
 
+    if name and detect:
+        raise click.UsageError(f"--detect describes this machine; leave out {name}, or --detect")
+    if detect:
+        return _show_entry(library.this_machine(), library.entry_text, as_json=as_json)
     if name:
         return _show_entry(library.one_cluster(name), library.entry_text, as_json=as_json)
     return _show_entry(library.cluster_entries(), library.cluster_table, as_json=as_json)

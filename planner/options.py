@@ -8,9 +8,17 @@ from typing import TYPE_CHECKING, Any
 import click
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
-__all__ = ["count_option", "file_option", "json_option", "plan_argument", "resume_option", "workload_options"]
+__all__ = [
+    "count_option",
+    "file_option",
+    "json_option",
+    "place_options",
+    "plan_argument",
+    "run_options",
+    "workload_options",
+]
 
 
 def _read_share(ctx: click.Context, param: click.Parameter, value: str | None) -> float | None:  # noqa: ARG001
@@ -58,19 +66,43 @@ _WORKLOAD = (
     click.option("--allow-tp-across-nodes", is_flag=True, help="Let tensor parallelism leave the scale-up domain."),
 )
 json_option = click.option("--json", "as_json", is_flag=True, help="Print the document instead of text.")
-resume_option = click.option(
-    "--resume",
-    default="auto",
-    show_default=True,
-    callback=_read_resume,
-    metavar="auto|never|STEP",
-    help="Which checkpoint to start from.",
+_RUN = (
+    click.option("--data", multiple=True, metavar="SOURCE", help="What to train on: files."),
+    count_option("--steps", help="Optimizer steps; the plan's own number by default."),
+    click.option(
+        "--resume",
+        default="auto",
+        show_default=True,
+        callback=_read_resume,
+        metavar="auto|never|STEP",
+        help="Which checkpoint to start from.",
+    ),
+    count_option("--checkpoint-every", help="Steps between checkpoints; every ten minutes by default."),
+)
+_PLACE = (
+    click.option("--node-rank", type=click.IntRange(min=0), metavar="N", help="Number of this host, of several."),
+    click.option("--master-addr", metavar="ADDRESS", help="Where the other hosts reach host 0."),
+    click.option("--master-port", type=click.IntRange(1, 65535), metavar="PORT", help="A port that is free there."),
 )
 plan_argument = click.argument("plan_path", type=click.Path(path_type=Path), metavar="PLAN")
 
 
 def workload_options(command: Any) -> Any:
     """Add the options that describe a workload."""
-    for option in reversed(_WORKLOAD):
+    return _with(command, _WORKLOAD)
+
+
+def run_options(command: Any) -> Any:
+    """Add the options of a run: the fields of `planner.emit.torchrun.RunArguments`."""
+    return _with(command, _RUN)
+
+
+def place_options(command: Any) -> Any:
+    """Add the options that say which of several hosts this one is."""
+    return _with(command, _PLACE)
+
+
+def _with(command: Any, options: Sequence[Callable[[Any], Any]]) -> Any:
+    for option in reversed(options):
         command = option(command)
     return command

@@ -27,15 +27,16 @@ WORKLOAD = {
     "--nodes", "--gpus", "--seq-len", "--global-batch", "--precision", "--engine", "--set", "--headroom",
     "--allow-tp-across-nodes", "--calibration",
 }  # fmt: skip
+RUN = {"--data", "--steps", "--resume", "--checkpoint-every"}
 CONTRACT = {
     "plan": WORKLOAD
     | {"--pin", "--forbid", "--top", "--solver", "--time-limit", "-o", "--output", "--force", "--stats", "--json"},
     "explain": WORKLOAD | {"--layout", "--json"},
-    "launch": {"--data", "--steps", "--output", "--resume", "--dry-run"},
-    "emit": {"--to"},
+    "launch": RUN | {"--output", "--dry-run", "--node-rank", "--master-addr", "--master-port"},
+    "emit": RUN | {"--to", "-o", "--output", "--force"},
     "accuracy": {"--json"},
     "models": {"--json"},
-    "clusters": {"--json"},
+    "clusters": {"--detect", "--json"},
 }
 
 

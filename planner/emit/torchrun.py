@@ -1,16 +1,62 @@
-"""The torchrun command of a plan: one for each host."""
+"""The torchrun command of a plan, and the script that runs it on hosts without the planner's launcher."""
 
 from __future__ import annotations
 
 import shlex
+from dataclasses import dataclass, fields
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from pathlib import Path
+from planner.errors import InputError
+from planner.layout import format_layout
 
+if TYPE_CHECKING:
     from planner.plan import Plan
 
-__all__ = ["num_hosts", "torchrun_command", "torchrun_commands"]
+__all__ = [
+    "Host",
+    "RunArguments",
+    "check_engine",
+    "num_hosts",
+    "ranks_of_host",
+    "script_head",
+    "torchrun_command",
+    "torchrun_commands",
+    "torchrun_script",
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunArguments:
+    """What a run is told besides its plan; `planner.trainer` has an option of the same name for each field.
+
+    data: files, or data sets by name; without any, the trainer's own small corpus.
+    steps: optimizer steps; None: as many as the plan's training document says.
+    resume: `auto` (the newest intact checkpoint, if any), `never`, or the step of a checkpoint.
+    """
+
+    data: tuple[str, ...] = ()
+    steps: int | None = None
+    resume: str = "auto"
+    checkpoint_every: int | None = None
+
+    def options(self) -> tuple[str, ...]:
+        """The options as words of a command; what is left at its default is left out."""
+        words: list[str] = []
+        for field in fields(self):
+            value, name = getattr(self, field.name), field.name.replace("_", "-")
+            if value != field.default:
+                words += [f"--{name}={each}" for each in (value if isinstance(value, tuple) else (value,))]
+        return tuple(words)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Host:
+    """One host's place among those of a run: its number, and where host 0 listens."""
+
+    number: int
+    address: str
+    port: int | str
 
 
 def num_hosts(plan: Plan) -> int:
@@ -18,60 +64,90 @@ def num_hosts(plan: Plan) -> int:
     return -(-plan.layout.world_size // plan.cluster.devices_per_host)
 
 
+def ranks_of_host(plan: Plan, number: int) -> int:
+    """Ranks on a host. Hosts are filled one after the other, as the plan prices them, so the last may have fewer."""
+    return min(plan.cluster.devices_per_host, plan.layout.world_size - number * plan.cluster.devices_per_host)
+
+
 def torchrun_command(
-    plan: Plan,
-    plan_path: Path,
-    *,
-    output: Path,
-    data: tuple[Path, ...] = (),
-    steps: int | None = None,
-    resume: str = "auto",
+    plan: Plan, plan_path: Path, *, output: Path, arguments: RunArguments, host: Host | None = None
 ) -> tuple[str, ...]:
-    """Arguments that run the plan on this host alone, `torchrun` first.
+    """Words of the command that runs the plan on one host, `torchrun` first; without `host` it is the only one.
 
-    No restarts by torchrun: `planner launch` starts again itself, with a fresh rendezvous.
+    No restarts by torchrun: `planner launch` starts again itself, with a fresh rendezvous. The rendezvous of several
+    hosts is static: with `c10d` torchrun ignores --node-rank, and ranks would not be numbered as the plan numbers them.
     """
-    rendezvous = ("--standalone", f"--nproc-per-node={plan.layout.world_size}")
-    return ("torchrun", *rendezvous, *_program(plan_path, output, data, steps, resume))
+    rendezvous: tuple[str, ...] = ("--standalone", f"--nproc-per-node={plan.layout.world_size}")
+    if host is not None:
+        rendezvous = (
+            f"--nnodes={num_hosts(plan)}",
+            f"--nproc-per-node={ranks_of_host(plan, host.number)}",
+            f"--node-rank={host.number}",
+            f"--master-addr={host.address}",
+            f"--master-port={host.port}",
+        )
+    return ("torchrun", *rendezvous, *_program(plan_path, output, arguments))
 
 
-def torchrun_commands(
-    plan: Plan,
-    plan_path: Path,
-    *,
-    output: Path,
-    data: tuple[Path, ...] = (),
-    steps: int | None = None,
-    resume: str = "auto",
-) -> tuple[str, ...]:
+def torchrun_commands(plan: Plan, plan_path: Path, *, output: Path, arguments: RunArguments) -> tuple[str, ...]:
     """One shell line for each host, to be run on all hosts at once.
 
     HOST and PORT stand for an address of the first host that the others reach. Plan, data and output must be on
-    storage that all hosts share. The rendezvous is static: with `c10d` torchrun ignores --node-rank, and ranks would
-    not be numbered as the plan numbers them. Hosts are filled one after the other, as the plan prices them, so the
-    last one may run fewer ranks.
+    storage that all hosts share.
     """
-    program = _program(plan_path, output, data, steps, resume)
+    hosts = num_hosts(plan)
+    places = [Host(number=n, address="HOST", port="PORT") for n in range(hosts)] if hosts > 1 else [None]
+    words = (torchrun_command(plan, plan_path, output=output, arguments=arguments, host=place) for place in places)
+    return tuple(map(shlex.join, words))
+
+
+def torchrun_script(plan: Plan, *, arguments: RunArguments) -> str:
+    """A bash script that runs the plan beside it, `plan.json`, into the folder `run` beside it."""
+    command = _program(Path("plan.json"), Path("run"), arguments)
     hosts = num_hosts(plan)
     if hosts == 1:
         alone = ("torchrun", "--standalone", f"--nproc-per-node={plan.layout.world_size}")
-        return (shlex.join((*alone, *program)),)
-    per_host = plan.cluster.devices_per_host
-    lines = []
-    for host in range(hosts):
-        rendezvous = (
-            f"--nnodes={hosts}",
-            f"--nproc-per-node={min(per_host, plan.layout.world_size - host * per_host)}",
-            f"--node-rank={host}",
-            "--master-addr=HOST",
-            "--master-port=PORT",
+        return f"{script_head(plan)}\n{GO_THERE}\nexec {shlex.join(alone)} \\\n  {shlex.join(command)}\n"
+    full, last = ranks_of_host(plan, 0), ranks_of_host(plan, hosts - 1)
+    fewer = f"if [[ $1 == {hosts - 1} ]]; then ranks={last}; fi\n" if last != full else ""
+    return (
+        f"{script_head(plan)}"
+        f"# On every host at once: bash run.sh NUMBER ADDRESS [PORT], with its number from 0 to {hosts - 1},\n"
+        "# the address of host 0, and a port that is free there. All hosts see this folder.\n\n"
+        'if (( $# < 2 )); then\n  echo "usage: bash run.sh NUMBER ADDRESS [PORT]" >&2\n  exit 2\nfi\n'
+        f"{GO_THERE}ranks={full}\n{fewer}"
+        f'exec torchrun --nnodes={hosts} --nproc-per-node="$ranks" --node-rank="$1" \\\n'
+        '  --master-addr="$2" --master-port="${3:-29500}" \\\n'
+        f"  {shlex.join(command)}\n"
+    )
+
+
+def check_engine(plan: Plan) -> None:
+    """Refuse a plan that the planner's own trainer does not run.
+
+    Raises:
+        InputError: it is made for another engine.
+    """
+    if plan.engine.name != "torch":
+        raise InputError(
+            f"the plan is made for {plan.engine.name}, and the planner starts the torch engine",
+            hint="plan again with --engine torch",
         )
-        lines.append(shlex.join(("torchrun", *rendezvous, *program)))
-    return tuple(lines)
 
 
-def _program(plan_path: Path, output: Path, data: tuple[Path, ...], steps: int | None, resume: str) -> tuple[str, ...]:
-    arguments = ["--max-restarts=0", "-m", "planner.trainer", str(plan_path), f"--output={output}"]
-    arguments += [f"--data={path}" for path in data]
-    arguments += [f"--steps={steps}"] if steps is not None else []
-    return (*arguments, f"--resume={resume}")
+def script_head(plan: Plan) -> str:
+    """The first lines of every script: what it runs, and that any failure ends it."""
+    cluster = plan.cluster
+    return (
+        "#!/usr/bin/env bash\n"
+        f"# {plan.model.name} on {num_hosts(plan)} x {cluster.name}, {plan.layout.world_size} {cluster.device.name}:\n"
+        f"# {format_layout(plan.layout)}\n"
+    )
+
+
+GO_THERE = 'set -euo pipefail\ncd "$(dirname "$0")"\n'
+
+
+def _program(plan_path: Path, output: Path, arguments: RunArguments) -> tuple[str, ...]:
+    program = ("--max-restarts=0", "-m", "planner.trainer", str(plan_path), f"--output={output}")
+    return (*program, *arguments.options())

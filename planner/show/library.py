@@ -11,6 +11,7 @@ from planner.cost.parameters import num_active_params, num_params
 from planner.show.columns import Columns
 from planner.show.screen import clean
 from planner.specs import load
+from planner.specs.this_machine import detected_cluster
 from planner.units import format_bytes, format_count, format_rate
 
 if TYPE_CHECKING:
@@ -21,7 +22,16 @@ if TYPE_CHECKING:
     from planner.specs.cluster import ClusterSpec
     from planner.specs.model import ModelSpec
 
-__all__ = ["cluster_entries", "cluster_table", "entry_text", "model_entries", "model_table", "one_cluster", "one_model"]
+__all__ = [
+    "cluster_entries",
+    "cluster_table",
+    "entry_text",
+    "model_entries",
+    "model_table",
+    "one_cluster",
+    "one_model",
+    "this_machine",
+]
 
 _DERIVED: Final = ("num_params", "num_active_params", "source")
 """Keys of an entry that no document has."""
@@ -72,6 +82,11 @@ def one_cluster(name: str) -> dict[str, Any]:
     """One cluster, by shipped name or file: the document as it was understood."""
     source = {"source": load.cluster_source(name)} if name in load.cluster_names() else {}
     return {**load.load_cluster(name).model_dump(mode="json", exclude_none=True), **source}
+
+
+def this_machine() -> dict[str, Any]:
+    """The cluster document of this machine."""
+    return detected_cluster().model_dump(mode="json", exclude_none=True)
 
 
 def model_table(entries: Sequence[dict[str, Any]]) -> RenderableType:

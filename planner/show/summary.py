@@ -58,11 +58,13 @@ def summary(plan: Plan, command: str) -> Group:
 
 
 def next_command(plan: Plan, command: str, saved_as: Path | None) -> str:
-    """What to type next: save the plan, then start it here, or print what starts it on many hosts."""
+    """What to type next: save the plan, then start it here, print what starts it on many hosts, or read it."""
     if saved_as is None:
         return f"{clean(command)} -o plan.json"
-    here = plan.engine.name == "torch" and plan.cluster.hosts == 1
-    return f"planner {'launch' if here else 'emit'} {clean(shlex.quote(str(saved_as)))}"
+    verb = "launch" if plan.cluster.hosts == 1 else "emit"
+    if plan.engine.name != "torch":  # other programs are not started by the planner
+        verb = "explain"
+    return f"planner {verb} {clean(shlex.quote(str(saved_as)))}"
 
 
 def heading(plan: Plan) -> Text:

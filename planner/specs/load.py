@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar, get_args
 from planner.errors import InputError, Mistake
 from planner.specs import library
 from planner.specs.calibration import Calibration, find_entry
-from planner.specs.cluster import ClusterSpec, Precision
+from planner.specs.cluster import ClusterSpec, DeviceSpec, Precision
 from planner.specs.detect import local_host
 from planner.specs.engine import EngineSpec
 from planner.specs.huggingface import CONFIG_NAME, read_config
@@ -25,7 +25,6 @@ from planner.specs.yaml import MAX_MISTAKES, Node, read_yaml
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from planner.specs.cluster import DeviceSpec
     from planner.specs.library import Kind
 
 __all__ = [
@@ -34,6 +33,7 @@ __all__ = [
     "engine_names",
     "load_calibration",
     "load_cluster",
+    "load_device",
     "load_engine",
     "load_job",
     "load_model",
@@ -103,6 +103,15 @@ def load_cluster(name: str) -> ClusterSpec:
     """
     tree = _with_device(_cluster_tree(name), _folder_of(name))
     return validate(ClusterSpec, _detected(tree, None) if name == LOCAL_CLUSTER else tree)
+
+
+def load_device(name: str) -> DeviceSpec:
+    """A shipped device by name.
+
+    Raises:
+        InputError: a document with mistakes.
+    """
+    return validate(DeviceSpec, read_yaml(library.path_of("clusters/devices", name)))
 
 
 def load_engine(name: str) -> EngineSpec:

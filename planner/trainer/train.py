@@ -18,6 +18,7 @@ import torch.distributed as dist
 
 from planner.errors import ExitCode, InputError
 from planner.trainer.checkpoint import restore, save
+from planner.trainer.heartbeat import heartbeat
 from planner.trainer.measure import MemoryMeter, measurements, peak_memory_bytes
 from planner.trainer.progress import make_progress
 
@@ -59,10 +60,11 @@ def run(trainer: Trainer, options: RunOptions) -> ExitCode:
         OK, PREEMPTED after a signal (the state is saved), or DIVERGED (the weights are those before the step).
     """
     options.output.mkdir(parents=True, exist_ok=True)
-    _resume(trainer, options)
-    if trainer.device.type == "cuda":
-        torch.cuda.reset_peak_memory_stats(trainer.device)
-    return _Run(trainer, options).to_the_end()
+    with heartbeat(options.output, dist.get_rank()):
+        _resume(trainer, options)
+        if trainer.device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(trainer.device)
+        return _Run(trainer, options).to_the_end()
 
 
 def _resume(trainer: Trainer, options: RunOptions) -> None:

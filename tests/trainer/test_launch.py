@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from planner.emit.torchrun import torchrun_command, torchrun_commands
+from planner.emit.torchrun import RunArguments, torchrun_command, torchrun_commands
 from planner.errors import EnvironmentProblem, ExitCode, InputError, NothingFitsError
 from planner.launch import launch
 from planner.layout import parse_layout
@@ -25,9 +25,10 @@ from planner.plan import read_plan, write_plan
 PROGRAM = (
     "import sys\n"
     "from pathlib import Path\n"
+    "from planner.emit.torchrun import RunArguments\n"
     "from planner.launch import launch\n"
     "plan, output, steps = sys.argv[1:]\n"
-    "sys.exit(launch(Path(plan), output=Path(output), steps=int(steps)))\n"
+    "sys.exit(launch(Path(plan), output=Path(output), arguments=RunArguments(steps=int(steps))))\n"
 )
 
 
@@ -70,22 +71,27 @@ def ranks_of(output: Path) -> list[int]:
 
 def test_the_command_runs_one_process_for_each_device(make_plan):
     command = torchrun_command(
-        make_plan("tp=2,dp=2,mbs=2"), Path("p.json"), output=Path("out dir"), data=(Path("a"), Path("b")), steps=7
+        make_plan("tp=2,dp=2,mbs=2"),
+        Path("p.json"),
+        output=Path("out dir"),
+        arguments=RunArguments(data=("a", "b"), steps=7),
     )
     assert command == (
         "torchrun", "--standalone", "--nproc-per-node=4", "--max-restarts=0", "-m", "planner.trainer", "p.json",
-        "--output=out dir", "--data=a", "--data=b", "--steps=7", "--resume=auto",
+        "--output=out dir", "--data=a", "--data=b", "--steps=7",
     )  # fmt: skip
 
 
 def test_torchrun_reads_the_command_as_it_is_meant(make_plan):
     run = pytest.importorskip("torch.distributed.run")
-    command = torchrun_command(make_plan("dp=2,mbs=2"), Path("p.json"), output=Path("out"), steps=7)
+    command = torchrun_command(
+        make_plan("dp=2,mbs=2"), Path("p.json"), output=Path("out"), arguments=RunArguments(steps=7, resume="3")
+    )
     arguments = run.get_args_parser().parse_args(command[1:])
     assert arguments.nproc_per_node == "2"
     assert arguments.max_restarts == 0
     assert arguments.training_script == "planner.trainer"
-    assert arguments.training_script_args == ["p.json", "--output=out", "--steps=7", "--resume=auto"]
+    assert arguments.training_script_args == ["p.json", "--output=out", "--steps=7", "--resume=3"]
 
 
 def on_two_hosts(plan):
@@ -94,13 +100,13 @@ def on_two_hosts(plan):
 
 def test_several_hosts_get_a_line_each(make_plan, tmp_path, capsys):
     plan = on_two_hosts(make_plan("tp=2,dp=2,mbs=2"))
-    first, second = torchrun_commands(plan, Path("p.json"), output=Path("out"))
+    first, second = torchrun_commands(plan, Path("p.json"), output=Path("out"), arguments=RunArguments())
     assert first.startswith(
         "torchrun --nnodes=2 --nproc-per-node=2 --node-rank=0 --master-addr=HOST --master-port=PORT"
     )
     assert second.replace("--node-rank=1", "--node-rank=0") == first
     write_plan(plan, tmp_path / "plan.json")
-    with pytest.raises(InputError, match="2 hosts"):
+    with pytest.raises(InputError, match="--node-rank and --master-addr is missing"):
         launch(tmp_path / "plan.json", output=tmp_path / "out")
     assert launch(tmp_path / "plan.json", output=tmp_path / "out", dry_run=True) == ExitCode.OK
     assert capsys.readouterr().out.count("--node-rank=") == 2
@@ -111,14 +117,18 @@ def test_several_hosts_get_a_line_each(make_plan, tmp_path, capsys):
 def test_hosts_are_filled_one_after_the_other(layout, ranks, make_plan):
     plan = make_plan("dp=1,mbs=1")
     shape = parse_layout(layout, num_layers=8, num_devices=1)
-    lines = torchrun_commands(replace(on_two_hosts(plan), layout=shape), Path("p.json"), output=Path("out"))
+    lines = torchrun_commands(
+        replace(on_two_hosts(plan), layout=shape), Path("p.json"), output=Path("out"), arguments=RunArguments()
+    )
     assert [int(line.split("--nproc-per-node=")[1].split()[0]) for line in lines] == ranks
 
 
 def test_torchrun_numbers_the_ranks_by_host(make_plan):
     """With another rendezvous than the static one, torchrun ignores --node-rank."""
     run = pytest.importorskip("torch.distributed.run")
-    line = torchrun_commands(on_two_hosts(make_plan("dp=4")), Path("p.json"), output=Path("out"))[1]
+    line = torchrun_commands(
+        on_two_hosts(make_plan("dp=4")), Path("p.json"), output=Path("out"), arguments=RunArguments()
+    )[1]
     line = line.replace("HOST", "10.0.0.1").replace("PORT", "29400")
     arguments = run.get_args_parser().parse_args(line.split()[1:])
     config, _, _ = run.config_from_args(arguments)
@@ -140,7 +150,7 @@ def test_the_step_to_resume_from_holds_until_a_checkpoint_follows(plan_path, tmp
     asked = []
 
     def run_once(command, *_):
-        asked.append(next(each for each in command if each.startswith("--resume=")))
+        asked.append(next((each for each in command if each.startswith("--resume=")), "auto"))
         if len(asked) == 3:
             (tmp_path / "out" / "checkpoints" / "step-00000007").rename(
                 tmp_path / "out" / "checkpoints" / "step-00000006"
@@ -150,10 +160,10 @@ def test_the_step_to_resume_from_holds_until_a_checkpoint_follows(plan_path, tmp
 
     (tmp_path / "out" / "checkpoints" / "step-00000007").mkdir(parents=True)
     write_plan(read_plan(plan_path), tmp_path / "out" / "plan.json")
-    monkeypatch.setattr("planner.launch._run_once", run_once)
+    monkeypatch.setattr("planner.launch.supervise._run_once", run_once)
     monkeypatch.setattr(time, "sleep", lambda _: None)
-    assert launch(plan_path, output=tmp_path / "out", resume="5") == ExitCode.OK
-    assert asked == ["--resume=5", "--resume=5", "--resume=5", "--resume=auto"]
+    assert launch(plan_path, output=tmp_path / "out", arguments=RunArguments(resume="5")) == ExitCode.OK
+    assert asked == ["--resume=5", "--resume=5", "--resume=5", "auto"]
 
 
 def test_a_plan_that_it_cannot_run_is_refused(make_plan, tmp_path):
@@ -189,7 +199,7 @@ def test_a_folder_of_something_else_is_left_alone(plan_path, make_plan, tmp_path
     same.mkdir()
     write_plan(make_plan("dp=1,mbs=2", steps=9), same / "plan.json")
     with pytest.raises(InputError, match="holds a run already"):
-        launch(plan_path, output=same, resume="never")
+        launch(plan_path, output=same, arguments=RunArguments(resume="never"))
 
 
 def test_a_folder_in_use_is_refused(plan_path, tmp_path):
@@ -224,7 +234,7 @@ def test_a_run_stops_on_request_and_goes_on_later(plan_path, tmp_path):
 
 def test_a_mistake_in_the_data_is_told_without_a_traceback(plan_path, tmp_path):
     pytest.importorskip("torch")
-    program = PROGRAM.replace("steps=int(steps)", "data=(Path(steps),)")
+    program = PROGRAM.replace("steps=int(steps)", "data=(steps,)")
     result = subprocess.run(
         [sys.executable, "-c", program, str(plan_path), str(tmp_path / "out"), str(tmp_path / "none.txt")],
         capture_output=True, text=True, timeout=60, check=False,
@@ -245,6 +255,21 @@ def test_a_killed_rank_is_started_again(plan_path, tmp_path):
     assert run.returncode == ExitCode.OK, messages
     assert "starting again" in messages
     assert steps_done(output) == 400
+
+
+@pytest.mark.slow
+def test_a_rank_that_stands_still_is_ended_and_started_again(plan_path, tmp_path):
+    """Its peer waits for it in a collective, and would for five minutes."""
+    pytest.importorskip("torch")
+    output = tmp_path / "out"
+    run = start(plan_path, output, 3000)
+    wait_for(lambda: steps_done(output) > 2)
+    victim = ranks_of(output)[1]
+    os.kill(victim, signal.SIGSTOP)
+    wait_for(lambda: not Path(f"/proc/{victim}").exists(), 30)
+    run.send_signal(signal.SIGTERM)
+    _, messages = run.communicate(timeout=120)
+    assert "rank-1 has not moved for 20 s: ending process" in messages
 
 
 @pytest.mark.slow
@@ -300,7 +325,7 @@ def test_the_lines_of_several_hosts_train_together(make_plan, tmp_path):
     pytest.importorskip("torch")
     plan = on_two_hosts(make_plan("pp=2,dp=2,zero=1,mbs=2"))
     write_plan(plan, tmp_path / "plan.json")
-    lines = torchrun_commands(plan, tmp_path / "plan.json", output=tmp_path / "out", steps=3)
+    lines = torchrun_commands(plan, tmp_path / "plan.json", output=tmp_path / "out", arguments=RunArguments(steps=3))
     port, path = str(free_port()), f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     filled = [line.replace("=HOST", "=127.0.0.1").replace("=PORT", f"={port}") for line in lines]
     hosts = [subprocess.Popen(["bash", "-c", line], env={**os.environ, "PATH": path}) for line in filled]
@@ -314,7 +339,9 @@ def test_sigterm_to_torchrun_itself_saves_too(make_plan, tmp_path):
     pytest.importorskip("torch")
     write_plan(make_plan("dp=2,mbs=2"), tmp_path / "plan.json")
     output = tmp_path / "out"
-    command = torchrun_command(make_plan("dp=2,mbs=2"), tmp_path / "plan.json", output=output, steps=100_000)
+    command = torchrun_command(
+        make_plan("dp=2,mbs=2"), tmp_path / "plan.json", output=output, arguments=RunArguments(steps=100_000)
+    )
     run = subprocess.Popen([sys.executable, "-m", "torch.distributed.run", *command[1:]], stderr=subprocess.DEVNULL)
     wait_for(lambda: steps_done(output) > 2)
     run.send_signal(signal.SIGTERM)

@@ -1,0 +1,94 @@
+"""Which host of a run this one is, and where host 0 listens: from options, Slurm or Kubernetes."""
+
+from __future__ import annotations
+
+import subprocess
+from typing import TYPE_CHECKING, Final
+
+from planner.emit.torchrun import Host, num_hosts
+from planner.errors import EnvironmentProblem, InputError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from planner.plan import Plan
+
+__all__ = ["find_host"]
+
+DEFAULT_PORT: Final = 29500  # torchrun's own
+_NUMBER: Final = ("PET_NODE_RANK", "SLURM_NODEID", "NODE_RANK", "JOB_COMPLETION_INDEX", "RANK")
+_COUNT: Final = ("PET_NNODES", "SLURM_NNODES", "NNODES")
+_ADDRESS: Final = ("PET_MASTER_ADDR", "MASTER_ADDR")
+_PORT: Final = ("PET_MASTER_PORT", "MASTER_PORT")
+"""Environment variables, the first that is set counts. PET_ ones are torchrun's own names for its options, which the
+Kubeflow trainer sets; MASTER_ADDR, MASTER_PORT and RANK its PyTorchJob for one process in each pod;
+JOB_COMPLETION_INDEX an indexed Job of Kubernetes."""
+
+
+def find_host(
+    plan: Plan,
+    environment: Mapping[str, str],
+    *,
+    node_rank: int | None = None,
+    master_addr: str | None = None,
+    master_port: int | None = None,
+) -> Host | None:
+    """This host's place; None where the plan fills one host only. Options come first, then the environment.
+
+    Raises:
+        InputError: the place of this host is not said, or is none of the plan's.
+        EnvironmentProblem: Slurm does not say what its hosts are called.
+    """
+    hosts = num_hosts(plan)
+    if hosts == 1:
+        return None
+    number = node_rank if node_rank is not None else _integer(environment, _NUMBER)
+    address = master_addr or _first(environment, _ADDRESS) or _head_of_slurm(environment)
+    if number is None or address is None:
+        missing = " and ".join(
+            name for name, value in (("--node-rank", number), ("--master-addr", address)) if value is None
+        )
+        raise InputError(
+            f"the plan fills {hosts} hosts, and nothing says which one this is: {missing} is missing",
+            hint="start `planner launch` on every host, with srun or with these options; --dry-run shows the commands",
+        )
+    count = _integer(environment, _COUNT) if node_rank is None else None
+    if count not in (None, hosts):
+        raise InputError(
+            f"the plan fills {hosts} hosts, and this job has {count}", hint="ask for as many, or plan again"
+        )
+    if not 0 <= number < hosts:
+        raise InputError(f"this is host {number}, and the plan fills hosts 0 to {hosts - 1}")
+    if environment.get("SLURM_LOCALID", "0") != "0" and node_rank is None:
+        raise InputError("a second task runs `planner launch` on this host", hint="srun --ntasks-per-node=1")
+    port = master_port or _integer(environment, _PORT) or DEFAULT_PORT
+    return Host(number=number, address=address, port=port)
+
+
+def _first(environment: Mapping[str, str], names: tuple[str, ...]) -> str | None:
+    return next((environment[name] for name in names if environment.get(name)), None)
+
+
+def _integer(environment: Mapping[str, str], names: tuple[str, ...]) -> int | None:
+    name = next((name for name in names if environment.get(name)), None)
+    if name is None:
+        return None
+    text = environment[name].partition(":")[2] or environment[name]  # torchrun's own range of hosts, as in 2:2
+    if not (text.isascii() and text.isdigit()):
+        raise InputError(f"{name} is {environment[name]!r}, which is no number")
+    return int(text)
+
+
+def _head_of_slurm(environment: Mapping[str, str]) -> str | None:
+    """The first host of a Slurm job, by the name that Slurm has for it."""
+    hosts = environment.get("SLURM_JOB_NODELIST")
+    if not hosts:
+        return None
+    command = ["scontrol", "show", "hostnames", hosts]
+    try:
+        answer = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)  # noqa: S603
+    except (OSError, subprocess.SubprocessError) as error:
+        raise EnvironmentProblem(
+            f"`{' '.join(command[:3])}` does not answer: {error}", hint="give --master-addr"
+        ) from None
+    return next(iter(answer.stdout.split()), None)

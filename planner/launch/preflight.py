@@ -1,0 +1,99 @@
+"""What can be known before any rank starts: devices, memory, disk and port; what is wrong is told at once."""
+
+from __future__ import annotations
+
+import importlib.util
+import shutil
+import socket
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from planner.cost.parameters import num_params
+from planner.emit.torchrun import check_engine, ranks_of_host
+from planner.errors import EnvironmentProblem, Mistake, NothingFitsError
+from planner.specs.detect import total_memory_bytes
+from planner.specs.gpus import nvidia_gpus
+from planner.units import format_bytes
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from planner.emit.torchrun import Host
+    from planner.plan import Plan
+
+__all__ = ["check"]
+
+BYTES_SAVED_PER_PARAMETER: Final = 12  # fp32 weight and both moments of AdamW
+_AMD: Final = Path("/dev/kfd")  # where a ROCm build of torch finds its GPUs
+
+
+def check(plan: Plan, output: Path, host: Host | None) -> None:
+    """Refuse what cannot work on this host; the first batch is checked by torchrun's agent, which has torch.
+
+    Raises:
+        InputError: the plan is for another engine.
+        NothingFitsError: the plan does not fit into its own devices.
+        EnvironmentProblem: with everything that this host lacks.
+    """
+    check_engine(plan)
+    if not plan.fits:
+        raise NothingFitsError("the plan does not fit into memory", hint="`planner explain PLAN` shows by how much")
+    ranks = ranks_of_host(plan, host.number if host else 0)
+    mistakes = [*_torch(), *_devices(plan, ranks), *_disk(plan, output), *_port(host)]
+    if mistakes:
+        raise EnvironmentProblem(*mistakes)
+
+
+def _torch() -> Iterator[Mistake]:
+    if importlib.util.find_spec("torch") is None:
+        yield Mistake(message="torch is not installed", hint="pip install 'parallel-planner[train]'")
+
+
+def _devices(plan: Plan, ranks: int) -> Iterator[Mistake]:
+    needed = max((stage.total_bytes for stage in plan.memory), default=0.0)
+    if plan.cluster.device.kind == "cpu":
+        memory = total_memory_bytes()
+        if needed * ranks > memory:
+            yield Mistake(
+                message=f"{ranks} ranks need {format_bytes(needed * ranks)}, this machine has {format_bytes(memory)}",
+                hint="plan on this machine: local-cpu describes it",
+            )
+        return
+    gpus = nvidia_gpus()
+    if gpus is None and _AMD.exists():  # no driver's tool is asked there; the ranks say what they lack
+        return
+    found = len(gpus or ())
+    if found < ranks:
+        yield Mistake(
+            message=f"the plan runs {ranks} ranks of {plan.cluster.device.name} on this host, which has {found} GPUs",
+            hint="check nvidia-smi and CUDA_VISIBLE_DEVICES, or plan again: `planner clusters --detect` describes it",
+        )
+    smallest = min((gpu.memory for gpu in gpus or ()), default=needed)
+    if smallest < needed:
+        yield Mistake(
+            message=f"a rank needs {format_bytes(needed)}, and a GPU of this host has {format_bytes(smallest)}",
+            hint="plan again with --set device.memory=..., or for the cluster that `planner clusters --detect` prints",
+        )
+
+
+def _disk(plan: Plan, output: Path) -> Iterator[Mistake]:
+    """Room for one checkpoint. Those of an earlier run in the same folder count as used."""
+    place = next(each for each in (output.absolute(), *output.absolute().parents) if each.exists())
+    needed, free = BYTES_SAVED_PER_PARAMETER * num_params(plan.model), shutil.disk_usage(place).free
+    if free < needed:
+        yield Mistake(
+            message=f"a checkpoint takes {format_bytes(needed)}, and {place} has {format_bytes(free)} left",
+            hint="choose another --output",
+        )
+
+
+def _port(host: Host | None) -> Iterator[Mistake]:
+    """Host 0 listens there. An address that is still in its wait after closing can be used again."""
+    if host is None or host.number:
+        return
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("", int(host.port)))
+        except OSError as error:
+            yield Mistake(message=f"cannot listen on port {host.port}: {error.strerror}", hint="give --master-port")

@@ -1,0 +1,115 @@
+"""From a plan to a run on this host: check, take the folder, start and watch."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import sys
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from planner.emit.torchrun import Host, RunArguments, torchrun_command, torchrun_commands
+from planner.errors import EnvironmentProblem, ExitCode, InputError
+from planner.launch.hosts import find_host
+from planner.launch.preflight import check
+from planner.launch.supervise import supervise
+from planner.plan import plan_from_json, plan_to_dict, read_plan, write_plan
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from planner.plan import Plan
+
+__all__ = ["launch"]
+
+
+def launch(
+    plan_path: Path,
+    *,
+    output: Path,
+    arguments: RunArguments | None = None,
+    dry_run: bool = False,
+    **place: Any,
+) -> int:
+    """Train by the plan and return the exit code; `dry_run` only shows the commands, one line for each host.
+
+    The run lives in `output`. Where the plan fills several hosts, each of them calls this; host 0 keeps the folder.
+    place: `node_rank`, `master_addr` and `master_port` of `find_host`.
+
+    Raises:
+        InputError: this host has no place in the plan, `output` holds another run, or a dry run of a plan without file.
+        EnvironmentProblem: something that the run needs is missing, or a run in `output` is under way.
+        NothingFitsError: the plan does not fit.
+    """
+    arguments = arguments or RunArguments()
+    from_input = str(plan_path) == "-"
+    plan = plan_from_json(sys.stdin.buffer.read().decode("utf-8", "replace")) if from_input else read_plan(plan_path)
+    if dry_run and from_input:
+        raise InputError("the command needs the plan's file", hint="write it first, `planner plan ... -o plan.json`")
+    if dry_run:
+        lines = torchrun_commands(plan, plan_path, output=output, arguments=arguments)
+        sys.stdout.write("".join(f"{line}\n" for line in lines))
+        return ExitCode.OK
+    host = find_host(plan, os.environ, **place)
+    check(plan, output, host)
+    if host is not None and host.number > 0:
+        return supervise(_command_of(plan, plan_path, output, arguments, host), output)
+    with _locked(output):
+        _claim(plan, output, arguments.resume)
+        return supervise(_command_of(plan, output / "plan.json", output, arguments, host), output)
+
+
+def _command_of(
+    plan: Plan, plan_path: Path, output: Path, arguments: RunArguments, host: Host | None
+) -> Callable[[int, bool], tuple[str, ...]]:
+    """Torchrun's words for each attempt: later ones use the next port, and what `--resume never` cleared is done."""
+    first = replace(arguments, resume="auto" if arguments.resume == "never" else arguments.resume)
+    again = replace(arguments, resume="auto")
+
+    def command(attempt: int, progressed: bool) -> tuple[str, ...]:
+        place = host and replace(host, port=int(host.port) + attempt)
+        return torchrun_command(plan, plan_path, output=output, arguments=again if progressed else first, host=place)
+
+    return command
+
+
+@contextlib.contextmanager
+def _locked(output: Path) -> Iterator[None]:
+    """Hold the folder for this process; the lock goes away with it."""
+    try:
+        output.mkdir(parents=True, exist_ok=True)
+        lock = (output / ".lock").open("w")
+    except OSError as error:
+        raise EnvironmentProblem(f"cannot write to {output}: {error.strerror}") from None
+    with lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise EnvironmentProblem(f"a run in {output} is under way", hint="choose another --output") from None
+        yield
+
+
+def _claim(plan: Plan, output: Path, resume: str) -> None:
+    """Make `output` the folder of this plan's run, without overwriting another's.
+
+    A run may go on under another layout or on another cluster: model and training must be the same.
+    """
+    own_plan = output / "plan.json"
+    others = [path.name for path in output.iterdir() if path.name != ".lock"]
+    if own_plan.exists():
+        if _job(read_plan(own_plan)) != _job(plan):
+            raise InputError(f"{output} holds the run of another plan", hint="choose another --output")
+        if resume == "never":
+            raise InputError(f"{output} holds a run already", hint="choose another --output, or --resume auto")
+    elif others:
+        raise InputError(f"{output} is not empty and holds no run", hint="choose another --output")
+    for leftover in ("stop", "status.json"):
+        (output / leftover).unlink(missing_ok=True)
+    write_plan(plan, own_plan, replace=True)
+
+
+def _job(plan: Plan) -> tuple[Any, Any]:
+    document = plan_to_dict(plan)
+    return document["model"], {key: value for key, value in document["training"].items() if key != "steps"}

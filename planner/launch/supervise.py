@@ -1,0 +1,212 @@
+"""Watch over torchrun: start it again after a silent death, end ranks that have stopped, pass on signals."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from typing import TYPE_CHECKING, Any, Final
+
+from planner.errors import ExitCode
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+__all__ = ["say", "supervise"]
+
+ATTEMPTS_WITHOUT_PROGRESS: Final = 3
+POLL_SECONDS: Final = 0.1
+SECONDS_BETWEEN_LOOKS: Final = 1.0
+SECONDS_OF_SILENCE: Final = 20.0
+"""A rank whose heart has not beaten for so long does not run any more: it was stopped, or its host is stuck."""
+_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
+
+
+def supervise(command_of: Callable[[int, bool], tuple[str, ...]], output: Path) -> int:
+    """Run torchrun until the ranks have said how it ended; returns the exit code.
+
+    A rank that dies without a word (a kill, a lost machine) is retried from the newest checkpoint, with a fresh
+    rendezvous, until three attempts in a row bring no new checkpoint.
+
+    command_of: from the number of the attempt, and whether a checkpoint followed the start, to torchrun's words.
+    """
+    stopper, before = _Stopper(output), _stamp(output)
+    failures, attempt, newest, progressed = 0, 0, _newest_checkpoint(output), False
+    with stopper.listening():
+        while True:
+            code = _run_once(command_of(attempt, progressed), stopper, output)
+            state = _verdict(output, before)
+            if code is not None or state["state"] not in ("running", ""):
+                return _exit_code(code, state)
+            moved = _newest_checkpoint(output) != newest
+            progressed |= moved  # --resume STEP holds until a checkpoint follows it
+            failures = 1 if moved else failures + 1
+            newest = _newest_checkpoint(output)
+            started = state["state"] == "running"
+            if not started or stopper.asked or failures >= ATTEMPTS_WITHOUT_PROGRESS:
+                say(f"a rank ended without a word at step {state['step']}; no progress since checkpoint {newest}")
+                return stopper.exit_code or ExitCode.RANK_FAILED
+            say(f"a rank ended without a word; starting again from checkpoint {newest}")
+            attempt += 1
+            time.sleep(2.0 ** (failures - 1))
+
+
+def _run_once(command: tuple[str, ...], stopper: _Stopper, output: Path) -> ExitCode | None:
+    """One torchrun from start to end; returns a code only where the user ended it by force."""
+    arguments = [sys.executable, "-m", "planner.trainer.agent", *command[1:]]
+    process = subprocess.Popen(arguments, start_new_session=True, env=_environment())  # noqa: S603 # our own module
+    hearts = _Hearts(output)
+    try:
+        while process.poll() is None:
+            if stopper.times_asked > 1:
+                return stopper.exit_code
+            hearts.end_the_silent()
+            time.sleep(POLL_SECONDS)
+        return None
+    finally:
+        # ranks die with torchrun (PR_SET_PDEATHSIG), whatever happens here
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def _environment() -> dict[str, str]:
+    # one thread for each process, as the plan prices a CPU core; torchrun sets it only from two processes on
+    defaults = {"OMP_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "ERROR"}
+    # the name is planner.trainer.parent's, which nothing imports
+    return {**defaults, **os.environ, "PLANNER_PARENT_PID": str(os.getpid())}
+
+
+class _Hearts:
+    """The hearts of this host's ranks: files that each rank's own thread touches every two seconds.
+
+    A stopped process, or one that is stuck inside a system call with Python's lock held, does not beat; its peers
+    would wait for it until the collective's timeout. Silence is counted in this process's own time, so a suspended
+    machine is no reason to end anything.
+    """
+
+    def __init__(self, output: Path) -> None:
+        self._folder = output / "heartbeats"
+        self._beats: dict[Path, tuple[int, float]] = {}  # when the file last changed, and when that was seen
+        self._looked = time.monotonic()
+        for path in self._folder.glob("rank-*"):  # of ranks that were killed; their numbers are others' by now
+            if self._process_of(path) is not None:
+                path.unlink(missing_ok=True)
+
+    def end_the_silent(self) -> None:
+        """Kill the ranks of this host that have been silent for too long; torchrun then ends the others."""
+        now = time.monotonic()
+        if now - self._looked < SECONDS_BETWEEN_LOOKS:
+            return
+        self._looked = now
+        for path in self._folder.glob("rank-*"):
+            with contextlib.suppress(OSError):  # it ends as we look
+                changed = path.stat().st_mtime_ns
+                before, seen = self._beats.get(path, (0, now))
+                if changed != before:
+                    self._beats[path] = changed, now
+                elif now - seen > SECONDS_OF_SILENCE:
+                    self._end(path)
+
+    def _end(self, path: Path) -> None:
+        del self._beats[path]
+        process = self._process_of(path)
+        if process is not None:
+            say(f"{path.name} has not moved for {SECONDS_OF_SILENCE:.0f} s: ending process {process}")
+            path.unlink()
+            os.kill(process, signal.SIGKILL)
+
+    @staticmethod
+    def _process_of(path: Path) -> int | None:
+        """The process whose heart this is, where it is one of this host."""
+        try:
+            host, process = path.read_text().split()
+        except (OSError, ValueError):  # it ends, or begins, as we look
+            return None
+        return int(process) if host == os.uname().nodename else None
+
+
+class _Stopper:
+    """The first signal asks the ranks to finish their step and save; the second one ends them.
+
+    Asked through a file that the ranks look for after each step: torchrun would give them 30 seconds only, and
+    ranks that are still starting would die of the signal.
+    """
+
+    def __init__(self, output: Path) -> None:
+        self._request = output / "stop"
+        self.times_asked = 0
+        self._signal = signal.SIGTERM
+
+    @property
+    def asked(self) -> bool:
+        """Whether any signal came."""
+        return self.times_asked > 0
+
+    @property
+    def exit_code(self) -> ExitCode | None:
+        """The code of a run that ended by force."""
+        if not self.asked:
+            return None
+        return ExitCode.INTERRUPTED if self._signal == signal.SIGINT else ExitCode.TERMINATED
+
+    def _on_signal(self, number: int, _: object) -> None:
+        self.times_asked += 1
+        self._signal = signal.Signals(number)
+        if self.times_asked == 1:
+            self._request.touch()
+            say("stopping after this step; a second signal ends the run at once")
+
+    @contextlib.contextmanager
+    def listening(self) -> Iterator[None]:
+        """Catch the signals inside the block."""
+        before = {each: signal.signal(each, self._on_signal) for each in _SIGNALS}
+        try:
+            yield
+        finally:
+            for each, handler in before.items():
+                signal.signal(each, handler)
+
+
+def _stamp(output: Path) -> int:
+    """When status.json was last written; 0: never."""
+    try:
+        return (output / "status.json").stat().st_mtime_ns
+    except OSError:
+        return 0
+
+
+def _verdict(output: Path, before: int) -> dict[str, Any]:
+    """What the ranks say; nothing while the file is still that of an earlier run."""
+    silence = {"state": "", "step": 0}
+    if _stamp(output) == before:
+        return silence
+    try:
+        verdict: dict[str, Any] = json.loads((output / "status.json").read_text())
+    except (OSError, ValueError):
+        return silence
+    return verdict
+
+
+def _exit_code(forced: ExitCode | None, verdict: dict[str, Any]) -> int:
+    if forced is not None:
+        return forced
+    codes = {"done": ExitCode.OK, "saved": ExitCode.PREEMPTED, "diverged": ExitCode.DIVERGED}
+    if verdict["state"] == "diverged":
+        say(f"training diverged: {verdict['reason']}")
+    return int(codes.get(verdict["state"], verdict.get("exit_code", ExitCode.RANK_FAILED)))
+
+
+def _newest_checkpoint(output: Path) -> int | None:
+    steps = (path.name.removeprefix("step-") for path in (output / "checkpoints").glob("step-*"))
+    return max((int(step) for step in steps if step.isdigit()), default=None)
+
+
+def say(message: str) -> None:
+    """Tell the user, on standard error."""
+    sys.stderr.write(f"planner launch: {message}\n")
