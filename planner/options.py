@@ -34,6 +34,14 @@ def _read_share(ctx: click.Context, param: click.Parameter, value: str | None) -
     return share
 
 
+def _read_held_out(ctx: click.Context, param: click.Parameter, value: str) -> float:
+    """As `_read_share`, up to a half; click calls this for `--validation`."""
+    share = _read_share(ctx, param, value) or 0.0
+    if share > 1 / 2:
+        raise click.BadParameter(f"{value!r} leaves less for training than for validation")
+    return share
+
+
 def _read_resume(ctx: click.Context, param: click.Parameter, value: str) -> str:  # noqa: ARG001
     """`auto`, `never` or a step; click calls this for `--resume`."""
     if value not in ("auto", "never") and not (value.isascii() and value.isdigit()):
@@ -67,7 +75,11 @@ _WORKLOAD = (
 )
 json_option = click.option("--json", "as_json", is_flag=True, help="Print the document instead of text.")
 _RUN = (
-    click.option("--data", multiple=True, metavar="SOURCE", help="What to train on: files."),
+    click.option("--data", multiple=True, metavar="SOURCE", help="Text, .jsonl, .parquet or .npy file, or hf:NAME."),
+    click.option("--tokenizer", type=click.Path(path_type=Path), metavar="PATH", help="A tokenizer.json; else bytes."),
+    click.option(
+        "--validation", callback=_read_held_out, default="0%", metavar="SHARE", help="Samples to hold out; up to 50%."
+    ),
     count_option("--steps", help="Optimizer steps; the plan's own number by default."),
     click.option(
         "--resume",

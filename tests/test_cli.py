@@ -27,7 +27,7 @@ WORKLOAD = {
     "--nodes", "--gpus", "--seq-len", "--global-batch", "--precision", "--engine", "--set", "--headroom",
     "--allow-tp-across-nodes", "--calibration",
 }  # fmt: skip
-RUN = {"--data", "--steps", "--resume", "--checkpoint-every"}
+RUN = {"--data", "--tokenizer", "--validation", "--steps", "--resume", "--checkpoint-every"}
 CONTRACT = {
     "plan": WORKLOAD
     | {"--pin", "--forbid", "--top", "--solver", "--time-limit", "-o", "--output", "--force", "--stats", "--json"},

@@ -53,4 +53,6 @@ def write_bundle(
 
 
 def _absolute(arguments: RunArguments) -> RunArguments:
-    return replace(arguments, data=tuple(str(Path(each).absolute()) for each in arguments.data))
+    """Paths as they are seen from the folder of the script; a data set of the hub has a name and no path."""
+    data = tuple(each if each.startswith("hf:") else str(Path(each).absolute()) for each in arguments.data)
+    return replace(arguments, data=data, tokenizer=arguments.tokenizer and arguments.tokenizer.absolute())

@@ -31,11 +31,15 @@ class RunArguments:
     """What a run is told besides its plan; `planner.trainer` has an option of the same name for each field.
 
     data: files, or data sets by name; without any, the trainer's own small corpus.
+    tokenizer: a `tokenizer.json` or its folder; without it a token is a byte.
+    validation: share of the samples that is held out.
     steps: optimizer steps; None: as many as the plan's training document says.
     resume: `auto` (the newest intact checkpoint, if any), `never`, or the step of a checkpoint.
     """
 
     data: tuple[str, ...] = ()
+    tokenizer: Path | None = None
+    validation: float = 0.0
     steps: int | None = None
     resume: str = "auto"
     checkpoint_every: int | None = None

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import argparse
-import contextlib
-import json
 import logging
 import os
 import sys
 import traceback
 import warnings
 from datetime import timedelta
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
@@ -19,12 +15,14 @@ import torch.distributed as dist
 
 from planner.errors import EnvironmentProblem, ExitCode, PlannerError
 from planner.plan import read_plan
-from planner.trainer.data import open_corpus
+from planner.trainer.options import corpus_of, parse_options
 from planner.trainer.parent import die_with_parent
-from planner.trainer.train import RunOptions, failure_mark, run, write_status
+from planner.trainer.train import RunOptions, run
 from planner.trainer.trainer import Trainer, check_plan
+from planner.trainer.verdict import record_failure
 
 if TYPE_CHECKING:
+    import argparse
     from collections.abc import Sequence
 
     from planner.plan import Plan
@@ -34,22 +32,22 @@ COLLECTIVE_TIMEOUT = timedelta(minutes=5)  # torch's own 10 to 30 minutes would 
 
 def main(arguments: Sequence[str] | None = None) -> ExitCode:
     """Run one rank; the verdict is in DIR/status.json, because torchrun's exit code cannot tell a saved stop."""
-    options = _parse(arguments)
+    options = parse_options(arguments)
     die_with_parent()
     _quiet_torch()
     try:
         return _train(options)
     except PlannerError as error:
-        if _record_failure(options.output, str(error), error.exit_code):
+        if record_failure(options.output, str(error), error.exit_code, _rank()):
             sys.stderr.write(f"error: {error}\n")
         return error.exit_code
     except Exception as error:  # noqa: BLE001 # the process ends here, and the launcher reads the verdict
         if (out_of_memory := _out_of_memory(error)) is not None:
             first_line = (str(out_of_memory).splitlines() or [""])[0]
             reason = f"rank {_rank()} is out of memory: {first_line}"
-            if _record_failure(options.output, reason, ExitCode.RANK_FAILED):
+            if record_failure(options.output, reason, ExitCode.RANK_FAILED, _rank()):
                 sys.stderr.write(f"error: {reason}\n    help: plan again with more --headroom\n")
-        elif not _lost_a_peer(error) and _record_failure(options.output, repr(error), ExitCode.RANK_FAILED):
+        elif not _lost_a_peer(error) and record_failure(options.output, repr(error), ExitCode.RANK_FAILED, _rank()):
             sys.stderr.write(f"error: rank {_rank()} failed\n")
             traceback.print_exc()
         return ExitCode.RANK_FAILED
@@ -78,34 +76,17 @@ def _lost_a_peer(error: Exception) -> bool:
     return isinstance(error, dist.DistError) or "gloo/" in str(error)
 
 
-def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="planner.trainer", allow_abbrev=False)
-    parser.add_argument("plan", type=Path)
-    parser.add_argument("--output", type=Path, required=True)
-    parser.add_argument("--steps", type=int)
-    parser.add_argument("--data", type=Path, action="append", default=[])
-    parser.add_argument("--resume", default="auto")
-    parser.add_argument("--checkpoint-every", type=int)
-    return parser.parse_args(arguments)
-
-
 def _train(options: argparse.Namespace) -> ExitCode:
     plan = read_plan(options.plan)
     check_plan(plan)
-    training = plan.training
-    corpus = open_corpus(
-        tuple(options.data),
-        sequence_length=training.sequence_length,
-        vocab_size=plan.model.vocab_size,
-        seed=training.seed,
-    )
+    corpus = corpus_of(plan, options)
     device = _pick_device(plan)
     on_gpu = device.type == "cuda"
     dist.init_process_group(
         "nccl" if on_gpu else "gloo", timeout=COLLECTIVE_TIMEOUT, device_id=device if on_gpu else None
     )
     try:
-        trainer = Trainer(plan, corpus, device, num_steps=options.steps or training.steps)
+        trainer = Trainer(plan, corpus, device, num_steps=options.steps or plan.training.steps)
         chosen = RunOptions(output=options.output, resume=options.resume, checkpoint_every=options.checkpoint_every)
         return run(trainer, chosen)
     finally:
@@ -125,20 +106,6 @@ def _pick_device(plan: Plan) -> torch.device:
         )
     torch.cuda.set_device(index)
     return torch.device("cuda", index)
-
-
-def _record_failure(output: Path, reason: str, code: ExitCode) -> bool:
-    """Write the verdict, unless another rank of this run was faster; returns whether this one was the first."""
-    output.mkdir(parents=True, exist_ok=True)
-    try:
-        (output / failure_mark()).touch(exist_ok=False)
-    except FileExistsError:
-        return False
-    status = output / "status.json"
-    step = json.loads(status.read_text())["step"] if status.exists() else 0
-    with contextlib.suppress(OSError):  # a full disk: the message on stderr has to do
-        write_status(output, "failed", step, reason, rank=_rank(), exit_code=int(code))
-    return True
 
 
 def _quiet_torch() -> None:

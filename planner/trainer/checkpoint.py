@@ -20,6 +20,7 @@ from torch.distributed.checkpoint.state_dict_loader import load as load_tensors
 from torch.distributed.checkpoint.state_dict_saver import save as save_tensors
 
 from planner.errors import EnvironmentProblem, InputError
+from planner.layout import format_layout
 from planner.trainer.model import canonical_name
 from planner.trainer.unpickle import SafeReader
 from planner.units import format_bytes
@@ -80,7 +81,7 @@ def restore(trainer: Trainer, folder: Path, step: int | None = None) -> int | No
 
     Raises:
         EnvironmentProblem: there are checkpoints, and none of them is intact.
-        InputError: the checkpoint is of another model, or `step` has none.
+        InputError: the checkpoint is of another model or other data, or `step` has none.
     """
     steps = saved_steps(folder)
     if step is not None and step not in steps:
@@ -117,7 +118,8 @@ def _state(trainer: Trainer) -> dict[str, Any]:
         "step": trainer.step_number,
         "samples": trainer.step_number * trainer.plan.training.global_batch_size,
         "model": trainer.plan.model.model_dump(mode="json"),
-        "layout": str(trainer.plan.layout),
+        "layout": format_layout(trainer.plan.layout),
+        "data": trainer.corpus.fingerprint,
         "torch": torch.__version__,
     }
 
@@ -126,6 +128,11 @@ def _load(trainer: Trainer, checkpoint: Path) -> None:
     state = json.loads((checkpoint / STATE).read_text())
     if state["model"] != trainer.plan.model.model_dump(mode="json"):
         raise InputError(f"{checkpoint} is of another model", hint="give another --output, or --resume never")
+    if state["data"] != trainer.corpus.fingerprint:
+        raise InputError(
+            f"{checkpoint} was trained on other data: --data, --tokenizer or --validation differ",
+            hint="give the same ones, or start another run with another --output",
+        )
     try:
         load_tensors(_tensors(trainer, trainer.parameters()), storage_reader=SafeReader(checkpoint))
     except CheckpointException as error:

@@ -5,13 +5,12 @@ from __future__ import annotations
 import contextlib
 import json
 import math
-import os
 import signal
 import threading
 import time
 from collections import deque
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
@@ -21,6 +20,7 @@ from planner.trainer.checkpoint import restore, save
 from planner.trainer.heartbeat import heartbeat
 from planner.trainer.measure import MemoryMeter, measurements, peak_memory_bytes
 from planner.trainer.progress import make_progress
+from planner.trainer.verdict import forget_failures, write_status
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from planner.trainer.trainer import StepResult, Trainer
 
-__all__ = ["RunOptions", "failure_mark", "run", "write_status"]
+__all__ = ["RunOptions", "run"]
 
 RESULTS_KEPT = 1000  # the newest steps, for the medians of measurements.json
 
@@ -92,8 +92,7 @@ class _Run:
         dist.barrier()  # a rank that fails until here has the last word: nothing below writes over its verdict
         if self.chief:
             _forget_later_steps(options.output / "metrics.jsonl", trainer.step_number)
-            for mark in options.output.glob(".failed-*"):
-                mark.unlink()
+            forget_failures(options.output)
             write_status(options.output, "running", trainer.step_number)
         code = ExitCode.OK
         with _signals_set(self.stop), make_progress(trainer, show=self.chief) as show:
@@ -154,24 +153,6 @@ class _Run:
             write_status(output, "saved", step, "stopped by a signal")
         else:
             write_status(output, "done", step)
-
-
-def write_status(output: Path, state: str, step: int, reason: str = "", **details: Any) -> None:
-    """Replace DIR/status.json, the verdict that the launcher reads.
-
-    state: running, done, saved (stopped on request, can be resumed), diverged or failed.
-    """
-    draft = output / f".status.{os.getpid()}.tmp"
-    draft.write_text(json.dumps({"state": state, "step": step, "reason": reason, **details}) + "\n")
-    draft.replace(output / "status.json")
-
-
-def failure_mark() -> str:
-    """Name of the file by which the first failing rank of this torchrun tells the others.
-
-    Several hosts share a run id that they use again next time; the port is this start's own.
-    """
-    return f".failed-{os.environ.get('TORCHELASTIC_RUN_ID', 'alone')}-{os.environ.get('MASTER_PORT', '')}"
 
 
 def _forget_later_steps(metrics: Path, step: int) -> None:

@@ -6,14 +6,13 @@ import json
 import math
 from dataclasses import replace
 
-import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
 # ruff: noqa: E402 # what follows imports torch
 
 from planner.cost.parameters import num_params
-from planner.errors import EnvironmentProblem, ExitCode, InputError
+from planner.errors import ExitCode, InputError
 from planner.layout import Layout, even_split
 from planner.search.candidates import layout_at, legal_degrees
 from planner.search.constraints import Constraints
@@ -21,7 +20,6 @@ from planner.specs.load import load_job
 from planner.specs.model import ModelSpec
 from planner.specs.training import TrainingSpec
 from planner.trainer import __main__ as program
-from planner.trainer.data import open_corpus
 from planner.trainer.model import RmsNorm, Transformer, initial_value, rotate
 from planner.trainer.optimizer import learning_rate
 from planner.trainer.trainer import check_plan
@@ -108,67 +106,6 @@ def test_the_learning_rate_is_torchs_cosine():
         optimizer.step()
         cosine.step()
         assert learning_rate(step, 20, training) == pytest.approx(optimizer.param_groups[0]["lr"])
-
-
-def corpus(tmp_path, tokens, *, length=4, seed=3, vocab=256, name="data.npy"):
-    path = tmp_path / name
-    np.save(path, tokens)
-    return open_corpus((path,), sequence_length=length, vocab_size=vocab, seed=seed)
-
-
-@pytest.mark.parametrize("num_windows", [1, 2, 7, 12, 30])
-def test_an_epoch_visits_every_window_once(num_windows, tmp_path):
-    data = corpus(tmp_path, np.arange(num_windows * 4 + 1, dtype=np.uint16))
-    for epoch in range(3):
-        inputs, targets = data.batch(epoch * num_windows, num_windows)
-        assert sorted(inputs[:, 0].tolist()) == list(range(0, num_windows * 4, 4))
-        assert (targets == inputs + 1).all()
-
-
-def test_epochs_and_seeds_differ_in_order(tmp_path):
-    tokens = np.arange(401, dtype=np.uint16)
-    data = corpus(tmp_path, tokens, vocab=500)
-    first, second = data.batch(0, 100)[0], data.batch(100, 100)[0]
-    assert not torch.equal(first, second)
-    assert not torch.equal(first, corpus(tmp_path, tokens, vocab=500, seed=4).batch(0, 100)[0])
-
-
-def test_a_batch_does_not_depend_on_how_it_is_cut(tmp_path):
-    data = corpus(tmp_path, np.arange(401, dtype=np.uint32), vocab=500)
-    whole = data.batch(96, 8)[0]
-    assert torch.equal(whole, torch.cat([data.batch(96 + 2 * i, 2)[0] for i in range(4)]))
-
-
-def test_text_and_jsonl_are_bytes(tmp_path):
-    text, lines = tmp_path / "a.txt", tmp_path / "b.jsonl"
-    text.write_bytes(b"0123456789")
-    lines.write_text("".join(json.dumps({"text": part}) + "\n" for part in ("abc", "de")))
-    data = open_corpus((text, lines), sequence_length=5, vocab_size=256, seed=0)
-    inputs = data.batch(0, 2)[0]
-    assert data.num_windows == 2
-    assert {bytes(row.tolist()) for row in inputs} == {b"01234", b"abc\nd"}
-
-
-def test_the_default_corpus_is_python_source():
-    data = open_corpus((), sequence_length=1000, vocab_size=256, seed=0)
-    assert data.num_windows > 1000
-    assert b"self" in bytes(data.batch(0, 20)[0].flatten().tolist())
-
-
-def test_bad_data_is_told_apart(tmp_path):
-    with pytest.raises(EnvironmentProblem, match="cannot read"):
-        open_corpus((tmp_path / "none.txt",), sequence_length=4, vocab_size=256, seed=0)
-    with pytest.raises(InputError, match="1-D uint16 or uint32"):
-        corpus(tmp_path, np.zeros(9))
-    with pytest.raises(InputError, match="hold 3 tokens"):
-        corpus(tmp_path, np.zeros(3, dtype=np.uint16))
-    with pytest.raises(InputError, match="token id 400"):
-        corpus(tmp_path, np.full(9, 400, dtype=np.uint16)).batch(0, 1)
-    (tmp_path / "c.jsonl").write_text('{"content": "x"}\n')
-    with pytest.raises(InputError, match="line 1 has no text"):
-        open_corpus((tmp_path / "c.jsonl",), sequence_length=4, vocab_size=256, seed=0)
-    with pytest.raises(InputError, match="too small for bytes"):
-        open_corpus((), sequence_length=4, vocab_size=100, seed=0)
 
 
 @pytest.mark.parametrize(

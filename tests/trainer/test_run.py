@@ -155,6 +155,16 @@ def test_a_checkpoint_of_another_model_is_refused(interrupted, run_job, make_pla
         run_job("train", make_plan("dp=1,mbs=4", "gpt"), steps=STEPS, output=str(interrupted))
 
 
+def test_other_data_are_refused(interrupted, run_job, make_plan, tmp_path):
+    """A run goes on with the samples it has not seen; of other data it would skip the first ones in silence."""
+    (tmp_path / "data.txt").write_bytes(bytes(range(256)) * 100)
+    plan, options = make_plan("dp=1,mbs=4", "tied-llama"), {"steps": STEPS, "output": str(interrupted)}
+    with pytest.raises(RuntimeError, match=r"InputError: .* was trained on other data"):
+        run_job("train", plan, data=[str(tmp_path / "data.txt")], **options)
+    with pytest.raises(RuntimeError, match=r"InputError: .* was trained on other data"):
+        run_job("train", plan, validation=0.1, **options)
+
+
 def test_one_bad_number_stops_all_ranks_before_they_update(run_job, make_plan, tmp_path):
     plan = make_plan("pp=2,dp=2,zero=1,mbs=2")
     code = run_job("train", plan, steps=STEPS, output=str(tmp_path), poison_rank=3)

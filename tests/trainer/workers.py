@@ -35,10 +35,11 @@ FORK = multiprocessing.get_context("fork")
 def corpus_of(plan: Plan, job: dict[str, Any]) -> Any:
     training = plan.training
     return open_corpus(
-        tuple(Path(path) for path in job.get("data", ())),
+        tuple(job.get("data", ())),
         sequence_length=training.sequence_length,
         vocab_size=plan.model.vocab_size,
         seed=training.seed,
+        validation=job.get("validation", 0.0),
     )
 
 

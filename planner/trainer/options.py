@@ -1,0 +1,43 @@
+"""The options of a rank: the fields of `planner.emit.torchrun.RunArguments`, and where the run lives."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from planner.trainer.data import Corpus, open_corpus
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from planner.plan import Plan
+
+__all__ = ["corpus_of", "parse_options"]
+
+
+def parse_options(words: Sequence[str] | None) -> argparse.Namespace:
+    """Read the words behind `-m planner.trainer`; `planner launch` has explained and checked them."""
+    parser = argparse.ArgumentParser(prog="planner.trainer", allow_abbrev=False)
+    parser.add_argument("plan", type=Path)
+    parser.add_argument("--output", type=Path, required=True)
+    parser.add_argument("--steps", type=int)
+    parser.add_argument("--data", action="append", default=[])
+    parser.add_argument("--tokenizer", type=Path)
+    parser.add_argument("--validation", type=float, default=0.0)
+    parser.add_argument("--resume", default="auto")
+    parser.add_argument("--checkpoint-every", type=int)
+    return parser.parse_args(words)
+
+
+def corpus_of(plan: Plan, options: argparse.Namespace) -> Corpus:
+    """Open the data of a run; raises as `open_corpus` does."""
+    return open_corpus(
+        tuple(options.data),
+        sequence_length=plan.training.sequence_length,
+        vocab_size=plan.model.vocab_size,
+        seed=plan.training.seed,
+        tokenizer=options.tokenizer,
+        validation=options.validation,
+        cache=options.output / "tokens",
+    )

@@ -1,0 +1,211 @@
+"""Where tokens come from: text, JSONL, Parquet, Hugging Face data sets and token files, each as one token array.
+
+Documents are packed one behind the other, with an end-of-document token after each. What is not made of tokens is
+turned into them once and kept in the run's folder, mapped and not loaded; ranks that ask at the same time wait for
+the first.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import itertools
+import json
+import sysconfig
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+
+from planner.errors import EnvironmentProblem, InputError
+from planner.trainer.tokenizer import ByteTokenizer, Tokenizer, read_tokenizer
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+__all__ = ["Tokens", "fingerprint", "open_sources"]
+
+HUGGING_FACE = "hf:"
+DOCUMENTS_AT_ONCE = 1000
+SAMPLED_BLOCKS, BLOCK_BYTES = 64, 4096
+
+
+class Tokens(Protocol):
+    """A 1-D array of token ids; only the part that is asked for is read."""
+
+    def __len__(self) -> int: ...
+    def __getitem__(self, index: Any) -> Any: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Source:
+    """One entry of `--data`; without any, the sources of the running Python's standard library."""
+
+    name: str
+
+    @property
+    def is_hub(self) -> bool:
+        return self.name.startswith(HUGGING_FACE)
+
+    @property
+    def holds_tokens(self) -> bool:
+        return self.name.endswith(".npy") and not self.is_hub
+
+    @property
+    def is_text(self) -> bool:
+        return bool(self.name) and not self.is_hub and Path(self.name).suffix not in (".npy", ".jsonl", ".parquet")
+
+    def documents(self) -> Iterator[bytes]:
+        """The documents of this source, as UTF-8."""
+        path = Path(self.name)
+        if not self.name:
+            return (file.read_bytes() for file in sorted(Path(sysconfig.get_path("stdlib")).glob("*.py")))
+        if self.is_hub:
+            return _data_set(self.name.removeprefix(HUGGING_FACE))
+        if path.suffix == ".jsonl":
+            return _jsonl(path)
+        return _parquet(path) if path.suffix == ".parquet" else iter((path.read_bytes(),))
+
+
+def open_sources(
+    names: tuple[str, ...], *, tokenizer: Path | None, vocab_size: int, cache: Path | None
+) -> list[Tokens]:
+    """The tokens of every source.
+
+    names: `.npy` files of token ids (uint16 or uint32), `.jsonl` and `.parquet` files with a column `text`,
+    `hf:NAME[:SPLIT[:COLUMN]]` for a data set of the Hugging Face hub, and any other file as one text.
+    tokenizer: a `tokenizer.json` or its folder; without it a token is a byte.
+    cache: folder for the tokens of texts; None keeps them in memory.
+
+    Raises:
+        EnvironmentProblem: a file that cannot be read, or a library that is missing.
+        InputError: a file of another kind, or a tokenizer that does not fit the vocabulary.
+    """
+    sources = [_Source(name=name) for name in names or ("",)]
+    reader: Tokenizer = ByteTokenizer(vocab_size)
+    if not all(source.holds_tokens for source in sources):
+        reader = read_tokenizer(tokenizer) if tokenizer else reader
+        reader.check(vocab_size)
+    opened = []
+    for source in sources:
+        with _told(source.name):
+            opened.append(_token_file(Path(source.name)) if source.holds_tokens else _read(source, reader, cache))
+    return opened
+
+
+def fingerprint(names: tuple[str, ...], tokenizer: Path | None) -> str:
+    """A hash by which a resumed run notices other data: sizes and samples of the files, not their names.
+
+    Of each file 64 blocks are read, so that terabytes cost nothing. Raises as `open_sources` does.
+    """
+    total = hashlib.sha256()
+    for name in names:
+        with _told(name):
+            part = name.encode() if name.startswith(HUGGING_FACE) else _sample(Path(name))
+            total.update(hashlib.sha256(part).digest())
+    if tokenizer is not None:
+        total.update(b"tokenizer" + read_tokenizer(tokenizer).digest)
+    return total.hexdigest()
+
+
+def _sample(path: Path) -> bytes:
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        parts = [str(size).encode()]
+        for number in range(SAMPLED_BLOCKS):
+            file.seek(number * max(0, size - BLOCK_BYTES) // (SAMPLED_BLOCKS - 1))
+            parts.append(file.read(BLOCK_BYTES))
+    return b"".join(parts)
+
+
+@contextlib.contextmanager
+def _told(name: str) -> Iterator[None]:
+    """Turn what reading a source can raise into a message with its name."""
+    try:
+        yield
+    except OSError as error:
+        raise EnvironmentProblem(f"cannot read {name}: {error.strerror or error}") from None
+    except ImportError as error:
+        library = (error.name or "").partition(".")[0]
+        raise EnvironmentProblem(
+            f"{name} needs {library}, which is not installed", hint="pip install 'parallel-planner[data]'"
+        ) from None
+    except ValueError as error:
+        raise InputError(f"{name}: {error}") from None
+
+
+def _token_file(path: Path) -> Tokens:
+    tokens: np.ndarray[Any, Any] = np.load(path, mmap_mode="r", allow_pickle=False)
+    if tokens.ndim != 1 or tokens.dtype not in (np.uint16, np.uint32):
+        raise ValueError(f"holds {tokens.dtype} of shape {tokens.shape}; token files are 1-D uint16 or uint32")
+    return tokens
+
+
+def _read(source: _Source, tokenizer: Tokenizer, cache: Path | None) -> Tokens:
+    width = tokenizer.dtype
+    if isinstance(tokenizer, ByteTokenizer) and source.is_text:
+        return np.memmap(source.name, dtype=np.uint8, mode="r")  # its bytes are its tokens already
+    if cache is None:
+        return np.concatenate([np.zeros(0, width), *_encoded(source, tokenizer)])
+    key = hashlib.sha256(fingerprint((source.name,) if source.name else (), None).encode() + tokenizer.digest)
+    path = cache / f"{key.hexdigest()[:32]}.{width.name}"
+    cache.mkdir(parents=True, exist_ok=True)
+    with (cache / ".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # ranks and hosts that come later find the file finished
+        if not path.exists():
+            draft = path.with_suffix(".tmp")
+            with draft.open("wb") as file:
+                for part in _encoded(source, tokenizer):
+                    file.write(part.tobytes())
+            draft.replace(path)
+    if path.stat().st_size == 0:
+        return np.zeros(0, width)
+    return np.memmap(path, dtype=width, mode="r")
+
+
+def _encoded(source: _Source, tokenizer: Tokenizer) -> Iterator[np.ndarray[Any, Any]]:
+    """Tokens of all documents, an end-of-document token behind each."""
+    documents = source.documents()
+    while batch := list(itertools.islice(documents, DOCUMENTS_AT_ONCE)):
+        yield tokenizer.encode(batch)
+
+
+def _jsonl(path: Path) -> Iterator[bytes]:
+    with path.open(encoding="utf-8") as lines:
+        for number, line in enumerate(lines, 1):
+            if not line.strip():
+                continue
+            record = json.loads(line)
+            if not isinstance(record, dict) or not isinstance(record.get("text"), str):
+                raise ValueError(f"line {number} has no text under the key `text`")  # noqa: TRY004 # the data, not a type
+            yield record["text"].encode()
+
+
+def _parquet(path: Path) -> Iterator[bytes]:
+    from pyarrow import parquet
+
+    with parquet.ParquetFile(path) as file:
+        if "text" not in file.schema_arrow.names:
+            raise ValueError(f"has no column `text`, but {', '.join(file.schema_arrow.names)}")
+        for batch in file.iter_batches(columns=["text"]):
+            yield from _texts(batch.column(0).to_pylist())
+
+
+def _data_set(name: str) -> Iterator[bytes]:
+    """A data set of the Hugging Face hub, or of its cache: NAME, its split (`train`) and its column (`text`)."""
+    import datasets
+
+    hub_name, split, column = [*name.split(":"), "", ""][:3]
+    rows = datasets.load_dataset(hub_name, split=split or "train")
+    if (column or "text") not in rows.column_names:
+        raise ValueError(f"has no column `{column or 'text'}`, but {', '.join(rows.column_names)}")
+    return _texts(row[column or "text"] for row in rows)
+
+
+def _texts(values: Iterable[Any]) -> Iterator[bytes]:
+    for value in values:
+        if not isinstance(value, str):
+            raise ValueError(f"holds {type(value).__name__} where text belongs")  # noqa: TRY004 # the data, not a type
+        yield value.encode()

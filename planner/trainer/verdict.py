@@ -1,0 +1,53 @@
+"""DIR/status.json, the verdict that the launcher reads: torchrun's exit code cannot tell a saved stop from a crash."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from planner.errors import ExitCode
+
+__all__ = ["forget_failures", "record_failure", "write_status"]
+
+
+def write_status(output: Path, state: str, step: int, reason: str = "", **details: Any) -> None:
+    """Replace DIR/status.json.
+
+    state: running, done, saved (stopped on request, can be resumed), diverged or failed.
+    """
+    draft = output / f".status.{os.getpid()}.tmp"
+    draft.write_text(json.dumps({"state": state, "step": step, "reason": reason, **details}) + "\n")
+    draft.replace(output / "status.json")
+
+
+def record_failure(output: Path, reason: str, code: ExitCode, rank: int) -> bool:
+    """Write the verdict, unless another rank of this run was faster; returns whether this one was the first."""
+    output.mkdir(parents=True, exist_ok=True)
+    try:
+        (output / _failure_mark()).touch(exist_ok=False)
+    except FileExistsError:
+        return False
+    status = output / "status.json"
+    step = json.loads(status.read_text())["step"] if status.exists() else 0
+    with contextlib.suppress(OSError):  # a full disk: the message on stderr has to do
+        write_status(output, "failed", step, reason, rank=rank, exit_code=int(code))
+    return True
+
+
+def forget_failures(output: Path) -> None:
+    """Remove the marks of earlier starts; called once all ranks have started."""
+    for mark in output.glob(".failed-*"):
+        mark.unlink()
+
+
+def _failure_mark() -> str:
+    """Name of the file by which the first failing rank of this torchrun tells the others.
+
+    Several hosts share a run id that they use again next time; the port is this start's own.
+    """
+    return f".failed-{os.environ.get('TORCHELASTIC_RUN_ID', 'alone')}-{os.environ.get('MASTER_PORT', '')}"
