@@ -11,6 +11,8 @@ import difflib
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, Final, Protocol, cast, get_args
 
+import numpy as np
+
 from planner.errors import InputError, Mistake
 from planner.specs.engine import Recompute, Schedule
 
@@ -25,8 +27,11 @@ __all__ = [
     "check_value",
     "even_split",
     "format_layout",
+    "head_stage",
+    "of_chunks",
     "parse_assignments",
     "parse_layout",
+    "stage_of_chunk",
     "with_stages",
 ]
 
@@ -75,8 +80,8 @@ class Degrees(Protocol):
 class Layout:
     """How a training step is cut.
 
-    `layers_per_stage` and `recompute` have pp * interleave entries, one per chunk in model order; chunk j runs
-    on pipeline stage j % pp. `hsdp` is the number of replicas of the ZeRO-sharded group.
+    `layers_per_stage` and `recompute` have pp * interleave entries, one per chunk in model order; `stage_of_chunk`
+    says where each runs. `hsdp` is the number of replicas of the ZeRO-sharded group.
     """
 
     tp: int = 1
@@ -137,7 +142,7 @@ class Layout:
 
     def chunks_of_stage(self, stage: int) -> tuple[int, ...]:
         """Chunks (in model order) that pipeline stage `stage` holds."""
-        return tuple(range(stage, self.num_chunks, self.pp))
+        return tuple(c for c in range(self.num_chunks) if stage_of_chunk(self.schedule, self.pp, c) == stage)
 
     def layers_of_stage(self, stage: int) -> int:
         """Layers that pipeline stage `stage` holds, over all its chunks."""
@@ -152,14 +157,37 @@ class Layout:
         return format_layout(self)
 
 
-def balanced_chunks(layers_of_stage: tuple[int, ...], interleave: int) -> tuple[int, ...]:
+_V_SHAPED: Final = ("zbv", "dualpipev")
+
+
+def stage_of_chunk(schedule: Schedule, pp: Any, chunk: Any) -> Any:
+    """The stage that holds a chunk: chunk % pp; the V-shaped schedules go there and back again. Broadcasts.
+
+    Source: Narayanan et al. (SC 2021), section 2.2.2; Qi et al. (2023), ZB-V.
+    """
+    return np.minimum(chunk, 2 * pp - 1 - chunk) if schedule in _V_SHAPED else chunk % pp
+
+
+def head_stage(layout: Degrees) -> Any:
+    """The stage that holds the end of the model: the last one, and of a V the first. Broadcasts."""
+    return stage_of_chunk(layout.schedule, layout.pp, layout.pp * layout.interleave - 1)
+
+
+def of_chunks(of_stages: tuple[Any, ...], interleave: int, schedule: Schedule) -> tuple[Any, ...]:
+    """What is given for each stage, listed for each chunk in model order."""
+    pp = len(of_stages)
+    return tuple(of_stages[int(stage_of_chunk(schedule, pp, chunk))] for chunk in range(pp * interleave))
+
+
+def balanced_chunks(
+    layers_of_stage: tuple[int, ...], interleave: int, schedule: Schedule = "interleaved"
+) -> tuple[int, ...]:
     """Cut each stage's layers into `interleave` chunks that differ by at most one, and list them in model order."""
-    chunks = []
-    for chunk in range(interleave):
-        for layers in layers_of_stage:
-            base, extra = divmod(layers, interleave)
-            chunks.append(base + (1 if chunk < extra else 0))
-    return tuple(chunks)
+    pp = len(layers_of_stage)
+    return tuple(
+        layers // interleave + (1 if chunk // pp < layers % interleave else 0)
+        for chunk, layers in enumerate(of_chunks(layers_of_stage, interleave, schedule))
+    )
 
 
 def _collapse(values: tuple[Any, ...]) -> str:
@@ -228,8 +256,8 @@ def parse_layout(text: str, *, num_layers: int, num_devices: int, option: str = 
     """Read `tp=8,pp=4,mbs=1,...`; what is left out is derived or takes its default.
 
     Defaults: every degree 1, zero 0, mbs 1, no recompute, sp 1 when tp > 1, schedule `interleaved` when
-    interleave > 1 else `1f1b`, dp = num_devices / (tp * pp * cp), layers as even as possible with the first
-    stages taking the remainder.
+    interleave > 1 else `1f1b`, interleave 2 for the V-shaped schedules, dp = num_devices / (tp * pp * cp), layers as
+    even as possible with the first stages taking the remainder.
 
     Raises:
         InputError: unknown keys, bad values, or lists of the wrong length.
@@ -240,18 +268,18 @@ def parse_layout(text: str, *, num_layers: int, num_devices: int, option: str = 
         raise InputError(*mistakes)
     number = {key: int(given[key]) for key in (*_COUNTS, "zero", "sp") if key in given}
     tp, pp, cp = number.get("tp", 1), number.get("pp", 1), number.get("cp", 1)
-    interleave = number.get("interleave", 1)
+    schedule = cast("Schedule", given.get("schedule", "interleaved" if number.get("interleave", 1) > 1 else "1f1b"))
+    interleave = number.setdefault("interleave", 2 if schedule in _V_SHAPED else 1)
     number.setdefault("dp", max(1, num_devices // (tp * pp * cp)))
     number.setdefault("sp", 1 if tp > 1 else 0)
     chunks = pp * interleave
-    default_layers = "/".join(map(str, even_split(num_layers, pp, interleave)))
+    default_layers = "/".join(map(str, even_split(num_layers, pp, interleave, schedule)))
     layers = tuple(int(part) for part in given.get("layers_per_stage", default_layers).split("/"))
     recompute = tuple(given.get("recompute", "none").split("/"))
     recompute = recompute * chunks if len(recompute) == 1 else recompute
-    schedule = given.get("schedule", "interleaved" if interleave > 1 else "1f1b")
     layout = Layout(
         **number,
-        schedule=cast("Schedule", schedule),
+        schedule=schedule,
         recompute=cast("tuple[Recompute, ...]", recompute),
         offload=given.get("offload", "none"),
         layers_per_stage=layers,
@@ -260,10 +288,10 @@ def parse_layout(text: str, *, num_layers: int, num_devices: int, option: str = 
     return layout
 
 
-def even_split(num_layers: int, pp: int, interleave: int) -> tuple[int, ...]:
+def even_split(num_layers: int, pp: int, interleave: int, schedule: Schedule = "1f1b") -> tuple[int, ...]:
     """Layers per chunk, as even as possible: stages differ by at most one, and so do a stage's chunks."""
     base, extra = divmod(num_layers, pp)
-    return balanced_chunks(tuple(base + (1 if stage < extra else 0) for stage in range(pp)), interleave)
+    return balanced_chunks(tuple(base + (1 if stage < extra else 0) for stage in range(pp)), interleave, schedule)
 
 
 def _check_lists(layout: Layout, num_layers: int, option: str) -> None:
@@ -293,6 +321,6 @@ def with_stages(layout: Layout, layers_of_stage: tuple[int, ...], recompute_of_s
     """The same degrees with these layers and recompute policies, given per stage (not per chunk)."""
     return replace(
         layout,
-        layers_per_stage=balanced_chunks(layers_of_stage, layout.interleave),
-        recompute=recompute_of_stage * layout.interleave,
+        layers_per_stage=balanced_chunks(layers_of_stage, layout.interleave, layout.schedule),
+        recompute=of_chunks(recompute_of_stage, layout.interleave, layout.schedule),
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
     from planner.specs.job import Job
 
 __all__ = [
+    "PassSeconds",
     "accumulation_seconds",
     "head_seconds",
     "linear_seconds",
@@ -31,6 +33,45 @@ background user's guide, section 3)."""
 _UNALIGNED_SHARE: Final = 0.75
 """What other widths reach of that: BLOOM's tuning runs with hidden size 14400 (1800 for each of 8 ranks) took
 1.3 times as long as its neighbours of 14336."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PassSeconds:
+    """Seconds of one microbatch in each pass; every field broadcasts.
+
+    The backward pass has two parts: the gradients of the inputs, which the layer before waits for, and those of the
+    weights, which nobody does. Only the second products of linear maps are counted as the latter.
+    """
+
+    forward: Any = 0.0
+    backward_input: Any = 0.0
+    backward_weight: Any = 0.0
+
+    @property
+    def backward(self) -> Any:
+        """The whole backward pass."""
+        return self.backward_input + self.backward_weight
+
+    @property
+    def total(self) -> Any:
+        """All passes."""
+        return self.forward + self.backward
+
+    def __add__(self, other: PassSeconds) -> PassSeconds:
+        """Both, one after the other."""
+        return PassSeconds(
+            forward=self.forward + other.forward,
+            backward_input=self.backward_input + other.backward_input,
+            backward_weight=self.backward_weight + other.backward_weight,
+        )
+
+    def __mul__(self, times: Any) -> PassSeconds:
+        """As many of it, or the share `times` of it."""
+        return PassSeconds(
+            forward=self.forward * times,
+            backward_input=self.backward_input * times,
+            backward_weight=self.backward_weight * times,
+        )
 
 
 def _kernel_share(device: DeviceSpec, m: Any, n: Any, k: Any, batch: Any) -> Any:
@@ -77,8 +118,8 @@ def memory_bound_seconds(job: Job, num_bytes: Any) -> Any:
 
 def linear_seconds(
     job: Job, tokens: Any, fan_in: Any, fan_out: Any, batch: Any = 1.0, *, precision: Precision | None = None
-) -> tuple[Any, Any]:
-    """Forward, and backward (gradient of the input and of the weight), of one linear map (or `batch` of them).
+) -> PassSeconds:
+    """Seconds of one linear map (or `batch` of them): output, gradient of the input, gradient of the weight.
 
     In 8 or 4 bits the inputs and the output gradients are quantised on the way, in both orientations: 2 bytes
     read and 2 written for each element.
@@ -87,15 +128,15 @@ def linear_seconds(
     """
     forward = matmul_seconds(job, tokens, fan_out, fan_in, batch, precision=precision)
     backward = matmul_seconds(job, tokens, fan_in, fan_out, batch, precision=precision)
-    backward = backward + matmul_seconds(job, fan_out, fan_in, tokens, batch, precision=precision)
+    weight = matmul_seconds(job, fan_out, fan_in, tokens, batch, precision=precision)
     if (precision or job.training.precision) in ("fp8", "fp4"):
         forward = forward + memory_bound_seconds(job, 4.0 * tokens * fan_in * batch)
         backward = backward + memory_bound_seconds(job, 4.0 * tokens * fan_out * batch)
-    return forward, backward
+    return PassSeconds(forward=forward, backward_input=backward, backward_weight=weight)
 
 
-def head_seconds(job: Job, layout: Degrees) -> tuple[Any, Any]:
-    """Forward and backward seconds of the output head and the loss for one microbatch, on the last stage.
+def head_seconds(job: Job, layout: Degrees) -> PassSeconds:
+    """Seconds of the output head and the loss for one microbatch, on the last stage.
 
     The loss reads and writes fp32 logits: 4 passes of 4 bytes forward, 3 backward.
 
@@ -103,13 +144,12 @@ def head_seconds(job: Job, layout: Degrees) -> tuple[Any, Any]:
     """
     tokens = job.training.sequence_length * layout.mbs / layout.cp
     vocab = padded_vocab(job.model, job.engine, layout)
-    forward, backward = linear_seconds(job, tokens, job.model.hidden_size, vocab, precision=job.core_precision)
+    linear = linear_seconds(job, tokens, job.model.hidden_size, vocab, precision=job.core_precision)
     logits = tokens * vocab
-    slowdown = job.calibration.slowdown
-    return (
-        slowdown * (forward + memory_bound_seconds(job, 16.0 * logits)),
-        slowdown * (backward + memory_bound_seconds(job, 12.0 * logits)),
+    loss = PassSeconds(
+        forward=memory_bound_seconds(job, 16.0 * logits), backward_input=memory_bound_seconds(job, 12.0 * logits)
     )
+    return (linear + loss) * job.calibration.slowdown
 
 
 def accumulation_seconds(job: Job, num_params: Any) -> Any:

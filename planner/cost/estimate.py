@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, fields, replace
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -53,9 +53,9 @@ class Estimate:
 
 
 def _one_stage(prices: StagePrices, stage: int, pp: int) -> StagePrices:
-    return StagePrices(
-        **{f.name: float(np.broadcast_to(getattr(prices, f.name), (pp,))[stage]) for f in fields(StagePrices)}
-    )
+    names = [f.name for f in fields(StagePrices) if f.name != "passes"]
+    one: dict[str, Any] = {name: float(np.broadcast_to(getattr(prices, name), (pp,))[stage]) for name in names}
+    return replace(prices, **one)
 
 
 def estimate(job: Job, layout: Layout) -> Estimate:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from planner.cost.compute import linear_seconds, matmul_seconds, memory_bound_seconds
+from planner.cost.compute import PassSeconds, linear_seconds, matmul_seconds, memory_bound_seconds
 
 if TYPE_CHECKING:
     from planner.layout import Degrees
@@ -27,11 +27,10 @@ _BACKWARD_OPERATORS: Final = 1.6
 class LayerSeconds:
     """Seconds of one layer for one microbatch on one device, without communication.
 
-    core_forward is the part of `forward` that selective recompute repeats.
+    core_forward is the part of the forward pass that selective recompute repeats.
     """
 
-    forward: Any
-    backward: Any
+    passes: PassSeconds
     core_forward: Any
 
 
@@ -62,8 +61,8 @@ def attention_span(model: ModelSpec, sequence_length: int, *, causal: bool) -> f
     return share * whole + (1 - share) * local
 
 
-def _projection_seconds(job: Job, layout: Degrees) -> tuple[Any, Any]:
-    """Forward and backward of the projections into and out of attention.
+def _projection_seconds(job: Job, layout: Degrees) -> PassSeconds:
+    """Seconds of the projections into and out of attention.
 
     Latent attention's down-projections are whole on every tensor-parallel rank; with sequence parallelism each
     rank computes them for its own tokens.
@@ -80,10 +79,10 @@ def _projection_seconds(job: Job, layout: Degrees) -> tuple[Any, Any]:
         maps = _latent_projections(job, layout, model.mla)
         value_width = model.num_heads * model.mla.value_head_size / t
     maps.append(linear_seconds(job, tokens, value_width, h))
-    return sum(f for f, _ in maps), sum(b for _, b in maps)
+    return sum(maps, PassSeconds())
 
 
-def _latent_projections(job: Job, layout: Degrees, mla: LatentAttention) -> list[tuple[Any, Any]]:
+def _latent_projections(job: Job, layout: Degrees, mla: LatentAttention) -> list[PassSeconds]:
     tokens, h = tokens_per_microbatch(job, layout), job.model.hidden_size
     own = tokens / np.where(np.equal(layout.sp, 1), layout.tp, 1)
     heads = job.model.num_heads / layout.tp
@@ -101,8 +100,8 @@ def _latent_projections(job: Job, layout: Degrees, mla: LatentAttention) -> list
     return [*maps, linear_seconds(job, tokens, h, query)]
 
 
-def _core_seconds(job: Job, layout: Degrees) -> tuple[Any, Any]:
-    """Forward and backward seconds of softmax(Q K^T) V on one device.
+def _core_seconds(job: Job, layout: Degrees) -> PassSeconds:
+    """Seconds of softmax(Q K^T) V on one device.
 
     Fused kernels execute the causal half, or the band of a sliding window. The unfused kernels of 2021 execute
     the whole square and move the scores through memory: 9 a s^2 b bytes forward, 11 backward (softmax, mask and
@@ -120,17 +119,19 @@ def _core_seconds(job: Job, layout: Degrees) -> tuple[Any, Any]:
             width = model.mla.nope_head_size + model.mla.rope_head_size + model.mla.value_head_size
         flops = 2.0 * rows * attention_span(model, s, causal=True) * width * heads
         rate = device.peak[job.core_precision] * job.attention_share
-        forward = flops / rate + device.efficiency.launch
-        return forward, _FLASH_BACKWARD * flops / rate + device.efficiency.launch
+        launch = device.efficiency.launch
+        return PassSeconds(forward=flops / rate + launch, backward_input=_FLASH_BACKWARD * flops / rate + launch)
     scores = matmul_seconds(job, rows, s, model.head_size, heads, precision=job.core_precision)
     weighted = matmul_seconds(job, rows, model.head_size, s, heads, precision=job.core_precision)
     square = rows * s * heads * job.compute_bytes / 2
-    forward = scores + weighted + memory_bound_seconds(job, 9.0 * square)
-    return forward, 2.0 * (scores + weighted) + memory_bound_seconds(job, 11.0 * square)
+    return PassSeconds(
+        forward=scores + weighted + memory_bound_seconds(job, 9.0 * square),
+        backward_input=2.0 * (scores + weighted) + memory_bound_seconds(job, 11.0 * square),
+    )
 
 
-def _ffn_seconds(job: Job, tokens: Any, width: Any, batch: Any = 1.0) -> tuple[Any, Any]:
-    """Forward and backward of a feed-forward block of this width (or of `batch` experts), with its activation.
+def _ffn_seconds(job: Job, tokens: Any, width: Any, batch: Any = 1.0) -> PassSeconds:
+    """Seconds of a feed-forward block of this width (or of `batch` experts), with its activation.
 
     Bytes per token in 16 bits: GELU 4f forward and 8f backward; SwiGLU 6f and 10f fused, 10f and 16f as
     separate operators.
@@ -144,12 +145,12 @@ def _ffn_seconds(job: Job, tokens: Any, width: Any, batch: Any = 1.0) -> tuple[A
     fused = job.engine.fused_swiglu
     moved = ((6.0, 10.0) if fused else (10.0, 16.0)) if gated else (4.0, 8.0)
     elements = tokens * width * batch * job.compute_bytes / 2
-    forward = up[0] + down[0] + memory_bound_seconds(job, moved[0] * elements)
-    return forward, up[1] + down[1] + memory_bound_seconds(job, moved[1] * elements)
+    forward, backward = (memory_bound_seconds(job, each * elements) for each in moved)
+    return up + down + PassSeconds(forward=forward, backward_input=backward)
 
 
-def _expert_seconds(job: Job, layout: Degrees, moe: MixtureOfExperts) -> tuple[Any, Any]:
-    """Forward and backward of router, routed and shared experts, and of moving tokens in and out of place.
+def _expert_seconds(job: Job, layout: Degrees, moe: MixtureOfExperts) -> PassSeconds:
+    """Seconds of router, routed and shared experts, and of moving tokens in and out of place.
 
     Each rank holds E / ep experts and computes s b k / (c t) tokens' choices for each of the etp ranks that
     share an expert. Permuting takes 8 h bytes a choice and direction (read and write, twice).
@@ -166,12 +167,12 @@ def _expert_seconds(job: Job, layout: Degrees, moe: MixtureOfExperts) -> tuple[A
     if moe.shared_ffn_hidden_size:
         parts.append(_ffn_seconds(job, tokens, moe.shared_ffn_hidden_size / layout.tp))
     moved = 8.0 * choices * job.model.hidden_size * job.compute_bytes / 2
-    parts.append((memory_bound_seconds(job, moved), memory_bound_seconds(job, moved)))
-    return sum(f for f, _ in parts), sum(b for _, b in parts)
+    permuted = memory_bound_seconds(job, moved)
+    return sum(parts, PassSeconds(forward=permuted, backward_input=permuted))
 
 
-def _light_seconds(job: Job, layout: Degrees) -> tuple[Any, Any]:
-    """Forward and backward seconds of norms, residual additions, positions and head copies.
+def _light_seconds(job: Job, layout: Degrees) -> PassSeconds:
+    """Seconds of norms, residual additions, positions and head copies.
 
     Bytes per token in 16 bits: norm 4h forward, 10h backward; residual addition 6h, with dropout 7h, and 2h
     more backward; rotary positions 4 (a + g) d each way; norms of queries and keys the same; unfused
@@ -198,7 +199,10 @@ def _light_seconds(job: Job, layout: Degrees) -> tuple[Any, Any]:
         width = model.num_heads * model.head_size
         forward.append(16.0 * width * split)
         backward.append(22.0 * width * split)
-    return sum(memory_bound_seconds(job, b) for b in forward), sum(memory_bound_seconds(job, b) for b in backward)
+    return PassSeconds(
+        forward=sum(memory_bound_seconds(job, num_bytes) for num_bytes in forward),
+        backward_input=sum(memory_bound_seconds(job, num_bytes) for num_bytes in backward),
+    )
 
 
 def layer_seconds(job: Job, layout: Degrees, *, experts: bool = False) -> LayerSeconds:
@@ -213,17 +217,19 @@ def layer_seconds(job: Job, layout: Degrees, *, experts: bool = False) -> LayerS
     """
     moe = job.model.moe if experts else None
     tokens = tokens_per_microbatch(job, layout)
-    core_forward, core_backward = _core_seconds(job, layout)
+    core = _core_seconds(job, layout)
     block = (
         _expert_seconds(job, layout, moe) if moe else _ffn_seconds(job, tokens, job.model.ffn_hidden_size / layout.tp)
     )
-    parts = (_projection_seconds(job, layout), (core_forward, core_backward), block, _light_seconds(job, layout))
+    whole = _projection_seconds(job, layout) + core + block + _light_seconds(job, layout)
     split = np.where(np.greater(layout.tp, 1), job.engine.tp_host_factor, 1.0)
     factor = job.engine.expert_host_factor if moe else job.engine.host_factor
     floor = job.cluster.device.efficiency.layer_floor * factor * split
-    slowdown = job.calibration.slowdown
-    return LayerSeconds(
-        forward=slowdown * np.maximum(sum(f for f, _ in parts), floor),
-        backward=slowdown * np.maximum(sum(b for _, b in parts), _BACKWARD_OPERATORS * floor),
-        core_forward=slowdown * core_forward,
+    stretch = np.maximum(1.0, _BACKWARD_OPERATORS * floor / whole.backward)  # both parts wait for the host alike
+    passes = PassSeconds(
+        forward=np.maximum(whole.forward, floor),
+        backward_input=whole.backward_input * stretch,
+        backward_weight=whole.backward_weight * stretch,
     )
+    slowdown = job.calibration.slowdown
+    return LayerSeconds(passes=passes * slowdown, core_forward=slowdown * core.forward)

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
-
-import numpy as np
+from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 
 from planner.cost.schedule import round_size
 
@@ -14,7 +12,7 @@ if TYPE_CHECKING:
 
     from planner.specs.engine import Schedule
 
-__all__ = ["Kind", "Operation", "operations", "stage_of_chunk"]
+__all__ = ["Kind", "Operation", "operations"]
 
 Kind = Literal["F", "B", "I", "W"]
 """Forward; whole backward; backward for the inputs alone; backward for the weights alone: the letters of torch."""
@@ -33,15 +31,6 @@ class Operation(NamedTuple):
     microbatch: int
     chunk: int
     overlapped: bool = False
-
-
-def stage_of_chunk(schedule: Schedule, pp: int, chunk: Any) -> Any:
-    """The stage that holds a chunk: chunk % pp; the V-shaped schedules go there and back again.
-
-    Source: Narayanan et al. (SC 2021), section 2.2.2; Qi et al. (2023), ZB-V.
-    """
-    back = np.greater_equal(chunk, pp) & (schedule in _V_SHAPED)
-    return np.where(back, 2 * pp - 1 - chunk, chunk % pp)
 
 
 def operations(

@@ -23,6 +23,7 @@ from planner.cost.blocks import (
     router_params,
     shared_matmul_params,
 )
+from planner.layout import head_stage
 
 if TYPE_CHECKING:
     from planner.layout import Degrees
@@ -299,7 +300,7 @@ def end_params_on_device(model: ModelSpec, engine: EngineSpec, layout: Degrees, 
     megatron/core/transformer/multi_token_prediction.py.
     """
     embedding = embedding_params_on_device(model, engine, layout)
-    first, last = np.equal(stage, 0), np.equal(stage, layout.pp - 1)
+    first, last = np.equal(stage, 0), np.equal(stage, head_stage(layout))
     own_head = last & ~(first & (not _has_own_head(model))) & model.output_head
     matrix = padded_vocab(model, engine, layout) * model.hidden_size
     cut = _position_params(model) * (1 - 1 / layout.tp) if engine.shards_positions else 0

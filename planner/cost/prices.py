@@ -7,12 +7,23 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from planner.cost.compute import accumulation_seconds, head_seconds, memory_bound_seconds
+from planner.cost.compute import PassSeconds, accumulation_seconds, head_seconds, memory_bound_seconds
 from planner.cost.layers import layer_seconds, tokens_per_microbatch
 from planner.cost.ledger import total_bytes
 from planner.cost.memory import memory_lines, whole_gradients
 from planner.cost.optimizers import newton_schulz_seconds, optimizer_seconds
-from planner.cost.stage import by_policy, expert_shard_degree, held_params, layer_kinds, shard_degree
+from planner.cost.simulate import ChunkSeconds
+from planner.cost.stage import (
+    by_policy,
+    chunks_of,
+    expert_shard_degree,
+    held_params,
+    holds_embedding,
+    holds_head,
+    layer_kinds,
+    shard_degree,
+    stages_of,
+)
 from planner.cost.traffic import (
     StageWindow,
     context_parallel_seconds,
@@ -25,17 +36,23 @@ from planner.cost.traffic import (
 )
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
     from planner.cost.stage import Stage
-    from planner.layout import Degrees
+    from planner.layout import Degrees, Layout
     from planner.specs.job import Job
 
-__all__ = ["StagePrices", "num_microbatches", "stage_bytes", "stage_prices"]
+__all__ = ["StagePrices", "chunk_seconds", "num_microbatches", "stage_bytes", "stage_prices"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StagePrices:
-    """What one stage costs: seconds of one microbatch by cause, and once a step. Every field broadcasts."""
+    """What one stage costs: seconds of one microbatch by cause, and once a step. Every field broadcasts.
 
+    passes: the seconds of one microbatch again, by pass in place of cause; both have the same sum.
+    """
+
+    passes: PassSeconds
     compute: Any
     recompute: Any
     head: Any
@@ -74,45 +91,78 @@ def num_microbatches(job: Job, layout: Degrees) -> Any:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _LayerWork:
-    """Seconds of all layers of a stage for one microbatch, by cause and direction."""
+class _Work:
+    """Seconds of one microbatch in the layers and ends of a stage or of a chunk, by cause.
 
-    forward: Any = 0.0
-    backward: Any = 0.0
-    recompute: Any = 0.0
-    tp_forward: Any = 0.0
-    tp_backward: Any = 0.0
-    cp: Any = 0.0
-    ep_forward: Any = 0.0
-    ep_backward: Any = 0.0
-
-
-def _layer_work(job: Job, layout: Degrees, stage: Stage) -> _LayerWork:
-    """Sum over the layers of a stage; full recompute repeats the forward pass and its collectives.
-
-    Source: sum of the parts in layers.py and traffic.py.
+    A chunk's are a part of its stage's: they add up.
     """
-    total = _LayerWork()
+
+    layers: PassSeconds
+    recompute: Any
+    ends: PassSeconds
+    tp: PassSeconds
+    tp_ends: PassSeconds
+    cp: PassSeconds
+    ep: PassSeconds
+
+    @property
+    def passes(self) -> PassSeconds:
+        """All of it; what is computed again comes before the gradients of the inputs."""
+        again = PassSeconds(backward_input=self.recompute)
+        return self.layers + again + self.ends + self.tp + self.tp_ends + self.cp + self.ep
+
+
+def _work(job: Job, layout: Degrees, stage: Stage) -> _Work:
+    """Sum over the layers and the ends; full recompute repeats the forward pass and its collectives.
+
+    Source: sum of the parts in layers.py, compute.py and traffic.py.
+    """
+    none = PassSeconds()
+    layers, tp, cp, ep, recompute = none, none, none, none, 0.0
     full = np.equal(stage.policy, 2)
     tp_forward, tp_backward = tensor_parallel_seconds(job, layout)
     for experts, count in layer_kinds(job, layout, stage):
         layer = layer_seconds(job, layout, experts=experts)
+        forward, core = layer.passes.forward, layer.core_forward
         exchange = expert_parallel_seconds(job, layout) if experts else 0.0
-        core_backward = 2.5 * layer.core_forward
-        ring_forward, ring_backward = context_parallel_seconds(job, layout, layer.core_forward, core_backward)
-        selective = 0.5 * layer.forward if job.engine.selective_recompute == "operators" else layer.core_forward
-        again = by_policy(stage.policy, (0.0, selective, layer.forward))
-        total = _LayerWork(
-            forward=total.forward + count * layer.forward,
-            backward=total.backward + count * layer.backward,
-            recompute=total.recompute + count * again,
-            tp_forward=total.tp_forward + count * tp_forward,
-            tp_backward=total.tp_backward + count * (tp_backward + np.where(full, tp_forward, 0.0)),
-            cp=total.cp + count * (ring_forward + ring_backward + np.where(full, ring_forward, 0.0)),
-            ep_forward=total.ep_forward + count * exchange,
-            ep_backward=total.ep_backward + count * (exchange + np.where(full, exchange, 0.0)),
-        )
-    return total
+        ring_forward, ring_backward = context_parallel_seconds(job, layout, core, 2.5 * core)
+        selective = 0.5 * forward if job.engine.selective_recompute == "operators" else core
+        again = by_policy(stage.policy, (0.0, selective, forward))
+        layers += layer.passes * count
+        recompute = recompute + count * again
+        tp += _repeated(tp_forward, tp_backward, full) * count
+        cp += _repeated(ring_forward, ring_backward, full) * count
+        ep += _repeated(exchange, exchange, full) * count
+    first, last = holds_embedding(stage), holds_head(layout, stage)
+    return _Work(
+        layers=layers,
+        recompute=recompute,
+        ends=_lookup(job, layout) * first + head_seconds(job, layout) * (last * (1.0 + job.model.mtp_layers)),
+        tp=tp,
+        tp_ends=_halves(tensor_parallel_end_seconds(job, layout)) * (first.astype(float) + last),
+        cp=cp,
+        ep=ep,
+    )
+
+
+def _repeated(forward: Any, backward: Any, full: Any) -> PassSeconds:
+    """A collective of each pass, of which full recompute repeats the forward one."""
+    return PassSeconds(forward=forward, backward_input=backward + np.where(full, forward, 0.0))
+
+
+def _halves(seconds: Any) -> PassSeconds:
+    """As much in the forward as in the backward pass."""
+    return PassSeconds(forward=seconds / 2, backward_input=seconds / 2)
+
+
+def _lookup(job: Job, layout: Degrees) -> PassSeconds:
+    """The embedding: rows are read and written; backward the gradient is read, and rows are read and written.
+
+    Source: derived here from the operators' inputs and outputs.
+    """
+    elements = tokens_per_microbatch(job, layout) * job.model.hidden_size
+    seconds = memory_bound_seconds(job, 6.0 * job.compute_bytes * elements)
+    return PassSeconds(forward=seconds / 3, backward_weight=seconds * 2 / 3)
 
 
 def stage_prices(job: Job, layout: Degrees, stage: Stage) -> StagePrices:
@@ -120,38 +170,58 @@ def stage_prices(job: Job, layout: Degrees, stage: Stage) -> StagePrices:
 
     Source: sum of the parts in layers.py, compute.py and traffic.py.
     """
-    work = _layer_work(job, layout, stage)
-    head_forward, head_backward = head_seconds(job, layout)
-    heads = 1 + job.model.mtp_layers
-    first, last = np.equal(stage.index, 0), np.equal(stage.index, layout.pp - 1)
+    work = _work(job, layout, stage)
     send = pipeline_send_seconds(job, layout)
-    window = StageWindow(
-        forward=work.forward + work.tp_forward + work.ep_forward,
-        backward=work.backward + work.recompute + work.tp_backward + work.ep_backward,
-    )
-    dp = data_parallel_seconds(job, layout, stage, window)
+    window = work.layers + work.tp + work.ep + PassSeconds(backward_input=work.recompute)
+    dp = data_parallel_seconds(job, layout, stage, StageWindow(forward=window.forward, backward=window.backward))
     held = held_params(job, layout, stage)
-    elements = tokens_per_microbatch(job, layout) * job.model.hidden_size
-    lookup = memory_bound_seconds(job, 6.0 * job.compute_bytes * elements)
-    ends = first.astype(float) + last
     accumulates = whole_gradients(job, layout) & np.greater(num_microbatches(job, layout), 1)
+    accumulation = np.where(accumulates, accumulation_seconds(job, held.total), 0.0)
+    hidden_send = send if job.engine.overlaps_pipeline_sends else 0.0 * send
+    reduced = PassSeconds(forward=dp.exposed_forward, backward_input=dp.exposed_backward)
+    passes = work.passes + _halves(send - hidden_send) + reduced + PassSeconds(backward_weight=accumulation)
     shard = held.common / shard_degree(layout) + held.experts / expert_shard_degree(layout)
     return StagePrices(
-        compute=work.forward + work.backward,
+        passes=passes,
+        compute=work.layers.total,
         recompute=work.recompute,
-        head=last * heads * (head_forward + head_backward) + first * lookup,
-        accumulation=np.where(accumulates, accumulation_seconds(job, held.total), 0.0),
-        tp_comm=work.tp_forward + work.tp_backward + ends * tensor_parallel_end_seconds(job, layout),
-        cp_comm=work.cp,
-        ep_comm=work.ep_forward + work.ep_backward,
+        head=work.ends.total,
+        accumulation=accumulation,
+        tp_comm=work.tp.total + work.tp_ends.total,
+        cp_comm=work.cp.total,
+        ep_comm=work.ep.total,
         pp_comm=send,
-        pp_hidden=send if job.engine.overlaps_pipeline_sends else 0.0 * send,
+        pp_hidden=hidden_send,
         dp_busy_each=dp.busy_per_microbatch,
-        dp_exposed_each=dp.exposed_per_microbatch,
+        dp_exposed_each=reduced.total,
         dp_busy_once=dp.busy_per_step,
         dp_exposed_once=dp.exposed_per_step,
         tied_embedding=tied_embedding_seconds(job, layout, stage),
         optimizer=optimizer_seconds(job, shard) + newton_schulz_seconds(job, layout, stage),
+    )
+
+
+def chunk_seconds(job: Job, layout: Layout) -> ChunkSeconds:
+    """Seconds of one microbatch through each chunk of one layout, pass by pass; shape (chunks,), in model order.
+
+    Layers and ends are those of the chunk. What a stage has as a whole (sends, adding up gradients, ZeRO's traffic)
+    is spread over its chunks by their layers. The chunks of a stage add up to `stage_prices`.
+
+    Source: as `stage_prices`.
+    """
+    stages, chunks = stages_of(job, layout), chunks_of(job, layout)
+    whole, own = stage_prices(job, layout, stages).passes, _work(job, layout, chunks).passes
+    share = chunks.num_layers / stages.num_layers[chunks.index]
+
+    def of_pass(of_stages: Any, of_chunks: Any) -> NDArray[np.float64]:
+        of_chunks = np.broadcast_to(of_chunks, layout.num_chunks)
+        rest = of_stages - np.bincount(chunks.index, weights=of_chunks)
+        return np.asarray(of_chunks + share * rest[chunks.index])
+
+    return ChunkSeconds(
+        forward=of_pass(whole.forward, own.forward),
+        backward_input=of_pass(whole.backward_input, own.backward_input),
+        backward_weight=of_pass(whole.backward_weight, own.backward_weight),
     )
 
 

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from planner.cost.operations import Operation, operations, stage_of_chunk
+from planner.cost.operations import Operation, operations
+from planner.layout import stage_of_chunk
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from planner.cost.parameters import end_params_on_device, expert_layer_params, layer_params_on_device
+from planner.layout import head_stage, stage_of_chunk
 
 if TYPE_CHECKING:
     from planner.layout import Degrees, Layout
@@ -19,8 +20,11 @@ __all__ = [
     "HeldParams",
     "Stage",
     "by_policy",
+    "chunks_of",
     "expert_shard_degree",
     "held_params",
+    "holds_embedding",
+    "holds_head",
     "layer_kinds",
     "layer_params",
     "shard_degree",
@@ -34,16 +38,29 @@ POLICIES: Final = ("none", "selective", "full")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stage:
-    """A pipeline stage, or an array of them.
+    """A pipeline stage, or an array of them; or one of the chunks of a stage.
 
     index: position in the pipeline. num_layers: layers that it holds. num_expert_layers: how many of them have
-    experts. policy: recompute policy as an index into `POLICIES`.
+    experts. policy: recompute policy as an index into `POLICIES`. chunk: of a chunk, its position in model order.
     """
 
     index: Any
     num_layers: Any
     policy: Any
     num_expert_layers: Any = 0
+    chunk: Any = None
+
+
+def holds_embedding(stage: Stage) -> Any:
+    """Whether the model begins here: the first stage, or the first chunk."""
+    return np.equal(stage.index if stage.chunk is None else stage.chunk, 0)
+
+
+def holds_head(layout: Degrees, stage: Stage) -> Any:
+    """Whether the model ends here: the last stage (of a V the first one), or the last chunk."""
+    if stage.chunk is None:
+        return np.equal(stage.index, head_stage(layout))
+    return np.equal(stage.chunk, layout.pp * layout.interleave - 1)
 
 
 def by_policy(policy: Any, values: tuple[Any, Any, Any]) -> Any:
@@ -71,17 +88,30 @@ def stage_of(job: Job, *, index: Any, num_layers: Any, policy: Any) -> Stage:
 
 def stages_of(job: Job, layout: Layout) -> Stage:
     """All stages of a layout as arrays of shape (pp,)."""
-    starts = np.concatenate([[0], np.cumsum(layout.layers_per_stage)])
+    chunks, stages = chunks_of(job, layout), np.arange(layout.pp)
+    return Stage(
+        index=stages,
+        num_layers=np.array([layout.layers_of_stage(r) for r in range(layout.pp)]),
+        policy=np.array([POLICIES.index(layout.recompute_of_stage(r)) for r in range(layout.pp)]),
+        num_expert_layers=np.bincount(chunks.index, weights=chunks.num_expert_layers),
+    )
+
+
+def chunks_of(job: Job, layout: Layout) -> Stage:
+    """All chunks of a layout in model order, as arrays of shape (pp * interleave,)."""
+    layers = np.array(layout.layers_per_stage)
+    starts = np.concatenate([[0], np.cumsum(layers)])
     moe = job.model.moe
     first_expert = job.model.num_layers if moe is None else moe.num_dense_layers
     every = 1 if moe is None else moe.layer_frequency
     held = np.maximum(starts[1:], first_expert) - np.maximum(starts[:-1], first_expert)
-    experts = [float(sum(held[chunk] for chunk in layout.chunks_of_stage(r))) / every for r in range(layout.pp)]
+    chunk = np.arange(layout.num_chunks)
     return Stage(
-        index=np.arange(layout.pp),
-        num_layers=np.array([layout.layers_of_stage(r) for r in range(layout.pp)]),
-        policy=np.array([POLICIES.index(layout.recompute_of_stage(r)) for r in range(layout.pp)]),
-        num_expert_layers=np.array(experts),
+        index=stage_of_chunk(layout.schedule, layout.pp, chunk),
+        num_layers=layers,
+        policy=np.array([POLICIES.index(policy) for policy in layout.recompute]),
+        num_expert_layers=held / every,
+        chunk=chunk,
     )
 
 
@@ -93,7 +123,7 @@ def layer_kinds(job: Job, layout: Degrees, stage: Stage) -> tuple[tuple[bool, An
     Source: DeepSeek-V3 (2024), section 2.2; definition of the model document.
     """
     moe = job.model.moe
-    extra = np.equal(stage.index, layout.pp - 1) * job.model.mtp_layers if job.model.mtp_layers else 0
+    extra = holds_head(layout, stage) * job.model.mtp_layers if job.model.mtp_layers else 0
     if moe is None:
         return ((False, stage.num_layers + extra),)
     experts = (True, stage.num_expert_layers + extra)

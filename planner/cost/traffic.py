@@ -19,6 +19,7 @@ from planner.cost.collectives import (
 from planner.cost.layers import tokens_per_microbatch
 from planner.cost.parameters import embedding_params_on_device
 from planner.cost.stage import expert_shard_degree, held_params, shard_degree
+from planner.layout import head_stage
 
 if TYPE_CHECKING:
     from planner.cost.collectives import Group
@@ -104,11 +105,13 @@ class StageWindow:
 class DataParallelSeconds:
     """Gradient reduction and parameter gathering of one stage.
 
-    per_microbatch is felt m times a step, per_step once; busy counts all of it.
+    per_microbatch is felt m times a step, per_step once; busy counts all of it. What is exposed of the former is felt
+    by the forward or by the backward pass.
     """
 
     busy_per_microbatch: Any
-    exposed_per_microbatch: Any
+    exposed_forward: Any
+    exposed_backward: Any
     busy_per_step: Any
     exposed_per_step: Any
 
@@ -179,15 +182,11 @@ def data_parallel_seconds(job: Job, layout: Degrees, stage: Stage, window: Stage
     once_exposed = once_exposed + np.where(gathers_once, _hidden_behind(gathered, layers, work_front, overlaps), 0.0)
     backward_each = np.where(zero >= 2, reduced, 0.0) + np.where(zero == 3, gathered, 0.0)
     forward_each = np.where(zero == 3, gathered, 0.0)
-    exposed_each = np.where(
-        zero >= 2,
-        _hidden_behind(backward_each, layers, work_back, overlaps)
-        + _hidden_behind(forward_each, layers, work_front, overlaps),
-        0.0,
-    )
+    each = zero >= 2
     return DataParallelSeconds(
         busy_per_microbatch=backward_each + forward_each,
-        exposed_per_microbatch=exposed_each,
+        exposed_forward=np.where(each, _hidden_behind(forward_each, layers, work_front, overlaps), 0.0),
+        exposed_backward=np.where(each, _hidden_behind(backward_each, layers, work_back, overlaps), 0.0),
         busy_per_step=once,
         exposed_per_step=once_exposed,
     )
@@ -237,8 +236,9 @@ def tied_embedding_seconds(job: Job, layout: Degrees, stage: Stage) -> Any:
     """
     if not job.model.tied_embeddings:
         return np.zeros(np.broadcast_shapes(np.shape(layout.pp), np.shape(stage.index)))
-    distance = (layout.pp - 1) * layout.dp * layout.cp * layout.tp
-    where = group(job.cluster, np.where(np.greater(layout.pp, 1), 2, 1), np.maximum(distance, 1))
+    last = head_stage(layout)
+    distance = last * layout.dp * layout.cp * layout.tp
+    where = group(job.cluster, np.where(np.greater(last, 0), 2, 1), np.maximum(distance, 1))
     num_bytes = job.state_bytes.grads * embedding_params_on_device(job.model, job.engine, layout)
-    is_end = np.equal(stage.index, 0) | np.equal(stage.index, layout.pp - 1)
+    is_end = np.equal(stage.index, 0) | np.equal(stage.index, last)
     return np.where(is_end, all_reduce_seconds(where, num_bytes), 0.0)

@@ -15,7 +15,7 @@ from planner.cost.prices import num_microbatches, stage_bytes, stage_prices
 from planner.cost.stage import POLICIES, Stage, shard_degree, stage_of
 from planner.cost.traffic import tensor_parallel_seconds
 from planner.errors import InputError
-from planner.layout import Layout, balanced_chunks
+from planner.layout import Layout, balanced_chunks, of_chunks
 from planner.search.candidate import Candidate
 from planner.search.legality import RULES, broken_rules
 
@@ -220,9 +220,9 @@ def lower_bound_seconds(job: Job, degrees: DegreeArrays) -> NDArray[np.float64]:
     )
     comm = sum(tensor_parallel_seconds(job, unique))
     kinds = [layer_seconds(job, unique, experts=experts) for experts in _kinds(job)]
-    each = np.minimum.reduce([k.forward + k.backward for k in kinds])
+    each = np.minimum.reduce([k.passes.total for k in kinds])
     each = np.broadcast_to(each + comm, key.shape[1:])[position.ravel()]
-    head = np.broadcast_to(np.add(*head_seconds(job, unique)), key.shape[1:])[position.ravel()]
+    head = np.broadcast_to(head_seconds(job, unique).total, key.shape[1:])[position.ravel()]
     m, v, layers = num_microbatches(job, degrees), degrees.interleave, job.model.num_layers
     work = layers * each + head
     fullest = np.ceil(layers / degrees.pp) * each
@@ -312,7 +312,7 @@ def _layer_counts(job: Job, degrees: DegreeArrays, slowest_seconds: float) -> ND
         return np.array([job.model.num_layers // degrees.pp])
     smallest = degrees.interleave
     counts = np.arange(smallest, job.model.num_layers - smallest * (degrees.pp - 1) + 1, smallest)
-    each = min(float(k.forward + k.backward) for k in (layer_seconds(job, degrees, experts=e) for e in _kinds(job)))
+    each = min(float(k.passes.total) for k in (layer_seconds(job, degrees, experts=e) for e in _kinds(job)))
     return counts[counts * each <= slowest_seconds * (1 + 1e-9)]
 
 
@@ -338,6 +338,6 @@ def layout_at(degrees: DegreeArrays, layers: Sequence[int], policies: Sequence[i
     return Layout(
         **{name: getattr(degrees, name) for name in _ARRAYS},
         schedule=degrees.schedule,
-        layers_per_stage=balanced_chunks(tuple(int(k) for k in layers), degrees.interleave),
-        recompute=recompute * degrees.interleave,
+        layers_per_stage=balanced_chunks(tuple(int(k) for k in layers), degrees.interleave, degrees.schedule),
+        recompute=of_chunks(recompute, degrees.interleave, degrees.schedule),
     )

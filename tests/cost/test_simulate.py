@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from planner.cost.operations import stage_of_chunk
 from planner.cost.simulate import ChunkSeconds, Operation, exact_pipeline_seconds, operations, simulate
+from planner.layout import stage_of_chunk
 
 SCHEDULES = ("naive", "gpipe", "1f1b", "interleaved", "zb-h1", "zbv", "dualpipev", "pipedream")
 TORCH = {

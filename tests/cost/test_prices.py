@@ -1,0 +1,73 @@
+"""Prices of stages and chunks: seconds by cause and by pass are the same seconds."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from planner.cost.prices import chunk_seconds, stage_prices
+from planner.cost.stage import chunks_of, stages_of
+from planner.layout import head_stage, parse_layout
+
+MODELS = ("llama3-8b", "gpt2-xl", "deepseek-v3")
+PASSES = ("forward", "backward_input", "backward_weight")
+
+
+@st.composite
+def layouts(draw):
+    schedule = draw(st.sampled_from(["1f1b", "interleaved", "zb-h1", "zbv", "dualpipev"]))
+    interleave = draw(st.integers(2, 3)) if schedule == "interleaved" else 2 if schedule in ("zbv", "dualpipev") else 1
+    zero, policy = draw(st.integers(0, 3)), draw(st.sampled_from(["none", "selective", "full"]))
+    pp, tp, cp = draw(st.sampled_from([1, 2, 4])), draw(st.sampled_from([1, 2])), draw(st.sampled_from([1, 2]))
+    text = f"schedule={schedule},interleave={interleave},tp={tp},pp={pp},cp={cp},zero={zero},recompute={policy}"
+    return text + (f",ep={draw(st.sampled_from([1, 4]))}")
+
+
+@settings(max_examples=60)
+@given(layouts(), st.sampled_from(MODELS), st.sampled_from(["megatron", "torch", "deepspeed"]))
+def test_passes_chunks_and_causes_have_the_same_sum(make_job, text, model, engine):
+    job = make_job(model, engine=engine, gpus=64, batch=256, sequence=1024)
+    layout = parse_layout(text, num_layers=job.model.num_layers, num_devices=64)
+    prices = stage_prices(job, layout, stages_of(job, layout))
+    by_cause = np.broadcast_to(prices.microbatch_seconds, layout.pp)
+    assert np.broadcast_to(prices.passes.total, layout.pp) == pytest.approx(by_cause, rel=1e-12)
+    chunks, where = chunk_seconds(job, layout), chunks_of(job, layout).index
+    for name in PASSES:
+        of_chunks = getattr(chunks, name)
+        assert np.all(of_chunks > 0)
+        of_stages = np.broadcast_to(getattr(prices.passes, name), layout.pp)
+        assert np.bincount(where, weights=of_chunks) == pytest.approx(of_stages, rel=1e-9)
+
+
+@pytest.mark.parametrize("model", ["llama3-8b", "gpt2-xl"])
+def test_half_of_the_backward_pass_of_a_linear_map_is_for_the_weights(make_job, model):
+    """Both products of the backward pass have the forward's FLOPs; attention and norms have inputs only."""
+    job = make_job(model, gpus=8, batch=64, sequence=1024)
+    layout = parse_layout("pp=4,dp=2", num_layers=job.model.num_layers, num_devices=8)
+    chunks = chunk_seconds(job, layout)
+    middle = slice(1, 3)
+    assert np.all(chunks.backward_weight[middle] < chunks.backward_input[middle])
+    assert np.all(chunks.backward_weight[middle] < chunks.forward[middle])
+    assert np.all(chunks.backward_weight[middle] > 0.5 * chunks.forward[middle])
+
+
+@pytest.mark.parametrize(("schedule", "last"), [("1f1b", 3), ("interleaved", 3), ("zbv", 0), ("dualpipev", 0)])
+def test_the_head_is_in_the_last_chunk_and_on_its_stage(make_job, schedule, last):
+    job = make_job("gpt2-xl", gpus=8, batch=64, sequence=1024)
+    interleave = 1 if schedule == "1f1b" else 2
+    text = f"pp=4,dp=2,schedule={schedule},interleave={interleave}"
+    layout = parse_layout(text, num_layers=job.model.num_layers, num_devices=8)
+    assert head_stage(layout) == last == chunks_of(job, layout).index[-1]
+    assert np.argmax(chunk_seconds(job, layout).forward) == layout.num_chunks - 1
+    compute = stage_prices(job, layout, stages_of(job, layout)).head
+    assert np.flatnonzero(compute > compute.max() / 2).tolist() == [last]
+
+
+def test_a_v_goes_there_and_back_again():
+    layout = parse_layout("pp=3,schedule=zbv", num_layers=13, num_devices=3)
+    assert layout.interleave == 2
+    assert [layout.chunks_of_stage(r) for r in range(3)] == [(0, 5), (1, 4), (2, 3)]
+    assert layout.layers_per_stage == (3, 2, 2, 2, 2, 2)
+    assert [layout.layers_of_stage(r) for r in range(3)] == [5, 4, 4]
