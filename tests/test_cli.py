@@ -219,6 +219,18 @@ def test_explain_of_what_does_not_fit_is_an_answer(capsys) -> None:
     assert "does not fit" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("schedule", ["naive", "zb-h1", "zbv", "pipedream"])
+def test_a_schedule_that_the_engine_lacks_is_explained_and_not_started(schedule: str, own_folder, capsys) -> None:
+    layout = ["--layout", f"pp=2,schedule={schedule}", "--global-batch", "8"]
+    assert main(["explain", "tiny-llama", "local-cpu", *layout, "--json"]) == 0
+    (own_folder / "priced.json").write_text(capsys.readouterr().out)
+    assert main(["explain", "priced.json"]) == 0
+    assert "torch does not run" in capsys.readouterr().out
+    for command in (["launch", "priced.json"], ["launch", "priced.json", "--dry-run"], ["emit", "priced.json"]):
+        assert main([*command, *(["--to", "torchrun"] if command[0] == "emit" else [])]) == 2
+        assert f"schedule is {schedule}" in capsys.readouterr().err
+
+
 def test_nothing_fits_ends_with_3_and_still_answers(capsys, own_folder) -> None:
     assert main(["plan", *TOO_BIG, "--json", "-o", "a.json"]) == ExitCode.NOTHING_FITS
     document = json.loads(capsys.readouterr().out)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
@@ -11,27 +11,46 @@ from planner.cost.collectives import slowest_link
 from planner.cost.flops import model_flops_per_step
 from planner.cost.ledger import LineName, StageMemory, TimeLine, total_exposed_seconds
 from planner.cost.memory import memory_lines
-from planner.cost.prices import StagePrices, num_microbatches, stage_prices
-from planner.cost.schedule import bubble_seconds
+from planner.cost.prices import StagePrices, chunk_seconds, num_microbatches, stage_prices
+from planner.cost.schedule import bubble_of, steady_seconds
+from planner.cost.simulate import Timeline, simulate
 from planner.cost.stage import stages_of
 
 if TYPE_CHECKING:
     from planner.layout import Layout
+    from planner.specs.engine import Schedule
     from planner.specs.job import Job
 
-__all__ = ["Estimate", "estimate"]
+__all__ = ["Estimate", "estimate", "timeline"]
+
+_EXECUTED: Final = ("zb-h1", "zbv", "dualpipev")
+"""Schedules whose closed forms hold for equal stages only; their bubble comes from the execution."""
+
+_BUBBLE: Final[dict[Schedule, tuple[str, str]]] = {
+    "naive": ("m * (sum of the stages' seconds - slowest stage's)", "one microbatch at a time: counted"),
+    "zb-h1": ("end of the executed schedule - m * slowest stage's seconds", "Qi et al., Zero Bubble (2023)"),
+    "zbv": ("end of the executed schedule - m * slowest stage's seconds", "Qi et al., Zero Bubble (2023)"),
+    "dualpipev": ("end of the executed schedule - m * slowest stage's seconds", "DeepSeek, DualPipe (README)"),
+    "pipedream": ("0: the pipeline is never drained", "Narayanan et al., PipeDream (SOSP 2019)"),
+}
+_BUBBLE_OF_OTHERS: Final = (
+    "(sum of the stages' seconds - slowest stage's) / v",
+    "Narayanan et al. (SC 2021), section 2.2",
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Estimate:
     """The ledger of one layout, and what follows from its totals.
 
-    mfu: model FLOPs per second over peak (flops.MODEL_FLOPS_CONVENTION). hfu: the same with the recomputed
-    forward passes counted as work.
+    pipeline_seconds: the part of the step in which microbatches pass, bubble included; the tail follows. mfu: model
+    FLOPs per second over peak (flops.MODEL_FLOPS_CONVENTION). hfu: the same with the recomputed forward passes counted
+    as work.
     """
 
     memory: tuple[StageMemory, ...]
     time: tuple[TimeLine, ...]
+    pipeline_seconds: float
     mfu: float
     hfu: float
     tokens_per_second_per_device: float
@@ -40,6 +59,11 @@ class Estimate:
     def step_seconds(self) -> float:
         """Seconds of one optimizer step: the sum of the exposed lines."""
         return float(total_exposed_seconds(self.time))
+
+    @property
+    def tail_seconds(self) -> float:
+        """Seconds of the step after the last microbatch: exposed reduction and the optimizer."""
+        return self.step_seconds - self.pipeline_seconds
 
     @property
     def fits(self) -> bool:
@@ -61,8 +85,9 @@ def _one_stage(prices: StagePrices, stage: int, pp: int) -> StagePrices:
 def estimate(job: Job, layout: Layout) -> Estimate:
     """Price one layout: memory of every stage, and the time of a step.
 
-    The step is m t_max + (sum_r t_r - t_max) / v + the longest tail. Its lines are those of the slowest stage
-    and of the stage with the longest tail.
+    The step is m t_max + bubble + the longest tail (PipeDream: a tail after every microbatch). Its lines are those of
+    the slowest stage and of the stage with the longest tail. The bubble of GPipe, 1F1B and interleaved stages is the
+    closed form, which the search minimises; `timeline` executes them.
 
     Source: schedule.py.
     """
@@ -84,7 +109,10 @@ def estimate(job: Job, layout: Layout) -> Estimate:
         )
         for r in range(layout.pp)
     )
-    time = _time_lines(job, layout, stage_prices(job, layout, stages))
+    prices = stage_prices(job, layout, stages)
+    work = float(steady_seconds(num_microbatches(job, layout), np.max(prices.microbatch_seconds)))
+    bubble = _bubble_seconds(job, layout, prices)
+    time = _time_lines(job, layout, prices, bubble)
     step_seconds = float(total_exposed_seconds(time))
     tokens = job.training.global_batch_size * job.training.sequence_length
     flops = model_flops_per_step(job.model, job.training)
@@ -92,6 +120,7 @@ def estimate(job: Job, layout: Layout) -> Estimate:
     return Estimate(
         memory=memory,
         time=time,
+        pipeline_seconds=work + bubble,
         mfu=mfu,
         hfu=mfu * (1.0 + _recomputed_share(job, layout)),
         tokens_per_second_per_device=tokens / (step_seconds * layout.world_size),
@@ -114,16 +143,46 @@ def _recomputed_share(job: Job, layout: Layout) -> float:
     return layers / whole / 3.0 * again / job.model.num_layers
 
 
-def _time_lines(job: Job, layout: Layout, prices: StagePrices) -> tuple[TimeLine, ...]:
+def timeline(job: Job, layout: Layout) -> Timeline:
+    """The passes of one step, executed with the seconds of each chunk: when each stage does what.
+
+    Its end, `seconds`, is that of the last pass; gradient reduction and optimizer (`Estimate.tail_seconds`) follow.
+
+    Source: simulate.py.
+    """
+    m = int(num_microbatches(job, layout))
+    return simulate(layout.schedule, chunk_seconds(job, layout), m, interleave=layout.interleave)
+
+
+def _bubble_seconds(job: Job, layout: Layout, prices: StagePrices) -> float:
+    passes, m = prices.passes, num_microbatches(job, layout)
+    if layout.schedule in _EXECUTED:
+        slowest = np.max(np.broadcast_to(passes.total, layout.pp))
+        return max(0.0, timeline(job, layout).seconds - float(steady_seconds(m, slowest)))
+    forward, backward_input, backward_weight = (
+        np.broadcast_to(each, layout.pp) for each in (passes.forward, passes.backward_input, passes.backward_weight)
+    )
+    return float(
+        bubble_of(
+            layout.schedule,
+            forward=forward,
+            backward_input=backward_input,
+            backward_weight=backward_weight,
+            num_microbatches=m,
+            interleave=layout.interleave,
+        )
+    )
+
+
+def _time_lines(job: Job, layout: Layout, prices: StagePrices, bubble: float) -> tuple[TimeLine, ...]:
     """The time ledger of one layout: lines of the slowest stage, and of the stage that ends last."""
     per_stage = np.broadcast_to(prices.microbatch_seconds, (layout.pp,))
     slow, last = int(np.argmax(per_stage)), int(np.argmax(np.broadcast_to(prices.tail_seconds, (layout.pp,))))
-    bubble = float(bubble_seconds(np.sum(per_stage), np.max(per_stage), layout.interleave))
     own, tail = _one_stage(prices, slow, layout.pp), _one_stage(prices, last, layout.pp)
     m = float(num_microbatches(job, layout))
     return (
         *_microbatch_lines(job, layout, own, slow, m),
-        _bubble_line(bubble, slow),
+        _bubble_line(layout.schedule, bubble, slow),
         *_tail_lines(job, layout, own, tail, m, last),
     )
 
@@ -200,14 +259,10 @@ def _microbatch_lines(job: Job, layout: Layout, own: StagePrices, stage: int, m:
     )
 
 
-def _bubble_line(seconds: float, stage: int) -> TimeLine:
+def _bubble_line(schedule: Schedule, seconds: float, stage: int) -> TimeLine:
+    formula, source = _BUBBLE.get(schedule, _BUBBLE_OF_OTHERS)
     return TimeLine(
-        name=LineName.BUBBLE,
-        stage=stage,
-        busy_seconds=seconds,
-        formula="(sum of the stages' seconds - slowest stage's) / v",
-        source="Narayanan et al. (SC 2021), section 2.2",
-        bound="pipeline",
+        name=LineName.BUBBLE, stage=stage, busy_seconds=seconds, formula=formula, source=source, bound="pipeline"
     )
 
 
@@ -215,31 +270,32 @@ def _tail_lines(
     job: Job, layout: Layout, own: StagePrices, tail: StagePrices, m: float, stage: int
 ) -> tuple[TimeLine, ...]:
     """What follows the last microbatch on the stage that ends last, and ZeRO's traffic in every microbatch."""
-    busy = m * own.dp_busy_each + tail.dp_busy_once
-    exposed = m * own.dp_exposed_each + tail.dp_exposed_once
+    updates, of_all = (m, "m * ") if layout.schedule == "pipedream" else (1.0, "")
+    busy = m * own.dp_busy_each + updates * tail.dp_busy_once
+    exposed = m * own.dp_exposed_each + updates * tail.dp_exposed_once
     return (
         TimeLine(
             name=LineName.DP_COMM,
             stage=stage,
             busy_seconds=busy,
             hidden_seconds=busy - exposed,
-            formula="gradient reduction and weight gathering of the stage, less what hides behind its layers",
+            formula=of_all + "gradient reduction and weight gathering of the stage, less what hides behind its layers",
             source="Rajbhandari et al., ZeRO (SC 2020), section 7",
             bound=slowest_link(job.cluster, layout.dp * layout.cp, layout.tp),
         ),
         TimeLine(
             name=LineName.TIED_EMBEDDING,
             stage=stage,
-            busy_seconds=tail.tied_embedding,
-            formula="all-reduce of the tied embedding's gradient between first and last stage",
+            busy_seconds=updates * tail.tied_embedding,
+            formula=of_all + "all-reduce of the tied embedding's gradient between first and last stage",
             source="Megatron-LM, megatron/core/distributed/finalize_model_grads.py",
             bound=slowest_link(job.cluster, layout.pp, layout.stride("pp")),
         ),
         TimeLine(
             name=LineName.OPTIMIZER,
             stage=stage,
-            busy_seconds=tail.optimizer,
-            formula="bytes moved per parameter of the shard (52 of AdamW) / memory bandwidth",
+            busy_seconds=updates * tail.optimizer,
+            formula=of_all + "bytes moved per parameter of the shard (52 of AdamW) / memory bandwidth",
             source="SimuMax, optimizer cost by memory traffic",
             bound="memory",
         ),

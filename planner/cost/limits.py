@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from planner.cost.schedule import exists
+
 if TYPE_CHECKING:
     from planner.layout import Layout
     from planner.specs.job import Job
@@ -18,6 +20,7 @@ def unpriced(job: Job, layout: Layout) -> tuple[str, ...]:
         reasons.append(f"{job.training.precision} on {job.cluster.device.name}")
     if layout.offload != "none":
         reasons.append("offload")
-    if layout.schedule not in ("gpipe", "1f1b", "interleaved"):
-        reasons.append(f"schedule {layout.schedule}")
+    m = layout.num_microbatches(job.training.global_batch_size)
+    if layout.schedule in ("zbv", "dualpipev") and not exists(layout.schedule, layout.pp, m, layout.interleave):
+        reasons.append(f"schedule {layout.schedule} of {layout.interleave} chunks and {m} microbatches")
     return tuple(reasons)

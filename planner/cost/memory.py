@@ -11,11 +11,12 @@ from planner.cost.layers import tokens_per_microbatch
 from planner.cost.ledger import LineName, MemoryLine
 from planner.cost.optimizers import extra_moment_bytes, moment_bytes_per_param
 from planner.cost.parameters import end_params_on_device, padded_vocab
-from planner.cost.schedule import in_flight_microbatches
+from planner.cost.schedule import held_microbatches, weight_versions
 from planner.cost.stage import (
     by_policy,
     expert_shard_degree,
     held_params,
+    holds_head,
     layer_kinds,
     layer_params,
     shard_degree,
@@ -178,13 +179,18 @@ def layer_activation_bytes(job: Job, layout: Degrees, *, experts: bool = False) 
 def stored_activation_bytes(job: Job, layout: Degrees, stage: Stage, num_microbatches: Any) -> Any:
     """Activations that a stage stores at its peak: bytes per layer, times layers, times microbatches in flight.
 
-    Source: Korthikanti et al. (2022), section 4.2.3.
+    Where the gradients of the weights come later, microbatches that wait for them hold their layers whole.
+
+    Source: Korthikanti et al. (2022), section 4.2.3; Qi et al., Zero Bubble (2023), section 2.
     """
-    in_flight = in_flight_microbatches(layout.schedule, layout.pp, stage.index, num_microbatches, layout.interleave)
-    stored: Any = 0.0
+    moments = held_microbatches(layout.schedule, layout.pp, stage.index, num_microbatches, layout.interleave)
+    kept: Any = 0.0
+    whole: Any = 0.0
     for experts, count in layer_kinds(job, layout, stage):
-        stored = stored + count * by_policy(stage.policy, layer_activation_bytes(job, layout, experts=experts))
-    return stored * in_flight
+        of_policies = layer_activation_bytes(job, layout, experts=experts)
+        kept, whole = kept + count * by_policy(stage.policy, of_policies), whole + count * of_policies[0]
+    stored = [before * kept + waiting * whole for before, waiting in moments]
+    return np.maximum.reduce(np.broadcast_arrays(*stored))
 
 
 def whole_gradients(job: Job, layout: Degrees) -> Any:
@@ -224,7 +230,7 @@ def _loss_bytes(job: Job, layout: Degrees, stage: Stage) -> Any:
     tokens = tokens_per_microbatch(job, layout)
     per_logit = job.engine.logits_bytes + (job.compute_bytes - 2)
     logits = tokens * padded_vocab(job.model, job.engine, layout)
-    return np.equal(stage.index, layout.pp - 1) * per_logit * logits
+    return holds_head(layout, stage) * per_logit * logits
 
 
 def _recompute_bytes(job: Job, layout: Degrees, stage: Stage) -> Any:
@@ -286,6 +292,8 @@ def memory_lines(job: Job, layout: Degrees, stage: Stage) -> tuple[MemoryLine, .
     """
     m = job.training.global_batch_size / (layout.dp * layout.mbs)
     weights, grads, optimizer = _state_bytes(job, layout, stage)
+    weights = weights * weight_versions(layout.schedule, layout.pp, stage.index, m)
+    stashed = " * versions (weight stashing)" if layout.schedule == "pipedream" else ""
     stored = stored_activation_bytes(job, layout, stage, m)
     transient = np.maximum(_loss_bytes(job, layout, stage), _recompute_bytes(job, layout, stage))
     runtime = job.cluster.device.reserved_memory + job.engine.fragmentation * stored
@@ -294,7 +302,7 @@ def memory_lines(job: Job, layout: Degrees, stage: Stage) -> tuple[MemoryLine, .
         MemoryLine(
             name=LineName.PARAMS,
             num_bytes=weights,
-            formula="parameters of the stage / tp * weight bytes (/ shard degree from ZeRO-3)",
+            formula="parameters of the stage / tp * weight bytes (/ shard degree from ZeRO-3)" + stashed,
             source=zero_source,
         ),
         MemoryLine(

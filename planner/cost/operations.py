@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING, Final, Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from planner.cost.schedule import round_size
+from planner.cost.schedule import exists, round_size
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -16,8 +16,6 @@ __all__ = ["Kind", "Operation", "operations"]
 
 Kind = Literal["F", "B", "I", "W"]
 """Forward; whole backward; backward for the inputs alone; backward for the weights alone: the letters of torch."""
-
-_V_SHAPED: Final = ("zbv", "dualpipev")
 
 
 class Operation(NamedTuple):
@@ -38,17 +36,16 @@ def operations(
 ) -> tuple[Operation, ...]:
     """The order in which a stage (0 is the first) runs its operations.
 
-    `interleave` is the chunks of a stage: any number for `interleaved`, 2 for `zbv` and `dualpipev`, otherwise 1.
-    `pipedream` has the order of `1f1b`; it updates the weights after every backward pass. `dualpipev` needs at
-    least as many microbatches as chunks, `interleaved` a multiple of `round_size`.
+    `interleave` is the chunks of a stage; `exists` says for which numbers there is an order (and `interleaved` with
+    one chunk is 1F1B). `pipedream` has the order of `1f1b`; it updates the weights after every backward pass.
 
     Source: Huang et al., GPipe (2019); Narayanan et al. (SC 2021); Qi et al., Zero Bubble (2023); DeepSeek,
     DualPipe. The orders are those of torch.distributed.pipelining where torch has the schedule.
     """
     m = num_microbatches
     assert 0 <= stage < pp
-    assert m >= (2 * pp if schedule == "dualpipev" else 1)
-    assert schedule == "interleaved" or interleave == (2 if schedule in _V_SHAPED else 1)
+    assert m >= 1
+    assert exists(schedule, pp, m, interleave) or (schedule, interleave) == ("interleaved", 1)
     if schedule == "zbv":
         return tuple(op for op in _numbered(_zbv_passes(pp, stage, m), pp, stage) if op.microbatch < m)
     if schedule == "dualpipev":

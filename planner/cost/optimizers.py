@@ -4,12 +4,18 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-import numpy as np
-
 from planner.cost.blocks import expert_layer_params, ffn_matrices, norm_params
 from planner.cost.compute import memory_bound_seconds
 from planner.cost.parameters import dense_layer_params, end_params_on_device, moe_layer_params
-from planner.cost.stage import HeldParams, expert_shard_degree, layer_kinds, layer_params, shard_degree
+from planner.cost.stage import (
+    HeldParams,
+    expert_shard_degree,
+    holds_embedding,
+    holds_head,
+    layer_kinds,
+    layer_params,
+    shard_degree,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -150,7 +156,7 @@ def _whole_layer(job: Job, *, experts: bool) -> HeldParams:
 def _end_sides(job: Job, layout: Degrees, stage: Stage, num_params: Any) -> Any:
     """Rows and columns of embedding, positions and head on one device; the final norm is a vector."""
     h = job.model.hidden_size
-    first, last = np.equal(stage.index, 0), np.equal(stage.index, layout.pp - 1)
+    first, last = holds_embedding(stage), holds_head(layout, stage)
     own_head = last & ~(first & job.model.tied_embeddings)
     matrices = first * (1.0 + (job.model.position == "learned")) + own_head
     norms = last * (norm_params(job.model) / h if job.model.final_norm else 0.0)

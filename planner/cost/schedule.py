@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 __all__ = [
     "bubble_of",
     "bubble_seconds",
+    "exists",
+    "held_microbatches",
     "in_flight_microbatches",
     "pipeline_seconds",
     "round_size",
@@ -40,6 +42,7 @@ def bubble_seconds(sum_of_stage_seconds: Any, slowest_stage_seconds: Any, interl
     backward. Exact for equal stages (interleaved: and microbatches in multiples of p), for GPipe whose stages
     differ by a factor, and for 1F1B whose slowest stage is the last; a slow early stage of 1F1B fills part of its
     wait with forward passes, so that the form is then too long by less than one pass through the other stages.
+    GPipe whose forward and backward passes are slowest on different stages takes longer than the form.
     Interleaved chunks that differ within a stage make it too short: the longest chunk sets the pace of its round.
     `simulate.exact_pipeline_seconds` executes what is not exact here.
 
@@ -64,9 +67,8 @@ def bubble_of(
     the norm of the gradients joins all stages; the zero of ZB-V counts from a stage's own first operation.
 
     With equal stages, and exact for them:
-    naive      m (p - 1) (F + I + W): a share of (p - 1) / p is idle
-    gpipe      (p - 1) (F + I + W); exact for unequal stages too
-    1f1b       (p - 1) (F + I + W)
+    naive      m (p - 1) (F + I + W): a share of (p - 1) / p is idle; exact for unequal stages too
+    gpipe, 1f1b  (p - 1) (F + I + W)
     interleaved  (p - 1) (F + I + W) / v, microbatches in equal rounds (`round_size`) of at least p
     zb-h1      (p - 1) (F + I - min(F, I, W)), m >= p; (p - 1) (F + I - W) where W is the shortest
     zbv        (p - 1) max(I / 2, I - W), if W <= F <= I and m >= 2 p - 1
@@ -85,10 +87,7 @@ def bubble_of(
     m, slowest = np.asarray(num_microbatches), np.max(t, axis=-1)
     if schedule == "naive":
         return m * _of_others(t, t)
-    if schedule == "gpipe":  # both sweeps run at the pace of their own slowest stage
-        pace = np.max(f, axis=-1) + np.max(i + w, axis=-1)
-        return np.sum(t, axis=-1) - slowest + (m - 1) * (pace - slowest)
-    if schedule in ("1f1b", "interleaved"):
+    if schedule in ("gpipe", "1f1b", "interleaved"):
         return bubble_seconds(np.sum(t, axis=-1), slowest, interleave)
     if schedule == "zb-h1":
         return _of_others(f + i - np.minimum(np.minimum(f, i), w), t)
@@ -133,6 +132,23 @@ def round_size(pp: Any, num_microbatches: Any) -> Any:
     return np.where(num_microbatches % rounds == 0, num_microbatches // rounds, pp)
 
 
+def exists(schedule: Schedule, pp: Any, num_microbatches: Any, interleave: Any) -> Any:
+    """Whether a schedule has an order for these stages, microbatches and chunks of a stage.
+
+    Interleaved stages have several chunks and equal rounds of microbatches; a V has two chunks, DualPipeV at least as
+    many microbatches as chunks; the others have one chunk.
+
+    Source: Narayanan et al. (SC 2021), section 2.2.2; Qi et al. (2023); DeepSeek, DualPipe (README).
+    """
+    if schedule == "interleaved":
+        return np.greater(interleave, 1) & (num_microbatches % round_size(pp, num_microbatches) == 0)
+    if schedule == "zbv":
+        return np.equal(interleave, 2)
+    if schedule == "dualpipev":
+        return np.equal(interleave, 2) & np.greater_equal(num_microbatches, 2 * pp)
+    return np.equal(interleave, 1)
+
+
 def in_flight_microbatches(schedule: Schedule, pp: Any, stage: Any, num_microbatches: Any, interleave: Any) -> Any:
     """Microbatches whose activations a stage holds at its peak, in units of the whole stage.
 
@@ -162,6 +178,35 @@ def in_flight_microbatches(schedule: Schedule, pp: Any, stage: Any, num_microbat
     if schedule == "dualpipev":
         return pp + 0.5 + 0 * np.asarray(stage) * m
     raise ValueError(f"schedule {schedule!r} is not priced")
+
+
+def held_microbatches(
+    schedule: Schedule, pp: Any, stage: Any, num_microbatches: Any, interleave: Any
+) -> tuple[tuple[Any, Any], ...]:
+    """What a stage holds in the moments that can be its fullest, as (waiting for I, waiting for W) in microbatches.
+
+    A microbatch waits for its backward pass with what the recompute policy keeps. Once the gradients of its inputs are
+    done (I), it waits for those of the weights (W) with everything, computed again or not. In units of the whole
+    stage, n in flight:
+    zb-h1      (n - k, k), k = min(r + 1, n): W comes r microbatches late
+    zbv        steady (n - 1/2, 1/2), and in the drain ((p - r - 1) / 2, min(2 r + 1, 2 n) / 2)
+    dualpipev  steady (n, 0), and (n - 1, 1/2) but on the last stage, and in the drain (p - r - 1, r + 1) / 2
+    others     (n, 0)
+    Together never more than n, so that the split matters to stages that recompute. ZB-V's drain with fewer than
+    2 p - 1 microbatches is an upper bound.
+
+    Source: counted from the schedules' orders (`operations`).
+    """
+    n = in_flight_microbatches(schedule, pp, stage, num_microbatches, interleave)
+    if schedule == "zb-h1":
+        late = np.minimum(stage + 1, n)
+        return ((n - late, late),)
+    if schedule == "zbv":
+        return (n - 0.5, 0.5 + 0 * n), ((pp - stage - 1) / 2, np.minimum(stage + 0.5, n))
+    if schedule == "dualpipev":
+        split = np.where(np.less(stage, pp - 1), 0.5, 0.0)
+        return (n, 0 * n), (n - 1.0, split), ((pp - stage - 1) / 2, (stage + 1) / 2 + 0 * n)
+    return ((n, 0 * n),)
 
 
 def weight_versions(schedule: Schedule, pp: Any, stage: Any, num_microbatches: Any) -> Any:

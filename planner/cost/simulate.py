@@ -217,24 +217,31 @@ def _run(
     position = [0, *stops[:-1]]
     pp = len(sizes)
     start, end, clock = [math.nan] * len(seconds), [math.nan] * len(seconds), [0.0] * pp
-    awake = deque(range(pp))
-    while awake:
-        stage = awake.popleft()
+    waiting, asleep = deque(range(pp)), [False] * pp
+    while waiting:
+        stage = waiting.popleft()
+        asleep[stage] = True
         first = here = position[stage]
-        while here < stops[stage]:
+        now, stop = clock[stage], stops[stage]
+        while here < stop:
             following = here + 2 if pairs[here] else here + 1
-            ready = max(arrivals[place] for place in takes[here:following])
+            ready = arrivals[takes[here]]
+            if pairs[here]:
+                ready = max(ready, arrivals[takes[here + 1]])
             if ready == math.inf:
                 break
-            begin = max(clock[stage], ready)
-            clock[stage] = begin + sum(seconds[here:following])
+            begin = max(now, ready)
+            now = begin + seconds[here] + (seconds[here + 1] if pairs[here] else 0.0)
             for one in range(here, following):
-                start[one], end[one] = begin, clock[stage]
-                arrivals[gives[one]] = clock[stage] + delay[one]
+                start[one], end[one] = begin, now
+                arrivals[gives[one]] = now + delay[one]
             here = following
-        position[stage] = here
+        position[stage], clock[stage] = here, now
         if here > first:
-            awake.extend({(stage - 1) % pp, (stage + 1) % pp}.difference(awake))
+            for neighbour in ((stage - 1) % pp, (stage + 1) % pp):
+                if asleep[neighbour]:
+                    asleep[neighbour] = False
+                    waiting.append(neighbour)
     assert position == stops, "the schedule deadlocks"
     return np.array(start), np.array(end)
 

@@ -52,12 +52,18 @@ class Stage:
 
 
 def holds_embedding(stage: Stage) -> Any:
-    """Whether the model begins here: the first stage, or the first chunk."""
+    """Whether the model begins here: the first stage, or the first chunk.
+
+    Source: definition of a pipeline.
+    """
     return np.equal(stage.index if stage.chunk is None else stage.chunk, 0)
 
 
 def holds_head(layout: Degrees, stage: Stage) -> Any:
-    """Whether the model ends here: the last stage (of a V the first one), or the last chunk."""
+    """Whether the model ends here: the last stage (of a V the first one), or the last chunk.
+
+    Source: `planner.layout.head_stage`.
+    """
     if stage.chunk is None:
         return np.equal(stage.index, head_stage(layout))
     return np.equal(stage.chunk, layout.pp * layout.interleave - 1)

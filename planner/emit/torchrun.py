@@ -130,12 +130,17 @@ def check_engine(plan: Plan) -> None:
     """Refuse a plan that the planner's own trainer does not run.
 
     Raises:
-        InputError: it is made for another engine.
+        InputError: it is made for another engine, or `explain` priced a schedule that the engine does not have.
     """
     if plan.engine.name != "torch":
         raise InputError(
             f"the plan is made for {plan.engine.name}, and the planner starts the torch engine",
             hint="plan again with --engine torch",
+        )
+    if plan.layout.schedule not in plan.engine.schedules:
+        raise InputError(
+            f"the plan's schedule is {plan.layout.schedule}, which engine {plan.engine.name} does not run",
+            hint=f"it runs {', '.join(plan.engine.schedules)}",
         )
 
 

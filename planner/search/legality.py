@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
+from planner.cost.schedule import exists
 from planner.specs.recipe import ADAM_RECIPES
 
 if TYPE_CHECKING:
@@ -73,10 +74,11 @@ def _sequence_parallel(job: Job, layout: Degrees) -> Any:
 
 
 def _interleaving(job: Job, layout: Degrees) -> Any:
+    microbatches = _microbatches(job, layout)
+    possible = exists(layout.schedule, layout.pp, microbatches, layout.interleave)
     if layout.schedule != "interleaved":
-        return np.equal(layout.interleave, 1)
-    grouped = _microbatches(job, layout) % layout.pp == 0
-    return np.greater(layout.interleave, 1) & np.greater(layout.pp, 1) & grouped
+        return possible
+    return possible & np.greater(layout.pp, 1) & (microbatches % layout.pp == 0)
 
 
 def _fills_pipeline(job: Job, layout: Degrees) -> Any:
@@ -163,7 +165,8 @@ RULES: Final = (
     Rule(
         name="interleave",
         holds=_interleaving,
-        why="interleave > 1 goes with schedule interleaved, pp > 1 and microbatches in multiples of pp",
+        why="interleave > 1 goes with schedule interleaved, pp > 1 and microbatches in multiples of pp; "
+        "zbv and dualpipev have interleave 2, and dualpipev at least 2 pp microbatches",
     ),
     Rule(name="fill", holds=_fills_pipeline, why="this engine's 1F1B needs at least as many microbatches as stages"),
     Rule(name="zero", holds=_zero_offered, why="the engine offers this ZeRO stage with this pipeline"),
@@ -204,9 +207,10 @@ def _why(rule: Rule, job: Job) -> str:
     return f"the engine does not run {', '.join(missing)}, which {job.model.name} needs (--engine megatron runs most)"
 
 
-def broken_rules(job: Job, layout: Layout) -> tuple[str, ...]:
-    """Why a layout cannot run, one sentence for each broken rule; empty when it can."""
-    broken = [_why(rule, job) for rule in RULES if not bool(np.all(rule.holds(job, layout)))]
+def broken_rules(job: Job, layout: Layout, *, except_for: tuple[str, ...] = ()) -> tuple[str, ...]:
+    """Why a layout cannot run, one sentence for each broken rule but those named; empty when it can."""
+    rules = [rule for rule in RULES if rule.name not in except_for]
+    broken = [_why(rule, job) for rule in rules if not bool(np.all(rule.holds(job, layout)))]
     unknown = sorted(set(layout.recompute) - set(job.engine.recompute))
     broken.extend(f"the engine has no `{policy}` recompute" for policy in unknown)
     if 0 in layout.layers_per_stage:

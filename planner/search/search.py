@@ -69,12 +69,12 @@ class _Found:
 
 
 def plan_for_layout(job: Job, layout: Layout) -> Plan:
-    """Price one layout without a search.
+    """Price one layout without a search; its schedule may be one that the engine does not have, to compare.
 
     Raises:
         InputError: the layout breaks rules; all of them are named.
     """
-    broken = broken_rules(job, layout)
+    broken = broken_rules(job, layout, except_for=("schedule",))
     if broken:
         raise InputError(*(Mistake(message=f"this layout cannot run: {why}", where="--layout") for why in broken))
     return _plan(job, layout, estimate(job, layout))

@@ -79,7 +79,8 @@ def schedule_words(plan: Plan) -> str:
     if layout.pp == 1:
         return batches
     chunks = f", {layout.interleave} chunks per stage" if layout.interleave > 1 else ""
-    return f"{layout.schedule}{chunks}, {batches}"
+    not_run = "" if layout.schedule in plan.engine.schedules else f" (which {plan.engine.name} does not run)"
+    return f"{layout.schedule}{not_run}{chunks}, {batches}"
 
 
 def cluster_words(cluster: ClusterSpec) -> str:

@@ -7,9 +7,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from planner.cost.operations import operations
 from planner.cost.schedule import (
     bubble_of,
     bubble_seconds,
+    exists,
+    held_microbatches,
     in_flight_microbatches,
     pipeline_seconds,
     round_size,
@@ -85,12 +88,49 @@ def some_stages(draw, pp):
 
 
 @given(st.data(), st.integers(1, 5), st.integers(1, 10))
-def test_gpipe_and_naive_are_exact_for_unequal_stages(data, pp, m):
+def test_naive_is_the_sum_and_gpipe_is_exact_for_stages_that_differ_by_a_factor(data, pp, m):
     stages = some_stages(data.draw, pp)
-    for schedule in ("gpipe", "naive"):
-        bubble = bubble_of(schedule, **stages, num_microbatches=m)
-        slowest = np.max(sum(stages.values()))
-        assert m * slowest + bubble == pytest.approx(run(schedule, stages, m).seconds, rel=1e-9)
+    slowest, total = np.max(sum(stages.values())), np.sum(sum(stages.values()))
+    assert m * slowest + bubble_of("naive", **stages, num_microbatches=m) == pytest.approx(m * total)
+    assert run("naive", stages, m).seconds == pytest.approx(m * total)
+    closed = m * slowest + bubble_of("gpipe", **stages, num_microbatches=m)
+    assert closed <= run("gpipe", stages, m).seconds * (1 + 1e-9)
+    alike = {name: stages["forward"] * factor for name, factor in zip(PASSES, (1.0, 0.7, 1.3), strict=True)}
+    closed = m * np.max(sum(alike.values())) + bubble_of("gpipe", **alike, num_microbatches=m)
+    assert closed == pytest.approx(run("gpipe", alike, m).seconds, rel=1e-9)
+
+
+def executed_moments(schedule, pp, m, interleave):
+    """Every (waiting for I, waiting for W) of each stage, in stages; a microbatch moves when its I ends."""
+    for stage in range(pp):
+        before = waiting = 0
+        seen = set()
+        for op in operations(schedule, pp, stage, m, interleave):
+            before += {"F": 1, "B": -1, "I": -1}.get(op.kind, 0)
+            waiting += {"I": 1, "W": -1}.get(op.kind, 0)
+            seen.add((before / interleave, waiting / interleave))
+        yield seen
+
+
+@pytest.mark.parametrize("schedule", [*SCHEDULES, "pipedream"])
+@pytest.mark.parametrize("whole", [1.0, 1.5, 10.0])
+def test_what_a_stage_holds_while_gradients_of_weights_wait(schedule, whole):
+    """A microbatch before its I weighs 1, one that waits for its W weighs `whole`, as recompute makes it."""
+    interleave = 3 if schedule == "interleaved" else 2 if schedule in V_SHAPED else 1
+    for pp in range(1, 6):
+        for m in range(1, 15):
+            if not exists(schedule, pp, m, interleave):
+                continue
+            moments = held_microbatches(schedule, pp, np.arange(pp), m, interleave)
+            closed = np.max([np.broadcast_to(before + whole * waiting, pp) for before, waiting in moments], axis=0)
+            executed = [
+                max(before + whole * waiting for before, waiting in seen)
+                for seen in executed_moments(schedule, pp, m, interleave)
+            ]
+            if schedule == "zbv" and m < 2 * pp - 1:
+                assert np.all(closed >= np.array(executed) - 1e-12)
+            else:
+                assert closed == pytest.approx(executed), (pp, m)
 
 
 @given(st.lists(st.floats(0.5, 2), min_size=2, max_size=5), st.integers(1, 4))

@@ -1,0 +1,140 @@
+"""All pipeline schedules side by side, for one job and one layout."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Final, get_args
+
+import numpy as np
+
+from planner.cost.estimate import estimate, timeline
+from planner.cost.ledger import LineName
+from planner.cost.prices import stage_prices
+from planner.cost.schedule import bubble_of, exists, staleness_steps, weight_versions
+from planner.cost.stage import stages_of
+from planner.layout import Layout, balanced_chunks, of_chunks
+from planner.specs.engine import Schedule
+
+if TYPE_CHECKING:
+    from planner.specs.job import Job
+
+__all__ = ["SCHEDULES", "ScheduleOutcome", "compare_schedules", "with_schedule"]
+
+SCHEDULES: Final[tuple[Schedule, ...]] = get_args(Schedule)
+"""Every schedule that is priced, in the order in which they were published."""
+
+
+_BOUNDED: Final = ("gpipe", "1f1b", "interleaved")
+"""Schedules that `estimate` prices with a closed form which unequal stages can miss."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScheduleOutcome:
+    """What one schedule would make of a layout: time, bubble, memory, staleness.
+
+    layout: the layout with this schedule and its number of chunks; the stages hold the layers that they held.
+    runs: the job's engine has this schedule.
+    step_seconds: what `estimate` says. executed_step_seconds: the same with the passes executed one by one, stages as
+    unequal as they are; the two differ where the closed form of GPipe, 1F1B or interleaved stages misses unequal ones.
+    pipeline_seconds: the passes of executed_step_seconds alone, without gradient reduction and optimizer, which
+    pipedream repeats for every microbatch.
+    bubble_seconds: wait of the slowest stage, executed (of pipedream 0: its pipeline is never drained).
+    bubble_share: that over the seconds in which it works: (p - 1) / m for equal stages under GPipe and 1F1B.
+    equal_stages_bubble_share: the same for stages that are all the mean stage, the textbook's number.
+    utilization: work over work and bubble of the slowest stage: m / (m + p - 1).
+    activation_bytes, peak_bytes: of the stage that stores most, of the stage that is fullest. fits: every stage does.
+    staleness_steps, weight_versions: of the stage that has most; 0 and 1 but for pipedream.
+    """
+
+    schedule: Schedule
+    layout: Layout
+    runs: bool
+    step_seconds: float
+    executed_step_seconds: float
+    pipeline_seconds: float
+    bubble_seconds: float
+    bubble_share: float
+    equal_stages_bubble_share: float
+    utilization: float
+    activation_bytes: float
+    peak_bytes: float
+    fits: bool
+    staleness_steps: int
+    weight_versions: int
+
+
+def with_schedule(layout: Layout, schedule: Schedule) -> Layout | None:
+    """The same stages under another schedule, or None where a stage has too few layers for its chunks.
+
+    A V has two chunks; interleaved stages keep their number of chunks, or get two; the others have one.
+    """
+    several = layout.interleave if layout.schedule == "interleaved" and layout.interleave > 1 else 2
+    interleave = several if schedule in ("interleaved", "zbv", "dualpipev") else 1
+    layers = tuple(layout.layers_of_stage(r) for r in range(layout.pp))
+    policies = tuple(layout.recompute_of_stage(r) for r in range(layout.pp))
+    if min(layers) < interleave:
+        return None
+    return replace(
+        layout,
+        schedule=schedule,
+        interleave=interleave,
+        layers_per_stage=balanced_chunks(layers, interleave, schedule),
+        recompute=of_chunks(policies, interleave, schedule),
+    )
+
+
+def compare_schedules(job: Job, layout: Layout) -> dict[Schedule, ScheduleOutcome | str]:
+    """What each schedule of `SCHEDULES` would make of this layout, or why it has no order for it.
+
+    The answer is for a human's table: whether a layout is legal otherwise is not asked.
+
+    Source: `estimate` for prices, `timeline` for the executed times.
+    """
+    m = layout.num_microbatches(job.training.global_batch_size)
+    return {schedule: _outcome(job, layout, schedule, m) for schedule in SCHEDULES}
+
+
+def _outcome(job: Job, layout: Layout, schedule: Schedule, m: int) -> ScheduleOutcome | str:
+    other = with_schedule(layout, schedule)
+    if other is None:
+        return "a stage has fewer layers than chunks"
+    if not exists(schedule, other.pp, m, other.interleave):
+        least = f"at least {2 * other.pp}" if schedule == "dualpipev" else "equal rounds of"
+        return f"it needs {least} microbatches, not {m}"
+    priced = estimate(job, other)
+    work = m * float(np.max(stage_prices(job, other, stages_of(job, other)).microbatch_seconds))
+    executed = timeline(job, other).seconds if schedule in _BOUNDED else priced.pipeline_seconds
+    stages = np.arange(other.pp)
+    activations = [line.num_bytes for s in priced.memory for line in s.lines if line.name == LineName.ACTIVATIONS]
+    bubble = max(0.0, executed - work)
+    return ScheduleOutcome(
+        schedule=schedule,
+        layout=other,
+        runs=schedule in job.engine.schedules,
+        step_seconds=priced.step_seconds,
+        executed_step_seconds=executed + priced.tail_seconds,
+        pipeline_seconds=executed,
+        bubble_seconds=bubble,
+        bubble_share=bubble / work,
+        equal_stages_bubble_share=_equal_stages_bubble_share(job, other, m),
+        utilization=work / (work + bubble),
+        activation_bytes=max(map(float, activations)),
+        peak_bytes=priced.peak_bytes,
+        fits=priced.fits,
+        staleness_steps=int(np.max(staleness_steps(schedule, other.pp, stages, m))),
+        weight_versions=int(np.max(weight_versions(schedule, other.pp, stages, m))),
+    )
+
+
+def _equal_stages_bubble_share(job: Job, layout: Layout, m: int) -> float:
+    """Bubble over work if every stage took the mean of all stages.
+
+    Source: `bubble_of`.
+    """
+    passes = stage_prices(job, layout, stages_of(job, layout)).passes
+    mean = {
+        name: np.full(layout.pp, np.mean(np.broadcast_to(getattr(passes, name), layout.pp)))
+        for name in ("forward", "backward_input", "backward_weight")
+    }
+    bubble = bubble_of(layout.schedule, **mean, num_microbatches=m, interleave=layout.interleave)
+    return float(bubble) / (m * float(np.mean(passes.total)))
