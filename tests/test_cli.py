@@ -226,7 +226,7 @@ def test_a_schedule_that_the_engine_lacks_is_explained_and_not_started(schedule:
     (own_folder / "priced.json").write_text(capsys.readouterr().out)
     assert main(["explain", "priced.json"]) == 0
     assert "torch does not run" in capsys.readouterr().out
-    for command in (["launch", "priced.json"], ["launch", "priced.json", "--dry-run"], ["emit", "priced.json"]):
+    for command in (["launch", "priced.json"], ["emit", "priced.json"]):
         assert main([*command, *(["--to", "torchrun"] if command[0] == "emit" else [])]) == 2
         assert f"schedule is {schedule}" in capsys.readouterr().err
 

@@ -11,17 +11,17 @@ from planner.cost.collectives import slowest_link
 from planner.cost.flops import model_flops_per_step
 from planner.cost.ledger import LineName, StageMemory, TimeLine, total_exposed_seconds
 from planner.cost.memory import memory_lines
-from planner.cost.prices import StagePrices, chunk_seconds, num_microbatches, stage_prices
-from planner.cost.schedule import bubble_of, steady_seconds
+from planner.cost.prices import StagePrices, chunk_seconds, num_microbatches, stage_bytes, stage_prices
+from planner.cost.schedule import bubble_of, bubble_seconds, steady_seconds
 from planner.cost.simulate import Timeline, simulate
-from planner.cost.stage import stages_of
+from planner.cost.stage import stage_of, stages_of
 
 if TYPE_CHECKING:
-    from planner.layout import Layout
+    from planner.layout import Degrees, Layout
     from planner.specs.engine import Schedule
     from planner.specs.job import Job
 
-__all__ = ["Estimate", "estimate", "timeline"]
+__all__ = ["Estimate", "estimate", "even_step_seconds_and_peak_bytes", "timeline"]
 
 _EXECUTED: Final = ("zb-h1", "zbv", "dualpipev")
 """Schedules whose closed forms hold for equal stages only; their bubble comes from the execution."""
@@ -125,6 +125,30 @@ def estimate(job: Job, layout: Layout) -> Estimate:
         hfu=mfu * (1.0 + _recomputed_share(job, layout)),
         tokens_per_second_per_device=tokens / (step_seconds * layout.world_size),
     )
+
+
+def even_step_seconds_and_peak_bytes(job: Job, layouts: Degrees, policy: Any) -> tuple[Any, Any]:
+    """Step seconds and bytes of the fullest stage, of many layouts with equal stages at once; both of shape (n,).
+
+    Every degree of `layouts` has shape (n, 1), and so has `policy`, the recompute policy of all stages as an index into
+    `POLICIES`. GPipe, 1F1B and interleaved stages; pp * interleave divides the layers, and the leading dense layers of
+    a mixture lie on the first stage. What `estimate` says of each, from four of its stages: those between the first
+    and the last differ in what they hold in flight, which is most on one of their ends.
+
+    Source: as `estimate`.
+    """
+    stages = layouts.pp
+    index = np.concatenate([0 * stages, np.minimum(1, stages - 1), np.maximum(stages - 2, 0), stages - 1], axis=-1)
+    stage = stage_of(job, index=index, num_layers=job.model.num_layers / stages, policy=policy)
+    prices = stage_prices(job, layouts, stage)
+    each = np.broadcast_to(prices.microbatch_seconds, index.shape)
+    between = np.maximum(stages[:, 0] - 2, 0)
+    total = each[:, 0] + between * each[:, 1] + np.where(stages[:, 0] > 1, each[:, 3], 0.0)
+    slowest = np.max(each, axis=-1)
+    steady = steady_seconds(num_microbatches(job, layouts)[:, 0], slowest)
+    bubble = bubble_seconds(total, slowest, layouts.interleave[:, 0])
+    tail = np.max(np.broadcast_to(prices.tail_seconds, index.shape), axis=-1)
+    return steady + bubble + tail, np.max(np.broadcast_to(stage_bytes(job, layouts, stage), index.shape), axis=-1)
 
 
 def _recomputed_share(job: Job, layout: Layout) -> float:
