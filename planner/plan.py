@@ -12,6 +12,7 @@ from pydantic import ValidationError
 
 from planner import __version__
 from planner.cost.ledger import LineName, MemoryLine, StageMemory, TimeLine
+from planner.cost.run import WholeRun, whole_run
 from planner.errors import EnvironmentProblem, InputError
 from planner.layout import Layout, format_layout, parse_layout
 from planner.specs.calibration import CalibrationEntry
@@ -76,6 +77,17 @@ class Plan:
     certificate: dict[str, Any] = field(default_factory=dict)
     options: dict[str, Any] = field(default_factory=dict)
 
+    @property
+    def run(self) -> WholeRun | None:
+        """The whole token budget with this plan; None without a budget."""
+        return whole_run(
+            self.model,
+            self.cluster,
+            self.training,
+            step_seconds=self.step_seconds,
+            num_devices=self.layout.world_size,
+        )
+
 
 def plan_to_dict(plan: Plan) -> dict[str, Any]:
     """The plan document as plain data (docs/decisions.md, command-line contract)."""
@@ -98,6 +110,7 @@ def plan_to_dict(plan: Plan) -> dict[str, Any]:
         "mfu": plan.mfu,
         "hfu": plan.hfu,
         "flops_convention": plan.flops_convention,
+        "run": _run_to_dict(plan.run),
         "memory": [_stage_memory_to_dict(stage) for stage in plan.memory],
         "time": [asdict(line) for line in plan.time],
         "runners_up": [{**asdict(runner), "layout": layout_to_dict(runner.layout)} for runner in plan.runners_up],
@@ -109,6 +122,10 @@ def plan_to_dict(plan: Plan) -> dict[str, Any]:
 def layout_to_dict(layout: Layout) -> dict[str, Any]:
     """The layout as plain data, one key for each field."""
     return {f.name: list(v) if isinstance(v := getattr(layout, f.name), tuple) else v for f in fields(Layout)}
+
+
+def _run_to_dict(run: WholeRun | None) -> dict[str, Any] | None:
+    return None if run is None else {**asdict(run), "days": run.days}
 
 
 def _stage_memory_to_dict(stage: StageMemory) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from planner.show.columns import Columns
 from planner.show.figures import bytes_scale, seconds_scale
 from planner.show.screen import clean, indented, section, stack
 from planner.show.summary import heading, layout_rows
-from planner.show.words import fold_runs, limit_words, line_label
+from planner.show.words import fold_runs, limit_words, line_label, run_words
 from planner.units import format_count, format_seconds
 
 if TYPE_CHECKING:
@@ -32,12 +32,14 @@ def explanation(plan: Plan) -> Group:
     step = f"{format_seconds(plan.step_seconds)}, {format_count(plan.tokens_per_second_per_device)} tokens/s per device"
     rates = f"MFU {plan.mfu:.1%}, HFU {plan.hfu:.1%}"
     convention = Text(f"  {clean(plan.flops_convention)}", style="dim")
-    figures = Columns([("step", step), ("rates", Text.assemble(rates, convention))], wrap=(1,))
+    rows: list[tuple[str, RenderableType]] = [("step", step), ("rates", Text.assemble(rates, convention))]
+    if whole := run_words(plan):
+        rows.append(("whole run", whole))
     scale = bytes_scale(stage.total_bytes for stage in plan.memory)
     return stack(
         heading(plan),
         indented(Columns(layout_rows(plan), wrap=(1,))),
-        indented(figures),
+        indented(Columns(rows, wrap=(1,))),
         section(f"Memory of a device, {scale.unit}", _StageColumns(plan, scale), note=limit_words(plan)),
         _time_section(plan),
         section("Formulas of memory", _formulas(_distinct(plan.memory))),

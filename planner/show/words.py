@@ -6,7 +6,7 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Any, Final
 
 from planner.layout import even_split, format_layout
-from planner.units import UNITS, format_bytes, format_count, format_seconds
+from planner.units import format_bytes, format_count, format_seconds
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -136,14 +136,20 @@ def certificate_sentence(certificate: Mapping[str, Any]) -> str:
 
 def run_words(plan: Plan) -> str:
     """How long the whole token budget takes and what it costs; empty without a budget."""
-    tokens = plan.training.tokens
-    if tokens is None:
+    run = plan.run
+    if run is None:
         return ""
-    steps = tokens / (plan.training.global_batch_size * plan.training.sequence_length)
-    seconds = steps * plan.step_seconds
-    price = plan.cluster.price
-    cost = f", {format_count(seconds / UNITS['seconds']['h'] * price * plan.cluster.num_devices)} USD" if price else ""
-    return f"{format_count(tokens)} tokens in {format_seconds(seconds)}{cost}"
+    amounts = [f"{format_count(run.device_hours)} device hours"]
+    if run.usd is not None:
+        amounts.append(f"{format_count(run.usd)} USD")
+    if run.kilowatt_hours is not None:
+        amounts.append(f"{format_count(run.kilowatt_hours)} kWh at rated power")
+    words = f"{format_count(run.tokens)} tokens in {format_seconds(run.seconds)}: {', '.join(amounts)}"
+    if run.deadline_seconds is None:
+        return words
+    return (
+        f"{words}; {'meets' if run.meets_deadline else 'MISSES'} the deadline of {format_seconds(run.deadline_seconds)}"
+    )
 
 
 def limit_words(plan: Plan) -> str:

@@ -7,7 +7,7 @@ from typing import Any, Literal, Self
 from pydantic import Field, field_validator, model_validator
 
 from planner.specs.cluster import Precision
-from planner.specs.document import Document
+from planner.specs.document import Document, Seconds, UsdPerHour
 from planner.specs.recipe import ADAM_RECIPES, MemoryRecipe, Optimizer
 
 __all__ = ["TrainingSpec"]
@@ -31,6 +31,10 @@ class TrainingSpec(Document):
     attention: Literal["flash", "unfused"] = "flash"
     dropout: float = Field(default=0.0, ge=0, lt=1)
     tokens: float | None = Field(default=None, gt=0, description="token budget of the whole run")
+    deadline: Seconds | None = Field(
+        default=None, gt=0, description="how long the whole run may take, for example 30 d"
+    )
+    price: UsdPerHour | None = Field(default=None, description="of one device; overrides the cluster's own price")
     learning_rate: float = Field(default=3e-4, gt=0)
     min_learning_rate_ratio: float = Field(default=0.1, ge=0, le=1)
     warmup_steps: int = Field(default=10, ge=0)

@@ -120,5 +120,15 @@ def test_certificate_claims_the_optimum_only_when_it_is_proved() -> None:
 
 
 def test_whole_run_takes_steps_times_seconds(make_plan) -> None:
-    # 300e9 tokens / (1536 * 2048 tokens) = 95,367 steps of 39.5 s = 43.6 days; 136 devices at 2 USD/h = 284,600 USD
-    assert run_words(make_plan()) == "300 B tokens in 43.6 d, 285 k USD"
+    # 300e9 tokens / (1536 * 2048 tokens) = 95,368 steps of 39.5 s = 43.6 days; 128 devices in use at 2 USD/h
+    assert run_words(make_plan()) == "300 B tokens in 43.6 d: 134 k device hours, 268 k USD"
+
+
+def test_whole_run_says_whether_the_deadline_is_met(make_plan, plan) -> None:
+    def words(days: float) -> str:
+        deadline = {"deadline": days * 86400.0, "price": 3.0}
+        return run_words(make_plan(training=plan.training.model_copy(update=deadline)))
+
+    assert words(44).endswith("402 k USD; meets the deadline of 44.0 d")
+    assert words(43).endswith("402 k USD; MISSES the deadline of 43.0 d")
+    assert run_words(make_plan(training=plan.training.model_copy(update={"tokens": None}))) == ""

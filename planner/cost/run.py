@@ -1,0 +1,100 @@
+"""What the whole training run takes: steps, time, device hours, money and energy."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from planner.cost.flops import end_to_end_days, sc21_flops_per_step
+from planner.cost.parameters import num_params
+from planner.units import UNITS
+
+if TYPE_CHECKING:
+    from planner.specs.cluster import ClusterSpec
+    from planner.specs.model import ModelSpec
+    from planner.specs.training import TrainingSpec
+
+__all__ = ["WholeRun", "longest_step_seconds", "num_steps", "price_of", "whole_run"]
+
+_HOUR = UNITS["seconds"]["h"]
+_JOULES_PER_KWH = 1000.0 * _HOUR
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WholeRun:
+    """A training run over its whole token budget. Devices that the layout leaves idle are not counted.
+
+    usd: None without a price. kilowatt_hours: devices at their rated power, without hosts, network and cooling; None
+    where the device file has no power. closed_form_days: 8TP/(nX) at the step's own FLOPs per second X, by the
+    conventions of Narayanan et al. (SC 2021). meets_deadline: None without a deadline.
+    """
+
+    tokens: float
+    steps: int
+    seconds: float
+    device_hours: float
+    usd: float | None
+    kilowatt_hours: float | None
+    closed_form_days: float
+    deadline_seconds: float | None
+    meets_deadline: bool | None
+
+    @property
+    def days(self) -> float:
+        """Length of the run in days."""
+        return self.seconds / UNITS["seconds"]["d"]
+
+
+def num_steps(training: TrainingSpec) -> int | None:
+    """Optimizer steps that the token budget takes, the last one perhaps cut short; None without a budget.
+
+    Source: definition: tokens / (B s).
+    """
+    if training.tokens is None:
+        return None
+    return math.ceil(training.tokens / (training.global_batch_size * training.sequence_length))
+
+
+def longest_step_seconds(training: TrainingSpec) -> float:
+    """The longest step with which the run meets its deadline; infinite without a deadline or a token budget.
+
+    Source: definition: deadline / steps.
+    """
+    steps = num_steps(training)
+    return math.inf if steps is None or training.deadline is None else training.deadline / steps
+
+
+def price_of(cluster: ClusterSpec, training: TrainingSpec) -> float | None:
+    """US dollars per hour of one device: the training document's price, else the cluster's.
+
+    Source: the documents.
+    """
+    return training.price if training.price is not None else cluster.price
+
+
+def whole_run(
+    model: ModelSpec, cluster: ClusterSpec, training: TrainingSpec, *, step_seconds: float, num_devices: int
+) -> WholeRun | None:
+    """What the token budget takes with steps of `step_seconds` on `num_devices` devices; None without a budget.
+
+    Source: definitions; closed form: Narayanan et al. (SC 2021), section 5.1, equation 4.
+    """
+    steps = num_steps(training)
+    if steps is None or training.tokens is None:
+        return None
+    seconds = steps * step_seconds
+    hours = seconds * num_devices / _HOUR
+    price, power = price_of(cluster, training), cluster.device.power
+    flops = sc21_flops_per_step(model, training) / (step_seconds * num_devices)
+    return WholeRun(
+        tokens=training.tokens,
+        steps=steps,
+        seconds=seconds,
+        device_hours=hours,
+        usd=None if price is None else price * hours,
+        kilowatt_hours=None if power is None else power * seconds * num_devices / _JOULES_PER_KWH,
+        closed_form_days=end_to_end_days(training.tokens, num_params(model), num_devices, flops),
+        deadline_seconds=training.deadline,
+        meets_deadline=None if training.deadline is None else seconds <= training.deadline,
+    )
