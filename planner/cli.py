@@ -11,16 +11,24 @@ import shlex
 import signal
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 import click
 
 from planner import __version__
 from planner.errors import EnvironmentProblem, ExitCode, InputError, PlannerError
-from planner.options import file_option, json_option, place_options, plan_argument, run_options, workload_options
+from planner.options import (
+    file_option,
+    json_option,
+    nodes_option,
+    place_options,
+    plan_argument,
+    run_options,
+    workload_options,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Collection, Sequence
 
     from rich.console import RenderableType
 
@@ -28,9 +36,14 @@ if TYPE_CHECKING:
     from planner.search.constraints import Constraints
     from planner.search.footprint import NothingFits
     from planner.search.integer_program import SolverName
+    from planner.search.objectives import ObjectiveName
     from planner.specs.job import Job
 
 __all__ = ["cli", "main", "run"]
+
+
+_AS_GOOD: Final = 0.001
+"""A plan may be this much above the optimum, as a share, where it is simpler."""
 
 
 class _Terminated(BaseException):
@@ -60,9 +73,17 @@ def cli(ctx: click.Context) -> None:
 @click.argument("model")
 @click.argument("cluster")
 @click.argument("training", required=False, metavar="[TRAINING.yaml]")
+@nodes_option(ranges=True)
 @workload_options
 @click.option("--pin", "pins", multiple=True, metavar="LAYOUT", help="Keep to this, as in tp=8 or mbs<=4.")
 @click.option("--forbid", "forbids", multiple=True, metavar="LAYOUT", help="Leave this combination out.")
+@click.option(
+    "--objective",
+    type=click.Choice(["throughput", "cost", "gpus", "memory"]),
+    default="throughput",
+    show_default=True,
+    help="What to be best at; cost and gpus keep to the deadline.",
+)
 @click.option("--top", type=click.IntRange(1, 100), default=3, show_default=True, metavar="K", help="Layouts to list.")
 @click.option("--solver", type=click.Choice(["cbc", "highs"]), default="cbc", show_default=True, help="Integer solver.")
 @click.option("--time-limit", type=click.FloatRange(0, min_open=True), metavar="S", help="Seconds for the solver.")
@@ -77,6 +98,7 @@ def plan(
     *,
     pins: Sequence[str],
     forbids: Sequence[str],
+    objective: ObjectiveName,
     top: int,
     solver: SolverName,
     time_limit: float | None,
@@ -84,23 +106,38 @@ def plan(
     force: bool,
     stats: Path | None,
     as_json: bool,
+    nodes: int | range | None,
     **workload: Any,
 ) -> int:
     """Find the fastest layout for MODEL on CLUSTER.
 
     MODEL and CLUSTER are shipped names (`planner models`, `planner clusters`) or YAML files; MODEL may be a
     Hugging Face config.json or its folder too. Without -o nothing is written. The exit code is 3 when no layout
-    fits into memory.
+    fits into memory, or none meets the deadline.
     """
     from planner.plan import plan_to_json, write_plan
+    from planner.search.objectives import objective_of
     from planner.search.search import Constraints, NothingFits, search
     from planner.show.progress import Progress, write_stats
 
     _check_writable(output, stats, force=force)
     constraints = Constraints.parse(pins, forbids)
-    job = _load_job(**workload)
+    if isinstance(nodes, range):
+        _refuse_options(ctx, _OF_ONE_SIZE, "is of one size; --nodes A..B shows what is best at each objective")
+        return _sweep(nodes, constraints, as_json=as_json, **workload)
+    job = _load_job(nodes=nodes, **workload)
+    goal = objective_of(job, objective)
     with Progress(sys.stderr) as progress:
-        found = search(job, constraints, solver=solver, time_limit=time_limit, top=top, reporter=progress)
+        found = search(
+            job,
+            constraints,
+            objective=goal,
+            solver=solver,
+            time_limit=time_limit,
+            top=top,
+            simpler_within=_AS_GOOD,
+            reporter=progress,
+        )
     if stats:
         write_stats(progress, stats)
     if isinstance(found, NothingFits):
@@ -111,12 +148,16 @@ def plan(
         _print(plan_to_json(found))
     else:
         _show_plan(found, output, command=ctx.obj)
+    if found.step_seconds > goal.longest_step_seconds:
+        sys.stderr.write("no layout meets the deadline; this is the fastest\n")
+        return ExitCode.NOTHING_FITS
     return ExitCode.OK
 
 
 @cli.command()
 @click.argument("targets", nargs=-1, required=True, metavar="PLAN | MODEL CLUSTER [TRAINING.yaml]")
 @click.option("--layout", metavar="LAYOUT", help="The layout to price, as in tp=8,pp=4,mbs=1.")
+@nodes_option(ranges=False)
 @workload_options
 @json_option
 @click.pass_context
@@ -131,7 +172,8 @@ def explain(
     from planner.show.explain import explanation
 
     if len(targets) == 1:
-        _refuse_options(ctx)
+        kept = {param.name or "" for param in ctx.command.params} - {"targets", "as_json"}
+        _refuse_options(ctx, kept, "a plan is priced already; these go with MODEL CLUSTER")
         priced = _read_plan(targets[0])
     else:
         priced = _price(targets, layout, **workload)
@@ -278,16 +320,34 @@ def _price(targets: Sequence[str], layout: str | None, **workload: Any) -> Plan:
     return plan_for_layout(job, parse_layout(layout, num_layers=num_layers, num_devices=num_devices))
 
 
-def _refuse_options(ctx: click.Context) -> None:
-    """A plan is priced already: options of a workload would be ignored in silence."""
+_OF_ONE_SIZE = {"objective", "top", "solver", "time_limit", "output", "stats"}
+
+
+def _refuse_options(ctx: click.Context, names: Collection[str], why: str) -> None:
+    """Options that would be ignored in silence."""
     given = [
         param.opts[0]
         for param in ctx.command.params
-        if param.name not in ("targets", "as_json")
-        and ctx.get_parameter_source(param.name or "") is click.core.ParameterSource.COMMANDLINE
+        if param.name in names and ctx.get_parameter_source(param.name) is click.core.ParameterSource.COMMANDLINE
     ]
     if given:
-        raise click.UsageError(f"{', '.join(given)}: a plan is priced already; these go with MODEL CLUSTER")
+        raise click.UsageError(f"{', '.join(given)}: {why}")
+
+
+def _sweep(nodes: range, constraints: Constraints, *, as_json: bool, **workload: Any) -> int:
+    """Compare clusters of many sizes."""
+    from planner.search.sweep import sweep
+    from planner.show.progress import Progress
+    from planner.show.sweep import sweep_to_json, sweep_view
+
+    job = _load_job(nodes=nodes[-1], **workload)
+    with Progress(sys.stderr) as progress:
+        found = sweep(job, constraints, nodes, progress)
+    if as_json:
+        _print(sweep_to_json(job, found))
+    else:
+        _render(sweep_view(job, found))
+    return ExitCode.OK if found.front else ExitCode.NOTHING_FITS
 
 
 def _read_plan(name: str) -> Plan:

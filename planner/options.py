@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +15,7 @@ __all__ = [
     "count_option",
     "file_option",
     "json_option",
+    "nodes_option",
     "place_options",
     "plan_argument",
     "run_options",
@@ -49,6 +51,38 @@ def _read_resume(ctx: click.Context, param: click.Parameter, value: str) -> str:
     return value
 
 
+_MOST_SIZES = 10_000
+
+
+def _read_nodes(value: str | None, *, ranges: bool) -> int | range | None:
+    """A number of hosts, or with `ranges` also `A..B`, which becomes a range."""
+    if value is None:
+        return None
+    first, dots, last = value.partition("..")
+    parts = [first, last] if dots else [first]
+    if not all(re.fullmatch(r"-?[0-9]{1,12}", part) for part in parts):
+        raise click.BadParameter(f"{value!r} is no number of hosts; write 16{' or 4..64' if ranges else ''}")
+    counts = [int(part) for part in parts]
+    if not dots:
+        return counts[0]
+    if not ranges:
+        raise click.BadParameter(f"{value!r}: one number of hosts; `planner plan --nodes A..B` compares many")
+    if not 1 <= counts[0] <= counts[1] < counts[0] + _MOST_SIZES:
+        raise click.BadParameter(f"{value!r}: write A..B with 1 <= A <= B, at most {_MOST_SIZES:,} sizes")
+    return range(counts[0], counts[1] + 1)
+
+
+def nodes_option(*, ranges: bool) -> Callable[[Any], Any]:
+    """`--nodes N`, and with `ranges` also `--nodes A..B`."""
+
+    def read(ctx: click.Context, param: click.Parameter, value: str | None) -> int | range | None:  # noqa: ARG001
+        return _read_nodes(value, ranges=ranges)
+
+    hosts = "Hosts, or A..B to compare sizes" if ranges else "Hosts"
+    metavar = "N | A..B" if ranges else "N"
+    return click.option("--nodes", callback=read, metavar=metavar, help=f"{hosts}; overrides the cluster's own count.")
+
+
 def file_option(*names: str, help: str) -> Callable[[Any], Any]:  # noqa: A002 - click's own name
     """An option that takes a file name."""
     return click.option(*names, type=click.Path(path_type=Path), metavar="FILE", help=help)
@@ -60,7 +94,6 @@ def count_option(*names: str, help: str) -> Callable[[Any], Any]:  # noqa: A002 
 
 
 _WORKLOAD = (
-    count_option("--nodes", help="Hosts; overrides the cluster's own count."),
     count_option("--gpus", help="Devices, instead of --nodes."),
     count_option("--seq-len", "sequence_length", help="Tokens per sequence."),
     count_option("--global-batch", "global_batch_size", help="Sequences per optimizer step."),

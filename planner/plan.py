@@ -28,6 +28,7 @@ __all__ = [
     "PLAN_FORMAT",
     "Plan",
     "RunnerUp",
+    "layout_to_dict",
     "plan_from_json",
     "plan_to_dict",
     "plan_to_json",
@@ -41,12 +42,17 @@ _SECONDS: Final = ("busy_seconds", "hidden_seconds")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunnerUp:
-    """A layout that lost, and the lines by which it lost."""
+    """A layout that lost, the lines by which it lost, and in what it differs from the plan.
+
+    near_tie: its error band and that of the plan overlap.
+    """
 
     layout: Layout
     step_seconds: float
     peak_bytes: float
     reason: str
+    differs: str = ""
+    near_tie: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,6 +80,7 @@ class Plan:
     hfu: float
     flops_convention: str
     runners_up: tuple[RunnerUp, ...] = ()
+    idle_reason: str = ""
     certificate: dict[str, Any] = field(default_factory=dict)
     options: dict[str, Any] = field(default_factory=dict)
 
@@ -101,6 +108,7 @@ def plan_to_dict(plan: Plan) -> dict[str, Any]:
         "layout": layout_to_dict(plan.layout),
         "world_size": plan.layout.world_size,
         "idle_devices": plan.cluster.num_devices - plan.layout.world_size,
+        "idle_reason": plan.idle_reason,
         "fits": plan.fits,
         "step_seconds": plan.step_seconds,
         "low_step_seconds": plan.low_step_seconds,
@@ -219,6 +227,8 @@ def _plan_from_dict(data: dict[str, Any]) -> Plan:
                 step_seconds=_number(runner, "step_seconds", above=0),
                 peak_bytes=_number(runner, "peak_bytes"),
                 reason=str(runner["reason"]),
+                differs=str(runner["differs"]),
+                near_tie=bool(runner["near_tie"]),
             )
             for runner in data["runners_up"]
         ),
@@ -228,6 +238,7 @@ def _plan_from_dict(data: dict[str, Any]) -> Plan:
         tokens_per_second_per_device=_number(data, "tokens_per_second_per_device"),
         mfu=_number(data, "mfu"),
         hfu=_number(data, "hfu"),
+        idle_reason=str(data["idle_reason"]),
         **{key: data[key] for key in ("fits", "flops_convention", "certificate", "options")},
     )
 

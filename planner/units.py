@@ -33,6 +33,7 @@ UNITS: Final[dict[str, dict[str, float]]] = {
     | {f"{p}FLOPS": f for p, f in _DECIMAL.items() if p in ("T", "P", "G")},
     "seconds": {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9, "min": 60.0, "h": 3600.0, "d": 86400.0},
     "watts": {"W": 1.0, "kW": 1e3},
+    "joules": {"J": 1.0, "kWh": 3.6e6},
     "usd_per_hour": {"USD/h": 1.0},
 }
 """Kind of quantity -> unit -> factor to the base unit (the first unit of the table is the base unit)."""

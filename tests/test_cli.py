@@ -30,7 +30,8 @@ WORKLOAD = {
 RUN = {"--data", "--tokenizer", "--validation", "--steps", "--resume", "--checkpoint-every"}
 CONTRACT = {
     "plan": WORKLOAD
-    | {"--pin", "--forbid", "--top", "--solver", "--time-limit", "-o", "--output", "--force", "--stats", "--json"},
+    | {"--pin", "--forbid", "--objective", "--top", "--solver", "--time-limit"}
+    | {"-o", "--output", "--force", "--stats", "--json"},
     "explain": WORKLOAD | {"--layout", "--json"},
     "launch": RUN | {"--output", "--dry-run", "--node-rank", "--master-addr", "--master-port"},
     "emit": RUN | {"--to", "-o", "--output", "--force"},
@@ -98,6 +99,12 @@ def test_plan_and_explain_never_import_torch() -> None:
         ["plan", "tiny-gpt"],
         ["nonsense"],
         ["plan", *SMALL, "--headroom", "10"],
+        ["plan", *SMALL, "--objective", "speed"],
+        ["plan", "tiny-gpt", "dgx-a100", "--global-batch", "8", "--nodes", "4..2"],
+        ["plan", "tiny-gpt", "dgx-a100", "--global-batch", "8", "--nodes", "0..2"],
+        ["plan", "tiny-gpt", "dgx-a100", "--global-batch", "8", "--nodes", "1..x"],
+        ["plan", "tiny-gpt", "dgx-a100", "--global-batch", "8", "--nodes", "1..2", "--top", "5"],
+        ["explain", "tiny-gpt", "dgx-a100", "--global-batch", "8", "--nodes", "1..2", "--layout", "tp=1"],
         ["plan", *SMALL, "--headroom", "100%"],
         ["plan", *SMALL, "--headroom", "-1%"],
         ["plan", *SMALL, "--headroom", "nan"],
@@ -197,6 +204,30 @@ def test_plan_as_a_document_is_equal_in_every_run(capsys, own_folder) -> None:
     assert (own_folder / "a.json").read_text() == out
     assert main(["plan", *SMALL, "--json"]) == 0
     assert capsys.readouterr().out == out
+
+
+def test_a_range_of_nodes_gives_the_front(capsys) -> None:
+    argv = ["plan", "tiny-gpt", "dgx-a100", "--global-batch", "32", "--nodes", "1..3"]
+    assert main([*argv, "--json"]) == 0
+    out, err = capsys.readouterr()
+    document = json.loads(out)
+    assert err == ""
+    assert document["fits"] is True
+    assert [size["nodes"] for size in document["sizes"]] == [1, 2, 3]
+    assert set(document["front"][0]) >= {"nodes", "num_devices", "step_seconds", "device_hours", "usd", "layout"}
+    assert main(argv) == 0
+    assert "fewest devices" in capsys.readouterr().out
+    too_big = ["plan", "gpt3-175b", "dgx-a100", "--global-batch", "8", "--nodes", "1..2", "--json"]
+    assert main(too_big) == ExitCode.NOTHING_FITS
+    assert json.loads(capsys.readouterr().out)["fits"] is False
+
+
+def test_a_deadline_that_no_layout_meets_ends_with_3(capsys) -> None:
+    budget = ["--set", "training.tokens=1e12", "--set", "training.deadline=1 s"]
+    assert main(["plan", *SMALL, "--objective", "gpus", *budget]) == ExitCode.NOTHING_FITS
+    out, err = capsys.readouterr()
+    assert "MISSES the deadline" in out
+    assert "no layout meets the deadline" in err
 
 
 def test_explain_gives_the_plan_back(plan_file, capsys) -> None:

@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 __all__ = ["WholeRun", "longest_step_seconds", "num_steps", "price_of", "whole_run"]
 
 _HOUR = UNITS["seconds"]["h"]
-_JOULES_PER_KWH = 1000.0 * _HOUR
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,7 +92,7 @@ def whole_run(
         seconds=seconds,
         device_hours=hours,
         usd=None if price is None else price * hours,
-        kilowatt_hours=None if power is None else power * seconds * num_devices / _JOULES_PER_KWH,
+        kilowatt_hours=None if power is None else power * seconds * num_devices / UNITS["joules"]["kWh"],
         closed_form_days=end_to_end_days(training.tokens, num_params(model), num_devices, flops),
         deadline_seconds=training.deadline,
         meets_deadline=None if training.deadline is None else seconds <= training.deadline,

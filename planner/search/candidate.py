@@ -71,6 +71,15 @@ class Candidate:
         columns = ("stage", "layers", "policy", "seconds", "tail_seconds")
         return replace(self, **{name: getattr(self, name)[mask] for name in columns})
 
+    def weighted(self, factor: float) -> Candidate:
+        """The same candidate with every price multiplied by `factor`."""
+        return replace(
+            self,
+            constant_seconds=self.constant_seconds * factor,
+            seconds=self.seconds * factor,
+            tail_seconds=self.tail_seconds * factor,
+        )
+
     def step_seconds(self, columns: Sequence[int] | IntArray) -> float:
         """Step time of a choice: one column index for each stage, in stage order."""
         chosen = np.asarray(columns)

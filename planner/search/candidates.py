@@ -61,6 +61,11 @@ class DegreeArrays:
         """Number of configurations."""
         return len(self.tp)
 
+    @property
+    def world_size(self) -> Any:
+        """Devices that each configuration uses."""
+        return self.tp * self.pp * self.cp * self.dp
+
     def take(self, index: Any) -> DegreeArrays:
         """The configurations at `index` (a mask, positions, or one position, which gives plain integers)."""
         taken = {name: getattr(self, name)[index] for name in _ARRAYS}

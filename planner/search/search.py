@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -11,8 +12,9 @@ from planner.cost.estimate import Estimate, estimate
 from planner.cost.flops import MODEL_FLOPS_CONVENTION
 from planner.cost.stage import POLICIES
 from planner.errors import InputError, Mistake
-from planner.plan import Plan, RunnerUp
-from planner.search.candidate import TIE, Candidate, Choice
+from planner.layout import format_layout
+from planner.plan import Plan
+from planner.search.candidate import Candidate, Choice
 from planner.search.candidates import (
     DegreeArrays,
     allowed_policies,
@@ -25,9 +27,11 @@ from planner.search.candidates import (
 from planner.search.constraints import Constraints
 from planner.search.dynamic_program import best_choice
 from planner.search.footprint import NothingFits, smallest_footprint
+from planner.search.least_memory import least_peak_bytes, within_bytes
 from planner.search.legality import broken_rules
-from planner.search.solve import Solution, solve
-from planner.units import format_seconds
+from planner.search.near_ties import runner_up, simplest, why_simpler
+from planner.search.objectives import THROUGHPUT, BestCuts, Incumbents, Objective, Rank, cut_of
+from planner.search.solve import AGREEMENT, Solution, solve
 
 if TYPE_CHECKING:
     from planner.layout import Layout
@@ -56,14 +60,19 @@ class Reporter:
         """The integer program and its certificate are done."""
 
 
+_Waiting = tuple[float, float, DegreeArrays, int]
+"""A configuration that is not priced yet: its place in the order, the lower bound of its step time, where it is."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Found:
+class Found:
     """What best-first pricing leaves for the integer program."""
 
     candidates: list[Candidate]
     degrees: list[DegreeArrays]
     choices: list[Choice]
     num_legal: int
+    most_devices: int  # that a legal configuration uses
     refused: dict[str, int]
     pruned: dict[str, int]
 
@@ -115,40 +124,120 @@ def search(
     job: Job,
     constraints: Constraints,
     *,
+    objective: Objective = THROUGHPUT,
     solver: SolverName = "cbc",
     time_limit: float | None = None,
     top: int = 3,
+    simpler_within: float = 0.0,
     reporter: Reporter | None = None,
 ) -> Plan | NothingFits:
-    """The fastest layout for a job, with its proof, or what is in the way of any.
+    """The best layout for a job by the objective, with its proof, or what is in the way of any.
+
+    Where no layout meets the deadline, the fastest one is the answer. simpler_within: the plan may be this much worse
+    than the optimum, as a share, where that is simpler (`near_ties`); the certificate is of the optimum.
 
     Raises:
         InputError: no legal layout exists under the constraints.
     """
     reporter = reporter or Reporter()
-    _check_pins(job, constraints)
-    _check_lists(job, constraints)
-    found = _price_best_first(job, constraints, top, reporter)
+    check_constraints(job, constraints)
+    found = best_first(
+        _tightened(job, constraints, objective),
+        constraints,
+        BestCuts(objective, top + 1, within=simpler_within),
+        reporter,
+    )
+    if not found.choices and found.pruned.get("deadline"):
+        found = best_first(
+            job, constraints, BestCuts(objective := THROUGHPUT, top + 1, within=simpler_within), reporter
+        )
     if not found.choices:
         return smallest_footprint(job, constraints)
     reporter.solving(solver, len(found.candidates))
-    solution = solve(found.candidates, solver=solver, time_limit=time_limit)
-    assert solution.choice is not None, "the dynamic program found a choice and the solver none"
-    reporter.solved(solution.status, solution.objective_seconds, solution.gap)
-    layout = _layout_of(found, solution.choice)
-    priced = estimate(job, layout)
-    assert abs(priced.step_seconds - solution.objective_seconds) <= 1e-9 * priced.step_seconds, (
-        f"the ledger says {priced.step_seconds!r} s, the solver {solution.objective_seconds!r} s"
+    solution, winner = _solve(found, objective, solver, time_limit)
+    reporter.solved(solution.status, winner.objective_seconds, solution.gap)
+    optimum = layout_of(found, winner)
+    seconds = estimate(job, optimum).step_seconds
+    assert abs(seconds - winner.objective_seconds) <= 1e-9 * seconds, (
+        f"the ledger says {seconds!r} s, the solver {winner.objective_seconds!r} s"
     )
-    losers = _runners_up(found, solution.choice, top)
+    chosen = _recommended(job, found, winner, objective, simpler_within)
+    layout = layout_of(found, chosen)
+    priced = estimate(job, layout)
+    ranks = _rank(found, objective, chosen), _rank(found, objective, winner)
+    losers = _runners_up(found, chosen, top, objective)
     return _plan(
         job,
         layout,
         priced,
-        runners_up=tuple(_runner_up(job, priced, _layout_of(found, choice)) for choice in losers),
-        certificate=_certificate(found, solution),
-        options=constraints.to_dict(),
+        runners_up=tuple(runner_up(job, layout, priced, layout_of(found, choice)) for choice in losers),
+        certificate=_certificate(found, solution, objective, winner) | _simpler(layout, optimum, ranks),
+        idle_reason=_idle_reason(job, found, layout.world_size, objective),
+        options={"objective": objective.name, **constraints.to_dict()},
     )
+
+
+def _rank(found: Found, objective: Objective, choice: Choice) -> Rank:
+    return objective.rank(choice.objective_seconds, found.degrees[choice.candidate].world_size)
+
+
+def _recommended(job: Job, found: Found, winner: Choice, objective: Objective, within: float) -> Choice:
+    """The simplest of the choices that are not worse than the winner by more than `within`."""
+    first, second = _rank(found, objective, winner)
+    most = first if objective.name == "gpus" else first * (1 + within), second * (1 + within)
+    ranked = [(_rank(found, objective, each), each) for each in found.choices]
+    near = [choice for rank, choice in ranked if rank[0] <= most[0] and rank[1] <= most[1]]
+    if not within or len(near) < 2:
+        return winner
+    near.sort(key=lambda choice: _rank(found, objective, choice))
+    by_layout = {layout_of(found, choice): choice for choice in [winner, *near]}
+    return by_layout[simplest(job, by_layout)]
+
+
+def _simpler(layout: Layout, optimum: Layout, ranks: tuple[Rank, Rank]) -> dict[str, Any]:
+    """For the certificate: how far the plan is from the optimum, and what for; nothing where it is the optimum."""
+    if layout == optimum:
+        return {}
+    chosen, best = ranks
+    above = max(mine / least - 1 for mine, least in zip(chosen, best, strict=True))
+    return {"above_optimum": above, "optimum": format_layout(optimum), "simpler": why_simpler(layout, optimum)}
+
+
+def _tightened(job: Job, constraints: Constraints, objective: Objective) -> Job:
+    """The job with no more memory than its smallest layout needs, where least memory is the objective."""
+    if objective.name != "memory":
+        return job
+    least = least_peak_bytes(job, constraints)
+    return job if least > job.memory_limit_bytes else within_bytes(job, least * (1 + AGREEMENT))
+
+
+def _idle_reason(job: Job, found: Found, num_used: int, objective: Objective) -> str:
+    """Why devices are left over; empty when none is."""
+    if num_used == job.cluster.num_devices:
+        return ""
+    if num_used == found.most_devices:
+        return f"no layout that the rules allow uses more than {num_used:,}"
+    if objective.name == "cost":
+        return "more devices cost more for each token"
+    if objective.name == "gpus":
+        in_time = math.isfinite(objective.longest_step_seconds)
+        return "fewer devices meet the deadline" if in_time else "fewer devices are enough"
+    if objective.name == "memory":
+        return "layouts on more devices need more memory, or are slower at the same"
+    return f"layouts on more devices, up to {found.most_devices:,}, do not fit or are slower"
+
+
+def _solve(found: Found, objective: Objective, solver: SolverName, time_limit: float | None) -> tuple[Solution, Choice]:
+    """The best choice by integer program and certificate, and the same choice in seconds among all candidates."""
+    worlds = [degrees.world_size for degrees in found.degrees]
+    best = min(objective.rank(each.objective_seconds, worlds[each.candidate]) for each in found.choices)
+    competing = [i for i, world in enumerate(worlds) if objective.competes(world, best)]
+    candidates = [found.candidates[i].weighted(objective.weight(worlds[i])) for i in competing]
+    solution = solve(candidates, solver=solver, time_limit=time_limit)
+    assert solution.choice is not None, "the dynamic program found a choice and the solver none"
+    index, columns = competing[solution.choice.candidate], solution.choice.columns
+    seconds = found.candidates[index].step_seconds(columns)
+    return solution, Choice(candidate=index, columns=columns, objective_seconds=seconds)
 
 
 def fastest_layout(job: Job, constraints: Constraints, reporter: Reporter | None = None) -> tuple[Layout, float] | None:
@@ -159,11 +248,21 @@ def fastest_layout(job: Job, constraints: Constraints, reporter: Reporter | None
     Raises:
         InputError: no legal layout exists under the constraints.
     """
-    found = _price_best_first(job, constraints, 0, reporter or Reporter())
+    found = best_first(job, constraints, BestCuts(THROUGHPUT, 1), reporter or Reporter())
     if not found.choices:
         return None
     best = min(found.choices, key=lambda choice: (choice.objective_seconds, choice.candidate))
-    return _layout_of(found, best), best.objective_seconds
+    return layout_of(found, best), best.objective_seconds
+
+
+def check_constraints(job: Job, constraints: Constraints) -> None:
+    """Refuse pins that no configuration could meet.
+
+    Raises:
+        InputError: the engine does not have what is pinned, or a pinned list cannot be chosen.
+    """
+    _check_pins(job, constraints)
+    _check_lists(job, constraints)
 
 
 def _check_pins(job: Job, constraints: Constraints) -> None:
@@ -204,99 +303,94 @@ def _check_lists(job: Job, constraints: Constraints) -> None:
             )
 
 
-def _bounded(job: Job, constraints: Constraints) -> tuple[list[tuple[float, DegreeArrays, int]], _Found]:
-    """Configurations that may fit, with the lower bound of their step time, best bound first."""
+def _bounded(job: Job, constraints: Constraints, best: Incumbents) -> tuple[list[_Waiting], Found]:
+    """Configurations that may fit and are wanted, in the order in which to price them."""
     legal, refused = legal_degrees(job, constraints)
-    waiting: list[tuple[float, DegreeArrays, int]] = []
-    num_legal = too_big = 0
+    waiting: list[_Waiting] = []
+    num_legal = too_big = too_slow = 0
     policies = [POLICIES.index(p) for p in job.engine.recompute]
     for everything in legal:
         fits = least_stage_bytes(job, everything, policies) <= job.memory_limit_bytes
         num_legal, too_big = num_legal + len(everything), too_big + int(len(everything) - fits.sum())
         degrees = everything.take(fits)
         bounds = lower_bound_seconds(job, degrees)
-        waiting += [(float(bound), degrees, i) for i, bound in enumerate(bounds)]
-    waiting.sort(key=lambda entry: entry[0])
-    found = _Found(
-        candidates=[], degrees=[], choices=[], num_legal=num_legal, refused=refused, pruned={"memory": too_big}
+        in_time = bounds <= best.cutoff_seconds(degrees.world_size)
+        too_slow += int(len(bounds) - in_time.sum())
+        order = best.order(bounds, degrees.world_size)
+        waiting += [(float(order[i]), float(bounds[i]), degrees, i) for i in np.flatnonzero(in_time).tolist()]
+    waiting.sort(key=lambda entry: entry[:2])
+    found = Found(
+        candidates=[],
+        degrees=[],
+        choices=[],
+        num_legal=num_legal,
+        most_devices=max(int(everything.world_size.max()) for everything in legal),
+        refused=refused,
+        pruned={"memory": too_big} | ({"deadline": too_slow} if too_slow else {}),
     )
     return waiting, found
 
 
-def _price_best_first(job: Job, constraints: Constraints, top: int, reporter: Reporter) -> _Found:
-    """Price configurations in the order of their bounds until none can enter the best `top` + 1.
+def best_first(job: Job, constraints: Constraints, best: Incumbents, reporter: Reporter) -> Found:
+    """Price configurations in the order of their bounds, but for those that `best` rules out by then.
 
-    The bound of a configuration never exceeds its optimum, so whatever is left unpriced cannot win.
+    The bound of a configuration never exceeds its optimum, so whatever is left unpriced is not wanted.
     """
-    waiting, found = _bounded(job, constraints)
+    waiting, found = _bounded(job, constraints, best)
     reporter.candidates(found.num_legal, sum(found.refused.values()))
     reporter.pruned("memory", found.pruned["memory"])
-    best: dict[tuple[int, ...], float] = {}  # the best step time of each way to cut the model
-    for position, (bound, arrays, index) in enumerate(waiting):
-        cutoff = sorted(best.values())[top] if len(best) > top else np.inf
-        if bound > cutoff * (1 + TIE):
-            found.pruned["time bound"] = len(waiting) - position
-            reporter.pruned("time bound", len(waiting) - position)
-            break
+    found.pruned["time bound"] = 0
+    fastest = np.inf
+    for position, (_, bound, arrays, index) in enumerate(waiting):
         degrees = arrays.take(index)
+        world = degrees.world_size
+        longest = float(best.cutoff_seconds(world))
+        if bound > longest:
+            found.pruned["time bound"] += 1
+            continue
         policies = allowed_policies(job, constraints, degrees)
-        candidate = price_candidate(job, degrees, policies, constraints=constraints, cutoff_seconds=cutoff)
-        choice = best_choice(candidate, index=len(found.candidates), cutoff=cutoff)
-        if choice is None:
+        candidate = price_candidate(job, degrees, policies, constraints=constraints, cutoff_seconds=longest)
+        choice = best_choice(candidate, index=len(found.candidates), cutoff=longest)
+        if choice is None or choice.objective_seconds > longest:
             continue
         found.candidates.append(candidate)
         found.degrees.append(degrees)
         found.choices.append(choice)
-        cut = _cut(degrees)
-        best[cut] = min(choice.objective_seconds, best.get(cut, np.inf))
-        reporter.priced(position + 1, min(best.values()))
+        best.add(degrees, world, choice.objective_seconds)
+        fastest = min(fastest, choice.objective_seconds)
+        reporter.priced(position + 1, fastest)
+    reporter.pruned("time bound", found.pruned["time bound"])
     return found
 
 
-def _cut(degrees: DegreeArrays | Layout) -> tuple[int, ...]:
-    """What makes two plans different to a reader: how the model is cut, not how the pieces are timed."""
-    return degrees.tp, degrees.pp, degrees.dp, degrees.ep, degrees.zero
-
-
-def _runners_up(found: _Found, winner: Choice, top: int) -> list[Choice]:
+def _runners_up(found: Found, winner: Choice, top: int, objective: Objective) -> list[Choice]:
     """The best choices of the `top` next best ways to cut the model."""
-    seen = {_cut(found.degrees[winner.candidate])}
+    seen = {cut_of(found.degrees[winner.candidate])}
     losers: list[Choice] = []
-    for choice in sorted(found.choices, key=lambda choice: (choice.objective_seconds, choice.candidate)):
-        cut = _cut(found.degrees[choice.candidate])
+    for choice in sorted(found.choices, key=lambda each: (_rank(found, objective, each), each.candidate)):
+        cut = cut_of(found.degrees[choice.candidate])
         if cut not in seen and len(losers) < top:
             seen.add(cut)
             losers.append(choice)
     return losers
 
 
-def _layout_of(found: _Found, choice: Choice) -> Layout:
+def layout_of(found: Found, choice: Choice) -> Layout:
     candidate, columns = found.candidates[choice.candidate], list(choice.columns)
     layers, policies = candidate.layers[columns].tolist(), candidate.policy[columns].tolist()
     return layout_at(found.degrees[choice.candidate], layers, policies)
 
 
-def _runner_up(job: Job, winner: Estimate, layout: Layout) -> RunnerUp:
-    """A layout that lost, and the two lines that cost it most against the winner."""
-    priced = estimate(job, layout)
-    worse = {
-        line.name: float(line.exposed_seconds) - float(own.exposed_seconds)
-        for line, own in zip(priced.time, winner.time, strict=True)
-    }
-    most = sorted((name for name in worse if worse[name] > 0), key=lambda name: -worse[name])[:2]
-    share = priced.step_seconds / winner.step_seconds - 1
-    causes = ", ".join(f"{name.value.replace('_', ' ')} +{format_seconds(worse[name])}" for name in most)
-    reason = f"{share:+.1%}" + (f": {causes}" if causes and share > 0 else "")
-    return RunnerUp(layout=layout, step_seconds=priced.step_seconds, peak_bytes=priced.peak_bytes, reason=reason)
-
-
-def _certificate(found: _Found, solution: Solution) -> dict[str, Any]:
+def _certificate(found: Found, solution: Solution, objective: Objective, winner: Choice) -> dict[str, Any]:
+    """What proves the choice, in seconds of a step whatever the objective."""
+    weight, certified = objective.weight(found.degrees[winner.candidate].world_size), solution.certificate_seconds
     return {
+        "objective": objective.name,
         "status": solution.status,
         "solver": solution.solver,
-        "objective_seconds": solution.objective_seconds,
+        "objective_seconds": winner.objective_seconds,
         "gap": solution.gap,
-        "dynamic_program_seconds": solution.certificate_seconds,
+        "dynamic_program_seconds": None if certified is None else certified / weight,
         "num_legal": found.num_legal,
         "num_refused_by_rule": {name: count for name, count in found.refused.items() if count},
         "num_pruned": found.pruned,

@@ -90,7 +90,8 @@ def layout_rows(plan: Plan) -> list[tuple[str, RenderableType]]:
         ("recompute", recompute_words(layout)),
     ]
     idle = plan.cluster.num_devices - layout.world_size
-    return [*rows, ("idle", f"{idle:,} of {plan.cluster.num_devices:,} devices")] if idle else rows
+    why = f": {clean(plan.idle_reason)}" if plan.idle_reason else ""
+    return [*rows, ("idle", f"{idle:,} of {plan.cluster.num_devices:,} devices{why}")] if idle else rows
 
 
 def _headline_rows(plan: Plan) -> list[tuple[str, RenderableType]]:
@@ -190,13 +191,17 @@ def _runners_up_section(plan: Plan) -> Group | None:
         (
             format_seconds(runner.step_seconds),
             format_bytes(runner.peak_bytes),
-            Group(assignments(short_layout(runner.layout, stages=False)), Text(clean(runner.reason), style="dim")),
+            Group(
+                assignments(short_layout(runner.layout, stages=False)),
+                Text(clean(runner.reason + ("; near tie" if runner.near_tie else "")), style="dim"),
+            ),
         )
         for runner in plan.runners_up
     ]
-    return section(
-        "Runners-up", Columns(rows, right=(0, 1), wrap=(2,), header=("step", "memory", "layout, and why it lost"))
-    )
+    ties = any(runner.near_tie for runner in plan.runners_up)
+    header = ("step", "memory", "layout, and why it lost")
+    table = Columns(rows, right=(0, 1), wrap=(2,), header=header)
+    return section("Runners-up", table, note="near tie: the error bands overlap" if ties else "")
 
 
 def _proof_section(plan: Plan) -> Group | None:

@@ -35,6 +35,15 @@ _DEFAULTS: Final = {
 """What `--layout` takes for a key that is left out; the keys that depend on others are handled below."""
 
 
+_BETTER: Final = {
+    "throughput": "is faster",
+    "cost": "costs less",
+    "gpus": "on as few devices is faster",
+    "memory": "with as little memory is faster",
+}
+"""What an optimum excludes, by objective."""
+
+
 def line_label(name: LineName | str) -> str:
     """A ledger name as people read it: `tp_comm` is "tp comm"."""
     return str(name).replace("_", " ")
@@ -122,15 +131,19 @@ def certificate_sentence(certificate: Mapping[str, Any]) -> str:
         return ""
     solver = str(certificate["solver"]).upper()
     if certificate["status"] == "optimal":
-        claim = f"Optimal: {solver} proved that no other layout is faster"
+        claim = f"Optimal: {solver} proved that no other layout {_BETTER[certificate.get('objective', 'throughput')]}"
         if certificate.get("dynamic_program_seconds") is not None:
             claim += ", and a dynamic program found the same step time"
     else:
         claim = f"Not proved optimal ({certificate['status']}): a layout may be up to {certificate['gap']:.2%} faster"
     pruned = certificate["num_pruned"]
     counts = f"{certificate['num_legal']:,} configurations of degrees, {certificate['num_priced']:,} priced in full"
-    for reason, text in (("memory", "cannot fit"), ("time bound", "bounded away as slower")):
+    why = {"memory": "cannot fit", "deadline": "too slow for the deadline", "time bound": "bounded away"}
+    for reason, text in why.items():
         counts += f", {pruned[reason]:,} {text}" if pruned.get(reason) else ""
+    if "simpler" in certificate:
+        above, why = certificate["above_optimum"], certificate["simpler"]
+        claim += f". The plan is {above:.2%} above this optimum, for {why}"
     return f"{claim}. {counts}."
 
 

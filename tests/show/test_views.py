@@ -9,11 +9,13 @@ from planner.cost.ledger import LineName, total_exposed_seconds
 from planner.layout import Layout
 from planner.search.footprint import NothingFits
 from planner.search.remedies import Remedy
+from planner.search.sweep import Point, Sweep
 from planner.show.comparison import comparison
 from planner.show.explain import explanation
 from planner.show.nothing_fits import nothing_fits, nothing_fits_to_dict
 from planner.show.screen import Screen, to_text
 from planner.show.summary import next_command, summary
+from planner.show.sweep import sweep_to_dict, sweep_view
 from planner.specs.job import Job
 from planner.verify import Deviation
 
@@ -192,6 +194,27 @@ def test_nothing_fits_as_a_document(plan, nothing) -> None:
     assert document["dominating"] == "optimizer_state"
     assert [each["change"] for each in document["remedies"]] == ["34 hosts instead of 17", "sequences of 1024 tokens"]
     assert document["format"] == 1
+
+
+def test_a_sweep_marks_what_is_best_and_thins_what_is_long(plan, golden) -> None:
+    training = plan.training.model_copy(update={"deadline": 60 * 86400.0})
+    job = Job(model=plan.model, cluster=plan.cluster, training=training, engine=plan.engine)
+    points = []
+    for hosts in range(1, 41):
+        layout = replace(plan.layout, tp=8, pp=1, dp=hosts, layers_per_stage=(95,), recompute=("none",))
+        seconds = 4000 / (8 * hosts) * (1 + abs(hosts - 11) / 100)
+        points.append(Point(hosts=hosts, layout=layout, step_seconds=seconds, peak_bytes=7e10))
+    found = Sweep(sizes=((1, None), *((point.hosts, point) for point in points[1:])), front=tuple(points[1:]))
+    text = to_text(sweep_view(job, found), Screen(width=100))
+    golden("sweep.txt", text)
+    assert re.search(r" 11 .*cheapest", text)
+    assert "Nothing fits on fewer than 2 hosts" in text
+    document = sweep_to_dict(job, found)
+    assert len(document["front"]) == 39
+    assert document["sizes"][0] == {"nodes": 1, "plan": None}
+    cheapest = min(document["front"], key=lambda point: point["usd"])
+    assert cheapest["nodes"] == 11
+    assert cheapest["meets_deadline"] == (cheapest["run_seconds"] <= 60 * 86400)
 
 
 def test_predicted_against_measured(golden) -> None:

@@ -1,0 +1,166 @@
+"""What a plan is to be best at, as an order of layouts that bounds, solver and certificate share."""
+
+from __future__ import annotations
+
+import bisect
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, TypeAlias
+
+import numpy as np
+
+from planner.cost.run import longest_step_seconds, num_steps
+from planner.errors import InputError
+from planner.search.candidate import TIE
+
+if TYPE_CHECKING:
+    from planner.layout import Degrees
+    from planner.specs.job import Job
+
+__all__ = [
+    "OBJECTIVES",
+    "THROUGHPUT",
+    "BestCuts",
+    "Incumbents",
+    "Objective",
+    "ObjectiveName",
+    "Rank",
+    "Staircase",
+    "cut_of",
+    "objective_of",
+]
+
+ObjectiveName = Literal["throughput", "cost", "gpus", "memory"]
+OBJECTIVES: Final[tuple[ObjectiveName, ...]] = ("throughput", "cost", "gpus", "memory")
+Rank: TypeAlias = tuple[float, float]
+"""Layouts are ordered by the first number, then by the second, which is seconds of a step; less is better."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Objective:
+    """An order of layouts by step time and devices in use.
+
+    throughput: by seconds. cost: by device seconds, which any price per device and hour multiplies alike. gpus: by
+    devices, then by seconds. memory: by seconds, under the least memory that any layout needs (`least_memory`).
+    longest_step_seconds: layouts with longer steps are not considered; it is how a deadline acts.
+    """
+
+    name: ObjectiveName = "throughput"
+    longest_step_seconds: float = math.inf
+
+    def rank(self, seconds: Any, num_devices: Any) -> tuple[Any, Any]:
+        """Where steps of `seconds` on `num_devices` devices stand; broadcasts."""
+        if self.name == "cost":
+            return seconds * num_devices, seconds
+        if self.name == "gpus":
+            return num_devices + 0.0 * seconds, seconds
+        return seconds, seconds
+
+    def weight(self, num_devices: int) -> float:
+        """What the step time of a layout is multiplied by in the integer program."""
+        return float(num_devices) if self.name == "cost" else 1.0
+
+    def competes(self, num_devices: Any, best: Rank) -> Any:
+        """Whether layouts on `num_devices` devices can be the best, once the best rank is known."""
+        return np.equal(num_devices, best[0]) if self.name == "gpus" else np.asarray(True)
+
+
+THROUGHPUT: Final = Objective()
+
+
+class Incumbents(Protocol):
+    """The best layouts so far, as far as they rule others out."""
+
+    def cutoff_seconds(self, num_devices: Any) -> Any:
+        """Layouts on so many devices with longer steps are not wanted; broadcasts."""
+
+    def order(self, seconds: Any, num_devices: Any) -> Any:
+        """What to look at first: layouts of small values; broadcasts."""
+
+    def add(self, degrees: Degrees, num_devices: int, seconds: float) -> None:
+        """A layout has been found."""
+
+
+class BestCuts:
+    """The best layouts of the `places` best ways to cut the model, by an objective.
+
+    within: layouts that are worse than the best by no more than this share are wanted too.
+    """
+
+    def __init__(self, objective: Objective, places: int, *, within: float = 0.0) -> None:
+        self._objective, self._places, self._slack = objective, places, (1 + TIE) * (1 + within)
+        self._ranks: dict[tuple[int, ...], Rank] = {}
+        self._last: Rank = (math.inf, math.inf)  # the rank of the last place
+
+    def cutoff_seconds(self, num_devices: Any) -> Any:
+        """The longest step with which a layout on so many devices takes one of the places; broadcasts."""
+        first, seconds = self._last
+        if self._objective.name == "cost":
+            longest = first / np.asarray(num_devices)
+        elif self._objective.name == "gpus":
+            behind = np.where(np.equal(num_devices, first), seconds, -math.inf)
+            longest = np.where(np.less(num_devices, first), math.inf, behind)
+        else:
+            longest = np.full(np.shape(num_devices), seconds)
+        return np.minimum(longest * self._slack, self._objective.longest_step_seconds)
+
+    def order(self, seconds: Any, num_devices: Any) -> Any:
+        """By the first number of the rank; broadcasts."""
+        return self._objective.rank(seconds, num_devices)[0]
+
+    def add(self, degrees: Degrees, num_devices: int, seconds: float) -> None:
+        """A layout has been found; of its cut the best one counts."""
+        cut, rank = cut_of(degrees), self._objective.rank(seconds, num_devices)
+        if rank < self._ranks.get(cut, (math.inf, math.inf)):
+            self._ranks[cut] = rank
+            if len(self._ranks) >= self._places:
+                self._last = sorted(self._ranks.values())[self._places - 1]
+
+
+class Staircase:
+    """The fastest layout for each number of devices, where it is faster than all with fewer.
+
+    Layouts on up to `num_first` devices count alike.
+    """
+
+    def __init__(self, num_first: int) -> None:
+        self._num_first = num_first
+        self._devices: list[int] = [0]  # of each step, ascending
+        self._seconds: list[float] = [math.inf]  # of each step, descending
+
+    def cutoff_seconds(self, num_devices: Any) -> Any:
+        """The step time of the fastest layout with as few devices; broadcasts."""
+        place = np.searchsorted(self._devices, np.maximum(num_devices, self._num_first), side="right")
+        return np.asarray(self._seconds)[place - 1]
+
+    def order(self, seconds: Any, num_devices: Any) -> Any:  # noqa: ARG002 - whatever they use
+        """The fastest first; broadcasts."""
+        return seconds
+
+    def add(self, degrees: Degrees, num_devices: int, seconds: float) -> None:  # noqa: ARG002 - of any cut
+        """A layout has been found; what it beats with as many devices or more goes."""
+        num_devices = max(num_devices, self._num_first)
+        if seconds >= self.cutoff_seconds(num_devices):
+            return
+        first = bisect.bisect_left(self._devices, num_devices)
+        last = next((i for i in range(first, len(self._seconds)) if self._seconds[i] < seconds), len(self._seconds))
+        self._devices[first:last], self._seconds[first:last] = [num_devices], [seconds]
+
+
+def cut_of(degrees: Degrees) -> tuple[int, ...]:
+    """What makes two plans different to a reader: how the model is cut, not how the pieces are timed."""
+    return degrees.tp, degrees.pp, degrees.dp, degrees.cp, degrees.ep, degrees.zero
+
+
+def objective_of(job: Job, name: ObjectiveName) -> Objective:
+    """The objective for a job. A deadline limits `cost` and `gpus`; it does not change what is fastest or smallest.
+
+    Raises:
+        InputError: a deadline without a token budget, which says nothing about a step.
+    """
+    if name not in ("cost", "gpus") or job.training.deadline is None:
+        return Objective(name=name)
+    if num_steps(job.training) is None:
+        hint = "add `tokens: 300e9` to TRAINING.yaml, or --set training.tokens=300e9"
+        raise InputError("a deadline needs the token budget of the run", where="training.deadline", hint=hint)
+    return Objective(name=name, longest_step_seconds=longest_step_seconds(job.training))

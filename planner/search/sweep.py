@@ -1,0 +1,139 @@
+"""The best layouts of clusters of many sizes in one pass: the Pareto front of time, cost and devices."""
+
+from __future__ import annotations
+
+import bisect
+import math
+from dataclasses import dataclass, replace
+from itertools import groupby
+from typing import TYPE_CHECKING
+
+from planner.cost.estimate import estimate
+from planner.search.candidate import TIE
+from planner.search.objectives import Staircase
+from planner.search.search import Reporter, best_first, check_constraints, layout_of
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from planner.layout import Layout
+    from planner.search.candidate import Choice
+    from planner.search.constraints import Constraints
+    from planner.specs.cluster import ClusterSpec
+    from planner.specs.job import Job
+
+__all__ = ["Point", "Sweep", "sweep"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Point:
+    """The fastest layout of a cluster of `hosts` hosts, the smallest one for which it is that.
+
+    Devices that it leaves idle are not counted in `device_seconds` of a step, to which any price is proportional.
+    """
+
+    hosts: int
+    layout: Layout
+    step_seconds: float
+    peak_bytes: float
+
+    @property
+    def num_devices(self) -> int:
+        """Devices in use."""
+        return self.layout.world_size
+
+    @property
+    def device_seconds(self) -> float:
+        """Devices times seconds of a step: what the step costs, but for the price."""
+        return self.num_devices * self.step_seconds
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sweep:
+    """What each size of cluster is good for.
+
+    sizes: for each number of hosts the fastest layout, None where nothing fits: what a search at that size finds.
+    front: layouts that no other beats in step time, cost and devices at once, fewest devices first. It holds the
+    fastest layout, the cheapest one, and for any deadline the one with the fewest devices.
+    """
+
+    sizes: tuple[tuple[int, Point | None], ...]
+    front: tuple[Point, ...]
+
+    @property
+    def cheapest(self) -> Point | None:
+        """The point of least cost; None where nothing fits."""
+        return min(self.front, key=lambda point: (point.device_seconds, point.num_devices), default=None)
+
+    def fewest_within(self, longest_step_seconds: float) -> Point | None:
+        """The point of fewest devices with steps of at most this long, or None."""
+        return next((point for point in self.front if point.step_seconds <= longest_step_seconds), None)
+
+
+def sweep(job: Job, constraints: Constraints, hosts: Sequence[int], reporter: Reporter | None = None) -> Sweep:
+    """The fastest layout for every number of hosts, and the front of all layouts that use them.
+
+    Layouts are priced once for all sizes on which they cost the same: the price of a group of ranks changes only
+    where a level of the network comes to span the whole cluster. Optima are the dynamic program's.
+
+    Raises:
+        InputError: no legal layout exists under the constraints.
+    """
+    check_constraints(job, constraints)
+    sized = [(count, _with_hosts(job, count)) for count in sorted(set(hosts))]
+    num_first = sized[0][1].cluster.num_devices
+    sizes: list[tuple[int, Point | None]] = []
+    points: list[Point] = []
+    for _, alike in groupby(sized, key=lambda each: _geometry(each[1].cluster)):
+        group = list(alike)
+        steps = _staircase(group[-1][1], constraints, num_first, reporter or Reporter())
+        stairs = [replace(point, hosts=max(point.hosts, group[0][0])) for point in steps]
+        points += stairs
+        worlds = [max(point.num_devices, num_first) for point in stairs]
+        for count, sized_job in group:
+            fitting = bisect.bisect_right(worlds, sized_job.cluster.num_devices)
+            sizes.append((count, stairs[fitting - 1] if fitting else None))
+    return Sweep(sizes=tuple(sizes), front=_undominated(points))
+
+
+def _with_hosts(job: Job, hosts: int) -> Job:
+    return replace(job, cluster=job.cluster.model_copy(update={"hosts": hosts}))
+
+
+def _geometry(cluster: ClusterSpec) -> tuple[int, ...]:
+    """What prices and rules read of the cluster's size: the same layout costs the same where this is equal."""
+    spans = [link.num_devices or math.inf for link in cluster.links]
+    return (cluster.scale_up_devices, *(int(span >= cluster.num_devices) for span in spans))
+
+
+def _staircase(job: Job, constraints: Constraints, num_first: int, reporter: Reporter) -> list[Point]:
+    """Layouts that are faster than every other with as few devices or fewer, fewest devices first.
+
+    Layouts with up to `num_first` devices count alike: they compete on the smallest cluster.
+    """
+    found = best_first(job, constraints, Staircase(num_first), reporter)
+
+    def order(choice: Choice) -> tuple[int, float, int]:
+        world = max(found.degrees[choice.candidate].world_size, num_first)
+        return world, choice.objective_seconds, choice.candidate
+
+    steps: list[Choice] = []
+    for choice in sorted(found.choices, key=order):
+        if not steps or choice.objective_seconds < steps[-1].objective_seconds * (1 - TIE):
+            steps.append(choice)
+    return [_point(job, layout_of(found, choice)) for choice in steps]
+
+
+def _point(job: Job, layout: Layout) -> Point:
+    priced = estimate(job, layout)
+    hosts = -(-layout.world_size // job.cluster.devices_per_host)
+    return Point(hosts=hosts, layout=layout, step_seconds=priced.step_seconds, peak_bytes=priced.peak_bytes)
+
+
+def _undominated(points: Sequence[Point]) -> tuple[Point, ...]:
+    """Points with strictly falling seconds, fewest devices first: the others are beaten in time and devices."""
+    front: list[Point] = []
+    for point in sorted(points, key=lambda point: (point.num_devices, point.step_seconds)):
+        if not front or point.step_seconds < front[-1].step_seconds * (1 - TIE):
+            front.append(point)
+    return tuple(front)

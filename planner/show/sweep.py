@@ -1,0 +1,153 @@
+"""What `planner plan --nodes A..B` prints: the front of time, cost and devices over all sizes."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+from rich.text import Text
+
+from planner.cost.run import longest_step_seconds, price_of, whole_run
+from planner.plan import layout_to_dict
+from planner.show.columns import Columns
+from planner.show.screen import clean, section, stack
+from planner.show.words import short_layout
+from planner.units import UNITS, format_count, format_seconds
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from rich.console import Group
+
+    from planner.cost.run import WholeRun
+    from planner.search.sweep import Point, Sweep
+    from planner.specs.job import Job
+
+__all__ = ["sweep_to_dict", "sweep_to_json", "sweep_view"]
+
+_MOST_ROWS = 16
+_REFERENCE_TOKENS = 1_000_000_000  # a cost without a token budget is of so many tokens
+
+
+def sweep_view(job: Job, found: Sweep) -> Group:
+    """The front as a table, a long one thinned out, and which point is best at what."""
+    sizes = [hosts for hosts, _ in found.sizes]
+    training = job.training
+    head = Text.assemble((clean(job.model.name), "bold"))
+    head.append(f" on {sizes[0]:,} to {sizes[-1]:,} hosts of {job.cluster.devices_per_host} x ")
+    head.append(clean(f"{job.cluster.device.name} ({job.cluster.name})"))
+    batch = f"{training.global_batch_size:,} sequences of {training.sequence_length:,} tokens per step"
+    head.append(f"\n{batch}, {training.precision}, engine {clean(job.engine.name)}", style="dim")
+    if not found.front:
+        return stack(head, Text("Nothing fits on any of these sizes."))
+    best = _best_at(job, found)
+    shown = _thinned(found.front, [point for point, _ in best])
+    rows = [_row(job, point, ", ".join(words for other, words in best if other is point)) for point in shown]
+    left = len(found.front) - len(shown)
+    note = f"{left:,} points between them are left out, --json has all" if left else ""
+    header = ("hosts", "devices", "step", _time_title(job), _cost_title(job), "", "layout")
+    table = Columns(rows, right=(0, 1, 2, 3, 4), wrap=(6,), optional=(2,), header=header)
+    return stack(
+        head,
+        section("Nothing else is faster, cheaper and smaller at once", table, note=note),
+        Text(_explanation(found), style="dim"),
+    )
+
+
+def _best_at(job: Job, found: Sweep) -> list[tuple[Point, str]]:
+    best = [(found.front[-1], "fastest"), (found.front[0], "fewest devices")]
+    if found.cheapest:
+        best.append((found.cheapest, "cheapest"))
+    in_time = found.fewest_within(longest_step_seconds(job.training))
+    if in_time and job.training.deadline is not None:
+        best.append((in_time, "fewest by the deadline"))
+    return best
+
+
+def _thinned(points: Sequence[Point], kept: Sequence[Point]) -> list[Point]:
+    """At most so many points, evenly spread, and the ones to keep."""
+    step = max(1, -(-len(points) // _MOST_ROWS))
+    return [point for i, point in enumerate(points) if i % step == 0 or any(point is each for each in kept)]
+
+
+def _row(job: Job, point: Point, words: str) -> list[str | Text]:
+    run = _run(job, point)
+    time = format_seconds(run.seconds) if run else format_count(_tokens_per_second(job, point))
+    return [
+        f"{point.hosts:,}",
+        f"{point.num_devices:,}",
+        format_seconds(point.step_seconds),
+        time,
+        format_count(_cost(job, point)),
+        Text(words, style="bold"),
+        short_layout(point.layout, stages=False),
+    ]
+
+
+def _run(job: Job, point: Point) -> WholeRun | None:
+    return whole_run(
+        job.model, job.cluster, job.training, step_seconds=point.step_seconds, num_devices=point.num_devices
+    )
+
+
+def _tokens_per_second(job: Job, point: Point) -> float:
+    return job.training.global_batch_size * job.training.sequence_length / point.step_seconds
+
+
+def _cost(job: Job, point: Point) -> float:
+    """US dollars of the run, or its device hours without a price; of a billion tokens without a budget."""
+    run, price = _run(job, point), price_of(job.cluster, job.training)
+    if run is not None:
+        return run.device_hours if run.usd is None else run.usd
+    per_token = point.num_devices / _tokens_per_second(job, point) / UNITS["seconds"]["h"]
+    return per_token * _REFERENCE_TOKENS * (1.0 if price is None else price)
+
+
+def _time_title(job: Job) -> str:
+    return "run" if job.training.tokens else "tokens/s"
+
+
+def _cost_title(job: Job) -> str:
+    unit = "device hours" if price_of(job.cluster, job.training) is None else "USD"
+    return unit if job.training.tokens else f"{unit}/1 B tokens"
+
+
+def _explanation(found: Sweep) -> str:
+    missing = [hosts for hosts, point in found.sizes if point is None]
+    words = "Found by the dynamic program; `--nodes N` proves one size. Idle devices of a host are not counted."
+    return f"{words} Nothing fits on fewer than {missing[-1] + 1:,} hosts." if missing else words
+
+
+def sweep_to_dict(job: Job, found: Sweep) -> dict[str, Any]:
+    """The front and what each size finds, as plain data."""
+    return {
+        "format": 1,
+        "model": job.model.model_dump(mode="json"),
+        "cluster": job.cluster.model_dump(mode="json"),
+        "training": job.training.model_dump(mode="json"),
+        "engine": job.engine.name,
+        "fits": bool(found.front),
+        "front": [_point_to_dict(job, point) for point in found.front],
+        "sizes": [{"nodes": hosts, "plan": point and _point_to_dict(job, point)} for hosts, point in found.sizes],
+    }
+
+
+def _point_to_dict(job: Job, point: Point) -> dict[str, Any]:
+    run = _run(job, point)
+    return {
+        "nodes": point.hosts,
+        "num_devices": point.num_devices,
+        "step_seconds": point.step_seconds,
+        "tokens_per_second": _tokens_per_second(job, point),
+        "peak_bytes": point.peak_bytes,
+        "run_seconds": run and run.seconds,
+        "device_hours": run and run.device_hours,
+        "usd": run and run.usd,
+        "meets_deadline": run and run.meets_deadline,
+        "layout": layout_to_dict(point.layout),
+    }
+
+
+def sweep_to_json(job: Job, found: Sweep) -> str:
+    """`sweep_to_dict` as text."""
+    return json.dumps(sweep_to_dict(job, found), indent=1, allow_nan=False) + "\n"

@@ -1,0 +1,94 @@
+"""The recommendation among plans that are as good as equal, and how others are described."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from planner.cost.estimate import estimate
+from planner.layout import Layout
+from planner.search.constraints import Constraints
+from planner.search.near_ties import differences, near_tie, simplest, why_simpler
+from planner.search.objectives import Objective
+from planner.search.search import search
+from planner.specs.load import load_job
+
+FREE = Constraints()
+JOBS = [("llama3-8b", 4, 64, 1024), ("llama2-13b", 4, 256, 4096), ("gpt2-xl", 4, 512, 1024)]
+
+
+def job(model="llama3-8b", nodes=4, batch=64, length=1024):
+    return load_job(model=model, cluster="dgx-a100", nodes=nodes, global_batch_size=batch, sequence_length=length)
+
+
+@pytest.mark.parametrize("entry", JOBS, ids=lambda entry: entry[0])
+@pytest.mark.parametrize("name", ["throughput", "cost", "gpus"])
+def test_the_recommendation_is_near_the_optimum_and_no_more_complex(entry, name):
+    asked, objective, within = job(*entry), Objective(name=name), 0.03
+    best = search(asked, FREE, objective=objective)
+    found = search(asked, FREE, objective=objective, simpler_within=within)
+    assert "simpler" not in best.certificate
+    assert found.certificate["objective_seconds"] == pytest.approx(best.step_seconds)
+    rank = objective.rank(found.step_seconds, found.layout.world_size)
+    optimum = objective.rank(best.step_seconds, best.layout.world_size)
+    assert rank[0] <= optimum[0] * (1 + within)
+    assert simplest(asked, [best.layout, found.layout]) == (
+        found.layout if found.layout != best.layout else best.layout
+    )
+    if found.layout != best.layout:
+        assert found.certificate["simpler"] == why_simpler(found.layout, best.layout)
+        assert 0 <= found.certificate["above_optimum"] <= within
+        assert str(best.layout) == found.certificate["optimum"]
+
+
+def test_simpler_layouts_are_found_where_there_are_some():
+    changed = [
+        entry
+        for entry in JOBS
+        if search(job(*entry), FREE).layout != search(job(*entry), FREE, simpler_within=0.03).layout
+    ]
+    assert changed, "no job tells the recommendation from the optimum"
+
+
+def test_fewer_axes_go_before_less_recompute_and_more_memory():
+    asked = job()
+    plain = Layout(dp=32, zero=3, layers_per_stage=(32,), recompute=("full",))
+    cut = Layout(tp=2, sp=1, dp=16, zero=3, layers_per_stage=(32,), recompute=("none",))
+    assert simplest(asked, [cut, plain]) == plain
+    assert why_simpler(plain, cut) == "fewer axes"
+    whole = replace(plain, recompute=("none",))
+    assert simplest(asked, [plain, whole]) == whole
+    assert why_simpler(whole, plain) == "less recompute"
+    small, large = replace(whole, mbs=1), replace(whole, mbs=2)
+    assert estimate(asked, small).peak_bytes < estimate(asked, large).peak_bytes * 0.9
+    assert simplest(asked, [large, small]) == small
+    assert why_simpler(small, large) == "more free memory"
+
+
+def test_differences_are_named_key_by_key():
+    one = Layout(tp=2, pp=2, dp=4, layers_per_stage=(16, 16), recompute=("none", "none"))
+    assert differences(one, one) == ""
+    assert differences(one, replace(one, tp=4, dp=2)) == "tp 2 -> 4, dp 4 -> 2"
+    assert differences(one, replace(one, recompute=("full", "none"))) == "recompute none -> mixed"
+    assert differences(one, replace(one, layers_per_stage=(15, 17))) == "other layers on each stage"
+
+
+def test_near_ties_are_plans_whose_bands_overlap():
+    asked = job()
+    band = replace(asked, calibration=asked.calibration.model_copy(update={"low": 0.9, "high": 1.1}))
+    assert near_tie(band, 1.0, 1.2)
+    assert near_tie(band, 1.2, 1.0)
+    assert not near_tie(band, 1.0, 1.23)
+    bare = replace(asked, calibration=asked.calibration.model_copy(update={"low": None, "high": None}))
+    assert near_tie(bare, 1.0, 1.0)
+    assert not near_tie(bare, 1.0, 1.0001)
+
+
+def test_top_lists_as_many_distinct_cuts_with_what_differs():
+    found = search(job(), FREE, top=6)
+    cuts = {(r.layout.tp, r.layout.pp, r.layout.dp, r.layout.cp, r.layout.ep, r.layout.zero) for r in found.runners_up}
+    assert len(cuts) == len(found.runners_up) == 6
+    for runner in found.runners_up:
+        assert runner.differs == differences(found.layout, runner.layout)
+        assert runner.near_tie == near_tie(job(), found.step_seconds, runner.step_seconds)

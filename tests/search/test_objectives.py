@@ -1,0 +1,154 @@
+"""What the search chooses by each objective, against every layout priced one by one."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import random
+from dataclasses import replace
+from functools import cache
+
+import pytest
+
+from planner.cost.estimate import estimate
+from planner.cost.run import longest_step_seconds
+from planner.errors import InputError
+from planner.search.candidates import allowed_policies, layout_at, legal_degrees
+from planner.search.constraints import Constraints
+from planner.search.objectives import OBJECTIVES, Objective, objective_of
+from planner.search.search import NothingFits, search
+from planner.specs.load import load_job
+
+FREE = Constraints()
+
+
+def small_job(seed):
+    """A random job of few layers and devices, whose memory is from hardly enough to plenty."""
+    pick = random.Random(seed)
+    return load_job(
+        model="tiny-gpt",
+        cluster="dgx-a100",
+        engine=pick.choice(["torch", "megatron"]),
+        gpus=pick.choice([3, 4, 5]),
+        sequence_length=64,
+        global_batch_size=pick.choice([4, 6, 8]),
+        settings=(
+            f"model.num_layers={pick.randint(2, 4)}",
+            f"device.memory={pick.choice([0.018, 0.025, 0.03])} GiB",
+            "device.reserved_memory=1 MiB",
+            "device.efficiency.layer_floor=1 us",
+            f"nvlink.bandwidth={pick.choice([0.1, 1, 300])} GB/s",
+        ),
+        headroom=0.0,
+    )
+
+
+def every_layout(job):
+    """Each legal configuration with each split of its layers and each recompute policy of each stage."""
+    for degrees in legal_degrees(job, FREE)[0]:
+        for i in range(len(degrees)):
+            one = degrees.take(i)
+            policies = allowed_policies(job, FREE, one)
+            counts = range(one.interleave, job.model.num_layers + 1, one.interleave)
+            for layers in itertools.product(counts, repeat=one.pp):
+                if sum(layers) == job.model.num_layers:
+                    for chosen in itertools.product(policies, repeat=one.pp):
+                        yield layout_at(one, layers, chosen)
+
+
+SEEDS = (0, 3, 5, 8, 11)
+
+
+@cache
+def priced(seed):
+    """Seconds, devices and peak bytes of every layout of a small job that fits."""
+    job = small_job(seed)
+    estimates = [(layout, estimate(job, layout)) for layout in every_layout(job)]
+    return job, [(e.step_seconds, layout.world_size, e.peak_bytes) for layout, e in estimates if e.fits]
+
+
+KEYS = {
+    "throughput": lambda each: (each[0],),
+    "cost": lambda each: (each[0] * each[1],),
+    "gpus": lambda each: (each[1], each[0]),
+    "memory": lambda each: (each[2], each[0]),
+}
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("name", OBJECTIVES)
+def test_each_objective_equals_brute_force(name, seed):
+    job, layouts = priced(seed)
+    found = search(job, FREE, objective=Objective(name=name))
+    if not layouts:
+        assert isinstance(found, NothingFits)
+        return
+    peak = max(stage.total_bytes for stage in found.memory)
+    key = KEYS[name]((found.step_seconds, found.layout.world_size, peak))
+    assert key == pytest.approx(min(map(KEYS[name], layouts)), rel=1e-8)
+    assert found.certificate["status"] == "optimal"
+    assert found.certificate["objective"] == name
+    assert bool(found.idle_reason) == (found.layout.world_size < job.cluster.num_devices)
+
+
+def budgeted(job, deadline):
+    training = job.training.model_copy(update={"tokens": 1e9, "deadline": deadline})
+    return replace(job, training=training)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("name", ["cost", "gpus"])
+def test_the_deadline_is_kept_and_a_longer_one_never_needs_more(name, seed):
+    job, layouts = priced(seed)
+    if not layouts:
+        pytest.skip("nothing fits")
+    fastest = min(layouts)[0] * 1e9 / (job.training.global_batch_size * job.training.sequence_length)
+    before = math.inf
+    for share in (1.01, 1.3, 2.0, 4.0, 100.0):
+        asked = budgeted(job, share * fastest)
+        in_time = [each for each in layouts if each[0] <= longest_step_seconds(asked.training)]
+        found = search(asked, FREE, objective=objective_of(asked, name))
+        key = KEYS[name]((found.step_seconds, found.layout.world_size, 0))
+        assert key == pytest.approx(min(map(KEYS[name], in_time)), rel=1e-9)
+        assert found.run.meets_deadline
+        assert key[0] <= before * (1 + 1e-12)
+        before = key[0]
+
+
+def test_where_no_layout_meets_the_deadline_the_fastest_is_the_answer():
+    job, layouts = priced(0)
+    asked = budgeted(job, 1.0)
+    found = search(asked, FREE, objective=objective_of(asked, "gpus"))
+    assert found.run.meets_deadline is False
+    assert found.step_seconds == pytest.approx(min(layouts)[0])
+
+
+def test_a_deadline_without_a_budget_is_refused():
+    job = small_job(0)
+    job = replace(job, training=job.training.model_copy(update={"deadline": 3600.0}))
+    with pytest.raises(InputError, match="token budget"):
+        objective_of(job, "gpus")
+
+
+@pytest.fixture(scope="module")
+def llama():
+    return load_job(model="llama3-8b", cluster="dgx-a100", nodes=3, global_batch_size=96, sequence_length=4096)
+
+
+def test_a_higher_price_never_lowers_the_cost_and_changes_no_layout(llama):
+    plans = []
+    for price in (1.0, 2.0, 7.5):
+        training = llama.training.model_copy(update={"tokens": 1e11, "price": price})
+        plans.append(search(replace(llama, training=training), FREE, objective=Objective(name="cost")))
+    assert len({plan.layout for plan in plans}) == 1
+    assert [plan.run.usd for plan in plans] == pytest.approx([price * plans[0].run.usd for price in (1.0, 2.0, 7.5)])
+
+
+def test_each_objective_is_best_at_its_own(llama):
+    plans = {name: search(llama, FREE, objective=Objective(name=name)) for name in OBJECTIVES}
+    for name, key in KEYS.items():
+        values = {
+            other: key((p.step_seconds, p.layout.world_size, max(s.total_bytes for s in p.memory)))[0]
+            for other, p in plans.items()
+        }
+        assert values[name] <= min(values.values()) * (1 + 1e-8), (name, values)

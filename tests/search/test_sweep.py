@@ -1,0 +1,128 @@
+"""A sweep over cluster sizes against single solves and against every layout."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import random
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from planner.cost.estimate import estimate
+from planner.search.candidates import allowed_policies, layout_at, legal_degrees
+from planner.search.constraints import Constraints
+from planner.search.objectives import Objective, Staircase
+from planner.search.search import NothingFits, search
+from planner.search.sweep import sweep
+from planner.specs.load import load_job
+
+FREE = Constraints()
+
+
+def small_job(seed):
+    """A tiny model on hosts of two devices; domains of one host or of two, so that sizes differ in geometry."""
+    pick = random.Random(seed)
+    return load_job(
+        model="tiny-gpt",
+        cluster="dgx-a100",
+        engine=pick.choice(["torch", "megatron"]),
+        sequence_length=64,
+        global_batch_size=pick.choice([4, 6, 12]),
+        settings=(
+            f"model.num_layers={pick.randint(2, 3)}",
+            "cluster.devices_per_host=2",
+            f"nvlink.spans={pick.choice([2, 4])} devices",
+            f"device.memory={pick.choice([0.016, 0.02, 0.03])} GiB",
+            "device.reserved_memory=1 MiB",
+            "device.efficiency.layer_floor=1 us",
+            f"nvlink.bandwidth={pick.choice([1, 300])} GB/s",
+        ),
+        headroom=0.0,
+    )
+
+
+def on_hosts(job, hosts):
+    return replace(job, cluster=job.cluster.model_copy(update={"hosts": hosts}))
+
+
+def every_layout_that_fits(job):
+    """(devices, seconds) of every layout."""
+    for degrees in legal_degrees(job, FREE)[0]:
+        for i in range(len(degrees)):
+            one = degrees.take(i)
+            counts = range(one.interleave, job.model.num_layers + 1, one.interleave)
+            for layers in itertools.product(counts, repeat=one.pp):
+                for chosen in itertools.product(allowed_policies(job, FREE, one), repeat=one.pp):
+                    if sum(layers) == job.model.num_layers:
+                        priced = estimate(job, layout_at(one, layers, chosen))
+                        if priced.fits:
+                            yield one.world_size, priced.step_seconds
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_each_size_equals_its_single_solve(seed):
+    job = small_job(seed)
+    found = sweep(job, FREE, range(1, 6))
+    assert [hosts for hosts, _ in found.sizes] == [1, 2, 3, 4, 5]
+    for hosts, point in found.sizes:
+        alone = search(on_hosts(job, hosts), FREE)
+        if isinstance(alone, NothingFits):
+            assert point is None
+        else:
+            assert point.step_seconds == pytest.approx(alone.step_seconds, rel=1e-9), (seed, hosts)
+            assert point.num_devices <= 2 * hosts
+
+
+@pytest.mark.parametrize("seed", [1, 3, 4])
+def test_the_front_misses_nothing_and_holds_nothing_dominated(seed):
+    job = small_job(seed)
+    sizes = range(1, 4)
+    found = sweep(job, FREE, sizes)
+    layouts = [each for hosts in sizes for each in every_layout_that_fits(on_hosts(job, hosts))]
+    # on the smallest cluster only its fastest layout counts
+    first = min((s for s, w in ((s, w) for w, s in every_layout_that_fits(on_hosts(job, 1)))), default=math.inf)
+    layouts = [(w, s) for w, s in layouts if w > 2 or s <= first * (1 + 1e-12)]
+    wanted = [
+        (w, s) for w, s in layouts if not any(v <= w and t < s * (1 - 1e-12) and (v, t) != (w, s) for v, t in layouts)
+    ]
+    fewest = {}
+    for w, s in sorted(wanted):  # of equal times the one with fewer devices
+        if not any(math.isclose(s, other, rel_tol=1e-12) for other in fewest.values()):
+            fewest[w] = s
+    assert {p.num_devices: p.step_seconds for p in found.front} == pytest.approx(fewest, rel=1e-9)
+    for one, other in itertools.permutations(found.front, 2):
+        better = (other.num_devices <= one.num_devices, other.step_seconds <= one.step_seconds)
+        assert not all((*better, other.device_seconds <= one.device_seconds))
+
+
+def test_the_front_holds_the_answer_to_every_objective():
+    job = load_job(model="llama3-8b", cluster="dgx-a100", nodes=4, global_batch_size=96, sequence_length=4096)
+    found = sweep(job, FREE, range(1, 5))
+    assert found.front[-1].step_seconds == pytest.approx(search(job, FREE).step_seconds)
+    cheapest = search(job, FREE, objective=Objective(name="cost"))
+    by_search = cheapest.step_seconds * cheapest.layout.world_size
+    # one host is the smallest cluster here, where only the fastest layout competes
+    if cheapest.layout.world_size > 8:
+        assert found.cheapest.device_seconds == pytest.approx(by_search)
+    assert found.cheapest.device_seconds >= by_search * (1 - 1e-9)
+    longest = found.front[len(found.front) // 2].step_seconds * 1.001
+    fewest = search(job, FREE, objective=Objective(name="gpus", longest_step_seconds=longest))
+    assert found.fewest_within(longest).num_devices == fewest.layout.world_size
+    assert found.fewest_within(0.0) is None
+
+
+@given(
+    first=st.integers(1, 6),
+    layouts=st.lists(st.tuples(st.integers(1, 12), st.floats(0.1, 10.0)), max_size=30),
+)
+def test_a_staircase_rules_out_what_a_list_of_all_layouts_does(first, layouts):
+    stairs = Staircase(first)
+    for index, (devices, seconds) in enumerate(layouts):
+        stairs.add(None, devices, seconds)
+        for asked in range(1, 14):
+            seen = [s for d, s in layouts[: index + 1] if max(d, first) <= max(asked, first)]
+            assert stairs.cutoff_seconds(asked) == min(seen, default=np.inf)
