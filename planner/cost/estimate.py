@@ -38,6 +38,9 @@ _BUBBLE_OF_OTHERS: Final = (
     "Narayanan et al. (SC 2021), section 2.2",
 )
 
+_RING = "m * layers * (ring hop of keys and values - attention it hides behind), c - 1 hops each way"
+_GATHERED = "m * layers * (all-gather of keys and values, again in full recompute, + reduce-scatter of gradients)"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Estimate:
@@ -259,8 +262,8 @@ def _microbatch_lines(job: Job, layout: Layout, own: StagePrices, stage: int, m:
             name=LineName.CP_COMM,
             stage=stage,
             busy_seconds=m * own.cp_comm,
-            formula="m * layers * (ring hop of keys and values - attention it hides behind), c - 1 hops each way",
-            source="Liu et al., Ring Attention (2023), section 3",
+            formula=_GATHERED if job.engine.gathers_context else _RING,
+            source="Liu et al., Ring Attention (2023), section 3; Llama 3 (2024), section 3.3.2",
             bound=slowest_link(job.cluster, layout.cp, layout.tp),
         ),
         TimeLine(

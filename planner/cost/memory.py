@@ -106,27 +106,39 @@ def _half(query: int, key: int) -> float:
 
 
 def _attention_terms(job: Job, layout: Degrees) -> tuple[ActivationTerm, ...]:
-    """Queries, keys, values, output and what the kernel keeps; latent attention keeps its latents too, whole."""
+    """Queries, keys, values, output and what the kernel keeps; latent attention keeps its latents too, whole.
+
+    An engine that gathers the context keeps keys and values of all cp ranks, and the output a second time, joined.
+    """
     model, t = job.model, layout.tp
+    gathers = job.engine.gathers_context & np.greater(layout.cp, 1)
+    context, outputs = np.where(gathers, layout.cp, 1), np.where(gathers, 2.0, 1.0)
     tokens = tokens_per_microbatch(job, layout)
     element = job.compute_bytes * tokens
     if model.mla is None:
         query, key = model.num_heads * model.head_size, model.num_kv_heads * model.head_size
         terms = [
             ActivationTerm(
-                name="queries, keys and values", num_bytes=element * (query + 2 * key) / t, saved=_half(query, key)
+                name="queries, keys and values",
+                num_bytes=element * (query + 2 * key * context) / t,
+                saved=_half(query, key),
             ),
-            ActivationTerm(name="attention output", num_bytes=element * query / t, saved=1.0),
+            ActivationTerm(name="attention output", num_bytes=outputs * element * query / t, saved=1.0),
         ]
+        if model.qk_norm != "none":
+            terms.append(ActivationTerm(name="inputs of query and key norms", num_bytes=element * (query + key) / t))
     else:
         mla, heads = model.mla, model.num_heads
         query = heads * (mla.nope_head_size + mla.rope_head_size)
         latents = 2 * mla.q_lora_rank + 2 * mla.kv_lora_rank + mla.rope_head_size
-        up = query + heads * (mla.nope_head_size + mla.value_head_size) + query  # keys are joined with positions
+        values = heads * np.where(gathers, layout.cp * mla.value_head_size, mla.nope_head_size + mla.value_head_size)
+        up = query + values + context * query  # keys are joined with positions
         terms = [
             ActivationTerm(name="latents", num_bytes=element * latents),
             ActivationTerm(name="queries, keys and values", num_bytes=element * up / t, saved=0.5),
-            ActivationTerm(name="attention output", num_bytes=element * heads * mla.value_head_size / t, saved=1.0),
+            ActivationTerm(
+                name="attention output", num_bytes=outputs * element * heads * mla.value_head_size / t, saved=1.0
+            ),
         ]
     if job.training.attention == "flash":
         terms.append(ActivationTerm(name="log-sum-exp", num_bytes=4.0 * tokens * model.num_heads / t, saved=1.0))

@@ -213,9 +213,11 @@ def context_parallel_seconds(job: Job, layout: Degrees, core_forward: Any, core_
     """Exposed forward and backward seconds of one layer's context-parallel exchange for one microbatch.
 
     Ring attention passes keys and values c - 1 times to the neighbour, gradients too in the backward pass, while
-    a part of the core computes; what is longer than that part shows.
+    a part of the core computes; what is longer than that part shows. Engines that gather keys and values before the
+    core, and reduce their gradients after it, hide nothing.
 
-    Source: Liu et al., Ring Attention (2023), section 3; Megatron-LM, cp_comm_type p2p.
+    Source: Liu et al., Ring Attention (2023), section 3; Megatron-LM, cp_comm_type p2p; Llama 3 (2024), section
+    3.3.2, for the gathering.
     """
     model, c = job.model, layout.cp
     width = 2 * model.num_kv_heads * model.head_size / layout.tp
@@ -223,6 +225,9 @@ def context_parallel_seconds(job: Job, layout: Degrees, core_forward: Any, core_
         width = model.num_heads * (model.mla.nope_head_size + model.mla.rope_head_size + model.mla.value_head_size)
         width = width / layout.tp
     num_bytes = tokens_per_microbatch(job, layout) * width * job.compute_bytes
+    if job.engine.gathers_context:
+        where = group(job.cluster, c, layout.tp)
+        return all_gather_seconds(where, c * num_bytes), reduce_scatter_seconds(where, c * num_bytes)
     hops = np.maximum(c - 1, 0)
     one = ring_exchange_seconds(group(job.cluster, c, layout.tp), num_bytes)
     forward = hops * np.maximum(0.0, one - core_forward / c)

@@ -37,6 +37,7 @@ def _divides_model(job: Job, layout: Degrees) -> Any:
         (model.num_heads % layout.tp == 0)
         & (model.num_kv_heads % layout.tp == 0)
         & (model.ffn_hidden_size % layout.tp == 0)
+        & ((model.moe.shared_ffn_hidden_size if model.moe else 0) % layout.tp == 0)
     )
 
 
@@ -95,9 +96,17 @@ def _spreads_experts(job: Job, layout: Degrees) -> Any:
     return one | ((job.model.moe.num_experts % layout.ep == 0) & (ranks % (layout.ep * layout.etp) == 0))
 
 
+def _replicates(job: Job, layout: Degrees) -> Any:
+    divides = (layout.dp % layout.hsdp == 0) & (np.equal(layout.hsdp, 1) | np.greater(layout.zero, 0))
+    if job.model.moe is None:
+        return divides
+    copies = layout.tp * layout.cp * layout.dp // (layout.ep * layout.etp)
+    return divides & (copies % layout.hsdp == 0)
+
+
 def _axes_offered(job: Job, layout: Degrees) -> Any:
-    degrees = {"tp": layout.tp, "pp": layout.pp, "dp": layout.dp, "cp": layout.cp, "ep": layout.ep * layout.etp}
-    missing = [np.greater(degree, 1) for axis, degree in degrees.items() if axis not in job.engine.axes]
+    axes = ("tp", "pp", "dp", "cp", "ep", "etp")
+    missing = [np.greater(getattr(layout, axis), 1) for axis in axes if axis not in job.engine.axes]
     return ~np.logical_or.reduce(missing) if missing else np.asarray(True)
 
 
@@ -177,8 +186,8 @@ RULES: Final = (
     ),
     Rule(
         name="hsdp",
-        holds=lambda _, x: (x.dp % x.hsdp == 0) & ((x.hsdp == 1) | np.greater(x.zero, 0)),
-        why="hsdp divides dp and needs ZeRO",
+        holds=_replicates,
+        why="hsdp divides dp (and the copies of an expert) and needs ZeRO",
     ),
     Rule(
         name="encoder",

@@ -275,7 +275,7 @@ def _check_pins(job: Job, constraints: Constraints) -> None:
         mistakes.append(Mistake(message=f"schedule `{schedule}` is not available", where="--pin", hint=hint))
     for axis in ("tp", "pp", "dp", "cp", "ep", "etp"):
         value = constraints.value_of(axis)
-        if value and int(value) > 1 and axis.replace("etp", "ep") not in job.engine.axes:
+        if value and int(value) > 1 and axis not in job.engine.axes:
             hint = f"engine {job.engine.name} runs {', '.join(job.engine.axes)}"
             mistakes.append(Mistake(message=f"`{axis}={value}` is not available", where="--pin", hint=hint))
     policies = (constraints.value_of("recompute") or "none").split("/")

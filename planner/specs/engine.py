@@ -22,7 +22,7 @@ class EngineSpec(Document):
     name: Name
     program: str = Field(description="what runs the plan")
     # --- what it can run -------------------------------------------------------------------------------------
-    axes: tuple[Literal["tp", "pp", "dp", "cp", "ep"], ...] = Field(description="mesh axes that may exceed 1")
+    axes: tuple[Literal["tp", "pp", "dp", "cp", "ep", "etp"], ...] = Field(description="mesh axes that may exceed 1")
     precisions: tuple[Precision, ...]
     optimizers: tuple[Optimizer, ...]
     memory_recipes: tuple[MemoryRecipe, ...] = Field(
@@ -64,6 +64,10 @@ class EngineSpec(Document):
     tp_host_factor: float = Field(default=1, ge=0, description="times the above with tensor parallelism")
     expert_host_factor: float = Field(ge=0, description="the same for a layer with experts")
     # --- what it communicates and overlaps ------------------------------------------------------------
+    gathers_context: bool = Field(
+        default=False,
+        description="context parallelism gathers keys and values of all ranks and keeps them, in place of a ring",
+    )
     overlaps_data_parallel: bool
     overlaps_pipeline_sends: bool
     scatters_pipeline_sends: bool = Field(

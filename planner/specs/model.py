@@ -245,6 +245,18 @@ class ModelSpec(Document):
             raise ValueError(f"position: relative is of encoder-decoders, and kind is {self.kind}")
         return self
 
+    def layer_has_experts(self, number: int) -> bool:
+        """Whether layer `number` (from 0) has experts: behind the dense ones every layer_frequency-th."""
+        if self.moe is None:
+            return False
+        behind = number - self.moe.num_dense_layers + 1
+        return behind > 0 and behind % self.moe.layer_frequency == 0
+
+    def window_of_layer(self, number: int) -> int:
+        """Tokens that layer `number` (from 0) attends to; 0 for all before it."""
+        is_global = self.global_every > 0 and (number + 1) % self.global_every == 0
+        return 0 if is_global else self.sliding_window
+
     @property
     def features(self) -> tuple[str, ...]:
         """What goes beyond the plain GPT and Llama blocks; an engine must list each to run the model."""

@@ -15,10 +15,11 @@ import torch.distributed as dist
 
 from planner.errors import EnvironmentProblem, ExitCode, PlannerError
 from planner.plan import read_plan
+from planner.trainer.obstacles import check_plan
 from planner.trainer.options import corpus_of, parse_options
 from planner.trainer.parent import die_with_parent
 from planner.trainer.train import RunOptions, run
-from planner.trainer.trainer import Trainer, check_plan
+from planner.trainer.trainer import Trainer
 from planner.trainer.verdict import record_failure
 
 if TYPE_CHECKING:

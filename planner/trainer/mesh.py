@@ -1,41 +1,67 @@
-"""One DeviceMesh, laid out by planner.layout: pp outermost, tp innermost, dp split into replicas of shards."""
+"""The meshes of a job, laid out by planner.layout: pp outermost, then dp, cp, and tp innermost."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
 from torch.distributed.device_mesh import DeviceMesh
 
 if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+
     from planner.layout import Layout
 
-__all__ = ["make_mesh", "num_replicas", "sharded_axes"]
+__all__ = ["Meshes", "make_meshes", "num_replicas", "sharded_axes"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Meshes:
+    """Which ranks share what.
+
+    dense: axes (pp, dp_replicate, dp_shard, tp); the ranks of cp shard states like those of dp. experts: axes
+    (pp, dp_replicate, dp_shard, ep), for the routed experts; None without any. context: the ranks that share the
+    positions of a sequence (cp). sequence: those that hold parts of the same sequences (cp and tp). Groups of
+    one rank are None.
+    """
+
+    dense: DeviceMesh
+    experts: DeviceMesh | None
+    context: ProcessGroup | None
+    sequence: ProcessGroup | None
 
 
 def num_replicas(layout: Layout) -> int:
-    """Copies of the ZeRO-sharded group: dp itself for ZeRO-0, else `hsdp`."""
-    return layout.dp if layout.zero == 0 else layout.hsdp
+    """Copies of the ZeRO-sharded group: all of dp and cp for ZeRO-0, else `hsdp`."""
+    return layout.dp * layout.cp if layout.zero == 0 else layout.hsdp
 
 
-def make_mesh(layout: Layout, device_type: str) -> DeviceMesh:
-    """The mesh with axes (pp, dp_replicate, dp_shard, tp); members of a shard group are neighbours."""
-    ranks = torch.tensor(
-        [
-            layout.rank_of({"pp": pp, "dp": dp, "cp": 0, "tp": tp})
-            for pp in range(layout.pp)
-            for dp in range(layout.dp)
-            for tp in range(layout.tp)
-        ]
+def _num_expert_replicas(layout: Layout) -> int:
+    copies = layout.dp * layout.cp * layout.tp // layout.ep
+    return copies if layout.zero == 0 else layout.hsdp
+
+
+def make_meshes(layout: Layout, device_type: str, *, has_experts: bool) -> Meshes:
+    """All meshes that a layout needs; members of a shard group, and of an expert group, are neighbours."""
+    world = torch.arange(layout.world_size)  # ranks count through (pp, dp, cp, tp), tp fastest: planner.layout
+    axes = ("pp", "dp_replicate", "dp_shard")
+
+    def mesh(shape: tuple[int, ...], names: tuple[str, ...]) -> DeviceMesh:
+        return DeviceMesh(device_type, world.reshape(shape), mesh_dim_names=names)
+
+    outer, cut = layout.pp * layout.dp, layout.cp * layout.tp
+    context = mesh((outer, layout.cp, layout.tp), ("outer", "cp", "tp")) if layout.cp > 1 else None
+    sequence = mesh((outer, cut), ("outer", "cut")) if has_experts and cut > 1 else None
+    experts = (layout.pp, _num_expert_replicas(layout), -1, layout.ep)
+    return Meshes(
+        dense=mesh((layout.pp, num_replicas(layout), -1, layout.tp), (*axes, "tp")),
+        experts=mesh(experts, (*axes, "ep")) if has_experts else None,
+        context=context.get_group("cp") if context else None,
+        sequence=sequence.get_group("cut") if sequence else None,
     )
-    replicas = num_replicas(layout)
-    return DeviceMesh(
-        device_type,
-        ranks.reshape(layout.pp, replicas, layout.dp // replicas, layout.tp),
-        mesh_dim_names=("pp", "dp_replicate", "dp_shard", "tp"),
-    )
 
 
-def sharded_axes(layout: Layout) -> tuple[str, ...]:
+def sharded_axes(mesh: DeviceMesh) -> tuple[str, ...]:
     """Mesh axes that FSDP2 gets: two of them replicate and shard (HSDP), one of them shards."""
-    return ("dp_replicate", "dp_shard") if num_replicas(layout) > 1 else ("dp_shard",)
+    return ("dp_replicate", "dp_shard") if mesh["dp_replicate"].size() > 1 else ("dp_shard",)

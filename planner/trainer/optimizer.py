@@ -10,28 +10,29 @@ from torch.distributed.tensor import DTensor
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
     from torch import Tensor, nn
+    from torch.distributed.device_mesh import DeviceMesh
 
     from planner.specs.training import TrainingSpec
 
 __all__ = ["clip", "learning_rate", "make_optimizer", "squared_norm"]
 
 
-def make_optimizer(parameters: Iterable[nn.Parameter], training: TrainingSpec) -> torch.optim.AdamW:
+def make_optimizer(parameters: Mapping[str, nn.Parameter], training: TrainingSpec) -> torch.optim.AdamW:
     """AdamW (Loshchilov and Hutter 2019) with its state made at once, so that memory does not grow at step 2.
 
     Matrices and embeddings decay, biases and norms do not. `fused` updates in place, without the temporary
-    copies of the multi-tensor form.
+    copies of the multi-tensor form; it takes tensors of one mesh at a time.
     """
-    everything = list(parameters)
-    groups = [
-        {"params": [p for p in everything if p.ndim >= 2], "weight_decay": training.weight_decay},
-        {"params": [p for p in everything if p.ndim < 2], "weight_decay": 0.0},
-    ]
+    everything = list(parameters.values())
+    groups: dict[tuple[float, DeviceMesh | None], list[nn.Parameter]] = {}
+    for name, parameter in parameters.items():
+        decays = parameter.ndim >= 2 and not name.endswith("bias")
+        groups.setdefault((training.weight_decay if decays else 0.0, _mesh_of(parameter)), []).append(parameter)
     optimizer = torch.optim.AdamW(
-        [group for group in groups if group["params"]],
+        [{"params": members, "weight_decay": decay} for (decay, _), members in groups.items()],
         lr=training.learning_rate,
         betas=(training.adam_beta1, training.adam_beta2),
         eps=training.adam_epsilon,
@@ -44,6 +45,10 @@ def make_optimizer(parameters: Iterable[nn.Parameter], training: TrainingSpec) -
             "exp_avg_sq": torch.zeros_like(parameter),
         }
     return optimizer
+
+
+def _mesh_of(tensor: Tensor) -> DeviceMesh | None:
+    return tensor.device_mesh if isinstance(tensor, DTensor) else None
 
 
 def learning_rate(step: int, num_steps: int, training: TrainingSpec) -> float:
@@ -76,4 +81,8 @@ def squared_norm(parameters: Iterable[nn.Parameter]) -> Tensor:
 
 def clip(parameters: Iterable[nn.Parameter], norm: Tensor, training: TrainingSpec) -> None:
     """Scale the gradients down where their global norm is above `gradient_clip`."""
-    clip_grads_with_norm_(list(parameters), training.gradient_clip, norm)
+    of_mesh: dict[DeviceMesh | None, list[nn.Parameter]] = {}
+    for parameter in parameters:
+        of_mesh.setdefault(_mesh_of(parameter), []).append(parameter)
+    for members in of_mesh.values():
+        clip_grads_with_norm_(members, training.gradient_clip, norm)

@@ -1,8 +1,8 @@
 """Turn plain modules into this rank's share of the plan.
 
-The order is fixed: cut into pipeline chunks on the meta device, tensor and sequence parallelism (DTensor),
-recompute, FSDP2 (also for one device: it brings mixed precision and the optimizer's fp32 shards), then
-storage, then values seeded by name.
+The order is fixed: cut into pipeline chunks on the meta device, tensor and sequence parallelism (DTensor), context
+and expert parallelism, recompute, FSDP2 (also for one device: it brings mixed precision and the optimizer's fp32
+shards), then storage, then values seeded by name.
 """
 
 from __future__ import annotations
@@ -11,38 +11,36 @@ from itertools import accumulate
 from typing import TYPE_CHECKING
 
 import torch
+import torch.distributed as dist
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
-from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
-from torch.distributed.tensor.parallel import (
-    ColwiseParallel,
-    ParallelStyle,
-    PrepareModuleInput,
-    RowwiseParallel,
-    SequenceParallel,
-    parallelize_module,
-)
+from torch.distributed.tensor import DTensor, distribute_tensor
 
+from planner.trainer.context_parallel import apply_context_parallel
+from planner.trainer.expert_parallel import apply_expert_parallel, mixtures_of
+from planner.trainer.feed_forward import BALANCE
 from planner.trainer.mesh import sharded_axes
 from planner.trainer.model import Block, Transformer, initial_value
+from planner.trainer.tensor_parallel import apply_tensor_parallel
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from torch import Tensor, nn
+    from torch.distributed import ProcessGroup
     from torch.distributed.device_mesh import DeviceMesh
 
-    from planner.layout import Layout
     from planner.plan import Plan
+    from planner.trainer.mesh import Meshes
 
 __all__ = ["build_chunks", "fsdp_modules", "local_tensor"]
 
 
-def build_chunks(plan: Plan, mesh: DeviceMesh, device: torch.device) -> list[Transformer]:
+def build_chunks(plan: Plan, meshes: Meshes, device: torch.device) -> list[Transformer]:
     """This rank's chunks of the model, in model order, sharded, on `device` and with their first values."""
     layout = plan.layout
     ends = list(accumulate(layout.layers_per_stage))
     chunks = []
-    for chunk in layout.chunks_of_stage(mesh.get_local_rank("pp")):
+    for chunk in layout.chunks_of_stage(meshes.dense.get_local_rank("pp")):
         with torch.device("meta"):
             part = Transformer(
                 plan.model,
@@ -52,40 +50,32 @@ def build_chunks(plan: Plan, mesh: DeviceMesh, device: torch.device) -> list[Tra
                 flash=plan.training.attention == "flash",
             )
         if layout.tp > 1:
-            apply_tensor_parallel(part, mesh["tp"])
+            apply_tensor_parallel(part, meshes.dense["tp"])
+        if meshes.context is not None:
+            apply_context_parallel(part, meshes.context, plan.training.sequence_length)
+        if layout.ep > 1 and meshes.experts is not None:
+            apply_expert_parallel(part, meshes.experts["ep"])
+        apply_load_balancing(part, plan, meshes.sequence)
         apply_recompute(part, layout.recompute[chunk])
-        apply_data_parallel(part, layout, mesh, plan.training.precision)
+        apply_data_parallel(part, plan, meshes)
         part.to_empty(device=device)
         initialize(part, plan, device)
         chunks.append(part)
     return chunks
 
 
-def apply_tensor_parallel(part: Transformer, mesh: DeviceMesh) -> None:
-    """Shoeybi et al. 2019 (column, then row) with Korthikanti et al. 2022 (sequence-sharded residuals)."""
-    plan: dict[str, ParallelStyle] = {}
-    if part.embedding is not None:
-        lookup = RowwiseParallel(input_layouts=Replicate(), output_layouts=Shard(1))
-        plan |= {f"embedding.{name}": lookup for name, _ in part.embedding.named_children()}
-    for number, block in part.layers.items():
-        plan |= {f"layers.{number}.{name}": style for name, style in _block_plan(block).items()}
-    if part.head is not None:
-        plan["norm"] = SequenceParallel()
-        # logits stay sharded over the vocabulary: the loss reduces two numbers per token instead of gathering
-        plan["head"] = ColwiseParallel(input_layouts=Shard(1), output_layouts=Shard(-1), use_local_output=False)
-    parallelize_module(part, mesh, plan)
-    part.tie()
+def apply_load_balancing(part: Transformer, plan: Plan, group: ProcessGroup | None) -> None:
+    """Weigh the load-balancing loss for the step's mean over sequences; `group` holds parts of the same sequences."""
 
+    def over_sequence(counts: Tensor) -> Tensor:
+        whole = counts.clone()
+        dist.all_reduce(whole, group=group)
+        return whole
 
-def _block_plan(block: nn.Module) -> dict[str, ParallelStyle]:
-    gather = PrepareModuleInput(input_layouts=(Shard(1),), desired_input_layouts=(Replicate(),))
-    plan: dict[str, ParallelStyle] = {name: SequenceParallel() for name in ("attention_norm", "ffn_norm")}
-    plan |= {"attention": gather, "ffn": gather}
-    for module, last in (("attention", "output"), ("ffn", "down")):
-        for name, _ in block.get_submodule(module).named_children():
-            row = RowwiseParallel(output_layouts=Shard(1))
-            plan[f"{module}.{name}"] = row if name == last else ColwiseParallel()
-    return plan
+    for mixture in mixtures_of(part):
+        mixture.balance_weight = BALANCE / plan.training.global_batch_size
+        if group is not None:
+            mixture.add_counts = over_sequence
 
 
 def apply_recompute(part: Transformer, policy: str) -> None:
@@ -95,18 +85,27 @@ def apply_recompute(part: Transformer, policy: str) -> None:
         block.recompute = policy == "full"
 
 
-def apply_data_parallel(part: Transformer, layout: Layout, mesh: DeviceMesh, precision: str) -> None:
-    """FSDP2 on every layer, on the embedding, and on the rest; sums gradients, for the loss is a mean already."""
-    shard_mesh = mesh[sharded_axes(layout)]
+def apply_data_parallel(part: Transformer, plan: Plan, meshes: Meshes) -> None:
+    """FSDP2 on every layer, on the embedding, and on the rest; sums gradients, for the loss is a mean already.
+
+    Routed experts have a mesh of their own: other ranks hold copies of them.
+    """
     policy = MixedPrecisionPolicy()
-    if precision == "bf16":
+    if plan.training.precision == "bf16":
         policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
-    reshard = layout.zero == 3
+    reshard = plan.layout.zero == 3
+
+    def shard(module: nn.Module, mesh: DeviceMesh, *, reshard: bool) -> None:
+        fully_shard(module, mesh=mesh[sharded_axes(mesh)], mp_policy=policy, reshard_after_forward=reshard)
+
     if part.embedding is not None and not part.tied:
-        fully_shard(part.embedding, mesh=shard_mesh, mp_policy=policy, reshard_after_forward=reshard)
+        shard(part.embedding, meshes.dense, reshard=reshard)
+    for mixture in mixtures_of(part):
+        assert meshes.experts is not None
+        shard(mixture.experts, meshes.experts, reshard=reshard)
     for block in part.layers.values():
-        fully_shard(block, mesh=shard_mesh, mp_policy=policy, reshard_after_forward=reshard)
-    fully_shard(part, mesh=shard_mesh, mp_policy=policy, reshard_after_forward=False)
+        shard(block, meshes.dense, reshard=reshard)
+    shard(part, meshes.dense, reshard=False)
     for module in fsdp_modules([part]):
         module.set_gradient_divide_factor(1.0)
         module.set_force_sum_reduction_for_comms(True)  # gloo has no pre-multiplied sum

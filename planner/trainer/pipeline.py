@@ -134,10 +134,10 @@ def _make_stage(part: Transformer, chunk: int, plan: Plan, device: torch.device,
     layout, training = plan.layout, plan.training
     dtype = torch.bfloat16 if training.precision == "bf16" else torch.float32
     with torch.device("meta"):
-        tokens = torch.empty(layout.mbs, training.sequence_length, dtype=torch.int64)
-        rows = training.sequence_length // layout.tp
-        hidden = torch.empty(layout.mbs, rows, plan.model.hidden_size, dtype=dtype, requires_grad=True)
-        logits = torch.empty(layout.mbs, training.sequence_length, plan.model.vocab_size, dtype=dtype)
+        length = training.sequence_length // layout.cp
+        tokens = torch.empty(layout.mbs, length, dtype=torch.int64)
+        hidden = torch.empty(layout.mbs, length // layout.tp, plan.model.hidden_size, dtype=dtype, requires_grad=True)
+        logits = torch.empty(layout.mbs, length, plan.model.vocab_size, dtype=dtype)
     return PipelineStage(
         part,
         chunk,

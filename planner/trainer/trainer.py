@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING
 import torch
 import torch.distributed as dist
 
-from planner.errors import InputError, Mistake
-from planner.trainer.mesh import make_mesh
+from planner.trainer.context_parallel import held_positions, rows_of
+from planner.trainer.mesh import make_meshes
+from planner.trainer.obstacles import check_plan
 from planner.trainer.optimizer import clip, learning_rate, make_optimizer, squared_norm
 from planner.trainer.parallelize import build_chunks, local_tensor
 from planner.trainer.pipeline import make_executor
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from planner.plan import Plan
     from planner.trainer.data import Corpus
 
-__all__ = ["StepResult", "Trainer", "check_plan"]
+__all__ = ["StepResult", "Trainer"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,9 +53,10 @@ class Trainer:
     def __init__(self, plan: Plan, corpus: Corpus, device: torch.device, *, num_steps: int) -> None:
         check_plan(plan)
         self.plan, self.corpus, self.device, self.num_steps = plan, corpus, device, num_steps
-        self.mesh = make_mesh(plan.layout, device.type)
-        self.chunks = build_chunks(plan, self.mesh, device)
-        self.optimizer = make_optimizer(self.parameters().values(), plan.training)
+        meshes = make_meshes(plan.layout, device.type, has_experts=plan.model.moe is not None)
+        self.mesh = meshes.dense
+        self.chunks = build_chunks(plan, meshes, device)
+        self.optimizer = make_optimizer(self.parameters(), plan.training)
         self.executor = make_executor(self.chunks, plan, self.mesh, device)
         self.step_number = 0
         self._tied_group = self._make_tied_group()
@@ -74,16 +76,11 @@ class Trainer:
         stop, save: what this rank asks all ranks to do after the step.
         """
         started = time.perf_counter()
-        layout, training = self.plan.layout, self.plan.training
-        rows = training.global_batch_size // layout.dp
-        row = self.mesh.get_local_rank("dp_replicate") * self.mesh["dp_shard"].size()
-        row += self.mesh.get_local_rank("dp_shard")
-        batch = self.corpus.batch(self.step_number * training.global_batch_size + row * rows, rows)
-        loss = self.executor.forward_backward(*(tensor.to(self.device) for tensor in batch))
+        loss = self.executor.forward_backward(*self._batch())
         self._add_tied_gradients()
         total, squares, stop, save = self._agree(loss, stop=stop, save=save)
         grad_norm = math.sqrt(squares)
-        rate = learning_rate(self.step_number + 1, self.num_steps, training)
+        rate = learning_rate(self.step_number + 1, self.num_steps, self.plan.training)
         before_optimizer = time.perf_counter()
         finite = math.isfinite(total) and math.isfinite(grad_norm)
         if finite:
@@ -100,6 +97,17 @@ class Trainer:
             stop=stop,
             save=save,
         )
+
+    def _batch(self) -> list[torch.Tensor]:
+        """Inputs and targets of this step: this rank's sequences, and of these its positions."""
+        layout, training = self.plan.layout, self.plan.training
+        here = layout.coordinates(dist.get_rank())
+        rows = training.global_batch_size // layout.dp
+        whole = self.corpus.batch(self.step_number * training.global_batch_size + here["dp"] * rows, rows)
+        if layout.cp > 1:
+            held = held_positions(training.sequence_length, layout.cp, here["cp"])
+            whole = (rows_of(whole[0], held), rows_of(whole[1], held))
+        return [tensor.to(self.device) for tensor in whole]
 
     def _agree(self, loss: torch.Tensor | None, *, stop: bool, save: bool) -> tuple[float, float, bool, bool]:
         """Loss, squared gradient norm, stop and save over all ranks, in one all-reduce of four numbers."""
@@ -143,61 +151,3 @@ class Trainer:
         for name, parameter in self.parameters().items():
             if name in ("embedding.tokens.weight", "head.weight") and parameter.grad is not None:
                 dist.all_reduce(local_tensor(parameter.grad), group=self._tied_group)
-
-
-def check_plan(plan: Plan) -> None:
-    """Refuse what this trainer cannot run, before any process group exists.
-
-    Raises:
-        InputError: with every obstacle at once.
-    """
-    mistakes = [Mistake(message=message, hint=hint) for bad, message, hint in _obstacles(plan) if bad]
-    if mistakes:
-        raise InputError(*mistakes)
-
-
-def _obstacles(plan: Plan) -> list[tuple[bool, str, str]]:
-    layout, model, training = plan.layout, plan.model, plan.training
-    microbatches = layout.num_microbatches(training.global_batch_size)
-    rounds = max(1, microbatches // layout.pp)
-    again = "make a plan for `--engine torch`"
-    vocab = model.vocab_size if layout.tp > 1 else 0
-    strange = set(model.features) - set(plan.engine.model_features)
-    sizes = (model.num_heads, model.num_kv_heads, model.ffn_hidden_size, vocab, training.sequence_length)
-    return [
-        (bool(strange), f"the trainer has no {', '.join(sorted(strange))}", "choose another model or engine"),
-        (not (model.final_norm and model.output_head), "the model needs a final norm and an output head", ""),
-        (layout.cp * layout.ep * layout.etp > 1, "the torch engine has no context or expert parallelism", again),
-        (layout.tp > 1 and layout.sp == 0, "tensor parallelism comes with sequence parallelism", "set sp=1"),
-        (any(size % layout.tp for size in sizes), f"tp={layout.tp} does not divide {sizes}", again),
-        (layout.schedule not in ("1f1b", "interleaved", "gpipe"), f"no schedule {layout.schedule}", again),
-        (layout.schedule == "1f1b" and layout.interleave > 1, "1f1b has one chunk per stage", "use interleaved"),
-        (layout.interleave > 1 and layout.pp == 1, "interleave needs a pipeline", "set interleave=1"),
-        ("selective" in layout.recompute, "recompute is none or full", again),
-        (0 in layout.layers_per_stage, "every chunk needs a layer", again),
-        (sum(layout.layers_per_stage) != model.num_layers, "layers_per_stage does not sum to the layers", again),
-        (layout.pp > 1 and layout.zero > 1, "a pipeline keeps gradients whole: zero is 0 or 1", again),
-        (layout.zero > 0 and layout.dp % layout.hsdp > 0, "hsdp must divide dp", again),
-        (
-            training.global_batch_size % (layout.dp * layout.mbs) > 0,
-            f"dp * mbs = {layout.dp * layout.mbs} does not divide the batch {training.global_batch_size}",
-            again,
-        ),
-        (
-            layout.pp > 1 and microbatches < layout.pp and layout.schedule != "gpipe",
-            f"{microbatches} microbatches cannot fill {layout.pp} stages",
-            again,
-        ),
-        (
-            layout.schedule == "interleaved" and microbatches % rounds > 0,
-            f"{microbatches} microbatches are not a multiple of {rounds} rounds",
-            again,
-        ),
-        (training.precision == "fp16", "fp16 needs loss scaling, which this trainer lacks", "use bf16 or fp32"),
-        (training.dropout > 0, "this trainer has no dropout", "set training.dropout to 0"),
-        (
-            training.sequence_length > model.max_sequence_length and model.position == "learned",
-            f"sequence_length is above the {model.max_sequence_length} learned positions",
-            "shorten --seq-len",
-        ),
-    ]

@@ -31,7 +31,24 @@ MODELS = {
     "llama": ModelSpec(name="tiny", architecture="llama", num_kv_heads=2, **SHAPE),
     "tied-llama": ModelSpec(name="tiny", architecture="llama", num_kv_heads=4, tied_embeddings=True, **SHAPE),
     "gpt": ModelSpec(name="tiny", architecture="gpt", **SHAPE),
-}
+    "gemma": ModelSpec(
+        name="tiny", architecture="gemma", num_kv_heads=2, head_size=16, qk_norm="head", sliding_window=5,
+        global_every=2, **SHAPE,
+    ),
+    "neox": ModelSpec(name="tiny", architecture="neox", embedding_norm=True, **SHAPE),
+    "falcon": ModelSpec(name="tiny", architecture="falcon", num_kv_heads=2, norms_per_layer=1, **SHAPE),
+    "olmo": ModelSpec(name="tiny", architecture="qwen2", qk_norm="width", num_kv_heads=2, sliding_window=7, **SHAPE),
+    "moe": ModelSpec(
+        name="tiny", architecture="qwen3", num_kv_heads=2, **SHAPE,
+        moe={"num_experts": 8, "experts_per_token": 2, "ffn_hidden_size": 24, "shared_ffn_hidden_size": 16,
+             "num_dense_layers": 1, "shared_gate": True, "router_bias": True, "expert_bias": True},
+    ),
+    "mla": ModelSpec(
+        name="tiny", architecture="llama", **SHAPE,
+        mla={"q_lora_rank": 24, "kv_lora_rank": 16, "nope_head_size": 8, "rope_head_size": 4, "value_head_size": 6},
+        moe={"num_experts": 4, "experts_per_token": 2, "ffn_hidden_size": 24, "layer_frequency": 2},
+    ),
+}  # fmt: skip
 
 
 def local_cluster() -> ClusterSpec:

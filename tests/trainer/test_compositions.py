@@ -15,20 +15,20 @@ LOSS, NORM = 1e-4, 1e-3  # the worst seen is 1e-6 and 3e-6; a wrong scale is off
 COMPOSITIONS = [
     ("llama", "dp=1,mbs=2"),
     ("gpt", "dp=2,zero=0,mbs=2"),
-    ("llama", "dp=2,zero=1,mbs=1"),
+    ("moe", "dp=2,zero=1,mbs=1"),
     ("gpt", "dp=2,zero=2,mbs=2"),
-    ("tied-llama", "dp=2,zero=3,mbs=2"),
+    ("gemma", "dp=2,zero=3,mbs=2,recompute=full"),
     ("llama", "dp=4,zero=3,hsdp=2,mbs=1"),
-    ("gpt", "tp=2,mbs=8"),
+    ("gemma", "tp=2,mbs=4"),
     ("llama", "tp=2,mbs=4,recompute=full"),
-    ("tied-llama", "pp=2,mbs=2"),
     ("gpt", "pp=2,mbs=2,schedule=gpipe,layers_per_stage=3/1"),
     ("llama", "pp=2,mbs=2,interleave=2"),
     ("tied-llama", "pp=4,mbs=2,recompute=full/none/none/full"),
-    ("gpt", "pp=2,dp=2,zero=1,mbs=1"),
     ("tied-llama", "tp=2,pp=2,dp=2,zero=1,mbs=2"),
+    ("gemma", "cp=2,mbs=4"),
+    ("moe", "tp=2,ep=2,mbs=8"),
+    ("mla", "pp=2,dp=2,ep=2,zero=1,mbs=2"),
 ]
-WIDE = [("gpt", "tp=4,mbs=8"), ("tied-llama", "tp=4,mbs=4,recompute=full")]  # llama has two key-value heads
 MODELS = ("llama", "tied-llama", "gpt")
 MORE = [
     "dp=2,zero=0,mbs=4",
@@ -50,6 +50,32 @@ MORE = [
     "pp=2,dp=2,zero=0,mbs=1,interleave=2",
     "pp=4,dp=2,zero=1,mbs=1",
     "tp=2,pp=2,dp=2,zero=0,mbs=1,interleave=2,recompute=full",
+    "cp=2,mbs=8",
+    "cp=4,mbs=2,recompute=full",
+    "cp=2,dp=2,zero=3,mbs=2",
+    "cp=2,dp=4,zero=2,hsdp=2,mbs=2",
+    "cp=2,tp=2,mbs=4",
+    "cp=2,pp=2,mbs=2,interleave=2",
+    "cp=2,tp=2,pp=2,mbs=2,recompute=full",
+]
+WITH_EXPERTS = [
+    "dp=2,ep=2,zero=0,mbs=4",
+    "dp=4,ep=2,zero=1,mbs=2",
+    "dp=4,ep=4,zero=2,mbs=1,recompute=full",
+    "dp=4,ep=2,zero=3,mbs=2,recompute=full",
+    "dp=4,ep=2,zero=3,hsdp=2,mbs=2",
+    "tp=2,mbs=4",
+    "tp=2,dp=2,ep=4,zero=1,mbs=2",
+    "cp=2,ep=2,mbs=4",
+    "cp=2,tp=2,ep=4,mbs=4",
+    "pp=2,ep=2,dp=2,zero=0,mbs=1,interleave=2",
+    "tp=2,pp=2,dp=2,ep=2,zero=1,mbs=2,recompute=full",
+]
+SHAPES = [  # what single families bring, cut over heads, positions and stages
+    *itertools.product(("gemma", "neox", "olmo", "falcon"), ("tp=2,mbs=4", "tp=2,pp=2,mbs=2,recompute=full")),
+    *itertools.product(("gemma", "olmo"), ("cp=2,mbs=4", "cp=2,tp=2,mbs=8")),
+    ("gpt", "tp=4,mbs=8"),
+    ("tied-llama", "tp=4,mbs=4,recompute=full"),
 ]
 
 
@@ -82,22 +108,50 @@ def test_a_layout_trains_like_one_process(model, layout, run_job, make_plan, ref
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("model", "layout"), [*WIDE, *itertools.product(MODELS, MORE)])
+@pytest.mark.parametrize(
+    ("model", "layout"),
+    [*itertools.product(MODELS, MORE), *itertools.product(("moe", "mla"), WITH_EXPERTS), *SHAPES],
+)
 def test_every_other_layout_trains_like_one_process(model, layout, run_job, make_plan, reference):
     assert_same_training(run_job("steps", make_plan(layout, model), steps=STEPS), reference(model))
 
 
+FAULTS = [
+    ("llama", "dp=2,mbs=2", "wrong_loss_scale"),
+    ("llama", "pp=2,mbs=2", "wrong_pipeline_scale"),
+    ("llama", "dp=2,mbs=2", "wrong_data_position"),
+    ("gpt", "pp=2,mbs=2", "wrong_seed"),
+    ("llama", "cp=2,mbs=4", "wrong_sequence_position"),
+    ("moe", "dp=2,ep=2,mbs=4", "swapped_experts"),
+]
+
+
+@pytest.mark.parametrize(("model", "layout", "fault"), FAULTS)
+def test_a_fault_is_noticed(model, layout, fault, run_job, make_plan, reference):
+    found = run_job("steps", make_plan(layout, model), steps=STEPS, fault=fault)
+    loss, norm = distance(found, reference(model))
+    assert norm > 3 * NORM or loss > 3 * LOSS
+    with pytest.raises(AssertionError):
+        assert_same_training(found, reference(model))
+
+
+BF16 = [
+    ("llama", "dp=2,zero=3,mbs=2,recompute=full"),
+    ("moe", "dp=2,ep=2,zero=1,mbs=4"),
+    ("llama", "tp=2,pp=2,mbs=2"),
+    ("gpt", "pp=2,dp=2,zero=1,mbs=1,interleave=2"),
+    ("gemma", "cp=2,tp=2,mbs=4"),
+    ("mla", "tp=2,ep=2,mbs=4"),
+]
+
+
 @pytest.mark.parametrize(
-    ("layout", "fault"), [("dp=2,mbs=2", "wrong_loss_scale"), ("pp=2,mbs=2", "wrong_pipeline_scale")]
+    ("model", "layout"), [*BF16[:2], *(pytest.param(*each, marks=pytest.mark.slow) for each in BF16[2:])]
 )
-def test_a_wrong_gradient_scale_is_noticed(layout, fault, run_job, make_plan, reference):
-    found = run_job("steps", make_plan(layout), steps=STEPS, **{fault: True})
-    assert distance(found, reference("llama"))[1] > 100 * NORM
-
-
-def test_bf16_follows_bf16_on_one_device(run_job, make_plan):
-    alone = run_job("steps", make_plan("dp=1,mbs=8", precision="bf16"), steps=STEPS)
-    cut = run_job("steps", make_plan("dp=2,zero=3,mbs=2,recompute=full", precision="bf16"), steps=STEPS)
+def test_bf16_follows_bf16_on_one_device(model, layout, run_job, make_plan):
+    """A product in 16 bits is off by 2^-9, and sums over ranks round once more: 2 % of a loss of 5.5 at most."""
+    alone = run_job("steps", make_plan("dp=1,mbs=8", model, precision="bf16"), steps=STEPS)
+    cut = run_job("steps", make_plan(layout, model, precision="bf16"), steps=STEPS)
     loss, norm = distance(cut, alone)
     assert loss <= 2e-2
     assert norm <= 5e-2

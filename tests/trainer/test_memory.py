@@ -57,6 +57,8 @@ def test_activations_of_one_layer_are_counted_by_hand(run_job, make_plan):
         ("llama", "pp=2,mbs=2", {}),
         ("tied-llama", "pp=2,mbs=2,interleave=2", {}),
         ("llama", "pp=2,dp=2,zero=1,mbs=1,recompute=full/none", {"precision": "bf16"}),
+        ("olmo", "dp=1,mbs=4", {}),
+        ("llama", "cp=2,mbs=4", {}),
     ],
 )
 def test_the_plans_ledger_is_what_a_step_holds(model, layout, training, run_job, make_plan):
@@ -67,3 +69,13 @@ def test_the_plans_ledger_is_what_a_step_holds(model, layout, training, run_job,
         for name in ("params", "optimizer_state", "activations"):
             # norm scales and rotary tables are below the ledger's resolution, and large in a model this small
             assert found[name][stage] == pytest.approx(ledger[name], rel=0.03), (name, stage)
+
+
+@pytest.mark.parametrize(("model", "layout"), [("moe", "dp=1,mbs=4"), ("mla", "tp=2,mbs=4")])
+def test_experts_and_latents_hold_what_the_ledger_says(model, layout, run_job, make_plan):
+    """Indices of tokens and gates of shared experts have no line, and weigh much in layers of width 32."""
+    plan = make_plan(layout, model)
+    found, ledger = run_job("memory", plan, steps=1), planned(plan, 0)
+    for name in ("params", "optimizer_state"):
+        assert found[name] == [pytest.approx(ledger[name], rel=2e-3)]
+    assert found["activations"] == [pytest.approx(ledger["activations"], rel=0.12)]

@@ -13,16 +13,18 @@ torch = pytest.importorskip("torch")
 
 from planner.cost.parameters import num_params
 from planner.errors import ExitCode, InputError
-from planner.layout import Layout, even_split
+from planner.layout import even_split
 from planner.search.candidates import layout_at, legal_degrees
 from planner.search.constraints import Constraints
 from planner.specs.load import load_job
 from planner.specs.model import ModelSpec
 from planner.specs.training import TrainingSpec
 from planner.trainer import __main__ as program
-from planner.trainer.model import RmsNorm, Transformer, initial_value, rotate
+from planner.trainer.attention import rotate
+from planner.trainer.model import Transformer, initial_value
+from planner.trainer.norms import RmsNorm
+from planner.trainer.obstacles import check_plan
 from planner.trainer.optimizer import learning_rate
-from planner.trainer.trainer import check_plan
 
 SHAPE = {"num_layers": 3, "hidden_size": 48, "num_heads": 6, "vocab_size": 300, "max_sequence_length": 40}
 
@@ -121,7 +123,10 @@ def test_the_learning_rate_is_torchs_cosine():
         ("dp=1,recompute=selective", {}, "none or full"),
         ("dp=1", {"precision": "fp16"}, "loss scaling"),
         ("dp=1", {"dropout": 0.1}, "no dropout"),
-        ("cp=2", {}, "context"),
+        ("dp=1", {"optimizer": "sgd"}, "no sgd"),
+        ("cp=3,mbs=8", {}, "cp=3 do not cut 32 positions"),
+        ("ep=2,mbs=8", {}, "ep=2 does not divide the experts, 1"),
+        ("etp=2,mbs=8", {}, "cuts no single expert"),
     ],
 )
 def test_what_the_trainer_cannot_run_is_refused(layout, training, message, make_plan):
@@ -175,12 +180,10 @@ def test_a_rank_without_memory_says_so_and_names_itself(fail, monkeypatch, tmp_p
 @pytest.mark.parametrize(
     ("overrides", "feature"),
     [
-        ({"architecture": "qwen3"}, "qk_norm"),
-        ({"architecture": "neox"}, "parallel_attention"),
-        ({"architecture": "gemma"}, "norms"),
         ({"architecture": "bert"}, "encoder"),
-        ({"architecture": "llama", "sliding_window": 16}, "sliding_window"),
-        ({"architecture": "llama", "final_norm": False}, "final norm"),
+        ({"architecture": "gpt", "position": "alibi"}, "alibi"),
+        ({"architecture": "llama", "attention_sinks": True}, "sinks"),
+        ({"architecture": "llama", "mtp_layers": 1}, "mtp"),
     ],
 )
 def test_a_model_that_the_trainer_lacks_is_refused(overrides, feature, make_plan):
@@ -188,12 +191,3 @@ def test_a_model_that_the_trainer_lacks_is_refused(overrides, feature, make_plan
     plan = make_plan("dp=1,layers_per_stage=4")
     with pytest.raises(InputError, match=feature):
         check_plan(replace(plan, model=spec, layout=replace(plan.layout, layers_per_stage=(3,))))
-
-
-def test_the_mesh_has_the_rank_order_of_the_layout(make_plan):
-    """The flat order of make_mesh's ranks is that of planner.layout: pp, dp, tp with tp fastest."""
-    layout: Layout = make_plan("tp=2,pp=2,dp=4,zero=1,hsdp=2,mbs=1").layout
-    flat = [
-        layout.rank_of({"pp": pp, "dp": dp, "cp": 0, "tp": tp}) for pp in range(2) for dp in range(4) for tp in range(2)
-    ]
-    assert flat == list(range(16))

@@ -13,6 +13,7 @@ import signal
 import sys
 import tempfile
 import traceback
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -23,9 +24,14 @@ import torch.nn.functional as F
 
 from planner.cost.ledger import LineName
 from planner.plan import Plan, plan_from_json
+from planner.trainer.attention import Attention
+from planner.trainer.context_parallel import held_positions
 from planner.trainer.data import open_corpus
+from planner.trainer.expert_parallel import mixtures_of
+from planner.trainer.feed_forward import BALANCE
 from planner.trainer.measure import MemoryMeter, measurements
 from planner.trainer.model import Transformer, initial_value
+from planner.trainer.parallelize import initialize
 from planner.trainer.train import RunOptions, run
 from planner.trainer.trainer import Trainer
 
@@ -47,13 +53,61 @@ def make_trainer(plan: Plan, job: dict[str, Any]) -> Trainer:
     return Trainer(plan, corpus_of(plan, job), torch.device("cpu"), num_steps=job["steps"])
 
 
+def wrong_loss_scale(trainer: Trainer) -> None:
+    trainer.executor.loss.num_tokens *= 2
+
+
+def wrong_pipeline_scale(trainer: Trainer) -> None:
+    trainer.executor.schedule.scale_grads = True
+
+
+def wrong_data_position(trainer: Trainer) -> None:
+    """One rank reads one sample further on."""
+    if dist.get_rank() == 1:
+        batch = trainer.corpus.batch
+        trainer.corpus.batch = lambda first, count: batch(first + 1, count)
+
+
+def wrong_seed(trainer: Trainer) -> None:
+    """One stage starts from other random numbers."""
+    if dist.get_rank() == 1:
+        other = replace(trainer.plan, training=trainer.plan.training.model_copy(update={"seed": 7}))
+        for chunk in trainer.chunks:
+            initialize(chunk, other, trainer.device)
+
+
+def wrong_sequence_position(trainer: Trainer) -> None:
+    """Every rank takes its rows for those of rank 0."""
+    for module in trainer.chunks[0].modules():
+        if isinstance(module, Attention):
+            module.held = held_positions(trainer.plan.training.sequence_length, trainer.plan.layout.cp, 0)
+
+
+def swapped_experts(trainer: Trainer) -> None:
+    """The tokens of one rank go to the experts of the other."""
+    if dist.get_rank() == 1:
+        for mixture in mixtures_of(trainer.chunks[0]):
+            mixture.router.register_forward_hook(lambda _, __, scores: scores.roll(4, -1))
+
+
+FAULTS = {
+    each.__name__: each
+    for each in (
+        wrong_loss_scale,
+        wrong_pipeline_scale,
+        wrong_data_position,
+        wrong_seed,
+        wrong_sequence_position,
+        swapped_experts,
+    )
+}
+
+
 def steps(plan: Plan, job: dict[str, Any]) -> list[tuple[float, float]]:
     """Loss and gradient norm of each step."""
     trainer = make_trainer(plan, job)
-    if job.get("wrong_loss_scale"):
-        trainer.executor.loss.num_tokens *= 2
-    if job.get("wrong_pipeline_scale"):
-        trainer.executor.schedule.scale_grads = True
+    if "fault" in job:
+        FAULTS[job["fault"]](trainer)
     results = [trainer.step() for _ in range(job["steps"])]
     return [(result.loss, result.grad_norm) for result in results]
 
@@ -65,8 +119,11 @@ def reference(plan: Plan, job: dict[str, Any]) -> list[tuple[float, float]]:
     for name, parameter in model.named_parameters():
         parameter.data = initial_value(name, parameter.shape, spec, seed=training.seed)
     model.tie()
-    decayed = [p for p in model.parameters() if p.ndim >= 2]
-    others = [p for p in model.parameters() if p.ndim < 2]
+    for mixture in mixtures_of(model):
+        mixture.balance_weight = BALANCE / training.global_batch_size
+    named = dict(model.named_parameters())
+    decayed = [p for name, p in named.items() if p.ndim >= 2 and not name.endswith("bias")]
+    others = [p for name, p in named.items() if p.ndim < 2 or name.endswith("bias")]
     optimizer = torch.optim.AdamW(
         [{"params": decayed, "weight_decay": training.weight_decay}, {"params": others, "weight_decay": 0.0}],
         lr=training.learning_rate,

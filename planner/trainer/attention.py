@@ -1,0 +1,213 @@
+"""Causal self-attention: grouped heads, latent attention, sliding windows, rotary positions.
+
+Nothing here knows about parallelism. A module counts its own heads from the width that its projections return. It
+can be told which runs of positions its rows are (`held`) and how to get the keys and values of all positions
+(`gather`); by default it has them all.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from planner.trainer.norms import RmsNorm
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from planner.specs.model import ModelSpec
+
+__all__ = ["Attention", "Gather", "LatentAttention", "Positions", "make_attention", "positions_of", "rotate"]
+
+Positions = tuple[range, ...]
+"""Runs of positions of the sequence, in the order of the rows."""
+
+Gather = Callable[[torch.Tensor], torch.Tensor]
+"""Own rows of a tensor (B, heads, rows, size) to the rows of all positions, in order."""
+
+
+def positions_of(length: int) -> Positions:
+    """All positions of a sequence that is not cut."""
+    return (range(length),)
+
+
+@functools.lru_cache(maxsize=8)
+def rotary_table(
+    positions: Positions, head_size: int, theta: float, device: torch.device, dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
+    """Cosine and sine of Su et al. 2021 (RoFormer), each of shape (positions, head_size), halves repeated.
+
+    Computed in fp32, and shared by all layers.
+    """
+    exponents = torch.arange(0, head_size, 2, dtype=torch.float32, device=device) / head_size
+    rows = torch.cat([torch.arange(r.start, r.stop, dtype=torch.float32, device=device) for r in positions])
+    angles = torch.outer(rows, theta**-exponents)
+    angles = torch.cat((angles, angles), dim=-1)
+    return angles.cos().to(dtype), angles.sin().to(dtype)
+
+
+def rotate(x_BHSD: Tensor, theta: float, positions: Positions | None = None) -> Tensor:
+    """Rotary position embedding with the halves of a head as the rotated pair (the Hugging Face convention)."""
+    runs = positions or positions_of(x_BHSD.shape[-2])
+    cos, sin = rotary_table(runs, x_BHSD.shape[-1], theta, x_BHSD.device, x_BHSD.dtype)
+    first, second = x_BHSD.chunk(2, dim=-1)
+    turned = torch.cat((-second, first), dim=-1)
+    return x_BHSD * cos + turned * sin
+
+
+@functools.lru_cache(maxsize=64)
+def _visible(rows: range, keys: range, window: int, device: torch.device) -> Tensor:
+    """True where a query of `rows` may attend to a key: not later, and less than `window` (0: any) before."""
+    distance = torch.arange(rows.start, rows.stop, device=device)[:, None]
+    distance = distance - torch.arange(keys.start, keys.stop, device=device)
+    return (distance >= 0) & (distance < window) if window else distance >= 0
+
+
+def _blocks(positions: Positions, window: int) -> Positions:
+    """Runs no longer than the window, so that each needs the keys of two windows at most."""
+    if not window:
+        return positions
+    return tuple(
+        range(at, min(at + window, run.stop)) for run in positions for at in range(run.start, run.stop, window)
+    )
+
+
+def attend(query_BHSD: Tensor, key_BHTD: Tensor, value_BHTD: Tensor, positions: Positions, window: int) -> Tensor:
+    """Softmax attention of queries at `positions` to the keys of all positions before them (or in the window)."""
+    length = key_BHTD.shape[-2]
+    blocks = _blocks(positions, window if window < length else 0)
+    mixed, width = [], value_BHTD.shape[-1]
+    if width != query_BHSD.shape[-1] and not query_BHSD.is_cuda:  # the CPU's fused kernel wants one head size
+        value_BHTD = F.pad(value_BHTD, (0, query_BHSD.shape[-1] - width))
+    grouped = query_BHSD.shape[1] != key_BHTD.shape[1]
+    for rows, query in zip(blocks, torch.split(query_BHSD, [len(block) for block in blocks], dim=-2), strict=True):
+        keys = range(max(0, rows.start - window + 1) if window else 0, rows.stop)
+        square = len(rows) == len(keys) and (not window or len(rows) <= window)
+        mixed.append(
+            F.scaled_dot_product_attention(
+                query,
+                key_BHTD[..., keys.start : keys.stop, :],
+                value_BHTD[..., keys.start : keys.stop, :],
+                attn_mask=None if square else _visible(rows, keys, window, query.device),
+                is_causal=square,
+                enable_gqa=grouped,
+            )[..., :width]
+        )
+    return mixed[0] if len(mixed) == 1 else torch.cat(mixed, dim=-2)
+
+
+class Attention(nn.Module):
+    """Causal self-attention; (B, S, hidden) to (B, S, hidden).
+
+    held: runs of positions that the rows are; None for all. gather: see `Gather`; None for identity.
+    """
+
+    def __init__(self, spec: ModelSpec, number: int, *, flash: bool) -> None:
+        super().__init__()
+        self.head_size = spec.head_size
+        self.theta = spec.rope_theta if spec.position == "rope" else None
+        self.window = spec.window_of_layer(number)
+        self.flash = flash
+        self.held: Positions | None = None
+        self.gather: Gather | None = None
+
+    def _heads(self, x_BSE: Tensor, head_size: int) -> Tensor:
+        return x_BSE.view(*x_BSE.shape[:-1], -1, head_size).transpose(1, 2)
+
+    def _rotated(self, x_BHSD: Tensor) -> Tensor:
+        return x_BHSD if self.theta is None else rotate(x_BHSD, self.theta, self.held)
+
+    def _mix(self, query_BHSD: Tensor, key_BHSD: Tensor, value_BHSD: Tensor) -> Tensor:
+        """Attention of each position to those before it; (B, S, heads * size)."""
+        runs = self.held or positions_of(query_BHSD.shape[-2])
+        if self.gather is not None:
+            key_BHSD, value_BHSD = self.gather(key_BHSD), self.gather(value_BHSD)
+        if self.flash:
+            mixed = attend(query_BHSD, key_BHSD, value_BHSD, runs, self.window)
+        else:
+            with sdpa_kernel(SDPBackend.MATH):
+                mixed = attend(query_BHSD, key_BHSD, value_BHSD, runs, self.window)
+        return mixed.transpose(1, 2).flatten(-2)
+
+
+class GroupedAttention(Attention):
+    """Query heads share key-value heads (Ainslie et al. 2023); Q and K normalised where the model says so."""
+
+    def __init__(self, spec: ModelSpec, number: int, *, flash: bool) -> None:
+        super().__init__(spec, number, flash=flash)
+        hidden, bias = spec.hidden_size, spec.attention_bias or spec.qkv_bias
+        queries, keys = spec.num_heads * spec.head_size, spec.num_kv_heads * spec.head_size
+        self.query = nn.Linear(hidden, queries, bias=bias)
+        self.key = nn.Linear(hidden, keys, bias=bias)
+        self.value = nn.Linear(hidden, keys, bias=bias)
+        self.output = nn.Linear(queries, hidden, bias=spec.attention_bias)
+        self.norm_whole_width = spec.qk_norm == "width"
+        self.query_norm: nn.Module | None = None
+        self.key_norm: nn.Module | None = None
+        if spec.qk_norm != "none":
+            widths = (queries, keys) if self.norm_whole_width else (spec.head_size, spec.head_size)
+            self.query_norm, self.key_norm = (RmsNorm(width, eps=spec.norm_epsilon) for width in widths)
+
+    def _project(self, x_BSE: Tensor, projection: nn.Module, norm: nn.Module | None) -> Tensor:
+        flat = projection(x_BSE)
+        if norm is None:
+            return self._heads(flat, self.head_size)
+        if self.norm_whole_width:
+            return self._heads(norm(flat), self.head_size)
+        normed: Tensor = norm(self._heads(flat, self.head_size))
+        return normed
+
+    def forward(self, x_BSE: Tensor) -> Tensor:
+        """Mix the sequence's positions, each with those before it."""
+        query = self._rotated(self._project(x_BSE, self.query, self.query_norm))
+        key = self._rotated(self._project(x_BSE, self.key, self.key_norm))
+        result: Tensor = self.output(self._mix(query, key, self._heads(self.value(x_BSE), self.head_size)))
+        return result
+
+
+class LatentAttention(Attention):
+    """Queries, keys and values pass through low-rank latents; one rotary key serves all heads (DeepSeek-V2)."""
+
+    def __init__(self, spec: ModelSpec, number: int, *, flash: bool) -> None:
+        super().__init__(spec, number, flash=flash)
+        assert spec.mla is not None
+        mla, hidden, heads = spec.mla, spec.hidden_size, spec.num_heads
+        self.sizes = (mla.nope_head_size, mla.rope_head_size)
+        self.query_down = nn.Linear(hidden, mla.q_lora_rank, bias=False) if mla.q_lora_rank else None
+        self.query_norm = RmsNorm(mla.q_lora_rank, eps=spec.norm_epsilon) if mla.q_lora_rank else None
+        self.query_up = nn.Linear(mla.q_lora_rank or hidden, heads * spec.head_size, bias=False)
+        self.key_value_down = nn.Linear(hidden, mla.kv_lora_rank, bias=False)
+        self.key_value_norm = RmsNorm(mla.kv_lora_rank, eps=spec.norm_epsilon)
+        self.key_value_up = nn.Linear(mla.kv_lora_rank, heads * (mla.nope_head_size + mla.value_head_size), bias=False)
+        self.rotary_key = nn.Linear(hidden, mla.rope_head_size, bias=False) if mla.rope_head_size else None
+        self.output = nn.Linear(heads * mla.value_head_size, hidden, bias=False)
+        self.value_size = mla.value_head_size
+
+    def forward(self, x_BSE: Tensor) -> Tensor:
+        """Mix the sequence's positions, each with those before it."""
+        nope, rope = self.sizes
+        latent = (
+            x_BSE if self.query_down is None or self.query_norm is None else self.query_norm(self.query_down(x_BSE))
+        )
+        query = self._heads(self.query_up(latent), self.head_size)
+        up = self._heads(self.key_value_up(self.key_value_norm(self.key_value_down(x_BSE))), nope + self.value_size)
+        key, value = torch.split(up, [nope, self.value_size], dim=-1)
+        if self.rotary_key is not None:
+            fixed, turned = torch.split(query, [nope, rope], dim=-1)
+            query = torch.cat((fixed, self._rotated(turned)), dim=-1)
+            shared = self._rotated(self._heads(self.rotary_key(x_BSE), rope))
+            key = torch.cat((key, shared.expand(-1, key.shape[1], -1, -1)), dim=-1)
+        result: Tensor = self.output(self._mix(query, key, value))
+        return result
+
+
+def make_attention(spec: ModelSpec, number: int, *, flash: bool) -> Attention:
+    """The attention block of layer `number`."""
+    kind = GroupedAttention if spec.mla is None else LatentAttention
+    return kind(spec, number, flash=flash)

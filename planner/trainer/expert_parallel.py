@@ -1,0 +1,94 @@
+"""Expert parallelism: each rank holds some of the routed experts, and tokens travel to them and back."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.tensor import DTensor, Shard, distribute_tensor
+
+from planner.trainer.feed_forward import MixtureOfExperts
+
+if TYPE_CHECKING:
+    from torch import Tensor
+    from torch.distributed import ProcessGroup
+    from torch.distributed.device_mesh import DeviceMesh
+
+    from planner.trainer.feed_forward import Experts
+    from planner.trainer.model import Transformer
+
+__all__ = ["apply_expert_parallel", "mixtures_of"]
+
+
+def mixtures_of(part: Transformer) -> list[MixtureOfExperts]:
+    """The chunk's layers with experts."""
+    return [module for module in part.modules() if isinstance(module, MixtureOfExperts)]
+
+
+def apply_expert_parallel(part: Transformer, mesh: DeviceMesh) -> None:
+    """Spread the experts of every layer over the ranks of `mesh`, in order."""
+    for mixture in mixtures_of(part):
+        experts = mixture.experts
+        for name, parameter in list(experts.named_parameters()):
+            experts.register_parameter(name, nn.Parameter(distribute_tensor(parameter, mesh, [Shard(0)])))
+        experts.read = _local
+        exchange = _Exchange(mesh.get_group())
+        experts.register_forward_pre_hook(exchange.to_experts)
+        experts.register_forward_hook(exchange.to_tokens)
+
+
+def _local(weight: Tensor) -> Tensor:
+    return weight.to_local() if isinstance(weight, DTensor) else weight
+
+
+class _AllToAll(torch.autograd.Function):
+    """Rows to other ranks, `sent[i]` of them to rank i and `received[i]` from it; gradients travel back."""
+
+    @staticmethod
+    def forward(ctx: Any, x_TE: Tensor, sent: list[int], received: list[int], group: ProcessGroup) -> Tensor:
+        ctx.counts, ctx.group = (sent, received), group
+        return _exchange(x_TE, sent, received, group)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None]:
+        """What came from a rank goes back to it."""
+        sent, received = ctx.counts
+        return _exchange(grads[0], received, sent, ctx.group), None, None, None
+
+
+def _exchange(x_TE: Tensor, sent: list[int], received: list[int], group: ProcessGroup) -> Tensor:
+    out = x_TE.new_empty(sum(received), *x_TE.shape[1:])
+    dist.all_to_all_single(out, x_TE.contiguous(), received, sent, group=group)
+    return out
+
+
+class _Exchange:
+    """The hooks around a layer's experts: tokens go to the ranks of their experts, results come back.
+
+    Lepikhin et al., GShard (2020), section 3.2. The counts are read on the host: no token is dropped or padded.
+    """
+
+    def __init__(self, group: ProcessGroup) -> None:
+        self.group = group
+        self.order, self.sent, self.received = torch.empty(0), [0], [0]
+
+    def to_experts(self, _: Experts, inputs: Any) -> tuple[Tensor, Tensor]:
+        """Rows sorted by expert, and counts of all experts, to the same of this rank's experts alone."""
+        x_TE, counts_X = inputs
+        ranks = dist.get_world_size(self.group)
+        arriving = torch.empty_like(counts_X)
+        dist.all_to_all_single(arriving, counts_X, group=self.group)
+        arriving_RX = arriving.view(ranks, -1)
+        self.sent, self.received = counts_X.view(ranks, -1).sum(1).tolist(), arriving_RX.sum(1).tolist()
+        expert = torch.arange(arriving_RX.shape[1], device=x_TE.device).repeat(ranks).repeat_interleave(arriving)
+        self.order = expert.argsort(stable=True)  # arrived by rank, then expert; wanted by expert
+        rows = _AllToAll.apply(x_TE, self.sent, self.received, self.group)  # type: ignore[no-untyped-call] # torch's
+        return rows[self.order], arriving_RX.sum(0)
+
+    def to_tokens(self, _: Experts, __: Any, output: Tensor) -> Tensor:
+        """Results of this rank's experts back to where the tokens are, in the order in which they left."""
+        back = torch.empty_like(self.order).scatter_(0, self.order, torch.arange(len(self.order), device=output.device))
+        result: Tensor = _AllToAll.apply(output[back], self.received, self.sent, self.group)  # type: ignore[no-untyped-call] # torch's
+        return result

@@ -1,0 +1,111 @@
+"""What this trainer cannot run: the last check of a plan, whoever made it."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from planner.errors import InputError, Mistake
+
+if TYPE_CHECKING:
+    from planner.plan import Plan
+
+__all__ = ["check_plan"]
+
+_Obstacle = tuple[bool, str, str]
+"""Whether it is in the way, what is wrong, what to do."""
+
+AGAIN = "make a plan for `--engine torch`"
+OTHER = "choose another model or engine"
+
+
+def check_plan(plan: Plan) -> None:
+    """Refuse what this trainer cannot run, before any process group exists.
+
+    Raises:
+        InputError: with every obstacle at once.
+    """
+    obstacles = [*_of_model(plan), *_of_training(plan), *_of_mesh(plan), *_of_pipeline(plan)]
+    mistakes = [Mistake(message=message, hint=hint) for bad, message, hint in obstacles if bad]
+    if mistakes:
+        raise InputError(*mistakes)
+
+
+def _of_model(plan: Plan) -> list[_Obstacle]:
+    layout, model = plan.layout, plan.model
+    strange = set(model.features) - set(plan.engine.model_features)
+    return [
+        (bool(strange), f"the trainer has no {', '.join(sorted(strange))}", OTHER),
+        (not model.output_head, "the model needs an output head", OTHER),
+        (0 in layout.layers_per_stage, "every chunk needs a layer", AGAIN),
+        (sum(layout.layers_per_stage) != model.num_layers, "layers_per_stage does not sum to the layers", AGAIN),
+        (
+            plan.training.sequence_length > model.max_sequence_length and model.position == "learned",
+            f"sequence_length is above the {model.max_sequence_length} learned positions",
+            "shorten --seq-len",
+        ),
+    ]
+
+
+def _of_training(plan: Plan) -> list[_Obstacle]:
+    layout, training = plan.layout, plan.training
+    return [
+        ("selective" in layout.recompute, "recompute is none or full", AGAIN),
+        (training.precision == "fp16", "fp16 needs loss scaling, which this trainer lacks", "use bf16 or fp32"),
+        (training.optimizer != "adamw", f"the trainer has no {training.optimizer}", "set training.optimizer to adamw"),
+        (training.dropout > 0, "this trainer has no dropout", "set training.dropout to 0"),
+        (
+            training.global_batch_size % (layout.dp * layout.mbs) > 0,
+            f"dp * mbs = {layout.dp * layout.mbs} does not divide the batch {training.global_batch_size}",
+            AGAIN,
+        ),
+    ]
+
+
+def _of_mesh(plan: Plan) -> list[_Obstacle]:
+    layout, model, length = plan.layout, plan.model, plan.training.sequence_length
+    experts, shared = (model.moe.num_experts, model.moe.shared_ffn_hidden_size) if model.moe else (1, 0)
+    vocab = model.vocab_size if layout.tp > 1 else 0
+    widths = (model.num_heads, model.num_kv_heads, model.ffn_hidden_size, shared, vocab)
+    runs = 2 * layout.cp if layout.cp > 1 else 1
+    copies, left = divmod(layout.dp * layout.cp * layout.tp, layout.ep)
+    return [
+        (layout.tp > 1 and layout.sp == 0, "tensor parallelism comes with sequence parallelism", "set sp=1"),
+        (any(width % layout.tp for width in widths), f"tp={layout.tp} does not divide {widths}", AGAIN),
+        (
+            length % math.lcm(runs, layout.cp * layout.tp) > 0,
+            f"tp={layout.tp} and cp={layout.cp} do not cut {length} positions evenly",
+            AGAIN,
+        ),
+        (layout.etp > 1, "the trainer cuts no single expert", "set etp=1"),
+        (experts % layout.ep > 0, f"ep={layout.ep} does not divide the experts, {experts}", AGAIN),
+        (left > 0, f"ep={layout.ep} does not divide tp * cp * dp", AGAIN),
+        (layout.zero > 0 and layout.dp % layout.hsdp > 0, "hsdp must divide dp", AGAIN),
+        (
+            layout.zero > 0 and model.moe is not None and copies % layout.hsdp > 0,
+            f"hsdp must divide the {copies} copies of an expert",
+            AGAIN,
+        ),
+    ]
+
+
+def _of_pipeline(plan: Plan) -> list[_Obstacle]:
+    layout = plan.layout
+    microbatches = layout.num_microbatches(plan.training.global_batch_size)
+    rounds = max(1, microbatches // layout.pp)
+    return [
+        (layout.schedule not in ("1f1b", "interleaved", "gpipe"), f"no schedule {layout.schedule}", AGAIN),
+        (layout.schedule == "1f1b" and layout.interleave > 1, "1f1b has one chunk per stage", "use interleaved"),
+        (layout.interleave > 1 and layout.pp == 1, "interleave needs a pipeline", "set interleave=1"),
+        (layout.pp > 1 and layout.zero > 1, "a pipeline keeps gradients whole: zero is 0 or 1", AGAIN),
+        (
+            layout.pp > 1 and microbatches < layout.pp and layout.schedule != "gpipe",
+            f"{microbatches} microbatches cannot fill {layout.pp} stages",
+            AGAIN,
+        ),
+        (
+            layout.schedule == "interleaved" and microbatches % rounds > 0,
+            f"{microbatches} microbatches are not a multiple of {rounds} rounds",
+            AGAIN,
+        ),
+    ]
