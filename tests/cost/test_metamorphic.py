@@ -506,6 +506,22 @@ def gpipe_takes_the_time_of_1f1b_and_no_less_memory(case: Case) -> None:
 
 
 @relation
+def interleaving_shrinks_the_bubble_and_stores_more(case: Case) -> None:
+    layout, layers = case.layout, case.job.model.num_layers
+    assume(layout.interleave == 1 and layers % (2 * layout.pp) == 0)
+    pieces = case.with_layout(
+        interleave=2,
+        schedule="interleaved",
+        recompute=layout.recompute * 2,
+        layers_per_stage=even_split(layers, layout.pp, 2),
+    )
+    whole = case.with_layout(schedule="1f1b")
+    assume(not broken_rules(pieces.job, pieces.layout) and not broken_rules(whole.job, whole.layout))
+    assert seconds(pieces.cost, LineName.BUBBLE) < seconds(whole.cost, LineName.BUBBLE)
+    at_most(num_bytes(whole.cost, LineName.ACTIVATIONS)[0], num_bytes(pieces.cost, LineName.ACTIVATIONS)[0])
+
+
+@relation
 def sequence_parallelism_stores_no_more(case: Case) -> None:
     assume(case.layout.sp == 1 and case.job.engine.tp_without_sp)
     at_most(num_bytes(case.cost, LineName.ACTIVATIONS), num_bytes(case.with_layout(sp=0).cost, LineName.ACTIVATIONS))
