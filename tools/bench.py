@@ -12,6 +12,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+from bench_pricing import pricing_table
 from rich.console import Console
 from rich.table import Table
 
@@ -55,7 +56,7 @@ def machine() -> str:
 
 
 def main() -> None:
-    """Print the table."""
+    """Print the tables."""
     table = Table(
         "command", "CPU s", "target", "peak MiB", "target", title=f"median of {REPEATS} runs", caption=machine()
     )
@@ -65,7 +66,9 @@ def main() -> None:
         peak = statistics.median(run[1] for run in runs) / MIB
         limit = f"{most_mib:.0f}" if most_mib else "-"
         table.add_row(f"planner {arguments}", f"{seconds:.2f}", f"{most_seconds:.2f}", f"{peak:.0f}", limit)
-    Console(width=110).print(table)
+    console = Console(width=110)
+    console.print(table)
+    console.print(pricing_table())
 
 
 if __name__ == "__main__":
