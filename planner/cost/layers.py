@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from planner.cost.compute import PassSeconds, linear_seconds, matmul_seconds, memory_bound_seconds
+from planner.cost.parameters import cross_attention_share
 
 if TYPE_CHECKING:
     from planner.layout import Degrees
@@ -46,26 +47,29 @@ def attention_span(model: ModelSpec, sequence_length: int, *, causal: bool) -> f
     """Keys that a query attends to, on average over queries and layers.
 
     s / 2 causal, s for encoders and for kernels that execute the whole square; a window of w cuts it to
-    w - w^2 / (2 s).
+    w - w^2 / (2 s). A decoder with an encoder before it attends to the s positions of that one too.
 
     Source: counting the pairs of a banded lower triangle.
     """
     s, w = float(sequence_length), float(model.sliding_window)
-    causal = causal and model.kind == "decoder"
-    whole = s / 2 if causal else s
+    ahead = {"decoder": 0.0, "encoder": 1.0, "encoder-decoder": model.num_encoder_layers / model.num_layers}[model.kind]
+    later = ahead if causal else 1.0  # share of the layers that attend to later positions
+    cross = cross_attention_share(model) * s
+    whole = (1 + later) / 2 * s
     if not w or w >= s:
-        return whole
-    local = w - w * w / (2 * s) if causal else s
+        return whole + cross
+    local = later * s + (1 - later) * (w - w * w / (2 * s))
     num_global = model.num_layers // model.global_every if model.global_every else 0
     share = num_global / model.num_layers
-    return share * whole + (1 - share) * local
+    return share * whole + (1 - share) * local + cross
 
 
 def _projection_seconds(job: Job, layout: Degrees) -> PassSeconds:
     """Seconds of the projections into and out of attention.
 
     Latent attention's down-projections are whole on every tensor-parallel rank; with sequence parallelism each
-    rank computes them for its own tokens.
+    rank computes them for its own tokens. Cross-attention projects queries of the decoder, keys and values of the
+    encoder's output, which is as long.
 
     Source: Shoeybi et al., Megatron-LM (2019), section 3; DeepSeek-V2 (2024), section 2.1.
     """
@@ -79,7 +83,12 @@ def _projection_seconds(job: Job, layout: Degrees) -> PassSeconds:
         maps = _latent_projections(job, layout, model.mla)
         value_width = model.num_heads * model.mla.value_head_size / t
     maps.append(linear_seconds(job, tokens, value_width, h))
-    return sum(maps, PassSeconds())
+    share = cross_attention_share(model)
+    if not share:
+        return sum(maps, PassSeconds())
+    query, key_value = model.num_heads * model.head_size / t, 2 * model.num_kv_heads * model.head_size / t
+    cross = linear_seconds(job, tokens, h, query) + linear_seconds(job, tokens, h, key_value) + maps[-1]
+    return sum(maps, cross * share)
 
 
 def _latent_projections(job: Job, layout: Degrees, mla: LatentAttention) -> list[PassSeconds]:
@@ -124,10 +133,11 @@ def _core_seconds(job: Job, layout: Degrees) -> PassSeconds:
     scores = matmul_seconds(job, rows, s, model.head_size, heads, precision=job.core_precision)
     weighted = matmul_seconds(job, rows, model.head_size, s, heads, precision=job.core_precision)
     square = rows * s * heads * job.compute_bytes / 2
-    return PassSeconds(
+    one = PassSeconds(
         forward=scores + weighted + memory_bound_seconds(job, 9.0 * square),
         backward_input=2.0 * (scores + weighted) + memory_bound_seconds(job, 11.0 * square),
     )
+    return one * (1.0 + cross_attention_share(model))
 
 
 def _ffn_seconds(job: Job, tokens: Any, width: Any, batch: Any = 1.0) -> PassSeconds:
@@ -199,10 +209,15 @@ def _light_seconds(job: Job, layout: Degrees) -> PassSeconds:
         width = model.num_heads * model.head_size
         forward.append(16.0 * width * split)
         backward.append(22.0 * width * split)
-    return PassSeconds(
+    light = PassSeconds(
         forward=sum(memory_bound_seconds(job, num_bytes) for num_bytes in forward),
         backward_input=sum(memory_bound_seconds(job, num_bytes) for num_bytes in backward),
     )
+    cross = PassSeconds(  # one more norm and one more residual addition
+        forward=memory_bound_seconds(job, (4.0 + residual) * h * whole),
+        backward_input=memory_bound_seconds(job, (12.0 + residual) * h * whole),
+    )
+    return light + cross * cross_attention_share(model)
 
 
 def layer_seconds(job: Job, layout: Degrees, *, experts: bool = False) -> LayerSeconds:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -10,7 +10,7 @@ import numpy as np
 from planner.cost.layers import tokens_per_microbatch
 from planner.cost.ledger import LineName, MemoryLine
 from planner.cost.optimizers import extra_moment_bytes, moment_bytes_per_param
-from planner.cost.parameters import end_params_on_device, padded_vocab
+from planner.cost.parameters import cross_attention_share, end_params_on_device, padded_vocab
 from planner.cost.schedule import held_microbatches, weight_versions
 from planner.cost.stage import (
     by_policy,
@@ -90,6 +90,16 @@ def activation_terms(job: Job, layout: Degrees, *, experts: bool = False) -> tup
         terms.append(ActivationTerm(name="inputs of norms after blocks", num_bytes=extra_norms * element * h / sharded))
     if experts and model.moe is not None:
         return (*terms, *_expert_terms(job, layout, model.moe))
+    if share := cross_attention_share(model):
+        cross = [
+            ActivationTerm(name="input", num_bytes=element * h / gathered),
+            *_attention_terms(job, layout),
+            ActivationTerm(name="dropout mask", num_bytes=mask * h / sharded),
+            ActivationTerm(name="residual", num_bytes=element * h / sharded),
+        ]
+        terms += [
+            replace(term, name=f"cross-attention {term.name}", num_bytes=share * term.num_bytes) for term in cross
+        ]
     inner = _inner_tensors(job) * element * model.ffn_hidden_size / layout.tp
     one = 1.0 / _inner_tensors(job)  # the first product's output
     return (*terms, ActivationTerm(name="feed-forward inner", num_bytes=inner, saved=one))

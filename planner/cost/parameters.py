@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 __all__ = [
     "attention_matmul_params",
     "attention_params",
+    "cross_attention_share",
     "dense_layer_params",
     "dense_layer_params_on_device",
     "embedding_params_on_device",
@@ -72,6 +73,16 @@ def moe_layer_params(model: ModelSpec) -> int:
     """
     experts = expert_layer_params(model) + shared_matmul_params(model) + router_params(model)
     return _layer_without_ffn(model) + experts
+
+
+def cross_attention_share(model: ModelSpec) -> float:
+    """Share of the layers that attend to the encoder too: the decoder's of an encoder-decoder, else 0.
+
+    An encoder-decoder is on one stage, where the mean layer stands for each.
+
+    Source: definition of the model document.
+    """
+    return 1.0 - model.num_encoder_layers / model.num_layers if model.kind == "encoder-decoder" else 0.0
 
 
 def _cross_attention_params(model: ModelSpec) -> int:
@@ -269,11 +280,8 @@ def layer_params_on_device(model: ModelSpec, layout: Degrees) -> Any:
 
 def _mean_cross_attention_on_device(model: ModelSpec, layout: Degrees) -> Any:
     """Cross-attention of the decoder's layers on one device, spread over all layers; they are on one stage."""
-    if model.kind != "encoder-decoder":
-        return 0
     whole = norm_params(model) + (model.hidden_size if model.attention_bias else 0)
-    share = 1 - model.num_encoder_layers / model.num_layers
-    return share * ((_cross_attention_params(model) - whole) / layout.tp + whole)
+    return cross_attention_share(model) * ((_cross_attention_params(model) - whole) / layout.tp + whole)
 
 
 def embedding_params_on_device(model: ModelSpec, engine: EngineSpec, layout: Degrees) -> Any:

@@ -17,7 +17,7 @@ from planner.cost.collectives import (
     send_seconds,
 )
 from planner.cost.layers import tokens_per_microbatch
-from planner.cost.parameters import embedding_params_on_device
+from planner.cost.parameters import cross_attention_share, embedding_params_on_device
 from planner.cost.stage import expert_shard_degree, held_params, shard_degree
 from planner.layout import head_stage
 
@@ -49,13 +49,13 @@ def tensor_parallel_seconds(job: Job, layout: Degrees) -> tuple[Any, Any]:
     """Forward and backward seconds of one layer's tensor-parallel collectives for one microbatch.
 
     Two all-reduces each way; with sequence parallelism two all-gathers and two reduce-scatters each way, which
-    move the same bytes. Parallel attention needs half of them. All of it is exposed: the next product needs the
-    result.
+    move the same bytes. Parallel attention needs half of them, cross-attention one more each way. All of it is exposed:
+    the next product needs the result.
 
     Source: Shoeybi et al., Megatron-LM (2019), section 3; Korthikanti et al. (2022), section 4.2.2; Chowdhery et
     al., PaLM (2022), section 2 for parallel attention.
     """
-    pairs = 1.0 if job.model.parallel_attention else 2.0
+    pairs = (1.0 if job.model.parallel_attention else 2.0) + cross_attention_share(job.model)
     where = group(job.cluster, layout.tp, 1)
     num_bytes = _activation_bytes(job, layout)
     sequence = pairs * (all_gather_seconds(where, num_bytes) + reduce_scatter_seconds(where, num_bytes))
