@@ -378,16 +378,19 @@ def _show_plan(found: Plan, output: Path | None, *, command: str) -> None:
 
 
 def _show_nothing_fits(job: Job, constraints: Constraints, found: NothingFits, *, as_json: bool) -> int:
-    from planner.search.remedies import remedies
+    from planner.search.remedies import lifted_pins, remedies
     from planner.show.nothing_fits import nothing_fits, nothing_fits_to_json
+    from planner.show.progress import Progress
 
-    changes = remedies(job, constraints)
+    with Progress(sys.stderr) as progress:
+        changes = remedies(job, constraints, progress)
+        pins = lifted_pins(job, constraints, progress)
     if as_json:
         from planner.search.search import plan_for_layout
 
-        _print(nothing_fits_to_json(plan_for_layout(job, found.layout), found, changes))
+        _print(nothing_fits_to_json(plan_for_layout(job, found.layout), found, changes, pins))
     else:
-        _render(nothing_fits(job, found, changes))
+        _render(nothing_fits(job, found, changes, pins))
     return ExitCode.NOTHING_FITS
 
 

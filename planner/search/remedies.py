@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from planner.errors import InputError
-from planner.search.search import fastest_layout
+from planner.search.least_memory import least_peak_bytes
+from planner.search.search import Reporter, fastest_layout
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -15,58 +16,155 @@ if TYPE_CHECKING:
     from planner.search.constraints import Constraints
     from planner.specs.job import Job
 
-__all__ = ["Remedy", "remedies"]
+__all__ = ["LiftedPin", "Remedy", "lifted_pins", "remedies"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Remedy:
-    """One change that makes the job fit, verified by solving."""
+    """One change that makes the job fit, verified by solving; with the fastest layout after it."""
 
     change: str
     layout: Layout
     step_seconds: float
+    tokens_per_second: float
 
 
-def remedies(job: Job, constraints: Constraints) -> tuple[Remedy, ...]:
-    """Changes that make the job fit; of each kind the smallest one that does, of pins each one that does."""
-    found: list[Remedy] = []
-    for changes in (_more_hosts(job), _shorter_sequences(job), _less_headroom(job), _fewer_pins(job, constraints)):
-        for change, other_job, other_constraints in changes:
-            try:
-                best = fastest_layout(other_job, other_constraints or constraints)
-            except InputError:
-                continue
-            if best is not None:
-                found.append(Remedy(change=change, layout=best[0], step_seconds=best[1]))
-                if other_constraints is None:
-                    break  # the smallest change of its kind; of the pins, each one is worth knowing
-    return tuple(found)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LiftedPin:
+    """What one pin or forbidden combination costs: what is possible without it.
+
+    remedy: the fastest layout without it, where one fits. least_bytes: what the fullest stage of a device needs at
+    least without it; None where no legal layout is left.
+    """
+
+    constraint: str
+    remedy: Remedy | None
+    least_bytes: float | None
 
 
-_Change = tuple[str, "Job", "Constraints | None"]
+def remedies(job: Job, constraints: Constraints, reporter: Reporter | None = None) -> tuple[Remedy, ...]:
+    """Changes that make the job fit, the smallest one of each kind that does, most tokens per device second first."""
+    reporter = reporter or Reporter()
+    kinds = (
+        _more_hosts(job, constraints),
+        _shorter_sequences(job),
+        _less_headroom(job),
+        _other_recipes(job),
+        _other_optimizers(job),
+        _wider_tensor_parallelism(job),
+    )
+    found = []
+    for changes in kinds:
+        for change, changed in changes:
+            remedy = _solved(change, changed, constraints, reporter)
+            if remedy is not None:
+                found.append(remedy)
+                break  # the smallest change of its kind
+    return tuple(sorted(found, key=lambda each: -each.tokens_per_second / each.layout.world_size))
 
 
-def _more_hosts(job: Job) -> Iterator[_Change]:
-    for factor in (2, 4, 8, 16, 32, 64):
-        hosts = job.cluster.hosts * factor
-        if job.cluster.links[-1].num_devices is None:
-            cluster = job.cluster.model_copy(update={"hosts": hosts})
-            yield f"{hosts} hosts instead of {job.cluster.hosts}", replace(job, cluster=cluster), None
+def lifted_pins(job: Job, constraints: Constraints, reporter: Reporter | None = None) -> tuple[LiftedPin, ...]:
+    """What each pin and each forbidden combination costs."""
+    reporter = reporter or Reporter()
+    without = [(str(pin), constraints.without(pin)) for pin in constraints.pins]
+    for index, combination in enumerate(constraints.forbidden):
+        left = (*constraints.forbidden[:index], *constraints.forbidden[index + 1 :])
+        without.append((f"forbidden {','.join(map(str, combination))}", replace(constraints, forbidden=left)))
+    return tuple(
+        LiftedPin(
+            constraint=constraint,
+            remedy=_solved(f"without {constraint}", job, looser, reporter),
+            least_bytes=_least_bytes(job, looser),
+        )
+        for constraint, looser in without
+    )
 
 
-def _shorter_sequences(job: Job) -> Iterator[_Change]:
-    for factor in (2, 4, 8, 16):
-        length = job.training.sequence_length // factor
-        if length >= 1:
-            training = job.training.model_copy(update={"sequence_length": length})
-            yield f"sequences of {length} tokens", replace(job, training=training), None
+def _solved(change: str, job: Job, constraints: Constraints, reporter: Reporter) -> Remedy | None:
+    try:
+        best = fastest_layout(job, constraints, reporter)
+    except InputError:  # no legal layout after this change
+        return None
+    if best is None:
+        return None
+    layout, seconds = best
+    tokens = job.training.global_batch_size * job.training.sequence_length
+    return Remedy(change=change, layout=layout, step_seconds=seconds, tokens_per_second=tokens / seconds)
 
 
-def _less_headroom(job: Job) -> Iterator[_Change]:
+def _least_bytes(job: Job, constraints: Constraints) -> float | None:
+    try:
+        return least_peak_bytes(job, constraints)
+    except InputError:
+        return None
+
+
+_MOST_TIMES_HOSTS = 256
+
+
+def _more_hosts(job: Job, constraints: Constraints) -> Iterator[tuple[str, Job]]:
+    """The smallest number of hosts on which a layout fits: doubled until one does, then halved in between."""
+    few = many = job.cluster.hosts
+    if job.cluster.links[-1].num_devices is not None:
+        return  # the network ends here
+    while not _fits(_on_hosts(job, many), constraints):
+        few, many = many, 2 * many
+        if many > _MOST_TIMES_HOSTS * job.cluster.hosts:
+            return
+    while many - few > 1:
+        middle = (few + many) // 2
+        few, many = (few, middle) if _fits(_on_hosts(job, middle), constraints) else (middle, many)
+    yield f"{many:,} hosts instead of {job.cluster.hosts:,}", _on_hosts(job, many)
+
+
+def _fits(job: Job, constraints: Constraints) -> bool:
+    least = _least_bytes(job, constraints)
+    return least is not None and least <= job.memory_limit_bytes
+
+
+def _on_hosts(job: Job, hosts: int) -> Job:
+    return replace(job, cluster=job.cluster.model_copy(update={"hosts": hosts}))
+
+
+def _training(job: Job, **changes: Any) -> Job:
+    return replace(job, training=job.training.model_copy(update=changes))
+
+
+def _shorter_sequences(job: Job) -> Iterator[tuple[str, Job]]:
+    """Half as long with twice as many in a batch, and so on: each step sees as many tokens."""
+    length, batch = job.training.sequence_length, job.training.global_batch_size
+    for factor in (2, 4, 8, 16, 32):
+        if length % factor == 0:
+            words = f"{batch * factor:,} sequences of {length // factor:,} tokens"
+            yield words, _training(job, sequence_length=length // factor, global_batch_size=batch * factor)
+
+
+def _less_headroom(job: Job) -> Iterator[tuple[str, Job]]:
     if job.headroom > 0:
-        yield "no headroom", replace(job, headroom=0.0), None
+        yield "no headroom", replace(job, headroom=0.0)
 
 
-def _fewer_pins(job: Job, constraints: Constraints) -> Iterator[_Change]:
-    for pin in constraints.pins:
-        yield f"without the pin {pin}", job, constraints.without(pin)
+def _other_recipes(job: Job) -> Iterator[tuple[str, Job]]:
+    """Other memory recipes of the engine, those that keep most first."""
+    if job.training.precision == "fp32":
+        return
+    others = [each for each in job.engine.memory_recipes if each not in (job.training.memory_recipe, "engine")]
+    changed = [(f"memory_recipe {each}", _training(job, memory_recipe=each)) for each in others]
+    yield from sorted(changed, key=lambda each: -_state_bytes(each[1]))
+
+
+def _other_optimizers(job: Job) -> Iterator[tuple[str, Job]]:
+    """Other optimizers of the engine, in its own order, with the engine's own recipe."""
+    for each in job.engine.optimizers:
+        if each != job.training.optimizer:
+            yield f"optimizer {each}", _training(job, optimizer=each, memory_recipe="engine")
+
+
+def _state_bytes(job: Job) -> float:
+    states = job.state_bytes
+    return states.weights + states.grads + states.grad_copy + states.master + 2 * states.moment
+
+
+def _wider_tensor_parallelism(job: Job) -> Iterator[tuple[str, Job]]:
+    if not job.allow_tp_across_nodes:
+        yield "--allow-tp-across-nodes", replace(job, allow_tp_across_nodes=True)

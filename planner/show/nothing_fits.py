@@ -11,7 +11,7 @@ from planner.show.columns import Columns, assignments
 from planner.show.screen import clean, section, stack
 from planner.show.summary import memory_section
 from planner.show.words import cluster_words, line_label, short_layout, stage_range
-from planner.units import format_bytes, format_seconds
+from planner.units import format_bytes, format_count, format_seconds
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -20,13 +20,13 @@ if TYPE_CHECKING:
 
     from planner.plan import Plan
     from planner.search.footprint import NothingFits
-    from planner.search.remedies import Remedy
+    from planner.search.remedies import LiftedPin, Remedy
     from planner.specs.job import Job
 
 __all__ = ["nothing_fits", "nothing_fits_to_dict"]
 
 
-def nothing_fits(job: Job, found: NothingFits, remedies: Sequence[Remedy]) -> Group:
+def nothing_fits(job: Job, found: NothingFits, remedies: Sequence[Remedy], pins: Sequence[LiftedPin]) -> Group:
     """The smallest footprint that was found, its largest part, and the cheapest changes that fit."""
     fullest = max(found.memory, key=lambda stage: stage.total_bytes - stage.limit_bytes)
     part = sum(float(line.num_bytes) for line in fullest.lines if line.name == found.dominating)
@@ -47,6 +47,7 @@ def nothing_fits(job: Job, found: NothingFits, remedies: Sequence[Remedy]) -> Gr
         section("The smallest footprint found", Columns(rows, wrap=(1,))),
         memory_section(found.memory, note=note),
         _remedies_section(remedies),
+        _pins_section(pins, limit_bytes=fullest.limit_bytes) if pins else None,
         section("Notes", *(Text(clean(each)) for each in found.notes)) if found.notes else None,
     )
 
@@ -54,34 +55,70 @@ def nothing_fits(job: Job, found: NothingFits, remedies: Sequence[Remedy]) -> Gr
 def _remedies_section(remedies: Sequence[Remedy]) -> Group:
     if not remedies:
         return section("What would fit", Text("no single change that was tried; a smaller model or more devices"))
-    rows = [
-        (
-            Text(clean(each.change), style="bold"),
-            format_seconds(each.step_seconds),
-            short_layout(each.layout, stages=False),
-        )
-        for each in remedies
-    ]
-    return section("What would fit", Columns(rows, right=(1,), wrap=(0, 2), header=("change", "step", "layout")))
+    rows = [(Text(clean(each.change), style="bold"), *_figures(each)) for each in remedies]
+    header = ("change", "step", "tokens/s", "layout")
+    table = Columns(rows, right=(1, 2), wrap=(0, 3), optional=(2,), header=header)
+    return section("What would fit", table, note="each one solved, cheapest first")
 
 
-def nothing_fits_to_dict(priced: Plan, found: NothingFits, remedies: Sequence[Remedy]) -> dict[str, Any]:
+def _figures(remedy: Remedy) -> tuple[RenderableType, ...]:
+    layout = assignments(short_layout(remedy.layout, stages=False))
+    return format_seconds(remedy.step_seconds), format_count(remedy.tokens_per_second), layout
+
+
+def _pins_section(pins: Sequence[LiftedPin], *, limit_bytes: float) -> Group:
+    """Each pin with what is possible without it."""
+    rows: list[tuple[RenderableType, ...]] = []
+    for each in pins:
+        if each.remedy is not None:
+            rows.append((Text(clean(each.constraint), style="bold"), "fits", *_figures(each.remedy)))
+        elif each.least_bytes is None:
+            rows.append((Text(clean(each.constraint), style="bold"), "no legal layout", "", "", ""))
+        else:
+            over = f"{format_bytes(each.least_bytes - limit_bytes)} too much"
+            rows.append((Text(clean(each.constraint), style="bold"), over, "", "", ""))
+    header = ("pin", "without it", "step", "tokens/s", "layout")
+    return section("What each pin costs", Columns(rows, right=(2, 3), wrap=(0, 4), optional=(3,), header=header))
+
+
+def nothing_fits_to_dict(
+    priced: Plan, found: NothingFits, remedies: Sequence[Remedy], pins: Sequence[LiftedPin]
+) -> dict[str, Any]:
     """The plan document of the smallest footprint, with `"fits": false` and what would fit."""
-    from planner.plan import layout_to_dict, plan_to_dict
+    from planner.plan import plan_to_dict
 
-    changes = [
-        {"change": each.change, "step_seconds": each.step_seconds, "layout": layout_to_dict(each.layout)}
-        for each in remedies
-    ]
     return {
         **plan_to_dict(priced),
         "fits": False,
         "dominating": str(found.dominating),
-        "remedies": changes,
+        "remedies": [_remedy_to_dict(each) for each in remedies],
+        "pins": [
+            {
+                "pin": each.constraint,
+                "fits": each.remedy is not None,
+                "least_bytes": each.least_bytes,
+                "remedy": None if each.remedy is None else _remedy_to_dict(each.remedy),
+            }
+            for each in pins
+        ],
         "notes": list(found.notes),
     }
 
 
-def nothing_fits_to_json(priced: Plan, found: NothingFits, remedies: Sequence[Remedy]) -> str:
+def _remedy_to_dict(remedy: Remedy) -> dict[str, Any]:
+    from planner.plan import layout_to_dict
+
+    return {
+        "change": remedy.change,
+        "step_seconds": remedy.step_seconds,
+        "tokens_per_second": remedy.tokens_per_second,
+        "num_devices": remedy.layout.world_size,
+        "layout": layout_to_dict(remedy.layout),
+    }
+
+
+def nothing_fits_to_json(
+    priced: Plan, found: NothingFits, remedies: Sequence[Remedy], pins: Sequence[LiftedPin]
+) -> str:
     """`nothing_fits_to_dict` as text."""
-    return json.dumps(nothing_fits_to_dict(priced, found, remedies), indent=1, allow_nan=False) + "\n"
+    return json.dumps(nothing_fits_to_dict(priced, found, remedies, pins), indent=1, allow_nan=False) + "\n"

@@ -8,7 +8,7 @@ import pytest
 from planner.cost.ledger import LineName, total_exposed_seconds
 from planner.layout import Layout
 from planner.search.footprint import NothingFits
-from planner.search.remedies import Remedy
+from planner.search.remedies import LiftedPin, Remedy
 from planner.search.sweep import Point, Sweep
 from planner.show.comparison import comparison
 from planner.show.explain import explanation
@@ -24,7 +24,7 @@ NUMBER = re.compile(r"\d[\d,]*\.?\d*")
 
 
 @pytest.fixture
-def nothing(make_plan, make_memory) -> tuple[Job, NothingFits, tuple[Remedy, ...]]:
+def nothing(make_plan, make_memory) -> tuple[Job, NothingFits, tuple[Remedy, ...], tuple[LiftedPin, ...]]:
     plan = make_plan()
     job = Job(model=plan.model, cluster=plan.cluster, training=plan.training, engine=plan.engine)
     layout = Layout(tp=8, pp=2, dp=1, sp=1, recompute=("full",) * 2, layers_per_stage=(48, 47))
@@ -35,10 +35,22 @@ def nothing(make_plan, make_memory) -> tuple[Job, NothingFits, tuple[Remedy, ...
         notes=("the pin tp=8 was kept",),
     )
     changes = (
-        Remedy(change="34 hosts instead of 17", layout=replace(layout, dp=4, zero=1), step_seconds=40.5),
-        Remedy(change="sequences of 1024 tokens", layout=replace(layout, dp=2), step_seconds=88.0),
+        Remedy(
+            change="34 hosts instead of 17",
+            layout=replace(layout, dp=4, zero=1),
+            step_seconds=40.5,
+            tokens_per_second=77_700,
+        ),
+        Remedy(
+            change="sequences of 1024 tokens", layout=replace(layout, dp=2), step_seconds=88.0, tokens_per_second=35_700
+        ),
     )
-    return job, found, changes
+    pins = (
+        LiftedPin(constraint="tp=8", remedy=changes[0], least_bytes=70e9),
+        LiftedPin(constraint="pp<=2", remedy=None, least_bytes=90e9),
+        LiftedPin(constraint="forbidden zero=3", remedy=None, least_bytes=None),
+    )
+    return job, found, changes, pins
 
 
 def views(plan, nothing) -> dict[str, object]:
@@ -184,8 +196,8 @@ def test_nothing_fits_says_how_far_and_what_helps(nothing) -> None:
     assert "138 GiB too much" in text  # 213.5 of 76 GiB
     assert "optimizer state, 120 GiB" in text
     assert "34 hosts instead of 17" in text
-    job, found, _ = nothing
-    assert "smaller model" in to_text(nothing_fits(job, replace(found, notes=()), ()), Screen())
+    job, found, *_ = nothing
+    assert "smaller model" in to_text(nothing_fits(job, replace(found, notes=()), (), ()), Screen())
 
 
 def test_nothing_fits_as_a_document(plan, nothing) -> None:
@@ -193,6 +205,12 @@ def test_nothing_fits_as_a_document(plan, nothing) -> None:
     assert document["fits"] is False
     assert document["dominating"] == "optimizer_state"
     assert [each["change"] for each in document["remedies"]] == ["34 hosts instead of 17", "sequences of 1024 tokens"]
+    assert [(each["pin"], each["fits"]) for each in document["pins"]] == [
+        ("tp=8", True),
+        ("pp<=2", False),
+        ("forbidden zero=3", False),
+    ]
+    assert document["pins"][0]["remedy"]["change"] == "34 hosts instead of 17"
     assert document["format"] == 1
 
 

@@ -1,0 +1,84 @@
+"""What would make a job fit: each change is verified here by a search of its own."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from planner.search.constraints import Constraints
+from planner.search.least_memory import least_peak_bytes, within_bytes
+from planner.search.remedies import lifted_pins, remedies
+from planner.search.search import NothingFits, search
+from planner.specs.load import load_job
+
+
+def job(nodes=2, **options):
+    arguments = {"model": "gpt3-175b", "cluster": "dgx-a100", "global_batch_size": 64, "sequence_length": 2048}
+    return load_job(**{**arguments, "nodes": nodes, **options})
+
+
+def find(found, words):
+    return next(remedy for remedy in found if words in remedy.change)
+
+
+PINNED = Constraints.parse(["recompute=full,tp=8"], [])
+
+
+def test_more_hosts_are_as_few_as_can_be():
+    found = find(remedies(job(), PINNED), "hosts instead of 2")
+    hosts = int(found.change.split()[0])
+    at_least = search(job(nodes=hosts), PINNED)
+    assert at_least.fits
+    assert found.step_seconds == pytest.approx(at_least.step_seconds)
+    assert isinstance(search(job(nodes=hosts - 1), PINNED), NothingFits)
+
+
+def test_shorter_sequences_see_as_many_tokens_and_the_longest_that_fit_are_named():
+    asked = job(model="llama3-8b", nodes=1, sequence_length=131072, global_batch_size=8)
+    free = Constraints.parse(["cp=1,pp=1,tp=1,recompute=none"], [])
+    assert isinstance(search(asked, free), NothingFits)
+    found = find(remedies(asked, free), "sequences of")
+    batch, length = (int(word.replace(",", "")) for word in found.change.split() if word[0].isdigit())
+    assert batch * length == 8 * 131072
+    shorter = job(model="llama3-8b", nodes=1, sequence_length=length, global_batch_size=batch)
+    assert search(shorter, free).step_seconds == pytest.approx(found.step_seconds)
+    longer = job(model="llama3-8b", nodes=1, sequence_length=2 * length, global_batch_size=batch // 2)
+    assert isinstance(search(longer, free), NothingFits)
+
+
+def test_another_recipe_that_fits_is_found_and_verified():
+    asked = job(model="llama2-13b", nodes=1, engine="megatron", sequence_length=4096)
+    asked = within_bytes(asked, 0.9 * least_peak_bytes(asked, Constraints()))
+    assert isinstance(search(asked, Constraints()), NothingFits)
+    found = find(remedies(asked, Constraints()), "memory_recipe")
+    training = asked.training.model_copy(update={"memory_recipe": found.change.split()[-1]})
+    again = search(replace(asked, training=training), Constraints())
+    assert again.step_seconds == pytest.approx(found.step_seconds)
+
+
+def test_remedies_are_sorted_by_what_a_token_costs():
+    found = remedies(replace(job(nodes=12), headroom=0.6), Constraints())
+    assert len(found) > 1
+    costs = [each.layout.world_size / each.tokens_per_second for each in found]
+    assert costs == sorted(costs)
+
+
+def test_each_pin_is_priced_by_lifting_it_alone():
+    asked = job(nodes=16)
+    pins = Constraints.parse(["tp=1,recompute=none"], ["zero=1"])
+    assert isinstance(search(asked, pins), NothingFits)
+    lifted = {each.constraint: each for each in lifted_pins(asked, pins)}
+    assert list(lifted) == ["tp=1", "recompute=none", "forbidden zero=1"]
+    without = {
+        "tp=1": Constraints.parse(["recompute=none"], ["zero=1"]),
+        "recompute=none": Constraints.parse(["tp=1"], ["zero=1"]),
+        "forbidden zero=1": Constraints.parse(["tp=1,recompute=none"], []),
+    }
+    for constraint, each in lifted.items():
+        alone = search(asked, without[constraint])
+        assert (each.remedy is None) == isinstance(alone, NothingFits)
+        assert (each.least_bytes <= asked.memory_limit_bytes) == (each.remedy is not None)
+        if each.remedy is not None:
+            assert each.remedy.step_seconds == pytest.approx(alone.step_seconds)
+    assert any(each.remedy is not None for each in lifted.values())
