@@ -1,0 +1,62 @@
+"""Data-parallel traffic of ZeRO and HSDP against the volumes of the ZeRO paper and collectives put together by hand."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from planner.cost.collectives import all_gather_seconds, all_reduce_seconds, group, reduce_scatter_seconds
+from planner.cost.memory import memory_lines
+from planner.cost.prices import stage_prices
+from planner.cost.stage import held_params, stages_of
+from planner.layout import parse_layout
+
+QUIET = tuple(f"{link}.latency=0 us" for link in ("nvlink", "infiniband"))
+
+
+def job_and_prices(make_job, text, **options):
+    job = make_job("llama3-8b", gpus=64, batch=64, engine="torch", precision="fp32", **options)
+    layout = parse_layout(text, num_layers=32, num_devices=64)
+    return job, layout, stage_prices(job, layout, stages_of(job, layout))
+
+
+def busy(prices):
+    return float(np.sum(prices.dp_busy_once) + np.sum(prices.dp_busy_each))
+
+
+def test_volumes_of_the_zero_paper(make_job):
+    """2 psi with stages 0, 1 and 2, and 3 psi with stage 3, for one microbatch (ZeRO, section 7)."""
+    zero, one, two, three = (
+        busy(job_and_prices(make_job, f"dp=64,zero={z},mbs=1", settings=QUIET)[2]) for z in range(4)
+    )
+    assert one == pytest.approx(two, rel=1e-6)
+    assert three == pytest.approx(1.5 * one, rel=1e-3)
+    assert one == pytest.approx(zero, rel=0.02)  # an all-reduce may take another algorithm
+
+
+@pytest.mark.parametrize("hsdp", [1, 2, 8])
+def test_hsdp_gathers_inside_a_group_and_sums_shards_over_its_replicas(make_job, hsdp):
+    job, layout, prices = job_and_prices(make_job, f"dp=64,zero=3,hsdp={hsdp},mbs=1")
+    num_bytes = 4.0 * float(held_params(job, layout, stages_of(job, layout)).total[0])
+    shards = 64 // hsdp
+    inside, replicas = group(job.cluster, shards, 1), group(job.cluster, hsdp, shards)
+    by_hand = (
+        2 * all_gather_seconds(inside, num_bytes)
+        + reduce_scatter_seconds(inside, num_bytes)
+        + all_reduce_seconds(replicas, num_bytes / shards)
+    )
+    assert busy(prices) == pytest.approx(float(by_hand))
+
+
+def test_hsdp_in_a_node_trades_memory_for_traffic(make_job):
+    """Where the network between nodes is slow; eight cards of 25 GB/s are as fast as the links inside."""
+    (job, whole, far), (_, node, near) = (
+        job_and_prices(make_job, f"dp=64,zero=3,hsdp={hsdp},mbs=1", settings=("infiniband.bandwidth=5 GB/s",))
+        for hsdp in (1, 8)
+    )
+    assert busy(near) < 0.8 * busy(far)
+    states = [
+        sum(float(np.sum(line.num_bytes)) for line in memory_lines(job, layout, stages_of(job, layout))[:3])
+        for layout in (whole, node)
+    ]
+    assert states[1] == pytest.approx(8 * states[0])
