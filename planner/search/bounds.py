@@ -186,21 +186,22 @@ def _can_be_completed(table: _Table) -> Mask:
     return enough & (table.layers + others_fewest <= num_layers)
 
 
-def prune(candidates: Sequence[Candidate], upper_bound: float) -> list[Mask]:
-    """Which columns may be in a choice of at most `upper_bound` seconds, one mask for each candidate.
+def prune(candidates: Sequence[Candidate], upper_bound: float | FloatArray) -> list[Mask]:
+    """Which columns may be in a choice of at most `upper_bound` seconds (or one for each), a mask for each candidate.
 
     Dominated columns go too. Each round bounds what the round before has left, until nothing more goes; no
     optimum within the upper bound is lost. A candidate that cannot reach it keeps no column.
     """
     masks = [~dominated(candidate) for candidate in candidates]
     alive = list(range(len(candidates)))
-    limit = upper_bound * (1 + SLACK)
+    limits = np.broadcast_to(np.asarray(upper_bound) * (1 + SLACK), (len(candidates),)).tolist()
     changed = True
     while changed:
         bounds = lower_bounds([candidates[index].keep(masks[index]) for index in alive])
         changed = False
         for position, index in enumerate(alive):
             whole, seconds = float(bounds.candidate[position]), bounds.columns[position]
+            limit = limits[index]
             useful = (seconds < np.inf) & (seconds <= limit) & (whole < np.inf and whole <= limit)
             changed |= not useful.all()
             masks[index][masks[index]] = useful

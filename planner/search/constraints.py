@@ -13,7 +13,7 @@ from planner.errors import InputError, Mistake
 from planner.layout import check_value, parse_assignments
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from planner.layout import Degrees
 
@@ -79,6 +79,11 @@ class Constraints:
     def value_of(self, key: str) -> str | None:
         """The value that a pin fixes, or None."""
         return next((pin.value for pin in self.pins if pin.key == key and pin.sign == "="), None)
+
+    def left_of(self, key: str, values: Iterable[int]) -> list[int]:
+        """Those of the values of a numeric key that its pins leave."""
+        signs = [(_OPERATORS[pin.sign], int(pin.value)) for pin in self.pins if pin.key == key]
+        return [value for value in values if all(holds(value, pinned) for holds, pinned in signs)]
 
     def per_chunk(self, key: str) -> tuple[str, ...] | None:
         """The list that a pin gives to `layers_per_stage` or `recompute`, one entry for each chunk, or None."""

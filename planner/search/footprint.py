@@ -11,7 +11,9 @@ from planner.cost.estimate import Estimate, estimate
 from planner.cost.stage import POLICIES
 from planner.errors import InputError
 from planner.layout import even_split, format_layout
-from planner.search.candidates import DegreeArrays, allowed_policies, layout_at, least_stage_bytes, legal_degrees
+from planner.search.candidates import layout_at
+from planner.search.degrees import DegreeArrays, allowed_policies, legal_degrees
+from planner.search.step_bounds import least_stage_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -42,10 +44,9 @@ def smallest_footprint(job: Job, constraints: Constraints) -> NothingFits:
     Raises:
         InputError: no legal layout exists under the constraints.
     """
-    legal, _ = legal_degrees(job, constraints)
     nearest: list[tuple[float, DegreeArrays]] = []
     policies = [POLICIES.index(p) for p in job.engine.recompute]
-    for degrees in legal:
+    for degrees in legal_degrees(job, constraints, with_replicas=False):
         least = least_stage_bytes(job, degrees, policies)
         order = np.argsort(least, kind="stable")[:_NEAREST]
         nearest += [(float(least[i]), degrees.take(int(i))) for i in order]

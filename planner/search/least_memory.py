@@ -10,12 +10,14 @@ import numpy as np
 
 from planner.cost.prices import stage_bytes
 from planner.cost.stage import POLICIES, stage_of
-from planner.search.candidates import allowed_policies, least_stage_bytes, legal_degrees, price_candidate
+from planner.search.candidates import price_candidates
+from planner.search.degrees import allowed_policies, legal_degrees
+from planner.search.step_bounds import least_stage_bytes
 
 if TYPE_CHECKING:
     from planner.search.candidate import Candidate, FloatArray
-    from planner.search.candidates import DegreeArrays
     from planner.search.constraints import Constraints
+    from planner.search.degrees import DegreeArrays
     from planner.specs.job import Job
 
 __all__ = ["least_peak_bytes", "within_bytes"]
@@ -37,7 +39,7 @@ def least_peak_bytes(job: Job, constraints: Constraints) -> float:
     unlimited = within_bytes(job, math.inf)
     policies = [POLICIES.index(p) for p in job.engine.recompute]
     waiting: list[tuple[float, DegreeArrays, int]] = []
-    for degrees in legal_degrees(job, constraints)[0]:
+    for degrees in legal_degrees(job, constraints, with_replicas=False):
         bounds = least_stage_bytes(job, degrees, policies)
         waiting += [(float(bound), degrees, i) for i, bound in enumerate(bounds)]
     waiting.sort(key=lambda entry: entry[0])
@@ -45,8 +47,9 @@ def least_peak_bytes(job: Job, constraints: Constraints) -> float:
     for bound, degrees, i in waiting:
         if bound >= best:
             break
-        one = degrees.take(i)
-        priced = price_candidate(unlimited, one, allowed_policies(job, constraints, one), constraints=constraints)
+        one, alone = degrees.take(i), degrees.take(slice(i, i + 1))
+        policies_of_one = allowed_policies(job, constraints, alone)
+        (priced,) = price_candidates(unlimited, alone, policies_of_one, constraints=constraints)
         shape = stage_of(job, index=priced.stage, num_layers=priced.layers, policy=priced.policy)
         num_bytes = np.broadcast_to(stage_bytes(job, one, shape), priced.stage.shape)
         best = min(best, _least_maximum(priced, num_bytes))

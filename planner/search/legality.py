@@ -24,9 +24,13 @@ __all__ = ["RULES", "Rule", "broken_rules"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rule:
-    """A condition on layouts: `holds(job, degrees)` is true (or an array of truths) where it is met."""
+    """A condition on layouts: `holds(job, degrees)` is true (or an array of truths) where it is met.
+
+    reads: the degrees that it looks at, so that it can be applied as soon as they stand.
+    """
 
     name: str
+    reads: tuple[str, ...]
     holds: Callable[[Job, Degrees], Any]
     why: str
 
@@ -93,11 +97,13 @@ def _spreads_experts(job: Job, layout: Degrees) -> Any:
     if job.model.moe is None:
         return one
     ranks = layout.tp * layout.cp * layout.dp
-    return one | ((job.model.moe.num_experts % layout.ep == 0) & (ranks % (layout.ep * layout.etp) == 0))
+    whole = (job.model.moe.num_experts % layout.ep == 0) & (job.model.moe.ffn_hidden_size % layout.etp == 0)
+    return one | (whole & (ranks % (layout.ep * layout.etp) == 0))
 
 
 def _replicates(job: Job, layout: Degrees) -> Any:
-    divides = (layout.dp % layout.hsdp == 0) & (np.equal(layout.hsdp, 1) | np.greater(layout.zero, 0))
+    replicated = np.greater(layout.zero, 0) & job.engine.replicates_shards
+    divides = (layout.dp % layout.hsdp == 0) & (np.equal(layout.hsdp, 1) | replicated)
     if job.model.moe is None:
         return divides
     copies = layout.tp * layout.cp * layout.dp // (layout.ep * layout.etp)
@@ -114,21 +120,25 @@ RULES: Final = (
     # what no layout can help comes first, so that a refusal names it
     Rule(
         name="features",
+        reads=(),
         holds=lambda job, _: np.asarray(set(job.model.features) <= set(job.engine.model_features)),
         why="the engine runs every feature of the model (--engine megatron runs most)",
     ),
     Rule(
         name="dropout",
+        reads=(),
         holds=lambda job, _: np.asarray(job.engine.dropout or not job.training.dropout),
         why="the engine trains with dropout (this one does not: --set training.dropout=0)",
     ),
     Rule(
         name="optimizer",
+        reads=(),
         holds=lambda job, _: np.asarray(job.training.optimizer in job.engine.optimizers),
         why="the engine runs the optimizer (--engine fsdp runs every one)",
     ),
     Rule(
         name="memory-recipe",
+        reads=(),
         holds=lambda job, _: np.asarray(
             job.training.memory_recipe in ("engine", *ADAM_RECIPES, *job.engine.memory_recipes)
         ),
@@ -136,75 +146,113 @@ RULES: Final = (
     ),
     Rule(
         name="world",
+        reads=("tp", "pp", "cp", "dp"),
         holds=lambda job, x: x.tp * x.pp * x.cp * x.dp <= job.cluster.num_devices,
         why="tp * pp * cp * dp is at most the number of devices",
     ),
     Rule(
         name="batch",
+        reads=("dp", "mbs"),
         holds=lambda job, x: job.training.global_batch_size % (x.dp * x.mbs) == 0,
         why="dp * mbs divides the global batch",
     ),
-    Rule(name="tp-divides", holds=_divides_model, why="tp divides the heads, the key-value heads and the ffn width"),
+    Rule(
+        name="tp-divides",
+        reads=("tp",),
+        holds=_divides_model,
+        why="tp divides the heads, the key-value heads and the ffn width",
+    ),
     Rule(
         name="vocabulary",
+        reads=("tp",),
         holds=_divides_vocabulary,
         why="tp divides the vocabulary, which this engine does not pad (see model.vocab_size)",
     ),
     Rule(
         name="tp-within-node",
+        reads=("tp",),
         holds=_tp_within,
         why="tensor parallelism stays inside the scale-up domain (lift with --allow-tp-across-nodes)",
     ),
     Rule(
         name="sequence-parallel",
+        reads=("tp", "sp", "cp"),
         holds=_sequence_parallel,
         why="sequence parallelism needs tp > 1 that divides the sequence, and this engine's tp does not go without it",
     ),
     Rule(
         name="layers",
+        reads=("pp", "interleave"),
         holds=lambda job, x: x.pp * x.interleave <= job.model.num_layers,
         why="every chunk holds at least one layer: pp * interleave is at most the number of layers",
     ),
     Rule(
         name="equal-chunks",
+        reads=("interleave",),
         holds=lambda job, x: job.model.num_layers % x.interleave == 0,
         why="the chunks of a stage are equal, so that interleave divides the layers",
     ),
-    Rule(name="even-stages", holds=_even_stages, why="this engine needs pp * interleave to divide the layers"),
+    Rule(
+        name="even-stages",
+        reads=("pp", "interleave"),
+        holds=_even_stages,
+        why="this engine needs pp * interleave to divide the layers",
+    ),
     Rule(
         name="interleave",
+        reads=("pp", "dp", "mbs", "interleave", "schedule"),
         holds=_interleaving,
         why="interleave > 1 goes with schedule interleaved, pp > 1 and microbatches in multiples of pp; "
         "zbv and dualpipev have interleave 2, and dualpipev at least 2 pp microbatches",
     ),
-    Rule(name="fill", holds=_fills_pipeline, why="this engine's 1F1B needs at least as many microbatches as stages"),
-    Rule(name="zero", holds=_zero_offered, why="the engine offers this ZeRO stage with this pipeline"),
+    Rule(
+        name="fill",
+        reads=("pp", "dp", "mbs", "schedule"),
+        holds=_fills_pipeline,
+        why="this engine's 1F1B needs at least as many microbatches as stages",
+    ),
+    Rule(
+        name="zero",
+        reads=("pp", "zero"),
+        holds=_zero_offered,
+        why="the engine offers this ZeRO stage with this pipeline",
+    ),
     Rule(
         name="schedule",
+        reads=("schedule",),
         holds=lambda job, x: np.asarray(x.schedule in job.engine.schedules),
         why="the engine runs this schedule",
     ),
     Rule(
         name="hsdp",
+        reads=("tp", "dp", "cp", "ep", "etp", "zero", "hsdp"),
         holds=_replicates,
-        why="hsdp divides dp (and the copies of an expert) and needs ZeRO",
+        why="hsdp divides dp (and the copies of an expert), needs ZeRO, and an engine that shards within replicas",
     ),
     Rule(
         name="encoder",
+        reads=("pp",),
         holds=lambda job, x: np.equal(x.pp, 1) | (job.model.kind == "decoder"),
         why="encoders and encoder-decoders are not cut into pipeline stages",
     ),
     Rule(
         name="experts",
+        reads=("tp", "cp", "dp", "ep", "etp"),
         holds=_spreads_experts,
-        why="ep divides the experts, and ep * etp divides tp * cp * dp",
+        why="ep divides the experts, etp divides their width, and ep * etp divides tp * cp * dp",
     ),
     Rule(
         name="context",
+        reads=("cp",),
         holds=lambda job, x: np.equal(x.cp, 1) | (job.training.sequence_length % (2 * x.cp) == 0),
         why="context parallelism cuts the sequence into 2 cp equal parts",
     ),
-    Rule(name="axes", holds=_axes_offered, why="the engine runs every axis that is larger than 1"),
+    Rule(
+        name="axes",
+        reads=("tp", "pp", "dp", "cp", "ep", "etp"),
+        holds=_axes_offered,
+        why="the engine runs every axis that is larger than 1",
+    ),
 )
 
 

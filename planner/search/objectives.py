@@ -53,7 +53,7 @@ class Objective:
         if self.name == "cost":
             return seconds * num_devices, seconds
         if self.name == "gpus":
-            return num_devices + 0.0 * seconds, seconds
+            return num_devices + np.zeros(np.shape(seconds)), seconds
         return seconds, seconds
 
     def weight(self, num_devices: int) -> float:

@@ -3,34 +3,23 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
-
-import numpy as np
 
 from planner.cost.estimate import Estimate, estimate
 from planner.cost.flops import MODEL_FLOPS_CONVENTION
-from planner.cost.stage import POLICIES
 from planner.errors import InputError, Mistake
 from planner.layout import format_layout
 from planner.plan import Plan
-from planner.search.candidate import Candidate, Choice
-from planner.search.candidates import (
-    DegreeArrays,
-    allowed_policies,
-    layout_at,
-    least_stage_bytes,
-    legal_degrees,
-    lower_bound_seconds,
-    price_candidate,
-)
+from planner.search.best_first import Found, best_first
+from planner.search.candidate import Choice
+from planner.search.candidates import layout_at
 from planner.search.constraints import Constraints
-from planner.search.dynamic_program import best_choice
 from planner.search.footprint import NothingFits, smallest_footprint
 from planner.search.least_memory import least_peak_bytes, within_bytes
 from planner.search.legality import broken_rules
 from planner.search.near_ties import runner_up, simplest, why_simpler
-from planner.search.objectives import THROUGHPUT, BestCuts, Incumbents, Objective, Rank, cut_of
+from planner.search.objectives import THROUGHPUT, BestCuts, Objective, Rank, cut_of
+from planner.search.reporter import Reporter
 from planner.search.solve import AGREEMENT, Solution, solve
 
 if TYPE_CHECKING:
@@ -39,42 +28,6 @@ if TYPE_CHECKING:
     from planner.specs.job import Job
 
 __all__ = ["Constraints", "NothingFits", "Reporter", "fastest_layout", "plan_for_layout", "search"]
-
-
-class Reporter:
-    """Told what the search does; every method is empty, so that a reporter overrides what it shows."""
-
-    def candidates(self, num_legal: int, num_refused: int) -> None:
-        """The outer configurations have been listed."""
-
-    def pruned(self, reason: str, num_pruned: int) -> None:
-        """A bound has ruled out configurations."""
-
-    def priced(self, num_priced: int, incumbent_seconds: float) -> None:
-        """One more configuration has been priced; `incumbent_seconds` is the best step time so far."""
-
-    def solving(self, solver: str, num_candidates: int) -> None:
-        """The integer program starts."""
-
-    def solved(self, status: str, objective_seconds: float, gap: float) -> None:
-        """The integer program and its certificate are done."""
-
-
-_Waiting = tuple[float, float, DegreeArrays, int]
-"""A configuration that is not priced yet: its place in the order, the lower bound of its step time, where it is."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Found:
-    """What best-first pricing leaves for the integer program."""
-
-    candidates: list[Candidate]
-    degrees: list[DegreeArrays]
-    choices: list[Choice]
-    num_legal: int
-    most_devices: int  # that a legal configuration uses
-    refused: dict[str, int]
-    pruned: dict[str, int]
 
 
 def plan_for_layout(job: Job, layout: Layout) -> Plan:
@@ -303,66 +256,6 @@ def _check_lists(job: Job, constraints: Constraints) -> None:
             )
 
 
-def _bounded(job: Job, constraints: Constraints, best: Incumbents) -> tuple[list[_Waiting], Found]:
-    """Configurations that may fit and are wanted, in the order in which to price them."""
-    legal, refused = legal_degrees(job, constraints)
-    waiting: list[_Waiting] = []
-    num_legal = too_big = too_slow = 0
-    policies = [POLICIES.index(p) for p in job.engine.recompute]
-    for everything in legal:
-        fits = least_stage_bytes(job, everything, policies) <= job.memory_limit_bytes
-        num_legal, too_big = num_legal + len(everything), too_big + int(len(everything) - fits.sum())
-        degrees = everything.take(fits)
-        bounds = lower_bound_seconds(job, degrees)
-        in_time = bounds <= best.cutoff_seconds(degrees.world_size)
-        too_slow += int(len(bounds) - in_time.sum())
-        order = best.order(bounds, degrees.world_size)
-        waiting += [(float(order[i]), float(bounds[i]), degrees, i) for i in np.flatnonzero(in_time).tolist()]
-    waiting.sort(key=lambda entry: entry[:2])
-    found = Found(
-        candidates=[],
-        degrees=[],
-        choices=[],
-        num_legal=num_legal,
-        most_devices=max(int(everything.world_size.max()) for everything in legal),
-        refused=refused,
-        pruned={"memory": too_big} | ({"deadline": too_slow} if too_slow else {}),
-    )
-    return waiting, found
-
-
-def best_first(job: Job, constraints: Constraints, best: Incumbents, reporter: Reporter) -> Found:
-    """Price configurations in the order of their bounds, but for those that `best` rules out by then.
-
-    The bound of a configuration never exceeds its optimum, so whatever is left unpriced is not wanted.
-    """
-    waiting, found = _bounded(job, constraints, best)
-    reporter.candidates(found.num_legal, sum(found.refused.values()))
-    reporter.pruned("memory", found.pruned["memory"])
-    found.pruned["time bound"] = 0
-    fastest = np.inf
-    for position, (_, bound, arrays, index) in enumerate(waiting):
-        degrees = arrays.take(index)
-        world = degrees.world_size
-        longest = float(best.cutoff_seconds(world))
-        if bound > longest:
-            found.pruned["time bound"] += 1
-            continue
-        policies = allowed_policies(job, constraints, degrees)
-        candidate = price_candidate(job, degrees, policies, constraints=constraints, cutoff_seconds=longest)
-        choice = best_choice(candidate, index=len(found.candidates), cutoff=longest)
-        if choice is None or choice.objective_seconds > longest:
-            continue
-        found.candidates.append(candidate)
-        found.degrees.append(degrees)
-        found.choices.append(choice)
-        best.add(degrees, world, choice.objective_seconds)
-        fastest = min(fastest, choice.objective_seconds)
-        reporter.priced(position + 1, fastest)
-    reporter.pruned("time bound", found.pruned["time bound"])
-    return found
-
-
 def _runners_up(found: Found, winner: Choice, top: int, objective: Objective) -> list[Choice]:
     """The best choices of the `top` next best ways to cut the model."""
     seen = {cut_of(found.degrees[winner.candidate])}
@@ -391,10 +284,12 @@ def _certificate(found: Found, solution: Solution, objective: Objective, winner:
         "objective_seconds": winner.objective_seconds,
         "gap": solution.gap,
         "dynamic_program_seconds": None if certified is None else certified / weight,
+        "num_cuts": found.num_cuts,
+        "num_cuts_pruned": found.num_cuts_pruned,
         "num_legal": found.num_legal,
         "num_refused_by_rule": {name: count for name, count in found.refused.items() if count},
         "num_pruned": found.pruned,
-        "num_priced": found.num_legal - sum(found.pruned.values()),
+        "num_priced": found.num_priced,
         "num_in_program": len(found.candidates),
         "num_pruned_before_solver": solution.num_pruned_by_bound,
         "num_columns": solution.num_columns,

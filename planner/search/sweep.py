@@ -9,9 +9,11 @@ from itertools import groupby
 from typing import TYPE_CHECKING
 
 from planner.cost.estimate import estimate
+from planner.search.best_first import best_first
 from planner.search.candidate import TIE
 from planner.search.objectives import Staircase
-from planner.search.search import Reporter, best_first, check_constraints, layout_of
+from planner.search.reporter import Reporter
+from planner.search.search import check_constraints, layout_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

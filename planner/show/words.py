@@ -144,6 +144,9 @@ def certificate_sentence(certificate: Mapping[str, Any]) -> str:
     if "simpler" in certificate:
         above, why = certificate["above_optimum"], certificate["simpler"]
         claim += f". The plan is {above:.2%} above this optimum, for {why}"
+    if certificate.get("num_cuts_pruned"):
+        whole = f"{certificate['num_cuts_pruned']:,} of {certificate['num_cuts']:,} ways to cut the devices"
+        counts = f"{whole} bounded away whole; in the others {counts}"
     return f"{claim}. {counts}."
 
 

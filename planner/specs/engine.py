@@ -34,6 +34,9 @@ class EngineSpec(Document):
     schedules: tuple[Schedule, ...]
     zero_stages: tuple[int, ...]
     zero_stages_with_pipeline: tuple[int, ...]
+    replicates_shards: bool = Field(
+        default=True, description="ZeRO may shard within replicas of a smaller group (HSDP)"
+    )
     recompute: tuple[Recompute, ...]
     selective_recompute: Literal["attention-core", "operators"] = Field(
         default="attention-core",

@@ -13,8 +13,9 @@ import pytest
 from planner.cost.estimate import estimate
 from planner.cost.run import longest_step_seconds
 from planner.errors import InputError
-from planner.search.candidates import allowed_policies, layout_at, legal_degrees
+from planner.search.candidates import layout_at
 from planner.search.constraints import Constraints
+from planner.search.degrees import allowed_policies, legal_degrees
 from planner.search.objectives import OBJECTIVES, Objective, objective_of
 from planner.search.search import NothingFits, search
 from planner.specs.load import load_job
@@ -45,7 +46,7 @@ def small_job(seed):
 
 def every_layout(job):
     """Each legal configuration with each split of its layers and each recompute policy of each stage."""
-    for degrees in legal_degrees(job, FREE)[0]:
+    for degrees in legal_degrees(job, FREE):
         for i in range(len(degrees)):
             one = degrees.take(i)
             policies = allowed_policies(job, FREE, one)

@@ -66,14 +66,15 @@ def test_remedies_are_sorted_by_what_a_token_costs():
 
 def test_each_pin_is_priced_by_lifting_it_alone():
     asked = job(nodes=16)
-    pins = Constraints.parse(["tp=1,recompute=none"], ["zero=1"])
+    pins = Constraints.parse(["tp=1,cp=1,recompute=none"], ["zero=1"])
     assert isinstance(search(asked, pins), NothingFits)
     lifted = {each.constraint: each for each in lifted_pins(asked, pins)}
-    assert list(lifted) == ["tp=1", "recompute=none", "forbidden zero=1"]
+    assert list(lifted) == ["tp=1", "cp=1", "recompute=none", "forbidden zero=1"]
     without = {
-        "tp=1": Constraints.parse(["recompute=none"], ["zero=1"]),
-        "recompute=none": Constraints.parse(["tp=1"], ["zero=1"]),
-        "forbidden zero=1": Constraints.parse(["tp=1,recompute=none"], []),
+        "tp=1": Constraints.parse(["cp=1,recompute=none"], ["zero=1"]),
+        "cp=1": Constraints.parse(["tp=1,recompute=none"], ["zero=1"]),
+        "recompute=none": Constraints.parse(["tp=1,cp=1"], ["zero=1"]),
+        "forbidden zero=1": Constraints.parse(["tp=1,cp=1,recompute=none"], []),
     }
     for constraint, each in lifted.items():
         alone = search(asked, without[constraint])

@@ -13,8 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from planner.cost.estimate import estimate
-from planner.search.candidates import allowed_policies, layout_at, legal_degrees
+from planner.search.candidates import layout_at
 from planner.search.constraints import Constraints
+from planner.search.degrees import allowed_policies, legal_degrees
 from planner.search.objectives import Objective, Staircase
 from planner.search.search import NothingFits, search
 from planner.search.sweep import sweep
@@ -51,7 +52,7 @@ def on_hosts(job, hosts):
 
 def every_layout_that_fits(job):
     """(devices, seconds) of every layout."""
-    for degrees in legal_degrees(job, FREE)[0]:
+    for degrees in legal_degrees(job, FREE):
         for i in range(len(degrees)):
             one = degrees.take(i)
             counts = range(one.interleave, job.model.num_layers + 1, one.interleave)

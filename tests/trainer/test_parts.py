@@ -14,8 +14,9 @@ torch = pytest.importorskip("torch")
 from planner.cost.parameters import num_params
 from planner.errors import ExitCode, InputError
 from planner.layout import even_split
-from planner.search.candidates import layout_at, legal_degrees
+from planner.search.candidates import layout_at
 from planner.search.constraints import Constraints
+from planner.search.degrees import legal_degrees
 from planner.specs.load import load_job
 from planner.specs.model import ModelSpec
 from planner.specs.training import TrainingSpec
@@ -143,7 +144,7 @@ def test_what_the_search_may_plan_the_trainer_runs(schedule, batch, vocab_size, 
         settings=("model.num_layers=8", f"model.vocab_size={vocab_size}"),
     )  # fmt: skip
     plan = replace(make_plan("dp=1"), model=job.model, cluster=job.cluster, training=job.training, engine=job.engine)
-    legal, _ = legal_degrees(job, Constraints.parse([f"schedule={schedule}"], []))
+    legal = list(legal_degrees(job, Constraints.parse([f"schedule={schedule}"], [])))
     assert legal
     for degrees in legal:
         for one in map(degrees.take, range(len(degrees))):

@@ -1,0 +1,256 @@
+"""Best-first search over outer configurations: bound, prune, price what is left.
+
+1. Cuts of the devices in the order of their bound, in blocks; each is filled in key by key, and what a bound
+   rules out against the best step times so far goes no further. Even splits give the first step times.
+2. What is left of all blocks is priced in full in the order of its bound, until no bound is low enough.
+
+No bound exceeds the optimum of what it bounds, so whatever is left unpriced cannot be among the best.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from planner.search.bounds import prune
+from planner.search.candidate import TIE, Candidate, Choice, FloatArray, IntArray
+from planner.search.candidates import price_candidates
+from planner.search.degrees import (
+    DegreeArrays,
+    Refusals,
+    allowed_policies,
+    device_cuts,
+    expert_options,
+    fill_experts,
+    fill_replicas,
+    fill_timing,
+    fill_zero,
+    no_candidate,
+    schedules_of,
+)
+from planner.search.dynamic_program import best_choice
+from planner.search.step_bounds import (
+    cut_bound_seconds,
+    even_split_seconds,
+    least_stage_bytes,
+    lower_bound_seconds,
+    timing_bound_seconds,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from planner.search.constraints import Constraints
+    from planner.search.objectives import Incumbents
+    from planner.search.reporter import Reporter
+    from planner.specs.job import Job
+
+__all__ = ["Found", "best_first"]
+
+_FIRST_CUTS = 64  # cuts in the first block; each further block has twice as many
+_MOST_CUTS = 1024
+_FIRST_TIMED = 64  # cuts with microbatch and interleave in the first part of a block; then twice as many each time
+_MOST_TIMED = 4096
+_EVEN_SPLITS = 64  # configurations of a part whose even split is tried
+_FIRST_PRICED = 16  # configurations that are priced at first; then twice as many each time
+_MOST_PRICED = 256
+
+
+class Found:
+    """What the search leaves for the integer program, and what it ruled out."""
+
+    def __init__(self) -> None:
+        self.candidates: list[Candidate] = []
+        self.degrees: list[DegreeArrays] = []  # of each candidate
+        self.choices: list[Choice] = []  # best ones of candidates, by the dynamic program
+        self.num_cuts = 0  # legal cuts of the devices
+        self.num_cuts_pruned = 0  # bounded away before anything else was filled in
+        self.num_legal = 0  # configurations, as far as they were filled in
+        self.num_priced = 0
+        self.most_devices = 0  # that a legal cut uses
+        self.pruned = {"memory": 0, "time bound": 0}
+        self.refused: Refusals = {}
+
+    def drop(self, reason: str, count: int) -> None:
+        """Count configurations that a bound has ruled out."""
+        self.num_legal += count
+        self.pruned[reason] = self.pruned.get(reason, 0) + count
+
+
+def best_first(job: Job, constraints: Constraints, best: Incumbents, reporter: Reporter) -> Found:
+    """All configurations that `best` does not rule out by their bounds, priced in full.
+
+    Raises:
+        InputError: no legal configuration exists under the constraints.
+    """
+    search = _Search(job, constraints, best)
+    found = search.found
+    waiting = list(search.near_configurations())
+    if not found.num_legal:
+        raise no_candidate(job, found.refused, constraints)
+    reporter.candidates(found.num_legal, sum(found.refused.values()))
+    search.price(waiting, reporter)
+    for reason, count in found.pruned.items():
+        reporter.pruned(reason, count)
+    return found
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Bounded:
+    """Configurations of one schedule and the lower bounds of their step time."""
+
+    degrees: DegreeArrays
+    seconds: FloatArray
+
+
+class _Search:
+    """One search: what has been found, and what it rules out."""
+
+    def __init__(self, job: Job, constraints: Constraints, best: Incumbents) -> None:
+        self._job, self._constraints, self._best = job, constraints, best
+        self.found = Found()
+        self._has_incumbent = False
+
+    def _cutoff(self, degrees: DegreeArrays) -> FloatArray:
+        """Longer steps of these configurations are not wanted, [n]."""
+        seconds = self._best.cutoff_seconds(degrees.world_size)
+        return np.asarray(np.broadcast_to(seconds, (len(degrees),)) * (1 + TIE), dtype=np.float64)
+
+    def _order(self, degrees: DegreeArrays, bounds: FloatArray) -> IntArray:
+        """Positions in the order in which to look at them."""
+        first = np.broadcast_to(self._best.order(bounds, degrees.world_size), bounds.shape)
+        return np.lexsort((bounds, first))
+
+    def _add(self, degrees: DegreeArrays, seconds: float) -> None:
+        self._best.add(degrees, degrees.world_size, seconds)
+        self._has_incumbent = True
+
+    def _drop(self, count: int) -> None:
+        """Count what a time bound has ruled out; before anything is found only a deadline does."""
+        if count:
+            self.found.drop("time bound" if self._has_incumbent else "deadline", count)
+
+    def near_configurations(self) -> Iterator[_Bounded]:
+        """Configurations whose bounds do not exceed the cutoff at the time, block by block."""
+        job, constraints, found = self._job, self._constraints, self.found
+        cuts = device_cuts(job, constraints, found.refused)
+        found.num_cuts = len(cuts)
+        if not len(cuts):
+            return
+        found.most_devices = int(cuts.world_size.max())
+        bounds = cut_bound_seconds(job, cuts)
+        order, first, size = self._order(cuts, bounds), 0, _FIRST_CUTS
+        while first < len(order):
+            block = order[first : first + size]
+            near = block[bounds[block] <= self._cutoff(cuts.take(block))]
+            if len(near) < len(block) and not self._has_incumbent:
+                self._drop(len(block) - len(near))
+            found.num_cuts_pruned += len(block) - len(near)
+            if len(near):
+                for schedule in schedules_of(job, constraints):
+                    timed = fill_timing(job, constraints, cuts.take(near), schedule, found.refused)
+                    for part in self._by_bound(timed):
+                        yield from self._near_of_part(part)
+            first, size = first + len(block), min(2 * size, _MOST_CUTS)
+
+    def _by_bound(self, timed: DegreeArrays) -> Iterator[DegreeArrays]:
+        """Parts of the timed cuts in the order of their bounds, less what the cutoff rules out."""
+        if not len(timed):
+            return
+        bounds = timing_bound_seconds(self._job, timed, experts=expert_options(self._job))
+        order, first, size = self._order(timed, bounds), 0, _FIRST_TIMED
+        while first < len(order):
+            part = order[first : first + size]
+            near = part[bounds[part] <= self._cutoff(timed.take(part))]
+            self._drop(len(part) - len(near))
+            if len(near):
+                yield timed.take(near)
+            first, size = first + len(part), min(2 * size, _MOST_TIMED)
+
+    def _keep(self, degrees: DegreeArrays, bounds: FloatArray) -> IntArray:
+        """Positions of those that the cutoff does not rule out; the others are counted."""
+        near = np.flatnonzero(bounds <= self._cutoff(degrees))
+        self._drop(len(degrees) - len(near))
+        return near
+
+    def _near_of_part(self, timed: DegreeArrays) -> Iterator[_Bounded]:
+        """What may still be wanted when experts, ZeRO stage and replicas are filled in, bounded before each."""
+        job, constraints, found = self._job, self._constraints, self.found
+        degrees = fill_experts(job, constraints, timed, found.refused)
+        degrees = degrees.take(self._keep(degrees, timing_bound_seconds(job, degrees)))
+        degrees = fill_zero(job, constraints, degrees, found.refused)
+        policies = allowed_policies(job, constraints, degrees)
+        if not policies:
+            found.drop("memory", len(degrees))
+            return
+        fits = least_stage_bytes(job, degrees, list(policies)) <= job.memory_limit_bytes
+        found.drop("memory", int(len(fits) - fits.sum()))
+        degrees = fill_replicas(job, constraints, degrees.take(fits), found.refused)
+        if not len(degrees):
+            return
+        masks = allowed_policies(job, constraints, degrees)
+        seconds = lower_bound_seconds(job, degrees, masks, cutoff_seconds=self._cutoff(degrees))
+        near = self._keep(degrees, seconds)
+        found.num_legal += len(near)
+        if len(near):
+            bounded = _Bounded(degrees=degrees.take(near), seconds=seconds[near])
+            self._try_even_splits(bounded)
+            yield bounded
+
+    def _try_even_splits(self, bounded: _Bounded) -> None:
+        """Lower the cutoff by what the most promising configurations do without any choice of layers."""
+        if self._constraints.per_chunk("layers_per_stage") or self._constraints.per_chunk("recompute"):
+            return
+        promising = self._order(bounded.degrees, bounded.seconds)[:_EVEN_SPLITS]
+        degrees = bounded.degrees.take(promising)
+        seconds = even_split_seconds(self._job, degrees, allowed_policies(self._job, self._constraints, degrees))
+        for position in np.flatnonzero(seconds <= self._cutoff(degrees)).tolist():
+            self._add(degrees.take(position), float(seconds[position]))
+
+    def price(self, waiting: list[_Bounded], reporter: Reporter) -> None:
+        """Price configurations in the order of their bounds, less those that the cutoff rules out by then."""
+        if not waiting:
+            return
+        everything = DegreeArrays.joined([each.degrees for each in waiting])  # whatever the schedule
+        bounds = np.concatenate([each.seconds for each in waiting])
+        schedules = np.repeat([each.degrees.schedule for each in waiting], [len(each.seconds) for each in waiting])
+        order, first, size = self._order(everything, bounds), 0, _FIRST_PRICED
+        fastest = np.inf
+        while first < len(order):
+            part = order[first : first + size]
+            near = part[bounds[part] <= self._cutoff(everything.take(part))]
+            self.found.pruned["time bound"] += len(part) - len(near)
+            for choice in self._price_part(everything, schedules, near):
+                fastest = min(fastest, choice.objective_seconds)
+            if len(near):
+                reporter.priced(self.found.num_priced, fastest)
+            first, size = first + len(part), min(2 * size, _MOST_PRICED)
+
+    def _price_part(self, everything: DegreeArrays, schedules: Any, part: IntArray) -> Iterator[Choice]:
+        """Price some configurations at once; keep those that may still be wanted, and the best choice of each."""
+        candidates: dict[int, Candidate] = {}
+        for schedule in sorted(set(schedules[part].tolist())):
+            here = part[schedules[part] == schedule]
+            degrees = replace(everything.take(here), schedule=schedule)
+            policies = allowed_policies(self._job, self._constraints, degrees)
+            cutoff = self._cutoff(degrees)
+            priced = price_candidates(
+                self._job, degrees, policies, constraints=self._constraints, cutoff_seconds=cutoff
+            )
+            masks = prune(priced, cutoff)
+            kept = zip(here.tolist(), priced, masks, strict=True)
+            candidates |= {position: candidate.keep(mask) for position, candidate, mask in kept if mask.any()}
+        self.found.num_priced += len(part)
+        for position in filter(candidates.__contains__, part.tolist()):
+            degrees = replace(everything.take(position), schedule=schedules[position].item())
+            longest = float(self._best.cutoff_seconds(degrees.world_size)) * (1 + TIE)
+            choice = best_choice(candidates[position], index=len(self.found.candidates), cutoff=longest)
+            if choice is None:
+                continue
+            self.found.candidates.append(candidates[position])
+            self.found.degrees.append(degrees)
+            self.found.choices.append(choice)
+            self._add(degrees, choice.objective_seconds)
+            yield choice

@@ -1,0 +1,338 @@
+"""Outer configurations as arrays: every way to cut the devices, and every way to fill in the rest.
+
+A cut of the devices is what decides how many work and on what share of a layer: tp, sp, cp, pp, dp. The rest
+(microbatch, interleave, ZeRO stage, replicas, experts) is filled in key by key, each key's rules being applied
+as soon as its values stand, so that the product of everything is never written down.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields, replace
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
+
+import numpy as np
+
+from planner.cost.stage import POLICIES
+from planner.errors import InputError
+from planner.layout import Layout
+from planner.search.legality import RULES, broken_rules
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from numpy.typing import NDArray
+
+    from planner.search.constraints import Constraints
+    from planner.specs.engine import Recompute, Schedule
+    from planner.specs.job import Job
+
+__all__ = [
+    "DegreeArrays",
+    "PolicyMasks",
+    "Refusals",
+    "allowed_policies",
+    "device_cuts",
+    "divisors",
+    "expert_options",
+    "fill_experts",
+    "fill_replicas",
+    "fill_timing",
+    "fill_zero",
+    "legal_degrees",
+    "no_candidate",
+    "schedules_of",
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DegreeArrays:
+    """Many outer configurations; every field but `schedule` is an array of one length."""
+
+    tp: Any
+    pp: Any
+    dp: Any
+    cp: Any
+    ep: Any
+    etp: Any
+    zero: Any
+    hsdp: Any
+    mbs: Any
+    interleave: Any
+    sp: Any
+    schedule: Schedule
+
+    def __len__(self) -> int:
+        """Number of configurations."""
+        return len(self.tp)
+
+    @property
+    def world_size(self) -> Any:
+        """Devices that each configuration uses."""
+        return self.tp * self.pp * self.cp * self.dp
+
+    def take(self, index: Any) -> DegreeArrays:
+        """The configurations at `index` (a mask, positions, a slice, or one position, which gives plain integers)."""
+        if isinstance(index, (int, np.integer)):
+            return self._map(lambda values: int(values[index]))
+        return self._map(lambda values: values[index])
+
+    def having(self, key: str, values: Any) -> DegreeArrays:
+        """The same configurations with other values of one degree."""
+        return DegreeArrays(**{**self.numbers(), key: values}, schedule=self.schedule)
+
+    def numbers(self) -> dict[str, Any]:
+        """The degrees by name, without the schedule."""
+        return {name: getattr(self, name) for name in _ARRAYS}
+
+    def columns(self) -> DegreeArrays:
+        """The same configurations with a trailing axis of one, to broadcast against what each of them holds."""
+        return self._map(lambda values: values[:, np.newaxis])
+
+    def distinct(self, *keys: str) -> tuple[DegreeArrays, NDArray[np.int64]]:
+        """The different values of these keys, the other keys being 1, and which of them each configuration has."""
+        code = np.zeros(len(self), dtype=np.int64)
+        for key in keys:
+            values = getattr(self, key)
+            code = code * (int(values.max(initial=0)) + 1) + values
+        _, first, position = np.unique(code, return_index=True, return_inverse=True)
+        chosen = {key: getattr(self, key)[first] for key in keys}
+        return _with_ones(len(first), schedule=self.schedule, **chosen), position.ravel()
+
+    @staticmethod
+    def joined(parts: Sequence[DegreeArrays]) -> DegreeArrays:
+        """Configurations of one schedule end to end."""
+        arrays = {name: np.concatenate([getattr(part, name) for part in parts]) for name in _ARRAYS}
+        return DegreeArrays(**arrays, schedule=parts[0].schedule)
+
+    def _map(self, change: Callable[[Any], Any]) -> DegreeArrays:
+        return DegreeArrays(**{name: change(getattr(self, name)) for name in _ARRAYS}, schedule=self.schedule)
+
+
+_ARRAYS: Final = tuple(f.name for f in fields(DegreeArrays) if f.name != "schedule")
+
+PolicyMasks: TypeAlias = "dict[int, NDArray[np.bool_]]"
+"""Which configurations may use a recompute policy, by its index in `POLICIES`."""
+
+Refusals: TypeAlias = dict[str, int]
+"""How many configurations each rule refused; of several broken rules the first one counts."""
+
+
+def _with_ones(length: int, *, schedule: Schedule, **given: Any) -> DegreeArrays:
+    """Configurations whose degrees are 1 where nothing is given (0 for sp and zero)."""
+    ones, zeros = np.ones(length, dtype=np.int64), np.zeros(length, dtype=np.int64)
+    defaults = {name: zeros if name in ("sp", "zero") else ones for name in _ARRAYS}
+    return DegreeArrays(**(defaults | given), schedule=schedule)
+
+
+def divisors(number: int) -> list[int]:
+    """All divisors of a positive number, smallest first."""
+    small = [d for d in range(1, int(number**0.5) + 1) if number % d == 0]
+    return sorted({*small, *(number // d for d in small)})
+
+
+class _Filling:
+    """Configurations that grow key by key; rules and constraints apply as soon as all that they read stands."""
+
+    def __init__(self, job: Job, constraints: Constraints, refused: Refusals, start: DegreeArrays) -> None:
+        self._job, self._constraints, self._refused = job, constraints, refused
+        self.degrees = start
+
+    def cross(self, key: str, options: Sequence[int]) -> None:
+        """Every configuration with every value of `key` that the pins leave."""
+        values = np.array(self._constraints.left_of(key, options), dtype=np.int64)
+        if len(values) == 1:
+            self.degrees = self.degrees.having(key, np.repeat(values, len(self.degrees)))
+            return
+        rows = np.repeat(np.arange(len(self.degrees)), len(values))
+        self.degrees = self.degrees.take(rows).having(key, np.tile(values, len(self.degrees)))
+
+    def obey(self, *keys: str, among: tuple[str, ...]) -> None:
+        """Keep to the rules that read one of `keys` and nothing outside `among`."""
+        if not len(self.degrees):
+            return
+        keep, left = np.ones(len(self.degrees), dtype=bool), len(self.degrees)
+        for rule in RULES:
+            if set(rule.reads) <= set(among) and set(rule.reads or ("tp",)) & set(keys):
+                keep &= rule.holds(self._job, self.degrees)
+                self._refused[rule.name] = self._refused.get(rule.name, 0) + left - int(keep.sum())
+                left = int(keep.sum())
+        if left < len(keep):
+            self.degrees = self.degrees.take(keep)
+
+
+_CUT: Final = ("tp", "sp", "cp", "pp", "dp")
+_TIMING: Final = ("mbs", "interleave", "schedule")
+_EXPERTS: Final = ("ep", "etp")
+
+
+def device_cuts(job: Job, constraints: Constraints, refused: Refusals) -> DegreeArrays:
+    """Every legal cut of the devices (tp, sp, cp, pp, dp); what is not filled in yet is 1.
+
+    Sequence parallelism is on wherever it can be, unless it is pinned. A cut may leave devices idle.
+    """
+    n, sequence = job.cluster.num_devices, job.training.sequence_length
+    filling = _Filling(job, constraints, refused, _with_ones(1, schedule="1f1b"))
+    options: tuple[tuple[str, Sequence[int]], ...] = (
+        ("tp", divisors(job.model.num_heads)),
+        ("cp", divisors(max(1, sequence // 2))),
+        ("pp", range(1, job.model.num_layers + 1)),
+        ("dp", divisors(job.training.global_batch_size)),
+    )
+    set_keys: tuple[str, ...] = ("tp", "sp", "cp")
+    for key, values in options:
+        filling.cross(key, [value for value in values if value <= n] if key in job.engine.axes else [1])
+        x = filling.degrees
+        filling.degrees = x.take(x.tp * x.pp * x.dp * x.cp <= n)
+        if key == "cp":
+            filling.degrees = _with_sequence_parallelism(job, constraints, filling.degrees)
+            filling.obey("tp", "sp", "cp", among=set_keys)
+        elif key != "tp":
+            set_keys = (*set_keys, key)
+            filling.obey(key, among=set_keys)
+    return filling.degrees
+
+
+def _with_sequence_parallelism(job: Job, constraints: Constraints, degrees: DegreeArrays) -> DegreeArrays:
+    pinned = constraints.value_of("sp")
+    can = (degrees.tp > 1) & (job.training.sequence_length // degrees.cp % degrees.tp == 0)
+    sp = np.full_like(degrees.tp, int(pinned)) if pinned else can.astype(np.int64)
+    with_sp = degrees.having("sp", sp)
+    return with_sp.take(constraints.only("sp").allowed(with_sp))
+
+
+def schedules_of(job: Job, constraints: Constraints) -> tuple[Schedule, ...]:
+    """Schedules to consider: GPipe takes the time of 1F1B and more memory, so it is only used when pinned."""
+    pinned = constraints.value_of("schedule")
+    usual = tuple(s for s in job.engine.schedules if s in ("1f1b", "interleaved"))
+    return tuple(s for s in job.engine.schedules if s == pinned) if pinned else usual
+
+
+def fill_timing(
+    job: Job, constraints: Constraints, cuts: DegreeArrays, schedule: Schedule, refused: Refusals
+) -> DegreeArrays:
+    """The cuts with every legal microbatch size and interleave of one schedule."""
+    layers, dp = job.model.num_layers, cuts.dp
+    cuts = replace(cuts, schedule=schedule)
+    filling = _Filling(job, constraints, refused, cuts.take(cuts.pp > 1) if schedule == "interleaved" else cuts)
+    filling.cross("mbs", divisors(job.training.global_batch_size // int(dp.min(initial=1))))
+    filling.obey("mbs", among=(*_CUT, "mbs"))
+    filling.cross("interleave", range(2, layers // 2 + 1) if schedule == "interleaved" else [1])
+    filling.obey("interleave", "schedule", among=(*_CUT, *_TIMING))
+    return filling.degrees
+
+
+def expert_options(job: Job) -> list[tuple[int, int]]:
+    """Degrees of expert parallelism and expert tensor parallelism, where the engine has the axis."""
+    if job.model.moe is None or "ep" not in job.engine.axes:
+        return [(1, 1)]
+    n = job.cluster.num_devices
+    widths = divisors(job.model.moe.ffn_hidden_size) if "etp" in job.engine.axes else [1]
+    inner = [e for e in widths if e <= min(n, job.cluster.scale_up_devices)]
+    return [(e, i) for e in divisors(job.model.moe.num_experts) for i in inner if e * i <= n]
+
+
+def fill_experts(job: Job, constraints: Constraints, timed: DegreeArrays, refused: Refusals) -> DegreeArrays:
+    """The configurations with every legal pair of degrees for experts."""
+    filling = _Filling(job, constraints, refused, timed)
+    options = expert_options(job)
+    filling.cross("etp", sorted({inner for _, inner in options}))
+    filling.cross("ep", sorted({outer for outer, _ in options}))
+    filling.obey("ep", "etp", among=(*_CUT, *_TIMING, *_EXPERTS))
+    return filling.degrees
+
+
+def fill_zero(job: Job, constraints: Constraints, degrees: DegreeArrays, refused: Refusals) -> DegreeArrays:
+    """The configurations with every legal ZeRO stage."""
+    filling = _Filling(job, constraints, refused, degrees)
+    filling.cross("zero", sorted({*job.engine.zero_stages, *job.engine.zero_stages_with_pipeline}))
+    filling.obey("zero", among=(*_CUT, *_TIMING, *_EXPERTS, "zero"))
+    return filling.degrees
+
+
+def fill_replicas(
+    job: Job, constraints: Constraints, degrees: DegreeArrays, refused: Refusals, *, every: bool = True
+) -> DegreeArrays:
+    """The configurations with every number of replicas of the sharded group (HSDP), as the user's word leaves them.
+
+    A shard group of one rank is ZeRO-0 by another name, and left out unless it is pinned.
+    """
+    filling = _Filling(job, constraints, refused, degrees)
+    pinned = constraints.value_of("hsdp")
+    every = every and job.engine.replicates_shards
+    filling.cross("hsdp", [int(pinned)] if pinned else _replica_counts(degrees) if every else [1])
+    filling.obey("hsdp", among=(*_CUT, *_TIMING, *_EXPERTS, "zero", "hsdp"))
+    x = filling.degrees
+    if not pinned:
+        x = x.take((x.hsdp == 1) | (x.hsdp < x.dp * x.cp))
+    return x.take(constraints.allowed(x))
+
+
+def _replica_counts(degrees: DegreeArrays) -> list[int]:
+    """Numbers of replicas of the sharded group: those that divide some dp."""
+    return sorted({replicas for dp in set(degrees.dp.tolist()) for replicas in divisors(dp)})
+
+
+def legal_degrees(job: Job, constraints: Constraints, *, with_replicas: bool = True) -> Iterator[DegreeArrays]:
+    """Every outer configuration that the rules and the user's constraints leave, in blocks of one schedule.
+
+    with_replicas: with every number of replicas of the sharded group; else with one only, which needs least memory.
+
+    Raises:
+        InputError: no legal configuration is left; the message names the rule that refused most.
+    """
+    refused: Refusals = {}
+    cuts, num_legal = device_cuts(job, constraints, refused), 0
+    for first in range(0, len(cuts), _BLOCK):
+        block = cuts.take(slice(first, first + _BLOCK))
+        for schedule in schedules_of(job, constraints):
+            timed = fill_timing(job, constraints, block, schedule, refused)
+            degrees = fill_experts(job, constraints, timed, refused)
+            degrees = fill_zero(job, constraints, degrees, refused)
+            degrees = fill_replicas(job, constraints, degrees, refused, every=with_replicas)
+            num_legal += len(degrees)
+            if len(degrees):
+                yield degrees
+    if not num_legal:
+        raise no_candidate(job, refused, constraints)
+
+
+_BLOCK: Final = 256  # cuts at a time
+
+
+def no_candidate(job: Job, refused: Refusals, constraints: Constraints) -> InputError:
+    """What to tell the user when the rules and the pins leave nothing."""
+    why = {rule.name: rule.why for rule in RULES}
+    worst = max(why, key=lambda name: refused.get(name, 0))
+    pins = ", ".join(map(str, constraints.pins))
+    if not pins:
+        return InputError(
+            f"no legal layout exists: {why[worst]}", hint="change the batch size or the number of devices"
+        )
+    pinned = {pin.key: int(pin.value) for pin in constraints.pins if pin.is_numeric and pin.sign == "="}
+    chunks = pinned.get("pp", 1) * pinned.get("interleave", 1)
+    schedule: Schedule = "interleaved" if pinned.get("interleave", 1) > 1 else "1f1b"
+    policies: tuple[Recompute, ...] = tuple("none" for _ in range(chunks))
+    values: dict[str, Any] = {**pinned}
+    values.setdefault("sp", 1 if pinned.get("tp", 1) > 1 else 0)
+    alone = Layout(**values, schedule=schedule, layers_per_stage=(1,) * chunks, recompute=policies)
+    broken = "; ".join(broken_rules(job, alone))
+    return InputError(
+        f"no layout meets the pins {pins}: {broken or why[worst]}",
+        where="--pin",
+        hint="drop one of the pins; `planner explain MODEL CLUSTER --layout ...` checks one layout",
+    )
+
+
+def allowed_policies(job: Job, constraints: Constraints, degrees: DegreeArrays) -> PolicyMasks:
+    """Which configurations may use which recompute policy.
+
+    Selective recompute of fused attention saves nothing that counts, so it is offered for unfused attention only.
+    """
+    offered = [p for p in POLICIES if p in job.engine.recompute]
+    pinned = constraints.value_of("recompute") or ""
+    of_core = job.engine.selective_recompute == "attention-core"
+    if of_core and job.training.attention == "flash" and "selective" not in pinned.split("/"):
+        offered = [p for p in offered if p != "selective"]
+    masks = {POLICIES.index(p): constraints.allows_policy(p, degrees) for p in offered}
+    shape = np.shape(degrees.tp)
+    return {policy: np.broadcast_to(mask, shape) for policy, mask in masks.items() if np.any(mask)}

@@ -1,0 +1,438 @@
+"""What no filling of a configuration can beat: bounds of its step time and of its memory, and a first good filling.
+
+All of it is computed for arrays of configurations at once, before any of them is priced stage by stage.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from planner.cost.compute import head_seconds
+from planner.cost.layers import layer_seconds
+from planner.cost.prices import StagePrices, num_microbatches, stage_bytes, stage_prices
+from planner.cost.schedule import in_flight_microbatches
+from planner.cost.stage import Stage, stage_of
+from planner.cost.traffic import expert_parallel_seconds, tensor_parallel_seconds
+from planner.search.degrees import DegreeArrays, divisors, expert_options
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    from planner.search.degrees import PolicyMasks
+    from planner.specs.job import Job
+
+__all__ = [
+    "cut_bound_seconds",
+    "even_split_seconds",
+    "least_stage_bytes",
+    "lower_bound_seconds",
+    "most_layers",
+    "timing_bound_seconds",
+]
+
+_LONG = 1e30  # seconds; longer than anything, and finite
+_INSIDE = -1  # position of a stage that is neither the first nor the last of any pipeline
+
+
+class _Kind(NamedTuple):
+    """Layers that a stage of the search holds: how many the model has, and the share of them that has experts."""
+
+    number: float
+    expert_share: float
+
+
+def _kinds(job: Job) -> tuple[_Kind, ...]:
+    """The leading dense layers, where there are any, and the others as `stage_of` mixes them; most numerous first."""
+    moe, layers = job.model.moe, job.model.num_layers
+    if moe is None:
+        return (_Kind(layers, 0.0),)
+    kinds = (_Kind(layers - moe.num_dense_layers, 1.0 / moe.layer_frequency), _Kind(moe.num_dense_layers, 0.0))
+    return tuple(sorted((kind for kind in kinds if kind.number), reverse=True))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _LayerFloor:
+    """Least seconds of one layer for one microbatch: on average over the model's layers, and of its fastest kind."""
+
+    mean: Any
+    fastest: Any
+
+
+def _layer_floor(job: Job, degrees: DegreeArrays, experts: Sequence[tuple[int, int]] | None) -> _LayerFloor:
+    """Computation and tensor and expert parallel communication of a layer that recomputes nothing.
+
+    experts: degrees (ep, etp) of which the best counts; None: those of the configurations.
+    """
+    keys = ("tp", "sp", "cp", "mbs") if experts else ("tp", "sp", "cp", "mbs", "ep", "etp")
+    distinct, position = degrees.distinct(*keys)
+    x = distinct.columns()
+    if experts:
+        x = replace(x, ep=np.array([e for e, _ in experts]), etp=np.array([i for _, i in experts]))
+    comm = sum(tensor_parallel_seconds(job, x))
+    mean: Any = 0.0
+    fastest: Any = np.inf
+    for count, experts_share in _kinds(job):
+        seconds: Any = 0.0
+        for has_experts, share in ((False, 1 - experts_share), (True, experts_share)):
+            if share:
+                layer = layer_seconds(job, x, experts=has_experts)
+                exchange = 2.0 * expert_parallel_seconds(job, x) if has_experts else 0.0
+                seconds = seconds + share * (layer.passes.total + comm + exchange)
+        mean, fastest = mean + count / job.model.num_layers * seconds, np.minimum(fastest, seconds)
+    mean, fastest = (np.broadcast_to(each, np.shape(x.tp + x.ep)).min(axis=1)[position] for each in (mean, fastest))
+    return _LayerFloor(mean=mean, fastest=fastest)
+
+
+def cut_bound_seconds(job: Job, cuts: DegreeArrays) -> NDArray[np.float64]:
+    """A step of these cuts takes at least this long, whatever the microbatch, the experts' degrees and the rest are.
+
+    The slowest stage does at least its share of all layers of every sequence: T >= B / dp * L / pp * the least
+    seconds of a layer and sequence over all microbatch sizes.
+
+    Source: derived here; tested to stay below the exact optimum.
+    """
+    batch, layers = job.training.global_batch_size, job.model.num_layers
+    distinct, position = cuts.distinct("tp", "sp", "cp")
+    each = np.full(len(distinct), np.inf)
+    for size in divisors(batch):
+        sized = replace(distinct, mbs=np.full(len(distinct), size))
+        each = np.minimum(each, _layer_floor(job, sized, expert_options(job)).mean / size)
+    return np.asarray(batch / cuts.dp * (layers / cuts.pp) * each[position])
+
+
+def timing_bound_seconds(
+    job: Job, degrees: DegreeArrays, *, experts: Sequence[tuple[int, int]] | None = None
+) -> NDArray[np.float64]:
+    """The same with microbatch size and interleave known: T >= (m - 1/v) * slowest + all work / v.
+
+    The slowest of S stages takes at least the mean of all work, and ceil(L / S) layers, and what the last
+    stage needs for one layer in each chunk and the head. `experts`: pairs (ep, etp) of which the best counts; those
+    of the configurations by default.
+
+    Source: derived here; tested to stay below the exact optimum.
+    """
+    floor = _layer_floor(job, degrees, experts)
+    distinct, position = degrees.distinct("tp", "sp", "cp", "mbs")
+    heads = 1 + job.model.mtp_layers
+    head = heads * np.broadcast_to(head_seconds(job, distinct).total, (len(distinct),))[position]
+    m, v, layers = num_microbatches(job, degrees), degrees.interleave, job.model.num_layers
+    work = layers * floor.mean + head
+    slowest = np.maximum(work / degrees.pp, np.ceil(layers / degrees.pp) * floor.fastest)
+    slowest = np.maximum(slowest, v * floor.fastest + head)
+    return np.asarray((m - 1 / v) * slowest + work / v)
+
+
+def most_layers(job: Job, degrees: DegreeArrays, cutoff_seconds: Any) -> NDArray[np.int64]:
+    """Layers that no stage exceeds: the other stages need theirs, and the step must stay within the cutoff."""
+    v, layers = degrees.interleave, job.model.num_layers
+    most = layers - v * (degrees.pp - 1)
+    if np.any(np.isfinite(cutoff_seconds)):
+        each = _layer_floor(job, degrees, None).fastest
+        steady = np.maximum(num_microbatches(job, degrees) - 1 / v, 1e-9)
+        most = np.minimum(most, np.floor(np.maximum(cutoff_seconds, 0.0) / (steady * each) * (1 + 1e-9)))
+    return np.asarray(most, dtype=np.int64)
+
+
+def lower_bound_seconds(
+    job: Job, degrees: DegreeArrays, policies: PolicyMasks, *, cutoff_seconds: Any = np.inf
+) -> NDArray[np.float64]:
+    """A step of these configurations takes at least this long, however layers and recompute are chosen.
+
+    A stage with k layers takes at least k rho + send, rho being the price of a layer inside a stage of the most
+    layers (`_floor_prices`). Summed over the stages and with what the last stage has besides, that is all work;
+    the slowest of S stages takes the mean of it, and ceil(L / S) layers, and one layer a chunk and the head. Then
+    T >= (m - 1/v) * slowest + all work / v + the tail of a stage of ceil(L / S) layers. Configurations that may
+    stay within the cutoff by that are bounded again with the recompute that their memory forces on them.
+
+    Source: derived here; tested to stay below the exact optimum.
+    """
+    if not len(degrees):
+        return np.zeros(0)
+    bounds = np.full(len(degrees), np.inf)
+    alone, piped = np.flatnonzero(degrees.pp == 1), np.flatnonzero(degrees.pp > 1)
+    if len(alone):
+        bounds[alone] = _single_stage_seconds(job, degrees.take(alone), _of(policies, alone))
+    if len(piped):
+        left = degrees.take(piped)
+        cutoff = np.broadcast_to(cutoff_seconds, (len(degrees),))
+        floor = _floor_prices(job, left, _of(policies, piped), cutoff[piped])
+        bounds[piped] = _step_floor(job, left, floor, 0.0)
+        near = bounds[piped] <= cutoff[piped]
+        piped = piped[near]
+        chosen = _of(policies, piped)
+        bounds[piped] = _bound_by_memory(job, degrees.take(piped), floor.take(near), chosen, cutoff[piped])
+    return bounds
+
+
+def _of(policies: PolicyMasks, index: Any) -> PolicyMasks:
+    return {policy: mask[index] for policy, mask in policies.items()}
+
+
+def _single_stage_seconds(job: Job, degrees: DegreeArrays, policies: PolicyMasks) -> NDArray[np.float64]:
+    """The exact step time of configurations without a pipeline, whose stage has all layers."""
+    choice = np.array(list(policies))[:, np.newaxis]
+    stage = stage_of(job, index=np.zeros_like(degrees.pp), num_layers=job.model.num_layers, policy=choice)
+    prices = stage_prices(job, degrees, stage)
+    seconds = num_microbatches(job, degrees) * prices.microbatch_seconds + prices.tail_seconds
+    fits = (stage_bytes(job, degrees, stage) <= job.memory_limit_bytes) & np.stack(list(policies.values()))
+    return np.asarray(np.where(fits, seconds, np.inf).min(axis=0))
+
+
+def _bound_by_memory(
+    job: Job, degrees: DegreeArrays, floor: _FloorPrices, policies: PolicyMasks, cutoff_seconds: Any
+) -> NDArray[np.float64]:
+    """The bound with what memory lets each stage hold, infinite where that is more than the cutoff for sure."""
+    rooms = _rooms(job, degrees, policies)
+    forced = _forced_seconds(job, degrees, floor, rooms)
+    bounds = _step_floor(job, degrees, floor, forced)
+    steady = num_microbatches(job, degrees) - 1 / degrees.interleave
+    possible = np.isfinite(bounds)
+    slowest = np.where(possible, _slowest_floor(job, degrees, floor, forced), 0.0)
+    rest = np.where(possible, bounds, 0.0) - steady * slowest
+    most = (cutoff_seconds - rest) / np.maximum(steady, 1e-9)
+    held = _holds_in_time(job, degrees, floor, rooms, np.where(np.isfinite(most), most, _LONG))
+    return np.where(held, bounds, np.inf)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _FloorPrices:
+    """Least prices of the stages of configurations; of kinds and policies by the leading axes.
+
+    layer: [kinds, policies, n] seconds of one more layer, infinite where a policy is not allowed. send: [n] of each
+    stage. ends: [n] of the last stage besides its layers. tail: [n] of the longest tail.
+    """
+
+    layer: Any
+    send: Any
+    ends: Any
+    tail: Any
+
+    def take(self, index: Any) -> _FloorPrices:
+        """The prices of these configurations."""
+        return _FloorPrices(
+            layer=self.layer[:, :, index], send=self.send[index], ends=self.ends[index], tail=self.tail[index]
+        )
+
+
+def _floor_prices(job: Job, degrees: DegreeArrays, policies: PolicyMasks, cutoff_seconds: Any) -> _FloorPrices:
+    """Least prices of a layer, from stages of the most layers: launches and latencies are spread over most there.
+
+    The part of a data-parallel collective that is felt grows less than proportionally with the layers, so that its
+    price for each of the most layers is a lower bound too. Where a stage may hold layers of two kinds, whose
+    windows hide each other's traffic, that part is left out.
+    """
+    kinds, n = _kinds(job), len(degrees)
+    most = np.maximum(most_layers(job, degrees, cutoff_seconds), 1)
+    rows: list[tuple[Any, Any, int, float]]
+    rows = [(_INSIDE, most, policy, experts) for _, experts in kinds for policy in policies]
+    one = kinds[0].expert_share
+    rows += [(_INSIDE, 1, 0, one), (degrees.pp - 1, 1, 0, one)]
+    counts = np.stack([np.broadcast_to(row[1], (n,)) for row in rows])
+    stage = Stage(
+        index=np.stack([np.broadcast_to(row[0], (n,)) for row in rows]),
+        num_layers=counts,
+        policy=np.array([row[2] for row in rows])[:, np.newaxis],
+        num_expert_layers=counts * np.array([row[3] for row in rows])[:, np.newaxis],
+    )
+    prices = stage_prices(job, degrees, stage)
+    send = prices.pp_comm - prices.pp_hidden
+    each = prices.microbatch_seconds - send - (prices.dp_exposed_each if len(kinds) > 1 else 0.0)
+    shape = (len(kinds), len(policies), n)
+    layer = (np.broadcast_to(each, counts.shape)[:-2] / most).reshape(shape)
+    alone = np.broadcast_to(_without_communication_of_data(prices), counts.shape)
+    return _FloorPrices(
+        layer=np.where(np.stack(list(policies.values())), layer, np.inf),
+        send=np.broadcast_to(send, counts.shape)[0],
+        ends=alone[-1] - alone[-2],
+        tail=_tail_floor(job, degrees, np.broadcast_to(prices.tail_seconds, counts.shape)[: len(policies)], most),
+    )
+
+
+def _tail_floor(
+    job: Job, degrees: DegreeArrays, tail_seconds: NDArray[np.float64], most: NDArray[np.int64]
+) -> NDArray[np.float64]:
+    """Least seconds of the longest tail, from the tails of a stage of the most layers of the first kind.
+
+    Some stage has no other kind and at least q layers: all stages but one that has both kinds, where there are two,
+    and those before it, which have the other kind alone.
+    """
+    kinds, others = _kinds(job), degrees.pp
+    rest: Any = kinds[0].number
+    if len(kinds) > 1:
+        rest, others = rest - most, np.maximum(others - 1, 1)
+    layers = np.maximum(np.ceil(rest / others), 0)
+    return np.asarray(layers / most * tail_seconds.min(axis=0))
+
+
+def _without_communication_of_data(prices: StagePrices) -> Any:
+    """What grows in proportion to the layers, and the ends of the model."""
+    work = prices.compute + prices.recompute + prices.head
+    return work + prices.tp_comm + prices.cp_comm + prices.ep_comm
+
+
+def _work_floor(job: Job, degrees: DegreeArrays, floor: _FloorPrices, forced_seconds: Any) -> Any:
+    """Least seconds of one microbatch in all stages together."""
+    counts = np.array([kind.number for kind in _kinds(job)])[:, np.newaxis]
+    layers = (counts * floor.layer.min(axis=1)).sum(axis=0)
+    return layers + degrees.pp * floor.send + floor.ends + forced_seconds
+
+
+def _slowest_floor(job: Job, degrees: DegreeArrays, floor: _FloorPrices, forced_seconds: Any) -> Any:
+    """Least seconds of one microbatch in the slowest stage."""
+    layer = floor.layer.min(axis=(0, 1))
+    fullest = np.maximum(np.ceil(job.model.num_layers / degrees.pp) * layer, degrees.interleave * layer + floor.ends)
+    return np.maximum(_work_floor(job, degrees, floor, forced_seconds) / degrees.pp, fullest + floor.send)
+
+
+def _step_floor(job: Job, degrees: DegreeArrays, floor: _FloorPrices, forced_seconds: Any) -> NDArray[np.float64]:
+    """The bound of `lower_bound_seconds`; `forced_seconds` is work of recompute that memory forces on all stages."""
+    m, v = num_microbatches(job, degrees), degrees.interleave
+    work = _work_floor(job, degrees, floor, forced_seconds)
+    slowest = _slowest_floor(job, degrees, floor, forced_seconds)
+    possible = np.isfinite(work)
+    work, slowest = np.where(possible, work, 0.0), np.where(possible, slowest, 0.0)
+    return np.where(possible, (m - 1 / v) * slowest + work / v + floor.tail, np.inf)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Rooms:
+    """Layers of the most numerous kind that each stage of each configuration can hold under each policy.
+
+    owner: configuration of each stage, [stages]. is_last: the last of its pipeline. layers: [policies, stages], 0
+    where the policy is not allowed. unit: layers come in multiples of this, [stages]; 0 where that is not known.
+    """
+
+    owner: NDArray[np.int64]
+    is_last: NDArray[np.bool_]
+    layers: NDArray[np.float64]
+    unit: NDArray[np.int64]
+
+    def in_all(self, layers: NDArray[np.float64], degrees: DegreeArrays) -> NDArray[np.float64]:
+        """Sum over the stages of each configuration, [n]."""
+        return np.asarray(np.bincount(self.owner, weights=layers, minlength=len(degrees)), dtype=np.float64)
+
+
+def _whole_units(layers: NDArray[np.float64], unit: NDArray[np.int64]) -> NDArray[np.float64]:
+    """Layers in whole units, those without a unit as they are; rounding never takes a layer away."""
+    whole = np.maximum(unit, 1)
+    return np.where(unit > 0, np.floor(layers / whole * (1 + 1e-9)) * whole, layers)
+
+
+def _forced_seconds(job: Job, degrees: DegreeArrays, floor: _FloorPrices, rooms: _Rooms) -> NDArray[np.float64]:
+    """Least seconds of recompute in all stages together, infinite where the stages cannot hold all layers.
+
+    The first policies together hold at most so many layers; each layer beyond pays the difference to the next.
+    """
+    num_layers = _kinds(job)[0].number
+    forced, held, price = np.zeros(len(degrees)), np.zeros(len(degrees)), np.full(len(degrees), np.inf)
+    room = np.zeros(len(rooms.owner))
+    for layers, own in zip(rooms.layers, floor.layer[0], strict=True):
+        both = np.isfinite(price) & np.isfinite(own)
+        dearer = np.where(both, own, 0.0) - np.where(both, price, 0.0)
+        forced += np.maximum(0.0, num_layers - held) * np.maximum(dearer, 0.0)
+        price = np.where(np.isfinite(own), own, price)
+        room = np.maximum(room, layers)
+        held = rooms.in_all(room, degrees)
+    return np.where(held >= num_layers * (1 - 1e-9), forced, np.inf)
+
+
+def _holds_in_time(
+    job: Job, degrees: DegreeArrays, floor: _FloorPrices, rooms: _Rooms, slowest_seconds: Any
+) -> NDArray[np.bool_]:
+    """Whether stages that take at most `slowest_seconds` for a microbatch can hold all layers."""
+    num_layers = _kinds(job)[0].number
+    spare = (slowest_seconds - floor.send)[rooms.owner] - np.where(rooms.is_last, floor.ends[rooms.owner], 0.0)
+    held = np.zeros(len(rooms.owner))
+    for price, room in zip(floor.layer[0], rooms.layers, strict=True):
+        in_time = _whole_units(spare / price[rooms.owner], rooms.unit)
+        held = np.maximum(held, np.minimum(room, in_time))
+    return np.asarray(rooms.in_all(held, degrees) >= num_layers * (1 - 1e-9))
+
+
+def _rooms(job: Job, degrees: DegreeArrays, policies: PolicyMasks) -> _Rooms:
+    """What memory lets each stage hold.
+
+    Memory grows linearly with the layers from two on, and not slower below; on stages inside the pipeline it does
+    so with the microbatches in flight too, so that two such stages give all. Layers of another kind beside those
+    that are counted only take room. Where there is one kind, layers come in multiples of the chunks.
+    """
+    owner = np.repeat(np.arange(len(degrees)), degrees.pp)
+    index = np.arange(len(owner)) - (np.cumsum(degrees.pp) - degrees.pp)[owner]
+    last = degrees.pp - 1
+    ends = np.stack([np.zeros_like(last), np.minimum(1, last), np.maximum(last - 1, 0), last])
+    waiting, some = _in_flight(job, degrees.take(owner), index), _in_flight(job, degrees, ends[1:3])
+    between = some[1] - some[0]
+    share = (waiting - some[0][owner]) / np.where(between == 0, 1.0, between)[owner]
+    is_last, inside = index == last[owner], (index > 0) & (index < last[owner])
+
+    def everywhere(values: NDArray[np.float64]) -> NDArray[np.float64]:
+        linear = values[1][owner] + share * (values[2] - values[1])[owner]
+        return np.asarray(np.where(inside, linear, np.where(is_last, values[3][owner], values[0][owner])))
+
+    unit = degrees.interleave[owner] * (len(_kinds(job)) == 1)
+    layers = []
+    for policy, mask in policies.items():
+        two, three = (everywhere(_bytes_with(job, degrees, ends, k, policy)) for k in (2, 3))
+        most = np.maximum(2 + (job.memory_limit_bytes - two) / np.maximum(three - two, 1.0), 1.0)
+        layers.append(np.where(mask[owner], _whole_units(most, unit), 0.0))
+    return _Rooms(owner=owner, is_last=is_last, layers=np.stack(layers), unit=unit)
+
+
+def _in_flight(job: Job, degrees: DegreeArrays, stage: Any) -> Any:
+    m = num_microbatches(job, degrees)
+    return in_flight_microbatches(degrees.schedule, degrees.pp, stage, m, degrees.interleave)
+
+
+def _bytes_with(job: Job, degrees: DegreeArrays, index: Any, num_layers: int, policy: int) -> Any:
+    experts = num_layers * _kinds(job)[0].expert_share
+    stage = Stage(index=index, num_layers=num_layers, policy=policy, num_expert_layers=experts)
+    return np.asarray(np.broadcast_to(stage_bytes(job, degrees, stage), np.shape(index)))
+
+
+def even_split_seconds(job: Job, degrees: DegreeArrays, policies: PolicyMasks) -> NDArray[np.float64]:
+    """Step time of the even split with the cheapest policy that fits on each stage; infinite where it does not fit.
+
+    A filling that exists, so an upper bound of what the configuration can do.
+    """
+    unit = degrees.interleave
+    units = job.model.num_layers // unit
+    owner = np.repeat(np.arange(len(degrees)), degrees.pp)
+    first = np.cumsum(degrees.pp) - degrees.pp
+    index = np.arange(len(owner)) - first[owner]
+    layers = (unit * (units // degrees.pp))[owner] + unit[owner] * (index < (units % degrees.pp)[owner])
+    x = degrees.take(owner)
+    choice = np.array(list(policies))[:, np.newaxis]
+    stage = stage_of(job, index=index, num_layers=layers, policy=choice)
+    shape = (len(policies), len(owner))
+    fits = np.broadcast_to(stage_bytes(job, x, stage), shape) <= job.memory_limit_bytes
+    fits = fits & np.stack(list(policies.values()))[:, owner]
+    if job.model.moe is not None:
+        fits = fits & ((index > 0) | (layers // x.interleave >= job.model.moe.num_dense_layers))
+    prices = stage_prices(job, x, stage)
+    seconds, tail = (np.broadcast_to(each, shape) for each in (prices.microbatch_seconds, prices.tail_seconds))
+    cheapest = np.where(fits, seconds, np.inf).argmin(axis=0), np.arange(len(owner))
+    m, v = num_microbatches(job, degrees), degrees.interleave
+    slowest, longest = (np.maximum.reduceat(each[cheapest], first) for each in (seconds, tail))
+    step = (m - 1 / v) * slowest + np.add.reduceat(seconds[cheapest], first) / v + longest
+    return np.where(np.logical_and.reduceat(fits[cheapest], first), step, np.inf)
+
+
+def least_stage_bytes(job: Job, degrees: DegreeArrays, policies: Sequence[int]) -> NDArray[np.float64]:
+    """The fullest stage of these configurations needs at least this many bytes, however layers are split.
+
+    Some stage holds ceil(L / S) layers or more. Middle stages need less the later they are, so the least of
+    the first, the last but one and the last stage bounds them all.
+
+    Source: derived here; tested against the priced columns.
+    """
+    layers = np.ceil(job.model.num_layers / degrees.pp)
+    last = degrees.pp - 1
+    index = np.stack([np.zeros_like(last), np.maximum(last - 1, 0), last])
+    shapes = [stage_of(job, index=index, num_layers=layers, policy=policy) for policy in policies]
+    least = [np.broadcast_to(stage_bytes(job, degrees, shape), index.shape).min(axis=0) for shape in shapes]
+    return np.asarray(np.minimum.reduce(least))
