@@ -10,6 +10,7 @@ import os
 import shlex
 import signal
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
@@ -116,6 +117,7 @@ def plan(
     fits into memory, or none meets the deadline.
     """
     from planner.plan import plan_to_json, write_plan
+    from planner.search.batch import batch_report, choose_batch
     from planner.search.objectives import objective_of
     from planner.search.search import Constraints, NothingFits, search
     from planner.show.progress import Progress, write_stats
@@ -126,8 +128,12 @@ def plan(
         _refuse_options(ctx, _OF_ONE_SIZE, "is of one size; --nodes A..B shows what is best at each objective")
         return _sweep(nodes, constraints, as_json=as_json, **workload)
     job = _load_job(nodes=nodes, **workload)
-    goal = objective_of(job, objective)
+    batch = None
     with Progress(sys.stderr) as progress:
+        if job.batch:
+            job, tried = choose_batch(job, constraints, objective, progress)
+            batch = batch_report(job, tried)
+        goal = objective_of(job, objective)
         found = search(
             job,
             constraints,
@@ -142,6 +148,7 @@ def plan(
         write_stats(progress, stats)
     if isinstance(found, NothingFits):
         return _show_nothing_fits(job, constraints, found, as_json=as_json)
+    found = replace(found, batch=batch)
     if output:
         write_plan(found, output, replace=force)
     if as_json:
@@ -316,6 +323,7 @@ def _price(targets: Sequence[str], layout: str | None, **workload: Any) -> Plan:
         raise click.UsageError("say which layout to price: --layout tp=8,pp=4,...; `planner plan` chooses one")
     model, cluster, training = (*targets, None)[:3]
     job = _load_job(model=model, cluster=cluster, training=training, **workload)
+    _refuse_batch_range(job, "one layout is priced with one batch size")
     num_layers, num_devices = job.model.num_layers, job.cluster.num_devices
     return plan_for_layout(job, parse_layout(layout, num_layers=num_layers, num_devices=num_devices))
 
@@ -334,6 +342,12 @@ def _refuse_options(ctx: click.Context, names: Collection[str], why: str) -> Non
         raise click.UsageError(f"{', '.join(given)}: {why}")
 
 
+def _refuse_batch_range(job: Job, why: str) -> None:
+    if job.batch:
+        hint = "give one number of sequences, as in --global-batch 1024; `planner plan` chooses from a range"
+        raise InputError(why, where="global_batch_size", hint=hint)
+
+
 def _sweep(nodes: range, constraints: Constraints, *, as_json: bool, **workload: Any) -> int:
     """Compare clusters of many sizes."""
     from planner.search.sweep import sweep
@@ -341,6 +355,7 @@ def _sweep(nodes: range, constraints: Constraints, *, as_json: bool, **workload:
     from planner.show.sweep import sweep_to_json, sweep_view
 
     job = _load_job(nodes=nodes[-1], **workload)
+    _refuse_batch_range(job, "sizes of clusters are compared at one batch size")
     with Progress(sys.stderr) as progress:
         found = sweep(job, constraints, nodes, progress)
     if as_json:

@@ -36,6 +36,11 @@ def _read_share(ctx: click.Context, param: click.Parameter, value: str | None) -
     return share
 
 
+def _read_batch(ctx: click.Context, param: click.Parameter, value: str | None) -> int | str | None:  # noqa: ARG001
+    """A whole number, else the text of a choice, which the job reads; click calls this for `--global-batch`."""
+    return int(value) if value and re.fullmatch(r"[+-]?[0-9]{1,18}", value.strip()) else value
+
+
 def _read_held_out(ctx: click.Context, param: click.Parameter, value: str) -> float:
     """As `_read_share`, up to a half; click calls this for `--validation`."""
     share = _read_share(ctx, param, value) or 0.0
@@ -96,7 +101,13 @@ def count_option(*names: str, help: str) -> Callable[[Any], Any]:  # noqa: A002 
 _WORKLOAD = (
     count_option("--gpus", help="Devices, instead of --nodes."),
     count_option("--seq-len", "sequence_length", help="Tokens per sequence."),
-    count_option("--global-batch", "global_batch_size", help="Sequences per optimizer step."),
+    click.option(
+        "--global-batch",
+        "global_batch_size",
+        callback=_read_batch,
+        metavar="N | A..B | 'N tokens'",
+        help="Sequences per optimizer step; plan chooses from a range.",
+    ),
     click.option(
         "--precision", type=click.Choice(["fp32", "fp16", "bf16", "fp8", "fp4"]), help="What the model computes in."
     ),

@@ -81,6 +81,7 @@ class Plan:
     flops_convention: str
     runners_up: tuple[RunnerUp, ...] = ()
     idle_reason: str = ""
+    batch: dict[str, Any] | None = None  # how the batch size was chosen, where there was a choice
     certificate: dict[str, Any] = field(default_factory=dict)
     options: dict[str, Any] = field(default_factory=dict)
 
@@ -119,6 +120,7 @@ def plan_to_dict(plan: Plan) -> dict[str, Any]:
         "hfu": plan.hfu,
         "flops_convention": plan.flops_convention,
         "run": _run_to_dict(plan.run),
+        "batch": plan.batch,
         "memory": [_stage_memory_to_dict(stage) for stage in plan.memory],
         "time": [asdict(line) for line in plan.time],
         "runners_up": [{**asdict(runner), "layout": layout_to_dict(runner.layout)} for runner in plan.runners_up],
@@ -239,7 +241,7 @@ def _plan_from_dict(data: dict[str, Any]) -> Plan:
         mfu=_number(data, "mfu"),
         hfu=_number(data, "hfu"),
         idle_reason=str(data["idle_reason"]),
-        **{key: data[key] for key in ("fits", "flops_convention", "certificate", "options")},
+        **{key: data[key] for key in ("fits", "flops_convention", "batch", "certificate", "options")},
     )
 
 

@@ -11,7 +11,16 @@ import math
 import re
 from typing import Final
 
-__all__ = ["UNITS", "exact_quantity", "format_bytes", "format_count", "format_rate", "format_seconds", "parse_quantity"]
+__all__ = [
+    "UNITS",
+    "exact_quantity",
+    "format_bytes",
+    "format_count",
+    "format_rate",
+    "format_seconds",
+    "parse_count",
+    "parse_quantity",
+]
 
 _DECIMAL: Final = {"": 1.0, "k": 1e3, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15, "E": 1e18}
 _BINARY: Final = {"Ki": 2.0**10, "Mi": 2.0**20, "Gi": 2.0**30, "Ti": 2.0**40}
@@ -99,6 +108,24 @@ def format_rate(bytes_per_second: float) -> str:
         if abs(bytes_per_second) >= factor:
             return f"{_three_digits(bytes_per_second / factor)} {unit}"
     return f"{bytes_per_second:.0f} B/s"
+
+
+_COUNT: Final = re.compile(r"\s*((?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)\s*([kKMBGT]?)\s*")
+
+
+def parse_count(text: str) -> float:
+    """Read "4M", "1.5e6" or "512" as a number; B and G are both a thousand million.
+
+    Raises:
+        ValueError: no number, or a suffix that is none of k, M, B, G and T.
+    """
+    match = _COUNT.fullmatch(text)
+    if match is None:
+        raise ValueError(f"{text!r} is no count; write 512, 4M or 1.5e6")
+    value = float(match[1]) * (_DECIMAL | {"B": 1e9})[match[2]]
+    if not math.isfinite(value):
+        raise ValueError(f"{text!r} is too large")
+    return value
 
 
 def format_count(count: float) -> str:

@@ -100,6 +100,9 @@ def test_plan_and_explain_never_import_torch() -> None:
         ["nonsense"],
         ["plan", *SMALL, "--headroom", "10"],
         ["plan", *SMALL, "--objective", "speed"],
+        ["plan", "tiny-gpt", "dgx-a100", "--global-batch", "8..", "--nodes", "2"],
+        ["plan", "tiny-gpt", "dgx-a100", "--global-batch", "8..16", "--nodes", "1..2"],
+        ["explain", "tiny-gpt", "dgx-a100", "--global-batch", "8..16", "--layout", "tp=1"],
         ["plan", "tiny-gpt", "dgx-a100", "--global-batch", "8", "--nodes", "4..2"],
         ["plan", "tiny-gpt", "dgx-a100", "--global-batch", "8", "--nodes", "0..2"],
         ["plan", "tiny-gpt", "dgx-a100", "--global-batch", "8", "--nodes", "1..x"],
@@ -220,6 +223,21 @@ def test_a_range_of_nodes_gives_the_front(capsys) -> None:
     too_big = ["plan", "gpt3-175b", "dgx-a100", "--global-batch", "8", "--nodes", "1..2", "--json"]
     assert main(too_big) == ExitCode.NOTHING_FITS
     assert json.loads(capsys.readouterr().out)["fits"] is False
+
+
+def test_a_range_of_batches_is_chosen_from_and_explained(capsys) -> None:
+    argv = ["plan", "tiny-gpt", "dgx-a100", "--gpus", "2", "--global-batch", "8..12"]
+    assert main([*argv, "--json", "-o", "p.json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert 8 <= document["training"]["global_batch_size"] == document["batch"]["chosen"] <= 12
+    assert [each["global_batch_size"] for each in document["batch"]["tried"]] == [8, 9, 10, 11, 12]
+    assert set(document["batch"]["learning_rate"]) == {"given", "of_batch", "linear", "square_root"}
+    assert main(["explain", "p.json", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == document
+    assert main(argv) == 0
+    out = capsys.readouterr().out
+    assert "critical" in out
+    assert "square root rule" in out
 
 
 def test_a_deadline_that_no_layout_meets_ends_with_3(capsys) -> None:

@@ -193,18 +193,20 @@ def _solve(found: Found, objective: Objective, solver: SolverName, time_limit: f
     return solution, Choice(candidate=index, columns=columns, objective_seconds=seconds)
 
 
-def fastest_layout(job: Job, constraints: Constraints, reporter: Reporter | None = None) -> tuple[Layout, float] | None:
-    """The fastest layout and its seconds by the dynamic program alone, or None where nothing fits.
+def fastest_layout(
+    job: Job, constraints: Constraints, reporter: Reporter | None = None, *, objective: Objective = THROUGHPUT
+) -> tuple[Layout, float] | None:
+    """The best layout and its seconds by the dynamic program alone, or None where nothing fits, or in time.
 
     What `search` finds, without the integer program's proof; for questions that need many answers.
 
     Raises:
         InputError: no legal layout exists under the constraints.
     """
-    found = best_first(job, constraints, BestCuts(THROUGHPUT, 1), reporter or Reporter())
+    found = best_first(job, constraints, BestCuts(objective, 1), reporter or Reporter())
     if not found.choices:
         return None
-    best = min(found.choices, key=lambda choice: (choice.objective_seconds, choice.candidate))
+    best = min(found.choices, key=lambda choice: (_rank(found, objective, choice), choice.candidate))
     return layout_of(found, best), best.objective_seconds
 
 

@@ -9,6 +9,7 @@ from planner.specs.calibration import UNCALIBRATED, CalibrationEntry
 from planner.specs.recipe import NAMED_RECIPES
 
 if TYPE_CHECKING:
+    from planner.specs.batch import BatchRange
     from planner.specs.cluster import ClusterSpec, Precision
     from planner.specs.engine import EngineSpec
     from planner.specs.model import ModelSpec
@@ -25,6 +26,7 @@ class Job:
     headroom: share of device memory that a plan leaves free.
     allow_tp_across_nodes: lift the rule that tensor parallelism stays inside the scale-up domain.
     calibration: corrections from measured runs of this device, engine and precision.
+    batch: global batch sizes to choose from, where the user gives no single one; the training document has the largest.
     """
 
     model: ModelSpec
@@ -34,6 +36,7 @@ class Job:
     headroom: float = 0.05
     allow_tp_across_nodes: bool = False
     calibration: CalibrationEntry = UNCALIBRATED
+    batch: BatchRange | None = None
 
     @property
     def attention_share(self) -> float:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar, get_args
 
 from planner.errors import InputError, Mistake
 from planner.specs import library
+from planner.specs.batch import BatchRange, read_batch
 from planner.specs.calibration import Calibration, find_entry
 from planner.specs.cluster import ClusterSpec, DeviceSpec, Precision
 from planner.specs.detect import local_host
@@ -148,7 +149,7 @@ def load_job(
     nodes: int | None = None,
     gpus: int | None = None,
     sequence_length: int | None = None,
-    global_batch_size: int | None = None,
+    global_batch_size: int | str | None = None,
     precision: str | None = None,
     settings: Sequence[str] = (),
     headroom: float = 0.05,
@@ -159,6 +160,7 @@ def load_job(
 
     model, cluster: a shipped name or the path of a YAML file; a model also the path of a Hugging Face config.json
     or of its folder. training: the path of a YAML file.
+    global_batch_size: a number of sequences, or a choice as `specs.batch` reads it.
     settings: `PATH=VALUE` changes, see `planner.specs.settings`.
     headroom: share of device memory that a plan leaves free.
     calibration: a file of corrections in place of the shipped ones.
@@ -186,10 +188,12 @@ def load_job(
     model_spec = mistakes.attempt(validate, ModelSpec, trees["model"]) if "model" in trees else None
     engine_spec = mistakes.attempt(validate, EngineSpec, trees["engine"]) if "engine" in trees else None
     cluster_spec = mistakes.attempt(_sized_cluster, trees["cluster"], gpus) if "cluster" in trees else None
-    training_spec = None
+    training_spec = batch = None
     if "training" in trees:
         device = cluster_spec.device if cluster_spec else None
-        training_spec = _check_training(mistakes, trees["training"], model_spec, device, engine_spec)
+        tree = _with_default(trees["training"], "sequence_length", model_spec.max_sequence_length if model_spec else 1)
+        tree, batch = mistakes.attempt(_batch_range, tree) or (tree, None)
+        training_spec = _check_training(mistakes, tree, model_spec, device, engine_spec)
     corrections = mistakes.attempt(load_calibration, calibration) if calibration else shipped_calibration()
     mistakes.raise_if_any()
     assert corrections is not None
@@ -204,6 +208,7 @@ def load_job(
         engine=engine_spec,
         headroom=headroom,
         allow_tp_across_nodes=allow_tp_across_nodes,
+        batch=batch,
         calibration=find_entry(
             corrections,
             device=cluster_spec.device.name,
@@ -391,7 +396,6 @@ def _check_training(
         hint = "add --global-batch N (sequences per optimizer step), or `global_batch_size: N` to TRAINING.yaml"
         mistakes.found.append(tree.mistake("the global batch size is not given", hint))
         tree = _with_default(tree, "global_batch_size", 1)
-    tree = _with_default(tree, "sequence_length", model.max_sequence_length if model else 1)
     if device and engine:
         usual = (each for each in _PREFERRED if each in device.peak and each in engine.precisions)
         tree = _with_default(tree, "precision", next(usual, device.precisions[0]))
@@ -399,6 +403,19 @@ def _check_training(
     if model:
         mistakes.attempt(_check_positions, tree, model)
     return mistakes.attempt(validate, TrainingSpec, tree)
+
+
+def _batch_range(tree: Node) -> tuple[Node, BatchRange | None]:
+    """The training document with the largest batch size, and the sizes to choose from where it is not one number."""
+    assert isinstance(tree.data, dict)
+    node, length = tree.data.get("global_batch_size"), _entry(tree, "sequence_length").data
+    if node is None or not isinstance(node.data, str) or not isinstance(length, int) or length < 1:
+        return tree, None
+    try:
+        batch = read_batch(node.data, length)
+    except ValueError as error:
+        raise InputError(node.mistake(str(error))) from None
+    return with_value(tree, ("global_batch_size",), replace(node, data=batch.most)), batch
 
 
 def _check_precision(tree: Node, device: DeviceSpec, engine: EngineSpec) -> None:

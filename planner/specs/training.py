@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, WithJsonSchema, field_validator, model_validator
 
+from planner.specs.batch import BATCH_PATTERN
 from planner.specs.cluster import Precision
 from planner.specs.document import Document, Seconds, UsdPerHour
 from planner.specs.recipe import ADAM_RECIPES, MemoryRecipe, Optimizer
 
 __all__ = ["TrainingSpec"]
+
+_MOST_SEQUENCES = 100_000_000
+_BATCH_SCHEMA = {
+    "anyOf": [
+        {"type": "integer", "minimum": 1, "maximum": _MOST_SEQUENCES},
+        {"type": "string", "pattern": BATCH_PATTERN},
+    ],
+    "description": "sequences per optimizer step; 512..2048 or 4M tokens leaves a choice",
+}
 
 
 class TrainingSpec(Document):
@@ -24,7 +34,7 @@ class TrainingSpec(Document):
     """
 
     sequence_length: int = Field(ge=1, le=100_000_000)
-    global_batch_size: int = Field(ge=1, le=100_000_000)
+    global_batch_size: Annotated[int, WithJsonSchema(_BATCH_SCHEMA)] = Field(ge=1, le=_MOST_SEQUENCES)
     precision: Precision = "bf16"
     optimizer: Optimizer = "adamw"
     memory_recipe: MemoryRecipe = "engine"

@@ -1,0 +1,120 @@
+"""The global batch size, where the user leaves a choice: the one whose tokens take the least time, or cost least."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from planner.cost.critical_batch import batch_advice, linear_learning_rate, square_root_learning_rate
+from planner.errors import InputError
+from planner.search.objectives import objective_of
+from planner.search.search import Reporter, fastest_layout
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from planner.search.constraints import Constraints
+    from planner.search.objectives import ObjectiveName, Rank
+    from planner.specs.batch import BatchRange
+    from planner.specs.job import Job
+
+__all__ = ["AS_GOOD", "TriedBatch", "batch_report", "choose_batch"]
+
+AS_GOOD = 0.001
+"""A batch whose tokens take this much longer, as a share, is as good."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TriedBatch:
+    """A global batch size, and what the best layout does with it: nothing where none fits or is legal."""
+
+    global_batch_size: int
+    tokens_per_second: float | None = None
+    num_devices: int | None = None
+
+
+def choose_batch(
+    job: Job, constraints: Constraints, name: ObjectiveName, reporter: Reporter | None = None
+) -> tuple[Job, tuple[TriedBatch, ...]]:
+    """The job with the best batch size of its range, and every size that was tried.
+
+    The best one by the objective, for each token. Of those that are as good (`AS_GOOD`) the one nearest to the target,
+    or the smallest: a smaller batch learns more from each token. Optima are the dynamic program's. Where nothing fits
+    with any, the job has the smallest batch.
+
+    Raises:
+        InputError: the objective does not depend on the batch.
+    """
+    assert job.batch is not None, "the batch is given"
+    if name == "memory":
+        hint = "give one number of sequences, as in --global-batch 1024"
+        raise InputError("the smallest memory does not choose a batch size", where="--objective memory", hint=hint)
+    sizes = job.batch.sizes()
+    reporter = reporter or Reporter()
+    tried, ranks = [], {}
+    for size in sizes:
+        outcome = _best_of(_with_batch(job, size), constraints, name, reporter)
+        if outcome is None:
+            tried.append(TriedBatch(global_batch_size=size))
+            continue
+        ranks[size], one = outcome
+        tried.append(one)
+    return _with_batch(job, _chosen(ranks, job.batch, by_devices=name == "gpus")), tuple(tried)
+
+
+def _with_batch(job: Job, size: int) -> Job:
+    return replace(job, training=job.training.model_copy(update={"global_batch_size": size}))
+
+
+def _best_of(
+    job: Job, constraints: Constraints, name: ObjectiveName, reporter: Reporter
+) -> tuple[Rank, TriedBatch] | None:
+    """The rank of the best layout, its seconds for each token, and what it does."""
+    objective = objective_of(job, name)
+    try:
+        best = fastest_layout(job, constraints, reporter, objective=objective)
+    except InputError:  # no legal layout with this batch
+        return None
+    if best is None:
+        return None
+    layout, seconds = best
+    size = job.training.global_batch_size
+    tokens = size * job.training.sequence_length
+    rank = objective.rank(seconds / tokens, layout.world_size)
+    one = TriedBatch(global_batch_size=size, tokens_per_second=tokens / seconds, num_devices=layout.world_size)
+    return rank, one
+
+
+def _chosen(ranks: dict[int, Rank], batch: BatchRange, *, by_devices: bool) -> int:
+    if not ranks:
+        return batch.least
+    best = min(ranks.values())
+    most = best[0] * (1 + AS_GOOD), (best[1] if by_devices else math.inf) * (1 + AS_GOOD)
+    good = [size for size, rank in ranks.items() if rank[0] <= most[0] and rank[1] <= most[1]]
+    target = batch.target
+    return min(good, key=lambda size: (abs(size - target) if target else 0.0, size))
+
+
+def batch_report(job: Job, tried: Sequence[TriedBatch]) -> dict[str, Any]:
+    """For the plan: what was tried, what the literature says about the chosen batch, and its learning rates.
+
+    The document's learning rate is taken as that of the range's smallest batch, or of the target.
+    """
+    training, batch = job.training, job.batch
+    assert batch is not None, "the batch was given"
+    of_batch = batch.least if batch.target is None else batch.target
+    rates = training.learning_rate, of_batch, training.global_batch_size
+    return {
+        "chosen": training.global_batch_size,
+        "least": batch.least,
+        "most": batch.most,
+        "tried": [asdict(each) for each in tried],
+        "advice": asdict(batch_advice(job.model, training)),
+        "learning_rate": {
+            "given": training.learning_rate,
+            "of_batch": of_batch,
+            "linear": linear_learning_rate(*rates),
+            "square_root": square_root_learning_rate(*rates),
+        },
+    }
