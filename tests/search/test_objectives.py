@@ -9,14 +9,17 @@ from dataclasses import replace
 from functools import cache
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from planner.cost.estimate import estimate
 from planner.cost.run import longest_step_seconds
 from planner.errors import InputError
+from planner.layout import Layout
 from planner.search.candidates import layout_at
 from planner.search.constraints import Constraints
 from planner.search.degrees import allowed_policies, legal_degrees
-from planner.search.objectives import OBJECTIVES, Objective, objective_of
+from planner.search.objectives import OBJECTIVES, BestCuts, Objective, objective_of
 from planner.search.search import NothingFits, search
 from planner.specs.load import load_job
 
@@ -153,3 +156,27 @@ def test_each_objective_is_best_at_its_own(llama):
             for other, p in plans.items()
         }
         assert values[name] <= min(values.values()) * (1 + 1e-8), (name, values)
+
+
+LAYOUTS = st.lists(st.tuples(st.integers(1, 4), st.integers(1, 8), st.floats(0.1, 10.0)), max_size=25)
+
+
+@given(name=st.sampled_from(["throughput", "cost", "gpus"]), places=st.integers(1, 3), layouts=LAYOUTS)
+def test_a_cutoff_lets_through_what_takes_a_place_and_nothing_else(name, places, layouts):
+    objective = Objective(name=name)
+    best = BestCuts(objective, places)
+    ranks = {}
+    for tp, devices, seconds in layouts:
+        one = Layout(tp=tp, layers_per_stage=(1,), recompute=("none",))
+        best.add(one, devices, seconds)
+        ranks[tp] = min(objective.rank(seconds, devices), ranks.get(tp, (math.inf, math.inf)))
+        last = sorted(ranks.values())[places - 1] if len(ranks) >= places else (math.inf, math.inf)
+        for asked in range(1, 10):
+            cutoff = float(best.cutoff_seconds(asked))
+            if cutoff > 0 and math.isfinite(cutoff):
+                assert objective.rank(cutoff * (1 - 1e-9), asked)[0] <= last[0] * (1 + 1e-9)
+                assert objective.rank(cutoff * (1 + 1e-9), asked) > last
+            elif math.isfinite(cutoff):
+                assert objective.rank(1e-300, asked) > last
+            else:
+                assert objective.rank(1e300, asked) < last or cutoff < 0
