@@ -124,6 +124,12 @@ _RUN = (
     click.option(
         "--validation", callback=_read_held_out, default="0%", metavar="SHARE", help="Samples to hold out; up to 50%."
     ),
+    click.option(
+        "--weights", type=click.Path(path_type=Path), metavar="DIR", help="A Hugging Face model to start from."
+    ),
+    click.option(
+        "--export", type=click.Path(path_type=Path), metavar="DIR", help="Write one here after the last step."
+    ),
     count_option("--steps", help="Optimizer steps; the plan's own number by default."),
     click.option(
         "--resume",

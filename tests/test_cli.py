@@ -27,7 +27,7 @@ WORKLOAD = {
     "--nodes", "--gpus", "--seq-len", "--global-batch", "--precision", "--engine", "--set", "--headroom",
     "--allow-tp-across-nodes", "--calibration",
 }  # fmt: skip
-RUN = {"--data", "--tokenizer", "--validation", "--steps", "--resume", "--checkpoint-every"}
+RUN = {"--data", "--tokenizer", "--validation", "--weights", "--export", "--steps", "--resume", "--checkpoint-every"}
 CONTRACT = {
     "plan": WORKLOAD
     | {"--pin", "--forbid", "--objective", "--top", "--solver", "--time-limit"}

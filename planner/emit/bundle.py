@@ -55,4 +55,5 @@ def write_bundle(
 def _absolute(arguments: RunArguments) -> RunArguments:
     """Paths as they are seen from the folder of the script; a data set of the hub has a name and no path."""
     data = tuple(each if each.startswith("hf:") else str(Path(each).absolute()) for each in arguments.data)
-    return replace(arguments, data=data, tokenizer=arguments.tokenizer and arguments.tokenizer.absolute())
+    paths = {name: getattr(arguments, name) for name in ("tokenizer", "weights", "export")}
+    return replace(arguments, data=data, **{name: path and path.absolute() for name, path in paths.items()})

@@ -33,6 +33,7 @@ class RunArguments:
     data: files, or data sets by name; without any, the trainer's own small corpus.
     tokenizer: a `tokenizer.json` or its folder; without it a token is a byte.
     validation: share of the samples that is held out.
+    weights: folder of a Hugging Face checkpoint to start from. export: where to write one after the last step.
     steps: optimizer steps; None: as many as the plan's training document says.
     resume: `auto` (the newest intact checkpoint, if any), `never`, or the step of a checkpoint.
     """
@@ -40,6 +41,8 @@ class RunArguments:
     data: tuple[str, ...] = ()
     tokenizer: Path | None = None
     validation: float = 0.0
+    weights: Path | None = None
+    export: Path | None = None
     steps: int | None = None
     resume: str = "auto"
     checkpoint_every: int | None = None

@@ -16,9 +16,9 @@ import torch.distributed as dist
 from planner.errors import EnvironmentProblem, ExitCode, PlannerError
 from planner.plan import read_plan
 from planner.trainer.obstacles import check_plan
-from planner.trainer.options import corpus_of, parse_options
+from planner.trainer.options import corpus_of, parse_options, run_options
 from planner.trainer.parent import die_with_parent
-from planner.trainer.train import RunOptions, run
+from planner.trainer.train import run
 from planner.trainer.trainer import Trainer
 from planner.trainer.verdict import record_failure
 
@@ -88,8 +88,7 @@ def _train(options: argparse.Namespace) -> ExitCode:
     )
     try:
         trainer = Trainer(plan, corpus, device, num_steps=options.steps or plan.training.steps)
-        chosen = RunOptions(output=options.output, resume=options.resume, checkpoint_every=options.checkpoint_every)
-        return run(trainer, chosen)
+        return run(trainer, run_options(options))
     finally:
         dist.destroy_process_group()
 

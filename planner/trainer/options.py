@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import argparse
+from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from planner.trainer.data import Corpus, open_corpus
+from planner.trainer.train import RunOptions
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from planner.plan import Plan
 
-__all__ = ["corpus_of", "parse_options"]
+__all__ = ["corpus_of", "parse_options", "run_options"]
 
 
 def parse_options(words: Sequence[str] | None) -> argparse.Namespace:
@@ -25,9 +27,16 @@ def parse_options(words: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--data", action="append", default=[])
     parser.add_argument("--tokenizer", type=Path)
     parser.add_argument("--validation", type=float, default=0.0)
+    parser.add_argument("--weights", type=Path)
+    parser.add_argument("--export", type=Path)
     parser.add_argument("--resume", default="auto")
     parser.add_argument("--checkpoint-every", type=int)
     return parser.parse_args(words)
+
+
+def run_options(options: argparse.Namespace) -> RunOptions:
+    """What the training loop is told."""
+    return RunOptions(**{field.name: getattr(options, field.name) for field in fields(RunOptions)})
 
 
 def corpus_of(plan: Plan, options: argparse.Namespace) -> Corpus:

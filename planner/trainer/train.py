@@ -21,6 +21,7 @@ from planner.trainer.heartbeat import heartbeat
 from planner.trainer.measure import MemoryMeter, measurements, peak_memory_bytes
 from planner.trainer.progress import make_progress
 from planner.trainer.verdict import forget_failures, write_status
+from planner.trainer.weights import export_weights, load_weights
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 
 __all__ = ["RunOptions", "run"]
 
+CHECKPOINT_SECONDS = 600.0
 RESULTS_KEPT = 1000  # the newest steps, for the medians of measurements.json
 
 
@@ -38,14 +40,17 @@ class RunOptions:
     """How to run; what to run is the plan's.
 
     resume: `auto` (newest intact checkpoint, if any), `never`, or the step of a checkpoint.
-    checkpoint_every: steps between checkpoints; None: by the clock, every `checkpoint_seconds`. The end of a
-    run always saves.
+    checkpoint_every: steps between checkpoints; None: by the clock, every ten minutes. The end of a run
+    always saves.
+    weights: a Hugging Face checkpoint to start from where there is nothing to resume; export: where to write one
+    after the last step.
     """
 
     output: Path
     resume: str = "auto"
     checkpoint_every: int | None = None
-    checkpoint_seconds: float = 600.0
+    weights: Path | None = None
+    export: Path | None = None
 
     @property
     def checkpoints(self) -> Path:
@@ -68,11 +73,18 @@ def run(trainer: Trainer, options: RunOptions) -> ExitCode:
 
 
 def _resume(trainer: Trainer, options: RunOptions) -> None:
+    """Load the checkpoint to go on from; where there is none, the weights to start from."""
+    if not _restored(trainer, options) and options.weights is not None:
+        load_weights(trainer, options.weights)
+
+
+def _restored(trainer: Trainer, options: RunOptions) -> bool:
     if options.resume == "never":
-        return
+        return False
     if options.resume != "auto" and not options.resume.isdigit():
         raise InputError(f"--resume {options.resume} is no step", hint="give auto, never or a step")
-    restore(trainer, options.checkpoints, None if options.resume == "auto" else int(options.resume))
+    step = None if options.resume == "auto" else int(options.resume)
+    return restore(trainer, options.checkpoints, step) is not None
 
 
 class _Run:
@@ -102,6 +114,8 @@ class _Run:
                 if result.finite:
                     show(result)
                 code = self._after(result)
+        if code is ExitCode.OK and options.export is not None:
+            export_weights(trainer, options.export, options.weights)
         document = measurements(trainer, meter, list(self.results))
         if self.chief:
             (options.output / "measurements.json").write_text(json.dumps(document, indent=1) + "\n")
@@ -111,7 +125,7 @@ class _Run:
 
     def _step(self) -> StepResult:
         by_clock = self.options.checkpoint_every is None
-        save_now = by_clock and time.monotonic() - self.saved_at > self.options.checkpoint_seconds
+        save_now = by_clock and time.monotonic() - self.saved_at > CHECKPOINT_SECONDS
         asked = self.chief and (self.options.output / "stop").exists()  # `planner launch` asks so
         self.results.append(self.trainer.step(stop=asked or self.stop.is_set(), save=save_now))
         return self.results[-1]

@@ -166,9 +166,9 @@ def train(plan: Plan, job: dict[str, Any]) -> int:
     if "file_limit" in job:
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
         resource.setrlimit(resource.RLIMIT_FSIZE, (job["file_limit"], job["file_limit"]))
-    options = RunOptions(
-        output=Path(job["output"]), resume=job.get("resume", "auto"), checkpoint_every=job.get("checkpoint_every")
-    )
+    given = {name: Path(job[name]) for name in ("weights", "export") if name in job}
+    given |= {name: job[name] for name in ("resume", "checkpoint_every") if name in job}
+    options = RunOptions(output=Path(job["output"]), **given)
     return int(run(trainer, options))
 
 
