@@ -140,6 +140,26 @@ _RUN = (
         help="Which checkpoint to start from.",
     ),
     count_option("--checkpoint-every", help="Steps between checkpoints; every ten minutes by default."),
+    click.option(
+        "--keep-checkpoints",
+        type=click.IntRange(min=1),
+        default=2,
+        show_default=True,
+        metavar="N",
+        help="How many stay.",
+    ),
+    click.option("--async-save", is_flag=True, help="Write checkpoints while the training goes on."),
+    click.option(
+        "--validate-every",
+        type=click.IntRange(min=1),
+        default=100,
+        show_default=True,
+        metavar="N",
+        help="Steps between losses of the held-out samples.",
+    ),
+    count_option("--profile", help="Record step N with torch's profiler."),
+    click.option("--tensorboard", is_flag=True, help="Write metrics for TensorBoard too."),
+    click.option("--wandb", metavar="PROJECT", help="Send metrics to Weights & Biases too."),
 )
 _PLACE = (
     click.option("--node-rank", type=click.IntRange(min=0), metavar="N", help="Number of this host, of several."),

@@ -27,7 +27,10 @@ WORKLOAD = {
     "--nodes", "--gpus", "--seq-len", "--global-batch", "--precision", "--engine", "--set", "--headroom",
     "--allow-tp-across-nodes", "--calibration",
 }  # fmt: skip
-RUN = {"--data", "--tokenizer", "--validation", "--weights", "--export", "--steps", "--resume", "--checkpoint-every"}
+RUN = {
+    "--data", "--tokenizer", "--validation", "--validate-every", "--weights", "--export", "--steps", "--resume",
+    "--checkpoint-every", "--keep-checkpoints", "--async-save", "--profile", "--tensorboard", "--wandb",
+}  # fmt: skip
 CONTRACT = {
     "plan": WORKLOAD
     | {"--pin", "--forbid", "--objective", "--top", "--solver", "--time-limit"}

@@ -35,6 +35,9 @@ class RunArguments:
     validation: share of the samples that is held out.
     weights: folder of a Hugging Face checkpoint to start from. export: where to write one after the last step.
     steps: optimizer steps; None: as many as the plan's training document says.
+    keep_checkpoints: newest ones that stay. async_save: write them while the training goes on.
+    validate_every: steps between losses of the held-out samples. profile: number of a step to record.
+    tensorboard: write DIR/tensorboard. wandb: project of Weights & Biases.
     resume: `auto` (the newest intact checkpoint, if any), `never`, or the step of a checkpoint.
     """
 
@@ -46,13 +49,21 @@ class RunArguments:
     steps: int | None = None
     resume: str = "auto"
     checkpoint_every: int | None = None
+    keep_checkpoints: int = 2
+    async_save: bool = False
+    validate_every: int = 100
+    profile: int | None = None
+    tensorboard: bool = False
+    wandb: str | None = None
 
     def options(self) -> tuple[str, ...]:
         """The options as words of a command; what is left at its default is left out."""
         words: list[str] = []
         for field in fields(self):
             value, name = getattr(self, field.name), field.name.replace("_", "-")
-            if value != field.default:
+            if value is True:
+                words.append(f"--{name}")
+            elif value != field.default:
                 words += [f"--{name}={each}" for each in (value if isinstance(value, tuple) else (value,))]
         return tuple(words)
 

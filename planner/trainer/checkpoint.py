@@ -11,11 +11,13 @@ import hashlib
 import json
 import os
 import shutil
+import threading
 from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 from torch.distributed.checkpoint.state_dict_loader import load as load_tensors
 from torch.distributed.checkpoint.state_dict_saver import save as save_tensors
 
@@ -32,9 +34,8 @@ if TYPE_CHECKING:
 
     from planner.trainer.trainer import Trainer
 
-__all__ = ["restore", "save", "saved_steps"]
+__all__ = ["Saver", "restore", "saved_steps"]
 
-KEPT = 2  # newest checkpoints that stay
 MANIFEST, STATE = "manifest.json", "state.json"
 
 
@@ -47,30 +48,79 @@ def saved_steps(folder: Path) -> list[int]:
     return sorted((int(path.name[5:]) for path in folder.glob("step-*") if path.name[5:].isdigit()), reverse=True)
 
 
-def save(trainer: Trainer, folder: Path) -> None:
-    """Write the state after `trainer.step_number` steps; every rank calls it.
+class Saver:
+    """Writes checkpoints, and keeps the newest; every rank makes one and calls it in turn.
 
-    Raises:
-        EnvironmentProblem: the disk is full or cannot be written; older checkpoints are untouched.
+    background: copy the tensors to host memory and write them while the training goes on. The ranks then agree in a
+    process group of their own, so that no collective of the training comes in between.
     """
-    final, draft = folder / _name(trainer.step_number), folder / f".{_name(trainer.step_number)}.tmp"
-    try:
-        if dist.get_rank() == 0:
-            for unfinished in folder.glob(".step-*.tmp"):  # of runs that were killed while they saved
-                shutil.rmtree(unfinished, ignore_errors=True)
-            draft.mkdir(parents=True)
-        dist.barrier()
-        save_tensors(_tensors(trainer, trainer.own_parameters()), checkpoint_id=draft)
-        digests = _hash_own_files(draft)
-        if dist.get_rank() == 0:
-            _commit(draft, final, digests, _state(trainer))
-        dist.barrier()
-    except (OSError, CheckpointException) as error:
-        if dist.get_rank() == 0:
-            shutil.rmtree(draft, ignore_errors=True)
-        free = format_bytes(shutil.disk_usage(next(each for each in draft.parents if each.exists())).free)
-        message = f"cannot save {final}: {_cause(error)} ({free} are free there)"
-        raise EnvironmentProblem(message, hint="older checkpoints are intact") from error
+
+    def __init__(self, folder: Path, *, keep: int = 2, background: bool = False) -> None:
+        self._folder, self._keep, self._background = folder, keep, background
+        # gloo: collectives of objects, and no stream of the GPU that the training waits for
+        self._group = dist.new_group(backend="gloo") if background else None
+        self._thread: threading.Thread | None = None
+        self._error: Exception | None = None
+
+    def save(self, trainer: Trainer) -> None:
+        """Write the state after `trainer.step_number` steps, once the checkpoint before is finished.
+
+        Raises:
+            EnvironmentProblem: the disk is full or cannot be written; older checkpoints are untouched. In the
+                background, the next call raises it.
+        """
+        self.wait()
+        tensors, state = _tensors(trainer, trainer.own_parameters()), _state(trainer)
+        if not self._background:
+            self._write(tensors, state)
+            return
+        staged = _on_host(tensors)
+        self._thread = threading.Thread(target=self._write_and_keep_error, args=(staged, state), name="checkpoint")
+        self._thread.start()
+
+    def wait(self) -> None:
+        """Return when nothing is being written any more; raises as `save` does."""
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+        if self._error is not None:
+            error, self._error = self._error, None
+            raise error
+
+    def _write_and_keep_error(self, tensors: dict[str, Tensor], state: dict[str, Any]) -> None:
+        try:
+            self._write(tensors, state)
+        except Exception as error:  # noqa: BLE001 # raised again in the thread that trains
+            self._error = error
+
+    def _write(self, tensors: dict[str, Tensor], state: dict[str, Any]) -> None:
+        final, draft = self._folder / _name(state["step"]), self._folder / f".{_name(state['step'])}.tmp"
+        try:
+            if dist.get_rank() == 0:
+                for unfinished in self._folder.glob(".step-*.tmp"):  # of runs that were killed while they saved
+                    shutil.rmtree(unfinished, ignore_errors=True)
+                draft.mkdir(parents=True)
+            dist.barrier(group=self._group)
+            save_tensors(tensors, checkpoint_id=draft, process_group=self._group)
+            digests = _hash_own_files(draft, self._group)
+            if dist.get_rank() == 0:
+                _commit(draft, final, digests, state, keep=self._keep)
+            dist.barrier(group=self._group)
+        except (OSError, CheckpointException) as error:
+            if dist.get_rank() == 0:
+                shutil.rmtree(draft, ignore_errors=True)
+            free = format_bytes(shutil.disk_usage(next(each for each in draft.parents if each.exists())).free)
+            message = f"cannot save {final}: {_cause(error)} ({free} are free there)"
+            raise EnvironmentProblem(message, hint="older checkpoints are intact") from error
+
+
+def _on_host(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Copies in host memory that the training does not change any more."""
+    options = StagingOptions(
+        use_pinned_memory=False, use_shared_memory=False, use_async_staging=False, use_non_blocking_copy=False
+    )
+    staged: Any = DefaultStager(options).stage(tensors)
+    return dict(staged)
 
 
 def restore(trainer: Trainer, folder: Path, step: int | None = None) -> int | None:
@@ -147,17 +197,17 @@ def _hash(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _hash_own_files(draft: Path) -> dict[str, str]:
+def _hash_own_files(draft: Path, group: dist.ProcessGroup | None) -> dict[str, str]:
     """SHA-256 of every file of the draft; each rank hashes what it wrote."""
     own = list(draft.glob(f"__{dist.get_rank()}_*")) + ([draft / ".metadata"] if dist.get_rank() == 0 else [])
     for path in own:
         _sync(path)
     parts: list[dict[str, str]] = [{} for _ in range(dist.get_world_size())]
-    dist.all_gather_object(parts, {path.name: _hash(path) for path in own})
+    dist.all_gather_object(parts, {path.name: _hash(path) for path in own}, group=group)
     return {name: digest for part in parts for name, digest in part.items()}
 
 
-def _commit(draft: Path, final: Path, digests: dict[str, str], state: dict[str, Any]) -> None:
+def _commit(draft: Path, final: Path, digests: dict[str, str], state: dict[str, Any], *, keep: int) -> None:
     _write_json(draft / STATE, state)
     _write_json(draft / MANIFEST, digests | {STATE: _hash(draft / STATE)})
     _sync(draft)
@@ -166,7 +216,7 @@ def _commit(draft: Path, final: Path, digests: dict[str, str], state: dict[str, 
     _sync(final.parent)
     # later steps are of a run that was given up for an earlier checkpoint: `auto` must not go back to them
     later = [step for step in saved_steps(final.parent) if step > state["step"]]
-    for old in later + saved_steps(final.parent)[len(later) + KEPT :]:
+    for old in later + saved_steps(final.parent)[len(later) + keep :]:
         shutil.rmtree(final.parent / _name(old), ignore_errors=True)
 
 

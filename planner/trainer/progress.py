@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import contextlib
+import statistics
 import time
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
+import torch.distributed as dist
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from planner.units import format_seconds
+from planner.trainer.measure import peak_memory_bytes
+from planner.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
+    from planner.plan import Plan
     from planner.trainer.trainer import StepResult, Trainer
 
-__all__ = ["Show", "make_progress"]
+__all__ = ["Show", "make_progress", "mfu", "spread", "tokens_per_second_per_device"]
 
 Show: TypeAlias = "Callable[[StepResult], None]"
 
@@ -67,6 +71,37 @@ def _as_lines(console: Console, trainer: Trainer) -> Show:
 
 
 def _describe(result: StepResult, trainer: Trainer) -> str:
-    training = trainer.plan.training
-    speed = training.global_batch_size * training.sequence_length / result.seconds
-    return f"loss {result.loss:.4f}  grad norm {result.grad_norm:.3f}  {speed:,.0f} tokens/s"
+    parts = [
+        f"loss {result.loss:.4f}",
+        f"grad norm {result.grad_norm:.3f}",
+        f"{tokens_per_second_per_device(trainer.plan, result.seconds):,.0f} tokens/s per device",
+    ]
+    if share := mfu(trainer.plan, result.seconds):
+        parts.append(f"MFU {share:.1%}")
+    if num_bytes := peak_memory_bytes(trainer.device):
+        parts.append(format_bytes(num_bytes))
+    return "  ".join(parts)
+
+
+def tokens_per_second_per_device(plan: Plan, step_seconds: float) -> float:
+    """Tokens of the global batch over time and devices, as the plan counts them."""
+    tokens = plan.training.global_batch_size * plan.training.sequence_length
+    return tokens / step_seconds / plan.layout.world_size
+
+
+def mfu(plan: Plan, step_seconds: float) -> float:
+    """Model FLOPs utilization of a measured step, by the plan's own count of FLOPs and its device's peak."""
+    return plan.mfu * plan.step_seconds / step_seconds
+
+
+def spread(cpu_seconds: Sequence[float]) -> dict[str, Any]:
+    """Work of the ranks in a step, to find a slow one; every rank calls it, all get the same.
+
+    CPU seconds of each rank's process, medians over the steps. Wall time would tell nothing: ranks wait for each other
+    in every step. A GPU's own time is not in it.
+    """
+    everyone: list[float | None] = [None] * dist.get_world_size()
+    dist.all_gather_object(everyone, statistics.median(cpu_seconds) if cpu_seconds else None)
+    known = [seconds for seconds in everyone if seconds is not None]
+    middle = statistics.median(known) if known else None
+    return {"cpu_seconds": everyone, "largest_over_median": max(known) / middle if known and middle else None}

@@ -16,10 +16,11 @@ import torch
 import torch.distributed as dist
 
 from planner.errors import ExitCode, InputError
-from planner.trainer.checkpoint import restore, save
+from planner.trainer.checkpoint import Saver, restore
 from planner.trainer.heartbeat import heartbeat
+from planner.trainer.loggers import make_loggers
 from planner.trainer.measure import MemoryMeter, measurements, peak_memory_bytes
-from planner.trainer.progress import make_progress
+from planner.trainer.progress import make_progress, mfu, spread, tokens_per_second_per_device
 from planner.trainer.verdict import forget_failures, write_status
 from planner.trainer.weights import export_weights, load_weights
 
@@ -27,11 +28,13 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+    from planner.trainer.loggers import Logger
     from planner.trainer.trainer import StepResult, Trainer
 
 __all__ = ["RunOptions", "run"]
 
 CHECKPOINT_SECONDS = 600.0
+VALIDATION_BATCHES = 10
 RESULTS_KEPT = 1000  # the newest steps, for the medians of measurements.json
 
 
@@ -42,6 +45,10 @@ class RunOptions:
     resume: `auto` (newest intact checkpoint, if any), `never`, or the step of a checkpoint.
     checkpoint_every: steps between checkpoints; None: by the clock, every ten minutes. The end of a run
     always saves.
+    keep_checkpoints: newest ones that stay. async_save: write them while the training goes on.
+    validate_every: steps between the losses of the held-out samples, if there are any; the end of a run always does.
+    profile: number of a step to record with torch's profiler.
+    tensorboard: write DIR/tensorboard. wandb: project of Weights & Biases.
     weights: a Hugging Face checkpoint to start from where there is nothing to resume; export: where to write one
     after the last step.
     """
@@ -49,6 +56,12 @@ class RunOptions:
     output: Path
     resume: str = "auto"
     checkpoint_every: int | None = None
+    keep_checkpoints: int = 2
+    async_save: bool = False
+    validate_every: int = 100
+    profile: int | None = None
+    tensorboard: bool = False
+    wandb: str | None = None
     weights: Path | None = None
     export: Path | None = None
 
@@ -95,7 +108,10 @@ class _Run:
         self.chief = dist.get_rank() == 0
         self.stop = threading.Event()
         self.results: deque[StepResult] = deque(maxlen=RESULTS_KEPT)
+        self.cpu_seconds: deque[float] = deque(maxlen=RESULTS_KEPT)
         self.saved_at = time.monotonic()
+        self.saver = Saver(options.checkpoints, keep=options.keep_checkpoints, background=options.async_save)
+        self.loggers: list[Logger] = []
 
     def to_the_end(self) -> ExitCode:
         """Run the steps that are left, then write measurements and verdict."""
@@ -105,6 +121,9 @@ class _Run:
         if self.chief:
             _forget_later_steps(options.output / "metrics.jsonl", trainer.step_number)
             forget_failures(options.output)
+            self.loggers = make_loggers(
+                options.output, trainer.plan, tensorboard=options.tensorboard, wandb=options.wandb
+            )
             write_status(options.output, "running", trainer.step_number)
         code = ExitCode.OK
         with _signals_set(self.stop), make_progress(trainer, show=self.chief) as show:
@@ -114,10 +133,13 @@ class _Run:
                 if result.finite:
                     show(result)
                 code = self._after(result)
+        self.saver.wait()
         if code is ExitCode.OK and options.export is not None:
             export_weights(trainer, options.export, options.weights)
-        document = measurements(trainer, meter, list(self.results))
+        document = measurements(trainer, meter, list(self.results)) | {"ranks": spread(self.cpu_seconds)}
         if self.chief:
+            for logger in self.loggers:
+                logger.close()
             (options.output / "measurements.json").write_text(json.dumps(document, indent=1) + "\n")
             self._write_verdict(code)
         dist.barrier()
@@ -127,24 +149,47 @@ class _Run:
         by_clock = self.options.checkpoint_every is None
         save_now = by_clock and time.monotonic() - self.saved_at > CHECKPOINT_SECONDS
         asked = self.chief and (self.options.output / "stop").exists()  # `planner launch` asks so
-        self.results.append(self.trainer.step(stop=asked or self.stop.is_set(), save=save_now))
+        before = time.process_time()
+        with self._profiled():
+            self.results.append(self.trainer.step(stop=asked or self.stop.is_set(), save=save_now))
+        self.cpu_seconds.append(time.process_time() - before)
         return self.results[-1]
+
+    @contextlib.contextmanager
+    def _profiled(self) -> Iterator[None]:
+        """Record the step that was asked for, in a trace for each rank that chrome://tracing and Perfetto open."""
+        if self.trainer.step_number + 1 != self.options.profile:
+            yield
+            return
+        with torch.profiler.profile() as profiler:
+            yield
+        folder = self.options.output / "profile"
+        folder.mkdir(exist_ok=True)
+        profiler.export_chrome_trace(str(folder / f"rank-{dist.get_rank()}.json"))
 
     def _after(self, result: StepResult) -> ExitCode:
         if not result.finite:
             return ExitCode.DIVERGED
-        if self.chief:
-            self._append_metrics(result)
         step, every = self.trainer.step_number, self.options.checkpoint_every
         last = step == self.trainer.num_steps
+        validated = self._validate() if last or step % self.options.validate_every == 0 else {}
+        for logger in self.loggers:
+            logger.log(self._record(result) | validated)
         if result.save or result.stop or last or (every and step % every == 0):
-            save(self.trainer, self.options.checkpoints)
+            self.saver.save(self.trainer)
             self.saved_at = time.monotonic()
         return ExitCode.PREEMPTED if result.stop and not last else ExitCode.OK
 
-    def _append_metrics(self, result: StepResult) -> None:
+    def _validate(self) -> dict[str, float | None]:
+        """Loss of the held-out samples, in whole batches and not too many of them."""
+        batches = self.trainer.corpus.num_held_out // self.trainer.plan.training.global_batch_size
+        if batches == 0:
+            return {}
+        return {"validation_loss": self.trainer.validation_loss(min(batches, VALIDATION_BATCHES))}
+
+    def _record(self, result: StepResult) -> dict[str, float | None]:
         training = self.trainer.plan.training
-        record = {
+        return {
             "step": self.trainer.step_number,
             "loss": result.loss,
             "grad_norm": result.grad_norm,
@@ -152,9 +197,9 @@ class _Run:
             "tokens": self.trainer.step_number * training.global_batch_size * training.sequence_length,
             "step_seconds": result.seconds,
             "peak_memory_bytes": peak_memory_bytes(self.trainer.device),
+            "tokens_per_second_per_device": tokens_per_second_per_device(self.trainer.plan, result.seconds),
+            "mfu": mfu(self.trainer.plan, result.seconds),
         }
-        with (self.options.output / "metrics.jsonl").open("a") as file:
-            file.write(json.dumps(record) + "\n")
 
     def _write_verdict(self, code: ExitCode) -> None:
         step, output = self.trainer.step_number, self.options.output

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 import torch
 import torch.distributed as dist
@@ -18,12 +18,16 @@ from planner.trainer.parallelize import build_chunks, local_tensor
 from planner.trainer.pipeline import make_executor
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from torch import nn
 
     from planner.plan import Plan
     from planner.trainer.data import Corpus
 
 __all__ = ["StepResult", "Trainer"]
+
+ReadBatch: TypeAlias = "Callable[[int, int], tuple[torch.Tensor, torch.Tensor]]"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,7 +80,7 @@ class Trainer:
         stop, save: what this rank asks all ranks to do after the step.
         """
         started = time.perf_counter()
-        loss = self.executor.forward_backward(*self._batch())
+        loss = self.executor.forward_backward(*self._batch(self.corpus.batch, self.step_number))
         self._add_tied_gradients()
         total, squares, stop, save = self._agree(loss, stop=stop, save=save)
         grad_norm = math.sqrt(squares)
@@ -98,12 +102,24 @@ class Trainer:
             save=save,
         )
 
-    def _batch(self) -> list[torch.Tensor]:
-        """Inputs and targets of this step: this rank's sequences, and of these its positions."""
+    def validation_loss(self, num_batches: int) -> float:
+        """Mean loss of the first held-out batches.
+
+        It runs the passes of a training step and drops the gradients: every pipeline schedule can do that.
+        """
+        total = 0.0
+        for number in range(num_batches):
+            loss = self.executor.forward_backward(*self._batch(self.corpus.held_out_batch, number))
+            total += self._agree(loss, stop=False, save=False)[0]
+            self.optimizer.zero_grad()
+        return total / num_batches
+
+    def _batch(self, read: ReadBatch, number: int) -> list[torch.Tensor]:
+        """Inputs and targets of a global batch: this rank's sequences, and of these its positions."""
         layout, training = self.plan.layout, self.plan.training
         here = layout.coordinates(dist.get_rank())
         rows = training.global_batch_size // layout.dp
-        whole = self.corpus.batch(self.step_number * training.global_batch_size + here["dp"] * rows, rows)
+        whole = read(number * training.global_batch_size + here["dp"] * rows, rows)
         if layout.cp > 1:
             held = held_positions(training.sequence_length, layout.cp, here["cp"])
             whole = (rows_of(whole[0], held), rows_of(whole[1], held))

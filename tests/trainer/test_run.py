@@ -7,6 +7,7 @@ import pickle
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from planner.errors import ExitCode
@@ -56,6 +57,7 @@ def test_a_run_leaves_metrics_measurements_and_a_verdict(finished):
     lines = [json.loads(line) for line in (finished / "metrics.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines] == list(range(1, STEPS + 1))
     keys = ["step", "loss", "grad_norm", "learning_rate", "tokens", "step_seconds", "peak_memory_bytes"]
+    keys += ["tokens_per_second_per_device", "mfu"]
     assert all(list(line) == keys for line in lines)
     assert lines[-1]["tokens"] == STEPS * 8 * 32
     assert lines[-1]["loss"] < lines[0]["loss"]
@@ -175,9 +177,68 @@ def test_one_bad_number_stops_all_ranks_before_they_update(run_job, make_plan, t
     assert not (tmp_path / "checkpoints").exists()
 
 
-def test_only_two_checkpoints_stay(run_job, make_plan, tmp_path):
-    run_job("train", make_plan("dp=1,mbs=8"), steps=5, output=str(tmp_path), checkpoint_every=1)
-    assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == [
-        "step-00000004",
-        "step-00000005",
-    ]
+@pytest.mark.parametrize(("options", "kept"), [({}, (4, 5)), ({"keep_checkpoints": 3, "async_save": True}, (3, 4, 5))])
+def test_only_the_newest_checkpoints_stay(options, kept, run_job, make_plan, tmp_path):
+    run_job("train", make_plan("dp=1,mbs=8"), steps=5, output=str(tmp_path), checkpoint_every=1, **options)
+    found = sorted((tmp_path / "checkpoints").iterdir())
+    assert found == [checkpoint(tmp_path, step) for step in kept]
+
+
+def test_a_checkpoint_written_during_training_is_of_its_step(finished, run_job, make_plan, tmp_path):
+    """The weights move on while it is written: a copy that is none would be of a later step."""
+    plan = make_plan("dp=2,zero=1,mbs=2", "tied-llama")
+    options = {"steps": STEPS, "output": str(tmp_path), "async_save": True, "keep_checkpoints": STEPS}
+    assert run_job("train", plan, checkpoint_every=1, **options) == ExitCode.OK
+    for step in range(EVERY + 1, STEPS + 1):
+        shutil.rmtree(checkpoint(tmp_path, step))
+    assert run_job("train", plan, **options) == ExitCode.OK
+    assert losses(tmp_path) == losses(finished)
+
+
+def test_a_save_in_the_background_that_fails_is_told(interrupted, run_job, make_plan):
+    plan, options = make_plan("dp=2,zero=1,mbs=2", "tied-llama"), {"async_save": True, "file_limit": 20_000}
+    with pytest.raises(RuntimeError, match=r"EnvironmentProblem: cannot save .* are free there"):
+        run_job("train", plan, steps=STEPS, output=str(interrupted), checkpoint_every=1, **options)
+    assert [path.name for path in (interrupted / "checkpoints").glob("step-*")] == [checkpoint(interrupted, EVERY).name]
+
+
+@pytest.mark.parametrize("layout", ["tp=2,pp=2,mbs=2", pytest.param("dp=2,zero=2,mbs=2", marks=pytest.mark.slow)])
+def test_held_out_samples_have_a_loss(layout, run_job, make_plan, tmp_path):
+    """All windows of these data are equal, and the weights stay: training and validation must agree."""
+    tokens = np.random.default_rng(1).integers(0, 256, 32).astype(np.uint16)
+    np.save(tmp_path / "data.npy", np.append(np.tile(tokens, 100), tokens[0]))
+    plan = make_plan(layout, learning_rate=1e-30)
+    options = {"data": [str(tmp_path / "data.npy")], "validation": 0.25, "validate_every": 2}
+    assert run_job("train", plan, steps=3, output=str(tmp_path / "run"), **options) == ExitCode.OK
+    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert ["validation_loss" in line for line in lines] == [False, True, True]
+    assert lines[1]["validation_loss"] == pytest.approx(lines[0]["loss"], abs=1e-5)
+
+
+@pytest.mark.slow
+def test_validation_changes_nothing_of_the_training(run_job, make_plan, tmp_path):
+    """The same samples are held out; only the losses of them are asked for more often."""
+    plan, runs = make_plan("dp=2,zero=1,mbs=2", "tied-llama"), []
+    for every in (1, 100):
+        options = {"output": str(tmp_path / str(every)), "validate_every": every, "validation": 0.1}
+        assert run_job("train", plan, steps=4, **options) == ExitCode.OK
+        runs.append(losses(tmp_path / str(every)))
+    assert runs[0] == runs[1]
+
+
+def test_a_step_is_recorded_on_request(run_job, make_plan, tmp_path):
+    assert run_job("train", make_plan("dp=2,mbs=2"), steps=3, output=str(tmp_path), profile=2) == ExitCode.OK
+    for rank in range(2):
+        trace = json.loads((tmp_path / "profile" / f"rank-{rank}.json").read_text())
+        assert any("gloo:all" in str(event.get("name")) for event in trace["traceEvents"])
+    ranks = json.loads((tmp_path / "measurements.json").read_text())["ranks"]
+    assert len(ranks["cpu_seconds"]) == 2
+    assert 1 <= ranks["largest_over_median"] < 2
+
+
+def test_metrics_go_where_they_are_asked_to(run_job, make_plan, tmp_path):
+    events = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    assert run_job("train", make_plan("dp=1,mbs=8"), steps=3, output=str(tmp_path), tensorboard=True) == ExitCode.OK
+    found = events.EventAccumulator(str(tmp_path / "tensorboard")).Reload()
+    written = {event.step: event.value for event in found.Scalars("loss")}
+    assert written == {step: pytest.approx(loss, rel=1e-6) for step, (loss, _) in losses(tmp_path).items()}

@@ -13,7 +13,7 @@ import signal
 import sys
 import tempfile
 import traceback
-from dataclasses import replace
+from dataclasses import fields, replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -167,7 +167,10 @@ def train(plan: Plan, job: dict[str, Any]) -> int:
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
         resource.setrlimit(resource.RLIMIT_FSIZE, (job["file_limit"], job["file_limit"]))
     given = {name: Path(job[name]) for name in ("weights", "export") if name in job}
-    given |= {name: job[name] for name in ("resume", "checkpoint_every") if name in job}
+    given |= {
+        field.name: job[field.name] for field in fields(RunOptions) if field.name in job and field.name not in given
+    }
+    given.pop("output", None)
     options = RunOptions(output=Path(job["output"]), **given)
     return int(run(trainer, options))
 
