@@ -16,6 +16,7 @@ from planner.errors import EnvironmentProblem, InputError
 from planner.trainer.hugging_face import config_of, is_no_parameter, pieces_of
 from planner.trainer.model import Transformer
 from planner.trainer.parallelize import local_tensor
+from planner.units import parse_quantity
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 __all__ = ["export_weights", "load_weights"]
 
 INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
-MAX_FILE_BYTES = 4 * 2**30
+MAX_FILE_BYTES = parse_quantity("4 GiB", "bytes")
 NAMES_SHOWN = 5
 
 
