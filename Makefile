@@ -68,14 +68,15 @@ golden: $(STAMP) ## rewrite tests/golden; read the difference before you commit 
 	@git diff --stat -- tests/golden
 
 .PHONY: accuracy
-accuracy: $(STAMP) ## closed forms against the numbers that papers print, and predictions against measured runs
+accuracy: $(STAMP) ## closed forms against papers, forecasts against measured runs; writes docs/accuracy.md
 	$(BIN)/python tools/closed_forms.py
 	$(BIN)/planner accuracy tests/published/measurements.csv
-	$(BIN)/python tools/held_out.py tests/published/measurements.csv
+	OPENBLAS_NUM_THREADS=1 $(BIN)/python tools/accuracy.py tests/published/measurements.csv
+	OPENBLAS_NUM_THREADS=1 $(BIN)/python tools/vtrain.py
 
 .PHONY: calibrate
 calibrate: $(STAMP) ## fit planner/calibration.json to the published runs again
-	$(BIN)/python -m planner.accuracy.calibrate tests/published/measurements.csv planner/calibration.json
+	OPENBLAS_NUM_THREADS=1 $(BIN)/python -m planner.accuracy.calibrate tests/published/measurements.csv planner/calibration.json
 
 .PHONY: bench
 bench: $(STAMP) ## CPU seconds and memory of the commands against their targets (a report)

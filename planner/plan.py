@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 from pydantic import ValidationError
 
 from planner import __version__
+from planner.cost.band import Band
 from planner.cost.ledger import LineName, MemoryLine, StageMemory, TimeLine
 from planner.cost.run import WholeRun, whole_run
 from planner.errors import EnvironmentProblem, InputError
@@ -59,8 +60,8 @@ class RunnerUp:
 class Plan:
     """A job, the layout chosen for it, and the ledger that says why.
 
-    Seconds are per optimizer step; of measured runs like it 8 of 10 lie between the low and the high one. `mfu`
-    and `hfu` name their convention in `flops_convention`.
+    Seconds are per optimizer step; of measured runs like it 8 of 10 lie between the low and the high one, and `band`
+    says on how many runs that rests. `mfu` and `hfu` name their convention in `flops_convention`.
     """
 
     model: ModelSpec
@@ -79,6 +80,7 @@ class Plan:
     mfu: float
     hfu: float
     flops_convention: str
+    band: Band | None = None
     runners_up: tuple[RunnerUp, ...] = ()
     idle_reason: str = ""
     batch: dict[str, Any] | None = None  # how the batch size was chosen, where there was a choice
@@ -114,6 +116,7 @@ def plan_to_dict(plan: Plan) -> dict[str, Any]:
         "step_seconds": plan.step_seconds,
         "low_step_seconds": plan.low_step_seconds,
         "high_step_seconds": plan.high_step_seconds,
+        "band": None if plan.band is None else asdict(plan.band),
         "calibration": plan.calibration.model_dump(mode="json"),
         "tokens_per_second_per_device": plan.tokens_per_second_per_device,
         "mfu": plan.mfu,
@@ -197,6 +200,13 @@ def _number(data: dict[str, Any], key: str, *, above: float = -math.inf) -> Any:
     return value
 
 
+def _band_from_dict(data: dict[str, Any] | None) -> Band | None:
+    if data is None:
+        return None
+    numbers = {key: _number(data, key) for key in ("low", "high", "num_near")}
+    return Band(**numbers, unseen=tuple(map(str, data["unseen"])), axes=str(data["axes"]))
+
+
 def _plan_from_dict(data: dict[str, Any]) -> Plan:
     def strict(document: type[Any], key: str) -> Any:
         return document.model_validate_json(json.dumps(data[key]))  # JSON mode reads lists as tuples
@@ -208,6 +218,7 @@ def _plan_from_dict(data: dict[str, Any]) -> Plan:
         engine=strict(EngineSpec, "engine"),
         calibration=strict(CalibrationEntry, "calibration"),
         layout=layout_from_dict(data["layout"]),
+        band=_band_from_dict(data.get("band")),
         memory=tuple(
             StageMemory(
                 stage=stage["stage"],

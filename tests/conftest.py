@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from hypothesis import settings
 
+from planner.cost.band import Band
 from planner.cost.ledger import LineName, MemoryLine, StageMemory, TimeLine
 from planner.layout import Layout
 from planner.plan import Plan, RunnerUp, plan_to_json
@@ -124,6 +125,7 @@ def make_plan(**changes: Any) -> Plan:
         low_step_seconds=37.1,
         high_step_seconds=42.3,
         calibration=UNCALIBRATED,
+        band=Band(low=0.94, high=1.07, num_near=12, axes="tp+pp"),
         tokens_per_second_per_device=622.2,
         mfu=0.4371,
         hfu=0.4529,

@@ -2,27 +2,32 @@
 
     python -m planner.accuracy.calibrate RUNS.csv planner/calibration.json
 
-For each device, engine, precision class and kind of layers two numbers are fitted: how much slower than the
-roofline computing is, and the share of peak that fused attention reaches. The fit takes the least mean absolute
-log error, shrunk towards the next coarser group where runs are few. Never a constant for a model. The error band
-of an entry comes from folds that hold whole model sizes out.
+How much slower than the roofline computing is, is a product: one factor for the precision class, the engine, the
+device, the kind of layers, and for their combinations. Factors of combinations are held near 1 by a penalty, so that
+they move only where runs demand it, and a combination that nobody measured has those of its parts (a mixed model, as
+in Gelman and Hill 2007, chapter 12; the penalties are those that forecast whole sources best). Each device and engine
+also gets the share of peak that fused attention reaches. Never a constant for a model. The evidence for error bands
+comes from folds that hold whole model sizes out.
 """
 
 from __future__ import annotations
 
+import json
 import sys
 import zlib
+from collections import defaultdict
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
 from planner.accuracy.jobs import Unsupported, job_of
 from planner.accuracy.runs import read_runs
-from planner.cost.estimate import estimate
+from planner.accuracy.score import settled, step_seconds
+from planner.cost.band import axes_of
 from planner.cost.limits import unpriced
-from planner.specs.calibration import Calibration, CalibrationEntry, precision_class
+from planner.specs.calibration import Calibration, CalibrationEntry, Evidence, precision_class
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -32,7 +37,7 @@ if TYPE_CHECKING:
     from planner.accuracy.jobs import Setup
     from planner.accuracy.runs import Run
 
-__all__ = ["Sample", "calibrate", "held_out_ratios", "read_samples"]
+__all__ = ["Sample", "calibrate", "evidence_of", "fitted_ratios", "held_out_ratios", "read_samples"]
 
 UNFITTED_SOURCES: Final = ("megatron-sc21-t1", "korthikanti-t5")
 """Kept for validation: no constant is fitted on them (docs/decisions.md, 6)."""
@@ -41,48 +46,81 @@ UNFITTED_ENGINE: Final = "megatron-2021"
 """Its runs are those of the unfitted sources, so the roofline stands as it is."""
 
 _SHARES: Final = (0.15, 0.2, 0.25, 0.3, 0.35, 0.4, 0.45, 0.5, 0.55, 0.6, 0.7)
-_LEVELS: Final = (
+_PRICED_SHARES: Final = (0.15, 0.35, 0.7)
+_SLOWDOWNS: Final = np.array([0.6, 1.0, 1.6, 2.6])
+_USUAL_SHARE: Final = _SHARES.index(0.45)
+_SHARE_PENALTY: Final = 0.3
+
+_TERMS: Final = (
     ("device", "engine", "precision", "experts"),
-    ("device", "precision", "experts"),
-    ("engine", "precision", "experts"),
-    ("precision", "experts"),
+    ("device", "engine"),
+    ("device", "precision"),
+    ("engine", "precision"),
+    ("engine", "experts"),
+    ("device",),
+    ("engine",),
+    ("precision",),
+    ("experts",),
 )
-"""Groups from the finest to the coarsest; the first one that has an entry counts."""
+"""Which factors there are, from the most to the least specific."""
 
-_PRIOR_ROWS: Final = 4.0
-"""The coarser group weighs as much as this many runs."""
+_PENALTY: Final = {1: 3.0, 2: 4.5, 4: 7.5}
+"""Weight of a squared log factor, in runs, by how many keys it combines."""
 
-_FEW: Final = 8
-"""A band needs at least this many held-out runs; below, the coarser group's is taken."""
+_NOISE: Final = 0.05
+"""Log errors above this count by their absolute value, not their square: published runs have outliers."""
 
+_SWEEPS: Final = 24
 _FOLDS: Final = 5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sample:
-    """A measured run as the fit sees it: step seconds are rest + slowdown * compute, for each attention share."""
+    """A measured run as the fit sees it: step seconds at each attention share and a few slowdowns.
+
+    seconds: shape (shares, slowdowns), linear in the slowdown between `_SLOWDOWNS`.
+    """
 
     run: str
     source: str
     keys: dict[str, str | bool]
-    axes: dict[str, int]
+    axes: str
     fold: int
     measured_seconds: float
-    rest_seconds: NDArray[np.float64]
-    compute_seconds: NDArray[np.float64]
+    seconds: NDArray[np.float64]
 
-    def group(self, level: tuple[str, ...]) -> tuple[str | bool, ...]:
-        """The sample's place among the groups of one level."""
-        return tuple(self.keys[key] for key in level)
+    def group(self, term: tuple[str, ...]) -> tuple[str | bool, ...]:
+        """The sample's place among the groups of one term."""
+        return tuple(self.keys[key] for key in term)
+
+
+_Group = tuple[tuple[str, ...], tuple[str | bool, ...]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Fit:
-    share: int  # position in _SHARES
-    slowdown: float
+    """Log factors of every group that was seen, and the position in _SHARES of every device and engine."""
+
+    intercept: float
+    factors: dict[_Group, float]
+    shares: dict[tuple[str | bool, ...], int]
+
+    def predicted(self, sample: Sample) -> float:
+        """Step seconds of a run; a group that was not seen has the factor 1."""
+        if sample.keys["engine"] == UNFITTED_ENGINE:
+            return float(_at(sample.seconds[_USUAL_SHARE], 1.0)[0])
+        share = self.shares.get(sample.group(_TERMS[1]), _USUAL_SHARE)
+        log_slowdown = self.intercept + sum(self.factors.get((term, sample.group(term)), 0.0) for term in _TERMS)
+        return float(_at(sample.seconds[share], np.exp(log_slowdown))[0])
 
 
-_Fits = dict[tuple[tuple[str, ...], tuple[str | bool, ...]], _Fit]
+def _at(seconds: NDArray[np.float64], slowdown: Any) -> tuple[Any, Any]:
+    """Seconds and their slope at a slowdown; seconds: (..., slowdowns), extended beyond the ends."""
+    slopes = np.diff(seconds) / np.diff(_SLOWDOWNS)
+    place = np.clip(np.searchsorted(_SLOWDOWNS, slowdown) - 1, 0, len(_SLOWDOWNS) - 2)[..., None]
+    slope = np.take_along_axis(slopes, place, -1)[..., 0]
+    start = np.take_along_axis(seconds, place, -1)[..., 0]
+    return start + slope * (slowdown - np.take(_SLOWDOWNS, place[..., 0])), slope
 
 
 def read_samples(runs: Iterable[Run]) -> list[Sample]:
@@ -98,20 +136,9 @@ def read_samples(runs: Iterable[Run]) -> list[Sample]:
 
 def _sample(run: Run, setup: Setup, measured_seconds: float) -> Sample:
     job = setup.job
-    shares = _SHARES if job.training.attention == "flash" else _SHARES[:1]
-    once, half_more = (
-        np.array(
-            [
-                estimate(
-                    replace(job, calibration=CalibrationEntry(slowdown=slowdown, attention=share)), setup.layout
-                ).step_seconds
-                for share in shares
-            ]
-        )
-        * setup.share
-        for slowdown in (1.0, 1.5)
-    )
-    compute = np.broadcast_to((half_more - once) / 0.5, (len(_SHARES),))
+    setup = settled(setup)
+    shares = _PRICED_SHARES if job.training.attention == "flash" else _PRICED_SHARES[:1]
+    seconds = np.stack([_over_shares(setup, float(slowdown), shares) for slowdown in _SLOWDOWNS], axis=-1)
     size = f"{job.model.hidden_size}x{job.model.num_layers}"
     return Sample(
         run=run.id,
@@ -122,111 +149,122 @@ def _sample(run: Run, setup: Setup, measured_seconds: float) -> Sample:
             "precision": precision_class(job.training.precision),
             "experts": job.model.moe is not None,
         },
-        axes={axis: getattr(setup.layout, axis) for axis in ("tp", "pp", "dp", "cp", "ep", "zero")},
+        axes=axes_of(setup.layout),
         fold=zlib.crc32(size.encode()) % _FOLDS,
         measured_seconds=measured_seconds,
-        rest_seconds=np.broadcast_to(once, (len(_SHARES),)) - compute,
-        compute_seconds=compute,
+        seconds=seconds,
     )
 
 
-def _fit(samples: Sequence[Sample], prior: _Fit | None) -> _Fit:
-    """The attention share and slowdown of least mean |log(measured / predicted)|, shrunk towards `prior`."""
-    measured = np.array([s.measured_seconds for s in samples])
-    best, least = _Fit(share=0, slowdown=1.0), np.inf
-    for share in range(len(_SHARES)):
-        rest = np.array([s.rest_seconds[share] for s in samples])
-        compute = np.array([s.compute_seconds[share] for s in samples])
-        wanted = np.clip((measured - rest) / compute, 0.3, 6.0)
-        for slowdown in np.quantile(wanted, np.linspace(0.1, 0.9, 33)):
-            loss = float(np.mean(np.abs(np.log(measured / (rest + slowdown * compute)))))
-            if prior is not None:
-                distance = (
-                    abs(np.log(slowdown / prior.slowdown)) + abs(np.log(_SHARES[share] / _SHARES[prior.share])) / 3
-                )
-                loss += 0.3 * distance * _PRIOR_ROWS / len(samples)
-            if loss < least:
-                best, least = _Fit(share=share, slowdown=float(slowdown)), loss
-    return best
+def _over_shares(setup: Setup, slowdown: float, priced: Sequence[float]) -> NDArray[np.float64]:
+    """Step seconds at each attention share; attention's are inverse to it, so a few prices give the others."""
+    entries = [CalibrationEntry(slowdown=slowdown, attention=share) for share in priced]
+    seconds = [step_seconds(replace(setup, job=replace(setup.job, calibration=entry))) for entry in entries]
+    return np.interp(-1.0 / np.array(_SHARES), -1.0 / np.array(priced), seconds)
 
 
-def _fit_levels(samples: Sequence[Sample]) -> _Fits:
-    """A fit for every group of every level, coarse groups first."""
-    used = [s for s in samples if s.source not in UNFITTED_SOURCES and s.keys["engine"] != UNFITTED_ENGINE]
-    fits: _Fits = {}
-    for depth in reversed(range(len(_LEVELS))):
-        level = _LEVELS[depth]
-        groups: dict[tuple[str | bool, ...], list[Sample]] = {}
-        for sample in used:
-            groups.setdefault(sample.group(level), []).append(sample)
-        for key, members in groups.items():
-            fits[level, key] = _fit(members, _coarser(fits, members[0], depth + 1))
-    return fits
+def _fitted(samples: Iterable[Sample]) -> list[Sample]:
+    return [s for s in samples if s.source not in UNFITTED_SOURCES and s.keys["engine"] != UNFITTED_ENGINE]
 
 
-def _coarser(fits: _Fits, sample: Sample, depth: int) -> _Fit | None:
-    """The fit of the first level from `depth` on that knows the sample's group."""
-    return next(
-        (fits[level, sample.group(level)] for level in _LEVELS[depth:] if (level, sample.group(level)) in fits), None
+def _fit(samples: Sequence[Sample]) -> _Fit:
+    """Factors and shares of least penalised |log(measured / predicted)|, by reweighted least squares.
+
+    Each sweep linearises the logarithm of the prediction; every third one chooses the attention shares anew.
+
+    Source: Huber (1964) for the weights; Gauss-Newton.
+    """
+    used = _fitted(samples)
+    groups: dict[_Group, int] = {}
+    columns = [[groups.setdefault((term, s.group(term)), len(groups)) for term in _TERMS] for s in used]
+    rows = np.arange(len(used))
+    design = np.zeros((len(used), len(groups) + 1))
+    design[:, -1] = 1.0  # the intercept
+    for column in np.array(columns).T:
+        design[rows, column] = 1.0
+    penalty = np.array([*(_PENALTY[len(term)] for term, _ in groups), 0.5])
+    members = defaultdict(list)
+    for row, sample in enumerate(used):
+        members[sample.group(_TERMS[1])].append(row)
+    measured = np.log([s.measured_seconds for s in used])
+    seconds = np.array([s.seconds for s in used])
+    logs, shares = np.zeros(len(groups) + 1), np.full(len(used), _USUAL_SHARE)
+    for sweep in range(_SWEEPS):
+        slowdown = np.exp(design @ logs)
+        predicted, slope = _at(seconds[rows, shares], slowdown)
+        error = measured - np.log(predicted)
+        weight = _NOISE / np.maximum(np.abs(error), _NOISE)
+        gradient = design * (slope * slowdown / predicted)[:, None]
+        normal = gradient.T @ (gradient * weight[:, None]) + np.diag(penalty)
+        step = np.linalg.solve(normal, gradient.T @ (weight * error) - penalty * logs)
+        logs = logs + np.clip(step, -0.5, 0.5)
+        if sweep % 3 == 2:
+            every = _at(seconds, np.broadcast_to(np.exp(design @ logs)[:, None], seconds.shape[:2]))[0]
+            shares = _best_shares(members, np.abs(measured[:, None] - np.log(every)))
+    return _Fit(
+        intercept=float(logs[-1]),
+        factors={group: float(logs[column]) for group, column in groups.items()},
+        shares={group: int(shares[own[0]]) for group, own in members.items()},
     )
 
 
-def _predicted(fits: _Fits, sample: Sample) -> float:
-    fit = None if sample.keys["engine"] == UNFITTED_ENGINE else _coarser(fits, sample, 0)
-    fit = fit or _Fit(share=_SHARES.index(0.45), slowdown=1.0)
-    return float(sample.rest_seconds[fit.share] + fit.slowdown * sample.compute_seconds[fit.share])
+def _best_shares(members: dict[tuple[str | bool, ...], list[int]], errors: NDArray[np.float64]) -> NDArray[np.int64]:
+    """Position of the best attention share of each sample's device and engine; errors: (samples, shares)."""
+    distance = _SHARE_PENALTY * np.abs(np.log(np.array(_SHARES) / _SHARES[_USUAL_SHARE]))
+    found = np.empty(len(errors), dtype=np.int64)
+    for own in members.values():
+        found[own] = int(np.argmin(errors[own].sum(axis=0) + distance))
+    return found
 
 
 def held_out_ratios(samples: Sequence[Sample], folds: Sequence[int]) -> NDArray[np.float64]:
     """Measured over predicted of each sample, predicted by a fit without any sample of its fold; shape (samples,)."""
     ratios = np.empty(len(samples))
     for fold in set(folds):
-        fits = _fit_levels([s for s, own in zip(samples, folds, strict=True) if own != fold])
+        fit = _fit([s for s, own in zip(samples, folds, strict=True) if own != fold])
         for i, (sample, own) in enumerate(zip(samples, folds, strict=True)):
             if own == fold:
-                ratios[i] = sample.measured_seconds / _predicted(fits, sample)
+                ratios[i] = sample.measured_seconds / fit.predicted(sample)
     return ratios
 
 
+def fitted_ratios(samples: Sequence[Sample]) -> NDArray[np.float64]:
+    """Measured over predicted of each sample by the fit of all of them: in-sample; shape (samples,)."""
+    fit = _fit(samples)
+    return np.array([sample.measured_seconds / fit.predicted(sample) for sample in samples])
+
+
 def calibrate(samples: Sequence[Sample]) -> Calibration:
-    """The calibration of all samples, with bands from folds that hold whole model sizes out."""
-    ratios = held_out_ratios(samples, [s.fold for s in samples])
-    fits = _fit_levels(samples)
-    unfitted = [i for i, s in enumerate(samples) if s.keys["engine"] == UNFITTED_ENGINE]
-    entries = [_entry({"engine": UNFITTED_ENGINE}, None, samples, ratios, unfitted)]
-    for level in _LEVELS:
-        for _, key in sorted((k for k in fits if k[0] == level), key=str):
-            members = [
-                i for i, s in enumerate(samples) if s.group(level) == key and s.keys["engine"] != UNFITTED_ENGINE
-            ]
-            named = dict(zip(level, key, strict=True))
-            entries.append(_entry(named, fits[level, key], samples, ratios, members))
-    return Calibration(entries=tuple(entries))
+    """The calibration of all samples, with evidence from folds that hold whole model sizes out."""
+    fit = _fit(samples)
+    entries = [CalibrationEntry.model_validate({"engine": UNFITTED_ENGINE, "alone": True})]
+    for term in _TERMS:
+        for _, group in sorted((key for key in fit.factors if key[0] == term), key=str):
+            members = [s for s in _fitted(samples) if s.group(term) == group]
+            entries.append(
+                CalibrationEntry.model_validate(
+                    {
+                        **dict(zip(term, group, strict=True)),
+                        "slowdown": round(float(np.exp(fit.factors[term, group])), 4),
+                        "attention": _SHARES[fit.shares[group]] if term == _TERMS[1] else None,
+                        "num_rows": len(members),
+                        "sources": tuple(sorted({s.source for s in members})),
+                    }
+                )
+            )
+    entries.append(CalibrationEntry(slowdown=round(float(np.exp(fit.intercept)), 4)))
+    evidence = evidence_of(samples, held_out_ratios(samples, [s.fold for s in samples]))
+    return Calibration(entries=tuple(entries), evidence=evidence)
 
 
-def _entry(
-    keys: dict[str, str | bool],
-    fit: _Fit | None,
-    samples: Sequence[Sample],
-    ratios: NDArray[np.float64],
-    members: Sequence[int],
-) -> CalibrationEntry:
-    band = members
-    for level in _LEVELS[1:]:
-        if len(band) >= _FEW or fit is None:
-            break
-        band = [i for i, s in enumerate(samples) if all(keys.get(k, s.keys[k]) == s.keys[k] for k in level)]
-    low, high = (float(np.quantile(ratios[list(band)], q)) for q in (0.1, 0.9))
-    return CalibrationEntry.model_validate(
-        {
-            **keys,
-            "slowdown": round(fit.slowdown, 4) if fit else 1.0,
-            "attention": _SHARES[fit.share] if fit else None,
-            "low": round(min(low, 1.0), 4),
-            "high": round(max(high, 1.0), 4),
-            "num_rows": len(members),
-            "sources": tuple(sorted({samples[i].source for i in members})),
-        }
+def evidence_of(samples: Sequence[Sample], ratios: NDArray[np.float64]) -> tuple[Evidence, ...]:
+    """Held-out ratios, sorted, of each kind of run."""
+    kinds = defaultdict(list)
+    for sample, ratio in zip(samples, ratios, strict=True):
+        kinds[(*sample.keys.items(), ("axes", sample.axes))].append(round(float(ratio), 3))
+    return tuple(
+        Evidence.model_validate({**dict(kind), "ratios": tuple(sorted(own))})
+        for kind, own in sorted(kinds.items(), key=str)
     )
 
 
@@ -234,8 +272,16 @@ def main(arguments: Sequence[str]) -> None:
     """Fit RUNS.csv and write the calibration file."""
     runs, output = arguments
     samples = read_samples(read_runs(Path(runs)))
-    document = calibrate(samples).model_dump_json(indent=1, exclude_none=True)
-    Path(output).write_text(document + "\n", encoding="utf-8")
+    Path(output).write_text(_one_a_line(calibrate(samples)), encoding="utf-8")
+
+
+def _one_a_line(calibration: Calibration) -> str:
+    """The calibration as JSON, an entry on each line, so that a change of one is a change of one line."""
+    lists = []
+    for name, members in calibration.model_dump(mode="json", exclude_defaults=True).items():
+        lines = ",\n".join("  " + json.dumps(member) for member in members)
+        lists.append(f' "{name}": [\n{lines}\n ]')
+    return "{\n" + ",\n".join(lists) + "\n}\n"
 
 
 if __name__ == "__main__":

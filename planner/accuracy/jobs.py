@@ -45,11 +45,13 @@ class Setup:
     share: batch of the row over the batch of `job`, below 1 where the microbatches were rounded up to whole ones;
     the step of the row takes this share of the job's step.
     assumed: what the row does not state and was decided here, in words.
+    recomputed_share: part of the layers that recompute everything because the row would not fit otherwise.
     """
 
     job: Job
     layout: Layout
     share: float = 1.0
+    recomputed_share: float = 0.0
     assumed: tuple[str, ...] = ()
 
     @property
@@ -96,6 +98,7 @@ def _setup(run: Run) -> Setup:
         engine=engine,
         allow_tp_across_nodes=True,
         calibration=calibration,
+        evidence=shipped_calibration().evidence,
     )
     layout = _layout(run, job, degrees, mbs, assumed)
     return Setup(job=job, layout=layout, share=share, assumed=tuple(assumed))
@@ -128,11 +131,11 @@ _ENGINES: Final = (
     ("maxtext", "fsdp"),
     ("jax", "fsdp"),
     ("megatron-core", "megatron"),
-    ("megatron-bridge", "megatron"),
+    ("megatron-bridge", "megatron-bridge"),
     ("megatron-deepspeed", "deepspeed"),
     ("megatron(-deepspeed)", "deepspeed"),
     ("megatron", "megatron"),
-    ("nemo", "megatron"),
+    ("nemo", "megatron-bridge"),
     ("deepspeed", "deepspeed"),
     ("gpt-neox", "deepspeed"),
     ("fsdp", "fsdp"),
@@ -152,7 +155,9 @@ def engine_of(run: Run, model_parallel: bool) -> EngineSpec:
         name = "megatron-2021"
     if name == "fsdp" and model_parallel:
         name = "torchtitan"
-    return _engine(name)
+    engine = _engine(name)
+    once = any(word in f"{run.flags} {run.notes}".lower() for word in ("deepep", "hybridep"))
+    return engine.model_copy(update={"dispatches_once_per_host": True}) if once else engine
 
 
 @cache
@@ -235,7 +240,7 @@ def _degrees(run: Run, assumed: list[str]) -> dict[str, int]:
 
 def _layout(run: Run, job: Job, degrees: dict[str, int], mbs: int, assumed: list[str]) -> Layout:
     tp, pp, cp, dp = degrees["tp"], degrees["pp"], degrees["cp"], degrees["dp"]
-    interleave = _interleave(run, pp, job.model.num_layers, assumed)
+    interleave = _interleave(run, job, degrees, mbs, assumed)
     zero = _zero(run, job.engine, pp, assumed) if dp * cp > 1 else 0
     ep, etp = _experts(run, job.model, tp, tp * cp * dp, assumed)
     return Layout(
@@ -250,22 +255,50 @@ def _layout(run: Run, job: Job, degrees: dict[str, int], mbs: int, assumed: list
         sp=_sequence_parallel(run, tp, assumed),
         recompute=(_recompute(run, job.engine, assumed),) * (pp * interleave),
         offload="optimizer" if _offloads(run) else "none",
-        layers_per_stage=even_split(job.model.num_layers, pp, interleave),
+        layers_per_stage=_layers_per_stage(job.model, pp, interleave, assumed),
     )
+
+
+def _layers_per_stage(model: ModelSpec, pp: int, interleave: int, assumed: list[str]) -> tuple[int, ...]:
+    """Equal chunks; where layers do not divide, and would with embedding, loss and further tokens, those count as one.
+
+    So do the recipes of such models (--account-for-embedding-in-pipeline-split, --pipeline-model-parallel-layout).
+    """
+    num_chunks, ends = pp * interleave, model.num_layers + 2 + model.mtp_layers
+    each, rest = divmod(ends, num_chunks)
+    if num_chunks == 1 or model.num_layers % num_chunks == 0 or rest or each < 2 + model.mtp_layers:
+        return even_split(model.num_layers, pp, interleave)
+    assumed.append("embedding and loss count as layers")
+    return (each - 1, *(each,) * (num_chunks - 2), each - 1 - model.mtp_layers)
 
 
 def _offloads(run: Run) -> bool:
     return bool(run.offload) or "cpu offload" in run.flags.lower() or "offload=true" in run.flags.lower()
 
 
-def _interleave(run: Run, pp: int, num_layers: int, assumed: list[str]) -> int:
+_INTERLEAVED: Final = ("megatron-core", "megatron-bridge", "nemo")
+_MOST_LAYERS_OF_CHUNK: Final = 4
+
+
+def _interleave(run: Run, job: Job, degrees: dict[str, int], mbs: int, assumed: list[str]) -> int:
+    """Chunks of a stage, as stated; NVIDIA's own recipes interleave, with at most 4 layers in a chunk.
+
+    Elsewhere, and where the microbatches do not come in rounds, 1 as by default.
+    """
+    pp, num_layers = degrees["pp"], job.model.num_layers
     if pp > num_layers:
         raise UnpricedRun(f"{pp} pipeline stages for {num_layers} layers")
     stated = run.interleave or run.vpp
     if pp == 1:
         return 1
     if stated is None:
-        return int(_assume(1, "interleave 1", assumed))
+        tuned = any(word in run.framework.lower() for word in _INTERLEAVED)
+        rounds = job.training.global_batch_size % (degrees["dp"] * mbs * pp) == 0
+        own = num_layers // pp if tuned and rounds and num_layers % pp == 0 else 1
+        chunks = next(
+            chunks for chunks in range(1, own + 1) if own % chunks == 0 and own <= _MOST_LAYERS_OF_CHUNK * chunks
+        )
+        return int(_assume(chunks, f"interleave {chunks}", assumed))
     if stated * pp > num_layers:  # the ends count as layers there
         return int(_assume(num_layers // pp, f"interleave {num_layers // pp}: every chunk holds a layer", assumed))
     return max(1, stated)

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from planner.accuracy.jobs import Setup, Unsupported, job_of
+from planner.cost.band import band
 from planner.cost.estimate import estimate
 from planner.cost.ledger import LineName, StageMemory
 from planner.cost.limits import unpriced
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from planner.specs.engine import Recompute
     from planner.specs.job import Job
 
-__all__ = ["Row", "memory_by_class", "score", "score_all"]
+__all__ = ["Row", "memory_by_class", "score", "score_all", "settled", "step_seconds"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,14 +73,15 @@ def score(run: Run) -> Row:
     reason = _why_not(setup.job, setup.layout)
     if reason:
         return replace(unscored, setup=setup, reason=reason)
-    setup, priced = _price(setup)
-    band = setup.job.calibration
+    setup = settled(setup)
+    priced = _price(setup)
+    spread = band(setup.job, setup.layout)
     return replace(
         unscored,
         setup=setup,
         predicted_seconds=priced.seconds,
-        low_seconds=priced.seconds * band.low if band.low else None,
-        high_seconds=priced.seconds * band.high if band.high else None,
+        low_seconds=priced.seconds * spread.low if spread else None,
+        high_seconds=priced.seconds * spread.high if spread else None,
         predicted_memory_bytes=priced.memory.get(run.mem_class, priced.memory["device"]),
         fits=priced.fits,
     )
@@ -104,24 +106,47 @@ class _Priced:
     fits: bool
 
 
-def _price(setup: Setup) -> tuple[Setup, _Priced]:
-    """The price of a setup; where recompute is not stated, with as much of it as the memory demands.
+def settled(setup: Setup) -> Setup:
+    """The setup with as much recompute as the memory demands, where the row does not state its policy.
 
     A recipe recomputes no more than it must (Megatron's recompute_num_layers and recompute_modules count it out).
     So where the assumed policy exceeds the device's memory, the price lies between that policy and full recompute,
     at the share of layers that brings the fullest stage down to it. No headroom is kept: recipes leave none.
     """
-    base = _priced(setup, setup.layout)
+    if not setup.assumes_recompute:
+        return setup
+    base = _priced(setup, setup.layout).memory["device"]
     limit = setup.job.cluster.device.memory
-    if base.memory["device"] <= limit or not setup.assumes_recompute:
-        return setup, base
-    policy: Recompute = "full"
-    full = _priced(setup, replace(setup.layout, recompute=(policy,) * setup.layout.num_chunks))
-    saved = base.memory["device"] - full.memory["device"]
-    share = min(1.0, (base.memory["device"] - limit) / saved) if saved > 0 else 0.0
+    if base <= limit:
+        return setup
+    saved = base - _priced(setup, _full(setup.layout)).memory["device"]
+    share = min(1.0, (base - limit) / saved) if saved > 0 else 0.0
     kept = tuple(each for each in setup.assumed if not each.startswith("recompute"))
-    revised = replace(setup, assumed=(*kept, f"recompute of {share:.0%} of the layers, to fit"))
-    return revised, _Priced(
+    words = f"recompute of {share:.0%} of the layers, to fit"
+    return replace(setup, assumed=(*kept, words), recomputed_share=share)
+
+
+def step_seconds(setup: Setup) -> float:
+    """Seconds of the row's step; `setup` is settled."""
+    seconds = estimate(setup.job, setup.layout).step_seconds
+    if setup.recomputed_share:
+        full = estimate(setup.job, _full(setup.layout)).step_seconds
+        seconds += setup.recomputed_share * (full - seconds)
+    return seconds * setup.share
+
+
+def _full(layout: Layout) -> Layout:
+    policy: Recompute = "full"
+    return replace(layout, recompute=(policy,) * layout.num_chunks)
+
+
+def _price(setup: Setup) -> _Priced:
+    """The price of a settled setup: between its own policy and full recompute."""
+    base, share = _priced(setup, setup.layout), setup.recomputed_share
+    if not share:
+        return base
+    full = _priced(setup, _full(setup.layout))
+    return _Priced(
         seconds=(1 - share) * base.seconds + share * full.seconds,
         memory={kind: (1 - share) * base.memory[kind] + share * full.memory[kind] for kind in base.memory},
         fits=full.fits,

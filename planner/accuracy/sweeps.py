@@ -6,6 +6,7 @@ import math
 from collections import defaultdict
 from dataclasses import dataclass
 from itertools import combinations
+from statistics import median
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
@@ -43,7 +44,8 @@ class Sweep:
 def sweeps(rows: Iterable[Row]) -> tuple[Sweep, ...]:
     """Every sweep of at least three different layouts, by seconds per sequence.
 
-    Batches of one sweep may differ by what a layout needs to divide them; repeated runs of a layout are all kept.
+    Batches of one sweep may differ by what a layout needs to divide them. Repeated runs of a layout count once, by
+    their median: no forecast tells them apart, and on a shared network they differ by up to 1.7 times.
     """
     groups: dict[tuple[str, str], list[tuple[float, float, str]]] = defaultdict(list)
     for row in rows:
@@ -56,10 +58,21 @@ def sweeps(rows: Iterable[Row]) -> tuple[Sweep, ...]:
         measured, predicted = row.measured_seconds / sequences, row.predicted_seconds / sequences
         groups[run.source_set, job].append((measured, predicted, str(row.setup.layout)))
     return tuple(
-        _sweep(source, job, members)
+        _sweep(source, job, distinct)
         for (source, job), members in sorted(groups.items())
-        if len({layout for _, _, layout in members}) >= _FEWEST
+        if len(distinct := _distinct(members)) >= _FEWEST
     )
+
+
+def _distinct(members: Sequence[tuple[float, float, str]]) -> list[tuple[float, float, str]]:
+    """One member for each layout: medians of its measured and its predicted seconds."""
+    runs: dict[str, list[tuple[float, float]]] = defaultdict(list)
+    for measured, predicted, layout in members:
+        runs[layout].append((measured, predicted))
+    return [
+        (median(measured for measured, _ in own), median(predicted for _, predicted in own), layout)
+        for layout, own in runs.items()
+    ]
 
 
 def _rounded(batch: int) -> int:

@@ -349,18 +349,24 @@ def broadcast_seconds(where: Group, num_bytes: Any) -> Any:
     return where.seconds_per_byte * num_bytes + (where.ring_latency + where.startup)
 
 
-def all_to_all_seconds(where: Group, num_bytes: Any) -> Any:
+def all_to_all_seconds(where: Group, num_bytes: Any, *, copies: Any = 1) -> Any:
     """Every rank sends 1/n of its `num_bytes` to every rank of the group, all peers and all levels at once.
 
     Peers of one level share the rank's own part of that level: across N hosts (N - 1) / N of the bytes go over the
     rank's own adapter.
 
-    Source: NCCL, grouped sends and receives; derived here, checked by a count over real ranks.
+    copies: so many parts of the bytes are the same, for ranks chosen at random, and each of the N instances of
+    the level below gets one of them, which it spreads inside: N (1 - (1 - 1/N)^copies) / copies of the bytes.
+
+    Source: NCCL, grouped sends and receives; derived here, checked by a count over real ranks. Copies: DeepSeek-V3
+    (2024), section 3.2.2; expected number of distinct hosts.
     """
     seconds = np.zeros(np.shape(where.size))
     for level in where.levels:
         peers = level.members - level.inside
-        level_seconds = peers / where.size * num_bytes / level.bandwidth + level.link.latency
+        instances = where.size / level.inside
+        distinct = instances * (1.0 - (1.0 - 1.0 / instances) ** copies) / copies
+        level_seconds = distinct * peers / where.size * num_bytes / level.bandwidth + level.link.latency
         seconds = np.maximum(seconds, (peers > 0) * level_seconds)
     return seconds + where.startup
 

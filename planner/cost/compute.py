@@ -74,18 +74,21 @@ class PassSeconds:
         )
 
 
-def _kernel_share(device: DeviceSpec, m: Any, n: Any, k: Any, batch: Any) -> Any:
+def _kernel_share(device: DeviceSpec, precision: Precision, m: Any, n: Any, k: Any, batch: Any) -> Any:
     """Share of peak that a product (m x k) (k x n) reaches: best tile's wave quantisation, and the depth ramp.
 
     Source: derived here. Waves of tiles over the device's processors, as in Calculon's and SimuMax's measured
-    curves; the ramp K / (K + K0) carries the start-up of a tile's inner loop.
+    curves; the ramp K / (K + K0) carries the start-up of a tile's inner loop, whose seconds are the same in 8 and
+    4 bits, so that K0 grows with the peak.
     """
     best = np.zeros(np.broadcast_shapes(np.shape(m), np.shape(n), np.shape(batch)))
     for rows, columns in _TILES:
         tiles = np.ceil(m / rows) * np.ceil(n / columns) * batch
         waves = np.ceil(tiles / device.num_processors)
         best = np.maximum(best, m * n * batch / (waves * device.num_processors * rows * columns))
-    ramp = k / (k + device.efficiency.matmul_half_depth)
+    narrow = precision in ("fp8", "fp4")
+    faster = device.peak[precision] / device.peak["bf16"] if narrow and "bf16" in device.peak else 1.0
+    ramp = k / (k + device.efficiency.matmul_half_depth * faster)
     aligned = (np.mod(n, _ALIGNMENT) == 0) & (np.mod(k, _ALIGNMENT) == 0)
     return device.efficiency.matmul * best * ramp * np.where(aligned, 1.0, _UNALIGNED_SHARE)
 
@@ -98,8 +101,8 @@ def matmul_seconds(job: Job, m: Any, n: Any, k: Any, batch: Any = 1.0, *, precis
     Source: roofline model, Williams et al. (CACM 2009).
     """
     device = job.cluster.device
-    peak = device.peak[precision or job.training.precision]
-    arithmetic = 2.0 * m * n * k * batch / (peak * _kernel_share(device, m, n, k, batch))
+    precision = precision or job.training.precision
+    arithmetic = 2.0 * m * n * k * batch / (device.peak[precision] * _kernel_share(device, precision, m, n, k, batch))
     traffic = (m * k + k * n + m * n) * batch * job.compute_bytes
     return np.maximum(arithmetic, _stream_seconds(job, traffic)) + device.efficiency.launch
 

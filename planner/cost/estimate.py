@@ -254,6 +254,7 @@ def _microbatch_lines(job: Job, layout: Layout, own: StagePrices, stage: int, m:
             name=LineName.TP_COMM,
             stage=stage,
             busy_seconds=m * own.tp_comm,
+            hidden_seconds=m * own.tp_hidden,
             formula="m * (layers * 4 collectives, 6 with full recompute, + 1 at each end) of one s b h activation",
             source="Shoeybi et al. (2019), section 3; Korthikanti et al. (2022), section 4.2.2",
             bound=slowest_link(job.cluster, layout.tp, 1),

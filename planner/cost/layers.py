@@ -225,7 +225,7 @@ def layer_seconds(job: Job, layout: Degrees, *, experts: bool = False) -> LayerS
 
     `experts`: a layer with experts in place of its feed-forward block. In eager mode a small layer cannot run
     faster than the host launches its operators: `layer_floor` of the device times the engine's factor
-    bounds the forward pass, and 1.6 times that the backward pass. All of it takes the calibration's `slowdown`
+    bounds the forward pass, and 1.6 times that the backward pass. The operators take the calibration's `slowdown`
     times as long as the roofline says.
 
     Source: sum of the operators; the floor's ratio of 1.6 is the number of backward per forward operators.
@@ -240,11 +240,12 @@ def layer_seconds(job: Job, layout: Degrees, *, experts: bool = False) -> LayerS
     split = np.where(np.greater(layout.tp, 1), job.engine.tp_host_factor, 1.0)
     factor = job.engine.expert_host_factor if moe else job.engine.host_factor
     floor = job.cluster.device.efficiency.layer_floor * factor * split
+    slowdown = job.calibration.slowdown
+    whole = whole * slowdown
     stretch = np.maximum(1.0, _BACKWARD_OPERATORS * floor / whole.backward)  # both parts wait for the host alike
     passes = PassSeconds(
         forward=np.maximum(whole.forward, floor),
         backward_input=whole.backward_input * stretch,
         backward_weight=whole.backward_weight * stretch,
     )
-    slowdown = job.calibration.slowdown
-    return LayerSeconds(passes=passes * slowdown, core_forward=slowdown * core.forward)
+    return LayerSeconds(passes=passes, core_forward=slowdown * core.forward)

@@ -29,6 +29,7 @@ from planner.cost.traffic import (
     context_parallel_seconds,
     data_parallel_seconds,
     expert_parallel_seconds,
+    hidden_tensor_parallel_seconds,
     pipeline_send_seconds,
     tensor_parallel_end_seconds,
     tensor_parallel_seconds,
@@ -58,6 +59,7 @@ class StagePrices:
     head: Any
     accumulation: Any
     tp_comm: Any
+    tp_hidden: Any
     cp_comm: Any
     ep_comm: Any
     pp_comm: Any
@@ -74,7 +76,8 @@ class StagePrices:
         """Seconds of one microbatch through the stage, forward and backward: t_r of the pipeline formula."""
         work = self.compute + self.recompute + self.head + self.accumulation
         exposed_send = self.pp_comm - self.pp_hidden
-        return work + self.tp_comm + self.cp_comm + self.ep_comm + exposed_send + self.dp_exposed_each
+        exposed_tp = self.tp_comm - self.tp_hidden
+        return work + exposed_tp + self.cp_comm + self.ep_comm + exposed_send + self.dp_exposed_each
 
     @property
     def tail_seconds(self) -> Any:
@@ -101,15 +104,21 @@ class _Work:
     recompute: Any
     ends: PassSeconds
     tp: PassSeconds
+    tp_hidden: PassSeconds
     tp_ends: PassSeconds
     cp: PassSeconds
     ep: PassSeconds
 
     @property
+    def exposed_tp(self) -> PassSeconds:
+        """Tensor-parallel collectives of the layers, less what runs beside products."""
+        return self.tp + self.tp_hidden * -1.0
+
+    @property
     def passes(self) -> PassSeconds:
-        """All of it; what is computed again comes before the gradients of the inputs."""
+        """All that is felt; what is computed again comes before the gradients of the inputs."""
         again = PassSeconds(backward_input=self.recompute)
-        return self.layers + again + self.ends + self.tp + self.tp_ends + self.cp + self.ep
+        return self.layers + again + self.ends + self.exposed_tp + self.tp_ends + self.cp + self.ep
 
 
 def _work(job: Job, layout: Degrees, stage: Stage) -> _Work:
@@ -118,7 +127,7 @@ def _work(job: Job, layout: Degrees, stage: Stage) -> _Work:
     Source: sum of the parts in layers.py, compute.py and traffic.py.
     """
     none = PassSeconds()
-    layers, tp, cp, ep, recompute = none, none, none, none, 0.0
+    layers, tp, tp_hidden, cp, ep, recompute = none, none, none, none, none, 0.0
     full = np.equal(stage.policy, 2)
     tp_forward, tp_backward = tensor_parallel_seconds(job, layout)
     for experts, count in layer_kinds(job, layout, stage):
@@ -130,7 +139,10 @@ def _work(job: Job, layout: Degrees, stage: Stage) -> _Work:
         again = by_policy(stage.policy, (0.0, selective, forward))
         layers += layer.passes * count
         recompute = recompute + count * again
+        hidden = hidden_tensor_parallel_seconds(job, layout, tp_forward, forward - core)
+        hidden_back = hidden_tensor_parallel_seconds(job, layout, tp_backward, layer.passes.backward - 2.5 * core)
         tp += _repeated(tp_forward, tp_backward, full) * count
+        tp_hidden += _repeated(hidden, hidden_back, full) * count
         cp += _repeated(ring_forward, ring_backward, full) * count
         ep += _repeated(exchange, exchange, full) * count
     first, last = holds_embedding(stage), holds_head(layout, stage)
@@ -139,6 +151,7 @@ def _work(job: Job, layout: Degrees, stage: Stage) -> _Work:
         recompute=recompute,
         ends=_lookup(job, layout) * first + head_seconds(job, layout) * (last * (1.0 + job.model.mtp_layers)),
         tp=tp,
+        tp_hidden=tp_hidden,
         tp_ends=_halves(tensor_parallel_end_seconds(job, layout)) * (first.astype(float) + last),
         cp=cp,
         ep=ep,
@@ -172,12 +185,13 @@ def stage_prices(job: Job, layout: Degrees, stage: Stage) -> StagePrices:
     """
     work = _work(job, layout, stage)
     send = pipeline_send_seconds(job, layout)
-    window = work.layers + work.tp + work.ep + PassSeconds(backward_input=work.recompute)
+    window = work.layers + work.exposed_tp + work.ep + PassSeconds(backward_input=work.recompute)
     dp = data_parallel_seconds(job, layout, stage, StageWindow(forward=window.forward, backward=window.backward))
     held = held_params(job, layout, stage)
     accumulates = whole_gradients(job, layout) & np.greater(num_microbatches(job, layout), 1)
     accumulation = np.where(accumulates, accumulation_seconds(job, held.total), 0.0)
-    hidden_send = send if job.engine.overlaps_pipeline_sends else 0.0 * send
+    between_chunks = job.engine.overlaps_interleaved_sends & np.greater(layout.interleave, 1)
+    hidden_send = np.where(job.engine.overlaps_pipeline_sends | between_chunks, send, 0.0)
     reduced = PassSeconds(forward=dp.exposed_forward, backward_input=dp.exposed_backward)
     passes = work.passes + _halves(send - hidden_send) + reduced + PassSeconds(backward_weight=accumulation)
     shard = held.common / shard_degree(layout) + held.experts / expert_shard_degree(layout)
@@ -188,6 +202,7 @@ def stage_prices(job: Job, layout: Degrees, stage: Stage) -> StagePrices:
         head=work.ends.total,
         accumulation=accumulation,
         tp_comm=work.tp.total + work.tp_ends.total,
+        tp_hidden=work.tp_hidden.total,
         cp_comm=work.cp.total,
         ep_comm=work.ep.total,
         pp_comm=send,

@@ -33,6 +33,7 @@ __all__ = [
     "context_parallel_seconds",
     "data_parallel_seconds",
     "expert_parallel_seconds",
+    "hidden_tensor_parallel_seconds",
     "pipeline_send_seconds",
     "tensor_parallel_end_seconds",
     "tensor_parallel_seconds",
@@ -61,6 +62,19 @@ def tensor_parallel_seconds(job: Job, layout: Degrees) -> tuple[Any, Any]:
     sequence = pairs * (all_gather_seconds(where, num_bytes) + reduce_scatter_seconds(where, num_bytes))
     seconds = np.where(np.equal(layout.sp, 1), sequence, pairs * all_reduce_seconds(where, num_bytes))
     return seconds, seconds
+
+
+def hidden_tensor_parallel_seconds(job: Job, layout: Degrees, comm: Any, products: Any) -> Any:
+    """Part of `comm` seconds of collectives that runs beside `products` seconds of matrix products.
+
+    A product is cut into tp pieces; each piece computes while the next one travels, so one piece shows, and what
+    is longer than the products.
+
+    Source: Transformer Engine, user buffers (--tp-comm-overlap); Wang et al. (ASPLOS 2023), section 5.1.
+    """
+    if not job.engine.overlaps_tensor_parallel:
+        return 0.0 * comm
+    return np.minimum(comm * (1.0 - 1.0 / layout.tp), products)
 
 
 def tensor_parallel_end_seconds(job: Job, layout: Degrees) -> Any:
@@ -197,13 +211,15 @@ def expert_parallel_seconds(job: Job, layout: Degrees) -> Any:
 
     Each rank sends its tokens' choices to the ranks of their experts and takes the results back: two exchanges
     of (ep - 1) / ep of s b k h / (c t) elements. Ranks that share an expert (etp) gather and reduce them too.
+    Where the engine sends a token to each host once, the k choices of a token share what they can.
 
     Source: Lepikhin et al., GShard (2020), section 3.2; Megatron-LM, moe/token_dispatcher.py (alltoall).
     """
     moe = job.model.moe
     assert moe is not None, "only layers with experts exchange tokens"
     num_bytes = _activation_bytes(job, layout) / layout.tp * moe.experts_per_token * moe.imbalance
-    exchange = 2.0 * all_to_all_seconds(group(job.cluster, layout.ep, layout.etp), num_bytes)
+    copies = moe.experts_per_token if job.engine.dispatches_once_per_host else 1
+    exchange = 2.0 * all_to_all_seconds(group(job.cluster, layout.ep, layout.etp), num_bytes, copies=copies)
     shared = group(job.cluster, layout.etp, 1)
     gathered = num_bytes * layout.etp
     return exchange + all_gather_seconds(shared, gathered) + reduce_scatter_seconds(shared, gathered)

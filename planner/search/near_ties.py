@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import fields
 from typing import TYPE_CHECKING
 
+from planner.cost.band import band
 from planner.cost.estimate import Estimate, estimate
 from planner.layout import Layout
 from planner.plan import RunnerUp
@@ -13,6 +14,7 @@ from planner.units import format_seconds
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from planner.cost.band import Band
     from planner.specs.job import Job
 
 __all__ = ["differences", "near_tie", "runner_up", "simplest", "why_simpler"]
@@ -71,9 +73,9 @@ def _words(value: object) -> str:
     return str(value[0]) if len(set(value)) == 1 else "mixed"
 
 
-def near_tie(job: Job, seconds: float, other_seconds: float) -> bool:
-    """Whether the error bands of two step times overlap; without bands only equal times do."""
-    low, high = job.calibration.low or 1.0, job.calibration.high or 1.0
+def near_tie(spread: Band | None, seconds: float, other_seconds: float) -> bool:
+    """Whether error bands of the same width around two step times overlap; without a band only equal times do."""
+    low, high = (spread.low, spread.high) if spread else (1.0, 1.0)
     slower, faster = max(seconds, other_seconds), min(seconds, other_seconds)
     return slower * low <= faster * high
 
@@ -94,5 +96,5 @@ def runner_up(job: Job, winner: Layout, won: Estimate, layout: Layout) -> Runner
         peak_bytes=priced.peak_bytes,
         reason=f"{share:+.1%}" + (f": {causes}" if causes and share > 0 else ""),
         differs=differences(winner, layout),
-        near_tie=near_tie(job, won.step_seconds, priced.step_seconds),
+        near_tie=near_tie(band(job, winner), won.step_seconds, priced.step_seconds),
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
+from planner.cost.band import band
 from planner.cost.estimate import Estimate, estimate
 from planner.cost.flops import MODEL_FLOPS_CONVENTION
 from planner.errors import InputError, Mistake
@@ -43,6 +44,7 @@ def plan_for_layout(job: Job, layout: Layout) -> Plan:
 
 
 def _plan(job: Job, layout: Layout, priced: Estimate, **extra: Any) -> Plan:
+    spread = band(job, layout)
     return Plan(
         model=job.model,
         cluster=job.cluster,
@@ -53,8 +55,9 @@ def _plan(job: Job, layout: Layout, priced: Estimate, **extra: Any) -> Plan:
         memory=priced.memory,
         time=priced.time,
         step_seconds=priced.step_seconds,
-        low_step_seconds=_scaled(priced.step_seconds, job.calibration.low),
-        high_step_seconds=_scaled(priced.step_seconds, job.calibration.high),
+        low_step_seconds=priced.step_seconds * spread.low if spread else None,
+        high_step_seconds=priced.step_seconds * spread.high if spread else None,
+        band=spread,
         calibration=job.calibration,
         tokens_per_second_per_device=priced.tokens_per_second_per_device,
         mfu=priced.mfu,
@@ -67,10 +70,6 @@ def _plan(job: Job, layout: Layout, priced: Estimate, **extra: Any) -> Plan:
         },
         **extra,
     )
-
-
-def _scaled(seconds: float, factor: float | None) -> float | None:
-    return None if factor is None else seconds * factor
 
 
 def search(

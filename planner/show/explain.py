@@ -11,7 +11,7 @@ from planner.cost.ledger import total_exposed_seconds
 from planner.show.columns import Columns
 from planner.show.figures import bytes_scale, seconds_scale
 from planner.show.screen import clean, indented, section, stack
-from planner.show.summary import heading, layout_rows
+from planner.show.summary import band_rows, heading, layout_rows
 from planner.show.words import fold_runs, limit_words, line_label, run_words
 from planner.units import format_count, format_seconds
 
@@ -32,7 +32,11 @@ def explanation(plan: Plan) -> Group:
     step = f"{format_seconds(plan.step_seconds)}, {format_count(plan.tokens_per_second_per_device)} tokens/s per device"
     rates = f"MFU {plan.mfu:.1%}, HFU {plan.hfu:.1%}"
     convention = Text(f"  {clean(plan.flops_convention)}", style="dim")
-    rows: list[tuple[str, RenderableType]] = [("step", step), ("rates", Text.assemble(rates, convention))]
+    rows: list[tuple[str, RenderableType]] = [
+        ("step", step),
+        *band_rows(plan),
+        ("rates", Text.assemble(rates, convention)),
+    ]
     if whole := run_words(plan):
         rows.append(("whole run", whole))
     scale = bytes_scale(stage.total_bytes for stage in plan.memory)

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from planner.cost.ledger import StageMemory
     from planner.plan import Plan
 
-__all__ = ["heading", "layout_rows", "memory_section", "next_command", "summary"]
+__all__ = ["band_rows", "heading", "layout_rows", "memory_section", "next_command", "summary"]
 
 _MANY = 10  # rows of stages beyond which the middle is folded
 
@@ -95,17 +95,30 @@ def layout_rows(plan: Plan) -> list[tuple[str, RenderableType]]:
     return [*rows, ("idle", f"{idle:,} of {plan.cluster.num_devices:,} devices{why}")] if idle else rows
 
 
+def band_rows(plan: Plan) -> list[tuple[str, RenderableType]]:
+    """How far the step may be off, and on how many published runs that rests; nothing without a band."""
+    low, high, band = plan.low_step_seconds, plan.high_step_seconds, plan.band
+    if band is None or not low or not high:
+        return []
+    names = {"device": plan.cluster.device.name, "engine": f"engine {plan.engine.name}", "axes": f"axes {band.axes}"}
+    runs = "1 run" if band.num_near == 1 else f"{band.num_near} runs"
+    if band.unseen:
+        rests = f"wider, because no published run has {', '.join(names[key] for key in band.unseen)}"
+    else:
+        rests = f"rests on {runs} on {names['device']}, {names['engine']}, {names['axes']}, and on runs less like it"
+    return [
+        ("band", Text(f"8 of 10 runs: {format_seconds(low)} to {format_seconds(high)}; {clean(rests)}", style="dim"))
+    ]
+
+
 def _headline_rows(plan: Plan) -> list[tuple[str, RenderableType]]:
-    low, high = plan.low_step_seconds, plan.high_step_seconds
-    between = (
-        f"  8 of 10 measured runs like it: {format_seconds(low)} to {format_seconds(high)}" if low and high else ""
-    )
     rate = plan.tokens_per_second_per_device
     in_all = plan.training.global_batch_size * plan.training.sequence_length / plan.step_seconds
     speed = f"{format_count(rate)} tokens/s per device, {format_count(in_all)} tokens/s in all"
     mfu = Text.assemble((f"{plan.mfu:.1%}", "bold"), (f"  {clean(plan.flops_convention)}", "dim"))
     rows: list[tuple[str, RenderableType]] = [
-        ("step", Text.assemble((format_seconds(plan.step_seconds), "bold"), (between, "dim"))),
+        ("step", Text(format_seconds(plan.step_seconds), style="bold")),
+        *band_rows(plan),
         ("speed", speed),
         ("MFU", mfu),
         ("HFU", Text.assemble(f"{plan.hfu:.1%}", ("  with what is computed again", "dim"))),

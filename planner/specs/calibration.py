@@ -1,8 +1,9 @@
-"""The calibration document: how much slower than the roofline measured runs were, and how sure that makes us."""
+"""The calibration document: how much slower than the roofline measured runs were, and how far off forecasts are."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final, Literal
+import math
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 from pydantic import Field
 
@@ -11,41 +12,66 @@ from planner.specs.document import Document, Name
 if TYPE_CHECKING:
     from planner.specs.cluster import Precision
 
-__all__ = ["UNCALIBRATED", "Calibration", "CalibrationEntry", "PrecisionClass", "find_entry", "precision_class"]
+__all__ = [
+    "UNCALIBRATED",
+    "Calibration",
+    "CalibrationEntry",
+    "Evidence",
+    "PrecisionClass",
+    "find_entry",
+    "precision_class",
+]
 
 PrecisionClass = Literal["fp32", "16", "fp8", "fp4"]
 
 
 class CalibrationEntry(Document):
-    """Measured corrections for one device, engine, precision class and kind of layers; a missing key matches all.
+    """Measured corrections for a device, engine, precision class and kind of layers; a missing key matches all.
 
     experts: whether the model has experts, whose kernels and exchanges are others.
 
-    slowdown: computing takes this many times what the roofline says. attention: share of the 16-bit peak that
-    fused attention reaches, in place of the device file's. low, high: 10 % and 90 % quantiles of measured over
-    predicted step time on held-out runs. num_rows: measured runs behind it, from these sources.
+    slowdown: computing takes this many times what the roofline says; the entries that match multiply. attention:
+    share of the 16-bit peak that fused attention reaches, in place of the device file's. low, high: 10 % and 90 %
+    quantiles of measured over predicted step time; without them the evidence of published runs speaks. alone: no
+    entry after this one counts. num_rows: measured runs behind it, from these sources.
     """
 
     device: Name | None = None
     engine: Name | None = None
     precision: PrecisionClass | None = None
     experts: bool | None = None
-    slowdown: float = Field(gt=0, le=100)
+    slowdown: float = Field(default=1.0, gt=0, le=100)
     attention: float | None = Field(default=None, gt=0, le=1)
     low: float | None = Field(default=None, gt=0)
     high: float | None = Field(default=None, gt=0)
+    alone: bool = False
     num_rows: int = Field(default=0, ge=0)
     sources: tuple[str, ...] = ()
 
 
-UNCALIBRATED: Final = CalibrationEntry(slowdown=1.0)
+UNCALIBRATED: Final = CalibrationEntry()
 """The data sheet and the device file alone, without an error band."""
 
 
+class Evidence(Document):
+    """Measured over predicted step time of runs of one kind, forecast by a fit that had not seen their model size.
+
+    axes: what divides the work, as `planner.cost.band.axes_of` writes it.
+    """
+
+    device: Name
+    engine: Name
+    precision: PrecisionClass
+    experts: bool
+    axes: str
+    ratios: tuple[float, ...] = Field(min_length=1)
+
+
 class Calibration(Document):
-    """Entries from the most to the least specific; the first that matches counts."""
+    """Corrections from the most to the least specific, and what they rest on."""
 
     entries: tuple[CalibrationEntry, ...]
+    evidence: tuple[Evidence, ...] = ()
 
 
 def precision_class(precision: Precision) -> PrecisionClass:
@@ -57,9 +83,23 @@ def precision_class(precision: Precision) -> PrecisionClass:
 def find_entry(
     calibration: Calibration, *, device: str, engine: str, precision: Precision, experts: bool
 ) -> CalibrationEntry:
-    """The first entry that matches, or `UNCALIBRATED`."""
+    """What the matching entries say together; `UNCALIBRATED` where none matches.
+
+    Slowdowns multiply. Everything else is that of the first entry that states it.
+    """
     wanted = {"device": device, "engine": engine, "precision": precision_class(precision), "experts": experts}
-    for entry in calibration.entries:
-        if all(getattr(entry, key) in (None, value) for key, value in wanted.items()):
-            return entry
-    return UNCALIBRATED
+    matching = [
+        entry
+        for entry in calibration.entries
+        if all(getattr(entry, key) in (None, value) for key, value in wanted.items())
+    ]
+    alone = next((number for number, entry in enumerate(matching, 1) if entry.alone), len(matching))
+    matching = matching[:alone]
+    if not matching:
+        return UNCALIBRATED
+    found: dict[str, Any] = {
+        key: value for key, value in wanted.items() if any(getattr(entry, key) is not None for entry in matching)
+    }
+    for key in ("attention", "low", "high", "num_rows", "sources"):
+        found |= next(({key: value} for entry in matching if (value := getattr(entry, key))), {})
+    return CalibrationEntry(**found, slowdown=math.prod(entry.slowdown for entry in matching))

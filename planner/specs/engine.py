@@ -73,6 +73,15 @@ class EngineSpec(Document):
     )
     overlaps_data_parallel: bool
     overlaps_pipeline_sends: bool
+    overlaps_interleaved_sends: bool = Field(
+        default=False, description="interleaved schedules send while the next chunk computes"
+    )
+    overlaps_tensor_parallel: bool = Field(
+        default=False, description="tensor-parallel collectives run in pieces beside the products next to them"
+    )
+    dispatches_once_per_host: bool = Field(
+        default=False, description="a token goes to each host once, whatever number of its experts are there"
+    )
     scatters_pipeline_sends: bool = Field(
         description="without sequence parallelism each tensor-parallel rank sends its share, gathered on arrival"
     )

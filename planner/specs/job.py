@@ -10,6 +10,7 @@ from planner.specs.recipe import NAMED_RECIPES
 
 if TYPE_CHECKING:
     from planner.specs.batch import BatchRange
+    from planner.specs.calibration import Evidence
     from planner.specs.cluster import ClusterSpec, Precision
     from planner.specs.engine import EngineSpec
     from planner.specs.model import ModelSpec
@@ -27,6 +28,7 @@ class Job:
     allow_tp_across_nodes: lift the rule that tensor parallelism stays inside the scale-up domain.
     calibration: corrections from measured runs of this device, engine and precision.
     batch: global batch sizes to choose from, where the user gives no single one; the training document has the largest.
+    evidence: how far off forecasts of published runs were.
     """
 
     model: ModelSpec
@@ -37,6 +39,7 @@ class Job:
     allow_tp_across_nodes: bool = False
     calibration: CalibrationEntry = UNCALIBRATED
     batch: BatchRange | None = None
+    evidence: tuple[Evidence, ...] = ()
 
     @property
     def attention_share(self) -> float:

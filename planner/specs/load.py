@@ -216,6 +216,7 @@ def load_job(
             precision=training_spec.precision,
             experts=model_spec.moe is not None,
         ),
+        evidence=corrections.evidence,
     )
 
 

@@ -151,7 +151,7 @@ def test_the_last_host_may_be_half_empty(gpus: str, hosts: int, per_host: int) -
     [
         ("Megatron-LM", {"flash_attention": "0", "sp": "0", "zero_stage": "0"}, "megatron-2021"),
         ("Megatron-LM", {}, "megatron"),
-        ("NeMo", {}, "megatron"),
+        ("NeMo", {}, "megatron-bridge"),
         ("Megatron-DeepSpeed", {}, "deepspeed"),
         ("Composer/FSDP1", {"tp": "1", "pp": "1"}, "fsdp"),
         ("Paxml (JAX FSDP+DP)", {"tp": "1", "pp": "1"}, "fsdp"),
@@ -326,3 +326,24 @@ def test_tables_of_names_point_at_what_is_shipped() -> None:
     gpus = knowledge("gpus")["gpus"]
     assert {entry["cluster"] for entry in gpus} <= set(cluster_names())
     assert all(load_engine(name) for name in engine_names())
+
+
+@pytest.mark.parametrize(
+    ("layers", "pp", "chunks", "notes", "split"),
+    [
+        ("61", "16", "1", "w/ MTP", (3, *(4,) * 14, 2)),  # 61 layers, embedding, loss and one layer more are 16 x 4
+        ("126", "8", "8", "", (1, *(2,) * 62, 1)),
+        ("96", "8", "1", "", (12,) * 8),
+        ("61", "4", "1", "", (16, 15, 15, 15)),
+    ],
+)
+def test_ends_count_as_layers_where_that_makes_equal_chunks(
+    layers: str, pp: str, chunks: str, notes: str, split: tuple[int, ...]
+) -> None:
+    found = setup_of(layers=layers, pp=pp, interleave=chunks, tp="1", gpus=pp, notes=notes)
+    assert found.layout.layers_per_stage == split
+
+
+def test_a_dispatcher_in_the_flags_sends_once_to_each_host() -> None:
+    assert setup_of(flags="TE + DeepEP; GA=4").job.engine.dispatches_once_per_host
+    assert not setup_of().job.engine.dispatches_once_per_host

@@ -6,6 +6,7 @@ The algorithms are checked against walks through their steps in test_collective_
 from __future__ import annotations
 
 import csv
+import itertools
 from collections import Counter
 from pathlib import Path
 
@@ -210,3 +211,17 @@ def test_a_hop_of_a_ring_costs_one_adapter_however_many_ranks_a_host_has():
         assert ring_exchange_seconds(group(cluster, size, stride), 1e9) == pytest.approx(hop)
     assert send_seconds(cluster, 8, 1e9) == pytest.approx(hop)
     assert send_seconds(cluster, 4, 1e9) < send_seconds(cluster, 4, 1e9, size=4) == pytest.approx(hop)
+
+
+@pytest.mark.parametrize(("hosts", "choices"), [(2, 2), (2, 8), (4, 3), (8, 4)])
+def test_copies_go_to_each_host_once(hosts, choices):
+    """The bytes that leave a host, against a count over every way in which choices can fall on hosts."""
+    cluster, num_bytes = CLUSTER["dgx-a100"], 1e13  # so many that latency is nothing
+    link = cluster.links[1]
+    ways = list(itertools.product(range(hosts), repeat=choices))
+    distinct = sum(len(set(way)) for way in ways) / len(ways)
+    sent = distinct / choices * (hosts - 1) / hosts * num_bytes
+    where = group(cluster, hosts * 8, 1)
+    expected = sent / (link.bandwidth * link.efficiency)
+    assert all_to_all_seconds(where, num_bytes, copies=choices) == pytest.approx(expected, rel=1e-3)
+    assert all_to_all_seconds(where, num_bytes, copies=1) == pytest.approx(all_to_all_seconds(where, num_bytes))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 
 import numpy as np
@@ -166,3 +166,32 @@ def test_tensor_parallelism_across_nodes_is_dear(make_job):
 
 def test_policies_are_indexed_as_named():
     assert POLICIES == ("none", "selective", "full")
+
+
+OVERLAPS = ("overlaps_tensor_parallel", "overlaps_interleaved_sends", "dispatches_once_per_host")
+
+
+@pytest.mark.parametrize("overlap", OVERLAPS)
+@pytest.mark.parametrize("text", ["tp=8,pp=2", "tp=4,pp=4,interleave=2", "tp=1,pp=2,ep=8", "tp=2,pp=4,recompute=full"])
+def test_what_an_engine_overlaps_only_hides_time(make_job, text, overlap):
+    job = make_job("mixtral-8x7b", cluster="dgx-h100", engine="megatron", gpus=256, batch=256)
+    off, on = (replace(job, engine=job.engine.model_copy(update={overlap: value})) for value in (False, True))
+    without, with_it = priced(off, text), priced(on, text)
+    assert with_it.step_seconds <= without.step_seconds
+    if overlap != "dispatches_once_per_host":
+        assert [line.busy_seconds for line in with_it.time][:7] == [line.busy_seconds for line in without.time][:7]
+
+
+def test_a_piece_of_an_overlapped_collective_shows(make_job):
+    job = make_job("llama3-70b", cluster="dgx-h100", engine="megatron-bridge", gpus=256, batch=256)
+    for tp in (2, 4, 8):
+        line = next(x for x in priced(job, f"tp={tp},pp=4").time if x.name == LineName.TP_COMM)
+        assert line.hidden_seconds <= line.busy_seconds * (1 - 1 / tp)
+        assert line.exposed_seconds >= line.busy_seconds / tp
+
+
+def test_sends_hide_only_between_chunks(make_job):
+    job = make_job("gpt3-175b", engine="megatron", gpus=256, batch=256)
+    for text, hides in (("tp=8,pp=4", False), ("tp=8,pp=4,interleave=2", True)):
+        line = next(x for x in priced(job, text).time if x.name == LineName.PP_COMM)
+        assert (line.hidden_seconds == line.busy_seconds > 0) is hides

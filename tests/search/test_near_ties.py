@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from planner.cost.band import Band
 from planner.cost.estimate import estimate
 from planner.layout import Layout
 from planner.search.constraints import Constraints
@@ -75,14 +76,12 @@ def test_differences_are_named_key_by_key():
 
 
 def test_near_ties_are_plans_whose_bands_overlap():
-    asked = job()
-    band = replace(asked, calibration=asked.calibration.model_copy(update={"low": 0.9, "high": 1.1}))
-    assert near_tie(band, 1.0, 1.2)
-    assert near_tie(band, 1.2, 1.0)
-    assert not near_tie(band, 1.0, 1.23)
-    bare = replace(asked, calibration=asked.calibration.model_copy(update={"low": None, "high": None}))
-    assert near_tie(bare, 1.0, 1.0)
-    assert not near_tie(bare, 1.0, 1.0001)
+    spread = Band(low=0.9, high=1.1)
+    assert near_tie(spread, 1.0, 1.2)
+    assert near_tie(spread, 1.2, 1.0)
+    assert not near_tie(spread, 1.0, 1.23)
+    assert near_tie(None, 1.0, 1.0)
+    assert not near_tie(None, 1.0, 1.0001)
 
 
 def test_top_lists_as_many_distinct_cuts_with_what_differs():
@@ -91,4 +90,4 @@ def test_top_lists_as_many_distinct_cuts_with_what_differs():
     assert len(cuts) == len(found.runners_up) == 6
     for runner in found.runners_up:
         assert runner.differs == differences(found.layout, runner.layout)
-        assert runner.near_tie == near_tie(job(), found.step_seconds, runner.step_seconds)
+        assert runner.near_tie == near_tie(found.band, found.step_seconds, runner.step_seconds)

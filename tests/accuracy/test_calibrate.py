@@ -1,0 +1,83 @@
+"""The fit of the calibration, on runs that were made up so that the right answer is known."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from planner.accuracy.calibrate import Sample, calibrate, held_out_ratios
+from planner.specs.calibration import UNCALIBRATED, Calibration, CalibrationEntry, find_entry
+
+DEVICES = {"a100-80gb": 1.0, "h100-80gb": 1.3, "b200-180gb": 1.7}
+ENGINES = {"megatron": 1.0, "fsdp": 1.25}
+SLOWDOWNS = np.array([0.6, 1.0, 1.6, 2.6])  # where the fit has prices
+
+
+def made_up(*, slowdown=None, source="someone", engine="megatron", device="a100-80gb", fold=0, rest=1.0, compute=9.0):
+    """A run that took exactly rest + slowdown * compute seconds."""
+    slowdown = slowdown or DEVICES[device] * ENGINES[engine]
+    return Sample(
+        run="-",
+        source=source,
+        keys={"device": device, "engine": engine, "precision": "16", "experts": False},
+        axes="dp",
+        fold=fold,
+        measured_seconds=rest + slowdown * compute,
+        seconds=np.broadcast_to(rest + SLOWDOWNS * compute, (11, 4)),
+    )
+
+
+def runs(times=12):
+    return [
+        made_up(device=device, engine=engine, fold=number % 5)
+        for (device, engine), number in itertools.product(itertools.product(DEVICES, ENGINES), range(times))
+    ]
+
+
+def test_a_combination_that_nobody_measured_leans_on_its_parts():
+    seen = [run for run in runs(60) if (run.keys["device"], run.keys["engine"]) != ("b200-180gb", "fsdp")]
+    fitted = calibrate(seen)
+    same_device = find_entry(fitted, device="b200-180gb", engine="megatron", precision="bf16", experts=False)
+    found = find_entry(fitted, device="b200-180gb", engine="fsdp", precision="bf16", experts=False)
+    assert same_device.slowdown == pytest.approx(1.7, rel=0.03)
+    assert same_device.slowdown < found.slowdown < 1.7 * 1.25  # held back, because nobody saw it
+
+
+def test_runs_that_are_exact_are_forecast_exactly():
+    ratios = held_out_ratios(runs(), [run.fold for run in runs()])
+    assert ratios == pytest.approx(np.ones(len(ratios)), abs=0.05)
+
+
+def test_a_run_is_never_forecast_from_its_own_fold():
+    samples = runs()
+    folds = [run.fold for run in samples]
+    before = held_out_ratios(samples, folds)
+    slower = [replace(run, measured_seconds=3 * run.measured_seconds) if run.fold == 0 else run for run in samples]
+    after = held_out_ratios(slower, folds)
+    held = np.array(folds) == 0
+    assert after[held] == pytest.approx(3 * before[held])
+
+
+@pytest.mark.parametrize("kept", [{"source": "megatron-sc21-t1"}, {"source": "korthikanti-t5"}])
+def test_tables_kept_for_validation_move_nothing(kept):
+    wild = [made_up(slowdown=9.0, **kept) for _ in range(50)]
+    assert calibrate([*runs(), *wild]).entries[1:] == calibrate(runs()).entries[1:]
+
+
+def test_slowdowns_multiply_and_the_first_statement_counts():
+    entries = (
+        CalibrationEntry(device="a100-80gb", engine="megatron", slowdown=1.5, num_rows=7),
+        CalibrationEntry(device="a100-80gb", slowdown=1.2, attention=0.5, num_rows=70),
+        CalibrationEntry(device="h100-80gb", slowdown=9.0),
+        CalibrationEntry(slowdown=2.0, attention=0.3),
+    )
+    asked = {"device": "a100-80gb", "engine": "megatron", "precision": "bf16", "experts": False}
+    found = find_entry(Calibration(entries=entries), **asked)
+    assert found.slowdown == pytest.approx(1.5 * 1.2 * 2.0)
+    assert (found.attention, found.num_rows) == (0.5, 7)
+    alone = (CalibrationEntry(engine="megatron", slowdown=1.1, alone=True), *entries)
+    assert find_entry(Calibration(entries=alone), **asked).slowdown == 1.1
+    assert find_entry(Calibration(entries=entries[2:3]), **asked) == UNCALIBRATED
