@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import os
 import sys
@@ -13,8 +14,8 @@ from typing import TYPE_CHECKING
 import torch
 import torch.distributed as dist
 
-from planner.errors import EnvironmentProblem, ExitCode, PlannerError
-from planner.plan import read_plan
+from planner.errors import EnvironmentProblem, ExitCode, InputError, PlannerError
+from planner.plan import plan_to_json, read_plan
 from planner.trainer.obstacles import check_plan
 from planner.trainer.options import corpus_of, parse_options, run_options
 from planner.trainer.parent import die_with_parent
@@ -87,10 +88,24 @@ def _train(options: argparse.Namespace) -> ExitCode:
         "nccl" if on_gpu else "gloo", timeout=COLLECTIVE_TIMEOUT, device_id=device if on_gpu else None
     )
     try:
+        _check_same_plan(plan)
         trainer = Trainer(plan, corpus, device, num_steps=options.steps or plan.training.steps)
         return run(trainer, run_options(options))
     finally:
         dist.destroy_process_group()
+
+
+def _check_same_plan(plan: Plan) -> None:
+    """Refuse to start where a host read another plan than host 0; every rank calls it."""
+    digest = hashlib.sha256(plan_to_json(plan).encode()).hexdigest()
+    digests: list[str] = [""] * dist.get_world_size()
+    dist.all_gather_object(digests, digest)
+    others = [rank for rank, each in enumerate(digests) if each != digests[0]]
+    if others:
+        raise InputError(
+            f"ranks {', '.join(map(str, others))} have another plan than rank 0",
+            hint="give every host the same plan file",
+        )
 
 
 def _pick_device(plan: Plan) -> torch.device:

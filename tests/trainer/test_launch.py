@@ -362,6 +362,44 @@ def test_the_lines_of_several_hosts_train_together(make_plan, tmp_path):
 
 
 @pytest.mark.slow
+def test_hosts_with_different_plans_do_not_start(make_plan, tmp_path):
+    """The second host's file has another learning rate; it would train, and nobody would see it."""
+    pytest.importorskip("torch")
+    paths = (tmp_path / "a.json", tmp_path / "b.json")
+    for path, rate in zip(paths, (1e-3, 2e-3), strict=True):
+        write_plan(on_two_hosts(make_plan("dp=4,mbs=2", learning_rate=rate)), path)
+    port, hosts = str(free_port()), []
+    for number, path in enumerate(paths):
+        words = ["planner.cli", "launch", path, "--output", tmp_path / "out", "--node-rank", number, "--steps", 1]
+        words += ["--master-addr", "127.0.0.1", "--master-port", port]
+        program = [sys.executable, "-c", "from planner.cli import run; run()", *map(str, words[1:])]
+        hosts.append(subprocess.Popen(program, stderr=subprocess.PIPE, text=True))
+    messages = [host.communicate(timeout=180)[1] for host in hosts]
+    assert [host.returncode for host in hosts] == [ExitCode.BAD_INPUT] * 2
+    assert sum("ranks 2, 3 have another plan than rank 0" in text for text in messages) == 1
+
+
+@pytest.mark.slow
+def test_several_launchers_train_together_after_a_kill(make_plan, tmp_path):
+    """Each host has a launcher of its own; when a rank of one dies, all start again, on the next port."""
+    pytest.importorskip("torch")
+    write_plan(on_two_hosts(make_plan("dp=4,mbs=2")), tmp_path / "plan.json")
+    output, port = tmp_path / "out", str(free_port())
+    program = [sys.executable, "-c", "from planner.cli import run; run()", "launch", str(tmp_path / "plan.json")]
+    program += ["--output", str(output), "--steps", "600", "--checkpoint-every", "20", "--master-port", port]
+    hosts = [
+        subprocess.Popen(
+            [*program, "--master-addr", "127.0.0.1", "--node-rank", str(number)], stdout=subprocess.DEVNULL
+        )
+        for number in range(2)
+    ]
+    wait_for(lambda: steps_done(output) > 30)
+    os.kill(ranks_of(output)[-1], signal.SIGKILL)
+    assert [host.wait(timeout=200) for host in hosts] == [ExitCode.OK] * 2
+    assert steps_done(output) == 600
+
+
+@pytest.mark.slow
 def test_sigterm_to_torchrun_itself_saves_too(make_plan, tmp_path):
     """What a batch system does when nobody uses `planner launch`."""
     pytest.importorskip("torch")
