@@ -10,9 +10,9 @@ import os
 import shlex
 import signal
 import sys
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
@@ -24,6 +24,7 @@ from planner.options import (
     nodes_option,
     place_options,
     plan_argument,
+    question_options,
     run_options,
     workload_options,
 )
@@ -41,10 +42,6 @@ if TYPE_CHECKING:
     from planner.specs.job import Job
 
 __all__ = ["cli", "main", "run"]
-
-
-_AS_GOOD: Final = 0.001
-"""A plan may be this much above the optimum, as a share, where it is simpler."""
 
 
 class _Terminated(BaseException):
@@ -118,6 +115,7 @@ def plan(
     """
     from planner.plan import plan_to_json, write_plan
     from planner.search.batch import batch_report, choose_batch
+    from planner.search.near_ties import AS_GOOD
     from planner.search.objectives import objective_of
     from planner.search.search import Constraints, NothingFits, search
     from planner.show.progress import Progress, write_stats
@@ -141,7 +139,7 @@ def plan(
             solver=solver,
             time_limit=time_limit,
             top=top,
-            simpler_within=_AS_GOOD,
+            simpler_within=AS_GOOD,
             reporter=progress,
         )
     if stats:
@@ -166,28 +164,71 @@ def plan(
 @click.option("--layout", metavar="LAYOUT", help="The layout to price, as in tp=8,pp=4,mbs=1.")
 @nodes_option(ranges=False)
 @workload_options
+@question_options
 @json_option
 @click.pass_context
 def explain(
-    ctx: click.Context, /, *, targets: Sequence[str], layout: str | None, as_json: bool, **workload: Any
+    ctx: click.Context,
+    /,
+    *,
+    targets: Sequence[str],
+    layout: str | None,
+    as_json: bool,
+    why_not: tuple[str, ...],
+    what_if: tuple[str, ...],
+    schedules: bool,
+    collectives: bool,
+    batch: bool,
+    scaling: str | None,
+    **workload: Any,
 ) -> int:
-    """Show the cost of a plan or a layout, formula by formula.
+    """Show the cost of a plan or a layout, formula by formula, or answer questions about it.
 
     PLAN is a file that `planner plan -o` wrote, or - for standard input.
     """
-    from planner.plan import plan_to_json
-    from planner.show.explain import explanation
+    from planner.explain.report import Questions, explanation_to_json
+    from planner.explain.report import explain as take_apart
+    from planner.show.explain import answers, explanation
+    from planner.show.progress import Progress
 
     if len(targets) == 1:
-        kept = {param.name or "" for param in ctx.command.params} - {"targets", "as_json"}
-        _refuse_options(ctx, kept, "a plan is priced already; these go with MODEL CLUSTER")
+        others = {"targets", "as_json", *(field.name for field in fields(Questions))}
+        workload_names = {param.name or "" for param in ctx.command.params} - others
+        _refuse_options(ctx, workload_names, "a plan is priced already; these go with MODEL CLUSTER")
         priced = _read_plan(targets[0])
     else:
         priced = _price(targets, layout, **workload)
+    questions = Questions(
+        why_not=why_not, what_if=what_if, schedules=schedules, collectives=collectives, batch=batch, scaling=scaling
+    )
+    with Progress(sys.stderr) as progress:
+        found = take_apart(priced, questions, reporter=progress, tell=progress.about)
     if as_json:
-        _print(plan_to_json(priced))
+        _print(explanation_to_json(found))
     else:
-        _render(explanation(priced))
+        _render(explanation(found) if questions == Questions() else answers(found))
+    return ExitCode.OK
+
+
+@cli.command()
+@click.argument("before", metavar="A")
+@click.argument("after", metavar="B")
+@json_option
+def diff(before: str, after: str, as_json: bool) -> int:
+    """Set plan B beside plan A: inputs, layout, and every line of time and memory.
+
+    A and B are files that `planner plan -o` wrote; one of them may be - for standard input.
+    """
+    from planner.explain.difference import difference_of
+    from planner.show.difference import difference_view
+
+    if before == after == "-":
+        raise InputError("only one plan can come from standard input", hint="write the other one to a file")
+    found = difference_of(_read_plan(before), _read_plan(after))
+    if as_json:
+        _print(found.model_dump_json(indent=1) + "\n")
+    else:
+        _render(difference_view(found, names=("A", "B")))
     return ExitCode.OK
 
 

@@ -18,6 +18,7 @@ __all__ = [
     "nodes_option",
     "place_options",
     "plan_argument",
+    "question_options",
     "run_options",
     "workload_options",
 ]
@@ -117,6 +118,21 @@ _WORKLOAD = (
     file_option("--calibration", help="Corrections from your own runs, in place of the shipped ones."),
     click.option("--allow-tp-across-nodes", is_flag=True, help="Let tensor parallelism leave the scale-up domain."),
 )
+_QUESTIONS = (
+    click.option("--why-not", multiple=True, metavar="LAYOUT|FILE", help="Force this instead, as in tp=4 or zero=3."),
+    click.option(
+        "--what-if",
+        multiple=True,
+        is_flag=False,
+        flag_value="",
+        metavar="[PATH=VALUE]",
+        help="Plan again with this changed, as in nvlink.bandwidth=x2; alone, the gain of 10 % more of everything.",
+    ),
+    click.option("--schedules", is_flag=True, help="All pipeline schedules on this job, side by side and drawn."),
+    click.option("--collectives", is_flag=True, help="What each group communicates, and how else it could."),
+    click.option("--batch", is_flag=True, help="What microbatch size and global batch do to speed and learning."),
+    click.option("--scaling", metavar="A..B", help="The best plan for each number of devices from A to B."),
+)
 json_option = click.option("--json", "as_json", is_flag=True, help="Print the document instead of text.")
 _RUN = (
     click.option("--data", multiple=True, metavar="SOURCE", help="Text, .jsonl, .parquet or .npy file, or hf:NAME."),
@@ -182,6 +198,11 @@ def run_options(command: Any) -> Any:
 def place_options(command: Any) -> Any:
     """Add the options that say which of several hosts this one is."""
     return _with(command, _PLACE)
+
+
+def question_options(command: Any) -> Any:
+    """Add the options that ask about a plan; their names are those of `planner.explain.report.Questions`."""
+    return _with(command, _QUESTIONS)
 
 
 def _with(command: Any, options: Sequence[Callable[[Any], Any]]) -> Any:

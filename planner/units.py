@@ -16,6 +16,7 @@ __all__ = [
     "exact_quantity",
     "format_bytes",
     "format_count",
+    "format_flops",
     "format_rate",
     "format_seconds",
     "parse_count",
@@ -134,6 +135,14 @@ def format_count(count: float) -> str:
         if abs(count) >= factor:
             return f"{_three_digits(count / (1e3 if unit == 'k' else factor))} {unit}"
     return f"{count:.0f}"
+
+
+def format_flops(flops: float) -> str:
+    """Floating-point operations for people, in decimal units: "312 TFLOP"."""
+    for prefix, factor in (("Z", 1e21), ("E", 1e18), ("P", 1e15), ("T", 1e12), ("G", 1e9), ("M", 1e6)):
+        if abs(flops) >= factor:
+            return f"{_three_digits(flops / factor)} {prefix}FLOP"
+    return f"{flops:.0f} FLOP"
 
 
 def _three_digits(number: float) -> str:

@@ -34,8 +34,8 @@ LAYERS = (
     ("cost",),
     ("plan",),
     ("search",),
-    ("accuracy",),
-    ("calibrate", "diff", "emit", "explain", "launch", "show", "verify"),
+    ("accuracy", "explain"),
+    ("calibrate", "emit", "launch", "show", "verify"),
     ("cli", "options", "__main__"),
 )
 LEVEL = {part: level for level, parts in enumerate(LAYERS) for part in parts}

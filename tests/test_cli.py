@@ -11,11 +11,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+import jsonschema
 import pytest
 
 from planner import cli as module
 from planner.cli import cli, main
 from planner.errors import EnvironmentProblem, ExitCode, PlannerError
+from planner.explain.schema import explanation_schema
 from planner.plan import PLAN_FORMAT
 
 if TYPE_CHECKING:
@@ -35,7 +37,9 @@ CONTRACT = {
     "plan": WORKLOAD
     | {"--pin", "--forbid", "--objective", "--top", "--solver", "--time-limit"}
     | {"-o", "--output", "--force", "--stats", "--json"},
-    "explain": WORKLOAD | {"--layout", "--json"},
+    "explain": WORKLOAD
+    | {"--layout", "--why-not", "--what-if", "--schedules", "--collectives", "--batch", "--scaling", "--json"},
+    "diff": {"--json"},
     "launch": RUN | {"--output", "--dry-run", "--node-rank", "--master-addr", "--master-port"},
     "emit": RUN | {"--to", "-o", "--output", "--force"},
     "accuracy": {"--json"},
@@ -129,6 +133,8 @@ def test_plan_and_explain_never_import_torch() -> None:
         ["explain", *SMALL, "--layout", "tp=x"],
         ["explain", "plan.json", "--nodes", "2"],
         ["explain", "plan.json", "--layout", "tp=1"],
+        ["diff", "plan.json"],
+        ["diff", "-", "-"],
         ["launch", "plan.json", "--resume", "sometimes"],
         ["launch"],
         ["emit", "-"],
@@ -251,9 +257,11 @@ def test_a_deadline_that_no_layout_meets_ends_with_3(capsys) -> None:
     assert "no layout meets the deadline" in err
 
 
-def test_explain_gives_the_plan_back(plan_file, capsys) -> None:
+def test_explain_gives_the_plan_back_and_more(plan_file, capsys) -> None:
     assert main(["explain", str(plan_file), "--json"]) == 0
-    assert capsys.readouterr().out == plan_file.read_text()
+    document = json.loads(capsys.readouterr().out)
+    assert document | json.loads(plan_file.read_text()) == document
+    assert set(document) >= {"waterfall", "rates", "peaks", "alternatives"}
 
 
 def test_explain_prices_the_layout_that_is_asked_for(capsys) -> None:
@@ -325,6 +333,98 @@ def test_one_entry_is_a_document_that_reads_back(command: str, name: str, own_fo
     assert main([command, "own.yaml", "--json"]) == 0
     own = json.loads(capsys.readouterr().out)
     assert own == {key: value for key, value in shipped.items() if key != "source"}
+
+
+# --- questions ----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def small_plan(tmp_path_factory) -> str:
+    path = tmp_path_factory.mktemp("plans") / "small.json"
+    assert main(["plan", *SMALL, "--pin", "mbs=1", "-o", str(path)]) == 0
+    return str(path)
+
+
+@pytest.mark.parametrize(
+    ("argv", "key"),
+    [
+        (["--why-not", "tp=2"], "why_not"),
+        (["--what-if", "nvlink.bandwidth=x2"], "what_if"),
+        (["--what-if"], "sensitivity"),
+        (["--schedules"], "schedules"),
+        (["--collectives"], "collectives"),
+        (["--batch"], "batch"),
+        (["--scaling", "1..4"], "scaling"),
+    ],
+)
+def test_each_question_adds_one_key_and_one_section(argv: list[str], key: str, small_plan, capsys) -> None:
+    assert main(["explain", small_plan, "--json"]) == 0
+    without = json.loads(capsys.readouterr().out)
+    assert main(["explain", small_plan, *argv, "--json"]) == 0
+    out, err = capsys.readouterr()
+    document = json.loads(out)
+    assert {name: value for name, value in document.items() if name != key} == without
+    jsonschema.validate(document, explanation_schema(), cls=jsonschema.Draft202012Validator)
+    assert err == ""
+    assert main(["explain", small_plan, *argv]) == 0
+    assert "tiny-gpt on 2 x" in capsys.readouterr().out
+
+
+def test_why_not_on_the_command_line_is_plan_with_a_pin(small_plan, capsys) -> None:
+    assert main(["explain", small_plan, "--why-not", "tp=2", "--json"]) == 0
+    (found,) = json.loads(capsys.readouterr().out)["why_not"]
+    assert main(["plan", *SMALL, "--pin", "mbs=1,tp=2", "--json"]) == 0
+    alone = json.loads(capsys.readouterr().out)
+    assert found["outcome"]["difference"]["after"]["step_seconds"] == alone["step_seconds"]
+
+
+def test_what_if_on_the_command_line_is_plan_with_a_setting(small_plan, capsys) -> None:
+    assert main(["explain", small_plan, "--what-if", "device.memory=x0.5", "--json"]) == 0
+    (found,) = json.loads(capsys.readouterr().out)["what_if"]
+    half = "--set device.memory=" + json.loads(Path(small_plan).read_text())["cluster"]["device"]["memory"]
+    number, unit = half.removeprefix("--set device.memory=").split()
+    assert main(["plan", *SMALL, "--pin", "mbs=1", "--set", f"device.memory={float(number) / 2} {unit}", "--json"]) == 0
+    alone = json.loads(capsys.readouterr().out)
+    assert found["outcome"]["difference"]["after"]["step_seconds"] == alone["step_seconds"]
+
+
+def test_questions_go_with_a_layout_too(capsys) -> None:
+    argv = ["explain", *SMALL, "--layout", "tp=1,mbs=1", "--what-if", "device.memory=x2", "--what-if", "--collectives"]
+    assert main([*argv, "--json"]) == 0
+    assert set(json.loads(capsys.readouterr().out)) >= {"what_if", "sensitivity", "collectives"}
+
+
+def test_diff_of_two_plans(small_plan, capsys) -> None:
+    assert main(["plan", *SMALL, "--pin", "tp=2", "-o", "other.json"]) == 0
+    capsys.readouterr()
+    assert main(["diff", small_plan, "other.json", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["after"]["step_seconds"] == json.loads(Path("other.json").read_text())["step_seconds"]
+    assert {"path": "tp", "before": "1", "after": "2"} in found["layout"]
+    assert main(["diff", small_plan, "other.json"]) == 0
+    assert "Totals" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ["--why-not", "tq=2"],
+        ["--why-not", "everything"],
+        ["--what-if", "nvlink.bandwidth"],
+        ["--what-if", "device.memroy=x2"],
+        ["--scaling", "8"],
+        ["--scaling", "1..[/bold]"],
+        ["--what-if", "\x1b[2J=x2"],
+        ["--why-not", "tp=\u202e8"],
+    ],
+)
+def test_a_question_that_cannot_be_read_ends_with_2(argv: list[str], small_plan, capsys) -> None:
+    assert main(["explain", small_plan, *argv]) == ExitCode.BAD_INPUT
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith("error: ")
+    assert "Traceback" not in err
+    assert not set(err) & {"\x1b", "\u202e"}
 
 
 # --- files --------------------------------------------------------------------------------------------------------

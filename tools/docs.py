@@ -98,8 +98,9 @@ def signature(function: ast.FunctionDef) -> str:
 
 
 def schemas(folder: Path) -> dict[Path, str]:
-    """docs/schemas/*.json, as the documents' own module writes them."""
-    subprocess.run([sys.executable, "-m", "planner.specs.schema", str(folder)], check=True, capture_output=True)
+    """docs/schemas/*.json, as the documents' own modules write them."""
+    for module in ("planner.specs.schema", "planner.explain.schema"):
+        subprocess.run([sys.executable, "-m", module, str(folder)], check=True, capture_output=True)
     return {ROOT / "docs" / "schemas" / path.name: path.read_text(encoding="utf-8") for path in folder.iterdir()}
 
 

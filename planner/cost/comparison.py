@@ -69,7 +69,7 @@ def with_schedule(layout: Layout, schedule: Schedule) -> Layout | None:
     A V has two chunks; interleaved stages keep their number of chunks, or get two; the others have one.
     """
     several = layout.interleave if layout.schedule == "interleaved" and layout.interleave > 1 else 2
-    interleave = several if schedule in ("interleaved", "zbv", "dualpipev") else 1
+    interleave = {"interleaved": several, "zbv": 2, "dualpipev": 2}.get(schedule, 1)
     layers = tuple(layout.layers_of_stage(r) for r in range(layout.pp))
     policies = tuple(layout.recompute_of_stage(r) for r in range(layout.pp))
     if min(layers) < interleave:

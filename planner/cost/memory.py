@@ -31,8 +31,11 @@ if TYPE_CHECKING:
 __all__ = [
     "ActivationTerm",
     "activation_terms",
+    "kept_shares",
     "layer_activation_bytes",
+    "loss_bytes",
     "memory_lines",
+    "recompute_bytes",
     "state_bytes_per_param",
     "stored_activation_bytes",
     "whole_gradients",
@@ -181,21 +184,28 @@ def _expert_terms(job: Job, layout: Degrees, moe: MixtureOfExperts) -> tuple[Act
     )
 
 
-def layer_activation_bytes(job: Job, layout: Degrees, *, experts: bool = False) -> tuple[Any, Any, Any]:
-    """Bytes of one layer for one microbatch under each policy of `stage.POLICIES`.
+def kept_shares(job: Job, term: ActivationTerm) -> tuple[float, float, float]:
+    """Share of one tensor that each policy of `stage.POLICIES` keeps; operator by operator, a second (s b h) tensor.
 
     Full recompute keeps the layer's input. Selective recompute drops the attention core, or, operator by
     operator, keeps the input, the outputs of attention and of every second product, and one (s b h) output.
 
-    Source: subsets of `activation_terms`; Korthikanti et al. (2022), section 5; torchtitan,
-    distributed/activation_checkpoint.py.
+    Source: Korthikanti et al. (2022), section 5; torchtitan, distributed/activation_checkpoint.py.
     """
-    terms = activation_terms(job, layout, experts=experts)
-    everything = sum(term.num_bytes for term in terms)
-    full = sum(term.num_bytes for term in terms if term.is_input)
+    selective = 0.0 if term.core else 1.0
     if job.engine.selective_recompute == "operators":
-        return everything, 2.0 * full + sum(term.saved * term.num_bytes for term in terms), full
-    return everything, everything - sum(term.num_bytes for term in terms if term.core), full
+        selective = 2.0 * term.is_input + term.saved
+    return 1.0, selective, float(term.is_input)
+
+
+def layer_activation_bytes(job: Job, layout: Degrees, *, experts: bool = False) -> tuple[Any, Any, Any]:
+    """Bytes of one layer for one microbatch under each policy of `stage.POLICIES`.
+
+    Source: `activation_terms`, each with its `kept_shares`.
+    """
+    kept = [(term.num_bytes, kept_shares(job, term)) for term in activation_terms(job, layout, experts=experts)]
+    none, selective, full = (sum(size * shares[policy] for size, shares in kept) for policy in range(3))
+    return none, selective, full
 
 
 def stored_activation_bytes(job: Job, layout: Degrees, stage: Stage, num_microbatches: Any) -> Any:
@@ -244,7 +254,7 @@ def state_bytes_per_param(job: Job, layout: Degrees, *, experts: bool = False) -
     return weights, grads, (states.master + moment_bytes_per_param(job)) / x
 
 
-def _loss_bytes(job: Job, layout: Degrees, stage: Stage) -> Any:
+def loss_bytes(job: Job, layout: Degrees, stage: Stage) -> Any:
     """Logits and what the loss makes of them on the last stage, for one microbatch.
 
     Source: engine profile, bytes per logit.
@@ -255,7 +265,7 @@ def _loss_bytes(job: Job, layout: Degrees, stage: Stage) -> Any:
     return holds_head(layout, stage) * per_logit * logits
 
 
-def _recompute_bytes(job: Job, layout: Degrees, stage: Stage) -> Any:
+def recompute_bytes(job: Job, layout: Degrees, stage: Stage) -> Any:
     """What recompute brings back for the one layer whose backward pass runs; the larger kind counts.
 
     Source: Korthikanti et al. (2022), section 5.
@@ -317,7 +327,7 @@ def memory_lines(job: Job, layout: Degrees, stage: Stage) -> tuple[MemoryLine, .
     weights = weights * weight_versions(layout.schedule, layout.pp, stage.index, m)
     stashed = " * versions (weight stashing)" if layout.schedule == "pipedream" else ""
     stored = stored_activation_bytes(job, layout, stage, m)
-    transient = np.maximum(_loss_bytes(job, layout, stage), _recompute_bytes(job, layout, stage))
+    transient = np.maximum(loss_bytes(job, layout, stage), recompute_bytes(job, layout, stage))
     runtime = job.cluster.device.reserved_memory + job.engine.fragmentation * stored
     zero_source = "Rajbhandari et al., ZeRO (SC 2020); engine profile"
     return (

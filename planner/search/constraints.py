@@ -63,14 +63,16 @@ class Constraints:
     forbidden: tuple[tuple[Condition, ...], ...] = ()
 
     @classmethod
-    def parse(cls, pins: Sequence[str] = (), forbids: Sequence[str] = ()) -> Constraints:
+    def parse(cls, pins: Sequence[str] = (), forbids: Sequence[str] = (), *, option: str = "--pin") -> Constraints:
         """Read `--pin tp=8,mbs<=4` and `--forbid zero=3,recompute=full`; each option may be repeated.
+
+        `option` is what messages call the one that pins.
 
         Raises:
             InputError: every unknown key and bad value at once.
         """
         mistakes: list[Mistake] = []
-        pinned = [condition for text in pins for condition in _conditions(text, "--pin", mistakes)]
+        pinned = [condition for text in pins for condition in _conditions(text, option, mistakes)]
         forbidden = [tuple(_conditions(text, "--forbid", mistakes)) for text in forbids]
         if mistakes:
             raise InputError(*mistakes)
@@ -137,7 +139,7 @@ class Constraints:
 def _cannot_obey(condition: Condition, part: str, option: str) -> Mistake | None:
     """Lists can be kept to and nothing else; what is left of them would be ignored in silence."""
     is_list = condition.key == "layers_per_stage" or "/" in condition.value
-    if not is_list or (option == "--pin" and condition.sign == "="):
+    if not is_list or (option != "--forbid" and condition.sign == "="):
         return None
     return Mistake(
         message=f"`{part}`: a list for {condition.key} can only be pinned",

@@ -17,7 +17,10 @@ if TYPE_CHECKING:
     from planner.cost.band import Band
     from planner.specs.job import Job
 
-__all__ = ["differences", "near_tie", "runner_up", "simplest", "why_simpler"]
+__all__ = ["AS_GOOD", "differences", "near_tie", "runner_up", "simplest", "why_simpler"]
+
+AS_GOOD = 0.001
+"""A plan may be this much above the optimum, as a share, where it is simpler."""
 
 _AXES = ("tp", "pp", "cp", "ep", "dp")
 _HEADROOM_STEPS = 20  # memory counts in twentieths of a device: less is no reason to prefer a plan

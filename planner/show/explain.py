@@ -8,27 +8,37 @@ from rich.measure import Measurement
 from rich.text import Text
 
 from planner.cost.ledger import total_exposed_seconds
+from planner.show.answers import sensitivity_section, what_if_section, why_not_section
+from planner.show.batch import batch_section
 from planner.show.columns import Columns
 from planner.show.figures import bytes_scale, seconds_scale
+from planner.show.groups import collectives_section
+from planner.show.peak import alternatives_section, peak_section
+from planner.show.scaling import scaling_section
+from planner.show.schedules import schedules_section
 from planner.show.screen import clean, indented, section, stack
-from planner.show.summary import band_rows, heading, layout_rows
+from planner.show.summary import band_rows, heading, layout_rows, memory_section
+from planner.show.waterfall import formula_text, own_parts, part_formulas, rates_section, waterfall_section
 from planner.show.words import fold_runs, limit_words, line_label, run_words
 from planner.units import format_count, format_seconds
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 
     from planner.cost.ledger import MemoryLine, StageMemory, TimeLine
+    from planner.explain.report import Explanation
+    from planner.explain.waterfall import Waterfall
     from planner.plan import Plan
     from planner.show.figures import Scale
 
-__all__ = ["explanation"]
+__all__ = ["answers", "explanation"]
 
 
-def explanation(plan: Plan) -> Group:
+def explanation(found: Explanation) -> Group:
     """Head, memory of every stage, time of the step, and the formulas behind both."""
+    plan, sections = found.plan, found.sections
     step = f"{format_seconds(plan.step_seconds)}, {format_count(plan.tokens_per_second_per_device)} tokens/s per device"
     rates = f"MFU {plan.mfu:.1%}, HFU {plan.hfu:.1%}"
     convention = Text(f"  {clean(plan.flops_convention)}", style="dim")
@@ -44,10 +54,34 @@ def explanation(plan: Plan) -> Group:
         heading(plan),
         indented(Columns(layout_rows(plan), wrap=(1,))),
         indented(Columns(rows, wrap=(1,))),
-        section(f"Memory of a device, {scale.unit}", _StageColumns(plan, scale), note=limit_words(plan)),
+        *(Text(f"Note: {clean(note)}") for note in sections.notes),
+        memory_section(plan.memory, note=limit_words(plan)),
+        peak_section(plan, sections.peaks),
+        alternatives_section(plan, sections.alternatives),
+        waterfall_section(sections.waterfall),
+        rates_section(sections.rates),
+        section(f"Memory of each stage, {scale.unit}", _StageColumns(plan, scale)),
         _time_section(plan),
         section("Formulas of memory", _formulas(_distinct(plan.memory))),
-        section("Formulas of time", _formulas(plan.time)),
+        section("Formulas of the waterfall", part_formulas(own_parts(plan, sections.waterfall))),
+        section("Formulas of time", _formulas(plan.time, _numbers(sections.waterfall))),
+    )
+
+
+def answers(found: Explanation) -> Group:
+    """The answers to the questions that were asked, each on its own, below the plan that they are about."""
+    plan, sections = found.plan, found.sections
+    return stack(
+        heading(plan),
+        indented(Columns(layout_rows(plan), wrap=(1,))),
+        *(Text(f"Note: {clean(note)}") for note in sections.notes),
+        *map(why_not_section, sections.why_not),
+        *map(what_if_section, sections.what_if),
+        sensitivity_section(sections.sensitivity) if sections.sensitivity else None,
+        schedules_section(sections.schedules) if sections.schedules else None,
+        collectives_section(sections.collectives) if sections.collectives else None,
+        batch_section(plan, sections.batch) if sections.batch else None,
+        scaling_section(sections.scaling) if sections.scaling else None,
     )
 
 
@@ -123,9 +157,13 @@ def _distinct(memory: Sequence[StageMemory]) -> list[MemoryLine]:
     return sorted(seen.values(), key=lambda line: order.index(line.name))
 
 
-def _formulas(lines: Iterable[MemoryLine | TimeLine]) -> RenderableType:
+def _numbers(waterfall: Waterfall) -> dict[str, str]:
+    return {part.name: part.numbers for part in waterfall.parts}
+
+
+def _formulas(lines: Iterable[MemoryLine | TimeLine], numbers: Mapping[str, str] | None = None) -> RenderableType:
     rows = [
-        (line_label(line.name), Text.assemble(clean(line.formula), (f"\n{clean(line.source)}", "dim")))
+        (line_label(line.name), formula_text(line.formula, (numbers or {}).get(line.name, ""), line.source))
         for line in lines
     ]
     return Columns(rows, wrap=(1,))

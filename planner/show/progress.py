@@ -13,7 +13,7 @@ from rich.text import Text
 
 from planner.errors import EnvironmentProblem
 from planner.search.search import Reporter
-from planner.show.screen import Screen
+from planner.show.screen import Screen, clean
 from planner.units import format_seconds
 
 if TYPE_CHECKING:
@@ -30,6 +30,7 @@ class Progress(Reporter):
 
     def __init__(self, stream: TextIO) -> None:
         self.stats: dict[str, Any] = {}
+        self._about = ""
         self._start = time.perf_counter()
         self._status: Status | None = None
         self._timer: threading.Timer | None = None
@@ -56,9 +57,14 @@ class Progress(Reporter):
     def _mark(self, name: str) -> None:
         self.stats[name] = time.perf_counter() - self._start
 
+    def about(self, question: str) -> None:
+        """Name what the next searches are for; it stands before what they report."""
+        self._about = question
+        self._show("")
+
     def _show(self, text: str) -> None:
         if self._status:
-            self._status.update(Text(text))
+            self._status.update(Text(": ".join(filter(None, (clean(self._about), text)))))
 
     def candidates(self, num_legal: int, num_refused: int) -> None:
         """Count the configurations."""

@@ -21,6 +21,7 @@ from planner.show.words import (
     layout_words,
     limit_words,
     line_label,
+    percent,
     recompute_words,
     run_words,
     schedule_words,
@@ -187,15 +188,11 @@ def _time_section(plan: Plan) -> Group:
         exposed = float(line.exposed_seconds)
         bar = StepBar(before_seconds=before, seconds=exposed, full_seconds=total)
         hidden = [Text(scale(float(line.hidden_seconds)) if line.hidden_seconds > 0 else "", style="dim")]
-        rows.append([line_label(line.name), bar, scale(exposed), _percent(exposed / total), *hidden * any_hidden])
+        rows.append([line_label(line.name), bar, scale(exposed), percent(exposed / total), *hidden * any_hidden])
         before += exposed
     rows.append([Text("step", style="bold"), "", Text(scale(total), style="bold"), "100%"])
     header = ["", "", scale.unit, "share", *["hidden"] * any_hidden]
     return section("Time of a step", Columns(rows, right=(2, 3, 4), wrap=(1,), optional=(1, 4, 3), header=header))
-
-
-def _percent(share: float) -> str:
-    return "<1%" if 0 < share < 0.005 else f"{share:.0%}"
 
 
 def _batch_section(plan: Plan) -> Group | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, Final
 
-from planner.layout import even_split, format_layout
+from planner.layout import even_split, format_layout, parse_layout
 from planner.units import format_bytes, format_count, format_seconds
 
 if TYPE_CHECKING:
@@ -66,6 +66,13 @@ def short_layout(layout: Layout, *, stages: bool = True) -> str:
         shown = {key: "mixed" if "/" in text and key == "recompute" else text for key, text in shown.items()}
         shown.pop("layers_per_stage", None)
     return ",".join(f"{key}={text}" for key, text in shown.items())
+
+
+def terse_layout(text: str) -> str:
+    """A layout in its text form, for a table: what `--layout` assumes is left out, and so are lists of stages."""
+    parts = dict(part.split("=", 1) for part in text.split(","))
+    layers = sum(map(int, parts["layers_per_stage"].split("/")))
+    return short_layout(parse_layout(text, num_layers=layers, num_devices=1), stages=False) or "tp=1"
 
 
 def layout_words(layout: Layout) -> str:
@@ -166,6 +173,18 @@ def run_words(plan: Plan) -> str:
     return (
         f"{words}; {'meets' if run.meets_deadline else 'MISSES'} the deadline of {format_seconds(run.deadline_seconds)}"
     )
+
+
+def percent(share: float) -> str:
+    """A share in whole percent; what is too little to see is not nothing."""
+    return "<1%" if 0 < share < 0.005 else f"{share:.0%}"
+
+
+def change(share: float) -> str:
+    """By how much something grew: `+3.1%`, `-12%`; what rounds to nothing is a dash."""
+    digits = 1 if abs(share) < 0.0995 else 0
+    text = f"{share:+,.{digits}%}"
+    return "-" if text.strip("+-") in ("0.0%", "0%") else text
 
 
 def limit_words(plan: Plan) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar, get_args
@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from planner.specs.library import Kind
 
 __all__ = [
+    "Mistakes",
+    "check_training",
     "cluster_names",
     "cluster_source",
     "engine_names",
@@ -42,6 +44,7 @@ __all__ = [
     "model_notes",
     "model_source",
     "shipped_calibration",
+    "sized_cluster",
 ]
 
 LOCAL_CLUSTER: Final = "local-cpu"
@@ -169,7 +172,7 @@ def load_job(
         InputError: all mistakes of all documents and options at once, at most `MAX_MISTAKES`.
         EnvironmentProblem: a file cannot be read.
     """
-    mistakes = _Mistakes()
+    mistakes = Mistakes()
     mistakes.check_sizes(nodes, gpus, headroom)
     trees = _read_trees(mistakes, model, cluster, training, engine)
     if cluster == LOCAL_CLUSTER and "cluster" in trees:
@@ -187,13 +190,13 @@ def load_job(
 
     model_spec = mistakes.attempt(validate, ModelSpec, trees["model"]) if "model" in trees else None
     engine_spec = mistakes.attempt(validate, EngineSpec, trees["engine"]) if "engine" in trees else None
-    cluster_spec = mistakes.attempt(_sized_cluster, trees["cluster"], gpus) if "cluster" in trees else None
+    cluster_spec = mistakes.attempt(sized_cluster, trees["cluster"], gpus) if "cluster" in trees else None
     training_spec = batch = None
     if "training" in trees:
         device = cluster_spec.device if cluster_spec else None
         tree = _with_default(trees["training"], "sequence_length", model_spec.max_sequence_length if model_spec else 1)
         tree, batch = mistakes.attempt(_batch_range, tree) or (tree, None)
-        training_spec = _check_training(mistakes, tree, model_spec, device, engine_spec)
+        training_spec = check_training(mistakes, tree, model_spec, device, engine_spec)
     corrections = mistakes.attempt(load_calibration, calibration) if calibration else shipped_calibration()
     mistakes.raise_if_any()
     assert corrections is not None
@@ -220,13 +223,14 @@ def load_job(
     )
 
 
-@dataclass(slots=True)
-class _Mistakes:
+class Mistakes:
     """What is wrong so far, in all documents and options."""
 
-    found: list[Mistake] = field(default_factory=list)
+    def __init__(self) -> None:
+        self.found: list[Mistake] = []
 
     def add(self, message: str, where: str = "", hint: str = "") -> None:
+        """One more, its text made safe to show."""
         self.found.append(Mistake(message=printable(message, 300), where=where, hint=printable(hint, 400)))
 
     def attempt(self, read: Callable[..., T], *arguments: Any) -> T | None:
@@ -240,6 +244,7 @@ class _Mistakes:
             return None
 
     def check_sizes(self, nodes: int | None, gpus: int | None, headroom: float) -> None:
+        """Those in the options that give the size of the cluster and the memory to leave free."""
         for option, count in (("--nodes", nodes), ("--gpus", gpus)):
             if count is not None and not 1 <= count <= _MAX_DEVICES:
                 self.add(
@@ -251,11 +256,16 @@ class _Mistakes:
             self.add(f"{headroom} is not a share of memory", "--headroom", "valid: 0% to less than 100%")
 
     def raise_if_any(self) -> None:
+        """Report all of them.
+
+        Raises:
+            InputError: there are any.
+        """
         if self.found:
             raise InputError(*self.found[:MAX_MISTAKES])
 
 
-def _read_trees(mistakes: _Mistakes, model: str, cluster: str, training: str | None, engine: str) -> dict[str, Node]:
+def _read_trees(mistakes: Mistakes, model: str, cluster: str, training: str | None, engine: str) -> dict[str, Node]:
     trees = {
         "model": mistakes.attempt(_model_tree, model),
         "cluster": mistakes.attempt(_cluster_tree, cluster),
@@ -370,7 +380,7 @@ def _with_option(trees: dict[str, Node], document: str, key: str, value: Any, op
     return {**trees, document: with_value(trees[document], (key,), Node(data=value, where=where, key_where=where))}
 
 
-def _sized_cluster(tree: Node, gpus: int | None) -> ClusterSpec:
+def sized_cluster(tree: Node, gpus: int | None) -> ClusterSpec:
     """The cluster with `gpus` devices: a part of one host, or whole hosts."""
     cluster = validate(ClusterSpec, tree)
     if gpus is None or not 1 <= gpus <= _MAX_DEVICES:
@@ -388,8 +398,8 @@ def _sized_cluster(tree: Node, gpus: int | None) -> ClusterSpec:
     return validate(ClusterSpec, tree)
 
 
-def _check_training(
-    mistakes: _Mistakes, tree: Node, model: ModelSpec | None, device: DeviceSpec | None, engine: EngineSpec | None
+def check_training(
+    mistakes: Mistakes, tree: Node, model: ModelSpec | None, device: DeviceSpec | None, engine: EngineSpec | None
 ) -> TrainingSpec | None:
     """The training document with its defaults, which depend on the model, the device and the engine."""
     assert isinstance(tree.data, dict)

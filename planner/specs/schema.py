@@ -18,9 +18,9 @@ from planner.specs.training import TrainingSpec
 if TYPE_CHECKING:
     from planner.specs.document import Document
 
-__all__ = ["schemas", "write_schemas"]
+__all__ = ["DIALECT", "schemas", "write_schemas"]
 
-_DIALECT: Final = "https://json-schema.org/draft/2020-12/schema"
+DIALECT: Final = "https://json-schema.org/draft/2020-12/schema"
 _DOCUMENTS: Final[dict[str, type[Document]]] = {
     "model": ModelSpec,
     "cluster": ClusterSpec,
@@ -36,7 +36,7 @@ def schemas() -> dict[str, dict[str, Any]]:
     A file may leave out more than the document behind it: an architecture implies its norm, position and
     biases, a cluster names its device, and the command line may give what the training file does not.
     """
-    found = {name: {"$schema": _DIALECT, **each.model_json_schema()} for name, each in _DOCUMENTS.items()}
+    found = {name: {"$schema": DIALECT, **each.model_json_schema()} for name, each in _DOCUMENTS.items()}
     implied = set().union(*ARCHITECTURES.values())
     found["model"]["required"] = [key for key in found["model"]["required"] if key not in implied]
     found["training"].pop("required")

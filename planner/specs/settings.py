@@ -1,4 +1,7 @@
-"""`--set PATH=VALUE`: changes to the documents before they are checked, in the documents' own words."""
+"""`--set PATH=VALUE`: changes to the documents before they are checked, in the documents' own words.
+
+`--what-if` has the same paths.
+"""
 
 from __future__ import annotations
 
@@ -12,28 +15,51 @@ from planner.specs.yaml import Node, parse_value
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-__all__ = ["apply_setting", "with_value"]
+__all__ = ["apply_setting", "value_at", "with_value"]
 
 _ROOTS = ("model", "cluster", "device", "training", "engine")
 
 
-def apply_setting(setting: str, trees: Mapping[str, Node]) -> dict[str, Node]:
+def apply_setting(setting: str, trees: Mapping[str, Node], option: str = "--set") -> dict[str, Node]:
     """The trees after one `PATH=VALUE`.
 
-    The path begins with `model`, `cluster`, `device`, `training`, `engine` or the name of one of the
-    cluster's links. A last key that the document does not know is reported when the document is checked.
+    The path begins with `model`, `cluster`, `device`, `training`, `engine`, the name of one of the cluster's
+    links, or `within_node` and `between_nodes`: its innermost and outermost link. A last key that the document
+    does not know is reported when the document is checked.
 
     Raises:
         InputError: no `=`, an unknown path, or a value that cannot be read.
     """
-    where = f"--set {printable(setting)}"
+    where = f"{option} {printable(setting)}"
     path_text, equals, value_text = setting.partition("=")
-    path = tuple(path_text.strip().split("."))
-    if not equals or len(path) < 2 or not all(path):
-        raise InputError("not a setting", where=where, hint="write PATH=VALUE, for example training.dropout=0.1")
+    path = _path(path_text if equals else "", where)
     value = replace(parse_value(value_text.strip(), where), key_where=where)
     root, steps = _resolve(path, trees, where)
     return {**trees, root: with_value(trees[root], steps, value)} if root in trees else dict(trees)
+
+
+def value_at(path_text: str, trees: Mapping[str, Node], where: str) -> Node | None:
+    """The value that a path of `apply_setting` leads to, or None where the document leaves it out.
+
+    Raises:
+        InputError: an unknown path; `where` is what the message points at.
+    """
+    root, steps = _resolve(_path(path_text, where), trees, where)
+    node: Node | None = trees.get(root)
+    for step in steps:
+        data = node.data if node else None
+        if isinstance(data, dict):
+            node = data.get(str(step))
+        else:
+            node = data[step] if isinstance(data, tuple) and isinstance(step, int) else None
+    return node
+
+
+def _path(text: str, where: str) -> tuple[str, ...]:
+    path = tuple(text.strip().split("."))
+    if len(path) < 2 or not all(path):
+        raise InputError("not a setting", where=where, hint="write PATH=VALUE, for example training.dropout=0.1")
+    return path
 
 
 def _resolve(path: tuple[str, ...], trees: Mapping[str, Node], where: str) -> tuple[str, tuple[str | int, ...]]:
@@ -48,7 +74,10 @@ def _resolve(path: tuple[str, ...], trees: Mapping[str, Node], where: str) -> tu
     links = _link_names(trees["cluster"])
     if root in links:
         return "cluster", ("links", links.index(root), *rest)
-    known = [*_ROOTS, *links]
+    ends = {"within_node": 0, "between_nodes": len(links) - 1} if links else {}
+    if root in ends:
+        return "cluster", ("links", ends[root], *rest)
+    known = [*_ROOTS, *links, *ends]
     hint = did_you_mean(root, known, otherwise=f"paths begin with one of {', '.join(known)}")
     raise InputError(Mistake(message=f"unknown path {quoted(root)}", where=where, hint=printable(hint, 400)))
 

@@ -6,12 +6,22 @@ from dataclasses import replace
 import pytest
 
 from planner.cost.ledger import LineName, total_exposed_seconds
-from planner.layout import Layout
+from planner.explain.collectives import Algorithm, Asynchronous, Collectives, GroupReport, GroupUse
+from planner.explain.difference import difference_of, figures_of
+from planner.explain.outcome import Outcome, Shortfall
+from planner.explain.peak import ActivationPart, Alternative, StagePeak
+from planner.explain.report import Explanation, Sections
+from planner.explain.scaling import Scaling, SizedPlan
+from planner.explain.waterfall import Rate, TimePart, Waterfall
+from planner.explain.what_if import Gain, Sensitivity, WhatIf
+from planner.explain.why_not import WhyNot
+from planner.layout import Layout, format_layout
 from planner.search.footprint import NothingFits
 from planner.search.remedies import LiftedPin, Remedy
 from planner.search.sweep import Point, Sweep
 from planner.show.comparison import comparison
-from planner.show.explain import explanation
+from planner.show.difference import difference_view
+from planner.show.explain import answers, explanation
 from planner.show.nothing_fits import nothing_fits, nothing_fits_to_dict
 from planner.show.screen import Screen, to_text
 from planner.show.summary import next_command, summary
@@ -53,28 +63,159 @@ def nothing(make_plan, make_memory) -> tuple[Job, NothingFits, tuple[Remedy, ...
     return job, found, changes, pins
 
 
-def views(plan, nothing) -> dict[str, object]:
+def explained(plan) -> Explanation:
+    """A plan with sections that were written by hand, so that no change of the cost model moves them."""
+    seconds = {"ideal compute": 17.0, "kernel efficiency": 9.5, "calibration": -0.5, "tp_comm": 4.5, "bubble": 9.0}
+    parts = [
+        TimePart(
+            name=name, seconds=value, formula=f"how {name} comes about", numbers="2 x 3", source="a book", bound="x"
+        )
+        for name, value in seconds.items()
+    ]
+    tensors = (ActivationPart(name="layer input", num_bytes=9e9), ActivationPart(name="log-sum-exp", num_bytes=1e6))
+    peaks = [
+        StagePeak(
+            stage=stage.stage,
+            moment="start of the first backward pass",
+            microbatches_in_flight=4.0,
+            bytes_per_microbatch=2.5e9,
+            activations=tensors,
+        )
+        for stage in plan.memory
+    ]
+    others = [("mbs=4", (), 9e10, 38.0), ("recompute=full", (), 4e10, 45.1), ("zero=3", ("a rule",), None, None)]
+    alternatives = [
+        Alternative(
+            change=change, layout=change, broken_rules=rules, peak_bytes=size, fits=size == 4e10, step_seconds=step
+        )
+        for change, rules, size, step in others
+    ]
+    rate = Rate(
+        name="MFU", convention="as counted", flops_per_step=1e18, flops_per_second_per_device=1.3e14, share_of_peak=0.42
+    )
+    sections = Sections(
+        notes=("a word first",),
+        waterfall=Waterfall(parts=tuple(parts), step_seconds=39.5),
+        rates=(rate,),
+        peaks=tuple(peaks),
+        alternatives=tuple(alternatives),
+    )
+    return Explanation(plan=plan, sections=sections)
+
+
+def answered(plan, make_plan) -> Explanation:
+    """Every question with an answer of each kind, written by hand."""
+    layout = format_layout(plan.layout)
+    other = make_plan(step_seconds=41.2, layout=replace(plan.layout, mbs=1), mfu=0.4)
+    difference = difference_of(plan, other)
+    nothing, found = {"rules": (), "shortfall": None, "difference": None}, difference
+    missing = Shortfall(
+        layout=layout,
+        stage=2,
+        needed_bytes=9.1e10,
+        limit_bytes=8e10,
+        missing_bytes=1.1e10,
+        largest_line="optimizer_state",
+        largest_line_bytes=5e10,
+    )
+    why = [
+        WhyNot(asked="tp=4", pins=("pp=4", "tp=4"), outcome=Outcome(**{**nothing, "difference": found})),
+        WhyNot(asked="cp=2", pins=("cp=2",), outcome=Outcome(**{**nothing, "rules": ("cp is 1 here", "[/bold]")})),
+        WhyNot(asked="own/layout.json", pins=(), outcome=Outcome(**{**nothing, "shortfall": missing})),
+        WhyNot(asked="tp=8", pins=("tp=8",), outcome=Outcome(**{**nothing, "difference": difference_of(plan, plan)})),
+    ]
+    what = WhatIf(asked="device.memory=x2", same_layout=figures_of(plan), outcome=why[0].outcome)
+    gains = [("peak FLOP/s", 0.083, 0.083, False), ("memory", None, 0.021, True), ("nvlink latency", 0.0, 0.0, False)]
+    sensitivity = Sensitivity(
+        step_seconds=39.5,
+        gains=tuple(
+            Gain(
+                resource=name,
+                change="x",
+                before="80 GiB",
+                after="88 GiB",
+                same_layout_gain=same,
+                gain=gain,
+                step_seconds=39.0,
+                layout=layout,
+                other_layout=differs,
+            )
+            for name, same, gain, differs in gains
+        ),
+    )
+    seconds = {"ring": 0.9, "tree": 1.1, "halving-doubling": 1.4, "in-network": None}
+    group = GroupReport(
+        line="dp_comm",
+        size=64,
+        stride=8,
+        num_groups=8,
+        first_ranks=tuple(range(0, 128, 8)),
+        links=("nvlink", "infiniband"),
+        bytes_per_second=2.2e10,
+        uses=(GroupUse(operation="all-reduce", num_bytes=3e9, times_per_step=1.0, seconds=0.9, seconds_per_step=0.9),),
+        algorithm_bytes=3e9,
+        algorithms=tuple(Algorithm(name=n, seconds=s, chosen=n == "ring") for n, s in seconds.items()),
+    )
+    late = Asynchronous(
+        saved_seconds=0.25, saved_share=0.0063, num_workers=64, staleness_updates=63, server_seconds=1.25
+    )
+    none = dict.fromkeys(
+        ("layout", "step_seconds", "tokens_per_second", "efficiency", "grown_line", "grown_share"), None
+    )
+    sizes = [SizedPlan(num_devices=8, num_used=0, missing="nothing fits", **none)]
+    for count, efficiency, line in ((16, 1.0, None), (32, 0.97, "bubble"), (4096, 0.7, "dp_comm")):
+        sizes.append(
+            SizedPlan(
+                num_devices=count,
+                num_used=count,
+                layout=layout,
+                step_seconds=1000 / count,
+                tokens_per_second=count * 650 * efficiency,
+                efficiency=efficiency,
+                grown_line=line,
+                grown_share=0.123,
+                missing=None,
+            )
+        )
+    sections = explained(plan).sections.model_copy(
+        update={
+            "why_not": tuple(why),
+            "what_if": (what,),
+            "sensitivity": sensitivity,
+            "collectives": Collectives(groups=(group,), asynchronous=late),
+            "scaling": Scaling(sizes=tuple(sizes), most_efficient=16, breaks_at=4096, breaks_by="dp_comm"),
+        }
+    )
+    return Explanation(plan=plan, sections=sections)
+
+
+def views(plan, nothing, make_plan) -> dict[str, object]:
     return {
         "summary": summary(plan, next_command(plan, COMMAND, None)),
-        "explain": explanation(plan),
+        "explain": explanation(explained(plan)),
+        "answers": answers(answered(plan, make_plan)),
+        "diff": difference_view(
+            difference_of(plan, make_plan(step_seconds=41.2, training=plan.training.model_copy(update={"seed": 7}))),
+            names=("A", "B"),
+        ),
         "nothing_fits": nothing_fits(*nothing),
     }
 
 
-@pytest.mark.parametrize("name", ["summary", "explain", "nothing_fits"])
-def test_views_at_80_columns(name, plan, nothing, golden) -> None:
-    golden(f"{name}.txt", to_text(views(plan, nothing)[name], Screen()))
+@pytest.mark.parametrize("name", ["summary", "explain", "answers", "diff", "nothing_fits"])
+def test_views_at_80_columns(name, plan, nothing, make_plan, golden) -> None:
+    golden(f"{name}.txt", to_text(views(plan, nothing, make_plan)[name], Screen()))
 
 
-@pytest.mark.parametrize("name", ["summary", "explain"])
-def test_views_on_a_narrow_plain_screen(name, plan, nothing, golden) -> None:
-    golden(f"{name}-narrow.txt", to_text(views(plan, nothing)[name], Screen(width=40, unicode=False)))
+@pytest.mark.parametrize("name", ["summary", "explain", "answers"])
+def test_views_on_a_narrow_plain_screen(name, plan, nothing, make_plan, golden) -> None:
+    golden(f"{name}-narrow.txt", to_text(views(plan, nothing, make_plan)[name], Screen(width=40, unicode=False)))
 
 
 @pytest.mark.parametrize("width", [20, 33, 40, 57, 80, 120])
-@pytest.mark.parametrize("name", ["summary", "explain", "nothing_fits"])
-def test_no_screen_cuts_a_line_or_a_figure(name, width, plan, nothing) -> None:
-    view = views(plan, nothing)[name]
+@pytest.mark.parametrize("name", ["summary", "explain", "answers", "diff", "nothing_fits"])
+def test_no_screen_cuts_a_line_or_a_figure(name, width, plan, nothing, make_plan) -> None:
+    view = views(plan, nothing, make_plan)[name]
     text = to_text(view, Screen(width=width, unicode=False))
     assert text.isascii()
     assert all(len(line) <= width for line in text.splitlines())
@@ -82,9 +223,9 @@ def test_no_screen_cuts_a_line_or_a_figure(name, width, plan, nothing) -> None:
     assert set(NUMBER.findall(text)) <= whole, "a figure that the wide screen does not show was cut"
 
 
-@pytest.mark.parametrize("name", ["summary", "explain", "nothing_fits"])
-def test_colour_adds_nothing_but_colour(name, plan, nothing) -> None:
-    view = views(plan, nothing)[name]
+@pytest.mark.parametrize("name", ["summary", "explain", "answers", "diff", "nothing_fits"])
+def test_colour_adds_nothing_but_colour(name, plan, nothing, make_plan) -> None:
+    view = views(plan, nothing, make_plan)[name]
     colored = to_text(view, Screen(color=True))
     assert "\x1b[" in colored
     plain = re.sub(r"\x1b\[[0-9;]*m", "", colored)
@@ -103,7 +244,7 @@ def number(text: str) -> float:
 
 
 def test_explain_shows_each_stage_and_its_total_as_the_sum_of_lines(plan) -> None:
-    rows = {row[0]: row[1:] for row in rows_of(to_text(explanation(plan), Screen()), "Memory of a device")}
+    rows = {row[0]: row[1:] for row in rows_of(to_text(explanation(explained(plan)), Screen()), "Memory of each stage")}
     assert rows["stage"] == ["0", "1", "2", "3"]
     for column, stage in enumerate(plan.memory):
         shown = {line.name: number(rows[line.name.replace("_", " ")][column]) for line in stage.lines}
@@ -115,7 +256,7 @@ def test_explain_shows_each_stage_and_its_total_as_the_sum_of_lines(plan) -> Non
 
 
 def test_explain_shows_each_line_of_the_step_and_their_sum(plan) -> None:
-    header, *rows, total = rows_of(to_text(explanation(plan), Screen()), "Time of a step")
+    header, *rows, total = rows_of(to_text(explanation(explained(plan)), Screen()), "Time of a step")
     assert header == ["busy", "hidden", "exposed", "share", "bound by"]
     shown = {row[0]: [number(cell) for cell in row[1:4]] for row in rows}
     assert list(shown) == [line.name.replace("_", " ") for line in plan.time]
@@ -127,7 +268,7 @@ def test_explain_shows_each_line_of_the_step_and_their_sum(plan) -> None:
 
 
 def test_explain_gives_every_formula_and_source(plan) -> None:
-    text = to_text(explanation(plan), Screen())
+    text = to_text(explanation(explained(plan)), Screen())
     for line in (*plan.memory[0].lines, *plan.time):
         assert line.formula in text
         assert line.source in text
@@ -151,7 +292,7 @@ def test_folded_stages_name_every_stage_once_and_show_the_fullest(pp, kinds, mak
 def test_explain_breaks_many_stages_into_blocks_that_hold_all(make_plan, make_memory) -> None:
     memory = make_memory([(10.0, 10.0, 10.0, 40.0 - stage, 1.0, 1.0) for stage in range(20)])
     layout = Layout(pp=20, recompute=("none",) * 20, layers_per_stage=(1,) * 20)
-    text = to_text(explanation(make_plan(memory=memory, layout=layout)), Screen())
+    text = to_text(explanation(explained(make_plan(memory=memory, layout=layout))), Screen())
     headers = re.findall(r"^  stage((?: +\d+)+)$", text, re.MULTILINE)
     assert [int(stage) for header in headers for stage in header.split()] == list(range(20))
     totals = [float(x) for line in re.findall(r"^  total((?: +[\d.]+)+)$", text, re.MULTILINE) for x in line.split()]

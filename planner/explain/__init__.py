@@ -1,0 +1,1 @@
+"""The answers to what people ask about a plan: computed here, laid out in show/."""

@@ -1,0 +1,128 @@
+"""What the batch does: microbatch size against speed, global batch against bubble, tokens and learning rate."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+from pydantic import Field
+
+from planner.cost.batch_size import critical_batch_tokens, learning_rate_factors, tokens_factor
+from planner.cost.estimate import estimate
+from planner.cost.ledger import LineName
+from planner.cost.parameters import num_matmul_params
+from planner.cost.prices import stage_prices
+from planner.cost.stage import stages_of
+from planner.explain.plan_inputs import job_of
+from planner.search.legality import broken_rules
+from planner.specs.document import Document
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from planner.layout import Layout
+    from planner.plan import Plan
+    from planner.specs.job import Job
+
+__all__ = ["Batch", "GlobalBatch", "MicrobatchSize", "batch_of"]
+
+_FLAT: Final = 0.95
+_MOST: Final = 12
+
+
+class MicrobatchSize(Document):
+    """The plan's layout with another microbatch size."""
+
+    mbs: int
+    sequences_per_second: float = Field(description="of the slowest stage alone, without bubble and reduction")
+    of_best: float = Field(description="that over the best of all sizes")
+    step_seconds: float
+    peak_bytes: float
+    fits: bool
+
+
+class GlobalBatch(Document):
+    """The plan's layout with another number of microbatches in a step."""
+
+    sequences: int
+    tokens: int
+    microbatches: int
+    bubble_share: float = Field(description="bubble over the step")
+    tokens_per_second_per_device: float
+    tokens_factor: float = Field(description="tokens to the same loss over the least, 1 + B / critical batch")
+    learning_rate_adam: float = Field(description="the plan's learning rate scaled by the square root of the batch")
+    learning_rate_sgd: float = Field(description="scaled in proportion to the batch")
+
+
+class Batch(Document):
+    """Microbatch sizes, global batches, and the batch beyond which larger ones mostly waste tokens."""
+
+    sizes: tuple[MicrobatchSize, ...]
+    flat_from: int = Field(description="smallest microbatch size within 5 % of the best")
+    batches: tuple[GlobalBatch, ...]
+    critical_batch_tokens: float
+    learning_rate: float
+
+
+def batch_of(plan: Plan) -> Batch:
+    """Price the plan's layout over microbatch sizes and over global batches.
+
+    Raises:
+        InputError: the plan's options are not valid.
+    """
+    job = job_of(plan)
+    sizes = tuple(_sizes(job, plan.layout))
+    best = max(each.sequences_per_second for each in sizes)
+    sizes = tuple(each.model_copy(update={"of_best": each.sequences_per_second / best}) for each in sizes)
+    critical = float(critical_batch_tokens(num_matmul_params(job.model)))
+    return Batch(
+        sizes=sizes,
+        flat_from=next(each.mbs for each in sizes if each.of_best >= _FLAT),
+        batches=tuple(_batches(job, plan.layout, critical)),
+        critical_batch_tokens=critical,
+        learning_rate=job.training.learning_rate,
+    )
+
+
+def _sizes(job: Job, layout: Layout) -> Iterator[MicrobatchSize]:
+    """Powers of two that divide a replica's share of the batch and break no rule, and the plan's own size."""
+    share = job.training.global_batch_size // layout.dp
+    powers = {1 << n for n in range(_MOST) if share % (1 << n) == 0}
+    for mbs in sorted({*powers, layout.mbs}):
+        other = replace(layout, mbs=mbs)
+        if mbs != layout.mbs and broken_rules(job, other):
+            continue
+        priced = estimate(job, other)
+        slowest = float(np.max(stage_prices(job, other, stages_of(job, other)).microbatch_seconds))
+        yield MicrobatchSize(
+            mbs=mbs,
+            sequences_per_second=mbs / slowest,
+            of_best=1.0,
+            step_seconds=priced.step_seconds,
+            peak_bytes=priced.peak_bytes,
+            fits=priced.fits,
+        )
+
+
+def _batches(job: Job, layout: Layout, critical: float) -> Iterator[GlobalBatch]:
+    """A quarter to four times the plan's batch, where whole microbatches make it up and the rules allow it."""
+    own, length = job.training.global_batch_size, job.training.sequence_length
+    for sequences in (own // 4, own // 2, own, own * 2, own * 4):
+        training = job.training.model_copy(update={"global_batch_size": sequences})
+        other = replace(job, training=training)
+        if sequences < 1 or broken_rules(other, layout):
+            continue
+        priced = estimate(other, layout)
+        bubble = sum(float(line.exposed_seconds) for line in priced.time if line.name == LineName.BUBBLE)
+        sgd, adam = learning_rate_factors(sequences / own)
+        yield GlobalBatch(
+            sequences=sequences,
+            tokens=sequences * length,
+            microbatches=layout.num_microbatches(sequences),
+            bubble_share=bubble / priced.step_seconds,
+            tokens_per_second_per_device=priced.tokens_per_second_per_device,
+            tokens_factor=float(tokens_factor(sequences * length, critical)),
+            learning_rate_adam=adam * job.training.learning_rate,
+            learning_rate_sgd=sgd * job.training.learning_rate,
+        )

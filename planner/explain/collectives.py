@@ -1,0 +1,157 @@
+"""Each group of a plan: its ranks and links, what it communicates, and how else its reductions could be done."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Final
+
+from pydantic import Field
+
+from planner.cost.collectives import all_reduce_algorithms, group
+from planner.cost.ledger import LineName
+from planner.explain.operations import operations_of_step
+from planner.explain.plan_inputs import job_of
+from planner.specs.document import Document
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from planner.explain.operations import GroupShape, Operation
+    from planner.plan import Plan
+    from planner.specs.job import Job
+
+__all__ = ["Algorithm", "Asynchronous", "Collectives", "GroupReport", "GroupUse", "collectives_of"]
+
+_SUMS: Final = ("all-reduce", "reduce-scatter", "all-gather")
+"""Operations that are an all-reduce or a half of one."""
+
+
+class GroupUse(Document):
+    """One operation of a group; `seconds` is of one, `num_bytes` what one rank holds of it."""
+
+    operation: str
+    num_bytes: float
+    times_per_step: float
+    seconds: float
+    seconds_per_step: float
+
+
+class Algorithm(Document):
+    """Seconds of one all-reduce of the group's bytes; null where the links cannot run it."""
+
+    name: str
+    seconds: float | None
+    chosen: bool = Field(description="what the estimate takes: the cheapest of those that NCCL has")
+
+
+class GroupReport(Document):
+    """One kind of group: all groups of the kind are alike and work at once."""
+
+    line: str
+    size: int
+    stride: int
+    num_groups: int
+    first_ranks: tuple[int, ...] = Field(description="ranks of the first group, at most 16 of them")
+    links: tuple[str, ...] = Field(description="levels of the network that it crosses, innermost first")
+    bytes_per_second: float = Field(description="what one rank sends in a ring through the group")
+    uses: tuple[GroupUse, ...]
+    algorithm_bytes: float = Field(description="bytes of the all-reduce that the algorithms are priced for; 0: none")
+    algorithms: tuple[Algorithm, ...]
+
+
+class Asynchronous(Document):
+    """What updates without waiting would save and cost (Hogwild; a parameter server in practice)."""
+
+    saved_seconds: float = Field(description="exposed data-parallel communication of a step")
+    saved_share: float
+    num_workers: int
+    staleness_updates: int = Field(description="updates by others between reading weights and applying a gradient")
+    server_seconds: float | None = Field(description="a worker's push and pull, with as many servers as workers")
+
+
+class Collectives(Document):
+    """All groups that communicate, and the alternative to waiting for them."""
+
+    groups: tuple[GroupReport, ...]
+    asynchronous: Asynchronous | None = Field(description="null without data parallelism")
+
+
+def collectives_of(plan: Plan) -> Collectives:
+    """What every group of the plan communicates in one step.
+
+    Raises:
+        InputError: the plan's options are not valid.
+    """
+    job = job_of(plan)
+    operations = operations_of_step(job, plan.layout, plan.time)
+    kinds = dict.fromkeys((each.line, each.where) for each in operations)
+    groups = tuple(
+        _report(job, plan, line, where, [each for each in operations if (each.line, each.where) == (line, where)])
+        for line, where in kinds
+    )
+    return Collectives(groups=groups, asynchronous=_asynchronous(plan, groups))
+
+
+def _report(job: Job, plan: Plan, line: LineName, where: GroupShape, uses: Sequence[Operation]) -> GroupReport:
+    found = group(job.cluster, where.size, where.stride)
+    summed = max((each.num_bytes for each in uses if each.kind in _SUMS), default=0.0)
+    ranks = range(0, where.size * where.stride, where.stride)
+    return GroupReport(
+        line=line.value,
+        size=where.size,
+        stride=where.stride,
+        num_groups=plan.layout.world_size // (plan.layout.pp if line == LineName.TIED_EMBEDDING else where.size),
+        first_ranks=tuple(ranks[:16]),
+        links=tuple(level.link.name for level in found.levels),
+        bytes_per_second=float(found.bandwidth),
+        uses=tuple(
+            GroupUse(
+                operation=each.kind,
+                num_bytes=each.num_bytes,
+                times_per_step=each.times,
+                seconds=each.seconds,
+                seconds_per_step=each.times * each.seconds,
+            )
+            for each in uses
+        ),
+        algorithm_bytes=summed,
+        algorithms=_algorithms(job, where, summed) if summed else (),
+    )
+
+
+def _algorithms(job: Job, where: GroupShape, num_bytes: float) -> tuple[Algorithm, ...]:
+    prices = {
+        k: float(v) for k, v in all_reduce_algorithms(group(job.cluster, where.size, where.stride), num_bytes).items()
+    }
+    offered = {name: prices[name] for name in ("ring", "tree", "in-network") if name in prices}
+    chosen = min(offered, key=lambda name: offered[name])
+    return tuple(
+        Algorithm(name=name, seconds=seconds if math.isfinite(seconds) else None, chosen=name == chosen)
+        for name, seconds in prices.items()
+    )
+
+
+def _asynchronous(plan: Plan, groups: Sequence[GroupReport]) -> Asynchronous | None:
+    """Each of dp workers reads weights, and dp - 1 others update before its gradient arrives, on average.
+
+    Source: Recht et al., Hogwild (NIPS 2011); Dean et al., DistBelief (2012); Chen et al. (2016), section 2.
+    """
+    workers = plan.layout.dp
+    line = next((each for each in plan.time if each.name == LineName.DP_COMM), None)
+    if workers < 2 or line is None:
+        return None
+    saved = float(line.exposed_seconds)
+    server = [
+        each.seconds
+        for found in groups
+        if found.line == LineName.DP_COMM
+        for each in found.algorithms
+        if each.name == "parameter-server" and each.seconds is not None
+    ]
+    return Asynchronous(
+        saved_seconds=saved,
+        saved_share=saved / plan.step_seconds,
+        num_workers=workers,
+        staleness_updates=workers - 1,
+        server_seconds=max(server, default=None),
+    )

@@ -1,0 +1,134 @@
+"""Two plans beside each other: inputs, layout, and the ledgers line by line."""
+
+from __future__ import annotations
+
+from itertools import chain
+from typing import TYPE_CHECKING, Any
+
+from pydantic import Field
+
+from planner.cost.ledger import LineName
+from planner.layout import format_layout
+from planner.plan import layout_to_dict, plan_to_dict
+from planner.specs.document import Document
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from planner.plan import Plan
+
+__all__ = ["ChangedValue", "Difference", "LineDifference", "PlanFigures", "difference_of", "figures_of"]
+
+
+class ChangedValue(Document):
+    """A value of a document that differs, by its path; null where one side has none."""
+
+    path: str
+    before: str | None
+    after: str | None
+
+
+class LineDifference(Document):
+    """A line of the ledger on both sides: exposed seconds of the step, or bytes of the fullest stage."""
+
+    name: str
+    before: float
+    after: float
+
+
+class PlanFigures(Document):
+    """The totals of a plan."""
+
+    layout: str
+    fits: bool
+    num_devices: int = Field(description="devices that the layout uses")
+    step_seconds: float
+    tokens_per_second_per_device: float
+    mfu: float
+    peak_bytes: float = Field(description="bytes of the stage that is fullest against its limit")
+    fullest_stage: int
+    limit_bytes: float
+
+
+class Difference(Document):
+    """What differs between two plans; lines of time in seconds, lines of memory in bytes of the fullest stage."""
+
+    before: PlanFigures
+    after: PlanFigures
+    inputs: tuple[ChangedValue, ...]
+    layout: tuple[ChangedValue, ...]
+    time: tuple[LineDifference, ...]
+    memory: tuple[LineDifference, ...]
+
+
+def figures_of(plan: Plan) -> PlanFigures:
+    """The totals of a plan."""
+    fullest = max(plan.memory, key=lambda stage: stage.total_bytes - stage.limit_bytes)
+    return PlanFigures(
+        layout=format_layout(plan.layout),
+        fits=plan.fits,
+        num_devices=plan.layout.world_size,
+        step_seconds=plan.step_seconds,
+        tokens_per_second_per_device=plan.tokens_per_second_per_device,
+        mfu=plan.mfu,
+        peak_bytes=fullest.total_bytes,
+        fullest_stage=fullest.stage,
+        limit_bytes=fullest.limit_bytes,
+    )
+
+
+def difference_of(before: Plan, after: Plan) -> Difference:
+    """Everything in which two plans differ, and every line that either of them has."""
+    return Difference(
+        before=figures_of(before),
+        after=figures_of(after),
+        inputs=tuple(_changes(_inputs(before), _inputs(after))),
+        layout=tuple(_changes(layout_to_dict(before.layout), layout_to_dict(after.layout))),
+        time=_lines(_seconds(before), _seconds(after)),
+        memory=_lines(_bytes(before), _bytes(after)),
+    )
+
+
+def _inputs(plan: Plan) -> dict[str, Any]:
+    document = plan_to_dict(plan)
+    return {key: document[key] for key in ("model", "cluster", "training", "engine", "calibration", "options")}
+
+
+def _changes(before: dict[str, Any], after: dict[str, Any]) -> Iterator[ChangedValue]:
+    flat_before, flat_after = dict(_flat(before)), dict(_flat(after))
+    for path in dict.fromkeys(chain(flat_before, flat_after)):
+        one, other = flat_before.get(path), flat_after.get(path)
+        if one != other:
+            yield ChangedValue(path=path, before=one, after=other)
+
+
+def _flat(data: Any, path: str = "") -> Iterator[tuple[str, str]]:
+    """Leaves of a document by their path; a list of plain values is one leaf."""
+    if isinstance(data, dict):
+        for key, value in data.items():
+            yield from _flat(value, f"{path}.{key}" if path else str(key))
+    elif isinstance(data, list | tuple) and any(isinstance(each, dict) for each in data):
+        for index, value in enumerate(data):
+            name = value.get("name", index) if isinstance(value, dict) else index
+            yield from _flat(value, f"{path}.{name}")
+    elif isinstance(data, list | tuple):
+        words = list(map(str, data))
+        yield path, words[0] if words and len(set(words)) == 1 else "/".join(words)
+    elif data is not None:
+        yield path, str(data)
+
+
+def _seconds(plan: Plan) -> dict[str, float]:
+    return {line.name.value: float(line.exposed_seconds) for line in plan.time}
+
+
+def _bytes(plan: Plan) -> dict[str, float]:
+    fullest = figures_of(plan).fullest_stage
+    lines = next(stage.lines for stage in plan.memory if stage.stage == fullest)
+    return {line.name.value: float(line.num_bytes) for line in lines}
+
+
+def _lines(before: dict[str, float], after: dict[str, float]) -> tuple[LineDifference, ...]:
+    order = [name.value for name in LineName]
+    names = sorted({*before, *after}, key=order.index)
+    return tuple(LineDifference(name=name, before=before.get(name, 0.0), after=after.get(name, 0.0)) for name in names)

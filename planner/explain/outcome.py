@@ -1,0 +1,92 @@
+"""What comes of planning something else: a plan and its difference, a shortfall of memory, or the rules in the way."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from pydantic import Field
+
+from planner.cost.estimate import estimate
+from planner.errors import InputError
+from planner.explain.difference import Difference, difference_of
+from planner.explain.plan_inputs import objective_of_plan
+from planner.layout import format_layout
+from planner.search.footprint import NothingFits
+from planner.search.near_ties import AS_GOOD
+from planner.search.search import plan_for_layout, search
+from planner.specs.document import Document
+
+if TYPE_CHECKING:
+    from planner.cost.ledger import StageMemory
+    from planner.layout import Layout
+    from planner.plan import Plan
+    from planner.search.constraints import Constraints
+    from planner.search.search import Reporter
+    from planner.specs.job import Job
+
+__all__ = ["Outcome", "Shortfall", "outcome_of_layout", "outcome_of_search"]
+
+_TOP = 3
+"""As `planner plan` lists by default: which layouts are compared for simplicity depends on it."""
+
+
+class Shortfall(Document):
+    """The layout that comes nearest to fitting: its fullest stage, and by how much that is too full."""
+
+    layout: str
+    stage: int
+    needed_bytes: float
+    limit_bytes: float
+    missing_bytes: float
+    largest_line: str
+    largest_line_bytes: float
+
+
+class Outcome(Document):
+    """Exactly one of the three is given."""
+
+    rules: tuple[str, ...] = Field(description="why no layout is legal")
+    shortfall: Shortfall | None = Field(description="why no legal layout fits")
+    difference: Difference | None = Field(description="the plan that was found, against the one that is explained")
+
+
+def outcome_of_search(before: Plan, job: Job, constraints: Constraints, reporter: Reporter | None = None) -> Outcome:
+    """Plan the job under the constraints, by the plan's own objective, as `planner plan` would."""
+    try:
+        objective = objective_of_plan(before)
+        found = search(job, constraints, objective=objective, top=_TOP, simpler_within=AS_GOOD, reporter=reporter)
+    except InputError as error:
+        return _forbidden(error)
+    if isinstance(found, NothingFits):
+        return Outcome(rules=(), shortfall=_shortfall(found.layout, found.memory), difference=None)
+    return Outcome(rules=(), shortfall=None, difference=difference_of(before, found))
+
+
+def outcome_of_layout(before: Plan, job: Job, layout: Layout) -> Outcome:
+    """Price one layout."""
+    try:
+        found = plan_for_layout(job, layout)
+    except InputError as error:
+        return _forbidden(error)
+    if not found.fits:
+        return Outcome(rules=(), shortfall=_shortfall(layout, estimate(job, layout).memory), difference=None)
+    return Outcome(rules=(), shortfall=None, difference=difference_of(before, found))
+
+
+def _forbidden(error: InputError) -> Outcome:
+    rules = tuple(each.message.removeprefix("this layout cannot run: ") for each in error.mistakes)
+    return Outcome(rules=rules, shortfall=None, difference=None)
+
+
+def _shortfall(layout: Layout, memory: tuple[StageMemory, ...]) -> Shortfall:
+    fullest = max(memory, key=lambda stage: stage.total_bytes - stage.limit_bytes)
+    largest = max(fullest.lines, key=lambda line: float(line.num_bytes))
+    return Shortfall(
+        layout=format_layout(layout),
+        stage=fullest.stage,
+        needed_bytes=fullest.total_bytes,
+        limit_bytes=fullest.limit_bytes,
+        missing_bytes=fullest.total_bytes - fullest.limit_bytes,
+        largest_line=largest.name.value,
+        largest_line_bytes=float(largest.num_bytes),
+    )

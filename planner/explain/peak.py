@@ -1,0 +1,144 @@
+"""The moment at which a stage's memory is fullest, what its activations consist of, and what changes would take."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from pydantic import Field
+
+from planner.cost.estimate import estimate
+from planner.cost.memory import activation_terms, kept_shares, loss_bytes, recompute_bytes
+from planner.cost.schedule import held_microbatches
+from planner.cost.stage import layer_kinds, stages_of
+from planner.explain.operations import stage_at
+from planner.layout import format_layout
+from planner.search.legality import broken_rules
+from planner.specs.document import Document
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from planner.cost.stage import Stage
+    from planner.layout import Layout
+    from planner.specs.job import Job
+
+__all__ = ["ActivationPart", "Alternative", "StagePeak", "alternatives_of", "peaks_of"]
+
+
+class ActivationPart(Document):
+    """One kind of tensor, over all layers and all microbatches that a stage holds at its peak."""
+
+    name: str
+    num_bytes: float
+
+
+class StagePeak(Document):
+    """When a stage is fullest, and what its activations are made of."""
+
+    stage: int
+    moment: str
+    microbatches_in_flight: float
+    bytes_per_microbatch: float = Field(description="what one more microbatch in flight would take")
+    activations: tuple[ActivationPart, ...] = Field(description="largest first; their sum is the ledger's line")
+
+
+class Alternative(Document):
+    """A neighbour of the layout: one key changed, and what that does to memory and time."""
+
+    change: str
+    layout: str
+    broken_rules: tuple[str, ...] = Field(description="why it cannot run; then nothing is priced")
+    peak_bytes: float | None
+    fits: bool
+    step_seconds: float | None
+
+
+# --- the moment -------------------------------------------------------------------------------------------------
+
+
+def peaks_of(job: Job, layout: Layout) -> tuple[StagePeak, ...]:
+    """The fullest moment of each stage: the backward pass of the first microbatch that ends (cost/memory.py)."""
+    stages = stages_of(job, layout)
+    return tuple(_peak_of_stage(job, layout, stage_at(stages, r)) for r in range(layout.pp))
+
+
+def _peak_of_stage(job: Job, layout: Layout, stage: Stage) -> StagePeak:
+    m = layout.num_microbatches(job.training.global_batch_size)
+    moments = held_microbatches(layout.schedule, layout.pp, stage.index, m, layout.interleave)
+    found = [_held_at(job, layout, stage, float(before), float(waiting)) for before, waiting in moments]
+    in_flight, each, parts = max(found, key=lambda moment: sum(moment[2].values()))
+    ordered = sorted(parts.items(), key=lambda part: (-part[1], part[0]))
+    return StagePeak(
+        stage=int(stage.index),
+        moment=_moment(job, layout, stage),
+        microbatches_in_flight=in_flight,
+        bytes_per_microbatch=each * (1 + job.engine.fragmentation),
+        activations=tuple(ActivationPart(name=name, num_bytes=size) for name, size in ordered if size),
+    )
+
+
+def _held_at(
+    job: Job, layout: Layout, stage: Stage, before: float, waiting: float
+) -> tuple[float, float, dict[str, float]]:
+    """Microbatches held, bytes of one of them, and bytes of each tensor over all of them.
+
+    before: microbatches whose backward pass has not begun, which hold what the recompute policy keeps. waiting:
+    those that wait for the gradients of their weights, which hold everything (cost/memory.py).
+    """
+    each, parts = 0.0, dict[str, float]()
+    for experts, count in layer_kinds(job, layout, stage):
+        for term in activation_terms(job, layout, experts=experts):
+            whole = float(count) * float(term.num_bytes)
+            kept = kept_shares(job, term)[int(stage.policy)] * whole
+            each += kept
+            parts[term.name] = parts.get(term.name, 0.0) + before * kept + waiting * whole
+    return before + waiting, each, parts
+
+
+def _moment(job: Job, layout: Layout, stage: Stage) -> str:
+    """What runs at the peak, in words."""
+    loss, recomputed = float(loss_bytes(job, layout, stage)), float(recompute_bytes(job, layout, stage))
+    gathers = ", with gathered weights of two layers" if layout.zero == 3 else ""
+    if loss > recomputed:
+        return f"loss of the first microbatch that turns to its backward pass{gathers}"
+    again = ", one layer computed again" if recomputed else ""
+    return f"start of the first backward pass{again}{gathers}"
+
+
+# --- neighbours -------------------------------------------------------------------------------------------------
+
+
+def alternatives_of(job: Job, layout: Layout) -> tuple[Alternative, ...]:
+    """Other microbatch sizes, recompute policies, ZeRO stages and interleaves; all else stays as it is."""
+    return tuple(_priced(job, change, other) for change, other in _neighbours(job, layout))
+
+
+def _neighbours(job: Job, layout: Layout) -> Iterator[tuple[str, Layout]]:
+    per_replica = job.training.global_batch_size // layout.dp
+    sizes = [b for b in range(1, per_replica + 1) if per_replica % b == 0]
+    for mbs in (
+        max((b for b in sizes if b < layout.mbs), default=0),
+        min((b for b in sizes if b > layout.mbs), default=0),
+    ):
+        if mbs:
+            yield f"mbs={mbs}", replace(layout, mbs=mbs)
+    for policy in job.engine.recompute:
+        if set(layout.recompute) != {policy}:
+            yield f"recompute={policy}", replace(layout, recompute=(policy,) * layout.num_chunks)
+    for zero in (layout.zero - 1, layout.zero + 1):
+        if 0 <= zero <= 3 and layout.dp * layout.cp > 1:
+            yield f"zero={zero}", replace(layout, zero=zero, hsdp=layout.hsdp if zero else 1)
+
+
+def _priced(job: Job, change: str, layout: Layout) -> Alternative:
+    broken = broken_rules(job, layout)
+    priced = None if broken else estimate(job, layout)
+    return Alternative(
+        change=change,
+        layout=format_layout(layout),
+        broken_rules=broken,
+        peak_bytes=priced.peak_bytes if priced else None,
+        fits=bool(priced and priced.fits),
+        step_seconds=priced.step_seconds if priced else None,
+    )

@@ -1,0 +1,128 @@
+"""All that `planner explain` says about one plan: what it always says, and a section for each question asked."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from planner.cost.estimate import estimate
+from planner.explain.batch import Batch, batch_of
+from planner.explain.collectives import Collectives, collectives_of
+from planner.explain.peak import Alternative, StagePeak, alternatives_of, peaks_of
+from planner.explain.plan_inputs import job_of
+from planner.explain.scaling import Scaling, scaling_of
+from planner.explain.schedules import Schedules, schedules_of
+from planner.explain.waterfall import Rate, Waterfall, rates_of, waterfall_of
+from planner.explain.what_if import Sensitivity, WhatIf, sensitivity_of, what_if
+from planner.explain.why_not import WhyNot, why_not
+from planner.plan import plan_to_dict
+from planner.specs.document import Document
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from planner.plan import Plan
+    from planner.search.search import Reporter
+
+__all__ = ["Explanation", "Questions", "Sections", "explain", "explanation_to_json"]
+
+_SAME = 1e-6
+"""A plan whose step differs by more than this from today's price was made by another version."""
+
+
+class Sections(Document):
+    """What is said about a plan: each field is a key of `planner explain --json`, beside those of the plan."""
+
+    notes: tuple[str, ...]
+    waterfall: Waterfall
+    rates: tuple[Rate, ...]
+    peaks: tuple[StagePeak, ...]
+    alternatives: tuple[Alternative, ...]
+    why_not: tuple[WhyNot, ...] = ()
+    what_if: tuple[WhatIf, ...] = ()
+    sensitivity: Sensitivity | None = None
+    schedules: Schedules | None = None
+    collectives: Collectives | None = None
+    batch: Batch | None = None
+    scaling: Scaling | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Explanation:
+    """A plan and what is said about it."""
+
+    plan: Plan
+    sections: Sections
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Questions:
+    """What a reader asks besides. `what_if` with an empty text asks for the sensitivity table."""
+
+    why_not: tuple[str, ...] = ()
+    what_if: tuple[str, ...] = ()
+    schedules: bool = False
+    collectives: bool = False
+    batch: bool = False
+    scaling: str | None = None
+
+
+def explain(
+    plan: Plan,
+    questions: Questions | None = None,
+    *,
+    reporter: Reporter | None = None,
+    tell: Callable[[str], None] = lambda _: None,
+) -> Explanation:
+    """Take a plan apart and answer the questions; without any, nothing is searched.
+
+    reporter: told what each search does. tell: told what is searched for, before each search.
+
+    Raises:
+        InputError: a question that cannot be read, or a plan whose options are not valid.
+        EnvironmentProblem: a file that a question names cannot be read.
+    """
+    job = job_of(plan)
+    priced = estimate(job, plan.layout)
+    notes = []
+    if abs(priced.step_seconds - plan.step_seconds) > _SAME * plan.step_seconds:
+        notes.append("this plan was priced by another version of the planner; what is not in it is priced anew")
+    sections = Sections(
+        notes=tuple(notes),
+        waterfall=waterfall_of(job, plan.layout, priced),
+        rates=rates_of(job, plan.layout, priced),
+        peaks=peaks_of(job, plan.layout),
+        alternatives=alternatives_of(job, plan.layout),
+        **_answers(plan, questions or Questions(), reporter, tell),
+    )
+    return Explanation(plan=plan, sections=sections)
+
+
+def _answers(
+    plan: Plan, questions: Questions, reporter: Reporter | None, tell: Callable[[str], None]
+) -> dict[str, Any]:
+    """The sections that were asked for, and no others."""
+    found: dict[str, Any] = {}
+    if questions.why_not:
+        found["why_not"] = tuple(why_not(plan, asked, reporter) for asked in questions.why_not)
+    changes = tuple(asked for asked in questions.what_if if asked)
+    if changes:
+        found["what_if"] = tuple(what_if(plan, asked, reporter) for asked in changes)
+    if len(changes) < len(questions.what_if):
+        found["sensitivity"] = sensitivity_of(plan, tell)
+    if questions.schedules:
+        found["schedules"] = schedules_of(plan)
+    if questions.collectives:
+        found["collectives"] = collectives_of(plan)
+    if questions.batch:
+        found["batch"] = batch_of(plan)
+    if questions.scaling is not None:
+        found["scaling"] = scaling_of(plan, questions.scaling, tell)
+    return found
+
+
+def explanation_to_json(found: Explanation) -> str:
+    """The plan document with a key for each section (docs/schemas/explanation.json); equal input, equal bytes."""
+    document = plan_to_dict(found.plan) | found.sections.model_dump(mode="json", exclude_unset=True)
+    return json.dumps(document, indent=1, allow_nan=False, ensure_ascii=True) + "\n"

@@ -1,0 +1,162 @@
+"""The best plan for each size of the cluster, and where more devices stop paying."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from pydantic import Field
+
+from planner.cost.estimate import estimate
+from planner.errors import InputError
+from planner.explain.plan_inputs import constraints_of, job_of
+from planner.layout import format_layout
+from planner.search.search import fastest_layout
+from planner.specs.change import change_job
+from planner.specs.document import Document
+from planner.specs.text import printable
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from planner.cost.ledger import LineName
+    from planner.layout import Layout
+    from planner.plan import Plan
+    from planner.search.constraints import Constraints
+    from planner.specs.job import Job
+
+__all__ = ["Scaling", "SizedPlan", "scaling_of", "sizes_between"]
+
+_RANGE: Final = re.compile(r"(\d{1,7})\.\.(\d{1,7})")
+_WORTH: Final = 0.8
+"""Below this efficiency the next doubling buys less than 1.6 times the speed."""
+
+
+_NOTICEABLE: Final = 5e-4
+
+
+class SizedPlan(Document):
+    """The best plan for one number of devices; without one it says why in `missing`."""
+
+    num_devices: int
+    num_used: int = Field(description="devices that the layout uses")
+    layout: str | None
+    step_seconds: float | None
+    tokens_per_second: float | None
+    efficiency: float | None = Field(description="tokens per second and device, against the most efficient size")
+    grown_line: str | None = Field(description="the line whose device seconds grew most against that size")
+    grown_share: float | None = Field(description="that growth as a share of the step's device seconds")
+    missing: str | None
+
+
+class Scaling(Document):
+    """Sizes in doubling steps at the same global batch (strong scaling)."""
+
+    sizes: tuple[SizedPlan, ...]
+    most_efficient: int | None = Field(description="the number of devices with most tokens per second and device")
+    breaks_at: int | None = Field(description="first number of devices above that whose efficiency is below 80 %")
+    breaks_by: str | None = Field(description="the line that grew most there")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Priced:
+    """The best plan for one number of devices, with device seconds of each line."""
+
+    num_devices: int
+    layout: Layout
+    step_seconds: float
+    device_seconds: dict[LineName, float]
+
+    @property
+    def cost(self) -> float:
+        """Device seconds of a step."""
+        return self.num_devices * self.step_seconds
+
+
+def scaling_of(plan: Plan, sizes: str, tell: Callable[[str], None] = lambda _: None) -> Scaling:
+    """The best plan for each number of devices in `A..B`; `tell` is told which one is next.
+
+    Raises:
+        InputError: no range, or the plan's pins are not valid.
+    """
+    job, constraints = job_of(plan), constraints_of(plan)
+    found: dict[int, _Priced | str] = {}
+    for count in sizes_between(sizes, job):
+        tell(f"{count:,} devices")
+        found[count] = _best(job, constraints, count)
+    best = min((each for each in found.values() if isinstance(each, _Priced)), key=lambda each: each.cost, default=None)
+    tokens = float(job.training.global_batch_size * job.training.sequence_length)
+    rows = tuple(_row(count, each, best, tokens) for count, each in found.items())
+    if best is None:
+        return Scaling(sizes=rows, most_efficient=None, breaks_at=None, breaks_by=None)
+    larger = (row for row in rows if row.num_devices > best.num_devices)
+    broken = next((row for row in larger if row.efficiency is not None and row.efficiency < _WORTH), None)
+    return Scaling(
+        sizes=rows,
+        most_efficient=best.num_devices,
+        breaks_at=broken.num_devices if broken else None,
+        breaks_by=broken.grown_line if broken else None,
+    )
+
+
+def _best(job: Job, constraints: Constraints, count: int) -> _Priced | str:
+    """The best plan for so many devices, or why there is none."""
+    try:
+        sized = change_job(job, f"gpus={count}", option="--scaling")
+        found = fastest_layout(sized, constraints)
+    except InputError as error:
+        return error.mistakes[0].message
+    if found is None:
+        return "nothing fits"
+    priced = estimate(sized, found[0])
+    return _Priced(
+        num_devices=count,
+        layout=found[0],
+        step_seconds=priced.step_seconds,
+        device_seconds={line.name: count * float(line.exposed_seconds) for line in priced.time},
+    )
+
+
+def _row(count: int, found: _Priced | str, best: _Priced | None, tokens: float) -> SizedPlan:
+    if isinstance(found, str) or best is None:
+        nothing = dict.fromkeys(set(SizedPlan.model_fields) - {"num_devices", "num_used", "missing"})
+        return SizedPlan(num_devices=count, num_used=0, missing=str(found), **nothing)
+    name, share = _grown(best, found)
+    return SizedPlan(
+        num_devices=count,
+        num_used=found.layout.world_size,
+        layout=format_layout(found.layout),
+        step_seconds=found.step_seconds,
+        tokens_per_second=tokens / found.step_seconds,
+        efficiency=best.cost / found.cost,
+        grown_line=name,
+        grown_share=share,
+        missing=None,
+    )
+
+
+def _grown(best: _Priced, now: _Priced) -> tuple[str | None, float]:
+    """The line whose device seconds grew most, and that growth over all device seconds; None: no line grew."""
+    growth = {name: seconds - best.device_seconds[name] for name, seconds in now.device_seconds.items()}
+    name = max(growth, key=lambda each: growth[each])
+    share = growth[name] / now.cost
+    return (name.value, share) if share > _NOTICEABLE else (None, 0.0)
+
+
+def sizes_between(text: str, job: Job) -> Iterator[int]:
+    """Numbers of devices in doubling steps: parts of one host, then whole hosts; both ends of `A..B` if they exist.
+
+    Raises:
+        InputError: not a range.
+    """
+    match = _RANGE.fullmatch(text.strip())
+    if match is None or not 1 <= int(match[1]) <= int(match[2]):
+        hint = "write FROM..TO devices, for example 1..1024"
+        raise InputError(f"`{printable(text, 40)}` is no range of sizes", where="--scaling", hint=hint)
+    low, high = int(match[1]), int(match[2])
+    host = job.cluster.devices_per_host
+    parts = [1 << n for n in range(host.bit_length()) if 1 << n < host]
+    hosts = [host << n for n in range(max(0, (high // host).bit_length()))]
+    ends = [end for end in (low, high) if end < host or end % host == 0]
+    yield from (size for size in sorted({*parts, *hosts, *ends}) if low <= size <= high)

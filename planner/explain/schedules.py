@@ -1,0 +1,150 @@
+"""All pipeline schedules side by side on the job of a plan, and a small timeline of each."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+from pydantic import Field
+
+from planner.cost.comparison import compare_schedules
+from planner.cost.schedule import exists
+from planner.cost.simulate import ChunkSeconds, simulate
+from planner.explain.plan_inputs import job_of
+from planner.layout import format_layout
+from planner.specs.document import Document
+
+if TYPE_CHECKING:
+    from planner.cost.comparison import ScheduleOutcome
+    from planner.plan import Plan
+    from planner.specs.engine import Schedule
+
+__all__ = ["Pass", "ScheduleRow", "Schedules", "SketchedSchedule", "schedules_of", "sketch"]
+
+_SKETCH_STAGES: Final = 4
+_SKETCH_MICROBATCHES: Final = 8
+_TEXTBOOK: Final[dict[Schedule, str]] = {
+    "naive": "p - 1",
+    "gpipe": "(p - 1) / m",
+    "1f1b": "(p - 1) / m",
+    "interleaved": "(p - 1) / (v m)",
+    "zb-h1": "(p - 1) / (3 m)",
+    "zbv": "(p - 1) / (6 m)",
+    "dualpipev": "(p - 1) / (3 m)",
+    "pipedream": "0",
+}
+"""Bubble over work of equal stages whose three passes take equally long."""
+
+
+class ScheduleRow(Document):
+    """What one schedule would make of the plan's layout; without numbers it says why in `missing`."""
+
+    schedule: str
+    engine_has_it: bool
+    missing: str | None
+    layout: str | None
+    textbook: str = Field(description="bubble over work of p equal stages, m microbatches, v chunks, equal passes")
+    step_seconds: float | None
+    bubble_seconds: float | None
+    bubble_share: float | None = Field(description="wait of the slowest stage over its work")
+    equal_stages_bubble_share: float | None = Field(description="the same if every stage took the mean")
+    utilization: float | None = Field(description="work over work and bubble: m / (m + p - 1) of equal stages")
+    activation_bytes: float | None
+    peak_bytes: float | None
+    fits: bool
+    staleness_steps: int | None
+    weight_versions: int | None
+
+
+class Pass(Document):
+    """One pass on one stage, in units of one forward pass of a chunk: F forward, B backward, I and W its two parts."""
+
+    stage: int
+    kind: str
+    microbatch: int
+    chunk: int
+    start: float
+    end: float
+
+
+class SketchedSchedule(Document):
+    """The passes of a small pipeline of equal stages; a forward pass takes 1, each half of a backward pass 1."""
+
+    schedule: str
+    stages: int
+    microbatches: int
+    interleave: int
+    passes: tuple[Pass, ...]
+
+
+class Schedules(Document):
+    """Every schedule on the plan's layout, and a sketch of each."""
+
+    stages: int
+    microbatches: int
+    rows: tuple[ScheduleRow, ...]
+    sketches: tuple[SketchedSchedule, ...] = Field(description="empty without a pipeline")
+
+
+def schedules_of(plan: Plan) -> Schedules:
+    """Compare all schedules; whether the engine has one is said, not required.
+
+    Raises:
+        InputError: the plan's options are not valid.
+    """
+    layout = plan.layout
+    found = compare_schedules(job_of(plan), layout)
+    several = layout.interleave if layout.schedule == "interleaved" else 2
+    sketches = (sketch(schedule, layout.pp, several) for schedule in found) if layout.pp > 1 else ()
+    return Schedules(
+        stages=layout.pp,
+        microbatches=layout.num_microbatches(plan.training.global_batch_size),
+        rows=tuple(_row(plan, schedule, each) for schedule, each in found.items()),
+        sketches=tuple(sketches),
+    )
+
+
+def _row(plan: Plan, schedule: Schedule, found: ScheduleOutcome | str) -> ScheduleRow:
+    has_it, textbook = schedule in plan.engine.schedules, _TEXTBOOK[schedule]
+    if isinstance(found, str):
+        named = {"schedule", "engine_has_it", "missing", "textbook", "fits"}
+        nothing = dict.fromkeys(set(ScheduleRow.model_fields) - named)
+        return ScheduleRow(
+            schedule=schedule, engine_has_it=has_it, missing=found, textbook=textbook, fits=False, **nothing
+        )
+    return ScheduleRow(
+        schedule=schedule,
+        engine_has_it=has_it,
+        missing=None,
+        layout=format_layout(found.layout),
+        textbook=textbook,
+        step_seconds=found.step_seconds,
+        bubble_seconds=found.bubble_seconds,
+        bubble_share=found.bubble_share,
+        equal_stages_bubble_share=found.equal_stages_bubble_share,
+        utilization=found.utilization,
+        activation_bytes=found.activation_bytes,
+        peak_bytes=found.peak_bytes,
+        fits=found.fits,
+        staleness_steps=found.staleness_steps,
+        weight_versions=found.weight_versions,
+    )
+
+
+def sketch(schedule: Schedule, num_stages: int, interleave: int) -> SketchedSchedule:
+    """Run the schedule on a small pipeline: at most 4 stages, 8 microbatches, 2 chunks."""
+    stages, microbatches = min(num_stages, _SKETCH_STAGES), _SKETCH_MICROBATCHES
+    chunks = min(interleave, 2) if schedule in ("interleaved", "zbv", "dualpipev") else 1
+    while not exists(schedule, stages, microbatches, chunks):
+        stages -= 1
+    ones = np.ones(stages * chunks)
+    seconds = ChunkSeconds(forward=ones, backward_input=ones, backward_weight=ones)
+    run = simulate(schedule, seconds, microbatches, interleave=chunks)
+    columns = (run.stage, run.kind, run.microbatch, run.chunk, run.start, run.end)
+    passes = (
+        Pass(stage=stage, kind=kind, microbatch=microbatch, chunk=chunk, start=start, end=end)
+        for stage, kind, microbatch, chunk, start, end in zip(*(c.tolist() for c in columns), strict=True)
+    )
+    return SketchedSchedule(
+        schedule=schedule, stages=stages, microbatches=microbatches, interleave=chunks, passes=tuple(passes)
+    )

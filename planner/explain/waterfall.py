@@ -1,0 +1,270 @@
+"""The step as a waterfall: from the model's FLOPs at peak down to what is predicted, and the rates behind it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from pydantic import Field
+
+from planner.cost.flops import (
+    MODEL_FLOPS_CONVENTION,
+    attention_core_flops_per_token,
+    model_flops_per_step,
+    sc21_flops_per_step,
+)
+from planner.cost.ledger import LineName, total_exposed_seconds
+from planner.cost.parameters import num_active_params, num_matmul_params
+from planner.cost.prices import num_microbatches, stage_prices
+from planner.cost.stage import stages_of
+from planner.explain.operations import operations_of_step
+from planner.specs.calibration import UNCALIBRATED
+from planner.specs.document import Document
+from planner.units import format_bytes, format_flops, format_rate, format_seconds
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from planner.cost.estimate import Estimate
+    from planner.cost.ledger import TimeLine
+    from planner.cost.prices import StagePrices
+    from planner.explain.operations import Operation
+    from planner.layout import Layout
+    from planner.specs.job import Job
+
+__all__ = ["Rate", "TimePart", "Waterfall", "rates_of", "waterfall_of"]
+
+
+class TimePart(Document):
+    """One step of the waterfall: the seconds that it adds, below zero where it takes some away."""
+
+    name: str
+    seconds: float
+    formula: str
+    numbers: str = Field(description="the formula with the numbers put in")
+    source: str
+    bound: str = Field(description="the unit or link that limits it")
+
+
+class Waterfall(Document):
+    """Parts whose sum is the step; the first is the model's FLOPs at the devices' peak."""
+
+    parts: tuple[TimePart, ...]
+    step_seconds: float
+
+
+class Rate(Document):
+    """A rate of computing by one convention of counting FLOPs."""
+
+    name: str
+    convention: str
+    flops_per_step: float
+    flops_per_second_per_device: float
+    share_of_peak: float
+
+
+# --- the parts --------------------------------------------------------------------------------------------------
+
+
+def waterfall_of(job: Job, layout: Layout, priced: Estimate) -> Waterfall:
+    """The parts of one step, in the order in which an ideal machine would lose them.
+
+    Computing is taken on the mean stage, first without what real kernels lose, then with it, cause by cause;
+    `imbalance` is what the stage that sets the pace does beyond the mean. The rest are the ledger's own lines.
+    """
+    stages = stages_of(job, layout)
+    own = stage_prices(job, layout, stages)
+    exposed = {line.name: float(line.exposed_seconds) for line in priced.time}
+    operations = operations_of_step(job, layout, priced.time)
+    parts = [
+        *_computing(job, layout),
+        *_other_work(job, layout, priced.time, own),
+        _imbalance(job, layout, own, exposed),
+        *(_of_ledger(job, layout, line, own, operations) for line in priced.time if line.name not in _WORK),
+    ]
+    total = float(total_exposed_seconds(priced.time))
+    return Waterfall(parts=tuple(part for part in parts if part.seconds), step_seconds=total)
+
+
+_WORK = (LineName.COMPUTE, LineName.HEAD, LineName.RECOMPUTE, LineName.ACCUMULATION)
+"""Lines of the slowest stage that the waterfall takes on the mean stage instead."""
+
+
+def _mean(values: Any, layout: Layout) -> float:
+    return float(np.mean(np.broadcast_to(values, (layout.pp,))))
+
+
+def _products(job: Job, layout: Layout) -> float:
+    """Seconds of the layers, the embedding and the head in a step, on the mean stage."""
+    prices = stage_prices(job, layout, stages_of(job, layout))
+    return float(num_microbatches(job, layout)) * _mean(prices.compute + prices.head, layout)
+
+
+def _with_device(job: Job, *, bytes_are_free: bool, host_is_free: bool, calibrated: bool) -> Job:
+    """The job on a device that lacks some of what real ones lose; fused attention keeps its share of peak."""
+    device = job.cluster.device
+    free: dict[str, Any] = {"launch": 0.0, "layer_floor": 0.0} if host_is_free else {}
+    efficiency = device.efficiency.model_copy(update=free)
+    changes: dict[str, Any] = {"efficiency": efficiency}
+    if bytes_are_free:
+        changes["memory_bandwidth"] = 1e30
+    cluster = job.cluster.model_copy(update={"device": device.model_copy(update=changes)})
+    calibration = (
+        job.calibration if calibrated else job.calibration.model_copy(update={"slowdown": UNCALIBRATED.slowdown})
+    )
+    return replace(job, cluster=cluster, calibration=calibration)
+
+
+def _computing(job: Job, layout: Layout) -> Iterator[TimePart]:
+    """Ideal, kernels, memory-bound operators, host, and what measured runs take beyond the roofline."""
+    device, m = job.cluster.device, float(num_microbatches(job, layout))
+    peak = device.peak[job.training.precision]
+    flops = model_flops_per_step(job.model, job.training)
+    ideal = flops / (layout.world_size * peak)
+    kernels, memory, host, measured = (
+        _products(_with_device(job, bytes_are_free=a, host_is_free=b, calibrated=c), layout)
+        for a, b, c in ((True, True, False), (False, True, False), (False, False, False), (False, False, True))
+    )
+    roofline = "roofline, Williams et al. (CACM 2009); device file"
+    precision, per = job.training.precision, f"{m:,.0f} microbatches x"
+    yield TimePart(
+        name="ideal compute",
+        seconds=ideal,
+        formula="model FLOPs / (devices * peak)",
+        numbers=f"{format_flops(flops)} / ({layout.world_size:,} x {format_flops(peak)}/s)",
+        source="Chowdhery et al., PaLM (2022), appendix B",
+        bound=precision,
+    )
+    yield TimePart(
+        name="kernel efficiency",
+        seconds=kernels - ideal,
+        formula="products at the rate that their shapes reach - products at peak",
+        numbers=f"{ideal / kernels:.1%} of peak: {per} {format_seconds(kernels / m)} - {format_seconds(ideal / m)}",
+        source=roofline,
+        bound=precision,
+    )
+    yield TimePart(
+        name="memory-bound operators",
+        seconds=memory - kernels,
+        formula="norms, activations, residuals, loss: bytes / memory bandwidth",
+        numbers=f"{per} {format_seconds((memory - kernels) / m)} at "
+        f"{format_rate(device.memory_bandwidth * device.efficiency.memory)}",
+        source=roofline,
+        bound="memory",
+    )
+    yield TimePart(
+        name="host and launches",
+        seconds=host - memory,
+        formula="a launch for each operator; a layer takes no less than the host needs for it",
+        numbers=f"{per} {format_seconds((host - memory) / m)} at {format_seconds(device.efficiency.launch)} a launch",
+        source="device file, launch and layer_floor; engine profile, host_factor",
+        bound="host",
+    )
+    yield TimePart(
+        name="calibration",
+        seconds=measured - host,
+        formula="(slowdown of measured runs - 1) * all of the above",
+        numbers=f"({job.calibration.slowdown:.3f} - 1) x {format_seconds(host)}, {job.calibration.num_rows} runs",
+        source=", ".join(job.calibration.sources) or "no measured runs",
+        bound="measured",
+    )
+
+
+def _other_work(job: Job, layout: Layout, time: Sequence[TimeLine], own: StagePrices) -> Iterator[TimePart]:
+    """Repeated forward passes and sums of gradients, on the mean stage."""
+    m = float(num_microbatches(job, layout))
+    for line in time:
+        if line.name not in (LineName.RECOMPUTE, LineName.ACCUMULATION):
+            continue
+        each = _mean(own.recompute if line.name == LineName.RECOMPUTE else own.accumulation, layout)
+        yield TimePart(
+            name=line.name.value,
+            seconds=m * each,
+            formula=line.formula.replace("the slowest stage", "the mean stage"),
+            numbers=f"{m:,.0f} microbatches x {format_seconds(each)}",
+            source=line.source,
+            bound=line.bound,
+        )
+
+
+def _imbalance(job: Job, layout: Layout, own: StagePrices, exposed: dict[LineName, float]) -> TimePart:
+    m = float(num_microbatches(job, layout))
+    slowest = sum(exposed[name] for name in _WORK) / m
+    mean = _mean(own.compute + own.head + own.recompute + own.accumulation, layout)
+    return TimePart(
+        name="imbalance",
+        seconds=m * (slowest - mean) if layout.pp > 1 else 0.0,
+        formula="m * (work of the stage that sets the pace - mean work of the stages)",
+        numbers=f"{m:,.0f} x ({format_seconds(slowest)} - {format_seconds(mean)})",
+        source="derived here: the slowest stage counts once for each microbatch",
+        bound="pipeline",
+    )
+
+
+def _of_ledger(job: Job, layout: Layout, line: TimeLine, own: StagePrices, operations: Sequence[Operation]) -> TimePart:
+    mine = [each for each in operations if each.line == line.name]
+    numbers = "; ".join(_operation_words(each) for each in mine)
+    if line.name == LineName.BUBBLE and layout.schedule in ("1f1b", "interleaved"):
+        per_stage = np.broadcast_to(own.microbatch_seconds, (layout.pp,))
+        total, slowest = format_seconds(float(np.sum(per_stage))), format_seconds(float(np.max(per_stage)))
+        numbers = f"({total} - {slowest}) / {layout.interleave}"
+    if line.name == LineName.OPTIMIZER:
+        numbers = f"{format_bytes(_streamed(job, line))} at {format_rate(_memory_rate(job))}"
+    if line.hidden_seconds:
+        numbers += f"; {format_seconds(float(line.hidden_seconds))} hidden"
+    return TimePart(
+        name=line.name.value,
+        seconds=float(line.exposed_seconds),
+        formula=line.formula,
+        numbers=numbers,
+        source=line.source,
+        bound=line.bound,
+    )
+
+
+def _memory_rate(job: Job) -> float:
+    return job.cluster.device.memory_bandwidth * job.cluster.device.efficiency.memory
+
+
+def _streamed(job: Job, line: TimeLine) -> float:
+    return max(0.0, float(line.busy_seconds) - job.cluster.device.efficiency.launch) * _memory_rate(job)
+
+
+def _operation_words(each: Operation) -> str:
+    return f"{each.times:,.0f} x {each.kind} of {format_bytes(each.num_bytes)}, {format_seconds(each.seconds)} each"
+
+
+# --- the rates --------------------------------------------------------------------------------------------------
+
+
+def rates_of(job: Job, layout: Layout, priced: Estimate) -> tuple[Rate, ...]:
+    """The same step by each convention of counting FLOPs that papers use."""
+    model, training = job.model, job.training
+    tokens = float(training.sequence_length * training.global_batch_size)
+    flops = model_flops_per_step(model, training)
+    whole = model.num_layers * attention_core_flops_per_token(model, training.sequence_length, causal=False)
+    conventions = [
+        ("MFU", MODEL_FLOPS_CONVENTION, flops),
+        ("HFU", "the same with recomputed forward passes", flops * priced.hfu / priced.mfu),
+        (
+            "MFU, whole square",
+            "attention counted as the full square (PaLM, 2022, appendix B)",
+            3.0 * (2.0 * num_matmul_params(model) + whole) * tokens,
+        ),
+        ("6 N D", "6 per active parameter and token, attention left out", 6.0 * num_active_params(model) * tokens),
+    ]
+    if model.architecture == "gpt" and model.moe is None and model.ffn_hidden_size == 4 * model.hidden_size:
+        words = "recompute always counted, full square (Narayanan et al., SC 2021, equation 3)"
+        conventions.append(("SC'21", words, sc21_flops_per_step(model, training)))
+    peak, device_seconds = job.cluster.device.peak[training.precision], priced.step_seconds * layout.world_size
+    return tuple(
+        Rate(
+            name=name,
+            convention=words,
+            flops_per_step=count,
+            flops_per_second_per_device=count / device_seconds,
+            share_of_peak=count / device_seconds / peak,
+        )
+        for name, words, count in conventions
+    )

@@ -1,0 +1,151 @@
+"""What if something were different: the job is changed and planned again; and what 10 % more of anything gains."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from pydantic import Field
+
+from planner.cost.estimate import estimate
+from planner.errors import InputError
+from planner.explain.difference import PlanFigures, figures_of
+from planner.explain.outcome import Outcome, outcome_of_search
+from planner.explain.plan_inputs import constraints_of, job_of
+from planner.layout import format_layout
+from planner.search.search import fastest_layout, plan_for_layout
+from planner.specs.change import change_job
+from planner.specs.document import Document
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from planner.plan import Plan
+    from planner.search.search import Reporter
+    from planner.specs.job import Job
+
+__all__ = ["Gain", "Sensitivity", "WhatIf", "sensitivity_of", "what_if"]
+
+
+class WhatIf(Document):
+    """A change, what the layout of the plan would do under it, and the best plan under it."""
+
+    asked: str
+    same_layout: PlanFigures | None = Field(description="the plan's own layout, priced anew; null where it is illegal")
+    outcome: Outcome
+
+
+class Gain(Document):
+    """What more of one resource gains: the share by which a step gets shorter."""
+
+    resource: str
+    change: str = Field(description="the change that was planned, in the words of --what-if")
+    before: str
+    after: str
+    same_layout_gain: float | None = Field(description="with the plan's own layout; null where that is illegal")
+    gain: float = Field(description="planned again, against the best plan for what is there now")
+    step_seconds: float
+    layout: str = Field(description="the layout that is best with the change")
+    other_layout: bool
+
+
+class Sensitivity(Document):
+    """The gain of 10 % more of each resource (10 % less of a delay), the largest first."""
+
+    step_seconds: float = Field(description="of the best plan for what is there now")
+    gains: tuple[Gain, ...]
+
+
+def what_if(plan: Plan, asked: str, reporter: Reporter | None = None) -> WhatIf:
+    """Change the job (specs/change.py), price the plan's layout again, and plan again under the plan's pins.
+
+    Raises:
+        InputError: an unknown path or a bad value.
+    """
+    job = change_job(job_of(plan), asked)
+    try:
+        same = figures_of(plan_for_layout(job, plan.layout))
+    except InputError:
+        same = None
+    return WhatIf(asked=asked, same_layout=same, outcome=outcome_of_search(plan, job, constraints_of(plan), reporter))
+
+
+# --- 10 % more --------------------------------------------------------------------------------------------------
+
+
+def sensitivity_of(plan: Plan, tell: Callable[[str], None] = lambda _: None) -> Sensitivity:
+    """Plan again with 10 % more of each resource; `tell` is told which one is next.
+
+    Raises:
+        InputError: the plan's pins leave no layout.
+    """
+    job, constraints = job_of(plan), constraints_of(plan)
+    tell("what is there now")
+    now = fastest_layout(job, constraints)
+    layout, seconds = now if now and now[1] <= plan.step_seconds else (plan.layout, plan.step_seconds)
+    gains = []
+    for resource, change, before, after in _resources(job):
+        tell(resource)
+        changed = change_job(job, change)
+        same = _same_layout_seconds(changed, plan)
+        kept = estimate(changed, layout)
+        best = fastest_layout(changed, constraints)
+        if best is None or (kept.fits and kept.step_seconds <= best[1]):
+            best = layout, kept.step_seconds
+        gains.append(
+            Gain(
+                resource=resource,
+                change=change,
+                before=before,
+                after=after,
+                same_layout_gain=None if same is None else 1 - same / plan.step_seconds,
+                gain=1 - best[1] / seconds,
+                step_seconds=best[1],
+                layout=format_layout(best[0]),
+                other_layout=best[0] != layout,
+            )
+        )
+    return Sensitivity(step_seconds=seconds, gains=tuple(sorted(gains, key=lambda each: (-each.gain, each.resource))))
+
+
+def _same_layout_seconds(job: Job, plan: Plan) -> float | None:
+    try:
+        return plan_for_layout(job, plan.layout).step_seconds
+    except InputError:
+        return None
+
+
+def _resources(job: Job) -> Iterator[tuple[str, str, str, str]]:
+    """Each resource: its name, the change, and what there is before and after it, as the document writes it."""
+    cluster, precision = job.cluster.model_dump(mode="json"), job.training.precision
+    device = cluster["device"]
+    peaks = [p for p in dict.fromkeys((precision, job.core_precision)) if p in device["peak"]]
+    yield (
+        "peak FLOP/s",
+        ",".join(f"device.peak.{p}=+10%" for p in peaks),
+        device["peak"][precision],
+        _times(device["peak"][precision], 1.1),
+    )
+    yield _quantity("memory bandwidth", "device.memory_bandwidth", device["memory_bandwidth"], "+10%")
+    yield _quantity("memory", "device.memory", device["memory"], "+10%")
+    if float(job.cluster.device.efficiency.launch) > 0:
+        launch = device["efficiency"]["launch"]
+        change = "device.efficiency.launch=-10%,device.efficiency.layer_floor=-10%"
+        yield "host overhead", change, launch, _times(launch, 0.9)
+    for link in cluster["links"]:
+        if job.cluster.num_devices > 1:
+            yield _quantity(f"{link['name']} bandwidth", f"{link['name']}.bandwidth", link["bandwidth"], "+10%")
+            yield _quantity(f"{link['name']} latency", f"{link['name']}.latency", link["latency"], "-10%")
+    hosts = math.ceil(job.cluster.hosts * 1.1)
+    outermost = job.cluster.links[-1].num_devices
+    if outermost is None or outermost >= hosts * job.cluster.devices_per_host:
+        yield "hosts", f"nodes={hosts}", str(job.cluster.hosts), str(hosts)
+
+
+def _quantity(resource: str, path: str, before: str, change: str) -> tuple[str, str, str, str]:
+    return resource, f"{path}={change}", before, _times(before, 1.1 if change[0] == "+" else 0.9)
+
+
+def _times(quantity: str, factor: float) -> str:
+    number, _, unit = quantity.partition(" ")
+    return f"{float(number) * factor:.6g} {unit}"

@@ -1,0 +1,78 @@
+"""Answers to why not, what if and what 10 % more would gain."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rich.text import Text
+
+from planner.show.columns import Columns, assignments
+from planner.show.difference import outcome_body
+from planner.show.screen import clean, indented, section, stack
+from planner.show.words import change, terse_layout
+from planner.units import format_seconds
+
+if TYPE_CHECKING:
+    from rich.console import Group, RenderableType
+
+    from planner.explain.what_if import Sensitivity, WhatIf
+    from planner.explain.why_not import WhyNot
+
+__all__ = ["sensitivity_section", "what_if_section", "why_not_section"]
+
+
+def why_not_section(found: WhyNot) -> Group:
+    """The alternative, and what came of forcing it."""
+    asked = clean(found.asked)
+    title = Text(f"Why not {asked}", style="bold")
+    pins = f"solved with {', '.join(found.pins)}" if found.pins else "priced as it is"
+    title.append(f"  {clean(pins)}", style="not bold dim")
+    difference = found.outcome.difference
+    verdict: RenderableType | None = None
+    if difference and difference.before.layout != difference.after.layout:
+        share = difference.after.step_seconds / difference.before.step_seconds - 1
+        words = "as fast" if change(share) == "-" else f"{change(abs(share))[1:]} {'slower' if share > 0 else 'faster'}"
+        verdict = indented(Text(f"It would be {words}: {format_seconds(difference.after.step_seconds)} a step."))
+    return stack(title, verdict, *outcome_body(found.outcome, names=("plan", _short(asked))))
+
+
+def what_if_section(found: WhatIf) -> Group:
+    """The layout of the plan under the change, and the best plan under it."""
+    asked = clean(found.asked)
+    same = found.same_layout
+    if same is None:
+        words = "The plan's layout is not legal then."
+    else:
+        fits = "" if same.fits else ", and does not fit"
+        words = f"The plan's own layout takes {format_seconds(same.step_seconds)} then{fits}."
+    title = Text(f"What if {asked}", style="bold")
+    return stack(title, indented(Text(words)), *outcome_body(found.outcome, names=("now", "then")))
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= 16 else "instead"
+
+
+def sensitivity_section(found: Sensitivity) -> Group:
+    """The gain of 10 % more of each resource, largest first."""
+    rows = [
+        (
+            clean(each.resource),
+            clean(each.before),
+            clean(each.after),
+            "-" if each.same_layout_gain is None else _gain(each.same_layout_gain),
+            Text(_gain(each.gain), style="bold"),
+            assignments(terse_layout(each.layout)) if each.other_layout else Text("the same", style="dim"),
+        )
+        for each in found.gains
+    ]
+    header = ("10 % better", "from", "to", "as it is", "replanned", "best layout then")
+    return section(
+        "Where the next dollar should go",
+        Columns(rows, right=(3, 4), wrap=(5,), optional=(2, 1, 5), header=header),
+        note=f"share of the {format_seconds(found.step_seconds)} step that is saved",
+    )
+
+
+def _gain(share: float) -> str:
+    return f"{share:.1%}" if share >= 0.0005 or share <= -0.0005 else "-"

@@ -1,0 +1,65 @@
+"""Microbatch sizes and global batches."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rich.text import Text
+
+from planner.show.columns import Columns
+from planner.show.figures import StepBar
+from planner.show.screen import section, stack
+from planner.units import format_bytes, format_count, format_seconds
+
+if TYPE_CHECKING:
+    from rich.console import Group, RenderableType
+
+    from planner.explain.batch import Batch
+    from planner.plan import Plan
+
+__all__ = ["batch_section"]
+
+
+def batch_section(plan: Plan, found: Batch) -> Group:
+    """Where larger microbatches stop helping, what a larger batch does to bubble, tokens and learning rate."""
+    sizes: list[list[RenderableType]] = []
+    for each in found.sizes:
+        bar = StepBar(before_seconds=0.0, seconds=each.of_best, full_seconds=1.0, max_width=20)
+        own = Text(str(each.mbs), style="bold" if each.mbs == plan.layout.mbs else "")
+        fits = "" if each.fits else Text("too much", style="bold red")
+        sizes.append(
+            [own, f"{each.of_best:.0%}", bar, format_seconds(each.step_seconds), format_bytes(each.peak_bytes), fits]
+        )
+    header = ("mbs", "speed", "", "step", "memory", "")
+    table = Columns(sizes, right=(0, 1, 3, 4), wrap=(2,), optional=(2,), header=header)
+    flat = f"Flat from {found.flat_from} on: larger microbatches are less than 5 % faster. Bold is the plan's."
+    return stack(
+        section("Microbatch size", table, Text(flat), note="speed of the slowest stage, without bubble and reduction"),
+        _global_batches(plan, found),
+    )
+
+
+def _global_batches(plan: Plan, found: Batch) -> Group:
+    rows = [
+        (
+            Text(f"{each.sequences:,}", style="bold" if each.sequences == plan.training.global_batch_size else ""),
+            format_count(each.tokens),
+            f"{each.microbatches:,}",
+            f"{each.bubble_share:.1%}",
+            format_count(each.tokens_per_second_per_device),
+            f"{each.tokens_factor:.2f}",
+            f"{each.learning_rate_adam:.2g}",
+            f"{each.learning_rate_sgd:.2g}",
+        )
+        for each in found.batches
+    ]
+    header = ("batch", "tokens", "microb.", "bubble", "tokens/s", "tokens needed", "lr, Adam", "lr, SGD")
+    critical = format_count(found.critical_batch_tokens)
+    words = (
+        f"Critical batch: about {critical} tokens, where twice the least tokens and twice the least steps reach the "
+        "same loss (McCandlish et al., 2018; fit of Kaplan et al., 2020, an order of magnitude). Tokens needed is over "
+        "the least. Learning rates go with the square root of the batch for Adam (Malladi et al., 2022) and in "
+        f"proportion for SGD (Goyal et al., 2017), from {found.learning_rate:.2g} at the plan's batch; warm up either."
+    )
+    table = Columns(rows, right=range(8), optional=(7, 2), header=header)
+    return section("Global batch", table, Text(words, style="dim"))

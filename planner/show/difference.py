@@ -1,0 +1,122 @@
+"""Two plans beside each other, and what came of planning something else."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rich.console import Group
+from rich.text import Text
+
+from planner.show.columns import Columns, assignments
+from planner.show.figures import bytes_scale, seconds_scale
+from planner.show.screen import clean, indented, section, stack
+from planner.show.words import change, line_label, stage_range, terse_layout
+from planner.units import format_bytes, format_count, format_seconds
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from rich.console import RenderableType
+
+    from planner.explain.difference import ChangedValue, Difference, LineDifference, PlanFigures
+    from planner.explain.outcome import Outcome, Shortfall
+    from planner.show.figures import Scale
+
+__all__ = ["difference_view", "outcome_body"]
+
+
+def difference_view(found: Difference, *, names: tuple[str, str]) -> Group:
+    """What `planner diff` prints: totals, inputs, layout and both ledgers."""
+    return stack(
+        section("Totals", _totals(found.before, found.after, names)),
+        section("Inputs", _changes(found.inputs, names)) if found.inputs else None,
+        *_ledgers(found, names),
+    )
+
+
+def outcome_body(outcome: Outcome, *, names: tuple[str, str]) -> list[RenderableType]:
+    """The rules in the way, the memory that is missing, or the difference."""
+    if outcome.rules:
+        heading = Text("No legal layout:", style="bold red")
+        return [indented(Group(heading, *(indented(Text(clean(rule))) for rule in outcome.rules)))]
+    if outcome.shortfall:
+        return [indented(_shortfall(outcome.shortfall))]
+    assert outcome.difference is not None, "an outcome is one of three"
+    found = outcome.difference
+    if found.before.layout == found.after.layout and found.before.step_seconds == found.after.step_seconds:
+        return [indented(Text("The plan is this already."))]
+    return [indented(_totals(found.before, found.after, names)), *map(indented, _ledgers(found, names))]
+
+
+def _shortfall(found: Shortfall) -> Group:
+    rows: list[tuple[str, RenderableType]] = [
+        ("nearest", assignments(terse_layout(found.layout))),
+        ("needs", f"{format_bytes(found.needed_bytes)} on {stage_range([found.stage])}"),
+        ("limit", format_bytes(found.limit_bytes)),
+        ("largest line", f"{line_label(found.largest_line)}, {format_bytes(found.largest_line_bytes)}"),
+    ]
+    heading = Text(f"Does not fit: {format_bytes(found.missing_bytes)} too much", style="bold red")
+    return Group(heading, indented(Columns(rows, wrap=(1,))))
+
+
+def _totals(before: PlanFigures, after: PlanFigures, names: tuple[str, str]) -> Columns:
+    rows: list[list[RenderableType]] = [
+        ["step", format_seconds(before.step_seconds), format_seconds(after.step_seconds)],
+        [
+            "tokens/s per device",
+            format_count(before.tokens_per_second_per_device),
+            format_count(after.tokens_per_second_per_device),
+        ],
+        ["MFU", f"{before.mfu:.1%}", f"{after.mfu:.1%}"],
+        ["memory", format_bytes(before.peak_bytes), format_bytes(after.peak_bytes)],
+        ["limit", format_bytes(before.limit_bytes), format_bytes(after.limit_bytes)],
+        ["devices", f"{before.num_devices:,}", f"{after.num_devices:,}"],
+        ["fits", *("yes" if each.fits else Text("no", style="bold red") for each in (before, after))],
+    ]
+    ratios = [
+        after.step_seconds / before.step_seconds,
+        after.tokens_per_second_per_device / before.tokens_per_second_per_device,
+        after.mfu / before.mfu,
+        after.peak_bytes / before.peak_bytes,
+        after.limit_bytes / before.limit_bytes,
+        after.num_devices / before.num_devices,
+    ]
+    shown = [[*row, change(ratio - 1)] for row, ratio in zip(rows, ratios, strict=False)]
+    return Columns([*shown, rows[-1]], right=(1, 2, 3), header=("", *map(clean, names), "change"))
+
+
+def _changes(changes: Sequence[ChangedValue], names: tuple[str, str]) -> Columns:
+    rows = [(clean(each.path), clean(each.before or "-"), clean(each.after or "-")) for each in changes]
+    return Columns(rows, wrap=(0, 1, 2), header=("", *map(clean, names)))
+
+
+def _ledgers(found: Difference, names: tuple[str, str]) -> list[RenderableType]:
+    """Layout keys, time lines and memory lines that differ."""
+    seconds = seconds_scale([found.before.step_seconds, found.after.step_seconds])
+    size = bytes_scale([found.before.peak_bytes, found.after.peak_bytes])
+    stages = {found.before.fullest_stage, found.after.fullest_stage}
+    note = f"of {stage_range(sorted(stages))}" if len(stages) == 1 else "of the fullest stage of each"
+    parts = [
+        section("Layout", _changes(found.layout, names)) if found.layout else None,
+        section(f"Time, {seconds.unit}", _lines(found.time, seconds, names)),
+        section(f"Memory, {size.unit}", _lines(found.memory, size, names), note=note),
+    ]
+    return [part for part in parts if part is not None]
+
+
+def _lines(lines: Sequence[LineDifference], scale: Scale, names: tuple[str, str]) -> Columns:
+    rows: list[list[RenderableType]] = [
+        [line_label(each.name), scale(each.before), scale(each.after), _signed(each.after - each.before, scale)]
+        for each in lines
+        if each.before or each.after
+    ]
+    before, after = sum(each.before for each in lines), sum(each.after for each in lines)
+    total = [Text(text, style="bold") for text in ("total", scale(before), scale(after))]
+    rows.append([*total, _signed(after - before, scale)])
+    return Columns(rows, right=(1, 2, 3), header=("", *map(clean, names), "difference"))
+
+
+def _signed(value: float, scale: Scale) -> str:
+    """A difference with its sign; what rounds to nothing is a dash."""
+    text = scale(abs(value))
+    return ("+" if value > 0 else "-") + text if text.strip("0.,") not in ("", "-") else "-"

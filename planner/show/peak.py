@@ -1,0 +1,64 @@
+"""The fullest moment of the fullest stage, and what neighbours of the layout would take."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rich.text import Text
+
+from planner.show.columns import Columns
+from planner.show.figures import bytes_scale
+from planner.show.screen import clean, section
+from planner.show.words import change
+from planner.units import format_bytes, format_seconds
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from rich.console import Group, RenderableType
+
+    from planner.explain.peak import Alternative, StagePeak
+    from planner.plan import Plan
+
+__all__ = ["alternatives_section", "peak_section"]
+
+
+def peak_section(plan: Plan, peaks: Sequence[StagePeak]) -> Group:
+    """When the fullest stage is fullest, and what its activations are."""
+    fullest = max(plan.memory, key=lambda stage: stage.total_bytes - stage.limit_bytes)
+    peak = next(each for each in peaks if each.stage == fullest.stage)
+    scale = bytes_scale(part.num_bytes for part in peak.activations)
+    total = sum(part.num_bytes for part in peak.activations)
+    rows = [(clean(part.name), scale(part.num_bytes), f"{part.num_bytes / total:.0%}") for part in peak.activations]
+    free = fullest.limit_bytes - fullest.total_bytes
+    left = f"{format_bytes(free)} are free" if free >= 0 else f"{format_bytes(-free)} are missing"
+    count = f"{peak.microbatches_in_flight:,.4g}"
+    words = f"{clean(peak.moment)}; {count} microbatch{'es' if count != '1' else ''} in flight"
+    return section(
+        f"Peak of stage {peak.stage}",
+        Text(words),
+        Text(f"One more microbatch in flight takes {format_bytes(peak.bytes_per_microbatch)}; {left}."),
+        Columns(rows, right=(1, 2), header=("activations", scale.unit, "share")),
+    )
+
+
+def alternatives_section(plan: Plan, alternatives: Sequence[Alternative]) -> Group | None:
+    """One key changed at a time: peak, limit and step, or the rule that is in the way."""
+    if not alternatives:
+        return None
+    limit = plan.memory[0].limit_bytes
+    rows: list[list[RenderableType]] = []
+    for each in alternatives:
+        if each.peak_bytes is None or each.step_seconds is None:
+            rows.append(
+                [each.change, "", "", "", Text(f"against a rule: {clean('; '.join(each.broken_rules))}", style="dim")]
+            )
+            continue
+        over = each.peak_bytes - limit
+        verdict = Text(f"{format_bytes(over)} too much", style="bold red") if over > 0 else Text("fits")
+        slower = change(each.step_seconds / plan.step_seconds - 1)
+        rows.append([each.change, format_bytes(each.peak_bytes), format_seconds(each.step_seconds), slower, verdict])
+    header = ("change", "memory", "step", "", "")
+    return section(
+        "What else it could be, one change at a time", Columns(rows, right=(1, 2, 3), wrap=(4,), header=header)
+    )

@@ -1,0 +1,113 @@
+"""All schedules side by side, and a drawing of the first microbatches."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rich.console import Group
+from rich.text import Text
+
+from planner.show.columns import Columns
+from planner.show.figures import bytes_scale, seconds_scale
+from planner.show.screen import clean, indented, section
+
+if TYPE_CHECKING:
+    from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
+
+    from planner.explain.schedules import Pass, ScheduleRow, Schedules, SketchedSchedule
+
+__all__ = ["schedules_section"]
+
+
+def schedules_section(found: Schedules) -> Group:
+    """Bubble, step, memory and staleness of each schedule, then the drawings."""
+    if found.stages == 1:
+        return section("Schedules", Text("One stage: nobody waits, and every schedule is the same."))
+    size = bytes_scale(each.activation_bytes or 0.0 for each in found.rows)
+    time = seconds_scale(each.step_seconds or 0.0 for each in found.rows)
+    rows = [_row(each, time, size) for each in found.rows]
+    header = ("", "bubble", "if equal", "textbook", f"step, {time.unit}", f"act., {size.unit}", "stale", "")
+    table = Columns(rows, right=(1, 2, 4, 5, 6), wrap=(7,), optional=(2, 3), header=header)
+    note = f"p = {found.stages} stages, m = {found.microbatches} microbatches"
+    words = (
+        "bubble: wait of the slowest stage over its work; if equal: the same if all stages took the mean; textbook: of "
+        "equal stages and equal passes; stale: updates between the weights of a gradient and those it changes. "
+        "Utilization is 1 / (1 + bubble), which is m / (m + p - 1) of equal stages under GPipe and 1F1B."
+    )
+    return Group(
+        section("Schedules", table, Text(words, style="dim"), note=note),
+        Text(""),
+        section("The first microbatches", *map(_Drawing, found.sketches), Text(_LEGEND, style="dim")),
+    )
+
+
+_LEGEND = (
+    "Equal stages, passes of equal length. 1 2 3: forward passes. A B C: their backward passes, two places whole, or "
+    "one for the inputs with a b c for the weights later."
+)
+
+
+def _row(each: ScheduleRow, time: object, size: object) -> list[RenderableType]:
+    name = Text(each.schedule, style="bold" if each.engine_has_it else "")
+    if each.step_seconds is None or each.bubble_share is None:
+        return [name, "", "", each.textbook, "", "", "", Text(clean(each.missing or ""), style="dim")]
+    assert callable(time)
+    assert callable(size)
+    notes = [] if each.engine_has_it else ["not in this engine"]
+    notes += [] if each.fits else ["does not fit"]
+    notes += [f"{each.weight_versions} copies of weights"] if (each.weight_versions or 1) > 1 else []
+    return [
+        name,
+        _share(each.bubble_share),
+        _share(each.equal_stages_bubble_share or 0.0),
+        each.textbook,
+        time(each.step_seconds),
+        size(each.activation_bytes),
+        str(each.staleness_steps) if each.staleness_steps else "-",
+        Text(", ".join(notes), style="dim"),
+    ]
+
+
+def _share(share: float) -> str:
+    return f"{share:,.0%}" if share >= 10 else f"{share:.1%}"
+
+
+class _Drawing:
+    """One row of characters for each stage; what is wider than the screen ends in dots."""
+
+    def __init__(self, found: SketchedSchedule) -> None:
+        self._found = found
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        yield Text(self._found.schedule, style="bold")
+        width = options.max_width - 4
+        for row in draw(self._found):
+            cut = row if len(row) <= width else row[: width - 3] + "..."
+            yield indented(Text(cut, no_wrap=True, overflow="crop"))
+
+
+def draw(found: SketchedSchedule) -> list[str]:
+    """The passes of each stage as characters, one for each unit of time; a dot is a wait."""
+    length = round(max((each.end for each in found.passes), default=0.0))
+    rows = [["."] * length for _ in range(found.stages)]
+    for each in found.passes:
+        row = rows[each.stage]
+        places = _own_places(each)
+        for place in places:
+            row[place] = _mark(each)
+    return ["".join(row) for row in rows]
+
+
+def _own_places(each: Pass) -> range:
+    """Where a pass stands; two that overlap share their time, the forward one first."""
+    start, end = round(each.start), round(each.end)
+    if end - start <= 2:
+        return range(start, end)
+    return range(start, start + 1) if each.kind == "F" else range(start + 1, end)
+
+
+def _mark(each: Pass) -> str:
+    if each.kind == "F":
+        return str((each.microbatch + 1) % 10)
+    letter = chr(ord("A") + each.microbatch % 26)
+    return letter.lower() if each.kind == "W" else letter

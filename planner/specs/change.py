@@ -1,0 +1,174 @@
+"""A job with something changed: more of a resource, another workload, in the words of `--set`."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Final
+
+from planner.errors import InputError
+from planner.specs.calibration import find_entry
+from planner.specs.engine import EngineSpec
+from planner.specs.load import Mistakes, check_training, load_engine, shipped_calibration, sized_cluster
+from planner.specs.model import ModelSpec
+from planner.specs.settings import apply_setting, value_at
+from planner.specs.text import printable
+from planner.specs.validate import validate
+from planner.specs.yaml import Node
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from planner.specs.cluster import ClusterSpec
+    from planner.specs.document import Document
+    from planner.specs.job import Job
+
+__all__ = ["change_job"]
+
+_SHORT: Final = {
+    "nodes": "cluster.hosts",
+    "seq_len": "training.sequence_length",
+    "global_batch": "training.global_batch_size",
+    "precision": "training.precision",
+}
+"""Names of options that stand for a path."""
+
+_FACTOR: Final = re.compile(r"(?:x\s*(?P<times>\d+\.?\d*|\.\d+)|(?P<percent>[+-]\d+\.?\d*)\s*%)", re.IGNORECASE)
+_NUMBER: Final = re.compile(r"(?P<number>[0-9.]+(?:[eE][+-]?[0-9]+)?)(?P<unit>.*)", re.DOTALL)
+_KIBI_TOKENS: Final = re.compile(r"(\d+)\s*[kK]")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Edited:
+    """A job as documents that can be changed."""
+
+    trees: dict[str, Node]
+    job: Job
+    gpus: int | None = None
+
+
+def change_job(job: Job, changes: str, *, option: str = "--what-if") -> Job:
+    """The job after `PATH=VALUE` or several of them with commas between.
+
+    Paths are those of `--set`, and `nodes`, `gpus`, `seq_len` (32k is 32,768), `global_batch`, `precision`,
+    `engine` and `headroom`. A value is one of the document's, or `x2`, `x0.5`, `+10%`: times what is there.
+    What is calibrated keeps its calibration, unless the change is to another device, engine or precision.
+
+    Raises:
+        InputError: an unknown path, or a value that the document refuses; `option` is named in the message.
+    """
+    edited = _Edited(trees={name: _tree(spec, option) for name, spec in _documents(job).items()}, job=job)
+    parts = [part.strip() for part in changes.split(",") if part.strip()]
+    if not parts:
+        raise InputError("no change is given", where=option, hint="write PATH=VALUE, for example device.memory=x2")
+    for part in parts:
+        edited = _apply(edited, part, option)
+    return _checked(edited, f"{option} {printable(changes)}")
+
+
+def _documents(job: Job) -> dict[str, Document]:
+    return {"model": job.model, "cluster": job.cluster, "training": job.training, "engine": job.engine}
+
+
+def _tree(document: Document, where: str) -> Node:
+    def node(data: Any) -> Node:
+        if isinstance(data, dict):
+            return Node(data={key: node(value) for key, value in data.items()}, where=where)
+        return Node(data=tuple(map(node, data)) if isinstance(data, list) else data, where=where)
+
+    return node(document.model_dump(mode="json"))
+
+
+def _apply(edited: _Edited, part: str, option: str) -> _Edited:
+    where = f"{option} {printable(part)}"
+    path, equals, value = (each.strip() for each in part.partition("="))
+    if not equals or not value:
+        hint = "write PATH=VALUE, for example nvlink.bandwidth=x2; other arguments stand before the option"
+        raise InputError("not a change", where=where, hint=hint)
+    if path == "engine":
+        engine = _tree(load_engine(value), where)
+        return replace(edited, trees={**edited.trees, "engine": engine})
+    if path == "headroom":
+        return replace(edited, job=replace(edited.job, headroom=_share(value, where)))
+    if path == "gpus":
+        return replace(edited, gpus=_count(value, edited.job.cluster.num_devices, where))
+    path = _SHORT.get(path, path)
+    kibi = _KIBI_TOKENS.fullmatch(value) if path == "training.sequence_length" else None
+    factor = _FACTOR.fullmatch(value)
+    if kibi:
+        value = str(int(kibi[1]) << 10)
+    elif factor and (present := value_at(path, edited.trees, where)):  # without one the document says what it lacks
+        value = _scaled(present, _times(factor), where)
+    return replace(edited, trees=apply_setting(f"{path}={value}", edited.trees, option))
+
+
+def _times(match: re.Match[str]) -> float:
+    return float(match["times"]) if match["times"] else 1 + float(match["percent"]) / 100
+
+
+def _scaled(node: Node, factor: float, where: str) -> str:
+    """A number, or a quantity with its unit, times a factor; whole numbers stay whole."""
+    data = node.data
+    if isinstance(data, int) and not isinstance(data, bool):
+        return str(round(data * factor))
+    match = _NUMBER.fullmatch(str(data)) if isinstance(data, str | float) else None
+    if match is None:
+        raise InputError("there is no number here to multiply", where=where, hint="write the value itself")
+    return f"{float(match['number']) * factor!r}{match['unit']}"
+
+
+def _count(value: str, now: int, where: str) -> int:
+    factor = _FACTOR.fullmatch(value)
+    if factor:
+        return max(1, round(now * _times(factor)))
+    if not (value.isascii() and value.isdigit() and 0 < int(value) <= 10_000_000):
+        raise InputError(f"`{printable(value, 40)}` is no number of devices", where=where)
+    return int(value)
+
+
+def _share(value: str, where: str) -> float:
+    try:
+        share = float(value.removesuffix("%")) / (100 if value.endswith("%") else 1)
+    except ValueError:
+        share = -1.0
+    if not 0 <= share < 1:
+        raise InputError("headroom is a share of memory", where=where, hint="from 0% to below 100%")
+    return share
+
+
+def _checked(edited: _Edited, where: str) -> Job:
+    """The job from the changed documents, with the rules that hold between them."""
+    mistakes = Mistakes()
+    trees, before = edited.trees, edited.job
+    model = mistakes.attempt(validate, ModelSpec, trees["model"])
+    engine = mistakes.attempt(validate, EngineSpec, trees["engine"])
+    cluster = mistakes.attempt(_cluster, trees["cluster"], edited.gpus, where)
+    device = cluster.device if cluster else None
+    training = check_training(mistakes, trees["training"], model, device, engine)
+    mistakes.raise_if_any()
+    assert model is not None
+    assert engine is not None
+    assert cluster is not None
+    assert training is not None
+    after = replace(before, model=model, engine=engine, cluster=cluster, training=training)
+    if list(_calibrated_for(before)) == list(_calibrated_for(after)):
+        return after
+    entry = find_entry(
+        shipped_calibration(),
+        device=cluster.device.name,
+        engine=engine.name,
+        precision=training.precision,
+        experts=model.moe is not None,
+    )
+    return replace(after, calibration=entry)
+
+
+def _cluster(tree: Node, gpus: int | None, where: str) -> ClusterSpec:
+    try:
+        return sized_cluster(tree, gpus)
+    except InputError as error:
+        raise InputError(*(replace(each, where=each.where or where) for each in error.mistakes)) from None
+
+
+def _calibrated_for(job: Job) -> Iterator[Any]:
+    yield from (job.cluster.device.name, job.engine.name, job.training.precision, job.model.moe is not None)

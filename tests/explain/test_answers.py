@@ -1,0 +1,331 @@
+"""Why not, what if, sensitivity, scaling and collectives: each against planning by hand."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from planner.cost.collectives import all_reduce_seconds, group
+from planner.cost.ledger import LineName
+from planner.errors import EnvironmentProblem, InputError
+from planner.explain.collectives import collectives_of
+from planner.explain.difference import difference_of
+from planner.explain.plan_inputs import job_of
+from planner.explain.scaling import scaling_of, sizes_between
+from planner.explain.what_if import sensitivity_of, what_if
+from planner.explain.why_not import why_not
+from planner.layout import format_layout, parse_layout
+from planner.plan import Plan, plan_to_json
+from planner.search.constraints import Constraints
+from planner.search.footprint import NothingFits
+from planner.search.near_ties import AS_GOOD
+from planner.search.search import plan_for_layout, search
+from planner.specs.change import change_job
+from planner.specs.job import Job
+from planner.specs.load import load_job
+
+JOB = {"model": "llama3.2-1b", "cluster": "dgx-a100", "gpus": 8, "sequence_length": 4096, "global_batch_size": 64}
+
+
+def planned(job: Job, constraints: Constraints) -> Plan | NothingFits:
+    """As `planner plan` does."""
+    return search(job, constraints, simpler_within=AS_GOOD)
+
+
+@pytest.fixture(scope="module")
+def plan() -> Plan:
+    found = planned(load_job(**JOB), Constraints())
+    assert isinstance(found, Plan)
+    return found
+
+
+# --- why not ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("asked", ["tp=2", "zero=3", "pp=2,mbs<=2", "recompute=full"])
+def test_why_not_is_what_planning_with_that_pin_finds(asked: str, plan) -> None:
+    alone = planned(job_of(plan), Constraints.parse([asked]))
+    assert isinstance(alone, Plan)
+    found = why_not(plan, asked).outcome
+    assert (found.rules, found.shortfall) == ((), None)
+    assert found.difference.after.layout == format_layout(alone.layout)
+    assert found.difference.after.step_seconds == alone.step_seconds >= plan.step_seconds * (1 - AS_GOOD)
+    assert {each.name: each.after for each in found.difference.time} == {
+        line.name.value: line.exposed_seconds for line in alone.time
+    }
+
+
+def test_why_not_keeps_the_plan_s_own_pins_on_other_keys() -> None:
+    pinned = planned(load_job(**JOB), Constraints.parse(["pp=2,tp=2"], ["mbs=1"]))
+    assert isinstance(pinned, Plan)
+    found = why_not(pinned, "tp=4")
+    assert found.pins == ("pp=2", "tp=4")
+    alone = planned(job_of(pinned), Constraints.parse(["pp=2,tp=4"], ["mbs=1"]))
+    assert found.outcome.difference.after.layout == format_layout(alone.layout)
+    allowed = why_not(pinned, "mbs=1").outcome.difference.after
+    assert parse_layout(allowed.layout, num_layers=16, num_devices=8).mbs == 1
+
+
+@pytest.mark.parametrize("asked", ["tp=3", "tp=16", "cp=2", "schedule=naive", "dp=5"])
+def test_why_not_names_the_rule_that_forbids_it(asked: str, plan) -> None:
+    found = why_not(plan, asked).outcome
+    assert found.rules
+    assert (found.shortfall, found.difference) == (None, None)
+
+
+def test_why_not_names_the_stage_and_the_bytes_by_which_it_does_not_fit(plan) -> None:
+    tight = change_job(job_of(plan), "device.memory=12GiB")
+    made = planned(tight, Constraints())
+    asked = "pp=2,zero=0,recompute=none,dp=4"
+    nearest = planned(tight, Constraints.parse([asked]))
+    assert isinstance(made, Plan)
+    assert isinstance(nearest, NothingFits)
+    found = why_not(made, asked).outcome
+    assert (found.rules, found.difference) == ((), None)
+    over = {stage.stage: stage.total_bytes - stage.limit_bytes for stage in nearest.memory}
+    assert found.shortfall.missing_bytes == max(over.values()) == over[found.shortfall.stage] > 0
+    assert found.shortfall.layout == format_layout(nearest.layout)
+
+
+def test_why_not_a_file_prices_the_layout_in_it(plan, tmp_path) -> None:
+    other = plan_for_layout(job_of(plan), parse_layout("tp=2,pp=2,zero=1", num_layers=16, num_devices=8))
+    (tmp_path / "plan.json").write_text(plan_to_json(other))
+    (tmp_path / "layout.json").write_text(json.dumps(json.loads(plan_to_json(other))["layout"]))
+    for name in ("plan.json", "layout.json"):
+        found = why_not(plan, str(tmp_path / name)).outcome.difference
+        assert found == difference_of(plan, other)
+    illegal = replace(other.layout, tp=4)
+    (tmp_path / "layout.json").write_text(json.dumps({**json.loads(plan_to_json(other))["layout"], "tp": illegal.tp}))
+    assert "number of devices" in " ".join(why_not(plan, str(tmp_path / "layout.json")).outcome.rules)
+
+
+@pytest.mark.parametrize(
+    "content", ["", "[]", "{}", '{"layout": 3}', '{"layout": {"tp": 0}}', '{"tp": "x"}', "\x00", "[" * 9999]
+)
+def test_a_file_without_a_layout_is_refused(content: str, plan, tmp_path) -> None:
+    (tmp_path / "layout.json").write_text(content)
+    with pytest.raises(InputError):
+        why_not(plan, str(tmp_path / "layout.json"))
+
+
+@pytest.mark.parametrize("asked", ["sixteen", "tq=2", "tp=x", "missing.json"])
+def test_what_is_no_alternative_is_refused(asked: str, plan) -> None:
+    with pytest.raises((InputError, EnvironmentProblem)) as error:
+        why_not(plan, asked)
+    assert "--pin" not in str(error.value)
+
+
+# --- what if ------------------------------------------------------------------------------------------------------
+
+AS_SETTINGS = {
+    "within_node.bandwidth=x2": "nvlink.bandwidth=600 GB/s",
+    "nvlink.bandwidth=-50%": "nvlink.bandwidth=150 GB/s",
+    "between_nodes.latency=16us": "infiniband.latency=16 us",
+    "device.memory=141GiB": "device.memory=141GiB",
+    "precision=fp32": "training.precision=fp32",
+    "model.num_layers=x2": "model.num_layers=32",
+    "device.peak.bf16=+100%": "device.peak.bf16=624 TFLOP/s",
+}
+
+
+@pytest.mark.parametrize("asked", AS_SETTINGS)
+def test_a_changed_job_is_the_one_with_the_changed_document(asked: str) -> None:
+    changed = change_job(load_job(**JOB), asked)
+    assert changed == load_job(**JOB, settings=(AS_SETTINGS[asked],))
+    assert changed != load_job(**JOB)
+
+
+def test_changes_join_and_sizes_are_those_of_the_options() -> None:
+    job = load_job(model="llama3.2-1b", cluster="dgx-a100", nodes=4, global_batch_size=64)
+    wanted = {"model": "llama3.2-1b", "cluster": "dgx-a100", "global_batch_size": 64}
+    assert change_job(job, "nodes=x2, headroom=10%") == load_job(**wanted, nodes=8, headroom=0.1)
+    assert change_job(job, "seq_len=32k,global_batch=x2") == load_job(
+        **{**wanted, "global_batch_size": 128}, nodes=4, sequence_length=32768
+    )
+    assert change_job(job, "gpus=2") == load_job(**wanted, gpus=2)
+    assert change_job(job, "gpus=x0.25") == load_job(**wanted, gpus=8)
+    assert change_job(job, "engine=megatron") == load_job(**wanted, nodes=4, engine="megatron")
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        ("", "no change"),
+        ("nvlink", "not a change"),
+        ("plan.json", "before the option"),
+        ("nvlnk.bandwidth=x2", "nvlink"),
+        ("device.memroy=x2", "memory"),
+        ("device.memory=80", "unit"),
+        ("device.name=x2", "multiply"),
+        ("nodes=0", "at least 1"),
+        ("gpus=12", "whole number"),
+        ("gpus=-1", "number of devices"),
+        ("headroom=100%", "share"),
+        ("precision=fp8", "fp8"),
+        ("engine=torhc", "torch"),
+        ("seq_len=banana", "number"),
+        ("model.vocab_size=x-2", "number"),
+    ],
+)
+def test_what_is_no_change_is_refused_by_name(asked: str, said: str) -> None:
+    with pytest.raises(InputError) as error:
+        change_job(load_job(**JOB), asked)
+    assert said in str(error.value)
+
+
+@pytest.mark.parametrize("asked", ["device.memory=24GiB", "seq_len=8k,global_batch=32", "within_node.bandwidth=x0.01"])
+def test_what_if_is_what_planning_the_changed_document_finds(asked: str, plan) -> None:
+    job = change_job(job_of(plan), asked)
+    alone = planned(job, Constraints())
+    found = what_if(plan, asked)
+    assert found.outcome.difference == difference_of(plan, alone) or isinstance(alone, NothingFits)
+    assert found.same_layout.step_seconds == plan_for_layout(job, plan.layout).step_seconds
+    if found.same_layout.fits:
+        assert found.outcome.difference.after.step_seconds <= found.same_layout.step_seconds * (1 + AS_GOOD)
+
+
+def test_what_if_of_something_too_small_says_what_is_missing(plan) -> None:
+    assert what_if(plan, "device.memory=3GiB").outcome.shortfall.missing_bytes > 0
+    assert what_if(plan, "gpus=2").same_layout is None
+
+
+@pytest.mark.parametrize("model", ["llama3.2-1b", "gpt2-xl"])
+def test_more_of_anything_is_never_slower(model: str) -> None:
+    job = load_job(model=model, cluster="dgx-a100", nodes=2, sequence_length=1024, global_batch_size=64)
+    found = search(job, Constraints.parse(["mbs<=2"]))
+    assert isinstance(found, Plan)
+    told: list[str] = []
+    table = sensitivity_of(found, told.append)
+    assert [each.gain for each in table.gains] == sorted((each.gain for each in table.gains), reverse=True)
+    assert {each.resource for each in table.gains} >= {"peak FLOP/s", "memory", "hosts", "nvlink bandwidth"}
+    for each in table.gains:
+        assert each.gain >= -1e-12, each
+        assert each.same_layout_gain is None or each.same_layout_gain >= -1e-12, each
+        changed = search(change_job(job, each.change), Constraints.parse(["mbs<=2"]))
+        assert each.step_seconds == pytest.approx(changed.step_seconds, rel=1e-9)
+    assert len(told) == len(table.gains) + 1
+    peak = next(each for each in table.gains if each.resource == "peak FLOP/s")
+    assert 0 < peak.gain < 1 - 1 / 1.1 + 1e-9, "10 % more of one resource makes a step at most 9.1 % shorter"
+
+
+def test_sensitivity_of_a_layout_that_is_not_the_best_counts_from_the_best(plan) -> None:
+    worse = plan_for_layout(job_of(plan), parse_layout("tp=8,recompute=full", num_layers=16, num_devices=8))
+    table = sensitivity_of(worse)
+    assert table.step_seconds == pytest.approx(plan.step_seconds, rel=AS_GOOD)
+    assert all(each.gain >= -1e-12 for each in table.gains)
+
+
+# --- scaling ------------------------------------------------------------------------------------------------------
+
+
+def test_scaling_is_the_best_plan_of_each_size(plan) -> None:
+    found = scaling_of(plan, "1..32")
+    assert [each.num_devices for each in found.sizes] == [1, 2, 4, 8, 16, 32]
+    wanted = {key: value for key, value in JOB.items() if key != "gpus"}
+    rates = []
+    for each in found.sizes:
+        alone = search(load_job(**wanted, gpus=each.num_devices), Constraints())
+        assert each.step_seconds == pytest.approx(alone.step_seconds, rel=1e-9)
+        rates.append(64 * 4096 / alone.step_seconds / each.num_devices)
+    best = max(rates)
+    assert [each.efficiency for each in found.sizes] == pytest.approx([rate / best for rate in rates])
+    assert found.most_efficient == found.sizes[rates.index(best)].num_devices
+
+
+def test_scaling_breaks_where_a_step_has_no_work_left(plan) -> None:
+    """64 sequences for 512 devices: no device can be kept busy, and the size says by which line it breaks."""
+    found = scaling_of(plan, "8..512")
+    assert found.breaks_at is not None
+    broken = next(each for each in found.sizes if each.num_devices == found.breaks_at)
+    assert broken.efficiency < 0.8
+    assert found.breaks_by == broken.grown_line is not None
+
+
+def test_scaling_says_what_is_missing() -> None:
+    job = load_job(model="llama3-70b", cluster="dgx-a100", nodes=8, global_batch_size=64)
+    plan = plan_for_layout(job, parse_layout("tp=8,pp=8,recompute=full,zero=1", num_layers=80, num_devices=64))
+    found = scaling_of(plan, "1..2")
+    assert [each.missing for each in found.sizes] == ["nothing fits"] * 2
+    assert found.most_efficient is None
+
+
+@pytest.mark.parametrize("text", ["", "8", "8..4", "0..8", "a..b", "1..2..3", "1..99999999"])
+def test_what_is_no_range_is_refused(text: str, plan) -> None:
+    with pytest.raises(InputError):
+        scaling_of(plan, text)
+
+
+@given(st.integers(1, 100), st.integers(1, 5000), st.integers(0, 5000))
+def test_sizes_are_those_that_a_cluster_can_have(per_host: int, low: int, more: int) -> None:
+    job = load_job(**JOB)
+    cluster = job.cluster.model_copy(update={"devices_per_host": per_host})
+    sizes = list(sizes_between(f"{low}..{low + more}", replace(job, cluster=cluster)))
+    assert sizes == sorted(set(sizes))
+    assert all(low <= size <= low + more and (size < per_host or size % per_host == 0) for size in sizes)
+    if low % per_host == 0:
+        assert low in sizes
+
+
+# --- collectives --------------------------------------------------------------------------------------------------
+
+
+def test_groups_are_whole_and_their_seconds_are_the_ledger_s(any_plan) -> None:
+    found = collectives_of(any_plan)
+    for line in any_plan.time:
+        mine = [each for each in found.groups if each.line == line.name]
+        if line.name.value.endswith("_comm") and line.name != LineName.CP_COMM:
+            total = sum(use.seconds_per_step for each in mine for use in each.uses)
+            assert total == pytest.approx(float(line.busy_seconds), rel=1e-9, abs=1e-12)
+        for each in mine:
+            assert each.first_ranks == tuple(range(0, each.size * each.stride, each.stride))[:16]
+            if line.name in (LineName.TP_COMM, LineName.PP_COMM, LineName.EP_COMM, LineName.CP_COMM):
+                assert each.num_groups * each.size == any_plan.layout.world_size
+
+
+def test_the_algorithm_of_the_estimate_is_the_cheapest_that_the_library_has(any_plan) -> None:
+    for each in collectives_of(any_plan).groups:
+        chosen = [algorithm for algorithm in each.algorithms if algorithm.chosen]
+        if each.algorithm_bytes:
+            where = group(any_plan.cluster, each.size, each.stride)
+            (one,) = chosen
+            assert one.seconds == pytest.approx(float(all_reduce_seconds(where, each.algorithm_bytes)), rel=1e-12)
+        else:
+            assert not each.algorithms
+
+
+def test_not_waiting_saves_the_exposed_reduction_and_costs_staleness(any_plan) -> None:
+    found = collectives_of(any_plan).asynchronous
+    exposed = next(float(line.exposed_seconds) for line in any_plan.time if line.name == LineName.DP_COMM)
+    if any_plan.layout.dp == 1:
+        assert found is None
+    else:
+        assert found.saved_seconds == exposed
+        assert found.staleness_updates == any_plan.layout.dp - 1
+
+
+# --- differences --------------------------------------------------------------------------------------------------
+
+
+def test_a_plan_does_not_differ_from_itself(any_plan) -> None:
+    found = difference_of(any_plan, any_plan)
+    assert (found.inputs, found.layout) == ((), ())
+    assert all(each.before == each.after for each in (*found.time, *found.memory))
+
+
+def test_a_difference_names_what_was_changed_and_adds_up(plan) -> None:
+    job = change_job(job_of(plan), "nvlink.bandwidth=x0.1,device.memory=x0.5")
+    other = plan_for_layout(job, parse_layout("tp=2,pp=2,zero=1", num_layers=16, num_devices=8))
+    found, back = difference_of(plan, other), difference_of(other, plan)
+    paths = {each.path for each in found.inputs}
+    assert {"cluster.links.nvlink.bandwidth", "cluster.device.memory"} <= paths
+    assert {each.path for each in found.layout} >= {"tp", "pp"}
+    assert sum(each.after - each.before for each in found.time) == pytest.approx(other.step_seconds - plan.step_seconds)
+    assert sum(each.after for each in found.memory) == pytest.approx(found.after.peak_bytes)
+    assert (back.before, back.after) == (found.after, found.before)
+    assert [(each.path, each.after, each.before) for each in back.layout] == [
+        (each.path, each.before, each.after) for each in found.layout
+    ]

@@ -1,0 +1,229 @@
+"""What `planner explain` always says: parts that add up, whatever the layout."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import jsonschema
+import pytest
+
+from planner.cost.collectives import group
+from planner.cost.comparison import SCHEDULES, with_schedule
+from planner.cost.estimate import estimate
+from planner.cost.ledger import LineName
+from planner.errors import InputError
+from planner.explain.operations import operations_of_step
+from planner.explain.peak import alternatives_of, peaks_of
+from planner.explain.plan_inputs import constraints_of, job_of
+from planner.explain.report import explain, explanation_to_json
+from planner.explain.schema import explanation_schema
+from planner.explain.waterfall import rates_of, waterfall_of
+from planner.layout import parse_layout
+from planner.plan import plan_from_json, plan_to_json
+from planner.search.search import plan_for_layout
+
+
+def waterfall(plan):
+    job = job_of(plan)
+    return waterfall_of(job, plan.layout, estimate(job, plan.layout))
+
+
+def part(plan, name: str) -> float:
+    return sum(each.seconds for each in waterfall(plan).parts if each.name == name)
+
+
+def test_the_waterfall_ends_at_the_step(any_plan) -> None:
+    found = waterfall(any_plan)
+    assert found.step_seconds == any_plan.step_seconds
+    assert sum(each.seconds for each in found.parts) == pytest.approx(any_plan.step_seconds, rel=1e-12)
+
+
+def test_the_waterfall_begins_at_the_utilization(any_plan) -> None:
+    assert part(any_plan, "ideal compute") / any_plan.step_seconds == pytest.approx(any_plan.mfu, rel=1e-12)
+
+
+def test_a_device_without_losses_needs_the_ideal_and_what_fused_attention_repeats(plan_of_kind) -> None:
+    """Widths that fill whole tiles, kernels at peak, free bytes and a free host: what is left can be counted."""
+    plan = plan_of_kind("whole tiles")
+    losses = {"matmul_half_depth": 0.0, "launch": 0.0, "layer_floor": 0.0}
+    gains = {"matmul": 1.0, "attention": 1.0, "memory": 1.0}
+    efficiency = plan.cluster.device.efficiency.model_copy(update=losses | gains)
+    changes = {"efficiency": efficiency, "memory_bandwidth": 1e30, "num_processors": 1}
+    cluster = plan.cluster.model_copy(update={"device": plan.cluster.device.model_copy(update=changes)})
+    calibration = plan.calibration.model_copy(update={"slowdown": 1.0, "attention": None})
+    engine = plan.engine.model_copy(update={"accumulation_bytes": 0.0})
+    job = replace(job_of(plan), cluster=cluster, calibration=calibration, engine=engine)
+    found = {each.name: each.seconds for each in waterfall_of(job, plan.layout, estimate(job, plan.layout)).parts}
+    # the backward pass of fused attention does 2.5 times the products of its forward pass, model FLOPs count 2
+    tokens, layers, hidden, length = 8 * 2048, 16, 2048, 2048
+    again = 0.5 * layers * (4 * hidden * length / 2) * tokens / 312e12
+    assert found["kernel efficiency"] == pytest.approx(again, rel=1e-6)
+    assert {name for name, seconds in found.items() if seconds > 1e-12} == {"ideal compute", "kernel efficiency"}
+
+
+def test_equal_stages_have_no_imbalance_but_that_of_the_ends(plan_of_kind) -> None:
+    plan = plan_of_kind("uneven, recompute")
+    job = job_of(plan)
+    even = replace(plan.layout, layers_per_stage=(8, 8, 8, 8), recompute=("none",) * 4)
+    without_ends = waterfall_of(job, even, estimate(job, even))
+    uneven = part(plan, "imbalance")
+    assert uneven > 2 * sum(each.seconds for each in without_ends.parts if each.name == "imbalance")
+
+
+@pytest.mark.parametrize("kind", ["interleaved", "zero-3, hybrid", "experts"])
+def test_a_cause_that_is_removed_takes_its_part_away(kind: str, plan_of_kind) -> None:
+    """Remove slow memory from the machine itself, price it again, and compare with the part of that name."""
+    plan = plan_of_kind(kind)
+    slowdown = plan.calibration.slowdown
+    job = job_of(plan)
+    device = job.cluster.device.model_copy(update={"memory_bandwidth": 1e30})
+    fast = replace(job, cluster=job.cluster.model_copy(update={"device": device}))
+    work = (LineName.COMPUTE, LineName.HEAD)
+    before, after = (
+        sum(float(line.busy_seconds) for line in estimate(each, plan.layout).time if line.name in work)
+        for each in (job, fast)
+    )
+    # the mean stage has less of the head than the last one, and the host's floor hides a part
+    assert part(plan, "memory-bound operators") == pytest.approx((before - after) / slowdown, rel=0.5)
+
+
+# --- operations -------------------------------------------------------------------------------------------------
+
+
+def test_operations_add_up_to_the_busy_time_of_their_lines(any_plan) -> None:
+    found = operations_of_step(job_of(any_plan), any_plan.layout, any_plan.time)
+    for line in any_plan.time:
+        if not line.name.value.endswith("_comm") or line.name == LineName.CP_COMM:
+            continue
+        total = sum(each.times * each.seconds for each in found if each.line == line.name)
+        assert total == pytest.approx(float(line.busy_seconds), rel=1e-9, abs=1e-12), line.name
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("kind", ["tied, without sequence parallelism", "uneven, recompute"])
+def test_every_schedule_has_a_waterfall_and_operations_that_add_up(kind: str, schedule, plan_of_kind) -> None:
+    plan = plan_of_kind(kind)
+    job, layout = job_of(plan), with_schedule(plan.layout, schedule)
+    priced = estimate(job, layout)
+    parts = waterfall_of(job, layout, priced).parts
+    assert sum(each.seconds for each in parts) == pytest.approx(priced.step_seconds, rel=1e-12)
+    found = operations_of_step(job, layout, priced.time)
+    for line in priced.time:
+        if line.name.value.endswith("_comm"):
+            total = sum(each.times * each.seconds for each in found if each.line == line.name)
+            assert total == pytest.approx(float(line.busy_seconds), rel=1e-9, abs=1e-12), line.name
+    peaks = peaks_of(job, layout)
+    for peak, memory in zip(peaks, priced.memory, strict=True):
+        stored = next(float(line.num_bytes) for line in memory.lines if line.name == LineName.ACTIVATIONS)
+        assert sum(each.num_bytes for each in peak.activations) == pytest.approx(stored, rel=1e-12)
+
+
+def test_context_exchange_is_at_least_what_shows(plan_of_kind) -> None:
+    plan = plan_of_kind("context")
+    found = operations_of_step(job_of(plan), plan.layout, plan.time)
+    shown = next(line for line in plan.time if line.name == LineName.CP_COMM)
+    assert any(each.line == LineName.CP_COMM for each in found)
+    assert sum(each.times * each.seconds for each in found if each.line == LineName.CP_COMM) >= shown.exposed_seconds
+
+
+def test_groups_are_those_of_the_rank_order(any_plan) -> None:
+    layout = any_plan.layout
+    for each in operations_of_step(job_of(any_plan), layout, any_plan.time):
+        if each.line == LineName.TP_COMM:
+            assert layout.group("tp", 0) == tuple(range(0, each.where.size * each.where.stride, each.where.stride))
+        if each.line == LineName.PP_COMM and each.kind == "send":
+            assert layout.group("pp", 0) == tuple(range(0, each.where.size * each.where.stride, each.where.stride))
+        assert group(any_plan.cluster, each.where.size, each.where.stride).size == each.where.size
+
+
+# --- memory -----------------------------------------------------------------------------------------------------
+
+
+def test_tensors_add_up_to_the_activations_of_their_stage(any_plan) -> None:
+    for peak, memory in zip(peaks_of(job_of(any_plan), any_plan.layout), any_plan.memory, strict=True):
+        stored = next(float(line.num_bytes) for line in memory.lines if line.name == LineName.ACTIVATIONS)
+        assert sum(each.num_bytes for each in peak.activations) == pytest.approx(stored, rel=1e-12)
+
+
+def test_one_more_microbatch_in_flight_is_what_the_stage_before_holds_more(plan_of_kind) -> None:
+    """1F1B: each stage holds one microbatch more than the next, and middle stages are alike otherwise."""
+    plan = plan_of_kind("uneven, recompute")
+    even = replace(plan.layout, layers_per_stage=(8,) * 4, recompute=("none",) * 4)
+    priced = plan_for_layout(job_of(plan), even)
+    more = priced.memory[1].total_bytes - priced.memory[2].total_bytes
+    assert peaks_of(job_of(plan), even)[1].bytes_per_microbatch == pytest.approx(more, rel=1e-9)
+
+
+def test_alternatives_are_what_planning_that_layout_says(any_plan) -> None:
+    job = job_of(any_plan)
+    found = alternatives_of(job, any_plan.layout)
+    assert found
+    for each in found:
+        layout = parse_layout(each.layout, num_layers=job.model.num_layers, num_devices=1)
+        if each.broken_rules:
+            with pytest.raises(InputError):
+                plan_for_layout(job, layout)
+        else:
+            priced = plan_for_layout(job, layout)
+            assert (priced.step_seconds, priced.fits) == (each.step_seconds, each.fits)
+            assert max(stage.total_bytes for stage in priced.memory) == each.peak_bytes
+
+
+# --- rates ------------------------------------------------------------------------------------------------------
+
+
+def test_rates_of_gpt3_are_those_of_the_papers(plan_of_kind) -> None:
+    plan = plan_of_kind("interleaved")
+    job = job_of(plan)
+    rates = {each.name: each for each in rates_of(job, plan.layout, estimate(job, plan.layout))}
+    assert rates["MFU"].share_of_peak == pytest.approx(plan.mfu)
+    assert rates["HFU"].share_of_peak == pytest.approx(plan.hfu)
+    # PaLM counts 6 N + 12 L h s for each token; embeddings are looked up, not multiplied
+    tokens, layers, hidden, length = 1536 * 2048, 96, 12288, 2048
+    per_token = 6 * (12 * layers * hidden**2 + 51200 * hidden) + 12 * layers * hidden * length
+    assert rates["MFU, whole square"].flops_per_step == pytest.approx(per_token * tokens, rel=2e-3)
+    # equation 3 of SC'21
+    sc21 = 96 * 1536 * length * layers * hidden**2 * (1 + length / (6 * hidden) + 51200 / (16 * layers * hidden))
+    assert rates["SC'21"].flops_per_step == pytest.approx(sc21, rel=2e-3)
+
+
+# --- the plan behind it -----------------------------------------------------------------------------------------
+
+
+def test_the_job_of_a_plan_prices_it_again(any_plan) -> None:
+    again = plan_from_json(plan_to_json(any_plan))
+    assert estimate(job_of(again), again.layout).step_seconds == any_plan.step_seconds
+    assert constraints_of(again).pins == ()
+
+
+@pytest.mark.parametrize(
+    "options", [{"headroom": "much"}, {"headroom": 2}, {"allow_tp_across_nodes": 1}, {"headroom": True}]
+)
+def test_options_that_no_job_has_are_refused(options, plan) -> None:
+    with pytest.raises(InputError):
+        job_of(replace(plan, options=options))
+
+
+@pytest.mark.parametrize("options", [{"pins": "tp=8"}, {"pins": [3]}, {"forbidden": ["tq=1"]}])
+def test_pins_that_nobody_can_write_are_refused(options, plan) -> None:
+    with pytest.raises(InputError):
+        constraints_of(replace(plan, options=options))
+
+
+def test_a_plan_of_another_version_is_said_to_be_one(any_plan) -> None:
+    assert explain(any_plan).sections.notes == ()
+    (note,) = explain(replace(any_plan, step_seconds=2 * any_plan.step_seconds)).sections.notes
+    assert "another version" in note
+
+
+def test_the_document_follows_its_published_schema(any_plan) -> None:
+    schema = explanation_schema()
+    jsonschema.Draft202012Validator.check_schema(schema)
+    text = explanation_to_json(explain(any_plan))
+    document = json.loads(text)
+    jsonschema.validate(document, schema, cls=jsonschema.Draft202012Validator)
+    assert plan_from_json(text) == any_plan
+    broken = document | {"waterfall": {"parts": [], "step_seconds": "long"}}
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate(broken, schema, cls=jsonschema.Draft202012Validator)
