@@ -123,7 +123,7 @@ def plan_to_dict(plan: Plan) -> dict[str, Any]:
         "hfu": plan.hfu,
         "flops_convention": plan.flops_convention,
         "run": _run_to_dict(plan.run),
-        "batch": plan.batch,
+        "batch_choice": plan.batch,
         "memory": [_stage_memory_to_dict(stage) for stage in plan.memory],
         "time": [asdict(line) for line in plan.time],
         "runners_up": [{**asdict(runner), "layout": layout_to_dict(runner.layout)} for runner in plan.runners_up],
@@ -252,7 +252,8 @@ def _plan_from_dict(data: dict[str, Any]) -> Plan:
         mfu=_number(data, "mfu"),
         hfu=_number(data, "hfu"),
         idle_reason=str(data["idle_reason"]),
-        **{key: data[key] for key in ("fits", "flops_convention", "batch", "certificate", "options")},
+        **{key: data[key] for key in ("fits", "flops_convention", "certificate", "options")},
+        batch=data["batch_choice"],
     )
 
 

@@ -238,11 +238,11 @@ def test_a_range_of_batches_is_chosen_from_and_explained(capsys) -> None:
     argv = ["plan", "tiny-gpt", "dgx-a100", "--gpus", "2", "--global-batch", "8..12"]
     assert main([*argv, "--json", "-o", "p.json"]) == 0
     document = json.loads(capsys.readouterr().out)
-    assert 8 <= document["training"]["global_batch_size"] == document["batch"]["chosen"] <= 12
-    assert [each["global_batch_size"] for each in document["batch"]["tried"]] == [8, 9, 10, 11, 12]
-    assert set(document["batch"]["learning_rate"]) == {"given", "of_batch", "linear", "square_root"}
+    assert 8 <= document["training"]["global_batch_size"] == document["batch_choice"]["chosen"] <= 12
+    assert [each["global_batch_size"] for each in document["batch_choice"]["tried"]] == [8, 9, 10, 11, 12]
+    assert set(document["batch_choice"]["learning_rate"]) == {"given", "of_batch", "linear", "square_root"}
     assert main(["explain", "p.json", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out) == document
+    assert json.loads(capsys.readouterr().out).items() >= document.items()
     assert main(argv) == 0
     out = capsys.readouterr().out
     assert "critical" in out

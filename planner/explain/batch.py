@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
 from pydantic import Field
 
-from planner.cost.batch_size import critical_batch_tokens, learning_rate_factors, tokens_factor
+from planner.cost.critical_batch import (
+    batch_advice,
+    extra_tokens,
+    linear_learning_rate,
+    square_root_learning_rate,
+)
 from planner.cost.estimate import estimate
 from planner.cost.ledger import LineName
-from planner.cost.parameters import num_matmul_params
 from planner.cost.prices import stage_prices
 from planner.cost.stage import stages_of
 from planner.explain.plan_inputs import job_of
@@ -25,7 +29,7 @@ if TYPE_CHECKING:
     from planner.plan import Plan
     from planner.specs.job import Job
 
-__all__ = ["Batch", "GlobalBatch", "MicrobatchSize", "batch_of"]
+__all__ = ["Batch", "EstimatedBatch", "GlobalBatch", "MicrobatchSize", "batch_of"]
 
 _FLAT: Final = 0.95
 _MOST: Final = 12
@@ -55,13 +59,23 @@ class GlobalBatch(Document):
     learning_rate_sgd: float = Field(description="scaled in proportion to the batch")
 
 
+class EstimatedBatch(Document):
+    """A batch from the literature. critical: twice the least tokens and twice the least steps; best: lowest loss."""
+
+    name: str
+    kind: str
+    num_tokens: float
+    source: str
+
+
 class Batch(Document):
-    """Microbatch sizes, global batches, and the batch beyond which larger ones mostly waste tokens."""
+    """Microbatch sizes, global batches, and what the literature says about how large a batch is worth it."""
 
     sizes: tuple[MicrobatchSize, ...]
     flat_from: int = Field(description="smallest microbatch size within 5 % of the best")
     batches: tuple[GlobalBatch, ...]
-    critical_batch_tokens: float
+    estimates: tuple[EstimatedBatch, ...]
+    run_tokens: float = Field(description="token budget of the run; 20 for each parameter where none is given")
     learning_rate: float
 
 
@@ -75,12 +89,14 @@ def batch_of(plan: Plan) -> Batch:
     sizes = tuple(_sizes(job, plan.layout))
     best = max(each.sequences_per_second for each in sizes)
     sizes = tuple(each.model_copy(update={"of_best": each.sequences_per_second / best}) for each in sizes)
-    critical = float(critical_batch_tokens(num_matmul_params(job.model)))
+    advice = batch_advice(job.model, job.training)
+    critical = next(each.num_tokens for each in advice.estimates if each.kind == "critical")
     return Batch(
         sizes=sizes,
         flat_from=next(each.mbs for each in sizes if each.of_best >= _FLAT),
         batches=tuple(_batches(job, plan.layout, critical)),
-        critical_batch_tokens=critical,
+        estimates=tuple(EstimatedBatch(**asdict(each)) for each in advice.estimates),
+        run_tokens=advice.run_tokens,
         learning_rate=job.training.learning_rate,
     )
 
@@ -115,14 +131,14 @@ def _batches(job: Job, layout: Layout, critical: float) -> Iterator[GlobalBatch]
             continue
         priced = estimate(other, layout)
         bubble = sum(float(line.exposed_seconds) for line in priced.time if line.name == LineName.BUBBLE)
-        sgd, adam = learning_rate_factors(sequences / own)
+        rates = job.training.learning_rate, own, sequences
         yield GlobalBatch(
             sequences=sequences,
             tokens=sequences * length,
             microbatches=layout.num_microbatches(sequences),
             bubble_share=bubble / priced.step_seconds,
             tokens_per_second_per_device=priced.tokens_per_second_per_device,
-            tokens_factor=float(tokens_factor(sequences * length, critical)),
-            learning_rate_adam=adam * job.training.learning_rate,
-            learning_rate_sgd=sgd * job.training.learning_rate,
+            tokens_factor=extra_tokens(sequences * length, critical),
+            learning_rate_adam=square_root_learning_rate(*rates),
+            learning_rate_sgd=linear_learning_rate(*rates),
         )

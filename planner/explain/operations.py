@@ -18,7 +18,7 @@ from planner.cost.collectives import (
 )
 from planner.cost.layers import tokens_per_microbatch
 from planner.cost.ledger import LineName
-from planner.cost.parameters import embedding_params_on_device
+from planner.cost.parameters import cross_attention_share, embedding_params_on_device
 from planner.cost.prices import num_microbatches
 from planner.cost.stage import (
     Stage,
@@ -123,7 +123,7 @@ def _tensor(job: Job, layout: Layout, stage: Stage) -> Iterator[Operation]:
     where = GroupShape(size=layout.tp, stride=1)
     m = num_microbatches(job, layout)
     layers = sum(float(count) for _, count in layer_kinds(job, layout, stage))
-    pairs = 1 if job.model.parallel_attention else 2
+    pairs = (1 if job.model.parallel_attention else 2) + float(cross_attention_share(job.model))
     ends = int(holds_embedding(stage)) + int(holds_head(layout, stage))
     times = m * (layers * pairs * (2 + _is_full(stage)) + ends)
     for kind in ("all-gather", "reduce-scatter") if layout.sp else ("all-reduce",):
@@ -138,8 +138,13 @@ def _context(job: Job, layout: Layout, stage: Stage) -> Iterator[Operation]:
         mla = model.mla
         width = model.num_heads * (mla.nope_head_size + mla.rope_head_size + mla.value_head_size) / layout.tp
     num_bytes = float(tokens_per_microbatch(job, layout) * width * job.compute_bytes)
-    layers = sum(float(count) for _, count in layer_kinds(job, layout, stage))
-    hops = num_microbatches(job, layout) * layers * (layout.cp - 1)
+    passes = num_microbatches(job, layout) * sum(float(count) for _, count in layer_kinds(job, layout, stage))
+    if job.engine.gathers_context:
+        num_bytes *= layout.cp
+        yield _operation(job, LineName.CP_COMM, "all-gather", where, num_bytes, passes * (1 + _is_full(stage)))
+        yield _operation(job, LineName.CP_COMM, "reduce-scatter", where, num_bytes, passes)
+        return
+    hops = passes * (layout.cp - 1)
     yield _operation(job, LineName.CP_COMM, "ring exchange", where, num_bytes, hops * (3 + _is_full(stage)))
 
 

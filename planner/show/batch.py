@@ -8,7 +8,7 @@ from rich.text import Text
 
 from planner.show.columns import Columns
 from planner.show.figures import StepBar
-from planner.show.screen import section, stack
+from planner.show.screen import clean, section, stack
 from planner.units import format_bytes, format_count, format_seconds
 
 if TYPE_CHECKING:
@@ -54,12 +54,19 @@ def _global_batches(plan: Plan, found: Batch) -> Group:
         for each in found.batches
     ]
     header = ("batch", "tokens", "microb.", "bubble", "tokens/s", "tokens needed", "lr, Adam", "lr, SGD")
-    critical = format_count(found.critical_batch_tokens)
+    estimates = Columns(
+        [
+            (each.kind, format_count(each.num_tokens), Text(clean(f"{each.name}: {each.source}"), style="dim"))
+            for each in found.estimates
+        ],
+        right=(1,),
+        wrap=(2,),
+        header=("", "tokens", f"of a run of {format_count(found.run_tokens)} tokens, an order of magnitude"),
+    )
     words = (
-        f"Critical batch: about {critical} tokens, where twice the least tokens and twice the least steps reach the "
-        "same loss (McCandlish et al., 2018; fit of Kaplan et al., 2020, an order of magnitude). Tokens needed is over "
-        "the least. Learning rates go with the square root of the batch for Adam (Malladi et al., 2022) and in "
-        f"proportion for SGD (Goyal et al., 2017), from {found.learning_rate:.2g} at the plan's batch; warm up either."
+        "Critical: a step of so many tokens takes twice the least tokens and twice the least steps to the same loss. "
+        "Tokens needed is over the least. Learning rates go with the square root of the batch for Adam and in "
+        f"proportion for SGD, from {found.learning_rate:.2g} at the plan's batch; warm up either."
     )
     table = Columns(rows, right=range(8), optional=(7, 2), header=header)
-    return section("Global batch", table, Text(words, style="dim"))
+    return section("Global batch", table, estimates, Text(words, style="dim"))

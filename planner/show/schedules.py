@@ -73,7 +73,7 @@ def _share(share: float) -> str:
 
 
 class _Drawing:
-    """One row of characters for each stage; what is wider than the screen ends in dots."""
+    """One row of characters for each stage; what is wider than the screen ends in >."""
 
     def __init__(self, found: SketchedSchedule) -> None:
         self._found = found
@@ -82,7 +82,7 @@ class _Drawing:
         yield Text(self._found.schedule, style="bold")
         width = options.max_width - 4
         for row in draw(self._found):
-            cut = row if len(row) <= width else row[: width - 3] + "..."
+            cut = row if len(row) <= width else row[: width - 1] + ">"
             yield indented(Text(cut, no_wrap=True, overflow="crop"))
 
 

@@ -52,6 +52,10 @@ KINDS: dict[str, dict[str, Any]] = {
         "model": "llama3-8b", "cluster": "dgx-h100", "nodes": 2, "global_batch_size": 32, "engine": "megatron",
         "sequence_length": 65536, "layout": "tp=4,cp=4,zero=1,recompute=full",
     },
+    "gathered context": {
+        "model": "llama3-8b", "cluster": "dgx-h100", "nodes": 2, "global_batch_size": 32, "sequence_length": 32768,
+        "layout": "tp=4,cp=2,zero=1,recompute=full",
+    },
     "unfused": {
         "model": "gpt2", "cluster": "dgx-a100", "nodes": 1, "global_batch_size": 64, "engine": "megatron",
         "settings": ("training.attention=unfused", "training.dropout=0.1"), "layout": "tp=2,recompute=selective",

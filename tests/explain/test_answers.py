@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from planner.cost.collectives import all_reduce_seconds, group
+from planner.cost.comparison import SCHEDULES
 from planner.cost.ledger import LineName
 from planner.errors import EnvironmentProblem, InputError
+from planner.explain.batch import batch_of
 from planner.explain.collectives import collectives_of
 from planner.explain.difference import difference_of
 from planner.explain.plan_inputs import job_of
 from planner.explain.scaling import scaling_of, sizes_between
+from planner.explain.schedules import schedules_of, sketch
 from planner.explain.what_if import sensitivity_of, what_if
 from planner.explain.why_not import why_not
 from planner.layout import format_layout, parse_layout
@@ -24,6 +28,7 @@ from planner.search.constraints import Constraints
 from planner.search.footprint import NothingFits
 from planner.search.near_ties import AS_GOOD
 from planner.search.search import plan_for_layout, search
+from planner.show.schedules import draw
 from planner.specs.change import change_job
 from planner.specs.job import Job
 from planner.specs.load import load_job
@@ -70,7 +75,7 @@ def test_why_not_keeps_the_plan_s_own_pins_on_other_keys() -> None:
     assert parse_layout(allowed.layout, num_layers=16, num_devices=8).mbs == 1
 
 
-@pytest.mark.parametrize("asked", ["tp=3", "tp=16", "cp=2", "schedule=naive", "dp=5"])
+@pytest.mark.parametrize("asked", ["tp=3", "tp=16", "zero=1,hsdp=3,dp=8", "schedule=naive", "dp=5"])
 def test_why_not_names_the_rule_that_forbids_it(asked: str, plan) -> None:
     found = why_not(plan, asked).outcome
     assert found.rules
@@ -305,6 +310,107 @@ def test_not_waiting_saves_the_exposed_reduction_and_costs_staleness(any_plan) -
     else:
         assert found.saved_seconds == exposed
         assert found.staleness_updates == any_plan.layout.dp - 1
+
+
+# --- schedules ----------------------------------------------------------------------------------------------------
+
+
+def equal_stages(m: int, schedule: str = "1f1b", interleave: int = 1) -> Plan:
+    """8 stages with 4 layers each, alike but for embedding and head."""
+    job = load_job(model="llama3-8b", cluster="dgx-a100", nodes=1, sequence_length=2048, global_batch_size=m)
+    text = f"pp=8,schedule={schedule},interleave={interleave},zero=1"
+    return plan_for_layout(job, parse_layout(text, num_layers=32, num_devices=8))
+
+
+@pytest.mark.parametrize("m", [8, 32, 128])
+def test_schedules_reproduce_the_textbook(m: int) -> None:
+    """(p - 1) / m for GPipe and 1F1B, (p - 1) / (v m) interleaved, utilization m / (m + p - 1), p - 1 one by one."""
+    found = {row.schedule: row for row in schedules_of(equal_stages(m)).rows}
+    p = 8
+    for name, share in {
+        "naive": p - 1,
+        "gpipe": (p - 1) / m,
+        "1f1b": (p - 1) / m,
+        "interleaved": (p - 1) / (2 * m),
+    }.items():
+        assert found[name].equal_stages_bubble_share == pytest.approx(share, rel=1e-9), name
+    equal = found["1f1b"].equal_stages_bubble_share
+    assert 1 / (1 + equal) == pytest.approx(m / (m + p - 1))
+    for row in found.values():
+        if row.missing:
+            assert (row.schedule, row.step_seconds) == ("dualpipev", None)
+            continue
+        assert row.utilization == pytest.approx(1 / (1 + row.bubble_share))
+    assert found["gpipe"].bubble_share == pytest.approx(found["1f1b"].bubble_share, rel=0.2)
+    more = found["gpipe"].activation_bytes / found["1f1b"].activation_bytes
+    assert more == pytest.approx(m / min(m, p), rel=1e-9), "GPipe holds m microbatches, 1F1B p"
+    assert (found["pipedream"].staleness_steps, found["1f1b"].staleness_steps) == (p - 1, 0)
+    assert [found[name].engine_has_it for name in ("1f1b", "gpipe", "zbv")] == [True, True, False]
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_the_textbook_s_words_are_the_bubble_of_the_sketch(schedule) -> None:
+    """Equal passes, executed: the wait of a stage between its first and its last pass, over its work."""
+    row = next(each for each in schedules_of(equal_stages(32)).rows if each.schedule == schedule)
+    stages, microbatches, chunks = 4, 8, 2
+    names = {"p": stages, "m": microbatches, "v": chunks}
+    words = row.textbook.replace("(v m)", "(v * m)").replace("(3 m)", "(3 * m)").replace("(6 m)", "(6 * m)")
+    expected = eval(words, {}, names)
+    found = sketch(schedule, stages, chunks)
+    work = 3 * microbatches * found.interleave
+    if schedule == "pipedream":
+        assert expected == 0
+        return
+    span = max(each.end for each in found.passes)
+    if schedule == "zbv":  # the zero of ZB-V counts from a stage's own first pass; the step is longer by the way there
+        assert work <= span <= work * (1 + expected) + 2 * stages
+        return
+    assert span == pytest.approx(work * (1 + expected), rel=1e-9)
+
+
+def test_a_sketch_runs_every_pass_once_and_none_at_the_same_time() -> None:
+    for schedule in SCHEDULES:
+        found = sketch(schedule, 4, 2)
+        rows = draw(found)
+        assert len({len(row) for row in rows}) == 1
+        for stage, row in enumerate(rows):
+            mine = [each for each in found.passes if each.stage == stage]
+            assert len({(each.kind, each.microbatch, each.chunk) for each in mine}) == len(mine)
+            work = sum(2 if each.kind == "B" else 1 for each in mine)
+            assert len(row) - row.count(".") == work, (schedule, row)
+
+
+def test_the_drawing_of_1f1b_is_the_textbook_s() -> None:
+    assert draw(sketch("1f1b", 2, 1)) == ["12..AA3BB4CC5DD6EE7FF8GG.HH", ".1AA2BB3CC4DD5EE6FF7GG8HH.."]
+
+
+# --- batch --------------------------------------------------------------------------------------------------------
+
+
+def test_batches_are_those_that_pricing_finds(plan) -> None:
+    found = batch_of(plan)
+    job = job_of(plan)
+    assert plan.layout.mbs in [each.mbs for each in found.sizes]
+    for each in found.sizes:
+        alone = plan_for_layout(job, replace(plan.layout, mbs=each.mbs))
+        assert (each.step_seconds, each.fits) == (alone.step_seconds, alone.fits)
+    best = max(found.sizes, key=lambda each: each.sequences_per_second)
+    flat = next(each for each in found.sizes if each.mbs == found.flat_from)
+    assert flat.sequences_per_second >= 0.95 * best.sequences_per_second
+    assert all(each.of_best < 0.95 for each in found.sizes if each.mbs < found.flat_from)
+    for each in found.batches:
+        alone = plan_for_layout(change_job(job, f"global_batch={each.sequences}"), plan.layout)
+        assert each.tokens_per_second_per_device == alone.tokens_per_second_per_device
+
+
+def test_bubble_shrinks_and_tokens_grow_with_the_batch() -> None:
+    found = batch_of(equal_stages(32)).batches
+    assert len(found) >= 3
+    for less, more in pairwise(found):
+        assert more.bubble_share < less.bubble_share
+        assert more.tokens_factor > less.tokens_factor > 1
+        assert more.learning_rate_sgd / less.learning_rate_sgd == pytest.approx(2)
+        assert more.learning_rate_adam / less.learning_rate_adam == pytest.approx(2**0.5)
 
 
 # --- differences --------------------------------------------------------------------------------------------------

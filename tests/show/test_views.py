@@ -6,12 +6,14 @@ from dataclasses import replace
 import pytest
 
 from planner.cost.ledger import LineName, total_exposed_seconds
+from planner.explain.batch import Batch, EstimatedBatch, GlobalBatch, MicrobatchSize
 from planner.explain.collectives import Algorithm, Asynchronous, Collectives, GroupReport, GroupUse
 from planner.explain.difference import difference_of, figures_of
 from planner.explain.outcome import Outcome, Shortfall
 from planner.explain.peak import ActivationPart, Alternative, StagePeak
 from planner.explain.report import Explanation, Sections
 from planner.explain.scaling import Scaling, SizedPlan
+from planner.explain.schedules import ScheduleRow, Schedules, sketch
 from planner.explain.waterfall import Rate, TimePart, Waterfall
 from planner.explain.what_if import Gain, Sensitivity, WhatIf
 from planner.explain.why_not import WhyNot
@@ -177,8 +179,41 @@ def answered(plan, make_plan) -> Explanation:
                 missing=None,
             )
         )
+    nothing_known = dict.fromkeys(set(ScheduleRow.model_fields) - {"schedule", "engine_has_it", "textbook", "fits"})
+    priced_row = {
+        "layout": layout, "step_seconds": 39.5, "bubble_seconds": 2.4, "bubble_share": 0.061,
+        "equal_stages_bubble_share": 0.064, "utilization": 0.94, "activation_bytes": 2.4e10, "peak_bytes": 6.5e10,
+        "staleness_steps": 3, "weight_versions": 4,
+    }  # fmt: skip
+    row = {"schedule": "pipedream", "engine_has_it": False, "textbook": "(p - 1) / m", "fits": False}
+    rows = (
+        ScheduleRow(**{**row, **nothing_known, **priced_row}),
+        ScheduleRow(**{**row, **nothing_known, "missing": "it needs more [/bold]"}),
+    )
+    size = {"sequences_per_second": 1.0, "step_seconds": 40.0, "peak_bytes": 9e10}
+    batch = Batch(
+        sizes=tuple(MicrobatchSize(mbs=b, of_best=b / 4, fits=b < 4, **size) for b in (1, 2, 4)),
+        flat_from=4,
+        batches=(
+            GlobalBatch(
+                sequences=1536,
+                tokens=3145728,
+                microbatches=192,
+                bubble_share=0.06,
+                tokens_per_second_per_device=622.0,
+                tokens_factor=1.1,
+                learning_rate_adam=3e-4,
+                learning_rate_sgd=3e-4,
+            ),
+        ),
+        estimates=(EstimatedBatch(name="noise scale", kind="critical", num_tokens=2e7, source="a paper [/bold]"),),
+        run_tokens=3e11,
+        learning_rate=3e-4,
+    )
     sections = explained(plan).sections.model_copy(
         update={
+            "schedules": Schedules(stages=4, microbatches=192, rows=rows, sketches=(sketch("zb-h1", 4, 1),)),
+            "batch": batch,
             "why_not": tuple(why),
             "what_if": (what,),
             "sensitivity": sensitivity,
