@@ -187,17 +187,20 @@ class _Search:
             return
         fits = least_stage_bytes(job, degrees, list(policies)) <= job.memory_limit_bytes
         found.drop("memory", int(len(fits) - fits.sum()))
-        degrees = fill_replicas(job, constraints, degrees.take(fits), found.refused)
-        if not len(degrees):
-            return
-        masks = allowed_policies(job, constraints, degrees)
-        seconds = lower_bound_seconds(job, degrees, masks, cutoff_seconds=self._cutoff(degrees))
+        degrees = degrees.take(fits)
+        degrees = degrees.take(self._keep(degrees, self._lower_bound(degrees, any_replicas=True)))
+        degrees = fill_replicas(job, constraints, degrees, found.refused)
+        seconds = self._lower_bound(degrees)
         near = self._keep(degrees, seconds)
         found.num_legal += len(near)
         if len(near):
             bounded = _Bounded(degrees=degrees.take(near), seconds=seconds[near])
             self._try_even_splits(bounded)
             yield bounded
+
+    def _lower_bound(self, degrees: DegreeArrays, *, any_replicas: bool = False) -> FloatArray:
+        policies, cutoff = allowed_policies(self._job, self._constraints, degrees), self._cutoff(degrees)
+        return lower_bound_seconds(self._job, degrees, policies, cutoff_seconds=cutoff, any_replicas=any_replicas)
 
     def _try_even_splits(self, bounded: _Bounded) -> None:
         """Lower the cutoff by what the most promising configurations do without any choice of layers."""

@@ -139,9 +139,17 @@ def most_layers(job: Job, degrees: DegreeArrays, cutoff_seconds: Any) -> NDArray
 
 
 def lower_bound_seconds(
-    job: Job, degrees: DegreeArrays, policies: PolicyMasks, *, cutoff_seconds: Any = np.inf
+    job: Job,
+    degrees: DegreeArrays,
+    policies: PolicyMasks,
+    *,
+    cutoff_seconds: Any = np.inf,
+    any_replicas: bool = False,
 ) -> NDArray[np.float64]:
     """A step of these configurations takes at least this long, however layers and recompute are chosen.
+
+    any_replicas: and with any number of replicas of the sharded group, which is 1 here: more of them need more memory
+    and more of the optimizer's work; traffic between data-parallel ranks is left out.
 
     A stage with k layers takes at least k rho + send, rho being the price of a layer inside a stage of the most
     layers (`_floor_prices`). Summed over the stages and with what the last stage has besides, that is all work;
@@ -156,11 +164,11 @@ def lower_bound_seconds(
     bounds = np.full(len(degrees), np.inf)
     alone, piped = np.flatnonzero(degrees.pp == 1), np.flatnonzero(degrees.pp > 1)
     if len(alone):
-        bounds[alone] = _single_stage_seconds(job, degrees.take(alone), _of(policies, alone))
+        bounds[alone] = _single_stage_seconds(job, degrees.take(alone), _of(policies, alone), any_replicas)
     if len(piped):
         left = degrees.take(piped)
         cutoff = np.broadcast_to(cutoff_seconds, (len(degrees),))
-        floor = _floor_prices(job, left, _of(policies, piped), cutoff[piped])
+        floor = _floor_prices(job, left, _of(policies, piped), cutoff[piped], any_replicas)
         bounds[piped] = _step_floor(job, left, floor, 0.0)
         near = bounds[piped] <= cutoff[piped]
         piped = piped[near]
@@ -173,12 +181,17 @@ def _of(policies: PolicyMasks, index: Any) -> PolicyMasks:
     return {policy: mask[index] for policy, mask in policies.items()}
 
 
-def _single_stage_seconds(job: Job, degrees: DegreeArrays, policies: PolicyMasks) -> NDArray[np.float64]:
+def _single_stage_seconds(
+    job: Job, degrees: DegreeArrays, policies: PolicyMasks, any_replicas: bool
+) -> NDArray[np.float64]:
     """The exact step time of configurations without a pipeline, whose stage has all layers."""
     choice = np.array(list(policies))[:, np.newaxis]
     stage = stage_of(job, index=np.zeros_like(degrees.pp), num_layers=job.model.num_layers, policy=choice)
     prices = stage_prices(job, degrees, stage)
     seconds = num_microbatches(job, degrees) * prices.microbatch_seconds + prices.tail_seconds
+    if any_replicas:
+        traffic = num_microbatches(job, degrees) * prices.dp_exposed_each + prices.dp_exposed_once
+        seconds = seconds - traffic * (1 + 1e-9)
     fits = (stage_bytes(job, degrees, stage) <= job.memory_limit_bytes) & np.stack(list(policies.values()))
     return np.asarray(np.where(fits, seconds, np.inf).min(axis=0))
 
@@ -219,38 +232,52 @@ class _FloorPrices:
         )
 
 
-def _floor_prices(job: Job, degrees: DegreeArrays, policies: PolicyMasks, cutoff_seconds: Any) -> _FloorPrices:
+def _floor_prices(
+    job: Job, degrees: DegreeArrays, policies: PolicyMasks, cutoff_seconds: Any, any_replicas: bool
+) -> _FloorPrices:
     """Least prices of a layer, from stages of the most layers: launches and latencies are spread over most there.
 
     The part of a data-parallel collective that is felt grows less than proportionally with the layers, so that its
     price for each of the most layers is a lower bound too. Where a stage may hold layers of two kinds, whose
     windows hide each other's traffic, that part is left out.
     """
-    kinds, n = _kinds(job), len(degrees)
+    main, n = _kinds(job)[0], len(degrees)
     most = np.maximum(most_layers(job, degrees, cutoff_seconds), 1)
-    rows: list[tuple[Any, Any, int, float]]
-    rows = [(_INSIDE, most, policy, experts) for _, experts in kinds for policy in policies]
-    one = kinds[0].expert_share
-    rows += [(_INSIDE, 1, 0, one), (degrees.pp - 1, 1, 0, one)]
-    counts = np.stack([np.broadcast_to(row[1], (n,)) for row in rows])
-    stage = Stage(
-        index=np.stack([np.broadcast_to(row[0], (n,)) for row in rows]),
-        num_layers=counts,
-        policy=np.array([row[2] for row in rows])[:, np.newaxis],
-        num_expert_layers=counts * np.array([row[3] for row in rows])[:, np.newaxis],
-    )
+    policy = np.array(list(policies))[:, np.newaxis]
+    stage = Stage(index=_INSIDE, num_layers=most, policy=policy, num_expert_layers=most * main.expert_share)
     prices = stage_prices(job, degrees, stage)
     send = prices.pp_comm - prices.pp_hidden
-    each = prices.microbatch_seconds - send - (prices.dp_exposed_each if len(kinds) > 1 else 0.0)
-    shape = (len(kinds), len(policies), n)
-    layer = (np.broadcast_to(each, counts.shape)[:-2] / most).reshape(shape)
-    alone = np.broadcast_to(_without_communication_of_data(prices), counts.shape)
+    each, once = prices.microbatch_seconds - send, prices.tail_seconds
+    others, ends = _small_prices(job, degrees, policies)
+    if any_replicas or len(others):
+        each = each - prices.dp_exposed_each
+    if any_replicas:
+        once = once - prices.dp_exposed_once
+    shape = (len(policies), n)
+    layer = np.concatenate([np.broadcast_to(each, shape)[np.newaxis] / most, others])
     return _FloorPrices(
         layer=np.where(np.stack(list(policies.values())), layer, np.inf),
-        send=np.broadcast_to(send, counts.shape)[0],
-        ends=alone[-1] - alone[-2],
-        tail=_tail_floor(job, degrees, np.broadcast_to(prices.tail_seconds, counts.shape)[: len(policies)], most),
+        send=np.broadcast_to(send, (n,)),
+        ends=ends,
+        tail=_tail_floor(job, degrees, np.broadcast_to(once, shape), most),
     )
+
+
+def _small_prices(
+    job: Job, degrees: DegreeArrays, policies: PolicyMasks
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Seconds of a layer of the other kinds, [kinds - 1, policies, n], and of the last stage besides its layers, [n].
+
+    Only what is in proportion to the layers, which few of the degrees decide.
+    """
+    distinct, position = degrees.distinct("tp", "sp", "cp", "mbs", "ep", "etp")
+    distinct = replace(distinct, pp=np.full(len(distinct), 2))
+    main, *others = (kind.expert_share for kind in _kinds(job))
+    rows = [(_INSIDE, 0, main), (1, 0, main), *((_INSIDE, policy, kind) for kind in others for policy in policies)]
+    index, policy, experts = (np.array(column)[:, np.newaxis] for column in zip(*rows, strict=True))
+    prices = stage_prices(job, distinct, Stage(index=index, num_layers=1, policy=policy, num_expert_layers=experts))
+    seconds = np.broadcast_to(_in_proportion(prices), (len(rows), len(distinct)))[:, position]
+    return seconds[2:].reshape(len(others), len(policies), len(degrees)), seconds[1] - seconds[0]
 
 
 def _tail_floor(
@@ -269,7 +296,7 @@ def _tail_floor(
     return np.asarray(layers / most * tail_seconds.min(axis=0))
 
 
-def _without_communication_of_data(prices: StagePrices) -> Any:
+def _in_proportion(prices: StagePrices) -> Any:
     """What grows in proportion to the layers, and the ends of the model."""
     work = prices.compute + prices.recompute + prices.head
     return work + prices.tp_comm + prices.cp_comm + prices.ep_comm

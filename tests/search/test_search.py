@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -232,6 +233,8 @@ def check_bounds(job):
         assert np.all(timing_bound_seconds(job, degrees, experts=expert_options(job)) <= few)
         assert np.all(least_stage_bytes(job, degrees, list(policies))[fits] <= job.memory_limit_bytes)
         assert np.all(lower_bound_seconds(job, degrees, policies) <= few)
+        unreplicated = replace(degrees, hsdp=np.ones_like(degrees.hsdp))
+        assert np.all(lower_bound_seconds(job, unreplicated, policies, any_replicas=True) <= few)
         assert np.all(even_split_seconds(job, degrees, policies) >= exact * (1 - 1e-12))
         for cutoff in (best, 1.3 * best, exact[fits].min(initial=np.inf)):  # a bound above the cutoff only needs to be
             bounds = lower_bound_seconds(job, degrees, policies, cutoff_seconds=cutoff)
