@@ -31,6 +31,7 @@ from planner.search.degrees import (
     schedules_of,
 )
 from planner.search.dynamic_program import best_choice
+from planner.search.reporter import Reporter
 from planner.search.step_bounds import (
     cut_bound_seconds,
     even_split_seconds,
@@ -44,7 +45,6 @@ if TYPE_CHECKING:
 
     from planner.search.constraints import Constraints
     from planner.search.objectives import Incumbents
-    from planner.search.reporter import Reporter
     from planner.specs.job import Job
 
 __all__ = ["Found", "best_first"]
@@ -72,6 +72,7 @@ class Found:
         self.most_devices = 0  # that a legal cut uses
         self.pruned = {"memory": 0, "time bound": 0}
         self.refused: Refusals = {}
+        self.bound_seconds: float | None = None  # no layout is faster; None: nothing is left to look at
 
     def drop(self, reason: str, count: int) -> None:
         """Count configurations that a bound has ruled out."""
@@ -79,19 +80,30 @@ class Found:
         self.pruned[reason] = self.pruned.get(reason, 0) + count
 
 
-def best_first(job: Job, constraints: Constraints, best: Incumbents, reporter: Reporter) -> Found:
+def best_first(
+    job: Job, constraints: Constraints, best: Incumbents, reporter: Reporter, *, until_interrupted: bool = False
+) -> Found:
     """All configurations that `best` does not rule out by their bounds, priced in full.
+
+    until_interrupted: Ctrl-C ends the search instead of the planner, once there is something to show for it; then
+    `Found.bound_seconds` says what may still be found.
 
     Raises:
         InputError: no legal configuration exists under the constraints.
     """
     search = _Search(job, constraints, best)
-    found = search.found
-    waiting = list(search.near_configurations())
+    found, waiting = search.found, list[_Bounded]()
+    try:
+        waiting.extend(search.near_configurations())  # what came before an interruption stays
+        search.price(waiting, reporter)
+    except KeyboardInterrupt:
+        if not until_interrupted or not waiting:
+            raise
+        if not found.choices:
+            search.price(waiting, Reporter(), only_first=True)
+        found.bound_seconds = search.least_bound()
     if not found.num_legal:
         raise no_candidate(job, found.refused, constraints)
-    reporter.candidates(found.num_legal, sum(found.refused.values()))
-    search.price(waiting, reporter)
     for reason, count in found.pruned.items():
         reporter.pruned(reason, count)
     return found
@@ -112,6 +124,7 @@ class _Search:
         self._job, self._constraints, self._best = job, constraints, best
         self.found = Found()
         self._has_incumbent = False
+        self._least_seconds = 0.0  # of what has not been looked at
 
     def _cutoff(self, degrees: DegreeArrays) -> FloatArray:
         """Longer steps of these configurations are not wanted, [n]."""
@@ -141,6 +154,7 @@ class _Search:
             return
         found.most_devices = int(cuts.world_size.max())
         bounds = cut_bound_seconds(job, cuts)
+        self._least_seconds = float(bounds.min())
         order, first, size = self._order(cuts, bounds), 0, _FIRST_CUTS
         while first < len(order):
             block = order[first : first + size]
@@ -212,8 +226,16 @@ class _Search:
         for position in np.flatnonzero(seconds <= self._cutoff(degrees)).tolist():
             self._add(degrees.take(position), float(seconds[position]))
 
-    def price(self, waiting: list[_Bounded], reporter: Reporter) -> None:
-        """Price configurations in the order of their bounds, less those that the cutoff rules out by then."""
+    def least_bound(self) -> float:
+        """Seconds that no layout beats, of what is found and of what has not been looked at."""
+        return min([self._least_seconds, *(choice.objective_seconds for choice in self.found.choices)])
+
+    def price(self, waiting: list[_Bounded], reporter: Reporter, *, only_first: bool = False) -> None:
+        """Price configurations in the order of their bounds, less those that the cutoff rules out by then.
+
+        only_first: no more of them than it takes to find a layout.
+        """
+        reporter.candidates(self.found.num_legal, sum(self.found.refused.values()))
         if not waiting:
             return
         everything = DegreeArrays.joined([each.degrees for each in waiting])  # whatever the schedule
@@ -221,7 +243,9 @@ class _Search:
         schedules = np.repeat([each.degrees.schedule for each in waiting], [len(each.seconds) for each in waiting])
         order, first, size = self._order(everything, bounds), 0, _FIRST_PRICED
         fastest = np.inf
-        while first < len(order):
+        if not only_first:
+            self._least_seconds = float(bounds.min())
+        while first < len(order) and not (only_first and self.found.choices):
             part = order[first : first + size]
             near = part[bounds[part] <= self._cutoff(everything.take(part))]
             self.found.pruned["time bound"] += len(part) - len(near)
@@ -230,6 +254,8 @@ class _Search:
             if len(near):
                 reporter.priced(self.found.num_priced, fastest)
             first, size = first + len(part), min(2 * size, _MOST_PRICED)
+            if not only_first:
+                self._least_seconds = float(bounds[order[first:]].min(initial=np.inf))
 
     def _price_part(self, everything: DegreeArrays, schedules: Any, part: IntArray) -> Iterator[Choice]:
         """Price some configurations at once; keep those that may still be wanted, and the best choice of each."""

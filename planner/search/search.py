@@ -12,6 +12,7 @@ from planner.errors import InputError, Mistake
 from planner.layout import format_layout
 from planner.plan import Plan
 from planner.search.best_first import Found, best_first
+from planner.search.bounds import lower_bounds
 from planner.search.candidate import Choice
 from planner.search.candidates import layout_at
 from planner.search.constraints import Constraints
@@ -98,6 +99,7 @@ def search(
         constraints,
         BestCuts(objective, top + 1, within=simpler_within),
         reporter,
+        until_interrupted=objective.name == "throughput",  # the bound is one of seconds
     )
     if not found.choices and found.pruned.get("deadline"):
         found = best_first(
@@ -106,7 +108,7 @@ def search(
     if not found.choices:
         return smallest_footprint(job, constraints)
     reporter.solving(solver, len(found.candidates))
-    solution, winner = _solve(found, objective, solver, time_limit)
+    solution, winner = _solve_until_interrupted(found, objective, solver, time_limit)
     reporter.solved(solution.status, winner.objective_seconds, solution.gap)
     optimum = layout_of(found, winner)
     seconds = estimate(job, optimum).step_seconds
@@ -190,6 +192,34 @@ def _solve(found: Found, objective: Objective, solver: SolverName, time_limit: f
     index, columns = competing[solution.choice.candidate], solution.choice.columns
     seconds = found.candidates[index].step_seconds(columns)
     return solution, Choice(candidate=index, columns=columns, objective_seconds=seconds)
+
+
+def _solve_until_interrupted(
+    found: Found, objective: Objective, solver: SolverName, time_limit: float | None
+) -> tuple[Solution, Choice]:
+    """As `_solve`. After Ctrl-C the best that is known, with what a bound says of it and never the word optimal."""
+    best = min(found.choices, key=lambda choice: (*_rank(found, objective, choice), choice.candidate))
+    bound = found.bound_seconds
+    try:
+        if bound is None:
+            return _solve(found, objective, solver, time_limit)
+    except KeyboardInterrupt:
+        if objective.name != "throughput":  # the bound is one of seconds
+            raise
+        bound = min(float(lower_bounds(found.candidates).candidate.min()), best.objective_seconds)
+    solution = Solution(
+        choice=best,
+        status="interrupted",
+        objective_seconds=best.objective_seconds,
+        gap=1 - bound / best.objective_seconds,
+        certificate_seconds=None,
+        num_candidates=len(found.candidates),
+        num_pruned_by_bound=0,
+        num_columns=0,
+        solver="dynamic program",
+        warnings=("interrupted: the best layout until then",),
+    )
+    return solution, best
 
 
 def fastest_layout(

@@ -42,7 +42,7 @@ class Solution:
     """The answer of the search, and what proves it."""
 
     choice: Choice | None  # None: nothing fits, or nothing was found in time
-    status: Literal["optimal", "time limit", "infeasible"]
+    status: Literal["optimal", "time limit", "infeasible", "interrupted"]
     objective_seconds: float  # step time of the choice; infinite without one
     gap: float  # the choice is at most this far, relatively, above the optimum
     certificate_seconds: float | None  # optimum found by the dynamic program; None: not asked for, or no choice
