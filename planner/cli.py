@@ -201,7 +201,7 @@ def explain(
     questions = Questions(
         why_not=why_not, what_if=what_if, schedules=schedules, collectives=collectives, batch=batch, scaling=scaling
     )
-    with Progress(sys.stderr) as progress:
+    with Progress(sys.stderr, first="pricing") as progress:
         found = take_apart(priced, questions, reporter=progress, tell=progress.about)
     if as_json:
         _print(explanation_to_json(found))

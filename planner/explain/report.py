@@ -103,12 +103,17 @@ def _answers(
     plan: Plan, questions: Questions, reporter: Reporter | None, tell: Callable[[str], None]
 ) -> dict[str, Any]:
     """The sections that were asked for, and no others."""
+
+    def told(title: str, answer: Callable[[Plan, str, Reporter | None], Any], asked: str) -> Any:
+        tell(title)
+        return answer(plan, asked, reporter)
+
     found: dict[str, Any] = {}
     if questions.why_not:
-        found["why_not"] = tuple(why_not(plan, asked, reporter) for asked in questions.why_not)
+        found["why_not"] = tuple(told(f"why not {asked}", why_not, asked) for asked in questions.why_not)
     changes = tuple(asked for asked in questions.what_if if asked)
     if changes:
-        found["what_if"] = tuple(what_if(plan, asked, reporter) for asked in changes)
+        found["what_if"] = tuple(told(f"what if {asked}", what_if, asked) for asked in changes)
     if len(changes) < len(questions.what_if):
         found["sensitivity"] = sensitivity_of(plan, tell)
     if questions.schedules:

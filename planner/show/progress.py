@@ -28,7 +28,7 @@ _PATIENCE_SECONDS: Final = 0.5
 class Progress(Reporter):
     """Keeps what the search reports and shows it on a terminal; as a context manager it times the search."""
 
-    def __init__(self, stream: TextIO) -> None:
+    def __init__(self, stream: TextIO, first: str = "listing layouts") -> None:
         self.stats: dict[str, Any] = {}
         self._about = ""
         self._start = time.perf_counter()
@@ -38,7 +38,7 @@ class Progress(Reporter):
         if stream.isatty() and screen.color:
             console = Console(file=stream, width=screen.width)
             spinner = "dots" if screen.unicode else "line"
-            self._status = Status(Text("listing layouts"), console=console, spinner=spinner)
+            self._status = Status(Text(first), console=console, spinner=spinner)
             self._timer = threading.Timer(_PATIENCE_SECONDS, self._status.start)
             self._timer.daemon = True
 
