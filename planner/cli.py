@@ -25,12 +25,13 @@ from planner.options import (
     place_options,
     plan_argument,
     question_options,
+    report_options,
     run_options,
     workload_options,
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Sequence
+    from collections.abc import Callable, Collection, Iterable, Sequence
 
     from rich.console import RenderableType
 
@@ -165,6 +166,7 @@ def plan(
 @nodes_option(ranges=False)
 @workload_options
 @question_options
+@report_options
 @json_option
 @click.pass_context
 def explain(
@@ -180,19 +182,27 @@ def explain(
     collectives: bool,
     batch: bool,
     scaling: str | None,
+    trace: Path | None,
+    ranks: bool,
+    force: bool,
     **workload: Any,
 ) -> int:
     """Show the cost of a plan or a layout, formula by formula, or answer questions about it.
 
-    PLAN is a file that `planner plan -o` wrote, or - for standard input.
+    PLAN is a file that `planner plan -o` wrote, or - for standard input. With --trace only the file is
+    written, unless there is a question to answer.
     """
     from planner.explain.report import Questions, explanation_to_json
     from planner.explain.report import explain as take_apart
     from planner.show.explain import answers, explanation
     from planner.show.progress import Progress
+    from planner.show.trace import trace_text
 
+    if ranks and trace is None:
+        raise click.UsageError("--ranks goes with --trace")
+    _check_writable(trace, force=force)
     if len(targets) == 1:
-        others = {"targets", "as_json", *(field.name for field in fields(Questions))}
+        others = {"targets", "as_json", "trace", "ranks", "force", *(field.name for field in fields(Questions))}
         workload_names = {param.name or "" for param in ctx.command.params} - others
         _refuse_options(ctx, workload_names, "a plan is priced already; these go with MODEL CLUSTER")
         priced = _read_plan(targets[0])
@@ -203,10 +213,14 @@ def explain(
     )
     with Progress(sys.stderr, first="pricing") as progress:
         found = take_apart(priced, questions, reporter=progress, tell=progress.about)
+    if trace:
+        _write(trace, trace_text(priced, ranks=ranks), force=force)
     if as_json:
         _print(explanation_to_json(found))
-    else:
-        _render(explanation(found) if questions == Questions() else answers(found))
+    elif questions != Questions():
+        _render(answers(found))
+    elif not trace:
+        _render(explanation(found))
     return ExitCode.OK
 
 
@@ -425,6 +439,13 @@ def _check_writable(*paths: Path | None, force: bool) -> None:
             raise InputError(f"{path} exists", hint="add --force to replace it, or choose another name")
         if not os.access(path.parent, os.W_OK):
             raise EnvironmentProblem(f"cannot write {path}: its folder is missing or may not be written")
+
+
+def _write(path: Path, pieces: Iterable[str], *, force: bool) -> None:
+    from planner.plan import write_text
+
+    write_text(path, pieces, replace=force)
+    sys.stderr.write(f"wrote {path}\n")
 
 
 def _show_plan(found: Plan, output: Path | None, *, command: str) -> None:

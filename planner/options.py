@@ -19,6 +19,7 @@ __all__ = [
     "place_options",
     "plan_argument",
     "question_options",
+    "report_options",
     "run_options",
     "workload_options",
 ]
@@ -133,6 +134,11 @@ _QUESTIONS = (
     click.option("--batch", is_flag=True, help="What microbatch size and global batch do to speed and learning."),
     click.option("--scaling", metavar="A..B", help="The best plan for each number of devices from A to B."),
 )
+_REPORTS = (
+    file_option("--trace", help="Write the step as a timeline that Perfetto opens."),
+    click.option("--ranks", is_flag=True, help="In the timeline, every rank of a replica in place of each stage."),
+    click.option("--force", is_flag=True, help="Replace files that exist."),
+)
 json_option = click.option("--json", "as_json", is_flag=True, help="Print the document instead of text.")
 _RUN = (
     click.option("--data", multiple=True, metavar="SOURCE", help="Text, .jsonl, .parquet or .npy file, or hf:NAME."),
@@ -203,6 +209,11 @@ def place_options(command: Any) -> Any:
 def question_options(command: Any) -> Any:
     """Add the options that ask about a plan; their names are those of `planner.explain.report.Questions`."""
     return _with(command, _QUESTIONS)
+
+
+def report_options(command: Any) -> Any:
+    """Add the options that write what is known about a plan to files."""
+    return _with(command, _REPORTS)
 
 
 def _with(command: Any, options: Sequence[Callable[[Any], Any]]) -> Any:

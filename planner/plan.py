@@ -23,6 +23,7 @@ from planner.specs.model import ModelSpec
 from planner.specs.training import TrainingSpec
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
     from pathlib import Path
 
 __all__ = [
@@ -35,6 +36,7 @@ __all__ = [
     "plan_to_json",
     "read_plan",
     "write_plan",
+    "write_text",
 ]
 
 PLAN_FORMAT: Final = 1
@@ -273,7 +275,12 @@ def read_plan(path: Path) -> Plan:
 
 
 def write_plan(plan: Plan, path: Path, *, replace: bool = False) -> None:
-    """Write a plan file through a temporary file and a rename; an existing file is kept unless `replace`.
+    """Write a plan file, as `write_text` does."""
+    write_text(path, [plan_to_json(plan)], replace=replace)
+
+
+def write_text(path: Path, pieces: Iterable[str], *, replace: bool = False) -> None:
+    """Write a file through a temporary file and a rename; an existing file is kept unless `replace`.
 
     Raises:
         InputError: the file exists and `replace` is false, or the path is a folder or a device.
@@ -284,9 +291,11 @@ def write_plan(plan: Plan, path: Path, *, replace: bool = False) -> None:
         raise InputError(f"{path} {why}", hint="add --force to replace a file, or choose another name")
     temporary = path.with_name(f".{path.name}.tmp")
     try:
-        temporary.write_text(plan_to_json(plan), encoding="utf-8")
+        with temporary.open("w", encoding="utf-8") as file:
+            file.writelines(pieces)
         temporary.replace(path)
     except OSError as error:
+        raise EnvironmentProblem(f"cannot write {path}: {error.strerror}") from None
+    finally:  # whatever ended it, also an interrupt
         with contextlib.suppress(OSError):
             temporary.unlink(missing_ok=True)
-        raise EnvironmentProblem(f"cannot write {path}: {error.strerror}") from None

@@ -38,7 +38,8 @@ CONTRACT = {
     | {"--pin", "--forbid", "--objective", "--top", "--solver", "--time-limit"}
     | {"-o", "--output", "--force", "--stats", "--json"},
     "explain": WORKLOAD
-    | {"--layout", "--why-not", "--what-if", "--schedules", "--collectives", "--batch", "--scaling", "--json"},
+    | {"--layout", "--why-not", "--what-if", "--schedules", "--collectives", "--batch", "--scaling", "--json"}
+    | {"--trace", "--ranks", "--force"},
     "diff": {"--json"},
     "launch": RUN | {"--output", "--dry-run", "--node-rank", "--master-addr", "--master-port"},
     "emit": RUN | {"--to", "-o", "--output", "--force"},

@@ -80,7 +80,7 @@ class Estimate:
 
 
 def _one_stage(prices: StagePrices, stage: int, pp: int) -> StagePrices:
-    names = [f.name for f in fields(StagePrices) if f.name != "passes"]
+    names = [f.name for f in fields(StagePrices) if f.name not in ("passes", "whole")]
     one: dict[str, Any] = {name: float(np.broadcast_to(getattr(prices, name), (pp,))[stage]) for name in names}
     return replace(prices, **one)
 

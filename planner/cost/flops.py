@@ -4,17 +4,25 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+import numpy as np
+
 from planner.cost.layers import attention_span
-from planner.cost.parameters import num_matmul_params
+from planner.cost.parameters import layer_matmul_params, num_matmul_params
+from planner.cost.stage import chunks_of, layer_kinds
 from planner.units import UNITS
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from planner.layout import Layout
+    from planner.specs.job import Job
     from planner.specs.model import ModelSpec
     from planner.specs.training import TrainingSpec
 
 __all__ = [
     "MODEL_FLOPS_CONVENTION",
     "attention_core_flops_per_token",
+    "chunk_flops",
     "end_to_end_days",
     "model_flops_per_step",
     "sc21_flops_per_step",
@@ -49,6 +57,32 @@ def model_flops_per_step(model: ModelSpec, training: TrainingSpec) -> float:
     core = model.num_layers * attention_core_flops_per_token(model, training.sequence_length, causal=True)
     per_token = 3.0 * (2.0 * num_matmul_params(model) + core)
     return per_token * training.sequence_length * training.global_batch_size
+
+
+def chunk_flops(job: Job, layout: Layout) -> dict[str, NDArray[np.float64]]:
+    """Model FLOPs of one microbatch in each chunk, by pass, over all ranks of the replica; shape (chunks,) each.
+
+    `forward`, `backward_input`, `backward_weight`: matrix products have the same FLOPs in all three, the attention core
+    has its two backward ones among the gradients of inputs. `layers`: the forward pass without the model's ends, which
+    full recompute repeats. The ends stand on the last chunk, patches on the first.
+
+    Source: the terms of `model_flops_per_step`, which they add up to.
+    """
+    model, training, chunks = job.model, job.training, chunks_of(job, layout)
+    params = np.zeros(layout.num_chunks)
+    for experts, count in layer_kinds(job, layout, chunks):
+        params = params + count * layer_matmul_params(model, experts=experts)
+    ends = np.zeros(layout.num_chunks)
+    ends[0 if model.patches else -1] = num_matmul_params(model) - params.sum()
+    core = chunks.num_layers * attention_core_flops_per_token(model, training.sequence_length, causal=True)
+    tokens = training.sequence_length * layout.mbs
+    products = 2.0 * tokens * (params + ends)
+    return {
+        "forward": products + tokens * core,
+        "backward_input": products + 2.0 * tokens * core,
+        "backward_weight": products,
+        "layers": tokens * (2.0 * params + core),
+    }
 
 
 def sc21_flops_per_step(model: ModelSpec, training: TrainingSpec) -> float:

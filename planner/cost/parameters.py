@@ -41,6 +41,7 @@ __all__ = [
     "expert_layer_params",
     "expert_layer_params_on_device",
     "ffn_params",
+    "layer_matmul_params",
     "layer_params",
     "layer_params_on_device",
     "moe_layer_params",
@@ -198,6 +199,21 @@ def _mtp_extra_params(model: ModelSpec) -> int:
     return 2 * model.hidden_size**2 + 3 * norm_params(model)
 
 
+def layer_matmul_params(model: ModelSpec, *, experts: bool) -> int:
+    """Parameters of one layer that a token is multiplied with, with an ordinary feed-forward block or with experts.
+
+    Cross-attention is left out.
+
+    Source: as `num_matmul_params`.
+    """
+    attention = attention_matmul_params(model)
+    matrices = ffn_matrices(model) * model.hidden_size
+    if not experts or model.moe is None:
+        return attention + matrices * model.ffn_hidden_size
+    active = model.moe.experts_per_token * model.moe.ffn_hidden_size + model.moe.shared_ffn_hidden_size
+    return attention + matrices * active + model.hidden_size * (model.moe.num_experts + int(model.moe.shared_gate))
+
+
 def num_matmul_params(model: ModelSpec) -> int:
     """Parameters that a token is multiplied with: all weight matrices and the output head.
 
@@ -205,16 +221,11 @@ def num_matmul_params(model: ModelSpec) -> int:
 
     Source: Chowdhery et al., PaLM (2022), appendix B: embeddings and biases do no matrix product.
     """
-    attention = attention_matmul_params(model)
-    matrices = ffn_matrices(model) * model.hidden_size
-    dense = attention + matrices * model.ffn_hidden_size
-    typical = dense
+    typical = dense = layer_matmul_params(model, experts=False)
     if model.moe:
-        active = model.moe.experts_per_token * model.moe.ffn_hidden_size + model.moe.shared_ffn_hidden_size
-        router = model.hidden_size * (model.moe.num_experts + int(model.moe.shared_gate))
-        typical = attention + matrices * active + router
+        typical = layer_matmul_params(model, experts=True)
     elif model.kind == "encoder-decoder":
-        typical = dense + attention
+        typical = dense + attention_matmul_params(model)
     num_typical = num_moe_layers(model) if model.moe else model.num_layers - model.num_encoder_layers
     layers = num_typical * typical + (model.num_layers - num_typical) * dense
     head = model.vocab_size * model.hidden_size if model.output_head else 0

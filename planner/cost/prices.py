@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from planner.cost.compute import PassSeconds, accumulation_seconds, head_seconds, memory_bound_seconds
 from planner.cost.layers import layer_seconds, tokens_per_microbatch
-from planner.cost.ledger import total_bytes
+from planner.cost.ledger import LineName, total_bytes
 from planner.cost.memory import memory_lines, whole_gradients
 from planner.cost.optimizers import newton_schulz_seconds, optimizer_seconds
 from planner.cost.simulate import ChunkSeconds
@@ -37,13 +37,13 @@ from planner.cost.traffic import (
 )
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
+    from collections.abc import Callable, Mapping
 
     from planner.cost.stage import Stage
     from planner.layout import Degrees, Layout
     from planner.specs.job import Job
 
-__all__ = ["StagePrices", "chunk_seconds", "num_microbatches", "stage_bytes", "stage_prices"]
+__all__ = ["StagePrices", "chunk_parts", "chunk_seconds", "num_microbatches", "stage_bytes", "stage_prices"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,9 +51,11 @@ class StagePrices:
     """What one stage costs: seconds of one microbatch by cause, and once a step. Every field broadcasts.
 
     passes: the seconds of one microbatch again, by pass in place of cause; both have the same sum.
+    whole: the part of `passes` that a stage has as a whole, whatever its chunks are, by ledger line.
     """
 
     passes: PassSeconds
+    whole: Mapping[LineName, PassSeconds]
     compute: Any
     recompute: Any
     head: Any
@@ -115,10 +117,21 @@ class _Work:
         return self.tp + self.tp_hidden * -1.0
 
     @property
+    def by_line(self) -> dict[LineName, PassSeconds]:
+        """All that is felt by ledger line; what is computed again comes before the gradients of the inputs."""
+        return {
+            LineName.COMPUTE: self.layers,
+            LineName.RECOMPUTE: PassSeconds(backward_input=self.recompute),
+            LineName.HEAD: self.ends,
+            LineName.TP_COMM: self.exposed_tp + self.tp_ends,
+            LineName.CP_COMM: self.cp,
+            LineName.EP_COMM: self.ep,
+        }
+
+    @property
     def passes(self) -> PassSeconds:
-        """All that is felt; what is computed again comes before the gradients of the inputs."""
-        again = PassSeconds(backward_input=self.recompute)
-        return self.layers + again + self.ends + self.exposed_tp + self.tp_ends + self.cp + self.ep
+        """All that is felt."""
+        return sum(self.by_line.values(), PassSeconds())
 
 
 def _work(job: Job, layout: Degrees, stage: Stage) -> _Work:
@@ -193,10 +206,15 @@ def stage_prices(job: Job, layout: Degrees, stage: Stage) -> StagePrices:
     between_chunks = job.engine.overlaps_interleaved_sends & np.greater(layout.interleave, 1)
     hidden_send = np.where(job.engine.overlaps_pipeline_sends | between_chunks, send, 0.0)
     reduced = PassSeconds(forward=dp.exposed_forward, backward_input=dp.exposed_backward)
-    passes = work.passes + _halves(send - hidden_send) + reduced + PassSeconds(backward_weight=accumulation)
+    whole = {
+        LineName.PP_COMM: _halves(send - hidden_send),
+        LineName.DP_COMM: reduced,
+        LineName.ACCUMULATION: PassSeconds(backward_weight=accumulation),
+    }
     shard = held.common / shard_degree(layout) + held.experts / expert_shard_degree(layout)
     return StagePrices(
-        passes=passes,
+        passes=sum(whole.values(), work.passes),
+        whole=whole,
         compute=work.layers.total,
         recompute=work.recompute,
         head=work.ends.total,
@@ -216,27 +234,36 @@ def stage_prices(job: Job, layout: Degrees, stage: Stage) -> StagePrices:
     )
 
 
-def chunk_seconds(job: Job, layout: Layout) -> ChunkSeconds:
-    """Seconds of one microbatch through each chunk of one layout, pass by pass; shape (chunks,), in model order.
+def chunk_parts(job: Job, layout: Layout) -> dict[LineName, PassSeconds]:
+    """Seconds of one microbatch through each chunk of one layout, by ledger line; arrays of shape (chunks,).
 
-    Layers and ends are those of the chunk. What a stage has as a whole (sends, adding up gradients, ZeRO's traffic)
-    is spread over its chunks by their layers. The chunks of a stage add up to `stage_prices`.
+    Layers and ends are those of the chunk, in model order. What a stage has as a whole (sends, adding up gradients,
+    ZeRO's traffic) is spread over its chunks by their layers. The chunks of a stage add up to `stage_prices`.
 
     Source: as `stage_prices`.
     """
     stages, chunks = stages_of(job, layout), chunks_of(job, layout)
-    whole, own = stage_prices(job, layout, stages).passes, _work(job, layout, chunks).passes
     share = chunks.num_layers / stages.num_layers[chunks.index]
 
-    def of_pass(of_stages: Any, of_chunks: Any) -> NDArray[np.float64]:
-        of_chunks = np.broadcast_to(of_chunks, layout.num_chunks)
-        rest = of_stages - np.bincount(chunks.index, weights=of_chunks)
-        return np.asarray(of_chunks + share * rest[chunks.index])
+    own, whole = _work(job, layout, chunks).by_line, stage_prices(job, layout, stages).whole
+    return {name: _each_pass(part, lambda v: np.broadcast_to(v, layout.num_chunks)) for name, part in own.items()} | {
+        name: _each_pass(part, lambda v: share * np.broadcast_to(v, layout.pp)[chunks.index])
+        for name, part in whole.items()
+    }
 
+
+def _each_pass(part: PassSeconds, change: Callable[[Any], Any]) -> PassSeconds:
+    return PassSeconds(**{each.name: change(getattr(part, each.name)) for each in fields(PassSeconds)})
+
+
+def chunk_seconds(job: Job, layout: Layout) -> ChunkSeconds:
+    """Seconds of one microbatch through each chunk of one layout, pass by pass; shape (chunks,), in model order.
+
+    Source: the sum of `chunk_parts`.
+    """
+    total = sum(chunk_parts(job, layout).values(), PassSeconds())
     return ChunkSeconds(
-        forward=of_pass(whole.forward, own.forward),
-        backward_input=of_pass(whole.backward_input, own.backward_input),
-        backward_weight=of_pass(whole.backward_weight, own.backward_weight),
+        forward=total.forward, backward_input=total.backward_input, backward_weight=total.backward_weight
     )
 
 

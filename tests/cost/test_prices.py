@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planner.cost.prices import chunk_seconds, stage_prices
+from planner.cost.ledger import LineName
+from planner.cost.prices import chunk_parts, chunk_seconds, stage_prices
 from planner.cost.stage import chunks_of, stages_of
 from planner.layout import head_stage, parse_layout
 
@@ -39,6 +40,30 @@ def test_passes_chunks_and_causes_have_the_same_sum(make_job, text, model, engin
         assert np.all(of_chunks > 0)
         of_stages = np.broadcast_to(getattr(prices.passes, name), layout.pp)
         assert np.bincount(where, weights=of_chunks) == pytest.approx(of_stages, rel=1e-9)
+
+
+@settings(max_examples=30)
+@given(layouts(), st.sampled_from(MODELS), st.sampled_from(["megatron", "torch", "deepspeed"]))
+def test_parts_of_the_chunks_are_the_causes_of_the_stage(make_job, text, model, engine):
+    job = make_job(model, engine=engine, gpus=64, batch=256, sequence=1024)
+    layout = parse_layout(text, num_layers=job.model.num_layers, num_devices=64)
+    prices = stage_prices(job, layout, stages_of(job, layout))
+    causes = {
+        LineName.COMPUTE: prices.compute,
+        LineName.RECOMPUTE: prices.recompute,
+        LineName.HEAD: prices.head,
+        LineName.ACCUMULATION: prices.accumulation,
+        LineName.TP_COMM: prices.tp_comm - prices.tp_hidden,
+        LineName.CP_COMM: prices.cp_comm,
+        LineName.EP_COMM: prices.ep_comm,
+        LineName.PP_COMM: prices.pp_comm - prices.pp_hidden,
+        LineName.DP_COMM: prices.dp_exposed_each,
+    }
+    parts, where = chunk_parts(job, layout), chunks_of(job, layout).index
+    assert parts.keys() == causes.keys()
+    for name, seconds in causes.items():
+        of_stages = np.bincount(where, weights=np.broadcast_to(parts[name].total, layout.num_chunks))
+        assert of_stages == pytest.approx(np.broadcast_to(seconds, layout.pp), rel=1e-9, abs=1e-15), name
 
 
 @pytest.mark.parametrize("model", ["llama3-8b", "gpt2-xl"])

@@ -1,0 +1,194 @@
+"""One step as it is executed: every pass of every stage, what it consists of, and what follows the last one.
+
+The ledger of the estimate is about the stage that sets the pace. Here every stage does its own work in the order of
+the schedule, so that the end can differ from the ledger's step where its closed form of the bubble misses unequal
+stages (cost/comparison.py).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from planner.cost.compute import PassSeconds
+from planner.cost.estimate import timeline
+from planner.cost.flops import chunk_flops
+from planner.cost.ledger import LineName
+from planner.cost.prices import chunk_parts, stage_prices
+from planner.cost.simulate import ChunkSeconds, simulate
+from planner.cost.stage import stages_of
+from planner.explain.operations import operations_of_step
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from numpy.typing import NDArray
+
+    from planner.cost.ledger import TimeLine
+    from planner.cost.prices import StagePrices
+    from planner.cost.simulate import Timeline
+    from planner.layout import Layout
+    from planner.specs.job import Job
+
+__all__ = ["ExecutedStep", "PassKind", "executed_step"]
+
+_ORDER: Final = (
+    LineName.RECOMPUTE, LineName.COMPUTE, LineName.HEAD, LineName.TP_COMM, LineName.CP_COMM, LineName.EP_COMM,
+    LineName.ACCUMULATION, LineName.DP_COMM, LineName.PP_COMM, LineName.TIED_EMBEDDING, LineName.OPTIMIZER,
+)  # fmt: skip
+_PASSES: Final = {
+    "F": ("forward",),
+    "B": ("backward_input", "backward_weight"),
+    "I": ("backward_input",),
+    "W": ("backward_weight",),
+}
+"""Kinds of operations of a timeline, and the passes of `PassSeconds` that each is."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PassKind:
+    """What all passes of one kind through one chunk have in common, on one device.
+
+    parts: exposed seconds by ledger line, one after the other; their sum is the pass. model_flops, recomputed_flops: of
+    the pass on one device (the mean of the replica's ranks).
+    """
+
+    parts: tuple[tuple[LineName, float], ...]
+    model_flops: float
+    recomputed_flops: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExecutedStep:
+    """Every pass of one step, and what belongs to it. Seconds throughout; fields without a note have shape (stages,).
+
+    timeline: the passes; an overlapped pair is set apart, one pass after the other, as torch runs it. kinds: by kind
+    and chunk. tail: what follows the end of the pipeline on each stage, in order (none under pipedream, which updates
+    after each backward pass). send: one send to a neighbour, if it hides behind work (else it is in the passes).
+    hidden_each: communication of one microbatch that hides in its passes, by line. hidden_once: data-parallel
+    communication of the whole step that hides.
+    bytes_per_second: of each communicating line, the bytes that one rank holds of its operations over their seconds.
+    """
+
+    timeline: Timeline
+    kinds: Mapping[tuple[str, int], PassKind]
+    tail: tuple[tuple[tuple[LineName, float], ...], ...]
+    send: float
+    hidden_each: Mapping[LineName, NDArray[np.float64]]
+    hidden_once: NDArray[np.float64]
+    bytes_per_second: Mapping[LineName, NDArray[np.float64]]
+
+    @property
+    def pipeline_seconds(self) -> float:
+        """From the first pass to the end of the last one."""
+        return self.timeline.seconds
+
+    @property
+    def step_seconds(self) -> float:
+        """The whole step: the passes and the longest tail."""
+        return self.timeline.seconds + max(sum(seconds for _, seconds in each) for each in self.tail)
+
+
+def executed_step(job: Job, layout: Layout, time: tuple[TimeLine, ...]) -> ExecutedStep:
+    """Execute one step of a layout, whose time ledger is `time`; of pipedream, one run from an empty pipeline."""
+    prices, pp = stage_prices(job, layout, stages_of(job, layout)), layout.pp
+    parts = chunk_parts(job, layout)
+    tail = {
+        LineName.DP_COMM: _of_stages(prices.dp_exposed_once, pp),
+        LineName.TIED_EMBEDDING: _of_stages(prices.tied_embedding, pp),
+        LineName.OPTIMIZER: _of_stages(prices.optimizer, pp),
+    }
+    hidden_each = _of_stages(prices.dp_busy_each - prices.dp_exposed_each, pp)
+    hidden_once = _of_stages(prices.dp_busy_once - prices.dp_exposed_once, pp)
+    passes = timeline(job, layout)
+    if layout.schedule == "pipedream":
+        for name, seconds in tail.items():
+            parts[name] = parts.get(name, PassSeconds()) + PassSeconds(backward_weight=seconds)
+        tail, hidden_each, hidden_once = {}, hidden_each + hidden_once, 0.0 * hidden_once
+        m = layout.num_microbatches(job.training.global_batch_size)
+        passes = simulate(layout.schedule, _chunk_seconds(parts, pp), m)
+    return ExecutedStep(
+        timeline=_pairs_apart(passes, _chunk_seconds(parts, layout.num_chunks)),
+        kinds=_kinds(job, layout, parts),
+        tail=tuple(_seconds_of(tail, stage) for stage in range(pp)),
+        send=float(np.max(prices.pp_hidden)) / (2 * layout.interleave),
+        hidden_each={LineName.TP_COMM: _of_stages(prices.tp_hidden, pp), LineName.DP_COMM: hidden_each},
+        hidden_once=hidden_once,
+        bytes_per_second=_bytes_per_second(job, layout, time, prices),
+    )
+
+
+def _of_stages(seconds: Any, pp: int) -> NDArray[np.float64]:
+    return np.array(np.broadcast_to(seconds, pp), dtype=float)
+
+
+def _seconds_of(lines: Mapping[LineName, NDArray[np.float64]], index: int) -> tuple[tuple[LineName, float], ...]:
+    """The lines that take time, in the order in which they are drawn."""
+    return tuple((name, float(lines[name][index])) for name in _ORDER if name in lines and lines[name][index] > 0)
+
+
+def _chunk_seconds(parts: Mapping[LineName, PassSeconds], num_chunks: int) -> ChunkSeconds:
+    total = sum(parts.values(), PassSeconds())
+    forward, backward_input, backward_weight = (
+        _of_stages(each, num_chunks) for each in (total.forward, total.backward_input, total.backward_weight)
+    )
+    return ChunkSeconds(forward=forward, backward_input=backward_input, backward_weight=backward_weight)
+
+
+def _pairs_apart(passes: Timeline, seconds: ChunkSeconds) -> Timeline:
+    """The two passes of each overlapped pair one after the other, within the time of the pair."""
+    both = np.flatnonzero(passes.overlapped)
+    first, second = both[::2], both[1::2]
+    work = np.zeros(len(passes.kind))
+    for kind, names in _PASSES.items():
+        each = np.sum([getattr(seconds, name) for name in names], axis=0)
+        work += np.where(passes.kind == kind, each[passes.chunk], 0.0)
+    turn = passes.start[first] + (passes.end - passes.start)[first] * work[first] / (work[first] + work[second])
+    start, end = passes.start.copy(), passes.end.copy()
+    end[first], start[second] = turn, turn
+    return replace(passes, start=start, end=end)
+
+
+def _kinds(job: Job, layout: Layout, parts: Mapping[LineName, PassSeconds]) -> dict[tuple[str, int], PassKind]:
+    flops, n = chunk_flops(job, layout), layout.num_chunks
+    ranks = layout.tp * layout.cp
+    again = np.where(np.array(layout.recompute) == "full", flops["layers"], 0.0)
+    kinds = {}
+    for kind, names in _PASSES.items():
+        lines = {
+            line: np.sum([_of_stages(getattr(part, name), n) for name in names], axis=0) for line, part in parts.items()
+        }
+        model = np.sum([flops[name] for name in names], axis=0)
+        recomputed = again if "backward_input" in names else 0.0 * again
+        for chunk in range(n):
+            kinds[kind, chunk] = PassKind(
+                parts=_seconds_of(lines, chunk),
+                model_flops=float(model[chunk]) / ranks,
+                recomputed_flops=float(recomputed[chunk]) / ranks,
+            )
+    return kinds
+
+
+def _bytes_per_second(
+    job: Job, layout: Layout, time: tuple[TimeLine, ...], prices: StagePrices
+) -> dict[LineName, NDArray[np.float64]]:
+    m = layout.num_microbatches(job.training.global_batch_size)
+    updates = m if layout.schedule == "pipedream" else 1
+    busy = {
+        LineName.TP_COMM: m * prices.tp_comm,
+        LineName.CP_COMM: m * prices.cp_comm,
+        LineName.EP_COMM: m * prices.ep_comm,
+        LineName.PP_COMM: m * prices.pp_comm,
+        LineName.DP_COMM: m * prices.dp_busy_each + updates * prices.dp_busy_once,
+        LineName.TIED_EMBEDDING: updates * prices.tied_embedding,
+    }
+    num_bytes = {name: np.zeros(layout.pp) for name in busy}
+    for stage in range(layout.pp):
+        for each in operations_of_step(job, layout, tuple(replace(line, stage=stage) for line in time)):
+            num_bytes[each.line][stage] += each.times * each.num_bytes
+    return {
+        name: np.divide(num_bytes[name], seconds, out=np.zeros(layout.pp), where=_of_stages(seconds, layout.pp) > 0)
+        for name, seconds in busy.items()
+    }

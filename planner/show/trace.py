@@ -1,0 +1,277 @@
+"""The executed step in the Trace Event Format, which Perfetto and chrome://tracing open.
+
+The first process is the ledger: its lines end to end, whose sum is the step of the estimate. Every other process is a
+pipeline stage, or with `ranks` a rank of one replica: its passes, executed in the order of the schedule, each cut into
+the ledger's lines; and in threads of their own what hides behind them. Within a pass the lines stand one after the
+other, though the layers of a chunk really alternate between them.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from itertools import chain
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from planner.cost.estimate import estimate
+from planner.cost.ledger import LineName
+from planner.errors import InputError
+from planner.explain.executed import executed_step
+from planner.explain.plan_inputs import job_of
+from planner.layout import format_layout, stage_of_chunk
+from planner.show.words import line_label
+from planner.units import UNITS
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from numpy.typing import NDArray
+
+    from planner.explain.executed import ExecutedStep
+    from planner.layout import Layout
+    from planner.plan import Plan
+
+__all__ = ["trace_events", "trace_text"]
+
+_MOST_EVENTS: Final = 4_000_000
+"""About 800 MB of text; Perfetto's user interface reads no more than that into a browser."""
+_TICKS_PER_MICROSECOND: Final = 1000
+_PASS_NAMES: Final = {"F": "forward", "B": "backward", "I": "backward for inputs", "W": "backward for weights"}
+_CATEGORIES: Final = {
+    LineName.COMPUTE: "compute",
+    LineName.HEAD: "compute",
+    LineName.RECOMPUTE: "recompute",
+    LineName.ACCUMULATION: "compute",
+    LineName.PP_COMM: "send",
+    LineName.BUBBLE: "bubble",
+    LineName.OPTIMIZER: "optimizer",
+}
+_PASSES, _SENDS, _ONCE = 1, 2, 5
+_THREADS: Final = {
+    _PASSES: "passes",
+    _SENDS: "sends behind work",
+    3: "tp comm behind work",
+    4: "dp comm behind work",
+    _ONCE: "dp comm behind work, once a step",
+}
+_HIDDEN_EACH: Final = {LineName.TP_COMM: 3, LineName.DP_COMM: 4}
+_NOTE: Final = (
+    "The ledger's lines add up to estimate_step_seconds. The stages are executed pass by pass, as unequal as they "
+    "are, and end at executed_step_seconds. The two are equal for equal stages; the closed form of the bubble can "
+    "miss unequal ones."
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Slice:
+    """A stretch of time on a thread, in seconds."""
+
+    thread: int
+    name: str
+    category: str
+    start: float
+    end: float
+    args: dict[str, Any] = field(default_factory=dict)
+
+
+def trace_text(plan: Plan, *, ranks: bool = False) -> Iterator[str]:
+    """The trace as JSON text in pieces, one event on a line.
+
+    Raises:
+        InputError: more events than a viewer takes, or a plan whose options are not valid.
+    """
+    job = job_of(plan)
+    priced = estimate(job, plan.layout)
+    step = executed_step(job, plan.layout, priced.time)
+    _check_size(plan.layout, step, ranks=ranks)
+    about = {
+        "model": plan.model.name,
+        "cluster": plan.cluster.name,
+        "engine": plan.engine.name,
+        "layout": format_layout(plan.layout),
+        "estimate_step_seconds": plan.step_seconds,
+        "executed_step_seconds": step.step_seconds,
+        "executed_pipeline_seconds": step.pipeline_seconds,
+        "note": _NOTE,
+    }
+    yield f'{{"displayTimeUnit": "ms", "otherData": {json.dumps(about)},\n"traceEvents": [\n'
+    comma = ""
+    for event in _events(plan, step, ranks=ranks):
+        yield comma + json.dumps(event, allow_nan=False)
+        comma = ",\n"
+    yield "\n]}\n"
+
+
+def trace_events(plan: Plan, *, ranks: bool = False) -> list[dict[str, Any]]:
+    """The events alone.
+
+    Raises:
+        InputError: as `trace_text`.
+    """
+    found: list[dict[str, Any]] = json.loads("".join(trace_text(plan, ranks=ranks)))["traceEvents"]
+    return found
+
+
+def _check_size(layout: Layout, step: ExecutedStep, *, ranks: bool) -> None:
+    kinds = step.timeline.kind
+    most = 3 + max(len(kind.parts) for kind in step.kinds.values())
+    count = len(kinds) * most * (layout.tp * layout.cp if ranks else 1)
+    if count > _MOST_EVENTS:
+        hint = "leave out --ranks" if ranks else "trace a smaller global batch, which repeats the same pattern less"
+        raise InputError(f"the trace would have up to {count:,} events, too many for a viewer", hint=hint)
+
+
+def _events(plan: Plan, step: ExecutedStep, *, ranks: bool) -> Iterator[dict[str, Any]]:
+    layout = plan.layout
+    yield from _process(0, "ledger: the step of the estimate", _ledger(plan), {1: "exposed", 2: "hidden"})
+    for stage in range(layout.pp):
+        slices = list(_stage(layout, step, stage))
+        names = _ranks_of_stage(layout, stage) if ranks else {1 + stage: f"stage {stage}"}
+        for process, name in names.items():
+            yield from _process(process, f"{name}, {_layers(layout, stage)}", slices, _THREADS)
+
+
+def _ranks_of_stage(layout: Layout, stage: int) -> dict[int, str]:
+    """Ranks of the first data-parallel replica by process id."""
+    found = {}
+    for cp in range(layout.cp):
+        for tp in range(layout.tp):
+            rank = layout.rank_of({"pp": stage, "dp": 0, "cp": cp, "tp": tp})
+            found[1 + rank] = f"stage {stage}, rank {rank} (tp {tp}, cp {cp})"
+    return found
+
+
+def _layers(layout: Layout, stage: int) -> str:
+    count = layout.layers_of_stage(stage)
+    return f"{count} layer{'s' if count != 1 else ''}"
+
+
+# --- what is drawn ----------------------------------------------------------------------------------------------
+
+
+def _ledger(plan: Plan) -> Iterator[_Slice]:
+    """The step, and its lines end to end; what hides beside them."""
+    yield _Slice(thread=1, name="step", category="step", start=0.0, end=plan.step_seconds)
+    at = free = 0.0
+    for line in plan.time:
+        exposed, hidden = float(line.exposed_seconds), float(line.hidden_seconds)
+        args = {
+            "stage": line.stage, "busy_seconds": float(line.busy_seconds), "hidden_seconds": hidden,
+            "formula": line.formula, "source": line.source, "bound": line.bound,
+        }  # fmt: skip
+        if exposed > 0:
+            yield _line(1, line.name, at, exposed, args)
+        if hidden > 0:
+            start = max(at, free)
+            yield _line(2, line.name, start, hidden, args)
+            free = start + hidden
+        at += max(exposed, 0.0)
+
+
+def _line(thread: int, name: LineName, start: float, seconds: float, args: dict[str, Any]) -> _Slice:
+    category = _CATEGORIES.get(name, "collective")
+    return _Slice(thread=thread, name=line_label(name), category=category, start=start, end=start + seconds, args=args)
+
+
+def _stage(layout: Layout, step: ExecutedStep, stage: int) -> Iterator[_Slice]:
+    own = np.flatnonzero(step.timeline.stage == stage)
+    yield from _passes(step, stage, own)
+    yield from _hidden_sends(layout, step, stage, own)
+    yield from _hidden_collectives(step, stage, own)
+    at = step.pipeline_seconds
+    for name, seconds in step.tail[stage]:
+        yield _line(_PASSES, name, at, seconds, _bytes(step, name, stage, seconds))
+        at += seconds
+
+
+def _bytes(step: ExecutedStep, name: LineName, stage: int, seconds: float) -> dict[str, Any]:
+    """The bytes of a communicating line, in proportion to its seconds."""
+    rate = step.bytes_per_second.get(name)
+    return {} if rate is None else {"num_bytes": round(float(rate[stage]) * seconds)}
+
+
+def _passes(step: ExecutedStep, stage: int, own: NDArray[np.int64]) -> Iterator[_Slice]:
+    passes = step.timeline
+    for index in own:
+        kind, chunk = str(passes.kind[index]), int(passes.chunk[index])
+        start, end = float(passes.start[index]), float(passes.end[index])
+        what = step.kinds[kind, chunk]
+        args = {
+            "microbatch": int(passes.microbatch[index]), "chunk": chunk,
+            "model_flops": what.model_flops, "recomputed_flops": what.recomputed_flops,
+        }  # fmt: skip
+        name, category = _PASS_NAMES[kind], "forward" if kind == "F" else "backward"
+        yield _Slice(thread=_PASSES, name=name, category=category, start=start, end=end, args=args)
+        for line, seconds in what.parts:
+            stop = min(start + seconds, end)
+            yield _line(_PASSES, line, start, stop - start, _bytes(step, line, stage, seconds))
+            start = stop
+
+
+def _hidden_sends(layout: Layout, step: ExecutedStep, stage: int, own: NDArray[np.int64]) -> Iterator[_Slice]:
+    """Sends to the neighbours behind the next pass, one after the other on the link."""
+    if step.send <= 0:
+        return
+    passes, free = step.timeline, 0.0
+    for index in own[np.isin(passes.kind[own], ("F", "B", "I"))]:
+        kind, chunk = passes.kind[index], int(passes.chunk[index])
+        other = chunk + 1 if kind == "F" else chunk - 1
+        to = int(stage_of_chunk(layout.schedule, layout.pp, other)) if 0 <= other < layout.num_chunks else stage
+        if to == stage:
+            continue
+        start = max(free, float(passes.end[index]))
+        free = start + step.send
+        args = {"microbatch": int(passes.microbatch[index]), "to_stage": to}
+        yield _line(_SENDS, LineName.PP_COMM, start, step.send, args | _bytes(step, LineName.PP_COMM, stage, step.send))
+
+
+def _hidden_collectives(step: ExecutedStep, stage: int, own: NDArray[np.int64]) -> Iterator[_Slice]:
+    """What hides of each microbatch, spread over its passes; and what hides once, before the last pass ends."""
+    passes = step.timeline
+    starts, lengths = passes.start[own], passes.end[own] - passes.start[own]
+    for name, each in step.hidden_each.items():
+        share = float(each[stage]) * len(np.unique(passes.microbatch[own])) / float(lengths.sum())
+        for start, seconds in zip(starts.tolist(), (share * lengths).tolist(), strict=True):
+            if seconds > 0:
+                yield _line(_HIDDEN_EACH[name], name, start, seconds, _bytes(step, name, stage, seconds))
+    once = float(step.hidden_once[stage])
+    if once > 0:
+        start = max(0.0, float(passes.end[own].max()) - once)
+        yield _line(_ONCE, LineName.DP_COMM, start, once, _bytes(step, LineName.DP_COMM, stage, once))
+
+
+# --- events -----------------------------------------------------------------------------------------------------
+
+
+def _process(process: int, name: str, slices: Iterable[_Slice], threads: dict[int, str]) -> Iterator[dict[str, Any]]:
+    """A process with its named threads and its slices; times are microseconds."""
+    found = list(slices)
+    yield _meta("process_name", process, 0, name=name)
+    yield _meta("process_sort_index", process, 0, sort_index=process)
+    for thread in sorted({each.thread for each in found}):
+        yield _meta("thread_name", process, thread, name=threads[thread])
+        yield _meta("thread_sort_index", process, thread, sort_index=thread)
+    starts, ends = (_ticks(times) for times in zip(*((each.start, each.end) for each in found), strict=True))
+    begins, lengths = _microseconds(starts), _microseconds(ends - starts)
+    for each, begin, length in zip(found, begins, lengths, strict=True):
+        event = {"ph": "X", "pid": process, "tid": each.thread, "ts": begin, "dur": length}
+        yield event | {"name": each.name, "cat": each.category, "args": each.args}
+
+
+def _meta(kind: str, process: int, thread: int, **args: Any) -> dict[str, Any]:
+    return {"ph": "M", "pid": process, "tid": thread, "name": kind, "args": args}
+
+
+def _ticks(seconds: Iterable[float]) -> NDArray[np.int64]:
+    """Nanoseconds, to which Perfetto rounds: slices that meet still meet, and parts stay inside their pass."""
+    return np.rint(np.fromiter(chain(seconds), dtype=float) / UNITS["seconds"]["ns"]).astype(np.int64)
+
+
+def _microseconds(ticks: NDArray[np.int64]) -> list[float]:
+    """The format's unit; the double that comes back to the same nanosecond when it is multiplied and cut off."""
+    found = ticks / _TICKS_PER_MICROSECOND
+    short = np.floor(found * _TICKS_PER_MICROSECOND) < ticks
+    times: list[float] = np.where(short, np.nextafter(found, np.inf), found).tolist()
+    return times
