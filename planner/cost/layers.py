@@ -129,7 +129,8 @@ def _core_seconds(job: Job, layout: Degrees) -> PassSeconds:
         flops = 2.0 * rows * attention_span(model, s, causal=True) * width * heads
         rate = device.peak[job.core_precision] * job.attention_share
         launch = device.efficiency.launch
-        return PassSeconds(forward=flops / rate + launch, backward_input=_FLASH_BACKWARD * flops / rate + launch)
+        one = PassSeconds(forward=flops / rate + launch, backward_input=_FLASH_BACKWARD * flops / rate + launch)
+        return one + _merge_seconds(job, layout)
     scores = matmul_seconds(job, rows, s, model.head_size, heads, precision=job.core_precision)
     weighted = matmul_seconds(job, rows, model.head_size, s, heads, precision=job.core_precision)
     square = rows * s * heads * job.compute_bytes / 2
@@ -138,6 +139,30 @@ def _core_seconds(job: Job, layout: Degrees) -> PassSeconds:
         backward_input=2.0 * (scores + weighted) + memory_bound_seconds(job, 11.0 * square),
     )
     return one * (1.0 + cross_attention_share(model))
+
+
+def _merge_seconds(job: Job, layout: Degrees) -> PassSeconds:
+    """Seconds to add what each hop of ring attention brings: outputs forward; gradients of queries, keys and values.
+
+    A hop reads the part and the sum and writes the sum, 6 bytes an element in 16 bits. Engines that gather keys and
+    values have one part only.
+
+    Source: Liu et al., Ring Attention (2023), section 3; byte counts derived here from the operators' inputs and
+    outputs.
+    """
+    model = job.model
+    hops = np.maximum(layout.cp - 1, 0) * (0.0 if job.engine.gathers_context else 1.0)
+    tokens = tokens_per_microbatch(job, layout) / layout.tp
+    queries = model.num_heads * model.head_size
+    keys_and_values = 2 * model.num_kv_heads * model.head_size
+    if model.mla is not None:
+        queries = model.num_heads * (model.mla.nope_head_size + model.mla.rope_head_size)
+        keys_and_values = queries + model.num_heads * model.mla.value_head_size
+    num_bytes = 3.0 * job.compute_bytes * tokens
+    return PassSeconds(
+        forward=hops * memory_bound_seconds(job, num_bytes * model.num_heads * model.head_size),
+        backward_input=hops * memory_bound_seconds(job, num_bytes * (queries + keys_and_values)),
+    )
 
 
 def _ffn_seconds(job: Job, tokens: Any, width: Any, batch: Any = 1.0) -> PassSeconds:
