@@ -74,7 +74,9 @@ class PassSeconds:
         )
 
 
-def _kernel_share(device: DeviceSpec, precision: Precision, m: Any, n: Any, k: Any, batch: Any) -> Any:
+def _kernel_share(
+    device: DeviceSpec, precision: Precision, m: Any, n: Any, k: Any, batch: Any, widths: tuple[Any, Any]
+) -> Any:
     """Share of peak that a product (m x k) (k x n) reaches: best tile's wave quantisation, and the depth ramp.
 
     Source: derived here. Waves of tiles over the device's processors, as in Calculon's and SimuMax's measured
@@ -89,20 +91,31 @@ def _kernel_share(device: DeviceSpec, precision: Precision, m: Any, n: Any, k: A
     narrow = precision in ("fp8", "fp4")
     faster = device.peak[precision] / device.peak["bf16"] if narrow and "bf16" in device.peak else 1.0
     ramp = k / (k + device.efficiency.matmul_half_depth * faster)
-    aligned = (np.mod(n, _ALIGNMENT) == 0) & (np.mod(k, _ALIGNMENT) == 0)
+    aligned = (np.mod(widths[0], _ALIGNMENT) == 0) & (np.mod(widths[1], _ALIGNMENT) == 0)
     return device.efficiency.matmul * best * ramp * np.where(aligned, 1.0, _UNALIGNED_SHARE)
 
 
-def matmul_seconds(job: Job, m: Any, n: Any, k: Any, batch: Any = 1.0, *, precision: Precision | None = None) -> Any:
+def matmul_seconds(
+    job: Job,
+    m: Any,
+    n: Any,
+    k: Any,
+    batch: Any = 1.0,
+    *,
+    precision: Precision | None = None,
+    widths: tuple[Any, Any] | None = None,
+) -> Any:
     """Seconds of `batch` products (m x k) (k x n): the slower of arithmetic and memory traffic, and the launch.
 
-    `precision` defaults to the training's.
+    `precision` defaults to the training's. `widths` are the two sizes that have to be aligned, the rows of the
+    right factor by default; numbers of tokens do not count, they are as they come.
 
     Source: roofline model, Williams et al. (CACM 2009).
     """
     device = job.cluster.device
     precision = precision or job.training.precision
-    arithmetic = 2.0 * m * n * k * batch / (device.peak[precision] * _kernel_share(device, precision, m, n, k, batch))
+    share = _kernel_share(device, precision, m, n, k, batch, widths or (n, k))
+    arithmetic = 2.0 * m * n * k * batch / (device.peak[precision] * share)
     traffic = (m * k + k * n + m * n) * batch * job.compute_bytes
     return np.maximum(arithmetic, _stream_seconds(job, traffic)) + device.efficiency.launch
 
@@ -131,7 +144,7 @@ def linear_seconds(
     """
     forward = matmul_seconds(job, tokens, fan_out, fan_in, batch, precision=precision)
     backward = matmul_seconds(job, tokens, fan_in, fan_out, batch, precision=precision)
-    weight = matmul_seconds(job, fan_out, fan_in, tokens, batch, precision=precision)
+    weight = matmul_seconds(job, fan_out, fan_in, tokens, batch, precision=precision, widths=(fan_in, fan_out))
     if (precision or job.training.precision) in ("fp8", "fp4"):
         forward = forward + memory_bound_seconds(job, 4.0 * tokens * fan_in * batch)
         backward = backward + memory_bound_seconds(job, 4.0 * tokens * fan_out * batch)
