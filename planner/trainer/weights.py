@@ -44,9 +44,10 @@ def load_weights(trainer: Trainer, folder: Path) -> None:
 
     Raises:
         EnvironmentProblem: the folder cannot be read, or safetensors is not installed.
-        InputError: the checkpoint has not exactly the model's tensors and shapes, or blocks that have no naming here.
+        InputError: the checkpoint has not exactly the model's tensors and shapes, or blocks that compute otherwise.
     """
     with _told(folder), _Checkpoint(folder) as checkpoint, torch.no_grad():
+        _check_config(folder)
         checkpoint.check(trainer)
         for name, parameter in trainer.parameters().items():
             whole = checkpoint.parameter(
@@ -57,6 +58,18 @@ def load_weights(trainer: Trainer, folder: Path) -> None:
             # every rank has read the same values, so nothing is sent
             share = distribute_tensor(whole, parameter.device_mesh, parameter.placements, src_data_rank=None)
             local_tensor(parameter).copy_(share.to_local())
+
+
+def _check_config(folder: Path) -> None:
+    """Refuse a checkpoint whose blocks compute what the trainer's do not, though the tensors are the same."""
+    path = folder / "config.json"
+    config = json.loads(path.read_text()) if path.exists() else {}
+    rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    kind = rope.get("rope_type") or rope.get("type") or "default"
+    if kind != "default":
+        raise InputError(f"{path} scales rotary positions ({kind}), which this trainer does not")
+    if config.get("model_type") == "qwen3_moe" and not config.get("norm_topk_prob", False):
+        raise InputError(f"{path} does not normalise the weights of the chosen experts, which this trainer does")
 
 
 def _kept_name(name: str, trainer: Trainer) -> str:

@@ -15,10 +15,11 @@ transformers = pytest.importorskip("transformers")
 safetensors = pytest.importorskip("safetensors.torch")
 # ruff: noqa: E402 # what follows imports torch
 
-from planner.errors import ExitCode
+from planner.errors import ExitCode, InputError
 from planner.layout import parse_layout
 from planner.specs.load import load_model
 from planner.trainer.hugging_face import model_type_of
+from planner.trainer.weights import _check_config
 
 LLAMA = {
     "vocab_size": 256, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 4, "num_attention_heads": 4,
@@ -147,6 +148,28 @@ def test_a_checkpoint_of_another_model_is_refused(checkpoints, run_job, make_pla
         run_job("train", tied, **options | {"weights": str(tmp_path)})
 
 
+@pytest.mark.parametrize(
+    ("name", "change", "message"),
+    [
+        ("llama", {"rope_parameters": {"rope_type": "llama3", "factor": 8.0}}, "scales rotary positions"),
+        (
+            "llama",
+            {"rope_parameters": None, "rope_scaling": {"type": "linear", "factor": 2.0}},
+            "scales rotary positions",
+        ),
+        ("qwen3_moe", {"norm_topk_prob": False}, "does not normalise"),
+    ],
+)
+def test_blocks_that_compute_otherwise_are_refused(name, change, message, checkpoints, tmp_path):
+    """Their tensors have the names and shapes of blocks that the trainer has."""
+    config = json.loads((checkpoints(name)[0] / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    _check_config(tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps(config | change))
+    with pytest.raises(InputError, match=message):
+        _check_config(tmp_path)
+
+
 def test_gpt2s_own_names_are_read_too(checkpoints, data, run_job, make_plan, tmp_path):
     """The published files have no `transformer.`, and the masks as buffers."""
     folder, model = checkpoints("gpt2")
@@ -171,8 +194,6 @@ def test_bf16_training_writes_bf16(checkpoints, run_job, make_plan, tmp_path):
 
 @pytest.mark.parametrize("name", ["gemma2-2b", "deepseek-v2-lite", "gpt-neox-20b", "phi3-mini"])
 def test_blocks_without_a_naming_are_refused(name):
-    from planner.errors import InputError
-
     spec = load_model(name)
     if name == "phi3-mini":  # its blocks are Llama's, and its own files only name them otherwise
         assert model_type_of(spec) in ("llama", "mistral")
