@@ -42,8 +42,8 @@ __all__ = ["Sample", "calibrate", "evidence_of", "fitted_ratios", "held_out_rati
 UNFITTED_SOURCES: Final = ("megatron-sc21-t1", "korthikanti-t5")
 """Kept for validation: no constant is fitted on them (docs/decisions.md, 6)."""
 
-UNFITTED_ENGINE: Final = "megatron-2021"
-"""Its runs are those of the unfitted sources, so the roofline stands as it is."""
+UNFITTED_ENGINES: Final = ("megatron-2021", "megatron-2022")
+"""Their runs are those of the unfitted sources, so the roofline stands as it is."""
 
 _SHARES: Final = (0.15, 0.2, 0.25, 0.3, 0.35, 0.4, 0.45, 0.5, 0.55, 0.6, 0.7)
 _PRICED_SHARES: Final = (0.15, 0.35, 0.7)
@@ -107,7 +107,7 @@ class _Fit:
 
     def predicted(self, sample: Sample) -> float:
         """Step seconds of a run; a group that was not seen has the factor 1."""
-        if sample.keys["engine"] == UNFITTED_ENGINE:
+        if sample.keys["engine"] in UNFITTED_ENGINES:
             return float(_at(sample.seconds[_USUAL_SHARE], 1.0)[0])
         share = self.shares.get(sample.group(_TERMS[1]), _USUAL_SHARE)
         log_slowdown = self.intercept + sum(self.factors.get((term, sample.group(term)), 0.0) for term in _TERMS)
@@ -164,7 +164,7 @@ def _over_shares(setup: Setup, slowdown: float, priced: Sequence[float]) -> NDAr
 
 
 def _fitted(samples: Iterable[Sample]) -> list[Sample]:
-    return [s for s in samples if s.source not in UNFITTED_SOURCES and s.keys["engine"] != UNFITTED_ENGINE]
+    return [s for s in samples if s.source not in UNFITTED_SOURCES and s.keys["engine"] not in UNFITTED_ENGINES]
 
 
 def _fit(samples: Sequence[Sample]) -> _Fit:
@@ -237,7 +237,7 @@ def fitted_ratios(samples: Sequence[Sample]) -> NDArray[np.float64]:
 def calibrate(samples: Sequence[Sample]) -> Calibration:
     """The calibration of all samples, with evidence from folds that hold whole model sizes out."""
     fit = _fit(samples)
-    entries = [CalibrationEntry.model_validate({"engine": UNFITTED_ENGINE, "alone": True})]
+    entries = [CalibrationEntry.model_validate({"engine": name, "alone": True}) for name in UNFITTED_ENGINES]
     for term in _TERMS:
         for _, group in sorted((key for key in fit.factors if key[0] == term), key=str):
             members = [s for s in _fitted(samples) if s.group(term) == group]

@@ -146,13 +146,14 @@ _ENGINES: Final = (
 def engine_of(run: Run, model_parallel: bool) -> EngineSpec:
     """The engine profile for a row's framework; one that nobody knows is priced as Megatron.
 
-    Megatron-LM without fused attention is the code of 2021 and 2022.
+    Megatron-LM without fused attention is the code of 2021, or of 2022 where the source is the paper of that year or
+    the run has sequence parallelism, which came then.
     Plain FSDP has no tensor, pipeline or context parallelism: such rows are of torch's composition.
     """
     words = run.framework.lower()
     name = next((engine for word, engine in _ENGINES if word in words), "megatron")
     if name == "megatron" and run.flash_attention == 0:
-        name = "megatron-2021"
+        name = "megatron-2022" if run.sp or "korthikanti" in run.source_set else "megatron-2021"
     if name == "fsdp" and model_parallel:
         name = "torchtitan"
     engine = _engine(name)

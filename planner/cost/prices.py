@@ -29,6 +29,7 @@ from planner.cost.traffic import (
     context_parallel_seconds,
     data_parallel_seconds,
     expert_parallel_seconds,
+    hidden_behind_weight_gradients,
     hidden_tensor_parallel_seconds,
     pipeline_send_seconds,
     tensor_parallel_end_seconds,
@@ -39,11 +40,20 @@ from planner.cost.traffic import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from planner.cost.layers import LayerSeconds
     from planner.cost.stage import Stage
     from planner.layout import Degrees, Layout
     from planner.specs.job import Job
 
-__all__ = ["StagePrices", "chunk_parts", "chunk_seconds", "num_microbatches", "stage_bytes", "stage_prices"]
+__all__ = [
+    "StagePrices",
+    "chunk_parts",
+    "chunk_seconds",
+    "hidden_of_layer",
+    "num_microbatches",
+    "stage_bytes",
+    "stage_prices",
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,8 +162,7 @@ def _work(job: Job, layout: Degrees, stage: Stage) -> _Work:
         again = by_policy(stage.policy, (0.0, selective, forward))
         layers += layer.passes * count
         recompute = recompute + count * again
-        hidden = hidden_tensor_parallel_seconds(job, layout, tp_forward, forward - core)
-        hidden_back = hidden_tensor_parallel_seconds(job, layout, tp_backward, layer.passes.backward - 2.5 * core)
+        hidden, hidden_back = hidden_of_layer(job, layout, layer)
         tp += _repeated(tp_forward, tp_backward, full) * count
         tp_hidden += _repeated(hidden, hidden_back, full) * count
         cp += _repeated(ring_forward, ring_backward, full) * count
@@ -168,6 +177,21 @@ def _work(job: Job, layout: Degrees, stage: Stage) -> _Work:
         tp_ends=_halves(tensor_parallel_end_seconds(job, layout)) * (first.astype(float) + last),
         cp=cp,
         ep=ep,
+    )
+
+
+def hidden_of_layer(job: Job, layout: Degrees, layer: LayerSeconds) -> tuple[Any, Any]:
+    """Parts of a layer's tensor-parallel collectives, forward and backward, that run beside its own products.
+
+    Source: traffic.py.
+    """
+    forward, backward = tensor_parallel_seconds(job, layout)
+    core = layer.core_forward
+    beside_products = hidden_tensor_parallel_seconds(job, layout, backward, layer.passes.backward - 2.5 * core)
+    beside_weights = hidden_behind_weight_gradients(job, layout, backward, layer.passes.backward_weight)
+    return (
+        hidden_tensor_parallel_seconds(job, layout, forward, layer.passes.forward - core),
+        np.maximum(beside_products, beside_weights),
     )
 
 

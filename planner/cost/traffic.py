@@ -33,6 +33,7 @@ __all__ = [
     "context_parallel_seconds",
     "data_parallel_seconds",
     "expert_parallel_seconds",
+    "hidden_behind_weight_gradients",
     "hidden_tensor_parallel_seconds",
     "pipeline_send_seconds",
     "tensor_parallel_end_seconds",
@@ -75,6 +76,20 @@ def hidden_tensor_parallel_seconds(job: Job, layout: Degrees, comm: Any, product
     if not job.engine.overlaps_tensor_parallel:
         return 0.0 * comm
     return np.minimum(comm * (1.0 - 1.0 / layout.tp), products)
+
+
+def hidden_behind_weight_gradients(job: Job, layout: Degrees, comm: Any, weight_gradients: Any) -> Any:
+    """Part of `comm` seconds of a layer's backward collectives that runs beside its weight gradients' products.
+
+    The sum of a column-parallel map's input gradient starts before its weight gradient, and takes part in the wait
+    only where it is longer. These maps have about half of the weights. Without sequence parallelism all backward
+    collectives are such sums; with it the gathering at the row-parallel maps stays in sight.
+
+    Source: Megatron-LM, megatron/core/tensor_parallel/layers.py; Korthikanti et al. (2022), section 4.2.2.
+    """
+    if not job.engine.overlaps_weight_gradients:
+        return 0.0 * comm
+    return np.minimum(comm * np.where(np.equal(layout.sp, 1), 0.5, 1.0), weight_gradients / 2.0)
 
 
 def tensor_parallel_end_seconds(job: Job, layout: Degrees) -> Any:

@@ -12,7 +12,7 @@ import numpy as np
 
 from planner.cost.compute import head_seconds
 from planner.cost.layers import layer_seconds
-from planner.cost.prices import StagePrices, num_microbatches, stage_bytes, stage_prices
+from planner.cost.prices import StagePrices, hidden_of_layer, num_microbatches, stage_bytes, stage_prices
 from planner.cost.schedule import in_flight_microbatches
 from planner.cost.stage import Stage, stage_of
 from planner.cost.traffic import expert_parallel_seconds, tensor_parallel_seconds
@@ -82,7 +82,8 @@ def _layer_floor(job: Job, degrees: DegreeArrays, experts: Sequence[tuple[int, i
             if share:
                 layer = layer_seconds(job, x, experts=has_experts)
                 exchange = 2.0 * expert_parallel_seconds(job, x) if has_experts else 0.0
-                seconds = seconds + share * (layer.passes.total + comm + exchange)
+                felt = comm - sum(hidden_of_layer(job, x, layer))
+                seconds = seconds + share * (layer.passes.total + felt + exchange)
         mean, fastest = mean + count / job.model.num_layers * seconds, np.minimum(fastest, seconds)
     mean, fastest = (np.broadcast_to(each, np.shape(x.tp + x.ep)).min(axis=1)[position] for each in (mean, fastest))
     return _LayerFloor(mean=mean, fastest=fastest)

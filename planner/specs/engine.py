@@ -79,6 +79,9 @@ class EngineSpec(Document):
     overlaps_tensor_parallel: bool = Field(
         default=False, description="tensor-parallel collectives run in pieces beside the products next to them"
     )
+    overlaps_weight_gradients: bool = Field(
+        default=False, description="the sum of input gradients over tensor-parallel ranks runs beside weight gradients"
+    )
     dispatches_once_per_host: bool = Field(
         default=False, description="a token goes to each host once, whatever number of its experts are there"
     )
