@@ -280,7 +280,7 @@ def test_explain_of_what_does_not_fit_is_an_answer(capsys) -> None:
     assert "does not fit" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("schedule", ["naive", "zb-h1", "zbv", "pipedream"])
+@pytest.mark.parametrize("schedule", ["naive", "zb-h1", "pipedream"])
 def test_a_schedule_that_the_engine_lacks_is_explained_and_not_started(schedule: str, own_folder, capsys) -> None:
     layout = ["--layout", f"pp=2,schedule={schedule}", "--global-batch", "8"]
     assert main(["explain", "tiny-llama", "local-cpu", *layout, "--json"]) == 0

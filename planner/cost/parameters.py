@@ -320,7 +320,8 @@ def end_params_on_device(model: ModelSpec, engine: EngineSpec, layout: Degrees, 
     """
     embedding = embedding_params_on_device(model, engine, layout)
     first, last = np.equal(stage, 0), np.equal(stage, head_stage(layout))
-    own_head = last & ~(first & (not _has_own_head(model))) & model.output_head
+    shared = (not _has_own_head(model)) & np.equal(layout.pp, 1)  # a V starts and ends on one stage, in two chunks
+    own_head = last & ~(first & shared) & model.output_head
     matrix = padded_vocab(model, engine, layout) * model.hidden_size
     cut = _position_params(model) * (1 - 1 / layout.tp) if engine.shards_positions else 0
     held = first * (embedding + _input_params(model) - cut) + own_head * matrix + last * _output_params(model)

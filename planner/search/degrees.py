@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from planner.specs.job import Job
 
 __all__ = [
+    "SEARCHED_SCHEDULES",
     "DegreeArrays",
     "PolicyMasks",
     "Refusals",
@@ -42,6 +43,9 @@ __all__ = [
     "no_candidate",
     "schedules_of",
 ]
+
+SEARCHED_SCHEDULES = ("1f1b", "interleaved", "gpipe")
+"""Schedules whose step is a sum over stages, which the integer program needs; the others are executed to be priced."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -203,7 +207,7 @@ def _with_sequence_parallelism(job: Job, constraints: Constraints, degrees: Degr
 def schedules_of(job: Job, constraints: Constraints) -> tuple[Schedule, ...]:
     """Schedules to consider: GPipe takes the time of 1F1B and more memory, so it is only used when pinned."""
     pinned = constraints.value_of("schedule")
-    usual = tuple(s for s in job.engine.schedules if s in ("1f1b", "interleaved"))
+    usual = tuple(s for s in job.engine.schedules if s in SEARCHED_SCHEDULES and s != "gpipe")
     return tuple(s for s in job.engine.schedules if s == pinned) if pinned else usual
 
 

@@ -16,6 +16,7 @@ from planner.search.bounds import lower_bounds
 from planner.search.candidate import Choice
 from planner.search.candidates import layout_at
 from planner.search.constraints import Constraints
+from planner.search.degrees import SEARCHED_SCHEDULES
 from planner.search.footprint import NothingFits, smallest_footprint
 from planner.search.least_memory import least_peak_bytes, within_bytes
 from planner.search.legality import broken_rules
@@ -257,6 +258,9 @@ def _check_pins(job: Job, constraints: Constraints) -> None:
         have = ", ".join(job.engine.schedules)
         hint = f"engine {job.engine.name} runs {have}"
         mistakes.append(Mistake(message=f"schedule `{schedule}` is not available", where="--pin", hint=hint))
+    elif schedule and schedule not in SEARCHED_SCHEDULES:
+        hint = "`planner explain MODEL CLUSTER --layout pp=2,schedule=... --json` writes a plan of it, for `launch`"
+        mistakes.append(Mistake(message=f"schedule `{schedule}` is priced but not searched", where="--pin", hint=hint))
     for axis in ("tp", "pp", "dp", "cp", "ep", "etp"):
         value = constraints.value_of(axis)
         if value and int(value) > 1 and axis not in job.engine.axes:

@@ -170,6 +170,7 @@ def _state(trainer: Trainer) -> dict[str, Any]:
         "model": trainer.plan.model.model_dump(mode="json"),
         "layout": format_layout(trainer.plan.layout),
         "data": trainer.corpus.fingerprint,
+        "loss_scale": trainer.scale.state,
         "torch": torch.__version__,
     }
 
@@ -190,6 +191,7 @@ def _load(trainer: Trainer, checkpoint: Path) -> None:
     for values in trainer.optimizer.state.values():
         values["step"].fill_(state["step"])
     trainer.step_number = int(state["step"])
+    trainer.scale.state = state["loss_scale"]
 
 
 def _hash(path: Path) -> str:

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 __all__ = ["apply_expert_parallel", "mixtures_of"]
 
 
-def mixtures_of(part: Transformer) -> list[MixtureOfExperts]:
-    """The chunk's layers with experts."""
+def mixtures_of(part: nn.Module) -> list[MixtureOfExperts]:
+    """The blocks with experts inside a chunk or a layer."""
     return [module for module in part.modules() if isinstance(module, MixtureOfExperts)]
 
 

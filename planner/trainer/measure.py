@@ -117,7 +117,7 @@ class _Kept:
     __slots__ = ("meter", "storage", "tensor")
 
     def __init__(self, meter: MemoryMeter, tensor: Tensor) -> None:
-        self.meter, self.tensor = meter, tensor
+        self.meter, self.tensor = meter, tensor.detach()  # an operator's own output would keep the operator alive
         self.storage = _storage(tensor)  # asked once: a collective's result changes its storage when it arrives
         meter.add(self.storage, 1)
 

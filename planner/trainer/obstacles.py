@@ -51,7 +51,11 @@ def _of_training(plan: Plan) -> list[_Obstacle]:
     layout, training = plan.layout, plan.training
     return [
         ("selective" in layout.recompute, "recompute is none or full", AGAIN),
-        (training.precision == "fp16", "fp16 needs loss scaling, which this trainer lacks", "use bf16 or fp32"),
+        (
+            training.precision not in plan.engine.precisions,
+            f"the trainer has no {training.precision}",
+            f"use {', '.join(plan.engine.precisions)}",
+        ),
         (training.optimizer != "adamw", f"the trainer has no {training.optimizer}", "set training.optimizer to adamw"),
         (training.dropout > 0, "this trainer has no dropout", "set training.dropout to 0"),
         (
@@ -93,9 +97,16 @@ def _of_pipeline(plan: Plan) -> list[_Obstacle]:
     layout = plan.layout
     microbatches = layout.num_microbatches(plan.training.global_batch_size)
     rounds = max(1, microbatches // layout.pp)
+    v_shaped = layout.schedule in ("zbv", "dualpipev")
     return [
-        (layout.schedule not in ("1f1b", "interleaved", "gpipe"), f"no schedule {layout.schedule}", AGAIN),
+        (layout.schedule not in plan.engine.schedules, f"no schedule {layout.schedule}", AGAIN),
         (layout.schedule == "1f1b" and layout.interleave > 1, "1f1b has one chunk per stage", "use interleaved"),
+        (v_shaped and layout.interleave != 2, f"{layout.schedule} has two chunks per stage", "set interleave=2"),
+        (
+            layout.schedule == "dualpipev" and microbatches < layout.num_chunks,
+            f"dualpipev needs {layout.num_chunks} microbatches, one for each chunk, and has {microbatches}",
+            AGAIN,
+        ),
         (layout.interleave > 1 and layout.pp == 1, "interleave needs a pipeline", "set interleave=1"),
         (layout.pp > 1 and layout.zero > 1, "a pipeline keeps gradients whole: zero is 0 or 1", AGAIN),
         (

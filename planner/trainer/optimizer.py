@@ -79,10 +79,12 @@ def squared_norm(parameters: Iterable[nn.Parameter]) -> Tensor:
     return torch.stack([get_total_norm(grads) ** 2 / copies for copies, grads in by_copies.items()]).sum()
 
 
-def clip(parameters: Iterable[nn.Parameter], norm: Tensor, training: TrainingSpec) -> None:
-    """Scale the gradients down where their global norm is above `gradient_clip`."""
+def clip(parameters: Iterable[nn.Parameter], norm: Tensor, training: TrainingSpec, *, scale: float) -> None:
+    """Scale the gradients down where their global norm is above `gradient_clip`; first undo the loss scale."""
     of_mesh: dict[DeviceMesh | None, list[nn.Parameter]] = {}
     for parameter in parameters:
         of_mesh.setdefault(_mesh_of(parameter), []).append(parameter)
     for members in of_mesh.values():
+        if scale != 1.0:
+            torch._foreach_mul_([p.grad for p in members if p.grad is not None], 1 / scale)  # torch.optim uses it
         clip_grads_with_norm_(members, training.gradient_clip, norm)

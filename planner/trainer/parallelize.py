@@ -29,10 +29,15 @@ if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
     from torch.distributed.device_mesh import DeviceMesh
 
+    from planner.layout import Layout
     from planner.plan import Plan
     from planner.trainer.mesh import Meshes
 
-__all__ = ["build_chunks", "fsdp_modules", "local_tensor"]
+__all__ = ["COMPUTE_TYPES", "build_chunks", "compile_layers", "fsdp_modules", "local_tensor", "set_balance_weight"]
+
+
+COMPUTE_TYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+"""What products are computed in; weights, sums of gradients and optimizer states are fp32."""
 
 
 def build_chunks(plan: Plan, meshes: Meshes, device: torch.device) -> list[Transformer]:
@@ -55,7 +60,7 @@ def build_chunks(plan: Plan, meshes: Meshes, device: torch.device) -> list[Trans
             apply_context_parallel(part, meshes.context, plan.training.sequence_length)
         if layout.ep > 1 and meshes.experts is not None:
             apply_expert_parallel(part, meshes.experts["ep"])
-        apply_load_balancing(part, plan, meshes.sequence)
+        apply_load_balancing(part, meshes.sequence)
         apply_recompute(part, layout.recompute[chunk])
         apply_data_parallel(part, plan, meshes)
         part.to_empty(device=device)
@@ -64,8 +69,8 @@ def build_chunks(plan: Plan, meshes: Meshes, device: torch.device) -> list[Trans
     return chunks
 
 
-def apply_load_balancing(part: Transformer, plan: Plan, group: ProcessGroup | None) -> None:
-    """Weigh the load-balancing loss for the step's mean over sequences; `group` holds parts of the same sequences."""
+def apply_load_balancing(part: Transformer, group: ProcessGroup | None) -> None:
+    """Count the choices of whole sequences, of which the ranks of `group` hold parts."""
 
     def over_sequence(counts: Tensor) -> Tensor:
         whole = counts.clone()
@@ -73,9 +78,15 @@ def apply_load_balancing(part: Transformer, plan: Plan, group: ProcessGroup | No
         return whole
 
     for mixture in mixtures_of(part):
-        mixture.balance_weight = BALANCE / plan.training.global_batch_size
         if group is not None:
             mixture.add_counts = over_sequence
+
+
+def set_balance_weight(parts: Iterable[Transformer], num_sequences: int, scale: float) -> None:
+    """Weigh the load-balancing loss for the mean over the sequences of a step; `scale` as of the loss."""
+    for part in parts:
+        for mixture in mixtures_of(part):
+            mixture.balance_weight = scale * BALANCE / num_sequences
 
 
 def apply_recompute(part: Transformer, policy: str) -> None:
@@ -85,14 +96,29 @@ def apply_recompute(part: Transformer, policy: str) -> None:
         block.recompute = policy == "full"
 
 
+def compile_layers(parts: Iterable[Transformer], layout: Layout, backend: str = "inductor") -> None:
+    """Compile every layer; what cannot be compiled runs as it is (TORCH_COMPILE_DISABLE=1 turns all of it off).
+
+    Layers with experts read counts on the host, which breaks the graph. torch refuses schedules that split the
+    backward pass.
+    """
+    if layout.schedule in ("zbv", "dualpipev"):
+        return
+    torch._dynamo.config.suppress_errors = True  # noqa: SLF001 # torch's documented switch
+    for part in parts:
+        for block in part.layers.values():
+            if not mixtures_of(block):
+                block.compile(backend=backend)
+
+
 def apply_data_parallel(part: Transformer, plan: Plan, meshes: Meshes) -> None:
     """FSDP2 on every layer, on the embedding, and on the rest; sums gradients, for the loss is a mean already.
 
     Routed experts have a mesh of their own: other ranks hold copies of them.
     """
     policy = MixedPrecisionPolicy()
-    if plan.training.precision == "bf16":
-        policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    if plan.training.precision != "fp32":
+        policy = MixedPrecisionPolicy(param_dtype=COMPUTE_TYPES[plan.training.precision], reduce_dtype=torch.float32)
     reshard = plan.layout.zero == 3
 
     def shard(module: nn.Module, mesh: DeviceMesh, *, reshard: bool) -> None:

@@ -11,12 +11,16 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.pipelining import (
     PipelineStage,
     Schedule1F1B,
+    ScheduleDualPipeV,
     ScheduleGPipe,
     ScheduleInterleaved1F1B,
     ScheduleLoopedBFS,
+    ScheduleZBVZeroBubble,
 )
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import loss_parallel
+
+from planner.trainer.parallelize import COMPUTE_TYPES
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -29,6 +33,7 @@ if TYPE_CHECKING:
     from torch.distributed.pipelining.stage import _PipelineStageBase
 
     from planner.plan import Plan
+    from planner.trainer.loss_scale import LossScale
     from planner.trainer.model import Transformer
 
 __all__ = ["Executor", "make_executor"]
@@ -38,7 +43,7 @@ class Executor(Protocol):
     """Runs all microbatches of a step and leaves reduced gradients on the parameters."""
 
     def forward_backward(self, tokens: Tensor, targets: Tensor) -> Tensor | None:
-        """Token ids of this data-parallel rank, (sequences, S), to its part of the mean loss.
+        """Token ids of this data-parallel rank, (sequences, S), to its part of the mean loss, scaled.
 
         None on pipeline stages that do not hold the loss.
         """
@@ -46,18 +51,18 @@ class Executor(Protocol):
 
 
 class Loss:
-    """Cross entropy, summed over a microbatch and divided by the tokens of the whole step.
+    """Cross entropy, summed over a microbatch and divided by the tokens of the whole step; times the loss scale.
 
     Gradients are therefore added everywhere (microbatches, replicas, shards) and never averaged.
     """
 
-    def __init__(self, num_tokens: int) -> None:
-        self.num_tokens = num_tokens
+    def __init__(self, num_tokens: int, scale: LossScale) -> None:
+        self.num_tokens, self.scale = num_tokens, scale
 
     def __call__(self, logits: Tensor, targets: Tensor) -> Tensor:
         """Loss of one microbatch; fp32 whatever the precision of the logits."""
         total = F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten(), reduction="sum")
-        return total / self.num_tokens
+        return total * (self.scale.factor / self.num_tokens)
 
 
 class Accumulation:
@@ -93,6 +98,15 @@ class Accumulation:
         self.part.set_reshard_after_backward(last or self.zero == 3)
 
 
+_ONE_CHUNK = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B}
+_SEVERAL_CHUNKS = {
+    "gpipe": ScheduleLoopedBFS,
+    "interleaved": ScheduleInterleaved1F1B,
+    "zbv": ScheduleZBVZeroBubble,
+    "dualpipev": ScheduleDualPipeV,
+}
+
+
 class Pipeline:
     """A schedule of torch.distributed.pipelining over this rank's chunks."""
 
@@ -108,10 +122,10 @@ class Pipeline:
         ]
         # the loss is divided by the tokens of the step already: torch's default would divide once more
         if layout.interleave == 1:
-            single = ScheduleGPipe if layout.schedule == "gpipe" else Schedule1F1B
+            single = _ONE_CHUNK[layout.schedule]
             self.schedule: _PipelineSchedule = single(stages[0], microbatches, loss_fn=loss, scale_grads=False)
         else:
-            several = ScheduleLoopedBFS if layout.schedule == "gpipe" else ScheduleInterleaved1F1B
+            several = _SEVERAL_CHUNKS[layout.schedule]
             self.schedule = several(stages, microbatches, loss_fn=loss, scale_grads=False)
         self.first, self.last = 0 in chunks, layout.num_chunks - 1 in chunks
         self.loss_context = _loss_context(plan)
@@ -132,7 +146,7 @@ class Pipeline:
 def _make_stage(part: Transformer, chunk: int, plan: Plan, device: torch.device, group: ProcessGroup) -> PipelineStage:
     """A stage whose shapes are stated; torch would run one more microbatch just to find them out."""
     layout, training = plan.layout, plan.training
-    dtype = torch.bfloat16 if training.precision == "bf16" else torch.float32
+    dtype = COMPUTE_TYPES[training.precision]
     with torch.device("meta"):
         length = training.sequence_length // layout.cp
         tokens = torch.empty(layout.mbs, length, dtype=torch.int64)
@@ -149,9 +163,11 @@ def _make_stage(part: Transformer, chunk: int, plan: Plan, device: torch.device,
     )
 
 
-def make_executor(parts: list[Transformer], plan: Plan, mesh: DeviceMesh, device: torch.device) -> Executor:
+def make_executor(
+    parts: list[Transformer], plan: Plan, mesh: DeviceMesh, device: torch.device, scale: LossScale
+) -> Executor:
     """The executor of a plan: a pipeline where there is more than one stage."""
-    loss = Loss(plan.training.global_batch_size * plan.training.sequence_length)
+    loss = Loss(plan.training.global_batch_size * plan.training.sequence_length, scale)
     if plan.layout.pp > 1:
         return Pipeline(parts, plan, mesh, device, loss)
     return Accumulation(parts[0], plan, loss)

@@ -130,6 +130,8 @@ class _Run:
             while trainer.step_number < trainer.num_steps and code is ExitCode.OK:
                 with contextlib.nullcontext() if self.results else meter.watch():
                     result = self._step()
+                if len(self.results) == 1 and trainer.device.type == "cuda":
+                    trainer.compile_layers()  # the step that measures memory asks autograd, operator by operator
                 if result.finite:
                     show(result)
                 code = self._after(result)

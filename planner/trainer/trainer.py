@@ -11,10 +11,11 @@ import torch
 import torch.distributed as dist
 
 from planner.trainer.context_parallel import held_positions, rows_of
+from planner.trainer.loss_scale import LossScale
 from planner.trainer.mesh import make_meshes
 from planner.trainer.obstacles import check_plan
 from planner.trainer.optimizer import clip, learning_rate, make_optimizer, squared_norm
-from planner.trainer.parallelize import build_chunks, local_tensor
+from planner.trainer.parallelize import build_chunks, compile_layers, local_tensor, set_balance_weight
 from planner.trainer.pipeline import make_executor
 
 if TYPE_CHECKING:
@@ -61,7 +62,8 @@ class Trainer:
         self.mesh = meshes.dense
         self.chunks = build_chunks(plan, meshes, device)
         self.optimizer = make_optimizer(self.parameters(), plan.training)
-        self.executor = make_executor(self.chunks, plan, self.mesh, device)
+        self.scale = LossScale(plan.training.precision)
+        self.executor = make_executor(self.chunks, plan, self.mesh, device, self.scale)
         self.step_number = 0
         self._tied_group = self._make_tied_group()
 
@@ -80,10 +82,11 @@ class Trainer:
         stop, save: what this rank asks all ranks to do after the step.
         """
         started = time.perf_counter()
-        loss = self.executor.forward_backward(*self._batch(self.corpus.batch, self.step_number))
-        self._add_tied_gradients()
-        total, squares, stop, save = self._agree(loss, stop=stop, save=save)
-        grad_norm = math.sqrt(squares)
+        batch = self._batch(self.corpus.batch, self.step_number)
+        total, grad_norm, stop, save = self._loss_and_gradients(batch, stop=stop, save=save)
+        while math.isfinite(total) and not math.isfinite(grad_norm) and self.scale.shrinks():
+            self.optimizer.zero_grad()
+            total, grad_norm, stop, save = self._loss_and_gradients(batch, stop=stop, save=save)
         rate = learning_rate(self.step_number + 1, self.num_steps, self.plan.training)
         before_optimizer = time.perf_counter()
         finite = math.isfinite(total) and math.isfinite(grad_norm)
@@ -109,10 +112,25 @@ class Trainer:
         """
         total = 0.0
         for number in range(num_batches):
-            loss = self.executor.forward_backward(*self._batch(self.corpus.held_out_batch, number))
-            total += self._agree(loss, stop=False, save=False)[0]
+            batch = self._batch(self.corpus.held_out_batch, number)
+            total += self._loss_and_gradients(batch, stop=False, save=False)[0]
             self.optimizer.zero_grad()
         return total / num_batches
+
+    def compile_layers(self, backend: str = "inductor") -> None:
+        """Compile the layers; the next step takes the time for it."""
+        compile_layers(self.chunks, self.plan.layout, backend)
+
+    def _loss_and_gradients(
+        self, batch: list[torch.Tensor], *, stop: bool, save: bool
+    ) -> tuple[float, float, bool, bool]:
+        """Loss, gradient norm, stop and save over all ranks; gradients stay on the parameters, scaled."""
+        scale = self.scale.factor
+        set_balance_weight(self.chunks, self.plan.training.global_batch_size, scale)
+        loss = self.executor.forward_backward(*batch)
+        self._add_tied_gradients()
+        total, squares, stop, save = self._agree(loss, stop=stop, save=save)
+        return total / scale, math.sqrt(squares) / scale, stop, save
 
     def _batch(self, read: ReadBatch, number: int) -> list[torch.Tensor]:
         """Inputs and targets of a global batch: this rank's sequences, and of these its positions."""
@@ -137,12 +155,14 @@ class Trainer:
         return total, squares_of_all, num_stop > 0, num_save > 0
 
     def _update(self, grad_norm: float, rate: float) -> None:
-        clip(self.parameters().values(), torch.tensor(grad_norm, device=self.device), self.plan.training)
+        norm = torch.tensor(grad_norm, device=self.device)
+        clip(self.parameters().values(), norm, self.plan.training, scale=self.scale.factor)
         for group in self.optimizer.param_groups:
             group["lr"] = rate
         self.optimizer.step()
         self.optimizer.zero_grad()
         self.step_number += 1
+        self.scale.note_good_step()
 
     def _synchronize(self) -> None:
         if self.device.type == "cuda":
@@ -151,7 +171,8 @@ class Trainer:
     def _make_tied_group(self) -> dist.ProcessGroup | None:
         """Ranks of the first and the last stage that hold the same share of the tied embedding, or None."""
         layout = self.plan.layout
-        if not self.plan.model.tied_embeddings or layout.pp == 1:
+        together = layout.num_chunks - 1 in layout.chunks_of_stage(0)
+        if not self.plan.model.tied_embeddings or together:
             return None
         stage_size = layout.world_size // layout.pp
         pairs = [
@@ -161,9 +182,15 @@ class Trainer:
         return group if layout.coordinates(dist.get_rank())["pp"] in (0, layout.pp - 1) else None
 
     def _add_tied_gradients(self) -> None:
-        """Tied embeddings on two stages: add their gradients, so that both copies make the same update."""
-        if self._tied_group is None:
+        """Tied embeddings in two chunks: add their gradients, so that both copies make the same update."""
+        if not self.plan.model.tied_embeddings or self.plan.layout.num_chunks == 1:
             return
-        for name, parameter in self.parameters().items():
-            if name in ("embedding.tokens.weight", "head.weight") and parameter.grad is not None:
-                dist.all_reduce(local_tensor(parameter.grad), group=self._tied_group)
+        ends = ("embedding.tokens.weight", "head.weight")
+        held = [p.grad for name, p in self.parameters().items() if name in ends and p.grad is not None]
+        gradients = [local_tensor(gradient) for gradient in held]
+        if self._tied_group is not None:
+            for gradient in gradients:
+                dist.all_reduce(gradient, group=self._tied_group)
+        elif len(gradients) == 2:  # a pipeline in the shape of a V starts and ends on one stage
+            gradients[0].add_(gradients[1])
+            gradients[1].copy_(gradients[0])

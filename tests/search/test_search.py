@@ -351,6 +351,7 @@ def test_both_solvers_give_the_same_plan(job, best):
         (["tp=8,pp=4"], "number of devices"),
         (["dp=3"], "divides the global batch"),
         (["schedule=zb-h1"], "schedule `zb-h1` is not available"),
+        (["schedule=zbv"], "schedule `zbv` is priced but not searched"),
         (["cp=2", "etp=2"], "`etp=2` is not available"),
     ],
 )

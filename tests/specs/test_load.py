@@ -91,7 +91,7 @@ def test_what_is_not_given_follows_from_the_model_and_the_device() -> None:
     machines = ("dgx-a100", "dgx1-v100", "local-cpu")
     found = [job(cluster=name, engine="megatron").training.precision for name in machines]
     assert found == ["bf16", "fp16", "fp32"]
-    assert job(cluster="dgx1-v100", engine="torch").training.precision == "fp32", "the trainer scales no losses"
+    assert job(cluster="dgx1-v100", engine="torch").training.precision == "fp16", "the trainer scales the loss"
     assert job(precision="fp32").training.precision == "fp32"
 
 

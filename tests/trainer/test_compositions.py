@@ -24,6 +24,8 @@ COMPOSITIONS = [
     ("gpt", "pp=2,mbs=2,schedule=gpipe,layers_per_stage=3/1"),
     ("llama", "pp=2,mbs=2,interleave=2"),
     ("tied-llama", "pp=4,mbs=2,recompute=full/none/none/full"),
+    ("tied-llama", "pp=2,mbs=2,schedule=zbv"),
+    ("gpt", "pp=2,mbs=1,schedule=dualpipev"),
     ("tied-llama", "tp=2,pp=2,dp=2,zero=1,mbs=2"),
     ("gemma", "cp=2,mbs=4"),
     ("moe", "tp=2,ep=2,mbs=8"),
@@ -50,6 +52,11 @@ MORE = [
     "pp=2,dp=2,zero=0,mbs=1,interleave=2",
     "pp=4,dp=2,zero=1,mbs=1",
     "tp=2,pp=2,dp=2,zero=0,mbs=1,interleave=2,recompute=full",
+    "pp=2,mbs=2,schedule=zbv,recompute=full",
+    "pp=2,dp=2,zero=1,mbs=1,schedule=zbv",
+    "tp=2,pp=2,mbs=1,schedule=dualpipev,recompute=full",
+    "tp=2,pp=2,dp=2,zero=0,mbs=1,schedule=zbv",
+    "cp=2,pp=2,mbs=2,schedule=zbv",
     "cp=2,mbs=8",
     "cp=4,mbs=2,recompute=full",
     "cp=2,dp=2,zero=3,mbs=2",
@@ -70,6 +77,7 @@ WITH_EXPERTS = [
     "cp=2,tp=2,ep=4,mbs=4",
     "pp=2,ep=2,dp=2,zero=0,mbs=1,interleave=2",
     "tp=2,pp=2,dp=2,ep=2,zero=1,mbs=2,recompute=full",
+    "pp=2,dp=2,ep=2,zero=1,mbs=1,schedule=dualpipev",
 ]
 SHAPES = [  # what single families bring, cut over heads, positions and stages
     *itertools.product(("gemma", "neox", "olmo", "falcon"), ("tp=2,mbs=4", "tp=2,pp=2,mbs=2,recompute=full")),
@@ -155,6 +163,30 @@ def test_bf16_follows_bf16_on_one_device(model, layout, run_job, make_plan):
     loss, norm = distance(cut, alone)
     assert loss <= 2e-2
     assert norm <= 5e-2
+
+
+@pytest.mark.parametrize(("model", "layout"), [("llama", "dp=2,zero=3,mbs=2"), ("moe", "pp=2,dp=2,ep=2,mbs=2")])
+def test_fp16_with_loss_scaling_follows_fp32(model, layout, run_job, make_plan, reference):
+    """A product in fp16 is off by 2^-12; a scale of 2^40 overflows at first and has to come down by itself."""
+    found = run_job("steps", make_plan(layout, model, precision="fp16"), steps=STEPS, loss_scale=2.0**40)
+    loss, norm = distance(found, reference(model))
+    assert loss <= 2e-3
+    assert norm <= 2e-3
+
+
+def test_without_loss_scaling_fp16_loses_gradients(run_job, make_plan, reference):
+    found = run_job("steps", make_plan("dp=1,mbs=8", precision="fp16"), steps=STEPS, loss_scale=2.0**-12)
+    assert distance(found, reference("llama"))[1] > 1e-2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("model", "layout"), [("llama", "dp=2,zero=3,mbs=2,recompute=full"), ("gemma", "tp=2,pp=2,mbs=2")]
+)
+def test_compiled_layers_train_the_same(model, layout, run_job, make_plan, reference):
+    """Traced and split by torch.compile, but run by torch's own kernels: the other half is torch's business."""
+    found = run_job("steps", make_plan(layout, model), steps=STEPS, compile="aot_eager")
+    assert_same_training(found, reference(model))
 
 
 def test_unfused_attention_trains_the_same(run_job, make_plan, reference):

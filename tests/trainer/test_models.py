@@ -17,6 +17,7 @@ from planner.trainer import mesh
 from planner.trainer.attention import attend, rotate
 from planner.trainer.context_parallel import held_positions
 from planner.trainer.feed_forward import MixtureOfExperts
+from planner.trainer.loss_scale import GROWS_AFTER, LossScale
 from planner.trainer.model import Transformer, initial_value
 
 SHAPE = {"num_layers": 4, "hidden_size": 48, "num_heads": 6, "vocab_size": 300, "max_sequence_length": 40}
@@ -216,3 +217,16 @@ def test_first_values_differ_between_names_and_between_seeds():
     ]
     for index, one in enumerate(values):
         assert all(float((one * other).mean()) < 1e-4 for other in values[:index])  # 0.02^2 where they are equal
+
+
+def test_the_loss_scale_halves_at_once_and_grows_slowly():
+    scale = LossScale("fp16")
+    first = scale.factor
+    assert scale.shrinks()
+    for _ in range(GROWS_AFTER):
+        assert scale.factor == first / 2
+        scale.note_good_step()
+    assert scale.state == [first, 0]
+    scale.state = [1.0, 5]
+    assert not scale.shrinks()
+    assert not LossScale("bf16").shrinks()

@@ -106,9 +106,16 @@ FAULTS = {
 def steps(plan: Plan, job: dict[str, Any]) -> list[tuple[float, float]]:
     """Loss and gradient norm of each step."""
     trainer = make_trainer(plan, job)
+    trainer.scale.factor = job.get("loss_scale", trainer.scale.factor)
     if "fault" in job:
         FAULTS[job["fault"]](trainer)
-    results = [trainer.step() for _ in range(job["steps"])]
+    results = [trainer.step()]
+    if "compile" in job:
+        trainer.compile_layers(job["compile"])
+    results += [trainer.step() for _ in range(job["steps"] - 1)]
+    if "compile" in job:
+        frames = torch._dynamo.utils.counters["frames"]
+        assert frames["ok"], "nothing was compiled"
     return [(result.loss, result.grad_norm) for result in results]
 
 
