@@ -13,18 +13,28 @@ import sys
 from pathlib import Path
 
 from bench_pricing import pricing_table
+from bench_search import growth
 from rich.console import Console
 from rich.table import Table
 
-REPEATS = 5
+REPEATS = 3
 KIB = 2**10
 MIB = 2**20
-GPT3 = "plan gpt3-175b dgx-a100 --nodes 128 --seq-len 2048 --global-batch 1536"
+BIG = "--seq-len 4096 --global-batch 15360 --engine megatron"
 
 # arguments of `planner`, most CPU seconds, most MiB of resident memory
 TARGETS: tuple[tuple[str, float, float | None], ...] = (
     ("--help", 0.25, None),
-    (GPT3, 3.0, 300.0),
+    ("plan megatron-22b dgx-a100 --nodes 1 --seq-len 2048 --global-batch 4", 0.7, None),
+    ("plan gpt3-175b dgx-a100 --nodes 128 --seq-len 2048 --global-batch 1536", 1.0, 250.0),
+    ("plan megatron-1t dgx-a100 --nodes 384 --seq-len 2048 --global-batch 3072", 1.5, None),
+    ("plan llama3-405b dgx-h100 --nodes 2048 --seq-len 8192 --global-batch 2048", 2.0, None),
+    ("plan llama3-405b dgx-h100 --nodes 2048 --seq-len 131072 --global-batch 128 --engine megatron", 2.0, None),
+    (f"plan deepseek-v3 dgx-h100 --nodes 256 {BIG}", 2.5, None),
+    (f"plan deepseek-v3 gb200-nvl72 --gpus 11000 {BIG}", 2.5, None),
+    ("plan gpt3-175b dgx-a100 --nodes 12500 --seq-len 2048 --global-batch 100000", 4.0, None),
+    ("plan llama3-405b dgx-h100 --nodes 12500 --seq-len 8192 --global-batch 10000", 4.0, None),
+    (f"plan deepseek-v3 dgx-h100 --nodes 12500 {BIG}", 4.0, None),
 )
 
 
@@ -69,6 +79,7 @@ def main() -> None:
     console = Console(width=110)
     console.print(table)
     console.print(pricing_table())
+    console.print(growth())
 
 
 if __name__ == "__main__":

@@ -22,7 +22,6 @@ from planner.search.degrees import (
     Refusals,
     allowed_policies,
     device_cuts,
-    expert_options,
     fill_experts,
     fill_replicas,
     fill_timing,
@@ -33,11 +32,10 @@ from planner.search.degrees import (
 from planner.search.dynamic_program import best_choice
 from planner.search.reporter import Reporter
 from planner.search.step_bounds import (
-    cut_bound_seconds,
+    LayerFloors,
     even_split_seconds,
     least_stage_bytes,
     lower_bound_seconds,
-    timing_bound_seconds,
 )
 
 if TYPE_CHECKING:
@@ -51,7 +49,7 @@ __all__ = ["Found", "best_first"]
 
 _FIRST_CUTS = 64  # cuts in the first block; each further block has twice as many
 _MOST_CUTS = 1024
-_FIRST_TIMED = 64  # cuts with microbatch and interleave in the first part of a block; then twice as many each time
+_FIRST_TIMED = 64  # cuts with microbatch and interleave in the first part; then twice as many each time
 _MOST_TIMED = 4096
 _EVEN_SPLITS = 64  # configurations of a part whose even split is tried
 _FIRST_PRICED = 16  # configurations that are priced at first; then twice as many each time
@@ -124,6 +122,7 @@ class _Search:
         self._job, self._constraints, self._best = job, constraints, best
         self.found = Found()
         self._has_incumbent = False
+        self._num_timed = _FIRST_TIMED  # in the next part
         self._least_seconds = 0.0  # of what has not been looked at
 
     def _cutoff(self, degrees: DegreeArrays) -> FloatArray:
@@ -153,7 +152,8 @@ class _Search:
         if not len(cuts):
             return
         found.most_devices = int(cuts.world_size.max())
-        bounds = cut_bound_seconds(job, cuts)
+        floors = LayerFloors(job, cuts)
+        bounds = floors.cut_bound_seconds(cuts)
         self._least_seconds = float(bounds.min())
         order, first, size = self._order(cuts, bounds), 0, _FIRST_CUTS
         while first < len(order):
@@ -165,23 +165,24 @@ class _Search:
             if len(near):
                 for schedule in schedules_of(job, constraints):
                     timed = fill_timing(job, constraints, cuts.take(near), schedule, found.refused)
-                    for part in self._by_bound(timed):
-                        yield from self._near_of_part(part)
+                    for part in self._by_bound(timed, floors):
+                        yield from self._near_of_part(part, floors)
             first, size = first + len(block), min(2 * size, _MOST_CUTS)
 
-    def _by_bound(self, timed: DegreeArrays) -> Iterator[DegreeArrays]:
+    def _by_bound(self, timed: DegreeArrays, floors: LayerFloors) -> Iterator[DegreeArrays]:
         """Parts of the timed cuts in the order of their bounds, less what the cutoff rules out."""
         if not len(timed):
             return
-        bounds = timing_bound_seconds(self._job, timed, experts=expert_options(self._job))
-        order, first, size = self._order(timed, bounds), 0, _FIRST_TIMED
+        bounds = floors.timing_bound_seconds(timed, any_experts=True)
+        order, first = self._order(timed, bounds), 0
         while first < len(order):
-            part = order[first : first + size]
+            part = order[first : first + self._num_timed]
             near = part[bounds[part] <= self._cutoff(timed.take(part))]
             self._drop(len(part) - len(near))
             if len(near):
                 yield timed.take(near)
-            first, size = first + len(part), min(2 * size, _MOST_TIMED)
+                self._num_timed = min(2 * self._num_timed, _MOST_TIMED)
+            first += len(part)
 
     def _keep(self, degrees: DegreeArrays, bounds: FloatArray) -> IntArray:
         """Positions of those that the cutoff does not rule out; the others are counted."""
@@ -189,11 +190,11 @@ class _Search:
         self._drop(len(degrees) - len(near))
         return near
 
-    def _near_of_part(self, timed: DegreeArrays) -> Iterator[_Bounded]:
+    def _near_of_part(self, timed: DegreeArrays, floors: LayerFloors) -> Iterator[_Bounded]:
         """What may still be wanted when experts, ZeRO stage and replicas are filled in, bounded before each."""
         job, constraints, found = self._job, self._constraints, self.found
         degrees = fill_experts(job, constraints, timed, found.refused)
-        degrees = degrees.take(self._keep(degrees, timing_bound_seconds(job, degrees)))
+        degrees = degrees.take(self._keep(degrees, floors.timing_bound_seconds(degrees)))
         degrees = fill_zero(job, constraints, degrees, found.refused)
         policies = allowed_policies(job, constraints, degrees)
         if not policies:
@@ -251,7 +252,7 @@ class _Search:
             self.found.pruned["time bound"] += len(part) - len(near)
             for choice in self._price_part(everything, schedules, near):
                 fastest = min(fastest, choice.objective_seconds)
-            if len(near):
+            if np.isfinite(fastest):
                 reporter.priced(self.found.num_priced, fastest)
             first, size = first + len(part), min(2 * size, _MOST_PRICED)
             if not only_first:

@@ -90,7 +90,7 @@ class DegreeArrays:
 
     def columns(self) -> DegreeArrays:
         """The same configurations with a trailing axis of one, to broadcast against what each of them holds."""
-        return self._map(lambda values: values[:, np.newaxis])
+        return self._map(lambda values: values[..., np.newaxis])
 
     def distinct(self, *keys: str) -> tuple[DegreeArrays, NDArray[np.int64]]:
         """The different values of these keys, the other keys being 1, and which of them each configuration has."""
@@ -220,7 +220,7 @@ def fill_timing(
     filling = _Filling(job, constraints, refused, cuts.take(cuts.pp > 1) if schedule == "interleaved" else cuts)
     filling.cross("mbs", divisors(job.training.global_batch_size // int(dp.min(initial=1))))
     filling.obey("mbs", among=(*_CUT, "mbs"))
-    filling.cross("interleave", range(2, layers // 2 + 1) if schedule == "interleaved" else [1])
+    filling.cross("interleave", divisors(layers)[1:] if schedule == "interleaved" else [1])
     filling.obey("interleave", "schedule", among=(*_CUT, *_TIMING))
     return filling.degrees
 

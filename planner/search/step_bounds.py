@@ -27,12 +27,11 @@ if TYPE_CHECKING:
     from planner.specs.job import Job
 
 __all__ = [
-    "cut_bound_seconds",
+    "LayerFloors",
     "even_split_seconds",
     "least_stage_bytes",
     "lower_bound_seconds",
     "most_layers",
-    "timing_bound_seconds",
 ]
 
 _LONG = 1e30  # seconds; longer than anything, and finite
@@ -55,77 +54,91 @@ def _kinds(job: Job) -> tuple[_Kind, ...]:
     return tuple(sorted((kind for kind in kinds if kind.number), reverse=True))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _LayerFloor:
-    """Least seconds of one layer for one microbatch: on average over the model's layers, and of its fastest kind."""
+def _layer_floor(job: Job, degrees: DegreeArrays) -> tuple[Any, Any]:
+    """Least seconds of one layer for one microbatch: on average over the model's layers, and of its fastest kind.
 
-    mean: Any
-    fastest: Any
-
-
-def _layer_floor(job: Job, degrees: DegreeArrays, experts: Sequence[tuple[int, int]] | None) -> _LayerFloor:
-    """Computation and tensor and expert parallel communication of a layer that recomputes nothing.
-
-    experts: degrees (ep, etp) of which the best counts; None: those of the configurations.
+    Computation and tensor and expert parallel communication of a layer that recomputes nothing; broadcasts.
     """
-    keys = ("tp", "sp", "cp", "mbs") if experts else ("tp", "sp", "cp", "mbs", "ep", "etp")
-    distinct, position = degrees.distinct(*keys)
-    x = distinct.columns()
-    if experts:
-        x = replace(x, ep=np.array([e for e, _ in experts]), etp=np.array([i for _, i in experts]))
-    comm = sum(tensor_parallel_seconds(job, x))
+    comm = sum(tensor_parallel_seconds(job, degrees))
     mean: Any = 0.0
     fastest: Any = np.inf
     for count, experts_share in _kinds(job):
         seconds: Any = 0.0
         for has_experts, share in ((False, 1 - experts_share), (True, experts_share)):
             if share:
-                layer = layer_seconds(job, x, experts=has_experts)
-                exchange = 2.0 * expert_parallel_seconds(job, x) if has_experts else 0.0
-                felt = comm - sum(hidden_of_layer(job, x, layer))
+                layer = layer_seconds(job, degrees, experts=has_experts)
+                exchange = 2.0 * expert_parallel_seconds(job, degrees) if has_experts else 0.0
+                felt = comm - sum(hidden_of_layer(job, degrees, layer))
                 seconds = seconds + share * (layer.passes.total + felt + exchange)
         mean, fastest = mean + count / job.model.num_layers * seconds, np.minimum(fastest, seconds)
-    mean, fastest = (np.broadcast_to(each, np.shape(x.tp + x.ep)).min(axis=1)[position] for each in (mean, fastest))
-    return _LayerFloor(mean=mean, fastest=fastest)
+    return mean, fastest
 
 
-def cut_bound_seconds(job: Job, cuts: DegreeArrays) -> NDArray[np.float64]:
-    """A step of these cuts takes at least this long, whatever the microbatch, the experts' degrees and the rest are.
+class LayerFloors:
+    """Least seconds of a layer and of the head for every tp, cp, microbatch and degrees of experts, priced once.
 
-    The slowest stage does at least its share of all layers of every sequence: T >= B / dp * L / pp * the least
-    seconds of a layer and sequence over all microbatch sizes.
-
-    Source: derived here; tested to stay below the exact optimum.
+    Arrays are [cuts, microbatches, experts]: what differs in (tp, sp, cp), each divisor of the batch, and each pair
+    (ep, etp).
     """
-    batch, layers = job.training.global_batch_size, job.model.num_layers
-    distinct, position = cuts.distinct("tp", "sp", "cp")
-    each = np.full(len(distinct), np.inf)
-    for size in divisors(batch):
-        sized = replace(distinct, mbs=np.full(len(distinct), size))
-        each = np.minimum(each, _layer_floor(job, sized, expert_options(job)).mean / size)
-    return np.asarray(batch / cuts.dp * (layers / cuts.pp) * each[position])
+
+    def __init__(self, job: Job, cuts: DegreeArrays) -> None:
+        self._job = job
+        distinct, _ = cuts.distinct("tp", "sp", "cp")
+        self._cuts, order = np.unique(_code(distinct), return_index=True)
+        self._sizes = np.array(divisors(job.training.global_batch_size))
+        pairs = sorted(expert_options(job))
+        self._pairs = np.array([ep * _PLACE + etp for ep, etp in pairs])
+        x = distinct.take(order).columns().columns()
+        x = replace(x, mbs=self._sizes[:, np.newaxis])
+        x = replace(x, ep=np.array([ep for ep, _ in pairs]), etp=np.array([etp for _, etp in pairs]))
+        shape = (len(order), len(self._sizes), len(pairs))
+        self._mean, self._fastest = (np.broadcast_to(each, shape) for each in _layer_floor(job, x))
+        heads = (1 + job.model.mtp_layers) * head_seconds(job, x).total
+        self._head = np.broadcast_to(heads, shape)[:, :, 0]
+
+    def cut_bound_seconds(self, cuts: DegreeArrays) -> NDArray[np.float64]:
+        """A step of these cuts takes at least this long, whatever microbatch, experts' degrees and the rest are.
+
+        The slowest stage does at least its share of all layers of every sequence: T >= B / dp * L / pp * the least
+        seconds of a layer and sequence over all microbatch sizes.
+
+        Source: derived here; tested to stay below the exact optimum.
+        """
+        batch, layers = self._job.training.global_batch_size, self._job.model.num_layers
+        each = (self._mean.min(axis=2) / self._sizes).min(axis=1)[self._cut_of(cuts)]
+        return np.asarray(batch / cuts.dp * (layers / cuts.pp) * each)
+
+    def timing_bound_seconds(self, degrees: DegreeArrays, *, any_experts: bool = False) -> NDArray[np.float64]:
+        """The same with microbatch size and interleave known: T >= (m - 1/v) * slowest + all work / v.
+
+        The slowest of S stages takes at least the mean of all work, and ceil(L / S) layers, and what the last
+        stage needs for one layer in each chunk and the head. `any_experts`: whatever the degrees of experts are.
+
+        Source: derived here; tested to stay below the exact optimum.
+        """
+        cut, size = self._cut_of(degrees), np.searchsorted(self._sizes, degrees.mbs)
+        if any_experts:
+            mean, fastest = self._mean.min(axis=2)[cut, size], self._fastest.min(axis=2)[cut, size]
+        else:
+            pair = np.searchsorted(self._pairs, degrees.ep * _PLACE + degrees.etp)
+            mean, fastest = self._mean[cut, size, pair], self._fastest[cut, size, pair]
+        head, layers = self._head[cut, size], self._job.model.num_layers
+        m, v = num_microbatches(self._job, degrees), degrees.interleave
+        work = layers * mean + head
+        slowest = np.maximum(work / degrees.pp, np.ceil(layers / degrees.pp) * fastest)
+        slowest = np.maximum(slowest, v * fastest + head)
+        return np.asarray((m - 1 / v) * slowest + work / v)
+
+    def _cut_of(self, degrees: DegreeArrays) -> NDArray[np.int64]:
+        return np.asarray(np.searchsorted(self._cuts, _code(degrees)))
 
 
-def timing_bound_seconds(
-    job: Job, degrees: DegreeArrays, *, experts: Sequence[tuple[int, int]] | None = None
-) -> NDArray[np.float64]:
-    """The same with microbatch size and interleave known: T >= (m - 1/v) * slowest + all work / v.
+_PLACE = 1 << 24  # more than any degree
 
-    The slowest of S stages takes at least the mean of all work, and ceil(L / S) layers, and what the last
-    stage needs for one layer in each chunk and the head. `experts`: pairs (ep, etp) of which the best counts; those
-    of the configurations by default.
 
-    Source: derived here; tested to stay below the exact optimum.
-    """
-    floor = _layer_floor(job, degrees, experts)
-    distinct, position = degrees.distinct("tp", "sp", "cp", "mbs")
-    heads = 1 + job.model.mtp_layers
-    head = heads * np.broadcast_to(head_seconds(job, distinct).total, (len(distinct),))[position]
-    m, v, layers = num_microbatches(job, degrees), degrees.interleave, job.model.num_layers
-    work = layers * floor.mean + head
-    slowest = np.maximum(work / degrees.pp, np.ceil(layers / degrees.pp) * floor.fastest)
-    slowest = np.maximum(slowest, v * floor.fastest + head)
-    return np.asarray((m - 1 / v) * slowest + work / v)
+def _code(degrees: DegreeArrays) -> Any:
+    """One number for each (tp, sp, cp)."""
+    return (degrees.tp * 2 + degrees.sp) * _PLACE + degrees.cp
 
 
 def most_layers(job: Job, degrees: DegreeArrays, cutoff_seconds: Any) -> NDArray[np.int64]:
@@ -133,7 +146,8 @@ def most_layers(job: Job, degrees: DegreeArrays, cutoff_seconds: Any) -> NDArray
     v, layers = degrees.interleave, job.model.num_layers
     most = layers - v * (degrees.pp - 1)
     if np.any(np.isfinite(cutoff_seconds)):
-        each = _layer_floor(job, degrees, None).fastest
+        distinct, position = degrees.distinct("tp", "sp", "cp", "mbs", "ep", "etp")
+        each = np.broadcast_to(_layer_floor(job, distinct)[1], (len(distinct),))[position]
         steady = np.maximum(num_microbatches(job, degrees) - 1 / v, 1e-9)
         most = np.minimum(most, np.floor(np.maximum(cutoff_seconds, 0.0) / (steady * each) * (1 + 1e-9)))
     return np.asarray(most, dtype=np.int64)
@@ -300,7 +314,7 @@ def _tail_floor(
 def _in_proportion(prices: StagePrices) -> Any:
     """What grows in proportion to the layers, and the ends of the model."""
     work = prices.compute + prices.recompute + prices.head
-    return work + prices.tp_comm + prices.cp_comm + prices.ep_comm
+    return work + (prices.tp_comm - prices.tp_hidden) + prices.cp_comm + prices.ep_comm
 
 
 def _work_floor(job: Job, degrees: DegreeArrays, floor: _FloorPrices, forced_seconds: Any) -> Any:

@@ -18,18 +18,17 @@ from planner.errors import InputError
 from planner.layout import Layout, balanced_chunks, format_layout
 from planner.search.candidates import price_candidates
 from planner.search.constraints import Constraints
-from planner.search.degrees import DegreeArrays, allowed_policies, expert_options, legal_degrees
+from planner.search.degrees import DegreeArrays, allowed_policies, legal_degrees
 from planner.search.dynamic_program import best_choice
 from planner.search.legality import RULES, broken_rules
 from planner.search.remedies import remedies
 from planner.search.reporter import Reporter
 from planner.search.search import NothingFits, plan_for_layout, search
 from planner.search.step_bounds import (
-    cut_bound_seconds,
+    LayerFloors,
     even_split_seconds,
     least_stage_bytes,
     lower_bound_seconds,
-    timing_bound_seconds,
 )
 from planner.specs.calibration import UNCALIBRATED
 from planner.specs.load import load_job
@@ -160,9 +159,17 @@ def brute_force(job):
     return best, count
 
 
+class _Finite(Reporter):
+    """Shows that an incumbent is reported only where there is one."""
+
+    def priced(self, num_priced, incumbent_seconds):
+        assert num_priced > 0
+        assert np.isfinite(incumbent_seconds)
+
+
 def check_against_brute_force(job):
     best, count = brute_force(job)
-    found = search(job, NO_CONSTRAINTS)
+    found = search(job, NO_CONSTRAINTS, reporter=_Finite())
     if isinstance(found, NothingFits):
         assert best == np.inf, f"brute force found {best} s among {count} layouts"
         return "nothing fits"
@@ -238,9 +245,10 @@ def check_bounds(job):
         best = min(best, exact.min())
         fits = np.isfinite(exact)
         few = exact * (1 + 1e-12)
-        assert np.all(cut_bound_seconds(job, degrees) <= few)
-        assert np.all(timing_bound_seconds(job, degrees) <= few)
-        assert np.all(timing_bound_seconds(job, degrees, experts=expert_options(job)) <= few)
+        floors = LayerFloors(job, degrees)
+        assert np.all(floors.cut_bound_seconds(degrees) <= few)
+        assert np.all(floors.timing_bound_seconds(degrees) <= few)
+        assert np.all(floors.timing_bound_seconds(degrees, any_experts=True) <= floors.timing_bound_seconds(degrees))
         assert np.all(least_stage_bytes(job, degrees, list(policies))[fits] <= job.memory_limit_bytes)
         assert np.all(lower_bound_seconds(job, degrees, policies) <= few)
         unreplicated = replace(degrees, hsdp=np.ones_like(degrees.hsdp))
@@ -451,7 +459,7 @@ def test_ctrl_c_before_anything_is_found_ends_the_search(job, monkeypatch):
     def interrupted(*_args, **_options):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("planner.search.best_first.cut_bound_seconds", interrupted)
+    monkeypatch.setattr("planner.search.best_first.device_cuts", interrupted)
     with pytest.raises(KeyboardInterrupt):
         search(job, NO_CONSTRAINTS)
 
