@@ -31,10 +31,11 @@ from planner.options import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Sequence
+    from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
     from rich.console import RenderableType
 
+    from planner.explain.report import Explanation
     from planner.plan import Plan
     from planner.search.constraints import Constraints
     from planner.search.footprint import NothingFits
@@ -182,6 +183,7 @@ def explain(
     collectives: bool,
     batch: bool,
     scaling: str | None,
+    html: Path | None,
     trace: Path | None,
     ranks: bool,
     force: bool,
@@ -189,7 +191,7 @@ def explain(
 ) -> int:
     """Show the cost of a plan or a layout, formula by formula, or answer questions about it.
 
-    PLAN is a file that `planner plan -o` wrote, or - for standard input. With --trace only the file is
+    PLAN is a file that `planner plan -o` wrote, or - for standard input. With --html or --trace only files are
     written, unless there is a question to answer.
     """
     from planner.explain.report import Questions, explanation_to_json
@@ -200,9 +202,9 @@ def explain(
 
     if ranks and trace is None:
         raise click.UsageError("--ranks goes with --trace")
-    _check_writable(trace, force=force)
+    _check_writable(html, trace, force=force)
     if len(targets) == 1:
-        others = {"targets", "as_json", "trace", "ranks", "force", *(field.name for field in fields(Questions))}
+        others = {"targets", "as_json", "html", "trace", "ranks", "force", *(field.name for field in fields(Questions))}
         workload_names = {param.name or "" for param in ctx.command.params} - others
         _refuse_options(ctx, workload_names, "a plan is priced already; these go with MODEL CLUSTER")
         priced = _read_plan(targets[0])
@@ -213,13 +215,15 @@ def explain(
     )
     with Progress(sys.stderr, first="pricing") as progress:
         found = take_apart(priced, questions, reporter=progress, tell=progress.about)
+    if html:
+        _write(html, _page(found), force=force)
     if trace:
         _write(trace, trace_text(priced, ranks=ranks), force=force)
     if as_json:
         _print(explanation_to_json(found))
     elif questions != Questions():
         _render(answers(found))
-    elif not trace:
+    elif not html and not trace:
         _render(explanation(found))
     return ExitCode.OK
 
@@ -439,6 +443,19 @@ def _check_writable(*paths: Path | None, force: bool) -> None:
             raise InputError(f"{path} exists", hint="add --force to replace it, or choose another name")
         if not os.access(path.parent, os.W_OK):
             raise EnvironmentProblem(f"cannot write {path}: its folder is missing or may not be written")
+
+
+def _page(found: Explanation) -> Iterator[str]:
+    from planner.cost.estimate import estimate
+    from planner.explain.executed import executed_step
+    from planner.explain.plan_inputs import job_of
+    from planner.explain.replicas import replicas_of
+    from planner.explain.what_if import layout_gains
+    from planner.show.page.render import page_text
+
+    plan, job = found.plan, job_of(found.plan)
+    step = executed_step(job, plan.layout, estimate(job, plan.layout).time)
+    yield page_text(found, step, replicas=replicas_of(plan), gains=layout_gains(plan))
 
 
 def _write(path: Path, pieces: Iterable[str], *, force: bool) -> None:

@@ -135,6 +135,7 @@ _QUESTIONS = (
     click.option("--scaling", metavar="A..B", help="The best plan for each number of devices from A to B."),
 )
 _REPORTS = (
+    file_option("--html", help="Write a page that opens from disk: charts, timeline, ledger."),
     file_option("--trace", help="Write the step as a timeline that Perfetto opens."),
     click.option("--ranks", is_flag=True, help="In the timeline, every rank of a replica in place of each stage."),
     click.option("--force", is_flag=True, help="Replace files that exist."),

@@ -39,7 +39,7 @@ CONTRACT = {
     | {"-o", "--output", "--force", "--stats", "--json"},
     "explain": WORKLOAD
     | {"--layout", "--why-not", "--what-if", "--schedules", "--collectives", "--batch", "--scaling", "--json"}
-    | {"--trace", "--ranks", "--force"},
+    | {"--html", "--trace", "--ranks", "--force"},
     "diff": {"--json"},
     "launch": RUN | {"--output", "--dry-run", "--node-rank", "--master-addr", "--master-port"},
     "emit": RUN | {"--to", "-o", "--output", "--force"},

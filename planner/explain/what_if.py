@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from planner.search.search import Reporter
     from planner.specs.job import Job
 
-__all__ = ["Gain", "Sensitivity", "WhatIf", "sensitivity_of", "what_if"]
+__all__ = ["Gain", "LayoutGain", "Sensitivity", "WhatIf", "layout_gains", "sensitivity_of", "what_if"]
 
 
 class WhatIf(Document):
@@ -47,6 +47,15 @@ class Gain(Document):
     step_seconds: float
     layout: str = Field(description="the layout that is best with the change")
     other_layout: bool
+
+
+class LayoutGain(Document):
+    """What more of one resource gains with the plan's own layout: the share by which a step gets shorter."""
+
+    resource: str
+    before: str
+    after: str
+    gain: float
 
 
 class Sensitivity(Document):
@@ -106,6 +115,22 @@ def sensitivity_of(plan: Plan, tell: Callable[[str], None] = lambda _: None) -> 
             )
         )
     return Sensitivity(step_seconds=seconds, gains=tuple(sorted(gains, key=lambda each: (-each.gain, each.resource))))
+
+
+def layout_gains(plan: Plan) -> tuple[LayoutGain, ...]:
+    """The gain of 10 % more of each resource with the plan's own layout, which takes no search; the largest first.
+
+    Raises:
+        InputError: the plan's options are not valid.
+    """
+    gains = []
+    for resource, change, before, after in _resources(job_of(plan)):
+        seconds = None if resource == "hosts" else _same_layout_seconds(change_job(job_of(plan), change), plan)
+        if seconds is not None:  # further hosts would stay idle
+            gains.append(
+                LayoutGain(resource=resource, before=before, after=after, gain=1 - seconds / plan.step_seconds)
+            )
+    return tuple(sorted(gains, key=lambda each: (-each.gain, each.resource)))
 
 
 def _same_layout_seconds(job: Job, plan: Plan) -> float | None:

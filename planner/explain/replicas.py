@@ -1,0 +1,52 @@
+"""More of the same layout: what further replicas and 10 % more of a resource gain, without planning again."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Final
+
+from planner.cost.estimate import estimate
+from planner.errors import InputError
+from planner.explain.plan_inputs import job_of
+from planner.search.legality import broken_rules
+from planner.specs.change import change_job
+
+if TYPE_CHECKING:
+    from planner.plan import Plan
+
+__all__ = ["ReplicaCount", "replicas_of"]
+
+_DOUBLINGS: Final = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplicaCount:
+    """The layout with another data-parallel degree at the same global batch (strong scaling)."""
+
+    num_devices: int
+    step_seconds: float
+    fits: bool
+
+
+def replicas_of(plan: Plan) -> tuple[ReplicaCount, ...]:
+    """Halves and doubles of the data-parallel degree, as far as the rules allow.
+
+    Raises:
+        InputError: the plan's options are not valid.
+    """
+    job, layout = job_of(plan), plan.layout
+    found = []
+    for power in range(-_DOUBLINGS, _DOUBLINGS + 1):
+        dp = layout.dp * 2**power
+        if dp != int(dp):
+            continue
+        other = replace(layout, dp=int(dp))
+        try:
+            sized = job if power == 0 else change_job(job, f"gpus={other.world_size}")
+        except InputError:  # such a cluster cannot be built
+            continue
+        if power and broken_rules(sized, other):
+            continue
+        priced = estimate(sized, other)
+        found.append(ReplicaCount(num_devices=other.world_size, step_seconds=priced.step_seconds, fits=priced.fits))
+    return tuple(found)

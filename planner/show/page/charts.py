@@ -1,0 +1,207 @@
+"""Geometry of the page's charts: bars in percent of their width, points in the units of a small drawing."""
+
+from __future__ import annotations
+
+import math
+from itertools import chain
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from planner.layout import parse_layout
+from planner.show.figures import bytes_scale, seconds_scale
+from planner.show.words import fold_runs, line_label, percent, short_layout, stage_range
+from planner.units import format_bytes, format_count, format_seconds
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+    from planner.cost.ledger import StageMemory
+    from planner.explain.peak import Alternative, StagePeak
+    from planner.explain.replicas import ReplicaCount
+    from planner.explain.scaling import Scaling
+    from planner.explain.waterfall import Waterfall
+    from planner.plan import Plan
+
+__all__ = ["front_chart", "memory_rows", "scaling_chart", "waterfall_rows"]
+
+_WIDTH: Final = 400.0
+_HEIGHT: Final = 250.0
+_LEFT, _RIGHT, _TOP, _BOTTOM = 56.0, 14.0, 14.0, 34.0
+_TICKS: Final = 4
+_MOST_ROWS: Final = 16
+"""Neighbouring stages of a long pipeline share a row, which shows the fullest of them."""
+_NAMED_FROM: Final = 0.13
+"""A part of a bar that is shorter than this share of it has no name inside."""
+
+
+# --- bars -------------------------------------------------------------------------------------------------------
+
+
+def memory_rows(plan: Plan, peaks: Sequence[StagePeak]) -> dict[str, Any]:
+    """A stacked bar for each stage against the limit; stages that look alike share a row, which shows the fullest."""
+    full = max(max(stage.total_bytes, stage.limit_bytes) for stage in plan.memory)
+    groups = fold_runs(plan.memory, lambda stage: [format_bytes(float(line.num_bytes)) for line in stage.lines])
+    size = -(-len(groups) // _MOST_ROWS)
+    groups = [list(chain(*groups[first : first + size])) for first in range(0, len(groups), size)]
+    moments = {peak.stage: peak.moment for peak in peaks}
+    return {
+        "names": [(line.name.value, line_label(line.name)) for line in plan.memory[0].lines],
+        "rows": [_memory_row(group, full, moments) for group in groups],
+    }
+
+
+def _memory_row(group: Sequence[StageMemory], full: float, moments: dict[int, str]) -> dict[str, Any]:
+    stage = max(group, key=lambda each: each.total_bytes)
+    parts, at = [], 0.0
+    for line in stage.lines:
+        share = float(line.num_bytes) / full
+        label, size = line_label(line.name), format_bytes(float(line.num_bytes))
+        parts.append(
+            {
+                "key": line.name.value, "x": _share(at), "width": _share(share), "size": size, "name": label,
+                "text": label if share > _NAMED_FROM else "",
+            }
+        )  # fmt: skip
+        at += share
+    return {
+        "label": stage_range([each.stage for each in group]),
+        "parts": parts,
+        "limit": _share(stage.limit_bytes / full),
+        "total": format_bytes(stage.total_bytes),
+        "of_limit": f"{stage.total_bytes / stage.limit_bytes:.0%}",
+        "over": stage.total_bytes > stage.limit_bytes,
+        "free": format_bytes(stage.limit_bytes - stage.total_bytes),
+        "moment": moments.get(stage.stage, ""),
+    }
+
+
+def _share(value: float) -> str:
+    return f"{value:.3%}"
+
+
+def waterfall_rows(waterfall: Waterfall) -> list[dict[str, Any]]:
+    """Each part where the parts before it end; what takes seconds away points back."""
+    full, at = waterfall.step_seconds, 0.0
+    highest = full
+    for part in waterfall.parts:
+        at += part.seconds
+        highest = max(highest, at)
+    rows, at = [], 0.0
+    for part in waterfall.parts:
+        start = at + min(part.seconds, 0.0)
+        rows.append(
+            {
+                "name": line_label(part.name), "x": _share(max(0.0, start) / highest),
+                "width": _share(abs(part.seconds) / highest), "back": part.seconds < 0,
+                "seconds": format_seconds(part.seconds), "share": percent(part.seconds / full), "bound": part.bound,
+            }
+        )  # fmt: skip
+        at += part.seconds
+    total = {"name": "step", "x": "0%", "width": _share(full / highest), "back": False, "share": "100%", "bound": ""}
+    return [*rows, total | {"seconds": format_seconds(full)}]
+
+
+# --- points -----------------------------------------------------------------------------------------------------
+
+
+class _Axis(NamedTuple):
+    """Values of one axis and where they are drawn."""
+
+    low: float
+    high: float
+    start: float
+    end: float
+
+    def __call__(self, value: float) -> float:
+        span = (self.high - self.low) or 1.0
+        return round(self.start + (value - self.low) / span * (self.end - self.start), 2)
+
+    def ticks(self, text: Callable[[float], str], unit: float = 1.0) -> list[dict[str, Any]]:
+        """Values within the axis that are round in the unit they are written in."""
+        rough = (self.high - self.low) / unit / _TICKS or 1.0
+        power = 10.0 ** math.floor(math.log10(rough))
+        step = unit * next(power * times for times in (1, 2, 5, 10) if power * times >= rough)
+        first = math.ceil(self.low / step - 1e-9)
+        values = [step * number for number in range(first, int(self.high / step + 1e-9) + 1)]
+        return [{"at": self(value), "text": text(value)} for value in values]
+
+
+def _around(values: Iterable[float], *, start: float, end: float) -> _Axis:
+    """An axis with some room around the values."""
+    found = list(values)
+    room = 0.08 * ((max(found) - min(found)) or abs(max(found)) or 1.0)
+    return _Axis(max(0.0, min(found) - room), max(found) + room, start, end)
+
+
+def _frame() -> dict[str, float]:
+    return {"left": _LEFT, "right": _WIDTH - _RIGHT, "top": _TOP, "bottom": _HEIGHT - _BOTTOM}
+
+
+def front_chart(plan: Plan, alternatives: Sequence[Alternative]) -> dict[str, Any]:
+    """Step time against memory of the plan, its runners-up and its neighbours; nothing beats those on the front."""
+    peak = max(stage.total_bytes for stage in plan.memory)
+    limit = plan.memory[0].limit_bytes
+    rows: list[tuple[str, str, float, float, str]] = [
+        ("plan", short_layout(plan.layout), plan.step_seconds, peak, "the plan")
+    ]
+    rows += [("runner-up", short_layout(r.layout), r.step_seconds, r.peak_bytes, r.reason) for r in plan.runners_up]
+    layers = plan.model.num_layers
+    rows += [
+        ("neighbour", short_layout(parse_layout(each.layout, num_layers=layers, num_devices=1)), each.step_seconds,
+         each.peak_bytes, f"the plan with {each.change}")
+        for each in alternatives if each.step_seconds is not None and each.peak_bytes is not None
+    ]  # fmt: skip
+    x = _around((row[2] for row in rows), start=_LEFT, end=_WIDTH - _RIGHT)
+    y = _around((row[3] for row in rows), start=_HEIGHT - _BOTTOM, end=_TOP)
+    fitting = [row for row in rows if row[3] <= limit]
+    front = sorted((row[2], row[3]) for row in fitting if not any(_beats(other, row) for other in fitting))
+    return {
+        "frame": _frame(),
+        "limit": y(limit) if y.low <= limit <= y.high else None,
+        "x_ticks": x.ticks(format_seconds, seconds_scale([x.high]).factor),
+        "y_ticks": y.ticks(format_bytes, bytes_scale([y.high]).factor),
+        "front": " ".join(f"{x(seconds)},{y(num_bytes)}" for seconds, num_bytes in front),
+        "points": [
+            {
+                "number": number, "kind": kind, "x": x(seconds), "y": y(num_bytes), "layout": layout, "why": why,
+                "seconds": format_seconds(seconds), "memory": format_bytes(num_bytes), "fits": num_bytes <= limit,
+                "on_front": (seconds, num_bytes) in front,
+            }
+            for number, (kind, layout, seconds, num_bytes, why) in enumerate(rows, start=1)
+        ],
+    }  # fmt: skip
+
+
+def _beats(one: tuple[str, str, float, float, str], other: tuple[str, str, float, float, str]) -> bool:
+    no_worse = one[2] <= other[2] and one[3] <= other[3]
+    return no_worse and (one[2], one[3]) != (other[2], other[3])
+
+
+def scaling_chart(plan: Plan, planned: Scaling | None, replicas: Sequence[ReplicaCount]) -> dict[str, Any]:
+    """Share of linear speed-up against the number of devices: best plans where they were asked for, else replicas."""
+    tokens = plan.training.global_batch_size * plan.training.sequence_length
+    if planned is not None:
+        sizes = [(s.num_devices, s.step_seconds, s.layout or "", True) for s in planned.sizes if s.step_seconds]
+    else:
+        sizes = [(each.num_devices, each.step_seconds, "", each.fits) for each in replicas]
+    cheapest = min((count * seconds for count, seconds, _, fits in sizes if fits), default=None)
+    cheapest = cheapest or min((count * seconds for count, seconds, *_ in sizes), default=1.0)
+    rows = [(count, seconds, cheapest / (count * seconds), layout, fits) for count, seconds, layout, fits in sizes]
+    logs = [math.log2(row[0]) for row in rows] or [0.0]
+    x = _around(logs, start=_LEFT, end=_WIDTH - _RIGHT)
+    y = _Axis(0.0, max(1.05, 1.05 * max((row[2] for row in rows), default=1.0)), _HEIGHT - _BOTTOM, _TOP)
+    return {
+        "planned": planned is not None,
+        "frame": _frame(),
+        "ideal": y(1.0),
+        "x_ticks": [{"at": x(math.log2(row[0])), "text": f"{row[0]:,}"} for row in rows[:: max(1, len(rows) // 6)]],
+        "y_ticks": y.ticks(lambda value: f"{value:.0%}"),
+        "line": " ".join(f"{x(math.log2(row[0]))},{y(row[2])}" for row in rows),
+        "points": [
+            {
+                "x": x(math.log2(count)), "y": y(share), "devices": f"{count:,}", "seconds": format_seconds(seconds),
+                "speed": f"{format_count(tokens / seconds)} tokens/s", "share": f"{share:.0%}", "layout": layout,
+                "fits": fits, "here": count == plan.layout.world_size,
+            }
+            for count, seconds, share, layout, fits in rows
+        ],
+    }  # fmt: skip

@@ -1,0 +1,159 @@
+"""Words and tables of the page."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any, Final
+
+from planner.plan import plan_to_dict
+from planner.show.words import (
+    certificate_sentence,
+    cluster_words,
+    fold_runs,
+    layers_words,
+    layout_words,
+    limit_words,
+    line_label,
+    recompute_words,
+    run_words,
+    schedule_words,
+    short_layout,
+    stage_range,
+)
+from planner.units import format_bytes, format_count, format_seconds
+
+if TYPE_CHECKING:
+    from planner.cost.ledger import MemoryLine, TimeLine
+    from planner.explain.executed import ExecutedStep
+    from planner.explain.waterfall import TimePart, Waterfall
+    from planner.explain.what_if import LayoutGain, Sensitivity
+    from planner.plan import Plan
+
+__all__ = ["facts_of", "headline", "inputs_of", "ledger_rows", "sensitivity_rows", "stage_rows"]
+
+_INPUTS: Final = ("model", "cluster", "training", "engine", "calibration", "options", "layout", "certificate")
+
+
+def headline(plan: Plan) -> dict[str, Any]:
+    """The title and the figures that people look for first: (label, value, note)."""
+    fullest = max(plan.memory, key=lambda stage: stage.total_bytes / stage.limit_bytes)
+    band = ""
+    if plan.low_step_seconds and plan.high_step_seconds:
+        band = f"8 of 10 runs: {format_seconds(plan.low_step_seconds)} to {format_seconds(plan.high_step_seconds)}"
+    of_limit = f"{fullest.total_bytes / fullest.limit_bytes:.0%} of {format_bytes(fullest.limit_bytes)}"
+    return {
+        "model": plan.model.name,
+        "cluster": cluster_words(plan.cluster),
+        "fits": plan.fits,
+        "figures": [
+            ("step", format_seconds(plan.step_seconds), band),
+            ("speed", f"{format_count(plan.tokens_per_second_per_device)} tokens/s", "per device"),
+            ("MFU", f"{plan.mfu:.1%}", f"HFU {plan.hfu:.1%}, with what is computed again"),
+            ("fullest stage", format_bytes(fullest.total_bytes), f"stage {fullest.stage}, {of_limit}"),
+        ],
+    }
+
+
+def facts_of(plan: Plan) -> list[tuple[str, str]]:
+    """The layout and the workload in words; the layout as the command line writes it stands apart."""
+    training, layout = plan.training, plan.layout
+    layers = [layout.layers_of_stage(stage) for stage in range(layout.pp)]
+    rows = [
+        ("layout", layout_words(layout)),
+        ("as an option", short_layout(layout)),
+        ("schedule", schedule_words(plan)),
+        ("layers", layers_words(layers)),
+        ("recompute", recompute_words(layout)),
+        ("work", f"{training.global_batch_size:,} sequences of {training.sequence_length:,} tokens per step"),
+        ("precision, engine", f"{training.precision}, {plan.engine.name}"),
+        ("memory", limit_words(plan)),
+        ("MFU counts", plan.flops_convention),
+        ("whole run", run_words(plan)),
+        ("proof", certificate_sentence(plan.certificate)),
+    ]
+    return [(name, words) for name, words in rows if words]
+
+
+def stage_rows(plan: Plan, step: ExecutedStep) -> list[tuple[str, ...]]:
+    """The timeline as a table: stages, layers, passes, seconds of work and of waiting, and what follows."""
+    passes = step.timeline
+    busy, held = passes.busy_seconds, passes.peak_in_flight
+    rows = []
+    for stage in range(passes.pp):
+        tail = sum(seconds for _, seconds in step.tail[stage])
+        rows.append(
+            (
+                plan.layout.layers_of_stage(stage),
+                f"{int((passes.stage == stage).sum()):,}",
+                format_seconds(float(busy[stage])),
+                format_seconds(float(passes.seconds - busy[stage])),
+                f"{held[stage]:.4g}",
+                format_seconds(tail),
+            )
+        )
+    groups = fold_runs(list(enumerate(rows)), lambda each: each[1])
+    return [(stage_range([stage for stage, _ in each]), *map(str, each[0][1])) for each in groups]
+
+
+def sensitivity_rows(planned: Sensitivity | None, gains: tuple[LayoutGain, ...]) -> dict[str, Any]:
+    """Gains of 10 % more of each resource, planned anew or with the same layout, as bars."""
+    rows = [(each.resource, each.before, each.after, each.gain) for each in (planned.gains if planned else gains)]
+    largest = max((abs(gain) for *_, gain in rows), default=0.0) or 1.0
+    return {
+        "planned": planned is not None,
+        "rows": [
+            {
+                "resource": name,
+                "change": f"{before} to {after}",
+                "gain": f"{gain:+.2%}",
+                "width": _percent(gain / largest),
+            }
+            for name, before, after, gain in rows
+        ],
+    }
+
+
+def _percent(share: float) -> str:
+    return f"{max(0.0, share):.2%}"
+
+
+def ledger_rows(plan: Plan, waterfall: Waterfall) -> list[dict[str, str]]:
+    """Every line of time and memory with its formula, the numbers put in and its source."""
+    numbers = {part.name: part.numbers for part in waterfall.parts}
+    rows = [
+        _row(line, of="time", where=f"stage {line.stage}", value=format_seconds(float(line.exposed_seconds)))
+        | {"numbers": numbers.get(line.name, ""), "more": _hidden_words(line), "bound": line.bound}
+        for line in plan.time
+    ]
+    lines = {line.name.value for line in plan.time}
+    rows += [
+        _row(part, of="waterfall", where="mean stage", value=format_seconds(part.seconds))
+        | {"numbers": part.numbers, "bound": part.bound}
+        for part in waterfall.parts
+        if part.name not in lines
+    ]
+    kinds: dict[tuple[str, str, str], list[tuple[int, MemoryLine]]] = {}
+    for stage in plan.memory:
+        for each in stage.lines:
+            kinds.setdefault((each.name, each.formula, each.source), []).append((stage.stage, each))
+    for found in kinds.values():
+        sizes = [float(each.num_bytes) for _, each in found]
+        value = dict.fromkeys(map(format_bytes, (min(sizes), max(sizes))))
+        where = stage_range([stage for stage, _ in found])
+        rows.append(_row(found[0][1], of="memory", where=where, value=" to ".join(value)))
+    return rows
+
+
+def _row(line: TimeLine | MemoryLine | TimePart, **cells: str) -> dict[str, str]:
+    same = {"name": line_label(line.name), "formula": line.formula, "source": line.source}
+    return {"numbers": "", "more": "", "bound": ""} | same | cells
+
+
+def _hidden_words(line: TimeLine) -> str:
+    return f"{format_seconds(float(line.hidden_seconds))} hidden" if line.hidden_seconds else ""
+
+
+def inputs_of(plan: Plan) -> list[tuple[str, str]]:
+    """The documents that the plan was made from, whole, as JSON text."""
+    document = plan_to_dict(plan)
+    return [(name, json.dumps(document[name], indent=1, ensure_ascii=False)) for name in _INPUTS if document.get(name)]

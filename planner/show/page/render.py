@@ -1,0 +1,89 @@
+"""The page as text: template, styles and script in one file that may load nothing and run nothing else."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+from importlib.resources import files
+from typing import TYPE_CHECKING, Any
+
+from jinja2 import Environment, StrictUndefined
+from markupsafe import Markup
+
+from planner import __version__
+from planner.show.page.charts import front_chart, memory_rows, scaling_chart, waterfall_rows
+from planner.show.page.facts import facts_of, headline, inputs_of, ledger_rows, sensitivity_rows, stage_rows
+from planner.show.page.timeline import timeline_data
+from planner.show.page.topology import topology_data
+from planner.show.screen import clean
+
+if TYPE_CHECKING:
+    from planner.explain.executed import ExecutedStep
+    from planner.explain.replicas import ReplicaCount
+    from planner.explain.report import Explanation
+    from planner.explain.what_if import LayoutGain
+
+__all__ = ["page_text"]
+
+
+def page_text(
+    found: Explanation, step: ExecutedStep, *, replicas: tuple[ReplicaCount, ...], gains: tuple[LayoutGain, ...]
+) -> str:
+    """The page of one plan.
+
+    step: the plan's step, executed. replicas, gains: more replicas of the layout and more of each resource; shown
+    where the explanation has not planned sizes and resources anew.
+    """
+    plan, sections = found.plan, found.sections
+    timeline = timeline_data(step)
+    return _template(
+        headline=headline(plan),
+        facts=facts_of(plan),
+        notes=sections.notes,
+        memory=memory_rows(plan, sections.peaks),
+        waterfall=waterfall_rows(sections.waterfall),
+        stages=stage_rows(plan, step),
+        timeline=timeline,
+        front=front_chart(plan, sections.alternatives),
+        scaling=scaling_chart(plan, sections.scaling, replicas),
+        sensitivity=sensitivity_rows(sections.sensitivity, gains),
+        ledger=ledger_rows(plan, sections.waterfall),
+        inputs=inputs_of(plan),
+        data=_embedded({"timeline": timeline, "topology": topology_data(plan)}),
+        version=__version__,
+    )
+
+
+def _template(**values: Any) -> str:
+    folder = files(__package__)
+    style, script = ((folder / name).read_text(encoding="utf-8") for name in ("page.css", "page.js"))
+    environment = Environment(
+        autoescape=True, undefined=StrictUndefined, finalize=_shown, trim_blocks=True, lstrip_blocks=True
+    )
+    template = environment.from_string((folder / "page.html.jinja").read_text(encoding="utf-8"))
+    return template.render(
+        **values,
+        style=Markup(style),  # noqa: S704 - the package's own files
+        script=Markup(script),  # noqa: S704
+        style_hash=_hash(style),
+        script_hash=_hash(script),
+    )
+
+
+def _shown(value: Any) -> Any:
+    """Text of the user's without control and direction characters; escaping comes after it."""
+    return (
+        value if isinstance(value, Markup) or not isinstance(value, str) else "\n".join(map(clean, value.split("\n")))
+    )
+
+
+def _hash(text: str) -> str:
+    """What the content security policy names a script or style by."""
+    return "sha256-" + base64.b64encode(hashlib.sha256(text.encode("utf-8")).digest()).decode("ascii")
+
+
+def _embedded(data: Any) -> Markup:
+    """JSON that cannot end the element it stands in."""
+    text = json.dumps(data, allow_nan=False, ensure_ascii=True, separators=(",", ":"))
+    return Markup(text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026"))  # noqa: S704 - escaped

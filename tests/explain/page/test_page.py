@@ -1,0 +1,406 @@
+"""The page: what it says is what is known, it loads nothing, and it works in a browser."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import re
+import zlib
+from dataclasses import replace
+from html.parser import HTMLParser
+
+import numpy as np
+import pytest
+
+from planner.cli import _page, main
+from planner.cost.comparison import with_schedule
+from planner.cost.estimate import timeline
+from planner.explain.executed import executed_step
+from planner.explain.plan_inputs import job_of
+from planner.explain.replicas import replicas_of
+from planner.explain.report import Questions, explain, explanation_to_json
+from planner.explain.what_if import LayoutGain, layout_gains
+from planner.layout import parse_layout
+from planner.plan import plan_to_json
+from planner.search.search import plan_for_layout
+from planner.show.page.render import page_text
+from planner.show.page.timeline import timeline_data
+from planner.show.screen import clean
+from planner.show.trace import trace_text
+from planner.specs.load import load_job
+from planner.units import format_bytes, format_seconds
+
+LARGEST = 1_000_000
+
+
+class Reader(HTMLParser):
+    """Elements with their attributes, text, and the contents of scripts and styles."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(convert_charrefs=True)
+        self.elements: list[tuple[str, dict[str, str | None]]] = []
+        self.text, self.raw = "", []
+        self._inside = ""
+        self.feed(text)
+
+    def handle_starttag(self, tag, attrs):
+        self.elements.append((tag, dict(attrs)))
+        self._inside = tag
+
+    def handle_startendtag(self, tag, attrs):
+        self.elements.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag):  # noqa: ARG002 - the signature of the parser
+        self._inside = ""
+
+    def handle_data(self, data):
+        if self._inside in ("script", "style"):
+            self.raw.append((self._inside, data))
+        else:
+            self.text += data
+
+
+def page_of(plan, questions=None) -> str:
+    return "".join(_page(explain(plan, questions)))
+
+
+@pytest.fixture(scope="module")
+def interleaved(plan_of_kind):
+    return plan_of_kind("interleaved")
+
+
+@pytest.fixture(scope="module")
+def largest():
+    """64 stages and 512 microbatches."""
+    job = load_job(model="megatron-1t", cluster="dgx-a100", nodes=512, sequence_length=2048, global_batch_size=4096)
+    return plan_for_layout(job, parse_layout("tp=8,pp=64,zero=1,recompute=full", num_layers=128, num_devices=4096))
+
+
+# --- the text -------------------------------------------------------------------------------------------------------
+
+
+def test_the_page_says_what_the_plan_says(any_plan) -> None:
+    text = Reader(page_of(any_plan)).text
+    assert any_plan.model.name in text
+    assert format_seconds(any_plan.step_seconds) in text
+    for stage in any_plan.memory:
+        if any_plan.layout.pp <= 16:
+            assert format_bytes(stage.total_bytes) in text
+    for line in any_plan.time:
+        assert line.formula in text
+        assert line.source in text
+
+
+def test_the_page_may_load_nothing_and_run_only_its_own_script(any_plan) -> None:
+    page = Reader(page_of(any_plan))
+    policy = next(each["content"] for tag, each in page.elements if each.get("http-equiv"))
+    allowed = dict(rule.strip().split(" ", 1) for rule in policy.split(";"))
+    assert allowed["default-src"] == "'none'"
+    hashes = {"script-src": set(), "style-src": set()}
+    for kind, text in page.raw:
+        if kind == "script" and text.startswith('{"timeline"'):
+            json.loads(text)
+            continue
+        hashes[f"{kind}-src"].add("'sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() + "'")
+    assert {key: {allowed[key]} for key in hashes} == hashes
+    for tag, attributes in page.elements:
+        assert tag not in ("link", "img", "iframe", "object", "embed", "base", "form")
+        assert not [name for name in attributes if name in ("src", "style") or name.startswith("on")]
+        assert attributes.get("href", "#").startswith("#")
+
+
+def test_pages_are_reproducible_and_small(largest) -> None:
+    page = page_of(largest)
+    assert page == page_of(largest)
+    assert len(page.encode()) <= LARGEST
+
+
+def test_answers_to_questions_take_their_place(plan_of_kind) -> None:
+    plan = plan_of_kind("zero-2")
+    asked = page_of(plan, Questions(what_if=("",), scaling="1..8"))
+    assert "plans each size anew" in page_of(plan)
+    assert "plans each size anew" not in asked
+    assert "Planned again" in asked
+
+
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "zb-h1", "zbv"])
+def test_the_arrays_are_the_executed_step(plan_of_kind, schedule) -> None:
+    """Read back by hand and set beside `timeline`, which knows nothing of the page."""
+    base = plan_of_kind("uneven, recompute")
+    job, layout = job_of(base), with_schedule(base.layout, schedule)
+    plan = plan_for_layout(job, layout)
+    data, expected = timeline_data(executed_step(job, layout, plan.time)), timeline(job, layout)
+    packed, n = zlib.decompress(base64.b64decode(data["passes"])), data["num_passes"]
+    waits, microbatches = np.frombuffer(packed, "<f4", n), np.frombuffer(packed, "<u4", n, 4 * n)
+    kinds = [data["kinds"][index] for index in np.frombuffer(packed, "<u2", n, 8 * n)]
+    assert [kind["letter"] for kind in kinds] == expected.kind.tolist()
+    assert [kind["chunk"] for kind in kinds] == expected.chunk.tolist()
+    assert microbatches.tolist() == expected.microbatch.tolist()
+    index = 0
+    for count in data["counts"]:
+        now = 0.0
+        for _ in range(count):
+            now += float(waits[index])
+            assert now == pytest.approx(expected.start[index], rel=1e-5, abs=1e-6)
+            now += kinds[index]["seconds"]
+            assert now == pytest.approx(expected.end[index], rel=1e-5, abs=1e-6)
+            index += 1
+
+
+# --- hostile text ---------------------------------------------------------------------------------------------------
+
+RUN = "window.owned=1"
+HOSTILE = [
+    "</script><script>" + RUN + "</script>",
+    "<script>" + RUN + "</script>",
+    "<img src=x onerror=" + RUN + ">",
+    "<svg onload=" + RUN + ">",
+    "<svg><script>" + RUN + "</script></svg>",
+    '" onmouseover="' + RUN,
+    "' onfocus='" + RUN + "' autofocus='",
+    "javascript:" + RUN,
+    "<a href=javascript:" + RUN + ">x</a>",
+    "<iframe srcdoc='<script>parent." + RUN + "</script>'></iframe>",
+    "<style>*{display:none}</style>",
+    "</style><script>" + RUN + "</script>",
+    "</title><script>" + RUN + "</script>",
+    "<!--",
+    "--><script>" + RUN + "</script>",
+    "]]><script>" + RUN + "</script>",
+    "<meta http-equiv=refresh content='0;url=http://example.invalid'>",
+    "<base href=http://example.invalid>",
+    "<link rel=stylesheet href=http://example.invalid/x.css>",
+    "{{ 7 * 7 }}{% raw %}{{ headline }}",
+    "${" + RUN + "}`+" + RUN + "+`",
+    "&lt;script&gt;&#60;script&#62;" + RUN,
+    "[/bold][red]x",
+    "\x1b[2J\x1b]0;t\x07",
+    "a\u202eb\u2066c",
+    "a\nb\tc\u2028d\u2029e",
+    "$(touch owned)`touch owned`",
+    "\x00\x7f\x9b31m",
+    "\ud800",
+    "A" * 10_000,
+]
+
+
+def hostile(plan, text: str):
+    """The text in every place where a user's words can stand; the documents are not asked whether they like it."""
+    device = plan.cluster.device.model_copy(update={"name": text})
+    links = tuple(link.model_copy(update={"name": text}) for link in plan.cluster.links)
+    memory = tuple(
+        replace(stage, lines=tuple(replace(line, formula=text, source=text) for line in stage.lines))
+        for stage in plan.memory
+    )
+    return replace(
+        plan,
+        model=plan.model.model_copy(update={"name": text}),
+        cluster=plan.cluster.model_copy(update={"name": text, "device": device, "links": links}),
+        engine=plan.engine.model_copy(update={"name": text}),
+        time=tuple(replace(line, formula=text, source=text, bound=text) for line in plan.time),
+        memory=memory,
+        flops_convention=text,
+        idle_reason=text,
+        options={**plan.options, text: text},
+    )
+
+
+def hostile_page(plan, text: str) -> str:
+    """What is priced again is priced under plain names, as no document takes others."""
+    bad = hostile(plan, text)
+    gains = tuple(LayoutGain(resource=text, before=text, after=text, gain=each.gain) for each in layout_gains(plan))
+    step = executed_step(job_of(plan), plan.layout, plan.time)
+    return page_text(explain(bad), step, replicas=replicas_of(plan), gains=gains)
+
+
+@pytest.fixture(scope="module")
+def harmless(plan_of_kind):
+    return Reader(hostile_page(plan_of_kind("zero-2"), "plain"))
+
+
+@pytest.mark.parametrize("text", HOSTILE)
+def test_hostile_text_is_shown_and_makes_no_element(plan_of_kind, harmless, text) -> None:
+    source = hostile_page(plan_of_kind("zero-2"), text)
+    page = Reader(source)
+    assert [tag for tag, _ in page.elements] == [tag for tag, _ in harmless.elements]
+    assert [sorted(each) for _, each in page.elements] == [sorted(each) for _, each in harmless.elements]
+    shown = "".join(map(clean, text.split("\n"))).strip()
+    assert re.sub(r"\s", "", shown) in re.sub(r"\s", "", page.text)
+    assert not set(source) & set("\x00\x07\x1b\x7f\x9b\u202e\u2066\u2028\u2029\ud800")
+
+
+@pytest.mark.parametrize("text", HOSTILE)
+def test_hostile_text_stays_text_in_json_and_trace(plan_of_kind, text) -> None:
+    plan = hostile(plan_of_kind("zero-2"), text)
+    printed = explanation_to_json(explain(plan))
+    traced = "".join(trace_text(plan))
+    assert printed.isascii()
+    assert traced.isascii()
+    assert json.loads(printed)["model"]["name"] == text
+    assert json.loads(traced)["otherData"]["model"] == text
+
+
+# --- in a browser ---------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def opened(browser, tmp_path):
+    def write_and_open(plan, text=None, **options):
+        path = tmp_path / "page.html"
+        path.write_text(text or page_of(plan), encoding="utf-8")
+        browser.open(path, **options)
+        return browser
+
+    yield write_and_open
+    assert browser.messages == []
+    assert [url for url in browser.requests if not url.startswith("file:///")] == []
+    assert len(browser.requests) == 1
+
+
+def test_hostile_text_does_nothing_in_a_browser(opened, plan_of_kind) -> None:
+    names = [text for text in HOSTILE if "\ud800" not in text]
+    plan = plan_of_kind("zero-2")
+    browser = opened(plan, hostile_page(plan, "".join(names)))
+    assert browser.evaluate("window.owned") is None
+    assert "onerror" in browser.evaluate("document.title")
+
+
+@pytest.mark.parametrize("kind", ["one device", "interleaved", "zero-3, hybrid", "experts", "context"])
+def test_every_kind_of_plan_opens(opened, plan_of_kind, kind) -> None:
+    browser = opened(plan_of_kind(kind))
+    assert browser.evaluate("document.querySelectorAll('section').length") == 9
+
+
+def test_search_shows_the_lines_that_have_all_words(opened, interleaved) -> None:
+    browser = opened(interleaved)
+    lines = browser.evaluate("[...document.getElementById('lines').rows].map((row) => row.textContent)")
+    browser.evaluate("document.getElementById('search').focus()")
+    browser.call("Input.insertText", text="ZeRO rajbhandari")
+    shown = browser.evaluate("[...document.getElementById('lines').rows].filter((r) => r.offsetHeight).length")
+    expected = sum("zero" in line.lower() and "rajbhandari" in line.lower() for line in lines)
+    assert 0 < shown == expected < len(lines)
+    assert browser.evaluate("document.getElementById('found').textContent") == f"{expected} of {len(lines)} lines"
+
+
+def spot(browser, plan, index: int) -> tuple[float, float]:
+    """Where the middle of a pass is drawn."""
+    box = browser.evaluate(
+        "(() => { const c = document.getElementById('canvas');"
+        " c.scrollIntoView({block: 'center', behavior: 'instant'});"
+        " const b = c.getBoundingClientRect();"
+        " return [b.left, b.top, c.clientWidth, c.clientHeight, c.clientLeft] })()"
+    )
+    step = browser.evaluate("JSON.parse(document.getElementById('data').textContent).timeline.step_seconds")
+    passes = timeline(job_of(plan), plan.layout)
+    middle = (passes.start[index] + passes.end[index]) / 2
+    height = (box[3] - 20) / plan.layout.pp
+    return box[0] + box[4] + 34 + middle / step * (box[2] - 34), box[1] + (passes.stage[index] + 0.5) * height
+
+
+def reading(browser) -> str:
+    return browser.evaluate("document.getElementById('reading').textContent")
+
+
+def test_hovering_tells_stage_microbatch_and_time(opened, plan_of_kind) -> None:
+    plan = plan_of_kind("uneven, recompute")
+    browser, passes = opened(plan), timeline(job_of(plan), plan.layout)
+    for index in (0, len(passes.kind) // 2, len(passes.kind) - 1):
+        browser.hover(*spot(browser, plan, index))
+        kind = {"F": "forward", "B": "backward"}[str(passes.kind[index])]
+        expected = f"Stage {passes.stage[index]}, {kind}, microbatch {passes.microbatch[index]}: "
+        assert reading(browser).startswith(expected)
+        numbers = re.findall(r"([\d.]+) (s|ms|us)\b", reading(browser))
+        told = [float(value) * {"s": 1, "ms": 1e-3, "us": 1e-6}[unit] for value, unit in numbers]
+        assert told[0] == pytest.approx(passes.start[index], rel=1e-3, abs=1e-9)
+        assert told[1] == pytest.approx(passes.end[index], rel=1e-3)
+
+
+def test_keys_go_from_pass_to_pass(opened, plan_of_kind) -> None:
+    browser = opened(plan_of_kind("uneven, recompute"))
+    browser.evaluate("document.getElementById('canvas').focus()")
+    browser.press("ArrowRight")
+    assert reading(browser).startswith("Stage 0, forward, microbatch 0")
+    browser.press("ArrowRight")
+    assert reading(browser).startswith("Stage 0, forward, microbatch 1")
+    browser.press("ArrowDown")
+    assert reading(browser).startswith("Stage 1, ")
+    for key in ("+", "+", "ArrowRight", "-", "0", "ArrowLeft", "ArrowUp"):
+        browser.press(key)
+    assert reading(browser).startswith("Stage 0, ")
+
+
+def test_the_drawing_has_the_colors_of_its_legend(opened, interleaved) -> None:
+    browser, passes = opened(interleaved), timeline(job_of(interleaved), interleaved.layout)
+    for index in (0, int(np.flatnonzero(passes.kind == "B")[-1])):
+        x, y = spot(browser, interleaved, index)
+        found = browser.evaluate(
+            f"(() => {{ const c = document.getElementById('canvas'), b = c.getBoundingClientRect();"
+            f" const x = {x} - b.left - c.clientLeft, y = {y} - b.top - 6;"
+            f" return [...c.getContext('2d').getImageData(x, y, 1, 1).data] }})()"
+        )
+        key = "forward" if passes.kind[index] == "F" else "backward"
+        color = browser.evaluate(f"getComputedStyle(document.querySelector('[data-key={key}] rect')).fill")
+        legend = [int(value) for value in re.findall(r"\d+", color)]
+        assert all(0.8 * whole - 2 <= part <= whole + 1 for part, whole in zip(found, legend, strict=False))
+    browser.messages.clear()  # a hint that reading pixels back is slow, which only this test does
+
+
+def test_64_stages_and_512_microbatches_are_drawn(opened, largest) -> None:
+    browser = opened(largest)
+    assert browser.evaluate("JSON.parse(document.getElementById('data').textContent).timeline.num_passes") == 65_536
+    browser.hover(*spot(browser, largest, 40_000))
+    assert reading(browser).startswith(f"Stage {timeline(job_of(largest), largest.layout).stage[40_000]}, ")
+
+
+@pytest.mark.parametrize("width", [360, 800, 1600])
+def test_nothing_is_wider_than_the_window(opened, interleaved, width) -> None:
+    browser = opened(interleaved, width=width)
+    assert browser.evaluate("document.documentElement.scrollWidth") <= width
+
+
+def test_light_and_dark_follow_the_system_and_the_button(opened, interleaved) -> None:
+    ground = "getComputedStyle(document.body).backgroundColor"
+    browser = opened(interleaved, dark=True)
+    dark = browser.evaluate(ground)
+    browser.evaluate("document.getElementById('theme').click()")
+    light = browser.evaluate(ground)
+    assert light != dark
+    assert browser.evaluate("document.getElementById('theme').textContent") == "Dark"
+    opened(interleaved)
+    assert browser.evaluate(ground) == light
+
+
+def test_groups_of_a_rank_are_those_of_the_layout(opened, interleaved) -> None:
+    browser, layout = opened(interleaved), interleaved.layout
+    browser.evaluate("document.querySelector('[data-rank=\"11\"]').click()")
+    told = browser.evaluate("document.getElementById('groups').textContent")
+    for axis in ("tp", "pp"):
+        assert ", ".join(map(str, layout.group(axis, 11))) in told
+    assert f"{layout.group('dp', 11)[8]}, ... {layout.group('dp', 11)[-1]}" in told
+    framed = browser.evaluate("[...document.querySelectorAll('[data-group~=tp]')].map((b) => Number(b.dataset.rank))")
+    assert sorted([*framed, 11]) == list(layout.group("tp", 11))
+
+
+def test_every_control_can_be_reached_and_named(opened, interleaved) -> None:
+    browser = opened(interleaved)
+    for node in browser.call("Accessibility.getFullAXTree")["nodes"]:
+        if node.get("role", {}).get("value") in ("button", "link", "searchbox", "application", "img"):
+            assert node["name"]["value"].strip(), node
+    assert browser.evaluate("[...document.querySelectorAll('[tabindex]')].every((e) => e.tabIndex >= 0)")
+
+
+def test_the_page_can_be_printed(opened, interleaved) -> None:
+    assert base64.b64decode(opened(interleaved).call("Page.printToPDF")["data"]).startswith(b"%PDF")
+
+
+# --- the option -----------------------------------------------------------------------------------------------------
+
+
+def test_the_option_writes_both_files(plan_of_kind, tmp_path, monkeypatch, capsys) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "plan.json").write_text(plan_to_json(plan_of_kind("one device")), encoding="utf-8")
+    assert main(["explain", "plan.json", "--html", "p.html", "--trace", "t.json"]) == 0
+    assert capsys.readouterr() == ("", "wrote p.html\nwrote t.json\n")
+    assert main(["explain", "plan.json", "--html", "p.html"]) == 2
+    assert "add --force" in capsys.readouterr().err
