@@ -6,10 +6,10 @@ import base64
 import hashlib
 import json
 from importlib.resources import files
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from jinja2 import Environment, StrictUndefined
-from markupsafe import Markup
+from markupsafe import Markup, escape
 
 from planner import __version__
 from planner.show.page.charts import front_chart, memory_rows, scaling_chart, waterfall_rows
@@ -25,6 +25,9 @@ if TYPE_CHECKING:
     from planner.explain.what_if import LayoutGain
 
 __all__ = ["page_text"]
+
+_LONGEST: Final = 2_000
+"""Characters. A word of 10,000 in every cell keeps Chromium busy for minutes; a list of 512 chunks has 1,500."""
 
 
 def page_text(
@@ -61,6 +64,7 @@ def _template(**values: Any) -> str:
     environment = Environment(
         autoescape=True, undefined=StrictUndefined, finalize=_shown, trim_blocks=True, lstrip_blocks=True
     )
+    environment.filters["whole"] = _whole
     template = environment.from_string((folder / "page.html.jinja").read_text(encoding="utf-8"))
     return template.render(
         **values,
@@ -72,10 +76,23 @@ def _template(**values: Any) -> str:
 
 
 def _shown(value: Any) -> Any:
-    """Text of the user's without control and direction characters; escaping comes after it."""
-    return (
-        value if isinstance(value, Markup) or not isinstance(value, str) else "\n".join(map(clean, value.split("\n")))
-    )
+    """Text of the user's without control and direction characters, and no longer than a browser lays out at once.
+
+    Escaping comes after it.
+    """
+    if isinstance(value, Markup) or not isinstance(value, str):
+        return value
+    text = _cleaned(value)
+    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."
+
+
+def _whole(text: str) -> Markup:
+    """Text for a place where nothing may be left out."""
+    return escape(_cleaned(text))
+
+
+def _cleaned(text: str) -> str:
+    return "\n".join(map(clean, text.split("\n")))
 
 
 def _hash(text: str) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import os
+import select
 import shutil
 import subprocess
 import time
@@ -17,6 +18,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
+PATIENCE = 100  # seconds, on a machine that does much else
+
+
 class Browser:
     """One page in a browser without a window."""
 
@@ -25,7 +29,8 @@ class Browser:
         self._answers, answers = os.pipe()
         # the browser reads commands from descriptor 3 and answers on 4; a shell puts them there
         options = (
-            f"--headless --no-sandbox --disable-gpu --no-first-run --remote-debugging-pipe --user-data-dir={profile}"
+            "--headless --no-sandbox --disable-gpu --disable-dev-shm-usage --no-first-run --remote-debugging-pipe "
+            f"--user-data-dir={profile}"
         )
         command = f'exec "$0" {options} about:blank 3<&{commands} 4>&{answers}'
         descriptors = {"pass_fds": (commands, answers), "stdin": subprocess.DEVNULL}
@@ -35,6 +40,7 @@ class Browser:
         os.close(answers)
         self._read = os.fdopen(self._answers, "rb")
         self._rest, self._number, self._session = b"", 0, None
+        self._loaded = False
         self.messages: list[str] = []
         self.requests: list[str] = []
         target = self.call("Target.createTarget", url="about:blank")["targetId"]
@@ -57,6 +63,7 @@ class Browser:
 
     def _next(self) -> dict[str, Any]:
         while b"\0" not in self._rest:
+            assert select.select([self._answers], [], [], PATIENCE)[0], "the browser says nothing"
             piece = os.read(self._answers, 1 << 20)
             assert piece, "the browser ended"
             self._rest += piece
@@ -68,14 +75,15 @@ class Browser:
         method, params = event.get("method"), event.get("params", {})
         if method in ("Runtime.exceptionThrown", "Runtime.consoleAPICalled", "Log.entryAdded"):
             self.messages.append(json.dumps(params)[:500])
+        self._loaded = self._loaded or method == "Page.loadEventFired"
         if method == "Page.javascriptDialogOpening":
             self.messages.append("a dialog opened")
         if method == "Network.requestWillBeSent":
             self.requests.append(params["request"]["url"])
 
     def evaluate(self, expression: str) -> Any:
-        """The value of an expression in the page; promises are waited for."""
-        answer = self.call("Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True)
+        """The value of an expression in the page."""
+        answer = self.call("Runtime.evaluate", expression=expression, returnByValue=True)
         assert "exceptionDetails" not in answer, answer
         return answer["result"].get("value")
 
@@ -93,7 +101,10 @@ class Browser:
         self.call("Emulation.setDeviceMetricsOverride", **metrics)
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         self.call("Emulation.setEmulatedMedia", features=[scheme])
+        self._loaded = False
         self.call("Page.navigate", url=path.absolute().as_uri())
+        while not self._loaded:  # what is asked while one page gives way to the next may never be answered
+            self._note(self._next())
         self.wait_for("document.documentElement && document.documentElement.dataset.ready === 'yes'")
 
     def press(self, key: str) -> None:
