@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import threading
 import time
 from typing import TYPE_CHECKING, Any, Final, Self, TextIO
@@ -79,7 +80,8 @@ class Progress(Reporter):
     def priced(self, num_priced: int, incumbent_seconds: float) -> None:
         """Show how far the pricing has come."""
         self.stats["num_priced"] = num_priced
-        self._show(f"{num_priced:,} priced, best step {format_seconds(incumbent_seconds)}")
+        best = f"best step {format_seconds(incumbent_seconds)}" if math.isfinite(incumbent_seconds) else "none fits yet"
+        self._show(f"{num_priced:,} priced, {best}")
 
     def solving(self, solver: str, num_candidates: int) -> None:
         """Name the solver that everyone waits for."""

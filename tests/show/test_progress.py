@@ -3,6 +3,7 @@
 import inspect
 import io
 import json
+import math
 
 import pytest
 
@@ -24,6 +25,7 @@ class Terminal(io.StringIO):
 def tell_everything(reporter: Reporter) -> None:
     reporter.candidates(120, 30)
     reporter.pruned("memory", 40)
+    reporter.priced(3, math.inf)  # a bound ruled out all that was priced so far
     reporter.priced(7, 0.25)
     reporter.solving("cbc", 3)
     reporter.solved("optimal", 0.25, 0.0)
