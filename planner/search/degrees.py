@@ -15,7 +15,7 @@ import numpy as np
 from planner.cost.stage import POLICIES
 from planner.errors import InputError
 from planner.layout import Layout
-from planner.search.legality import RULES, broken_rules
+from planner.search.legality import RULES, broken_rules, why_broken
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -305,13 +305,12 @@ _BLOCK: Final = 256  # cuts at a time
 
 def no_candidate(job: Job, refused: Refusals, constraints: Constraints) -> InputError:
     """What to tell the user when the rules and the pins leave nothing."""
-    why = {rule.name: rule.why for rule in RULES}
+    why = {rule.name: why_broken(rule, job) for rule in RULES}
     worst = max(why, key=lambda name: refused.get(name, 0))
     pins = ", ".join(map(str, constraints.pins))
     if not pins:
-        return InputError(
-            f"no legal layout exists: {why[worst]}", hint="change the batch size or the number of devices"
-        )
+        remedy = "name another engine" if worst == "features" else "change the batch size or the number of devices"
+        return InputError(f"no legal layout exists: {why[worst]}", hint=remedy)
     pinned = {pin.key: int(pin.value) for pin in constraints.pins if pin.is_numeric and pin.sign == "="}
     chunks = pinned.get("pp", 1) * pinned.get("interleave", 1)
     schedule: Schedule = "interleaved" if pinned.get("interleave", 1) > 1 else "1f1b"

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from planner.layout import Degrees, Layout
     from planner.specs.job import Job
 
-__all__ = ["RULES", "Rule", "broken_rules"]
+__all__ = ["RULES", "Rule", "broken_rules", "why_broken"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -256,7 +256,7 @@ RULES: Final = (
 )
 
 
-def _why(rule: Rule, job: Job) -> str:
+def why_broken(rule: Rule, job: Job) -> str:
     """The rule in words; with the names of what the engine lacks."""
     if rule.name != "features":
         return rule.why
@@ -267,7 +267,7 @@ def _why(rule: Rule, job: Job) -> str:
 def broken_rules(job: Job, layout: Layout, *, except_for: tuple[str, ...] = ()) -> tuple[str, ...]:
     """Why a layout cannot run, one sentence for each broken rule but those named; empty when it can."""
     rules = [rule for rule in RULES if rule.name not in except_for]
-    broken = [_why(rule, job) for rule in rules if not bool(np.all(rule.holds(job, layout)))]
+    broken = [why_broken(rule, job) for rule in rules if not bool(np.all(rule.holds(job, layout)))]
     unknown = sorted(set(layout.recompute) - set(job.engine.recompute))
     broken.extend(f"the engine has no `{policy}` recompute" for policy in unknown)
     if 0 in layout.layers_per_stage:
