@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
 from functools import cache
 from typing import TYPE_CHECKING, Any, Final, cast
 
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from planner.specs.cluster import Precision
     from planner.specs.engine import EngineSpec, Recompute, Schedule
     from planner.specs.model import ModelSpec
+    from planner.specs.recipe import MemoryRecipe
 
 __all__ = ["Setup", "Unsupported", "engine_of", "job_of"]
 
@@ -83,7 +85,7 @@ def _setup(run: Run) -> Setup:
     cluster = cluster_of(run, run.gpus or world)
     mbs = run.microbatch or run.mbs or _assume(1, "microbatch 1", assumed)
     batch, share = _batch(run, degrees["dp"], mbs)
-    training = _training(run, model, batch)
+    training = _training(run, model, batch, engine)
     calibration = find_entry(
         shipped_calibration(),
         device=cluster.device.name,
@@ -110,10 +112,26 @@ def _assume(value: Any, words: str, assumed: list[str]) -> Any:
 
 
 def _with_knobs(run: Run) -> Run:
-    """The run with the cells that its source states outside its table; a cell of the row itself wins."""
-    cells = knowledge("aliases")["knobs"].get(run.source_set, {}).get(normalized(run.model), {})
+    """The run with the cells that its source states outside its table.
+
+    A cell of the row itself wins, but for `corrections`: cells that a table inferred and its source contradicts.
+    """
+    known = knowledge("aliases")
+    cells = known["knobs"].get(run.source_set, {}).get(normalized(run.model), {})
     blank = {name: value for name, value in cells.items() if getattr(run, name) is None}
+    for entry in known["corrections"]:
+        if all(fnmatchcase(str(getattr(run, name)), pattern) for name, pattern in entry["match"].items()):
+            blank |= entry["cells"]
     return replace(run, **blank) if blank else run
+
+
+def _recipe(run: Run, engine: EngineSpec) -> MemoryRecipe:
+    """The memory recipe that a source states for its runs; else what the engine keeps by default."""
+    for entry in knowledge("aliases")["recipes"]:
+        same = entry["source_set"] == run.source_set and entry["engine"] == engine.name
+        if same and fnmatchcase(normalized(run.model), entry.get("model", "*")):
+            return cast("MemoryRecipe", entry["memory_recipe"])
+    return "engine"
 
 
 # --- the engine -------------------------------------------------------------------------------------------------
@@ -122,7 +140,7 @@ _ENGINES: Final = (
     # words of the framework's name -> engine profile; the first match counts
     ("automodel", "torchtitan"),  # FSDP2, DTensor and torch pipelining, as torchtitan
     ("torchtitan", "torchtitan"),
-    ("kempnerforge", "torchtitan"),
+    ("kempnerforge", "kempnerforge"),
     ("fsdp2", "torchtitan"),
     ("olmo", "torchtitan"),
     ("composer", "fsdp"),
@@ -169,7 +187,7 @@ def _engine(name: str) -> EngineSpec:
 # --- the workload -----------------------------------------------------------------------------------------------
 
 
-def _training(run: Run, model: ModelSpec, batch: int) -> TrainingSpec:
+def _training(run: Run, model: ModelSpec, batch: int, engine: EngineSpec) -> TrainingSpec:
     if not run.seq or run.seq > _LARGEST_SEQUENCE:
         raise UnpricedRun("sequence length not stated")
     fused = run.flash_attention != 0
@@ -181,6 +199,7 @@ def _training(run: Run, model: ModelSpec, batch: int) -> TrainingSpec:
         precision=_precision(run),
         attention="flash" if fused else "unfused",
         dropout=dropout,
+        memory_recipe=_recipe(run, engine),
     )
 
 

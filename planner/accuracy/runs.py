@@ -33,6 +33,7 @@ class Run:
 
     id: str
     source_set: str
+    source_ref: str
     release: str
     framework: str
     task: str

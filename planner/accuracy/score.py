@@ -143,9 +143,11 @@ def _full(layout: Layout) -> Layout:
 def _price(setup: Setup) -> _Priced:
     """The price of a settled setup: between its own policy and full recompute."""
     base, share = _priced(setup, setup.layout), setup.recomputed_share
-    if not share:
+    if not share and (base.fits or not setup.assumes_recompute):
         return base
     full = _priced(setup, _full(setup.layout))
+    if not share:
+        return replace(base, fits=full.fits)  # without headroom it fits as assumed, and with it under another policy
     return _Priced(
         seconds=(1 - share) * base.seconds + share * full.seconds,
         memory={kind: (1 - share) * base.memory[kind] + share * full.memory[kind] for kind in base.memory},

@@ -13,6 +13,7 @@ from planner.cost.optimizers import extra_moment_bytes, moment_bytes_per_param
 from planner.cost.parameters import cross_attention_share, end_params_on_device, padded_vocab
 from planner.cost.schedule import held_microbatches, weight_versions
 from planner.cost.stage import (
+    POLICIES,
     by_policy,
     expert_shard_degree,
     held_params,
@@ -33,9 +34,11 @@ __all__ = [
     "activation_terms",
     "kept_shares",
     "layer_activation_bytes",
+    "layer_backward_bytes",
     "loss_bytes",
     "memory_lines",
     "recompute_bytes",
+    "sent_bytes",
     "state_bytes_per_param",
     "stored_activation_bytes",
     "whole_gradients",
@@ -211,9 +214,11 @@ def layer_activation_bytes(job: Job, layout: Degrees, *, experts: bool = False) 
 def stored_activation_bytes(job: Job, layout: Degrees, stage: Stage, num_microbatches: Any) -> Any:
     """Activations that a stage stores at its peak: bytes per layer, times layers, times microbatches in flight.
 
-    Where the gradients of the weights come later, microbatches that wait for them hold their layers whole.
+    Where the gradients of the weights come later, microbatches that wait for them hold their layers whole. Some engines
+    keep the outputs that a stage has sent as well, each of the size of a layer's input.
 
-    Source: Korthikanti et al. (2022), section 4.2.3; Qi et al., Zero Bubble (2023), section 2.
+    Source: Korthikanti et al. (2022), section 4.2.3; Qi et al., Zero Bubble (2023), section 2; DeepSpeed,
+    runtime/pipe/engine.py (pipe_buffers).
     """
     moments = held_microbatches(layout.schedule, layout.pp, stage.index, num_microbatches, layout.interleave)
     kept: Any = 0.0
@@ -221,21 +226,33 @@ def stored_activation_bytes(job: Job, layout: Degrees, stage: Stage, num_microba
     for experts, count in layer_kinds(job, layout, stage):
         of_policies = layer_activation_bytes(job, layout, experts=experts)
         kept, whole = kept + count * by_policy(stage.policy, of_policies), whole + count * of_policies[0]
+    kept = kept + sent_bytes(job, layout, stage)
     stored = [before * kept + waiting * whole for before, waiting in moments]
     return np.maximum.reduce(np.broadcast_arrays(*stored))
+
+
+def sent_bytes(job: Job, layout: Degrees, stage: Stage) -> Any:
+    """What a stage has sent to the next and keeps, for one microbatch, of engines that keep it.
+
+    Source: DeepSpeed, runtime/pipe/engine.py (pipe_buffers).
+    """
+    sent = layer_activation_bytes(job, layout)[POLICIES.index("full")] * layout.interleave
+    return np.where(np.less(stage.index, layout.pp - 1) & job.engine.keeps_stage_outputs, sent, 0.0)
 
 
 def whole_gradients(job: Job, layout: Degrees) -> Any:
     """Whether a device accumulates gradients of all its parameters.
 
-    Below ZeRO-2 it does, and under the pipelines of engines that keep them whole there. FSDP has no lasting
-    buffer for it: with one microbatch and no pipeline each gradient is reduced at once.
+    Below ZeRO-2 it does, and under the pipelines of engines that keep them whole there, or wherever microbatches
+    add up in engines that reduce once a step. FSDP has no lasting buffer for it: with one microbatch and no
+    pipeline each gradient is reduced at once.
 
     Source: Rajbhandari et al., ZeRO (SC 2020), section 5; engine profile for what differs.
     """
     piped = np.greater(layout.pp, 1) & job.engine.grads_unsharded_with_pipeline
     adds_up = np.greater(layout.pp, 1) | np.greater(job.training.global_batch_size, layout.dp * layout.mbs)
-    return (np.less(layout.zero, 2) & (adds_up | job.engine.keeps_whole_grads)) | piped
+    unsharded = np.less(layout.zero, 2) & (adds_up | job.engine.keeps_whole_grads)
+    return unsharded | (adds_up & job.engine.accumulates_whole_grads) | piped
 
 
 def state_bytes_per_param(job: Job, layout: Degrees, *, experts: bool = False) -> tuple[Any, Any, Any]:
@@ -251,7 +268,8 @@ def state_bytes_per_param(job: Job, layout: Degrees, *, experts: bool = False) -
     weights = np.where(np.greater_equal(layout.zero, 3), states.sharded_weights / x, states.weights)
     kept = states.grads + states.grad_copy
     grads = np.where(whole_gradients(job, layout), kept, kept / x)
-    return weights, grads, (states.master + moment_bytes_per_param(job)) / x
+    step_grads = np.where(np.less(layout.zero, 3), states.step_grads, 0.0)
+    return weights, grads, (states.master + step_grads + moment_bytes_per_param(job)) / x
 
 
 def loss_bytes(job: Job, layout: Degrees, stage: Stage) -> Any:
@@ -260,7 +278,7 @@ def loss_bytes(job: Job, layout: Degrees, stage: Stage) -> Any:
     Source: engine profile, bytes per logit.
     """
     tokens = tokens_per_microbatch(job, layout)
-    per_logit = job.engine.logits_bytes + (job.compute_bytes - 2)
+    per_logit = job.engine.logits_bytes + (job.compute_bytes - 2) + job.engine.whole_logits_bytes * layout.tp
     logits = tokens * padded_vocab(job.model, job.engine, layout)
     return holds_head(layout, stage) * per_logit * logits
 
@@ -278,23 +296,48 @@ def recompute_bytes(job: Job, layout: Degrees, stage: Stage) -> Any:
     return largest
 
 
-def _gathered_bytes(job: Job, layout: Degrees, stage: Stage) -> Any:
-    """Units that ZeRO-3 gathers: two layers' weights (one computes, one is prefetched) and one layer's gradients.
+def _transient_bytes(job: Job, layout: Degrees, stage: Stage) -> Any:
+    """What is alive only for a moment: the larger of the loss, and the layer whose backward pass runs.
 
-    The ends (embedding, head) are one unit of their own; the larger of both counts.
+    The ends (embedding, head) are one unit that ZeRO-3 keeps gathered, with its gradient, until the backward pass ends.
 
-    Source: torch FSDP2, torch/distributed/fsdp/_fully_shard/_fsdp_param_group.py (forward and backward prefetch).
+    Source: torch FSDP2, torch/distributed/fsdp/_fully_shard/_fsdp_state.py (the root is not resharded).
+    """
+    ends = end_params_on_device(job.model, job.engine, layout, stage.index)
+    gathers = np.greater_equal(layout.zero, 3) * job.state_bytes.weights
+    reduces = np.where(whole_gradients(job, layout), 0.0, job.state_bytes.weights)
+    largest = np.maximum(loss_bytes(job, layout, stage), layer_backward_bytes(job, layout, stage))
+    return largest + (gathers + reduces) * ends
+
+
+def layer_backward_bytes(job: Job, layout: Degrees, stage: Stage) -> Any:
+    """What the layer needs whose backward pass runs, beside what is stored; the larger kind counts.
+
+    What recompute brings back, the weights of two layers that ZeRO-3 gathers (one computes, one is prefetched) and,
+    where gradients are not kept whole, its own before they are reduced.
+
+    Source: Korthikanti et al. (2022), section 5; torch FSDP2, torch/distributed/fsdp/_fully_shard/
+    _fsdp_param_group.py (forward and backward prefetch).
     """
     states = job.state_bytes
     layer: Any = 0.0
     for experts, count in layer_kinds(job, layout, stage):
         held = layer_params(job, layout, experts=experts).total
         layer = np.maximum(layer, np.where(np.greater(count, 0), held, 0.0))
-    ends = end_params_on_device(job.model, job.engine, layout, stage.index)
-    weights = states.weights * (ends + np.minimum(2, stage.num_layers) * layer)
-    grads = (states.weights + states.grads) * np.maximum(layer, ends)
-    gathers = np.greater_equal(layout.zero, 3)
-    return np.where(gathers, weights, 0.0) + np.where(whole_gradients(job, layout), 0.0, grads)
+    gathered = np.greater_equal(layout.zero, 3) * states.weights * np.minimum(2, stage.num_layers)
+    reduced = np.where(whole_gradients(job, layout), 0.0, states.weights + states.grads)
+    return recompute_bytes(job, layout, stage) + (gathered + reduced) * layer
+
+
+def _runtime_bytes(job: Job, layout: Degrees, stored: Any) -> Any:
+    """Device context and communication buffers, and what the allocator loses.
+
+    Source: device file, reserved_memory; engine profile, communicator_memory and fragmentation.
+    """
+    axes = (layout.tp, layout.pp, layout.dp * layout.cp)
+    groups = sum(np.greater(degree, 1) * 1.0 for degree in axes)
+    buffers = job.cluster.device.reserved_memory + (job.engine.communicator_memory or 0.0) * groups
+    return buffers + job.engine.fragmentation * stored
 
 
 def _state_bytes(job: Job, layout: Degrees, stage: Stage) -> tuple[Any, Any, Any]:
@@ -327,8 +370,6 @@ def memory_lines(job: Job, layout: Degrees, stage: Stage) -> tuple[MemoryLine, .
     weights = weights * weight_versions(layout.schedule, layout.pp, stage.index, m)
     stashed = " * versions (weight stashing)" if layout.schedule == "pipedream" else ""
     stored = stored_activation_bytes(job, layout, stage, m)
-    transient = np.maximum(loss_bytes(job, layout, stage), recompute_bytes(job, layout, stage))
-    runtime = job.cluster.device.reserved_memory + job.engine.fragmentation * stored
     zero_source = "Rajbhandari et al., ZeRO (SC 2020); engine profile"
     return (
         MemoryLine(
@@ -357,13 +398,13 @@ def memory_lines(job: Job, layout: Degrees, stage: Stage) -> tuple[MemoryLine, .
         ),
         MemoryLine(
             name=LineName.TRANSIENTS,
-            num_bytes=transient + _gathered_bytes(job, layout, stage),
-            formula="max(logits and loss, one recomputed layer) + gathered ZeRO units",
+            num_bytes=_transient_bytes(job, layout, stage),
+            formula="max(logits and loss, one recomputed layer and its gathered ZeRO units) + gathered ends",
             source="Korthikanti et al. (2022), section 5; torch FSDP2 prefetch",
         ),
         MemoryLine(
             name=LineName.RUNTIME,
-            num_bytes=runtime,
+            num_bytes=_runtime_bytes(job, layout, stored),
             formula="device context and communication buffers + allocator's share of the activations",
             source="device file, reserved_memory; engine profile, fragmentation",
         ),

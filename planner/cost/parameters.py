@@ -298,13 +298,14 @@ def _mean_cross_attention_on_device(model: ModelSpec, layout: Degrees) -> Any:
 def embedding_params_on_device(model: ModelSpec, engine: EngineSpec, layout: Degrees) -> Any:
     """Parameters of the embedding on one tensor-parallel rank: its share of the (vocabulary x hidden) matrix.
 
-    A projection of patches is whole on every rank.
+    A projection of patches is whole on every rank, and where the engine does so an embedding of its own is too.
 
     Source: Shoeybi et al., Megatron-LM (2019), section 3: the embedding is cut along the vocabulary.
     """
     if model.patches:
         return _embedding_params(model) + 0 * layout.tp
-    return padded_vocab(model, engine, layout) * model.hidden_size
+    copies = layout.tp if engine.replicates_embedding and not model.tied_embeddings else 1
+    return padded_vocab(model, engine, layout) * model.hidden_size * copies
 
 
 def end_params_on_device(model: ModelSpec, engine: EngineSpec, layout: Degrees, stage: Any) -> Any:

@@ -8,7 +8,14 @@ from typing import TYPE_CHECKING
 from pydantic import Field
 
 from planner.cost.estimate import estimate
-from planner.cost.memory import activation_terms, kept_shares, loss_bytes, recompute_bytes
+from planner.cost.memory import (
+    activation_terms,
+    kept_shares,
+    layer_backward_bytes,
+    loss_bytes,
+    recompute_bytes,
+    sent_bytes,
+)
 from planner.cost.schedule import held_microbatches
 from planner.cost.stage import layer_kinds, stages_of
 from planner.explain.operations import stage_at
@@ -93,16 +100,16 @@ def _held_at(
             kept = kept_shares(job, term)[int(stage.policy)] * whole
             each += kept
             parts[term.name] = parts.get(term.name, 0.0) + before * kept + waiting * whole
-    return before + waiting, each, parts
+    sent = float(sent_bytes(job, layout, stage))
+    return before + waiting, each + sent, parts | {"outputs sent to the next stage": before * sent}
 
 
 def _moment(job: Job, layout: Layout, stage: Stage) -> str:
     """What runs at the peak, in words."""
-    loss, recomputed = float(loss_bytes(job, layout, stage)), float(recompute_bytes(job, layout, stage))
+    if float(loss_bytes(job, layout, stage)) > float(layer_backward_bytes(job, layout, stage)):
+        return "loss of the first microbatch that turns to its backward pass"
     gathers = ", with gathered weights of two layers" if layout.zero == 3 else ""
-    if loss > recomputed:
-        return f"loss of the first microbatch that turns to its backward pass{gathers}"
-    again = ", one layer computed again" if recomputed else ""
+    again = ", one layer computed again" if float(recompute_bytes(job, layout, stage)) else ""
     return f"start of the first backward pass{again}{gathers}"
 
 

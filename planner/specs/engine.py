@@ -7,7 +7,7 @@ from typing import Literal
 from pydantic import Field
 
 from planner.specs.cluster import Precision
-from planner.specs.document import Document, Name
+from planner.specs.document import Bytes, Document, Name
 from planner.specs.recipe import MemoryRecipe, Optimizer, StateBytes
 
 __all__ = ["EngineSpec", "Recompute", "Schedule"]
@@ -52,12 +52,23 @@ class EngineSpec(Document):
     shards_positions: bool = Field(default=False, description="a learned table of positions is cut by tp")
     regathers_inputs: bool = Field(description="sequence parallelism stores sharded inputs, gathers them again")
     fused_swiglu: bool
-    logits_bytes: float = Field(ge=0, description="bytes per logit at the loss, of 16-bit training")
+    logits_bytes: float = Field(ge=0, description="bytes per logit at the loss, of 16-bit training, cut by tp")
+    whole_logits_bytes: float = Field(default=0, ge=0, description="the same of logits that every tp rank has whole")
+    replicates_embedding: bool = Field(default=False, description="the embedding is whole on every tp rank")
     grads_unsharded_with_pipeline: bool
+    accumulates_whole_grads: bool = Field(
+        default=False, description="gradients are added up unsharded over microbatches at every ZeRO stage (no_sync)"
+    )
     keeps_whole_grads: bool = Field(
         description="below ZeRO-2 whole gradients have a lasting buffer, not only while microbatches add up"
     )
+    keeps_stage_outputs: bool = Field(
+        default=False, description="a pipeline stage keeps what it sent for each microbatch in flight"
+    )
     fragmentation: float = Field(ge=0, lt=1, description="share of activations lost by the allocator")
+    communicator_memory: Bytes | None = Field(
+        default=None, description="for each mesh axis above 1, beside the device's reserved_memory"
+    )
     accumulation_bytes: float = Field(
         ge=0, description="bytes moved per parameter to add one microbatch's gradient, outside the matrix product"
     )

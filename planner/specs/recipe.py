@@ -31,6 +31,7 @@ class StateBytes(Document):
     grads: gradient accumulation; sharded from ZeRO-2 on, where the engine can.
     grad_copy: a 16-bit gradient beside the fp32 sum, sharded and freed like it.
     master: weights that the optimizer updates, where they are not the ones that compute; sharded from ZeRO-1 on.
+    step_grads: gradients that the update makes beside those, sharded like its state; ZeRO-3 makes them part by part.
     moment: one running mean of the optimizer (AdamW has two, SGD one); sharded with the master weights.
     """
 
@@ -39,6 +40,7 @@ class StateBytes(Document):
     grads: float = Field(ge=0)
     grad_copy: float = Field(default=0, ge=0)
     master: float = Field(ge=0)
+    step_grads: float = Field(default=0, ge=0)
     moment: float = Field(default=4, ge=0)
 
 

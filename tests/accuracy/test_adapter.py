@@ -7,6 +7,7 @@ import io
 import random
 from collections import Counter
 from dataclasses import replace
+from fnmatch import fnmatchcase
 from pathlib import Path
 
 import pytest
@@ -65,6 +66,25 @@ def test_a_job_says_what_its_row_says(source: str) -> None:
             check_job(row)
 
 
+def matches(row: dict[str, str], entry: dict) -> bool:
+    return all(fnmatchcase(row[name], pattern) for name, pattern in entry["match"].items())
+
+
+def test_every_correction_and_recipe_is_of_some_row() -> None:
+    for entry in knowledge("aliases")["corrections"]:
+        assert any(matches(row, entry) for row in CELLS), entry
+    for entry in knowledge("aliases")["recipes"]:
+        assert any(row["source_set"] == entry["source_set"] for row in CELLS), entry
+
+
+def test_a_source_states_its_memory_recipe_and_corrects_what_was_inferred() -> None:
+    rows = {row["id"]: job_of(run_of(row)) for row in CELLS if row["id"] in ("T1193", "T1214", "T1156", "T0510")}
+    assert rows["T1193"].job.training.memory_recipe == "precision-aware"
+    assert rows["T1214"].job.training.memory_recipe == "engine"
+    assert rows["T0510"].job.training.memory_recipe == "engine"
+    assert (rows["T1156"].layout.tp, rows["T1156"].layout.dp) == (1, 64)
+
+
 def check_job(row: dict[str, str]) -> None:
     found = job_of(run_of(row))
     if isinstance(found, Unsupported):
@@ -90,6 +110,8 @@ def check_job(row: dict[str, str]) -> None:
         "interleave": layout.interleave,
         "microbatch": layout.mbs,
     }
+    corrected = {key for entry in knowledge("aliases")["corrections"] for key in entry["cells"] if matches(row, entry)}
+    stated = {key: value for key, value in stated.items() if key not in corrected}
     wrong = {key: (row[key], value) for key, value in stated.items() if row[key] and int(row[key]) != value}
     assert not wrong, row["id"]
     assert layout.world_size == int(row["gpus"])

@@ -222,3 +222,18 @@ def test_a_missing_file_is_a_mistake_of_the_user(capsys) -> None:
 def test_tables_fit_the_screen(width: int, report: Report) -> None:
     shown = to_text(accuracy(report), Screen(width=width))
     assert max(map(len, shown.splitlines())) <= width
+
+
+def test_memory_is_as_close_as_promised(report: Report) -> None:
+    """Bounds a little above what is reached; a change that moves them has to say why."""
+    errors = defaultdict(list)
+    for row in report.rows:
+        if row.memory_error is not None:
+            kind = "b200" if row.run.source_set == "simumax-b200" else row.run.mem_class
+            errors[kind].append(abs(row.memory_error))
+    mean = {kind: statistics.mean(values) for kind, values in errors.items()}
+    assert mean["b200"] < 0.02
+    assert mean["allocated"] < 0.06
+    assert mean["device"] < 0.06
+    assert report.outcomes.caught == report.outcomes.num_oom
+    assert report.outcomes.false_alarms < 0.025 * report.outcomes.num_ran
