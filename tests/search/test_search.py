@@ -42,7 +42,7 @@ def small_job(seed):
     layers = pick.randint(2, 6)
     gpus = pick.choice([1, 2, 3, 4, 6, 8])
     model = pick.choice(["tiny-gpt", "tiny-llama"])
-    gib = pick.choice([0.02, 0.03, 0.05, 0.1, 0.5])
+    gib = pick.choice([0.005, 0.01, 0.02, 0.03, 0.05, 0.5])
     return load_job(
         model=model,
         cluster=pick.choice(["dgx-a100", "dgx1-v100"]),
@@ -259,7 +259,7 @@ def check_bounds(job):
             assert np.all((bounds <= few) | (exact > cutoff))
             narrow = price_candidates(job, degrees, policies, constraints=NO_CONSTRAINTS, cutoff_seconds=cutoff)
             for candidate, seconds in zip(narrow, exact, strict=True):
-                if seconds <= cutoff:
+                if np.isfinite(seconds) and seconds <= cutoff:
                     assert best_choice(candidate).objective_seconds == pytest.approx(seconds, rel=1e-12)
 
 
