@@ -11,6 +11,7 @@ VENV ?= .venv
 TORCH_INDEX ?=
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+DOCS_STAMP := $(VENV)/.installed-docs
 
 .PHONY: help
 help: ## show this list
@@ -55,11 +56,18 @@ format: $(STAMP) ## rewrite the sources in the house style
 	$(BIN)/ruff format .
 
 .PHONY: docs
-docs: $(STAMP) ## rewrite the generated parts of the documents
+docs: $(DOCS_STAMP) ## rewrite the generated parts of the documents, and build the site in build/site
 	$(BIN)/python tools/docs.py
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	@echo "open build/site/index.html"
+
+# what builds the site is installed when somebody builds it
+$(DOCS_STAMP): $(STAMP)
+	$(PYTHON) tools/setup.py $(VENV) --group docs --torch-index "$(TORCH_INDEX)"
+	@touch $@
 
 .PHONY: docs-check
-docs-check: $(STAMP) ## fail if `make docs` would change anything
+docs-check: $(STAMP) ## fail if `make docs` would change any document
 	$(BIN)/python tools/docs.py --check
 
 .PHONY: golden

@@ -2,22 +2,40 @@
 
 from __future__ import annotations
 
+import importlib.util
+import json
 import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import fields
 from pathlib import Path
+from types import ModuleType
 
 import click
 import pytest
+import yaml
+from click.testing import CliRunner
 
+from planner.accuracy.runs import Run
 from planner.cli import cli
 from planner.cost.ledger import LineName
+from planner.errors import ExitCode
 from planner.layout import Layout
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 LINK = re.compile(r"\[[^\]]*\]\((?P<target>[^)#\s]+)(?:#[^)]*)?\)")
 MACHINE_PATH = re.compile(r"(?<![\w.])/(?:tmp|work|home|root|opt|usr|mnt)/")
+
+
+def load_docs_tool() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("tools_docs", ROOT / "tools" / "docs.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 def commands(command: click.Command, path: tuple[str, ...] = ("planner",)) -> Iterator[tuple[str, click.Command]]:
@@ -47,6 +65,67 @@ def test_readme_names_every_command() -> None:
     assert missing == []
 
 
+# --- commands that the pages show ----------------------------------------------------------------------------------
+
+PAGES = [path for path in DOCUMENTS if path.name not in ("CHANGELOG.md", "cli.md", "cost-model.md")]
+SHELL = re.compile(r"```sh\n(.*?)```", re.DOTALL)
+
+
+def shown_commands(text: str) -> list[str]:
+    """The lines of `sh` blocks that start with `planner`, in their order."""
+    lines = (line for block in SHELL.findall(text) for line in block.splitlines())
+    return [line for line in lines if line.startswith("planner ")]
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
+def test_shown_commands_have_only_options_that_exist(path: Path) -> None:
+    known = dict(commands(cli))
+    for line in shown_commands(path.read_text(encoding="utf-8")):
+        words = line.split()
+        options = {option for param in known[" ".join(words[:2])].params for option in param.opts}
+        assert {word for word in words if word.startswith("-")} <= options, line
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize(
+    "path", [path for path in PAGES if shown_commands(path.read_text(encoding="utf-8"))], ids=lambda path: path.name
+)
+def test_shown_commands_work_in_their_order(path: Path, tmp_path: Path) -> None:
+    text = path.read_text(encoding="utf-8")
+    tool = load_docs_tool()
+    tool.write_files(text, tmp_path)
+    for line in shown_commands(text):
+        command = [sys.executable, "-m", *line.split()]
+        answer = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+        assert answer.returncode == 0, f"{line}\n{answer.stderr}"
+
+
+# --- reference pages -------------------------------------------------------------------------------------------------
+
+
+def first_cells(page: str, heading: str) -> set[str]:
+    """The names in the first column of the tables of one section."""
+    section = (ROOT / "docs" / page).read_text(encoding="utf-8").partition(f"# {heading}\n")[2].partition("\n## ")[0]
+    rows = [line.split("|")[1] for line in section.splitlines() if line.startswith("| ")][1:]
+    return {name.strip(" `") for row in rows for name in row.split(",")}
+
+
+def test_every_exit_code_is_explained() -> None:
+    assert first_cells("exit-codes.md", "Exit codes") == {str(code.value) for code in ExitCode}
+
+
+def test_every_column_of_a_table_of_runs_is_explained() -> None:
+    assert first_cells("formats.md", "RUNS.csv") == {field.name for field in fields(Run)}
+
+
+def test_every_key_of_a_plan_is_explained() -> None:
+    line = "explain tiny-gpt local-cpu --gpus 1 --seq-len 64 --global-batch 4 --precision fp32 --layout mbs=1 --json"
+    answer = CliRunner().invoke(cli, line.split(), catch_exceptions=False)
+    extra = set(json.loads((ROOT / "docs" / "schemas" / "explanation.json").read_text(encoding="utf-8"))["properties"])
+    assert first_cells("formats.md", "The plan") == set(json.loads(answer.stdout)) - extra
+
+
 # --- what the documents point at --------------------------------------------------------------------------------
 
 
@@ -55,6 +134,29 @@ def test_links_lead_somewhere(path: Path) -> None:
     targets = [match["target"] for match in LINK.finditer(path.read_text(encoding="utf-8"))]
     missing = [t for t in targets if not t.startswith(("http://", "https://")) and not (path.parent / t).exists()]
     assert missing == []
+
+
+def heading_anchors(path: Path) -> set[str]:
+    """What `#...` may name in a Markdown file: its headings, in lower case with hyphens."""
+    headings = re.findall(r"^#+ (.+)$", path.read_text(encoding="utf-8"), flags=re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading).strip().lower().replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
+def test_links_into_a_page_name_its_headings(path: Path) -> None:
+    found = re.findall(r"\]\(([^)#\s:]*)#([^)\s]+)\)", path.read_text(encoding="utf-8"))
+    assert [each for each in found if each[1] not in heading_anchors(path.parent / each[0] if each[0] else path)] == []
+
+
+def test_the_site_has_every_page_and_no_page_leaves_it() -> None:
+    docs = ROOT / "docs"
+    pages = {str(path.relative_to(docs)) for path in docs.rglob("*.md")}
+    navigation = yaml.safe_load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"))["nav"]
+    assert set(re.findall(r"[\w/-]+\.md", str(navigation))) == pages
+    for page in pages:
+        targets = [match["target"] for match in LINK.finditer((docs / page).read_text(encoding="utf-8"))]
+        inside = [(docs / page).parent / target for target in targets if "://" not in target]
+        assert [target for target in inside if not target.resolve().is_relative_to(docs)] == []
 
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)

@@ -67,7 +67,8 @@ def test_a_kept_torch_is_not_constrained_and_all_else_is() -> None:
 def test_constraints_pin_every_requirement_to_a_version_that_it_allows() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     extras = [each for group in project["project"]["optional-dependencies"].values() for each in group]
-    wanted = project["project"]["dependencies"] + extras + project["dependency-groups"]["dev"]
+    tools = [each for group in project["dependency-groups"].values() for each in group]
+    wanted = project["project"]["dependencies"] + extras + tools
     pinned = pins((ROOT / "constraints.txt").read_text(encoding="utf-8"))
     for requirement in map(Requirement, wanted + project["build-system"]["requires"]):
         (pin,) = pinned[canonicalize_name(requirement.name)].specifier
@@ -97,6 +98,31 @@ def test_every_quoted_command_is_followed_by_its_block() -> None:
     for path in [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]:
         text = path.read_text(encoding="utf-8")
         assert text.count("<!-- command:") == len(tool.BLOCK.findall(text)), path
+
+
+def test_a_pipe_may_cut_what_is_quoted(tmp_path: Path) -> None:
+    assert load_tool("docs").run_in(tmp_path)("planner models | head -1").startswith("model ")
+
+
+def test_a_page_brings_its_files(tmp_path: Path) -> None:
+    load_tool("docs").write_files("x\n\n<!-- file: a.csv -->\n```csv\nb,c\n1,2\n```\n", tmp_path)
+    assert (tmp_path / "a.csv").read_text() == "b,c\n1,2\n"
+
+
+def test_keys_are_explained_by_the_docstring_and_by_their_fields() -> None:
+    schema = {
+        "description": "A thing.\n\nspeed: of it. weight, size: both\nof them.",
+        "properties": {"speed": {"type": "integer", "minimum": 1}, "weight": {"enum": ["a"]}, "size": {"default": 2}},
+        "required": ["speed"],
+    }
+    table = load_tool("docs").key_table(schema)
+    assert table.split("\n") == [
+        *("", "A thing.", "", "| key | takes | default | meaning |", "|---|---|---|---|"),
+        "| `speed` | integer, at least 1 | **required** | of it. |",
+        "| `weight` | `a` |  | both of them. |",
+        "| `size` | text | `2` | both of them. |",
+        "",
+    ]
 
 
 def test_a_failing_command_stops_the_generation(tmp_path: Path) -> None:

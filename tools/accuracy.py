@@ -36,7 +36,7 @@ HEAD = """# How accurate forecasts are
 
 <!-- written by `make accuracy`; edit tools/accuracy.py instead -->
 
-Forecasts against {num_runs} published runs of other programs ([the table](../tests/published/measurements.csv) names
+Forecasts against {num_runs} published runs of other programs (`tests/published/measurements.csv` names
 every source). {num_priced} of the {num_measured} that were measured can be priced.
 
 - An error is |measured / predicted - 1| of the step time, in percent: median / mean / 90th percentile. Rates in FLOP/s

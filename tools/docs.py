@@ -1,8 +1,13 @@
 """Regenerate what the documents quote: command output, the command reference, the formulas, the schemas.
 
-`make docs` rewrites the files, `make docs-check` fails with the difference if anything would change. In a
-Markdown file, the block after `<!-- command: planner ... -->` is replaced by the real output of that command.
-The commands of one file run in one empty folder, in their order, so a later one may read what an earlier one wrote.
+`make docs` rewrites the files, `make docs-check` fails with the difference if anything would change. In a Markdown file
+
+- the block after `<!-- command: planner ... -->` is replaced by the real output of that command (a pipe may cut it),
+- the block after `<!-- docstring: planner/... -->` by the docstring of that module,
+- what stands between `<!-- fields: NAME -->` and `<!-- fields: end -->` by the keys of that document's schema,
+- the block after `<!-- file: NAME -->` is a file that the commands of the page find in their folder.
+
+The commands of one page run in one empty folder, in their order, so a later one may read what an earlier one wrote.
 """
 
 from __future__ import annotations
@@ -10,45 +15,55 @@ from __future__ import annotations
 import argparse
 import ast
 import difflib
+import json
 import os
 import re
-import shlex
 import subprocess
 import sys
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from planner.cli import cli
+from planner.specs.schema import schemas as document_schemas
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 ROOT = Path(__file__).resolve().parent.parent
 WIDTH = 100
-QUOTING = ("README.md", "docs/guide.md")
 GENERATED = "\n<!-- written by `make docs`; edit the source instead -->\n"
 BLOCK = re.compile(r"<!-- command: (?P<command>[^\n]+?) -->\n```console\n(?P<old>.*?)```\n", re.DOTALL)
+FILE = re.compile(r"<!-- file: (?P<name>[\w.-]+) -->\n```\w+\n(?P<text>.*?)```\n", re.DOTALL)
+DOCSTRING = re.compile(r"<!-- docstring: (?P<path>\S+) -->\n```text\n.*?```\n", re.DOTALL)
+FIELDS = re.compile(r"<!-- fields: (?P<name>(?!end)\w+) -->\n.*?<!-- fields: end -->\n", re.DOTALL)
 ANSWERS = (0, 3)  # exit codes of results: it worked, or nothing fits
 
 
 def run_in(folder: Path) -> Callable[[str], str]:
     """A function that runs a command line in `folder` and returns what it prints to standard output."""
     environment = os.environ | {"COLUMNS": str(WIDTH), "NO_COLOR": "1", "TERM": "xterm", "PYTHONUTF8": "1"}
+    planner = f'set -o pipefail; planner() {{ "{sys.executable}" -m planner "$@"; }}; '
 
     def run(command: str) -> str:
-        program, *arguments = shlex.split(command)
-        if program != "planner":
+        if not command.startswith("planner "):
             sys.exit(f"only `planner` commands are quoted, not: {command}")
-        line = [sys.executable, "-m", "planner", *arguments]
+        line = ["/bin/bash", "-c", planner + command]
         answer = subprocess.run(line, cwd=folder, env=environment, capture_output=True, text=True, check=False)
         if answer.returncode not in ANSWERS:
             sys.exit(f"{command}\nended with exit code {answer.returncode}:\n{answer.stderr}")
         return answer.stdout
 
     return run
+
+
+def write_files(text: str, folder: Path) -> None:
+    """Write the files that a page shows into the folder in which its commands run."""
+    for match in FILE.finditer(text):
+        (folder / match["name"]).write_text(match["text"], encoding="utf-8")
 
 
 def fill_blocks(text: str, run: Callable[[str], str]) -> str:
@@ -59,6 +74,92 @@ def fill_blocks(text: str, run: Callable[[str], str]) -> str:
         return f"<!-- command: {match['command']} -->\n```console\n$ {match['command']}\n{output}\n```\n"
 
     return BLOCK.sub(fill, text)
+
+
+def fill_docstrings(text: str) -> str:
+    """Replace every quoted docstring by that of its module."""
+
+    def fill(match: re.Match[str]) -> str:
+        module = ast.parse((ROOT / match["path"]).read_text(encoding="utf-8"))
+        return f"<!-- docstring: {match['path']} -->\n```text\n{ast.get_docstring(module)}\n```\n"
+
+    return DOCSTRING.sub(fill, text)
+
+
+def fill_fields(text: str) -> str:
+    """Replace every table of keys by those of the document's schema."""
+    found = document_schemas() if FIELDS.search(text) else {}
+    return FIELDS.sub(
+        lambda match: f"<!-- fields: {match['name']} -->\n{key_tables(found[match['name']])}<!-- fields: end -->\n",
+        text,
+    )
+
+
+def key_tables(schema: dict[str, Any]) -> str:
+    """The keys of a document, then those of the documents inside it, as Markdown tables."""
+    parts = [key_table(schema)]
+    parts += [f"\n#### {name}\n{key_table(each)}" for name, each in sorted(schema.get("$defs", {}).items())]
+    return "".join(parts)
+
+
+def key_table(schema: dict[str, Any]) -> str:
+    """Keys, what they take and their meaning; keys that the docstring explains stand there, others in the field."""
+    keys = schema.get("properties", {})
+    intro, explained = read_docstring(schema.get("description", ""), set(keys))
+    lines = [f"\n{intro}\n", "| key | takes | default | meaning |", "|---|---|---|---|"]
+    for key, field in keys.items():
+        value = field.get("default")
+        default = "" if value is None else f"`{value if isinstance(value, str) else json.dumps(value)}`"
+        default = "**required**" if key in schema.get("required", ()) else default
+        meaning = " ".join(filter(None, (explained.get(key), own_description(field))))
+        lines.append(f"| `{key}` | {taken(field)} | {default} | {meaning.replace('|', '&#124;')} |")
+    return "\n".join(lines) + "\n"
+
+
+def read_docstring(text: str, keys: set[str]) -> tuple[str, dict[str, str]]:
+    """What a docstring says at large, and what it says of each key (`key: ...`, also after a full stop)."""
+    names = "|".join(sorted(keys, key=len, reverse=True)) or "$^"
+    pieces = re.split(rf"(?:^|(?<=[.;] )|(?<=\n))((?:{names})(?:, (?:{names}))*): ", text)
+    explained = {
+        key: " ".join(piece.split()).rstrip(";")
+        for heads, piece in zip(pieces[1::2], pieces[2::2], strict=True)
+        for key in heads.split(", ")
+    }
+    return " ".join(pieces[0].split()), explained
+
+
+def own_description(field: dict[str, Any]) -> str:
+    """A field's description, where it is more than its unit."""
+    text = str(field.get("description", ""))
+    return "" if text.startswith("a number and a unit") else text
+
+
+def taken(field: dict[str, Any]) -> str:
+    """What a key takes, in words."""
+    if "anyOf" in field:
+        return " or ".join(taken(each) for each in field["anyOf"] if each.get("type") != "null")
+    if "$ref" in field:
+        name = field["$ref"].rpartition("/")[2]
+        return f"[{name}](#{name.lower()})"
+    if "enum" in field:
+        return ", ".join(f"`{each}`" for each in field["enum"])
+    kind = str(field.get("type", "text"))
+    if kind == "array":
+        return f"list of {taken(field.get('items', {}))}"
+    if kind == "object":
+        return f"{taken(field['additionalProperties'])} for each key" if "additionalProperties" in field else "keys"
+    if kind == "boolean":
+        return "`true`, `false`"
+    if kind in ("integer", "number"):
+        return kind + bounds(field)
+    unit = str(field.get("description", ""))
+    return unit.removeprefix("a number and a unit of ") + " with unit" if unit.startswith("a number and") else "text"
+
+
+def bounds(field: dict[str, Any]) -> str:
+    """The range of a number, in words."""
+    words = {"minimum": "at least", "exclusiveMinimum": "more than", "maximum": "at most", "exclusiveMaximum": "below"}
+    return "".join(f", {word} {field[key]:,}" for key, word in words.items() if key in field)
 
 
 def command_reference() -> str:
@@ -104,13 +205,20 @@ def schemas(folder: Path) -> dict[Path, str]:
     return {ROOT / "docs" / "schemas" / path.name: path.read_text(encoding="utf-8") for path in folder.iterdir()}
 
 
+def filled(path: Path) -> str:
+    """A document with everything that it quotes as it is now."""
+    text = path.read_text(encoding="utf-8")
+    with tempfile.TemporaryDirectory() as folder:
+        write_files(text, Path(folder))
+        return fill_fields(fill_docstrings(fill_blocks(text, run_in(Path(folder)))))
+
+
 def quoting_documents() -> dict[Path, str]:
-    """The documents that quote commands, with their blocks filled."""
-    filled = {}
-    for path in (ROOT / name for name in QUOTING if (ROOT / name).exists()):
-        with tempfile.TemporaryDirectory() as folder:
-            filled[path] = fill_blocks(path.read_text(encoding="utf-8"), run_in(Path(folder)))
-    return filled
+    """The documents that quote something, filled."""
+    paths = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+    quoting = [path for path in paths if "make docs`" not in path.read_text(encoding="utf-8").partition("\n## ")[0]]
+    with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:
+        return dict(zip(quoting, pool.map(filled, quoting), strict=True))
 
 
 def generate() -> dict[Path, str]:

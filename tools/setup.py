@@ -61,16 +61,20 @@ def constraints(*, keep_torch: bool) -> str:
     return text.partition(TORCH_SECTION)[0] if keep_torch else text
 
 
-def install(venv: Path, python: Path, torch_index: str) -> None:
-    """Install the build backend and the dev group, then the planner itself, editable."""
+def install(venv: Path, python: Path, torch_index: str, group: str) -> None:
+    """Install the tools of a dependency group; with `dev` the build backend and the planner itself, editable, too."""
     torch = torch_of(python)
     inherited = torch is not None and venv not in torch[1].parents
     if torch:
         print(f"keeping torch {torch[0]}", flush=True)
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
-    # pip reads dependency groups only from version 25.1 on, and a fresh environment may hold an older one;
-    # the build backend is installed too (editables: what it needs for --editable), so that it is pinned as well
-    tools = [*project["build-system"]["requires"], "editables", *project["dependency-groups"]["dev"]]
+    # pip reads dependency groups only from version 25.1 on, and a fresh environment may hold an older one
+    tools = [*project["dependency-groups"][group]]
+    steps = [tools]
+    if group == "dev":
+        # the build backend is installed too (editables: what it needs for --editable), so that it is pinned as well
+        tools += [*project["build-system"]["requires"], "editables"]
+        steps.append(["--no-build-isolation", "--editable", f"{ROOT}[train]"])
     # a tool of the outer environment would satisfy pip, but its command would not be in this one
     tools += ["--ignore-installed"] if inherited else []
     with tempfile.TemporaryDirectory() as folder:
@@ -78,7 +82,7 @@ def install(venv: Path, python: Path, torch_index: str) -> None:
         pinned.write_text(constraints(keep_torch=torch is not None), encoding="utf-8")
         pip = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "-c", str(pinned)]
         pip += ["--extra-index-url", torch_index] if torch_index else []
-        for what in (tools, ["--no-build-isolation", "--editable", f"{ROOT}[train]"]):
+        for what in steps:
             print("+ pip install", " ".join(what), flush=True)
             if subprocess.run([*pip, *what], check=False).returncode:
                 sys.exit("pip could not install the dependencies; its message is above")
@@ -89,9 +93,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("venv", type=Path)
     parser.add_argument("--torch-index", default="", help="another package index, for the build of torch")
+    parser.add_argument("--group", default="dev", help="the dependency group to install")
     arguments = parser.parse_args()
     venv = arguments.venv.absolute()
-    install(venv, create(venv), arguments.torch_index)
+    install(venv, create(venv), arguments.torch_index, arguments.group)
 
 
 if __name__ == "__main__":
