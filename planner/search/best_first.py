@@ -125,10 +125,10 @@ class _Search:
         self._num_timed = _FIRST_TIMED  # in the next part
         self._least_seconds = 0.0  # of what has not been looked at
 
-    def _cutoff(self, degrees: DegreeArrays) -> FloatArray:
-        """Longer steps of these configurations are not wanted, [n]."""
-        seconds = self._best.cutoff_seconds(degrees.world_size)
-        return np.asarray(np.broadcast_to(seconds, (len(degrees),)) * (1 + TIE), dtype=np.float64)
+    def _cutoff(self, world_size: IntArray) -> FloatArray:
+        """Longer steps on so many devices are not wanted, [n]."""
+        seconds = self._best.cutoff_seconds(world_size)
+        return np.asarray(np.broadcast_to(seconds, world_size.shape) * (1 + TIE), dtype=np.float64)
 
     def _order(self, degrees: DegreeArrays, bounds: FloatArray) -> IntArray:
         """Positions in the order in which to look at them."""
@@ -158,7 +158,7 @@ class _Search:
         order, first, size = self._order(cuts, bounds), 0, _FIRST_CUTS
         while first < len(order):
             block = order[first : first + size]
-            near = block[bounds[block] <= self._cutoff(cuts.take(block))]
+            near = block[bounds[block] <= self._cutoff(cuts.world_size[block])]
             if len(near) < len(block) and not self._has_incumbent:
                 self._drop(len(block) - len(near))
             found.num_cuts_pruned += len(block) - len(near)
@@ -177,7 +177,7 @@ class _Search:
         order, first = self._order(timed, bounds), 0
         while first < len(order):
             part = order[first : first + self._num_timed]
-            near = part[bounds[part] <= self._cutoff(timed.take(part))]
+            near = part[bounds[part] <= self._cutoff(timed.world_size[part])]
             self._drop(len(part) - len(near))
             if len(near):
                 yield timed.take(near)
@@ -186,7 +186,7 @@ class _Search:
 
     def _keep(self, degrees: DegreeArrays, bounds: FloatArray) -> IntArray:
         """Positions of those that the cutoff does not rule out; the others are counted."""
-        near = np.flatnonzero(bounds <= self._cutoff(degrees))
+        near = np.flatnonzero(bounds <= self._cutoff(degrees.world_size))
         self._drop(len(degrees) - len(near))
         return near
 
@@ -203,28 +203,30 @@ class _Search:
         fits = least_stage_bytes(job, degrees, list(policies)) <= job.memory_limit_bytes
         found.drop("memory", int(len(fits) - fits.sum()))
         degrees = degrees.take(fits)
-        degrees = degrees.take(self._keep(degrees, self._lower_bound(degrees, any_replicas=True)))
+        seconds = self._lower_bound(degrees, any_replicas=True)
+        promising = degrees.take(self._order(degrees, seconds)[:_EVEN_SPLITS])
+        self._try_even_splits(fill_replicas(job, constraints, promising, {}))
+        degrees = degrees.take(self._keep(degrees, seconds))
         degrees = fill_replicas(job, constraints, degrees, found.refused)
         seconds = self._lower_bound(degrees)
         near = self._keep(degrees, seconds)
         found.num_legal += len(near)
         if len(near):
             bounded = _Bounded(degrees=degrees.take(near), seconds=seconds[near])
-            self._try_even_splits(bounded)
+            self._try_even_splits(bounded.degrees.take(self._order(bounded.degrees, bounded.seconds)[:_EVEN_SPLITS]))
             yield bounded
 
     def _lower_bound(self, degrees: DegreeArrays, *, any_replicas: bool = False) -> FloatArray:
-        policies, cutoff = allowed_policies(self._job, self._constraints, degrees), self._cutoff(degrees)
+        policies = allowed_policies(self._job, self._constraints, degrees)
+        cutoff = self._cutoff(degrees.world_size)
         return lower_bound_seconds(self._job, degrees, policies, cutoff_seconds=cutoff, any_replicas=any_replicas)
 
-    def _try_even_splits(self, bounded: _Bounded) -> None:
-        """Lower the cutoff by what the most promising configurations do without any choice of layers."""
+    def _try_even_splits(self, degrees: DegreeArrays) -> None:
+        """Lower the cutoff by what configurations do without any choice of layers."""
         if self._constraints.per_chunk("layers_per_stage") or self._constraints.per_chunk("recompute"):
             return
-        promising = self._order(bounded.degrees, bounded.seconds)[:_EVEN_SPLITS]
-        degrees = bounded.degrees.take(promising)
         seconds = even_split_seconds(self._job, degrees, allowed_policies(self._job, self._constraints, degrees))
-        for position in np.flatnonzero(seconds <= self._cutoff(degrees)).tolist():
+        for position in np.flatnonzero(seconds <= self._cutoff(degrees.world_size)).tolist():
             self._add(degrees.take(position), float(seconds[position]))
 
     def least_bound(self) -> float:
@@ -243,12 +245,12 @@ class _Search:
         bounds = np.concatenate([each.seconds for each in waiting])
         schedules = np.repeat([each.degrees.schedule for each in waiting], [len(each.seconds) for each in waiting])
         order, first, size = self._order(everything, bounds), 0, _FIRST_PRICED
-        fastest = np.inf
+        world_size, fastest = everything.world_size, np.inf
         if not only_first:
             self._least_seconds = float(bounds.min())
         while first < len(order) and not (only_first and self.found.choices):
             part = order[first : first + size]
-            near = part[bounds[part] <= self._cutoff(everything.take(part))]
+            near = part[bounds[part] <= self._cutoff(world_size[part])]
             self.found.pruned["time bound"] += len(part) - len(near)
             for choice in self._price_part(everything, schedules, near):
                 fastest = min(fastest, choice.objective_seconds)
@@ -265,7 +267,7 @@ class _Search:
             here = part[schedules[part] == schedule]
             degrees = replace(everything.take(here), schedule=schedule)
             policies = allowed_policies(self._job, self._constraints, degrees)
-            cutoff = self._cutoff(degrees)
+            cutoff = self._cutoff(degrees.world_size)
             priced = price_candidates(
                 self._job, degrees, policies, constraints=self._constraints, cutoff_seconds=cutoff
             )

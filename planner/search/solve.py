@@ -32,7 +32,7 @@ __all__ = ["AGREEMENT", "Solution", "ranked", "solve"]
 AGREEMENT = 1e-9
 """The integer program and the dynamic program must agree to this, relatively."""
 
-_MARGIN = 0.05
+_MARGIN = 0.02
 """The integer program sees all that may come within this of the incumbent, not only what may beat it: the answer
 then does not lean on the heuristic, and the program costs next to nothing more."""
 
