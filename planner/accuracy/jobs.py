@@ -84,7 +84,7 @@ def _setup(run: Run) -> Setup:
     model = model_of(run)
     cluster = cluster_of(run, run.gpus or world)
     mbs = run.microbatch or run.mbs or _assume(1, "microbatch 1", assumed)
-    batch, share = _batch(run, degrees["dp"], mbs)
+    batch, share = _batch(run, degrees["dp"], mbs, assumed)
     training = _training(run, model, batch, engine)
     calibration = find_entry(
         shipped_calibration(),
@@ -217,9 +217,14 @@ def _precision(run: Run) -> Precision:
     return "fp16" if "fp16" in words or "v100" in run.gpu.lower() else "bf16"
 
 
-def _batch(run: Run, dp: int, mbs: int) -> tuple[int, float]:
-    """Sequences per step in whole microbatches, and the row's own batch over that."""
+def _batch(run: Run, dp: int, mbs: int, assumed: list[str]) -> tuple[int, float]:
+    """Sequences per step in whole microbatches, and the row's own batch over that.
+
+    What runs out of memory does so in its first microbatch, so that such a row needs no batch.
+    """
     batch = run.gbs or _accumulated_batch(run, dp, mbs)
+    if not batch and run.oom:
+        batch = _assume(dp * mbs, "one microbatch a step", assumed)
     if not batch:
         raise UnpricedRun("global batch not stated")
     if batch < dp * mbs:
@@ -274,7 +279,7 @@ def _layout(run: Run, job: Job, degrees: dict[str, int], mbs: int, assumed: list
         schedule=_schedule(run, interleave),
         sp=_sequence_parallel(run, tp, assumed),
         recompute=(_recompute(run, job.engine, assumed),) * (pp * interleave),
-        offload="optimizer" if _offloads(run) else "none",
+        offload=_offload(run),
         layers_per_stage=_layers_per_stage(job.model, pp, interleave, assumed),
     )
 
@@ -292,8 +297,12 @@ def _layers_per_stage(model: ModelSpec, pp: int, interleave: int, assumed: list[
     return (each - 1, *(each,) * (num_chunks - 2), each - 1 - model.mtp_layers)
 
 
-def _offloads(run: Run) -> bool:
-    return bool(run.offload) or "cpu offload" in run.flags.lower() or "offload=true" in run.flags.lower()
+def _offload(run: Run) -> str:
+    words = run.flags.lower()
+    if "checkpoint-in-cpu" in words:
+        return "activations"
+    stated = bool(run.offload) or "cpu offload" in words or "offload=true" in words
+    return "optimizer" if stated else "none"
 
 
 _INTERLEAVED: Final = ("megatron-core", "megatron-bridge", "nemo")

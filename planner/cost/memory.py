@@ -9,7 +9,7 @@ import numpy as np
 
 from planner.cost.layers import tokens_per_microbatch
 from planner.cost.ledger import LineName, MemoryLine
-from planner.cost.optimizers import extra_moment_bytes, moment_bytes_per_param
+from planner.cost.optimizers import extra_moment_bytes, moment_bytes_per_param, update_bytes
 from planner.cost.parameters import cross_attention_share, end_params_on_device, padded_vocab
 from planner.cost.schedule import held_microbatches, weight_versions
 from planner.cost.stage import (
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 __all__ = [
     "ActivationTerm",
     "activation_terms",
+    "allocator_share",
     "kept_shares",
     "layer_activation_bytes",
     "layer_backward_bytes",
@@ -296,25 +297,28 @@ def recompute_bytes(job: Job, layout: Degrees, stage: Stage) -> Any:
     return largest
 
 
-def _transient_bytes(job: Job, layout: Degrees, stage: Stage) -> Any:
+def _transient_bytes(job: Job, layout: Degrees, stage: Stage, stored: Any) -> Any:
     """What is alive only for a moment: the larger of the loss, and the layer whose backward pass runs.
 
     The ends (embedding, head) are one unit that ZeRO-3 keeps gathered, with its gradient, until the backward pass ends.
+    Where the update makes more than that, it counts, less the `stored` activations, which are gone by then.
 
     Source: torch FSDP2, torch/distributed/fsdp/_fully_shard/_fsdp_state.py (the root is not resharded).
     """
-    ends = end_params_on_device(job.model, job.engine, layout, stage.index)
-    gathers = np.greater_equal(layout.zero, 3) * job.state_bytes.weights
-    reduces = np.where(whole_gradients(job, layout), 0.0, job.state_bytes.weights)
-    largest = np.maximum(loss_bytes(job, layout, stage), layer_backward_bytes(job, layout, stage))
-    return largest + (gathers + reduces) * ends
+    engine, weights = job.engine, job.state_bytes.weights
+    ends = end_params_on_device(job.model, engine, layout, stage.index)
+    gathered = np.greater_equal(layout.zero, 3) * weights * ends
+    reduced = np.where(whole_gradients(job, layout), 0.0, weights * np.minimum(ends, engine.reduced_params))
+    loss, layer = loss_bytes(job, layout, stage), layer_backward_bytes(job, layout, stage)
+    layer = layer + (gathered + reduced) * engine.keeps_ends_gathered
+    return np.maximum(np.maximum(loss + gathered + reduced, layer), update_bytes(job, layout, stage) - stored)
 
 
 def layer_backward_bytes(job: Job, layout: Degrees, stage: Stage) -> Any:
     """What the layer needs whose backward pass runs, beside what is stored; the larger kind counts.
 
-    What recompute brings back, the weights of two layers that ZeRO-3 gathers (one computes, one is prefetched) and,
-    where gradients are not kept whole, its own before they are reduced.
+    What recompute brings back, the weights that ZeRO-3 gathers (one layer computes, the next is prefetched, at most as
+    far as the engine's bucket reaches) and, where gradients are not kept whole, those that wait to be reduced.
 
     Source: Korthikanti et al. (2022), section 5; torch FSDP2, torch/distributed/fsdp/_fully_shard/
     _fsdp_param_group.py (forward and backward prefetch).
@@ -324,9 +328,20 @@ def layer_backward_bytes(job: Job, layout: Degrees, stage: Stage) -> Any:
     for experts, count in layer_kinds(job, layout, stage):
         held = layer_params(job, layout, experts=experts).total
         layer = np.maximum(layer, np.where(np.greater(count, 0), held, 0.0))
-    gathered = np.greater_equal(layout.zero, 3) * states.weights * np.minimum(2, stage.num_layers)
-    reduced = np.where(whole_gradients(job, layout), 0.0, states.weights + states.grads)
-    return recompute_bytes(job, layout, stage) + (gathered + reduced) * layer
+    ahead = np.minimum(layer, job.engine.prefetched_params) * np.minimum(1, stage.num_layers - 1)
+    gathered = np.greater_equal(layout.zero, 3) * states.weights * (np.minimum(1, stage.num_layers) * layer + ahead)
+    waiting = np.minimum(layer, job.engine.reduced_params)
+    reduced = np.where(whole_gradients(job, layout), 0.0, (states.weights + states.grads) * waiting)
+    return recompute_bytes(job, layout, stage) + gathered + reduced
+
+
+def allocator_share(job: Job, layout: Degrees) -> Any:
+    """Share of the activations that the allocator loses.
+
+    Source: engine profile, fragmentation.
+    """
+    alone, piped = job.engine.fragmentation, job.engine.pipeline_fragmentation
+    return alone if piped is None else np.where(np.greater(layout.pp, 1), piped, alone)
 
 
 def _runtime_bytes(job: Job, layout: Degrees, stored: Any) -> Any:
@@ -337,7 +352,7 @@ def _runtime_bytes(job: Job, layout: Degrees, stored: Any) -> Any:
     axes = (layout.tp, layout.pp, layout.dp * layout.cp)
     groups = sum(np.greater(degree, 1) * 1.0 for degree in axes)
     buffers = job.cluster.device.reserved_memory + (job.engine.communicator_memory or 0.0) * groups
-    return buffers + job.engine.fragmentation * stored
+    return buffers + allocator_share(job, layout) * stored
 
 
 def _state_bytes(job: Job, layout: Degrees, stage: Stage) -> tuple[Any, Any, Any]:
@@ -361,7 +376,7 @@ def memory_lines(job: Job, layout: Degrees, stage: Stage) -> tuple[MemoryLine, .
     """The memory ledger of one device of a stage at its peak; every line broadcasts over layouts and stages.
 
     The peak is taken in the backward pass of the first microbatch: states, all stored activations, and the
-    larger of the loss and one recomputed layer.
+    larger of the loss and one recomputed layer; or in the update, where that takes more.
 
     Source: each line names its own.
     """
@@ -398,8 +413,9 @@ def memory_lines(job: Job, layout: Degrees, stage: Stage) -> tuple[MemoryLine, .
         ),
         MemoryLine(
             name=LineName.TRANSIENTS,
-            num_bytes=_transient_bytes(job, layout, stage),
-            formula="max(logits and loss, one recomputed layer and its gathered ZeRO units) + gathered ends",
+            num_bytes=_transient_bytes(job, layout, stage, stored),
+            formula="max(logits and loss, one recomputed layer and its gathered ZeRO units) + gathered ends,"
+            " or what the update takes beyond the activations",
             source="Korthikanti et al. (2022), section 5; torch FSDP2 prefetch",
         ),
         MemoryLine(

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
+import numpy as np
+
 from planner.cost.blocks import expert_layer_params, ffn_matrices, norm_params
 from planner.cost.compute import memory_bound_seconds
 from planner.cost.parameters import dense_layer_params, end_params_on_device, moe_layer_params
 from planner.cost.stage import (
     HeldParams,
     expert_shard_degree,
+    held_params,
     holds_embedding,
     holds_head,
     layer_kinds,
@@ -31,6 +34,7 @@ __all__ = [
     "moment_bytes_per_param",
     "newton_schulz_seconds",
     "optimizer_seconds",
+    "update_bytes",
 ]
 
 Matrix = tuple[int, int, int]
@@ -46,6 +50,9 @@ by the update 4 (SimuMax's itemisation)."""
 _FACTOR_BYTES: Final = 4.0
 """Adafactor's sums are fp32."""
 
+_NUM_MOMENTS: Final = {"adamw": 2, "sgd": 1, "adafactor": 0, "muon": 1}
+"""Running means of the recipe's size for each parameter of a matrix."""
+
 _NEWTON_SCHULZ_STEPS: Final = 5
 """Iterations of Muon (Jordan et al. 2024; torch.optim.Muon, ns_steps)."""
 
@@ -59,15 +66,24 @@ def moment_bytes_per_param(job: Job) -> float:
     Source: Loshchilov and Hutter (2019); Dettmers et al., 8-bit Optimizers (2022), section 2; torch.optim.SGD;
     Shazeer and Stern, Adafactor (2018), section 3; Jordan et al., Muon (2024).
     """
-    moment = job.state_bytes.moment
-    each = {
-        "adamw": 2 * moment,
-        "adamw-8bit": 2 * (1 + 4 / _EIGHT_BIT_BLOCK),
-        "sgd": moment,
-        "adafactor": 0.0,
-        "muon": moment,
-    }
-    return each[job.training.optimizer]
+    if job.training.optimizer == "adamw-8bit":
+        return 2 * (1 + 4 / _EIGHT_BIT_BLOCK)
+    return _NUM_MOMENTS[job.training.optimizer] * job.state_bytes.moment
+
+
+def update_bytes(job: Job, layout: Degrees, stage: Stage) -> Any:
+    """fp32 copies that an update makes of moments kept in fewer bits; they are gone before the next forward pass.
+
+    Dense parameters and routed experts have an optimizer each, one after the other.
+
+    Source: Transformer Engine, pytorch/optimizers/fused_adam.py (get_unscaled_state, for all parameters of a group);
+    Megatron-LM, core/optimizer (ChainedOptimizer).
+    """
+    copies = job.state_bytes.moment_copy * _NUM_MOMENTS.get(job.training.optimizer, 0)
+    if not copies:
+        return 0.0
+    held = held_params(job, layout, stage)
+    return copies * np.maximum(held.common / shard_degree(layout), held.experts / expert_shard_degree(layout))
 
 
 def _attention_matrices(model: ModelSpec) -> Iterator[Matrix]:

@@ -10,6 +10,7 @@ from pydantic import Field
 from planner.cost.estimate import estimate
 from planner.cost.memory import (
     activation_terms,
+    allocator_share,
     kept_shares,
     layer_backward_bytes,
     loss_bytes,
@@ -80,7 +81,7 @@ def _peak_of_stage(job: Job, layout: Layout, stage: Stage) -> StagePeak:
         stage=int(stage.index),
         moment=_moment(job, layout, stage),
         microbatches_in_flight=in_flight,
-        bytes_per_microbatch=each * (1 + job.engine.fragmentation),
+        bytes_per_microbatch=each * (1 + float(allocator_share(job, layout))),
         activations=tuple(ActivationPart(name=name, num_bytes=size) for name, size in ordered if size),
     )
 

@@ -65,7 +65,19 @@ class EngineSpec(Document):
     keeps_stage_outputs: bool = Field(
         default=False, description="a pipeline stage keeps what it sent for each microbatch in flight"
     )
+    keeps_ends_gathered: bool = Field(
+        default=True, description="ZeRO-3 keeps embedding and head gathered until the backward pass ends"
+    )
+    prefetched_params: float = Field(
+        default=1e12, gt=0, description="parameters of the next layer that ZeRO-3 gathers ahead, at most"
+    )
+    reduced_params: float = Field(
+        default=1e12, gt=0, description="parameters whose gradients wait for their reduction, at most a layer's"
+    )
     fragmentation: float = Field(ge=0, lt=1, description="share of activations lost by the allocator")
+    pipeline_fragmentation: float | None = Field(
+        default=None, ge=0, lt=1, description="the same under a pipeline, where it differs"
+    )
     communicator_memory: Bytes | None = Field(
         default=None, description="for each mesh axis above 1, beside the device's reserved_memory"
     )

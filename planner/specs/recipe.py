@@ -33,6 +33,7 @@ class StateBytes(Document):
     master: weights that the optimizer updates, where they are not the ones that compute; sharded from ZeRO-1 on.
     step_grads: gradients that the update makes beside those, sharded like its state; ZeRO-3 makes them part by part.
     moment: one running mean of the optimizer (AdamW has two, SGD one); sharded with the master weights.
+    moment_copy: fp32 copy of a moment kept in fewer bits, which the update makes while no activation is held.
     """
 
     weights: float = Field(ge=0)
@@ -42,6 +43,7 @@ class StateBytes(Document):
     master: float = Field(ge=0)
     step_grads: float = Field(default=0, ge=0)
     moment: float = Field(default=4, ge=0)
+    moment_copy: float = Field(default=0, ge=0)
 
 
 NAMED_RECIPES: Final = {
@@ -55,13 +57,14 @@ NAMED_RECIPES: Final = {
     # everything in bf16 and no master weights: torchtitan, training.dtype = bfloat16
     "pure-bf16": StateBytes(weights=2, sharded_weights=2, grads=2, master=0, moment=2),
     # Megatron-LM, --use-precision-aware-optimizer with --exp-avg-dtype bf16 and --exp-avg-sq-dtype bf16; DeepSeek-V3
-    # (2024), section 3.3.3, keeps its moments in bf16. fp32 gradients, master weights whole
-    "precision-aware-fp32": StateBytes(weights=2, sharded_weights=2, grads=4, master=4, moment=2),
+    # (2024), section 3.3.3, keeps its moments in bf16. fp32 gradients, master weights whole. The update unpacks the
+    # moments of all its parameters (Transformer Engine, pytorch/optimizers/fused_adam.py, get_unscaled_state)
+    "precision-aware-fp32": StateBytes(weights=2, sharded_weights=2, grads=4, master=4, moment=2, moment_copy=4),
     # the same with --main-grads-dtype bf16; the 16 bits of the master weights that the bf16 weights lack are stored
     # (store_param_remainders of Megatron-LM's optimizer_config.py, on by default)
-    "precision-aware": StateBytes(weights=2, sharded_weights=2, grads=2, master=2, moment=2),
+    "precision-aware": StateBytes(weights=2, sharded_weights=2, grads=2, master=2, moment=2, moment_copy=4),
     # the same with --exp-avg-dtype fp8 and --exp-avg-sq-dtype fp8
-    "fp8-moments": StateBytes(weights=2, sharded_weights=2, grads=2, master=2, moment=1),
+    "fp8-moments": StateBytes(weights=2, sharded_weights=2, grads=2, master=2, moment=1, moment_copy=4),
 }
 """What named recipes keep; `engine` stands for the profile of the engine."""
 

@@ -157,6 +157,39 @@ def test_zero_3_holds_the_ends_and_two_layers_or_the_loss(make_job):
     assert lines_of(job, "dp=8,zero=3")[LineName.TRANSIENTS] == expected
 
 
+def test_deepspeed_gathers_and_reduces_by_buckets(make_job):
+    """One layer with 50 million parameters of the next; the ends at the loss alone, and a bucket of gradients."""
+    job = make_job("llama3-8b", engine="deepspeed", gpus=8, batch=8)
+    layer, ends = 218_112_000, 2 * 128256 * 4096 + 4096
+    in_layer = 2 * (layer + 50_000_000) + (2 + 2) * layer
+    assert lines_of(with_engine(job, logits_bytes=0), "dp=8,zero=3")[LineName.TRANSIENTS] == max(
+        in_layer, 2 * ends + 2 * 500_000_000
+    )
+    loss = 10 * 2048 * 128256
+    assert lines_of(job, "dp=8,zero=3")[LineName.TRANSIENTS] == loss + 2 * ends + 2 * 500_000_000
+
+
+def test_moments_in_few_bits_are_unpacked_when_no_activation_is_held(make_job):
+    """8 bytes a parameter of the shard; the peak of what is alive for a moment is of one phase, not of both."""
+    job = make_job("llama3-8b", engine="megatron", gpus=8, sequence=8192)
+    aware = replace(job, training=job.training.model_copy(update={"memory_recipe": "precision-aware"}))
+    for text, shards in (("dp=8,zero=1", 8), ("dp=8,zero=0", 1)):
+        lines = lines_of(aware, text, policy=2)
+        backward = lines_of(job, text, policy=2)[LineName.TRANSIENTS]
+        update = 8 * 8_030_261_248 / shards - lines[LineName.ACTIVATIONS]
+        assert lines[LineName.TRANSIENTS] == max(backward, update)
+    assert update > backward
+
+
+def test_the_allocator_loses_more_under_a_pipeline(make_job):
+    job = make_job("gpt3-175b", engine="deepspeed", gpus=64)
+    stage = {"num_layers": 12, "policy": 2}
+    piped, alone = lines_of(job, "tp=8,pp=8,dp=1,sp=0", **stage), lines_of(job, "tp=8,dp=8,sp=0", **stage)
+    fixed = job.cluster.device.reserved_memory + 2 * 1.3 * GIB
+    assert piped[LineName.RUNTIME] - fixed == pytest.approx(0.3 * piped[LineName.ACTIVATIONS])
+    assert alone[LineName.RUNTIME] - fixed == pytest.approx(0.05 * alone[LineName.ACTIVATIONS])
+
+
 def test_gradients_that_add_up_unsharded_are_whole_at_every_stage(make_job):
     engine = make_job("llama3-8b", engine="kempnerforge", gpus=8, batch=64)
     params = 8_030_261_248
