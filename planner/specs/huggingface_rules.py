@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
+
+from planner.specs.text import quoted
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -19,20 +21,40 @@ __all__ = [
     "one_width",
     "opt_embeddings",
     "patch_positions",
-    "rope_theta",
+    "rotary",
     "shared_experts",
     "sparse_steps",
     "two_stacks",
 ]
 
 
-def rope_theta(config: Config) -> None:
-    """Rotary base: `rope_theta`, since transformers 5 inside `rope_parameters`."""
+_LLAMA3_SCALING: Final = {
+    "factor": "factor",
+    "low_freq_factor": "low_frequency",
+    "high_freq_factor": "high_frequency",
+    "original_max_position_embeddings": "original_max_sequence_length",
+}
+
+
+def rotary(config: Config) -> None:
+    """Rotary base and scaling: `rope_theta` and `rope_scaling`, since transformers 5 both inside `rope_parameters`."""
     parameters = config.get("rope_parameters", {})
     inside = parameters.get("rope_theta") if isinstance(parameters, dict) else None
     theta = config.get("rope_theta", inside)
     if theta is not None:
         config.put("rope_theta", theta, "rope_theta" if "rope_theta" in config.values else "rope_parameters")
+    key = "rope_scaling" if config.get("rope_scaling") else "rope_parameters"
+    scaling = config.get(key, {})
+    if not isinstance(scaling, dict):
+        return
+    kind = scaling.get("rope_type", scaling.get("type", "default"))
+    if kind == "llama3":
+        for name, target in _LLAMA3_SCALING.items():
+            if name not in scaling:
+                config.refuse(key, f"`{key}` of type llama3 has no `{name}`", f"it has {', '.join(_LLAMA3_SCALING)}")
+            config.put(f"rope_scaling.{target}", scaling[name], name)
+    elif kind != "default":
+        config.notes.append(f"`{key}` of type {quoted(kind)} is not read: it changes no price, but what is computed")
 
 
 def four_times_hidden(*keys: str) -> Callable[[Config], None]:

@@ -19,7 +19,7 @@ from planner.specs.huggingface_rules import (
     one_width,
     opt_embeddings,
     patch_positions,
-    rope_theta,
+    rotary,
     shared_experts,
     sparse_steps,
     two_stacks,
@@ -122,7 +122,7 @@ def _llama_like(architecture: str = "llama", /, **parts: Any) -> ModelType:
         defaults=_LLAMA_DEFAULTS | parts.get("defaults", {}),
         implied=parts.get("implied", {}),
         must=parts.get("must", _SILU),
-        rules=(rope_theta, *parts.get("rules", ())),
+        rules=(rotary, *parts.get("rules", ())),
     )
 
 
@@ -151,7 +151,7 @@ def _deepseek_like(num_shared: int, num_dense: int) -> ModelType:
             "q_lora_rank": 1536,
         },
         must=_SILU | {"moe_layer_freq": (1,), "attention_bias": (False,), "mlp_bias": (False,)},
-        rules=(rope_theta, shared_experts(num_shared)),
+        rules=(rotary, shared_experts(num_shared)),
     )
 
 
@@ -186,7 +186,7 @@ _GPT_NEOX: Final = ModelType(
         "attention_bias": True,
         "use_parallel_residual": True,
     },
-    rules=(rope_theta,),
+    rules=(rotary,),
 )
 _OPT: Final = ModelType(
     architecture="gpt",
@@ -230,7 +230,7 @@ _FALCON: Final = ModelType(
     },
     defaults={"max_position_embeddings": 2048, "layer_norm_epsilon": 1e-5, "tie_word_embeddings": True},
     must={"bias": (False,)},
-    rules=(rope_theta, four_times_hidden("ffn_hidden_size"), falcon),
+    rules=(rotary, four_times_hidden("ffn_hidden_size"), falcon),
 )
 _STARCODER2: Final = ModelType(
     architecture="gpt",
@@ -243,7 +243,7 @@ _STARCODER2: Final = ModelType(
     defaults={"max_position_embeddings": 4096, "tie_word_embeddings": True, "norm_epsilon": 1e-5},
     implied={"position": "rope"},
     must={"use_bias": (True,), "mlp_type": ("default",), "norm_type": ("layer_norm",)},
-    rules=(rope_theta, local_window(None, 0)),
+    rules=(rotary, local_window(None, 0)),
 )
 _BERT: Final = ModelType(
     architecture="bert",

@@ -8,7 +8,7 @@ from pydantic import Field, field_validator, model_validator
 
 from planner.specs.document import Document, Name
 
-__all__ = ["ARCHITECTURES", "LatentAttention", "MixtureOfExperts", "ModelSpec", "PatchEmbedding"]
+__all__ = ["ARCHITECTURES", "LatentAttention", "MixtureOfExperts", "ModelSpec", "PatchEmbedding", "RotaryScaling"]
 
 _GPT: dict[str, Any] = {
     "norm": "layernorm",
@@ -95,6 +95,26 @@ class LatentAttention(Document):
     value_head_size: int = Field(ge=1, le=100_000)
 
 
+class RotaryScaling(Document):
+    """Slower rotary positions for contexts beyond the first training's, as Llama 3.1 has them.
+
+    Of a pair of channels that turns fewer than `low_frequency` times within `original_max_sequence_length` tokens the
+    frequency is divided by `factor`; one that turns more than `high_frequency` times keeps it, and between the two it
+    changes evenly.
+    """
+
+    factor: float = Field(ge=1)
+    low_frequency: float = Field(default=1.0, gt=0)
+    high_frequency: float = Field(default=4.0, gt=0)
+    original_max_sequence_length: int = Field(default=8192, ge=1, le=1_000_000_000)
+
+    @model_validator(mode="after")
+    def _check_band(self) -> Self:
+        if self.low_frequency >= self.high_frequency:
+            raise ValueError(f"high_frequency: {self.high_frequency} is not above low_frequency {self.low_frequency}")
+        return self
+
+
 class PatchEmbedding(Document):
     """Square patches of a square image, projected, in place of a token embedding; one more token stands for all."""
 
@@ -124,6 +144,7 @@ class ModelSpec(Document):
     sliding_window: tokens that local layers attend to, 0 for none; every `global_every`-th layer is global, 0
     makes all layers local.
     qk_norm: queries and keys are normalised per head, or over the whole width.
+    rope_scaling: of rotary positions (Llama 3.1); it changes no price.
     mtp_layers: extra layers that predict further tokens (DeepSeek-V3); no part of `num_layers`.
     extra_positions: rows of the table of learned positions beyond max_sequence_length (OPT has 2).
     relative_buckets: rows of T5's table of relative positions, one table for each stack.
@@ -168,6 +189,7 @@ class ModelSpec(Document):
     moe: MixtureOfExperts | None = None
     mla: LatentAttention | None = None
     rope_theta: float = Field(default=10_000.0, gt=0)
+    rope_scaling: RotaryScaling | None = None
     norm_epsilon: float = Field(default=1e-5, gt=0)
 
     @model_validator(mode="before")

@@ -8,6 +8,7 @@ can be told which runs of positions its rows are (`held`) and how to get the key
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -21,7 +22,7 @@ from planner.trainer.norms import RmsNorm
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from planner.specs.model import ModelSpec
+    from planner.specs.model import ModelSpec, RotaryScaling
 
 __all__ = ["Attention", "Gather", "LatentAttention", "Positions", "make_attention", "positions_of", "rotate"]
 
@@ -37,25 +38,48 @@ def positions_of(length: int) -> Positions:
     return (range(length),)
 
 
+def rotary_frequencies(
+    head_size: int, theta: float, scaling: RotaryScaling | None = None, device: torch.device | None = None
+) -> Tensor:
+    """Radians per position of each rotated pair (Su et al. 2021), fp32; `scaling` slows the long waves down.
+
+    Llama 3.1 (`apply_scaling` of its reference code) keeps waves that fit `high_frequency` times into the original
+    length, divides the frequency of those that fit `low_frequency` times or less, and blends in between.
+    """
+    exponents = torch.arange(0, head_size, 2, dtype=torch.float32, device=device) / head_size
+    plain: Tensor = theta**-exponents
+    if scaling is None:
+        return plain
+    turns = scaling.original_max_sequence_length * plain / (2 * math.pi)
+    kept = (turns - scaling.low_frequency) / (scaling.high_frequency - scaling.low_frequency)
+    return torch.lerp(plain / scaling.factor, plain, kept.clamp(0, 1))
+
+
 @functools.lru_cache(maxsize=8)
 def rotary_table(
-    positions: Positions, head_size: int, theta: float, device: torch.device, dtype: torch.dtype
+    positions: Positions,
+    head_size: int,
+    theta: float,
+    scaling: RotaryScaling | None,
+    device: torch.device,
+    dtype: torch.dtype,
 ) -> tuple[Tensor, Tensor]:
-    """Cosine and sine of Su et al. 2021 (RoFormer), each of shape (positions, head_size), halves repeated.
+    """Cosine and sine of rotary positions, each of shape (positions, head_size), halves repeated.
 
     Computed in fp32, and shared by all layers.
     """
-    exponents = torch.arange(0, head_size, 2, dtype=torch.float32, device=device) / head_size
     rows = torch.cat([torch.arange(r.start, r.stop, dtype=torch.float32, device=device) for r in positions])
-    angles = torch.outer(rows, theta**-exponents)
+    angles = torch.outer(rows, rotary_frequencies(head_size, theta, scaling, device))
     angles = torch.cat((angles, angles), dim=-1)
     return angles.cos().to(dtype), angles.sin().to(dtype)
 
 
-def rotate(x_BHSD: Tensor, theta: float, positions: Positions | None = None) -> Tensor:
+def rotate(
+    x_BHSD: Tensor, theta: float, positions: Positions | None = None, scaling: RotaryScaling | None = None
+) -> Tensor:
     """Rotary position embedding with the halves of a head as the rotated pair (the Hugging Face convention)."""
     runs = positions or positions_of(x_BHSD.shape[-2])
-    cos, sin = rotary_table(runs, x_BHSD.shape[-1], theta, x_BHSD.device, x_BHSD.dtype)
+    cos, sin = rotary_table(runs, x_BHSD.shape[-1], theta, scaling, x_BHSD.device, x_BHSD.dtype)
     first, second = x_BHSD.chunk(2, dim=-1)
     turned = torch.cat((-second, first), dim=-1)
     return x_BHSD * cos + turned * sin
@@ -112,6 +136,7 @@ class Attention(nn.Module):
         super().__init__()
         self.head_size = spec.head_size
         self.theta = spec.rope_theta if spec.position == "rope" else None
+        self.scaling = spec.rope_scaling
         self.window = spec.window_of_layer(number)
         self.flash = flash
         self.held: Positions | None = None
@@ -121,7 +146,7 @@ class Attention(nn.Module):
         return x_BSE.view(*x_BSE.shape[:-1], -1, head_size).transpose(1, 2)
 
     def _rotated(self, x_BHSD: Tensor) -> Tensor:
-        return x_BHSD if self.theta is None else rotate(x_BHSD, self.theta, self.held)
+        return x_BHSD if self.theta is None else rotate(x_BHSD, self.theta, self.held, self.scaling)
 
     def _mix(self, query_BHSD: Tensor, key_BHSD: Tensor, value_BHSD: Tensor) -> Tensor:
         """Attention of each position to those before it; (B, S, heads * size)."""

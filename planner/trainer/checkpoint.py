@@ -23,6 +23,7 @@ from torch.distributed.checkpoint.state_dict_saver import save as save_tensors
 
 from planner.errors import EnvironmentProblem, InputError
 from planner.layout import format_layout
+from planner.specs.model import ModelSpec
 from planner.trainer.model import canonical_name
 from planner.trainer.unpickle import SafeReader
 from planner.units import format_bytes
@@ -177,7 +178,7 @@ def _state(trainer: Trainer) -> dict[str, Any]:
 
 def _load(trainer: Trainer, checkpoint: Path) -> None:
     state = json.loads((checkpoint / STATE).read_text())
-    if state["model"] != trainer.plan.model.model_dump(mode="json"):
+    if ModelSpec.model_validate(state["model"]) != trainer.plan.model:
         raise InputError(f"{checkpoint} is of another model", hint="give another --output, or --resume never")
     if state["data"] != trainer.corpus.fingerprint:
         raise InputError(

@@ -199,8 +199,25 @@ def config_of(spec: ModelSpec, dtype: str) -> dict[str, Any]:
             "rms_norm_eps": spec.norm_epsilon,
             "rope_theta": spec.rope_theta,
         }
+        | _scaling(spec)
         | _special(kind, spec)
     )
+
+
+def _scaling(spec: ModelSpec) -> dict[str, Any]:
+    """The key of scaled rotary positions, as transformers 4 and 5 both read it."""
+    scaling = spec.rope_scaling
+    if scaling is None:
+        return {}
+    return {
+        "rope_scaling": {
+            "rope_type": "llama3",
+            "factor": scaling.factor,
+            "low_freq_factor": scaling.low_frequency,
+            "high_freq_factor": scaling.high_frequency,
+            "original_max_position_embeddings": scaling.original_max_sequence_length,
+        }
+    }
 
 
 def _special(kind: str, spec: ModelSpec) -> dict[str, Any]:

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
+    from planner.specs.model import ModelSpec
     from planner.trainer.hugging_face import Piece
     from planner.trainer.trainer import Trainer
 
@@ -47,7 +48,7 @@ def load_weights(trainer: Trainer, folder: Path) -> None:
         InputError: the checkpoint has not exactly the model's tensors and shapes, or blocks that compute otherwise.
     """
     with _told(folder), _Checkpoint(folder) as checkpoint, torch.no_grad():
-        _check_config(folder)
+        _check_config(folder, trainer.plan.model)
         checkpoint.check(trainer)
         for name, parameter in trainer.parameters().items():
             whole = checkpoint.parameter(
@@ -60,14 +61,18 @@ def load_weights(trainer: Trainer, folder: Path) -> None:
             local_tensor(parameter).copy_(share.to_local())
 
 
-def _check_config(folder: Path) -> None:
+def _check_config(folder: Path, spec: ModelSpec) -> None:
     """Refuse a checkpoint whose blocks compute what the trainer's do not, though the tensors are the same."""
     path = folder / "config.json"
     config = json.loads(path.read_text()) if path.exists() else {}
     rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
     kind = rope.get("rope_type") or rope.get("type") or "default"
-    if kind != "default":
-        raise InputError(f"{path} scales rotary positions ({kind}), which this trainer does not")
+    if kind != ("llama3" if spec.rope_scaling else "default"):
+        ours = "the model of the plan" if kind in ("llama3", "default") else "this trainer"
+        raise InputError(
+            f"{path} has rotary positions of type {kind}, which {ours} has not",
+            hint=f"plan with {folder} as MODEL",
+        )
     if config.get("model_type") == "qwen3_moe" and not config.get("norm_topk_prob", False):
         raise InputError(f"{path} does not normalise the weights of the chosen experts, which this trainer does")
 

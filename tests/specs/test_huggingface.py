@@ -18,6 +18,7 @@ from planner.cost.parameters import num_params
 from planner.errors import InputError
 from planner.specs.huggingface_types import TYPES
 from planner.specs.load import load_job, load_model, model_notes
+from planner.specs.model import RotaryScaling
 
 PUBLISHED = json.loads((Path(__file__).parents[1] / "published" / "huggingface.json").read_text())["models"]
 LLAMA = PUBLISHED["llama-3.1-8b"]["config"]
@@ -92,9 +93,24 @@ def test_an_irregular_pattern_is_refused(save: Save) -> None:
 
 def test_the_rotary_base_in_both_spellings(save: Save) -> None:
     old = load_model(str(save(LLAMA | {"rope_theta": 500000.0, "rope_scaling": {"factor": 8.0}})))
-    new = load_model(str(save(LLAMA | {"rope_parameters": {"rope_theta": 500000.0, "rope_type": "llama3"}})))
+    new = load_model(str(save(LLAMA | {"rope_parameters": {"rope_theta": 500000.0, "rope_type": "default"}})))
     assert old == new
     assert new.rope_theta == 500000.0
+
+
+@pytest.mark.parametrize("key", ["rope_scaling", "rope_parameters"])
+def test_llama3_scaling_in_both_spellings(key: str, save: Save) -> None:
+    scaling = {"rope_type": "llama3", "factor": 32, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+    whole = scaling | {"original_max_position_embeddings": 8192}
+    wanted = RotaryScaling(factor=32, low_frequency=1, high_frequency=4, original_max_sequence_length=8192)
+    assert load_model(str(save(LLAMA | {key: whole}))).rope_scaling == wanted
+    assert "has no `original_max_position_embeddings`" in refusal(save(LLAMA | {key: scaling}))
+    assert "is not above" in refusal(save(LLAMA | {key: whole | {"low_freq_factor": 4.0}}))
+
+
+def test_another_scaling_is_said_to_be_left_out(save: Save) -> None:
+    (note,) = model_notes(str(save(LLAMA | {"rope_scaling": {"type": "yarn", "factor": 40}})))
+    assert "`rope_scaling` of type `yarn` is not read" in note
 
 
 def test_an_unknown_type_lists_what_is_supported(save: Save) -> None:
@@ -232,6 +248,7 @@ RULE_KEYS = [
     "mlp_only_layers",
     "moe_layers",
     "rope_parameters",
+    "rope_scaling",
     "sliding_window",
     "sliding_window_pattern",
     "n_inner",

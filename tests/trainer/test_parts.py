@@ -18,10 +18,10 @@ from planner.search.candidates import layout_at
 from planner.search.constraints import Constraints
 from planner.search.degrees import legal_degrees
 from planner.specs.load import load_job
-from planner.specs.model import ModelSpec
+from planner.specs.model import ModelSpec, RotaryScaling
 from planner.specs.training import TrainingSpec
 from planner.trainer import __main__ as program
-from planner.trainer.attention import rotate
+from planner.trainer.attention import rotary_frequencies, rotate
 from planner.trainer.model import Transformer, initial_value
 from planner.trainer.norms import RmsNorm
 from planner.trainer.obstacles import check_plan
@@ -83,6 +83,23 @@ def test_rotary_embedding_is_a_rotation_by_relative_position():
     pairs = torch.view_as_complex(torch.stack((query[0, 0, 7, :4], query[0, 0, 7, 4:]), dim=-1).contiguous())
     turned = pairs * torch.exp(1j * 7 * 10_000.0 ** -(torch.arange(4) / 4))
     torch.testing.assert_close(rotate(query, 10_000.0)[0, 0, 7], torch.cat((turned.real, turned.imag)))
+
+
+def test_scaled_rotary_frequencies_are_those_of_transformers():
+    """Lengths that leave some waves as they are, blend some, and slow the rest down."""
+    modeling = pytest.importorskip("transformers.modeling_rope_utils")
+    configuration = pytest.importorskip("transformers").LlamaConfig(
+        hidden_size=64, num_attention_heads=1, max_position_embeddings=131072,
+        rope_parameters={"rope_type": "llama3", "rope_theta": 500_000.0, "factor": 8.0, "low_freq_factor": 1.0,
+                         "high_freq_factor": 4.0, "original_max_position_embeddings": 8192},
+    )  # fmt: skip
+    wanted, _ = modeling.ROPE_INIT_FUNCTIONS["llama3"](configuration, torch.device("cpu"))
+    scaling = RotaryScaling(factor=8.0, low_frequency=1.0, high_frequency=4.0, original_max_sequence_length=8192)
+    found = rotary_frequencies(64, 500_000.0, scaling)
+    plain = rotary_frequencies(64, 500_000.0)
+    torch.testing.assert_close(found, wanted)
+    # pair i turns 8192 / (2 pi) * 500000^(-i / 32) times: more than 4 times up to i = 14, less than once from 18 on
+    assert [int((found / plain).isclose(torch.tensor(each)).sum()) for each in (1.0, 1 / 8)] == [15, 14]
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.bfloat16, 4e-2)])

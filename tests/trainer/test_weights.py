@@ -28,6 +28,17 @@ LLAMA = {
 MODELS = {
     "gpt2": {"vocab_size": 256, "n_embd": 32, "n_layer": 4, "n_head": 4, "n_positions": 64, "n_inner": 96},
     "llama": LLAMA | {"rope_theta": 500_000.0, "rms_norm_eps": 1e-5},
+    "llama-scaled": LLAMA
+    | {
+        "rope_parameters": {
+            "rope_type": "llama3",
+            "rope_theta": 500_000.0,
+            "factor": 8.0,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 16,
+        }
+    },
     "llama-tied-biased": LLAMA | {"tie_word_embeddings": True, "attention_bias": True, "mlp_bias": True},
     "mistral": LLAMA | {"sliding_window": 8, "head_dim": 16},
     "qwen2": LLAMA,
@@ -151,23 +162,24 @@ def test_a_checkpoint_of_another_model_is_refused(checkpoints, run_job, make_pla
 @pytest.mark.parametrize(
     ("name", "change", "message"),
     [
-        ("llama", {"rope_parameters": {"rope_type": "llama3", "factor": 8.0}}, "scales rotary positions"),
+        ("llama", {"rope_parameters": {"rope_type": "llama3"}}, "type llama3, which the model of the plan has not"),
+        ("llama-scaled", {"rope_parameters": None}, "type default, which the model of the plan has not"),
         (
             "llama",
             {"rope_parameters": None, "rope_scaling": {"type": "linear", "factor": 2.0}},
-            "scales rotary positions",
+            "type linear, which this trainer has not",
         ),
         ("qwen3_moe", {"norm_topk_prob": False}, "does not normalise"),
     ],
 )
 def test_blocks_that_compute_otherwise_are_refused(name, change, message, checkpoints, tmp_path):
     """Their tensors have the names and shapes of blocks that the trainer has."""
-    config = json.loads((checkpoints(name)[0] / "config.json").read_text())
+    config, spec = json.loads((checkpoints(name)[0] / "config.json").read_text()), load_model(str(checkpoints(name)[0]))
     (tmp_path / "config.json").write_text(json.dumps(config))
-    _check_config(tmp_path)
+    _check_config(tmp_path, spec)
     (tmp_path / "config.json").write_text(json.dumps(config | change))
     with pytest.raises(InputError, match=message):
-        _check_config(tmp_path)
+        _check_config(tmp_path, spec)
 
 
 def test_gpt2s_own_names_are_read_too(checkpoints, data, run_job, make_plan, tmp_path):
