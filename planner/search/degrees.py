@@ -285,7 +285,18 @@ def legal_degrees(job: Job, constraints: Constraints, *, with_replicas: bool = T
         InputError: no legal configuration is left; the message names the rule that refused most.
     """
     refused: Refusals = {}
-    cuts, num_legal = device_cuts(job, constraints, refused), 0
+    none = True
+    for degrees in _legal_blocks(job, constraints, refused, with_replicas=with_replicas):
+        none = False
+        yield degrees
+    if none:
+        raise no_candidate(job, refused, constraints)
+
+
+def _legal_blocks(
+    job: Job, constraints: Constraints, refused: Refusals, *, with_replicas: bool
+) -> Iterator[DegreeArrays]:
+    cuts = device_cuts(job, constraints, refused)
     for first in range(0, len(cuts), _BLOCK):
         block = cuts.take(slice(first, first + _BLOCK))
         for schedule in schedules_of(job, constraints):
@@ -293,11 +304,8 @@ def legal_degrees(job: Job, constraints: Constraints, *, with_replicas: bool = T
             degrees = fill_experts(job, constraints, timed, refused)
             degrees = fill_zero(job, constraints, degrees, refused)
             degrees = fill_replicas(job, constraints, degrees, refused, every=with_replicas)
-            num_legal += len(degrees)
             if len(degrees):
                 yield degrees
-    if not num_legal:
-        raise no_candidate(job, refused, constraints)
 
 
 _BLOCK: Final = 256  # cuts at a time
@@ -308,6 +316,9 @@ def no_candidate(job: Job, refused: Refusals, constraints: Constraints) -> Input
     why = {rule.name: why_broken(rule, job) for rule in RULES}
     worst = max(why, key=lambda name: refused.get(name, 0))
     pins = ", ".join(map(str, constraints.pins))
+    without_pins: Refusals = {}
+    if pins and not _leaves_some(job, replace(constraints, pins=()), without_pins):
+        return no_candidate(job, without_pins, replace(constraints, pins=()))
     if not pins:
         remedy = "name another engine" if worst == "features" else "change the batch size or the number of devices"
         return InputError(f"no legal layout exists: {why[worst]}", hint=remedy)
@@ -322,8 +333,20 @@ def no_candidate(job: Job, refused: Refusals, constraints: Constraints) -> Input
     return InputError(
         f"no layout meets the pins {pins}: {broken or why[worst]}",
         where="--pin",
-        hint="drop one of the pins; `planner explain MODEL CLUSTER --layout ...` checks one layout",
+        hint=f"{_pin_to_drop(job, constraints)}; `planner explain MODEL CLUSTER --layout ...` checks one layout",
     )
+
+
+def _leaves_some(job: Job, constraints: Constraints, refused: Refusals) -> bool:
+    return any(True for _ in _legal_blocks(job, constraints, refused, with_replicas=False))
+
+
+def _pin_to_drop(job: Job, constraints: Constraints) -> str:
+    """Which pin is in the way: those without which legal layouts exist."""
+    if len(constraints.pins) == 1:
+        return f"drop {constraints.pins[0]}"
+    alone = [str(pin) for pin in constraints.pins if _leaves_some(job, constraints.without(pin), {})]
+    return f"drop {' or '.join(alone)}" if alone else "dropping one of them is not enough; drop two or more"
 
 
 def allowed_policies(job: Job, constraints: Constraints, degrees: DegreeArrays) -> PolicyMasks:

@@ -369,6 +369,27 @@ def test_impossible_pins_are_named(job, pins, message):
 
 
 @pytest.mark.parametrize(
+    "pins", ["tp=4,pp=4", "dp=3,mbs=2", "tp=3,dp=3", "tp=3", "tp=2,pp=2,dp=4", "mbs=8,dp=2", "tp=2,pp=2"]
+)
+def test_the_pin_to_drop_is_the_one_in_the_way(pins):
+    """The oracle is the list of all configurations, which knows nothing of the search."""
+    job = small_job(5)
+    wanted = dict(pin.split("=") for pin in pins.split(","))
+    everything = list(every_configuration(job))
+
+    def is_possible(left_out):
+        kept = {key: int(value) for key, value in wanted.items() if key != left_out}
+        return any(kept.items() <= configuration.items() for configuration in everything)
+
+    assert not is_possible(None)
+    alone = [f"{key}={value}" for key, value in wanted.items() if is_possible(key)]
+    with pytest.raises(InputError) as error:
+        search(job, Constraints.parse([pins], []))
+    hint = error.value.mistakes[0].hint
+    assert hint.startswith(f"drop {' or '.join(alone)};" if alone else "dropping one of them is not enough")
+
+
+@pytest.mark.parametrize(
     ("text", "message"),
     [
         ("tpp=2", "did you mean `tp`"),
