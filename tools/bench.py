@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 
 from bench_pricing import pricing_table
-from bench_search import growth
+from bench_search import growth, solvers
 from rich.console import Console
 from rich.table import Table
 
@@ -79,6 +79,7 @@ def main() -> None:
     console = Console(width=110)
     console.print(table)
     console.print(pricing_table())
+    console.print(solvers())
     console.print(growth())
 
 

@@ -1,18 +1,45 @@
-"""How the search grows with devices and with layers: CPU seconds in one process, as bars of text."""
+"""How the search grows with devices and with layers, and what each method of solving takes alone."""
 
 from __future__ import annotations
 
+import resource
 import statistics
 import time
+from functools import partial
+from typing import TYPE_CHECKING
 
+import numpy as np
+from rich.table import Table
+
+from planner.search.best_first import best_first
+from planner.search.bounds import incumbent, lower_bounds
 from planner.search.constraints import Constraints
+from planner.search.dynamic_program import best_of
+from planner.search.integer_program import solve_program
+from planner.search.objectives import THROUGHPUT, BestCuts
+from planner.search.reporter import Reporter
 from planner.search.search import search
 from planner.specs.load import load_job
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from planner.search.candidate import Candidate
 
 REPEATS = 3
 WIDTH = 50  # characters of the longest bar
 DEVICES = (64, 256, 1024, 4096, 16384, 65536, 262144)
 LAYERS = (12, 24, 48, 96, 192, 384)
+WITHIN = 0.02  # of the incumbent, as the search gives the integer program
+
+# model, cluster, GPUs, sequence length, global batch
+SOLVED: tuple[tuple[str, str, int, int, int], ...] = (
+    ("megatron-22b", "dgx-a100", 8, 2048, 4),
+    ("gpt3-175b", "dgx-a100", 1024, 2048, 1536),
+    ("megatron-1t", "dgx-a100", 3072, 2048, 3072),
+    ("llama3-405b", "dgx-h100", 16384, 8192, 2048),
+    ("deepseek-v3", "dgx-h100", 2048, 4096, 15360),
+)
 
 
 def _seconds(num_devices: int, num_layers: int) -> float:
@@ -46,3 +73,64 @@ def growth() -> str:
     by_layers = {count: _seconds(1024, count) for count in LAYERS}
     lines = _bars("  devices  CPU s, 96 layers of GPT-3", by_devices)
     return "\n".join([*lines, "", *_bars("   layers  CPU s, 1,024 devices", by_layers)])
+
+
+def _cpu_seconds(work: Callable[[], float]) -> tuple[float, float]:
+    """Median CPU seconds, of child processes too, and what the work returns."""
+    times, answer = [], np.nan
+    for _ in range(REPEATS):
+        before = _used()
+        answer = work()
+        times.append(_used() - before)
+    return statistics.median(times), answer
+
+
+def _used() -> float:
+    used = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    return sum(each.ru_utime + each.ru_stime for each in used)
+
+
+def _by_program(candidates: Sequence[Candidate], solver: str, within: float) -> float:
+    known = incumbent(candidates, lower_bounds(candidates).candidate) if np.isfinite(within) else None
+    limit = known.objective_seconds * (1 + within) if known else None
+    return solve_program(candidates, upper_bound=limit, solver=solver).bound_seconds  # type: ignore[arg-type]
+
+
+def _by_dynamic_program(candidates: Sequence[Candidate]) -> float:
+    choice = best_of(candidates)
+    assert choice is not None
+    return choice.objective_seconds
+
+
+def solvers() -> Table:
+    """The candidates that the search leaves, solved by each method alone; all must find the same step.
+
+    Raises:
+        AssertionError: two methods disagree.
+    """
+    table = Table("job", "candidates", "columns", title="one solve of what the search leaves, CPU seconds")
+    ways: dict[str, Callable[[Sequence[Candidate]], float]] = {
+        "dynamic program": _by_dynamic_program,
+        "CBC, bound + 2 %": partial(_by_program, solver="cbc", within=WITHIN),
+        "CBC alone": partial(_by_program, solver="cbc", within=np.inf),
+        "HiGHS alone": partial(_by_program, solver="highs", within=np.inf),
+    }
+    for name in ways:
+        table.add_column(name)
+    for model, cluster, gpus, sequence, batch in SOLVED:
+        job = load_job(
+            model=model,
+            cluster=cluster,
+            engine="megatron",
+            gpus=gpus,
+            sequence_length=sequence,
+            global_batch_size=batch,
+        )
+        candidates = best_first(job, Constraints(), BestCuts(THROUGHPUT, 4), Reporter()).candidates
+        found = {name: _cpu_seconds(partial(way, candidates)) for name, way in ways.items()}
+        steps = [step for _, step in found.values()]
+        assert np.allclose(steps, steps[0], rtol=1e-6), f"{model}: {steps}"
+        columns = sum(each.num_columns for each in candidates)
+        times = (f"{seconds:.2f}" for seconds, _ in found.values())
+        table.add_row(f"{model}, {gpus:,} devices", str(len(candidates)), f"{columns:,}", *times)
+    return table

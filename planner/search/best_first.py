@@ -70,7 +70,7 @@ class Found:
         self.most_devices = 0  # that a legal cut uses
         self.pruned = {"memory": 0, "time bound": 0}
         self.refused: Refusals = {}
-        self.bound_seconds: float | None = None  # no layout is faster; None: nothing is left to look at
+        self.bound: float | None = None  # no layout comes before it in the objective's order; None: all looked at
 
     def drop(self, reason: str, count: int) -> None:
         """Count configurations that a bound has ruled out."""
@@ -84,7 +84,7 @@ def best_first(
     """All configurations that `best` does not rule out by their bounds, priced in full.
 
     until_interrupted: Ctrl-C ends the search instead of the planner, once there is something to show for it; then
-    `Found.bound_seconds` says what may still be found.
+    `Found.bound` says what may still be found.
 
     Raises:
         InputError: no legal configuration exists under the constraints.
@@ -99,7 +99,7 @@ def best_first(
             raise
         if not found.choices:
             search.price(waiting, Reporter(), only_first=True)
-        found.bound_seconds = search.least_bound()
+        found.bound = search.least_bound()
     if not found.num_legal:
         raise no_candidate(job, found.refused, constraints)
     for reason, count in found.pruned.items():
@@ -123,17 +123,20 @@ class _Search:
         self.found = Found()
         self._has_incumbent = False
         self._num_timed = _FIRST_TIMED  # in the next part
-        self._least_seconds = 0.0  # of what has not been looked at
+        self._least = 0.0  # in the order, of what has not been looked at
 
     def _cutoff(self, world_size: IntArray) -> FloatArray:
         """Longer steps on so many devices are not wanted, [n]."""
         seconds = self._best.cutoff_seconds(world_size)
         return np.asarray(np.broadcast_to(seconds, world_size.shape) * (1 + TIE), dtype=np.float64)
 
+    def _place(self, seconds: FloatArray, world_size: IntArray) -> FloatArray:
+        """Where steps on so many devices stand in the order, [n]."""
+        return np.asarray(np.broadcast_to(self._best.order(seconds, world_size), seconds.shape), dtype=np.float64)
+
     def _order(self, degrees: DegreeArrays, bounds: FloatArray) -> IntArray:
         """Positions in the order in which to look at them."""
-        first = np.broadcast_to(self._best.order(bounds, degrees.world_size), bounds.shape)
-        return np.lexsort((bounds, first))
+        return np.lexsort((bounds, self._place(bounds, degrees.world_size)))
 
     def _add(self, degrees: DegreeArrays, seconds: float) -> None:
         self._best.add(degrees, degrees.world_size, seconds)
@@ -154,7 +157,7 @@ class _Search:
         found.most_devices = int(cuts.world_size.max())
         floors = LayerFloors(job, cuts)
         bounds = floors.cut_bound_seconds(cuts)
-        self._least_seconds = float(bounds.min())
+        self._least = float(self._place(bounds, cuts.world_size).min())
         order, first, size = self._order(cuts, bounds), 0, _FIRST_CUTS
         while first < len(order):
             block = order[first : first + size]
@@ -230,8 +233,10 @@ class _Search:
             self._add(degrees.take(position), float(seconds[position]))
 
     def least_bound(self) -> float:
-        """Seconds that no layout beats, of what is found and of what has not been looked at."""
-        return min([self._least_seconds, *(choice.objective_seconds for choice in self.found.choices)])
+        """What no layout comes before in the order, of what is found and of what has not been looked at."""
+        worlds = np.array([each.world_size for each in self.found.degrees], dtype=np.int64)
+        seconds = np.array([choice.objective_seconds for choice in self.found.choices])
+        return min(self._least, float(self._place(seconds, worlds).min(initial=np.inf)))
 
     def price(self, waiting: list[_Bounded], reporter: Reporter, *, only_first: bool = False) -> None:
         """Price configurations in the order of their bounds, less those that the cutoff rules out by then.
@@ -246,8 +251,9 @@ class _Search:
         schedules = np.repeat([each.degrees.schedule for each in waiting], [len(each.seconds) for each in waiting])
         order, first, size = self._order(everything, bounds), 0, _FIRST_PRICED
         world_size, fastest = everything.world_size, np.inf
+        places = self._place(bounds, world_size)
         if not only_first:
-            self._least_seconds = float(bounds.min())
+            self._least = float(places.min())
         while first < len(order) and not (only_first and self.found.choices):
             part = order[first : first + size]
             near = part[bounds[part] <= self._cutoff(world_size[part])]
@@ -258,7 +264,7 @@ class _Search:
                 reporter.priced(self.found.num_priced, fastest)
             first, size = first + len(part), min(2 * size, _MOST_PRICED)
             if not only_first:
-                self._least_seconds = float(bounds[order[first:]].min(initial=np.inf))
+                self._least = float(places[order[first:]].min(initial=np.inf))
 
     def _price_part(self, everything: DegreeArrays, schedules: Any, part: IntArray) -> Iterator[Choice]:
         """Price some configurations at once; keep those that may still be wanted, and the best choice of each."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from planner.cost.band import band
 from planner.cost.estimate import Estimate, estimate
 from planner.cost.flops import MODEL_FLOPS_CONVENTION
@@ -100,7 +102,7 @@ def search(
         constraints,
         BestCuts(objective, top + 1, within=simpler_within),
         reporter,
-        until_interrupted=objective.name == "throughput",  # the bound is one of seconds
+        until_interrupted=True,
     )
     if not found.choices and found.pruned.get("deadline"):
         found = best_first(
@@ -200,19 +202,19 @@ def _solve_until_interrupted(
 ) -> tuple[Solution, Choice]:
     """As `_solve`. After Ctrl-C the best that is known, with what a bound says of it and never the word optimal."""
     best = min(found.choices, key=lambda choice: (*_rank(found, objective, choice), choice.candidate))
-    bound = found.bound_seconds
+    bound = found.bound
     try:
         if bound is None:
             return _solve(found, objective, solver, time_limit)
     except KeyboardInterrupt:
-        if objective.name != "throughput":  # the bound is one of seconds
-            raise
-        bound = min(float(lower_bounds(found.candidates).candidate.min()), best.objective_seconds)
+        worlds = np.array([degrees.world_size for degrees in found.degrees])
+        bound = float(np.min(objective.rank(lower_bounds(found.candidates).candidate, worlds)[0]))
+    place = _rank(found, objective, best)[0]
     solution = Solution(
         choice=best,
         status="interrupted",
         objective_seconds=best.objective_seconds,
-        gap=1 - bound / best.objective_seconds,
+        gap=1 - min(bound, place) / place,
         certificate_seconds=None,
         num_candidates=len(found.candidates),
         num_pruned_by_bound=0,

@@ -21,6 +21,7 @@ from planner.search.constraints import Constraints
 from planner.search.degrees import DegreeArrays, allowed_policies, legal_degrees
 from planner.search.dynamic_program import best_choice
 from planner.search.legality import RULES, broken_rules
+from planner.search.objectives import Objective
 from planner.search.remedies import remedies
 from planner.search.reporter import Reporter
 from planner.search.search import NothingFits, plan_for_layout, search
@@ -464,6 +465,19 @@ def test_ctrl_c_returns_the_incumbent_and_never_calls_it_optimal(when, job, best
     assert found.step_seconds >= best.step_seconds * (1 - 1e-12)
     bound = found.step_seconds * (1 - found.certificate["gap"])
     assert 0 < bound <= best.step_seconds * (1 + 1e-12)
+
+
+@pytest.mark.parametrize("name", ["cost", "gpus", "memory"])
+@pytest.mark.parametrize("when", ["candidates", "priced"])
+def test_ctrl_c_keeps_the_incumbent_of_other_objectives_and_bounds_it_in_their_terms(when, name):
+    """The oracle is the whole search: the bound is not above its optimum, and the incumbent not below."""
+    job, objective = small_job(9), Objective(name=name)
+    whole = search(job, NO_CONSTRAINTS, objective=objective)
+    found = search(job, NO_CONSTRAINTS, objective=objective, reporter=_Interrupting(when))
+    best, mine = (objective.rank(plan.step_seconds, plan.layout.world_size)[0] for plan in (whole, found))
+    assert found.certificate["status"] == "interrupted"
+    assert mine >= best * (1 - 1e-12)
+    assert 0 < mine * (1 - found.certificate["gap"]) <= best * (1 + 1e-12)
 
 
 def test_ctrl_c_while_the_solver_runs_returns_what_is_known(job, best, monkeypatch):
