@@ -25,6 +25,7 @@ __all__ = [
     "Layout",
     "balanced_chunks",
     "check_value",
+    "divisors",
     "even_split",
     "format_layout",
     "head_stage",
@@ -315,6 +316,12 @@ def _check_lists(layout: Layout, num_layers: int, option: str) -> None:
         )
     if mistakes:
         raise InputError(*mistakes)
+
+
+def divisors(number: int) -> list[int]:
+    """All divisors of a positive number, smallest first."""
+    small = [d for d in range(1, int(number**0.5) + 1) if number % d == 0]
+    return sorted({*small, *(number // d for d in small)})
 
 
 def with_stages(layout: Layout, layers_of_stage: tuple[int, ...], recompute_of_stage: tuple[Recompute, ...]) -> Layout:

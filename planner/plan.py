@@ -45,9 +45,9 @@ _SECONDS: Final = ("busy_seconds", "hidden_seconds")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunnerUp:
-    """A layout that lost, the lines by which it lost, and in what it differs from the plan.
+    """A layout that lost, the lines in which it loses and saves most, and in what it differs from the plan.
 
-    near_tie: its error band and that of the plan overlap.
+    near_tie: forecasts of two layouts of one job cannot tell the two apart.
     """
 
     layout: Layout

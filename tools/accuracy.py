@@ -17,6 +17,7 @@ from planner.accuracy.calibrate import evidence_of, fitted_ratios, held_out_rati
 from planner.accuracy.report import report_of
 from planner.accuracy.runs import read_runs
 from planner.cost.band import band_of
+from planner.search.near_ties import NEAR_TIE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -51,7 +52,8 @@ every source). {num_priced} of the {num_measured} that were measured can be pric
 
 SWEEPS = """In {} sweeps of one job the layout that the planner calls best is {:.1f} % slower than the best that was
 measured; one drawn by chance is {:.1f} % slower. Of the pairs that differ by more than 3 %, {} of {} ({:.0%})
-are in the right order. A layout that was run several times counts once, by its median: repeated runs on the V100
+are in the right order; by what was predicted, {} of the {} pairs that are less than {:.0%} apart (near ties) and {} of
+the {} others. A layout that was run several times counts once, by its median: repeated runs on the V100
 cluster differ by up to 1.7 times."""
 
 BANDS = """A band is meant to hold 8 of 10 runs. With the fold of a run left out of the evidence it holds {:.0%} of the
@@ -166,7 +168,12 @@ def sweeps(report: Report) -> list[str]:
     found = report.sweeps
     pairs, ordered = (sum(getattr(sweep, name) for sweep in found) for name in ("clear_pairs", "ordered_pairs"))
     regret, chance = (100 * float(np.mean([getattr(s, name) for s in found])) for name in ("regret", "random_regret"))
-    return textwrap.wrap(SWEEPS.format(len(found), regret, chance, ordered, pairs, ordered / pairs), 118)
+    near, near_right, apart, apart_right = (
+        sum(getattr(sweep, name) for sweep in found)
+        for name in ("near_pairs", "ordered_near_pairs", "apart_pairs", "ordered_apart_pairs")
+    )
+    ranked = ordered, pairs, ordered / pairs, near_right, near, NEAR_TIE, apart_right, apart
+    return textwrap.wrap(SWEEPS.format(len(found), regret, chance, *ranked), 118)
 
 
 def page(scored: Scored, report: Report) -> str:

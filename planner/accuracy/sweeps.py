@@ -9,6 +9,8 @@ from itertools import combinations
 from statistics import median
 from typing import TYPE_CHECKING, Final
 
+from planner.search.near_ties import near_tie
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
@@ -28,7 +30,8 @@ class Sweep:
     regret: time of the layout that the prediction calls best, over the best measured time, less 1.
     random_regret: the same of a layout drawn by chance. tau: Kendall's tau-b of predicted and measured time.
     clear_pairs: pairs whose measured times differ by more than `CLEAR`, of which `ordered_pairs` are predicted in
-    the right order.
+    the right order. near_pairs, apart_pairs: all pairs, by whether their predictions are a near tie, with those of each
+    that are in the right order.
     """
 
     source: str
@@ -39,6 +42,10 @@ class Sweep:
     tau: float
     clear_pairs: int
     ordered_pairs: int
+    near_pairs: int
+    ordered_near_pairs: int
+    apart_pairs: int
+    ordered_apart_pairs: int
 
 
 def sweeps(rows: Iterable[Row]) -> tuple[Sweep, ...]:
@@ -85,7 +92,9 @@ def _sweep(source: str, job: str, members: Sequence[tuple[float, float, str]]) -
     predicted = [each[1] for each in members]
     best = min(measured)
     chosen = min(zip(predicted, measured, strict=True))[1]
-    clear = [(a, b) for a, b in combinations(members, 2) if max(a[0], b[0]) > (1 + CLEAR) * min(a[0], b[0])]
+    pairs = [(a[:2], b[:2]) for a, b in combinations(members, 2)]
+    clear = [(a, b) for a, b in pairs if max(a[0], b[0]) > (1 + CLEAR) * min(a[0], b[0])]
+    near = [(a, b) for a, b in pairs if near_tie(a[1], b[1])]
     return Sweep(
         source=source,
         job=job,
@@ -94,8 +103,18 @@ def _sweep(source: str, job: str, members: Sequence[tuple[float, float, str]]) -
         random_regret=sum(measured) / len(measured) / best - 1,
         tau=kendall_tau(predicted, measured),
         clear_pairs=len(clear),
-        ordered_pairs=sum((a[0] < b[0]) == (a[1] < b[1]) and a[1] != b[1] for a, b in clear),
+        ordered_pairs=sum(map(_in_order, clear)),
+        near_pairs=len(near),
+        ordered_near_pairs=sum(map(_in_order, near)),
+        apart_pairs=len(pairs) - len(near),
+        ordered_apart_pairs=sum(map(_in_order, pairs)) - sum(map(_in_order, near)),
     )
+
+
+def _in_order(pair: tuple[tuple[float, float], tuple[float, float]]) -> bool:
+    """Whether two layouts are predicted in the order that they were measured in."""
+    (measured, predicted), (other_measured, other_predicted) = pair
+    return (measured < other_measured) == (predicted < other_predicted) and predicted != other_predicted
 
 
 def kendall_tau(first: Sequence[float], second: Sequence[float]) -> float:

@@ -1,4 +1,7 @@
-"""The best plan for each size of the cluster, and where more devices stop paying."""
+"""The fastest layout for each size of the cluster, and where more devices stop paying.
+
+`planner plan` may name a simpler layout that is up to 0.1 % slower (`planner.search.near_ties`).
+"""
 
 from __future__ import annotations
 
@@ -37,7 +40,7 @@ _NOTICEABLE: Final = 5e-4
 
 
 class SizedPlan(Document):
-    """The best plan for one number of devices; without one it says why in `missing`."""
+    """The fastest layout for one number of devices; without one it says why in `missing`."""
 
     num_devices: int
     num_used: int = Field(description="devices that the layout uses")
@@ -75,7 +78,7 @@ class _Priced:
 
 
 def scaling_of(plan: Plan, sizes: str, tell: Callable[[str], None] = lambda _: None) -> Scaling:
-    """The best plan for each number of devices in `A..B`; `tell` is told which one is next.
+    """The fastest layout for each number of devices in `A..B`; `tell` is told which one is next.
 
     Raises:
         InputError: no range, or the plan's pins are not valid.

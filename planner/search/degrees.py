@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 import numpy as np
 
 from planner.cost.stage import POLICIES
-from planner.errors import InputError
-from planner.layout import Layout
-from planner.search.legality import RULES, broken_rules, why_broken
+from planner.errors import InputError, Mistake
+from planner.layout import Layout, divisors
+from planner.search.legality import RULES, broken_rules
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -33,7 +33,6 @@ __all__ = [
     "Refusals",
     "allowed_policies",
     "device_cuts",
-    "divisors",
     "expert_options",
     "fill_experts",
     "fill_replicas",
@@ -126,12 +125,6 @@ def _with_ones(length: int, *, schedule: Schedule, **given: Any) -> DegreeArrays
     ones, zeros = np.ones(length, dtype=np.int64), np.zeros(length, dtype=np.int64)
     defaults = {name: zeros if name in ("sp", "zero") else ones for name in _ARRAYS}
     return DegreeArrays(**(defaults | given), schedule=schedule)
-
-
-def divisors(number: int) -> list[int]:
-    """All divisors of a positive number, smallest first."""
-    small = [d for d in range(1, int(number**0.5) + 1) if number % d == 0]
-    return sorted({*small, *(number // d for d in small)})
 
 
 class _Filling:
@@ -311,17 +304,21 @@ def _legal_blocks(
 _BLOCK: Final = 256  # cuts at a time
 
 
+_SMALLEST: Final = Layout(recompute=("none",), layers_per_stage=(1,))
+
+
 def no_candidate(job: Job, refused: Refusals, constraints: Constraints) -> InputError:
     """What to tell the user when the rules and the pins leave nothing."""
-    why = {rule.name: why_broken(rule, job) for rule in RULES}
-    worst = max(why, key=lambda name: refused.get(name, 0))
+    worst = max(RULES, key=lambda rule: refused.get(rule.name, 0))
+    # a rule that reads no degree says the same of every layout
+    why = worst.needs if worst.reads else worst.fault(job, _SMALLEST)
     pins = ", ".join(map(str, constraints.pins))
     without_pins: Refusals = {}
     if pins and not _leaves_some(job, replace(constraints, pins=()), without_pins):
         return no_candidate(job, without_pins, replace(constraints, pins=()))
     if not pins:
-        remedy = "name another engine" if worst == "features" else "change the batch size or the number of devices"
-        return InputError(f"no legal layout exists: {why[worst]}", hint=remedy)
+        remedy = "change the batch size or the number of devices" if worst.reads else ""
+        return InputError(f"no legal layout exists: {why}", hint=remedy)
     pinned = {pin.key: int(pin.value) for pin in constraints.pins if pin.is_numeric and pin.sign == "="}
     chunks = pinned.get("pp", 1) * pinned.get("interleave", 1)
     schedule: Schedule = "interleaved" if pinned.get("interleave", 1) > 1 else "1f1b"
@@ -329,11 +326,15 @@ def no_candidate(job: Job, refused: Refusals, constraints: Constraints) -> Input
     values: dict[str, Any] = {**pinned}
     values.setdefault("sp", 1 if pinned.get("tp", 1) > 1 else 0)
     alone = Layout(**values, schedule=schedule, layers_per_stage=(1,) * chunks, recompute=policies)
-    broken = "; ".join(broken_rules(job, alone))
+    lead = f"no layout meets the pins {pins}"
+    faults = broken_rules(job, alone) or (why,)
+    hint = f"{_pin_to_drop(job, constraints)}; `planner explain MODEL CLUSTER --layout ...` checks one layout"
+    last = len(faults) - 1
     return InputError(
-        f"no layout meets the pins {pins}: {broken or why[worst]}",
-        where="--pin",
-        hint=f"{_pin_to_drop(job, constraints)}; `planner explain MODEL CLUSTER --layout ...` checks one layout",
+        *(
+            Mistake(message=f"{lead}: {fault}", where="--pin", hint=hint if number == last else "")
+            for number, fault in enumerate(faults)
+        )
     )
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from planner.cost.schedule import exists
+from planner.search import faults
 from planner.specs.recipe import ADAM_RECIPES
 
 if TYPE_CHECKING:
@@ -19,20 +20,22 @@ if TYPE_CHECKING:
     from planner.layout import Degrees, Layout
     from planner.specs.job import Job
 
-__all__ = ["RULES", "Rule", "broken_rules", "why_broken"]
+__all__ = ["RULES", "Rule", "broken_rules"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rule:
     """A condition on layouts: `holds(job, degrees)` is true (or an array of truths) where it is met.
 
-    reads: the degrees that it looks at, so that it can be applied as soon as they stand.
+    reads: the degrees that it looks at, so that it can be applied as soon as they stand. needs: the condition in words.
+    fault: what is wrong with one layout that does not meet it, and what would be right.
     """
 
     name: str
     reads: tuple[str, ...]
     holds: Callable[[Job, Degrees], Any]
-    why: str
+    needs: str
+    fault: Callable[[Job, Layout], str]
 
 
 def _divides_model(job: Job, layout: Degrees) -> Any:
@@ -79,7 +82,7 @@ def _sequence_parallel(job: Job, layout: Degrees) -> Any:
 
 
 def _interleaving(job: Job, layout: Degrees) -> Any:
-    microbatches = _microbatches(job, layout)
+    microbatches = np.maximum(_microbatches(job, layout), 1)  # none where dp * mbs is above the batch: another rule
     possible = exists(layout.schedule, layout.pp, microbatches, layout.interleave)
     if layout.schedule != "interleaved":
         return possible
@@ -122,19 +125,22 @@ RULES: Final = (
         name="features",
         reads=(),
         holds=lambda job, _: np.asarray(set(job.model.features) <= set(job.engine.model_features)),
-        why="the engine runs every feature of the model (--engine megatron runs most)",
+        needs="the engine must run every feature of the model; --engine megatron runs most",
+        fault=faults.features,
     ),
     Rule(
         name="dropout",
         reads=(),
         holds=lambda job, _: np.asarray(job.engine.dropout or not job.training.dropout),
-        why="the engine trains with dropout (this one does not: --set training.dropout=0)",
+        needs="the engine must train with dropout; --set training.dropout=0 goes without",
+        fault=faults.dropout,
     ),
     Rule(
         name="optimizer",
         reads=(),
         holds=lambda job, _: np.asarray(job.training.optimizer in job.engine.optimizers),
-        why="the engine runs the optimizer (--engine fsdp runs every one)",
+        needs="the engine must have the optimizer; --engine fsdp has every one",
+        fault=faults.optimizer,
     ),
     Rule(
         name="memory-recipe",
@@ -142,138 +148,145 @@ RULES: Final = (
         holds=lambda job, _: np.asarray(
             job.training.memory_recipe in ("engine", *ADAM_RECIPES, *job.engine.memory_recipes)
         ),
-        why="the engine keeps its states by this memory recipe (`engine` is what it does by default)",
+        needs="the engine must keep its states by this memory recipe; `engine` is what it does by default",
+        fault=faults.memory_recipe,
     ),
     Rule(
         name="world",
         reads=("tp", "pp", "cp", "dp"),
         holds=lambda job, x: x.tp * x.pp * x.cp * x.dp <= job.cluster.num_devices,
-        why="tp * pp * cp * dp is at most the number of devices",
+        needs="tp * pp * cp * dp must be at most the number of devices",
+        fault=faults.world,
     ),
     Rule(
         name="batch",
         reads=("dp", "mbs"),
         holds=lambda job, x: job.training.global_batch_size % (x.dp * x.mbs) == 0,
-        why="dp * mbs divides the global batch",
+        needs="dp * mbs must divide the global batch",
+        fault=faults.batch,
     ),
     Rule(
         name="tp-divides",
         reads=("tp",),
         holds=_divides_model,
-        why="tp divides the heads, the key-value heads and the ffn width",
+        needs="tp must divide the heads, the key-value heads and the ffn width",
+        fault=faults.tp_divides,
     ),
     Rule(
         name="vocabulary",
         reads=("tp",),
         holds=_divides_vocabulary,
-        why="tp divides the vocabulary, which this engine does not pad (see model.vocab_size)",
+        needs="tp must divide the vocabulary, which this engine does not pad (see model.vocab_size)",
+        fault=faults.vocabulary,
     ),
     Rule(
         name="tp-within-node",
         reads=("tp",),
         holds=_tp_within,
-        why="tensor parallelism stays inside the scale-up domain (lift with --allow-tp-across-nodes)",
+        needs="tensor parallelism must stay inside the scale-up domain, unless --allow-tp-across-nodes",
+        fault=faults.tp_within_node,
     ),
     Rule(
         name="sequence-parallel",
         reads=("tp", "sp", "cp"),
         holds=_sequence_parallel,
-        why="sequence parallelism needs tp > 1 that divides the sequence, and this engine's tp does not go without it",
+        needs="sequence parallelism must have tp > 1 that divides the sequence, and this engine's tp must have it",
+        fault=faults.sequence_parallel,
     ),
     Rule(
         name="layers",
         reads=("pp", "interleave"),
         holds=lambda job, x: x.pp * x.interleave <= job.model.num_layers,
-        why="every chunk holds at least one layer: pp * interleave is at most the number of layers",
+        needs="every chunk must hold at least one layer: pp * interleave at most the number of layers",
+        fault=faults.layers,
     ),
     Rule(
         name="equal-chunks",
         reads=("interleave",),
         holds=lambda job, x: job.model.num_layers % x.interleave == 0,
-        why="the chunks of a stage are equal, so that interleave divides the layers",
+        needs="interleave must divide the layers, so that the chunks of a stage are equal",
+        fault=faults.equal_chunks,
     ),
     Rule(
         name="even-stages",
         reads=("pp", "interleave"),
         holds=_even_stages,
-        why="this engine needs pp * interleave to divide the layers",
+        needs="pp * interleave must divide the layers with this engine",
+        fault=faults.even_stages,
     ),
     Rule(
         name="interleave",
         reads=("pp", "dp", "mbs", "interleave", "schedule"),
         holds=_interleaving,
-        why="interleave > 1 goes with schedule interleaved, pp > 1 and microbatches in multiples of pp; "
-        "zbv and dualpipev have interleave 2, and dualpipev at least 2 pp microbatches",
+        needs="interleave > 1 must go with schedule interleaved, pp > 1 and microbatches in multiples of pp; "
+        "zbv and dualpipev with interleave 2, and dualpipev with at least 2 pp microbatches",
+        fault=faults.interleave,
     ),
     Rule(
         name="fill",
         reads=("pp", "dp", "mbs", "schedule"),
         holds=_fills_pipeline,
-        why="this engine's 1F1B needs at least as many microbatches as stages",
+        needs="this engine's 1F1B must have at least as many microbatches as stages",
+        fault=faults.fill,
     ),
     Rule(
         name="zero",
         reads=("pp", "zero"),
         holds=_zero_offered,
-        why="the engine offers this ZeRO stage with this pipeline",
+        needs="the engine must have this ZeRO stage with this pipeline",
+        fault=faults.zero,
     ),
     Rule(
         name="schedule",
         reads=("schedule",),
         holds=lambda job, x: np.asarray(x.schedule in job.engine.schedules),
-        why="the engine runs this schedule",
+        needs="the engine must run this schedule",
+        fault=faults.schedule,
     ),
     Rule(
         name="hsdp",
         reads=("tp", "dp", "cp", "ep", "etp", "zero", "hsdp"),
         holds=_replicates,
-        why="hsdp divides dp (and the copies of an expert), needs ZeRO, and an engine that shards within replicas",
+        needs="hsdp must divide dp (and the copies of an expert), with ZeRO and an engine that shards within replicas",
+        fault=faults.hsdp,
     ),
     Rule(
         name="encoder",
         reads=("pp",),
         holds=lambda job, x: np.equal(x.pp, 1) | (job.model.kind == "decoder"),
-        why="encoders and encoder-decoders are not cut into pipeline stages",
+        needs="encoders and encoder-decoders must not be cut into pipeline stages",
+        fault=faults.encoder,
     ),
     Rule(
         name="experts",
         reads=("tp", "cp", "dp", "ep", "etp"),
         holds=_spreads_experts,
-        why="ep divides the experts, etp divides their width, and ep * etp divides tp * cp * dp",
+        needs="ep must divide the experts, etp their width, and ep * etp must divide tp * cp * dp",
+        fault=faults.experts,
     ),
     Rule(
         name="context",
         reads=("cp",),
         holds=lambda job, x: np.equal(x.cp, 1) | (job.training.sequence_length % (2 * x.cp) == 0),
-        why="context parallelism cuts the sequence into 2 cp equal parts",
+        needs="context parallelism must cut the sequence into 2 cp equal parts",
+        fault=faults.context,
     ),
     Rule(
         name="axes",
         reads=("tp", "pp", "dp", "cp", "ep", "etp"),
         holds=_axes_offered,
-        why="the engine runs every axis that is larger than 1",
+        needs="the engine must run every axis that is larger than 1",
+        fault=faults.axes,
     ),
 )
-
-
-def why_broken(rule: Rule, job: Job) -> str:
-    """The rule in words; with the names of what the engine lacks."""
-    if rule.name != "features":
-        return rule.why
-    missing = sorted(set(job.model.features) - set(job.engine.model_features))
-    return f"the engine does not run {', '.join(missing)}, which {job.model.name} needs (--engine megatron runs most)"
 
 
 def broken_rules(job: Job, layout: Layout, *, except_for: tuple[str, ...] = ()) -> tuple[str, ...]:
     """Why a layout cannot run, one sentence for each broken rule but those named; empty when it can."""
     rules = [rule for rule in RULES if rule.name not in except_for]
-    broken = [why_broken(rule, job) for rule in rules if not bool(np.all(rule.holds(job, layout)))]
-    unknown = sorted(set(layout.recompute) - set(job.engine.recompute))
-    broken.extend(f"the engine has no `{policy}` recompute" for policy in unknown)
+    broken = [rule.fault(job, layout) for rule in rules if not bool(np.all(rule.holds(job, layout)))]
+    broken.extend(faults.recompute(job, layout))
     if 0 in layout.layers_per_stage:
-        broken.append("every chunk holds at least one layer")
-    for stage in range(layout.pp):
-        if len({layout.recompute[chunk] for chunk in layout.chunks_of_stage(stage)}) > 1:
-            broken.append("the chunks of one stage share a recompute policy")
-            break
+        empty = layout.layers_per_stage.index(0)
+        broken.append(f"chunk {empty} holds no layer; give each of the {layout.num_chunks} at least one")
     return tuple(broken)

@@ -122,12 +122,12 @@ def search(
     layout = layout_of(found, chosen)
     priced = estimate(job, layout)
     ranks = _rank(found, objective, chosen), _rank(found, objective, winner)
-    losers = _runners_up(found, chosen, top, objective)
+    losers = [layout_of(found, choice) for choice in _runners_up(found, chosen, top, objective)]
     return _plan(
         job,
         layout,
         priced,
-        runners_up=tuple(runner_up(job, layout, priced, layout_of(found, choice)) for choice in losers),
+        runners_up=tuple(runner_up(layout, priced, loser, estimate(job, loser)) for loser in losers),
         certificate=_certificate(found, solution, objective, winner) | _simpler(layout, optimum, ranks),
         idle_reason=_idle_reason(job, found, layout.world_size, objective),
         options={"objective": objective.name, **constraints.to_dict()},

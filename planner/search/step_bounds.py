@@ -16,7 +16,8 @@ from planner.cost.prices import StagePrices, hidden_of_layer, num_microbatches, 
 from planner.cost.schedule import in_flight_microbatches
 from planner.cost.stage import Stage, stage_of
 from planner.cost.traffic import expert_parallel_seconds, tensor_parallel_seconds
-from planner.search.degrees import DegreeArrays, divisors, expert_options
+from planner.layout import divisors
+from planner.search.degrees import DegreeArrays, expert_options
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

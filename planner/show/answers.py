@@ -6,10 +6,11 @@ from typing import TYPE_CHECKING
 
 from rich.text import Text
 
+from planner.search.near_ties import slower_by
 from planner.show.columns import Columns, assignments
 from planner.show.difference import outcome_body
 from planner.show.screen import clean, indented, section, stack
-from planner.show.words import change, terse_layout
+from planner.show.words import terse_layout
 from planner.units import format_seconds
 
 if TYPE_CHECKING:
@@ -31,8 +32,8 @@ def why_not_section(found: WhyNot) -> Group:
     verdict: RenderableType | None = None
     if difference and difference.before.layout != difference.after.layout:
         share = difference.after.step_seconds / difference.before.step_seconds - 1
-        words = "as fast" if change(share) == "-" else f"{change(abs(share))[1:]} {'slower' if share > 0 else 'faster'}"
-        verdict = indented(Text(f"It would be {words}: {format_seconds(difference.after.step_seconds)} a step."))
+        step = format_seconds(difference.after.step_seconds)
+        verdict = indented(Text(f"It would be {slower_by(share)}: {step} a step."))
     return stack(title, verdict, *outcome_body(found.outcome, names=("plan", _short(asked))))
 
 

@@ -1,4 +1,4 @@
-"""The best plan for each size of the cluster."""
+"""The fastest layout for each size of the cluster."""
 
 from __future__ import annotations
 
@@ -33,7 +33,9 @@ def scaling_section(found: Scaling) -> Group:
         rows.append([f"{each.num_devices:,}", time, speed, f"{each.efficiency:.0%}", grown, layout])
     header = ("devices", "step", "tokens/s", "of linear", "what grew", "layout")
     table = Columns(rows, right=(0, 1, 2, 3), wrap=(5,), optional=(5,), header=header)
-    return section("Scaling", table, Text(_verdict(found)), note="the best plan for each size, the same global batch")
+    return section(
+        "Scaling", table, Text(_verdict(found)), note="the fastest layout for each size, the same global batch"
+    )
 
 
 def _verdict(found: Scaling) -> str:

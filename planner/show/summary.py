@@ -10,6 +10,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from planner.cost.ledger import total_exposed_seconds
+from planner.search.near_ties import NEAR_TIE
 from planner.show.columns import Columns, Flow, assignments
 from planner.show.figures import MemoryBar, StepBar, bytes_scale, fill_of, seconds_scale
 from planner.show.screen import clean, indented, section, stack
@@ -233,9 +234,10 @@ def _runners_up_section(plan: Plan) -> Group | None:
         for runner in plan.runners_up
     ]
     ties = any(runner.near_tie for runner in plan.runners_up)
-    header = ("step", "memory", "layout, and why it lost")
+    header = ("step", "memory", "layout, and what it loses and saves against the plan")
     table = Columns(rows, right=(0, 1), wrap=(2,), header=header)
-    return section("Runners-up", table, note="near tie: the error bands overlap" if ties else "")
+    note = f"near tie: less than {NEAR_TIE:.0%} apart; measured, the order may be the other" if ties else ""
+    return section("Runners-up", table, note=note)
 
 
 def _proof_section(plan: Plan) -> Group | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, Final
 
@@ -133,28 +134,48 @@ def fold_runs(items: Sequence[Any], alike: Callable[[Any], Any]) -> list[list[An
 
 
 def certificate_sentence(certificate: Mapping[str, Any]) -> str:
-    """What the search proved and how many layouts it had to look at; empty for a layout that the user chose."""
+    """What the search proved and how many layouts it had to look at; empty for a layout that the user chose.
+
+    Optimal is only what nothing beats; a plan that was preferred because it is simpler says how far it is from that.
+    """
     if not certificate:
         return ""
-    solver = str(certificate["solver"]).upper()
-    if certificate["status"] == "optimal":
-        claim = f"Optimal: {solver} proved that no other layout {_BETTER[certificate.get('objective', 'throughput')]}"
-        if certificate.get("dynamic_program_seconds") is not None:
-            claim += ", and a dynamic program found the same step time"
-    else:
-        claim = f"Not proved optimal ({certificate['status']}): a layout may be up to {certificate['gap']:.2%} faster"
+    return f"{_claim(certificate)} {_counts(certificate)}"
+
+
+def _claim(certificate: Mapping[str, Any]) -> str:
+    above, for_what = certificate.get("above_optimum", 0.0), certificate.get("simpler", "")
+    if certificate["status"] != "optimal":
+        gap = 1 - (1 - certificate["gap"]) / (1 + above)
+        return f"Not proved optimal ({certificate['status']}): a layout may be up to {gap:.2%} faster."
+    better = _BETTER[certificate.get("objective", "throughput")]
+    proof = f"{str(certificate['solver']).upper()} proved that no other layout {better}"
+    same = certificate.get("dynamic_program_seconds") is not None
+    twice = ", and a dynamic program found the same step time" if same else ""
+    if not for_what:
+        return f"Optimal: {proof}{twice}."
+    optimum = (
+        f"the optimum, {terse_layout(certificate['optimum'])} ({format_seconds(certificate['objective_seconds'])})"
+    )
+    return f"{_within(above)} of the optimum, and simpler: {for_what}. {proof} than {optimum}{twice}."
+
+
+def _within(share: float) -> str:
+    """A small share, rounded up, so that the claim is true."""
+    return f"Within {max(math.ceil(share * 1e4), 1) / 1e4:.2%}"
+
+
+def _counts(certificate: Mapping[str, Any]) -> str:
+    """What the search looked at."""
     pruned = certificate["num_pruned"]
     counts = f"{certificate['num_legal']:,} configurations of degrees, {certificate['num_priced']:,} priced in full"
     why = {"memory": "cannot fit", "deadline": "too slow for the deadline", "time bound": "bounded away"}
     for reason, text in why.items():
         counts += f", {pruned[reason]:,} {text}" if pruned.get(reason) else ""
-    if "simpler" in certificate:
-        above, why = certificate["above_optimum"], certificate["simpler"]
-        claim += f". The plan is {above:.2%} above this optimum, for {why}"
     if certificate.get("num_cuts_pruned"):
         whole = f"{certificate['num_cuts_pruned']:,} of {certificate['num_cuts']:,} ways to cut the devices"
         counts = f"{whole} bounded away whole; in the others {counts}"
-    return f"{claim}. {counts}."
+    return f"{counts}."
 
 
 def run_words(plan: Plan) -> str:

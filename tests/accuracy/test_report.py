@@ -149,6 +149,16 @@ def test_sweeps_compare_layouts_of_one_job(document: dict) -> None:
     assert (found["clear_pairs"], found["ordered_pairs"]) == (len(pairs), right)
 
 
+def test_near_ties_are_the_pairs_whose_order_forecasts_miss(document: dict) -> None:
+    near, right, apart, apart_right = (
+        sum(sweep[key] for sweep in document["sweeps"])
+        for key in ("near_pairs", "ordered_near_pairs", "apart_pairs", "ordered_apart_pairs")
+    )
+    assert near + apart == sum(sweep["num_rows"] * (sweep["num_rows"] - 1) // 2 for sweep in document["sweeps"])
+    assert near >= 15
+    assert right / near < 0.8 < 0.9 < apart_right / apart
+
+
 def test_tau_of_orders_without_ties_counts_inversions() -> None:
     rng = random.Random(7)
     for size in (2, 5, 9):

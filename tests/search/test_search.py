@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
+import re
 import tempfile
 from dataclasses import fields, replace
 from pathlib import Path
@@ -352,13 +353,13 @@ def test_both_solvers_give_the_same_plan(job, best):
 @pytest.mark.parametrize(
     ("pins", "message"),
     [
-        (["tp=3"], "tp divides the heads"),
-        (["tp=16"], "key-value heads"),
-        (["tp=2,sp=0"], "sequence parallelism"),
+        (["tp=3"], r"tp 3 does not divide the heads \(32\).*tp can be 1, 2, 4 or 8"),
+        (["tp=16"], r"key-value heads \(8\)"),
+        (["tp=2,sp=0"], "tp 2 with sequence parallelism only; sp=1"),
         (["layers_per_stage=1/2"], "sums to 3"),
-        (["zero=3,pp=2"], "ZeRO stage"),
-        (["tp=8,pp=4"], "number of devices"),
-        (["dp=3"], "divides the global batch"),
+        (["zero=3,pp=2"], "no ZeRO-3 with a pipeline of 2 stages; zero=0 or 1, or pp=1 with zero=3"),
+        (["tp=8,pp=4"], "= 32 devices, and there are 16; lower a degree, or --nodes 4"),
+        (["dp=3"], "dp 3 \\* mbs 1 = 3 does not divide the global batch of"),
         (["schedule=zb-h1"], "schedule `zb-h1` is not available"),
         (["schedule=zbv"], "schedule `zbv` is priced but not searched"),
         (["cp=2", "etp=2"], "`etp=2` is not available"),
@@ -535,6 +536,37 @@ def test_a_layout_that_breaks_rules_is_refused_with_all_of_them(job):
     with pytest.raises(InputError) as error:
         plan_for_layout(job, layout)
     text = str(error.value)
-    assert "scale-up domain" in text
-    assert "divides the global batch" in text
-    assert "number of devices" in text
+    assert "tp 16 leaves the scale-up domain of 8 devices" in text
+    assert "does not divide the global batch" in text
+    assert "= 48 devices, and there are 16" in text
+
+
+def legal_and_not(job):
+    """For each rule a layout that breaks it, found by trying; rules that read no degree are left to other tests."""
+    pick, found = random.Random(1), {}
+    keys = [f.name for f in fields(Layout) if f.name not in ("schedule", "recompute", "offload", "layers_per_stage")]
+    for _ in range(4000):
+        layout = Layout(
+            **{key: pick.choice([1, 2, 3, 4, 8, 64]) for key in keys if key not in ("zero", "sp")},
+            zero=pick.randint(0, 3), sp=pick.randint(0, 1),
+            schedule=pick.choice(["1f1b", "interleaved", "zbv", "naive"]),
+            recompute=("none",), layers_per_stage=(1,),
+        )  # fmt: skip
+        for rule in RULES:
+            if rule.reads and not bool(np.all(rule.holds(job, layout))):
+                found.setdefault(rule.name, []).append((rule, layout))
+    return found
+
+
+@pytest.mark.parametrize("engine", ["torch", "megatron", "deepspeed", "fsdp"])
+def test_every_fault_names_the_values_that_are_wrong_and_a_way_out(engine):
+    """The first half has a number or a name of the layout's own, the second half what to write instead."""
+    job = load_job(model="mixtral-8x7b", cluster="dgx-a100", global_batch_size=64, sequence_length=4096, engine=engine)
+    broken = legal_and_not(job)
+    assert len(broken) >= 9
+    for cases in broken.values():
+        for rule, layout in cases[:40]:
+            wrong, _, way_out = rule.fault(job, layout).partition("; ")
+            values = {str(getattr(layout, key)) for key in rule.reads} | {layout.schedule}
+            assert any(value in re.findall(r"[\w-]+", wrong.replace("ZeRO-", "")) for value in values), wrong
+            assert way_out, wrong

@@ -1,0 +1,261 @@
+"""What is wrong with a layout that breaks a rule, with its numbers, and what would be right.
+
+One function for each rule of `planner.search.legality`, called for layouts that do not meet it.
+"""
+
+from __future__ import annotations
+
+from math import gcd
+from typing import TYPE_CHECKING, Final
+
+from planner.layout import divisors
+from planner.specs.recipe import ADAM_RECIPES
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from planner.layout import Layout
+    from planner.specs.job import Job
+
+
+def _any_of(values: Iterable[object]) -> str:
+    """`1`, `1 or 2`, `1, 2 or 4`."""
+    *rest, last = map(str, values)
+    return f"{', '.join(rest)} or {last}" if rest else last
+
+
+def _near(values: Iterable[int], asked: int) -> str:
+    """The few legal values that are nearest to what was asked for."""
+    return _any_of(sorted(sorted(values, key=lambda value: abs(value - asked))[:_MOST_NAMED]))
+
+
+_MOST_NAMED: Final = 4
+
+
+def _microbatches(job: Job, layout: Layout) -> int:
+    return layout.num_microbatches(job.training.global_batch_size)
+
+
+# --- the model and the training on this engine --------------------------------------------------------------------
+
+
+def features(job: Job, _: Layout) -> str:
+    """The engine lacks what the model needs."""
+    missing = ", ".join(sorted(set(job.model.features) - set(job.engine.model_features)))
+    return f"engine {job.engine.name} does not run {missing}, which {job.model.name} needs; --engine megatron runs most"
+
+
+def dropout(job: Job, _: Layout) -> str:
+    """The engine has no dropout."""
+    asked = job.training.dropout
+    return f"engine {job.engine.name} does not train with dropout, which is {asked:g}; --set training.dropout=0"
+
+
+def optimizer(job: Job, _: Layout) -> str:
+    """The engine lacks the optimizer."""
+    have = _any_of(job.engine.optimizers)
+    return (
+        f"engine {job.engine.name} has no optimizer {job.training.optimizer}; --set training.optimizer={have}, or "
+        "--engine fsdp, which has every one"
+    )
+
+
+def memory_recipe(job: Job, _: Layout) -> str:
+    """The engine lacks the memory recipe."""
+    have = _any_of(("engine", *job.engine.memory_recipes, *ADAM_RECIPES))
+    return (
+        f"engine {job.engine.name} does not keep its states by recipe {job.training.memory_recipe}; "
+        f"--set training.memory_recipe={have}"
+    )
+
+
+def axes(job: Job, layout: Layout) -> str:
+    """The engine lacks an axis."""
+    lacking = [axis for axis in ("tp", "pp", "dp", "cp", "ep", "etp") if axis not in job.engine.axes]
+    asked = ", ".join(f"{axis}={getattr(layout, axis)}" for axis in lacking if getattr(layout, axis) > 1)
+    return f"engine {job.engine.name} does not run {asked}; its axes are {', '.join(job.engine.axes)}"
+
+
+def schedule(job: Job, layout: Layout) -> str:
+    """The engine lacks the schedule."""
+    return f"engine {job.engine.name} does not run schedule {layout.schedule}; it runs {_any_of(job.engine.schedules)}"
+
+
+def zero(job: Job, layout: Layout) -> str:
+    """The engine lacks the ZeRO stage, perhaps only with a pipeline."""
+    alone, piped = job.engine.zero_stages, job.engine.zero_stages_with_pipeline
+    where = f" with a pipeline of {layout.pp} stages" if layout.pp > 1 else ""
+    ways = [f"zero={_any_of(offered)}"] if (offered := piped if layout.pp > 1 else alone) else []
+    ways += [f"pp=1 with zero={layout.zero}"] if layout.pp > 1 and layout.zero in alone else []
+    return f"engine {job.engine.name} has no ZeRO-{layout.zero}{where}; {', or '.join(ways) or 'pp=1'}"
+
+
+def recompute(job: Job, layout: Layout) -> Iterator[str]:
+    """Policies that the engine lacks, and chunks of a stage that differ."""
+    for policy in sorted(set(layout.recompute) - set(job.engine.recompute)):
+        yield f"engine {job.engine.name} has no {policy} recompute; it has {_any_of(job.engine.recompute)}"
+    for stage in range(layout.pp):
+        policies = {layout.recompute[chunk] for chunk in layout.chunks_of_stage(stage)}
+        if len(policies) > 1:
+            yield f"the chunks of stage {stage} recompute {' and '.join(sorted(policies))}; give them one policy"
+            return
+
+
+# --- degrees --------------------------------------------------------------------------------------------------------
+
+
+def world(job: Job, layout: Layout) -> str:
+    """More devices than there are."""
+    have, per_host = job.cluster.num_devices, job.cluster.devices_per_host
+    product = " * ".join(f"{axis} {getattr(layout, axis)}" for axis in ("tp", "pp", "cp", "dp"))
+    return (
+        f"{product} = {layout.world_size:,} devices, and there are {have:,}; lower a degree, or "
+        f"--nodes {-(-layout.world_size // per_host)}"
+    )
+
+
+def batch(job: Job, layout: Layout) -> str:
+    """Replicas and microbatches do not divide the batch."""
+    size, asked = job.training.global_batch_size, layout.dp * layout.mbs
+    return (
+        f"dp {layout.dp} * mbs {layout.mbs} = {asked:,} does not divide the global batch of {size:,}; make it "
+        f"{_near(divisors(size), asked)}, or --global-batch {-(-size // asked) * asked}"
+    )
+
+
+def tp_divides(job: Job, layout: Layout) -> str:
+    """Tensor parallelism does not divide what it cuts."""
+    model = job.model
+    cut = {"heads": model.num_heads, "key-value heads": model.num_kv_heads, "ffn width": model.ffn_hidden_size}
+    if model.moe and model.moe.shared_ffn_hidden_size:
+        cut["width of the shared expert"] = model.moe.shared_ffn_hidden_size
+    uneven = _any_of(f"{name} ({size:,})" for name, size in cut.items() if size % layout.tp)
+    legal = [each for each in divisors(gcd(*cut.values())) if each <= job.cluster.scale_up_devices]
+    return f"tp {layout.tp} does not divide the {uneven}; tp can be {_near(legal, layout.tp)}"
+
+
+def vocabulary(job: Job, layout: Layout) -> str:
+    """Tensor parallelism does not divide the vocabulary, and the engine does not pad."""
+    size, multiple = job.model.vocab_size, 128 * layout.tp
+    return (
+        f"tp {layout.tp} does not divide the vocabulary of {size:,}, which engine {job.engine.name} does not pad; "
+        f"pad it yourself, --set model.vocab_size={-(-size // multiple) * multiple}"
+    )
+
+
+def tp_within_node(job: Job, layout: Layout) -> str:
+    """Tensor parallelism leaves the scale-up domain, or does not divide it."""
+    domain = job.cluster.scale_up_devices
+    if layout.tp <= domain:
+        legal = _near(divisors(domain), layout.tp)
+        return f"tp {layout.tp} does not divide the scale-up domain of {domain} devices; tp can be {legal}"
+    if not job.allow_tp_across_nodes:
+        return f"tp {layout.tp} leaves the scale-up domain of {domain} devices; lower it, or --allow-tp-across-nodes"
+    return f"tp {layout.tp} is no multiple of the scale-up domain of {domain} devices, which it crosses; make it one"
+
+
+def sequence_parallel(job: Job, layout: Layout) -> str:
+    """Sequence parallelism without tensor parallelism, or the reverse."""
+    if not layout.sp:
+        return f"engine {job.engine.name} runs tp {layout.tp} with sequence parallelism only; sp=1"
+    if layout.tp == 1:
+        return "sequence parallelism goes along tensor parallelism, and tp is 1; sp=0, or a larger tp"
+    length = job.training.sequence_length // layout.cp
+    off = ", or sp=0" if job.engine.tp_without_sp else ""
+    of_cp = " that context parallelism leaves" if layout.cp > 1 else ""
+    return f"tp {layout.tp} does not divide the {length:,} tokens of a sequence{of_cp}; choose a tp that does{off}"
+
+
+def layers(job: Job, layout: Layout) -> str:
+    """More chunks than layers."""
+    return (
+        f"pp {layout.pp} * interleave {layout.interleave} = {layout.num_chunks} chunks of {job.model.num_layers} "
+        "layers, and each holds at least one; lower pp or interleave"
+    )
+
+
+def equal_chunks(job: Job, layout: Layout) -> str:
+    """Chunks of a stage would differ."""
+    legal = _near(divisors(job.model.num_layers), layout.interleave)
+    return f"interleave {layout.interleave} does not divide the {job.model.num_layers} layers; it can be {legal}"
+
+
+def even_stages(job: Job, layout: Layout) -> str:
+    """Stages would differ, and the engine cannot have that."""
+    legal = _near(divisors(job.model.num_layers), layout.num_chunks)
+    return (
+        f"pp {layout.pp} * interleave {layout.interleave} = {layout.num_chunks} does not divide the "
+        f"{job.model.num_layers} layers, and engine {job.engine.name} needs equal stages; make it {legal}"
+    )
+
+
+def interleave(job: Job, layout: Layout) -> str:
+    """Chunks, schedule and microbatches do not go together."""
+    m = _microbatches(job, layout)
+    if layout.schedule in ("zbv", "dualpipev"):
+        if layout.interleave != 2:
+            return f"schedule {layout.schedule} has 2 chunks on each stage, not {layout.interleave}; interleave=2"
+        return (
+            f"schedule {layout.schedule} needs {2 * layout.pp} microbatches, 2 pp, and there are {m}; lower pp or mbs"
+        )
+    if layout.schedule != "interleaved":
+        return f"schedule {layout.schedule} has 1 chunk on each stage, not {layout.interleave}; schedule=interleaved"
+    if layout.interleave == 1:
+        return "schedule interleaved has several chunks on each stage, and interleave is 1; interleave=2 or more"
+    if layout.pp == 1:
+        return f"interleave {layout.interleave} needs a pipeline, and pp is 1; interleave=1, or a larger pp"
+    return f"interleaved stages need microbatches in multiples of pp {layout.pp}, and there are {m}; another dp or mbs"
+
+
+def fill(job: Job, layout: Layout) -> str:
+    """Fewer microbatches than stages."""
+    m = _microbatches(job, layout)
+    return (
+        f"engine {job.engine.name} needs a microbatch for each of the {layout.pp} stages, and there are {m}; lower pp, "
+        "dp or mbs, or take schedule=gpipe"
+    )
+
+
+def hsdp(job: Job, layout: Layout) -> str:
+    """Replicas of the sharded group that cannot be."""
+    if not layout.zero:
+        return f"hsdp {layout.hsdp} counts replicas of a sharded group, and zero is 0; hsdp=1, or zero=1 to 3"
+    if not job.engine.replicates_shards:
+        return f"engine {job.engine.name} does not shard within {layout.hsdp} replicas; hsdp=1"
+    if layout.dp % layout.hsdp:
+        return f"hsdp {layout.hsdp} does not divide dp {layout.dp}; it can be {_near(divisors(layout.dp), layout.hsdp)}"
+    copies = max(1, layout.tp * layout.cp * layout.dp // (layout.ep * layout.etp))
+    legal = _near(divisors(gcd(copies, layout.dp)), layout.hsdp)
+    return f"hsdp {layout.hsdp} does not divide the {copies} copies of an expert; it can be {legal}"
+
+
+def encoder(job: Job, layout: Layout) -> str:
+    """A pipeline through an encoder."""
+    return f"{job.model.name} is an {job.model.kind}, which is not cut into the {layout.pp} pipeline stages; pp=1"
+
+
+def experts(job: Job, layout: Layout) -> str:
+    """Expert parallelism that does not divide what it cuts."""
+    moe = job.model.moe
+    if moe is None:
+        return f"{job.model.name} has no experts to cut into ep {layout.ep} * etp {layout.etp}; ep=1,etp=1"
+    if moe.num_experts % layout.ep:
+        legal = _near(divisors(moe.num_experts), layout.ep)
+        return f"ep {layout.ep} does not divide the {moe.num_experts} experts; it can be {legal}"
+    if moe.ffn_hidden_size % layout.etp:
+        return f"etp {layout.etp} does not divide the width of an expert, {moe.ffn_hidden_size:,}; choose one that does"
+    ranks = layout.tp * layout.cp * layout.dp
+    return (
+        f"ep {layout.ep} * etp {layout.etp} = {layout.ep * layout.etp} does not divide the "
+        f"tp * cp * dp = {ranks} ranks of a stage; make it {_near(divisors(ranks), layout.ep * layout.etp)}"
+    )
+
+
+def context(job: Job, layout: Layout) -> str:
+    """Context parallelism that does not divide the sequence."""
+    length = job.training.sequence_length
+    longer = -(-length // (2 * layout.cp)) * 2 * layout.cp
+    return (
+        f"cp {layout.cp} cuts a sequence into {2 * layout.cp} equal parts, and {length:,} tokens are no multiple of "
+        f"that; another cp, or --seq-len {longer}"
+    )
