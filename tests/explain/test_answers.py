@@ -105,7 +105,7 @@ def test_why_not_a_file_prices_the_layout_in_it(plan, tmp_path) -> None:
         assert found == difference_of(plan, other)
     illegal = replace(other.layout, tp=4)
     (tmp_path / "layout.json").write_text(json.dumps({**json.loads(plan_to_json(other))["layout"], "tp": illegal.tp}))
-    assert "number of devices" in " ".join(why_not(plan, str(tmp_path / "layout.json")).outcome.rules)
+    assert "= 16 devices, and there are 8" in " ".join(why_not(plan, str(tmp_path / "layout.json")).outcome.rules)
 
 
 @pytest.mark.parametrize(
