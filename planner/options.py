@@ -144,6 +144,7 @@ json_option = click.option("--json", "as_json", is_flag=True, help="Print the do
 _RUN = (
     click.option("--data", multiple=True, metavar="SOURCE", help="Text, .jsonl, .parquet or .npy file, or hf:NAME."),
     click.option("--tokenizer", type=click.Path(path_type=Path), metavar="PATH", help="A tokenizer.json; else bytes."),
+    click.option("--document-mask", is_flag=True, help="Packed documents do not attend to each other."),
     click.option(
         "--validation", callback=_read_held_out, default="0%", metavar="SHARE", help="Samples to hold out; up to 50%."
     ),

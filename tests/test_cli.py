@@ -30,8 +30,8 @@ WORKLOAD = {
     "--allow-tp-across-nodes", "--calibration",
 }  # fmt: skip
 RUN = {
-    "--data", "--tokenizer", "--validation", "--validate-every", "--weights", "--export", "--steps", "--resume",
-    "--checkpoint-every", "--keep-checkpoints", "--async-save", "--profile", "--tensorboard", "--wandb",
+    "--data", "--tokenizer", "--document-mask", "--validation", "--validate-every", "--weights", "--export", "--steps",
+    "--resume", "--checkpoint-every", "--keep-checkpoints", "--async-save", "--profile", "--tensorboard", "--wandb",
 }  # fmt: skip
 CONTRACT = {
     "plan": WORKLOAD

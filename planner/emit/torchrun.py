@@ -32,7 +32,7 @@ class RunArguments:
 
     data: files, or data sets by name; without any, the trainer's own small corpus.
     tokenizer: a `tokenizer.json` or its folder; without it a token is a byte.
-    validation: share of the samples that is held out.
+    document_mask: packed documents do not attend to each other. validation: share of the samples that is held out.
     weights: folder of a Hugging Face checkpoint to start from. export: where to write one after the last step.
     steps: optimizer steps; None: as many as the plan's training document says.
     keep_checkpoints: newest ones that stay. async_save: write them while the training goes on.
@@ -43,6 +43,7 @@ class RunArguments:
 
     data: tuple[str, ...] = ()
     tokenizer: Path | None = None
+    document_mask: bool = False
     validation: float = 0.0
     weights: Path | None = None
     export: Path | None = None

@@ -24,7 +24,17 @@ if TYPE_CHECKING:
 
     from planner.specs.model import ModelSpec, RotaryScaling
 
-__all__ = ["Attention", "Gather", "LatentAttention", "Positions", "make_attention", "positions_of", "rotate"]
+__all__ = [
+    "Attention",
+    "Gather",
+    "LatentAttention",
+    "Positions",
+    "document_mask",
+    "make_attention",
+    "positions_of",
+    "rotary_frequencies",
+    "rotate",
+]
 
 Positions = tuple[range, ...]
 """Runs of positions of the sequence, in the order of the rows."""
@@ -102,13 +112,39 @@ def _blocks(positions: Positions, window: int) -> Positions:
     )
 
 
-def attend(query_BHSD: Tensor, key_BHTD: Tensor, value_BHTD: Tensor, positions: Positions, window: int) -> Tensor:
-    """Softmax attention of queries at `positions` to the keys of all positions before them (or in the window)."""
+def document_mask(starts_BT: Tensor, positions: Positions, window: int) -> Tensor:
+    """True where a query at `positions` may attend to a key of its own document; (B, 1, rows, T).
+
+    starts_BT: for each position of the sequence the one where its document begins.
+    """
+    device = starts_BT.device
+    causal = torch.cat([_visible(run, range(starts_BT.shape[1]), window, device) for run in positions])
+    rows = torch.cat([torch.arange(run.start, run.stop, device=device) for run in positions])
+    same = torch.arange(starts_BT.shape[1], device=device) >= starts_BT[:, rows, None]
+    return (same & causal)[:, None]
+
+
+def attend(
+    query_BHSD: Tensor,
+    key_BHTD: Tensor,
+    value_BHTD: Tensor,
+    positions: Positions,
+    window: int,
+    mask: Tensor | None = None,
+) -> Tensor:
+    """Softmax attention of queries at `positions` to the keys of all positions before them (or in the window).
+
+    mask: of `document_mask`, in place of these.
+    """
     length = key_BHTD.shape[-2]
     blocks = _blocks(positions, window if window < length else 0)
     mixed, width = [], value_BHTD.shape[-1]
     if width != query_BHSD.shape[-1] and not query_BHSD.is_cuda:  # the CPU's fused kernel wants one head size
         value_BHTD = F.pad(value_BHTD, (0, query_BHSD.shape[-1] - width))
+    if mask is not None:
+        groups = query_BHSD.shape[1] // key_BHTD.shape[1]  # a GPU's kernels that take masks know no groups of heads
+        key_BHTD, value_BHTD = (each.repeat_interleave(groups, dim=1) for each in (key_BHTD, value_BHTD))
+        return F.scaled_dot_product_attention(query_BHSD, key_BHTD, value_BHTD, attn_mask=mask)[..., :width]
     grouped = query_BHSD.shape[1] != key_BHTD.shape[1]
     for rows, query in zip(blocks, torch.split(query_BHSD, [len(block) for block in blocks], dim=-2), strict=True):
         keys = range(max(0, rows.start - window + 1) if window else 0, rows.stop)
@@ -148,16 +184,16 @@ class Attention(nn.Module):
     def _rotated(self, x_BHSD: Tensor) -> Tensor:
         return x_BHSD if self.theta is None else rotate(x_BHSD, self.theta, self.held, self.scaling)
 
-    def _mix(self, query_BHSD: Tensor, key_BHSD: Tensor, value_BHSD: Tensor) -> Tensor:
+    def _mix(self, query_BHSD: Tensor, key_BHSD: Tensor, value_BHSD: Tensor, mask: Tensor | None) -> Tensor:
         """Attention of each position to those before it; (B, S, heads * size)."""
         runs = self.held or positions_of(query_BHSD.shape[-2])
         if self.gather is not None:
             key_BHSD, value_BHSD = self.gather(key_BHSD), self.gather(value_BHSD)
         if self.flash:
-            mixed = attend(query_BHSD, key_BHSD, value_BHSD, runs, self.window)
+            mixed = attend(query_BHSD, key_BHSD, value_BHSD, runs, self.window, mask)
         else:
             with sdpa_kernel(SDPBackend.MATH):
-                mixed = attend(query_BHSD, key_BHSD, value_BHSD, runs, self.window)
+                mixed = attend(query_BHSD, key_BHSD, value_BHSD, runs, self.window, mask)
         return mixed.transpose(1, 2).flatten(-2)
 
 
@@ -188,11 +224,11 @@ class GroupedAttention(Attention):
         normed: Tensor = norm(self._heads(flat, self.head_size))
         return normed
 
-    def forward(self, x_BSE: Tensor) -> Tensor:
-        """Mix the sequence's positions, each with those before it."""
+    def forward(self, x_BSE: Tensor, *, mask: Tensor | None = None) -> Tensor:
+        """Mix the sequence's positions, each with those before it, or with those that `mask` lets it see."""
         query = self._rotated(self._project(x_BSE, self.query, self.query_norm))
         key = self._rotated(self._project(x_BSE, self.key, self.key_norm))
-        result: Tensor = self.output(self._mix(query, key, self._heads(self.value(x_BSE), self.head_size)))
+        result: Tensor = self.output(self._mix(query, key, self._heads(self.value(x_BSE), self.head_size), mask))
         return result
 
 
@@ -214,8 +250,8 @@ class LatentAttention(Attention):
         self.output = nn.Linear(heads * mla.value_head_size, hidden, bias=False)
         self.value_size = mla.value_head_size
 
-    def forward(self, x_BSE: Tensor) -> Tensor:
-        """Mix the sequence's positions, each with those before it."""
+    def forward(self, x_BSE: Tensor, *, mask: Tensor | None = None) -> Tensor:
+        """Mix the sequence's positions, each with those before it, or with those that `mask` lets it see."""
         nope, rope = self.sizes
         latent = (
             x_BSE if self.query_down is None or self.query_norm is None else self.query_norm(self.query_down(x_BSE))
@@ -228,7 +264,7 @@ class LatentAttention(Attention):
             query = torch.cat((fixed, self._rotated(turned)), dim=-1)
             shared = self._rotated(self._heads(self.rotary_key(x_BSE), rope))
             key = torch.cat((key, shared.expand(-1, key.shape[1], -1, -1)), dim=-1)
-        result: Tensor = self.output(self._mix(query, key, value))
+        result: Tensor = self.output(self._mix(query, key, value, mask))
         return result
 
 

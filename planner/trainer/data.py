@@ -15,14 +15,14 @@ import numpy as np
 import torch
 
 from planner.errors import InputError
-from planner.trainer.sources import fingerprint, open_sources
+from planner.trainer.sources import end_of_document, fingerprint, open_sources
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from planner.trainer.sources import Tokens
 
-__all__ = ["Corpus", "open_corpus"]
+__all__ = ["Corpus", "document_starts", "open_corpus"]
 
 
 def open_corpus(
@@ -33,14 +33,18 @@ def open_corpus(
     seed: int,
     tokenizer: Path | None = None,
     validation: float = 0.0,
+    document_mask: bool = False,
     cache: Path | None = None,
 ) -> Corpus:
-    """Open data sources, as `open_sources` reads them; `validation` is the share of windows that is held out.
+    """Open data sources, as `open_sources` reads them.
+
+    validation: share of windows that is held out. document_mask: documents do not attend to each other.
 
     Raises:
         EnvironmentProblem: a file that cannot be read, or a library that is missing.
         InputError: a file of another kind, or one too short for a single sample.
     """
+    end = end_of_document(names, tokenizer, vocab_size) if document_mask else None
     sources = open_sources(names, tokenizer=tokenizer, vocab_size=vocab_size, cache=cache)
     return Corpus(
         sources,
@@ -48,15 +52,24 @@ def open_corpus(
         vocab_size=vocab_size,
         seed=seed,
         validation=validation,
-        fingerprint=f"{fingerprint(names, tokenizer)} validation={validation}",
+        document_end=end,
+        fingerprint=f"{fingerprint(names, tokenizer)} validation={validation}{' document_mask' * document_mask}",
     )
+
+
+def document_starts(tokens_BS: torch.Tensor, end: int) -> torch.Tensor:
+    """For each position the one where its document begins; a document ends with `end`, or with the sequence."""
+    positions = torch.arange(tokens_BS.shape[1]).expand_as(tokens_BS)
+    begins = torch.zeros_like(tokens_BS)
+    begins[:, 1:] = positions[:, 1:] * (tokens_BS[:, :-1] == end)
+    return begins.cummax(dim=1).values
 
 
 class Corpus:
     """Token arrays cut into windows that do not overlap; an epoch visits each window once.
 
     Of every 1 / `validation` windows in a row the last is held out, so that all parts of the data are validated.
-    fingerprint: what a run remembers of its data.
+    document_end: the token at which attention is cut, or None. fingerprint: what a run remembers of its data.
     """
 
     def __init__(
@@ -67,10 +80,11 @@ class Corpus:
         vocab_size: int,
         seed: int,
         validation: float = 0.0,
+        document_end: int | None = None,
         fingerprint: str = "",
     ) -> None:
         self._sources, self._length, self._vocab_size, self._seed = sources, sequence_length, vocab_size, seed
-        self.fingerprint = fingerprint
+        self.document_end, self.fingerprint = document_end, fingerprint
         # one token more than the inputs: targets are shifted by one
         self._ends = list(accumulate(max(0, len(source) - 1) // sequence_length for source in sources))
         self._period = round(1 / validation) if validation else 0

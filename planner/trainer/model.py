@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from planner.trainer.attention import make_attention, positions_of
+from planner.trainer.attention import document_mask, make_attention, positions_of
 from planner.trainer.feed_forward import make_feed_forward
 from planner.trainer.norms import make_norm
 
@@ -45,9 +45,9 @@ class Block(nn.Module):
         self.parallel = spec.parallel_attention
         self.recompute = False
 
-    def _layer(self, x_BSE: Tensor) -> Tensor:
+    def _layer(self, x_BSE: Tensor, mask: Tensor | None) -> Tensor:
         normed = self.attention_norm(x_BSE)
-        attended = self.attention(normed)
+        attended = self.attention(normed, mask=mask)
         if self.attention_post_norm is not None:
             attended = self.attention_post_norm(attended)
         joined = x_BSE if self.parallel else x_BSE + attended
@@ -61,12 +61,12 @@ class Block(nn.Module):
         result: Tensor = joined + attended + fed if self.parallel else joined + fed
         return result
 
-    def forward(self, x_BSE: Tensor) -> Tensor:
-        """Apply the layer; only its input is kept for the backward pass when `recompute` is set."""
+    def forward(self, x_BSE: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Apply the layer; only its inputs are kept for the backward pass when `recompute` is set."""
         if self.recompute and torch.is_grad_enabled():
-            result: Tensor = checkpoint(self._layer, x_BSE, use_reentrant=False, preserve_rng_state=False)
+            result: Tensor = checkpoint(self._layer, x_BSE, mask, use_reentrant=False, preserve_rng_state=False)
             return result
-        return self._layer(x_BSE)
+        return self._layer(x_BSE, mask)
 
 
 class Embedding(nn.Module):
@@ -83,13 +83,13 @@ class Embedding(nn.Module):
         self.norm = make_norm(spec) if spec.embedding_norm else None
         self.held: Positions | None = None
 
-    def forward(self, tokens_BS: Tensor) -> Tensor:
-        """Token ids to hidden states (B, S, hidden)."""
+    def forward(self, tokens_BS: Tensor, starts_BT: Tensor | None = None) -> Tensor:
+        """Token ids to hidden states (B, S, hidden); learned positions count from where the document starts."""
         x_BSE: Tensor = self.tokens(tokens_BS)
         if self.positions is not None:
             runs = self.held or positions_of(tokens_BS.shape[1])
             rows = torch.cat([torch.arange(run.start, run.stop, device=tokens_BS.device) for run in runs])
-            x_BSE = x_BSE + self.positions(rows[None])
+            x_BSE = x_BSE + self.positions(rows[None] if starts_BT is None else rows - starts_BT[:, rows])
         return x_BSE if self.norm is None else self.norm(x_BSE)
 
 
@@ -118,13 +118,25 @@ class Transformer(nn.Module):
         if self.tied and self.head is not None and self.embedding is not None:
             self.head.weight = self.embedding.tokens.weight
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Token ids (B, S), or hidden states from the chunk before, to hidden states or logits (B, S, vocab)."""
-        x = x if self.embedding is None else self.embedding(x)
-        for block in self.layers.values():
-            x = block(x)
+    def forward(self, x: Tensor, *, starts_BT: Tensor | None = None) -> Tensor:
+        """Token ids (B, S), or hidden states from the chunk before, to hidden states or logits (B, S, vocab).
+
+        starts_BT: for each position of the sequence the one where its document begins; None where attention is not
+        cut at the ends of documents.
+        """
+        masks = [None] * len(self.layers) if starts_BT is None else self._document_masks(starts_BT)
+        x = x if self.embedding is None else self.embedding(x, starts_BT)
+        for block, mask in zip(self.layers.values(), masks, strict=True):
+            x = block(x, mask)
         x = x if self.norm is None else self.norm(x)
         return x if self.head is None else self.head(x)
+
+    def _document_masks(self, starts_BT: Tensor) -> list[Tensor]:
+        """The mask of each layer; layers with the same window share one."""
+        attentions = [block.attention for block in self.layers.values() if isinstance(block, Block)]
+        rows = attentions[0].held or positions_of(starts_BT.shape[1])
+        masks = {window: document_mask(starts_BT, rows, window) for window in {each.window for each in attentions}}
+        return [masks[each.window] for each in attentions]
 
 
 def canonical_name(name: str, spec: ModelSpec) -> str:

@@ -26,6 +26,7 @@ def parse_options(words: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--steps", type=int)
     parser.add_argument("--data", action="append", default=[])
     parser.add_argument("--tokenizer", type=Path)
+    parser.add_argument("--document-mask", action="store_true")
     parser.add_argument("--validation", type=float, default=0.0)
     parser.add_argument("--keep-checkpoints", type=int, default=2)
     parser.add_argument("--async-save", action="store_true")
@@ -54,5 +55,6 @@ def corpus_of(plan: Plan, options: argparse.Namespace) -> Corpus:
         seed=plan.training.seed,
         tokenizer=options.tokenizer,
         validation=options.validation,
+        document_mask=options.document_mask,
         cache=options.output / "tokens",
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -42,10 +42,10 @@ __all__ = ["Executor", "make_executor"]
 class Executor(Protocol):
     """Runs all microbatches of a step and leaves reduced gradients on the parameters."""
 
-    def forward_backward(self, tokens: Tensor, targets: Tensor) -> Tensor | None:
+    def forward_backward(self, tokens: Tensor, targets: Tensor, starts: Tensor | None = None) -> Tensor | None:
         """Token ids of this data-parallel rank, (sequences, S), to its part of the mean loss, scaled.
 
-        None on pipeline stages that do not hold the loss.
+        starts: see `Transformer.forward`. None on pipeline stages that do not hold the loss.
         """
         ...
 
@@ -77,15 +77,16 @@ class Accumulation:
         self.microbatch_size, self.zero = plan.layout.mbs, plan.layout.zero
         self.loss_context = _loss_context(plan)
 
-    def forward_backward(self, tokens: Tensor, targets: Tensor) -> Tensor:
+    def forward_backward(self, tokens: Tensor, targets: Tensor, starts: Tensor | None = None) -> Tensor:
         """See `Executor`."""
         total = targets.new_zeros((), dtype=torch.float32)
         size = self.microbatch_size
-        batches = list(zip(torch.split(tokens, size), torch.split(targets, size), strict=True))
-        for index, (inputs, wanted) in enumerate(batches):
+        cut = [None] * len(tokens) if starts is None else torch.split(starts, size)
+        batches = list(zip(torch.split(tokens, size), torch.split(targets, size), cut, strict=False))
+        for index, (inputs, wanted, starts_BT) in enumerate(batches):
             self._prepare(last=index == len(batches) - 1)
             with self.loss_context():
-                loss = self.loss(self.part(inputs), wanted)
+                loss = self.loss(self.part(inputs, starts_BT=starts_BT), wanted)
                 torch.autograd.backward(loss)
             total += _whole(loss.detach())
         return total
@@ -130,8 +131,11 @@ class Pipeline:
         self.first, self.last = 0 in chunks, layout.num_chunks - 1 in chunks
         self.loss_context = _loss_context(plan)
 
-    def forward_backward(self, tokens: Tensor, targets: Tensor) -> Tensor | None:
+    def forward_backward(self, tokens: Tensor, targets: Tensor, starts: Tensor | None = None) -> Tensor | None:
         """See `Executor`."""
+        for_all: dict[str, Any] = (
+            {} if starts is None else {"starts_BT": starts}
+        )  # torch cuts it into microbatches for every stage
         losses: list[Tensor] = []
         with self.loss_context():
             self.schedule.step(
@@ -139,6 +143,7 @@ class Pipeline:
                 target=targets if self.last else None,
                 losses=losses if self.last else None,
                 return_outputs=False,
+                **for_all,
             )
         return torch.stack([_whole(loss.detach()) for loss in losses]).sum() if self.last else None
 

@@ -20,12 +20,12 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from planner.errors import EnvironmentProblem, InputError
-from planner.trainer.tokenizer import ByteTokenizer, Tokenizer, read_tokenizer
+from planner.trainer.tokenizer import BYTE_VALUES, ByteTokenizer, Tokenizer, read_tokenizer
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-__all__ = ["Tokens", "fingerprint", "open_sources"]
+__all__ = ["Tokens", "end_of_document", "fingerprint", "open_sources"]
 
 HUGGING_FACE = "hf:"
 DOCUMENTS_AT_ONCE = 1000
@@ -93,6 +93,28 @@ def open_sources(
         with _told(source.name):
             opened.append(_token_file(Path(source.name)) if source.holds_tokens else _read(source, reader, cache))
     return opened
+
+
+def end_of_document(names: tuple[str, ...], tokenizer: Path | None, vocab_size: int) -> int:
+    """The token behind each document.
+
+    Raises:
+        EnvironmentProblem: the tokenizer cannot be read.
+        InputError: documents cannot be told apart in these data.
+    """
+    if tokenizer is not None:
+        return read_tokenizer(tokenizer).end
+    if any(_Source(name=name).holds_tokens for name in names):
+        raise InputError(
+            "--document-mask: token files do not say which token ends a document",
+            hint="give the tokenizer that made them with --tokenizer",
+        )
+    if vocab_size <= BYTE_VALUES:
+        raise InputError(
+            f"--document-mask: all {vocab_size} tokens are bytes, and none is left for the end of a document",
+            hint=f"plan with --set model.vocab_size={BYTE_VALUES + 1} or more, or give a --tokenizer",
+        )
+    return ByteTokenizer(vocab_size).end
 
 
 def fingerprint(names: tuple[str, ...], tokenizer: Path | None) -> str:

@@ -23,10 +23,11 @@ END_TOKENS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<|endofsente
 class Tokenizer(Protocol):
     """Turns documents into ids.
 
-    dtype: of the ids. digest: of everything that decides them.
+    dtype: of the ids. end: the one behind each document. digest: of everything that decides them.
     """
 
     dtype: np.dtype[Any]
+    end: int
     digest: bytes
 
     def encode(self, documents: list[bytes]) -> np.ndarray[Any, Any]:
@@ -44,12 +45,12 @@ class ByteTokenizer:
     def __init__(self, vocab_size: int) -> None:
         only_bytes = vocab_size <= BYTE_VALUES
         self.dtype = np.dtype(np.uint8 if only_bytes else np.uint16)
-        self._end = ord("\n") if only_bytes else BYTE_VALUES
-        self.digest = f"bytes {self._end}".encode()
+        self.end = ord("\n") if only_bytes else BYTE_VALUES
+        self.digest = f"bytes {self.end}".encode()
 
     def encode(self, documents: list[bytes]) -> np.ndarray[Any, Any]:
         """See `Tokenizer`."""
-        end = np.array([self._end], self.dtype)
+        end = np.array([self.end], self.dtype)
         parts = [(np.frombuffer(each, np.uint8).astype(self.dtype), end) for each in documents]
         return np.concatenate([array for pair in parts for array in pair])
 
@@ -76,7 +77,7 @@ class FileTokenizer:
             raise InputError(f"{path} is no tokenizer: {error}") from None
         self.size = self._tokenizer.get_vocab_size()
         self.dtype = np.dtype(np.uint16 if self.size <= 1 << 16 else np.uint32)
-        self._end = self._end_token()
+        self.end = self._end_token()
 
     def _end_token(self) -> int:
         config = self._path.with_name("tokenizer_config.json")
@@ -94,7 +95,7 @@ class FileTokenizer:
         """See `Tokenizer`."""
         texts = [each.decode("utf-8", "replace") for each in documents]
         encoded = self._tokenizer.encode_batch(texts, add_special_tokens=False)
-        return np.concatenate([np.array([*each.ids, self._end], self.dtype) for each in encoded])
+        return np.concatenate([np.array([*each.ids, self.end], self.dtype) for each in encoded])
 
     def check(self, vocab_size: int) -> None:
         """See `Tokenizer`."""

@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 
 from planner.trainer.context_parallel import held_positions, rows_of
+from planner.trainer.data import document_starts
 from planner.trainer.loss_scale import LossScale
 from planner.trainer.mesh import make_meshes
 from planner.trainer.obstacles import check_plan
@@ -133,15 +134,20 @@ class Trainer:
         return total / scale, math.sqrt(squares) / scale, stop, save
 
     def _batch(self, read: ReadBatch, number: int) -> list[torch.Tensor]:
-        """Inputs and targets of a global batch: this rank's sequences, and of these its positions."""
+        """Inputs and targets of a global batch: this rank's sequences, and of these its positions.
+
+        With masked documents also where each begins, of all positions: keys are of other ranks too.
+        """
         layout, training = self.plan.layout, self.plan.training
         here = layout.coordinates(dist.get_rank())
         rows = training.global_batch_size // layout.dp
         whole = read(number * training.global_batch_size + here["dp"] * rows, rows)
+        end = self.corpus.document_end
+        starts = () if end is None else (document_starts(whole[0], end),)
         if layout.cp > 1:
             held = held_positions(training.sequence_length, layout.cp, here["cp"])
             whole = (rows_of(whole[0], held), rows_of(whole[1], held))
-        return [tensor.to(self.device) for tensor in whole]
+        return [tensor.to(self.device) for tensor in (*whole, *starts)]
 
     def _agree(self, loss: torch.Tensor | None, *, stop: bool, save: bool) -> tuple[float, float, bool, bool]:
         """Loss, squared gradient norm, stop and save over all ranks, in one all-reduce of four numbers."""

@@ -5,6 +5,7 @@ Importing torch takes seconds and a fork takes milliseconds, so all compositions
 
 from __future__ import annotations
 
+import itertools
 import json
 import multiprocessing
 import os
@@ -46,6 +47,7 @@ def corpus_of(plan: Plan, job: dict[str, Any]) -> Any:
         vocab_size=plan.model.vocab_size,
         seed=training.seed,
         validation=job.get("validation", 0.0),
+        document_mask=job.get("document_mask", False),
     )
 
 
@@ -154,7 +156,8 @@ def reference(plan: Plan, job: dict[str, Any]) -> list[tuple[float, float]]:
     corpus, history = corpus_of(plan, job), []
     for step in range(job["steps"]):
         tokens, targets = corpus.batch(step * training.global_batch_size, training.global_batch_size)
-        loss = F.cross_entropy(model(tokens).flatten(0, 1), targets.flatten())
+        logits = model(tokens) if corpus.document_end is None else documents_apart(model, tokens, corpus.document_end)
+        loss = F.cross_entropy(logits.flatten(0, 1), targets.flatten())
         loss.backward()
         norm = torch.nn.utils.clip_grad_norm_(model.parameters(), training.gradient_clip, foreach=False)
         history.append((float(loss.detach()), float(norm)))
@@ -162,6 +165,16 @@ def reference(plan: Plan, job: dict[str, Any]) -> list[tuple[float, float]]:
         schedule.step()
         optimizer.zero_grad()
     return history
+
+
+def documents_apart(model: Transformer, tokens: torch.Tensor, end: int) -> torch.Tensor:
+    """The logits of rows of packed documents, each document computed as if it were alone."""
+    rows = []
+    for row in tokens:
+        behind = [int(at) + 1 for at in (row == end).nonzero()]
+        cuts = [0, *(at for at in behind if at < len(row)), len(row)]
+        rows.append(torch.cat([model(row[None, a:b])[0] for a, b in itertools.pairwise(cuts)]))
+    return torch.stack(rows)
 
 
 def train(plan: Plan, job: dict[str, Any]) -> int:
