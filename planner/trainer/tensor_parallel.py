@@ -64,11 +64,25 @@ class _Style(ParallelStyle):
         return result
 
 
+class _Lookup(RowwiseParallel):
+    """A lookup in a table that is cut over the vocabulary; waits for its sums.
+
+    torch.compile loses the gradient of a collective's result that is still under way when a compiled layer gets it.
+    """
+
+    @staticmethod
+    def _prepare_output_fn(
+        output_layouts: tuple[Placement, ...], _use_local: bool, _mod: nn.Module, outputs: DTensor, _mesh: DeviceMesh
+    ) -> Tensor:
+        result: Tensor = outputs.redistribute(placements=output_layouts).to_local()
+        return result
+
+
 def apply_tensor_parallel(part: Transformer, mesh: DeviceMesh) -> None:
     """Cut the chunk over the ranks of `mesh`; residuals are cut along the sequence."""
     plan: _Plan = {}
     if part.embedding is not None:
-        lookup = RowwiseParallel(input_layouts=Replicate(), output_layouts=Shard(1))
+        lookup = _Lookup(input_layouts=Replicate(), output_layouts=Shard(1))
         plan |= {
             f"embedding.{name}": _ON_OWN_ROWS if name == "norm" else lookup
             for name, _ in part.embedding.named_children()
