@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import difflib
 from dataclasses import dataclass, fields, replace
+from itertools import groupby
 from typing import TYPE_CHECKING, Any, Final, Protocol, cast, get_args
 
 import numpy as np
@@ -32,6 +33,7 @@ __all__ = [
     "of_chunks",
     "parse_assignments",
     "parse_layout",
+    "shortened_list",
     "stage_of_chunk",
     "with_stages",
 ]
@@ -41,6 +43,8 @@ AXES: Final = ("pp", "dp", "cp", "tp")
 
 _COUNTS: Final = ("tp", "pp", "dp", "cp", "ep", "etp", "hsdp", "mbs", "interleave")
 _KEYS: Final = (*_COUNTS, "zero", "schedule", "sp", "recompute", "offload", "layers_per_stage")
+_LISTS: Final = ("layers_per_stage", "recompute")
+"""Keys with an entry for each chunk; `3*11` stands for `11/11/11`."""
 _WORDS: Final[dict[str, tuple[str, ...]]] = {
     "schedule": get_args(Schedule),
     "recompute": get_args(Recompute),
@@ -195,6 +199,22 @@ def _collapse(values: tuple[Any, ...]) -> str:
     return str(values[0]) if len(set(values)) == 1 else "/".join(map(str, values))
 
 
+def shortened_list(text: str) -> str:
+    """A list with equal neighbours counted: `9/11/11/11/8` is `9/3*11/8`."""
+    runs = [(value, len(list(same))) for value, same in groupby(text.split("/"))]
+    return "/".join(f"{count}*{value}" if count > 1 else value for value, count in runs)
+
+
+def _written_out(text: str) -> str:
+    """The inverse of `shortened_list`; what is no count is left for the checks that follow."""
+    parts = []
+    for part in text.split("/"):
+        count, star, value = part.partition("*")
+        counted = bool(star) and count.isascii() and count.isdigit() and len(count) < 5 and int(count) > 0
+        parts += [value] * int(count) if counted else [part]
+    return "/".join(parts)
+
+
 def format_layout(layout: Layout) -> str:
     """Write a layout as `tp=8,pp=4,...`; `parse_layout` reads it back to an equal layout."""
     parts = []
@@ -210,7 +230,7 @@ def format_layout(layout: Layout) -> str:
 
 
 def parse_assignments(text: str, option: str) -> dict[str, str]:
-    """Split `tp=8,pp=4` into a mapping; reports every unknown or repeated key of `option` at once.
+    """Split `tp=8,pp=4` into a mapping, lists written out; reports every unknown or repeated key of `option` at once.
 
     Raises:
         InputError: with one mistake per bad part.
@@ -229,7 +249,7 @@ def parse_assignments(text: str, option: str) -> dict[str, str]:
         elif key in found:
             mistakes.append(Mistake(message=f"`{key}` is given twice", where=option))
         else:
-            found[key] = value.strip()
+            found[key] = _written_out(value.strip()) if key in _LISTS else value.strip()
     if mistakes:
         raise InputError(*mistakes)
     return found

@@ -20,6 +20,7 @@ from planner.specs.calibration import CalibrationEntry
 from planner.specs.cluster import ClusterSpec
 from planner.specs.engine import EngineSpec
 from planner.specs.model import ModelSpec
+from planner.specs.text import printable
 from planner.specs.training import TrainingSpec
 
 if TYPE_CHECKING:
@@ -166,20 +167,49 @@ def plan_from_json(text: str, *, name: str = "plan") -> Plan:
     try:
         data = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise InputError(
-            f"{name} is not a plan document: {error}", hint="write one with `planner plan ... -o plan.json`"
-        ) from None
-    if not isinstance(data, dict) or data.get("format") != PLAN_FORMAT:
-        found = data.get("format") if isinstance(data, dict) else type(data).__name__
-        raise InputError(
-            f"{name} has format {found!r}, this planner reads format {PLAN_FORMAT}",
-            hint="make the plan again with this version",
-        )
+        raise InputError(f"{name} is not a plan: not JSON, {error}", hint=_HOW_TO_GET_ONE) from None
+    if not isinstance(data, dict) or data.get("format") != PLAN_FORMAT or "layout" not in data:
+        raise _no_plan(data, name)
     try:
         return _plan_from_dict(data)
     except (AttributeError, KeyError, TypeError, ValueError, ValidationError) as error:
         detail = f"missing key {error}" if isinstance(error, KeyError) else str(error).splitlines()[0]
         raise InputError(f"{name} is not a valid plan document: {detail}", hint="make the plan again") from None
+
+
+_HOW_TO_GET_ONE: Final = (
+    "write one with `planner plan MODEL CLUSTER ... -o plan.json`; a layout of your own is explained with "
+    "`planner explain MODEL CLUSTER --layout tp=8,...`"
+)
+_OTHER_DOCUMENTS: Final = {
+    "traceEvents": "a timeline, as `planner explain --trace` writes it; give the plan that it was made from",
+    "front": "a comparison of cluster sizes; `planner plan ... --nodes N -o plan.json` plans one of them",
+    "model_type": "a Hugging Face configuration; give it as MODEL, with CLUSTER and --layout",
+    "architectures": "a Hugging Face configuration; give it as MODEL, with CLUSTER and --layout",
+    "groups": "a report of `planner accuracy`",
+    "before": "a comparison that `planner diff --json` printed; give one of the two plans",
+    "total_seconds": "statistics of a search; give the plan that `-o` wrote beside them",
+    "$schema": "a JSON schema",
+}
+"""A key that tells another JSON document, and what to say of it."""
+
+
+def _no_plan(data: Any, name: str) -> InputError:
+    """What a JSON document is instead of a plan, as far as its keys tell."""
+    if not isinstance(data, dict):
+        return InputError(f"{name} is not a plan: a JSON {type(data).__name__}", hint=_HOW_TO_GET_ONE)
+    known = next((words for key, words in _OTHER_DOCUMENTS.items() if key in data), None)
+    if known is not None:
+        what, _, way_out = known.partition("; ")
+        return InputError(f"{name} is not a plan: it is {what}", hint=way_out or _HOW_TO_GET_ONE)
+    if "format" in data and data["format"] != PLAN_FORMAT:
+        found = printable(repr(data["format"]), 40)
+        return InputError(
+            f"{name} has format {found}, this planner reads format {PLAN_FORMAT}",
+            hint="make the plan again with this version",
+        )
+    keys = printable(", ".join(map(str, list(data)[:5])), 80) or "none"
+    return InputError(f"{name} is not a plan: its keys are {keys}", hint=_HOW_TO_GET_ONE)
 
 
 def layout_from_dict(data: dict[str, Any]) -> Layout:

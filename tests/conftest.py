@@ -135,13 +135,13 @@ def make_plan(**changes: Any) -> Plan:
                 layout=replace(layout, dp=8, pp=2, layers_per_stage=(48, 47), recompute=("full",) * 2),
                 step_seconds=41.0,
                 peak_bytes=74.2 * GIB,
-                reason="+3.8%: recompute +5.1 s",
+                reason="3.8% slower: loses recompute 5.1 s",
             ),
             RunnerUp(
                 layout=replace(layout, mbs=1, recompute=("none", "none", "selective", "selective")),
                 step_seconds=41.9,
                 peak_bytes=61.0 * GIB,
-                reason="+6.1%: tp_comm +1.9 s, bubble +0.5 s",
+                reason="6.1% slower: loses tp comm 1.9 s, bubble 500 ms; saves memory 12.7 GiB",
             ),
         ),
         certificate={

@@ -8,7 +8,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from planner.errors import InputError
-from planner.layout import AXES, Layout, balanced_chunks, even_split, format_layout, parse_layout, with_stages
+from planner.layout import (
+    AXES,
+    Layout,
+    balanced_chunks,
+    even_split,
+    format_layout,
+    parse_layout,
+    shortened_list,
+    with_stages,
+)
 
 DEGREE = st.sampled_from([1, 2, 3, 4])
 
@@ -83,6 +92,15 @@ def test_stages_keep_their_layers_through_chunks():
     assert moved.layers_per_stage == (3, 2, 2, 2, 2, 1)
 
 
+def test_equal_neighbours_of_a_list_can_be_counted():
+    written = parse_layout("pp=4,layers_per_stage=2*3/2*1,recompute=3*none/full", num_layers=8, num_devices=4)
+    assert written == parse_layout(
+        "pp=4,layers_per_stage=3/3/1/1,recompute=none/none/none/full", num_layers=8, num_devices=4
+    )
+    assert shortened_list("3/3/1/1") == "2*3/2*1"
+    assert shortened_list("none") == "none"
+
+
 def test_what_is_left_out_is_derived():
     layout = parse_layout("tp=4,pp=2", num_layers=5, num_devices=64)
     assert (layout.dp, layout.sp, layout.zero, layout.schedule) == (8, 1, 0, "1f1b")
@@ -105,6 +123,11 @@ def test_what_is_left_out_is_derived():
         ("pp=2,recompute=full/none/none", "2 entries are needed"),
         ("tp=\u0663", "no legal value"),
         ("mbs=99999999999999999999", "no legal value"),
+        ("pp=2,layers_per_stage=0*3/8", "no legal value"),
+        ("pp=2,layers_per_stage=*4", "no legal value"),
+        ("pp=2,layers_per_stage=99999*4", "no legal value"),
+        ("pp=2,layers_per_stage=3*3", "2 entries are needed"),
+        ("pp=2,recompute=2*ful", "did you mean `full`"),
     ],
 )
 def test_bad_layouts_are_explained(text, message):

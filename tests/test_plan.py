@@ -110,6 +110,33 @@ def test_what_is_no_plan_is_refused_without_a_traceback(text):
         plan_from_json(text)
 
 
+@pytest.mark.parametrize(
+    ("document", "words"),
+    [
+        ({"traceEvents": []}, "it is a timeline"),
+        ({"format": 1, "front": [], "sizes": []}, "it is a comparison of cluster sizes"),
+        ({"model_type": "llama"}, "give it as MODEL, with CLUSTER and --layout"),
+        ({"format": 7, "layout": {}}, "has format 7, this planner reads format 1"),
+        ({"name": "llama", "num_layers": 3}, "its keys are name, num_layers"),
+        ({}, "its keys are none"),
+        ([], "a JSON list"),
+        ({"\x1b[2J": 1}, "its keys are \\\\x1b"),
+    ],
+)
+def test_another_document_is_named_and_what_to_give_instead(document, words):
+    with pytest.raises(InputError, match=words) as error:
+        plan_from_json(json.dumps(document), name="it.json")
+    assert error.value.mistakes[0].hint
+    assert str(error.value).replace("\n", "").isprintable()
+
+
+def test_a_file_that_is_not_json_names_both_ways():
+    with pytest.raises(InputError, match="not JSON") as error:
+        plan_from_json("name: llama3-8b")
+    assert "-o plan.json" in error.value.mistakes[0].hint
+    assert "--layout" in error.value.mistakes[0].hint
+
+
 @pytest.mark.parametrize("key", ["model", "cluster", "training", "engine", "layout", "memory", "time", "fits"])
 def test_a_damaged_plan_is_refused(made, key):
     data = json.loads(plan_to_json(made))

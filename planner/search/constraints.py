@@ -154,7 +154,7 @@ def _conditions(text: str, option: str, mistakes: list[Mistake]) -> list[Conditi
         match = _CONDITION.fullmatch(part)
         key, sign, value = match.groups() if match else (part.partition("=")[0].strip(), "=", part.partition("=")[2])
         try:
-            parse_assignments(f"{key}={value}", option)
+            value = parse_assignments(f"{key}={value}", option).get(key, value)
         except InputError as error:
             mistakes.extend(error.mistakes)
             continue

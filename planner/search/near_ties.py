@@ -6,7 +6,7 @@ from dataclasses import fields
 from typing import TYPE_CHECKING
 
 from planner.cost.estimate import Estimate, estimate
-from planner.layout import Layout
+from planner.layout import Layout, shortened_list
 from planner.plan import RunnerUp
 from planner.units import format_bytes, format_seconds
 
@@ -89,7 +89,7 @@ def differences(layout: Layout, other: Layout) -> str:
 def _words(value: object) -> str:
     if not isinstance(value, tuple):
         return str(value)
-    return str(value[0]) if len(set(value)) == 1 else "mixed"
+    return str(value[0]) if len(set(value)) == 1 else shortened_list("/".join(map(str, value)))
 
 
 def near_tie(seconds: float, other_seconds: float) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Final
 
 from rich.console import Group
@@ -118,6 +119,5 @@ class Flow:
 
 
 def assignments(text: str, style: str = "") -> Flow:
-    """`tp=8,pp=4,...`, broken after commas only."""
-    parts = text.split(",")
-    return Flow([Text(part + "," * (i < len(parts) - 1), style=style) for i, part in enumerate(parts)], gap=0)
+    """`tp=8,pp=4,recompute=full/3*none,...`, broken after commas and slashes only."""
+    return Flow([Text(part, style=style) for part in re.findall("[^,/]*[,/]?", text) if part], gap=0)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from rich.console import Group
 from rich.text import Text
 
+from planner.layout import shortened_list
 from planner.show.columns import Columns, assignments
 from planner.show.figures import bytes_scale, seconds_scale
 from planner.show.screen import clean, indented, section, stack
@@ -24,14 +25,29 @@ if TYPE_CHECKING:
 
 __all__ = ["difference_view", "outcome_body"]
 
+_MOST_INPUTS = 20
+_LONGEST_VALUE = 60
+
 
 def difference_view(found: Difference, *, names: tuple[str, str]) -> Group:
-    """What `planner diff` prints: totals, inputs, layout and both ledgers."""
+    """What `planner diff` prints, of what differs: totals, layout, both ledgers, inputs."""
     return stack(
         section("Totals", _totals(found.before, found.after, names)),
-        section("Inputs", _changes(found.inputs, names)) if found.inputs else None,
         *_ledgers(found, names),
+        _inputs(found.inputs, names),
     )
+
+
+def _inputs(changes: Sequence[ChangedValue], names: tuple[str, str]) -> Group | None:
+    """Values that differ; of documents that have another name only the names."""
+    if not changes:
+        return None
+    renamed = [path.removesuffix("name") for each in changes if (path := each.path).endswith(".name")]
+    inside = [each for each in changes if any(each.path.startswith(p) and each.path != f"{p}name" for p in renamed)]
+    shown = [each for each in changes if each not in inside][:_MOST_INPUTS]
+    left = len(changes) - len(shown)
+    note = f"{left:,} more differ inside these documents, --json has all" if left else ""
+    return section("Inputs", _changes(shown, names), note=note)
 
 
 def outcome_body(outcome: Outcome, *, names: tuple[str, str]) -> list[RenderableType]:
@@ -86,8 +102,16 @@ def _totals(before: PlanFigures, after: PlanFigures, names: tuple[str, str]) -> 
 
 
 def _changes(changes: Sequence[ChangedValue], names: tuple[str, str]) -> Columns:
-    rows = [(clean(each.path), clean(each.before or "-"), clean(each.after or "-")) for each in changes]
+    rows = [
+        (clean(each.path), *(clean(shortened_list(v or "-")) for v in (each.before, each.after))) for each in changes
+    ]
     return Columns(rows, wrap=(0, 1, 2), header=("", *map(clean, names)))
+
+
+def _value(text: str | None) -> str:
+    """A value in a table: lists counted, long text cut."""
+    short = shortened_list(clean(text or "-"))
+    return short if len(short) <= _LONGEST_VALUE else f"{short[: _LONGEST_VALUE - 3]}..."
 
 
 def _ledgers(found: Difference, names: tuple[str, str]) -> list[RenderableType]:
@@ -98,22 +122,27 @@ def _ledgers(found: Difference, names: tuple[str, str]) -> list[RenderableType]:
     note = f"of {stage_range(sorted(stages))}" if len(stages) == 1 else "of the fullest stage of each"
     parts = [
         section("Layout", _changes(found.layout, names)) if found.layout else None,
-        section(f"Time, {seconds.unit}", _lines(found.time, seconds, names)),
-        section(f"Memory, {size.unit}", _lines(found.memory, size, names), note=note),
+        _lines(found.time, seconds, names, f"Time, {seconds.unit}"),
+        _lines(found.memory, size, names, f"Memory, {size.unit}", note=note),
     ]
     return [part for part in parts if part is not None]
 
 
-def _lines(lines: Sequence[LineDifference], scale: Scale, names: tuple[str, str]) -> Columns:
+def _lines(
+    lines: Sequence[LineDifference], scale: Scale, names: tuple[str, str], title: str, note: str = ""
+) -> Group | None:
+    """The lines that differ, and the sum of all; nothing where none does."""
     rows: list[list[RenderableType]] = [
-        [line_label(each.name), scale(each.before), scale(each.after), _signed(each.after - each.before, scale)]
+        [line_label(each.name), scale(each.before), scale(each.after), difference]
         for each in lines
-        if each.before or each.after
+        if (difference := _signed(each.after - each.before, scale)) != "-"
     ]
+    if not rows:
+        return None
     before, after = sum(each.before for each in lines), sum(each.after for each in lines)
     total = [Text(text, style="bold") for text in ("total", scale(before), scale(after))]
     rows.append([*total, _signed(after - before, scale)])
-    return Columns(rows, right=(1, 2, 3), header=("", *map(clean, names), "difference"))
+    return section(title, Columns(rows, right=(1, 2, 3), header=("", *map(clean, names), "difference")), note=note)
 
 
 def _signed(value: float, scale: Scale) -> str:

@@ -62,7 +62,7 @@ def _remedies_section(remedies: Sequence[Remedy]) -> Group:
 
 
 def _figures(remedy: Remedy) -> tuple[RenderableType, ...]:
-    layout = assignments(short_layout(remedy.layout, stages=False))
+    layout = assignments(short_layout(remedy.layout))
     return format_seconds(remedy.step_seconds), format_count(remedy.tokens_per_second), layout
 
 

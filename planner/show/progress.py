@@ -1,4 +1,4 @@
-"""What a search does while one waits: a line on a terminal when it takes long, and counts and times for a file."""
+"""What a search does while one waits, when it takes long, and counts and times of it for a file."""
 
 from __future__ import annotations
 
@@ -25,35 +25,52 @@ __all__ = ["Progress", "write_stats"]
 _PATIENCE_SECONDS: Final = 0.5
 """A search that is done by then shows nothing."""
 
+_REFRESH_SECONDS: Final = 0.1
+_LINE_SECONDS: Final = 5.0
+"""Where nothing can be wiped out again, one line in so many seconds."""
+
 
 class Progress(Reporter):
-    """Keeps what the search reports and shows it on a terminal; as a context manager it times the search."""
+    """Keeps what the search reports and shows it now and then; as a context manager it times the search."""
 
     def __init__(self, stream: TextIO, first: str = "listing layouts") -> None:
         self.stats: dict[str, Any] = {}
         self._about = ""
         self._start = time.perf_counter()
-        self._status: Status | None = None
-        self._timer: threading.Timer | None = None
-        screen = Screen.of(stream)
-        if stream.isatty() and screen.color:
-            console = Console(file=stream, width=screen.width)
-            spinner = "dots" if screen.unicode else "line"
-            self._status = Status(Text(first), console=console, spinner=spinner)
-            self._timer = threading.Timer(_PATIENCE_SECONDS, self._status.start)
-            self._timer.daemon = True
+        self._stream = stream
+        self._text = first
+        self._done = threading.Event()
+        self._thread = threading.Thread(
+            target=self._show_status if _can_wipe(stream) else self._write_lines, daemon=True
+        )
 
     def __enter__(self) -> Self:
-        if self._timer:
-            self._timer.start()
+        self._thread.start()
         return self
 
     def __exit__(self, *error: object) -> None:
-        if self._timer and self._status:
-            self._timer.cancel()
-            self._timer.join()  # it may be starting the line just now
-            self._status.stop()
+        self._done.set()
+        self._thread.join()
         self._mark("total_seconds")
+
+    def _show_status(self) -> None:
+        """One line on a terminal that changes and goes."""
+        if self._done.wait(_PATIENCE_SECONDS):
+            return
+        screen = Screen.of(self._stream)
+        console = Console(file=self._stream, width=screen.width)
+        with Status(Text(self._text), console=console, spinner="dots" if screen.unicode else "line") as status:
+            while not self._done.wait(_REFRESH_SECONDS):
+                status.update(Text(self._text))
+
+    def _write_lines(self) -> None:
+        """Lines that stay, in a file or a pipe; nobody may read them."""
+        while not self._done.wait(_LINE_SECONDS):
+            try:
+                self._stream.write(f"{self._text}\n")
+                self._stream.flush()
+            except (OSError, ValueError):
+                return
 
     def _mark(self, name: str) -> None:
         self.stats[name] = time.perf_counter() - self._start
@@ -64,8 +81,7 @@ class Progress(Reporter):
         self._show("")
 
     def _show(self, text: str) -> None:
-        if self._status:
-            self._status.update(Text(": ".join(filter(None, (clean(self._about), text)))))
+        self._text = ": ".join(filter(None, (clean(self._about), text)))
 
     def candidates(self, num_legal: int, num_refused: int) -> None:
         """Count the configurations."""
@@ -81,7 +97,7 @@ class Progress(Reporter):
         """Show how far the pricing has come."""
         self.stats["num_priced"] = num_priced
         best = f"best step {format_seconds(incumbent_seconds)}" if math.isfinite(incumbent_seconds) else "none fits yet"
-        self._show(f"{num_priced:,} priced, {best}")
+        self._show(f"{num_priced:,} of {self.stats.get('num_legal', 0):,} configurations priced, {best}")
 
     def solving(self, solver: str, num_candidates: int) -> None:
         """Name the solver that everyone waits for."""
@@ -92,6 +108,10 @@ class Progress(Reporter):
         """Keep how the solve ended."""
         self._mark("solved_after_seconds")
         self.stats |= {"status": status, "objective_seconds": objective_seconds, "gap": gap}
+
+
+def _can_wipe(stream: TextIO) -> bool:
+    return stream.isatty() and Screen.of(stream).color
 
 
 def write_stats(progress: Progress, path: Path) -> None:

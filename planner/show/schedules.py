@@ -12,6 +12,8 @@ from planner.show.figures import bytes_scale, seconds_scale
 from planner.show.screen import clean, indented, section
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 
     from planner.explain.schedules import Pass, ScheduleRow, Schedules, SketchedSchedule
@@ -26,8 +28,8 @@ def schedules_section(found: Schedules) -> Group:
     size = bytes_scale(each.activation_bytes or 0.0 for each in found.rows)
     time = seconds_scale(each.step_seconds or 0.0 for each in found.rows)
     rows = [_row(each, time, size) for each in found.rows]
-    header = ("", "bubble", "if equal", "textbook", f"step, {time.unit}", f"act., {size.unit}", "stale", "")
-    table = Columns(rows, right=(1, 2, 4, 5, 6), wrap=(7,), optional=(2, 3), header=header)
+    header = ("", "bubble", "if equal", "textbook", f"step, {time.unit}", f"act., {size.unit}", "stale")
+    table = Columns(rows, right=(1, 2, 4, 5, 6), optional=(2, 3), header=header)
     note = f"p = {found.stages} stages, m = {found.microbatches} microbatches"
     words = (
         "bubble: wait of the slowest stage over its work; if equal: the same if all stages took the mean; textbook: of "
@@ -35,7 +37,7 @@ def schedules_section(found: Schedules) -> Group:
         "Utilization is 1 / (1 + bubble), which is m / (m + p - 1) of equal stages under GPipe and 1F1B."
     )
     return Group(
-        section("Schedules", table, Text(words, style="dim"), note=note),
+        section("Schedules", table, _remarks(found.rows), Text(words, style="dim"), note=note),
         Text(""),
         section("The first microbatches", *map(_Drawing, found.sketches), Text(_LEGEND, style="dim")),
     )
@@ -50,12 +52,9 @@ _LEGEND = (
 def _row(each: ScheduleRow, time: object, size: object) -> list[RenderableType]:
     name = Text(each.schedule, style="bold" if each.engine_has_it else "")
     if each.step_seconds is None or each.bubble_share is None:
-        return [name, "", "", each.textbook, "", "", "", Text(clean(each.missing or ""), style="dim")]
+        return [name, "", "", each.textbook, "", "", ""]
     assert callable(time)
     assert callable(size)
-    notes = [] if each.engine_has_it else ["not in this engine"]
-    notes += [] if each.fits else ["does not fit"]
-    notes += [f"{each.weight_versions} copies of weights"] if (each.weight_versions or 1) > 1 else []
     return [
         name,
         _share(each.bubble_share),
@@ -64,8 +63,26 @@ def _row(each: ScheduleRow, time: object, size: object) -> list[RenderableType]:
         time(each.step_seconds),
         size(each.activation_bytes),
         str(each.staleness_steps) if each.staleness_steps else "-",
-        Text(", ".join(notes), style="dim"),
     ]
+
+
+def _remarks(rows: Sequence[ScheduleRow]) -> Columns:
+    """What is in the way of a schedule, and which schedules it concerns."""
+    found: dict[str, list[str]] = {}
+    for each in rows:
+        versions = each.weight_versions or 1
+        remarks = (
+            ("not in this engine", not each.engine_has_it),
+            ("does not fit", each.missing is None and not each.fits),
+            (f"{versions} copies of weights", versions > 1),
+            (each.missing or "", each.missing is not None),
+        )
+        for remark, holds in remarks:
+            if holds:
+                found.setdefault(remark, []).append(each.schedule)
+    return Columns(
+        [(", ".join(names), Text(clean(remark), style="dim")) for remark, names in found.items()], wrap=(0, 1)
+    )
 
 
 def _share(share: float) -> str:

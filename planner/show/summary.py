@@ -227,7 +227,7 @@ def _runners_up_section(plan: Plan) -> Group | None:
             format_seconds(runner.step_seconds),
             format_bytes(runner.peak_bytes),
             Group(
-                assignments(short_layout(runner.layout, stages=False)),
+                assignments(short_layout(runner.layout)),
                 Text(clean(runner.reason + ("; near tie" if runner.near_tie else "")), style="dim"),
             ),
         )

@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
+from rich.console import Group
 from rich.text import Text
 
 from planner.cost.run import longest_step_seconds, price_of, whole_run
 from planner.plan import layout_to_dict
-from planner.show.columns import Columns
+from planner.show.columns import Columns, assignments
 from planner.show.screen import clean, section, stack
 from planner.show.words import short_layout
 from planner.units import UNITS, format_count, format_seconds
@@ -17,7 +18,7 @@ from planner.units import UNITS, format_count, format_seconds
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from rich.console import Group
+    from rich.console import RenderableType
 
     from planner.cost.run import WholeRun
     from planner.search.sweep import Point, Sweep
@@ -45,12 +46,12 @@ def sweep_view(job: Job, found: Sweep) -> Group:
     rows = [_row(job, point, ", ".join(words for other, words in best if other is point)) for point in shown]
     left = len(found.front) - len(shown)
     note = f"{left:,} points between them are left out, --json has all" if left else ""
-    header = ("hosts", "devices", "step", _time_title(job), _cost_title(job), "", "layout")
-    table = Columns(rows, right=(0, 1, 2, 3, 4), wrap=(6,), optional=(2,), header=header)
+    header = ("hosts", "devices", "step", "run" if training.tokens else "tokens/s", "cost", "layout")
+    table = Columns(rows, right=(0, 1, 2, 3, 4), wrap=(5,), optional=(2,), header=header)
     return stack(
         head,
         section("Nothing else is faster, cheaper and smaller at once", table, note=note),
-        Text(_explanation(found), style="dim"),
+        Text(f"Cost: {_cost_words(job)}. {_explanation(found)}", style="dim"),
     )
 
 
@@ -70,7 +71,7 @@ def _thinned(points: Sequence[Point], kept: Sequence[Point]) -> list[Point]:
     return [point for i, point in enumerate(points) if i % step == 0 or any(point is each for each in kept)]
 
 
-def _row(job: Job, point: Point, words: str) -> list[str | Text]:
+def _row(job: Job, point: Point, words: str) -> list[RenderableType]:
     run = _run(job, point)
     time = format_seconds(run.seconds) if run else format_count(_tokens_per_second(job, point))
     return [
@@ -79,8 +80,7 @@ def _row(job: Job, point: Point, words: str) -> list[str | Text]:
         format_seconds(point.step_seconds),
         time,
         format_count(_cost(job, point)),
-        Text(words, style="bold"),
-        short_layout(point.layout, stages=False),
+        Group(assignments(short_layout(point.layout)), *([Text(words, style="bold")] if words else [])),
     ]
 
 
@@ -103,13 +103,9 @@ def _cost(job: Job, point: Point) -> float:
     return per_token * _REFERENCE_TOKENS * (1.0 if price is None else price)
 
 
-def _time_title(job: Job) -> str:
-    return "run" if job.training.tokens else "tokens/s"
-
-
-def _cost_title(job: Job) -> str:
+def _cost_words(job: Job) -> str:
     unit = "device hours" if price_of(job.cluster, job.training) is None else "USD"
-    return unit if job.training.tokens else f"{unit}/1 B tokens"
+    return f"{unit} of the run" if job.training.tokens else f"{unit} for a billion tokens"
 
 
 def _explanation(found: Sweep) -> str:

@@ -6,7 +6,7 @@ import math
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, Final
 
-from planner.layout import even_split, format_layout, parse_layout
+from planner.layout import even_split, format_layout, parse_layout, shortened_list
 from planner.units import format_bytes, format_count, format_seconds
 
 if TYPE_CHECKING:
@@ -50,11 +50,8 @@ def line_label(name: LineName | str) -> str:
     return str(name).replace("_", " ")
 
 
-def short_layout(layout: Layout, *, stages: bool = True) -> str:
-    """The layout without what `--layout` assumes anyway; `parse_layout` reads it back to an equal layout.
-
-    `stages=False` leaves out the lists that differ from stage to stage, for comparison in a table.
-    """
+def short_layout(layout: Layout) -> str:
+    """The layout without what `--layout` assumes anyway; `parse_layout` reads it back to an equal layout."""
     parts = dict(part.split("=", 1) for part in format_layout(layout).split(","))
     num_layers = sum(layout.layers_per_stage)
     assumed = _DEFAULTS | {
@@ -63,17 +60,14 @@ def short_layout(layout: Layout, *, stages: bool = True) -> str:
         "layers_per_stage": "/".join(map(str, even_split(num_layers, layout.pp, layout.interleave))),
     }
     shown = {key: text for key, text in parts.items() if text != assumed.get(key)}
-    if not stages:
-        shown = {key: "mixed" if "/" in text and key == "recompute" else text for key, text in shown.items()}
-        shown.pop("layers_per_stage", None)
-    return ",".join(f"{key}={text}" for key, text in shown.items())
+    return ",".join(f"{key}={shortened_list(text)}" for key, text in shown.items())
 
 
 def terse_layout(text: str) -> str:
-    """A layout in its text form, for a table: what `--layout` assumes is left out, and so are lists of stages."""
+    """`short_layout` of a layout in its text form."""
     parts = dict(part.split("=", 1) for part in text.split(","))
     layers = sum(map(int, parts["layers_per_stage"].split("/")))
-    return short_layout(parse_layout(text, num_layers=layers, num_devices=1), stages=False) or "tp=1"
+    return short_layout(parse_layout(text, num_layers=layers, num_devices=1)) or "tp=1"
 
 
 def layout_words(layout: Layout) -> str:
@@ -162,7 +156,7 @@ def _claim(certificate: Mapping[str, Any]) -> str:
 
 def _within(share: float) -> str:
     """A small share, rounded up, so that the claim is true."""
-    return f"Within {max(math.ceil(share * 1e4), 1) / 1e4:.2%}"
+    return f"Within {max(math.ceil(round(share * 1e4, 6)), 1) / 1e4:.2%}"
 
 
 def _counts(certificate: Mapping[str, Any]) -> str:

@@ -70,7 +70,7 @@ def test_differences_are_named_key_by_key():
     one = Layout(tp=2, pp=2, dp=4, layers_per_stage=(16, 16), recompute=("none", "none"))
     assert differences(one, one) == ""
     assert differences(one, replace(one, tp=4, dp=2)) == "tp 2 -> 4, dp 4 -> 2"
-    assert differences(one, replace(one, recompute=("full", "none"))) == "recompute none -> mixed"
+    assert differences(one, replace(one, recompute=("full", "none"))) == "recompute none -> full/none"
     assert differences(one, replace(one, layers_per_stage=(15, 17))) == "other layers on each stage"
 
 

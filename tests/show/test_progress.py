@@ -4,6 +4,7 @@ import inspect
 import io
 import json
 import math
+import time
 
 import pytest
 
@@ -36,7 +37,7 @@ def test_every_event_of_the_search_is_heard() -> None:
     assert events <= set(vars(Progress))
 
 
-def test_a_pipe_gets_nothing() -> None:
+def test_a_pipe_gets_nothing_of_a_quick_search() -> None:
     stream = io.StringIO()
     with Progress(stream) as progress:
         tell_everything(progress)
@@ -52,17 +53,44 @@ def test_a_quick_search_shows_nothing_on_a_terminal(monkeypatch) -> None:
     assert stream.getvalue() == ""
 
 
+def wait_for(stream: io.StringIO, text: str) -> None:
+    """Until another thread has written it."""
+    end = time.monotonic() + 30
+    while text not in stream.getvalue():
+        assert time.monotonic() < end, stream.getvalue()
+        time.sleep(0.01)
+
+
 def test_a_slow_search_shows_where_it_is_and_wipes_it(monkeypatch) -> None:
     monkeypatch.setattr(module, "_PATIENCE_SECONDS", 0.0)
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.delenv("NO_COLOR", raising=False)
     stream = Terminal()
     with Progress(stream) as progress:
-        assert progress._timer is not None
-        progress._timer.join()
         tell_everything(progress)
-    assert "CBC proves the best of 3" in stream.getvalue()
+        wait_for(stream, "CBC proves the best of 3")
     assert stream.getvalue().endswith("\x1b[2K")  # the line is erased
+
+
+def test_a_slow_search_writes_plain_lines_into_a_pipe(monkeypatch) -> None:
+    monkeypatch.setattr(module, "_LINE_SECONDS", 0.01)
+    stream = io.StringIO()
+    with Progress(stream) as progress:
+        progress.about("8 devices")
+        progress.candidates(12_000, 0)
+        progress.priced(7, 0.25)
+        wait_for(stream, "8 devices: 7 of 12,000 configurations priced, best step 250 ms\n")
+    assert stream.getvalue().replace("\n", "").isprintable()
+
+
+def test_a_reader_that_has_gone_ends_no_search(monkeypatch) -> None:
+    monkeypatch.setattr(module, "_LINE_SECONDS", 0.0)
+    stream = io.StringIO()
+    with Progress(stream) as progress:
+        stream.close()
+        progress._thread.join()
+        tell_everything(progress)
+    assert progress.stats["status"] == "optimal"
 
 
 def test_stats_are_counts_and_growing_times(tmp_path) -> None:

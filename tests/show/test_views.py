@@ -105,10 +105,19 @@ def explained(plan) -> Explanation:
     return Explanation(plan=plan, sections=sections)
 
 
+def slower(make_plan, **changes):
+    """Another plan, whose bubble and memory are others."""
+    plan = make_plan()
+    time = tuple(replace(each, busy_seconds=4.1) if each.name == "bubble" else each for each in plan.time)
+    smaller = [tuple(replace(line, num_bytes=9e9) for line in stage.lines) for stage in plan.memory]
+    memory = tuple(replace(stage, lines=lines) for stage, lines in zip(plan.memory, smaller, strict=True))
+    return make_plan(step_seconds=41.2, time=time, memory=memory, **changes)
+
+
 def answered(plan, make_plan) -> Explanation:
     """Every question with an answer of each kind, written by hand."""
     layout = format_layout(plan.layout)
-    other = make_plan(step_seconds=41.2, layout=replace(plan.layout, mbs=1), mfu=0.4)
+    other = slower(make_plan, layout=replace(plan.layout, mbs=1), mfu=0.4)
     difference = difference_of(plan, other)
     nothing, found = {"rules": (), "shortfall": None, "difference": None}, difference
     missing = Shortfall(
@@ -230,7 +239,7 @@ def views(plan, nothing, make_plan) -> dict[str, object]:
         "explain": explanation(explained(plan)),
         "answers": answers(answered(plan, make_plan)),
         "diff": difference_view(
-            difference_of(plan, make_plan(step_seconds=41.2, training=plan.training.model_copy(update={"seed": 7}))),
+            difference_of(plan, slower(make_plan, training=plan.training.model_copy(update={"seed": 7}))),
             names=("A", "B"),
         ),
         "nothing_fits": nothing_fits(*nothing),
@@ -401,7 +410,7 @@ def test_a_sweep_marks_what_is_best_and_thins_what_is_long(plan, golden) -> None
     found = Sweep(sizes=((1, None), *((point.hosts, point) for point in points[1:])), front=tuple(points[1:]))
     text = to_text(sweep_view(job, found), Screen(width=100))
     golden("sweep.txt", text)
-    assert re.search(r" 11 .*cheapest", text)
+    assert re.search(r"\n +11 .*\n +cheapest", text)
     assert "Nothing fits on fewer than 2 hosts" in text
     document = sweep_to_dict(job, found)
     assert len(document["front"]) == 39

@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from planner.layout import Layout, balanced_chunks, parse_layout
+from planner.layout import Layout, balanced_chunks, format_layout, parse_layout
+from planner.search.constraints import Constraints
 from planner.show.words import (
     certificate_sentence,
     fold_runs,
@@ -54,9 +55,19 @@ def test_short_layout_leaves_out_what_is_assumed() -> None:
     assert short_layout(layout) == "tp=2,pp=2,dp=4"
 
 
-def test_short_layout_for_a_table_has_no_lists() -> None:
-    layout = Layout(pp=3, recompute=("none", "full", "full"), layers_per_stage=(9, 1, 1))
-    assert short_layout(layout, stages=False) == "tp=1,pp=3,dp=1,recompute=mixed"
+def test_lists_are_counted() -> None:
+    layout = Layout(pp=4, recompute=("none", "full", "full", "full"), layers_per_stage=(9, 1, 1, 2))
+    assert short_layout(layout) == "tp=1,pp=4,dp=1,recompute=none/3*full,layers_per_stage=9/2*1/2"
+
+
+@given(layouts())
+def test_short_layout_can_be_pinned(layout: Layout) -> None:
+    pinned = Constraints.parse([short_layout(layout)])
+    layers = pinned.per_chunk("layers_per_stage")
+    assert layers is None or layers == tuple(map(str, layout.layers_per_stage))
+    recompute = pinned.value_of("recompute")
+    policies = layout.recompute if recompute and "/" in recompute else layout.recompute[:1]
+    assert recompute is None or tuple(recompute.split("/")) == policies
 
 
 @given(st.lists(st.integers(1, 4), min_size=1, max_size=20))
@@ -117,6 +128,26 @@ def test_certificate_claims_the_optimum_only_when_it_is_proved() -> None:
     assert "3.10%" in stopped
     assert "ptimal:" not in stopped
     assert certificate_sentence({}) == ""
+
+
+@pytest.mark.parametrize(("above", "said"), [(0.00031, "0.04%"), (0.0003, "0.03%"), (1e-9, "0.01%"), (0.001, "0.10%")])
+@pytest.mark.parametrize("objective", ["throughput", "cost", "gpus", "memory"])
+def test_a_simpler_plan_is_not_called_optimal(above: float, said: str, objective: str) -> None:
+    """What is said is never less than what is true, and the optimum can be given back to the command line."""
+    optimum = Layout(pp=2, recompute=("none",) * 2, layers_per_stage=(5, 3))
+    sentence = certificate_sentence(
+        CERTIFICATE
+        | {
+            "objective": objective,
+            "objective_seconds": 4.0,
+            "above_optimum": above,
+            "simpler": "fewer axes",
+            "optimum": format_layout(optimum),
+        }
+    )
+    assert sentence.startswith(f"Within {said} of the optimum, and simpler: fewer axes. CBC proved")
+    assert "Optimal" not in sentence
+    assert short_layout(optimum) in sentence
 
 
 def test_whole_run_takes_steps_times_seconds(make_plan) -> None:
