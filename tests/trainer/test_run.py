@@ -135,6 +135,28 @@ def test_a_save_that_fails_leaves_the_checkpoint_before(interrupted, run_job, ma
     assert run_job("train", plan, steps=STEPS, output=str(interrupted)) == ExitCode.OK
 
 
+@pytest.mark.parametrize(
+    ("rank", "moment"),
+    [
+        (1, "before its shard"),
+        pytest.param(0, "before the hashes", marks=pytest.mark.slow),
+        pytest.param(0, "before the state", marks=pytest.mark.slow),
+        (0, "before the manifest"),
+        (0, "before the new name"),
+    ],
+)
+def test_a_kill_in_the_middle_of_a_save_loses_nothing(rank, moment, finished, interrupted, run_job, make_plan):
+    """The draft is no checkpoint until it has its name; the run goes on from the one before, bit by bit."""
+    plan = make_plan("dp=2,zero=1,mbs=2", "tied-llama")
+    with pytest.raises(RuntimeError, match=f"rank {1 - rank}: .*(gloo|Connection)"):
+        run_job("train", plan, steps=STEPS, output=str(interrupted), dying_rank=rank, die=moment)
+    left = sorted(path.name for path in (interrupted / "checkpoints").iterdir())
+    assert left == [f".{checkpoint(interrupted, STEPS).name}.tmp", checkpoint(interrupted, EVERY).name]
+    assert run_job("train", plan, steps=STEPS, output=str(interrupted)) == ExitCode.OK
+    assert losses(interrupted) == losses(finished)
+    assert not list((interrupted / "checkpoints").glob(".*"))
+
+
 def test_a_line_of_metrics_that_was_cut_short_is_no_obstacle(finished, interrupted, run_job, make_plan):
     metrics = interrupted / "metrics.jsonl"
     metrics.write_text(metrics.read_text() + '{"step": 9, "los')

@@ -25,6 +25,7 @@ import torch.nn.functional as F
 
 from planner.cost.ledger import LineName
 from planner.plan import Plan, plan_from_json
+from planner.trainer import checkpoint
 from planner.trainer.attention import Attention
 from planner.trainer.context_parallel import held_positions
 from planner.trainer.data import open_corpus
@@ -177,9 +178,33 @@ def documents_apart(model: Transformer, tokens: torch.Tensor, end: int) -> torch
     return torch.stack(rows)
 
 
+def die_in_save(moment: str) -> None:
+    """Let this rank be killed at a moment of its next save."""
+    functions = {
+        "before its shard": "save_tensors",
+        "before the hashes": "_hash_own_files",
+        "before the state": "_commit",
+        "before the manifest": "_write_json",
+        "before the new name": "_sync",
+    }
+    real = getattr(checkpoint, functions[moment])
+
+    def deadly(*arguments: Any, **options: Any) -> Any:
+        first = arguments[0]
+        if moment == "before the manifest" and first.name != checkpoint.MANIFEST:
+            return real(*arguments, **options)
+        if moment == "before the new name" and not first.is_dir():
+            return real(*arguments, **options)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    setattr(checkpoint, functions[moment], deadly)
+
+
 def train(plan: Plan, job: dict[str, Any]) -> int:
     """A whole run with checkpoints, as `planner launch` starts it; returns its exit code."""
     trainer = make_trainer(plan, job)
+    if job.get("dying_rank") == dist.get_rank():
+        die_in_save(job["die"])
     if job.get("poison_rank") == dist.get_rank():
         with torch.no_grad():
             next(iter(trainer.parameters().values())).to_local().fill_(float("nan"))
