@@ -53,20 +53,27 @@ def compare(plan: Plan, measurements: dict[str, Any]) -> tuple[Deviation, ...]:
 
 
 def _times(plan: Plan, measurements: dict[str, Any]) -> list[Deviation]:
-    deviations = []
-    for line in plan.time:
-        found = measurements.get("time", {}).get(line.name, {})
-        deviations.append(
-            Deviation(
-                name=line.name,
-                stage=None,
-                planned=float(line.exposed_seconds),
-                measured=found.get("seconds"),
-                unit="seconds",
-                note=found.get("reason", "not in the measurements"),
-            )
+    """Lines that a run measures as one are one here: the plan's numbers are added up under the first name."""
+    planned = {str(line.name): float(line.exposed_seconds) for line in plan.time}
+    found = {name: measurements.get("time", {}).get(name, {}) for name in planned}
+    within = {other: name for name in planned for other in found[name].get("includes", ())}
+    return [
+        Deviation(
+            name=name,
+            stage=None,
+            planned=seconds + sum(planned.get(other, 0.0) for other in found[name].get("includes", ())),
+            measured=found[name].get("seconds"),
+            unit="seconds",
+            note=_note(found[name], planned),
         )
-    return deviations
+        for name, seconds in planned.items()
+        if name not in within
+    ]
+
+
+def _note(found: dict[str, Any], planned: dict[str, float]) -> str:
+    together = [name for name in found.get("includes", ()) if name in planned]
+    return f"with {', '.join(together)}" if together else found.get("reason", "not in the measurements")
 
 
 def _memories(plan: Plan, measurements: dict[str, Any]) -> list[Deviation]:

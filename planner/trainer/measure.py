@@ -22,12 +22,19 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from planner.trainer.trainer import StepResult, Trainer
+    from planner.trainer.waiting import WaitSampler
 
 __all__ = ["MemoryMeter", "measurements", "peak_memory_bytes"]
 
 WARMUP_STEPS = 2
 NO_PEAK = "part of the resident memory; the CPU allocator keeps no peak of its own"
-NOT_SEPARATED = "overlaps with other work and is not timed apart"
+ON_GPU = "overlaps with other work on the GPU and is not timed apart"
+TOO_SHORT = "no step was run after the warm-up"
+TOGETHER = {
+    LineName.COMPUTE: (LineName.RECOMPUTE, LineName.HEAD, LineName.ACCUMULATION),
+    LineName.BUBBLE: (LineName.PP_COMM,),
+}
+"""Lines that are measured as one, under the first name."""
 MEMORY = (
     LineName.PARAMS,
     LineName.GRADS,
@@ -169,14 +176,25 @@ def _memory_of_rank(trainer: Trainer, meter: MemoryMeter) -> dict[LineName, int 
     }
 
 
-def measurements(trainer: Trainer, meter: MemoryMeter, results: list[StepResult]) -> dict[str, Any]:
+def measurements(
+    trainer: Trainer, meter: MemoryMeter, results: list[StepResult], waits: WaitSampler | None = None
+) -> dict[str, Any]:
     """The document DIR/measurements.json; every rank calls it, all get the same.
 
     A memory line holds one number for each pipeline stage, the largest over the stage's ranks. What was not
     measured is null, with the reason. Transients are what the allocator's peak leaves to the other lines.
+
+    Time lines add up to the step. They are means over the ranks of the stage that waits least, as the ledger is that
+    of the slowest stage; `includes` names lines that are measured together with one.
     """
     everyone: list[Any] = [None] * dist.get_world_size()
-    mine = (trainer.mesh.get_local_rank("pp"), _memory_of_rank(trainer, meter), peak_memory_bytes(trainer.device))
+    waited = dict(waits.seconds) if waits is not None else {}
+    mine = (
+        trainer.mesh.get_local_rank("pp"),
+        _memory_of_rank(trainer, meter),
+        peak_memory_bytes(trainer.device),
+        {name: seconds / waits.num_steps for name, seconds in waited.items()} if waits and waits.num_steps else None,
+    )
     dist.all_gather_object(everyone, mine)
     stages = [[each for each in everyone if each[0] == stage] for stage in range(trainer.plan.layout.pp)]
     steady = results[WARMUP_STEPS:] or results
@@ -189,9 +207,9 @@ def measurements(trainer: Trainer, meter: MemoryMeter, results: list[StepResult]
         "num_steps": len(results),
         "step_seconds": step_seconds,
         "tokens_per_second_per_device": tokens / step_seconds if step_seconds else None,
-        "peak_memory_bytes": [_largest(peak for _, _, peak in stage) for stage in stages],
+        "peak_memory_bytes": [_largest(peak for _, _, peak, _ in stage) for stage in stages],
         "memory": {name: _memory_line(name, stages) for name in MEMORY},
-        "time": {name: _time_line(name, steady) for name in LineName if name not in MEMORY},
+        "time": _times(trainer, steady, step_seconds, [[waited for *_, waited in stage] for stage in stages]),
     }
 
 
@@ -200,12 +218,38 @@ def _largest(values: Iterable[int | None]) -> int | None:
 
 
 def _memory_line(name: LineName, stages: list[list[Any]]) -> dict[str, Any]:
-    per_stage = [_largest(lines[name] for _, lines, _ in stage) for stage in stages]
+    per_stage = [_largest(lines[name] for _, lines, _, _ in stage) for stage in stages]
     measured = None not in per_stage
     return {"num_bytes": per_stage if measured else None, "reason": "" if measured else NO_PEAK}
 
 
-def _time_line(name: LineName, steady: list[StepResult]) -> dict[str, Any]:
-    if name is not LineName.OPTIMIZER or not steady:
-        return {"seconds": None, "reason": NOT_SEPARATED if steady else "no step was run"}
-    return {"seconds": statistics.median(result.optimizer_seconds for result in steady), "reason": ""}
+def _times(
+    trainer: Trainer,
+    steady: list[StepResult],
+    step_seconds: float | None,
+    waited: list[list[dict[LineName, float] | None]],
+) -> dict[LineName, Any]:
+    """The time lines; `waited` holds seconds of a step for each line, of each rank of each stage."""
+    names = [name for name in LineName if name not in MEMORY]
+    measured: dict[LineName, float] = {}
+    reason = ON_GPU if trainer.device.type == "cuda" else TOO_SHORT
+    if steady:
+        measured[LineName.OPTIMIZER] = statistics.median(result.optimizer_seconds for result in steady)
+    ranks = [[rank for rank in stage if rank is not None] for stage in waited]
+    if step_seconds is not None and all(ranks):
+        slowest = min(ranks, key=lambda stage: sum(sum(rank.values()) for rank in stage) / len(stage))
+        alone = {other for together in TOGETHER.values() for other in together}
+        measured |= {
+            name: statistics.fmean(rank.get(name, 0.0) for rank in slowest)
+            for name in names
+            if name not in alone | {LineName.COMPUTE, LineName.OPTIMIZER}
+        }
+        measured[LineName.COMPUTE] = max(0.0, step_seconds - sum(measured.values()))
+    return {name: _time_line(name, measured, reason) for name in names}
+
+
+def _time_line(name: LineName, measured: dict[LineName, float], reason: str) -> dict[str, Any]:
+    if name in measured:
+        return {"seconds": measured[name], "includes": list(TOGETHER.get(name, ())), "reason": ""}
+    within = next((first for first, others in TOGETHER.items() if name in others and first in measured), None)
+    return {"seconds": None, "includes": [], "reason": f"measured together with {within}" if within else reason}

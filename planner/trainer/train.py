@@ -19,13 +19,15 @@ from planner.errors import ExitCode, InputError
 from planner.trainer.checkpoint import Saver, restore
 from planner.trainer.heartbeat import heartbeat
 from planner.trainer.loggers import make_loggers
-from planner.trainer.measure import MemoryMeter, measurements, peak_memory_bytes
+from planner.trainer.measure import WARMUP_STEPS, MemoryMeter, measurements, peak_memory_bytes
 from planner.trainer.progress import make_progress, mfu, spread, tokens_per_second_per_device
 from planner.trainer.verdict import forget_failures, write_status
+from planner.trainer.waiting import WaitSampler
 from planner.trainer.weights import export_weights, load_weights
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from contextlib import AbstractContextManager
     from pathlib import Path
 
     from planner.trainer.loggers import Logger
@@ -35,6 +37,7 @@ __all__ = ["RunOptions", "run"]
 
 CHECKPOINT_SECONDS = 600.0
 VALIDATION_BATCHES = 10
+STEPS_SAMPLED = 20
 RESULTS_KEPT = 1000  # the newest steps, for the medians of measurements.json
 
 
@@ -112,6 +115,7 @@ class _Run:
         self.saved_at = time.monotonic()
         self.saver = Saver(options.checkpoints, keep=options.keep_checkpoints, background=options.async_save)
         self.loggers: list[Logger] = []
+        self.waits = WaitSampler(trainer.plan.layout) if trainer.device.type == "cpu" else None
 
     def to_the_end(self) -> ExitCode:
         """Run the steps that are left, then write measurements and verdict."""
@@ -128,7 +132,7 @@ class _Run:
         code = ExitCode.OK
         with _signals_set(self.stop), make_progress(trainer, show=self.chief) as show:
             while trainer.step_number < trainer.num_steps and code is ExitCode.OK:
-                with contextlib.nullcontext() if self.results else meter.watch():
+                with self._watched(meter):
                     result = self._step()
                 if len(self.results) == 1 and trainer.device.type == "cuda":
                     trainer.compile_layers()  # the step that measures memory asks autograd, operator by operator
@@ -138,7 +142,7 @@ class _Run:
         self.saver.wait()
         if code is ExitCode.OK and options.export is not None:
             export_weights(trainer, options.export, options.weights)
-        document = measurements(trainer, meter, list(self.results)) | {"ranks": spread(self.cpu_seconds)}
+        document = measurements(trainer, meter, list(self.results), self.waits) | {"ranks": spread(self.cpu_seconds)}
         if self.chief:
             for logger in self.loggers:
                 logger.close()
@@ -146,6 +150,14 @@ class _Run:
             self._write_verdict(code)
         dist.barrier()
         return code
+
+    def _watched(self, meter: MemoryMeter) -> AbstractContextManager[None]:
+        """The first step is watched for its memory; some after the warm-up for where they wait."""
+        if not self.results:
+            return meter.watch()
+        if self.waits is not None and WARMUP_STEPS <= len(self.results) < WARMUP_STEPS + STEPS_SAMPLED:
+            return self.waits.watch()
+        return contextlib.nullcontext()
 
     def _step(self) -> StepResult:
         by_clock = self.options.checkpoint_every is None

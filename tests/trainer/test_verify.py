@@ -60,6 +60,20 @@ def test_a_deviation_knows_its_error_or_its_reason(plan):
     assert lines["runtime", 0].note == "not visible"
 
 
+def test_lines_that_are_measured_as_one_are_planned_as_one(plan):
+    lines = tuple(
+        TimeLine(name=name, busy_seconds=seconds, formula="", source="")
+        for name, seconds in ((LineName.COMPUTE, 2.0), (LineName.RECOMPUTE, 0.5), (LineName.BUBBLE, 0.25))
+    )
+    measured = {"time": {"compute": {"seconds": 3.0, "includes": ["recompute", "grad_accumulation"], "reason": ""}}}
+    found = {
+        each.name: (each.planned, each.measured, each.note) for each in compare(replace(plan, time=lines), measured)
+    }
+    assert found["compute"] == (2.5, 3.0, "with recompute")
+    assert "recompute" not in found
+    assert found["bubble"] == (0.25, None, "not in the measurements")
+
+
 def test_a_plan_without_measurements_has_reasons_only(plan):
     assert all(each.measured is None for each in compare(plan, {}))
     assert compare(plan, {})[1].note == "not in the measurements"

@@ -36,6 +36,7 @@ from planner.trainer.model import Transformer, initial_value
 from planner.trainer.parallelize import initialize
 from planner.trainer.train import RunOptions, run
 from planner.trainer.trainer import Trainer
+from planner.trainer.waiting import WaitSampler
 
 FORK = multiprocessing.get_context("fork")
 
@@ -230,8 +231,29 @@ def memory(plan: Plan, job: dict[str, Any]) -> dict[str, Any]:
     return {str(name): lines[name]["num_bytes"] for name in MEASURED}
 
 
+def waits(plan: Plan, job: dict[str, Any]) -> dict[str, list[str]]:
+    """Ledger lines of the collectives that one step waits for, and places that wait for what has no line."""
+    trainer = make_trainer(plan, job)
+    trainer.step()
+    sampler, found = WaitSampler(plan.layout), {"lines": set(), "unknown": set()}
+
+    def look(frame: Any, event: str, called: Any) -> None:
+        if event != "c_call" or called.__name__ not in ("wait", "wait_tensor"):
+            return
+        line = sampler.line_of(frame)
+        place = f"{frame.f_code.co_filename}:{frame.f_lineno}"
+        found["lines" if line else "unknown"].add(str(line) if line else place)
+
+    sys.setprofile(look)
+    trainer.step()
+    sys.setprofile(None)
+    everyone: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(everyone, found)
+    return {kind: sorted(set().union(*(each[kind] for each in everyone))) for kind in found}
+
+
 MEASURED = (LineName.PARAMS, LineName.GRADS, LineName.OPTIMIZER_STATE, LineName.ACTIVATIONS)
-JOBS = {"steps": steps, "reference": reference, "train": train, "memory": memory}
+JOBS = {"steps": steps, "reference": reference, "train": train, "memory": memory, "waits": waits}
 
 
 def rank_main(rank: int, job: dict[str, Any], store: str, answers: Any) -> None:

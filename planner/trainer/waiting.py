@@ -1,0 +1,111 @@
+"""Where a rank's time goes while it waits for others: samples of what its main thread is doing.
+
+A collective on a CPU blocks the thread that asks for it, also inside FSDP2, DTensor and the pipeline schedules, which
+have no hooks around their waits. A second thread looks at the first one's call stack every other millisecond: the
+innermost frame says whether it communicates, the frames around it say for whom. On a GPU the host does not wait, so
+this says nothing there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import linecache
+import sys
+import threading
+import time
+from collections import defaultdict
+from typing import TYPE_CHECKING, Final
+
+from planner.cost.ledger import LineName
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from types import FrameType
+
+    from planner.layout import Layout
+
+__all__ = ["WaitSampler"]
+
+SECONDS_BETWEEN_SAMPLES: Final = 0.002
+_COLLECTIVES: Final = ("distributed/distributed_c10d.py", "distributed/_functional_collectives.py")
+_OPERATORS: Final = "torch/_ops.py"  # what calls an operator by its name
+_ASKED_BY: Final = (
+    ("trainer/context_parallel.py", LineName.CP_COMM),
+    ("trainer/expert_parallel.py", LineName.EP_COMM),
+    ("distributed/fsdp/", LineName.DP_COMM),
+    ("distributed/_functional_collectives.py", LineName.TP_COMM),  # DTensor's
+    ("distributed/pipelining/", LineName.BUBBLE),
+)
+"""Part of the file's path of a frame around a collective -> the line of the ledger."""
+
+
+class WaitSampler:
+    """Seconds of communication that the main thread waited for, by ledger line.
+
+    num_steps: blocks that were watched. seconds: of all of them; what a stage waits for its neighbours, transfers
+    included, is the bubble's.
+    """
+
+    def __init__(self, layout: Layout) -> None:
+        self.num_steps = 0
+        self.seconds: defaultdict[LineName, float] = defaultdict(float)
+        self._watched = threading.main_thread().ident
+        # ranks meet once more at the end of a step: the first ones wait for those that had more to do
+        split_ways = ((layout.pp, LineName.BUBBLE), (layout.dp * layout.cp, LineName.DP_COMM))
+        self._at_the_end = next((line for degree, line in split_ways if degree > 1), LineName.TP_COMM)
+        self._of_function = {"_agree": self._at_the_end, "_add_tied_gradients": LineName.TIED_EMBEDDING}
+        self._of_function["over_sequence"] = LineName.CP_COMM if layout.cp > 1 else LineName.TP_COMM
+
+    @contextlib.contextmanager
+    def watch(self) -> Iterator[None]:
+        """Sample the step inside the block."""
+        ended = threading.Event()
+        thread = threading.Thread(target=self._sample, args=(ended,), name="samples", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            ended.set()
+            thread.join()
+            self.num_steps += 1
+
+    def _sample(self, ended: threading.Event) -> None:
+        """Give the time since the last sample to what the thread is doing now."""
+        before = time.perf_counter()
+        while not ended.wait(SECONDS_BETWEEN_SAMPLES):
+            frame = sys._current_frames().get(self._watched or 0)  # noqa: SLF001 # the documented way to other threads
+            line = self.line_of(frame) if frame is not None else None
+            now = time.perf_counter()
+            if line is not None:
+                self.seconds[line] += now - before
+            before = now
+
+    def line_of(self, frame: FrameType) -> LineName | None:
+        """The line of the communication that a call stack is in; None while it computes."""
+        if not _communicates(frame):
+            return None
+        around: FrameType | None = frame
+        while around is not None:
+            path = around.f_code.co_filename
+            line = next((line for part, line in _ASKED_BY if part in path), None)
+            line = line or self._of_function.get(around.f_code.co_name)
+            if line is not None:
+                return line
+            around = around.f_back
+        return None
+
+
+def _communicates(frame: FrameType) -> bool:
+    """Whether the innermost frame is a collective's, or waits for one that was started before.
+
+    A tensor that is still under way runs its operators in the collectives' file too, in `__torch_dispatch__`.
+    """
+    caller: FrameType | None = frame
+    while caller is not None and caller.f_code.co_filename.endswith(_OPERATORS):
+        caller = caller.f_back
+    if caller is None:
+        return False
+    path = caller.f_code.co_filename
+    if path.endswith(_COLLECTIVES):
+        return caller.f_code.co_name != "__torch_dispatch__"
+    return "/distributed/" in path and ".wait()" in linecache.getline(path, caller.f_lineno or 0)
