@@ -3,19 +3,51 @@
 from __future__ import annotations
 
 import argparse
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from planner.trainer.data import Corpus, open_corpus
-from planner.trainer.train import RunOptions
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from planner.plan import Plan
 
-__all__ = ["corpus_of", "parse_options", "run_options"]
+__all__ = ["RunOptions", "corpus_of", "parse_options", "run_options"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunOptions:
+    """How to run; what to run is the plan's.
+
+    resume: `auto` (newest intact checkpoint, if any), `never`, or the step of a checkpoint.
+    checkpoint_every: steps between checkpoints; None: by the clock, every ten minutes. The end of a run
+    always saves.
+    keep_checkpoints: newest ones that stay. async_save: write them while the training goes on.
+    validate_every: steps between the losses of the held-out samples, if there are any; the end of a run always does.
+    profile: number of a step to record with torch's profiler.
+    tensorboard: write DIR/tensorboard. wandb: project of Weights & Biases.
+    weights: a Hugging Face checkpoint to start from where there is nothing to resume; export: where to write one
+    after the last step.
+    """
+
+    output: Path
+    resume: str = "auto"
+    checkpoint_every: int | None = None
+    keep_checkpoints: int = 2
+    async_save: bool = False
+    validate_every: int = 100
+    profile: int | None = None
+    tensorboard: bool = False
+    wandb: str | None = None
+    weights: Path | None = None
+    export: Path | None = None
+
+    @property
+    def checkpoints(self) -> Path:
+        """Folder of the checkpoints."""
+        return self.output / "checkpoints"
 
 
 def parse_options(words: Sequence[str] | None) -> argparse.Namespace:

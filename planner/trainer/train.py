@@ -9,7 +9,6 @@ import signal
 import threading
 import time
 from collections import deque
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
@@ -31,47 +30,15 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from planner.trainer.loggers import Logger
+    from planner.trainer.options import RunOptions
     from planner.trainer.trainer import StepResult, Trainer
 
-__all__ = ["RunOptions", "run"]
+__all__ = ["run"]
 
 CHECKPOINT_SECONDS = 600.0
 VALIDATION_BATCHES = 10
 STEPS_SAMPLED = 20
 RESULTS_KEPT = 1000  # the newest steps, for the medians of measurements.json
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunOptions:
-    """How to run; what to run is the plan's.
-
-    resume: `auto` (newest intact checkpoint, if any), `never`, or the step of a checkpoint.
-    checkpoint_every: steps between checkpoints; None: by the clock, every ten minutes. The end of a run
-    always saves.
-    keep_checkpoints: newest ones that stay. async_save: write them while the training goes on.
-    validate_every: steps between the losses of the held-out samples, if there are any; the end of a run always does.
-    profile: number of a step to record with torch's profiler.
-    tensorboard: write DIR/tensorboard. wandb: project of Weights & Biases.
-    weights: a Hugging Face checkpoint to start from where there is nothing to resume; export: where to write one
-    after the last step.
-    """
-
-    output: Path
-    resume: str = "auto"
-    checkpoint_every: int | None = None
-    keep_checkpoints: int = 2
-    async_save: bool = False
-    validate_every: int = 100
-    profile: int | None = None
-    tensorboard: bool = False
-    wandb: str | None = None
-    weights: Path | None = None
-    export: Path | None = None
-
-    @property
-    def checkpoints(self) -> Path:
-        """Folder of the checkpoints."""
-        return self.output / "checkpoints"
 
 
 def run(trainer: Trainer, options: RunOptions) -> ExitCode:

@@ -33,8 +33,9 @@ from planner.trainer.expert_parallel import mixtures_of
 from planner.trainer.feed_forward import BALANCE
 from planner.trainer.measure import MemoryMeter, measurements
 from planner.trainer.model import Transformer, initial_value
+from planner.trainer.options import RunOptions
 from planner.trainer.parallelize import initialize
-from planner.trainer.train import RunOptions, run
+from planner.trainer.train import run
 from planner.trainer.trainer import Trainer
 from planner.trainer.waiting import WaitSampler
 
