@@ -32,7 +32,7 @@ def test_encoders_are_priced_on_one_stage_only(make_job, model, sequence, text):
     priced = estimate(job, layout)
     assert 0.005 < priced.mfu <= priced.hfu < 0.8
     _, piped = job_and_layout(make_job, model, "pp=2", sequence=sequence)
-    assert any("not cut into pipeline stages" in why for why in broken_rules(job, piped))
+    assert any("which is not cut into the 2 pipeline stages" in why for why in broken_rules(job, piped))
 
 
 def test_a_mean_layer_of_t5_stores_half_of_the_cross_attention(make_job):
