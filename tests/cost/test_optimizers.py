@@ -144,9 +144,9 @@ def test_an_update_of_adamw_moves_52_bytes_and_muon_multiplies_matrices(make_job
 @pytest.mark.parametrize(
     ("engine", "setting", "words"),
     [
-        ("torch", "training.optimizer=muon", "runs the optimizer"),
-        ("torch", "training.memory_recipe=pure-bf16", "memory recipe"),
-        ("fsdp", "training.memory_recipe=precision-aware", "memory recipe"),
+        ("torch", "training.optimizer=muon", "no optimizer muon"),
+        ("torch", "training.memory_recipe=pure-bf16", "by recipe pure-bf16"),
+        ("fsdp", "training.memory_recipe=precision-aware", "by recipe precision-aware"),
     ],
 )
 def test_what_an_engine_does_not_run_is_refused(make_job, engine, setting, words):
