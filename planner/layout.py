@@ -165,6 +165,11 @@ class Layout:
 _V_SHAPED: Final = ("zbv", "dualpipev")
 
 
+def chunks_per_stage(schedule: Schedule) -> int:
+    """Chunks that a stage has unless interleave says otherwise: one, and of a V two."""
+    return 2 if schedule in _V_SHAPED else 1
+
+
 def stage_of_chunk(schedule: Schedule, pp: Any, chunk: Any) -> Any:
     """The stage that holds a chunk: chunk % pp; the V-shaped schedules go there and back again. Broadcasts.
 
@@ -290,7 +295,7 @@ def parse_layout(text: str, *, num_layers: int, num_devices: int, option: str = 
     number = {key: int(given[key]) for key in (*_COUNTS, "zero", "sp") if key in given}
     tp, pp, cp = number.get("tp", 1), number.get("pp", 1), number.get("cp", 1)
     schedule = cast("Schedule", given.get("schedule", "interleaved" if number.get("interleave", 1) > 1 else "1f1b"))
-    interleave = number.setdefault("interleave", 2 if schedule in _V_SHAPED else 1)
+    interleave = number.setdefault("interleave", chunks_per_stage(schedule))
     number.setdefault("dp", max(1, num_devices // (tp * pp * cp)))
     number.setdefault("sp", 1 if tp > 1 else 0)
     chunks = pp * interleave

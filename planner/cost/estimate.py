@@ -12,7 +12,7 @@ from planner.cost.flops import model_flops_per_step
 from planner.cost.ledger import LineName, StageMemory, TimeLine, total_exposed_seconds
 from planner.cost.memory import memory_lines
 from planner.cost.prices import StagePrices, chunk_seconds, num_microbatches, stage_bytes, stage_prices
-from planner.cost.schedule import bubble_of, bubble_seconds, steady_seconds
+from planner.cost.schedule import EXECUTED, bubble_of, bubble_seconds, steady_seconds
 from planner.cost.simulate import Timeline, simulate
 from planner.cost.stage import stage_of, stages_of
 
@@ -22,9 +22,6 @@ if TYPE_CHECKING:
     from planner.specs.job import Job
 
 __all__ = ["Estimate", "estimate", "even_step_seconds_and_peak_bytes", "timeline"]
-
-_EXECUTED: Final = ("zb-h1", "zbv", "dualpipev")
-"""Schedules whose closed forms hold for equal stages only; their bubble comes from the execution."""
 
 _BUBBLE: Final[dict[Schedule, tuple[str, str]]] = {
     "naive": ("m * (sum of the stages' seconds - slowest stage's)", "one microbatch at a time: counted"),
@@ -183,7 +180,7 @@ def timeline(job: Job, layout: Layout) -> Timeline:
 
 def _bubble_seconds(job: Job, layout: Layout, prices: StagePrices) -> float:
     passes, m = prices.passes, num_microbatches(job, layout)
-    if layout.schedule in _EXECUTED:
+    if layout.schedule in EXECUTED:
         slowest = np.max(np.broadcast_to(passes.total, layout.pp))
         return max(0.0, timeline(job, layout).seconds - float(steady_seconds(m, slowest)))
     forward, backward_input, backward_weight = (

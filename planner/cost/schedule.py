@@ -5,7 +5,7 @@ Closed forms. `simulate.py` executes the same schedules operation by operation, 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from planner.specs.engine import Schedule
 
 __all__ = [
+    "EXECUTED",
     "bubble_of",
     "bubble_seconds",
     "exists",
@@ -24,6 +25,9 @@ __all__ = [
     "steady_seconds",
     "weight_versions",
 ]
+
+EXECUTED: Final = ("zb-h1", "zbv", "dualpipev")
+"""Schedules that are executed to be priced: their closed forms hold for equal stages only."""
 
 
 def steady_seconds(num_microbatches: Any, slowest_stage_seconds: Any) -> Any:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from planner.cost.schedule import EXECUTED
 from planner.search.bounds import prune
 from planner.search.candidate import TIE, Candidate, Choice, FloatArray, IntArray
 from planner.search.candidates import price_candidates
@@ -30,6 +31,7 @@ from planner.search.degrees import (
     schedules_of,
 )
 from planner.search.dynamic_program import best_choice
+from planner.search.executed import busy_seconds, executed_candidates
 from planner.search.reporter import Reporter
 from planner.search.step_bounds import (
     LayerFloors,
@@ -123,6 +125,7 @@ class _Search:
         self.found = Found()
         self._has_incumbent = False
         self._num_timed = _FIRST_TIMED  # in the next part
+        self._executes = constraints.value_of("schedule") in EXECUTED
         self._least = 0.0  # in the order, of what has not been looked at
 
     def _cutoff(self, world_size: IntArray) -> FloatArray:
@@ -203,6 +206,9 @@ class _Search:
         if not policies:
             found.drop("memory", len(degrees))
             return
+        if degrees.schedule in EXECUTED:
+            yield from self._near_of_executed(degrees)
+            return
         fits = least_stage_bytes(job, degrees, list(policies)) <= job.memory_limit_bytes
         found.drop("memory", int(len(fits) - fits.sum()))
         degrees = degrees.take(fits)
@@ -218,6 +224,18 @@ class _Search:
             bounded = _Bounded(degrees=degrees.take(near), seconds=seconds[near])
             self._try_even_splits(bounded.degrees.take(self._order(bounded.degrees, bounded.seconds)[:_EVEN_SPLITS]))
             yield bounded
+
+    def _near_of_executed(self, degrees: DegreeArrays) -> Iterator[_Bounded]:
+        """The same where each configuration has one filling only."""
+        degrees = fill_replicas(self._job, self._constraints, degrees, self.found.refused)
+        seconds = busy_seconds(self._job, degrees, allowed_policies(self._job, self._constraints, degrees))
+        fits = np.isfinite(seconds)
+        self.found.drop("memory", int(len(fits) - fits.sum()))
+        degrees, seconds = degrees.take(fits), seconds[fits]
+        near = self._keep(degrees, seconds)
+        self.found.num_legal += len(near)
+        if len(near):
+            yield _Bounded(degrees=degrees.take(near), seconds=seconds[near])
 
     def _lower_bound(self, degrees: DegreeArrays, *, any_replicas: bool = False) -> FloatArray:
         policies = allowed_policies(self._job, self._constraints, degrees)
@@ -262,7 +280,8 @@ class _Search:
                 fastest = min(fastest, choice.objective_seconds)
             if np.isfinite(fastest):
                 reporter.priced(self.found.num_priced, fastest)
-            first, size = first + len(part), min(2 * size, _MOST_PRICED)
+            most = _FIRST_PRICED if self._executes else _MOST_PRICED
+            first, size = first + len(part), min(2 * size, most)
             if not only_first:
                 self._least = float(places[order[first:]].min(initial=np.inf))
 
@@ -274,9 +293,12 @@ class _Search:
             degrees = replace(everything.take(here), schedule=schedule)
             policies = allowed_policies(self._job, self._constraints, degrees)
             cutoff = self._cutoff(degrees.world_size)
-            priced = price_candidates(
-                self._job, degrees, policies, constraints=self._constraints, cutoff_seconds=cutoff
-            )
+            if degrees.schedule in EXECUTED:
+                priced = executed_candidates(self._job, degrees, policies)
+            else:
+                priced = price_candidates(
+                    self._job, degrees, policies, constraints=self._constraints, cutoff_seconds=cutoff
+                )
             masks = prune(priced, cutoff)
             kept = zip(here.tolist(), priced, masks, strict=True)
             candidates |= {position: candidate.keep(mask) for position, candidate, mask in kept if mask.any()}

@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import numpy as np
 
+from planner.cost.schedule import EXECUTED
 from planner.cost.stage import POLICIES
 from planner.errors import InputError, Mistake
-from planner.layout import Layout, divisors
+from planner.layout import Layout, chunks_per_stage, divisors
 from planner.search.legality import RULES, broken_rules
 
 if TYPE_CHECKING:
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
     from planner.specs.job import Job
 
 __all__ = [
-    "SEARCHED_SCHEDULES",
     "DegreeArrays",
     "PolicyMasks",
     "Refusals",
@@ -43,8 +43,9 @@ __all__ = [
     "schedules_of",
 ]
 
-SEARCHED_SCHEDULES = ("1f1b", "interleaved", "gpipe")
-"""Schedules whose step is a sum over stages, which the integer program needs; the others are executed to be priced."""
+_USUAL_SCHEDULES: Final = ("1f1b", "interleaved")
+"""Schedules that are considered without being pinned. GPipe takes the time of 1F1B and more memory; schedules that are
+executed to be priced cost too much to be tried on every job."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -198,10 +199,9 @@ def _with_sequence_parallelism(job: Job, constraints: Constraints, degrees: Degr
 
 
 def schedules_of(job: Job, constraints: Constraints) -> tuple[Schedule, ...]:
-    """Schedules to consider: GPipe takes the time of 1F1B and more memory, so it is only used when pinned."""
+    """Schedules to consider: the usual ones of the engine, or the one that is pinned."""
     pinned = constraints.value_of("schedule")
-    usual = tuple(s for s in job.engine.schedules if s in SEARCHED_SCHEDULES and s != "gpipe")
-    return tuple(s for s in job.engine.schedules if s == pinned) if pinned else usual
+    return tuple(s for s in job.engine.schedules if (s == pinned if pinned else s in _USUAL_SCHEDULES))
 
 
 def fill_timing(
@@ -210,10 +210,11 @@ def fill_timing(
     """The cuts with every legal microbatch size and interleave of one schedule."""
     layers, dp = job.model.num_layers, cuts.dp
     cuts = replace(cuts, schedule=schedule)
-    filling = _Filling(job, constraints, refused, cuts.take(cuts.pp > 1) if schedule == "interleaved" else cuts)
+    pipelines_only = schedule == "interleaved" or schedule in EXECUTED
+    filling = _Filling(job, constraints, refused, cuts.take(cuts.pp > 1) if pipelines_only else cuts)
     filling.cross("mbs", divisors(job.training.global_batch_size // int(dp.min(initial=1))))
     filling.obey("mbs", among=(*_CUT, "mbs"))
-    filling.cross("interleave", divisors(layers)[1:] if schedule == "interleaved" else [1])
+    filling.cross("interleave", divisors(layers)[1:] if schedule == "interleaved" else [chunks_per_stage(schedule)])
     filling.obey("interleave", "schedule", among=(*_CUT, *_TIMING))
     return filling.degrees
 

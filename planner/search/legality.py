@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from planner.cost.schedule import exists
+from planner.cost.schedule import EXECUTED, exists
 from planner.search import faults
 from planner.specs.recipe import ADAM_RECIPES
 
@@ -202,8 +202,8 @@ RULES: Final = (
     ),
     Rule(
         name="equal-chunks",
-        reads=("interleave",),
-        holds=lambda job, x: job.model.num_layers % x.interleave == 0,
+        reads=("interleave", "schedule"),
+        holds=lambda job, x: (job.model.num_layers % x.interleave == 0) | (x.schedule in EXECUTED),
         needs="interleave must divide the layers, so that the chunks of a stage are equal",
         fault=faults.equal_chunks,
     ),

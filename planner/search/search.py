@@ -10,6 +10,7 @@ import numpy as np
 from planner.cost.band import band
 from planner.cost.estimate import Estimate, estimate
 from planner.cost.flops import MODEL_FLOPS_CONVENTION
+from planner.cost.schedule import EXECUTED
 from planner.errors import InputError, Mistake
 from planner.layout import format_layout
 from planner.plan import Plan
@@ -18,7 +19,6 @@ from planner.search.bounds import lower_bounds
 from planner.search.candidate import Choice
 from planner.search.candidates import layout_at
 from planner.search.constraints import Constraints
-from planner.search.degrees import SEARCHED_SCHEDULES
 from planner.search.footprint import NothingFits, smallest_footprint
 from planner.search.least_memory import least_peak_bytes, within_bytes
 from planner.search.legality import broken_rules
@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from planner.layout import Layout
     from planner.search.integer_program import SolverName
     from planner.specs.job import Job
+
+_LISTS = ("layers_per_stage", "recompute")  # pins with an entry for each chunk
 
 __all__ = ["Constraints", "NothingFits", "Reporter", "fastest_layout", "plan_for_layout", "search"]
 
@@ -260,9 +262,6 @@ def _check_pins(job: Job, constraints: Constraints) -> None:
         have = ", ".join(job.engine.schedules)
         hint = f"engine {job.engine.name} runs {have}"
         mistakes.append(Mistake(message=f"schedule `{schedule}` is not available", where="--pin", hint=hint))
-    elif schedule and schedule not in SEARCHED_SCHEDULES:
-        hint = "`planner explain MODEL CLUSTER --layout pp=2,schedule=... --json` writes a plan of it, for `launch`"
-        mistakes.append(Mistake(message=f"schedule `{schedule}` is priced but not searched", where="--pin", hint=hint))
     for axis in ("tp", "pp", "dp", "cp", "ep", "etp"):
         value = constraints.value_of(axis)
         if value and int(value) > 1 and axis not in job.engine.axes:
@@ -278,11 +277,15 @@ def _check_pins(job: Job, constraints: Constraints) -> None:
 
 def _check_lists(job: Job, constraints: Constraints) -> None:
     """Pinned lists must be ones that the search can choose: right sum, chunks of a stage alike."""
+    schedule, given = constraints.value_of("schedule"), [key for key in _LISTS if constraints.per_chunk(key)]
+    if schedule in EXECUTED and given:
+        hint = f"`planner explain MODEL CLUSTER --layout schedule={schedule},...` prices any layers and recompute"
+        raise InputError(f"`{given[0]}` is not chosen with schedule {schedule}", where="--pin", hint=hint)
     layers, pp = constraints.per_chunk("layers_per_stage"), constraints.value_of("pp")
     if layers and sum(map(int, layers)) != job.model.num_layers:
         message = f"`layers_per_stage` sums to {sum(map(int, layers))}"
         raise InputError(message, where="--pin", hint=f"the model has {job.model.num_layers} layers")
-    for key in ("layers_per_stage", "recompute"):
+    for key in _LISTS:
         values = constraints.per_chunk(key) or ()
         stages = int(pp or len(values) or 1)
         if values != values[:stages] * (len(values) // stages):

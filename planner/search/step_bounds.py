@@ -13,7 +13,7 @@ import numpy as np
 from planner.cost.compute import head_seconds
 from planner.cost.layers import layer_seconds
 from planner.cost.prices import StagePrices, hidden_of_layer, num_microbatches, stage_bytes, stage_prices
-from planner.cost.schedule import in_flight_microbatches
+from planner.cost.schedule import EXECUTED, in_flight_microbatches
 from planner.cost.stage import Stage, stage_of
 from planner.cost.traffic import expert_parallel_seconds, tensor_parallel_seconds
 from planner.layout import divisors
@@ -28,8 +28,10 @@ if TYPE_CHECKING:
     from planner.specs.job import Job
 
 __all__ = [
+    "EvenSplit",
     "LayerFloors",
     "even_split_seconds",
+    "even_splits",
     "least_stage_bytes",
     "lower_bound_seconds",
     "most_layers",
@@ -127,6 +129,8 @@ class LayerFloors:
         m, v = num_microbatches(self._job, degrees), degrees.interleave
         work = layers * mean + head
         slowest = np.maximum(work / degrees.pp, np.ceil(layers / degrees.pp) * fastest)
+        if degrees.schedule in EXECUTED:  # whose bubble has no such form, and whose head may be on any stage
+            return np.asarray(m * np.maximum(work / degrees.pp, np.ceil(layers / degrees.pp) * fastest))
         slowest = np.maximum(slowest, v * fastest + head)
         return np.asarray((m - 1 / v) * slowest + work / v)
 
@@ -437,12 +441,34 @@ def _bytes_with(job: Job, degrees: DegreeArrays, index: Any, num_layers: int, po
     return np.asarray(np.broadcast_to(stage_bytes(job, degrees, stage), np.shape(index)))
 
 
-def even_split_seconds(job: Job, degrees: DegreeArrays, policies: PolicyMasks) -> NDArray[np.float64]:
-    """Step time of the even split with the cheapest policy that fits on each stage; infinite where it does not fit.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvenSplit:
+    """Even splits of configurations, with the cheapest recompute policy that fits on each stage.
 
-    A filling that exists, so an upper bound of what the configuration can do.
+    first: position of each configuration's first stage, [n]. fits: [n]. The others are of all stages end to end.
     """
-    unit = degrees.interleave
+
+    first: NDArray[np.int64]
+    fits: NDArray[np.bool_]
+    layers: NDArray[np.int64]
+    policy: NDArray[np.int64]
+    seconds: NDArray[np.float64]
+    tail_seconds: NDArray[np.float64]
+
+    @property
+    def slowest(self) -> NDArray[np.float64]:
+        """Seconds of one microbatch in the slowest stage, [n]."""
+        return np.asarray(np.maximum.reduceat(self.seconds, self.first), dtype=np.float64)
+
+    @property
+    def longest_tail(self) -> NDArray[np.float64]:
+        """Seconds of the longest tail, [n]."""
+        return np.asarray(np.maximum.reduceat(self.tail_seconds, self.first), dtype=np.float64)
+
+
+def even_splits(job: Job, degrees: DegreeArrays, policies: PolicyMasks) -> EvenSplit:
+    """The even split of each configuration; in equal chunks, unless the schedule is executed to be priced."""
+    unit = np.ones_like(degrees.pp) if degrees.schedule in EXECUTED else degrees.interleave
     units = job.model.num_layers // unit
     owner = np.repeat(np.arange(len(degrees)), degrees.pp)
     first = np.cumsum(degrees.pp) - degrees.pp
@@ -458,11 +484,27 @@ def even_split_seconds(job: Job, degrees: DegreeArrays, policies: PolicyMasks) -
         fits = fits & ((index > 0) | (layers // x.interleave >= job.model.moe.num_dense_layers))
     prices = stage_prices(job, x, stage)
     seconds, tail = (np.broadcast_to(each, shape) for each in (prices.microbatch_seconds, prices.tail_seconds))
-    cheapest = np.where(fits, seconds, np.inf).argmin(axis=0), np.arange(len(owner))
+    which = np.where(fits, seconds, np.inf).argmin(axis=0)
+    cheapest = which, np.arange(len(owner))
+    return EvenSplit(
+        first=first,
+        fits=np.logical_and.reduceat(fits[cheapest], first) & (job.model.num_layers % unit == 0),
+        layers=layers,
+        policy=choice[which, 0],
+        seconds=seconds[cheapest],
+        tail_seconds=tail[cheapest],
+    )
+
+
+def even_split_seconds(job: Job, degrees: DegreeArrays, policies: PolicyMasks) -> NDArray[np.float64]:
+    """Step time of the even split with the cheapest policy that fits on each stage; infinite where it does not fit.
+
+    A filling that exists, so an upper bound of what the configuration can do.
+    """
+    split = even_splits(job, degrees, policies)
     m, v = num_microbatches(job, degrees), degrees.interleave
-    slowest, longest = (np.maximum.reduceat(each[cheapest], first) for each in (seconds, tail))
-    step = (m - 1 / v) * slowest + np.add.reduceat(seconds[cheapest], first) / v + longest
-    return np.where(np.logical_and.reduceat(fits[cheapest], first), step, np.inf)
+    work = np.add.reduceat(split.seconds, split.first)
+    return np.where(split.fits, (m - 1 / v) * split.slowest + work / v + split.longest_tail, np.inf)
 
 
 def least_stage_bytes(job: Job, degrees: DegreeArrays, policies: Sequence[int]) -> NDArray[np.float64]:

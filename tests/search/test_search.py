@@ -16,7 +16,7 @@ from planner.cost.estimate import estimate
 from planner.cost.prices import stage_bytes, stage_prices
 from planner.cost.stage import POLICIES, stage_of
 from planner.errors import InputError
-from planner.layout import Layout, balanced_chunks, format_layout
+from planner.layout import Layout, balanced_chunks, format_layout, of_chunks
 from planner.search.candidates import price_candidates
 from planner.search.constraints import Constraints
 from planner.search.degrees import DegreeArrays, allowed_policies, legal_degrees
@@ -76,12 +76,17 @@ def compositions(total, parts, least):
             yield (first, *rest)
 
 
-def every_configuration(job):
-    """All outer configurations that the rules allow, by nested loops that know nothing of the search."""
+def every_configuration(job, schedule=None):
+    """All outer configurations that the rules allow, by nested loops that know nothing of the search.
+
+    schedule: a V-shaped one in place of 1F1B and the interleaved one.
+    """
     n, batch, layers = job.cluster.num_devices, job.training.global_batch_size, job.model.num_layers
     whole, experts = range(1, n + 1), range(1, n + 1) if job.model.moe else [1]
     context = whole if "cp" in job.engine.axes else [1]
     pipelines = [(p, v) for p in range(1, layers + 1) for v in range(1, layers // p + 1)]
+    if schedule:
+        pipelines = [(p, 2) for p in range(2, layers // 2 + 1)]
     for tp, (pp, v), dp, mbs, cp in itertools.product(whole, pipelines, whole, range(1, batch + 1), context):
         if tp * pp * dp * cp > n or batch % (dp * mbs):
             continue
@@ -90,7 +95,7 @@ def every_configuration(job):
         for (zero, hsdp), ep, etp in itertools.product(replicas, experts, experts):
             common = {
                 "tp": tp, "pp": pp, "dp": dp, "cp": cp, "mbs": mbs, "zero": zero, "hsdp": hsdp, "interleave": v,
-                "sp": int(can), "ep": ep, "etp": etp, "schedule": "interleaved" if v > 1 else "1f1b",
+                "sp": int(can), "ep": ep, "etp": etp, "schedule": schedule or ("interleaved" if v > 1 else "1f1b"),
             }  # fmt: skip
             probe = Layout(**common, layers_per_stage=(1,) * (pp * v), recompute=("none",) * (pp * v))
             if not broken_rules(job, probe):
@@ -235,6 +240,25 @@ def test_search_equals_brute_force_on_ten_thousand_jobs(block):
     assert {"found", "nothing fits"} <= set(outcomes)
 
 
+@pytest.mark.parametrize("schedule", ["zbv", "dualpipev"])
+@pytest.mark.parametrize("seed", [0, 5, 11, 24, 35, 44])
+def test_an_executed_schedule_is_found_as_by_brute_force(seed, schedule):
+    """Every configuration, even split and recompute policy of each stage, executed one by one."""
+    job = small_job(seed)
+    best = np.inf
+    for common in every_configuration(job, schedule):
+        pp, layers = common["pp"], job.model.num_layers
+        split = tuple(layers // pp + (stage < layers % pp) for stage in range(pp))
+        chunks = balanced_chunks(split, 2, schedule)
+        for chosen in itertools.product(["none", "full"], repeat=pp):
+            priced = estimate(job, Layout(**common, layers_per_stage=chunks, recompute=of_chunks(chosen, 2, schedule)))
+            if priced.fits:
+                best = min(best, priced.step_seconds)
+    found = search(job, Constraints.parse([f"schedule={schedule}"], []))
+    assert found.layout.schedule == schedule
+    assert found.step_seconds == pytest.approx(best, rel=1e-9)
+
+
 def check_bounds(job):
     """Every bound of every configuration against its exact optimum, as tight and as loose as the cutoff asks."""
     everything = list(legal_degrees(job, NO_CONSTRAINTS))
@@ -361,7 +385,7 @@ def test_both_solvers_give_the_same_plan(job, best):
         (["tp=8,pp=4"], "= 32 devices, and there are 16; lower a degree, or --nodes 4"),
         (["dp=3"], "dp 3 \\* mbs 1 = 3 does not divide the global batch of"),
         (["schedule=zb-h1"], "schedule `zb-h1` is not available"),
-        (["schedule=zbv"], "schedule `zbv` is priced but not searched"),
+        (["schedule=zbv", "pp=2", "recompute=none/full/full/none"], "`recompute` is not chosen with schedule zbv"),
         (["cp=2", "etp=2"], "`etp=2` is not available"),
     ],
 )

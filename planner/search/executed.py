@@ -1,0 +1,68 @@
+"""Schedules whose step is no sum over stages (zero-bubble and bidirectional ones): executed to be priced.
+
+A configuration has one filling: the even split, with the cheapest recompute policy that fits on each stage. The order
+of each stage's passes is fixed, so that no pass that takes less makes the step longer: of even splits it is the best.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from planner.cost.estimate import estimate
+from planner.cost.prices import num_microbatches
+from planner.cost.schedule import steady_seconds
+from planner.search.candidate import Candidate
+from planner.search.candidates import layout_at
+from planner.search.step_bounds import even_splits
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from planner.search.degrees import DegreeArrays, PolicyMasks
+    from planner.specs.job import Job
+
+__all__ = ["busy_seconds", "executed_candidates"]
+
+
+def busy_seconds(job: Job, degrees: DegreeArrays, policies: PolicyMasks) -> NDArray[np.float64]:
+    """A step takes at least this long: the work of the slowest stage and the longest tail, [n].
+
+    Infinite where the even split does not fit, or does not exist.
+
+    Source: derived here; no schedule ends before its busiest stage. Tested to stay below the executed step.
+    """
+    split = even_splits(job, degrees, policies)
+    busy = steady_seconds(num_microbatches(job, degrees), split.slowest) + split.longest_tail
+    return np.where(split.fits, busy, np.inf)
+
+
+def executed_candidates(job: Job, degrees: DegreeArrays, policies: PolicyMasks) -> list[Candidate]:
+    """Each configuration as a candidate with one column a stage, or none where it does not fit.
+
+    The whole step is its constant: nothing is left to choose.
+    """
+    split = even_splits(job, degrees, policies)
+    candidates = []
+    for i, first in enumerate(split.first.tolist()):
+        one, own = degrees.take(i), slice(first, first + degrees.pp[i] * bool(split.fits[i]))
+        layers, policy = split.layers[own], split.policy[own]
+        seconds = estimate(job, layout_at(one, layers.tolist(), policy.tolist())).step_seconds if len(layers) else 0.0
+        nothing = np.zeros(len(layers))
+        candidates.append(
+            Candidate(
+                name=f"tp={one.tp},pp={one.pp},dp={one.dp},zero={one.zero},mbs={one.mbs},schedule={one.schedule}",
+                num_layers=job.model.num_layers,
+                num_stages=one.pp,
+                steady_count=0.0,
+                sum_weight=0.0,
+                constant_seconds=seconds,
+                stage=np.arange(len(layers)),
+                layers=layers,
+                policy=policy,
+                seconds=nothing,
+                tail_seconds=nothing,
+            )
+        )
+    return candidates
