@@ -192,7 +192,7 @@ def explain(
     """Show the cost of a plan or a layout, formula by formula, or answer questions about it.
 
     PLAN is a file that `planner plan -o` wrote, or - for standard input. With --html or --trace only files are
-    written, unless there is a question to answer.
+    written, unless there is a question to answer; the page has the answers too. FILE may be - for standard output.
     """
     from planner.explain.report import Questions, explanation_to_json
     from planner.explain.report import explain as take_apart
@@ -202,7 +202,10 @@ def explain(
 
     if ranks and trace is None:
         raise click.UsageError("--ranks goes with --trace")
-    _check_writable(html, trace, force=force)
+    to_output = [name for name, path in (("--html", html), ("--trace", trace)) if path and str(path) == "-"]
+    if len(to_output) + as_json > 1:
+        raise click.UsageError("only one of --html -, --trace - and --json can go to standard output")
+    _check_writable(*(path for path in (html, trace) if str(path) != "-"), force=force)
     if len(targets) == 1:
         others = {"targets", "as_json", "html", "trace", "ranks", "force", *(field.name for field in fields(Questions))}
         workload_names = {param.name or "" for param in ctx.command.params} - others
@@ -221,7 +224,7 @@ def explain(
         _write(trace, trace_text(priced, ranks=ranks), force=force)
     if as_json:
         _print(explanation_to_json(found))
-    elif questions != Questions():
+    elif questions != Questions() and not to_output:
         _render(answers(found))
     elif not html and not trace:
         _render(explanation(found))
@@ -459,8 +462,12 @@ def _page(found: Explanation) -> Iterator[str]:
 
 
 def _write(path: Path, pieces: Iterable[str], *, force: bool) -> None:
+    """Write a file and say so, or to standard output for `-`."""
     from planner.plan import write_text
 
+    if str(path) == "-":
+        _print("".join(pieces))
+        return
     write_text(path, pieces, replace=force)
     sys.stderr.write(f"wrote {path}\n")
 

@@ -8,11 +8,13 @@ from typing import TYPE_CHECKING
 from planner.cost.estimate import Estimate, estimate
 from planner.layout import Layout, shortened_list
 from planner.plan import RunnerUp
+from planner.search.objectives import THROUGHPUT
 from planner.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from planner.search.objectives import Objective
     from planner.specs.job import Job
 
 __all__ = [
@@ -97,21 +99,30 @@ def near_tie(seconds: float, other_seconds: float) -> bool:
     return max(seconds, other_seconds) <= (1 + NEAR_TIE) * min(seconds, other_seconds)
 
 
-def runner_up(winner: Layout, won: Estimate, layout: Layout, priced: Estimate) -> RunnerUp:
-    """A layout that lost, what it loses and saves against the winner, and in what it differs."""
-    seconds, peak = priced.step_seconds, priced.peak_bytes
+def runner_up(
+    winner: Layout, won: Estimate, layout: Layout, priced: Estimate, objective: Objective = THROUGHPUT
+) -> RunnerUp:
+    """A layout that lost by the objective, what it loses and saves against the winner, and in what it differs."""
+    mine = objective.rank(won.step_seconds, winner.world_size)
+    theirs = objective.rank(priced.step_seconds, layout.world_size)
+    share = priced.step_seconds / won.step_seconds - 1
+    heads = {
+        "cost": f"{more_or_less(theirs[0] / mine[0] - 1, 'dearer', 'cheaper')}, {slower_by(share)}",
+        "gpus": f"{layout.world_size - winner.world_size:+,} devices, {slower_by(share)}",
+    }
+    head = heads.get(objective.name) if layout.world_size != winner.world_size else None
     return RunnerUp(
         layout=layout,
-        step_seconds=seconds,
-        peak_bytes=peak,
-        reason=_reason(won, priced),
+        step_seconds=priced.step_seconds,
+        peak_bytes=priced.peak_bytes,
+        reason=": ".join(filter(None, (head or slower_by(share), _causes(won, priced)))),
         differs=differences(winner, layout),
-        near_tie=near_tie(won.step_seconds, seconds),
+        near_tie=near_tie(float(mine[0]), float(theirs[0])) and near_tie(float(mine[1]), float(theirs[1])),
     )
 
 
-def _reason(won: Estimate, priced: Estimate) -> str:
-    """`4.3% slower: loses bubble 1.2 s; saves tp comm 0.4 s, 12 GiB`, from the lines that differ most."""
+def _causes(won: Estimate, priced: Estimate) -> str:
+    """`loses bubble 1.2 s; saves tp comm 0.4 s, memory 12 GiB`, from the lines that differ most."""
     longer = {
         line.name.value.replace("_", " "): float(line.exposed_seconds) - float(own.exposed_seconds)
         for line, own in zip(priced.time, won.time, strict=True)
@@ -123,12 +134,16 @@ def _reason(won: Estimate, priced: Estimate) -> str:
     smaller = won.peak_bytes - priced.peak_bytes
     if smaller > won.peak_bytes / _HEADROOM_STEPS:
         saves.append(f"memory {format_bytes(smaller)}")
-    causes = [f"{verb} {', '.join(names)}" for verb, names in (("loses", loses), ("saves", saves)) if names]
-    return ": ".join(filter(None, (slower_by(priced.step_seconds / won.step_seconds - 1), "; ".join(causes))))
+    causes = (("loses", loses), ("saves", saves))
+    return "; ".join(f"{verb} {', '.join(names)}" for verb, names in causes if names)
 
 
 def slower_by(share: float) -> str:
     """`4.3% slower`, `0.03% faster`, `as fast`."""
+    return more_or_less(share, "slower", "faster") if abs(share) >= 5e-5 else "as fast"
+
+
+def more_or_less(share: float, more: str, less: str) -> str:
+    """`4.3% dearer`, `0.03% cheaper`: digits enough to see what there is."""
     digits = 2 if abs(share) < _NOTICEABLE else 1 if abs(share) < 0.0995 else 0
-    text = f"{abs(share):.{digits}%}"
-    return "as fast" if text == "0.00%" else f"{text} {'slower' if share > 0 else 'faster'}"
+    return f"{abs(share):.{digits}%} {more if share > 0 else less}"

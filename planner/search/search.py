@@ -129,7 +129,7 @@ def search(
         job,
         layout,
         priced,
-        runners_up=tuple(runner_up(layout, priced, loser, estimate(job, loser)) for loser in losers),
+        runners_up=tuple(runner_up(layout, priced, loser, estimate(job, loser), objective) for loser in losers),
         certificate=_certificate(found, solution, objective, winner) | _simpler(layout, optimum, ranks),
         idle_reason=_idle_reason(job, found, layout.world_size, objective),
         options={"objective": objective.name, **constraints.to_dict()},
@@ -177,7 +177,7 @@ def _idle_reason(job: Job, found: Found, num_used: int, objective: Objective) ->
     if num_used == found.most_devices:
         return f"no layout that the rules allow uses more than {num_used:,}"
     if objective.name == "cost":
-        return "more devices cost more for each token"
+        return "with them a token costs more"
     if objective.name == "gpus":
         in_time = math.isfinite(objective.longest_step_seconds)
         return "fewer devices meet the deadline" if in_time else "fewer devices are enough"

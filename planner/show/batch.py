@@ -25,14 +25,14 @@ def batch_section(plan: Plan, found: Batch) -> Group:
     sizes: list[list[RenderableType]] = []
     for each in found.sizes:
         bar = StepBar(before_seconds=0.0, seconds=each.of_best, full_seconds=1.0, max_width=20)
-        own = Text(str(each.mbs), style="bold" if each.mbs == plan.layout.mbs else "")
-        fits = "" if each.fits else Text("too much", style="bold red")
-        sizes.append(
-            [own, f"{each.of_best:.0%}", bar, format_seconds(each.step_seconds), format_bytes(each.peak_bytes), fits]
-        )
+        words = Text("the plan", style="bold") if each.mbs == plan.layout.mbs else Text("")
+        if not each.fits:
+            words = Text("too much", style="bold red")
+        times = format_seconds(each.step_seconds), format_bytes(each.peak_bytes)
+        sizes.append([str(each.mbs), f"{each.of_best:.0%}", bar, *times, words])
     header = ("mbs", "speed", "", "step", "memory", "")
     table = Columns(sizes, right=(0, 1, 3, 4), wrap=(2,), optional=(2,), header=header)
-    flat = f"Flat from {found.flat_from} on: larger microbatches are less than 5 % faster. Bold is the plan's."
+    flat = f"Flat from {found.flat_from} on: larger microbatches are less than 5 % faster."
     return stack(
         section("Microbatch size", table, Text(flat), note="speed of the slowest stage, without bubble and reduction"),
         _global_batches(plan, found),
@@ -42,7 +42,7 @@ def batch_section(plan: Plan, found: Batch) -> Group:
 def _global_batches(plan: Plan, found: Batch) -> Group:
     rows = [
         (
-            Text(f"{each.sequences:,}", style="bold" if each.sequences == plan.training.global_batch_size else ""),
+            f"{each.sequences:,}",
             format_count(each.tokens),
             f"{each.microbatches:,}",
             f"{each.bubble_share:.1%}",
@@ -63,10 +63,11 @@ def _global_batches(plan: Plan, found: Batch) -> Group:
         wrap=(2,),
         header=("", "tokens", f"of a run of {format_count(found.run_tokens)} tokens, an order of magnitude"),
     )
+    own = f"{found.learning_rate:.2g} at the plan's {plan.training.global_batch_size:,}"
     words = (
         "Critical: a step of so many tokens takes twice the least tokens and twice the least steps to the same loss. "
         "Tokens needed is over the least. Learning rates go with the square root of the batch for Adam and in "
-        f"proportion for SGD, from {found.learning_rate:.2g} at the plan's batch; warm up either."
+        f"proportion for SGD, from {own}; warm up either."
     )
     table = Columns(rows, right=range(8), optional=(7, 2), header=header)
     return section("Global batch", table, estimates, Text(words, style="dim"))

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from planner.plan import Plan
     from planner.show.figures import Scale
 
-__all__ = ["answers", "explanation"]
+__all__ = ["answers", "answers_by_question", "explanation"]
 
 
 def explanation(found: Explanation) -> Group:
@@ -70,19 +70,33 @@ def explanation(found: Explanation) -> Group:
 
 def answers(found: Explanation) -> Group:
     """The answers to the questions that were asked, each on its own, below the plan that they are about."""
-    plan, sections = found.plan, found.sections
+    plan = found.plan
     return stack(
         heading(plan),
         indented(Columns(layout_rows(plan), wrap=(1,))),
-        *(Text(f"Note: {clean(note)}") for note in sections.notes),
-        *map(why_not_section, sections.why_not),
-        *map(what_if_section, sections.what_if),
-        sensitivity_section(sections.sensitivity) if sections.sensitivity else None,
-        schedules_section(sections.schedules) if sections.schedules else None,
-        collectives_section(sections.collectives) if sections.collectives else None,
-        batch_section(plan, sections.batch) if sections.batch else None,
-        scaling_section(sections.scaling) if sections.scaling else None,
+        *(Text(f"Note: {clean(note)}") for note in found.sections.notes),
+        *(section for _, section in answers_by_question(found)),
     )
+
+
+def answers_by_question(found: Explanation) -> list[tuple[str, Group]]:
+    """The question in a few words, and its answer."""
+    plan, sections = found.plan, found.sections
+    answered = [
+        *((f"Why not {each.asked}", why_not_section(each)) for each in sections.why_not),
+        *((f"What if {each.asked}", what_if_section(each)) for each in sections.what_if),
+    ]
+    if sections.sensitivity:
+        answered.append(("10 % more of each resource", sensitivity_section(sections.sensitivity)))
+    if sections.schedules:
+        answered.append(("Schedules", schedules_section(sections.schedules)))
+    if sections.collectives:
+        answered.append(("Collectives", collectives_section(sections.collectives)))
+    if sections.batch:
+        answered.append(("Batch", batch_section(plan, sections.batch)))
+    if sections.scaling:
+        answered.append(("Scaling", scaling_section(sections.scaling)))
+    return answered
 
 
 class _StageColumns:

@@ -114,6 +114,21 @@ def test_runners_up_say_what_they_lose_and_what_they_save():
     assert both, "no runner-up is better in anything"
 
 
+def test_runners_up_lose_by_the_objective():
+    """With cost the figures are device seconds: what is slower on fewer devices may be nearly as cheap."""
+    asked, objective = job("llama3-70b", nodes=16, batch=1024, length=8192), Objective(name="cost")
+    found = search(asked, FREE, objective=objective, top=2)
+    own = found.step_seconds * found.layout.world_size
+    assert any(runner.layout.world_size != found.layout.world_size for runner in found.runners_up)
+    for runner in found.runners_up:
+        cost = runner.step_seconds * runner.layout.world_size
+        assert cost >= own
+        if runner.layout.world_size != found.layout.world_size:
+            said = float(runner.reason.split("%")[0]) / 100
+            assert "dearer" in runner.reason.split(",")[0]
+            assert said == pytest.approx(cost / own - 1, abs=6e-4)
+
+
 def test_top_lists_as_many_distinct_cuts_with_what_differs():
     found = search(job(), FREE, top=6)
     cuts = {(r.layout.tp, r.layout.pp, r.layout.dp, r.layout.cp, r.layout.ep, r.layout.zero) for r in found.runners_up}

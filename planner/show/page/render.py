@@ -12,11 +12,12 @@ from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup, escape
 
 from planner import __version__
+from planner.show.explain import answers_by_question
 from planner.show.page.charts import front_chart, memory_rows, scaling_chart, waterfall_rows
 from planner.show.page.facts import facts_of, headline, inputs_of, ledger_rows, sensitivity_rows, stage_rows
 from planner.show.page.timeline import timeline_data
 from planner.show.page.topology import topology_data
-from planner.show.screen import clean
+from planner.show.screen import Screen, clean, to_text
 
 if TYPE_CHECKING:
     from planner.explain.executed import ExecutedStep
@@ -25,6 +26,9 @@ if TYPE_CHECKING:
     from planner.explain.what_if import LayoutGain
 
 __all__ = ["page_text"]
+
+_PAPER: Final = Screen(width=100)
+"""How wide answers are laid out, which stand on the page as the terminal shows them."""
 
 _LONGEST: Final = 2_000
 """Characters. A word of 10,000 in every cell keeps Chromium busy for minutes; a list of 512 chunks has 1,500."""
@@ -43,6 +47,7 @@ def page_text(
     return _template(
         headline=headline(plan),
         facts=facts_of(plan),
+        answers=[(name, to_text(answer, _PAPER)) for name, answer in answers_by_question(found)],
         notes=sections.notes,
         memory=memory_rows(plan, sections.peaks),
         waterfall=waterfall_rows(sections.waterfall),
