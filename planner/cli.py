@@ -286,12 +286,18 @@ def launch(
 
 @cli.command()
 @plan_argument
-@click.option("--to", type=click.Choice(["torchrun", "slurm"]), default="torchrun", show_default=True, help="For what.")
+@click.option(
+    "--to",
+    type=click.Choice(["torchrun", "slurm", "megatron"]),
+    default="torchrun",
+    show_default=True,
+    help="For what; megatron takes plans made with --engine megatron.",
+)
 @click.option("-o", "--output", type=click.Path(path_type=Path), metavar="DIR", help="Write script and plan here.")
 @click.option("--force", is_flag=True, help="Replace files that exist.")
 @run_options
 def emit(plan_path: Path, to: str, output: Path | None, force: bool, **options: Any) -> int:
-    """Write what runs PLAN elsewhere: a script for torchrun or Slurm, and the plan beside it.
+    """Write what runs PLAN elsewhere: a script for torchrun, Slurm or Megatron-LM, and the plan beside it.
 
     Without -o nothing is written: the script is printed, and for torchrun the command of each host.
     """
@@ -301,7 +307,7 @@ def emit(plan_path: Path, to: str, output: Path | None, force: bool, **options: 
     if str(plan_path) == "-" and to == "torchrun" and output is None:
         raise InputError("the command needs the plan's file", hint="write it first, `planner plan ... -o plan.json`")
     priced, arguments = _read_plan(str(plan_path)), RunArguments(**options)
-    check_engine(priced)
+    check_engine(priced, "megatron" if to == "megatron" else "torch")
     if output is not None:
         for path in write_bundle(priced, to, output, arguments=arguments, force=force):
             sys.stderr.write(f"wrote {path}\n")

@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from planner.emit.megatron import megatron_script
 from planner.emit.slurm import slurm_script
 from planner.emit.torchrun import torchrun_script
 from planner.errors import EnvironmentProblem, InputError
@@ -22,6 +23,7 @@ __all__ = ["TARGETS", "write_bundle"]
 TARGETS: Final[dict[str, tuple[str, Callable[..., str]]]] = {
     "torchrun": ("run.sh", torchrun_script),
     "slurm": ("job.sbatch", slurm_script),
+    "megatron": ("megatron.sh", megatron_script),
 }
 """Target -> name of its script, and the function that writes it."""
 

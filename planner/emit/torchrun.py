@@ -141,22 +141,31 @@ def torchrun_script(plan: Plan, *, arguments: RunArguments) -> str:
     )
 
 
-def check_engine(plan: Plan) -> None:
-    """Refuse a plan that the planner's own trainer does not run.
+def check_engine(plan: Plan, engine: str = "torch") -> None:
+    """Refuse a plan that is not for the program that is to run it: the planner's own trainer, or `engine`.
 
     Raises:
         InputError: it is made for another engine, or `explain` priced a schedule that the engine does not have.
     """
-    if plan.engine.name != "torch":
-        raise InputError(
-            f"the plan is made for {plan.engine.name}, and the planner starts the torch engine",
-            hint="plan again with --engine torch",
-        )
+    if plan.engine.name != engine:
+        wanted = "the planner starts the torch engine" if engine == "torch" else f"this is for {engine}"
+        raise InputError(f"the plan is made for {plan.engine.name}, and {wanted}", hint=_way_out(plan, engine))
     if plan.layout.schedule not in plan.engine.schedules:
         raise InputError(
             f"the plan's schedule is {plan.layout.schedule}, which engine {plan.engine.name} does not run",
             hint=f"it runs {', '.join(plan.engine.schedules)}",
         )
+
+
+def _way_out(plan: Plan, engine: str) -> str:
+    """What to do with a plan of another engine: its own script, its own options by hand, or a plan for this one."""
+    if plan.engine.name in ("torch", "megatron"):
+        own = "torchrun" if plan.engine.name == "torch" else "megatron"
+        return f"`planner emit PLAN --to {own}` writes the script for it, or plan again with --engine {engine}"
+    return (
+        f"set the plan's layout in the configuration of {plan.engine.program}: {format_layout(plan.layout)}; "
+        f"or plan again with --engine {engine}"
+    )
 
 
 def script_head(plan: Plan) -> str:

@@ -114,13 +114,17 @@ class _StageColumns:
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         names = [line_label(line.name) for line in self._plan.memory[0].lines]
-        width = max(len(self._scale(group[0].limit_bytes)) for group in self._groups)
-        width = max(width, *(len(_stages(group)) for group in self._groups)) + 2
+        width = 2 + max(max(map(len, self._widest(group))) for group in self._groups)
         fit = max(1, (options.max_width - max(map(len, names)) - 2) // width)
         for first in range(0, len(self._groups), fit):
             if first:
                 yield Text("")
             yield self._block(names, self._groups[first : first + fit])
+
+    def _widest(self, group: list[StageMemory]) -> tuple[str, ...]:
+        """What may be the longest text in the column of a group."""
+        stage = group[0]
+        return _stages(group), self._scale(stage.limit_bytes), self._scale(stage.total_bytes), self._free(stage).plain
 
     def _block(self, names: list[str], groups: list[list[StageMemory]]) -> RenderableType:
         stages = [group[0] for group in groups]

@@ -64,9 +64,8 @@ def next_command(plan: Plan, command: str, saved_as: Path | None) -> str:
     """What to type next: save the plan, then start it here, print what starts it on many hosts, or read it."""
     if saved_as is None:
         return f"{clean(command)} -o plan.json"
-    verb = "launch" if plan.cluster.hosts == 1 else "emit"
-    if plan.engine.name != "torch":  # other programs are not started by the planner
-        verb = "explain"
+    verbs = {"torch": "launch" if plan.cluster.hosts == 1 else "emit", "megatron": "emit --to megatron"}
+    verb = verbs.get(plan.engine.name, "explain")  # other programs are not started by the planner
     return f"planner {verb} {clean(shlex.quote(str(saved_as)))}"
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -16,9 +18,13 @@ import pytest
 
 from planner.cli import main
 from planner.emit.bundle import TARGETS, write_bundle
+from planner.emit.megatron import megatron_script
 from planner.emit.torchrun import RunArguments, check_engine
 from planner.errors import EnvironmentProblem, ExitCode, InputError
+from planner.layout import parse_layout
 from planner.plan import read_plan
+from planner.search.search import plan_for_layout
+from planner.specs.load import load_job
 
 HOSTILE = ("a b.txt", "$(touch owned)", "`touch owned`", "a\nb; touch owned", "'; touch owned; '", "--data")
 NOTHING = RunArguments()
@@ -56,7 +62,7 @@ def tools(tmp_path) -> Path:
 
 @pytest.mark.parametrize("target", TARGETS)
 def test_the_script_is_the_golden_one(target, plan, golden):
-    arguments = RunArguments(data=("/data/a b.txt",), steps=500)
+    arguments = NOTHING if target == "megatron" else RunArguments(data=("/data/a b.txt",), steps=500)
     golden(f"emit-{TARGETS[target][0]}", TARGETS[target][1](plan, arguments=arguments))
 
 
@@ -64,6 +70,8 @@ def test_the_script_is_the_golden_one(target, plan, golden):
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("data", [(), HOSTILE])
 def test_bash_and_shellcheck_accept_it(target, shape, data, plan, tmp_path):
+    if target == "megatron" and (data or shape is with_a_smaller_last_host):
+        pytest.skip("Megatron-LM has data of its own and whole hosts")
     _, script = write_bundle(shape(plan), target, tmp_path / "out", arguments=RunArguments(data=data))
     subprocess.run(["bash", "-n", script], check=True)
     shellcheck = shutil.which("shellcheck", path=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
@@ -157,7 +165,102 @@ def test_a_hostile_model_name_is_no_plan(plan_file, capsys):
     assert capsys.readouterr().out == ""
 
 
-def test_a_plan_of_another_engine_is_refused(plan):
-    other = plan.engine.model_copy(update={"name": "megatron"})
-    with pytest.raises(InputError, match="made for megatron"):
-        check_engine(replace(plan, engine=other))
+def test_a_plan_of_another_engine_is_refused_with_a_way_out(plan):
+    for name, way_out in (("megatron", "--to megatron"), ("deepspeed", "tp=8,")):
+        other = plan.engine.model_copy(update={"name": name})
+        with pytest.raises(InputError, match=f"made for {name}") as error:
+            check_engine(replace(plan, engine=other))
+        assert way_out in error.value.mistakes[0].hint
+
+
+# --- Megatron-LM -------------------------------------------------------------------------------------------------
+
+
+def megatron_options() -> argparse.ArgumentParser:
+    """Names and types as in megatron/training/arguments.py (core_v0.16.1), of what a plan decides."""
+    parser = argparse.ArgumentParser(allow_abbrev=False)
+    for name in (
+        "tensor-model-parallel-size", "pipeline-model-parallel-size", "num-virtual-stages-per-pipeline-rank",
+        "context-parallel-size", "expert-model-parallel-size", "expert-tensor-parallel-size", "micro-batch-size",
+        "global-batch-size", "seq-length", "recompute-num-layers", "num-distributed-optimizer-instances",
+        "mtp-num-layers",
+    ):  # fmt: skip
+        parser.add_argument(f"--{name}", type=int)
+    parser.add_argument("--recompute-granularity", choices=["full", "selective"])
+    parser.add_argument("--recompute-method", choices=["uniform", "block"])
+    parser.add_argument("--fp8-format", choices=["e4m3", "hybrid"])
+    parser.add_argument("--pipeline-model-parallel-layout")
+    for name in ("sequence-parallel", "use-distributed-optimizer", "overlap-grad-reduce", "overlap-param-gather"):
+        parser.add_argument(f"--{name}", action="store_true")
+    for name in ("bf16", "fp16"):
+        parser.add_argument(f"--{name}", action="store_true")
+    return parser
+
+
+def layers_of(letters: str) -> list[int]:
+    """Layers of each chunk of a Megatron-LM pipeline layout such as `Et*3|t*4|t*3mL`."""
+    return [int(re.sub("[EmLt*]", "", chunk)) for chunk in letters.split("|")]
+
+
+MEGATRON = [
+    ("gpt3-175b", 64, "tp=8,pp=8,interleave=4,zero=1,recompute=full"),
+    ("llama3-8b", 2, "tp=2,pp=4,cp=2,layers_per_stage=7/2*9/7"),
+    ("deepseek-v3", 32, "pp=16,ep=8,zero=1,layers_per_stage=13*4/3*3"),
+    ("mixtral-8x7b", 4, "tp=2,pp=2,ep=4,etp=2,zero=1,hsdp=2,mbs=2"),
+    ("llama3-8b", 1, "tp=1,zero=0,recompute=selective"),
+]
+
+
+@pytest.mark.parametrize(("model", "nodes", "layout"), MEGATRON)
+def test_megatron_reads_the_layout_back(model, nodes, layout, tmp_path, tools):
+    size = {"global_batch_size": 256, "sequence_length": 2048}
+    job = load_job(model=model, cluster="dgx-h100", nodes=nodes, engine="megatron", **size)
+    wanted = parse_layout(layout, num_layers=job.model.num_layers, num_devices=8 * nodes)
+    made = plan_for_layout(job, wanted)
+    _, script = write_bundle(made, "megatron", tmp_path / "out", arguments=NOTHING)
+    words = words_of(script, tools, "0", "10.0.0.1", "29400", "--data-path", "a b")
+    program = words.index("pretrain_gpt.py")
+    assert words[:program] == [
+        f"--nnodes={nodes}", "--nproc-per-node=8", "--node-rank=0", "--master-addr=10.0.0.1", "--master-port=29400",
+    ]  # fmt: skip
+    found, rest = megatron_options().parse_known_args(words[program + 1 :])
+    assert rest == ["--data-path", "a b"]
+    assert found.tensor_model_parallel_size == wanted.tp
+    assert found.sequence_parallel == (wanted.sp == 1)
+    assert found.context_parallel_size == wanted.cp
+    assert (found.expert_model_parallel_size or 1) == wanted.ep
+    assert (found.expert_tensor_parallel_size or 1) == wanted.etp
+    assert found.use_distributed_optimizer == (wanted.zero == 1)
+    assert (found.num_distributed_optimizer_instances or 1) == wanted.hsdp
+    assert (found.micro_batch_size, found.global_batch_size, found.seq_length) == (wanted.mbs, 256, 2048)
+    assert (found.recompute_granularity or "none") == wanted.recompute[0]
+    assert found.bf16
+    # the stages, as Megatron-LM derives them
+    stages = found.pipeline_model_parallel_size
+    if found.pipeline_model_parallel_layout:
+        layers = layers_of(found.pipeline_model_parallel_layout)
+        assert found.num_virtual_stages_per_pipeline_rank is None
+    else:
+        chunks = stages * (found.num_virtual_stages_per_pipeline_rank or 1)
+        layers = [job.model.num_layers // chunks] * chunks
+    assert stages == wanted.pp
+    assert tuple(layers) == wanted.layers_per_stage
+    assert (found.mtp_num_layers or 0) == job.model.mtp_layers
+    assert (found.pipeline_model_parallel_layout or "").count("m") == (job.model.mtp_layers if stages > 1 else 0)
+
+
+@pytest.mark.parametrize(
+    ("layout", "words"),
+    [("pp=2,recompute=full/none", "--pin recompute=full"), ("pp=3,dp=5,layers_per_stage=10/2*11", "--gpus 16")],
+)
+def test_what_megatron_has_no_options_for_is_refused(layout, words):
+    job = load_job(model="llama3-8b", cluster="dgx-h100", nodes=2, global_batch_size=240, engine="megatron")
+    made = plan_for_layout(job, parse_layout(layout, num_layers=32, num_devices=16))
+    with pytest.raises(InputError) as error:
+        megatron_script(made, arguments=NOTHING)
+    assert words in error.value.mistakes[0].hint
+
+
+def test_the_trainers_options_are_not_megatrons(plan):
+    with pytest.raises(InputError, match="--steps=5"):
+        megatron_script(plan, arguments=RunArguments(steps=5))

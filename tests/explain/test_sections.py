@@ -22,6 +22,9 @@ from planner.explain.waterfall import rates_of, waterfall_of
 from planner.layout import parse_layout
 from planner.plan import plan_from_json, plan_to_json
 from planner.search.search import plan_for_layout
+from planner.show.explain import explanation
+from planner.show.screen import Screen, to_text
+from planner.specs.load import load_job
 
 
 def waterfall(plan):
@@ -228,3 +231,14 @@ def test_the_document_follows_its_published_schema(any_plan) -> None:
     broken = document | {"waterfall": {"parts": [], "step_seconds": "long"}}
     with pytest.raises(jsonschema.ValidationError):
         jsonschema.validate(broken, schema, cls=jsonschema.Draft202012Validator)
+
+
+@pytest.mark.parametrize("mbs", [1, 8])
+def test_sixteen_stages_stand_in_tables_at_80_columns(mbs) -> None:
+    """Whether they fit or not; a table that is too wide would turn into a list."""
+    job = load_job(model="gpt3-175b", cluster="dgx-a100", nodes=32, sequence_length=2048, global_batch_size=1536)
+    plan = plan_for_layout(job, parse_layout(f"tp=8,pp=16,mbs={mbs}", num_layers=96, num_devices=256))
+    text = to_text(explanation(explain(plan)), Screen(width=80))
+    table = text.split("Memory of each stage")[1].split("Time of a step")[0]
+    stages = [word for line in table.splitlines() if line.strip().startswith("stage ") for word in line.split()[1:]]
+    assert stages == list(map(str, range(16)))

@@ -1,0 +1,104 @@
+"""A plan for Megatron-LM: its cut of the training as options of `pretrain_gpt.py`, started by torchrun."""
+
+from __future__ import annotations
+
+import shlex
+from typing import TYPE_CHECKING, Final
+
+from planner.emit.torchrun import num_hosts, ranks_of_host, script_head
+from planner.errors import InputError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from planner.emit.torchrun import RunArguments
+    from planner.plan import Plan
+
+__all__ = ["megatron_script"]
+
+_PRECISION: Final = {
+    "fp32": "",
+    "fp16": "--fp16",
+    "bf16": "--bf16",
+    "fp8": "--bf16 --fp8-format hybrid",
+    "fp4": "--bf16 --fp4-format e2m1",
+}
+
+
+def megatron_script(plan: Plan, *, arguments: RunArguments) -> str:
+    """A bash script that starts `pretrain_gpt.py` with the plan's cut; options of model and data are added behind.
+
+    Source: Megatron-LM, megatron/training/arguments.py.
+
+    Raises:
+        InputError: Megatron-LM has no options for what the plan does, or there are options of the planner's trainer.
+    """
+    if given := arguments.options():
+        hint = "add Megatron-LM's own options behind the script's: bash megatron.sh 0 HOST PORT --data-path ..."
+        raise InputError(f"{' '.join(given)}: options of the planner's own trainer", where="--to megatron", hint=hint)
+    if plan.layout.world_size % plan.cluster.devices_per_host and num_hosts(plan) > 1:
+        raise InputError(
+            f"{plan.layout.world_size} ranks leave the last of {num_hosts(plan)} hosts partly idle",
+            where="--to megatron",
+            hint=f"plan with whole hosts, for example --gpus {num_hosts(plan) * plan.cluster.devices_per_host}",
+        )
+    options = "".join(f"  {option} \\\n" for option in _options(plan))
+    return (
+        f"{script_head(plan)}"
+        "# In a checkout of Megatron-LM, on every host at once: bash megatron.sh NUMBER ADDRESS PORT OPTIONS...\n"
+        f"# with the host's number from 0 to {num_hosts(plan) - 1}, the address of host 0 and a free port there.\n"
+        "# OPTIONS describe model, data and optimizer; those below are what the plan decides.\n\n"
+        'if (( $# < 3 )); then\n  echo "usage: bash megatron.sh NUMBER ADDRESS PORT OPTIONS..." >&2\n  exit 2\nfi\n'
+        "set -euo pipefail\n"
+        "export CUDA_DEVICE_MAX_CONNECTIONS=1 # Megatron-LM overlaps by the order of launches\n"
+        f"exec torchrun --nnodes={num_hosts(plan)} --nproc-per-node={ranks_of_host(plan, 0)} \\\n"
+        '  --node-rank="$1" --master-addr="$2" --master-port="$3" pretrain_gpt.py \\\n'
+        f'{options}  "${{@:4}}"\n'
+    )
+
+
+def _options(plan: Plan) -> Iterator[str]:
+    """One line for each kind of parallelism, batch, recompute and precision."""
+    layout, training = plan.layout, plan.training
+    yield f"--tensor-model-parallel-size {layout.tp}{' --sequence-parallel' if layout.sp else ''}"
+    yield f"--pipeline-model-parallel-size {layout.pp}{_chunks(plan)}"
+    yield f"--context-parallel-size {layout.cp}"
+    if plan.model.moe is not None:
+        yield f"--expert-model-parallel-size {layout.ep} --expert-tensor-parallel-size {layout.etp}"
+    if plan.model.mtp_layers:
+        yield f"--mtp-num-layers {plan.model.mtp_layers}"
+    if layout.zero:
+        instances = f" --num-distributed-optimizer-instances {layout.hsdp}" if layout.hsdp > 1 else ""
+        yield f"--use-distributed-optimizer --overlap-grad-reduce --overlap-param-gather{instances}"
+    else:
+        yield "--overlap-grad-reduce"
+    yield f"--micro-batch-size {layout.mbs} --global-batch-size {training.global_batch_size}"
+    yield f"--seq-length {training.sequence_length}"
+    if recompute := _recompute(plan):
+        yield recompute
+    if precision := _PRECISION[training.precision]:
+        yield precision
+
+
+def _chunks(plan: Plan) -> str:
+    """Layers of each chunk where they differ, in Megatron-LM's letters; else the number of chunks of a stage."""
+    layout, layers = plan.layout, plan.layout.layers_per_stage
+    if len(set(layers)) == 1 and not plan.model.mtp_layers:
+        return f" --num-virtual-stages-per-pipeline-rank {layout.interleave}" if layout.interleave > 1 else ""
+    if len(layers) == 1:
+        return ""
+    first, *middle, last = (f"t*{count}" for count in layers)
+    letters = "|".join((f"E{first}", *middle, f"{last}{'m' * plan.model.mtp_layers}L"))
+    return f" --pipeline-model-parallel-layout {shlex.quote(letters)}"
+
+
+def _recompute(plan: Plan) -> str:
+    policies = sorted(set(plan.layout.recompute))
+    if len(policies) > 1:
+        raise InputError(
+            f"stages recompute {' and '.join(policies)}, and Megatron-LM has one policy for all",
+            where="--to megatron",
+            hint=f"plan again with --pin recompute={policies[0]}, or another of them",
+        )
+    full = "--recompute-granularity full --recompute-method uniform --recompute-num-layers 1"
+    return {"none": "", "selective": "--recompute-granularity selective", "full": full}[policies[0]]
