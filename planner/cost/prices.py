@@ -30,6 +30,7 @@ from planner.cost.traffic import (
     data_parallel_seconds,
     expert_parallel_seconds,
     hidden_behind_weight_gradients,
+    hidden_context_parallel_seconds,
     hidden_tensor_parallel_seconds,
     pipeline_send_seconds,
     tensor_parallel_end_seconds,
@@ -73,6 +74,7 @@ class StagePrices:
     tp_comm: Any
     tp_hidden: Any
     cp_comm: Any
+    cp_hidden: Any
     ep_comm: Any
     pp_comm: Any
     pp_hidden: Any
@@ -89,7 +91,8 @@ class StagePrices:
         work = self.compute + self.recompute + self.head + self.accumulation
         exposed_send = self.pp_comm - self.pp_hidden
         exposed_tp = self.tp_comm - self.tp_hidden
-        return work + exposed_tp + self.cp_comm + self.ep_comm + exposed_send + self.dp_exposed_each
+        exposed_cp = self.cp_comm - self.cp_hidden
+        return work + exposed_tp + exposed_cp + self.ep_comm + exposed_send + self.dp_exposed_each
 
     @property
     def tail_seconds(self) -> Any:
@@ -119,12 +122,18 @@ class _Work:
     tp_hidden: PassSeconds
     tp_ends: PassSeconds
     cp: PassSeconds
+    cp_hidden: PassSeconds
     ep: PassSeconds
 
     @property
     def exposed_tp(self) -> PassSeconds:
         """Tensor-parallel collectives of the layers, less what runs beside products."""
         return self.tp + self.tp_hidden * -1.0
+
+    @property
+    def exposed_cp(self) -> PassSeconds:
+        """Context-parallel exchanges, less what runs beside attention."""
+        return self.cp + self.cp_hidden * -1.0
 
     @property
     def by_line(self) -> dict[LineName, PassSeconds]:
@@ -134,7 +143,7 @@ class _Work:
             LineName.RECOMPUTE: PassSeconds(backward_input=self.recompute),
             LineName.HEAD: self.ends,
             LineName.TP_COMM: self.exposed_tp + self.tp_ends,
-            LineName.CP_COMM: self.cp,
+            LineName.CP_COMM: self.exposed_cp,
             LineName.EP_COMM: self.ep,
         }
 
@@ -150,14 +159,16 @@ def _work(job: Job, layout: Degrees, stage: Stage) -> _Work:
     Source: sum of the parts in layers.py, compute.py and traffic.py.
     """
     none = PassSeconds()
-    layers, tp, tp_hidden, cp, ep, recompute = none, none, none, none, none, 0.0
+    layers, tp, tp_hidden, cp, cp_hidden, ep, recompute = none, none, none, none, none, none, 0.0
     full = np.equal(stage.policy, 2)
     tp_forward, tp_backward = tensor_parallel_seconds(job, layout)
+    cp_forward, cp_backward = context_parallel_seconds(job, layout)
     for experts, count in layer_kinds(job, layout, stage):
         layer = layer_seconds(job, layout, experts=experts)
         forward, core = layer.passes.forward, layer.core_forward
         exchange = expert_parallel_seconds(job, layout) if experts else 0.0
-        ring_forward, ring_backward = context_parallel_seconds(job, layout, core, 2.5 * core)
+        beside_core = hidden_context_parallel_seconds(job, layout, cp_forward, core)
+        beside_core_back = hidden_context_parallel_seconds(job, layout, cp_backward, 2.5 * core)
         selective = 0.5 * forward if job.engine.selective_recompute == "operators" else core
         again = by_policy(stage.policy, (0.0, selective, forward))
         layers += layer.passes * count
@@ -165,7 +176,8 @@ def _work(job: Job, layout: Degrees, stage: Stage) -> _Work:
         hidden, hidden_back = hidden_of_layer(job, layout, layer)
         tp += _repeated(tp_forward, tp_backward, full) * count
         tp_hidden += _repeated(hidden, hidden_back, full) * count
-        cp += _repeated(ring_forward, ring_backward, full) * count
+        cp += _repeated(cp_forward, cp_backward, full) * count
+        cp_hidden += _repeated(beside_core, beside_core_back, full) * count
         ep += _repeated(exchange, exchange, full) * count
     first, last = holds_embedding(stage), holds_head(layout, stage)
     return _Work(
@@ -176,6 +188,7 @@ def _work(job: Job, layout: Degrees, stage: Stage) -> _Work:
         tp_hidden=tp_hidden,
         tp_ends=_halves(tensor_parallel_end_seconds(job, layout)) * (first.astype(float) + last),
         cp=cp,
+        cp_hidden=cp_hidden,
         ep=ep,
     )
 
@@ -246,6 +259,7 @@ def stage_prices(job: Job, layout: Degrees, stage: Stage) -> StagePrices:
         tp_comm=work.tp.total + work.tp_ends.total,
         tp_hidden=work.tp_hidden.total,
         cp_comm=work.cp.total,
+        cp_hidden=work.cp_hidden.total,
         ep_comm=work.ep.total,
         pp_comm=send,
         pp_hidden=hidden_send,

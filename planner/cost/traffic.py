@@ -34,6 +34,7 @@ __all__ = [
     "data_parallel_seconds",
     "expert_parallel_seconds",
     "hidden_behind_weight_gradients",
+    "hidden_context_parallel_seconds",
     "hidden_tensor_parallel_seconds",
     "pipeline_send_seconds",
     "tensor_parallel_end_seconds",
@@ -240,12 +241,11 @@ def expert_parallel_seconds(job: Job, layout: Degrees) -> Any:
     return exchange + all_gather_seconds(shared, gathered) + reduce_scatter_seconds(shared, gathered)
 
 
-def context_parallel_seconds(job: Job, layout: Degrees, core_forward: Any, core_backward: Any) -> tuple[Any, Any]:
-    """Exposed forward and backward seconds of one layer's context-parallel exchange for one microbatch.
+def context_parallel_seconds(job: Job, layout: Degrees) -> tuple[Any, Any]:
+    """Forward and backward seconds of one layer's context-parallel exchange for one microbatch.
 
-    Ring attention passes keys and values c - 1 times to the neighbour, gradients too in the backward pass, while
-    a part of the core computes; what is longer than that part shows. Engines that gather keys and values before the
-    core, and reduce their gradients after it, hide nothing.
+    Ring attention passes keys and values c - 1 times to the neighbour, gradients too in the backward pass. Some engines
+    gather keys and values before the core instead, and reduce their gradients after it.
 
     Source: Liu et al., Ring Attention (2023), section 3; Megatron-LM, cp_comm_type p2p; Llama 3 (2024), section
     3.3.2, for the gathering.
@@ -256,13 +256,23 @@ def context_parallel_seconds(job: Job, layout: Degrees, core_forward: Any, core_
         width = model.num_heads * (model.mla.nope_head_size + model.mla.rope_head_size + model.mla.value_head_size)
         width = width / layout.tp
     num_bytes = tokens_per_microbatch(job, layout) * width * job.compute_bytes
+    where = group(job.cluster, c, layout.tp)
     if job.engine.gathers_context:
-        where = group(job.cluster, c, layout.tp)
         return all_gather_seconds(where, c * num_bytes), reduce_scatter_seconds(where, c * num_bytes)
-    hops = np.maximum(c - 1, 0)
-    one = ring_exchange_seconds(group(job.cluster, c, layout.tp), num_bytes)
-    forward = hops * np.maximum(0.0, one - core_forward / c)
-    return forward, hops * np.maximum(0.0, 2.0 * one - core_backward / c)
+    hops = np.maximum(c - 1, 0) * ring_exchange_seconds(where, num_bytes)
+    return hops, 2.0 * hops
+
+
+def hidden_context_parallel_seconds(job: Job, layout: Degrees, exchange: Any, core: Any) -> Any:
+    """Seconds of one pass's exchange that run beside the attention core, a part of which computes during each hop.
+
+    Engines that gather keys and values hide nothing.
+
+    Source: Liu et al., Ring Attention (2023), section 3.
+    """
+    if job.engine.gathers_context:
+        return np.zeros(np.shape(exchange))
+    return np.minimum(exchange, np.maximum(layout.cp - 1, 0) * core / layout.cp)
 
 
 def tied_embedding_seconds(job: Job, layout: Degrees, stage: Stage) -> Any:

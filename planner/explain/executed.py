@@ -114,7 +114,11 @@ def executed_step(job: Job, layout: Layout, time: tuple[TimeLine, ...]) -> Execu
         kinds=_kinds(job, layout, parts),
         tail=tuple(_seconds_of(tail, stage) for stage in range(pp)),
         send=float(np.max(prices.pp_hidden)) / (2 * layout.interleave),
-        hidden_each={LineName.TP_COMM: _of_stages(prices.tp_hidden, pp), LineName.DP_COMM: hidden_each},
+        hidden_each={
+            LineName.TP_COMM: _of_stages(prices.tp_hidden, pp),
+            LineName.CP_COMM: _of_stages(prices.cp_hidden, pp),
+            LineName.DP_COMM: hidden_each,
+        },
         hidden_once=hidden_once,
         bytes_per_second=_bytes_per_second(job, layout, time, prices),
     )

@@ -76,8 +76,7 @@ def stage_at(stages: Stage, index: int) -> Stage:
 def operations_of_step(job: Job, layout: Layout, time: tuple[TimeLine, ...]) -> tuple[Operation, ...]:
     """Every kind of collective and send of the stages that the lines of `time` are about.
 
-    For each line the sum of times * seconds is its busy time; of context parallelism the ledger holds only what
-    does not hide.
+    For each line the sum of times * seconds is its busy time.
     """
     stages = stages_of(job, layout)
     slow = stage_at(stages, next(line.stage for line in time if line.name == LineName.COMPUTE))

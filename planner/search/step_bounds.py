@@ -319,7 +319,8 @@ def _tail_floor(
 def _in_proportion(prices: StagePrices) -> Any:
     """What grows in proportion to the layers, and the ends of the model."""
     work = prices.compute + prices.recompute + prices.head
-    return work + (prices.tp_comm - prices.tp_hidden) + prices.cp_comm + prices.ep_comm
+    exposed = (prices.tp_comm - prices.tp_hidden) + (prices.cp_comm - prices.cp_hidden)
+    return work + exposed + prices.ep_comm
 
 
 def _work_floor(job: Job, degrees: DegreeArrays, floor: _FloorPrices, forced_seconds: Any) -> Any:

@@ -48,15 +48,16 @@ _CATEGORIES: Final = {
     LineName.BUBBLE: "bubble",
     LineName.OPTIMIZER: "optimizer",
 }
-_PASSES, _SENDS, _ONCE = 1, 2, 5
+_PASSES, _SENDS, _ONCE = 1, 2, 6
 _THREADS: Final = {
     _PASSES: "passes",
     _SENDS: "sends behind work",
     3: "tp comm behind work",
-    4: "dp comm behind work",
+    4: "cp comm behind attention",
+    5: "dp comm behind work",
     _ONCE: "dp comm behind work, once a step",
 }
-_HIDDEN_EACH: Final = {LineName.TP_COMM: 3, LineName.DP_COMM: 4}
+_HIDDEN_EACH: Final = {LineName.TP_COMM: 3, LineName.CP_COMM: 4, LineName.DP_COMM: 5}
 _NOTE: Final = (
     "The ledger's lines add up to estimate_step_seconds. The stages are executed pass by pass, as unequal as they "
     "are, and end at executed_step_seconds. The two are equal for equal stages; the closed form of the bubble can "

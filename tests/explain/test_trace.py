@@ -210,7 +210,7 @@ def test_the_option_keeps_files_and_answers(plan_file, capsys) -> None:
     assert "microbatch" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("argv", [["--ranks"], ["--trace", "-"], ["--trace", "."], ["--trace", "plan.json"]])
+@pytest.mark.parametrize("argv", [["--ranks"], ["--trace", "-", "--json"], ["--trace", "."], ["--trace", "plan.json"]])
 def test_what_cannot_be_written_is_refused(plan_file, argv, capsys) -> None:
     before = plan_file.read_bytes()
     assert main(["explain", "plan.json", *argv]) == 2
