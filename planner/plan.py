@@ -299,9 +299,10 @@ def read_plan(path: Path) -> Plan:
     try:
         return plan_from_json(path.read_text(encoding="utf-8"), name=str(path))
     except UnicodeDecodeError:
-        raise InputError(f"{path} is not a plan document: it is not UTF-8 text") from None
+        raise InputError(f"{path} is not a plan: not UTF-8 text", hint=_HOW_TO_GET_ONE) from None
     except OSError as error:
-        raise EnvironmentProblem(f"cannot read {path}: {error.strerror}") from None
+        hint = _HOW_TO_GET_ONE if isinstance(error, FileNotFoundError) else ""
+        raise EnvironmentProblem(f"cannot read {path}: {error.strerror}", hint=hint) from None
 
 
 def write_plan(plan: Plan, path: Path, *, replace: bool = False) -> None:

@@ -404,7 +404,10 @@ def check_training(
     """The training document with its defaults, which depend on the model, the device and the engine."""
     assert isinstance(tree.data, dict)
     if "global_batch_size" not in tree.data:
-        hint = "add --global-batch N (sequences per optimizer step), or `global_batch_size: N` to TRAINING.yaml"
+        hint = (
+            "add the sequences of an optimizer step, --global-batch 1024, or its tokens, --global-batch '4M tokens'; a "
+            "range, 512..2048, is chosen from; in TRAINING.yaml it is `global_batch_size: 1024`"
+        )
         mistakes.found.append(tree.mistake("the global batch size is not given", hint))
         tree = _with_default(tree, "global_batch_size", 1)
     if device and engine:

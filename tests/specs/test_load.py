@@ -54,7 +54,7 @@ def test_the_size_of_the_cluster(cluster: str, options: dict[str, Any], size: tu
         ({"sequence_length": 0}, ["--seq-len 0: `sequence_length` must be at least 1"]),
         ({"sequence_length": 10**9}, ["--seq-len 1000000000: `sequence_length` must be at most 100000000"]),
         ({"global_batch_size": -1}, ["--global-batch -1: `global_batch_size` must be at least 1"]),
-        ({"global_batch_size": None}, ["the global batch size is not given", "--global-batch N"]),
+        ({"global_batch_size": None}, ["the global batch size is not given", "--global-batch 1024"]),
         ({"precision": "fp8"}, ["--precision fp8: a100-80gb does not compute in fp8"]),
         ({"precision": "bf16", "cluster": "dgx1-v100"}, ["v100-32gb does not compute in bf16", "it has fp32, fp16"]),
         ({"headroom": 1.0}, ["--headroom"]),
