@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import multiprocessing
 import os
+import signal
 import sys
 import traceback
 import warnings
@@ -35,6 +37,8 @@ COLLECTIVE_TIMEOUT = timedelta(minutes=5)  # torch's own 10 to 30 minutes would 
 def main(arguments: Sequence[str] | None = None) -> ExitCode:
     """Run one rank; the verdict is in DIR/status.json, because torchrun's exit code cannot tell a saved stop."""
     options = parse_options(arguments)
+    if _is_fork():
+        _forget_the_agent()
     die_with_parent()
     _quiet_torch()
     try:
@@ -123,6 +127,18 @@ def _pick_device(plan: Plan) -> torch.device:
     return torch.device("cuda", index)
 
 
+def _is_fork() -> bool:
+    """Whether torchrun's agent has forked this rank, and not started a program."""
+    return multiprocessing.parent_process() is not None
+
+
+def _forget_the_agent() -> None:
+    """A fork has the agent's handlers of signals, and its silence."""
+    logging.disable(logging.NOTSET)
+    for each in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
+        signal.signal(each, signal.SIG_DFL)
+
+
 def _quiet_torch() -> None:
     """Silence what torch says about its own internals; its errors stay."""
     logging.getLogger("torch.distributed.tensor").setLevel(logging.ERROR)
@@ -134,4 +150,5 @@ if __name__ == "__main__":
     outcome = main()
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(outcome)  # everything is on disk; torch's threads sometimes abort while the interpreter is torn down
+    if outcome or not _is_fork():  # a fork tells torchrun by returning that it is done
+        os._exit(outcome)  # everything is on disk; torch's threads sometimes abort while the interpreter is torn down

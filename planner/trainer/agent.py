@@ -1,11 +1,13 @@
-"""torchrun, quieter: `planner launch` starts this in place of `torchrun`, with the same arguments."""
+"""torchrun, quieter and quicker: `planner launch` starts this in place of `torchrun`, with the same arguments."""
 
 from __future__ import annotations
 
+import importlib
 import logging
 import sys
 from typing import TYPE_CHECKING
 
+import torch
 from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.run import main as torchrun
@@ -19,6 +21,8 @@ from planner.trainer.verdict import write_status
 if TYPE_CHECKING:
     import argparse
 
+    from planner.plan import Plan
+
 ROWS_CHECKED = 64
 
 
@@ -27,23 +31,35 @@ def main() -> int:
     die_with_parent()
     options = parse_options(sys.argv[sys.argv.index("planner.trainer") + 1 :])
     try:
-        _check_data(options)
+        plan = read_plan(options.plan)
+        _check_data(plan, options)
     except PlannerError as error:
         sys.stderr.write(f"error: {error}\n")
         options.output.mkdir(parents=True, exist_ok=True)
         write_status(options.output, "failed", 0, str(error), exit_code=int(error.exit_code))
         return error.exit_code
     logging.disable(logging.ERROR)  # of this process; the ranks are others
+    on_cpu = plan.cluster.device.kind == "cpu"
     try:
-        torchrun(sys.argv[1:])
+        torchrun(_forking(sys.argv[1:]) if on_cpu else sys.argv[1:])
     except (ChildFailedError, SignalException):
         return ExitCode.RANK_FAILED
     return ExitCode.OK
 
 
-def _check_data(options: argparse.Namespace) -> None:
+def _forking(words: list[str]) -> list[str]:
+    """The same words for ranks that are forks of this process, which has imported everything once for all of them.
+
+    Importing takes a rank three seconds of a core. Ranks with a GPU start fresh: CUDA survives no fork.
+    """
+    program = importlib.import_module("planner.trainer.__main__")
+    torch.set_num_threads(1)  # threads of OpenMP survive none either
+    start = words.index("-m")
+    return [*words[:start], "--start-method=fork", "--run-path", str(program.__file__), *words[start + 2 :]]
+
+
+def _check_data(plan: Plan, options: argparse.Namespace) -> None:
     """Read the first batch before any rank starts; texts become token files here, without ranks that wait."""
-    plan = read_plan(options.plan)
     corpus_of(plan, options).batch(0, min(ROWS_CHECKED, plan.training.global_batch_size))
 
 

@@ -58,16 +58,17 @@ def steps_done(output: Path) -> int:
 
 
 def ranks_of(output: Path) -> list[int]:
-    """Processes that train into `output`, without the launcher and torchrun's agent."""
-    found = []
+    """Processes that train into `output`: children of torchrun's agent, which has the same words."""
+    parents = {}
     for entry in Path("/proc").iterdir():
         try:
             arguments = (entry / "cmdline").read_bytes().decode().split("\0")
+            parent = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
         except (OSError, UnicodeDecodeError):
             continue
-        if f"--output={output}" in arguments and "planner.trainer" in arguments and "--standalone" not in arguments:
-            found.append(int(entry.name))
-    return sorted(found)
+        if f"--output={output}" in arguments:
+            parents[int(entry.name)] = parent
+    return sorted(process for process, parent in parents.items() if parent in parents)
 
 
 def test_the_command_runs_one_process_for_each_device(make_plan):
