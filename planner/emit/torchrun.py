@@ -161,7 +161,7 @@ def _way_out(plan: Plan, engine: str) -> str:
     """What to do with a plan of another engine: its own script, its own options by hand, or a plan for this one."""
     if plan.engine.name in ("torch", "megatron"):
         own = "torchrun" if plan.engine.name == "torch" else "megatron"
-        return f"`planner emit PLAN --to {own}` writes the script for it, or plan again with --engine {engine}"
+        return f"`planner emit PLAN --to {own}` writes the script for it; this one needs a plan of --engine {engine}"
     return (
         f"set the plan's layout in the configuration of {plan.engine.program}: {format_layout(plan.layout)}; "
         f"or plan again with --engine {engine}"
