@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Outcome", "Shortfall", "outcome_of_layout", "outcome_of_search"]
 
+_LEADS = ("this layout cannot run: ", "no layout meets the pins ")
 _TOP = 3
 """As `planner plan` lists by default: which layouts are compared for simplicity depends on it."""
 
@@ -74,7 +75,8 @@ def outcome_of_layout(before: Plan, job: Job, layout: Layout) -> Outcome:
 
 
 def _forbidden(error: InputError) -> Outcome:
-    rules = tuple(each.message.removeprefix("this layout cannot run: ") for each in error.mistakes)
+    messages = (each.message for each in error.mistakes)
+    rules = tuple(text.partition(": ")[2] if text.startswith(_LEADS) else text for text in messages)
     return Outcome(rules=rules, shortfall=None, difference=None)
 
 
