@@ -330,8 +330,10 @@ def accuracy(runs: Path, as_json: bool) -> int:
     """
     from planner.accuracy.report import report_of, report_to_json
     from planner.show.accuracy import accuracy as tables
+    from planner.show.progress import Progress
 
-    report = report_of(runs)
+    with Progress(sys.stderr, first="pricing the runs"):
+        report = report_of(runs)
     if as_json:
         _print(report_to_json(report))
     else:

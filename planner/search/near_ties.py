@@ -32,9 +32,9 @@ AS_GOOD = 0.001
 """A plan may be this much above the optimum, as a share, where it is simpler."""
 
 NEAR_TIE = 0.03
-"""Two layouts of one job whose forecasts differ by less than this may well be in the other order. Of 135 pairs of
+"""Two layouts of one job whose forecasts differ by less than this may well be in the other order. Of 132 pairs of
 layouts that a source ran on one job, those forecast so close came out in the forecast's order in 15 of 22 cases, the
-others in 106 of 113 (docs/accuracy.md). The band of one forecast is much wider: what is wrong with it is wrong with
+others in 104 of 110 (docs/accuracy.md). The band of one forecast is much wider: what is wrong with it is wrong with
 those of the same job's other layouts too."""
 
 _NOTICEABLE = 0.001  # share of the step that a line must differ by to be a reason
