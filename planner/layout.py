@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, cast, get_args
 import numpy as np
 
 from planner.errors import InputError, Mistake
-from planner.specs.engine import Recompute, Schedule
+from planner.specs.engine import Offload, Recompute, Schedule
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -31,6 +31,8 @@ __all__ = [
     "format_layout",
     "head_stage",
     "of_chunks",
+    "offloads_activations",
+    "offloads_optimizer",
     "parse_assignments",
     "parse_layout",
     "shortened_list",
@@ -48,7 +50,7 @@ _LISTS: Final = ("layers_per_stage", "recompute")
 _WORDS: Final[dict[str, tuple[str, ...]]] = {
     "schedule": get_args(Schedule),
     "recompute": get_args(Recompute),
-    "offload": ("none",),
+    "offload": get_args(Offload),
 }
 
 
@@ -79,6 +81,8 @@ class Degrees(Protocol):
     def sp(self) -> Any: ...  # noqa: D102
     @property
     def schedule(self) -> Schedule: ...  # noqa: D102
+    @property
+    def offload(self) -> Offload: ...  # noqa: D102
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,7 +106,7 @@ class Layout:
     schedule: Schedule = "1f1b"
     sp: int = 0
     recompute: tuple[Recompute, ...]
-    offload: str = "none"
+    offload: Offload = "none"
     layers_per_stage: tuple[int, ...]
 
     @property
@@ -181,6 +185,16 @@ def stage_of_chunk(schedule: Schedule, pp: Any, chunk: Any) -> Any:
 def head_stage(layout: Degrees) -> Any:
     """The stage that holds the end of the model: the last one, and of a V the first. Broadcasts."""
     return stage_of_chunk(layout.schedule, layout.pp, layout.pp * layout.interleave - 1)
+
+
+def offloads_optimizer(layout: Degrees) -> bool:
+    """Whether optimizer states live in the host's memory, and the host updates the weights."""
+    return layout.offload in ("optimizer", "both")
+
+
+def offloads_activations(layout: Degrees) -> bool:
+    """Whether activations wait in the host's memory for the backward pass."""
+    return layout.offload in ("activations", "both")
 
 
 def of_chunks(of_stages: tuple[Any, ...], interleave: int, schedule: Schedule) -> tuple[Any, ...]:
@@ -307,7 +321,7 @@ def parse_layout(text: str, *, num_layers: int, num_devices: int, option: str = 
         **number,
         schedule=schedule,
         recompute=cast("tuple[Recompute, ...]", recompute),
-        offload=given.get("offload", "none"),
+        offload=cast("Offload", given.get("offload", "none")),
         layers_per_stage=layers,
     )
     _check_lists(layout, num_layers, option)

@@ -118,6 +118,7 @@ _WORKLOAD = (
     click.option("--headroom", callback=_read_share, metavar="SHARE", help="Memory to leave free; 5% by default."),
     file_option("--calibration", help="Corrections from your own runs, in place of the shipped ones."),
     click.option("--allow-tp-across-nodes", is_flag=True, help="Let tensor parallelism leave the scale-up domain."),
+    click.option("--allow-offload", is_flag=True, help="Let states and activations go to the hosts' memory."),
 )
 _QUESTIONS = (
     click.option("--why-not", multiple=True, metavar="LAYOUT|FILE", help="Force this instead, as in tp=4 or zero=3."),

@@ -12,7 +12,7 @@ from pydantic import ValidationError
 
 from planner import __version__
 from planner.cost.band import Band
-from planner.cost.ledger import LineName, MemoryLine, StageMemory, TimeLine
+from planner.cost.ledger import HostMemory, LineName, MemoryLine, StageMemory, TimeLine
 from planner.cost.run import WholeRun, whole_run
 from planner.errors import EnvironmentProblem, InputError
 from planner.layout import Layout, format_layout, parse_layout
@@ -147,9 +147,27 @@ def _run_to_dict(run: WholeRun | None) -> dict[str, Any] | None:
 def _stage_memory_to_dict(stage: StageMemory) -> dict[str, Any]:
     return {
         "stage": stage.stage,
-        "total_bytes": stage.total_bytes,
-        "limit_bytes": stage.limit_bytes,
-        "lines": [{"stage": stage.stage, **asdict(line)} for line in stage.lines],
+        **_memory_to_dict(stage, stage.stage),
+        "host": stage.host and _memory_to_dict(stage.host, stage.stage),
+    }
+
+
+def _memory_to_dict(memory: StageMemory | HostMemory, stage: int) -> dict[str, Any]:
+    return {
+        "total_bytes": memory.total_bytes,
+        "limit_bytes": memory.limit_bytes,
+        "lines": [{"stage": stage, **asdict(line)} for line in memory.lines],
+    }
+
+
+def _memory_from_dict(data: dict[str, Any]) -> dict[str, Any]:
+    lines = ({k: v for k, v in each.items() if k != "stage"} for each in data["lines"])
+    return {
+        "limit_bytes": _number(data, "limit_bytes", above=0),
+        "lines": tuple(
+            MemoryLine(**{**line, "name": LineName(line["name"]), "num_bytes": _number(line, "num_bytes")})
+            for line in lines
+        ),
     }
 
 
@@ -254,11 +272,8 @@ def _plan_from_dict(data: dict[str, Any]) -> Plan:
         memory=tuple(
             StageMemory(
                 stage=stage["stage"],
-                limit_bytes=_number(stage, "limit_bytes", above=0),
-                lines=tuple(
-                    MemoryLine(**{**line, "name": LineName(line["name"]), "num_bytes": _number(line, "num_bytes")})
-                    for line in ({k: v for k, v in each.items() if k != "stage"} for each in stage["lines"])
-                ),
+                **_memory_from_dict(stage),
+                host=HostMemory(**_memory_from_dict(host)) if (host := stage["host"]) else None,
             )
             for stage in data["memory"]
         ),

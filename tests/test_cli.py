@@ -27,7 +27,7 @@ SMALL = ["tiny-gpt", "dgx-a100", "--gpus", "2", "--global-batch", "8"]
 TOO_BIG = ["gpt3-175b", "dgx-a100", "--gpus", "1", "--global-batch", "8"]
 WORKLOAD = {
     "--nodes", "--gpus", "--seq-len", "--global-batch", "--precision", "--engine", "--set", "--headroom",
-    "--allow-tp-across-nodes", "--calibration",
+    "--allow-tp-across-nodes", "--allow-offload", "--calibration",
 }  # fmt: skip
 RUN = {
     "--data", "--tokenizer", "--document-mask", "--validation", "--validate-every", "--weights", "--export", "--steps",
@@ -199,7 +199,7 @@ def check_plan_document(document: dict[str, Any]) -> None:
     assert document["format"] == PLAN_FORMAT
     assert set(document["layout"]) >= LAYOUT_KEYS
     for stage in document["memory"]:
-        assert set(stage) == {"stage", "total_bytes", "limit_bytes", "lines"}
+        assert set(stage) == {"stage", "total_bytes", "limit_bytes", "lines", "host"}
         assert all(set(line) >= {"name", "stage", "num_bytes", "formula", "source"} for line in stage["lines"])
         assert stage["total_bytes"] == pytest.approx(sum(line["num_bytes"] for line in stage["lines"]))
     assert all(

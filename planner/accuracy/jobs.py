@@ -21,7 +21,7 @@ from planner.specs.training import TrainingSpec
 if TYPE_CHECKING:
     from planner.accuracy.runs import Run
     from planner.specs.cluster import Precision
-    from planner.specs.engine import EngineSpec, Recompute, Schedule
+    from planner.specs.engine import EngineSpec, Offload, Recompute, Schedule
     from planner.specs.model import ModelSpec
     from planner.specs.recipe import MemoryRecipe
 
@@ -297,12 +297,14 @@ def _layers_per_stage(model: ModelSpec, pp: int, interleave: int, assumed: list[
     return (each - 1, *(each,) * (num_chunks - 2), each - 1 - model.mtp_layers)
 
 
-def _offload(run: Run) -> str:
+def _offload(run: Run) -> Offload:
+    """What the run keeps on its hosts; `full` offload takes the checkpointed activations too."""
     words = run.flags.lower()
+    if "full cpu offload" in words:
+        return "both"
     if "checkpoint-in-cpu" in words:
         return "activations"
-    stated = bool(run.offload) or "cpu offload" in words or "offload=true" in words
-    return "optimizer" if stated else "none"
+    return "optimizer" if run.offload or "cpu offload" in words or "offload=true" in words else "none"
 
 
 _INTERLEAVED: Final = ("megatron-core", "megatron-bridge", "nemo")

@@ -9,12 +9,13 @@ import numpy as np
 
 from planner.cost.collectives import slowest_link
 from planner.cost.flops import model_flops_per_step
-from planner.cost.ledger import LineName, StageMemory, TimeLine, total_exposed_seconds
-from planner.cost.memory import memory_lines
+from planner.cost.ledger import HostMemory, LineName, MemoryLine, StageMemory, TimeLine, total_exposed_seconds
+from planner.cost.memory import host_lines, memory_lines
 from planner.cost.prices import StagePrices, chunk_seconds, num_microbatches, stage_bytes, stage_prices
 from planner.cost.schedule import EXECUTED, bubble_of, bubble_seconds, steady_seconds
 from planner.cost.simulate import Timeline, simulate
 from planner.cost.stage import stage_of, stages_of
+from planner.layout import offloads_optimizer
 
 if TYPE_CHECKING:
     from planner.layout import Degrees, Layout
@@ -68,7 +69,7 @@ class Estimate:
     @property
     def fits(self) -> bool:
         """Every stage stays within its limit."""
-        return all(stage.total_bytes <= stage.limit_bytes for stage in self.memory)
+        return all(stage.fits for stage in self.memory)
 
     @property
     def peak_bytes(self) -> float:
@@ -92,20 +93,15 @@ def estimate(job: Job, layout: Layout) -> Estimate:
     Source: schedule.py.
     """
     stages = stages_of(job, layout)
-    lines = memory_lines(job, layout, stages)
+    lines, on_host = memory_lines(job, layout, stages), host_lines(job, layout, stages)
     memory = tuple(
         StageMemory(
             stage=r,
             limit_bytes=job.memory_limit_bytes,
-            lines=tuple(
-                type(line)(
-                    name=line.name,
-                    num_bytes=float(np.broadcast_to(line.num_bytes, (layout.pp,))[r]),
-                    formula=line.formula,
-                    source=line.source,
-                )
-                for line in lines
-            ),
+            lines=_of_stage(lines, r, layout.pp),
+            host=HostMemory(limit_bytes=job.host_limit_bytes, lines=_of_stage(on_host, r, layout.pp))
+            if on_host
+            else None,
         )
         for r in range(layout.pp)
     )
@@ -125,6 +121,11 @@ def estimate(job: Job, layout: Layout) -> Estimate:
         hfu=mfu * (1.0 + _recomputed_share(job, layout)),
         tokens_per_second_per_device=tokens / (step_seconds * layout.world_size),
     )
+
+
+def _of_stage(lines: tuple[MemoryLine, ...], stage: int, pp: int) -> tuple[MemoryLine, ...]:
+    """The lines of all stages, of one of them."""
+    return tuple(replace(line, num_bytes=float(np.broadcast_to(line.num_bytes, (pp,))[stage])) for line in lines)
 
 
 def even_step_seconds_and_peak_bytes(job: Job, layouts: Degrees, policy: Any) -> tuple[Any, Any]:
@@ -318,11 +319,27 @@ def _tail_lines(
             bound=slowest_link(job.cluster, layout.pp, layout.stride("pp")),
         ),
         TimeLine(
-            name=LineName.OPTIMIZER,
+            name=LineName.HOST_COMM,
             stage=stage,
-            busy_seconds=updates * tail.optimizer,
-            formula=of_all + "bytes moved per parameter of the shard (52 of AdamW) / memory bandwidth",
-            source="SimuMax, optimizer cost by memory traffic",
-            bound="memory",
+            busy_seconds=m * own.host_busy_each + updates * tail.host_busy_once,
+            hidden_seconds=m * (own.host_busy_each - own.host_exposed_each)
+            + updates * (tail.host_busy_once - tail.host_exposed_once),
+            formula="activations down and up, gradients of the shard down and its weights up, less what is hidden",
+            source="Ren et al., ZeRO-Offload (USENIX ATC 2021), section 4",
+            bound="host link",
         ),
+        _optimizer_line(layout, updates * tail.optimizer, of_all, stage),
+    )
+
+
+def _optimizer_line(layout: Layout, seconds: float, of_all: str, stage: int) -> TimeLine:
+    on_host = offloads_optimizer(layout)
+    moved = "(30 of AdamW) / the device's part of the host's" if on_host else "(52 of AdamW) /"
+    return TimeLine(
+        name=LineName.OPTIMIZER,
+        stage=stage,
+        busy_seconds=seconds,
+        formula=f"{of_all}bytes moved per parameter of the shard {moved} memory bandwidth",
+        source="Ren et al., ZeRO-Offload (2021), table 4" if on_host else "SimuMax, optimizer cost by memory traffic",
+        bound="host memory" if on_host else "memory",
     )

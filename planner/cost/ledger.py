@@ -16,7 +16,16 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-__all__ = ["LineName", "MemoryLine", "Number", "StageMemory", "TimeLine", "total_bytes", "total_exposed_seconds"]
+__all__ = [
+    "HostMemory",
+    "LineName",
+    "MemoryLine",
+    "Number",
+    "StageMemory",
+    "TimeLine",
+    "total_bytes",
+    "total_exposed_seconds",
+]
 
 Number: TypeAlias = "float | NDArray[np.float64]"
 """A number, or an array of them that broadcasts against the others."""
@@ -41,6 +50,7 @@ class LineName(StrEnum):
     CP_COMM = "cp_comm"
     EP_COMM = "ep_comm"
     PP_COMM = "pp_comm"
+    HOST_COMM = "host_comm"
     BUBBLE = "bubble"
     DP_COMM = "dp_comm"
     TIED_EMBEDDING = "tied_embedding_comm"
@@ -80,10 +90,9 @@ class TimeLine:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StageMemory:
-    """The memory ledger of one pipeline stage, against what a device may use."""
+class HostMemory:
+    """What one device of a stage keeps in its host's memory, against its share of that."""
 
-    stage: int
     limit_bytes: float
     lines: tuple[MemoryLine, ...]
 
@@ -91,6 +100,27 @@ class StageMemory:
     def total_bytes(self) -> float:
         """Sum of the lines."""
         return float(total_bytes(self.lines))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageMemory:
+    """The memory ledger of one pipeline stage, against what a device may use; and of its host, where it offloads."""
+
+    stage: int
+    limit_bytes: float
+    lines: tuple[MemoryLine, ...]
+    host: HostMemory | None = None
+
+    @property
+    def total_bytes(self) -> float:
+        """Sum of the lines."""
+        return float(total_bytes(self.lines))
+
+    @property
+    def fits(self) -> bool:
+        """Device and host stay within their limits."""
+        host_fits = self.host is None or self.host.total_bytes <= self.host.limit_bytes
+        return self.total_bytes <= self.limit_bytes and host_fits
 
 
 def total_bytes(lines: Iterable[MemoryLine]) -> Any:

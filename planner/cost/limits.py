@@ -18,8 +18,8 @@ def unpriced(job: Job, layout: Layout) -> tuple[str, ...]:
     reasons = []
     if job.core_precision not in job.cluster.device.peak or job.training.precision not in job.cluster.device.peak:
         reasons.append(f"{job.training.precision} on {job.cluster.device.name}")
-    if layout.offload != "none":
-        reasons.append("offload")
+    if layout.offload != "none" and job.cluster.host is None:
+        reasons.append(f"offload: {job.cluster.name} does not say what memory its hosts have")
     m = layout.num_microbatches(job.training.global_batch_size)
     if layout.schedule in ("zbv", "dualpipev") and not exists(layout.schedule, layout.pp, m, layout.interleave):
         reasons.append(f"schedule {layout.schedule} of {layout.interleave} chunks and {m} microbatches")

@@ -22,6 +22,7 @@ from planner.cost.stage import (
     layer_params,
     shard_degree,
 )
+from planner.layout import offloads_activations, offloads_optimizer
 
 if TYPE_CHECKING:
     from planner.cost.stage import Stage
@@ -33,11 +34,16 @@ __all__ = [
     "ActivationTerm",
     "activation_terms",
     "allocator_share",
+    "device_activation_bytes",
+    "host_lines",
+    "host_state_bytes_per_param",
+    "kept_activation_bytes",
     "kept_shares",
     "layer_activation_bytes",
     "layer_backward_bytes",
     "loss_bytes",
     "memory_lines",
+    "offloaded_activation_bytes",
     "recompute_bytes",
     "sent_bytes",
     "state_bytes_per_param",
@@ -221,15 +227,62 @@ def stored_activation_bytes(job: Job, layout: Degrees, stage: Stage, num_microba
     Source: Korthikanti et al. (2022), section 4.2.3; Qi et al., Zero Bubble (2023), section 2; DeepSpeed,
     runtime/pipe/engine.py (pipe_buffers).
     """
+    return _at_peak(job, layout, stage, num_microbatches, sent_bytes(job, layout, stage))
+
+
+def offloaded_activation_bytes(job: Job, layout: Degrees, stage: Stage, num_microbatches: Any) -> Any:
+    """The part of the same that waits in the host's memory: what layers keep, and not what stages have sent.
+
+    Source: as `stored_activation_bytes`.
+    """
+    if not offloads_activations(layout):
+        return 0.0 * np.asarray(stage.num_layers)
+    return _at_peak(job, layout, stage, num_microbatches, 0.0)
+
+
+def _at_peak(job: Job, layout: Degrees, stage: Stage, num_microbatches: Any, besides: Any) -> Any:
+    """Bytes that layers keep, and `besides` them for each microbatch, over all microbatches at the fullest moment."""
     moments = held_microbatches(layout.schedule, layout.pp, stage.index, num_microbatches, layout.interleave)
+    kept, whole = kept_activation_bytes(job, layout, stage)
+    stored = [before * (kept + besides) + waiting * whole for before, waiting in moments]
+    return np.maximum.reduce(np.broadcast_arrays(*stored))
+
+
+def kept_activation_bytes(job: Job, layout: Degrees, stage: Stage) -> tuple[Any, Any]:
+    """What the layers of a stage keep of one microbatch under their policy, and without recompute.
+
+    Source: `layer_activation_bytes`, layer by layer.
+    """
     kept: Any = 0.0
     whole: Any = 0.0
     for experts, count in layer_kinds(job, layout, stage):
         of_policies = layer_activation_bytes(job, layout, experts=experts)
         kept, whole = kept + count * by_policy(stage.policy, of_policies), whole + count * of_policies[0]
-    kept = kept + sent_bytes(job, layout, stage)
-    stored = [before * kept + waiting * whole for before, waiting in moments]
-    return np.maximum.reduce(np.broadcast_arrays(*stored))
+    return kept, whole
+
+
+def _on_the_way_bytes(job: Job, layout: Degrees, stage: Stage) -> Any:
+    """Offloaded activations that the device has all the same: of the layer that computes, and the one being copied.
+
+    Source: derived here from two buffers that take turns, as in Megatron-LM, fine_grained_activation_offload.py.
+    """
+    largest: Any = 0.0
+    for experts, count in layer_kinds(job, layout, stage):
+        one = by_policy(stage.policy, layer_activation_bytes(job, layout, experts=experts))
+        largest = np.maximum(largest, np.where(np.greater(count, 0), one, 0.0))
+    return largest * np.minimum(2, stage.num_layers)
+
+
+def device_activation_bytes(job: Job, layout: Degrees, stage: Stage, num_microbatches: Any) -> Any:
+    """What of the stored activations a device has at its peak.
+
+    Source: `stored_activation_bytes`, less what waits on the host.
+    """
+    stored = stored_activation_bytes(job, layout, stage, num_microbatches)
+    if not offloads_activations(layout):
+        return stored
+    left = stored - offloaded_activation_bytes(job, layout, stage, num_microbatches)
+    return np.minimum(stored, left + _on_the_way_bytes(job, layout, stage))
 
 
 def sent_bytes(job: Job, layout: Degrees, stage: Stage) -> Any:
@@ -260,17 +313,33 @@ def state_bytes_per_param(job: Job, layout: Degrees, *, experts: bool = False) -
     """Bytes per parameter (of a matrix) of weights, gradients and optimizer state on one device.
 
     ZeRO-1 shards the optimizer state, ZeRO-2 the gradients too, ZeRO-3 the weights too; `whole_gradients` says
-    where gradients are whole.
+    where gradients are whole. What is offloaded (`host_state_bytes_per_param`) is not on the device.
 
     Source: Rajbhandari et al., ZeRO (SC 2020), figure 1; engine profile for what differs.
     """
-    states = job.state_bytes
+    states, offloads = job.state_bytes, offloads_optimizer(layout)
     x = expert_shard_degree(layout) if experts else shard_degree(layout)
-    weights = np.where(np.greater_equal(layout.zero, 3), states.sharded_weights / x, states.weights)
+    at_home = 0.0 if offloads and job.engine.offloads_weights else states.sharded_weights / x
+    weights = np.where(np.greater_equal(layout.zero, 3), at_home, states.weights)
     kept = states.grads + states.grad_copy
-    grads = np.where(whole_gradients(job, layout), kept, kept / x)
+    reduced = 0.0 if offloads and job.engine.offloads_gradients else kept / x
+    grads = np.where(whole_gradients(job, layout), kept, reduced)
+    if offloads:
+        return weights, grads, 0.0 * x
     step_grads = np.where(np.less(layout.zero, 3), states.step_grads, 0.0)
     return weights, grads, (states.master + step_grads + moment_bytes_per_param(job)) / x
+
+
+def host_state_bytes_per_param(job: Job) -> float:
+    """Bytes on the host for each parameter of a device's shard whose update it makes.
+
+    fp32 gradients, weights and moments: 16 of AdamW in mixed precision.
+
+    Source: Ren et al., ZeRO-Offload (USENIX ATC 2021), section 3; DeepSpeed, runtime/zero/stage_1_and_2.py
+    (estimate_zero2_model_states_mem_needs); Megatron-LM, optimizer/cpu_offloading/hybrid_optimizer.py.
+    """
+    states = job.state_bytes
+    return 4.0 + (states.master or states.weights) + moment_bytes_per_param(job)
 
 
 def loss_bytes(job: Job, layout: Degrees, stage: Stage) -> Any:
@@ -311,7 +380,10 @@ def _transient_bytes(job: Job, layout: Degrees, stage: Stage, stored: Any) -> An
     reduced = np.where(whole_gradients(job, layout), 0.0, weights * np.minimum(ends, engine.reduced_params))
     loss, layer = loss_bytes(job, layout, stage), layer_backward_bytes(job, layout, stage)
     layer = layer + (gathered + reduced) * engine.keeps_ends_gathered
-    return np.maximum(np.maximum(loss + gathered + reduced, layer), update_bytes(job, layout, stage) - stored)
+    largest = np.maximum(loss + gathered + reduced, layer)
+    if offloads_optimizer(layout):  # the update is made on the host
+        return largest
+    return np.maximum(largest, update_bytes(job, layout, stage) - stored)
 
 
 def layer_backward_bytes(job: Job, layout: Degrees, stage: Stage) -> Any:
@@ -361,7 +433,8 @@ def _state_bytes(job: Job, layout: Degrees, stage: Stage) -> tuple[Any, Any, Any
     Source: `state_bytes_per_param`, and what the optimizer keeps beside that.
     """
     held = held_params(job, layout, stage)
-    more, more_routed = extra_moment_bytes(job, layout, stage)
+    on_device = 0.0 if offloads_optimizer(layout) else 1.0
+    more, more_routed = (on_device * each for each in extra_moment_bytes(job, layout, stage))
     common = state_bytes_per_param(job, layout)
     weights, grads, optimizer = (each * held.common for each in common)
     optimizer = optimizer + more / shard_degree(layout)
@@ -384,7 +457,7 @@ def memory_lines(job: Job, layout: Degrees, stage: Stage) -> tuple[MemoryLine, .
     weights, grads, optimizer = _state_bytes(job, layout, stage)
     weights = weights * weight_versions(layout.schedule, layout.pp, stage.index, m)
     stashed = " * versions (weight stashing)" if layout.schedule == "pipedream" else ""
-    stored = stored_activation_bytes(job, layout, stage, m)
+    stored = device_activation_bytes(job, layout, stage, m)
     zero_source = "Rajbhandari et al., ZeRO (SC 2020); engine profile"
     return (
         MemoryLine(
@@ -425,3 +498,35 @@ def memory_lines(job: Job, layout: Degrees, stage: Stage) -> tuple[MemoryLine, .
             source="device file, reserved_memory; engine profile, fragmentation",
         ),
     )
+
+
+def host_lines(job: Job, layout: Degrees, stage: Stage) -> tuple[MemoryLine, ...]:
+    """What one device of a stage keeps in its host's memory; nothing where the layout offloads nothing.
+
+    Source: each line names its own.
+    """
+    lines = []
+    if offloads_optimizer(layout):
+        held, each = held_params(job, layout, stage), host_state_bytes_per_param(job)
+        more, more_routed = extra_moment_bytes(job, layout, stage)
+        common = (each * held.common + more) / shard_degree(layout)
+        routed = (each * held.experts + more_routed) / expert_shard_degree(layout)
+        lines.append(
+            MemoryLine(
+                name=LineName.OPTIMIZER_STATE,
+                num_bytes=common + routed,
+                formula="parameters of the stage / tp / shard degree * (fp32 gradients + master weights + moments)",
+                source="Ren et al., ZeRO-Offload (2021), section 3",
+            )
+        )
+    if offloads_activations(layout):
+        m = job.training.global_batch_size / (layout.dp * layout.mbs)
+        lines.append(
+            MemoryLine(
+                name=LineName.ACTIVATIONS,
+                num_bytes=offloaded_activation_bytes(job, layout, stage, m),
+                formula="bytes per layer under the recompute policy * layers * microbatches in flight",
+                source="Korthikanti et al. (2022), sections 4.1 to 4.3",
+            )
+        )
+    return tuple(lines)

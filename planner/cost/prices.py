@@ -10,7 +10,8 @@ import numpy as np
 from planner.cost.compute import PassSeconds, accumulation_seconds, head_seconds, memory_bound_seconds
 from planner.cost.layers import layer_seconds, tokens_per_microbatch
 from planner.cost.ledger import LineName, total_bytes
-from planner.cost.memory import memory_lines, whole_gradients
+from planner.cost.memory import host_lines, memory_lines, whole_gradients
+from planner.cost.offload import host_copy_seconds, host_update_seconds
 from planner.cost.optimizers import newton_schulz_seconds, optimizer_seconds
 from planner.cost.simulate import ChunkSeconds
 from planner.cost.stage import (
@@ -37,6 +38,7 @@ from planner.cost.traffic import (
     tensor_parallel_seconds,
     tied_embedding_seconds,
 )
+from planner.layout import offloads_optimizer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -53,6 +55,7 @@ __all__ = [
     "hidden_of_layer",
     "num_microbatches",
     "stage_bytes",
+    "stage_fits",
     "stage_prices",
 ]
 
@@ -78,6 +81,10 @@ class StagePrices:
     ep_comm: Any
     pp_comm: Any
     pp_hidden: Any
+    host_busy_each: Any
+    host_exposed_each: Any
+    host_busy_once: Any
+    host_exposed_once: Any
     dp_busy_each: Any
     dp_exposed_each: Any
     dp_busy_once: Any
@@ -92,12 +99,13 @@ class StagePrices:
         exposed_send = self.pp_comm - self.pp_hidden
         exposed_tp = self.tp_comm - self.tp_hidden
         exposed_cp = self.cp_comm - self.cp_hidden
-        return work + exposed_tp + exposed_cp + self.ep_comm + exposed_send + self.dp_exposed_each
+        beside = exposed_send + self.host_exposed_each + self.dp_exposed_each
+        return work + exposed_tp + exposed_cp + self.ep_comm + beside
 
     @property
     def tail_seconds(self) -> Any:
-        """Seconds of the stage after its last microbatch: exposed reduction and the optimizer."""
-        return self.dp_exposed_once + self.tied_embedding + self.optimizer
+        """Seconds of the stage after its last microbatch: exposed reduction, copies to the host and the optimizer."""
+        return self.dp_exposed_once + self.tied_embedding + self.host_exposed_once + self.optimizer
 
 
 def num_microbatches(job: Job, layout: Degrees) -> Any:
@@ -236,15 +244,18 @@ def stage_prices(job: Job, layout: Degrees, stage: Stage) -> StagePrices:
     work = _work(job, layout, stage)
     send = pipeline_send_seconds(job, layout)
     window = work.layers + work.exposed_tp + work.ep + PassSeconds(backward_input=work.recompute)
-    dp = data_parallel_seconds(job, layout, stage, StageWindow(forward=window.forward, backward=window.backward))
+    beside = StageWindow(forward=window.forward, backward=window.backward)
+    dp, copies = data_parallel_seconds(job, layout, stage, beside), host_copy_seconds(job, layout, stage, beside)
     held = held_params(job, layout, stage)
     accumulates = whole_gradients(job, layout) & np.greater(num_microbatches(job, layout), 1)
     accumulation = np.where(accumulates, accumulation_seconds(job, held.total), 0.0)
     between_chunks = job.engine.overlaps_interleaved_sends & np.greater(layout.interleave, 1)
     hidden_send = np.where(job.engine.overlaps_pipeline_sends | between_chunks, send, 0.0)
     reduced = PassSeconds(forward=dp.exposed_forward, backward_input=dp.exposed_backward)
+    copied = PassSeconds(forward=copies.exposed_forward, backward_input=copies.exposed_backward)
     whole = {
         LineName.PP_COMM: _halves(send - hidden_send),
+        LineName.HOST_COMM: copied,
         LineName.DP_COMM: reduced,
         LineName.ACCUMULATION: PassSeconds(backward_weight=accumulation),
     }
@@ -263,13 +274,27 @@ def stage_prices(job: Job, layout: Degrees, stage: Stage) -> StagePrices:
         ep_comm=work.ep.total,
         pp_comm=send,
         pp_hidden=hidden_send,
+        host_busy_each=copies.busy_per_microbatch,
+        host_exposed_each=copied.total,
+        host_busy_once=copies.busy_per_step,
+        host_exposed_once=copies.exposed_per_step,
         dp_busy_each=dp.busy_per_microbatch,
         dp_exposed_each=reduced.total,
         dp_busy_once=dp.busy_per_step,
         dp_exposed_once=dp.exposed_per_step,
         tied_embedding=tied_embedding_seconds(job, layout, stage),
-        optimizer=optimizer_seconds(job, shard) + newton_schulz_seconds(job, layout, stage),
+        optimizer=_update_seconds(job, layout, stage, shard),
     )
+
+
+def _update_seconds(job: Job, layout: Degrees, stage: Stage, num_params: Any) -> Any:
+    """Seconds in which the optimizer updates a shard, where its states are.
+
+    Source: optimizers.py, and offload.py for the host.
+    """
+    if offloads_optimizer(layout):
+        return host_update_seconds(job, num_params)
+    return optimizer_seconds(job, num_params) + newton_schulz_seconds(job, layout, stage)
 
 
 def chunk_parts(job: Job, layout: Layout) -> dict[LineName, PassSeconds]:
@@ -311,3 +336,13 @@ def stage_bytes(job: Job, layout: Degrees, stage: Stage) -> Any:
     Source: memory.py.
     """
     return total_bytes(memory_lines(job, layout, stage))
+
+
+def stage_fits(job: Job, layout: Degrees, stage: Stage) -> Any:
+    """Whether a stage stays within what a plan may use of a device, and of its host.
+
+    Source: memory.py.
+    """
+    fits = stage_bytes(job, layout, stage) <= job.memory_limit_bytes
+    on_host = host_lines(job, layout, stage)
+    return fits & (total_bytes(on_host) <= job.host_limit_bytes) if on_host else fits

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from planner.specs.job import Job
 
 __all__ = [
-    "DataParallelSeconds",
+    "BesideSeconds",
     "StageWindow",
     "context_parallel_seconds",
     "data_parallel_seconds",
@@ -132,8 +132,8 @@ class StageWindow:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DataParallelSeconds:
-    """Gradient reduction and parameter gathering of one stage.
+class BesideSeconds:
+    """Transfers of one stage beside its work: data parallelism's reductions and gatherings, copies to the host.
 
     per_microbatch is felt m times a step, per_step once; busy counts all of it. What is exposed of the former is felt
     by the forward or by the backward pass.
@@ -189,7 +189,7 @@ def _reduce_and_gather_seconds(job: Job, layout: Degrees, num_params: Any, *, ex
     return reduced, all_gather_seconds(shard_group, job.state_bytes.weights * num_params)
 
 
-def data_parallel_seconds(job: Job, layout: Degrees, stage: Stage, window: StageWindow) -> DataParallelSeconds:
+def data_parallel_seconds(job: Job, layout: Degrees, stage: Stage, window: StageWindow) -> BesideSeconds:
     """Seconds of data-parallel communication of one stage, and what of it the step feels.
 
     ZeRO-0 and 1 reduce once a step, behind the last microbatch's backward pass; ZeRO-1 and 2 gather updated
@@ -213,7 +213,7 @@ def data_parallel_seconds(job: Job, layout: Degrees, stage: Stage, window: Stage
     backward_each = np.where(zero >= 2, reduced, 0.0) + np.where(zero == 3, gathered, 0.0)
     forward_each = np.where(zero == 3, gathered, 0.0)
     each = zero >= 2
-    return DataParallelSeconds(
+    return BesideSeconds(
         busy_per_microbatch=backward_each + forward_each,
         exposed_forward=np.where(each, _hidden_behind(forward_each, layers, work_front, overlaps), 0.0),
         exposed_backward=np.where(each, _hidden_behind(backward_each, layers, work_back, overlaps), 0.0),

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 from planner.emit.torchrun import num_hosts, ranks_of_host, script_head
 from planner.errors import InputError
+from planner.layout import offloads_activations, offloads_optimizer
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -76,6 +77,8 @@ def _options(plan: Plan) -> Iterator[str]:
     yield f"--seq-length {training.sequence_length}"
     if recompute := _recompute(plan):
         yield recompute
+    if offload := _offload(plan):
+        yield offload
     if precision := _PRECISION[training.precision]:
         yield precision
 
@@ -90,6 +93,16 @@ def _chunks(plan: Plan) -> str:
     first, *middle, last = (f"t*{count}" for count in layers)
     letters = "|".join((f"E{first}", *middle, f"{last}{'m' * plan.model.mtp_layers}L"))
     return f" --pipeline-model-parallel-layout {shlex.quote(letters)}"
+
+
+def _offload(plan: Plan) -> str:
+    """Optimizer states on the host, and activations of all layers but the last."""
+    options = []
+    if offloads_optimizer(plan.layout):
+        options += ["--optimizer-cpu-offload --overlap-cpu-optimizer-d2h-h2d --use-precision-aware-optimizer"]
+    if offloads_activations(plan.layout):
+        options += [f"--cpu-offloading-num-layers {plan.model.num_layers - 1}"]
+    return " ".join(options)
 
 
 def _recompute(plan: Plan) -> str:

@@ -36,7 +36,8 @@ __all__ = ["ExecutedStep", "PassKind", "executed_step"]
 
 _ORDER: Final = (
     LineName.RECOMPUTE, LineName.COMPUTE, LineName.HEAD, LineName.TP_COMM, LineName.CP_COMM, LineName.EP_COMM,
-    LineName.ACCUMULATION, LineName.DP_COMM, LineName.PP_COMM, LineName.TIED_EMBEDDING, LineName.OPTIMIZER,
+    LineName.ACCUMULATION, LineName.DP_COMM, LineName.PP_COMM, LineName.TIED_EMBEDDING, LineName.HOST_COMM,
+    LineName.OPTIMIZER,
 )  # fmt: skip
 _PASSES: Final = {
     "F": ("forward",),
@@ -98,6 +99,7 @@ def executed_step(job: Job, layout: Layout, time: tuple[TimeLine, ...]) -> Execu
     tail = {
         LineName.DP_COMM: _of_stages(prices.dp_exposed_once, pp),
         LineName.TIED_EMBEDDING: _of_stages(prices.tied_embedding, pp),
+        LineName.HOST_COMM: _of_stages(prices.host_exposed_once, pp),
         LineName.OPTIMIZER: _of_stages(prices.optimizer, pp),
     }
     hidden_each = _of_stages(prices.dp_busy_each - prices.dp_exposed_each, pp)

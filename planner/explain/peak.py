@@ -11,6 +11,7 @@ from planner.cost.estimate import estimate
 from planner.cost.memory import (
     activation_terms,
     allocator_share,
+    device_activation_bytes,
     kept_shares,
     layer_backward_bytes,
     loss_bytes,
@@ -20,7 +21,7 @@ from planner.cost.memory import (
 from planner.cost.schedule import held_microbatches
 from planner.cost.stage import layer_kinds, stages_of
 from planner.explain.operations import stage_at
-from planner.layout import format_layout
+from planner.layout import format_layout, offloads_activations
 from planner.search.legality import broken_rules
 from planner.specs.document import Document
 
@@ -94,6 +95,12 @@ def _held_at(
     before: microbatches whose backward pass has not begun, which hold what the recompute policy keeps. waiting:
     those that wait for the gradients of their weights, which hold everything (cost/memory.py).
     """
+    sent = float(sent_bytes(job, layout, stage))
+    if offloads_activations(layout):
+        m = layout.num_microbatches(job.training.global_batch_size)
+        on_the_way = float(device_activation_bytes(job, layout, stage, m)) - before * sent
+        parts = {"on their way to the host and back": on_the_way, "outputs sent to the next stage": before * sent}
+        return before + waiting, sent, parts
     each, parts = 0.0, dict[str, float]()
     for experts, count in layer_kinds(job, layout, stage):
         for term in activation_terms(job, layout, experts=experts):
@@ -101,7 +108,6 @@ def _held_at(
             kept = kept_shares(job, term)[int(stage.policy)] * whole
             each += kept
             parts[term.name] = parts.get(term.name, 0.0) + before * kept + waiting * whole
-    sent = float(sent_bytes(job, layout, stage))
     return before + waiting, each + sent, parts | {"outputs sent to the next stage": before * sent}
 
 
@@ -134,6 +140,9 @@ def _neighbours(job: Job, layout: Layout) -> Iterator[tuple[str, Layout]]:
     for policy in job.engine.recompute:
         if set(layout.recompute) != {policy}:
             yield f"recompute={policy}", replace(layout, recompute=(policy,) * layout.num_chunks)
+    for offload in job.engine.offload:
+        if offload != layout.offload and job.cluster.host is not None:
+            yield f"offload={offload}", replace(layout, offload=offload)
     for zero in (layout.zero - 1, layout.zero + 1):
         if 0 <= zero <= 3 and layout.dp * layout.cp > 1:
             yield f"zero={zero}", replace(layout, zero=zero, hsdp=layout.hsdp if zero else 1)

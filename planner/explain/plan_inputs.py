@@ -24,9 +24,9 @@ def job_of(plan: Plan) -> Job:
         InputError: the plan's options have been edited to what no job can have.
     """
     headroom = plan.options.get("headroom", 0.05)
-    across = plan.options.get("allow_tp_across_nodes", False)
+    rules = {name: plan.options.get(name, False) for name in ("allow_tp_across_nodes", "allow_offload")}
     is_share = isinstance(headroom, int | float) and not isinstance(headroom, bool) and math.isfinite(headroom)
-    if not is_share or not 0 <= headroom < 1 or not isinstance(across, bool):
+    if not is_share or not 0 <= headroom < 1 or not all(isinstance(lifted, bool) for lifted in rules.values()):
         raise InputError("the plan's options are not valid", hint="make the plan again")
     return Job(
         model=plan.model,
@@ -34,7 +34,7 @@ def job_of(plan: Plan) -> Job:
         training=plan.training,
         engine=plan.engine,
         headroom=float(headroom),
-        allow_tp_across_nodes=across,
+        **rules,
         calibration=plan.calibration,
     )
 

@@ -19,6 +19,7 @@ from planner.cost.parameters import num_active_params, num_matmul_params
 from planner.cost.prices import num_microbatches, stage_prices
 from planner.cost.stage import stages_of
 from planner.explain.operations import operations_of_step
+from planner.layout import offloads_optimizer
 from planner.specs.calibration import UNCALIBRATED
 from planner.specs.document import Document
 from planner.units import format_bytes, format_flops, format_rate, format_seconds
@@ -211,6 +212,8 @@ def _of_ledger(job: Job, layout: Layout, line: TimeLine, own: StagePrices, opera
         numbers = f"({total} - {slowest}) / {layout.interleave}"
     if line.name == LineName.OPTIMIZER:
         numbers = f"{format_bytes(_streamed(job, line))} at {format_rate(_memory_rate(job))}"
+    if host_rate := _host_rate(job, layout, line):
+        numbers = f"{format_bytes(float(line.busy_seconds) * host_rate)} at {format_rate(host_rate)}"
     if line.hidden_seconds:
         numbers += f"; {format_seconds(float(line.hidden_seconds))} hidden"
     return TimePart(
@@ -221,6 +224,17 @@ def _of_ledger(job: Job, layout: Layout, line: TimeLine, own: StagePrices, opera
         source=line.source,
         bound=line.bound,
     )
+
+
+def _host_rate(job: Job, layout: Layout, line: TimeLine) -> float:
+    """Bytes per second of a line that the host's memory or the way to it bounds; 0 of the others."""
+    host = job.cluster.host
+    if host is None or layout.offload == "none":
+        return 0.0
+    if line.name == LineName.HOST_COMM:
+        return host.bandwidth * host.efficiency
+    on_host = line.name == LineName.OPTIMIZER and offloads_optimizer(layout)
+    return host.memory_bandwidth * host.memory_efficiency / job.cluster.devices_per_host if on_host else 0.0
 
 
 def _memory_rate(job: Job) -> float:

@@ -10,15 +10,16 @@ No bound exceeds the optimum of what it bounds, so whatever is left unpriced can
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from planner.cost.schedule import EXECUTED
 from planner.search.bounds import prune
-from planner.search.candidate import TIE, Candidate, Choice, FloatArray, IntArray
+from planner.search.candidate import TIE, Candidate, Choice, FloatArray, IntArray, Mask
 from planner.search.candidates import price_candidates
 from planner.search.degrees import (
+    LESS_OFFLOAD,
     DegreeArrays,
     Refusals,
     allowed_policies,
@@ -28,6 +29,7 @@ from planner.search.degrees import (
     fill_timing,
     fill_zero,
     no_candidate,
+    offloads_of,
     schedules_of,
 )
 from planner.search.dynamic_program import best_choice
@@ -35,16 +37,18 @@ from planner.search.executed import busy_seconds, executed_candidates
 from planner.search.reporter import Reporter
 from planner.search.step_bounds import (
     LayerFloors,
+    always_fits,
     even_split_seconds,
     least_stage_bytes,
     lower_bound_seconds,
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from planner.search.constraints import Constraints
     from planner.search.objectives import Incumbents
+    from planner.specs.engine import Offload, Schedule
     from planner.specs.job import Job
 
 __all__ = ["Found", "best_first"]
@@ -201,7 +205,12 @@ class _Search:
         job, constraints, found = self._job, self._constraints, self.found
         degrees = fill_experts(job, constraints, timed, found.refused)
         degrees = degrees.take(self._keep(degrees, floors.timing_bound_seconds(degrees)))
-        degrees = fill_zero(job, constraints, degrees, found.refused)
+        for offload in offloads_of(job, constraints):
+            yield from self._near_with(fill_zero(job, constraints, degrees, offload, found.refused))
+
+    def _near_with(self, degrees: DegreeArrays) -> Iterator[_Bounded]:
+        """The same when only the replicas are open."""
+        job, constraints, found = self._job, self._constraints, self.found
         policies = allowed_policies(job, constraints, degrees)
         if not policies:
             found.drop("memory", len(degrees))
@@ -217,6 +226,7 @@ class _Search:
         self._try_even_splits(fill_replicas(job, constraints, promising, {}))
         degrees = degrees.take(self._keep(degrees, seconds))
         degrees = fill_replicas(job, constraints, degrees, found.refused)
+        degrees = degrees.take(~self._offloads_needlessly(degrees))
         seconds = self._lower_bound(degrees)
         near = self._keep(degrees, seconds)
         found.num_legal += len(near)
@@ -236,6 +246,17 @@ class _Search:
         self.found.num_legal += len(near)
         if len(near):
             yield _Bounded(degrees=degrees.take(near), seconds=seconds[near])
+
+    def _offloads_needlessly(self, degrees: DegreeArrays) -> Mask:
+        """Where offloading less is no slower, because all that is wanted fits with it without recompute."""
+        cutoff = self._cutoff(degrees.world_size)
+        less = [each for each in LESS_OFFLOAD[degrees.offload] if each in self._job.engine.offload]
+        needless = np.zeros(len(degrees), dtype=bool)
+        if not len(degrees) or self._constraints.mentions("offload"):
+            return needless
+        for each in less:
+            needless |= always_fits(self._job, replace(degrees, offload=each), cutoff)
+        return needless
 
     def _lower_bound(self, degrees: DegreeArrays, *, any_replicas: bool = False) -> FloatArray:
         policies = allowed_policies(self._job, self._constraints, degrees)
@@ -264,9 +285,11 @@ class _Search:
         reporter.candidates(self.found.num_legal, sum(self.found.refused.values()))
         if not waiting:
             return
-        everything = DegreeArrays.joined([each.degrees for each in waiting])  # whatever the schedule
+        everything = DegreeArrays.joined([each.degrees for each in waiting])  # whatever schedule and offload
         bounds = np.concatenate([each.seconds for each in waiting])
-        schedules = np.repeat([each.degrees.schedule for each in waiting], [len(each.seconds) for each in waiting])
+        uniform = sorted({(each.degrees.schedule, each.degrees.offload) for each in waiting})
+        numbers = [uniform.index((each.degrees.schedule, each.degrees.offload)) for each in waiting]
+        alike = np.repeat(numbers, [len(each.seconds) for each in waiting])
         order, first, size = self._order(everything, bounds), 0, _FIRST_PRICED
         world_size, fastest = everything.world_size, np.inf
         places = self._place(bounds, world_size)
@@ -276,7 +299,7 @@ class _Search:
             part = order[first : first + size]
             near = part[bounds[part] <= self._cutoff(world_size[part])]
             self.found.pruned["time bound"] += len(part) - len(near)
-            for choice in self._price_part(everything, schedules, near):
+            for choice in self._price_part(everything, uniform, alike, near):
                 fastest = min(fastest, choice.objective_seconds)
             if np.isfinite(fastest):
                 reporter.priced(self.found.num_priced, fastest)
@@ -285,12 +308,21 @@ class _Search:
             if not only_first:
                 self._least = float(places[order[first:]].min(initial=np.inf))
 
-    def _price_part(self, everything: DegreeArrays, schedules: Any, part: IntArray) -> Iterator[Choice]:
-        """Price some configurations at once; keep those that may still be wanted, and the best choice of each."""
+    def _price_part(
+        self,
+        everything: DegreeArrays,
+        uniform: Sequence[tuple[Schedule, Offload]],
+        alike: IntArray,
+        part: IntArray,
+    ) -> Iterator[Choice]:
+        """Price some configurations at once; keep those that may still be wanted, and the best choice of each.
+
+        alike: of each configuration, the position in `uniform` of its schedule and what it offloads.
+        """
         candidates: dict[int, Candidate] = {}
-        for schedule in sorted(set(schedules[part].tolist())):
-            here = part[schedules[part] == schedule]
-            degrees = replace(everything.take(here), schedule=schedule)
+        for number in sorted(set(alike[part].tolist())):
+            here, (schedule, offload) = part[alike[part] == number], uniform[number]
+            degrees = replace(everything.take(here), schedule=schedule, offload=offload)
             policies = allowed_policies(self._job, self._constraints, degrees)
             cutoff = self._cutoff(degrees.world_size)
             if degrees.schedule in EXECUTED:
@@ -304,7 +336,8 @@ class _Search:
             candidates |= {position: candidate.keep(mask) for position, candidate, mask in kept if mask.any()}
         self.found.num_priced += len(part)
         for position in filter(candidates.__contains__, part.tolist()):
-            degrees = replace(everything.take(position), schedule=schedules[position].item())
+            schedule, offload = uniform[int(alike[position])]
+            degrees = replace(everything.take(position), schedule=schedule, offload=offload)
             longest = float(self._best.cutoff_seconds(degrees.world_size)) * (1 + TIE)
             choice = best_choice(candidates[position], index=len(self.found.candidates), cutoff=longest)
             if choice is None:

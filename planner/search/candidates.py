@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from planner.cost.prices import num_microbatches, stage_bytes, stage_prices
+from planner.cost.prices import num_microbatches, stage_fits, stage_prices
 from planner.cost.stage import POLICIES, Stage, stage_of
 from planner.layout import Layout, balanced_chunks, of_chunks
 from planner.search.candidate import Candidate
@@ -108,7 +108,7 @@ def _stages(
     keep = keep & _meets_lists(constraints, degrees.take(owner), index, layers, policy)
     owner, index, layers, policy = owner[keep], index[keep], layers[keep], policy[keep]
     stage = stage_of(job, index=index, num_layers=layers, policy=policy)
-    fits = np.broadcast_to(stage_bytes(job, degrees.take(owner), stage), owner.shape) <= job.memory_limit_bytes
+    fits = np.broadcast_to(stage_fits(job, degrees.take(owner), stage), owner.shape)
     return owner[fits], stage_of(job, index=index[fits], num_layers=layers[fits], policy=policy[fits])
 
 
@@ -163,6 +163,7 @@ def layout_at(degrees: DegreeArrays, layers: Sequence[int], policies: Sequence[i
     return Layout(
         **degrees.numbers(),
         schedule=degrees.schedule,
+        offload=degrees.offload,
         layers_per_stage=balanced_chunks(tuple(int(k) for k in layers), degrees.interleave, degrees.schedule),
         recompute=of_chunks(recompute, degrees.interleave, degrees.schedule),
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import operator
 import re
 from dataclasses import dataclass
+from itertools import chain
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -28,6 +29,7 @@ _OPERATORS: Final[dict[str, Callable[[Any, Any], Any]]] = {
     "=": operator.eq,
 }
 _CONDITION: Final = re.compile(r"\s*([a-z_]+)\s*(<=|>=|!=|<|>|=)\s*(\S+)\s*")
+_UNIFORM: Final = ("schedule", "offload")
 _NUMERIC: Final = ("tp", "pp", "dp", "cp", "ep", "etp", "zero", "hsdp", "mbs", "interleave", "sp")
 
 
@@ -45,9 +47,9 @@ class Condition:
         return self.key in _NUMERIC
 
     def holds(self, degrees: Degrees) -> Any:
-        """Whether each layout of `degrees` meets a numeric condition, or one on the schedule."""
-        if self.key == "schedule":
-            return np.asarray(_OPERATORS[self.sign](degrees.schedule, self.value))
+        """Whether each layout of `degrees` meets a numeric condition, or one on what all stages share."""
+        if self.key in _UNIFORM:
+            return np.asarray(_OPERATORS[self.sign](getattr(degrees, self.key), self.value))
         return _OPERATORS[self.sign](getattr(degrees, self.key, 1), int(self.value))
 
     def __str__(self) -> str:
@@ -113,12 +115,16 @@ class Constraints:
             if entries:
                 mask &= degrees.pp * degrees.interleave == len(entries)
         for pin in self.pins:
-            if pin.is_numeric or pin.key == "schedule":
+            if pin.is_numeric or pin.key in _UNIFORM:
                 mask &= pin.holds(degrees)
         for combination in self.forbidden:
-            if all(c.is_numeric or c.key == "schedule" for c in combination):
+            if all(c.is_numeric or c.key in _UNIFORM for c in combination):
                 mask &= ~np.logical_and.reduce([np.broadcast_to(c.holds(degrees), mask.shape) for c in combination])
         return mask
+
+    def mentions(self, key: str) -> bool:
+        """Whether a pin or a forbidden combination is about this key."""
+        return any(condition.key == key for condition in (*self.pins, *chain(*self.forbidden)))
 
     def only(self, *keys: str) -> Constraints:
         """The pins on these keys alone."""

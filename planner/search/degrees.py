@@ -8,14 +8,14 @@ as soon as its values stand, so that the product of everything is never written 
 from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias, cast
 
 import numpy as np
 
 from planner.cost.schedule import EXECUTED
 from planner.cost.stage import POLICIES
 from planner.errors import InputError, Mistake
-from planner.layout import Layout, chunks_per_stage, divisors
+from planner.layout import Layout, chunks_per_stage, divisors, offloads_activations
 from planner.search.legality import RULES, broken_rules
 
 if TYPE_CHECKING:
@@ -24,10 +24,11 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from planner.search.constraints import Constraints
-    from planner.specs.engine import Recompute, Schedule
+    from planner.specs.engine import Offload, Recompute, Schedule
     from planner.specs.job import Job
 
 __all__ = [
+    "LESS_OFFLOAD",
     "DegreeArrays",
     "PolicyMasks",
     "Refusals",
@@ -40,6 +41,7 @@ __all__ = [
     "fill_zero",
     "legal_degrees",
     "no_candidate",
+    "offloads_of",
     "schedules_of",
 ]
 
@@ -48,9 +50,18 @@ _USUAL_SCHEDULES: Final = ("1f1b", "interleaved")
 executed to be priced cost too much to be tried on every job."""
 
 
+LESS_OFFLOAD: Final[dict[Offload, tuple[Offload, ...]]] = {
+    "none": (),
+    "optimizer": ("none",),
+    "activations": ("none",),
+    "both": ("none", "optimizer", "activations"),
+}
+"""What offloads less, and is never slower for it: the memory of a host is slower than that of its devices."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DegreeArrays:
-    """Many outer configurations; every field but `schedule` is an array of one length."""
+    """Many outer configurations; every field but `schedule` and `offload` is an array of one length."""
 
     tp: Any
     pp: Any
@@ -64,6 +75,7 @@ class DegreeArrays:
     interleave: Any
     sp: Any
     schedule: Schedule
+    offload: Offload = "none"
 
     def __len__(self) -> int:
         """Number of configurations."""
@@ -82,10 +94,10 @@ class DegreeArrays:
 
     def having(self, key: str, values: Any) -> DegreeArrays:
         """The same configurations with other values of one degree."""
-        return DegreeArrays(**{**self.numbers(), key: values}, schedule=self.schedule)
+        return replace(self, **{key: values})
 
     def numbers(self) -> dict[str, Any]:
-        """The degrees by name, without the schedule."""
+        """The degrees by name, without the schedule and what is offloaded."""
         return {name: getattr(self, name) for name in _ARRAYS}
 
     def columns(self) -> DegreeArrays:
@@ -100,19 +112,20 @@ class DegreeArrays:
             code = code * (int(values.max(initial=0)) + 1) + values
         _, first, position = np.unique(code, return_index=True, return_inverse=True)
         chosen = {key: getattr(self, key)[first] for key in keys}
-        return _with_ones(len(first), schedule=self.schedule, **chosen), position.ravel()
+        ones = _with_ones(len(first), schedule=self.schedule, **chosen)
+        return replace(ones, offload=self.offload), position.ravel()
 
     @staticmethod
     def joined(parts: Sequence[DegreeArrays]) -> DegreeArrays:
-        """Configurations of one schedule end to end."""
-        arrays = {name: np.concatenate([getattr(part, name) for part in parts]) for name in _ARRAYS}
-        return DegreeArrays(**arrays, schedule=parts[0].schedule)
+        """Configurations end to end; schedule and what is offloaded are those of the first part."""
+        joined: dict[str, Any] = {name: np.concatenate([getattr(part, name) for part in parts]) for name in _ARRAYS}
+        return replace(parts[0], **joined)
 
     def _map(self, change: Callable[[Any], Any]) -> DegreeArrays:
-        return DegreeArrays(**{name: change(getattr(self, name)) for name in _ARRAYS}, schedule=self.schedule)
+        return replace(self, **{name: change(getattr(self, name)) for name in _ARRAYS})
 
 
-_ARRAYS: Final = tuple(f.name for f in fields(DegreeArrays) if f.name != "schedule")
+_ARRAYS: Final = tuple(f.name for f in fields(DegreeArrays) if f.name not in ("schedule", "offload"))
 
 PolicyMasks: TypeAlias = "dict[int, NDArray[np.bool_]]"
 """Which configurations may use a recompute policy, by its index in `POLICIES`."""
@@ -204,6 +217,15 @@ def schedules_of(job: Job, constraints: Constraints) -> tuple[Schedule, ...]:
     return tuple(s for s in job.engine.schedules if (s == pinned if pinned else s in _USUAL_SCHEDULES))
 
 
+def offloads_of(job: Job, constraints: Constraints) -> tuple[Offload, ...]:
+    """What may be offloaded, nothing first: nothing else unless the user allows it, or pins what it may be."""
+    pinned = constraints.value_of("offload")
+    if pinned:
+        return (cast("Offload", pinned),)
+    allowed = job.allow_offload or any(pin.key == "offload" for pin in constraints.pins)
+    return job.engine.offload if allowed and job.cluster.host is not None else ("none",)
+
+
 def fill_timing(
     job: Job, constraints: Constraints, cuts: DegreeArrays, schedule: Schedule, refused: Refusals
 ) -> DegreeArrays:
@@ -239,11 +261,13 @@ def fill_experts(job: Job, constraints: Constraints, timed: DegreeArrays, refuse
     return filling.degrees
 
 
-def fill_zero(job: Job, constraints: Constraints, degrees: DegreeArrays, refused: Refusals) -> DegreeArrays:
-    """The configurations with every legal ZeRO stage."""
-    filling = _Filling(job, constraints, refused, degrees)
+def fill_zero(
+    job: Job, constraints: Constraints, degrees: DegreeArrays, offload: Offload, refused: Refusals
+) -> DegreeArrays:
+    """The configurations with every ZeRO stage with which this can be offloaded."""
+    filling = _Filling(job, constraints, refused, replace(degrees, offload=offload))
     filling.cross("zero", sorted({*job.engine.zero_stages, *job.engine.zero_stages_with_pipeline}))
-    filling.obey("zero", among=(*_CUT, *_TIMING, *_EXPERTS, "zero"))
+    filling.obey("zero", "offload", among=(*_CUT, *_TIMING, *_EXPERTS, "zero", "offload"))
     return filling.degrees
 
 
@@ -258,7 +282,7 @@ def fill_replicas(
     pinned = constraints.value_of("hsdp")
     every = every and job.engine.replicates_shards
     filling.cross("hsdp", [int(pinned)] if pinned else _replica_counts(degrees) if every else [1])
-    filling.obey("hsdp", among=(*_CUT, *_TIMING, *_EXPERTS, "zero", "hsdp"))
+    filling.obey("hsdp", among=(*_CUT, *_TIMING, *_EXPERTS, "zero", "offload", "hsdp"))
     x = filling.degrees
     if not pinned:
         x = x.take((x.hsdp == 1) | (x.hsdp < x.dp * x.cp))
@@ -271,7 +295,7 @@ def _replica_counts(degrees: DegreeArrays) -> list[int]:
 
 
 def legal_degrees(job: Job, constraints: Constraints, *, with_replicas: bool = True) -> Iterator[DegreeArrays]:
-    """Every outer configuration that the rules and the user's constraints leave, in blocks of one schedule.
+    """Every outer configuration that the rules and the user's constraints leave, in blocks of one schedule and offload.
 
     with_replicas: with every number of replicas of the sharded group; else with one only, which needs least memory.
 
@@ -295,11 +319,12 @@ def _legal_blocks(
         block = cuts.take(slice(first, first + _BLOCK))
         for schedule in schedules_of(job, constraints):
             timed = fill_timing(job, constraints, block, schedule, refused)
-            degrees = fill_experts(job, constraints, timed, refused)
-            degrees = fill_zero(job, constraints, degrees, refused)
-            degrees = fill_replicas(job, constraints, degrees, refused, every=with_replicas)
-            if len(degrees):
-                yield degrees
+            spread = fill_experts(job, constraints, timed, refused)
+            for offload in offloads_of(job, constraints):
+                degrees = fill_zero(job, constraints, spread, offload, refused)
+                degrees = fill_replicas(job, constraints, degrees, refused, every=with_replicas)
+                if len(degrees):
+                    yield degrees
 
 
 _BLOCK: Final = 256  # cuts at a time
@@ -325,6 +350,7 @@ def no_candidate(job: Job, refused: Refusals, constraints: Constraints) -> Input
     schedule: Schedule = "interleaved" if pinned.get("interleave", 1) > 1 else "1f1b"
     policies: tuple[Recompute, ...] = tuple("none" for _ in range(chunks))
     values: dict[str, Any] = {**pinned}
+    values["offload"] = constraints.value_of("offload") or "none"
     values.setdefault("sp", 1 if pinned.get("tp", 1) > 1 else 0)
     alone = Layout(**values, schedule=schedule, layers_per_stage=(1,) * chunks, recompute=policies)
     lead = f"no layout meets the pins {pins}"
@@ -361,6 +387,8 @@ def allowed_policies(job: Job, constraints: Constraints, degrees: DegreeArrays) 
     of_core = job.engine.selective_recompute == "attention-core"
     if of_core and job.training.attention == "flash" and "selective" not in pinned.split("/"):
         offered = [p for p in offered if p != "selective"]
+    if offloads_activations(degrees):
+        offered = [p for p in offered if p in job.engine.offload_activations_of]
     masks = {POLICIES.index(p): constraints.allows_policy(p, degrees) for p in offered}
     shape = np.shape(degrees.tp)
     return {policy: np.broadcast_to(mask, shape) for policy, mask in masks.items() if np.any(mask)}

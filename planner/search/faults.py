@@ -8,7 +8,7 @@ from __future__ import annotations
 from math import gcd
 from typing import TYPE_CHECKING, Final
 
-from planner.layout import divisors
+from planner.layout import divisors, offloads_activations
 from planner.specs.recipe import ADAM_RECIPES
 
 if TYPE_CHECKING:
@@ -99,6 +99,42 @@ def recompute(job: Job, layout: Layout) -> Iterator[str]:
         if len(policies) > 1:
             yield f"the chunks of stage {stage} recompute {' and '.join(sorted(policies))}; give them one policy"
             return
+
+
+def offload(job: Job, layout: Layout) -> str:
+    """The engine cannot keep this on the host."""
+    have = _any_of(job.engine.offload)
+    return f"engine {job.engine.name} cannot keep `{layout.offload}` in the host's memory; offload={have}"
+
+
+def host(job: Job, _: Layout) -> str:
+    """The cluster does not describe its hosts."""
+    return (
+        f"{job.cluster.name} does not say what memory its hosts have; write it as `host:` of the cluster document, or "
+        "offload=none"
+    )
+
+
+def offloaded_optimizer(job: Job, layout: Layout) -> str:
+    """The host cannot make this update."""
+    if job.training.optimizer not in ("adamw", "sgd"):
+        return f"a host updates by adamw or sgd, not by {job.training.optimizer}; --set training.optimizer=adamw"
+    if not layout.zero:
+        return "a host updates shards of the states, and ZeRO-0 has none; zero=1 or more"
+    return f"engine {job.engine.name} offloads no optimizer under a pipeline of {layout.pp} stages; pp=1"
+
+
+def offloaded_activations_of_pipeline(job: Job, layout: Layout) -> str:
+    """The engine offloads no activations of a pipeline."""
+    return f"engine {job.engine.name} offloads no activations under a pipeline of {layout.pp} stages; pp=1"
+
+
+def offloaded_activations(job: Job, layout: Layout) -> Iterator[str]:
+    """Policies whose activations the engine cannot offload."""
+    if offloads_activations(layout):
+        have = _any_of(job.engine.offload_activations_of)
+        for policy in sorted(set(layout.recompute) - set(job.engine.offload_activations_of)):
+            yield f"engine {job.engine.name} offloads no activations with recompute={policy}; recompute={have}"
 
 
 # --- degrees --------------------------------------------------------------------------------------------------------

@@ -64,9 +64,16 @@ def smallest_footprint(job: Job, constraints: Constraints) -> NothingFits:
     return NothingFits(layout=layout, memory=smallest.memory, dominating=dominating)
 
 
-def _footprint(priced: tuple[Layout, Estimate]) -> tuple[float, float, str]:
+def _footprint(priced: tuple[Layout, Estimate]) -> tuple[bool, float, float, str]:
+    """What does not fit on the hosts comes last."""
     layout, estimated = priced
-    return estimated.peak_bytes, estimated.step_seconds, format_layout(layout)
+    hosts = [stage.host for stage in estimated.memory if stage.host is not None]
+    return (
+        any(host.total_bytes > host.limit_bytes for host in hosts),
+        estimated.peak_bytes,
+        estimated.step_seconds,
+        format_layout(layout),
+    )
 
 
 def _even_layouts(job: Job, constraints: Constraints, degrees: DegreeArrays) -> Iterator[Layout]:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from planner.cost.schedule import EXECUTED, exists
+from planner.layout import offloads_activations, offloads_optimizer
 from planner.search import faults
 from planner.specs.recipe import ADAM_RECIPES
 
@@ -111,6 +112,20 @@ def _replicates(job: Job, layout: Degrees) -> Any:
         return divides
     copies = layout.tp * layout.cp * layout.dp // (layout.ep * layout.etp)
     return divides & (copies % layout.hsdp == 0)
+
+
+def _offloads_optimizer(job: Job, layout: Degrees) -> Any:
+    if not offloads_optimizer(layout):
+        return np.ones(np.shape(layout.pp), dtype=bool)
+    if job.training.optimizer not in ("adamw", "sgd"):
+        return np.zeros(np.shape(layout.pp), dtype=bool)
+    alone = np.equal(layout.pp, 1) | job.engine.offload_optimizer_with_pipeline
+    return alone & np.greater(layout.zero, 0)
+
+
+def _offloads_activations(job: Job, layout: Degrees) -> Any:
+    free = job.engine.offload_activations_with_pipeline or not offloads_activations(layout)
+    return np.equal(layout.pp, 1) | free
 
 
 def _axes_offered(job: Job, layout: Degrees) -> Any:
@@ -272,6 +287,34 @@ RULES: Final = (
         fault=faults.context,
     ),
     Rule(
+        name="offload",
+        reads=("offload",),
+        holds=lambda job, x: np.asarray(x.offload in job.engine.offload),
+        needs="the engine must be able to keep this in the host's memory",
+        fault=faults.offload,
+    ),
+    Rule(
+        name="host",
+        reads=("offload",),
+        holds=lambda job, x: np.asarray(x.offload == "none" or job.cluster.host is not None),
+        needs="the cluster must describe its hosts to offload anything (`host:` in its document)",
+        fault=faults.host,
+    ),
+    Rule(
+        name="offloaded-optimizer",
+        reads=("pp", "zero", "offload"),
+        holds=_offloads_optimizer,
+        needs="an offloaded optimizer must be adamw or sgd with ZeRO, and not every engine has it under a pipeline",
+        fault=faults.offloaded_optimizer,
+    ),
+    Rule(
+        name="offloaded-activations",
+        reads=("pp", "offload"),
+        holds=_offloads_activations,
+        needs="this engine must have no pipeline to offload activations",
+        fault=faults.offloaded_activations_of_pipeline,
+    ),
+    Rule(
         name="axes",
         reads=("tp", "pp", "dp", "cp", "ep", "etp"),
         holds=_axes_offered,
@@ -286,6 +329,7 @@ def broken_rules(job: Job, layout: Layout, *, except_for: tuple[str, ...] = ()) 
     rules = [rule for rule in RULES if rule.name not in except_for]
     broken = [rule.fault(job, layout) for rule in rules if not bool(np.all(rule.holds(job, layout)))]
     broken.extend(faults.recompute(job, layout))
+    broken.extend(faults.offloaded_activations(job, layout))
     if 0 in layout.layers_per_stage:
         empty = layout.layers_per_stage.index(0)
         broken.append(f"chunk {empty} holds no layer; give each of the {layout.num_chunks} at least one")

@@ -47,8 +47,8 @@ _HEADROOM_STEPS = 20  # memory counts in twentieths of a device: less is no reas
 def simplest(job: Job, layouts: Iterable[Layout]) -> Layout:
     """Of layouts that are as good as equal, best first, the simplest one; the first of equally simple ones.
 
-    Fewer axes, then no interleaving, then a lower ZeRO stage, then fewer layers that are computed again, then more
-    free memory, in steps of a twentieth of the device.
+    Fewer axes, then nothing offloaded, then no interleaving, then a lower ZeRO stage, then fewer layers that are
+    computed again, then more free memory, in steps of a twentieth of the device.
     """
     return min(layouts, key=lambda layout: _complexity(job, layout))
 
@@ -58,10 +58,11 @@ def _complexity(job: Job, layout: Layout) -> tuple[int, ...]:
     return (*_parts(layout), -int(free_share * _HEADROOM_STEPS))
 
 
-def _parts(layout: Layout) -> tuple[int, int, int, int]:
+def _parts(layout: Layout) -> tuple[int, int, int, int, int]:
     chunks = zip(layout.layers_per_stage, layout.recompute, strict=True)
     return (
         sum(getattr(layout, axis) > 1 for axis in _AXES),
+        int(layout.offload != "none"),
         int(layout.interleave > 1),
         layout.zero,
         sum(layers for layers, policy in chunks if policy != "none"),
@@ -70,7 +71,7 @@ def _parts(layout: Layout) -> tuple[int, int, int, int]:
 
 def why_simpler(chosen: Layout, other: Layout) -> str:
     """What the chosen layout has less of; more free memory where that is all."""
-    words = ("fewer axes", "no interleaving", "a lower ZeRO stage", "less recompute")
+    words = ("fewer axes", "nothing offloaded", "no interleaving", "a lower ZeRO stage", "less recompute")
     pairs = zip(_parts(chosen), _parts(other), words, strict=True)
     return next((word for mine, theirs, word in pairs if mine < theirs), "more free memory")
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from planner.errors import InputError
+from planner.search.degrees import offloads_of
 from planner.search.least_memory import least_peak_bytes
 from planner.search.search import Reporter, fastest_layout
 
@@ -52,6 +53,7 @@ def remedies(job: Job, constraints: Constraints, reporter: Reporter | None = Non
         _other_recipes(job),
         _other_optimizers(job),
         _wider_tensor_parallelism(job),
+        _offload(job, constraints),
     )
     found = []
     for changes in kinds:
@@ -163,6 +165,11 @@ def _other_optimizers(job: Job) -> Iterator[tuple[str, Job]]:
 def _state_bytes(job: Job) -> float:
     states = job.state_bytes
     return states.weights + states.grads + states.grad_copy + states.master + 2 * states.moment
+
+
+def _offload(job: Job, constraints: Constraints) -> Iterator[tuple[str, Job]]:
+    if offloads_of(job, constraints) == ("none",) and not constraints.mentions("offload"):
+        yield "--allow-offload", replace(job, allow_offload=True)
 
 
 def _wider_tensor_parallelism(job: Job) -> Iterator[tuple[str, Job]]:

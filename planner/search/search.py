@@ -72,6 +72,7 @@ def _plan(job: Job, layout: Layout, priced: Estimate, **extra: Any) -> Plan:
         options={
             "headroom": job.headroom,
             "allow_tp_across_nodes": job.allow_tp_across_nodes,
+            "allow_offload": job.allow_offload,
             **extra.pop("options", {}),
         },
         **extra,
@@ -267,6 +268,10 @@ def _check_pins(job: Job, constraints: Constraints) -> None:
         if value and int(value) > 1 and axis not in job.engine.axes:
             hint = f"engine {job.engine.name} runs {', '.join(job.engine.axes)}"
             mistakes.append(Mistake(message=f"`{axis}={value}` is not available", where="--pin", hint=hint))
+    offload = constraints.value_of("offload")
+    if offload and offload not in job.engine.offload:
+        hint = f"engine {job.engine.name} has {', '.join(job.engine.offload)}"
+        mistakes.append(Mistake(message=f"offload `{offload}` is not available", where="--pin", hint=hint))
     policies = (constraints.value_of("recompute") or "none").split("/")
     for policy in sorted(set(policies) - set(job.engine.recompute)):
         hint = f"engine {job.engine.name} has {', '.join(job.engine.recompute)}"

@@ -12,7 +12,7 @@ import numpy as np
 
 from planner.cost.compute import head_seconds
 from planner.cost.layers import layer_seconds
-from planner.cost.prices import StagePrices, hidden_of_layer, num_microbatches, stage_bytes, stage_prices
+from planner.cost.prices import StagePrices, hidden_of_layer, num_microbatches, stage_bytes, stage_fits, stage_prices
 from planner.cost.schedule import EXECUTED, in_flight_microbatches
 from planner.cost.stage import Stage, stage_of
 from planner.cost.traffic import expert_parallel_seconds, tensor_parallel_seconds
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 __all__ = [
     "EvenSplit",
     "LayerFloors",
+    "always_fits",
     "even_split_seconds",
     "even_splits",
     "least_stage_bytes",
@@ -212,7 +213,7 @@ def _single_stage_seconds(
     if any_replicas:
         traffic = num_microbatches(job, degrees) * prices.dp_exposed_each + prices.dp_exposed_once
         seconds = seconds - traffic * (1 + 1e-9)
-    fits = (stage_bytes(job, degrees, stage) <= job.memory_limit_bytes) & np.stack(list(policies.values()))
+    fits = stage_fits(job, degrees, stage) & np.stack(list(policies.values()))
     return np.asarray(np.where(fits, seconds, np.inf).min(axis=0))
 
 
@@ -271,6 +272,8 @@ def _floor_prices(
     others, ends = _small_prices(job, degrees, policies)
     if any_replicas or len(others):
         each = each - prices.dp_exposed_each
+    if len(others):
+        each = each - prices.host_exposed_each
     if any_replicas:
         once = once - prices.dp_exposed_once
     shape = (len(policies), n)
@@ -442,6 +445,20 @@ def _bytes_with(job: Job, degrees: DegreeArrays, index: Any, num_layers: int, po
     return np.asarray(np.broadcast_to(stage_bytes(job, degrees, stage), np.shape(index)))
 
 
+def always_fits(job: Job, degrees: DegreeArrays, cutoff_seconds: Any) -> NDArray[np.bool_]:
+    """Where every filling of these configurations within the cutoff fits into memory, whatever it recomputes.
+
+    Memory grows with the layers of a stage, which are at most `most_layers`, is largest without recompute, and lies
+    between that of the two ends on the stages inside a pipeline.
+
+    Source: derived here; tested against the priced columns.
+    """
+    most, last = most_layers(job, degrees, cutoff_seconds), degrees.pp - 1
+    index = np.stack([np.zeros_like(last), np.minimum(1, last), np.maximum(last - 1, 0), last])
+    stage = stage_of(job, index=index, num_layers=np.maximum(most, 1), policy=0)
+    return np.asarray(np.broadcast_to(stage_fits(job, degrees, stage), index.shape).all(axis=0))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvenSplit:
     """Even splits of configurations, with the cheapest recompute policy that fits on each stage.
@@ -479,7 +496,7 @@ def even_splits(job: Job, degrees: DegreeArrays, policies: PolicyMasks) -> EvenS
     choice = np.array(list(policies))[:, np.newaxis]
     stage = stage_of(job, index=index, num_layers=layers, policy=choice)
     shape = (len(policies), len(owner))
-    fits = np.broadcast_to(stage_bytes(job, x, stage), shape) <= job.memory_limit_bytes
+    fits = np.broadcast_to(stage_fits(job, x, stage), shape)
     fits = fits & np.stack(list(policies.values()))[:, owner]
     if job.model.moe is not None:
         fits = fits & ((index > 0) | (layers // x.interleave >= job.model.moe.num_dense_layers))

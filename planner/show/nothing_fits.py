@@ -9,7 +9,7 @@ from rich.text import Text
 
 from planner.show.columns import Columns, assignments
 from planner.show.screen import clean, section, stack
-from planner.show.summary import memory_section
+from planner.show.summary import host_rows, memory_section
 from planner.show.words import cluster_words, line_label, short_layout, stage_range
 from planner.units import format_bytes, format_count, format_seconds
 
@@ -38,6 +38,7 @@ def nothing_fits(job: Job, found: NothingFits, remedies: Sequence[Remedy], pins:
         ),
         ("largest part", f"{line_label(found.dominating)}, {format_bytes(part)}"),
         ("layout", assignments(short_layout(found.layout))),
+        *host_rows(found.memory),
     ]
     head = Text.assemble(("Nothing fits: ", "bold red"), (clean(job.model.name), "bold"))
     head.append(f" on {clean(cluster_words(job.cluster))}")

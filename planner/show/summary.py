@@ -90,10 +90,23 @@ def layout_rows(plan: Plan) -> list[tuple[str, RenderableType]]:
         ("schedule", schedule_words(plan)),
         ("layers", layers_words(layers)),
         ("recompute", recompute_words(layout)),
+        *host_rows(plan.memory),
     ]
     idle = plan.cluster.num_devices - layout.world_size
     why = f": {clean(plan.idle_reason)}" if plan.idle_reason else ""
     return [*rows, ("idle", f"{idle:,} of {plan.cluster.num_devices:,} devices{why}")] if idle else rows
+
+
+def host_rows(memory: Sequence[StageMemory]) -> list[tuple[str, RenderableType]]:
+    """What a device keeps in its host's memory, of the stage that keeps most there; nothing without offload."""
+    hosts = [stage.host for stage in memory if stage.host is not None]
+    if not hosts:
+        return []
+    fullest = max(hosts, key=lambda host: host.total_bytes)
+    parts = ", ".join(f"{line_label(line.name)} {format_bytes(float(line.num_bytes))}" for line in fullest.lines)
+    over = fullest.total_bytes > fullest.limit_bytes
+    limit = f"of {format_bytes(fullest.limit_bytes)} for each device"
+    return [("on the host", Text.assemble(parts, (f"  {limit}", "bold red" if over else "dim")))]
 
 
 def band_rows(plan: Plan) -> list[tuple[str, RenderableType]]:

@@ -47,6 +47,7 @@ _CATEGORIES: Final = {
     LineName.PP_COMM: "send",
     LineName.BUBBLE: "bubble",
     LineName.OPTIMIZER: "optimizer",
+    LineName.HOST_COMM: "host",
 }
 _PASSES, _SENDS, _ONCE = 1, 2, 6
 _THREADS: Final = {

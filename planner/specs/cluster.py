@@ -10,7 +10,7 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from planner.specs.document import Bandwidth, Bytes, Document, FlopsPerSecond, Name, Seconds, UsdPerHour, Watts
 
-__all__ = ["ClusterSpec", "DeviceSpec", "LinkSpec", "Precision"]
+__all__ = ["ClusterSpec", "DeviceSpec", "HostSpec", "LinkSpec", "Precision"]
 
 Precision = Literal["fp32", "fp16", "bf16", "fp8", "fp4"]
 
@@ -108,6 +108,25 @@ class LinkSpec(Document):
         return self
 
 
+class HostSpec(Document):
+    """The memory of a host, which its devices share, and the way there: what offloading needs to know.
+
+    memory, memory_bandwidth: of the whole host, all sockets together, from the data sheet.
+    usable_share: of the memory, what training may pin beside the system and the loading of data; an assumption.
+    memory_efficiency: share of that bandwidth that an optimizer's update reaches. CPU-Adam updates 10e9 parameters in
+    2.57 s, 30 bytes each, on two Xeon 8168 of 256 GB/s (Ren et al., ZeRO-Offload, USENIX ATC 2021, table 4).
+    bandwidth: of one device to the host's memory in one direction, while all devices of the host use theirs.
+    efficiency: share of it that copies of pinned memory reach; the default is an assumption.
+    """
+
+    memory: Bytes
+    usable_share: float = Field(default=0.9, gt=0, le=1)
+    memory_bandwidth: Bandwidth
+    memory_efficiency: float = Field(default=0.45, gt=0, le=1)
+    bandwidth: Bandwidth
+    efficiency: float = Field(default=0.8, gt=0, le=1)
+
+
 class ClusterSpec(Document):
     """Hosts of equal devices; `links` are listed innermost first.
 
@@ -121,6 +140,7 @@ class ClusterSpec(Document):
     hosts: int = Field(default=1, ge=1, le=10_000_000)
     links: tuple[LinkSpec, ...] = Field(min_length=1)
     price: UsdPerHour | None = None
+    host: HostSpec | None = Field(default=None, description="memory of one host; without it nothing is offloaded")
 
     @property
     def num_devices(self) -> int:
@@ -136,6 +156,11 @@ class ClusterSpec(Document):
     def _check_links(self) -> Self:
         spans = [link.num_devices for link in self.links]
         inner = [span for span in spans if span is not None]
+        of_devices = self.device.memory_bandwidth * self.devices_per_host
+        if self.host is not None and 2 * self.host.memory_bandwidth > of_devices:
+            raise ValueError(
+                "host: memory_bandwidth is more than half of that of all its devices; it is of one host, all sockets"
+            )
         if None in spans[:-1] or inner != sorted(set(inner)):
             raise ValueError("links: list the levels innermost first, each spanning more than the one before")
         if spans[-1] is not None and spans[-1] < self.num_devices:

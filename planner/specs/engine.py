@@ -10,10 +10,11 @@ from planner.specs.cluster import Precision
 from planner.specs.document import Bytes, Document, Name
 from planner.specs.recipe import MemoryRecipe, Optimizer, StateBytes
 
-__all__ = ["EngineSpec", "Recompute", "Schedule"]
+__all__ = ["EngineSpec", "Offload", "Recompute", "Schedule"]
 
 Schedule = Literal["naive", "gpipe", "1f1b", "interleaved", "zb-h1", "zbv", "dualpipev", "pipedream"]
 Recompute = Literal["none", "selective", "full"]
+Offload = Literal["none", "optimizer", "activations", "both"]
 
 
 class EngineSpec(Document):
@@ -41,6 +42,12 @@ class EngineSpec(Document):
     selective_recompute: Literal["attention-core", "operators"] = Field(
         default="attention-core",
         description="what `selective` drops: scores of unfused attention, or all but every second product's output",
+    )
+    offload: tuple[Offload, ...] = Field(default=("none",), description="what it can keep in the host's memory")
+    offload_optimizer_with_pipeline: bool = Field(default=True, description="also under a pipeline")
+    offload_activations_with_pipeline: bool = Field(default=True, description="also under a pipeline")
+    offload_activations_of: tuple[Recompute, ...] = Field(
+        default=("none", "selective", "full"), description="recompute policies whose activations it can offload"
     )
     uneven_stages: bool = Field(description="stages may hold different numbers of layers")
     microbatches_fill_pipeline: bool = Field(description="1F1B needs at least as many microbatches as stages")
@@ -89,6 +96,15 @@ class EngineSpec(Document):
     )
     tp_host_factor: float = Field(default=1, ge=0, description="times the above with tensor parallelism")
     expert_host_factor: float = Field(ge=0, description="the same for a layer with experts")
+    offloads_gradients: bool = Field(
+        default=False, description="an offloaded optimizer takes reduced gradients with it as they come"
+    )
+    offloads_weights: bool = Field(
+        default=False, description="and the shards of the weights, which go up for each gathering"
+    )
+    host_update_factor: float = Field(
+        default=1, gt=0, description="seconds of its update on the host over those of a fused one (CPU-Adam)"
+    )
     # --- what it communicates and overlaps ------------------------------------------------------------
     gathers_context: bool = Field(
         default=False,
@@ -108,6 +124,7 @@ class EngineSpec(Document):
     dispatches_once_per_host: bool = Field(
         default=False, description="a token goes to each host once, whatever number of its experts are there"
     )
+    overlaps_offload: bool = Field(default=False, description="copies to and from the host run beside computing")
     scatters_pipeline_sends: bool = Field(
         description="without sequence parallelism each tensor-parallel rank sends its share, gathered on arrival"
     )

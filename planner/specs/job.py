@@ -26,6 +26,7 @@ class Job:
 
     headroom: share of device memory that a plan leaves free.
     allow_tp_across_nodes: lift the rule that tensor parallelism stays inside the scale-up domain.
+    allow_offload: the search may keep states and activations in the hosts' memory.
     calibration: corrections from measured runs of this device, engine and precision.
     batch: global batch sizes to choose from, where the user gives no single one; the training document has the largest.
     evidence: how far off forecasts of published runs were.
@@ -37,6 +38,7 @@ class Job:
     engine: EngineSpec
     headroom: float = 0.05
     allow_tp_across_nodes: bool = False
+    allow_offload: bool = False
     calibration: CalibrationEntry = UNCALIBRATED
     batch: BatchRange | None = None
     evidence: tuple[Evidence, ...] = ()
@@ -67,3 +69,9 @@ class Job:
     def memory_limit_bytes(self) -> float:
         """What a plan may use of one device."""
         return self.cluster.device.memory * (1 - self.headroom)
+
+    @property
+    def host_limit_bytes(self) -> float:
+        """What a plan may use of its host's memory for each device; 0 where that is not known."""
+        host = self.cluster.host
+        return host.memory * host.usable_share / self.cluster.devices_per_host if host else 0.0

@@ -157,6 +157,7 @@ def load_job(
     settings: Sequence[str] = (),
     headroom: float = 0.05,
     allow_tp_across_nodes: bool = False,
+    allow_offload: bool = False,
     calibration: Path | None = None,
 ) -> Job:
     """Read everything that a job needs; options override `settings`, and both override the documents.
@@ -211,6 +212,7 @@ def load_job(
         engine=engine_spec,
         headroom=headroom,
         allow_tp_across_nodes=allow_tp_across_nodes,
+        allow_offload=allow_offload,
         batch=batch,
         calibration=find_entry(
             corrections,

@@ -19,7 +19,7 @@ def columns(layouts):
     """Layouts as arrays of shape (n, 1)."""
     names = [f.name for f in fields(Layout) if f.name not in ("schedule", "recompute", "layers_per_stage", "offload")]
     arrays = {name: np.array([[getattr(layout, name)] for layout in layouts]) for name in names}
-    return SimpleNamespace(**arrays, schedule=layouts[0].schedule)
+    return SimpleNamespace(**arrays, schedule=layouts[0].schedule, offload=layouts[0].offload)
 
 
 @settings(max_examples=40)

@@ -261,6 +261,14 @@ def test_what_megatron_has_no_options_for_is_refused(layout, words):
     assert words in error.value.mistakes[0].hint
 
 
+def test_megatron_offloads_what_the_layout_says():
+    job = load_job(model="llama3-8b", cluster="dgx-h100", global_batch_size=64, engine="megatron")
+    layout = parse_layout("tp=8,zero=1,offload=both", num_layers=32, num_devices=8)
+    script = megatron_script(plan_for_layout(job, layout), arguments=NOTHING)
+    assert "--optimizer-cpu-offload --overlap-cpu-optimizer-d2h-h2d --use-precision-aware-optimizer" in script
+    assert "--cpu-offloading-num-layers 31" in script
+
+
 def test_the_trainers_options_are_not_megatrons(plan):
     with pytest.raises(InputError, match="--steps=5"):
         megatron_script(plan, arguments=RunArguments(steps=5))

@@ -202,7 +202,8 @@ def test_the_job_of_a_plan_prices_it_again(any_plan) -> None:
 
 
 @pytest.mark.parametrize(
-    "options", [{"headroom": "much"}, {"headroom": 2}, {"allow_tp_across_nodes": 1}, {"headroom": True}]
+    "options",
+    [{"headroom": "much"}, {"headroom": 2}, {"allow_tp_across_nodes": 1}, {"allow_offload": 1}, {"headroom": True}],
 )
 def test_options_that_no_job_has_are_refused(options, plan) -> None:
     with pytest.raises(InputError):

@@ -83,3 +83,15 @@ def test_each_pin_is_priced_by_lifting_it_alone():
         if each.remedy is not None:
             assert each.remedy.step_seconds == pytest.approx(alone.step_seconds)
     assert any(each.remedy is not None for each in lifted.values())
+
+
+def test_offload_is_named_where_it_helps_and_a_pin_asks_for_it():
+    asked = job(model="llama3-70b", nodes=1, engine="megatron")
+    assert isinstance(search(asked, Constraints()), NothingFits)
+    found = find(remedies(asked, Constraints()), "--allow-offload")
+    allowed = search(replace(asked, allow_offload=True), Constraints())
+    assert allowed.step_seconds == pytest.approx(found.step_seconds)
+    pinned = search(asked, Constraints.parse([f"offload={found.layout.offload}"], []))
+    assert pinned.layout == allowed.layout
+    assert search(asked, Constraints.parse(["offload!=none"], [])).layout.offload == found.layout.offload
+    assert not [each for each in remedies(job(cluster="hgx-mi300x", nodes=1), PINNED) if "offload" in each.change]

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from planner.cost.estimate import estimate
-from planner.cost.prices import stage_bytes, stage_prices
+from planner.cost.prices import stage_fits, stage_prices
 from planner.cost.stage import POLICIES, stage_of
 from planner.errors import InputError
 from planner.layout import Layout, balanced_chunks, format_layout, of_chunks
@@ -21,6 +21,7 @@ from planner.search.candidates import price_candidates
 from planner.search.constraints import Constraints
 from planner.search.degrees import DegreeArrays, allowed_policies, legal_degrees
 from planner.search.dynamic_program import best_choice
+from planner.search.least_memory import within_bytes
 from planner.search.legality import RULES, broken_rules
 from planner.search.objectives import Objective
 from planner.search.remedies import remedies
@@ -28,12 +29,13 @@ from planner.search.reporter import Reporter
 from planner.search.search import NothingFits, plan_for_layout, search
 from planner.search.step_bounds import (
     LayerFloors,
+    always_fits,
     even_split_seconds,
     least_stage_bytes,
     lower_bound_seconds,
 )
 from planner.specs.calibration import UNCALIBRATED
-from planner.specs.load import load_job
+from planner.specs.load import load_engine, load_job
 
 NO_CONSTRAINTS = Constraints()
 
@@ -91,23 +93,35 @@ def every_configuration(job, schedule=None):
         if tp * pp * dp * cp > n or batch % (dp * mbs):
             continue
         can = tp > 1 and job.training.sequence_length // cp % tp == 0
+        offloads = job.engine.offload if job.allow_offload else ["none"]
         replicas = [(z, h) for z in range(4) for h in range(1, dp + 1) if h == 1 or (z and dp % h == 0 and h < dp * cp)]
-        for (zero, hsdp), ep, etp in itertools.product(replicas, experts, experts):
+        for (zero, hsdp), ep, etp, offload in itertools.product(replicas, experts, experts, offloads):
             common = {
                 "tp": tp, "pp": pp, "dp": dp, "cp": cp, "mbs": mbs, "zero": zero, "hsdp": hsdp, "interleave": v,
                 "sp": int(can), "ep": ep, "etp": etp, "schedule": schedule or ("interleaved" if v > 1 else "1f1b"),
+                "offload": offload,
             }  # fmt: skip
-            probe = Layout(**common, layers_per_stage=(1,) * (pp * v), recompute=("none",) * (pp * v))
+            policy = policies_of(job, offload)[0]
+            probe = Layout(**common, layers_per_stage=(1,) * (pp * v), recompute=(policy,) * (pp * v))
             if not broken_rules(job, probe):
                 yield common
 
 
-def fillings(job, pp, v):
+def policies_of(job, offload):
+    """Recompute policies with what is offloaded."""
+    policies = list(job.engine.recompute)
+    if job.training.attention == "flash" and job.engine.selective_recompute == "attention-core":
+        policies = [each for each in policies if each != "selective"]
+    with_activations = offload in ("activations", "both")
+    return [each for each in policies if not with_activations or each in job.engine.offload_activations_of]
+
+
+def fillings(job, pp, v, offload):
     """All layers and policies of the stages."""
     layers = job.model.num_layers
     splits = compositions(layers, pp, v) if job.engine.uneven_stages else [(layers // pp,) * pp]
     dense = job.model.moe.num_dense_layers if job.model.moe else 0  # all in the first chunk
-    policies = ["none", "full"] if job.training.attention == "flash" else list(job.engine.recompute)
+    policies = policies_of(job, offload)
     for split in splits:
         if all(k % v == 0 for k in split) and split[0] // v >= dense:
             for chosen in itertools.product(policies, repeat=pp):
@@ -119,7 +133,7 @@ def brute_force_by_ledger(job):
     best, count = np.inf, 0
     for common in every_configuration(job):
         v = common["interleave"]
-        for split, chosen in fillings(job, common["pp"], v):
+        for split, chosen in fillings(job, common["pp"], v, common["offload"]):
             count += 1
             layout = Layout(**common, layers_per_stage=balanced_chunks(split, v), recompute=chosen * v)
             priced = estimate(job, layout)
@@ -132,29 +146,29 @@ def brute_force(job):
     """The same by prices of single stages, and the formula of the step written again: a hundred times faster."""
     configurations = list(every_configuration(job))
     best, count = np.inf, 0
-    for schedule in ("1f1b", "interleaved"):
-        here = [common for common in configurations if common["schedule"] == schedule]
+    for schedule, offload in itertools.product(("1f1b", "interleaved"), job.engine.offload):
+        here = [each for each in configurations if (each["schedule"], each["offload"]) == (schedule, offload)]
         cells = [
             (c, r, k, POLICIES.index(p))
             for c, common in enumerate(here)
-            for split, chosen in fillings(job, common["pp"], common["interleave"])
+            for split, chosen in fillings(job, common["pp"], common["interleave"], offload)
             for r, (k, p) in enumerate(zip(split, chosen, strict=True))
         ]
         cells = sorted(set(cells))
         if not cells:
             continue
         owner, index, layers, policy = (np.array(column) for column in zip(*cells, strict=True))
-        names = [name for name in here[0] if name != "schedule"]
-        degrees = DegreeArrays(**{n: np.array([c[n] for c in here])[owner] for n in names}, schedule=schedule)
+        arrays = {n: np.array([c[n] for c in here])[owner] for n in here[0] if n not in ("schedule", "offload")}
+        degrees = DegreeArrays(**arrays, schedule=schedule, offload=offload)
         stage = stage_of(job, index=index, num_layers=layers, policy=policy)
-        fits = np.broadcast_to(stage_bytes(job, degrees, stage), owner.shape) <= job.memory_limit_bytes
+        fits = np.broadcast_to(stage_fits(job, degrees, stage), owner.shape)
         prices = stage_prices(job, degrees, stage)
         seconds = np.broadcast_to(prices.microbatch_seconds, owner.shape)
         tails = np.broadcast_to(prices.tail_seconds, owner.shape)
         of_cell = {cell: (time, tail) for cell, fit, time, tail in zip(cells, fits, seconds, tails, strict=True) if fit}
         for c, common in enumerate(here):
             m, v = job.training.global_batch_size // (common["dp"] * common["mbs"]), common["interleave"]
-            for split, chosen in fillings(job, common["pp"], v):
+            for split, chosen in fillings(job, common["pp"], v, offload):
                 count += 1
                 stages = [
                     of_cell.get((c, r, k, POLICIES.index(p)))
@@ -191,6 +205,48 @@ def check_against_brute_force(job):
 def test_search_equals_brute_force(block):
     outcomes = [check_against_brute_force(small_job(seed)) for seed in range(block * 6, block * 6 + 6)]
     assert "found" in outcomes
+
+
+def offloading(job, seed):
+    """The job with a host whose memory and links may bind, and leave to use it."""
+    pick = random.Random(-seed)
+    engine = load_engine(pick.choice(["megatron", "deepspeed", "fsdp", "torchtitan"]))
+    host = job.cluster.host.model_copy(
+        update={
+            "memory": pick.choice([2**18, 2**20, 2**22, 2**34]) * job.cluster.devices_per_host,
+            "memory_bandwidth": pick.choice([1e8, 1e10, 4e11]),
+            "bandwidth": pick.choice([1e7, 1e9, 1e11]),
+        }
+    )
+    cluster = job.cluster.model_copy(update={"host": host})
+    return replace(job, engine=engine, cluster=cluster, allow_offload=True)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_search_with_offload_equals_brute_force(seed):
+    job = offloading(small_job(seed), seed)
+    check_against_brute_force(job)
+    check_bounds(job)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(100, 500))
+def test_search_with_offload_equals_brute_force_on_many_jobs(seed):
+    job = offloading(small_job(seed), seed)
+    check_against_brute_force(job)
+    check_bounds(job)
+
+
+@pytest.mark.parametrize("gib", [0.002, 0.004])
+def test_search_with_offload_and_experts_equals_brute_force(gib):
+    mixture = small_mixture_job(gib)
+    job = replace(offloading(mixture, 1), engine=mixture.engine)
+    best, _ = brute_force(job)
+    found = search(job, NO_CONSTRAINTS)
+    assert isinstance(found, NothingFits) == (best == np.inf)
+    if best < np.inf:
+        assert found.step_seconds == pytest.approx(best, rel=1e-9), format_layout(found.layout)
+    check_bounds(job)
 
 
 MIXTURE = """
@@ -280,6 +336,10 @@ def check_bounds(job):
         unreplicated = replace(degrees, hsdp=np.ones_like(degrees.hsdp))
         assert np.all(lower_bound_seconds(job, unreplicated, policies, any_replicas=True) <= few)
         assert np.all(even_split_seconds(job, degrees, policies) >= exact * (1 - 1e-12))
+        always = always_fits(job, degrees, np.inf)
+        unlimited = price_candidates(within_bytes(job, np.inf), degrees, policies, constraints=NO_CONSTRAINTS)
+        for fit, candidate, other in zip(always, candidates, unlimited, strict=True):
+            assert not fit or candidate.num_columns == other.num_columns
         for cutoff in (best, 1.3 * best, exact[fits].min(initial=np.inf)):  # a bound above the cutoff only needs to be
             bounds = lower_bound_seconds(job, degrees, policies, cutoff_seconds=cutoff)
             assert np.all((bounds <= few) | (exact > cutoff))

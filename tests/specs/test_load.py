@@ -202,8 +202,8 @@ def test_equal_inputs_give_equal_jobs() -> None:
 
 
 def test_the_rule_and_the_headroom_are_handed_on() -> None:
-    found = job(headroom=0.2, allow_tp_across_nodes=True)
-    assert (found.headroom, found.allow_tp_across_nodes) == (0.2, True)
+    found = job(headroom=0.2, allow_tp_across_nodes=True, allow_offload=True)
+    assert (found.headroom, found.allow_tp_across_nodes, found.allow_offload) == (0.2, True, True)
     assert found.memory_limit_bytes == pytest.approx(0.8 * 79.15 * 2**30)
 
 

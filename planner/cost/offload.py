@@ -1,0 +1,84 @@
+"""Seconds of what the host's memory is used for: copies to it and back, and updates that the host makes."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from planner.cost.memory import host_state_bytes_per_param, kept_activation_bytes, whole_gradients
+from planner.cost.stage import expert_shard_degree, held_params, shard_degree
+from planner.cost.traffic import BesideSeconds
+from planner.layout import offloads_activations, offloads_optimizer
+
+if TYPE_CHECKING:
+    from planner.cost.stage import Stage
+    from planner.cost.traffic import StageWindow
+    from planner.layout import Degrees
+    from planner.specs.job import Job
+
+__all__ = ["host_copy_seconds", "host_update_seconds"]
+
+_GRADIENT_BYTES: Final = 4.0
+"""Gradients go down in fp32."""
+
+
+def _copy_seconds(job: Job, num_bytes: Any) -> Any:
+    host = job.cluster.host
+    assert host is not None, "only clusters that describe their hosts offload"
+    return num_bytes / (host.bandwidth * host.efficiency)
+
+
+def host_update_seconds(job: Job, num_params: Any) -> Any:
+    """Seconds in which the host updates the `num_params` parameters of one device's shard, while others do theirs.
+
+    Gradients are read, weights and moments read and written, and the copy that computes is written: 30 bytes for each
+    parameter of AdamW in mixed precision, at the device's part of the host's memory bandwidth.
+
+    Source: Ren et al., ZeRO-Offload (USENIX ATC 2021), section 5.1 and table 4; engine profile, host_update_factor.
+    """
+    host = job.cluster.host
+    assert host is not None, "only clusters that describe their hosts offload"
+    states = 2.0 * host_state_bytes_per_param(job) - _GRADIENT_BYTES
+    each = job.engine.host_update_factor * (states + job.compute_bytes)
+    rate = host.memory_bandwidth * host.memory_efficiency / job.cluster.devices_per_host
+    return each * num_params / rate + job.cluster.device.efficiency.launch
+
+
+def host_copy_seconds(job: Job, layout: Degrees, stage: Stage, window: StageWindow) -> BesideSeconds:
+    """Seconds of copies between a device and its host, and what of them the step feels.
+
+    Activations go down in the forward pass and come back in the backward pass. Gradients of the shard go down as often
+    as they are reduced, and its weights come up once a step, or for each gathering where the host has the shards
+    themselves. Copies beside computing show what is longer than the stage's layers.
+
+    Source: Ren et al., ZeRO-Offload (2021), section 4; torch FSDP2, torch/distributed/fsdp/_fully_shard/
+    _fsdp_param_group.py (CPUOffloadPolicy).
+    """
+    forward: Any = 0.0
+    backward: Any = 0.0
+    once: Any = 0.0
+    if offloads_activations(layout):
+        forward = backward = _copy_seconds(job, kept_activation_bytes(job, layout, stage)[0])
+    if offloads_optimizer(layout):
+        held = held_params(job, layout, stage)
+        shard = held.common / shard_degree(layout) + held.experts / expert_shard_degree(layout)
+        gradients = _copy_seconds(job, _GRADIENT_BYTES * shard)
+        each_time = np.greater_equal(layout.zero, 2) & ~np.asarray(whole_gradients(job, layout))
+        states = job.state_bytes
+        weights = _copy_seconds(job, (states.sharded_weights or states.master or states.weights) * shard)
+        gathers = np.greater_equal(layout.zero, 3) & job.engine.offloads_weights
+        forward = forward + np.where(gathers, weights, 0.0)
+        backward = backward + np.where(gathers, weights, 0.0) + np.where(each_time, gradients, 0.0)
+        once = np.where(each_time, 0.0, gradients) + np.where(gathers, 0.0, weights)
+    busy = forward + backward
+    if layout.offload != "none" and job.engine.overlaps_offload:
+        forward = np.maximum(0.0, forward - window.forward)
+        backward = np.maximum(0.0, backward - window.backward)
+    return BesideSeconds(
+        busy_per_microbatch=busy,
+        exposed_forward=forward,
+        exposed_backward=backward,
+        busy_per_step=once,
+        exposed_per_step=once,
+    )
