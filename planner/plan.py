@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 from pydantic import ValidationError
 
 from planner import __version__
+from planner.cost.adapters import num_trained_params
 from planner.cost.band import Band
 from planner.cost.ledger import HostMemory, LineName, MemoryLine, StageMemory, TimeLine
 from planner.cost.run import WholeRun, whole_run
@@ -124,6 +125,7 @@ def plan_to_dict(plan: Plan) -> dict[str, Any]:
         "tokens_per_second_per_device": plan.tokens_per_second_per_device,
         "mfu": plan.mfu,
         "hfu": plan.hfu,
+        "num_trained_params": num_trained_params(plan.model, plan.training),
         "flops_convention": plan.flops_convention,
         "run": _run_to_dict(plan.run),
         "batch_choice": plan.batch,

@@ -57,6 +57,11 @@ class PassSeconds:
         """All passes."""
         return self.forward + self.backward
 
+    @property
+    def without_weight_gradients(self) -> PassSeconds:
+        """The same of frozen weights."""
+        return PassSeconds(forward=self.forward, backward_input=self.backward_input)
+
     def __add__(self, other: PassSeconds) -> PassSeconds:
         """Both, one after the other."""
         return PassSeconds(
@@ -154,13 +159,15 @@ def linear_seconds(
 def head_seconds(job: Job, layout: Degrees) -> PassSeconds:
     """Seconds of the output head and the loss for one microbatch, on the last stage.
 
-    The loss reads and writes fp32 logits: 4 passes of 4 bytes forward, 3 backward.
+    The loss reads and writes fp32 logits: 4 passes of 4 bytes forward, 3 backward. A frozen head has no gradient.
 
     Source: derived here: cross entropy takes a maximum, a sum of exponentials and a difference.
     """
     tokens = job.training.sequence_length * layout.mbs / layout.cp
     vocab = padded_vocab(job.model, job.engine, layout)
     linear = linear_seconds(job, tokens, job.model.hidden_size, vocab, precision=job.core_precision)
+    if job.training.lora_rank:
+        linear = linear.without_weight_gradients
     logits = tokens * vocab
     loss = PassSeconds(
         forward=memory_bound_seconds(job, 16.0 * logits), backward_input=memory_bound_seconds(job, 12.0 * logits)

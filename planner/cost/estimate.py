@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from planner.cost.collectives import slowest_link
-from planner.cost.flops import model_flops_per_step
+from planner.cost.flops import layers_forward_flops_per_step, model_flops_per_step
 from planner.cost.ledger import HostMemory, LineName, MemoryLine, StageMemory, TimeLine, total_exposed_seconds
 from planner.cost.memory import host_lines, memory_lines
 from planner.cost.prices import StagePrices, chunk_seconds, num_microbatches, stage_bytes, stage_prices
@@ -153,19 +153,17 @@ def even_step_seconds_and_peak_bytes(job: Job, layouts: Degrees, policy: Any) ->
 
 
 def _recomputed_share(job: Job, layout: Layout) -> float:
-    """FLOPs of the recomputed forward passes over the model FLOPs: a third of the layers' part under `full`.
+    """FLOPs of the recomputed forward passes over the model FLOPs.
 
     Source: Chen et al., sublinear memory (2016): one more forward pass.
     """
-    whole = model_flops_per_step(job.model, job.training)
-    head = 6.0 * job.model.vocab_size * job.model.hidden_size
-    layers = whole - head * job.training.sequence_length * job.training.global_batch_size
     again = sum(
         layers_of_chunk
         for layers_of_chunk, policy in zip(layout.layers_per_stage, layout.recompute, strict=True)
         if policy == "full"
     )
-    return layers / whole / 3.0 * again / job.model.num_layers
+    forward = layers_forward_flops_per_step(job.model, job.training)
+    return forward / model_flops_per_step(job.model, job.training) * again / job.model.num_layers
 
 
 def timeline(job: Job, layout: Layout) -> Timeline:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
+from planner.cost.adapters import adapter_params
 from planner.cost.layers import attention_span
 from planner.cost.parameters import layer_matmul_params, num_matmul_params
 from planner.cost.stage import chunks_of, layer_kinds
@@ -24,6 +25,8 @@ __all__ = [
     "attention_core_flops_per_token",
     "chunk_flops",
     "end_to_end_days",
+    "flops_convention",
+    "layers_forward_flops_per_step",
     "model_flops_per_step",
     "sc21_flops_per_step",
 ]
@@ -31,6 +34,17 @@ __all__ = [
 MODEL_FLOPS_CONVENTION: Final = (
     "model FLOPs: 6 per matmul parameter and token, attention counted causal (half the square), no recompute"
 )
+
+
+_FROZEN_CONVENTION: Final = (
+    "model FLOPs: 4 per frozen and 6 per trained matmul parameter and token, attention counted causal (half the "
+    "square), no recompute"
+)
+
+
+def flops_convention(training: TrainingSpec) -> str:
+    """The convention of `model_flops_per_step` in words."""
+    return _FROZEN_CONVENTION if training.lora_rank else MODEL_FLOPS_CONVENTION
 
 
 def attention_core_flops_per_token(model: ModelSpec, sequence_length: int, *, causal: bool) -> float:
@@ -50,13 +64,26 @@ def attention_core_flops_per_token(model: ModelSpec, sequence_length: int, *, ca
 def model_flops_per_step(model: ModelSpec, training: TrainingSpec) -> float:
     """FLOPs of one optimizer step that the model needs, however it is computed (numerator of MFU).
 
-    3 (forward + 2 backward) * 2 FLOPs for each matmul parameter and token, and the causal attention core.
+    3 (forward + 2 backward) * 2 FLOPs for each matmul parameter and token, and the causal attention core. Frozen
+    parameters have no second backward product; adapters come on top.
 
     Source: Chowdhery et al., PaLM (2022), appendix B; attention as Megatron-LM counts it since 2024.
     """
     core = model.num_layers * attention_core_flops_per_token(model, training.sequence_length, causal=True)
-    per_token = 3.0 * (2.0 * num_matmul_params(model) + core)
+    products = 2.0 if training.lora_rank else 3.0
+    trained = 3.0 * adapter_params(model, training)
+    per_token = 2.0 * (products * num_matmul_params(model) + trained) + 3.0 * core
     return per_token * training.sequence_length * training.global_batch_size
+
+
+def layers_forward_flops_per_step(model: ModelSpec, training: TrainingSpec) -> float:
+    """FLOPs of the forward pass of a step without the output head: what full recompute repeats.
+
+    Source: the terms of `model_flops_per_step`.
+    """
+    core = model.num_layers * attention_core_flops_per_token(model, training.sequence_length, causal=True)
+    params = num_matmul_params(model) - model.vocab_size * model.hidden_size + adapter_params(model, training)
+    return (2.0 * params + core) * training.sequence_length * training.global_batch_size
 
 
 def chunk_flops(job: Job, layout: Layout) -> dict[str, NDArray[np.float64]]:
@@ -74,14 +101,15 @@ def chunk_flops(job: Job, layout: Layout) -> dict[str, NDArray[np.float64]]:
         params = params + count * layer_matmul_params(model, experts=experts)
     ends = np.zeros(layout.num_chunks)
     ends[0 if model.patches else -1] = num_matmul_params(model) - params.sum()
+    adapters = adapter_params(model, training) / model.num_layers * chunks.num_layers
     core = chunks.num_layers * attention_core_flops_per_token(model, training.sequence_length, causal=True)
     tokens = training.sequence_length * layout.mbs
-    products = 2.0 * tokens * (params + ends)
+    products = 2.0 * tokens * (params + ends + adapters)
     return {
         "forward": products + tokens * core,
         "backward_input": products + 2.0 * tokens * core,
-        "backward_weight": products,
-        "layers": tokens * (2.0 * params + core),
+        "backward_weight": 2.0 * tokens * adapters if training.lora_rank else products,
+        "layers": tokens * (2.0 * (params + adapters) + core),
     }
 
 

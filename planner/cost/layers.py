@@ -7,8 +7,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
+from planner.cost.adapters import adapted_matrices, frozen_bytes_per_param
 from planner.cost.compute import PassSeconds, linear_seconds, matmul_seconds, memory_bound_seconds
 from planner.cost.parameters import cross_attention_share
+from planner.cost.stage import layer_params
 
 if TYPE_CHECKING:
     from planner.layout import Degrees
@@ -245,6 +247,33 @@ def _light_seconds(job: Job, layout: Degrees) -> PassSeconds:
     return light + cross * cross_attention_share(model)
 
 
+def _adapter_seconds(job: Job, layout: Degrees) -> PassSeconds:
+    """Seconds of a layer's adapters: to rank r and back for each adapted matrix, added to what the matrix gives.
+
+    Source: Hu et al., LoRA (2021), section 4.1; 6 bytes for each element of the sum.
+    """
+    tokens, rank, t = tokens_per_microbatch(job, layout), job.training.lora_rank, layout.tp
+    total = PassSeconds()
+    for name, inputs, outputs in adapted_matrices(job.model, job.training):
+        rows = name in ("output", "down")
+        total += linear_seconds(job, tokens, inputs / (t if rows else 1), rank, precision=job.core_precision)
+        total += linear_seconds(job, tokens, rank, outputs / (1 if rows else t), precision=job.core_precision)
+        total += PassSeconds(forward=memory_bound_seconds(job, 6.0 * tokens * outputs / (1 if rows else t)))
+    return total
+
+
+def _dequantized_seconds(job: Job, layout: Degrees, *, experts: bool) -> PassSeconds:
+    """Seconds in which quantised weights of a layer become 16-bit ones, for the forward and the backward pass each.
+
+    Source: Dettmers et al., QLoRA (2023), section 3, equation 5: read in 4 bits, written in 16.
+    """
+    if job.training.frozen_weights == "16-bit":
+        return PassSeconds()
+    held = layer_params(job, layout, experts=experts).total
+    seconds = memory_bound_seconds(job, (frozen_bytes_per_param(job) + job.compute_bytes) * held)
+    return PassSeconds(forward=seconds, backward_input=seconds)
+
+
 def layer_seconds(job: Job, layout: Degrees, *, experts: bool = False) -> LayerSeconds:
     """Seconds of one transformer layer for one microbatch, without communication.
 
@@ -262,6 +291,9 @@ def layer_seconds(job: Job, layout: Degrees, *, experts: bool = False) -> LayerS
         _expert_seconds(job, layout, moe) if moe else _ffn_seconds(job, tokens, job.model.ffn_hidden_size / layout.tp)
     )
     whole = _projection_seconds(job, layout) + core + block + _light_seconds(job, layout)
+    if job.training.lora_rank:
+        whole = whole.without_weight_gradients + _adapter_seconds(job, layout)
+        whole += _dequantized_seconds(job, layout, experts=experts)
     split = np.where(np.greater(layout.tp, 1), job.engine.tp_host_factor, 1.0)
     factor = job.engine.expert_host_factor if moe else job.engine.host_factor
     floor = job.cluster.device.efficiency.layer_floor * factor * split

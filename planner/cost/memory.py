@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
+from planner.cost.adapters import (
+    adapted_matrices,
+    frozen_bytes,
+    frozen_bytes_per_param,
+    trained_layer_params,
+    trained_params,
+)
 from planner.cost.layers import tokens_per_microbatch
 from planner.cost.ledger import LineName, MemoryLine
 from planner.cost.optimizers import extra_moment_bytes, moment_bytes_per_param, update_bytes
@@ -16,7 +23,6 @@ from planner.cost.stage import (
     POLICIES,
     by_policy,
     expert_shard_degree,
-    held_params,
     holds_head,
     layer_kinds,
     layer_params,
@@ -89,7 +95,7 @@ def activation_terms(job: Job, layout: Degrees, *, experts: bool = False) -> tup
     mask = tokens * (1.0 if training.dropout else 0.0)
     terms = [
         ActivationTerm(name="layer input", num_bytes=element * h / sharded, is_input=True),
-        ActivationTerm(name="attention input", num_bytes=element * h / gathered),
+        ActivationTerm(name="attention input", num_bytes=element * h / gathered * _is_read_again(job, _INPUTS)),
         *_attention_terms(job, layout),
         ActivationTerm(name="attention dropout mask", num_bytes=mask * h / sharded),
         ActivationTerm(name="feed-forward dropout mask", num_bytes=mask * h / sharded),
@@ -97,7 +103,11 @@ def activation_terms(job: Job, layout: Degrees, *, experts: bool = False) -> tup
     if not model.parallel_attention:
         terms.append(ActivationTerm(name="residual", num_bytes=element * h / sharded))
     if model.norms_per_layer > 1:
-        terms.append(ActivationTerm(name="feed-forward input", num_bytes=element * h / gathered))
+        kept = element * h / gathered * _is_read_again(job, ("gate", "up"))
+        terms.append(ActivationTerm(name="feed-forward input", num_bytes=kept))
+    if adapters := adapted_matrices(model, training):
+        down = element * training.lora_rank * len(adapters)
+        terms.append(ActivationTerm(name="adapters", num_bytes=down))
     extra_norms = max(0, model.norms_per_layer - 2)
     if extra_norms:
         terms.append(ActivationTerm(name="inputs of norms after blocks", num_bytes=extra_norms * element * h / sharded))
@@ -118,9 +128,25 @@ def activation_terms(job: Job, layout: Degrees, *, experts: bool = False) -> tup
     return (*terms, ActivationTerm(name="feed-forward inner", num_bytes=inner, saved=one))
 
 
+_INPUTS: Final = ("query", "key", "value")
+
+
+def _is_read_again(job: Job, matrices: tuple[str, ...]) -> float:
+    """1.0 where the gradient of one of these matrices, or of its adapter, needs their input; 0.0 of frozen ones.
+
+    Source: Hu et al., LoRA (2021), section 4.2; a frozen matrix passes gradients on without its input.
+    """
+    adapted = [name for name, _, _ in adapted_matrices(job.model, job.training)]
+    return 1.0 if not job.training.lora_rank or set(matrices) & set(adapted) else 0.0
+
+
 def _inner_tensors(job: Job) -> float:
-    """Tensors of the feed-forward width that are kept: input and output of GELU; of SwiGLU gate, up, product."""
-    return (3.0 if job.engine.fused_swiglu else 4.0) if job.model.activation == "swiglu" else 2.0
+    """Tensors of the feed-forward width that are kept: input and output of GELU; of SwiGLU gate, up, product.
+
+    The last of them is the second product's input, which a frozen one does not need again.
+    """
+    tensors = (3.0 if job.engine.fused_swiglu else 4.0) if job.model.activation == "swiglu" else 2.0
+    return tensors - 1.0 + _is_read_again(job, ("down",))
 
 
 def _half(query: int, key: int) -> float:
@@ -377,7 +403,8 @@ def _transient_bytes(job: Job, layout: Degrees, stage: Stage, stored: Any) -> An
     engine, weights = job.engine, job.state_bytes.weights
     ends = end_params_on_device(job.model, engine, layout, stage.index)
     gathered = np.greater_equal(layout.zero, 3) * weights * ends
-    reduced = np.where(whole_gradients(job, layout), 0.0, weights * np.minimum(ends, engine.reduced_params))
+    kept = whole_gradients(job, layout) | (job.training.lora_rank > 0)  # frozen ends have none
+    reduced = np.where(kept, 0.0, weights * np.minimum(ends, engine.reduced_params))
     loss, layer = loss_bytes(job, layout, stage), layer_backward_bytes(job, layout, stage)
     layer = layer + (gathered + reduced) * engine.keeps_ends_gathered
     largest = np.maximum(loss + gathered + reduced, layer)
@@ -397,14 +424,28 @@ def layer_backward_bytes(job: Job, layout: Degrees, stage: Stage) -> Any:
     """
     states = job.state_bytes
     layer: Any = 0.0
+    trained: Any = 0.0
     for experts, count in layer_kinds(job, layout, stage):
-        held = layer_params(job, layout, experts=experts).total
+        held, changed = (params(job, layout, experts=experts).total for params in (layer_params, trained_layer_params))
         layer = np.maximum(layer, np.where(np.greater(count, 0), held, 0.0))
+        trained = np.maximum(trained, np.where(np.greater(count, 0), changed, 0.0))
     ahead = np.minimum(layer, job.engine.prefetched_params) * np.minimum(1, stage.num_layers - 1)
-    gathered = np.greater_equal(layout.zero, 3) * states.weights * (np.minimum(1, stage.num_layers) * layer + ahead)
-    waiting = np.minimum(layer, job.engine.reduced_params)
+    each = frozen_bytes_per_param(job) if job.training.lora_rank else states.weights
+    gathered = np.greater_equal(layout.zero, 3) * each * (np.minimum(1, stage.num_layers) * layer + ahead)
+    waiting = np.minimum(trained, job.engine.reduced_params)
     reduced = np.where(whole_gradients(job, layout), 0.0, (states.weights + states.grads) * waiting)
-    return recompute_bytes(job, layout, stage) + gathered + reduced
+    return recompute_bytes(job, layout, stage) + gathered + reduced + _dequantized_bytes(job, layout)
+
+
+def _dequantized_bytes(job: Job, layout: Degrees) -> Any:
+    """The matrix that is multiplied with, in 16 bits again: the largest of a layer.
+
+    Source: Dettmers et al., QLoRA (2023), section 3, equation 5.
+    """
+    if job.training.frozen_weights == "16-bit":
+        return 0.0
+    widest = max(job.model.ffn_hidden_size, job.model.num_heads * job.model.head_size)
+    return job.compute_bytes * job.model.hidden_size * widest / layout.tp
 
 
 def allocator_share(job: Job, layout: Degrees) -> Any:
@@ -432,12 +473,15 @@ def _state_bytes(job: Job, layout: Degrees, stage: Stage) -> tuple[Any, Any, Any
 
     Source: `state_bytes_per_param`, and what the optimizer keeps beside that.
     """
-    held = held_params(job, layout, stage)
+    held, frozen = trained_params(job, layout, stage), frozen_bytes(job, layout, stage)
     on_device = 0.0 if offloads_optimizer(layout) else 1.0
     more, more_routed = (on_device * each for each in extra_moment_bytes(job, layout, stage))
     common = state_bytes_per_param(job, layout)
     weights, grads, optimizer = (each * held.common for each in common)
     optimizer = optimizer + more / shard_degree(layout)
+    shards = np.greater_equal(layout.zero, 3)
+    weights = weights + frozen.common / np.where(shards, shard_degree(layout), 1)
+    weights = weights + frozen.experts / np.where(shards, expert_shard_degree(layout), 1)
     if job.model.moe is None:
         return weights, grads, optimizer
     routed = [each * held.experts for each in state_bytes_per_param(job, layout, experts=True)]
@@ -507,7 +551,7 @@ def host_lines(job: Job, layout: Degrees, stage: Stage) -> tuple[MemoryLine, ...
     """
     lines = []
     if offloads_optimizer(layout):
-        held, each = held_params(job, layout, stage), host_state_bytes_per_param(job)
+        held, each = trained_params(job, layout, stage), host_state_bytes_per_param(job)
         more, more_routed = extra_moment_bytes(job, layout, stage)
         common = (each * held.common + more) / shard_degree(layout)
         routed = (each * held.experts + more_routed) / expert_shard_degree(layout)

@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
+from planner.cost.adapters import trained_params
 from planner.cost.memory import host_state_bytes_per_param, kept_activation_bytes, whole_gradients
-from planner.cost.stage import expert_shard_degree, held_params, shard_degree
+from planner.cost.stage import expert_shard_degree, shard_degree
 from planner.cost.traffic import BesideSeconds
 from planner.layout import offloads_activations, offloads_optimizer
 
@@ -61,7 +62,7 @@ def host_copy_seconds(job: Job, layout: Degrees, stage: Stage, window: StageWind
     if offloads_activations(layout):
         forward = backward = _copy_seconds(job, kept_activation_bytes(job, layout, stage)[0])
     if offloads_optimizer(layout):
-        held = held_params(job, layout, stage)
+        held = trained_params(job, layout, stage)
         shard = held.common / shard_degree(layout) + held.experts / expert_shard_degree(layout)
         gradients = _copy_seconds(job, _GRADIENT_BYTES * shard)
         each_time = np.greater_equal(layout.zero, 2) & ~np.asarray(whole_gradients(job, layout))

@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
+from planner.cost.adapters import trained_params
 from planner.cost.blocks import expert_layer_params, ffn_matrices, norm_params
 from planner.cost.compute import memory_bound_seconds
 from planner.cost.parameters import dense_layer_params, end_params_on_device, moe_layer_params
 from planner.cost.stage import (
     HeldParams,
     expert_shard_degree,
-    held_params,
     holds_embedding,
     holds_head,
     layer_kinds,
@@ -82,7 +82,7 @@ def update_bytes(job: Job, layout: Degrees, stage: Stage) -> Any:
     copies = job.state_bytes.moment_copy * _NUM_MOMENTS.get(job.training.optimizer, 0)
     if not copies:
         return 0.0
-    held = held_params(job, layout, stage)
+    held = trained_params(job, layout, stage)
     return copies * np.maximum(held.common / shard_degree(layout), held.experts / expert_shard_degree(layout))
 
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from planner.cost.adapters import trained_params
 from planner.cost.compute import PassSeconds, accumulation_seconds, head_seconds, memory_bound_seconds
 from planner.cost.layers import layer_seconds, tokens_per_microbatch
 from planner.cost.ledger import LineName, total_bytes
@@ -18,7 +19,6 @@ from planner.cost.stage import (
     by_policy,
     chunks_of,
     expert_shard_degree,
-    held_params,
     holds_embedding,
     holds_head,
     layer_kinds,
@@ -227,13 +227,13 @@ def _halves(seconds: Any) -> PassSeconds:
 
 
 def _lookup(job: Job, layout: Degrees) -> PassSeconds:
-    """The embedding: rows are read and written; backward the gradient is read, and rows are read and written.
+    """The embedding: rows are read and written; backward the gradient is read, and rows are, unless they are frozen.
 
     Source: derived here from the operators' inputs and outputs.
     """
     elements = tokens_per_microbatch(job, layout) * job.model.hidden_size
     seconds = memory_bound_seconds(job, 6.0 * job.compute_bytes * elements)
-    return PassSeconds(forward=seconds / 3, backward_weight=seconds * 2 / 3)
+    return PassSeconds(forward=seconds / 3, backward_weight=0.0 if job.training.lora_rank else seconds * 2 / 3)
 
 
 def stage_prices(job: Job, layout: Degrees, stage: Stage) -> StagePrices:
@@ -246,7 +246,7 @@ def stage_prices(job: Job, layout: Degrees, stage: Stage) -> StagePrices:
     window = work.layers + work.exposed_tp + work.ep + PassSeconds(backward_input=work.recompute)
     beside = StageWindow(forward=window.forward, backward=window.backward)
     dp, copies = data_parallel_seconds(job, layout, stage, beside), host_copy_seconds(job, layout, stage, beside)
-    held = held_params(job, layout, stage)
+    held = trained_params(job, layout, stage)
     accumulates = whole_gradients(job, layout) & np.greater(num_microbatches(job, layout), 1)
     accumulation = np.where(accumulates, accumulation_seconds(job, held.total), 0.0)
     between_chunks = job.engine.overlaps_interleaved_sends & np.greater(layout.interleave, 1)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from planner.cost.adapters import frozen_bytes, trained_params
 from planner.cost.collectives import (
     all_gather_seconds,
     all_reduce_seconds,
@@ -18,7 +19,7 @@ from planner.cost.collectives import (
 )
 from planner.cost.layers import tokens_per_microbatch
 from planner.cost.parameters import cross_attention_share, embedding_params_on_device
-from planner.cost.stage import expert_shard_degree, held_params, shard_degree
+from planner.cost.stage import expert_shard_degree, shard_degree
 from planner.layout import head_stage
 
 if TYPE_CHECKING:
@@ -174,8 +175,12 @@ def _hidden_behind(seconds: Any, num_units: Any, window: Any, overlaps: bool) ->
     return last + np.maximum(0.0, (seconds - last) - window)
 
 
-def _reduce_and_gather_seconds(job: Job, layout: Degrees, num_params: Any, *, experts: bool) -> tuple[Any, Any]:
+def _reduce_and_gather_seconds(
+    job: Job, layout: Degrees, num_params: Any, frozen_bytes: Any, *, experts: bool
+) -> tuple[Any, Any]:
     """Seconds to bring the gradient of `num_params` parameters where the optimizer reads it, and weights back.
+
+    From ZeRO-3 on the frozen weights come with them.
 
     ZeRO-0 all-reduces over all replicas; from ZeRO-1 on a reduce-scatter in the shard group, then an all-reduce
     of the shard over the replicas of the group (HSDP); weights are gathered in the shard group.
@@ -186,7 +191,8 @@ def _reduce_and_gather_seconds(job: Job, layout: Degrees, num_params: Any, *, ex
     num_bytes = job.state_bytes.grads * num_params
     scattered = reduce_scatter_seconds(shard_group, num_bytes)
     reduced = scattered + all_reduce_seconds(replicas, num_bytes / shard_group.size)
-    return reduced, all_gather_seconds(shard_group, job.state_bytes.weights * num_params)
+    gathered = job.state_bytes.weights * num_params + np.where(np.greater_equal(layout.zero, 3), frozen_bytes, 0.0)
+    return reduced, all_gather_seconds(shard_group, gathered)
 
 
 def data_parallel_seconds(job: Job, layout: Degrees, stage: Stage, window: StageWindow) -> BesideSeconds:
@@ -199,10 +205,13 @@ def data_parallel_seconds(job: Job, layout: Degrees, stage: Stage, window: Stage
     Source: Rajbhandari et al., ZeRO (SC 2020), section 7; overlap layer by layer as torch FSDP2 prefetches.
     """
     overlaps = job.engine.overlaps_data_parallel
-    held, layers, zero = held_params(job, layout, stage), stage.num_layers, np.asarray(layout.zero)
-    reduced, gathered = _reduce_and_gather_seconds(job, layout, held.common, experts=False)
+    held, layers, zero = trained_params(job, layout, stage), stage.num_layers, np.asarray(layout.zero)
+    frozen = frozen_bytes(job, layout, stage)
+    reduced, gathered = _reduce_and_gather_seconds(job, layout, held.common, frozen.common, experts=False)
     if job.model.moe is not None:
-        more_reduced, more_gathered = _reduce_and_gather_seconds(job, layout, held.experts, experts=True)
+        more_reduced, more_gathered = _reduce_and_gather_seconds(
+            job, layout, held.experts, frozen.experts, experts=True
+        )
         reduced, gathered = reduced + more_reduced, gathered + more_gathered
     share = np.maximum(layers - 1, 0) / np.maximum(layers, 1)
     work_back, work_front = share * window.backward, share * window.forward
@@ -280,7 +289,7 @@ def tied_embedding_seconds(job: Job, layout: Degrees, stage: Stage) -> Any:
 
     Source: Megatron-LM, megatron/core/distributed/finalize_model_grads.py.
     """
-    if not job.model.tied_embeddings:
+    if not job.model.tied_embeddings or job.training.lora_rank:
         return np.zeros(np.broadcast_shapes(np.shape(layout.pp), np.shape(stage.index)))
     last = head_stage(layout)
     distance = last * layout.dp * layout.cp * layout.tp

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from planner.cost.adapters import frozen_bytes, trained_params
 from planner.cost.collectives import (
     all_gather_seconds,
     all_reduce_seconds,
@@ -23,7 +24,6 @@ from planner.cost.prices import num_microbatches
 from planner.cost.stage import (
     Stage,
     expert_shard_degree,
-    held_params,
     holds_embedding,
     holds_head,
     layer_kinds,
@@ -194,15 +194,17 @@ def _reduce_and_gather(
     m, line = num_microbatches(job, layout), LineName.DP_COMM
     slow, last = (
         float(held.experts if experts else held.common)
-        for held in (held_params(job, layout, stage) for stage in stages)
+        for held in (trained_params(job, layout, stage) for stage in stages)
     )
+    frozen = frozen_bytes(job, layout, stages[0])
+    frozen_too = float(frozen.experts if experts else frozen.common) if layout.zero == 3 else 0.0
     updates = _updates(job, layout)
     reduces, num_params = (m, slow) if layout.zero >= 2 else (updates, last)
     num_bytes = job.state_bytes.grads * num_params
     yield _operation(job, line, "reduce-scatter", shard, num_bytes, reduces)
     yield _operation(job, line, "all-reduce", replicas, num_bytes / shard.size, reduces)
     gathers, num_params = (2 * m, slow) if layout.zero == 3 else (updates * int(layout.zero > 0), last)
-    yield _operation(job, line, "all-gather", shard, job.state_bytes.weights * num_params, gathers)
+    yield _operation(job, line, "all-gather", shard, job.state_bytes.weights * num_params + frozen_too, gathers)
 
 
 def _updates(job: Job, layout: Layout) -> float:
@@ -211,7 +213,7 @@ def _updates(job: Job, layout: Layout) -> float:
 
 def _tied(job: Job, layout: Layout, stage: Stage) -> Iterator[Operation]:
     last = int(head_stage(layout))
-    if job.model.tied_embeddings and last > 0 and stage.index in (0, last):
+    if job.model.tied_embeddings and not job.training.lora_rank and last > 0 and stage.index in (0, last):
         where = GroupShape(size=2, stride=last * layout.stride("pp"))
         num_bytes = job.state_bytes.grads * embedding_params_on_device(job.model, job.engine, layout)
         yield _operation(job, LineName.TIED_EMBEDDING, "all-reduce", where, float(num_bytes), _updates(job, layout))

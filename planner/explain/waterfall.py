@@ -9,8 +9,8 @@ import numpy as np
 from pydantic import Field
 
 from planner.cost.flops import (
-    MODEL_FLOPS_CONVENTION,
     attention_core_flops_per_token,
+    flops_convention,
     model_flops_per_step,
     sc21_flops_per_step,
 )
@@ -259,7 +259,7 @@ def rates_of(job: Job, layout: Layout, priced: Estimate) -> tuple[Rate, ...]:
     flops = model_flops_per_step(model, training)
     whole = model.num_layers * attention_core_flops_per_token(model, training.sequence_length, causal=False)
     conventions = [
-        ("MFU", MODEL_FLOPS_CONVENTION, flops),
+        ("MFU", flops_convention(training), flops),
         ("HFU", "the same with recomputed forward passes", flops * priced.hfu / priced.mfu),
         (
             "MFU, whole square",

@@ -8,6 +8,7 @@ from __future__ import annotations
 from math import gcd
 from typing import TYPE_CHECKING, Final
 
+from planner.cost.adapters import without_adapters
 from planner.layout import divisors, offloads_activations
 from planner.specs.recipe import ADAM_RECIPES
 
@@ -58,6 +59,22 @@ def optimizer(job: Job, _: Layout) -> str:
         f"engine {job.engine.name} has no optimizer {job.training.optimizer}; --set training.optimizer={have}, or "
         "--engine fsdp, which has every one"
     )
+
+
+def frozen_weights(job: Job, _: Layout) -> str:
+    """The engine trains all weights, or keeps frozen ones otherwise."""
+    have = job.engine.frozen_weights
+    if not have:
+        return f"engine {job.engine.name} trains every weight and has no adapters; --engine fsdp, or lora_rank 0"
+    return (
+        f"engine {job.engine.name} keeps no frozen weights in {job.training.frozen_weights}; "
+        f"--set training.frozen_weights={_any_of(have)}"
+    )
+
+
+def adapters(job: Job, _: Layout) -> str:
+    """No adapters of this kind."""
+    return f"adapters cannot be planned: {without_adapters(job)}"
 
 
 def memory_recipe(job: Job, _: Layout) -> str:
@@ -117,6 +134,8 @@ def host(job: Job, _: Layout) -> str:
 
 def offloaded_optimizer(job: Job, layout: Layout) -> str:
     """The host cannot make this update."""
+    if job.training.lora_rank:
+        return "the states of adapters are too small to offload; offload=none or activations"
     if job.training.optimizer not in ("adamw", "sgd"):
         return f"a host updates by adamw or sgd, not by {job.training.optimizer}; --set training.optimizer=adamw"
     if not layout.zero:

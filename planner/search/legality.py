@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
+from planner.cost.adapters import without_adapters
 from planner.cost.schedule import EXECUTED, exists
 from planner.layout import offloads_activations, offloads_optimizer
 from planner.search import faults
@@ -117,7 +118,7 @@ def _replicates(job: Job, layout: Degrees) -> Any:
 def _offloads_optimizer(job: Job, layout: Degrees) -> Any:
     if not offloads_optimizer(layout):
         return np.ones(np.shape(layout.pp), dtype=bool)
-    if job.training.optimizer not in ("adamw", "sgd"):
+    if job.training.optimizer not in ("adamw", "sgd") or job.training.lora_rank:
         return np.zeros(np.shape(layout.pp), dtype=bool)
     alone = np.equal(layout.pp, 1) | job.engine.offload_optimizer_with_pipeline
     return alone & np.greater(layout.zero, 0)
@@ -156,6 +157,22 @@ RULES: Final = (
         holds=lambda job, _: np.asarray(job.training.optimizer in job.engine.optimizers),
         needs="the engine must have the optimizer; --engine fsdp has every one",
         fault=faults.optimizer,
+    ),
+    Rule(
+        name="frozen-weights",
+        reads=(),
+        holds=lambda job, _: np.asarray(
+            not job.training.lora_rank or job.training.frozen_weights in job.engine.frozen_weights
+        ),
+        needs="the engine must train adapters beside such frozen weights; --engine fsdp does",
+        fault=faults.frozen_weights,
+    ),
+    Rule(
+        name="adapters",
+        reads=(),
+        holds=lambda job, _: np.asarray(not job.training.lora_rank or not without_adapters(job)),
+        needs="adapters must stand beside matrices that the model has, and be updated by adamw, adamw-8bit or sgd",
+        fault=faults.adapters,
     ),
     Rule(
         name="memory-recipe",

@@ -9,7 +9,7 @@ import numpy as np
 
 from planner.cost.band import band
 from planner.cost.estimate import Estimate, estimate
-from planner.cost.flops import MODEL_FLOPS_CONVENTION
+from planner.cost.flops import flops_convention
 from planner.cost.schedule import EXECUTED
 from planner.errors import InputError, Mistake
 from planner.layout import format_layout
@@ -68,7 +68,7 @@ def _plan(job: Job, layout: Layout, priced: Estimate, **extra: Any) -> Plan:
         tokens_per_second_per_device=priced.tokens_per_second_per_device,
         mfu=priced.mfu,
         hfu=priced.hfu,
-        flops_convention=MODEL_FLOPS_CONVENTION,
+        flops_convention=flops_convention(job.training),
         options={
             "headroom": job.headroom,
             "allow_tp_across_nodes": job.allow_tp_across_nodes,

@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING
 from rich.console import Group, RenderableType
 from rich.text import Text
 
+from planner.cost.adapters import num_trained_params
 from planner.cost.ledger import total_exposed_seconds
+from planner.cost.parameters import num_params
 from planner.search.near_ties import NEAR_TIE
 from planner.show.columns import Columns, Flow, assignments
 from planner.show.figures import MemoryBar, StepBar, bytes_scale, fill_of, seconds_scale
@@ -91,10 +93,24 @@ def layout_rows(plan: Plan) -> list[tuple[str, RenderableType]]:
         ("layers", layers_words(layers)),
         ("recompute", recompute_words(layout)),
         *host_rows(plan.memory),
+        *trained_rows(plan),
     ]
     idle = plan.cluster.num_devices - layout.world_size
     why = f": {clean(plan.idle_reason)}" if plan.idle_reason else ""
     return [*rows, ("idle", f"{idle:,} of {plan.cluster.num_devices:,} devices{why}")] if idle else rows
+
+
+def trained_rows(plan: Plan) -> list[tuple[str, RenderableType]]:
+    """Which parameters are trained, where not all are."""
+    training = plan.training
+    if not training.lora_rank:
+        return []
+    trained, whole = num_trained_params(plan.model, training), num_params(plan.model)
+    words = (
+        f"{format_count(trained)} of {format_count(whole)} parameters: adapters of rank {training.lora_rank} beside "
+    )
+    frozen = f"the others are frozen in {training.frozen_weights.replace('16-bit', '16 bits')}"
+    return [("trains", f"{words}{', '.join(training.lora_targets)}; {frozen}")]
 
 
 def host_rows(memory: Sequence[StageMemory]) -> list[tuple[str, RenderableType]]:

@@ -8,7 +8,7 @@ from pydantic import Field
 
 from planner.specs.cluster import Precision
 from planner.specs.document import Bytes, Document, Name
-from planner.specs.recipe import MemoryRecipe, Optimizer, StateBytes
+from planner.specs.recipe import FrozenWeights, MemoryRecipe, Optimizer, StateBytes
 
 __all__ = ["EngineSpec", "Offload", "Recompute", "Schedule"]
 
@@ -31,6 +31,9 @@ class EngineSpec(Document):
         description="named recipes that it can keep; those of the literature are priced for every engine",
     )
     dropout: bool = Field(description="it trains with dropout")
+    frozen_weights: tuple[FrozenWeights, ...] = Field(
+        default=(), description="how it keeps frozen weights beside adapters (LoRA); none: it trains all weights"
+    )
     model_features: tuple[str, ...] = Field(description="of ModelSpec.features, those that it runs")
     schedules: tuple[Schedule, ...]
     zero_stages: tuple[int, ...]

@@ -9,7 +9,7 @@ from pydantic import Field, WithJsonSchema, field_validator, model_validator
 from planner.specs.batch import BATCH_PATTERN
 from planner.specs.cluster import Precision
 from planner.specs.document import Document, Seconds, UsdPerHour
-from planner.specs.recipe import ADAM_RECIPES, MemoryRecipe, Optimizer
+from planner.specs.recipe import ADAM_RECIPES, FrozenWeights, MemoryRecipe, Optimizer, Projection
 
 __all__ = ["TrainingSpec"]
 
@@ -31,6 +31,9 @@ class TrainingSpec(Document):
     sums of rows and columns of each matrix, Muon one momentum for matrices and AdamW for the rest.
     memory_recipe: bytes per parameter; `engine` takes what the engine really keeps.
     dropout: probability; 0 stores no masks.
+    lora_rank: 0 trains every weight; else the weights are frozen, and adapters of this rank are trained beside the
+    matrices named in lora_targets.
+    frozen_weights: how frozen weights are kept: in 16 bits, or those of the layers in 4 (nf4 with double quantisation).
     """
 
     sequence_length: int = Field(ge=1, le=100_000_000)
@@ -40,6 +43,9 @@ class TrainingSpec(Document):
     memory_recipe: MemoryRecipe = "engine"
     attention: Literal["flash", "unfused"] = "flash"
     dropout: float = Field(default=0.0, ge=0, lt=1)
+    lora_rank: int = Field(default=0, ge=0, le=65_536)
+    lora_targets: tuple[Projection, ...] = Field(default=("query", "value"), min_length=1)
+    frozen_weights: FrozenWeights = "16-bit"
     tokens: float | None = Field(default=None, gt=0, description="token budget of the whole run")
     deadline: Seconds | None = Field(
         default=None, gt=0, description="how long the whole run may take, for example 30 d"
@@ -67,6 +73,12 @@ class TrainingSpec(Document):
             raise ValueError(
                 f"memory_recipe: {self.memory_recipe} counts the states of adamw, and optimizer is {self.optimizer}; "
                 "take memory_recipe engine"
+            )
+        if not self.lora_rank and self.frozen_weights != "16-bit":
+            raise ValueError(f"frozen_weights: {self.frozen_weights} is of frozen weights; give lora_rank")
+        if self.lora_rank and self.precision not in ("bf16", "fp16"):
+            raise ValueError(
+                f"lora_rank: frozen weights compute in 16 bits, and precision is {self.precision}; take bf16"
             )
         if self.memory_recipe != "engine" and self.precision == "fp32":
             raise ValueError(

@@ -57,6 +57,11 @@ def _of_training(plan: Plan) -> list[_Obstacle]:
             f"use {', '.join(plan.engine.precisions)}",
         ),
         (training.optimizer != "adamw", f"the trainer has no {training.optimizer}", "set training.optimizer to adamw"),
+        (
+            training.lora_rank > 0,
+            "the trainer trains every weight, without adapters",
+            "set training.lora_rank to 0",
+        ),
         (training.dropout > 0, "this trainer has no dropout", "set training.dropout to 0"),
         (
             training.global_batch_size % (layout.dp * layout.mbs) > 0,

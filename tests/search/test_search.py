@@ -237,6 +237,20 @@ def test_search_with_offload_equals_brute_force_on_many_jobs(seed):
     check_bounds(job)
 
 
+@pytest.mark.parametrize("seed", range(4))
+def test_search_with_adapters_equals_brute_force(seed):
+    pick, job = random.Random(seed), small_job(seed)
+    engine = load_engine(pick.choice(["megatron-bridge", "deepspeed", "fsdp"]))
+    frozen = pick.choice(engine.frozen_weights)
+    lora = {"lora_rank": pick.choice([1, 8]), "lora_targets": ("query", "down"), "frozen_weights": frozen}
+    training = job.training.model_copy(
+        update={**lora, "precision": "bf16" if "bf16" in job.cluster.device.peak else "fp16"}
+    )
+    job = replace(job, engine=engine, training=training)
+    check_against_brute_force(job)
+    check_bounds(job)
+
+
 @pytest.mark.parametrize("gib", [0.002, 0.004])
 def test_search_with_offload_and_experts_equals_brute_force(gib):
     mixture = small_mixture_job(gib)

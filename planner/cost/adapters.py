@@ -1,0 +1,140 @@
+"""Adapters beside frozen weights (LoRA, QLoRA): which parameters are trained, and what the frozen ones take."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from planner.cost.parameters import end_params_on_device, num_params
+from planner.cost.stage import HeldParams, held_params, layer_kinds, layer_params
+
+if TYPE_CHECKING:
+    from planner.cost.stage import Stage
+    from planner.layout import Degrees
+    from planner.specs.job import Job
+    from planner.specs.model import ModelSpec
+    from planner.specs.training import TrainingSpec
+
+__all__ = [
+    "adapted_matrices",
+    "adapter_params",
+    "adapter_params_on_device",
+    "frozen_bytes",
+    "frozen_bytes_per_param",
+    "num_trained_params",
+    "trained_layer_params",
+    "trained_params",
+    "without_adapters",
+]
+
+_FROZEN_BYTES: Final = {"16-bit": 2.0, "nf4": 0.5 + 0.127 / 8}
+"""4 bits of nf4, and 0.127 bits of quantisation constants, themselves quantised (Dettmers et al., QLoRA, section 3)."""
+
+_BY_ROWS: Final = ("output", "down")
+"""Matrices whose input tensor parallelism cuts; of the others it cuts the output."""
+
+
+def adapted_matrices(model: ModelSpec, training: TrainingSpec) -> tuple[tuple[str, int, int], ...]:
+    """The matrices of one layer that have an adapter: name, inputs and outputs; none where all weights are trained.
+
+    Source: Hu et al., LoRA (2021), section 4.
+    """
+    h, query, key = model.hidden_size, model.num_heads * model.head_size, model.num_kv_heads * model.head_size
+    shapes = {"query": (h, query), "key": (h, key), "value": (h, key), "output": (query, h)}
+    if model.activation == "swiglu":
+        shapes["gate"] = (h, model.ffn_hidden_size)
+    shapes |= {"up": (h, model.ffn_hidden_size), "down": (model.ffn_hidden_size, h)}
+    wanted = dict.fromkeys(training.lora_targets) if training.lora_rank else {}
+    return tuple((name, *shapes[name]) for name in wanted if name in shapes)
+
+
+def adapter_params(model: ModelSpec, training: TrainingSpec) -> int:
+    """Parameters of all adapters: r (inputs + outputs) for each adapted matrix of each layer.
+
+    Source: Hu et al., LoRA (2021), section 4.1: a matrix from the inputs to r, and one from r to the outputs.
+    """
+    sides = sum(inputs + outputs for _, inputs, outputs in adapted_matrices(model, training))
+    return training.lora_rank * sides * model.num_layers
+
+
+def num_trained_params(model: ModelSpec, training: TrainingSpec) -> int:
+    """Parameters that the training changes: the adapters', or all.
+
+    Source: Hu et al., LoRA (2021), section 4.1.
+    """
+    return adapter_params(model, training) if training.lora_rank else num_params(model)
+
+
+def adapter_params_on_device(job: Job, layout: Degrees) -> Any:
+    """Parameters of one layer's adapters on one device.
+
+    The side of an adapter whose width tensor parallelism cuts is cut with it, and the other is whole.
+
+    Source: Megatron-Bridge, peft/utils.py (ParallelLinearAdapter).
+    """
+    total: Any = 0.0
+    for name, inputs, outputs in adapted_matrices(job.model, job.training):
+        cut, whole = (inputs, outputs) if name in _BY_ROWS else (outputs, inputs)
+        total = total + job.training.lora_rank * (cut / layout.tp + whole)
+    return total
+
+
+def trained_layer_params(job: Job, layout: Degrees, *, experts: bool) -> HeldParams:
+    """Parameters of one layer on one device that have gradients and optimizer states.
+
+    Source: `layer_params`, or the adapters alone.
+    """
+    if not job.training.lora_rank:
+        return layer_params(job, layout, experts=experts)
+    return HeldParams(common=adapter_params_on_device(job, layout), experts=0.0)
+
+
+def trained_params(job: Job, layout: Degrees, stage: Stage) -> HeldParams:
+    """Parameters on one device of a stage that have gradients and optimizer states, before ZeRO.
+
+    Source: `held_params`, or the adapters alone.
+    """
+    if not job.training.lora_rank:
+        return held_params(job, layout, stage)
+    layers = sum(count for _, count in layer_kinds(job, layout, stage))
+    return HeldParams(common=layers * adapter_params_on_device(job, layout), experts=0.0)
+
+
+def frozen_bytes_per_param(job: Job) -> float:
+    """Bytes of a frozen weight of a layer, with what its quantisation needs.
+
+    Source: Dettmers et al., QLoRA (2023), section 3.
+    """
+    return _FROZEN_BYTES[job.training.frozen_weights]
+
+
+def frozen_bytes(job: Job, layout: Degrees, stage: Stage) -> HeldParams:
+    """Bytes of the frozen weights on one device of a stage, before ZeRO; nothing where all weights are trained.
+
+    Embeddings, head and what else is outside the layers stay in 16 bits.
+
+    Source: Dettmers et al., QLoRA (2023), section 3; bitsandbytes replaces the linear maps of layers.
+    """
+    if not job.training.lora_rank:
+        return HeldParams(common=0.0, experts=0.0)
+    held, ends = held_params(job, layout, stage), end_params_on_device(job.model, job.engine, layout, stage.index)
+    each = frozen_bytes_per_param(job)
+    return HeldParams(common=each * np.maximum(held.common - ends, 0.0) + 2.0 * ends, experts=each * held.experts)
+
+
+def without_adapters(job: Job) -> str:
+    """Why adapters of this job are not priced; empty where they are.
+
+    Source: what `adapted_matrices` counts.
+    """
+    model, training = job.model, job.training
+    have = ["query", "key", "value", "output"]
+    have += ["up", "down", *(["gate"] if model.activation == "swiglu" else [])] if model.moe is None else []
+    if model.mla is not None or model.kind == "encoder-decoder":
+        return f"{model.name} has latent attention, or an encoder and a decoder"
+    if missing := [name for name in training.lora_targets if name not in have]:
+        return f"{model.name} has no adapters beside {', '.join(missing)}; lora_targets are of {', '.join(have)}"
+    if training.optimizer not in ("adamw", "adamw-8bit", "sgd"):
+        return f"optimizer {training.optimizer} has no adapters; take adamw"
+    return ""

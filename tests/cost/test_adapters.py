@@ -1,0 +1,156 @@
+"""LoRA and QLoRA against the numbers of their papers, and what must hold of any adapters."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from planner.cost.adapters import adapter_params, adapter_params_on_device, num_trained_params
+from planner.cost.estimate import estimate
+from planner.cost.flops import chunk_flops, model_flops_per_step
+from planner.cost.ledger import LineName
+from planner.cost.parameters import num_params
+from planner.layout import parse_layout
+from planner.search.constraints import Constraints
+from planner.search.legality import broken_rules
+from planner.search.search import search
+
+# Touvron et al., LLaMA (2023), table 2; the width of feed-forward blocks as in its code
+LLAMA_65B = (
+    "model.num_layers=80",
+    "model.hidden_size=8192",
+    "model.num_heads=64",
+    "model.num_kv_heads=64",
+    "model.ffn_hidden_size=22016",
+)
+EVERY = "[query, key, value, output, gate, up, down]"
+
+
+def lora(rank, targets="[query, value]", *more):
+    return (f"training.lora_rank={rank}", f"training.lora_targets={targets}", *more)
+
+
+def layout_of(job, text):
+    return parse_layout(text, num_layers=job.model.num_layers, num_devices=job.cluster.num_devices)
+
+
+@pytest.mark.parametrize(
+    ("model", "rank", "targets", "trained"),
+    [
+        ("llama2-7b", 8, "[query, value]", 4_194_304),  # peft, print_trainable_parameters
+        ("llama2-7b", 16, EVERY, 39_976_960),  # the same
+        ("llama3-8b", 16, EVERY, 41_943_040),  # the same
+        ("gpt3-175b", 1, "[query, value]", 4_718_592),  # Hu et al. (2021), table 4: 4.7M
+        ("gpt3-175b", 8, "[query, value]", 37_748_736),  # table 4: 37.7M
+    ],
+)
+def test_trained_parameters_are_the_published_ones(make_job, model, rank, targets, trained):
+    job = make_job(model, engine="fsdp", settings=lora(rank, targets))
+    assert adapter_params(job.model, job.training) == num_trained_params(job.model, job.training) == trained
+
+
+def test_a_checkpoint_of_gpt3s_adapters_has_35_mb_and_its_states_350_gb(make_job):
+    # Hu et al. (2021), section 4.2: rank 4 beside queries and values; 1.2 TB of memory become 350 GB
+    job = make_job("gpt3-175b", gpus=8, engine="fsdp", precision="fp16", settings=lora(4))
+    assert 2 * adapter_params(job.model, job.training) == pytest.approx(35 * 2**20, rel=0.05)
+    stage = estimate(job, layout_of(job, "dp=1,zero=2")).memory[0]
+    states = sum(float(line.num_bytes) for line in stage.lines[:3])
+    assert states == pytest.approx(350e9, rel=0.01)
+
+
+def test_qlora_trains_65_billion_parameters_on_48_gb(make_job):
+    # Dettmers et al. (2023), abstract and section 5: rank 64 beside every matrix, 16-bit adapters, sequences of 512
+    recipe = ("training.memory_recipe=pure-bf16", "device.memory=48 GB", *LLAMA_65B)
+    one = {"gpus": 1, "batch": 16, "sequence": 512, "engine": "fsdp"}
+    job = make_job("llama2-7b", settings=lora(64, EVERY, *recipe, "training.frozen_weights=nf4"), **one)
+    layout = layout_of(job, "dp=1,zero=2,recompute=full")
+    assert num_params(job.model) == pytest.approx(65.2e9, rel=0.01)
+    assert estimate(job, layout).fits
+    in_16_bits = make_job("llama2-7b", settings=lora(64, EVERY, *recipe), **one)
+    assert not estimate(in_16_bits, layout).fits
+
+
+def test_nf4_takes_4_bits_and_an_eighth(make_job):
+    # Dettmers et al. (2023), section 3: double quantisation leaves 0.127 bits a parameter for the constants
+    job = make_job("llama2-7b", gpus=1, engine="fsdp", settings=lora(1, "[query]", "training.frozen_weights=nf4"))
+    params = float(estimate(job, layout_of(job, "dp=1,zero=2")).memory[0].lines[0].num_bytes)
+    ends = 2 * 32000 * 4096 + 4096
+    expected = (num_params(job.model) - ends) * 4.127 / 8 + 2 * ends + 2 * 32 * 8192
+    assert params == pytest.approx(expected)
+
+
+def test_frozen_products_have_no_second_backward_product(make_job):
+    whole, lean = (make_job("llama2-7b", gpus=8, batch=64, engine="fsdp", settings=s) for s in ((), lora(8)))
+    layout = layout_of(whole, "dp=8,zero=3")
+    ratio = model_flops_per_step(lean.model, lean.training) / model_flops_per_step(whole.model, whole.training)
+    assert 0.66 < ratio < 0.70  # 4 of 6, attention whole
+    flops = chunk_flops(lean, layout)
+    total = sum(flops[name].sum() for name in ("forward", "backward_input", "backward_weight"))
+    assert total * 64 == pytest.approx(model_flops_per_step(lean.model, lean.training))
+    exposed = [{x.name: x.busy_seconds for x in estimate(job, layout).time} for job in (whole, lean)]
+    assert exposed[1][LineName.OPTIMIZER] < exposed[0][LineName.OPTIMIZER] / 100
+    assert exposed[1][LineName.DP_COMM] < exposed[0][LineName.DP_COMM]
+
+
+def test_recomputed_share_is_the_forward_pass(make_job):
+    job = make_job("llama2-7b", gpus=8, batch=64, engine="fsdp", settings=lora(8))
+    priced = estimate(job, layout_of(job, "dp=8,zero=3,recompute=full"))
+    layers = float(chunk_flops(job, layout_of(job, "dp=8"))["layers"].sum()) * 64
+    assert priced.hfu / priced.mfu - 1 == pytest.approx(layers / model_flops_per_step(job.model, job.training))
+
+
+@given(
+    rank=st.integers(1, 256),
+    targets=st.sets(st.sampled_from(["query", "key", "value", "output", "gate", "up", "down"]), min_size=1),
+    tp=st.sampled_from([1, 2, 4, 8]),
+)
+@settings(max_examples=40)
+def test_cut_adapters_add_up_to_no_less_than_the_whole(make_job, rank, targets, tp):
+    job = make_job("llama3-8b", engine="megatron-bridge", settings=lora(rank, f"[{', '.join(sorted(targets))}]"))
+    each = float(adapter_params_on_device(job, layout_of(job, f"tp={tp}"))) * job.model.num_layers
+    whole = adapter_params(job.model, job.training)
+    assert whole / tp <= each <= whole
+    assert tp > 1 or each == whole
+
+
+@settings(max_examples=25)
+@given(
+    text=st.sampled_from(["dp=8,zero=2", "dp=8,zero=3", "dp=8,zero=3,recompute=full", "dp=4,zero=3,mbs=2"]),
+    rank=st.sampled_from([1, 16, 64]),
+)
+def test_adapters_need_less_memory_than_all_weights_and_4_bits_less_than_16(make_job, text, rank):
+    plain, lean, quantised = (
+        make_job("llama3-8b", gpus=8, batch=32, engine="fsdp", settings=each)
+        for each in ((), lora(rank), lora(rank, "[query, value]", "training.frozen_weights=nf4"))
+    )
+    peaks = [estimate(job, layout_of(job, text)).peak_bytes for job in (plain, lean, quantised)]
+    assert peaks == sorted(peaks, reverse=True)
+    steps = [estimate(job, layout_of(job, text)).step_seconds for job in (lean, quantised)]
+    assert steps[0] < steps[1]  # weights are dequantised
+    assert np.all(np.isfinite(steps))
+
+
+def test_the_search_plans_what_full_training_cannot(make_job):
+    sizes = {"gpus": 1, "batch": 16, "sequence": 2048, "cluster": "dgx-h100", "engine": "fsdp"}
+    job = make_job("llama3-70b", settings=lora(16, EVERY, "training.frozen_weights=nf4"), **sizes)
+    plan = search(job, Constraints())
+    assert plan.fits
+    assert "4 per frozen" in plan.flops_convention
+
+
+@pytest.mark.parametrize(
+    ("model", "engine", "more", "why"),
+    [
+        ("llama3-8b", "torch", (), "trains every weight"),
+        ("llama3-8b", "megatron-bridge", ("training.frozen_weights=nf4",), "no frozen weights in nf4"),
+        ("mixtral-8x7b", "fsdp", ("training.lora_targets=[up]",), "no adapters beside up"),
+        ("gpt3-175b", "fsdp", ("training.lora_targets=[gate]",), "no adapters beside gate"),
+        ("deepseek-v2-lite", "fsdp", (), "latent attention"),
+        ("llama3-8b", "fsdp", ("training.optimizer=muon",), "optimizer muon"),
+    ],
+)
+def test_adapters_that_cannot_be_are_refused_with_the_reason(make_job, model, engine, more, why):
+    job = make_job(model, gpus=8, engine=engine, settings=("training.lora_rank=8", *more))
+    assert any(why in reason for reason in broken_rules(job, layout_of(job, "dp=8,zero=3")))
