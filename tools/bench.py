@@ -14,6 +14,7 @@ from pathlib import Path
 
 from bench_pricing import pricing_table
 from bench_search import growth, solvers
+from bench_trainer import trainer_tables
 from rich.console import Console
 from rich.table import Table
 
@@ -66,7 +67,7 @@ def machine() -> str:
 
 
 def main() -> None:
-    """Print the tables."""
+    """Print the tables; the last ones take minutes."""
     table = Table(
         "command", "CPU s", "target", "peak MiB", "target", title=f"median of {REPEATS} runs", caption=machine()
     )
@@ -81,6 +82,8 @@ def main() -> None:
     console.print(pricing_table())
     console.print(solvers())
     console.print(growth())
+    for each in trainer_tables():
+        console.print(each)
 
 
 if __name__ == "__main__":

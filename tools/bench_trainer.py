@@ -1,0 +1,235 @@
+"""The trainer on this machine: against a plain loop, and the planner's layout against all others (`make bench`).
+
+Whatever is compared runs in turns, and ratios are medians over the turns: other work on the machine then meets all
+alike. On a machine that is busy the CPU seconds of the slowest rank say more than the wall seconds.
+"""
+
+from __future__ import annotations
+
+import itertools
+import multiprocessing
+import os
+import statistics
+import tempfile
+import time
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from rich.table import Table
+
+from planner.errors import InputError
+from planner.layout import parse_layout
+from planner.plan import Plan
+from planner.search.constraints import Constraints
+from planner.search.search import plan_for_layout, search
+from planner.specs.load import load_job
+from planner.trainer.data import open_corpus
+from planner.trainer.model import Transformer
+from planner.trainer.obstacles import check_plan
+from planner.trainer.trainer import Trainer
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from planner.specs.job import Job
+    from planner.trainer.data import Corpus
+
+MODELS = ("tiny-gpt", "tiny-llama")
+SEQUENCE_LENGTH, BATCH = 128, 32
+TURNS = 15
+MOST_OVERHEAD, MOST_ABOVE_FASTEST = 1.10, 1.05
+NUM_CORES = 2
+FORK = multiprocessing.get_context("fork")  # torch is imported once
+WARMUP_STEPS, STEPS = 1, 3
+NEAR = (1.5, 1.25)  # after the first and the second turn: what takes more CPU seconds than the least is left out
+LAYOUT_TURNS, SHOWN = 7, 8
+
+
+def local_job(model: str, num_cores: int) -> Job:
+    """The job that is trained: fp32, on as many cores of this machine."""
+    return load_job(
+        model=model,
+        cluster="local-cpu",
+        engine="torch",
+        gpus=num_cores,
+        sequence_length=SEQUENCE_LENGTH,
+        global_batch_size=BATCH,
+    )
+
+
+def corpus_of(plan: Plan) -> Corpus:
+    """The trainer's own small corpus."""
+    training = plan.training
+    return open_corpus(
+        (), sequence_length=training.sequence_length, vocab_size=plan.model.vocab_size, seed=training.seed
+    )
+
+
+def on_ranks(work: Callable[..., Any], num_ranks: int, *arguments: Any) -> list[Any]:
+    """What each of so many forked ranks with a process group of gloo answers, or RuntimeError with an error."""
+    answers = FORK.SimpleQueue()
+    with tempfile.TemporaryDirectory() as folder:
+
+        def rank_main(rank: int) -> None:
+            torch.set_num_threads(1)
+            dist.init_process_group("gloo", rank=rank, world_size=num_ranks, init_method=f"file://{folder}/store")
+            try:
+                answer = work(*arguments)
+            except Exception as error:  # noqa: BLE001 # told by the parent
+                answer = repr(error)
+            answers.put(answer)
+            os._exit(0)  # peers may be gone
+
+        ranks = [FORK.Process(target=rank_main, args=(rank,)) for rank in range(num_ranks)]
+        for each in ranks:
+            each.start()
+        found = [answers.get() for _ in ranks]
+        for each in ranks:
+            each.join()
+    failed = [answer for answer in found if isinstance(answer, str)]
+    if failed:
+        raise RuntimeError(failed[0])
+    return found
+
+
+def timed(work: Callable[[], object]) -> tuple[float, float]:
+    """Wall and CPU seconds of one call."""
+    wall, cpu = time.perf_counter(), time.process_time()
+    work()
+    return time.perf_counter() - wall, time.process_time() - cpu
+
+
+def plain_loop(plan: Plan, corpus: Corpus) -> Callable[[], None]:
+    """One step of the usual loop of one process: the same model, batches and optimizer, and no parallelism at all."""
+    training = plan.training
+    model = Transformer(plan.model)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=training.learning_rate, fused=True)
+    steps = itertools.count()
+
+    def step() -> None:
+        tokens, targets = corpus.batch(next(steps) * BATCH, BATCH)
+        for inputs, wanted in zip(
+            torch.split(tokens, plan.layout.mbs), torch.split(targets, plan.layout.mbs), strict=True
+        ):
+            loss = (
+                torch.nn.functional.cross_entropy(model(inputs).flatten(0, 1), wanted.flatten()) * len(inputs) / BATCH
+            )
+            loss.backward()  # type: ignore[no-untyped-call] # torch's
+        torch.nn.utils.clip_grad_norm_(model.parameters(), training.gradient_clip)
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return step
+
+
+def overhead(plan: Plan) -> list[tuple[float, float]]:
+    """Ratios of wall and of CPU seconds, trainer over plain loop, in turns; called on a rank."""
+    corpus = corpus_of(plan)
+    trainer, plain = Trainer(plan, corpus, torch.device("cpu"), num_steps=TURNS), plain_loop(plan, corpus)
+    pairs = [(timed(trainer.step), timed(plain)) for _ in range(TURNS)][WARMUP_STEPS:]
+    return [(ours[0] / theirs[0], ours[1] / theirs[1]) for ours, theirs in pairs]
+
+
+def overhead_table() -> Table:
+    """The trainer's step over that of a plain loop, on one core."""
+    table = Table(
+        "model", "mbs", "wall", "CPU", "target", title=f"trainer / plain loop, one process, median of {TURNS - 1} pairs"
+    )
+    for model, mbs in itertools.product(MODELS, (BATCH, 4)):
+        plan = plan_for_layout(*with_layout(local_job(model, 1), f"dp=1,mbs={mbs}"))
+        (ratios,) = on_ranks(overhead, 1, plan)
+        wall, cpu = (statistics.median(column) for column in zip(*ratios, strict=True))
+        table.add_row(model, str(mbs), f"{wall:.2f}", f"{cpu:.2f}", f"{MOST_OVERHEAD:.2f}")
+    return table
+
+
+def with_layout(job: Job, text: str) -> tuple[Job, Any]:
+    """The job and the layout of a text, for `plan_for_layout`."""
+    return job, parse_layout(text, num_layers=job.model.num_layers, num_devices=1)
+
+
+def all_layouts(job: Job, num_cores: int) -> Iterator[Plan]:
+    """A plan of every layout that the trainer runs here, without recompute, which only costs time."""
+    sharded = [f"dp={num_cores},zero={zero}" for zero in range(4)] + [f"cp={num_cores},zero={zero}" for zero in (0, 1)]
+    staged = [f"pp={num_cores},schedule={name}" for name in ("1f1b", "gpipe", "zbv", "dualpipev")]
+    ways = ["dp=1", f"tp={num_cores}", *sharded, *staged, f"pp={num_cores},interleave=2"]
+    sizes = [2**power for power in range(BATCH.bit_length())]
+    for way, mbs in itertools.product(ways, sizes):
+        try:
+            plan = plan_for_layout(*with_layout(job, f"{way},mbs={mbs}"))
+            check_plan(plan)
+        except InputError:
+            continue
+        yield plan
+
+
+def step_seconds(plan: Plan) -> tuple[float, float]:
+    """Least wall and CPU seconds of some steps; called on every rank."""
+    trainer = Trainer(plan, corpus_of(plan), torch.device("cpu"), num_steps=STEPS)
+    for _ in range(WARMUP_STEPS):
+        trainer.step()
+    runs = [timed(trainer.step) for _ in range(STEPS)]
+    return min(wall for wall, _ in runs), min(cpu for _, cpu in runs)
+
+
+def measured(plan: Plan) -> tuple[float, float]:
+    """Wall and CPU seconds of a step, of the rank that takes longest."""
+    walls, cpus = zip(*on_ranks(step_seconds, plan.layout.world_size, plan), strict=True)
+    return max(walls), max(cpus)
+
+
+def layouts_table(model: str, num_cores: int = NUM_CORES) -> Table:
+    """The planner's layout beside the fastest ones of all that run here."""
+    chosen = search(local_job(model, num_cores), Constraints())
+    assert isinstance(chosen, Plan)
+    own = short(chosen)
+    plans = {short(plan): plan for plan in all_layouts(local_job(model, num_cores), num_cores)} | {own: chosen}
+    title = f"{model}: {len(plans)} layouts on {num_cores} cores"
+    turns: dict[str, list[tuple[float, float]]] = {name: [] for name in plans}
+    for turn in range(LAYOUT_TURNS):
+        for name, plan in plans.items():
+            turns[name].append(measured(plan))
+        if turn < len(NEAR):
+            least = min(median(turns[name], 1) for name in plans)
+            plans = {
+                name: p for name, p in plans.items() if name == own or median(turns[name], 1) <= NEAR[turn] * least
+            }
+    table = Table("layout", "wall ms", "CPU ms", "wall / planner's", "CPU / planner's", title=title)
+    for name in sorted(plans, key=lambda name: median(turns[name], 0))[:SHOWN]:
+        pairs = list(zip(turns[name], turns[own], strict=True))
+        figures = [f"{1000 * median(turns[name], column):.0f}" for column in (0, 1)]
+        figures += [
+            f"{statistics.median(one[column] / other[column] for one, other in pairs):.2f}" for column in (0, 1)
+        ]
+        table.add_row(f"{name}{'  <- planned' if name == own else ''}", *figures)
+    table.caption = f"ratios: medians over {LAYOUT_TURNS} turns; target: none below {1 / MOST_ABOVE_FASTEST:.2f}"
+    return table
+
+
+def short(plan: Plan) -> str:
+    """The layout's degrees, without those that are 1 and what follows from them."""
+    layout = plan.layout
+    degrees = {name: getattr(layout, name) for name in ("tp", "cp", "pp", "dp", "interleave")}
+    parts = [f"{name}={value}" for name, value in degrees.items() if value > 1] or ["one process"]
+    parts += [f"zero={layout.zero}"] * (layout.dp * layout.cp > 1) + [layout.schedule] * (layout.pp > 1)
+    return ", ".join([*parts, f"mbs={layout.mbs}"])
+
+
+def median(runs: list[tuple[float, float]], column: int) -> float:
+    """Median of one of two columns."""
+    return statistics.median(run[column] for run in runs)
+
+
+def trainer_tables() -> Iterator[Table]:
+    """All of it, a table at a time."""
+    yield overhead_table()
+    for model in MODELS:
+        yield layouts_table(model)
+
+
+if __name__ == "__main__":
+    from rich.console import Console
+
+    for each in trainer_tables():
+        Console(width=110).print(each)
