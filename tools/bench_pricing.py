@@ -50,6 +50,7 @@ def some_layouts(num_layouts: int) -> Any:
         sp=0 * one,
         zero=random.integers(0, 4, (num_layouts, 1)),
         schedule="1f1b",
+        offload="none",
     )
 
 
