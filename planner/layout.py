@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "AXES",
+    "V_SHAPED",
     "Degrees",
     "Layout",
     "balanced_chunks",
@@ -43,12 +44,15 @@ __all__ = [
 AXES: Final = ("pp", "dp", "cp", "tp")
 """Mesh axes, slowest first."""
 
+_DUALPIPE: Final = "dualpipe"
+"""DualPipe on pp stages, from both ends at once: two V's side by side, of pp / 2 stages with two chunks each."""
+
 _COUNTS: Final = ("tp", "pp", "dp", "cp", "ep", "etp", "hsdp", "mbs", "interleave")
 _KEYS: Final = (*_COUNTS, "zero", "schedule", "sp", "recompute", "offload", "layers_per_stage")
 _LISTS: Final = ("layers_per_stage", "recompute")
 """Keys with an entry for each chunk; `3*11` stands for `11/11/11`."""
 _WORDS: Final[dict[str, tuple[str, ...]]] = {
-    "schedule": get_args(Schedule),
+    "schedule": (*get_args(Schedule), _DUALPIPE),
     "recompute": get_args(Recompute),
     "offload": get_args(Offload),
 }
@@ -166,12 +170,12 @@ class Layout:
         return format_layout(self)
 
 
-_V_SHAPED: Final = ("zbv", "dualpipev")
+V_SHAPED: Final = ("zbv", "dualpipev")
 
 
 def chunks_per_stage(schedule: Schedule) -> int:
     """Chunks that a stage has unless interleave says otherwise: one, and of a V two."""
-    return 2 if schedule in _V_SHAPED else 1
+    return 2 if schedule in V_SHAPED else 1
 
 
 def stage_of_chunk(schedule: Schedule, pp: Any, chunk: Any) -> Any:
@@ -179,7 +183,7 @@ def stage_of_chunk(schedule: Schedule, pp: Any, chunk: Any) -> Any:
 
     Source: Narayanan et al. (SC 2021), section 2.2.2; Qi et al. (2023), ZB-V.
     """
-    return np.minimum(chunk, 2 * pp - 1 - chunk) if schedule in _V_SHAPED else chunk % pp
+    return np.minimum(chunk, 2 * pp - 1 - chunk) if schedule in V_SHAPED else chunk % pp
 
 
 def head_stage(layout: Degrees) -> Any:
@@ -306,7 +310,9 @@ def parse_layout(text: str, *, num_layers: int, num_devices: int, option: str = 
     mistakes = [bad for key, value in given.items() if (bad := check_value(key, value, option))]
     if mistakes:
         raise InputError(*mistakes)
-    number = {key: int(given[key]) for key in (*_COUNTS, "zero", "sp") if key in given}
+    number: dict[str, int] = {key: int(given[key]) for key in (*_COUNTS, "zero", "sp") if key in given}
+    if given.get("schedule") == _DUALPIPE:
+        given, number = _as_v(given, number, option)
     tp, pp, cp = number.get("tp", 1), number.get("pp", 1), number.get("cp", 1)
     schedule = cast("Schedule", given.get("schedule", "interleaved" if number.get("interleave", 1) > 1 else "1f1b"))
     interleave = number.setdefault("interleave", chunks_per_stage(schedule))
@@ -328,10 +334,31 @@ def parse_layout(text: str, *, num_layers: int, num_devices: int, option: str = 
     return layout
 
 
+def _as_v(given: Mapping[str, str], number: Mapping[str, int], option: str) -> tuple[dict[str, str], dict[str, int]]:
+    """`schedule=dualpipe` as what it is: each rank holds stages r and pp - 1 - r of one of two replicas of the model.
+
+    Source: DeepSeek, DualPipe (README), DualPipeV ("cut in half").
+    """
+    pp = number.get("pp", 1)
+    if pp % 2 or "interleave" in number or "dp" in number:
+        raise InputError(
+            Mistake(
+                message="`schedule=dualpipe` needs an even pp, and neither interleave nor dp",
+                where=option,
+                hint="DualPipe on pp stages is two V's of half the stages: `schedule=dualpipev,pp=8` for 16",
+            )
+        )
+    return {**given, "schedule": "dualpipev"}, {**number, "pp": pp // 2, "interleave": 2}
+
+
 def even_split(num_layers: int, pp: int, interleave: int, schedule: Schedule = "1f1b") -> tuple[int, ...]:
-    """Layers per chunk, as even as possible: stages differ by at most one, and so do a stage's chunks."""
+    """Layers per chunk, as even as possible: stages differ by at most one, and so do a stage's chunks.
+
+    The first stages take the remainder; of a V, whose first stage holds the head too, the last ones.
+    """
     base, extra = divmod(num_layers, pp)
-    return balanced_chunks(tuple(base + (1 if stage < extra else 0) for stage in range(pp)), interleave, schedule)
+    stages = tuple(base + (1 if stage < extra else 0) for stage in range(pp))
+    return balanced_chunks(stages[::-1] if schedule in V_SHAPED else stages, interleave, schedule)
 
 
 def _check_lists(layout: Layout, num_layers: int, option: str) -> None:

@@ -349,7 +349,21 @@ def broadcast_seconds(where: Group, num_bytes: Any) -> Any:
     return where.seconds_per_byte * num_bytes + (where.ring_latency + where.startup)
 
 
-def all_to_all_seconds(where: Group, num_bytes: Any, *, copies: Any = 1) -> Any:
+def _reached(instances: Any, copies: int, groups: tuple[int, int] | None) -> Any:
+    """How many of `instances` the `copies` of a token reach, on average; see `all_to_all_seconds`."""
+    if groups is None or copies == 1:
+        return instances * (1.0 - (1.0 - 1.0 / instances) ** copies)
+    num_groups, chosen = groups
+    missed = 1.0  # an instance with `each` groups has none of the chosen ones
+    each = np.maximum(1.0, num_groups / instances)
+    for i in range(chosen):
+        missed = missed * np.maximum(0.0, num_groups - each - i) / (num_groups - i)
+    inside = np.maximum(1.0, instances / num_groups)  # instances over which one group is spread
+    share = 1.0 - (1.0 - 1.0 / inside) ** (copies / chosen)
+    return np.where(instances <= num_groups, instances * (1.0 - missed), chosen * inside * share)
+
+
+def all_to_all_seconds(where: Group, num_bytes: Any, *, copies: int = 1, groups: tuple[int, int] | None = None) -> Any:
     """Every rank sends 1/n of its `num_bytes` to every rank of the group, all peers and all levels at once.
 
     Peers of one level share the rank's own part of that level: across N hosts (N - 1) / N of the bytes go over the
@@ -357,6 +371,8 @@ def all_to_all_seconds(where: Group, num_bytes: Any, *, copies: Any = 1) -> Any:
 
     copies: so many parts of the bytes are the same, for ranks chosen at random, and each of the N instances of
     the level below gets one of them, which it spreads inside: N (1 - (1 - 1/N)^copies) / copies of the bytes.
+    groups: how many groups the ranks form in order, and how many of them the copies of one token go to, as many to
+    each; with a group on each instance the copies reach that many instances.
 
     Source: NCCL, grouped sends and receives; derived here, checked by a count over real ranks. Copies: DeepSeek-V3
     (2024), section 3.2.2; expected number of distinct hosts.
@@ -365,7 +381,7 @@ def all_to_all_seconds(where: Group, num_bytes: Any, *, copies: Any = 1) -> Any:
     for level in where.levels:
         peers = level.members - level.inside
         instances = where.size / level.inside
-        distinct = instances * (1.0 - (1.0 - 1.0 / instances) ** copies) / copies
+        distinct = _reached(instances, copies, groups) / copies
         level_seconds = distinct * peers / where.size * num_bytes / level.bandwidth + level.link.latency
         seconds = np.maximum(seconds, (peers > 0) * level_seconds)
     return seconds + where.startup

@@ -102,7 +102,8 @@ def _outcome(job: Job, layout: Layout, schedule: Schedule, m: int) -> ScheduleOu
         least = f"at least {2 * other.pp}" if schedule == "dualpipev" else "equal rounds of"
         return f"it needs {least} microbatches, not {m}"
     priced = estimate(job, other)
-    work = m * float(np.max(stage_prices(job, other, stages_of(job, other)).microbatch_seconds))
+    bubble_line = next(line for line in priced.time if line.name == LineName.BUBBLE)
+    work = priced.pipeline_seconds - float(bubble_line.busy_seconds)
     executed = timeline(job, other).seconds if schedule in _BOUNDED else priced.pipeline_seconds
     stages = np.arange(other.pp)
     activations = [line.num_bytes for s in priced.memory for line in s.lines if line.name == LineName.ACTIVATIONS]

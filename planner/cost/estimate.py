@@ -11,13 +11,24 @@ from planner.cost.collectives import slowest_link
 from planner.cost.flops import layers_forward_flops_per_step, model_flops_per_step
 from planner.cost.ledger import HostMemory, LineName, MemoryLine, StageMemory, TimeLine, total_exposed_seconds
 from planner.cost.memory import host_lines, memory_lines
-from planner.cost.prices import StagePrices, chunk_seconds, num_microbatches, stage_bytes, stage_prices
+from planner.cost.prices import (
+    StagePrices,
+    chunk_parts,
+    chunk_seconds,
+    exchange_parts,
+    exchange_share,
+    num_microbatches,
+    stage_bytes,
+    stage_prices,
+)
 from planner.cost.schedule import EXECUTED, bubble_of, bubble_seconds, steady_seconds
 from planner.cost.simulate import Timeline, simulate
 from planner.cost.stage import stage_of, stages_of
 from planner.layout import offloads_optimizer
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
     from planner.layout import Degrees, Layout
     from planner.specs.engine import Schedule
     from planner.specs.job import Job
@@ -105,9 +116,12 @@ def estimate(job: Job, layout: Layout) -> Estimate:
         )
         for r in range(layout.pp)
     )
-    prices = stage_prices(job, layout, stages)
+    prices, executed = stage_prices(job, layout, stages), None
+    if layout.schedule in EXECUTED:
+        executed = timeline(job, layout)
+        prices = _with_hidden_exchanges(job, layout, prices, executed)
     work = float(steady_seconds(num_microbatches(job, layout), np.max(prices.microbatch_seconds)))
-    bubble = _bubble_seconds(job, layout, prices)
+    bubble = max(0.0, executed.seconds - work) if executed else _bubble_seconds(job, layout, prices)
     time = _time_lines(job, layout, prices, bubble)
     step_seconds = float(total_exposed_seconds(time))
     tokens = job.training.global_batch_size * job.training.sequence_length
@@ -174,14 +188,37 @@ def timeline(job: Job, layout: Layout) -> Timeline:
     Source: simulate.py.
     """
     m = int(num_microbatches(job, layout))
-    return simulate(layout.schedule, chunk_seconds(job, layout), m, interleave=layout.interleave)
+    seconds, share = chunk_seconds(job, layout), exchange_share(job)
+    return simulate(layout.schedule, seconds, m, interleave=layout.interleave, exchange_share=share)
+
+
+def _with_hidden_exchanges(job: Job, layout: Layout, prices: StagePrices, executed: Timeline) -> StagePrices:
+    """The prices with what pairs of passes hid of exchanges and sends, spread over the microbatches."""
+    if not executed.hidden.any():
+        return prices
+    parts, chunks = chunk_parts(job, layout), layout.num_chunks
+    experts, both = parts[LineName.EP_COMM], exchange_parts(job, parts)
+    share = np.where(
+        executed.kind == "F",
+        _share(experts.forward, both.forward, chunks)[executed.chunk],
+        _share(experts.backward, both.backward, chunks)[executed.chunk],
+    )
+    m = num_microbatches(job, layout)
+    exchanges, sends = (
+        np.bincount(executed.stage, weights=weights * executed.hidden, minlength=layout.pp) / m
+        for weights in (share, 1.0 - share)
+    )
+    return replace(prices, ep_hidden=prices.ep_hidden + exchanges, pp_hidden=prices.pp_hidden + sends)
+
+
+def _share(part: Any, whole: Any, num_chunks: int) -> NDArray[np.float64]:
+    part, whole = np.broadcast_to(part, num_chunks), np.broadcast_to(whole, num_chunks)
+    share: NDArray[np.float64] = np.divide(part, whole, out=np.zeros(num_chunks), where=whole > 0)
+    return share
 
 
 def _bubble_seconds(job: Job, layout: Layout, prices: StagePrices) -> float:
     passes, m = prices.passes, num_microbatches(job, layout)
-    if layout.schedule in EXECUTED:
-        slowest = np.max(np.broadcast_to(passes.total, layout.pp))
-        return max(0.0, timeline(job, layout).seconds - float(steady_seconds(m, slowest)))
     forward, backward_input, backward_weight = (
         np.broadcast_to(each, layout.pp) for each in (passes.forward, passes.backward_input, passes.backward_weight)
     )
@@ -268,6 +305,7 @@ def _microbatch_lines(job: Job, layout: Layout, own: StagePrices, stage: int, m:
             name=LineName.EP_COMM,
             stage=stage,
             busy_seconds=m * own.ep_comm,
+            hidden_seconds=m * own.ep_hidden,
             formula="m * layers with experts * 4 all-to-alls (6 with full recompute) of s b k h / (c t)",
             source="Lepikhin et al., GShard (2020), section 3.2",
             bound=slowest_link(job.cluster, layout.ep, layout.etp),

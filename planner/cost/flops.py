@@ -69,7 +69,8 @@ def model_flops_per_step(model: ModelSpec, training: TrainingSpec) -> float:
 
     Source: Chowdhery et al., PaLM (2022), appendix B; attention as Megatron-LM counts it since 2024.
     """
-    core = model.num_layers * attention_core_flops_per_token(model, training.sequence_length, causal=True)
+    num_layers = model.num_layers + model.mtp_layers
+    core = num_layers * attention_core_flops_per_token(model, training.sequence_length, causal=True)
     products = 2.0 if training.lora_rank else 3.0
     trained = 3.0 * adapter_params(model, training)
     per_token = 2.0 * (products * num_matmul_params(model) + trained) + 3.0 * core
@@ -102,7 +103,8 @@ def chunk_flops(job: Job, layout: Layout) -> dict[str, NDArray[np.float64]]:
     ends = np.zeros(layout.num_chunks)
     ends[0 if model.patches else -1] = num_matmul_params(model) - params.sum()
     adapters = adapter_params(model, training) / model.num_layers * chunks.num_layers
-    core = chunks.num_layers * attention_core_flops_per_token(model, training.sequence_length, causal=True)
+    num_layers = sum(count for _, count in layer_kinds(job, layout, chunks))  # with those for further tokens
+    core = num_layers * attention_core_flops_per_token(model, training.sequence_length, causal=True)
     tokens = training.sequence_length * layout.mbs
     products = 2.0 * tokens * (params + ends + adapters)
     return {

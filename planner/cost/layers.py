@@ -22,6 +22,13 @@ __all__ = ["LayerSeconds", "attention_span", "layer_seconds", "tokens_per_microb
 _FLASH_BACKWARD: Final = 2.5
 """Fused attention's backward pass does five products where the forward pass does two (Dao 2023, section 3.1)."""
 
+_HOP_SHARE: Final = 1 / 3
+"""Operators of one hop of ring attention over those of a layer, about 8 of 24: two slices, a send, a receive, the
+kernel, and three to correct the sum (Transformer Engine, attention/dot_product_attention/context_parallel.py)."""
+
+_KERNEL_KEYS: Final = 256
+"""Keys that a fused kernel could take in while it starts and ends: two tiles of 128 (Dao 2023, section 3.3)."""
+
 _BACKWARD_OPERATORS: Final = 1.6
 """Backward operators launched for each forward operator, in eager mode."""
 
@@ -30,11 +37,13 @@ _BACKWARD_OPERATORS: Final = 1.6
 class LayerSeconds:
     """Seconds of one layer for one microbatch on one device, without communication.
 
-    core_forward is the part of the forward pass that selective recompute repeats.
+    core_forward is the part of the forward pass that selective recompute of the attention core repeats, light_forward
+    that of norms, up-projections of latent attention, and the gate.
     """
 
     passes: PassSeconds
     core_forward: Any
+    light_forward: Any
 
 
 def tokens_per_microbatch(job: Job, layout: Degrees) -> Any:
@@ -96,25 +105,27 @@ def _projection_seconds(job: Job, layout: Degrees) -> PassSeconds:
 def _latent_projections(job: Job, layout: Degrees, mla: LatentAttention) -> list[PassSeconds]:
     tokens, h = tokens_per_microbatch(job, layout), job.model.hidden_size
     own = tokens / np.where(np.equal(layout.sp, 1), layout.tp, 1)
-    heads = job.model.num_heads / layout.tp
-    query = heads * (mla.nope_head_size + mla.rope_head_size)
-    maps = [
-        linear_seconds(job, own, h, mla.kv_lora_rank + mla.rope_head_size),
-        linear_seconds(job, tokens, mla.kv_lora_rank, heads * (mla.nope_head_size + mla.value_head_size)),
-    ]
+    maps = [linear_seconds(job, own, h, mla.kv_lora_rank + mla.rope_head_size), *_up_projections(job, layout, mla)]
     if mla.q_lora_rank:
-        return [
-            *maps,
-            linear_seconds(job, own, h, mla.q_lora_rank),
-            linear_seconds(job, tokens, mla.q_lora_rank, query),
-        ]
+        return [*maps, linear_seconds(job, own, h, mla.q_lora_rank)]
+    query = job.model.num_heads * (mla.nope_head_size + mla.rope_head_size) / layout.tp
     return [*maps, linear_seconds(job, tokens, h, query)]
+
+
+def _up_projections(job: Job, layout: Degrees, mla: LatentAttention) -> list[PassSeconds]:
+    tokens, heads = tokens_per_microbatch(job, layout), job.model.num_heads / layout.tp
+    maps = [linear_seconds(job, tokens, mla.kv_lora_rank, heads * (mla.nope_head_size + mla.value_head_size))]
+    if mla.q_lora_rank:
+        query = heads * (mla.nope_head_size + mla.rope_head_size)
+        maps.append(linear_seconds(job, tokens, mla.q_lora_rank, query))
+    return maps
 
 
 def _core_seconds(job: Job, layout: Degrees) -> PassSeconds:
     """Seconds of softmax(Q K^T) V on one device.
 
-    Fused kernels execute the causal half, or the band of a sliding window. The unfused kernels of 2021 execute
+    Fused kernels execute the causal half, or the band of a sliding window; in a ring each hop has a kernel of its own,
+    that starts and ends. The unfused kernels of 2021 execute
     the whole square and move the scores through memory: 9 a s^2 b bytes forward, 11 backward (softmax, mask and
     dropout in 16 bits).
 
@@ -128,7 +139,8 @@ def _core_seconds(job: Job, layout: Degrees) -> PassSeconds:
         width = model.head_size * 2
         if model.mla is not None:
             width = model.mla.nope_head_size + model.mla.rope_head_size + model.mla.value_head_size
-        flops = 2.0 * rows * attention_span(model, s, causal=True) * width * heads
+        started = 1.0 + np.minimum(1, _num_hops(job, layout)) * _KERNEL_KEYS / rows  # a kernel for each hop
+        flops = 2.0 * rows * attention_span(model, s, causal=True) * width * heads * started
         rate = device.peak[job.core_precision] * job.attention_share
         launch = device.efficiency.launch
         one = PassSeconds(forward=flops / rate + launch, backward_input=_FLASH_BACKWARD * flops / rate + launch)
@@ -143,6 +155,11 @@ def _core_seconds(job: Job, layout: Degrees) -> PassSeconds:
     return one * (1.0 + cross_attention_share(model))
 
 
+def _num_hops(job: Job, layout: Degrees) -> Any:
+    """Times that keys and values travel to the neighbour in ring attention."""
+    return np.maximum(layout.cp - 1, 0) * (0.0 if job.engine.gathers_context else 1.0)
+
+
 def _merge_seconds(job: Job, layout: Degrees) -> PassSeconds:
     """Seconds to add what each hop of ring attention brings: outputs forward; gradients of queries, keys and values.
 
@@ -153,7 +170,7 @@ def _merge_seconds(job: Job, layout: Degrees) -> PassSeconds:
     outputs.
     """
     model = job.model
-    hops = np.maximum(layout.cp - 1, 0) * (0.0 if job.engine.gathers_context else 1.0)
+    hops = _num_hops(job, layout)
     tokens = tokens_per_microbatch(job, layout) / layout.tp
     queries = model.num_heads * model.head_size
     keys_and_values = 2 * model.num_kv_heads * model.head_size
@@ -206,6 +223,26 @@ def _expert_seconds(job: Job, layout: Degrees, moe: MixtureOfExperts) -> PassSec
     moved = 8.0 * choices * job.model.hidden_size * job.compute_bytes / 2
     permuted = memory_bound_seconds(job, moved)
     return sum(parts, PassSeconds(forward=permuted, backward_input=permuted))
+
+
+def _remade_seconds(job: Job, layout: Degrees, moe: MixtureOfExperts | None) -> Any:
+    """Forward seconds of the norms, of latent attention's up-projections, and of the gate.
+
+    Source: the same operators as in the forward pass; DeepSeek-V3 (2024), section 3.2.3.
+    """
+    model, tokens = job.model, tokens_per_microbatch(job, layout)
+    element = job.compute_bytes / 2
+    own = tokens * element / np.where(np.equal(layout.sp, 1), layout.tp, 1)
+    seconds = model.norms_per_layer * memory_bound_seconds(job, 4.0 * model.hidden_size * own)
+    if model.mla is not None:
+        seconds = seconds + sum(one.forward for one in _up_projections(job, layout, model.mla))
+    if model.activation != "swiglu":
+        return seconds
+    width = tokens * model.ffn_hidden_size / layout.tp
+    if moe is not None:
+        width = tokens / layout.tp * (moe.experts_per_token * moe.imbalance * moe.ffn_hidden_size)
+        width = width + tokens * moe.shared_ffn_hidden_size / layout.tp
+    return seconds + memory_bound_seconds(job, 6.0 * width * element)
 
 
 def _light_seconds(job: Job, layout: Degrees) -> PassSeconds:
@@ -278,9 +315,9 @@ def layer_seconds(job: Job, layout: Degrees, *, experts: bool = False) -> LayerS
     """Seconds of one transformer layer for one microbatch, without communication.
 
     `experts`: a layer with experts in place of its feed-forward block. In eager mode a small layer cannot run
-    faster than the host launches its operators: `layer_floor` of the device times the engine's factor
-    bounds the forward pass, and 1.6 times that the backward pass. The operators take the calibration's `slowdown`
-    times as long as the roofline says.
+    faster than the host launches its operators: `layer_floor` of the device times the engine's factor, with what the
+    hops of a ring add to it, bounds the forward pass, and 1.6 times that the backward pass. The operators take the
+    calibration's `slowdown` times as long as the roofline says.
 
     Source: sum of the operators; the floor's ratio of 1.6 is the number of backward per forward operators.
     """
@@ -296,7 +333,8 @@ def layer_seconds(job: Job, layout: Degrees, *, experts: bool = False) -> LayerS
         whole += _dequantized_seconds(job, layout, experts=experts)
     split = np.where(np.greater(layout.tp, 1), job.engine.tp_host_factor, 1.0)
     factor = job.engine.expert_host_factor if moe else job.engine.host_factor
-    floor = job.cluster.device.efficiency.layer_floor * factor * split
+    hops = _num_hops(job, layout) * (_HOP_SHARE * job.engine.host_factor)
+    floor = job.cluster.device.efficiency.layer_floor * (factor + hops) * split
     slowdown = job.calibration.slowdown
     whole = whole * slowdown
     stretch = np.maximum(1.0, _BACKWARD_OPERATORS * floor / whole.backward)  # both parts wait for the host alike
@@ -305,4 +343,5 @@ def layer_seconds(job: Job, layout: Degrees, *, experts: bool = False) -> LayerS
         backward_input=whole.backward_input * stretch,
         backward_weight=whole.backward_weight * stretch,
     )
-    return LayerSeconds(passes=passes, core_forward=slowdown * core.forward)
+    light = _remade_seconds(job, layout, moe)
+    return LayerSeconds(passes=passes, core_forward=slowdown * core.forward, light_forward=slowdown * light)

@@ -63,7 +63,8 @@ class ActivationTerm:
     """One tensor that a layer keeps for its backward pass.
 
     num_bytes: bytes for one microbatch on one device. core: the scores of unfused attention. saved: the share that
-    operator-level selective recompute keeps (outputs of attention and of every second product).
+    operator-level selective recompute keeps (outputs of attention and of every second product). light: the share that
+    is the output of a norm, of an up-projection of latent attention, or of a gate.
     """
 
     name: str
@@ -71,6 +72,7 @@ class ActivationTerm:
     core: bool = False
     is_input: bool = False
     saved: float = 0.0
+    light: float = 0.0
 
 
 def activation_terms(job: Job, layout: Degrees, *, experts: bool = False) -> tuple[ActivationTerm, ...]:
@@ -89,13 +91,16 @@ def activation_terms(job: Job, layout: Degrees, *, experts: bool = False) -> tup
     model, training = job.model, job.training
     tokens = tokens_per_microbatch(job, layout)
     element = job.compute_bytes * tokens
+    narrow = element * _narrow(job)
     sharded = np.where(np.equal(layout.sp, 1), layout.tp, 1)
     gathered = sharded if job.engine.regathers_inputs else np.ones_like(sharded)
     h = model.hidden_size
     mask = tokens * (1.0 if training.dropout else 0.0)
     terms = [
         ActivationTerm(name="layer input", num_bytes=element * h / sharded, is_input=True),
-        ActivationTerm(name="attention input", num_bytes=element * h / gathered * _is_read_again(job, _INPUTS)),
+        ActivationTerm(
+            name="attention input", num_bytes=narrow * h / gathered * _is_read_again(job, _INPUTS), light=1.0
+        ),
         *_attention_terms(job, layout),
         ActivationTerm(name="attention dropout mask", num_bytes=mask * h / sharded),
         ActivationTerm(name="feed-forward dropout mask", num_bytes=mask * h / sharded),
@@ -103,8 +108,8 @@ def activation_terms(job: Job, layout: Degrees, *, experts: bool = False) -> tup
     if not model.parallel_attention:
         terms.append(ActivationTerm(name="residual", num_bytes=element * h / sharded))
     if model.norms_per_layer > 1:
-        kept = element * h / gathered * _is_read_again(job, ("gate", "up"))
-        terms.append(ActivationTerm(name="feed-forward input", num_bytes=kept))
+        kept = narrow * h / gathered * _is_read_again(job, ("gate", "up"))
+        terms.append(ActivationTerm(name="feed-forward input", num_bytes=kept, light=1.0))
     if adapters := adapted_matrices(model, training):
         down = element * training.lora_rank * len(adapters)
         terms.append(ActivationTerm(name="adapters", num_bytes=down))
@@ -123,9 +128,17 @@ def activation_terms(job: Job, layout: Degrees, *, experts: bool = False) -> tup
         terms += [
             replace(term, name=f"cross-attention {term.name}", num_bytes=share * term.num_bytes) for term in cross
         ]
-    inner = _inner_tensors(job) * element * model.ffn_hidden_size / layout.tp
-    one = 1.0 / _inner_tensors(job)  # the first product's output
-    return (*terms, ActivationTerm(name="feed-forward inner", num_bytes=inner, saved=one))
+    inner = _inner_tensors(job) * narrow * model.ffn_hidden_size / layout.tp
+    one = 1.0 / _inner_tensors(job)  # the first product's output, and the second's input
+    return (*terms, ActivationTerm(name="feed-forward inner", num_bytes=inner, saved=one, light=one))
+
+
+def _narrow(job: Job) -> float:
+    """Bytes of a kept input of a product over those of a 16-bit one.
+
+    Source: DeepSeek-V3 (2024), section 3.3.3.
+    """
+    return 0.5 if job.engine.fp8_activations and job.training.precision in ("fp8", "fp4") else 1.0
 
 
 _INPUTS: Final = ("query", "key", "value")
@@ -183,8 +196,8 @@ def _attention_terms(job: Job, layout: Degrees) -> tuple[ActivationTerm, ...]:
         values = heads * np.where(gathers, layout.cp * mla.value_head_size, mla.nope_head_size + mla.value_head_size)
         up = query + values + context * query  # keys are joined with positions
         terms = [
-            ActivationTerm(name="latents", num_bytes=element * latents),
-            ActivationTerm(name="queries, keys and values", num_bytes=element * up / t, saved=0.5),
+            ActivationTerm(name="latents", num_bytes=element * latents, light=0.5),
+            ActivationTerm(name="queries, keys and values", num_bytes=element * up / t, saved=0.5, light=1.0),
             ActivationTerm(
                 name="attention output", num_bytes=outputs * element * heads * mla.value_head_size / t, saved=1.0
             ),
@@ -204,19 +217,24 @@ def _expert_terms(job: Job, layout: Degrees, moe: MixtureOfExperts) -> tuple[Act
     """What the experts keep: fp32 router scores, permuted inputs, inner tensors and outputs of every choice."""
     tokens = tokens_per_microbatch(job, layout)
     element = job.compute_bytes
+    narrow = element * _narrow(job)
     choices = tokens / layout.tp * moe.experts_per_token * moe.imbalance * layout.etp
     inner = _inner_tensors(job)
-    shared = inner * element * tokens * moe.shared_ffn_hidden_size / layout.tp
+    shared = inner * narrow * tokens * moe.shared_ffn_hidden_size / layout.tp
     return (
         ActivationTerm(name="router", num_bytes=8.0 * tokens / layout.tp * moe.num_experts),
-        ActivationTerm(name="expert inputs", num_bytes=element * choices * job.model.hidden_size),
+        ActivationTerm(name="expert inputs", num_bytes=narrow * choices * job.model.hidden_size),
         ActivationTerm(
             name="expert inner",
-            num_bytes=inner * element * choices * moe.ffn_hidden_size / layout.etp,
+            num_bytes=inner * narrow * choices * moe.ffn_hidden_size / layout.etp,
             saved=1.0 / inner,
+            light=1.0 / inner,
         ),
-        ActivationTerm(name="expert outputs", num_bytes=element * choices * job.model.hidden_size),
-        ActivationTerm(name="shared expert inner", num_bytes=shared),
+        ActivationTerm(
+            name="expert outputs",
+            num_bytes=element * choices * job.model.hidden_size * job.engine.keeps_expert_outputs,
+        ),
+        ActivationTerm(name="shared expert inner", num_bytes=shared, light=1.0 / inner),
     )
 
 
@@ -224,13 +242,17 @@ def kept_shares(job: Job, term: ActivationTerm) -> tuple[float, float, float]:
     """Share of one tensor that each policy of `stage.POLICIES` keeps; operator by operator, a second (s b h) tensor.
 
     Full recompute keeps the layer's input. Selective recompute drops the attention core, or, operator by
-    operator, keeps the input, the outputs of attention and of every second product, and one (s b h) output.
+    operator, keeps the input, the outputs of attention and of every second product, and one (s b h) output; or it
+    drops what is light to make again.
 
-    Source: Korthikanti et al. (2022), section 5; torchtitan, distributed/activation_checkpoint.py.
+    Source: Korthikanti et al. (2022), section 5; torchtitan, distributed/activation_checkpoint.py; DeepSeek-V3 (2024),
+    sections 3.2.3 and 3.3.3.
     """
     selective = 0.0 if term.core else 1.0
     if job.engine.selective_recompute == "operators":
         selective = 2.0 * term.is_input + term.saved
+    elif job.engine.selective_recompute == "light":
+        selective = (1.0 - term.light) * selective
     return 1.0, selective, float(term.is_input)
 
 

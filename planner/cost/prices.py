@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
 from planner.cost.adapters import trained_params
-from planner.cost.compute import PassSeconds, accumulation_seconds, head_seconds, memory_bound_seconds
+from planner.cost.compute import PassSeconds, accumulation_seconds, head_seconds, linear_seconds, memory_bound_seconds
 from planner.cost.layers import layer_seconds, tokens_per_microbatch
 from planner.cost.ledger import LineName, total_bytes
 from planner.cost.memory import host_lines, memory_lines, whole_gradients
@@ -52,6 +52,8 @@ __all__ = [
     "StagePrices",
     "chunk_parts",
     "chunk_seconds",
+    "exchange_parts",
+    "exchange_share",
     "hidden_of_layer",
     "num_microbatches",
     "stage_bytes",
@@ -60,11 +62,15 @@ __all__ = [
 ]
 
 
+_EXCHANGE_PROCESSORS: Final = 20
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StagePrices:
     """What one stage costs: seconds of one microbatch by cause, and once a step. Every field broadcasts.
 
-    passes: the seconds of one microbatch again, by pass in place of cause; both have the same sum.
+    passes: the seconds of one microbatch again, by pass in place of cause; both have the same sum, but for what only
+    pairs of passes hide of their exchanges (ep_hidden, and its part of pp_hidden; on average over the microbatches).
     whole: the part of `passes` that a stage has as a whole, whatever its chunks are, by ledger line.
     """
 
@@ -79,6 +85,7 @@ class StagePrices:
     cp_comm: Any
     cp_hidden: Any
     ep_comm: Any
+    ep_hidden: Any = 0.0
     pp_comm: Any
     pp_hidden: Any
     host_busy_each: Any
@@ -96,11 +103,11 @@ class StagePrices:
     def microbatch_seconds(self) -> Any:
         """Seconds of one microbatch through the stage, forward and backward: t_r of the pipeline formula."""
         work = self.compute + self.recompute + self.head + self.accumulation
-        exposed_send = self.pp_comm - self.pp_hidden
+        exposed_send, exposed_exchange = self.pp_comm - self.pp_hidden, self.ep_comm - self.ep_hidden
         exposed_tp = self.tp_comm - self.tp_hidden
         exposed_cp = self.cp_comm - self.cp_hidden
         beside = exposed_send + self.host_exposed_each + self.dp_exposed_each
-        return work + exposed_tp + exposed_cp + self.ep_comm + beside
+        return work + exposed_tp + exposed_cp + exposed_exchange + beside
 
     @property
     def tail_seconds(self) -> Any:
@@ -177,7 +184,8 @@ def _work(job: Job, layout: Degrees, stage: Stage) -> _Work:
         exchange = expert_parallel_seconds(job, layout) if experts else 0.0
         beside_core = hidden_context_parallel_seconds(job, layout, cp_forward, core)
         beside_core_back = hidden_context_parallel_seconds(job, layout, cp_backward, 2.5 * core)
-        selective = 0.5 * forward if job.engine.selective_recompute == "operators" else core
+        parts = {"operators": 0.5 * forward, "light": layer.light_forward, "attention-core": core}
+        selective = parts[job.engine.selective_recompute]
         again = by_policy(stage.policy, (0.0, selective, forward))
         layers += layer.passes * count
         recompute = recompute + count * again
@@ -191,7 +199,7 @@ def _work(job: Job, layout: Degrees, stage: Stage) -> _Work:
     return _Work(
         layers=layers,
         recompute=recompute,
-        ends=_lookup(job, layout) * first + head_seconds(job, layout) * (last * (1.0 + job.model.mtp_layers)),
+        ends=_lookup(job, layout) * first + _head_and_mtp_seconds(job, layout) * last,
         tp=tp,
         tp_hidden=tp_hidden,
         tp_ends=_halves(tensor_parallel_end_seconds(job, layout)) * (first.astype(float) + last),
@@ -224,6 +232,19 @@ def _repeated(forward: Any, backward: Any, full: Any) -> PassSeconds:
 def _halves(seconds: Any) -> PassSeconds:
     """As much in the forward as in the backward pass."""
     return PassSeconds(forward=seconds / 2, backward_input=seconds / 2)
+
+
+def _head_and_mtp_seconds(job: Job, layout: Degrees) -> PassSeconds:
+    """The head; and for each layer for further tokens a look-up, the projection of two states, and the head again.
+
+    Source: DeepSeek-V3 (2024), section 2.2.
+    """
+    head, mtp = head_seconds(job, layout), job.model.mtp_layers
+    if not mtp:
+        return head
+    tokens, h = tokens_per_microbatch(job, layout), job.model.hidden_size
+    joined = linear_seconds(job, tokens, 2 * h, h / layout.tp) * job.calibration.slowdown
+    return head + (_lookup(job, layout) + joined + head) * mtp
 
 
 def _lookup(job: Job, layout: Degrees) -> PassSeconds:
@@ -324,10 +345,33 @@ def chunk_seconds(job: Job, layout: Layout) -> ChunkSeconds:
 
     Source: the sum of `chunk_parts`.
     """
-    total = sum(chunk_parts(job, layout).values(), PassSeconds())
+    parts = chunk_parts(job, layout)
+    total = sum(parts.values(), PassSeconds())
+    exchange = exchange_parts(job, parts)
     return ChunkSeconds(
-        forward=total.forward, backward_input=total.backward_input, backward_weight=total.backward_weight
+        forward=total.forward,
+        backward_input=total.backward_input,
+        backward_weight=total.backward_weight,
+        forward_exchange=exchange.forward,
+        backward_exchange=exchange.backward,
     )
+
+
+def exchange_parts(job: Job, parts: Mapping[LineName, PassSeconds]) -> PassSeconds:
+    """What overlapped pairs of passes can hide, of each chunk: exchanges of experts and sends to other stages.
+
+    Source: DeepSeek-V3 (2024), section 3.2.1.
+    """
+    hides = float(job.engine.overlaps_paired_passes)
+    return (parts[LineName.EP_COMM] + parts[LineName.PP_COMM]) * hides
+
+
+def exchange_share(job: Job) -> float:
+    """Share of the processors that communication takes from computing while both run: 20 of them.
+
+    Source: DeepSeek-V3 (2024), section 3.2.2; DeepEP, Buffer.set_num_sms.
+    """
+    return min(0.5, _EXCHANGE_PROCESSORS / job.cluster.device.num_processors)
 
 
 def stage_bytes(job: Job, layout: Degrees, stage: Stage) -> Any:

@@ -31,20 +31,23 @@ class ChunkSeconds:
     """Seconds of one microbatch through each model chunk, in model order; every field has shape (chunks,).
 
     A whole backward pass takes backward_input + backward_weight. Repeated forward passes (recompute) belong to
-    backward_input.
+    backward_input. forward_exchange, backward_exchange: the parts of forward and of backward_input that are
+    communication, which an overlapped pair hides behind the computing of both its passes.
     """
 
     forward: NDArray[np.float64]
     backward_input: NDArray[np.float64]
     backward_weight: NDArray[np.float64]
+    forward_exchange: ArrayLike = 0.0
+    backward_exchange: ArrayLike = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timeline:
     """Every operation of one step and when it runs; the arrays have shape (operations,), stage after stage.
 
-    Two overlapped operations have the same start and the same end. What a stage holds is counted from the start
-    of a forward pass to the end of its backward pass.
+    Two overlapped operations have the same start and the same end; hidden: what of each one's seconds the pair hides.
+    What a stage holds is counted from the start of a forward pass to the end of its backward pass.
     """
 
     schedule: Schedule
@@ -57,6 +60,7 @@ class Timeline:
     overlapped: NDArray[np.bool_]
     start: NDArray[np.float64]
     end: NDArray[np.float64]
+    hidden: NDArray[np.float64]
 
     @property
     def seconds(self) -> float:
@@ -128,6 +132,7 @@ def simulate(
     interleave: int = 1,
     send_seconds: ArrayLike = 0.0,
     overlapped_share: float = 1.0,
+    exchange_share: float = 0.0,
 ) -> Timeline:
     """Run one step of a schedule; of pipedream, one run from an empty pipeline.
 
@@ -138,6 +143,7 @@ def simulate(
     belong to the passes.
     overlapped_share: seconds of an overlapped pair over the seconds of its two passes; 1 is torch, which runs them
     one after the other.
+    exchange_share: share of the device that communication takes from computing while both run.
     """
     num_chunks = len(seconds.forward)
     assert num_chunks % interleave == 0
@@ -148,6 +154,8 @@ def simulate(
     crosses = np.diff(stage_of_chunk(schedule, pp, np.arange(num_chunks))) != 0  # the turn of a V sends nothing
     flow = _flow(kind, microbatch, chunk, num_microbatches, np.broadcast_to(send_seconds, num_chunks - 1) * crosses)
     work = _work_seconds(seconds, kind, chunk) * np.where(overlapped, overlapped_share, 1.0)
+    hidden = _hidden_seconds(seconds, kind, chunk, overlapped, work, exchange_share)
+    work = work - hidden
     start, end = _run(sizes, flow, work, overlapped)
     return Timeline(
         schedule=schedule,
@@ -160,6 +168,7 @@ def simulate(
         overlapped=overlapped,
         start=start,
         end=end,
+        hidden=hidden,
     )
 
 
@@ -167,6 +176,35 @@ def _work_seconds(seconds: ChunkSeconds, kind: NDArray[np.str_], chunk: NDArray[
     both = np.add(seconds.backward_input, seconds.backward_weight)
     kinds = {"F": seconds.forward, "B": both, "I": seconds.backward_input, "W": seconds.backward_weight}
     return np.select([kind == k for k in kinds], [np.asarray(each, dtype=float)[chunk] for each in kinds.values()])
+
+
+def _hidden_seconds(
+    seconds: ChunkSeconds,
+    kind: NDArray[np.str_],
+    chunk: NDArray[np.int64],
+    overlapped: NDArray[np.bool_],
+    work: NDArray[np.float64],
+    exchange_share: float,
+) -> NDArray[np.float64]:
+    """What each pass of an overlapped pair hides of its communication.
+
+    While C seconds of communication run, computing goes on with the rest of the device, 1 - a: the W seconds of both
+    passes and their C take max(C, W + a C) together. Both passes hide the same share of theirs.
+
+    Source: DeepSeek-V3 (2024), sections 3.2.1 and 3.2.2.
+    """
+    n = len(seconds.forward)
+    kinds = {"F": seconds.forward_exchange, "B": seconds.backward_exchange}
+    exchange = np.select([kind == k for k in kinds], [np.broadcast_to(each, n)[chunk] for each in kinds.values()])
+    both = np.flatnonzero(overlapped)
+    first, second = both[::2], both[1::2]
+    comm = exchange[first] + exchange[second]
+    compute = work[first] + work[second] - comm
+    saved = comm + compute - np.maximum(comm, compute + exchange_share * comm)
+    share = np.divide(saved, comm, out=np.zeros(len(first)), where=comm > 0)
+    hidden = np.zeros(len(kind))
+    hidden[first], hidden[second] = share * exchange[first], share * exchange[second]
+    return hidden
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

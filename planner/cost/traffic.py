@@ -17,6 +17,7 @@ from planner.cost.collectives import (
     ring_exchange_seconds,
     send_seconds,
 )
+from planner.cost.compute import memory_bound_seconds
 from planner.cost.layers import tokens_per_microbatch
 from planner.cost.parameters import cross_attention_share, embedding_params_on_device
 from planner.cost.stage import expert_shard_degree, shard_degree
@@ -111,14 +112,16 @@ def pipeline_send_seconds(job: Job, layout: Degrees) -> Any:
     """Seconds that a stage sends for one microbatch: an activation and a gradient for each of its chunks.
 
     With sequence parallelism each tensor-parallel rank sends its own part. Without it every rank sends all of
-    it, or (scatter/gather) its share, which the receivers gather over the tensor-parallel group.
+    it, or (scatter/gather) its share, which the receivers gather over the tensor-parallel group. A single pair of ranks
+    need not reach the link's bandwidth.
 
-    Source: Narayanan et al. (SC 2021), sections 3.2 and 4.1.
+    Source: Narayanan et al. (SC 2021), sections 3.2 and 4.1; engine profile, send_share.
     """
     num_bytes = _activation_bytes(job, layout)
     scattered = np.equal(layout.sp, 1) | job.engine.scatters_pipeline_sends
     shares = np.where(scattered, layout.tp, 1)
-    one = send_seconds(job.cluster, layout.dp * layout.cp * layout.tp, num_bytes / shares)
+    sent = num_bytes / (shares * job.engine.send_share)
+    one = send_seconds(job.cluster, layout.dp * layout.cp * layout.tp, sent)
     gathers = np.equal(layout.sp, 0) & job.engine.scatters_pipeline_sends
     one = one + np.where(gathers, all_gather_seconds(group(job.cluster, layout.tp, 1), num_bytes), 0.0)
     return np.where(np.greater(layout.pp, 1), 2.0 * layout.interleave * one, 0.0)
@@ -219,6 +222,9 @@ def data_parallel_seconds(job: Job, layout: Degrees, stage: Stage, window: Stage
     once = np.where(zero <= 1, reduced, 0.0) + np.where(gathers_once, gathered, 0.0)
     once_exposed = np.where(zero <= 1, _hidden_behind(reduced, layers, work_back, overlaps), 0.0)
     once_exposed = once_exposed + np.where(gathers_once, _hidden_behind(gathered, layers, work_front, overlaps), 0.0)
+    copied = (zero <= 1) & np.greater(layout.dp * layout.cp, 1) & (job.engine.reduction_bytes > 0)
+    copies = np.where(copied, memory_bound_seconds(job, job.engine.reduction_bytes * held.total), 0.0)
+    once, once_exposed = once + copies, once_exposed + copies
     backward_each = np.where(zero >= 2, reduced, 0.0) + np.where(zero == 3, gathered, 0.0)
     forward_each = np.where(zero == 3, gathered, 0.0)
     each = zero >= 2
@@ -236,15 +242,22 @@ def expert_parallel_seconds(job: Job, layout: Degrees) -> Any:
 
     Each rank sends its tokens' choices to the ranks of their experts and takes the results back: two exchanges
     of (ep - 1) / ep of s b k h / (c t) elements. Ranks that share an expert (etp) gather and reduce them too.
-    Where the engine sends a token to each host once, the k choices of a token share what they can.
+    Where the engine sends a token to each host once, the k choices of a token share what they can, the more so where
+    the router chooses among few groups of experts. 8-bit tokens have an fp32 scale for each 128 elements.
 
-    Source: Lepikhin et al., GShard (2020), section 3.2; Megatron-LM, moe/token_dispatcher.py (alltoall).
+    Source: Lepikhin et al., GShard (2020), section 3.2; Megatron-LM, moe/token_dispatcher.py (alltoall); DeepSeek-V3
+    (2024), sections 3.2.2 and 3.3.2, for groups and 8-bit dispatch.
     """
     moe = job.model.moe
     assert moe is not None, "only layers with experts exchange tokens"
     num_bytes = _activation_bytes(job, layout) / layout.tp * moe.experts_per_token * moe.imbalance
     copies = moe.experts_per_token if job.engine.dispatches_once_per_host else 1
-    exchange = 2.0 * all_to_all_seconds(group(job.cluster, layout.ep, layout.etp), num_bytes, copies=copies)
+    groups = (moe.num_groups, moe.groups_per_token) if moe.groups_per_token < moe.num_groups else None
+    where = group(job.cluster, layout.ep, layout.etp)
+    low = job.engine.fp8_dispatch and job.training.precision in ("fp8", "fp4")
+    there = num_bytes * ((1.0 + 4.0 / 128) / 2 if low else 1.0)
+    exchange = all_to_all_seconds(where, there, copies=copies, groups=groups)
+    exchange = exchange + all_to_all_seconds(where, num_bytes, copies=copies, groups=groups)
     shared = group(job.cluster, layout.etp, 1)
     gathered = num_bytes * layout.etp
     return exchange + all_gather_seconds(shared, gathered) + reduce_scatter_seconds(shared, gathered)

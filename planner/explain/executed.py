@@ -151,6 +151,7 @@ def _pairs_apart(passes: Timeline, seconds: ChunkSeconds) -> Timeline:
     for kind, names in _PASSES.items():
         each = np.sum([getattr(seconds, name) for name in names], axis=0)
         work += np.where(passes.kind == kind, each[passes.chunk], 0.0)
+    work -= passes.hidden
     turn = passes.start[first] + (passes.end - passes.start)[first] * work[first] / (work[first] + work[second])
     start, end = passes.start.copy(), passes.end.copy()
     end[first], start[second] = turn, turn

@@ -6,7 +6,8 @@ of each stage's passes is fixed, so that no pass that takes less makes the step 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
@@ -15,7 +16,7 @@ from planner.cost.prices import num_microbatches
 from planner.cost.schedule import steady_seconds
 from planner.search.candidate import Candidate
 from planner.search.candidates import layout_at
-from planner.search.step_bounds import even_splits
+from planner.search.step_bounds import even_splits, hides_exchanges
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
 
 __all__ = ["busy_seconds", "executed_candidates"]
 
+_AT_ONCE: Final = 1e12
+
 
 def busy_seconds(job: Job, degrees: DegreeArrays, policies: PolicyMasks) -> NDArray[np.float64]:
     """A step takes at least this long: the work of the slowest stage and the longest tail, [n].
@@ -33,9 +36,18 @@ def busy_seconds(job: Job, degrees: DegreeArrays, policies: PolicyMasks) -> NDAr
 
     Source: derived here; no schedule ends before its busiest stage. Tested to stay below the executed step.
     """
-    split = even_splits(job, degrees, policies)
+    split = even_splits(_without_network(job) if hides_exchanges(job, degrees) else job, degrees, policies)
     busy = steady_seconds(num_microbatches(job, degrees), split.slowest) + split.longest_tail
     return np.where(split.fits, busy, np.inf)
+
+
+def _without_network(job: Job) -> Job:
+    """The same job where communication takes next to nothing."""
+    free = {"latency": 0.0, "startup": 0.0}
+    links = tuple(
+        link.model_copy(update={"bandwidth": _AT_ONCE * link.bandwidth, **free}) for link in job.cluster.links
+    )
+    return replace(job, cluster=job.cluster.model_copy(update={"links": links}))
 
 
 def executed_candidates(job: Job, degrees: DegreeArrays, policies: PolicyMasks) -> list[Candidate]:

@@ -33,6 +33,7 @@ __all__ = [
     "always_fits",
     "even_split_seconds",
     "even_splits",
+    "hides_exchanges",
     "least_stage_bytes",
     "lower_bound_seconds",
     "most_layers",
@@ -71,7 +72,8 @@ def _layer_floor(job: Job, degrees: DegreeArrays) -> tuple[Any, Any]:
         for has_experts, share in ((False, 1 - experts_share), (True, experts_share)):
             if share:
                 layer = layer_seconds(job, degrees, experts=has_experts)
-                exchange = 2.0 * expert_parallel_seconds(job, degrees) if has_experts else 0.0
+                shows = has_experts and not hides_exchanges(job, degrees)
+                exchange = 2.0 * expert_parallel_seconds(job, degrees) if shows else 0.0
                 felt = comm - sum(hidden_of_layer(job, degrees, layer))
                 seconds = seconds + share * (layer.passes.total + felt + exchange)
         mean, fastest = mean + count / job.model.num_layers * seconds, np.minimum(fastest, seconds)
@@ -512,6 +514,11 @@ def even_splits(job: Job, degrees: DegreeArrays, policies: PolicyMasks) -> EvenS
         seconds=seconds[cheapest],
         tail_seconds=tail[cheapest],
     )
+
+
+def hides_exchanges(job: Job, degrees: DegreeArrays) -> bool:
+    """Whether overlapped pairs of passes can hide exchanges and sends, which no bound may count then."""
+    return job.engine.overlaps_paired_passes and degrees.schedule == "dualpipev"
 
 
 def even_split_seconds(job: Job, degrees: DegreeArrays, policies: PolicyMasks) -> NDArray[np.float64]:

@@ -49,13 +49,14 @@ _CATEGORIES: Final = {
     LineName.OPTIMIZER: "optimizer",
     LineName.HOST_COMM: "host",
 }
-_PASSES, _SENDS, _ONCE = 1, 2, 6
+_PASSES, _SENDS, _ONCE, _EXCHANGES = 1, 2, 6, 7
 _THREADS: Final = {
     _PASSES: "passes",
     _SENDS: "sends behind work",
     3: "tp comm behind work",
     4: "cp comm behind attention",
     5: "dp comm behind work",
+    _EXCHANGES: "exchanges behind the other pass of a pair",
     _ONCE: "dp comm behind work, once a step",
 }
 _HIDDEN_EACH: Final = {LineName.TP_COMM: 3, LineName.CP_COMM: 4, LineName.DP_COMM: 5}
@@ -206,7 +207,19 @@ def _passes(step: ExecutedStep, stage: int, own: NDArray[np.int64]) -> Iterator[
         }  # fmt: skip
         name, category = _PASS_NAMES[kind], "forward" if kind == "F" else "backward"
         yield _Slice(thread=_PASSES, name=name, category=category, start=start, end=end, args=args)
-        for line, seconds in what.parts:
+        hides = float(passes.hidden[index])
+        paired: dict[LineName, float] = {
+            line: whole for line, whole in what.parts if line in (LineName.EP_COMM, LineName.PP_COMM)
+        }
+        share = hides / sum(paired.values()) if hides else 0.0
+        behind = start
+        for line, whole in paired.items():
+            if share > 0:
+                seconds = share * whole
+                yield _line(_EXCHANGES, line, behind, seconds, _bytes(step, line, stage, seconds))
+                behind += seconds
+        for line, whole in what.parts:
+            seconds = whole * (1.0 - share) if line in paired else whole
             stop = min(start + seconds, end)
             yield _line(_PASSES, line, start, stop - start, _bytes(step, line, stage, seconds))
             start = stop

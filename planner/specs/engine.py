@@ -42,9 +42,10 @@ class EngineSpec(Document):
         default=True, description="ZeRO may shard within replicas of a smaller group (HSDP)"
     )
     recompute: tuple[Recompute, ...]
-    selective_recompute: Literal["attention-core", "operators"] = Field(
+    selective_recompute: Literal["attention-core", "operators", "light"] = Field(
         default="attention-core",
-        description="what `selective` drops: scores of unfused attention, or all but every second product's output",
+        description="what `selective` drops: scores of unfused attention; all but every second product's output; or "
+        "(light) outputs of norms, of latent attention's up-projections, and of the gate",
     )
     offload: tuple[Offload, ...] = Field(default=("none",), description="what it can keep in the host's memory")
     offload_optimizer_with_pipeline: bool = Field(default=True, description="also under a pipeline")
@@ -62,6 +63,10 @@ class EngineSpec(Document):
     shards_positions: bool = Field(default=False, description="a learned table of positions is cut by tp")
     regathers_inputs: bool = Field(description="sequence parallelism stores sharded inputs, gathers them again")
     fused_swiglu: bool
+    keeps_expert_outputs: bool = Field(
+        default=True, description="the outputs of experts are kept for the gradient of the router's weights"
+    )
+    fp8_activations: bool = Field(default=False, description="in fp8, inputs of products are kept in 8 bits")
     logits_bytes: float = Field(ge=0, description="bytes per logit at the loss, of 16-bit training, cut by tp")
     whole_logits_bytes: float = Field(default=0, ge=0, description="the same of logits that every tp rank has whole")
     replicates_embedding: bool = Field(default=False, description="the embedding is whole on every tp rank")
@@ -90,6 +95,9 @@ class EngineSpec(Document):
     )
     communicator_memory: Bytes | None = Field(
         default=None, description="for each mesh axis above 1, beside the device's reserved_memory"
+    )
+    reduction_bytes: float = Field(
+        default=0, ge=0, description="bytes moved per parameter around the reduction of a step's gradients"
     )
     accumulation_bytes: float = Field(
         ge=0, description="bytes moved per parameter to add one microbatch's gradient, outside the matrix product"
@@ -121,6 +129,13 @@ class EngineSpec(Document):
     overlaps_tensor_parallel: bool = Field(
         default=False, description="tensor-parallel collectives run in pieces beside the products next to them"
     )
+    overlaps_paired_passes: bool = Field(
+        default=False,
+        description="passes that a schedule pairs (F&B of DualPipe) hide exchanges of experts and sends",
+    )
+    fp8_dispatch: bool = Field(
+        default=False, description="in fp8, tokens travel to their experts in 8 bits and back in 16"
+    )
     overlaps_weight_gradients: bool = Field(
         default=False, description="the sum of input gradients over tensor-parallel ranks runs beside weight gradients"
     )
@@ -128,6 +143,9 @@ class EngineSpec(Document):
         default=False, description="a token goes to each host once, whatever number of its experts are there"
     )
     overlaps_offload: bool = Field(default=False, description="copies to and from the host run beside computing")
+    send_share: float = Field(
+        default=1, gt=0, le=1, description="share of a link's bandwidth that a send between two pipeline ranks reaches"
+    )
     scatters_pipeline_sends: bool = Field(
         description="without sequence parallelism each tensor-parallel rank sends its share, gathered on arrival"
     )

@@ -132,6 +132,18 @@ def shared_experts(num_shared: int) -> Callable[[Config], None]:
     return rule
 
 
+def expert_groups(num_groups: int, chosen: int) -> Callable[[Config], None]:
+    """The router chooses among `topk_group` of `n_group` groups of experts (DeepSeek-V2: by one of its methods)."""
+
+    def rule(config: Config) -> None:
+        groups, limit = config.count("n_group", num_groups), config.count("topk_group", chosen)
+        if groups > 1 and config.get("topk_method", "group_limited_greedy") != "greedy":
+            config.put("moe.num_groups", groups, "n_group")
+            config.put("moe.groups_per_token", limit, "topk_group")
+
+    return rule
+
+
 def llama4(config: Config) -> None:
     """The shared expert is as wide as a routed one; layers with rotary positions attend within chunks."""
     width, step = config.get("intermediate_size"), config.count("interleave_moe_layer_step", 1)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from planner.specs.huggingface_rules import (
     base_model,
+    expert_groups,
     falcon,
     four_times_hidden,
     late_window,
@@ -126,7 +127,7 @@ def _llama_like(architecture: str = "llama", /, **parts: Any) -> ModelType:
     )
 
 
-def _deepseek_like(num_shared: int, num_dense: int) -> ModelType:
+def _deepseek_like(num_shared: int, num_dense: int, groups: tuple[int, int]) -> ModelType:
     """Latent attention, shared and routed experts."""
     return ModelType(
         architecture="llama",
@@ -151,7 +152,7 @@ def _deepseek_like(num_shared: int, num_dense: int) -> ModelType:
             "q_lora_rank": 1536,
         },
         must=_SILU | {"moe_layer_freq": (1,), "attention_bias": (False,), "mlp_bias": (False,)},
-        rules=(rotary, shared_experts(num_shared)),
+        rules=(rotary, shared_experts(num_shared), expert_groups(*groups)),
     )
 
 
@@ -289,8 +290,8 @@ _VIT: Final = ModelType(
 TYPES: Final[dict[str, ModelType]] = {
     "bert": _BERT,
     "bloom": _BLOOM,
-    "deepseek_v2": _deepseek_like(2, 0),
-    "deepseek_v3": _deepseek_like(1, 3),
+    "deepseek_v2": _deepseek_like(2, 0, (1, 1)),
+    "deepseek_v3": _deepseek_like(1, 3, (8, 4)),
     "falcon": _FALCON,
     "gemma": _llama_like(
         "gemma", implied={"norms_per_layer": 2}, must={}, defaults=_GEGLU | {"max_position_embeddings": 8192}
@@ -319,7 +320,7 @@ TYPES: Final[dict[str, ModelType]] = {
         rules=(one_width, local_window(128, 2)),
     ),
     "granite": _llama_like(keys=_BIASES, defaults=_NO_BIASES | {"num_key_value_heads": None}),
-    "kimi_k2": _deepseek_like(1, 3),
+    "kimi_k2": _deepseek_like(1, 3, (8, 4)),
     "llama": _llama_like(keys=_BIASES, defaults=_NO_BIASES | {"num_key_value_heads": None}),
     "llama4_text": _llama_like(
         keys=_LOCAL_EXPERTS

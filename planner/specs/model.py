@@ -61,6 +61,7 @@ class MixtureOfExperts(Document):
     num_dense_layers: leading layers with an ordinary feed-forward block. layer_frequency: of the layers after
     them every this many-th has experts. expert_bias: on both (with a gate all three) matrices of an expert.
     shared_gate: the output of the shared experts is weighted by a learned gate (Qwen2-MoE).
+    num_groups, groups_per_token: the experts stand in groups in order, and those of a token are of this many groups.
     imbalance: tokens of the busiest rank over the mean.
     """
 
@@ -70,6 +71,8 @@ class MixtureOfExperts(Document):
     shared_ffn_hidden_size: int = Field(default=0, ge=0, le=10_000_000)
     num_dense_layers: int = Field(default=0, ge=0, le=10_000)
     layer_frequency: int = Field(default=1, ge=1, le=10_000)
+    num_groups: int = Field(default=1, ge=1, le=100_000)
+    groups_per_token: int = Field(default=1, ge=1, le=10_000)
     router_bias: bool = False
     expert_bias: bool = False
     shared_gate: bool = False
@@ -79,6 +82,14 @@ class MixtureOfExperts(Document):
     def _check_top_k(self) -> Self:
         if self.experts_per_token > self.num_experts:
             raise ValueError(f"experts_per_token: {self.experts_per_token} is more than num_experts {self.num_experts}")
+        return self
+
+    @model_validator(mode="after")
+    def _check_groups(self) -> Self:
+        if self.groups_per_token > self.num_groups:
+            raise ValueError(f"groups_per_token: {self.groups_per_token} is more than num_groups {self.num_groups}")
+        if self.num_experts % self.num_groups:
+            raise ValueError(f"num_groups: {self.num_groups} does not divide num_experts {self.num_experts}")
         return self
 
 

@@ -225,3 +225,20 @@ def test_copies_go_to_each_host_once(hosts, choices):
     expected = sent / (link.bandwidth * link.efficiency)
     assert all_to_all_seconds(where, num_bytes, copies=choices) == pytest.approx(expected, rel=1e-3)
     assert all_to_all_seconds(where, num_bytes, copies=1) == pytest.approx(all_to_all_seconds(where, num_bytes))
+
+
+@pytest.mark.parametrize("hosts", [2, 4, 8, 16])
+def test_a_token_reaches_few_hosts_where_its_experts_are_of_few_groups(hosts):
+    """8 groups of experts, 8 choices in 4 groups of 2 each: the hosts of every choice of groups, counted one by one."""
+    cluster, num_bytes = CLUSTER["dgx-a100"], 1e13  # so many that latency is nothing
+    reached = []
+    for chosen in itertools.combinations(range(8), 4):
+        if hosts <= 8:
+            reached.append(len({group * hosts // 8 for group in chosen}))
+        else:  # each group lies on hosts / 8 hosts, two draws among them
+            each = hosts // 8
+            reached.append(4 * np.mean([len({a, b}) for a in range(each) for b in range(each)]))
+    link = cluster.links[1]
+    expected = np.mean(reached) / 8 * (1 - 1 / hosts) * num_bytes / (link.bandwidth * link.efficiency)
+    where = group(cluster, 8 * hosts, 1)
+    assert all_to_all_seconds(where, num_bytes, copies=8, groups=(8, 4)) == pytest.approx(expected, rel=1e-3)

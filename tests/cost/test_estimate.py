@@ -11,11 +11,12 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planner.cost.estimate import estimate
+from planner.cost.estimate import estimate, timeline
 from planner.cost.flops import sc21_flops_per_step
+from planner.cost.layers import layer_seconds
 from planner.cost.ledger import LineName, total_exposed_seconds
 from planner.cost.prices import stage_bytes, stage_prices
-from planner.cost.stage import POLICIES, Stage, stages_of
+from planner.cost.stage import POLICIES, Stage, held_params, stages_of
 from planner.layout import parse_layout
 from planner.search.degrees import DegreeArrays
 
@@ -180,6 +181,99 @@ def test_what_an_engine_overlaps_only_hides_time(make_job, text, overlap):
     assert with_it.step_seconds <= without.step_seconds
     if overlap != "dispatches_once_per_host":
         assert [line.busy_seconds for line in with_it.time][:7] == [line.busy_seconds for line in without.time][:7]
+
+
+@pytest.mark.parametrize("engine", ["hai-llm", "megatron", "torch"])
+def test_pairs_of_passes_hide_exchanges_and_sends_and_the_ledger_ends_with_the_execution(make_job, engine):
+    settings = ("engine.schedules=[dualpipev]", "engine.model_features=[moe, mla, mtp]")
+    job = make_job("deepseek-v3", cluster="hgx-h800", engine=engine, gpus=256, batch=1024, settings=settings)
+    layout = parse_layout("pp=4,ep=32,zero=1,schedule=dualpipev", num_layers=61, num_devices=256)
+    found = estimate(job, layout)
+    assert found.pipeline_seconds == pytest.approx(timeline(job, layout).seconds)
+    line = next(x for x in found.time if x.name == LineName.EP_COMM)
+    assert 0 <= line.hidden_seconds <= line.busy_seconds
+    assert (line.hidden_seconds > 0) is (engine != "torch")
+    apart = replace(job, engine=job.engine.model_copy(update={"overlaps_paired_passes": False}))
+    assert found.step_seconds <= estimate(apart, layout).step_seconds
+
+
+def test_deepseek_v3_as_it_was_trained(make_job):
+    """2,048 H800: 19.9 s a step (Zhao et al., ISCA 2025, table 4), from 16 stages of DualPipe, the last with one layer.
+
+    The report's 2.664 million device hours for 14.8 T tokens, in steps of 15,360 sequences, say the same.
+    """
+    assert pytest.approx(19.926, rel=0.01) == 2.664e6 * 3600 / 2048 / (14.8e12 / (15360 * 4096))
+    job = make_job(
+        "deepseek-v3", cluster="hgx-h800", engine="hai-llm", gpus=2048, batch=15360, sequence=4096, precision="fp8"
+    )
+    text = "pp=16,ep=64,zero=1,schedule=dualpipe,recompute=selective"
+    for layers in (",layers_per_stage=4/4/4/4/4/4/4/4/4/4/4/4/4/4/4/1", ""):
+        layout = parse_layout(text + layers, num_layers=61, num_devices=2048)
+        assert (layout.pp, layout.dp, layout.interleave, layout.schedule) == (8, 256, 2, "dualpipev")
+        found = estimate(job, layout)
+        assert found.step_seconds == pytest.approx(19.926, rel=0.12)
+        if layers:
+            assert found.fits
+
+
+def test_a_send_of_one_pair_of_ranks_is_slower_than_the_link(make_job):
+    """With scatter and gather: an eighth of 2 s b h bytes at the share of the link, gathered on NVLink."""
+    job = make_job("gpt3-175b", engine="megatron-2021", gpus=96, batch=96, precision="fp16")
+    lines = {}
+    for share in (1.0, 0.35):
+        own = replace(job, engine=job.engine.model_copy(update={"send_share": share}))
+        lines[share] = next(x for x in priced(own, "tp=8,pp=12,dp=1,sp=0").time if x.name == LineName.PP_COMM)
+    link = job.cluster.links[1]
+    one = 2 * 2048 * 12288 / 8 / (link.bandwidth * link.efficiency)
+    more = 2 * 96 * one * (1 / 0.35 - 1)  # there and back for 96 microbatches
+    assert lines[0.35].busy_seconds - lines[1.0].busy_seconds == pytest.approx(more)
+
+
+def test_scatter_and_gather_save_what_the_paper_says(make_job):
+    """Narayanan et al. (SC 2021), section 5.7: up to 11 % with interleaved stages, 175B parameters on 96 GPUs."""
+    settings = ("training.attention=unfused", "training.dropout=0.1")
+    job = make_job("gpt3-175b", engine="megatron-2021", gpus=96, batch=60, precision="fp16", settings=settings)
+    whole = replace(job, engine=job.engine.model_copy(update={"scatters_pipeline_sends": False}))
+    text = "tp=8,pp=12,dp=1,sp=0,interleave=2,recompute=full"
+    assert priced(whole, text).step_seconds / priced(job, text).step_seconds == pytest.approx(1.11, abs=0.01)
+
+
+def test_copies_around_a_reduction_are_felt_once_a_step(make_job):
+    job = make_job("gpt3-175b", engine="megatron-2021", gpus=64, batch=64, precision="fp16")
+    quiet = replace(job, engine=job.engine.model_copy(update={"reduction_bytes": 0}))
+    device = job.cluster.device
+    for text, dp in (("tp=8,pp=4,dp=2,sp=0", 2), ("tp=8,pp=8,dp=1,sp=0", 1)):
+        one, other = (priced(each, text) for each in (job, quiet))
+        layout = parse_layout(text, num_layers=96, num_devices=64)
+        held = max(np.broadcast_to(held_params(job, layout, stages_of(job, layout)).total, layout.pp))
+        seconds = 12 * held / (device.memory_bandwidth * device.efficiency.memory) + device.efficiency.launch
+        assert one.step_seconds - other.step_seconds == pytest.approx(seconds if dp > 1 else 0.0, rel=0.02, abs=1e-9)
+
+
+def test_the_host_launches_every_hop_of_a_ring(make_job):
+    """Two tokens a rank: the floor of 300 us, and a third of that for each hop; 1.6 times as much backward."""
+    job = make_job("llama3-8b", cluster="dgx-h100", engine="megatron", gpus=64, sequence=128)
+    for cp in (2, 8, 64):
+        layout = parse_layout(f"cp={cp}", num_layers=32, num_devices=64)
+        found = layer_seconds(job, layout).passes
+        assert float(found.forward) == pytest.approx(300e-6 * (1 + (cp - 1) / 3))
+        assert float(found.backward) == pytest.approx(1.6 * float(found.forward))
+
+
+def test_a_long_sequence_is_not_spread_over_more_ranks_than_pays(make_job):
+    """Meta trained 405B parameters at 131,072 tokens on 16,384 H100 with tp=8, cp=16, pp=16, dp=8 at 380 TFLOP/s.
+
+    Llama 3 (2024), table 4, with attention counted whole (PaLM, appendix B). Twice as many ranks in the ring gain
+    little, eight times as many lose.
+    """
+    job = make_job("llama3-405b", cluster="dgx-h100", engine="megatron", gpus=16384, batch=128, sequence=131072)
+    cut = "tp=8,cp={},pp=16,dp={},zero=1,interleave=2"
+    seconds = {cp: priced(job, cut.format(cp, 128 // cp)).step_seconds for cp in (16, 32, 64, 128)}
+    h, s, tokens = 16384, 131072, 131072 * 128
+    flops = (6 * 405.8e9 + 12 * 126 * h * s) * tokens
+    assert flops / 16384 / 380e12 == pytest.approx(seconds[16], rel=0.12)
+    assert seconds[32] < seconds[16] < seconds[128]
+    assert seconds[32] < seconds[64]
 
 
 def test_a_piece_of_an_overlapped_collective_shows(make_job):

@@ -57,7 +57,7 @@ def deepseek_v3(s):
     experts = 7168 * 256 + 9 * 3 * 7168 * 2048
     head = 7168 * 129280
     layers = 61 * (attention + core) + 3 * 3 * 7168 * 18432 + 58 * experts
-    further = attention + experts + 2 * 7168 * 7168 + head  # its core is not counted
+    further = attention + core + experts + 2 * 7168 * 7168 + head
     return layers + head + further
 
 

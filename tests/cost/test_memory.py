@@ -190,6 +190,17 @@ def test_the_allocator_loses_more_under_a_pipeline(make_job):
     assert alone[LineName.RUNTIME] - fixed == pytest.approx(0.05 * alone[LineName.ACTIVATIONS])
 
 
+def test_light_recompute_in_8_bits_keeps_what_the_report_says(make_job):
+    """One layer of DeepSeek-V3, bytes a token: norms, up-projections and the gate's output are made again."""
+    job = make_job("deepseek-v3", cluster="hgx-h800", engine="hai-llm", gpus=2048, sequence=4096, precision="fp8")
+    layout = parse_layout("pp=16,ep=64", num_layers=61, num_devices=2048)
+    _, kept, _ = layer_activation_bytes(job, layout, experts=True)
+    h, heads, choices = 7168, 128, 8
+    attention = 2 * h + 2 * (1536 + 512 + 64 / 2) + 2 * heads * 128 + 4 * heads  # input, latents, output, log-sum-exp
+    experts = 2 * h + 8 * 256 + choices * h + 2 * choices * 2048 + 2 * 2048  # residual, router, inputs, gate and up
+    assert float(kept) == pytest.approx(4096 * (attention + experts))
+
+
 def test_gradients_that_add_up_unsharded_are_whole_at_every_stage(make_job):
     engine = make_job("llama3-8b", engine="kempnerforge", gpus=8, batch=64)
     params = 8_030_261_248

@@ -57,6 +57,7 @@ def test_parts_of_the_chunks_are_the_causes_of_the_stage(make_job, text, model, 
         LineName.CP_COMM: prices.cp_comm - prices.cp_hidden,
         LineName.EP_COMM: prices.ep_comm,
         LineName.PP_COMM: prices.pp_comm - prices.pp_hidden,
+        LineName.HOST_COMM: prices.host_exposed_each,
         LineName.DP_COMM: prices.dp_exposed_each,
     }
     parts, where = chunk_parts(job, layout), chunks_of(job, layout).index
@@ -94,5 +95,5 @@ def test_a_v_goes_there_and_back_again():
     layout = parse_layout("pp=3,schedule=zbv", num_layers=13, num_devices=3)
     assert layout.interleave == 2
     assert [layout.chunks_of_stage(r) for r in range(3)] == [(0, 5), (1, 4), (2, 3)]
-    assert layout.layers_per_stage == (3, 2, 2, 2, 2, 2)
-    assert [layout.layers_of_stage(r) for r in range(3)] == [5, 4, 4]
+    assert layout.layers_per_stage == (2, 2, 3, 2, 2, 2)  # the first stage holds the head
+    assert [layout.layers_of_stage(r) for r in range(3)] == [4, 4, 5]

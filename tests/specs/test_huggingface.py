@@ -64,6 +64,7 @@ def test_what_the_documents_hold(save: Save) -> None:
     assert deepseek.moe is not None
     assert deepseek.mla is not None
     assert (deepseek.mtp_layers, deepseek.moe.num_dense_layers, deepseek.mla.q_lora_rank) == (1, 3, 1536)
+    assert (deepseek.moe.num_groups, deepseek.moe.groups_per_token) == (8, 4)
     gpt_oss = load_model(str(save(PUBLISHED["gpt-oss-20b"]["config"])))
     assert (gpt_oss.sliding_window, gpt_oss.global_every, gpt_oss.attention_sinks) == (128, 2, True)
     falcon = load_model(str(save(PUBLISHED["falcon-7b"]["config"])))
