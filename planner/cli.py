@@ -41,7 +41,8 @@ if TYPE_CHECKING:
     from planner.search.footprint import NothingFits
     from planner.search.integer_program import SolverName
     from planner.search.objectives import ObjectiveName
-    from planner.specs.job import Job
+    from planner.search.remedies import LiftedPin, Remedy
+    from planner.specs.job import AnyJob, Job
 
 __all__ = ["cli", "main", "run"]
 
@@ -121,6 +122,7 @@ def plan(
     from planner.search.objectives import objective_of
     from planner.search.search import Constraints, NothingFits, search
     from planner.show.progress import Progress, write_stats
+    from planner.specs.job import Job
 
     _check_writable(output, stats, force=force)
     constraints = Constraints.parse(pins, forbids)
@@ -130,7 +132,7 @@ def plan(
     job = _load_job(nodes=nodes, **workload)
     batch = None
     with Progress(sys.stderr) as progress:
-        if job.batch:
+        if isinstance(job, Job) and job.batch:
             job, tried = choose_batch(job, constraints, objective, progress)
             batch = batch_report(job, tried)
         goal = objective_of(job, objective)
@@ -373,10 +375,16 @@ def clusters(name: str | None, detect: bool, as_json: bool) -> int:
 # --- what the commands share ------------------------------------------------------------------------------------
 
 
-def _load_job(**workload: Any) -> Job:
-    from planner.specs.load import load_job, model_notes
+def _load_uniform_job(**workload: Any) -> Job:
+    from planner.specs.load import uniform_job
 
-    job = load_job(**{name: value for name, value in workload.items() if value is not None})
+    return uniform_job(_load_job(**workload))
+
+
+def _load_job(**workload: Any) -> AnyJob:
+    from planner.specs.load import load_any_job, model_notes
+
+    job = load_any_job(**{name: value for name, value in workload.items() if value is not None})
     for note in model_notes(workload["model"]):
         sys.stderr.write(f"note: {note}\n")
     return job
@@ -386,6 +394,7 @@ def _price(targets: Sequence[str], layout: str | None, **workload: Any) -> Plan:
     """Price the layout that the user wrote for MODEL on CLUSTER."""
     from planner.layout import parse_layout
     from planner.search.search import plan_for_layout
+    from planner.specs.job import MixedJob, pools_of
 
     if len(targets) > 3:
         raise click.UsageError(f"too many arguments: {shlex.join(targets[3:])}")
@@ -393,9 +402,10 @@ def _price(targets: Sequence[str], layout: str | None, **workload: Any) -> Plan:
         raise click.UsageError("say which layout to price: --layout tp=8,pp=4,...; `planner plan` chooses one")
     model, cluster, training = (*targets, None)[:3]
     job = _load_job(model=model, cluster=cluster, training=training, **workload)
-    _refuse_batch_range(job, "one layout is priced with one batch size")
-    num_layers, num_devices = job.model.num_layers, job.cluster.num_devices
-    return plan_for_layout(job, parse_layout(layout, num_layers=num_layers, num_devices=num_devices))
+    _refuse_batch_range(pools_of(job)[0], "one layout is priced with one batch size")
+    pools = {pool.cluster.name: pool.num_devices for pool in pools_of(job)}
+    num_devices = pools if isinstance(job, MixedJob) else job.num_devices
+    return plan_for_layout(job, parse_layout(layout, num_layers=job.model.num_layers, num_devices=num_devices))
 
 
 _OF_ONE_SIZE = {"objective", "top", "solver", "time_limit", "output", "stats"}
@@ -424,7 +434,7 @@ def _sweep(nodes: range, constraints: Constraints, *, as_json: bool, **workload:
     from planner.show.progress import Progress
     from planner.show.sweep import sweep_to_json, sweep_view
 
-    job = _load_job(nodes=nodes[-1], **workload)
+    job = _load_uniform_job(nodes=nodes[-1], **workload)
     _refuse_batch_range(job, "sizes of clusters are compared at one batch size")
     with Progress(sys.stderr) as progress:
         found = sweep(job, constraints, nodes, progress)
@@ -486,14 +496,18 @@ def _show_plan(found: Plan, output: Path | None, *, command: str) -> None:
     _render(summary(found, next_command(found, command, output)))
 
 
-def _show_nothing_fits(job: Job, constraints: Constraints, found: NothingFits, *, as_json: bool) -> int:
+def _show_nothing_fits(job: AnyJob, constraints: Constraints, found: NothingFits, *, as_json: bool) -> int:
     from planner.search.remedies import lifted_pins, remedies
     from planner.show.nothing_fits import nothing_fits, nothing_fits_to_json
     from planner.show.progress import Progress
+    from planner.specs.job import Job
 
-    with Progress(sys.stderr) as progress:
-        changes = remedies(job, constraints, progress)
-        pins = lifted_pins(job, constraints, progress)
+    changes: tuple[Remedy, ...] = ()
+    pins: tuple[LiftedPin, ...] = ()
+    if isinstance(job, Job):  # what would help is searched for on clusters of one kind
+        with Progress(sys.stderr) as progress:
+            changes = remedies(job, constraints, progress)
+            pins = lifted_pins(job, constraints, progress)
     if as_json:
         from planner.search.search import plan_for_layout
 

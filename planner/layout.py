@@ -48,9 +48,9 @@ _DUALPIPE: Final = "dualpipe"
 """DualPipe on pp stages, from both ends at once: two V's side by side, of pp / 2 stages with two chunks each."""
 
 _COUNTS: Final = ("tp", "pp", "dp", "cp", "ep", "etp", "hsdp", "mbs", "interleave")
-_KEYS: Final = (*_COUNTS, "zero", "schedule", "sp", "recompute", "offload", "layers_per_stage")
-_LISTS: Final = ("layers_per_stage", "recompute")
-"""Keys with an entry for each chunk; `3*11` stands for `11/11/11`."""
+_KEYS: Final = (*_COUNTS, "zero", "schedule", "sp", "recompute", "offload", "layers_per_stage", "pools")
+_LISTS: Final = ("layers_per_stage", "recompute", "pools")
+"""Keys with an entry for each chunk, or (`pools`) for each stage; `3*11` stands for `11/11/11`."""
 _WORDS: Final[dict[str, tuple[str, ...]]] = {
     "schedule": (*get_args(Schedule), _DUALPIPE),
     "recompute": get_args(Recompute),
@@ -94,7 +94,9 @@ class Layout:
     """How a training step is cut.
 
     `layers_per_stage` and `recompute` have pp * interleave entries, one per chunk in model order; `stage_of_chunk`
-    says where each runs. `hsdp` is the number of replicas of the ZeRO-sharded group.
+    says where each runs. `hsdp` is the number of replicas of the ZeRO-sharded group. `pools` names the pool of a mixed
+    cluster that each stage runs on; the stages of one pool are neighbours, and the first device of the first of them is
+    the pool's first.
     """
 
     tp: int = 1
@@ -112,6 +114,7 @@ class Layout:
     recompute: tuple[Recompute, ...]
     offload: Offload = "none"
     layers_per_stage: tuple[int, ...]
+    pools: tuple[str, ...] = ()
 
     @property
     def degrees(self) -> dict[str, int]:
@@ -243,7 +246,9 @@ def format_layout(layout: Layout) -> str:
     parts = []
     for field in fields(Layout):
         value = getattr(layout, field.name)
-        if field.name == "layers_per_stage":
+        if field.name == "pools" and not value:
+            continue
+        if field.name in ("layers_per_stage", "pools"):
             text = "/".join(map(str, value))
         else:
             text = _collapse(value) if isinstance(value, tuple) else str(value)
@@ -286,6 +291,8 @@ def check_value(key: str, text: str, option: str) -> Mistake | None:
             return None
         wanted = f"{low} to {high}" if key in ("zero", "sp") else "a whole number of at least 1"
         return Mistake(message=f"`{key}={text}` is no legal value", where=option, hint=f"{key} is {wanted}")
+    if key == "pools":  # whether there are such pools, the cluster says
+        return None
     allowed = _WORDS.get(key, ())
     for part in text.split("/"):
         if part in allowed or (not allowed and part.isascii() and part.isdigit() and len(part) < 6):
@@ -296,12 +303,17 @@ def check_value(key: str, text: str, option: str) -> Mistake | None:
     return None
 
 
-def parse_layout(text: str, *, num_layers: int, num_devices: int, option: str = "--layout") -> Layout:
+def parse_layout(
+    text: str, *, num_layers: int, num_devices: int | Mapping[str, int], option: str = "--layout"
+) -> Layout:
     """Read `tp=8,pp=4,mbs=1,...`; what is left out is derived or takes its default.
 
     Defaults: every degree 1, zero 0, mbs 1, no recompute, sp 1 when tp > 1, schedule `interleaved` when
     interleave > 1 else `1f1b`, interleave 2 for the V-shaped schedules, dp = num_devices / (tp * pp * cp), layers as
     even as possible with the first stages taking the remainder.
+
+    num_devices: of the cluster, or of each pool of a mixed one; then `pools` has to be given, and dp is the most that
+    the stages of every pool find devices for.
 
     Raises:
         InputError: unknown keys, bad values, or lists of the wrong length.
@@ -316,7 +328,8 @@ def parse_layout(text: str, *, num_layers: int, num_devices: int, option: str = 
     tp, pp, cp = number.get("tp", 1), number.get("pp", 1), number.get("cp", 1)
     schedule = cast("Schedule", given.get("schedule", "interleaved" if number.get("interleave", 1) > 1 else "1f1b"))
     interleave = number.setdefault("interleave", chunks_per_stage(schedule))
-    number.setdefault("dp", max(1, num_devices // (tp * pp * cp)))
+    pools = tuple(given["pools"].split("/")) if "pools" in given else ()
+    number.setdefault("dp", max(1, _devices_per_stage(num_devices, pools, pp, option) // (tp * cp)))
     number.setdefault("sp", 1 if tp > 1 else 0)
     chunks = pp * interleave
     default_layers = "/".join(map(str, even_split(num_layers, pp, interleave, schedule)))
@@ -329,6 +342,7 @@ def parse_layout(text: str, *, num_layers: int, num_devices: int, option: str = 
         recompute=cast("tuple[Recompute, ...]", recompute),
         offload=cast("Offload", given.get("offload", "none")),
         layers_per_stage=layers,
+        pools=pools,
     )
     _check_lists(layout, num_layers, option)
     return layout
@@ -349,6 +363,21 @@ def _as_v(given: Mapping[str, str], number: Mapping[str, int], option: str) -> t
             )
         )
     return {**given, "schedule": "dualpipev"}, {**number, "pp": pp // 2, "interleave": 2}
+
+
+def _devices_per_stage(num_devices: int | Mapping[str, int], pools: tuple[str, ...], pp: int, option: str) -> int:
+    """Devices that each stage can have."""
+    if isinstance(num_devices, int):
+        return num_devices // pp
+    known = ", ".join(num_devices)
+    if len(pools) != pp:
+        message = f"`pools` has {len(pools)} entries" if pools else "which pool each stage runs on is not said"
+        hint = f"pp = {pp} entries with / between, of the pools {known}"
+        raise InputError(Mistake(message=message, where=option, hint=hint))
+    unknown = sorted(set(pools) - set(num_devices))
+    if unknown:
+        raise InputError(Mistake(message=f"unknown pool `{unknown[0]}`", where=option, hint=f"pools are {known}"))
+    return min(num_devices[pool] // pools.count(pool) for pool in pools)
 
 
 def even_split(num_layers: int, pp: int, interleave: int, schedule: Schedule = "1f1b") -> tuple[int, ...]:

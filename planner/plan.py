@@ -14,11 +14,11 @@ from planner import __version__
 from planner.cost.adapters import num_trained_params
 from planner.cost.band import Band
 from planner.cost.ledger import HostMemory, LineName, MemoryLine, StageMemory, TimeLine
-from planner.cost.run import WholeRun, whole_run
+from planner.cost.run import WholeRun, devices_in_use, whole_run
 from planner.errors import EnvironmentProblem, InputError
 from planner.layout import Layout, format_layout, parse_layout
 from planner.specs.calibration import CalibrationEntry
-from planner.specs.cluster import ClusterSpec
+from planner.specs.cluster import AnyCluster, ClusterSpec, MixedClusterSpec
 from planner.specs.engine import EngineSpec
 from planner.specs.model import ModelSpec
 from planner.specs.text import printable
@@ -65,11 +65,12 @@ class Plan:
     """A job, the layout chosen for it, and the ledger that says why.
 
     Seconds are per optimizer step; of measured runs like it 8 of 10 lie between the low and the high one, and `band`
-    says on how many runs that rests. `mfu` and `hfu` name their convention in `flops_convention`.
+    says on how many runs that rests. `mfu` and `hfu` name their convention in `flops_convention`. On a mixed cluster
+    there is a calibration for each pool.
     """
 
     model: ModelSpec
-    cluster: ClusterSpec
+    cluster: AnyCluster
     training: TrainingSpec
     engine: EngineSpec
     layout: Layout
@@ -79,7 +80,7 @@ class Plan:
     step_seconds: float
     low_step_seconds: float | None
     high_step_seconds: float | None
-    calibration: CalibrationEntry
+    calibration: CalibrationEntry | tuple[CalibrationEntry, ...]
     tokens_per_second_per_device: float
     mfu: float
     hfu: float
@@ -96,10 +97,9 @@ class Plan:
         """The whole token budget with this plan; None without a budget."""
         return whole_run(
             self.model,
-            self.cluster,
             self.training,
             step_seconds=self.step_seconds,
-            num_devices=self.layout.world_size,
+            in_use=devices_in_use(self.cluster, self.layout),
         )
 
 
@@ -121,7 +121,7 @@ def plan_to_dict(plan: Plan) -> dict[str, Any]:
         "low_step_seconds": plan.low_step_seconds,
         "high_step_seconds": plan.high_step_seconds,
         "band": None if plan.band is None else asdict(plan.band),
-        "calibration": plan.calibration.model_dump(mode="json"),
+        "calibration": _calibration_to_data(plan.calibration),
         "tokens_per_second_per_device": plan.tokens_per_second_per_device,
         "mfu": plan.mfu,
         "hfu": plan.hfu,
@@ -138,8 +138,15 @@ def plan_to_dict(plan: Plan) -> dict[str, Any]:
 
 
 def layout_to_dict(layout: Layout) -> dict[str, Any]:
-    """The layout as plain data, one key for each field."""
-    return {f.name: list(v) if isinstance(v := getattr(layout, f.name), tuple) else v for f in fields(Layout)}
+    """The layout as plain data, one key for each field; `pools` of layouts on mixed clusters only."""
+    values = {f.name: list(v) if isinstance(v := getattr(layout, f.name), tuple) else v for f in fields(Layout)}
+    return {key: value for key, value in values.items() if key != "pools" or value}
+
+
+def _calibration_to_data(entries: CalibrationEntry | tuple[CalibrationEntry, ...]) -> Any:
+    if isinstance(entries, tuple):
+        return [each.model_dump(mode="json") for each in entries]
+    return entries.model_dump(mode="json")
 
 
 def _run_to_dict(run: WholeRun | None) -> dict[str, Any] | None:
@@ -259,17 +266,33 @@ def _band_from_dict(data: dict[str, Any] | None) -> Band | None:
     return Band(**numbers, unseen=tuple(map(str, data["unseen"])), axes=str(data["axes"]))
 
 
+def _strict(document: type[Any], data: Any) -> Any:
+    return document.model_validate_json(json.dumps(data))  # JSON mode reads lists as tuples
+
+
+def _check_pools(cluster: AnyCluster, layout: Layout) -> None:
+    """A layout on a mixed cluster names one of its pools for each stage, and another one names none."""
+    names = {pool.name for pool in cluster.pools} if isinstance(cluster, MixedClusterSpec) else set()
+    if set(layout.pools) - names or len(layout.pools) != (layout.pp if names else 0):
+        raise ValueError(f"layout: pools are {'/'.join(layout.pools) or 'missing'}")
+
+
 def _plan_from_dict(data: dict[str, Any]) -> Plan:
     def strict(document: type[Any], key: str) -> Any:
-        return document.model_validate_json(json.dumps(data[key]))  # JSON mode reads lists as tuples
+        return _strict(document, data[key])
 
+    is_mixed, layout = "pools" in data["cluster"], layout_from_dict(data["layout"])
+    cluster = strict(MixedClusterSpec if is_mixed else ClusterSpec, "cluster")
+    _check_pools(cluster, layout)
     return Plan(
         model=strict(ModelSpec, "model"),
-        cluster=strict(ClusterSpec, "cluster"),
+        cluster=cluster,
         training=strict(TrainingSpec, "training"),
         engine=strict(EngineSpec, "engine"),
-        calibration=strict(CalibrationEntry, "calibration"),
-        layout=layout_from_dict(data["layout"]),
+        calibration=tuple(_strict(CalibrationEntry, each) for each in data["calibration"])
+        if is_mixed
+        else strict(CalibrationEntry, "calibration"),
+        layout=layout,
         band=_band_from_dict(data.get("band")),
         memory=tuple(
             StageMemory(

@@ -96,9 +96,11 @@ def fill_fields(text: str) -> str:
 
 
 def key_tables(schema: dict[str, Any]) -> str:
-    """The keys of a document, then those of the documents inside it, as Markdown tables."""
-    parts = [key_table(schema)]
-    parts += [f"\n#### {name}\n{key_table(each)}" for name, each in sorted(schema.get("$defs", {}).items())]
+    """The keys of a document (or of each form that it may have), then those of the documents inside it, as tables."""
+    inner = dict(sorted(schema.get("$defs", {}).items()))
+    forms = [form["$ref"].rpartition("/")[2] for form in schema.get("anyOf", ())]
+    parts = [key_table(inner.pop(name)) for name in forms] or [key_table(schema)]
+    parts += [f"\n#### {name}\n{key_table(each)}" for name, each in inner.items()]
     return "".join(parts)
 
 

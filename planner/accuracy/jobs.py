@@ -269,7 +269,10 @@ def _layout(run: Run, job: Job, degrees: dict[str, int], mbs: int, assumed: list
     zero = _zero(run, job.engine, pp, assumed) if dp * cp > 1 else 0
     ep, etp = _experts(run, job.model, tp, tp * cp * dp, assumed)
     return Layout(
-        **degrees,
+        tp=tp,
+        pp=pp,
+        cp=cp,
+        dp=dp,
         ep=ep,
         etp=etp,
         zero=zero,

@@ -12,7 +12,7 @@ from planner.cost.stage import HeldParams, held_params, layer_kinds, layer_param
 if TYPE_CHECKING:
     from planner.cost.stage import Stage
     from planner.layout import Degrees
-    from planner.specs.job import Job
+    from planner.specs.job import AnyJob, Job
     from planner.specs.model import ModelSpec
     from planner.specs.training import TrainingSpec
 
@@ -123,7 +123,7 @@ def frozen_bytes(job: Job, layout: Degrees, stage: Stage) -> HeldParams:
     return HeldParams(common=each * np.maximum(held.common - ends, 0.0) + 2.0 * ends, experts=each * held.experts)
 
 
-def without_adapters(job: Job) -> str:
+def without_adapters(job: AnyJob) -> str:
     """Why adapters of this job are not priced; empty where they are.
 
     Source: what `adapted_matrices` counts.

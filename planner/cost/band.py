@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from planner.specs.calibration import precision_class
+from planner.specs.job import MixedJob
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from planner.layout import Layout
     from planner.specs.calibration import Evidence
-    from planner.specs.job import Job
+    from planner.specs.job import AnyJob
 
 __all__ = ["Band", "axes_of", "band", "band_of"]
 
@@ -53,11 +54,13 @@ def axes_of(layout: Layout) -> str:
     return "+".join(names) or "dp"
 
 
-def band(job: Job, layout: Layout) -> Band | None:
-    """The error band of a forecast; None for a CPU, which nobody published runs of, and without evidence.
+def band(job: AnyJob, layout: Layout) -> Band | None:
+    """The error band of a forecast; None for a CPU and a mixed cluster, and without evidence.
 
-    A calibration of the user's own that states its quantiles is believed.
+    Nobody published runs of those. A calibration of the user's own that states its quantiles is believed.
     """
+    if isinstance(job, MixedJob):
+        return None
     own = job.calibration
     if own.low and own.high:
         return Band(low=own.low, high=own.high, num_near=own.num_rows, axes=axes_of(layout))

@@ -17,21 +17,23 @@ from planner.cost.prices import (
     chunk_seconds,
     exchange_parts,
     exchange_share,
+    layout_prices,
     num_microbatches,
     stage_bytes,
     stage_prices,
 )
 from planner.cost.schedule import EXECUTED, bubble_of, bubble_seconds, steady_seconds
 from planner.cost.simulate import Timeline, simulate
-from planner.cost.stage import stage_of, stages_of
+from planner.cost.stage import by_pool, pool_indices, stage_of, stages_of
 from planner.layout import offloads_optimizer
+from planner.specs.job import pools_of
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from planner.layout import Degrees, Layout
     from planner.specs.engine import Schedule
-    from planner.specs.job import Job
+    from planner.specs.job import AnyJob, Job
 
 __all__ = ["Estimate", "estimate", "even_step_seconds_and_peak_bytes", "timeline"]
 
@@ -94,8 +96,8 @@ def _one_stage(prices: StagePrices, stage: int, pp: int) -> StagePrices:
     return replace(prices, **one)
 
 
-def estimate(job: Job, layout: Layout) -> Estimate:
-    """Price one layout: memory of every stage, and the time of a step.
+def estimate(job: AnyJob, layout: Layout) -> Estimate:
+    """Price one layout: memory of every stage, and the time of a step; on a mixed cluster, of each in its own pool.
 
     The step is m t_max + bubble + the longest tail (PipeDream: a tail after every microbatch). Its lines are those of
     the slowest stage and of the stage with the longest tail. The bubble of GPipe, 1F1B and interleaved stages is the
@@ -103,20 +105,21 @@ def estimate(job: Job, layout: Layout) -> Estimate:
 
     Source: schedule.py.
     """
-    stages = stages_of(job, layout)
-    lines, on_host = memory_lines(job, layout, stages), host_lines(job, layout, stages)
+    stages, pools, of_stage = stages_of(job, layout), pools_of(job), pool_indices(job, layout)
+    lines = by_pool(job, of_stage, lambda pool: memory_lines(pool, layout, stages))
+    on_host = by_pool(job, of_stage, lambda pool: host_lines(pool, layout, stages))
     memory = tuple(
         StageMemory(
             stage=r,
-            limit_bytes=job.memory_limit_bytes,
+            limit_bytes=pools[of_stage[r]].memory_limit_bytes,
             lines=_of_stage(lines, r, layout.pp),
-            host=HostMemory(limit_bytes=job.host_limit_bytes, lines=_of_stage(on_host, r, layout.pp))
+            host=HostMemory(limit_bytes=pools[of_stage[r]].host_limit_bytes, lines=_of_stage(on_host, r, layout.pp))
             if on_host
             else None,
         )
         for r in range(layout.pp)
     )
-    prices, executed = stage_prices(job, layout, stages), None
+    prices, executed = layout_prices(job, layout), None
     if layout.schedule in EXECUTED:
         executed = timeline(job, layout)
         prices = _with_hidden_exchanges(job, layout, prices, executed)
@@ -126,7 +129,10 @@ def estimate(job: Job, layout: Layout) -> Estimate:
     step_seconds = float(total_exposed_seconds(time))
     tokens = job.training.global_batch_size * job.training.sequence_length
     flops = model_flops_per_step(job.model, job.training)
-    mfu = flops / (step_seconds * layout.world_size * job.cluster.device.peak[job.training.precision])
+    shares = [float(np.mean(of_stage == pool)) for pool in range(len(pools))]
+    each = (pool.cluster.device.peak[job.training.precision] for pool in pools)
+    peak = sum(peak * share for peak, share in zip(each, shares, strict=True))
+    mfu = flops / (step_seconds * layout.world_size * peak)
     return Estimate(
         memory=memory,
         time=time,
@@ -166,7 +172,7 @@ def even_step_seconds_and_peak_bytes(job: Job, layouts: Degrees, policy: Any) ->
     return steady + bubble + tail, np.max(np.broadcast_to(stage_bytes(job, layouts, stage), index.shape), axis=-1)
 
 
-def _recomputed_share(job: Job, layout: Layout) -> float:
+def _recomputed_share(job: AnyJob, layout: Layout) -> float:
     """FLOPs of the recomputed forward passes over the model FLOPs.
 
     Source: Chen et al., sublinear memory (2016): one more forward pass.
@@ -180,7 +186,7 @@ def _recomputed_share(job: Job, layout: Layout) -> float:
     return forward / model_flops_per_step(job.model, job.training) * again / job.model.num_layers
 
 
-def timeline(job: Job, layout: Layout) -> Timeline:
+def timeline(job: AnyJob, layout: Layout) -> Timeline:
     """The passes of one step, executed with the seconds of each chunk: when each stage does what.
 
     Its end, `seconds`, is that of the last pass; gradient reduction and optimizer (`Estimate.tail_seconds`) follow.
@@ -192,7 +198,7 @@ def timeline(job: Job, layout: Layout) -> Timeline:
     return simulate(layout.schedule, seconds, m, interleave=layout.interleave, exchange_share=share)
 
 
-def _with_hidden_exchanges(job: Job, layout: Layout, prices: StagePrices, executed: Timeline) -> StagePrices:
+def _with_hidden_exchanges(job: AnyJob, layout: Layout, prices: StagePrices, executed: Timeline) -> StagePrices:
     """The prices with what pairs of passes hid of exchanges and sends, spread over the microbatches."""
     if not executed.hidden.any():
         return prices
@@ -217,7 +223,7 @@ def _share(part: Any, whole: Any, num_chunks: int) -> NDArray[np.float64]:
     return share
 
 
-def _bubble_seconds(job: Job, layout: Layout, prices: StagePrices) -> float:
+def _bubble_seconds(job: AnyJob, layout: Layout, prices: StagePrices) -> float:
     passes, m = prices.passes, num_microbatches(job, layout)
     forward, backward_input, backward_weight = (
         np.broadcast_to(each, layout.pp) for each in (passes.forward, passes.backward_input, passes.backward_weight)
@@ -234,16 +240,17 @@ def _bubble_seconds(job: Job, layout: Layout, prices: StagePrices) -> float:
     )
 
 
-def _time_lines(job: Job, layout: Layout, prices: StagePrices, bubble: float) -> tuple[TimeLine, ...]:
+def _time_lines(job: AnyJob, layout: Layout, prices: StagePrices, bubble: float) -> tuple[TimeLine, ...]:
     """The time ledger of one layout: lines of the slowest stage, and of the stage that ends last."""
     per_stage = np.broadcast_to(prices.microbatch_seconds, (layout.pp,))
     slow, last = int(np.argmax(per_stage)), int(np.argmax(np.broadcast_to(prices.tail_seconds, (layout.pp,))))
     own, tail = _one_stage(prices, slow, layout.pp), _one_stage(prices, last, layout.pp)
     m = float(num_microbatches(job, layout))
+    pools, of_stage = pools_of(job), pool_indices(job, layout)
     return (
-        *_microbatch_lines(job, layout, own, slow, m),
+        *_microbatch_lines(pools[of_stage[slow]], layout, own, slow, m),
         _bubble_line(layout.schedule, bubble, slow),
-        *_tail_lines(job, layout, own, tail, m, last),
+        *_tail_lines(pools[of_stage[last]], layout, own, tail, m, last),
     )
 
 
@@ -317,9 +324,16 @@ def _microbatch_lines(job: Job, layout: Layout, own: StagePrices, stage: int, m:
             hidden_seconds=m * own.pp_hidden,
             formula="m * v * (activation + gradient) sent to the neighbour stage",
             source="Narayanan et al. (SC 2021), sections 3.2 and 4.1",
-            bound=slowest_link(job.cluster, layout.pp, layout.stride("pp")),
+            bound=_pipeline_link(job, layout),
         ),
     )
+
+
+def _pipeline_link(job: Job, layout: Layout) -> str:
+    """Name of the slowest link that the pipeline crosses."""
+    if job.between is not None and len(set(layout.pools)) > 1:
+        return job.between.name
+    return slowest_link(job.cluster, layout.pp, layout.stride("pp"))
 
 
 def _bubble_line(schedule: Schedule, seconds: float, stage: int) -> TimeLine:
@@ -352,7 +366,7 @@ def _tail_lines(
             busy_seconds=updates * tail.tied_embedding,
             formula=of_all + "all-reduce of the tied embedding's gradient between first and last stage",
             source="Megatron-LM, megatron/core/distributed/finalize_model_grads.py",
-            bound=slowest_link(job.cluster, layout.pp, layout.stride("pp")),
+            bound=_pipeline_link(job, layout),
         ),
         TimeLine(
             name=LineName.HOST_COMM,

@@ -17,11 +17,13 @@ from planner.cost.optimizers import newton_schulz_seconds, optimizer_seconds
 from planner.cost.simulate import ChunkSeconds
 from planner.cost.stage import (
     by_policy,
+    by_pool,
     chunks_of,
     expert_shard_degree,
     holds_embedding,
     holds_head,
     layer_kinds,
+    pool_indices,
     shard_degree,
     stages_of,
 )
@@ -39,6 +41,7 @@ from planner.cost.traffic import (
     tied_embedding_seconds,
 )
 from planner.layout import offloads_optimizer
+from planner.specs.job import pools_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -46,7 +49,7 @@ if TYPE_CHECKING:
     from planner.cost.layers import LayerSeconds
     from planner.cost.stage import Stage
     from planner.layout import Degrees, Layout
-    from planner.specs.job import Job
+    from planner.specs.job import AnyJob, Job
 
 __all__ = [
     "StagePrices",
@@ -55,6 +58,7 @@ __all__ = [
     "exchange_parts",
     "exchange_share",
     "hidden_of_layer",
+    "layout_prices",
     "num_microbatches",
     "stage_bytes",
     "stage_fits",
@@ -115,7 +119,7 @@ class StagePrices:
         return self.dp_exposed_once + self.tied_embedding + self.host_exposed_once + self.optimizer
 
 
-def num_microbatches(job: Job, layout: Degrees) -> Any:
+def num_microbatches(job: AnyJob, layout: Degrees) -> Any:
     """Microbatches of one step on one data-parallel rank: B / (dp * mbs).
 
     Source: Narayanan et al. (SC 2021), section 3.
@@ -263,7 +267,7 @@ def stage_prices(job: Job, layout: Degrees, stage: Stage) -> StagePrices:
     Source: sum of the parts in layers.py, compute.py and traffic.py.
     """
     work = _work(job, layout, stage)
-    send = pipeline_send_seconds(job, layout)
+    send = pipeline_send_seconds(job, layout, stage)
     window = work.layers + work.exposed_tp + work.ep + PassSeconds(backward_input=work.recompute)
     beside = StageWindow(forward=window.forward, backward=window.backward)
     dp, copies = data_parallel_seconds(job, layout, stage, beside), host_copy_seconds(job, layout, stage, beside)
@@ -318,7 +322,16 @@ def _update_seconds(job: Job, layout: Degrees, stage: Stage, num_params: Any) ->
     return optimizer_seconds(job, num_params) + newton_schulz_seconds(job, layout, stage)
 
 
-def chunk_parts(job: Job, layout: Layout) -> dict[LineName, PassSeconds]:
+def layout_prices(job: AnyJob, layout: Layout) -> StagePrices:
+    """Prices of all stages of one layout, of each in its own pool; arrays of shape (pp,).
+
+    Source: as `stage_prices`.
+    """
+    stages = stages_of(job, layout)
+    return by_pool(job, pool_indices(job, layout), lambda pool: stage_prices(pool, layout, stages))
+
+
+def chunk_parts(job: AnyJob, layout: Layout) -> dict[LineName, PassSeconds]:
     """Seconds of one microbatch through each chunk of one layout, by ledger line; arrays of shape (chunks,).
 
     Layers and ends are those of the chunk, in model order. What a stage has as a whole (sends, adding up gradients,
@@ -328,8 +341,9 @@ def chunk_parts(job: Job, layout: Layout) -> dict[LineName, PassSeconds]:
     """
     stages, chunks = stages_of(job, layout), chunks_of(job, layout)
     share = chunks.num_layers / stages.num_layers[chunks.index]
-
-    own, whole = _work(job, layout, chunks).by_line, stage_prices(job, layout, stages).whole
+    pool = pool_indices(job, layout)[chunks.index]
+    own = by_pool(job, pool, lambda each: _work(each, layout, chunks).by_line)
+    whole = layout_prices(job, layout).whole
     return {name: _each_pass(part, lambda v: np.broadcast_to(v, layout.num_chunks)) for name, part in own.items()} | {
         name: _each_pass(part, lambda v: share * np.broadcast_to(v, layout.pp)[chunks.index])
         for name, part in whole.items()
@@ -340,7 +354,7 @@ def _each_pass(part: PassSeconds, change: Callable[[Any], Any]) -> PassSeconds:
     return PassSeconds(**{each.name: change(getattr(part, each.name)) for each in fields(PassSeconds)})
 
 
-def chunk_seconds(job: Job, layout: Layout) -> ChunkSeconds:
+def chunk_seconds(job: AnyJob, layout: Layout) -> ChunkSeconds:
     """Seconds of one microbatch through each chunk of one layout, pass by pass; shape (chunks,), in model order.
 
     Source: the sum of `chunk_parts`.
@@ -357,7 +371,7 @@ def chunk_seconds(job: Job, layout: Layout) -> ChunkSeconds:
     )
 
 
-def exchange_parts(job: Job, parts: Mapping[LineName, PassSeconds]) -> PassSeconds:
+def exchange_parts(job: AnyJob, parts: Mapping[LineName, PassSeconds]) -> PassSeconds:
     """What overlapped pairs of passes can hide, of each chunk: exchanges of experts and sends to other stages.
 
     Source: DeepSeek-V3 (2024), section 3.2.1.
@@ -366,12 +380,13 @@ def exchange_parts(job: Job, parts: Mapping[LineName, PassSeconds]) -> PassSecon
     return (parts[LineName.EP_COMM] + parts[LineName.PP_COMM]) * hides
 
 
-def exchange_share(job: Job) -> float:
-    """Share of the processors that communication takes from computing while both run: 20 of them.
+def exchange_share(job: AnyJob) -> float:
+    """Share of the processors that communication takes from computing while both run: 20 of the smallest device.
 
     Source: DeepSeek-V3 (2024), section 3.2.2; DeepEP, Buffer.set_num_sms.
     """
-    return min(0.5, _EXCHANGE_PROCESSORS / job.cluster.device.num_processors)
+    fewest = min(pool.cluster.device.num_processors for pool in pools_of(job))
+    return min(0.5, _EXCHANGE_PROCESSORS / fewest)
 
 
 def stage_bytes(job: Job, layout: Degrees, stage: Stage) -> Any:

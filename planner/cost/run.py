@@ -8,14 +8,18 @@ from typing import TYPE_CHECKING
 
 from planner.cost.flops import end_to_end_days, sc21_flops_per_step
 from planner.cost.parameters import num_params
+from planner.specs.cluster import MixedClusterSpec
 from planner.units import UNITS
 
 if TYPE_CHECKING:
-    from planner.specs.cluster import ClusterSpec
+    from collections.abc import Sequence
+
+    from planner.layout import Layout
+    from planner.specs.cluster import AnyCluster, ClusterSpec
     from planner.specs.model import ModelSpec
     from planner.specs.training import TrainingSpec
 
-__all__ = ["WholeRun", "longest_step_seconds", "num_steps", "price_of", "whole_run"]
+__all__ = ["WholeRun", "devices_in_use", "longest_step_seconds", "num_steps", "price_of", "whole_run"]
 
 _HOUR = UNITS["seconds"]["h"]
 
@@ -72,10 +76,26 @@ def price_of(cluster: ClusterSpec, training: TrainingSpec) -> float | None:
     return training.price if training.price is not None else cluster.price
 
 
+def devices_in_use(cluster: AnyCluster, layout: Layout) -> tuple[tuple[ClusterSpec, int], ...]:
+    """The cluster, or each pool of a mixed one that the layout uses, and how many of its devices work.
+
+    Source: rank order of planner/layout.py.
+    """
+    if not isinstance(cluster, MixedClusterSpec):
+        return ((cluster, layout.world_size),)
+    each = layout.stride("pp")
+    used = ((pool, layout.pools.count(pool.name) * each) for pool in cluster.pools)
+    return tuple((pool, count) for pool, count in used if count)
+
+
 def whole_run(
-    model: ModelSpec, cluster: ClusterSpec, training: TrainingSpec, *, step_seconds: float, num_devices: int
+    model: ModelSpec,
+    training: TrainingSpec,
+    *,
+    step_seconds: float,
+    in_use: Sequence[tuple[ClusterSpec, int]],
 ) -> WholeRun | None:
-    """What the token budget takes with steps of `step_seconds` on `num_devices` devices; None without a budget.
+    """What the token budget takes with steps of `step_seconds` on the devices in use; None without a budget.
 
     Source: definitions; closed form: Narayanan et al. (SC 2021), section 5.1, equation 4.
     """
@@ -83,17 +103,23 @@ def whole_run(
     if steps is None or training.tokens is None:
         return None
     seconds = steps * step_seconds
-    hours = seconds * num_devices / _HOUR
-    price, power = price_of(cluster, training), cluster.device.power
+    num_devices = sum(count for _, count in in_use)
+    prices = [(price_of(pool, training), seconds * count / _HOUR) for pool, count in in_use]
+    powers = [(pool.device.power, seconds * count / UNITS["joules"]["kWh"]) for pool, count in in_use]
     flops = sc21_flops_per_step(model, training) / (step_seconds * num_devices)
     return WholeRun(
         tokens=training.tokens,
         steps=steps,
         seconds=seconds,
-        device_hours=hours,
-        usd=None if price is None else price * hours,
-        kilowatt_hours=None if power is None else power * seconds * num_devices / UNITS["joules"]["kWh"],
+        device_hours=sum(hours for _, hours in prices),
+        usd=_total(prices),
+        kilowatt_hours=_total(powers),
         closed_form_days=end_to_end_days(training.tokens, num_params(model), num_devices, flops),
         deadline_seconds=training.deadline,
         meets_deadline=None if training.deadline is None else seconds <= training.deadline,
     )
+
+
+def _total(rates: Sequence[tuple[float | None, float]]) -> float | None:
+    """Sum of rate times amount; None where a rate is not known."""
+    return None if any(rate is None for rate, _ in rates) else sum((rate or 0.0) * amount for rate, amount in rates)

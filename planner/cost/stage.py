@@ -2,24 +2,33 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, is_dataclass, replace
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import numpy as np
 
 from planner.cost.parameters import end_params_on_device, expert_layer_params, layer_params_on_device
 from planner.layout import head_stage, stage_of_chunk
+from planner.specs.job import Job
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from numpy.typing import NDArray
+
     from planner.layout import Degrees, Layout
-    from planner.specs.job import Job
+    from planner.specs.job import AnyJob
     from planner.specs.model import ModelSpec
+
+T = TypeVar("T")
 
 __all__ = [
     "POLICIES",
     "HeldParams",
     "Stage",
     "by_policy",
+    "by_pool",
     "chunks_of",
     "expert_shard_degree",
     "held_params",
@@ -27,9 +36,11 @@ __all__ = [
     "holds_head",
     "layer_kinds",
     "layer_params",
+    "pool_indices",
     "shard_degree",
     "stage_of",
     "stages_of",
+    "with_borders",
 ]
 
 POLICIES: Final = ("none", "selective", "full")
@@ -42,6 +53,8 @@ class Stage:
 
     index: position in the pipeline. num_layers: layers that it holds. num_expert_layers: how many of them have
     experts. policy: recompute policy as an index into `POLICIES`. chunk: of a chunk, its position in model order.
+    num_crossings: of the two neighbours that it sends to, how many are in another pool. ends_apart: whether the model
+    begins in one pool and ends in another.
     """
 
     index: Any
@@ -49,6 +62,8 @@ class Stage:
     policy: Any
     num_expert_layers: Any = 0
     chunk: Any = None
+    num_crossings: Any = 0
+    ends_apart: Any = False
 
 
 def holds_embedding(stage: Stage) -> Any:
@@ -78,7 +93,7 @@ def by_policy(policy: Any, values: tuple[Any, Any, Any]) -> Any:
     return np.where(np.equal(policy, 0), none, np.where(np.equal(policy, 1), selective, full))
 
 
-def stage_of(job: Job, *, index: Any, num_layers: Any, policy: Any) -> Stage:
+def stage_of(job: AnyJob, *, index: Any, num_layers: Any, policy: Any) -> Stage:
     """A stage of the search: leading dense layers all lie on the first stage.
 
     Where only every n-th layer has experts, a stage has its share of them.
@@ -92,18 +107,69 @@ def stage_of(job: Job, *, index: Any, num_layers: Any, policy: Any) -> Stage:
     )
 
 
-def stages_of(job: Job, layout: Layout) -> Stage:
+def with_borders(stage: Stage, layout: Degrees, pool_of: Callable[[Any], Any]) -> Stage:
+    """The stages with what crosses the borders of pools; `pool_of` says the pool of each, given their indices.
+
+    Interleaved stages also send from the end of the pipeline to its beginning.
+    """
+    last, wraps = layout.pp - 1, layout.schedule == "interleaved"
+    before = np.where(np.greater(stage.index, 0), stage.index - 1, last if wraps else 0)
+    after = np.where(np.less(stage.index, last), stage.index + 1, 0 if wraps else last)
+    own = pool_of(stage.index)
+    crossings = np.not_equal(pool_of(before), own).astype(int) + np.not_equal(pool_of(after), own)
+    apart = np.not_equal(pool_of(0 * stage.index), pool_of(head_stage(layout) + 0 * stage.index))
+    return replace(stage, num_crossings=crossings, ends_apart=apart)
+
+
+def pool_indices(job: AnyJob, layout: Layout) -> NDArray[np.int64]:
+    """The pool of each stage of a layout, as its position among those of the job; shape (pp,).
+
+    Source: definition of the layout.
+    """
+    if isinstance(job, Job):
+        return np.zeros(layout.pp, dtype=np.int64)
+    names = [pool.cluster.name for pool in job.pools]
+    return np.array([names.index(name) for name in layout.pools])
+
+
+def by_pool(job: AnyJob, pool: Any, price: Callable[[Job], T]) -> T:
+    """What `price` says of an array of stages, of each by the job on its own pool.
+
+    pool: of each stage. A price may be arrays in dataclasses, mappings and tuples; texts are those of the first pool.
+    """
+    if isinstance(job, Job):
+        return price(job)
+    chosen: T = _chosen(pool, [price(each) for each in job.pools])
+    return chosen
+
+
+def _chosen(pool: Any, of_pools: Sequence[Any]) -> Any:
+    first = of_pools[0]
+    if isinstance(first, str):
+        return first
+    if isinstance(first, tuple):
+        return tuple(_chosen(pool, parts) for parts in zip(*of_pools, strict=True))
+    if isinstance(first, Mapping):
+        return {key: _chosen(pool, [each[key] for each in of_pools]) for key in first}
+    if is_dataclass(first) and not isinstance(first, type):
+        parts = {f.name: _chosen(pool, [getattr(each, f.name) for each in of_pools]) for f in fields(first)}
+        return replace(first, **parts)
+    return np.choose(pool, [np.broadcast_to(each, np.shape(pool)) for each in of_pools])
+
+
+def stages_of(job: AnyJob, layout: Layout) -> Stage:
     """All stages of a layout as arrays of shape (pp,)."""
     chunks, stages = chunks_of(job, layout), np.arange(layout.pp)
-    return Stage(
+    found = Stage(
         index=stages,
         num_layers=np.array([layout.layers_of_stage(r) for r in range(layout.pp)]),
         policy=np.array([POLICIES.index(layout.recompute_of_stage(r)) for r in range(layout.pp)]),
         num_expert_layers=np.bincount(chunks.index, weights=chunks.num_expert_layers),
     )
+    return with_borders(found, layout, pool_indices(job, layout).__getitem__) if layout.pools else found
 
 
-def chunks_of(job: Job, layout: Layout) -> Stage:
+def chunks_of(job: AnyJob, layout: Layout) -> Stage:
     """All chunks of a layout in model order, as arrays of shape (pp * interleave,)."""
     layers = np.array(layout.layers_per_stage)
     starts = np.concatenate([[0], np.cumsum(layers)])

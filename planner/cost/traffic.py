@@ -108,23 +108,26 @@ def tensor_parallel_end_seconds(job: Job, layout: Degrees) -> Any:
     return np.where(np.equal(layout.sp, 1), sequence, all_reduce_seconds(where, num_bytes))
 
 
-def pipeline_send_seconds(job: Job, layout: Degrees) -> Any:
+def pipeline_send_seconds(job: Job, layout: Degrees, stage: Stage) -> Any:
     """Seconds that a stage sends for one microbatch: an activation and a gradient for each of its chunks.
 
     With sequence parallelism each tensor-parallel rank sends its own part. Without it every rank sends all of
     it, or (scatter/gather) its share, which the receivers gather over the tensor-parallel group. A single pair of ranks
-    need not reach the link's bandwidth.
+    need not reach the link's bandwidth. What goes to another pool takes the link between pools.
 
     Source: Narayanan et al. (SC 2021), sections 3.2 and 4.1; engine profile, send_share.
     """
     num_bytes = _activation_bytes(job, layout)
     scattered = np.equal(layout.sp, 1) | job.engine.scatters_pipeline_sends
     shares = np.where(scattered, layout.tp, 1)
-    sent = num_bytes / (shares * job.engine.send_share)
-    one = send_seconds(job.cluster, layout.dp * layout.cp * layout.tp, sent)
+    sent, distance = num_bytes / (shares * job.engine.send_share), layout.dp * layout.cp * layout.tp
     gathers = np.equal(layout.sp, 0) & job.engine.scatters_pipeline_sends
-    one = one + np.where(gathers, all_gather_seconds(group(job.cluster, layout.tp, 1), num_bytes), 0.0)
-    return np.where(np.greater(layout.pp, 1), 2.0 * layout.interleave * one, 0.0)
+    gathered = np.where(gathers, all_gather_seconds(group(job.cluster, layout.tp, 1), num_bytes), 0.0)
+    both = 2.0 * (send_seconds(job.cluster, distance, sent) + gathered)
+    if job.across is not None:
+        across = send_seconds(job.across, distance, sent) + gathered
+        both = both + stage.num_crossings * (across - both / 2.0)
+    return np.where(np.greater(layout.pp, 1), layout.interleave * both, 0.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -308,5 +311,9 @@ def tied_embedding_seconds(job: Job, layout: Degrees, stage: Stage) -> Any:
     distance = last * layout.dp * layout.cp * layout.tp
     where = group(job.cluster, np.where(np.greater(last, 0), 2, 1), np.maximum(distance, 1))
     num_bytes = job.state_bytes.grads * embedding_params_on_device(job.model, job.engine, layout)
+    seconds = all_reduce_seconds(where, num_bytes)
+    if job.across is not None:
+        across = group(job.across, where.size, np.maximum(distance, 1))
+        seconds = np.where(stage.ends_apart, all_reduce_seconds(across, num_bytes), seconds)
     is_end = np.equal(stage.index, 0) | np.equal(stage.index, last)
-    return np.where(is_end, all_reduce_seconds(where, num_bytes), 0.0)
+    return np.where(is_end, seconds, 0.0)

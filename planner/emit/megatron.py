@@ -5,9 +5,10 @@ from __future__ import annotations
 import shlex
 from typing import TYPE_CHECKING, Final
 
-from planner.emit.torchrun import num_hosts, ranks_of_host, script_head
+from planner.emit.torchrun import num_hosts, ranks_of_hosts, script_head
 from planner.errors import InputError
 from planner.layout import offloads_activations, offloads_optimizer
+from planner.specs.cluster import ClusterSpec
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -37,11 +38,18 @@ def megatron_script(plan: Plan, *, arguments: RunArguments) -> str:
     if given := arguments.options():
         hint = "add Megatron-LM's own options behind the script's: bash megatron.sh 0 HOST PORT --data-path ..."
         raise InputError(f"{' '.join(given)}: options of the planner's own trainer", where="--to megatron", hint=hint)
-    if plan.layout.world_size % plan.cluster.devices_per_host and num_hosts(plan) > 1:
+    hosts = ranks_of_hosts(plan)
+    if len(hosts) > 1 and any(host.num_ranks != hosts[0].pool.devices_per_host for host in hosts):
+        whole = sum(host.pool.devices_per_host for host in hosts)
+        pools = "pools whose hosts are used whole and have as many devices each"
         raise InputError(
-            f"{plan.layout.world_size} ranks leave the last of {num_hosts(plan)} hosts partly idle",
+            f"{plan.layout.world_size} ranks leave the last of {len(hosts)} hosts partly idle"
+            if isinstance(plan.cluster, ClusterSpec)
+            else f"hosts run {' and '.join(str(count) for count in sorted({host.num_ranks for host in hosts}))} ranks",
             where="--to megatron",
-            hint=f"plan with whole hosts, for example --gpus {num_hosts(plan) * plan.cluster.devices_per_host}",
+            hint=f"plan with whole hosts, for example --gpus {whole}"
+            if isinstance(plan.cluster, ClusterSpec)
+            else f"plan with {pools}",
         )
     options = "".join(f"  {option} \\\n" for option in _options(plan))
     return (
@@ -52,7 +60,7 @@ def megatron_script(plan: Plan, *, arguments: RunArguments) -> str:
         'if (( $# < 3 )); then\n  echo "usage: bash megatron.sh NUMBER ADDRESS PORT OPTIONS..." >&2\n  exit 2\nfi\n'
         "set -euo pipefail\n"
         "export CUDA_DEVICE_MAX_CONNECTIONS=1 # Megatron-LM overlaps by the order of launches\n"
-        f"exec torchrun --nnodes={num_hosts(plan)} --nproc-per-node={ranks_of_host(plan, 0)} \\\n"
+        f"exec torchrun --nnodes={num_hosts(plan)} --nproc-per-node={hosts[0].num_ranks} \\\n"
         '  --node-rank="$1" --master-addr="$2" --master-port="$3" pretrain_gpt.py \\\n'
         f'{options}  "${{@:4}}"\n'
     )

@@ -5,7 +5,9 @@ from __future__ import annotations
 import shlex
 from typing import TYPE_CHECKING, Final
 
-from planner.emit.torchrun import num_hosts, ranks_of_host, script_head
+from planner.emit.torchrun import num_hosts, ranks_of_hosts, script_head
+from planner.errors import InputError
+from planner.specs.cluster import MixedClusterSpec
 
 if TYPE_CHECKING:
     from planner.emit.torchrun import RunArguments
@@ -24,8 +26,16 @@ def slurm_script(plan: Plan, *, arguments: RunArguments) -> str:
     limit Slurm signals the script, which asks the ranks to save through the file `run/stop`, as `planner launch`
     does, and puts the job back into the queue. Values in #SBATCH lines cannot be quoted: only the model's name, which
     holds no blank, and numbers stand there.
+
+    Raises:
+        InputError: the cluster is a mixed one.
     """
-    gpus = f"#SBATCH --gpus-per-node={ranks_of_host(plan, 0)}\n" if plan.cluster.device.kind == "cuda" else ""
+    if isinstance(plan.cluster, MixedClusterSpec):
+        raise InputError(
+            f"{plan.cluster.name} is a mixed cluster, and a Slurm job asks for the same devices on every host",
+            hint="`planner emit PLAN` prints the torchrun command of each host, to be started by hand",
+        )
+    gpus = f"#SBATCH --gpus-per-node={ranks_of_hosts(plan)[0].num_ranks}\n" if plan.cluster.kind == "cuda" else ""
     launch = shlex.join(("planner", "launch", "plan.json", "--output=run", *arguments.options()))
     return (
         f"{script_head(plan)}"

@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import shlex
+from collections import Counter
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from planner.cost.run import devices_in_use
 from planner.errors import InputError
 from planner.layout import format_layout
 
 if TYPE_CHECKING:
     from planner.plan import Plan
+    from planner.specs.cluster import ClusterSpec
 
 __all__ = [
     "Host",
+    "HostRanks",
     "RunArguments",
     "check_engine",
     "num_hosts",
-    "ranks_of_host",
+    "ranks_of_hosts",
     "script_head",
     "torchrun_command",
     "torchrun_commands",
@@ -78,14 +82,35 @@ class Host:
     port: int | str
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostRanks:
+    """The ranks of one host: `first` and those after it. pool: the cluster, or the pool of a mixed one."""
+
+    pool: ClusterSpec
+    first: int
+    num_ranks: int
+
+
+def ranks_of_hosts(plan: Plan) -> tuple[HostRanks, ...]:
+    """The hosts that the plan's devices fill, in the order of their ranks; torchrun is started once on each.
+
+    Hosts are filled one after the other, as the plan prices them, so the last of a pool may have fewer ranks.
+    """
+    used = {pool.name: (pool, count) for pool, count in devices_in_use(plan.cluster, plan.layout)}
+    order = dict.fromkeys(plan.layout.pools) or used
+    found: list[HostRanks] = []
+    first = 0
+    for pool, count in (used[name] for name in order):
+        end = first + count
+        while first < end:
+            found.append(HostRanks(pool=pool, first=first, num_ranks=min(pool.devices_per_host, end - first)))
+            first += found[-1].num_ranks
+    return tuple(found)
+
+
 def num_hosts(plan: Plan) -> int:
-    """Hosts that the plan's devices fill: torchrun is started once on each."""
-    return -(-plan.layout.world_size // plan.cluster.devices_per_host)
-
-
-def ranks_of_host(plan: Plan, number: int) -> int:
-    """Ranks on a host. Hosts are filled one after the other, as the plan prices them, so the last may have fewer."""
-    return min(plan.cluster.devices_per_host, plan.layout.world_size - number * plan.cluster.devices_per_host)
+    """Hosts that the plan's devices fill."""
+    return len(ranks_of_hosts(plan))
 
 
 def torchrun_command(
@@ -100,7 +125,7 @@ def torchrun_command(
     if host is not None:
         rendezvous = (
             f"--nnodes={num_hosts(plan)}",
-            f"--nproc-per-node={ranks_of_host(plan, host.number)}",
+            f"--nproc-per-node={ranks_of_hosts(plan)[host.number].num_ranks}",
             f"--node-rank={host.number}",
             f"--master-addr={host.address}",
             f"--master-port={host.port}",
@@ -127,14 +152,14 @@ def torchrun_script(plan: Plan, *, arguments: RunArguments) -> str:
     if hosts == 1:
         alone = ("torchrun", "--standalone", f"--nproc-per-node={plan.layout.world_size}")
         return f"{script_head(plan)}\n{GO_THERE}\nexec {shlex.join(alone)} \\\n  {shlex.join(command)}\n"
-    full, last = ranks_of_host(plan, 0), ranks_of_host(plan, hosts - 1)
-    fewer = f"if [[ $1 == {hosts - 1} ]]; then ranks={last}; fi\n" if last != full else ""
+    ranks = [host.num_ranks for host in ranks_of_hosts(plan)]
+    fewer = "".join(f"if [[ $1 == {n} ]]; then ranks={each}; fi\n" for n, each in enumerate(ranks) if each != ranks[0])
     return (
         f"{script_head(plan)}"
         f"# On every host at once: bash run.sh NUMBER ADDRESS [PORT], with its number from 0 to {hosts - 1},\n"
         "# the address of host 0, and a port that is free there. All hosts see this folder.\n\n"
         'if (( $# < 2 )); then\n  echo "usage: bash run.sh NUMBER ADDRESS [PORT]" >&2\n  exit 2\nfi\n'
-        f"{GO_THERE}ranks={full}\n{fewer}"
+        f"{GO_THERE}ranks={ranks[0]}\n{fewer}"
         f'exec torchrun --nnodes={hosts} --nproc-per-node="$ranks" --node-rank="$1" \\\n'
         '  --master-addr="$2" --master-port="${3:-29500}" \\\n'
         f"  {shlex.join(command)}\n"
@@ -170,12 +195,13 @@ def _way_out(plan: Plan, engine: str) -> str:
 
 def script_head(plan: Plan) -> str:
     """The first lines of every script: what it runs, and that any failure ends it."""
-    cluster = plan.cluster
-    return (
-        "#!/usr/bin/env bash\n"
-        f"# {plan.model.name} on {num_hosts(plan)} x {cluster.name}, {plan.layout.world_size} {cluster.device.name}:\n"
-        f"# {format_layout(plan.layout)}\n"
-    )
+    hosts = Counter(host.pool.name for host in ranks_of_hosts(plan))
+    devices = Counter[str]()
+    for pool, count in devices_in_use(plan.cluster, plan.layout):
+        devices[pool.device.name] += count
+    where = " + ".join(f"{count} x {name}" for name, count in hosts.items())
+    what = " + ".join(f"{count} {name}" for name, count in devices.items())
+    return f"#!/usr/bin/env bash\n# {plan.model.name} on {where}, {what}:\n# {format_layout(plan.layout)}\n"
 
 
 GO_THERE = 'set -euo pipefail\ncd "$(dirname "$0")"\n'

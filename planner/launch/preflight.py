@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from planner.cost.parameters import num_params
-from planner.emit.torchrun import check_engine, ranks_of_host
+from planner.emit.torchrun import check_engine, ranks_of_hosts
 from planner.errors import EnvironmentProblem, Mistake, NothingFitsError
 from planner.specs.detect import total_memory_bytes
 from planner.specs.gpus import nvidia_gpus
@@ -18,7 +18,7 @@ from planner.units import format_bytes
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from planner.emit.torchrun import Host
+    from planner.emit.torchrun import Host, HostRanks
     from planner.plan import Plan
 
 __all__ = ["check"]
@@ -38,8 +38,8 @@ def check(plan: Plan, output: Path, host: Host | None) -> None:
     check_engine(plan)
     if not plan.fits:
         raise NothingFitsError("the plan does not fit into memory", hint="`planner explain PLAN` shows by how much")
-    ranks = ranks_of_host(plan, host.number if host else 0)
-    mistakes = [*_torch(), *_devices(plan, ranks), *_disk(plan, output), *_port(host)]
+    own = ranks_of_hosts(plan)[host.number if host else 0]
+    mistakes = [*_torch(), *_devices(plan, own), *_disk(plan, output), *_port(host)]
     if mistakes:
         raise EnvironmentProblem(*mistakes)
 
@@ -49,9 +49,11 @@ def _torch() -> Iterator[Mistake]:
         yield Mistake(message="torch is not installed", hint="pip install 'parallel-planner[train]'")
 
 
-def _devices(plan: Plan, ranks: int) -> Iterator[Mistake]:
-    needed = max((stage.total_bytes for stage in plan.memory), default=0.0)
-    if plan.cluster.device.kind == "cpu":
+def _devices(plan: Plan, own: HostRanks) -> Iterator[Mistake]:
+    ranks, of_stage = own.num_ranks, plan.layout.stride("pp")
+    stages = plan.memory[own.first // of_stage : (own.first + ranks - 1) // of_stage + 1]
+    needed = max((stage.total_bytes for stage in stages), default=0.0)
+    if plan.cluster.kind == "cpu":
         memory = total_memory_bytes()
         if needed * ranks > memory:
             yield Mistake(
@@ -65,7 +67,7 @@ def _devices(plan: Plan, ranks: int) -> Iterator[Mistake]:
     found = len(gpus or ())
     if found < ranks:
         yield Mistake(
-            message=f"the plan runs {ranks} ranks of {plan.cluster.device.name} on this host, which has {found} GPUs",
+            message=f"the plan runs {ranks} ranks of {own.pool.device.name} on this host, which has {found} GPUs",
             hint="check nvidia-smi and CUDA_VISIBLE_DEVICES, or plan again: `planner clusters --detect` describes it",
         )
     smallest = min((gpu.memory for gpu in gpus or ()), default=needed)

@@ -9,13 +9,14 @@ No bound exceeds the optimum of what it bounds, so whatever is left unpriced can
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import numpy as np
 
 from planner.cost.schedule import EXECUTED
-from planner.search.bounds import prune
+from planner.search.bounds import greedy_choice, prune
 from planner.search.candidate import TIE, Candidate, Choice, FloatArray, IntArray, Mask
 from planner.search.candidates import price_candidates
 from planner.search.degrees import (
@@ -34,6 +35,8 @@ from planner.search.degrees import (
 )
 from planner.search.dynamic_program import best_choice
 from planner.search.executed import busy_seconds, executed_candidates
+from planner.search.objectives import cut_of
+from planner.search.pool_bounds import PoolFloors, may_fit, placed, promising_placements
 from planner.search.reporter import Reporter
 from planner.search.step_bounds import (
     LayerFloors,
@@ -42,14 +45,16 @@ from planner.search.step_bounds import (
     least_stage_bytes,
     lower_bound_seconds,
 )
+from planner.specs.job import Job, MixedJob
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from planner.search.constraints import Constraints
+    from planner.search.degrees import PolicyMasks
     from planner.search.objectives import Incumbents
     from planner.specs.engine import Offload, Schedule
-    from planner.specs.job import Job
+    from planner.specs.job import AnyJob
 
 __all__ = ["Found", "best_first"]
 
@@ -58,6 +63,8 @@ _MOST_CUTS = 1024
 _FIRST_TIMED = 64  # cuts with microbatch and interleave in the first part; then twice as many each time
 _MOST_TIMED = 4096
 _EVEN_SPLITS = 64  # configurations of a part whose even split is tried
+_LOOKED_THROUGH = 256  # configurations of a part on a mixed cluster, of which
+_BEST_SPLITS = 8  # so many of different cuts have their greedy split tried
 _FIRST_PRICED = 16  # configurations that are priced at first; then twice as many each time
 _MOST_PRICED = 256
 
@@ -65,7 +72,8 @@ _MOST_PRICED = 256
 class Found:
     """What the search leaves for the integer program, and what it ruled out."""
 
-    def __init__(self) -> None:
+    def __init__(self, job: AnyJob) -> None:
+        self.job = job
         self.candidates: list[Candidate] = []
         self.degrees: list[DegreeArrays] = []  # of each candidate
         self.choices: list[Choice] = []  # best ones of candidates, by the dynamic program
@@ -85,7 +93,7 @@ class Found:
 
 
 def best_first(
-    job: Job, constraints: Constraints, best: Incumbents, reporter: Reporter, *, until_interrupted: bool = False
+    job: AnyJob, constraints: Constraints, best: Incumbents, reporter: Reporter, *, until_interrupted: bool = False
 ) -> Found:
     """All configurations that `best` does not rule out by their bounds, priced in full.
 
@@ -95,7 +103,9 @@ def best_first(
     Raises:
         InputError: no legal configuration exists under the constraints.
     """
-    search = _Search(job, constraints, best)
+    search: _Search[Any] = (
+        _UniformSearch(job, constraints, best) if isinstance(job, Job) else _MixedSearch(job, constraints, best)
+    )
     found, waiting = search.found, list[_Bounded]()
     try:
         waiting.extend(search.near_configurations())  # what came before an interruption stays
@@ -121,16 +131,48 @@ class _Bounded:
     seconds: FloatArray
 
 
-class _Search:
-    """One search: what has been found, and what it rules out."""
+J = TypeVar("J", Job, MixedJob)
 
-    def __init__(self, job: Job, constraints: Constraints, best: Incumbents) -> None:
-        self._job, self._constraints, self._best = job, constraints, best
-        self.found = Found()
+
+class _Search(ABC, Generic[J]):
+    """One search: what has been found, and what it rules out. How that is bounded depends on the kind of cluster."""
+
+    def __init__(self, job: J, constraints: Constraints, best: Incumbents) -> None:
+        self._job: J = job
+        self._constraints, self._best = constraints, best
+        self.found = Found(job)
         self._has_incumbent = False
         self._num_timed = _FIRST_TIMED  # in the next part
         self._executes = constraints.value_of("schedule") in EXECUTED
         self._least = 0.0  # in the order, of what has not been looked at
+
+    @abstractmethod
+    def _floors(self, cuts: DegreeArrays) -> LayerFloors | PoolFloors:
+        """What bounds configurations of these cuts before their stages are looked at."""
+
+    @abstractmethod
+    def _may_fit(self, degrees: DegreeArrays, policies: PolicyMasks) -> Mask:
+        """Whether memory may be enough, [n]."""
+
+    @abstractmethod
+    def _sharded(self, degrees: DegreeArrays) -> DegreeArrays:
+        """The configurations that may still be wanted with some number of replicas of the sharded group."""
+
+    @abstractmethod
+    def _complete(self, degrees: DegreeArrays) -> _Bounded:
+        """The configurations with whatever key is left, those that may still be wanted, and their bounds."""
+
+    @abstractmethod
+    def _near_of_executed(self, degrees: DegreeArrays) -> Iterator[_Bounded]:
+        """What may still be wanted of a schedule that has to be executed: each configuration has one filling only."""
+
+    @abstractmethod
+    def _priced(self, degrees: DegreeArrays, cutoff_seconds: FloatArray) -> list[Candidate]:
+        """The configurations with the prices of their stages."""
+
+    @abstractmethod
+    def _try_some(self, bounded: _Bounded) -> None:
+        """Lower the cutoff by what the most promising configurations can do."""
 
     def _cutoff(self, world_size: IntArray) -> FloatArray:
         """Longer steps on so many devices are not wanted, [n]."""
@@ -162,7 +204,7 @@ class _Search:
         if not len(cuts):
             return
         found.most_devices = int(cuts.world_size.max())
-        floors = LayerFloors(job, cuts)
+        floors = self._floors(cuts)
         bounds = floors.cut_bound_seconds(cuts)
         self._least = float(self._place(bounds, cuts.world_size).min())
         order, first, size = self._order(cuts, bounds), 0, _FIRST_CUTS
@@ -179,7 +221,7 @@ class _Search:
                         yield from self._near_of_part(part, floors)
             first, size = first + len(block), min(2 * size, _MOST_CUTS)
 
-    def _by_bound(self, timed: DegreeArrays, floors: LayerFloors) -> Iterator[DegreeArrays]:
+    def _by_bound(self, timed: DegreeArrays, floors: LayerFloors | PoolFloors) -> Iterator[DegreeArrays]:
         """Parts of the timed cuts in the order of their bounds, less what the cutoff rules out."""
         if not len(timed):
             return
@@ -200,7 +242,7 @@ class _Search:
         self._drop(len(degrees) - len(near))
         return near
 
-    def _near_of_part(self, timed: DegreeArrays, floors: LayerFloors) -> Iterator[_Bounded]:
+    def _near_of_part(self, timed: DegreeArrays, floors: LayerFloors | PoolFloors) -> Iterator[_Bounded]:
         """What may still be wanted when experts, ZeRO stage and replicas are filled in, bounded before each."""
         job, constraints, found = self._job, self._constraints, self.found
         degrees = fill_experts(job, constraints, timed, found.refused)
@@ -218,58 +260,14 @@ class _Search:
         if degrees.schedule in EXECUTED:
             yield from self._near_of_executed(degrees)
             return
-        fits = least_stage_bytes(job, degrees, list(policies)) <= job.memory_limit_bytes
+        fits = self._may_fit(degrees, policies)
         found.drop("memory", int(len(fits) - fits.sum()))
-        degrees = degrees.take(fits)
-        seconds = self._lower_bound(degrees, any_replicas=True)
-        promising = degrees.take(self._order(degrees, seconds)[:_EVEN_SPLITS])
-        self._try_even_splits(fill_replicas(job, constraints, promising, {}))
-        degrees = degrees.take(self._keep(degrees, seconds))
-        degrees = fill_replicas(job, constraints, degrees, found.refused)
-        degrees = degrees.take(~self._offloads_needlessly(degrees))
-        seconds = self._lower_bound(degrees)
-        near = self._keep(degrees, seconds)
-        found.num_legal += len(near)
-        if len(near):
-            bounded = _Bounded(degrees=degrees.take(near), seconds=seconds[near])
-            self._try_even_splits(bounded.degrees.take(self._order(bounded.degrees, bounded.seconds)[:_EVEN_SPLITS]))
+        degrees = fill_replicas(job, constraints, self._sharded(degrees.take(fits)), found.refused)
+        bounded = self._complete(degrees)
+        found.num_legal += len(bounded.degrees)
+        if len(bounded.degrees):
+            self._try_some(bounded)
             yield bounded
-
-    def _near_of_executed(self, degrees: DegreeArrays) -> Iterator[_Bounded]:
-        """The same where each configuration has one filling only."""
-        degrees = fill_replicas(self._job, self._constraints, degrees, self.found.refused)
-        seconds = busy_seconds(self._job, degrees, allowed_policies(self._job, self._constraints, degrees))
-        fits = np.isfinite(seconds)
-        self.found.drop("memory", int(len(fits) - fits.sum()))
-        degrees, seconds = degrees.take(fits), seconds[fits]
-        near = self._keep(degrees, seconds)
-        self.found.num_legal += len(near)
-        if len(near):
-            yield _Bounded(degrees=degrees.take(near), seconds=seconds[near])
-
-    def _offloads_needlessly(self, degrees: DegreeArrays) -> Mask:
-        """Where offloading less is no slower, because all that is wanted fits with it without recompute."""
-        cutoff = self._cutoff(degrees.world_size)
-        less = [each for each in LESS_OFFLOAD[degrees.offload] if each in self._job.engine.offload]
-        needless = np.zeros(len(degrees), dtype=bool)
-        if not len(degrees) or self._constraints.mentions("offload"):
-            return needless
-        for each in less:
-            needless |= always_fits(self._job, replace(degrees, offload=each), cutoff)
-        return needless
-
-    def _lower_bound(self, degrees: DegreeArrays, *, any_replicas: bool = False) -> FloatArray:
-        policies = allowed_policies(self._job, self._constraints, degrees)
-        cutoff = self._cutoff(degrees.world_size)
-        return lower_bound_seconds(self._job, degrees, policies, cutoff_seconds=cutoff, any_replicas=any_replicas)
-
-    def _try_even_splits(self, degrees: DegreeArrays) -> None:
-        """Lower the cutoff by what configurations do without any choice of layers."""
-        if self._constraints.per_chunk("layers_per_stage") or self._constraints.per_chunk("recompute"):
-            return
-        seconds = even_split_seconds(self._job, degrees, allowed_policies(self._job, self._constraints, degrees))
-        for position in np.flatnonzero(seconds <= self._cutoff(degrees.world_size)).tolist():
-            self._add(degrees.take(position), float(seconds[position]))
 
     def least_bound(self) -> float:
         """What no layout comes before in the order, of what is found and of what has not been looked at."""
@@ -323,14 +321,8 @@ class _Search:
         for number in sorted(set(alike[part].tolist())):
             here, (schedule, offload) = part[alike[part] == number], uniform[number]
             degrees = replace(everything.take(here), schedule=schedule, offload=offload)
-            policies = allowed_policies(self._job, self._constraints, degrees)
             cutoff = self._cutoff(degrees.world_size)
-            if degrees.schedule in EXECUTED:
-                priced = executed_candidates(self._job, degrees, policies)
-            else:
-                priced = price_candidates(
-                    self._job, degrees, policies, constraints=self._constraints, cutoff_seconds=cutoff
-                )
+            priced = self._priced(degrees, cutoff)
             masks = prune(priced, cutoff)
             kept = zip(here.tolist(), priced, masks, strict=True)
             candidates |= {position: candidate.keep(mask) for position, candidate, mask in kept if mask.any()}
@@ -347,3 +339,124 @@ class _Search:
             self.found.choices.append(choice)
             self._add(degrees, choice.objective_seconds)
             yield choice
+
+
+class _UniformSearch(_Search[Job]):
+    """The search on a cluster of one kind."""
+
+    def _floors(self, cuts: DegreeArrays) -> LayerFloors:
+        return LayerFloors(self._job, cuts)
+
+    def _may_fit(self, degrees: DegreeArrays, policies: PolicyMasks) -> Mask:
+        fits: Mask = least_stage_bytes(self._job, degrees, list(policies)) <= self._job.memory_limit_bytes
+        return fits
+
+    def _sharded(self, degrees: DegreeArrays) -> DegreeArrays:
+        seconds = self._lower_bound(degrees, any_replicas=True)
+        promising = degrees.take(self._order(degrees, seconds)[:_EVEN_SPLITS])
+        self._try_even_splits(fill_replicas(self._job, self._constraints, promising, {}))
+        return degrees.take(self._keep(degrees, seconds))
+
+    def _offloads_needlessly(self, degrees: DegreeArrays) -> Mask:
+        """Where offloading less is no slower, because all that is wanted fits with it without recompute."""
+        cutoff = self._cutoff(degrees.world_size)
+        less = [each for each in LESS_OFFLOAD[degrees.offload] if each in self._job.engine.offload]
+        needless = np.zeros(len(degrees), dtype=bool)
+        if not len(degrees) or self._constraints.mentions("offload"):
+            return needless
+        for each in less:
+            needless |= always_fits(self._job, replace(degrees, offload=each), cutoff)
+        return needless
+
+    def _complete(self, degrees: DegreeArrays) -> _Bounded:
+        degrees = degrees.take(~self._offloads_needlessly(degrees))
+        seconds = self._lower_bound(degrees)
+        near = self._keep(degrees, seconds)
+        return _Bounded(degrees=degrees.take(near), seconds=seconds[near])
+
+    def _near_of_executed(self, degrees: DegreeArrays) -> Iterator[_Bounded]:
+        degrees = fill_replicas(self._job, self._constraints, degrees, self.found.refused)
+        seconds = busy_seconds(self._job, degrees, allowed_policies(self._job, self._constraints, degrees))
+        fits = np.isfinite(seconds)
+        self.found.drop("memory", int(len(fits) - fits.sum()))
+        degrees, seconds = degrees.take(fits), seconds[fits]
+        near = self._keep(degrees, seconds)
+        self.found.num_legal += len(near)
+        if len(near):
+            yield _Bounded(degrees=degrees.take(near), seconds=seconds[near])
+
+    def _priced(self, degrees: DegreeArrays, cutoff_seconds: FloatArray) -> list[Candidate]:
+        policies = allowed_policies(self._job, self._constraints, degrees)
+        if degrees.schedule in EXECUTED:
+            return executed_candidates(self._job, degrees, policies)
+        return price_candidates(
+            self._job, degrees, policies, constraints=self._constraints, cutoff_seconds=cutoff_seconds
+        )
+
+    def _try_some(self, bounded: _Bounded) -> None:
+        self._try_even_splits(bounded.degrees.take(self._order(bounded.degrees, bounded.seconds)[:_EVEN_SPLITS]))
+
+    def _lower_bound(self, degrees: DegreeArrays, *, any_replicas: bool = False) -> FloatArray:
+        policies = allowed_policies(self._job, self._constraints, degrees)
+        cutoff = self._cutoff(degrees.world_size)
+        return lower_bound_seconds(self._job, degrees, policies, cutoff_seconds=cutoff, any_replicas=any_replicas)
+
+    def _try_even_splits(self, degrees: DegreeArrays) -> None:
+        """Lower the cutoff by what configurations do without any choice of layers."""
+        if self._constraints.per_chunk("layers_per_stage") or self._constraints.per_chunk("recompute"):
+            return
+        seconds = even_split_seconds(self._job, degrees, allowed_policies(self._job, self._constraints, degrees))
+        for position in np.flatnonzero(seconds <= self._cutoff(degrees.world_size)).tolist():
+            self._add(degrees.take(position), float(seconds[position]))
+
+
+class _MixedSearch(_Search[MixedJob]):
+    """The search on a mixed cluster: the pools of the stages are filled in last."""
+
+    def _floors(self, cuts: DegreeArrays) -> PoolFloors:
+        self._pool_floors = PoolFloors(self._job, cuts)
+        return self._pool_floors
+
+    def _may_fit(self, degrees: DegreeArrays, policies: PolicyMasks) -> Mask:
+        return may_fit(self._job, degrees, list(policies))
+
+    def _sharded(self, degrees: DegreeArrays) -> DegreeArrays:
+        """All of them; first some are tried on the pools that do most, whose own bounds come later."""
+        seconds = self._pool_floors.timing_bound_seconds(degrees)
+        promising = degrees.take(self._of_different_cuts(degrees, seconds))
+        self._try_splits(promising_placements(self._job, self._constraints, promising))
+        return degrees.take(self._keep(degrees, seconds))
+
+    def _complete(self, degrees: DegreeArrays) -> _Bounded:
+        cutoff, policies = self._cutoff(degrees.world_size), allowed_policies(self._job, self._constraints, degrees)
+        found, seconds = placed(self._job, degrees, policies, self._constraints, cutoff)
+        return _Bounded(degrees=found, seconds=seconds)
+
+    def _near_of_executed(self, degrees: DegreeArrays) -> Iterator[_Bounded]:
+        raise AssertionError(f"{degrees.schedule} is refused before mixed clusters are searched")
+
+    def _priced(self, degrees: DegreeArrays, cutoff_seconds: FloatArray) -> list[Candidate]:
+        policies = allowed_policies(self._job, self._constraints, degrees)
+        return price_candidates(
+            self._job, degrees, policies, constraints=self._constraints, cutoff_seconds=cutoff_seconds
+        )
+
+    def _try_some(self, bounded: _Bounded) -> None:
+        self._try_splits(bounded.degrees.take(self._of_different_cuts(bounded.degrees, bounded.seconds)))
+
+    def _of_different_cuts(self, degrees: DegreeArrays, bounds: FloatArray) -> IntArray:
+        """Positions of the most promising configurations, one for each way to cut the model."""
+        best: dict[tuple[int, ...], int] = {}
+        for position in self._order(degrees, bounds)[:_LOOKED_THROUGH].tolist():
+            best.setdefault(cut_of(degrees.take(position)), position)
+        return np.array(list(best.values())[:_BEST_SPLITS], dtype=np.int64)
+
+    def _try_splits(self, degrees: DegreeArrays) -> None:
+        """Lower the cutoff by greedy splits of the layers: an even one means little where devices differ."""
+        if not len(degrees):
+            return
+        cutoff = self._cutoff(degrees.world_size)
+        for position, candidate in enumerate(self._priced(degrees, cutoff)):
+            choice = greedy_choice(candidate)
+            if choice is not None and choice.objective_seconds <= cutoff[position]:
+                self._add(degrees.take(position), choice.objective_seconds)

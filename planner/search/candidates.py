@@ -2,26 +2,29 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from planner.cost.prices import num_microbatches, stage_fits, stage_prices
-from planner.cost.stage import POLICIES, Stage, stage_of
+from planner.cost.stage import POLICIES, Stage, stage_of, with_borders
 from planner.layout import Layout, balanced_chunks, of_chunks
 from planner.search.candidate import Candidate
+from planner.search.placements import placements_of
 from planner.search.step_bounds import most_layers
+from planner.specs.job import Job, MixedJob, pools_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from numpy.typing import NDArray
 
     from planner.search.constraints import Constraints
     from planner.search.degrees import DegreeArrays, PolicyMasks
     from planner.specs.engine import Recompute
-    from planner.specs.job import Job
+    from planner.specs.job import AnyJob
 
 __all__ = ["layout_at", "price_candidates"]
 
@@ -29,7 +32,7 @@ _COLUMNS_AT_ONCE = 200_000
 
 
 def price_candidates(
-    job: Job,
+    job: AnyJob,
     degrees: DegreeArrays,
     policies: PolicyMasks,
     *,
@@ -47,8 +50,9 @@ def price_candidates(
     candidates: list[Candidate] = []
     for part in _parts(num_columns):
         chosen = {policy: mask[part] for policy, mask in policies.items()}
-        table = _stages(job, degrees.take(part), fewest[part], num_counts[part], unit[part], chosen, constraints)
-        candidates += _candidates(job, degrees.take(part), *table)
+        x = degrees.take(part)
+        columns = _stages(job, x, fewest[part], num_counts[part], unit[part], chosen, constraints)
+        candidates += _candidates(job, x, columns)
     return candidates
 
 
@@ -64,7 +68,7 @@ def _parts(num_columns: NDArray[np.int64]) -> Iterator[slice]:
         yield slice(first, len(num_columns))
 
 
-def _layer_unit(job: Job, degrees: DegreeArrays) -> NDArray[np.int64]:
+def _layer_unit(job: AnyJob, degrees: DegreeArrays) -> NDArray[np.int64]:
     """Layers of a stage come in multiples of this: as many in each of its chunks.
 
     Chunks of one stage that differ make the bubble longer than its closed form, by up to 9 % of the step in the
@@ -73,24 +77,42 @@ def _layer_unit(job: Job, degrees: DegreeArrays) -> NDArray[np.int64]:
     return np.where(job.engine.uneven_stages, degrees.interleave, 1)
 
 
-def _layer_range(job: Job, degrees: DegreeArrays, cutoff_seconds: float) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def _layer_range(
+    job: AnyJob, degrees: DegreeArrays, cutoff_seconds: Any
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Fewest and most layers of a stage: no stage is slower than the cutoff allows, and all hold all layers."""
     layers, v = job.model.num_layers, degrees.interleave
     if not job.engine.uneven_stages:
         return layers // degrees.pp, layers // degrees.pp
-    most = most_layers(job, degrees, cutoff_seconds) // v * v
-    return np.maximum(v, layers - (degrees.pp - 1) * most), most
+    stages = placements_of(job, degrees).stages
+    most_of = np.stack([most_layers(pool, degrees, cutoff_seconds) // v * v for pool in pools_of(job)], axis=1)
+    most, least = np.where(stages > 0, most_of, 0).max(axis=1), np.where(stages > 0, most_of, layers).min(axis=1)
+    return np.maximum(v, layers - ((stages * most_of).sum(axis=1) - least)), most
+
+
+class _Columns(NamedTuple):
+    """Ways to fill a stage: the configuration of each, the stage with its filling, and the pool in which it lives."""
+
+    owner: NDArray[np.int64]
+    stage: Stage
+    pool: NDArray[np.int64]
+
+    def take(self, rows: Any) -> _Columns:
+        """These columns; what a stage does not tell apart stays one value."""
+        values = {f.name: getattr(self.stage, f.name) for f in fields(Stage)}
+        chosen = {name: value[rows] if np.ndim(value) else value for name, value in values.items()}
+        return _Columns(self.owner[rows], Stage(**chosen), self.pool[rows])
 
 
 def _stages(
-    job: Job,
+    job: AnyJob,
     degrees: DegreeArrays,
     fewest: NDArray[np.int64],
     num_counts: NDArray[np.int64],
     unit: NDArray[np.int64],
     policies: PolicyMasks,
     constraints: Constraints,
-) -> tuple[NDArray[np.int64], Stage]:
+) -> _Columns:
     """Every stage, number of layers and policy that fits into memory, and the configuration that each belongs to."""
     num_policies = len(policies)
     per_stage = num_counts * num_policies
@@ -107,16 +129,45 @@ def _stages(
         keep = keep & (layers // degrees.interleave[owner] >= dense)
     keep = keep & _meets_lists(constraints, degrees.take(owner), index, layers, policy)
     owner, index, layers, policy = owner[keep], index[keep], layers[keep], policy[keep]
-    stage = stage_of(job, index=index, num_layers=layers, policy=policy)
-    fits = np.broadcast_to(stage_fits(job, degrees.take(owner), stage), owner.shape)
-    return owner[fits], stage_of(job, index=index[fits], num_layers=layers[fits], policy=policy[fits])
+    stage, pool = stage_of(job, index=index, num_layers=layers, policy=policy), np.zeros_like(owner)
+    if isinstance(job, MixedJob):
+        place = placements_of(job, degrees)
+        stage = with_borders(stage, degrees.take(owner), lambda stages: place.pool_of(owner, stages))
+        pool = place.pool_of(owner, index)
+    columns = _Columns(owner, stage, pool)
+    fits = _priced(job, degrees, columns, lambda *each: (stage_fits(*each),))[0]
+    return columns.take(fits.astype(bool))
 
 
-def _candidates(job: Job, degrees: DegreeArrays, owner: NDArray[np.int64], stage: Stage) -> Iterator[Candidate]:
+def _priced(
+    job: AnyJob,
+    degrees: DegreeArrays,
+    columns: _Columns,
+    prices: Callable[[Job, DegreeArrays, Stage], tuple[Any, ...]],
+) -> tuple[NDArray[np.float64], ...]:
+    """The prices of each column, by the job on the pool in which it lives."""
+    if isinstance(job, Job):
+        found = prices(job, degrees.take(columns.owner), columns.stage)
+        return tuple(np.broadcast_to(each, columns.owner.shape) for each in found)
+    if not len(columns.owner):
+        return np.zeros(0), np.zeros(0)
+    rows = [np.flatnonzero(columns.pool == number) for number in range(len(job.pools))]
+    of_pools = [
+        _priced(pool, degrees, columns.take(own), prices) for pool, own in zip(job.pools, rows, strict=True) if len(own)
+    ]
+    back = np.argsort(np.concatenate(rows))
+    return tuple(np.concatenate(parts)[back] for parts in zip(*of_pools, strict=True))
+
+
+def _stage_seconds(job: Job, degrees: DegreeArrays, stage: Stage) -> tuple[Any, Any]:
+    prices = stage_prices(job, degrees, stage)
+    return prices.microbatch_seconds, prices.tail_seconds
+
+
+def _candidates(job: AnyJob, degrees: DegreeArrays, columns: _Columns) -> Iterator[Candidate]:
     """Price the stages, and hand each configuration its own."""
-    prices = stage_prices(job, degrees.take(owner), stage)
-    seconds = np.broadcast_to(prices.microbatch_seconds, owner.shape)
-    tail = np.broadcast_to(prices.tail_seconds, owner.shape)
+    owner, stage = columns.owner, columns.stage
+    seconds, tail = _priced(job, degrees, columns, _stage_seconds)
     ends = np.searchsorted(owner, np.arange(len(degrees) + 1)).tolist()
     m = num_microbatches(job, degrees)
     for i, (first, last) in enumerate(pairwise(ends)):
@@ -157,11 +208,15 @@ def _meets_lists(constraints: Constraints, degrees: DegreeArrays, index: Any, la
     return keep
 
 
-def layout_at(degrees: DegreeArrays, layers: Sequence[int], policies: Sequence[int]) -> Layout:
-    """The layout of one configuration with these layers and recompute policies for each stage."""
+def layout_at(
+    degrees: DegreeArrays, layers: Sequence[int], policies: Sequence[int], pools: tuple[str, ...] = ()
+) -> Layout:
+    """The layout of one configuration with these layers, recompute policies and pools for each stage."""
     recompute: tuple[Recompute, ...] = tuple(POLICIES[p] for p in policies)
+    numbers = {key: value for key, value in degrees.numbers().items() if key != "placement"}
     return Layout(
-        **degrees.numbers(),
+        **numbers,
+        pools=pools,
         schedule=degrees.schedule,
         offload=degrees.offload,
         layers_per_stage=balanced_chunks(tuple(int(k) for k in layers), degrees.interleave, degrees.schedule),

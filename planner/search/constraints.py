@@ -144,7 +144,7 @@ class Constraints:
 
 def _cannot_obey(condition: Condition, part: str, option: str) -> Mistake | None:
     """Lists can be kept to and nothing else; what is left of them would be ignored in silence."""
-    is_list = condition.key == "layers_per_stage" or "/" in condition.value
+    is_list = condition.key in ("layers_per_stage", "pools") or "/" in condition.value
     if not is_list or (option != "--forbid" and condition.sign == "="):
         return None
     return Mistake(

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from planner.search.constraints import Constraints
     from planner.specs.engine import Offload, Recompute, Schedule
-    from planner.specs.job import Job
+    from planner.specs.job import AnyJob
 
 __all__ = [
     "LESS_OFFLOAD",
@@ -61,7 +61,10 @@ LESS_OFFLOAD: Final[dict[Offload, tuple[Offload, ...]]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DegreeArrays:
-    """Many outer configurations; every field but `schedule` and `offload` is an array of one length."""
+    """Many outer configurations; every field but `schedule` and `offload` is an array of one length.
+
+    placement: where the stages live (`placements`); 0 on a uniform cluster, and until it is filled in.
+    """
 
     tp: Any
     pp: Any
@@ -74,6 +77,7 @@ class DegreeArrays:
     mbs: Any
     interleave: Any
     sp: Any
+    placement: Any
     schedule: Schedule
     offload: Offload = "none"
 
@@ -92,12 +96,16 @@ class DegreeArrays:
             return self._map(lambda values: int(values[index]))
         return self._map(lambda values: values[index])
 
+    def at_once(self) -> DegreeArrays:
+        """One configuration of plain integers as arrays of length one."""
+        return self._map(np.atleast_1d)
+
     def having(self, key: str, values: Any) -> DegreeArrays:
         """The same configurations with other values of one degree."""
         return replace(self, **{key: values})
 
     def numbers(self) -> dict[str, Any]:
-        """The degrees by name, without the schedule and what is offloaded."""
+        """The degrees and the placement by name, without the schedule and what is offloaded."""
         return {name: getattr(self, name) for name in _ARRAYS}
 
     def columns(self) -> DegreeArrays:
@@ -135,16 +143,16 @@ Refusals: TypeAlias = dict[str, int]
 
 
 def _with_ones(length: int, *, schedule: Schedule, **given: Any) -> DegreeArrays:
-    """Configurations whose degrees are 1 where nothing is given (0 for sp and zero)."""
+    """Configurations whose degrees are 1 where nothing is given (0 for sp, zero and placement)."""
     ones, zeros = np.ones(length, dtype=np.int64), np.zeros(length, dtype=np.int64)
-    defaults = {name: zeros if name in ("sp", "zero") else ones for name in _ARRAYS}
+    defaults = {name: zeros if name in ("sp", "zero", "placement") else ones for name in _ARRAYS}
     return DegreeArrays(**(defaults | given), schedule=schedule)
 
 
 class _Filling:
     """Configurations that grow key by key; rules and constraints apply as soon as all that they read stands."""
 
-    def __init__(self, job: Job, constraints: Constraints, refused: Refusals, start: DegreeArrays) -> None:
+    def __init__(self, job: AnyJob, constraints: Constraints, refused: Refusals, start: DegreeArrays) -> None:
         self._job, self._constraints, self._refused = job, constraints, refused
         self.degrees = start
 
@@ -176,7 +184,7 @@ _TIMING: Final = ("mbs", "interleave", "schedule")
 _EXPERTS: Final = ("ep", "etp")
 
 
-def device_cuts(job: Job, constraints: Constraints, refused: Refusals) -> DegreeArrays:
+def device_cuts(job: AnyJob, constraints: Constraints, refused: Refusals) -> DegreeArrays:
     """Every legal cut of the devices (tp, sp, cp, pp, dp); what is not filled in yet is 1.
 
     Sequence parallelism is on wherever it can be, unless it is pinned. A cut may leave devices idle.
@@ -203,7 +211,7 @@ def device_cuts(job: Job, constraints: Constraints, refused: Refusals) -> Degree
     return filling.degrees
 
 
-def _with_sequence_parallelism(job: Job, constraints: Constraints, degrees: DegreeArrays) -> DegreeArrays:
+def _with_sequence_parallelism(job: AnyJob, constraints: Constraints, degrees: DegreeArrays) -> DegreeArrays:
     pinned = constraints.value_of("sp")
     can = (degrees.tp > 1) & (job.training.sequence_length // degrees.cp % degrees.tp == 0)
     sp = np.full_like(degrees.tp, int(pinned)) if pinned else can.astype(np.int64)
@@ -211,23 +219,23 @@ def _with_sequence_parallelism(job: Job, constraints: Constraints, degrees: Degr
     return with_sp.take(constraints.only("sp").allowed(with_sp))
 
 
-def schedules_of(job: Job, constraints: Constraints) -> tuple[Schedule, ...]:
+def schedules_of(job: AnyJob, constraints: Constraints) -> tuple[Schedule, ...]:
     """Schedules to consider: the usual ones of the engine, or the one that is pinned."""
     pinned = constraints.value_of("schedule")
     return tuple(s for s in job.engine.schedules if (s == pinned if pinned else s in _USUAL_SCHEDULES))
 
 
-def offloads_of(job: Job, constraints: Constraints) -> tuple[Offload, ...]:
+def offloads_of(job: AnyJob, constraints: Constraints) -> tuple[Offload, ...]:
     """What may be offloaded, nothing first: nothing else unless the user allows it, or pins what it may be."""
     pinned = constraints.value_of("offload")
     if pinned:
         return (cast("Offload", pinned),)
     allowed = job.allow_offload or any(pin.key == "offload" for pin in constraints.pins)
-    return job.engine.offload if allowed and job.cluster.host is not None else ("none",)
+    return job.engine.offload if allowed and job.has_host else ("none",)
 
 
 def fill_timing(
-    job: Job, constraints: Constraints, cuts: DegreeArrays, schedule: Schedule, refused: Refusals
+    job: AnyJob, constraints: Constraints, cuts: DegreeArrays, schedule: Schedule, refused: Refusals
 ) -> DegreeArrays:
     """The cuts with every legal microbatch size and interleave of one schedule."""
     layers, dp = job.model.num_layers, cuts.dp
@@ -241,7 +249,7 @@ def fill_timing(
     return filling.degrees
 
 
-def expert_options(job: Job) -> list[tuple[int, int]]:
+def expert_options(job: AnyJob) -> list[tuple[int, int]]:
     """Degrees of expert parallelism and expert tensor parallelism, where the engine has the axis."""
     if job.model.moe is None or "ep" not in job.engine.axes:
         return [(1, 1)]
@@ -251,7 +259,7 @@ def expert_options(job: Job) -> list[tuple[int, int]]:
     return [(e, i) for e in divisors(job.model.moe.num_experts) for i in inner if e * i <= n]
 
 
-def fill_experts(job: Job, constraints: Constraints, timed: DegreeArrays, refused: Refusals) -> DegreeArrays:
+def fill_experts(job: AnyJob, constraints: Constraints, timed: DegreeArrays, refused: Refusals) -> DegreeArrays:
     """The configurations with every legal pair of degrees for experts."""
     filling = _Filling(job, constraints, refused, timed)
     options = expert_options(job)
@@ -262,7 +270,7 @@ def fill_experts(job: Job, constraints: Constraints, timed: DegreeArrays, refuse
 
 
 def fill_zero(
-    job: Job, constraints: Constraints, degrees: DegreeArrays, offload: Offload, refused: Refusals
+    job: AnyJob, constraints: Constraints, degrees: DegreeArrays, offload: Offload, refused: Refusals
 ) -> DegreeArrays:
     """The configurations with every ZeRO stage with which this can be offloaded."""
     filling = _Filling(job, constraints, refused, replace(degrees, offload=offload))
@@ -272,7 +280,7 @@ def fill_zero(
 
 
 def fill_replicas(
-    job: Job, constraints: Constraints, degrees: DegreeArrays, refused: Refusals, *, every: bool = True
+    job: AnyJob, constraints: Constraints, degrees: DegreeArrays, refused: Refusals, *, every: bool = True
 ) -> DegreeArrays:
     """The configurations with every number of replicas of the sharded group (HSDP), as the user's word leaves them.
 
@@ -294,7 +302,7 @@ def _replica_counts(degrees: DegreeArrays) -> list[int]:
     return sorted({replicas for dp in set(degrees.dp.tolist()) for replicas in divisors(dp)})
 
 
-def legal_degrees(job: Job, constraints: Constraints, *, with_replicas: bool = True) -> Iterator[DegreeArrays]:
+def legal_degrees(job: AnyJob, constraints: Constraints, *, with_replicas: bool = True) -> Iterator[DegreeArrays]:
     """Every outer configuration that the rules and the user's constraints leave, in blocks of one schedule and offload.
 
     with_replicas: with every number of replicas of the sharded group; else with one only, which needs least memory.
@@ -312,7 +320,7 @@ def legal_degrees(job: Job, constraints: Constraints, *, with_replicas: bool = T
 
 
 def _legal_blocks(
-    job: Job, constraints: Constraints, refused: Refusals, *, with_replicas: bool
+    job: AnyJob, constraints: Constraints, refused: Refusals, *, with_replicas: bool
 ) -> Iterator[DegreeArrays]:
     cuts = device_cuts(job, constraints, refused)
     for first in range(0, len(cuts), _BLOCK):
@@ -333,7 +341,7 @@ _BLOCK: Final = 256  # cuts at a time
 _SMALLEST: Final = Layout(recompute=("none",), layers_per_stage=(1,))
 
 
-def no_candidate(job: Job, refused: Refusals, constraints: Constraints) -> InputError:
+def no_candidate(job: AnyJob, refused: Refusals, constraints: Constraints) -> InputError:
     """What to tell the user when the rules and the pins leave nothing."""
     worst = max(RULES, key=lambda rule: refused.get(rule.name, 0))
     # a rule that reads no degree says the same of every layout
@@ -354,7 +362,7 @@ def no_candidate(job: Job, refused: Refusals, constraints: Constraints) -> Input
     values.setdefault("sp", 1 if pinned.get("tp", 1) > 1 else 0)
     alone = Layout(**values, schedule=schedule, layers_per_stage=(1,) * chunks, recompute=policies)
     lead = f"no layout meets the pins {pins}"
-    faults = broken_rules(job, alone) or (why,)
+    faults = broken_rules(job, alone, except_for=("pools",)) or (why,)
     hint = f"{_pin_to_drop(job, constraints)}; `planner explain MODEL CLUSTER --layout ...` checks one layout"
     last = len(faults) - 1
     return InputError(
@@ -365,11 +373,11 @@ def no_candidate(job: Job, refused: Refusals, constraints: Constraints) -> Input
     )
 
 
-def _leaves_some(job: Job, constraints: Constraints, refused: Refusals) -> bool:
+def _leaves_some(job: AnyJob, constraints: Constraints, refused: Refusals) -> bool:
     return any(True for _ in _legal_blocks(job, constraints, refused, with_replicas=False))
 
 
-def _pin_to_drop(job: Job, constraints: Constraints) -> str:
+def _pin_to_drop(job: AnyJob, constraints: Constraints) -> str:
     """Which pin is in the way: those without which legal layouts exist."""
     if len(constraints.pins) == 1:
         return f"drop {constraints.pins[0]}"
@@ -377,7 +385,7 @@ def _pin_to_drop(job: Job, constraints: Constraints) -> str:
     return f"drop {' or '.join(alone)}" if alone else "dropping one of them is not enough; drop two or more"
 
 
-def allowed_policies(job: Job, constraints: Constraints, degrees: DegreeArrays) -> PolicyMasks:
+def allowed_policies(job: AnyJob, constraints: Constraints, degrees: DegreeArrays) -> PolicyMasks:
     """Which configurations may use which recompute policy.
 
     Selective recompute of fused attention saves nothing that counts, so it is offered for unfused attention only.

@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING, Final
 
 from planner.cost.adapters import without_adapters
 from planner.layout import divisors, offloads_activations
+from planner.specs.job import MixedJob
 from planner.specs.recipe import ADAM_RECIPES
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from planner.layout import Layout
-    from planner.specs.job import Job
+    from planner.specs.job import AnyJob
 
 
 def _any_of(values: Iterable[object]) -> str:
@@ -33,26 +34,26 @@ def _near(values: Iterable[int], asked: int) -> str:
 _MOST_NAMED: Final = 4
 
 
-def _microbatches(job: Job, layout: Layout) -> int:
+def _microbatches(job: AnyJob, layout: Layout) -> int:
     return layout.num_microbatches(job.training.global_batch_size)
 
 
 # --- the model and the training on this engine --------------------------------------------------------------------
 
 
-def features(job: Job, _: Layout) -> str:
+def features(job: AnyJob, _: Layout) -> str:
     """The engine lacks what the model needs."""
     missing = ", ".join(sorted(set(job.model.features) - set(job.engine.model_features)))
     return f"engine {job.engine.name} does not run {missing}, which {job.model.name} needs; --engine megatron runs most"
 
 
-def dropout(job: Job, _: Layout) -> str:
+def dropout(job: AnyJob, _: Layout) -> str:
     """The engine has no dropout."""
     asked = job.training.dropout
     return f"engine {job.engine.name} does not train with dropout, which is {asked:g}; --set training.dropout=0"
 
 
-def optimizer(job: Job, _: Layout) -> str:
+def optimizer(job: AnyJob, _: Layout) -> str:
     """The engine lacks the optimizer."""
     have = _any_of(job.engine.optimizers)
     return (
@@ -61,7 +62,7 @@ def optimizer(job: Job, _: Layout) -> str:
     )
 
 
-def frozen_weights(job: Job, _: Layout) -> str:
+def frozen_weights(job: AnyJob, _: Layout) -> str:
     """The engine trains all weights, or keeps frozen ones otherwise."""
     have = job.engine.frozen_weights
     if not have:
@@ -72,12 +73,12 @@ def frozen_weights(job: Job, _: Layout) -> str:
     )
 
 
-def adapters(job: Job, _: Layout) -> str:
+def adapters(job: AnyJob, _: Layout) -> str:
     """No adapters of this kind."""
     return f"adapters cannot be planned: {without_adapters(job)}"
 
 
-def memory_recipe(job: Job, _: Layout) -> str:
+def memory_recipe(job: AnyJob, _: Layout) -> str:
     """The engine lacks the memory recipe."""
     have = _any_of(("engine", *job.engine.memory_recipes, *ADAM_RECIPES))
     return (
@@ -86,19 +87,19 @@ def memory_recipe(job: Job, _: Layout) -> str:
     )
 
 
-def axes(job: Job, layout: Layout) -> str:
+def axes(job: AnyJob, layout: Layout) -> str:
     """The engine lacks an axis."""
     lacking = [axis for axis in ("tp", "pp", "dp", "cp", "ep", "etp") if axis not in job.engine.axes]
     asked = ", ".join(f"{axis}={getattr(layout, axis)}" for axis in lacking if getattr(layout, axis) > 1)
     return f"engine {job.engine.name} does not run {asked}; its axes are {', '.join(job.engine.axes)}"
 
 
-def schedule(job: Job, layout: Layout) -> str:
+def schedule(job: AnyJob, layout: Layout) -> str:
     """The engine lacks the schedule."""
     return f"engine {job.engine.name} does not run schedule {layout.schedule}; it runs {_any_of(job.engine.schedules)}"
 
 
-def zero(job: Job, layout: Layout) -> str:
+def zero(job: AnyJob, layout: Layout) -> str:
     """The engine lacks the ZeRO stage, perhaps only with a pipeline."""
     alone, piped = job.engine.zero_stages, job.engine.zero_stages_with_pipeline
     where = f" with a pipeline of {layout.pp} stages" if layout.pp > 1 else ""
@@ -107,7 +108,7 @@ def zero(job: Job, layout: Layout) -> str:
     return f"engine {job.engine.name} has no ZeRO-{layout.zero}{where}; {', or '.join(ways) or 'pp=1'}"
 
 
-def recompute(job: Job, layout: Layout) -> Iterator[str]:
+def recompute(job: AnyJob, layout: Layout) -> Iterator[str]:
     """Policies that the engine lacks, and chunks of a stage that differ."""
     for policy in sorted(set(layout.recompute) - set(job.engine.recompute)):
         yield f"engine {job.engine.name} has no {policy} recompute; it has {_any_of(job.engine.recompute)}"
@@ -118,13 +119,13 @@ def recompute(job: Job, layout: Layout) -> Iterator[str]:
             return
 
 
-def offload(job: Job, layout: Layout) -> str:
+def offload(job: AnyJob, layout: Layout) -> str:
     """The engine cannot keep this on the host."""
     have = _any_of(job.engine.offload)
     return f"engine {job.engine.name} cannot keep `{layout.offload}` in the host's memory; offload={have}"
 
 
-def host(job: Job, _: Layout) -> str:
+def host(job: AnyJob, _: Layout) -> str:
     """The cluster does not describe its hosts."""
     return (
         f"{job.cluster.name} does not say what memory its hosts have; write it as `host:` of the cluster document, or "
@@ -132,7 +133,7 @@ def host(job: Job, _: Layout) -> str:
     )
 
 
-def offloaded_optimizer(job: Job, layout: Layout) -> str:
+def offloaded_optimizer(job: AnyJob, layout: Layout) -> str:
     """The host cannot make this update."""
     if job.training.lora_rank:
         return "the states of adapters are too small to offload; offload=none or activations"
@@ -143,12 +144,12 @@ def offloaded_optimizer(job: Job, layout: Layout) -> str:
     return f"engine {job.engine.name} offloads no optimizer under a pipeline of {layout.pp} stages; pp=1"
 
 
-def offloaded_activations_of_pipeline(job: Job, layout: Layout) -> str:
+def offloaded_activations_of_pipeline(job: AnyJob, layout: Layout) -> str:
     """The engine offloads no activations of a pipeline."""
     return f"engine {job.engine.name} offloads no activations under a pipeline of {layout.pp} stages; pp=1"
 
 
-def offloaded_activations(job: Job, layout: Layout) -> Iterator[str]:
+def offloaded_activations(job: AnyJob, layout: Layout) -> Iterator[str]:
     """Policies whose activations the engine cannot offload."""
     if offloads_activations(layout):
         have = _any_of(job.engine.offload_activations_of)
@@ -159,8 +160,10 @@ def offloaded_activations(job: Job, layout: Layout) -> Iterator[str]:
 # --- degrees --------------------------------------------------------------------------------------------------------
 
 
-def world(job: Job, layout: Layout) -> str:
-    """More devices than there are."""
+def world(job: AnyJob, layout: Layout) -> str:
+    """More devices than there are, or more stages than the pools have room for."""
+    if isinstance(job, MixedJob):
+        return f"the pools have no room for {layout.pp} stages of {layout.stride('pp')} devices each; lower a degree"
     have, per_host = job.cluster.num_devices, job.cluster.devices_per_host
     product = " * ".join(f"{axis} {getattr(layout, axis)}" for axis in ("tp", "pp", "cp", "dp"))
     return (
@@ -169,7 +172,7 @@ def world(job: Job, layout: Layout) -> str:
     )
 
 
-def batch(job: Job, layout: Layout) -> str:
+def batch(job: AnyJob, layout: Layout) -> str:
     """Replicas and microbatches do not divide the batch."""
     size, asked = job.training.global_batch_size, layout.dp * layout.mbs
     return (
@@ -178,7 +181,7 @@ def batch(job: Job, layout: Layout) -> str:
     )
 
 
-def tp_divides(job: Job, layout: Layout) -> str:
+def tp_divides(job: AnyJob, layout: Layout) -> str:
     """Tensor parallelism does not divide what it cuts."""
     model = job.model
     cut = {"heads": model.num_heads, "key-value heads": model.num_kv_heads, "ffn width": model.ffn_hidden_size}
@@ -189,7 +192,7 @@ def tp_divides(job: Job, layout: Layout) -> str:
     return f"tp {layout.tp} does not divide the {uneven}; tp can be {_near(legal, layout.tp)}"
 
 
-def vocabulary(job: Job, layout: Layout) -> str:
+def vocabulary(job: AnyJob, layout: Layout) -> str:
     """Tensor parallelism does not divide the vocabulary, and the engine does not pad."""
     size, multiple = job.model.vocab_size, 128 * layout.tp
     return (
@@ -198,7 +201,7 @@ def vocabulary(job: Job, layout: Layout) -> str:
     )
 
 
-def tp_within_node(job: Job, layout: Layout) -> str:
+def tp_within_node(job: AnyJob, layout: Layout) -> str:
     """Tensor parallelism leaves the scale-up domain, or does not divide it."""
     domain = job.cluster.scale_up_devices
     if layout.tp <= domain:
@@ -209,7 +212,7 @@ def tp_within_node(job: Job, layout: Layout) -> str:
     return f"tp {layout.tp} is no multiple of the scale-up domain of {domain} devices, which it crosses; make it one"
 
 
-def sequence_parallel(job: Job, layout: Layout) -> str:
+def sequence_parallel(job: AnyJob, layout: Layout) -> str:
     """Sequence parallelism without tensor parallelism, or the reverse."""
     if not layout.sp:
         return f"engine {job.engine.name} runs tp {layout.tp} with sequence parallelism only; sp=1"
@@ -221,7 +224,7 @@ def sequence_parallel(job: Job, layout: Layout) -> str:
     return f"tp {layout.tp} does not divide the {length:,} tokens of a sequence{of_cp}; choose a tp that does{off}"
 
 
-def layers(job: Job, layout: Layout) -> str:
+def layers(job: AnyJob, layout: Layout) -> str:
     """More chunks than layers."""
     return (
         f"pp {layout.pp} * interleave {layout.interleave} = {layout.num_chunks} chunks of {job.model.num_layers} "
@@ -229,13 +232,13 @@ def layers(job: Job, layout: Layout) -> str:
     )
 
 
-def equal_chunks(job: Job, layout: Layout) -> str:
+def equal_chunks(job: AnyJob, layout: Layout) -> str:
     """Chunks of a stage would differ."""
     legal = _near(divisors(job.model.num_layers), layout.interleave)
     return f"interleave {layout.interleave} does not divide the {job.model.num_layers} layers; it can be {legal}"
 
 
-def even_stages(job: Job, layout: Layout) -> str:
+def even_stages(job: AnyJob, layout: Layout) -> str:
     """Stages would differ, and the engine cannot have that."""
     legal = _near(divisors(job.model.num_layers), layout.num_chunks)
     return (
@@ -244,7 +247,7 @@ def even_stages(job: Job, layout: Layout) -> str:
     )
 
 
-def interleave(job: Job, layout: Layout) -> str:
+def interleave(job: AnyJob, layout: Layout) -> str:
     """Chunks, schedule and microbatches do not go together."""
     m = _microbatches(job, layout)
     if layout.schedule in ("zbv", "dualpipev"):
@@ -262,7 +265,7 @@ def interleave(job: Job, layout: Layout) -> str:
     return f"interleaved stages need microbatches in multiples of pp {layout.pp}, and there are {m}; another dp or mbs"
 
 
-def fill(job: Job, layout: Layout) -> str:
+def fill(job: AnyJob, layout: Layout) -> str:
     """Fewer microbatches than stages."""
     m = _microbatches(job, layout)
     return (
@@ -271,7 +274,7 @@ def fill(job: Job, layout: Layout) -> str:
     )
 
 
-def hsdp(job: Job, layout: Layout) -> str:
+def hsdp(job: AnyJob, layout: Layout) -> str:
     """Replicas of the sharded group that cannot be."""
     if not layout.zero:
         return f"hsdp {layout.hsdp} counts replicas of a sharded group, and zero is 0; hsdp=1, or zero=1 to 3"
@@ -284,12 +287,12 @@ def hsdp(job: Job, layout: Layout) -> str:
     return f"hsdp {layout.hsdp} does not divide the {copies} copies of an expert; it can be {legal}"
 
 
-def encoder(job: Job, layout: Layout) -> str:
+def encoder(job: AnyJob, layout: Layout) -> str:
     """A pipeline through an encoder."""
     return f"{job.model.name} is an {job.model.kind}, which is not cut into the {layout.pp} pipeline stages; pp=1"
 
 
-def experts(job: Job, layout: Layout) -> str:
+def experts(job: AnyJob, layout: Layout) -> str:
     """Expert parallelism that does not divide what it cuts."""
     moe = job.model.moe
     if moe is None:
@@ -306,7 +309,7 @@ def experts(job: Job, layout: Layout) -> str:
     )
 
 
-def context(job: Job, layout: Layout) -> str:
+def context(job: AnyJob, layout: Layout) -> str:
     """Context parallelism that does not divide the sequence."""
     length = job.training.sequence_length
     longer = -(-length // (2 * layout.cp)) * 2 * layout.cp

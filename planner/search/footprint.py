@@ -13,7 +13,9 @@ from planner.errors import InputError
 from planner.layout import even_split, format_layout
 from planner.search.candidates import layout_at
 from planner.search.degrees import DegreeArrays, allowed_policies, legal_degrees
+from planner.search.placements import roomiest_pools
 from planner.search.step_bounds import least_stage_bytes
+from planner.specs.job import pools_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -21,7 +23,7 @@ if TYPE_CHECKING:
     from planner.cost.ledger import LineName, StageMemory
     from planner.layout import Layout
     from planner.search.constraints import Constraints
-    from planner.specs.job import Job
+    from planner.specs.job import AnyJob
 
 __all__ = ["NothingFits", "smallest_footprint"]
 
@@ -38,7 +40,7 @@ class NothingFits:
     notes: tuple[str, ...] = ()
 
 
-def smallest_footprint(job: Job, constraints: Constraints) -> NothingFits:
+def smallest_footprint(job: AnyJob, constraints: Constraints) -> NothingFits:
     """The layout whose fullest stage needs least, among even splits with one recompute policy for all stages.
 
     Raises:
@@ -47,7 +49,8 @@ def smallest_footprint(job: Job, constraints: Constraints) -> NothingFits:
     nearest: list[tuple[float, DegreeArrays]] = []
     policies = [POLICIES.index(p) for p in job.engine.recompute]
     for degrees in legal_degrees(job, constraints, with_replicas=False):
-        least = least_stage_bytes(job, degrees, policies)
+        shares = [least_stage_bytes(pool, degrees, policies) / pool.memory_limit_bytes for pool in pools_of(job)]
+        least = np.minimum.reduce(shares)
         order = np.argsort(least, kind="stable")[:_NEAREST]
         nearest += [(float(least[i]), degrees.take(int(i))) for i in order]
     nearest.sort(key=lambda entry: entry[0])
@@ -59,7 +62,7 @@ def smallest_footprint(job: Job, constraints: Constraints) -> NothingFits:
     if not priced:
         raise InputError("the pins leave no recompute policy that this engine has", where="--pin")
     layout, smallest = min(priced, key=_footprint)
-    fullest = max(smallest.memory, key=lambda stage: stage.total_bytes)
+    fullest = max(smallest.memory, key=_share_of_limit)
     dominating = max(fullest.lines, key=lambda line: float(line.num_bytes)).name
     return NothingFits(layout=layout, memory=smallest.memory, dominating=dominating)
 
@@ -70,14 +73,19 @@ def _footprint(priced: tuple[Layout, Estimate]) -> tuple[bool, float, float, str
     hosts = [stage.host for stage in estimated.memory if stage.host is not None]
     return (
         any(host.total_bytes > host.limit_bytes for host in hosts),
-        estimated.peak_bytes,
+        max(map(_share_of_limit, estimated.memory)),
         estimated.step_seconds,
         format_layout(layout),
     )
 
 
-def _even_layouts(job: Job, constraints: Constraints, degrees: DegreeArrays) -> Iterator[Layout]:
+def _share_of_limit(stage: StageMemory) -> float:
+    return stage.total_bytes / stage.limit_bytes
+
+
+def _even_layouts(job: AnyJob, constraints: Constraints, degrees: DegreeArrays) -> Iterator[Layout]:
     chunks = even_split(job.model.num_layers, degrees.pp, degrees.interleave)
     layers = [sum(chunks[r :: degrees.pp]) for r in range(degrees.pp)]
+    pools = roomiest_pools(job, degrees)
     for policy in allowed_policies(job, constraints, degrees):
-        yield layout_at(degrees, layers, [policy] * degrees.pp)
+        yield layout_at(degrees, layers, [policy] * degrees.pp, pools)

@@ -6,6 +6,7 @@ The same predicates judge one layout of the user's and arrays of candidates.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import groupby
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -14,15 +15,16 @@ from planner.cost.adapters import without_adapters
 from planner.cost.schedule import EXECUTED, exists
 from planner.layout import offloads_activations, offloads_optimizer
 from planner.search import faults
+from planner.specs.job import Job, pools_of
 from planner.specs.recipe import ADAM_RECIPES
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from planner.layout import Degrees, Layout
-    from planner.specs.job import Job
+    from planner.specs.job import AnyJob
 
-__all__ = ["RULES", "Rule", "broken_rules"]
+__all__ = ["RULES", "Rule", "broken_rules", "stages_in_pool"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,12 +37,12 @@ class Rule:
 
     name: str
     reads: tuple[str, ...]
-    holds: Callable[[Job, Degrees], Any]
+    holds: Callable[[AnyJob, Degrees], Any]
     needs: str
-    fault: Callable[[Job, Layout], str]
+    fault: Callable[[AnyJob, Layout], str]
 
 
-def _divides_model(job: Job, layout: Degrees) -> Any:
+def _divides_model(job: AnyJob, layout: Degrees) -> Any:
     model = job.model
     return (
         (model.num_heads % layout.tp == 0)
@@ -50,32 +52,66 @@ def _divides_model(job: Job, layout: Degrees) -> Any:
     )
 
 
-def _divides_vocabulary(job: Job, layout: Degrees) -> Any:
+def _divides_vocabulary(job: AnyJob, layout: Degrees) -> Any:
     return job.engine.pads_vocabulary | (job.model.vocab_size % layout.tp == 0)
 
 
-def _tp_within(job: Job, layout: Degrees) -> Any:
+def _tp_within(job: AnyJob, layout: Degrees) -> Any:
+    return np.logical_or.reduce([_tp_within_pool(pool, layout) for pool in pools_of(job)])
+
+
+def _tp_within_pool(job: Job, layout: Degrees) -> Any:
     domain = job.cluster.scale_up_devices
     inside = domain % np.minimum(layout.tp, domain) == 0
     crossing = (np.asarray(layout.tp) > domain) & (layout.tp % domain == 0)
     return inside & (layout.tp <= domain) | (job.allow_tp_across_nodes & crossing)
 
 
-def _microbatches(job: Job, layout: Degrees) -> Any:
+def stages_in_pool(job: Job, layout: Degrees) -> Any:
+    """Stages for which a pool has devices, none where its scale-up domain is too small for tp."""
+    return _tp_within_pool(job, layout) * (job.num_devices // (layout.tp * layout.cp * layout.dp))
+
+
+def _fits_devices(job: AnyJob, layout: Degrees) -> Any:
+    if isinstance(job, Job):  # where tp has a rule of its own
+        return layout.tp * layout.pp * layout.cp * layout.dp <= job.num_devices
+    return layout.pp <= sum(stages_in_pool(pool, layout) for pool in job.pools)
+
+
+def _broken_pools(job: AnyJob, layout: Layout) -> tuple[str, ...]:
+    """Why the stages cannot live where the layout says."""
+    if isinstance(job, Job):
+        return ("the cluster has no pools",) if layout.pools else ()
+    known = {pool.cluster.name: pool for pool in job.pools}
+    if len(layout.pools) != layout.pp or not set(layout.pools) <= set(known):
+        return (f"`pools` has an entry for each of the {layout.pp} stages, of {', '.join(known)}",)
+    broken = []
+    runs = [name for name, _ in groupby(layout.pools)]
+    if len(set(runs)) < len(runs):
+        broken.append("the stages of one pool are neighbours")
+    for name in dict.fromkeys(runs):
+        room, wanted = int(stages_in_pool(known[name], layout)), layout.pools.count(name)
+        if wanted > room:
+            devices = f"{layout.stride('pp')} devices, tp={layout.tp} inside a scale-up domain"
+            broken.append(f"pool {name} has room for {room} stages of {devices}, not {wanted}")
+    return tuple(broken)
+
+
+def _microbatches(job: AnyJob, layout: Degrees) -> Any:
     return job.training.global_batch_size // (layout.dp * layout.mbs)
 
 
-def _zero_offered(job: Job, layout: Degrees) -> Any:
+def _zero_offered(job: AnyJob, layout: Degrees) -> Any:
     alone = np.isin(layout.zero, job.engine.zero_stages)
     piped = np.isin(layout.zero, job.engine.zero_stages_with_pipeline)
     return np.where(np.greater(layout.pp, 1), piped, alone)
 
 
-def _even_stages(job: Job, layout: Degrees) -> Any:
+def _even_stages(job: AnyJob, layout: Degrees) -> Any:
     return job.engine.uneven_stages | (job.model.num_layers % (layout.pp * layout.interleave) == 0)
 
 
-def _sequence_parallel(job: Job, layout: Degrees) -> Any:
+def _sequence_parallel(job: AnyJob, layout: Degrees) -> Any:
     return np.where(
         np.equal(layout.sp, 1),
         np.greater(layout.tp, 1) & (job.training.sequence_length // layout.cp % layout.tp == 0),
@@ -83,7 +119,7 @@ def _sequence_parallel(job: Job, layout: Degrees) -> Any:
     )
 
 
-def _interleaving(job: Job, layout: Degrees) -> Any:
+def _interleaving(job: AnyJob, layout: Degrees) -> Any:
     microbatches = np.maximum(_microbatches(job, layout), 1)  # none where dp * mbs is above the batch: another rule
     possible = exists(layout.schedule, layout.pp, microbatches, layout.interleave)
     if layout.schedule != "interleaved":
@@ -91,13 +127,13 @@ def _interleaving(job: Job, layout: Degrees) -> Any:
     return possible & np.greater(layout.pp, 1) & (microbatches % layout.pp == 0)
 
 
-def _fills_pipeline(job: Job, layout: Degrees) -> Any:
+def _fills_pipeline(job: AnyJob, layout: Degrees) -> Any:
     if not job.engine.microbatches_fill_pipeline or layout.schedule == "gpipe":
         return np.ones(np.shape(layout.pp), dtype=bool)
     return np.equal(layout.pp, 1) | (_microbatches(job, layout) >= layout.pp)
 
 
-def _spreads_experts(job: Job, layout: Degrees) -> Any:
+def _spreads_experts(job: AnyJob, layout: Degrees) -> Any:
     one = np.equal(layout.ep * layout.etp, 1)
     if job.model.moe is None:
         return one
@@ -106,7 +142,7 @@ def _spreads_experts(job: Job, layout: Degrees) -> Any:
     return one | (whole & (ranks % (layout.ep * layout.etp) == 0))
 
 
-def _replicates(job: Job, layout: Degrees) -> Any:
+def _replicates(job: AnyJob, layout: Degrees) -> Any:
     replicated = np.greater(layout.zero, 0) & job.engine.replicates_shards
     divides = (layout.dp % layout.hsdp == 0) & (np.equal(layout.hsdp, 1) | replicated)
     if job.model.moe is None:
@@ -115,7 +151,7 @@ def _replicates(job: Job, layout: Degrees) -> Any:
     return divides & (copies % layout.hsdp == 0)
 
 
-def _offloads_optimizer(job: Job, layout: Degrees) -> Any:
+def _offloads_optimizer(job: AnyJob, layout: Degrees) -> Any:
     if not offloads_optimizer(layout):
         return np.ones(np.shape(layout.pp), dtype=bool)
     if job.training.optimizer not in ("adamw", "sgd") or job.training.lora_rank:
@@ -124,12 +160,12 @@ def _offloads_optimizer(job: Job, layout: Degrees) -> Any:
     return alone & np.greater(layout.zero, 0)
 
 
-def _offloads_activations(job: Job, layout: Degrees) -> Any:
+def _offloads_activations(job: AnyJob, layout: Degrees) -> Any:
     free = job.engine.offload_activations_with_pipeline or not offloads_activations(layout)
     return np.equal(layout.pp, 1) | free
 
 
-def _axes_offered(job: Job, layout: Degrees) -> Any:
+def _axes_offered(job: AnyJob, layout: Degrees) -> Any:
     axes = ("tp", "pp", "dp", "cp", "ep", "etp")
     missing = [np.greater(getattr(layout, axis), 1) for axis in axes if axis not in job.engine.axes]
     return ~np.logical_or.reduce(missing) if missing else np.asarray(True)
@@ -186,7 +222,7 @@ RULES: Final = (
     Rule(
         name="world",
         reads=("tp", "pp", "cp", "dp"),
-        holds=lambda job, x: x.tp * x.pp * x.cp * x.dp <= job.cluster.num_devices,
+        holds=_fits_devices,
         needs="tp * pp * cp * dp must be at most the number of devices",
         fault=faults.world,
     ),
@@ -313,7 +349,7 @@ RULES: Final = (
     Rule(
         name="host",
         reads=("offload",),
-        holds=lambda job, x: np.asarray(x.offload == "none" or job.cluster.host is not None),
+        holds=lambda job, x: np.asarray(x.offload == "none" or job.has_host),
         needs="the cluster must describe its hosts to offload anything (`host:` in its document)",
         fault=faults.host,
     ),
@@ -341,12 +377,16 @@ RULES: Final = (
 )
 
 
-def broken_rules(job: Job, layout: Layout, *, except_for: tuple[str, ...] = ()) -> tuple[str, ...]:
-    """Why a layout cannot run, one sentence for each broken rule but those named; empty when it can."""
+def broken_rules(job: AnyJob, layout: Layout, *, except_for: tuple[str, ...] = ()) -> tuple[str, ...]:
+    """Why a layout cannot run, one sentence for each broken rule but those named; empty when it can.
+
+    The last rule is `pools`: where its stages may live.
+    """
     rules = [rule for rule in RULES if rule.name not in except_for]
     broken = [rule.fault(job, layout) for rule in rules if not bool(np.all(rule.holds(job, layout)))]
     broken.extend(faults.recompute(job, layout))
     broken.extend(faults.offloaded_activations(job, layout))
+    broken.extend(_broken_pools(job, layout) if "pools" not in except_for else ())
     if 0 in layout.layers_per_stage:
         empty = layout.layers_per_stage.index(0)
         broken.append(f"chunk {empty} holds no layer; give each of the {layout.num_chunks} at least one")

@@ -6,16 +6,18 @@ from dataclasses import fields
 from typing import TYPE_CHECKING
 
 from planner.cost.estimate import Estimate, estimate
+from planner.cost.stage import pool_indices
 from planner.layout import Layout, shortened_list
 from planner.plan import RunnerUp
 from planner.search.objectives import THROUGHPUT
+from planner.specs.job import pools_of
 from planner.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from planner.search.objectives import Objective
-    from planner.specs.job import Job
+    from planner.specs.job import AnyJob
 
 __all__ = [
     "AS_GOOD",
@@ -44,7 +46,7 @@ _AXES = ("tp", "pp", "cp", "ep", "dp")
 _HEADROOM_STEPS = 20  # memory counts in twentieths of a device: less is no reason to prefer a plan
 
 
-def simplest(job: Job, layouts: Iterable[Layout]) -> Layout:
+def simplest(job: AnyJob, layouts: Iterable[Layout]) -> Layout:
     """Of layouts that are as good as equal, best first, the simplest one; the first of equally simple ones.
 
     Fewer axes, then nothing offloaded, then no interleaving, then a lower ZeRO stage, then fewer layers that are
@@ -53,8 +55,11 @@ def simplest(job: Job, layouts: Iterable[Layout]) -> Layout:
     return min(layouts, key=lambda layout: _complexity(job, layout))
 
 
-def _complexity(job: Job, layout: Layout) -> tuple[int, ...]:
-    free_share = 1 - estimate(job, layout).peak_bytes / job.cluster.device.memory
+def _complexity(job: AnyJob, layout: Layout) -> tuple[int, ...]:
+    memory, pools, of_stage = estimate(job, layout).memory, pools_of(job), pool_indices(job, layout)
+    free_share = min(
+        1 - stage.total_bytes / pools[pool].cluster.device.memory for stage, pool in zip(memory, of_stage, strict=True)
+    )
     return (*_parts(layout), -int(free_share * _HEADROOM_STEPS))
 
 

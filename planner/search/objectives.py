@@ -15,7 +15,7 @@ from planner.search.candidate import TIE
 
 if TYPE_CHECKING:
     from planner.layout import Degrees
-    from planner.specs.job import Job
+    from planner.specs.job import AnyJob
 
 __all__ = [
     "OBJECTIVES",
@@ -152,7 +152,7 @@ def cut_of(degrees: Degrees) -> tuple[int, ...]:
     return degrees.tp, degrees.pp, degrees.dp, degrees.cp, degrees.ep, degrees.zero
 
 
-def objective_of(job: Job, name: ObjectiveName) -> Objective:
+def objective_of(job: AnyJob, name: ObjectiveName) -> Objective:
     """The objective for a job. A deadline limits `cost` and `gpus`; it does not change what is fastest or smallest.
 
     Raises:

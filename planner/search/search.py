@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -10,6 +11,7 @@ import numpy as np
 from planner.cost.band import band
 from planner.cost.estimate import Estimate, estimate
 from planner.cost.flops import flops_convention
+from planner.cost.run import price_of
 from planner.cost.schedule import EXECUTED
 from planner.errors import InputError, Mistake
 from planner.layout import format_layout
@@ -24,20 +26,22 @@ from planner.search.least_memory import least_peak_bytes, within_bytes
 from planner.search.legality import broken_rules
 from planner.search.near_ties import runner_up, simplest, why_simpler
 from planner.search.objectives import THROUGHPUT, BestCuts, Objective, Rank, cut_of
+from planner.search.placements import pools_of_stages
 from planner.search.reporter import Reporter
 from planner.search.solve import AGREEMENT, Solution, solve
+from planner.specs.job import Job, MixedJob, pools_of
 
 if TYPE_CHECKING:
     from planner.layout import Layout
     from planner.search.integer_program import SolverName
-    from planner.specs.job import Job
+    from planner.specs.job import AnyJob
 
 _LISTS = ("layers_per_stage", "recompute")  # pins with an entry for each chunk
 
 __all__ = ["Constraints", "NothingFits", "Reporter", "fastest_layout", "plan_for_layout", "search"]
 
 
-def plan_for_layout(job: Job, layout: Layout) -> Plan:
+def plan_for_layout(job: AnyJob, layout: Layout) -> Plan:
     """Price one layout without a search; its schedule may be one that the engine does not have, to compare.
 
     Raises:
@@ -49,7 +53,7 @@ def plan_for_layout(job: Job, layout: Layout) -> Plan:
     return _plan(job, layout, estimate(job, layout))
 
 
-def _plan(job: Job, layout: Layout, priced: Estimate, **extra: Any) -> Plan:
+def _plan(job: AnyJob, layout: Layout, priced: Estimate, **extra: Any) -> Plan:
     spread = band(job, layout)
     return Plan(
         model=job.model,
@@ -64,7 +68,7 @@ def _plan(job: Job, layout: Layout, priced: Estimate, **extra: Any) -> Plan:
         low_step_seconds=priced.step_seconds * spread.low if spread else None,
         high_step_seconds=priced.step_seconds * spread.high if spread else None,
         band=spread,
-        calibration=job.calibration,
+        calibration=tuple(each.calibration for each in job.pools) if isinstance(job, MixedJob) else job.calibration,
         tokens_per_second_per_device=priced.tokens_per_second_per_device,
         mfu=priced.mfu,
         hfu=priced.hfu,
@@ -80,7 +84,7 @@ def _plan(job: Job, layout: Layout, priced: Estimate, **extra: Any) -> Plan:
 
 
 def search(
-    job: Job,
+    job: AnyJob,
     constraints: Constraints,
     *,
     objective: Objective = THROUGHPUT,
@@ -100,6 +104,7 @@ def search(
     """
     reporter = reporter or Reporter()
     check_constraints(job, constraints)
+    _check_objective(job, objective)
     found = best_first(
         _tightened(job, constraints, objective),
         constraints,
@@ -141,7 +146,7 @@ def _rank(found: Found, objective: Objective, choice: Choice) -> Rank:
     return objective.rank(choice.objective_seconds, found.degrees[choice.candidate].world_size)
 
 
-def _recommended(job: Job, found: Found, winner: Choice, objective: Objective, within: float) -> Choice:
+def _recommended(job: AnyJob, found: Found, winner: Choice, objective: Objective, within: float) -> Choice:
     """The simplest of the choices that are not worse than the winner by more than `within`."""
     first, second = _rank(found, objective, winner)
     most = first if objective.name == "gpus" else first * (1 + within), second * (1 + within)
@@ -163,15 +168,15 @@ def _simpler(layout: Layout, optimum: Layout, ranks: tuple[Rank, Rank]) -> dict[
     return {"above_optimum": above, "optimum": format_layout(optimum), "simpler": why_simpler(layout, optimum)}
 
 
-def _tightened(job: Job, constraints: Constraints, objective: Objective) -> Job:
+def _tightened(job: AnyJob, constraints: Constraints, objective: Objective) -> AnyJob:
     """The job with no more memory than its smallest layout needs, where least memory is the objective."""
-    if objective.name != "memory":
+    if objective.name != "memory" or isinstance(job, MixedJob):
         return job
     least = least_peak_bytes(job, constraints)
     return job if least > job.memory_limit_bytes else within_bytes(job, least * (1 + AGREEMENT))
 
 
-def _idle_reason(job: Job, found: Found, num_used: int, objective: Objective) -> str:
+def _idle_reason(job: AnyJob, found: Found, num_used: int, objective: Objective) -> str:
     """Why devices are left over; empty when none is."""
     if num_used == job.cluster.num_devices:
         return ""
@@ -245,7 +250,7 @@ def fastest_layout(
     return layout_of(found, best), best.objective_seconds
 
 
-def check_constraints(job: Job, constraints: Constraints) -> None:
+def check_constraints(job: AnyJob, constraints: Constraints) -> None:
     """Refuse pins that no configuration could meet.
 
     Raises:
@@ -253,9 +258,43 @@ def check_constraints(job: Job, constraints: Constraints) -> None:
     """
     _check_pins(job, constraints)
     _check_lists(job, constraints)
+    _check_pools(job, constraints)
 
 
-def _check_pins(job: Job, constraints: Constraints) -> None:
+def _check_objective(job: AnyJob, objective: Objective) -> None:
+    """What a mixed cluster cannot be planned for."""
+    if isinstance(job, Job) or objective.name in ("throughput", "gpus"):
+        return
+    prices = {price_of(pool.cluster, job.training) for pool in job.pools}
+    if objective.name == "cost" and len(prices) == 1:  # then it counts device hours
+        return
+    why = (
+        "devices of its pools differ in price" if objective.name == "cost" else "devices of its pools differ in memory"
+    )
+    hint = "--objective throughput or gpus"
+    raise InputError(f"a mixed cluster is not planned for {objective.name} yet: {why}", where="--objective", hint=hint)
+
+
+def _check_pools(job: AnyJob, constraints: Constraints) -> None:
+    """A pinned list of pools must be one of this cluster's, with the stages of a pool beside each other."""
+    schedule = constraints.value_of("schedule")
+    if isinstance(job, MixedJob) and schedule in EXECUTED:
+        hint = "`planner explain MODEL CLUSTER --layout pp=2,pools=...,schedule=...` prices it"
+        raise InputError(f"schedule `{schedule}` is not searched on a mixed cluster", where="--pin", hint=hint)
+    pinned = constraints.value_of("pools")
+    if pinned is None:
+        return
+    known = [pool.cluster.name for pool in pools_of(job)] if isinstance(job, MixedJob) else []
+    runs = [name for name, _ in groupby(pinned.split("/"))]
+    unknown = sorted(set(runs) - set(known))
+    if unknown:
+        hint = f"pools are {', '.join(known)}" if known else "the cluster is of one kind and has no pools"
+        raise InputError(f"unknown pool `{unknown[0]}`", where="--pin", hint=hint)
+    if len(set(runs)) < len(runs):
+        raise InputError(f"`pools={pinned}`: the stages of one pool are neighbours", where="--pin")
+
+
+def _check_pins(job: AnyJob, constraints: Constraints) -> None:
     """Pins on what the engine does not have at all, which no configuration could meet."""
     mistakes = []
     schedule = constraints.value_of("schedule")
@@ -280,7 +319,7 @@ def _check_pins(job: Job, constraints: Constraints) -> None:
         raise InputError(*mistakes)
 
 
-def _check_lists(job: Job, constraints: Constraints) -> None:
+def _check_lists(job: AnyJob, constraints: Constraints) -> None:
     """Pinned lists must be ones that the search can choose: right sum, chunks of a stage alike."""
     schedule, given = constraints.value_of("schedule"), [key for key in _LISTS if constraints.per_chunk(key)]
     if schedule in EXECUTED and given:
@@ -316,7 +355,8 @@ def _runners_up(found: Found, winner: Choice, top: int, objective: Objective) ->
 def layout_of(found: Found, choice: Choice) -> Layout:
     candidate, columns = found.candidates[choice.candidate], list(choice.columns)
     layers, policies = candidate.layers[columns].tolist(), candidate.policy[columns].tolist()
-    return layout_at(found.degrees[choice.candidate], layers, policies)
+    degrees = found.degrees[choice.candidate]
+    return layout_at(degrees, layers, policies, pools_of_stages(found.job, degrees))
 
 
 def _certificate(found: Found, solution: Solution, objective: Objective, winner: Choice) -> dict[str, Any]:

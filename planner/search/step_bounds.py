@@ -25,18 +25,25 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from planner.search.degrees import PolicyMasks
-    from planner.specs.job import Job
+    from planner.specs.job import AnyJob, Job
 
 __all__ = [
     "EvenSplit",
+    "FloorPrices",
     "LayerFloors",
+    "Rooms",
     "always_fits",
     "even_split_seconds",
     "even_splits",
+    "floor_prices",
+    "held_in_time",
     "hides_exchanges",
     "least_stage_bytes",
     "lower_bound_seconds",
     "most_layers",
+    "num_main_layers",
+    "rooms_of_stages",
+    "single_stage_seconds",
 ]
 
 _LONG = 1e30  # seconds; longer than anything, and finite
@@ -50,7 +57,7 @@ class _Kind(NamedTuple):
     expert_share: float
 
 
-def _kinds(job: Job) -> tuple[_Kind, ...]:
+def _kinds(job: AnyJob) -> tuple[_Kind, ...]:
     """The leading dense layers, where there are any, and the others as `stage_of` mixes them; most numerous first."""
     moe, layers = job.model.moe, job.model.num_layers
     if moe is None:
@@ -87,12 +94,13 @@ class LayerFloors:
     (ep, etp).
     """
 
-    def __init__(self, job: Job, cuts: DegreeArrays) -> None:
+    def __init__(self, job: Job, cuts: DegreeArrays, pairs: Sequence[tuple[int, int]] | None = None) -> None:
+        """Price the cuts; `pairs` of (ep, etp) are those of the job unless they are given."""
         self._job = job
         distinct, _ = cuts.distinct("tp", "sp", "cp")
         self._cuts, order = np.unique(_code(distinct), return_index=True)
         self._sizes = np.array(divisors(job.training.global_batch_size))
-        pairs = sorted(expert_options(job))
+        pairs = sorted(pairs or expert_options(job))
         self._pairs = np.array([ep * _PLACE + etp for ep, etp in pairs])
         x = distinct.take(order).columns().columns()
         x = replace(x, mbs=self._sizes[:, np.newaxis])
@@ -122,13 +130,8 @@ class LayerFloors:
 
         Source: derived here; tested to stay below the exact optimum.
         """
-        cut, size = self._cut_of(degrees), np.searchsorted(self._sizes, degrees.mbs)
-        if any_experts:
-            mean, fastest = self._mean.min(axis=2)[cut, size], self._fastest.min(axis=2)[cut, size]
-        else:
-            pair = np.searchsorted(self._pairs, degrees.ep * _PLACE + degrees.etp)
-            mean, fastest = self._mean[cut, size, pair], self._fastest[cut, size, pair]
-        head, layers = self._head[cut, size], self._job.model.num_layers
+        mean, fastest, head = self.layer_and_head_seconds(degrees, any_experts=any_experts)
+        layers = self._job.model.num_layers
         m, v = num_microbatches(self._job, degrees), degrees.interleave
         work = layers * mean + head
         slowest = np.maximum(work / degrees.pp, np.ceil(layers / degrees.pp) * fastest)
@@ -136,6 +139,19 @@ class LayerFloors:
             return np.asarray(m * np.maximum(work / degrees.pp, np.ceil(layers / degrees.pp) * fastest))
         slowest = np.maximum(slowest, v * fastest + head)
         return np.asarray((m - 1 / v) * slowest + work / v)
+
+    def layer_and_head_seconds(self, degrees: DegreeArrays, *, any_experts: bool = False) -> tuple[Any, Any, Any]:
+        """Least seconds of one microbatch: of a mean layer, of a layer of the fastest kind, and of the head."""
+        cut, size = self._cut_of(degrees), np.searchsorted(self._sizes, degrees.mbs)
+        head = self._head[cut, size]
+        if any_experts:
+            return self._mean.min(axis=2)[cut, size], self._fastest.min(axis=2)[cut, size], head
+        pair = np.searchsorted(self._pairs, degrees.ep * _PLACE + degrees.etp)
+        return self._mean[cut, size, pair], self._fastest[cut, size, pair], head
+
+    def layer_seconds_of_sequence(self, cuts: DegreeArrays) -> NDArray[np.float64]:
+        """Least seconds of a layer of the fastest kind for one sequence, whatever the microbatch size is."""
+        return np.asarray((self._fastest.min(axis=2) / self._sizes).min(axis=1)[self._cut_of(cuts)])
 
     def _cut_of(self, degrees: DegreeArrays) -> NDArray[np.int64]:
         return np.asarray(np.searchsorted(self._cuts, _code(degrees)))
@@ -175,7 +191,7 @@ def lower_bound_seconds(
     and more of the optimizer's work; traffic between data-parallel ranks is left out.
 
     A stage with k layers takes at least k rho + send, rho being the price of a layer inside a stage of the most
-    layers (`_floor_prices`). Summed over the stages and with what the last stage has besides, that is all work;
+    layers (`floor_prices`). Summed over the stages and with what the last stage has besides, that is all work;
     the slowest of S stages takes the mean of it, and ceil(L / S) layers, and one layer a chunk and the head. Then
     T >= (m - 1/v) * slowest + all work / v + the tail of a stage of ceil(L / S) layers. Configurations that may
     stay within the cutoff by that are bounded again with the recompute that their memory forces on them.
@@ -187,11 +203,11 @@ def lower_bound_seconds(
     bounds = np.full(len(degrees), np.inf)
     alone, piped = np.flatnonzero(degrees.pp == 1), np.flatnonzero(degrees.pp > 1)
     if len(alone):
-        bounds[alone] = _single_stage_seconds(job, degrees.take(alone), _of(policies, alone), any_replicas)
+        bounds[alone] = single_stage_seconds(job, degrees.take(alone), _of(policies, alone), any_replicas)
     if len(piped):
         left = degrees.take(piped)
         cutoff = np.broadcast_to(cutoff_seconds, (len(degrees),))
-        floor = _floor_prices(job, left, _of(policies, piped), cutoff[piped], any_replicas)
+        floor = floor_prices(job, left, _of(policies, piped), cutoff[piped], any_replicas)
         bounds[piped] = _step_floor(job, left, floor, 0.0)
         near = bounds[piped] <= cutoff[piped]
         piped = piped[near]
@@ -204,7 +220,7 @@ def _of(policies: PolicyMasks, index: Any) -> PolicyMasks:
     return {policy: mask[index] for policy, mask in policies.items()}
 
 
-def _single_stage_seconds(
+def single_stage_seconds(
     job: Job, degrees: DegreeArrays, policies: PolicyMasks, any_replicas: bool
 ) -> NDArray[np.float64]:
     """The exact step time of configurations without a pipeline, whose stage has all layers."""
@@ -220,10 +236,10 @@ def _single_stage_seconds(
 
 
 def _bound_by_memory(
-    job: Job, degrees: DegreeArrays, floor: _FloorPrices, policies: PolicyMasks, cutoff_seconds: Any
+    job: Job, degrees: DegreeArrays, floor: FloorPrices, policies: PolicyMasks, cutoff_seconds: Any
 ) -> NDArray[np.float64]:
     """The bound with what memory lets each stage hold, infinite where that is more than the cutoff for sure."""
-    rooms = _rooms(job, degrees, policies)
+    rooms = rooms_of_stages(job, degrees, policies)
     forced = _forced_seconds(job, degrees, floor, rooms)
     bounds = _step_floor(job, degrees, floor, forced)
     steady = num_microbatches(job, degrees) - 1 / degrees.interleave
@@ -236,7 +252,7 @@ def _bound_by_memory(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _FloorPrices:
+class FloorPrices:
     """Least prices of the stages of configurations; of kinds and policies by the leading axes.
 
     layer: [kinds, policies, n] seconds of one more layer, infinite where a policy is not allowed. send: [n] of each
@@ -248,16 +264,16 @@ class _FloorPrices:
     ends: Any
     tail: Any
 
-    def take(self, index: Any) -> _FloorPrices:
+    def take(self, index: Any) -> FloorPrices:
         """The prices of these configurations."""
-        return _FloorPrices(
+        return FloorPrices(
             layer=self.layer[:, :, index], send=self.send[index], ends=self.ends[index], tail=self.tail[index]
         )
 
 
-def _floor_prices(
+def floor_prices(
     job: Job, degrees: DegreeArrays, policies: PolicyMasks, cutoff_seconds: Any, any_replicas: bool
-) -> _FloorPrices:
+) -> FloorPrices:
     """Least prices of a layer, from stages of the most layers: launches and latencies are spread over most there.
 
     The part of a data-parallel collective that is felt grows less than proportionally with the layers, so that its
@@ -280,7 +296,7 @@ def _floor_prices(
         once = once - prices.dp_exposed_once
     shape = (len(policies), n)
     layer = np.concatenate([np.broadcast_to(each, shape)[np.newaxis] / most, others])
-    return _FloorPrices(
+    return FloorPrices(
         layer=np.where(np.stack(list(policies.values())), layer, np.inf),
         send=np.broadcast_to(send, (n,)),
         ends=ends,
@@ -328,21 +344,21 @@ def _in_proportion(prices: StagePrices) -> Any:
     return work + exposed + prices.ep_comm
 
 
-def _work_floor(job: Job, degrees: DegreeArrays, floor: _FloorPrices, forced_seconds: Any) -> Any:
+def _work_floor(job: Job, degrees: DegreeArrays, floor: FloorPrices, forced_seconds: Any) -> Any:
     """Least seconds of one microbatch in all stages together."""
     counts = np.array([kind.number for kind in _kinds(job)])[:, np.newaxis]
     layers = (counts * floor.layer.min(axis=1)).sum(axis=0)
     return layers + degrees.pp * floor.send + floor.ends + forced_seconds
 
 
-def _slowest_floor(job: Job, degrees: DegreeArrays, floor: _FloorPrices, forced_seconds: Any) -> Any:
+def _slowest_floor(job: Job, degrees: DegreeArrays, floor: FloorPrices, forced_seconds: Any) -> Any:
     """Least seconds of one microbatch in the slowest stage."""
     layer = floor.layer.min(axis=(0, 1))
     fullest = np.maximum(np.ceil(job.model.num_layers / degrees.pp) * layer, degrees.interleave * layer + floor.ends)
     return np.maximum(_work_floor(job, degrees, floor, forced_seconds) / degrees.pp, fullest + floor.send)
 
 
-def _step_floor(job: Job, degrees: DegreeArrays, floor: _FloorPrices, forced_seconds: Any) -> NDArray[np.float64]:
+def _step_floor(job: Job, degrees: DegreeArrays, floor: FloorPrices, forced_seconds: Any) -> NDArray[np.float64]:
     """The bound of `lower_bound_seconds`; `forced_seconds` is work of recompute that memory forces on all stages."""
     m, v = num_microbatches(job, degrees), degrees.interleave
     work = _work_floor(job, degrees, floor, forced_seconds)
@@ -353,7 +369,7 @@ def _step_floor(job: Job, degrees: DegreeArrays, floor: _FloorPrices, forced_sec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Rooms:
+class Rooms:
     """Layers of the most numerous kind that each stage of each configuration can hold under each policy.
 
     owner: configuration of each stage, [stages]. is_last: the last of its pipeline. layers: [policies, stages], 0
@@ -376,7 +392,7 @@ def _whole_units(layers: NDArray[np.float64], unit: NDArray[np.int64]) -> NDArra
     return np.where(unit > 0, np.floor(layers / whole * (1 + 1e-9)) * whole, layers)
 
 
-def _forced_seconds(job: Job, degrees: DegreeArrays, floor: _FloorPrices, rooms: _Rooms) -> NDArray[np.float64]:
+def _forced_seconds(job: Job, degrees: DegreeArrays, floor: FloorPrices, rooms: Rooms) -> NDArray[np.float64]:
     """Least seconds of recompute in all stages together, infinite where the stages cannot hold all layers.
 
     The first policies together hold at most so many layers; each layer beyond pays the difference to the next.
@@ -395,19 +411,31 @@ def _forced_seconds(job: Job, degrees: DegreeArrays, floor: _FloorPrices, rooms:
 
 
 def _holds_in_time(
-    job: Job, degrees: DegreeArrays, floor: _FloorPrices, rooms: _Rooms, slowest_seconds: Any
+    job: Job, degrees: DegreeArrays, floor: FloorPrices, rooms: Rooms, slowest_seconds: Any
 ) -> NDArray[np.bool_]:
     """Whether stages that take at most `slowest_seconds` for a microbatch can hold all layers."""
-    num_layers = _kinds(job)[0].number
     spare = (slowest_seconds - floor.send)[rooms.owner] - np.where(rooms.is_last, floor.ends[rooms.owner], 0.0)
-    held = np.zeros(len(rooms.owner))
-    for price, room in zip(floor.layer[0], rooms.layers, strict=True):
-        in_time = _whole_units(spare / price[rooms.owner], rooms.unit)
-        held = np.maximum(held, np.minimum(room, in_time))
-    return np.asarray(rooms.in_all(held, degrees) >= num_layers * (1 - 1e-9))
+    held = held_in_time(spare, floor.layer[0][:, rooms.owner], rooms.layers, rooms.unit)
+    return np.asarray(rooms.in_all(held, degrees) >= num_main_layers(job) * (1 - 1e-9))
 
 
-def _rooms(job: Job, degrees: DegreeArrays, policies: PolicyMasks) -> _Rooms:
+def held_in_time(spare_seconds: Any, layer_seconds: Any, room: Any, unit: Any) -> Any:
+    """Layers that stages hold within some seconds, under the policy that lets each hold most, [stages].
+
+    layer_seconds: of one more layer, and room: layers that memory allows, both [policies, stages].
+    """
+    held = np.zeros(np.shape(spare_seconds))
+    for price, most in zip(layer_seconds, room, strict=True):
+        held = np.maximum(held, np.minimum(most, _whole_units(spare_seconds / price, unit)))
+    return held
+
+
+def num_main_layers(job: AnyJob) -> float:
+    """Layers of the most numerous kind, which `floor_prices` puts first and `rooms_of_stages` counts."""
+    return _kinds(job)[0].number
+
+
+def rooms_of_stages(job: Job, degrees: DegreeArrays, policies: PolicyMasks) -> Rooms:
     """What memory lets each stage hold.
 
     Memory grows linearly with the layers from two on, and not slower below; on stages inside the pipeline it does
@@ -433,7 +461,7 @@ def _rooms(job: Job, degrees: DegreeArrays, policies: PolicyMasks) -> _Rooms:
         two, three = (everywhere(_bytes_with(job, degrees, ends, k, policy)) for k in (2, 3))
         most = np.maximum(2 + (job.memory_limit_bytes - two) / np.maximum(three - two, 1.0), 1.0)
         layers.append(np.where(mask[owner], _whole_units(most, unit), 0.0))
-    return _Rooms(owner=owner, is_last=is_last, layers=np.stack(layers), unit=unit)
+    return Rooms(owner=owner, is_last=is_last, layers=np.stack(layers), unit=unit)
 
 
 def _in_flight(job: Job, degrees: DegreeArrays, stage: Any) -> Any:

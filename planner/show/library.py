@@ -11,6 +11,7 @@ from planner.cost.parameters import num_active_params, num_params
 from planner.show.columns import Columns
 from planner.show.screen import clean
 from planner.specs import load
+from planner.specs.cluster import MixedClusterSpec
 from planner.specs.this_machine import detected_cluster
 from planner.units import format_bytes, format_count, format_rate
 
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 
     from rich.console import RenderableType
 
-    from planner.specs.cluster import ClusterSpec
+    from planner.specs.cluster import AnyCluster, ClusterSpec, LinkSpec
     from planner.specs.model import ModelSpec
 
 __all__ = [
@@ -64,24 +65,34 @@ def one_model(name: str) -> dict[str, Any]:
 
 def cluster_entries() -> list[dict[str, Any]]:
     """Every shipped cluster with its device and links."""
-    return [_cluster_entry(load.load_cluster(name), load.cluster_source(name)) for name in load.cluster_names()]
+    return [_cluster_entry(load.load_any_cluster(name), load.cluster_source(name)) for name in load.cluster_names()]
 
 
-def _cluster_entry(cluster: ClusterSpec, source: str) -> dict[str, Any]:
+def _cluster_entry(cluster: AnyCluster, source: str) -> dict[str, Any]:
+    if isinstance(cluster, MixedClusterSpec):
+        pools = [_pool_entry(pool) for pool in cluster.pools]
+        return {"name": cluster.name, "pools": pools, "links": [_link_entry(cluster.between)], "source": source}
+    return {**_pool_entry(cluster), "source": source}
+
+
+def _pool_entry(cluster: ClusterSpec) -> dict[str, Any]:
     return {
         "name": cluster.name,
         "device": cluster.device.name,
         "devices_per_host": cluster.devices_per_host,
         "memory_bytes": cluster.device.memory,
-        "links": [{"name": link.name, "bytes_per_second": link.bandwidth} for link in cluster.links],
-        "source": source,
+        "links": [_link_entry(link) for link in cluster.links],
     }
+
+
+def _link_entry(link: LinkSpec) -> dict[str, Any]:
+    return {"name": link.name, "bytes_per_second": link.bandwidth}
 
 
 def one_cluster(name: str) -> dict[str, Any]:
     """One cluster, by shipped name or file: the document as it was understood."""
     source = {"source": load.cluster_source(name)} if name in load.cluster_names() else {}
-    return {**load.load_cluster(name).model_dump(mode="json", exclude_none=True), **source}
+    return {**load.load_any_cluster(name).model_dump(mode="json", exclude_none=True), **source}
 
 
 def this_machine() -> dict[str, Any]:
@@ -111,16 +122,15 @@ def model_table(entries: Sequence[dict[str, Any]]) -> RenderableType:
 
 
 def cluster_table(entries: Sequence[dict[str, Any]]) -> RenderableType:
-    """The clusters as a table; bandwidths are per device, one way."""
-    rows = [
-        (
-            Text(clean(entry["name"]), style="bold"),
-            f"{entry['devices_per_host']} x {clean(entry['device'])}",
-            format_bytes(entry["memory_bytes"]),
-            ", ".join(f"{clean(link['name'])} {format_rate(link['bytes_per_second'])}" for link in entry["links"]),
-        )
-        for entry in entries
-    ]
+    """The clusters as a table; bandwidths are per device, one way, of a mixed cluster between its pools."""
+    rows = []
+    for entry in entries:
+        links = ", ".join(f"{clean(link['name'])} {format_rate(link['bytes_per_second'])}" for link in entry["links"])
+        hosts = [f"{pool['devices_per_host']} x {clean(pool['device'])}" for pool in entry.get("pools", [entry])]
+        memory = format_bytes(min(pool["memory_bytes"] for pool in entry.get("pools", [entry])))
+        if len(hosts) > 1:
+            hosts, links = [f"{len(hosts)} pools"], f"{' + '.join(hosts)}, {links}"
+        rows.append((Text(clean(entry["name"]), style="bold"), hosts[0], memory, links))
     return Columns(
         rows, right=(2,), wrap=(3,), optional=(2,), header=("cluster", "host", "memory", "links, one device one way")
     )

@@ -46,7 +46,7 @@ def alternatives_section(plan: Plan, alternatives: Sequence[Alternative]) -> Gro
     """One key changed at a time: peak, limit and step, or the rule that is in the way."""
     if not alternatives:
         return None
-    limit = plan.memory[0].limit_bytes
+    limits = {stage.limit_bytes for stage in plan.memory}
     rows: list[list[RenderableType]] = []
     for each in alternatives:
         if each.peak_bytes is None or each.step_seconds is None:
@@ -54,8 +54,8 @@ def alternatives_section(plan: Plan, alternatives: Sequence[Alternative]) -> Gro
                 [each.change, "", "", "", Text(f"against a rule: {clean('; '.join(each.broken_rules))}", style="dim")]
             )
             continue
-        over = each.peak_bytes - limit
-        verdict = Text(f"{format_bytes(over)} too much", style="bold red") if over > 0 else Text("fits")
+        over = f"{format_bytes(each.peak_bytes - max(limits))} too much" if len(limits) == 1 else "does not fit"
+        verdict = Text("fits") if each.fits else Text(over, style="bold red")
         slower = change(each.step_seconds / plan.step_seconds - 1)
         rows.append([each.change, format_bytes(each.peak_bytes), format_seconds(each.step_seconds), slower, verdict])
     header = ("change", "memory", "step", "", "")

@@ -12,6 +12,7 @@ from rich.text import Text
 from planner.cost.adapters import num_trained_params
 from planner.cost.ledger import total_exposed_seconds
 from planner.cost.parameters import num_params
+from planner.cost.run import devices_in_use
 from planner.search.near_ties import NEAR_TIE
 from planner.show.columns import Columns, Flow, assignments
 from planner.show.figures import MemoryBar, StepBar, bytes_scale, fill_of, seconds_scale
@@ -25,6 +26,7 @@ from planner.show.words import (
     limit_words,
     line_label,
     percent,
+    pools_words,
     recompute_words,
     run_words,
     schedule_words,
@@ -90,6 +92,7 @@ def layout_rows(plan: Plan) -> list[tuple[str, RenderableType]]:
     rows: list[tuple[str, RenderableType]] = [
         ("layout", Group(Text(layout_words(layout), style="bold"), assignments(short_layout(layout)))),
         ("schedule", schedule_words(plan)),
+        *([("pools", clean(pools_words(layout)))] if layout.pools else []),
         ("layers", layers_words(layers)),
         ("recompute", recompute_words(layout)),
         *host_rows(plan.memory),
@@ -130,7 +133,8 @@ def band_rows(plan: Plan) -> list[tuple[str, RenderableType]]:
     low, high, band = plan.low_step_seconds, plan.high_step_seconds, plan.band
     if band is None or not low or not high:
         return []
-    names = {"device": plan.cluster.device.name, "engine": f"engine {plan.engine.name}", "axes": f"axes {band.axes}"}
+    device = " and ".join(pool.device.name for pool, _ in devices_in_use(plan.cluster, plan.layout))
+    names = {"device": device, "engine": f"engine {plan.engine.name}", "axes": f"axes {band.axes}"}
     runs = "1 run" if band.num_near == 1 else f"{band.num_near} runs"
     if band.unseen:
         rests = f"wider, because no published run has {', '.join(names[key] for key in band.unseen)}"
@@ -160,7 +164,9 @@ def memory_section(memory: Sequence[StageMemory], *, note: str) -> Group:
     """A bar for each stage against its limit; stages that look alike share a row."""
     full = max(max(stage.total_bytes, stage.limit_bytes) for stage in memory)
     scale = bytes_scale(stage.total_bytes for stage in memory)
-    folded = fold_runs(memory, lambda stage: [scale(float(line.num_bytes)) for line in stage.lines])
+    folded = fold_runs(
+        memory, lambda stage: (stage.limit_bytes, [scale(float(line.num_bytes)) for line in stage.lines])
+    )
     rows = [
         (
             stage_range([stage.stage for stage in group]),
@@ -169,7 +175,7 @@ def memory_section(memory: Sequence[StageMemory], *, note: str) -> Group:
             _share_of_limit(fullest),
         )
         for group in _fold_middle(folded)
-        for fullest in (max(group, key=lambda stage: stage.total_bytes),)
+        for fullest in (max(group, key=lambda stage: stage.total_bytes / stage.limit_bytes),)
     ]
     table = Columns(rows, right=(2, 3), wrap=(1,), optional=(1,), header=("", "", scale.unit, "of limit"))
     return section("Memory of a device", table, _Legend(memory), note=note)

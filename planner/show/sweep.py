@@ -85,9 +85,8 @@ def _row(job: Job, point: Point, words: str) -> list[RenderableType]:
 
 
 def _run(job: Job, point: Point) -> WholeRun | None:
-    return whole_run(
-        job.model, job.cluster, job.training, step_seconds=point.step_seconds, num_devices=point.num_devices
-    )
+    in_use = ((job.cluster, point.num_devices),)
+    return whole_run(job.model, job.training, step_seconds=point.step_seconds, in_use=in_use)
 
 
 def _tokens_per_second(job: Job, point: Point) -> float:

@@ -6,7 +6,9 @@ import math
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, Final
 
+from planner.cost.run import devices_in_use
 from planner.layout import even_split, format_layout, parse_layout, shortened_list
+from planner.specs.cluster import MixedClusterSpec
 from planner.units import format_bytes, format_count, format_seconds
 
 if TYPE_CHECKING:
@@ -15,7 +17,7 @@ if TYPE_CHECKING:
     from planner.cost.ledger import LineName
     from planner.layout import Layout
     from planner.plan import Plan
-    from planner.specs.cluster import ClusterSpec
+    from planner.specs.cluster import AnyCluster
 
 __all__ = [
     "certificate_sentence",
@@ -24,6 +26,7 @@ __all__ = [
     "layers_words",
     "layout_words",
     "line_label",
+    "pools_words",
     "recompute_words",
     "short_layout",
     "stage_range",
@@ -94,8 +97,10 @@ def schedule_words(plan: Plan) -> str:
     return f"{layout.schedule}{not_run}{chunks}, {batches}"
 
 
-def cluster_words(cluster: ClusterSpec) -> str:
-    """How many devices, of which kind, on how many hosts."""
+def cluster_words(cluster: AnyCluster) -> str:
+    """How many devices, of which kind, on how many hosts; pool by pool in a mixed cluster."""
+    if isinstance(cluster, MixedClusterSpec):
+        return f"{', '.join(map(cluster_words, cluster.pools))} of {cluster.name}"
     hosts = f"{cluster.hosts:,} host{'s' if cluster.hosts != 1 else ''} of {cluster.devices_per_host}"
     return f"{cluster.num_devices:,} x {cluster.device.name} ({cluster.name}, {hosts})"
 
@@ -203,6 +208,18 @@ def change(share: float) -> str:
 
 
 def limit_words(plan: Plan) -> str:
-    """What a plan may use of one device."""
-    limit, whole = plan.memory[0].limit_bytes, plan.cluster.device.memory
-    return f"limit {format_bytes(limit)}, {1 - limit / whole:.0%} of {format_bytes(whole)} left free"
+    """What a plan may use of one device, of each kind that it uses."""
+    limits = dict(zip(plan.layout.pools or ("",), (stage.limit_bytes for stage in plan.memory), strict=False))
+    used = [(limits.get(pool.name, limits.get("", 0.0)), pool) for pool, _ in devices_in_use(plan.cluster, plan.layout)]
+    limit, first = used[0]
+    share = f"{1 - limit / first.device.memory:.0%}"
+    if len(used) == 1:
+        return f"limit {format_bytes(limit)}, {share} of {format_bytes(first.device.memory)} left free"
+    each = ", ".join(f"{format_bytes(limit)} on {pool.name}" for limit, pool in used)
+    return f"limit {each}, {share} left free"
+
+
+def pools_words(layout: Layout) -> str:
+    """Which stages run on which pool of a mixed cluster."""
+    runs = groupby(range(layout.pp), key=lambda stage: layout.pools[stage])
+    return ", ".join(f"{stage_range(list(stages))} on {pool}" for pool, stages in runs)

@@ -143,8 +143,8 @@ def _checked(edited: _Edited, where: str) -> Job:
     model = mistakes.attempt(validate, ModelSpec, trees["model"])
     engine = mistakes.attempt(validate, EngineSpec, trees["engine"])
     cluster = mistakes.attempt(_cluster, trees["cluster"], edited.gpus, where)
-    device = cluster.device if cluster else None
-    training = check_training(mistakes, trees["training"], model, device, engine)
+    devices = [cluster.device] if cluster else []
+    training = check_training(mistakes, trees["training"], model, devices, engine)
     mistakes.raise_if_any()
     assert model is not None
     assert engine is not None

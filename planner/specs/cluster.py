@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import re
 from functools import lru_cache
-from typing import Annotated, Literal, Self
+from typing import Annotated, Literal, Self, TypeAlias
 
 from pydantic import BeforeValidator, Field, model_validator
 
 from planner.specs.document import Bandwidth, Bytes, Document, FlopsPerSecond, Name, Seconds, UsdPerHour, Watts
 
-__all__ = ["ClusterSpec", "DeviceSpec", "HostSpec", "LinkSpec", "Precision"]
+__all__ = ["AnyCluster", "ClusterSpec", "DeviceSpec", "HostSpec", "LinkSpec", "MixedClusterSpec", "Precision"]
 
 Precision = Literal["fp32", "fp16", "bf16", "fp8", "fp4"]
 
@@ -148,6 +148,16 @@ class ClusterSpec(Document):
         return self.devices_per_host * self.hosts
 
     @property
+    def pools(self) -> tuple[ClusterSpec, ...]:
+        """The cluster as its only pool."""
+        return (self,)
+
+    @property
+    def kind(self) -> Literal["cuda", "cpu"]:
+        """What its devices are."""
+        return self.device.kind
+
+    @property
     def scale_up_devices(self) -> int:
         """Devices in one scale-up domain (8 on a DGX, 72 on NVL72), never more than there are."""
         return min(self.links[0].num_devices or self.num_devices, self.num_devices)
@@ -169,3 +179,62 @@ class ClusterSpec(Document):
                 "add a level that spans the cluster"
             )
         return self
+
+
+class MixedClusterSpec(Document):
+    """Pools of hosts that differ: in their devices, in how many a host has, or in their links.
+
+    Each pool is a cluster of its own; a stage of the pipeline lives in one of them. `between` is the link of a device
+    to the devices of other pools: where the pools' adapters differ, the slower one.
+    """
+
+    name: Name
+    pools: tuple[ClusterSpec, ...] = Field(min_length=2, max_length=6)
+    between: LinkSpec
+
+    @property
+    def num_devices(self) -> int:
+        """Devices in all pools."""
+        return sum(pool.num_devices for pool in self.pools)
+
+    @property
+    def hosts(self) -> int:
+        """Hosts in all pools."""
+        return sum(pool.hosts for pool in self.pools)
+
+    @property
+    def scale_up_devices(self) -> int:
+        """Devices in the largest scale-up domain of any pool."""
+        return max(pool.scale_up_devices for pool in self.pools)
+
+    @property
+    def device(self) -> DeviceSpec:
+        """The first pool's device, for what the devices of all pools have in common: their kind."""
+        return self.pools[0].device
+
+    @property
+    def kind(self) -> Literal["cuda", "cpu"]:
+        """What the devices of all pools are."""
+        return self.device.kind
+
+    @model_validator(mode="after")
+    def _check_kinds(self) -> Self:
+        if len({pool.kind for pool in self.pools}) > 1:
+            raise ValueError("pools: devices are all of kind cuda, or all of kind cpu")
+        return self
+
+    @model_validator(mode="after")
+    def _check_names(self) -> Self:
+        names = [pool.name for pool in self.pools]
+        if len(set(names)) < len(names):
+            raise ValueError("pools: each pool needs a name of its own")
+        return self
+
+    @model_validator(mode="after")
+    def _check_between(self) -> Self:
+        if self.between.num_devices is not None:
+            raise ValueError("between: the link between pools spans the cluster; write `spans: cluster`")
+        return self
+
+
+AnyCluster: TypeAlias = ClusterSpec | MixedClusterSpec

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from planner.specs.calibration import UNCALIBRATED, CalibrationEntry
 from planner.specs.recipe import NAMED_RECIPES
@@ -11,13 +11,13 @@ from planner.specs.recipe import NAMED_RECIPES
 if TYPE_CHECKING:
     from planner.specs.batch import BatchRange
     from planner.specs.calibration import Evidence
-    from planner.specs.cluster import ClusterSpec, Precision
+    from planner.specs.cluster import ClusterSpec, LinkSpec, MixedClusterSpec, Precision
     from planner.specs.engine import EngineSpec
     from planner.specs.model import ModelSpec
     from planner.specs.recipe import StateBytes
     from planner.specs.training import TrainingSpec
 
-__all__ = ["Job"]
+__all__ = ["AnyJob", "Job", "MixedJob", "pools_of"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,6 +30,7 @@ class Job:
     calibration: corrections from measured runs of this device, engine and precision.
     batch: global batch sizes to choose from, where the user gives no single one; the training document has the largest.
     evidence: how far off forecasts of published runs were.
+    between: of one pool of a mixed cluster, the link to the other pools.
     """
 
     model: ModelSpec
@@ -42,6 +43,7 @@ class Job:
     calibration: CalibrationEntry = UNCALIBRATED
     batch: BatchRange | None = None
     evidence: tuple[Evidence, ...] = ()
+    between: LinkSpec | None = None
 
     @property
     def attention_share(self) -> float:
@@ -75,3 +77,74 @@ class Job:
         """What a plan may use of its host's memory for each device; 0 where that is not known."""
         host = self.cluster.host
         return host.memory * host.usable_share / self.cluster.devices_per_host if host else 0.0
+
+    @property
+    def has_host(self) -> bool:
+        """Whether the memory of the hosts is known, so that something can be kept there."""
+        return self.cluster.host is not None
+
+    @property
+    def across(self) -> ClusterSpec | None:
+        """The network from this pool to the others as a cluster of one link; None where there are no others."""
+        return None if self.between is None else self.cluster.model_copy(update={"links": (self.between,)})
+
+    @property
+    def num_devices(self) -> int:
+        """Devices in the cluster."""
+        return self.cluster.num_devices
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MixedJob:
+    """The same training on a mixed cluster: a job for each pool, which differ in cluster and calibration only."""
+
+    cluster: MixedClusterSpec
+    pools: tuple[Job, ...]
+
+    @property
+    def model(self) -> ModelSpec:
+        """What is trained."""
+        return self.pools[0].model
+
+    @property
+    def training(self) -> TrainingSpec:
+        """How it is trained."""
+        return self.pools[0].training
+
+    @property
+    def engine(self) -> EngineSpec:
+        """The program that trains it."""
+        return self.pools[0].engine
+
+    @property
+    def headroom(self) -> float:
+        """Share of device memory that a plan leaves free, in every pool."""
+        return self.pools[0].headroom
+
+    @property
+    def allow_tp_across_nodes(self) -> bool:
+        """Whether tensor parallelism may leave the scale-up domain."""
+        return self.pools[0].allow_tp_across_nodes
+
+    @property
+    def allow_offload(self) -> bool:
+        """Whether the search may keep states and activations in the hosts' memory."""
+        return self.pools[0].allow_offload
+
+    @property
+    def has_host(self) -> bool:
+        """Whether the memory of the hosts of every pool is known."""
+        return all(pool.has_host for pool in self.pools)
+
+    @property
+    def num_devices(self) -> int:
+        """Devices in all pools."""
+        return self.cluster.num_devices
+
+
+AnyJob: TypeAlias = Job | MixedJob
+
+
+def pools_of(job: AnyJob) -> tuple[Job, ...]:
+    """The job on each pool of its cluster; a uniform cluster is one pool."""
+    return job.pools if isinstance(job, MixedJob) else (job,)

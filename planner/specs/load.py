@@ -11,11 +11,11 @@ from planner.errors import InputError, Mistake
 from planner.specs import library
 from planner.specs.batch import BatchRange, read_batch
 from planner.specs.calibration import Calibration, find_entry
-from planner.specs.cluster import ClusterSpec, DeviceSpec, Precision
+from planner.specs.cluster import ClusterSpec, DeviceSpec, MixedClusterSpec, Precision
 from planner.specs.detect import local_host
 from planner.specs.engine import EngineSpec
 from planner.specs.huggingface import CONFIG_NAME, read_config
-from planner.specs.job import Job
+from planner.specs.job import Job, MixedJob
 from planner.specs.model import ModelSpec
 from planner.specs.settings import apply_setting, with_value
 from planner.specs.text import did_you_mean, printable, quoted
@@ -26,6 +26,8 @@ from planner.specs.yaml import MAX_MISTAKES, Node, read_yaml
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from planner.specs.cluster import AnyCluster
+    from planner.specs.job import AnyJob
     from planner.specs.library import Kind
 
 __all__ = [
@@ -34,6 +36,8 @@ __all__ = [
     "cluster_names",
     "cluster_source",
     "engine_names",
+    "load_any_cluster",
+    "load_any_job",
     "load_calibration",
     "load_cluster",
     "load_device",
@@ -45,6 +49,7 @@ __all__ = [
     "model_source",
     "shipped_calibration",
     "sized_cluster",
+    "uniform_job",
 ]
 
 LOCAL_CLUSTER: Final = "local-cpu"
@@ -100,13 +105,29 @@ def model_notes(name: str) -> tuple[str, ...]:
 
 
 def load_cluster(name: str) -> ClusterSpec:
+    """As `load_any_cluster`, for what needs a cluster of one kind.
+
+    Raises:
+        InputError: unknown name, a document with mistakes, or a mixed cluster.
+    """
+    cluster = load_any_cluster(name)
+    if isinstance(cluster, MixedClusterSpec):
+        raise _is_mixed(cluster)
+    return cluster
+
+
+def _is_mixed(cluster: MixedClusterSpec) -> InputError:
+    return InputError(f"{cluster.name} is a mixed cluster", hint="this is answered for clusters of one kind only")
+
+
+def load_any_cluster(name: str) -> AnyCluster:
     """A cluster by shipped name or path; `local-cpu` describes this machine.
 
     Raises:
         InputError: unknown name, or a document with mistakes.
     """
-    tree = _with_device(_cluster_tree(name), _folder_of(name))
-    return validate(ClusterSpec, _detected(tree, None) if name == LOCAL_CLUSTER else tree)
+    tree = _with_devices(_cluster_tree(name), _folder_of(name))
+    return _checked_cluster(_detected(tree, None) if name == LOCAL_CLUSTER else tree, None)
 
 
 def load_device(name: str) -> DeviceSpec:
@@ -143,7 +164,28 @@ def load_calibration(path: Path) -> Calibration:
     return validate(Calibration, read_yaml(path))
 
 
-def load_job(
+def load_job(**given: Any) -> Job:
+    """As `load_any_job`, for what is answered for uniform clusters only.
+
+    Raises:
+        InputError: all mistakes, or a mixed cluster.
+        EnvironmentProblem: a file cannot be read.
+    """
+    return uniform_job(load_any_job(**given))
+
+
+def uniform_job(job: AnyJob) -> Job:
+    """The job, if its cluster is of one kind.
+
+    Raises:
+        InputError: it is a mixed cluster.
+    """
+    if isinstance(job, MixedJob):
+        raise _is_mixed(job.cluster)
+    return job
+
+
+def load_any_job(
     *,
     model: str,
     cluster: str,
@@ -159,7 +201,7 @@ def load_job(
     allow_tp_across_nodes: bool = False,
     allow_offload: bool = False,
     calibration: Path | None = None,
-) -> Job:
+) -> AnyJob:
     """Read everything that a job needs; options override `settings`, and both override the documents.
 
     model, cluster: a shipped name or the path of a YAML file; a model also the path of a Hugging Face config.json
@@ -191,13 +233,15 @@ def load_job(
 
     model_spec = mistakes.attempt(validate, ModelSpec, trees["model"]) if "model" in trees else None
     engine_spec = mistakes.attempt(validate, EngineSpec, trees["engine"]) if "engine" in trees else None
-    cluster_spec = mistakes.attempt(sized_cluster, trees["cluster"], gpus) if "cluster" in trees else None
+    cluster_spec = mistakes.attempt(_checked_cluster, trees["cluster"], gpus) if "cluster" in trees else None
+    pools = cluster_spec.pools if cluster_spec else ()
     training_spec = batch = None
     if "training" in trees:
-        device = cluster_spec.device if cluster_spec else None
         tree = _with_default(trees["training"], "sequence_length", model_spec.max_sequence_length if model_spec else 1)
         tree, batch = mistakes.attempt(_batch_range, tree) or (tree, None)
-        training_spec = check_training(mistakes, tree, model_spec, device, engine_spec)
+        training_spec = check_training(mistakes, tree, model_spec, [pool.device for pool in pools], engine_spec)
+        if batch and len(pools) > 1:
+            mistakes.add("a mixed cluster is planned with one batch size", "global_batch_size", "give one number")
     corrections = mistakes.attempt(load_calibration, calibration) if calibration else shipped_calibration()
     mistakes.raise_if_any()
     assert corrections is not None
@@ -205,24 +249,30 @@ def load_job(
     assert cluster_spec is not None
     assert training_spec is not None
     assert engine_spec is not None
-    return Job(
-        model=model_spec,
-        cluster=cluster_spec,
-        training=training_spec,
-        engine=engine_spec,
-        headroom=headroom,
-        allow_tp_across_nodes=allow_tp_across_nodes,
-        allow_offload=allow_offload,
-        batch=batch,
-        calibration=find_entry(
-            corrections,
-            device=cluster_spec.device.name,
-            engine=engine_spec.name,
-            precision=training_spec.precision,
-            experts=model_spec.moe is not None,
-        ),
-        evidence=corrections.evidence,
+    mixed = cluster_spec if isinstance(cluster_spec, MixedClusterSpec) else None
+    jobs = tuple(
+        Job(
+            model=model_spec,
+            cluster=pool,
+            training=training_spec,
+            engine=engine_spec,
+            headroom=headroom,
+            allow_tp_across_nodes=allow_tp_across_nodes,
+            allow_offload=allow_offload,
+            batch=batch,
+            calibration=find_entry(
+                corrections,
+                device=pool.device.name,
+                engine=engine_spec.name,
+                precision=training_spec.precision,
+                experts=model_spec.moe is not None,
+            ),
+            evidence=() if mixed else corrections.evidence,  # no run on a mixed cluster is published
+            between=mixed.between if mixed else None,
+        )
+        for pool in pools
     )
+    return MixedJob(cluster=mixed, pools=jobs) if mixed else jobs[0]
 
 
 class Mistakes:
@@ -276,7 +326,7 @@ def _read_trees(mistakes: Mistakes, model: str, cluster: str, training: str | No
     }
     found = {name: tree for name, tree in trees.items() if tree is not None}
     if "cluster" in found:
-        found["cluster"] = mistakes.attempt(_with_device, found["cluster"], _folder_of(cluster)) or found["cluster"]
+        found["cluster"] = mistakes.attempt(_with_devices, found["cluster"], _folder_of(cluster)) or found["cluster"]
     return found
 
 
@@ -344,6 +394,33 @@ def _folder_of(cluster: str) -> Path | None:
     return None if cluster in cluster_names() else Path(cluster).parent
 
 
+def _with_devices(cluster: Node, folder: Path | None) -> Node:
+    """The cluster, or each pool of a mixed one, with its device written out.
+
+    A pool may name a cluster, whose keys it takes where it has none of its own.
+    """
+    assert isinstance(cluster.data, dict)
+    pools = cluster.data.get("pools")
+    if pools is None or not isinstance(pools.data, tuple):
+        return _with_device(cluster, folder)
+    whole = tuple(_pool(pool, folder) if isinstance(pool.data, dict) else pool for pool in pools.data)
+    return replace(cluster, data={**cluster.data, "pools": replace(pools, data=whole)})
+
+
+def _pool(pool: Node, folder: Path | None) -> Node:
+    assert isinstance(pool.data, dict)
+    named = pool.data.get("cluster")
+    if named is None or not isinstance(named.data, str):
+        return _with_device(pool, folder)
+    try:
+        base = _with_device(_cluster_tree(named.data), _folder_of(named.data))
+    except InputError as error:
+        raise InputError(*(named.mistake(each.message, each.hint) for each in error.mistakes)) from None
+    assert isinstance(base.data, dict)
+    own = {key: value for key, value in pool.data.items() if key != "cluster"}
+    return _with_device(replace(pool, data={**base.data, **own}), folder)
+
+
 def _with_device(cluster: Node, folder: Path | None) -> Node:
     """The cluster with the device file that it names in place of the name.
 
@@ -382,6 +459,19 @@ def _with_option(trees: dict[str, Node], document: str, key: str, value: Any, op
     return {**trees, document: with_value(trees[document], (key,), Node(data=value, where=where, key_where=where))}
 
 
+def _checked_cluster(tree: Node, gpus: int | None) -> AnyCluster:
+    """The cluster, of one kind or of pools."""
+    assert isinstance(tree.data, dict)
+    if "pools" not in tree.data:
+        return sized_cluster(tree, gpus)
+    sizes = {"--nodes": "hosts" in tree.data, "--gpus": gpus is not None}
+    given = [option for option, is_given in sizes.items() if is_given]
+    if given:
+        hint = "the hosts of each pool are its own, as in --set POOL.hosts=4"
+        raise InputError("a mixed cluster has no one size", where=given[0], hint=hint)
+    return validate(MixedClusterSpec, tree)
+
+
 def sized_cluster(tree: Node, gpus: int | None) -> ClusterSpec:
     """The cluster with `gpus` devices: a part of one host, or whole hosts."""
     cluster = validate(ClusterSpec, tree)
@@ -401,9 +491,13 @@ def sized_cluster(tree: Node, gpus: int | None) -> ClusterSpec:
 
 
 def check_training(
-    mistakes: Mistakes, tree: Node, model: ModelSpec | None, device: DeviceSpec | None, engine: EngineSpec | None
+    mistakes: Mistakes,
+    tree: Node,
+    model: ModelSpec | None,
+    devices: Sequence[DeviceSpec],
+    engine: EngineSpec | None,
 ) -> TrainingSpec | None:
-    """The training document with its defaults, which depend on the model, the device and the engine."""
+    """The training document with its defaults, which depend on the model, the devices and the engine."""
     assert isinstance(tree.data, dict)
     if "global_batch_size" not in tree.data:
         hint = (
@@ -412,10 +506,12 @@ def check_training(
         )
         mistakes.found.append(tree.mistake("the global batch size is not given", hint))
         tree = _with_default(tree, "global_batch_size", 1)
-    if device and engine:
-        usual = (each for each in _PREFERRED if each in device.peak and each in engine.precisions)
-        tree = _with_default(tree, "precision", next(usual, device.precisions[0]))
-        mistakes.attempt(_check_precision, tree, device, engine)
+    if devices and engine:
+        of_all = [each for each in engine.precisions if all(each in device.peak for device in devices)]
+        usual = (each for each in _PREFERRED if each in of_all)
+        tree = _with_default(tree, "precision", next(usual, devices[0].precisions[0]))
+        for device in devices:
+            mistakes.attempt(_check_precision, tree, device, engine)
     if model:
         mistakes.attempt(_check_positions, tree, model)
     return mistakes.attempt(validate, TrainingSpec, tree)

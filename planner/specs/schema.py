@@ -10,7 +10,9 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from planner.specs.cluster import ClusterSpec, DeviceSpec
+from pydantic import TypeAdapter
+
+from planner.specs.cluster import AnyCluster, DeviceSpec
 from planner.specs.engine import EngineSpec
 from planner.specs.model import ARCHITECTURES, ModelSpec
 from planner.specs.training import TrainingSpec
@@ -23,7 +25,6 @@ __all__ = ["DIALECT", "schemas", "write_schemas"]
 DIALECT: Final = "https://json-schema.org/draft/2020-12/schema"
 _DOCUMENTS: Final[dict[str, type[Document]]] = {
     "model": ModelSpec,
-    "cluster": ClusterSpec,
     "device": DeviceSpec,
     "training": TrainingSpec,
     "engine": EngineSpec,
@@ -34,16 +35,32 @@ def schemas() -> dict[str, dict[str, Any]]:
     """The schema of each kind of document, as it is written in a file.
 
     A file may leave out more than the document behind it: an architecture implies its norm, position and
-    biases, a cluster names its device, and the command line may give what the training file does not.
+    biases, a cluster names its device, a pool a cluster, and the command line may give what the training file does not.
     """
     found = {name: {"$schema": DIALECT, **each.model_json_schema()} for name, each in _DOCUMENTS.items()}
     implied = set().union(*ARCHITECTURES.values())
     found["model"]["required"] = [key for key in found["model"]["required"] if key not in implied]
     found["training"].pop("required")
-    device = found["cluster"]["properties"]["device"]
+    return {**found, "cluster": {"$schema": DIALECT, **_cluster_schema()}}
+
+
+def _cluster_schema() -> dict[str, Any]:
+    """A cluster of one kind, or a mixed one whose pools are written out or named."""
+    schema: dict[str, Any] = TypeAdapter(AnyCluster).json_schema()
+    definitions = schema["$defs"]
+    cluster = definitions["ClusterSpec"]
     by_name = {"type": "string", "description": "name of a file in devices/"}
-    found["cluster"]["properties"]["device"] = {"anyOf": [by_name, device]}
-    return found
+    cluster["properties"]["device"] = {"anyOf": [by_name, cluster["properties"]["device"]]}
+    named = {"type": "string", "description": "a cluster, whose keys the pool takes where it has none of its own"}
+    definitions["Pool"] = {
+        **cluster,
+        "description": "A pool of a mixed cluster: a cluster, written out or named.",
+        "properties": {**cluster["properties"], "cluster": named},
+        "required": ["name"],
+        "title": "Pool",
+    }
+    definitions["MixedClusterSpec"]["properties"]["pools"]["items"] = {"$ref": "#/$defs/Pool"}
+    return schema
 
 
 def write_schemas(folder: Path) -> None:

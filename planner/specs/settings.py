@@ -24,8 +24,9 @@ def apply_setting(setting: str, trees: Mapping[str, Node], option: str = "--set"
     """The trees after one `PATH=VALUE`.
 
     The path begins with `model`, `cluster`, `device`, `training`, `engine`, the name of one of the cluster's
-    links, or `within_node` and `between_nodes`: its innermost and outermost link. A last key that the document
-    does not know is reported when the document is checked.
+    links, or `within_node` and `between_nodes`: its innermost and outermost link. In a mixed cluster it begins with
+    the name of a pool, or `between`. A last key that the document does not know is reported when the document is
+    checked.
 
     Raises:
         InputError: no `=`, an unknown path, or a value that cannot be read.
@@ -71,22 +72,28 @@ def _resolve(path: tuple[str, ...], trees: Mapping[str, Node], where: str) -> tu
         return root, tuple(rest)
     if "cluster" not in trees:
         return root, ()  # its links are not known: its own mistakes are reported instead
-    links = _link_names(trees["cluster"])
+    pools = _names_of(trees["cluster"], "pools")
+    if root in pools:
+        return "cluster", ("pools", pools.index(root), *rest)
+    if root == "between" and pools:
+        return "cluster", path
+    links = _names_of(trees["cluster"], "links")
     if root in links:
         return "cluster", ("links", links.index(root), *rest)
     ends = {"within_node": 0, "between_nodes": len(links) - 1} if links else {}
     if root in ends:
         return "cluster", ("links", ends[root], *rest)
-    known = [*_ROOTS, *links, *ends]
+    known = [*_ROOTS, *pools, *["between"] * bool(pools), *links, *ends]
     hint = did_you_mean(root, known, otherwise=f"paths begin with one of {', '.join(known)}")
     raise InputError(Mistake(message=f"unknown path {quoted(root)}", where=where, hint=printable(hint, 400)))
 
 
-def _link_names(cluster: Node) -> list[str]:
-    links = cluster.plain.get("links")
-    if not isinstance(links, tuple):
+def _names_of(cluster: Node, key: str) -> list[str]:
+    """Names of the cluster's links or pools."""
+    entries = cluster.plain.get(key)
+    if not isinstance(entries, tuple):
         return []  # reported when the cluster is checked
-    return [str(link.get("name")) if isinstance(link, dict) else "" for link in links]
+    return [str(each.get("name")) if isinstance(each, dict) else "" for each in entries]
 
 
 def with_value(tree: Node, steps: Sequence[str | int], value: Node) -> Node:

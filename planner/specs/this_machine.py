@@ -78,7 +78,7 @@ def _links(device: DeviceSpec, found: tuple[gpus.Gpu, ...]) -> tuple[LinkSpec, .
     known = {
         link.name: link
         for name in load.cluster_names()
-        if (cluster := load.load_cluster(name)).device.name == device.name
+        if isinstance(cluster := load.load_any_cluster(name), ClusterSpec) and cluster.device.name == device.name
         for link in cluster.links
     }
     links = [_link(name, bandwidth, spans, known.get(name)) for name, bandwidth, spans in levels if bandwidth]

@@ -147,7 +147,8 @@ def _explained(kind: str, name: str, found: Any, context: Mapping[str, Any]) -> 
     if kind == "string_pattern_mismatch":
         return f"`{name}` cannot be {quoted(found)}", "1 to 64 letters, digits, dots, underscores or hyphens"
     if kind == "too_short":
-        return f"`{name}` needs at least one entry", ""
+        least = context["min_length"]
+        return f"`{name}` needs at least {'one entry' if least == 1 else f'{least} entries'}", ""
     return "", ""
 
 

@@ -23,7 +23,7 @@ JOB = job()
 
 
 def run_of(job, step_seconds, num_devices):
-    return whole_run(job.model, job.cluster, job.training, step_seconds=step_seconds, num_devices=num_devices)
+    return whole_run(job.model, job.training, step_seconds=step_seconds, in_use=((job.cluster, num_devices),))
 
 
 @pytest.mark.parametrize(

@@ -159,7 +159,7 @@ def brute_force(job):
             continue
         owner, index, layers, policy = (np.array(column) for column in zip(*cells, strict=True))
         arrays = {n: np.array([c[n] for c in here])[owner] for n in here[0] if n not in ("schedule", "offload")}
-        degrees = DegreeArrays(**arrays, schedule=schedule, offload=offload)
+        degrees = DegreeArrays(**arrays, placement=0 * owner, schedule=schedule, offload=offload)
         stage = stage_of(job, index=index, num_layers=layers, policy=policy)
         fits = np.broadcast_to(stage_fits(job, degrees, stage), owner.shape)
         prices = stage_prices(job, degrees, stage)

@@ -21,6 +21,7 @@ from planner.specs.load import (
     cluster_names,
     cluster_source,
     engine_names,
+    load_any_cluster,
     load_cluster,
     load_engine,
     load_model,
@@ -67,13 +68,14 @@ def test_models_load_under_their_own_names(name: str) -> None:
 
 @pytest.mark.parametrize("name", cluster_names())
 def test_clusters_load_under_their_own_names(name: str) -> None:
-    cluster = load_cluster(name)
+    cluster = load_any_cluster(name)
     assert cluster.name == name
-    assert cluster.scale_up_devices <= cluster.num_devices
     assert ", read 20" in cluster_source(name) or name == "local-cpu"
-    bandwidths = [link.bandwidth for link in cluster.links]
-    assert bandwidths == sorted(bandwidths, reverse=True), "the scale-up link is the fastest"
-    assert cluster.device.reserved_memory < cluster.device.memory
+    for pool in cluster.pools:
+        assert pool.scale_up_devices <= pool.num_devices
+        bandwidths = [link.bandwidth for link in pool.links]
+        assert bandwidths == sorted(bandwidths, reverse=True), "the scale-up link is the fastest"
+        assert pool.device.reserved_memory < pool.device.memory
 
 
 @pytest.mark.parametrize("name", engine_names())
@@ -84,7 +86,7 @@ def test_engines_load_under_their_own_names(name: str) -> None:
 def test_device_files_are_named_after_their_devices_and_all_are_used() -> None:
     files = {path.stem for path in (ROOT / "clusters" / "devices").glob("*.yaml")}
     in_tables = {entry["device"] for entry in knowledge("gpus")["gpus"]}  # of published runs
-    assert files == {load_cluster(name).device.name for name in cluster_names()} | in_tables
+    assert files == {pool.device.name for name in cluster_names() for pool in load_any_cluster(name).pools} | in_tables
     for name in files:
         assert read_yaml(path_of("clusters/devices", name)).plain["name"] == name
 
@@ -131,7 +133,7 @@ def test_measured_figures_of_the_hardware_notes() -> None:
     "document",
     [
         *(load_model(name) for name in model_names()),
-        *(load_cluster(name) for name in cluster_names()),
+        *(load_any_cluster(name) for name in cluster_names()),
         *(load_engine(name) for name in engine_names()),
     ],
     ids=lambda document: document.name,

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from planner.cost.collectives import group
 from planner.layout import AXES
 from planner.show.screen import clean
+from planner.specs.cluster import ClusterSpec
 
 if TYPE_CHECKING:
     from planner.plan import Plan
@@ -17,6 +18,7 @@ __all__ = ["topology_data"]
 def topology_data(plan: Plan) -> dict[str, Any]:
     """Degrees and strides of the axes, hosts, and the links that a group along each axis crosses."""
     layout, cluster = plan.layout, plan.cluster
+    assert isinstance(cluster, ClusterSpec), "a mixed cluster has no page"
     return {
         "axes": [
             {

@@ -1,0 +1,195 @@
+"""Where stages live on a mixed cluster: the order of the pools along the pipeline, and how many stages each has.
+
+A placement is the last key that the search fills in. It is carried as one number, so that configurations stay arrays:
+0 on a uniform cluster, else the number of an order of the pools and, for each pool, how many stages live in it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from itertools import permutations
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from planner.search.legality import stages_in_pool
+from planner.specs.job import Job
+
+if TYPE_CHECKING:
+    from planner.search.candidate import FloatArray, IntArray
+    from planner.search.constraints import Constraints
+    from planner.search.degrees import DegreeArrays
+    from planner.specs.job import AnyJob, MixedJob
+
+__all__ = [
+    "Placements",
+    "fastest_stages",
+    "meets_pin",
+    "orders_of",
+    "placement_codes",
+    "placements_of",
+    "pools_of_stages",
+    "room_in_pools",
+    "roomiest_pools",
+    "stage_counts",
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Placements:
+    """The placements of many configurations.
+
+    order: pools in the order of the pipeline, [n, pools]; those without a stage come last. stages: how many stages each
+    pool has, by pool, [n, pools].
+    """
+
+    order: IntArray
+    stages: IntArray
+
+    def pool_of(self, row: Any, stage: Any) -> IntArray:
+        """The pool of a stage of the configuration `row`; arrays of one length."""
+        in_order = np.take_along_axis(self.stages, self.order, axis=1)
+        position = (np.asarray(stage)[:, np.newaxis] >= np.cumsum(in_order, axis=1)[row]).sum(axis=1)
+        return np.asarray(self.order[row, position])
+
+    @property
+    def last(self) -> IntArray:
+        """The pool in which the model ends, [n]."""
+        used = (self.stages > 0).sum(axis=1)
+        return np.asarray(np.take_along_axis(self.order, used[:, np.newaxis] - 1, axis=1)[:, 0])
+
+
+def placements_of(job: AnyJob, degrees: DegreeArrays) -> Placements:
+    """The placements that the configurations carry; a uniform cluster is one pool with all stages."""
+    if isinstance(job, Job):
+        return Placements(order=np.zeros((len(degrees), 1), dtype=np.int64), stages=degrees.pp[:, np.newaxis])
+    base, num_pools = _base(job), len(job.pools)
+    places = base ** np.arange(num_pools)
+    code = degrees.placement[:, np.newaxis]
+    return Placements(order=_orders(num_pools)[degrees.placement // base**num_pools], stages=code // places % base)
+
+
+def pools_of_stages(job: AnyJob, degrees: DegreeArrays) -> tuple[str, ...]:
+    """Names of the pools of one configuration's stages (its degrees are plain integers); none on a uniform cluster."""
+    if isinstance(job, Job):
+        return ()
+    one = degrees.at_once()
+    found = placements_of(job, one).pool_of(np.zeros(degrees.pp, dtype=np.int64), np.arange(degrees.pp))
+    return tuple(job.pools[pool].cluster.name for pool in found.tolist())
+
+
+def roomiest_pools(job: AnyJob, degrees: DegreeArrays) -> tuple[str, ...]:
+    """Names of pools for one configuration's stages, those with most memory in a device first."""
+    if isinstance(job, Job):
+        return ()
+    memory = np.array([[pool.memory_limit_bytes for pool in job.pools]])
+    (stages,) = fastest_stages(job, degrees.at_once(), 1 / memory).tolist()
+    order = np.argsort(-memory[0], kind="stable").tolist()
+    return tuple(job.pools[pool].cluster.name for pool in order for _ in range(stages[pool]))
+
+
+def placement_codes(job: MixedJob, order_number: IntArray, stages: IntArray) -> IntArray:
+    """The number that carries each placement; the inverse of `placements_of`."""
+    base, num_pools = _base(job), len(job.pools)
+    assert len(_orders(num_pools)) * base**num_pools < 2**63, "too many pools for this many layers"
+    return np.asarray(order_number * base**num_pools + (stages * base ** np.arange(num_pools)).sum(axis=1))
+
+
+def _base(job: MixedJob) -> int:
+    return job.model.num_layers + 1
+
+
+@cache
+def _orders(num_pools: int) -> IntArray:
+    """Every order of the pools, [orders, pools]."""
+    return np.array(list(permutations(range(num_pools))))
+
+
+@cache
+def _orders_by_use(num_pools: int) -> dict[tuple[bool, ...], IntArray]:
+    """Numbers of the orders that differ where some pools are not used: those then come last, in their own order."""
+    found: dict[tuple[bool, ...], list[int]] = {}
+    for number, order in enumerate(_orders(num_pools).tolist()):
+        for count in range(1, num_pools + 1):
+            if order[count:] == sorted(order[count:]):
+                used = tuple(pool in order[:count] for pool in range(num_pools))
+                found.setdefault(used, []).append(number)
+    return {used: np.array(numbers) for used, numbers in found.items()}
+
+
+def orders_of(stages: IntArray) -> tuple[IntArray, IntArray]:
+    """Rows of `stages` once for each order of the pools that they use, and the number of that order."""
+    used = stages > 0
+    found_rows, found_numbers = [], []
+    for pools in np.unique(used, axis=0):
+        rows = np.flatnonzero((used == pools).all(axis=1))
+        numbers = _orders_by_use(stages.shape[1])[tuple(pools.tolist())]
+        found_rows.append(np.repeat(rows, len(numbers)))
+        found_numbers.append(np.tile(numbers, len(rows)))
+    if not found_rows:
+        return np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64)
+    return np.concatenate(found_rows), np.concatenate(found_numbers)
+
+
+def stage_counts(job: MixedJob, degrees: DegreeArrays) -> tuple[IntArray, IntArray]:
+    """Every way to spread the stages of each configuration over the pools that have devices for them.
+
+    Returns the configuration of each way, and its stages by pool, [ways, pools].
+    """
+    rooms = room_in_pools(job, degrees)
+    cases, case_of = np.unique(np.column_stack([degrees.pp, rooms]), axis=0, return_inverse=True)
+    found_rows, found_stages = [np.zeros(0, dtype=np.int64)], [np.zeros((0, len(job.pools)), dtype=np.int64)]
+    for number, (pp, *room) in enumerate(cases.tolist()):
+        ways = _ways(pp, tuple(room))
+        rows = np.flatnonzero(case_of.ravel() == number)
+        found_rows.append(np.repeat(rows, len(ways)))
+        found_stages.append(np.tile(ways, (len(rows), 1)))
+    return np.concatenate(found_rows), np.concatenate(found_stages)
+
+
+@cache
+def _ways(num_stages: int, room: tuple[int, ...]) -> IntArray:
+    """Every way to spread stages over pools with this room for them, [ways, pools]."""
+    first, *rest = room
+    if not rest:
+        return np.full((int(num_stages <= first), 1), num_stages)
+    parts = [np.zeros((0, len(room)), dtype=np.int64)]
+    for here in range(max(0, num_stages - sum(rest)), min(first, num_stages) + 1):
+        others = _ways(num_stages - here, tuple(rest))
+        parts.append(np.column_stack([np.full(len(others), here), others]))
+    return np.concatenate(parts)
+
+
+def room_in_pools(job: MixedJob, degrees: DegreeArrays) -> IntArray:
+    """Stages for which each pool has devices, [n, pools]; never more than a configuration has stages."""
+    rooms = [np.minimum(stages_in_pool(pool, degrees), degrees.pp) for pool in job.pools]
+    return np.stack(np.broadcast_arrays(*rooms), axis=1)
+
+
+def fastest_stages(job: MixedJob, degrees: DegreeArrays, layer_seconds: FloatArray) -> IntArray:
+    """The spread of stages over pools that does most layers in a time, by seconds of a layer, [n, pools] both."""
+    rooms, left = room_in_pools(job, degrees), degrees.pp.copy()
+    stages = np.zeros_like(rooms)
+    order = np.argsort(layer_seconds, axis=1, kind="stable")
+    rows = np.arange(len(degrees))
+    for position in range(rooms.shape[1]):
+        pool = order[:, position]
+        stages[rows, pool] = np.minimum(rooms[rows, pool], left)
+        left = left - stages[rows, pool]
+    return stages
+
+
+def meets_pin(job: MixedJob, constraints: Constraints, degrees: DegreeArrays) -> Any:
+    """Whether the placements are the one that the user pinned, if any."""
+    pinned = constraints.value_of("pools")
+    if pinned is None:
+        return np.ones(len(degrees), dtype=bool)
+    names = [pool.cluster.name for pool in job.pools]
+    wanted = np.array([names.index(name) if name in names else -1 for name in pinned.split("/")])
+    placements, rows = placements_of(job, degrees), np.arange(len(degrees))
+    alike = degrees.pp == len(wanted)
+    for stage, pool in enumerate(wanted.tolist()):
+        inside = np.minimum(stage, degrees.pp - 1)
+        alike = alike & (placements.pool_of(rows, inside) == pool)
+    return alike

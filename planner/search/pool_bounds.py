@@ -1,0 +1,263 @@
+"""What no filling of a configuration on a mixed cluster can beat; the counterpart of `step_bounds`.
+
+A stage on pool i takes at least v p_i for its chunks, p_i being the least seconds of a layer there, and holds at most
+T / p_i layers in T seconds. So stages c_i on each pool, that together hold L layers, have a slowest one of at least
+
+    T >= (L + h_j / p_j) / sum_i (c_i / p_i)
+
+with h_j of the head in the pool j where the model ends. Before the stages have their pools, the sum is that of the
+fastest pools with room, and the head's share the least of any pool. A bound of the step follows as everywhere:
+(m - 1/v) * slowest + all work / v + the longest tail.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from planner.cost.prices import num_microbatches
+from planner.search.degrees import expert_options
+from planner.search.placements import (
+    fastest_stages,
+    meets_pin,
+    orders_of,
+    placement_codes,
+    placements_of,
+    room_in_pools,
+    stage_counts,
+)
+from planner.search.step_bounds import (
+    LayerFloors,
+    floor_prices,
+    held_in_time,
+    least_stage_bytes,
+    num_main_layers,
+    rooms_of_stages,
+    single_stage_seconds,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    from planner.search.constraints import Constraints
+    from planner.search.degrees import DegreeArrays, PolicyMasks
+    from planner.search.placements import Placements
+    from planner.specs.job import MixedJob
+
+__all__ = ["PoolFloors", "may_fit", "placed", "promising_placements"]
+
+_ROUNDING: Final = 1 - 1e-12
+"""Sums in another order than the prices' own may end this much higher."""
+
+_LONG: Final = 1e30  # seconds; longer than anything, and finite
+_MOST_ROWS: Final = 20_000  # configurations whose stages are looked at one by one at a time
+
+
+class PoolFloors:
+    """`LayerFloors` of every pool, and what they say of configurations whose stages have no pool yet."""
+
+    def __init__(self, job: MixedJob, cuts: DegreeArrays) -> None:
+        self._job = job
+        pairs = expert_options(job)
+        self._floors = [LayerFloors(pool, cuts, pairs) for pool in job.pools]
+
+    def cut_bound_seconds(self, cuts: DegreeArrays) -> NDArray[np.float64]:
+        """As that of `LayerFloors`, with the stages on the fastest pools.
+
+        Source: derived here; tested to stay below the exact optimum.
+        """
+        each = np.stack([floors.layer_seconds_of_sequence(cuts) for floors in self._floors], axis=1)
+        stages = fastest_stages(self._job, cuts, each)
+        batch, layers = self._job.training.global_batch_size, self._job.model.num_layers
+        return np.asarray(batch / cuts.dp * layers / (stages / each).sum(axis=1) * _ROUNDING)
+
+    def timing_bound_seconds(self, degrees: DegreeArrays, *, any_experts: bool = False) -> NDArray[np.float64]:
+        """As that of `LayerFloors`, with the stages on the fastest pools.
+
+        Source: derived here; tested to stay below the exact optimum.
+        """
+        prices = [floors.layer_and_head_seconds(degrees, any_experts=any_experts)[1:] for floors in self._floors]
+        layer, head = (np.stack(each, axis=1) for each in zip(*prices, strict=True))
+        layer = np.where(room_in_pools(self._job, degrees) > 0, layer, np.inf)
+        stages = fastest_stages(self._job, degrees, layer)
+        floors = _Floors(layer=layer, ends=head, tail=np.zeros_like(head), by_policy=layer[np.newaxis])
+        return _step_seconds(self._job, degrees, floors, stages, last=None)
+
+
+def may_fit(job: MixedJob, degrees: DegreeArrays, policies: Sequence[int]) -> NDArray[np.bool_]:
+    """Whether some stage of as many layers as the fullest one has fits into some pool."""
+    fits = [least_stage_bytes(pool, degrees, policies) <= pool.memory_limit_bytes for pool in job.pools]
+    return np.asarray(np.logical_or.reduce(fits))
+
+
+def promising_placements(job: MixedJob, constraints: Constraints, degrees: DegreeArrays) -> DegreeArrays:
+    """The configurations on the pools with most FLOPs, in every order of those."""
+    peak = [1 / pool.cluster.device.peak[job.training.precision] for pool in job.pools]
+    stages = fastest_stages(job, degrees, np.tile(peak, (len(degrees), 1)))
+    rows, order = orders_of(stages)
+    found = replace(degrees.take(rows), placement=placement_codes(job, order, stages[rows]))
+    return found.take(np.flatnonzero(meets_pin(job, constraints, found)))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Floors:
+    """Least prices of the stages of configurations on each pool, [n, pools].
+
+    layer: seconds of one more layer. ends: of the end of the model besides. tail: of the longest tail, were it there.
+    by_policy: of one more layer of the most numerous kind, [policies, n, pools].
+    """
+
+    layer: NDArray[np.float64]
+    ends: NDArray[np.float64]
+    tail: NDArray[np.float64]
+    by_policy: NDArray[np.float64]
+
+    def take(self, rows: Any) -> _Floors:
+        """The prices of these configurations."""
+        return _Floors(
+            layer=self.layer[rows], ends=self.ends[rows], tail=self.tail[rows], by_policy=self.by_policy[:, rows]
+        )
+
+
+def _slowest_and_work(
+    job: MixedJob, degrees: DegreeArrays, floors: _Floors, stages: NDArray[np.int64], last: NDArray[np.int64] | None
+) -> tuple[Any, Any]:
+    """Least seconds of one microbatch in the slowest stage, and in all of them together.
+
+    last: the pool in which the model ends; None: any of them.
+    """
+    num_layers, v = job.model.num_layers, degrees.interleave
+    used = stages > 0
+    layer = np.where(used, floors.layer, np.inf)
+    in_layers = floors.ends / floors.layer  # the end of the model, as so many layers
+    if last is None:
+        last_layers, alone, ends = (
+            np.where(used, each, np.inf).min(axis=1)
+            for each in (in_layers, v[:, np.newaxis] * floors.layer + floors.ends, floors.ends)
+        )
+    else:
+        rows = np.arange(len(degrees))
+        last_layers, ends = in_layers[rows, last], floors.ends[rows, last]
+        alone = v * floors.layer[rows, last] + ends
+    slowest = np.maximum((num_layers + last_layers) / (stages / layer).sum(axis=1), alone)
+    own = v[:, np.newaxis] * stages * np.where(used, floors.layer, 0.0)
+    work = own.sum(axis=1) + (num_layers - degrees.pp * v) * layer.min(axis=1) + ends
+    return slowest, work
+
+
+def _step_seconds(
+    job: MixedJob, degrees: DegreeArrays, floors: _Floors, stages: NDArray[np.int64], last: NDArray[np.int64] | None
+) -> NDArray[np.float64]:
+    slowest, work = _slowest_and_work(job, degrees, floors, stages, last)
+    m, v = num_microbatches(job, degrees), degrees.interleave
+    tail = np.where(stages > 0, floors.tail, np.inf).min(axis=1)
+    return np.asarray(((m - 1 / v) * slowest + work / v + tail) * _ROUNDING)
+
+
+def placed(
+    job: MixedJob,
+    degrees: DegreeArrays,
+    policies: PolicyMasks,
+    constraints: Constraints,
+    cutoff_seconds: NDArray[np.float64],
+) -> tuple[DegreeArrays, NDArray[np.float64]]:
+    """The configurations with every placement that may stay within the cutoff (one for each), and their bounds.
+
+    Source: derived here; tested to stay below the exact optimum.
+    """
+    if not len(degrees):
+        return degrees, np.zeros(0)
+    floors = _floors(job, degrees, policies, cutoff_seconds)
+    rows, stages = stage_counts(job, degrees)
+    possible = np.isfinite(np.where(stages > 0, floors.layer[rows], 0.0)).all(axis=1)
+    rows, stages = rows[possible], stages[possible]
+    bounds = _step_seconds(job, degrees.take(rows), floors.take(rows), stages, None)
+    near = bounds <= cutoff_seconds[rows]
+    rows, stages = rows[near], stages[near]
+    again, order = orders_of(stages)
+    rows, stages = rows[again], stages[again]
+    found = replace(degrees.take(rows), placement=placement_codes(job, order, stages))
+    kept = np.flatnonzero(meets_pin(job, constraints, found))
+    found, rows, stages = found.take(kept), rows[kept], stages[kept]
+    bounds = _step_seconds(job, found, floors.take(rows), stages, placements_of(job, found).last)
+    kept = np.flatnonzero(bounds <= cutoff_seconds[rows])
+    found, rows, bounds = found.take(kept), rows[kept], bounds[kept]
+    held = _holds_in_time(job, degrees, policies, floors, found, rows, cutoff_seconds[rows])
+    return found.take(held), bounds[held]
+
+
+def _floors(
+    job: MixedJob, degrees: DegreeArrays, policies: PolicyMasks, cutoff_seconds: NDArray[np.float64]
+) -> _Floors:
+    """Least prices on each pool; a configuration of one stage has its own price there."""
+    alone, piped = np.flatnonzero(degrees.pp == 1), np.flatnonzero(degrees.pp > 1)
+    shape = (len(degrees), len(job.pools))
+    layer, ends, tail = np.full(shape, np.inf), np.zeros(shape), np.zeros(shape)
+    by_policy = np.full((len(policies), *shape), np.inf)
+    for number, pool in enumerate(job.pools):
+        if len(alone):
+            step = single_stage_seconds(pool, degrees.take(alone), _of(policies, alone), any_replicas=False)
+            # its only stage does all layers m times, tail included
+            layer[alone, number] = step / num_microbatches(job, degrees.take(alone)) / job.model.num_layers
+        if len(piped):
+            chosen, cutoff = _of(policies, piped), cutoff_seconds[piped]
+            prices = floor_prices(pool, degrees.take(piped), chosen, cutoff, any_replicas=False)
+            layer[piped, number] = prices.layer.min(axis=(0, 1))
+            ends[piped, number], tail[piped, number] = prices.ends, prices.tail
+            by_policy[:, piped, number] = prices.layer[0]
+    return _Floors(layer=layer, ends=ends, tail=tail, by_policy=by_policy)
+
+
+def _of(policies: PolicyMasks, rows: Any) -> PolicyMasks:
+    return {policy: mask[rows] for policy, mask in policies.items()}
+
+
+def _holds_in_time(
+    job: MixedJob,
+    degrees: DegreeArrays,
+    policies: PolicyMasks,
+    floors: _Floors,
+    found: DegreeArrays,
+    rows: NDArray[np.int64],
+    cutoff_seconds: NDArray[np.float64],
+) -> NDArray[np.bool_]:
+    """Whether the stages can hold all layers, by memory and within the slowest stage that the cutoff allows.
+
+    found: placed configurations, of `degrees` at `rows`. Those of one stage have been priced whole.
+    """
+    holds: NDArray[Any] = np.ones(len(found), dtype=np.bool_)
+    piped: NDArray[np.int64] = np.flatnonzero(found.pp > 1)
+    if not len(piped):
+        return holds
+    of_stages = [rooms_of_stages(pool, degrees, policies) for pool in job.pools]
+    room, unit = np.stack([rooms.layers for rooms in of_stages]), of_stages[0].unit
+    first = np.cumsum(degrees.pp) - degrees.pp  # stage of each configuration
+    for start in range(0, len(piped), _MOST_ROWS):
+        part = piped[start : start + _MOST_ROWS]
+        x, base = found.take(part), rows[part]
+        own, place = floors.take(base), placements_of(job, x)
+        spare = _most_of_slowest(job, x, own, place, cutoff_seconds[part])
+        owner = np.repeat(np.arange(len(part)), x.pp)
+        index = np.arange(len(owner)) - (np.cumsum(x.pp) - x.pp)[owner]
+        pool, stage = place.pool_of(owner, index), first[base[owner]] + index
+        ends = np.where(index == x.pp[owner] - 1, own.ends[owner, pool], 0.0)
+        prices = own.by_policy[:, owner, pool]
+        held = held_in_time(spare[owner] - ends, prices, np.moveaxis(room[pool, :, stage], 0, 1), unit[stage])
+        total = np.bincount(owner, weights=held, minlength=len(part))
+        holds[part] = total >= num_main_layers(job) * (1 - 1e-9)
+    return np.asarray(holds)
+
+
+def _most_of_slowest(
+    job: MixedJob, degrees: DegreeArrays, floors: _Floors, place: Placements, cutoff_seconds: NDArray[np.float64]
+) -> NDArray[np.float64]:
+    """Seconds of one microbatch that the slowest stage may take, so that the step stays within the cutoff, [n]."""
+    m, v = num_microbatches(job, degrees), degrees.interleave
+    _, work = _slowest_and_work(job, degrees, floors, place.stages, place.last)
+    tail = np.where(place.stages > 0, floors.tail, np.inf).min(axis=1)
+    most = (cutoff_seconds - (work / v + tail) * _ROUNDING) / np.maximum(m - 1 / v, 1e-9)
+    return np.asarray(np.where(np.isfinite(most), most, _LONG))

@@ -1,0 +1,399 @@
+"""The search on mixed clusters against brute force over every layout and every place of its stages."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from dataclasses import replace
+from functools import cache
+
+import numpy as np
+import pytest
+
+from planner.cost.estimate import estimate
+from planner.cost.prices import stage_bytes, stage_prices
+from planner.cost.stage import POLICIES, stage_of
+from planner.errors import InputError
+from planner.layout import Layout, balanced_chunks, format_layout
+from planner.search.candidates import price_candidates
+from planner.search.constraints import Constraints
+from planner.search.degrees import DegreeArrays, allowed_policies, legal_degrees
+from planner.search.dynamic_program import best_choice
+from planner.search.legality import broken_rules
+from planner.search.objectives import Objective
+from planner.search.placements import orders_of, placement_codes, placements_of, stage_counts
+from planner.search.pool_bounds import PoolFloors, may_fit, placed
+from planner.search.search import NothingFits, search
+from planner.specs.cluster import MixedClusterSpec
+from planner.specs.job import Job, MixedJob
+from planner.specs.load import load_job
+
+NO_CONSTRAINTS = Constraints()
+DEVICES = ("dgx-a100", "dgx-h100", "dgx1-v100")
+
+
+@cache
+def part(cluster, gpus, model, engine, batch, settings):
+    return load_job(
+        model=model,
+        cluster=cluster,
+        engine=engine,
+        gpus=gpus,
+        sequence_length=64,
+        global_batch_size=batch,
+        precision="fp16",
+        settings=settings,
+        headroom=0.0,
+    )
+
+
+def joined(*jobs, rate="1 GB/s"):
+    link = jobs[0].cluster.links[-1].model_copy(update={"bandwidth": float(rate.split()[0]) * 1e9, "name": "between"})
+    clusters = tuple(job.cluster.model_copy(update={"name": f"pool{i}"}) for i, job in enumerate(jobs))
+    pools = tuple(replace(job, cluster=each, between=link) for job, each in zip(jobs, clusters, strict=True))
+    return MixedJob(cluster=MixedClusterSpec(name="mixed", pools=clusters, between=link), pools=pools)
+
+
+def small_job(seed, *, num_pools=None):
+    """A random small mixed job: two or three pools of one to four devices, with memory of their own."""
+    pick = random.Random(seed)
+    num_pools = num_pools or pick.choice([2, 2, 3])
+    model, engine = pick.choice(["tiny-gpt", "tiny-llama"]), pick.choice(["torch", "megatron"])
+    layers, batch = pick.randint(2, 5), pick.choice([4, 6, 8])
+    jobs = []
+    for _ in range(num_pools):
+        settings = (
+            f"model.num_layers={layers}",
+            f"device.memory={pick.choice([0.005, 0.01, 0.02, 0.05, 0.5])} GiB",
+            "device.reserved_memory=1 MiB",
+            f"device.efficiency.layer_floor={pick.choice([1, 50])} us",
+            f"device.memory_bandwidth={pick.choice([1300, 2000, 4000])} GB/s",
+            f"nvlink.bandwidth={pick.choice([0.1, 1, 300])} GB/s",
+        )
+        jobs.append(part(pick.choice(DEVICES), pick.choice([1, 2, 3, 4]), model, engine, batch, settings))
+    return joined(*jobs, rate=pick.choice(["0.1 GB/s", "1 GB/s", "100 GB/s"]))
+
+
+def compositions(total, parts, least):
+    if parts == 1:
+        return [(total,)] if total >= least else []
+    return [
+        (first, *rest)
+        for first in range(least, total - least * (parts - 1) + 1)
+        for rest in compositions(total - first, parts - 1, least)
+    ]
+
+
+def every_configuration(job):
+    """All outer configurations, by nested loops that know nothing of the search."""
+    n, batch, layers = job.cluster.num_devices, job.training.global_batch_size, job.model.num_layers
+    whole = range(1, n + 1)
+    context = whole if "cp" in job.engine.axes else [1]
+    pipelines = [(p, v) for p in range(1, layers + 1) for v in range(1, layers // p + 1)]
+    for tp, (pp, v), dp, mbs, cp in itertools.product(whole, pipelines, whole, range(1, batch + 1), context):
+        if tp * pp * dp * cp > n or batch % (dp * mbs):
+            continue
+        can = tp > 1 and job.training.sequence_length // cp % tp == 0
+        replicas = [(z, h) for z in range(4) for h in range(1, dp + 1) if h == 1 or (z and dp % h == 0 and h < dp * cp)]
+        for zero, hsdp in replicas:
+            common = {
+                "tp": tp, "pp": pp, "dp": dp, "cp": cp, "mbs": mbs, "zero": zero, "hsdp": hsdp, "interleave": v,
+                "sp": int(can), "schedule": "interleaved" if v > 1 else "1f1b",
+            }  # fmt: skip
+            probe = Layout(**common, layers_per_stage=(1,) * (pp * v), recompute=("none",) * (pp * v))
+            if not broken_rules(job, probe, except_for=("pools",)):
+                yield common
+
+
+def every_place(job, common):
+    """All ways to give the stages pools, each pool's stages beside each other and on devices that it has."""
+    group = common["tp"] * common["dp"] * common["cp"]
+    room = [
+        pool.cluster.num_devices // group if pool.cluster.scale_up_devices % common["tp"] == 0 else 0
+        for pool in job.pools
+    ]
+    for count in range(1, len(job.pools) + 1):
+        for order in itertools.permutations(range(len(job.pools)), count):
+            for stages in compositions(common["pp"], count, 1):
+                if all(stages[i] <= room[pool] for i, pool in enumerate(order)):
+                    yield tuple(pool for pool, number in zip(order, stages, strict=True) for _ in range(number))
+
+
+def fillings(job, pp, v):
+    splits = compositions(job.model.num_layers, pp, v) if job.engine.uneven_stages else []
+    splits = splits or [(job.model.num_layers // pp,) * pp]
+    for split in splits:
+        if all(k % v == 0 for k in split):
+            for chosen in itertools.product(["none", "full"], repeat=pp):
+                yield split, chosen
+
+
+def borders(places, v):
+    """Of each stage how many neighbours are in another pool; the ends are neighbours where stages interleave."""
+    last = len(places) - 1
+    for r, own in enumerate(places):
+        before = places[r - 1] if r > 0 else places[last] if v > 1 else own
+        after = places[r + 1] if r < last else places[0] if v > 1 else own
+        yield int(before != own) + int(after != own)
+
+
+def stage_price(job, common, r, k, policy, pool, crossings, apart, known):
+    key = (tuple(common.values()), r, k, policy, pool, crossings, apart)
+    if key not in known:
+        own = job.pools[pool]
+        names = [name for name in common if name != "schedule"]
+        degrees = DegreeArrays(
+            **{n: np.array([common[n]]) for n in names},
+            ep=np.array([1]), etp=np.array([1]), placement=np.array([0]), schedule=common["schedule"],
+        )  # fmt: skip
+        stage = stage_of(own, index=np.array([r]), num_layers=np.array([k]), policy=np.array([policy]))
+        stage = replace(stage, num_crossings=crossings, ends_apart=apart)
+        fits = float(np.ravel(stage_bytes(own, degrees, stage))[0]) <= own.memory_limit_bytes
+        prices = stage_prices(own, degrees, stage)
+        seconds = float(np.ravel(prices.microbatch_seconds)[0]), float(np.ravel(prices.tail_seconds)[0])
+        known[key] = seconds if fits else None
+    return known[key]
+
+
+def brute_force(job):
+    """The least step time of all layouts that fit, by prices of single stages, and how many layouts there are."""
+    best, count, known = np.inf, 0, {}
+    for common in every_configuration(job):
+        m, v = job.training.global_batch_size // (common["dp"] * common["mbs"]), common["interleave"]
+        for places in every_place(job, common):
+            crossings, apart = list(borders(places, v)), places[0] != places[-1]
+            for split, chosen in fillings(job, common["pp"], v):
+                count += 1
+                stages = [
+                    stage_price(job, common, r, k, POLICIES.index(p), places[r], crossings[r], apart, known)
+                    for r, (k, p) in enumerate(zip(split, chosen, strict=True))
+                ]
+                if None not in stages:
+                    times, ends = zip(*stages, strict=True)
+                    best = min(best, m * max(times) + (sum(times) - max(times)) / v + max(ends))
+    return best, count
+
+
+def check_against_brute_force(job):
+    best, count = brute_force(job)
+    found = search(job, NO_CONSTRAINTS)
+    if isinstance(found, NothingFits):
+        assert best == np.inf, f"brute force found {best} s among {count} layouts"
+        return "nothing fits"
+    assert found.step_seconds == pytest.approx(best, rel=1e-9), format_layout(found.layout)
+    assert found.fits
+    assert found.certificate["status"] == "optimal"
+    assert not broken_rules(job, found.layout)
+    return f"{len(set(found.layout.pools))} pools"
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2, 5])
+def test_search_equals_brute_force(seed):
+    assert check_against_brute_force(small_job(seed)) != "nothing fits"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("block", range(50))
+def test_search_equals_brute_force_on_a_thousand_jobs(block):
+    outcomes = [check_against_brute_force(small_job(seed)) for seed in range(1000 + block * 20, 1020 + block * 20)]
+    assert {"1 pools", "2 pools"} & set(outcomes)
+
+
+@pytest.mark.parametrize("seed", [0, 2])
+def test_brute_force_by_stages_is_brute_force_by_ledgers(seed):
+    job = small_job(seed, num_pools=2)
+    jobs = [replace(pool, cluster=pool.cluster.model_copy(update={"devices_per_host": 1})) for pool in job.pools]
+    job = MixedJob(
+        cluster=job.cluster.model_copy(update={"pools": tuple(each.cluster for each in jobs)}), pools=tuple(jobs)
+    )
+    best, count = np.inf, 0
+    names = [pool.cluster.name for pool in job.pools]
+    for common in every_configuration(job):
+        v = common["interleave"]
+        for places in every_place(job, common):
+            for split, chosen in fillings(job, common["pp"], v):
+                count += 1
+                layout = Layout(
+                    **common,
+                    layers_per_stage=balanced_chunks(split, v),
+                    recompute=chosen * v,
+                    pools=tuple(names[pool] for pool in places),
+                )
+                priced = estimate(job, layout)
+                best = min(best, priced.step_seconds if priced.fits else np.inf)
+    fast = brute_force(job)
+    assert fast[1] == count
+    assert fast[0] == pytest.approx(best, rel=1e-12)
+
+
+def every_placement(job, degrees):
+    """The configurations with every placement, without any bound."""
+    rows, stages = stage_counts(job, degrees)
+    again, order = orders_of(stages)
+    return replace(degrees.take(rows[again]), placement=placement_codes(job, order, stages[again])), rows[again]
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_bounds_stay_below_the_exact_optimum(seed):
+    """Each bound alone: of cuts, of configurations without places, and of those with places at several cutoffs."""
+    job, best = small_job(seed), np.inf
+    for degrees in legal_degrees(job, NO_CONSTRAINTS):
+        everything, rows = every_placement(job, degrees)
+        policies = allowed_policies(job, NO_CONSTRAINTS, everything)
+        candidates = price_candidates(job, everything, policies, constraints=NO_CONSTRAINTS)
+        choices = [best_choice(candidate) for candidate in candidates]
+        exact = np.array([choice.objective_seconds if choice else np.inf for choice in choices])
+        of_degrees = np.full(len(degrees), np.inf)
+        np.minimum.at(of_degrees, rows, exact)
+        best, few = min(best, exact.min()), of_degrees * (1 + 1e-12)
+        floors = PoolFloors(job, degrees)
+        assert np.all(floors.cut_bound_seconds(degrees) <= few)
+        assert np.all(floors.timing_bound_seconds(degrees) <= few)
+        assert np.all(floors.timing_bound_seconds(degrees, any_experts=True) <= few)
+        policies = allowed_policies(job, NO_CONSTRAINTS, degrees)
+        assert np.all(may_fit(job, degrees, list(policies))[np.isfinite(of_degrees)])
+        for cutoff in (np.inf, best, 1.3 * best):
+            found, bounds = placed(job, degrees, policies, NO_CONSTRAINTS, np.full(len(degrees), cutoff))
+            keys = zip(*(getattr(found, name).tolist() for name in _KEYS), strict=True)
+            bound_of = dict(zip(keys, bounds.tolist(), strict=True))
+            for key, seconds in zip(
+                zip(*(getattr(everything, name).tolist() for name in _KEYS), strict=True), exact.tolist(), strict=True
+            ):
+                if np.isfinite(seconds) and seconds <= cutoff:
+                    assert bound_of[key] <= seconds * (1 + 1e-12)
+            narrow = price_candidates(
+                job,
+                everything,
+                allowed_policies(job, NO_CONSTRAINTS, everything),
+                constraints=NO_CONSTRAINTS,
+                cutoff_seconds=cutoff,
+            )
+            for candidate, seconds in zip(narrow, exact.tolist(), strict=True):
+                if np.isfinite(seconds) and seconds <= cutoff:
+                    assert best_choice(candidate).objective_seconds == pytest.approx(seconds, rel=1e-12)
+
+
+_KEYS = ("tp", "pp", "dp", "cp", "zero", "hsdp", "mbs", "interleave", "placement")
+
+
+def test_placements_are_read_back_and_counted_once():
+    job = small_job(1, num_pools=3)
+    degrees = next(iter(legal_degrees(job, NO_CONSTRAINTS)))
+    everything, rows = every_placement(job, degrees)
+    place = placements_of(job, everything)
+    for i in range(0, len(everything), max(1, len(everything) // 50)):
+        stages = np.arange(everything.pp[i])
+        pools = place.pool_of(np.full(len(stages), i), stages).tolist()
+        one = degrees.take(int(rows[i]))
+        assert tuple(pools) in set(every_place(job, {**one.numbers()}))
+        assert place.last[i] == pools[-1]
+    for row in range(len(degrees)):
+        one = degrees.take(row)
+        assert (rows == row).sum() == len(list(every_place(job, {**one.numbers()})))
+
+
+@pytest.fixture(scope="module")
+def job():
+    a100, h100 = (
+        load_job(
+            model="llama3-8b",
+            cluster=cluster,
+            nodes=1,
+            global_batch_size=64,
+            sequence_length=4096,
+            settings=(f"device.memory={memory}",),
+        )
+        for cluster, memory in (("dgx-a100", "40 GiB"), ("dgx-h100", "80 GiB"))
+    )
+    return joined(a100, h100, rate="25 GB/s")
+
+
+@pytest.fixture(scope="module")
+def best(job):
+    return search(job, NO_CONSTRAINTS)
+
+
+def test_the_faster_pool_takes_more_layers_and_the_proof_is_complete(best):
+    layout = best.layout
+    layers = {name: [] for name in ("pool0", "pool1")}
+    for stage, pool in enumerate(layout.pools):
+        layers[pool].append(layout.layers_of_stage(stage))
+    assert min(layers["pool1"]) > max(layers["pool0"])  # pool1 is the H100s
+    assert best.certificate["dynamic_program_seconds"] == pytest.approx(best.certificate["objective_seconds"], rel=1e-9)
+
+
+def test_a_mixed_cluster_is_faster_than_each_of_its_pools(job, best):
+    for pool in job.pools:
+        alone = search(replace(pool, between=None), NO_CONSTRAINTS)
+        assert best.step_seconds < alone.step_seconds
+
+
+def test_more_devices_in_a_pool_are_never_worse(job, best):
+    more = replace(job.pools[0], cluster=job.pools[0].cluster.model_copy(update={"hosts": 2}))
+    bigger = MixedJob(
+        cluster=job.cluster.model_copy(update={"pools": (more.cluster, job.pools[1].cluster)}),
+        pools=(more, job.pools[1]),
+    )
+    assert search(bigger, NO_CONSTRAINTS).step_seconds <= best.step_seconds * (1 + 1e-9)
+
+
+def test_pools_of_a_uniform_cluster_are_no_better_than_the_cluster():
+    """Whole hosts as pools: what stages inside pools can do, the uniform cluster can do, at the same price."""
+    whole = load_job(model="llama3-8b", cluster="dgx-a100", nodes=2, global_batch_size=32, sequence_length=2048)
+    half = replace(whole, cluster=whole.cluster.model_copy(update={"hosts": 1}))
+    link = whole.cluster.links[-1]
+    found = search(joined(half, half, rate=f"{link.bandwidth / 1e9} GB/s"), Constraints.parse(["pp>=2"]))
+    assert isinstance(whole, Job)
+    assert found.step_seconds >= search(whole, NO_CONSTRAINTS).step_seconds * (1 - 1e-9)
+
+
+def test_pins_on_pools_are_kept_and_never_help(job, best):
+    found = search(job, Constraints.parse(["pools=pool1/pool0"]))
+    assert found.layout.pools == ("pool1", "pool0")
+    assert found.step_seconds >= best.step_seconds * (1 - 1e-9)
+    with pytest.raises(InputError, match="unknown pool"):
+        search(job, Constraints.parse(["pools=pool1/other"]))
+    with pytest.raises(InputError, match="neighbours"):
+        search(job, Constraints.parse(["pools=pool1/pool0/pool1"]))
+
+
+def test_equal_inputs_give_equal_plans(job, best):
+    assert search(job, NO_CONSTRAINTS) == best
+
+
+def test_what_a_mixed_cluster_is_not_planned_for_is_said(job):
+    with pytest.raises(InputError, match="memory"):
+        search(job, NO_CONSTRAINTS, objective=Objective(name="memory"))
+
+
+def test_nothing_fits_names_the_layout_that_comes_nearest(job):
+    tiny = tuple(
+        replace(
+            pool,
+            cluster=pool.cluster.model_copy(update={"device": pool.cluster.device.model_copy(update={"memory": 2e9})}),
+        )
+        for pool in job.pools
+    )
+    found = search(MixedJob(cluster=job.cluster, pools=tiny), NO_CONSTRAINTS)
+    assert isinstance(found, NothingFits)
+    assert len(found.layout.pools) == found.layout.pp
+
+
+@pytest.mark.parametrize(("hosts", "per_host"), [(7, 8), (4, 6), (1, 7)])
+def test_odd_numbers_of_hosts_and_devices_are_planned(hosts, per_host):
+    """Uniform clusters that are no powers of two: devices may idle, and the plan says how many and why."""
+    whole = load_job(model="llama3-8b", cluster="dgx-a100", nodes=hosts, global_batch_size=48, sequence_length=2048)
+    job = replace(whole, cluster=whole.cluster.model_copy(update={"devices_per_host": per_host}))
+    found = search(job, NO_CONSTRAINTS)
+    assert found.layout.world_size <= hosts * per_host
+    assert bool(found.idle_reason) == (found.layout.world_size < hosts * per_host)
+    assert not broken_rules(job, found.layout)
+
+
+def test_a_host_with_a_dead_device_is_a_pool_of_its_own():
+    whole = load_job(model="llama3-8b", cluster="dgx-a100", nodes=3, global_batch_size=48, sequence_length=2048)
+    broken = replace(whole, cluster=whole.cluster.model_copy(update={"hosts": 1, "devices_per_host": 7}))
+    found = search(joined(whole, broken, rate="25 GB/s"), NO_CONSTRAINTS)
+    fewer = search(whole, NO_CONSTRAINTS)
+    assert found.step_seconds <= fewer.step_seconds * (1 + 1e-9)
+    assert bool(found.idle_reason) == (found.layout.world_size < 31)

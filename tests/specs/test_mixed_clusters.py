@@ -1,0 +1,152 @@
+"""Mixed clusters as documents: what they take, what they refuse, and plans that keep them."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from planner.cli import main
+from planner.errors import InputError
+from planner.layout import format_layout, parse_layout
+from planner.plan import plan_from_json, plan_to_dict, plan_to_json
+from planner.search.search import plan_for_layout
+from planner.specs.job import MixedJob
+from planner.specs.load import load_any_cluster, load_any_job, load_cluster
+
+MIXED = """\
+name: two-kinds
+pools:
+  - {name: old, cluster: dgx-a100, hosts: 2}
+  - {name: new, cluster: dgx-h100, devices_per_host: 6}
+between: {name: ethernet, spans: cluster, bandwidth: 10 GB/s, latency: 20 us, kind: ethernet}
+"""
+BETWEEN = "between: {name: ethernet, spans: cluster, bandwidth: 10 GB/s, latency: 20 us, kind: ethernet}\n"
+
+
+@pytest.fixture
+def cluster_file(tmp_path):
+    path = tmp_path / "two-kinds.yaml"
+    path.write_text(MIXED)
+    return path
+
+
+def job_on(path, **options):
+    return load_any_job(model="llama3-8b", cluster=str(path), global_batch_size=16, sequence_length=2048, **options)
+
+
+def test_a_pool_takes_the_keys_of_a_cluster_and_its_own_go_before_them(cluster_file):
+    found = load_any_cluster(str(cluster_file))
+    old, new = found.pools
+    assert (found.num_devices, old.num_devices, new.num_devices) == (22, 16, 6)
+    assert (old.name, old.device, old.links) == ("old", load_cluster("dgx-a100").device, load_cluster("dgx-a100").links)
+    assert (new.device, new.scale_up_devices) == (load_cluster("dgx-h100").device, 6)
+
+
+def test_settings_reach_a_pool_and_the_link_between_pools(cluster_file):
+    found = job_on(cluster_file, settings=["old.hosts=3", "new.device.memory=40GiB", "between.bandwidth=5 GB/s"])
+    assert isinstance(found, MixedJob)
+    assert found.pools[0].num_devices == 24
+    assert found.pools[1].memory_limit_bytes == 40 * 2**30 * 0.95
+    assert {pool.between.bandwidth for pool in found.pools} == {5e9}
+
+
+def test_each_pool_has_the_calibration_of_its_own_device(cluster_file):
+    assert [pool.calibration.device for pool in job_on(cluster_file).pools] == ["a100-80gb", "h100-80gb"]
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("name: x\npools:\n- {name: a, cluster: dgx-a100}\n" + BETWEEN, "at least 2 entries"),
+        (
+            "name: x\npools:\n- {name: a, cluster: dgx-a100}\n- {name: a, cluster: dgx-h100}\n" + BETWEEN,
+            "name of its own",
+        ),
+        (
+            "name: x\npools:\n- {name: a, cluster: dgx-a100}\n- {name: b, cluster: local-cpu}\n" + BETWEEN,
+            "of kind cuda",
+        ),
+        ("name: x\npools:\n- {name: a, cluster: dgx-a100}\n- {name: b, cluster: dgx-b1000}\n" + BETWEEN, "dgx-b1000"),
+        (MIXED.replace("spans: cluster", "spans: 8 devices"), "spans the cluster"),
+        (MIXED + "hosts: 4\n", "no one size"),
+    ],
+)
+def test_what_is_no_mixed_cluster_is_refused_in_words(text, why, tmp_path):
+    path = tmp_path / "x.yaml"
+    path.write_text(text)
+    with pytest.raises(InputError, match=why):
+        load_any_cluster(str(path))
+
+
+@pytest.mark.parametrize(("options", "why"), [({"nodes": 4}, "--nodes"), ({"gpus": 8}, "--gpus")])
+def test_a_mixed_cluster_has_no_one_size(options, why, cluster_file):
+    with pytest.raises(InputError, match="no one size") as caught:
+        job_on(cluster_file, **options)
+    assert caught.value.mistakes[0].where == why
+
+
+def test_a_precision_has_to_be_one_of_every_pool(cluster_file):
+    assert job_on(cluster_file).training.precision == "bf16"
+    with pytest.raises(InputError, match="a100-80gb does not compute in fp8"):
+        job_on(cluster_file, precision="fp8", engine="megatron")
+
+
+def test_a_layout_with_pools_is_read_back_as_it_was_written():
+    text = "tp=2,pp=3,layers_per_stage=12/12/8,pools=old/old/new"
+    layout = parse_layout(text, num_layers=32, num_devices={"old": 16, "new": 6})
+    assert (layout.pools, layout.dp) == (("old", "old", "new"), 3)  # 16 / 2 stages and 6 devices leave 6 a stage
+    assert parse_layout(format_layout(layout), num_layers=32, num_devices=1) == layout
+
+
+@pytest.mark.parametrize(
+    ("text", "why"), [("pp=2", "not said"), ("pp=2,pools=old", "1 entries"), ("pp=2,pools=old/x", "unknown pool")]
+)
+def test_a_layout_has_to_say_where_its_stages_run(text, why):
+    with pytest.raises(InputError, match=why):
+        parse_layout(text, num_layers=32, num_devices={"old": 16, "new": 6})
+
+
+@pytest.fixture
+def mixed_plan(cluster_file):
+    layout = parse_layout("tp=2,pp=3,dp=2,pools=old/old/new", num_layers=32, num_devices=1)
+    return plan_for_layout(job_on(cluster_file), layout)
+
+
+def test_a_plan_keeps_its_pools(mixed_plan):
+    assert plan_from_json(plan_to_json(mixed_plan)) == mixed_plan
+    found = plan_to_dict(mixed_plan)
+    assert found["layout"]["pools"] == ["old", "old", "new"]
+    assert found["idle_devices"] == 22 - 12
+    assert [entry["device"] for entry in found["calibration"]] == ["a100-80gb", "h100-80gb"]
+
+
+@pytest.mark.parametrize("pools", [[], ["old", "old"], ["old", "old", "other"]])
+def test_a_plan_whose_pools_are_not_those_of_its_cluster_is_refused(pools, mixed_plan):
+    data = plan_to_dict(mixed_plan)
+    data["layout"]["pools"] = pools
+    with pytest.raises(InputError, match="not a valid plan"):
+        plan_from_json(json.dumps(data))
+
+
+def test_explain_says_where_each_stage_runs_and_refuses_what_it_cannot_answer(mixed_plan, tmp_path, capsys):
+    path = tmp_path / "plan.json"
+    path.write_text(plan_to_json(mixed_plan))
+    assert main(["explain", str(path)]) == 0
+    shown = capsys.readouterr().out
+    assert "stages 0..1 on old, stage 2 on new" in shown
+    assert "pools=2*old/new" in shown.replace("\n", "").replace(" ", "")
+    assert main(["explain", str(path), "--what-if", "old.hosts=4"]) == 2
+    assert "mixed cluster" in capsys.readouterr().err
+    assert main(["explain", str(path), "--json"]) == 0
+    assert "waterfall" not in json.loads(capsys.readouterr().out)
+
+
+def test_each_host_gets_the_ranks_of_its_pool(mixed_plan, tmp_path, capsys):
+    path = tmp_path / "plan.json"
+    path.write_text(plan_to_json(mixed_plan))
+    assert main(["emit", str(path)]) == 0
+    lines = capsys.readouterr().out.splitlines()  # 8 ranks of stages 0 and 1 on one old host, 4 of stage 2 on a new one
+    assert [f"--nproc-per-node={count}" in line for line, count in zip(lines, (8, 4), strict=True)] == [True, True]
+    assert main(["emit", str(path), "--to", "slurm"]) == 2
+    assert "Slurm" in capsys.readouterr().err
