@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 from pathlib import Path
 
 import pytest
@@ -109,7 +110,7 @@ def test_every_misspelt_key_of_a_shipped_file_is_found_and_most_are_guessed() ->
                 key[: at + 1] + key[at:],
             }
             for typo in typos - {key}:
-                shown = read(document, text.replace(f"{key}: ", f"{typo}: ", 1))
+                shown = read(document, re.sub(rf"^{key}: ", f"{typo}: ", text, count=1, flags=re.MULTILINE))
                 total += 1
                 assert f"unknown key `{typo}`" in shown
                 guessed += f"did you mean `{key}`" in shown
