@@ -49,8 +49,11 @@ _BUBBLE_OF_OTHERS: Final = (
     "Narayanan et al. (SC 2021), section 2.2",
 )
 
-_RING = "m * layers * (c - 1) * 3 hops of keys and values (4 with full recompute), beside their parts of attention"
-_GATHERED = "m * layers * (all-gather of keys and values, again in full recompute, + reduce-scatter of gradients)"
+_CONTEXT: Final = {
+    "ring": "m * layers * (c - 1) * 3 hops of keys and values (4 with full recompute), beside their parts of attention",
+    "gather": "m * layers * (all-gather of keys and values, again in full recompute, + reduce-scatter of gradients)",
+    "all-to-all": "m * layers * (all-to-all of queries, keys, values and outputs, twice, 3 times with full recompute)",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -304,7 +307,7 @@ def _microbatch_lines(job: Job, layout: Layout, own: StagePrices, stage: int, m:
             stage=stage,
             busy_seconds=m * own.cp_comm,
             hidden_seconds=m * own.cp_hidden,
-            formula=_GATHERED if job.engine.gathers_context else _RING,
+            formula=_CONTEXT[job.engine.context_exchange],
             source="Liu et al., Ring Attention (2023), section 3; Llama 3 (2024), section 3.3.2",
             bound=slowest_link(job.cluster, layout.cp, layout.tp),
         ),

@@ -157,7 +157,7 @@ def _core_seconds(job: Job, layout: Degrees) -> PassSeconds:
 
 def _num_hops(job: Job, layout: Degrees) -> Any:
     """Times that keys and values travel to the neighbour in ring attention."""
-    return np.maximum(layout.cp - 1, 0) * (0.0 if job.engine.gathers_context else 1.0)
+    return np.maximum(layout.cp - 1, 0) * (1.0 if job.engine.context_exchange == "ring" else 0.0)
 
 
 def _merge_seconds(job: Job, layout: Degrees) -> PassSeconds:

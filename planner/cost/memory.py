@@ -170,11 +170,13 @@ def _half(query: int, key: int) -> float:
 def _attention_terms(job: Job, layout: Degrees) -> tuple[ActivationTerm, ...]:
     """Queries, keys, values, output and what the kernel keeps; latent attention keeps its latents too, whole.
 
-    An engine that gathers the context keeps keys and values of all cp ranks, and the output a second time, joined.
+    An engine that gathers the context keeps keys and values of all cp ranks, and the output a second time, joined; one
+    that trades for heads keeps the output of its heads and that of its part of the sequence.
     """
-    model, t = job.model, layout.tp
-    gathers = job.engine.gathers_context & np.greater(layout.cp, 1)
-    context, outputs = np.where(gathers, layout.cp, 1), np.where(gathers, 2.0, 1.0)
+    model, t, exchange = job.model, layout.tp, job.engine.context_exchange
+    cut = np.greater(layout.cp, 1)
+    context = np.where(cut, layout.cp, 1) if exchange == "gather" else 1
+    outputs = np.where(cut & (exchange != "ring"), 2.0, 1.0)
     tokens = tokens_per_microbatch(job, layout)
     element = job.compute_bytes * tokens
     if model.mla is None:
@@ -193,7 +195,8 @@ def _attention_terms(job: Job, layout: Degrees) -> tuple[ActivationTerm, ...]:
         mla, heads = model.mla, model.num_heads
         query = heads * (mla.nope_head_size + mla.rope_head_size)
         latents = 2 * mla.q_lora_rank + 2 * mla.kv_lora_rank + mla.rope_head_size
-        values = heads * np.where(gathers, layout.cp * mla.value_head_size, mla.nope_head_size + mla.value_head_size)
+        own = mla.nope_head_size + mla.value_head_size
+        values = heads * (np.where(cut, layout.cp * mla.value_head_size, own) if exchange == "gather" else own)
         up = query + values + context * query  # keys are joined with positions
         terms = [
             ActivationTerm(name="latents", num_bytes=element * latents, light=0.5),

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 __all__ = [
     "BesideSeconds",
     "StageWindow",
+    "context_bytes",
     "context_parallel_seconds",
     "data_parallel_seconds",
     "expert_parallel_seconds",
@@ -266,23 +267,43 @@ def expert_parallel_seconds(job: Job, layout: Degrees) -> Any:
     return exchange + all_gather_seconds(shared, gathered) + reduce_scatter_seconds(shared, gathered)
 
 
+def context_bytes(job: Job, layout: Degrees) -> tuple[Any, ...]:
+    """Bytes of one rank that context parallelism exchanges in one layer and pass: keys with values, in one piece.
+
+    An engine that trades sequence for heads sends queries, keys, values and outputs, each on its own; key-value heads
+    are repeated where there are fewer than ranks.
+
+    Source: definition; Jacobs et al., DeepSpeed Ulysses (2023), section 3.
+    """
+    model, t = job.model, layout.tp
+    elements = tokens_per_microbatch(job, layout) * job.compute_bytes
+    heads, kv_heads = model.num_heads / t, model.num_kv_heads / t
+    key, value, shared = model.head_size, model.head_size, kv_heads
+    if model.mla is not None:
+        key, value, shared = model.mla.nope_head_size + model.mla.rope_head_size, model.mla.value_head_size, heads
+    if job.engine.context_exchange != "all-to-all":
+        return (elements * shared * (key + value),)
+    shared = np.maximum(shared, layout.cp)
+    return tuple(elements * width for width in (heads * key, shared * key, shared * value, heads * value))
+
+
 def context_parallel_seconds(job: Job, layout: Degrees) -> tuple[Any, Any]:
     """Forward and backward seconds of one layer's context-parallel exchange for one microbatch.
 
     Ring attention passes keys and values c - 1 times to the neighbour, gradients too in the backward pass. Some engines
-    gather keys and values before the core instead, and reduce their gradients after it.
+    gather keys and values before the core instead, and reduce their gradients after it. Ulysses trades the rank's part
+    of the sequence for a part of the heads before the core, and back after it.
 
     Source: Liu et al., Ring Attention (2023), section 3; Megatron-LM, cp_comm_type p2p; Llama 3 (2024), section
-    3.3.2, for the gathering.
+    3.3.2, for the gathering; Jacobs et al., DeepSpeed Ulysses (2023), section 3, for the trade.
     """
-    model, c = job.model, layout.cp
-    width = 2 * model.num_kv_heads * model.head_size / layout.tp
-    if model.mla is not None:
-        width = model.num_heads * (model.mla.nope_head_size + model.mla.rope_head_size + model.mla.value_head_size)
-        width = width / layout.tp
-    num_bytes = tokens_per_microbatch(job, layout) * width * job.compute_bytes
+    c, exchanged = layout.cp, context_bytes(job, layout)
     where = group(job.cluster, c, layout.tp)
-    if job.engine.gathers_context:
+    if job.engine.context_exchange == "all-to-all":
+        traded = sum(all_to_all_seconds(where, each) for each in exchanged)
+        return traded, traded
+    (num_bytes,) = exchanged
+    if job.engine.context_exchange == "gather":
         return all_gather_seconds(where, c * num_bytes), reduce_scatter_seconds(where, c * num_bytes)
     hops = np.maximum(c - 1, 0) * ring_exchange_seconds(where, num_bytes)
     return hops, 2.0 * hops
@@ -291,11 +312,11 @@ def context_parallel_seconds(job: Job, layout: Degrees) -> tuple[Any, Any]:
 def hidden_context_parallel_seconds(job: Job, layout: Degrees, exchange: Any, core: Any) -> Any:
     """Seconds of one pass's exchange that run beside the attention core, a part of which computes during each hop.
 
-    Engines that gather keys and values hide nothing.
+    Engines that gather keys and values, or trade for heads, hide nothing.
 
     Source: Liu et al., Ring Attention (2023), section 3.
     """
-    if job.engine.gathers_context:
+    if job.engine.context_exchange != "ring":
         return np.zeros(np.shape(exchange))
     return np.minimum(exchange, np.maximum(layout.cp - 1, 0) * core / layout.cp)
 

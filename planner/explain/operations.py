@@ -30,6 +30,7 @@ from planner.cost.stage import (
     shard_degree,
     stages_of,
 )
+from planner.cost.traffic import context_bytes
 from planner.layout import head_stage
 
 if TYPE_CHECKING:
@@ -131,14 +132,14 @@ def _tensor(job: Job, layout: Layout, stage: Stage) -> Iterator[Operation]:
 
 def _context(job: Job, layout: Layout, stage: Stage) -> Iterator[Operation]:
     where = GroupShape(size=layout.cp, stride=layout.tp)
-    model = job.model
-    width = 2 * model.num_kv_heads * model.head_size / layout.tp
-    if model.mla is not None:
-        mla = model.mla
-        width = model.num_heads * (mla.nope_head_size + mla.rope_head_size + mla.value_head_size) / layout.tp
-    num_bytes = float(tokens_per_microbatch(job, layout) * width * job.compute_bytes)
+    exchanged = [float(each) for each in context_bytes(job, layout)]
     passes = num_microbatches(job, layout) * sum(float(count) for _, count in layer_kinds(job, layout, stage))
-    if job.engine.gathers_context:
+    if job.engine.context_exchange == "all-to-all":
+        for each in exchanged:
+            yield _operation(job, LineName.CP_COMM, "all-to-all", where, each, passes * (2 + _is_full(stage)))
+        return
+    num_bytes = exchanged[0]
+    if job.engine.context_exchange == "gather":
         num_bytes *= layout.cp
         yield _operation(job, LineName.CP_COMM, "all-gather", where, num_bytes, passes * (1 + _is_full(stage)))
         yield _operation(job, LineName.CP_COMM, "reduce-scatter", where, num_bytes, passes)

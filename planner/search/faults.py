@@ -309,6 +309,20 @@ def experts(job: AnyJob, layout: Layout) -> str:
     )
 
 
+def context_heads(job: AnyJob, layout: Layout) -> str:
+    """More ranks of tp and cp than heads can be dealt to."""
+    return (
+        f"engine {job.engine.name} trades a part of the sequence for heads, and tp {layout.tp} * cp {layout.cp} = "
+        f"{layout.tp * layout.cp} ranks do not share {job.model.num_heads} heads and {job.model.num_kv_heads} "
+        "key-value heads evenly; another cp"
+    )
+
+
+def context_pipeline(job: AnyJob, layout: Layout) -> str:
+    """Context parallelism in a pipeline that knows none."""
+    return f"engine {job.engine.name} has no pipeline with context parallelism; pp=1 or cp=1, not pp={layout.pp}"
+
+
 def context(job: AnyJob, layout: Layout) -> str:
     """Context parallelism that does not divide the sequence."""
     length = job.training.sequence_length

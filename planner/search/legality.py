@@ -133,6 +133,15 @@ def _fills_pipeline(job: AnyJob, layout: Degrees) -> Any:
     return np.equal(layout.pp, 1) | (_microbatches(job, layout) >= layout.pp)
 
 
+def _trades_heads(job: AnyJob, layout: Degrees) -> Any:
+    """Every rank of tp and cp has whole heads, and key-value heads are dealt out or repeated evenly."""
+    if job.engine.context_exchange != "all-to-all":
+        return np.equal(layout.cp, layout.cp)
+    ranks, heads = layout.tp * layout.cp, job.model.num_heads
+    shared = heads if job.model.mla is not None else job.model.num_kv_heads
+    return np.equal(layout.cp, 1) | ((heads % ranks == 0) & ((shared % ranks == 0) | (ranks % shared == 0)))
+
+
 def _spreads_experts(job: AnyJob, layout: Degrees) -> Any:
     one = np.equal(layout.ep * layout.etp, 1)
     if job.model.moe is None:
@@ -338,6 +347,20 @@ RULES: Final = (
         holds=lambda job, x: np.equal(x.cp, 1) | (job.training.sequence_length % (2 * x.cp) == 0),
         needs="context parallelism must cut the sequence into 2 cp equal parts",
         fault=faults.context,
+    ),
+    Rule(
+        name="context-heads",
+        reads=("tp", "cp"),
+        holds=_trades_heads,
+        needs="tp * cp must divide the heads with this engine, which trades a part of the sequence for heads",
+        fault=faults.context_heads,
+    ),
+    Rule(
+        name="context-pipeline",
+        reads=("pp", "cp"),
+        holds=lambda job, x: np.equal(x.cp, 1) | np.equal(x.pp, 1) | job.engine.context_with_pipeline,
+        needs="cp > 1 must not be cut into pipeline stages with this engine",
+        fault=faults.context_pipeline,
     ),
     Rule(
         name="offload",

@@ -117,10 +117,12 @@ class EngineSpec(Document):
         default=1, gt=0, description="seconds of its update on the host over those of a fused one (CPU-Adam)"
     )
     # --- what it communicates and overlaps ------------------------------------------------------------
-    gathers_context: bool = Field(
-        default=False,
-        description="context parallelism gathers keys and values of all ranks and keeps them, in place of a ring",
+    context_exchange: Literal["ring", "gather", "all-to-all"] = Field(
+        default="ring",
+        description="context parallelism passes keys and values round a ring, gathers and keeps those of all ranks, or "
+        "trades its part of the sequence for heads (Ulysses)",
     )
+    context_with_pipeline: bool = Field(default=True, description="context parallelism may be cut into stages")
     overlaps_data_parallel: bool
     overlaps_pipeline_sends: bool
     overlaps_interleaved_sends: bool = Field(

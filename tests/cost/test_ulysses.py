@@ -1,0 +1,72 @@
+"""Context parallelism that trades sequence for heads (DeepSpeed Ulysses)."""
+
+from __future__ import annotations
+
+import pytest
+
+from planner.cost.collectives import all_to_all_seconds, group
+from planner.cost.estimate import estimate
+from planner.cost.ledger import LineName
+from planner.cost.memory import activation_terms
+from planner.cost.traffic import context_bytes, context_parallel_seconds
+from planner.explain.operations import operations_of_step
+from planner.layout import parse_layout
+from planner.search.legality import broken_rules
+
+
+def case(make_job, text, **changes):
+    job = make_job("llama3-8b", engine="deepspeed", sequence=8192, **changes)
+    return job, parse_layout(text, num_layers=32, num_devices=job.cluster.num_devices)
+
+
+def test_each_rank_sends_its_tokens_of_queries_keys_values_and_outputs(make_job):
+    """By hand: 8192 / 4 tokens of 32 heads and 8 key-value heads of 128 numbers of 2 bytes."""
+    job, layout = case(make_job, "cp=4,zero=3")
+    tokens, head = 8192 // 4, 128 * 2
+    assert [float(each) for each in context_bytes(job, layout)] == [tokens * heads * head for heads in (32, 8, 8, 32)]
+    where = group(job.cluster, 4, 1)
+    by_hand = sum(all_to_all_seconds(where, tokens * heads * head) for heads in (32, 8, 8, 32))
+    assert [float(each) for each in context_parallel_seconds(job, layout)] == pytest.approx([float(by_hand)] * 2)
+
+
+def test_bytes_shrink_with_the_ranks_where_those_of_a_ring_do_not(make_job):
+    """Jacobs et al. (2023), section 3.2: 4 N h / P of a rank and layer, against the N h of gathering."""
+    four, eight = (sum(context_bytes(*case(make_job, f"cp={cp},zero=3"))) for cp in (4, 8))
+    assert float(eight) == pytest.approx(float(four) / 2)
+    repeated = context_bytes(*case(make_job, "cp=16,zero=3"))
+    assert float(repeated[1]) == pytest.approx(8192 / 16 * 16 * 128 * 2)  # one key-value head for each rank
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("cp=3,zero=3", "do not share 32 heads"),
+        ("cp=64,zero=3", "do not share 32 heads"),
+        ("cp=2,pp=2", "has no pipeline with context parallelism"),
+    ],
+)
+def test_what_ulysses_cannot_cut_is_refused(make_job, text, words):
+    job, layout = case(make_job, text)
+    assert [why for why in broken_rules(job, layout) if words in why]
+    assert broken_rules(*case(make_job, "cp=8,zero=3")) == ()
+
+
+def test_it_is_on_the_ledger_and_among_the_collectives(make_job):
+    job, layout = case(make_job, "cp=8,zero=3")
+    priced = estimate(job, layout)
+    (line,) = (line for line in priced.time if line.name == LineName.CP_COMM)
+    forward, backward = context_parallel_seconds(job, layout)
+    m = layout.num_microbatches(job.training.global_batch_size)
+    assert line.busy_seconds == pytest.approx(m * 32 * float(forward + backward))
+    assert line.hidden_seconds == 0
+    found = [each for each in operations_of_step(job, layout, priced.time) if each.line == LineName.CP_COMM]
+    assert {each.kind for each in found} == {"all-to-all"}
+
+
+def test_activations_of_a_rank_are_those_of_its_part_of_the_sequence(make_job):
+    """Twice the ranks hold half as much each: nothing is gathered."""
+
+    def held(cp):
+        return sum(float(term.num_bytes) for term in activation_terms(*case(make_job, f"cp={cp},zero=3")))
+
+    assert held(8) == pytest.approx(held(4) / 2)
