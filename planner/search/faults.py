@@ -320,7 +320,8 @@ def context_heads(job: AnyJob, layout: Layout) -> str:
 
 def context_pipeline(job: AnyJob, layout: Layout) -> str:
     """Context parallelism in a pipeline that knows none."""
-    return f"engine {job.engine.name} has no pipeline with context parallelism; pp=1 or cp=1, not pp={layout.pp}"
+    both = f"cp {layout.cp} with a pipeline of {layout.pp} stages"
+    return f"engine {job.engine.name} does not run {both}; pp=1 or cp=1"
 
 
 def context(job: AnyJob, layout: Layout) -> str:

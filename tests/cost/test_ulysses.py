@@ -42,7 +42,7 @@ def test_bytes_shrink_with_the_ranks_where_those_of_a_ring_do_not(make_job):
     [
         ("cp=3,zero=3", "do not share 32 heads"),
         ("cp=64,zero=3", "do not share 32 heads"),
-        ("cp=2,pp=2", "has no pipeline with context parallelism"),
+        ("cp=2,pp=2", "does not run cp 2 with a pipeline of 2 stages"),
     ],
 )
 def test_what_ulysses_cannot_cut_is_refused(make_job, text, words):
