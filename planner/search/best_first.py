@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -24,6 +24,7 @@ from planner.search.degrees import (
     DegreeArrays,
     Refusals,
     allowed_policies,
+    by_recompute,
     device_cuts,
     fill_experts,
     fill_replicas,
@@ -53,7 +54,7 @@ if TYPE_CHECKING:
     from planner.search.constraints import Constraints
     from planner.search.degrees import PolicyMasks
     from planner.search.objectives import Incumbents
-    from planner.specs.engine import Offload, Schedule
+    from planner.specs.engine import Offload, Recompute, Schedule
     from planner.specs.job import AnyJob
 
 __all__ = ["Found", "best_first"]
@@ -129,6 +130,18 @@ class _Bounded:
 
     degrees: DegreeArrays
     seconds: FloatArray
+
+
+class _Shared(NamedTuple):
+    """What is no array in `DegreeArrays`."""
+
+    schedule: Schedule
+    offload: Offload
+    recompute: Recompute | None
+
+
+def _shared(degrees: DegreeArrays) -> _Shared:
+    return _Shared(degrees.schedule, degrees.offload, degrees.recompute)
 
 
 J = TypeVar("J", Job, MixedJob)
@@ -248,7 +261,9 @@ class _Search(ABC, Generic[J]):
         degrees = fill_experts(job, constraints, timed, found.refused)
         degrees = degrees.take(self._keep(degrees, floors.timing_bound_seconds(degrees)))
         for offload in offloads_of(job, constraints):
-            yield from self._near_with(fill_zero(job, constraints, degrees, offload, found.refused))
+            sharded = fill_zero(job, constraints, degrees, offload, found.refused)
+            for alike in by_recompute(job, constraints, sharded):
+                yield from self._near_with(alike)
 
     def _near_with(self, degrees: DegreeArrays) -> Iterator[_Bounded]:
         """The same when only the replicas are open."""
@@ -283,10 +298,10 @@ class _Search(ABC, Generic[J]):
         reporter.candidates(self.found.num_legal, sum(self.found.refused.values()))
         if not waiting:
             return
-        everything = DegreeArrays.joined([each.degrees for each in waiting])  # whatever schedule and offload
+        everything = DegreeArrays.joined([each.degrees for each in waiting])  # whatever they share
         bounds = np.concatenate([each.seconds for each in waiting])
-        uniform = sorted({(each.degrees.schedule, each.degrees.offload) for each in waiting})
-        numbers = [uniform.index((each.degrees.schedule, each.degrees.offload)) for each in waiting]
+        uniform = list(dict.fromkeys(_shared(each.degrees) for each in waiting))
+        numbers = [uniform.index(_shared(each.degrees)) for each in waiting]
         alike = np.repeat(numbers, [len(each.seconds) for each in waiting])
         order, first, size = self._order(everything, bounds), 0, _FIRST_PRICED
         world_size, fastest = everything.world_size, np.inf
@@ -309,18 +324,18 @@ class _Search(ABC, Generic[J]):
     def _price_part(
         self,
         everything: DegreeArrays,
-        uniform: Sequence[tuple[Schedule, Offload]],
+        uniform: Sequence[_Shared],
         alike: IntArray,
         part: IntArray,
     ) -> Iterator[Choice]:
         """Price some configurations at once; keep those that may still be wanted, and the best choice of each.
 
-        alike: of each configuration, the position in `uniform` of its schedule and what it offloads.
+        alike: of each configuration, the position in `uniform` of what it shares with others.
         """
         candidates: dict[int, Candidate] = {}
         for number in sorted(set(alike[part].tolist())):
-            here, (schedule, offload) = part[alike[part] == number], uniform[number]
-            degrees = replace(everything.take(here), schedule=schedule, offload=offload)
+            here = part[alike[part] == number]
+            degrees = replace(everything.take(here), **uniform[number]._asdict())
             cutoff = self._cutoff(degrees.world_size)
             priced = self._priced(degrees, cutoff)
             masks = prune(priced, cutoff)
@@ -328,8 +343,7 @@ class _Search(ABC, Generic[J]):
             candidates |= {position: candidate.keep(mask) for position, candidate, mask in kept if mask.any()}
         self.found.num_priced += len(part)
         for position in filter(candidates.__contains__, part.tolist()):
-            schedule, offload = uniform[int(alike[position])]
-            degrees = replace(everything.take(position), schedule=schedule, offload=offload)
+            degrees = replace(everything.take(position), **uniform[int(alike[position])]._asdict())
             longest = float(self._best.cutoff_seconds(degrees.world_size)) * (1 + TIE)
             choice = best_choice(candidates[position], index=len(self.found.candidates), cutoff=longest)
             if choice is None:

@@ -33,6 +33,7 @@ __all__ = [
     "PolicyMasks",
     "Refusals",
     "allowed_policies",
+    "by_recompute",
     "device_cuts",
     "expert_options",
     "fill_experts",
@@ -61,9 +62,10 @@ LESS_OFFLOAD: Final[dict[Offload, tuple[Offload, ...]]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DegreeArrays:
-    """Many outer configurations; every field but `schedule` and `offload` is an array of one length.
+    """Many outer configurations; every field but `schedule`, `offload` and `recompute` is an array of one length.
 
     placement: where the stages live (`placements`); 0 on a uniform cluster, and until it is filled in.
+    recompute: the policy of all stages, where the engine has one for all; None: each stage has its own.
     """
 
     tp: Any
@@ -80,6 +82,7 @@ class DegreeArrays:
     placement: Any
     schedule: Schedule
     offload: Offload = "none"
+    recompute: Recompute | None = None
 
     def __len__(self) -> int:
         """Number of configurations."""
@@ -105,7 +108,7 @@ class DegreeArrays:
         return replace(self, **{key: values})
 
     def numbers(self) -> dict[str, Any]:
-        """The degrees and the placement by name, without the schedule and what is offloaded."""
+        """The degrees and the placement by name, without what all configurations share."""
         return {name: getattr(self, name) for name in _ARRAYS}
 
     def columns(self) -> DegreeArrays:
@@ -121,11 +124,11 @@ class DegreeArrays:
         _, first, position = np.unique(code, return_index=True, return_inverse=True)
         chosen = {key: getattr(self, key)[first] for key in keys}
         ones = _with_ones(len(first), schedule=self.schedule, **chosen)
-        return replace(ones, offload=self.offload), position.ravel()
+        return replace(ones, offload=self.offload, recompute=self.recompute), position.ravel()
 
     @staticmethod
     def joined(parts: Sequence[DegreeArrays]) -> DegreeArrays:
-        """Configurations end to end; schedule and what is offloaded are those of the first part."""
+        """Configurations end to end; schedule, offload and recompute are those of the first part."""
         joined: dict[str, Any] = {name: np.concatenate([getattr(part, name) for part in parts]) for name in _ARRAYS}
         return replace(parts[0], **joined)
 
@@ -133,7 +136,7 @@ class DegreeArrays:
         return replace(self, **{name: change(getattr(self, name)) for name in _ARRAYS})
 
 
-_ARRAYS: Final = tuple(f.name for f in fields(DegreeArrays) if f.name not in ("schedule", "offload"))
+_ARRAYS: Final = tuple(f.name for f in fields(DegreeArrays) if f.name not in ("schedule", "offload", "recompute"))
 
 PolicyMasks: TypeAlias = "dict[int, NDArray[np.bool_]]"
 """Which configurations may use a recompute policy, by its index in `POLICIES`."""
@@ -332,7 +335,7 @@ def _legal_blocks(
                 degrees = fill_zero(job, constraints, spread, offload, refused)
                 degrees = fill_replicas(job, constraints, degrees, refused, every=with_replicas)
                 if len(degrees):
-                    yield degrees
+                    yield from by_recompute(job, constraints, degrees)
 
 
 _BLOCK: Final = 256  # cuts at a time
@@ -395,8 +398,18 @@ def allowed_policies(job: AnyJob, constraints: Constraints, degrees: DegreeArray
     of_core = job.engine.selective_recompute == "attention-core"
     if of_core and job.training.attention == "flash" and "selective" not in pinned.split("/"):
         offered = [p for p in offered if p != "selective"]
+    if degrees.recompute:
+        offered = [p for p in offered if p == degrees.recompute]
     if offloads_activations(degrees):
         offered = [p for p in offered if p in job.engine.offload_activations_of]
     masks = {POLICIES.index(p): constraints.allows_policy(p, degrees) for p in offered}
     shape = np.shape(degrees.tp)
     return {policy: np.broadcast_to(mask, shape) for policy, mask in masks.items() if np.any(mask)}
+
+
+def by_recompute(job: AnyJob, constraints: Constraints, degrees: DegreeArrays) -> list[DegreeArrays]:
+    """The configurations with each policy that all stages may have, where the engine has one for all; else as they are."""
+    if job.engine.recompute_per_stage:
+        return [degrees]
+    allowed = allowed_policies(job, constraints, degrees)
+    return [replace(degrees, recompute=POLICIES[policy]) for policy in allowed] or [degrees]

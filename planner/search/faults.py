@@ -109,9 +109,13 @@ def zero(job: AnyJob, layout: Layout) -> str:
 
 
 def recompute(job: AnyJob, layout: Layout) -> Iterator[str]:
-    """Policies that the engine lacks, and chunks of a stage that differ."""
+    """Policies that the engine lacks; stages that differ where it has one for all; chunks of a stage that differ."""
     for policy in sorted(set(layout.recompute) - set(job.engine.recompute)):
         yield f"engine {job.engine.name} has no {policy} recompute; it has {_any_of(job.engine.recompute)}"
+    used = sorted(set(layout.recompute))
+    if len(used) > 1 and not job.engine.recompute_per_stage:
+        yield f"engine {job.engine.name} has one recompute policy for all stages, not {' and '.join(used)}"
+        return
     for stage in range(layout.pp):
         policies = {layout.recompute[chunk] for chunk in layout.chunks_of_stage(stage)}
         if len(policies) > 1:

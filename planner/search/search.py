@@ -315,6 +315,9 @@ def _check_pins(job: AnyJob, constraints: Constraints) -> None:
     for policy in sorted(set(policies) - set(job.engine.recompute)):
         hint = f"engine {job.engine.name} has {', '.join(job.engine.recompute)}"
         mistakes.append(Mistake(message=f"recompute `{policy}` is not available", where="--pin", hint=hint))
+    if len(set(policies)) > 1 and not job.engine.recompute_per_stage:
+        message = f"engine {job.engine.name} has one recompute policy for all stages"
+        mistakes.append(Mistake(message=message, where="--pin", hint="pin one policy, such as recompute=full"))
     if mistakes:
         raise InputError(*mistakes)
 

@@ -42,6 +42,9 @@ class EngineSpec(Document):
         default=True, description="ZeRO may shard within replicas of a smaller group (HSDP)"
     )
     recompute: tuple[Recompute, ...]
+    recompute_per_stage: bool = Field(
+        default=False, description="pipeline stages may have different policies; else one is for all"
+    )
     selective_recompute: Literal["attention-core", "operators", "light"] = Field(
         default="attention-core",
         description="what `selective` drops: scores of unfused attention; all but every second product's output; or "

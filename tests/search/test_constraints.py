@@ -40,9 +40,14 @@ def test_a_pinned_list_of_policies_comes_back_as_it_was_written(policies):
 
 
 def test_a_pinned_list_may_use_a_policy_that_is_not_offered_by_itself():
-    found = search(small_job("megatron"), Constraints.parse(["pp=2,recompute=selective/full"], []))
+    found = search(small_job("megatron"), Constraints.parse(["pp=2,recompute=selective/selective"], []))
     assert not isinstance(found, NothingFits)
-    assert found.layout.recompute[:2] == ("selective", "full")
+    assert found.layout.recompute[:2] == ("selective", "selective")
+
+
+def test_a_pinned_list_of_policies_that_differ_is_refused_where_the_engine_has_one_for_all():
+    with pytest.raises(InputError, match="one recompute policy for all stages"):
+        search(small_job("megatron"), Constraints.parse(["pp=2,recompute=none/full"], []))
 
 
 @pytest.mark.parametrize(

@@ -125,7 +125,8 @@ def fillings(job, pp, v):
     for split in splits:
         if all(k % v == 0 for k in split):
             for chosen in itertools.product(["none", "full"], repeat=pp):
-                yield split, chosen
+                if job.engine.recompute_per_stage or len(set(chosen)) == 1:
+                    yield split, chosen
 
 
 def borders(places, v):

@@ -121,11 +121,12 @@ def fillings(job, pp, v, offload):
     layers = job.model.num_layers
     splits = compositions(layers, pp, v) if job.engine.uneven_stages else [(layers // pp,) * pp]
     dense = job.model.moe.num_dense_layers if job.model.moe else 0  # all in the first chunk
-    policies = policies_of(job, offload)
+    ways = list(itertools.product(policies_of(job, offload), repeat=pp))
     for split in splits:
         if all(k % v == 0 for k in split) and split[0] // v >= dense:
-            for chosen in itertools.product(policies, repeat=pp):
-                yield split, chosen
+            for chosen in ways:
+                if job.engine.recompute_per_stage or len(set(chosen)) == 1:
+                    yield split, chosen
 
 
 def brute_force_by_ledger(job):
