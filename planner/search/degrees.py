@@ -408,7 +408,7 @@ def allowed_policies(job: AnyJob, constraints: Constraints, degrees: DegreeArray
 
 
 def by_recompute(job: AnyJob, constraints: Constraints, degrees: DegreeArrays) -> list[DegreeArrays]:
-    """The configurations with each policy that all stages may have, where the engine has one for all; else as they are."""
+    """The configurations, with each policy that all stages may have where the engine has one for all."""
     if job.engine.recompute_per_stage:
         return [degrees]
     allowed = allowed_policies(job, constraints, degrees)

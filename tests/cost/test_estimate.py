@@ -96,7 +96,7 @@ def test_many_layouts_at_once_cost_what_each_costs_alone(make_job, texts, engine
     job = make_job("llama3-8b", engine=engine, gpus=256, batch=64)
     layouts = [parse_layout(t, num_layers=32, num_devices=256) for t in texts]
     layouts = [x for x in layouts if x.schedule == layouts[0].schedule]
-    names = [f.name for f in fields(DegreeArrays) if f.name not in ("placement", "schedule", "offload")]
+    names = [f.name for f in fields(DegreeArrays) if f.name not in ("placement", "schedule", "offload", "recompute")]
     degrees = {name: np.array([getattr(x, name) for x in layouts]) for name in names}
     arrays = DegreeArrays(**degrees, placement=np.zeros(len(layouts), dtype=int), schedule=layouts[0].schedule)
     stage = Stage(index=0, num_layers=np.array([x.layers_of_stage(0) for x in layouts]), policy=2)
