@@ -255,9 +255,10 @@ def test_megatron_reads_the_layout_back(model, nodes, layout, tmp_path, tools):
 )
 def test_what_megatron_has_no_options_for_is_refused(layout, words):
     job = load_job(model="llama3-8b", cluster="dgx-h100", nodes=2, global_batch_size=240, engine="megatron")
-    made = plan_for_layout(job, parse_layout(layout, num_layers=32, num_devices=16))
+    wanted = parse_layout(layout, num_layers=32, num_devices=16)
+    made = plan_for_layout(job, replace(wanted, recompute=("full",) * wanted.num_chunks))
     with pytest.raises(InputError) as error:
-        megatron_script(made, arguments=NOTHING)
+        megatron_script(replace(made, layout=wanted), arguments=NOTHING)
     assert words in error.value.mistakes[0].hint
 
 
