@@ -48,6 +48,9 @@ class GroupReport(Document):
     """One kind of group: all groups of the kind are alike and work at once."""
 
     line: str
+    experts: bool = Field(description="the parameters of routed experts")
+    line_busy_seconds: float = Field(description="of the ledger line, which all groups with its name share")
+    line_hidden_seconds: float = Field(description="the part of it behind other work")
     size: int
     stride: int
     num_groups: int
@@ -84,20 +87,24 @@ def collectives_of(plan: Plan) -> Collectives:
     """
     job = job_of(plan)
     operations = operations_of_step(job, plan.layout, plan.time)
-    kinds = dict.fromkeys((each.line, each.where) for each in operations)
-    groups = tuple(
-        _report(job, plan, line, where, [each for each in operations if (each.line, each.where) == (line, where)])
-        for line, where in kinds
-    )
+    kinds: dict[tuple[LineName, GroupShape, bool], list[Operation]] = {}
+    for each in operations:
+        kinds.setdefault((each.line, each.where, each.experts), []).append(each)
+    groups = tuple(_report(job, plan, uses) for uses in kinds.values())
     return Collectives(groups=groups, asynchronous=_asynchronous(plan, groups))
 
 
-def _report(job: Job, plan: Plan, line: LineName, where: GroupShape, uses: Sequence[Operation]) -> GroupReport:
+def _report(job: Job, plan: Plan, uses: Sequence[Operation]) -> GroupReport:
+    line, where = uses[0].line, uses[0].where
+    priced = next(each for each in plan.time if each.name == line)
     found = group(job.cluster, where.size, where.stride)
     summed = max((each.num_bytes for each in uses if each.kind in _SUMS), default=0.0)
     ranks = range(0, where.size * where.stride, where.stride)
     return GroupReport(
         line=line.value,
+        experts=uses[0].experts,
+        line_busy_seconds=float(priced.busy_seconds),
+        line_hidden_seconds=float(priced.hidden_seconds),
         size=where.size,
         stride=where.stride,
         num_groups=plan.layout.world_size // (plan.layout.pp if line == LineName.TIED_EMBEDDING else where.size),

@@ -56,7 +56,8 @@ class Operation:
     """One kind of collective or send.
 
     line: the ledger line that it belongs to. num_bytes: what one rank holds of it, as in cost/collectives.py.
-    times: how often the stage of the ledger line runs it in a step. seconds: of one.
+    times: how often the stage of the ledger line runs it in a step. seconds: of one. experts: it works on the
+    parameters of routed experts.
     """
 
     line: LineName
@@ -65,6 +66,7 @@ class Operation:
     num_bytes: float
     times: float
     seconds: float
+    experts: bool = False
 
 
 def stage_at(stages: Stage, index: int) -> Stage:
@@ -101,7 +103,9 @@ def _is_full(stage: Stage) -> int:
     return int(stage.policy == 2)
 
 
-def _operation(job: Job, line: LineName, kind: str, where: GroupShape, num_bytes: float, times: float) -> Operation:
+def _operation(
+    job: Job, line: LineName, kind: str, where: GroupShape, num_bytes: float, times: float, *, experts: bool = False
+) -> Operation:
     prices: dict[str, Any] = {
         "all-gather": all_gather_seconds,
         "reduce-scatter": reduce_scatter_seconds,
@@ -114,7 +118,13 @@ def _operation(job: Job, line: LineName, kind: str, where: GroupShape, num_bytes
     else:
         seconds = prices[kind](group(job.cluster, where.size, where.stride), num_bytes)
     return Operation(
-        line=line, kind=kind, where=where, num_bytes=float(num_bytes), times=float(times), seconds=float(seconds)
+        line=line,
+        kind=kind,
+        where=where,
+        num_bytes=float(num_bytes),
+        times=float(times),
+        seconds=float(seconds),
+        experts=experts,
     )
 
 
@@ -202,10 +212,11 @@ def _reduce_and_gather(
     updates = _updates(job, layout)
     reduces, num_params = (m, slow) if layout.zero >= 2 else (updates, last)
     num_bytes = job.state_bytes.grads * num_params
-    yield _operation(job, line, "reduce-scatter", shard, num_bytes, reduces)
-    yield _operation(job, line, "all-reduce", replicas, num_bytes / shard.size, reduces)
+    yield _operation(job, line, "reduce-scatter", shard, num_bytes, reduces, experts=experts)
+    yield _operation(job, line, "all-reduce", replicas, num_bytes / shard.size, reduces, experts=experts)
     gathers, num_params = (2 * m, slow) if layout.zero == 3 else (updates * int(layout.zero > 0), last)
-    yield _operation(job, line, "all-gather", shard, job.state_bytes.weights * num_params + frozen_too, gathers)
+    gathered = job.state_bytes.weights * num_params + frozen_too
+    yield _operation(job, line, "all-gather", shard, gathered, gathers, experts=experts)
 
 
 def _updates(job: Job, layout: Layout) -> float:

@@ -14,6 +14,7 @@ from pydantic import Field
 from planner.cost.estimate import estimate
 from planner.errors import InputError
 from planner.explain.plan_inputs import constraints_of, job_of
+from planner.explain.waterfall import waterfall_of
 from planner.layout import format_layout
 from planner.search.search import fastest_layout
 from planner.specs.change import change_job
@@ -23,7 +24,6 @@ from planner.specs.text import printable
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from planner.cost.ledger import LineName
     from planner.layout import Layout
     from planner.plan import Plan
     from planner.search.constraints import Constraints
@@ -48,8 +48,8 @@ class SizedPlan(Document):
     step_seconds: float | None
     tokens_per_second: float | None
     efficiency: float | None = Field(description="tokens per second and device, against the most efficient size")
-    grown_line: str | None = Field(description="the line whose device seconds grew most against that size")
-    grown_share: float | None = Field(description="that growth as a share of the step's device seconds")
+    grown_line: str | None = Field(description="the part of the waterfall that grew most against that size")
+    grown_share: float | None = Field(description="its growth in device seconds, as a share of the step's")
     missing: str | None
 
 
@@ -59,17 +59,20 @@ class Scaling(Document):
     sizes: tuple[SizedPlan, ...]
     most_efficient: int | None = Field(description="the number of devices with most tokens per second and device")
     breaks_at: int | None = Field(description="first number of devices above that whose efficiency is below 80 %")
-    breaks_by: str | None = Field(description="the line that grew most there")
+    breaks_by: str | None = Field(description="the part that grew most there")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Priced:
-    """The best plan for one number of devices, with device seconds of each line."""
+    """The best plan for one number of devices, with device seconds of each part of its waterfall.
+
+    The ledger would not do: its lines are of the slowest stage, and at another size that may be the one with the head.
+    """
 
     num_devices: int
     layout: Layout
     step_seconds: float
-    device_seconds: dict[LineName, float]
+    device_seconds: dict[str, float]
 
     @property
     def cost(self) -> float:
@@ -86,7 +89,7 @@ def scaling_of(plan: Plan, sizes: str, tell: Callable[[str], None] = lambda _: N
     job, constraints = job_of(plan), constraints_of(plan)
     found: dict[int, _Priced | str] = {}
     for count in sizes_between(sizes, job):
-        tell(f"{count:,} devices")
+        tell(f"the fastest layout for {count:,} devices")
         found[count] = _best(job, constraints, count)
     best = min((each for each in found.values() if isinstance(each, _Priced)), key=lambda each: each.cost, default=None)
     tokens = float(job.training.global_batch_size * job.training.sequence_length)
@@ -117,7 +120,7 @@ def _best(job: Job, constraints: Constraints, count: int) -> _Priced | str:
         num_devices=count,
         layout=found[0],
         step_seconds=priced.step_seconds,
-        device_seconds={line.name: count * float(line.exposed_seconds) for line in priced.time},
+        device_seconds={part.name: count * part.seconds for part in waterfall_of(sized, found[0], priced).parts},
     )
 
 
@@ -140,11 +143,11 @@ def _row(count: int, found: _Priced | str, best: _Priced | None, tokens: float) 
 
 
 def _grown(best: _Priced, now: _Priced) -> tuple[str | None, float]:
-    """The line whose device seconds grew most, and that growth over all device seconds; None: no line grew."""
-    growth = {name: seconds - best.device_seconds[name] for name, seconds in now.device_seconds.items()}
+    """The part whose device seconds grew most, and that growth over all device seconds; None: none grew."""
+    growth = {name: seconds - best.device_seconds.get(name, 0.0) for name, seconds in now.device_seconds.items()}
     name = max(growth, key=lambda each: growth[each])
     share = growth[name] / now.cost
-    return (name.value, share) if share > _NOTICEABLE else (None, 0.0)
+    return (name, share) if share > _NOTICEABLE else (None, 0.0)
 
 
 def sizes_between(text: str, job: Job) -> Iterator[int]:

@@ -92,6 +92,10 @@ _WORK = (LineName.COMPUTE, LineName.HEAD, LineName.RECOMPUTE, LineName.ACCUMULAT
 """Lines of the slowest stage that the waterfall takes on the mean stage instead."""
 
 
+def _microbatches(count: float) -> str:
+    return f"{count:,.0f} microbatch{'es' if count != 1 else ''}"
+
+
 def _mean(values: Any, layout: Layout) -> float:
     return float(np.mean(np.broadcast_to(values, (layout.pp,))))
 
@@ -128,7 +132,7 @@ def _computing(job: Job, layout: Layout) -> Iterator[TimePart]:
         for a, b, c in ((True, True, False), (False, True, False), (False, False, False), (False, False, True))
     )
     roofline = "roofline, Williams et al. (CACM 2009); device file"
-    precision, per = job.training.precision, f"{m:,.0f} microbatches x"
+    precision, per = job.training.precision, f"{_microbatches(m)} x"
     yield TimePart(
         name="ideal compute",
         seconds=ideal,
@@ -183,7 +187,7 @@ def _other_work(job: Job, layout: Layout, time: Sequence[TimeLine], own: StagePr
             name=line.name.value,
             seconds=m * each,
             formula=line.formula.replace("the slowest stage", "the mean stage"),
-            numbers=f"{m:,.0f} microbatches x {format_seconds(each)}",
+            numbers=f"{_microbatches(m)} x {format_seconds(each)}",
             source=line.source,
             bound=line.bound,
         )

@@ -94,7 +94,7 @@ def sensitivity_of(plan: Plan, tell: Callable[[str], None] = lambda _: None) -> 
     layout, seconds = now if now and now[1] <= plan.step_seconds else (plan.layout, plan.step_seconds)
     gains = []
     for resource, change, before, after in _resources(job):
-        tell(resource)
+        tell(f"10 % more of each: {resource}")
         changed = change_job(job, change)
         same = _same_layout_seconds(changed, plan)
         kept = estimate(changed, layout)

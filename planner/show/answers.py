@@ -70,7 +70,7 @@ def sensitivity_section(found: Sensitivity) -> Group:
     header = ("10 % better", "from", "to", "as it is", "replanned", "best layout then")
     return section(
         "Where the next dollar should go",
-        Columns(rows, right=(3, 4), wrap=(5,), optional=(2, 1, 5), header=header),
+        Columns(rows, right=(3, 4), wrap=(5,), optional=(1, 5, 2), header=header),
         note=f"share of the {format_seconds(found.step_seconds)} step that is saved",
     )
 

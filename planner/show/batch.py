@@ -50,10 +50,11 @@ def _global_batches(plan: Plan, found: Batch) -> Group:
             f"{each.tokens_factor:.2f}",
             f"{each.learning_rate_adam:.2g}",
             f"{each.learning_rate_sgd:.2g}",
+            Text("the plan" if each.sequences == plan.training.global_batch_size else "", style="bold"),
         )
         for each in found.batches
     ]
-    header = ("batch", "tokens", "microb.", "bubble", "tokens/s", "tokens needed", "lr, Adam", "lr, SGD")
+    header = ("batch", "tokens", "microb.", "bubble", "tokens/s", "needed", "lr, Adam", "lr, SGD", "")
     estimates = Columns(
         [
             (each.kind, format_count(each.num_tokens), Text(clean(f"{each.name}: {each.source}"), style="dim"))
@@ -66,8 +67,8 @@ def _global_batches(plan: Plan, found: Batch) -> Group:
     own = f"{found.learning_rate:.2g} at the plan's {plan.training.global_batch_size:,}"
     words = (
         "Critical: a step of so many tokens takes twice the least tokens and twice the least steps to the same loss. "
-        "Tokens needed is over the least. Learning rates go with the square root of the batch for Adam and in "
-        f"proportion for SGD, from {own}; warm up either."
+        "Needed: tokens to the same loss over the least. Learning rates go with the square root of the batch for Adam "
+        f"and in proportion for SGD, from {own}; warm up either."
     )
     table = Columns(rows, right=range(8), optional=(7, 2), header=header)
-    return section("Global batch", table, estimates, Text(words, style="dim"))
+    return section("Global batch", table, estimates, Text(words, style="dim"), note="tokens/s of one device")

@@ -122,7 +122,7 @@ def _ledgers(found: Difference, names: tuple[str, str]) -> list[RenderableType]:
     note = f"of {stage_range(sorted(stages))}" if len(stages) == 1 else "of the fullest stage of each"
     parts = [
         section("Layout", _changes(found.layout, names)) if found.layout else None,
-        _lines(found.time, seconds, names, f"Time, {seconds.unit}"),
+        _lines(found.time, seconds, names, f"Time, {seconds.unit}", note="of the slowest stage of each"),
         _lines(found.memory, size, names, f"Memory, {size.unit}", note=note),
     ]
     return [part for part in parts if part is not None]
@@ -131,18 +131,22 @@ def _ledgers(found: Difference, names: tuple[str, str]) -> list[RenderableType]:
 def _lines(
     lines: Sequence[LineDifference], scale: Scale, names: tuple[str, str], title: str, note: str = ""
 ) -> Group | None:
-    """The lines that differ, and the sum of all; nothing where none does."""
-    rows: list[list[RenderableType]] = [
-        [line_label(each.name), scale(each.before), scale(each.after), difference]
-        for each in lines
-        if (difference := _signed(each.after - each.before, scale)) != "-"
-    ]
-    if not rows:
+    """The lines that differ, the others together, and the sum of all; nothing where none differs."""
+    differ = [each for each in lines if _signed(each.after - each.before, scale) != "-"]
+    if not differ:
         return None
-    before, after = sum(each.before for each in lines), sum(each.after for each in lines)
-    total = [Text(text, style="bold") for text in ("total", scale(before), scale(after))]
-    rows.append([*total, _signed(after - before, scale)])
+    alike = [each for each in lines if each not in differ]
+    rows: list[list[RenderableType]] = [[*_row(line_label(each.name), [each], scale)] for each in differ]
+    if any(each.before or each.after for each in alike):
+        rows.append([*_row("all others", alike, scale)])
+    *total, difference = _row("total", lines, scale)
+    rows.append([*(Text(cell, "bold") for cell in total), difference])
     return section(title, Columns(rows, right=(1, 2, 3), header=("", *map(clean, names), "difference")), note=note)
+
+
+def _row(name: str, lines: Sequence[LineDifference], scale: Scale) -> list[str]:
+    before, after = sum(each.before for each in lines), sum(each.after for each in lines)
+    return [name, scale(before), scale(after), _signed(after - before, scale)]
 
 
 def _signed(value: float, scale: Scale) -> str:

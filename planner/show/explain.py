@@ -66,7 +66,7 @@ def explanation(found: Explanation) -> Group:
         section("Formulas of the waterfall", part_formulas(own_parts(plan, sections.waterfall)))
         if sections.waterfall
         else None,
-        section("Formulas of time", _formulas(plan.time, _numbers(sections.waterfall))),
+        section("Formulas of time", _formulas(_spent(plan), _numbers(sections.waterfall))),
     )
 
 
@@ -154,19 +154,24 @@ def _time_section(plan: Plan) -> Group:
     rows: list[list[RenderableType]] = [
         [
             line_label(line.name),
+            str(line.stage),
             scale(float(line.busy_seconds)),
             scale(float(line.hidden_seconds)),
             scale(float(line.exposed_seconds)),
             f"{float(line.exposed_seconds) / total:.1%}" if line.exposed_seconds else "",
             Text(clean(line.bound) if line.busy_seconds else "", style="dim"),
         ]
-        for line in plan.time
+        for line in _spent(plan)
     ]
-    rows.append([Text("step", style="bold"), "", "", Text(scale(total), style="bold"), "100.0%"])
-    table = Columns(
-        rows, right=(1, 2, 3, 4), optional=(4,), header=("", "busy", "hidden", "exposed", "share", "bound by")
-    )
+    rows.append([Text("step", style="bold"), "", "", "", Text(scale(total), style="bold"), "100.0%"])
+    header = ("", "stage", "busy", "hidden", "exposed", "share", "bound by")
+    table = Columns(rows, right=(1, 2, 3, 4, 5), optional=(5, 1), header=header)
     return section(f"Time of a step, {scale.unit}", table, note="exposed = busy - hidden; the step is their sum")
+
+
+def _spent(plan: Plan) -> list[TimeLine]:
+    """The lines of time that are not empty: no plan communicates along every axis."""
+    return [line for line in plan.time if line.busy_seconds > 0]
 
 
 def _distinct(memory: Sequence[StageMemory]) -> list[MemoryLine]:

@@ -33,9 +33,13 @@ def _group(found: GroupReport) -> Group:
     if found.size > 4:
         ranks += f", ... {(found.size - 1) * found.stride}"
     groups = "group" if found.num_groups == 1 else "groups"
+    rate = f"{format_rate(found.bytes_per_second)} for each rank"
+    if any(each.operation != "send" for each in found.uses):
+        rate += " in a ring"
     rows: list[tuple[str, RenderableType]] = [
         ("ranks", f"{found.num_groups:,} {groups} of {found.size:,}; the first is {ranks}"),
-        ("links", f"{clean(' and '.join(found.links))}, {format_rate(found.bytes_per_second)} for each rank in a ring"),
+        ("links", f"{clean(' and '.join(found.links))}, {rate}"),
+        ("hidden", _hidden(found)),
     ]
     uses = Columns(
         [
@@ -54,7 +58,17 @@ def _group(found: GroupReport) -> Group:
     parts: list[RenderableType] = [Columns(rows, wrap=(1,)), uses]
     if found.algorithms:
         parts.append(_algorithms(found))
-    return section(line_label(found.line), *parts)
+    return section(line_label(found.line) + " of experts" * found.experts, *parts)
+
+
+def _hidden(found: GroupReport) -> str:
+    """How much of the ledger's line makes no step longer."""
+    line = line_label(found.line)
+    if not found.line_hidden_seconds:
+        return f"nothing: all {format_seconds(found.line_busy_seconds)} of {line} make the step longer"
+    exposed = found.line_busy_seconds - found.line_hidden_seconds
+    hidden = f"{format_seconds(found.line_hidden_seconds)} of {line} behind other work"
+    return f"{hidden}; {format_seconds(exposed) if exposed > 0 else 'nothing'} makes the step longer"
 
 
 def _algorithms(found: GroupReport) -> Columns:

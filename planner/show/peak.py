@@ -9,7 +9,7 @@ from rich.text import Text
 from planner.show.columns import Columns
 from planner.show.figures import bytes_scale
 from planner.show.screen import clean, section
-from planner.show.words import change
+from planner.show.words import change, percent
 from planner.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ def peak_section(plan: Plan, peaks: Sequence[StagePeak]) -> Group:
     peak = next(each for each in peaks if each.stage == fullest.stage)
     scale = bytes_scale(part.num_bytes for part in peak.activations)
     total = sum(part.num_bytes for part in peak.activations)
-    rows = [(clean(part.name), scale(part.num_bytes), f"{part.num_bytes / total:.0%}") for part in peak.activations]
+    rows = [(clean(part.name), scale(part.num_bytes), percent(part.num_bytes / total)) for part in peak.activations]
     free = fullest.limit_bytes - fullest.total_bytes
     left = f"{format_bytes(free)} are free" if free >= 0 else f"{format_bytes(-free)} are missing"
     count = f"{peak.microbatches_in_flight:,.4g}"

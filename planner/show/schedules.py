@@ -24,7 +24,8 @@ __all__ = ["schedules_section"]
 def schedules_section(found: Schedules) -> Group:
     """Bubble, step, memory and staleness of each schedule, then the drawings."""
     if found.stages == 1:
-        return section("Schedules", Text("One stage: nobody waits, and every schedule is the same."))
+        words = "One stage: nobody waits, and every schedule is the same. A layout with stages, pp=4, compares them."
+        return section("Schedules", Text(words))
     size = bytes_scale(each.activation_bytes or 0.0 for each in found.rows)
     time = seconds_scale(each.step_seconds or 0.0 for each in found.rows)
     rows = [_row(each, time, size) for each in found.rows]

@@ -10,7 +10,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from planner.cost.adapters import num_trained_params
-from planner.cost.ledger import total_exposed_seconds
+from planner.cost.ledger import LineName, total_exposed_seconds
 from planner.cost.parameters import num_params
 from planner.cost.run import devices_in_use
 from planner.search.near_ties import NEAR_TIE
@@ -139,7 +139,10 @@ def band_rows(plan: Plan) -> list[tuple[str, RenderableType]]:
     if band.unseen:
         rests = f"wider, because no published run has {', '.join(names[key] for key in band.unseen)}"
     else:
-        rests = f"rests on {runs} on {names['device']}, {names['engine']}, {names['axes']}, and on runs less like it"
+        like = f"on {names['device']}, {names['engine']}, {names['axes']}"
+        rests = f"rests on {runs} {like}, and on runs less like it"
+        if not band.num_near:
+            rests = f"no published run is {like}: rests on runs less like it"
     return [
         ("band", Text(f"8 of 10 runs: {format_seconds(low)} to {format_seconds(high)}; {clean(rests)}", style="dim"))
     ]
@@ -227,7 +230,10 @@ def _time_section(plan: Plan) -> Group:
         before += exposed
     rows.append([Text("step", style="bold"), "", Text(scale(total), style="bold"), "100%"])
     header = ["", "", scale.unit, "share", *["hidden"] * any_hidden]
-    return section("Time of a step", Columns(rows, right=(2, 3, 4), wrap=(1,), optional=(1, 4, 3), header=header))
+    table = Columns(rows, right=(2, 3, 4), wrap=(1,), optional=(1, 4, 3), header=header)
+    slowest = next((line.stage for line in plan.time if line.name == LineName.COMPUTE), 0)
+    note = f"computing is that of stage {slowest}, the slowest" if plan.layout.pp > 1 else ""
+    return section("Time of a step", table, note=note)
 
 
 def _batch_section(plan: Plan) -> Group | None:

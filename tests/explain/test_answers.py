@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import replace
 from itertools import pairwise
 
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 
 from planner.cost.collectives import all_reduce_seconds, group
 from planner.cost.comparison import SCHEDULES
+from planner.cost.estimate import estimate
 from planner.cost.ledger import LineName
 from planner.errors import EnvironmentProblem, InputError
 from planner.explain.batch import batch_of
@@ -20,6 +22,7 @@ from planner.explain.difference import difference_of
 from planner.explain.plan_inputs import job_of
 from planner.explain.scaling import scaling_of, sizes_between
 from planner.explain.schedules import schedules_of, sketch
+from planner.explain.waterfall import waterfall_of
 from planner.explain.what_if import sensitivity_of, what_if
 from planner.explain.why_not import why_not
 from planner.layout import format_layout, parse_layout
@@ -251,6 +254,17 @@ def test_scaling_breaks_where_a_step_has_no_work_left(plan) -> None:
     broken = next(each for each in found.sizes if each.num_devices == found.breaks_at)
     assert broken.efficiency < 0.8
     assert found.breaks_by == broken.grown_line is not None
+    parts = []
+    for size in (found.most_efficient, found.breaks_at):
+        job = change_job(job_of(plan), f"gpus={size}")
+        layout = parse_layout(
+            next(each.layout for each in found.sizes if each.num_devices == size), num_layers=16, num_devices=size
+        )
+        waterfall = waterfall_of(job, layout, estimate(job, layout))
+        parts.append({part.name: size * part.seconds for part in waterfall.parts})
+    growth = {name: seconds - parts[0].get(name, 0.0) for name, seconds in parts[1].items()}
+    name = max(growth, key=growth.get)
+    assert (broken.grown_line, broken.grown_share) == (name, pytest.approx(growth[name] / sum(parts[1].values())))
 
 
 def test_scaling_says_what_is_missing() -> None:
@@ -292,6 +306,25 @@ def test_groups_are_whole_and_their_seconds_are_the_ledger_s(any_plan) -> None:
             assert each.first_ranks == tuple(range(0, each.size * each.stride, each.stride))[:16]
             if line.name in (LineName.TP_COMM, LineName.PP_COMM, LineName.EP_COMM, LineName.CP_COMM):
                 assert each.num_groups * each.size == any_plan.layout.world_size
+
+
+def test_groups_of_experts_stand_apart(any_plan) -> None:
+    """Experts are replicated over dp * cp * tp / (ep * etp) ranks, everything else over dp * cp."""
+    layout = any_plan.layout
+    found = [each for each in collectives_of(any_plan).groups if each.line == LineName.DP_COMM]
+    for experts in (False, True):
+        sizes = [each.size for each in found if each.experts == experts]
+        ranks = layout.dp * layout.cp * (layout.tp if experts else 1) // (layout.ep * layout.etp if experts else 1)
+        held = any_plan.model.moe is not None if experts else True
+        assert math.prod(sizes) == (ranks if held else 1)
+
+
+def test_groups_tell_what_of_their_line_is_hidden(any_plan) -> None:
+    lines = {line.name: line for line in any_plan.time}
+    for each in collectives_of(any_plan).groups:
+        line = lines[each.line]
+        assert each.line_busy_seconds == line.busy_seconds
+        assert each.line_busy_seconds - each.line_hidden_seconds == pytest.approx(float(line.exposed_seconds))
 
 
 def test_the_algorithm_of_the_estimate_is_the_cheapest_that_the_library_has(any_plan) -> None:

@@ -157,6 +157,9 @@ def answered(plan, make_plan) -> Explanation:
     seconds = {"ring": 0.9, "tree": 1.1, "halving-doubling": 1.4, "in-network": None}
     group = GroupReport(
         line="dp_comm",
+        experts=True,
+        line_busy_seconds=0.9,
+        line_hidden_seconds=0.65,
         size=64,
         stride=8,
         num_groups=8,
@@ -301,14 +304,28 @@ def test_explain_shows_each_stage_and_its_total_as_the_sum_of_lines(plan) -> Non
 
 def test_explain_shows_each_line_of_the_step_and_their_sum(plan) -> None:
     header, *rows, total = rows_of(to_text(explanation(explained(plan)), Screen()), "Time of a step")
-    assert header == ["busy", "hidden", "exposed", "share", "bound by"]
-    shown = {row[0]: [number(cell) for cell in row[1:4]] for row in rows}
-    assert list(shown) == [line.name.replace("_", " ") for line in plan.time]
-    for line, (busy, hidden, exposed) in zip(plan.time, shown.values(), strict=True):
+    assert header == ["stage", "busy", "hidden", "exposed", "share", "bound by"]
+    shown = {row[0]: [number(cell) for cell in row[1:5]] for row in rows}
+    spent = [line for line in plan.time if line.busy_seconds]
+    assert list(shown) == [line.name.replace("_", " ") for line in spent]
+    for line, (stage, busy, hidden, exposed) in zip(spent, shown.values(), strict=True):
+        assert stage == line.stage
         assert (busy, hidden) == (pytest.approx(line.busy_seconds), pytest.approx(line.hidden_seconds))
         assert exposed == pytest.approx(busy - hidden, abs=0.011)
     assert number(total[1]) == pytest.approx(sum(exposed for *_, exposed in shown.values()), abs=0.05)
     assert number(total[1]) == pytest.approx(total_exposed_seconds(plan.time), abs=0.005)
+
+
+@pytest.mark.parametrize("title", ["Time, s", "Memory, GiB"])
+def test_the_columns_of_a_difference_add_up(title, plan, make_plan) -> None:
+    other = slower(make_plan)
+    fuller = (replace(other.memory[0].lines[0], num_bytes=5e10), *other.memory[0].lines[1:])
+    memory = (replace(other.memory[0], lines=fuller), *other.memory[1:])
+    text = to_text(difference_view(difference_of(plan, replace(other, memory=memory)), names=("A", "B")), Screen())
+    _, *rows, total = rows_of(text, title)
+    assert total[0] == "total"
+    for column in (1, 2, 3):
+        assert number(total[column]) == pytest.approx(sum(number(row[column]) for row in rows), abs=0.011 * len(rows))
 
 
 def test_explain_gives_every_formula_and_source(plan) -> None:
