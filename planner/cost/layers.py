@@ -14,6 +14,7 @@ from planner.cost.stage import layer_params
 
 if TYPE_CHECKING:
     from planner.layout import Degrees
+    from planner.specs.cluster import Precision
     from planner.specs.job import Job
     from planner.specs.model import LatentAttention, MixtureOfExperts, ModelSpec
 
@@ -184,7 +185,9 @@ def _merge_seconds(job: Job, layout: Degrees) -> PassSeconds:
     )
 
 
-def _ffn_seconds(job: Job, tokens: Any, width: Any, batch: Any = 1.0) -> PassSeconds:
+def _ffn_seconds(
+    job: Job, tokens: Any, width: Any, batch: Any = 1.0, *, precision: Precision | None = None
+) -> PassSeconds:
     """Seconds of a feed-forward block of this width (or of `batch` experts), with its activation.
 
     Bytes per token in 16 bits: GELU 4f forward and 8f backward; SwiGLU 6f and 10f fused, 10f and 16f as
@@ -194,8 +197,8 @@ def _ffn_seconds(job: Job, tokens: Any, width: Any, batch: Any = 1.0) -> PassSec
     """
     gated = job.model.activation == "swiglu"
     h = job.model.hidden_size
-    up = linear_seconds(job, tokens, h, width * (2 if gated else 1), batch)
-    down = linear_seconds(job, tokens, width, h, batch)
+    up = linear_seconds(job, tokens, h, width * (2 if gated else 1), batch, precision=precision)
+    down = linear_seconds(job, tokens, width, h, batch, precision=precision)
     fused = job.engine.fused_swiglu
     moved = ((6.0, 10.0) if fused else (10.0, 16.0)) if gated else (4.0, 8.0)
     elements = tokens * width * batch * job.compute_bytes / 2
@@ -216,7 +219,7 @@ def _expert_seconds(job: Job, layout: Degrees, moe: MixtureOfExperts) -> PassSec
     local = moe.num_experts / layout.ep
     parts = [
         linear_seconds(job, tokens / layout.tp, job.model.hidden_size, moe.num_experts, precision=job.core_precision),
-        _ffn_seconds(job, choices / local, moe.ffn_hidden_size / layout.etp, local),
+        _ffn_seconds(job, choices / local, moe.ffn_hidden_size / layout.etp, local, precision=job.expert_precision),
     ]
     if moe.shared_ffn_hidden_size:
         parts.append(_ffn_seconds(job, tokens, moe.shared_ffn_hidden_size / layout.tp))

@@ -39,14 +39,18 @@ def check(plan: Plan, output: Path, host: Host | None) -> None:
     if not plan.fits:
         raise NothingFitsError("the plan does not fit into memory", hint="`planner explain PLAN` shows by how much")
     own = ranks_of_hosts(plan)[host.number if host else 0]
-    mistakes = [*_torch(), *_devices(plan, own), *_disk(plan, output), *_port(host)]
+    mistakes = [*_torch(plan), *_devices(plan, own), *_disk(plan, output), *_port(host)]
     if mistakes:
         raise EnvironmentProblem(*mistakes)
 
 
-def _torch() -> Iterator[Mistake]:
+def _torch(plan: Plan) -> Iterator[Mistake]:
     if importlib.util.find_spec("torch") is None:
         yield Mistake(message="torch is not installed", hint="pip install 'parallel-planner[train]'")
+    if plan.training.precision == "fp8" and importlib.util.find_spec("torchao") is None:
+        yield Mistake(
+            message="precision fp8 needs torchao, which is not installed", hint="pip install 'parallel-planner[fp8]'"
+        )
 
 
 def _devices(plan: Plan, own: HostRanks) -> Iterator[Mistake]:

@@ -69,6 +69,7 @@ class EngineSpec(Document):
     keeps_expert_outputs: bool = Field(
         default=True, description="the outputs of experts are kept for the gradient of the router's weights"
     )
+    fp8_experts: bool = Field(default=True, description="in fp8, products of routed experts are in 8 bits too")
     fp8_activations: bool = Field(default=False, description="in fp8, inputs of products are kept in 8 bits")
     logits_bytes: float = Field(ge=0, description="bytes per logit at the loss, of 16-bit training, cut by tp")
     whole_logits_bytes: float = Field(default=0, ge=0, description="the same of logits that every tp rank has whole")

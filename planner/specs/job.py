@@ -68,6 +68,11 @@ class Job:
         return "bf16" if self.training.precision in ("fp8", "fp4") else self.training.precision
 
     @property
+    def expert_precision(self) -> Precision:
+        """What products of routed experts are computed in."""
+        return self.training.precision if self.engine.fp8_experts else self.core_precision
+
+    @property
     def memory_limit_bytes(self) -> float:
         """What a plan may use of one device."""
         return self.cluster.device.memory * (1 - self.headroom)

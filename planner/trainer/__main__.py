@@ -141,7 +141,8 @@ def _forget_the_agent() -> None:
 
 def _quiet_torch() -> None:
     """Silence what torch says about its own internals; its errors stay."""
-    logging.getLogger("torch.distributed.tensor").setLevel(logging.ERROR)
+    for name in ("torch.distributed.tensor", "torchao"):  # torchao names every kernel that this build of it lacks
+        logging.getLogger(name).setLevel(logging.ERROR)
     # the embedding's output is never changed in place
     warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor")
 

@@ -49,12 +49,18 @@ def _of_model(plan: Plan) -> list[_Obstacle]:
 
 def _of_training(plan: Plan) -> list[_Obstacle]:
     layout, training = plan.layout, plan.training
+    tokens = layout.mbs * training.sequence_length // (layout.cp * layout.tp)
     return [
         ("selective" in layout.recompute, "recompute is none or full", AGAIN),
         (
             training.precision not in plan.engine.precisions,
             f"the trainer has no {training.precision}",
             f"use {', '.join(plan.engine.precisions)}",
+        ),
+        (
+            training.precision == "fp8" and tokens % 16 > 0,
+            f"products in 8 bits take tokens by 16, and a rank has {tokens} of a microbatch",
+            "use bf16, or another --seq-len",
         ),
         (training.optimizer != "adamw", f"the trainer has no {training.optimizer}", "set training.optimizer to adamw"),
         (

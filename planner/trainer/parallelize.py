@@ -1,8 +1,8 @@
 """Turn plain modules into this rank's share of the plan.
 
-The order is fixed: cut into pipeline chunks on the meta device, tensor and sequence parallelism (DTensor), context
-and expert parallelism, recompute, FSDP2 (also for one device: it brings mixed precision and the optimizer's fp32
-shards), then storage, then values seeded by name.
+The order is fixed: cut into pipeline chunks on the meta device, products in 8 bits, tensor and sequence parallelism
+(DTensor), context and expert parallelism, recompute, FSDP2 (also for one device: it brings mixed precision and the
+optimizer's fp32 shards), then storage, then values seeded by name.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from planner.trainer.context_parallel import apply_context_parallel
 from planner.trainer.expert_parallel import apply_expert_parallel, mixtures_of
 from planner.trainer.feed_forward import BALANCE
+from planner.trainer.float8 import apply_float8
 from planner.trainer.mesh import sharded_axes
 from planner.trainer.model import Block, Transformer, initial_value
 from planner.trainer.tensor_parallel import apply_tensor_parallel
@@ -36,8 +37,8 @@ if TYPE_CHECKING:
 __all__ = ["COMPUTE_TYPES", "build_chunks", "compile_layers", "fsdp_modules", "local_tensor", "set_balance_weight"]
 
 
-COMPUTE_TYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-"""What products are computed in; weights, sums of gradients and optimizer states are fp32."""
+COMPUTE_TYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16, "fp8": torch.bfloat16}
+"""What is computed in, beside products in 8 bits; weights, sums of gradients and optimizer states are fp32."""
 
 
 def build_chunks(plan: Plan, meshes: Meshes, device: torch.device) -> list[Transformer]:
@@ -54,6 +55,8 @@ def build_chunks(plan: Plan, meshes: Meshes, device: torch.device) -> list[Trans
                 last=chunk == layout.num_chunks - 1,
                 flash=plan.training.attention == "flash",
             )
+        if plan.training.precision == "fp8":
+            apply_float8(part, layout, emulate=device.type == "cpu")
         if layout.tp > 1:
             apply_tensor_parallel(part, meshes.dense["tp"])
         if meshes.context is not None:

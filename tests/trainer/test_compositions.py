@@ -165,6 +165,27 @@ def test_bf16_follows_bf16_on_one_device(model, layout, run_job, make_plan):
     assert norm <= 5e-2
 
 
+FP8 = [
+    ("llama", "dp=2,zero=3,mbs=2,recompute=full"),
+    ("llama", "tp=2,pp=2,mbs=2"),
+    ("gpt", "pp=2,mbs=1,schedule=dualpipev"),
+    ("moe", "dp=2,ep=2,mbs=4"),
+    ("mla", "tp=2,mbs=4"),
+]
+
+
+@pytest.mark.parametrize(
+    ("model", "layout"), [FP8[0], *(pytest.param(*each, marks=pytest.mark.slow) for each in FP8[1:])]
+)
+def test_fp8_follows_bf16(model, layout, run_job, make_plan):
+    """Emulated: torchao rounds as the GPU's kernels do. A product in e4m3 is off by 2^-4, a sum of many by less."""
+    pytest.importorskip("torchao", reason="torchao is not installed")
+    wide, narrow = (run_job("steps", make_plan(layout, model, precision=each), steps=STEPS) for each in ("bf16", "fp8"))
+    loss, norm = distance(narrow, wide)
+    assert 0 < loss <= 1e-2
+    assert norm <= 5e-2
+
+
 @pytest.mark.parametrize(("model", "layout"), [("llama", "dp=2,zero=3,mbs=2"), ("moe", "pp=2,dp=2,ep=2,mbs=2")])
 def test_fp16_with_loss_scaling_follows_fp32(model, layout, run_job, make_plan, reference):
     """A product in fp16 is off by 2^-12; a scale of 2^40 overflows at first and has to come down by itself."""

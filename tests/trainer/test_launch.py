@@ -203,6 +203,15 @@ def test_without_torch_it_says_what_to_install(plan_path, tmp_path, monkeypatch)
         launch(plan_path, output=tmp_path / "out")
 
 
+def test_without_torchao_a_plan_in_fp8_says_what_to_install(make_plan, tmp_path, monkeypatch):
+    real = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: real(name) if name != "torchao" else None)
+    write_plan(make_plan("dp=2,mbs=2", precision="fp8"), tmp_path / "plan.json")
+    with pytest.raises(EnvironmentProblem, match=r"fp8 needs torchao.*\n.*parallel-planner\[fp8\]"):
+        launch(tmp_path / "plan.json", output=tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
 def test_a_folder_of_something_else_is_left_alone(plan_path, make_plan, tmp_path):
     pytest.importorskip("torch")
     foreign = tmp_path / "foreign"

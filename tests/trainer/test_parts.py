@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import sys
 from dataclasses import replace
 
 import pytest
@@ -12,7 +13,7 @@ torch = pytest.importorskip("torch")
 # ruff: noqa: E402 # what follows imports torch
 
 from planner.cost.parameters import num_params
-from planner.errors import ExitCode, InputError
+from planner.errors import EnvironmentProblem, ExitCode, InputError
 from planner.layout import even_split
 from planner.search.candidates import layout_at
 from planner.search.constraints import Constraints
@@ -139,7 +140,8 @@ def test_the_learning_rate_is_torchs_cosine():
         ("dp=1,mbs=3", {}, "does not divide the batch"),
         ("dp=1,interleave=2", {}, "interleave needs a pipeline"),
         ("dp=1,recompute=selective", {}, "none or full"),
-        ("dp=1", {"precision": "fp8"}, "no fp8"),
+        ("dp=1", {"precision": "fp4"}, "no fp4"),
+        ("dp=1", {"precision": "fp8", "sequence_length": 20}, "take tokens by 16, and a rank has 20"),
         ("pp=2,schedule=zbv,interleave=1,mbs=2", {}, "two chunks per stage"),
         ("pp=2,schedule=dualpipev,mbs=4", {}, "dualpipev needs 4 microbatches"),
         ("dp=1", {"dropout": 0.1}, "no dropout"),
@@ -195,6 +197,33 @@ def test_a_rank_without_memory_says_so_and_names_itself(fail, monkeypatch, tmp_p
     messages = capsys.readouterr().err
     assert "rank 3 is out of memory" in messages
     assert "Traceback" not in messages
+
+
+@pytest.mark.parametrize(("tp", "cut"), [(1, {"query", "key", "value", "output"}), (2, {"query", "output"})])
+def test_8_bits_are_for_the_layers_products_that_the_kernel_takes(tp, cut, make_plan):
+    """Of 2 heads of keys with 8 features each, two ranks hold 8 columns, and the kernel takes 16."""
+    pytest.importorskip("torchao", reason="torchao is not installed")
+    from planner.trainer.float8 import apply_float8
+
+    plan = make_plan(f"tp={tp}", "moe")
+    with torch.device("meta"):
+        model = Transformer(plan.model)
+    before = {name: parameter.shape for name, parameter in model.named_parameters()}
+    apply_float8(model, plan.layout, emulate=True)
+    found = {name for name, module in model.named_modules() if type(module).__name__ == "Float8Linear"}
+    assert {name.split(".")[-1] for name in found if ".attention." in name} == cut
+    assert {name for name in found if ".ffn." in name} >= {f"layers.0.ffn.{each}" for each in ("gate", "up", "down")}
+    assert not [name for name in found if "router" in name or "head" in name or "experts" in name]
+    assert {name: parameter.shape for name, parameter in model.named_parameters()} == before
+
+
+def test_without_torchao_fp8_says_what_to_install(make_plan, monkeypatch):
+    from planner.trainer.float8 import apply_float8
+
+    monkeypatch.setitem(sys.modules, "torchao.float8", None)
+    plan = make_plan("dp=1")
+    with pytest.raises(EnvironmentProblem, match=r"needs torchao.*\n.*parallel-planner\[fp8\]"):
+        apply_float8(Transformer(plan.model), plan.layout, emulate=True)
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ Importing torch takes seconds and a fork takes milliseconds, so all compositions
 
 from __future__ import annotations
 
+import importlib
 import itertools
 import json
 import multiprocessing
@@ -273,7 +274,10 @@ def rank_main(rank: int, job: dict[str, Any], store: str, answers: Any) -> None:
 
 def run_job(job: dict[str, Any]) -> str:
     """Result of rank 0, or the first error."""
-    world = plan_from_json(json.dumps(job["plan"])).layout.world_size
+    plan = plan_from_json(json.dumps(job["plan"]))
+    world = plan.layout.world_size
+    if plan.training.precision == "fp8":
+        importlib.import_module("torchao.float8")  # takes seconds, and the ranks are forks
     answers = FORK.SimpleQueue()
     with tempfile.TemporaryDirectory() as folder:
         ranks = [FORK.Process(target=rank_main, args=(r, job, f"{folder}/store", answers)) for r in range(world)]
