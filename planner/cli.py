@@ -375,6 +375,24 @@ def clusters(name: str | None, detect: bool, as_json: bool) -> int:
     return _show_entry(library.cluster_entries(), library.cluster_table, as_json=as_json)
 
 
+@cli.command()
+@click.argument("words", nargs=-1, metavar="[WORD]...")
+@json_option
+def glossary(words: tuple[str, ...], as_json: bool) -> int:
+    """Explain WORD, a term of the output or a key of a layout; without one, all terms."""
+    import json
+
+    from planner.show.glossary import glossary_to_dict, glossary_view
+    from planner.specs.glossary import entries_of
+
+    found = entries_of(words)
+    if as_json:
+        _print(json.dumps(glossary_to_dict(found), indent=1) + "\n")
+    else:
+        _render(glossary_view(found))
+    return ExitCode.OK
+
+
 # --- what the commands share ------------------------------------------------------------------------------------
 
 

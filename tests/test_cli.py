@@ -46,6 +46,7 @@ CONTRACT = {
     "accuracy": {"--json"},
     "models": {"--json"},
     "clusters": {"--detect", "--json"},
+    "glossary": {"--json"},
 }
 
 
@@ -316,6 +317,15 @@ def test_what_is_shipped_as_a_list_and_one_by_one(command: str, capsys) -> None:
         assert entry["name"] in table.split()
         assert main([command, entry["name"], "--json"]) == 0
         assert json.loads(capsys.readouterr().out)["name"] == entry["name"]
+
+
+def test_the_glossary_explains_a_word_and_refuses_what_is_none(capsys) -> None:
+    assert main(["glossary", "tp", "BUBBLE"]) == 0
+    assert "ranks that share each matrix product" in capsys.readouterr().out
+    assert main(["glossary", "--json"]) == 0
+    assert {"tp", "bubble", "HFU"} <= {term for each in json.loads(capsys.readouterr().out) for term in each["terms"]}
+    assert main(["glossary", "bubbel"]) == ExitCode.BAD_INPUT
+    assert "did you mean `bubble`" in capsys.readouterr().err
 
 
 def test_models_list_their_size(capsys) -> None:

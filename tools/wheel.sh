@@ -20,5 +20,6 @@ planner=$folder/venv/bin/planner
 version=$("$planner" --version)
 [[ "$version" == *" $expected" ]] || { echo "wheel says '$version', the tree says '$expected'" >&2; exit 1; }
 "$planner" plan llama3-8b dgx-a100 --nodes 2 --seq-len 8192 --global-batch 64
+"$planner" glossary bubble | grep -q 'pipeline fills' || { echo "the wheel lacks the glossary" >&2; exit 1; }
 ! "$folder/venv/bin/python" -c 'import torch' 2>/dev/null || { echo "the wheel pulled torch" >&2; exit 1; }
 echo "$(basename "$wheel"): $version, plans without the source tree and without torch"

@@ -11,6 +11,8 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from planner.show.screen import linked
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
@@ -79,19 +81,24 @@ class Columns:
                 overflow="fold",
             )
         for row in self._rows:
-            table.add_row(*(row[column] for column in kept))
+            table.add_row(*(_named(row[column]) if column == 0 else row[column] for column in kept))
         return table
 
     def _list(self) -> RenderResult:
         """Each row as its first cell with the others below it, each after its heading."""
         for first, *others in self._rows:
-            yield first
+            yield _named(first)
             for title, cell in zip(self._header[1:], others, strict=True):
                 if not isinstance(cell, Text):
                     yield Padding(cell, (0, 0, 0, _GAP))
                 elif cell.plain:
                     named = Text.assemble((f"{title} ", "dim"), cell) if title else cell
                     yield Padding(named, (0, 0, 0, _GAP))
+
+
+def _named(cell: RenderableType) -> RenderableType:
+    """The first cell of a row says what it is about, which the glossary may explain."""
+    return linked(cell) if isinstance(cell, Text) else cell
 
 
 class Flow:

@@ -67,6 +67,7 @@ def explanation(found: Explanation) -> Group:
         if sections.waterfall
         else None,
         section("Formulas of time", _formulas(_spent(plan), _numbers(sections.waterfall))),
+        Text("What a word means: planner glossary WORD", style="dim"),
     )
 
 

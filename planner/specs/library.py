@@ -7,7 +7,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Literal
 
-__all__ = ["Kind", "header", "names", "path_of"]
+__all__ = ["Kind", "glossary_file", "header", "names", "path_of"]
 
 Kind = Literal["models", "clusters", "clusters/devices", "engines"]
 
@@ -19,6 +19,13 @@ def folder(kind: Kind) -> Path:
         return package / kind
     inside = package / "library" / kind  # a wheel
     return inside if inside.is_dir() else package.parent / kind
+
+
+def glossary_file() -> Path:
+    """The page that explains the words of the output: one source for the site, the terminal and reports."""
+    package = Path(str(files("planner")))
+    inside = package / "library" / "glossary.md"  # a wheel
+    return inside if inside.is_file() else package.parent / "docs" / "glossary.md"
 
 
 def names(kind: Kind) -> tuple[str, ...]:

@@ -1,6 +1,10 @@
 """Where text is read, and what never reaches a terminal."""
 
 import io
+import re
+from pathlib import Path
+from urllib.parse import urlsplit
+from urllib.request import url2pathname
 
 import pytest
 from hypothesis import given
@@ -77,6 +81,48 @@ def test_hostile_text_is_shown_and_not_obeyed(text: str, color: bool) -> None:
 def test_plain_screen_gets_no_escape_bytes() -> None:
     assert "\x1b" not in to_text(Text("x", style="bold red"), Screen())
     assert "\x1b" in to_text(Text("x", style="bold red"), Screen(color=True))
+
+
+VTE = {"TERM": "xterm-256color", "VTE_VERSION": "7600"}
+
+
+@pytest.mark.parametrize(
+    ("environ", "tty", "expected"),
+    [
+        (VTE, True, True),
+        (VTE, False, False),
+        ({**VTE, "NO_COLOR": "1"}, True, False),
+        ({**VTE, "TERM": "dumb"}, True, False),
+        ({**VTE, "TERM": "tmux-256color"}, True, False),
+        ({**VTE, "SSH_CONNECTION": "a 1 b 22"}, True, False),
+        ({**VTE, "VTE_VERSION": "5000"}, True, False),
+        ({**VTE, "VTE_VERSION": "new"}, True, False),
+        ({**VTE, "FORCE_HYPERLINK": "0"}, True, False),
+        ({"TERM": "xterm"}, True, False),
+        ({"TERM": "xterm", "FORCE_HYPERLINK": "1"}, True, True),
+        ({"TERM": "xterm", "FORCE_HYPERLINK": "1"}, False, False),
+        ({"TERM": "xterm-kitty"}, True, True),
+        ({"TERM": "xterm-256color", "TERM_PROGRAM": "WezTerm"}, True, True),
+        ({"TERM": "xterm-256color", "WT_SESSION": "x"}, True, True),
+    ],
+)
+def test_links_are_for_terminals_that_show_them(environ, tty, expected) -> None:
+    assert Screen.of(Stream(tty=tty), environ).links is expected
+
+
+OSC8 = re.compile("\x1b\\]8;;([^\x1b]*)\x1b\\\\")
+
+
+def test_terms_lead_to_the_glossary_and_nothing_else_does() -> None:
+    view = section("Bubble", Columns([("tp comm", "bubble"), ("[/bold]", "1"), (clean("\x1b]8;;x"), "2")]))
+    text = to_text(view, Screen(color=True, links=True))
+    starts = [target for target in OSC8.findall(text) if target]
+    assert [target.rpartition("#")[2] for target in starts] == ["time", "time"]
+    assert all(Path(url2pathname(urlsplit(target).path)).read_text().startswith("# Glossary") for target in starts)
+    assert len(OSC8.findall(text)) == 2 * len(starts), "every link ends"
+    assert to_text(view, Screen(color=True, links=True)) == text, "equal input gives equal bytes"
+    assert OSC8.sub("", text) == to_text(view, Screen(color=True))
+    assert "\x1b]" not in to_text(view, Screen(color=True))
 
 
 @pytest.mark.parametrize("text", ["[/bold]", "[red]x[/red]", ":smile:"])

@@ -5,7 +5,9 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import re
 from importlib.resources import files
+from itertools import groupby
 from typing import TYPE_CHECKING, Any, Final
 
 from jinja2 import Environment, StrictUndefined
@@ -18,12 +20,14 @@ from planner.show.page.facts import facts_of, headline, inputs_of, ledger_rows, 
 from planner.show.page.timeline import timeline_data
 from planner.show.page.topology import topology_data
 from planner.show.screen import Screen, clean, to_text
+from planner.specs.glossary import entries, entry_for
 
 if TYPE_CHECKING:
     from planner.explain.executed import ExecutedStep
     from planner.explain.replicas import ReplicaCount
     from planner.explain.report import Explanation
     from planner.explain.what_if import LayoutGain
+    from planner.specs.glossary import Entry
 
 __all__ = ["page_text"]
 
@@ -59,6 +63,10 @@ def page_text(
         sensitivity=sensitivity_rows(sections.sensitivity, gains),
         ledger=ledger_rows(plan, sections.waterfall),
         inputs=inputs_of(plan),
+        glossary=[
+            (title, [(_anchor(each), *each.text.split(":", 1)) for each in found])
+            for title, found in groupby(entries(), key=lambda each: each.section)
+        ],
         data=_embedded({"timeline": timeline, "topology": topology_data(plan)}),
         version=__version__,
     )
@@ -71,6 +79,7 @@ def _template(**values: Any) -> str:
         autoescape=True, undefined=StrictUndefined, finalize=_shown, trim_blocks=True, lstrip_blocks=True
     )
     environment.filters["whole"] = _whole
+    environment.filters["term"] = _term
     template = environment.from_string((folder / "page.html.jinja").read_text(encoding="utf-8"))
     return template.render(
         **values,
@@ -95,6 +104,18 @@ def _shown(value: Any) -> Any:
 def _whole(text: str) -> Markup:
     """Text for a place where nothing may be left out."""
     return escape(_cleaned(text))
+
+
+def _term(text: str) -> str:
+    """A word with its entry of the glossary behind it, which the end of the page has."""
+    entry = entry_for(text)
+    if entry is None:
+        return text
+    return Markup('<a class="term" href="#{}" title="{}">{}</a>').format(_anchor(entry), entry.text, text)
+
+
+def _anchor(entry: Entry) -> str:
+    return "term-" + re.sub(r"[^a-z0-9]+", "-", entry.terms[0].lower()).strip("-")
 
 
 def _cleaned(text: str) -> str:

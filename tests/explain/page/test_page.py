@@ -287,7 +287,19 @@ def test_hostile_text_does_nothing_in_a_browser(opened, plan_of_kind) -> None:
 @pytest.mark.parametrize("kind", ["one device", "interleaved", "zero-3, hybrid", "experts", "context"])
 def test_every_kind_of_plan_opens(opened, plan_of_kind, kind) -> None:
     browser = opened(plan_of_kind(kind))
-    assert browser.evaluate("document.querySelectorAll('section').length") == 9
+    assert browser.evaluate("document.querySelectorAll('section').length") == 10
+
+
+def test_terms_lead_to_their_entry_on_the_page(opened, interleaved) -> None:
+    browser = opened(interleaved)
+    links = browser.evaluate("[...document.querySelectorAll('a.term')].map((a) => [a.hash, a.title, a.textContent])")
+    assert {text for _, _, text in links} >= {"MFU", "schedule", "optimizer state", "kernel efficiency", "tp comm"}
+    for target, title, text in links:
+        entry = browser.evaluate(f"document.querySelector('{target}').textContent")
+        assert re.sub(r"\W", "", entry) == re.sub(r"\W", "", title)
+        assert text.lower().replace(" ", "_") in entry.lower().replace(" ", "_")
+    browser.evaluate("document.querySelector('.legend a.term').click()")
+    assert browser.evaluate("document.querySelector(':target dt').textContent") == "params"
 
 
 def test_search_shows_the_lines_that_have_all_words(opened, interleaved) -> None:
