@@ -49,7 +49,7 @@ _HEADROOM_STEPS = 20  # memory counts in twentieths of a device: less is no reas
 def simplest(job: AnyJob, layouts: Iterable[Layout]) -> Layout:
     """Of layouts that are as good as equal, best first, the simplest one; the first of equally simple ones.
 
-    Fewer axes, then nothing offloaded, then no interleaving, then a lower ZeRO stage, then fewer layers that are
+    Fewer axes, then nothing offloaded, then fewer chunks of a stage, then a lower ZeRO stage, then fewer layers that are
     computed again, then more free memory, in steps of a twentieth of the device.
     """
     return min(layouts, key=lambda layout: _complexity(job, layout))
@@ -68,7 +68,7 @@ def _parts(layout: Layout) -> tuple[int, int, int, int, int]:
     return (
         sum(getattr(layout, axis) > 1 for axis in _AXES),
         int(layout.offload != "none"),
-        int(layout.interleave > 1),
+        layout.interleave,
         layout.zero,
         sum(layers for layers, policy in chunks if policy != "none"),
     )
@@ -76,7 +76,7 @@ def _parts(layout: Layout) -> tuple[int, int, int, int, int]:
 
 def why_simpler(chosen: Layout, other: Layout) -> str:
     """What the chosen layout has less of; more free memory where that is all."""
-    words = ("fewer axes", "nothing offloaded", "no interleaving", "a lower ZeRO stage", "less recompute")
+    words = ("fewer axes", "nothing offloaded", "less interleaving", "a lower ZeRO stage", "less recompute")
     pairs = zip(_parts(chosen), _parts(other), words, strict=True)
     return next((word for mine, theirs, word in pairs if mine < theirs), "more free memory")
 

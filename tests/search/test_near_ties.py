@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from planner.cost.estimate import estimate
-from planner.layout import Layout
+from planner.layout import Layout, parse_layout
 from planner.search.constraints import Constraints
 from planner.search.near_ties import differences, near_tie, simplest, slower_by, why_simpler
 from planner.search.objectives import Objective
@@ -49,6 +49,14 @@ def test_simpler_layouts_are_found_where_there_are_some():
         if search(job(*entry), FREE).layout != search(job(*entry), FREE, simpler_within=0.03).layout
     ]
     assert changed, "no job tells the recommendation from the optimum"
+
+
+def test_fewer_chunks_of_a_stage_are_simpler():
+    job = load_job(model="llama3-70b", cluster="dgx-a100", nodes=8, global_batch_size=512, engine="megatron")
+    many = parse_layout("tp=4,pp=4,cp=2,zero=1,interleave=20", num_layers=80, num_devices=64)
+    few = parse_layout("tp=4,pp=4,cp=2,zero=1,interleave=10", num_layers=80, num_devices=64)
+    assert simplest(job, [many, few]) == few
+    assert why_simpler(few, many) == "less interleaving"
 
 
 def test_fewer_axes_go_before_less_recompute_and_more_memory():
