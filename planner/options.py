@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from planner.units import parse_length
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
@@ -41,6 +43,19 @@ def _read_share(ctx: click.Context, param: click.Parameter, value: str | None) -
 def _read_batch(ctx: click.Context, param: click.Parameter, value: str | None) -> int | str | None:  # noqa: ARG001
     """A whole number, else the text of a choice, which the job reads; click calls this for `--global-batch`."""
     return int(value) if value and re.fullmatch(r"[+-]?[0-9]{1,18}", value.strip()) else value
+
+
+def _read_length(ctx: click.Context, param: click.Parameter, value: str | None) -> int | None:  # noqa: ARG001
+    """Tokens of a sequence; click calls this for `--seq-len`."""
+    if value is None:
+        return None
+    try:
+        length = parse_length(value)
+    except ValueError as error:
+        raise click.BadParameter(str(error)) from None
+    if length < 1:
+        raise click.BadParameter(f"{value!r}: a sequence has at least one token")
+    return length
 
 
 def _read_held_out(ctx: click.Context, param: click.Parameter, value: str) -> float:
@@ -102,7 +117,13 @@ def count_option(*names: str, help: str) -> Callable[[Any], Any]:  # noqa: A002 
 
 _WORKLOAD = (
     count_option("--gpus", help="Devices, instead of --nodes."),
-    count_option("--seq-len", "sequence_length", help="Tokens per sequence."),
+    click.option(
+        "--seq-len",
+        "sequence_length",
+        callback=_read_length,
+        metavar="N | Nk",
+        help="Tokens per sequence; 32k is 32,768.",
+    ),
     click.option(
         "--global-batch",
         "global_batch_size",

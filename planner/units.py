@@ -20,6 +20,7 @@ __all__ = [
     "format_rate",
     "format_seconds",
     "parse_count",
+    "parse_length",
     "parse_quantity",
 ]
 
@@ -49,6 +50,9 @@ UNITS: Final[dict[str, dict[str, float]]] = {
 """Kind of quantity -> unit -> factor to the base unit (the first unit of the table is the base unit)."""
 
 _QUANTITY: Final = re.compile(r"\s*([+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)\s*([A-Za-z/]+)?(\s+per device)?\s*")
+
+
+_LENGTH: Final = re.compile(r"([0-9]{1,12})\s*([kK]?)")
 
 
 def parse_quantity(text: str, kind: str) -> float:
@@ -127,6 +131,18 @@ def parse_count(text: str) -> float:
     if not math.isfinite(value):
         raise ValueError(f"{text!r} is too large")
     return value
+
+
+def parse_length(text: str) -> int:
+    """Read the tokens of a sequence: "8192", or "32k", which is 32 x 1,024 as people say it of contexts.
+
+    Raises:
+        ValueError: neither of them.
+    """
+    match = _LENGTH.fullmatch(text.strip())
+    if match is None:
+        raise ValueError(f"{text!r} is no sequence length; write 8192 or 32k")
+    return int(match[1]) << (10 if match[2] else 0)
 
 
 def format_count(count: float) -> str:

@@ -49,8 +49,8 @@ _HEADROOM_STEPS = 20  # memory counts in twentieths of a device: less is no reas
 def simplest(job: AnyJob, layouts: Iterable[Layout]) -> Layout:
     """Of layouts that are as good as equal, best first, the simplest one; the first of equally simple ones.
 
-    Fewer axes, then nothing offloaded, then fewer chunks of a stage, then a lower ZeRO stage, then fewer layers that are
-    computed again, then more free memory, in steps of a twentieth of the device.
+    Fewer axes, then nothing offloaded, then fewer chunks of a stage, then a lower ZeRO stage, then fewer layers that
+    are computed again, then more free memory, in steps of a twentieth of the device.
     """
     return min(layouts, key=lambda layout: _complexity(job, layout))
 

@@ -15,6 +15,7 @@ from planner.specs.settings import apply_setting, value_at
 from planner.specs.text import printable
 from planner.specs.validate import validate
 from planner.specs.yaml import Node
+from planner.units import parse_length
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -35,7 +36,6 @@ _SHORT: Final = {
 
 _FACTOR: Final = re.compile(r"(?:x\s*(?P<times>\d+\.?\d*|\.\d+)|(?P<percent>[+-]\d+\.?\d*)\s*%)", re.IGNORECASE)
 _NUMBER: Final = re.compile(r"(?P<number>[0-9.]+(?:[eE][+-]?[0-9]+)?)(?P<unit>.*)", re.DOTALL)
-_KIBI_TOKENS: Final = re.compile(r"(\d+)\s*[kK]")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,13 +93,19 @@ def _apply(edited: _Edited, part: str, option: str) -> _Edited:
     if path == "gpus":
         return replace(edited, gpus=_count(value, edited.job.cluster.num_devices, where))
     path = _SHORT.get(path, path)
-    kibi = _KIBI_TOKENS.fullmatch(value) if path == "training.sequence_length" else None
     factor = _FACTOR.fullmatch(value)
-    if kibi:
-        value = str(int(kibi[1]) << 10)
+    if path == "training.sequence_length" and value[-1] in "kK":
+        value = _length(value, where)
     elif factor and (present := value_at(path, edited.trees, where)):  # without one the document says what it lacks
         value = _scaled(present, _times(factor), where)
     return replace(edited, trees=apply_setting(f"{path}={value}", edited.trees, option))
+
+
+def _length(value: str, where: str) -> str:
+    try:
+        return str(parse_length(value))
+    except ValueError as error:
+        raise InputError(printable(str(error)), where=where) from None
 
 
 def _times(match: re.Match[str]) -> float:

@@ -9,7 +9,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from planner.units import UNITS, exact_quantity, format_bytes, format_count, format_rate, format_seconds, parse_quantity
+from planner.units import (
+    UNITS,
+    exact_quantity,
+    format_bytes,
+    format_count,
+    format_rate,
+    format_seconds,
+    parse_length,
+    parse_quantity,
+)
 
 KINDS = st.sampled_from(sorted(UNITS))
 POSITIVE = st.floats(min_value=1e-12, max_value=1e24, allow_nan=False)
@@ -106,3 +115,14 @@ def test_seconds_for_people_are_within_the_digits_shown(value: float) -> None:
 )
 def test_figures_for_people(shown: str, expected: str) -> None:
     assert shown == expected
+
+
+@pytest.mark.parametrize(("text", "tokens"), [("8192", 8192), ("32k", 32_768), (" 128K ", 131_072)])
+def test_a_sequence_of_32k_is_32_times_1024_tokens(text, tokens):
+    assert parse_length(text) == tokens
+
+
+@pytest.mark.parametrize("text", ["", "k", "32 kB", "3.5k", "-1", "32M"])
+def test_other_lengths_are_refused(text):
+    with pytest.raises(ValueError, match="write 8192 or 32k"):
+        parse_length(text)
