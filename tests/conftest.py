@@ -209,3 +209,80 @@ _CLUSTER = {
     ),
     "price": "2.00 USD/h",
 }  # fmt: skip
+
+
+# --- hostile text, for everything that shows a user's words -----------------------------------------------------------
+
+RUN = "window.owned=1"
+HOSTILE = [
+    "</script><script>" + RUN + "</script>",
+    "<script>" + RUN + "</script>",
+    "<img src=x onerror=" + RUN + ">",
+    "<svg onload=" + RUN + ">",
+    "<svg><script>" + RUN + "</script></svg>",
+    '" onmouseover="' + RUN,
+    "' onfocus='" + RUN + "' autofocus='",
+    "javascript:" + RUN,
+    "<a href=javascript:" + RUN + ">x</a>",
+    "<iframe srcdoc='<script>parent." + RUN + "</script>'></iframe>",
+    "<style>*{display:none}</style>",
+    "</style><script>" + RUN + "</script>",
+    "</title><script>" + RUN + "</script>",
+    "<!--",
+    "--><script>" + RUN + "</script>",
+    "]]><script>" + RUN + "</script>",
+    "<meta http-equiv=refresh content='0;url=http://example.invalid'>",
+    "<base href=http://example.invalid>",
+    "<link rel=stylesheet href=http://example.invalid/x.css>",
+    "{{ 7 * 7 }}{% raw %}{{ headline }}",
+    "${" + RUN + "}`+" + RUN + "+`",
+    "&lt;script&gt;&#60;script&#62;" + RUN,
+    "[/bold][red]x",
+    "\x1b[2J\x1b]0;t\x07",
+    "a\u202eb\u2066c",
+    "a\nb\tc\u2028d\u2029e",
+    "$(touch owned)`touch owned`",
+    "\x00\x7f\x9b31m",
+    "\ud800",
+    "A" * 10_000,
+]
+
+
+def with_text(plan: Plan, text: str) -> Plan:
+    """The text in every place where a user's words can stand; the documents are not asked whether they like it."""
+    assert isinstance(plan.cluster, ClusterSpec)
+    device = plan.cluster.device.model_copy(update={"name": text})
+    links = tuple(link.model_copy(update={"name": text}) for link in plan.cluster.links)
+    memory = tuple(
+        replace(stage, lines=tuple(replace(line, formula=text, source=text) for line in stage.lines))
+        for stage in plan.memory
+    )
+    return replace(
+        plan,
+        model=plan.model.model_copy(update={"name": text}),
+        cluster=plan.cluster.model_copy(update={"name": text, "device": device, "links": links}),
+        engine=plan.engine.model_copy(update={"name": text}),
+        time=tuple(replace(line, formula=text, source=text, bound=text) for line in plan.time),
+        memory=memory,
+        flops_convention=text,
+        idle_reason=text,
+        options={**plan.options, text: text},
+    )
+
+
+@pytest.fixture(params=HOSTILE, ids=range(len(HOSTILE)))
+def hostile_text(request: pytest.FixtureRequest) -> str:
+    """Each text of `HOSTILE`."""
+    return str(request.param)
+
+
+@pytest.fixture(scope="session")
+def hostile_texts() -> list[str]:
+    """All of them."""
+    return HOSTILE
+
+
+@pytest.fixture(scope="session")
+def hostile() -> Callable[[Plan, str], Plan]:
+    """`with_text`."""
+    return with_text

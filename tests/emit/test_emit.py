@@ -165,6 +165,29 @@ def test_a_hostile_model_name_is_no_plan(plan_file, capsys):
     assert capsys.readouterr().out == ""
 
 
+def test_hostile_text_reaches_a_script_as_it_is(plan, tmp_path, tools, hostile_text):
+    if {"\x00", "\ud800"} & set(hostile_text):
+        pytest.skip("no path of a file has it")
+    _, script = write_bundle(
+        on_one_host(plan), "torchrun", tmp_path / "out", arguments=RunArguments(data=(f"x/{hostile_text}",))
+    )
+    words = words_of(script, tools)
+    shown = "".join(words[words.index("--output=run") + 1 :])
+    assert shown == "".join(f"--data={Path(f'x/{hostile_text}').absolute()}".splitlines())
+    assert not list(tmp_path.rglob("*owned*"))
+
+
+@pytest.mark.parametrize("target", ["torchrun", "slurm", "megatron"])
+def test_hostile_names_in_a_plan_reach_no_script(target, plan_file, capsys, hostile_text):
+    for part in ("model", "cluster"):
+        document = json.loads(plan_file.read_text())
+        document[part]["name"] = hostile_text
+        changed = plan_file.with_name("changed.json")
+        changed.write_text(json.dumps(document))
+        assert main(["emit", str(changed), "--to", target]) == ExitCode.BAD_INPUT
+        assert capsys.readouterr().out == ""
+
+
 def test_a_plan_of_another_engine_is_refused_with_a_way_out(plan):
     for name, way_out in (("megatron", "--to megatron"), ("deepspeed", "tp=8,")):
         other = plan.engine.model_copy(update={"name": name})

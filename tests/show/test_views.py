@@ -25,7 +25,7 @@ from planner.show.comparison import comparison
 from planner.show.difference import difference_view
 from planner.show.explain import answers, explanation
 from planner.show.nothing_fits import nothing_fits, nothing_fits_to_dict
-from planner.show.screen import Screen, to_text
+from planner.show.screen import Screen, clean, to_text
 from planner.show.summary import next_command, summary
 from planner.show.sweep import sweep_to_dict, sweep_view
 from planner.specs.job import Job
@@ -277,6 +277,26 @@ def test_colour_adds_nothing_but_colour(name, plan, nothing, make_plan) -> None:
     assert "\x1b[" in colored
     plain = re.sub(r"\x1b\[[0-9;]*m", "", colored)
     assert [line.rstrip() for line in plain.splitlines()] == to_text(view, Screen()).splitlines()
+
+
+ESCAPES = re.compile("\x1b\\[[0-9;]*m|\x1b\\]8;;[^\x1b]*\x1b\\\\")
+
+
+@pytest.mark.parametrize("name", ["summary", "explain", "answers", "diff"])
+def test_hostile_text_is_shown_and_not_obeyed(name, plan, nothing, make_plan, hostile, hostile_text) -> None:
+    """The terminal gets no control character but our own colours and links, and the text stands there literally."""
+    bad = hostile(plan, hostile_text)
+    before, after = bad, replace(bad, model=bad.model.model_copy(update={"name": f"{hostile_text} 2"}))
+    view = views(bad, nothing, make_plan)[name] if name != "diff" else difference_view(
+        difference_of(before, after), names=("A", hostile_text)
+    )  # fmt: skip
+    shown = to_text(view, Screen(color=True, links=True))
+    plain = ESCAPES.sub("", shown)
+    assert all(c.isprintable() or c == "\n" for c in plain)
+    wanted = re.sub(r"\s", "", clean(hostile_text))
+    assert wanted[:200] in re.sub(r"\s", "", plain)
+    links = re.findall("\x1b\\]8;;([^\x1b]+)", shown)
+    assert all(link.startswith("file:///") and "glossary.md#" in link for link in links)
 
 
 def rows_of(text: str, title: str) -> list[list[str]]:

@@ -8,7 +8,6 @@ import json
 import re
 import time
 import zlib
-from dataclasses import replace
 from html.parser import HTMLParser
 
 import numpy as np
@@ -168,63 +167,8 @@ def test_the_arrays_are_the_executed_step(plan_of_kind, schedule) -> None:
 
 # --- hostile text ---------------------------------------------------------------------------------------------------
 
-RUN = "window.owned=1"
-HOSTILE = [
-    "</script><script>" + RUN + "</script>",
-    "<script>" + RUN + "</script>",
-    "<img src=x onerror=" + RUN + ">",
-    "<svg onload=" + RUN + ">",
-    "<svg><script>" + RUN + "</script></svg>",
-    '" onmouseover="' + RUN,
-    "' onfocus='" + RUN + "' autofocus='",
-    "javascript:" + RUN,
-    "<a href=javascript:" + RUN + ">x</a>",
-    "<iframe srcdoc='<script>parent." + RUN + "</script>'></iframe>",
-    "<style>*{display:none}</style>",
-    "</style><script>" + RUN + "</script>",
-    "</title><script>" + RUN + "</script>",
-    "<!--",
-    "--><script>" + RUN + "</script>",
-    "]]><script>" + RUN + "</script>",
-    "<meta http-equiv=refresh content='0;url=http://example.invalid'>",
-    "<base href=http://example.invalid>",
-    "<link rel=stylesheet href=http://example.invalid/x.css>",
-    "{{ 7 * 7 }}{% raw %}{{ headline }}",
-    "${" + RUN + "}`+" + RUN + "+`",
-    "&lt;script&gt;&#60;script&#62;" + RUN,
-    "[/bold][red]x",
-    "\x1b[2J\x1b]0;t\x07",
-    "a\u202eb\u2066c",
-    "a\nb\tc\u2028d\u2029e",
-    "$(touch owned)`touch owned`",
-    "\x00\x7f\x9b31m",
-    "\ud800",
-    "A" * 10_000,
-]
 
-
-def hostile(plan, text: str):
-    """The text in every place where a user's words can stand; the documents are not asked whether they like it."""
-    device = plan.cluster.device.model_copy(update={"name": text})
-    links = tuple(link.model_copy(update={"name": text}) for link in plan.cluster.links)
-    memory = tuple(
-        replace(stage, lines=tuple(replace(line, formula=text, source=text) for line in stage.lines))
-        for stage in plan.memory
-    )
-    return replace(
-        plan,
-        model=plan.model.model_copy(update={"name": text}),
-        cluster=plan.cluster.model_copy(update={"name": text, "device": device, "links": links}),
-        engine=plan.engine.model_copy(update={"name": text}),
-        time=tuple(replace(line, formula=text, source=text, bound=text) for line in plan.time),
-        memory=memory,
-        flops_convention=text,
-        idle_reason=text,
-        options={**plan.options, text: text},
-    )
-
-
-def hostile_page(plan, text: str) -> str:
+def hostile_page(hostile, plan, text: str) -> str:
     """What is priced again is priced under plain names, as no document takes others."""
     bad = hostile(plan, text)
     gains = tuple(LayoutGain(resource=text, before=text, after=text, gain=each.gain) for each in layout_gains(plan))
@@ -233,13 +177,13 @@ def hostile_page(plan, text: str) -> str:
 
 
 @pytest.fixture(scope="module")
-def harmless(plan_of_kind):
-    return Reader(hostile_page(plan_of_kind("zero-2"), "plain"))
+def harmless(plan_of_kind, hostile):
+    return Reader(hostile_page(hostile, plan_of_kind("zero-2"), "plain"))
 
 
-@pytest.mark.parametrize("text", HOSTILE)
-def test_hostile_text_is_shown_and_makes_no_element(plan_of_kind, harmless, text) -> None:
-    source = hostile_page(plan_of_kind("zero-2"), text)
+def test_hostile_text_is_shown_and_makes_no_element(plan_of_kind, harmless, hostile, hostile_text) -> None:
+    text = hostile_text
+    source = hostile_page(hostile, plan_of_kind("zero-2"), text)
     page = Reader(source)
     assert [tag for tag, _ in page.elements] == [tag for tag, _ in harmless.elements]
     assert [sorted(each) for _, each in page.elements] == [sorted(each) for _, each in harmless.elements]
@@ -248,8 +192,8 @@ def test_hostile_text_is_shown_and_makes_no_element(plan_of_kind, harmless, text
     assert not set(source) & set("\x00\x07\x1b\x7f\x9b\u202e\u2066\u2028\u2029\ud800")
 
 
-@pytest.mark.parametrize("text", HOSTILE)
-def test_hostile_text_stays_text_in_json_and_trace(plan_of_kind, text) -> None:
+def test_hostile_text_stays_text_in_json_and_trace(plan_of_kind, hostile, hostile_text) -> None:
+    text = hostile_text
     plan = hostile(plan_of_kind("zero-2"), text)
     printed = explanation_to_json(explain(plan))
     traced = "".join(trace_text(plan))
@@ -276,10 +220,10 @@ def opened(browser, tmp_path):
     assert len(browser.requests) == 1
 
 
-def test_hostile_text_does_nothing_in_a_browser(opened, plan_of_kind) -> None:
-    names = [text for text in HOSTILE if "\ud800" not in text]
+def test_hostile_text_does_nothing_in_a_browser(opened, plan_of_kind, hostile, hostile_texts) -> None:
+    names = [text for text in hostile_texts if "\ud800" not in text]
     plan = plan_of_kind("zero-2")
-    browser = opened(plan, hostile_page(plan, "".join(names)))
+    browser = opened(plan, hostile_page(hostile, plan, "".join(names)))
     assert browser.evaluate("window.owned") is None
     assert "onerror" in browser.evaluate("document.title")
 
