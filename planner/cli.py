@@ -42,7 +42,6 @@ if TYPE_CHECKING:
     from planner.search.footprint import NothingFits
     from planner.search.integer_program import SolverName
     from planner.search.objectives import ObjectiveName
-    from planner.search.remedies import LiftedPin, Remedy
     from planner.specs.job import AnyJob, Job
 
 __all__ = ["cli", "main", "run"]
@@ -125,7 +124,6 @@ def plan(
     from planner.search.objectives import objective_of
     from planner.search.search import Constraints, NothingFits, search
     from planner.show.progress import Progress, write_stats
-    from planner.specs.job import Job
 
     _check_writable(output, stats, force=force)
     constraints = Constraints.parse(pins, forbids)
@@ -135,7 +133,7 @@ def plan(
     job = _load_job(nodes=nodes, **workload)
     batch = None
     with Progress(sys.stderr) as progress:
-        if isinstance(job, Job) and job.batch:
+        if job.batch:
             job, tried = choose_batch(job, constraints, objective, progress)
             batch = batch_report(job, tried)
         goal = objective_of(job, objective)
@@ -423,7 +421,7 @@ def _price(targets: Sequence[str], layout: str | None, **workload: Any) -> Plan:
         raise click.UsageError("say which layout to price: --layout tp=8,pp=4,...; `planner plan` chooses one")
     model, cluster, training = (*targets, None)[:3]
     job = _load_job(model=model, cluster=cluster, training=training, **workload)
-    _refuse_batch_range(pools_of(job)[0], "one layout is priced with one batch size")
+    _refuse_batch_range(job, "one layout is priced with one batch size")
     pools = {pool.cluster.name: pool.num_devices for pool in pools_of(job)}
     num_devices = pools if isinstance(job, MixedJob) else job.num_devices
     return plan_for_layout(job, parse_layout(layout, num_layers=job.model.num_layers, num_devices=num_devices))
@@ -443,7 +441,7 @@ def _refuse_options(ctx: click.Context, names: Collection[str], why: str) -> Non
         raise click.UsageError(f"{', '.join(given)}: {why}")
 
 
-def _refuse_batch_range(job: Job, why: str) -> None:
+def _refuse_batch_range(job: AnyJob, why: str) -> None:
     if job.batch:
         hint = "give one number of sequences, as in --global-batch 1024; `planner plan` chooses from a range"
         raise InputError(why, where="global_batch_size", hint=hint)
@@ -521,14 +519,10 @@ def _show_nothing_fits(job: AnyJob, constraints: Constraints, found: NothingFits
     from planner.search.remedies import lifted_pins, remedies
     from planner.show.nothing_fits import nothing_fits, nothing_fits_to_json
     from planner.show.progress import Progress
-    from planner.specs.job import Job
 
-    changes: tuple[Remedy, ...] = ()
-    pins: tuple[LiftedPin, ...] = ()
-    if isinstance(job, Job):  # what would help is searched for on clusters of one kind
-        with Progress(sys.stderr) as progress:
-            changes = remedies(job, constraints, progress)
-            pins = lifted_pins(job, constraints, progress)
+    with Progress(sys.stderr) as progress:
+        changes = remedies(job, constraints, progress)
+        pins = lifted_pins(job, constraints, progress)
     if as_json:
         from planner.search.search import plan_for_layout
 

@@ -9,14 +9,13 @@ import numpy as np
 
 from planner.cost.estimate import estimate, timeline
 from planner.cost.ledger import LineName
-from planner.cost.prices import stage_prices
+from planner.cost.prices import layout_prices
 from planner.cost.schedule import bubble_of, exists, staleness_steps, weight_versions
-from planner.cost.stage import stages_of
 from planner.layout import Layout, balanced_chunks, of_chunks
 from planner.specs.engine import Schedule
 
 if TYPE_CHECKING:
-    from planner.specs.job import Job
+    from planner.specs.job import AnyJob
 
 __all__ = ["SCHEDULES", "ScheduleOutcome", "compare_schedules", "with_schedule"]
 
@@ -83,7 +82,7 @@ def with_schedule(layout: Layout, schedule: Schedule) -> Layout | None:
     )
 
 
-def compare_schedules(job: Job, layout: Layout) -> dict[Schedule, ScheduleOutcome | str]:
+def compare_schedules(job: AnyJob, layout: Layout) -> dict[Schedule, ScheduleOutcome | str]:
     """What each schedule of `SCHEDULES` would make of this layout, or why it has no order for it.
 
     The answer is for a human's table: whether a layout is legal otherwise is not asked.
@@ -94,7 +93,7 @@ def compare_schedules(job: Job, layout: Layout) -> dict[Schedule, ScheduleOutcom
     return {schedule: _outcome(job, layout, schedule, m) for schedule in SCHEDULES}
 
 
-def _outcome(job: Job, layout: Layout, schedule: Schedule, m: int) -> ScheduleOutcome | str:
+def _outcome(job: AnyJob, layout: Layout, schedule: Schedule, m: int) -> ScheduleOutcome | str:
     other = with_schedule(layout, schedule)
     if other is None:
         return "a stage has fewer layers than chunks"
@@ -127,12 +126,12 @@ def _outcome(job: Job, layout: Layout, schedule: Schedule, m: int) -> ScheduleOu
     )
 
 
-def _equal_stages_bubble_share(job: Job, layout: Layout, m: int) -> float:
+def _equal_stages_bubble_share(job: AnyJob, layout: Layout, m: int) -> float:
     """Bubble over work if every stage took the mean of all stages.
 
     Source: `bubble_of`.
     """
-    passes = stage_prices(job, layout, stages_of(job, layout)).passes
+    passes = layout_prices(job, layout).passes
     mean = {
         name: np.full(layout.pp, np.mean(np.broadcast_to(getattr(passes, name), layout.pp)))
         for name in ("forward", "backward_input", "backward_weight")

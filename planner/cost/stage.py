@@ -187,7 +187,7 @@ def chunks_of(job: AnyJob, layout: Layout) -> Stage:
     )
 
 
-def layer_kinds(job: Job, layout: Degrees, stage: Stage) -> tuple[tuple[bool, Any], ...]:
+def layer_kinds(job: AnyJob, layout: Degrees, stage: Stage) -> tuple[tuple[bool, Any], ...]:
     """Kinds of layers on a stage, as (has experts, how many); kinds that the model lacks are left out.
 
     Layers for multi-token prediction are of the model's main kind and lie on the last stage.

@@ -16,18 +16,18 @@ from planner.cost.critical_batch import (
 )
 from planner.cost.estimate import estimate
 from planner.cost.ledger import LineName
-from planner.cost.prices import stage_prices
-from planner.cost.stage import stages_of
+from planner.cost.prices import layout_prices
 from planner.explain.plan_inputs import job_of
 from planner.search.legality import broken_rules
 from planner.specs.document import Document
+from planner.specs.job import with_training
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from planner.layout import Layout
     from planner.plan import Plan
-    from planner.specs.job import Job
+    from planner.specs.job import AnyJob
 
 __all__ = ["Batch", "EstimatedBatch", "GlobalBatch", "MicrobatchSize", "batch_of"]
 
@@ -101,7 +101,7 @@ def batch_of(plan: Plan) -> Batch:
     )
 
 
-def _sizes(job: Job, layout: Layout) -> Iterator[MicrobatchSize]:
+def _sizes(job: AnyJob, layout: Layout) -> Iterator[MicrobatchSize]:
     """Powers of two that divide a replica's share of the batch and break no rule, and the plan's own size."""
     share = job.training.global_batch_size // layout.dp
     powers = {1 << n for n in range(_MOST) if share % (1 << n) == 0}
@@ -110,7 +110,7 @@ def _sizes(job: Job, layout: Layout) -> Iterator[MicrobatchSize]:
         if mbs != layout.mbs and broken_rules(job, other):
             continue
         priced = estimate(job, other)
-        slowest = float(np.max(stage_prices(job, other, stages_of(job, other)).microbatch_seconds))
+        slowest = float(np.max(layout_prices(job, other).microbatch_seconds))
         yield MicrobatchSize(
             mbs=mbs,
             sequences_per_second=mbs / slowest,
@@ -121,12 +121,11 @@ def _sizes(job: Job, layout: Layout) -> Iterator[MicrobatchSize]:
         )
 
 
-def _batches(job: Job, layout: Layout, critical: float) -> Iterator[GlobalBatch]:
+def _batches(job: AnyJob, layout: Layout, critical: float) -> Iterator[GlobalBatch]:
     """A quarter to four times the plan's batch, where whole microbatches make it up and the rules allow it."""
     own, length = job.training.global_batch_size, job.training.sequence_length
     for sequences in (own // 4, own // 2, own, own * 2, own * 4):
-        training = job.training.model_copy(update={"global_batch_size": sequences})
-        other = replace(job, training=training)
+        other = with_training(job, global_batch_size=sequences)
         if sequences < 1 or broken_rules(other, layout):
             continue
         priced = estimate(other, layout)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from planner.explain.operations import GroupShape, Operation
     from planner.plan import Plan
-    from planner.specs.job import Job
+    from planner.specs.cluster import ClusterSpec
 
 __all__ = ["Algorithm", "Asynchronous", "Collectives", "GroupReport", "GroupUse", "collectives_of"]
 
@@ -51,6 +51,7 @@ class GroupReport(Document):
     experts: bool = Field(description="the parameters of routed experts")
     line_busy_seconds: float = Field(description="of the ledger line, which all groups with its name share")
     line_hidden_seconds: float = Field(description="the part of it behind other work")
+    pool: str = Field(default="", description="on a mixed cluster the pool that it lies in; empty across pools")
     size: int
     stride: int
     num_groups: int
@@ -90,24 +91,28 @@ def collectives_of(plan: Plan) -> Collectives:
     kinds: dict[tuple[LineName, GroupShape, bool], list[Operation]] = {}
     for each in operations:
         kinds.setdefault((each.line, each.where, each.experts), []).append(each)
-    groups = tuple(_report(job, plan, uses) for uses in kinds.values())
+    groups = tuple(_report(plan, uses) for uses in kinds.values())
     return Collectives(groups=groups, asynchronous=_asynchronous(plan, groups))
 
 
-def _report(job: Job, plan: Plan, uses: Sequence[Operation]) -> GroupReport:
-    line, where = uses[0].line, uses[0].where
+def _report(plan: Plan, uses: Sequence[Operation]) -> GroupReport:
+    layout, line, where, network = plan.layout, uses[0].line, uses[0].where, uses[0].network
     priced = next(each for each in plan.time if each.name == line)
-    found = group(job.cluster, where.size, where.stride)
+    found = group(network, where.size, where.stride)
     summed = max((each.num_bytes for each in uses if each.kind in _SUMS), default=0.0)
-    ranks = range(0, where.size * where.stride, where.stride)
+    inside = where.pool and where.stride < layout.stride("pp")  # else from stage to stage
+    first = layout.pools.index(where.pool) * layout.stride("pp") if inside else 0
+    ranks = range(first, first + where.size * where.stride, where.stride)
+    stages = layout.pools.count(where.pool) if inside else layout.pp
     return GroupReport(
         line=line.value,
         experts=uses[0].experts,
         line_busy_seconds=float(priced.busy_seconds),
         line_hidden_seconds=float(priced.hidden_seconds),
+        pool=where.pool,
         size=where.size,
         stride=where.stride,
-        num_groups=plan.layout.world_size // (plan.layout.pp if line == LineName.TIED_EMBEDDING else where.size),
+        num_groups=stages * layout.stride("pp") // (layout.pp if line == LineName.TIED_EMBEDDING else where.size),
         first_ranks=tuple(ranks[:16]),
         links=tuple(level.link.name for level in found.levels),
         bytes_per_second=float(found.bandwidth),
@@ -122,13 +127,13 @@ def _report(job: Job, plan: Plan, uses: Sequence[Operation]) -> GroupReport:
             for each in uses
         ),
         algorithm_bytes=summed,
-        algorithms=_algorithms(job, where, summed) if summed else (),
+        algorithms=_algorithms(network, where, summed) if summed else (),
     )
 
 
-def _algorithms(job: Job, where: GroupShape, num_bytes: float) -> tuple[Algorithm, ...]:
+def _algorithms(network: ClusterSpec, where: GroupShape, num_bytes: float) -> tuple[Algorithm, ...]:
     prices = {
-        k: float(v) for k, v in all_reduce_algorithms(group(job.cluster, where.size, where.stride), num_bytes).items()
+        k: float(v) for k, v in all_reduce_algorithms(group(network, where.size, where.stride), num_bytes).items()
     }
     offered = {name: prices[name] for name in ("ring", "tree", "in-network") if name in prices}
     chosen = min(offered, key=lambda name: offered[name])

@@ -16,9 +16,8 @@ from planner.cost.compute import PassSeconds
 from planner.cost.estimate import timeline
 from planner.cost.flops import chunk_flops
 from planner.cost.ledger import LineName
-from planner.cost.prices import chunk_parts, stage_prices
+from planner.cost.prices import chunk_parts, layout_prices
 from planner.cost.simulate import ChunkSeconds, simulate
-from planner.cost.stage import stages_of
 from planner.explain.operations import operations_of_step
 
 if TYPE_CHECKING:
@@ -30,7 +29,7 @@ if TYPE_CHECKING:
     from planner.cost.prices import StagePrices
     from planner.cost.simulate import Timeline
     from planner.layout import Layout
-    from planner.specs.job import Job
+    from planner.specs.job import AnyJob
 
 __all__ = ["ExecutedStep", "PassKind", "executed_step"]
 
@@ -92,9 +91,9 @@ class ExecutedStep:
         return self.timeline.seconds + max(sum(seconds for _, seconds in each) for each in self.tail)
 
 
-def executed_step(job: Job, layout: Layout, time: tuple[TimeLine, ...]) -> ExecutedStep:
+def executed_step(job: AnyJob, layout: Layout, time: tuple[TimeLine, ...]) -> ExecutedStep:
     """Execute one step of a layout, whose time ledger is `time`; of pipedream, one run from an empty pipeline."""
-    prices, pp = stage_prices(job, layout, stages_of(job, layout)), layout.pp
+    prices, pp = layout_prices(job, layout), layout.pp
     parts = chunk_parts(job, layout)
     tail = {
         LineName.DP_COMM: _of_stages(prices.dp_exposed_once, pp),
@@ -158,7 +157,7 @@ def _pairs_apart(passes: Timeline, seconds: ChunkSeconds) -> Timeline:
     return replace(passes, start=start, end=end)
 
 
-def _kinds(job: Job, layout: Layout, parts: Mapping[LineName, PassSeconds]) -> dict[tuple[str, int], PassKind]:
+def _kinds(job: AnyJob, layout: Layout, parts: Mapping[LineName, PassSeconds]) -> dict[tuple[str, int], PassKind]:
     flops, n = chunk_flops(job, layout), layout.num_chunks
     ranks = layout.tp * layout.cp
     again = np.where(np.array(layout.recompute) == "full", flops["layers"], 0.0)
@@ -179,7 +178,7 @@ def _kinds(job: Job, layout: Layout, parts: Mapping[LineName, PassSeconds]) -> d
 
 
 def _bytes_per_second(
-    job: Job, layout: Layout, time: tuple[TimeLine, ...], prices: StagePrices
+    job: AnyJob, layout: Layout, time: tuple[TimeLine, ...], prices: StagePrices
 ) -> dict[LineName, NDArray[np.float64]]:
     m = layout.num_microbatches(job.training.global_batch_size)
     updates = m if layout.schedule == "pipedream" else 1

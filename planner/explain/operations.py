@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -27,28 +27,35 @@ from planner.cost.stage import (
     holds_embedding,
     holds_head,
     layer_kinds,
+    pool_indices,
     shard_degree,
     stages_of,
 )
 from planner.cost.traffic import context_bytes
 from planner.layout import head_stage
+from planner.specs.job import pools_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from planner.cost.ledger import TimeLine
     from planner.layout import Layout
-    from planner.specs.job import Job
+    from planner.specs.cluster import ClusterSpec
+    from planner.specs.job import AnyJob, Job
 
 __all__ = ["GroupShape", "Operation", "operations_of_step", "stage_at"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupShape:
-    """A kind of group: `size` ranks, each `stride` from the next."""
+    """A kind of group: `size` ranks, each `stride` from the next.
+
+    pool: on a mixed cluster the pool that the group lies in; empty where it crosses from one to another.
+    """
 
     size: int
     stride: int
+    pool: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,8 +63,8 @@ class Operation:
     """One kind of collective or send.
 
     line: the ledger line that it belongs to. num_bytes: what one rank holds of it, as in cost/collectives.py.
-    times: how often the stage of the ledger line runs it in a step. seconds: of one. experts: it works on the
-    parameters of routed experts.
+    times: how often the stage of the ledger line runs it in a step. seconds: of one. network: what it goes through:
+    the cluster, or the pool, or the link between pools. experts: it works on the parameters of routed experts.
     """
 
     line: LineName
@@ -66,6 +73,7 @@ class Operation:
     num_bytes: float
     times: float
     seconds: float
+    network: ClusterSpec
     experts: bool = False
 
 
@@ -76,21 +84,24 @@ def stage_at(stages: Stage, index: int) -> Stage:
     return Stage(**{k: None if v is None else np.broadcast_to(v, whole)[index] for k, v in values.items()})
 
 
-def operations_of_step(job: Job, layout: Layout, time: tuple[TimeLine, ...]) -> tuple[Operation, ...]:
+def operations_of_step(job: AnyJob, layout: Layout, time: tuple[TimeLine, ...]) -> tuple[Operation, ...]:
     """Every kind of collective and send of the stages that the lines of `time` are about.
 
     For each line the sum of times * seconds is its busy time.
     """
-    stages = stages_of(job, layout)
-    slow = stage_at(stages, next(line.stage for line in time if line.name == LineName.COMPUTE))
-    last = stage_at(stages, next(line.stage for line in time if line.name == LineName.DP_COMM))
+    stages, pools, of_stage = stages_of(job, layout), pools_of(job), pool_indices(job, layout)
+    slow, last = (
+        stage_at(stages, next(line.stage for line in time if line.name == name))
+        for name in (LineName.COMPUTE, LineName.DP_COMM)
+    )
+    of_slow, of_last = (pools[of_stage[int(stage.index)]] for stage in (slow, last))
     found = (
-        *_tensor(job, layout, slow),
-        *_context(job, layout, slow),
-        *_experts(job, layout, slow),
-        *_pipeline(job, layout),
-        *_data(job, layout, slow, last),
-        *_tied(job, layout, last),
+        *_tensor(of_slow, layout, slow),
+        *_context(of_slow, layout, slow),
+        *_experts(of_slow, layout, slow),
+        *_pipeline(of_slow, layout, slow),
+        *_data((of_slow, of_last), layout, (slow, last)),
+        *_tied(of_last, layout, last),
     )
     return tuple(each for each in found if each.where.size > 1 and each.times > 0)
 
@@ -104,8 +115,17 @@ def _is_full(stage: Stage) -> int:
 
 
 def _operation(
-    job: Job, line: LineName, kind: str, where: GroupShape, num_bytes: float, times: float, *, experts: bool = False
+    job: Job,
+    line: LineName,
+    kind: str,
+    where: GroupShape,
+    num_bytes: float,
+    times: float,
+    *,
+    across: bool = False,
+    experts: bool = False,
 ) -> Operation:
+    """One operation inside the job's cluster; `across`: between it and other pools."""
     prices: dict[str, Any] = {
         "all-gather": all_gather_seconds,
         "reduce-scatter": reduce_scatter_seconds,
@@ -113,17 +133,20 @@ def _operation(
         "all-to-all": all_to_all_seconds,
         "ring exchange": ring_exchange_seconds,
     }
+    network = job.across if across and job.across else job.cluster
     if kind == "send":
-        seconds = send_seconds(job.cluster, where.stride, num_bytes)
+        seconds = send_seconds(network, where.stride, num_bytes / job.engine.send_share)
     else:
-        seconds = prices[kind](group(job.cluster, where.size, where.stride), num_bytes)
+        seconds = prices[kind](group(network, where.size, where.stride), num_bytes)
+    pool = job.cluster.name if job.between is not None and not across else ""
     return Operation(
         line=line,
         kind=kind,
-        where=where,
+        where=replace(where, pool=pool),
         num_bytes=float(num_bytes),
         times=float(times),
         seconds=float(seconds),
+        network=network,
         experts=experts,
     )
 
@@ -171,51 +194,66 @@ def _experts(job: Job, layout: Layout, stage: Stage) -> Iterator[Operation]:
     yield _operation(job, LineName.EP_COMM, "reduce-scatter", shared, num_bytes * layout.etp, times)
 
 
-def _pipeline(job: Job, layout: Layout) -> Iterator[Operation]:
+def _pipeline(job: Job, layout: Layout, stage: Stage) -> Iterator[Operation]:
+    """An activation to the stage after, a gradient to the one before; each of them may be in another pool."""
     where = GroupShape(size=layout.pp, stride=layout.stride("pp"))
-    times = num_microbatches(job, layout) * 2 * layout.interleave
+    times = num_microbatches(job, layout) * layout.interleave
     num_bytes = _activation_bytes(job, layout)
     scattered = layout.sp == 1 or job.engine.scatters_pipeline_sends
-    yield _operation(job, LineName.PP_COMM, "send", where, num_bytes / (layout.tp if scattered else 1), times)
+    sent, crossings = num_bytes / (layout.tp if scattered else 1), int(stage.num_crossings)
+    yield _operation(job, LineName.PP_COMM, "send", where, sent, times * (2 - crossings))
+    yield _operation(job, LineName.PP_COMM, "send", where, sent, times * crossings, across=True)
     if layout.pp > 1 and not layout.sp and job.engine.scatters_pipeline_sends:
-        yield _operation(job, LineName.PP_COMM, "all-gather", GroupShape(size=layout.tp, stride=1), num_bytes, times)
+        yield _operation(
+            job, LineName.PP_COMM, "all-gather", GroupShape(size=layout.tp, stride=1), num_bytes, 2 * times
+        )
 
 
-def _data(job: Job, layout: Layout, slow: Stage, last: Stage) -> Iterator[Operation]:
-    """Reductions of gradients and gathers of weights, of common parameters and of routed experts."""
+def _data(jobs: tuple[Job, Job], layout: Layout, stages: tuple[Stage, Stage]) -> Iterator[Operation]:
+    """Reductions of gradients and gathers of weights, of common parameters and of routed experts.
+
+    jobs, stages: of the stage that sets the pace and of the one that ends last.
+    """
     shards = int(shard_degree(layout))
     shard = GroupShape(size=shards, stride=layout.tp)
     replicas = GroupShape(size=layout.dp * layout.cp // shards, stride=layout.tp * shards)
-    yield from _reduce_and_gather(job, layout, shard, replicas, (slow, last), experts=False)
-    if job.model.moe is not None:
+    yield from _reduce_and_gather(jobs, layout, shard, replicas, stages, experts=False)
+    if jobs[0].model.moe is not None:
         stride, shards = layout.ep * layout.etp, int(expert_shard_degree(layout))
         ranks = max(1, layout.dp * layout.cp * layout.tp // stride)
         shard = GroupShape(size=shards, stride=stride)
         replicas = GroupShape(size=ranks // shards, stride=stride * shards)
-        yield from _reduce_and_gather(job, layout, shard, replicas, (slow, last), experts=True)
+        yield from _reduce_and_gather(jobs, layout, shard, replicas, stages, experts=True)
 
 
 def _reduce_and_gather(
-    job: Job, layout: Layout, shard: GroupShape, replicas: GroupShape, stages: tuple[Stage, Stage], *, experts: bool
+    jobs: tuple[Job, Job],
+    layout: Layout,
+    shard: GroupShape,
+    replicas: GroupShape,
+    stages: tuple[Stage, Stage],
+    *,
+    experts: bool,
 ) -> Iterator[Operation]:
     """ZeRO-2 reduces after each microbatch, ZeRO-3 gathers for each pass too, on the stage that sets the pace.
 
     PipeDream updates after each microbatch.
     """
-    m, line = num_microbatches(job, layout), LineName.DP_COMM
+    m, line = num_microbatches(jobs[0], layout), LineName.DP_COMM
     slow, last = (
         float(held.experts if experts else held.common)
-        for held in (trained_params(job, layout, stage) for stage in stages)
+        for held in (trained_params(job, layout, stage) for job, stage in zip(jobs, stages, strict=True))
     )
-    frozen = frozen_bytes(job, layout, stages[0])
+    frozen = frozen_bytes(jobs[0], layout, stages[0])
     frozen_too = float(frozen.experts if experts else frozen.common) if layout.zero == 3 else 0.0
-    updates = _updates(job, layout)
-    reduces, num_params = (m, slow) if layout.zero >= 2 else (updates, last)
-    num_bytes = job.state_bytes.grads * num_params
+    updates, states = _updates(jobs[0], layout), jobs[0].state_bytes
+    job, reduces, num_params = (jobs[0], m, slow) if layout.zero >= 2 else (jobs[1], updates, last)
+    num_bytes = states.grads * num_params
     yield _operation(job, line, "reduce-scatter", shard, num_bytes, reduces, experts=experts)
     yield _operation(job, line, "all-reduce", replicas, num_bytes / shard.size, reduces, experts=experts)
-    gathers, num_params = (2 * m, slow) if layout.zero == 3 else (updates * int(layout.zero > 0), last)
-    gathered = job.state_bytes.weights * num_params + frozen_too
+    once = updates * int(layout.zero > 0)
+    job, gathers, num_params = (jobs[0], 2 * m, slow) if layout.zero == 3 else (jobs[1], once, last)
+    gathered = states.weights * num_params + frozen_too
     yield _operation(job, line, "all-gather", shard, gathered, gathers, experts=experts)
 
 
@@ -228,4 +266,5 @@ def _tied(job: Job, layout: Layout, stage: Stage) -> Iterator[Operation]:
     if job.model.tied_embeddings and not job.training.lora_rank and last > 0 and stage.index in (0, last):
         where = GroupShape(size=2, stride=last * layout.stride("pp"))
         num_bytes = job.state_bytes.grads * embedding_params_on_device(job.model, job.engine, layout)
-        yield _operation(job, LineName.TIED_EMBEDDING, "all-reduce", where, float(num_bytes), _updates(job, layout))
+        times, apart = _updates(job, layout), bool(stage.ends_apart)
+        yield _operation(job, LineName.TIED_EMBEDDING, "all-reduce", where, float(num_bytes), times, across=apart)

@@ -8,30 +8,17 @@ from typing import TYPE_CHECKING, Any
 from planner.errors import InputError
 from planner.search.constraints import Constraints
 from planner.search.objectives import OBJECTIVES, objective_of
-from planner.specs.cluster import MixedClusterSpec
-from planner.specs.job import AnyJob, Job, MixedJob
+from planner.specs.job import job_on
 
 if TYPE_CHECKING:
     from planner.plan import Plan
     from planner.search.objectives import Objective
+    from planner.specs.job import AnyJob
 
-__all__ = ["any_job_of", "constraints_of", "job_of", "objective_of_plan"]
-
-
-def job_of(plan: Plan) -> Job:
-    """As `any_job_of`, for what is answered for uniform clusters only.
-
-    Raises:
-        InputError: as there, or the cluster is a mixed one.
-    """
-    job = any_job_of(plan)
-    if isinstance(job, MixedJob):
-        message = f"{job.cluster.name} is a mixed cluster, and this is answered for clusters of one kind only"
-        raise InputError(message, hint="`planner explain PLAN` shows its memory, time and neighbours, --json all lines")
-    return job
+__all__ = ["constraints_of", "job_of", "objective_of_plan"]
 
 
-def any_job_of(plan: Plan) -> AnyJob:
+def job_of(plan: Plan) -> AnyJob:
     """The job that was planned.
 
     Raises:
@@ -42,25 +29,11 @@ def any_job_of(plan: Plan) -> AnyJob:
     is_share = isinstance(headroom, int | float) and not isinstance(headroom, bool) and math.isfinite(headroom)
     if not is_share or not 0 <= headroom < 1 or not all(isinstance(lifted, bool) for lifted in rules.values()):
         raise InputError("the plan's options are not valid", hint="make the plan again")
-    mixed = plan.cluster if isinstance(plan.cluster, MixedClusterSpec) else None
-    pools = plan.cluster.pools
     entries = plan.calibration if isinstance(plan.calibration, tuple) else (plan.calibration,)
-    if len(entries) != len(pools):
+    if len(entries) != len(plan.cluster.pools):
         raise InputError("the plan's calibration has not one entry for each pool", hint="make the plan again")
-    jobs = tuple(
-        Job(
-            model=plan.model,
-            cluster=pool,
-            training=plan.training,
-            engine=plan.engine,
-            headroom=float(headroom),
-            **rules,
-            calibration=entry,
-            between=mixed.between if mixed else None,
-        )
-        for pool, entry in zip(pools, entries, strict=True)
-    )
-    return MixedJob(cluster=mixed, pools=jobs) if mixed else jobs[0]
+    common = {"model": plan.model, "training": plan.training, "engine": plan.engine}
+    return job_on(plan.cluster, entries, **common, headroom=float(headroom), **rules)
 
 
 def objective_of_plan(plan: Plan) -> Objective:

@@ -6,13 +6,17 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 from planner.cost.estimate import estimate
+from planner.cost.run import devices_in_use
 from planner.errors import InputError
 from planner.explain.plan_inputs import job_of
 from planner.search.legality import broken_rules
 from planner.specs.change import change_job
+from planner.specs.job import Job
 
 if TYPE_CHECKING:
+    from planner.layout import Layout
     from planner.plan import Plan
+    from planner.specs.job import AnyJob
 
 __all__ = ["ReplicaCount", "replicas_of"]
 
@@ -42,7 +46,7 @@ def replicas_of(plan: Plan) -> tuple[ReplicaCount, ...]:
             continue
         other = replace(layout, dp=int(dp))
         try:
-            sized = job if power == 0 else change_job(job, f"gpus={other.world_size}")
+            sized = job if power == 0 else change_job(job, _size_for(job, other))
         except InputError:  # such a cluster cannot be built
             continue
         if power and broken_rules(sized, other):
@@ -50,3 +54,11 @@ def replicas_of(plan: Plan) -> tuple[ReplicaCount, ...]:
         priced = estimate(sized, other)
         found.append(ReplicaCount(num_devices=other.world_size, step_seconds=priced.step_seconds, fits=priced.fits))
     return tuple(found)
+
+
+def _size_for(job: AnyJob, layout: Layout) -> str:
+    """The change to a cluster with devices for a layout; in a mixed one each pool gets hosts for its stages."""
+    if isinstance(job, Job):
+        return f"gpus={layout.world_size}"
+    in_use = devices_in_use(job.cluster, layout)
+    return ",".join(f"{pool.name}.hosts={-(-count // pool.devices_per_host)}" for pool, count in in_use)

@@ -6,13 +6,11 @@ import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from pydantic import Field
-
 from planner.cost.estimate import estimate
 from planner.explain.batch import Batch, batch_of
 from planner.explain.collectives import Collectives, collectives_of
 from planner.explain.peak import Alternative, StagePeak, alternatives_of, peaks_of
-from planner.explain.plan_inputs import any_job_of
+from planner.explain.plan_inputs import job_of
 from planner.explain.scaling import Scaling, scaling_of
 from planner.explain.schedules import Schedules, schedules_of
 from planner.explain.waterfall import Rate, Waterfall, rates_of, waterfall_of
@@ -20,7 +18,6 @@ from planner.explain.what_if import Sensitivity, WhatIf, sensitivity_of, what_if
 from planner.explain.why_not import WhyNot, why_not
 from planner.plan import plan_to_dict
 from planner.specs.document import Document
-from planner.specs.job import Job
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -38,8 +35,8 @@ class Sections(Document):
     """What is said about a plan: each field is a key of `planner explain --json`, beside those of the plan."""
 
     notes: tuple[str, ...]
-    waterfall: Waterfall | None = Field(default=None, description="of clusters of one kind")
-    rates: tuple[Rate, ...] = Field(default=(), description="of clusters of one kind")
+    waterfall: Waterfall
+    rates: tuple[Rate, ...]
     peaks: tuple[StagePeak, ...]
     alternatives: tuple[Alternative, ...]
     why_not: tuple[WhyNot, ...] = ()
@@ -86,20 +83,15 @@ def explain(
         InputError: a question that cannot be read, or a plan whose options are not valid.
         EnvironmentProblem: a file that a question names cannot be read.
     """
-    job = any_job_of(plan)
+    job = job_of(plan)
     priced = estimate(job, plan.layout)
     notes = []
     if abs(priced.step_seconds - plan.step_seconds) > _SAME * plan.step_seconds:
         notes.append("this plan was priced by another version of the planner; what is not in it is priced anew")
-    of_one_kind: dict[str, Any] = {}
-    if isinstance(job, Job):
-        of_one_kind["waterfall"] = waterfall_of(job, plan.layout, priced)
-        of_one_kind["rates"] = rates_of(job, plan.layout, priced)
-    else:
-        notes.append("on a mixed cluster waterfall and rates are left out: the ledger stands alone")
     sections = Sections(
         notes=tuple(notes),
-        **of_one_kind,
+        waterfall=waterfall_of(job, plan.layout, priced),
+        rates=rates_of(job, plan.layout, priced),
         peaks=peaks_of(job, plan.layout),
         alternatives=alternatives_of(job, plan.layout),
         **_answers(plan, questions or Questions(), reporter, tell),

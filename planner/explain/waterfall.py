@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,23 +17,26 @@ from planner.cost.flops import (
 )
 from planner.cost.ledger import LineName, total_exposed_seconds
 from planner.cost.parameters import num_active_params, num_matmul_params
-from planner.cost.prices import num_microbatches, stage_prices
-from planner.cost.stage import stages_of
+from planner.cost.prices import layout_prices, num_microbatches
+from planner.cost.stage import pool_indices
 from planner.explain.operations import operations_of_step
 from planner.layout import offloads_optimizer
 from planner.specs.calibration import UNCALIBRATED
 from planner.specs.document import Document
+from planner.specs.job import each_pool, pools_of
 from planner.units import format_bytes, format_flops, format_rate, format_seconds
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
+
+    from numpy.typing import NDArray
 
     from planner.cost.estimate import Estimate
     from planner.cost.ledger import TimeLine
     from planner.cost.prices import StagePrices
     from planner.explain.operations import Operation
     from planner.layout import Layout
-    from planner.specs.job import Job
+    from planner.specs.job import AnyJob, Job
 
 __all__ = ["Rate", "TimePart", "Waterfall", "rates_of", "waterfall_of"]
 
@@ -68,14 +72,14 @@ class Rate(Document):
 # --- the parts --------------------------------------------------------------------------------------------------
 
 
-def waterfall_of(job: Job, layout: Layout, priced: Estimate) -> Waterfall:
+def waterfall_of(job: AnyJob, layout: Layout, priced: Estimate) -> Waterfall:
     """The parts of one step, in the order in which an ideal machine would lose them.
 
     Computing is taken on the mean stage, first without what real kernels lose, then with it, cause by cause;
-    `imbalance` is what the stage that sets the pace does beyond the mean. The rest are the ledger's own lines.
+    `imbalance` is what the stage that sets the pace does beyond the mean. The rest are the ledger's own lines. On a
+    mixed cluster each stage counts by the peak of its devices, so that layers in proportion to it lose nothing.
     """
-    stages = stages_of(job, layout)
-    own = stage_prices(job, layout, stages)
+    own = layout_prices(job, layout)
     exposed = {line.name: float(line.exposed_seconds) for line in priced.time}
     operations = operations_of_step(job, layout, priced.time)
     parts = [
@@ -96,14 +100,22 @@ def _microbatches(count: float) -> str:
     return f"{count:,.0f} microbatch{'es' if count != 1 else ''}"
 
 
-def _mean(values: Any, layout: Layout) -> float:
-    return float(np.mean(np.broadcast_to(values, (layout.pp,))))
+def _peaks(job: AnyJob, layout: Layout) -> NDArray[np.float64]:
+    """Peak FLOPs per second of a device of each stage, (pp,)."""
+    peaks = np.array([pool.cluster.device.peak[job.training.precision] for pool in pools_of(job)])
+    found: NDArray[np.float64] = peaks[pool_indices(job, layout)]
+    return found
 
 
-def _products(job: Job, layout: Layout) -> float:
+def _mean(job: AnyJob, layout: Layout, values: Any) -> float:
+    """The mean over the stages, each counting by the peak of its devices."""
+    return float(np.average(np.broadcast_to(values, (layout.pp,)), weights=_peaks(job, layout)))
+
+
+def _products(job: AnyJob, layout: Layout) -> float:
     """Seconds of the layers, the embedding and the head in a step, on the mean stage."""
-    prices = stage_prices(job, layout, stages_of(job, layout))
-    return float(num_microbatches(job, layout)) * _mean(prices.compute + prices.head, layout)
+    prices = layout_prices(job, layout)
+    return float(num_microbatches(job, layout)) * _mean(job, layout, prices.compute + prices.head)
 
 
 def _with_device(job: Job, *, bytes_are_free: bool, host_is_free: bool, calibrated: bool) -> Job:
@@ -121,23 +133,32 @@ def _with_device(job: Job, *, bytes_are_free: bool, host_is_free: bool, calibrat
     return replace(job, cluster=cluster, calibration=calibration)
 
 
-def _computing(job: Job, layout: Layout) -> Iterator[TimePart]:
+def _of_pools(job: AnyJob, layout: Layout, say: Callable[[Job], str]) -> str:
+    """What there is to say of each pool in use, once where it is the same of all."""
+    used = [pool for pool in pools_of(job) if not layout.pools or pool.cluster.name in layout.pools]
+    said = [say(pool) for pool in used]
+    if len(set(said)) == 1:
+        return said[0]
+    return ", ".join(f"{words} on {pool.cluster.name}" for words, pool in zip(said, used, strict=True))
+
+
+def _computing(job: AnyJob, layout: Layout) -> Iterator[TimePart]:
     """Ideal, kernels, memory-bound operators, host, and what measured runs take beyond the roofline."""
-    device, m = job.cluster.device, float(num_microbatches(job, layout))
-    peak = device.peak[job.training.precision]
+    m, peak = float(num_microbatches(job, layout)), float(np.mean(_peaks(job, layout)))
     flops = model_flops_per_step(job.model, job.training)
     ideal = flops / (layout.world_size * peak)
     kernels, memory, host, measured = (
-        _products(_with_device(job, bytes_are_free=a, host_is_free=b, calibrated=c), layout)
+        _products(each_pool(job, partial(_with_device, bytes_are_free=a, host_is_free=b, calibrated=c)), layout)
         for a, b, c in ((True, True, False), (False, True, False), (False, False, False), (False, False, True))
     )
+    of_devices = f"{layout.world_size:,} x {format_flops(peak)}/s{' on average' if layout.pools else ''}"
     roofline = "roofline, Williams et al. (CACM 2009); device file"
     precision, per = job.training.precision, f"{_microbatches(m)} x"
     yield TimePart(
         name="ideal compute",
         seconds=ideal,
         formula="model FLOPs / (devices * peak)",
-        numbers=f"{format_flops(flops)} / ({layout.world_size:,} x {format_flops(peak)}/s)",
+        numbers=f"{format_flops(flops)} / ({of_devices})",
         source="Chowdhery et al., PaLM (2022), appendix B",
         bound=precision,
     )
@@ -154,7 +175,7 @@ def _computing(job: Job, layout: Layout) -> Iterator[TimePart]:
         seconds=memory - kernels,
         formula="norms, activations, residuals, loss: bytes / memory bandwidth",
         numbers=f"{per} {format_seconds((memory - kernels) / m)} at "
-        f"{format_rate(device.memory_bandwidth * device.efficiency.memory)}",
+        + _of_pools(job, layout, lambda pool: format_rate(_memory_rate(pool))),
         source=roofline,
         bound="memory",
     )
@@ -162,7 +183,8 @@ def _computing(job: Job, layout: Layout) -> Iterator[TimePart]:
         name="host and launches",
         seconds=host - memory,
         formula="a launch for each operator; a layer takes no less than the host needs for it",
-        numbers=f"{per} {format_seconds((host - memory) / m)} at {format_seconds(device.efficiency.launch)} a launch",
+        numbers=f"{per} {format_seconds((host - memory) / m)} at "
+        + _of_pools(job, layout, lambda pool: f"{format_seconds(pool.cluster.device.efficiency.launch)} a launch"),
         source="device file, launch and layer_floor; engine profile, host_factor",
         bound="host",
     )
@@ -170,19 +192,22 @@ def _computing(job: Job, layout: Layout) -> Iterator[TimePart]:
         name="calibration",
         seconds=measured - host,
         formula="(slowdown of measured runs - 1) * all of the above",
-        numbers=f"({job.calibration.slowdown:.3f} - 1) x {format_seconds(host)}, {job.calibration.num_rows} runs",
-        source=", ".join(job.calibration.sources) or "no measured runs",
+        numbers=_of_pools(job, layout, lambda pool: f"({pool.calibration.slowdown:.3f} - 1)")
+        + f" x {format_seconds(host)}, "
+        + _of_pools(job, layout, lambda pool: f"{pool.calibration.num_rows} runs"),
+        source=", ".join(dict.fromkeys(name for pool in pools_of(job) for name in pool.calibration.sources))
+        or "no measured runs",
         bound="measured",
     )
 
 
-def _other_work(job: Job, layout: Layout, time: Sequence[TimeLine], own: StagePrices) -> Iterator[TimePart]:
+def _other_work(job: AnyJob, layout: Layout, time: Sequence[TimeLine], own: StagePrices) -> Iterator[TimePart]:
     """Repeated forward passes and sums of gradients, on the mean stage."""
     m = float(num_microbatches(job, layout))
     for line in time:
         if line.name not in (LineName.RECOMPUTE, LineName.ACCUMULATION):
             continue
-        each = _mean(own.recompute if line.name == LineName.RECOMPUTE else own.accumulation, layout)
+        each = _mean(job, layout, own.recompute if line.name == LineName.RECOMPUTE else own.accumulation)
         yield TimePart(
             name=line.name.value,
             seconds=m * each,
@@ -193,10 +218,10 @@ def _other_work(job: Job, layout: Layout, time: Sequence[TimeLine], own: StagePr
         )
 
 
-def _imbalance(job: Job, layout: Layout, own: StagePrices, exposed: dict[LineName, float]) -> TimePart:
+def _imbalance(job: AnyJob, layout: Layout, own: StagePrices, exposed: dict[LineName, float]) -> TimePart:
     m = float(num_microbatches(job, layout))
     slowest = sum(exposed[name] for name in _WORK) / m
-    mean = _mean(own.compute + own.head + own.recompute + own.accumulation, layout)
+    mean = _mean(job, layout, own.compute + own.head + own.recompute + own.accumulation)
     return TimePart(
         name="imbalance",
         seconds=m * (slowest - mean) if layout.pp > 1 else 0.0,
@@ -207,7 +232,10 @@ def _imbalance(job: Job, layout: Layout, own: StagePrices, exposed: dict[LineNam
     )
 
 
-def _of_ledger(job: Job, layout: Layout, line: TimeLine, own: StagePrices, operations: Sequence[Operation]) -> TimePart:
+def _of_ledger(
+    job: AnyJob, layout: Layout, line: TimeLine, own: StagePrices, operations: Sequence[Operation]
+) -> TimePart:
+    of_stage = pools_of(job)[pool_indices(job, layout)[line.stage]]
     mine = [each for each in operations if each.line == line.name]
     numbers = "; ".join(_operation_words(each) for each in mine)
     if line.name == LineName.BUBBLE and layout.schedule in ("1f1b", "interleaved"):
@@ -215,8 +243,8 @@ def _of_ledger(job: Job, layout: Layout, line: TimeLine, own: StagePrices, opera
         total, slowest = format_seconds(float(np.sum(per_stage))), format_seconds(float(np.max(per_stage)))
         numbers = f"({total} - {slowest}) / {layout.interleave}"
     if line.name == LineName.OPTIMIZER:
-        numbers = f"{format_bytes(_streamed(job, line))} at {format_rate(_memory_rate(job))}"
-    if host_rate := _host_rate(job, layout, line):
+        numbers = f"{format_bytes(_streamed(of_stage, line))} at {format_rate(_memory_rate(of_stage))}"
+    if host_rate := _host_rate(of_stage, layout, line):
         numbers = f"{format_bytes(float(line.busy_seconds) * host_rate)} at {format_rate(host_rate)}"
     if line.hidden_seconds:
         numbers += f"; {format_seconds(float(line.hidden_seconds))} hidden"
@@ -256,7 +284,7 @@ def _operation_words(each: Operation) -> str:
 # --- the rates --------------------------------------------------------------------------------------------------
 
 
-def rates_of(job: Job, layout: Layout, priced: Estimate) -> tuple[Rate, ...]:
+def rates_of(job: AnyJob, layout: Layout, priced: Estimate) -> tuple[Rate, ...]:
     """The same step by each convention of counting FLOPs that papers use."""
     model, training = job.model, job.training
     tokens = float(training.sequence_length * training.global_batch_size)
@@ -275,7 +303,7 @@ def rates_of(job: Job, layout: Layout, priced: Estimate) -> tuple[Rate, ...]:
     if model.architecture == "gpt" and model.moe is None and model.ffn_hidden_size == 4 * model.hidden_size:
         words = "recompute always counted, full square (Narayanan et al., SC 2021, equation 3)"
         conventions.append(("SC'21", words, sc21_flops_per_step(model, training)))
-    peak, device_seconds = job.cluster.device.peak[training.precision], priced.step_seconds * layout.world_size
+    peak, device_seconds = float(np.mean(_peaks(job, layout))), priced.step_seconds * layout.world_size
     return tuple(
         Rate(
             name=name,

@@ -16,13 +16,14 @@ from planner.layout import format_layout
 from planner.search.search import fastest_layout, plan_for_layout
 from planner.specs.change import change_job
 from planner.specs.document import Document
+from planner.specs.job import Job
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from planner.plan import Plan
     from planner.search.search import Reporter
-    from planner.specs.job import Job
+    from planner.specs.job import AnyJob
 
 __all__ = ["Gain", "LayoutGain", "Sensitivity", "WhatIf", "layout_gains", "sensitivity_of", "what_if"]
 
@@ -125,7 +126,7 @@ def layout_gains(plan: Plan) -> tuple[LayoutGain, ...]:
     """
     gains = []
     for resource, change, before, after in _resources(job_of(plan)):
-        seconds = None if resource == "hosts" else _same_layout_seconds(change_job(job_of(plan), change), plan)
+        seconds = None if resource.endswith("hosts") else _same_layout_seconds(change_job(job_of(plan), change), plan)
         if seconds is not None:  # further hosts would stay idle
             gains.append(
                 LayoutGain(resource=resource, before=before, after=after, gain=1 - seconds / plan.step_seconds)
@@ -133,38 +134,62 @@ def layout_gains(plan: Plan) -> tuple[LayoutGain, ...]:
     return tuple(sorted(gains, key=lambda each: (-each.gain, each.resource)))
 
 
-def _same_layout_seconds(job: Job, plan: Plan) -> float | None:
+def _same_layout_seconds(job: AnyJob, plan: Plan) -> float | None:
     try:
         return plan_for_layout(job, plan.layout).step_seconds
     except InputError:
         return None
 
 
-def _resources(job: Job) -> Iterator[tuple[str, str, str, str]]:
-    """Each resource: its name, the change, and what there is before and after it, as the document writes it."""
-    cluster, precision = job.cluster.model_dump(mode="json"), job.training.precision
-    device = cluster["device"]
+def _resources(job: AnyJob) -> Iterator[tuple[str, str, str, str]]:
+    """Each resource: its name, the change, and what there is before and after it, as the document writes it.
+
+    On a mixed cluster each pool has its own, and between them is a link.
+    """
+    if isinstance(job, Job):
+        yield from _of_device(job, "", "device.")
+        yield from _of_links(job, "", "")
+        yield from _hosts(job, "hosts", "nodes")
+        return
+    for pool in job.pools:
+        name = pool.cluster.name
+        yield from _of_device(pool, f"{name} ", f"{name}.device.")
+        yield from _of_links(pool, f"{name} ", f"{name}.")
+        yield from _hosts(pool, f"{name} hosts", f"{name}.hosts")
+    yield from _of_link(job.cluster.between.model_dump(mode="json"), "between pools", "between.")
+
+
+def _of_device(job: Job, name: str, path: str) -> Iterator[tuple[str, str, str, str]]:
+    device, precision = job.cluster.device.model_dump(mode="json"), job.training.precision
     peaks = [p for p in dict.fromkeys((precision, job.core_precision)) if p in device["peak"]]
     yield (
-        "peak FLOP/s",
-        ",".join(f"device.peak.{p}=+10%" for p in peaks),
+        f"{name}peak FLOP/s",
+        ",".join(f"{path}peak.{p}=+10%" for p in peaks),
         device["peak"][precision],
         _times(device["peak"][precision], 1.1),
     )
-    yield _quantity("memory bandwidth", "device.memory_bandwidth", device["memory_bandwidth"], "+10%")
-    yield _quantity("memory", "device.memory", device["memory"], "+10%")
+    yield _quantity(f"{name}memory bandwidth", f"{path}memory_bandwidth", device["memory_bandwidth"], "+10%")
+    yield _quantity(f"{name}memory", f"{path}memory", device["memory"], "+10%")
     if float(job.cluster.device.efficiency.launch) > 0:
         launch = device["efficiency"]["launch"]
-        change = "device.efficiency.launch=-10%,device.efficiency.layer_floor=-10%"
-        yield "host overhead", change, launch, _times(launch, 0.9)
-    for link in cluster["links"]:
-        if job.cluster.num_devices > 1:
-            yield _quantity(f"{link['name']} bandwidth", f"{link['name']}.bandwidth", link["bandwidth"], "+10%")
-            yield _quantity(f"{link['name']} latency", f"{link['name']}.latency", link["latency"], "-10%")
-    hosts = math.ceil(job.cluster.hosts * 1.1)
-    outermost = job.cluster.links[-1].num_devices
+        change = f"{path}efficiency.launch=-10%,{path}efficiency.layer_floor=-10%"
+        yield f"{name}host overhead", change, launch, _times(launch, 0.9)
+
+
+def _of_links(job: Job, name: str, path: str) -> Iterator[tuple[str, str, str, str]]:
+    for link in job.cluster.model_dump(mode="json")["links"] if job.num_devices > 1 else ():
+        yield from _of_link(link, f"{name}{link['name']}", f"{path}{link['name']}.")
+
+
+def _of_link(link: dict[str, str], name: str, path: str) -> Iterator[tuple[str, str, str, str]]:
+    yield _quantity(f"{name} bandwidth", f"{path}bandwidth", link["bandwidth"], "+10%")
+    yield _quantity(f"{name} latency", f"{path}latency", link["latency"], "-10%")
+
+
+def _hosts(job: Job, name: str, path: str) -> Iterator[tuple[str, str, str, str]]:
+    hosts, outermost = math.ceil(job.cluster.hosts * 1.1), job.cluster.links[-1].num_devices
     if outermost is None or outermost >= hosts * job.cluster.devices_per_host:
-        yield "hosts", f"nodes={hosts}", str(job.cluster.hosts), str(hosts)
+        yield name, f"{path}={hosts}", str(job.cluster.hosts), str(hosts)
 
 
 def _quantity(resource: str, path: str, before: str, change: str) -> tuple[str, str, str, str]:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from planner.cost.critical_batch import batch_advice, linear_learning_rate, square_root_learning_rate
 from planner.errors import InputError
 from planner.search.objectives import objective_of
 from planner.search.search import Reporter, fastest_layout
+from planner.specs.job import with_training
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     from planner.search.constraints import Constraints
     from planner.search.objectives import ObjectiveName, Rank
     from planner.specs.batch import BatchRange
-    from planner.specs.job import Job
+    from planner.specs.job import AnyJob
 
 __all__ = ["AS_GOOD", "TriedBatch", "batch_report", "choose_batch"]
 
@@ -35,8 +36,8 @@ class TriedBatch:
 
 
 def choose_batch(
-    job: Job, constraints: Constraints, name: ObjectiveName, reporter: Reporter | None = None
-) -> tuple[Job, tuple[TriedBatch, ...]]:
+    job: AnyJob, constraints: Constraints, name: ObjectiveName, reporter: Reporter | None = None
+) -> tuple[AnyJob, tuple[TriedBatch, ...]]:
     """The job with the best batch size of its range, and every size that was tried.
 
     The best one by the objective, for each token. Of those that are as good (`AS_GOOD`) the one nearest to the target,
@@ -54,21 +55,17 @@ def choose_batch(
     reporter = reporter or Reporter()
     tried, ranks = [], {}
     for size in sizes:
-        outcome = _best_of(_with_batch(job, size), constraints, name, reporter)
+        outcome = _best_of(with_training(job, global_batch_size=size), constraints, name, reporter)
         if outcome is None:
             tried.append(TriedBatch(global_batch_size=size))
             continue
         ranks[size], one = outcome
         tried.append(one)
-    return _with_batch(job, _chosen(ranks, job.batch, by_devices=name == "gpus")), tuple(tried)
-
-
-def _with_batch(job: Job, size: int) -> Job:
-    return replace(job, training=job.training.model_copy(update={"global_batch_size": size}))
+    return with_training(job, global_batch_size=_chosen(ranks, job.batch, by_devices=name == "gpus")), tuple(tried)
 
 
 def _best_of(
-    job: Job, constraints: Constraints, name: ObjectiveName, reporter: Reporter
+    job: AnyJob, constraints: Constraints, name: ObjectiveName, reporter: Reporter
 ) -> tuple[Rank, TriedBatch] | None:
     """The rank of the best layout, its seconds for each token, and what it does."""
     objective = objective_of(job, name)
@@ -96,7 +93,7 @@ def _chosen(ranks: dict[int, Rank], batch: BatchRange, *, by_devices: bool) -> i
     return min(good, key=lambda size: (abs(size - target) if target else 0.0, size))
 
 
-def batch_report(job: Job, tried: Sequence[TriedBatch]) -> dict[str, Any]:
+def batch_report(job: AnyJob, tried: Sequence[TriedBatch]) -> dict[str, Any]:
     """For the plan: what was tried, what the literature says about the chosen batch, and its learning rates.
 
     The document's learning rate is taken as that of the range's smallest batch, or of the target.

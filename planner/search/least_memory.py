@@ -1,26 +1,45 @@
-"""The least memory of a device with which a job can be trained at all."""
+"""The least memory of its devices with which a job can be trained at all."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import replace
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
 from planner.cost.prices import stage_bytes
-from planner.cost.stage import POLICIES, stage_of
+from planner.cost.stage import POLICIES, by_pool, stage_of
 from planner.search.candidates import price_candidates
 from planner.search.degrees import allowed_policies, legal_degrees
+from planner.search.placements import placements_of
+from planner.search.pool_bounds import placed
 from planner.search.step_bounds import least_stage_bytes
+from planner.specs.job import Job, each_pool, pools_of
 
 if TYPE_CHECKING:
     from planner.search.candidate import Candidate, FloatArray
     from planner.search.constraints import Constraints
     from planner.search.degrees import DegreeArrays
-    from planner.specs.job import Job
+    from planner.specs.job import AnyJob
 
-__all__ = ["least_peak_bytes", "within_bytes"]
+__all__ = ["LeastPeak", "least_peak", "within_bytes", "within_share"]
+
+_NO_LIMIT: Final = 1e6  # times what a plan may use; more than any stage needs, and finite
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeastPeak:
+    """What the fullest stage needs at least, and what a plan may use of the device that it runs on."""
+
+    num_bytes: float
+    limit_bytes: float
+
+    @property
+    def share(self) -> float:
+        """How full that device is; above 1 nothing fits."""
+        return self.num_bytes / self.limit_bytes
 
 
 def within_bytes(job: Job, limit_bytes: float) -> Job:
@@ -28,43 +47,68 @@ def within_bytes(job: Job, limit_bytes: float) -> Job:
     return replace(job, headroom=1.0 - limit_bytes / job.cluster.device.memory)
 
 
-def least_peak_bytes(job: Job, constraints: Constraints) -> float:
-    """Bytes of the fullest stage of the layout whose fullest stage needs least, over all legal layouts.
+def within_share(job: AnyJob, share: float) -> AnyJob:
+    """The same job where a plan may use this share of what it may use now, in every pool."""
+    return each_pool(job, lambda pool: within_bytes(pool, share * pool.memory_limit_bytes))
 
-    Configurations are taken in the order of a lower bound (`least_stage_bytes`) until it exceeds the best.
+
+def least_peak(job: AnyJob, constraints: Constraints) -> LeastPeak:
+    """The fullest stage of the layout whose fullest stage leaves most of its device free, over all legal layouts.
+
+    Stages on devices of unequal memory are compared by the share of what a plan may use. Configurations are taken in
+    the order of a lower bound (`least_stage_bytes`) until it exceeds the best.
 
     Raises:
         InputError: no legal layout exists under the constraints.
     """
-    unlimited = within_bytes(job, math.inf)
     policies = [POLICIES.index(p) for p in job.engine.recompute]
     waiting: list[tuple[float, DegreeArrays, int]] = []
     for degrees in legal_degrees(job, constraints, with_replicas=False):
-        bounds = least_stage_bytes(job, degrees, policies)
-        waiting += [(float(bound), degrees, i) for i, bound in enumerate(bounds)]
+        shares = [least_stage_bytes(pool, degrees, policies) / pool.memory_limit_bytes for pool in pools_of(job)]
+        waiting += [(float(bound), degrees, i) for i, bound in enumerate(np.minimum.reduce(shares))]
     waiting.sort(key=lambda entry: entry[0])
-    best = math.inf
+    best = LeastPeak(num_bytes=math.inf, limit_bytes=1.0)
     for bound, degrees, i in waiting:
-        if bound >= best:
+        if bound >= best.share:
             break
-        one, alone = degrees.take(i), degrees.take(slice(i, i + 1))
-        policies_of_one = allowed_policies(job, constraints, alone)
-        (priced,) = price_candidates(unlimited, alone, policies_of_one, constraints=constraints)
-        shape = stage_of(job, index=priced.stage, num_layers=priced.layers, policy=priced.policy)
-        num_bytes = np.broadcast_to(stage_bytes(job, one, shape), priced.stage.shape)
-        best = min(best, _least_maximum(priced, num_bytes))
+        found = _least_of(job, constraints, degrees.take(slice(i, i + 1)), best.share)
+        best = min(best, found, key=lambda peak: peak.share)
     return best
 
 
-def _least_maximum(candidate: Candidate, num_bytes: FloatArray) -> float:
-    """The least, over all splits of the layers, of the fullest stage's bytes; a dynamic program over stages."""
+def _least_of(job: AnyJob, constraints: Constraints, one: DegreeArrays, most_share: float) -> LeastPeak:
+    """The least peak of one configuration, wherever its stages live; infinite where none is below `most_share`."""
+    policies = allowed_policies(job, constraints, one)
+    if not isinstance(job, Job):
+        within = within_share(job, min(most_share, _NO_LIMIT))
+        assert not isinstance(within, Job)
+        one, _ = placed(within, one, policies, constraints, np.full(len(one), np.inf))
+        policies = allowed_policies(job, constraints, one)
+    best = LeastPeak(num_bytes=math.inf, limit_bytes=1.0)
+    limits = np.array([pool.memory_limit_bytes for pool in pools_of(job)])
+    candidates = price_candidates(within_share(job, _NO_LIMIT), one, policies, constraints=constraints)
+    for row, candidate in enumerate(candidates):
+        degrees = one.take(row)
+        shape = stage_of(job, index=candidate.stage, num_layers=candidate.layers, policy=candidate.policy)
+        pool = placements_of(job, one).pool_of(np.full_like(candidate.stage, row), candidate.stage)
+        num_bytes = by_pool(job, pool, partial(stage_bytes, layout=degrees, stage=shape))
+        shares = np.broadcast_to(num_bytes, pool.shape) / limits[pool]
+        share = _least_maximum(candidate, shares)
+        if share < best.share:
+            limit = float(limits[pool[np.flatnonzero(shares == share)[0]]])
+            best = LeastPeak(num_bytes=share * limit, limit_bytes=limit)
+    return best
+
+
+def _least_maximum(candidate: Candidate, values: FloatArray) -> float:
+    """The least, over all splits of the layers, of the fullest stage's value; a dynamic program over stages."""
     layers = candidate.num_layers
     least = np.full(layers + 1, np.inf)  # of the stages so far, by the layers that they hold
     least[0] = 0.0
     for stage in range(candidate.num_stages):
         here = candidate.stage == stage
         each = np.full(layers + 1, np.inf)  # of this stage, by its layers
-        np.minimum.at(each, candidate.layers[here], num_bytes[here])
+        np.minimum.at(each, candidate.layers[here], values[here])
         longer = np.full(layers + 1, np.inf)
         for count in np.flatnonzero(np.isfinite(each)):
             np.minimum(longer[count:], np.maximum(least[: layers + 1 - count], each[count]), out=longer[count:])

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from planner.errors import InputError
 from planner.search.degrees import offloads_of
-from planner.search.least_memory import least_peak_bytes
+from planner.search.least_memory import LeastPeak, least_peak
 from planner.search.search import Reporter, fastest_layout
+from planner.specs.job import Job, each_pool, pools_of, with_training
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from planner.layout import Layout
     from planner.search.constraints import Constraints
-    from planner.specs.job import Job
+    from planner.specs.job import AnyJob
 
 __all__ = ["LiftedPin", "Remedy", "lifted_pins", "remedies"]
 
@@ -34,20 +35,20 @@ class Remedy:
 class LiftedPin:
     """What one pin or forbidden combination costs: what is possible without it.
 
-    remedy: the fastest layout without it, where one fits. least_bytes: what the fullest stage of a device needs at
-    least without it; None where no legal layout is left.
+    remedy: the fastest layout without it, where one fits. least: what the fullest stage needs at least without it; None
+    where no legal layout is left.
     """
 
     constraint: str
     remedy: Remedy | None
-    least_bytes: float | None
+    least: LeastPeak | None
 
 
-def remedies(job: Job, constraints: Constraints, reporter: Reporter | None = None) -> tuple[Remedy, ...]:
+def remedies(job: AnyJob, constraints: Constraints, reporter: Reporter | None = None) -> tuple[Remedy, ...]:
     """Changes that make the job fit, the smallest one of each kind that does, most tokens per device second first."""
     reporter = reporter or Reporter()
     kinds = (
-        _more_hosts(job, constraints),
+        *(_more_hosts(job, number, constraints) for number in range(len(pools_of(job)))),
         _shorter_sequences(job),
         _less_headroom(job),
         _other_recipes(job),
@@ -65,7 +66,7 @@ def remedies(job: Job, constraints: Constraints, reporter: Reporter | None = Non
     return tuple(sorted(found, key=lambda each: -each.tokens_per_second / each.layout.world_size))
 
 
-def lifted_pins(job: Job, constraints: Constraints, reporter: Reporter | None = None) -> tuple[LiftedPin, ...]:
+def lifted_pins(job: AnyJob, constraints: Constraints, reporter: Reporter | None = None) -> tuple[LiftedPin, ...]:
     """What each pin and each forbidden combination costs."""
     reporter = reporter or Reporter()
     without = [(str(pin), constraints.without(pin)) for pin in constraints.pins]
@@ -76,13 +77,13 @@ def lifted_pins(job: Job, constraints: Constraints, reporter: Reporter | None = 
         LiftedPin(
             constraint=constraint,
             remedy=_solved(f"without {constraint}", job, looser, reporter),
-            least_bytes=_least_bytes(job, looser),
+            least=_least_peak(job, looser),
         )
         for constraint, looser in without
     )
 
 
-def _solved(change: str, job: Job, constraints: Constraints, reporter: Reporter) -> Remedy | None:
+def _solved(change: str, job: AnyJob, constraints: Constraints, reporter: Reporter) -> Remedy | None:
     try:
         best = fastest_layout(job, constraints, reporter)
     except InputError:  # no legal layout after this change
@@ -94,9 +95,9 @@ def _solved(change: str, job: Job, constraints: Constraints, reporter: Reporter)
     return Remedy(change=change, layout=layout, step_seconds=seconds, tokens_per_second=tokens / seconds)
 
 
-def _least_bytes(job: Job, constraints: Constraints) -> float | None:
+def _least_peak(job: AnyJob, constraints: Constraints) -> LeastPeak | None:
     try:
-        return least_peak_bytes(job, constraints)
+        return least_peak(job, constraints)
     except InputError:
         return None
 
@@ -104,74 +105,74 @@ def _least_bytes(job: Job, constraints: Constraints) -> float | None:
 _MOST_TIMES_HOSTS = 256
 
 
-def _more_hosts(job: Job, constraints: Constraints) -> Iterator[tuple[str, Job]]:
-    """The smallest number of hosts on which a layout fits: doubled until one does, then halved in between."""
-    few = many = job.cluster.hosts
-    if job.cluster.links[-1].num_devices is not None:
+def _more_hosts(job: AnyJob, number: int, constraints: Constraints) -> Iterator[tuple[str, AnyJob]]:
+    """The smallest number of hosts of a pool on which a layout fits: doubled until one does, then halved in between."""
+    cluster = pools_of(job)[number].cluster
+    few = many = cluster.hosts
+    if cluster.links[-1].num_devices is not None:
         return  # the network ends here
-    while not _fits(_on_hosts(job, many), constraints):
+    while not _fits(_on_hosts(job, number, many), constraints):
         few, many = many, 2 * many
-        if many > _MOST_TIMES_HOSTS * job.cluster.hosts:
+        if many > _MOST_TIMES_HOSTS * cluster.hosts:
             return
     while many - few > 1:
         middle = (few + many) // 2
-        few, many = (few, middle) if _fits(_on_hosts(job, middle), constraints) else (middle, many)
-    yield f"{many:,} hosts instead of {job.cluster.hosts:,}", _on_hosts(job, many)
+        few, many = (few, middle) if _fits(_on_hosts(job, number, middle), constraints) else (middle, many)
+    of_pool = "" if isinstance(job, Job) else f" of {cluster.name}"
+    yield f"{many:,} hosts{of_pool} instead of {cluster.hosts:,}", _on_hosts(job, number, many)
 
 
-def _fits(job: Job, constraints: Constraints) -> bool:
-    least = _least_bytes(job, constraints)
-    return least is not None and least <= job.memory_limit_bytes
+def _fits(job: AnyJob, constraints: Constraints) -> bool:
+    least = _least_peak(job, constraints)
+    return least is not None and least.share <= 1
 
 
-def _on_hosts(job: Job, hosts: int) -> Job:
-    return replace(job, cluster=job.cluster.model_copy(update={"hosts": hosts}))
+def _on_hosts(job: AnyJob, number: int, hosts: int) -> AnyJob:
+    chosen = pools_of(job)[number]
+    larger = replace(chosen, cluster=chosen.cluster.model_copy(update={"hosts": hosts}))
+    return each_pool(job, lambda pool: larger if pool is chosen else pool)
 
 
-def _training(job: Job, **changes: Any) -> Job:
-    return replace(job, training=job.training.model_copy(update=changes))
-
-
-def _shorter_sequences(job: Job) -> Iterator[tuple[str, Job]]:
+def _shorter_sequences(job: AnyJob) -> Iterator[tuple[str, AnyJob]]:
     """Half as long with twice as many in a batch, and so on: each step sees as many tokens."""
     length, batch = job.training.sequence_length, job.training.global_batch_size
     for factor in (2, 4, 8, 16, 32):
         if length % factor == 0:
             words = f"{batch * factor:,} sequences of {length // factor:,} tokens"
-            yield words, _training(job, sequence_length=length // factor, global_batch_size=batch * factor)
+            yield words, with_training(job, sequence_length=length // factor, global_batch_size=batch * factor)
 
 
-def _less_headroom(job: Job) -> Iterator[tuple[str, Job]]:
+def _less_headroom(job: AnyJob) -> Iterator[tuple[str, AnyJob]]:
     if job.headroom > 0:
-        yield "no headroom", replace(job, headroom=0.0)
+        yield "no headroom", each_pool(job, lambda pool: replace(pool, headroom=0.0))
 
 
-def _other_recipes(job: Job) -> Iterator[tuple[str, Job]]:
+def _other_recipes(job: AnyJob) -> Iterator[tuple[str, AnyJob]]:
     """Other memory recipes of the engine, those that keep most first."""
     if job.training.precision == "fp32":
         return
     others = [each for each in job.engine.memory_recipes if each not in (job.training.memory_recipe, "engine")]
-    changed = [(f"memory_recipe {each}", _training(job, memory_recipe=each)) for each in others]
+    changed = [(f"memory_recipe {each}", with_training(job, memory_recipe=each)) for each in others]
     yield from sorted(changed, key=lambda each: -_state_bytes(each[1]))
 
 
-def _other_optimizers(job: Job) -> Iterator[tuple[str, Job]]:
+def _other_optimizers(job: AnyJob) -> Iterator[tuple[str, AnyJob]]:
     """Other optimizers of the engine, in its own order, with the engine's own recipe."""
     for each in job.engine.optimizers:
         if each != job.training.optimizer:
-            yield f"optimizer {each}", _training(job, optimizer=each, memory_recipe="engine")
+            yield f"optimizer {each}", with_training(job, optimizer=each, memory_recipe="engine")
 
 
-def _state_bytes(job: Job) -> float:
-    states = job.state_bytes
+def _state_bytes(job: AnyJob) -> float:
+    states = pools_of(job)[0].state_bytes  # as the engine keeps them, whatever the pool
     return states.weights + states.grads + states.grad_copy + states.master + 2 * states.moment
 
 
-def _offload(job: Job, constraints: Constraints) -> Iterator[tuple[str, Job]]:
+def _offload(job: AnyJob, constraints: Constraints) -> Iterator[tuple[str, AnyJob]]:
     if offloads_of(job, constraints) == ("none",) and not constraints.mentions("offload"):
-        yield "--allow-offload", replace(job, allow_offload=True)
+        yield "--allow-offload", each_pool(job, lambda pool: replace(pool, allow_offload=True))
 
 
-def _wider_tensor_parallelism(job: Job) -> Iterator[tuple[str, Job]]:
+def _wider_tensor_parallelism(job: AnyJob) -> Iterator[tuple[str, AnyJob]]:
     if not job.allow_tp_across_nodes:
-        yield "--allow-tp-across-nodes", replace(job, allow_tp_across_nodes=True)
+        yield "--allow-tp-across-nodes", each_pool(job, lambda pool: replace(pool, allow_tp_across_nodes=True))

@@ -22,7 +22,7 @@ from planner.search.candidate import Choice
 from planner.search.candidates import layout_at
 from planner.search.constraints import Constraints
 from planner.search.footprint import NothingFits, smallest_footprint
-from planner.search.least_memory import least_peak_bytes, within_bytes
+from planner.search.least_memory import least_peak, within_share
 from planner.search.legality import broken_rules
 from planner.search.near_ties import runner_up, simplest, why_simpler
 from planner.search.objectives import THROUGHPUT, BestCuts, Objective, Rank, cut_of
@@ -170,10 +170,10 @@ def _simpler(layout: Layout, optimum: Layout, ranks: tuple[Rank, Rank]) -> dict[
 
 def _tightened(job: AnyJob, constraints: Constraints, objective: Objective) -> AnyJob:
     """The job with no more memory than its smallest layout needs, where least memory is the objective."""
-    if objective.name != "memory" or isinstance(job, MixedJob):
+    if objective.name != "memory":
         return job
-    least = least_peak_bytes(job, constraints)
-    return job if least > job.memory_limit_bytes else within_bytes(job, least * (1 + AGREEMENT))
+    least = least_peak(job, constraints)
+    return job if least.share > 1 else within_share(job, least.share * (1 + AGREEMENT))
 
 
 def _idle_reason(job: AnyJob, found: Found, num_used: int, objective: Objective) -> str:
@@ -234,7 +234,7 @@ def _solve_until_interrupted(
 
 
 def fastest_layout(
-    job: Job, constraints: Constraints, reporter: Reporter | None = None, *, objective: Objective = THROUGHPUT
+    job: AnyJob, constraints: Constraints, reporter: Reporter | None = None, *, objective: Objective = THROUGHPUT
 ) -> tuple[Layout, float] | None:
     """The best layout and its seconds by the dynamic program alone, or None where nothing fits, or in time.
 
@@ -263,16 +263,14 @@ def check_constraints(job: AnyJob, constraints: Constraints) -> None:
 
 def _check_objective(job: AnyJob, objective: Objective) -> None:
     """What a mixed cluster cannot be planned for."""
-    if isinstance(job, Job) or objective.name in ("throughput", "gpus"):
+    if isinstance(job, Job) or objective.name != "cost":
         return
     prices = {price_of(pool.cluster, job.training) for pool in job.pools}
     if objective.name == "cost" and len(prices) == 1:  # then it counts device hours
         return
-    why = (
-        "devices of its pools differ in price" if objective.name == "cost" else "devices of its pools differ in memory"
-    )
     hint = "--objective throughput or gpus"
-    raise InputError(f"a mixed cluster is not planned for {objective.name} yet: {why}", where="--objective", hint=hint)
+    why = "devices of its pools differ in price"
+    raise InputError(f"a mixed cluster is not planned for cost yet: {why}", where="--objective", hint=hint)
 
 
 def _check_pools(job: AnyJob, constraints: Constraints) -> None:

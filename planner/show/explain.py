@@ -58,14 +58,12 @@ def explanation(found: Explanation) -> Group:
         memory_section(plan.memory, note=limit_words(plan)),
         peak_section(plan, sections.peaks),
         alternatives_section(plan, sections.alternatives),
-        waterfall_section(sections.waterfall) if sections.waterfall else None,
-        rates_section(sections.rates) if sections.rates else None,
+        waterfall_section(sections.waterfall),
+        rates_section(sections.rates),
         section(f"Memory of each stage, {scale.unit}", _StageColumns(plan, scale)),
         _time_section(plan),
         section("Formulas of memory", _formulas(_distinct(plan.memory))),
-        section("Formulas of the waterfall", part_formulas(own_parts(plan, sections.waterfall)))
-        if sections.waterfall
-        else None,
+        section("Formulas of the waterfall", part_formulas(own_parts(plan, sections.waterfall))),
         section("Formulas of time", _formulas(_spent(plan), _numbers(sections.waterfall))),
         Text("What a word means: planner glossary WORD", style="dim"),
     )
@@ -183,8 +181,8 @@ def _distinct(memory: Sequence[StageMemory]) -> list[MemoryLine]:
     return sorted(seen.values(), key=lambda line: order.index(line.name))
 
 
-def _numbers(waterfall: Waterfall | None) -> dict[str, str]:
-    return {part.name: part.numbers for part in waterfall.parts} if waterfall else {}
+def _numbers(waterfall: Waterfall) -> dict[str, str]:
+    return {part.name: part.numbers for part in waterfall.parts}
 
 
 def _formulas(lines: Iterable[MemoryLine | TimeLine], numbers: Mapping[str, str] | None = None) -> RenderableType:

@@ -31,7 +31,7 @@ def collectives_section(found: Collectives) -> Group:
 def _group(found: GroupReport) -> Group:
     ranks = ", ".join(map(str, found.first_ranks[:4]))
     if found.size > 4:
-        ranks += f", ... {(found.size - 1) * found.stride}"
+        ranks += f", ... {found.first_ranks[0] + (found.size - 1) * found.stride}"
     groups = "group" if found.num_groups == 1 else "groups"
     rate = f"{format_rate(found.bytes_per_second)} for each rank"
     if any(each.operation != "send" for each in found.uses):
@@ -58,7 +58,8 @@ def _group(found: GroupReport) -> Group:
     parts: list[RenderableType] = [Columns(rows, wrap=(1,)), uses]
     if found.algorithms:
         parts.append(_algorithms(found))
-    return section(line_label(found.line) + " of experts" * found.experts, *parts)
+    title = line_label(found.line) + " of experts" * found.experts
+    return section(title, *parts, note=clean(f"on {found.pool}") if found.pool else "")
 
 
 def _hidden(found: GroupReport) -> str:

@@ -48,7 +48,7 @@ def nothing_fits(job: AnyJob, found: NothingFits, remedies: Sequence[Remedy], pi
         section("The smallest footprint found", Columns(rows, wrap=(1,))),
         memory_section(found.memory, note=note),
         _remedies_section(remedies),
-        _pins_section(pins, limit_bytes=fullest.limit_bytes) if pins else None,
+        _pins_section(pins) if pins else None,
         section("Notes", *(Text(clean(each)) for each in found.notes)) if found.notes else None,
     )
 
@@ -67,16 +67,16 @@ def _figures(remedy: Remedy) -> tuple[RenderableType, ...]:
     return format_seconds(remedy.step_seconds), format_count(remedy.tokens_per_second), layout
 
 
-def _pins_section(pins: Sequence[LiftedPin], *, limit_bytes: float) -> Group:
+def _pins_section(pins: Sequence[LiftedPin]) -> Group:
     """Each pin with what is possible without it."""
     rows: list[tuple[RenderableType, ...]] = []
     for each in pins:
         if each.remedy is not None:
             rows.append((Text(clean(each.constraint), style="bold"), "fits", *_figures(each.remedy)))
-        elif each.least_bytes is None:
+        elif each.least is None:
             rows.append((Text(clean(each.constraint), style="bold"), "no legal layout", "", "", ""))
         else:
-            over = f"{format_bytes(each.least_bytes - limit_bytes)} too much"
+            over = f"{format_bytes(each.least.num_bytes - each.least.limit_bytes)} too much"
             rows.append((Text(clean(each.constraint), style="bold"), over, "", "", ""))
     header = ("pin", "without it", "step", "tokens/s", "layout")
     return section("What each pin costs", Columns(rows, right=(2, 3), wrap=(0, 4), optional=(3,), header=header))
@@ -97,7 +97,8 @@ def nothing_fits_to_dict(
             {
                 "pin": each.constraint,
                 "fits": each.remedy is not None,
-                "least_bytes": each.least_bytes,
+                "least_bytes": None if each.least is None else each.least.num_bytes,
+                "limit_bytes": None if each.least is None else each.least.limit_bytes,
                 "remedy": None if each.remedy is None else _remedy_to_dict(each.remedy),
             }
             for each in pins

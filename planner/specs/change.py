@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from planner.errors import InputError
-from planner.specs.calibration import find_entry
 from planner.specs.engine import EngineSpec
-from planner.specs.load import Mistakes, check_training, load_engine, shipped_calibration, sized_cluster
+from planner.specs.job import Job, each_pool, job_on, pools_of
+from planner.specs.load import (
+    NO_ONE_SIZE,
+    Mistakes,
+    calibrations_of,
+    check_training,
+    checked_cluster,
+    load_engine,
+    shipped_calibration,
+)
 from planner.specs.model import ModelSpec
 from planner.specs.settings import apply_setting, value_at
 from planner.specs.text import printable
@@ -18,11 +26,12 @@ from planner.specs.yaml import Node
 from planner.units import parse_length
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
-    from planner.specs.cluster import ClusterSpec
+    from planner.specs.calibration import CalibrationEntry
+    from planner.specs.cluster import AnyCluster
     from planner.specs.document import Document
-    from planner.specs.job import Job
+    from planner.specs.job import AnyJob
 
 __all__ = ["change_job"]
 
@@ -43,16 +52,17 @@ class _Edited:
     """A job as documents that can be changed."""
 
     trees: dict[str, Node]
-    job: Job
+    job: AnyJob
     gpus: int | None = None
 
 
-def change_job(job: Job, changes: str, *, option: str = "--what-if") -> Job:
+def change_job(job: AnyJob, changes: str, *, option: str = "--what-if") -> AnyJob:
     """The job after `PATH=VALUE` or several of them with commas between.
 
     Paths are those of `--set`, and `nodes`, `gpus`, `seq_len` (32k is 32,768), `global_batch`, `precision`,
-    `engine` and `headroom`. A value is one of the document's, or `x2`, `x0.5`, `+10%`: times what is there.
-    What is calibrated keeps its calibration, unless the change is to another device, engine or precision.
+    `engine` and `headroom`; a mixed cluster has no `nodes` and `gpus`, its pools have `hosts`. A value is one of the
+    document's, or `x2`, `x0.5`, `+10%`: times what is there. What is calibrated keeps its calibration, unless the
+    change is to another device, engine or precision.
 
     Raises:
         InputError: an unknown path, or a value that the document refuses; `option` is named in the message.
@@ -66,7 +76,7 @@ def change_job(job: Job, changes: str, *, option: str = "--what-if") -> Job:
     return _checked(edited, f"{option} {printable(changes)}")
 
 
-def _documents(job: Job) -> dict[str, Document]:
+def _documents(job: AnyJob) -> dict[str, Document]:
     return {"model": job.model, "cluster": job.cluster, "training": job.training, "engine": job.engine}
 
 
@@ -89,7 +99,11 @@ def _apply(edited: _Edited, part: str, option: str) -> _Edited:
         engine = _tree(load_engine(value), where)
         return replace(edited, trees={**edited.trees, "engine": engine})
     if path == "headroom":
-        return replace(edited, job=replace(edited.job, headroom=_share(value, where)))
+        share = _share(value, where)
+        return replace(edited, job=each_pool(edited.job, lambda pool: replace(pool, headroom=share)))
+    if path in ("nodes", "gpus") and not isinstance(edited.job, Job):
+        pool = edited.job.pools[0].cluster
+        raise InputError(NO_ONE_SIZE, where=where, hint=f"{pool.name}.hosts={pool.hosts + 1} changes one pool")
     if path == "gpus":
         return replace(edited, gpus=_count(value, edited.job.cluster.num_devices, where))
     path = _SHORT.get(path, path)
@@ -142,39 +156,42 @@ def _share(value: str, where: str) -> float:
     return share
 
 
-def _checked(edited: _Edited, where: str) -> Job:
+def _checked(edited: _Edited, where: str) -> AnyJob:
     """The job from the changed documents, with the rules that hold between them."""
     mistakes = Mistakes()
     trees, before = edited.trees, edited.job
     model = mistakes.attempt(validate, ModelSpec, trees["model"])
     engine = mistakes.attempt(validate, EngineSpec, trees["engine"])
     cluster = mistakes.attempt(_cluster, trees["cluster"], edited.gpus, where)
-    devices = [cluster.device] if cluster else []
+    devices = [pool.device for pool in cluster.pools] if cluster else []
     training = check_training(mistakes, trees["training"], model, devices, engine)
     mistakes.raise_if_any()
     assert model is not None
     assert engine is not None
     assert cluster is not None
     assert training is not None
-    after = replace(before, model=model, engine=engine, cluster=cluster, training=training)
-    if list(_calibrated_for(before)) == list(_calibrated_for(after)):
+    common = {"model": model, "engine": engine, "training": training}
+    fresh = calibrations_of(cluster, model, training, engine, shipped_calibration())
+    after = _on(before, cluster, fresh, **common)
+    if list(_calibrated_for(before)) != list(_calibrated_for(after)):
         return after
-    entry = find_entry(
-        shipped_calibration(),
-        device=cluster.device.name,
-        engine=engine.name,
-        precision=training.precision,
-        experts=model.moe is not None,
-    )
-    return replace(after, calibration=entry)
+    return _on(before, cluster, [pool.calibration for pool in pools_of(before)], **common)
 
 
-def _cluster(tree: Node, gpus: int | None, where: str) -> ClusterSpec:
+def _on(before: AnyJob, cluster: AnyCluster, calibrations: Sequence[CalibrationEntry], **changes: Any) -> AnyJob:
+    """The job on another cluster, with some of what its pools share changed; all else is that of its first pool."""
+    own = {"cluster", "calibration", "between", *changes}
+    kept = {each.name: getattr(pools_of(before)[0], each.name) for each in fields(Job) if each.name not in own}
+    return job_on(cluster, calibrations, **changes, **kept)
+
+
+def _cluster(tree: Node, gpus: int | None, where: str) -> AnyCluster:
     try:
-        return sized_cluster(tree, gpus)
+        return checked_cluster(tree, gpus)
     except InputError as error:
         raise InputError(*(replace(each, where=each.where or where) for each in error.mistakes)) from None
 
 
-def _calibrated_for(job: Job) -> Iterator[Any]:
-    yield from (job.cluster.device.name, job.engine.name, job.training.precision, job.model.moe is not None)
+def _calibrated_for(job: AnyJob) -> Iterator[Any]:
+    yield from (pool.cluster.device.name for pool in pools_of(job))
+    yield from (job.engine.name, job.training.precision, job.model.moe is not None)

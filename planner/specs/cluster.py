@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from functools import lru_cache
-from typing import Annotated, Literal, Self, TypeAlias
+from typing import Annotated, Final, Literal, Self, TypeAlias
 
 from pydantic import BeforeValidator, Field, model_validator
 
@@ -208,14 +208,9 @@ class MixedClusterSpec(Document):
         return max(pool.scale_up_devices for pool in self.pools)
 
     @property
-    def device(self) -> DeviceSpec:
-        """The first pool's device, for what the devices of all pools have in common: their kind."""
-        return self.pools[0].device
-
-    @property
     def kind(self) -> Literal["cuda", "cpu"]:
         """What the devices of all pools are."""
-        return self.device.kind
+        return self.pools[0].kind
 
     @model_validator(mode="after")
     def _check_kinds(self) -> Self:
@@ -228,6 +223,9 @@ class MixedClusterSpec(Document):
         names = [pool.name for pool in self.pools]
         if len(set(names)) < len(names):
             raise ValueError("pools: each pool needs a name of its own")
+        taken = [name for name in names if "." in name or name in _ROOTS]
+        if taken:
+            raise ValueError(f"pools: `{taken[0]}` is no name of a pool: paths as in h100.hosts=4 begin with the name")
         return self
 
     @model_validator(mode="after")
@@ -236,5 +234,8 @@ class MixedClusterSpec(Document):
             raise ValueError("between: the link between pools spans the cluster; write `spans: cluster`")
         return self
 
+
+_ROOTS: Final = ("model", "cluster", "device", "training", "engine", "pools", "between")
+"""First words of paths that no pool can be called (specs/settings.py)."""
 
 AnyCluster: TypeAlias = ClusterSpec | MixedClusterSpec

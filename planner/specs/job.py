@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeAlias
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from planner.specs.calibration import UNCALIBRATED, CalibrationEntry
+from planner.specs.cluster import MixedClusterSpec
 from planner.specs.recipe import NAMED_RECIPES
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
     from planner.specs.batch import BatchRange
     from planner.specs.calibration import Evidence
-    from planner.specs.cluster import ClusterSpec, LinkSpec, MixedClusterSpec, Precision
+    from planner.specs.cluster import AnyCluster, ClusterSpec, LinkSpec, Precision
     from planner.specs.engine import EngineSpec
     from planner.specs.model import ModelSpec
     from planner.specs.recipe import StateBytes
     from planner.specs.training import TrainingSpec
 
-__all__ = ["AnyJob", "Job", "MixedJob", "pools_of"]
+__all__ = ["AnyJob", "Job", "MixedJob", "each_pool", "job_on", "pools_of", "with_training"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,6 +125,11 @@ class MixedJob:
         return self.pools[0].engine
 
     @property
+    def batch(self) -> BatchRange | None:
+        """Global batch sizes to choose from, where the user gives no single one."""
+        return self.pools[0].batch
+
+    @property
     def headroom(self) -> float:
         """Share of device memory that a plan leaves free, in every pool."""
         return self.pools[0].headroom
@@ -153,3 +161,28 @@ AnyJob: TypeAlias = Job | MixedJob
 def pools_of(job: AnyJob) -> tuple[Job, ...]:
     """The job on each pool of its cluster; a uniform cluster is one pool."""
     return job.pools if isinstance(job, MixedJob) else (job,)
+
+
+def job_on(cluster: AnyCluster, calibrations: Sequence[CalibrationEntry], **common: Any) -> AnyJob:
+    """The job on a cluster: on a mixed one a job for each pool, with its own calibration; all share `common`."""
+    mixed = cluster if isinstance(cluster, MixedClusterSpec) else None
+    jobs = tuple(
+        Job(cluster=pool, calibration=entry, between=mixed.between if mixed else None, **common)
+        for pool, entry in zip(cluster.pools, calibrations, strict=True)
+    )
+    return MixedJob(cluster=mixed, pools=jobs) if mixed else jobs[0]
+
+
+def each_pool(job: AnyJob, change: Callable[[Job], Job]) -> AnyJob:
+    """The job changed on each pool of its cluster alike."""
+    if isinstance(job, Job):
+        return change(job)
+    pools = tuple(map(change, job.pools))
+    cluster = job.cluster.model_copy(update={"pools": tuple(pool.cluster for pool in pools)})
+    return MixedJob(cluster=cluster, pools=pools)
+
+
+def with_training(job: AnyJob, **changes: Any) -> AnyJob:
+    """The job with other values in its training document."""
+    training = job.training.model_copy(update=changes)
+    return each_pool(job, lambda pool: replace(pool, training=training))

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar, get_args
 from planner.errors import InputError, Mistake
 from planner.specs import library
 from planner.specs.batch import BatchRange, read_batch
-from planner.specs.calibration import Calibration, find_entry
+from planner.specs.calibration import Calibration, CalibrationEntry, find_entry
 from planner.specs.cluster import ClusterSpec, DeviceSpec, MixedClusterSpec, Precision
 from planner.specs.detect import local_host
 from planner.specs.engine import EngineSpec
 from planner.specs.huggingface import CONFIG_NAME, read_config
-from planner.specs.job import Job, MixedJob
+from planner.specs.job import Job, MixedJob, job_on
 from planner.specs.model import ModelSpec
 from planner.specs.settings import apply_setting, with_value
 from planner.specs.text import did_you_mean, printable, quoted
@@ -32,7 +32,9 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Mistakes",
+    "calibrations_of",
     "check_training",
+    "checked_cluster",
     "cluster_names",
     "cluster_source",
     "engine_names",
@@ -53,6 +55,7 @@ __all__ = [
 ]
 
 LOCAL_CLUSTER: Final = "local-cpu"
+NO_ONE_SIZE: Final = "a mixed cluster has no one size"
 _PREFERRED: Final[tuple[Precision, ...]] = ("bf16", "fp16", "fp32")
 _MAX_DEVICES: Final = 10_000_000
 _SHIPPED_CALIBRATION: Final = Path(__file__).parents[1] / "calibration.json"
@@ -127,7 +130,7 @@ def load_any_cluster(name: str) -> AnyCluster:
         InputError: unknown name, or a document with mistakes.
     """
     tree = _with_devices(_cluster_tree(name), _folder_of(name))
-    return _checked_cluster(_detected(tree, None) if name == LOCAL_CLUSTER else tree, None)
+    return checked_cluster(_detected(tree, None) if name == LOCAL_CLUSTER else tree, None)
 
 
 def load_device(name: str) -> DeviceSpec:
@@ -233,15 +236,13 @@ def load_any_job(
 
     model_spec = mistakes.attempt(validate, ModelSpec, trees["model"]) if "model" in trees else None
     engine_spec = mistakes.attempt(validate, EngineSpec, trees["engine"]) if "engine" in trees else None
-    cluster_spec = mistakes.attempt(_checked_cluster, trees["cluster"], gpus) if "cluster" in trees else None
+    cluster_spec = mistakes.attempt(checked_cluster, trees["cluster"], gpus) if "cluster" in trees else None
     pools = cluster_spec.pools if cluster_spec else ()
     training_spec = batch = None
     if "training" in trees:
         tree = _with_default(trees["training"], "sequence_length", model_spec.max_sequence_length if model_spec else 1)
         tree, batch = mistakes.attempt(_batch_range, tree) or (tree, None)
         training_spec = check_training(mistakes, tree, model_spec, [pool.device for pool in pools], engine_spec)
-        if batch and len(pools) > 1:
-            mistakes.add("a mixed cluster is planned with one batch size", "global_batch_size", "give one number")
     corrections = mistakes.attempt(load_calibration, calibration) if calibration else shipped_calibration()
     mistakes.raise_if_any()
     assert corrections is not None
@@ -249,30 +250,35 @@ def load_any_job(
     assert cluster_spec is not None
     assert training_spec is not None
     assert engine_spec is not None
-    mixed = cluster_spec if isinstance(cluster_spec, MixedClusterSpec) else None
-    jobs = tuple(
-        Job(
-            model=model_spec,
-            cluster=pool,
-            training=training_spec,
-            engine=engine_spec,
-            headroom=headroom,
-            allow_tp_across_nodes=allow_tp_across_nodes,
-            allow_offload=allow_offload,
-            batch=batch,
-            calibration=find_entry(
-                corrections,
-                device=pool.device.name,
-                engine=engine_spec.name,
-                precision=training_spec.precision,
-                experts=model_spec.moe is not None,
-            ),
-            evidence=() if mixed else corrections.evidence,  # no run on a mixed cluster is published
-            between=mixed.between if mixed else None,
-        )
-        for pool in pools
+    of_one_kind = isinstance(cluster_spec, ClusterSpec)
+    return job_on(
+        cluster_spec,
+        calibrations_of(cluster_spec, model_spec, training_spec, engine_spec, corrections),
+        model=model_spec,
+        training=training_spec,
+        engine=engine_spec,
+        headroom=headroom,
+        allow_tp_across_nodes=allow_tp_across_nodes,
+        allow_offload=allow_offload,
+        batch=batch,
+        evidence=corrections.evidence if of_one_kind else (),  # no run on a mixed cluster is published
     )
-    return MixedJob(cluster=mixed, pools=jobs) if mixed else jobs[0]
+
+
+def calibrations_of(
+    cluster: AnyCluster, model: ModelSpec, training: TrainingSpec, engine: EngineSpec, corrections: Calibration
+) -> tuple[CalibrationEntry, ...]:
+    """The corrections for the devices of each pool of the cluster; a uniform cluster is one pool."""
+    return tuple(
+        find_entry(
+            corrections,
+            device=pool.device.name,
+            engine=engine.name,
+            precision=training.precision,
+            experts=model.moe is not None,
+        )
+        for pool in cluster.pools
+    )
 
 
 class Mistakes:
@@ -459,16 +465,21 @@ def _with_option(trees: dict[str, Node], document: str, key: str, value: Any, op
     return {**trees, document: with_value(trees[document], (key,), Node(data=value, where=where, key_where=where))}
 
 
-def _checked_cluster(tree: Node, gpus: int | None) -> AnyCluster:
-    """The cluster, of one kind or of pools."""
+def checked_cluster(tree: Node, gpus: int | None) -> AnyCluster:
+    """The cluster, of one kind or of pools.
+
+    Raises:
+        InputError: mistakes in the document, or one size for a mixed cluster.
+    """
     assert isinstance(tree.data, dict)
     if "pools" not in tree.data:
         return sized_cluster(tree, gpus)
     sizes = {"--nodes": "hosts" in tree.data, "--gpus": gpus is not None}
     given = [option for option, is_given in sizes.items() if is_given]
     if given:
-        hint = "the hosts of each pool are its own, as in --set POOL.hosts=4"
-        raise InputError("a mixed cluster has no one size", where=given[0], hint=hint)
+        raise InputError(
+            NO_ONE_SIZE, where=given[0], hint="the hosts of each pool are its own, as in --set POOL.hosts=4"
+        )
     return validate(MixedClusterSpec, tree)
 
 

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from planner.errors import InputError, Mistake
 from planner.specs.text import did_you_mean, printable, quoted
@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 __all__ = ["apply_setting", "value_at", "with_value"]
 
 _ROOTS = ("model", "cluster", "device", "training", "engine")
+_ENDS = ("within_node", "between_nodes")
+"""Innermost and outermost link."""
 
 
 def apply_setting(setting: str, trees: Mapping[str, Node], option: str = "--set") -> dict[str, Node]:
@@ -25,8 +27,8 @@ def apply_setting(setting: str, trees: Mapping[str, Node], option: str = "--set"
 
     The path begins with `model`, `cluster`, `device`, `training`, `engine`, the name of one of the cluster's
     links, or `within_node` and `between_nodes`: its innermost and outermost link. In a mixed cluster it begins with
-    the name of a pool, or `between`. A last key that the document does not know is reported when the document is
-    checked.
+    the name of a pool (`pools.` may stand before it) and goes on as in a cluster, or begins with `between`. A last key
+    that the document does not know is reported when the document is checked.
 
     Raises:
         InputError: no `=`, an unknown path, or a value that cannot be read.
@@ -66,31 +68,47 @@ def _path(text: str, where: str) -> tuple[str, ...]:
 def _resolve(path: tuple[str, ...], trees: Mapping[str, Node], where: str) -> tuple[str, tuple[str | int, ...]]:
     """The tree that a path begins in, and the steps inside it."""
     root, *rest = path
-    if root == "device":
-        return "cluster", ("device", *rest)
-    if root in _ROOTS:
+    pools = _names(trees["cluster"].plain.get("pools")) if "cluster" in trees else []
+    if root == "device" and not pools:
+        return "cluster", path
+    if root in _ROOTS and root != "device":
         return root, tuple(rest)
     if "cluster" not in trees:
         return root, ()  # its links are not known: its own mistakes are reported instead
-    pools = _names_of(trees["cluster"], "pools")
+    if root == "pools" and rest:
+        root, *rest = rest
     if root in pools:
-        return "cluster", ("pools", pools.index(root), *rest)
+        number = pools.index(root)
+        pool = trees["cluster"].plain["pools"][number]
+        return "cluster", ("pools", number, *(_in_link(rest, _links_of(pool)) or rest))
     if root == "between" and pools:
         return "cluster", path
-    links = _names_of(trees["cluster"], "links")
-    if root in links:
-        return "cluster", ("links", links.index(root), *rest)
-    ends = {"within_node": 0, "between_nodes": len(links) - 1} if links else {}
-    if root in ends:
-        return "cluster", ("links", ends[root], *rest)
-    known = [*_ROOTS, *pools, *["between"] * bool(pools), *links, *ends]
-    hint = did_you_mean(root, known, otherwise=f"paths begin with one of {', '.join(known)}")
+    links = _links_of(trees["cluster"].plain)
+    inside = _in_link([root, *rest], links)
+    if inside:
+        return "cluster", inside
+    known = [*_ROOTS, *pools, *["between"] * bool(pools), *links, *_ENDS[: 2 * bool(links)]]
+    of_pools = f"each pool has its own, as in {'.'.join((*pools[:1], *path))}"
+    hint = of_pools if pools and root in ("device", *_ENDS) else ""
+    hint = hint or did_you_mean(root, known, otherwise=f"paths begin with one of {', '.join(known)}")
     raise InputError(Mistake(message=f"unknown path {quoted(root)}", where=where, hint=printable(hint, 400)))
 
 
-def _names_of(cluster: Node, key: str) -> list[str]:
-    """Names of the cluster's links or pools."""
-    entries = cluster.plain.get(key)
+def _in_link(path: Sequence[str], links: Sequence[str]) -> tuple[str | int, ...]:
+    """The steps from a cluster into one of its links, which a path names; none where it names none."""
+    name, *rest = path or ("",)
+    ends = dict(zip(_ENDS, (0, len(links) - 1), strict=True)) if links else {}
+    if name in links:
+        return "links", links.index(name), *rest
+    return ("links", ends[name], *rest) if name in ends else ()
+
+
+def _links_of(cluster: Any) -> list[str]:
+    """Names of a cluster's links."""
+    return _names(cluster.get("links")) if isinstance(cluster, dict) else []
+
+
+def _names(entries: Any) -> list[str]:
     if not isinstance(entries, tuple):
         return []  # reported when the cluster is checked
     return [str(each.get("name")) if isinstance(each, dict) else "" for each in entries]

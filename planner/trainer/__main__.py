@@ -114,7 +114,7 @@ def _check_same_plan(plan: Plan) -> None:
 
 def _pick_device(plan: Plan) -> torch.device:
     """This rank's GPU, or one thread of the host, as the plan prices a CPU core."""
-    if plan.cluster.device.kind == "cpu":
+    if plan.cluster.kind == "cpu":
         torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
         return torch.device("cpu")
     index = int(os.environ["LOCAL_RANK"])

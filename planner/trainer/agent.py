@@ -39,7 +39,7 @@ def main() -> int:
         write_status(options.output, "failed", 0, str(error), exit_code=int(error.exit_code))
         return error.exit_code
     logging.disable(logging.ERROR)  # of this process; the ranks are others
-    on_cpu = plan.cluster.device.kind == "cpu"
+    on_cpu = plan.cluster.kind == "cpu"
     try:
         torchrun(_forking(sys.argv[1:]) if on_cpu else sys.argv[1:])
     except (ChildFailedError, SignalException):

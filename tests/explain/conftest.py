@@ -9,13 +9,15 @@ import pytest
 from planner.layout import parse_layout
 from planner.plan import Plan
 from planner.search.search import plan_for_layout
-from planner.specs.load import load_job
+from planner.specs.job import pools_of
+from planner.specs.load import load_any_job
 
 
 def priced(model: str, cluster: str, layout: str, **options: Any) -> Plan:
-    job = load_job(model=model, cluster=cluster, **options)
-    devices = job.cluster.num_devices
-    return plan_for_layout(job, parse_layout(layout, num_layers=job.model.num_layers, num_devices=devices))
+    job = load_any_job(model=model, cluster=cluster, **options)
+    pools = {pool.cluster.name: pool.num_devices for pool in pools_of(job)}
+    num_devices = pools if len(pools) > 1 else job.num_devices
+    return plan_for_layout(job, parse_layout(layout, num_layers=job.model.num_layers, num_devices=num_devices))
 
 
 KINDS: dict[str, dict[str, Any]] = {
@@ -59,6 +61,15 @@ KINDS: dict[str, dict[str, Any]] = {
     "unfused": {
         "model": "gpt2", "cluster": "dgx-a100", "nodes": 1, "global_batch_size": 64, "engine": "megatron",
         "settings": ("training.attention=unfused", "training.dropout=0.1"), "layout": "tp=2,recompute=selective",
+    },
+    "mixed": {
+        "model": "llama3-8b", "cluster": "mixed-a100-h100", "global_batch_size": 64, "sequence_length": 4096,
+        "settings": ("a100.hosts=2",),
+        "layout": "tp=2,pp=3,dp=4,zero=1,layers_per_stage=9/10/13,recompute=full/none/none,pools=a100/a100/h100",
+    },
+    "mixed, ends apart": {
+        "model": "gpt2", "cluster": "mixed-a100-h100", "global_batch_size": 64, "engine": "megatron",
+        "layout": "tp=2,pp=4,dp=2,sp=0,interleave=3,schedule=interleaved,zero=1,pools=h100/h100/a100/a100",
     },
 }  # fmt: skip
 

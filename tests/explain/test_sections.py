@@ -138,7 +138,7 @@ def test_groups_are_those_of_the_rank_order(any_plan) -> None:
             assert layout.group("tp", 0) == tuple(range(0, each.where.size * each.where.stride, each.where.stride))
         if each.line == LineName.PP_COMM and each.kind == "send":
             assert layout.group("pp", 0) == tuple(range(0, each.where.size * each.where.stride, each.where.stride))
-        assert group(any_plan.cluster, each.where.size, each.where.stride).size == each.where.size
+        assert group(each.network, each.where.size, each.where.stride).size == each.where.size
 
 
 # --- memory -----------------------------------------------------------------------------------------------------

@@ -20,7 +20,6 @@ from planner.search.constraints import Constraints
 from planner.search.degrees import DegreeArrays, allowed_policies, legal_degrees
 from planner.search.dynamic_program import best_choice
 from planner.search.legality import broken_rules
-from planner.search.objectives import Objective
 from planner.search.placements import orders_of, placement_codes, placements_of, stage_counts
 from planner.search.pool_bounds import PoolFloors, may_fit, placed
 from planner.search.search import NothingFits, search
@@ -360,11 +359,6 @@ def test_pins_on_pools_are_kept_and_never_help(job, best):
 
 def test_equal_inputs_give_equal_plans(job, best):
     assert search(job, NO_CONSTRAINTS) == best
-
-
-def test_what_a_mixed_cluster_is_not_planned_for_is_said(job):
-    with pytest.raises(InputError, match="memory"):
-        search(job, NO_CONSTRAINTS, objective=Objective(name="memory"))
 
 
 def test_nothing_fits_names_the_layout_that_comes_nearest(job):

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from planner.search.constraints import Constraints
-from planner.search.least_memory import least_peak_bytes, within_bytes
+from planner.search.least_memory import least_peak, within_share
 from planner.search.remedies import lifted_pins, remedies
 from planner.search.search import NothingFits, search
 from planner.specs.load import load_job
@@ -49,7 +49,7 @@ def test_shorter_sequences_see_as_many_tokens_and_the_longest_that_fit_are_named
 
 def test_another_recipe_that_fits_is_found_and_verified():
     asked = job(model="llama2-13b", nodes=1, engine="megatron", sequence_length=4096)
-    asked = within_bytes(asked, 0.9 * least_peak_bytes(asked, Constraints()))
+    asked = within_share(asked, 0.9 * least_peak(asked, Constraints()).share)
     assert isinstance(search(asked, Constraints()), NothingFits)
     found = find(remedies(asked, Constraints()), "memory_recipe")
     training = asked.training.model_copy(update={"memory_recipe": found.change.split()[-1]})
@@ -79,7 +79,7 @@ def test_each_pin_is_priced_by_lifting_it_alone():
     for constraint, each in lifted.items():
         alone = search(asked, without[constraint])
         assert (each.remedy is None) == isinstance(alone, NothingFits)
-        assert (each.least_bytes <= asked.memory_limit_bytes) == (each.remedy is not None)
+        assert (each.least.share <= 1) == (each.remedy is not None)
         if each.remedy is not None:
             assert each.remedy.step_seconds == pytest.approx(alone.step_seconds)
     assert any(each.remedy is not None for each in lifted.values())

@@ -19,6 +19,7 @@ from planner.explain.what_if import Gain, Sensitivity, WhatIf
 from planner.explain.why_not import WhyNot
 from planner.layout import Layout, format_layout
 from planner.search.footprint import NothingFits
+from planner.search.least_memory import LeastPeak
 from planner.search.remedies import LiftedPin, Remedy
 from planner.search.sweep import Point, Sweep
 from planner.show.comparison import comparison
@@ -58,9 +59,9 @@ def nothing(make_plan, make_memory) -> tuple[Job, NothingFits, tuple[Remedy, ...
         ),
     )
     pins = (
-        LiftedPin(constraint="tp=8", remedy=changes[0], least_bytes=70e9),
-        LiftedPin(constraint="pp<=2", remedy=None, least_bytes=90e9),
-        LiftedPin(constraint="forbidden zero=3", remedy=None, least_bytes=None),
+        LiftedPin(constraint="tp=8", remedy=changes[0], least=LeastPeak(num_bytes=70e9, limit_bytes=81.6e9)),
+        LiftedPin(constraint="pp<=2", remedy=None, least=LeastPeak(num_bytes=90e9, limit_bytes=81.6e9)),
+        LiftedPin(constraint="forbidden zero=3", remedy=None, least=None),
     )
     return job, found, changes, pins
 

@@ -8,9 +8,12 @@ import pytest
 
 from planner.cli import main
 from planner.errors import InputError
+from planner.explain.plan_inputs import job_of
+from planner.explain.what_if import sensitivity_of
 from planner.layout import format_layout, parse_layout
 from planner.plan import plan_from_json, plan_to_dict, plan_to_json
-from planner.search.search import plan_for_layout
+from planner.search.search import Constraints, plan_for_layout, search
+from planner.specs.change import change_job
 from planner.specs.job import MixedJob
 from planner.specs.load import load_any_cluster, load_any_job, load_cluster
 
@@ -129,17 +132,88 @@ def test_a_plan_whose_pools_are_not_those_of_its_cluster_is_refused(pools, mixed
         plan_from_json(json.dumps(data))
 
 
-def test_explain_says_where_each_stage_runs_and_refuses_what_it_cannot_answer(mixed_plan, tmp_path, capsys):
+def test_explain_says_where_each_stage_runs(mixed_plan, tmp_path, capsys):
     path = tmp_path / "plan.json"
     path.write_text(plan_to_json(mixed_plan))
     assert main(["explain", str(path)]) == 0
     shown = capsys.readouterr().out
     assert "stages 0..1 on old, stage 2 on new" in shown
     assert "pools=2*old/new" in shown.replace("\n", "").replace(" ", "")
-    assert main(["explain", str(path), "--what-if", "old.hosts=4"]) == 2
-    assert "mixed cluster" in capsys.readouterr().err
     assert main(["explain", str(path), "--json"]) == 0
-    assert "waterfall" not in json.loads(capsys.readouterr().out)
+    found = json.loads(capsys.readouterr().out)
+    assert sum(part["seconds"] for part in found["waterfall"]["parts"]) == pytest.approx(found["step_seconds"])
+
+
+def test_changes_reach_pools_their_links_and_the_link_between(cluster_file):
+    job = job_on(cluster_file)
+    found = change_job(job, "old.hosts=+50%,pools.new.device.memory=x0.5,new.within_node.bandwidth=x2,headroom=0")
+    assert [pool.cluster.hosts for pool in found.pools] == [3, 1]
+    assert found.pools[1].memory_limit_bytes == job.pools[1].cluster.device.memory / 2
+    assert found.pools[1].cluster.links[0].bandwidth == 2 * job.pools[1].cluster.links[0].bandwidth
+    assert found.pools[0].cluster.links == job.pools[0].cluster.links
+    assert found.cluster.pools == tuple(pool.cluster for pool in found.pools)
+    assert [pool.calibration for pool in found.pools] == [pool.calibration for pool in job.pools]
+    faster = change_job(job, "between.bandwidth=x2")
+    assert {pool.between.bandwidth for pool in faster.pools} == {2 * job.cluster.between.bandwidth}
+    assert change_job(job, "precision=fp16,seq_len=4k").training.sequence_length == 4096
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ("nodes=4", "no one size\n    help: old.hosts=3 changes one pool"),
+        ("gpus=x2", "no one size"),
+        ("device.memory=x2", "each pool has its own, as in old.device.memory"),
+        ("within_node.bandwidth=x2", "as in old.within_node.bandwidth"),
+        ("neww.hosts=2", "did you mean `new`"),
+        ("new.device.memry=x2", "did you mean `memory`"),
+    ],
+)
+def test_changes_that_name_no_pool_are_refused_in_words(change, why, cluster_file):
+    with pytest.raises(InputError) as caught:
+        change_job(job_on(cluster_file), change)
+    assert why in str(caught.value)
+
+
+QUESTIONS = {
+    "--why-not tp=1": "why_not",
+    "--what-if old.hosts=3": "what_if",
+    "--what-if": "sensitivity",
+    "--schedules": "schedules",
+    "--collectives": "collectives",
+    "--batch": "batch",
+    "--scaling 11..44": "scaling",
+}
+
+
+@pytest.mark.parametrize("asked", QUESTIONS)
+def test_every_question_about_a_mixed_plan_has_an_answer(asked, mixed_plan, tmp_path, capsys):
+    path = tmp_path / "plan.json"
+    path.write_text(plan_to_json(mixed_plan))
+    assert main(["explain", str(path), *asked.split(), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)[QUESTIONS[asked]]
+    assert main(["explain", str(path), *asked.split()]) == 0
+
+
+def test_the_sensitivity_table_has_the_resources_of_each_pool(mixed_plan):
+    """More of anything never makes a step longer, and each row is what a search of the changed job finds."""
+    found = sensitivity_of(mixed_plan)
+    names = {each.resource for each in found.gains}
+    for pool in ("old", "new"):
+        assert {f"{pool} peak FLOP/s", f"{pool} memory", f"{pool} memory bandwidth", f"{pool} hosts"} <= names
+    assert "between pools bandwidth" in names
+    assert all(each.gain >= -1e-9 for each in found.gains)
+    best = found.gains[0]
+    changed = search(change_job(job_of(mixed_plan), best.change), Constraints())
+    assert changed.step_seconds == pytest.approx(best.step_seconds, rel=1e-9)
+
+
+def test_a_name_that_paths_cannot_begin_with_is_refused(tmp_path):
+    path = tmp_path / "x.yaml"
+    for name in ("device", "h100.sxm"):
+        path.write_text(MIXED.replace("name: new", f"name: {name}"))
+        with pytest.raises(InputError, match="is no name of a pool"):
+            load_any_cluster(str(path))
 
 
 def test_each_host_gets_the_ranks_of_its_pool(mixed_plan, tmp_path, capsys):

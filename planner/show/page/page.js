@@ -294,20 +294,30 @@
 
   // --- hosts and groups -----------------------------------------------------------------------------------------
   (() => {
-    const { axes, world_size: world, num_devices: devices, devices_per_host: size } = data.topology;
+    const { axes, pools } = data.topology;
     const words = { pp: "pipeline", dp: "data", cp: "context", tp: "tensor" }, letters = { pp: "s", dp: "d", cp: "c", tp: "t" };
-    const numHosts = Math.ceil(devices / size), perPage = Math.max(1, Math.min(12, Math.floor(96 / size)));
+    const numHosts = pools.reduce((sum, pool) => sum + pool.hosts, 0);
+    const size = Math.max(...pools.map((pool) => pool.devices_per_host)), perPage = Math.max(1, Math.min(12, Math.floor(96 / size)));
     let first = 0, chosen = 0;
     const place = (rank, axis) => Math.floor(rank / axis.stride) % axis.degree;
+    const poolOf = (rank) => pools.find((pool) => rank < pool.first + pool.num_ranks);
     const inGroup = (one, other, axis) => axes.every((each) => each === axis || place(one, each) === place(other, each));
 
-    function cell(rank) {
+    function hostAt(number) {
+      for (const pool of pools) {
+        if (number < pool.hosts) return { pool, before: number * pool.devices_per_host };
+        number -= pool.hosts;
+      }
+    }
+
+    function cell(pool, device) {
       const button = document.createElement("button"), name = document.createElement("b");
       button.type = "button";
       button.className = "gpu";
-      name.textContent = rank < world ? rank : "idle";
+      const rank = pool.first + device, works = device < pool.num_ranks;
+      name.textContent = works ? rank : "idle";
       button.append(name);
-      if (rank < world) {
+      if (works) {
         button.dataset.rank = rank;
         button.append(axes.filter((axis) => axis.degree > 1).map((axis) => letters[axis.name] + place(rank, axis)).join(" "));
       } else {
@@ -321,8 +331,9 @@
       for (let host = first; host < Math.min(numHosts, first + perPage); host++) {
         const box = document.createElement("div"), title = document.createElement("h3"), cells = document.createElement("div");
         box.className = "host";
-        title.textContent = `host ${host}`;
-        for (let rank = host * size; rank < Math.min(devices, (host + 1) * size); rank++) cells.append(cell(rank));
+        const { pool, before } = hostAt(host);
+        title.textContent = pool.name ? `host ${host}, ${pool.name}` : `host ${host}`;
+        for (let i = 0; i < pool.devices_per_host; i++) cells.append(cell(pool, before + i));
         box.append(title, cells);
         hosts.push(box);
       }
@@ -344,7 +355,7 @@
         const base = chosen - place(chosen, axis) * axis.stride;
         const ranks = Array.from({ length: Math.min(axis.degree, 9) }, (_, i) => base + i * axis.stride);
         const more = axis.degree > 9 ? `, ... ${base + (axis.degree - 1) * axis.stride}` : "";
-        return `${words[axis.name]} parallel: ${axis.degree} ranks ${ranks.join(", ")}${more} over ${axis.links.join(" and ") || "one device"}`;
+        return `${words[axis.name]} parallel: ${axis.degree} ranks ${ranks.join(", ")}${more} over ${poolOf(chosen).links[axis.name].join(" and ") || "one device"}`;
       });
       $("groups").textContent = `Rank ${chosen}. ${lines.join(". ") || "It has no group."}`;
     }

@@ -47,7 +47,6 @@ def page_text(
     where the explanation has not planned sizes and resources anew.
     """
     plan, sections = found.plan, found.sections
-    assert sections.waterfall is not None, "a mixed cluster has no page"
     timeline = timeline_data(step)
     return _template(
         headline=headline(plan),

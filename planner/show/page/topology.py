@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from planner.cost.collectives import group
+from planner.cost.run import devices_in_use
 from planner.layout import AXES
 from planner.show.screen import clean
 from planner.specs.cluster import ClusterSpec
@@ -16,22 +17,36 @@ __all__ = ["topology_data"]
 
 
 def topology_data(plan: Plan) -> dict[str, Any]:
-    """Degrees and strides of the axes, hosts, and the links that a group along each axis crosses."""
-    layout, cluster = plan.layout, plan.cluster
-    assert isinstance(cluster, ClusterSpec), "a mixed cluster has no page"
-    return {
-        "axes": [
+    """Degrees and strides of the axes, and the pools in the order of their ranks; a uniform cluster is one pool."""
+    layout = plan.layout
+    axes = [{"name": axis, "degree": layout.degrees[axis], "stride": layout.stride(axis)} for axis in AXES]
+    return {"axes": axes, "world_size": layout.world_size, "pools": _pools(plan)}
+
+
+def _pools(plan: Plan) -> list[dict[str, Any]]:
+    """Hosts of each pool, its first rank and how many it has, and the links that a group along each axis crosses."""
+    used = {pool.name: count for pool, count in devices_in_use(plan.cluster, plan.layout)}
+    order = list(dict.fromkeys(plan.layout.pools))
+    pools = sorted(plan.cluster.pools, key=lambda pool: order.index(pool.name) if pool.name in order else len(order))
+    found, first = [], 0
+    for pool in pools:
+        count = used.get(pool.name, 0)
+        found.append(
             {
-                "name": axis,
-                "degree": layout.degrees[axis],
-                "stride": layout.stride(axis),
-                "links": [
-                    clean(level.link.name) for level in group(cluster, layout.degrees[axis], layout.stride(axis)).levels
-                ],
+                "name": clean(pool.name) if len(pools) > 1 else "",
+                "hosts": pool.hosts,
+                "devices_per_host": pool.devices_per_host,
+                "first": first,
+                "num_ranks": count,
+                "links": {axis: _links(plan, pool, axis) for axis in AXES},
             }
-            for axis in AXES
-        ],
-        "world_size": layout.world_size,
-        "num_devices": cluster.num_devices,
-        "devices_per_host": cluster.devices_per_host,
-    }
+        )
+        first += count
+    return found
+
+
+def _links(plan: Plan, pool: ClusterSpec, axis: str) -> list[str]:
+    layout = plan.layout
+    if axis == "pp" and len(set(layout.pools)) > 1 and not isinstance(plan.cluster, ClusterSpec):
+        return [clean(plan.cluster.between.name)]
+    return [clean(level.link.name) for level in group(pool, layout.degrees[axis], layout.stride(axis)).levels]
