@@ -303,9 +303,13 @@ def test_groups_are_whole_and_their_seconds_are_the_ledger_s(any_plan) -> None:
             total = sum(use.seconds_per_step for each in mine for use in each.uses)
             assert total == pytest.approx(float(line.busy_seconds), rel=1e-9, abs=1e-12)
         for each in mine:
-            assert each.first_ranks == tuple(range(0, each.size * each.stride, each.stride))[:16]
+            layout = any_plan.layout
+            in_pool = each.pool if each.stride < layout.stride("pp") else ""
+            first = layout.pools.index(in_pool) * layout.stride("pp") if in_pool else 0
+            assert each.first_ranks == tuple(range(first, first + each.size * each.stride, each.stride))[:16]
             if line.name in (LineName.TP_COMM, LineName.PP_COMM, LineName.EP_COMM, LineName.CP_COMM):
-                assert each.num_groups * each.size == any_plan.layout.world_size
+                stages = layout.pools.count(in_pool) if in_pool else layout.pp
+                assert each.num_groups * each.size == stages * layout.stride("pp")
 
 
 def test_groups_of_experts_stand_apart(any_plan) -> None:
