@@ -75,6 +75,10 @@ golden: $(STAMP) ## rewrite tests/golden; read the difference before you commit 
 	$(BIN)/pytest -q -n auto -m "not slow and not gpu" --ignore tests/trainer --update-golden
 	@git diff --stat -- tests/golden
 
+.PHONY: pictures
+pictures: $(STAMP) ## take the pictures of docs/images again, with Chromium
+	$(BIN)/python tools/pictures.py
+
 .PHONY: accuracy
 accuracy: $(STAMP) ## closed forms against papers, forecasts against measured runs; writes docs/accuracy.md
 	$(BIN)/python tools/closed_forms.py

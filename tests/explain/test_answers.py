@@ -449,6 +449,28 @@ def test_batches_are_those_that_pricing_finds(plan) -> None:
         assert each.tokens_per_second_per_device == alone.tokens_per_second_per_device
 
 
+@pytest.mark.parametrize("kind", ["uneven, recompute", "interleaved", "tied, without sequence parallelism"])
+def test_speed_of_a_size_is_what_more_microbatches_cost(kind: str, plan_of_kind) -> None:
+    """Bubble and tail cost the same however long the step is, so that what remains is the slowest stage's work."""
+    plan = plan_of_kind(kind)
+    found = batch_of(plan)
+    assert len(found.sizes) >= 3
+    speeds = []
+    for each in found.sizes:
+        twice, four_times = (
+            plan_for_layout(
+                change_job(job_of(plan), f"global_batch=x{times}"), replace(plan.layout, mbs=each.mbs)
+            ).step_seconds
+            for times in (2, 4)
+        )
+        sequences = plan.training.global_batch_size * 2 / plan.layout.dp
+        speeds.append(sequences / (four_times - twice))
+        assert each.sequences_per_second == pytest.approx(speeds[-1])
+    assert [each.of_best for each in found.sizes] == pytest.approx([speed / max(speeds) for speed in speeds])
+    flat = [each.mbs for each, speed in zip(found.sizes, speeds, strict=True) if speed >= 0.95 * max(speeds)]
+    assert found.flat_from == flat[0]
+
+
 def test_bubble_shrinks_and_tokens_grow_with_the_batch() -> None:
     found = batch_of(equal_stages(32)).batches
     assert len(found) >= 3

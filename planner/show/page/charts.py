@@ -136,24 +136,36 @@ def _frame() -> dict[str, float]:
     return {"left": _LEFT, "right": _WIDTH - _RIGHT, "top": _TOP, "bottom": _HEIGHT - _BOTTOM}
 
 
+class _Row(NamedTuple):
+    """A layout beside the plan; with offload one may keep to the device's limit and not to the host's."""
+
+    kind: str
+    layout: str
+    seconds: float
+    num_bytes: float
+    why: str
+    fits: bool
+
+
 def front_chart(plan: Plan, alternatives: Sequence[Alternative]) -> dict[str, Any]:
     """Step time against memory of the plan, its runners-up and its neighbours; nothing beats those on the front."""
     peak = max(stage.total_bytes for stage in plan.memory)
     limit = plan.memory[0].limit_bytes
-    rows: list[tuple[str, str, float, float, str]] = [
-        ("plan", short_layout(plan.layout), plan.step_seconds, peak, "the plan")
+    rows: list[_Row] = [_Row("plan", short_layout(plan.layout), plan.step_seconds, peak, "the plan", plan.fits)]
+    rows += [
+        _Row("runner-up", short_layout(r.layout), r.step_seconds, r.peak_bytes, r.reason, r.peak_bytes <= limit)
+        for r in plan.runners_up
     ]
-    rows += [("runner-up", short_layout(r.layout), r.step_seconds, r.peak_bytes, r.reason) for r in plan.runners_up]
     layers = plan.model.num_layers
     rows += [
-        ("neighbour", short_layout(parse_layout(each.layout, num_layers=layers, num_devices=1)), each.step_seconds,
-         each.peak_bytes, f"the plan with {each.change}")
+        _Row("neighbour", short_layout(parse_layout(each.layout, num_layers=layers, num_devices=1)), each.step_seconds,
+             each.peak_bytes, f"the plan with {each.change}", each.fits)
         for each in alternatives if each.step_seconds is not None and each.peak_bytes is not None
     ]  # fmt: skip
-    x = _around((row[2] for row in rows), start=_LEFT, end=_WIDTH - _RIGHT)
-    y = _around((row[3] for row in rows), start=_HEIGHT - _BOTTOM, end=_TOP)
-    fitting = [row for row in rows if row[3] <= limit]
-    front = sorted((row[2], row[3]) for row in fitting if not any(_beats(other, row) for other in fitting))
+    x = _around((row.seconds for row in rows), start=_LEFT, end=_WIDTH - _RIGHT)
+    y = _around((row.num_bytes for row in rows), start=_HEIGHT - _BOTTOM, end=_TOP)
+    fitting = [row for row in rows if row.fits]
+    front = sorted((row.seconds, row.num_bytes) for row in fitting if not any(_beats(one, row) for one in fitting))
     return {
         "frame": _frame(),
         "limit": y(limit) if y.low <= limit <= y.high else None,
@@ -163,17 +175,17 @@ def front_chart(plan: Plan, alternatives: Sequence[Alternative]) -> dict[str, An
         "points": [
             {
                 "number": number, "kind": kind, "x": x(seconds), "y": y(num_bytes), "layout": layout, "why": why,
-                "seconds": format_seconds(seconds), "memory": format_bytes(num_bytes), "fits": num_bytes <= limit,
-                "on_front": (seconds, num_bytes) in front,
+                "seconds": format_seconds(seconds), "memory": format_bytes(num_bytes), "fits": fits,
+                "on_front": fits and (seconds, num_bytes) in front,
             }
-            for number, (kind, layout, seconds, num_bytes, why) in enumerate(rows, start=1)
+            for number, (kind, layout, seconds, num_bytes, why, fits) in enumerate(rows, start=1)
         ],
     }  # fmt: skip
 
 
-def _beats(one: tuple[str, str, float, float, str], other: tuple[str, str, float, float, str]) -> bool:
-    no_worse = one[2] <= other[2] and one[3] <= other[3]
-    return no_worse and (one[2], one[3]) != (other[2], other[3])
+def _beats(one: _Row, other: _Row) -> bool:
+    no_worse = one.seconds <= other.seconds and one.num_bytes <= other.num_bytes
+    return no_worse and (one.seconds, one.num_bytes) != (other.seconds, other.num_bytes)
 
 
 def scaling_chart(plan: Plan, planned: Scaling | None, replicas: Sequence[ReplicaCount]) -> dict[str, Any]:
