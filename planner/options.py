@@ -195,6 +195,7 @@ _RUN = (
         help="How many stay.",
     ),
     click.option("--async-save", is_flag=True, help="Write checkpoints while the training goes on."),
+    click.option("--async-tp", is_flag=True, help="Compiled layers multiply while pieces arrive; on GPUs, with tp."),
     click.option(
         "--validate-every",
         type=click.IntRange(min=1),

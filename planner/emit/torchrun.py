@@ -40,6 +40,7 @@ class RunArguments:
     weights: folder of a Hugging Face checkpoint to start from. export: where to write one after the last step.
     steps: optimizer steps; None: as many as the plan's training document says.
     keep_checkpoints: newest ones that stay. async_save: write them while the training goes on.
+    async_tp: ranks of tp multiply pieces of each other's tensors while these arrive; on GPUs.
     validate_every: steps between losses of the held-out samples. profile: number of a step to record.
     tensorboard: write DIR/tensorboard. wandb: project of Weights & Biases.
     resume: `auto` (the newest intact checkpoint, if any), `never`, or the step of a checkpoint.
@@ -56,6 +57,7 @@ class RunArguments:
     checkpoint_every: int | None = None
     keep_checkpoints: int = 2
     async_save: bool = False
+    async_tp: bool = False
     validate_every: int = 100
     profile: int | None = None
     tensorboard: bool = False

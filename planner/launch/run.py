@@ -52,6 +52,8 @@ def launch(
         lines = torchrun_commands(plan, plan_path, output=output, arguments=arguments)
         sys.stdout.write("".join(f"{line}\n" for line in lines))
         return ExitCode.OK
+    if arguments.async_tp and (plan.layout.tp == 1 or plan.cluster.kind == "cpu"):
+        raise InputError("--async-tp is for tensor parallelism on GPUs, and this plan has none", hint="leave it out")
     host = find_host(plan, os.environ, **place)
     check(plan, output, host)
     if host is not None and host.number > 0:

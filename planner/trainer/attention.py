@@ -10,12 +10,13 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
 from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
 
 from planner.trainer.norms import RmsNorm
 
@@ -28,6 +29,7 @@ __all__ = [
     "Attention",
     "Gather",
     "LatentAttention",
+    "Mask",
     "Positions",
     "document_mask",
     "make_attention",
@@ -41,6 +43,9 @@ Positions = tuple[range, ...]
 
 Gather = Callable[[torch.Tensor], torch.Tensor]
 """Own rows of a tensor (B, heads, rows, size) to the rows of all positions, in order."""
+
+Mask = torch.Tensor | BlockMask
+"""Which keys a query may attend to: (B, 1, rows, T), or which blocks of them, for a kernel that skips the others."""
 
 
 def positions_of(length: int) -> Positions:
@@ -112,16 +117,30 @@ def _blocks(positions: Positions, window: int) -> Positions:
     )
 
 
-def document_mask(starts_BT: Tensor, positions: Positions, window: int) -> Tensor:
-    """True where a query at `positions` may attend to a key of its own document; (B, 1, rows, T).
+def document_mask(starts_BT: Tensor, positions: Positions, window: int, *, blocks: bool) -> Mask:
+    """A query at `positions` may attend to a key of its own document, not later and inside the window (0: any).
 
-    starts_BT: for each position of the sequence the one where its document begins.
+    starts_BT: for each position of the sequence the one where its document begins. blocks: for flex attention.
     """
-    device = starts_BT.device
-    causal = torch.cat([_visible(run, range(starts_BT.shape[1]), window, device) for run in positions])
+    device, length = starts_BT.device, starts_BT.shape[1]
     rows = torch.cat([torch.arange(run.start, run.stop, device=device) for run in positions])
-    same = torch.arange(starts_BT.shape[1], device=device) >= starts_BT[:, rows, None]
-    return (same & causal)[:, None]
+    if not blocks:
+        causal = torch.cat([_visible(run, range(length), window, device) for run in positions])
+        return ((torch.arange(length, device=device) >= starts_BT[:, rows, None]) & causal)[:, None]
+    starts_BR = starts_BT[:, rows]
+
+    def visible(batch: Tensor, _: Tensor, row: Tensor, key: Tensor) -> Tensor:
+        distance = rows[row] - key
+        return (distance >= 0) & (distance < (window or length)) & (key >= starts_BR[batch, row])
+
+    mask: BlockMask = _compiled(create_block_mask)(visible, len(starts_BT), None, len(rows), length, device)
+    return mask
+
+
+@functools.cache
+def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Flex attention is a kernel only when it is compiled; else it makes the whole square."""
+    return torch.compile(function, dynamic=False)
 
 
 def attend(
@@ -130,13 +149,19 @@ def attend(
     value_BHTD: Tensor,
     positions: Positions,
     window: int,
-    mask: Tensor | None = None,
+    mask: Mask | None = None,
 ) -> Tensor:
     """Softmax attention of queries at `positions` to the keys of all positions before them (or in the window).
 
     mask: of `document_mask`, in place of these.
     """
     length = key_BHTD.shape[-2]
+    grouped = query_BHSD.shape[1] != key_BHTD.shape[1]
+    if isinstance(mask, BlockMask):
+        result: Tensor = _compiled(flex_attention)(
+            query_BHSD, key_BHTD, value_BHTD, block_mask=mask, enable_gqa=grouped
+        )
+        return result
     blocks = _blocks(positions, window if window < length else 0)
     mixed, width = [], value_BHTD.shape[-1]
     if width != query_BHSD.shape[-1] and not query_BHSD.is_cuda:  # the CPU's fused kernel wants one head size
@@ -145,7 +170,6 @@ def attend(
         groups = query_BHSD.shape[1] // key_BHTD.shape[1]  # a GPU's kernels that take masks know no groups of heads
         key_BHTD, value_BHTD = (each.repeat_interleave(groups, dim=1) for each in (key_BHTD, value_BHTD))
         return F.scaled_dot_product_attention(query_BHSD, key_BHTD, value_BHTD, attn_mask=mask)[..., :width]
-    grouped = query_BHSD.shape[1] != key_BHTD.shape[1]
     for rows, query in zip(blocks, torch.split(query_BHSD, [len(block) for block in blocks], dim=-2), strict=True):
         keys = range(max(0, rows.start - window + 1) if window else 0, rows.stop)
         square = len(rows) == len(keys) and (not window or len(rows) <= window)
@@ -184,7 +208,7 @@ class Attention(nn.Module):
     def _rotated(self, x_BHSD: Tensor) -> Tensor:
         return x_BHSD if self.theta is None else rotate(x_BHSD, self.theta, self.held, self.scaling)
 
-    def _mix(self, query_BHSD: Tensor, key_BHSD: Tensor, value_BHSD: Tensor, mask: Tensor | None) -> Tensor:
+    def _mix(self, query_BHSD: Tensor, key_BHSD: Tensor, value_BHSD: Tensor, mask: Mask | None) -> Tensor:
         """Attention of each position to those before it; (B, S, heads * size)."""
         runs = self.held or positions_of(query_BHSD.shape[-2])
         if self.gather is not None:
@@ -224,7 +248,7 @@ class GroupedAttention(Attention):
         normed: Tensor = norm(self._heads(flat, self.head_size))
         return normed
 
-    def forward(self, x_BSE: Tensor, *, mask: Tensor | None = None) -> Tensor:
+    def forward(self, x_BSE: Tensor, *, mask: Mask | None = None) -> Tensor:
         """Mix the sequence's positions, each with those before it, or with those that `mask` lets it see."""
         query = self._rotated(self._project(x_BSE, self.query, self.query_norm))
         key = self._rotated(self._project(x_BSE, self.key, self.key_norm))
@@ -250,7 +274,7 @@ class LatentAttention(Attention):
         self.output = nn.Linear(heads * mla.value_head_size, hidden, bias=False)
         self.value_size = mla.value_head_size
 
-    def forward(self, x_BSE: Tensor, *, mask: Tensor | None = None) -> Tensor:
+    def forward(self, x_BSE: Tensor, *, mask: Mask | None = None) -> Tensor:
         """Mix the sequence's positions, each with those before it, or with those that `mask` lets it see."""
         nope, rope = self.sizes
         latent = (

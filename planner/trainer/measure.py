@@ -86,10 +86,15 @@ class MemoryMeter:
     def _leave_layer(self, *_: Any) -> None:
         self._in_layer = False
 
-    def _after_forward(self, *_: Any) -> None:
-        """With all layers run, weights that stay gathered are resident; so are gradients from before."""
+    def _after_forward(self, _: nn.Module, __: Any, output: Tensor) -> None:
+        """With all layers run, weights that stay gathered are resident; so are gradients from before.
+
+        The first stage of a pipeline may run all its forward passes first: look again when a backward pass starts.
+        """
         self._note(LineName.PARAMS, sum(storage.nbytes() for storage in self._weights.values()))
         self._before_update()
+        if output.requires_grad:
+            output.register_hook(self._before_update)  # type: ignore[no-untyped-call] # torch's
 
     def _before_update(self, *_: Any) -> None:
         """Count the gradients that exist now, whole or sharded."""

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from planner.specs.model import ModelSpec
-    from planner.trainer.attention import Positions
+    from planner.trainer.attention import Mask, Positions
 
 __all__ = ["Block", "Transformer", "initial_value"]
 
@@ -45,7 +45,7 @@ class Block(nn.Module):
         self.parallel = spec.parallel_attention
         self.recompute = False
 
-    def _layer(self, x_BSE: Tensor, mask: Tensor | None) -> Tensor:
+    def _layer(self, x_BSE: Tensor, mask: Mask | None) -> Tensor:
         normed = self.attention_norm(x_BSE)
         attended = self.attention(normed, mask=mask)
         if self.attention_post_norm is not None:
@@ -61,7 +61,7 @@ class Block(nn.Module):
         result: Tensor = joined + attended + fed if self.parallel else joined + fed
         return result
 
-    def forward(self, x_BSE: Tensor, mask: Tensor | None = None) -> Tensor:
+    def forward(self, x_BSE: Tensor, mask: Mask | None = None) -> Tensor:
         """Apply the layer; only its inputs are kept for the backward pass when `recompute` is set."""
         if self.recompute and torch.is_grad_enabled():
             result: Tensor = checkpoint(self._layer, x_BSE, mask, use_reentrant=False, preserve_rng_state=False)
@@ -131,11 +131,15 @@ class Transformer(nn.Module):
         x = x if self.norm is None else self.norm(x)
         return x if self.head is None else self.head(x)
 
-    def _document_masks(self, starts_BT: Tensor) -> list[Tensor]:
+    def _document_masks(self, starts_BT: Tensor) -> list[Mask]:
         """The mask of each layer; layers with the same window share one."""
         attentions = [block.attention for block in self.layers.values() if isinstance(block, Block)]
+        if not attentions:
+            return []
         rows = attentions[0].held or positions_of(starts_BT.shape[1])
-        masks = {window: document_mask(starts_BT, rows, window) for window in {each.window for each in attentions}}
+        blocks = starts_BT.is_cuda and attentions[0].flash
+        windows = {each.window for each in attentions}
+        masks = {window: document_mask(starts_BT, rows, window, blocks=blocks) for window in windows}
         return [masks[each.window] for each in attentions]
 
 

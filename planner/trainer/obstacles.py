@@ -37,7 +37,7 @@ def _of_model(plan: Plan) -> list[_Obstacle]:
     return [
         (bool(strange), f"the trainer has no {', '.join(sorted(strange))}", OTHER),
         (not model.output_head, "the model needs an output head", OTHER),
-        (0 in layout.layers_per_stage, "every chunk needs a layer", AGAIN),
+        (0 in layout.layers_per_stage[1:-1], "a chunk between the first and the last needs a layer", AGAIN),
         (sum(layout.layers_per_stage) != model.num_layers, "layers_per_stage does not sum to the layers", AGAIN),
         (
             plan.training.sequence_length > model.max_sequence_length and model.position == "learned",
@@ -66,7 +66,7 @@ def _of_training(plan: Plan) -> list[_Obstacle]:
         (
             training.lora_rank > 0,
             "the trainer trains every weight, without adapters",
-            "set training.lora_rank to 0",
+            "plan for `--engine fsdp`, which has them, or set training.lora_rank to 0",
         ),
         (training.dropout > 0, "this trainer has no dropout", "set training.dropout to 0"),
         (

@@ -25,6 +25,7 @@ class RunOptions:
     checkpoint_every: steps between checkpoints; None: by the clock, every ten minutes. The end of a run
     always saves.
     keep_checkpoints: newest ones that stay. async_save: write them while the training goes on.
+    async_tp: compiled layers pass pieces between the ranks of tp while they multiply.
     validate_every: steps between the losses of the held-out samples, if there are any; the end of a run always does.
     profile: number of a step to record with torch's profiler.
     tensorboard: write DIR/tensorboard. wandb: project of Weights & Biases.
@@ -37,6 +38,7 @@ class RunOptions:
     checkpoint_every: int | None = None
     keep_checkpoints: int = 2
     async_save: bool = False
+    async_tp: bool = False
     validate_every: int = 100
     profile: int | None = None
     tensorboard: bool = False
@@ -62,6 +64,7 @@ def parse_options(words: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--validation", type=float, default=0.0)
     parser.add_argument("--keep-checkpoints", type=int, default=2)
     parser.add_argument("--async-save", action="store_true")
+    parser.add_argument("--async-tp", action="store_true")
     parser.add_argument("--validate-every", type=int, default=100)
     parser.add_argument("--profile", type=int)
     parser.add_argument("--tensorboard", action="store_true")

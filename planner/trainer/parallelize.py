@@ -7,11 +7,14 @@ optimizer's fp32 shards), then storage, then values seeded by name.
 
 from __future__ import annotations
 
+import itertools
+import warnings
 from itertools import accumulate
 from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
+from torch.distributed._symmetric_memory import enable_symm_mem_for_group
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 
@@ -34,7 +37,15 @@ if TYPE_CHECKING:
     from planner.plan import Plan
     from planner.trainer.mesh import Meshes
 
-__all__ = ["COMPUTE_TYPES", "build_chunks", "compile_layers", "fsdp_modules", "local_tensor", "set_balance_weight"]
+__all__ = [
+    "COMPUTE_TYPES",
+    "build_chunks",
+    "compile_layers",
+    "compiles",
+    "fsdp_modules",
+    "local_tensor",
+    "set_balance_weight",
+]
 
 
 COMPUTE_TYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16, "fp8": torch.bfloat16}
@@ -99,14 +110,22 @@ def apply_recompute(part: Transformer, policy: str) -> None:
         block.recompute = policy == "full"
 
 
-def compile_layers(parts: Iterable[Transformer], layout: Layout, backend: str = "inductor") -> None:
+def compiles(layout: Layout, device: torch.device) -> bool:
+    """Whether a run compiles its layers: on GPUs, and not for schedules that split the backward pass (torch's rule)."""
+    return device.type == "cuda" and layout.schedule not in ("zbv", "dualpipev")
+
+
+def compile_layers(parts: Iterable[Transformer], backend: str = "inductor", *, async_tp: ProcessGroup | None) -> None:
     """Compile every layer; what cannot be compiled runs as it is (TORCH_COMPILE_DISABLE=1 turns all of it off).
 
-    Layers with experts read counts on the host, which breaks the graph. torch refuses schedules that split the
-    backward pass.
+    Layers with experts read counts on the host, which breaks the graph. async_tp: ranks of tp that work on pieces of
+    each other's tensors while these arrive (Wang et al. 2023, Overlap Communication with Dependent Computation).
     """
-    if layout.schedule in ("zbv", "dualpipev"):
-        return
+    if async_tp is not None:
+        torch._inductor.config._micro_pipeline_tp = True  # noqa: SLF001 # as torchtitan switches it on
+        with warnings.catch_warnings():  # torch 2.13 calls it deprecated, and its compiler pass still asks for it
+            warnings.simplefilter("ignore", FutureWarning)
+            enable_symm_mem_for_group(async_tp.group_name)
     torch._dynamo.config.suppress_errors = True  # noqa: SLF001 # torch's documented switch
     for part in parts:
         for block in part.layers.values():
@@ -135,9 +154,24 @@ def apply_data_parallel(part: Transformer, plan: Plan, meshes: Meshes) -> None:
     for block in part.layers.values():
         shard(block, meshes.dense, reshard=reshard)
     shard(part, meshes.dense, reshard=False)
+    _gather_ahead(part)
     for module in fsdp_modules([part]):
         module.set_gradient_divide_factor(1.0)
         module.set_force_sum_reduction_for_comms(True)  # gloo has no pre-multiplied sum
+
+
+def _gather_ahead(part: Transformer) -> None:
+    """Each unit asks for the weights of the next one before it computes, and of the one before in the backward pass.
+
+    FSDP2 would ask when the next one starts, which the host may reach too late: experts make it wait for counts.
+    """
+    assert isinstance(part, FSDPModule)
+    order = [fsdp_modules([module]) for module in (part.embedding, *part.layers.values()) if module is not None]
+    order = [[part], *(units for units in order if units)]
+    for (unit, *_), following in itertools.pairwise(order):
+        unit.set_modules_to_forward_prefetch(following)
+    for (unit, *_), before in itertools.pairwise([order[0], *reversed(order[1:])]):
+        unit.set_modules_to_backward_prefetch(before)
 
 
 def fsdp_modules(parts: Iterable[nn.Module]) -> list[FSDPModule]:

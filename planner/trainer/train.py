@@ -19,6 +19,7 @@ from planner.trainer.checkpoint import Saver, restore
 from planner.trainer.heartbeat import heartbeat
 from planner.trainer.loggers import make_loggers
 from planner.trainer.measure import WARMUP_STEPS, MemoryMeter, measurements, peak_memory_bytes
+from planner.trainer.parallelize import compiles
 from planner.trainer.progress import make_progress, mfu, spread, tokens_per_second_per_device
 from planner.trainer.verdict import forget_failures, write_status
 from planner.trainer.waiting import WaitSampler
@@ -101,8 +102,9 @@ class _Run:
             while trainer.step_number < trainer.num_steps and code is ExitCode.OK:
                 with self._watched(meter):
                     result = self._step()
-                if len(self.results) == 1 and trainer.device.type == "cuda":
-                    trainer.compile_layers()  # the step that measures memory asks autograd, operator by operator
+                if len(self.results) == 1 and compiles(trainer.plan.layout, trainer.device):
+                    # the first step measures memory: it asks autograd, operator by operator
+                    trainer.compile_layers(async_tp=options.async_tp)
                 if result.finite:
                     show(result)
                 code = self._after(result)

@@ -118,9 +118,9 @@ class Trainer:
             self.optimizer.zero_grad()
         return total / num_batches
 
-    def compile_layers(self, backend: str = "inductor") -> None:
+    def compile_layers(self, backend: str = "inductor", *, async_tp: bool = False) -> None:
         """Compile the layers; the next step takes the time for it."""
-        compile_layers(self.chunks, self.plan.layout, backend)
+        compile_layers(self.chunks, backend, async_tp=self.mesh.get_group("tp") if async_tp else None)
 
     def _loss_and_gradients(
         self, batch: list[torch.Tensor], *, stop: bool, save: bool
@@ -147,7 +147,7 @@ class Trainer:
         if layout.cp > 1:
             held = held_positions(training.sequence_length, layout.cp, here["cp"])
             whole = (rows_of(whole[0], held), rows_of(whole[1], held))
-        return [tensor.to(self.device) for tensor in (*whole, *starts)]
+        return [_sent(tensor, self.device) for tensor in (*whole, *starts)]
 
     def _agree(self, loss: torch.Tensor | None, *, stop: bool, save: bool) -> tuple[float, float, bool, bool]:
         """Loss, squared gradient norm, stop and save over all ranks, in one all-reduce of four numbers."""
@@ -200,3 +200,8 @@ class Trainer:
         elif len(gradients) == 2:  # a pipeline in the shape of a V starts and ends on one stage
             gradients[0].add_(gradients[1])
             gradients[1].copy_(gradients[0])
+
+
+def _sent(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """The tensor on `device`; a GPU copies it out of page-locked memory while the host goes on."""
+    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)

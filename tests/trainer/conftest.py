@@ -30,6 +30,9 @@ SHAPE = {
 MODELS = {
     "llama": ModelSpec(name="tiny", architecture="llama", num_kv_heads=2, **SHAPE),
     "tied-llama": ModelSpec(name="tiny", architecture="llama", num_kv_heads=4, tied_embeddings=True, **SHAPE),
+    "deep-llama": ModelSpec(
+        name="tiny", architecture="llama", num_kv_heads=2, tied_embeddings=True, **SHAPE | {"num_layers": 6}
+    ),
     "gpt": ModelSpec(name="tiny", architecture="gpt", **SHAPE),
     "gemma": ModelSpec(
         name="tiny", architecture="gemma", num_kv_heads=2, head_size=16, qk_norm="head", sliding_window=5,

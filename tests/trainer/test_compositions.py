@@ -85,6 +85,14 @@ SHAPES = [  # what single families bring, cut over heads, positions and stages
     ("gpt", "tp=4,mbs=8"),
     ("tied-llama", "tp=4,mbs=4,recompute=full"),
 ]
+UNEVEN_CHUNKS = [
+    ("deep-llama", "pp=2,mbs=2,interleave=2,layers_per_stage=2/1/2/1,recompute=full/none/none/full"),
+    ("deep-llama", "pp=2,mbs=2,schedule=zbv,layers_per_stage=1/2/2/1"),
+    ("deep-llama", "tp=2,pp=2,dp=2,zero=1,mbs=1,interleave=2,layers_per_stage=0/3/2/1"),
+    ("gpt", "pp=2,mbs=1,schedule=dualpipev,layers_per_stage=1/2/1/0"),
+    ("gpt", "pp=2,mbs=2,layers_per_stage=0/4"),
+    ("llama", "pp=2,mbs=2,interleave=2,schedule=gpipe,layers_per_stage=0/2/2/0"),
+]
 
 
 @pytest.fixture(scope="module")
@@ -118,7 +126,7 @@ def test_a_layout_trains_like_one_process(model, layout, run_job, make_plan, ref
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("model", "layout"),
-    [*itertools.product(MODELS, MORE), *itertools.product(("moe", "mla"), WITH_EXPERTS), *SHAPES],
+    [*itertools.product(MODELS, MORE), *itertools.product(("moe", "mla"), WITH_EXPERTS), *SHAPES, *UNEVEN_CHUNKS],
 )
 def test_every_other_layout_trains_like_one_process(model, layout, run_job, make_plan, reference):
     assert_same_training(run_job("steps", make_plan(layout, model), steps=STEPS), reference(model))

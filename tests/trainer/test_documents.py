@@ -12,6 +12,9 @@ torch = pytest.importorskip("torch")
 # ruff: noqa: E402 # what follows imports torch
 
 from planner.errors import InputError
+from planner.trainer import attention
+from planner.trainer.attention import attend, document_mask, positions_of
+from planner.trainer.context_parallel import held_positions
 from planner.trainer.data import document_starts, open_corpus
 from planner.trainer.model import Transformer, initial_value
 
@@ -69,6 +72,25 @@ def test_a_document_that_fills_the_sequence_is_not_changed(make_plan):
     torch.testing.assert_close(model(tokens, starts_BT=document_starts(tokens, END)), model(tokens), atol=1e-9, rtol=0)
 
 
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+@pytest.mark.parametrize("rank", [None, 0, 1])
+@pytest.mark.parametrize("window", [0, 5])
+@pytest.mark.parametrize("heads", [4, 2])
+def test_the_kernel_of_gpus_sees_what_the_dense_mask_shows(rank, window, heads, monkeypatch):
+    """Flex attention as plain operators, without its backward pass, which torch has for GPUs only."""
+    monkeypatch.setattr(attention, "_compiled", lambda function: function)
+    held = positions_of(LENGTH) if rank is None else held_positions(LENGTH, 2, rank)
+    starts = document_starts(torch.randint(0, 6, (2, LENGTH), generator=torch.Generator().manual_seed(1)), 5)
+    draw = torch.Generator().manual_seed(0)
+    rows = sum(map(len, held))
+    query = torch.randn(2, 4, rows, 8, generator=draw)
+    key, value = (torch.randn(2, heads, LENGTH, size, generator=draw) for size in (8, 6))
+    dense, blocks = (document_mask(starts, held, window, blocks=each) for each in (False, True))
+    assert not dense.all()
+    found = attend(query, key, value, held, window, blocks)
+    torch.testing.assert_close(found, attend(query, key, value, held, window, dense))
+
+
 LAYOUTS = [
     ("gpt", "dp=1,mbs=4"),
     ("llama", "tp=2,pp=2,mbs=2"),
@@ -80,6 +102,7 @@ MORE_LAYOUTS = [
     ("tied-llama", "pp=2,mbs=2,schedule=zbv,recompute=full"),
     ("gemma", "pp=2,mbs=1,schedule=dualpipev"),
     ("llama", "pp=2,mbs=2,interleave=2"),
+    ("llama", "pp=2,mbs=2,layers_per_stage=0/4"),
 ]
 
 

@@ -212,6 +212,11 @@ def test_without_torchao_a_plan_in_fp8_says_what_to_install(make_plan, tmp_path,
     assert not (tmp_path / "out").exists()
 
 
+def test_pieces_between_ranks_need_ranks_with_gpus(plan_path, tmp_path):
+    with pytest.raises(InputError, match="--async-tp is for tensor parallelism on GPUs"):
+        launch(plan_path, output=tmp_path / "out", arguments=RunArguments(async_tp=True))
+
+
 def test_a_folder_of_something_else_is_left_alone(plan_path, make_plan, tmp_path):
     pytest.importorskip("torch")
     foreign = tmp_path / "foreign"

@@ -71,6 +71,21 @@ def test_the_plans_ledger_is_what_a_step_holds(model, layout, training, run_job,
             assert found[name][stage] == pytest.approx(ledger[name], rel=0.03), (name, stage)
 
 
+@pytest.mark.parametrize(
+    ("layout", "training"),
+    [
+        ("pp=2,dp=2,zero=1,mbs=2", {}),
+        ("pp=2,dp=2,zero=0,mbs=1,interleave=2", {"precision": "bf16"}),
+        ("pp=2,mbs=1,schedule=zbv", {}),
+    ],
+)
+def test_a_pipeline_adds_up_whole_gradients(layout, training, run_job, make_plan):
+    """Also where the first stage runs all its forward passes before the first backward pass."""
+    plan = make_plan(layout, **training)
+    found = run_job("memory", plan, steps=1)["grads"]
+    assert found == [planned(plan, stage)["grads"] for stage in range(2)]
+
+
 @pytest.mark.parametrize(("model", "layout"), [("moe", "dp=1,mbs=4"), ("mla", "tp=2,mbs=4")])
 def test_experts_and_latents_hold_what_the_ledger_says(model, layout, run_job, make_plan):
     """Indices of tokens and gates of shared experts have no line, and weigh much in layers of width 32."""

@@ -5,12 +5,16 @@ from __future__ import annotations
 import json
 import pickle
 import shutil
+import sys
+import time
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
 
-from planner.errors import ExitCode
+from planner.errors import EnvironmentProblem, ExitCode
+from planner.trainer.loggers import make_loggers
 
 STEPS, EVERY = 8, 4
 
@@ -264,3 +268,50 @@ def test_metrics_go_where_they_are_asked_to(run_job, make_plan, tmp_path):
     found = events.EventAccumulator(str(tmp_path / "tensorboard")).Reload()
     written = {event.step: event.value for event in found.Scalars("loss")}
     assert written == {step: pytest.approx(loss, rel=1e-6) for step, (loss, _) in losses(tmp_path).items()}
+
+
+RECORDS = [{"step": 1, "loss": 5.5, "mfu": None}, {"step": 2, "loss": 5.25, "mfu": 0.5}]
+
+
+def log_to_wandb(output: Path, plan) -> None:
+    for logger in (loggers := make_loggers(output, plan, tensorboard=False, wandb="a-project")):
+        for record in RECORDS:
+            logger.log(record)
+    for logger in loggers:
+        logger.close()
+
+
+def test_weights_and_biases_gets_every_number(make_plan, monkeypatch, tmp_path):
+    run, module = Mock(), Mock()
+    module.init.return_value = run
+    monkeypatch.setitem(sys.modules, "wandb", module)
+    (tmp_path / "run-7").mkdir()
+    log_to_wandb(tmp_path / "run-7", make_plan("dp=2,mbs=2"))
+    given = module.init.call_args.kwargs
+    assert (given["project"], given["id"], given["resume"]) == ("a-project", "run-7", "allow")
+    assert given["config"]["learning_rate"] == 3e-3
+    assert "dp=2" in given["config"]["layout"]
+    assert [(each.args[0], each.kwargs) for each in run.log.call_args_list] == [
+        ({"step": 1, "loss": 5.5}, {"step": 1}),
+        ({"step": 2, "loss": 5.25, "mfu": 0.5}, {"step": 2}),
+    ]
+    run.finish.assert_called_once_with()
+
+
+def test_without_its_library_a_logger_says_what_to_install(make_plan, monkeypatch, tmp_path):
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    with pytest.raises(EnvironmentProblem, match=r"wandb is not installed\n.*parallel-planner\[logging\]"):
+        log_to_wandb(tmp_path, make_plan("dp=1"))
+
+
+def test_weights_and_biases_writes_a_run_offline(make_plan, monkeypatch, tmp_path):
+    """The library itself takes what it is given, without a network."""
+    pytest.importorskip("wandb", reason="wandb is not installed")
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    (tmp_path / "run").mkdir()
+    log_to_wandb(tmp_path / "run", make_plan("dp=1"))
+    (written,) = tmp_path.glob("run/wandb/offline-run-*/run-run.wandb")
+    parts, end = (b"a-project", b"learning_rate", b"loss", b"5.25"), time.monotonic() + 30
+    while not all(part in written.read_bytes() for part in parts):  # a process of its own writes it
+        assert time.monotonic() < end
+        time.sleep(0.05)

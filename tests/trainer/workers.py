@@ -21,12 +21,16 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch._inductor.config
 import torch.distributed as dist
 import torch.nn.functional as F
+from torch.distributed._symmetric_memory import is_symm_mem_enabled_for_group
+from torch.distributed.fsdp import FSDPModule
 
 from planner.cost.ledger import LineName
 from planner.plan import Plan, plan_from_json
 from planner.trainer import checkpoint
+from planner.trainer import train as train_loop
 from planner.trainer.attention import Attention
 from planner.trainer.context_parallel import held_positions
 from planner.trainer.data import open_corpus
@@ -35,7 +39,7 @@ from planner.trainer.feed_forward import BALANCE
 from planner.trainer.measure import MemoryMeter, measurements
 from planner.trainer.model import Transformer, initial_value
 from planner.trainer.options import RunOptions
-from planner.trainer.parallelize import initialize
+from planner.trainer.parallelize import compile_layers, initialize
 from planner.trainer.train import run
 from planner.trainer.trainer import Trainer
 from planner.trainer.waiting import WaitSampler
@@ -214,13 +218,18 @@ def train(plan: Plan, job: dict[str, Any]) -> int:
     if "file_limit" in job:
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
         resource.setrlimit(resource.RLIMIT_FSIZE, (job["file_limit"], job["file_limit"]))
+    if "compile" in job:  # as if the device were a GPU
+        train_loop.compiles = lambda *_: True
+        trainer.compile_layers = lambda **_: compile_layers(trainer.chunks, job["compile"], async_tp=None)
     given = {name: Path(job[name]) for name in ("weights", "export") if name in job}
     given |= {
         field.name: job[field.name] for field in fields(RunOptions) if field.name in job and field.name not in given
     }
     given.pop("output", None)
     options = RunOptions(output=Path(job["output"]), **given)
-    return int(run(trainer, options))
+    code = int(run(trainer, options))
+    assert bool(torch._dynamo.utils.counters["frames"]["ok"]) == ("compile" in job)
+    return code
 
 
 def memory(plan: Plan, job: dict[str, Any]) -> dict[str, Any]:
@@ -254,8 +263,42 @@ def waits(plan: Plan, job: dict[str, Any]) -> dict[str, list[str]]:
     return {kind: sorted(set().union(*(each[kind] for each in everyone))) for kind in found}
 
 
+def prefetched(plan: Plan, job: dict[str, Any]) -> dict[str, list[list[str]]]:
+    """For each unit of FSDP2 of a chunk the units that it gathers ahead, in the forward and in the backward pass."""
+    (chunk,) = make_trainer(plan, job).chunks
+    name_of = {module._get_fsdp_state(): name or "all" for name, module in chunk.named_modules() if is_unit(module)}
+    return {
+        name: [
+            [name_of[each] for each in states]
+            for states in (state._states_to_forward_prefetch, state._states_to_backward_prefetch)
+        ]
+        for state, name in name_of.items()
+    }
+
+
+def is_unit(module: torch.nn.Module) -> bool:
+    return isinstance(module, FSDPModule)
+
+
+def async_tp(plan: Plan, job: dict[str, Any]) -> list[bool]:
+    """Whether torch's compiler may cut the collectives of tp into pieces: its switch, and the group's memory."""
+    trainer = make_trainer(plan, job)
+    group = trainer.mesh.get_group("tp").group_name
+    before = [torch._inductor.config._micro_pipeline_tp, is_symm_mem_enabled_for_group(group)]
+    trainer.compile_layers("eager", async_tp=True)
+    return [*before, torch._inductor.config._micro_pipeline_tp, is_symm_mem_enabled_for_group(group)]
+
+
 MEASURED = (LineName.PARAMS, LineName.GRADS, LineName.OPTIMIZER_STATE, LineName.ACTIVATIONS)
-JOBS = {"steps": steps, "reference": reference, "train": train, "memory": memory, "waits": waits}
+JOBS = {
+    "steps": steps,
+    "reference": reference,
+    "train": train,
+    "memory": memory,
+    "waits": waits,
+    "prefetched": prefetched,
+    "async_tp": async_tp,
+}
 
 
 def rank_main(rank: int, job: dict[str, Any], store: str, answers: Any) -> None:
