@@ -31,7 +31,8 @@ WORKLOAD = {
 }  # fmt: skip
 RUN = {
     "--data", "--tokenizer", "--document-mask", "--validation", "--validate-every", "--weights", "--export", "--steps",
-    "--resume", "--checkpoint-every", "--keep-checkpoints", "--async-save", "--async-tp", "--profile", "--tensorboard", "--wandb",
+    "--resume", "--checkpoint-every", "--keep-checkpoints", "--async-save", "--async-tp", "--profile", "--tensorboard",
+    "--wandb",
 }  # fmt: skip
 CONTRACT = {
     "plan": WORKLOAD
