@@ -19,7 +19,16 @@ if TYPE_CHECKING:
     from planner.specs.model import ModelSpec
     from planner.specs.training import TrainingSpec
 
-__all__ = ["WholeRun", "devices_in_use", "longest_step_seconds", "num_steps", "price_of", "whole_run"]
+__all__ = [
+    "WholeRun",
+    "billed_devices",
+    "devices_in_use",
+    "longest_step_seconds",
+    "num_steps",
+    "price_of",
+    "relative_prices",
+    "whole_run",
+]
 
 _HOUR = UNITS["seconds"]["h"]
 
@@ -86,6 +95,24 @@ def devices_in_use(cluster: AnyCluster, layout: Layout) -> tuple[tuple[ClusterSp
     each = layout.stride("pp")
     used = ((pool, layout.pools.count(pool.name) * each) for pool in cluster.pools)
     return tuple((pool, count) for pool, count in used if count)
+
+
+def relative_prices(cluster: AnyCluster, training: TrainingSpec) -> tuple[float, ...]:
+    """Price of a device of each pool over that of the cheapest; 1 where no price is given.
+
+    Source: the documents.
+    """
+    prices = [price_of(pool, training) or 1.0 for pool in cluster.pools]
+    return tuple(price / min(prices) for price in prices)
+
+
+def billed_devices(cluster: AnyCluster, training: TrainingSpec, layout: Layout) -> float:
+    """Devices in use, each as many of the cheapest pool as its price would pay for.
+
+    Source: the documents.
+    """
+    shares = dict(zip((pool.name for pool in cluster.pools), relative_prices(cluster, training), strict=True))
+    return sum(count * shares[pool.name] for pool, count in devices_in_use(cluster, layout))
 
 
 def whole_run(

@@ -187,21 +187,22 @@ class _Search(ABC, Generic[J]):
     def _try_some(self, bounded: _Bounded) -> None:
         """Lower the cutoff by what the most promising configurations can do."""
 
-    def _cutoff(self, world_size: IntArray) -> FloatArray:
-        """Longer steps on so many devices are not wanted, [n]."""
-        seconds = self._best.cutoff_seconds(world_size)
-        return np.asarray(np.broadcast_to(seconds, world_size.shape) * (1 + TIE), dtype=np.float64)
+    def _cutoff(self, degrees: DegreeArrays) -> FloatArray:
+        """Longer steps are not wanted, [n]."""
+        seconds = self._best.cutoff_seconds(self._best.devices(self._job, degrees))
+        return np.asarray(np.broadcast_to(seconds, len(degrees)) * (1 + TIE), dtype=np.float64)
 
-    def _place(self, seconds: FloatArray, world_size: IntArray) -> FloatArray:
-        """Where steps on so many devices stand in the order, [n]."""
-        return np.asarray(np.broadcast_to(self._best.order(seconds, world_size), seconds.shape), dtype=np.float64)
+    def _place(self, degrees: DegreeArrays, seconds: FloatArray) -> FloatArray:
+        """Where steps of so many seconds stand in the order, [n]."""
+        place = self._best.order(seconds, self._best.devices(self._job, degrees))
+        return np.asarray(np.broadcast_to(place, seconds.shape), dtype=np.float64)
 
     def _order(self, degrees: DegreeArrays, bounds: FloatArray) -> IntArray:
         """Positions in the order in which to look at them."""
-        return np.lexsort((bounds, self._place(bounds, degrees.world_size)))
+        return np.lexsort((bounds, self._place(degrees, bounds)))
 
     def _add(self, degrees: DegreeArrays, seconds: float) -> None:
-        self._best.add(degrees, degrees.world_size, seconds)
+        self._best.add(degrees, self._best.devices(self._job, degrees), seconds)
         self._has_incumbent = True
 
     def _drop(self, count: int) -> None:
@@ -219,11 +220,11 @@ class _Search(ABC, Generic[J]):
         found.most_devices = int(cuts.world_size.max())
         floors = self._floors(cuts)
         bounds = floors.cut_bound_seconds(cuts)
-        self._least = float(self._place(bounds, cuts.world_size).min())
+        self._least = float(self._place(cuts, bounds).min())
         order, first, size = self._order(cuts, bounds), 0, _FIRST_CUTS
         while first < len(order):
             block = order[first : first + size]
-            near = block[bounds[block] <= self._cutoff(cuts.world_size[block])]
+            near = block[bounds[block] <= self._cutoff(cuts.take(block))]
             if len(near) < len(block) and not self._has_incumbent:
                 self._drop(len(block) - len(near))
             found.num_cuts_pruned += len(block) - len(near)
@@ -242,7 +243,7 @@ class _Search(ABC, Generic[J]):
         order, first = self._order(timed, bounds), 0
         while first < len(order):
             part = order[first : first + self._num_timed]
-            near = part[bounds[part] <= self._cutoff(timed.world_size[part])]
+            near = part[bounds[part] <= self._cutoff(timed.take(part))]
             self._drop(len(part) - len(near))
             if len(near):
                 yield timed.take(near)
@@ -251,7 +252,7 @@ class _Search(ABC, Generic[J]):
 
     def _keep(self, degrees: DegreeArrays, bounds: FloatArray) -> IntArray:
         """Positions of those that the cutoff does not rule out; the others are counted."""
-        near = np.flatnonzero(bounds <= self._cutoff(degrees.world_size))
+        near = np.flatnonzero(bounds <= self._cutoff(degrees))
         self._drop(len(degrees) - len(near))
         return near
 
@@ -286,9 +287,9 @@ class _Search(ABC, Generic[J]):
 
     def least_bound(self) -> float:
         """What no layout comes before in the order, of what is found and of what has not been looked at."""
-        worlds = np.array([each.world_size for each in self.found.degrees], dtype=np.int64)
-        seconds = np.array([choice.objective_seconds for choice in self.found.choices])
-        return min(self._least, float(self._place(seconds, worlds).min(initial=np.inf)))
+        found = zip(self.found.choices, self.found.degrees, strict=True)
+        places = (self._best.order(each.objective_seconds, self._best.devices(self._job, x)) for each, x in found)
+        return min(self._least, *map(float, places), np.inf)
 
     def price(self, waiting: list[_Bounded], reporter: Reporter, *, only_first: bool = False) -> None:
         """Price configurations in the order of their bounds, less those that the cutoff rules out by then.
@@ -304,13 +305,12 @@ class _Search(ABC, Generic[J]):
         numbers = [uniform.index(_shared(each.degrees)) for each in waiting]
         alike = np.repeat(numbers, [len(each.seconds) for each in waiting])
         order, first, size = self._order(everything, bounds), 0, _FIRST_PRICED
-        world_size, fastest = everything.world_size, np.inf
-        places = self._place(bounds, world_size)
+        places, fastest = self._place(everything, bounds), np.inf
         if not only_first:
             self._least = float(places.min())
         while first < len(order) and not (only_first and self.found.choices):
             part = order[first : first + size]
-            near = part[bounds[part] <= self._cutoff(world_size[part])]
+            near = part[bounds[part] <= self._cutoff(everything.take(part))]
             self.found.pruned["time bound"] += len(part) - len(near)
             for choice in self._price_part(everything, uniform, alike, near):
                 fastest = min(fastest, choice.objective_seconds)
@@ -336,7 +336,7 @@ class _Search(ABC, Generic[J]):
         for number in sorted(set(alike[part].tolist())):
             here = part[alike[part] == number]
             degrees = replace(everything.take(here), **uniform[number]._asdict())
-            cutoff = self._cutoff(degrees.world_size)
+            cutoff = self._cutoff(degrees)
             priced = self._priced(degrees, cutoff)
             masks = prune(priced, cutoff)
             kept = zip(here.tolist(), priced, masks, strict=True)
@@ -344,7 +344,7 @@ class _Search(ABC, Generic[J]):
         self.found.num_priced += len(part)
         for position in filter(candidates.__contains__, part.tolist()):
             degrees = replace(everything.take(position), **uniform[int(alike[position])]._asdict())
-            longest = float(self._best.cutoff_seconds(degrees.world_size)) * (1 + TIE)
+            longest = float(self._best.cutoff_seconds(self._best.devices(self._job, degrees))) * (1 + TIE)
             choice = best_choice(candidates[position], index=len(self.found.candidates), cutoff=longest)
             if choice is None:
                 continue
@@ -373,7 +373,7 @@ class _UniformSearch(_Search[Job]):
 
     def _offloads_needlessly(self, degrees: DegreeArrays) -> Mask:
         """Where offloading less is no slower, because all that is wanted fits with it without recompute."""
-        cutoff = self._cutoff(degrees.world_size)
+        cutoff = self._cutoff(degrees)
         less = [each for each in LESS_OFFLOAD[degrees.offload] if each in self._job.engine.offload]
         needless = np.zeros(len(degrees), dtype=bool)
         if not len(degrees) or self._constraints.mentions("offload"):
@@ -412,7 +412,7 @@ class _UniformSearch(_Search[Job]):
 
     def _lower_bound(self, degrees: DegreeArrays, *, any_replicas: bool = False) -> FloatArray:
         policies = allowed_policies(self._job, self._constraints, degrees)
-        cutoff = self._cutoff(degrees.world_size)
+        cutoff = self._cutoff(degrees)
         return lower_bound_seconds(self._job, degrees, policies, cutoff_seconds=cutoff, any_replicas=any_replicas)
 
     def _try_even_splits(self, degrees: DegreeArrays) -> None:
@@ -420,7 +420,7 @@ class _UniformSearch(_Search[Job]):
         if self._constraints.per_chunk("layers_per_stage") or self._constraints.per_chunk("recompute"):
             return
         seconds = even_split_seconds(self._job, degrees, allowed_policies(self._job, self._constraints, degrees))
-        for position in np.flatnonzero(seconds <= self._cutoff(degrees.world_size)).tolist():
+        for position in np.flatnonzero(seconds <= self._cutoff(degrees)).tolist():
             self._add(degrees.take(position), float(seconds[position]))
 
 
@@ -442,9 +442,10 @@ class _MixedSearch(_Search[MixedJob]):
         return degrees.take(self._keep(degrees, seconds))
 
     def _complete(self, degrees: DegreeArrays) -> _Bounded:
-        cutoff, policies = self._cutoff(degrees.world_size), allowed_policies(self._job, self._constraints, degrees)
+        cutoff, policies = self._cutoff(degrees), allowed_policies(self._job, self._constraints, degrees)
         found, seconds = placed(self._job, degrees, policies, self._constraints, cutoff)
-        return _Bounded(degrees=found, seconds=seconds)
+        near = self._keep(found, seconds)  # where they live is part of what they cost
+        return _Bounded(degrees=found.take(near), seconds=seconds[near])
 
     def _near_of_executed(self, degrees: DegreeArrays) -> Iterator[_Bounded]:
         raise AssertionError(f"{degrees.schedule} is refused before mixed clusters are searched")
@@ -469,7 +470,7 @@ class _MixedSearch(_Search[MixedJob]):
         """Lower the cutoff by greedy splits of the layers: an even one means little where devices differ."""
         if not len(degrees):
             return
-        cutoff = self._cutoff(degrees.world_size)
+        cutoff = self._cutoff(degrees)
         for position, candidate in enumerate(self._priced(degrees, cutoff)):
             choice = greedy_choice(candidate)
             if choice is not None and choice.objective_seconds <= cutoff[position]:

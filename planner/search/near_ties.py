@@ -106,17 +106,17 @@ def near_tie(seconds: float, other_seconds: float) -> bool:
 
 
 def runner_up(
-    winner: Layout, won: Estimate, layout: Layout, priced: Estimate, objective: Objective = THROUGHPUT
+    job: AnyJob, winner: Layout, won: Estimate, layout: Layout, priced: Estimate, objective: Objective = THROUGHPUT
 ) -> RunnerUp:
     """A layout that lost by the objective, what it loses and saves against the winner, and in what it differs."""
-    mine = objective.rank(won.step_seconds, winner.world_size)
-    theirs = objective.rank(priced.step_seconds, layout.world_size)
+    devices = objective.devices_of(job, winner), objective.devices_of(job, layout)
+    mine, theirs = objective.rank(won.step_seconds, devices[0]), objective.rank(priced.step_seconds, devices[1])
     share = priced.step_seconds / won.step_seconds - 1
     heads = {
         "cost": f"{more_or_less(theirs[0] / mine[0] - 1, 'dearer', 'cheaper')}, {slower_by(share)}",
         "gpus": f"{layout.world_size - winner.world_size:+,} devices, {slower_by(share)}",
     }
-    head = heads.get(objective.name) if layout.world_size != winner.world_size else None
+    head = heads.get(objective.name) if devices[0] != devices[1] else None
     return RunnerUp(
         layout=layout,
         step_seconds=priced.step_seconds,

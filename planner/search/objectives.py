@@ -9,12 +9,14 @@ from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, TypeAlias
 
 import numpy as np
 
-from planner.cost.run import longest_step_seconds, num_steps
+from planner.cost.run import billed_devices, longest_step_seconds, num_steps
 from planner.errors import InputError
 from planner.search.candidate import TIE
+from planner.search.placements import billed
 
 if TYPE_CHECKING:
-    from planner.layout import Degrees
+    from planner.layout import Degrees, Layout
+    from planner.search.degrees import DegreeArrays
     from planner.specs.job import AnyJob
 
 __all__ = [
@@ -40,8 +42,9 @@ Rank: TypeAlias = tuple[float, float]
 class Objective:
     """An order of layouts by step time and devices in use.
 
-    throughput: by seconds. cost: by device seconds, which any price per device and hour multiplies alike. gpus: by
-    devices, then by seconds. memory: by seconds, under the least memory that any layout needs (`least_memory`).
+    throughput: by seconds. cost: by device seconds, which any price per device and hour multiplies alike; where pools
+    differ in price, a device counts as many of the cheapest pool as its price would pay for. gpus: by devices, then by
+    seconds. memory: by seconds, under the least memory that any layout needs (`least_memory`).
     longest_step_seconds: layouts with longer steps are not considered; it is how a deadline acts.
     """
 
@@ -56,7 +59,15 @@ class Objective:
             return num_devices + np.zeros(np.shape(seconds)), seconds
         return seconds, seconds
 
-    def weight(self, num_devices: int) -> float:
+    def devices(self, job: AnyJob, degrees: DegreeArrays) -> Any:
+        """Devices in use as this objective counts them: [n], or one number of one configuration."""
+        return billed(job, degrees) if self.name == "cost" else degrees.world_size
+
+    def devices_of(self, job: AnyJob, layout: Layout) -> float:
+        """The same of a layout."""
+        return billed_devices(job.cluster, job.training, layout) if self.name == "cost" else layout.world_size
+
+    def weight(self, num_devices: float) -> float:
         """What the step time of a layout is multiplied by in the integer program."""
         return float(num_devices) if self.name == "cost" else 1.0
 
@@ -71,13 +82,16 @@ THROUGHPUT: Final = Objective()
 class Incumbents(Protocol):
     """The best layouts so far, as far as they rule others out."""
 
+    def devices(self, job: AnyJob, degrees: DegreeArrays) -> Any:
+        """Devices in use as they are counted here: [n], or one number of one configuration."""
+
     def cutoff_seconds(self, num_devices: Any) -> Any:
         """Layouts on so many devices with longer steps are not wanted; broadcasts."""
 
     def order(self, seconds: Any, num_devices: Any) -> Any:
         """What to look at first: layouts of small values; broadcasts."""
 
-    def add(self, degrees: Degrees, num_devices: int, seconds: float) -> None:
+    def add(self, degrees: Degrees, num_devices: float, seconds: float) -> None:
         """A layout has been found."""
 
 
@@ -91,6 +105,10 @@ class BestCuts:
         self._objective, self._places, self._slack = objective, places, (1 + TIE) * (1 + within)
         self._ranks: dict[tuple[int, ...], Rank] = {}
         self._last: Rank = (math.inf, math.inf)  # the rank of the last place
+
+    def devices(self, job: AnyJob, degrees: DegreeArrays) -> Any:
+        """As the objective counts them."""
+        return self._objective.devices(job, degrees)
 
     def cutoff_seconds(self, num_devices: Any) -> Any:
         """The longest step with which a layout on so many devices takes one of the places; broadcasts."""
@@ -108,7 +126,7 @@ class BestCuts:
         """By the first number of the rank; broadcasts."""
         return self._objective.rank(seconds, num_devices)[0]
 
-    def add(self, degrees: Degrees, num_devices: int, seconds: float) -> None:
+    def add(self, degrees: Degrees, num_devices: float, seconds: float) -> None:
         """A layout has been found; of its cut the best one counts."""
         cut, rank = cut_of(degrees), self._objective.rank(seconds, num_devices)
         if rank < self._ranks.get(cut, (math.inf, math.inf)):
@@ -125,8 +143,12 @@ class Staircase:
 
     def __init__(self, num_first: int) -> None:
         self._num_first = num_first
-        self._devices: list[int] = [0]  # of each step, ascending
+        self._devices: list[float] = [0]  # of each step, ascending
         self._seconds: list[float] = [math.inf]  # of each step, descending
+
+    def devices(self, job: AnyJob, degrees: DegreeArrays) -> Any:  # noqa: ARG002 - wherever they are
+        """Devices in use, whatever they cost."""
+        return degrees.world_size
 
     def cutoff_seconds(self, num_devices: Any) -> Any:
         """The step time of the fastest layout with as few devices; broadcasts."""
@@ -137,7 +159,7 @@ class Staircase:
         """The fastest first; broadcasts."""
         return seconds
 
-    def add(self, degrees: Degrees, num_devices: int, seconds: float) -> None:  # noqa: ARG002 - of any cut
+    def add(self, degrees: Degrees, num_devices: float, seconds: float) -> None:  # noqa: ARG002 - of any cut
         """A layout has been found; what it beats with as many devices or more goes."""
         num_devices = max(num_devices, self._num_first)
         if seconds >= self.cutoff_seconds(num_devices):

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from planner.cost.run import relative_prices
 from planner.search.legality import stages_in_pool
 from planner.specs.job import Job
 
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Placements",
+    "billed",
     "fastest_stages",
     "meets_pin",
     "orders_of",
@@ -178,6 +180,22 @@ def fastest_stages(job: MixedJob, degrees: DegreeArrays, layer_seconds: FloatArr
         stages[rows, pool] = np.minimum(rooms[rows, pool], left)
         left = left - stages[rows, pool]
     return stages
+
+
+def billed(job: AnyJob, degrees: DegreeArrays) -> Any:
+    """Devices in use, each as many of the cheapest pool as its price would pay for; the least before stages have pools.
+
+    [n], or one number of one configuration.
+    """
+    prices = np.array(relative_prices(job.cluster, job.training))
+    if isinstance(job, Job) or np.ptp(prices) == 0:
+        return degrees.world_size
+    each = degrees.at_once() if np.ndim(degrees.pp) == 0 else degrees
+    stages = placements_of(job, each).stages
+    cheapest = fastest_stages(job, each, np.tile(prices, (len(each), 1)))
+    stages = np.where(stages.any(axis=1, keepdims=True), stages, cheapest)
+    found = (stages * prices).sum(axis=1) * each.tp * each.cp * each.dp
+    return found if np.ndim(degrees.pp) else float(found[0])
 
 
 def meets_pin(job: MixedJob, constraints: Constraints, degrees: DegreeArrays) -> Any:

@@ -29,7 +29,7 @@ from planner.search.objectives import THROUGHPUT, BestCuts, Objective, Rank, cut
 from planner.search.placements import pools_of_stages
 from planner.search.reporter import Reporter
 from planner.search.solve import AGREEMENT, Solution, solve
-from planner.specs.job import Job, MixedJob, pools_of
+from planner.specs.job import MixedJob, pools_of
 
 if TYPE_CHECKING:
     from planner.layout import Layout
@@ -135,7 +135,7 @@ def search(
         job,
         layout,
         priced,
-        runners_up=tuple(runner_up(layout, priced, loser, estimate(job, loser), objective) for loser in losers),
+        runners_up=tuple(runner_up(job, layout, priced, loser, estimate(job, loser), objective) for loser in losers),
         certificate=_certificate(found, solution, objective, winner) | _simpler(layout, optimum, ranks),
         idle_reason=_idle_reason(job, found, layout.world_size, objective),
         options={"objective": objective.name, **constraints.to_dict()},
@@ -143,7 +143,7 @@ def search(
 
 
 def _rank(found: Found, objective: Objective, choice: Choice) -> Rank:
-    return objective.rank(choice.objective_seconds, found.degrees[choice.candidate].world_size)
+    return objective.rank(choice.objective_seconds, objective.devices(found.job, found.degrees[choice.candidate]))
 
 
 def _recommended(job: AnyJob, found: Found, winner: Choice, objective: Objective, within: float) -> Choice:
@@ -194,7 +194,7 @@ def _idle_reason(job: AnyJob, found: Found, num_used: int, objective: Objective)
 
 def _solve(found: Found, objective: Objective, solver: SolverName, time_limit: float | None) -> tuple[Solution, Choice]:
     """The best choice by integer program and certificate, and the same choice in seconds among all candidates."""
-    worlds = [degrees.world_size for degrees in found.degrees]
+    worlds = [objective.devices(found.job, degrees) for degrees in found.degrees]
     best = min(objective.rank(each.objective_seconds, worlds[each.candidate]) for each in found.choices)
     competing = [i for i, world in enumerate(worlds) if objective.competes(world, best)]
     candidates = [found.candidates[i].weighted(objective.weight(worlds[i])) for i in competing]
@@ -215,7 +215,7 @@ def _solve_until_interrupted(
         if bound is None:
             return _solve(found, objective, solver, time_limit)
     except KeyboardInterrupt:
-        worlds = np.array([degrees.world_size for degrees in found.degrees])
+        worlds = np.array([objective.devices(found.job, degrees) for degrees in found.degrees])
         bound = float(np.min(objective.rank(lower_bounds(found.candidates).candidate, worlds)[0]))
     place = _rank(found, objective, best)[0]
     solution = Solution(
@@ -262,15 +262,12 @@ def check_constraints(job: AnyJob, constraints: Constraints) -> None:
 
 
 def _check_objective(job: AnyJob, objective: Objective) -> None:
-    """What a mixed cluster cannot be planned for."""
-    if isinstance(job, Job) or objective.name != "cost":
-        return
-    prices = {price_of(pool.cluster, job.training) for pool in job.pools}
-    if objective.name == "cost" and len(prices) == 1:  # then it counts device hours
-        return
-    hint = "--objective throughput or gpus"
-    why = "devices of its pools differ in price"
-    raise InputError(f"a mixed cluster is not planned for cost yet: {why}", where="--objective", hint=hint)
+    """The pools of a mixed cluster have prices, all of them or none."""
+    priced = {pool.cluster.name: price_of(pool.cluster, job.training) is not None for pool in pools_of(job)}
+    if objective.name == "cost" and len(set(priced.values())) > 1:
+        missing = next(name for name, given in priced.items() if not given)
+        hint = f"--set '{missing}.price=2.50 USD/h', or --set 'training.price=2 USD/h' for all devices"
+        raise InputError(f"pool {missing} has no price, and others have", where="--objective cost", hint=hint)
 
 
 def _check_pools(job: AnyJob, constraints: Constraints) -> None:
@@ -362,7 +359,8 @@ def layout_of(found: Found, choice: Choice) -> Layout:
 
 def _certificate(found: Found, solution: Solution, objective: Objective, winner: Choice) -> dict[str, Any]:
     """What proves the choice, in seconds of a step whatever the objective."""
-    weight, certified = objective.weight(found.degrees[winner.candidate].world_size), solution.certificate_seconds
+    weight = objective.weight(objective.devices(found.job, found.degrees[winner.candidate]))
+    certified = solution.certificate_seconds
     return {
         "objective": objective.name,
         "status": solution.status,

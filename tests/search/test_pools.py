@@ -12,6 +12,7 @@ import pytest
 
 from planner.cost.estimate import estimate
 from planner.cost.prices import stage_bytes, stage_prices
+from planner.cost.run import devices_in_use
 from planner.cost.stage import POLICIES, stage_of
 from planner.errors import InputError
 from planner.layout import Layout, balanced_chunks, format_layout
@@ -20,6 +21,7 @@ from planner.search.constraints import Constraints
 from planner.search.degrees import DegreeArrays, allowed_policies, legal_degrees
 from planner.search.dynamic_program import best_choice
 from planner.search.legality import broken_rules
+from planner.search.objectives import Objective
 from planner.search.placements import orders_of, placement_codes, placements_of, stage_counts
 from planner.search.pool_bounds import PoolFloors, may_fit, placed
 from planner.search.search import NothingFits, search
@@ -148,30 +150,40 @@ def stage_price(job, common, r, k, policy, pool, crossings, apart, known):
         )  # fmt: skip
         stage = stage_of(own, index=np.array([r]), num_layers=np.array([k]), policy=np.array([policy]))
         stage = replace(stage, num_crossings=crossings, ends_apart=apart)
-        fits = float(np.ravel(stage_bytes(own, degrees, stage))[0]) <= own.memory_limit_bytes
+        share = float(np.ravel(stage_bytes(own, degrees, stage))[0]) / own.memory_limit_bytes
         prices = stage_prices(own, degrees, stage)
-        seconds = float(np.ravel(prices.microbatch_seconds)[0]), float(np.ravel(prices.tail_seconds)[0])
-        known[key] = seconds if fits else None
+        found = float(np.ravel(prices.microbatch_seconds)[0]), float(np.ravel(prices.tail_seconds)[0]), share
+        known[key] = found if share <= 1 else None
     return known[key]
 
 
-def brute_force(job):
-    """The least step time of all layouts that fit, by prices of single stages, and how many layouts there are."""
-    best, count, known = np.inf, 0, {}
+def every_layout(job):
+    """Seconds, devices of each stage's pool and fullest share of each layout, by prices of single stages.
+
+    None of a layout that does not fit.
+    """
+    known = {}
     for common in every_configuration(job):
         m, v = job.training.global_batch_size // (common["dp"] * common["mbs"]), common["interleave"]
         for places in every_place(job, common):
             crossings, apart = list(borders(places, v)), places[0] != places[-1]
             for split, chosen in fillings(job, common["pp"], v):
-                count += 1
                 stages = [
                     stage_price(job, common, r, k, POLICIES.index(p), places[r], crossings[r], apart, known)
                     for r, (k, p) in enumerate(zip(split, chosen, strict=True))
                 ]
-                if None not in stages:
-                    times, ends = zip(*stages, strict=True)
-                    best = min(best, m * max(times) + (sum(times) - max(times)) / v + max(ends))
-    return best, count
+                if None in stages:
+                    yield None
+                    continue
+                times, ends, shares = zip(*stages, strict=True)
+                devices = {pool: places.count(pool) * common["tp"] * common["dp"] * common["cp"] for pool in places}
+                yield m * max(times) + (sum(times) - max(times)) / v + max(ends), devices, max(shares)
+
+
+def brute_force(job):
+    """The least step time of all layouts that fit, and how many layouts there are."""
+    layouts = list(every_layout(job))
+    return min((each[0] for each in layouts if each), default=np.inf), len(layouts)
 
 
 def check_against_brute_force(job):
@@ -190,6 +202,41 @@ def check_against_brute_force(job):
 @pytest.mark.parametrize("seed", [0, 1, 2, 5])
 def test_search_equals_brute_force(seed):
     assert check_against_brute_force(small_job(seed)) != "nothing fits"
+
+
+def with_prices(job, seed):
+    """The job where a device of each pool has a price of its own, from alike to very different."""
+    prices = random.Random(seed).choices([1.0, 1.0, 2.0, 3.5, 20.0], k=len(job.pools))
+    clusters = [each.cluster.model_copy(update={"price": price}) for each, price in zip(job.pools, prices, strict=True)]
+    pools = tuple(replace(each, cluster=cluster) for each, cluster in zip(job.pools, clusters, strict=True))
+    return MixedJob(cluster=job.cluster.model_copy(update={"pools": tuple(clusters)}), pools=pools), prices
+
+
+def check_objectives_against_brute_force(seed):
+    """The least cost and the fewest devices, and the fastest of the layouts that leave most memory free."""
+    job, prices = with_prices(small_job(seed), seed)
+    layouts = [each for each in every_layout(job) if each]
+    found = {name: search(job, NO_CONSTRAINTS, objective=Objective(name=name)) for name in ("cost", "gpus", "memory")}
+    if not layouts:
+        assert all(isinstance(each, NothingFits) for each in found.values())
+        return "nothing fits"
+    usd = min(seconds * sum(prices[pool] * count for pool, count in devices.items()) for seconds, devices, _ in layouts)
+    spent = sum(prices[int(pool.name[-1])] * count for pool, count in devices_in_use(job.cluster, found["cost"].layout))
+    assert found["cost"].step_seconds * spent == pytest.approx(usd, rel=1e-9), format_layout(found["cost"].layout)
+    fewest = min((sum(devices.values()), seconds) for seconds, devices, _ in layouts)
+    assert (found["gpus"].layout.world_size, found["gpus"].step_seconds) == pytest.approx(fewest, rel=1e-9)
+    least = min(share for _, _, share in layouts)
+    share = max(stage.total_bytes / stage.limit_bytes for stage in found["memory"].memory)
+    assert share == pytest.approx(least, rel=1e-6)
+    fastest = min(seconds for seconds, _, share in layouts if share <= least * (1 + 1e-9))
+    assert found["memory"].step_seconds <= fastest * (1 + 1e-9)
+    assert all(each.certificate["status"] == "optimal" for each in found.values())
+    return f"{len(set(found['cost'].layout.pools))} pools"
+
+
+@pytest.mark.parametrize("seed", [0, 2, 5])
+def test_each_objective_equals_brute_force(seed):
+    assert check_objectives_against_brute_force(seed) != "nothing fits"
 
 
 @pytest.mark.slow
