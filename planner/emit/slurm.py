@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import shlex
+from itertools import groupby
 from typing import TYPE_CHECKING, Final
 
-from planner.emit.torchrun import num_hosts, ranks_of_hosts, script_head
-from planner.errors import InputError
-from planner.specs.cluster import MixedClusterSpec
+from planner.emit.torchrun import ranks_of_hosts, script_head
 
 if TYPE_CHECKING:
-    from planner.emit.torchrun import RunArguments
+    from collections.abc import Sequence
+
+    from planner.emit.torchrun import HostRanks, RunArguments
     from planner.plan import Plan
 
 __all__ = ["slurm_script"]
@@ -27,32 +28,58 @@ def slurm_script(plan: Plan, *, arguments: RunArguments) -> str:
     does, and puts the job back into the queue. Values in #SBATCH lines cannot be quoted: only the model's name, which
     holds no blank, and numbers stand there.
 
-    Raises:
-        InputError: the cluster is a mixed one.
+    Where the ranks lie in several pools the job is a heterogeneous one, with a part for each pool. Slurm numbers the
+    hosts of each part on their own, so every host looks for its name in the list of all.
     """
-    if isinstance(plan.cluster, MixedClusterSpec):
-        raise InputError(
-            f"{plan.cluster.name} is a mixed cluster, and a Slurm job asks for the same devices on every host",
-            hint="`planner emit PLAN` prints the torchrun command of each host, to be started by hand",
-        )
-    gpus = f"#SBATCH --gpus-per-node={ranks_of_hosts(plan)[0].num_ranks}\n" if plan.cluster.kind == "cuda" else ""
+    parts = [list(hosts) for _, hosts in groupby(ranks_of_hosts(plan), key=lambda host: host.pool.name)]
     launch = shlex.join(("planner", "launch", "plan.json", "--output=run", *arguments.options()))
+    where = "Partition, account and time limit are yours to say: sbatch --partition=... --time=... job.sbatch"
+    if len(parts) > 1:
+        pools = ", ".join(hosts[0].pool.name for hosts in parts)
+        where = f"Each part of the request is for a pool: {pools}. Add its own partition to each"
+    further = "".join(f"#SBATCH hetjob\n{_request(hosts)}" for hosts in parts[1:])
+    body = _BODY.replace("HOSTS", _hosts(len(parts))).replace("SRUN", _srun(len(parts))).replace("LAUNCH", launch)
     return (
         f"{script_head(plan)}"
         "# Submit it from this folder, which all hosts see: sbatch job.sbatch\n"
-        "# Partition, account and time limit are yours to say: sbatch --partition=... --time=... job.sbatch\n"
+        f"# {where}\n"
         f"#SBATCH --job-name={plan.model.name}\n"
-        f"#SBATCH --nodes={num_hosts(plan)}\n"
-        "#SBATCH --ntasks-per-node=1\n"
-        f"{gpus}"
-        "#SBATCH --exclusive\n"
+        f"{_request(parts[0])}"
         f"#SBATCH --signal=B:USR1@{SECONDS_TO_SAVE}\n"
         "#SBATCH --requeue\n"
         "#SBATCH --open-mode=append\n"
         "#SBATCH --output=job-%j.log\n"
-        f"{_BODY.replace('LAUNCH', launch)}"
+        f"{further}"
+        f"{body}"
     )
 
+
+def _request(hosts: Sequence[HostRanks]) -> str:
+    """What is asked for of one pool."""
+    gpus = f"#SBATCH --gpus-per-node={hosts[0].num_ranks}\n" if hosts[0].pool.kind == "cuda" else ""
+    return f"#SBATCH --nodes={len(hosts)}\n#SBATCH --ntasks-per-node=1\n{gpus}#SBATCH --exclusive\n"
+
+
+def _hosts(num_parts: int) -> str:
+    """A command that prints the names of all hosts in the order of their ranks."""
+    if num_parts == 1:
+        return 'scontrol show hostnames "$SLURM_JOB_NODELIST"'
+    lists = (f'scontrol show hostnames "$SLURM_JOB_NODELIST_HET_GROUP_{part}"' for part in range(num_parts))
+    return "\n".join(("", *(f"  {each}" for each in lists), ""))
+
+
+def _srun(num_parts: int) -> str:
+    """A command that starts another one on every host; of several parts with the number of the host as an option."""
+    if num_parts == 1:
+        return "srun --kill-on-bad-exit=0"
+    groups = ",".join(map(str, range(num_parts)))
+    return f"""ALL_HOSTS="${{hosts[*]}}" srun --het-group={groups} --kill-on-bad-exit=0 bash -c '{_NUMBERED}' bash"""
+
+
+_NUMBERED: Final = (
+    'n=0; for host in $ALL_HOSTS; do if [[ $host == "$SLURMD_NODENAME" ]]; then break; fi; n=$((n + 1)); done; '
+    'exec "$@" "--node-rank=$n"'
+)
 
 _BODY: Final = """\
 set -euo pipefail
@@ -65,7 +92,7 @@ if [[ ! -f plan.json ]]; then
 fi
 
 # host 0 of the job, and a port that no other job of this script has
-mapfile -t hosts < <(scontrol show hostnames "$SLURM_JOB_NODELIST")
+mapfile -t hosts < <(HOSTS)
 export MASTER_ADDR=${hosts[0]}
 export MASTER_PORT=$((20000 + SLURM_JOB_ID % 10000))
 
@@ -76,7 +103,7 @@ trap 'requeue=yes; interrupted=yes; touch run/stop' USR1
 trap 'interrupted=yes; touch run/stop' TERM
 mkdir -p run
 
-srun --kill-on-bad-exit=0 LAUNCH &
+SRUN LAUNCH &
 training=$!
 while :; do
   interrupted=no

@@ -6,6 +6,7 @@ A placement is the last key that the search fills in. It is carried as one numbe
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from functools import cache
 from itertools import permutations
@@ -28,6 +29,7 @@ __all__ = [
     "billed",
     "fastest_stages",
     "meets_pin",
+    "most_layers_on",
     "orders_of",
     "placement_codes",
     "placements_of",
@@ -89,6 +91,11 @@ def roomiest_pools(job: AnyJob, degrees: DegreeArrays) -> tuple[str, ...]:
     (stages,) = fastest_stages(job, degrees.at_once(), 1 / memory).tolist()
     order = np.argsort(-memory[0], kind="stable").tolist()
     return tuple(job.pools[pool].cluster.name for pool in order for _ in range(stages[pool]))
+
+
+def most_layers_on(num_pools: int) -> int:
+    """Layers of the deepest model whose placements on so many pools are carried as one number."""
+    return int((2**63 / math.factorial(num_pools)) ** (1 / num_pools)) - 2  # one for none, one for rounding
 
 
 def placement_codes(job: MixedJob, order_number: IntArray, stages: IntArray) -> IntArray:

@@ -26,7 +26,7 @@ from planner.search.least_memory import least_peak, within_share
 from planner.search.legality import broken_rules
 from planner.search.near_ties import runner_up, simplest, why_simpler
 from planner.search.objectives import THROUGHPUT, BestCuts, Objective, Rank, cut_of
-from planner.search.placements import pools_of_stages
+from planner.search.placements import most_layers_on, pools_of_stages
 from planner.search.reporter import Reporter
 from planner.search.solve import AGREEMENT, Solution, solve
 from planner.specs.job import MixedJob, pools_of
@@ -271,11 +271,15 @@ def _check_objective(job: AnyJob, objective: Objective) -> None:
 
 
 def _check_pools(job: AnyJob, constraints: Constraints) -> None:
-    """A pinned list of pools must be one of this cluster's, with the stages of a pool beside each other."""
+    """What a mixed cluster cannot be planned with; a pinned list must be of its pools, each one's stages neighbours."""
     schedule = constraints.value_of("schedule")
     if isinstance(job, MixedJob) and schedule in EXECUTED:
         hint = "`planner explain MODEL CLUSTER --layout pp=2,pools=...,schedule=...` prices it"
         raise InputError(f"schedule `{schedule}` is not searched on a mixed cluster", where="--pin", hint=hint)
+    most = most_layers_on(len(pools_of(job)))
+    if isinstance(job, MixedJob) and job.model.num_layers > most:
+        message = f"{len(job.pools)} pools are planned for models of up to {most} layers, not {job.model.num_layers}"
+        raise InputError(message, where=job.cluster.name, hint="join pools that are much alike, or leave one out")
     pinned = constraints.value_of("pools")
     if pinned is None:
         return

@@ -24,7 +24,7 @@ from planner.errors import EnvironmentProblem, ExitCode, InputError
 from planner.layout import parse_layout
 from planner.plan import read_plan
 from planner.search.search import plan_for_layout
-from planner.specs.load import load_job
+from planner.specs.load import load_any_job, load_job
 
 HOSTILE = ("a b.txt", "$(touch owned)", "`touch owned`", "a\nb; touch owned", "'; touch owned; '", "--data")
 NOTHING = RunArguments()
@@ -38,7 +38,16 @@ def with_a_smaller_last_host(plan):
     return replace(plan, layout=replace(plan.layout, tp=1, dp=3))
 
 
-SHAPES = [lambda plan: plan, on_one_host, with_a_smaller_last_host]
+def on_two_pools(plan):  # noqa: ARG001 - as the others
+    """One host of h100 and then two of a100, eight ranks each."""
+    job = load_any_job(model="llama3-8b", cluster="mixed-a100-h100", global_batch_size=64, settings=("a100.hosts=2",))
+    layout = parse_layout(
+        "pp=3,dp=8,zero=1,pools=h100/a100/a100", num_layers=job.model.num_layers, num_devices={"a100": 16, "h100": 8}
+    )
+    return plan_for_layout(job, layout)
+
+
+SHAPES = [lambda plan: plan, on_one_host, with_a_smaller_last_host, on_two_pools]
 
 
 def program(folder: Path, name: str, text: str) -> None:
@@ -135,6 +144,29 @@ def test_a_slurm_job_saves_before_its_time_is_up(training, warned, code, requeue
     told = (tmp_path / "told").read_text().splitlines()
     assert told == ["--kill-on-bad-exit=0", "planner", "launch", "plan.json", "--output=run", "node7", "24567"]
     assert (tmp_path / "told.requeued").exists() == requeued
+
+
+def test_a_slurm_job_on_pools_numbers_its_hosts_in_the_order_of_the_ranks(plan, tmp_path, tools):
+    """A part for each pool, whose hosts Slurm lists apart; each host starts with its place among all."""
+    folder, mixed = tmp_path / "out", on_two_pools(plan)
+    program(tools, "scontrol", 'case $3 in fast*) echo fast7;; slow*) printf "slow1\\nslow2\\n";; esac')
+    program(tools, "srun", 'shift 2; for SLURMD_NODENAME in slow2 fast7 slow1; do export SLURMD_NODENAME; "$@"; done')
+    program(tools, "planner", 'echo "$SLURMD_NODENAME ${*: -1} $MASTER_ADDR" >> "$TOLD"')
+    write_bundle(mixed, "slurm", folder, arguments=NOTHING)
+    environment = {
+        **os.environ, "PATH": f"{tools}:{os.environ['PATH']}", "SLURM_SUBMIT_DIR": str(folder), "SLURM_JOB_ID": "7",
+        "SLURM_JOB_NODELIST_HET_GROUP_0": "fast7", "SLURM_JOB_NODELIST_HET_GROUP_1": "slow[1-2]",
+        "TOLD": str(tmp_path / "told"),
+    }  # fmt: skip
+    subprocess.run(["bash", folder / "job.sbatch"], env=environment, cwd="/", check=True)
+    told = sorted((tmp_path / "told").read_text().splitlines())
+    assert told == ["fast7 --node-rank=0 fast7", "slow1 --node-rank=1 fast7", "slow2 --node-rank=2 fast7"]
+    lines = (folder / "job.sbatch").read_text().splitlines()
+    asked = [[int(line.split("=")[1]) for line in lines if line.startswith(f"#SBATCH --{key}=")] for key in _ASKED]
+    assert asked == [[1, 2], [8, 8]]
+
+
+_ASKED = ("nodes", "gpus-per-node")
 
 
 def test_nothing_is_overwritten_without_force(plan_file, tmp_path, capsys):

@@ -22,7 +22,7 @@ from planner.search.degrees import DegreeArrays, allowed_policies, legal_degrees
 from planner.search.dynamic_program import best_choice
 from planner.search.legality import broken_rules
 from planner.search.objectives import Objective
-from planner.search.placements import orders_of, placement_codes, placements_of, stage_counts
+from planner.search.placements import most_layers_on, orders_of, placement_codes, placements_of, stage_counts
 from planner.search.pool_bounds import PoolFloors, may_fit, placed
 from planner.search.search import NothingFits, search
 from planner.specs.cluster import MixedClusterSpec
@@ -402,6 +402,23 @@ def test_pins_on_pools_are_kept_and_never_help(job, best):
         search(job, Constraints.parse(["pools=pool1/other"]))
     with pytest.raises(InputError, match="neighbours"):
         search(job, Constraints.parse(["pools=pool1/pool0/pool1"]))
+
+
+def test_the_deepest_model_on_six_pools_is_carried_and_a_deeper_one_refused(job):
+    deepest = most_layers_on(6)
+    assert deepest > 400
+    for layers, allowed in ((deepest, True), (deepest + 1, False)):
+        model = job.model.model_copy(update={"num_layers": layers})
+        six = joined(*(replace(job.pools[0], model=model, between=None) for _ in range(6)))
+        if allowed:
+            order, stages = np.array([719]), np.full((1, 6), layers)
+            degrees = next(iter(legal_degrees(job, NO_CONSTRAINTS))).take(slice(0, 1))
+            found = placements_of(six, replace(degrees, placement=placement_codes(six, order, stages)))
+            assert found.stages.tolist() == stages.tolist()
+            assert found.order.tolist() == [[5, 4, 3, 2, 1, 0]]
+        else:
+            with pytest.raises(InputError, match=f"up to {deepest} layers, not {layers}"):
+                search(six, NO_CONSTRAINTS)
 
 
 def test_equal_inputs_give_equal_plans(job, best):
