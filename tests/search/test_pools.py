@@ -15,7 +15,7 @@ from planner.cost.prices import stage_bytes, stage_prices
 from planner.cost.run import devices_in_use
 from planner.cost.stage import POLICIES, stage_of
 from planner.errors import InputError
-from planner.layout import Layout, balanced_chunks, format_layout
+from planner.layout import Layout, balanced_chunks
 from planner.search.candidates import price_candidates
 from planner.search.constraints import Constraints
 from planner.search.degrees import DegreeArrays, allowed_policies, legal_degrees
