@@ -501,12 +501,19 @@ def _page(found: Explanation) -> Iterator[str]:
 def _write(path: Path, pieces: Iterable[str], *, force: bool) -> None:
     """Write a file and say so, or to standard output for `-`."""
     from planner.plan import write_text
+    from planner.show.progress import Progress
+    from planner.show.screen import clean
 
-    if str(path) == "-":
-        _print("".join(pieces))
-        return
-    write_text(path, pieces, replace=force)
-    sys.stderr.write(f"wrote {path}\n")
+    text = ""
+    with Progress(sys.stderr, first=f"writing {clean(path)}"):
+        if str(path) == "-":
+            text = "".join(pieces)
+        else:
+            write_text(path, pieces, replace=force)
+    if text:
+        _print(text)
+    else:
+        sys.stderr.write(f"wrote {path}\n")
 
 
 def _show_plan(found: Plan, output: Path | None, *, command: str) -> None:

@@ -23,7 +23,7 @@ from planner.explain.plan_inputs import job_of
 from planner.explain.scaling import scaling_of, sizes_between
 from planner.explain.schedules import schedules_of, sketch
 from planner.explain.waterfall import waterfall_of
-from planner.explain.what_if import sensitivity_of, what_if
+from planner.explain.what_if import layout_gains, sensitivity_of, what_if
 from planner.explain.why_not import why_not
 from planner.layout import format_layout, parse_layout
 from planner.plan import Plan, plan_to_json
@@ -101,6 +101,8 @@ def test_why_not_names_the_stage_and_the_bytes_by_which_it_does_not_fit(plan) ->
     over = {stage.stage: stage.total_bytes - stage.limit_bytes for stage in nearest.memory}
     assert found.shortfall.missing_bytes == max(over.values()) == over[found.shortfall.stage] > 0
     assert found.shortfall.layout == format_layout(nearest.layout)
+    lines = {line.name.value: line.num_bytes for line in nearest.memory[found.shortfall.stage].lines}
+    assert found.shortfall.largest_line_bytes == max(lines.values()) == lines[found.shortfall.largest_line]
 
 
 def test_why_not_a_file_prices_the_layout_in_it(plan, tmp_path) -> None:
@@ -228,7 +230,22 @@ def test_sensitivity_of_a_layout_that_is_not_the_best_counts_from_the_best(plan)
     worse = plan_for_layout(job_of(plan), parse_layout("tp=8,recompute=full", num_layers=16, num_devices=8))
     table = sensitivity_of(worse)
     assert table.step_seconds == pytest.approx(plan.step_seconds, rel=AS_GOOD)
-    assert all(each.gain >= -1e-12 for each in table.gains)
+    assert table.step_seconds < 0.99 * worse.step_seconds
+    for each in table.gains:
+        assert each.gain == pytest.approx(1 - each.step_seconds / table.step_seconds)
+        assert each.gain >= -1e-12
+
+
+def test_sensitivity_says_what_was_there_and_what_is_then() -> None:
+    job = load_job(model="gpt2", cluster="dgx-a100", nodes=11, sequence_length=1024, global_batch_size=88)
+    told = layout_gains(plan_for_layout(job, parse_layout("mbs=1", num_layers=12, num_devices=88)))
+    for each in told:
+        before, after = (float(text.split()[0]) for text in (each.before, each.after))
+        less = "latency" in each.resource or each.resource == "host overhead"
+        assert after / before == pytest.approx(0.9 if less else 1.1, rel=1e-5)
+    table = sensitivity_of(plan_for_layout(job, parse_layout("mbs=1", num_layers=12, num_devices=88)))
+    assert {each.resource: (each.before, each.after) for each in table.gains}["hosts"] == ("11", "13")
+    assert {each.resource for each in table.gains} == {"hosts", *(each.resource for each in told)}
 
 
 # --- scaling ------------------------------------------------------------------------------------------------------
@@ -324,6 +341,20 @@ def test_groups_of_experts_stand_apart(any_plan) -> None:
         assert math.prod(sizes) == (ranks if held else 1)
 
 
+def test_replicas_of_experts_are_groups_of_their_own() -> None:
+    job = load_job(
+        model="mixtral-8x7b",
+        cluster="dgx-h100",
+        nodes=4,
+        sequence_length=4096,
+        global_batch_size=256,
+        engine="megatron",
+    )
+    layout = parse_layout("tp=2,pp=2,ep=4,etp=1,zero=1", num_layers=32, num_devices=32)
+    found = [each for each in collectives_of(plan_for_layout(job, layout)).groups if each.line == LineName.DP_COMM]
+    assert {each.experts: (each.size, each.stride) for each in found} == {False: (8, 2), True: (4, 4)}
+
+
 def test_groups_tell_what_of_their_line_is_hidden(any_plan) -> None:
     lines = {line.name: line for line in any_plan.time}
     for each in collectives_of(any_plan).groups:
@@ -355,6 +386,7 @@ def test_not_waiting_saves_the_exposed_reduction_and_costs_staleness(any_plan) -
         assert found is None
     else:
         assert found.saved_seconds == exposed
+        assert found.saved_share * any_plan.step_seconds == pytest.approx(exposed)
         assert found.staleness_updates == any_plan.layout.dp - 1
 
 

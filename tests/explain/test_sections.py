@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import replace
 
 import jsonschema
@@ -16,6 +17,7 @@ from planner.errors import InputError
 from planner.explain.operations import operations_of_step
 from planner.explain.peak import alternatives_of, peaks_of
 from planner.explain.plan_inputs import constraints_of, job_of
+from planner.explain.replicas import replicas_of
 from planner.explain.report import explain, explanation_to_json
 from planner.explain.schema import explanation_schema
 from planner.explain.waterfall import rates_of, waterfall_of
@@ -24,6 +26,7 @@ from planner.plan import plan_from_json, plan_to_json
 from planner.search.search import plan_for_layout
 from planner.show.explain import explanation
 from planner.show.screen import Screen, to_text
+from planner.specs.change import change_job
 from planner.specs.load import load_job
 
 
@@ -150,6 +153,52 @@ def test_tensors_add_up_to_the_activations_of_their_stage(any_plan) -> None:
         assert sum(each.num_bytes for each in peak.activations) == pytest.approx(stored, rel=1e-12)
 
 
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_tensors_add_up_under_every_schedule(schedule, plan_of_kind) -> None:
+    """Those that wait for the gradients of their weights hold everything, whatever the recompute policy keeps."""
+    base = plan_of_kind("uneven, recompute")
+    plan = plan_for_layout(job_of(base), with_schedule(base.layout, schedule))
+    for peak, memory in zip(peaks_of(job_of(plan), plan.layout), plan.memory, strict=True):
+        stored = next(float(line.num_bytes) for line in memory.lines if line.name == LineName.ACTIVATIONS)
+        sizes = [each.num_bytes for each in peak.activations]
+        assert sum(sizes) == pytest.approx(stored, rel=1e-12)
+        assert sizes == sorted(sizes, reverse=True)
+
+
+def test_the_moment_of_the_peak(plan_of_kind) -> None:
+    """Only the stage with the head has a loss; where layers are computed again or gathered, the moment says so."""
+    uneven = plan_of_kind("uneven, recompute")
+    *others, last = [peak.moment for peak in peaks_of(job_of(uneven), uneven.layout)]
+    assert all("loss" not in moment for moment in others)
+    assert last.startswith("loss")
+    assert ["computed again" in moment for moment in others] == [True, True, False]
+    gathered = plan_for_layout(job_of(uneven), parse_layout("zero=3,recompute=full", num_layers=32, num_devices=16))
+    tall = replace(job_of(gathered), model=gathered.model.model_copy(update={"vocab_size": 128}))
+    assert "gathered weights" in peaks_of(tall, gathered.layout)[0].moment
+
+
+def test_replicas_are_what_planning_that_many_devices_says(any_plan) -> None:
+    if any_plan.layout.pools:
+        pytest.skip("a mixed cluster has no one size")
+    found = replicas_of(any_plan)
+    sizes = [each.num_devices for each in found]
+    assert any_plan.layout.world_size in sizes
+    assert sizes == sorted(set(sizes))
+    for each in found:
+        factor = each.num_devices / any_plan.layout.world_size
+        assert math.log2(factor).is_integer()
+        job = change_job(job_of(any_plan), f"gpus={each.num_devices}")
+        alone = plan_for_layout(job, replace(any_plan.layout, dp=int(any_plan.layout.dp * factor)))
+        assert (each.step_seconds, each.fits) == (alone.step_seconds, alone.fits)
+
+
+def test_alternatives_are_the_nearest_neighbours(plan_of_kind) -> None:
+    """48 sequences for each of 32 replicas in microbatches of 2: the next sizes that divide them are 1 and 3."""
+    plan = plan_of_kind("interleaved")
+    found = [each.change for each in alternatives_of(job_of(plan), plan.layout)]
+    assert [each for each in found if each.startswith(("mbs", "zero"))] == ["mbs=1", "mbs=3", "zero=0", "zero=2"]
+
+
 def test_one_more_microbatch_in_flight_is_what_the_stage_before_holds_more(plan_of_kind) -> None:
     """1F1B: each stage holds one microbatch more than the next, and middle stages are alike otherwise."""
     plan = plan_of_kind("uneven, recompute")
@@ -175,6 +224,13 @@ def test_alternatives_are_what_planning_that_layout_says(any_plan) -> None:
 
 
 # --- rates ------------------------------------------------------------------------------------------------------
+
+
+def test_rates_are_those_of_the_plan(any_plan) -> None:
+    job = job_of(any_plan)
+    rates = {each.name: each for each in rates_of(job, any_plan.layout, estimate(job, any_plan.layout))}
+    assert rates["MFU"].share_of_peak == pytest.approx(any_plan.mfu)
+    assert rates["HFU"].share_of_peak == pytest.approx(any_plan.hfu)
 
 
 def test_rates_of_gpt3_are_those_of_the_papers(plan_of_kind) -> None:

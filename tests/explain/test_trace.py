@@ -177,6 +177,10 @@ def test_hidden_sends_go_to_neighbours_only(plan_of_kind) -> None:
     sends = [each for each in slices(events, cat="send", tid=2) if each["pid"] > 0]
     chunks, m = plan.layout.num_chunks, plan.layout.num_microbatches(plan.training.global_batch_size)
     assert len(sends) == 2 * m * (chunks - 1)
+    line = next(line for line in plan_for_layout(job, plan.layout).time if line.name == LineName.PP_COMM)
+    each = float(line.hidden_seconds) / (m * 2 * plan.layout.interleave)
+    assert each > 0
+    assert [send["dur"] * 1e-6 for send in sends] == pytest.approx([each] * len(sends), abs=2 * NANOSECOND)
     check_format(events)
 
 
