@@ -16,7 +16,7 @@ from planner.units import format_seconds
 if TYPE_CHECKING:
     from rich.console import Group, RenderableType
 
-    from planner.explain.what_if import Sensitivity, WhatIf
+    from planner.explain.what_if import Gain, Sensitivity, WhatIf
     from planner.explain.why_not import WhyNot
 
 __all__ = ["sensitivity_section", "what_if_section", "why_not_section"]
@@ -58,10 +58,10 @@ def sensitivity_section(found: Sensitivity) -> Group:
     """The gain of 10 % more of each resource, largest first."""
     rows = [
         (
-            clean(each.resource),
+            clean(_resource(each)),
             clean(each.before),
             clean(each.after),
-            "-" if each.same_layout_gain is None else _gain(each.same_layout_gain),
+            "" if each.same_layout_gain is None else _gain(each.same_layout_gain),
             Text(_gain(each.gain), style="bold"),
             assignments(terse_layout(each.layout)) if each.other_layout else Text("the same", style="dim"),
         )
@@ -70,9 +70,14 @@ def sensitivity_section(found: Sensitivity) -> Group:
     header = ("10 % better", "from", "to", "as it is", "replanned", "best layout then")
     return section(
         "Where the next dollar should go",
-        Columns(rows, right=(3, 4), wrap=(5,), optional=(1, 5, 2), header=header),
+        Columns(rows, right=(3, 4), wrap=(5,), optional=(2, 1, 5), header=header),
         note=f"share of the {format_seconds(found.step_seconds)} step that is saved",
     )
+
+
+def _resource(found: Gain) -> str:
+    """Whole things have no 10 % more of them: a host more is named."""
+    return f"{found.resource}, {found.before} to {found.after}" if found.before.isdigit() else found.resource
 
 
 def _gain(share: float) -> str:

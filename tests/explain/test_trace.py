@@ -177,6 +177,9 @@ def test_hidden_sends_go_to_neighbours_only(plan_of_kind) -> None:
     sends = [each for each in slices(events, cat="send", tid=2) if each["pid"] > 0]
     chunks, m = plan.layout.num_chunks, plan.layout.num_microbatches(plan.training.global_batch_size)
     assert len(sends) == 2 * m * (chunks - 1)
+    ways = [(send["pid"] - 1, send["args"]["to_stage"]) for send in sorted(sends, key=lambda each: each["ts"])]
+    assert (ways[0], ways[-1]) == ((0, 1), (1, 0)), "activations leave the first stage first, gradients reach it last"
+    assert all((to - stage) % plan.layout.pp in (1, plan.layout.pp - 1) for stage, to in ways)
     line = next(line for line in plan_for_layout(job, plan.layout).time if line.name == LineName.PP_COMM)
     each = float(line.hidden_seconds) / (m * 2 * plan.layout.interleave)
     assert each > 0

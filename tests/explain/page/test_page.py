@@ -8,7 +8,6 @@ import json
 import re
 import time
 import zlib
-from dataclasses import replace
 from html.parser import HTMLParser
 
 import numpy as np
@@ -18,16 +17,14 @@ from planner.cli import _page, main
 from planner.cost.comparison import with_schedule
 from planner.cost.estimate import timeline
 from planner.explain.executed import executed_step
-from planner.explain.peak import Alternative
 from planner.explain.plan_inputs import job_of
 from planner.explain.replicas import replicas_of
 from planner.explain.report import Questions, explain, explanation_to_json
 from planner.explain.what_if import LayoutGain, layout_gains
-from planner.layout import format_layout, parse_layout
+from planner.layout import parse_layout
 from planner.plan import plan_to_json
 from planner.search.search import plan_for_layout
 from planner.show.explain import answers
-from planner.show.page.charts import front_chart
 from planner.show.page.render import page_text
 from planner.show.page.timeline import timeline_data
 from planner.show.screen import Screen, clean, to_text
@@ -166,17 +163,6 @@ def test_the_arrays_are_the_executed_step(plan_of_kind, schedule) -> None:
             now += kinds[index]["seconds"]
             assert now == pytest.approx(expected.end[index], rel=1e-5, abs=1e-6)
             index += 1
-
-
-def test_what_fits_the_device_and_not_the_host_is_not_on_the_line(plan_of_kind) -> None:
-    plan = replace(plan_of_kind("zero-2"), fits=True)
-    layout, fast, small = format_layout(plan.layout), plan.step_seconds / 2, plan.memory[0].total_bytes / 2
-    for fits in (True, False):
-        other = Alternative(
-            change="offload=both", layout=layout, broken_rules=(), peak_bytes=small, fits=fits, step_seconds=fast
-        )
-        own, found = front_chart(plan, [other])["points"]
-        assert (found["fits"], found["on_front"], own["on_front"]) == (fits, fits, not fits)
 
 
 # --- hostile text ---------------------------------------------------------------------------------------------------
