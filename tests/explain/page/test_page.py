@@ -304,6 +304,30 @@ def test_keys_go_from_pass_to_pass(opened, plan_of_kind) -> None:
     assert reading(browser).startswith("Stage 0, ")
 
 
+def test_zooming_shows_a_part_and_all_again(opened, plan_of_kind) -> None:
+    """The same place on the screen is another pass where less time is shown."""
+    plan = plan_of_kind("uneven, recompute")
+    browser, num_passes = opened(plan), len(timeline(job_of(plan), plan.layout).kind)
+    here, there = (spot(browser, plan, index) for index in (2, num_passes // 4 - 3))  # both on stage 0
+
+    def seen() -> str:
+        browser.hover(*here)
+        browser.hover(*there)
+        found = reading(browser)
+        browser.hover(*here)
+        return found
+
+    whole = seen()
+    for zoom_in, back in (("+", "-"), ("+", "0"), ("zoom-in", "zoom-out"), ("zoom-in", "zoom-all")):
+        for control in (zoom_in, back):
+            if len(control) == 1:
+                browser.evaluate("document.getElementById('canvas').focus({preventScroll: true})")
+                browser.press(control)
+            else:
+                browser.evaluate(f"document.getElementById('{control}').click()")
+            assert (seen() == whole) == (control == back), control
+
+
 def test_the_drawing_has_the_colors_of_its_legend(opened, interleaved) -> None:
     browser, passes = opened(interleaved), timeline(job_of(interleaved), interleaved.layout)
     for index in (0, int(np.flatnonzero(passes.kind == "B")[-1])):
