@@ -313,7 +313,7 @@ def emit(plan_path: Path, to: str, output: Path | None, force: bool, **options: 
     check_engine(priced, "megatron" if to == "megatron" else "torch")
     if output is not None:
         for path in write_bundle(priced, to, output, arguments=arguments, force=force):
-            sys.stderr.write(f"wrote {path}\n")
+            _say_written(path)
     elif to == "torchrun":
         lines = torchrun_commands(priced, plan_path, output=_run_folder(plan_path), arguments=arguments)
         _print("".join(f"{line}\n" for line in lines))
@@ -513,7 +513,13 @@ def _write(path: Path, pieces: Iterable[str], *, force: bool) -> None:
     if text:
         _print(text)
     else:
-        sys.stderr.write(f"wrote {path}\n")
+        _say_written(path)
+
+
+def _say_written(path: Path) -> None:
+    from planner.show.screen import clean
+
+    sys.stderr.write(f"wrote {clean(path)}\n")
 
 
 def _show_plan(found: Plan, output: Path | None, *, command: str) -> None:

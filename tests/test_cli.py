@@ -509,6 +509,10 @@ def test_hostile_file_names_work(name: str, own_folder, capsys) -> None:
     out = capsys.readouterr().out
     assert "\x1b" not in out
     assert main(["explain", name]) == 0
+    capsys.readouterr()
+    assert main(["explain", name, "--trace", f"{name}.trace"]) == 0
+    assert main(["emit", name, "--to", "torchrun", "-o", f"{name}.folder"]) == 0
+    assert "\x1b" not in capsys.readouterr().err
 
 
 def test_hostile_text_inside_a_plan_is_shown_and_not_obeyed(plan_file, capsys) -> None:
