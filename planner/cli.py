@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from planner.search.footprint import NothingFits
     from planner.search.integer_program import SolverName
     from planner.search.objectives import ObjectiveName
-    from planner.specs.job import AnyJob, Job
+    from planner.specs.job import AnyJob
 
 __all__ = ["cli", "main", "run"]
 
@@ -109,7 +109,7 @@ def plan(
     force: bool,
     stats: Path | None,
     as_json: bool,
-    nodes: int | range | None,
+    nodes: int | range | dict[str, range] | None,
     **workload: Any,
 ) -> int:
     """Find the fastest layout for MODEL on CLUSTER.
@@ -127,7 +127,7 @@ def plan(
 
     _check_writable(output, stats, force=force)
     constraints = Constraints.parse(pins, forbids)
-    if isinstance(nodes, range):
+    if isinstance(nodes, range) or (nodes and not isinstance(nodes, int) and max(map(len, nodes.values())) > 1):
         _refuse_options(ctx, _OF_ONE_SIZE, "is of one size; --nodes A..B shows what is best at each objective")
         return _sweep(nodes, constraints, as_json=as_json, **workload)
     job = _load_job(nodes=nodes, **workload)
@@ -394,15 +394,11 @@ def glossary(words: tuple[str, ...], as_json: bool) -> int:
 # --- what the commands share ------------------------------------------------------------------------------------
 
 
-def _load_uniform_job(**workload: Any) -> Job:
-    from planner.specs.load import uniform_job
-
-    return uniform_job(_load_job(**workload))
-
-
 def _load_job(**workload: Any) -> AnyJob:
     from planner.specs.load import load_any_job, model_notes
 
+    if isinstance(nodes := workload.get("nodes"), dict):
+        workload["nodes"] = {pool: hosts[-1] for pool, hosts in nodes.items()}
     job = load_any_job(**{name: value for name, value in workload.items() if value is not None})
     for note in model_notes(workload["model"]):
         sys.stderr.write(f"note: {note}\n")
@@ -447,16 +443,22 @@ def _refuse_batch_range(job: AnyJob, why: str) -> None:
         raise InputError(why, where="global_batch_size", hint=hint)
 
 
-def _sweep(nodes: range, constraints: Constraints, *, as_json: bool, **workload: Any) -> int:
+def _sweep(nodes: range | dict[str, range], constraints: Constraints, *, as_json: bool, **workload: Any) -> int:
     """Compare clusters of many sizes."""
-    from planner.search.sweep import sweep
+    from planner.search.sweep import sweep, sweep_pools
     from planner.show.progress import Progress
     from planner.show.sweep import sweep_to_json, sweep_view
+    from planner.specs.job import Job
 
-    job = _load_uniform_job(nodes=nodes[-1], **workload)
+    job = _load_job(nodes=nodes[-1] if isinstance(nodes, range) else nodes, **workload)
     _refuse_batch_range(job, "sizes of clusters are compared at one batch size")
     with Progress(sys.stderr) as progress:
-        found = sweep(job, constraints, nodes, progress)
+        if isinstance(job, Job):
+            assert isinstance(nodes, range), "a cluster of one kind has no pools"
+            found = sweep(job, constraints, nodes, progress)
+        else:
+            assert not isinstance(nodes, range), "a mixed cluster has no one size"
+            found = sweep_pools(job, constraints, nodes, progress)
     if as_json:
         _print(sweep_to_json(job, found))
     else:

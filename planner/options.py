@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -74,12 +75,16 @@ def _read_resume(ctx: click.Context, param: click.Parameter, value: str) -> str:
 
 
 _MOST_SIZES = 10_000
+_MOST_SIZES_OF_POOLS = 256
+"""Each size of a mixed cluster takes a search of its own."""
 
 
-def _read_nodes(value: str | None, *, ranges: bool) -> int | range | None:
-    """A number of hosts, or with `ranges` also `A..B`, which becomes a range."""
+def _read_nodes(value: str | None, *, ranges: bool) -> int | range | dict[str, range] | None:
+    """A number of hosts, or with `ranges` also `A..B`, which becomes a range; or such numbers of named pools."""
     if value is None:
         return None
+    if "=" in value:
+        return _read_pools(value, ranges=ranges)
     first, dots, last = value.partition("..")
     parts = [first, last] if dots else [first]
     if not all(re.fullmatch(r"-?[0-9]{1,12}", part) for part in parts):
@@ -94,15 +99,30 @@ def _read_nodes(value: str | None, *, ranges: bool) -> int | range | None:
     return range(counts[0], counts[1] + 1)
 
 
-def nodes_option(*, ranges: bool) -> Callable[[Any], Any]:
-    """`--nodes N`, and with `ranges` also `--nodes A..B`."""
+def _read_pools(value: str, *, ranges: bool) -> dict[str, range]:
+    """Hosts of pools, as in `old=2,new=1..8`."""
+    found: dict[str, range] = {}
+    for part in value.split(","):
+        name, _, count = part.strip().partition("=")
+        hosts = _read_nodes(count, ranges=ranges) if "=" not in count else None
+        if not name or name in found or not isinstance(hosts, int | range):
+            raise click.BadParameter(f"{value!r}: write the hosts of each pool once, as in old=2,new=4")
+        found[name] = range(hosts, hosts + 1) if isinstance(hosts, int) else hosts
+    if math.prod(map(len, found.values())) > _MOST_SIZES_OF_POOLS:
+        raise click.BadParameter(f"{value!r}: at most {_MOST_SIZES_OF_POOLS} sizes of a mixed cluster are compared")
+    return found
 
-    def read(ctx: click.Context, param: click.Parameter, value: str | None) -> int | range | None:  # noqa: ARG001
+
+def nodes_option(*, ranges: bool) -> Callable[[Any], Any]:
+    """`--nodes N`, and with `ranges` also `--nodes A..B`; on a mixed cluster `--nodes POOL=N` or `POOL=A..B`."""
+
+    def read(ctx: click.Context, param: click.Parameter, value: str | None) -> Any:  # noqa: ARG001
         return _read_nodes(value, ranges=ranges)
 
     hosts = "Hosts, or A..B to compare sizes" if ranges else "Hosts"
-    metavar = "N | A..B" if ranges else "N"
-    return click.option("--nodes", callback=read, metavar=metavar, help=f"{hosts}; overrides the cluster's own count.")
+    metavar = "N | A..B | POOL=..." if ranges else "N | POOL=N"
+    words = f"{hosts}; overrides the cluster's own count. On a mixed cluster those of its pools, as in old=2,new=4."
+    return click.option("--nodes", callback=read, metavar=metavar, help=words)
 
 
 def file_option(*names: str, help: str) -> Callable[[Any], Any]:  # noqa: A002 - click's own name

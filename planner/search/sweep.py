@@ -5,39 +5,45 @@ from __future__ import annotations
 import bisect
 import math
 from dataclasses import dataclass, replace
-from itertools import groupby
+from itertools import groupby, product
 from typing import TYPE_CHECKING
 
 from planner.cost.estimate import estimate
+from planner.cost.run import billed_devices, devices_in_use
+from planner.errors import InputError
 from planner.search.best_first import best_first
 from planner.search.candidate import TIE
 from planner.search.objectives import Staircase
 from planner.search.reporter import Reporter
-from planner.search.search import check_constraints, layout_of
+from planner.search.search import check_constraints, fastest_layout, layout_of
+from planner.specs.job import each_pool
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from planner.layout import Layout
     from planner.search.candidate import Choice
     from planner.search.constraints import Constraints
     from planner.specs.cluster import ClusterSpec
-    from planner.specs.job import Job
+    from planner.specs.job import AnyJob, Job, MixedJob
 
-__all__ = ["Point", "Sweep", "sweep"]
+__all__ = ["Point", "Sweep", "sweep", "sweep_pools"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Point:
     """The fastest layout of a cluster of `hosts` hosts, the smallest one for which it is that.
 
-    Devices that it leaves idle are not counted in `device_seconds` of a step, to which any price is proportional.
+    pools: of a mixed cluster the hosts of each pool, which are `hosts` together. billed_devices: devices in use, each
+    as many of the cheapest pool as its price would pay for.
     """
 
     hosts: int
     layout: Layout
     step_seconds: float
     peak_bytes: float
+    billed_devices: float
+    pools: tuple[int, ...] = ()
 
     @property
     def num_devices(self) -> int:
@@ -46,21 +52,27 @@ class Point:
 
     @property
     def device_seconds(self) -> float:
-        """Devices times seconds of a step: what the step costs, but for the price."""
-        return self.num_devices * self.step_seconds
+        """Devices times seconds of a step: what the step costs, but for the price. Idle devices are not counted."""
+        return self.billed_devices * self.step_seconds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sweep:
     """What each size of cluster is good for.
 
-    sizes: for each number of hosts the fastest layout, None where nothing fits: what a search at that size finds.
-    front: layouts that no other beats in step time, cost and devices at once, fewest devices first. It holds the
-    fastest layout, the cheapest one, and for any deadline the one with the fewest devices.
+    sizes: for each number of hosts (of each pool, on a mixed cluster) the fastest layout, None where nothing fits: what
+    a search at that size finds. front: layouts that no other beats in step time, cost and devices at once, fewest
+    devices first. On a cluster of one kind it holds the fastest layout, the cheapest one, and for any deadline the one
+    with the fewest devices; on a mixed one the front is of the fastest layouts of each size.
     """
 
-    sizes: tuple[tuple[int, Point | None], ...]
+    sizes: tuple[tuple[int | tuple[int, ...], Point | None], ...]
     front: tuple[Point, ...]
+
+    @property
+    def fastest(self) -> Point | None:
+        """The point of the shortest step; None where nothing fits."""
+        return min(self.front, key=lambda point: (point.step_seconds, point.num_devices), default=None)
 
     @property
     def cheapest(self) -> Point | None:
@@ -84,7 +96,7 @@ def sweep(job: Job, constraints: Constraints, hosts: Sequence[int], reporter: Re
     check_constraints(job, constraints)
     sized = [(count, _with_hosts(job, count)) for count in sorted(set(hosts))]
     num_first = sized[0][1].cluster.num_devices
-    sizes: list[tuple[int, Point | None]] = []
+    sizes: list[tuple[int | tuple[int, ...], Point | None]] = []
     points: list[Point] = []
     for _, alike in groupby(sized, key=lambda each: _geometry(each[1].cluster)):
         group = list(alike)
@@ -96,6 +108,56 @@ def sweep(job: Job, constraints: Constraints, hosts: Sequence[int], reporter: Re
             fitting = bisect.bisect_right(worlds, sized_job.cluster.num_devices)
             sizes.append((count, stairs[fitting - 1] if fitting else None))
     return Sweep(sizes=tuple(sizes), front=_undominated(points))
+
+
+def sweep_pools(
+    job: MixedJob, constraints: Constraints, hosts: Mapping[str, Sequence[int]], reporter: Reporter | None = None
+) -> Sweep:
+    """The fastest layout for every combination of hosts of the named pools, the others staying as they are.
+
+    Each size is a search of its own: what fits on one mixture says nothing of another. Optima are the dynamic
+    program's.
+
+    Raises:
+        InputError: no size has a legal layout under the constraints.
+    """
+    check_constraints(job, constraints)
+    own = [hosts.get(pool.cluster.name, (pool.cluster.hosts,)) for pool in job.pools]
+    sizes: list[tuple[int | tuple[int, ...], Point | None]] = []
+    refused: InputError | None = None
+    for counts in product(*own):
+        try:
+            sizes.append((counts, _point_of_pools(job, constraints, counts, reporter)))
+        except InputError as error:
+            refused = error
+            sizes.append((counts, None))
+    points = [point for _, point in sizes if point]
+    if refused and not points:
+        raise refused
+    return Sweep(sizes=tuple(sizes), front=_best_in_something(points))
+
+
+def _point_of_pools(
+    job: MixedJob, constraints: Constraints, counts: tuple[int, ...], reporter: Reporter | None
+) -> Point | None:
+    of_pool = {pool.cluster.name: count for pool, count in zip(job.pools, counts, strict=True)}
+    sized = each_pool(job, lambda pool: _with_hosts(pool, of_pool[pool.cluster.name]))
+    found = fastest_layout(sized, constraints, reporter)
+    return found and replace(_point(sized, found[0]), hosts=sum(counts), pools=counts)
+
+
+def _best_in_something(points: Sequence[Point]) -> tuple[Point, ...]:
+    """Points that no other beats in devices, cost and seconds at once; of equal ones that with fewest hosts."""
+    front: list[Point] = []
+    for point in sorted(points, key=lambda p: (p.num_devices, p.device_seconds, p.step_seconds, p.hosts)):
+        worse = (
+            each.step_seconds <= point.step_seconds * (1 + TIE)
+            and each.device_seconds <= point.device_seconds * (1 + TIE)
+            for each in front
+        )
+        if not any(worse):
+            front.append(point)
+    return tuple(front)
 
 
 def _with_hosts(job: Job, hosts: int) -> Job:
@@ -126,10 +188,16 @@ def _staircase(job: Job, constraints: Constraints, num_first: int, reporter: Rep
     return [_point(job, layout_of(found, choice)) for choice in steps]
 
 
-def _point(job: Job, layout: Layout) -> Point:
-    priced = estimate(job, layout)
-    hosts = -(-layout.world_size // job.cluster.devices_per_host)
-    return Point(hosts=hosts, layout=layout, step_seconds=priced.step_seconds, peak_bytes=priced.peak_bytes)
+def _point(job: AnyJob, layout: Layout) -> Point:
+    """The point of a layout, on as many hosts as it fills."""
+    priced, in_use = estimate(job, layout), devices_in_use(job.cluster, layout)
+    return Point(
+        hosts=sum(-(-count // cluster.devices_per_host) for cluster, count in in_use),
+        layout=layout,
+        step_seconds=priced.step_seconds,
+        peak_bytes=priced.peak_bytes,
+        billed_devices=billed_devices(job.cluster, job.training, layout),
+    )
 
 
 def _undominated(points: Sequence[Point]) -> tuple[Point, ...]:

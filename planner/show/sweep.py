@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Group
 from rich.text import Text
 
-from planner.cost.run import longest_step_seconds, price_of, whole_run
+from planner.cost.run import devices_in_use, longest_step_seconds, price_of, whole_run
 from planner.plan import layout_to_dict
 from planner.show.columns import Columns, assignments
 from planner.show.screen import clean, section, stack
 from planner.show.words import short_layout
+from planner.specs.job import Job, pools_of
 from planner.units import UNITS, format_count, format_seconds
 
 if TYPE_CHECKING:
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 
     from planner.cost.run import WholeRun
     from planner.search.sweep import Point, Sweep
-    from planner.specs.job import Job
+    from planner.specs.job import AnyJob
 
 __all__ = ["sweep_to_dict", "sweep_to_json", "sweep_view"]
 
@@ -30,13 +31,11 @@ _MOST_ROWS = 16
 _REFERENCE_TOKENS = 1_000_000_000  # a cost without a token budget is of so many tokens
 
 
-def sweep_view(job: Job, found: Sweep) -> Group:
+def sweep_view(job: AnyJob, found: Sweep) -> Group:
     """The front as a table, a long one thinned out, and which point is best at what."""
-    sizes = [hosts for hosts, _ in found.sizes]
     training = job.training
     head = Text.assemble((clean(job.model.name), "bold"))
-    head.append(f" on {sizes[0]:,} to {sizes[-1]:,} hosts of {job.cluster.devices_per_host} x ")
-    head.append(clean(f"{job.cluster.device.name} ({job.cluster.name})"))
+    head.append(f" on {clean(_sizes_words(job, found))}")
     batch = f"{training.global_batch_size:,} sequences of {training.sequence_length:,} tokens per step"
     head.append(f"\n{batch}, {training.precision}, engine {clean(job.engine.name)}", style="dim")
     if not found.front:
@@ -46,19 +45,45 @@ def sweep_view(job: Job, found: Sweep) -> Group:
     rows = [_row(job, point, ", ".join(words for other, words in best if other is point)) for point in shown]
     left = len(found.front) - len(shown)
     note = f"{left:,} points between them are left out, --json has all" if left else ""
-    header = ("hosts", "devices", "step", "run" if training.tokens else "tokens/s", "cost", "layout")
+    of_one_kind = isinstance(job, Job)
+    title = "Nothing else is faster, cheaper and smaller at once"
+    if not of_one_kind:
+        title = "The fastest of each size that no other beats in time, cost and devices at once"
+    header = (
+        "hosts" if of_one_kind else " + ".join(_pool_names(job)),
+        "devices",
+        "step",
+        "run" if training.tokens else "tokens/s",
+        "cost",
+        "layout",
+    )
     table = Columns(rows, right=(0, 1, 2, 3, 4), wrap=(5,), optional=(2,), header=header)
     return stack(
         head,
-        section("Nothing else is faster, cheaper and smaller at once", table, note=note),
+        section(title, table, note=note),
         Text(f"Cost: {_cost_words(job)}. {_explanation(found)}", style="dim"),
     )
 
 
-def _best_at(job: Job, found: Sweep) -> list[tuple[Point, str]]:
-    best = [(found.front[-1], "fastest"), (found.front[0], "fewest devices")]
-    if found.cheapest:
-        best.append((found.cheapest, "cheapest"))
+def _pool_names(job: AnyJob) -> list[str]:
+    return [clean(pool.cluster.name) for pool in pools_of(job)]
+
+
+def _sizes_words(job: AnyJob, found: Sweep) -> str:
+    """`4 to 64 hosts of 8 x h100 (dgx-h100)`, or those of each pool of a mixed cluster."""
+    columns = zip(*((hosts,) if isinstance(hosts, int) else hosts for hosts, _ in found.sizes), strict=True)
+    parts = []
+    for pool, counts in zip(pools_of(job), columns, strict=True):
+        least, most, cluster = min(counts), max(counts), pool.cluster
+        number = f"{least:,} to {most:,} hosts" if isinstance(job, Job) or most > least else f"{least:,} hosts"
+        parts.append(f"{number} of {cluster.devices_per_host} x {cluster.device.name} ({cluster.name})")
+    return ", ".join(parts)
+
+
+def _best_at(job: AnyJob, found: Sweep) -> list[tuple[Point, str]]:
+    best = [(found.front[0], "fewest devices")]
+    if found.fastest and found.cheapest:
+        best = [(found.fastest, "fastest"), *best, (found.cheapest, "cheapest")]
     in_time = found.fewest_within(longest_step_seconds(job.training))
     if in_time and job.training.deadline is not None:
         best.append((in_time, "fewest by the deadline"))
@@ -71,11 +96,11 @@ def _thinned(points: Sequence[Point], kept: Sequence[Point]) -> list[Point]:
     return [point for i, point in enumerate(points) if i % step == 0 or any(point is each for each in kept)]
 
 
-def _row(job: Job, point: Point, words: str) -> list[RenderableType]:
+def _row(job: AnyJob, point: Point, words: str) -> list[RenderableType]:
     run = _run(job, point)
     time = format_seconds(run.seconds) if run else format_count(_tokens_per_second(job, point))
     return [
-        f"{point.hosts:,}",
+        " + ".join(f"{hosts:,}" for hosts in point.pools or (point.hosts,)),
         f"{point.num_devices:,}",
         format_seconds(point.step_seconds),
         time,
@@ -84,36 +109,46 @@ def _row(job: Job, point: Point, words: str) -> list[RenderableType]:
     ]
 
 
-def _run(job: Job, point: Point) -> WholeRun | None:
-    in_use = ((job.cluster, point.num_devices),)
+def _run(job: AnyJob, point: Point) -> WholeRun | None:
+    in_use = devices_in_use(job.cluster, point.layout)
     return whole_run(job.model, job.training, step_seconds=point.step_seconds, in_use=in_use)
 
 
-def _tokens_per_second(job: Job, point: Point) -> float:
+def _tokens_per_second(job: AnyJob, point: Point) -> float:
     return job.training.global_batch_size * job.training.sequence_length / point.step_seconds
 
 
-def _cost(job: Job, point: Point) -> float:
+def _cost(job: AnyJob, point: Point) -> float:
     """US dollars of the run, or its device hours without a price; of a billion tokens without a budget."""
-    run, price = _run(job, point), price_of(job.cluster, job.training)
+    run, is_priced = _run(job, point), _is_priced(job)
     if run is not None:
-        return run.device_hours if run.usd is None else run.usd
-    per_token = point.num_devices / _tokens_per_second(job, point) / UNITS["seconds"]["h"]
-    return per_token * _REFERENCE_TOKENS * (1.0 if price is None else price)
+        return run.usd if is_priced and run.usd is not None else run.device_hours
+    in_use = devices_in_use(job.cluster, point.layout)
+    rate = sum(count * (price_of(pool, job.training) or 0.0 if is_priced else 1.0) for pool, count in in_use)
+    return rate / _tokens_per_second(job, point) / UNITS["seconds"]["h"] * _REFERENCE_TOKENS
 
 
-def _cost_words(job: Job) -> str:
-    unit = "device hours" if price_of(job.cluster, job.training) is None else "USD"
+def _is_priced(job: AnyJob) -> bool:
+    """Whether every pool has a price."""
+    return all(price_of(pool.cluster, job.training) is not None for pool in pools_of(job))
+
+
+def _cost_words(job: AnyJob) -> str:
+    unit = "USD" if _is_priced(job) else "device hours"
     return f"{unit} of the run" if job.training.tokens else f"{unit} for a billion tokens"
 
 
 def _explanation(found: Sweep) -> str:
     missing = [hosts for hosts, point in found.sizes if point is None]
-    words = "Found by the dynamic program; `--nodes N` proves one size. Idle devices of a host are not counted."
-    return f"{words} Nothing fits on fewer than {missing[-1] + 1:,} hosts." if missing else words
+    one = "--nodes POOL=N" if any(point.pools for point in found.front) else "--nodes N"
+    words = f"Found by the dynamic program; `{one}` proves one size. Idle devices of a host are not counted."
+    last = missing[-1] if missing else 0
+    if isinstance(last, tuple):
+        return f"{words} Nothing fits on {len(missing):,} of the {len(found.sizes):,} sizes."
+    return f"{words} Nothing fits on fewer than {last + 1:,} hosts." if missing else words
 
 
-def sweep_to_dict(job: Job, found: Sweep) -> dict[str, Any]:
+def sweep_to_dict(job: AnyJob, found: Sweep) -> dict[str, Any]:
     """The front and what each size finds, as plain data."""
     return {
         "format": 1,
@@ -123,14 +158,16 @@ def sweep_to_dict(job: Job, found: Sweep) -> dict[str, Any]:
         "engine": job.engine.name,
         "fits": bool(found.front),
         "front": [_point_to_dict(job, point) for point in found.front],
-        "sizes": [{"nodes": hosts, "plan": point and _point_to_dict(job, point)} for hosts, point in found.sizes],
+        "sizes": [
+            {"nodes": _nodes(job, hosts), "plan": point and _point_to_dict(job, point)} for hosts, point in found.sizes
+        ],
     }
 
 
-def _point_to_dict(job: Job, point: Point) -> dict[str, Any]:
+def _point_to_dict(job: AnyJob, point: Point) -> dict[str, Any]:
     run = _run(job, point)
     return {
-        "nodes": point.hosts,
+        "nodes": _nodes(job, point.pools or point.hosts),
         "num_devices": point.num_devices,
         "step_seconds": point.step_seconds,
         "tokens_per_second": _tokens_per_second(job, point),
@@ -143,6 +180,13 @@ def _point_to_dict(job: Job, point: Point) -> dict[str, Any]:
     }
 
 
-def sweep_to_json(job: Job, found: Sweep) -> str:
+def _nodes(job: AnyJob, hosts: int | tuple[int, ...]) -> int | dict[str, int]:
+    """Hosts, or those of each pool of a mixed cluster by its name."""
+    if isinstance(hosts, int):
+        return hosts
+    return dict(zip((pool.cluster.name for pool in pools_of(job)), hosts, strict=True))
+
+
+def sweep_to_json(job: AnyJob, found: Sweep) -> str:
     """`sweep_to_dict` as text."""
     return json.dumps(sweep_to_dict(job, found), indent=1, allow_nan=False) + "\n"

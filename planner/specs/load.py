@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -17,7 +18,7 @@ from planner.specs.engine import EngineSpec
 from planner.specs.huggingface import CONFIG_NAME, read_config
 from planner.specs.job import Job, MixedJob, job_on
 from planner.specs.model import ModelSpec
-from planner.specs.settings import apply_setting, with_value
+from planner.specs.settings import apply_setting, pool_names, with_value
 from planner.specs.text import did_you_mean, printable, quoted
 from planner.specs.training import TrainingSpec
 from planner.specs.validate import validate
@@ -194,7 +195,7 @@ def load_any_job(
     cluster: str,
     training: str | None = None,
     engine: str = "torch",
-    nodes: int | None = None,
+    nodes: int | Mapping[str, int] | None = None,
     gpus: int | None = None,
     sequence_length: int | None = None,
     global_batch_size: int | str | None = None,
@@ -209,6 +210,7 @@ def load_any_job(
 
     model, cluster: a shipped name or the path of a YAML file; a model also the path of a Hugging Face config.json
     or of its folder. training: the path of a YAML file.
+    nodes: hosts, or of a mixed cluster those of its pools by name.
     global_batch_size: a number of sequences, or a choice as `specs.batch` reads it.
     settings: `PATH=VALUE` changes, see `planner.specs.settings`.
     headroom: share of device memory that a plan leaves free.
@@ -219,6 +221,7 @@ def load_any_job(
         EnvironmentProblem: a file cannot be read.
     """
     mistakes = Mistakes()
+    hosts_of, nodes = (nodes, None) if isinstance(nodes, Mapping) else ({}, nodes)
     mistakes.check_sizes(nodes, gpus, headroom)
     trees = _read_trees(mistakes, model, cluster, training, engine)
     if cluster == LOCAL_CLUSTER and "cluster" in trees:
@@ -228,6 +231,8 @@ def load_any_job(
             mistakes.add(f"{LOCAL_CLUSTER} is this one machine", "--nodes", "--gpus N starts N processes on it")
     for setting in settings:
         trees = mistakes.attempt(apply_setting, setting, trees) or trees
+    for pool, hosts in hosts_of.items():
+        trees = mistakes.attempt(_with_hosts, trees, pool, hosts) or trees
     if nodes is not None and gpus is None:
         trees = _with_option(trees, "cluster", "hosts", nodes, "--nodes")
     trees = _with_option(trees, "training", "sequence_length", sequence_length, "--seq-len")
@@ -458,6 +463,16 @@ def _detected(cluster: Node, num_processes: int | None) -> Node:
     return cluster
 
 
+def _with_hosts(trees: Mapping[str, Node], pool: str, hosts: int) -> dict[str, Node]:
+    """The documents with so many hosts in a pool."""
+    known = pool_names(trees["cluster"]) if "cluster" in trees else [pool]
+    if pool not in known:
+        hint = did_you_mean(pool, known, otherwise=f"pools are {', '.join(known)}") if known else "write --nodes N"
+        why = f"unknown pool {quoted(pool)}" if known else "the cluster is of one kind and has no pools"
+        raise InputError(why, where=f"--nodes {printable(pool, 40)}={hosts}", hint=hint)
+    return apply_setting(f"{pool}.hosts={hosts}", trees, "--nodes")
+
+
 def _with_option(trees: dict[str, Node], document: str, key: str, value: Any, option: str) -> dict[str, Node]:
     if value is None or document not in trees:
         return trees
@@ -477,9 +492,7 @@ def checked_cluster(tree: Node, gpus: int | None) -> AnyCluster:
     sizes = {"--nodes": "hosts" in tree.data, "--gpus": gpus is not None}
     given = [option for option, is_given in sizes.items() if is_given]
     if given:
-        raise InputError(
-            NO_ONE_SIZE, where=given[0], hint="the hosts of each pool are its own, as in --set POOL.hosts=4"
-        )
+        raise InputError(NO_ONE_SIZE, where=given[0], hint="each pool has its own hosts, as in --nodes POOL=4")
     return validate(MixedClusterSpec, tree)
 
 

@@ -15,7 +15,7 @@ from planner.specs.yaml import Node, parse_value
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-__all__ = ["apply_setting", "value_at", "with_value"]
+__all__ = ["apply_setting", "pool_names", "value_at", "with_value"]
 
 _ROOTS = ("model", "cluster", "device", "training", "engine")
 _ENDS = ("within_node", "between_nodes")
@@ -68,7 +68,7 @@ def _path(text: str, where: str) -> tuple[str, ...]:
 def _resolve(path: tuple[str, ...], trees: Mapping[str, Node], where: str) -> tuple[str, tuple[str | int, ...]]:
     """The tree that a path begins in, and the steps inside it."""
     root, *rest = path
-    pools = _names(trees["cluster"].plain.get("pools")) if "cluster" in trees else []
+    pools = pool_names(trees["cluster"]) if "cluster" in trees else []
     if root == "device" and not pools:
         return "cluster", path
     if root in _ROOTS and root != "device":
@@ -106,6 +106,11 @@ def _in_link(path: Sequence[str], links: Sequence[str]) -> tuple[str | int, ...]
 def _links_of(cluster: Any) -> list[str]:
     """Names of a cluster's links."""
     return _names(cluster.get("links")) if isinstance(cluster, dict) else []
+
+
+def pool_names(cluster: Node) -> list[str]:
+    """Names of the pools of a cluster's document; none where it is of one kind."""
+    return _names(cluster.plain.get("pools"))
 
 
 def _names(entries: Any) -> list[str]:

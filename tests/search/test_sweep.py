@@ -13,13 +13,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from planner.cost.estimate import estimate
+from planner.cost.run import devices_in_use
 from planner.search.candidates import layout_at
 from planner.search.constraints import Constraints
 from planner.search.degrees import allowed_policies, legal_degrees
 from planner.search.objectives import Objective, Staircase
 from planner.search.search import NothingFits, search
-from planner.search.sweep import sweep
-from planner.specs.load import load_job
+from planner.search.sweep import sweep, sweep_pools
+from planner.specs.change import change_job
+from planner.specs.load import load_any_job, load_job
 
 FREE = Constraints()
 
@@ -127,3 +129,28 @@ def test_a_staircase_rules_out_what_a_list_of_all_layouts_does(first, layouts):
         for asked in range(1, 14):
             seen = [s for d, s in layouts[: index + 1] if max(d, first) <= max(asked, first)]
             assert stairs.cutoff_seconds(asked) == min(seen, default=np.inf)
+
+
+def test_sizes_of_a_mixed_cluster_are_what_searches_find_and_no_point_beats_another():
+    """Each size by a search of its own; the front by comparing every pair of them."""
+    job = load_any_job(
+        model="llama3-8b",
+        cluster="mixed-a100-h100",
+        sequence_length=2048,
+        global_batch_size=32,
+        settings=("a100.price=1 USD/h", "h100.price=3 USD/h"),
+    )
+    found = sweep_pools(job, Constraints(), {"a100": range(1, 4), "h100": range(1, 3)})
+    assert [hosts for hosts, _ in found.sizes] == [(a, h) for a in (1, 2, 3) for h in (1, 2)]
+    for (a100, h100), point in found.sizes:
+        alone = search(change_job(job, f"a100.hosts={a100},h100.hosts={h100}"), Constraints())
+        assert point.step_seconds == pytest.approx(alone.step_seconds, rel=1e-9)
+        spent = sum({"a100": 1, "h100": 3}[pool.name] * n for pool, n in devices_in_use(alone.cluster, point.layout))
+        assert point.device_seconds == pytest.approx(spent * point.step_seconds)
+    points = [point for _, point in found.sizes]
+    values = [(each.num_devices, each.device_seconds, each.step_seconds) for each in points]
+    pairs = itertools.product(values, values)
+    beaten = {own for other, own in pairs if other != own and np.all(np.array(other) <= np.array(own))}
+    best = set(values) - beaten
+    assert {(each.num_devices, each.device_seconds, each.step_seconds) for each in found.front} == best
+    assert found.fastest.step_seconds == min(each.step_seconds for each in points)

@@ -444,7 +444,9 @@ def test_a_sweep_marks_what_is_best_and_thins_what_is_long(plan, golden) -> None
     for hosts in range(1, 41):
         layout = replace(plan.layout, tp=8, pp=1, dp=hosts, layers_per_stage=(95,), recompute=("none",))
         seconds = 4000 / (8 * hosts) * (1 + abs(hosts - 11) / 100)
-        points.append(Point(hosts=hosts, layout=layout, step_seconds=seconds, peak_bytes=7e10))
+        points.append(
+            Point(hosts=hosts, layout=layout, step_seconds=seconds, peak_bytes=7e10, billed_devices=8 * hosts)
+        )
     found = Sweep(sizes=((1, None), *((point.hosts, point) for point in points[1:])), front=tuple(points[1:]))
     text = to_text(sweep_view(job, found), Screen(width=100))
     golden("sweep.txt", text)

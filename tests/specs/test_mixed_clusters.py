@@ -89,6 +89,36 @@ def test_a_mixed_cluster_has_no_one_size(options, why, cluster_file):
     assert caught.value.mistakes[0].where == why
 
 
+def test_the_hosts_of_pools_are_given_by_name(cluster_file):
+    found = job_on(cluster_file, nodes={"new": 3, "old": 1})
+    assert [pool.cluster.hosts for pool in found.pools] == [1, 3]
+    for model_cluster, nodes, why in (
+        (str(cluster_file), {"odl": 2}, "unknown pool `odl`"),
+        (str(cluster_file), {"old": 0}, "must be at least 1"),
+        ("dgx-h100", {"old": 2}, "no pools"),
+    ):
+        with pytest.raises(InputError, match=why):
+            load_any_job(model="llama3-8b", cluster=model_cluster, global_batch_size=16, nodes=nodes)
+
+
+WORKLOAD = ("--seq-len", "2048", "--global-batch", "16")
+
+
+def test_sizes_of_pools_are_compared_on_the_command_line(cluster_file, capsys):
+    command = ["plan", "llama3-8b", str(cluster_file), *WORKLOAD, "--nodes", "old=1,new=1..2"]
+    assert main(command) == 0
+    assert "old + new" in capsys.readouterr().out
+    assert main([*command, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert [each["nodes"] for each in found["sizes"]] == [{"old": 1, "new": 1}, {"old": 1, "new": 2}]
+
+
+@pytest.mark.parametrize("nodes", ["old=", "old=1,old=2", "=2", "old=a", "old=1..999", "old=1=2", "old=2..1"])
+def test_hosts_of_pools_that_cannot_be_read_are_refused(nodes, cluster_file, capsys):
+    assert main(["plan", "llama3-8b", str(cluster_file), *WORKLOAD, "--nodes", nodes]) == 2
+    assert "--nodes" in capsys.readouterr().err
+
+
 def test_a_precision_has_to_be_one_of_every_pool(cluster_file):
     assert job_on(cluster_file).training.precision == "bf16"
     with pytest.raises(InputError, match="a100-80gb does not compute in fp8"):
