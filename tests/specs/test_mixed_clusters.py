@@ -252,3 +252,38 @@ def test_each_host_gets_the_ranks_of_its_pool(mixed_plan, tmp_path, capsys):
     assert main(["emit", str(path)]) == 0
     lines = capsys.readouterr().out.splitlines()  # 8 ranks of stages 0 and 1 on one old host, 4 of stage 2 on a new one
     assert [f"--nproc-per-node={count}" in line for line, count in zip(lines, (8, 4), strict=True)] == [True, True]
+
+
+DEAD_GPU = """\
+name: dead-gpu
+pools:
+  - {name: whole, cluster: dgx-a100, hosts: 2}
+  - {name: broken, cluster: dgx-a100, devices_per_host: 7}
+between: {name: infiniband, spans: cluster, bandwidth: 25 GB/s, latency: 8 us, kind: fat-tree}
+"""
+
+
+@pytest.mark.parametrize(
+    ("cluster", "options", "num_devices"),
+    [
+        ("dgx-a100", ["--nodes", "7"], 56),
+        ("dgx-a100", ["--nodes", "2", "--set", "cluster.devices_per_host=6"], 12),
+        ("dead-gpu.yaml", [], 23),
+        ("dead-gpu.yaml", ["--pin", "pools=whole/broken"], 23),
+    ],
+)
+def test_odd_clusters_from_the_document_to_the_command_of_each_host(
+    cluster, options, num_devices, tmp_path, capsys, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "dead-gpu.yaml").write_text(DEAD_GPU)
+    batch = ["--seq-len", "1024", "--global-batch", "84"]
+    assert main(["plan", "llama3.2-1b", cluster, *batch, *options, "--json", "-o", "plan.json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    used = plan_from_json((tmp_path / "plan.json").read_text()).layout.world_size
+    assert found["idle_devices"] == num_devices - used
+    assert bool(found["idle_reason"]) == (used < num_devices)
+    assert main(["emit", "plan.json"]) == 0
+    commands = [line for line in capsys.readouterr().out.splitlines() if line.startswith("torchrun")]
+    assert sum(int(line.partition("--nproc-per-node=")[2].split()[0]) for line in commands) == used
+    assert main(["explain", "plan.json", "--collectives"]) == 0
