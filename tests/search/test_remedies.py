@@ -10,7 +10,8 @@ from planner.search.constraints import Constraints
 from planner.search.least_memory import least_peak, within_share
 from planner.search.remedies import lifted_pins, remedies
 from planner.search.search import NothingFits, search
-from planner.specs.load import load_job
+from planner.specs.change import change_job
+from planner.specs.load import load_any_job, load_job
 
 
 def job(nodes=2, **options):
@@ -95,3 +96,21 @@ def test_offload_is_named_where_it_helps_and_a_pin_asks_for_it():
     assert pinned.layout == allowed.layout
     assert search(asked, Constraints.parse(["offload!=none"], [])).layout.offload == found.layout.offload
     assert not [each for each in remedies(job(cluster="hgx-mi300x", nodes=1), PINNED) if "offload" in each.change]
+
+
+def test_on_a_mixed_cluster_hosts_of_each_pool_are_tried():
+    settings = ("a100.device.memory=9GiB", "h100.device.memory=10GiB")
+    mixed = load_any_job(
+        model="llama3-8b", cluster="mixed-a100-h100", global_batch_size=32, sequence_length=2048, settings=settings
+    )
+    pins = Constraints.parse(["tp=8,recompute=full"])
+    assert isinstance(search(mixed, pins), NothingFits)
+    found = remedies(mixed, pins)
+    for pool in ("a100", "h100"):
+        remedy = find(found, f"hosts of {pool} instead of 1")
+        hosts = int(remedy.change.split()[0])
+        at_least = search(change_job(mixed, f"{pool}.hosts={hosts}"), pins)
+        assert remedy.step_seconds == pytest.approx(at_least.step_seconds)
+        assert hosts == 2 or isinstance(search(change_job(mixed, f"{pool}.hosts={hosts - 1}"), pins), NothingFits)
+    (lifted,) = [each for each in lifted_pins(mixed, pins) if each.constraint == "tp=8"]
+    assert (lifted.remedy is None) == (lifted.least.share > 1)
