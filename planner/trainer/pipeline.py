@@ -76,7 +76,6 @@ class Accumulation:
         self.part, self.loss = part, loss
         self.microbatch_size, self.zero = plan.layout.mbs, plan.layout.zero
         self.loss_context = _loss_context(plan)
-        self.prepared_for_last: bool | None = None
 
     def forward_backward(self, tokens: Tensor, targets: Tensor, starts: Tensor | None = None) -> Tensor:
         """See `Executor`."""
@@ -93,11 +92,7 @@ class Accumulation:
         return total
 
     def _prepare(self, *, last: bool) -> None:
-        """Tell FSDP2 what this microbatch does; it visits every module for that, so only where something changes."""
-        if last is self.prepared_for_last:
-            return
         assert isinstance(self.part, FSDPModule)
-        self.prepared_for_last = last
         self.part.set_is_last_backward(last)
         self.part.set_requires_gradient_sync(last or self.zero >= 2)
         self.part.set_requires_all_reduce(last)
