@@ -420,7 +420,7 @@ class _UniformSearch(_Search[Job]):
         if self._constraints.per_chunk("layers_per_stage") or self._constraints.per_chunk("recompute"):
             return
         seconds = even_split_seconds(self._job, degrees, allowed_policies(self._job, self._constraints, degrees))
-        for position in np.flatnonzero(seconds <= self._cutoff(degrees)).tolist():
+        for position in np.flatnonzero(np.isfinite(seconds) & (seconds <= self._cutoff(degrees))).tolist():
             self._add(degrees.take(position), float(seconds[position]))
 
 

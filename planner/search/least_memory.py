@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 __all__ = ["LeastPeak", "least_peak", "within_bytes", "within_share"]
 
+_MOST_AT_ONCE: Final = 64  # configurations
 _NO_LIMIT: Final = 1e6  # times what a plan may use; more than any stage needs, and finite
 
 
@@ -62,35 +63,40 @@ def least_peak(job: AnyJob, constraints: Constraints) -> LeastPeak:
         InputError: no legal layout exists under the constraints.
     """
     policies = [POLICIES.index(p) for p in job.engine.recompute]
-    waiting: list[tuple[float, DegreeArrays, int]] = []
-    for degrees in legal_degrees(job, constraints, with_replicas=False):
-        shares = [least_stage_bytes(pool, degrees, policies) / pool.memory_limit_bytes for pool in pools_of(job)]
-        waiting += [(float(bound), degrees, i) for i, bound in enumerate(np.minimum.reduce(shares))]
-    waiting.sort(key=lambda entry: entry[0])
+    blocks = list(legal_degrees(job, constraints, with_replicas=False))
+    shares = [
+        [least_stage_bytes(pool, degrees, policies) / pool.memory_limit_bytes for pool in pools_of(job)]
+        for degrees in blocks
+    ]
+    bounds = np.concatenate([np.minimum.reduce(of_pools) for of_pools in shares])
+    block = np.repeat(np.arange(len(blocks)), [len(degrees) for degrees in blocks])
+    row = np.concatenate([np.arange(len(degrees)) for degrees in blocks])
+    order, first, size = np.argsort(bounds, kind="stable"), 0, 1
     best = LeastPeak(num_bytes=math.inf, limit_bytes=1.0)
-    for bound, degrees, i in waiting:
-        if bound >= best.share:
-            break
-        found = _least_of(job, constraints, degrees.take(slice(i, i + 1)), best.share)
-        best = min(best, found, key=lambda peak: peak.share)
+    while first < len(order) and bounds[order[first]] < best.share:
+        part = order[first : first + size]
+        for number in np.unique(block[part]).tolist():
+            some = blocks[number].take(row[part[block[part] == number]])
+            best = min(best, _least_of(job, constraints, some, best.share), key=lambda peak: peak.share)
+        first, size = first + size, min(2 * size, _MOST_AT_ONCE)
     return best
 
 
-def _least_of(job: AnyJob, constraints: Constraints, one: DegreeArrays, most_share: float) -> LeastPeak:
-    """The least peak of one configuration, wherever its stages live; infinite where none is below `most_share`."""
-    policies = allowed_policies(job, constraints, one)
+def _least_of(job: AnyJob, constraints: Constraints, some: DegreeArrays, most_share: float) -> LeastPeak:
+    """The least peak of some configurations, wherever their stages live; infinite where none is below `most_share`."""
+    policies = allowed_policies(job, constraints, some)
     if not isinstance(job, Job):
         within = within_share(job, min(most_share, _NO_LIMIT))
         assert not isinstance(within, Job)
-        one, _ = placed(within, one, policies, constraints, np.full(len(one), np.inf))
-        policies = allowed_policies(job, constraints, one)
+        some, _ = placed(within, some, policies, constraints, np.full(len(some), np.inf))
+        policies = allowed_policies(job, constraints, some)
     best = LeastPeak(num_bytes=math.inf, limit_bytes=1.0)
     limits = np.array([pool.memory_limit_bytes for pool in pools_of(job)])
-    candidates = price_candidates(within_share(job, _NO_LIMIT), one, policies, constraints=constraints)
+    candidates = price_candidates(within_share(job, _NO_LIMIT), some, policies, constraints=constraints)
     for row, candidate in enumerate(candidates):
-        degrees = one.take(row)
+        degrees = some.take(row)
         shape = stage_of(job, index=candidate.stage, num_layers=candidate.layers, policy=candidate.policy)
-        pool = placements_of(job, one).pool_of(np.full_like(candidate.stage, row), candidate.stage)
+        pool = placements_of(job, some).pool_of(np.full_like(candidate.stage, row), candidate.stage)
         num_bytes = by_pool(job, pool, partial(stage_bytes, layout=degrees, stage=shape))
         shares = np.broadcast_to(num_bytes, pool.shape) / limits[pool]
         share = _least_maximum(candidate, shares)

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 __all__ = [
     "OBJECTIVES",
     "THROUGHPUT",
+    "AnyLayout",
     "BestCuts",
     "Incumbents",
     "Objective",
@@ -133,6 +134,25 @@ class BestCuts:
             self._ranks[cut] = rank
             if len(self._ranks) >= self._places:
                 self._last = sorted(self._ranks.values())[self._places - 1]
+
+
+class AnyLayout:
+    """Any layout will do: once there is one, nothing else is wanted."""
+
+    def __init__(self) -> None:
+        self.found = False
+
+    def cutoff_seconds(self, num_devices: Any) -> Any:
+        """No bound, then none that is met; broadcasts."""
+        return np.full(np.shape(num_devices), -math.inf if self.found else math.inf)
+
+    def order(self, seconds: Any, num_devices: Any) -> Any:
+        """By the step time; broadcasts."""
+        return seconds + 0 * num_devices
+
+    def add(self, degrees: Degrees, num_devices: int, seconds: float) -> None:  # noqa: ARG002 - of `Incumbents`
+        """A layout has been found."""
+        self.found = True
 
 
 class Staircase:

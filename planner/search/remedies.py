@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from planner.errors import InputError
 from planner.search.degrees import offloads_of
 from planner.search.least_memory import LeastPeak, least_peak
-from planner.search.search import Reporter, fastest_layout
+from planner.search.search import Reporter, fastest_layout, fits
 from planner.specs.job import Job, each_pool, pools_of, with_training
 
 if TYPE_CHECKING:
@@ -35,8 +35,8 @@ class Remedy:
 class LiftedPin:
     """What one pin or forbidden combination costs: what is possible without it.
 
-    remedy: the fastest layout without it, where one fits. least: what the fullest stage needs at least without it; None
-    where no legal layout is left.
+    remedy: the fastest layout without it, where one fits; else least: what the fullest stage needs at least without it,
+    None where no legal layout is left.
     """
 
     constraint: str
@@ -73,14 +73,12 @@ def lifted_pins(job: AnyJob, constraints: Constraints, reporter: Reporter | None
     for index, combination in enumerate(constraints.forbidden):
         left = (*constraints.forbidden[:index], *constraints.forbidden[index + 1 :])
         without.append((f"forbidden {','.join(map(str, combination))}", replace(constraints, forbidden=left)))
-    return tuple(
-        LiftedPin(
-            constraint=constraint,
-            remedy=_solved(f"without {constraint}", job, looser, reporter),
-            least=_least_peak(job, looser),
-        )
-        for constraint, looser in without
-    )
+    found = []
+    for constraint, looser in without:
+        remedy = _solved(f"without {constraint}", job, looser, reporter)
+        least = None if remedy else _least_peak(job, looser)
+        found.append(LiftedPin(constraint=constraint, remedy=remedy, least=least))
+    return tuple(found)
 
 
 def _solved(change: str, job: AnyJob, constraints: Constraints, reporter: Reporter) -> Remedy | None:
@@ -123,8 +121,10 @@ def _more_hosts(job: AnyJob, number: int, constraints: Constraints) -> Iterator[
 
 
 def _fits(job: AnyJob, constraints: Constraints) -> bool:
-    least = _least_peak(job, constraints)
-    return least is not None and least.share <= 1
+    try:
+        return fits(job, constraints)
+    except InputError:  # no legal layout on so many hosts
+        return False
 
 
 def _on_hosts(job: AnyJob, number: int, hosts: int) -> AnyJob:

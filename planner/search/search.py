@@ -25,7 +25,7 @@ from planner.search.footprint import NothingFits, smallest_footprint
 from planner.search.least_memory import least_peak, within_share
 from planner.search.legality import broken_rules
 from planner.search.near_ties import runner_up, simplest, why_simpler
-from planner.search.objectives import THROUGHPUT, BestCuts, Objective, Rank, cut_of
+from planner.search.objectives import THROUGHPUT, AnyLayout, BestCuts, Objective, Rank, cut_of
 from planner.search.placements import most_layers_on, pools_of_stages
 from planner.search.reporter import Reporter
 from planner.search.solve import AGREEMENT, Solution, solve
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 _LISTS = ("layers_per_stage", "recompute")  # pins with an entry for each chunk
 
-__all__ = ["Constraints", "NothingFits", "Reporter", "fastest_layout", "plan_for_layout", "search"]
+__all__ = ["Constraints", "NothingFits", "Reporter", "fastest_layout", "fits", "plan_for_layout", "search"]
 
 
 def plan_for_layout(job: AnyJob, layout: Layout) -> Plan:
@@ -248,6 +248,17 @@ def fastest_layout(
         return None
     best = min(found.choices, key=lambda choice: (_rank(found, objective, choice), choice.candidate))
     return layout_of(found, best), best.objective_seconds
+
+
+def fits(job: AnyJob, constraints: Constraints) -> bool:
+    """Whether any layout fits; the search ends with the first one.
+
+    Raises:
+        InputError: no legal layout exists under the constraints.
+    """
+    any_layout = AnyLayout()
+    best_first(job, constraints, any_layout, Reporter())
+    return any_layout.found
 
 
 def check_constraints(job: AnyJob, constraints: Constraints) -> None:
