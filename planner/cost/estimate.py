@@ -17,20 +17,29 @@ from planner.cost.prices import (
     chunk_seconds,
     exchange_parts,
     exchange_share,
+    interleaving_terms,
     layout_prices,
     num_microbatches,
     stage_bytes,
     stage_prices,
 )
-from planner.cost.schedule import EXECUTED, bubble_of, bubble_seconds, steady_seconds
+from planner.cost.schedule import (
+    EXECUTED,
+    bubble_of,
+    bubble_seconds,
+    exists,
+    interleaved_bubble_seconds,
+    steady_seconds,
+)
 from planner.cost.simulate import Timeline, simulate
 from planner.cost.stage import by_pool, pool_indices, stage_of, stages_of
-from planner.layout import offloads_optimizer
+from planner.layout import balanced_chunks, offloads_optimizer
 from planner.specs.job import pools_of
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from planner.cost.stage import Stage
     from planner.layout import Degrees, Layout
     from planner.specs.engine import Schedule
     from planner.specs.job import AnyJob, Job
@@ -42,6 +51,10 @@ _BUBBLE: Final[dict[Schedule, tuple[str, str]]] = {
     "zb-h1": ("end of the executed schedule - m * slowest stage's seconds", "Qi et al., Zero Bubble (2023)"),
     "zbv": ("end of the executed schedule - m * slowest stage's seconds", "Qi et al., Zero Bubble (2023)"),
     "dualpipev": ("end of the executed schedule - m * slowest stage's seconds", "DeepSeek, DualPipe (README)"),
+    "interleaved": (
+        "(sum of the stages' seconds at their largest chunk - pace) / v + m * (pace - slowest stage's)",
+        "Narayanan et al. (SC 2021), section 2.2; chunks that differ: derived, tested against execution",
+    ),
     "pipedream": ("0: the pipeline is never drained", "Narayanan et al., PipeDream (SOSP 2019)"),
 }
 _BUBBLE_OF_OTHERS: Final = (
@@ -104,7 +117,8 @@ def estimate(job: AnyJob, layout: Layout) -> Estimate:
 
     The step is m t_max + bubble + the longest tail (PipeDream: a tail after every microbatch). Its lines are those of
     the slowest stage and of the stage with the longest tail. The bubble of GPipe, 1F1B and interleaved stages is the
-    closed form, which the search minimises; `timeline` executes them.
+    closed form, which the search minimises; `timeline` executes them. Interleaved chunks that the search would not make
+    (stages cut into chunks that differ by more than one layer, or with smaller ones first) are executed.
 
     Source: schedule.py.
     """
@@ -123,11 +137,11 @@ def estimate(job: AnyJob, layout: Layout) -> Estimate:
         for r in range(layout.pp)
     )
     prices, executed = layout_prices(job, layout), None
-    if layout.schedule in EXECUTED:
+    if layout.schedule in EXECUTED or _has_chunks_of_its_own(job, layout):
         executed = timeline(job, layout)
         prices = _with_hidden_exchanges(job, layout, prices, executed)
     work = float(steady_seconds(num_microbatches(job, layout), np.max(prices.microbatch_seconds)))
-    bubble = max(0.0, executed.seconds - work) if executed else _bubble_seconds(job, layout, prices)
+    bubble = max(0.0, executed.seconds - work) if executed else _bubble_seconds(job, layout, prices, stages)
     time = _time_lines(job, layout, prices, bubble)
     step_seconds = float(total_exposed_seconds(time))
     tokens = job.training.global_batch_size * job.training.sequence_length
@@ -144,6 +158,15 @@ def estimate(job: AnyJob, layout: Layout) -> Estimate:
         hfu=mfu * (1.0 + _recomputed_share(job, layout)),
         tokens_per_second_per_device=tokens / (step_seconds * layout.world_size),
     )
+
+
+def _has_chunks_of_its_own(job: AnyJob, layout: Layout) -> bool:
+    """Whether an interleaved schedule exists, whose stages are cut into chunks in another way than the search's."""
+    m = layout.num_microbatches(job.training.global_batch_size)
+    if layout.schedule != "interleaved" or not exists(layout.schedule, layout.pp, m, layout.interleave):
+        return False
+    of_stages = tuple(layout.layers_of_stage(stage) for stage in range(layout.pp))
+    return layout.layers_per_stage != balanced_chunks(of_stages, layout.interleave)
 
 
 def _of_stage(lines: tuple[MemoryLine, ...], stage: int, pp: int) -> tuple[MemoryLine, ...]:
@@ -226,8 +249,12 @@ def _share(part: Any, whole: Any, num_chunks: int) -> NDArray[np.float64]:
     return share
 
 
-def _bubble_seconds(job: AnyJob, layout: Layout, prices: StagePrices) -> float:
+def _bubble_seconds(job: AnyJob, layout: Layout, prices: StagePrices, stages: Stage) -> float:
     passes, m = prices.passes, num_microbatches(job, layout)
+    if layout.schedule == "interleaved":
+        seconds = np.broadcast_to(prices.microbatch_seconds, (layout.pp,))
+        fill, room = (np.broadcast_to(each, (layout.pp,)) for each in interleaving_terms(job, layout, stages, prices))
+        return float(interleaved_bubble_seconds(seconds, fill, room, m, layout.interleave))
     forward, backward_input, backward_weight = (
         np.broadcast_to(each, layout.pp) for each in (passes.forward, passes.backward_input, passes.backward_weight)
     )

@@ -41,6 +41,7 @@ __all__ = [
     "activation_terms",
     "allocator_share",
     "device_activation_bytes",
+    "held_of_stage",
     "host_lines",
     "host_state_bytes_per_param",
     "kept_activation_bytes",
@@ -293,10 +294,25 @@ def offloaded_activation_bytes(job: Job, layout: Degrees, stage: Stage, num_micr
 
 def _at_peak(job: Job, layout: Degrees, stage: Stage, num_microbatches: Any, besides: Any) -> Any:
     """Bytes that layers keep, and `besides` them for each microbatch, over all microbatches at the fullest moment."""
-    moments = held_microbatches(layout.schedule, layout.pp, stage.index, num_microbatches, layout.interleave)
+    moments = held_of_stage(layout, stage, num_microbatches)
     kept, whole = kept_activation_bytes(job, layout, stage)
     stored = [before * (kept + besides) + waiting * whole for before, waiting in moments]
     return np.maximum.reduce(np.broadcast_arrays(*stored))
+
+
+def held_of_stage(layout: Degrees, stage: Stage, num_microbatches: Any) -> tuple[tuple[Any, Any], ...]:
+    """What a stage holds in the moments that can be its fullest, in microbatches through all of its layers.
+
+    Of an interleaved stage whose chunks differ as if all were its largest: in steady state the first chunks are
+    entered while the last ones are left, so that it is mostly the larger ones that are held.
+
+    Source: `planner.cost.schedule.held_microbatches`; chunks that differ: tested against executed schedules.
+    """
+    moments = held_microbatches(layout.schedule, layout.pp, stage.index, num_microbatches, layout.interleave)
+    if stage.largest_chunk is None:
+        return moments
+    share = layout.interleave * stage.largest_chunk / stage.num_layers
+    return tuple((before * share, waiting * share) for before, waiting in moments)
 
 
 def kept_activation_bytes(job: Job, layout: Degrees, stage: Stage) -> tuple[Any, Any]:

@@ -14,6 +14,7 @@ from planner.cost.ledger import LineName, total_bytes
 from planner.cost.memory import host_lines, memory_lines, whole_gradients
 from planner.cost.offload import host_copy_seconds, host_update_seconds
 from planner.cost.optimizers import newton_schulz_seconds, optimizer_seconds
+from planner.cost.schedule import chunk_terms
 from planner.cost.simulate import ChunkSeconds
 from planner.cost.stage import (
     by_policy,
@@ -58,6 +59,7 @@ __all__ = [
     "exchange_parts",
     "exchange_share",
     "hidden_of_layer",
+    "interleaving_terms",
     "layout_prices",
     "num_microbatches",
     "stage_bytes",
@@ -76,6 +78,7 @@ class StagePrices:
     passes: the seconds of one microbatch again, by pass in place of cause; both have the same sum, but for what only
     pairs of passes hide of their exchanges (ep_hidden, and its part of pp_hidden; on average over the microbatches).
     whole: the part of `passes` that a stage has as a whole, whatever its chunks are, by ledger line.
+    ends: the embedding, or head and loss, with their collectives.
     """
 
     passes: PassSeconds
@@ -83,6 +86,7 @@ class StagePrices:
     compute: Any
     recompute: Any
     head: Any
+    ends: Any
     accumulation: Any
     tp_comm: Any
     tp_hidden: Any
@@ -291,6 +295,7 @@ def stage_prices(job: Job, layout: Degrees, stage: Stage) -> StagePrices:
         compute=work.layers.total,
         recompute=work.recompute,
         head=work.ends.total,
+        ends=work.ends.total + work.tp_ends.total,
         accumulation=accumulation,
         tp_comm=work.tp.total + work.tp_ends.total,
         tp_hidden=work.tp_hidden.total,
@@ -309,6 +314,32 @@ def stage_prices(job: Job, layout: Degrees, stage: Stage) -> StagePrices:
         dp_exposed_once=dp.exposed_per_step,
         tied_embedding=tied_embedding_seconds(job, layout, stage),
         optimizer=_update_seconds(job, layout, stage, shard),
+    )
+
+
+def interleaving_terms(job: AnyJob, layout: Degrees, stage: Stage, prices: StagePrices) -> tuple[Any, Any]:
+    """What a stage adds to filling and draining, and its room for the model's last chunk; 0 where it has one chunk.
+
+    Chunks are taken as so many of the stage's mean layers; those for multi-token prediction lie in the last one.
+
+    Source: `planner.cost.schedule.chunk_terms`.
+    """
+    seconds = prices.microbatch_seconds
+    if layout.schedule != "interleaved":
+        return seconds, 0.0 * seconds
+    is_last = holds_head(layout, stage)
+    further = is_last * job.model.mtp_layers
+    layer = (seconds - prices.ends) / (stage.num_layers + further)
+    return chunk_terms(
+        stage_seconds=seconds,
+        layer_seconds=layer,
+        num_layers=stage.num_layers,
+        largest_chunk=stage.num_layers / layout.interleave if stage.largest_chunk is None else stage.largest_chunk,
+        end_seconds=prices.ends + further * layer,
+        is_last=is_last,
+        pp=layout.pp,
+        num_microbatches=num_microbatches(job, layout),
+        interleave=layout.interleave,
     )
 
 

@@ -16,9 +16,12 @@ __all__ = [
     "EXECUTED",
     "bubble_of",
     "bubble_seconds",
+    "chunk_terms",
     "exists",
     "held_microbatches",
     "in_flight_microbatches",
+    "interleaved_bubble_seconds",
+    "pace_seconds",
     "pipeline_seconds",
     "round_size",
     "staleness_steps",
@@ -47,12 +50,73 @@ def bubble_seconds(sum_of_stage_seconds: Any, slowest_stage_seconds: Any, interl
     differ by a factor, and for 1F1B whose slowest stage is the last; a slow early stage of 1F1B fills part of its
     wait with forward passes, so that the form is then too long by less than one pass through the other stages.
     GPipe whose forward and backward passes are slowest on different stages takes longer than the form.
-    Interleaved chunks that differ within a stage make it too short: the longest chunk sets the pace of its round.
+    Interleaved chunks that differ within a stage have a form of their own, `interleaved_bubble_seconds`.
     `simulate.exact_pipeline_seconds` executes what is not exact here.
 
     Source: Narayanan et al. (SC 2021), sections 2.2.1 and 2.2.2.
     """
     return (sum_of_stage_seconds - slowest_stage_seconds) / interleave
+
+
+def chunk_terms(
+    *,
+    stage_seconds: Any,
+    layer_seconds: Any,
+    num_layers: Any,
+    largest_chunk: Any,
+    end_seconds: Any,
+    is_last: Any,
+    pp: Any,
+    num_microbatches: Any,
+    interleave: Any,
+) -> tuple[Any, Any]:
+    """Two terms of interleaved stages whose chunks differ by a layer, larger ones first; of one microbatch.
+
+    stage_seconds: t_r. layer_seconds: w_r, of one of its layers. largest_chunk: q_r, its layers; the others have
+    as many or one less. end_seconds: what the last chunk of the model has besides its layers.
+
+    fill   v times what the stage adds to the filling and draining of the pipeline, t_r + (v q_r - k_r) w_r: one pass at
+           the pace of its largest chunk. Where a round goes from larger to smaller chunks, the lag between first and
+           last stage shrinks by the sum of what they differ by, and what of it exceeds a chunk is waited for in each
+           round but the first; of that each stage has its share, max(0, w_r - q_r w_r / p) where its chunks differ.
+    room   how long the last chunk of the model may take before this stage waits for it in every microbatch: as long as
+           its own last chunk, and 1/p of its largest, because between two rounds a chunk is waiting already. Of the
+           last stage, how long that chunk does take.
+
+    Source: derived here; tested against executed schedules, as `interleaved_bubble_seconds` says.
+    """
+    smallest = num_layers // interleave
+    differ = np.greater(num_layers, smallest * interleave) * layer_seconds
+    slack = largest_chunk * layer_seconds / pp
+    rounds = num_microbatches / round_size(pp, num_microbatches)
+    stall = (rounds - 1) * np.maximum(0.0, differ - slack)
+    fill = stage_seconds + (interleave * largest_chunk - num_layers) * layer_seconds + interleave * stall
+    return fill, smallest * layer_seconds + np.where(is_last, end_seconds, slack * (1 - 1 / rounds))
+
+
+def pace_seconds(stage_seconds: Any, room_seconds: Any, last_chunk_seconds: Any) -> Any:
+    """Seconds from one microbatch to the next that a stage would allow: its own, and its wait for the last chunk.
+
+    Source: derived here, as `chunk_terms`.
+    """
+    return stage_seconds + np.maximum(0.0, last_chunk_seconds - room_seconds)
+
+
+def interleaved_bubble_seconds(
+    stage_seconds: Any, fill_seconds: Any, room_seconds: Any, num_microbatches: Any, interleave: Any
+) -> Any:
+    """Seconds in which the slowest stage of interleaved ones waits; all prices have shape (..., stages).
+
+    m (pace - t_max) + (sum_r fill_r - pace) / v, pace being the slowest of the stages' (`pace_seconds`). Where chunks
+    are equal and none waits for the head this is (sum_r t_r - t_max) / v. In 6,000 random shapes with chunks that
+    differ by a layer the step by this form was at most 9 % shorter than the executed one and at most 20 % longer (where
+    chunks are of one or two layers beside a large head), and in nine of ten between 1 % shorter and 7 % longer.
+
+    Source: derived here; tested against executed schedules.
+    """
+    pace = np.max(pace_seconds(stage_seconds, room_seconds, room_seconds[..., -1:]), axis=-1)
+    waits = num_microbatches * (pace - np.max(stage_seconds, axis=-1))
+    return waits + bubble_seconds(np.sum(fill_seconds, axis=-1), pace, interleave)
 
 
 def bubble_of(

@@ -53,6 +53,7 @@ class Stage:
 
     index: position in the pipeline. num_layers: layers that it holds. num_expert_layers: how many of them have
     experts. policy: recompute policy as an index into `POLICIES`. chunk: of a chunk, its position in model order.
+    largest_chunk: layers of the largest chunk of an interleaved stage; None: its chunks are equal.
     num_crossings: of the two neighbours that it sends to, how many are in another pool. ends_apart: whether the model
     begins in one pool and ends in another.
     """
@@ -62,6 +63,7 @@ class Stage:
     policy: Any
     num_expert_layers: Any = 0
     chunk: Any = None
+    largest_chunk: Any = None
     num_crossings: Any = 0
     ends_apart: Any = False
 
@@ -93,17 +95,23 @@ def by_policy(policy: Any, values: tuple[Any, Any, Any]) -> Any:
     return np.where(np.equal(policy, 0), none, np.where(np.equal(policy, 1), selective, full))
 
 
-def stage_of(job: AnyJob, *, index: Any, num_layers: Any, policy: Any) -> Stage:
+def stage_of(job: AnyJob, *, index: Any, num_layers: Any, policy: Any, layout: Degrees | None = None) -> Stage:
     """A stage of the search: leading dense layers all lie on the first stage.
 
-    Where only every n-th layer has experts, a stage has its share of them.
+    Where only every n-th layer has experts, a stage has its share of them. layout: what it is a stage of, so that
+    interleaved chunks may differ by a layer; None: its chunks are equal.
     """
-    moe = job.model.moe
+    differ = layout is not None and layout.schedule == "interleaved"
+    moe, largest = job.model.moe, -(-num_layers // layout.interleave) if layout is not None and differ else None
     if moe is None:
-        return Stage(index=index, num_layers=num_layers, policy=policy)
+        return Stage(index=index, num_layers=num_layers, policy=policy, largest_chunk=largest)
     dense = np.where(np.equal(index, 0), np.minimum(moe.num_dense_layers, num_layers), 0)
     return Stage(
-        index=index, num_layers=num_layers, policy=policy, num_expert_layers=(num_layers - dense) / moe.layer_frequency
+        index=index,
+        num_layers=num_layers,
+        policy=policy,
+        num_expert_layers=(num_layers - dense) / moe.layer_frequency,
+        largest_chunk=largest,
     )
 
 
@@ -165,8 +173,15 @@ def stages_of(job: AnyJob, layout: Layout) -> Stage:
         num_layers=np.array([layout.layers_of_stage(r) for r in range(layout.pp)]),
         policy=np.array([POLICIES.index(layout.recompute_of_stage(r)) for r in range(layout.pp)]),
         num_expert_layers=np.bincount(chunks.index, weights=chunks.num_expert_layers),
+        largest_chunk=_largest_chunks(layout),
     )
     return with_borders(found, layout, pool_indices(job, layout).__getitem__) if layout.pools else found
+
+
+def _largest_chunks(layout: Layout) -> Any:
+    if layout.schedule != "interleaved":
+        return None
+    return np.max(np.reshape(layout.layers_per_stage, (layout.interleave, layout.pp)), axis=0)
 
 
 def chunks_of(job: AnyJob, layout: Layout) -> Stage:

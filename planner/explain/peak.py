@@ -12,13 +12,13 @@ from planner.cost.memory import (
     activation_terms,
     allocator_share,
     device_activation_bytes,
+    held_of_stage,
     kept_shares,
     layer_backward_bytes,
     loss_bytes,
     recompute_bytes,
     sent_bytes,
 )
-from planner.cost.schedule import held_microbatches
 from planner.cost.stage import layer_kinds, pool_indices, stages_of
 from planner.explain.operations import stage_at
 from planner.layout import format_layout, offloads_activations
@@ -76,7 +76,7 @@ def peaks_of(job: AnyJob, layout: Layout) -> tuple[StagePeak, ...]:
 
 def _peak_of_stage(job: Job, layout: Layout, stage: Stage) -> StagePeak:
     m = layout.num_microbatches(job.training.global_batch_size)
-    moments = held_microbatches(layout.schedule, layout.pp, stage.index, m, layout.interleave)
+    moments = held_of_stage(layout, stage, m)
     found = [_held_at(job, layout, stage, float(before), float(waiting)) for before, waiting in moments]
     in_flight, each, parts = max(found, key=lambda moment: sum(moment[2].values()))
     ordered = sorted(parts.items(), key=lambda part: (-part[1], part[0]))

@@ -17,8 +17,9 @@ from planner.cost.flops import (
 )
 from planner.cost.ledger import LineName, total_exposed_seconds
 from planner.cost.parameters import num_active_params, num_matmul_params
-from planner.cost.prices import layout_prices, num_microbatches
-from planner.cost.stage import pool_indices
+from planner.cost.prices import interleaving_terms, layout_prices, num_microbatches
+from planner.cost.schedule import pace_seconds
+from planner.cost.stage import pool_indices, stages_of
 from planner.explain.operations import operations_of_step
 from planner.layout import offloads_optimizer
 from planner.specs.calibration import UNCALIBRATED
@@ -240,8 +241,13 @@ def _of_ledger(
     numbers = "; ".join(_operation_words(each) for each in mine)
     if line.name == LineName.BUBBLE and layout.schedule in ("1f1b", "interleaved"):
         per_stage = np.broadcast_to(own.microbatch_seconds, (layout.pp,))
-        total, slowest = format_seconds(float(np.sum(per_stage))), format_seconds(float(np.max(per_stage)))
-        numbers = f"({total} - {slowest}) / {layout.interleave}"
+        fill, room = interleaving_terms(job, layout, stages_of(job, layout), own)
+        slowest = float(np.max(per_stage))
+        pace = float(np.max(pace_seconds(per_stage, room, np.broadcast_to(room, (layout.pp,))[-1])))
+        total = format_seconds(float(np.sum(np.broadcast_to(fill, (layout.pp,)))))
+        numbers = f"({total} - {format_seconds(pace)}) / {layout.interleave}"
+        if pace > slowest:
+            numbers += f" + {num_microbatches(job, layout):,.0f} x ({format_seconds(pace)} - {format_seconds(slowest)})"
     if line.name == LineName.OPTIMIZER:
         numbers = f"{format_bytes(_streamed(of_stage, line))} at {format_rate(_memory_rate(of_stage))}"
     if host_rate := _host_rate(of_stage, layout, line):

@@ -1,12 +1,13 @@
 """Proved bounds of a candidate's optimum, over the columns of all candidates at once.
 
-Lower bounds. Take any choice of a candidate: stage r uses a column with t_r seconds, k_r layers, d_r tail
-seconds, and sum_r k_r = L.
+Lower bounds. Take any choice of a candidate: stage r uses a column with t_r seconds, f_r pass seconds, k_r layers,
+d_r tail seconds, and sum_r k_r = L. The pace is at least max_r t_r: waits for the last chunk only add to it.
 
 total       For every number p (a price of one layer)
                 sum_r t_r = p L + sum_r (t_r - p k_r) >= p L + sum_r min over the columns of r of (t - p k).
             This is weak Lagrangian duality for the layer count. Any p is valid; the best one is bisected.
             If the choice uses column i of stage r, the minimum of that stage may be replaced by t_i - p k_i.
+            The same holds of the f_r, whose price of a layer is p times the ratio of all f to all t.
 bottleneck  max_r t_r >= (sum_r t_r) / S, and max_r t_r >= t_i if column i is used. If max_r t_r <= x, then each
             k_r is at most the most layers that stage r holds within x seconds, and these must add up to at least
             L. So max_r t_r is at least the least x for which they do, and at least every stage's fastest column.
@@ -59,6 +60,7 @@ class _Table:
     group: IntArray  # [columns], number of the (candidate, stage) pair
     layers: IntArray
     seconds: FloatArray
+    passes: FloatArray
     tail: FloatArray
     first_column: IntArray  # [groups]
     first_group: IntArray  # [candidates]
@@ -89,6 +91,7 @@ def _table(candidates: Sequence[Candidate]) -> _Table:
         group=group,
         layers=np.concatenate([candidate.layers for candidate in candidates]),
         seconds=np.concatenate([candidate.seconds for candidate in candidates]),
+        passes=np.concatenate([candidate.pass_seconds for candidate in candidates]),
         tail=np.concatenate([candidate.tail_seconds for candidate in candidates]),
         first_column=np.searchsorted(group, np.arange(int(num_stages.sum()))),
         first_group=first_group,
@@ -164,16 +167,29 @@ def _column_seconds(
 ) -> FloatArray:
     """Lower bound of the choices that use each column, [columns]."""
     steady = np.array([candidate.steady_count for candidate in candidates])[table.owner]
-    weight = np.array([candidate.sum_weight for candidate in candidates])[table.owner]
     constant = np.array([candidate.constant_seconds for candidate in candidates])[table.owner]
     price = _layer_price(table)
-    reduced = table.seconds - price[table.owner] * table.layers
-    cheapest = table.stage_min(reduced)
-    total = (price * table.num_layers + table.candidate_sum(cheapest))[table.owner] + reduced - cheapest[table.group]
+    total = _least_total(table, table.seconds, price)
+    passes = _least_total(table, table.passes, price * _ratio(table))
     slowest = np.maximum(np.maximum(bottleneck[table.owner], table.seconds), total / table.num_stages[table.owner])
     longest = np.maximum(tail[table.owner], table.tail)
-    seconds = constant + steady * slowest + weight * total + longest
+    seconds = constant + steady * slowest + passes + longest
     return np.where(_can_be_completed(table), seconds, np.inf)
+
+
+def _ratio(table: _Table) -> FloatArray:
+    """All pass seconds over all seconds of each candidate, 1 where that is nothing, [candidates]."""
+    first = table.first_column[table.first_group]
+    seconds, passes = np.add.reduceat(table.seconds, first), np.add.reduceat(table.passes, first)
+    return np.divide(passes, seconds, out=np.ones_like(passes), where=seconds > 0)
+
+
+def _least_total(table: _Table, values: FloatArray, price: FloatArray) -> FloatArray:
+    """Lower bound of the sum of `values` over the choices that use each column, by a price of a layer, [columns]."""
+    reduced = values - price[table.owner] * table.layers
+    cheapest = table.stage_min(reduced)
+    least = price * table.num_layers + table.candidate_sum(cheapest)
+    return np.asarray(least[table.owner] + reduced - cheapest[table.group], dtype=np.float64)
 
 
 def _can_be_completed(table: _Table) -> Mask:

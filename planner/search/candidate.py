@@ -32,33 +32,36 @@ class Candidate:
 
     The step time of a choice is (Narayanan et al. 2021, 2104.04473, section 2.2, for stages that differ)
 
-        constant + steady_count * max_r seconds_r + sum_weight * sum_r seconds_r + max_r tail_seconds_r
+        constant + steady_count * pace + sum_r pass_seconds_r + max_r tail_seconds_r
+        pace = max_r (seconds_r + max(0, h - room_seconds_r)),  h the room_seconds of the last stage
 
-    Columns are parallel arrays of one length, sorted by stage, then by layers.
+    where h is how long the last chunk of the model takes, which stages wait for that have no room for it; both are 0
+    where stages have one chunk. Columns are parallel arrays of one length, sorted by stage, then by layers.
     """
 
     name: str  # layout text, for messages
     num_layers: int  # layers of the model, to be spread over the stages
     num_stages: int
     steady_count: float  # m - 1/v: how often the slowest stage is waited for
-    sum_weight: float  # 1/v: weight of one pass through all stages
     constant_seconds: float  # what does not depend on the split
     stage: IntArray  # 0 .. num_stages - 1
     layers: IntArray  # layers on that stage
     policy: IntArray  # index of the recompute policy
     seconds: FloatArray  # one microbatch through the stage, forward and backward
+    pass_seconds: FloatArray  # what the stage adds to filling and draining; with one chunk the same
+    room_seconds: FloatArray  # how long the last chunk may take before the stage waits for it
     tail_seconds: FloatArray  # exposed gradient reduction and optimizer step of the stage
 
     def __post_init__(self) -> None:
-        lengths = {len(array) for array in (self.stage, self.layers, self.policy, self.seconds, self.tail_seconds)}
+        lengths = {len(getattr(self, name)) for name in _COLUMNS}
         assert len(lengths) == 1, f"{self.name}: columns of different lengths {lengths}"
         assert self.num_stages >= 1, f"{self.name}: no stage"
         order = self.stage * (self.num_layers + 1) + self.layers
         assert np.all(order[1:] >= order[:-1]), f"{self.name}: columns are not sorted by stage, then layers"
         assert np.all((self.stage >= 0) & (self.stage < self.num_stages)), f"{self.name}: a stage out of range"
         assert np.all((self.layers >= 0) & (self.layers <= self.num_layers)), f"{self.name}: layers out of range"
-        prices = np.concatenate([self.seconds, self.tail_seconds])
-        prices = np.append(prices, [self.steady_count, self.sum_weight, self.constant_seconds])
+        prices = np.concatenate([getattr(self, name) for name in _PRICES])
+        prices = np.append(prices, [self.steady_count, self.constant_seconds])
         assert np.all(np.isfinite(prices) & (prices >= 0)), f"{self.name}: a price is negative or not finite"
 
     @property
@@ -68,30 +71,29 @@ class Candidate:
 
     def keep(self, mask: Mask) -> Candidate:
         """The same candidate with only the columns where `mask` is true."""
-        columns = ("stage", "layers", "policy", "seconds", "tail_seconds")
-        return replace(self, **{name: getattr(self, name)[mask] for name in columns})
+        return replace(self, **{name: getattr(self, name)[mask] for name in _COLUMNS})
 
     def weighted(self, factor: float) -> Candidate:
         """The same candidate with every price multiplied by `factor`."""
-        return replace(
-            self,
-            constant_seconds=self.constant_seconds * factor,
-            seconds=self.seconds * factor,
-            tail_seconds=self.tail_seconds * factor,
-        )
+        prices = {name: getattr(self, name) * factor for name in ("constant_seconds", *_PRICES)}
+        return replace(self, **prices)
 
     def step_seconds(self, columns: Sequence[int] | IntArray) -> float:
         """Step time of a choice: one column index for each stage, in stage order."""
         chosen = np.asarray(columns)
-        seconds = self.seconds[chosen]
-        steady = self.steady_count * float(seconds.max())
-        total = self.sum_weight * float(seconds.sum())
+        room = self.room_seconds[chosen]
+        steady = self.steady_count * float((self.seconds[chosen] + np.maximum(0.0, room[-1] - room)).max())
+        total = float(self.pass_seconds[chosen].sum())
         return self.constant_seconds + steady + total + float(self.tail_seconds[chosen].max())
 
     def is_choice(self, columns: Sequence[int] | IntArray) -> bool:
         """Whether these columns are one for each stage, in stage order, and hold every layer once."""
         chosen, stages = np.asarray(columns, dtype=np.int64), np.arange(self.num_stages)
         return np.array_equal(self.stage[chosen], stages) and int(self.layers[chosen].sum()) == self.num_layers
+
+
+_PRICES = ("seconds", "pass_seconds", "room_seconds", "tail_seconds")
+_COLUMNS = ("stage", "layers", "policy", *_PRICES)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,20 +106,22 @@ class Choice:
 
 
 def dominated(candidate: Candidate) -> Mask:
-    """Columns that no optimum needs: another one of the same stage and layers is no worse in both prices.
+    """Columns that no optimum needs: another one of the same stage and layers is no worse in any price.
 
-    Of columns that are equal in both prices the first stays.
+    More room is better, but on the last stage, whose room is what its last chunk takes. Of columns that are equal in
+    all prices the first stays.
     """
-    order = np.lexsort((candidate.tail_seconds, candidate.seconds, candidate.layers, candidate.stage))
-    stage, layers, tail = candidate.stage[order], candidate.layers[order], candidate.tail_seconds[order]
-    new_group = np.append(True, (np.diff(stage) != 0) | (np.diff(layers) != 0))[: len(order)]
-    group = np.cumsum(new_group) - 1
-    place = np.arange(len(order)) - np.flatnonzero(new_group)[group]  # 0 for the fastest of its group
-    shortest_tail = np.full(int(group[-1]) + 1 if len(group) else 0, np.inf)
-    mask = np.zeros(candidate.num_columns, dtype=np.bool_)
-    for rank in range(int(place.max(initial=-1)) + 1):
-        here = np.flatnonzero(place == rank)
-        worse = tail[here] >= shortest_tail[group[here]]
-        mask[order[here[worse]]] = True
-        shortest_tail[group[here]] = np.minimum(shortest_tail[group[here]], tail[here])
+    last = candidate.stage == candidate.num_stages - 1
+    room = np.where(last, candidate.room_seconds, -candidate.room_seconds)
+    prices = np.stack([candidate.seconds, candidate.pass_seconds, candidate.tail_seconds, room])
+    order = np.lexsort((*prices[::-1], candidate.layers, candidate.stage))
+    key = (candidate.stage * (candidate.num_layers + 1) + candidate.layers)[order]
+    prices = prices[:, order]
+    worse = np.zeros(candidate.num_columns, dtype=np.bool_)
+    for distance in range(1, int(np.unique(key, return_counts=True)[1].max(initial=1))):
+        before = prices[:, :-distance]
+        no_better = (before <= prices[:, distance:]).all(axis=0)
+        worse[distance:] |= no_better & (key[distance:] == key[:-distance])
+    mask = np.zeros_like(worse)
+    mask[order] = worse
     return mask

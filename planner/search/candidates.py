@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from planner.cost.prices import num_microbatches, stage_fits, stage_prices
+from planner.cost.prices import interleaving_terms, num_microbatches, stage_fits, stage_prices
 from planner.cost.stage import POLICIES, Stage, stage_of, with_borders
 from planner.layout import Layout, balanced_chunks, of_chunks
 from planner.search.candidate import Candidate
@@ -44,14 +44,13 @@ def price_candidates(
     `cutoff_seconds`: fillings that alone make the step longer are left out; one number, or one for each.
     """
     fewest, most = _layer_range(job, degrees, cutoff_seconds)
-    unit = _layer_unit(job, degrees)
-    num_counts = np.maximum((most - fewest) // unit + 1, 0)
+    num_counts = np.maximum(most - fewest + 1, 0)
     num_columns = degrees.pp * num_counts * len(policies)
     candidates: list[Candidate] = []
     for part in _parts(num_columns):
         chosen = {policy: mask[part] for policy, mask in policies.items()}
         x = degrees.take(part)
-        columns = _stages(job, x, fewest[part], num_counts[part], unit[part], chosen, constraints)
+        columns = _stages(job, x, fewest[part], num_counts[part], chosen, constraints)
         candidates += _candidates(job, x, columns)
     return candidates
 
@@ -68,15 +67,6 @@ def _parts(num_columns: NDArray[np.int64]) -> Iterator[slice]:
         yield slice(first, len(num_columns))
 
 
-def _layer_unit(job: AnyJob, degrees: DegreeArrays) -> NDArray[np.int64]:
-    """Layers of a stage come in multiples of this: as many in each of its chunks.
-
-    Chunks of one stage that differ make the bubble longer than its closed form, by up to 9 % of the step in the
-    event simulation, so that the search does not use them.
-    """
-    return np.where(job.engine.uneven_stages, degrees.interleave, 1)
-
-
 def _layer_range(
     job: AnyJob, degrees: DegreeArrays, cutoff_seconds: Any
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -85,7 +75,7 @@ def _layer_range(
     if not job.engine.uneven_stages:
         return layers // degrees.pp, layers // degrees.pp
     stages = placements_of(job, degrees).stages
-    most_of = np.stack([most_layers(pool, degrees, cutoff_seconds) // v * v for pool in pools_of(job)], axis=1)
+    most_of = np.stack([most_layers(pool, degrees, cutoff_seconds) for pool in pools_of(job)], axis=1)
     most, least = np.where(stages > 0, most_of, 0).max(axis=1), np.where(stages > 0, most_of, layers).min(axis=1)
     return np.maximum(v, layers - ((stages * most_of).sum(axis=1) - least)), most
 
@@ -109,7 +99,6 @@ def _stages(
     degrees: DegreeArrays,
     fewest: NDArray[np.int64],
     num_counts: NDArray[np.int64],
-    unit: NDArray[np.int64],
     policies: PolicyMasks,
     constraints: Constraints,
 ) -> _Columns:
@@ -121,7 +110,7 @@ def _stages(
     position = np.arange(len(owner)) - (np.cumsum(num_columns) - num_columns)[owner]
     index, within = np.divmod(position, np.maximum(per_stage, 1)[owner])
     count, which = np.divmod(within, num_policies)
-    layers = fewest[owner] + count * unit[owner]
+    layers = fewest[owner] + count
     keep = np.stack(list(policies.values()))[which, owner]
     policy = np.array(list(policies), dtype=np.int64)[which]
     if job.model.moe is not None:  # the leading dense layers all lie in the first chunk, as `stage_of` prices them
@@ -129,7 +118,8 @@ def _stages(
         keep = keep & (layers // degrees.interleave[owner] >= dense)
     keep = keep & _meets_lists(constraints, degrees.take(owner), index, layers, policy)
     owner, index, layers, policy = owner[keep], index[keep], layers[keep], policy[keep]
-    stage, pool = stage_of(job, index=index, num_layers=layers, policy=policy), np.zeros_like(owner)
+    stage = stage_of(job, index=index, num_layers=layers, policy=policy, layout=degrees.take(owner))
+    pool = np.zeros_like(owner)
     if isinstance(job, MixedJob):
         place = placements_of(job, degrees)
         stage = with_borders(stage, degrees.take(owner), lambda stages: place.pool_of(owner, stages))
@@ -150,7 +140,7 @@ def _priced(
         found = prices(job, degrees.take(columns.owner), columns.stage)
         return tuple(np.broadcast_to(each, columns.owner.shape) for each in found)
     if not len(columns.owner):
-        return np.zeros(0), np.zeros(0)
+        return (np.zeros(0),) * 4
     rows = [np.flatnonzero(columns.pool == number) for number in range(len(job.pools))]
     of_pools = [
         _priced(pool, degrees, columns.take(own), prices) for pool, own in zip(job.pools, rows, strict=True) if len(own)
@@ -159,15 +149,19 @@ def _priced(
     return tuple(np.concatenate(parts)[back] for parts in zip(*of_pools, strict=True))
 
 
-def _stage_seconds(job: Job, degrees: DegreeArrays, stage: Stage) -> tuple[Any, Any]:
+def _stage_seconds(job: Job, degrees: DegreeArrays, stage: Stage) -> tuple[Any, ...]:
+    """Of a microbatch in the stage, in filling and draining, room for the last chunk, and the tail."""
     prices = stage_prices(job, degrees, stage)
-    return prices.microbatch_seconds, prices.tail_seconds
+    fill, room = interleaving_terms(job, degrees, stage, prices)
+    return prices.microbatch_seconds, fill / degrees.interleave, room, prices.tail_seconds
 
 
 def _candidates(job: AnyJob, degrees: DegreeArrays, columns: _Columns) -> Iterator[Candidate]:
     """Price the stages, and hand each configuration its own."""
     owner, stage = columns.owner, columns.stage
-    seconds, tail = _priced(job, degrees, columns, _stage_seconds)
+    seconds, passes, room, tail = (
+        np.asarray(each, dtype=float) for each in _priced(job, degrees, columns, _stage_seconds)
+    )
     ends = np.searchsorted(owner, np.arange(len(degrees) + 1)).tolist()
     m = num_microbatches(job, degrees)
     for i, (first, last) in enumerate(pairwise(ends)):
@@ -177,13 +171,14 @@ def _candidates(job: AnyJob, degrees: DegreeArrays, columns: _Columns) -> Iterat
             num_layers=job.model.num_layers,
             num_stages=one.pp,
             steady_count=float(m[i]) - 1 / one.interleave,
-            sum_weight=1 / one.interleave,
             constant_seconds=0.0,
             stage=stage.index[own],
             layers=stage.num_layers[own],
             policy=stage.policy[own],
-            seconds=np.asarray(seconds[own], dtype=float),
-            tail_seconds=np.asarray(tail[own], dtype=float),
+            seconds=seconds[own],
+            pass_seconds=passes[own],
+            room_seconds=room[own],
+            tail_seconds=tail[own],
         )
 
 
@@ -201,8 +196,10 @@ def _meets_lists(constraints: Constraints, degrees: DegreeArrays, index: Any, la
         for v in set(degrees.interleave.tolist()):
             here = (degrees.interleave == v) & (degrees.pp * v == len(entries))
             chunks = entries.reshape(v, -1)
-            alike = bool((chunks == chunks[0]).all())
             of_stage = chunks.sum(axis=0) if key == "layers_per_stage" else chunks[0]
+            alike = tuple(entries.tolist()) == (
+                balanced_chunks(tuple(of_stage.tolist()), v) if key == "layers_per_stage" else tuple(of_stage) * v
+            )
             wanted = of_stage[np.minimum(index, len(of_stage) - 1)]
             keep &= (degrees.interleave != v) | (here & alike & (values == wanted))
     return keep

@@ -8,6 +8,7 @@ as soon as its values stand, so that the product of everything is never written 
 from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
+from itertools import chain
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, cast
 
 import numpy as np
@@ -247,9 +248,26 @@ def fill_timing(
     filling = _Filling(job, constraints, refused, cuts.take(cuts.pp > 1) if pipelines_only else cuts)
     filling.cross("mbs", divisors(job.training.global_batch_size // int(dp.min(initial=1))))
     filling.obey("mbs", among=(*_CUT, "mbs"))
-    filling.cross("interleave", divisors(layers)[1:] if schedule == "interleaved" else [chunks_per_stage(schedule)])
+    every = constraints.mentions("interleave")
+    options = {pp: _interleaves(layers, pp, every=every) for pp in sorted(set(filling.degrees.pp.tolist()))}
+    several = sorted(set(chain.from_iterable(options.values())))
+    filling.cross("interleave", several if schedule == "interleaved" else [chunks_per_stage(schedule)])
+    if schedule == "interleaved":
+        x = filling.degrees
+        keep = [np.isin(x.interleave, values) & (x.pp == pp) for pp, values in options.items()]
+        filling.degrees = x.take(np.logical_or.reduce(keep)) if keep else x
     filling.obey("interleave", "schedule", among=(*_CUT, *_TIMING))
     return filling.degrees
+
+
+def _interleaves(num_layers: int, pp: int, *, every: bool) -> list[int]:
+    """Numbers of chunks of a stage, of those with equally large chunks the least unless it is `every` one.
+
+    More chunks of the same size make a pass no shorter.
+    """
+    most = num_layers // pp
+    largest = {v: -(-num_layers // (pp * v)) for v in range(2, most + 1)}
+    return [v for v in largest if every or largest.get(v - 1) != largest[v]]
 
 
 def expert_options(job: AnyJob) -> list[tuple[int, int]]:

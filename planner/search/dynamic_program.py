@@ -1,15 +1,16 @@
 """The exact optimum without an integer program: the independent certificate of the search.
 
-It shares nothing with `integer_program` and `bounds` but `Candidate`. For one candidate let G(a, b) be the
-least sum of stage seconds over the choices whose slowest stage takes at most `a` and whose longest tail is at
-most `b`. The optimum is
+It shares nothing with `integer_program` and `bounds` but `Candidate`. How long the last chunk of the model takes has
+as many values as columns of the last stage have; once it stands, so does each column's own pace (`_variants`). For
+one variant let G(a, b) be the least sum of pass seconds over the choices whose slowest pace is at most `a` and whose
+longest tail is at most `b`. The optimum is
 
-    min over (a, b) of   constant + steady_count * a + sum_weight * G(a, b) + b
+    min over (a, b) of   constant + steady_count * a + G(a, b) + b
 
 because at the (a, b) of an optimal choice this is its step time, and nowhere it is less than the step time of
 the choice behind G(a, b). G falls in both arguments, so on a box [a0, a1] x [b0, b1]
 
-    constant + steady_count * a0 + sum_weight * G(a1, b1) + b0
+    constant + steady_count * a0 + G(a1, b1) + b0
 
 bounds everything in it from below. `_Scan` halves boxes until none can hold anything better. G itself is a
 dynamic program over (stage, layers left).
@@ -18,7 +19,7 @@ dynamic program over (stage, layers left).
 from __future__ import annotations
 
 import heapq
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -39,10 +40,51 @@ def best_choice(candidate: Candidate, *, index: int = 0, cutoff: float = np.inf)
     """
     if _crude_bound(candidate) > cutoff:
         return None
-    lowest = _least_bottleneck(candidate)
-    if lowest is None or _close_bound(candidate, lowest) > cutoff:
-        return None
-    return _Scan(candidate, index, lowest, cutoff).run()
+    best: Choice | None = None
+    for variant in _variants(candidate):
+        lowest = _least_bottleneck(variant.candidate)
+        if lowest is not None and _close_bound(variant.candidate, lowest) <= cutoff:
+            best = _first(candidate, best, variant.scan(index, lowest, cutoff))
+            cutoff = cutoff if best is None else min(cutoff, best.objective_seconds * (1 + TIE))
+    return best
+
+
+@dataclass(frozen=True, slots=True)
+class _Variant:
+    """A candidate whose last chunk takes a given time: stages have the pace that this leaves them."""
+
+    candidate: Candidate
+    columns: IntArray  # of the whole candidate
+
+    def scan(self, index: int, least_bottleneck: float, cutoff: float) -> Choice | None:
+        """The optimum of the variant as a choice of the whole candidate, or None."""
+        found = _Scan(self.candidate, index, least_bottleneck, cutoff).run()
+        return found and replace(found, columns=tuple(self.columns[list(found.columns)].tolist()))
+
+
+def _variants(candidate: Candidate) -> Iterator[_Variant]:
+    """The candidate once for each time that its last chunk may take; as it is where no stage ever waits for that."""
+    last = candidate.stage == candidate.num_stages - 1
+    times = np.unique(candidate.room_seconds[last])
+    if not len(times) or times[-1] <= candidate.room_seconds.min():
+        yield _Variant(candidate, np.arange(candidate.num_columns))
+        return
+    for time in times.tolist():
+        kept = ~last | (candidate.room_seconds == time)
+        own = candidate.keep(kept)
+        seconds = own.seconds + np.maximum(0.0, time - own.room_seconds)
+        own = replace(own, seconds=seconds, room_seconds=np.zeros_like(seconds))
+        yield _Variant(own, np.flatnonzero(kept))
+
+
+def _first(candidate: Candidate, one: Choice | None, other: Choice | None) -> Choice | None:
+    """The faster of two choices of one candidate; where they tie, that with lexicographically smaller layers."""
+    if one is None or other is None:
+        return one or other
+    fast, slow = sorted((one, other), key=lambda choice: choice.objective_seconds)
+    if slow.objective_seconds > fast.objective_seconds * (1 + TIE):
+        return fast
+    return min(fast, slow, key=lambda choice: tuple(candidate.layers[list(choice.columns)].tolist()))
 
 
 def best_of(candidates: Sequence[Candidate]) -> Choice | None:
@@ -60,23 +102,26 @@ def ranked(candidates: Sequence[Candidate], top: int) -> list[Choice]:
     waiting = [(_crude_bound(candidate), index, 0) for index, candidate in enumerate(candidates)]
     waiting = [entry for entry in waiting if entry[0] < np.inf]
     heapq.heapify(waiting)
-    lowest: dict[int, float] = {}
+    variants: list[tuple[_Variant, float]] = []
+    best: dict[int, Choice] = {}
     found: list[Choice] = []
     while waiting:
         bound, index, closeness = heapq.heappop(waiting)
         cutoff = found[top - 1].objective_seconds * (1 + TIE) if len(found) >= top else np.inf
         if bound > cutoff:
             break
-        candidate = candidates[index]
         if closeness == 0:
-            bottleneck = _least_bottleneck(candidate)
-            if bottleneck is not None:
-                lowest[index] = bottleneck
-                heapq.heappush(waiting, (_close_bound(candidate, bottleneck), index, 1))
+            for variant in _variants(candidates[index]):
+                bottleneck = _least_bottleneck(variant.candidate)
+                if bottleneck is not None:
+                    variants.append((variant, bottleneck))
+                    heapq.heappush(waiting, (_close_bound(variant.candidate, bottleneck), index, len(variants)))
             continue
-        choice = _Scan(candidate, index, lowest[index], cutoff).run()
+        variant, bottleneck = variants[closeness - 1]
+        choice = _first(candidates[index], best.get(index), variant.scan(index, bottleneck, cutoff))
         if choice is not None:
-            found = sorted([*found, choice], key=lambda each: (each.objective_seconds, each.candidate))
+            best[index] = choice
+            found = sorted(best.values(), key=lambda each: (each.objective_seconds, each.candidate))
     return _in_order(found)[:top]
 
 
@@ -106,21 +151,26 @@ def _crude_bound(candidate: Candidate) -> float:
     """
     if candidate.num_columns == 0:
         return np.inf
-    fastest = _fastest(candidate, candidate.seconds)
-    per_layer = float((candidate.seconds / np.maximum(candidate.layers, 1)).min())
-    total = max(float(fastest.sum()), per_layer * candidate.num_layers)
-    bottleneck = max(float(fastest.max()), total / candidate.num_stages)
+    fastest = float(_fastest(candidate, candidate.seconds).max())
+    bottleneck = max(fastest, _least_total(candidate, candidate.seconds) / candidate.num_stages)
     tail = float(_fastest(candidate, candidate.tail_seconds).max())
-    return candidate.constant_seconds + candidate.steady_count * bottleneck + candidate.sum_weight * total + tail
+    passes = _least_total(candidate, candidate.pass_seconds)
+    return candidate.constant_seconds + candidate.steady_count * bottleneck + passes + tail
+
+
+def _least_total(candidate: Candidate, values: FloatArray) -> float:
+    """Least sum of `values` over the stages, by the least of each stage, and by the least for each layer."""
+    per_layer = float((values / np.maximum(candidate.layers, 1)).min())
+    return max(float(_fastest(candidate, values).sum()), per_layer * candidate.num_layers)
 
 
 def _close_bound(candidate: Candidate, bottleneck: float) -> float:
     """The crude bound with the least bottleneck that any choice has."""
-    fastest = float(_fastest(candidate, candidate.seconds).sum())
     tail = float(_fastest(candidate, candidate.tail_seconds).max())
-    total = max(fastest, bottleneck)
-    bound = candidate.constant_seconds + candidate.steady_count * bottleneck + candidate.sum_weight * total + tail
-    return max(bound, _crude_bound(candidate))
+    passes = _least_total(candidate, candidate.pass_seconds)
+    return max(
+        candidate.constant_seconds + candidate.steady_count * bottleneck + passes + tail, _crude_bound(candidate)
+    )
 
 
 def _least_bottleneck(candidate: Candidate) -> float | None:
@@ -197,10 +247,8 @@ class _Scan:
     def _last_useful_bottleneck(self) -> int:
         """Position of the last bottleneck that may still meet the cutoff."""
         candidate = self.candidate
-        fastest = float(_fastest(candidate, candidate.seconds).sum())
-        total = np.maximum(fastest, self.bottlenecks)
-        steady = candidate.steady_count * self.bottlenecks
-        least = candidate.constant_seconds + steady + candidate.sum_weight * total + self.tails[0]
+        passes = _least_total(candidate, candidate.pass_seconds)
+        least = candidate.constant_seconds + candidate.steady_count * self.bottlenecks + passes + self.tails[0]
         return max(int(np.searchsorted(least, self.cutoff, side="right")) - 1, 0)
 
     def _cost(self, a: int, b: int) -> float:
@@ -234,14 +282,13 @@ class _Scan:
         allowed &= candidate.tail_seconds <= self.tails[box.high_b]
         least = _least_sums(candidate, allowed)
         total = float(least[0, candidate.num_layers])
-        bound = self._cost(box.low_a, box.low_b) + candidate.sum_weight * total
+        bound = self._cost(box.low_a, box.low_b) + total
         if not bound <= self.cutoff:  # infinite where the thresholds leave no choice
             return bound
         self._keep(_walk(candidate, allowed, least, total))
-        if self._is_point(box) and candidate.sum_weight > 0:
+        if self._is_point(box):
             # Whatever the cutoff leaves for the sum may be spent on lexicographically smaller layers.
-            spare = self.cutoff - self._cost(box.high_a, box.high_b)
-            self._keep(_walk(candidate, allowed, least, spare / candidate.sum_weight))
+            self._keep(_walk(candidate, allowed, least, self.cutoff - self._cost(box.high_a, box.high_b)))
         return bound
 
     def _keep(self, columns: IntArray) -> None:
@@ -259,9 +306,9 @@ class _Scan:
 
 
 def _least_sums(candidate: Candidate, allowed: Mask) -> FloatArray:
-    """Least sum of seconds, [num_stages + 1, num_layers + 1], by (first stage, layers that are left for it on)."""
+    """Least sum of pass seconds, [num_stages + 1, num_layers + 1], by (first stage, layers that are left for it on)."""
     num_layers, num_stages = candidate.num_layers, candidate.num_stages
-    stage, layers, seconds = candidate.stage[allowed], candidate.layers[allowed], candidate.seconds[allowed]
+    stage, layers, seconds = candidate.stage[allowed], candidate.layers[allowed], candidate.pass_seconds[allowed]
     least = np.full((num_stages + 1, num_layers + 1), np.inf)
     least[num_stages, 0] = 0.0
     first = np.searchsorted(stage, np.arange(num_stages + 1))
@@ -274,7 +321,7 @@ def _least_sums(candidate: Candidate, allowed: Mask) -> FloatArray:
 
 
 def _walk(candidate: Candidate, allowed: Mask, least: FloatArray, budget: float) -> IntArray:
-    """The choice with the lexicographically smallest layers whose sum of seconds is within the (finite) budget.
+    """The choice with the lexicographically smallest layers whose sum of pass seconds is within the (finite) budget.
 
     Where rounding puts the budget below the least sum, the least sum is taken.
     """
@@ -284,11 +331,11 @@ def _walk(candidate: Candidate, allowed: Mask, least: FloatArray, budget: float)
     for stage in range(candidate.num_stages):
         here = columns[first[stage] : first[stage + 1]]
         here = here[candidate.layers[here] <= left]
-        sums = candidate.seconds[here] + least[stage + 1, left - candidate.layers[here]]
+        sums = candidate.pass_seconds[here] + least[stage + 1, left - candidate.layers[here]]
         affordable = np.flatnonzero(sums <= max(budget, float(sums.min())))
         same_layers = affordable[candidate.layers[here[affordable]] == candidate.layers[here[affordable[0]]]]
         column = here[same_layers[np.argmin(sums[same_layers])]]
         chosen.append(column)
         left -= int(candidate.layers[column])
-        budget -= float(candidate.seconds[column])
+        budget -= float(candidate.pass_seconds[column])
     return np.array(chosen, dtype=np.int64)

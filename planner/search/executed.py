@@ -68,12 +68,13 @@ def executed_candidates(job: Job, degrees: DegreeArrays, policies: PolicyMasks) 
                 num_layers=job.model.num_layers,
                 num_stages=one.pp,
                 steady_count=0.0,
-                sum_weight=0.0,
                 constant_seconds=seconds,
                 stage=np.arange(len(layers)),
                 layers=layers,
                 policy=policy,
                 seconds=nothing,
+                pass_seconds=nothing,
+                room_seconds=nothing,
                 tail_seconds=nothing,
             )
         )

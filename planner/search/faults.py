@@ -236,12 +236,6 @@ def layers(job: AnyJob, layout: Layout) -> str:
     )
 
 
-def equal_chunks(job: AnyJob, layout: Layout) -> str:
-    """Chunks of a stage would differ."""
-    legal = _near(divisors(job.model.num_layers), layout.interleave)
-    return f"interleave {layout.interleave} does not divide the {job.model.num_layers} layers; it can be {legal}"
-
-
 def even_stages(job: AnyJob, layout: Layout) -> str:
     """Stages would differ, and the engine cannot have that."""
     legal = _near(divisors(job.model.num_layers), layout.num_chunks)

@@ -1,21 +1,23 @@
 r"""The joint integer program: which candidate, and which column on each of its stages, in one solve.
 
 Sets and data: candidates c with L_c layers on stages r = 0 .. S_c - 1; columns k of (c, r) with layers l, seconds
-t and tail seconds d; constants K_c, steady counts A_c, sum weights B_c. theta_c and delta_c are lower bounds of
-the slowest stage and of the longest tail (`bounds.lower_bounds`).
+t, pass seconds f, room seconds h and tail seconds d; constants K_c, steady counts A_c. theta_c and delta_c are lower
+bounds of the slowest stage and of the longest tail (`bounds.lower_bounds`).
 
 Variables: w_c in {0, 1} candidate c is chosen; y_crk in {0, 1} stage r of c takes column k; U_c >= 0 seconds of
-the slowest stage beyond theta_c; V_c >= 0 seconds of the longest tail beyond delta_c.
+the pace beyond theta_c; V_c >= 0 seconds of the longest tail beyond delta_c.
 
-    minimise  sum_c [ (K_c + A_c theta_c + delta_c) w_c + A_c U_c + V_c + B_c sum_rk t_crk y_crk ]
+    minimise  sum_c [ (K_c + A_c theta_c + delta_c) w_c + A_c U_c + V_c + sum_rk f_crk y_crk ]
 
     (1) sum_c w_c = 1                                                     -> _choose_one_candidate()
     (2) sum_k y_crk = w_c                           for all c, r          -> _choose_one_column_per_stage()
     (3) sum_rk l_crk y_crk = L_c w_c                for all c             -> _place_every_layer()
     (4) U_c >= sum_k max(t_crk - theta_c, 0) y_crk  for all c, r          -> _wait_for_the_slowest_stage()
     (5) V_c >= sum_k max(d_crk - delta_c, 0) y_crk  for all c, r          -> _wait_for_the_longest_tail()
+    (6) U_c + theta_c w_c >= sum_k (t_crk - h_crk) y_crk + sum_k h_csk y_csk  for all c, r; s = S_c - 1
+                                                                          -> _wait_for_the_last_chunk()
 
-(4) and (5) are exact: where w_c = 1 exactly one y of the stage is 1, and max(t, theta) - theta is what it adds to
+(4), (5) and (6) are exact: where w_c = 1 exactly one y of the stage is 1, and max(t, theta) - theta is what it adds to
 theta. This is the disaggregated form (no big-M; Conforti, Cornuejols, Zambelli, Integer Programming, section 4.9):
 each candidate's rows are scaled by its own w_c, so the relaxation is the convex hull of the union of the
 candidates' relaxations. By (2) w_c is integral where the y are; it is declared binary all the same, because
@@ -79,6 +81,7 @@ class JointProgram:
             self._place_every_layer(c)
             self._wait_for_the_slowest_stage(c)
             self._wait_for_the_longest_tail(c)
+            self._wait_for_the_last_chunk(c)
 
     def columns(self, values: dict[str, float]) -> tuple[int, tuple[int, ...]]:
         """The candidate and its columns that are 1 in the solver's `values`, by variable name.
@@ -106,7 +109,7 @@ class JointProgram:
             known = each.steady_count * self._bounds.bottleneck[c] + self._bounds.tail[c]
             terms.append((self._w[c], float(each.constant_seconds + known) / self.unit_seconds))
             terms += [(self._slowest[c], each.steady_count), (self._tail[c], 1.0)]
-            terms += zip(self._y[c], (each.sum_weight * each.seconds / self.unit_seconds).tolist(), strict=True)
+            terms += zip(self._y[c], (each.pass_seconds / self.unit_seconds).tolist(), strict=True)
         self.problem.setObjective(pulp.LpAffineExpression(terms))
 
     def _choose_one_candidate(self) -> None:
@@ -130,6 +133,18 @@ class JointProgram:
     def _wait_for_the_longest_tail(self, c: int) -> None:
         beyond = np.maximum(self._candidates[c].tail_seconds - self._bounds.tail[c], 0.0)
         self._wait_for(c, self._tail[c], beyond, "tail")
+
+    def _wait_for_the_last_chunk(self, c: int) -> None:
+        each, stages = self._candidates[c], self._stages(c)
+        own = ((each.seconds - each.room_seconds) / self.unit_seconds).tolist()
+        room = (each.room_seconds / self.unit_seconds).tolist()
+        last = [(self._y[c][k], -room[k]) for k in stages[-1][1]]
+        known = (self._w[c], float(self._bounds.bottleneck[c]) / self.unit_seconds)
+        longest = max(room[k] for k in stages[-1][1])
+        for stage, columns in stages[:-1]:
+            if longest > min(room[k] for k in columns):
+                terms = [(self._slowest[c], 1.0), known, *((self._y[c][k], -own[k]) for k in columns), *last]
+                self._add(terms, pulp.LpConstraintGE, f"last_chunk_{c}_{stage}")
 
     def _wait_for(self, c: int, longest: pulp.LpVariable, beyond: FloatArray, name: str) -> None:
         units = (beyond / self.unit_seconds).tolist()

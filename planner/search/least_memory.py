@@ -95,7 +95,9 @@ def _least_of(job: AnyJob, constraints: Constraints, some: DegreeArrays, most_sh
     candidates = price_candidates(within_share(job, _NO_LIMIT), some, policies, constraints=constraints)
     for row, candidate in enumerate(candidates):
         degrees = some.take(row)
-        shape = stage_of(job, index=candidate.stage, num_layers=candidate.layers, policy=candidate.policy)
+        shape = stage_of(
+            job, index=candidate.stage, num_layers=candidate.layers, policy=candidate.policy, layout=degrees
+        )
         pool = placements_of(job, some).pool_of(np.full_like(candidate.stage, row), candidate.stage)
         num_bytes = by_pool(job, pool, partial(stage_bytes, layout=degrees, stage=shape))
         shares = np.broadcast_to(num_bytes, pool.shape) / limits[pool]

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from planner.cost.adapters import without_adapters
-from planner.cost.schedule import EXECUTED, exists
+from planner.cost.schedule import exists
 from planner.layout import offloads_activations, offloads_optimizer
 from planner.search import faults
 from planner.specs.job import Job, pools_of
@@ -276,13 +276,6 @@ RULES: Final = (
         holds=lambda job, x: x.pp * x.interleave <= job.model.num_layers,
         needs="every chunk must hold at least one layer: pp * interleave at most the number of layers",
         fault=faults.layers,
-    ),
-    Rule(
-        name="equal-chunks",
-        reads=("interleave", "schedule"),
-        holds=lambda job, x: (job.model.num_layers % x.interleave == 0) | (x.schedule in EXECUTED),
-        needs="interleave must divide the layers, so that the chunks of a stage are equal",
-        fault=faults.equal_chunks,
     ),
     Rule(
         name="even-stages",

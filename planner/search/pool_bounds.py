@@ -234,7 +234,7 @@ def _holds_in_time(
     if not len(piped):
         return holds
     of_stages = [rooms_of_stages(pool, degrees, policies) for pool in job.pools]
-    room, unit = np.stack([rooms.layers for rooms in of_stages]), of_stages[0].unit
+    room, whole = np.stack([rooms.layers for rooms in of_stages]), of_stages[0].whole
     first = np.cumsum(degrees.pp) - degrees.pp  # stage of each configuration
     for start in range(0, len(piped), _MOST_ROWS):
         part = piped[start : start + _MOST_ROWS]
@@ -246,7 +246,7 @@ def _holds_in_time(
         pool, stage = place.pool_of(owner, index), first[base[owner]] + index
         ends = np.where(index == x.pp[owner] - 1, own.ends[owner, pool], 0.0)
         prices = own.by_policy[:, owner, pool]
-        held = held_in_time(spare[owner] - ends, prices, np.moveaxis(room[pool, :, stage], 0, 1), unit[stage])
+        held = held_in_time(spare[owner] - ends, prices, np.moveaxis(room[pool, :, stage], 0, 1), whole)
         total = np.bincount(owner, weights=held, minlength=len(part))
         holds[part] = total >= num_main_layers(job) * (1 - 1e-9)
     return np.asarray(holds)

@@ -14,7 +14,7 @@ from planner.cost.flops import flops_convention
 from planner.cost.run import price_of
 from planner.cost.schedule import EXECUTED
 from planner.errors import InputError, Mistake
-from planner.layout import format_layout
+from planner.layout import balanced_chunks, format_layout
 from planner.plan import Plan
 from planner.search.best_first import Found, best_first
 from planner.search.bounds import lower_bounds
@@ -345,12 +345,14 @@ def _check_lists(job: AnyJob, constraints: Constraints) -> None:
     for key in _LISTS:
         values = constraints.per_chunk(key) or ()
         stages = int(pp or len(values) or 1)
-        if values != values[:stages] * (len(values) // stages):
-            raise InputError(
-                f"`{key}={'/'.join(values)}` cannot be planned",
-                where="--pin",
-                hint="pp * interleave entries; the chunks of one stage are alike",
-            )
+        chunks, alike = len(values) // stages, values[:stages]
+        wanted = alike * chunks
+        if key == "layers_per_stage":
+            sums = tuple(sum(map(int, values[stage::stages])) for stage in range(stages))
+            wanted = tuple(map(str, balanced_chunks(sums, chunks)))
+        if values != wanted:
+            hint = "pp * interleave entries; the chunks of one stage are alike, or first ones have one layer more"
+            raise InputError(f"`{key}={'/'.join(values)}` cannot be planned", where="--pin", hint=hint)
 
 
 def _runners_up(found: Found, winner: Choice, top: int, objective: Objective) -> list[Choice]:

@@ -12,8 +12,16 @@ import numpy as np
 
 from planner.cost.compute import head_seconds
 from planner.cost.layers import layer_seconds
-from planner.cost.prices import StagePrices, hidden_of_layer, num_microbatches, stage_bytes, stage_fits, stage_prices
-from planner.cost.schedule import EXECUTED, in_flight_microbatches
+from planner.cost.prices import (
+    StagePrices,
+    hidden_of_layer,
+    interleaving_terms,
+    num_microbatches,
+    stage_bytes,
+    stage_fits,
+    stage_prices,
+)
+from planner.cost.schedule import EXECUTED, in_flight_microbatches, pace_seconds
 from planner.cost.stage import Stage, stage_of
 from planner.cost.traffic import expert_parallel_seconds, tensor_parallel_seconds
 from planner.layout import divisors
@@ -373,23 +381,22 @@ class Rooms:
     """Layers of the most numerous kind that each stage of each configuration can hold under each policy.
 
     owner: configuration of each stage, [stages]. is_last: the last of its pipeline. layers: [policies, stages], 0
-    where the policy is not allowed. unit: layers come in multiples of this, [stages]; 0 where that is not known.
+    where the policy is not allowed. whole: whether they are whole numbers.
     """
 
     owner: NDArray[np.int64]
     is_last: NDArray[np.bool_]
     layers: NDArray[np.float64]
-    unit: NDArray[np.int64]
+    whole: bool
 
     def in_all(self, layers: NDArray[np.float64], degrees: DegreeArrays) -> NDArray[np.float64]:
         """Sum over the stages of each configuration, [n]."""
         return np.asarray(np.bincount(self.owner, weights=layers, minlength=len(degrees)), dtype=np.float64)
 
 
-def _whole_units(layers: NDArray[np.float64], unit: NDArray[np.int64]) -> NDArray[np.float64]:
-    """Layers in whole units, those without a unit as they are; rounding never takes a layer away."""
-    whole = np.maximum(unit, 1)
-    return np.where(unit > 0, np.floor(layers / whole * (1 + 1e-9)) * whole, layers)
+def _whole(layers: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Whole layers; rounding never takes one away."""
+    return np.floor(layers * (1 + 1e-9))
 
 
 def _forced_seconds(job: Job, degrees: DegreeArrays, floor: FloorPrices, rooms: Rooms) -> NDArray[np.float64]:
@@ -415,18 +422,20 @@ def _holds_in_time(
 ) -> NDArray[np.bool_]:
     """Whether stages that take at most `slowest_seconds` for a microbatch can hold all layers."""
     spare = (slowest_seconds - floor.send)[rooms.owner] - np.where(rooms.is_last, floor.ends[rooms.owner], 0.0)
-    held = held_in_time(spare, floor.layer[0][:, rooms.owner], rooms.layers, rooms.unit)
+    held = held_in_time(spare, floor.layer[0][:, rooms.owner], rooms.layers, rooms.whole)
     return np.asarray(rooms.in_all(held, degrees) >= num_main_layers(job) * (1 - 1e-9))
 
 
-def held_in_time(spare_seconds: Any, layer_seconds: Any, room: Any, unit: Any) -> Any:
+def held_in_time(spare_seconds: Any, layer_seconds: Any, room: Any, whole: bool) -> Any:
     """Layers that stages hold within some seconds, under the policy that lets each hold most, [stages].
 
-    layer_seconds: of one more layer, and room: layers that memory allows, both [policies, stages].
+    layer_seconds: of one more layer, and room: layers that memory allows, both [policies, stages]. whole: whether
+    layers are whole numbers.
     """
     held = np.zeros(np.shape(spare_seconds))
     for price, most in zip(layer_seconds, room, strict=True):
-        held = np.maximum(held, np.minimum(most, _whole_units(spare_seconds / price, unit)))
+        in_time = spare_seconds / price
+        held = np.maximum(held, np.minimum(most, _whole(in_time) if whole else in_time))
     return held
 
 
@@ -440,7 +449,7 @@ def rooms_of_stages(job: Job, degrees: DegreeArrays, policies: PolicyMasks) -> R
 
     Memory grows linearly with the layers from two on, and not slower below; on stages inside the pipeline it does
     so with the microbatches in flight too, so that two such stages give all. Layers of another kind beside those
-    that are counted only take room. Where there is one kind, layers come in multiples of the chunks.
+    that are counted only take room. Where there is one kind, a stage has whole layers.
     """
     owner = np.repeat(np.arange(len(degrees)), degrees.pp)
     index = np.arange(len(owner)) - (np.cumsum(degrees.pp) - degrees.pp)[owner]
@@ -455,13 +464,12 @@ def rooms_of_stages(job: Job, degrees: DegreeArrays, policies: PolicyMasks) -> R
         linear = values[1][owner] + share * (values[2] - values[1])[owner]
         return np.asarray(np.where(inside, linear, np.where(is_last, values[3][owner], values[0][owner])))
 
-    unit = degrees.interleave[owner] * (len(_kinds(job)) == 1)
-    layers = []
+    whole, layers = len(_kinds(job)) == 1, []
     for policy, mask in policies.items():
         two, three = (everywhere(_bytes_with(job, degrees, ends, k, policy)) for k in (2, 3))
         most = np.maximum(2 + (job.memory_limit_bytes - two) / np.maximum(three - two, 1.0), 1.0)
-        layers.append(np.where(mask[owner], _whole_units(most, unit), 0.0))
-    return Rooms(owner=owner, is_last=is_last, layers=np.stack(layers), unit=unit)
+        layers.append(np.where(mask[owner], _whole(most) if whole else most, 0.0))
+    return Rooms(owner=owner, is_last=is_last, layers=np.stack(layers), whole=whole)
 
 
 def _in_flight(job: Job, degrees: DegreeArrays, stage: Any) -> Any:
@@ -485,7 +493,7 @@ def always_fits(job: Job, degrees: DegreeArrays, cutoff_seconds: Any) -> NDArray
     """
     most, last = most_layers(job, degrees, cutoff_seconds), degrees.pp - 1
     index = np.stack([np.zeros_like(last), np.minimum(1, last), np.maximum(last - 1, 0), last])
-    stage = stage_of(job, index=index, num_layers=np.maximum(most, 1), policy=0)
+    stage = stage_of(job, index=index, num_layers=np.maximum(most, 1), policy=0, layout=degrees)
     return np.asarray(np.broadcast_to(stage_fits(job, degrees, stage), index.shape).all(axis=0))
 
 
@@ -501,7 +509,17 @@ class EvenSplit:
     layers: NDArray[np.int64]
     policy: NDArray[np.int64]
     seconds: NDArray[np.float64]
+    fill_seconds: NDArray[np.float64]
+    room_seconds: NDArray[np.float64]
     tail_seconds: NDArray[np.float64]
+
+    @property
+    def pace(self) -> NDArray[np.float64]:
+        """Seconds from one microbatch to the next, of the slowest stage and its wait for the last chunk, [n]."""
+        ends = np.append(self.first, len(self.layers))[1:]
+        last_chunk = np.repeat(self.room_seconds[ends - 1], ends - self.first)
+        each = pace_seconds(self.seconds, self.room_seconds, last_chunk)
+        return np.asarray(np.maximum.reduceat(each, self.first), dtype=np.float64)
 
     @property
     def slowest(self) -> NDArray[np.float64]:
@@ -515,31 +533,32 @@ class EvenSplit:
 
 
 def even_splits(job: Job, degrees: DegreeArrays, policies: PolicyMasks) -> EvenSplit:
-    """The even split of each configuration; in equal chunks, unless the schedule is executed to be priced."""
-    unit = np.ones_like(degrees.pp) if degrees.schedule in EXECUTED else degrees.interleave
-    units = job.model.num_layers // unit
+    """The even split of each configuration."""
     owner = np.repeat(np.arange(len(degrees)), degrees.pp)
     first = np.cumsum(degrees.pp) - degrees.pp
     index = np.arange(len(owner)) - first[owner]
-    layers = (unit * (units // degrees.pp))[owner] + unit[owner] * (index < (units % degrees.pp)[owner])
     x = degrees.take(owner)
+    layers = job.model.num_layers // x.pp + (index < job.model.num_layers % x.pp)
     choice = np.array(list(policies))[:, np.newaxis]
-    stage = stage_of(job, index=index, num_layers=layers, policy=choice)
+    stage = stage_of(job, index=index, num_layers=layers, policy=choice, layout=x)
     shape = (len(policies), len(owner))
     fits = np.broadcast_to(stage_fits(job, x, stage), shape)
     fits = fits & np.stack(list(policies.values()))[:, owner]
     if job.model.moe is not None:
         fits = fits & ((index > 0) | (layers // x.interleave >= job.model.moe.num_dense_layers))
     prices = stage_prices(job, x, stage)
-    seconds, tail = (np.broadcast_to(each, shape) for each in (prices.microbatch_seconds, prices.tail_seconds))
+    terms = prices.microbatch_seconds, *interleaving_terms(job, x, stage, prices), prices.tail_seconds
+    seconds, fill, room, tail = (np.broadcast_to(each, shape) for each in terms)
     which = np.where(fits, seconds, np.inf).argmin(axis=0)
     cheapest = which, np.arange(len(owner))
     return EvenSplit(
         first=first,
-        fits=np.logical_and.reduceat(fits[cheapest], first) & (job.model.num_layers % unit == 0),
+        fits=np.logical_and.reduceat(fits[cheapest], first),
         layers=layers,
         policy=choice[which, 0],
         seconds=seconds[cheapest],
+        fill_seconds=fill[cheapest],
+        room_seconds=room[cheapest],
         tail_seconds=tail[cheapest],
     )
 
@@ -556,8 +575,8 @@ def even_split_seconds(job: Job, degrees: DegreeArrays, policies: PolicyMasks) -
     """
     split = even_splits(job, degrees, policies)
     m, v = num_microbatches(job, degrees), degrees.interleave
-    work = np.add.reduceat(split.seconds, split.first)
-    return np.where(split.fits, (m - 1 / v) * split.slowest + work / v + split.longest_tail, np.inf)
+    passes = np.add.reduceat(split.fill_seconds, split.first) / v
+    return np.where(split.fits, (m - 1 / v) * split.pace + passes + split.longest_tail, np.inf)
 
 
 def least_stage_bytes(job: Job, degrees: DegreeArrays, policies: Sequence[int]) -> NDArray[np.float64]:

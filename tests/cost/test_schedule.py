@@ -2,24 +2,32 @@
 
 from __future__ import annotations
 
+import random
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from planner.cost.memory import held_of_stage
 from planner.cost.operations import operations
 from planner.cost.schedule import (
     bubble_of,
     bubble_seconds,
+    chunk_terms,
     exists,
     held_microbatches,
     in_flight_microbatches,
+    interleaved_bubble_seconds,
     pipeline_seconds,
     round_size,
     staleness_steps,
     weight_versions,
 )
 from planner.cost.simulate import ChunkSeconds, exact_pipeline_seconds, simulate
+from planner.cost.stage import Stage
+from planner.layout import balanced_chunks
 
 SCHEDULES = ("naive", "gpipe", "1f1b", "interleaved", "zb-h1", "zbv", "dualpipev")
 V_SHAPED = ("zbv", "dualpipev")
@@ -246,3 +254,73 @@ def test_an_unknown_schedule_is_not_priced_silently():
         in_flight_microbatches("breadth-first", 4, 0, 8, 2)
     with pytest.raises(ValueError, match="not priced"):
         bubble_of("breadth-first", **dict.fromkeys(PASSES, np.ones(4)), num_microbatches=8)
+
+
+# --- interleaved stages whose chunks differ -------------------------------------------------------------------
+
+
+def uneven_stages(seed):
+    """Interleaved stages with chunks that differ by a layer, some recomputed, and a head; all in layers' seconds."""
+    pick = random.Random(seed)
+    pp, v, rounds = pick.choice([2, 3, 4, 6, 8, 12]), pick.choice([2, 3, 4, 6]), pick.choice([1, 1, 2, 4, 8])
+    largest, spread = pick.randint(1, 6), pick.choice([1, v, 2 * v])
+    layers = np.array([pick.randint(max(v, v * largest - spread), v * largest) for _ in range(pp)])
+    layer = np.array([pick.choice([1, 1, 4 / 3]) for _ in range(pp)])
+    return pp, v, pp * rounds, layers, layer, pick.choice([0, 0.3, 0.7, 1.5, 2.5])
+
+
+def error_of_uneven_stages(seed):
+    """How much longer the closed form is than the executed schedule, as a share."""
+    pp, v, m, layers, layer, head = uneven_stages(seed)
+    chunks = np.array(balanced_chunks(tuple(layers.tolist()), v), dtype=float)
+    forward, backward = chunks / 3, (chunks.reshape(v, pp) * (layer - 1 / 3)).ravel()
+    forward[-1] += head / 3
+    backward[-1] += head * 2 / 3
+    passes = ChunkSeconds(forward=forward, backward_input=backward / 2, backward_weight=backward / 2)
+    is_last = np.arange(pp) == pp - 1
+    stage = layers * layer + head * is_last
+    fill, room = chunk_terms(
+        stage_seconds=stage,
+        layer_seconds=layer,
+        num_layers=layers,
+        largest_chunk=-(-layers // v),
+        end_seconds=head * is_last,
+        is_last=is_last,
+        pp=pp,
+        num_microbatches=m,
+        interleave=v,
+    )
+    form = m * np.max(stage) + interleaved_bubble_seconds(stage, fill, room, m, v)
+    return form / exact_pipeline_seconds("interleaved", passes, m, interleave=v) - 1
+
+
+def test_chunks_that_differ_take_about_the_executed_time():
+    errors = np.array([error_of_uneven_stages(seed) for seed in range(120)])
+    assert errors.min() > -0.10
+    assert errors.max() < 0.21
+    assert np.quantile(errors, 0.05) > -0.02
+    assert np.quantile(errors, 0.95) < 0.10
+    assert abs(np.median(errors)) < 0.02
+
+
+@pytest.mark.slow
+def test_chunks_that_differ_take_about_the_executed_time_in_many_shapes():
+    errors = np.array([error_of_uneven_stages(seed) for seed in range(6000)])
+    assert errors.min() > -0.10
+    assert errors.max() < 0.21
+
+
+@pytest.mark.parametrize("seed", range(24))
+def test_a_stage_whose_chunks_differ_holds_no_more_than_it_is_said_to(seed):
+    pp, v, m, layers, _, _ = uneven_stages(seed)
+    chunks = np.array(balanced_chunks(tuple(layers.tolist()), v), dtype=float)
+    ones = np.ones(len(chunks))
+    run = simulate(
+        "interleaved", ChunkSeconds(forward=ones, backward_input=ones, backward_weight=ones), m, interleave=v
+    )
+    degrees = SimpleNamespace(schedule="interleaved", pp=pp, interleave=v)
+    stage = Stage(index=np.arange(pp), num_layers=layers, policy=0, largest_chunk=-(-layers // v))
+    ((held, waiting),) = held_of_stage(degrees, stage, m)
+    said, held = (held + waiting) * layers, run.peak_held(chunks)
+    assert np.all(held <= said * (1 + 1e-12))
+    assert np.all(said <= held * v * -(-layers // v) / layers * (1 + 1e-12))

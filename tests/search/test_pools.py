@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import random
 from dataclasses import replace
 from functools import cache
@@ -96,7 +97,9 @@ def every_configuration(job):
     n, batch, layers = job.cluster.num_devices, job.training.global_batch_size, job.model.num_layers
     whole = range(1, n + 1)
     context = whole if "cp" in job.engine.axes else [1]
-    pipelines = [(p, v) for p in range(1, layers + 1) for v in range(1, layers // p + 1)]
+    pipelines = [
+        (p, v) for p in range(1, layers + 1) for v in range(1, layers // p + 1) if v < 3 or shrinks(p, v, layers)
+    ]
     for tp, (pp, v), dp, mbs, cp in itertools.product(whole, pipelines, whole, range(1, batch + 1), context):
         if tp * pp * dp * cp > n or batch % (dp * mbs):
             continue
@@ -110,6 +113,31 @@ def every_configuration(job):
             probe = Layout(**common, layers_per_stage=(1,) * (pp * v), recompute=("none",) * (pp * v))
             if not broken_rules(job, probe, except_for=("pools",)):
                 yield common
+
+
+def shrinks(pp, v, layers):
+    """Whether the largest chunk of an even split is smaller than with one chunk less."""
+    return -(-layers // (pp * v)) < -(-layers // (pp * (v - 1)))
+
+
+def step_seconds(m, v, stages):
+    """The formula of the step, written again; stages of (seconds, tail, layers, seconds of their end of the model)."""
+    times, tails, layers, ends = zip(*stages, strict=True)
+    p, longest = len(stages), max(tails)
+    if v == 1:
+        return m * max(times) + sum(times) - max(times) + longest
+    rounds, passes, stalls, paces = m / p, [], 0.0, []
+    layer = [(t - e) / k for t, k, e in zip(times, layers, ends, strict=True)]
+    small, large = (
+        [w * each for w, each in zip(layer, counts, strict=True)]
+        for counts in ([k // v for k in layers], [math.ceil(k / v) for k in layers])
+    )
+    for r in range(p):
+        passes.append(v * large[r] + ends[r])
+        stalls += (rounds - 1) * max(0.0, large[r] - small[r] - large[r] / p)
+        wait = small[-1] + ends[-1] - small[r] - large[r] / p * (1 - 1 / rounds)
+        paces.append(times[r] + (max(0.0, wait) if r < p - 1 else 0.0))
+    return m * max(paces) + (sum(passes) - max(paces)) / v + stalls + longest
 
 
 def every_place(job, common):
@@ -130,10 +158,9 @@ def fillings(job, pp, v):
     splits = compositions(job.model.num_layers, pp, v) if job.engine.uneven_stages else []
     splits = splits or [(job.model.num_layers // pp,) * pp]
     for split in splits:
-        if all(k % v == 0 for k in split):
-            for chosen in itertools.product(["none", "full"], repeat=pp):
-                if job.engine.recompute_per_stage or len(set(chosen)) == 1:
-                    yield split, chosen
+        for chosen in itertools.product(["none", "full"], repeat=pp):
+            if job.engine.recompute_per_stage or len(set(chosen)) == 1:
+                yield split, chosen
 
 
 def borders(places, v):
@@ -154,12 +181,13 @@ def stage_price(job, common, r, k, policy, pool, crossings, apart, known):
             **{n: np.array([common[n]]) for n in names},
             ep=np.array([1]), etp=np.array([1]), placement=np.array([0]), schedule=common["schedule"],
         )  # fmt: skip
-        stage = stage_of(own, index=np.array([r]), num_layers=np.array([k]), policy=np.array([policy]))
+        stage = stage_of(own, index=np.array([r]), num_layers=np.array([k]), policy=np.array([policy]), layout=degrees)
         stage = replace(stage, num_crossings=crossings, ends_apart=apart)
         share = float(np.ravel(stage_bytes(own, degrees, stage))[0]) / own.memory_limit_bytes
         prices = stage_prices(own, degrees, stage)
-        found = float(np.ravel(prices.microbatch_seconds)[0]), float(np.ravel(prices.tail_seconds)[0]), share
-        known[key] = found if share <= 1 else None
+        each = prices.microbatch_seconds, prices.tail_seconds, k, prices.ends
+        found = tuple(float(np.ravel(value)[0]) for value in each)
+        known[key] = (found, share) if share <= 1 else None
     return known[key]
 
 
@@ -181,9 +209,9 @@ def every_layout(job):
                 if None in stages:
                     yield None
                     continue
-                times, ends, shares = zip(*stages, strict=True)
+                prices, shares = zip(*stages, strict=True)
                 devices = {pool: places.count(pool) * common["tp"] * common["dp"] * common["cp"] for pool in places}
-                yield m * max(times) + (sum(times) - max(times)) / v + max(ends), devices, max(shares)
+                yield step_seconds(m, v, prices), devices, max(shares)
 
 
 def brute_force(job):

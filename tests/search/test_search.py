@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import random
 import re
 import tempfile
@@ -86,7 +87,9 @@ def every_configuration(job, schedule=None):
     n, batch, layers = job.cluster.num_devices, job.training.global_batch_size, job.model.num_layers
     whole, experts = range(1, n + 1), range(1, n + 1) if job.model.moe else [1]
     context = whole if "cp" in job.engine.axes else [1]
-    pipelines = [(p, v) for p in range(1, layers + 1) for v in range(1, layers // p + 1)]
+    pipelines = [
+        (p, v) for p in range(1, layers + 1) for v in range(1, layers // p + 1) if v < 3 or shrinks(p, v, layers)
+    ]
     if schedule:
         pipelines = [(p, 2) for p in range(2, layers // 2 + 1)]
     for tp, (pp, v), dp, mbs, cp in itertools.product(whole, pipelines, whole, range(1, batch + 1), context):
@@ -107,6 +110,31 @@ def every_configuration(job, schedule=None):
                 yield common
 
 
+def shrinks(pp, v, layers):
+    """Whether the largest chunk of an even split is smaller than with one chunk less."""
+    return -(-layers // (pp * v)) < -(-layers // (pp * (v - 1)))
+
+
+def step_seconds(m, v, stages):
+    """The formula of the step, written again; stages of (seconds, tail, layers, seconds of their end of the model)."""
+    times, tails, layers, ends = zip(*stages, strict=True)
+    p, longest = len(stages), max(tails)
+    if v == 1:
+        return m * max(times) + sum(times) - max(times) + longest
+    rounds, passes, stalls, paces = m / p, [], 0.0, []
+    layer = [(t - e) / k for t, k, e in zip(times, layers, ends, strict=True)]
+    small, large = (
+        [w * each for w, each in zip(layer, counts, strict=True)]
+        for counts in ([k // v for k in layers], [math.ceil(k / v) for k in layers])
+    )
+    for r in range(p):
+        passes.append(v * large[r] + ends[r])
+        stalls += (rounds - 1) * max(0.0, large[r] - small[r] - large[r] / p)
+        wait = small[-1] + ends[-1] - small[r] - large[r] / p * (1 - 1 / rounds)
+        paces.append(times[r] + (max(0.0, wait) if r < p - 1 else 0.0))
+    return m * max(paces) + (sum(passes) - max(paces)) / v + stalls + longest
+
+
 def policies_of(job, offload):
     """Recompute policies with what is offloaded."""
     policies = list(job.engine.recompute)
@@ -123,7 +151,7 @@ def fillings(job, pp, v, offload):
     dense = job.model.moe.num_dense_layers if job.model.moe else 0  # all in the first chunk
     ways = list(itertools.product(policies_of(job, offload), repeat=pp))
     for split in splits:
-        if all(k % v == 0 for k in split) and split[0] // v >= dense:
+        if split[0] // v >= dense:
             for chosen in ways:
                 if job.engine.recompute_per_stage or len(set(chosen)) == 1:
                     yield split, chosen
@@ -161,12 +189,16 @@ def brute_force(job):
         owner, index, layers, policy = (np.array(column) for column in zip(*cells, strict=True))
         arrays = {n: np.array([c[n] for c in here])[owner] for n in here[0] if n not in ("schedule", "offload")}
         degrees = DegreeArrays(**arrays, placement=0 * owner, schedule=schedule, offload=offload)
-        stage = stage_of(job, index=index, num_layers=layers, policy=policy)
+        stage = stage_of(job, index=index, num_layers=layers, policy=policy, layout=degrees)
         fits = np.broadcast_to(stage_fits(job, degrees, stage), owner.shape)
         prices = stage_prices(job, degrees, stage)
         seconds = np.broadcast_to(prices.microbatch_seconds, owner.shape)
-        tails = np.broadcast_to(prices.tail_seconds, owner.shape)
-        of_cell = {cell: (time, tail) for cell, fit, time, tail in zip(cells, fits, seconds, tails, strict=True) if fit}
+        tails, ends = (np.broadcast_to(each, owner.shape) for each in (prices.tail_seconds, prices.ends))
+        of_cell = {
+            cell: (time, tail, cell[2], end)
+            for cell, fit, time, tail, end in zip(cells, fits, seconds, tails, ends, strict=True)
+            if fit
+        }
         for c, common in enumerate(here):
             m, v = job.training.global_batch_size // (common["dp"] * common["mbs"]), common["interleave"]
             for split, chosen in fillings(job, common["pp"], v, offload):
@@ -176,8 +208,7 @@ def brute_force(job):
                     for r, (k, p) in enumerate(zip(split, chosen, strict=True))
                 ]
                 if None not in stages:
-                    times, ends = zip(*stages, strict=True)
-                    best = min(best, m * max(times) + (sum(times) - max(times)) / v + max(ends))
+                    best = min(best, step_seconds(m, v, stages))
     return best, count
 
 

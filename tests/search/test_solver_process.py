@@ -33,12 +33,13 @@ def two_stages() -> Candidate:
         num_layers=6,
         num_stages=2,
         steady_count=3.0,
-        sum_weight=1.0,
         constant_seconds=0.5,
         stage=stage,
         layers=layers,
         policy=np.zeros(10, dtype=np.int64),
         seconds=layers * np.array([1.0, 2.0])[stage],
+        pass_seconds=layers * np.array([1.0, 2.0])[stage],
+        room_seconds=np.zeros(10),
         tail_seconds=layers * np.float64(0.25),
     )
 

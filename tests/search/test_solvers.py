@@ -47,17 +47,19 @@ def make_candidate(rng: random.Random, *, max_stages: int = 4, max_layers: int =
         if rng.random() < density
     ]
     stage, layers, policy, seconds, tail = zip(*rows, strict=True) if rows else ((),) * 5
+    chunks, waits = rng.choice([1, 1, 2]), rng.choice([0.0, 0.0, 1.0])
     return Candidate(
         name="small",
         num_layers=num_layers,
         num_stages=num_stages,
         steady_count=rng.choice([0.0, 0.5, 1.0, 7.0]) if coarse else rng.uniform(0, rng.choice([1.0, 3.0, 30.0])),
-        sum_weight=rng.choice([0.5, 1.0]),
         constant_seconds=0.1 + price(5.0),  # a step takes some time
         stage=np.array(stage, dtype=np.int64),
         layers=np.array(layers, dtype=np.int64),
         policy=np.array(policy, dtype=np.int64),
         seconds=np.array(seconds, dtype=np.float64),
+        pass_seconds=np.array([each / chunks + (chunks - 1) * price(0.5) for each in seconds], dtype=np.float64),
+        room_seconds=np.array([waits * (each / 2 + price(1.0)) for each in seconds], dtype=np.float64),
         tail_seconds=np.array(tail, dtype=np.float64),
     )
 
@@ -69,13 +71,23 @@ def make_candidates(rng: random.Random, most: int = 4) -> list[Candidate]:
 
 def all_choices(candidate: Candidate, index: int = 0) -> list[Choice]:
     columns_of = [np.flatnonzero(candidate.stage == stage).tolist() for stage in range(candidate.num_stages)]
-    layers, seconds, tail = (array.tolist() for array in (candidate.layers, candidate.seconds, candidate.tail_seconds))
+    layers, seconds, passes, room, tail = (
+        array.tolist()
+        for array in (
+            candidate.layers,
+            candidate.seconds,
+            candidate.pass_seconds,
+            candidate.room_seconds,
+            candidate.tail_seconds,
+        )
+    )
     found = []
     for columns in itertools.product(*columns_of):
         if sum(layers[column] for column in columns) == candidate.num_layers:
-            times = [seconds[column] for column in columns]
-            step = candidate.constant_seconds + candidate.steady_count * max(times)
-            step += candidate.sum_weight * math.fsum(times) + max(tail[column] for column in columns)
+            last_chunk = room[columns[-1]]
+            pace = max(seconds[column] + max(0.0, last_chunk - room[column]) for column in columns)
+            step = candidate.constant_seconds + candidate.steady_count * pace
+            step += math.fsum(passes[column] for column in columns) + max(tail[column] for column in columns)
             found.append(Choice(candidate=index, columns=columns, objective_seconds=step))
     return found
 
@@ -121,7 +133,7 @@ def check_bounds(rng: random.Random) -> None:
         assert np.all(bounds.columns[index] <= through * (1 + 1e-12))
         for choice in choices:
             columns = list(choice.columns)
-            assert bounds.bottleneck[index] <= candidate.seconds[columns].max()
+            assert bounds.bottleneck[index] <= candidate.seconds[columns].max()  # and the pace is no shorter
             assert bounds.tail[index] <= candidate.tail_seconds[columns].max()
 
 
@@ -175,12 +187,13 @@ def simple(seconds: list[list[float]], num_layers: int, steady_count: float) -> 
         num_layers=num_layers,
         num_stages=len(seconds),
         steady_count=steady_count,
-        sum_weight=1.0,
         constant_seconds=1.0,
         stage=stage,
         layers=np.concatenate([np.arange(1, len(times) + 1) for times in seconds]),
         policy=np.zeros(len(stage), dtype=np.int64),
         seconds=np.concatenate([np.asarray(times) for times in seconds]),
+        pass_seconds=np.concatenate([np.asarray(times) for times in seconds]),
+        room_seconds=np.zeros(len(stage)),
         tail_seconds=np.zeros(len(stage)),
     )
 
@@ -251,8 +264,10 @@ def test_dominated_columns_are_needed_by_no_optimum_and_the_rest_are_better_in_s
     assert best_seconds(all_choices(kept)) == best_seconds(all_choices(candidate))
     for stage, layers in {*zip(kept.stage.tolist(), kept.layers.tolist(), strict=True)}:
         here = (kept.stage == stage) & (kept.layers == layers)
-        prices = sorted(zip(kept.seconds[here], kept.tail_seconds[here], strict=True))
-        assert all(slow > fast and short < long for (fast, long), (slow, short) in itertools.pairwise(prices))
+        room = kept.room_seconds[here] * (1 if stage == kept.num_stages - 1 else -1)
+        prices = [*zip(kept.seconds[here], kept.pass_seconds[here], kept.tail_seconds[here], room, strict=True)]
+        for one, other in itertools.permutations(prices, 2):
+            assert any(mine < theirs for mine, theirs in zip(one, other, strict=True))
 
 
 @given(rng=RANDOMS)
@@ -299,12 +314,13 @@ def pipeline(num_layers: int, num_stages: int, num_microbatches: int, seed: int)
         num_layers=num_layers,
         num_stages=num_stages,
         steady_count=num_microbatches - 1.0,
-        sum_weight=1.0,
         constant_seconds=0.01,
         stage=columns[:, 0].astype(np.int64),
         layers=columns[:, 1].astype(np.int64),
         policy=columns[:, 2].astype(np.int64),
         seconds=columns[:, 3],
+        pass_seconds=columns[:, 3],
+        room_seconds=np.zeros(len(columns)),
         tail_seconds=columns[:, 4],
     )
 
@@ -323,7 +339,7 @@ def test_methods_agree_at_real_sizes_with_and_without_an_upper_bound(num_layers:
 def test_equal_inputs_give_equal_answers_and_ties_go_to_the_first() -> None:
     flat = pipeline(10, 4, 8, seed=1)
     flat = flat.keep(flat.policy == 2)
-    same = {"seconds": flat.layers * 1.0, "tail_seconds": flat.layers * 0.0}
+    same = {"seconds": flat.layers * 1.0, "pass_seconds": flat.layers * 1.0, "tail_seconds": flat.layers * 0.0}
     candidate = Candidate(**{name: same.get(name, getattr(flat, name)) for name in Candidate.__dataclass_fields__})
     for solver in ("cbc", "cbc", "highs"):
         choice = solve([candidate, candidate], solver=solver).choice
