@@ -142,6 +142,10 @@ class AnyLayout:
     def __init__(self) -> None:
         self.found = False
 
+    def devices(self, job: AnyJob, degrees: DegreeArrays) -> Any:  # noqa: ARG002 - wherever they are
+        """Devices in use, whatever they cost."""
+        return degrees.world_size
+
     def cutoff_seconds(self, num_devices: Any) -> Any:
         """No bound, then none that is met; broadcasts."""
         return np.full(np.shape(num_devices), -math.inf if self.found else math.inf)
@@ -150,7 +154,7 @@ class AnyLayout:
         """By the step time; broadcasts."""
         return seconds + 0 * num_devices
 
-    def add(self, degrees: Degrees, num_devices: int, seconds: float) -> None:  # noqa: ARG002 - of `Incumbents`
+    def add(self, degrees: Degrees, num_devices: float, seconds: float) -> None:  # noqa: ARG002 - of `Incumbents`
         """A layout has been found."""
         self.found = True
 
