@@ -31,7 +31,7 @@ def load_tool(name: str) -> ModuleType:
 
 TARGETS = (
     *("help", "setup", "run", "test", "check", "prove", "lint", "types", "format", "docs", "docs-check"),
-    *("golden", "accuracy", "calibrate", "bench", "shape", "wheel", "clean"),
+    *("golden", "accuracy", "calibrate", "bench", "pictures", "shape", "wheel", "clean"),
 )
 
 
