@@ -76,6 +76,8 @@ def test_no_entry_is_named_twice() -> None:
 
 def test_a_part_of_a_term_finds_all_that_have_it() -> None:
     assert {each.terms[0] for each in entries_of(["embedding"])} == {"embedding_and_loss", "tied_embedding_comm"}
+    degrees = {each.terms[0] for each in entries_of(["parallel degree"])}
+    assert degrees == {"tp", "pp", "dp", "cp", "ep", "etp"}
     assert entries_of(["hfu", "mfu"]) == entries_of(["MFU"])
     assert entries_of([]) == entries()
 
