@@ -242,14 +242,14 @@ def fill_timing(
     job: AnyJob, constraints: Constraints, cuts: DegreeArrays, schedule: Schedule, refused: Refusals
 ) -> DegreeArrays:
     """The cuts with every legal microbatch size and interleave of one schedule."""
-    layers, dp = job.model.num_layers, cuts.dp
+    dp = cuts.dp
     cuts = replace(cuts, schedule=schedule)
     pipelines_only = schedule == "interleaved" or schedule in EXECUTED
     filling = _Filling(job, constraints, refused, cuts.take(cuts.pp > 1) if pipelines_only else cuts)
     filling.cross("mbs", divisors(job.training.global_batch_size // int(dp.min(initial=1))))
     filling.obey("mbs", among=(*_CUT, "mbs"))
     every = constraints.mentions("interleave")
-    options = {pp: _interleaves(layers, pp, every=every) for pp in sorted(set(filling.degrees.pp.tolist()))}
+    options = {pp: _interleaves(job, pp, every=every) for pp in sorted(set(filling.degrees.pp.tolist()))}
     several = sorted(set(chain.from_iterable(options.values())))
     filling.cross("interleave", several if schedule == "interleaved" else [chunks_per_stage(schedule)])
     if schedule == "interleaved":
@@ -260,12 +260,16 @@ def fill_timing(
     return filling.degrees
 
 
-def _interleaves(num_layers: int, pp: int, *, every: bool) -> list[int]:
+def _interleaves(job: AnyJob, pp: int, *, every: bool) -> list[int]:
     """Numbers of chunks of a stage, of those with equally large chunks the least unless it is `every` one.
 
-    More chunks of the same size make a pass no shorter.
+    More chunks of the same size make a pass no shorter. Where the model begins with dense layers, which all have to lie
+    in its first chunk, only divisors of the layers are tried: others hardly ever win, and take most of the time.
     """
+    num_layers = job.model.num_layers
     most = num_layers // pp
+    if job.model.moe is not None and job.model.moe.num_dense_layers and not every:
+        return [v for v in divisors(num_layers) if 1 < v <= most]
     largest = {v: -(-num_layers // (pp * v)) for v in range(2, most + 1)}
     return [v for v in largest if every or largest.get(v - 1) != largest[v]]
 

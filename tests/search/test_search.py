@@ -87,8 +87,12 @@ def every_configuration(job, schedule=None):
     n, batch, layers = job.cluster.num_devices, job.training.global_batch_size, job.model.num_layers
     whole, experts = range(1, n + 1), range(1, n + 1) if job.model.moe else [1]
     context = whole if "cp" in job.engine.axes else [1]
+    dense = job.model.moe.num_dense_layers if job.model.moe else 0
     pipelines = [
-        (p, v) for p in range(1, layers + 1) for v in range(1, layers // p + 1) if v < 3 or shrinks(p, v, layers)
+        (p, v)
+        for p in range(1, layers + 1)
+        for v in range(1, layers // p + 1)
+        if (layers % v == 0 if dense else v < 3 or shrinks(p, v, layers))
     ]
     if schedule:
         pipelines = [(p, 2) for p in range(2, layers // 2 + 1)]
