@@ -324,3 +324,26 @@ def test_a_stage_whose_chunks_differ_holds_no_more_than_it_is_said_to(seed):
     said, held = (held + waiting) * layers, run.peak_held(chunks)
     assert np.all(held <= said * (1 + 1e-12))
     assert np.all(said <= held * v * -(-layers // v) / layers * (1 + 1e-12))
+
+
+@pytest.mark.parametrize(("pp", "largest"), [(8, 2), (16, 2), (16, 3), (16, 5)])
+def test_a_round_waits_where_its_chunks_become_smaller(pp, largest):
+    """Equal stages of a larger and a smaller chunk; without that wait the form is too short."""
+    m, is_last = 8 * pp, np.arange(pp) == pp - 1
+    chunks = np.repeat([largest, largest - 1], pp) / 3
+    layers = np.full(pp, 2 * largest - 1)
+    fill, room = chunk_terms(
+        stage_seconds=layers * 1.0,
+        layer_seconds=1.0,
+        num_layers=layers,
+        largest_chunk=largest,
+        end_seconds=0.0,
+        is_last=is_last,
+        pp=pp,
+        num_microbatches=m,
+        interleave=2,
+    )
+    form = m * layers[0] + interleaved_bubble_seconds(layers * 1.0, fill, room, m, 2)
+    passes = ChunkSeconds(forward=chunks, backward_input=chunks, backward_weight=chunks)
+    assert form == pytest.approx(exact_pipeline_seconds("interleaved", passes, m, interleave=2), rel=0.06)
+    assert form >= exact_pipeline_seconds("interleaved", passes, m, interleave=2)
