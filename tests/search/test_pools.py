@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import itertools
-import math
 import random
 from dataclasses import replace
 from functools import cache
 
 import numpy as np
 import pytest
+from enumeration import compositions, shrinks, step_seconds
 
 from planner.cost.estimate import estimate
 from planner.cost.prices import stage_bytes, stage_prices
@@ -82,16 +82,6 @@ def small_job(seed, *, num_pools=None):
     return joined(*jobs, rate=pick.choice(["1 GB/s", "100 GB/s"] if long else ["0.1 GB/s", "1 GB/s", "100 GB/s"]))
 
 
-def compositions(total, parts, least):
-    if parts == 1:
-        return [(total,)] if total >= least else []
-    return [
-        (first, *rest)
-        for first in range(least, total - least * (parts - 1) + 1)
-        for rest in compositions(total - first, parts - 1, least)
-    ]
-
-
 def every_configuration(job):
     """All outer configurations, by nested loops that know nothing of the search."""
     n, batch, layers = job.cluster.num_devices, job.training.global_batch_size, job.model.num_layers
@@ -113,31 +103,6 @@ def every_configuration(job):
             probe = Layout(**common, layers_per_stage=(1,) * (pp * v), recompute=("none",) * (pp * v))
             if not broken_rules(job, probe, except_for=("pools",)):
                 yield common
-
-
-def shrinks(pp, v, layers):
-    """Whether the largest chunk of an even split is smaller than with one chunk less."""
-    return -(-layers // (pp * v)) < -(-layers // (pp * (v - 1)))
-
-
-def step_seconds(m, v, stages):
-    """The formula of the step, written again; stages of (seconds, tail, layers, seconds of their end of the model)."""
-    times, tails, layers, ends = zip(*stages, strict=True)
-    p, longest = len(stages), max(tails)
-    if v == 1:
-        return m * max(times) + sum(times) - max(times) + longest
-    rounds, passes, stalls, paces = m / p, [], 0.0, []
-    layer = [(t - e) / k for t, k, e in zip(times, layers, ends, strict=True)]
-    small, large = (
-        [w * each for w, each in zip(layer, counts, strict=True)]
-        for counts in ([k // v for k in layers], [math.ceil(k / v) for k in layers])
-    )
-    for r in range(p):
-        passes.append(v * large[r] + ends[r])
-        stalls += (rounds - 1) * max(0.0, large[r] - small[r] - large[r] / p)
-        wait = small[-1] + ends[-1] - small[r] - large[r] / p * (1 - 1 / rounds)
-        paces.append(times[r] + (max(0.0, wait) if r < p - 1 else 0.0))
-    return m * max(paces) + (sum(passes) - max(paces)) / v + stalls + longest
 
 
 def every_place(job, common):

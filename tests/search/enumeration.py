@@ -1,0 +1,41 @@
+"""What every brute force over layouts needs, written without a look at the search."""
+
+from __future__ import annotations
+
+import math
+
+
+def compositions(total, parts, least):
+    """All ways to write `total` as an ordered sum of so many parts, each at least `least`."""
+    if parts == 1:
+        if total >= least:
+            yield (total,)
+        return
+    for first in range(least, total - least * (parts - 1) + 1):
+        for rest in compositions(total - first, parts - 1, least):
+            yield (first, *rest)
+
+
+def shrinks(pp, v, layers):
+    """Whether the largest chunk of an even split is smaller than with one chunk less."""
+    return -(-layers // (pp * v)) < -(-layers // (pp * (v - 1)))
+
+
+def step_seconds(m, v, stages):
+    """The formula of the step, written again; stages of (seconds, tail, layers, seconds of their end of the model)."""
+    times, tails, layers, ends = zip(*stages, strict=True)
+    p, longest = len(stages), max(tails)
+    if v == 1:
+        return m * max(times) + sum(times) - max(times) + longest
+    rounds, passes, stalls, paces = m / p, [], 0.0, []
+    layer = [(t - e) / k for t, k, e in zip(times, layers, ends, strict=True)]
+    small, large = (
+        [w * each for w, each in zip(layer, counts, strict=True)]
+        for counts in ([k // v for k in layers], [math.ceil(k / v) for k in layers])
+    )
+    for r in range(p):
+        passes.append(v * large[r] + ends[r])
+        stalls += (rounds - 1) * max(0.0, large[r] - small[r] - large[r] / p)
+        wait = small[-1] + ends[-1] - small[r] - large[r] / p * (1 - 1 / rounds)
+        paces.append(times[r] + (max(0.0, wait) if r < p - 1 else 0.0))
+    return m * max(paces) + (sum(passes) - max(paces)) / v + stalls + longest
