@@ -6,6 +6,7 @@ that `planner --help` answers at once.
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 import shlex
@@ -627,7 +628,8 @@ def _report(error: PlannerError) -> int:
     from planner.show.mistakes import mistakes_text
     from planner.show.screen import Screen
 
-    sys.stderr.write(mistakes_text(error, Screen.of(sys.stderr)))
+    with contextlib.suppress(OSError):  # where nothing can be said, the exit code still tells
+        sys.stderr.write(mistakes_text(error, Screen.of(sys.stderr)))
     return error.exit_code
 
 
@@ -647,6 +649,18 @@ def _open_missing_streams() -> None:
     sys.stderr = sys.stderr or open(2, "w")  # noqa: SIM115
 
 
+def _drop_unwritable_output() -> None:
+    """Give what a stream still holds and cannot write to the null device.
+
+    The interpreter would try again at its end, and exit with 120 in place of our code.
+    """
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except OSError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+
+
 def run() -> NoReturn:
     """The console entry: `main` with the arguments, signals and streams of this process.
 
@@ -656,4 +670,8 @@ def run() -> NoReturn:
     gc.set_threshold(_OBJECTS_BETWEEN_COLLECTIONS)
     _open_missing_streams()
     signal.signal(signal.SIGTERM, _terminate)
-    sys.exit(main(sys.argv[1:]))
+    try:
+        code = main(sys.argv[1:])
+    finally:
+        _drop_unwritable_output()
+    sys.exit(code)

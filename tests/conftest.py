@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from dataclasses import replace
 from pathlib import Path
@@ -32,6 +33,7 @@ GOLDEN = Path(__file__).parent / "golden"
 # interrupt a child need the usual behaviour, whatever started pytest.
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+os.environ.pop("PYTHONUNBUFFERED", None)  # no user has it, and it hides what a full buffer does at the end
 GIB = 2**30
 
 

@@ -68,6 +68,10 @@ def test_a_full_disk_behind_standard_output_ends_with_5(argv: list[str], plan_fi
     assert done.stderr == "error: cannot write the output: No space left on device\n"
 
 
+def test_a_full_disk_behind_both_streams_ends_with_5(plan_file) -> None:
+    assert run_process("explain", str(plan_file), shell="> /dev/full 2>&1").returncode == ExitCode.ENVIRONMENT
+
+
 @pytest.mark.parametrize(  # tests/show has the whole grid; here is what only a process shows
     ("columns", "env"),
     [(20, {"LC_ALL": "C", "PYTHONUTF8": "0"}), (40, {"LC_ALL": "C"}), (80, {"TERM": "dumb"}), (200, {"NO_COLOR": "1"})],

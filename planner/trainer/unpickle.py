@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torch.distributed.checkpoint.filesystem import FileSystemReader
+from torch.distributed.checkpoint.metadata import _MEM_FORMAT_ENCODING
 
 from planner.errors import EnvironmentProblem
 
@@ -41,12 +42,25 @@ ALLOWED = {
 
 class _Unpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
+        if (module, name) == ("builtins", "getattr"):
+            return _member
         if name not in ALLOWED.get(module, ()):
-            raise EnvironmentProblem(
-                f"the checkpoint's metadata asks for {module}.{name}, which tensors do not need",
-                hint="load only checkpoints that you trust",
-            )
+            raise _refused(f"{module}.{name}")
         return super().find_class(module, name)
+
+
+def _member(owner: object, name: str) -> _MEM_FORMAT_ENCODING:
+    """What stands for `getattr`, by which Python 3.11.0 to 3.11.3 write the member of an enum."""
+    if owner is not _MEM_FORMAT_ENCODING or name not in _MEM_FORMAT_ENCODING.__members__:
+        raise _refused("builtins.getattr")
+    return _MEM_FORMAT_ENCODING[name]
+
+
+def _refused(what: str) -> EnvironmentProblem:
+    return EnvironmentProblem(
+        f"the checkpoint's metadata asks for {what}, which tensors do not need",
+        hint="load only checkpoints that you trust",
+    )
 
 
 class SafeReader(FileSystemReader):

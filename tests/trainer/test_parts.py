@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import json
 import math
+import os
+import pickle
 import sys
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 torch = pytest.importorskip("torch")
 # ruff: noqa: E402 # what follows imports torch
+
+from torch.distributed.checkpoint.metadata import _MEM_FORMAT_ENCODING
 
 from planner.cost.parameters import num_params
 from planner.errors import EnvironmentProblem, ExitCode, InputError
@@ -27,6 +32,7 @@ from planner.trainer.model import Transformer, initial_value
 from planner.trainer.norms import RmsNorm
 from planner.trainer.obstacles import check_plan
 from planner.trainer.optimizer import learning_rate
+from planner.trainer.unpickle import SafeReader
 
 SHAPE = {"num_layers": 3, "hidden_size": 48, "num_heads": 6, "vocab_size": 300, "max_sequence_length": 40}
 
@@ -116,6 +122,32 @@ def test_the_lean_norm_is_torchs_norm(dtype, tolerance):
         results.append((y.detach(), *torch.autograd.grad(y, (x, norm.weight), out_grad)))
     for mine, torchs in zip(*results, strict=True):
         torch.testing.assert_close(mine, torchs, rtol=tolerance, atol=tolerance)
+
+
+class _ByGetattr:
+    """Pickles as Python 3.11.0 to 3.11.3 pickle the member of an enum: `getattr(owner, name)`."""
+
+    def __init__(self, owner: object, name: str) -> None:
+        self.parts = owner, name
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return getattr, self.parts
+
+
+def test_a_checkpoint_written_by_an_early_python_311_is_read(tmp_path) -> None:
+    (tmp_path / ".metadata").write_bytes(pickle.dumps(_ByGetattr(_MEM_FORMAT_ENCODING, "TORCH_CONTIGUOUS_FORMAT")))
+    assert SafeReader(tmp_path).read_metadata() is _MEM_FORMAT_ENCODING.TORCH_CONTIGUOUS_FORMAT
+
+
+@pytest.mark.parametrize(
+    "harmful",
+    [_ByGetattr(_MEM_FORMAT_ENCODING, "__subclasses__"), _ByGetattr(torch.Size, "mro"), os.system],
+    ids=["not a member", "of another class", "not of tensors"],
+)
+def test_metadata_that_reaches_for_more_is_refused(harmful, tmp_path) -> None:
+    (tmp_path / ".metadata").write_bytes(pickle.dumps(harmful))
+    with pytest.raises(EnvironmentProblem, match="which tensors do not need"):
+        SafeReader(tmp_path).read_metadata()
 
 
 def test_the_learning_rate_is_torchs_cosine():
