@@ -33,7 +33,10 @@ GOLDEN = Path(__file__).parent / "golden"
 # interrupt a child need the usual behaviour, whatever started pytest.
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
-os.environ.pop("PYTHONUNBUFFERED", None)  # no user has it, and it hides what a full buffer does at the end
+# Processes under test are those of a user. The one hides what a full buffer does at the end; with the other each of
+# them compiles the planner anew.
+for name in ("PYTHONUNBUFFERED", "PYTHONDONTWRITEBYTECODE"):
+    os.environ.pop(name, None)
 GIB = 2**30
 
 
