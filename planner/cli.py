@@ -452,7 +452,6 @@ def _sweep(nodes: range | dict[str, range], constraints: Constraints, *, as_json
     from planner.specs.job import Job
 
     job = _load_job(nodes=nodes[-1] if isinstance(nodes, range) else nodes, **workload)
-    _refuse_batch_range(job, "sizes of clusters are compared at one batch size")
     with Progress(sys.stderr) as progress:
         if isinstance(job, Job):
             assert isinstance(nodes, range), "a cluster of one kind has no pools"

@@ -111,7 +111,6 @@ def test_plan_and_explain_never_import_torch() -> None:
         ["plan", *SMALL, "--headroom", "10"],
         ["plan", *SMALL, "--objective", "speed"],
         ["plan", "tiny-gpt", "dgx-a100", "--global-batch", "8..", "--nodes", "2"],
-        ["plan", "tiny-gpt", "dgx-a100", "--global-batch", "8..16", "--nodes", "1..2"],
         ["explain", "tiny-gpt", "dgx-a100", "--global-batch", "8..16", "--layout", "tp=1"],
         ["plan", "tiny-gpt", "dgx-a100", "--global-batch", "8", "--nodes", "4..2"],
         ["plan", "tiny-gpt", "dgx-a100", "--global-batch", "8", "--nodes", "0..2"],
@@ -235,6 +234,16 @@ def test_a_range_of_nodes_gives_the_front(capsys) -> None:
     too_big = ["plan", "gpt3-175b", "dgx-a100", "--global-batch", "8", "--nodes", "1..2", "--json"]
     assert main(too_big) == ExitCode.NOTHING_FITS
     assert json.loads(capsys.readouterr().out)["fits"] is False
+
+
+def test_ranges_of_nodes_and_batches_go_together(capsys) -> None:
+    argv = ["plan", "tiny-gpt", "dgx-a100", "--global-batch", "8..16", "--nodes", "1..2"]
+    assert main([*argv, "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document["batch"] == {"least": 8, "most": 16, "target": None}
+    assert all(8 <= point["global_batch_size"] <= 16 for point in document["front"])
+    assert main(argv) == 0
+    assert "8 to 16 sequences" in " ".join(capsys.readouterr().out.split())
 
 
 def test_a_range_of_batches_is_chosen_from_and_explained(capsys) -> None:

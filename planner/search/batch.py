@@ -13,14 +13,14 @@ from planner.search.search import Reporter, fastest_layout
 from planner.specs.job import with_training
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from planner.search.constraints import Constraints
     from planner.search.objectives import ObjectiveName, Rank
     from planner.specs.batch import BatchRange
     from planner.specs.job import AnyJob
 
-__all__ = ["AS_GOOD", "TriedBatch", "batch_report", "choose_batch"]
+__all__ = ["AS_GOOD", "TriedBatch", "batch_report", "best_batch", "choose_batch"]
 
 AS_GOOD = 0.001
 """A batch whose tokens take this much longer, as a share, is as good."""
@@ -61,7 +61,8 @@ def choose_batch(
             continue
         ranks[size], one = outcome
         tried.append(one)
-    return with_training(job, global_batch_size=_chosen(ranks, job.batch, by_devices=name == "gpus")), tuple(tried)
+    size = best_batch(ranks, job.batch, by_devices=name == "gpus") if ranks else job.batch.least
+    return with_training(job, global_batch_size=size), tuple(tried)
 
 
 def _best_of(
@@ -83,9 +84,11 @@ def _best_of(
     return rank, one
 
 
-def _chosen(ranks: dict[int, Rank], batch: BatchRange, *, by_devices: bool) -> int:
-    if not ranks:
-        return batch.least
+def best_batch(ranks: Mapping[int, Rank], batch: BatchRange, *, by_devices: bool = False) -> int:
+    """The batch size of the least rank; of those that are as good the one nearest to the target, or the smallest.
+
+    ranks: seconds for each token (or sequence) and devices of the best layout, by batch size.
+    """
     best = min(ranks.values())
     most = best[0] * (1 + AS_GOOD), (best[1] if by_devices else math.inf) * (1 + AS_GOOD)
     good = [size for size, rank in ranks.items() if rank[0] <= most[0] and rank[1] <= most[1]]

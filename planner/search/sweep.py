@@ -6,11 +6,12 @@ import bisect
 import math
 from dataclasses import dataclass, replace
 from itertools import groupby, product
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from planner.cost.estimate import estimate
 from planner.cost.run import billed_devices, devices_in_use
 from planner.errors import InputError
+from planner.search.batch import best_batch
 from planner.search.best_first import best_first
 from planner.search.candidate import TIE
 from planner.search.objectives import Staircase
@@ -19,11 +20,12 @@ from planner.search.search import check_constraints, fastest_layout, layout_of
 from planner.specs.job import each_pool
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from planner.layout import Layout
     from planner.search.candidate import Choice
     from planner.search.constraints import Constraints
+    from planner.specs.batch import BatchRange
     from planner.specs.cluster import ClusterSpec
     from planner.specs.job import AnyJob, Job, MixedJob
 
@@ -34,8 +36,8 @@ __all__ = ["Point", "Sweep", "sweep", "sweep_pools"]
 class Point:
     """The fastest layout of a cluster of `hosts` hosts, the smallest one for which it is that.
 
-    pools: of a mixed cluster the hosts of each pool, which are `hosts` together. billed_devices: devices in use, each
-    as many of the cheapest pool as its price would pay for.
+    billed_devices: devices in use, each as many of the cheapest pool as its price would pay for. pools: of a mixed
+    cluster the hosts of each pool, which are `hosts` together.
     """
 
     hosts: int
@@ -43,6 +45,7 @@ class Point:
     step_seconds: float
     peak_bytes: float
     billed_devices: float
+    global_batch_size: int
     pools: tuple[int, ...] = ()
 
     @property
@@ -51,9 +54,14 @@ class Point:
         return self.layout.world_size
 
     @property
+    def sequence_seconds(self) -> float:
+        """Seconds of a step for each of its sequences: what the same data take."""
+        return self.step_seconds / self.global_batch_size
+
+    @property
     def device_seconds(self) -> float:
-        """Devices times seconds of a step: what the step costs, but for the price. Idle devices are not counted."""
-        return self.billed_devices * self.step_seconds
+        """Devices times seconds of a sequence: what it costs, but for the price. Idle devices are not counted."""
+        return self.billed_devices * self.sequence_seconds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,9 +69,10 @@ class Sweep:
     """What each size of cluster is good for.
 
     sizes: for each number of hosts (of each pool, on a mixed cluster) the fastest layout, None where nothing fits: what
-    a search at that size finds. front: layouts that no other beats in step time, cost and devices at once, fewest
-    devices first. On a cluster of one kind it holds the fastest layout, the cheapest one, and for any deadline the one
-    with the fewest devices; on a mixed one the front is of the fastest layouts of each size.
+    a search at that size finds. front: layouts that no other beats in time, cost and devices at once, fewest devices
+    first. On a cluster of one kind it holds the fastest layout, the cheapest one, and for any deadline the one
+    with the fewest devices; on a mixed one the front is of the fastest layouts of each size. Where the batch is a
+    range, each size has the batch whose sequences take the least time there.
     """
 
     sizes: tuple[tuple[int | tuple[int, ...], Point | None], ...]
@@ -71,17 +80,17 @@ class Sweep:
 
     @property
     def fastest(self) -> Point | None:
-        """The point of the shortest step; None where nothing fits."""
-        return min(self.front, key=lambda point: (point.step_seconds, point.num_devices), default=None)
+        """The point whose sequences take the least time; None where nothing fits."""
+        return min(self.front, key=lambda point: (point.sequence_seconds, point.num_devices), default=None)
 
     @property
     def cheapest(self) -> Point | None:
         """The point of least cost; None where nothing fits."""
         return min(self.front, key=lambda point: (point.device_seconds, point.num_devices), default=None)
 
-    def fewest_within(self, longest_step_seconds: float) -> Point | None:
-        """The point of fewest devices with steps of at most this long, or None."""
-        return next((point for point in self.front if point.step_seconds <= longest_step_seconds), None)
+    def fewest_within(self, longest_sequence_seconds: float) -> Point | None:
+        """The point of fewest devices whose sequences take at most this long, or None."""
+        return next((point for point in self.front if point.sequence_seconds <= longest_sequence_seconds), None)
 
 
 def sweep(job: Job, constraints: Constraints, hosts: Sequence[int], reporter: Reporter | None = None) -> Sweep:
@@ -93,20 +102,24 @@ def sweep(job: Job, constraints: Constraints, hosts: Sequence[int], reporter: Re
     Raises:
         InputError: no legal layout exists under the constraints.
     """
-    check_constraints(job, constraints)
     sized = [(count, _with_hosts(job, count)) for count in sorted(set(hosts))]
     num_first = sized[0][1].cluster.num_devices
-    sizes: list[tuple[int | tuple[int, ...], Point | None]] = []
-    points: list[Point] = []
-    for _, alike in groupby(sized, key=lambda each: _geometry(each[1].cluster)):
-        group = list(alike)
-        steps = _staircase(group[-1][1], constraints, num_first, reporter or Reporter())
-        stairs = [replace(point, hosts=max(point.hosts, group[0][0])) for point in steps]
-        points += stairs
-        worlds = [max(point.num_devices, num_first) for point in stairs]
-        for count, sized_job in group:
-            fitting = bisect.bisect_right(worlds, sized_job.cluster.num_devices)
-            sizes.append((count, stairs[fitting - 1] if fitting else None))
+
+    def of_batch(size: int) -> _Found:
+        sizes: _Sizes = []
+        points: list[Point] = []
+        for _, alike in groupby(sized, key=lambda each: _geometry(each[1].cluster)):
+            group = list(alike)
+            steps = _staircase(_with_batch(group[-1][1], size), constraints, num_first, reporter or Reporter())
+            stairs = [replace(point, hosts=max(point.hosts, group[0][0])) for point in steps]
+            points += stairs
+            worlds = [max(point.num_devices, num_first) for point in stairs]
+            for count, sized_job in group:
+                fitting = bisect.bisect_right(worlds, sized_job.cluster.num_devices)
+                sizes.append((count, stairs[fitting - 1] if fitting else None))
+        return sizes, points
+
+    sizes, points = _of_batches(job, constraints, of_batch)
     return Sweep(sizes=tuple(sizes), front=_undominated(points))
 
 
@@ -121,27 +134,71 @@ def sweep_pools(
     Raises:
         InputError: no size has a legal layout under the constraints.
     """
-    check_constraints(job, constraints)
     own = [hosts.get(pool.cluster.name, (pool.cluster.hosts,)) for pool in job.pools]
-    sizes: list[tuple[int | tuple[int, ...], Point | None]] = []
-    refused: InputError | None = None
-    for counts in product(*own):
-        try:
-            sizes.append((counts, _point_of_pools(job, constraints, counts, reporter)))
-        except InputError as error:
-            refused = error
-            sizes.append((counts, None))
-    points = [point for _, point in sizes if point]
-    if refused and not points:
-        raise refused
+
+    def of_batch(size: int) -> _Found:
+        sizes: _Sizes = []
+        refused: InputError | None = None
+        for counts in product(*own):
+            try:
+                sizes.append((counts, _point_of_pools(job, constraints, counts, size, reporter)))
+            except InputError as error:
+                refused = error
+                sizes.append((counts, None))
+        points = [point for _, point in sizes if point]
+        if refused and not points:
+            raise refused
+        return sizes, points
+
+    sizes, points = _of_batches(job, constraints, of_batch)
     return Sweep(sizes=tuple(sizes), front=_best_in_something(points))
 
 
+_Sizes: TypeAlias = "list[tuple[int | tuple[int, ...], Point | None]]"
+_Found: TypeAlias = "tuple[_Sizes, list[Point]]"
+
+
+def _of_batches(job: AnyJob, constraints: Constraints, of_batch: Callable[[int], _Found]) -> _Found:
+    """What one batch size gives; of a range the best one for each size of cluster, and for each number of devices."""
+    check_constraints(job, constraints)
+    if job.batch is None:
+        return of_batch(job.training.global_batch_size)
+    found: list[_Found] = []
+    refused: InputError | None = None
+    for size in job.batch.sizes():
+        try:
+            found.append(of_batch(size))
+        except InputError as error:  # no legal layout with this batch
+            refused = error
+    if refused and not found:
+        raise refused
+    sizes: _Sizes = []
+    for of_size in zip(*(sizes for sizes, _ in found), strict=True):
+        sizes.append((of_size[0][0], _of_best_batch(job.batch, [point for _, point in of_size if point])))
+    points = sorted((point for _, points in found for point in points), key=_place)
+    by_place = (_of_best_batch(job.batch, list(alike)) for _, alike in groupby(points, key=_place))
+    return sizes, [point for point in by_place if point]
+
+
+def _place(point: Point) -> tuple[int, tuple[int, ...]]:
+    return point.num_devices, point.pools
+
+
+def _of_best_batch(batch: BatchRange, points: Sequence[Point]) -> Point | None:
+    """The point of the batch that `choose_batch` takes."""
+    fastest: dict[int, Point] = {}
+    for point in sorted(points, key=lambda each: (each.sequence_seconds, each.hosts)):
+        fastest.setdefault(point.global_batch_size, point)
+    if not fastest:
+        return None
+    return fastest[best_batch({size: (each.sequence_seconds, 0.0) for size, each in fastest.items()}, batch)]
+
+
 def _point_of_pools(
-    job: MixedJob, constraints: Constraints, counts: tuple[int, ...], reporter: Reporter | None
+    job: MixedJob, constraints: Constraints, counts: tuple[int, ...], size: int, reporter: Reporter | None
 ) -> Point | None:
     of_pool = {pool.cluster.name: count for pool, count in zip(job.pools, counts, strict=True)}
-    sized = each_pool(job, lambda pool: _with_hosts(pool, of_pool[pool.cluster.name]))
+    sized = each_pool(job, lambda pool: _with_batch(_with_hosts(pool, of_pool[pool.cluster.name]), size))
     found = fastest_layout(sized, constraints, reporter)
     return found and replace(_point(sized, found[0]), hosts=sum(counts), pools=counts)
 
@@ -149,9 +206,9 @@ def _point_of_pools(
 def _best_in_something(points: Sequence[Point]) -> tuple[Point, ...]:
     """Points that no other beats in devices, cost and seconds at once; of equal ones that with fewest hosts."""
     front: list[Point] = []
-    for point in sorted(points, key=lambda p: (p.num_devices, p.device_seconds, p.step_seconds, p.hosts)):
+    for point in sorted(points, key=lambda p: (p.num_devices, p.device_seconds, p.sequence_seconds, p.hosts)):
         worse = (
-            each.step_seconds <= point.step_seconds * (1 + TIE)
+            each.sequence_seconds <= point.sequence_seconds * (1 + TIE)
             and each.device_seconds <= point.device_seconds * (1 + TIE)
             for each in front
         )
@@ -162,6 +219,10 @@ def _best_in_something(points: Sequence[Point]) -> tuple[Point, ...]:
 
 def _with_hosts(job: Job, hosts: int) -> Job:
     return replace(job, cluster=job.cluster.model_copy(update={"hosts": hosts}))
+
+
+def _with_batch(job: Job, size: int) -> Job:
+    return replace(job, training=job.training.model_copy(update={"global_batch_size": size}))
 
 
 def _geometry(cluster: ClusterSpec) -> tuple[int, ...]:
@@ -197,13 +258,14 @@ def _point(job: AnyJob, layout: Layout) -> Point:
         step_seconds=priced.step_seconds,
         peak_bytes=priced.peak_bytes,
         billed_devices=billed_devices(job.cluster, job.training, layout),
+        global_batch_size=job.training.global_batch_size,
     )
 
 
 def _undominated(points: Sequence[Point]) -> tuple[Point, ...]:
     """Points with strictly falling seconds, fewest devices first: the others are beaten in time and devices."""
     front: list[Point] = []
-    for point in sorted(points, key=lambda point: (point.num_devices, point.step_seconds)):
-        if not front or point.step_seconds < front[-1].step_seconds * (1 - TIE):
+    for point in sorted(points, key=lambda point: (point.num_devices, point.sequence_seconds)):
+        if not front or point.sequence_seconds < front[-1].sequence_seconds * (1 - TIE):
             front.append(point)
     return tuple(front)

@@ -33,11 +33,9 @@ _REFERENCE_TOKENS = 1_000_000_000  # a cost without a token budget is of so many
 
 def sweep_view(job: AnyJob, found: Sweep) -> Group:
     """The front as a table, a long one thinned out, and which point is best at what."""
-    training = job.training
     head = Text.assemble((clean(job.model.name), "bold"))
     head.append(f" on {clean(_sizes_words(job, found))}")
-    batch = f"{training.global_batch_size:,} sequences of {training.sequence_length:,} tokens per step"
-    head.append(f"\n{batch}, {training.precision}, engine {clean(job.engine.name)}", style="dim")
+    head.append(f"\n{_batch_words(job)}, {job.training.precision}, engine {clean(job.engine.name)}", style="dim")
     if not found.front:
         return stack(head, Text("Nothing fits on any of these sizes."))
     best = _best_at(job, found)
@@ -52,17 +50,26 @@ def sweep_view(job: AnyJob, found: Sweep) -> Group:
     header = (
         "hosts" if of_one_kind else " + ".join(_pool_names(job)),
         "devices",
+        *(("batch",) if job.batch else ()),
         "step",
-        "run" if training.tokens else "tokens/s",
+        "run" if job.training.tokens else "tokens/s",
         "cost",
         "layout",
     )
-    table = Columns(rows, right=(0, 1, 2, 3, 4), wrap=(5,), optional=(2,), header=header)
+    last = len(header) - 1
+    table = Columns(rows, right=tuple(range(last)), wrap=(last,), optional=(last - 3,), header=header)
     return stack(
         head,
         section(title, table, note=note),
-        Text(f"Cost: {_cost_words(job)}. {_explanation(found)}", style="dim"),
+        Text(f"Cost: {_cost_words(job)}. {_explanation(job, found)}", style="dim"),
     )
+
+
+def _batch_words(job: AnyJob) -> str:
+    length = job.training.sequence_length
+    if job.batch is None:
+        return f"{job.training.global_batch_size:,} sequences of {length:,} tokens per step"
+    return f"{job.batch.least:,} to {job.batch.most:,} sequences of {length:,} tokens per step, the best for each size"
 
 
 def _pool_names(job: AnyJob) -> list[str]:
@@ -84,7 +91,7 @@ def _best_at(job: AnyJob, found: Sweep) -> list[tuple[Point, str]]:
     best = [(found.front[0], "fewest devices")]
     if found.fastest and found.cheapest:
         best = [(found.fastest, "fastest"), *best, (found.cheapest, "cheapest")]
-    in_time = found.fewest_within(longest_step_seconds(job.training))
+    in_time = found.fewest_within(longest_step_seconds(job.training) / job.training.global_batch_size)
     if in_time and job.training.deadline is not None:
         best.append((in_time, "fewest by the deadline"))
     return best
@@ -102,6 +109,7 @@ def _row(job: AnyJob, point: Point, words: str) -> list[RenderableType]:
     return [
         " + ".join(f"{hosts:,}" for hosts in point.pools or (point.hosts,)),
         f"{point.num_devices:,}",
+        *((f"{point.global_batch_size:,}",) if job.batch else ()),
         format_seconds(point.step_seconds),
         time,
         format_count(_cost(job, point)),
@@ -111,11 +119,12 @@ def _row(job: AnyJob, point: Point, words: str) -> list[RenderableType]:
 
 def _run(job: AnyJob, point: Point) -> WholeRun | None:
     in_use = devices_in_use(job.cluster, point.layout)
-    return whole_run(job.model, job.training, step_seconds=point.step_seconds, in_use=in_use)
+    training = job.training.model_copy(update={"global_batch_size": point.global_batch_size})
+    return whole_run(job.model, training, step_seconds=point.step_seconds, in_use=in_use)
 
 
 def _tokens_per_second(job: AnyJob, point: Point) -> float:
-    return job.training.global_batch_size * job.training.sequence_length / point.step_seconds
+    return job.training.sequence_length / point.sequence_seconds
 
 
 def _cost(job: AnyJob, point: Point) -> float:
@@ -138,10 +147,11 @@ def _cost_words(job: AnyJob) -> str:
     return f"{unit} of the run" if job.training.tokens else f"{unit} for a billion tokens"
 
 
-def _explanation(found: Sweep) -> str:
+def _explanation(job: AnyJob, found: Sweep) -> str:
     missing = [hosts for hosts, point in found.sizes if point is None]
     one = "--nodes POOL=N" if any(point.pools for point in found.front) else "--nodes N"
-    words = f"Found by the dynamic program; `{one}` proves one size. Idle devices of a host are not counted."
+    also = " and says what its batch does to the learning rate" if job.batch else ""
+    words = f"Found by the dynamic program; `{one}` proves one size{also}. Idle devices of a host are not counted."
     last = missing[-1] if missing else 0
     if isinstance(last, tuple):
         return f"{words} Nothing fits on {len(missing):,} of the {len(found.sizes):,} sizes."
@@ -155,6 +165,7 @@ def sweep_to_dict(job: AnyJob, found: Sweep) -> dict[str, Any]:
         "model": job.model.model_dump(mode="json"),
         "cluster": job.cluster.model_dump(mode="json"),
         "training": job.training.model_dump(mode="json"),
+        "batch": job.batch and {"least": job.batch.least, "most": job.batch.most, "target": job.batch.target},
         "engine": job.engine.name,
         "fits": bool(found.front),
         "front": [_point_to_dict(job, point) for point in found.front],
@@ -169,6 +180,7 @@ def _point_to_dict(job: AnyJob, point: Point) -> dict[str, Any]:
     return {
         "nodes": _nodes(job, point.pools or point.hosts),
         "num_devices": point.num_devices,
+        "global_batch_size": point.global_batch_size,
         "step_seconds": point.step_seconds,
         "tokens_per_second": _tokens_per_second(job, point),
         "peak_bytes": point.peak_bytes,

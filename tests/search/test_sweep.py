@@ -14,6 +14,8 @@ from hypothesis import strategies as st
 
 from planner.cost.estimate import estimate
 from planner.cost.run import devices_in_use
+from planner.errors import InputError
+from planner.search.batch import AS_GOOD
 from planner.search.candidates import layout_at
 from planner.search.constraints import Constraints
 from planner.search.degrees import allowed_policies, legal_degrees
@@ -21,6 +23,7 @@ from planner.search.objectives import Objective, Staircase
 from planner.search.search import NothingFits, search
 from planner.search.sweep import sweep, sweep_pools
 from planner.specs.change import change_job
+from planner.specs.job import each_pool, pools_of
 from planner.specs.load import load_any_job, load_job
 
 FREE = Constraints()
@@ -107,14 +110,14 @@ def test_the_front_holds_the_answer_to_every_objective():
     found = sweep(job, FREE, range(1, 5))
     assert found.front[-1].step_seconds == pytest.approx(search(job, FREE).step_seconds)
     cheapest = search(job, FREE, objective=Objective(name="cost"))
-    by_search = cheapest.step_seconds * cheapest.layout.world_size
+    by_search = cheapest.step_seconds / 96 * cheapest.layout.world_size
     # one host is the smallest cluster here, where only the fastest layout competes
     if cheapest.layout.world_size > 8:
         assert found.cheapest.device_seconds == pytest.approx(by_search)
     assert found.cheapest.device_seconds >= by_search * (1 - 1e-9)
     longest = found.front[len(found.front) // 2].step_seconds * 1.001
     fewest = search(job, FREE, objective=Objective(name="gpus", longest_step_seconds=longest))
-    assert found.fewest_within(longest).num_devices == fewest.layout.world_size
+    assert found.fewest_within(longest / 96).num_devices == fewest.layout.world_size
     assert found.fewest_within(0.0) is None
 
 
@@ -146,7 +149,7 @@ def test_sizes_of_a_mixed_cluster_are_what_searches_find_and_no_point_beats_anot
         alone = search(change_job(job, f"a100.hosts={a100},h100.hosts={h100}"), Constraints())
         assert point.step_seconds == pytest.approx(alone.step_seconds, rel=1e-9)
         spent = sum({"a100": 1, "h100": 3}[pool.name] * n for pool, n in devices_in_use(alone.cluster, point.layout))
-        assert point.device_seconds == pytest.approx(spent * point.step_seconds)
+        assert point.device_seconds == pytest.approx(spent * point.step_seconds / 32)
     points = [point for _, point in found.sizes]
     values = [(each.num_devices, each.device_seconds, each.step_seconds) for each in points]
     pairs = itertools.product(values, values)
@@ -154,3 +157,43 @@ def test_sizes_of_a_mixed_cluster_are_what_searches_find_and_no_point_beats_anot
     best = set(values) - beaten
     assert {(each.num_devices, each.device_seconds, each.step_seconds) for each in found.front} == best
     assert found.fastest.step_seconds == min(each.step_seconds for each in points)
+
+
+@pytest.mark.parametrize(
+    ("model", "cluster", "hosts", "batch"),
+    [
+        ("gpt2-xl", "dgx-a100", {"dgx-a100": (1, 2, 3)}, "30..34"),
+        ("gpt2-xl", "dgx-a100", {"dgx-a100": (1, 3)}, "100k tokens"),
+        ("llama3-8b", "mixed-a100-h100", {"a100": (1, 2), "h100": (1,)}, "32..34"),
+    ],
+)
+def test_of_a_range_of_batches_each_size_has_the_best(model, cluster, hosts, batch):
+    """Against a search at each size with each batch."""
+    load = {"model": model, "cluster": cluster, "sequence_length": 1024}
+    job = load_any_job(**load, global_batch_size=batch)
+    pools = {pool.cluster.name: hosts[pool.cluster.name] for pool in pools_of(job)}
+    found = sweep(job, FREE, hosts[cluster]) if len(pools) == 1 else sweep_pools(job, FREE, pools)
+    of_size = {}
+    for counts in itertools.product(*pools.values()):
+        for size in job.batch.sizes():
+            one = load_any_job(**load, global_batch_size=size)
+            of_pool = dict(zip(pools, counts, strict=True))
+            one = each_pool(one, lambda pool, of=of_pool: on_hosts(pool, of[pool.cluster.name]))
+            of_size[counts, size] = search(one, FREE).step_seconds / size
+    for counts, point in found.sizes:
+        key = counts if isinstance(counts, tuple) else (counts,)
+        seconds = {size: of_size[key, size] for size in job.batch.sizes()}
+        good = [size for size in seconds if seconds[size] <= min(seconds.values()) * (1 + AS_GOOD)]
+        target = job.batch.target
+        wanted = min(good, key=lambda size: abs(size - target) if target else size)
+        assert point.global_batch_size == wanted
+        assert point.sequence_seconds == pytest.approx(seconds[wanted], rel=1e-9)
+    for one, other in itertools.permutations(found.front, 2):
+        better = (other.num_devices <= one.num_devices, other.sequence_seconds <= one.sequence_seconds)
+        assert not all((*better, other.device_seconds <= one.device_seconds))
+
+
+def test_a_range_of_batches_of_which_none_is_legal_says_why():
+    job = load_any_job(model="gpt2-xl", cluster="dgx-a100", sequence_length=1024, global_batch_size="3..5")
+    with pytest.raises(InputError):
+        sweep(job, Constraints.parse(["dp=7"]), range(1, 3))

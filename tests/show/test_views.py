@@ -29,6 +29,7 @@ from planner.show.nothing_fits import nothing_fits, nothing_fits_to_dict
 from planner.show.screen import Screen, clean, to_text
 from planner.show.summary import next_command, summary
 from planner.show.sweep import sweep_to_dict, sweep_view
+from planner.specs.batch import BatchRange
 from planner.specs.job import Job
 from planner.verify import Deviation
 
@@ -445,11 +446,21 @@ def test_a_sweep_marks_what_is_best_and_thins_what_is_long(plan, golden) -> None
         layout = replace(plan.layout, tp=8, pp=1, dp=hosts, layers_per_stage=(95,), recompute=("none",))
         seconds = 4000 / (8 * hosts) * (1 + abs(hosts - 11) / 100)
         points.append(
-            Point(hosts=hosts, layout=layout, step_seconds=seconds, peak_bytes=7e10, billed_devices=8 * hosts)
+            Point(
+                hosts=hosts,
+                layout=layout,
+                step_seconds=seconds,
+                peak_bytes=7e10,
+                billed_devices=8 * hosts,
+                global_batch_size=1536,
+            )
         )
     found = Sweep(sizes=((1, None), *((point.hosts, point) for point in points[1:])), front=tuple(points[1:]))
     text = to_text(sweep_view(job, found), Screen(width=100))
     golden("sweep.txt", text)
+    of_range = to_text(sweep_view(replace(job, batch=BatchRange(least=768, most=1536)), found), Screen(width=100))
+    assert re.search(r"hosts +devices +batch +step", of_range)
+    assert re.search(r"\n +11 +88 +1,536 .*\n +cheapest", of_range)
     assert re.search(r"\n +11 .*\n +cheapest", text)
     assert "Nothing fits on fewer than 2 hosts" in text
     document = sweep_to_dict(job, found)
