@@ -62,7 +62,7 @@ def parse_quantity(text: str, kind: str) -> float:
         ValueError: no number, no unit, or a unit of another kind; the message names the units that fit.
     """
     table = UNITS[kind]
-    examples = ", ".join(list(table)[:6])
+    examples = ", ".join(list(table)[:7])
     match = _QUANTITY.fullmatch(text)
     if match is None:
         raise ValueError(f"{text!r} is not a quantity; write a number and a unit ({examples})")

@@ -9,10 +9,10 @@ from typing import Final
 
 from planner.units import parse_count
 
-__all__ = ["BATCH_PATTERN", "BatchRange", "read_batch"]
+__all__ = ["BATCH_PATTERN", "COUNT_PATTERN", "BatchRange", "read_batch"]
 
-_COUNT: Final = r"[0-9]+(\.[0-9]+)?([eE][+-]?[0-9]+)?[kKMBGT]?"
-BATCH_PATTERN: Final = rf"^\s*({_COUNT}\s*\.\.\s*{_COUNT}(\s+tokens)?|{_COUNT}\s+tokens)\s*$"
+COUNT_PATTERN: Final = r"[0-9]+(\.[0-9]+)?([eE][+-]?[0-9]+)?[kKMBGT]?"
+BATCH_PATTERN: Final = rf"^\s*({COUNT_PATTERN}\s*\.\.\s*{COUNT_PATTERN}(\s+tokens)?|{COUNT_PATTERN}\s+tokens)\s*$"
 """What a choice of batch sizes looks like, as a regular expression for editors."""
 
 _NEAR_TARGET: Final = 0.05

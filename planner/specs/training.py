@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, WithJsonSchema, field_validator, model_validator
+from pydantic import Field, ValidationInfo, WithJsonSchema, field_validator, model_validator
 
-from planner.specs.batch import BATCH_PATTERN
+from planner.specs.batch import BATCH_PATTERN, COUNT_PATTERN
 from planner.specs.cluster import Precision
 from planner.specs.document import Document, Seconds, UsdPerHour
 from planner.specs.recipe import ADAM_RECIPES, FrozenWeights, MemoryRecipe, Optimizer, Projection
+from planner.units import parse_count
 
 __all__ = ["TrainingSpec"]
 
@@ -20,6 +21,13 @@ _BATCH_SCHEMA = {
         {"type": "string", "pattern": BATCH_PATTERN},
     ],
     "description": "sequences per optimizer step; 512..2048 or 4M tokens leaves a choice",
+}
+_TOKENS_SCHEMA = {
+    "anyOf": [
+        {"type": "number", "exclusiveMinimum": 0},
+        {"type": "string", "pattern": rf"^\s*{COUNT_PATTERN}\s*(tokens)?$"},
+    ],
+    "description": "token budget of the whole run, as in 300B or 1.5e12",
 }
 
 
@@ -46,7 +54,7 @@ class TrainingSpec(Document):
     lora_rank: int = Field(default=0, ge=0, le=65_536)
     lora_targets: tuple[Projection, ...] = Field(default=("query", "value"), min_length=1)
     frozen_weights: FrozenWeights = "16-bit"
-    tokens: float | None = Field(default=None, gt=0, description="token budget of the whole run")
+    tokens: Annotated[float, WithJsonSchema(_TOKENS_SCHEMA)] | None = Field(default=None, gt=0)
     deadline: Seconds | None = Field(
         default=None, gt=0, description="how long the whole run may take, for example 30 d"
     )
@@ -64,7 +72,9 @@ class TrainingSpec(Document):
 
     @field_validator("tokens", "learning_rate", mode="before")
     @classmethod
-    def _accept_counts(cls, value: Any) -> Any:
+    def _accept_counts(cls, value: Any, info: ValidationInfo) -> Any:
+        if isinstance(value, str) and info.field_name == "tokens":
+            return parse_count(value.strip().removesuffix("tokens"))
         return float(value) if type(value) is int else value
 
     @model_validator(mode="after")

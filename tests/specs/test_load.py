@@ -22,6 +22,12 @@ def mistake(**options: Any) -> str:
     return str(caught.value)
 
 
+@pytest.mark.parametrize(("text", "tokens"), [("1T", 1e12), ("300B", 3e11), ("1.5e12 tokens", 1.5e12), ("7", 7.0)])
+def test_a_token_budget_is_written_as_people_say_it(text: str, tokens: float) -> None:
+    job = load_job(model="tiny-gpt", cluster="dgx-a100", global_batch_size=8, settings=(f"training.tokens={text}",))
+    assert job.training.tokens == tokens
+
+
 @pytest.mark.parametrize(
     ("cluster", "options", "size"),
     [
