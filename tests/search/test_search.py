@@ -86,6 +86,7 @@ def every_configuration(job, schedule=None):
     ]
     if schedule:
         pipelines = [(p, 2) for p in range(2, layers // 2 + 1)]
+    found = []
     for tp, (pp, v), dp, mbs, cp in itertools.product(whole, pipelines, whole, range(1, batch + 1), context):
         if tp * pp * dp * cp > n or batch % (dp * mbs):
             continue
@@ -93,15 +94,42 @@ def every_configuration(job, schedule=None):
         offloads = job.engine.offload if job.allow_offload else ["none"]
         replicas = [(z, h) for z in range(4) for h in range(1, dp + 1) if h == 1 or (z and dp % h == 0 and h < dp * cp)]
         for (zero, hsdp), ep, etp, offload in itertools.product(replicas, experts, experts, offloads):
-            common = {
+            found.append({
                 "tp": tp, "pp": pp, "dp": dp, "cp": cp, "mbs": mbs, "zero": zero, "hsdp": hsdp, "interleave": v,
                 "sp": int(can), "ep": ep, "etp": etp, "schedule": schedule or ("interleaved" if v > 1 else "1f1b"),
                 "offload": offload,
-            }  # fmt: skip
-            policy = policies_of(job, offload)[0]
-            probe = Layout(**common, layers_per_stage=(1,) * (pp * v), recompute=(policy,) * (pp * v))
-            if not broken_rules(job, probe):
-                yield common
+            })  # fmt: skip
+    return list(itertools.chain.from_iterable(obeying(job, alike) for alike in grouped(found).values()))
+
+
+def grouped(configurations):
+    """By schedule and what is offloaded, which arrays of configurations have in common."""
+    groups = {}
+    for each in configurations:
+        groups.setdefault((each["schedule"], each["offload"]), []).append(each)
+    return groups
+
+
+def as_arrays(configurations):
+    """Configurations of one group as the cost model takes them."""
+    first = configurations[0]
+    arrays = {n: np.array([each[n] for each in configurations]) for n in first if n not in ("schedule", "offload")}
+    return DegreeArrays(**arrays, placement=0 * arrays["tp"], schedule=first["schedule"], offload=first["offload"])
+
+
+def obeying(job, alike):
+    """Those that no rule forbids: all by arrays, and what depends on the policy by a layout of the first one."""
+    policies = policies_of(job, alike[0]["offload"])
+    x, obeys = as_arrays(alike), np.ones(len(alike), dtype=bool)
+    for rule in RULES:
+        obeys &= np.broadcast_to(rule.holds(job, x), obeys.shape)
+    obeying = [each for each, kept in zip(alike, obeys, strict=True) if kept and policies]
+    for each in obeying[:1]:
+        num_chunks = each["pp"] * each["interleave"]
+        probe = Layout(**each, layers_per_stage=(1,) * num_chunks, recompute=(policies[0],) * num_chunks)
+        if broken_rules(job, probe):
+            return []
+    return obeying
 
 
 def policies_of(job, offload):
@@ -142,10 +170,8 @@ def brute_force_by_ledger(job):
 
 def brute_force(job):
     """The same by prices of single stages, and the formula of the step written again: a hundred times faster."""
-    configurations = list(every_configuration(job))
     best, count = np.inf, 0
-    for schedule, offload in itertools.product(("1f1b", "interleaved"), job.engine.offload):
-        here = [each for each in configurations if (each["schedule"], each["offload"]) == (schedule, offload)]
+    for (_, offload), here in grouped(every_configuration(job)).items():
         cells = [
             (c, r, k, POLICIES.index(p))
             for c, common in enumerate(here)
@@ -156,8 +182,7 @@ def brute_force(job):
         if not cells:
             continue
         owner, index, layers, policy = (np.array(column) for column in zip(*cells, strict=True))
-        arrays = {n: np.array([c[n] for c in here])[owner] for n in here[0] if n not in ("schedule", "offload")}
-        degrees = DegreeArrays(**arrays, placement=0 * owner, schedule=schedule, offload=offload)
+        degrees = as_arrays(here).take(owner)
         stage = stage_of(job, index=index, num_layers=layers, policy=policy, layout=degrees)
         fits = np.broadcast_to(stage_fits(job, degrees, stage), owner.shape)
         prices = stage_prices(job, degrees, stage)
