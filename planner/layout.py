@@ -24,6 +24,7 @@ __all__ = [
     "AXES",
     "V_SHAPED",
     "Degrees",
+    "LayerDegrees",
     "Layout",
     "balanced_chunks",
     "check_value",
@@ -58,15 +59,11 @@ _WORDS: Final[dict[str, tuple[str, ...]]] = {
 }
 
 
-class Degrees(Protocol):
-    """What the cost model reads of a layout: numbers, or arrays of many layouts that broadcast."""
+class LayerDegrees(Protocol):
+    """What decides the share of one layer and microbatch that a device has: numbers, or arrays that broadcast."""
 
     @property
     def tp(self) -> Any: ...  # noqa: D102
-    @property
-    def pp(self) -> Any: ...  # noqa: D102
-    @property
-    def dp(self) -> Any: ...  # noqa: D102
     @property
     def cp(self) -> Any: ...  # noqa: D102
     @property
@@ -74,15 +71,24 @@ class Degrees(Protocol):
     @property
     def etp(self) -> Any: ...  # noqa: D102
     @property
+    def mbs(self) -> Any: ...  # noqa: D102
+    @property
+    def sp(self) -> Any: ...  # noqa: D102
+
+
+class Degrees(LayerDegrees, Protocol):
+    """What the cost model reads of a layout: numbers, or arrays of many layouts that broadcast."""
+
+    @property
+    def pp(self) -> Any: ...  # noqa: D102
+    @property
+    def dp(self) -> Any: ...  # noqa: D102
+    @property
     def zero(self) -> Any: ...  # noqa: D102
     @property
     def hsdp(self) -> Any: ...  # noqa: D102
     @property
-    def mbs(self) -> Any: ...  # noqa: D102
-    @property
     def interleave(self) -> Any: ...  # noqa: D102
-    @property
-    def sp(self) -> Any: ...  # noqa: D102
     @property
     def schedule(self) -> Schedule: ...  # noqa: D102
     @property

@@ -10,7 +10,7 @@ import numpy as np
 from planner.cost.parameters import padded_vocab
 
 if TYPE_CHECKING:
-    from planner.layout import Degrees
+    from planner.layout import LayerDegrees
     from planner.specs.cluster import DeviceSpec, Precision
     from planner.specs.job import Job
 
@@ -25,6 +25,8 @@ __all__ = [
 
 _TILES: Final = ((256, 128), (128, 256), (128, 128))
 """Output tiles of the matrix kernels that libraries choose from (CUTLASS defaults of the A100 and H100)."""
+
+_TILE_SIZES: Final = (128, 256)
 
 _ALIGNMENT: Final = 64
 """Widths that are multiples of 64 elements (128 bytes) use the tensor cores fully (NVIDIA, matrix multiplication
@@ -79,25 +81,28 @@ class PassSeconds:
         )
 
 
-def _kernel_share(
-    device: DeviceSpec, precision: Precision, m: Any, n: Any, k: Any, batch: Any, widths: tuple[Any, Any]
-) -> Any:
+def _kernel_share(device: DeviceSpec, precision: Precision, m: Any, n: Any, k: Any, batch: Any, aligned: Any) -> Any:
     """Share of peak that a product (m x k) (k x n) reaches: best tile's wave quantisation, and the depth ramp.
 
     Source: derived here. Waves of tiles over the device's processors, as in Calculon's and SimuMax's measured
     curves; the ramp K / (K + K0) carries the start-up of a tile's inner loop, whose seconds are the same in 8 and
     4 bits, so that K0 grows with the peak.
     """
-    best = np.zeros(np.broadcast_shapes(np.shape(m), np.shape(n), np.shape(batch)))
+    down, across = ({size: np.ceil(each / size) for size in _TILE_SIZES} for each in (m, n))
+    least: Any = np.inf  # elements that each processor computes, with the best tile
     for rows, columns in _TILES:
-        tiles = np.ceil(m / rows) * np.ceil(n / columns) * batch
-        waves = np.ceil(tiles / device.num_processors)
-        best = np.maximum(best, m * n * batch / (waves * device.num_processors * rows * columns))
+        waves = np.ceil(down[rows] * across[columns] * batch / device.num_processors)
+        least = np.minimum(least, waves * (rows * columns))
+    best = m * n * batch / (least * device.num_processors)
     narrow = precision in ("fp8", "fp4")
     faster = device.peak[precision] / device.peak["bf16"] if narrow and "bf16" in device.peak else 1.0
     ramp = k / (k + device.efficiency.matmul_half_depth * faster)
-    aligned = (np.mod(widths[0], _ALIGNMENT) == 0) & (np.mod(widths[1], _ALIGNMENT) == 0)
     return device.efficiency.matmul * best * ramp * np.where(aligned, 1.0, _UNALIGNED_SHARE)
+
+
+def _is_aligned(width: Any) -> Any:
+    blocks = width / _ALIGNMENT  # a power of two, so that nothing is rounded
+    return np.equal(blocks, np.floor(blocks))
 
 
 def matmul_seconds(
@@ -108,18 +113,20 @@ def matmul_seconds(
     batch: Any = 1.0,
     *,
     precision: Precision | None = None,
-    widths: tuple[Any, Any] | None = None,
+    aligned: Any = None,
 ) -> Any:
     """Seconds of `batch` products (m x k) (k x n): the slower of arithmetic and memory traffic, and the launch.
 
-    `precision` defaults to the training's. `widths` are the two sizes that have to be aligned, the rows of the
-    right factor by default; numbers of tokens do not count, they are as they come.
+    `precision` defaults to the training's. `aligned`: whether the two widths are, those of the right factor by default;
+    numbers of tokens do not count, they are as they come.
 
     Source: roofline model, Williams et al. (CACM 2009).
     """
     device = job.cluster.device
     precision = precision or job.training.precision
-    share = _kernel_share(device, precision, m, n, k, batch, widths or (n, k))
+    if aligned is None:
+        aligned = _is_aligned(n) & _is_aligned(k)
+    share = _kernel_share(device, precision, m, n, k, batch, aligned)
     arithmetic = 2.0 * m * n * k * batch / (device.peak[precision] * share)
     traffic = (m * k + k * n + m * n) * batch * job.compute_bytes
     return np.maximum(arithmetic, _stream_seconds(job, traffic)) + device.efficiency.launch
@@ -147,16 +154,17 @@ def linear_seconds(
 
     Source: backpropagation: two products of the forward's size; Transformer Engine for the casts.
     """
-    forward = matmul_seconds(job, tokens, fan_out, fan_in, batch, precision=precision)
-    backward = matmul_seconds(job, tokens, fan_in, fan_out, batch, precision=precision)
-    weight = matmul_seconds(job, fan_out, fan_in, tokens, batch, precision=precision, widths=(fan_in, fan_out))
+    aligned = _is_aligned(fan_in) & _is_aligned(fan_out)
+    forward = matmul_seconds(job, tokens, fan_out, fan_in, batch, precision=precision, aligned=aligned)
+    backward = matmul_seconds(job, tokens, fan_in, fan_out, batch, precision=precision, aligned=aligned)
+    weight = matmul_seconds(job, fan_out, fan_in, tokens, batch, precision=precision, aligned=aligned)
     if (precision or job.training.precision) in ("fp8", "fp4"):
         forward = forward + memory_bound_seconds(job, 4.0 * tokens * fan_in * batch)
         backward = backward + memory_bound_seconds(job, 4.0 * tokens * fan_out * batch)
     return PassSeconds(forward=forward, backward_input=backward, backward_weight=weight)
 
 
-def head_seconds(job: Job, layout: Degrees) -> PassSeconds:
+def head_seconds(job: Job, layout: LayerDegrees) -> PassSeconds:
     """Seconds of the output head and the loss for one microbatch, on the last stage.
 
     The loss reads and writes fp32 logits: 4 passes of 4 bytes forward, 3 backward. A frozen head has no gradient.

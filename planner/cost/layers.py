@@ -13,7 +13,7 @@ from planner.cost.parameters import cross_attention_share
 from planner.cost.stage import layer_params
 
 if TYPE_CHECKING:
-    from planner.layout import Degrees
+    from planner.layout import LayerDegrees
     from planner.specs.cluster import Precision
     from planner.specs.job import Job
     from planner.specs.model import LatentAttention, MixtureOfExperts, ModelSpec
@@ -47,7 +47,7 @@ class LayerSeconds:
     light_forward: Any
 
 
-def tokens_per_microbatch(job: Job, layout: Degrees) -> Any:
+def tokens_per_microbatch(job: Job, layout: LayerDegrees) -> Any:
     """Tokens of one microbatch on one context-parallel rank: s b / c.
 
     Source: definition of context parallelism.
@@ -76,7 +76,7 @@ def attention_span(model: ModelSpec, sequence_length: int, *, causal: bool) -> f
     return share * whole + (1 - share) * local + cross
 
 
-def _projection_seconds(job: Job, layout: Degrees) -> PassSeconds:
+def _projection_seconds(job: Job, layout: LayerDegrees) -> PassSeconds:
     """Seconds of the projections into and out of attention.
 
     Latent attention's down-projections are whole on every tensor-parallel rank; with sequence parallelism each
@@ -103,7 +103,7 @@ def _projection_seconds(job: Job, layout: Degrees) -> PassSeconds:
     return sum(maps, cross * share)
 
 
-def _latent_projections(job: Job, layout: Degrees, mla: LatentAttention) -> list[PassSeconds]:
+def _latent_projections(job: Job, layout: LayerDegrees, mla: LatentAttention) -> list[PassSeconds]:
     tokens, h = tokens_per_microbatch(job, layout), job.model.hidden_size
     own = tokens / np.where(np.equal(layout.sp, 1), layout.tp, 1)
     maps = [linear_seconds(job, own, h, mla.kv_lora_rank + mla.rope_head_size), *_up_projections(job, layout, mla)]
@@ -113,7 +113,7 @@ def _latent_projections(job: Job, layout: Degrees, mla: LatentAttention) -> list
     return [*maps, linear_seconds(job, tokens, h, query)]
 
 
-def _up_projections(job: Job, layout: Degrees, mla: LatentAttention) -> list[PassSeconds]:
+def _up_projections(job: Job, layout: LayerDegrees, mla: LatentAttention) -> list[PassSeconds]:
     tokens, heads = tokens_per_microbatch(job, layout), job.model.num_heads / layout.tp
     maps = [linear_seconds(job, tokens, mla.kv_lora_rank, heads * (mla.nope_head_size + mla.value_head_size))]
     if mla.q_lora_rank:
@@ -122,7 +122,7 @@ def _up_projections(job: Job, layout: Degrees, mla: LatentAttention) -> list[Pas
     return maps
 
 
-def _core_seconds(job: Job, layout: Degrees) -> PassSeconds:
+def _core_seconds(job: Job, layout: LayerDegrees) -> PassSeconds:
     """Seconds of softmax(Q K^T) V on one device.
 
     Fused kernels execute the causal half, or the band of a sliding window; in a ring each hop has a kernel of its own,
@@ -156,12 +156,12 @@ def _core_seconds(job: Job, layout: Degrees) -> PassSeconds:
     return one * (1.0 + cross_attention_share(model))
 
 
-def _num_hops(job: Job, layout: Degrees) -> Any:
+def _num_hops(job: Job, layout: LayerDegrees) -> Any:
     """Times that keys and values travel to the neighbour in ring attention."""
     return np.maximum(layout.cp - 1, 0) * (1.0 if job.engine.context_exchange == "ring" else 0.0)
 
 
-def _merge_seconds(job: Job, layout: Degrees) -> PassSeconds:
+def _merge_seconds(job: Job, layout: LayerDegrees) -> PassSeconds:
     """Seconds to add what each hop of ring attention brings: outputs forward; gradients of queries, keys and values.
 
     A hop reads the part and the sum and writes the sum, 6 bytes an element in 16 bits. Engines that gather keys and
@@ -206,7 +206,7 @@ def _ffn_seconds(
     return up + down + PassSeconds(forward=forward, backward_input=backward)
 
 
-def _expert_seconds(job: Job, layout: Degrees, moe: MixtureOfExperts) -> PassSeconds:
+def _expert_seconds(job: Job, layout: LayerDegrees, moe: MixtureOfExperts) -> PassSeconds:
     """Seconds of router, routed and shared experts, and of moving tokens in and out of place.
 
     Each rank holds E / ep experts and computes s b k / (c t) tokens' choices for each of the etp ranks that
@@ -228,7 +228,7 @@ def _expert_seconds(job: Job, layout: Degrees, moe: MixtureOfExperts) -> PassSec
     return sum(parts, PassSeconds(forward=permuted, backward_input=permuted))
 
 
-def _remade_seconds(job: Job, layout: Degrees, moe: MixtureOfExperts | None) -> Any:
+def _remade_seconds(job: Job, layout: LayerDegrees, moe: MixtureOfExperts | None) -> Any:
     """Forward seconds of the norms, of latent attention's up-projections, and of the gate.
 
     Source: the same operators as in the forward pass; DeepSeek-V3 (2024), section 3.2.3.
@@ -248,7 +248,7 @@ def _remade_seconds(job: Job, layout: Degrees, moe: MixtureOfExperts | None) -> 
     return seconds + memory_bound_seconds(job, 6.0 * width * element)
 
 
-def _light_seconds(job: Job, layout: Degrees) -> PassSeconds:
+def _light_seconds(job: Job, layout: LayerDegrees) -> PassSeconds:
     """Seconds of norms, residual additions, positions and head copies.
 
     Bytes per token in 16 bits: norm 4h forward, 10h backward; residual addition 6h, with dropout 7h, and 2h
@@ -287,7 +287,7 @@ def _light_seconds(job: Job, layout: Degrees) -> PassSeconds:
     return light + cross * cross_attention_share(model)
 
 
-def _adapter_seconds(job: Job, layout: Degrees) -> PassSeconds:
+def _adapter_seconds(job: Job, layout: LayerDegrees) -> PassSeconds:
     """Seconds of a layer's adapters: to rank r and back for each adapted matrix, added to what the matrix gives.
 
     Source: Hu et al., LoRA (2021), section 4.1; 6 bytes for each element of the sum.
@@ -302,7 +302,7 @@ def _adapter_seconds(job: Job, layout: Degrees) -> PassSeconds:
     return total
 
 
-def _dequantized_seconds(job: Job, layout: Degrees, *, experts: bool) -> PassSeconds:
+def _dequantized_seconds(job: Job, layout: LayerDegrees, *, experts: bool) -> PassSeconds:
     """Seconds in which quantised weights of a layer become 16-bit ones, for the forward and the backward pass each.
 
     Source: Dettmers et al., QLoRA (2023), section 3, equation 5: read in 4 bits, written in 16.
@@ -314,7 +314,7 @@ def _dequantized_seconds(job: Job, layout: Degrees, *, experts: bool) -> PassSec
     return PassSeconds(forward=seconds, backward_input=seconds)
 
 
-def layer_seconds(job: Job, layout: Degrees, *, experts: bool = False) -> LayerSeconds:
+def layer_seconds(job: Job, layout: LayerDegrees, *, experts: bool = False) -> LayerSeconds:
     """Seconds of one transformer layer for one microbatch, without communication.
 
     `experts`: a layer with experts in place of its feed-forward block. In eager mode a small layer cannot run

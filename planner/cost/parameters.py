@@ -26,7 +26,7 @@ from planner.cost.blocks import (
 from planner.layout import head_stage
 
 if TYPE_CHECKING:
-    from planner.layout import Degrees
+    from planner.layout import Degrees, LayerDegrees
     from planner.specs.engine import EngineSpec
     from planner.specs.model import ModelSpec
 
@@ -233,7 +233,7 @@ def num_matmul_params(model: ModelSpec) -> int:
     return layers + head + patches + model.mtp_layers * (typical + 2 * model.hidden_size**2 + head)
 
 
-def padded_vocab(model: ModelSpec, engine: EngineSpec, layout: Degrees) -> Any:
+def padded_vocab(model: ModelSpec, engine: EngineSpec, layout: LayerDegrees) -> Any:
     """Vocabulary rows of one tensor-parallel rank: V padded to a multiple of (engine's multiple * tp), over tp.
 
     Source: Megatron-LM, --make-vocab-size-divisible-by; torch DTensor pads to a multiple of tp.
@@ -257,7 +257,7 @@ def _whole_params(model: ModelSpec, *, experts: bool) -> int:
     return whole + (model.hidden_size if model.mlp_bias else 0)
 
 
-def dense_layer_params_on_device(model: ModelSpec, layout: Degrees) -> Any:
+def dense_layer_params_on_device(model: ModelSpec, layout: LayerDegrees) -> Any:
     """Parameters of one dense layer on one tensor-parallel rank; of an encoder-decoder an encoder's layer.
 
     Source: Shoeybi et al., Megatron-LM (2019), section 3.
@@ -266,7 +266,7 @@ def dense_layer_params_on_device(model: ModelSpec, layout: Degrees) -> Any:
     return (dense_layer_params(model) - whole) / layout.tp + whole
 
 
-def expert_layer_params_on_device(model: ModelSpec, layout: Degrees) -> Any:
+def expert_layer_params_on_device(model: ModelSpec, layout: LayerDegrees) -> Any:
     """Routed experts of one MoE layer on one device: cut by ep, and each expert by etp.
 
     Source: Megatron-LM, megatron/core/transformer/moe/experts.py.
@@ -274,7 +274,7 @@ def expert_layer_params_on_device(model: ModelSpec, layout: Degrees) -> Any:
     return expert_layer_params(model) / (getattr(layout, "ep", 1) * getattr(layout, "etp", 1))
 
 
-def layer_params_on_device(model: ModelSpec, layout: Degrees) -> Any:
+def layer_params_on_device(model: ModelSpec, layout: LayerDegrees) -> Any:
     """Parameters of one layer (see `layer_params`) on one device; of an encoder-decoder the mean of its layers.
 
     Column-parallel weights and biases and row-parallel weights are cut by tp, routed experts by ep * etp; the
@@ -289,13 +289,13 @@ def layer_params_on_device(model: ModelSpec, layout: Degrees) -> Any:
     return dense_layer_params_on_device(model, layout) + _mean_cross_attention_on_device(model, layout)
 
 
-def _mean_cross_attention_on_device(model: ModelSpec, layout: Degrees) -> Any:
+def _mean_cross_attention_on_device(model: ModelSpec, layout: LayerDegrees) -> Any:
     """Cross-attention of the decoder's layers on one device, spread over all layers; they are on one stage."""
     whole = norm_params(model) + (model.hidden_size if model.attention_bias else 0)
     return cross_attention_share(model) * ((_cross_attention_params(model) - whole) / layout.tp + whole)
 
 
-def embedding_params_on_device(model: ModelSpec, engine: EngineSpec, layout: Degrees) -> Any:
+def embedding_params_on_device(model: ModelSpec, engine: EngineSpec, layout: LayerDegrees) -> Any:
     """Parameters of the embedding on one tensor-parallel rank: its share of the (vocabulary x hidden) matrix.
 
     A projection of patches is whole on every rank, and where the engine does so an embedding of its own is too.

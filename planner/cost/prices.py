@@ -15,8 +15,10 @@ from planner.cost.memory import host_lines, memory_lines, whole_gradients
 from planner.cost.offload import host_copy_seconds, host_update_seconds
 from planner.cost.optimizers import newton_schulz_seconds, optimizer_seconds
 from planner.cost.schedule import chunk_terms
+from planner.cost.shapes import by_shape
 from planner.cost.simulate import ChunkSeconds
 from planner.cost.stage import (
+    Stage,
     by_policy,
     by_pool,
     chunks_of,
@@ -45,14 +47,15 @@ from planner.layout import offloads_optimizer
 from planner.specs.job import pools_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     from planner.cost.layers import LayerSeconds
-    from planner.cost.stage import Stage
-    from planner.layout import Degrees, Layout
+    from planner.layout import Degrees, LayerDegrees, Layout
     from planner.specs.job import AnyJob, Job
 
 __all__ = [
+    "LayerParts",
+    "StageParts",
     "StagePrices",
     "chunk_parts",
     "chunk_seconds",
@@ -64,6 +67,7 @@ __all__ = [
     "num_microbatches",
     "stage_bytes",
     "stage_fits",
+    "stage_parts",
     "stage_prices",
 ]
 
@@ -176,7 +180,7 @@ class _Work:
         return sum(self.by_line.values(), PassSeconds())
 
 
-def _work(job: Job, layout: Degrees, stage: Stage) -> _Work:
+def _work(job: Job, layout: Degrees, stage: Stage, parts: StageParts) -> _Work:
     """Sum over the layers and the ends; full recompute repeats the forward pass and its collectives.
 
     Source: sum of the parts in layers.py, compute.py and traffic.py.
@@ -184,40 +188,96 @@ def _work(job: Job, layout: Degrees, stage: Stage) -> _Work:
     none = PassSeconds()
     layers, tp, tp_hidden, cp, cp_hidden, ep, recompute = none, none, none, none, none, none, 0.0
     full = np.equal(stage.policy, 2)
-    tp_forward, tp_backward = tensor_parallel_seconds(job, layout)
-    cp_forward, cp_backward = context_parallel_seconds(job, layout)
     for experts, count in layer_kinds(job, layout, stage):
-        layer = layer_seconds(job, layout, experts=experts)
-        forward, core = layer.passes.forward, layer.core_forward
-        exchange = expert_parallel_seconds(job, layout) if experts else 0.0
-        beside_core = hidden_context_parallel_seconds(job, layout, cp_forward, core)
-        beside_core_back = hidden_context_parallel_seconds(job, layout, cp_backward, 2.5 * core)
-        parts = {"operators": 0.5 * forward, "light": layer.light_forward, "attention-core": core}
-        selective = parts[job.engine.selective_recompute]
-        again = by_policy(stage.policy, (0.0, selective, forward))
+        layer = parts.layers[experts]
+        again = by_policy(stage.policy, (0.0, layer.selective, layer.passes.forward))
         layers += layer.passes * count
         recompute = recompute + count * again
-        hidden, hidden_back = hidden_of_layer(job, layout, layer)
-        tp += _repeated(tp_forward, tp_backward, full) * count
-        tp_hidden += _repeated(hidden, hidden_back, full) * count
-        cp += _repeated(cp_forward, cp_backward, full) * count
-        cp_hidden += _repeated(beside_core, beside_core_back, full) * count
-        ep += _repeated(exchange, exchange, full) * count
+        tp += _repeated(*layer.tp, full) * count
+        tp_hidden += _repeated(*layer.tp_hidden, full) * count
+        cp += _repeated(*layer.cp, full) * count
+        cp_hidden += _repeated(*layer.cp_hidden, full) * count
+        ep += _repeated(layer.ep, layer.ep, full) * count
     first, last = holds_embedding(stage), holds_head(layout, stage)
     return _Work(
         layers=layers,
         recompute=recompute,
-        ends=_lookup(job, layout) * first + _head_and_mtp_seconds(job, layout) * last,
+        ends=parts.lookup * first + parts.head * last,
         tp=tp,
         tp_hidden=tp_hidden,
-        tp_ends=_halves(tensor_parallel_end_seconds(job, layout)) * (first.astype(float) + last),
+        tp_ends=_halves(parts.tp_end) * (first.astype(float) + last),
         cp=cp,
         cp_hidden=cp_hidden,
         ep=ep,
     )
 
 
-def hidden_of_layer(job: Job, layout: Degrees, layer: LayerSeconds) -> tuple[Any, Any]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerParts:
+    """Seconds of one microbatch in one layer by cause, collectives of the forward and of the backward pass.
+
+    selective: what selective recompute repeats.
+    """
+
+    passes: PassSeconds
+    selective: Any
+    tp: tuple[Any, Any]
+    tp_hidden: tuple[Any, Any]
+    cp: tuple[Any, Any]
+    cp_hidden: tuple[Any, Any]
+    ep: Any
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageParts:
+    """Seconds of one microbatch in what stages consist of: a layer of each kind, and the ends of the model.
+
+    layers: by whether they have experts.
+    """
+
+    layers: Mapping[bool, LayerParts]
+    lookup: PassSeconds
+    head: PassSeconds
+    tp_end: Any
+
+
+def stage_parts(job: Job, layout: Degrees) -> StageParts:
+    """What stages of these configurations consist of, priced once for each different shape of a layer.
+
+    Source: layers.py, compute.py and traffic.py.
+    """
+    kinds = [experts for experts, _ in layer_kinds(job, layout, Stage(index=0, num_layers=1, policy=0))]
+    return by_shape(layout, lambda shape: _parts_of_stage(job, shape, kinds))
+
+
+def _parts_of_stage(job: Job, layout: LayerDegrees, kinds: Sequence[bool]) -> StageParts:
+    return StageParts(
+        layers={experts: _parts_of_layer(job, layout, experts=experts) for experts in kinds},
+        lookup=_lookup(job, layout),
+        head=_head_and_mtp_seconds(job, layout),
+        tp_end=tensor_parallel_end_seconds(job, layout),
+    )
+
+
+def _parts_of_layer(job: Job, layout: LayerDegrees, *, experts: bool) -> LayerParts:
+    layer, exchanged = layer_seconds(job, layout, experts=experts), context_parallel_seconds(job, layout)
+    forward, core = layer.passes.forward, layer.core_forward
+    again = {"operators": 0.5 * forward, "light": layer.light_forward, "attention-core": core}
+    return LayerParts(
+        passes=layer.passes,
+        selective=again[job.engine.selective_recompute],
+        tp=tensor_parallel_seconds(job, layout),
+        tp_hidden=hidden_of_layer(job, layout, layer),
+        cp=exchanged,
+        cp_hidden=(
+            hidden_context_parallel_seconds(job, layout, exchanged[0], core),
+            hidden_context_parallel_seconds(job, layout, exchanged[1], 2.5 * core),
+        ),
+        ep=expert_parallel_seconds(job, layout) if experts else 0.0,
+    )
+
+
+def hidden_of_layer(job: Job, layout: LayerDegrees, layer: LayerSeconds) -> tuple[Any, Any]:
     """Parts of a layer's tensor-parallel collectives, forward and backward, that run beside its own products.
 
     Source: traffic.py.
@@ -242,7 +302,7 @@ def _halves(seconds: Any) -> PassSeconds:
     return PassSeconds(forward=seconds / 2, backward_input=seconds / 2)
 
 
-def _head_and_mtp_seconds(job: Job, layout: Degrees) -> PassSeconds:
+def _head_and_mtp_seconds(job: Job, layout: LayerDegrees) -> PassSeconds:
     """The head; and for each layer for further tokens a look-up, the projection of two states, and the head again.
 
     Source: DeepSeek-V3 (2024), section 2.2.
@@ -255,7 +315,7 @@ def _head_and_mtp_seconds(job: Job, layout: Degrees) -> PassSeconds:
     return head + (_lookup(job, layout) + joined + head) * mtp
 
 
-def _lookup(job: Job, layout: Degrees) -> PassSeconds:
+def _lookup(job: Job, layout: LayerDegrees) -> PassSeconds:
     """The embedding: rows are read and written; backward the gradient is read, and rows are, unless they are frozen.
 
     Source: derived here from the operators' inputs and outputs.
@@ -265,12 +325,14 @@ def _lookup(job: Job, layout: Degrees) -> PassSeconds:
     return PassSeconds(forward=seconds / 3, backward_weight=0.0 if job.training.lora_rank else seconds * 2 / 3)
 
 
-def stage_prices(job: Job, layout: Degrees, stage: Stage) -> StagePrices:
+def stage_prices(job: Job, layout: Degrees, stage: Stage, parts: StageParts | None = None) -> StagePrices:
     """Prices of a stage, or of arrays of layouts and stages that broadcast.
+
+    parts: those of the layouts, where they are priced already.
 
     Source: sum of the parts in layers.py, compute.py and traffic.py.
     """
-    work = _work(job, layout, stage)
+    work = _work(job, layout, stage, parts or stage_parts(job, layout))
     send = pipeline_send_seconds(job, layout, stage)
     window = work.layers + work.exposed_tp + work.ep + PassSeconds(backward_input=work.recompute)
     beside = StageWindow(forward=window.forward, backward=window.backward)
@@ -373,7 +435,7 @@ def chunk_parts(job: AnyJob, layout: Layout) -> dict[LineName, PassSeconds]:
     stages, chunks = stages_of(job, layout), chunks_of(job, layout)
     share = chunks.num_layers / stages.num_layers[chunks.index]
     pool = pool_indices(job, layout)[chunks.index]
-    own = by_pool(job, pool, lambda each: _work(each, layout, chunks).by_line)
+    own = by_pool(job, pool, lambda each: _work(each, layout, chunks, stage_parts(each, layout)).by_line)
     whole = layout_prices(job, layout).whole
     return {name: _each_pass(part, lambda v: np.broadcast_to(v, layout.num_chunks)) for name, part in own.items()} | {
         name: _each_pass(part, lambda v: share * np.broadcast_to(v, layout.pp)[chunks.index])

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from planner.layout import Degrees, Layout
+    from planner.layout import Degrees, LayerDegrees, Layout
     from planner.specs.job import AnyJob
     from planner.specs.model import ModelSpec
 
@@ -240,7 +240,7 @@ def _dense(model: ModelSpec) -> ModelSpec:
     return model if model.moe is None else model.model_copy(update={"moe": None})
 
 
-def layer_params(job: Job, layout: Degrees, *, experts: bool) -> HeldParams:
+def layer_params(job: Job, layout: LayerDegrees, *, experts: bool) -> HeldParams:
     """Parameters of one layer on one device.
 
     Source: parameters.py.

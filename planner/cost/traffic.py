@@ -26,7 +26,7 @@ from planner.layout import head_stage
 if TYPE_CHECKING:
     from planner.cost.collectives import Group
     from planner.cost.stage import Stage
-    from planner.layout import Degrees
+    from planner.layout import Degrees, LayerDegrees
     from planner.specs.job import Job
 
 __all__ = [
@@ -46,12 +46,12 @@ __all__ = [
 ]
 
 
-def _activation_bytes(job: Job, layout: Degrees) -> Any:
+def _activation_bytes(job: Job, layout: LayerDegrees) -> Any:
     """Bytes of one whole (s b h) activation of one microbatch on one context-parallel rank."""
     return tokens_per_microbatch(job, layout) * job.model.hidden_size * job.compute_bytes
 
 
-def tensor_parallel_seconds(job: Job, layout: Degrees) -> tuple[Any, Any]:
+def tensor_parallel_seconds(job: Job, layout: LayerDegrees) -> tuple[Any, Any]:
     """Forward and backward seconds of one layer's tensor-parallel collectives for one microbatch.
 
     Two all-reduces each way; with sequence parallelism two all-gathers and two reduce-scatters each way, which
@@ -69,7 +69,7 @@ def tensor_parallel_seconds(job: Job, layout: Degrees) -> tuple[Any, Any]:
     return seconds, seconds
 
 
-def hidden_tensor_parallel_seconds(job: Job, layout: Degrees, comm: Any, products: Any) -> Any:
+def hidden_tensor_parallel_seconds(job: Job, layout: LayerDegrees, comm: Any, products: Any) -> Any:
     """Part of `comm` seconds of collectives that runs beside `products` seconds of matrix products.
 
     A product is cut into tp pieces; each piece computes while the next one travels, so one piece shows, and what
@@ -82,7 +82,7 @@ def hidden_tensor_parallel_seconds(job: Job, layout: Degrees, comm: Any, product
     return np.minimum(comm * (1.0 - 1.0 / layout.tp), products)
 
 
-def hidden_behind_weight_gradients(job: Job, layout: Degrees, comm: Any, weight_gradients: Any) -> Any:
+def hidden_behind_weight_gradients(job: Job, layout: LayerDegrees, comm: Any, weight_gradients: Any) -> Any:
     """Part of `comm` seconds of a layer's backward collectives that runs beside its weight gradients' products.
 
     The sum of a column-parallel map's input gradient starts before its weight gradient, and takes part in the wait
@@ -96,7 +96,7 @@ def hidden_behind_weight_gradients(job: Job, layout: Degrees, comm: Any, weight_
     return np.minimum(comm * np.where(np.equal(layout.sp, 1), 0.5, 1.0), weight_gradients / 2.0)
 
 
-def tensor_parallel_end_seconds(job: Job, layout: Degrees) -> Any:
+def tensor_parallel_end_seconds(job: Job, layout: LayerDegrees) -> Any:
     """Seconds of the collectives around the embedding or the head, for one microbatch, forward and backward.
 
     One all-reduce (or an all-gather and a reduce-scatter) at each end of the model.
@@ -241,7 +241,7 @@ def data_parallel_seconds(job: Job, layout: Degrees, stage: Stage, window: Stage
     )
 
 
-def expert_parallel_seconds(job: Job, layout: Degrees) -> Any:
+def expert_parallel_seconds(job: Job, layout: LayerDegrees) -> Any:
     """Forward (and as much backward) seconds of one layer's expert all-to-alls for one microbatch.
 
     Each rank sends its tokens' choices to the ranks of their experts and takes the results back: two exchanges
@@ -267,7 +267,7 @@ def expert_parallel_seconds(job: Job, layout: Degrees) -> Any:
     return exchange + all_gather_seconds(shared, gathered) + reduce_scatter_seconds(shared, gathered)
 
 
-def context_bytes(job: Job, layout: Degrees) -> tuple[Any, ...]:
+def context_bytes(job: Job, layout: LayerDegrees) -> tuple[Any, ...]:
     """Bytes of one rank that context parallelism exchanges in one layer and pass: keys with values, in one piece.
 
     An engine that trades sequence for heads sends queries, keys, values and outputs, each on its own; key-value heads
@@ -287,7 +287,7 @@ def context_bytes(job: Job, layout: Degrees) -> tuple[Any, ...]:
     return tuple(elements * width for width in (heads * key, shared * key, shared * value, heads * value))
 
 
-def context_parallel_seconds(job: Job, layout: Degrees) -> tuple[Any, Any]:
+def context_parallel_seconds(job: Job, layout: LayerDegrees) -> tuple[Any, Any]:
     """Forward and backward seconds of one layer's context-parallel exchange for one microbatch.
 
     Ring attention passes keys and values c - 1 times to the neighbour, gradients too in the backward pass. Some engines
@@ -309,7 +309,7 @@ def context_parallel_seconds(job: Job, layout: Degrees) -> tuple[Any, Any]:
     return hops, 2.0 * hops
 
 
-def hidden_context_parallel_seconds(job: Job, layout: Degrees, exchange: Any, core: Any) -> Any:
+def hidden_context_parallel_seconds(job: Job, layout: LayerDegrees, exchange: Any, core: Any) -> Any:
     """Seconds of one pass's exchange that run beside the attention core, a part of which computes during each hop.
 
     Engines that gather keys and values, or trade for heads, hide nothing.

@@ -37,14 +37,14 @@ from planner.search.degrees import (
 from planner.search.dynamic_program import best_choice
 from planner.search.executed import busy_seconds, executed_candidates
 from planner.search.objectives import cut_of
-from planner.search.pool_bounds import PoolFloors, may_fit, placed, promising_placements
+from planner.search.pool_bounds import PoolFloors, placed, promising_placements
 from planner.search.reporter import Reporter
 from planner.search.step_bounds import (
     LayerFloors,
     always_fits,
     even_split_seconds,
-    least_stage_bytes,
     lower_bound_seconds,
+    may_fit,
 )
 from planner.specs.job import Job, MixedJob
 
@@ -52,7 +52,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from planner.search.constraints import Constraints
-    from planner.search.degrees import PolicyMasks
     from planner.search.objectives import Incumbents
     from planner.specs.engine import Offload, Recompute, Schedule
     from planner.specs.job import AnyJob
@@ -164,10 +163,6 @@ class _Search(ABC, Generic[J]):
         """What bounds configurations of these cuts before their stages are looked at."""
 
     @abstractmethod
-    def _may_fit(self, degrees: DegreeArrays, policies: PolicyMasks) -> Mask:
-        """Whether memory may be enough, [n]."""
-
-    @abstractmethod
     def _sharded(self, degrees: DegreeArrays) -> DegreeArrays:
         """The configurations that may still be wanted with some number of replicas of the sharded group."""
 
@@ -276,7 +271,7 @@ class _Search(ABC, Generic[J]):
         if degrees.schedule in EXECUTED:
             yield from self._near_of_executed(degrees)
             return
-        fits = self._may_fit(degrees, policies)
+        fits = may_fit(job, degrees, list(policies))
         found.drop("memory", int(len(fits) - fits.sum()))
         degrees = fill_replicas(job, constraints, self._sharded(degrees.take(fits)), found.refused)
         bounded = self._complete(degrees)
@@ -361,10 +356,6 @@ class _UniformSearch(_Search[Job]):
     def _floors(self, cuts: DegreeArrays) -> LayerFloors:
         return LayerFloors(self._job, cuts)
 
-    def _may_fit(self, degrees: DegreeArrays, policies: PolicyMasks) -> Mask:
-        fits: Mask = least_stage_bytes(self._job, degrees, list(policies)) <= self._job.memory_limit_bytes
-        return fits
-
     def _sharded(self, degrees: DegreeArrays) -> DegreeArrays:
         seconds = self._lower_bound(degrees, any_replicas=True)
         promising = degrees.take(self._order(degrees, seconds)[:_EVEN_SPLITS])
@@ -430,9 +421,6 @@ class _MixedSearch(_Search[MixedJob]):
     def _floors(self, cuts: DegreeArrays) -> PoolFloors:
         self._pool_floors = PoolFloors(self._job, cuts)
         return self._pool_floors
-
-    def _may_fit(self, degrees: DegreeArrays, policies: PolicyMasks) -> Mask:
-        return may_fit(self._job, degrees, list(policies))
 
     def _sharded(self, degrees: DegreeArrays) -> DegreeArrays:
         """All of them; first some are tried on the pools that do most, whose own bounds come later."""

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias, cast
 import numpy as np
 
 from planner.cost.schedule import EXECUTED
+from planner.cost.shapes import distinct_rows
 from planner.cost.stage import POLICIES
 from planner.errors import InputError, Mistake
 from planner.layout import Layout, chunks_per_stage, divisors, offloads_activations
@@ -118,14 +119,10 @@ class DegreeArrays:
 
     def distinct(self, *keys: str) -> tuple[DegreeArrays, NDArray[np.int64]]:
         """The different values of these keys, the other keys being 1, and which of them each configuration has."""
-        code = np.zeros(len(self), dtype=np.int64)
-        for key in keys:
-            values = getattr(self, key)
-            code = code * (int(values.max(initial=0)) + 1) + values
-        _, first, position = np.unique(code, return_index=True, return_inverse=True)
+        first, position = distinct_rows([getattr(self, key) for key in keys])
         chosen = {key: getattr(self, key)[first] for key in keys}
         ones = _with_ones(len(first), schedule=self.schedule, **chosen)
-        return replace(ones, offload=self.offload, recompute=self.recompute), position.ravel()
+        return replace(ones, offload=self.offload, recompute=self.recompute), position
 
     @staticmethod
     def joined(parts: Sequence[DegreeArrays]) -> DegreeArrays:

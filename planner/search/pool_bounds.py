@@ -32,15 +32,12 @@ from planner.search.step_bounds import (
     LayerFloors,
     floor_prices,
     held_in_time,
-    least_stage_bytes,
     num_main_layers,
     rooms_of_stages,
     single_stage_seconds,
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from numpy.typing import NDArray
 
     from planner.search.constraints import Constraints
@@ -48,7 +45,7 @@ if TYPE_CHECKING:
     from planner.search.placements import Placements
     from planner.specs.job import MixedJob
 
-__all__ = ["PoolFloors", "may_fit", "placed", "promising_placements"]
+__all__ = ["PoolFloors", "placed", "promising_placements"]
 
 _ROUNDING: Final = 1 - 1e-12
 """Sums in another order than the prices' own may end this much higher."""
@@ -86,12 +83,6 @@ class PoolFloors:
         stages = fastest_stages(self._job, degrees, layer)
         floors = _Floors(layer=layer, ends=head, tail=np.zeros_like(head), by_policy=layer[np.newaxis])
         return _step_seconds(self._job, degrees, floors, stages, last=None)
-
-
-def may_fit(job: MixedJob, degrees: DegreeArrays, policies: Sequence[int]) -> NDArray[np.bool_]:
-    """Whether some stage of as many layers as the fullest one has fits into some pool."""
-    fits = [least_stage_bytes(pool, degrees, policies) <= pool.memory_limit_bytes for pool in job.pools]
-    return np.asarray(np.logical_or.reduce(fits))
 
 
 def promising_placements(job: MixedJob, constraints: Constraints, degrees: DegreeArrays) -> DegreeArrays:

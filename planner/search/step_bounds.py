@@ -6,26 +6,28 @@ All of it is computed for arrays of configurations at once, before any of them i
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from itertools import product
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from planner.cost.compute import head_seconds
-from planner.cost.layers import layer_seconds
 from planner.cost.prices import (
+    StageParts,
     StagePrices,
-    hidden_of_layer,
     interleaving_terms,
     num_microbatches,
     stage_bytes,
     stage_fits,
+    stage_parts,
     stage_prices,
 )
 from planner.cost.schedule import EXECUTED, in_flight_microbatches, pace_seconds
+from planner.cost.shapes import LAYER_KEYS, spread
 from planner.cost.stage import Stage, stage_of
-from planner.cost.traffic import expert_parallel_seconds, tensor_parallel_seconds
 from planner.layout import divisors
 from planner.search.degrees import DegreeArrays, expert_options
+from planner.specs.job import pools_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -48,6 +50,7 @@ __all__ = [
     "hides_exchanges",
     "least_stage_bytes",
     "lower_bound_seconds",
+    "may_fit",
     "most_layers",
     "num_main_layers",
     "rooms_of_stages",
@@ -74,22 +77,21 @@ def _kinds(job: AnyJob) -> tuple[_Kind, ...]:
     return tuple(sorted((kind for kind in kinds if kind.number), reverse=True))
 
 
-def _layer_floor(job: Job, degrees: DegreeArrays) -> tuple[Any, Any]:
+def _layer_floor(job: Job, degrees: DegreeArrays, parts: StageParts) -> tuple[Any, Any]:
     """Least seconds of one layer for one microbatch: on average over the model's layers, and of its fastest kind.
 
     Computation and tensor and expert parallel communication of a layer that recomputes nothing; broadcasts.
     """
-    comm = sum(tensor_parallel_seconds(job, degrees))
     mean: Any = 0.0
     fastest: Any = np.inf
     for count, experts_share in _kinds(job):
         seconds: Any = 0.0
         for has_experts, share in ((False, 1 - experts_share), (True, experts_share)):
             if share:
-                layer = layer_seconds(job, degrees, experts=has_experts)
+                layer = parts.layers[has_experts]
                 shows = has_experts and not hides_exchanges(job, degrees)
-                exchange = 2.0 * expert_parallel_seconds(job, degrees) if shows else 0.0
-                felt = comm - sum(hidden_of_layer(job, degrees, layer))
+                exchange = 2.0 * layer.ep if shows else 0.0
+                felt = sum(layer.tp) - sum(layer.tp_hidden)
                 seconds = seconds + share * (layer.passes.total + felt + exchange)
         mean, fastest = mean + count / job.model.num_layers * seconds, np.minimum(fastest, seconds)
     return mean, fastest
@@ -114,7 +116,7 @@ class LayerFloors:
         x = replace(x, mbs=self._sizes[:, np.newaxis])
         x = replace(x, ep=np.array([ep for ep, _ in pairs]), etp=np.array([etp for _, etp in pairs]))
         shape = (len(order), len(self._sizes), len(pairs))
-        self._mean, self._fastest = (np.broadcast_to(each, shape) for each in _layer_floor(job, x))
+        self._mean, self._fastest = (np.broadcast_to(each, shape) for each in _layer_floor(job, x, stage_parts(job, x)))
         heads = (1 + job.model.mtp_layers) * head_seconds(job, x).total
         self._head = np.broadcast_to(heads, shape)[:, :, 0]
 
@@ -173,13 +175,32 @@ def _code(degrees: DegreeArrays) -> Any:
     return (degrees.tp * 2 + degrees.sp) * _PLACE + degrees.cp
 
 
-def most_layers(job: Job, degrees: DegreeArrays, cutoff_seconds: Any) -> NDArray[np.int64]:
-    """Layers that no stage exceeds: the other stages need theirs, and the step must stay within the cutoff."""
+class _LayerShapes(NamedTuple):
+    """The different layer shapes of configurations, which of them each has, and what stages of them consist of."""
+
+    degrees: DegreeArrays
+    position: NDArray[np.int64]
+    parts: StageParts
+
+
+def _layer_shapes(job: Job, degrees: DegreeArrays) -> _LayerShapes:
+    distinct, position = degrees.distinct(*LAYER_KEYS)
+    return _LayerShapes(distinct, position, stage_parts(job, distinct))
+
+
+def most_layers(
+    job: Job, degrees: DegreeArrays, cutoff_seconds: Any, shapes: _LayerShapes | None = None
+) -> NDArray[np.int64]:
+    """Layers that no stage exceeds: the other stages need theirs, and the step must stay within the cutoff.
+
+    shapes: those of the configurations, where they are priced already.
+    """
     v, layers = degrees.interleave, job.model.num_layers
     most = layers - v * (degrees.pp - 1)
     if np.any(np.isfinite(cutoff_seconds)):
-        distinct, position = degrees.distinct("tp", "sp", "cp", "mbs", "ep", "etp")
-        each = np.broadcast_to(_layer_floor(job, distinct)[1], (len(distinct),))[position]
+        shapes = shapes or _layer_shapes(job, degrees)
+        fastest = _layer_floor(job, shapes.degrees, shapes.parts)[1]
+        each = np.broadcast_to(fastest, (len(shapes.degrees),))[shapes.position]
         steady = np.maximum(num_microbatches(job, degrees) - 1 / v, 1e-9)
         most = np.minimum(most, np.floor(np.maximum(cutoff_seconds, 0.0) / (steady * each) * (1 + 1e-9)))
     return np.asarray(most, dtype=np.int64)
@@ -288,14 +309,14 @@ def floor_prices(
     price for each of the most layers is a lower bound too. Where a stage may hold layers of two kinds, whose
     windows hide each other's traffic, that part is left out.
     """
-    main, n = _kinds(job)[0], len(degrees)
-    most = np.maximum(most_layers(job, degrees, cutoff_seconds), 1)
+    main, n, shapes = _kinds(job)[0], len(degrees), _layer_shapes(job, degrees)
+    most = np.maximum(most_layers(job, degrees, cutoff_seconds, shapes), 1)
     policy = np.array(list(policies))[:, np.newaxis]
     stage = Stage(index=_INSIDE, num_layers=most, policy=policy, num_expert_layers=most * main.expert_share)
-    prices = stage_prices(job, degrees, stage)
+    prices = stage_prices(job, degrees, stage, spread(shapes.parts, shapes.position))
     send = prices.pp_comm - prices.pp_hidden
     each, once = prices.microbatch_seconds - send, prices.tail_seconds
-    others, ends = _small_prices(job, degrees, policies)
+    others, ends = _small_prices(job, shapes, policies)
     if any_replicas or len(others):
         each = each - prices.dp_exposed_each
     if len(others):
@@ -313,20 +334,20 @@ def floor_prices(
 
 
 def _small_prices(
-    job: Job, degrees: DegreeArrays, policies: PolicyMasks
+    job: Job, shapes: _LayerShapes, policies: PolicyMasks
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Seconds of a layer of the other kinds, [kinds - 1, policies, n], and of the last stage besides its layers, [n].
 
     Only what is in proportion to the layers, which few of the degrees decide.
     """
-    distinct, position = degrees.distinct("tp", "sp", "cp", "mbs", "ep", "etp")
-    distinct = replace(distinct, pp=np.full(len(distinct), 2))
+    distinct = shapes.degrees.having("pp", np.full(len(shapes.degrees), 2))
     main, *others = (kind.expert_share for kind in _kinds(job))
     rows = [(_INSIDE, 0, main), (1, 0, main), *((_INSIDE, policy, kind) for kind in others for policy in policies)]
     index, policy, experts = (np.array(column)[:, np.newaxis] for column in zip(*rows, strict=True))
-    prices = stage_prices(job, distinct, Stage(index=index, num_layers=1, policy=policy, num_expert_layers=experts))
-    seconds = np.broadcast_to(_in_proportion(prices), (len(rows), len(distinct)))[:, position]
-    return seconds[2:].reshape(len(others), len(policies), len(degrees)), seconds[1] - seconds[0]
+    stage = Stage(index=index, num_layers=1, policy=policy, num_expert_layers=experts)
+    prices = stage_prices(job, distinct, stage, shapes.parts)
+    seconds = np.broadcast_to(_in_proportion(prices), (len(rows), len(distinct)))[:, shapes.position]
+    return seconds[2:].reshape(len(others), len(policies), len(shapes.position)), seconds[1] - seconds[0]
 
 
 def _tail_floor(
@@ -593,3 +614,16 @@ def least_stage_bytes(job: Job, degrees: DegreeArrays, policies: Sequence[int]) 
     shapes = [stage_of(job, index=index, num_layers=layers, policy=policy) for policy in policies]
     least = [np.broadcast_to(stage_bytes(job, degrees, shape), index.shape).min(axis=0) for shape in shapes]
     return np.asarray(np.minimum.reduce(least))
+
+
+def may_fit(job: AnyJob, degrees: DegreeArrays, policies: Sequence[int]) -> NDArray[np.bool_]:
+    """Whether memory may be enough, in some pool and under some policy, by `least_stage_bytes`.
+
+    Policies that recompute most come first: they leave room for most, and only the rest is looked at again.
+    """
+    fits: NDArray[Any] = np.zeros(len(degrees), dtype=np.bool_)
+    for pool, policy in product(pools_of(job), sorted(policies, reverse=True)):
+        left = np.flatnonzero(~fits)
+        if len(left):
+            fits[left] = least_stage_bytes(pool, degrees.take(left), [policy]) <= pool.memory_limit_bytes
+    return fits

@@ -34,6 +34,7 @@ from planner.search.step_bounds import (
     even_split_seconds,
     least_stage_bytes,
     lower_bound_seconds,
+    may_fit,
 )
 from planner.specs.calibration import UNCALIBRATED
 from planner.specs.load import load_engine, load_job
@@ -373,7 +374,9 @@ def check_bounds(job):
         assert np.all(floors.cut_bound_seconds(degrees) <= few)
         assert np.all(floors.timing_bound_seconds(degrees) <= few)
         assert np.all(floors.timing_bound_seconds(degrees, any_experts=True) <= floors.timing_bound_seconds(degrees))
-        assert np.all(least_stage_bytes(job, degrees, list(policies))[fits] <= job.memory_limit_bytes)
+        small = least_stage_bytes(job, degrees, list(policies)) <= job.memory_limit_bytes
+        assert np.all(small[fits])
+        assert np.array_equal(may_fit(job, degrees, list(policies)), small)
         assert np.all(lower_bound_seconds(job, degrees, policies) <= few)
         unreplicated = replace(degrees, hsdp=np.ones_like(degrees.hsdp))
         assert np.all(lower_bound_seconds(job, unreplicated, policies, any_replicas=True) <= few)

@@ -1,0 +1,91 @@
+"""Layers of many configurations at once: those that one device has the same share of are priced once."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, is_dataclass, replace
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from numpy.typing import NDArray
+
+    from planner.layout import LayerDegrees
+
+T = TypeVar("T")
+
+__all__ = ["LAYER_KEYS", "by_shape", "distinct_rows", "spread"]
+
+_FEW: Final = 128  # configurations that are priced as they are: finding equal ones would take as long
+_LARGEST: Final = int(np.iinfo(np.int64).max)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Shapes:
+    """Different layer degrees, and nothing else: what reads another degree of them fails."""
+
+    tp: Any
+    cp: Any
+    ep: Any
+    etp: Any
+    mbs: Any
+    sp: Any
+
+
+LAYER_KEYS: Final = tuple(f.name for f in fields(_Shapes))
+"""The degrees that decide the shape of a layer."""
+
+
+def by_shape(layout: LayerDegrees, price: Callable[[LayerDegrees], T]) -> T:
+    """What `price` says of the layers of each configuration, asked once for each different shape of a layer.
+
+    A price may be numbers and arrays in dataclasses, mappings and tuples; it broadcasts element by element, so that it
+    is to the last bit what `price(layout)` says. Configurations that are no arrays of one length are priced as they
+    are.
+    """
+    shape = _Shapes(**{key: getattr(layout, key) for key in LAYER_KEYS})
+    columns = [np.asarray(getattr(shape, key)) for key in LAYER_KEYS]
+    size = columns[0].size
+    if size < _FEW or any(column.shape != (size,) for column in columns):
+        return price(shape)
+    first, position = distinct_rows(columns)
+    if len(first) == size:
+        return price(shape)
+    distinct = _Shapes(**{key: column[first] for key, column in zip(LAYER_KEYS, columns, strict=True)})
+    return spread(price(distinct), position)
+
+
+def distinct_rows(columns: Sequence[NDArray[np.int64]]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Of rows of numbers from 0 on, the position of each different one in their order, and which of them each row is.
+
+    columns: of the rows, each [n].
+
+    Source: what numpy.unique says of the rows, by one number for each of them.
+    """
+    code, span = np.zeros(len(columns[0]), dtype=np.int64), 1
+    for column in columns:
+        size = int(column.max(initial=0)) + 1
+        if span * size > _LARGEST:
+            code, span = np.unique(code, return_inverse=True)[1], len(code)
+        code, span = code * size + column, span * size
+    _, first, position = np.unique(code, return_index=True, return_inverse=True)
+    return first, position.ravel()
+
+
+def spread(price: T, position: NDArray[np.int64]) -> T:
+    """The prices of these positions, from arrays in dataclasses, mappings and tuples; numbers are those of all."""
+    chosen: T = _spread(price, position)
+    return chosen
+
+
+def _spread(price: Any, position: NDArray[np.int64]) -> Any:
+    if isinstance(price, tuple):
+        return tuple(_spread(part, position) for part in price)
+    if isinstance(price, Mapping):
+        return {key: _spread(part, position) for key, part in price.items()}
+    if is_dataclass(price) and not isinstance(price, type):
+        return replace(price, **{f.name: _spread(getattr(price, f.name), position) for f in fields(price)})
+    return price.take(position) if np.ndim(price) else price
