@@ -99,7 +99,7 @@ def sensitivity_of(plan: Plan, tell: Callable[[str], None] = lambda _: None) -> 
         changed = change_job(job, change)
         same = _same_layout_seconds(changed, plan)
         kept = estimate(changed, layout)
-        best = fastest_layout(changed, constraints)
+        best = fastest_layout(changed, constraints, known=layout)
         if best is None or (kept.fits and kept.step_seconds <= best[1]):
             best = layout, kept.step_seconds
         gains.append(

@@ -93,10 +93,17 @@ class Found:
 
 
 def best_first(
-    job: AnyJob, constraints: Constraints, best: Incumbents, reporter: Reporter, *, until_interrupted: bool = False
+    job: AnyJob,
+    constraints: Constraints,
+    best: Incumbents,
+    reporter: Reporter,
+    *,
+    until_interrupted: bool = False,
+    has_incumbent: bool = False,
 ) -> Found:
     """All configurations that `best` does not rule out by their bounds, priced in full.
 
+    has_incumbent: a layout is known that little comes before, so that all is looked at in the largest parts at once.
     until_interrupted: Ctrl-C ends the search instead of the planner, once there is something to show for it; then
     `Found.bound` says what may still be found.
 
@@ -104,7 +111,9 @@ def best_first(
         InputError: no legal configuration exists under the constraints.
     """
     search: _Search[Any] = (
-        _UniformSearch(job, constraints, best) if isinstance(job, Job) else _MixedSearch(job, constraints, best)
+        _UniformSearch(job, constraints, best, has_incumbent)
+        if isinstance(job, Job)
+        else _MixedSearch(job, constraints, best, has_incumbent)
     )
     found, waiting = search.found, list[_Bounded]()
     try:
@@ -149,13 +158,16 @@ J = TypeVar("J", Job, MixedJob)
 class _Search(ABC, Generic[J]):
     """One search: what has been found, and what it rules out. How that is bounded depends on the kind of cluster."""
 
-    def __init__(self, job: J, constraints: Constraints, best: Incumbents) -> None:
+    def __init__(self, job: J, constraints: Constraints, best: Incumbents, has_incumbent: bool) -> None:
         self._job: J = job
         self._constraints, self._best = constraints, best
         self.found = Found(job)
-        self._has_incumbent = False
-        self._num_timed = _FIRST_TIMED  # in the next part
-        self._executes = constraints.value_of("schedule") in EXECUTED
+        self._has_incumbent = has_incumbent
+        self._num_cuts = _MOST_CUTS if has_incumbent else _FIRST_CUTS  # in the next block
+        self._num_timed = _MOST_TIMED if has_incumbent else _FIRST_TIMED  # in the next part
+        executes = constraints.value_of("schedule") in EXECUTED
+        self._most_priced = _FIRST_PRICED if executes else _MOST_PRICED
+        self._first_priced = self._most_priced if has_incumbent else _FIRST_PRICED
         self._least = 0.0  # in the order, of what has not been looked at
 
     @abstractmethod
@@ -216,9 +228,9 @@ class _Search(ABC, Generic[J]):
         floors = self._floors(cuts)
         bounds = floors.cut_bound_seconds(cuts)
         self._least = float(self._place(cuts, bounds).min())
-        order, first, size = self._order(cuts, bounds), 0, _FIRST_CUTS
+        order, first = self._order(cuts, bounds), 0
         while first < len(order):
-            block = order[first : first + size]
+            block = order[first : first + self._num_cuts]
             near = block[bounds[block] <= self._cutoff(cuts.take(block))]
             if len(near) < len(block) and not self._has_incumbent:
                 self._drop(len(block) - len(near))
@@ -228,7 +240,7 @@ class _Search(ABC, Generic[J]):
                     timed = fill_timing(job, constraints, cuts.take(near), schedule, found.refused)
                     for part in self._by_bound(timed, floors):
                         yield from self._near_of_part(part, floors)
-            first, size = first + len(block), min(2 * size, _MOST_CUTS)
+            first, self._num_cuts = first + len(block), min(2 * self._num_cuts, _MOST_CUTS)
 
     def _by_bound(self, timed: DegreeArrays, floors: LayerFloors | PoolFloors) -> Iterator[DegreeArrays]:
         """Parts of the timed cuts in the order of their bounds, less what the cutoff rules out."""
@@ -299,7 +311,7 @@ class _Search(ABC, Generic[J]):
         uniform = list(dict.fromkeys(_shared(each.degrees) for each in waiting))
         numbers = [uniform.index(_shared(each.degrees)) for each in waiting]
         alike = np.repeat(numbers, [len(each.seconds) for each in waiting])
-        order, first, size = self._order(everything, bounds), 0, _FIRST_PRICED
+        order, first, size = self._order(everything, bounds), 0, self._first_priced
         places, fastest = self._place(everything, bounds), np.inf
         if not only_first:
             self._least = float(places.min())
@@ -311,8 +323,7 @@ class _Search(ABC, Generic[J]):
                 fastest = min(fastest, choice.objective_seconds)
             if np.isfinite(fastest):
                 reporter.priced(self.found.num_priced, fastest)
-            most = _FIRST_PRICED if self._executes else _MOST_PRICED
-            first, size = first + len(part), min(2 * size, most)
+            first, size = first + len(part), min(2 * size, self._most_priced)
             if not only_first:
                 self._least = float(places[order[first:]].min(initial=np.inf))
 

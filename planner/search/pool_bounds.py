@@ -224,17 +224,19 @@ def _holds_in_time(
     piped: NDArray[np.int64] = np.flatnonzero(found.pp > 1)
     if not len(piped):
         return holds
-    of_stages = [rooms_of_stages(pool, degrees, policies) for pool in job.pools]
+    used, of_found = np.unique(rows[piped], return_inverse=True)
+    left, chosen = degrees.take(used), _of(policies, used)
+    of_stages = [rooms_of_stages(pool, left, chosen) for pool in job.pools]
     room, whole = np.stack([rooms.layers for rooms in of_stages]), of_stages[0].whole
-    first = np.cumsum(degrees.pp) - degrees.pp  # stage of each configuration
+    first = (np.cumsum(left.pp) - left.pp)[of_found]  # stage of each configuration
     for start in range(0, len(piped), _MOST_ROWS):
-        part = piped[start : start + _MOST_ROWS]
-        x, base = found.take(part), rows[part]
-        own, place = floors.take(base), placements_of(job, x)
+        part, begins = piped[start : start + _MOST_ROWS], first[start : start + _MOST_ROWS]
+        x = found.take(part)
+        own, place = floors.take(rows[part]), placements_of(job, x)
         spare = _most_of_slowest(job, x, own, place, cutoff_seconds[part])
         owner = np.repeat(np.arange(len(part)), x.pp)
         index = np.arange(len(owner)) - (np.cumsum(x.pp) - x.pp)[owner]
-        pool, stage = place.pool_of(owner, index), first[base[owner]] + index
+        pool, stage = place.pool_of(owner, index), begins[owner] + index
         ends = np.where(index == x.pp[owner] - 1, own.ends[owner, pool], 0.0)
         prices = own.by_policy[:, owner, pool]
         held = held_in_time(spare[owner] - ends, prices, np.moveaxis(room[pool, :, stage], 0, 1), whole)

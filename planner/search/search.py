@@ -234,20 +234,30 @@ def _solve_until_interrupted(
 
 
 def fastest_layout(
-    job: AnyJob, constraints: Constraints, reporter: Reporter | None = None, *, objective: Objective = THROUGHPUT
+    job: AnyJob,
+    constraints: Constraints,
+    reporter: Reporter | None = None,
+    *,
+    objective: Objective = THROUGHPUT,
+    known: Layout | None = None,
 ) -> tuple[Layout, float] | None:
     """The best layout and its seconds by the dynamic program alone, or None where nothing fits, or in time.
 
-    What `search` finds, without the integer program's proof; for questions that need many answers.
+    What `search` finds, without the integer program's proof; for questions that need many answers. known: a layout
+    that is near the best, so that better ones are quicker to find; where it fits and there is none, the answer is None.
 
     Raises:
         InputError: no legal layout exists under the constraints.
     """
-    found = best_first(job, constraints, BestCuts(objective, 1), reporter or Reporter())
+    best, has_incumbent = BestCuts(objective, 1), False
+    if known and (priced := estimate(job, known)).fits:
+        best.add(known, objective.devices_of(job, known), priced.step_seconds)
+        has_incumbent = True
+    found = best_first(job, constraints, best, reporter or Reporter(), has_incumbent=has_incumbent)
     if not found.choices:
         return None
-    best = min(found.choices, key=lambda choice: (_rank(found, objective, choice), choice.candidate))
-    return layout_of(found, best), best.objective_seconds
+    choice = min(found.choices, key=lambda choice: (_rank(found, objective, choice), choice.candidate))
+    return layout_of(found, choice), choice.objective_seconds
 
 
 def fits(job: AnyJob, constraints: Constraints) -> bool:

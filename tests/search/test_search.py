@@ -27,7 +27,7 @@ from planner.search.legality import RULES, broken_rules
 from planner.search.objectives import Objective
 from planner.search.remedies import remedies
 from planner.search.reporter import Reporter
-from planner.search.search import NothingFits, plan_for_layout, search
+from planner.search.search import NothingFits, fastest_layout, plan_for_layout, search
 from planner.search.step_bounds import (
     LayerFloors,
     always_fits,
@@ -232,6 +232,19 @@ def check_against_brute_force(job):
 def test_search_equals_brute_force(block):
     outcomes = [check_against_brute_force(small_job(seed)) for seed in range(block * 6, block * 6 + 6)]
     assert "found" in outcomes
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_known_layout_changes_no_answer(seed):
+    job = small_job(seed)
+    found, (least, _) = search(job, NO_CONSTRAINTS), brute_force(job)
+    if isinstance(found, NothingFits):
+        assert fastest_layout(job, NO_CONSTRAINTS, known=found.layout) is None
+        return
+    for known in (found.layout, *(loser.layout for loser in found.runners_up)):
+        layout, seconds = fastest_layout(job, NO_CONSTRAINTS, known=known)
+        assert layout == found.layout
+        assert seconds == pytest.approx(least, rel=1e-9)
 
 
 def offloading(job, seed):
