@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
-import torch.nn.functional as F
+import torch.distributed as dist
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.pipelining import (
     PipelineStage,
@@ -18,19 +17,16 @@ from torch.distributed.pipelining import (
     ScheduleZBVZeroBubble,
 )
 from torch.distributed.tensor import DTensor
-from torch.distributed.tensor.parallel import loss_parallel
 
-from planner.trainer.parallelize import COMPUTE_TYPES
+from planner.trainer.cross_entropy import cross_entropy
+from planner.trainer.parallelize import COMPUTE_TYPES, local_tensor
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-    from contextlib import AbstractContextManager
-
     from torch import Tensor
     from torch.distributed import ProcessGroup
     from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.pipelining.schedules import _PipelineSchedule
-    from torch.distributed.pipelining.stage import _PipelineStageBase
+    from torch.distributed.pipelining.stage import _PipelineStageBase, _RecvInfo
 
     from planner.plan import Plan
     from planner.trainer.loss_scale import LossScale
@@ -60,8 +56,9 @@ class Loss:
         self.num_tokens, self.scale = num_tokens, scale
 
     def __call__(self, logits: Tensor, targets: Tensor) -> Tensor:
-        """Loss of one microbatch; fp32 whatever the precision of the logits."""
-        total = F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten(), reduction="sum")
+        """Loss of one microbatch; fp32 whatever the precision of the logits, which the backward pass overwrites."""
+        group = logits.device_mesh.get_group() if isinstance(logits, DTensor) else None
+        total = cross_entropy(local_tensor(logits).flatten(0, 1), targets.flatten(), group)
         return total * (self.scale.factor / self.num_tokens)
 
 
@@ -75,7 +72,6 @@ class Accumulation:
     def __init__(self, part: Transformer, plan: Plan, loss: Loss) -> None:
         self.part, self.loss = part, loss
         self.microbatch_size, self.zero = plan.layout.mbs, plan.layout.zero
-        self.loss_context = _loss_context(plan)
 
     def forward_backward(self, tokens: Tensor, targets: Tensor, starts: Tensor | None = None) -> Tensor:
         """See `Executor`."""
@@ -85,10 +81,9 @@ class Accumulation:
         batches = list(zip(torch.split(tokens, size), torch.split(targets, size), cut, strict=False))
         for index, (inputs, wanted, starts_BT) in enumerate(batches):
             self._prepare(last=index == len(batches) - 1)
-            with self.loss_context():
-                loss = self.loss(self.part(inputs, starts_BT=starts_BT), wanted)
-                torch.autograd.backward(loss)
-            total += _whole(loss.detach())
+            loss = self.loss(self.part(inputs, starts_BT=starts_BT), wanted)
+            torch.autograd.backward(loss)
+            total += loss.detach()
         return total
 
     def _prepare(self, *, last: bool) -> None:
@@ -129,7 +124,6 @@ class Pipeline:
             several = _SEVERAL_CHUNKS[layout.schedule]
             self.schedule = several(stages, microbatches, loss_fn=loss, scale_grads=False)
         self.first, self.last = 0 in chunks, layout.num_chunks - 1 in chunks
-        self.loss_context = _loss_context(plan)
 
     def forward_backward(self, tokens: Tensor, targets: Tensor, starts: Tensor | None = None) -> Tensor | None:
         """See `Executor`."""
@@ -137,18 +131,69 @@ class Pipeline:
             {} if starts is None else {"starts_BT": starts}
         )  # torch cuts it into microbatches for every stage
         losses: list[Tensor] = []
-        with self.loss_context():
-            self.schedule.step(
-                *((tokens,) if self.first else ()),
-                target=targets if self.last else None,
-                losses=losses if self.last else None,
-                return_outputs=False,
-                **for_all,
-            )
-        return torch.stack([_whole(loss.detach()) for loss in losses]).sum() if self.last else None
+        self.schedule.step(
+            *((tokens,) if self.first else ()),
+            target=targets if self.last else None,
+            losses=losses if self.last else None,
+            return_outputs=False,
+            **for_all,
+        )
+        return torch.stack([loss.detach() for loss in losses]).sum() if self.last else None
 
 
-def _make_stage(part: Transformer, chunk: int, plan: Plan, device: torch.device, group: ProcessGroup) -> PipelineStage:
+class _Stage(PipelineStage):
+    """A stage with room for what it receives only while it needs that; torch's has it for every microbatch of a step.
+
+    In place of a buffer there is one on the meta device, which says how large it is.
+    """
+
+    def _setup_forward_recv_info(self, *arguments: Any) -> None:
+        super()._setup_forward_recv_info(*arguments)
+        for expected in self.args_recv_info.values():
+            _free(expected)
+
+    def _create_grad_recv_info(self, *arguments: Any) -> tuple[_RecvInfo, ...]:
+        expected = super()._create_grad_recv_info(*arguments)
+        _free(expected)
+        return expected
+
+    def get_fwd_recv_ops(self, fwd_chunk_id: int) -> list[dist.P2POp]:
+        """Make room for a microbatch's input."""
+        _allocate(self.args_recv_info[fwd_chunk_id], self.device)
+        return super().get_fwd_recv_ops(fwd_chunk_id)
+
+    def get_bwd_recv_ops(self, bwd_chunk_id: int) -> list[dist.P2POp]:
+        """Make room for the gradient of a microbatch's output."""
+        _allocate(self.grad_recv_info.get(bwd_chunk_id, ()), self.device)
+        return super().get_bwd_recv_ops(bwd_chunk_id)
+
+    def forward_one_chunk(self, fwd_chunk_id: int, *arguments: Any, **options: Any) -> Any:
+        """From here on autograd and the schedule keep the input as long as they need it."""
+        output = super().forward_one_chunk(fwd_chunk_id, *arguments, **options)
+        _free(self.args_recv_info[fwd_chunk_id])
+        return output
+
+    def backward_one_chunk(self, bwd_chunk_id: int, *arguments: Any, **options: Any) -> None:
+        """The gradient of the output has been used; a loss that the schedule keeps would keep the stage's input."""
+        super().backward_one_chunk(bwd_chunk_id, *arguments, **options)
+        _free(self.grad_recv_info.get(bwd_chunk_id, ()))
+        if options.get("loss") is not None:
+            options["loss"].detach_()
+
+
+def _free(expected: tuple[_RecvInfo, ...]) -> None:
+    for each in expected:
+        if each.buffer is not None:
+            each.buffer = torch.empty_like(each.buffer, device="meta", requires_grad=each.buffer.requires_grad)
+
+
+def _allocate(expected: tuple[_RecvInfo, ...], device: torch.device) -> None:
+    for each in expected:
+        if each.buffer is not None:
+            each.buffer = torch.empty_like(each.buffer, device=device, requires_grad=each.buffer.requires_grad)
+
+
+def _make_stage(part: Transformer, chunk: int, plan: Plan, device: torch.device, group: ProcessGroup) -> _Stage:
     """A stage whose shapes are stated; torch would run one more microbatch just to find them out."""
     layout, training = plan.layout, plan.training
     dtype = COMPUTE_TYPES[training.precision]
@@ -157,7 +202,7 @@ def _make_stage(part: Transformer, chunk: int, plan: Plan, device: torch.device,
         tokens = torch.empty(layout.mbs, length, dtype=torch.int64)
         hidden = torch.empty(layout.mbs, length // layout.tp, plan.model.hidden_size, dtype=dtype, requires_grad=True)
         logits = torch.empty(layout.mbs, length, plan.model.vocab_size, dtype=dtype)
-    return PipelineStage(
+    return _Stage(
         part,
         chunk,
         layout.num_chunks,
@@ -176,12 +221,3 @@ def make_executor(
     if plan.layout.pp > 1:
         return Pipeline(parts, plan, mesh, device, loss)
     return Accumulation(parts[0], plan, loss)
-
-
-def _loss_context(plan: Plan) -> Callable[[], AbstractContextManager[None]]:
-    """Logits that are sharded over the vocabulary need torch's loss_parallel around loss and backward pass."""
-    return loss_parallel if plan.layout.tp > 1 else contextlib.nullcontext
-
-
-def _whole(loss: Tensor) -> Tensor:
-    return loss.full_tensor() if isinstance(loss, DTensor) else loss

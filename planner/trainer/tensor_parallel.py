@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import torch
+import torch.nn.functional as F
 from torch import nn
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard, distribute_module, distribute_tensor
 from torch.distributed.tensor.parallel import (
@@ -64,25 +66,41 @@ class _Style(ParallelStyle):
         return result
 
 
-class _Lookup(RowwiseParallel):
-    """A lookup in a table that is cut over the vocabulary; waits for its sums.
+class _Lookup(ParallelStyle):
+    """A lookup in a table that is cut over its rows; a position's row comes from the rank that has it.
 
-    torch.compile loses the gradient of a collective's result that is still under way when a compiled layer gets it.
+    DTensor's own lookup makes the gradient of the whole table on every rank, and cuts it after the last microbatch.
     """
 
-    @staticmethod
-    def _prepare_output_fn(
-        output_layouts: tuple[Placement, ...], _use_local: bool, _mod: nn.Module, outputs: DTensor, _mesh: DeviceMesh
-    ) -> Tensor:
-        result: Tensor = outputs.redistribute(placements=output_layouts).to_local()
-        return result
+    def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
+        assert isinstance(module, nn.Embedding)
+        table = distribute_tensor(module.weight, device_mesh, [Shard(0)])
+        module.register_parameter("weight", nn.Parameter(table))
+        first = device_mesh.get_local_rank() * -(-len(table) // device_mesh.size())
+
+        def forward(rows_BS: Tensor) -> Tensor:
+            """Rows of the table, each rank its part of the positions; waits for the sums.
+
+            torch.compile loses the gradient of a collective's result that is still under way when a compiled layer
+            gets it.
+            """
+            assert isinstance(module.weight, DTensor)
+            own = module.weight.to_local()
+            here = (rows_BS >= first) & (rows_BS < first + len(own))
+            found = F.embedding(torch.where(here, rows_BS - first, 0), own) * here[..., None]
+            summed = DTensor.from_local(found, device_mesh, [Partial()], run_check=False)
+            result: Tensor = summed.redistribute(placements=[Shard(1)]).to_local()
+            return result
+
+        module.forward = forward  # type: ignore[assignment, method-assign] # torch's styles only have hooks around it
+        return module
 
 
 def apply_tensor_parallel(part: Transformer, mesh: DeviceMesh) -> None:
     """Cut the chunk over the ranks of `mesh`; residuals are cut along the sequence."""
     plan: _Plan = {}
     if part.embedding is not None:
-        lookup = _Lookup(input_layouts=Replicate(), output_layouts=Shard(1))
+        lookup = _Lookup()
         plan |= {
             f"embedding.{name}": _ON_OWN_ROWS if name == "norm" else lookup
             for name, _ in part.embedding.named_children()

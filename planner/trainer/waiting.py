@@ -32,6 +32,7 @@ _OPERATORS: Final = "torch/_ops.py"  # what calls an operator by its name
 _ASKED_BY: Final = (
     ("trainer/context_parallel.py", LineName.CP_COMM),
     ("trainer/expert_parallel.py", LineName.EP_COMM),
+    ("trainer/cross_entropy.py", LineName.TP_COMM),
     ("distributed/fsdp/", LineName.DP_COMM),
     ("distributed/_functional_collectives.py", LineName.TP_COMM),  # DTensor's
     ("distributed/pipelining/", LineName.BUBBLE),

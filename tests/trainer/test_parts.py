@@ -27,6 +27,7 @@ from planner.specs.load import load_job
 from planner.specs.model import ModelSpec, RotaryScaling
 from planner.specs.training import TrainingSpec
 from planner.trainer import __main__ as program
+from planner.trainer import cross_entropy as loss
 from planner.trainer.attention import rotary_frequencies, rotate
 from planner.trainer.model import Transformer, initial_value
 from planner.trainer.norms import RmsNorm
@@ -274,3 +275,21 @@ def test_a_model_that_the_trainer_lacks_is_refused(overrides, feature, make_plan
     plan = make_plan("dp=1,layers_per_stage=4")
     with pytest.raises(InputError, match=feature):
         check_plan(replace(plan, model=spec, layout=replace(plan.layout, layers_per_stage=(3,))))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("elements", [1, 300, 10**6])  # a row at a time, blocks that do not come out even, all at once
+def test_the_loss_is_torchs_and_its_gradient_takes_the_logits_place(dtype, elements, monkeypatch):
+    monkeypatch.setattr(loss, "ELEMENTS_AT_ONCE", elements)
+    torch.manual_seed(0)
+    hidden, weight = torch.randn(7, 5, requires_grad=True), torch.randn(101, 5)
+    targets = torch.randint(101, (7,))
+    expected = torch.nn.functional.cross_entropy((hidden @ weight.T).to(dtype).float(), targets, reduction="sum")
+    (wanted,) = torch.autograd.grad(3 * expected, hidden)
+    logits = (hidden @ weight.T).to(dtype)
+    found = loss.cross_entropy(logits, targets, None)
+    torch.testing.assert_close(found, expected)
+    place = logits.data_ptr()
+    logits.register_hook(lambda gradient: None if gradient.data_ptr() == place else pytest.fail("a second tensor"))
+    (gradient,) = torch.autograd.grad(3 * found, hidden)
+    torch.testing.assert_close(gradient, wanted, rtol=1e-5 if dtype == torch.float32 else 2e-2, atol=1e-5)
