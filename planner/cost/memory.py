@@ -14,6 +14,7 @@ from planner.cost.adapters import (
     trained_layer_params,
     trained_params,
 )
+from planner.cost.blocks import attention_params, expert_layer_params, ffn_matrices, ffn_params
 from planner.cost.layers import tokens_per_microbatch
 from planner.cost.ledger import LineName, MemoryLine
 from planner.cost.optimizers import extra_moment_bytes, moment_bytes_per_param, update_bytes
@@ -410,14 +411,26 @@ def host_state_bytes_per_param(job: Job) -> float:
 
 
 def loss_bytes(job: Job, layout: Degrees, stage: Stage) -> Any:
-    """Logits and what the loss makes of them on the last stage, for one microbatch.
+    """Logits and what the loss makes of them on the last stage, for one microbatch; the head's gradient beside them.
 
-    Source: engine profile, bytes per logit.
+    In engines that keep gradients apart until they are added up, GPipe holds the logits of all microbatches, and 1F1B
+    those of the microbatch before until the next ones are there.
+
+    Source: engine profile, bytes per logit; torch, distributed/pipelining/schedules.py (1F1B's loop keeps an output).
     """
     tokens = tokens_per_microbatch(job, layout)
     per_logit = job.engine.logits_bytes + (job.compute_bytes - 2) + job.engine.whole_logits_bytes * layout.tp
-    logits = tokens * padded_vocab(job.model, job.engine, layout)
-    return holds_head(layout, stage) * per_logit * logits
+    rows = padded_vocab(job.model, job.engine, layout)
+    one = per_logit * tokens * rows
+    if not job.engine.gradients_apart:
+        return holds_head(layout, stage) * one
+    head = job.state_bytes.weights * rows * job.model.hidden_size
+    piped = np.greater(layout.pp, 1)
+    if layout.schedule == "gpipe":
+        m = job.training.global_batch_size / (layout.dp * layout.mbs)
+        return holds_head(layout, stage) * (np.where(piped, m, 1) * one + head)
+    before = np.where(piped & (layout.schedule == "1f1b"), one, 0.0)
+    return holds_head(layout, stage) * (one + np.maximum(before, head))
 
 
 def recompute_bytes(job: Job, layout: Degrees, stage: Stage) -> Any:
@@ -475,7 +488,47 @@ def layer_backward_bytes(job: Job, layout: Degrees, stage: Stage) -> Any:
     gathered = np.greater_equal(layout.zero, 3) * each * (np.minimum(1, stage.num_layers) * layer + ahead)
     waiting = np.minimum(trained, job.engine.reduced_params)
     reduced = np.where(whole_gradients(job, layout), 0.0, (states.weights + states.grads) * waiting)
+    if job.engine.gradients_apart:
+        reduced = _gradients_of_layer(job, layout, stage)
     return recompute_bytes(job, layout, stage) + gathered + reduced + _dequantized_bytes(job, layout)
+
+
+def _gradients_of_layer(job: Job, layout: Degrees, stage: Stage) -> Any:
+    """Gradients that are alive only while one layer's backward pass runs, less what it has released by then.
+
+    First those of the feed-forward block: of its inner tensors (two for each that is released), of the layer's output
+    and of the last matrix. At the end those of all weights, in the precision that computes; what the layer kept is
+    gone. Where gradients are reduced layer by layer, those of the layer before are on their way in fp32: in every
+    microbatch, or in the last one, when no pipeline holds others.
+
+    Source: derived here; counted in the trainer's own step by tests/trainer/test_memory_at_scale.py.
+    """
+    states, whole = job.state_bytes, whole_gradients(job, layout)
+    summed_in_place = whole & (states.weights >= states.grads)
+    reduces = ~np.asarray(whole) | np.equal(layout.pp, 1)
+    largest: Any = 0.0
+    for experts, count in layer_kinds(job, layout, stage):
+        of_policies = layer_activation_bytes(job, layout, experts=experts)
+        held = layer_params(job, layout, experts=experts).total
+        terms = {term.name: term.num_bytes for term in activation_terms(job, layout, experts=experts)}
+        inner = sum(size for name, size in terms.items() if name.endswith(" inner")) / 2
+        last = states.weights * held * _last_matrix_share(job, experts=experts)
+        first = inner + terms["layer input"] + last
+        before = states.grads * held * np.greater(stage.num_layers, 1) * reduces
+        end = np.where(summed_in_place, 0.0, states.weights * held) + before - of_policies[0]
+        then = before - by_policy(stage.policy, of_policies)
+        each = np.maximum(first + np.maximum(then, 0.0), end)
+        largest = np.maximum(largest, np.where(np.greater(count, 0), each, 0.0))
+    return largest
+
+
+def _last_matrix_share(job: Job, *, experts: bool) -> float:
+    """Share of a layer's parameters that is in the feed-forward block's last matrix, or in those of all experts.
+
+    Source: `planner.cost.blocks`.
+    """
+    block = expert_layer_params(job.model) if experts else ffn_params(job.model)
+    return block / ffn_matrices(job.model) / (block + attention_params(job.model))
 
 
 def _dequantized_bytes(job: Job, layout: Degrees) -> Any:

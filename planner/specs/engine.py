@@ -78,6 +78,10 @@ class EngineSpec(Document):
     accumulates_whole_grads: bool = Field(
         default=False, description="gradients are added up unsharded over microbatches at every ZeRO stage (no_sync)"
     )
+    gradients_apart: bool = Field(
+        default=False,
+        description="gradients of activations and of one layer's weights are counted beside the sums they are added to",
+    )
     keeps_whole_grads: bool = Field(
         description="below ZeRO-2 whole gradients have a lasting buffer, not only while microbatches add up"
     )

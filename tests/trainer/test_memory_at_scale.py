@@ -1,0 +1,49 @@
+"""The ledger's bytes at real sizes, against those that are alive in the trainer's own step on fake tensors."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch")
+
+TOOL = Path(__file__).resolve().parents[2] / "tools" / "bench_memory.py"
+
+
+@pytest.fixture(scope="module")
+def tool():
+    spec = importlib.util.spec_from_file_location("tools_bench_memory", TOOL)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def ratio(tool, model, layers, sequence, layout, rank):
+    plan = tool.make_plan(model, layout, sequence=sequence, layers=layers)
+    peak, _ = tool.counted(plan, rank)
+    return peak / sum(tool.planned(plan, rank).values())
+
+
+@pytest.mark.parametrize(
+    ("model", "layers", "sequence", "layout", "rank"),
+    [
+        ("llama3-8b", 2, 4096, "dp=1,mbs=1", 0),
+        ("llama3-8b", 2, 4096, "dp=1,mbs=2,recompute=full", 0),
+        ("mpt-3b", 4, 2048, "dp=1,mbs=4", 0),
+        ("mpt-3b", 4, 2048, "dp=1,mbs=1,recompute=full", 0),
+        ("llama3-8b", 2, 4096, "dp=8,zero=3,mbs=2", 0),
+        ("llama3-8b", 4, 4096, "pp=4,mbs=2", 1),
+        ("llama3-8b", 4, 4096, "pp=4,mbs=2", 3),
+    ],
+)
+def test_the_peak_is_the_ledgers(model, layers, sequence, layout, rank, tool):
+    assert ratio(tool, model, layers, sequence, layout, rank) == pytest.approx(1, abs=0.05)
+
+
+@pytest.mark.slow
+def test_every_case_of_the_table_is_the_ledgers(tool):
+    assert {case: r for case in tool.CASES if abs((r := ratio(tool, *case)) - 1) > 0.05} == {}
