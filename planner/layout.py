@@ -30,6 +30,7 @@ __all__ = [
     "check_value",
     "divisors",
     "even_split",
+    "even_stages",
     "format_layout",
     "head_stage",
     "of_chunks",
@@ -386,13 +387,18 @@ def _devices_per_stage(num_devices: int | Mapping[str, int], pools: tuple[str, .
     return min(num_devices[pool] // pools.count(pool) for pool in pools)
 
 
+def even_stages(num_layers: int, pp: int) -> tuple[int, ...]:
+    """Layers per stage, as even as possible: the first stages take the remainder."""
+    base, extra = divmod(num_layers, pp)
+    return tuple(base + (1 if stage < extra else 0) for stage in range(pp))
+
+
 def even_split(num_layers: int, pp: int, interleave: int, schedule: Schedule = "1f1b") -> tuple[int, ...]:
     """Layers per chunk, as even as possible: stages differ by at most one, and so do a stage's chunks.
 
     The first stages take the remainder; of a V, whose first stage holds the head too, the last ones.
     """
-    base, extra = divmod(num_layers, pp)
-    stages = tuple(base + (1 if stage < extra else 0) for stage in range(pp))
+    stages = even_stages(num_layers, pp)
     return balanced_chunks(stages[::-1] if schedule in V_SHAPED else stages, interleave, schedule)
 
 

@@ -32,7 +32,7 @@ from planner.cost.schedule import (
     steady_seconds,
 )
 from planner.cost.simulate import Timeline, simulate
-from planner.cost.stage import by_pool, pool_indices, stage_of, stages_of
+from planner.cost.stage import by_pool, pattern_of, pool_indices, stage_of, stages_of
 from planner.layout import balanced_chunks, offloads_optimizer
 from planner.specs.job import pools_of
 
@@ -118,7 +118,8 @@ def estimate(job: AnyJob, layout: Layout) -> Estimate:
     The step is m t_max + bubble + the longest tail (PipeDream: a tail after every microbatch). Its lines are those of
     the slowest stage and of the stage with the longest tail. The bubble of GPipe, 1F1B and interleaved stages is the
     closed form, which the search minimises; `timeline` executes them. Interleaved chunks that the search would not make
-    (stages cut into chunks that differ by more than one layer, or with smaller ones first) are executed.
+    (stages cut into chunks that differ by more than one layer, or with smaller ones first, or by the kinds of their
+    layers) are executed.
 
     Source: schedule.py.
     """
@@ -161,11 +162,17 @@ def estimate(job: AnyJob, layout: Layout) -> Estimate:
 
 
 def _has_chunks_of_its_own(job: AnyJob, layout: Layout) -> bool:
-    """Whether an interleaved schedule exists, whose stages are cut into chunks in another way than the search's."""
+    """Whether an interleaved schedule exists, whose stages are cut into chunks in another way than the search's.
+
+    Where kinds of layers repeat, that is so of chunks that do not all hold whole periods.
+    """
     m = layout.num_microbatches(job.training.global_batch_size)
     if layout.schedule != "interleaved" or not exists(layout.schedule, layout.pp, m, layout.interleave):
         return False
-    of_stages = tuple(layout.layers_of_stage(stage) for stage in range(layout.pp))
+    pattern, of_stages = pattern_of(job), tuple(layout.layers_of_stage(stage) for stage in range(layout.pp))
+    if pattern.period > 1:
+        equal = len(set(layout.layers_per_stage)) == 1 and layout.layers_per_stage[0] % pattern.period == 0
+        return bool(pattern.leading) or not equal
     return layout.layers_per_stage != balanced_chunks(of_stages, layout.interleave)
 
 
@@ -178,15 +185,17 @@ def even_step_seconds_and_peak_bytes(job: Job, layouts: Degrees, policy: Any) ->
     """Step seconds and bytes of the fullest stage, of many layouts with equal stages at once; both of shape (n,).
 
     Every degree of `layouts` has shape (n, 1), and so has `policy`, the recompute policy of all stages as an index into
-    `POLICIES`. GPipe, 1F1B and interleaved stages; pp * interleave divides the layers, and the leading dense layers of
-    a mixture lie on the first stage. What `estimate` says of each, from four of its stages: those between the first
-    and the last differ in what they hold in flight, which is most on one of their ends.
+    `POLICIES`. GPipe, 1F1B and interleaved stages; pp * interleave divides the layers, the leading dense layers of
+    a mixture lie on the first stage, and where kinds of layers repeat, every stage has whole periods. What `estimate`
+    says of each, from four of its stages: those between the first and the last differ in what they hold in flight,
+    which is most on one of their ends.
 
     Source: as `estimate`.
     """
     stages = layouts.pp
     index = np.concatenate([0 * stages, np.minimum(1, stages - 1), np.maximum(stages - 2, 0), stages - 1], axis=-1)
-    stage = stage_of(job, index=index, num_layers=job.model.num_layers / stages, policy=policy)
+    layers = job.model.num_layers // stages
+    stage = stage_of(job, index=index, num_layers=layers, policy=policy, first=index * layers)
     prices = stage_prices(job, layouts, stage)
     each = np.broadcast_to(prices.microbatch_seconds, index.shape)
     between = np.maximum(stages[:, 0] - 2, 0)

@@ -9,7 +9,7 @@ import numpy as np
 from planner.cost.adapters import adapter_params
 from planner.cost.layers import attention_span
 from planner.cost.parameters import layer_matmul_params, num_matmul_params
-from planner.cost.stage import chunks_of, layer_kinds
+from planner.cost.stage import chunks_of, layer_kinds, timed_kinds
 from planner.units import UNITS
 
 if TYPE_CHECKING:
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 __all__ = [
     "MODEL_FLOPS_CONVENTION",
     "attention_core_flops_per_token",
+    "attention_flops_per_token",
     "chunk_flops",
     "end_to_end_days",
     "flops_convention",
@@ -47,18 +48,30 @@ def flops_convention(training: TrainingSpec) -> str:
     return _FROZEN_CONVENTION if training.lora_rank else MODEL_FLOPS_CONVENTION
 
 
-def attention_core_flops_per_token(model: ModelSpec, sequence_length: int, *, causal: bool) -> float:
-    """Forward FLOPs of one layer's attention core (scores and weighted sum) per token, on average over layers.
+def attention_core_flops_per_token(model: ModelSpec, sequence_length: int, *, causal: bool, local: bool) -> float:
+    """Forward FLOPs of one layer's attention core (scores and weighted sum) per token.
 
-    4 s a d for the full square, half of it when only the causal part is counted, less inside sliding windows;
-    latent attention has keys and values of different widths.
+    4 s a d for the full square, half of it when only the causal part is counted, less inside the sliding window of a
+    `local` layer; latent attention has keys and values of different widths.
 
     Source: Narayanan et al. (SC 2021), appendix; Megatron-LM, num_floating_point_operations (causal half).
     """
     width = 2 * model.head_size
     if model.mla is not None:
         width = model.mla.nope_head_size + model.mla.rope_head_size + model.mla.value_head_size
-    return 2.0 * attention_span(model, sequence_length, causal=causal) * model.num_heads * width
+    return 2.0 * attention_span(model, sequence_length, causal=causal, local=local) * model.num_heads * width
+
+
+def attention_flops_per_token(model: ModelSpec, sequence_length: int, *, causal: bool) -> float:
+    """Forward FLOPs of all layers' attention cores per token, without layers for further tokens.
+
+    Source: sum over the layers.
+    """
+    whole, local = (
+        attention_core_flops_per_token(model, sequence_length, causal=causal, local=each) for each in (False, True)
+    )
+    num_global = int(np.sum(model.layer_is_global(np.arange(model.num_layers))))
+    return num_global * whole + (model.num_layers - num_global) * local
 
 
 def model_flops_per_step(model: ModelSpec, training: TrainingSpec) -> float:
@@ -69,12 +82,13 @@ def model_flops_per_step(model: ModelSpec, training: TrainingSpec) -> float:
 
     Source: Chowdhery et al., PaLM (2022), appendix B; attention as Megatron-LM counts it since 2024.
     """
-    num_layers = model.num_layers + model.mtp_layers
-    core = num_layers * attention_core_flops_per_token(model, training.sequence_length, causal=True)
+    s = training.sequence_length
+    further = model.mtp_layers * attention_core_flops_per_token(model, s, causal=True, local=False)
+    core = attention_flops_per_token(model, s, causal=True) + further
     products = 2.0 if training.lora_rank else 3.0
     trained = 3.0 * adapter_params(model, training)
     per_token = 2.0 * (products * num_matmul_params(model) + trained) + 3.0 * core
-    return per_token * training.sequence_length * training.global_batch_size
+    return per_token * s * training.global_batch_size
 
 
 def layers_forward_flops_per_step(model: ModelSpec, training: TrainingSpec) -> float:
@@ -82,7 +96,7 @@ def layers_forward_flops_per_step(model: ModelSpec, training: TrainingSpec) -> f
 
     Source: the terms of `model_flops_per_step`.
     """
-    core = model.num_layers * attention_core_flops_per_token(model, training.sequence_length, causal=True)
+    core = attention_flops_per_token(model, training.sequence_length, causal=True)
     params = num_matmul_params(model) - model.vocab_size * model.hidden_size + adapter_params(model, training)
     return (2.0 * params + core) * training.sequence_length * training.global_batch_size
 
@@ -103,8 +117,10 @@ def chunk_flops(job: AnyJob, layout: Layout) -> dict[str, NDArray[np.float64]]:
     ends = np.zeros(layout.num_chunks)
     ends[0 if model.patches else -1] = num_matmul_params(model) - params.sum()
     adapters = adapter_params(model, training) / model.num_layers * chunks.num_layers
-    num_layers = sum(count for _, count in layer_kinds(job, layout, chunks))  # with those for further tokens
-    core = num_layers * attention_core_flops_per_token(model, training.sequence_length, causal=True)
+    core = sum(
+        count * attention_core_flops_per_token(model, training.sequence_length, causal=True, local=local)
+        for (_, local), count in timed_kinds(job, layout, chunks)
+    )
     tokens = training.sequence_length * layout.mbs
     products = 2.0 * tokens * (params + ends + adapters)
     return {

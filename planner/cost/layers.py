@@ -55,11 +55,11 @@ def tokens_per_microbatch(job: Job, layout: LayerDegrees) -> Any:
     return job.training.sequence_length * layout.mbs / layout.cp
 
 
-def attention_span(model: ModelSpec, sequence_length: int, *, causal: bool) -> float:
-    """Keys that a query attends to, on average over queries and layers.
+def attention_span(model: ModelSpec, sequence_length: int, *, causal: bool, local: bool) -> float:
+    """Keys that a query of one layer attends to, on average over queries.
 
-    s / 2 causal, s for encoders and for kernels that execute the whole square; a window of w cuts it to
-    w - w^2 / (2 s). A decoder with an encoder before it attends to the s positions of that one too.
+    s / 2 causal, s for encoders and for kernels that execute the whole square; the window of w of a `local` layer cuts
+    it to w - w^2 / (2 s). A decoder with an encoder before it attends to the s positions of that one too.
 
     Source: counting the pairs of a banded lower triangle.
     """
@@ -68,12 +68,9 @@ def attention_span(model: ModelSpec, sequence_length: int, *, causal: bool) -> f
     later = ahead if causal else 1.0  # share of the layers that attend to later positions
     cross = cross_attention_share(model) * s
     whole = (1 + later) / 2 * s
-    if not w or w >= s:
+    if not local or not w or w >= s:
         return whole + cross
-    local = later * s + (1 - later) * (w - w * w / (2 * s))
-    num_global = model.num_layers // model.global_every if model.global_every else 0
-    share = num_global / model.num_layers
-    return share * whole + (1 - share) * local + cross
+    return later * s + (1 - later) * (w - w * w / (2 * s)) + cross
 
 
 def _projection_seconds(job: Job, layout: LayerDegrees) -> PassSeconds:
@@ -122,8 +119,8 @@ def _up_projections(job: Job, layout: LayerDegrees, mla: LatentAttention) -> lis
     return maps
 
 
-def _core_seconds(job: Job, layout: LayerDegrees) -> PassSeconds:
-    """Seconds of softmax(Q K^T) V on one device.
+def _core_seconds(job: Job, layout: LayerDegrees, *, local: bool) -> PassSeconds:
+    """Seconds of softmax(Q K^T) V on one device; `local`: inside a sliding window.
 
     Fused kernels execute the causal half, or the band of a sliding window; in a ring each hop has a kernel of its own,
     that starts and ends. The unfused kernels of 2021 execute
@@ -141,7 +138,7 @@ def _core_seconds(job: Job, layout: LayerDegrees) -> PassSeconds:
         if model.mla is not None:
             width = model.mla.nope_head_size + model.mla.rope_head_size + model.mla.value_head_size
         started = 1.0 + np.minimum(1, _num_hops(job, layout)) * _KERNEL_KEYS / rows  # a kernel for each hop
-        flops = 2.0 * rows * attention_span(model, s, causal=True) * width * heads * started
+        flops = 2.0 * rows * attention_span(model, s, causal=True, local=local) * width * heads * started
         rate = device.peak[job.core_precision] * job.attention_share
         launch = device.efficiency.launch
         one = PassSeconds(forward=flops / rate + launch, backward_input=_FLASH_BACKWARD * flops / rate + launch)
@@ -314,19 +311,19 @@ def _dequantized_seconds(job: Job, layout: LayerDegrees, *, experts: bool) -> Pa
     return PassSeconds(forward=seconds, backward_input=seconds)
 
 
-def layer_seconds(job: Job, layout: LayerDegrees, *, experts: bool = False) -> LayerSeconds:
+def layer_seconds(job: Job, layout: LayerDegrees, *, experts: bool = False, local: bool = False) -> LayerSeconds:
     """Seconds of one transformer layer for one microbatch, without communication.
 
-    `experts`: a layer with experts in place of its feed-forward block. In eager mode a small layer cannot run
-    faster than the host launches its operators: `layer_floor` of the device times the engine's factor, with what the
-    hops of a ring add to it, bounds the forward pass, and 1.6 times that the backward pass. The operators take the
-    calibration's `slowdown` times as long as the roofline says.
+    `experts`: a layer with experts in place of its feed-forward block; `local`: one with a sliding window. In eager
+    mode a small layer cannot run faster than the host launches its operators: `layer_floor` of the device times the
+    engine's factor, with what the hops of a ring add to it, bounds the forward pass, and 1.6 times that the backward
+    pass. The operators take the calibration's `slowdown` times as long as the roofline says.
 
     Source: sum of the operators; the floor's ratio of 1.6 is the number of backward per forward operators.
     """
     moe = job.model.moe if experts else None
     tokens = tokens_per_microbatch(job, layout)
-    core = _core_seconds(job, layout)
+    core = _core_seconds(job, layout, local=local)
     block = (
         _expert_seconds(job, layout, moe) if moe else _ffn_seconds(job, tokens, job.model.ffn_hidden_size / layout.tp)
     )

@@ -25,10 +25,10 @@ from planner.cost.stage import (
     expert_shard_degree,
     holds_embedding,
     holds_head,
-    layer_kinds,
     pool_indices,
     shard_degree,
     stages_of,
+    timed_kinds,
 )
 from planner.cost.traffic import (
     StageWindow,
@@ -188,8 +188,8 @@ def _work(job: Job, layout: Degrees, stage: Stage, parts: StageParts) -> _Work:
     none = PassSeconds()
     layers, tp, tp_hidden, cp, cp_hidden, ep, recompute = none, none, none, none, none, none, 0.0
     full = np.equal(stage.policy, 2)
-    for experts, count in layer_kinds(job, layout, stage):
-        layer = parts.layers[experts]
+    for kind, count in timed_kinds(job, layout, stage):
+        layer = parts.layers[kind]
         again = by_policy(stage.policy, (0.0, layer.selective, layer.passes.forward))
         layers += layer.passes * count
         recompute = recompute + count * again
@@ -232,10 +232,10 @@ class LayerParts:
 class StageParts:
     """Seconds of one microbatch in what stages consist of: a layer of each kind, and the ends of the model.
 
-    layers: by whether they have experts.
+    layers: by whether they have experts, and whether a window.
     """
 
-    layers: Mapping[bool, LayerParts]
+    layers: Mapping[tuple[bool, bool], LayerParts]
     lookup: PassSeconds
     head: PassSeconds
     tp_end: Any
@@ -246,21 +246,22 @@ def stage_parts(job: Job, layout: Degrees) -> StageParts:
 
     Source: layers.py, compute.py and traffic.py.
     """
-    kinds = [experts for experts, _ in layer_kinds(job, layout, Stage(index=0, num_layers=1, policy=0))]
+    kinds = [kind for kind, _ in timed_kinds(job, layout, Stage(index=0, num_layers=1, policy=0))]
     return by_shape(layout, lambda shape: _parts_of_stage(job, shape, kinds))
 
 
-def _parts_of_stage(job: Job, layout: LayerDegrees, kinds: Sequence[bool]) -> StageParts:
+def _parts_of_stage(job: Job, layout: LayerDegrees, kinds: Sequence[tuple[bool, bool]]) -> StageParts:
     return StageParts(
-        layers={experts: _parts_of_layer(job, layout, experts=experts) for experts in kinds},
+        layers={kind: _parts_of_layer(job, layout, *kind) for kind in kinds},
         lookup=_lookup(job, layout),
         head=_head_and_mtp_seconds(job, layout),
         tp_end=tensor_parallel_end_seconds(job, layout),
     )
 
 
-def _parts_of_layer(job: Job, layout: LayerDegrees, *, experts: bool) -> LayerParts:
-    layer, exchanged = layer_seconds(job, layout, experts=experts), context_parallel_seconds(job, layout)
+def _parts_of_layer(job: Job, layout: LayerDegrees, experts: bool, local: bool) -> LayerParts:
+    layer = layer_seconds(job, layout, experts=experts, local=local)
+    exchanged = context_parallel_seconds(job, layout)
     forward, core = layer.passes.forward, layer.core_forward
     again = {"operators": 0.5 * forward, "light": layer.light_forward, "attention-core": core}
     return LayerParts(

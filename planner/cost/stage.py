@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, is_dataclass, replace
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from math import lcm
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 import numpy as np
 
 from planner.cost.parameters import end_params_on_device, expert_layer_params, layer_params_on_device
-from planner.layout import head_stage, stage_of_chunk
+from planner.layout import V_SHAPED, balanced_chunks, even_stages, head_stage, stage_of_chunk
 from planner.specs.job import Job
 
 if TYPE_CHECKING:
@@ -26,6 +27,8 @@ T = TypeVar("T")
 __all__ = [
     "POLICIES",
     "HeldParams",
+    "LayerKind",
+    "Pattern",
     "Stage",
     "by_policy",
     "by_pool",
@@ -34,14 +37,19 @@ __all__ = [
     "held_params",
     "holds_embedding",
     "holds_head",
+    "kinds_of_model",
     "layer_kinds",
     "layer_params",
+    "pattern_of",
     "pool_indices",
     "shard_degree",
     "stage_of",
     "stages_of",
+    "timed_kinds",
     "with_borders",
 ]
+
+_MANY_LAYERS: Final = 1 << 20
 
 POLICIES: Final = ("none", "selective", "full")
 """Recompute policies; arrays of stages carry a policy as its index here."""
@@ -52,7 +60,8 @@ class Stage:
     """A pipeline stage, or an array of them; or one of the chunks of a stage.
 
     index: position in the pipeline. num_layers: layers that it holds. num_expert_layers: how many of them have
-    experts. policy: recompute policy as an index into `POLICIES`. chunk: of a chunk, its position in model order.
+    experts; num_local_layers: a sliding window; num_local_expert_layers: both. policy: recompute policy as an index
+    into `POLICIES`. chunk: of a chunk, its position in model order.
     largest_chunk: layers of the largest chunk of an interleaved stage; None: its chunks are equal.
     num_crossings: of the two neighbours that it sends to, how many are in another pool. ends_apart: whether the model
     begins in one pool and ends in another.
@@ -62,10 +71,20 @@ class Stage:
     num_layers: Any
     policy: Any
     num_expert_layers: Any = 0
+    num_local_layers: Any = 0
+    num_local_expert_layers: Any = 0
     chunk: Any = None
     largest_chunk: Any = None
     num_crossings: Any = 0
     ends_apart: Any = False
+
+    def number_of(self, has_experts: bool, is_local: bool) -> Any:
+        """How many of its layers are of a kind."""
+        both = self.num_local_expert_layers
+        if has_experts:
+            return both if is_local else self.num_expert_layers - both
+        others = self.num_layers - self.num_expert_layers
+        return self.num_local_layers - both if is_local else others - (self.num_local_layers - both)
 
 
 def holds_embedding(stage: Stage) -> Any:
@@ -95,24 +114,132 @@ def by_policy(policy: Any, values: tuple[Any, Any, Any]) -> Any:
     return np.where(np.equal(policy, 0), none, np.where(np.equal(policy, 1), selective, full))
 
 
-def stage_of(job: AnyJob, *, index: Any, num_layers: Any, policy: Any, layout: Degrees | None = None) -> Stage:
-    """A stage of the search: leading dense layers all lie on the first stage.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pattern:
+    """How the kinds of layers follow each other: `leading` ones, then the same again after every `period` layers.
 
-    Where only every n-th layer has experts, a stage has its share of them. layout: what it is a stage of, so that
-    interleaved chunks may differ by a layer; None: its chunks are equal.
+    Two positions are of one state where the same layers follow; it is called by the first of them. A model whose
+    layers are all alike has one state.
     """
-    differ = layout is not None and layout.schedule == "interleaved"
-    moe, largest = job.model.moe, -(-num_layers // layout.interleave) if layout is not None and differ else None
-    if moe is None:
-        return Stage(index=index, num_layers=num_layers, policy=policy, largest_chunk=largest)
-    dense = np.where(np.equal(index, 0), np.minimum(moe.num_dense_layers, num_layers), 0)
-    return Stage(
-        index=index,
-        num_layers=num_layers,
-        policy=policy,
-        num_expert_layers=(num_layers - dense) / moe.layer_frequency,
-        largest_chunk=largest,
-    )
+
+    leading: int = 0
+    period: int = 1
+
+    @property
+    def num_states(self) -> int:
+        """States that positions can be in."""
+        return self.leading + self.period
+
+    def state(self, position: Any) -> Any:
+        """The state of a position, the number of layers before it."""
+        behind = position - self.leading
+        return np.where(np.less(behind, 0), position, self.leading + behind % self.period)
+
+    def has_position(self, state: Any, earliest: Any, latest: Any) -> Any:
+        """Whether a position from the earliest to the latest one is of this state."""
+        stride = self.stride(state)
+        return state + -(-np.maximum(earliest - state, 0) // stride) * stride <= latest
+
+    def stride(self, state: Any) -> Any:
+        """From one position of a state to the next; of leading layers, where there is none, more than any model has."""
+        return np.where(np.less(state, self.leading), _MANY_LAYERS, self.period)
+
+
+def pattern_of(job: AnyJob) -> Pattern:
+    """The pattern of a model's layers; windows as long as the sequences are none.
+
+    Source: definition of the model document.
+    """
+    model = job.model
+    every = model.global_every if _has_windows(job) and model.global_every <= model.num_layers else 0
+    if model.moe is None:
+        return Pattern(period=every or 1)
+    return Pattern(leading=model.moe.num_dense_layers, period=lcm(every or 1, model.moe.layer_frequency))
+
+
+def _has_windows(job: AnyJob) -> bool:
+    return 0 < job.model.sliding_window < job.training.sequence_length
+
+
+class LayerKind(NamedTuple):
+    """A kind of layers that the model has: whether with experts, whether with a window, and how many."""
+
+    has_experts: bool
+    is_local: bool
+    number: int
+
+
+def kinds_of_model(job: AnyJob) -> tuple[LayerKind, ...]:
+    """The kinds of layers, those with experts first, without layers for multi-token prediction.
+
+    Source: definition of the model document.
+    """
+    experts, local = _flags(job, job.model.num_layers)
+    kinds = [LayerKind(e, w, int(np.sum((experts == e) & (local == w)))) for e in (True, False) for w in (False, True)]
+    return tuple(kind for kind in kinds if kind.number)
+
+
+def _flags(job: AnyJob, num_layers: int) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+    """Whether each layer has experts, and whether a window, [num_layers] each."""
+    numbers = np.arange(num_layers)
+    local = ~job.model.layer_is_global(numbers) if _has_windows(job) else numbers < 0
+    return job.model.layer_has_experts(numbers), local
+
+
+def _held(job: AnyJob, first: Any, num_layers: Any) -> dict[str, Any]:
+    """How many of `num_layers` layers from position `first` on are of each kind, by the fields of `Stage`.
+
+    Source: definition of the model document, counted layer by layer.
+    """
+    names = ("num_expert_layers", "num_local_layers", "num_local_expert_layers")
+    pattern = pattern_of(job)
+    if pattern.num_states == 1:
+        (has_experts,), (is_local,) = _flags(job, 1)
+        shares = int(has_experts), int(is_local), int(has_experts & is_local)
+        return {name: num_layers * share for name, share in zip(names, shares, strict=True)}
+    beyond = pattern.num_states + job.model.num_layers  # bounds may ask for layers behind the last one
+    experts, local = _flags(job, job.model.num_layers + beyond)
+    begin, end = (np.asarray(each, dtype=np.int64) for each in (first, first + num_layers))
+    held = {}
+    for name, flags in zip(names, (experts, local, experts & local), strict=True):
+        before = np.concatenate([[0], np.cumsum(flags)])
+        held[name] = before[end] - before[begin]
+    return held
+
+
+def stage_of(
+    job: AnyJob, *, index: Any, num_layers: Any, policy: Any, first: Any = 0, layout: Degrees | None = None
+) -> Stage:
+    """A stage of the search, with the kinds of layers that it holds.
+
+    first: layers of the model before its own, where it has one chunk. layout: what it is a stage of; None: its chunks
+    are equal. Of interleaved stages the leading layers lie in the first chunk, and where kinds of layers repeat, each
+    chunk has whole periods. Those of a V are of the even split.
+    """
+    largest, pattern = None, pattern_of(job)
+    if layout is not None and layout.schedule == "interleaved":
+        largest = -(-num_layers // layout.interleave)
+        first = np.where(np.equal(index, 0), 0, pattern.leading)
+    if layout is not None and pattern.num_states > 1 and layout.schedule in V_SHAPED:
+        held = _held_of_even_split(job, layout, index)
+    else:
+        held = _held(job, first, num_layers)
+    return Stage(index=index, num_layers=num_layers, policy=policy, largest_chunk=largest, **held)
+
+
+def _held_of_even_split(job: AnyJob, layout: Degrees, index: Any) -> dict[str, Any]:
+    """As `_held`, of all chunks of stages of the even split."""
+    pp, interleave, index = np.broadcast_arrays(layout.pp, layout.interleave, index)
+    held: dict[str, Any] = {}
+    for stages, chunks in set(zip(pp.ravel().tolist(), interleave.ravel().tolist(), strict=True)):
+        rows = (pp == stages) & (interleave == chunks)
+        layers = balanced_chunks(even_stages(job.model.num_layers, stages), chunks, layout.schedule)
+        of_chunks = _held(job, np.cumsum(layers) - layers, np.array(layers))
+        stage = stage_of_chunk(layout.schedule, stages, np.arange(stages * chunks))
+        for name, numbers in of_chunks.items():
+            of_stages = np.bincount(stage, weights=numbers)
+            held.setdefault(name, np.zeros(pp.shape))[rows] = of_stages[index[rows]]
+    return held
 
 
 def with_borders(stage: Stage, layout: Degrees, pool_of: Callable[[Any], Any]) -> Stage:
@@ -167,12 +294,18 @@ def _chosen(pool: Any, of_pools: Sequence[Any]) -> Any:
 
 def stages_of(job: AnyJob, layout: Layout) -> Stage:
     """All stages of a layout as arrays of shape (pp,)."""
-    chunks, stages = chunks_of(job, layout), np.arange(layout.pp)
+    chunks = chunks_of(job, layout)
+
+    def of_stages(numbers: Any) -> Any:
+        return np.bincount(chunks.index, weights=numbers, minlength=layout.pp)
+
     found = Stage(
-        index=stages,
+        index=np.arange(layout.pp),
         num_layers=np.array([layout.layers_of_stage(r) for r in range(layout.pp)]),
         policy=np.array([POLICIES.index(layout.recompute_of_stage(r)) for r in range(layout.pp)]),
-        num_expert_layers=np.bincount(chunks.index, weights=chunks.num_expert_layers),
+        num_expert_layers=of_stages(chunks.num_expert_layers),
+        num_local_layers=of_stages(chunks.num_local_layers),
+        num_local_expert_layers=of_stages(chunks.num_local_expert_layers),
         largest_chunk=_largest_chunks(layout),
     )
     return with_borders(found, layout, pool_indices(job, layout).__getitem__) if layout.pools else found
@@ -186,37 +319,50 @@ def _largest_chunks(layout: Layout) -> Any:
 
 def chunks_of(job: AnyJob, layout: Layout) -> Stage:
     """All chunks of a layout in model order, as arrays of shape (pp * interleave,)."""
-    layers = np.array(layout.layers_per_stage)
-    starts = np.concatenate([[0], np.cumsum(layers)])
-    moe = job.model.moe
-    first_expert = job.model.num_layers if moe is None else moe.num_dense_layers
-    every = 1 if moe is None else moe.layer_frequency
-    held = np.maximum(starts[1:], first_expert) - np.maximum(starts[:-1], first_expert)
-    chunk = np.arange(layout.num_chunks)
+    layers, chunk = np.array(layout.layers_per_stage), np.arange(layout.num_chunks)
     return Stage(
         index=stage_of_chunk(layout.schedule, layout.pp, chunk),
         num_layers=layers,
         policy=np.array([POLICIES.index(policy) for policy in layout.recompute]),
-        num_expert_layers=held / every,
         chunk=chunk,
+        **_held(job, np.cumsum(layers) - layers, layers),
     )
 
 
 def layer_kinds(job: AnyJob, layout: Degrees, stage: Stage) -> tuple[tuple[bool, Any], ...]:
-    """Kinds of layers on a stage, as (has experts, how many); kinds that the model lacks are left out.
+    """Layers on a stage by what they hold, as (has experts, how many); what the model lacks is left out.
 
     Layers for multi-token prediction are of the model's main kind and lie on the last stage.
 
     Source: DeepSeek-V3 (2024), section 2.2; definition of the model document.
     """
     moe = job.model.moe
-    extra = holds_head(layout, stage) * job.model.mtp_layers if job.model.mtp_layers else 0
+    extra = _mtp_layers(job, layout, stage)
     if moe is None:
         return ((False, stage.num_layers + extra),)
     experts = (True, stage.num_expert_layers + extra)
     if moe.num_dense_layers or moe.layer_frequency > 1:
         return (experts, (False, stage.num_layers - stage.num_expert_layers))
     return (experts,)
+
+
+def timed_kinds(job: AnyJob, layout: Degrees, stage: Stage) -> tuple[tuple[tuple[bool, bool], Any], ...]:
+    """Layers on a stage by what they compute, as ((has experts, has a window), how many).
+
+    Layers for multi-token prediction are as in `layer_kinds`, and attend to all tokens.
+
+    Source: DeepSeek-V3 (2024), section 2.2; definition of the model document.
+    """
+    kinds = [(has_experts, is_local) for has_experts, is_local, _ in kinds_of_model(job)]
+    further = (job.model.moe is not None, False)
+    if job.model.mtp_layers and further not in kinds:
+        kinds.append(further)
+    extra = {further: _mtp_layers(job, layout, stage)}
+    return tuple((kind, stage.number_of(*kind) + extra.get(kind, 0)) for kind in kinds)
+
+
+def _mtp_layers(job: AnyJob, layout: Degrees, stage: Stage) -> Any:
+    return holds_head(layout, stage) * job.model.mtp_layers if job.model.mtp_layers else 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,7 +10,7 @@ import numpy as np
 from pydantic import Field
 
 from planner.cost.flops import (
-    attention_core_flops_per_token,
+    attention_flops_per_token,
     flops_convention,
     model_flops_per_step,
     sc21_flops_per_step,
@@ -295,7 +295,7 @@ def rates_of(job: AnyJob, layout: Layout, priced: Estimate) -> tuple[Rate, ...]:
     model, training = job.model, job.training
     tokens = float(training.sequence_length * training.global_batch_size)
     flops = model_flops_per_step(model, training)
-    whole = model.num_layers * attention_core_flops_per_token(model, training.sequence_length, causal=False)
+    whole = attention_flops_per_token(model, training.sequence_length, causal=False)
     conventions = [
         ("MFU", flops_convention(training), flops),
         ("HFU", "the same with recomputed forward passes", flops * priced.hfu / priced.mfu),

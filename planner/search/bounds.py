@@ -1,7 +1,8 @@
 """Proved bounds of a candidate's optimum, over the columns of all candidates at once.
 
 Lower bounds. Take any choice of a candidate: stage r uses a column with t_r seconds, f_r pass seconds, k_r layers,
-d_r tail seconds, and sum_r k_r = L. The pace is at least max_r t_r: waits for the last chunk only add to it.
+d_r tail seconds, and sum_r k_r = L. The pace is at least max_r t_r: waits for the last chunk only add to it. Where
+layers differ, k is the load in `total` and `bottleneck` and L the total load: layers that cost more count more.
 
 total       For every number p (a price of one layer)
                 sum_r t_r = p L + sum_r (t_r - p k_r) >= p L + sum_r min over the columns of r of (t - p k).
@@ -14,6 +15,8 @@ bottleneck  max_r t_r >= (sum_r t_r) / S, and max_r t_r >= t_i if column i is us
 layers      k_i plus the most layers of the other stages must be at least L, and k_i plus the fewest at most L;
             else no choice uses column i, and its bound is infinite.
 tail        max_r d_r >= max_r min over the columns of r of d, and >= d_i if column i is used.
+
+That a stage begins where the one before it ends is left out, which only allows more choices.
 
 Each adds up to a lower bound of the choices that use column i. A choice uses some column of every stage, so the
 candidate's optimum is at least the largest, over its stages, of the least such bound of the stage.
@@ -59,12 +62,14 @@ class _Table:
     owner: IntArray  # [columns], position of the candidate in `indices`
     group: IntArray  # [columns], number of the (candidate, stage) pair
     layers: IntArray
+    load: IntArray
     seconds: FloatArray
     passes: FloatArray
     tail: FloatArray
     first_column: IntArray  # [groups]
     first_group: IntArray  # [candidates]
     num_layers: IntArray  # [candidates]
+    total_load: IntArray  # [candidates]
     num_stages: IntArray  # [candidates]
 
     def stage_min(self, values: FloatArray) -> FloatArray:
@@ -90,12 +95,14 @@ def _table(candidates: Sequence[Candidate]) -> _Table:
         owner=owner,
         group=group,
         layers=np.concatenate([candidate.layers for candidate in candidates]),
+        load=np.concatenate([candidate.load for candidate in candidates]),
         seconds=np.concatenate([candidate.seconds for candidate in candidates]),
         passes=np.concatenate([candidate.pass_seconds for candidate in candidates]),
         tail=np.concatenate([candidate.tail_seconds for candidate in candidates]),
         first_column=np.searchsorted(group, np.arange(int(num_stages.sum()))),
         first_group=first_group,
         num_layers=np.array([candidate.num_layers for candidate in candidates]),
+        total_load=np.array([candidate.total_load for candidate in candidates]),
         num_stages=num_stages,
     )
 
@@ -128,17 +135,17 @@ def _may_hold_all(candidate: Candidate) -> bool:
 
 
 def _least_bottleneck(table: _Table) -> FloatArray:
-    """For each candidate the least seconds within which its stages hold L layers together, [candidates]."""
+    """For each candidate the least seconds within which its stages hold the total load together, [candidates]."""
     by_stage = np.lexsort((table.seconds, table.group))
-    step = int(table.num_layers.max()) + 1  # lifts each group over the one before, so that one running maximum does
-    most = np.maximum.accumulate(table.layers[by_stage] + step * table.group[by_stage]) - step * table.group[by_stage]
+    step = int(table.total_load.max()) + 1  # lifts each group over the one before, so that one running maximum does
+    most = np.maximum.accumulate(table.load[by_stage] + step * table.group[by_stage]) - step * table.group[by_stage]
     gained = np.diff(most, prepend=0)
     gained[table.first_column] = most[table.first_column]
     by_time = np.lexsort((table.seconds[by_stage], table.owner[by_stage]))
     held = np.cumsum(gained[by_time])
     first = table.first_column[table.first_group]
     before = held[first] - gained[by_time][first]  # what the candidates before hold
-    enough = held - before[table.owner] >= table.num_layers[table.owner]  # `owner` is sorted alike in both orders
+    enough = held - before[table.owner] >= table.total_load[table.owner]  # `owner` is sorted alike in both orders
     sorted_seconds = table.seconds[by_stage][by_time]
     in_time = np.minimum.reduceat(np.where(enough, sorted_seconds, np.inf), first)
     fastest = table.candidate_max(table.stage_min(table.seconds))
@@ -146,17 +153,17 @@ def _least_bottleneck(table: _Table) -> FloatArray:
 
 
 def _layer_price(table: _Table) -> FloatArray:
-    """A price of one layer for each candidate that makes the bound of the total large, [candidates]."""
+    """A price of one load for each candidate that makes the bound of the total large, [candidates]."""
     first = table.first_column[table.first_group]
     slowest, fastest = (each.reduceat(table.seconds, first) for each in (np.maximum, np.minimum))
-    high = slowest - fastest  # no layer costs more than all columns differ by
+    high = slowest - fastest  # no load costs more than all columns differ by
     low = -high
     for _ in range(_PRICE_STEPS):
         price = (low + high) / 2
-        reduced = table.seconds - price[table.owner] * table.layers
+        reduced = table.seconds - price[table.owner] * table.load
         cheapest = reduced <= table.stage_min(reduced)[table.group]
-        layers = table.candidate_sum(table.stage_max(np.where(cheapest, table.layers, 0).astype(np.float64)))
-        too_many = layers >= table.num_layers
+        load = table.candidate_sum(table.stage_max(np.where(cheapest, table.load, 0).astype(np.float64)))
+        too_many = load >= table.total_load
         np.copyto(high, price, where=too_many)
         np.copyto(low, price, where=~too_many)
     return np.asarray((low + high) / 2, dtype=np.float64)
@@ -185,10 +192,10 @@ def _ratio(table: _Table) -> FloatArray:
 
 
 def _least_total(table: _Table, values: FloatArray, price: FloatArray) -> FloatArray:
-    """Lower bound of the sum of `values` over the choices that use each column, by a price of a layer, [columns]."""
-    reduced = values - price[table.owner] * table.layers
+    """Lower bound of the sum of `values` over the choices that use each column, by a price of a load, [columns]."""
+    reduced = values - price[table.owner] * table.load
     cheapest = table.stage_min(reduced)
-    least = price * table.num_layers + table.candidate_sum(cheapest)
+    least = price * table.total_load + table.candidate_sum(cheapest)
     return np.asarray(least[table.owner] + reduced - cheapest[table.group], dtype=np.float64)
 
 
@@ -228,7 +235,8 @@ def prune(candidates: Sequence[Candidate], upper_bound: float | FloatArray) -> l
 def greedy_choice(candidate: Candidate, index: int = 0) -> Choice | None:
     """Start every stage with its fewest layers; give the next ones to the stage that stays the fastest.
 
-    None where this ends without a choice, which proves nothing.
+    Of columns with as many layers the fastest counts, wherever it begins, until the layers of all stages stand. None
+    where this ends without a choice, which proves nothing.
     """
     options = _fastest_options(candidate)
     if not all(options):
@@ -249,8 +257,24 @@ def greedy_choice(candidate: Candidate, index: int = 0) -> Choice | None:
             heapq.heappush(waiting, (candidate.seconds[columns[at[stage] + 1]], stage))
     if left != 0:
         return None
-    chosen = [columns[position] for columns, position in zip(options, at, strict=True)]
+    layers = [int(candidate.layers[columns[position]]) for columns, position in zip(options, at, strict=True)]
+    chosen = _fastest_with(candidate, layers)
+    if chosen is None:
+        return None
     return Choice(candidate=index, columns=tuple(chosen), objective_seconds=candidate.step_seconds(chosen))
+
+
+def _fastest_with(candidate: Candidate, layers: Sequence[int]) -> list[int] | None:
+    """For each stage the fastest column with so many layers that begins where they do; None: one has none."""
+    chosen, before = [], 0
+    for stage, count in enumerate(layers):
+        here = (candidate.stage == stage) & (candidate.layers == count)
+        columns = np.flatnonzero(here & (candidate.start == candidate.pattern.state(before)))
+        if not len(columns):
+            return None
+        chosen.append(int(columns[np.lexsort((candidate.tail_seconds[columns], candidate.seconds[columns]))[0]]))
+        before += count
+    return chosen
 
 
 def _fastest_options(candidate: Candidate) -> list[list[int]]:

@@ -3,6 +3,10 @@
 A candidate is one outer configuration (degrees, ZeRO stage, microbatch size, interleave). What is still open in
 it is how many layers each pipeline stage holds and how much of them it recomputes. Each way to fill one stage
 that fits into memory is a column; a choice takes one column for each stage.
+
+Where layers differ, what a stage costs depends on which of them it holds. The kinds of layers follow a pattern, so that
+a column is for all positions of one state of it (`Pattern`): a stage takes columns of the state in which the one
+before it ends.
 """
 
 from __future__ import annotations
@@ -15,6 +19,8 @@ from numpy.typing import NDArray
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from planner.cost.stage import Pattern
 
 __all__ = ["TIE", "Candidate", "Choice", "FloatArray", "IntArray", "Mask", "dominated"]
 
@@ -37,6 +43,8 @@ class Candidate:
 
     where h is how long the last chunk of the model takes, which stages wait for that have no room for it; both are 0
     where stages have one chunk. Columns are parallel arrays of one length, sorted by stage, then by layers.
+
+    Loads are layers weighted by kind, in any whole numbers: those of a choice add up to the total, which bounds use.
     """
 
     name: str  # layout text, for messages
@@ -44,8 +52,12 @@ class Candidate:
     num_stages: int
     steady_count: float  # m - 1/v: how often the slowest stage is waited for
     constant_seconds: float  # what does not depend on the split
+    pattern: Pattern  # of the layers, as far as it decides which columns go together
+    total_load: int  # of all layers
     stage: IntArray  # 0 .. num_stages - 1
+    start: IntArray  # state in which the layers of the column begin
     layers: IntArray  # layers on that stage
+    load: IntArray  # of these layers
     policy: IntArray  # index of the recompute policy
     seconds: FloatArray  # one microbatch through the stage, forward and backward
     pass_seconds: FloatArray  # what the stage adds to filling and draining; with one chunk the same
@@ -60,6 +72,8 @@ class Candidate:
         assert np.all(order[1:] >= order[:-1]), f"{self.name}: columns are not sorted by stage, then layers"
         assert np.all((self.stage >= 0) & (self.stage < self.num_stages)), f"{self.name}: a stage out of range"
         assert np.all((self.layers >= 0) & (self.layers <= self.num_layers)), f"{self.name}: layers out of range"
+        assert np.all((self.start >= 0) & (self.start < self.pattern.num_states)), f"{self.name}: no such state"
+        assert np.all(self.start[self.stage == 0] == 0), f"{self.name}: the first stage begins with the first layer"
         prices = np.concatenate([getattr(self, name) for name in _PRICES])
         prices = np.append(prices, [self.steady_count, self.constant_seconds])
         assert np.all(np.isfinite(prices) & (prices >= 0)), f"{self.name}: a price is negative or not finite"
@@ -87,13 +101,16 @@ class Candidate:
         return self.constant_seconds + steady + total + float(self.tail_seconds[chosen].max())
 
     def is_choice(self, columns: Sequence[int] | IntArray) -> bool:
-        """Whether these columns are one for each stage, in stage order, and hold every layer once."""
+        """Whether these columns are one for each stage, in stage order, and hold every layer once, where it is."""
         chosen, stages = np.asarray(columns, dtype=np.int64), np.arange(self.num_stages)
-        return np.array_equal(self.stage[chosen], stages) and int(self.layers[chosen].sum()) == self.num_layers
+        if not np.array_equal(self.stage[chosen], stages) or int(self.layers[chosen].sum()) != self.num_layers:
+            return False
+        before = np.cumsum(self.layers[chosen]) - self.layers[chosen]
+        return np.array_equal(self.start[chosen], self.pattern.state(before))
 
 
 _PRICES = ("seconds", "pass_seconds", "room_seconds", "tail_seconds")
-_COLUMNS = ("stage", "layers", "policy", *_PRICES)
+_COLUMNS = ("stage", "start", "layers", "load", "policy", *_PRICES)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,7 +123,7 @@ class Choice:
 
 
 def dominated(candidate: Candidate) -> Mask:
-    """Columns that no optimum needs: another one of the same stage and layers is no worse in any price.
+    """Columns that no optimum needs: another one of the same stage, state and layers is no worse in any price.
 
     More room is better, but on the last stage, whose room is what its last chunk takes. Of columns that are equal in
     all prices the first stays.
@@ -114,8 +131,10 @@ def dominated(candidate: Candidate) -> Mask:
     last = candidate.stage == candidate.num_stages - 1
     room = np.where(last, candidate.room_seconds, -candidate.room_seconds)
     prices = np.stack([candidate.seconds, candidate.pass_seconds, candidate.tail_seconds, room])
-    order = np.lexsort((*prices[::-1], candidate.layers, candidate.stage))
-    key = (candidate.stage * (candidate.num_layers + 1) + candidate.layers)[order]
+    key = candidate.stage * (candidate.num_layers + 1) + candidate.layers
+    key = key * candidate.pattern.num_states + candidate.start
+    order = np.lexsort((*prices[::-1], key))
+    key = key[order]
     prices = prices[:, order]
     worse = np.zeros(candidate.num_columns, dtype=np.bool_)
     for distance in range(1, int(np.unique(key, return_counts=True)[1].max(initial=1))):

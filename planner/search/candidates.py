@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from planner.cost.prices import interleaving_terms, num_microbatches, stage_fits, stage_prices
-from planner.cost.stage import POLICIES, Stage, stage_of, with_borders
+from planner.cost.stage import POLICIES, Pattern, Stage, pattern_of, stage_of, with_borders
 from planner.layout import Layout, balanced_chunks, of_chunks
 from planner.search.candidate import Candidate
 from planner.search.placements import placements_of
-from planner.search.step_bounds import most_layers
+from planner.search.step_bounds import can_interleave, layer_loads, most_layers
 from planner.specs.job import Job, MixedJob, pools_of
 
 if TYPE_CHECKING:
@@ -44,15 +44,22 @@ def price_candidates(
     `cutoff_seconds`: fillings that alone make the step longer are left out; one number, or one for each.
     """
     fewest, most = _layer_range(job, degrees, cutoff_seconds)
-    num_counts = np.maximum(most - fewest + 1, 0)
-    num_columns = degrees.pp * num_counts * len(policies)
+    num_columns = degrees.pp * np.maximum(most - fewest + 1, 0) * len(policies) * _states(job, degrees).num_states
     candidates: list[Candidate] = []
     for part in _parts(num_columns):
         chosen = {policy: mask[part] for policy, mask in policies.items()}
         x = degrees.take(part)
-        columns = _stages(job, x, fewest[part], num_counts[part], chosen, constraints)
+        columns = _stages(job, x, fewest[part], most[part], chosen, constraints)
         candidates += _candidates(job, x, columns)
     return candidates
+
+
+def _states(job: AnyJob, degrees: DegreeArrays) -> Pattern:
+    """States in which stages of these configurations may begin: with several chunks it is known which layers they hold.
+
+    Source: `planner.cost.stage.stage_of`.
+    """
+    return Pattern() if degrees.schedule == "interleaved" else pattern_of(job)
 
 
 def _parts(num_columns: NDArray[np.int64]) -> Iterator[slice]:
@@ -81,50 +88,60 @@ def _layer_range(
 
 
 class _Columns(NamedTuple):
-    """Ways to fill a stage: the configuration of each, the stage with its filling, and the pool in which it lives."""
+    """Ways to fill a stage: the configuration of each, the stage with its filling, and the pool in which it lives.
+
+    start: state of the pattern in which it begins.
+    """
 
     owner: NDArray[np.int64]
     stage: Stage
+    start: NDArray[np.int64]
     pool: NDArray[np.int64]
 
     def take(self, rows: Any) -> _Columns:
         """These columns; what a stage does not tell apart stays one value."""
         values = {f.name: getattr(self.stage, f.name) for f in fields(Stage)}
         chosen = {name: value[rows] if np.ndim(value) else value for name, value in values.items()}
-        return _Columns(self.owner[rows], Stage(**chosen), self.pool[rows])
+        return _Columns(self.owner[rows], Stage(**chosen), self.start[rows], self.pool[rows])
 
 
 def _stages(
     job: AnyJob,
     degrees: DegreeArrays,
     fewest: NDArray[np.int64],
-    num_counts: NDArray[np.int64],
+    most: NDArray[np.int64],
     policies: PolicyMasks,
     constraints: Constraints,
 ) -> _Columns:
-    """Every stage, number of layers and policy that fits into memory, and the configuration that each belongs to."""
-    num_policies = len(policies)
-    per_stage = num_counts * num_policies
+    """Every stage, start, number of layers and policy that fits into memory, and the configuration of each."""
+    num_policies, states = len(policies), _states(job, degrees)
+    ways = num_policies * states.num_states
+    per_stage = np.maximum(most - fewest + 1, 0) * ways
     num_columns = degrees.pp * per_stage
     owner = np.repeat(np.arange(len(degrees)), num_columns)
     position = np.arange(len(owner)) - (np.cumsum(num_columns) - num_columns)[owner]
     index, within = np.divmod(position, np.maximum(per_stage, 1)[owner])
-    count, which = np.divmod(within, num_policies)
+    count, way = np.divmod(within, ways)
+    start, which = np.divmod(way, num_policies)
     layers = fewest[owner] + count
     keep = np.stack(list(policies.values()))[which, owner]
     policy = np.array(list(policies), dtype=np.int64)[which]
-    if job.model.moe is not None:  # the leading dense layers all lie in the first chunk, as `stage_of` prices them
-        dense = np.where(index == 0, job.model.moe.num_dense_layers, 0)
-        keep = keep & (layers // degrees.interleave[owner] >= dense)
+    if degrees.schedule == "interleaved":
+        keep = keep & can_interleave(job, degrees.take(owner), index, layers)
+    elif states.num_states > 1:
+        after = degrees.pp[owner] - 1 - index
+        earliest = np.maximum(index * fewest[owner], job.model.num_layers - layers - after * most[owner])
+        latest = np.minimum(index * most[owner], job.model.num_layers - layers - after * fewest[owner])
+        keep = keep & states.has_position(start, earliest, latest)
     keep = keep & _meets_lists(constraints, degrees.take(owner), index, layers, policy)
-    owner, index, layers, policy = owner[keep], index[keep], layers[keep], policy[keep]
-    stage = stage_of(job, index=index, num_layers=layers, policy=policy, layout=degrees.take(owner))
+    owner, index, start, layers, policy = owner[keep], index[keep], start[keep], layers[keep], policy[keep]
+    stage = stage_of(job, index=index, num_layers=layers, policy=policy, first=start, layout=degrees.take(owner))
     pool = np.zeros_like(owner)
     if isinstance(job, MixedJob):
         place = placements_of(job, degrees)
         stage = with_borders(stage, degrees.take(owner), lambda stages: place.pool_of(owner, stages))
         pool = place.pool_of(owner, index)
-    columns = _Columns(owner, stage, pool)
+    columns = _Columns(owner, stage, start, pool)
     fits = _priced(job, degrees, columns, lambda *each: (stage_fits(*each),))[0]
     return columns.take(fits.astype(bool))
 
@@ -163,7 +180,7 @@ def _candidates(job: AnyJob, degrees: DegreeArrays, columns: _Columns) -> Iterat
         np.asarray(each, dtype=float) for each in _priced(job, degrees, columns, _stage_seconds)
     )
     ends = np.searchsorted(owner, np.arange(len(degrees) + 1)).tolist()
-    m = num_microbatches(job, degrees)
+    m, states, (load, total_load) = num_microbatches(job, degrees), _states(job, degrees), _loads(job, degrees, columns)
     for i, (first, last) in enumerate(pairwise(ends)):
         one, own = degrees.take(i), slice(first, last)
         yield Candidate(
@@ -172,14 +189,29 @@ def _candidates(job: AnyJob, degrees: DegreeArrays, columns: _Columns) -> Iterat
             num_stages=one.pp,
             steady_count=float(m[i]) - 1 / one.interleave,
             constant_seconds=0.0,
+            pattern=states,
+            total_load=int(total_load[i]),
             stage=stage.index[own],
+            start=columns.start[own],
             layers=stage.num_layers[own],
+            load=load[own],
             policy=stage.policy[own],
             seconds=seconds[own],
             pass_seconds=passes[own],
             room_seconds=room[own],
             tail_seconds=tail[own],
         )
+
+
+def _loads(job: AnyJob, degrees: DegreeArrays, columns: _Columns) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Layers weighted by kind: of each column, and of all layers of each configuration; of a mixed cluster by one pool.
+
+    Any weights are right; those of the kinds' seconds make bounds close.
+    """
+    loads = layer_loads(pools_of(job)[0], degrees)
+    total = sum(kind.number * load for kind, load in loads.items())
+    own = sum(columns.stage.number_of(*kind[:2]) * load[columns.owner] for kind, load in loads.items())
+    return np.asarray(own, dtype=np.int64), np.asarray(total, dtype=np.int64)
 
 
 def _meets_lists(constraints: Constraints, degrees: DegreeArrays, index: Any, layers: Any, policy: Any) -> Any:

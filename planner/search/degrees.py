@@ -385,7 +385,7 @@ def no_candidate(job: AnyJob, refused: Refusals, constraints: Constraints) -> In
     values.setdefault("sp", 1 if pinned.get("tp", 1) > 1 else 0)
     alone = Layout(**values, schedule=schedule, layers_per_stage=(1,) * chunks, recompute=policies)
     lead = f"no layout meets the pins {pins}"
-    faults = broken_rules(job, alone, except_for=("pools",)) or (why,)
+    faults = broken_rules(job, alone, except_for=("pools",), searched=True) or (why,)
     hint = f"{_pin_to_drop(job, constraints)}; `planner explain MODEL CLUSTER --layout ...` checks one layout"
     last = len(faults) - 1
     return InputError(

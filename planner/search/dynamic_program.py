@@ -13,13 +13,14 @@ the choice behind G(a, b). G falls in both arguments, so on a box [a0, a1] x [b0
     constant + steady_count * a0 + G(a1, b1) + b0
 
 bounds everything in it from below. `_Scan` halves boxes until none can hold anything better. G itself is a
-dynamic program over (stage, layers left).
+dynamic program over (stage, layers left), which say where the stage begins: a column is for some positions only.
 """
 
 from __future__ import annotations
 
 import heapq
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -28,6 +29,8 @@ from planner.search.candidate import TIE, Candidate, Choice, FloatArray, IntArra
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
+
+    from planner.cost.stage import Pattern
 
 __all__ = ["best_choice", "best_of", "ranked"]
 
@@ -144,10 +147,10 @@ def _fastest(candidate: Candidate, values: FloatArray) -> FloatArray:
 
 
 def _crude_bound(candidate: Candidate) -> float:
-    """A lower bound in O(columns): every stage at its fastest, and every layer at the least price of a layer.
+    """A lower bound in O(columns): every stage at its fastest, and every layer at the least price of its load.
 
-    With p the least seconds / layers of any column, each stage takes at least p times its layers, so all together
-    take at least p L, and the slowest at least an even share of it.
+    With p the least seconds / load of any column, each stage takes at least p times its load, so all together
+    take at least p times the total, and the slowest at least an even share of it.
     """
     if candidate.num_columns == 0:
         return np.inf
@@ -159,9 +162,9 @@ def _crude_bound(candidate: Candidate) -> float:
 
 
 def _least_total(candidate: Candidate, values: FloatArray) -> float:
-    """Least sum of `values` over the stages, by the least of each stage, and by the least for each layer."""
-    per_layer = float((values / np.maximum(candidate.layers, 1)).min())
-    return max(float(_fastest(candidate, values).sum()), per_layer * candidate.num_layers)
+    """Least sum of `values` over the stages, by the least of each stage, and by the least for each load."""
+    per_load = float((values / np.maximum(candidate.load, 1)).min())
+    return max(float(_fastest(candidate, values).sum()), per_load * candidate.total_load)
 
 
 def _close_bound(candidate: Candidate, bottleneck: float) -> float:
@@ -191,17 +194,25 @@ def _least_bottleneck(candidate: Candidate) -> float | None:
 
 def _can_hold_all(candidate: Candidate, threshold: float) -> bool:
     """Whether stages of at most `threshold` seconds can hold all layers; bit l of `sums` says l layers are."""
-    allowed = candidate.seconds <= threshold
-    pairs = np.unique(candidate.stage[allowed] * (candidate.num_layers + 1) + candidate.layers[allowed])
-    stage, layers = np.divmod(pairs, candidate.num_layers + 1)
+    allowed, num_states = candidate.seconds <= threshold, candidate.pattern.num_states
+    key = (candidate.stage * num_states + candidate.start) * (candidate.num_layers + 1) + candidate.layers
+    ways, layers = np.divmod(np.unique(key[allowed]), candidate.num_layers + 1)
+    stage, start = np.divmod(ways, num_states)
     all_layers = (1 << (candidate.num_layers + 1)) - 1
-    sums = 1
-    for here in np.split(layers, np.searchsorted(stage, np.arange(1, candidate.num_stages))):
+    of_state = [_bits(candidate.num_layers, candidate.pattern, state) for state in range(num_states)]
+    ends, sums = np.searchsorted(stage, np.arange(1, candidate.num_stages)), 1
+    for states, counts in zip(np.split(start, ends), np.split(layers, ends), strict=True):
         grown = 0
-        for count in here.tolist():
-            grown |= sums << count
+        for state, count in zip(states.tolist(), counts.tolist(), strict=True):
+            grown |= (sums & of_state[state]) << count
         sums = grown & all_layers
     return bool(sums >> candidate.num_layers & 1)
+
+
+@cache
+def _bits(num_layers: int, pattern: Pattern, state: int) -> int:
+    """All positions of a state; bit l says l layers are before one."""
+    return sum(1 << position for position in range(state, num_layers + 1, int(pattern.stride(state))))
 
 
 @dataclass(frozen=True, slots=True)
@@ -309,14 +320,20 @@ def _least_sums(candidate: Candidate, allowed: Mask) -> FloatArray:
     """Least sum of pass seconds, [num_stages + 1, num_layers + 1], by (first stage, layers that are left for it on)."""
     num_layers, num_stages = candidate.num_layers, candidate.num_stages
     stage, layers, seconds = candidate.stage[allowed], candidate.layers[allowed], candidate.pass_seconds[allowed]
+    start = candidate.start[allowed]
+    most_left, stride = (num_layers - start).tolist(), candidate.pattern.stride(start).tolist()
     least = np.full((num_stages + 1, num_layers + 1), np.inf)
     least[num_stages, 0] = 0.0
     first = np.searchsorted(stage, np.arange(num_stages + 1))
     for here in reversed(range(num_stages)):
         row, rest = least[here], least[here + 1]
         for column in range(first[here], first[here + 1]):
-            count = layers[column]
-            np.minimum(row[count:], rest[: num_layers + 1 - count] + seconds[column], out=row[count:])
+            count, most, step = int(layers[column]), most_left[column], stride[column]
+            if count > most:
+                continue
+            fewest = count + (most - count) % step  # layers left at the last position that leaves enough
+            at = slice(fewest, most + 1, step)
+            np.minimum(row[at], rest[fewest - count : most + 1 - count : step] + seconds[column], out=row[at])
     return least
 
 
@@ -330,7 +347,8 @@ def _walk(candidate: Candidate, allowed: Mask, least: FloatArray, budget: float)
     left, chosen = candidate.num_layers, []
     for stage in range(candidate.num_stages):
         here = columns[first[stage] : first[stage + 1]]
-        here = here[candidate.layers[here] <= left]
+        start = int(candidate.pattern.state(candidate.num_layers - left))
+        here = here[(candidate.layers[here] <= left) & (candidate.start[here] == start)]
         sums = candidate.pass_seconds[here] + least[stage + 1, left - candidate.layers[here]]
         affordable = np.flatnonzero(sums <= max(budget, float(sums.min())))
         same_layers = affordable[candidate.layers[here[affordable]] == candidate.layers[here[affordable[0]]]]

@@ -14,6 +14,7 @@ import numpy as np
 from planner.cost.estimate import estimate
 from planner.cost.prices import num_microbatches
 from planner.cost.schedule import steady_seconds
+from planner.cost.stage import Pattern
 from planner.search.candidate import Candidate
 from planner.search.candidates import layout_at
 from planner.search.step_bounds import even_splits, hides_exchanges
@@ -69,8 +70,12 @@ def executed_candidates(job: Job, degrees: DegreeArrays, policies: PolicyMasks) 
                 num_stages=one.pp,
                 steady_count=0.0,
                 constant_seconds=seconds,
+                pattern=Pattern(),
+                total_load=job.model.num_layers,
                 stage=np.arange(len(layers)),
+                start=np.zeros_like(layers),
                 layers=layers,
+                load=layers,
                 policy=policy,
                 seconds=nothing,
                 pass_seconds=nothing,

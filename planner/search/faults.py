@@ -9,6 +9,7 @@ from math import gcd
 from typing import TYPE_CHECKING, Final
 
 from planner.cost.adapters import without_adapters
+from planner.cost.stage import pattern_of
 from planner.layout import divisors, offloads_activations
 from planner.specs.job import MixedJob
 from planner.specs.recipe import ADAM_RECIPES
@@ -242,6 +243,16 @@ def even_stages(job: AnyJob, layout: Layout) -> str:
     return (
         f"pp {layout.pp} * interleave {layout.interleave} = {layout.num_chunks} does not divide the "
         f"{job.model.num_layers} layers, and engine {job.engine.name} needs equal stages; make it {legal}"
+    )
+
+
+def whole_periods(job: AnyJob, layout: Layout) -> str:
+    """The search would not know which layers the stages hold."""
+    period = pattern_of(job).period
+    return (
+        f"kinds of layers repeat every {period} layers, and with pp {layout.pp} * interleave {layout.interleave} chunks"
+        f" of {job.model.num_layers} layers not each has whole periods, as the search asks for; interleave=1, or "
+        "`planner explain --layout` to price it"
     )
 
 

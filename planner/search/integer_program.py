@@ -1,8 +1,9 @@
 r"""The joint integer program: which candidate, and which column on each of its stages, in one solve.
 
 Sets and data: candidates c with L_c layers on stages r = 0 .. S_c - 1; columns k of (c, r) with layers l, seconds
-t, pass seconds f, room seconds h and tail seconds d; constants K_c, steady counts A_c. theta_c and delta_c are lower
-bounds of the slowest stage and of the longest tail (`bounds.lower_bounds`).
+t, pass seconds f, room seconds h and tail seconds d, that begin in state b of the pattern of layers and end in state e;
+constants K_c, steady counts A_c. theta_c and delta_c are lower bounds of the slowest stage and of the longest tail
+(`bounds.lower_bounds`).
 
 Variables: w_c in {0, 1} candidate c is chosen; y_crk in {0, 1} stage r of c takes column k; U_c >= 0 seconds of
 the pace beyond theta_c; V_c >= 0 seconds of the longest tail beyond delta_c.
@@ -16,7 +17,10 @@ the pace beyond theta_c; V_c >= 0 seconds of the longest tail beyond delta_c.
     (5) V_c >= sum_k max(d_crk - delta_c, 0) y_crk  for all c, r          -> _wait_for_the_longest_tail()
     (6) U_c + theta_c w_c >= sum_k (t_crk - h_crk) y_crk + sum_k h_csk y_csk  for all c, r; s = S_c - 1
                                                                           -> _wait_for_the_last_chunk()
+    (7) sum_{k: e_crk = q} y_crk = sum_{k: b_c,r+1,k = q} y_c,r+1,k  for all c, r < S_c - 1, states q
+                                                                          -> _begin_where_the_one_before_ends()
 
+Columns of the first stage begin in state 0; where layers are all alike that is the only state, and there is no (7).
 (4), (5) and (6) are exact: where w_c = 1 exactly one y of the stage is 1, and max(t, theta) - theta is what it adds to
 theta. This is the disaggregated form (no big-M; Conforti, Cornuejols, Zambelli, Integer Programming, section 4.9):
 each candidate's rows are scaled by its own w_c, so the relaxation is the convex hull of the union of the
@@ -30,6 +34,7 @@ lie below 1e-11 of them.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
@@ -82,6 +87,7 @@ class JointProgram:
             self._wait_for_the_slowest_stage(c)
             self._wait_for_the_longest_tail(c)
             self._wait_for_the_last_chunk(c)
+            self._begin_where_the_one_before_ends(c)
 
     def columns(self, values: dict[str, float]) -> tuple[int, tuple[int, ...]]:
         """The candidate and its columns that are 1 in the solver's `values`, by variable name.
@@ -145,6 +151,19 @@ class JointProgram:
             if longest > min(room[k] for k in columns):
                 terms = [(self._slowest[c], 1.0), known, *((self._y[c][k], -own[k]) for k in columns), *last]
                 self._add(terms, pulp.LpConstraintGE, f"last_chunk_{c}_{stage}")
+
+    def _begin_where_the_one_before_ends(self, c: int) -> None:
+        each, stages = self._candidates[c], self._stages(c)
+        if each.pattern.num_states == 1:
+            return
+        start = each.start.tolist()
+        end = each.pattern.state(each.start + each.layers).tolist()
+        for (stage, here), (_, there) in pairwise(stages):
+            for state in range(each.pattern.num_states):
+                terms = [(self._y[c][k], 1.0) for k in here if end[k] == state]
+                terms += [(self._y[c][k], -1.0) for k in there if start[k] == state]
+                if terms:
+                    self._add(terms, pulp.LpConstraintEQ, f"state_{c}_{stage}_{state}")
 
     def _wait_for(self, c: int, longest: pulp.LpVariable, beyond: FloatArray, name: str) -> None:
         units = (beyond / self.unit_seconds).tolist()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import product
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from planner.search.degrees import DegreeArrays
     from planner.specs.job import AnyJob
 
-__all__ = ["LeastPeak", "least_peak", "within_bytes", "within_share"]
+__all__ = ["LeastPeak", "least_maximum", "least_peak", "within_bytes", "within_share"]
 
 _MOST_AT_ONCE: Final = 64  # configurations
 _NO_LIMIT: Final = 1e6  # times what a plan may use; more than any stage needs, and finite
@@ -96,29 +97,36 @@ def _least_of(job: AnyJob, constraints: Constraints, some: DegreeArrays, most_sh
     for row, candidate in enumerate(candidates):
         degrees = some.take(row)
         shape = stage_of(
-            job, index=candidate.stage, num_layers=candidate.layers, policy=candidate.policy, layout=degrees
+            job,
+            index=candidate.stage,
+            num_layers=candidate.layers,
+            policy=candidate.policy,
+            first=candidate.start,
+            layout=degrees,
         )
         pool = placements_of(job, some).pool_of(np.full_like(candidate.stage, row), candidate.stage)
         num_bytes = by_pool(job, pool, partial(stage_bytes, layout=degrees, stage=shape))
         shares = np.broadcast_to(num_bytes, pool.shape) / limits[pool]
-        share = _least_maximum(candidate, shares)
+        share = least_maximum(candidate, shares)
         if share < best.share:
             limit = float(limits[pool[np.flatnonzero(shares == share)[0]]])
             best = LeastPeak(num_bytes=share * limit, limit_bytes=limit)
     return best
 
 
-def _least_maximum(candidate: Candidate, values: FloatArray) -> float:
+def least_maximum(candidate: Candidate, values: FloatArray) -> float:
     """The least, over all splits of the layers, of the fullest stage's value; a dynamic program over stages."""
     layers = candidate.num_layers
     least = np.full(layers + 1, np.inf)  # of the stages so far, by the layers that they hold
     least[0] = 0.0
-    for stage in range(candidate.num_stages):
-        here = candidate.stage == stage
+    for stage, start in product(range(candidate.num_stages), range(candidate.pattern.num_states)):
+        if start == 0:
+            before, least = least, np.full(layers + 1, np.inf)
+        here = (candidate.stage == stage) & (candidate.start == start)
         each = np.full(layers + 1, np.inf)  # of this stage, by its layers
         np.minimum.at(each, candidate.layers[here], values[here])
-        longer = np.full(layers + 1, np.inf)
-        for count in np.flatnonzero(np.isfinite(each)):
-            np.minimum(longer[count:], np.maximum(least[: layers + 1 - count], each[count]), out=longer[count:])
-        least = longer
+        stride = int(candidate.pattern.stride(start))
+        for count in np.flatnonzero(np.isfinite(each)).tolist():
+            from_, to = slice(start, layers + 1 - count, stride), slice(start + count, layers + 1, stride)
+            np.minimum(least[to], np.maximum(before[from_], each[count]), out=least[to])
     return float(least[layers])

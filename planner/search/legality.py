@@ -13,6 +13,7 @@ import numpy as np
 
 from planner.cost.adapters import without_adapters
 from planner.cost.schedule import exists
+from planner.cost.stage import pattern_of
 from planner.layout import offloads_activations, offloads_optimizer
 from planner.search import faults
 from planner.specs.job import Job, pools_of
@@ -32,7 +33,8 @@ class Rule:
     """A condition on layouts: `holds(job, degrees)` is true (or an array of truths) where it is met.
 
     reads: the degrees that it looks at, so that it can be applied as soon as they stand. needs: the condition in words.
-    fault: what is wrong with one layout that does not meet it, and what would be right.
+    fault: what is wrong with one layout that does not meet it, and what would be right. of_search: a limit of what the
+    search prices exactly; the layout can run, and `explain` prices it.
     """
 
     name: str
@@ -40,6 +42,7 @@ class Rule:
     holds: Callable[[AnyJob, Degrees], Any]
     needs: str
     fault: Callable[[AnyJob, Layout], str]
+    of_search: bool = False
 
 
 def _divides_model(job: AnyJob, layout: Degrees) -> Any:
@@ -125,6 +128,15 @@ def _interleaving(job: AnyJob, layout: Degrees) -> Any:
     if layout.schedule != "interleaved":
         return possible
     return possible & np.greater(layout.pp, 1) & (microbatches % layout.pp == 0)
+
+
+def _whole_periods(job: AnyJob, layout: Degrees) -> Any:
+    """Interleaved chunks are all alike, so that what a stage holds follows from its number of layers."""
+    pattern = pattern_of(job)
+    if layout.schedule != "interleaved" or pattern.period == 1:
+        return np.ones(np.shape(layout.pp), dtype=bool)
+    whole = job.model.num_layers % (layout.pp * layout.interleave * pattern.period) == 0
+    return np.equal(pattern.leading, 0) & whole
 
 
 def _fills_pipeline(job: AnyJob, layout: Degrees) -> Any:
@@ -293,6 +305,14 @@ RULES: Final = (
         fault=faults.interleave,
     ),
     Rule(
+        name="whole-periods",
+        reads=("pp", "interleave", "schedule"),
+        holds=_whole_periods,
+        needs="where kinds of layers repeat, interleaved chunks must all hold whole periods of them to be searched",
+        fault=faults.whole_periods,
+        of_search=True,
+    ),
+    Rule(
         name="fill",
         reads=("pp", "dp", "mbs", "schedule"),
         holds=_fills_pipeline,
@@ -393,12 +413,14 @@ RULES: Final = (
 )
 
 
-def broken_rules(job: AnyJob, layout: Layout, *, except_for: tuple[str, ...] = ()) -> tuple[str, ...]:
+def broken_rules(
+    job: AnyJob, layout: Layout, *, except_for: tuple[str, ...] = (), searched: bool = False
+) -> tuple[str, ...]:
     """Why a layout cannot run, one sentence for each broken rule but those named; empty when it can.
 
-    The last rule is `pools`: where its stages may live.
+    The last rule is `pools`: where its stages may live. searched: or why the search leaves it out.
     """
-    rules = [rule for rule in RULES if rule.name not in except_for]
+    rules = [rule for rule in RULES if rule.name not in except_for and (searched or not rule.of_search)]
     broken = [rule.fault(job, layout) for rule in rules if not bool(np.all(rule.holds(job, layout)))]
     broken.extend(faults.recompute(job, layout))
     broken.extend(faults.offloaded_activations(job, layout))

@@ -99,7 +99,7 @@ class _Floors:
     """Least prices of the stages of configurations on each pool, [n, pools].
 
     layer: seconds of one more layer. ends: of the end of the model besides. tail: of the longest tail, were it there.
-    by_policy: of one more layer of the most numerous kind, [policies, n, pools].
+    by_policy: of one more layer of the main kinds, [policies, n, pools].
     """
 
     layer: NDArray[np.float64]
@@ -199,7 +199,7 @@ def _floors(
             prices = floor_prices(pool, degrees.take(piped), chosen, cutoff, any_replicas=False)
             layer[piped, number] = prices.layer.min(axis=(0, 1))
             ends[piped, number], tail[piped, number] = prices.ends, prices.tail
-            by_policy[:, piped, number] = prices.layer[0]
+            by_policy[:, piped, number] = prices.main
     return _Floors(layer=layer, ends=ends, tail=tail, by_policy=by_policy)
 
 

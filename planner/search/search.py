@@ -13,6 +13,7 @@ from planner.cost.estimate import Estimate, estimate
 from planner.cost.flops import flops_convention
 from planner.cost.run import price_of
 from planner.cost.schedule import EXECUTED
+from planner.cost.stage import pattern_of
 from planner.errors import InputError, Mistake
 from planner.layout import balanced_chunks, format_layout
 from planner.plan import Plan
@@ -363,6 +364,10 @@ def _check_lists(job: AnyJob, constraints: Constraints) -> None:
         if values != wanted:
             hint = "pp * interleave entries; the chunks of one stage are alike, or first ones have one layer more"
             raise InputError(f"`{key}={'/'.join(values)}` cannot be planned", where="--pin", hint=hint)
+        if key == "layers_per_stage" and chunks > 1 and pattern_of(job).period > 1 and len(set(values)) > 1:
+            message = f"kinds of layers repeat in {job.model.name}: its interleaved chunks are planned of equal size"
+            hint = "`planner explain MODEL CLUSTER --layout layers_per_stage=...` prices any"
+            raise InputError(message, where="--pin", hint=hint)
 
 
 def _runners_up(found: Found, winner: Choice, top: int, objective: Objective) -> list[Choice]:

@@ -24,7 +24,7 @@ from planner.cost.prices import (
 )
 from planner.cost.schedule import EXECUTED, in_flight_microbatches, pace_seconds
 from planner.cost.shapes import LAYER_KEYS, spread
-from planner.cost.stage import Stage, stage_of
+from planner.cost.stage import LayerKind, Stage, kinds_of_model, pattern_of, stage_of, timed_kinds
 from planner.layout import divisors
 from planner.search.degrees import DegreeArrays, expert_options
 from planner.specs.job import pools_of
@@ -43,11 +43,13 @@ __all__ = [
     "LayerFloors",
     "Rooms",
     "always_fits",
+    "can_interleave",
     "even_split_seconds",
     "even_splits",
     "floor_prices",
     "held_in_time",
     "hides_exchanges",
+    "layer_loads",
     "least_stage_bytes",
     "lower_bound_seconds",
     "may_fit",
@@ -61,40 +63,54 @@ _LONG = 1e30  # seconds; longer than anything, and finite
 _INSIDE = -1  # position of a stage that is neither the first nor the last of any pipeline
 
 
-class _Kind(NamedTuple):
-    """Layers that a stage of the search holds: how many the model has, and the share of them that has experts."""
+def _kinds(job: AnyJob) -> tuple[LayerKind, ...]:
+    """The kinds of layers; those of what more layers have, experts or not, first, and of these those without a window.
 
-    number: float
-    expert_share: float
-
-
-def _kinds(job: AnyJob) -> tuple[_Kind, ...]:
-    """The leading dense layers, where there are any, and the others as `stage_of` mixes them; most numerous first."""
-    moe, layers = job.model.moe, job.model.num_layers
-    if moe is None:
-        return (_Kind(layers, 0.0),)
-    kinds = (_Kind(layers - moe.num_dense_layers, 1.0 / moe.layer_frequency), _Kind(moe.num_dense_layers, 0.0))
-    return tuple(sorted((kind for kind in kinds if kind.number), reverse=True))
+    The others with as many parameters as the first are next.
+    """
+    kinds = kinds_of_model(job)
+    with_experts = sum(kind.number for kind in kinds if kind.has_experts)
+    main = 2 * with_experts >= job.model.num_layers
+    return tuple(sorted(kinds, key=lambda kind: (kind.has_experts != main, kind.is_local)))
 
 
-def _layer_floor(job: Job, degrees: DegreeArrays, parts: StageParts) -> tuple[Any, Any]:
-    """Least seconds of one layer for one microbatch: on average over the model's layers, and of its fastest kind.
+def _layer_floors(job: Job, degrees: DegreeArrays, parts: StageParts) -> list[Any]:
+    """Least seconds of one layer of each kind for one microbatch.
 
     Computation and tensor and expert parallel communication of a layer that recomputes nothing; broadcasts.
     """
+    floors = []
+    for has_experts, is_local, _ in _kinds(job):
+        layer = parts.layers[has_experts, is_local]
+        shows = has_experts and not hides_exchanges(job, degrees)
+        exchange = 2.0 * layer.ep if shows else 0.0
+        felt = sum(layer.tp) - sum(layer.tp_hidden)
+        floors.append(layer.passes.total + felt + exchange)
+    return floors
+
+
+def _layer_floor(job: Job, degrees: DegreeArrays, parts: StageParts) -> tuple[Any, Any]:
+    """Least seconds of one layer for one microbatch: on average over the model's layers, and of its fastest kind."""
     mean: Any = 0.0
     fastest: Any = np.inf
-    for count, experts_share in _kinds(job):
-        seconds: Any = 0.0
-        for has_experts, share in ((False, 1 - experts_share), (True, experts_share)):
-            if share:
-                layer = parts.layers[has_experts]
-                shows = has_experts and not hides_exchanges(job, degrees)
-                exchange = 2.0 * layer.ep if shows else 0.0
-                felt = sum(layer.tp) - sum(layer.tp_hidden)
-                seconds = seconds + share * (layer.passes.total + felt + exchange)
-        mean, fastest = mean + count / job.model.num_layers * seconds, np.minimum(fastest, seconds)
+    for kind, seconds in zip(_kinds(job), _layer_floors(job, degrees, parts), strict=True):
+        mean, fastest = mean + kind.number / job.model.num_layers * seconds, np.minimum(fastest, seconds)
     return mean, fastest
+
+
+_LOADS_PER_LAYER = 1000
+
+
+def layer_loads(job: Job, degrees: DegreeArrays) -> dict[LayerKind, NDArray[np.int64]]:
+    """How much more than one of the fastest kind a layer of each kind takes, in whole numbers, [n]; 1 of one kind."""
+    kinds = _kinds(job)
+    if len(kinds) == 1:
+        return {kinds[0]: np.ones(len(degrees), dtype=np.int64)}
+    floors = np.stack(
+        [np.broadcast_to(each, (len(degrees),)) for each in _layer_floors(job, degrees, stage_parts(job, degrees))]
+    )
+    loads = np.rint(_LOADS_PER_LAYER * floors / floors.min(axis=0)).astype(np.int64)
+    return dict(zip(kinds, loads, strict=True))
 
 
 class LayerFloors:
@@ -193,16 +209,26 @@ def most_layers(
 ) -> NDArray[np.int64]:
     """Layers that no stage exceeds: the other stages need theirs, and the step must stay within the cutoff.
 
+    So many layers in a row have at least so many whole periods of the pattern, less one for each chunk but the first.
     shapes: those of the configurations, where they are priced already.
     """
     v, layers = degrees.interleave, job.model.num_layers
     most = layers - v * (degrees.pp - 1)
     if np.any(np.isfinite(cutoff_seconds)):
         shapes = shapes or _layer_shapes(job, degrees)
-        fastest = _layer_floor(job, shapes.degrees, shapes.parts)[1]
-        each = np.broadcast_to(fastest, (len(shapes.degrees),))[shapes.position]
+        distinct, position = shapes.degrees, shapes.position
+        of_kinds = zip(_kinds(job), _layer_floors(job, distinct, shapes.parts), strict=True)
+        floors = {kind[:2]: floor for kind, floor in of_kinds}
         steady = np.maximum(num_microbatches(job, degrees) - 1 / v, 1e-9)
-        most = np.minimum(most, np.floor(np.maximum(cutoff_seconds, 0.0) / (steady * each) * (1 + 1e-9)))
+        slowest = np.maximum(cutoff_seconds, 0.0) / steady * (1 + 1e-9)
+        each = np.broadcast_to(np.minimum.reduce(list(floors.values())), (len(distinct),))[position]
+        most = np.minimum(most, np.floor(slowest / each))
+        pattern = pattern_of(job)
+        if pattern.period > 1:
+            one = stage_of(job, index=_INSIDE, num_layers=pattern.period, policy=0, first=pattern.leading)
+            whole = sum(number * floors[kind] for kind, number in timed_kinds(job, distinct, one))
+            periods = np.floor(slowest / np.broadcast_to(whole, (len(distinct),))[position])
+            most = np.minimum(most, pattern.leading + pattern.period * (periods + v) - v)
     return np.asarray(most, dtype=np.int64)
 
 
@@ -284,19 +310,30 @@ def _bound_by_memory(
 class FloorPrices:
     """Least prices of the stages of configurations; of kinds and policies by the leading axes.
 
-    layer: [kinds, policies, n] seconds of one more layer, infinite where a policy is not allowed. send: [n] of each
-    stage. ends: [n] of the last stage besides its layers. tail: [n] of the longest tail.
+    layer: [kinds, policies, n] seconds of one more layer, infinite where a policy is not allowed. num_main: kinds that
+    come first and hold as many parameters as each other. send: [n] of each stage. ends: [n] of the last stage besides
+    its layers. tail: [n] of the longest tail.
     """
 
     layer: Any
+    num_main: int
     send: Any
     ends: Any
     tail: Any
 
+    @property
+    def main(self) -> Any:
+        """Seconds of one more layer of the fastest of the main kinds, [policies, n]."""
+        return self.layer[: self.num_main].min(axis=0)
+
     def take(self, index: Any) -> FloorPrices:
         """The prices of these configurations."""
         return FloorPrices(
-            layer=self.layer[:, :, index], send=self.send[index], ends=self.ends[index], tail=self.tail[index]
+            layer=self.layer[:, :, index],
+            num_main=self.num_main,
+            send=self.send[index],
+            ends=self.ends[index],
+            tail=self.tail[index],
         )
 
 
@@ -307,12 +344,12 @@ def floor_prices(
 
     The part of a data-parallel collective that is felt grows less than proportionally with the layers, so that its
     price for each of the most layers is a lower bound too. Where a stage may hold layers of two kinds, whose
-    windows hide each other's traffic, that part is left out.
+    computation hides each other's traffic, that part is left out.
     """
     main, n, shapes = _kinds(job)[0], len(degrees), _layer_shapes(job, degrees)
     most = np.maximum(most_layers(job, degrees, cutoff_seconds, shapes), 1)
     policy = np.array(list(policies))[:, np.newaxis]
-    stage = Stage(index=_INSIDE, num_layers=most, policy=policy, num_expert_layers=most * main.expert_share)
+    stage = _stage_of_kind(main, index=_INSIDE, num_layers=most, policy=policy)
     prices = stage_prices(job, degrees, stage, spread(shapes.parts, shapes.position))
     send = prices.pp_comm - prices.pp_hidden
     each, once = prices.microbatch_seconds - send, prices.tail_seconds
@@ -323,10 +360,13 @@ def floor_prices(
         each = each - prices.host_exposed_each
     if any_replicas:
         once = once - prices.dp_exposed_once
+    if _takes_turns(job):
+        once = prices.optimizer
     shape = (len(policies), n)
     layer = np.concatenate([np.broadcast_to(each, shape)[np.newaxis] / most, others])
     return FloorPrices(
         layer=np.where(np.stack(list(policies.values())), layer, np.inf),
+        num_main=sum(kind.has_experts == main.has_experts for kind in _kinds(job)),
         send=np.broadcast_to(send, (n,)),
         ends=ends,
         tail=_tail_floor(job, degrees, np.broadcast_to(once, shape), most),
@@ -341,13 +381,28 @@ def _small_prices(
     Only what is in proportion to the layers, which few of the degrees decide.
     """
     distinct = shapes.degrees.having("pp", np.full(len(shapes.degrees), 2))
-    main, *others = (kind.expert_share for kind in _kinds(job))
-    rows = [(_INSIDE, 0, main), (1, 0, main), *((_INSIDE, policy, kind) for kind in others for policy in policies)]
-    index, policy, experts = (np.array(column)[:, np.newaxis] for column in zip(*rows, strict=True))
-    stage = Stage(index=index, num_layers=1, policy=policy, num_expert_layers=experts)
-    prices = stage_prices(job, distinct, stage, shapes.parts)
+    main, *others = _kinds(job)
+    rows = [
+        *((index, 0, main.has_experts, main.is_local) for index in (_INSIDE, 1)),
+        *((_INSIDE, policy, kind.has_experts, kind.is_local) for kind in others for policy in policies),
+    ]
+    index, policy, *kind = (np.array(column)[:, np.newaxis] for column in zip(*rows, strict=True))
+    prices = stage_prices(job, distinct, _stage_of_kind(kind, index=index, num_layers=1, policy=policy), shapes.parts)
     seconds = np.broadcast_to(_in_proportion(prices), (len(rows), len(distinct)))[:, shapes.position]
     return seconds[2:].reshape(len(others), len(policies), len(shapes.position)), seconds[1] - seconds[0]
+
+
+def _stage_of_kind(kind: Sequence[Any], *, index: Any, num_layers: Any, policy: Any) -> Stage:
+    """A stage of layers of one kind only, given as whether they have experts and a window."""
+    experts, local = (np.multiply(num_layers, each) for each in kind[:2])
+    return Stage(
+        index=index,
+        num_layers=num_layers,
+        policy=policy,
+        num_expert_layers=experts,
+        num_local_layers=local,
+        num_local_expert_layers=np.multiply(experts, kind[1]),
+    )
 
 
 def _tail_floor(
@@ -355,15 +410,22 @@ def _tail_floor(
 ) -> NDArray[np.float64]:
     """Least seconds of the longest tail, from the tails of a stage of the most layers of the first kind.
 
-    Some stage has no other kind and at least q layers: all stages but one that has both kinds, where there are two,
-    and those before it, which have the other kind alone.
+    That is the slowest of the main kinds, whose computation hides most. Some stage has main kinds only and at least q
+    layers: all stages but one that has leading layers too, where there are any, and those before it, which have
+    leading layers alone. Where dense layers and those with experts take turns, others are beside the q layers, and
+    `tail_seconds` is what more layers only add to, the optimizer's.
     """
-    kinds, others = _kinds(job), degrees.pp
-    rest: Any = kinds[0].number
-    if len(kinds) > 1:
+    others: Any = degrees.pp
+    rest: Any = num_main_layers(job)
+    if rest < job.model.num_layers and not _takes_turns(job):
         rest, others = rest - most, np.maximum(others - 1, 1)
     layers = np.maximum(np.ceil(rest / others), 0)
     return np.asarray(layers / most * tail_seconds.min(axis=0))
+
+
+def _takes_turns(job: AnyJob) -> bool:
+    """Whether dense layers and those with experts alternate behind the leading ones."""
+    return job.model.moe is not None and job.model.moe.layer_frequency > 1
 
 
 def _in_proportion(prices: StagePrices) -> Any:
@@ -399,7 +461,7 @@ def _step_floor(job: Job, degrees: DegreeArrays, floor: FloorPrices, forced_seco
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rooms:
-    """Layers of the most numerous kind that each stage of each configuration can hold under each policy.
+    """Layers of the main kinds that each stage of each configuration can hold under each policy.
 
     owner: configuration of each stage, [stages]. is_last: the last of its pipeline. layers: [policies, stages], 0
     where the policy is not allowed. whole: whether they are whole numbers.
@@ -425,12 +487,12 @@ def _forced_seconds(job: Job, degrees: DegreeArrays, floor: FloorPrices, rooms: 
 
     The first policies together hold at most so many layers; each layer beyond pays the difference to the next.
     """
-    num_layers = _kinds(job)[0].number
-    forced, held, price = np.zeros(len(degrees)), np.zeros(len(degrees)), np.full(len(degrees), np.inf)
+    num_layers, of_policies = num_main_layers(job), np.moveaxis(floor.layer[: floor.num_main], 0, 1)
+    forced, held, price = np.zeros(len(degrees)), np.zeros(len(degrees)), np.full(of_policies.shape[1:], np.inf)
     room = np.zeros(len(rooms.owner))
-    for layers, own in zip(rooms.layers, floor.layer[0], strict=True):
+    for layers, own in zip(rooms.layers, of_policies, strict=True):
         both = np.isfinite(price) & np.isfinite(own)
-        dearer = np.where(both, own, 0.0) - np.where(both, price, 0.0)
+        dearer = (np.where(both, own, 0.0) - np.where(both, price, 0.0)).min(axis=0)
         forced += np.maximum(0.0, num_layers - held) * np.maximum(dearer, 0.0)
         price = np.where(np.isfinite(own), own, price)
         room = np.maximum(room, layers)
@@ -443,7 +505,7 @@ def _holds_in_time(
 ) -> NDArray[np.bool_]:
     """Whether stages that take at most `slowest_seconds` for a microbatch can hold all layers."""
     spare = (slowest_seconds - floor.send)[rooms.owner] - np.where(rooms.is_last, floor.ends[rooms.owner], 0.0)
-    held = held_in_time(spare, floor.layer[0][:, rooms.owner], rooms.layers, rooms.whole)
+    held = held_in_time(spare, floor.main[:, rooms.owner], rooms.layers, rooms.whole)
     return np.asarray(rooms.in_all(held, degrees) >= num_main_layers(job) * (1 - 1e-9))
 
 
@@ -460,9 +522,10 @@ def held_in_time(spare_seconds: Any, layer_seconds: Any, room: Any, whole: bool)
     return held
 
 
-def num_main_layers(job: AnyJob) -> float:
-    """Layers of the most numerous kind, which `floor_prices` puts first and `rooms_of_stages` counts."""
-    return _kinds(job)[0].number
+def num_main_layers(job: AnyJob) -> int:
+    """Layers of the main kinds, which `floor_prices` puts first and `rooms_of_stages` counts."""
+    kinds = _kinds(job)
+    return sum(kind.number for kind in kinds if kind.has_experts == kinds[0].has_experts)
 
 
 def rooms_of_stages(job: Job, degrees: DegreeArrays, policies: PolicyMasks) -> Rooms:
@@ -470,7 +533,7 @@ def rooms_of_stages(job: Job, degrees: DegreeArrays, policies: PolicyMasks) -> R
 
     Memory grows linearly with the layers from two on, and not slower below; on stages inside the pipeline it does
     so with the microbatches in flight too, so that two such stages give all. Layers of another kind beside those
-    that are counted only take room. Where there is one kind, a stage has whole layers.
+    that are counted only take room. Where all hold alike, a stage has whole layers.
     """
     owner = np.repeat(np.arange(len(degrees)), degrees.pp)
     index = np.arange(len(owner)) - (np.cumsum(degrees.pp) - degrees.pp)[owner]
@@ -485,7 +548,7 @@ def rooms_of_stages(job: Job, degrees: DegreeArrays, policies: PolicyMasks) -> R
         linear = values[1][owner] + share * (values[2] - values[1])[owner]
         return np.asarray(np.where(inside, linear, np.where(is_last, values[3][owner], values[0][owner])))
 
-    whole, layers = len(_kinds(job)) == 1, []
+    whole, layers = num_main_layers(job) == job.model.num_layers, []
     for policy, mask in policies.items():
         two, three = (everywhere(_bytes_with(job, degrees, ends, k, policy)) for k in (2, 3))
         most = np.maximum(2 + (job.memory_limit_bytes - two) / np.maximum(three - two, 1.0), 1.0)
@@ -499,8 +562,7 @@ def _in_flight(job: Job, degrees: DegreeArrays, stage: Any) -> Any:
 
 
 def _bytes_with(job: Job, degrees: DegreeArrays, index: Any, num_layers: int, policy: int) -> Any:
-    experts = num_layers * _kinds(job)[0].expert_share
-    stage = Stage(index=index, num_layers=num_layers, policy=policy, num_expert_layers=experts)
+    stage = _stage_of_kind(_kinds(job)[0], index=index, num_layers=num_layers, policy=policy)
     return np.asarray(np.broadcast_to(stage_bytes(job, degrees, stage), np.shape(index)))
 
 
@@ -508,14 +570,17 @@ def always_fits(job: Job, degrees: DegreeArrays, cutoff_seconds: Any) -> NDArray
     """Where every filling of these configurations within the cutoff fits into memory, whatever it recomputes.
 
     Memory grows with the layers of a stage, which are at most `most_layers`, is largest without recompute, and lies
-    between that of the two ends on the stages inside a pipeline.
+    between that of the two ends on the stages inside a pipeline. Stages of one chunk may begin anywhere.
 
     Source: derived here; tested against the priced columns.
     """
     most, last = most_layers(job, degrees, cutoff_seconds), degrees.pp - 1
     index = np.stack([np.zeros_like(last), np.minimum(1, last), np.maximum(last - 1, 0), last])
-    stage = stage_of(job, index=index, num_layers=np.maximum(most, 1), policy=0, layout=degrees)
-    return np.asarray(np.broadcast_to(stage_fits(job, degrees, stage), index.shape).all(axis=0))
+    pattern, layers, fits = pattern_of(job), np.maximum(most, 1), np.ones(len(degrees), dtype=bool)
+    for start in range(pattern.num_states):
+        stage = stage_of(job, index=index, num_layers=layers, policy=0, first=start, layout=degrees)
+        fits &= np.broadcast_to(stage_fits(job, degrees, stage), index.shape).all(axis=0)
+    return fits
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -553,6 +618,18 @@ class EvenSplit:
         return np.asarray(np.maximum.reduceat(self.tail_seconds, self.first), dtype=np.float64)
 
 
+def can_interleave(job: AnyJob, degrees: DegreeArrays, index: Any, num_layers: Any) -> Any:
+    """Whether the search knows which layers interleaved stages of so many layers hold (`stage_of`).
+
+    All leading layers are in the first chunk; where the kinds of layers repeat, each chunk has equally many, which are
+    whole periods (legality.py).
+    """
+    pattern = pattern_of(job)
+    if pattern.period > 1:
+        return num_layers == job.model.num_layers // degrees.pp
+    return (index > 0) | (num_layers // degrees.interleave >= pattern.leading)
+
+
 def even_splits(job: Job, degrees: DegreeArrays, policies: PolicyMasks) -> EvenSplit:
     """The even split of each configuration."""
     owner = np.repeat(np.arange(len(degrees)), degrees.pp)
@@ -561,12 +638,13 @@ def even_splits(job: Job, degrees: DegreeArrays, policies: PolicyMasks) -> EvenS
     x = degrees.take(owner)
     layers = job.model.num_layers // x.pp + (index < job.model.num_layers % x.pp)
     choice = np.array(list(policies))[:, np.newaxis]
-    stage = stage_of(job, index=index, num_layers=layers, policy=choice, layout=x)
+    before = index * (job.model.num_layers // x.pp) + np.minimum(index, job.model.num_layers % x.pp)
+    stage = stage_of(job, index=index, num_layers=layers, policy=choice, first=before, layout=x)
     shape = (len(policies), len(owner))
     fits = np.broadcast_to(stage_fits(job, x, stage), shape)
     fits = fits & np.stack(list(policies.values()))[:, owner]
-    if job.model.moe is not None:
-        fits = fits & ((index > 0) | (layers // x.interleave >= job.model.moe.num_dense_layers))
+    if degrees.schedule == "interleaved":
+        fits = fits & can_interleave(job, x, index, layers)
     prices = stage_prices(job, x, stage)
     terms = prices.microbatch_seconds, *interleaving_terms(job, x, stage, prices), prices.tail_seconds
     seconds, fill, room, tail = (np.broadcast_to(each, shape) for each in terms)
@@ -603,15 +681,15 @@ def even_split_seconds(job: Job, degrees: DegreeArrays, policies: PolicyMasks) -
 def least_stage_bytes(job: Job, degrees: DegreeArrays, policies: Sequence[int]) -> NDArray[np.float64]:
     """The fullest stage of these configurations needs at least this many bytes, however layers are split.
 
-    Some stage holds ceil(L / S) layers or more. Middle stages need less the later they are, so the least of
-    the first, the last but one and the last stage bounds them all.
+    Some stage holds ceil(L / S) layers or more, L of the main kinds. Middle stages need less the later they are, so the
+    least of the first, the last but one and the last stage bounds them all.
 
     Source: derived here; tested against the priced columns.
     """
-    layers = np.ceil(job.model.num_layers / degrees.pp)
+    main, layers = _kinds(job)[0], np.ceil(num_main_layers(job) / degrees.pp)
     last = degrees.pp - 1
     index = np.stack([np.zeros_like(last), np.maximum(last - 1, 0), last])
-    shapes = [stage_of(job, index=index, num_layers=layers, policy=policy) for policy in policies]
+    shapes = [_stage_of_kind(main, index=index, num_layers=layers, policy=policy) for policy in policies]
     least = [np.broadcast_to(stage_bytes(job, degrees, shape), index.shape).min(axis=0) for shape in shapes]
     return np.asarray(np.minimum.reduce(least))
 

@@ -278,17 +278,22 @@ class ModelSpec(Document):
             raise ValueError(f"position: relative is of encoder-decoders, and kind is {self.kind}")
         return self
 
-    def layer_has_experts(self, number: int) -> bool:
-        """Whether layer `number` (from 0) has experts: behind the dense ones every layer_frequency-th."""
+    def layer_has_experts(self, number: Any) -> Any:
+        """Whether layer `number` (from 0; or an array of them) has experts: behind the dense ones each n-th."""
         if self.moe is None:
-            return False
+            return number < 0  # none has
         behind = number - self.moe.num_dense_layers + 1
-        return behind > 0 and behind % self.moe.layer_frequency == 0
+        return (behind > 0) & (behind % self.moe.layer_frequency == 0)
+
+    def layer_is_global(self, number: Any) -> Any:
+        """Whether layer `number` (from 0; or an array of them) attends to all tokens, and not to its window."""
+        if not self.sliding_window:
+            return number >= 0  # all do
+        return (number + 1) % self.global_every == 0 if self.global_every else number < 0
 
     def window_of_layer(self, number: int) -> int:
         """Tokens that layer `number` (from 0) attends to; 0 for all before it."""
-        is_global = self.global_every > 0 and (number + 1) % self.global_every == 0
-        return 0 if is_global else self.sliding_window
+        return 0 if self.layer_is_global(number) else self.sliding_window
 
     @property
     def features(self) -> tuple[str, ...]:

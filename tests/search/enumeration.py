@@ -4,6 +4,23 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
+
+from planner.cost.stage import Pattern
+
+
+def all_alike(layers, num_layers):
+    """What a candidate needs to know of columns with so many layers where the layers of the model are all alike."""
+    layers = np.asarray(layers, dtype=np.int64)
+    return {"pattern": Pattern(), "total_load": num_layers, "start": 0 * layers, "layers": layers, "load": layers}
+
+
+def state_of(position, leading, period):
+    """The first position from which on the stack looks as from this one."""
+    while position >= leading + period:
+        position -= period
+    return position
+
 
 def compositions(total, parts, least):
     """All ways to write `total` as an ordered sum of so many parts, each at least `least`."""

@@ -57,7 +57,10 @@ def joined(*jobs, rate="1 GB/s"):
     return MixedJob(cluster=MixedClusterSpec(name="mixed", pools=clusters, between=link), pools=pools)
 
 
-def small_job(seed, *, num_pools=None):
+WINDOWS = ("model.sliding_window=4", "device.efficiency.attention=0.002")  # global layers take several times as long
+
+
+def small_job(seed, *, num_pools=None, different=False):
     """A random small mixed job: two or three pools of one to four devices, with memory of their own.
 
     In three of four devices are slow beside their links, and pools are small, so that several of them often win.
@@ -65,11 +68,13 @@ def small_job(seed, *, num_pools=None):
     pick = random.Random(seed)
     num_pools = num_pools or pick.choice([2, 2, 3])
     model, engine = pick.choice(["tiny-gpt", "tiny-llama"]), pick.choice(["torch", "megatron"])
+    engine = "megatron" if different else engine  # runs windows in a pipeline too
     layers, batch, long = pick.randint(2, 5), pick.choice([4, 6, 8, 8]), pick.random() < 3 / 4
     jobs = []
     for _ in range(num_pools):
         settings = (
             f"model.num_layers={layers}",
+            *((*WINDOWS, f"model.global_every={2 + seed % 2}") if different else ()),
             f"device.memory={pick.choice([0.01, 0.02, 0.05] if long else [0.005, 0.01, 0.02, 0.05, 0.5])} GiB",
             "device.reserved_memory=1 MiB",
             f"device.efficiency.layer_floor={1 if long else pick.choice([1, 50])} us",
@@ -124,6 +129,9 @@ def fillings(job, pp, v):
     splits = compositions(job.model.num_layers, pp, v) if job.engine.uneven_stages else []
     splits = splits or [(job.model.num_layers // pp,) * pp]
     for split in splits:
+        whole = {k % (v * job.model.global_every) for k in split} == {0} and len(set(split)) == 1
+        if v > 1 and job.model.sliding_window and not whole:
+            continue
         for chosen in itertools.product(["none", "full"], repeat=pp):
             if job.engine.recompute_per_stage or len(set(chosen)) == 1:
                 yield split, chosen
@@ -138,8 +146,8 @@ def borders(places, v):
         yield int(before != own) + int(after != own)
 
 
-def stage_price(job, common, r, k, policy, pool, crossings, apart, known):
-    key = (tuple(common.values()), r, k, policy, pool, crossings, apart)
+def stage_price(job, common, r, k, policy, pool, crossings, apart, first, known):
+    key = (tuple(common.values()), r, k, policy, pool, crossings, apart, first)
     if key not in known:
         own = job.pools[pool]
         names = [name for name in common if name != "schedule"]
@@ -147,7 +155,8 @@ def stage_price(job, common, r, k, policy, pool, crossings, apart, known):
             **{n: np.array([common[n]]) for n in names},
             ep=np.array([1]), etp=np.array([1]), placement=np.array([0]), schedule=common["schedule"],
         )  # fmt: skip
-        stage = stage_of(own, index=np.array([r]), num_layers=np.array([k]), policy=np.array([policy]), layout=degrees)
+        index, layers = np.array([r]), np.array([k])
+        stage = stage_of(own, index=index, num_layers=layers, policy=np.array([policy]), first=first, layout=degrees)
         stage = replace(stage, num_crossings=crossings, ends_apart=apart)
         share = float(np.ravel(stage_bytes(own, degrees, stage))[0]) / own.memory_limit_bytes
         prices = stage_prices(own, degrees, stage)
@@ -169,7 +178,9 @@ def every_layout(job):
             crossings, apart = list(borders(places, v)), places[0] != places[-1]
             for split, chosen in fillings(job, common["pp"], v):
                 stages = [
-                    stage_price(job, common, r, k, POLICIES.index(p), places[r], crossings[r], apart, known)
+                    stage_price(
+                        job, common, r, k, POLICIES.index(p), places[r], crossings[r], apart, sum(split[:r]), known
+                    )
                     for r, (k, p) in enumerate(zip(split, chosen, strict=True))
                 ]
                 if None in stages:
@@ -194,9 +205,9 @@ def with_prices(job, seed):
     return MixedJob(cluster=job.cluster.model_copy(update={"pools": tuple(clusters)}), pools=pools), prices
 
 
-def check_against_brute_force(seed):
+def check_against_brute_force(seed, **options):
     """The fastest layout, the cheapest one, the one on fewest devices, and the one that leaves most memory free."""
-    job, prices = with_prices(small_job(seed), seed)
+    job, prices = with_prices(small_job(seed, **options), seed)
     layouts = [each for each in every_layout(job) if each]
     found = {name: search(job, NO_CONSTRAINTS, objective=Objective(name=name)) for name in OBJECTIVES}
     if not layouts:
@@ -225,6 +236,17 @@ def check_against_brute_force(seed):
 @pytest.mark.parametrize("seed", [0, 1, 2, 5])
 def test_search_equals_brute_force_by_every_objective(seed):
     assert check_against_brute_force(seed) > 0
+
+
+@pytest.mark.parametrize("seed", [7, 15])
+def test_search_equals_brute_force_where_layers_differ(seed):
+    assert check_against_brute_force(seed, different=True) > 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(1000, 1200))
+def test_search_equals_brute_force_on_many_jobs_whose_layers_differ(seed):
+    check_against_brute_force(seed, different=True)
 
 
 @pytest.mark.slow

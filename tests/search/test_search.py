@@ -22,7 +22,7 @@ from planner.search.candidates import price_candidates
 from planner.search.constraints import Constraints
 from planner.search.degrees import DegreeArrays, allowed_policies, legal_degrees
 from planner.search.dynamic_program import best_choice
-from planner.search.least_memory import within_bytes
+from planner.search.least_memory import least_peak, within_bytes
 from planner.search.legality import RULES, broken_rules
 from planner.search.objectives import Objective
 from planner.search.remedies import remedies
@@ -35,6 +35,7 @@ from planner.search.step_bounds import (
     least_stage_bytes,
     lower_bound_seconds,
     may_fit,
+    most_layers,
 )
 from planner.specs.calibration import UNCALIBRATED
 from planner.specs.load import load_engine, load_job
@@ -146,13 +147,22 @@ def fillings(job, pp, v, offload):
     """All layers and policies of the stages."""
     layers = job.model.num_layers
     splits = compositions(layers, pp, v) if job.engine.uneven_stages else [(layers // pp,) * pp]
-    dense = job.model.moe.num_dense_layers if job.model.moe else 0  # all in the first chunk
+    dense = job.model.moe.num_dense_layers if job.model.moe else 0
     ways = list(itertools.product(policies_of(job, offload), repeat=pp))
     for split in splits:
-        if split[0] // v >= dense:
+        equal = not dense and {k % (v * period(job)) for k in split} == {0} and len(set(split)) == 1
+        if v == 1 or (equal if period(job) > 1 else split[0] // v >= dense):  # dense ones are all in the first chunk
             for chosen in ways:
                 if job.engine.recompute_per_stage or len(set(chosen)) == 1:
                     yield split, chosen
+
+
+def period(job):
+    """After how many layers the same kinds come again, behind the leading ones."""
+    model = job.model
+    kinds = [(model.layer_has_experts(k), model.window_of_layer(k) % job.training.sequence_length) for k in range(99)]
+    kinds = kinds[model.moe.num_dense_layers if model.moe else 0 :]
+    return next(p for p in range(1, 99) if kinds[p:] == kinds[:-p])
 
 
 def brute_force_by_ledger(job):
@@ -174,17 +184,17 @@ def brute_force(job):
     best, count = np.inf, 0
     for (_, offload), here in grouped(every_configuration(job)).items():
         cells = [
-            (c, r, k, POLICIES.index(p))
+            (c, r, k, POLICIES.index(p), first)
             for c, common in enumerate(here)
             for split, chosen in fillings(job, common["pp"], common["interleave"], offload)
-            for r, (k, p) in enumerate(zip(split, chosen, strict=True))
+            for r, (k, p, first) in enumerate(zip(split, chosen, begins(split), strict=True))
         ]
         cells = sorted(set(cells))
         if not cells:
             continue
-        owner, index, layers, policy = (np.array(column) for column in zip(*cells, strict=True))
+        owner, index, layers, policy, before = (np.array(column) for column in zip(*cells, strict=True))
         degrees = as_arrays(here).take(owner)
-        stage = stage_of(job, index=index, num_layers=layers, policy=policy, layout=degrees)
+        stage = stage_of(job, index=index, num_layers=layers, policy=policy, first=before, layout=degrees)
         fits = np.broadcast_to(stage_fits(job, degrees, stage), owner.shape)
         prices = stage_prices(job, degrees, stage)
         seconds = np.broadcast_to(prices.microbatch_seconds, owner.shape)
@@ -199,12 +209,17 @@ def brute_force(job):
             for split, chosen in fillings(job, common["pp"], v, offload):
                 count += 1
                 stages = [
-                    of_cell.get((c, r, k, POLICIES.index(p)))
-                    for r, (k, p) in enumerate(zip(split, chosen, strict=True))
+                    of_cell.get((c, r, k, POLICIES.index(p), first))
+                    for r, (k, p, first) in enumerate(zip(split, chosen, begins(split), strict=True))
                 ]
                 if None not in stages:
                     best = min(best, step_seconds(m, v, stages))
     return best, count
+
+
+def begins(split):
+    """Layers before each stage of one chunk."""
+    return [sum(split[:r]) for r in range(len(split))]
 
 
 class _Finite(Reporter):
@@ -343,6 +358,109 @@ def test_search_equals_brute_force_with_experts(gib):
         assert found.step_seconds == pytest.approx(best, rel=1e-9), format_layout(found.layout)
 
 
+DIFFERENT = (  # layers that differ: leading dense ones, experts or windows that come back
+    {"moe.num_dense_layers": 1},
+    {"moe.num_dense_layers": 2},
+    {"moe.layer_frequency": 2},
+    {"moe.layer_frequency": 2, "moe.num_dense_layers": 1},
+    {"moe.layer_frequency": 2, "sliding_window": 2, "global_every": 3},
+    {"moe.num_dense_layers": 1, "sliding_window": 2, "global_every": 2},
+    {"sliding_window": 2, "global_every": 2},
+    {"sliding_window": 2, "global_every": 3},
+    {"sliding_window": 2, "global_every": 0},
+)
+
+
+def job_of_different_layers(seed, engine="megatron"):
+    """A random small job whose layers differ: kinds take several times as long as each other, or need more memory.
+
+    Launches are fast and kernels of attention slow, so that what a layer computes is what it takes.
+    """
+    pick = random.Random(seed)
+    different = pick.choice(DIFFERENT)
+    experts = any(key.startswith("moe") for key in different)
+    mixture = {
+        "moe.num_experts": 4, "moe.experts_per_token": pick.choice([1, 2, 4]),
+        "moe.ffn_hidden_size": pick.choice([16, 64, 512]), "moe.shared_ffn_hidden_size": pick.choice([0, 64]),
+    }  # fmt: skip
+    text = "\n".join(
+        (
+            "name: tiny-different\narchitecture: llama\nhidden_size: 64\nnum_heads: 4\nvocab_size: 256",
+            f"max_sequence_length: 4096\nnum_layers: {pick.randint(3, 5)}\nffn_hidden_size: {pick.choice([64, 512])}",
+        )
+    )
+    values = (mixture if experts else {}) | different
+    moe = {key.removeprefix("moe."): value for key, value in values.items() if key.startswith("moe")}
+    text += "".join(f"\n{key}: {value}" for key, value in values.items() if not key.startswith("moe"))
+    text += "\nmoe: {" + ", ".join(f"{key}: {value}" for key, value in moe.items()) + "}" if experts else ""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "tiny-different.yaml"
+        path.write_text(text)
+        return load_job(
+            model=str(path),
+            cluster=pick.choice(["dgx-a100", "dgx1-v100"]),
+            engine=engine,
+            gpus=pick.choice([2, 2, 3, 4]),
+            sequence_length=pick.choice([64, 2048]),
+            global_batch_size=pick.choice([2, 4, 6]),
+            settings=(
+                f"device.memory={pick.choice([0.01, 0.02, 0.05, 0.5])} GiB",
+                "device.reserved_memory=1 MiB",
+                "device.efficiency.layer_floor=1 us",
+                f"device.efficiency.attention={pick.choice([0.002, 0.02])}",
+                f"nvlink.bandwidth={pick.choice([1, 300])} GB/s",
+            ),
+            headroom=0.0,
+        )
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_search_equals_brute_force_where_layers_differ(seed):
+    job = job_of_different_layers(seed)
+    check_against_brute_force(job)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_bounds_stay_below_the_exact_optimum_where_layers_differ(seed):
+    check_bounds(job_of_different_layers(seed))
+
+
+@pytest.mark.parametrize("seed", [18, 26, 73])
+def test_the_least_memory_is_that_of_brute_force_where_layers_differ(seed):
+    """Layers with experts need more of it, so that the stages that hold them hold fewer. On three stages."""
+    job, least = job_of_different_layers(seed), np.inf
+    for common in every_configuration(job):
+        if common["pp"] != 3:
+            continue
+        v = common["interleave"]
+        for split, chosen in fillings(job, common["pp"], v, common["offload"]):
+            layout = Layout(**common, layers_per_stage=balanced_chunks(split, v), recompute=chosen * v)
+            least = min(least, estimate(job, layout).peak_bytes)
+    found = least_peak(job, Constraints.parse(["pp=3"], []))
+    assert found.num_bytes == pytest.approx(least, rel=1e-9)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_no_stage_within_the_cutoff_has_more_than_the_most_layers(seed):
+    job = job_of_different_layers(seed)
+    for degrees in legal_degrees(job, NO_CONSTRAINTS):
+        policies = allowed_policies(job, NO_CONSTRAINTS, degrees)
+        candidates = price_candidates(job, degrees, policies, constraints=NO_CONSTRAINTS)
+        for cutoff in {float(c.steady_count * t) for c in candidates[:20] for t in c.seconds[::7] if c.steady_count}:
+            most = most_layers(job, degrees, cutoff)
+            for candidate, limit in zip(candidates, most.tolist(), strict=True):
+                in_time = candidate.steady_count * candidate.seconds <= cutoff
+                assert candidate.layers[in_time].max(initial=0) <= limit
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(100, 600))
+def test_search_equals_brute_force_on_many_jobs_whose_layers_differ(seed):
+    job = job_of_different_layers(seed)
+    check_against_brute_force(job)
+    check_bounds(job)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("block", range(100))
 def test_search_equals_brute_force_on_ten_thousand_jobs(block):
@@ -356,7 +474,15 @@ def test_an_executed_schedule_is_found_as_by_brute_force(seed, schedule):
     """Every configuration, even split and recompute policy of each stage, executed one by one."""
     job = small_job(seed)
     hides = {"overlaps_paired_passes": seed % 2 == 1}
-    job = replace(job, engine=job.engine.model_copy(update=hides))
+    check_executed(replace(job, engine=job.engine.model_copy(update=hides)), schedule)
+
+
+@pytest.mark.parametrize("seed", [4, 5, 11, 16])
+def test_an_executed_schedule_is_found_as_by_brute_force_where_layers_differ(seed):
+    check_executed(job_of_different_layers(seed, engine="torch"), "zbv")
+
+
+def check_executed(job, schedule):
     best = np.inf
     for common in every_configuration(job, schedule):
         pp, layers = common["pp"], job.model.num_layers
@@ -367,6 +493,7 @@ def test_an_executed_schedule_is_found_as_by_brute_force(seed, schedule):
             if priced.fits:
                 best = min(best, priced.step_seconds)
     found = search(job, Constraints.parse([f"schedule={schedule}"], []))
+    assert not isinstance(found, NothingFits), f"brute force found {best} s"
     assert found.layout.schedule == schedule
     assert found.step_seconds == pytest.approx(best, rel=1e-9)
 
@@ -681,6 +808,17 @@ def test_a_layout_that_breaks_rules_is_refused_with_all_of_them(job):
     assert "tp 16 leaves the scale-up domain of 8 devices" in text
     assert "does not divide the global batch" in text
     assert "= 48 devices, and there are 16" in text
+
+
+def test_what_the_search_does_not_interleave_is_named_and_priced_all_the_same():
+    options = {"cluster": "dgx-h100", "nodes": 2, "sequence_length": 8192, "global_batch_size": 64}
+    job = load_job(model="gemma3-4b", engine="megatron", **options)  # 34 layers, of which every sixth is global
+    with pytest.raises(InputError, match=r"repeat every 6 layers, and with pp 2 \* interleave 2 chunks of 34 layers"):
+        search(job, Constraints.parse(["pp=2,interleave=2"], []))
+    with pytest.raises(InputError, match="planned of equal size"):
+        search(job, Constraints.parse(["pp=2,interleave=2,layers_per_stage=9/9/8/8"], []))
+    layout = Layout(pp=2, interleave=2, schedule="interleaved", layers_per_stage=(9, 9, 8, 8), recompute=("none",) * 4)
+    assert plan_for_layout(job, layout).step_seconds > 0
 
 
 def legal_and_not(job):

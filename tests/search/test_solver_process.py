@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from planner.cost.stage import Pattern
 from planner.errors import EnvironmentProblem, SolverTrouble
 from planner.search import solve as solve_module
 from planner.search import solver_process
@@ -35,7 +36,11 @@ def two_stages() -> Candidate:
         steady_count=3.0,
         constant_seconds=0.5,
         stage=stage,
+        pattern=Pattern(),
+        total_load=6,
+        start=0 * layers,
         layers=layers,
+        load=layers,
         policy=np.zeros(10, dtype=np.int64),
         seconds=layers * np.array([1.0, 2.0])[stage],
         pass_seconds=layers * np.array([1.0, 2.0])[stage],

@@ -8,21 +8,27 @@ import random
 
 import numpy as np
 import pytest
+from enumeration import all_alike, state_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from planner.cost.stage import Pattern
 from planner.search import dynamic_program
 from planner.search import solve as solve_module
 from planner.search.bounds import greedy_choice, incumbent, lower_bounds, prune
 from planner.search.candidate import TIE, Candidate, Choice, dominated
 from planner.search.integer_program import Answer, SolverName, solve_program
+from planner.search.least_memory import least_maximum
 from planner.search.solve import ranked, solve
 
 RANDOMS = st.randoms(use_true_random=False)
 
 
 def make_candidate(rng: random.Random, *, max_stages: int = 4, max_layers: int = 7) -> Candidate:
-    """A small candidate with holes in its columns; half of them have prices on a coarse grid, so that choices tie."""
+    """A small candidate with holes in its columns; half of them have prices on a coarse grid, so that choices tie.
+
+    In half of them layers differ: they follow a pattern of one to five states, and each state has its own prices.
+    """
     num_stages = rng.randint(1, max_stages)
     num_layers = rng.randint(max(1, num_stages - 1), max_layers)  # too few layers for the stages: no choice
     coarse, grid = rng.random() < 0.5, rng.choice([1.0, 0.1])  # on the finer grid equal sums round differently
@@ -33,20 +39,30 @@ def make_candidate(rng: random.Random, *, max_stages: int = 4, max_layers: int =
     density, power, noise = rng.choice([0.4, 0.8, 1.0]), rng.choice([1, 2]), rng.choice([0.0, 0.0, 1.0])
     alike = rng.random() < 0.3  # all stages cost the same: permutations tie
     offsets, slopes = ([price(3.0) for _ in range(1 if alike else num_stages)] for _ in range(2))
+    leading, period = rng.choice([(0, 1), (0, 1), (0, 2), (0, 3), (1, 1), (2, 1), (1, 2), (2, 3)])
+    dearer = [price(2.0) for _ in range(leading + period)]  # what a layer costs more in each state
+    loads = [rng.randint(1, 5) for _ in range(leading + period)]
+    states = [state_of(position, leading, period) for position in range(num_layers + leading + period)]
     rows = [
         (
             stage,
+            start,
             layers,
+            sum(loads[states[each]] for each in range(start, start + layers)),
             policy,
-            offsets[stage % len(offsets)] + slopes[stage % len(slopes)] * layers**power + noise * price(3.0),
+            offsets[stage % len(offsets)]
+            + slopes[stage % len(slopes)] * layers**power
+            + sum(dearer[states[each]] for each in range(start, start + layers) if leading + period > 1)
+            + noise * price(3.0),
             price(2.0),
         )
         for stage in range(num_stages)
         for layers in range(rng.randint(0, 1), num_layers + 1)
+        for start in range(leading + period if stage else 1)
         for policy in range(rng.randint(1, 2))
         if rng.random() < density
     ]
-    stage, layers, policy, seconds, tail = zip(*rows, strict=True) if rows else ((),) * 5
+    stage, start, layers, load, policy, seconds, tail = zip(*rows, strict=True) if rows else ((),) * 7
     chunks, waits = rng.choice([1, 1, 2]), rng.choice([0.0, 0.0, 1.0])
     return Candidate(
         name="small",
@@ -54,8 +70,12 @@ def make_candidate(rng: random.Random, *, max_stages: int = 4, max_layers: int =
         num_stages=num_stages,
         steady_count=rng.choice([0.0, 0.5, 1.0, 7.0]) if coarse else rng.uniform(0, rng.choice([1.0, 3.0, 30.0])),
         constant_seconds=0.1 + price(5.0),  # a step takes some time
+        pattern=Pattern(leading=leading, period=period),
+        total_load=sum(loads[states[each]] for each in range(num_layers)),
         stage=np.array(stage, dtype=np.int64),
+        start=np.array(start, dtype=np.int64),
         layers=np.array(layers, dtype=np.int64),
+        load=np.array(load, dtype=np.int64),
         policy=np.array(policy, dtype=np.int64),
         seconds=np.array(seconds, dtype=np.float64),
         pass_seconds=np.array([each / chunks + (chunks - 1) * price(0.5) for each in seconds], dtype=np.float64),
@@ -83,7 +103,9 @@ def all_choices(candidate: Candidate, index: int = 0) -> list[Choice]:
     )
     found = []
     for columns in itertools.product(*columns_of):
-        if sum(layers[column] for column in columns) == candidate.num_layers:
+        ends = list(itertools.accumulate((layers[column] for column in columns), initial=0))
+        begins = [state_of(end, candidate.pattern.leading, candidate.pattern.period) for end in ends[:-1]]
+        if ends[-1] == candidate.num_layers and begins == candidate.start[list(columns)].tolist():
             last_chunk = room[columns[-1]]
             pace = max(seconds[column] + max(0.0, last_chunk - room[column]) for column in columns)
             step = candidate.constant_seconds + candidate.steady_count * pace
@@ -179,6 +201,15 @@ def test_dynamic_program_finds_the_first_best_choice(rng: random.Random) -> None
     check_dynamic_program(rng)
 
 
+@given(rng=RANDOMS)
+@settings(max_examples=100, deadline=None)
+def test_the_least_maximum_is_that_of_all_choices(rng: random.Random) -> None:
+    candidate = make_candidate(rng)
+    values = np.array([rng.random() for _ in range(candidate.num_columns)])
+    maxima = [values[list(choice.columns)].max() for choice in all_choices(candidate)]
+    assert least_maximum(candidate, values) == min(maxima, default=math.inf)
+
+
 def simple(seconds: list[list[float]], num_layers: int, steady_count: float) -> Candidate:
     """Stages that hold 1, 2, ... layers in these seconds, without tails."""
     stage = np.repeat(np.arange(len(seconds)), [len(times) for times in seconds])
@@ -189,7 +220,7 @@ def simple(seconds: list[list[float]], num_layers: int, steady_count: float) -> 
         steady_count=steady_count,
         constant_seconds=1.0,
         stage=stage,
-        layers=np.concatenate([np.arange(1, len(times) + 1) for times in seconds]),
+        **all_alike(np.concatenate([np.arange(1, len(times) + 1) for times in seconds]), num_layers),
         policy=np.zeros(len(stage), dtype=np.int64),
         seconds=np.concatenate([np.asarray(times) for times in seconds]),
         pass_seconds=np.concatenate([np.asarray(times) for times in seconds]),
@@ -262,8 +293,8 @@ def test_dominated_columns_are_needed_by_no_optimum_and_the_rest_are_better_in_s
     candidate = make_candidate(rng)
     kept = candidate.keep(~dominated(candidate))
     assert best_seconds(all_choices(kept)) == best_seconds(all_choices(candidate))
-    for stage, layers in {*zip(kept.stage.tolist(), kept.layers.tolist(), strict=True)}:
-        here = (kept.stage == stage) & (kept.layers == layers)
+    for stage, start, layers in {*zip(kept.stage.tolist(), kept.start.tolist(), kept.layers.tolist(), strict=True)}:
+        here = (kept.stage == stage) & (kept.start == start) & (kept.layers == layers)
         room = kept.room_seconds[here] * (1 if stage == kept.num_stages - 1 else -1)
         prices = [*zip(kept.seconds[here], kept.pass_seconds[here], kept.tail_seconds[here], room, strict=True)]
         for one, other in itertools.permutations(prices, 2):
@@ -316,7 +347,7 @@ def pipeline(num_layers: int, num_stages: int, num_microbatches: int, seed: int)
         steady_count=num_microbatches - 1.0,
         constant_seconds=0.01,
         stage=columns[:, 0].astype(np.int64),
-        layers=columns[:, 1].astype(np.int64),
+        **all_alike(columns[:, 1], num_layers),
         policy=columns[:, 2].astype(np.int64),
         seconds=columns[:, 3],
         pass_seconds=columns[:, 3],
