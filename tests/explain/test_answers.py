@@ -191,7 +191,7 @@ def test_what_is_no_change_is_refused_by_name(asked: str, said: str) -> None:
     assert said in str(error.value)
 
 
-@pytest.mark.parametrize("asked", ["device.memory=24GiB", "seq_len=8k,global_batch=32", "within_node.bandwidth=x0.01"])
+@pytest.mark.parametrize("asked", ["device.memory=24GiB", "seq_len=8k,global_batch=64", "within_node.bandwidth=x0.01"])
 def test_what_if_is_what_planning_the_changed_document_finds(asked: str, plan) -> None:
     job = change_job(job_of(plan), asked)
     alone = planned(job, Constraints())
