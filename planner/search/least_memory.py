@@ -85,16 +85,15 @@ def least_peak(job: AnyJob, constraints: Constraints) -> LeastPeak:
 
 def _least_of(job: AnyJob, constraints: Constraints, some: DegreeArrays, most_share: float) -> LeastPeak:
     """The least peak of some configurations, wherever their stages live; infinite where none is below `most_share`."""
-    policies = allowed_policies(job, constraints, some)
-    if not isinstance(job, Job):
-        within = within_share(job, min(most_share, _NO_LIMIT))
-        assert not isinstance(within, Job)
+    policies, within = allowed_policies(job, constraints, some), within_share(job, min(most_share, _NO_LIMIT))
+    if not isinstance(within, Job):
         some, _ = placed(within, some, policies, constraints, np.full(len(some), np.inf))
         policies = allowed_policies(job, constraints, some)
     best = LeastPeak(num_bytes=math.inf, limit_bytes=1.0)
     limits = np.array([pool.memory_limit_bytes for pool in pools_of(job)])
-    candidates = price_candidates(within_share(job, _NO_LIMIT), some, policies, constraints=constraints)
-    for row, candidate in enumerate(candidates):
+    for row, candidate in enumerate(price_candidates(within, some, policies, constraints=constraints)):
+        if not _holds_all(candidate):
+            continue
         degrees = some.take(row)
         shape = stage_of(
             job,
@@ -112,6 +111,13 @@ def _least_of(job: AnyJob, constraints: Constraints, some: DegreeArrays, most_sh
             limit = float(limits[pool[np.flatnonzero(shares == share)[0]]])
             best = LeastPeak(num_bytes=share * limit, limit_bytes=limit)
     return best
+
+
+def _holds_all(candidate: Candidate) -> bool:
+    """Whether the fullest columns of all stages hold the layers; most candidates fail where a limit is tight."""
+    most = np.zeros(candidate.num_stages, dtype=np.int64)
+    np.maximum.at(most, candidate.stage, candidate.layers)
+    return bool(most.all() and most.sum() >= candidate.num_layers)
 
 
 def least_maximum(candidate: Candidate, values: FloatArray) -> float:
