@@ -7,6 +7,8 @@ import math
 import numpy as np
 
 from planner.cost.stage import Pattern
+from planner.search.degrees import DegreeArrays
+from planner.search.legality import RULES
 
 
 def all_alike(layers, num_layers):
@@ -20,6 +22,31 @@ def state_of(position, leading, period):
     while position >= leading + period:
         position -= period
     return position
+
+
+def grouped(configurations):
+    """By schedule and what is offloaded, which arrays of configurations have in common."""
+    groups = {}
+    for each in configurations:
+        groups.setdefault((each["schedule"], each.get("offload", "none")), []).append(each)
+    return groups
+
+
+def as_arrays(alike):
+    """Configurations of one group as the cost model takes them."""
+    names = ("tp", "pp", "dp", "cp", "mbs", "zero", "hsdp", "interleave", "sp")
+    arrays = {name: np.array([each[name] for each in alike]) for name in names}
+    experts = {name: np.array([each.get(name, 1) for each in alike]) for name in ("ep", "etp")}
+    schedule, offload = alike[0]["schedule"], alike[0].get("offload", "none")
+    return DegreeArrays(**arrays, **experts, placement=0 * arrays["tp"], schedule=schedule, offload=offload)
+
+
+def obeying(job, alike):
+    """Configurations of one group that no rule of legality forbids."""
+    x, obeys = as_arrays(alike), np.ones(len(alike), dtype=bool)
+    for rule in RULES:
+        obeys &= np.broadcast_to(rule.holds(job, x), obeys.shape)
+    return [each for each, kept in zip(alike, obeys, strict=True) if kept]
 
 
 def compositions(total, parts, least):

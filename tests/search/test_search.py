@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from enumeration import compositions, shrinks, step_seconds
+from enumeration import as_arrays, compositions, grouped, obeying, shrinks, step_seconds
 
 from planner.cost.estimate import estimate
 from planner.cost.prices import stage_fits, stage_prices
@@ -20,7 +20,7 @@ from planner.errors import InputError
 from planner.layout import Layout, balanced_chunks, format_layout, of_chunks
 from planner.search.candidates import price_candidates
 from planner.search.constraints import Constraints
-from planner.search.degrees import DegreeArrays, allowed_policies, legal_degrees
+from planner.search.degrees import allowed_policies, legal_degrees
 from planner.search.dynamic_program import best_choice
 from planner.search.least_memory import least_peak, within_bytes
 from planner.search.legality import RULES, broken_rules
@@ -101,37 +101,17 @@ def every_configuration(job, schedule=None):
                 "sp": int(can), "ep": ep, "etp": etp, "schedule": schedule or ("interleaved" if v > 1 else "1f1b"),
                 "offload": offload,
             })  # fmt: skip
-    return list(itertools.chain.from_iterable(obeying(job, alike) for alike in grouped(found).values()))
+    return list(itertools.chain.from_iterable(runnable(job, alike) for alike in grouped(found).values()))
 
 
-def grouped(configurations):
-    """By schedule and what is offloaded, which arrays of configurations have in common."""
-    groups = {}
-    for each in configurations:
-        groups.setdefault((each["schedule"], each["offload"]), []).append(each)
-    return groups
-
-
-def as_arrays(configurations):
-    """Configurations of one group as the cost model takes them."""
-    first = configurations[0]
-    arrays = {n: np.array([each[n] for each in configurations]) for n in first if n not in ("schedule", "offload")}
-    return DegreeArrays(**arrays, placement=0 * arrays["tp"], schedule=first["schedule"], offload=first["offload"])
-
-
-def obeying(job, alike):
-    """Those that no rule forbids: all by arrays, and what depends on the policy by a layout of the first one."""
-    policies = policies_of(job, alike[0]["offload"])
-    x, obeys = as_arrays(alike), np.ones(len(alike), dtype=bool)
-    for rule in RULES:
-        obeys &= np.broadcast_to(rule.holds(job, x), obeys.shape)
-    obeying = [each for each, kept in zip(alike, obeys, strict=True) if kept and policies]
-    for each in obeying[:1]:
-        num_chunks = each["pp"] * each["interleave"]
-        probe = Layout(**each, layers_per_stage=(1,) * num_chunks, recompute=(policies[0],) * num_chunks)
-        if broken_rules(job, probe):
-            return []
-    return obeying
+def runnable(job, alike):
+    """Configurations of one schedule that no rule forbids, nor any that looks at the recompute policy."""
+    policies, kept = policies_of(job, alike[0]["offload"]), obeying(job, alike)
+    if not policies or not kept:
+        return []
+    num_chunks = kept[0]["pp"] * kept[0]["interleave"]
+    probe = Layout(**kept[0], layers_per_stage=(1,) * num_chunks, recompute=(policies[0],) * num_chunks)
+    return [] if broken_rules(job, probe) else kept
 
 
 def policies_of(job, offload):
