@@ -267,7 +267,8 @@ def layer_activation_bytes(job: Job, layout: Degrees, *, experts: bool = False) 
     Source: `activation_terms`, each with its `kept_shares`.
     """
     kept = [(term.num_bytes, kept_shares(job, term)) for term in activation_terms(job, layout, experts=experts)]
-    none, selective, full = (sum(size * shares[policy] for size, shares in kept) for policy in range(3))
+    none = sum(size for size, _ in kept)
+    selective, full = (sum(size * shares[policy] for size, shares in kept if shares[policy]) for policy in (1, 2))
     return none, selective, full
 
 
@@ -358,8 +359,10 @@ def sent_bytes(job: Job, layout: Degrees, stage: Stage) -> Any:
 
     Source: DeepSpeed, runtime/pipe/engine.py (pipe_buffers).
     """
+    if not job.engine.keeps_stage_outputs:
+        return 0.0
     sent = layer_activation_bytes(job, layout)[POLICIES.index("full")] * layout.interleave
-    return np.where(np.less(stage.index, layout.pp - 1) & job.engine.keeps_stage_outputs, sent, 0.0)
+    return np.where(np.less(stage.index, layout.pp - 1), sent, 0.0)
 
 
 def whole_gradients(job: Job, layout: Degrees) -> Any:
