@@ -50,9 +50,11 @@ class _CrossEntropy(torch.autograd.Function):
         at = 0
         for rows in _blocks(logits_TV):
             block = slice(at, at := at + len(rows))
-            softmax = (rows.float() - log_sum_T[block, None]).exp_()
+            softmax = rows.float().sub_(log_sum_T[block, None]).exp_()  # `rows` itself where that is fp32
             softmax.scatter_add_(1, column_T[block, None], -here_T[block, None].float())
-            rows.copy_(softmax.mul_(grads[0]))
+            softmax.mul_(grads[0])
+            if softmax.dtype != rows.dtype:
+                rows.copy_(softmax)
         return logits_TV, None, None
 
 
