@@ -178,10 +178,12 @@ def _column_seconds(
     price = _layer_price(table)
     total = _least_total(table, table.seconds, price)
     passes = _least_total(table, table.passes, price * _ratio(table))
-    slowest = np.maximum(np.maximum(bottleneck[table.owner], table.seconds), total / table.num_stages[table.owner])
+    holds_load = np.isfinite(bottleneck)  # with one microbatch nothing is steady, and 0 * inf is no number
+    slowest = np.maximum(np.where(holds_load, bottleneck, 0.0)[table.owner], table.seconds)
+    slowest = np.maximum(slowest, total / table.num_stages[table.owner])
     longest = np.maximum(tail[table.owner], table.tail)
     seconds = constant + steady * slowest + passes + longest
-    return np.where(_can_be_completed(table), seconds, np.inf)
+    return np.where(_can_be_completed(table) & holds_load[table.owner], seconds, np.inf)
 
 
 def _ratio(table: _Table) -> FloatArray:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import random
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -252,6 +253,18 @@ def test_sums_that_differ_by_rounding_tie(num_stages: int, num_layers: int) -> N
 @settings(max_examples=300, deadline=None)
 def test_bounds_are_never_above_what_they_bound(rng: random.Random) -> None:
     check_bounds(rng)
+
+
+@pytest.mark.parametrize("steady_count", [0.0, 1.0])
+def test_stages_that_cannot_hold_the_load_have_no_choice(steady_count: float) -> None:
+    """Their layers would do; with one microbatch nothing waits for the slowest stage, which takes forever."""
+    possible = simple([[1.0, 2.0], [1.0, 2.0]], 4, steady_count)
+    short = replace(possible, total_load=possible.total_load + 1)
+    bounds = lower_bounds([possible, short])
+    assert np.isfinite(bounds.candidate[0])
+    assert bounds.candidate[1] == math.inf
+    assert np.all(bounds.columns[1] == math.inf)
+    assert not prune([possible, short], math.inf)[1].any()
 
 
 @given(rng=RANDOMS)
