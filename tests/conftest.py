@@ -57,6 +57,12 @@ def golden(request: pytest.FixtureRequest) -> Callable[[str, str], None]:
     return check
 
 
+@pytest.fixture(autouse=True)
+def no_lines_of_progress(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A loaded machine makes a search long enough to say how far it has come; tests of that set their own time."""
+    monkeypatch.setattr("planner.show.progress._LINE_SECONDS", 3600.0)
+
+
 def make_memory(stages: Sequence[Sequence[float]], *, limit_gib: float = 76.0) -> tuple[StageMemory, ...]:
     """Memory of stages, each given as GiB of the six lines."""
     names = list(LineName)[:6]

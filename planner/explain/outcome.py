@@ -18,6 +18,7 @@ from planner.specs.document import Document
 
 if TYPE_CHECKING:
     from planner.cost.ledger import StageMemory
+    from planner.errors import Mistake
     from planner.layout import Layout
     from planner.plan import Plan
     from planner.search.constraints import Constraints
@@ -75,9 +76,14 @@ def outcome_of_layout(before: Plan, job: AnyJob, layout: Layout) -> Outcome:
 
 
 def _forbidden(error: InputError) -> Outcome:
-    messages = (each.message for each in error.mistakes)
-    rules = tuple(text.partition(": ")[2] if text.startswith(_LEADS) else text for text in messages)
-    return Outcome(rules=rules, shortfall=None, difference=None)
+    return Outcome(rules=tuple(map(_rule, error.mistakes)), shortfall=None, difference=None)
+
+
+def _rule(mistake: Mistake) -> str:
+    """A mistake without what is said of every one: which pins they were, and to drop one."""
+    if mistake.message.startswith(_LEADS):
+        return mistake.message.partition(": ")[2]
+    return f"{mistake.message}; {mistake.hint}" if mistake.hint else mistake.message
 
 
 def _shortfall(layout: Layout, memory: tuple[StageMemory, ...]) -> Shortfall:

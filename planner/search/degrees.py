@@ -377,8 +377,9 @@ def no_candidate(job: AnyJob, refused: Refusals, constraints: Constraints) -> In
         remedy = "change the batch size or the number of devices" if worst.reads else ""
         return InputError(f"no legal layout exists: {why}", hint=remedy)
     pinned = {pin.key: int(pin.value) for pin in constraints.pins if pin.is_numeric and pin.sign == "="}
-    chunks = pinned.get("pp", 1) * pinned.get("interleave", 1)
     schedule: Schedule = "interleaved" if pinned.get("interleave", 1) > 1 else "1f1b"
+    pinned.setdefault("pp", 1 if schedule == "1f1b" else 2)
+    chunks = pinned["pp"] * pinned.get("interleave", 1)
     policies: tuple[Recompute, ...] = tuple("none" for _ in range(chunks))
     values: dict[str, Any] = {**pinned}
     values["offload"] = constraints.value_of("offload") or "none"

@@ -13,6 +13,7 @@ from planner.cost.stage import pattern_of
 from planner.layout import divisors, offloads_activations
 from planner.specs.job import MixedJob
 from planner.specs.recipe import ADAM_RECIPES
+from planner.specs.text import any_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -21,15 +22,9 @@ if TYPE_CHECKING:
     from planner.specs.job import AnyJob
 
 
-def _any_of(values: Iterable[object]) -> str:
-    """`1`, `1 or 2`, `1, 2 or 4`."""
-    *rest, last = map(str, values)
-    return f"{', '.join(rest)} or {last}" if rest else last
-
-
 def _near(values: Iterable[int], asked: int) -> str:
     """The few legal values that are nearest to what was asked for."""
-    return _any_of(sorted(sorted(values, key=lambda value: abs(value - asked))[:_MOST_NAMED]))
+    return any_of(sorted(sorted(values, key=lambda value: abs(value - asked))[:_MOST_NAMED]))
 
 
 _MOST_NAMED: Final = 4
@@ -56,7 +51,7 @@ def dropout(job: AnyJob, _: Layout) -> str:
 
 def optimizer(job: AnyJob, _: Layout) -> str:
     """The engine lacks the optimizer."""
-    have = _any_of(job.engine.optimizers)
+    have = any_of(job.engine.optimizers)
     return (
         f"engine {job.engine.name} has no optimizer {job.training.optimizer}; --set training.optimizer={have}, or "
         "--engine fsdp, which has every one"
@@ -70,7 +65,7 @@ def frozen_weights(job: AnyJob, _: Layout) -> str:
         return f"engine {job.engine.name} trains every weight and has no adapters; --engine fsdp, or lora_rank 0"
     return (
         f"engine {job.engine.name} keeps no frozen weights in {job.training.frozen_weights}; "
-        f"--set training.frozen_weights={_any_of(have)}"
+        f"--set training.frozen_weights={any_of(have)}"
     )
 
 
@@ -81,7 +76,7 @@ def adapters(job: AnyJob, _: Layout) -> str:
 
 def memory_recipe(job: AnyJob, _: Layout) -> str:
     """The engine lacks the memory recipe."""
-    have = _any_of(("engine", *job.engine.memory_recipes, *ADAM_RECIPES))
+    have = any_of(("engine", *job.engine.memory_recipes, *ADAM_RECIPES))
     return (
         f"engine {job.engine.name} does not keep its states by recipe {job.training.memory_recipe}; "
         f"--set training.memory_recipe={have}"
@@ -97,14 +92,14 @@ def axes(job: AnyJob, layout: Layout) -> str:
 
 def schedule(job: AnyJob, layout: Layout) -> str:
     """The engine lacks the schedule."""
-    return f"engine {job.engine.name} does not run schedule {layout.schedule}; it runs {_any_of(job.engine.schedules)}"
+    return f"engine {job.engine.name} does not run schedule {layout.schedule}; it runs {any_of(job.engine.schedules)}"
 
 
 def zero(job: AnyJob, layout: Layout) -> str:
     """The engine lacks the ZeRO stage, perhaps only with a pipeline."""
     alone, piped = job.engine.zero_stages, job.engine.zero_stages_with_pipeline
     where = f" with a pipeline of {layout.pp} stages" if layout.pp > 1 else ""
-    ways = [f"zero={_any_of(offered)}"] if (offered := piped if layout.pp > 1 else alone) else []
+    ways = [f"zero={any_of(offered)}"] if (offered := piped if layout.pp > 1 else alone) else []
     ways += [f"pp=1 with zero={layout.zero}"] if layout.pp > 1 and layout.zero in alone else []
     return f"engine {job.engine.name} has no ZeRO-{layout.zero}{where}; {', or '.join(ways) or 'pp=1'}"
 
@@ -112,7 +107,7 @@ def zero(job: AnyJob, layout: Layout) -> str:
 def recompute(job: AnyJob, layout: Layout) -> Iterator[str]:
     """Policies that the engine lacks; stages that differ where it has one for all; chunks of a stage that differ."""
     for policy in sorted(set(layout.recompute) - set(job.engine.recompute)):
-        yield f"engine {job.engine.name} has no {policy} recompute; it has {_any_of(job.engine.recompute)}"
+        yield f"engine {job.engine.name} has no {policy} recompute; it has {any_of(job.engine.recompute)}"
     used = sorted(set(layout.recompute))
     if len(used) > 1 and not job.engine.recompute_per_stage:
         yield f"engine {job.engine.name} has one recompute policy for all stages, not {' and '.join(used)}"
@@ -126,7 +121,7 @@ def recompute(job: AnyJob, layout: Layout) -> Iterator[str]:
 
 def offload(job: AnyJob, layout: Layout) -> str:
     """The engine cannot keep this on the host."""
-    have = _any_of(job.engine.offload)
+    have = any_of(job.engine.offload)
     return f"engine {job.engine.name} cannot keep `{layout.offload}` in the host's memory; offload={have}"
 
 
@@ -157,7 +152,7 @@ def offloaded_activations_of_pipeline(job: AnyJob, layout: Layout) -> str:
 def offloaded_activations(job: AnyJob, layout: Layout) -> Iterator[str]:
     """Policies whose activations the engine cannot offload."""
     if offloads_activations(layout):
-        have = _any_of(job.engine.offload_activations_of)
+        have = any_of(job.engine.offload_activations_of)
         for policy in sorted(set(layout.recompute) - set(job.engine.offload_activations_of)):
             yield f"engine {job.engine.name} offloads no activations with recompute={policy}; recompute={have}"
 
@@ -192,7 +187,7 @@ def tp_divides(job: AnyJob, layout: Layout) -> str:
     cut = {"heads": model.num_heads, "key-value heads": model.num_kv_heads, "ffn width": model.ffn_hidden_size}
     if model.moe and model.moe.shared_ffn_hidden_size:
         cut["width of the shared expert"] = model.moe.shared_ffn_hidden_size
-    uneven = _any_of(f"{name} ({size:,})" for name, size in cut.items() if size % layout.tp)
+    uneven = any_of(f"{name} ({size:,})" for name, size in cut.items() if size % layout.tp)
     legal = [each for each in divisors(gcd(*cut.values())) if each <= job.cluster.scale_up_devices]
     return f"tp {layout.tp} does not divide the {uneven}; tp can be {_near(legal, layout.tp)}"
 

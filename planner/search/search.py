@@ -31,6 +31,8 @@ from planner.search.placements import most_layers_on, pools_of_stages
 from planner.search.reporter import Reporter
 from planner.search.solve import AGREEMENT, Solution, solve
 from planner.specs.job import MixedJob, pools_of
+from planner.specs.load import engine_names, load_engine
+from planner.specs.text import any_of
 
 if TYPE_CHECKING:
     from planner.layout import Layout
@@ -317,30 +319,33 @@ def _check_pools(job: AnyJob, constraints: Constraints) -> None:
 
 def _check_pins(job: AnyJob, constraints: Constraints) -> None:
     """Pins on what the engine does not have at all, which no configuration could meet."""
-    mistakes = []
-    schedule = constraints.value_of("schedule")
-    if schedule and schedule not in job.engine.schedules:
-        have = ", ".join(job.engine.schedules)
-        hint = f"engine {job.engine.name} runs {have}"
-        mistakes.append(Mistake(message=f"schedule `{schedule}` is not available", where="--pin", hint=hint))
+    policies = (constraints.value_of("recompute") or "none").split("/")
+    asked = [("schedule", constraints.value_of("schedule"), "schedules")]
+    asked += [("offload", constraints.value_of("offload"), "offload")]
+    asked += [("recompute", policy, "recompute") for policy in sorted(set(policies))]
+    mistakes = [_lacking(job, key, value, field) for key, value, field in asked if value]
     for axis in ("tp", "pp", "dp", "cp", "ep", "etp"):
         value = constraints.value_of(axis)
-        if value and int(value) > 1 and axis not in job.engine.axes:
-            hint = f"engine {job.engine.name} runs {', '.join(job.engine.axes)}"
-            mistakes.append(Mistake(message=f"`{axis}={value}` is not available", where="--pin", hint=hint))
-    offload = constraints.value_of("offload")
-    if offload and offload not in job.engine.offload:
-        hint = f"engine {job.engine.name} has {', '.join(job.engine.offload)}"
-        mistakes.append(Mistake(message=f"offload `{offload}` is not available", where="--pin", hint=hint))
-    policies = (constraints.value_of("recompute") or "none").split("/")
-    for policy in sorted(set(policies) - set(job.engine.recompute)):
-        hint = f"engine {job.engine.name} has {', '.join(job.engine.recompute)}"
-        mistakes.append(Mistake(message=f"recompute `{policy}` is not available", where="--pin", hint=hint))
+        if value and int(value) > 1:
+            mistakes.append(_lacking(job, axis, axis, "axes"))
+    found = [mistake for mistake in mistakes if mistake]
     if len(set(policies)) > 1 and not job.engine.recompute_per_stage:
         message = f"engine {job.engine.name} has one recompute policy for all stages"
-        mistakes.append(Mistake(message=message, where="--pin", hint="pin one policy, such as recompute=full"))
-    if mistakes:
-        raise InputError(*mistakes)
+        found.append(Mistake(message=message, where="--pin", hint="pin one policy, such as recompute=full"))
+    if found:
+        raise InputError(*found)
+
+
+def _lacking(job: AnyJob, key: str, value: str, field: str) -> Mistake | None:
+    """The mistake of pinning what the engine's profile does not list in `field`; None where it does."""
+    have = getattr(job.engine, field)
+    if value in have:
+        return None
+    others = [name for name in engine_names() if value in getattr(load_engine(name), field)]
+    elsewhere = f"; --engine {any_of(others)} has `{value}`" if others else ""
+    what, offered = (f"`{key}`", "") if field == "axes" else (f"{key} `{value}`", f"{key}=")
+    message = f"engine {job.engine.name} does not have {what}"
+    return Mistake(message=message, where="--pin", hint=f"it has {offered}{any_of(have)}{elsewhere}")
 
 
 def _check_lists(job: AnyJob, constraints: Constraints) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-__all__ = ["closest", "did_you_mean", "printable", "quoted"]
+__all__ = ["any_of", "closest", "did_you_mean", "printable", "quoted"]
 
 
 def printable(text: str, limit: int = 160) -> str:
@@ -30,6 +30,12 @@ def quoted(value: Any) -> str:
 def closest(word: str, known: Iterable[str]) -> list[str]:
     """The one or two of `known` that `word` may be a misspelling of."""
     return difflib.get_close_matches(word[:100].lower(), list(known), n=2, cutoff=0.6)
+
+
+def any_of(values: Iterable[object]) -> str:
+    """`1`, `1 or 2`, `1, 2 or 4`."""
+    *rest, last = map(str, values)
+    return f"{', '.join(rest)} or {last}" if rest else last
 
 
 def did_you_mean(word: str, known: Iterable[str], *, otherwise: str = "") -> str:

@@ -56,8 +56,8 @@ def test_a_pinned_list_of_policies_that_differ_is_refused_where_the_engine_has_o
         ("pp=2,interleave=2,recompute=full/none/none/full", "cannot be planned"),
         ("pp=2,layers_per_stage=1/3/3/1", "cannot be planned"),
         ("layers_per_stage=1/3/3", "sums to 7"),
-        ("recompute=selective", "recompute `selective` is not available"),
-        ("recompute=selective/none", "recompute `selective` is not available"),
+        ("recompute=selective", "does not have recompute `selective`"),
+        ("recompute=selective/none", "does not have recompute `selective`"),
     ],
 )
 def test_a_pin_that_no_plan_can_keep_is_refused(pin, message):
