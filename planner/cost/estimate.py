@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from planner.specs.engine import Schedule
     from planner.specs.job import AnyJob, Job
 
-__all__ = ["Estimate", "estimate", "even_step_seconds_and_peak_bytes", "timeline"]
+__all__ = ["Estimate", "estimate", "even_step_seconds_and_peak_bytes", "memory_of_stages", "timeline"]
 
 _BUBBLE: Final[dict[Schedule, tuple[str, str]]] = {
     "naive": ("m * (sum of the stages' seconds - slowest stage's)", "one microbatch at a time: counted"),
@@ -112,6 +112,27 @@ def _one_stage(prices: StagePrices, stage: int, pp: int) -> StagePrices:
     return replace(prices, **one)
 
 
+def memory_of_stages(job: AnyJob, layout: Layout) -> tuple[StageMemory, ...]:
+    """The memory ledger of every stage, on its device and on its host; on a mixed cluster, of each in its own pool.
+
+    Source: memory.py.
+    """
+    stages, pools, of_stage = stages_of(job, layout), pools_of(job), pool_indices(job, layout)
+    lines = by_pool(job, of_stage, lambda pool: memory_lines(pool, layout, stages))
+    on_host = by_pool(job, of_stage, lambda pool: host_lines(pool, layout, stages))
+    return tuple(
+        StageMemory(
+            stage=r,
+            limit_bytes=pools[of_stage[r]].memory_limit_bytes,
+            lines=_of_stage(lines, r, layout.pp),
+            host=HostMemory(limit_bytes=pools[of_stage[r]].host_limit_bytes, lines=_of_stage(on_host, r, layout.pp))
+            if on_host
+            else None,
+        )
+        for r in range(layout.pp)
+    )
+
+
 def estimate(job: AnyJob, layout: Layout) -> Estimate:
     """Price one layout: memory of every stage, and the time of a step; on a mixed cluster, of each in its own pool.
 
@@ -123,20 +144,7 @@ def estimate(job: AnyJob, layout: Layout) -> Estimate:
 
     Source: schedule.py.
     """
-    stages, pools, of_stage = stages_of(job, layout), pools_of(job), pool_indices(job, layout)
-    lines = by_pool(job, of_stage, lambda pool: memory_lines(pool, layout, stages))
-    on_host = by_pool(job, of_stage, lambda pool: host_lines(pool, layout, stages))
-    memory = tuple(
-        StageMemory(
-            stage=r,
-            limit_bytes=pools[of_stage[r]].memory_limit_bytes,
-            lines=_of_stage(lines, r, layout.pp),
-            host=HostMemory(limit_bytes=pools[of_stage[r]].host_limit_bytes, lines=_of_stage(on_host, r, layout.pp))
-            if on_host
-            else None,
-        )
-        for r in range(layout.pp)
-    )
+    stages, of_stage = stages_of(job, layout), pool_indices(job, layout)
     prices, executed = layout_prices(job, layout), None
     if layout.schedule in EXECUTED or _has_chunks_of_its_own(job, layout):
         executed = timeline(job, layout)
@@ -147,12 +155,13 @@ def estimate(job: AnyJob, layout: Layout) -> Estimate:
     step_seconds = float(total_exposed_seconds(time))
     tokens = job.training.global_batch_size * job.training.sequence_length
     flops = model_flops_per_step(job.model, job.training)
+    pools = pools_of(job)
     shares = [float(np.mean(of_stage == pool)) for pool in range(len(pools))]
     each = (pool.cluster.device.peak[job.training.precision] for pool in pools)
     peak = sum(peak * share for peak, share in zip(each, shares, strict=True))
     mfu = flops / (step_seconds * layout.world_size * peak)
     return Estimate(
-        memory=memory,
+        memory=memory_of_stages(job, layout),
         time=time,
         pipeline_seconds=work + bubble,
         mfu=mfu,

@@ -283,8 +283,10 @@ class _Search(ABC, Generic[J]):
         if degrees.schedule in EXECUTED:
             yield from self._near_of_executed(degrees)
             return
-        fits = may_fit(job, degrees, list(policies))
+        fits = may_fit(job, degrees, list(policies), looks_at_loss=not self._has_incumbent)
         found.drop("memory", int(len(fits) - fits.sum()))
+        if not fits.any():
+            return
         degrees = fill_replicas(job, constraints, self._sharded(degrees.take(fits)), found.refused)
         bounded = self._complete(degrees)
         found.num_legal += len(bounded.degrees)

@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from planner.cost.estimate import Estimate, estimate
+from planner.cost.estimate import estimate, memory_of_stages
 from planner.cost.stage import POLICIES
 from planner.errors import InputError
 from planner.layout import even_split, format_layout
+from planner.search.candidate import TIE
 from planner.search.candidates import layout_at
 from planner.search.degrees import DegreeArrays, allowed_policies, legal_degrees
 from planner.search.placements import roomiest_pools
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 
 __all__ = ["NothingFits", "smallest_footprint"]
 
-_NEAREST = 200  # configurations of least memory bound that are priced in full to find the smallest footprint
+_NEAREST = 200  # configurations of least memory bound that are looked at to find the smallest footprint
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,29 +55,29 @@ def smallest_footprint(job: AnyJob, constraints: Constraints) -> NothingFits:
         order = np.argsort(least, kind="stable")[:_NEAREST]
         nearest += [(float(least[i]), degrees.take(int(i))) for i in order]
     nearest.sort(key=lambda entry: entry[0])
-    priced = [
-        (layout, estimate(job, layout))
-        for _, degrees in nearest[:_NEAREST]
-        for layout in _even_layouts(job, constraints, degrees)
-    ]
-    if not priced:
+    best = (True, np.inf)
+    found: list[tuple[tuple[bool, float], Layout, tuple[StageMemory, ...]]] = []
+    for least, degrees in nearest[:_NEAREST]:
+        if not best[0] and least > best[1] * (1 + TIE):
+            break  # and so is whatever follows
+        for layout in _even_layouts(job, constraints, degrees):
+            memory = memory_of_stages(job, layout)
+            footprint = _footprint(memory)
+            best = min(best, footprint)
+            found.append((footprint, layout, memory))
+    if not found:
         raise InputError("the pins leave no recompute policy that this engine has", where="--pin")
-    layout, smallest = min(priced, key=_footprint)
-    fullest = max(smallest.memory, key=_share_of_limit)
+    smallest = [(layout, memory) for footprint, layout, memory in found if footprint <= best]
+    layout, memory = min(smallest, key=lambda each: (estimate(job, each[0]).step_seconds, format_layout(each[0])))
+    fullest = max(memory, key=_share_of_limit)
     dominating = max(fullest.lines, key=lambda line: float(line.num_bytes)).name
-    return NothingFits(layout=layout, memory=smallest.memory, dominating=dominating)
+    return NothingFits(layout=layout, memory=memory, dominating=dominating)
 
 
-def _footprint(priced: tuple[Layout, Estimate]) -> tuple[bool, float, float, str]:
-    """What does not fit on the hosts comes last."""
-    layout, estimated = priced
-    hosts = [stage.host for stage in estimated.memory if stage.host is not None]
-    return (
-        any(host.total_bytes > host.limit_bytes for host in hosts),
-        max(map(_share_of_limit, estimated.memory)),
-        estimated.step_seconds,
-        format_layout(layout),
-    )
+def _footprint(memory: tuple[StageMemory, ...]) -> tuple[bool, float]:
+    """Share of the limit that the fullest stage needs; what does not fit on the hosts comes last."""
+    hosts = [stage.host for stage in memory if stage.host is not None]
+    return any(host.total_bytes > host.limit_bytes for host in hosts), max(map(_share_of_limit, memory))
 
 
 def _share_of_limit(stage: StageMemory) -> float:

@@ -694,14 +694,30 @@ def least_stage_bytes(job: Job, degrees: DegreeArrays, policies: Sequence[int]) 
     return np.asarray(np.minimum.reduce(least))
 
 
-def may_fit(job: AnyJob, degrees: DegreeArrays, policies: Sequence[int]) -> NDArray[np.bool_]:
+def _least_last_stage_bytes(job: Job, degrees: DegreeArrays) -> NDArray[np.float64]:
+    """The last stage needs at least this many bytes, whatever layers it holds: the head, the logits and the loss.
+
+    Source: derived here; tested against the priced columns.
+    """
+    alone = _stage_of_kind(_kinds(job)[0], index=degrees.pp - 1, num_layers=0, policy=0)
+    return np.asarray(np.broadcast_to(stage_bytes(job, degrees, alone), len(degrees)), dtype=np.float64)
+
+
+def may_fit(
+    job: AnyJob, degrees: DegreeArrays, policies: Sequence[int], *, looks_at_loss: bool = False
+) -> NDArray[np.bool_]:
     """Whether memory may be enough, in some pool and under some policy, by `least_stage_bytes`.
 
     Policies that recompute most come first: they leave room for most, and only the rest is looked at again.
+    looks_at_loss: whether the loss fits on the last stage, too. It seldom does not, but then perhaps nowhere.
     """
     fits: NDArray[Any] = np.zeros(len(degrees), dtype=np.bool_)
     for pool, policy in product(pools_of(job), sorted(policies, reverse=True)):
         left = np.flatnonzero(~fits)
         if len(left):
             fits[left] = least_stage_bytes(pool, degrees.take(left), [policy]) <= pool.memory_limit_bytes
+    if looks_at_loss and fits.any():
+        left, ends = np.flatnonzero(fits), degrees.take(fits)
+        rooms = [_least_last_stage_bytes(pool, ends) <= pool.memory_limit_bytes for pool in pools_of(job)]
+        fits[left] = np.logical_or.reduce(rooms)
     return fits

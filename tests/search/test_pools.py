@@ -315,7 +315,9 @@ def test_bounds_stay_below_the_exact_optimum(seed):
         assert np.all(floors.timing_bound_seconds(degrees) <= few)
         assert np.all(floors.timing_bound_seconds(degrees, any_experts=True) <= few)
         policies = allowed_policies(job, NO_CONSTRAINTS, degrees)
-        assert np.all(may_fit(job, degrees, list(policies))[np.isfinite(of_degrees)])
+        for looks_at_loss in (False, True):
+            may = may_fit(job, degrees, list(policies), looks_at_loss=looks_at_loss)
+            assert np.all(may[np.isfinite(of_degrees)])
         for cutoff in (np.inf, best, 1.3 * best):
             found, bounds = placed(job, degrees, policies, NO_CONSTRAINTS, np.full(len(degrees), cutoff))
             keys = zip(*(getattr(found, name).tolist() for name in _KEYS), strict=True)

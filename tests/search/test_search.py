@@ -497,6 +497,7 @@ def check_bounds(job):
         small = least_stage_bytes(job, degrees, list(policies)) <= job.memory_limit_bytes
         assert np.all(small[fits])
         assert np.array_equal(may_fit(job, degrees, list(policies)), small)
+        assert np.all(may_fit(job, degrees, list(policies), looks_at_loss=True)[fits])
         assert np.all(lower_bound_seconds(job, degrees, policies) <= few)
         unreplicated = replace(degrees, hsdp=np.ones_like(degrees.hsdp))
         assert np.all(lower_bound_seconds(job, unreplicated, policies, any_replicas=True) <= few)
