@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, TypeAlias
 from planner.cost.estimate import estimate
 from planner.cost.run import billed_devices, devices_in_use
 from planner.errors import InputError
-from planner.search.batch import best_batch
+from planner.layout import divisors
+from planner.search.batch import AS_GOOD, best_batch
 from planner.search.best_first import best_first
 from planner.search.candidate import TIE
 from planner.search.objectives import Staircase
@@ -105,12 +106,14 @@ def sweep(job: Job, constraints: Constraints, hosts: Sequence[int], reporter: Re
     sized = [(count, _with_hosts(job, count)) for count in sorted(set(hosts))]
     num_first = sized[0][1].cluster.num_devices
 
-    def of_batch(size: int) -> _Found:
+    def of_batch(size: int, rivals: Sequence[Point]) -> _Found:
         sizes: _Sizes = []
         points: list[Point] = []
         for _, alike in groupby(sized, key=lambda each: _geometry(each[1].cluster)):
             group = list(alike)
-            steps = _staircase(_with_batch(group[-1][1], size), constraints, num_first, reporter or Reporter())
+            batched = _with_batch(group[-1][1], size)
+            of_group = [rival for rival in rivals if group[0][0] <= rival.hosts <= group[-1][0]]
+            steps = _staircase(batched, constraints, num_first, of_group, reporter or Reporter())
             stairs = [replace(point, hosts=max(point.hosts, group[0][0])) for point in steps]
             points += stairs
             worlds = [max(point.num_devices, num_first) for point in stairs]
@@ -136,7 +139,7 @@ def sweep_pools(
     """
     own = [hosts.get(pool.cluster.name, (pool.cluster.hosts,)) for pool in job.pools]
 
-    def of_batch(size: int) -> _Found:
+    def of_batch(size: int, _: Sequence[Point]) -> _Found:
         sizes: _Sizes = []
         refused: InputError | None = None
         for counts in product(*own):
@@ -158,16 +161,20 @@ _Sizes: TypeAlias = "list[tuple[int | tuple[int, ...], Point | None]]"
 _Found: TypeAlias = "tuple[_Sizes, list[Point]]"
 
 
-def _of_batches(job: AnyJob, constraints: Constraints, of_batch: Callable[[int], _Found]) -> _Found:
-    """What one batch size gives; of a range the best one for each size of cluster, and for each number of devices."""
+def _of_batches(job: AnyJob, constraints: Constraints, of_batch: Callable[[int, Sequence[Point]], _Found]) -> _Found:
+    """What one batch size gives; of a range the best one for each size of cluster, and for each number of devices.
+
+    of_batch: of a batch size, and of the points of others: what is slower than they by more than is as good may be
+    left out. Batches that can be cut in most ways come first, because they are hard to beat.
+    """
     check_constraints(job, constraints)
     if job.batch is None:
-        return of_batch(job.training.global_batch_size)
+        return of_batch(job.training.global_batch_size, ())
     found: list[_Found] = []
     refused: InputError | None = None
-    for size in job.batch.sizes():
+    for size in sorted(job.batch.sizes(), key=lambda size: (-len(divisors(size)), size)):
         try:
-            found.append(of_batch(size))
+            found.append(of_batch(size, [point for _, points in found for point in points]))
         except InputError as error:  # no legal layout with this batch
             refused = error
     if refused and not found:
@@ -231,12 +238,19 @@ def _geometry(cluster: ClusterSpec) -> tuple[int, ...]:
     return (cluster.scale_up_devices, *(int(span >= cluster.num_devices) for span in spans))
 
 
-def _staircase(job: Job, constraints: Constraints, num_first: int, reporter: Reporter) -> list[Point]:
+def _staircase(
+    job: Job, constraints: Constraints, num_first: int, rivals: Sequence[Point], reporter: Reporter
+) -> list[Point]:
     """Layouts that are faster than every other with as few devices or fewer, fewest devices first.
 
-    Layouts with up to `num_first` devices count alike: they compete on the smallest cluster.
+    Layouts with up to `num_first` devices count alike: they compete on the smallest cluster. rivals: points of other
+    batch sizes; layouts whose sequences take longer than theirs, by more than is as good, are not looked for.
     """
-    found = best_first(job, constraints, Staircase(num_first), reporter)
+    best = Staircase(num_first)
+    for rival in rivals:
+        longest = rival.sequence_seconds * job.training.global_batch_size * (1 + AS_GOOD) * (1 + TIE)
+        best.add(rival.layout, rival.num_devices, longest)
+    found = best_first(job, constraints, best, reporter, has_incumbent=bool(rivals))
 
     def order(choice: Choice) -> tuple[int, float, int]:
         world = max(found.degrees[choice.candidate].world_size, num_first)
