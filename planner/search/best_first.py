@@ -283,7 +283,7 @@ class _Search(ABC, Generic[J]):
         if degrees.schedule in EXECUTED:
             yield from self._near_of_executed(degrees)
             return
-        fits = may_fit(job, degrees, list(policies), looks_at_loss=not self._has_incumbent)
+        fits = may_fit(job, degrees, list(policies), expects_little=not self._has_incumbent)
         found.drop("memory", int(len(fits) - fits.sum()))
         if not fits.any():
             return

@@ -12,11 +12,12 @@ import numpy as np
 
 from planner.cost.prices import stage_bytes
 from planner.cost.stage import POLICIES, by_pool, stage_of
+from planner.search.candidate import TIE
 from planner.search.candidates import price_candidates
 from planner.search.degrees import allowed_policies, legal_degrees
 from planner.search.placements import placements_of
 from planner.search.pool_bounds import placed
-from planner.search.step_bounds import least_stage_bytes
+from planner.search.step_bounds import least_stage_bytes, of_smallest_microbatches
 from planner.specs.job import Job, each_pool, pools_of
 
 if TYPE_CHECKING:
@@ -27,7 +28,8 @@ if TYPE_CHECKING:
 
 __all__ = ["LeastPeak", "least_maximum", "least_peak", "within_bytes", "within_share"]
 
-_MOST_AT_ONCE: Final = 64  # configurations
+_MOST_BOUNDED: Final = 4096  # configurations at once
+_MOST_AT_ONCE: Final = 64  # of them are priced at once
 _NO_LIMIT: Final = 1e6  # times what a plan may use; more than any stage needs, and finite
 
 
@@ -58,18 +60,14 @@ def least_peak(job: AnyJob, constraints: Constraints) -> LeastPeak:
     """The fullest stage of the layout whose fullest stage leaves most of its device free, over all legal layouts.
 
     Stages on devices of unequal memory are compared by the share of what a plan may use. Configurations are taken in
-    the order of a lower bound (`least_stage_bytes`) until it exceeds the best.
+    the order of a lower bound (`least_stage_bytes`) until it exceeds the best: first of the bound with the smallest
+    microbatches, which many configurations share; then of their own.
 
     Raises:
         InputError: no legal layout exists under the constraints.
     """
-    policies = [POLICIES.index(p) for p in job.engine.recompute]
     blocks = list(legal_degrees(job, constraints, with_replicas=False))
-    shares = [
-        [least_stage_bytes(pool, degrees, policies) / pool.memory_limit_bytes for pool in pools_of(job)]
-        for degrees in blocks
-    ]
-    bounds = np.concatenate([np.minimum.reduce(of_pools) for of_pools in shares])
+    bounds = np.concatenate([_least_shares_of_smallest(job, degrees) for degrees in blocks])
     block = np.repeat(np.arange(len(blocks)), [len(degrees) for degrees in blocks])
     row = np.concatenate([np.arange(len(degrees)) for degrees in blocks])
     order, first, size = np.argsort(bounds, kind="stable"), 0, 1
@@ -78,8 +76,35 @@ def least_peak(job: AnyJob, constraints: Constraints) -> LeastPeak:
         part = order[first : first + size]
         for number in np.unique(block[part]).tolist():
             some = blocks[number].take(row[part[block[part] == number]])
-            best = min(best, _least_of(job, constraints, some, best.share), key=lambda peak: peak.share)
-        first, size = first + size, min(2 * size, _MOST_AT_ONCE)
+            best = _least_of_nearest(job, constraints, some, best)
+        first, size = first + size, min(2 * size, _MOST_BOUNDED)
+    return best
+
+
+def _least_shares(job: AnyJob, degrees: DegreeArrays) -> FloatArray:
+    """Lower bound of the share that the fullest stage of each configuration needs, in the pool that has most room."""
+    policies = [POLICIES.index(p) for p in job.engine.recompute]
+    shares = [least_stage_bytes(pool, degrees, policies) / pool.memory_limit_bytes for pool in pools_of(job)]
+    return np.asarray(np.minimum.reduce(shares), dtype=np.float64)
+
+
+def _least_shares_of_smallest(job: AnyJob, degrees: DegreeArrays) -> FloatArray:
+    """The same for the smallest microbatches, which need no more."""
+    smallest, position = of_smallest_microbatches(job, degrees)
+    return _least_shares(job, smallest)[position] * (1 - TIE)
+
+
+def _least_of_nearest(job: AnyJob, constraints: Constraints, some: DegreeArrays, best: LeastPeak) -> LeastPeak:
+    """The least peak of some configurations and of `best`; those of the least bounds come first."""
+    shares = _least_shares(job, some)
+    order = np.argsort(shares, kind="stable")
+    for first in range(0, len(order), _MOST_AT_ONCE):
+        part = order[first : first + _MOST_AT_ONCE]
+        near = part[shares[part] < best.share]
+        if not len(near):
+            break
+        found = _least_of(job, constraints, some.take(near), best.share)
+        best = min(best, found, key=lambda peak: peak.share)
     return best
 
 

@@ -26,6 +26,7 @@ from planner.cost.schedule import EXECUTED, in_flight_microbatches, pace_seconds
 from planner.cost.shapes import LAYER_KEYS, spread
 from planner.cost.stage import LayerKind, Stage, kinds_of_model, pattern_of, stage_of, timed_kinds
 from planner.layout import divisors
+from planner.search.candidate import TIE
 from planner.search.degrees import DegreeArrays, expert_options
 from planner.specs.job import pools_of
 
@@ -55,6 +56,7 @@ __all__ = [
     "may_fit",
     "most_layers",
     "num_main_layers",
+    "of_smallest_microbatches",
     "rooms_of_stages",
     "single_stage_seconds",
 ]
@@ -703,21 +705,48 @@ def _least_last_stage_bytes(job: Job, degrees: DegreeArrays) -> NDArray[np.float
     return np.asarray(np.broadcast_to(stage_bytes(job, degrees, alone), len(degrees)), dtype=np.float64)
 
 
+def of_smallest_microbatches(job: AnyJob, degrees: DegreeArrays) -> tuple[DegreeArrays, NDArray[np.int64]]:
+    """Fewer configurations that need no more memory, but for rounding, and which of them stands for each given one.
+
+    They have one sequence to a microbatch: larger microbatches hold more each, and as many are in flight as long as
+    there are several. A single one adds up no gradients, and what GPipe holds of each is less for fewer: these stay.
+
+    Source: derived here; tested against `least_stage_bytes` of each.
+    """
+    alike = (degrees.dp * degrees.mbs < job.training.global_batch_size) & (degrees.schedule in ("1f1b", "interleaved"))
+    smallest = degrees.having("mbs", np.where(alike, 1, degrees.mbs))
+    return smallest.distinct(*smallest.numbers())
+
+
 def may_fit(
-    job: AnyJob, degrees: DegreeArrays, policies: Sequence[int], *, looks_at_loss: bool = False
+    job: AnyJob, degrees: DegreeArrays, policies: Sequence[int], *, expects_little: bool = False
 ) -> NDArray[np.bool_]:
     """Whether memory may be enough, in some pool and under some policy, by `least_stage_bytes`.
 
+    expects_little: look first at what many configurations share, which pays where few of them fit: at one sequence to a
+    microbatch, and at the loss on the last stage.
+    """
+    if not expects_little:
+        return _have_room(job, degrees, policies, 1.0)
+    smallest, position = of_smallest_microbatches(job, degrees)
+    fits = _have_room(job, smallest, policies, 1 + TIE)[position]
+    if fits.any():
+        left, ends = np.flatnonzero(fits), degrees.take(fits)
+        rooms = [_least_last_stage_bytes(pool, ends) <= pool.memory_limit_bytes for pool in pools_of(job)]
+        fits[left] = np.logical_or.reduce(rooms)
+    if fits.any():
+        fits[fits] = _have_room(job, degrees.take(fits), policies, 1.0)
+    return fits
+
+
+def _have_room(job: AnyJob, degrees: DegreeArrays, policies: Sequence[int], share: float) -> NDArray[np.bool_]:
+    """Whether the least stage bytes are within this share of the limit of some pool, under some policy.
+
     Policies that recompute most come first: they leave room for most, and only the rest is looked at again.
-    looks_at_loss: whether the loss fits on the last stage, too. It seldom does not, but then perhaps nowhere.
     """
     fits: NDArray[Any] = np.zeros(len(degrees), dtype=np.bool_)
     for pool, policy in product(pools_of(job), sorted(policies, reverse=True)):
         left = np.flatnonzero(~fits)
         if len(left):
-            fits[left] = least_stage_bytes(pool, degrees.take(left), [policy]) <= pool.memory_limit_bytes
-    if looks_at_loss and fits.any():
-        left, ends = np.flatnonzero(fits), degrees.take(fits)
-        rooms = [_least_last_stage_bytes(pool, ends) <= pool.memory_limit_bytes for pool in pools_of(job)]
-        fits[left] = np.logical_or.reduce(rooms)
+            fits[left] = least_stage_bytes(pool, degrees.take(left), [policy]) <= share * pool.memory_limit_bytes
     return fits

@@ -315,8 +315,8 @@ def test_bounds_stay_below_the_exact_optimum(seed):
         assert np.all(floors.timing_bound_seconds(degrees) <= few)
         assert np.all(floors.timing_bound_seconds(degrees, any_experts=True) <= few)
         policies = allowed_policies(job, NO_CONSTRAINTS, degrees)
-        for looks_at_loss in (False, True):
-            may = may_fit(job, degrees, list(policies), looks_at_loss=looks_at_loss)
+        for expects_little in (False, True):
+            may = may_fit(job, degrees, list(policies), expects_little=expects_little)
             assert np.all(may[np.isfinite(of_degrees)])
         for cutoff in (np.inf, best, 1.3 * best):
             found, bounds = placed(job, degrees, policies, NO_CONSTRAINTS, np.full(len(degrees), cutoff))

@@ -18,6 +18,7 @@ from planner.cost.prices import stage_fits, stage_prices
 from planner.cost.stage import POLICIES, stage_of
 from planner.errors import InputError
 from planner.layout import Layout, balanced_chunks, format_layout, of_chunks
+from planner.search.candidate import TIE
 from planner.search.candidates import price_candidates
 from planner.search.constraints import Constraints
 from planner.search.degrees import allowed_policies, legal_degrees
@@ -36,6 +37,7 @@ from planner.search.step_bounds import (
     lower_bound_seconds,
     may_fit,
     most_layers,
+    of_smallest_microbatches,
 )
 from planner.specs.calibration import UNCALIBRATED
 from planner.specs.load import load_engine, load_job
@@ -497,7 +499,10 @@ def check_bounds(job):
         small = least_stage_bytes(job, degrees, list(policies)) <= job.memory_limit_bytes
         assert np.all(small[fits])
         assert np.array_equal(may_fit(job, degrees, list(policies)), small)
-        assert np.all(may_fit(job, degrees, list(policies), looks_at_loss=True)[fits])
+        assert np.all(may_fit(job, degrees, list(policies), expects_little=True)[fits])
+        smallest, position = of_smallest_microbatches(job, degrees)
+        no_more = least_stage_bytes(job, smallest, list(policies))[position]
+        assert np.all(no_more <= least_stage_bytes(job, degrees, list(policies)) * (1 + TIE))
         assert np.all(lower_bound_seconds(job, degrees, policies) <= few)
         unreplicated = replace(degrees, hsdp=np.ones_like(degrees.hsdp))
         assert np.all(lower_bound_seconds(job, unreplicated, policies, any_replicas=True) <= few)
