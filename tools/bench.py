@@ -39,6 +39,10 @@ TARGETS: tuple[tuple[str, float, float | None], ...] = (
     ("plan gpt3-175b dgx-a100 --nodes 12500 --seq-len 2048 --global-batch 100000", 4.0, None),
     ("plan llama3-405b dgx-h100 --nodes 12500 --seq-len 8192 --global-batch 10000", 4.0, None),
     (f"plan deepseek-v3 dgx-h100 --nodes 12500 {BIG}", 4.0, None),
+    (f"plan deepseek-v3 gb200-nvl72 --gpus 100000 {BIG}", 4.0, None),
+    ("plan megatron-22b dgx-a100 --nodes 12500 --seq-len 2048 --global-batch 100000", 4.0, None),
+    ("plan megatron-1t dgx-a100 --nodes 12500 --seq-len 2048 --global-batch 30720", 4.0, None),
+    ("plan llama3-405b dgx-h100 --nodes 12500 --seq-len 131072 --global-batch 1280 --engine megatron", 4.0, None),
     ("plan llama3-70b tools/three-pools.yaml --seq-len 8192 --global-batch 1024", 5.0, None),
     ("plan llama3-70b tools/three-pools.yaml --seq-len 8192 --global-batch 1024 --engine megatron", 5.0, None),
 )

@@ -25,6 +25,7 @@ from planner.cost.prices import (
 from planner.cost.schedule import EXECUTED, in_flight_microbatches, pace_seconds
 from planner.cost.shapes import LAYER_KEYS, spread
 from planner.cost.stage import LayerKind, Stage, kinds_of_model, pattern_of, stage_of, timed_kinds
+from planner.cost.traffic import StageWindow, data_parallel_seconds
 from planner.layout import divisors
 from planner.search.candidate import TIE
 from planner.search.degrees import DegreeArrays, expert_options
@@ -346,7 +347,7 @@ def floor_prices(
 
     The part of a data-parallel collective that is felt grows less than proportionally with the layers, so that its
     price for each of the most layers is a lower bound too. Where a stage may hold layers of two kinds, whose
-    computation hides each other's traffic, that part is left out.
+    computation hides each other's traffic, that part is left out of them; `_transfer_floor` bounds it once a step.
     """
     main, n, shapes = _kinds(job)[0], len(degrees), _layer_shapes(job, degrees)
     most = np.maximum(most_layers(job, degrees, cutoff_seconds, shapes), 1)
@@ -365,13 +366,19 @@ def floor_prices(
     if _takes_turns(job):
         once = prices.optimizer
     shape = (len(policies), n)
+    tail = _tail_floor(job, degrees, np.broadcast_to(once, shape), most)
+    if not any_replicas:
+        counts = np.array([kind.number for kind in _kinds(job)[1:]])[:, np.newaxis, np.newaxis]
+        window = np.broadcast_to(_in_proportion(prices) + (counts * others).sum(axis=0), shape).max(axis=0)
+        update = np.broadcast_to(prices.optimizer, shape).min(axis=0)
+        tail = np.maximum(tail, _transfer_floor(job, degrees, update, window, most))
     layer = np.concatenate([np.broadcast_to(each, shape)[np.newaxis] / most, others])
     return FloorPrices(
         layer=np.where(np.stack(list(policies.values())), layer, np.inf),
         num_main=sum(kind.has_experts == main.has_experts for kind in _kinds(job)),
         send=np.broadcast_to(send, (n,)),
         ends=ends,
-        tail=_tail_floor(job, degrees, np.broadcast_to(once, shape), most),
+        tail=tail,
     )
 
 
@@ -423,6 +430,26 @@ def _tail_floor(
         rest, others = rest - most, np.maximum(others - 1, 1)
     layers = np.maximum(np.ceil(rest / others), 0)
     return np.asarray(layers / most * tail_seconds.min(axis=0))
+
+
+def _transfer_floor(
+    job: Job, degrees: DegreeArrays, optimizer_seconds: Any, window_seconds: Any, most: NDArray[np.int64]
+) -> NDArray[np.float64]:
+    """Least seconds of the longest tail, from what the stage with most layers of the main kinds has to move.
+
+    It has q of them or more, q = ceil(L / S), and other layers only add to what it moves and updates. All of it but
+    what its layers can hide is felt, and at least one part of as many as it has layers.
+
+    window_seconds: [n], no stage hides more. optimizer_seconds: [n], of a stage of the most layers.
+
+    Source: derived here; tested against all ways to cut small models.
+    """
+    layers = np.ceil(num_main_layers(job) / degrees.pp)
+    stage = _stage_of_kind(_kinds(job)[0], index=_INSIDE, num_layers=layers, policy=0)
+    moved = data_parallel_seconds(job, degrees, stage, StageWindow(forward=0.0, backward=0.0)).busy_per_step
+    hidden = window_seconds if job.engine.overlaps_data_parallel else 0.0
+    updated = np.minimum(layers / most, 1.0) * optimizer_seconds
+    return np.asarray(updated + np.maximum(moved / np.maximum(layers, most), moved - hidden))
 
 
 def _takes_turns(job: AnyJob) -> bool:

@@ -32,7 +32,9 @@ from planner.search.search import NothingFits, fastest_layout, plan_for_layout, 
 from planner.search.step_bounds import (
     LayerFloors,
     always_fits,
+    can_interleave,
     even_split_seconds,
+    floor_prices,
     least_stage_bytes,
     lower_bound_seconds,
     may_fit,
@@ -433,6 +435,59 @@ def test_no_stage_within_the_cutoff_has_more_than_the_most_layers(seed):
             for candidate, limit in zip(candidates, most.tolist(), strict=True):
                 in_time = candidate.steady_count * candidate.seconds <= cutoff
                 assert candidate.layers[in_time].max(initial=0) <= limit
+
+
+def slowed(job, seed):
+    """The job with links so slow, or so late, that what is moved once a step may be most of it."""
+    pick = random.Random(-seed)
+    slow, late = pick.choice([1, 10, 1000]), pick.choice([1, 100, 10000])
+    links = [
+        link.model_copy(update={"bandwidth": link.bandwidth / slow, "latency": link.latency * late})
+        for link in job.cluster.links
+    ]
+    return replace(job, cluster=job.cluster.model_copy(update={"links": tuple(links)}))
+
+
+def check_tails(job):
+    """The floor of the longest tail against all ways to cut the model, each stage with its best policy."""
+    for degrees in legal_degrees(job, NO_CONSTRAINTS):
+        policies = allowed_policies(job, NO_CONSTRAINTS, degrees)
+        for pp, v in set(zip(degrees.pp.tolist(), degrees.interleave.tolist(), strict=True)):
+            rows = np.flatnonzero((degrees.pp == pp) & (degrees.interleave == v))
+            x, least = degrees.take(rows), np.full(len(rows), np.inf)
+            for split in compositions(job.model.num_layers, pp, v):
+                if v > 1 and not all(np.all(can_interleave(job, x, *each)) for each in enumerate(split)):
+                    continue
+                tails = [
+                    np.broadcast_to(shortest_tail(job, x, policies, index, sum(split[:index]), number), len(rows))
+                    for index, number in enumerate(split)
+                ]
+                least = np.minimum(least, np.max(tails, axis=0))
+            chosen = {policy: mask[rows] for policy, mask in policies.items()}
+            floor = floor_prices(job, x, chosen, np.inf, any_replicas=False).tail
+            assert np.all(floor <= least * (1 + 1e-12)), (pp, float((floor / least).max()))
+
+
+def shortest_tail(job, degrees, policies, index, first, number):
+    """Tail of one stage under the policy that makes it shortest, [n]."""
+    stages = [
+        stage_of(job, index=index, num_layers=number, policy=policy, first=first, layout=degrees) for policy in policies
+    ]
+    return np.min([np.broadcast_to(stage_prices(job, degrees, s).tail_seconds, len(degrees)) for s in stages], axis=0)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_no_cut_of_the_model_has_shorter_tails_than_the_floor(seed):
+    check_tails(slowed(job_of_different_layers(seed), seed))
+    check_tails(slowed(small_job(seed), seed))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(100, 200))
+def test_no_cut_of_many_models_has_shorter_tails_than_the_floor(seed):
+    engine = ["megatron", "torch", "torchtitan", "deepspeed"][seed % 4]
+    check_tails(slowed(job_of_different_layers(seed, engine), seed))
+    check_bounds(slowed(job_of_different_layers(seed, engine), seed))
 
 
 @pytest.mark.slow
