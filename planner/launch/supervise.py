@@ -40,34 +40,36 @@ def supervise(command_of: Callable[[int, bool], tuple[str, ...]], output: Path) 
     with stopper.listening():
         while True:
             code = _run_once(command_of(attempt, progressed), stopper, output)
+            if code is None:
+                return stopper.exit_code
             state = _verdict(output, before)
-            if code is not None or state["state"] not in ("running", ""):
-                return _exit_code(code, state)
+            if state["state"] not in ("running", ""):
+                return _exit_code(state)
             moved = _newest_checkpoint(output) != newest
             progressed |= moved  # --resume STEP holds until a checkpoint follows it
             failures = 1 if moved else failures + 1
             newest = _newest_checkpoint(output)
-            started = state["state"] == "running"
+            started = state["state"] == "running" or code == ExitCode.RANK_FAILED  # not where the hosts never met
             if not started or stopper.asked or failures >= ATTEMPTS_WITHOUT_PROGRESS:
                 say(f"a rank ended without a word at step {state['step']}; no progress since checkpoint {newest}")
-                return stopper.exit_code or ExitCode.RANK_FAILED
+                return stopper.exit_code if stopper.asked else ExitCode.RANK_FAILED
             say(f"a rank ended without a word; starting again from checkpoint {newest}")
             attempt += 1
             time.sleep(2.0 ** (failures - 1))
 
 
-def _run_once(command: tuple[str, ...], stopper: _Stopper, output: Path) -> ExitCode | None:
-    """One torchrun from start to end; returns a code only where the user ended it by force."""
+def _run_once(command: tuple[str, ...], stopper: _Stopper, output: Path) -> int | None:
+    """One torchrun from start to end; returns its code, or None where the user ended it by force."""
     arguments = [sys.executable, "-m", "planner.trainer.agent", *command[1:]]
     process = subprocess.Popen(arguments, start_new_session=True, env=_environment())  # noqa: S603 # our own module
     hearts = _Hearts(output)
     try:
         while process.poll() is None:
             if stopper.times_asked > 1:
-                return stopper.exit_code
+                return None
             hearts.end_the_silent()
             time.sleep(POLL_SECONDS)
-        return None
+        return process.returncode
     finally:
         # ranks die with torchrun (PR_SET_PDEATHSIG), whatever happens here
         with contextlib.suppress(ProcessLookupError):
@@ -149,10 +151,8 @@ class _Stopper:
         return self.times_asked > 0
 
     @property
-    def exit_code(self) -> ExitCode | None:
-        """The code of a run that ended by force."""
-        if not self.asked:
-            return None
+    def exit_code(self) -> ExitCode:
+        """The code of a run that a signal ended by force."""
         return ExitCode.INTERRUPTED if self._signal == signal.SIGINT else ExitCode.TERMINATED
 
     def _on_signal(self, number: int, _: object) -> None:
@@ -193,9 +193,7 @@ def _verdict(output: Path, before: int) -> dict[str, Any]:
     return verdict
 
 
-def _exit_code(forced: ExitCode | None, verdict: dict[str, Any]) -> int:
-    if forced is not None:
-        return forced
+def _exit_code(verdict: dict[str, Any]) -> int:
     codes = {"done": ExitCode.OK, "saved": ExitCode.PREEMPTED, "diverged": ExitCode.DIVERGED}
     if verdict["state"] == "diverged":
         say(f"training diverged: {verdict['reason']}")

@@ -23,7 +23,7 @@ from planner.trainer.options import corpus_of, parse_options, run_options
 from planner.trainer.parent import die_with_parent
 from planner.trainer.train import run
 from planner.trainer.trainer import Trainer
-from planner.trainer.verdict import record_failure
+from planner.trainer.verdict import is_first_loss, record_failure
 
 if TYPE_CHECKING:
     import argparse
@@ -49,11 +49,13 @@ def main(arguments: Sequence[str] | None = None) -> ExitCode:
         return error.exit_code
     except Exception as error:  # noqa: BLE001 # the process ends here, and the launcher reads the verdict
         if (out_of_memory := _out_of_memory(error)) is not None:
-            first_line = (str(out_of_memory).splitlines() or [""])[0]
-            reason = f"rank {_rank()} is out of memory: {first_line}"
+            reason = f"rank {_rank()} is out of memory: {_first_line(out_of_memory)}"
             if record_failure(options.output, reason, ExitCode.RANK_FAILED, _rank()):
                 sys.stderr.write(f"error: {reason}\n    help: plan again with more --headroom\n")
-        elif not _lost_a_peer(error) and record_failure(options.output, repr(error), ExitCode.RANK_FAILED, _rank()):
+        elif _lost_a_peer(error):
+            if is_first_loss(options.output):
+                sys.stderr.write(f"rank {_rank()} lost a peer: {_first_line(error)}\n")
+        elif record_failure(options.output, repr(error), ExitCode.RANK_FAILED, _rank()):
             sys.stderr.write(f"error: rank {_rank()} failed\n")
             traceback.print_exc()
         return ExitCode.RANK_FAILED
@@ -61,6 +63,10 @@ def main(arguments: Sequence[str] | None = None) -> ExitCode:
 
 def _rank() -> int:
     return int(os.environ.get("RANK", "0"))
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).splitlines() or [""])[0]
 
 
 def _out_of_memory(error: BaseException | None) -> BaseException | None:

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     from planner.errors import ExitCode
 
-__all__ = ["forget_failures", "record_failure", "write_status"]
+__all__ = ["forget_failures", "is_first_loss", "record_failure", "write_status"]
 
 
 def write_status(output: Path, state: str, step: int, reason: str = "", **details: Any) -> None:
@@ -27,10 +27,7 @@ def write_status(output: Path, state: str, step: int, reason: str = "", **detail
 
 def record_failure(output: Path, reason: str, code: ExitCode, rank: int) -> bool:
     """Write the verdict, unless another rank of this run was faster; returns whether this one was the first."""
-    output.mkdir(parents=True, exist_ok=True)
-    try:
-        (output / _failure_mark()).touch(exist_ok=False)
-    except FileExistsError:
+    if not _is_first(output, _mark("failed")):
         return False
     status = output / "status.json"
     step = json.loads(status.read_text())["step"] if status.exists() else 0
@@ -39,15 +36,30 @@ def record_failure(output: Path, reason: str, code: ExitCode, rank: int) -> bool
     return True
 
 
+def is_first_loss(output: Path) -> bool:
+    """Whether nobody of this run has failed, nor said before that a peer is gone."""
+    return not (output / _mark("failed")).exists() and _is_first(output, _mark("lost"))
+
+
 def forget_failures(output: Path) -> None:
     """Remove the marks of earlier starts; called once all ranks have started."""
-    for mark in output.glob(".failed-*"):
-        mark.unlink()
+    for kind in ("failed", "lost"):
+        for mark in output.glob(f".{kind}-*"):
+            mark.unlink()
 
 
-def _failure_mark() -> str:
-    """Name of the file by which the first failing rank of this torchrun tells the others.
+def _is_first(output: Path, mark: str) -> bool:
+    output.mkdir(parents=True, exist_ok=True)
+    try:
+        (output / mark).touch(exist_ok=False)
+    except FileExistsError:
+        return False
+    return True
+
+
+def _mark(kind: str) -> str:
+    """Name of the file by which the first rank of this torchrun that ends so tells the others.
 
     Several hosts share a run id that they use again next time; the port is this start's own.
     """
-    return f".failed-{os.environ.get('TORCHELASTIC_RUN_ID', 'alone')}-{os.environ.get('MASTER_PORT', '')}"
+    return f".{kind}-{os.environ.get('TORCHELASTIC_RUN_ID', 'alone')}-{os.environ.get('MASTER_PORT', '')}"

@@ -177,6 +177,7 @@ def test_the_step_to_resume_from_holds_until_a_checkpoint_follows(plan_path, tmp
             )
         state = "running" if len(asked) < 4 else "done"
         (tmp_path / "out" / "status.json").write_text(json.dumps({"state": state, "step": 5}))
+        return ExitCode.RANK_FAILED
 
     (tmp_path / "out" / "checkpoints" / "step-00000007").mkdir(parents=True)
     write_plan(read_plan(plan_path), tmp_path / "out" / "plan.json")
@@ -184,6 +185,46 @@ def test_the_step_to_resume_from_holds_until_a_checkpoint_follows(plan_path, tmp
     monkeypatch.setattr(time, "sleep", lambda _: None)
     assert launch(plan_path, output=tmp_path / "out", arguments=RunArguments(resume="5")) == ExitCode.OK
     assert asked == ["--resume=5", "--resume=5", "--resume=5", "auto"]
+
+
+@pytest.mark.parametrize(("code", "attempts"), [(ExitCode.RANK_FAILED, 3), (1, 1)])
+def test_ranks_that_die_before_the_first_step_are_started_again(
+    plan_path, tmp_path, monkeypatch, capsys, code, attempts
+):
+    """Unless torchrun itself has failed: its hosts have not met."""
+    pytest.importorskip("torch")
+    asked = []
+    monkeypatch.setattr("planner.launch.supervise._run_once", lambda *words: asked.append(words) or code)
+    monkeypatch.setattr(time, "sleep", lambda _: None)
+    assert launch(plan_path, output=tmp_path / "out") == ExitCode.RANK_FAILED
+    assert len(asked) == attempts
+    assert "a rank ended without a word at step 0" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_a_rank_that_dies_while_it_starts_is_started_again(plan_path, tmp_path):
+    pytest.importorskip("torch")
+    output = tmp_path / "out"
+    run = start(plan_path, output, 3)
+    wait_for(lambda: len(ranks_of(output)) == 2)
+    os.kill(ranks_of(output)[1], signal.SIGKILL)  # while it builds its model, or in its first step
+    _, messages = run.communicate(timeout=150)
+    assert run.returncode == ExitCode.OK, messages
+    assert "starting again" in messages
+    assert steps_done(output) == 3
+
+
+def test_only_the_first_of_a_run_says_that_a_peer_is_gone(tmp_path, monkeypatch):
+    pytest.importorskip("torch")
+    from planner.trainer.verdict import forget_failures, is_first_loss, record_failure  # needs torch
+
+    monkeypatch.setenv("MASTER_PORT", "1")
+    assert [is_first_loss(tmp_path) for _ in range(3)] == [True, False, False]
+    forget_failures(tmp_path)
+    assert record_failure(tmp_path, "broken", ExitCode.RANK_FAILED, 0)
+    assert not is_first_loss(tmp_path)
+    monkeypatch.setenv("MASTER_PORT", "2")
+    assert is_first_loss(tmp_path)
 
 
 def test_a_plan_that_it_cannot_run_is_refused(make_plan, tmp_path):
