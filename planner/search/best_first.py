@@ -35,17 +35,14 @@ from planner.search.degrees import (
     schedules_of,
 )
 from planner.search.dynamic_program import best_choice
+from planner.search.even_splits import even_split_seconds
 from planner.search.executed import busy_seconds, executed_candidates
+from planner.search.layer_floors import LayerFloors
+from planner.search.memory_bounds import always_fits, may_fit
 from planner.search.objectives import cut_of
 from planner.search.pool_bounds import PoolFloors, placed, promising_placements
 from planner.search.reporter import Reporter
-from planner.search.step_bounds import (
-    LayerFloors,
-    always_fits,
-    even_split_seconds,
-    lower_bound_seconds,
-    may_fit,
-)
+from planner.search.step_bounds import lower_bound_seconds
 from planner.specs.job import Job, MixedJob
 
 if TYPE_CHECKING:

@@ -12,8 +12,9 @@ from planner.cost.prices import interleaving_terms, num_microbatches, stage_fits
 from planner.cost.stage import POLICIES, Pattern, Stage, pattern_of, stage_of, with_borders
 from planner.layout import Layout, balanced_chunks, of_chunks
 from planner.search.candidate import Candidate
+from planner.search.even_splits import can_interleave
+from planner.search.layer_floors import layer_loads, most_layers
 from planner.search.placements import placements_of
-from planner.search.step_bounds import can_interleave, layer_loads, most_layers
 from planner.specs.job import Job, MixedJob, pools_of
 
 if TYPE_CHECKING:

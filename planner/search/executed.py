@@ -17,7 +17,8 @@ from planner.cost.schedule import steady_seconds
 from planner.cost.stage import Pattern
 from planner.search.candidate import Candidate
 from planner.search.candidates import layout_at
-from planner.search.step_bounds import even_splits, hides_exchanges
+from planner.search.even_splits import even_splits
+from planner.search.layer_floors import hides_exchanges
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

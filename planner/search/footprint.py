@@ -8,15 +8,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from planner.cost.estimate import estimate, memory_of_stages
-from planner.cost.stage import POLICIES
 from planner.errors import InputError
 from planner.layout import even_split, format_layout
 from planner.search.candidate import TIE
 from planner.search.candidates import layout_at
 from planner.search.degrees import DegreeArrays, allowed_policies, legal_degrees
+from planner.search.memory_bounds import least_shares
 from planner.search.placements import roomiest_pools
-from planner.search.step_bounds import least_stage_bytes
-from planner.specs.job import pools_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -48,12 +46,10 @@ def smallest_footprint(job: AnyJob, constraints: Constraints) -> NothingFits:
         InputError: no legal layout exists under the constraints.
     """
     nearest: list[tuple[float, DegreeArrays]] = []
-    policies = [POLICIES.index(p) for p in job.engine.recompute]
     for degrees in legal_degrees(job, constraints, with_replicas=False):
-        shares = [least_stage_bytes(pool, degrees, policies) / pool.memory_limit_bytes for pool in pools_of(job)]
-        least = np.minimum.reduce(shares)
-        order = np.argsort(least, kind="stable")[:_NEAREST]
-        nearest += [(float(least[i]), degrees.take(int(i))) for i in order]
+        shares = least_shares(job, degrees)
+        order = np.argsort(shares, kind="stable")[:_NEAREST]
+        nearest += [(float(shares[i]), degrees.take(int(i))) for i in order]
     nearest.sort(key=lambda entry: entry[0])
     best = (True, np.inf)
     found: list[tuple[tuple[bool, float], Layout, tuple[StageMemory, ...]]] = []

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from planner.cost.prices import stage_bytes
-from planner.cost.stage import POLICIES, by_pool, stage_of
+from planner.cost.stage import by_pool, stage_of
 from planner.search.candidate import TIE
 from planner.search.candidates import price_candidates
 from planner.search.degrees import allowed_policies, legal_degrees
+from planner.search.memory_bounds import least_shares, of_smallest_microbatches
 from planner.search.placements import placements_of
 from planner.search.pool_bounds import placed
-from planner.search.step_bounds import least_stage_bytes, of_smallest_microbatches
 from planner.specs.job import Job, each_pool, pools_of
 
 if TYPE_CHECKING:
@@ -81,22 +81,15 @@ def least_peak(job: AnyJob, constraints: Constraints) -> LeastPeak:
     return best
 
 
-def _least_shares(job: AnyJob, degrees: DegreeArrays) -> FloatArray:
-    """Lower bound of the share that the fullest stage of each configuration needs, in the pool that has most room."""
-    policies = [POLICIES.index(p) for p in job.engine.recompute]
-    shares = [least_stage_bytes(pool, degrees, policies) / pool.memory_limit_bytes for pool in pools_of(job)]
-    return np.asarray(np.minimum.reduce(shares), dtype=np.float64)
-
-
 def _least_shares_of_smallest(job: AnyJob, degrees: DegreeArrays) -> FloatArray:
-    """The same for the smallest microbatches, which need no more."""
+    """As `least_shares`, of the smallest microbatches, which need no more."""
     smallest, position = of_smallest_microbatches(job, degrees)
-    return _least_shares(job, smallest)[position] * (1 - TIE)
+    return least_shares(job, smallest)[position] * (1 - TIE)
 
 
 def _least_of_nearest(job: AnyJob, constraints: Constraints, some: DegreeArrays, best: LeastPeak) -> LeastPeak:
     """The least peak of some configurations and of `best`; those of the least bounds come first."""
-    shares = _least_shares(job, some)
+    shares = least_shares(job, some)
     order = np.argsort(shares, kind="stable")
     for first in range(0, len(order), _MOST_AT_ONCE):
         part = order[first : first + _MOST_AT_ONCE]

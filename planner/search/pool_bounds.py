@@ -19,6 +19,8 @@ import numpy as np
 
 from planner.cost.prices import num_microbatches
 from planner.search.degrees import expert_options
+from planner.search.layer_floors import LayerFloors, num_main_layers
+from planner.search.memory_bounds import held_in_time, rooms_of_stages
 from planner.search.placements import (
     fastest_stages,
     meets_pin,
@@ -28,14 +30,7 @@ from planner.search.placements import (
     room_in_pools,
     stage_counts,
 )
-from planner.search.step_bounds import (
-    LayerFloors,
-    floor_prices,
-    held_in_time,
-    num_main_layers,
-    rooms_of_stages,
-    single_stage_seconds,
-)
+from planner.search.step_bounds import floor_prices, single_stage_seconds
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -22,11 +22,11 @@ from planner.search.constraints import Constraints
 from planner.search.degrees import DegreeArrays, allowed_policies, legal_degrees
 from planner.search.dynamic_program import best_choice
 from planner.search.legality import broken_rules
+from planner.search.memory_bounds import may_fit
 from planner.search.objectives import OBJECTIVES, Objective
 from planner.search.placements import most_layers_on, orders_of, placement_codes, placements_of, stage_counts
 from planner.search.pool_bounds import PoolFloors, placed
 from planner.search.search import NothingFits, search
-from planner.search.step_bounds import may_fit
 from planner.specs.cluster import MixedClusterSpec
 from planner.specs.job import Job, MixedJob
 from planner.specs.load import load_job

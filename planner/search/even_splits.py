@@ -1,0 +1,110 @@
+"""The even split of configurations: a first filling, and the only one of schedules that have to be executed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from planner.cost.prices import interleaving_terms, num_microbatches, stage_fits, stage_prices
+from planner.cost.schedule import pace_seconds
+from planner.cost.stage import pattern_of, stage_of
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from planner.search.degrees import DegreeArrays, PolicyMasks
+    from planner.specs.job import AnyJob, Job
+
+__all__ = ["EvenSplit", "can_interleave", "even_split_seconds", "even_splits"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvenSplit:
+    """Even splits of configurations, with the cheapest recompute policy that fits on each stage.
+
+    first: position of each configuration's first stage, [n]. fits: [n]. The others are of all stages end to end.
+    """
+
+    first: NDArray[np.int64]
+    fits: NDArray[np.bool_]
+    layers: NDArray[np.int64]
+    policy: NDArray[np.int64]
+    seconds: NDArray[np.float64]
+    fill_seconds: NDArray[np.float64]
+    room_seconds: NDArray[np.float64]
+    tail_seconds: NDArray[np.float64]
+
+    @property
+    def pace(self) -> NDArray[np.float64]:
+        """Seconds from one microbatch to the next, of the slowest stage and its wait for the last chunk, [n]."""
+        ends = np.append(self.first, len(self.layers))[1:]
+        last_chunk = np.repeat(self.room_seconds[ends - 1], ends - self.first)
+        each = pace_seconds(self.seconds, self.room_seconds, last_chunk)
+        return np.asarray(np.maximum.reduceat(each, self.first), dtype=np.float64)
+
+    @property
+    def slowest(self) -> NDArray[np.float64]:
+        """Seconds of one microbatch in the slowest stage, [n]."""
+        return np.asarray(np.maximum.reduceat(self.seconds, self.first), dtype=np.float64)
+
+    @property
+    def longest_tail(self) -> NDArray[np.float64]:
+        """Seconds of the longest tail, [n]."""
+        return np.asarray(np.maximum.reduceat(self.tail_seconds, self.first), dtype=np.float64)
+
+
+def can_interleave(job: AnyJob, degrees: DegreeArrays, index: Any, num_layers: Any) -> Any:
+    """Whether the search knows which layers interleaved stages of so many layers hold (`stage_of`).
+
+    All leading layers are in the first chunk; where the kinds of layers repeat, each chunk has equally many, which are
+    whole periods (legality.py).
+    """
+    pattern = pattern_of(job)
+    if pattern.period > 1:
+        return num_layers == job.model.num_layers // degrees.pp
+    return (index > 0) | (num_layers // degrees.interleave >= pattern.leading)
+
+
+def even_splits(job: Job, degrees: DegreeArrays, policies: PolicyMasks) -> EvenSplit:
+    """The even split of each configuration."""
+    owner = np.repeat(np.arange(len(degrees)), degrees.pp)
+    first = np.cumsum(degrees.pp) - degrees.pp
+    index = np.arange(len(owner)) - first[owner]
+    x = degrees.take(owner)
+    layers = job.model.num_layers // x.pp + (index < job.model.num_layers % x.pp)
+    choice = np.array(list(policies))[:, np.newaxis]
+    before = index * (job.model.num_layers // x.pp) + np.minimum(index, job.model.num_layers % x.pp)
+    stage = stage_of(job, index=index, num_layers=layers, policy=choice, first=before, layout=x)
+    shape = (len(policies), len(owner))
+    fits = np.broadcast_to(stage_fits(job, x, stage), shape)
+    fits = fits & np.stack(list(policies.values()))[:, owner]
+    if degrees.schedule == "interleaved":
+        fits = fits & can_interleave(job, x, index, layers)
+    prices = stage_prices(job, x, stage)
+    terms = prices.microbatch_seconds, *interleaving_terms(job, x, stage, prices), prices.tail_seconds
+    seconds, fill, room, tail = (np.broadcast_to(each, shape) for each in terms)
+    which = np.where(fits, seconds, np.inf).argmin(axis=0)
+    cheapest = which, np.arange(len(owner))
+    return EvenSplit(
+        first=first,
+        fits=np.logical_and.reduceat(fits[cheapest], first),
+        layers=layers,
+        policy=choice[which, 0],
+        seconds=seconds[cheapest],
+        fill_seconds=fill[cheapest],
+        room_seconds=room[cheapest],
+        tail_seconds=tail[cheapest],
+    )
+
+
+def even_split_seconds(job: Job, degrees: DegreeArrays, policies: PolicyMasks) -> NDArray[np.float64]:
+    """Step time of the even split with the cheapest policy that fits on each stage; infinite where it does not fit.
+
+    A filling that exists, so an upper bound of what the configuration can do.
+    """
+    split = even_splits(job, degrees, policies)
+    m, v = num_microbatches(job, degrees), degrees.interleave
+    passes = np.add.reduceat(split.fill_seconds, split.first) / v
+    return np.where(split.fits, (m - 1 / v) * split.pace + passes + split.longest_tail, np.inf)

@@ -1,0 +1,235 @@
+"""Least seconds of layers, whatever stages they are in: bounds of configurations before their stages are looked at."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from planner.cost.compute import head_seconds
+from planner.cost.prices import num_microbatches, stage_parts
+from planner.cost.schedule import EXECUTED
+from planner.cost.shapes import LAYER_KEYS
+from planner.cost.stage import LayerKind, Stage, kinds_of_model, pattern_of, stage_of, timed_kinds
+from planner.layout import divisors
+from planner.search.degrees import expert_options
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    from planner.cost.prices import StageParts
+    from planner.search.degrees import DegreeArrays
+    from planner.specs.job import AnyJob, Job
+
+__all__ = [
+    "INSIDE",
+    "LayerFloors",
+    "LayerShapes",
+    "hides_exchanges",
+    "kinds_main_first",
+    "layer_loads",
+    "layer_shapes",
+    "most_layers",
+    "num_main_layers",
+    "stage_of_kind",
+]
+
+
+INSIDE = -1  # position of a stage that is neither the first nor the last of any pipeline
+
+
+def kinds_main_first(job: AnyJob) -> tuple[LayerKind, ...]:
+    """The kinds of layers; those of what more layers have, experts or not, first, and of these those without a window.
+
+    The others with as many parameters as the first are next.
+    """
+    kinds = kinds_of_model(job)
+    with_experts = sum(kind.number for kind in kinds if kind.has_experts)
+    main = 2 * with_experts >= job.model.num_layers
+    return tuple(sorted(kinds, key=lambda kind: (kind.has_experts != main, kind.is_local)))
+
+
+def stage_of_kind(kind: Sequence[Any], *, index: Any, num_layers: Any, policy: Any) -> Stage:
+    """A stage of layers of one kind only, given as whether they have experts and a window."""
+    experts, local = (np.multiply(num_layers, each) for each in kind[:2])
+    return Stage(
+        index=index,
+        num_layers=num_layers,
+        policy=policy,
+        num_expert_layers=experts,
+        num_local_layers=local,
+        num_local_expert_layers=np.multiply(experts, kind[1]),
+    )
+
+
+def num_main_layers(job: AnyJob) -> int:
+    """Layers of the main kinds, which `floor_prices` puts first and `rooms_of_stages` counts."""
+    kinds = kinds_main_first(job)
+    return sum(kind.number for kind in kinds if kind.has_experts == kinds[0].has_experts)
+
+
+def hides_exchanges(job: Job, degrees: DegreeArrays) -> bool:
+    """Whether overlapped pairs of passes can hide exchanges and sends, which no bound may count then."""
+    return job.engine.overlaps_paired_passes and degrees.schedule == "dualpipev"
+
+
+def _layer_floors(job: Job, degrees: DegreeArrays, parts: StageParts) -> list[Any]:
+    """Least seconds of one layer of each kind for one microbatch.
+
+    Computation and tensor and expert parallel communication of a layer that recomputes nothing; broadcasts.
+    """
+    floors = []
+    for has_experts, is_local, _ in kinds_main_first(job):
+        layer = parts.layers[has_experts, is_local]
+        shows = has_experts and not hides_exchanges(job, degrees)
+        exchange = 2.0 * layer.ep if shows else 0.0
+        felt = sum(layer.tp) - sum(layer.tp_hidden)
+        floors.append(layer.passes.total + felt + exchange)
+    return floors
+
+
+def _layer_floor(job: Job, degrees: DegreeArrays, parts: StageParts) -> tuple[Any, Any]:
+    """Least seconds of one layer for one microbatch: on average over the model's layers, and of its fastest kind."""
+    mean: Any = 0.0
+    fastest: Any = np.inf
+    for kind, seconds in zip(kinds_main_first(job), _layer_floors(job, degrees, parts), strict=True):
+        mean, fastest = mean + kind.number / job.model.num_layers * seconds, np.minimum(fastest, seconds)
+    return mean, fastest
+
+
+_LOADS_PER_LAYER = 1000
+
+
+def layer_loads(job: Job, degrees: DegreeArrays) -> dict[LayerKind, NDArray[np.int64]]:
+    """How much more than one of the fastest kind a layer of each kind takes, in whole numbers, [n]; 1 of one kind."""
+    kinds = kinds_main_first(job)
+    if len(kinds) == 1:
+        return {kinds[0]: np.ones(len(degrees), dtype=np.int64)}
+    floors = np.stack(
+        [np.broadcast_to(each, (len(degrees),)) for each in _layer_floors(job, degrees, stage_parts(job, degrees))]
+    )
+    loads = np.rint(_LOADS_PER_LAYER * floors / floors.min(axis=0)).astype(np.int64)
+    return dict(zip(kinds, loads, strict=True))
+
+
+class LayerFloors:
+    """Least seconds of a layer and of the head for every tp, cp, microbatch and degrees of experts, priced once.
+
+    Arrays are [cuts, microbatches, experts]: what differs in (tp, sp, cp), each divisor of the batch, and each pair
+    (ep, etp).
+    """
+
+    def __init__(self, job: Job, cuts: DegreeArrays, pairs: Sequence[tuple[int, int]] | None = None) -> None:
+        """Price the cuts; `pairs` of (ep, etp) are those of the job unless they are given."""
+        self._job = job
+        distinct, _ = cuts.distinct("tp", "sp", "cp")
+        self._cuts, order = np.unique(_code(distinct), return_index=True)
+        self._sizes = np.array(divisors(job.training.global_batch_size))
+        pairs = sorted(pairs or expert_options(job))
+        self._pairs = np.array([ep * _PLACE + etp for ep, etp in pairs])
+        x = distinct.take(order).columns().columns()
+        x = replace(x, mbs=self._sizes[:, np.newaxis])
+        x = replace(x, ep=np.array([ep for ep, _ in pairs]), etp=np.array([etp for _, etp in pairs]))
+        shape = (len(order), len(self._sizes), len(pairs))
+        self._mean, self._fastest = (np.broadcast_to(each, shape) for each in _layer_floor(job, x, stage_parts(job, x)))
+        heads = (1 + job.model.mtp_layers) * head_seconds(job, x).total
+        self._head = np.broadcast_to(heads, shape)[:, :, 0]
+
+    def cut_bound_seconds(self, cuts: DegreeArrays) -> NDArray[np.float64]:
+        """A step of these cuts takes at least this long, whatever microbatch, experts' degrees and the rest are.
+
+        The slowest stage does at least its share of all layers of every sequence: T >= B / dp * L / pp * the least
+        seconds of a layer and sequence over all microbatch sizes.
+
+        Source: derived here; tested to stay below the exact optimum.
+        """
+        batch, layers = self._job.training.global_batch_size, self._job.model.num_layers
+        each = (self._mean.min(axis=2) / self._sizes).min(axis=1)[self._cut_of(cuts)]
+        return np.asarray(batch / cuts.dp * (layers / cuts.pp) * each)
+
+    def timing_bound_seconds(self, degrees: DegreeArrays, *, any_experts: bool = False) -> NDArray[np.float64]:
+        """The same with microbatch size and interleave known: T >= (m - 1/v) * slowest + all work / v.
+
+        The slowest of S stages takes at least the mean of all work, and ceil(L / S) layers, and what the last
+        stage needs for one layer in each chunk and the head. `any_experts`: whatever the degrees of experts are.
+
+        Source: derived here; tested to stay below the exact optimum.
+        """
+        mean, fastest, head = self.layer_and_head_seconds(degrees, any_experts=any_experts)
+        layers = self._job.model.num_layers
+        m, v = num_microbatches(self._job, degrees), degrees.interleave
+        work = layers * mean + head
+        slowest = np.maximum(work / degrees.pp, np.ceil(layers / degrees.pp) * fastest)
+        if degrees.schedule in EXECUTED:  # whose bubble has no such form, and whose head may be on any stage
+            return np.asarray(m * np.maximum(work / degrees.pp, np.ceil(layers / degrees.pp) * fastest))
+        slowest = np.maximum(slowest, v * fastest + head)
+        return np.asarray((m - 1 / v) * slowest + work / v)
+
+    def layer_and_head_seconds(self, degrees: DegreeArrays, *, any_experts: bool = False) -> tuple[Any, Any, Any]:
+        """Least seconds of one microbatch: of a mean layer, of a layer of the fastest kind, and of the head."""
+        cut, size = self._cut_of(degrees), np.searchsorted(self._sizes, degrees.mbs)
+        head = self._head[cut, size]
+        if any_experts:
+            return self._mean.min(axis=2)[cut, size], self._fastest.min(axis=2)[cut, size], head
+        pair = np.searchsorted(self._pairs, degrees.ep * _PLACE + degrees.etp)
+        return self._mean[cut, size, pair], self._fastest[cut, size, pair], head
+
+    def layer_seconds_of_sequence(self, cuts: DegreeArrays) -> NDArray[np.float64]:
+        """Least seconds of a layer of the fastest kind for one sequence, whatever the microbatch size is."""
+        return np.asarray((self._fastest.min(axis=2) / self._sizes).min(axis=1)[self._cut_of(cuts)])
+
+    def _cut_of(self, degrees: DegreeArrays) -> NDArray[np.int64]:
+        return np.asarray(np.searchsorted(self._cuts, _code(degrees)))
+
+
+_PLACE = 1 << 24  # more than any degree
+
+
+def _code(degrees: DegreeArrays) -> Any:
+    """One number for each (tp, sp, cp)."""
+    return (degrees.tp * 2 + degrees.sp) * _PLACE + degrees.cp
+
+
+class LayerShapes(NamedTuple):
+    """The different layer shapes of configurations, which of them each has, and what stages of them consist of."""
+
+    degrees: DegreeArrays
+    position: NDArray[np.int64]
+    parts: StageParts
+
+
+def layer_shapes(job: Job, degrees: DegreeArrays) -> LayerShapes:
+    """The layer shapes of these configurations, each priced once."""
+    distinct, position = degrees.distinct(*LAYER_KEYS)
+    return LayerShapes(distinct, position, stage_parts(job, distinct))
+
+
+def most_layers(
+    job: Job, degrees: DegreeArrays, cutoff_seconds: Any, shapes: LayerShapes | None = None
+) -> NDArray[np.int64]:
+    """Layers that no stage exceeds: the other stages need theirs, and the step must stay within the cutoff.
+
+    So many layers in a row have at least so many whole periods of the pattern, less one for each chunk but the first.
+    shapes: those of the configurations, where they are priced already.
+    """
+    v, layers = degrees.interleave, job.model.num_layers
+    most = layers - v * (degrees.pp - 1)
+    if np.any(np.isfinite(cutoff_seconds)):
+        shapes = shapes or layer_shapes(job, degrees)
+        distinct, position = shapes.degrees, shapes.position
+        of_kinds = zip(kinds_main_first(job), _layer_floors(job, distinct, shapes.parts), strict=True)
+        floors = {kind[:2]: floor for kind, floor in of_kinds}
+        steady = np.maximum(num_microbatches(job, degrees) - 1 / v, 1e-9)
+        slowest = np.maximum(cutoff_seconds, 0.0) / steady * (1 + 1e-9)
+        each = np.broadcast_to(np.minimum.reduce(list(floors.values())), (len(distinct),))[position]
+        most = np.minimum(most, np.floor(slowest / each))
+        pattern = pattern_of(job)
+        if pattern.period > 1:
+            one = stage_of(job, index=INSIDE, num_layers=pattern.period, policy=0, first=pattern.leading)
+            whole = sum(number * floors[kind] for kind, number in timed_kinds(job, distinct, one))
+            periods = np.floor(slowest / np.broadcast_to(whole, (len(distinct),))[position])
+            most = np.minimum(most, pattern.leading + pattern.period * (periods + v) - v)
+    return np.asarray(most, dtype=np.int64)

@@ -1,0 +1,208 @@
+"""What memory lets the stages of configurations hold, and what they need at least, however layers are split."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import product
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from planner.cost.prices import num_microbatches, stage_bytes, stage_fits
+from planner.cost.schedule import in_flight_microbatches
+from planner.cost.stage import POLICIES, pattern_of, stage_of
+from planner.search.candidate import TIE
+from planner.search.layer_floors import kinds_main_first, most_layers, num_main_layers, stage_of_kind
+from planner.specs.job import pools_of
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    from planner.search.degrees import DegreeArrays, PolicyMasks
+    from planner.specs.job import AnyJob, Job
+
+__all__ = [
+    "Rooms",
+    "always_fits",
+    "held_in_time",
+    "least_shares",
+    "least_stage_bytes",
+    "may_fit",
+    "of_smallest_microbatches",
+    "rooms_of_stages",
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rooms:
+    """Layers of the main kinds that each stage of each configuration can hold under each policy.
+
+    owner: configuration of each stage, [stages]. is_last: the last of its pipeline. layers: [policies, stages], 0
+    where the policy is not allowed. whole: whether they are whole numbers.
+    """
+
+    owner: NDArray[np.int64]
+    is_last: NDArray[np.bool_]
+    layers: NDArray[np.float64]
+    whole: bool
+
+    def in_all(self, layers: NDArray[np.float64], degrees: DegreeArrays) -> NDArray[np.float64]:
+        """Sum over the stages of each configuration, [n]."""
+        return np.asarray(np.bincount(self.owner, weights=layers, minlength=len(degrees)), dtype=np.float64)
+
+
+def _whole(layers: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Whole layers; rounding never takes one away."""
+    return np.floor(layers * (1 + 1e-9))
+
+
+def held_in_time(spare_seconds: Any, layer_seconds: Any, room: Any, whole: bool) -> Any:
+    """Layers that stages hold within some seconds, under the policy that lets each hold most, [stages].
+
+    layer_seconds: of one more layer, and room: layers that memory allows, both [policies, stages]. whole: whether
+    layers are whole numbers.
+    """
+    held = np.zeros(np.shape(spare_seconds))
+    for price, most in zip(layer_seconds, room, strict=True):
+        in_time = spare_seconds / price
+        held = np.maximum(held, np.minimum(most, _whole(in_time) if whole else in_time))
+    return held
+
+
+def rooms_of_stages(job: Job, degrees: DegreeArrays, policies: PolicyMasks) -> Rooms:
+    """What memory lets each stage hold.
+
+    Memory grows linearly with the layers from two on, and not slower below; on stages inside the pipeline it does
+    so with the microbatches in flight too, so that two such stages give all. Layers of another kind beside those
+    that are counted only take room. Where all hold alike, a stage has whole layers.
+    """
+    owner = np.repeat(np.arange(len(degrees)), degrees.pp)
+    index = np.arange(len(owner)) - (np.cumsum(degrees.pp) - degrees.pp)[owner]
+    last = degrees.pp - 1
+    ends = np.stack([np.zeros_like(last), np.minimum(1, last), np.maximum(last - 1, 0), last])
+    waiting, some = _in_flight(job, degrees.take(owner), index), _in_flight(job, degrees, ends[1:3])
+    between = some[1] - some[0]
+    share = (waiting - some[0][owner]) / np.where(between == 0, 1.0, between)[owner]
+    is_last, inside = index == last[owner], (index > 0) & (index < last[owner])
+
+    def everywhere(values: NDArray[np.float64]) -> NDArray[np.float64]:
+        linear = values[1][owner] + share * (values[2] - values[1])[owner]
+        return np.asarray(np.where(inside, linear, np.where(is_last, values[3][owner], values[0][owner])))
+
+    whole, layers = num_main_layers(job) == job.model.num_layers, []
+    for policy, mask in policies.items():
+        two, three = (everywhere(_bytes_with(job, degrees, ends, k, policy)) for k in (2, 3))
+        most = np.maximum(2 + (job.memory_limit_bytes - two) / np.maximum(three - two, 1.0), 1.0)
+        layers.append(np.where(mask[owner], _whole(most) if whole else most, 0.0))
+    return Rooms(owner=owner, is_last=is_last, layers=np.stack(layers), whole=whole)
+
+
+def _in_flight(job: Job, degrees: DegreeArrays, stage: Any) -> Any:
+    m = num_microbatches(job, degrees)
+    return in_flight_microbatches(degrees.schedule, degrees.pp, stage, m, degrees.interleave)
+
+
+def _bytes_with(job: Job, degrees: DegreeArrays, index: Any, num_layers: int, policy: int) -> Any:
+    stage = stage_of_kind(kinds_main_first(job)[0], index=index, num_layers=num_layers, policy=policy)
+    return np.asarray(np.broadcast_to(stage_bytes(job, degrees, stage), np.shape(index)))
+
+
+def always_fits(job: Job, degrees: DegreeArrays, cutoff_seconds: Any) -> NDArray[np.bool_]:
+    """Where every filling of these configurations within the cutoff fits into memory, whatever it recomputes.
+
+    Memory grows with the layers of a stage, which are at most `most_layers`, is largest without recompute, and lies
+    between that of the two ends on the stages inside a pipeline. Stages of one chunk may begin anywhere.
+
+    Source: derived here; tested against the priced columns.
+    """
+    most, last = most_layers(job, degrees, cutoff_seconds), degrees.pp - 1
+    index = np.stack([np.zeros_like(last), np.minimum(1, last), np.maximum(last - 1, 0), last])
+    pattern, layers, fits = pattern_of(job), np.maximum(most, 1), np.ones(len(degrees), dtype=bool)
+    for start in range(pattern.num_states):
+        stage = stage_of(job, index=index, num_layers=layers, policy=0, first=start, layout=degrees)
+        fits &= np.broadcast_to(stage_fits(job, degrees, stage), index.shape).all(axis=0)
+    return fits
+
+
+def least_stage_bytes(job: Job, degrees: DegreeArrays, policies: Sequence[int]) -> NDArray[np.float64]:
+    """The fullest stage of these configurations needs at least this many bytes, however layers are split.
+
+    Some stage holds ceil(L / S) layers or more, L of the main kinds. Middle stages need less the later they are, so the
+    least of the first, the last but one and the last stage bounds them all.
+
+    Source: derived here; tested against the priced columns.
+    """
+    main, layers = kinds_main_first(job)[0], np.ceil(num_main_layers(job) / degrees.pp)
+    last = degrees.pp - 1
+    index = np.stack([np.zeros_like(last), np.maximum(last - 1, 0), last])
+    shapes = [stage_of_kind(main, index=index, num_layers=layers, policy=policy) for policy in policies]
+    least = [np.broadcast_to(stage_bytes(job, degrees, shape), index.shape).min(axis=0) for shape in shapes]
+    return np.asarray(np.minimum.reduce(least))
+
+
+def least_shares(job: AnyJob, degrees: DegreeArrays) -> NDArray[np.float64]:
+    """Share of a device that the fullest stage needs at least, in the pool with most room, under any policy, [n].
+
+    Source: `least_stage_bytes`.
+    """
+    policies = [POLICIES.index(policy) for policy in job.engine.recompute]
+    shares = [least_stage_bytes(pool, degrees, policies) / pool.memory_limit_bytes for pool in pools_of(job)]
+    return np.asarray(np.minimum.reduce(shares), dtype=np.float64)
+
+
+def _least_last_stage_bytes(job: Job, degrees: DegreeArrays) -> NDArray[np.float64]:
+    """The last stage needs at least this many bytes, whatever layers it holds: the head, the logits and the loss.
+
+    Source: derived here; tested against the priced columns.
+    """
+    alone = stage_of_kind(kinds_main_first(job)[0], index=degrees.pp - 1, num_layers=0, policy=0)
+    return np.asarray(np.broadcast_to(stage_bytes(job, degrees, alone), len(degrees)), dtype=np.float64)
+
+
+def of_smallest_microbatches(job: AnyJob, degrees: DegreeArrays) -> tuple[DegreeArrays, NDArray[np.int64]]:
+    """Fewer configurations that need no more memory, but for rounding, and which of them stands for each given one.
+
+    They have one sequence to a microbatch: larger microbatches hold more each, and as many are in flight as long as
+    there are several. A single one adds up no gradients, and what GPipe holds of each is less for fewer: these stay.
+
+    Source: derived here; tested against `least_stage_bytes` of each.
+    """
+    alike = (degrees.dp * degrees.mbs < job.training.global_batch_size) & (degrees.schedule in ("1f1b", "interleaved"))
+    smallest = degrees.having("mbs", np.where(alike, 1, degrees.mbs))
+    return smallest.distinct(*smallest.numbers())
+
+
+def may_fit(
+    job: AnyJob, degrees: DegreeArrays, policies: Sequence[int], *, expects_little: bool = False
+) -> NDArray[np.bool_]:
+    """Whether memory may be enough, in some pool and under some policy, by `least_stage_bytes`.
+
+    expects_little: look first at what many configurations share, which pays where few of them fit: at one sequence to a
+    microbatch, and at the loss on the last stage.
+    """
+    if not expects_little:
+        return _have_room(job, degrees, policies, 1.0)
+    smallest, position = of_smallest_microbatches(job, degrees)
+    fits = _have_room(job, smallest, policies, 1 + TIE)[position]
+    if fits.any():
+        left, ends = np.flatnonzero(fits), degrees.take(fits)
+        rooms = [_least_last_stage_bytes(pool, ends) <= pool.memory_limit_bytes for pool in pools_of(job)]
+        fits[left] = np.logical_or.reduce(rooms)
+    if fits.any():
+        fits[fits] = _have_room(job, degrees.take(fits), policies, 1.0)
+    return fits
+
+
+def _have_room(job: AnyJob, degrees: DegreeArrays, policies: Sequence[int], share: float) -> NDArray[np.bool_]:
+    """Whether the least stage bytes are within this share of the limit of some pool, under some policy.
+
+    Policies that recompute most come first: they leave room for most, and only the rest is looked at again.
+    """
+    fits: NDArray[Any] = np.zeros(len(degrees), dtype=np.bool_)
+    for pool, policy in product(pools_of(job), sorted(policies, reverse=True)):
+        left = np.flatnonzero(~fits)
+        if len(left):
+            fits[left] = least_stage_bytes(pool, degrees.take(left), [policy]) <= share * pool.memory_limit_bytes
+    return fits
