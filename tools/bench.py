@@ -34,7 +34,7 @@ TARGETS: tuple[tuple[str, float, float | None], ...] = (
     ("plan megatron-1t dgx-a100 --nodes 384 --seq-len 2048 --global-batch 3072", 1.5, None),
     ("plan llama3-405b dgx-h100 --nodes 2048 --seq-len 8192 --global-batch 2048", 2.0, None),
     ("plan llama3-405b dgx-h100 --nodes 2048 --seq-len 131072 --global-batch 128 --engine megatron", 2.0, None),
-    (f"plan deepseek-v3 dgx-h100 --nodes 256 {BIG}", 2.5, None),
+    (f"plan deepseek-v3 hgx-h800 --nodes 256 {BIG}", 2.5, None),
     (f"plan deepseek-v3 gb200-nvl72 --gpus 11000 {BIG}", 2.5, None),
     ("plan gpt3-175b dgx-a100 --nodes 12500 --seq-len 2048 --global-batch 100000", 4.0, None),
     ("plan llama3-405b dgx-h100 --nodes 12500 --seq-len 8192 --global-batch 10000", 4.0, None),

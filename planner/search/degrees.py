@@ -19,6 +19,7 @@ from planner.cost.stage import POLICIES
 from planner.errors import InputError, Mistake
 from planner.layout import Layout, chunks_per_stage, divisors, offloads_activations
 from planner.search.legality import RULES, broken_rules
+from planner.specs.text import any_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -361,6 +362,7 @@ def _legal_blocks(
 _BLOCK: Final = 256  # cuts at a time
 
 
+_MOST_NAMED: Final = 6  # values of a degree that a message lists
 _SMALLEST: Final = Layout(recompute=("none",), layers_per_stage=(1,))
 
 
@@ -386,7 +388,7 @@ def no_candidate(job: AnyJob, refused: Refusals, constraints: Constraints) -> In
     values.setdefault("sp", 1 if pinned.get("tp", 1) > 1 else 0)
     alone = Layout(**values, schedule=schedule, layers_per_stage=(1,) * chunks, recompute=policies)
     lead = f"no layout meets the pins {pins}"
-    faults = broken_rules(job, alone, except_for=("pools",), searched=True) or (why,)
+    faults = broken_rules(job, alone, except_for=("pools",), searched=True) or (_legal_values(job, constraints),)
     hint = f"{_pin_to_drop(job, constraints)}; `planner explain MODEL CLUSTER --layout ...` checks one layout"
     last = len(faults) - 1
     return InputError(
@@ -395,6 +397,25 @@ def no_candidate(job: AnyJob, refused: Refusals, constraints: Constraints) -> In
             for number, fault in enumerate(faults)
         )
     )
+
+
+def _legal_values(job: AnyJob, constraints: Constraints) -> str:
+    """What the pinned degrees are in legal layouts, to tell why none of these meets the pins."""
+    values: dict[str, set[int]] = {pin.key: set() for pin in constraints.pins if pin.is_numeric}
+    for degrees in _legal_blocks(job, replace(constraints, pins=()), {}, with_replicas=False):
+        for key in values:
+            values[key] |= set(_replica_counts(degrees) if key == "hsdp" else getattr(degrees, key).tolist())
+    named = [
+        f"{key} {any_of(sorted(each)) if len(each) <= _MOST_NAMED else f'{min(each)} to {max(each)}'}"
+        for key, each in values.items()
+        if not any(_meets(constraints, key, value) for value in each)
+    ]
+    return f"legal layouts have {', and '.join(named)}" if named else "no legal layout has all of them"
+
+
+def _meets(constraints: Constraints, key: str, value: int) -> bool:
+    alone: dict[str, Any] = {key: value}
+    return all(pin.holds(replace(_SMALLEST, **alone)) for pin in constraints.pins if pin.key == key)
 
 
 def _leaves_some(job: AnyJob, constraints: Constraints, refused: Refusals) -> bool:

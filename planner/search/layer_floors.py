@@ -229,7 +229,8 @@ def most_layers(
         pattern = pattern_of(job)
         if pattern.period > 1:
             one = stage_of(job, index=INSIDE, num_layers=pattern.period, policy=0, first=pattern.leading)
-            whole = sum(number * floors[kind] for kind, number in timed_kinds(job, distinct, one))
+            held = timed_kinds(job, distinct, one)  # also a kind that only layers for further tokens may be, of none
+            whole = sum(number * floors[kind] for kind, number in held if kind in floors)
             periods = np.floor(slowest / np.broadcast_to(whole, (len(distinct),))[position])
             most = np.minimum(most, pattern.leading + pattern.period * (periods + v) - v)
     return np.asarray(most, dtype=np.int64)

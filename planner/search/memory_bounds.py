@@ -152,13 +152,17 @@ def least_shares(job: AnyJob, degrees: DegreeArrays) -> NDArray[np.float64]:
     return np.asarray(np.minimum.reduce(shares), dtype=np.float64)
 
 
-def _least_last_stage_bytes(job: Job, degrees: DegreeArrays) -> NDArray[np.float64]:
+def _least_last_stage_bytes(job: Job, degrees: DegreeArrays, policies: Sequence[int]) -> NDArray[np.float64]:
     """The last stage needs at least this many bytes, whatever layers it holds: the head, the logits and the loss.
+
+    Layers for multi-token prediction are among it, and keep what the policy of the stage keeps.
 
     Source: derived here; tested against the priced columns.
     """
-    alone = stage_of_kind(kinds_main_first(job)[0], index=degrees.pp - 1, num_layers=0, policy=0)
-    return np.asarray(np.broadcast_to(stage_bytes(job, degrees, alone), len(degrees)), dtype=np.float64)
+    choice = np.array(policies)[:, np.newaxis]
+    alone = stage_of_kind(kinds_main_first(job)[0], index=degrees.pp - 1, num_layers=0, policy=choice)
+    every = np.broadcast_to(stage_bytes(job, degrees, alone), (len(policies), len(degrees)))
+    return np.asarray(every.min(axis=0), dtype=np.float64)
 
 
 def of_smallest_microbatches(job: AnyJob, degrees: DegreeArrays) -> tuple[DegreeArrays, NDArray[np.int64]]:
@@ -188,7 +192,7 @@ def may_fit(
     fits = _have_room(job, smallest, policies, 1 + TIE)[position]
     if fits.any():
         left, ends = np.flatnonzero(fits), degrees.take(fits)
-        rooms = [_least_last_stage_bytes(pool, ends) <= pool.memory_limit_bytes for pool in pools_of(job)]
+        rooms = [_least_last_stage_bytes(pool, ends, policies) <= pool.memory_limit_bytes for pool in pools_of(job)]
         fits[left] = np.logical_or.reduce(rooms)
     if fits.any():
         fits[fits] = _have_room(job, degrees.take(fits), policies, 1.0)

@@ -149,26 +149,28 @@ def floor_prices(
     The part of a data-parallel collective that is felt grows less than proportionally with the layers, so that its
     price for each of the most layers is a lower bound too. Where a stage may hold layers of two kinds, whose
     computation hides each other's traffic, that part is left out of them; `_transfer_floor` bounds it once a step.
+    The last stage hides traffic behind layers for multi-token prediction too, and moves theirs: they count as its own.
     """
     main, n, shapes = kinds_main_first(job)[0], len(degrees), layer_shapes(job, degrees)
-    most = np.maximum(most_layers(job, degrees, cutoff_seconds, shapes), 1)
+    most = np.maximum(most_layers(job, degrees, cutoff_seconds, shapes), 1) + job.model.mtp_layers
+    counts_alike = not job.model.mtp_layers or main[:2] == (job.model.moe is not None, False)
     policy = np.array(list(policies))[:, np.newaxis]
     stage = stage_of_kind(main, index=INSIDE, num_layers=most, policy=policy)
     prices = stage_prices(job, degrees, stage, spread(shapes.parts, shapes.position))
     send = prices.pp_comm - prices.pp_hidden
     each, once = prices.microbatch_seconds - send, prices.tail_seconds
     others, ends = _small_prices(job, shapes, policies)
-    if any_replicas or len(others):
+    if any_replicas or len(others) or not counts_alike:
         each = each - prices.dp_exposed_each
-    if len(others):
+    if len(others) or not counts_alike:
         each = each - prices.host_exposed_each
     if any_replicas:
         once = once - prices.dp_exposed_once
-    if _takes_turns(job):
+    if _takes_turns(job) or not counts_alike:
         once = prices.optimizer
     shape = (len(policies), n)
     tail = _tail_floor(job, degrees, np.broadcast_to(once, shape), most)
-    if not any_replicas:
+    if not any_replicas and counts_alike:
         counts = np.array([kind.number for kind in kinds_main_first(job)[1:]])[:, np.newaxis, np.newaxis]
         window = np.broadcast_to(_in_proportion(prices) + (counts * others).sum(axis=0), shape).max(axis=0)
         update = np.broadcast_to(prices.optimizer, shape).min(axis=0)

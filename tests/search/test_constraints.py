@@ -58,6 +58,8 @@ def test_a_pinned_list_of_policies_that_differ_is_refused_where_the_engine_has_o
         ("layers_per_stage=1/3/3", "sums to 7"),
         ("recompute=selective", "does not have recompute `selective`"),
         ("recompute=selective/none", "does not have recompute `selective`"),
+        ("pp>=99", "pp>=99: legal layouts have pp 1"),
+        ("zero>=2,zero<=1", "legal layouts have zero 0"),
     ],
 )
 def test_a_pin_that_no_plan_can_keep_is_refused(pin, message):

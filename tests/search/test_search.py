@@ -429,15 +429,21 @@ def test_no_stage_within_the_cutoff_has_more_than_the_most_layers(seed):
                 assert candidate.layers[in_time].max(initial=0) <= limit
 
 
-def slowed(job, seed):
-    """The job with links so slow, or so late, that what is moved once a step may be most of it."""
-    pick = random.Random(-seed)
-    slow, late = pick.choice([1, 10, 1000]), pick.choice([1, 100, 10000])
+def slowed(job, slow, late):
+    """The job with links of a part of their bandwidth, and of more latency."""
     links = [
-        link.model_copy(update={"bandwidth": link.bandwidth / slow, "latency": link.latency * late})
+        link.model_copy(
+            update={"bandwidth": link.bandwidth / slow, "latency": link.latency * late, "startup": link.startup * late}
+        )
         for link in job.cluster.links
     ]
     return replace(job, cluster=job.cluster.model_copy(update={"links": tuple(links)}))
+
+
+def somehow_slowed(job, seed):
+    """The job on links so slow or late that what is moved once a step may be most of it."""
+    pick = random.Random(-seed)
+    return slowed(job, pick.choice([1, 10, 1000]), pick.choice([1, 3, 10, 100, 10000]))
 
 
 def check_tails(job):
@@ -445,6 +451,8 @@ def check_tails(job):
     for degrees in legal_degrees(job, NO_CONSTRAINTS):
         policies = allowed_policies(job, NO_CONSTRAINTS, degrees)
         for pp, v in set(zip(degrees.pp.tolist(), degrees.interleave.tolist(), strict=True)):
+            if pp == 1:  # has its own price
+                continue
             rows = np.flatnonzero((degrees.pp == pp) & (degrees.interleave == v))
             x, least = degrees.take(rows), np.full(len(rows), np.inf)
             for split in compositions(job.model.num_layers, pp, v):
@@ -470,16 +478,43 @@ def shortest_tail(job, degrees, policies, index, first, number):
 
 @pytest.mark.parametrize("seed", range(12))
 def test_no_cut_of_the_model_has_shorter_tails_than_the_floor(seed):
-    check_tails(slowed(job_of_different_layers(seed), seed))
-    check_tails(slowed(small_job(seed), seed))
+    check_tails(somehow_slowed(job_of_different_layers(seed), seed))
+    check_tails(somehow_slowed(small_job(seed), seed))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(100, 200))
 def test_no_cut_of_many_models_has_shorter_tails_than_the_floor(seed):
     engine = ["megatron", "torch", "torchtitan", "deepspeed"][seed % 4]
-    check_tails(slowed(job_of_different_layers(seed, engine), seed))
-    check_bounds(slowed(job_of_different_layers(seed, engine), seed))
+    check_tails(somehow_slowed(job_of_different_layers(seed, engine), seed))
+    check_bounds(somehow_slowed(job_of_different_layers(seed, engine), seed))
+
+
+def test_the_last_stage_hides_its_traffic_behind_layers_for_further_tokens_too():
+    job = slowed(job_of_different_layers(346, "megatron-bridge"), 10, 3)
+    training = job.training.model_copy(update={"sequence_length": 2048})
+    check_tails(predicting(replace(job, training=training), 1))
+
+
+def predicting(job, further):
+    """The job with layers for multi-token prediction."""
+    return replace(job, model=job.model.model_copy(update={"mtp_layers": further}))
+
+
+@pytest.mark.parametrize("seed", [1, 5, 23, 1245])
+def test_search_equals_brute_force_with_layers_for_further_tokens(seed):
+    job = predicting(somehow_slowed(job_of_different_layers(seed), seed), 1 + seed % 2)
+    best, _ = brute_force_by_ledger(job)
+    found = search(job, NO_CONSTRAINTS)
+    assert isinstance(found, NothingFits) == (best == np.inf)
+    assert best == np.inf or found.step_seconds == pytest.approx(best, rel=1e-9), format_layout(found.layout)
+    check_bounds(job)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(100, 200))
+def test_search_equals_brute_force_with_layers_for_further_tokens_on_many_jobs(seed):
+    test_search_equals_brute_force_with_layers_for_further_tokens(seed)
 
 
 @pytest.mark.slow
