@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import hashlib
 import logging
 import multiprocessing
@@ -39,6 +40,7 @@ def main(arguments: Sequence[str] | None = None) -> ExitCode:
     options = parse_options(arguments)
     if _is_fork():
         _forget_the_agent()
+    faulthandler.enable()  # what a rank did when a library aborted or crashed in it
     die_with_parent()
     _quiet_torch()
     try:

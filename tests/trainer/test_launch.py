@@ -320,13 +320,16 @@ def test_a_mistake_in_the_data_is_told_without_a_traceback(plan_path, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_killed_rank_is_started_again(plan_path, tmp_path):
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGABRT])
+def test_a_killed_rank_is_started_again(plan_path, tmp_path, how):
+    """One in which a library aborts shows what it was doing."""
     pytest.importorskip("torch")
     output = tmp_path / "out"
     run = start(plan_path, output, 400)
     wait_for(lambda: steps_done(output) > 2)
-    os.kill(ranks_of(output)[1], signal.SIGKILL)
+    os.kill(ranks_of(output)[1], how)
     _, messages = run.communicate(timeout=150)
+    assert ("Fatal Python error: Aborted" in messages and "trainer.py" in messages) == (how == signal.SIGABRT)
     assert run.returncode == ExitCode.OK, messages
     assert "starting again" in messages
     assert steps_done(output) == 400

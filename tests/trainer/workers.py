@@ -5,6 +5,7 @@ Importing torch takes seconds and a fork takes milliseconds, so all compositions
 
 from __future__ import annotations
 
+import faulthandler
 import importlib
 import itertools
 import json
@@ -305,6 +306,7 @@ def rank_main(rank: int, job: dict[str, Any], store: str, answers: Any) -> None:
     plan = plan_from_json(json.dumps(job["plan"]))
     world = plan.layout.world_size
     torch.set_num_threads(1)
+    faulthandler.enable()
     try:
         shared = dist.FileStore(store, world)
         dist.init_process_group("gloo", rank=rank, world_size=world, store=shared, timeout=timedelta(seconds=120))
