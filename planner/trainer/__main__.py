@@ -40,7 +40,6 @@ def main(arguments: Sequence[str] | None = None) -> ExitCode:
     options = parse_options(arguments)
     if _is_fork():
         _forget_the_agent()
-    faulthandler.enable()  # what a rank did when a library aborted or crashed in it
     die_with_parent()
     _quiet_torch()
     try:
@@ -156,6 +155,7 @@ def _quiet_torch() -> None:
 
 
 if __name__ == "__main__":
+    faulthandler.enable()  # says what a rank did when a library aborts or crashes in it
     outcome = main()
     sys.stdout.flush()
     sys.stderr.flush()
