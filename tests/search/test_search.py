@@ -347,7 +347,7 @@ DIFFERENT = (  # layers that differ: leading dense ones, experts or windows that
 )
 
 
-def job_of_different_layers(seed, engine="megatron"):
+def job_of_different_layers(seed, engine="megatron", gpus=None):
     """A random small job whose layers differ: kinds take several times as long as each other, or need more memory.
 
     Launches are fast and kernels of attention slow, so that what a layer computes is what it takes.
@@ -376,7 +376,7 @@ def job_of_different_layers(seed, engine="megatron"):
             model=str(path),
             cluster=pick.choice(["dgx-a100", "dgx1-v100"]),
             engine=engine,
-            gpus=pick.choice([2, 2, 3, 4]),
+            gpus=gpus or pick.choice([2, 2, 3, 4]),
             sequence_length=pick.choice([64, 2048]),
             global_batch_size=pick.choice([2, 4, 6]),
             settings=(
@@ -476,9 +476,9 @@ def shortest_tail(job, degrees, policies, index, first, number):
     return np.min([np.broadcast_to(stage_prices(job, degrees, s).tail_seconds, len(degrees)) for s in stages], axis=0)
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", [0, 3, 14, 21])
 def test_no_cut_of_the_model_has_shorter_tails_than_the_floor(seed):
-    check_tails(somehow_slowed(job_of_different_layers(seed), seed))
+    check_tails(predicting(somehow_slowed(job_of_different_layers(seed, gpus=8), seed), seed % 3))
     check_tails(somehow_slowed(small_job(seed), seed))
 
 
@@ -486,7 +486,7 @@ def test_no_cut_of_the_model_has_shorter_tails_than_the_floor(seed):
 @pytest.mark.parametrize("seed", range(100, 200))
 def test_no_cut_of_many_models_has_shorter_tails_than_the_floor(seed):
     engine = ["megatron", "torch", "torchtitan", "deepspeed"][seed % 4]
-    check_tails(somehow_slowed(job_of_different_layers(seed, engine), seed))
+    check_tails(somehow_slowed(job_of_different_layers(seed, engine, gpus=8), seed))
     check_bounds(somehow_slowed(job_of_different_layers(seed, engine), seed))
 
 
