@@ -14,6 +14,7 @@ from rich.table import Table
 from planner.search.best_first import best_first
 from planner.search.bounds import incumbent, lower_bounds
 from planner.search.constraints import Constraints
+from planner.search.contenders import contenders
 from planner.search.dynamic_program import best_of
 from planner.search.integer_program import solve_program
 from planner.search.objectives import THROUGHPUT, BestCuts
@@ -126,7 +127,8 @@ def solvers() -> Table:
             sequence_length=sequence,
             global_batch_size=batch,
         )
-        candidates = best_first(job, Constraints(), BestCuts(THROUGHPUT, 4), Reporter()).candidates
+        near = best_first(job, Constraints(), BestCuts(THROUGHPUT, 4), Reporter()).near
+        candidates = [each.candidate for group in contenders(job, Constraints(), near, THROUGHPUT) for each in group]
         found = {name: _cpu_seconds(partial(way, candidates)) for name, way in ways.items()}
         steps = [step for _, step in found.values()]
         assert np.allclose(steps, steps[0], rtol=1e-6), f"{model}: {steps}"

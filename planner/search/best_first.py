@@ -17,8 +17,8 @@ import numpy as np
 
 from planner.cost.schedule import EXECUTED
 from planner.search.bounds import greedy_choice, prune
-from planner.search.candidate import TIE, Candidate, Choice, FloatArray, IntArray, Mask
-from planner.search.candidates import price_candidates
+from planner.search.candidate import AGREEMENT, TIE, Candidate, Disagreement, FloatArray, IntArray, Mask
+from planner.search.candidates import layout_at, price_candidates
 from planner.search.degrees import (
     LESS_OFFLOAD,
     DegreeArrays,
@@ -40,20 +40,24 @@ from planner.search.executed import busy_seconds, executed_candidates
 from planner.search.layer_floors import LayerFloors
 from planner.search.memory_bounds import always_fits, may_fit
 from planner.search.objectives import cut_of
+from planner.search.placements import pools_of_stages
 from planner.search.pool_bounds import PoolFloors, placed, promising_placements
 from planner.search.reporter import Reporter
 from planner.search.step_bounds import lower_bound_seconds
 from planner.specs.job import Job, MixedJob
+from planner.specs.load import uniform_job
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from planner.layout import Layout
+    from planner.search.candidate import Choice
     from planner.search.constraints import Constraints
-    from planner.search.objectives import Incumbents
+    from planner.search.objectives import Incumbents, Objective
     from planner.specs.engine import Offload, Recompute, Schedule
     from planner.specs.job import AnyJob
 
-__all__ = ["Found", "best_first"]
+__all__ = ["Filled", "Found", "Near", "best_first", "candidates_of"]
 
 _FIRST_CUTS = 64  # cuts in the first block; each further block has twice as many
 _MOST_CUTS = 1024
@@ -66,14 +70,23 @@ _FIRST_PRICED = 16  # configurations that are priced at first; then twice as man
 _MOST_PRICED = 256
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Filled:
+    """One configuration (its degrees are plain integers) with layers and recompute policy for each stage."""
+
+    degrees: DegreeArrays
+    layers: tuple[int, ...]
+    policies: tuple[int, ...]
+    seconds: float  # of a step
+
+
 class Found:
-    """What the search leaves for the integer program, and what it ruled out."""
+    """What the search found by the dynamic program, what it leaves for the integer program, and what it ruled out."""
 
     def __init__(self, job: AnyJob) -> None:
         self.job = job
-        self.candidates: list[Candidate] = []
-        self.degrees: list[DegreeArrays] = []  # of each candidate
-        self.choices: list[Choice] = []  # best ones of candidates, by the dynamic program
+        self.layouts: list[Filled] = []  # best ones of configurations, by the dynamic program
+        self.near = Near(())  # configurations that no bound has ruled out
         self.num_cuts = 0  # legal cuts of the devices
         self.num_cuts_pruned = 0  # bounded away before anything else was filled in
         self.num_legal = 0  # configurations, as far as they were filled in
@@ -87,6 +100,10 @@ class Found:
         """Count configurations that a bound has ruled out."""
         self.num_legal += count
         self.pruned[reason] = self.pruned.get(reason, 0) + count
+
+    def layout_of(self, filled: Filled) -> Layout:
+        """The layout with the names of the pools in which its stages live."""
+        return layout_at(filled.degrees, filled.layers, filled.policies, pools_of_stages(self.job, filled.degrees))
 
 
 def best_first(
@@ -112,14 +129,14 @@ def best_first(
         if isinstance(job, Job)
         else _MixedSearch(job, constraints, best, has_incumbent)
     )
-    found, waiting = search.found, list[_Bounded]()
+    found, waiting = search.found, list[Bounded]()
     try:
         waiting.extend(search.near_configurations())  # what came before an interruption stays
         search.price(waiting, reporter)
     except KeyboardInterrupt:
         if not until_interrupted or not waiting:
             raise
-        if not found.choices:
+        if not found.layouts:
             search.price(waiting, Reporter(), only_first=True)
         found.bound = search.least_bound()
     if not found.num_legal:
@@ -130,7 +147,7 @@ def best_first(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Bounded:
+class Bounded:
     """Configurations of one schedule and the lower bounds of their step time."""
 
     degrees: DegreeArrays
@@ -145,8 +162,40 @@ class _Shared(NamedTuple):
     recompute: Recompute | None
 
 
-def _shared(degrees: DegreeArrays) -> _Shared:
-    return _Shared(degrees.schedule, degrees.offload, degrees.recompute)
+class Near:
+    """Configurations of several schedules end to end, with their lower bounds."""
+
+    def __init__(self, blocks: Sequence[Bounded]) -> None:
+        shared = [_Shared(each.degrees.schedule, each.degrees.offload, each.degrees.recompute) for each in blocks]
+        self._shared = list(dict.fromkeys(shared))
+        numbers = [self._shared.index(each) for each in shared]
+        self._which = np.repeat(np.array(numbers, dtype=np.int64), [len(each.seconds) for each in blocks])
+        self._all = DegreeArrays.joined([each.degrees for each in blocks]) if blocks else None  # whatever they share
+        self.seconds = np.concatenate([np.zeros(0), *(each.seconds for each in blocks)])  # lower bounds, [n]
+
+    def __len__(self) -> int:
+        """Number of configurations."""
+        return len(self.seconds)
+
+    def degrees(self, positions: Any) -> DegreeArrays:
+        """Degrees at `positions`, whose schedule, offload and recompute mean nothing: for what reads numbers only."""
+        assert self._all is not None, "there are none"
+        return self._all.take(positions)
+
+    def least(self, objective: Objective, job: AnyJob) -> float:
+        """What no layout comes before in the order of an objective."""
+        places = objective.rank(self.seconds, objective.devices(job, self.degrees(slice(None))))[0]
+        return float(np.min(places))
+
+    def one(self, position: int) -> DegreeArrays:
+        """One configuration."""
+        return replace(self.degrees(position), **self._shared[int(self._which[position])]._asdict())
+
+    def alike(self, positions: IntArray) -> Iterator[tuple[IntArray, DegreeArrays]]:
+        """The positions by what configurations share, and the configurations there."""
+        for number in sorted(set(self._which[positions].tolist())):
+            here = positions[self._which[positions] == number]
+            yield here, replace(self.degrees(here), **self._shared[number]._asdict())
 
 
 J = TypeVar("J", Job, MixedJob)
@@ -176,19 +225,15 @@ class _Search(ABC, Generic[J]):
         """The configurations that may still be wanted with some number of replicas of the sharded group."""
 
     @abstractmethod
-    def _complete(self, degrees: DegreeArrays) -> _Bounded:
+    def _complete(self, degrees: DegreeArrays) -> Bounded:
         """The configurations with whatever key is left, those that may still be wanted, and their bounds."""
 
     @abstractmethod
-    def _near_of_executed(self, degrees: DegreeArrays) -> Iterator[_Bounded]:
+    def _near_of_executed(self, degrees: DegreeArrays) -> Iterator[Bounded]:
         """What may still be wanted of a schedule that has to be executed: each configuration has one filling only."""
 
     @abstractmethod
-    def _priced(self, degrees: DegreeArrays, cutoff_seconds: FloatArray) -> list[Candidate]:
-        """The configurations with the prices of their stages."""
-
-    @abstractmethod
-    def _try_some(self, bounded: _Bounded) -> None:
+    def _try_some(self, bounded: Bounded) -> None:
         """Lower the cutoff by what the most promising configurations can do."""
 
     def _cutoff(self, degrees: DegreeArrays) -> FloatArray:
@@ -214,7 +259,7 @@ class _Search(ABC, Generic[J]):
         if count:
             self.found.drop("time bound" if self._has_incumbent else "deadline", count)
 
-    def near_configurations(self) -> Iterator[_Bounded]:
+    def near_configurations(self) -> Iterator[Bounded]:
         """Configurations whose bounds do not exceed the cutoff at the time, block by block."""
         job, constraints, found = self._job, self._constraints, self.found
         cuts = device_cuts(job, constraints, found.refused)
@@ -260,7 +305,7 @@ class _Search(ABC, Generic[J]):
         self._drop(len(degrees) - len(near))
         return near
 
-    def _near_of_part(self, timed: DegreeArrays, floors: LayerFloors | PoolFloors) -> Iterator[_Bounded]:
+    def _near_of_part(self, timed: DegreeArrays, floors: LayerFloors | PoolFloors) -> Iterator[Bounded]:
         """What may still be wanted when experts, ZeRO stage and replicas are filled in, bounded before each."""
         job, constraints, found = self._job, self._constraints, self.found
         degrees = fill_experts(job, constraints, timed, found.refused)
@@ -270,7 +315,7 @@ class _Search(ABC, Generic[J]):
             for alike in by_recompute(job, constraints, sharded):
                 yield from self._near_with(alike)
 
-    def _near_with(self, degrees: DegreeArrays) -> Iterator[_Bounded]:
+    def _near_with(self, degrees: DegreeArrays) -> Iterator[Bounded]:
         """The same when only the replicas are open."""
         job, constraints, found = self._job, self._constraints, self.found
         policies = allowed_policies(job, constraints, degrees)
@@ -293,11 +338,11 @@ class _Search(ABC, Generic[J]):
 
     def least_bound(self) -> float:
         """What no layout comes before in the order, of what is found and of what has not been looked at."""
-        found = zip(self.found.choices, self.found.degrees, strict=True)
-        places = (self._best.order(each.objective_seconds, self._best.devices(self._job, x)) for each, x in found)
+        found = self.found.layouts
+        places = (self._best.order(x.seconds, self._best.devices(self._job, x.degrees)) for x in found)
         return min(self._least, *map(float, places), np.inf)
 
-    def price(self, waiting: list[_Bounded], reporter: Reporter, *, only_first: bool = False) -> None:
+    def price(self, waiting: list[Bounded], reporter: Reporter, *, only_first: bool = False) -> None:
         """Price configurations in the order of their bounds, less those that the cutoff rules out by then.
 
         only_first: no more of them than it takes to find a layout.
@@ -305,59 +350,67 @@ class _Search(ABC, Generic[J]):
         reporter.candidates(self.found.num_legal, sum(self.found.refused.values()))
         if not waiting:
             return
-        everything = DegreeArrays.joined([each.degrees for each in waiting])  # whatever they share
-        bounds = np.concatenate([each.seconds for each in waiting])
-        uniform = list(dict.fromkeys(_shared(each.degrees) for each in waiting))
-        numbers = [uniform.index(_shared(each.degrees)) for each in waiting]
-        alike = np.repeat(numbers, [len(each.seconds) for each in waiting])
-        order, first, size = self._order(everything, bounds), 0, self._first_priced
-        places, fastest = self._place(everything, bounds), np.inf
+        near = self.found.near = Near(waiting)
+        everything = near.degrees(slice(None))
+        order, first, size = self._order(everything, near.seconds), 0, self._first_priced
+        places, fastest = self._place(everything, near.seconds), np.inf
         if not only_first:
             self._least = float(places.min())
-        while first < len(order) and not (only_first and self.found.choices):
+        while first < len(order) and not (only_first and self.found.layouts):
             part = order[first : first + size]
-            near = part[bounds[part] <= self._cutoff(everything.take(part))]
-            self.found.pruned["time bound"] += len(part) - len(near)
-            for choice in self._price_part(everything, uniform, alike, near):
-                fastest = min(fastest, choice.objective_seconds)
+            wanted = part[near.seconds[part] <= self._cutoff(everything.take(part))]
+            self.found.pruned["time bound"] += len(part) - len(wanted)
+            for filled in self._price_part(near, wanted):
+                fastest = min(fastest, filled.seconds)
             if np.isfinite(fastest):
                 reporter.priced(self.found.num_priced, fastest)
             first, size = first + len(part), min(2 * size, self._most_priced)
             if not only_first:
                 self._least = float(places[order[first:]].min(initial=np.inf))
 
-    def _price_part(
-        self,
-        everything: DegreeArrays,
-        uniform: Sequence[_Shared],
-        alike: IntArray,
-        part: IntArray,
-    ) -> Iterator[Choice]:
-        """Price some configurations at once; keep those that may still be wanted, and the best choice of each.
-
-        alike: of each configuration, the position in `uniform` of what it shares with others.
-        """
+    def _price_part(self, near: Near, part: IntArray) -> Iterator[Filled]:
+        """Price some configurations at once; the best filling of each that may still be wanted."""
         candidates: dict[int, Candidate] = {}
-        for number in sorted(set(alike[part].tolist())):
-            here = part[alike[part] == number]
-            degrees = replace(everything.take(here), **uniform[number]._asdict())
+        for here, degrees in near.alike(part):
             cutoff = self._cutoff(degrees)
-            priced = self._priced(degrees, cutoff)
-            masks = prune(priced, cutoff)
-            kept = zip(here.tolist(), priced, masks, strict=True)
+            priced = candidates_of(self._job, self._constraints, degrees, cutoff)
+            kept = zip(here.tolist(), priced, prune(priced, cutoff), strict=True)
             candidates |= {position: candidate.keep(mask) for position, candidate, mask in kept if mask.any()}
         self.found.num_priced += len(part)
         for position in filter(candidates.__contains__, part.tolist()):
-            degrees = replace(everything.take(position), **uniform[int(alike[position])]._asdict())
+            degrees, candidate = near.one(position), candidates.pop(position)
             longest = float(self._best.cutoff_seconds(self._best.devices(self._job, degrees))) * (1 + TIE)
-            choice = best_choice(candidates[position], index=len(self.found.candidates), cutoff=longest)
+            choice = best_choice(candidate, cutoff=longest)
             if choice is None:
                 continue
-            self.found.candidates.append(candidates[position])
-            self.found.degrees.append(degrees)
-            self.found.choices.append(choice)
-            self._add(degrees, choice.objective_seconds)
-            yield choice
+            filled = _filled_by(degrees, candidate, choice)
+            self.found.layouts.append(filled)
+            self._add(degrees, filled.seconds)
+            yield filled
+
+
+def candidates_of(
+    job: AnyJob, constraints: Constraints, degrees: DegreeArrays, cutoff_seconds: FloatArray
+) -> list[Candidate]:
+    """Configurations of one schedule as candidates; what alone makes a step longer than the cutoff [n] is left out."""
+    policies = allowed_policies(job, constraints, degrees)
+    if degrees.schedule in EXECUTED:
+        return executed_candidates(uniform_job(job), degrees, policies)
+    return price_candidates(job, degrees, policies, constraints=constraints, cutoff_seconds=cutoff_seconds)
+
+
+def _filled_by(degrees: DegreeArrays, candidate: Candidate, choice: Choice) -> Filled:
+    """The configuration as a choice fills it, at the seconds that the candidate's prices give.
+
+    Raises:
+        Disagreement: the choice does not place every layer, or takes other seconds than it says.
+    """
+    columns = list(choice.columns)
+    seconds = candidate.step_seconds(columns) if candidate.is_choice(columns) else np.nan
+    if not abs(seconds - choice.objective_seconds) <= AGREEMENT * seconds:
+        raise Disagreement(f"{candidate.name}: {choice} is no filling of it, or takes {seconds!r} s")
+    layers, policies = candidate.layers[columns].tolist(), candidate.policy[columns].tolist()
+    return Filled(degrees=degrees, layers=tuple(layers), policies=tuple(policies), seconds=seconds)
 
 
 class _UniformSearch(_Search[Job]):
@@ -383,13 +436,13 @@ class _UniformSearch(_Search[Job]):
             needless |= always_fits(self._job, replace(degrees, offload=each), cutoff)
         return needless
 
-    def _complete(self, degrees: DegreeArrays) -> _Bounded:
+    def _complete(self, degrees: DegreeArrays) -> Bounded:
         degrees = degrees.take(~self._offloads_needlessly(degrees))
         seconds = self._lower_bound(degrees)
         near = self._keep(degrees, seconds)
-        return _Bounded(degrees=degrees.take(near), seconds=seconds[near])
+        return Bounded(degrees=degrees.take(near), seconds=seconds[near])
 
-    def _near_of_executed(self, degrees: DegreeArrays) -> Iterator[_Bounded]:
+    def _near_of_executed(self, degrees: DegreeArrays) -> Iterator[Bounded]:
         degrees = fill_replicas(self._job, self._constraints, degrees, self.found.refused)
         seconds = busy_seconds(self._job, degrees, allowed_policies(self._job, self._constraints, degrees))
         fits = np.isfinite(seconds)
@@ -398,17 +451,9 @@ class _UniformSearch(_Search[Job]):
         near = self._keep(degrees, seconds)
         self.found.num_legal += len(near)
         if len(near):
-            yield _Bounded(degrees=degrees.take(near), seconds=seconds[near])
+            yield Bounded(degrees=degrees.take(near), seconds=seconds[near])
 
-    def _priced(self, degrees: DegreeArrays, cutoff_seconds: FloatArray) -> list[Candidate]:
-        policies = allowed_policies(self._job, self._constraints, degrees)
-        if degrees.schedule in EXECUTED:
-            return executed_candidates(self._job, degrees, policies)
-        return price_candidates(
-            self._job, degrees, policies, constraints=self._constraints, cutoff_seconds=cutoff_seconds
-        )
-
-    def _try_some(self, bounded: _Bounded) -> None:
+    def _try_some(self, bounded: Bounded) -> None:
         self._try_even_splits(bounded.degrees.take(self._order(bounded.degrees, bounded.seconds)[:_EVEN_SPLITS]))
 
     def _lower_bound(self, degrees: DegreeArrays, *, any_replicas: bool = False) -> FloatArray:
@@ -439,22 +484,16 @@ class _MixedSearch(_Search[MixedJob]):
         self._try_splits(promising_placements(self._job, self._constraints, promising))
         return degrees.take(self._keep(degrees, seconds))
 
-    def _complete(self, degrees: DegreeArrays) -> _Bounded:
+    def _complete(self, degrees: DegreeArrays) -> Bounded:
         cutoff, policies = self._cutoff(degrees), allowed_policies(self._job, self._constraints, degrees)
         found, seconds = placed(self._job, degrees, policies, self._constraints, cutoff)
         near = self._keep(found, seconds)  # where they live is part of what they cost
-        return _Bounded(degrees=found.take(near), seconds=seconds[near])
+        return Bounded(degrees=found.take(near), seconds=seconds[near])
 
-    def _near_of_executed(self, degrees: DegreeArrays) -> Iterator[_Bounded]:
+    def _near_of_executed(self, degrees: DegreeArrays) -> Iterator[Bounded]:
         raise AssertionError(f"{degrees.schedule} is refused before mixed clusters are searched")
 
-    def _priced(self, degrees: DegreeArrays, cutoff_seconds: FloatArray) -> list[Candidate]:
-        policies = allowed_policies(self._job, self._constraints, degrees)
-        return price_candidates(
-            self._job, degrees, policies, constraints=self._constraints, cutoff_seconds=cutoff_seconds
-        )
-
-    def _try_some(self, bounded: _Bounded) -> None:
+    def _try_some(self, bounded: Bounded) -> None:
         self._try_splits(bounded.degrees.take(self._of_different_cuts(bounded.degrees, bounded.seconds)))
 
     def _of_different_cuts(self, degrees: DegreeArrays, bounds: FloatArray) -> IntArray:
@@ -469,7 +508,7 @@ class _MixedSearch(_Search[MixedJob]):
         if not len(degrees):
             return
         cutoff = self._cutoff(degrees)
-        for position, candidate in enumerate(self._priced(degrees, cutoff)):
+        for position, candidate in enumerate(candidates_of(self._job, self._constraints, degrees, cutoff)):
             choice = greedy_choice(candidate)
             if choice is not None and choice.objective_seconds <= cutoff[position]:
                 self._add(degrees.take(position), choice.objective_seconds)

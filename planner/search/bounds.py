@@ -219,14 +219,14 @@ def prune(candidates: Sequence[Candidate], upper_bound: float | FloatArray) -> l
     """
     masks = [~dominated(candidate) for candidate in candidates]
     alive = list(range(len(candidates)))
-    limits = np.broadcast_to(np.asarray(upper_bound) * (1 + SLACK), (len(candidates),)).tolist()
+    limits = np.minimum(upper_bound, [each.longest_seconds for each in candidates]) * (1 + SLACK)
     changed = True
     while changed:
         bounds = lower_bounds([candidates[index].keep(masks[index]) for index in alive])
         changed = False
         for position, index in enumerate(alive):
             whole, seconds = float(bounds.candidate[position]), bounds.columns[position]
-            limit = limits[index]
+            limit = float(limits[index])
             useful = (seconds < np.inf) & (seconds <= limit) & (whole < np.inf and whole <= limit)
             changed |= not useful.all()
             masks[index][masks[index]] = useful
@@ -261,7 +261,7 @@ def greedy_choice(candidate: Candidate, index: int = 0) -> Choice | None:
         return None
     layers = [int(candidate.layers[columns[position]]) for columns, position in zip(options, at, strict=True)]
     chosen = _fastest_with(candidate, layers)
-    if chosen is None:
+    if chosen is None or not candidate.is_choice(chosen):
         return None
     return Choice(candidate=index, columns=tuple(chosen), objective_seconds=candidate.step_seconds(chosen))
 

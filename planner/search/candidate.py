@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from planner.cost.stage import Pattern
 
-__all__ = ["TIE", "Candidate", "Choice", "FloatArray", "IntArray", "Mask", "dominated"]
+__all__ = ["AGREEMENT", "TIE", "Candidate", "Choice", "Disagreement", "FloatArray", "IntArray", "Mask", "dominated"]
 
 IntArray: TypeAlias = NDArray[np.int64]
 FloatArray: TypeAlias = NDArray[np.float64]
@@ -30,6 +30,13 @@ Mask: TypeAlias = NDArray[np.bool_]
 
 TIE = 1e-12
 """Step times that differ by less, relatively, are equal: it is what rounding does to a sum of stage times."""
+
+AGREEMENT = 1e-9
+"""Two methods must agree on an optimum to this, relatively."""
+
+
+class Disagreement(AssertionError):
+    """Two methods found different optima, or a layout beats both: a bug, with both values in its message."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -52,6 +59,7 @@ class Candidate:
     num_stages: int
     steady_count: float  # m - 1/v: how often the slowest stage is waited for
     constant_seconds: float  # what does not depend on the split
+    longest_seconds: float = np.inf  # longer steps are no choice: a deadline
     pattern: Pattern  # of the layers, as far as it decides which columns go together
     total_load: int  # of all layers
     stage: IntArray  # 0 .. num_stages - 1
@@ -83,13 +91,13 @@ class Candidate:
         """Ways to fill a stage, over all stages."""
         return len(self.stage)
 
-    def keep(self, mask: Mask) -> Candidate:
-        """The same candidate with only the columns where `mask` is true."""
-        return replace(self, **{name: getattr(self, name)[mask] for name in _COLUMNS})
+    def keep(self, columns: Mask | IntArray) -> Candidate:
+        """The same candidate with only these columns: a mask, or positions in ascending order."""
+        return replace(self, **{name: getattr(self, name)[columns] for name in _COLUMNS})
 
     def weighted(self, factor: float) -> Candidate:
         """The same candidate with every price multiplied by `factor`."""
-        prices = {name: getattr(self, name) * factor for name in ("constant_seconds", *_PRICES)}
+        prices = {name: getattr(self, name) * factor for name in ("constant_seconds", "longest_seconds", *_PRICES)}
         return replace(self, **prices)
 
     def step_seconds(self, columns: Sequence[int] | IntArray) -> float:
@@ -106,7 +114,8 @@ class Candidate:
         if not np.array_equal(self.stage[chosen], stages) or int(self.layers[chosen].sum()) != self.num_layers:
             return False
         before = np.cumsum(self.layers[chosen]) - self.layers[chosen]
-        return np.array_equal(self.start[chosen], self.pattern.state(before))
+        in_time = self.step_seconds(chosen) <= self.longest_seconds * (1 + AGREEMENT)
+        return in_time and np.array_equal(self.start[chosen], self.pattern.state(before))
 
 
 _PRICES = ("seconds", "pass_seconds", "room_seconds", "tail_seconds")

@@ -41,6 +41,7 @@ def best_choice(candidate: Candidate, *, index: int = 0, cutoff: float = np.inf)
     Among choices of equal step time (within `TIE`) the one with the lexicographically smallest layers is
     returned, so equal inputs give equal answers.
     """
+    cutoff = min(cutoff, candidate.longest_seconds * (1 + TIE))
     if _crude_bound(candidate) > cutoff:
         return None
     best: Choice | None = None
@@ -121,6 +122,7 @@ def ranked(candidates: Sequence[Candidate], top: int) -> list[Choice]:
                     heapq.heappush(waiting, (_close_bound(variant.candidate, bottleneck), index, len(variants)))
             continue
         variant, bottleneck = variants[closeness - 1]
+        cutoff = min(cutoff, candidates[index].longest_seconds * (1 + TIE))
         choice = _first(candidates[index], best.get(index), variant.scan(index, bottleneck, cutoff))
         if choice is not None:
             best[index] = choice

@@ -19,6 +19,8 @@ the pace beyond theta_c; V_c >= 0 seconds of the longest tail beyond delta_c.
                                                                           -> _wait_for_the_last_chunk()
     (7) sum_{k: e_crk = q} y_crk = sum_{k: b_c,r+1,k = q} y_c,r+1,k  for all c, r < S_c - 1, states q
                                                                           -> _begin_where_the_one_before_ends()
+    (8) (K_c + A_c theta_c + delta_c) w_c + A_c U_c + V_c + sum_rk f_crk y_crk <= D_c w_c  for all c with a deadline
+                                                                          -> _meet_the_deadline()
 
 Columns of the first stage begin in state 0; where layers are all alike that is the only state, and there is no (7).
 (4), (5) and (6) are exact: where w_c = 1 exactly one y of the stage is 1, and max(t, theta) - theta is what it adds to
@@ -41,8 +43,8 @@ import numpy as np
 import pulp
 
 from planner.errors import SolverTrouble
-from planner.search.bounds import LowerBounds, lower_bounds, prune
-from planner.search.candidate import Candidate, Choice, FloatArray
+from planner.search.bounds import SLACK, LowerBounds, lower_bounds
+from planner.search.candidate import Candidate, Choice, FloatArray, IntArray
 from planner.search.solver_process import run_solver
 
 if TYPE_CHECKING:
@@ -88,6 +90,7 @@ class JointProgram:
             self._wait_for_the_longest_tail(c)
             self._wait_for_the_last_chunk(c)
             self._begin_where_the_one_before_ends(c)
+            self._meet_the_deadline(c)
 
     def columns(self, values: dict[str, float]) -> tuple[int, tuple[int, ...]]:
         """The candidate and its columns that are 1 in the solver's `values`, by variable name.
@@ -110,13 +113,26 @@ class JointProgram:
         self.problem.addConstraint(pulp.LpConstraint(pulp.LpAffineExpression(terms), sense, name, 0))
 
     def _minimise_step_time(self) -> None:
-        terms: list[tuple[pulp.LpVariable, float]] = []
-        for c, each in enumerate(self._candidates):
-            known = each.steady_count * self._bounds.bottleneck[c] + self._bounds.tail[c]
-            terms.append((self._w[c], float(each.constant_seconds + known) / self.unit_seconds))
-            terms += [(self._slowest[c], each.steady_count), (self._tail[c], 1.0)]
-            terms += zip(self._y[c], (each.pass_seconds / self.unit_seconds).tolist(), strict=True)
+        terms = [term for c in range(len(self._candidates)) for term in self._step_time(c)]
         self.problem.setObjective(pulp.LpAffineExpression(terms))
+
+    def _meet_the_deadline(self, c: int) -> None:
+        longest = self._candidates[c].longest_seconds
+        if np.isfinite(longest):
+            (w, known), *others = self._step_time(c)
+            self._add([(w, known - longest / self.unit_seconds), *others], pulp.LpConstraintLE, f"deadline_{c}")
+
+    def _step_time(self, c: int) -> list[tuple[pulp.LpVariable, float]]:
+        """Terms of the step time of a candidate in units, 0 where it is not chosen; that of w_c is the first."""
+        each = self._candidates[c]
+        known = each.steady_count * self._bounds.bottleneck[c] + self._bounds.tail[c]
+        passes = (each.pass_seconds / self.unit_seconds).tolist()
+        return [
+            (self._w[c], float(each.constant_seconds + known) / self.unit_seconds),
+            (self._slowest[c], each.steady_count),
+            (self._tail[c], 1.0),
+            *zip(self._y[c], passes, strict=True),
+        ]
 
     def _choose_one_candidate(self) -> None:
         one = pulp.LpAffineExpression([(w, 1.0) for w in self._w])
@@ -178,6 +194,25 @@ class JointProgram:
         return [(stage, range(ends[stage], ends[stage + 1])) for stage in range(each.num_stages)]
 
 
+def _columns_within(candidates: Sequence[Candidate], upper_bound: float) -> dict[int, IntArray]:
+    """Columns that some choice within the bound may use, by their lower bounds, of each candidate that has any.
+
+    Written beside `bounds.prune`, which the dynamic program's side uses: a mistake in one of the two is noticed.
+    """
+    limits = [min(upper_bound, each.longest_seconds) * (1 + SLACK) for each in candidates]
+    columns = {index: np.arange(each.num_columns) for index, each in enumerate(candidates) if each.num_columns}
+    before = None
+    while before != (before := sum(map(len, columns.values()))):
+        bounds = lower_bounds([candidates[index].keep(kept) for index, kept in columns.items()])
+        within = zip(columns.items(), bounds.columns, bounds.candidate, strict=True)
+        columns = {
+            index: kept[(each < np.inf) & (each <= limits[index])]
+            for (index, kept), each, whole in within
+            if whole < np.inf and whole <= limits[index]
+        }
+    return columns
+
+
 def solve_program(
     candidates: Sequence[Candidate],
     *,
@@ -187,16 +222,16 @@ def solve_program(
 ) -> Answer:
     """The best choice over all candidates by integer programming.
 
-    upper_bound: seconds of a known choice; columns that cannot reach it are left out. Without one only
-    dominated columns are. `time_limit` is in seconds of wall time, of the solver alone.
+    upper_bound: seconds of a known choice; columns whose lower bound is above it are left out. `time_limit` is in
+    seconds of wall time, of the solver alone.
 
     Raises:
         SolverTrouble: the solver is missing, was killed, or answered with something that is no answer.
         EnvironmentProblem: the solver asked for is not installed and can be.
     """
-    masks = prune(candidates, np.inf if upper_bound is None else upper_bound)
-    alive = [index for index, mask in enumerate(masks) if mask.any()]
-    kept = [candidates[index].keep(masks[index]) for index in alive]
+    columns_of = _columns_within(candidates, np.inf if upper_bound is None else upper_bound)
+    alive = list(columns_of)
+    kept = [candidates[index].keep(columns) for index, columns in columns_of.items()]
     num_columns = sum(each.num_columns for each in kept)
     if not kept:
         return Answer(choice=None, status="infeasible", bound_seconds=np.inf, num_columns=0, num_candidates=0)
@@ -206,7 +241,7 @@ def solve_program(
     choice = None
     if outcome.values is not None:
         c, columns = program.columns(outcome.values)
-        original = np.flatnonzero(masks[alive[c]])[list(columns)]
+        original = columns_of[alive[c]][list(columns)]
         seconds = candidates[alive[c]].step_seconds(original)
         choice = Choice(candidate=alive[c], columns=tuple(original.tolist()), objective_seconds=seconds)
     bound = float(bounds.candidate.min())

@@ -72,10 +72,6 @@ class Objective:
         """What the step time of a layout is multiplied by in the integer program."""
         return float(num_devices) if self.name == "cost" else 1.0
 
-    def competes(self, num_devices: Any, best: Rank) -> Any:
-        """Whether layouts on `num_devices` devices can be the best, once the best rank is known."""
-        return np.equal(num_devices, best[0]) if self.name == "gpus" else np.asarray(True)
-
 
 THROUGHPUT: Final = Objective()
 
@@ -103,35 +99,36 @@ class BestCuts:
     """
 
     def __init__(self, objective: Objective, places: int, *, within: float = 0.0) -> None:
-        self._objective, self._places, self._slack = objective, places, (1 + TIE) * (1 + within)
+        self.objective, self._places, self._slack = objective, places, (1 + TIE) * (1 + within)
+        self.first: Rank = (math.inf, math.inf)  # the best rank
         self._ranks: dict[tuple[int, ...], Rank] = {}
         self._last: Rank = (math.inf, math.inf)  # the rank of the last place
 
     def devices(self, job: AnyJob, degrees: DegreeArrays) -> Any:
         """As the objective counts them."""
-        return self._objective.devices(job, degrees)
+        return self.objective.devices(job, degrees)
 
     def cutoff_seconds(self, num_devices: Any) -> Any:
         """The longest step with which a layout on so many devices takes one of the places; broadcasts."""
         first, seconds = self._last
-        if self._objective.name == "cost":
+        if self.objective.name == "cost":
             longest = first / np.asarray(num_devices)
-        elif self._objective.name == "gpus":
+        elif self.objective.name == "gpus":
             behind = np.where(np.equal(num_devices, first), seconds, -math.inf)
             longest = np.where(np.less(num_devices, first), math.inf, behind)
         else:
             longest = np.full(np.shape(num_devices), seconds)
-        return np.minimum(longest * self._slack, self._objective.longest_step_seconds)
+        return np.minimum(longest * self._slack, self.objective.longest_step_seconds)
 
     def order(self, seconds: Any, num_devices: Any) -> Any:
         """By the first number of the rank; broadcasts."""
-        return self._objective.rank(seconds, num_devices)[0]
+        return self.objective.rank(seconds, num_devices)[0]
 
     def add(self, degrees: Degrees, num_devices: float, seconds: float) -> None:
         """A layout has been found; of its cut the best one counts."""
-        cut, rank = cut_of(degrees), self._objective.rank(seconds, num_devices)
+        cut, rank = cut_of(degrees), self.objective.rank(seconds, num_devices)
         if rank < self._ranks.get(cut, (math.inf, math.inf)):
-            self._ranks[cut] = rank
+            self._ranks[cut], self.first = rank, min(rank, self.first)
             if len(self._ranks) >= self._places:
                 self._last = sorted(self._ranks.values())[self._places - 1]
 

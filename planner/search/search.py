@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
-
-import numpy as np
 
 from planner.cost.band import band
 from planner.cost.estimate import Estimate, estimate
@@ -17,19 +16,18 @@ from planner.cost.stage import pattern_of
 from planner.errors import InputError, Mistake
 from planner.layout import balanced_chunks, format_layout
 from planner.plan import Plan
-from planner.search.best_first import Found, best_first
-from planner.search.bounds import lower_bounds
-from planner.search.candidate import Choice
-from planner.search.candidates import layout_at
+from planner.search.best_first import Filled, Found, best_first
+from planner.search.candidate import AGREEMENT, TIE, Disagreement
 from planner.search.constraints import Constraints
+from planner.search.contenders import contenders
 from planner.search.footprint import NothingFits, smallest_footprint
 from planner.search.least_memory import least_peak, within_share
 from planner.search.legality import broken_rules
 from planner.search.near_ties import runner_up, simplest, why_simpler
 from planner.search.objectives import THROUGHPUT, AnyLayout, BestCuts, Objective, Rank, cut_of
-from planner.search.placements import most_layers_on, pools_of_stages
+from planner.search.placements import most_layers_on
 from planner.search.reporter import Reporter
-from planner.search.solve import AGREEMENT, Solution, solve
+from planner.search.solve import INTERRUPTED, Solution, solve
 from planner.specs.job import MixedJob, pools_of
 from planner.specs.load import engine_names, load_engine
 from planner.specs.text import any_of
@@ -108,57 +106,58 @@ def search(
     reporter = reporter or Reporter()
     check_constraints(job, constraints)
     _check_objective(job, objective)
-    found = best_first(
-        _tightened(job, constraints, objective),
-        constraints,
-        BestCuts(objective, top + 1, within=simpler_within),
-        reporter,
-        until_interrupted=True,
-    )
-    if not found.choices and found.pruned.get("deadline"):
-        found = best_first(
-            job, constraints, BestCuts(objective := THROUGHPUT, top + 1, within=simpler_within), reporter
-        )
-    if not found.choices:
+    tight = _tightened(job, constraints, objective)
+    best = BestCuts(objective, top + 1, within=simpler_within)
+    found = best_first(tight, constraints, best, reporter, until_interrupted=True)
+    if not found.layouts and found.pruned.get("deadline"):
+        tight, best = job, BestCuts(objective := THROUGHPUT, top + 1, within=simpler_within)
+        found = best_first(tight, constraints, best, reporter)
+    reporter.solving(solver, len(found.near))
+    decision = _decide_until_interrupted(found, constraints, best, solver, time_limit)
+    if not found.layouts:
         return smallest_footprint(job, constraints)
-    reporter.solving(solver, len(found.candidates))
-    solution, winner = _solve_until_interrupted(found, objective, solver, time_limit)
-    reporter.solved(solution.status, winner.objective_seconds, solution.gap)
-    optimum = layout_of(found, winner)
+    winner = _best(found, objective)
+    reporter.solved(decision.solution.status, winner.seconds, decision.gap)
+    optimum = found.layout_of(winner)
     seconds = estimate(job, optimum).step_seconds
-    assert abs(seconds - winner.objective_seconds) <= 1e-9 * seconds, (
-        f"the ledger says {seconds!r} s, the solver {winner.objective_seconds!r} s"
+    assert abs(seconds - winner.seconds) <= AGREEMENT * seconds, (
+        f"the ledger says {seconds!r} s, the solver {winner.seconds!r} s"
     )
     chosen = _recommended(job, found, winner, objective, simpler_within)
-    layout = layout_of(found, chosen)
+    layout = found.layout_of(chosen)
     priced = estimate(job, layout)
     ranks = _rank(found, objective, chosen), _rank(found, objective, winner)
-    losers = [layout_of(found, choice) for choice in _runners_up(found, chosen, top, objective)]
+    losers = [found.layout_of(filled) for filled in _runners_up(found, chosen, top, objective)]
     return _plan(
         job,
         layout,
         priced,
         runners_up=tuple(runner_up(job, layout, priced, loser, estimate(job, loser), objective) for loser in losers),
-        certificate=_certificate(found, solution, objective, winner) | _simpler(layout, optimum, ranks),
+        certificate=_certificate(found, decision, winner, objective) | _simpler(layout, optimum, ranks),
         idle_reason=_idle_reason(job, found, layout.world_size, objective),
         options={"objective": objective.name, **constraints.to_dict()},
     )
 
 
-def _rank(found: Found, objective: Objective, choice: Choice) -> Rank:
-    return objective.rank(choice.objective_seconds, objective.devices(found.job, found.degrees[choice.candidate]))
+def _rank(found: Found, objective: Objective, filled: Filled) -> Rank:
+    return _rank_at(objective, filled.seconds, objective.devices(found.job, filled.degrees))
 
 
-def _recommended(job: AnyJob, found: Found, winner: Choice, objective: Objective, within: float) -> Choice:
-    """The simplest of the choices that are not worse than the winner by more than `within`."""
+def _rank_at(objective: Objective, seconds: float, devices: float) -> Rank:
+    first, second = objective.rank(seconds, devices)
+    return float(first), float(second)
+
+
+def _recommended(job: AnyJob, found: Found, winner: Filled, objective: Objective, within: float) -> Filled:
+    """The simplest of the layouts that are not worse than the winner by more than `within`."""
     first, second = _rank(found, objective, winner)
     most = first if objective.name == "gpus" else first * (1 + within), second * (1 + within)
-    ranked = [(_rank(found, objective, each), each) for each in found.choices]
-    near = [choice for rank, choice in ranked if rank[0] <= most[0] and rank[1] <= most[1]]
+    ranked = [(_rank(found, objective, each), each) for each in found.layouts]
+    near = [filled for rank, filled in ranked if rank[0] <= most[0] and rank[1] <= most[1]]
     if not within or len(near) < 2:
         return winner
-    near.sort(key=lambda choice: _rank(found, objective, choice))
-    by_layout = {layout_of(found, choice): choice for choice in [winner, *near]}
+    near.sort(key=lambda filled: _rank(found, objective, filled))
+    by_layout = {found.layout_of(filled): filled for filled in [winner, *near]}
     return by_layout[simplest(job, by_layout)]
 
 
@@ -195,45 +194,90 @@ def _idle_reason(job: AnyJob, found: Found, num_used: int, objective: Objective)
     return f"layouts on more devices, up to {found.most_devices:,}, do not fit or are slower"
 
 
-def _solve(found: Found, objective: Objective, solver: SolverName, time_limit: float | None) -> tuple[Solution, Choice]:
-    """The best choice by integer program and certificate, and the same choice in seconds among all candidates."""
-    worlds = [objective.devices(found.job, degrees) for degrees in found.degrees]
-    best = min(objective.rank(each.objective_seconds, worlds[each.candidate]) for each in found.choices)
-    competing = [i for i, world in enumerate(worlds) if objective.competes(world, best)]
-    candidates = [found.candidates[i].weighted(objective.weight(worlds[i])) for i in competing]
-    solution = solve(candidates, solver=solver, time_limit=time_limit)
-    assert solution.choice is not None, "the dynamic program found a choice and the solver none"
-    index, columns = competing[solution.choice.candidate], solution.choice.columns
-    seconds = found.candidates[index].step_seconds(columns)
-    return solution, Choice(candidate=index, columns=columns, objective_seconds=seconds)
+def _best(found: Found, objective: Objective) -> Filled:
+    """The dynamic program's best layout; of those that tie the first."""
+    ranks = [_rank(found, objective, each) for each in found.layouts]
+    first, second = (value * (1 + TIE) for value in min(ranks))
+    ranked = zip(found.layouts, ranks, strict=True)
+    return next(each for each, rank in ranked if rank[0] <= first and rank[1] <= second)
 
 
-def _solve_until_interrupted(
-    found: Found, objective: Objective, solver: SolverName, time_limit: float | None
-) -> tuple[Solution, Choice]:
-    """As `_solve`. After Ctrl-C the best that is known, with what a bound says of it and never the word optimal."""
-    best = min(found.choices, key=lambda choice: (*_rank(found, objective, choice), choice.candidate))
-    bound = found.bound
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Decision:
+    """What the integer program says: its answer, on how many configurations, and where its best stands, if it has any.
+
+    gap: the dynamic program's best is at most this far, as a share, above what the integer program proved.
+    """
+
+    solution: Solution
+    num_decided: int = 0
+    rank: Rank = (math.inf, math.inf)
+    gap: float = 0.0
+
+
+def _decide(
+    found: Found, constraints: Constraints, objective: Objective, solver: SolverName, time_limit: float | None
+) -> _Decision:
+    """The integer program's answer, on all configurations whose lower bounds are at most its own incumbent."""
+    num_decided, solution = 0, solve([], solver=solver, certify=False)
+    for group in contenders(found.job, constraints, found.near, objective):
+        num_decided += len(group)
+        candidates = [each.candidate for each in group]
+        solution = solve(candidates, solver=solver, time_limit=time_limit, certify=False)
+        if solution.choice is not None:
+            chosen = group[solution.choice.candidate]
+            devices = objective.devices(found.job, chosen.degrees)
+            seconds = solution.objective_seconds / objective.weight(devices)
+            rank = _rank_at(objective, seconds, devices)
+            return _Decision(solution=solution, num_decided=num_decided, rank=rank, gap=solution.gap)
+    return _Decision(solution=solution, num_decided=num_decided)
+
+
+def _checked(found: Found, best: BestCuts, decision: _Decision) -> _Decision:
+    """The decision, where the two methods agree and know of no better layout.
+
+    So no cutoff that ruled out a configuration was below the integer program's answer, wherever it came from.
+
+    Raises:
+        Disagreement: the methods found different optima, or a layout that was tried on the way is better than both.
+    """
+    objective, theirs = best.objective, (math.inf, math.inf)
+    if found.layouts:
+        theirs = _rank(found, objective, _best(found, objective))
+    said = f"by {objective.name} the integer program's best is {decision.rank}, the dynamic program's {theirs}"
+    if _before(best.first, theirs):
+        raise Disagreement(f"{said}, and a layout was tried that has {best.first}")
+    if decision.solution.status == "time limit":
+        proved = decision.rank[0] * (1 - decision.gap)
+        if theirs[0] < proved * (1 - AGREEMENT):
+            raise Disagreement(f"{said}, and the integer program proved {proved}")
+        return replace(decision, rank=theirs, gap=max(0.0, 1 - proved / theirs[0]))
+    if _before(theirs, decision.rank) or _before(decision.rank, theirs):
+        raise Disagreement(said)
+    return decision
+
+
+def _before(one: Rank, other: Rank) -> bool:
+    """Whether one rank is better than the other by more than rounding."""
+    if abs(one[0] - other[0]) <= AGREEMENT * abs(other[0]):
+        return one[1] < other[1] * (1 - AGREEMENT)
+    return one[0] < other[0]
+
+
+def _decide_until_interrupted(
+    found: Found, constraints: Constraints, best: BestCuts, solver: SolverName, time_limit: float | None
+) -> _Decision:
+    """As `_decide`, checked. After Ctrl-C what a bound says of the best that is known, and never the word optimal."""
+    objective, bound = best.objective, found.bound
     try:
         if bound is None:
-            return _solve(found, objective, solver, time_limit)
+            return _checked(found, best, _decide(found, constraints, objective, solver, time_limit))
     except KeyboardInterrupt:
-        worlds = np.array([objective.devices(found.job, degrees) for degrees in found.degrees])
-        bound = float(np.min(objective.rank(lower_bounds(found.candidates).candidate, worlds)[0]))
-    place = _rank(found, objective, best)[0]
-    solution = Solution(
-        choice=best,
-        status="interrupted",
-        objective_seconds=best.objective_seconds,
-        gap=1 - min(bound, place) / place,
-        certificate_seconds=None,
-        num_candidates=len(found.candidates),
-        num_pruned_by_bound=0,
-        num_columns=0,
-        solver="dynamic program",
-        warnings=("interrupted: the best layout until then",),
-    )
-    return solution, best
+        if not found.layouts:
+            raise
+        bound = found.near.least(objective, found.job)
+    rank = _rank(found, objective, _best(found, objective))
+    return _Decision(solution=INTERRUPTED, rank=rank, gap=1 - min(bound, rank[0]) / rank[0])
 
 
 def fastest_layout(
@@ -257,10 +301,10 @@ def fastest_layout(
         best.add(known, objective.devices_of(job, known), priced.step_seconds)
         has_incumbent = True
     found = best_first(job, constraints, best, reporter or Reporter(), has_incumbent=has_incumbent)
-    if not found.choices:
+    if not found.layouts:
         return None
-    choice = min(found.choices, key=lambda choice: (_rank(found, objective, choice), choice.candidate))
-    return layout_of(found, choice), choice.objective_seconds
+    fastest = _best(found, objective)
+    return found.layout_of(fastest), fastest.seconds
 
 
 def fits(job: AnyJob, constraints: Constraints) -> bool:
@@ -375,44 +419,36 @@ def _check_lists(job: AnyJob, constraints: Constraints) -> None:
             raise InputError(message, where="--pin", hint=hint)
 
 
-def _runners_up(found: Found, winner: Choice, top: int, objective: Objective) -> list[Choice]:
-    """The best choices of the `top` next best ways to cut the model."""
-    seen = {cut_of(found.degrees[winner.candidate])}
-    losers: list[Choice] = []
-    for choice in sorted(found.choices, key=lambda each: (_rank(found, objective, each), each.candidate)):
-        cut = cut_of(found.degrees[choice.candidate])
+def _runners_up(found: Found, winner: Filled, top: int, objective: Objective) -> list[Filled]:
+    """The best layouts of the `top` next best ways to cut the model."""
+    seen = {cut_of(winner.degrees)}
+    losers: list[Filled] = []
+    for filled in sorted(found.layouts, key=lambda each: _rank(found, objective, each)):
+        cut = cut_of(filled.degrees)
         if cut not in seen and len(losers) < top:
             seen.add(cut)
-            losers.append(choice)
+            losers.append(filled)
     return losers
 
 
-def layout_of(found: Found, choice: Choice) -> Layout:
-    candidate, columns = found.candidates[choice.candidate], list(choice.columns)
-    layers, policies = candidate.layers[columns].tolist(), candidate.policy[columns].tolist()
-    degrees = found.degrees[choice.candidate]
-    return layout_at(degrees, layers, policies, pools_of_stages(found.job, degrees))
-
-
-def _certificate(found: Found, solution: Solution, objective: Objective, winner: Choice) -> dict[str, Any]:
+def _certificate(found: Found, decision: _Decision, winner: Filled, objective: Objective) -> dict[str, Any]:
     """What proves the choice, in seconds of a step whatever the objective."""
-    weight = objective.weight(objective.devices(found.job, found.degrees[winner.candidate]))
-    certified = solution.certificate_seconds
+    solution = decision.solution
+    is_checked = solution.status in ("optimal", "time limit") and solution.solver != "dynamic program"
     return {
         "objective": objective.name,
         "status": solution.status,
         "solver": solution.solver,
-        "objective_seconds": winner.objective_seconds,
-        "gap": solution.gap,
-        "dynamic_program_seconds": None if certified is None else certified / weight,
+        "objective_seconds": winner.seconds,
+        "gap": decision.gap,
+        "dynamic_program_seconds": winner.seconds if is_checked else None,
         "num_cuts": found.num_cuts,
         "num_cuts_pruned": found.num_cuts_pruned,
         "num_legal": found.num_legal,
         "num_refused_by_rule": {name: count for name, count in found.refused.items() if count},
         "num_pruned": found.pruned,
         "num_priced": found.num_priced,
-        "num_in_program": len(found.candidates),
-        "num_pruned_before_solver": solution.num_pruned_by_bound,
+        "num_decided": decision.num_decided,
         "num_columns": solution.num_columns,
         "warnings": list(solution.warnings),
     }

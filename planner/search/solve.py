@@ -19,6 +19,7 @@ import numpy as np
 from planner.errors import SolverTrouble
 from planner.search import dynamic_program
 from planner.search.bounds import incumbent, lower_bounds
+from planner.search.candidate import AGREEMENT, Disagreement
 from planner.search.dynamic_program import ranked
 from planner.search.integer_program import Answer, SolverName, solve_program
 
@@ -28,9 +29,6 @@ if TYPE_CHECKING:
     from planner.search.candidate import Candidate, Choice
 
 __all__ = ["AGREEMENT", "Solution", "ranked", "solve"]
-
-AGREEMENT = 1e-9
-"""The integer program and the dynamic program must agree to this, relatively."""
 
 _MARGIN = 0.02
 """The integer program sees all that may come within this of the incumbent, not only what may beat it: the answer
@@ -53,6 +51,21 @@ class Solution:
     warnings: tuple[str, ...] = ()
 
 
+INTERRUPTED = Solution(
+    choice=None,
+    status="interrupted",
+    objective_seconds=np.inf,
+    gap=np.inf,
+    certificate_seconds=None,
+    num_candidates=0,
+    num_pruned_by_bound=0,
+    num_columns=0,
+    solver="dynamic program",
+    warnings=("interrupted: the best layout until then",),
+)
+"""What is said of a search that was interrupted."""
+
+
 def solve(
     candidates: Sequence[Candidate],
     *,
@@ -68,7 +81,7 @@ def solve(
 
     Raises:
         EnvironmentProblem: the solver asked for is not installed.
-        AssertionError: the two methods disagree, which is a bug.
+        Disagreement: the two methods disagree, which is a bug.
     """
     lower = lower_bounds(candidates).candidate
     known = incumbent(candidates, lower)
@@ -77,6 +90,8 @@ def solve(
         answer = solve_program(candidates, upper_bound=upper, solver=solver, time_limit=time_limit)
     except SolverTrouble as trouble:
         return _without_solver(candidates, solver, trouble)
+    if answer.status != "time limit" and known and not _is_within(answer, known.objective_seconds):
+        raise Disagreement(f"a greedy filling takes {known.objective_seconds!r} s, and the integer program: {answer}")
     certificate = dynamic_program.best_of(candidates) if certify else None
     if certify:
         _check(answer, certificate, candidates)
@@ -97,6 +112,10 @@ def solve(
     )
 
 
+def _is_within(answer: Answer, seconds: float) -> bool:
+    return answer.choice is not None and answer.choice.objective_seconds <= seconds * (1 + AGREEMENT)
+
+
 def _better(first: Choice | None, second: Choice | None) -> Choice | None:
     """The faster of two choices; the first where they tie."""
     found = [choice for choice in (first, second) if choice is not None]
@@ -112,18 +131,17 @@ def _gap(choice: Choice | None, bound: float) -> float:
 def _check(answer: Answer, certificate: Choice | None, candidates: Sequence[Candidate]) -> None:
     """The two methods must agree: on the step time, or that there is no choice."""
     if answer.status == "infeasible" or certificate is None:
-        agree = answer.choice is None and certificate is None
-        assert agree, f"integer program: {answer}, dynamic program: {certificate}"
+        if answer.choice is not None or certificate is not None:
+            raise Disagreement(f"integer program: {answer}, dynamic program: {certificate}")
         return
     best = certificate.objective_seconds
-    assert answer.bound_seconds <= best * (1 + AGREEMENT), (
-        f"the dynamic program found {best!r} s, below the integer program's bound {answer.bound_seconds!r} s "
-        f"({candidates[certificate.candidate].name})"
-    )
+    if answer.bound_seconds > best * (1 + AGREEMENT):
+        name = candidates[certificate.candidate].name
+        bound = f"below the integer program's bound {answer.bound_seconds!r} s ({name})"
+        raise Disagreement(f"the dynamic program found {best!r} s, {bound}")
     found = answer.choice
-    assert found is None or found.objective_seconds >= best * (1 - AGREEMENT), (
-        f"the integer program found {found!r}, below the dynamic program's optimum {best!r} s"
-    )
+    if found is not None and found.objective_seconds < best * (1 - AGREEMENT):
+        raise Disagreement(f"the integer program found {found!r}, below the dynamic program's optimum {best!r} s")
 
 
 def _without_solver(candidates: Sequence[Candidate], solver: str, trouble: SolverTrouble) -> Solution:
@@ -145,5 +163,5 @@ def _without_solver(candidates: Sequence[Candidate], solver: str, trouble: Solve
 
 
 def _time_limit_warning(solver: str, *, certify: bool) -> str:
-    rest = "the dynamic program found the optimum" if certify else "the answer may not be the best"
+    rest = "the dynamic program found the optimum" if certify else "the answer is the dynamic program's"
     return f"{solver} reached its time limit; {rest}"

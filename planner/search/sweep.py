@@ -17,14 +17,14 @@ from planner.search.best_first import best_first
 from planner.search.candidate import TIE
 from planner.search.objectives import Staircase
 from planner.search.reporter import Reporter
-from planner.search.search import check_constraints, fastest_layout, layout_of
+from planner.search.search import check_constraints, fastest_layout
 from planner.specs.job import each_pool
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from planner.layout import Layout
-    from planner.search.candidate import Choice
+    from planner.search.best_first import Filled
     from planner.search.constraints import Constraints
     from planner.specs.batch import BatchRange
     from planner.specs.cluster import ClusterSpec
@@ -252,15 +252,14 @@ def _staircase(
         best.add(rival.layout, rival.num_devices, longest)
     found = best_first(job, constraints, best, reporter, has_incumbent=bool(rivals))
 
-    def order(choice: Choice) -> tuple[int, float, int]:
-        world = max(found.degrees[choice.candidate].world_size, num_first)
-        return world, choice.objective_seconds, choice.candidate
+    def order(filled: Filled) -> tuple[int, float]:
+        return max(filled.degrees.world_size, num_first), filled.seconds
 
-    steps: list[Choice] = []
-    for choice in sorted(found.choices, key=order):
-        if not steps or choice.objective_seconds < steps[-1].objective_seconds * (1 - TIE):
-            steps.append(choice)
-    return [_point(job, layout_of(found, choice)) for choice in steps]
+    steps: list[Filled] = []
+    for filled in sorted(found.layouts, key=order):
+        if not steps or filled.seconds < steps[-1].seconds * (1 - TIE):
+            steps.append(filled)
+    return [_point(job, found.layout_of(filled)) for filled in steps]
 
 
 def _point(job: AnyJob, layout: Layout) -> Point:

@@ -148,15 +148,14 @@ def _claim(certificate: Mapping[str, Any]) -> str:
         gap = 1 - (1 - certificate["gap"]) / (1 + above)
         return f"Not proved optimal ({certificate['status']}): a layout may be up to {gap:.2%} faster."
     better = _BETTER[certificate.get("objective", "throughput")]
-    proof = f"{str(certificate['solver']).upper()} proved that no other layout {better}"
-    same = certificate.get("dynamic_program_seconds") is not None
-    twice = ", and a dynamic program found the same step time" if same else ""
     if not for_what:
-        return f"Optimal: {proof}{twice}."
+        return f"Optimal: by the forecast no other layout {better}."
     optimum = (
         f"the optimum, {terse_layout(certificate['optimum'])} ({format_seconds(certificate['objective_seconds'])})"
     )
-    return f"{_within(above)} of the optimum, and simpler: {for_what}. {proof} than {optimum}{twice}."
+    return (
+        f"{_within(above)} of the optimum, and simpler: {for_what}. By the forecast no layout {better} than {optimum}."
+    )
 
 
 def _within(share: float) -> str:
@@ -165,16 +164,26 @@ def _within(share: float) -> str:
 
 
 def _counts(certificate: Mapping[str, Any]) -> str:
-    """What the search looked at."""
-    pruned = certificate["num_pruned"]
-    counts = f"{certificate['num_legal']:,} configurations of degrees, {certificate['num_priced']:,} priced in full"
-    why = {"memory": "cannot fit", "deadline": "too slow for the deadline", "time bound": "bounded away"}
-    for reason, text in why.items():
-        counts += f", {pruned[reason]:,} {text}" if pruned.get(reason) else ""
-    if certificate.get("num_cuts_pruned"):
-        whole = f"{certificate['num_cuts_pruned']:,} of {certificate['num_cuts']:,} ways to cut the devices"
-        counts = f"{whole} bounded away whole; in the others {counts}"
-    return f"{counts}."
+    """What lower bounds ruled out, and who decided on the rest."""
+    num_legal, num_decided = certificate["num_legal"], certificate["num_decided"]
+    cuts, whole = certificate["num_cuts"], certificate["num_cuts_pruned"]
+    of_cuts = f"{whole:,} of {cuts:,} ways to cut the devices, and " if whole else ""
+    ruled_out = num_legal - num_decided
+    memory = certificate["num_pruned"].get("memory", 0)
+    counts = {"cannot fit": memory, "cannot be better": ruled_out - memory}
+    why = [f"{count:,} {reason}" for reason, count in counts.items() if count]
+    rest = " of the others" if whole else ""
+    reasons = f" ({', '.join(why)})" if why else ""
+    bounds = f"Lower bounds rule out {of_cuts}{ruled_out:,} of {num_legal:,} configurations{rest}{reasons}."
+    if certificate["status"] == "interrupted":
+        return ""
+    left = f"the {num_decided:,} that are left" if num_decided != 1 else "the one that is left"
+    if certificate["solver"] == "dynamic program":
+        return f"{bounds} A dynamic program alone decided on {left}."
+    solver = str(certificate["solver"]).upper()
+    if certificate["status"] == "time limit":
+        return f"{bounds} {solver} did not finish on {left}; the plan is a dynamic program's optimum of them."
+    return f"{bounds} {solver} and a dynamic program decided on {left}, each on its own, and agree on the best."
 
 
 def run_words(plan: Plan) -> str:
