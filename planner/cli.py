@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from planner.search.footprint import NothingFits
     from planner.search.integer_program import SolverName
     from planner.search.objectives import ObjectiveName
-    from planner.specs.job import AnyJob
+    from planner.specs.job import Job
 
 __all__ = ["cli", "main", "run"]
 
@@ -395,12 +395,12 @@ def glossary(words: tuple[str, ...], as_json: bool) -> int:
 # --- what the commands share ------------------------------------------------------------------------------------
 
 
-def _load_job(**workload: Any) -> AnyJob:
-    from planner.specs.load import load_any_job, model_notes
+def _load_job(**workload: Any) -> Job:
+    from planner.specs.load import load_job, model_notes
 
     if isinstance(nodes := workload.get("nodes"), dict):
         workload["nodes"] = {pool: hosts[-1] for pool, hosts in nodes.items()}
-    job = load_any_job(**{name: value for name, value in workload.items() if value is not None})
+    job = load_job(**{name: value for name, value in workload.items() if value is not None})
     for note in model_notes(workload["model"]):
         sys.stderr.write(f"note: {note}\n")
     return job
@@ -410,7 +410,6 @@ def _price(targets: Sequence[str], layout: str | None, **workload: Any) -> Plan:
     """Price the layout that the user wrote for MODEL on CLUSTER."""
     from planner.layout import parse_layout
     from planner.search.search import plan_for_layout
-    from planner.specs.job import MixedJob, pools_of
 
     if len(targets) > 3:
         raise click.UsageError(f"too many arguments: {shlex.join(targets[3:])}")
@@ -419,8 +418,8 @@ def _price(targets: Sequence[str], layout: str | None, **workload: Any) -> Plan:
     model, cluster, training = (*targets, None)[:3]
     job = _load_job(model=model, cluster=cluster, training=training, **workload)
     _refuse_batch_range(job, "one layout is priced with one batch size")
-    pools = {pool.cluster.name: pool.num_devices for pool in pools_of(job)}
-    num_devices = pools if isinstance(job, MixedJob) else job.num_devices
+    pools = {pool.cluster.name: pool.num_devices for pool in job.pools}
+    num_devices = pools if len(job.pools) > 1 else job.num_devices
     return plan_for_layout(job, parse_layout(layout, num_layers=job.model.num_layers, num_devices=num_devices))
 
 
@@ -438,7 +437,7 @@ def _refuse_options(ctx: click.Context, names: Collection[str], why: str) -> Non
         raise click.UsageError(f"{', '.join(given)}: {why}")
 
 
-def _refuse_batch_range(job: AnyJob, why: str) -> None:
+def _refuse_batch_range(job: Job, why: str) -> None:
     if job.batch:
         hint = "give one number of sequences, as in --global-batch 1024; `planner plan` chooses from a range"
         raise InputError(why, where="global_batch_size", hint=hint)
@@ -449,13 +448,12 @@ def _sweep(nodes: range | dict[str, range], constraints: Constraints, *, as_json
     from planner.search.sweep import sweep, sweep_pools
     from planner.show.progress import Progress
     from planner.show.sweep import sweep_to_json, sweep_view
-    from planner.specs.job import Job
 
     job = _load_job(nodes=nodes[-1] if isinstance(nodes, range) else nodes, **workload)
     with Progress(sys.stderr) as progress:
-        if isinstance(job, Job):
+        if len(job.pools) == 1:
             assert isinstance(nodes, range), "a cluster of one kind has no pools"
-            found = sweep(job, constraints, nodes, progress)
+            found = sweep(job.pools[0], constraints, nodes, progress)
         else:
             assert not isinstance(nodes, range), "a mixed cluster has no one size"
             found = sweep_pools(job, constraints, nodes, progress)
@@ -530,7 +528,7 @@ def _show_plan(found: Plan, output: Path | None, *, command: str) -> None:
     _render(summary(found, next_command(found, command, output)))
 
 
-def _show_nothing_fits(job: AnyJob, constraints: Constraints, found: NothingFits, *, as_json: bool) -> int:
+def _show_nothing_fits(job: Job, constraints: Constraints, found: NothingFits, *, as_json: bool) -> int:
     from planner.search.remedies import lifted_pins, remedies
     from planner.show.nothing_fits import nothing_fits, nothing_fits_to_json
     from planner.show.progress import Progress

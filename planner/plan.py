@@ -80,7 +80,7 @@ class Plan:
     step_seconds: float
     low_step_seconds: float | None
     high_step_seconds: float | None
-    calibration: CalibrationEntry | tuple[CalibrationEntry, ...]
+    calibration: tuple[CalibrationEntry, ...]
     tokens_per_second_per_device: float
     mfu: float
     hfu: float
@@ -121,7 +121,7 @@ def plan_to_dict(plan: Plan) -> dict[str, Any]:
         "low_step_seconds": plan.low_step_seconds,
         "high_step_seconds": plan.high_step_seconds,
         "band": None if plan.band is None else asdict(plan.band),
-        "calibration": _calibration_to_data(plan.calibration),
+        "calibration": [entry.model_dump(mode="json") for entry in plan.calibration],
         "tokens_per_second_per_device": plan.tokens_per_second_per_device,
         "mfu": plan.mfu,
         "hfu": plan.hfu,
@@ -141,12 +141,6 @@ def layout_to_dict(layout: Layout) -> dict[str, Any]:
     """The layout as plain data, one key for each field; `pools` of layouts on mixed clusters only."""
     values = {f.name: list(v) if isinstance(v := getattr(layout, f.name), tuple) else v for f in fields(Layout)}
     return {key: value for key, value in values.items() if key != "pools" or value}
-
-
-def _calibration_to_data(entries: CalibrationEntry | tuple[CalibrationEntry, ...]) -> Any:
-    if isinstance(entries, tuple):
-        return [each.model_dump(mode="json") for each in entries]
-    return entries.model_dump(mode="json")
 
 
 def _run_to_dict(run: WholeRun | None) -> dict[str, Any] | None:
@@ -272,7 +266,7 @@ def _strict(document: type[Any], data: Any) -> Any:
 
 def _check_pools(cluster: AnyCluster, layout: Layout) -> None:
     """A layout on a mixed cluster names one of its pools for each stage, and another one names none."""
-    names = {pool.name for pool in cluster.pools} if isinstance(cluster, MixedClusterSpec) else set()
+    names = {pool.name for pool in cluster.pools} if len(cluster.pools) > 1 else set()
     if set(layout.pools) - names or len(layout.pools) != (layout.pp if names else 0):
         raise ValueError(f"layout: pools are {'/'.join(layout.pools) or 'missing'}")
 
@@ -289,9 +283,7 @@ def _plan_from_dict(data: dict[str, Any]) -> Plan:
         cluster=cluster,
         training=strict(TrainingSpec, "training"),
         engine=strict(EngineSpec, "engine"),
-        calibration=tuple(_strict(CalibrationEntry, each) for each in data["calibration"])
-        if is_mixed
-        else strict(CalibrationEntry, "calibration"),
+        calibration=tuple(_strict(CalibrationEntry, each) for each in data["calibration"]),
         layout=layout,
         band=_band_from_dict(data.get("band")),
         memory=tuple(

@@ -135,7 +135,7 @@ def make_plan(**changes: Any) -> Plan:
         step_seconds=39.5,
         low_step_seconds=37.1,
         high_step_seconds=42.3,
-        calibration=UNCALIBRATED,
+        calibration=(UNCALIBRATED,),
         band=Band(low=0.94, high=1.07, num_near=12, axes="tp+pp"),
         tokens_per_second_per_device=622.2,
         mfu=0.4371,
@@ -161,9 +161,12 @@ def make_plan(**changes: Any) -> Plan:
             "objective_seconds": 39.5,
             "gap": 0.0,
             "dynamic_program_seconds": 39.5,
+            "num_cuts": 40,
+            "num_cuts_pruned": 0,
             "num_legal": 1234,
             "num_pruned": {"memory": 800, "time bound": 400},
             "num_priced": 34,
+            "num_decided": 21,
             "warnings": [],
         },
     )
@@ -261,9 +264,9 @@ HOSTILE = [
 
 def with_text(plan: Plan, text: str) -> Plan:
     """The text in every place where a user's words can stand; the documents are not asked whether they like it."""
-    assert isinstance(plan.cluster, ClusterSpec)
-    device = plan.cluster.device.model_copy(update={"name": text})
-    links = tuple(link.model_copy(update={"name": text}) for link in plan.cluster.links)
+    (cluster,) = plan.cluster.pools
+    device = cluster.device.model_copy(update={"name": text})
+    links = tuple(link.model_copy(update={"name": text}) for link in cluster.links)
     memory = tuple(
         replace(stage, lines=tuple(replace(line, formula=text, source=text) for line in stage.lines))
         for stage in plan.memory

@@ -12,7 +12,7 @@ from planner.errors import EnvironmentProblem, ExitCode, InputError
 from planner.plan import layout_to_dict, plan_from_json, plan_to_json, read_plan, write_plan
 from planner.search.constraints import Constraints
 from planner.search.search import search
-from planner.specs.job import Job
+from planner.specs.job import PoolJob
 from planner.specs.load import load_job
 
 
@@ -41,12 +41,12 @@ def test_a_written_plan_reads_back_equal(made):
 
 def test_the_documents_inside_are_whole(made):
     again = plan_from_json(plan_to_json(made))
-    job = Job(
+    job = PoolJob(
         model=again.model,
         cluster=again.cluster,
         training=again.training,
         engine=again.engine,
-        calibration=again.calibration,
+        calibration=again.calibration[0],
         headroom=0.05,
     )
     assert estimate(job, again.layout).step_seconds == made.step_seconds

@@ -14,12 +14,12 @@ from rich.table import Table
 from planner.cost.comparison import compare_schedules
 from planner.cost.estimate import estimate, even_step_seconds_and_peak_bytes
 from planner.layout import parse_layout
-from planner.specs.load import load_job
+from planner.specs.load import load_job, uniform_job
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from planner.specs.job import Job
+    from planner.specs.job import PoolJob
 
 NUM_LAYOUTS = 100_000
 REPEATS = 5
@@ -65,9 +65,9 @@ def cpu_seconds(work: Callable[[], object]) -> float:
     return statistics.median(runs)
 
 
-def job_of(model: str, gpus: int, batch: int) -> Job:
+def job_of(model: str, gpus: int, batch: int) -> PoolJob:
     """A training job on A100 nodes."""
-    return load_job(
+    job = load_job(
         model=model,
         cluster="dgx-a100",
         training=None,
@@ -79,6 +79,7 @@ def job_of(model: str, gpus: int, batch: int) -> Job:
         precision=None,
         settings=(),
     )
+    return uniform_job(job)
 
 
 def pricing_table() -> Table:

@@ -23,7 +23,7 @@ from planner.layout import parse_layout
 from planner.plan import Plan
 from planner.search.constraints import Constraints
 from planner.search.search import plan_for_layout, search
-from planner.specs.load import load_job
+from planner.specs.load import load_job, uniform_job
 from planner.trainer.data import open_corpus
 from planner.trainer.model import Transformer
 from planner.trainer.obstacles import check_plan
@@ -32,7 +32,7 @@ from planner.trainer.trainer import Trainer
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from planner.specs.job import Job
+    from planner.specs.job import PoolJob
     from planner.trainer.data import Corpus
 
 MODELS = ("tiny-gpt", "tiny-llama")
@@ -46,9 +46,9 @@ NEAR = (1.5, 1.25)  # after the first and the second turn: what takes more CPU s
 LAYOUT_TURNS, SHOWN = 7, 8
 
 
-def local_job(model: str, num_cores: int) -> Job:
+def local_job(model: str, num_cores: int) -> PoolJob:
     """The job that is trained: fp32, on as many cores of this machine."""
-    return load_job(
+    job = load_job(
         model=model,
         cluster="local-cpu",
         engine="torch",
@@ -56,6 +56,7 @@ def local_job(model: str, num_cores: int) -> Job:
         sequence_length=SEQUENCE_LENGTH,
         global_batch_size=BATCH,
     )
+    return uniform_job(job)
 
 
 def corpus_of(plan: Plan) -> Corpus:
@@ -144,12 +145,12 @@ def overhead_table() -> Table:
     return table
 
 
-def with_layout(job: Job, text: str) -> tuple[Job, Any]:
+def with_layout(job: PoolJob, text: str) -> tuple[PoolJob, Any]:
     """The job and the layout of a text, for `plan_for_layout`."""
     return job, parse_layout(text, num_layers=job.model.num_layers, num_devices=1)
 
 
-def all_layouts(job: Job, num_cores: int) -> Iterator[Plan]:
+def all_layouts(job: PoolJob, num_cores: int) -> Iterator[Plan]:
     """A plan of every layout that the trainer runs here, without recompute, which only costs time."""
     sharded = [f"dp={num_cores},zero={zero}" for zero in range(4)] + [f"cp={num_cores},zero={zero}" for zero in (0, 1)]
     staged = [f"pp={num_cores},schedule={name}" for name in ("1f1b", "gpipe", "zbv", "dualpipev")]

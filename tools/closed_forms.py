@@ -17,12 +17,12 @@ from planner.cost.memory import layer_activation_bytes, state_bytes_per_param
 from planner.cost.parameters import num_params
 from planner.cost.schedule import in_flight_microbatches
 from planner.layout import Layout, parse_layout
-from planner.specs.load import load_job, load_model
+from planner.specs.load import load_job, load_model, uniform_job
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from planner.specs.job import Job
+    from planner.specs.job import PoolJob
 
 GIB = 2.0**30
 GB = 1e9
@@ -80,13 +80,13 @@ def zero_rows() -> Iterator[Row]:
     )
     for stage, published in ZERO_GB.items():
         layout = parse_layout(f"dp=64,zero={stage}", num_layers=job.model.num_layers, num_devices=64)
-        num_bytes = sum(state_bytes_per_param(job, layout)) * 7.5 * BILLION
+        num_bytes = sum(state_bytes_per_param(uniform_job(job), layout)) * 7.5 * BILLION
         yield f"7.5 B parameters, 64 devices, ZeRO-{stage}, GB", published, float(num_bytes) / GB, 0.05 / published
 
 
-def korthikanti_job(model: str, microbatch_size: int) -> Job:
+def korthikanti_job(model: str, microbatch_size: int) -> PoolJob:
     """A job as the paper has it: fp16 with dropout, unfused attention, 18 bytes for each parameter."""
-    return load_job(
+    job = load_job(
         model=model,
         cluster="dgx-a100",
         engine="megatron",
@@ -96,9 +96,10 @@ def korthikanti_job(model: str, microbatch_size: int) -> Job:
         precision="fp16",
         settings=("training.memory_recipe=megatron-18", "training.attention=unfused", "training.dropout=0.1"),
     )
+    return uniform_job(job)
 
 
-def korthikanti_layout(job: Job, pp: int, interleave: int, mbs: int, *, sequence_parallel: bool) -> Layout:
+def korthikanti_layout(job: PoolJob, pp: int, interleave: int, mbs: int, *, sequence_parallel: bool) -> Layout:
     """Tensor parallel degree 8 with and without sequence parallelism."""
     chunks = pp * interleave
     text = f"tp=8,pp={pp},dp=1,interleave={interleave},mbs={mbs},sp={int(sequence_parallel)}"
@@ -121,7 +122,12 @@ def korthikanti_rows() -> Iterator[Row]:
             in_flight = in_flight_microbatches(layout.schedule, pp, 0, m, interleave)
             yield f"{name}, activations, {text}, GiB", published, float(per_layer * layers * in_flight) / GIB, 1e-9
         params = 12.0 * job.model.hidden_size**2 * layers / 8
-        yield f"{name}, states, GiB", states, params * float(sum(state_bytes_per_param(job, layout))) / GIB, 1e-9
+        yield (
+            f"{name}, states, GiB",
+            states,
+            params * float(sum(state_bytes_per_param(uniform_job(job), layout))) / GIB,
+            1e-9,
+        )
 
 
 def training_time_rows() -> Iterator[Row]:

@@ -23,7 +23,7 @@ from rich.table import Table
 from planner.accuracy.calibrate import fitted_ratios, held_out_ratios, read_samples
 from planner.accuracy.runs import run_of
 from planner.cost.collectives import all_reduce_seconds, group
-from planner.specs.load import load_cluster
+from planner.specs.load import load_cluster, uniform_cluster
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -98,7 +98,7 @@ def table_of(title: str, rows: Sequence[dict[str, str]], keys: Sequence[str]) ->
 
 def all_reduce_table(rows: Sequence[dict[str, str]]) -> Table:
     """Mean error of all-reduce on 2, 4 and 8 A100 over NVLink."""
-    cluster = load_cluster("dgx-a100")
+    cluster = uniform_cluster(load_cluster("dgx-a100"))
     table = Table("GPUs", "n", "mean error %", "worst %", title="All-reduce over NVLink")
     for size in sorted({int(row["gpus"]) for row in rows}):
         own = [row for row in rows if int(row["gpus"]) == size]

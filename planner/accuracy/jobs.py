@@ -13,7 +13,7 @@ from planner.accuracy.machines import cluster_of
 from planner.accuracy.models import model_of
 from planner.layout import Layout, even_split
 from planner.specs.calibration import find_entry
-from planner.specs.job import Job
+from planner.specs.job import PoolJob
 from planner.specs.load import load_engine, shipped_calibration
 from planner.specs.text import printable
 from planner.specs.training import TrainingSpec
@@ -50,7 +50,7 @@ class Setup:
     recomputed_share: part of the layers that recompute everything because the row would not fit otherwise.
     """
 
-    job: Job
+    job: PoolJob
     layout: Layout
     share: float = 1.0
     recomputed_share: float = 0.0
@@ -93,7 +93,7 @@ def _setup(run: Run) -> Setup:
         precision=training.precision,
         experts=model.moe is not None,
     )
-    job = Job(
+    job = PoolJob(
         model=model,
         cluster=cluster,
         training=training,
@@ -263,7 +263,7 @@ def _degrees(run: Run, assumed: list[str]) -> dict[str, int]:
     raise UnpricedRun(f"tp * pp * cp = {inner} does not divide {run.gpus} GPUs")
 
 
-def _layout(run: Run, job: Job, degrees: dict[str, int], mbs: int, assumed: list[str]) -> Layout:
+def _layout(run: Run, job: PoolJob, degrees: dict[str, int], mbs: int, assumed: list[str]) -> Layout:
     tp, pp, cp, dp = degrees["tp"], degrees["pp"], degrees["cp"], degrees["dp"]
     interleave = _interleave(run, job, degrees, mbs, assumed)
     zero = _zero(run, job.engine, pp, assumed) if dp * cp > 1 else 0
@@ -314,7 +314,7 @@ _INTERLEAVED: Final = ("megatron-core", "megatron-bridge", "nemo")
 _MOST_LAYERS_OF_CHUNK: Final = 4
 
 
-def _interleave(run: Run, job: Job, degrees: dict[str, int], mbs: int, assumed: list[str]) -> int:
+def _interleave(run: Run, job: PoolJob, degrees: dict[str, int], mbs: int, assumed: list[str]) -> int:
     """Chunks of a stage, as stated; NVIDIA's own recipes interleave, with at most 4 layers in a chunk.
 
     Elsewhere, and where the microbatches do not come in rounds, 1 as by default.

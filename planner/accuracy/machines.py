@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from planner.accuracy.knowledge import UnpricedRun, first_match, knowledge, normalized
 from planner.specs import library
 from planner.specs.cluster import ClusterSpec, DeviceSpec
-from planner.specs.load import load_cluster
+from planner.specs.load import load_cluster, uniform_cluster
 from planner.specs.text import printable
 from planner.specs.validate import validate
 from planner.specs.yaml import read_yaml
@@ -102,7 +102,7 @@ def _quantity(entry: Mapping[str, Any], key: str) -> float | None:
 
 @cache
 def _base(name: str) -> ClusterSpec:
-    return load_cluster(name)
+    return uniform_cluster(load_cluster(name))
 
 
 @cache

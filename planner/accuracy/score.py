@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from planner.accuracy.runs import Run
     from planner.layout import Layout
     from planner.specs.engine import Recompute
-    from planner.specs.job import Job
+    from planner.specs.job import PoolJob
 
 __all__ = ["Row", "memory_by_class", "score", "score_all", "settled", "step_seconds"]
 
@@ -87,7 +87,7 @@ def score(run: Run) -> Row:
     )
 
 
-def _why_not(job: Job, layout: Layout) -> str:
+def _why_not(job: PoolJob, layout: Layout) -> str:
     """Why an estimate would mean nothing; empty when it means something."""
     reasons = unpriced(job, layout)
     if reasons:
@@ -165,7 +165,7 @@ def _priced(setup: Setup, layout: Layout) -> _Priced:
     )
 
 
-def memory_by_class(job: Job, stage: StageMemory) -> dict[str, float]:
+def memory_by_class(job: PoolJob, stage: StageMemory) -> dict[str, float]:
     """What the three usual counters would show for a stage, in bytes.
 
     allocated: tensors alone (torch.cuda.max_memory_allocated), every line but the runtime. reserved: with what the

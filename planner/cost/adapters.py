@@ -12,7 +12,7 @@ from planner.cost.stage import HeldParams, held_params, layer_kinds, layer_param
 if TYPE_CHECKING:
     from planner.cost.stage import Stage
     from planner.layout import Degrees
-    from planner.specs.job import AnyJob, Job
+    from planner.specs.job import Job, PoolJob
     from planner.specs.model import ModelSpec
     from planner.specs.training import TrainingSpec
 
@@ -66,7 +66,7 @@ def num_trained_params(model: ModelSpec, training: TrainingSpec) -> int:
     return adapter_params(model, training) if training.lora_rank else num_params(model)
 
 
-def adapter_params_on_device(job: Job, layout: Degrees) -> Any:
+def adapter_params_on_device(job: PoolJob, layout: Degrees) -> Any:
     """Parameters of one layer's adapters on one device.
 
     The side of an adapter whose width tensor parallelism cuts is cut with it, and the other is whole.
@@ -80,7 +80,7 @@ def adapter_params_on_device(job: Job, layout: Degrees) -> Any:
     return total
 
 
-def trained_layer_params(job: Job, layout: Degrees, *, experts: bool) -> HeldParams:
+def trained_layer_params(job: PoolJob, layout: Degrees, *, experts: bool) -> HeldParams:
     """Parameters of one layer on one device that have gradients and optimizer states.
 
     Source: `layer_params`, or the adapters alone.
@@ -90,7 +90,7 @@ def trained_layer_params(job: Job, layout: Degrees, *, experts: bool) -> HeldPar
     return HeldParams(common=adapter_params_on_device(job, layout), experts=0.0)
 
 
-def trained_params(job: Job, layout: Degrees, stage: Stage) -> HeldParams:
+def trained_params(job: PoolJob, layout: Degrees, stage: Stage) -> HeldParams:
     """Parameters on one device of a stage that have gradients and optimizer states, before ZeRO.
 
     Source: `held_params`, or the adapters alone.
@@ -101,7 +101,7 @@ def trained_params(job: Job, layout: Degrees, stage: Stage) -> HeldParams:
     return HeldParams(common=layers * adapter_params_on_device(job, layout), experts=0.0)
 
 
-def frozen_bytes_per_param(job: Job) -> float:
+def frozen_bytes_per_param(job: PoolJob) -> float:
     """Bytes of a frozen weight of a layer, with what its quantisation needs.
 
     Source: Dettmers et al., QLoRA (2023), section 3.
@@ -109,7 +109,7 @@ def frozen_bytes_per_param(job: Job) -> float:
     return _FROZEN_BYTES[job.training.frozen_weights]
 
 
-def frozen_bytes(job: Job, layout: Degrees, stage: Stage) -> HeldParams:
+def frozen_bytes(job: PoolJob, layout: Degrees, stage: Stage) -> HeldParams:
     """Bytes of the frozen weights on one device of a stage, before ZeRO; nothing where all weights are trained.
 
     Embeddings, head and what else is outside the layers stay in 16 bits.
@@ -123,7 +123,7 @@ def frozen_bytes(job: Job, layout: Degrees, stage: Stage) -> HeldParams:
     return HeldParams(common=each * np.maximum(held.common - ends, 0.0) + 2.0 * ends, experts=each * held.experts)
 
 
-def without_adapters(job: AnyJob) -> str:
+def without_adapters(job: Job) -> str:
     """Why adapters of this job are not priced; empty where they are.
 
     Source: what `adapted_matrices` counts.

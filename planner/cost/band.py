@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from planner.specs.calibration import precision_class
-from planner.specs.job import MixedJob
+from planner.specs.job import Job
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from planner.layout import Layout
     from planner.specs.calibration import Evidence
-    from planner.specs.job import AnyJob
+    from planner.specs.job import Job
 
 __all__ = ["Band", "axes_of", "band", "band_of"]
 
@@ -54,21 +54,22 @@ def axes_of(layout: Layout) -> str:
     return "+".join(names) or "dp"
 
 
-def band(job: AnyJob, layout: Layout) -> Band | None:
+def band(job: Job, layout: Layout) -> Band | None:
     """The error band of a forecast; None for a CPU and a mixed cluster, and without evidence.
 
     Nobody published runs of those. A calibration of the user's own that states its quantiles is believed.
     """
-    if isinstance(job, MixedJob):
+    if len(job.pools) > 1:
         return None
-    own = job.calibration
+    (pool,) = job.pools
+    own = pool.calibration
     if own.low and own.high:
         return Band(low=own.low, high=own.high, num_near=own.num_rows, axes=axes_of(layout))
-    if not job.evidence or job.cluster.device.kind == "cpu":
+    if not job.evidence or pool.cluster.device.kind == "cpu":
         return None
     return band_of(
         job.evidence,
-        device=job.cluster.device.name,
+        device=pool.cluster.device.name,
         engine=job.engine.name,
         precision=precision_class(job.training.precision),
         experts=job.model.moe is not None,

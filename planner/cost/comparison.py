@@ -15,7 +15,7 @@ from planner.layout import Layout, balanced_chunks, of_chunks
 from planner.specs.engine import Schedule
 
 if TYPE_CHECKING:
-    from planner.specs.job import AnyJob
+    from planner.specs.job import Job
 
 __all__ = ["SCHEDULES", "ScheduleOutcome", "compare_schedules", "with_schedule"]
 
@@ -82,7 +82,7 @@ def with_schedule(layout: Layout, schedule: Schedule) -> Layout | None:
     )
 
 
-def compare_schedules(job: AnyJob, layout: Layout) -> dict[Schedule, ScheduleOutcome | str]:
+def compare_schedules(job: Job, layout: Layout) -> dict[Schedule, ScheduleOutcome | str]:
     """What each schedule of `SCHEDULES` would make of this layout, or why it has no order for it.
 
     The answer is for a human's table: whether a layout is legal otherwise is not asked.
@@ -93,7 +93,7 @@ def compare_schedules(job: AnyJob, layout: Layout) -> dict[Schedule, ScheduleOut
     return {schedule: _outcome(job, layout, schedule, m) for schedule in SCHEDULES}
 
 
-def _outcome(job: AnyJob, layout: Layout, schedule: Schedule, m: int) -> ScheduleOutcome | str:
+def _outcome(job: Job, layout: Layout, schedule: Schedule, m: int) -> ScheduleOutcome | str:
     other = with_schedule(layout, schedule)
     if other is None:
         return "a stage has fewer layers than chunks"
@@ -126,7 +126,7 @@ def _outcome(job: AnyJob, layout: Layout, schedule: Schedule, m: int) -> Schedul
     )
 
 
-def _equal_stages_bubble_share(job: AnyJob, layout: Layout, m: int) -> float:
+def _equal_stages_bubble_share(job: Job, layout: Layout, m: int) -> float:
     """Bubble over work if every stage took the mean of all stages.
 
     Source: `bubble_of`.

@@ -12,7 +12,7 @@ from planner.cost.parameters import padded_vocab
 if TYPE_CHECKING:
     from planner.layout import LayerDegrees
     from planner.specs.cluster import DeviceSpec, Precision
-    from planner.specs.job import Job
+    from planner.specs.job import PoolJob
 
 __all__ = [
     "PassSeconds",
@@ -106,7 +106,7 @@ def _is_aligned(width: Any) -> Any:
 
 
 def matmul_seconds(
-    job: Job,
+    job: PoolJob,
     m: Any,
     n: Any,
     k: Any,
@@ -132,11 +132,11 @@ def matmul_seconds(
     return np.maximum(arithmetic, _stream_seconds(job, traffic)) + device.efficiency.launch
 
 
-def _stream_seconds(job: Job, num_bytes: Any) -> Any:
+def _stream_seconds(job: PoolJob, num_bytes: Any) -> Any:
     return num_bytes / (job.cluster.device.memory_bandwidth * job.cluster.device.efficiency.memory)
 
 
-def memory_bound_seconds(job: Job, num_bytes: Any) -> Any:
+def memory_bound_seconds(job: PoolJob, num_bytes: Any) -> Any:
     """Seconds of an operator that only moves bytes, with its launch.
 
     Source: roofline model, Williams et al. (CACM 2009).
@@ -145,7 +145,7 @@ def memory_bound_seconds(job: Job, num_bytes: Any) -> Any:
 
 
 def linear_seconds(
-    job: Job, tokens: Any, fan_in: Any, fan_out: Any, batch: Any = 1.0, *, precision: Precision | None = None
+    job: PoolJob, tokens: Any, fan_in: Any, fan_out: Any, batch: Any = 1.0, *, precision: Precision | None = None
 ) -> PassSeconds:
     """Seconds of one linear map (or `batch` of them): output, gradient of the input, gradient of the weight.
 
@@ -164,7 +164,7 @@ def linear_seconds(
     return PassSeconds(forward=forward, backward_input=backward, backward_weight=weight)
 
 
-def head_seconds(job: Job, layout: LayerDegrees) -> PassSeconds:
+def head_seconds(job: PoolJob, layout: LayerDegrees) -> PassSeconds:
     """Seconds of the output head and the loss for one microbatch, on the last stage.
 
     The loss reads and writes fp32 logits: 4 passes of 4 bytes forward, 3 backward. A frozen head has no gradient.
@@ -183,7 +183,7 @@ def head_seconds(job: Job, layout: LayerDegrees) -> PassSeconds:
     return (linear + loss) * job.calibration.slowdown
 
 
-def accumulation_seconds(job: Job, num_params: Any) -> Any:
+def accumulation_seconds(job: PoolJob, num_params: Any) -> Any:
     """Seconds to add one microbatch's gradient of `num_params` parameters to the sum of the step.
 
     Source: engine profile, bytes moved per parameter.

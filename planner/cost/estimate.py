@@ -34,7 +34,6 @@ from planner.cost.schedule import (
 from planner.cost.simulate import Timeline, simulate
 from planner.cost.stage import by_pool, pattern_of, pool_indices, stage_of, stages_of
 from planner.layout import balanced_chunks, offloads_optimizer
-from planner.specs.job import pools_of
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -42,7 +41,7 @@ if TYPE_CHECKING:
     from planner.cost.stage import Stage
     from planner.layout import Degrees, Layout
     from planner.specs.engine import Schedule
-    from planner.specs.job import AnyJob, Job
+    from planner.specs.job import Job, PoolJob
 
 __all__ = ["Estimate", "estimate", "even_step_seconds_and_peak_bytes", "memory_of_stages", "timeline"]
 
@@ -112,12 +111,12 @@ def _one_stage(prices: StagePrices, stage: int, pp: int) -> StagePrices:
     return replace(prices, **one)
 
 
-def memory_of_stages(job: AnyJob, layout: Layout) -> tuple[StageMemory, ...]:
+def memory_of_stages(job: Job, layout: Layout) -> tuple[StageMemory, ...]:
     """The memory ledger of every stage, on its device and on its host; on a mixed cluster, of each in its own pool.
 
     Source: memory.py.
     """
-    stages, pools, of_stage = stages_of(job, layout), pools_of(job), pool_indices(job, layout)
+    stages, pools, of_stage = stages_of(job, layout), job.pools, pool_indices(job, layout)
     lines = by_pool(job, of_stage, lambda pool: memory_lines(pool, layout, stages))
     on_host = by_pool(job, of_stage, lambda pool: host_lines(pool, layout, stages))
     return tuple(
@@ -133,7 +132,7 @@ def memory_of_stages(job: AnyJob, layout: Layout) -> tuple[StageMemory, ...]:
     )
 
 
-def estimate(job: AnyJob, layout: Layout) -> Estimate:
+def estimate(job: Job, layout: Layout) -> Estimate:
     """Price one layout: memory of every stage, and the time of a step; on a mixed cluster, of each in its own pool.
 
     The step is m t_max + bubble + the longest tail (PipeDream: a tail after every microbatch). Its lines are those of
@@ -155,7 +154,7 @@ def estimate(job: AnyJob, layout: Layout) -> Estimate:
     step_seconds = float(total_exposed_seconds(time))
     tokens = job.training.global_batch_size * job.training.sequence_length
     flops = model_flops_per_step(job.model, job.training)
-    pools = pools_of(job)
+    pools = job.pools
     shares = [float(np.mean(of_stage == pool)) for pool in range(len(pools))]
     each = (pool.cluster.device.peak[job.training.precision] for pool in pools)
     peak = sum(peak * share for peak, share in zip(each, shares, strict=True))
@@ -170,7 +169,7 @@ def estimate(job: AnyJob, layout: Layout) -> Estimate:
     )
 
 
-def _has_chunks_of_its_own(job: AnyJob, layout: Layout) -> bool:
+def _has_chunks_of_its_own(job: Job, layout: Layout) -> bool:
     """Whether an interleaved schedule exists, whose stages are cut into chunks in another way than the search's.
 
     Where kinds of layers repeat, that is so of chunks that do not all hold whole periods.
@@ -190,7 +189,7 @@ def _of_stage(lines: tuple[MemoryLine, ...], stage: int, pp: int) -> tuple[Memor
     return tuple(replace(line, num_bytes=float(np.broadcast_to(line.num_bytes, (pp,))[stage])) for line in lines)
 
 
-def even_step_seconds_and_peak_bytes(job: Job, layouts: Degrees, policy: Any) -> tuple[Any, Any]:
+def even_step_seconds_and_peak_bytes(job: PoolJob, layouts: Degrees, policy: Any) -> tuple[Any, Any]:
     """Step seconds and bytes of the fullest stage, of many layouts with equal stages at once; both of shape (n,).
 
     Every degree of `layouts` has shape (n, 1), and so has `policy`, the recompute policy of all stages as an index into
@@ -216,7 +215,7 @@ def even_step_seconds_and_peak_bytes(job: Job, layouts: Degrees, policy: Any) ->
     return steady + bubble + tail, np.max(np.broadcast_to(stage_bytes(job, layouts, stage), index.shape), axis=-1)
 
 
-def _recomputed_share(job: AnyJob, layout: Layout) -> float:
+def _recomputed_share(job: Job, layout: Layout) -> float:
     """FLOPs of the recomputed forward passes over the model FLOPs.
 
     Source: Chen et al., sublinear memory (2016): one more forward pass.
@@ -230,7 +229,7 @@ def _recomputed_share(job: AnyJob, layout: Layout) -> float:
     return forward / model_flops_per_step(job.model, job.training) * again / job.model.num_layers
 
 
-def timeline(job: AnyJob, layout: Layout) -> Timeline:
+def timeline(job: Job, layout: Layout) -> Timeline:
     """The passes of one step, executed with the seconds of each chunk: when each stage does what.
 
     Its end, `seconds`, is that of the last pass; gradient reduction and optimizer (`Estimate.tail_seconds`) follow.
@@ -242,7 +241,7 @@ def timeline(job: AnyJob, layout: Layout) -> Timeline:
     return simulate(layout.schedule, seconds, m, interleave=layout.interleave, exchange_share=share)
 
 
-def _with_hidden_exchanges(job: AnyJob, layout: Layout, prices: StagePrices, executed: Timeline) -> StagePrices:
+def _with_hidden_exchanges(job: Job, layout: Layout, prices: StagePrices, executed: Timeline) -> StagePrices:
     """The prices with what pairs of passes hid of exchanges and sends, spread over the microbatches."""
     if not executed.hidden.any():
         return prices
@@ -267,7 +266,7 @@ def _share(part: Any, whole: Any, num_chunks: int) -> NDArray[np.float64]:
     return share
 
 
-def _bubble_seconds(job: AnyJob, layout: Layout, prices: StagePrices, stages: Stage) -> float:
+def _bubble_seconds(job: Job, layout: Layout, prices: StagePrices, stages: Stage) -> float:
     passes, m = prices.passes, num_microbatches(job, layout)
     if layout.schedule == "interleaved":
         seconds = np.broadcast_to(prices.microbatch_seconds, (layout.pp,))
@@ -288,13 +287,13 @@ def _bubble_seconds(job: AnyJob, layout: Layout, prices: StagePrices, stages: St
     )
 
 
-def _time_lines(job: AnyJob, layout: Layout, prices: StagePrices, bubble: float) -> tuple[TimeLine, ...]:
+def _time_lines(job: Job, layout: Layout, prices: StagePrices, bubble: float) -> tuple[TimeLine, ...]:
     """The time ledger of one layout: lines of the slowest stage, and of the stage that ends last."""
     per_stage = np.broadcast_to(prices.microbatch_seconds, (layout.pp,))
     slow, last = int(np.argmax(per_stage)), int(np.argmax(np.broadcast_to(prices.tail_seconds, (layout.pp,))))
     own, tail = _one_stage(prices, slow, layout.pp), _one_stage(prices, last, layout.pp)
     m = float(num_microbatches(job, layout))
-    pools, of_stage = pools_of(job), pool_indices(job, layout)
+    pools, of_stage = job.pools, pool_indices(job, layout)
     return (
         *_microbatch_lines(pools[of_stage[slow]], layout, own, slow, m),
         _bubble_line(layout.schedule, bubble, slow),
@@ -302,7 +301,7 @@ def _time_lines(job: AnyJob, layout: Layout, prices: StagePrices, bubble: float)
     )
 
 
-def _microbatch_lines(job: Job, layout: Layout, own: StagePrices, stage: int, m: float) -> tuple[TimeLine, ...]:
+def _microbatch_lines(job: PoolJob, layout: Layout, own: StagePrices, stage: int, m: float) -> tuple[TimeLine, ...]:
     """What the slowest stage does in every microbatch."""
     roofline = "roofline, Williams et al. (CACM 2009); device file"
     return (
@@ -377,7 +376,7 @@ def _microbatch_lines(job: Job, layout: Layout, own: StagePrices, stage: int, m:
     )
 
 
-def _pipeline_link(job: Job, layout: Layout) -> str:
+def _pipeline_link(job: PoolJob, layout: Layout) -> str:
     """Name of the slowest link that the pipeline crosses."""
     if job.between is not None and len(set(layout.pools)) > 1:
         return job.between.name
@@ -392,7 +391,7 @@ def _bubble_line(schedule: Schedule, seconds: float, stage: int) -> TimeLine:
 
 
 def _tail_lines(
-    job: Job, layout: Layout, own: StagePrices, tail: StagePrices, m: float, stage: int
+    job: PoolJob, layout: Layout, own: StagePrices, tail: StagePrices, m: float, stage: int
 ) -> tuple[TimeLine, ...]:
     """What follows the last microbatch on the stage that ends last, and ZeRO's traffic in every microbatch."""
     updates, of_all = (m, "m * ") if layout.schedule == "pipedream" else (1.0, "")

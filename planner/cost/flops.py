@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from planner.layout import Layout
-    from planner.specs.job import AnyJob
+    from planner.specs.job import Job
     from planner.specs.model import ModelSpec
     from planner.specs.training import TrainingSpec
 
@@ -101,7 +101,7 @@ def layers_forward_flops_per_step(model: ModelSpec, training: TrainingSpec) -> f
     return (2.0 * params + core) * training.sequence_length * training.global_batch_size
 
 
-def chunk_flops(job: AnyJob, layout: Layout) -> dict[str, NDArray[np.float64]]:
+def chunk_flops(job: Job, layout: Layout) -> dict[str, NDArray[np.float64]]:
     """Model FLOPs of one microbatch in each chunk, by pass, over all ranks of the replica; shape (chunks,) each.
 
     `forward`, `backward_input`, `backward_weight`: matrix products have the same FLOPs in all three, the attention core

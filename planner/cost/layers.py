@@ -15,7 +15,7 @@ from planner.cost.stage import layer_params
 if TYPE_CHECKING:
     from planner.layout import LayerDegrees
     from planner.specs.cluster import Precision
-    from planner.specs.job import Job
+    from planner.specs.job import PoolJob
     from planner.specs.model import LatentAttention, MixtureOfExperts, ModelSpec
 
 __all__ = ["LayerSeconds", "attention_span", "layer_seconds", "tokens_per_microbatch"]
@@ -47,7 +47,7 @@ class LayerSeconds:
     light_forward: Any
 
 
-def tokens_per_microbatch(job: Job, layout: LayerDegrees) -> Any:
+def tokens_per_microbatch(job: PoolJob, layout: LayerDegrees) -> Any:
     """Tokens of one microbatch on one context-parallel rank: s b / c.
 
     Source: definition of context parallelism.
@@ -73,7 +73,7 @@ def attention_span(model: ModelSpec, sequence_length: int, *, causal: bool, loca
     return later * s + (1 - later) * (w - w * w / (2 * s)) + cross
 
 
-def _projection_seconds(job: Job, layout: LayerDegrees) -> PassSeconds:
+def _projection_seconds(job: PoolJob, layout: LayerDegrees) -> PassSeconds:
     """Seconds of the projections into and out of attention.
 
     Latent attention's down-projections are whole on every tensor-parallel rank; with sequence parallelism each
@@ -100,7 +100,7 @@ def _projection_seconds(job: Job, layout: LayerDegrees) -> PassSeconds:
     return sum(maps, cross * share)
 
 
-def _latent_projections(job: Job, layout: LayerDegrees, mla: LatentAttention) -> list[PassSeconds]:
+def _latent_projections(job: PoolJob, layout: LayerDegrees, mla: LatentAttention) -> list[PassSeconds]:
     tokens, h = tokens_per_microbatch(job, layout), job.model.hidden_size
     own = tokens / np.where(np.equal(layout.sp, 1), layout.tp, 1)
     maps = [linear_seconds(job, own, h, mla.kv_lora_rank + mla.rope_head_size), *_up_projections(job, layout, mla)]
@@ -110,7 +110,7 @@ def _latent_projections(job: Job, layout: LayerDegrees, mla: LatentAttention) ->
     return [*maps, linear_seconds(job, tokens, h, query)]
 
 
-def _up_projections(job: Job, layout: LayerDegrees, mla: LatentAttention) -> list[PassSeconds]:
+def _up_projections(job: PoolJob, layout: LayerDegrees, mla: LatentAttention) -> list[PassSeconds]:
     tokens, heads = tokens_per_microbatch(job, layout), job.model.num_heads / layout.tp
     maps = [linear_seconds(job, tokens, mla.kv_lora_rank, heads * (mla.nope_head_size + mla.value_head_size))]
     if mla.q_lora_rank:
@@ -119,7 +119,7 @@ def _up_projections(job: Job, layout: LayerDegrees, mla: LatentAttention) -> lis
     return maps
 
 
-def _core_seconds(job: Job, layout: LayerDegrees, *, local: bool) -> PassSeconds:
+def _core_seconds(job: PoolJob, layout: LayerDegrees, *, local: bool) -> PassSeconds:
     """Seconds of softmax(Q K^T) V on one device; `local`: inside a sliding window.
 
     Fused kernels execute the causal half, or the band of a sliding window; in a ring each hop has a kernel of its own,
@@ -153,12 +153,12 @@ def _core_seconds(job: Job, layout: LayerDegrees, *, local: bool) -> PassSeconds
     return one * (1.0 + cross_attention_share(model))
 
 
-def _num_hops(job: Job, layout: LayerDegrees) -> Any:
+def _num_hops(job: PoolJob, layout: LayerDegrees) -> Any:
     """Times that keys and values travel to the neighbour in ring attention."""
     return np.maximum(layout.cp - 1, 0) * (1.0 if job.engine.context_exchange == "ring" else 0.0)
 
 
-def _merge_seconds(job: Job, layout: LayerDegrees) -> PassSeconds:
+def _merge_seconds(job: PoolJob, layout: LayerDegrees) -> PassSeconds:
     """Seconds to add what each hop of ring attention brings: outputs forward; gradients of queries, keys and values.
 
     A hop reads the part and the sum and writes the sum, 6 bytes an element in 16 bits. Engines that gather keys and
@@ -183,7 +183,7 @@ def _merge_seconds(job: Job, layout: LayerDegrees) -> PassSeconds:
 
 
 def _ffn_seconds(
-    job: Job, tokens: Any, width: Any, batch: Any = 1.0, *, precision: Precision | None = None
+    job: PoolJob, tokens: Any, width: Any, batch: Any = 1.0, *, precision: Precision | None = None
 ) -> PassSeconds:
     """Seconds of a feed-forward block of this width (or of `batch` experts), with its activation.
 
@@ -203,7 +203,7 @@ def _ffn_seconds(
     return up + down + PassSeconds(forward=forward, backward_input=backward)
 
 
-def _expert_seconds(job: Job, layout: LayerDegrees, moe: MixtureOfExperts) -> PassSeconds:
+def _expert_seconds(job: PoolJob, layout: LayerDegrees, moe: MixtureOfExperts) -> PassSeconds:
     """Seconds of router, routed and shared experts, and of moving tokens in and out of place.
 
     Each rank holds E / ep experts and computes s b k / (c t) tokens' choices for each of the etp ranks that
@@ -225,7 +225,7 @@ def _expert_seconds(job: Job, layout: LayerDegrees, moe: MixtureOfExperts) -> Pa
     return sum(parts, PassSeconds(forward=permuted, backward_input=permuted))
 
 
-def _remade_seconds(job: Job, layout: LayerDegrees, moe: MixtureOfExperts | None) -> Any:
+def _remade_seconds(job: PoolJob, layout: LayerDegrees, moe: MixtureOfExperts | None) -> Any:
     """Forward seconds of the norms, of latent attention's up-projections, and of the gate.
 
     Source: the same operators as in the forward pass; DeepSeek-V3 (2024), section 3.2.3.
@@ -245,7 +245,7 @@ def _remade_seconds(job: Job, layout: LayerDegrees, moe: MixtureOfExperts | None
     return seconds + memory_bound_seconds(job, 6.0 * width * element)
 
 
-def _light_seconds(job: Job, layout: LayerDegrees) -> PassSeconds:
+def _light_seconds(job: PoolJob, layout: LayerDegrees) -> PassSeconds:
     """Seconds of norms, residual additions, positions and head copies.
 
     Bytes per token in 16 bits: norm 4h forward, 10h backward; residual addition 6h, with dropout 7h, and 2h
@@ -284,7 +284,7 @@ def _light_seconds(job: Job, layout: LayerDegrees) -> PassSeconds:
     return light + cross * cross_attention_share(model)
 
 
-def _adapter_seconds(job: Job, layout: LayerDegrees) -> PassSeconds:
+def _adapter_seconds(job: PoolJob, layout: LayerDegrees) -> PassSeconds:
     """Seconds of a layer's adapters: to rank r and back for each adapted matrix, added to what the matrix gives.
 
     Source: Hu et al., LoRA (2021), section 4.1; 6 bytes for each element of the sum.
@@ -299,7 +299,7 @@ def _adapter_seconds(job: Job, layout: LayerDegrees) -> PassSeconds:
     return total
 
 
-def _dequantized_seconds(job: Job, layout: LayerDegrees, *, experts: bool) -> PassSeconds:
+def _dequantized_seconds(job: PoolJob, layout: LayerDegrees, *, experts: bool) -> PassSeconds:
     """Seconds in which quantised weights of a layer become 16-bit ones, for the forward and the backward pass each.
 
     Source: Dettmers et al., QLoRA (2023), section 3, equation 5: read in 4 bits, written in 16.
@@ -311,7 +311,7 @@ def _dequantized_seconds(job: Job, layout: LayerDegrees, *, experts: bool) -> Pa
     return PassSeconds(forward=seconds, backward_input=seconds)
 
 
-def layer_seconds(job: Job, layout: LayerDegrees, *, experts: bool = False, local: bool = False) -> LayerSeconds:
+def layer_seconds(job: PoolJob, layout: LayerDegrees, *, experts: bool = False, local: bool = False) -> LayerSeconds:
     """Seconds of one transformer layer for one microbatch, without communication.
 
     `experts`: a layer with experts in place of its feed-forward block; `local`: one with a sliding window. In eager

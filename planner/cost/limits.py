@@ -8,12 +8,12 @@ from planner.cost.schedule import exists
 
 if TYPE_CHECKING:
     from planner.layout import Layout
-    from planner.specs.job import Job
+    from planner.specs.job import PoolJob
 
 __all__ = ["unpriced"]
 
 
-def unpriced(job: Job, layout: Layout) -> tuple[str, ...]:
+def unpriced(job: PoolJob, layout: Layout) -> tuple[str, ...]:
     """Reasons why an estimate of this layout would mean nothing; empty when it is priced."""
     reasons = []
     if job.core_precision not in job.cluster.device.peak or job.training.precision not in job.cluster.device.peak:

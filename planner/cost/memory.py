@@ -34,7 +34,7 @@ from planner.layout import offloads_activations, offloads_optimizer
 if TYPE_CHECKING:
     from planner.cost.stage import Stage
     from planner.layout import Degrees
-    from planner.specs.job import Job
+    from planner.specs.job import PoolJob
     from planner.specs.model import MixtureOfExperts
 
 __all__ = [
@@ -77,7 +77,7 @@ class ActivationTerm:
     light: float = 0.0
 
 
-def activation_terms(job: Job, layout: Degrees, *, experts: bool = False) -> tuple[ActivationTerm, ...]:
+def activation_terms(job: PoolJob, layout: Degrees, *, experts: bool = False) -> tuple[ActivationTerm, ...]:
     """What one layer keeps for one microbatch on one device, tensor by tensor.
 
     In units of one 16-bit (s b h) tensor: norm inputs 2 + 2, inputs of the two blocks 2 + 2, queries, keys,
@@ -135,7 +135,7 @@ def activation_terms(job: Job, layout: Degrees, *, experts: bool = False) -> tup
     return (*terms, ActivationTerm(name="feed-forward inner", num_bytes=inner, saved=one, light=one))
 
 
-def _narrow(job: Job) -> float:
+def _narrow(job: PoolJob) -> float:
     """Bytes of a kept input of a product over those of a 16-bit one.
 
     Source: DeepSeek-V3 (2024), section 3.3.3.
@@ -146,7 +146,7 @@ def _narrow(job: Job) -> float:
 _INPUTS: Final = ("query", "key", "value")
 
 
-def _is_read_again(job: Job, matrices: tuple[str, ...]) -> float:
+def _is_read_again(job: PoolJob, matrices: tuple[str, ...]) -> float:
     """1.0 where the gradient of one of these matrices, or of its adapter, needs their input; 0.0 of frozen ones.
 
     Source: Hu et al., LoRA (2021), section 4.2; a frozen matrix passes gradients on without its input.
@@ -155,7 +155,7 @@ def _is_read_again(job: Job, matrices: tuple[str, ...]) -> float:
     return 1.0 if not job.training.lora_rank or set(matrices) & set(adapted) else 0.0
 
 
-def _inner_tensors(job: Job) -> float:
+def _inner_tensors(job: PoolJob) -> float:
     """Tensors of the feed-forward width that are kept: input and output of GELU; of SwiGLU gate, up, product.
 
     The last of them is the second product's input, which a frozen one does not need again.
@@ -169,7 +169,7 @@ def _half(query: int, key: int) -> float:
     return (query + key) / (query + 2 * key)
 
 
-def _attention_terms(job: Job, layout: Degrees) -> tuple[ActivationTerm, ...]:
+def _attention_terms(job: PoolJob, layout: Degrees) -> tuple[ActivationTerm, ...]:
     """Queries, keys, values, output and what the kernel keeps; latent attention keeps its latents too, whole.
 
     An engine that gathers the context keeps keys and values of all cp ranks, and the output a second time, joined; one
@@ -218,7 +218,7 @@ def _attention_terms(job: Job, layout: Degrees) -> tuple[ActivationTerm, ...]:
     return tuple(terms)
 
 
-def _expert_terms(job: Job, layout: Degrees, moe: MixtureOfExperts) -> tuple[ActivationTerm, ...]:
+def _expert_terms(job: PoolJob, layout: Degrees, moe: MixtureOfExperts) -> tuple[ActivationTerm, ...]:
     """What the experts keep: fp32 router scores, permuted inputs, inner tensors and outputs of every choice."""
     tokens = tokens_per_microbatch(job, layout)
     element = job.compute_bytes
@@ -243,7 +243,7 @@ def _expert_terms(job: Job, layout: Degrees, moe: MixtureOfExperts) -> tuple[Act
     )
 
 
-def kept_shares(job: Job, term: ActivationTerm) -> tuple[float, float, float]:
+def kept_shares(job: PoolJob, term: ActivationTerm) -> tuple[float, float, float]:
     """Share of one tensor that each policy of `stage.POLICIES` keeps; operator by operator, a second (s b h) tensor.
 
     Full recompute keeps the layer's input. Selective recompute drops the attention core, or, operator by
@@ -261,7 +261,7 @@ def kept_shares(job: Job, term: ActivationTerm) -> tuple[float, float, float]:
     return 1.0, selective, float(term.is_input)
 
 
-def layer_activation_bytes(job: Job, layout: Degrees, *, experts: bool = False) -> tuple[Any, Any, Any]:
+def layer_activation_bytes(job: PoolJob, layout: Degrees, *, experts: bool = False) -> tuple[Any, Any, Any]:
     """Bytes of one layer for one microbatch under each policy of `stage.POLICIES`.
 
     Source: `activation_terms`, each with its `kept_shares`.
@@ -272,7 +272,7 @@ def layer_activation_bytes(job: Job, layout: Degrees, *, experts: bool = False) 
     return none, selective, full
 
 
-def stored_activation_bytes(job: Job, layout: Degrees, stage: Stage, num_microbatches: Any) -> Any:
+def stored_activation_bytes(job: PoolJob, layout: Degrees, stage: Stage, num_microbatches: Any) -> Any:
     """Activations that a stage stores at its peak: bytes per layer, times layers, times microbatches in flight.
 
     Where the gradients of the weights come later, microbatches that wait for them hold their layers whole. Some engines
@@ -284,7 +284,7 @@ def stored_activation_bytes(job: Job, layout: Degrees, stage: Stage, num_microba
     return _at_peak(job, layout, stage, num_microbatches, sent_bytes(job, layout, stage))
 
 
-def offloaded_activation_bytes(job: Job, layout: Degrees, stage: Stage, num_microbatches: Any) -> Any:
+def offloaded_activation_bytes(job: PoolJob, layout: Degrees, stage: Stage, num_microbatches: Any) -> Any:
     """The part of the same that waits in the host's memory: what layers keep, and not what stages have sent.
 
     Source: as `stored_activation_bytes`.
@@ -294,7 +294,7 @@ def offloaded_activation_bytes(job: Job, layout: Degrees, stage: Stage, num_micr
     return _at_peak(job, layout, stage, num_microbatches, 0.0)
 
 
-def _at_peak(job: Job, layout: Degrees, stage: Stage, num_microbatches: Any, besides: Any) -> Any:
+def _at_peak(job: PoolJob, layout: Degrees, stage: Stage, num_microbatches: Any, besides: Any) -> Any:
     """Bytes that layers keep, and `besides` them for each microbatch, over all microbatches at the fullest moment."""
     moments = held_of_stage(layout, stage, num_microbatches)
     kept, whole = kept_activation_bytes(job, layout, stage)
@@ -317,7 +317,7 @@ def held_of_stage(layout: Degrees, stage: Stage, num_microbatches: Any) -> tuple
     return tuple((before * share, waiting * share) for before, waiting in moments)
 
 
-def kept_activation_bytes(job: Job, layout: Degrees, stage: Stage) -> tuple[Any, Any]:
+def kept_activation_bytes(job: PoolJob, layout: Degrees, stage: Stage) -> tuple[Any, Any]:
     """What the layers of a stage keep of one microbatch under their policy, and without recompute.
 
     Source: `layer_activation_bytes`, layer by layer.
@@ -330,7 +330,7 @@ def kept_activation_bytes(job: Job, layout: Degrees, stage: Stage) -> tuple[Any,
     return kept, whole
 
 
-def _on_the_way_bytes(job: Job, layout: Degrees, stage: Stage) -> Any:
+def _on_the_way_bytes(job: PoolJob, layout: Degrees, stage: Stage) -> Any:
     """Offloaded activations that the device has all the same: of the layer that computes, and the one being copied.
 
     Source: derived here from two buffers that take turns, as in Megatron-LM, fine_grained_activation_offload.py.
@@ -342,7 +342,7 @@ def _on_the_way_bytes(job: Job, layout: Degrees, stage: Stage) -> Any:
     return largest * np.minimum(2, stage.num_layers)
 
 
-def device_activation_bytes(job: Job, layout: Degrees, stage: Stage, num_microbatches: Any) -> Any:
+def device_activation_bytes(job: PoolJob, layout: Degrees, stage: Stage, num_microbatches: Any) -> Any:
     """What of the stored activations a device has at its peak.
 
     Source: `stored_activation_bytes`, less what waits on the host.
@@ -354,7 +354,7 @@ def device_activation_bytes(job: Job, layout: Degrees, stage: Stage, num_microba
     return np.minimum(stored, left + _on_the_way_bytes(job, layout, stage))
 
 
-def sent_bytes(job: Job, layout: Degrees, stage: Stage) -> Any:
+def sent_bytes(job: PoolJob, layout: Degrees, stage: Stage) -> Any:
     """What a stage has sent to the next and keeps, for one microbatch, of engines that keep it.
 
     Source: DeepSpeed, runtime/pipe/engine.py (pipe_buffers).
@@ -365,7 +365,7 @@ def sent_bytes(job: Job, layout: Degrees, stage: Stage) -> Any:
     return np.where(np.less(stage.index, layout.pp - 1), sent, 0.0)
 
 
-def whole_gradients(job: Job, layout: Degrees) -> Any:
+def whole_gradients(job: PoolJob, layout: Degrees) -> Any:
     """Whether a device accumulates gradients of all its parameters.
 
     Below ZeRO-2 it does, and under the pipelines of engines that keep them whole there, or wherever microbatches
@@ -380,7 +380,7 @@ def whole_gradients(job: Job, layout: Degrees) -> Any:
     return unsharded | (adds_up & job.engine.accumulates_whole_grads) | piped
 
 
-def state_bytes_per_param(job: Job, layout: Degrees, *, experts: bool = False) -> tuple[Any, Any, Any]:
+def state_bytes_per_param(job: PoolJob, layout: Degrees, *, experts: bool = False) -> tuple[Any, Any, Any]:
     """Bytes per parameter (of a matrix) of weights, gradients and optimizer state on one device.
 
     ZeRO-1 shards the optimizer state, ZeRO-2 the gradients too, ZeRO-3 the weights too; `whole_gradients` says
@@ -401,7 +401,7 @@ def state_bytes_per_param(job: Job, layout: Degrees, *, experts: bool = False) -
     return weights, grads, (states.master + step_grads + moment_bytes_per_param(job)) / x
 
 
-def host_state_bytes_per_param(job: Job) -> float:
+def host_state_bytes_per_param(job: PoolJob) -> float:
     """Bytes on the host for each parameter of a device's shard whose update it makes.
 
     fp32 gradients, weights and moments: 16 of AdamW in mixed precision.
@@ -413,7 +413,7 @@ def host_state_bytes_per_param(job: Job) -> float:
     return 4.0 + (states.master or states.weights) + moment_bytes_per_param(job)
 
 
-def loss_bytes(job: Job, layout: Degrees, stage: Stage) -> Any:
+def loss_bytes(job: PoolJob, layout: Degrees, stage: Stage) -> Any:
     """Logits and what the loss makes of them on the last stage, for one microbatch; the head's gradient beside them.
 
     In engines that keep gradients apart until they are added up, GPipe holds the logits of all microbatches, and 1F1B
@@ -436,7 +436,7 @@ def loss_bytes(job: Job, layout: Degrees, stage: Stage) -> Any:
     return holds_head(layout, stage) * (one + np.maximum(before, head))
 
 
-def recompute_bytes(job: Job, layout: Degrees, stage: Stage) -> Any:
+def recompute_bytes(job: PoolJob, layout: Degrees, stage: Stage) -> Any:
     """What recompute brings back for the one layer whose backward pass runs; the larger kind counts.
 
     Source: Korthikanti et al. (2022), section 5.
@@ -449,7 +449,7 @@ def recompute_bytes(job: Job, layout: Degrees, stage: Stage) -> Any:
     return largest
 
 
-def _transient_bytes(job: Job, layout: Degrees, stage: Stage, stored: Any) -> Any:
+def _transient_bytes(job: PoolJob, layout: Degrees, stage: Stage, stored: Any) -> Any:
     """What is alive only for a moment: the larger of the loss, and the layer whose backward pass runs.
 
     The ends (embedding, head) are one unit that ZeRO-3 keeps gathered, with its gradient, until the backward pass ends.
@@ -470,7 +470,7 @@ def _transient_bytes(job: Job, layout: Degrees, stage: Stage, stored: Any) -> An
     return np.maximum(largest, update_bytes(job, layout, stage) - stored)
 
 
-def layer_backward_bytes(job: Job, layout: Degrees, stage: Stage) -> Any:
+def layer_backward_bytes(job: PoolJob, layout: Degrees, stage: Stage) -> Any:
     """What the layer needs whose backward pass runs, beside what is stored; the larger kind counts.
 
     What recompute brings back, the weights that ZeRO-3 gathers (one layer computes, the next is prefetched, at most as
@@ -496,7 +496,7 @@ def layer_backward_bytes(job: Job, layout: Degrees, stage: Stage) -> Any:
     return recompute_bytes(job, layout, stage) + gathered + reduced + _dequantized_bytes(job, layout)
 
 
-def _gradients_of_layer(job: Job, layout: Degrees, stage: Stage) -> Any:
+def _gradients_of_layer(job: PoolJob, layout: Degrees, stage: Stage) -> Any:
     """Gradients that are alive only while one layer's backward pass runs, less what it has released by then.
 
     First those of the feed-forward block: of its inner tensors (two for each that is released), of the layer's output
@@ -525,7 +525,7 @@ def _gradients_of_layer(job: Job, layout: Degrees, stage: Stage) -> Any:
     return largest
 
 
-def _last_matrix_share(job: Job, *, experts: bool) -> float:
+def _last_matrix_share(job: PoolJob, *, experts: bool) -> float:
     """Share of a layer's parameters that is in the feed-forward block's last matrix, or in those of all experts.
 
     Source: `planner.cost.blocks`.
@@ -534,7 +534,7 @@ def _last_matrix_share(job: Job, *, experts: bool) -> float:
     return block / ffn_matrices(job.model) / (block + attention_params(job.model))
 
 
-def _dequantized_bytes(job: Job, layout: Degrees) -> Any:
+def _dequantized_bytes(job: PoolJob, layout: Degrees) -> Any:
     """The matrix that is multiplied with, in 16 bits again: the largest of a layer.
 
     Source: Dettmers et al., QLoRA (2023), section 3, equation 5.
@@ -545,7 +545,7 @@ def _dequantized_bytes(job: Job, layout: Degrees) -> Any:
     return job.compute_bytes * job.model.hidden_size * widest / layout.tp
 
 
-def allocator_share(job: Job, layout: Degrees) -> Any:
+def allocator_share(job: PoolJob, layout: Degrees) -> Any:
     """Share of the activations that the allocator loses.
 
     Source: engine profile, fragmentation.
@@ -554,7 +554,7 @@ def allocator_share(job: Job, layout: Degrees) -> Any:
     return alone if piped is None else np.where(np.greater(layout.pp, 1), piped, alone)
 
 
-def _runtime_bytes(job: Job, layout: Degrees, stored: Any) -> Any:
+def _runtime_bytes(job: PoolJob, layout: Degrees, stored: Any) -> Any:
     """Device context and communication buffers, and what the allocator loses.
 
     Source: device file, reserved_memory; engine profile, communicator_memory and fragmentation.
@@ -565,7 +565,7 @@ def _runtime_bytes(job: Job, layout: Degrees, stored: Any) -> Any:
     return buffers + allocator_share(job, layout) * stored
 
 
-def _state_bytes(job: Job, layout: Degrees, stage: Stage) -> tuple[Any, Any, Any]:
+def _state_bytes(job: PoolJob, layout: Degrees, stage: Stage) -> tuple[Any, Any, Any]:
     """Bytes of weights, gradients and optimizer state of one device, experts by their own shard group.
 
     Source: `state_bytes_per_param`, and what the optimizer keeps beside that.
@@ -586,7 +586,7 @@ def _state_bytes(job: Job, layout: Degrees, stage: Stage) -> tuple[Any, Any, Any
     return weights + routed[0], grads + routed[1], optimizer
 
 
-def memory_lines(job: Job, layout: Degrees, stage: Stage) -> tuple[MemoryLine, ...]:
+def memory_lines(job: PoolJob, layout: Degrees, stage: Stage) -> tuple[MemoryLine, ...]:
     """The memory ledger of one device of a stage at its peak; every line broadcasts over layouts and stages.
 
     The peak is taken in the backward pass of the first microbatch: states, all stored activations, and the
@@ -641,7 +641,7 @@ def memory_lines(job: Job, layout: Degrees, stage: Stage) -> tuple[MemoryLine, .
     )
 
 
-def host_lines(job: Job, layout: Degrees, stage: Stage) -> tuple[MemoryLine, ...]:
+def host_lines(job: PoolJob, layout: Degrees, stage: Stage) -> tuple[MemoryLine, ...]:
     """What one device of a stage keeps in its host's memory; nothing where the layout offloads nothing.
 
     Source: each line names its own.

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from planner.cost.stage import Stage
     from planner.cost.traffic import StageWindow
     from planner.layout import Degrees
-    from planner.specs.job import Job
+    from planner.specs.job import PoolJob
 
 __all__ = ["host_copy_seconds", "host_update_seconds"]
 
@@ -24,13 +24,13 @@ _GRADIENT_BYTES: Final = 4.0
 """Gradients go down in fp32."""
 
 
-def _copy_seconds(job: Job, num_bytes: Any) -> Any:
+def _copy_seconds(job: PoolJob, num_bytes: Any) -> Any:
     host = job.cluster.host
     assert host is not None, "only clusters that describe their hosts offload"
     return num_bytes / (host.bandwidth * host.efficiency)
 
 
-def host_update_seconds(job: Job, num_params: Any) -> Any:
+def host_update_seconds(job: PoolJob, num_params: Any) -> Any:
     """Seconds in which the host updates the `num_params` parameters of one device's shard, while others do theirs.
 
     Gradients are read, weights and moments read and written, and the copy that computes is written: 30 bytes for each
@@ -46,7 +46,7 @@ def host_update_seconds(job: Job, num_params: Any) -> Any:
     return each * num_params / rate + job.cluster.device.efficiency.launch
 
 
-def host_copy_seconds(job: Job, layout: Degrees, stage: Stage, window: StageWindow) -> BesideSeconds:
+def host_copy_seconds(job: PoolJob, layout: Degrees, stage: Stage, window: StageWindow) -> BesideSeconds:
     """Seconds of copies between a device and its host, and what of them the step feels.
 
     Activations go down in the forward pass and come back in the backward pass. Gradients of the shard go down as often

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from planner.cost.stage import Stage
     from planner.layout import Degrees
-    from planner.specs.job import Job
+    from planner.specs.job import PoolJob
     from planner.specs.model import ModelSpec
 
 __all__ = [
@@ -57,7 +57,7 @@ _NEWTON_SCHULZ_STEPS: Final = 5
 """Iterations of Muon (Jordan et al. 2024; torch.optim.Muon, ns_steps)."""
 
 
-def moment_bytes_per_param(job: Job) -> float:
+def moment_bytes_per_param(job: PoolJob) -> float:
     """Bytes of running means for one parameter of a matrix; what is not of this form adds `extra_moment_bytes`.
 
     AdamW keeps two means, its 8-bit form a byte each and an fp32 scale for each block, SGD and Muon one momentum,
@@ -71,7 +71,7 @@ def moment_bytes_per_param(job: Job) -> float:
     return _NUM_MOMENTS[job.training.optimizer] * job.state_bytes.moment
 
 
-def update_bytes(job: Job, layout: Degrees, stage: Stage) -> Any:
+def update_bytes(job: PoolJob, layout: Degrees, stage: Stage) -> Any:
     """fp32 copies that an update makes of moments kept in fewer bits; they are gone before the next forward pass.
 
     Dense parameters and routed experts have an optimizer each, one after the other.
@@ -133,7 +133,7 @@ def _schulz_flops(matrices: tuple[Matrix, ...]) -> float:
     return _NEWTON_SCHULZ_STEPS * sum(count * (4.0 * m * m * n + 2.0 * m**3) for m, n, count in shapes)
 
 
-def extra_moment_bytes(job: Job, layout: Degrees, stage: Stage) -> tuple[Any, Any]:
+def extra_moment_bytes(job: PoolJob, layout: Degrees, stage: Stage) -> tuple[Any, Any]:
     """Bytes of running means beyond `moment_bytes_per_param` on one device before ZeRO: common ones, and of experts.
 
     Muon leaves embeddings, head and vectors to AdamW, which keeps a second mean of them. Adafactor keeps fp32 sums
@@ -162,14 +162,14 @@ def extra_moment_bytes(job: Job, layout: Degrees, stage: Stage) -> tuple[Any, An
     return each * common, each * routed
 
 
-def _whole_layer(job: Job, *, experts: bool) -> HeldParams:
+def _whole_layer(job: PoolJob, *, experts: bool) -> HeldParams:
     """Parameters of one layer that nothing cuts."""
     routed = expert_layer_params(job.model) if experts else 0
     whole = moe_layer_params(job.model) if experts else dense_layer_params(job.model)
     return HeldParams(common=whole - routed, experts=routed)
 
 
-def _end_sides(job: Job, layout: Degrees, stage: Stage, num_params: Any) -> Any:
+def _end_sides(job: PoolJob, layout: Degrees, stage: Stage, num_params: Any) -> Any:
     """Rows and columns of embedding, positions and head on one device; the final norm is a vector."""
     h = job.model.hidden_size
     first, last = holds_embedding(stage), holds_head(layout, stage)
@@ -179,7 +179,7 @@ def _end_sides(job: Job, layout: Degrees, stage: Stage, num_params: Any) -> Any:
     return num_params / h + h * matrices + (h - 1) * norms
 
 
-def newton_schulz_seconds(job: Job, layout: Degrees, stage: Stage) -> Any:
+def newton_schulz_seconds(job: PoolJob, layout: Degrees, stage: Stage) -> Any:
     """Seconds in which Muon makes the updates of a stage's matrices orthogonal, spread over tp and the ZeRO shards.
 
     Source: Jordan et al., Muon (2024); Liu et al., Muon is scalable for LLM training (2025), section 2.3, spreads them.
@@ -195,7 +195,7 @@ def newton_schulz_seconds(job: Job, layout: Degrees, stage: Stage) -> Any:
     return flops / (device.peak[job.core_precision] * device.efficiency.matmul)
 
 
-def optimizer_seconds(job: Job, num_params: Any) -> Any:
+def optimizer_seconds(job: PoolJob, num_params: Any) -> Any:
     """Seconds of clipping and updating `num_params` parameters of one device's shard.
 
     28 bytes for each parameter to clip and to read its gradient, and weights and moments read and written: 52 of

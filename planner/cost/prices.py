@@ -44,14 +44,13 @@ from planner.cost.traffic import (
     tied_embedding_seconds,
 )
 from planner.layout import offloads_optimizer
-from planner.specs.job import pools_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from planner.cost.layers import LayerSeconds
     from planner.layout import Degrees, LayerDegrees, Layout
-    from planner.specs.job import AnyJob, Job
+    from planner.specs.job import Job, PoolJob
 
 __all__ = [
     "LayerParts",
@@ -127,7 +126,7 @@ class StagePrices:
         return self.dp_exposed_once + self.tied_embedding + self.host_exposed_once + self.optimizer
 
 
-def num_microbatches(job: AnyJob, layout: Degrees) -> Any:
+def num_microbatches(job: Job, layout: Degrees) -> Any:
     """Microbatches of one step on one data-parallel rank: B / (dp * mbs).
 
     Source: Narayanan et al. (SC 2021), section 3.
@@ -180,7 +179,7 @@ class _Work:
         return sum(self.by_line.values(), PassSeconds())
 
 
-def _work(job: Job, layout: Degrees, stage: Stage, parts: StageParts) -> _Work:
+def _work(job: PoolJob, layout: Degrees, stage: Stage, parts: StageParts) -> _Work:
     """Sum over the layers and the ends; full recompute repeats the forward pass and its collectives.
 
     Source: sum of the parts in layers.py, compute.py and traffic.py.
@@ -241,7 +240,7 @@ class StageParts:
     tp_end: Any
 
 
-def stage_parts(job: Job, layout: Degrees) -> StageParts:
+def stage_parts(job: PoolJob, layout: Degrees) -> StageParts:
     """What stages of these configurations consist of, priced once for each different shape of a layer.
 
     Source: layers.py, compute.py and traffic.py.
@@ -250,7 +249,7 @@ def stage_parts(job: Job, layout: Degrees) -> StageParts:
     return by_shape(layout, lambda shape: _parts_of_stage(job, shape, kinds))
 
 
-def _parts_of_stage(job: Job, layout: LayerDegrees, kinds: Sequence[tuple[bool, bool]]) -> StageParts:
+def _parts_of_stage(job: PoolJob, layout: LayerDegrees, kinds: Sequence[tuple[bool, bool]]) -> StageParts:
     return StageParts(
         layers={kind: _parts_of_layer(job, layout, *kind) for kind in kinds},
         lookup=_lookup(job, layout),
@@ -259,7 +258,7 @@ def _parts_of_stage(job: Job, layout: LayerDegrees, kinds: Sequence[tuple[bool, 
     )
 
 
-def _parts_of_layer(job: Job, layout: LayerDegrees, experts: bool, local: bool) -> LayerParts:
+def _parts_of_layer(job: PoolJob, layout: LayerDegrees, experts: bool, local: bool) -> LayerParts:
     layer = layer_seconds(job, layout, experts=experts, local=local)
     exchanged = context_parallel_seconds(job, layout)
     forward, core = layer.passes.forward, layer.core_forward
@@ -278,7 +277,7 @@ def _parts_of_layer(job: Job, layout: LayerDegrees, experts: bool, local: bool) 
     )
 
 
-def hidden_of_layer(job: Job, layout: LayerDegrees, layer: LayerSeconds) -> tuple[Any, Any]:
+def hidden_of_layer(job: PoolJob, layout: LayerDegrees, layer: LayerSeconds) -> tuple[Any, Any]:
     """Parts of a layer's tensor-parallel collectives, forward and backward, that run beside its own products.
 
     Source: traffic.py.
@@ -303,7 +302,7 @@ def _halves(seconds: Any) -> PassSeconds:
     return PassSeconds(forward=seconds / 2, backward_input=seconds / 2)
 
 
-def _head_and_mtp_seconds(job: Job, layout: LayerDegrees) -> PassSeconds:
+def _head_and_mtp_seconds(job: PoolJob, layout: LayerDegrees) -> PassSeconds:
     """The head; and for each layer for further tokens a look-up, the projection of two states, and the head again.
 
     Source: DeepSeek-V3 (2024), section 2.2.
@@ -316,7 +315,7 @@ def _head_and_mtp_seconds(job: Job, layout: LayerDegrees) -> PassSeconds:
     return head + (_lookup(job, layout) + joined + head) * mtp
 
 
-def _lookup(job: Job, layout: LayerDegrees) -> PassSeconds:
+def _lookup(job: PoolJob, layout: LayerDegrees) -> PassSeconds:
     """The embedding: rows are read and written; backward the gradient is read, and rows are, unless they are frozen.
 
     Source: derived here from the operators' inputs and outputs.
@@ -326,7 +325,7 @@ def _lookup(job: Job, layout: LayerDegrees) -> PassSeconds:
     return PassSeconds(forward=seconds / 3, backward_weight=0.0 if job.training.lora_rank else seconds * 2 / 3)
 
 
-def stage_prices(job: Job, layout: Degrees, stage: Stage, parts: StageParts | None = None) -> StagePrices:
+def stage_prices(job: PoolJob, layout: Degrees, stage: Stage, parts: StageParts | None = None) -> StagePrices:
     """Prices of a stage, or of arrays of layouts and stages that broadcast.
 
     parts: those of the layouts, where they are priced already.
@@ -380,7 +379,7 @@ def stage_prices(job: Job, layout: Degrees, stage: Stage, parts: StageParts | No
     )
 
 
-def interleaving_terms(job: AnyJob, layout: Degrees, stage: Stage, prices: StagePrices) -> tuple[Any, Any]:
+def interleaving_terms(job: Job, layout: Degrees, stage: Stage, prices: StagePrices) -> tuple[Any, Any]:
     """What a stage adds to filling and draining, and its room for the model's last chunk; 0 where it has one chunk.
 
     Chunks are taken as so many of the stage's mean layers; those for multi-token prediction lie in the last one.
@@ -406,7 +405,7 @@ def interleaving_terms(job: AnyJob, layout: Degrees, stage: Stage, prices: Stage
     )
 
 
-def _update_seconds(job: Job, layout: Degrees, stage: Stage, num_params: Any) -> Any:
+def _update_seconds(job: PoolJob, layout: Degrees, stage: Stage, num_params: Any) -> Any:
     """Seconds in which the optimizer updates a shard, where its states are.
 
     Source: optimizers.py, and offload.py for the host.
@@ -416,7 +415,7 @@ def _update_seconds(job: Job, layout: Degrees, stage: Stage, num_params: Any) ->
     return optimizer_seconds(job, num_params) + newton_schulz_seconds(job, layout, stage)
 
 
-def layout_prices(job: AnyJob, layout: Layout) -> StagePrices:
+def layout_prices(job: Job, layout: Layout) -> StagePrices:
     """Prices of all stages of one layout, of each in its own pool; arrays of shape (pp,).
 
     Source: as `stage_prices`.
@@ -425,7 +424,7 @@ def layout_prices(job: AnyJob, layout: Layout) -> StagePrices:
     return by_pool(job, pool_indices(job, layout), lambda pool: stage_prices(pool, layout, stages))
 
 
-def chunk_parts(job: AnyJob, layout: Layout) -> dict[LineName, PassSeconds]:
+def chunk_parts(job: Job, layout: Layout) -> dict[LineName, PassSeconds]:
     """Seconds of one microbatch through each chunk of one layout, by ledger line; arrays of shape (chunks,).
 
     Layers and ends are those of the chunk, in model order. What a stage has as a whole (sends, adding up gradients,
@@ -448,7 +447,7 @@ def _each_pass(part: PassSeconds, change: Callable[[Any], Any]) -> PassSeconds:
     return PassSeconds(**{each.name: change(getattr(part, each.name)) for each in fields(PassSeconds)})
 
 
-def chunk_seconds(job: AnyJob, layout: Layout) -> ChunkSeconds:
+def chunk_seconds(job: Job, layout: Layout) -> ChunkSeconds:
     """Seconds of one microbatch through each chunk of one layout, pass by pass; shape (chunks,), in model order.
 
     Source: the sum of `chunk_parts`.
@@ -465,7 +464,7 @@ def chunk_seconds(job: AnyJob, layout: Layout) -> ChunkSeconds:
     )
 
 
-def exchange_parts(job: AnyJob, parts: Mapping[LineName, PassSeconds]) -> PassSeconds:
+def exchange_parts(job: Job, parts: Mapping[LineName, PassSeconds]) -> PassSeconds:
     """What overlapped pairs of passes can hide, of each chunk: exchanges of experts and sends to other stages.
 
     Source: DeepSeek-V3 (2024), section 3.2.1.
@@ -474,16 +473,16 @@ def exchange_parts(job: AnyJob, parts: Mapping[LineName, PassSeconds]) -> PassSe
     return (parts[LineName.EP_COMM] + parts[LineName.PP_COMM]) * hides
 
 
-def exchange_share(job: AnyJob) -> float:
+def exchange_share(job: Job) -> float:
     """Share of the processors that communication takes from computing while both run: 20 of the smallest device.
 
     Source: DeepSeek-V3 (2024), section 3.2.2; DeepEP, Buffer.set_num_sms.
     """
-    fewest = min(pool.cluster.device.num_processors for pool in pools_of(job))
+    fewest = min(pool.cluster.device.num_processors for pool in job.pools)
     return min(0.5, _EXCHANGE_PROCESSORS / fewest)
 
 
-def stage_bytes(job: Job, layout: Degrees, stage: Stage) -> Any:
+def stage_bytes(job: PoolJob, layout: Degrees, stage: Stage) -> Any:
     """Peak bytes of a stage: the sum of its memory ledger.
 
     Source: memory.py.
@@ -491,7 +490,7 @@ def stage_bytes(job: Job, layout: Degrees, stage: Stage) -> Any:
     return total_bytes(memory_lines(job, layout, stage))
 
 
-def stage_fits(job: Job, layout: Degrees, stage: Stage) -> Any:
+def stage_fits(job: PoolJob, layout: Degrees, stage: Stage) -> Any:
     """Whether a stage stays within what a plan may use of a device, and of its host.
 
     Source: memory.py.

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 from planner.cost.flops import end_to_end_days, sc21_flops_per_step
 from planner.cost.parameters import num_params
-from planner.specs.cluster import MixedClusterSpec
 from planner.units import UNITS
 
 if TYPE_CHECKING:
@@ -90,8 +89,8 @@ def devices_in_use(cluster: AnyCluster, layout: Layout) -> tuple[tuple[ClusterSp
 
     Source: rank order of planner/layout.py.
     """
-    if not isinstance(cluster, MixedClusterSpec):
-        return ((cluster, layout.world_size),)
+    if len(cluster.pools) == 1:
+        return ((cluster.pools[0], layout.world_size),)
     each = layout.stride("pp")
     used = ((pool, layout.pools.count(pool.name) * each) for pool in cluster.pools)
     return tuple((pool, count) for pool, count in used if count)

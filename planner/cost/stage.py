@@ -11,7 +11,6 @@ import numpy as np
 
 from planner.cost.parameters import end_params_on_device, expert_layer_params, layer_params_on_device
 from planner.layout import V_SHAPED, balanced_chunks, even_stages, head_stage, stage_of_chunk
-from planner.specs.job import Job
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -19,7 +18,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from planner.layout import Degrees, LayerDegrees, Layout
-    from planner.specs.job import AnyJob
+    from planner.specs.job import Job, PoolJob
     from planner.specs.model import ModelSpec
 
 T = TypeVar("T")
@@ -145,7 +144,7 @@ class Pattern:
         return np.where(np.less(state, self.leading), _MANY_LAYERS, self.period)
 
 
-def pattern_of(job: AnyJob) -> Pattern:
+def pattern_of(job: Job) -> Pattern:
     """The pattern of a model's layers; windows as long as the sequences are none.
 
     Source: definition of the model document.
@@ -157,7 +156,7 @@ def pattern_of(job: AnyJob) -> Pattern:
     return Pattern(leading=model.moe.num_dense_layers, period=lcm(every or 1, model.moe.layer_frequency))
 
 
-def _has_windows(job: AnyJob) -> bool:
+def _has_windows(job: Job) -> bool:
     return 0 < job.model.sliding_window < job.training.sequence_length
 
 
@@ -169,7 +168,7 @@ class LayerKind(NamedTuple):
     number: int
 
 
-def kinds_of_model(job: AnyJob) -> tuple[LayerKind, ...]:
+def kinds_of_model(job: Job) -> tuple[LayerKind, ...]:
     """The kinds of layers, those with experts first, without layers for multi-token prediction.
 
     Source: definition of the model document.
@@ -179,14 +178,14 @@ def kinds_of_model(job: AnyJob) -> tuple[LayerKind, ...]:
     return tuple(kind for kind in kinds if kind.number)
 
 
-def _flags(job: AnyJob, num_layers: int) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+def _flags(job: Job, num_layers: int) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
     """Whether each layer has experts, and whether a window, [num_layers] each."""
     numbers = np.arange(num_layers)
     local = ~job.model.layer_is_global(numbers) if _has_windows(job) else numbers < 0
     return job.model.layer_has_experts(numbers), local
 
 
-def _held(job: AnyJob, first: Any, num_layers: Any) -> dict[str, Any]:
+def _held(job: Job, first: Any, num_layers: Any) -> dict[str, Any]:
     """How many of `num_layers` layers from position `first` on are of each kind, by the fields of `Stage`.
 
     Source: definition of the model document, counted layer by layer.
@@ -208,7 +207,7 @@ def _held(job: AnyJob, first: Any, num_layers: Any) -> dict[str, Any]:
 
 
 def stage_of(
-    job: AnyJob, *, index: Any, num_layers: Any, policy: Any, first: Any = 0, layout: Degrees | None = None
+    job: Job, *, index: Any, num_layers: Any, policy: Any, first: Any = 0, layout: Degrees | None = None
 ) -> Stage:
     """A stage of the search, with the kinds of layers that it holds.
 
@@ -227,7 +226,7 @@ def stage_of(
     return Stage(index=index, num_layers=num_layers, policy=policy, largest_chunk=largest, **held)
 
 
-def _held_of_even_split(job: AnyJob, layout: Degrees, index: Any) -> dict[str, Any]:
+def _held_of_even_split(job: Job, layout: Degrees, index: Any) -> dict[str, Any]:
     """As `_held`, of all chunks of stages of the even split."""
     pp, interleave, index = np.broadcast_arrays(layout.pp, layout.interleave, index)
     held: dict[str, Any] = {}
@@ -256,24 +255,24 @@ def with_borders(stage: Stage, layout: Degrees, pool_of: Callable[[Any], Any]) -
     return replace(stage, num_crossings=crossings, ends_apart=apart)
 
 
-def pool_indices(job: AnyJob, layout: Layout) -> NDArray[np.int64]:
+def pool_indices(job: Job, layout: Layout) -> NDArray[np.int64]:
     """The pool of each stage of a layout, as its position among those of the job; shape (pp,).
 
     Source: definition of the layout.
     """
-    if isinstance(job, Job):
+    if not layout.pools:
         return np.zeros(layout.pp, dtype=np.int64)
     names = [pool.cluster.name for pool in job.pools]
     return np.array([names.index(name) for name in layout.pools])
 
 
-def by_pool(job: AnyJob, pool: Any, price: Callable[[Job], T]) -> T:
+def by_pool(job: Job, pool: Any, price: Callable[[PoolJob], T]) -> T:
     """What `price` says of an array of stages, of each by the job on its own pool.
 
     pool: of each stage. A price may be arrays in dataclasses, mappings and tuples; texts are those of the first pool.
     """
-    if isinstance(job, Job):
-        return price(job)
+    if len(job.pools) == 1:
+        return price(job.pools[0])
     chosen: T = _chosen(pool, [price(each) for each in job.pools])
     return chosen
 
@@ -292,7 +291,7 @@ def _chosen(pool: Any, of_pools: Sequence[Any]) -> Any:
     return np.choose(pool, [np.broadcast_to(each, np.shape(pool)) for each in of_pools])
 
 
-def stages_of(job: AnyJob, layout: Layout) -> Stage:
+def stages_of(job: Job, layout: Layout) -> Stage:
     """All stages of a layout as arrays of shape (pp,)."""
     chunks = chunks_of(job, layout)
 
@@ -317,7 +316,7 @@ def _largest_chunks(layout: Layout) -> Any:
     return np.max(np.reshape(layout.layers_per_stage, (layout.interleave, layout.pp)), axis=0)
 
 
-def chunks_of(job: AnyJob, layout: Layout) -> Stage:
+def chunks_of(job: Job, layout: Layout) -> Stage:
     """All chunks of a layout in model order, as arrays of shape (pp * interleave,)."""
     layers, chunk = np.array(layout.layers_per_stage), np.arange(layout.num_chunks)
     return Stage(
@@ -329,7 +328,7 @@ def chunks_of(job: AnyJob, layout: Layout) -> Stage:
     )
 
 
-def layer_kinds(job: AnyJob, layout: Degrees, stage: Stage) -> tuple[tuple[bool, Any], ...]:
+def layer_kinds(job: Job, layout: Degrees, stage: Stage) -> tuple[tuple[bool, Any], ...]:
     """Layers on a stage by what they hold, as (has experts, how many); what the model lacks is left out.
 
     Layers for multi-token prediction are of the model's main kind and lie on the last stage.
@@ -346,7 +345,7 @@ def layer_kinds(job: AnyJob, layout: Degrees, stage: Stage) -> tuple[tuple[bool,
     return (experts,)
 
 
-def timed_kinds(job: AnyJob, layout: Degrees, stage: Stage) -> tuple[tuple[tuple[bool, bool], Any], ...]:
+def timed_kinds(job: Job, layout: Degrees, stage: Stage) -> tuple[tuple[tuple[bool, bool], Any], ...]:
     """Layers on a stage by what they compute, as ((has experts, has a window), how many).
 
     Layers for multi-token prediction are as in `layer_kinds`, and attend to all tokens.
@@ -361,7 +360,7 @@ def timed_kinds(job: AnyJob, layout: Degrees, stage: Stage) -> tuple[tuple[tuple
     return tuple((kind, stage.number_of(*kind) + extra.get(kind, 0)) for kind in kinds)
 
 
-def _mtp_layers(job: AnyJob, layout: Degrees, stage: Stage) -> Any:
+def _mtp_layers(job: Job, layout: Degrees, stage: Stage) -> Any:
     return holds_head(layout, stage) * job.model.mtp_layers if job.model.mtp_layers else 0
 
 
@@ -386,7 +385,7 @@ def _dense(model: ModelSpec) -> ModelSpec:
     return model if model.moe is None else model.model_copy(update={"moe": None})
 
 
-def layer_params(job: Job, layout: LayerDegrees, *, experts: bool) -> HeldParams:
+def layer_params(job: PoolJob, layout: LayerDegrees, *, experts: bool) -> HeldParams:
     """Parameters of one layer on one device.
 
     Source: parameters.py.
@@ -397,7 +396,7 @@ def layer_params(job: Job, layout: LayerDegrees, *, experts: bool) -> HeldParams
     return HeldParams(common=layer_params_on_device(job.model, layout) - routed, experts=routed)
 
 
-def held_params(job: Job, layout: Degrees, stage: Stage) -> HeldParams:
+def held_params(job: PoolJob, layout: Degrees, stage: Stage) -> HeldParams:
     """Parameters that one device of a stage holds: layers of each kind, embeddings and head.
 
     Source: sum of the layers and the ends, parameters.py.

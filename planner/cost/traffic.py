@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from planner.cost.collectives import Group
     from planner.cost.stage import Stage
     from planner.layout import Degrees, LayerDegrees
-    from planner.specs.job import Job
+    from planner.specs.job import PoolJob
 
 __all__ = [
     "BesideSeconds",
@@ -46,12 +46,12 @@ __all__ = [
 ]
 
 
-def _activation_bytes(job: Job, layout: LayerDegrees) -> Any:
+def _activation_bytes(job: PoolJob, layout: LayerDegrees) -> Any:
     """Bytes of one whole (s b h) activation of one microbatch on one context-parallel rank."""
     return tokens_per_microbatch(job, layout) * job.model.hidden_size * job.compute_bytes
 
 
-def tensor_parallel_seconds(job: Job, layout: LayerDegrees) -> tuple[Any, Any]:
+def tensor_parallel_seconds(job: PoolJob, layout: LayerDegrees) -> tuple[Any, Any]:
     """Forward and backward seconds of one layer's tensor-parallel collectives for one microbatch.
 
     Two all-reduces each way; with sequence parallelism two all-gathers and two reduce-scatters each way, which
@@ -69,7 +69,7 @@ def tensor_parallel_seconds(job: Job, layout: LayerDegrees) -> tuple[Any, Any]:
     return seconds, seconds
 
 
-def hidden_tensor_parallel_seconds(job: Job, layout: LayerDegrees, comm: Any, products: Any) -> Any:
+def hidden_tensor_parallel_seconds(job: PoolJob, layout: LayerDegrees, comm: Any, products: Any) -> Any:
     """Part of `comm` seconds of collectives that runs beside `products` seconds of matrix products.
 
     A product is cut into tp pieces; each piece computes while the next one travels, so one piece shows, and what
@@ -82,7 +82,7 @@ def hidden_tensor_parallel_seconds(job: Job, layout: LayerDegrees, comm: Any, pr
     return np.minimum(comm * (1.0 - 1.0 / layout.tp), products)
 
 
-def hidden_behind_weight_gradients(job: Job, layout: LayerDegrees, comm: Any, weight_gradients: Any) -> Any:
+def hidden_behind_weight_gradients(job: PoolJob, layout: LayerDegrees, comm: Any, weight_gradients: Any) -> Any:
     """Part of `comm` seconds of a layer's backward collectives that runs beside its weight gradients' products.
 
     The sum of a column-parallel map's input gradient starts before its weight gradient, and takes part in the wait
@@ -96,7 +96,7 @@ def hidden_behind_weight_gradients(job: Job, layout: LayerDegrees, comm: Any, we
     return np.minimum(comm * np.where(np.equal(layout.sp, 1), 0.5, 1.0), weight_gradients / 2.0)
 
 
-def tensor_parallel_end_seconds(job: Job, layout: LayerDegrees) -> Any:
+def tensor_parallel_end_seconds(job: PoolJob, layout: LayerDegrees) -> Any:
     """Seconds of the collectives around the embedding or the head, for one microbatch, forward and backward.
 
     One all-reduce (or an all-gather and a reduce-scatter) at each end of the model.
@@ -109,7 +109,7 @@ def tensor_parallel_end_seconds(job: Job, layout: LayerDegrees) -> Any:
     return np.where(np.equal(layout.sp, 1), sequence, all_reduce_seconds(where, num_bytes))
 
 
-def pipeline_send_seconds(job: Job, layout: Degrees, stage: Stage) -> Any:
+def pipeline_send_seconds(job: PoolJob, layout: Degrees, stage: Stage) -> Any:
     """Seconds that a stage sends for one microbatch: an activation and a gradient for each of its chunks.
 
     With sequence parallelism each tensor-parallel rank sends its own part. Without it every rank sends all of
@@ -154,7 +154,7 @@ class BesideSeconds:
     exposed_per_step: Any
 
 
-def _replica_groups(job: Job, layout: Degrees, *, experts: bool) -> tuple[Group, Group]:
+def _replica_groups(job: PoolJob, layout: Degrees, *, experts: bool) -> tuple[Group, Group]:
     """The group that shards the states and the group of its replicas, of common parameters or of experts.
 
     Source: rank order of planner/layout.py: tp, then cp, then dp; a shard group is a run of dp * cp / hsdp.
@@ -183,7 +183,7 @@ def _hidden_behind(seconds: Any, num_units: Any, window: Any, overlaps: bool) ->
 
 
 def _reduce_and_gather_seconds(
-    job: Job, layout: Degrees, num_params: Any, frozen_bytes: Any, *, experts: bool
+    job: PoolJob, layout: Degrees, num_params: Any, frozen_bytes: Any, *, experts: bool
 ) -> tuple[Any, Any]:
     """Seconds to bring the gradient of `num_params` parameters where the optimizer reads it, and weights back.
 
@@ -202,7 +202,7 @@ def _reduce_and_gather_seconds(
     return reduced, all_gather_seconds(shard_group, gathered)
 
 
-def data_parallel_seconds(job: Job, layout: Degrees, stage: Stage, window: StageWindow) -> BesideSeconds:
+def data_parallel_seconds(job: PoolJob, layout: Degrees, stage: Stage, window: StageWindow) -> BesideSeconds:
     """Seconds of data-parallel communication of one stage, and what of it the step feels.
 
     ZeRO-0 and 1 reduce once a step, behind the last microbatch's backward pass; ZeRO-1 and 2 gather updated
@@ -241,7 +241,7 @@ def data_parallel_seconds(job: Job, layout: Degrees, stage: Stage, window: Stage
     )
 
 
-def expert_parallel_seconds(job: Job, layout: LayerDegrees) -> Any:
+def expert_parallel_seconds(job: PoolJob, layout: LayerDegrees) -> Any:
     """Forward (and as much backward) seconds of one layer's expert all-to-alls for one microbatch.
 
     Each rank sends its tokens' choices to the ranks of their experts and takes the results back: two exchanges
@@ -267,7 +267,7 @@ def expert_parallel_seconds(job: Job, layout: LayerDegrees) -> Any:
     return exchange + all_gather_seconds(shared, gathered) + reduce_scatter_seconds(shared, gathered)
 
 
-def context_bytes(job: Job, layout: LayerDegrees) -> tuple[Any, ...]:
+def context_bytes(job: PoolJob, layout: LayerDegrees) -> tuple[Any, ...]:
     """Bytes of one rank that context parallelism exchanges in one layer and pass: keys with values, in one piece.
 
     An engine that trades sequence for heads sends queries, keys, values and outputs, each on its own; key-value heads
@@ -287,7 +287,7 @@ def context_bytes(job: Job, layout: LayerDegrees) -> tuple[Any, ...]:
     return tuple(elements * width for width in (heads * key, shared * key, shared * value, heads * value))
 
 
-def context_parallel_seconds(job: Job, layout: LayerDegrees) -> tuple[Any, Any]:
+def context_parallel_seconds(job: PoolJob, layout: LayerDegrees) -> tuple[Any, Any]:
     """Forward and backward seconds of one layer's context-parallel exchange for one microbatch.
 
     Ring attention passes keys and values c - 1 times to the neighbour, gradients too in the backward pass. Some engines
@@ -309,7 +309,7 @@ def context_parallel_seconds(job: Job, layout: LayerDegrees) -> tuple[Any, Any]:
     return hops, 2.0 * hops
 
 
-def hidden_context_parallel_seconds(job: Job, layout: LayerDegrees, exchange: Any, core: Any) -> Any:
+def hidden_context_parallel_seconds(job: PoolJob, layout: LayerDegrees, exchange: Any, core: Any) -> Any:
     """Seconds of one pass's exchange that run beside the attention core, a part of which computes during each hop.
 
     Engines that gather keys and values, or trade for heads, hide nothing.
@@ -321,7 +321,7 @@ def hidden_context_parallel_seconds(job: Job, layout: LayerDegrees, exchange: An
     return np.minimum(exchange, np.maximum(layout.cp - 1, 0) * core / layout.cp)
 
 
-def tied_embedding_seconds(job: Job, layout: Degrees, stage: Stage) -> Any:
+def tied_embedding_seconds(job: PoolJob, layout: Degrees, stage: Stage) -> Any:
     """Seconds to add the two copies of a tied embedding's gradient, felt by the first and the last stage.
 
     Source: Megatron-LM, megatron/core/distributed/finalize_model_grads.py.

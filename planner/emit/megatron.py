@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Final
 from planner.emit.torchrun import num_hosts, ranks_of_hosts, script_head
 from planner.errors import InputError
 from planner.layout import offloads_activations, offloads_optimizer
-from planner.specs.cluster import ClusterSpec
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -44,11 +43,11 @@ def megatron_script(plan: Plan, *, arguments: RunArguments) -> str:
         pools = "pools whose hosts are used whole and have as many devices each"
         raise InputError(
             f"{plan.layout.world_size} ranks leave the last of {len(hosts)} hosts partly idle"
-            if isinstance(plan.cluster, ClusterSpec)
+            if len(plan.cluster.pools) == 1
             else f"hosts run {' and '.join(str(count) for count in sorted({host.num_ranks for host in hosts}))} ranks",
             where="--to megatron",
             hint=f"plan with whole hosts, for example --gpus {whole}"
-            if isinstance(plan.cluster, ClusterSpec)
+            if len(plan.cluster.pools) == 1
             else f"plan with {pools}",
         )
     options = "".join(f"  {option} \\\n" for option in _options(plan))

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from planner.layout import Layout
     from planner.plan import Plan
-    from planner.specs.job import AnyJob
+    from planner.specs.job import Job
 
 __all__ = ["Batch", "EstimatedBatch", "GlobalBatch", "MicrobatchSize", "batch_of"]
 
@@ -101,7 +101,7 @@ def batch_of(plan: Plan) -> Batch:
     )
 
 
-def _sizes(job: AnyJob, layout: Layout) -> Iterator[MicrobatchSize]:
+def _sizes(job: Job, layout: Layout) -> Iterator[MicrobatchSize]:
     """Powers of two that divide a replica's share of the batch and break no rule, and the plan's own size."""
     share = job.training.global_batch_size // layout.dp
     powers = {1 << n for n in range(_MOST) if share % (1 << n) == 0}
@@ -121,7 +121,7 @@ def _sizes(job: AnyJob, layout: Layout) -> Iterator[MicrobatchSize]:
         )
 
 
-def _batches(job: AnyJob, layout: Layout, critical: float) -> Iterator[GlobalBatch]:
+def _batches(job: Job, layout: Layout, critical: float) -> Iterator[GlobalBatch]:
     """A quarter to four times the plan's batch, where whole microbatches make it up and the rules allow it."""
     own, length = job.training.global_batch_size, job.training.sequence_length
     for sequences in (own // 4, own // 2, own, own * 2, own * 4):

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from planner.cost.prices import StagePrices
     from planner.cost.simulate import Timeline
     from planner.layout import Layout
-    from planner.specs.job import AnyJob
+    from planner.specs.job import Job
 
 __all__ = ["ExecutedStep", "PassKind", "executed_step"]
 
@@ -91,7 +91,7 @@ class ExecutedStep:
         return self.timeline.seconds + max(sum(seconds for _, seconds in each) for each in self.tail)
 
 
-def executed_step(job: AnyJob, layout: Layout, time: tuple[TimeLine, ...]) -> ExecutedStep:
+def executed_step(job: Job, layout: Layout, time: tuple[TimeLine, ...]) -> ExecutedStep:
     """Execute one step of a layout, whose time ledger is `time`; of pipedream, one run from an empty pipeline."""
     prices, pp = layout_prices(job, layout), layout.pp
     parts = chunk_parts(job, layout)
@@ -157,7 +157,7 @@ def _pairs_apart(passes: Timeline, seconds: ChunkSeconds) -> Timeline:
     return replace(passes, start=start, end=end)
 
 
-def _kinds(job: AnyJob, layout: Layout, parts: Mapping[LineName, PassSeconds]) -> dict[tuple[str, int], PassKind]:
+def _kinds(job: Job, layout: Layout, parts: Mapping[LineName, PassSeconds]) -> dict[tuple[str, int], PassKind]:
     flops, n = chunk_flops(job, layout), layout.num_chunks
     ranks = layout.tp * layout.cp
     again = np.where(np.array(layout.recompute) == "full", flops["layers"], 0.0)
@@ -178,7 +178,7 @@ def _kinds(job: AnyJob, layout: Layout, parts: Mapping[LineName, PassSeconds]) -
 
 
 def _bytes_per_second(
-    job: AnyJob, layout: Layout, time: tuple[TimeLine, ...], prices: StagePrices
+    job: Job, layout: Layout, time: tuple[TimeLine, ...], prices: StagePrices
 ) -> dict[LineName, NDArray[np.float64]]:
     m = layout.num_microbatches(job.training.global_batch_size)
     updates = m if layout.schedule == "pipedream" else 1

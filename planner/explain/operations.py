@@ -33,7 +33,6 @@ from planner.cost.stage import (
 )
 from planner.cost.traffic import context_bytes
 from planner.layout import head_stage
-from planner.specs.job import pools_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -41,7 +40,7 @@ if TYPE_CHECKING:
     from planner.cost.ledger import TimeLine
     from planner.layout import Layout
     from planner.specs.cluster import ClusterSpec
-    from planner.specs.job import AnyJob, Job
+    from planner.specs.job import Job, PoolJob
 
 __all__ = ["GroupShape", "Operation", "operations_of_step", "stage_at"]
 
@@ -84,12 +83,12 @@ def stage_at(stages: Stage, index: int) -> Stage:
     return Stage(**{k: None if v is None else np.broadcast_to(v, whole)[index] for k, v in values.items()})
 
 
-def operations_of_step(job: AnyJob, layout: Layout, time: tuple[TimeLine, ...]) -> tuple[Operation, ...]:
+def operations_of_step(job: Job, layout: Layout, time: tuple[TimeLine, ...]) -> tuple[Operation, ...]:
     """Every kind of collective and send of the stages that the lines of `time` are about.
 
     For each line the sum of times * seconds is its busy time.
     """
-    stages, pools, of_stage = stages_of(job, layout), pools_of(job), pool_indices(job, layout)
+    stages, pools, of_stage = stages_of(job, layout), job.pools, pool_indices(job, layout)
     slow, last = (
         stage_at(stages, next(line.stage for line in time if line.name == name))
         for name in (LineName.COMPUTE, LineName.DP_COMM)
@@ -106,7 +105,7 @@ def operations_of_step(job: AnyJob, layout: Layout, time: tuple[TimeLine, ...]) 
     return tuple(each for each in found if each.where.size > 1 and each.times > 0)
 
 
-def _activation_bytes(job: Job, layout: Layout) -> float:
+def _activation_bytes(job: PoolJob, layout: Layout) -> float:
     return float(tokens_per_microbatch(job, layout) * job.model.hidden_size * job.compute_bytes)
 
 
@@ -115,7 +114,7 @@ def _is_full(stage: Stage) -> int:
 
 
 def _operation(
-    job: Job,
+    job: PoolJob,
     line: LineName,
     kind: str,
     where: GroupShape,
@@ -151,7 +150,7 @@ def _operation(
     )
 
 
-def _tensor(job: Job, layout: Layout, stage: Stage) -> Iterator[Operation]:
+def _tensor(job: PoolJob, layout: Layout, stage: Stage) -> Iterator[Operation]:
     """Pairs of an all-gather and a reduce-scatter with sequence parallelism, all-reduces without it."""
     where = GroupShape(size=layout.tp, stride=1)
     m = num_microbatches(job, layout)
@@ -163,7 +162,7 @@ def _tensor(job: Job, layout: Layout, stage: Stage) -> Iterator[Operation]:
         yield _operation(job, LineName.TP_COMM, kind, where, _activation_bytes(job, layout), times)
 
 
-def _context(job: Job, layout: Layout, stage: Stage) -> Iterator[Operation]:
+def _context(job: PoolJob, layout: Layout, stage: Stage) -> Iterator[Operation]:
     where = GroupShape(size=layout.cp, stride=layout.tp)
     exchanged = [float(each) for each in context_bytes(job, layout)]
     passes = num_microbatches(job, layout) * sum(float(count) for _, count in layer_kinds(job, layout, stage))
@@ -181,7 +180,7 @@ def _context(job: Job, layout: Layout, stage: Stage) -> Iterator[Operation]:
     yield _operation(job, LineName.CP_COMM, "ring exchange", where, num_bytes, hops * (3 + _is_full(stage)))
 
 
-def _experts(job: Job, layout: Layout, stage: Stage) -> Iterator[Operation]:
+def _experts(job: PoolJob, layout: Layout, stage: Stage) -> Iterator[Operation]:
     moe = job.model.moe
     if moe is None:
         return
@@ -194,7 +193,7 @@ def _experts(job: Job, layout: Layout, stage: Stage) -> Iterator[Operation]:
     yield _operation(job, LineName.EP_COMM, "reduce-scatter", shared, num_bytes * layout.etp, times)
 
 
-def _pipeline(job: Job, layout: Layout, stage: Stage) -> Iterator[Operation]:
+def _pipeline(job: PoolJob, layout: Layout, stage: Stage) -> Iterator[Operation]:
     """An activation to the stage after, a gradient to the one before; each of them may be in another pool."""
     where = GroupShape(size=layout.pp, stride=layout.stride("pp"))
     times = num_microbatches(job, layout) * layout.interleave
@@ -209,7 +208,7 @@ def _pipeline(job: Job, layout: Layout, stage: Stage) -> Iterator[Operation]:
         )
 
 
-def _data(jobs: tuple[Job, Job], layout: Layout, stages: tuple[Stage, Stage]) -> Iterator[Operation]:
+def _data(jobs: tuple[PoolJob, PoolJob], layout: Layout, stages: tuple[Stage, Stage]) -> Iterator[Operation]:
     """Reductions of gradients and gathers of weights, of common parameters and of routed experts.
 
     jobs, stages: of the stage that sets the pace and of the one that ends last.
@@ -227,7 +226,7 @@ def _data(jobs: tuple[Job, Job], layout: Layout, stages: tuple[Stage, Stage]) ->
 
 
 def _reduce_and_gather(
-    jobs: tuple[Job, Job],
+    jobs: tuple[PoolJob, PoolJob],
     layout: Layout,
     shard: GroupShape,
     replicas: GroupShape,
@@ -257,11 +256,11 @@ def _reduce_and_gather(
     yield _operation(job, line, "all-gather", shard, gathered, gathers, experts=experts)
 
 
-def _updates(job: Job, layout: Layout) -> float:
+def _updates(job: PoolJob, layout: Layout) -> float:
     return float(num_microbatches(job, layout)) if layout.schedule == "pipedream" else 1.0
 
 
-def _tied(job: Job, layout: Layout, stage: Stage) -> Iterator[Operation]:
+def _tied(job: PoolJob, layout: Layout, stage: Stage) -> Iterator[Operation]:
     last = int(head_stage(layout))
     if job.model.tied_embeddings and not job.training.lora_rank and last > 0 and stage.index in (0, last):
         where = GroupShape(size=2, stride=last * layout.stride("pp"))

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from planner.plan import Plan
     from planner.search.constraints import Constraints
     from planner.search.search import Reporter
-    from planner.specs.job import AnyJob
+    from planner.specs.job import Job
 
 __all__ = ["Outcome", "Shortfall", "outcome_of_layout", "outcome_of_search"]
 
@@ -52,7 +52,7 @@ class Outcome(Document):
     difference: Difference | None = Field(description="the plan that was found, against the one that is explained")
 
 
-def outcome_of_search(before: Plan, job: AnyJob, constraints: Constraints, reporter: Reporter | None = None) -> Outcome:
+def outcome_of_search(before: Plan, job: Job, constraints: Constraints, reporter: Reporter | None = None) -> Outcome:
     """Plan the job under the constraints, by the plan's own objective, as `planner plan` would."""
     try:
         objective = objective_of_plan(before)
@@ -64,7 +64,7 @@ def outcome_of_search(before: Plan, job: AnyJob, constraints: Constraints, repor
     return Outcome(rules=(), shortfall=None, difference=difference_of(before, found))
 
 
-def outcome_of_layout(before: Plan, job: AnyJob, layout: Layout) -> Outcome:
+def outcome_of_layout(before: Plan, job: Job, layout: Layout) -> Outcome:
     """Price one layout."""
     try:
         found = plan_for_layout(job, layout)

@@ -24,14 +24,13 @@ from planner.explain.operations import stage_at
 from planner.layout import format_layout, offloads_activations
 from planner.search.legality import broken_rules
 from planner.specs.document import Document
-from planner.specs.job import pools_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from planner.cost.stage import Stage
     from planner.layout import Layout
-    from planner.specs.job import AnyJob, Job
+    from planner.specs.job import Job, PoolJob
 
 __all__ = ["ActivationPart", "Alternative", "StagePeak", "alternatives_of", "peaks_of"]
 
@@ -67,14 +66,14 @@ class Alternative(Document):
 # --- the moment -------------------------------------------------------------------------------------------------
 
 
-def peaks_of(job: AnyJob, layout: Layout) -> tuple[StagePeak, ...]:
+def peaks_of(job: Job, layout: Layout) -> tuple[StagePeak, ...]:
     """The fullest moment of each stage: the backward pass of the first microbatch that ends (cost/memory.py)."""
-    stages, pools = stages_of(job, layout), pools_of(job)
+    stages, pools = stages_of(job, layout), job.pools
     own = [pools[pool] for pool in pool_indices(job, layout)]
     return tuple(_peak_of_stage(own[r], layout, stage_at(stages, r)) for r in range(layout.pp))
 
 
-def _peak_of_stage(job: Job, layout: Layout, stage: Stage) -> StagePeak:
+def _peak_of_stage(job: PoolJob, layout: Layout, stage: Stage) -> StagePeak:
     m = layout.num_microbatches(job.training.global_batch_size)
     moments = held_of_stage(layout, stage, m)
     found = [_held_at(job, layout, stage, float(before), float(waiting)) for before, waiting in moments]
@@ -90,7 +89,7 @@ def _peak_of_stage(job: Job, layout: Layout, stage: Stage) -> StagePeak:
 
 
 def _held_at(
-    job: Job, layout: Layout, stage: Stage, before: float, waiting: float
+    job: PoolJob, layout: Layout, stage: Stage, before: float, waiting: float
 ) -> tuple[float, float, dict[str, float]]:
     """Microbatches held, bytes of one of them, and bytes of each tensor over all of them.
 
@@ -113,7 +112,7 @@ def _held_at(
     return before + waiting, each + sent, parts | {"outputs sent to the next stage": before * sent}
 
 
-def _moment(job: Job, layout: Layout, stage: Stage) -> str:
+def _moment(job: PoolJob, layout: Layout, stage: Stage) -> str:
     """What runs at the peak, in words."""
     if float(loss_bytes(job, layout, stage)) > float(layer_backward_bytes(job, layout, stage)):
         return "loss of the first microbatch that turns to its backward pass"
@@ -125,12 +124,12 @@ def _moment(job: Job, layout: Layout, stage: Stage) -> str:
 # --- neighbours -------------------------------------------------------------------------------------------------
 
 
-def alternatives_of(job: AnyJob, layout: Layout) -> tuple[Alternative, ...]:
+def alternatives_of(job: Job, layout: Layout) -> tuple[Alternative, ...]:
     """Other microbatch sizes, recompute policies, ZeRO stages and interleaves; all else stays as it is."""
     return tuple(_priced(job, change, other) for change, other in _neighbours(job, layout))
 
 
-def _neighbours(job: AnyJob, layout: Layout) -> Iterator[tuple[str, Layout]]:
+def _neighbours(job: Job, layout: Layout) -> Iterator[tuple[str, Layout]]:
     per_replica = job.training.global_batch_size // layout.dp
     sizes = [b for b in range(1, per_replica + 1) if per_replica % b == 0]
     for mbs in (
@@ -143,14 +142,14 @@ def _neighbours(job: AnyJob, layout: Layout) -> Iterator[tuple[str, Layout]]:
         if set(layout.recompute) != {policy}:
             yield f"recompute={policy}", replace(layout, recompute=(policy,) * layout.num_chunks)
     for offload in job.engine.offload:
-        if offload != layout.offload and job.has_host:
+        if offload != layout.offload and job.has_hosts:
             yield f"offload={offload}", replace(layout, offload=offload)
     for zero in (layout.zero - 1, layout.zero + 1):
         if 0 <= zero <= 3 and layout.dp * layout.cp > 1:
             yield f"zero={zero}", replace(layout, zero=zero, hsdp=layout.hsdp if zero else 1)
 
 
-def _priced(job: AnyJob, change: str, layout: Layout) -> Alternative:
+def _priced(job: Job, change: str, layout: Layout) -> Alternative:
     broken = broken_rules(job, layout)
     priced = None if broken else estimate(job, layout)
     return Alternative(

@@ -13,12 +13,12 @@ from planner.specs.job import job_on
 if TYPE_CHECKING:
     from planner.plan import Plan
     from planner.search.objectives import Objective
-    from planner.specs.job import AnyJob
+    from planner.specs.job import Job
 
 __all__ = ["constraints_of", "job_of", "objective_of_plan"]
 
 
-def job_of(plan: Plan) -> AnyJob:
+def job_of(plan: Plan) -> Job:
     """The job that was planned.
 
     Raises:
@@ -29,11 +29,10 @@ def job_of(plan: Plan) -> AnyJob:
     is_share = isinstance(headroom, int | float) and not isinstance(headroom, bool) and math.isfinite(headroom)
     if not is_share or not 0 <= headroom < 1 or not all(isinstance(lifted, bool) for lifted in rules.values()):
         raise InputError("the plan's options are not valid", hint="make the plan again")
-    entries = plan.calibration if isinstance(plan.calibration, tuple) else (plan.calibration,)
-    if len(entries) != len(plan.cluster.pools):
+    if len(plan.calibration) != len(plan.cluster.pools):
         raise InputError("the plan's calibration has not one entry for each pool", hint="make the plan again")
     common = {"model": plan.model, "training": plan.training, "engine": plan.engine}
-    return job_on(plan.cluster, entries, **common, headroom=float(headroom), **rules)
+    return job_on(plan.cluster, plan.calibration, **common, headroom=float(headroom), **rules)
 
 
 def objective_of_plan(plan: Plan) -> Objective:

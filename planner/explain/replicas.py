@@ -11,12 +11,11 @@ from planner.errors import InputError
 from planner.explain.plan_inputs import job_of
 from planner.search.legality import broken_rules
 from planner.specs.change import change_job
-from planner.specs.job import Job
 
 if TYPE_CHECKING:
     from planner.layout import Layout
     from planner.plan import Plan
-    from planner.specs.job import AnyJob
+    from planner.specs.job import Job
 
 __all__ = ["ReplicaCount", "replicas_of"]
 
@@ -56,9 +55,9 @@ def replicas_of(plan: Plan) -> tuple[ReplicaCount, ...]:
     return tuple(found)
 
 
-def _size_for(job: AnyJob, layout: Layout) -> str:
+def _size_for(job: Job, layout: Layout) -> str:
     """The change to a cluster with devices for a layout; in a mixed one each pool gets hosts for its stages."""
-    if isinstance(job, Job):
+    if len(job.pools) == 1:
         return f"gpus={layout.world_size}"
     in_use = devices_in_use(job.cluster, layout)
     return ",".join(f"{pool.name}.hosts={-(-count // pool.devices_per_host)}" for pool, count in in_use)

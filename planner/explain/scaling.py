@@ -20,7 +20,6 @@ from planner.layout import format_layout
 from planner.search.search import fastest_layout
 from planner.specs.change import change_job
 from planner.specs.document import Document
-from planner.specs.job import Job
 from planner.specs.text import printable
 
 if TYPE_CHECKING:
@@ -29,7 +28,7 @@ if TYPE_CHECKING:
     from planner.layout import Layout
     from planner.plan import Plan
     from planner.search.constraints import Constraints
-    from planner.specs.job import AnyJob, MixedJob
+    from planner.specs.job import Job
 
 __all__ = ["Scaling", "SizedPlan", "scaling_of", "sizes_between"]
 
@@ -108,7 +107,7 @@ def scaling_of(plan: Plan, sizes: str, tell: Callable[[str], None] = lambda _: N
     )
 
 
-def _best(job: AnyJob, constraints: Constraints, count: int) -> _Priced | str:
+def _best(job: Job, constraints: Constraints, count: int) -> _Priced | str:
     """The best plan for so many devices, or why there is none."""
     try:
         sized = change_job(job, _size(job, count), option="--scaling")
@@ -126,9 +125,9 @@ def _best(job: AnyJob, constraints: Constraints, count: int) -> _Priced | str:
     )
 
 
-def _size(job: AnyJob, count: int) -> str:
+def _size(job: Job, count: int) -> str:
     """The change to so many devices; the pools of a mixed cluster grow and shrink together."""
-    if isinstance(job, Job):
+    if len(job.pools) == 1:
         return f"gpus={count}"
     clusters = (pool.cluster for pool in job.pools)
     return ",".join(f"{cluster.name}.hosts={cluster.hosts * count // job.num_devices}" for cluster in clusters)
@@ -160,7 +159,7 @@ def _grown(best: _Priced, now: _Priced) -> tuple[str | None, float]:
     return (name, share) if share > _NOTICEABLE else (None, 0.0)
 
 
-def sizes_between(text: str, job: AnyJob) -> Iterator[int]:
+def sizes_between(text: str, job: Job) -> Iterator[int]:
     """Numbers of devices in doubling steps: parts of one host, then whole hosts; both ends of `A..B` if they exist.
 
     Of a mixed cluster halves and doubles of all pools at once, as long as their hosts stay whole.
@@ -173,17 +172,17 @@ def sizes_between(text: str, job: AnyJob) -> Iterator[int]:
         hint = "write FROM..TO devices, for example 1..1024"
         raise InputError(f"`{printable(text, 40)}` is no range of sizes", where="--scaling", hint=hint)
     low, high = int(match[1]), int(match[2])
-    if not isinstance(job, Job):
+    if len(job.pools) > 1:
         yield from _sizes_of_pools(job, low, high)
         return
-    host = job.cluster.devices_per_host
+    host = job.pools[0].cluster.devices_per_host
     parts = [1 << n for n in range(host.bit_length()) if 1 << n < host]
     hosts = [host << n for n in range(max(0, (high // host).bit_length()))]
     ends = [end for end in (low, high) if end < host or end % host == 0]
     yield from (size for size in sorted({*parts, *hosts, *ends}) if low <= size <= high)
 
 
-def _sizes_of_pools(job: MixedJob, low: int, high: int) -> Iterator[int]:
+def _sizes_of_pools(job: Job, low: int, high: int) -> Iterator[int]:
     size, common = job.num_devices, math.gcd(*(pool.cluster.hosts for pool in job.pools))
     least = size // (common & -common)  # halved as often as the hosts of all pools can be
     sizes = [least << n for n in range(max(0, (high // least).bit_length())) if low <= least << n <= high]

@@ -24,7 +24,7 @@ from planner.explain.operations import operations_of_step
 from planner.layout import offloads_optimizer
 from planner.specs.calibration import UNCALIBRATED
 from planner.specs.document import Document
-from planner.specs.job import each_pool, pools_of
+from planner.specs.job import each_pool
 from planner.units import format_bytes, format_flops, format_rate, format_seconds
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from planner.cost.prices import StagePrices
     from planner.explain.operations import Operation
     from planner.layout import Layout
-    from planner.specs.job import AnyJob, Job
+    from planner.specs.job import Job, PoolJob
 
 __all__ = ["Rate", "TimePart", "Waterfall", "rates_of", "waterfall_of"]
 
@@ -73,7 +73,7 @@ class Rate(Document):
 # --- the parts --------------------------------------------------------------------------------------------------
 
 
-def waterfall_of(job: AnyJob, layout: Layout, priced: Estimate) -> Waterfall:
+def waterfall_of(job: Job, layout: Layout, priced: Estimate) -> Waterfall:
     """The parts of one step, in the order in which an ideal machine would lose them.
 
     Computing is taken on the mean stage, first without what real kernels lose, then with it, cause by cause;
@@ -101,25 +101,25 @@ def _microbatches(count: float) -> str:
     return f"{count:,.0f} microbatch{'es' if count != 1 else ''}"
 
 
-def _peaks(job: AnyJob, layout: Layout) -> NDArray[np.float64]:
+def _peaks(job: Job, layout: Layout) -> NDArray[np.float64]:
     """Peak FLOPs per second of a device of each stage, (pp,)."""
-    peaks = np.array([pool.cluster.device.peak[job.training.precision] for pool in pools_of(job)])
+    peaks = np.array([pool.cluster.device.peak[job.training.precision] for pool in job.pools])
     found: NDArray[np.float64] = peaks[pool_indices(job, layout)]
     return found
 
 
-def _mean(job: AnyJob, layout: Layout, values: Any) -> float:
+def _mean(job: Job, layout: Layout, values: Any) -> float:
     """The mean over the stages, each counting by the peak of its devices."""
     return float(np.average(np.broadcast_to(values, (layout.pp,)), weights=_peaks(job, layout)))
 
 
-def _products(job: AnyJob, layout: Layout) -> float:
+def _products(job: Job, layout: Layout) -> float:
     """Seconds of the layers, the embedding and the head in a step, on the mean stage."""
     prices = layout_prices(job, layout)
     return float(num_microbatches(job, layout)) * _mean(job, layout, prices.compute + prices.head)
 
 
-def _with_device(job: Job, *, bytes_are_free: bool, host_is_free: bool, calibrated: bool) -> Job:
+def _with_device(job: PoolJob, *, bytes_are_free: bool, host_is_free: bool, calibrated: bool) -> PoolJob:
     """The job on a device that lacks some of what real ones lose; fused attention keeps its share of peak."""
     device = job.cluster.device
     free: dict[str, Any] = {"launch": 0.0, "layer_floor": 0.0} if host_is_free else {}
@@ -134,16 +134,16 @@ def _with_device(job: Job, *, bytes_are_free: bool, host_is_free: bool, calibrat
     return replace(job, cluster=cluster, calibration=calibration)
 
 
-def _of_pools(job: AnyJob, layout: Layout, say: Callable[[Job], str]) -> str:
+def _of_pools(job: Job, layout: Layout, say: Callable[[PoolJob], str]) -> str:
     """What there is to say of each pool in use, once where it is the same of all."""
-    used = [pool for pool in pools_of(job) if not layout.pools or pool.cluster.name in layout.pools]
+    used = [pool for pool in job.pools if not layout.pools or pool.cluster.name in layout.pools]
     said = [say(pool) for pool in used]
     if len(set(said)) == 1:
         return said[0]
     return ", ".join(f"{words} on {pool.cluster.name}" for words, pool in zip(said, used, strict=True))
 
 
-def _computing(job: AnyJob, layout: Layout) -> Iterator[TimePart]:
+def _computing(job: Job, layout: Layout) -> Iterator[TimePart]:
     """Ideal, kernels, memory-bound operators, host, and what measured runs take beyond the roofline."""
     m, peak = float(num_microbatches(job, layout)), float(np.mean(_peaks(job, layout)))
     flops = model_flops_per_step(job.model, job.training)
@@ -196,13 +196,13 @@ def _computing(job: AnyJob, layout: Layout) -> Iterator[TimePart]:
         numbers=_of_pools(job, layout, lambda pool: f"({pool.calibration.slowdown:.3f} - 1)")
         + f" x {format_seconds(host)}, "
         + _of_pools(job, layout, lambda pool: f"{pool.calibration.num_rows} runs"),
-        source=", ".join(dict.fromkeys(name for pool in pools_of(job) for name in pool.calibration.sources))
+        source=", ".join(dict.fromkeys(name for pool in job.pools for name in pool.calibration.sources))
         or "no measured runs",
         bound="measured",
     )
 
 
-def _other_work(job: AnyJob, layout: Layout, time: Sequence[TimeLine], own: StagePrices) -> Iterator[TimePart]:
+def _other_work(job: Job, layout: Layout, time: Sequence[TimeLine], own: StagePrices) -> Iterator[TimePart]:
     """Repeated forward passes and sums of gradients, on the mean stage."""
     m = float(num_microbatches(job, layout))
     for line in time:
@@ -219,7 +219,7 @@ def _other_work(job: AnyJob, layout: Layout, time: Sequence[TimeLine], own: Stag
         )
 
 
-def _imbalance(job: AnyJob, layout: Layout, own: StagePrices, exposed: dict[LineName, float]) -> TimePart:
+def _imbalance(job: Job, layout: Layout, own: StagePrices, exposed: dict[LineName, float]) -> TimePart:
     m = float(num_microbatches(job, layout))
     slowest = sum(exposed[name] for name in _WORK) / m
     mean = _mean(job, layout, own.compute + own.head + own.recompute + own.accumulation)
@@ -233,10 +233,8 @@ def _imbalance(job: AnyJob, layout: Layout, own: StagePrices, exposed: dict[Line
     )
 
 
-def _of_ledger(
-    job: AnyJob, layout: Layout, line: TimeLine, own: StagePrices, operations: Sequence[Operation]
-) -> TimePart:
-    of_stage = pools_of(job)[pool_indices(job, layout)[line.stage]]
+def _of_ledger(job: Job, layout: Layout, line: TimeLine, own: StagePrices, operations: Sequence[Operation]) -> TimePart:
+    of_stage = job.pools[pool_indices(job, layout)[line.stage]]
     mine = [each for each in operations if each.line == line.name]
     numbers = "; ".join(_operation_words(each) for each in mine)
     if line.name == LineName.BUBBLE and layout.schedule in ("1f1b", "interleaved"):
@@ -264,7 +262,7 @@ def _of_ledger(
     )
 
 
-def _host_rate(job: Job, layout: Layout, line: TimeLine) -> float:
+def _host_rate(job: PoolJob, layout: Layout, line: TimeLine) -> float:
     """Bytes per second of a line that the host's memory or the way to it bounds; 0 of the others."""
     host = job.cluster.host
     if host is None or layout.offload == "none":
@@ -275,11 +273,11 @@ def _host_rate(job: Job, layout: Layout, line: TimeLine) -> float:
     return host.memory_bandwidth * host.memory_efficiency / job.cluster.devices_per_host if on_host else 0.0
 
 
-def _memory_rate(job: Job) -> float:
+def _memory_rate(job: PoolJob) -> float:
     return job.cluster.device.memory_bandwidth * job.cluster.device.efficiency.memory
 
 
-def _streamed(job: Job, line: TimeLine) -> float:
+def _streamed(job: PoolJob, line: TimeLine) -> float:
     return max(0.0, float(line.busy_seconds) - job.cluster.device.efficiency.launch) * _memory_rate(job)
 
 
@@ -290,7 +288,7 @@ def _operation_words(each: Operation) -> str:
 # --- the rates --------------------------------------------------------------------------------------------------
 
 
-def rates_of(job: AnyJob, layout: Layout, priced: Estimate) -> tuple[Rate, ...]:
+def rates_of(job: Job, layout: Layout, priced: Estimate) -> tuple[Rate, ...]:
     """The same step by each convention of counting FLOPs that papers use."""
     model, training = job.model, job.training
     tokens = float(training.sequence_length * training.global_batch_size)

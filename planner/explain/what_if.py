@@ -16,14 +16,13 @@ from planner.layout import format_layout
 from planner.search.search import fastest_layout, plan_for_layout
 from planner.specs.change import change_job
 from planner.specs.document import Document
-from planner.specs.job import Job
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from planner.plan import Plan
     from planner.search.search import Reporter
-    from planner.specs.job import AnyJob
+    from planner.specs.job import Job, PoolJob
 
 __all__ = ["Gain", "LayoutGain", "Sensitivity", "WhatIf", "layout_gains", "sensitivity_of", "what_if"]
 
@@ -134,22 +133,23 @@ def layout_gains(plan: Plan) -> tuple[LayoutGain, ...]:
     return tuple(sorted(gains, key=lambda each: (-each.gain, each.resource)))
 
 
-def _same_layout_seconds(job: AnyJob, plan: Plan) -> float | None:
+def _same_layout_seconds(job: Job, plan: Plan) -> float | None:
     try:
         return plan_for_layout(job, plan.layout).step_seconds
     except InputError:
         return None
 
 
-def _resources(job: AnyJob) -> Iterator[tuple[str, str, str, str]]:
+def _resources(job: Job) -> Iterator[tuple[str, str, str, str]]:
     """Each resource: its name, the change, and what there is before and after it, as the document writes it.
 
     On a mixed cluster each pool has its own, and between them is a link.
     """
-    if isinstance(job, Job):
-        yield from _of_device(job, "", "device.")
-        yield from _of_links(job, "", "")
-        yield from _hosts(job, "hosts", "nodes")
+    if job.cluster.between is None:
+        (pool,) = job.pools
+        yield from _of_device(pool, "", "device.")
+        yield from _of_links(pool, "", "")
+        yield from _hosts(pool, "hosts", "nodes")
         return
     for pool in job.pools:
         name = pool.cluster.name
@@ -159,7 +159,7 @@ def _resources(job: AnyJob) -> Iterator[tuple[str, str, str, str]]:
     yield from _of_link(job.cluster.between.model_dump(mode="json"), "between pools", "between.")
 
 
-def _of_device(job: Job, name: str, path: str) -> Iterator[tuple[str, str, str, str]]:
+def _of_device(job: PoolJob, name: str, path: str) -> Iterator[tuple[str, str, str, str]]:
     device, precision = job.cluster.device.model_dump(mode="json"), job.training.precision
     peaks = [p for p in dict.fromkeys((precision, job.core_precision)) if p in device["peak"]]
     yield (
@@ -176,7 +176,7 @@ def _of_device(job: Job, name: str, path: str) -> Iterator[tuple[str, str, str, 
         yield f"{name}host overhead", change, launch, _times(launch, 0.9)
 
 
-def _of_links(job: Job, name: str, path: str) -> Iterator[tuple[str, str, str, str]]:
+def _of_links(job: PoolJob, name: str, path: str) -> Iterator[tuple[str, str, str, str]]:
     for link in job.cluster.model_dump(mode="json")["links"] if job.num_devices > 1 else ():
         yield from _of_link(link, f"{name}{link['name']}", f"{path}{link['name']}.")
 
@@ -186,7 +186,7 @@ def _of_link(link: dict[str, str], name: str, path: str) -> Iterator[tuple[str, 
     yield _quantity(f"{name} latency", f"{path}latency", link["latency"], "-10%")
 
 
-def _hosts(job: Job, name: str, path: str) -> Iterator[tuple[str, str, str, str]]:
+def _hosts(job: PoolJob, name: str, path: str) -> Iterator[tuple[str, str, str, str]]:
     hosts, outermost = math.ceil(job.cluster.hosts * 1.1), job.cluster.links[-1].num_devices
     if outermost is None or outermost >= hosts * job.cluster.devices_per_host:
         yield name, f"{path}={hosts}", str(job.cluster.hosts), str(hosts)

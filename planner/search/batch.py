@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from planner.search.constraints import Constraints
     from planner.search.objectives import ObjectiveName, Rank
     from planner.specs.batch import BatchRange
-    from planner.specs.job import AnyJob
+    from planner.specs.job import Job
 
 __all__ = ["AS_GOOD", "TriedBatch", "batch_report", "best_batch", "choose_batch"]
 
@@ -36,8 +36,8 @@ class TriedBatch:
 
 
 def choose_batch(
-    job: AnyJob, constraints: Constraints, name: ObjectiveName, reporter: Reporter | None = None
-) -> tuple[AnyJob, tuple[TriedBatch, ...]]:
+    job: Job, constraints: Constraints, name: ObjectiveName, reporter: Reporter | None = None
+) -> tuple[Job, tuple[TriedBatch, ...]]:
     """The job with the best batch size of its range, and every size that was tried.
 
     The best one by the objective, for each token. Of those that are as good (`AS_GOOD`) the one nearest to the target,
@@ -66,7 +66,7 @@ def choose_batch(
 
 
 def _best_of(
-    job: AnyJob, constraints: Constraints, name: ObjectiveName, reporter: Reporter
+    job: Job, constraints: Constraints, name: ObjectiveName, reporter: Reporter
 ) -> tuple[Rank, TriedBatch] | None:
     """The rank of the best layout, its seconds for each token, and what it does."""
     objective = objective_of(job, name)
@@ -96,7 +96,7 @@ def best_batch(ranks: Mapping[int, Rank], batch: BatchRange, *, by_devices: bool
     return min(good, key=lambda size: (abs(size - target) if target else 0.0, size))
 
 
-def batch_report(job: AnyJob, tried: Sequence[TriedBatch]) -> dict[str, Any]:
+def batch_report(job: Job, tried: Sequence[TriedBatch]) -> dict[str, Any]:
     """For the plan: what was tried, what the literature says about the chosen batch, and its learning rates.
 
     The document's learning rate is taken as that of the range's smallest batch, or of the target.

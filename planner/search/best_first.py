@@ -9,9 +9,8 @@ No bound exceeds the optimum of what it bounds, so whatever is left unpriced can
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -37,14 +36,11 @@ from planner.search.degrees import (
 from planner.search.dynamic_program import best_choice
 from planner.search.even_splits import even_split_seconds
 from planner.search.executed import busy_seconds, executed_candidates
-from planner.search.layer_floors import LayerFloors
 from planner.search.memory_bounds import always_fits, may_fit
 from planner.search.objectives import cut_of
 from planner.search.placements import pools_of_stages
 from planner.search.pool_bounds import PoolFloors, placed, promising_placements
 from planner.search.reporter import Reporter
-from planner.search.step_bounds import lower_bound_seconds
-from planner.specs.job import Job, MixedJob
 from planner.specs.load import uniform_job
 
 if TYPE_CHECKING:
@@ -55,7 +51,7 @@ if TYPE_CHECKING:
     from planner.search.constraints import Constraints
     from planner.search.objectives import Incumbents, Objective
     from planner.specs.engine import Offload, Recompute, Schedule
-    from planner.specs.job import AnyJob
+    from planner.specs.job import Job
 
 __all__ = ["Filled", "Found", "Near", "best_first", "candidates_of"]
 
@@ -83,7 +79,7 @@ class Filled:
 class Found:
     """What the search found by the dynamic program, what it leaves for the integer program, and what it ruled out."""
 
-    def __init__(self, job: AnyJob) -> None:
+    def __init__(self, job: Job) -> None:
         self.job = job
         self.layouts: list[Filled] = []  # best ones of configurations, by the dynamic program
         self.near = Near(())  # configurations that no bound has ruled out
@@ -107,7 +103,7 @@ class Found:
 
 
 def best_first(
-    job: AnyJob,
+    job: Job,
     constraints: Constraints,
     best: Incumbents,
     reporter: Reporter,
@@ -124,11 +120,7 @@ def best_first(
     Raises:
         InputError: no legal configuration exists under the constraints.
     """
-    search: _Search[Any] = (
-        _UniformSearch(job, constraints, best, has_incumbent)
-        if isinstance(job, Job)
-        else _MixedSearch(job, constraints, best, has_incumbent)
-    )
+    search = _Search(job, constraints, best, has_incumbent)
     found, waiting = search.found, list[Bounded]()
     try:
         waiting.extend(search.near_configurations())  # what came before an interruption stays
@@ -182,7 +174,7 @@ class Near:
         assert self._all is not None, "there are none"
         return self._all.take(positions)
 
-    def least(self, objective: Objective, job: AnyJob) -> float:
+    def least(self, objective: Objective, job: Job) -> float:
         """What no layout comes before in the order of an objective."""
         places = objective.rank(self.seconds, objective.devices(job, self.degrees(slice(None))))[0]
         return float(np.min(places))
@@ -198,14 +190,11 @@ class Near:
             yield here, replace(self.degrees(here), **self._shared[number]._asdict())
 
 
-J = TypeVar("J", Job, MixedJob)
+class _Search:
+    """One search: what has been found, and what it rules out."""
 
-
-class _Search(ABC, Generic[J]):
-    """One search: what has been found, and what it rules out. How that is bounded depends on the kind of cluster."""
-
-    def __init__(self, job: J, constraints: Constraints, best: Incumbents, has_incumbent: bool) -> None:
-        self._job: J = job
+    def __init__(self, job: Job, constraints: Constraints, best: Incumbents, has_incumbent: bool) -> None:
+        self._job = job
         self._constraints, self._best = constraints, best
         self.found = Found(job)
         self._has_incumbent = has_incumbent
@@ -215,26 +204,6 @@ class _Search(ABC, Generic[J]):
         self._most_priced = _FIRST_PRICED if executes else _MOST_PRICED
         self._first_priced = self._most_priced if has_incumbent else _FIRST_PRICED
         self._least = 0.0  # in the order, of what has not been looked at
-
-    @abstractmethod
-    def _floors(self, cuts: DegreeArrays) -> LayerFloors | PoolFloors:
-        """What bounds configurations of these cuts before their stages are looked at."""
-
-    @abstractmethod
-    def _sharded(self, degrees: DegreeArrays) -> DegreeArrays:
-        """The configurations that may still be wanted with some number of replicas of the sharded group."""
-
-    @abstractmethod
-    def _complete(self, degrees: DegreeArrays) -> Bounded:
-        """The configurations with whatever key is left, those that may still be wanted, and their bounds."""
-
-    @abstractmethod
-    def _near_of_executed(self, degrees: DegreeArrays) -> Iterator[Bounded]:
-        """What may still be wanted of a schedule that has to be executed: each configuration has one filling only."""
-
-    @abstractmethod
-    def _try_some(self, bounded: Bounded) -> None:
-        """Lower the cutoff by what the most promising configurations can do."""
 
     def _cutoff(self, degrees: DegreeArrays) -> FloatArray:
         """Longer steps are not wanted, [n]."""
@@ -267,7 +236,7 @@ class _Search(ABC, Generic[J]):
         if not len(cuts):
             return
         found.most_devices = int(cuts.world_size.max())
-        floors = self._floors(cuts)
+        floors = self._floors = PoolFloors(job, cuts)
         bounds = floors.cut_bound_seconds(cuts)
         self._least = float(self._place(cuts, bounds).min())
         order, first = self._order(cuts, bounds), 0
@@ -284,7 +253,7 @@ class _Search(ABC, Generic[J]):
                         yield from self._near_of_part(part, floors)
             first, self._num_cuts = first + len(block), min(2 * self._num_cuts, _MOST_CUTS)
 
-    def _by_bound(self, timed: DegreeArrays, floors: LayerFloors | PoolFloors) -> Iterator[DegreeArrays]:
+    def _by_bound(self, timed: DegreeArrays, floors: PoolFloors) -> Iterator[DegreeArrays]:
         """Parts of the timed cuts in the order of their bounds, less what the cutoff rules out."""
         if not len(timed):
             return
@@ -305,7 +274,7 @@ class _Search(ABC, Generic[J]):
         self._drop(len(degrees) - len(near))
         return near
 
-    def _near_of_part(self, timed: DegreeArrays, floors: LayerFloors | PoolFloors) -> Iterator[Bounded]:
+    def _near_of_part(self, timed: DegreeArrays, floors: PoolFloors) -> Iterator[Bounded]:
         """What may still be wanted when experts, ZeRO stage and replicas are filled in, bounded before each."""
         job, constraints, found = self._job, self._constraints, self.found
         degrees = fill_experts(job, constraints, timed, found.refused)
@@ -333,7 +302,7 @@ class _Search(ABC, Generic[J]):
         bounded = self._complete(degrees)
         found.num_legal += len(bounded.degrees)
         if len(bounded.degrees):
-            self._try_some(bounded)
+            self._try_fillings(self._promising(bounded.degrees, bounded.seconds))
             yield bounded
 
     def least_bound(self) -> float:
@@ -388,9 +357,77 @@ class _Search(ABC, Generic[J]):
             self._add(degrees, filled.seconds)
             yield filled
 
+    def _sharded(self, degrees: DegreeArrays) -> DegreeArrays:
+        """The configurations that may still be wanted with some number of replicas of the sharded group."""
+        policies = allowed_policies(self._job, self._constraints, degrees)
+        seconds = self._floors.sharded_bound_seconds(degrees, policies, self._cutoff(degrees))
+        promising = self._promising(degrees, seconds)
+        if len(self._job.pools) > 1:
+            self._try_fillings(promising_placements(self._job, self._constraints, promising))
+        else:
+            self._try_fillings(fill_replicas(self._job, self._constraints, promising, {}))
+        return degrees.take(self._keep(degrees, seconds))
+
+    def _complete(self, degrees: DegreeArrays) -> Bounded:
+        """The configurations with a placement, those that may still be wanted, and their bounds."""
+        degrees = degrees.take(~self._offloads_needlessly(degrees))
+        policies = allowed_policies(self._job, self._constraints, degrees)
+        found, seconds = placed(self._job, degrees, policies, self._constraints, self._cutoff(degrees))
+        near = self._keep(found, seconds)  # where stages live is part of what devices cost
+        return Bounded(degrees=found.take(near), seconds=seconds[near])
+
+    def _offloads_needlessly(self, degrees: DegreeArrays) -> Mask:
+        """Where offloading less is no slower, because all that is wanted fits with it without recompute."""
+        needless = np.zeros(len(degrees), dtype=bool)
+        if not len(degrees) or self._constraints.mentions("offload") or len(self._job.pools) > 1:
+            return needless
+        (pool,), cutoff = self._job.pools, self._cutoff(degrees)
+        for less in LESS_OFFLOAD[degrees.offload]:
+            if less in pool.engine.offload:
+                needless |= always_fits(pool, replace(degrees, offload=less), cutoff)
+        return needless
+
+    def _near_of_executed(self, degrees: DegreeArrays) -> Iterator[Bounded]:
+        """What may still be wanted of a schedule that has to be executed: each configuration has one filling only."""
+        (pool,) = self._job.pools  # checked before: several pools have no such schedule
+        degrees = fill_replicas(self._job, self._constraints, degrees, self.found.refused)
+        seconds = busy_seconds(pool, degrees, allowed_policies(pool, self._constraints, degrees))
+        fits = np.isfinite(seconds)
+        self.found.drop("memory", int(len(fits) - fits.sum()))
+        degrees, seconds = degrees.take(fits), seconds[fits]
+        near = self._keep(degrees, seconds)
+        self.found.num_legal += len(near)
+        if len(near):
+            yield Bounded(degrees=degrees.take(near), seconds=seconds[near])
+
+    def _promising(self, degrees: DegreeArrays, bounds: FloatArray) -> DegreeArrays:
+        """Those whose first fillings are tried: of the least bounds, on several pools one for each way to cut."""
+        order = self._order(degrees, bounds)
+        if len(self._job.pools) == 1:
+            return degrees.take(order[:_EVEN_SPLITS])
+        best: dict[tuple[int, ...], int] = {}
+        for position in order[:_LOOKED_THROUGH].tolist():
+            best.setdefault(cut_of(degrees.take(position)), position)
+        return degrees.take(np.array(list(best.values())[:_BEST_SPLITS], dtype=np.int64))
+
+    def _try_fillings(self, degrees: DegreeArrays) -> None:
+        """Lower the cutoff: by even splits, or by greedy ones where devices differ and an even one means little."""
+        if not len(degrees):
+            return
+        job, constraints, cutoff = self._job, self._constraints, self._cutoff(degrees)
+        if len(job.pools) > 1:
+            greedy = map(greedy_choice, candidates_of(job, constraints, degrees, cutoff))
+            seconds = np.array([each.objective_seconds if each else np.inf for each in greedy])
+        elif constraints.per_chunk("layers_per_stage") or constraints.per_chunk("recompute"):
+            return
+        else:
+            seconds = even_split_seconds(job.pools[0], degrees, allowed_policies(job, constraints, degrees))
+        for position in np.flatnonzero(np.isfinite(seconds) & (seconds <= cutoff)).tolist():
+            self._add(degrees.take(position), float(seconds[position]))
+
 
 def candidates_of(
-    job: AnyJob, constraints: Constraints, degrees: DegreeArrays, cutoff_seconds: FloatArray
+    job: Job, constraints: Constraints, degrees: DegreeArrays, cutoff_seconds: FloatArray
 ) -> list[Candidate]:
     """Configurations of one schedule as candidates; what alone makes a step longer than the cutoff [n] is left out."""
     policies = allowed_policies(job, constraints, degrees)
@@ -411,104 +448,3 @@ def _filled_by(degrees: DegreeArrays, candidate: Candidate, choice: Choice) -> F
         raise Disagreement(f"{candidate.name}: {choice} is no filling of it, or takes {seconds!r} s")
     layers, policies = candidate.layers[columns].tolist(), candidate.policy[columns].tolist()
     return Filled(degrees=degrees, layers=tuple(layers), policies=tuple(policies), seconds=seconds)
-
-
-class _UniformSearch(_Search[Job]):
-    """The search on a cluster of one kind."""
-
-    def _floors(self, cuts: DegreeArrays) -> LayerFloors:
-        return LayerFloors(self._job, cuts)
-
-    def _sharded(self, degrees: DegreeArrays) -> DegreeArrays:
-        seconds = self._lower_bound(degrees, any_replicas=True)
-        promising = degrees.take(self._order(degrees, seconds)[:_EVEN_SPLITS])
-        self._try_even_splits(fill_replicas(self._job, self._constraints, promising, {}))
-        return degrees.take(self._keep(degrees, seconds))
-
-    def _offloads_needlessly(self, degrees: DegreeArrays) -> Mask:
-        """Where offloading less is no slower, because all that is wanted fits with it without recompute."""
-        cutoff = self._cutoff(degrees)
-        less = [each for each in LESS_OFFLOAD[degrees.offload] if each in self._job.engine.offload]
-        needless = np.zeros(len(degrees), dtype=bool)
-        if not len(degrees) or self._constraints.mentions("offload"):
-            return needless
-        for each in less:
-            needless |= always_fits(self._job, replace(degrees, offload=each), cutoff)
-        return needless
-
-    def _complete(self, degrees: DegreeArrays) -> Bounded:
-        degrees = degrees.take(~self._offloads_needlessly(degrees))
-        seconds = self._lower_bound(degrees)
-        near = self._keep(degrees, seconds)
-        return Bounded(degrees=degrees.take(near), seconds=seconds[near])
-
-    def _near_of_executed(self, degrees: DegreeArrays) -> Iterator[Bounded]:
-        degrees = fill_replicas(self._job, self._constraints, degrees, self.found.refused)
-        seconds = busy_seconds(self._job, degrees, allowed_policies(self._job, self._constraints, degrees))
-        fits = np.isfinite(seconds)
-        self.found.drop("memory", int(len(fits) - fits.sum()))
-        degrees, seconds = degrees.take(fits), seconds[fits]
-        near = self._keep(degrees, seconds)
-        self.found.num_legal += len(near)
-        if len(near):
-            yield Bounded(degrees=degrees.take(near), seconds=seconds[near])
-
-    def _try_some(self, bounded: Bounded) -> None:
-        self._try_even_splits(bounded.degrees.take(self._order(bounded.degrees, bounded.seconds)[:_EVEN_SPLITS]))
-
-    def _lower_bound(self, degrees: DegreeArrays, *, any_replicas: bool = False) -> FloatArray:
-        policies = allowed_policies(self._job, self._constraints, degrees)
-        cutoff = self._cutoff(degrees)
-        return lower_bound_seconds(self._job, degrees, policies, cutoff_seconds=cutoff, any_replicas=any_replicas)
-
-    def _try_even_splits(self, degrees: DegreeArrays) -> None:
-        """Lower the cutoff by what configurations do without any choice of layers."""
-        if self._constraints.per_chunk("layers_per_stage") or self._constraints.per_chunk("recompute"):
-            return
-        seconds = even_split_seconds(self._job, degrees, allowed_policies(self._job, self._constraints, degrees))
-        for position in np.flatnonzero(np.isfinite(seconds) & (seconds <= self._cutoff(degrees))).tolist():
-            self._add(degrees.take(position), float(seconds[position]))
-
-
-class _MixedSearch(_Search[MixedJob]):
-    """The search on a mixed cluster: the pools of the stages are filled in last."""
-
-    def _floors(self, cuts: DegreeArrays) -> PoolFloors:
-        self._pool_floors = PoolFloors(self._job, cuts)
-        return self._pool_floors
-
-    def _sharded(self, degrees: DegreeArrays) -> DegreeArrays:
-        """All of them; first some are tried on the pools that do most, whose own bounds come later."""
-        seconds = self._pool_floors.timing_bound_seconds(degrees)
-        promising = degrees.take(self._of_different_cuts(degrees, seconds))
-        self._try_splits(promising_placements(self._job, self._constraints, promising))
-        return degrees.take(self._keep(degrees, seconds))
-
-    def _complete(self, degrees: DegreeArrays) -> Bounded:
-        cutoff, policies = self._cutoff(degrees), allowed_policies(self._job, self._constraints, degrees)
-        found, seconds = placed(self._job, degrees, policies, self._constraints, cutoff)
-        near = self._keep(found, seconds)  # where they live is part of what they cost
-        return Bounded(degrees=found.take(near), seconds=seconds[near])
-
-    def _near_of_executed(self, degrees: DegreeArrays) -> Iterator[Bounded]:
-        raise AssertionError(f"{degrees.schedule} is refused before mixed clusters are searched")
-
-    def _try_some(self, bounded: Bounded) -> None:
-        self._try_splits(bounded.degrees.take(self._of_different_cuts(bounded.degrees, bounded.seconds)))
-
-    def _of_different_cuts(self, degrees: DegreeArrays, bounds: FloatArray) -> IntArray:
-        """Positions of the most promising configurations, one for each way to cut the model."""
-        best: dict[tuple[int, ...], int] = {}
-        for position in self._order(degrees, bounds)[:_LOOKED_THROUGH].tolist():
-            best.setdefault(cut_of(degrees.take(position)), position)
-        return np.array(list(best.values())[:_BEST_SPLITS], dtype=np.int64)
-
-    def _try_splits(self, degrees: DegreeArrays) -> None:
-        """Lower the cutoff by greedy splits of the layers: an even one means little where devices differ."""
-        if not len(degrees):
-            return
-        cutoff = self._cutoff(degrees)
-        for position, candidate in enumerate(candidates_of(self._job, self._constraints, degrees, cutoff)):
-            choice = greedy_choice(candidate)
-            if choice is not None and choice.objective_seconds <= cutoff[position]:
-                self._add(degrees.take(position), choice.objective_seconds)

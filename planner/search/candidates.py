@@ -15,7 +15,7 @@ from planner.search.candidate import Candidate
 from planner.search.even_splits import can_interleave
 from planner.search.layer_floors import layer_loads, most_layers
 from planner.search.placements import placements_of
-from planner.specs.job import Job, MixedJob, pools_of
+from planner.specs.job import Job
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from planner.search.constraints import Constraints
     from planner.search.degrees import DegreeArrays, PolicyMasks
     from planner.specs.engine import Recompute
-    from planner.specs.job import AnyJob
+    from planner.specs.job import Job, PoolJob
 
 __all__ = ["layout_at", "price_candidates"]
 
@@ -33,7 +33,7 @@ _COLUMNS_AT_ONCE = 200_000
 
 
 def price_candidates(
-    job: AnyJob,
+    job: Job,
     degrees: DegreeArrays,
     policies: PolicyMasks,
     *,
@@ -55,7 +55,7 @@ def price_candidates(
     return candidates
 
 
-def _states(job: AnyJob, degrees: DegreeArrays) -> Pattern:
+def _states(job: Job, degrees: DegreeArrays) -> Pattern:
     """States in which stages of these configurations may begin: with several chunks it is known which layers they hold.
 
     Source: `planner.cost.stage.stage_of`.
@@ -75,15 +75,13 @@ def _parts(num_columns: NDArray[np.int64]) -> Iterator[slice]:
         yield slice(first, len(num_columns))
 
 
-def _layer_range(
-    job: AnyJob, degrees: DegreeArrays, cutoff_seconds: Any
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def _layer_range(job: Job, degrees: DegreeArrays, cutoff_seconds: Any) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Fewest and most layers of a stage: no stage is slower than the cutoff allows, and all hold all layers."""
     layers, v = job.model.num_layers, degrees.interleave
     if not job.engine.uneven_stages:
         return layers // degrees.pp, layers // degrees.pp
     stages = placements_of(job, degrees).stages
-    most_of = np.stack([most_layers(pool, degrees, cutoff_seconds) for pool in pools_of(job)], axis=1)
+    most_of = np.stack([most_layers(pool, degrees, cutoff_seconds) for pool in job.pools], axis=1)
     most, least = np.where(stages > 0, most_of, 0).max(axis=1), np.where(stages > 0, most_of, layers).min(axis=1)
     return np.maximum(v, layers - ((stages * most_of).sum(axis=1) - least)), most
 
@@ -107,7 +105,7 @@ class _Columns(NamedTuple):
 
 
 def _stages(
-    job: AnyJob,
+    job: Job,
     degrees: DegreeArrays,
     fewest: NDArray[np.int64],
     most: NDArray[np.int64],
@@ -138,7 +136,7 @@ def _stages(
     owner, index, start, layers, policy = owner[keep], index[keep], start[keep], layers[keep], policy[keep]
     stage = stage_of(job, index=index, num_layers=layers, policy=policy, first=start, layout=degrees.take(owner))
     pool = np.zeros_like(owner)
-    if isinstance(job, MixedJob):
+    if len(job.pools) > 1:
         place = placements_of(job, degrees)
         stage = with_borders(stage, degrees.take(owner), lambda stages: place.pool_of(owner, stages))
         pool = place.pool_of(owner, index)
@@ -148,14 +146,14 @@ def _stages(
 
 
 def _priced(
-    job: AnyJob,
+    job: Job,
     degrees: DegreeArrays,
     columns: _Columns,
-    prices: Callable[[Job, DegreeArrays, Stage], tuple[Any, ...]],
+    prices: Callable[[PoolJob, DegreeArrays, Stage], tuple[Any, ...]],
 ) -> tuple[NDArray[np.float64], ...]:
     """The prices of each column, by the job on the pool in which it lives."""
-    if isinstance(job, Job):
-        found = prices(job, degrees.take(columns.owner), columns.stage)
+    if len(job.pools) == 1:
+        found = prices(job.pools[0], degrees.take(columns.owner), columns.stage)
         return tuple(np.broadcast_to(each, columns.owner.shape) for each in found)
     if not len(columns.owner):
         return (np.zeros(0),) * 4
@@ -167,14 +165,14 @@ def _priced(
     return tuple(np.concatenate(parts)[back] for parts in zip(*of_pools, strict=True))
 
 
-def _stage_seconds(job: Job, degrees: DegreeArrays, stage: Stage) -> tuple[Any, ...]:
+def _stage_seconds(job: PoolJob, degrees: DegreeArrays, stage: Stage) -> tuple[Any, ...]:
     """Of a microbatch in the stage, in filling and draining, room for the last chunk, and the tail."""
     prices = stage_prices(job, degrees, stage)
     fill, room = interleaving_terms(job, degrees, stage, prices)
     return prices.microbatch_seconds, fill / degrees.interleave, room, prices.tail_seconds
 
 
-def _candidates(job: AnyJob, degrees: DegreeArrays, columns: _Columns) -> Iterator[Candidate]:
+def _candidates(job: Job, degrees: DegreeArrays, columns: _Columns) -> Iterator[Candidate]:
     """Price the stages, and hand each configuration its own."""
     owner, stage = columns.owner, columns.stage
     seconds, passes, room, tail = (
@@ -204,12 +202,12 @@ def _candidates(job: AnyJob, degrees: DegreeArrays, columns: _Columns) -> Iterat
         )
 
 
-def _loads(job: AnyJob, degrees: DegreeArrays, columns: _Columns) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def _loads(job: Job, degrees: DegreeArrays, columns: _Columns) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Layers weighted by kind: of each column, and of all layers of each configuration; of a mixed cluster by one pool.
 
     Any weights are right; those of the kinds' seconds make bounds close.
     """
-    loads = layer_loads(pools_of(job)[0], degrees)
+    loads = layer_loads(job.pools[0], degrees)
     total = sum(kind.number * load for kind, load in loads.items())
     own = sum(columns.stage.number_of(*kind[:2]) * load[columns.owner] for kind, load in loads.items())
     return np.asarray(own, dtype=np.int64), np.asarray(total, dtype=np.int64)

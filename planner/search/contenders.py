@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from planner.search.constraints import Constraints
     from planner.search.degrees import DegreeArrays
     from planner.search.objectives import Objective
-    from planner.specs.job import AnyJob
+    from planner.specs.job import Job
 
 _FIRST: Final = 16  # configurations that are priced at first; then twice as many each time
 _MOST: Final = 256
@@ -40,7 +40,7 @@ class Contender:
     candidate: Candidate
 
 
-def contenders(job: AnyJob, constraints: Constraints, near: Near, objective: Objective) -> Iterator[list[Contender]]:
+def contenders(job: Job, constraints: Constraints, near: Near, objective: Objective) -> Iterator[list[Contender]]:
     """Groups of contenders, those before which none of a later group comes: one group, or one for each world size.
 
     `gpus` asks for few devices first, so that the first group with any choice has the best.
@@ -56,7 +56,7 @@ def contenders(job: AnyJob, constraints: Constraints, near: Near, objective: Obj
 
 
 def _of_group(
-    job: AnyJob, constraints: Constraints, near: Near, weights: FloatArray, longest_seconds: float, group: IntArray
+    job: Job, constraints: Constraints, near: Near, weights: FloatArray, longest_seconds: float, group: IntArray
 ) -> list[Contender]:
     bounds = near.seconds * weights
     group = group[near.seconds[group] <= longest_seconds * (1 + TIE)]
@@ -85,7 +85,7 @@ def _of_group(
 
 
 def _priced(
-    job: AnyJob, constraints: Constraints, near: Near, positions: IntArray, cutoff_seconds: FloatArray
+    job: Job, constraints: Constraints, near: Near, positions: IntArray, cutoff_seconds: FloatArray
 ) -> list[Candidate]:
     """The configurations at these positions as candidates, in their order."""
     found: dict[int, Candidate] = {}

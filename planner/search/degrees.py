@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from planner.search.constraints import Constraints
     from planner.specs.engine import Offload, Recompute, Schedule
-    from planner.specs.job import AnyJob
+    from planner.specs.job import Job
 
 __all__ = [
     "LESS_OFFLOAD",
@@ -154,7 +154,7 @@ def _with_ones(length: int, *, schedule: Schedule, **given: Any) -> DegreeArrays
 class _Filling:
     """Configurations that grow key by key; rules and constraints apply as soon as all that they read stands."""
 
-    def __init__(self, job: AnyJob, constraints: Constraints, refused: Refusals, start: DegreeArrays) -> None:
+    def __init__(self, job: Job, constraints: Constraints, refused: Refusals, start: DegreeArrays) -> None:
         self._job, self._constraints, self._refused = job, constraints, refused
         self.degrees = start
 
@@ -186,7 +186,7 @@ _TIMING: Final = ("mbs", "interleave", "schedule")
 _EXPERTS: Final = ("ep", "etp")
 
 
-def device_cuts(job: AnyJob, constraints: Constraints, refused: Refusals) -> DegreeArrays:
+def device_cuts(job: Job, constraints: Constraints, refused: Refusals) -> DegreeArrays:
     """Every legal cut of the devices (tp, sp, cp, pp, dp); what is not filled in yet is 1.
 
     Sequence parallelism is on wherever it can be, unless it is pinned. A cut may leave devices idle.
@@ -213,7 +213,7 @@ def device_cuts(job: AnyJob, constraints: Constraints, refused: Refusals) -> Deg
     return filling.degrees
 
 
-def _with_sequence_parallelism(job: AnyJob, constraints: Constraints, degrees: DegreeArrays) -> DegreeArrays:
+def _with_sequence_parallelism(job: Job, constraints: Constraints, degrees: DegreeArrays) -> DegreeArrays:
     pinned = constraints.value_of("sp")
     can = (degrees.tp > 1) & (job.training.sequence_length // degrees.cp % degrees.tp == 0)
     sp = np.full_like(degrees.tp, int(pinned)) if pinned else can.astype(np.int64)
@@ -221,23 +221,23 @@ def _with_sequence_parallelism(job: AnyJob, constraints: Constraints, degrees: D
     return with_sp.take(constraints.only("sp").allowed(with_sp))
 
 
-def schedules_of(job: AnyJob, constraints: Constraints) -> tuple[Schedule, ...]:
+def schedules_of(job: Job, constraints: Constraints) -> tuple[Schedule, ...]:
     """Schedules to consider: the usual ones of the engine, or the one that is pinned."""
     pinned = constraints.value_of("schedule")
     return tuple(s for s in job.engine.schedules if (s == pinned if pinned else s in _USUAL_SCHEDULES))
 
 
-def offloads_of(job: AnyJob, constraints: Constraints) -> tuple[Offload, ...]:
+def offloads_of(job: Job, constraints: Constraints) -> tuple[Offload, ...]:
     """What may be offloaded, nothing first: nothing else unless the user allows it, or pins what it may be."""
     pinned = constraints.value_of("offload")
     if pinned:
         return (cast("Offload", pinned),)
     allowed = job.allow_offload or any(pin.key == "offload" for pin in constraints.pins)
-    return job.engine.offload if allowed and job.has_host else ("none",)
+    return job.engine.offload if allowed and job.has_hosts else ("none",)
 
 
 def fill_timing(
-    job: AnyJob, constraints: Constraints, cuts: DegreeArrays, schedule: Schedule, refused: Refusals
+    job: Job, constraints: Constraints, cuts: DegreeArrays, schedule: Schedule, refused: Refusals
 ) -> DegreeArrays:
     """The cuts with every legal microbatch size and interleave of one schedule."""
     dp = cuts.dp
@@ -258,7 +258,7 @@ def fill_timing(
     return filling.degrees
 
 
-def _interleaves(job: AnyJob, pp: int, *, every: bool) -> list[int]:
+def _interleaves(job: Job, pp: int, *, every: bool) -> list[int]:
     """Numbers of chunks of a stage, of those with equally large chunks the least unless it is `every` one.
 
     More chunks of the same size make a pass no shorter. Where the model begins with dense layers, which all have to lie
@@ -273,7 +273,7 @@ def _interleaves(job: AnyJob, pp: int, *, every: bool) -> list[int]:
     return [v for v in largest if every or largest.get(v - 1) != largest[v]]
 
 
-def expert_options(job: AnyJob) -> list[tuple[int, int]]:
+def expert_options(job: Job) -> list[tuple[int, int]]:
     """Degrees of expert parallelism and expert tensor parallelism, where the engine has the axis."""
     if job.model.moe is None or "ep" not in job.engine.axes:
         return [(1, 1)]
@@ -283,7 +283,7 @@ def expert_options(job: AnyJob) -> list[tuple[int, int]]:
     return [(e, i) for e in divisors(job.model.moe.num_experts) for i in inner if e * i <= n]
 
 
-def fill_experts(job: AnyJob, constraints: Constraints, timed: DegreeArrays, refused: Refusals) -> DegreeArrays:
+def fill_experts(job: Job, constraints: Constraints, timed: DegreeArrays, refused: Refusals) -> DegreeArrays:
     """The configurations with every legal pair of degrees for experts."""
     filling = _Filling(job, constraints, refused, timed)
     options = expert_options(job)
@@ -294,7 +294,7 @@ def fill_experts(job: AnyJob, constraints: Constraints, timed: DegreeArrays, ref
 
 
 def fill_zero(
-    job: AnyJob, constraints: Constraints, degrees: DegreeArrays, offload: Offload, refused: Refusals
+    job: Job, constraints: Constraints, degrees: DegreeArrays, offload: Offload, refused: Refusals
 ) -> DegreeArrays:
     """The configurations with every ZeRO stage with which this can be offloaded."""
     filling = _Filling(job, constraints, refused, replace(degrees, offload=offload))
@@ -304,7 +304,7 @@ def fill_zero(
 
 
 def fill_replicas(
-    job: AnyJob, constraints: Constraints, degrees: DegreeArrays, refused: Refusals, *, every: bool = True
+    job: Job, constraints: Constraints, degrees: DegreeArrays, refused: Refusals, *, every: bool = True
 ) -> DegreeArrays:
     """The configurations with every number of replicas of the sharded group (HSDP), as the user's word leaves them.
 
@@ -326,7 +326,7 @@ def _replica_counts(degrees: DegreeArrays) -> list[int]:
     return sorted({replicas for dp in set(degrees.dp.tolist()) for replicas in divisors(dp)})
 
 
-def legal_degrees(job: AnyJob, constraints: Constraints, *, with_replicas: bool = True) -> Iterator[DegreeArrays]:
+def legal_degrees(job: Job, constraints: Constraints, *, with_replicas: bool = True) -> Iterator[DegreeArrays]:
     """Every outer configuration that the rules and the user's constraints leave, in blocks of one schedule and offload.
 
     with_replicas: with every number of replicas of the sharded group; else with one only, which needs least memory.
@@ -344,7 +344,7 @@ def legal_degrees(job: AnyJob, constraints: Constraints, *, with_replicas: bool 
 
 
 def _legal_blocks(
-    job: AnyJob, constraints: Constraints, refused: Refusals, *, with_replicas: bool
+    job: Job, constraints: Constraints, refused: Refusals, *, with_replicas: bool
 ) -> Iterator[DegreeArrays]:
     cuts = device_cuts(job, constraints, refused)
     for first in range(0, len(cuts), _BLOCK):
@@ -366,7 +366,7 @@ _MOST_NAMED: Final = 6  # values of a degree that a message lists
 _SMALLEST: Final = Layout(recompute=("none",), layers_per_stage=(1,))
 
 
-def no_candidate(job: AnyJob, refused: Refusals, constraints: Constraints) -> InputError:
+def no_candidate(job: Job, refused: Refusals, constraints: Constraints) -> InputError:
     """What to tell the user when the rules and the pins leave nothing."""
     worst = max(RULES, key=lambda rule: refused.get(rule.name, 0))
     # a rule that reads no degree says the same of every layout
@@ -399,7 +399,7 @@ def no_candidate(job: AnyJob, refused: Refusals, constraints: Constraints) -> In
     )
 
 
-def _legal_values(job: AnyJob, constraints: Constraints) -> str:
+def _legal_values(job: Job, constraints: Constraints) -> str:
     """What the pinned degrees are in legal layouts, to tell why none of these meets the pins."""
     values: dict[str, set[int]] = {pin.key: set() for pin in constraints.pins if pin.is_numeric}
     for degrees in _legal_blocks(job, replace(constraints, pins=()), {}, with_replicas=False):
@@ -418,11 +418,11 @@ def _meets(constraints: Constraints, key: str, value: int) -> bool:
     return all(pin.holds(replace(_SMALLEST, **alone)) for pin in constraints.pins if pin.key == key)
 
 
-def _leaves_some(job: AnyJob, constraints: Constraints, refused: Refusals) -> bool:
+def _leaves_some(job: Job, constraints: Constraints, refused: Refusals) -> bool:
     return any(True for _ in _legal_blocks(job, constraints, refused, with_replicas=False))
 
 
-def _pin_to_drop(job: AnyJob, constraints: Constraints) -> str:
+def _pin_to_drop(job: Job, constraints: Constraints) -> str:
     """Which pin is in the way: those without which legal layouts exist."""
     if len(constraints.pins) == 1:
         return f"drop {constraints.pins[0]}"
@@ -430,7 +430,7 @@ def _pin_to_drop(job: AnyJob, constraints: Constraints) -> str:
     return f"drop {' or '.join(alone)}" if alone else "dropping one of them is not enough; drop two or more"
 
 
-def allowed_policies(job: AnyJob, constraints: Constraints, degrees: DegreeArrays) -> PolicyMasks:
+def allowed_policies(job: Job, constraints: Constraints, degrees: DegreeArrays) -> PolicyMasks:
     """Which configurations may use which recompute policy.
 
     Selective recompute of fused attention saves nothing that counts, so it is offered for unfused attention only.
@@ -449,7 +449,7 @@ def allowed_policies(job: AnyJob, constraints: Constraints, degrees: DegreeArray
     return {policy: np.broadcast_to(mask, shape) for policy, mask in masks.items() if np.any(mask)}
 
 
-def by_recompute(job: AnyJob, constraints: Constraints, degrees: DegreeArrays) -> list[DegreeArrays]:
+def by_recompute(job: Job, constraints: Constraints, degrees: DegreeArrays) -> list[DegreeArrays]:
     """The configurations, with each policy that all stages may have where the engine has one for all."""
     if job.engine.recompute_per_stage:
         return [degrees]

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from planner.search.degrees import DegreeArrays, PolicyMasks
-    from planner.specs.job import AnyJob, Job
+    from planner.specs.job import Job, PoolJob
 
 __all__ = ["EvenSplit", "can_interleave", "even_split_seconds", "even_splits"]
 
@@ -55,7 +55,7 @@ class EvenSplit:
         return np.asarray(np.maximum.reduceat(self.tail_seconds, self.first), dtype=np.float64)
 
 
-def can_interleave(job: AnyJob, degrees: DegreeArrays, index: Any, num_layers: Any) -> Any:
+def can_interleave(job: Job, degrees: DegreeArrays, index: Any, num_layers: Any) -> Any:
     """Whether the search knows which layers interleaved stages of so many layers hold (`stage_of`).
 
     All leading layers are in the first chunk; where the kinds of layers repeat, each chunk has equally many, which are
@@ -67,7 +67,7 @@ def can_interleave(job: AnyJob, degrees: DegreeArrays, index: Any, num_layers: A
     return (index > 0) | (num_layers // degrees.interleave >= pattern.leading)
 
 
-def even_splits(job: Job, degrees: DegreeArrays, policies: PolicyMasks) -> EvenSplit:
+def even_splits(job: PoolJob, degrees: DegreeArrays, policies: PolicyMasks) -> EvenSplit:
     """The even split of each configuration."""
     owner = np.repeat(np.arange(len(degrees)), degrees.pp)
     first = np.cumsum(degrees.pp) - degrees.pp
@@ -99,7 +99,7 @@ def even_splits(job: Job, degrees: DegreeArrays, policies: PolicyMasks) -> EvenS
     )
 
 
-def even_split_seconds(job: Job, degrees: DegreeArrays, policies: PolicyMasks) -> NDArray[np.float64]:
+def even_split_seconds(job: PoolJob, degrees: DegreeArrays, policies: PolicyMasks) -> NDArray[np.float64]:
     """Step time of the even split with the cheapest policy that fits on each stage; infinite where it does not fit.
 
     A filling that exists, so an upper bound of what the configuration can do.

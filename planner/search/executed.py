@@ -24,14 +24,14 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from planner.search.degrees import DegreeArrays, PolicyMasks
-    from planner.specs.job import Job
+    from planner.specs.job import PoolJob
 
 __all__ = ["busy_seconds", "executed_candidates"]
 
 _AT_ONCE: Final = 1e12
 
 
-def busy_seconds(job: Job, degrees: DegreeArrays, policies: PolicyMasks) -> NDArray[np.float64]:
+def busy_seconds(job: PoolJob, degrees: DegreeArrays, policies: PolicyMasks) -> NDArray[np.float64]:
     """A step takes at least this long: the work of the slowest stage and the longest tail, [n].
 
     Infinite where the even split does not fit, or does not exist.
@@ -43,7 +43,7 @@ def busy_seconds(job: Job, degrees: DegreeArrays, policies: PolicyMasks) -> NDAr
     return np.where(split.fits, busy, np.inf)
 
 
-def _without_network(job: Job) -> Job:
+def _without_network(job: PoolJob) -> PoolJob:
     """The same job where communication takes next to nothing."""
     free = {"latency": 0.0, "startup": 0.0}
     links = tuple(
@@ -52,7 +52,7 @@ def _without_network(job: Job) -> Job:
     return replace(job, cluster=job.cluster.model_copy(update={"links": links}))
 
 
-def executed_candidates(job: Job, degrees: DegreeArrays, policies: PolicyMasks) -> list[Candidate]:
+def executed_candidates(job: PoolJob, degrees: DegreeArrays, policies: PolicyMasks) -> list[Candidate]:
     """Each configuration as a candidate with one column a stage, or none where it does not fit.
 
     The whole step is its constant: nothing is left to choose.

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 from planner.cost.adapters import without_adapters
 from planner.cost.stage import pattern_of
 from planner.layout import divisors, offloads_activations
-from planner.specs.job import MixedJob
+from planner.specs.job import Job
 from planner.specs.recipe import ADAM_RECIPES
 from planner.specs.text import any_of
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from planner.layout import Layout
-    from planner.specs.job import AnyJob
+    from planner.specs.job import Job
 
 
 def _near(values: Iterable[int], asked: int) -> str:
@@ -30,26 +30,26 @@ def _near(values: Iterable[int], asked: int) -> str:
 _MOST_NAMED: Final = 4
 
 
-def _microbatches(job: AnyJob, layout: Layout) -> int:
+def _microbatches(job: Job, layout: Layout) -> int:
     return layout.num_microbatches(job.training.global_batch_size)
 
 
 # --- the model and the training on this engine --------------------------------------------------------------------
 
 
-def features(job: AnyJob, _: Layout) -> str:
+def features(job: Job, _: Layout) -> str:
     """The engine lacks what the model needs."""
     missing = ", ".join(sorted(set(job.model.features) - set(job.engine.model_features)))
     return f"engine {job.engine.name} does not run {missing}, which {job.model.name} needs; --engine megatron runs most"
 
 
-def dropout(job: AnyJob, _: Layout) -> str:
+def dropout(job: Job, _: Layout) -> str:
     """The engine has no dropout."""
     asked = job.training.dropout
     return f"engine {job.engine.name} does not train with dropout, which is {asked:g}; --set training.dropout=0"
 
 
-def optimizer(job: AnyJob, _: Layout) -> str:
+def optimizer(job: Job, _: Layout) -> str:
     """The engine lacks the optimizer."""
     have = any_of(job.engine.optimizers)
     return (
@@ -58,7 +58,7 @@ def optimizer(job: AnyJob, _: Layout) -> str:
     )
 
 
-def frozen_weights(job: AnyJob, _: Layout) -> str:
+def frozen_weights(job: Job, _: Layout) -> str:
     """The engine trains all weights, or keeps frozen ones otherwise."""
     have = job.engine.frozen_weights
     if not have:
@@ -69,12 +69,12 @@ def frozen_weights(job: AnyJob, _: Layout) -> str:
     )
 
 
-def adapters(job: AnyJob, _: Layout) -> str:
+def adapters(job: Job, _: Layout) -> str:
     """No adapters of this kind."""
     return f"adapters cannot be planned: {without_adapters(job)}"
 
 
-def memory_recipe(job: AnyJob, _: Layout) -> str:
+def memory_recipe(job: Job, _: Layout) -> str:
     """The engine lacks the memory recipe."""
     have = any_of(("engine", *job.engine.memory_recipes, *ADAM_RECIPES))
     return (
@@ -83,19 +83,19 @@ def memory_recipe(job: AnyJob, _: Layout) -> str:
     )
 
 
-def axes(job: AnyJob, layout: Layout) -> str:
+def axes(job: Job, layout: Layout) -> str:
     """The engine lacks an axis."""
     lacking = [axis for axis in ("tp", "pp", "dp", "cp", "ep", "etp") if axis not in job.engine.axes]
     asked = ", ".join(f"{axis}={getattr(layout, axis)}" for axis in lacking if getattr(layout, axis) > 1)
     return f"engine {job.engine.name} does not run {asked}; its axes are {', '.join(job.engine.axes)}"
 
 
-def schedule(job: AnyJob, layout: Layout) -> str:
+def schedule(job: Job, layout: Layout) -> str:
     """The engine lacks the schedule."""
     return f"engine {job.engine.name} does not run schedule {layout.schedule}; it runs {any_of(job.engine.schedules)}"
 
 
-def zero(job: AnyJob, layout: Layout) -> str:
+def zero(job: Job, layout: Layout) -> str:
     """The engine lacks the ZeRO stage, perhaps only with a pipeline."""
     alone, piped = job.engine.zero_stages, job.engine.zero_stages_with_pipeline
     where = f" with a pipeline of {layout.pp} stages" if layout.pp > 1 else ""
@@ -104,7 +104,7 @@ def zero(job: AnyJob, layout: Layout) -> str:
     return f"engine {job.engine.name} has no ZeRO-{layout.zero}{where}; {', or '.join(ways) or 'pp=1'}"
 
 
-def recompute(job: AnyJob, layout: Layout) -> Iterator[str]:
+def recompute(job: Job, layout: Layout) -> Iterator[str]:
     """Policies that the engine lacks; stages that differ where it has one for all; chunks of a stage that differ."""
     for policy in sorted(set(layout.recompute) - set(job.engine.recompute)):
         yield f"engine {job.engine.name} has no {policy} recompute; it has {any_of(job.engine.recompute)}"
@@ -119,13 +119,13 @@ def recompute(job: AnyJob, layout: Layout) -> Iterator[str]:
             return
 
 
-def offload(job: AnyJob, layout: Layout) -> str:
+def offload(job: Job, layout: Layout) -> str:
     """The engine cannot keep this on the host."""
     have = any_of(job.engine.offload)
     return f"engine {job.engine.name} cannot keep `{layout.offload}` in the host's memory; offload={have}"
 
 
-def host(job: AnyJob, _: Layout) -> str:
+def host(job: Job, _: Layout) -> str:
     """The cluster does not describe its hosts."""
     return (
         f"{job.cluster.name} does not say what memory its hosts have; write it as `host:` of the cluster document, or "
@@ -133,7 +133,7 @@ def host(job: AnyJob, _: Layout) -> str:
     )
 
 
-def offloaded_optimizer(job: AnyJob, layout: Layout) -> str:
+def offloaded_optimizer(job: Job, layout: Layout) -> str:
     """The host cannot make this update."""
     if job.training.lora_rank:
         return "the states of adapters are too small to offload; offload=none or activations"
@@ -144,12 +144,12 @@ def offloaded_optimizer(job: AnyJob, layout: Layout) -> str:
     return f"engine {job.engine.name} offloads no optimizer under a pipeline of {layout.pp} stages; pp=1"
 
 
-def offloaded_activations_of_pipeline(job: AnyJob, layout: Layout) -> str:
+def offloaded_activations_of_pipeline(job: Job, layout: Layout) -> str:
     """The engine offloads no activations of a pipeline."""
     return f"engine {job.engine.name} offloads no activations under a pipeline of {layout.pp} stages; pp=1"
 
 
-def offloaded_activations(job: AnyJob, layout: Layout) -> Iterator[str]:
+def offloaded_activations(job: Job, layout: Layout) -> Iterator[str]:
     """Policies whose activations the engine cannot offload."""
     if offloads_activations(layout):
         have = any_of(job.engine.offload_activations_of)
@@ -160,11 +160,11 @@ def offloaded_activations(job: AnyJob, layout: Layout) -> Iterator[str]:
 # --- degrees --------------------------------------------------------------------------------------------------------
 
 
-def world(job: AnyJob, layout: Layout) -> str:
+def world(job: Job, layout: Layout) -> str:
     """More devices than there are, or more stages than the pools have room for."""
-    if isinstance(job, MixedJob):
+    if len(job.pools) > 1:
         return f"the pools have no room for {layout.pp} stages of {layout.stride('pp')} devices each; lower a degree"
-    have, per_host = job.cluster.num_devices, job.cluster.devices_per_host
+    have, per_host = job.num_devices, job.pools[0].cluster.devices_per_host
     product = " * ".join(f"{axis} {getattr(layout, axis)}" for axis in ("tp", "pp", "cp", "dp"))
     return (
         f"{product} = {layout.world_size:,} devices, and there are {have:,}; lower a degree, or "
@@ -172,7 +172,7 @@ def world(job: AnyJob, layout: Layout) -> str:
     )
 
 
-def batch(job: AnyJob, layout: Layout) -> str:
+def batch(job: Job, layout: Layout) -> str:
     """Replicas and microbatches do not divide the batch."""
     size, asked = job.training.global_batch_size, layout.dp * layout.mbs
     return (
@@ -181,7 +181,7 @@ def batch(job: AnyJob, layout: Layout) -> str:
     )
 
 
-def tp_divides(job: AnyJob, layout: Layout) -> str:
+def tp_divides(job: Job, layout: Layout) -> str:
     """Tensor parallelism does not divide what it cuts."""
     model = job.model
     cut = {"heads": model.num_heads, "key-value heads": model.num_kv_heads, "ffn width": model.ffn_hidden_size}
@@ -192,7 +192,7 @@ def tp_divides(job: AnyJob, layout: Layout) -> str:
     return f"tp {layout.tp} does not divide the {uneven}; tp can be {_near(legal, layout.tp)}"
 
 
-def vocabulary(job: AnyJob, layout: Layout) -> str:
+def vocabulary(job: Job, layout: Layout) -> str:
     """Tensor parallelism does not divide the vocabulary, and the engine does not pad."""
     size, multiple = job.model.vocab_size, 128 * layout.tp
     return (
@@ -201,7 +201,7 @@ def vocabulary(job: AnyJob, layout: Layout) -> str:
     )
 
 
-def tp_within_node(job: AnyJob, layout: Layout) -> str:
+def tp_within_node(job: Job, layout: Layout) -> str:
     """Tensor parallelism leaves the scale-up domain, or does not divide it."""
     domain = job.cluster.scale_up_devices
     if layout.tp <= domain:
@@ -212,7 +212,7 @@ def tp_within_node(job: AnyJob, layout: Layout) -> str:
     return f"tp {layout.tp} is no multiple of the scale-up domain of {domain} devices, which it crosses; make it one"
 
 
-def sequence_parallel(job: AnyJob, layout: Layout) -> str:
+def sequence_parallel(job: Job, layout: Layout) -> str:
     """Sequence parallelism without tensor parallelism, or the reverse."""
     if not layout.sp:
         return f"engine {job.engine.name} runs tp {layout.tp} with sequence parallelism only; sp=1"
@@ -224,7 +224,7 @@ def sequence_parallel(job: AnyJob, layout: Layout) -> str:
     return f"tp {layout.tp} does not divide the {length:,} tokens of a sequence{of_cp}; choose a tp that does{off}"
 
 
-def layers(job: AnyJob, layout: Layout) -> str:
+def layers(job: Job, layout: Layout) -> str:
     """More chunks than layers."""
     return (
         f"pp {layout.pp} * interleave {layout.interleave} = {layout.num_chunks} chunks of {job.model.num_layers} "
@@ -232,7 +232,7 @@ def layers(job: AnyJob, layout: Layout) -> str:
     )
 
 
-def even_stages(job: AnyJob, layout: Layout) -> str:
+def even_stages(job: Job, layout: Layout) -> str:
     """Stages would differ, and the engine cannot have that."""
     legal = _near(divisors(job.model.num_layers), layout.num_chunks)
     return (
@@ -241,7 +241,7 @@ def even_stages(job: AnyJob, layout: Layout) -> str:
     )
 
 
-def whole_periods(job: AnyJob, layout: Layout) -> str:
+def whole_periods(job: Job, layout: Layout) -> str:
     """The search would not know which layers the stages hold."""
     period = pattern_of(job).period
     return (
@@ -251,7 +251,7 @@ def whole_periods(job: AnyJob, layout: Layout) -> str:
     )
 
 
-def interleave(job: AnyJob, layout: Layout) -> str:
+def interleave(job: Job, layout: Layout) -> str:
     """Chunks, schedule and microbatches do not go together."""
     m = _microbatches(job, layout)
     if layout.schedule in ("zbv", "dualpipev"):
@@ -269,7 +269,7 @@ def interleave(job: AnyJob, layout: Layout) -> str:
     return f"interleaved stages need microbatches in multiples of pp {layout.pp}, and there are {m}; another dp or mbs"
 
 
-def fill(job: AnyJob, layout: Layout) -> str:
+def fill(job: Job, layout: Layout) -> str:
     """Fewer microbatches than stages."""
     m = _microbatches(job, layout)
     return (
@@ -278,7 +278,7 @@ def fill(job: AnyJob, layout: Layout) -> str:
     )
 
 
-def hsdp(job: AnyJob, layout: Layout) -> str:
+def hsdp(job: Job, layout: Layout) -> str:
     """Replicas of the sharded group that cannot be."""
     if not layout.zero:
         return f"hsdp {layout.hsdp} counts replicas of a sharded group, and zero is 0; hsdp=1, or zero=1 to 3"
@@ -291,12 +291,12 @@ def hsdp(job: AnyJob, layout: Layout) -> str:
     return f"hsdp {layout.hsdp} does not divide the {copies} copies of an expert; it can be {legal}"
 
 
-def encoder(job: AnyJob, layout: Layout) -> str:
+def encoder(job: Job, layout: Layout) -> str:
     """A pipeline through an encoder."""
     return f"{job.model.name} is an {job.model.kind}, which is not cut into the {layout.pp} pipeline stages; pp=1"
 
 
-def experts(job: AnyJob, layout: Layout) -> str:
+def experts(job: Job, layout: Layout) -> str:
     """Expert parallelism that does not divide what it cuts."""
     moe = job.model.moe
     if moe is None:
@@ -313,7 +313,7 @@ def experts(job: AnyJob, layout: Layout) -> str:
     )
 
 
-def context_heads(job: AnyJob, layout: Layout) -> str:
+def context_heads(job: Job, layout: Layout) -> str:
     """More ranks of tp and cp than heads can be dealt to."""
     return (
         f"engine {job.engine.name} trades a part of the sequence for heads, and tp {layout.tp} * cp {layout.cp} = "
@@ -322,13 +322,13 @@ def context_heads(job: AnyJob, layout: Layout) -> str:
     )
 
 
-def context_pipeline(job: AnyJob, layout: Layout) -> str:
+def context_pipeline(job: Job, layout: Layout) -> str:
     """Context parallelism in a pipeline that knows none."""
     both = f"cp {layout.cp} with a pipeline of {layout.pp} stages"
     return f"engine {job.engine.name} does not run {both}; pp=1 or cp=1"
 
 
-def context(job: AnyJob, layout: Layout) -> str:
+def context(job: Job, layout: Layout) -> str:
     """Context parallelism that does not divide the sequence."""
     length = job.training.sequence_length
     longer = -(-length // (2 * layout.cp)) * 2 * layout.cp

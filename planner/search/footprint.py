@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from planner.cost.ledger import LineName, StageMemory
     from planner.layout import Layout
     from planner.search.constraints import Constraints
-    from planner.specs.job import AnyJob
+    from planner.specs.job import Job
 
 __all__ = ["NothingFits", "smallest_footprint"]
 
@@ -39,7 +39,7 @@ class NothingFits:
     notes: tuple[str, ...] = ()
 
 
-def smallest_footprint(job: AnyJob, constraints: Constraints) -> NothingFits:
+def smallest_footprint(job: Job, constraints: Constraints) -> NothingFits:
     """The layout whose fullest stage needs least, among even splits with one recompute policy for all stages.
 
     Raises:
@@ -80,7 +80,7 @@ def _share_of_limit(stage: StageMemory) -> float:
     return stage.total_bytes / stage.limit_bytes
 
 
-def _even_layouts(job: AnyJob, constraints: Constraints, degrees: DegreeArrays) -> Iterator[Layout]:
+def _even_layouts(job: Job, constraints: Constraints, degrees: DegreeArrays) -> Iterator[Layout]:
     chunks = even_split(job.model.num_layers, degrees.pp, degrees.interleave)
     layers = [sum(chunks[r :: degrees.pp]) for r in range(degrees.pp)]
     pools = roomiest_pools(job, degrees)

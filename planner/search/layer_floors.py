@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from planner.cost.prices import StageParts
     from planner.search.degrees import DegreeArrays
-    from planner.specs.job import AnyJob, Job
+    from planner.specs.job import Job, PoolJob
 
 __all__ = [
     "INSIDE",
@@ -41,7 +41,7 @@ __all__ = [
 INSIDE = -1  # position of a stage that is neither the first nor the last of any pipeline
 
 
-def kinds_main_first(job: AnyJob) -> tuple[LayerKind, ...]:
+def kinds_main_first(job: Job) -> tuple[LayerKind, ...]:
     """The kinds of layers; those of what more layers have, experts or not, first, and of these those without a window.
 
     The others with as many parameters as the first are next.
@@ -65,18 +65,18 @@ def stage_of_kind(kind: Sequence[Any], *, index: Any, num_layers: Any, policy: A
     )
 
 
-def num_main_layers(job: AnyJob) -> int:
+def num_main_layers(job: Job) -> int:
     """Layers of the main kinds, which `floor_prices` puts first and `rooms_of_stages` counts."""
     kinds = kinds_main_first(job)
     return sum(kind.number for kind in kinds if kind.has_experts == kinds[0].has_experts)
 
 
-def hides_exchanges(job: Job, degrees: DegreeArrays) -> bool:
+def hides_exchanges(job: PoolJob, degrees: DegreeArrays) -> bool:
     """Whether overlapped pairs of passes can hide exchanges and sends, which no bound may count then."""
     return job.engine.overlaps_paired_passes and degrees.schedule == "dualpipev"
 
 
-def _layer_floors(job: Job, degrees: DegreeArrays, parts: StageParts) -> list[Any]:
+def _layer_floors(job: PoolJob, degrees: DegreeArrays, parts: StageParts) -> list[Any]:
     """Least seconds of one layer of each kind for one microbatch.
 
     Computation and tensor and expert parallel communication of a layer that recomputes nothing; broadcasts.
@@ -91,7 +91,7 @@ def _layer_floors(job: Job, degrees: DegreeArrays, parts: StageParts) -> list[An
     return floors
 
 
-def _layer_floor(job: Job, degrees: DegreeArrays, parts: StageParts) -> tuple[Any, Any]:
+def _layer_floor(job: PoolJob, degrees: DegreeArrays, parts: StageParts) -> tuple[Any, Any]:
     """Least seconds of one layer for one microbatch: on average over the model's layers, and of its fastest kind."""
     mean: Any = 0.0
     fastest: Any = np.inf
@@ -103,7 +103,7 @@ def _layer_floor(job: Job, degrees: DegreeArrays, parts: StageParts) -> tuple[An
 _LOADS_PER_LAYER = 1000
 
 
-def layer_loads(job: Job, degrees: DegreeArrays) -> dict[LayerKind, NDArray[np.int64]]:
+def layer_loads(job: PoolJob, degrees: DegreeArrays) -> dict[LayerKind, NDArray[np.int64]]:
     """How much more than one of the fastest kind a layer of each kind takes, in whole numbers, [n]; 1 of one kind."""
     kinds = kinds_main_first(job)
     if len(kinds) == 1:
@@ -122,7 +122,7 @@ class LayerFloors:
     (ep, etp).
     """
 
-    def __init__(self, job: Job, cuts: DegreeArrays, pairs: Sequence[tuple[int, int]] | None = None) -> None:
+    def __init__(self, job: PoolJob, cuts: DegreeArrays, pairs: Sequence[tuple[int, int]] | None = None) -> None:
         """Price the cuts; `pairs` of (ep, etp) are those of the job unless they are given."""
         self._job = job
         distinct, _ = cuts.distinct("tp", "sp", "cp")
@@ -201,14 +201,14 @@ class LayerShapes(NamedTuple):
     parts: StageParts
 
 
-def layer_shapes(job: Job, degrees: DegreeArrays) -> LayerShapes:
+def layer_shapes(job: PoolJob, degrees: DegreeArrays) -> LayerShapes:
     """The layer shapes of these configurations, each priced once."""
     distinct, position = degrees.distinct(*LAYER_KEYS)
     return LayerShapes(distinct, position, stage_parts(job, distinct))
 
 
 def most_layers(
-    job: Job, degrees: DegreeArrays, cutoff_seconds: Any, shapes: LayerShapes | None = None
+    job: PoolJob, degrees: DegreeArrays, cutoff_seconds: Any, shapes: LayerShapes | None = None
 ) -> NDArray[np.int64]:
     """Layers that no stage exceeds: the other stages need theirs, and the step must stay within the cutoff.
 

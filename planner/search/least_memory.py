@@ -18,13 +18,13 @@ from planner.search.degrees import allowed_policies, legal_degrees
 from planner.search.memory_bounds import least_shares, of_smallest_microbatches
 from planner.search.placements import placements_of
 from planner.search.pool_bounds import placed
-from planner.specs.job import Job, each_pool, pools_of
+from planner.specs.job import PoolJob, each_pool
 
 if TYPE_CHECKING:
     from planner.search.candidate import Candidate, FloatArray
     from planner.search.constraints import Constraints
     from planner.search.degrees import DegreeArrays
-    from planner.specs.job import AnyJob
+    from planner.specs.job import Job
 
 __all__ = ["LeastPeak", "least_maximum", "least_peak", "within_bytes", "within_share"]
 
@@ -46,17 +46,17 @@ class LeastPeak:
         return self.num_bytes / self.limit_bytes
 
 
-def within_bytes(job: Job, limit_bytes: float) -> Job:
+def within_bytes(job: PoolJob, limit_bytes: float) -> PoolJob:
     """The same job on devices of which a plan may use `limit_bytes`."""
     return replace(job, headroom=1.0 - limit_bytes / job.cluster.device.memory)
 
 
-def within_share(job: AnyJob, share: float) -> AnyJob:
+def within_share(job: Job, share: float) -> Job:
     """The same job where a plan may use this share of what it may use now, in every pool."""
     return each_pool(job, lambda pool: within_bytes(pool, share * pool.memory_limit_bytes))
 
 
-def least_peak(job: AnyJob, constraints: Constraints) -> LeastPeak:
+def least_peak(job: Job, constraints: Constraints) -> LeastPeak:
     """The fullest stage of the layout whose fullest stage leaves most of its device free, over all legal layouts.
 
     Stages on devices of unequal memory are compared by the share of what a plan may use. Configurations are taken in
@@ -81,13 +81,13 @@ def least_peak(job: AnyJob, constraints: Constraints) -> LeastPeak:
     return best
 
 
-def _least_shares_of_smallest(job: AnyJob, degrees: DegreeArrays) -> FloatArray:
+def _least_shares_of_smallest(job: Job, degrees: DegreeArrays) -> FloatArray:
     """As `least_shares`, of the smallest microbatches, which need no more."""
     smallest, position = of_smallest_microbatches(job, degrees)
     return least_shares(job, smallest)[position] * (1 - TIE)
 
 
-def _least_of_nearest(job: AnyJob, constraints: Constraints, some: DegreeArrays, best: LeastPeak) -> LeastPeak:
+def _least_of_nearest(job: Job, constraints: Constraints, some: DegreeArrays, best: LeastPeak) -> LeastPeak:
     """The least peak of some configurations and of `best`; those of the least bounds come first."""
     shares = least_shares(job, some)
     order = np.argsort(shares, kind="stable")
@@ -101,14 +101,14 @@ def _least_of_nearest(job: AnyJob, constraints: Constraints, some: DegreeArrays,
     return best
 
 
-def _least_of(job: AnyJob, constraints: Constraints, some: DegreeArrays, most_share: float) -> LeastPeak:
+def _least_of(job: Job, constraints: Constraints, some: DegreeArrays, most_share: float) -> LeastPeak:
     """The least peak of some configurations, wherever their stages live; infinite where none is below `most_share`."""
     policies, within = allowed_policies(job, constraints, some), within_share(job, min(most_share, _NO_LIMIT))
-    if not isinstance(within, Job):
+    if len(within.pools) > 1:
         some, _ = placed(within, some, policies, constraints, np.full(len(some), np.inf))
         policies = allowed_policies(job, constraints, some)
     best = LeastPeak(num_bytes=math.inf, limit_bytes=1.0)
-    limits = np.array([pool.memory_limit_bytes for pool in pools_of(job)])
+    limits = np.array([pool.memory_limit_bytes for pool in job.pools])
     for row, candidate in enumerate(price_candidates(within, some, policies, constraints=constraints)):
         if not _holds_all(candidate):
             continue

@@ -16,14 +16,13 @@ from planner.cost.schedule import exists
 from planner.cost.stage import pattern_of
 from planner.layout import offloads_activations, offloads_optimizer
 from planner.search import faults
-from planner.specs.job import Job, pools_of
 from planner.specs.recipe import ADAM_RECIPES
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from planner.layout import Degrees, Layout
-    from planner.specs.job import AnyJob
+    from planner.specs.job import Job, PoolJob
 
 __all__ = ["RULES", "Rule", "broken_rules", "stages_in_pool"]
 
@@ -39,13 +38,13 @@ class Rule:
 
     name: str
     reads: tuple[str, ...]
-    holds: Callable[[AnyJob, Degrees], Any]
+    holds: Callable[[Job, Degrees], Any]
     needs: str
-    fault: Callable[[AnyJob, Layout], str]
+    fault: Callable[[Job, Layout], str]
     of_search: bool = False
 
 
-def _divides_model(job: AnyJob, layout: Degrees) -> Any:
+def _divides_model(job: Job, layout: Degrees) -> Any:
     model = job.model
     return (
         (model.num_heads % layout.tp == 0)
@@ -55,35 +54,35 @@ def _divides_model(job: AnyJob, layout: Degrees) -> Any:
     )
 
 
-def _divides_vocabulary(job: AnyJob, layout: Degrees) -> Any:
+def _divides_vocabulary(job: Job, layout: Degrees) -> Any:
     return job.engine.pads_vocabulary | (job.model.vocab_size % layout.tp == 0)
 
 
-def _tp_within(job: AnyJob, layout: Degrees) -> Any:
-    return np.logical_or.reduce([_tp_within_pool(pool, layout) for pool in pools_of(job)])
+def _tp_within(job: Job, layout: Degrees) -> Any:
+    return np.logical_or.reduce([_tp_within_pool(pool, layout) for pool in job.pools])
 
 
-def _tp_within_pool(job: Job, layout: Degrees) -> Any:
+def _tp_within_pool(job: PoolJob, layout: Degrees) -> Any:
     domain = job.cluster.scale_up_devices
     inside = domain % np.minimum(layout.tp, domain) == 0
     crossing = (np.asarray(layout.tp) > domain) & (layout.tp % domain == 0)
     return inside & (layout.tp <= domain) | (job.allow_tp_across_nodes & crossing)
 
 
-def stages_in_pool(job: Job, layout: Degrees) -> Any:
+def stages_in_pool(job: PoolJob, layout: Degrees) -> Any:
     """Stages for which a pool has devices, none where its scale-up domain is too small for tp."""
     return _tp_within_pool(job, layout) * (job.num_devices // (layout.tp * layout.cp * layout.dp))
 
 
-def _fits_devices(job: AnyJob, layout: Degrees) -> Any:
-    if isinstance(job, Job):  # where tp has a rule of its own
+def _fits_devices(job: Job, layout: Degrees) -> Any:
+    if len(job.pools) == 1:  # where tp has a rule of its own
         return layout.tp * layout.pp * layout.cp * layout.dp <= job.num_devices
     return layout.pp <= sum(stages_in_pool(pool, layout) for pool in job.pools)
 
 
-def _broken_pools(job: AnyJob, layout: Layout) -> tuple[str, ...]:
+def _broken_pools(job: Job, layout: Layout) -> tuple[str, ...]:
     """Why the stages cannot live where the layout says."""
-    if isinstance(job, Job):
+    if len(job.pools) == 1:
         return ("the cluster has no pools",) if layout.pools else ()
     known = {pool.cluster.name: pool for pool in job.pools}
     if len(layout.pools) != layout.pp or not set(layout.pools) <= set(known):
@@ -100,21 +99,21 @@ def _broken_pools(job: AnyJob, layout: Layout) -> tuple[str, ...]:
     return tuple(broken)
 
 
-def _microbatches(job: AnyJob, layout: Degrees) -> Any:
+def _microbatches(job: Job, layout: Degrees) -> Any:
     return job.training.global_batch_size // (layout.dp * layout.mbs)
 
 
-def _zero_offered(job: AnyJob, layout: Degrees) -> Any:
+def _zero_offered(job: Job, layout: Degrees) -> Any:
     alone = np.isin(layout.zero, job.engine.zero_stages)
     piped = np.isin(layout.zero, job.engine.zero_stages_with_pipeline)
     return np.where(np.greater(layout.pp, 1), piped, alone)
 
 
-def _even_stages(job: AnyJob, layout: Degrees) -> Any:
+def _even_stages(job: Job, layout: Degrees) -> Any:
     return job.engine.uneven_stages | (job.model.num_layers % (layout.pp * layout.interleave) == 0)
 
 
-def _sequence_parallel(job: AnyJob, layout: Degrees) -> Any:
+def _sequence_parallel(job: Job, layout: Degrees) -> Any:
     return np.where(
         np.equal(layout.sp, 1),
         np.greater(layout.tp, 1) & (job.training.sequence_length // layout.cp % layout.tp == 0),
@@ -122,7 +121,7 @@ def _sequence_parallel(job: AnyJob, layout: Degrees) -> Any:
     )
 
 
-def _interleaving(job: AnyJob, layout: Degrees) -> Any:
+def _interleaving(job: Job, layout: Degrees) -> Any:
     microbatches = np.maximum(_microbatches(job, layout), 1)  # none where dp * mbs is above the batch: another rule
     possible = exists(layout.schedule, layout.pp, microbatches, layout.interleave)
     if layout.schedule != "interleaved":
@@ -130,7 +129,7 @@ def _interleaving(job: AnyJob, layout: Degrees) -> Any:
     return possible & np.greater(layout.pp, 1) & (microbatches % layout.pp == 0)
 
 
-def _whole_periods(job: AnyJob, layout: Degrees) -> Any:
+def _whole_periods(job: Job, layout: Degrees) -> Any:
     """Interleaved chunks are all alike, so that what a stage holds follows from its number of layers."""
     pattern = pattern_of(job)
     if layout.schedule != "interleaved" or pattern.period == 1:
@@ -139,13 +138,13 @@ def _whole_periods(job: AnyJob, layout: Degrees) -> Any:
     return np.equal(pattern.leading, 0) & whole
 
 
-def _fills_pipeline(job: AnyJob, layout: Degrees) -> Any:
+def _fills_pipeline(job: Job, layout: Degrees) -> Any:
     if not job.engine.microbatches_fill_pipeline or layout.schedule == "gpipe":
         return np.ones(np.shape(layout.pp), dtype=bool)
     return np.equal(layout.pp, 1) | (_microbatches(job, layout) >= layout.pp)
 
 
-def _trades_heads(job: AnyJob, layout: Degrees) -> Any:
+def _trades_heads(job: Job, layout: Degrees) -> Any:
     """Every rank of tp and cp has whole heads, and key-value heads are dealt out or repeated evenly."""
     if job.engine.context_exchange != "all-to-all":
         return np.equal(layout.cp, layout.cp)
@@ -154,7 +153,7 @@ def _trades_heads(job: AnyJob, layout: Degrees) -> Any:
     return np.equal(layout.cp, 1) | ((heads % ranks == 0) & ((shared % ranks == 0) | (ranks % shared == 0)))
 
 
-def _spreads_experts(job: AnyJob, layout: Degrees) -> Any:
+def _spreads_experts(job: Job, layout: Degrees) -> Any:
     one = np.equal(layout.ep * layout.etp, 1)
     if job.model.moe is None:
         return one
@@ -163,7 +162,7 @@ def _spreads_experts(job: AnyJob, layout: Degrees) -> Any:
     return one | (whole & (ranks % (layout.ep * layout.etp) == 0))
 
 
-def _replicates(job: AnyJob, layout: Degrees) -> Any:
+def _replicates(job: Job, layout: Degrees) -> Any:
     replicated = np.greater(layout.zero, 0) & job.engine.replicates_shards
     divides = (layout.dp % layout.hsdp == 0) & (np.equal(layout.hsdp, 1) | replicated)
     if job.model.moe is None:
@@ -172,7 +171,7 @@ def _replicates(job: AnyJob, layout: Degrees) -> Any:
     return divides & (copies % layout.hsdp == 0)
 
 
-def _offloads_optimizer(job: AnyJob, layout: Degrees) -> Any:
+def _offloads_optimizer(job: Job, layout: Degrees) -> Any:
     if not offloads_optimizer(layout):
         return np.ones(np.shape(layout.pp), dtype=bool)
     if job.training.optimizer not in ("adamw", "sgd") or job.training.lora_rank:
@@ -181,12 +180,12 @@ def _offloads_optimizer(job: AnyJob, layout: Degrees) -> Any:
     return alone & np.greater(layout.zero, 0)
 
 
-def _offloads_activations(job: AnyJob, layout: Degrees) -> Any:
+def _offloads_activations(job: Job, layout: Degrees) -> Any:
     free = job.engine.offload_activations_with_pipeline or not offloads_activations(layout)
     return np.equal(layout.pp, 1) | free
 
 
-def _axes_offered(job: AnyJob, layout: Degrees) -> Any:
+def _axes_offered(job: Job, layout: Degrees) -> Any:
     axes = ("tp", "pp", "dp", "cp", "ep", "etp")
     missing = [np.greater(getattr(layout, axis), 1) for axis in axes if axis not in job.engine.axes]
     return ~np.logical_or.reduce(missing) if missing else np.asarray(True)
@@ -385,7 +384,7 @@ RULES: Final = (
     Rule(
         name="host",
         reads=("offload",),
-        holds=lambda job, x: np.asarray(x.offload == "none" or job.has_host),
+        holds=lambda job, x: np.asarray(x.offload == "none" or job.has_hosts),
         needs="the cluster must describe its hosts to offload anything (`host:` in its document)",
         fault=faults.host,
     ),
@@ -414,7 +413,7 @@ RULES: Final = (
 
 
 def broken_rules(
-    job: AnyJob, layout: Layout, *, except_for: tuple[str, ...] = (), searched: bool = False
+    job: Job, layout: Layout, *, except_for: tuple[str, ...] = (), searched: bool = False
 ) -> tuple[str, ...]:
     """Why a layout cannot run, one sentence for each broken rule but those named; empty when it can.
 

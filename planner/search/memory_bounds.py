@@ -13,7 +13,6 @@ from planner.cost.schedule import in_flight_microbatches
 from planner.cost.stage import POLICIES, pattern_of, stage_of
 from planner.search.candidate import TIE
 from planner.search.layer_floors import kinds_main_first, most_layers, num_main_layers, stage_of_kind
-from planner.specs.job import pools_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -21,7 +20,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from planner.search.degrees import DegreeArrays, PolicyMasks
-    from planner.specs.job import AnyJob, Job
+    from planner.specs.job import Job, PoolJob
 
 __all__ = [
     "Rooms",
@@ -71,7 +70,7 @@ def held_in_time(spare_seconds: Any, layer_seconds: Any, room: Any, whole: bool)
     return held
 
 
-def rooms_of_stages(job: Job, degrees: DegreeArrays, policies: PolicyMasks) -> Rooms:
+def rooms_of_stages(job: PoolJob, degrees: DegreeArrays, policies: PolicyMasks) -> Rooms:
     """What memory lets each stage hold.
 
     Memory grows linearly with the layers from two on, and not slower below; on stages inside the pipeline it does
@@ -99,17 +98,17 @@ def rooms_of_stages(job: Job, degrees: DegreeArrays, policies: PolicyMasks) -> R
     return Rooms(owner=owner, is_last=is_last, layers=np.stack(layers), whole=whole)
 
 
-def _in_flight(job: Job, degrees: DegreeArrays, stage: Any) -> Any:
+def _in_flight(job: PoolJob, degrees: DegreeArrays, stage: Any) -> Any:
     m = num_microbatches(job, degrees)
     return in_flight_microbatches(degrees.schedule, degrees.pp, stage, m, degrees.interleave)
 
 
-def _bytes_with(job: Job, degrees: DegreeArrays, index: Any, num_layers: int, policy: int) -> Any:
+def _bytes_with(job: PoolJob, degrees: DegreeArrays, index: Any, num_layers: int, policy: int) -> Any:
     stage = stage_of_kind(kinds_main_first(job)[0], index=index, num_layers=num_layers, policy=policy)
     return np.asarray(np.broadcast_to(stage_bytes(job, degrees, stage), np.shape(index)))
 
 
-def always_fits(job: Job, degrees: DegreeArrays, cutoff_seconds: Any) -> NDArray[np.bool_]:
+def always_fits(job: PoolJob, degrees: DegreeArrays, cutoff_seconds: Any) -> NDArray[np.bool_]:
     """Where every filling of these configurations within the cutoff fits into memory, whatever it recomputes.
 
     Memory grows with the layers of a stage, which are at most `most_layers`, is largest without recompute, and lies
@@ -126,7 +125,7 @@ def always_fits(job: Job, degrees: DegreeArrays, cutoff_seconds: Any) -> NDArray
     return fits
 
 
-def least_stage_bytes(job: Job, degrees: DegreeArrays, policies: Sequence[int]) -> NDArray[np.float64]:
+def least_stage_bytes(job: PoolJob, degrees: DegreeArrays, policies: Sequence[int]) -> NDArray[np.float64]:
     """The fullest stage of these configurations needs at least this many bytes, however layers are split.
 
     Some stage holds ceil(L / S) layers or more, L of the main kinds. Middle stages need less the later they are, so the
@@ -142,17 +141,17 @@ def least_stage_bytes(job: Job, degrees: DegreeArrays, policies: Sequence[int]) 
     return np.asarray(np.minimum.reduce(least))
 
 
-def least_shares(job: AnyJob, degrees: DegreeArrays) -> NDArray[np.float64]:
+def least_shares(job: Job, degrees: DegreeArrays) -> NDArray[np.float64]:
     """Share of a device that the fullest stage needs at least, in the pool with most room, under any policy, [n].
 
     Source: `least_stage_bytes`.
     """
     policies = [POLICIES.index(policy) for policy in job.engine.recompute]
-    shares = [least_stage_bytes(pool, degrees, policies) / pool.memory_limit_bytes for pool in pools_of(job)]
+    shares = [least_stage_bytes(pool, degrees, policies) / pool.memory_limit_bytes for pool in job.pools]
     return np.asarray(np.minimum.reduce(shares), dtype=np.float64)
 
 
-def _least_last_stage_bytes(job: Job, degrees: DegreeArrays, policies: Sequence[int]) -> NDArray[np.float64]:
+def _least_last_stage_bytes(job: PoolJob, degrees: DegreeArrays, policies: Sequence[int]) -> NDArray[np.float64]:
     """The last stage needs at least this many bytes, whatever layers it holds: the head, the logits and the loss.
 
     Layers for multi-token prediction are among it, and keep what the policy of the stage keeps.
@@ -165,7 +164,7 @@ def _least_last_stage_bytes(job: Job, degrees: DegreeArrays, policies: Sequence[
     return np.asarray(every.min(axis=0), dtype=np.float64)
 
 
-def of_smallest_microbatches(job: AnyJob, degrees: DegreeArrays) -> tuple[DegreeArrays, NDArray[np.int64]]:
+def of_smallest_microbatches(job: Job, degrees: DegreeArrays) -> tuple[DegreeArrays, NDArray[np.int64]]:
     """Fewer configurations that need no more memory, but for rounding, and which of them stands for each given one.
 
     They have one sequence to a microbatch: larger microbatches hold more each, and as many are in flight as long as
@@ -179,7 +178,7 @@ def of_smallest_microbatches(job: AnyJob, degrees: DegreeArrays) -> tuple[Degree
 
 
 def may_fit(
-    job: AnyJob, degrees: DegreeArrays, policies: Sequence[int], *, expects_little: bool = False
+    job: Job, degrees: DegreeArrays, policies: Sequence[int], *, expects_little: bool = False
 ) -> NDArray[np.bool_]:
     """Whether memory may be enough, in some pool and under some policy, by `least_stage_bytes`.
 
@@ -192,20 +191,20 @@ def may_fit(
     fits = _have_room(job, smallest, policies, 1 + TIE)[position]
     if fits.any():
         left, ends = np.flatnonzero(fits), degrees.take(fits)
-        rooms = [_least_last_stage_bytes(pool, ends, policies) <= pool.memory_limit_bytes for pool in pools_of(job)]
+        rooms = [_least_last_stage_bytes(pool, ends, policies) <= pool.memory_limit_bytes for pool in job.pools]
         fits[left] = np.logical_or.reduce(rooms)
     if fits.any():
         fits[fits] = _have_room(job, degrees.take(fits), policies, 1.0)
     return fits
 
 
-def _have_room(job: AnyJob, degrees: DegreeArrays, policies: Sequence[int], share: float) -> NDArray[np.bool_]:
+def _have_room(job: Job, degrees: DegreeArrays, policies: Sequence[int], share: float) -> NDArray[np.bool_]:
     """Whether the least stage bytes are within this share of the limit of some pool, under some policy.
 
     Policies that recompute most come first: they leave room for most, and only the rest is looked at again.
     """
     fits: NDArray[Any] = np.zeros(len(degrees), dtype=np.bool_)
-    for pool, policy in product(pools_of(job), sorted(policies, reverse=True)):
+    for pool, policy in product(job.pools, sorted(policies, reverse=True)):
         left = np.flatnonzero(~fits)
         if len(left):
             fits[left] = least_stage_bytes(pool, degrees.take(left), [policy]) <= share * pool.memory_limit_bytes

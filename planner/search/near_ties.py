@@ -10,14 +10,13 @@ from planner.cost.stage import pool_indices
 from planner.layout import Layout, shortened_list
 from planner.plan import RunnerUp
 from planner.search.objectives import THROUGHPUT
-from planner.specs.job import pools_of
 from planner.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from planner.search.objectives import Objective
-    from planner.specs.job import AnyJob
+    from planner.specs.job import Job
 
 __all__ = [
     "AS_GOOD",
@@ -46,7 +45,7 @@ _AXES = ("tp", "pp", "cp", "ep", "dp")
 _HEADROOM_STEPS = 20  # memory counts in twentieths of a device: less is no reason to prefer a plan
 
 
-def simplest(job: AnyJob, layouts: Iterable[Layout]) -> Layout:
+def simplest(job: Job, layouts: Iterable[Layout]) -> Layout:
     """Of layouts that are as good as equal, best first, the simplest one; the first of equally simple ones.
 
     Fewer axes, then nothing offloaded, then fewer chunks of a stage, then a lower ZeRO stage, then fewer layers that
@@ -55,8 +54,8 @@ def simplest(job: AnyJob, layouts: Iterable[Layout]) -> Layout:
     return min(layouts, key=lambda layout: _complexity(job, layout))
 
 
-def _complexity(job: AnyJob, layout: Layout) -> tuple[int, ...]:
-    memory, pools, of_stage = estimate(job, layout).memory, pools_of(job), pool_indices(job, layout)
+def _complexity(job: Job, layout: Layout) -> tuple[int, ...]:
+    memory, pools, of_stage = estimate(job, layout).memory, job.pools, pool_indices(job, layout)
     free_share = min(
         1 - stage.total_bytes / pools[pool].cluster.device.memory for stage, pool in zip(memory, of_stage, strict=True)
     )
@@ -106,7 +105,7 @@ def near_tie(seconds: float, other_seconds: float) -> bool:
 
 
 def runner_up(
-    job: AnyJob, winner: Layout, won: Estimate, layout: Layout, priced: Estimate, objective: Objective = THROUGHPUT
+    job: Job, winner: Layout, won: Estimate, layout: Layout, priced: Estimate, objective: Objective = THROUGHPUT
 ) -> RunnerUp:
     """A layout that lost by the objective, what it loses and saves against the winner, and in what it differs."""
     devices = objective.devices_of(job, winner), objective.devices_of(job, layout)

@@ -17,7 +17,7 @@ from planner.search.placements import billed
 if TYPE_CHECKING:
     from planner.layout import Degrees, Layout
     from planner.search.degrees import DegreeArrays
-    from planner.specs.job import AnyJob
+    from planner.specs.job import Job
 
 __all__ = [
     "OBJECTIVES",
@@ -60,11 +60,11 @@ class Objective:
             return num_devices + np.zeros(np.shape(seconds)), seconds
         return seconds, seconds
 
-    def devices(self, job: AnyJob, degrees: DegreeArrays) -> Any:
+    def devices(self, job: Job, degrees: DegreeArrays) -> Any:
         """Devices in use as this objective counts them: [n], or one number of one configuration."""
         return billed(job, degrees) if self.name == "cost" else degrees.world_size
 
-    def devices_of(self, job: AnyJob, layout: Layout) -> float:
+    def devices_of(self, job: Job, layout: Layout) -> float:
         """The same of a layout."""
         return billed_devices(job.cluster, job.training, layout) if self.name == "cost" else layout.world_size
 
@@ -79,7 +79,7 @@ THROUGHPUT: Final = Objective()
 class Incumbents(Protocol):
     """The best layouts so far, as far as they rule others out."""
 
-    def devices(self, job: AnyJob, degrees: DegreeArrays) -> Any:
+    def devices(self, job: Job, degrees: DegreeArrays) -> Any:
         """Devices in use as they are counted here: [n], or one number of one configuration."""
 
     def cutoff_seconds(self, num_devices: Any) -> Any:
@@ -104,7 +104,7 @@ class BestCuts:
         self._ranks: dict[tuple[int, ...], Rank] = {}
         self._last: Rank = (math.inf, math.inf)  # the rank of the last place
 
-    def devices(self, job: AnyJob, degrees: DegreeArrays) -> Any:
+    def devices(self, job: Job, degrees: DegreeArrays) -> Any:
         """As the objective counts them."""
         return self.objective.devices(job, degrees)
 
@@ -139,7 +139,7 @@ class AnyLayout:
     def __init__(self) -> None:
         self.found = False
 
-    def devices(self, job: AnyJob, degrees: DegreeArrays) -> Any:  # noqa: ARG002 - wherever they are
+    def devices(self, job: Job, degrees: DegreeArrays) -> Any:  # noqa: ARG002 - wherever they are
         """Devices in use, whatever they cost."""
         return degrees.world_size
 
@@ -167,7 +167,7 @@ class Staircase:
         self._devices: list[float] = [0]  # of each step, ascending
         self._seconds: list[float] = [math.inf]  # of each step, descending
 
-    def devices(self, job: AnyJob, degrees: DegreeArrays) -> Any:  # noqa: ARG002 - wherever they are
+    def devices(self, job: Job, degrees: DegreeArrays) -> Any:  # noqa: ARG002 - wherever they are
         """Devices in use, whatever they cost."""
         return degrees.world_size
 
@@ -195,7 +195,7 @@ def cut_of(degrees: Degrees) -> tuple[int, ...]:
     return degrees.tp, degrees.pp, degrees.dp, degrees.cp, degrees.ep, degrees.zero
 
 
-def objective_of(job: AnyJob, name: ObjectiveName) -> Objective:
+def objective_of(job: Job, name: ObjectiveName) -> Objective:
     """The objective for a job. A deadline limits `cost` and `gpus`; it does not change what is fastest or smallest.
 
     Raises:

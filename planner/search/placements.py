@@ -16,13 +16,12 @@ import numpy as np
 
 from planner.cost.run import relative_prices
 from planner.search.legality import stages_in_pool
-from planner.specs.job import Job
 
 if TYPE_CHECKING:
     from planner.search.candidate import FloatArray, IntArray
     from planner.search.constraints import Constraints
     from planner.search.degrees import DegreeArrays
-    from planner.specs.job import AnyJob, MixedJob
+    from planner.specs.job import Job
 
 __all__ = [
     "Placements",
@@ -64,9 +63,9 @@ class Placements:
         return np.asarray(np.take_along_axis(self.order, used[:, np.newaxis] - 1, axis=1)[:, 0])
 
 
-def placements_of(job: AnyJob, degrees: DegreeArrays) -> Placements:
+def placements_of(job: Job, degrees: DegreeArrays) -> Placements:
     """The placements that the configurations carry; a uniform cluster is one pool with all stages."""
-    if isinstance(job, Job):
+    if len(job.pools) == 1:
         return Placements(order=np.zeros((len(degrees), 1), dtype=np.int64), stages=degrees.pp[:, np.newaxis])
     base, num_pools = _base(job), len(job.pools)
     places = base ** np.arange(num_pools)
@@ -74,18 +73,18 @@ def placements_of(job: AnyJob, degrees: DegreeArrays) -> Placements:
     return Placements(order=_orders(num_pools)[degrees.placement // base**num_pools], stages=code // places % base)
 
 
-def pools_of_stages(job: AnyJob, degrees: DegreeArrays) -> tuple[str, ...]:
+def pools_of_stages(job: Job, degrees: DegreeArrays) -> tuple[str, ...]:
     """Names of the pools of one configuration's stages (its degrees are plain integers); none on a uniform cluster."""
-    if isinstance(job, Job):
+    if len(job.pools) == 1:
         return ()
     one = degrees.at_once()
     found = placements_of(job, one).pool_of(np.zeros(degrees.pp, dtype=np.int64), np.arange(degrees.pp))
     return tuple(job.pools[pool].cluster.name for pool in found.tolist())
 
 
-def roomiest_pools(job: AnyJob, degrees: DegreeArrays) -> tuple[str, ...]:
+def roomiest_pools(job: Job, degrees: DegreeArrays) -> tuple[str, ...]:
     """Names of pools for one configuration's stages, those with most memory in a device first."""
-    if isinstance(job, Job):
+    if len(job.pools) == 1:
         return ()
     memory = np.array([[pool.memory_limit_bytes for pool in job.pools]])
     (stages,) = fastest_stages(job, degrees.at_once(), 1 / memory).tolist()
@@ -98,14 +97,14 @@ def most_layers_on(num_pools: int) -> int:
     return int((2**63 / math.factorial(num_pools)) ** (1 / num_pools)) - 2  # one for none, one for rounding
 
 
-def placement_codes(job: MixedJob, order_number: IntArray, stages: IntArray) -> IntArray:
+def placement_codes(job: Job, order_number: IntArray, stages: IntArray) -> IntArray:
     """The number that carries each placement; the inverse of `placements_of`."""
     base, num_pools = _base(job), len(job.pools)
     assert len(_orders(num_pools)) * base**num_pools < 2**63, "too many pools for this many layers"
     return np.asarray(order_number * base**num_pools + (stages * base ** np.arange(num_pools)).sum(axis=1))
 
 
-def _base(job: MixedJob) -> int:
+def _base(job: Job) -> int:
     return job.model.num_layers + 1
 
 
@@ -141,7 +140,7 @@ def orders_of(stages: IntArray) -> tuple[IntArray, IntArray]:
     return np.concatenate(found_rows), np.concatenate(found_numbers)
 
 
-def stage_counts(job: MixedJob, degrees: DegreeArrays) -> tuple[IntArray, IntArray]:
+def stage_counts(job: Job, degrees: DegreeArrays) -> tuple[IntArray, IntArray]:
     """Every way to spread the stages of each configuration over the pools that have devices for them.
 
     Returns the configuration of each way, and its stages by pool, [ways, pools].
@@ -170,13 +169,13 @@ def _ways(num_stages: int, room: tuple[int, ...]) -> IntArray:
     return np.concatenate(parts)
 
 
-def room_in_pools(job: MixedJob, degrees: DegreeArrays) -> IntArray:
+def room_in_pools(job: Job, degrees: DegreeArrays) -> IntArray:
     """Stages for which each pool has devices, [n, pools]; never more than a configuration has stages."""
     rooms = [np.minimum(stages_in_pool(pool, degrees), degrees.pp) for pool in job.pools]
     return np.stack(np.broadcast_arrays(*rooms), axis=1)
 
 
-def fastest_stages(job: MixedJob, degrees: DegreeArrays, layer_seconds: FloatArray) -> IntArray:
+def fastest_stages(job: Job, degrees: DegreeArrays, layer_seconds: FloatArray) -> IntArray:
     """The spread of stages over pools that does most layers in a time, by seconds of a layer, [n, pools] both."""
     rooms, left = room_in_pools(job, degrees), degrees.pp.copy()
     stages = np.zeros_like(rooms)
@@ -189,13 +188,13 @@ def fastest_stages(job: MixedJob, degrees: DegreeArrays, layer_seconds: FloatArr
     return stages
 
 
-def billed(job: AnyJob, degrees: DegreeArrays) -> Any:
+def billed(job: Job, degrees: DegreeArrays) -> Any:
     """Devices in use, each as many of the cheapest pool as its price would pay for; the least before stages have pools.
 
     [n], or one number of one configuration.
     """
     prices = np.array(relative_prices(job.cluster, job.training))
-    if isinstance(job, Job) or np.ptp(prices) == 0:
+    if len(job.pools) == 1 or np.ptp(prices) == 0:
         return degrees.world_size
     each = degrees.at_once() if np.ndim(degrees.pp) == 0 else degrees
     stages = placements_of(job, each).stages
@@ -205,7 +204,7 @@ def billed(job: AnyJob, degrees: DegreeArrays) -> Any:
     return found if np.ndim(degrees.pp) else float(found[0])
 
 
-def meets_pin(job: MixedJob, constraints: Constraints, degrees: DegreeArrays) -> Any:
+def meets_pin(job: Job, constraints: Constraints, degrees: DegreeArrays) -> Any:
     """Whether the placements are the one that the user pinned, if any."""
     pinned = constraints.value_of("pools")
     if pinned is None:

@@ -30,7 +30,7 @@ from planner.search.placements import (
     room_in_pools,
     stage_counts,
 )
-from planner.search.step_bounds import floor_prices, single_stage_seconds
+from planner.search.step_bounds import floor_prices, lower_bound_seconds, single_stage_seconds
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from planner.search.constraints import Constraints
     from planner.search.degrees import DegreeArrays, PolicyMasks
     from planner.search.placements import Placements
-    from planner.specs.job import MixedJob
+    from planner.specs.job import Job
 
 __all__ = ["PoolFloors", "placed", "promising_placements"]
 
@@ -52,7 +52,7 @@ _MOST_ROWS: Final = 20_000  # configurations whose stages are looked at one by o
 class PoolFloors:
     """`LayerFloors` of every pool, and what they say of configurations whose stages have no pool yet."""
 
-    def __init__(self, job: MixedJob, cuts: DegreeArrays) -> None:
+    def __init__(self, job: Job, cuts: DegreeArrays) -> None:
         self._job = job
         pairs = expert_options(job)
         self._floors = [LayerFloors(pool, cuts, pairs) for pool in job.pools]
@@ -62,6 +62,8 @@ class PoolFloors:
 
         Source: derived here; tested to stay below the exact optimum.
         """
+        if len(self._floors) == 1:
+            return self._floors[0].cut_bound_seconds(cuts)
         each = np.stack([floors.layer_seconds_of_sequence(cuts) for floors in self._floors], axis=1)
         stages = fastest_stages(self._job, cuts, each)
         batch, layers = self._job.training.global_batch_size, self._job.model.num_layers
@@ -72,6 +74,8 @@ class PoolFloors:
 
         Source: derived here; tested to stay below the exact optimum.
         """
+        if len(self._floors) == 1:
+            return self._floors[0].timing_bound_seconds(degrees, any_experts=any_experts)
         prices = [floors.layer_and_head_seconds(degrees, any_experts=any_experts)[1:] for floors in self._floors]
         layer, head = (np.stack(each, axis=1) for each in zip(*prices, strict=True))
         layer = np.where(room_in_pools(self._job, degrees) > 0, layer, np.inf)
@@ -79,8 +83,20 @@ class PoolFloors:
         floors = _Floors(layer=layer, ends=head, tail=np.zeros_like(head), by_policy=layer[np.newaxis])
         return _step_seconds(self._job, degrees, floors, stages, last=None)
 
+    def sharded_bound_seconds(
+        self, degrees: DegreeArrays, policies: PolicyMasks, cutoff_seconds: NDArray[np.float64]
+    ) -> NDArray[np.float64]:
+        """The same with experts and ZeRO stage known, whatever the replicas of the sharded group and the pools are.
 
-def promising_placements(job: MixedJob, constraints: Constraints, degrees: DegreeArrays) -> DegreeArrays:
+        Source: `lower_bound_seconds`; on several pools the bound before.
+        """
+        if len(self._floors) > 1:
+            return self.timing_bound_seconds(degrees)
+        (pool,) = self._job.pools
+        return lower_bound_seconds(pool, degrees, policies, cutoff_seconds=cutoff_seconds, any_replicas=True)
+
+
+def promising_placements(job: Job, constraints: Constraints, degrees: DegreeArrays) -> DegreeArrays:
     """The configurations on the pools with most FLOPs, in every order of those."""
     peak = [1 / pool.cluster.device.peak[job.training.precision] for pool in job.pools]
     stages = fastest_stages(job, degrees, np.tile(peak, (len(degrees), 1)))
@@ -110,7 +126,7 @@ class _Floors:
 
 
 def _slowest_and_work(
-    job: MixedJob, degrees: DegreeArrays, floors: _Floors, stages: NDArray[np.int64], last: NDArray[np.int64] | None
+    job: Job, degrees: DegreeArrays, floors: _Floors, stages: NDArray[np.int64], last: NDArray[np.int64] | None
 ) -> tuple[Any, Any]:
     """Least seconds of one microbatch in the slowest stage, and in all of them together.
 
@@ -136,7 +152,7 @@ def _slowest_and_work(
 
 
 def _step_seconds(
-    job: MixedJob, degrees: DegreeArrays, floors: _Floors, stages: NDArray[np.int64], last: NDArray[np.int64] | None
+    job: Job, degrees: DegreeArrays, floors: _Floors, stages: NDArray[np.int64], last: NDArray[np.int64] | None
 ) -> NDArray[np.float64]:
     slowest, work = _slowest_and_work(job, degrees, floors, stages, last)
     m, v = num_microbatches(job, degrees), degrees.interleave
@@ -145,7 +161,7 @@ def _step_seconds(
 
 
 def placed(
-    job: MixedJob,
+    job: Job,
     degrees: DegreeArrays,
     policies: PolicyMasks,
     constraints: Constraints,
@@ -157,6 +173,8 @@ def placed(
     """
     if not len(degrees):
         return degrees, np.zeros(0)
+    if len(job.pools) == 1:
+        return degrees, lower_bound_seconds(job.pools[0], degrees, policies, cutoff_seconds=cutoff_seconds)
     floors = _floors(job, degrees, policies, cutoff_seconds)
     rows, stages = stage_counts(job, degrees)
     possible = np.isfinite(np.where(stages > 0, floors.layer[rows], 0.0)).all(axis=1)
@@ -176,9 +194,7 @@ def placed(
     return found.take(held), bounds[held]
 
 
-def _floors(
-    job: MixedJob, degrees: DegreeArrays, policies: PolicyMasks, cutoff_seconds: NDArray[np.float64]
-) -> _Floors:
+def _floors(job: Job, degrees: DegreeArrays, policies: PolicyMasks, cutoff_seconds: NDArray[np.float64]) -> _Floors:
     """Least prices on each pool; a configuration of one stage has its own price there."""
     alone, piped = np.flatnonzero(degrees.pp == 1), np.flatnonzero(degrees.pp > 1)
     shape = (len(degrees), len(job.pools))
@@ -203,7 +219,7 @@ def _of(policies: PolicyMasks, rows: Any) -> PolicyMasks:
 
 
 def _holds_in_time(
-    job: MixedJob,
+    job: Job,
     degrees: DegreeArrays,
     policies: PolicyMasks,
     floors: _Floors,
@@ -241,7 +257,7 @@ def _holds_in_time(
 
 
 def _most_of_slowest(
-    job: MixedJob, degrees: DegreeArrays, floors: _Floors, place: Placements, cutoff_seconds: NDArray[np.float64]
+    job: Job, degrees: DegreeArrays, floors: _Floors, place: Placements, cutoff_seconds: NDArray[np.float64]
 ) -> NDArray[np.float64]:
     """Seconds of one microbatch that the slowest stage may take, so that the step stays within the cutoff, [n]."""
     m, v = num_microbatches(job, degrees), degrees.interleave

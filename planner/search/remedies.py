@@ -9,14 +9,14 @@ from planner.errors import InputError
 from planner.search.degrees import offloads_of
 from planner.search.least_memory import LeastPeak, least_peak
 from planner.search.search import Reporter, fastest_layout, fits
-from planner.specs.job import Job, each_pool, pools_of, with_training
+from planner.specs.job import each_pool, with_training
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from planner.layout import Layout
     from planner.search.constraints import Constraints
-    from planner.specs.job import AnyJob
+    from planner.specs.job import Job
 
 __all__ = ["LiftedPin", "Remedy", "lifted_pins", "remedies"]
 
@@ -44,11 +44,11 @@ class LiftedPin:
     least: LeastPeak | None
 
 
-def remedies(job: AnyJob, constraints: Constraints, reporter: Reporter | None = None) -> tuple[Remedy, ...]:
+def remedies(job: Job, constraints: Constraints, reporter: Reporter | None = None) -> tuple[Remedy, ...]:
     """Changes that make the job fit, the smallest one of each kind that does, most tokens per device second first."""
     reporter = reporter or Reporter()
     kinds = (
-        *(_more_hosts(job, number, constraints) for number in range(len(pools_of(job)))),
+        *(_more_hosts(job, number, constraints) for number in range(len(job.pools))),
         _shorter_sequences(job),
         _less_headroom(job),
         _other_recipes(job),
@@ -66,7 +66,7 @@ def remedies(job: AnyJob, constraints: Constraints, reporter: Reporter | None = 
     return tuple(sorted(found, key=lambda each: -each.tokens_per_second / each.layout.world_size))
 
 
-def lifted_pins(job: AnyJob, constraints: Constraints, reporter: Reporter | None = None) -> tuple[LiftedPin, ...]:
+def lifted_pins(job: Job, constraints: Constraints, reporter: Reporter | None = None) -> tuple[LiftedPin, ...]:
     """What each pin and each forbidden combination costs."""
     reporter = reporter or Reporter()
     without = [(str(pin), constraints.without(pin)) for pin in constraints.pins]
@@ -81,7 +81,7 @@ def lifted_pins(job: AnyJob, constraints: Constraints, reporter: Reporter | None
     return tuple(found)
 
 
-def _solved(change: str, job: AnyJob, constraints: Constraints, reporter: Reporter) -> Remedy | None:
+def _solved(change: str, job: Job, constraints: Constraints, reporter: Reporter) -> Remedy | None:
     try:
         best = fastest_layout(job, constraints, reporter)
     except InputError:  # no legal layout after this change
@@ -93,7 +93,7 @@ def _solved(change: str, job: AnyJob, constraints: Constraints, reporter: Report
     return Remedy(change=change, layout=layout, step_seconds=seconds, tokens_per_second=tokens / seconds)
 
 
-def _least_peak(job: AnyJob, constraints: Constraints) -> LeastPeak | None:
+def _least_peak(job: Job, constraints: Constraints) -> LeastPeak | None:
     try:
         return least_peak(job, constraints)
     except InputError:
@@ -103,9 +103,9 @@ def _least_peak(job: AnyJob, constraints: Constraints) -> LeastPeak | None:
 _MOST_TIMES_HOSTS = 256
 
 
-def _more_hosts(job: AnyJob, number: int, constraints: Constraints) -> Iterator[tuple[str, AnyJob]]:
+def _more_hosts(job: Job, number: int, constraints: Constraints) -> Iterator[tuple[str, Job]]:
     """The smallest number of hosts of a pool on which a layout fits: doubled until one does, then halved in between."""
-    cluster = pools_of(job)[number].cluster
+    cluster = job.pools[number].cluster
     few = many = cluster.hosts
     if cluster.links[-1].num_devices is not None:
         return  # the network ends here
@@ -116,24 +116,24 @@ def _more_hosts(job: AnyJob, number: int, constraints: Constraints) -> Iterator[
     while many - few > 1:
         middle = (few + many) // 2
         few, many = (few, middle) if _fits(_on_hosts(job, number, middle), constraints) else (middle, many)
-    of_pool = "" if isinstance(job, Job) else f" of {cluster.name}"
+    of_pool = "" if len(job.pools) == 1 else f" of {cluster.name}"
     yield f"{many:,} hosts{of_pool} instead of {cluster.hosts:,}", _on_hosts(job, number, many)
 
 
-def _fits(job: AnyJob, constraints: Constraints) -> bool:
+def _fits(job: Job, constraints: Constraints) -> bool:
     try:
         return fits(job, constraints)
     except InputError:  # no legal layout on so many hosts
         return False
 
 
-def _on_hosts(job: AnyJob, number: int, hosts: int) -> AnyJob:
-    chosen = pools_of(job)[number]
+def _on_hosts(job: Job, number: int, hosts: int) -> Job:
+    chosen = job.pools[number]
     larger = replace(chosen, cluster=chosen.cluster.model_copy(update={"hosts": hosts}))
     return each_pool(job, lambda pool: larger if pool is chosen else pool)
 
 
-def _shorter_sequences(job: AnyJob) -> Iterator[tuple[str, AnyJob]]:
+def _shorter_sequences(job: Job) -> Iterator[tuple[str, Job]]:
     """Half as long with twice as many in a batch, and so on: each step sees as many tokens."""
     length, batch = job.training.sequence_length, job.training.global_batch_size
     for factor in (2, 4, 8, 16, 32):
@@ -142,12 +142,12 @@ def _shorter_sequences(job: AnyJob) -> Iterator[tuple[str, AnyJob]]:
             yield words, with_training(job, sequence_length=length // factor, global_batch_size=batch * factor)
 
 
-def _less_headroom(job: AnyJob) -> Iterator[tuple[str, AnyJob]]:
+def _less_headroom(job: Job) -> Iterator[tuple[str, Job]]:
     if job.headroom > 0:
         yield "no headroom", each_pool(job, lambda pool: replace(pool, headroom=0.0))
 
 
-def _other_recipes(job: AnyJob) -> Iterator[tuple[str, AnyJob]]:
+def _other_recipes(job: Job) -> Iterator[tuple[str, Job]]:
     """Other memory recipes of the engine, those that keep most first."""
     if job.training.precision == "fp32":
         return
@@ -156,23 +156,23 @@ def _other_recipes(job: AnyJob) -> Iterator[tuple[str, AnyJob]]:
     yield from sorted(changed, key=lambda each: -_state_bytes(each[1]))
 
 
-def _other_optimizers(job: AnyJob) -> Iterator[tuple[str, AnyJob]]:
+def _other_optimizers(job: Job) -> Iterator[tuple[str, Job]]:
     """Other optimizers of the engine, in its own order, with the engine's own recipe."""
     for each in job.engine.optimizers:
         if each != job.training.optimizer:
             yield f"optimizer {each}", with_training(job, optimizer=each, memory_recipe="engine")
 
 
-def _state_bytes(job: AnyJob) -> float:
-    states = pools_of(job)[0].state_bytes  # as the engine keeps them, whatever the pool
+def _state_bytes(job: Job) -> float:
+    states = job.pools[0].state_bytes  # as the engine keeps them, whatever the pool
     return states.weights + states.grads + states.grad_copy + states.master + 2 * states.moment
 
 
-def _offload(job: AnyJob, constraints: Constraints) -> Iterator[tuple[str, AnyJob]]:
+def _offload(job: Job, constraints: Constraints) -> Iterator[tuple[str, Job]]:
     if offloads_of(job, constraints) == ("none",) and not constraints.mentions("offload"):
         yield "--allow-offload", each_pool(job, lambda pool: replace(pool, allow_offload=True))
 
 
-def _wider_tensor_parallelism(job: AnyJob) -> Iterator[tuple[str, AnyJob]]:
+def _wider_tensor_parallelism(job: Job) -> Iterator[tuple[str, Job]]:
     if not job.allow_tp_across_nodes:
         yield "--allow-tp-across-nodes", each_pool(job, lambda pool: replace(pool, allow_tp_across_nodes=True))

@@ -28,21 +28,21 @@ from planner.search.objectives import THROUGHPUT, AnyLayout, BestCuts, Objective
 from planner.search.placements import most_layers_on
 from planner.search.reporter import Reporter
 from planner.search.solve import INTERRUPTED, Solution, solve
-from planner.specs.job import MixedJob, pools_of
+from planner.specs.job import Job
 from planner.specs.load import engine_names, load_engine
 from planner.specs.text import any_of
 
 if TYPE_CHECKING:
     from planner.layout import Layout
     from planner.search.integer_program import SolverName
-    from planner.specs.job import AnyJob
+    from planner.specs.job import Job
 
 _LISTS = ("layers_per_stage", "recompute")  # pins with an entry for each chunk
 
 __all__ = ["Constraints", "NothingFits", "Reporter", "fastest_layout", "fits", "plan_for_layout", "search"]
 
 
-def plan_for_layout(job: AnyJob, layout: Layout) -> Plan:
+def plan_for_layout(job: Job, layout: Layout) -> Plan:
     """Price one layout without a search; its schedule may be one that the engine does not have, to compare.
 
     Raises:
@@ -54,7 +54,7 @@ def plan_for_layout(job: AnyJob, layout: Layout) -> Plan:
     return _plan(job, layout, estimate(job, layout))
 
 
-def _plan(job: AnyJob, layout: Layout, priced: Estimate, **extra: Any) -> Plan:
+def _plan(job: Job, layout: Layout, priced: Estimate, **extra: Any) -> Plan:
     spread = band(job, layout)
     return Plan(
         model=job.model,
@@ -69,7 +69,7 @@ def _plan(job: AnyJob, layout: Layout, priced: Estimate, **extra: Any) -> Plan:
         low_step_seconds=priced.step_seconds * spread.low if spread else None,
         high_step_seconds=priced.step_seconds * spread.high if spread else None,
         band=spread,
-        calibration=tuple(each.calibration for each in job.pools) if isinstance(job, MixedJob) else job.calibration,
+        calibration=tuple(pool.calibration for pool in job.pools),
         tokens_per_second_per_device=priced.tokens_per_second_per_device,
         mfu=priced.mfu,
         hfu=priced.hfu,
@@ -85,7 +85,7 @@ def _plan(job: AnyJob, layout: Layout, priced: Estimate, **extra: Any) -> Plan:
 
 
 def search(
-    job: AnyJob,
+    job: Job,
     constraints: Constraints,
     *,
     objective: Objective = THROUGHPUT,
@@ -148,7 +148,7 @@ def _rank_at(objective: Objective, seconds: float, devices: float) -> Rank:
     return float(first), float(second)
 
 
-def _recommended(job: AnyJob, found: Found, winner: Filled, objective: Objective, within: float) -> Filled:
+def _recommended(job: Job, found: Found, winner: Filled, objective: Objective, within: float) -> Filled:
     """The simplest of the layouts that are not worse than the winner by more than `within`."""
     first, second = _rank(found, objective, winner)
     most = first if objective.name == "gpus" else first * (1 + within), second * (1 + within)
@@ -170,7 +170,7 @@ def _simpler(layout: Layout, optimum: Layout, ranks: tuple[Rank, Rank]) -> dict[
     return {"above_optimum": above, "optimum": format_layout(optimum), "simpler": why_simpler(layout, optimum)}
 
 
-def _tightened(job: AnyJob, constraints: Constraints, objective: Objective) -> AnyJob:
+def _tightened(job: Job, constraints: Constraints, objective: Objective) -> Job:
     """The job with no more memory than its smallest layout needs, where least memory is the objective."""
     if objective.name != "memory":
         return job
@@ -178,7 +178,7 @@ def _tightened(job: AnyJob, constraints: Constraints, objective: Objective) -> A
     return job if least.share > 1 else within_share(job, least.share * (1 + AGREEMENT))
 
 
-def _idle_reason(job: AnyJob, found: Found, num_used: int, objective: Objective) -> str:
+def _idle_reason(job: Job, found: Found, num_used: int, objective: Objective) -> str:
     """Why devices are left over; empty when none is."""
     if num_used == job.cluster.num_devices:
         return ""
@@ -281,7 +281,7 @@ def _decide_until_interrupted(
 
 
 def fastest_layout(
-    job: AnyJob,
+    job: Job,
     constraints: Constraints,
     reporter: Reporter | None = None,
     *,
@@ -307,7 +307,7 @@ def fastest_layout(
     return found.layout_of(fastest), fastest.seconds
 
 
-def fits(job: AnyJob, constraints: Constraints) -> bool:
+def fits(job: Job, constraints: Constraints) -> bool:
     """Whether any layout fits; the search ends with the first one.
 
     Raises:
@@ -318,7 +318,7 @@ def fits(job: AnyJob, constraints: Constraints) -> bool:
     return any_layout.found
 
 
-def check_constraints(job: AnyJob, constraints: Constraints) -> None:
+def check_constraints(job: Job, constraints: Constraints) -> None:
     """Refuse pins that no configuration could meet.
 
     Raises:
@@ -329,29 +329,29 @@ def check_constraints(job: AnyJob, constraints: Constraints) -> None:
     _check_pools(job, constraints)
 
 
-def _check_objective(job: AnyJob, objective: Objective) -> None:
+def _check_objective(job: Job, objective: Objective) -> None:
     """The pools of a mixed cluster have prices, all of them or none."""
-    priced = {pool.cluster.name: price_of(pool.cluster, job.training) is not None for pool in pools_of(job)}
+    priced = {pool.cluster.name: price_of(pool.cluster, job.training) is not None for pool in job.pools}
     if objective.name == "cost" and len(set(priced.values())) > 1:
         missing = next(name for name, given in priced.items() if not given)
         hint = f"--set '{missing}.price=2.50 USD/h', or --set 'training.price=2 USD/h' for all devices"
         raise InputError(f"pool {missing} has no price, and others have", where="--objective cost", hint=hint)
 
 
-def _check_pools(job: AnyJob, constraints: Constraints) -> None:
+def _check_pools(job: Job, constraints: Constraints) -> None:
     """What a mixed cluster cannot be planned with; a pinned list must be of its pools, each one's stages neighbours."""
     schedule = constraints.value_of("schedule")
-    if isinstance(job, MixedJob) and schedule in EXECUTED:
+    if len(job.pools) > 1 and schedule in EXECUTED:
         hint = "`planner explain MODEL CLUSTER --layout pp=2,pools=...,schedule=...` prices it"
         raise InputError(f"schedule `{schedule}` is not searched on a mixed cluster", where="--pin", hint=hint)
-    most = most_layers_on(len(pools_of(job)))
-    if isinstance(job, MixedJob) and job.model.num_layers > most:
+    most = most_layers_on(len(job.pools))
+    if len(job.pools) > 1 and job.model.num_layers > most:
         message = f"{len(job.pools)} pools are planned for models of up to {most} layers, not {job.model.num_layers}"
         raise InputError(message, where=job.cluster.name, hint="join pools that are much alike, or leave one out")
     pinned = constraints.value_of("pools")
     if pinned is None:
         return
-    known = [pool.cluster.name for pool in pools_of(job)] if isinstance(job, MixedJob) else []
+    known = [pool.cluster.name for pool in job.pools] if len(job.pools) > 1 else []
     runs = [name for name, _ in groupby(pinned.split("/"))]
     unknown = sorted(set(runs) - set(known))
     if unknown:
@@ -361,7 +361,7 @@ def _check_pools(job: AnyJob, constraints: Constraints) -> None:
         raise InputError(f"`pools={pinned}`: the stages of one pool are neighbours", where="--pin")
 
 
-def _check_pins(job: AnyJob, constraints: Constraints) -> None:
+def _check_pins(job: Job, constraints: Constraints) -> None:
     """Pins on what the engine does not have at all, which no configuration could meet."""
     policies = (constraints.value_of("recompute") or "none").split("/")
     asked = [("schedule", constraints.value_of("schedule"), "schedules")]
@@ -380,7 +380,7 @@ def _check_pins(job: AnyJob, constraints: Constraints) -> None:
         raise InputError(*found)
 
 
-def _lacking(job: AnyJob, key: str, value: str, field: str) -> Mistake | None:
+def _lacking(job: Job, key: str, value: str, field: str) -> Mistake | None:
     """The mistake of pinning what the engine's profile does not list in `field`; None where it does."""
     have = getattr(job.engine, field)
     if value in have:
@@ -392,7 +392,7 @@ def _lacking(job: AnyJob, key: str, value: str, field: str) -> Mistake | None:
     return Mistake(message=message, where="--pin", hint=f"it has {offered}{any_of(have)}{elsewhere}")
 
 
-def _check_lists(job: AnyJob, constraints: Constraints) -> None:
+def _check_lists(job: Job, constraints: Constraints) -> None:
     """Pinned lists must be ones that the search can choose: right sum, chunks of a stage alike."""
     schedule, given = constraints.value_of("schedule"), [key for key in _LISTS if constraints.per_chunk(key)]
     if schedule in EXECUTED and given:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from planner.search.degrees import DegreeArrays, PolicyMasks
     from planner.search.layer_floors import LayerShapes
     from planner.search.memory_bounds import Rooms
-    from planner.specs.job import AnyJob, Job
+    from planner.specs.job import Job, PoolJob
 
 __all__ = ["FloorPrices", "floor_prices", "lower_bound_seconds", "single_stage_seconds"]
 
@@ -37,7 +37,7 @@ _LONG = 1e30  # seconds; longer than anything, and finite
 
 
 def lower_bound_seconds(
-    job: Job,
+    job: PoolJob,
     degrees: DegreeArrays,
     policies: PolicyMasks,
     *,
@@ -80,7 +80,7 @@ def _of(policies: PolicyMasks, index: Any) -> PolicyMasks:
 
 
 def single_stage_seconds(
-    job: Job, degrees: DegreeArrays, policies: PolicyMasks, any_replicas: bool
+    job: PoolJob, degrees: DegreeArrays, policies: PolicyMasks, any_replicas: bool
 ) -> NDArray[np.float64]:
     """The exact step time of configurations without a pipeline, whose stage has all layers."""
     choice = np.array(list(policies))[:, np.newaxis]
@@ -95,7 +95,7 @@ def single_stage_seconds(
 
 
 def _bound_by_memory(
-    job: Job, degrees: DegreeArrays, floor: FloorPrices, policies: PolicyMasks, cutoff_seconds: Any
+    job: PoolJob, degrees: DegreeArrays, floor: FloorPrices, policies: PolicyMasks, cutoff_seconds: Any
 ) -> NDArray[np.float64]:
     """The bound with what memory lets each stage hold, infinite where that is more than the cutoff for sure."""
     rooms = rooms_of_stages(job, degrees, policies)
@@ -142,7 +142,7 @@ class FloorPrices:
 
 
 def floor_prices(
-    job: Job, degrees: DegreeArrays, policies: PolicyMasks, cutoff_seconds: Any, any_replicas: bool
+    job: PoolJob, degrees: DegreeArrays, policies: PolicyMasks, cutoff_seconds: Any, any_replicas: bool
 ) -> FloorPrices:
     """Least prices of a layer, from stages of the most layers: launches and latencies are spread over most there.
 
@@ -186,7 +186,7 @@ def floor_prices(
 
 
 def _small_prices(
-    job: Job, shapes: LayerShapes, policies: PolicyMasks
+    job: PoolJob, shapes: LayerShapes, policies: PolicyMasks
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Seconds of a layer of the other kinds, [kinds - 1, policies, n], and of the last stage besides its layers, [n].
 
@@ -205,7 +205,7 @@ def _small_prices(
 
 
 def _tail_floor(
-    job: Job, degrees: DegreeArrays, tail_seconds: NDArray[np.float64], most: NDArray[np.int64]
+    job: PoolJob, degrees: DegreeArrays, tail_seconds: NDArray[np.float64], most: NDArray[np.int64]
 ) -> NDArray[np.float64]:
     """Least seconds of the longest tail, from the tails of a stage of the most layers of the first kind.
 
@@ -223,7 +223,7 @@ def _tail_floor(
 
 
 def _transfer_floor(
-    job: Job, degrees: DegreeArrays, optimizer_seconds: Any, window_seconds: Any, most: NDArray[np.int64]
+    job: PoolJob, degrees: DegreeArrays, optimizer_seconds: Any, window_seconds: Any, most: NDArray[np.int64]
 ) -> NDArray[np.float64]:
     """Least seconds of the longest tail, from what the stage with most layers of the main kinds has to move.
 
@@ -242,7 +242,7 @@ def _transfer_floor(
     return np.asarray(updated + np.maximum(moved / np.maximum(layers, most), moved - hidden))
 
 
-def _takes_turns(job: AnyJob) -> bool:
+def _takes_turns(job: Job) -> bool:
     """Whether dense layers and those with experts alternate behind the leading ones."""
     return job.model.moe is not None and job.model.moe.layer_frequency > 1
 
@@ -254,21 +254,21 @@ def _in_proportion(prices: StagePrices) -> Any:
     return work + exposed + prices.ep_comm
 
 
-def _work_floor(job: Job, degrees: DegreeArrays, floor: FloorPrices, forced_seconds: Any) -> Any:
+def _work_floor(job: PoolJob, degrees: DegreeArrays, floor: FloorPrices, forced_seconds: Any) -> Any:
     """Least seconds of one microbatch in all stages together."""
     counts = np.array([kind.number for kind in kinds_main_first(job)])[:, np.newaxis]
     layers = (counts * floor.layer.min(axis=1)).sum(axis=0)
     return layers + degrees.pp * floor.send + floor.ends + forced_seconds
 
 
-def _slowest_floor(job: Job, degrees: DegreeArrays, floor: FloorPrices, forced_seconds: Any) -> Any:
+def _slowest_floor(job: PoolJob, degrees: DegreeArrays, floor: FloorPrices, forced_seconds: Any) -> Any:
     """Least seconds of one microbatch in the slowest stage."""
     layer = floor.layer.min(axis=(0, 1))
     fullest = np.maximum(np.ceil(job.model.num_layers / degrees.pp) * layer, degrees.interleave * layer + floor.ends)
     return np.maximum(_work_floor(job, degrees, floor, forced_seconds) / degrees.pp, fullest + floor.send)
 
 
-def _step_floor(job: Job, degrees: DegreeArrays, floor: FloorPrices, forced_seconds: Any) -> NDArray[np.float64]:
+def _step_floor(job: PoolJob, degrees: DegreeArrays, floor: FloorPrices, forced_seconds: Any) -> NDArray[np.float64]:
     """The bound of `lower_bound_seconds`; `forced_seconds` is work of recompute that memory forces on all stages."""
     m, v = num_microbatches(job, degrees), degrees.interleave
     work = _work_floor(job, degrees, floor, forced_seconds)
@@ -278,7 +278,7 @@ def _step_floor(job: Job, degrees: DegreeArrays, floor: FloorPrices, forced_seco
     return np.where(possible, (m - 1 / v) * slowest + work / v + floor.tail, np.inf)
 
 
-def _forced_seconds(job: Job, degrees: DegreeArrays, floor: FloorPrices, rooms: Rooms) -> NDArray[np.float64]:
+def _forced_seconds(job: PoolJob, degrees: DegreeArrays, floor: FloorPrices, rooms: Rooms) -> NDArray[np.float64]:
     """Least seconds of recompute in all stages together, infinite where the stages cannot hold all layers.
 
     The first policies together hold at most so many layers; each layer beyond pays the difference to the next.
@@ -297,7 +297,7 @@ def _forced_seconds(job: Job, degrees: DegreeArrays, floor: FloorPrices, rooms: 
 
 
 def _holds_in_time(
-    job: Job, degrees: DegreeArrays, floor: FloorPrices, rooms: Rooms, slowest_seconds: Any
+    job: PoolJob, degrees: DegreeArrays, floor: FloorPrices, rooms: Rooms, slowest_seconds: Any
 ) -> NDArray[np.bool_]:
     """Whether stages that take at most `slowest_seconds` for a microbatch can hold all layers."""
     spare = (slowest_seconds - floor.send)[rooms.owner] - np.where(rooms.is_last, floor.ends[rooms.owner], 0.0)

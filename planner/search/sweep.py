@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from planner.search.constraints import Constraints
     from planner.specs.batch import BatchRange
     from planner.specs.cluster import ClusterSpec
-    from planner.specs.job import AnyJob, Job, MixedJob
+    from planner.specs.job import Job, PoolJob
 
 __all__ = ["Point", "Sweep", "sweep", "sweep_pools"]
 
@@ -94,7 +94,7 @@ class Sweep:
         return next((point for point in self.front if point.sequence_seconds <= longest_sequence_seconds), None)
 
 
-def sweep(job: Job, constraints: Constraints, hosts: Sequence[int], reporter: Reporter | None = None) -> Sweep:
+def sweep(job: PoolJob, constraints: Constraints, hosts: Sequence[int], reporter: Reporter | None = None) -> Sweep:
     """The fastest layout for every number of hosts, and the front of all layouts that use them.
 
     Layouts are priced once for all sizes on which they cost the same: the price of a group of ranks changes only
@@ -127,7 +127,7 @@ def sweep(job: Job, constraints: Constraints, hosts: Sequence[int], reporter: Re
 
 
 def sweep_pools(
-    job: MixedJob, constraints: Constraints, hosts: Mapping[str, Sequence[int]], reporter: Reporter | None = None
+    job: Job, constraints: Constraints, hosts: Mapping[str, Sequence[int]], reporter: Reporter | None = None
 ) -> Sweep:
     """The fastest layout for every combination of hosts of the named pools, the others staying as they are.
 
@@ -161,7 +161,7 @@ _Sizes: TypeAlias = "list[tuple[int | tuple[int, ...], Point | None]]"
 _Found: TypeAlias = "tuple[_Sizes, list[Point]]"
 
 
-def _of_batches(job: AnyJob, constraints: Constraints, of_batch: Callable[[int, Sequence[Point]], _Found]) -> _Found:
+def _of_batches(job: Job, constraints: Constraints, of_batch: Callable[[int, Sequence[Point]], _Found]) -> _Found:
     """What one batch size gives; of a range the best one for each size of cluster, and for each number of devices.
 
     of_batch: of a batch size, and of the points of others: what is slower than they by more than is as good may be
@@ -202,7 +202,7 @@ def _of_best_batch(batch: BatchRange, points: Sequence[Point]) -> Point | None:
 
 
 def _point_of_pools(
-    job: MixedJob, constraints: Constraints, counts: tuple[int, ...], size: int, reporter: Reporter | None
+    job: Job, constraints: Constraints, counts: tuple[int, ...], size: int, reporter: Reporter | None
 ) -> Point | None:
     of_pool = {pool.cluster.name: count for pool, count in zip(job.pools, counts, strict=True)}
     sized = each_pool(job, lambda pool: _with_batch(_with_hosts(pool, of_pool[pool.cluster.name]), size))
@@ -224,11 +224,11 @@ def _best_in_something(points: Sequence[Point]) -> tuple[Point, ...]:
     return tuple(front)
 
 
-def _with_hosts(job: Job, hosts: int) -> Job:
+def _with_hosts(job: PoolJob, hosts: int) -> PoolJob:
     return replace(job, cluster=job.cluster.model_copy(update={"hosts": hosts}))
 
 
-def _with_batch(job: Job, size: int) -> Job:
+def _with_batch(job: PoolJob, size: int) -> PoolJob:
     return replace(job, training=job.training.model_copy(update={"global_batch_size": size}))
 
 
@@ -239,7 +239,7 @@ def _geometry(cluster: ClusterSpec) -> tuple[int, ...]:
 
 
 def _staircase(
-    job: Job, constraints: Constraints, num_first: int, rivals: Sequence[Point], reporter: Reporter
+    job: PoolJob, constraints: Constraints, num_first: int, rivals: Sequence[Point], reporter: Reporter
 ) -> list[Point]:
     """Layouts that are faster than every other with as few devices or fewer, fewest devices first.
 
@@ -262,7 +262,7 @@ def _staircase(
     return [_point(job, found.layout_of(filled)) for filled in steps]
 
 
-def _point(job: AnyJob, layout: Layout) -> Point:
+def _point(job: Job, layout: Layout) -> Point:
     """The point of a layout, on as many hosts as it fills."""
     priced, in_use = estimate(job, layout), devices_in_use(job.cluster, layout)
     return Point(

@@ -11,7 +11,6 @@ from planner.cost.parameters import num_active_params, num_params
 from planner.show.columns import Columns
 from planner.show.screen import clean
 from planner.specs import load
-from planner.specs.cluster import MixedClusterSpec
 from planner.specs.this_machine import detected_cluster
 from planner.units import format_bytes, format_count, format_rate
 
@@ -65,14 +64,15 @@ def one_model(name: str) -> dict[str, Any]:
 
 def cluster_entries() -> list[dict[str, Any]]:
     """Every shipped cluster with its device and links."""
-    return [_cluster_entry(load.load_any_cluster(name), load.cluster_source(name)) for name in load.cluster_names()]
+    return [_cluster_entry(load.load_cluster(name), load.cluster_source(name)) for name in load.cluster_names()]
 
 
 def _cluster_entry(cluster: AnyCluster, source: str) -> dict[str, Any]:
-    if isinstance(cluster, MixedClusterSpec):
+    if len(cluster.pools) > 1:
         pools = [_pool_entry(pool) for pool in cluster.pools]
-        return {"name": cluster.name, "pools": pools, "links": [_link_entry(cluster.between)], "source": source}
-    return {**_pool_entry(cluster), "source": source}
+        links = [_link_entry(cluster.between)] if cluster.between else []
+        return {"name": cluster.name, "pools": pools, "links": links, "source": source}
+    return {**_pool_entry(cluster.pools[0]), "source": source}
 
 
 def _pool_entry(cluster: ClusterSpec) -> dict[str, Any]:
@@ -92,7 +92,7 @@ def _link_entry(link: LinkSpec) -> dict[str, Any]:
 def one_cluster(name: str) -> dict[str, Any]:
     """One cluster, by shipped name or file: the document as it was understood."""
     source = {"source": load.cluster_source(name)} if name in load.cluster_names() else {}
-    return {**load.load_any_cluster(name).model_dump(mode="json", exclude_none=True), **source}
+    return {**load.load_cluster(name).model_dump(mode="json", exclude_none=True), **source}
 
 
 def this_machine() -> dict[str, Any]:

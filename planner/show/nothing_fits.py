@@ -21,12 +21,12 @@ if TYPE_CHECKING:
     from planner.plan import Plan
     from planner.search.footprint import NothingFits
     from planner.search.remedies import LiftedPin, Remedy
-    from planner.specs.job import AnyJob
+    from planner.specs.job import Job
 
 __all__ = ["nothing_fits", "nothing_fits_to_dict"]
 
 
-def nothing_fits(job: AnyJob, found: NothingFits, remedies: Sequence[Remedy], pins: Sequence[LiftedPin]) -> Group:
+def nothing_fits(job: Job, found: NothingFits, remedies: Sequence[Remedy], pins: Sequence[LiftedPin]) -> Group:
     """The smallest footprint that was found, its largest part, and the cheapest changes that fit."""
     fullest = max(found.memory, key=lambda stage: stage.total_bytes - stage.limit_bytes)
     part = sum(float(line.num_bytes) for line in fullest.lines if line.name == found.dominating)

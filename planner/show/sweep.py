@@ -13,7 +13,6 @@ from planner.plan import layout_to_dict
 from planner.show.columns import Columns, assignments
 from planner.show.screen import clean, section, stack
 from planner.show.words import short_layout
-from planner.specs.job import Job, pools_of
 from planner.units import UNITS, format_count, format_seconds
 
 if TYPE_CHECKING:
@@ -23,7 +22,7 @@ if TYPE_CHECKING:
 
     from planner.cost.run import WholeRun
     from planner.search.sweep import Point, Sweep
-    from planner.specs.job import AnyJob
+    from planner.specs.job import Job
 
 __all__ = ["sweep_to_dict", "sweep_to_json", "sweep_view"]
 
@@ -31,7 +30,7 @@ _MOST_ROWS = 16
 _REFERENCE_TOKENS = 1_000_000_000  # a cost without a token budget is of so many tokens
 
 
-def sweep_view(job: AnyJob, found: Sweep) -> Group:
+def sweep_view(job: Job, found: Sweep) -> Group:
     """The front as a table, a long one thinned out, and which point is best at what."""
     head = Text.assemble((clean(job.model.name), "bold"))
     head.append(f" on {clean(_sizes_words(job, found))}")
@@ -43,7 +42,7 @@ def sweep_view(job: AnyJob, found: Sweep) -> Group:
     rows = [_row(job, point, ", ".join(words for other, words in best if other is point)) for point in shown]
     left = len(found.front) - len(shown)
     note = f"{left:,} points between them are left out, --json has all" if left else ""
-    of_one_kind = isinstance(job, Job)
+    of_one_kind = len(job.pools) == 1
     title = "Nothing else is faster, cheaper and smaller at once"
     if not of_one_kind:
         title = "The fastest of each size that no other beats in time, cost and devices at once"
@@ -65,29 +64,29 @@ def sweep_view(job: AnyJob, found: Sweep) -> Group:
     )
 
 
-def _batch_words(job: AnyJob) -> str:
+def _batch_words(job: Job) -> str:
     length = job.training.sequence_length
     if job.batch is None:
         return f"{job.training.global_batch_size:,} sequences of {length:,} tokens per step"
     return f"{job.batch.least:,} to {job.batch.most:,} sequences of {length:,} tokens per step, the best for each size"
 
 
-def _pool_names(job: AnyJob) -> list[str]:
-    return [clean(pool.cluster.name) for pool in pools_of(job)]
+def _pool_names(job: Job) -> list[str]:
+    return [clean(pool.cluster.name) for pool in job.pools]
 
 
-def _sizes_words(job: AnyJob, found: Sweep) -> str:
+def _sizes_words(job: Job, found: Sweep) -> str:
     """`4 to 64 hosts of 8 x h100 (dgx-h100)`, or those of each pool of a mixed cluster."""
     columns = zip(*((hosts,) if isinstance(hosts, int) else hosts for hosts, _ in found.sizes), strict=True)
     parts = []
-    for pool, counts in zip(pools_of(job), columns, strict=True):
+    for pool, counts in zip(job.pools, columns, strict=True):
         least, most, cluster = min(counts), max(counts), pool.cluster
-        number = f"{least:,} to {most:,} hosts" if isinstance(job, Job) or most > least else f"{least:,} hosts"
+        number = f"{least:,} to {most:,} hosts" if len(job.pools) == 1 or most > least else f"{least:,} hosts"
         parts.append(f"{number} of {cluster.devices_per_host} x {cluster.device.name} ({cluster.name})")
     return ", ".join(parts)
 
 
-def _best_at(job: AnyJob, found: Sweep) -> list[tuple[Point, str]]:
+def _best_at(job: Job, found: Sweep) -> list[tuple[Point, str]]:
     best = [(found.front[0], "fewest devices")]
     if found.fastest and found.cheapest:
         best = [(found.fastest, "fastest"), *best, (found.cheapest, "cheapest")]
@@ -103,7 +102,7 @@ def _thinned(points: Sequence[Point], kept: Sequence[Point]) -> list[Point]:
     return [point for i, point in enumerate(points) if i % step == 0 or any(point is each for each in kept)]
 
 
-def _row(job: AnyJob, point: Point, words: str) -> list[RenderableType]:
+def _row(job: Job, point: Point, words: str) -> list[RenderableType]:
     run = _run(job, point)
     time = format_seconds(run.seconds) if run else format_count(_tokens_per_second(job, point))
     return [
@@ -117,17 +116,17 @@ def _row(job: AnyJob, point: Point, words: str) -> list[RenderableType]:
     ]
 
 
-def _run(job: AnyJob, point: Point) -> WholeRun | None:
+def _run(job: Job, point: Point) -> WholeRun | None:
     in_use = devices_in_use(job.cluster, point.layout)
     training = job.training.model_copy(update={"global_batch_size": point.global_batch_size})
     return whole_run(job.model, training, step_seconds=point.step_seconds, in_use=in_use)
 
 
-def _tokens_per_second(job: AnyJob, point: Point) -> float:
+def _tokens_per_second(job: Job, point: Point) -> float:
     return job.training.sequence_length / point.sequence_seconds
 
 
-def _cost(job: AnyJob, point: Point) -> float:
+def _cost(job: Job, point: Point) -> float:
     """US dollars of the run, or its device hours without a price; of a billion tokens without a budget."""
     run, is_priced = _run(job, point), _is_priced(job)
     if run is not None:
@@ -137,17 +136,17 @@ def _cost(job: AnyJob, point: Point) -> float:
     return rate / _tokens_per_second(job, point) / UNITS["seconds"]["h"] * _REFERENCE_TOKENS
 
 
-def _is_priced(job: AnyJob) -> bool:
+def _is_priced(job: Job) -> bool:
     """Whether every pool has a price."""
-    return all(price_of(pool.cluster, job.training) is not None for pool in pools_of(job))
+    return all(price_of(pool.cluster, job.training) is not None for pool in job.pools)
 
 
-def _cost_words(job: AnyJob) -> str:
+def _cost_words(job: Job) -> str:
     unit = "USD" if _is_priced(job) else "device hours"
     return f"{unit} of the run" if job.training.tokens else f"{unit} for a billion tokens"
 
 
-def _explanation(job: AnyJob, found: Sweep) -> str:
+def _explanation(job: Job, found: Sweep) -> str:
     missing = [hosts for hosts, point in found.sizes if point is None]
     one = "--nodes POOL=N" if any(point.pools for point in found.front) else "--nodes N"
     also = " and says what its batch does to the learning rate" if job.batch else ""
@@ -158,7 +157,7 @@ def _explanation(job: AnyJob, found: Sweep) -> str:
     return f"{words} Nothing fits on fewer than {last + 1:,} hosts." if missing else words
 
 
-def sweep_to_dict(job: AnyJob, found: Sweep) -> dict[str, Any]:
+def sweep_to_dict(job: Job, found: Sweep) -> dict[str, Any]:
     """The front and what each size finds, as plain data."""
     return {
         "format": 1,
@@ -175,7 +174,7 @@ def sweep_to_dict(job: AnyJob, found: Sweep) -> dict[str, Any]:
     }
 
 
-def _point_to_dict(job: AnyJob, point: Point) -> dict[str, Any]:
+def _point_to_dict(job: Job, point: Point) -> dict[str, Any]:
     run = _run(job, point)
     return {
         "nodes": _nodes(job, point.pools or point.hosts),
@@ -192,13 +191,13 @@ def _point_to_dict(job: AnyJob, point: Point) -> dict[str, Any]:
     }
 
 
-def _nodes(job: AnyJob, hosts: int | tuple[int, ...]) -> int | dict[str, int]:
+def _nodes(job: Job, hosts: int | tuple[int, ...]) -> int | dict[str, int]:
     """Hosts, or those of each pool of a mixed cluster by its name."""
     if isinstance(hosts, int):
         return hosts
-    return dict(zip((pool.cluster.name for pool in pools_of(job)), hosts, strict=True))
+    return dict(zip((pool.cluster.name for pool in job.pools), hosts, strict=True))
 
 
-def sweep_to_json(job: AnyJob, found: Sweep) -> str:
+def sweep_to_json(job: Job, found: Sweep) -> str:
     """`sweep_to_dict` as text."""
     return json.dumps(sweep_to_dict(job, found), indent=1, allow_nan=False) + "\n"

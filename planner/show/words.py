@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 from planner.cost.run import devices_in_use
 from planner.layout import even_split, format_layout, parse_layout, shortened_list
-from planner.specs.cluster import MixedClusterSpec
 from planner.units import format_bytes, format_count, format_seconds
 
 if TYPE_CHECKING:
@@ -99,10 +98,11 @@ def schedule_words(plan: Plan) -> str:
 
 def cluster_words(cluster: AnyCluster) -> str:
     """How many devices, of which kind, on how many hosts; pool by pool in a mixed cluster."""
-    if isinstance(cluster, MixedClusterSpec):
+    if len(cluster.pools) > 1:
         return f"{', '.join(map(cluster_words, cluster.pools))} of {cluster.name}"
-    hosts = f"{cluster.hosts:,} host{'s' if cluster.hosts != 1 else ''} of {cluster.devices_per_host}"
-    return f"{cluster.num_devices:,} x {cluster.device.name} ({cluster.name}, {hosts})"
+    (pool,) = cluster.pools
+    hosts = f"{cluster.hosts:,} host{'s' if cluster.hosts != 1 else ''} of {pool.devices_per_host}"
+    return f"{cluster.num_devices:,} x {pool.device.name} ({cluster.name}, {hosts})"
 
 
 def layers_words(layers: Sequence[int]) -> str:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from planner.errors import InputError
 from planner.specs.engine import EngineSpec
-from planner.specs.job import Job, each_pool, job_on, pools_of
+from planner.specs.job import PoolJob, each_pool, job_on
 from planner.specs.load import (
     NO_ONE_SIZE,
     Mistakes,
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from planner.specs.calibration import CalibrationEntry
     from planner.specs.cluster import AnyCluster
     from planner.specs.document import Document
-    from planner.specs.job import AnyJob
+    from planner.specs.job import Job
 
 __all__ = ["change_job"]
 
@@ -52,11 +52,11 @@ class _Edited:
     """A job as documents that can be changed."""
 
     trees: dict[str, Node]
-    job: AnyJob
+    job: Job
     gpus: int | None = None
 
 
-def change_job(job: AnyJob, changes: str, *, option: str = "--what-if") -> AnyJob:
+def change_job(job: Job, changes: str, *, option: str = "--what-if") -> Job:
     """The job after `PATH=VALUE` or several of them with commas between.
 
     Paths are those of `--set`, and `nodes`, `gpus`, `seq_len` (32k is 32,768), `global_batch`, `precision`,
@@ -76,7 +76,7 @@ def change_job(job: AnyJob, changes: str, *, option: str = "--what-if") -> AnyJo
     return _checked(edited, f"{option} {printable(changes)}")
 
 
-def _documents(job: AnyJob) -> dict[str, Document]:
+def _documents(job: Job) -> dict[str, Document]:
     return {"model": job.model, "cluster": job.cluster, "training": job.training, "engine": job.engine}
 
 
@@ -101,7 +101,7 @@ def _apply(edited: _Edited, part: str, option: str) -> _Edited:
     if path == "headroom":
         share = _share(value, where)
         return replace(edited, job=each_pool(edited.job, lambda pool: replace(pool, headroom=share)))
-    if path in ("nodes", "gpus") and not isinstance(edited.job, Job):
+    if path in ("nodes", "gpus") and len(edited.job.pools) > 1:
         pool = edited.job.pools[0].cluster
         raise InputError(NO_ONE_SIZE, where=where, hint=f"{pool.name}.hosts={pool.hosts + 1} changes one pool")
     if path == "gpus":
@@ -156,7 +156,7 @@ def _share(value: str, where: str) -> float:
     return share
 
 
-def _checked(edited: _Edited, where: str) -> AnyJob:
+def _checked(edited: _Edited, where: str) -> Job:
     """The job from the changed documents, with the rules that hold between them."""
     mistakes = Mistakes()
     trees, before = edited.trees, edited.job
@@ -175,13 +175,13 @@ def _checked(edited: _Edited, where: str) -> AnyJob:
     after = _on(before, cluster, fresh, **common)
     if list(_calibrated_for(before)) != list(_calibrated_for(after)):
         return after
-    return _on(before, cluster, [pool.calibration for pool in pools_of(before)], **common)
+    return _on(before, cluster, [pool.calibration for pool in before.pools], **common)
 
 
-def _on(before: AnyJob, cluster: AnyCluster, calibrations: Sequence[CalibrationEntry], **changes: Any) -> AnyJob:
+def _on(before: Job, cluster: AnyCluster, calibrations: Sequence[CalibrationEntry], **changes: Any) -> Job:
     """The job on another cluster, with some of what its pools share changed; all else is that of its first pool."""
     own = {"cluster", "calibration", "between", *changes}
-    kept = {each.name: getattr(pools_of(before)[0], each.name) for each in fields(Job) if each.name not in own}
+    kept = {each.name: getattr(before.pools[0], each.name) for each in fields(PoolJob) if each.name not in own}
     return job_on(cluster, calibrations, **changes, **kept)
 
 
@@ -192,6 +192,6 @@ def _cluster(tree: Node, gpus: int | None, where: str) -> AnyCluster:
         raise InputError(*(replace(each, where=each.where or where) for each in error.mistakes)) from None
 
 
-def _calibrated_for(job: AnyJob) -> Iterator[Any]:
-    yield from (pool.cluster.device.name for pool in pools_of(job))
+def _calibrated_for(job: Job) -> Iterator[Any]:
+    yield from (pool.cluster.device.name for pool in job.pools)
     yield from (job.engine.name, job.training.precision, job.model.moe is not None)

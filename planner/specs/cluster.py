@@ -153,6 +153,10 @@ class ClusterSpec(Document):
         return (self,)
 
     @property
+    def between(self) -> None:
+        """The link to other pools: there are none."""
+
+    @property
     def kind(self) -> Literal["cuda", "cpu"]:
         """What its devices are."""
         return self.device.kind

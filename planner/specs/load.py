@@ -16,7 +16,7 @@ from planner.specs.cluster import ClusterSpec, DeviceSpec, MixedClusterSpec, Pre
 from planner.specs.detect import local_host
 from planner.specs.engine import EngineSpec
 from planner.specs.huggingface import CONFIG_NAME, read_config
-from planner.specs.job import Job, MixedJob, job_on
+from planner.specs.job import job_on
 from planner.specs.model import ModelSpec
 from planner.specs.settings import apply_setting, pool_names, with_value
 from planner.specs.text import did_you_mean, printable, quoted
@@ -28,32 +28,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from planner.specs.cluster import AnyCluster
-    from planner.specs.job import AnyJob
+    from planner.specs.job import Job, PoolJob
     from planner.specs.library import Kind
-
-__all__ = [
-    "Mistakes",
-    "calibrations_of",
-    "check_training",
-    "checked_cluster",
-    "cluster_names",
-    "cluster_source",
-    "engine_names",
-    "load_any_cluster",
-    "load_any_job",
-    "load_calibration",
-    "load_cluster",
-    "load_device",
-    "load_engine",
-    "load_job",
-    "load_model",
-    "model_names",
-    "model_notes",
-    "model_source",
-    "shipped_calibration",
-    "sized_cluster",
-    "uniform_job",
-]
 
 LOCAL_CLUSTER: Final = "local-cpu"
 NO_ONE_SIZE: Final = "a mixed cluster has no one size"
@@ -108,23 +84,7 @@ def model_notes(name: str) -> tuple[str, ...]:
     return read_config(config, str(config)).notes if config else ()
 
 
-def load_cluster(name: str) -> ClusterSpec:
-    """As `load_any_cluster`, for what needs a cluster of one kind.
-
-    Raises:
-        InputError: unknown name, a document with mistakes, or a mixed cluster.
-    """
-    cluster = load_any_cluster(name)
-    if isinstance(cluster, MixedClusterSpec):
-        raise _is_mixed(cluster)
-    return cluster
-
-
-def _is_mixed(cluster: MixedClusterSpec) -> InputError:
-    return InputError(f"{cluster.name} is a mixed cluster", hint="this is answered for clusters of one kind only")
-
-
-def load_any_cluster(name: str) -> AnyCluster:
+def load_cluster(name: str) -> AnyCluster:
     """A cluster by shipped name or path; `local-cpu` describes this machine.
 
     Raises:
@@ -168,28 +128,31 @@ def load_calibration(path: Path) -> Calibration:
     return validate(Calibration, read_yaml(path))
 
 
-def load_job(**given: Any) -> Job:
-    """As `load_any_job`, for what is answered for uniform clusters only.
-
-    Raises:
-        InputError: all mistakes, or a mixed cluster.
-        EnvironmentProblem: a file cannot be read.
-    """
-    return uniform_job(load_any_job(**given))
-
-
-def uniform_job(job: AnyJob) -> Job:
+def uniform_job(job: Job) -> PoolJob:
     """The job, if its cluster is of one kind.
 
     Raises:
         InputError: it is a mixed cluster.
     """
-    if isinstance(job, MixedJob):
-        raise _is_mixed(job.cluster)
-    return job
+    return _only(job.pools, job.cluster.name)
 
 
-def load_any_job(
+def uniform_cluster(cluster: AnyCluster) -> ClusterSpec:
+    """The cluster, if it is of one kind.
+
+    Raises:
+        InputError: it is a mixed cluster.
+    """
+    return _only(cluster.pools, cluster.name)
+
+
+def _only(pools: Sequence[T], cluster: str) -> T:
+    if len(pools) > 1:
+        raise InputError(f"{cluster} is a mixed cluster", hint="this is answered for clusters of one kind only")
+    return pools[0]
+
+
+def load_job(
     *,
     model: str,
     cluster: str,
@@ -205,7 +168,7 @@ def load_any_job(
     allow_tp_across_nodes: bool = False,
     allow_offload: bool = False,
     calibration: Path | None = None,
-) -> AnyJob:
+) -> Job:
     """Read everything that a job needs; options override `settings`, and both override the documents.
 
     model, cluster: a shipped name or the path of a YAML file; a model also the path of a Hugging Face config.json
@@ -255,7 +218,6 @@ def load_any_job(
     assert cluster_spec is not None
     assert training_spec is not None
     assert engine_spec is not None
-    of_one_kind = isinstance(cluster_spec, ClusterSpec)
     return job_on(
         cluster_spec,
         calibrations_of(cluster_spec, model_spec, training_spec, engine_spec, corrections),
@@ -266,7 +228,7 @@ def load_any_job(
         allow_tp_across_nodes=allow_tp_across_nodes,
         allow_offload=allow_offload,
         batch=batch,
-        evidence=corrections.evidence if of_one_kind else (),  # no run on a mixed cluster is published
+        evidence=corrections.evidence if len(pools) == 1 else (),  # no run on a mixed cluster is published
     )
 
 

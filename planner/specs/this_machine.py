@@ -48,7 +48,7 @@ def detected_cluster() -> ClusterSpec:
     """
     found = gpus.nvidia_gpus()
     if not found:
-        return load.load_cluster(load.LOCAL_CLUSTER)
+        return load.uniform_cluster(load.load_cluster(load.LOCAL_CLUSTER))
     names = sorted({gpu.name for gpu in found})
     if len(names) > 1:
         raise EnvironmentProblem(
@@ -78,7 +78,7 @@ def _links(device: DeviceSpec, found: tuple[gpus.Gpu, ...]) -> tuple[LinkSpec, .
     known = {
         link.name: link
         for name in load.cluster_names()
-        if isinstance(cluster := load.load_any_cluster(name), ClusterSpec) and cluster.device.name == device.name
+        if isinstance(cluster := load.load_cluster(name), ClusterSpec) and cluster.device.name == device.name
         for link in cluster.links
     }
     links = [_link(name, bandwidth, spans, known.get(name)) for name, bandwidth, spans in levels if bandwidth]

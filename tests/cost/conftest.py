@@ -12,11 +12,11 @@ from planner.specs.load import load_job
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from planner.specs.job import Job
+    from planner.specs.job import PoolJob
 
 
 @pytest.fixture(scope="session")
-def make_job() -> Callable[..., Job]:
+def make_job() -> Callable[..., PoolJob]:
     """A job from shipped documents; `settings` are `--set` assignments."""
 
     @cache
@@ -31,7 +31,7 @@ def make_job() -> Callable[..., Job]:
         engine: str = "megatron",
         settings: tuple[str, ...] = (),
         **extra: Any,
-    ) -> Job:
+    ) -> PoolJob:
         return load_job(
             model=model,
             cluster=cluster,

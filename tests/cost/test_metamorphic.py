@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from planner.cost.estimate import Estimate
-    from planner.specs.job import Job
+    from planner.specs.job import PoolJob
 
 SAME = 1e-9  # sums of floats in another order
 STATES = (LineName.PARAMS, LineName.GRADS, LineName.OPTIMIZER_STATE)
@@ -55,7 +55,7 @@ ENGINES = ("megatron", "torch", "torchtitan", "deepspeed")
 class Case:
     """A job and a legal layout of it."""
 
-    job: Job
+    job: PoolJob
     layout: Layout
 
     def __repr__(self) -> str:
@@ -94,7 +94,7 @@ class Case:
 
 
 @cache
-def _job(model: str, cluster: str, engine: str, gpus: int, batch: int, sequence: int) -> Job:
+def _job(model: str, cluster: str, engine: str, gpus: int, batch: int, sequence: int) -> PoolJob:
     precision = "fp16" if cluster == "dgx1-v100" else "bf16"
     return load_job(
         model=model,

@@ -14,7 +14,7 @@ from planner.cost.stage import stages_of
 from planner.layout import parse_layout
 from planner.search.legality import broken_rules
 from planner.specs.cluster import MixedClusterSpec
-from planner.specs.job import MixedJob
+from planner.specs.job import Job
 from planner.specs.load import load_job
 
 LAYOUTS = (
@@ -44,7 +44,7 @@ def mixed(*pools, between=None):
     jobs = tuple(
         replace(each, cluster=cluster, between=link) for cluster, (_, each) in zip(clusters, pools, strict=True)
     )
-    return MixedJob(cluster=MixedClusterSpec(name="mixed", pools=clusters, between=link), pools=jobs)
+    return Job(cluster=MixedClusterSpec(name="mixed", pools=clusters, between=link), pools=jobs)
 
 
 def placed(text, pools):

@@ -24,7 +24,7 @@ from planner.errors import EnvironmentProblem, ExitCode, InputError
 from planner.layout import parse_layout
 from planner.plan import read_plan
 from planner.search.search import plan_for_layout
-from planner.specs.load import load_any_job, load_job
+from planner.specs.load import load_job
 
 HOSTILE = ("a b.txt", "$(touch owned)", "`touch owned`", "a\nb; touch owned", "'; touch owned; '", "--data")
 NOTHING = RunArguments()
@@ -40,7 +40,7 @@ def with_a_smaller_last_host(plan):
 
 def on_two_pools(plan):  # noqa: ARG001 - as the others
     """One host of h100 and then two of a100, eight ranks each."""
-    job = load_any_job(model="llama3-8b", cluster="mixed-a100-h100", global_batch_size=64, settings=("a100.hosts=2",))
+    job = load_job(model="llama3-8b", cluster="mixed-a100-h100", global_batch_size=64, settings=("a100.hosts=2",))
     layout = parse_layout(
         "pp=3,dp=8,zero=1,pools=h100/a100/a100", num_layers=job.model.num_layers, num_devices={"a100": 16, "h100": 8}
     )

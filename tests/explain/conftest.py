@@ -9,13 +9,12 @@ import pytest
 from planner.layout import parse_layout
 from planner.plan import Plan
 from planner.search.search import plan_for_layout
-from planner.specs.job import pools_of
-from planner.specs.load import load_any_job
+from planner.specs.load import load_job
 
 
 def priced(model: str, cluster: str, layout: str, **options: Any) -> Plan:
-    job = load_any_job(model=model, cluster=cluster, **options)
-    pools = {pool.cluster.name: pool.num_devices for pool in pools_of(job)}
+    job = load_job(model=model, cluster=cluster, **options)
+    pools = {pool.cluster.name: pool.num_devices for pool in job.pools}
     num_devices = pools if len(pools) > 1 else job.num_devices
     return plan_for_layout(job, parse_layout(layout, num_layers=job.model.num_layers, num_devices=num_devices))
 

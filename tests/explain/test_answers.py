@@ -33,14 +33,13 @@ from planner.search.near_ties import AS_GOOD
 from planner.search.search import plan_for_layout, search
 from planner.show.schedules import draw
 from planner.specs.change import change_job
-from planner.specs.cluster import ClusterSpec
-from planner.specs.job import Job
+from planner.specs.job import PoolJob
 from planner.specs.load import load_job
 
 JOB = {"model": "llama3.2-1b", "cluster": "dgx-a100", "gpus": 8, "sequence_length": 4096, "global_batch_size": 64}
 
 
-def planned(job: Job, constraints: Constraints) -> Plan | NothingFits:
+def planned(job: PoolJob, constraints: Constraints) -> Plan | NothingFits:
     """As `planner plan` does."""
     return search(job, constraints, simpler_within=AS_GOOD)
 
@@ -368,7 +367,7 @@ def test_the_algorithm_of_the_estimate_is_the_cheapest_that_the_library_has(any_
         chosen = [algorithm for algorithm in each.algorithms if algorithm.chosen]
         if each.algorithm_bytes:
             cluster = any_plan.cluster
-            if not isinstance(cluster, ClusterSpec):
+            if len(cluster.pools) > 1:
                 pools = {pool.name: pool for pool in cluster.pools}
                 across = pools["h100"].model_copy(update={"links": (cluster.between,)})
                 cluster = pools.get(each.pool, across)

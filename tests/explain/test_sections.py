@@ -57,7 +57,7 @@ def test_a_device_without_losses_needs_the_ideal_and_what_fused_attention_repeat
     efficiency = plan.cluster.device.efficiency.model_copy(update=losses | gains)
     changes = {"efficiency": efficiency, "memory_bandwidth": 1e30, "num_processors": 1}
     cluster = plan.cluster.model_copy(update={"device": plan.cluster.device.model_copy(update=changes)})
-    calibration = plan.calibration.model_copy(update={"slowdown": 1.0, "attention": None})
+    calibration = plan.calibration[0].model_copy(update={"slowdown": 1.0, "attention": None})
     engine = plan.engine.model_copy(update={"accumulation_bytes": 0.0})
     job = replace(job_of(plan), cluster=cluster, calibration=calibration, engine=engine)
     found = {each.name: each.seconds for each in waterfall_of(job, plan.layout, estimate(job, plan.layout)).parts}
@@ -81,7 +81,7 @@ def test_equal_stages_have_no_imbalance_but_that_of_the_ends(plan_of_kind) -> No
 def test_a_cause_that_is_removed_takes_its_part_away(kind: str, plan_of_kind) -> None:
     """Remove slow memory from the machine itself, price it again, and compare with the part of that name."""
     plan = plan_of_kind(kind)
-    slowdown = plan.calibration.slowdown
+    slowdown = plan.calibration[0].slowdown
     job = job_of(plan)
     device = job.cluster.device.model_copy(update={"memory_bandwidth": 1e30})
     fast = replace(job, cluster=job.cluster.model_copy(update={"device": device}))

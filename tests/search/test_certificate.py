@@ -14,7 +14,7 @@ from planner.search.constraints import Constraints
 from planner.search.dynamic_program import best_choice
 from planner.search.objectives import THROUGHPUT, Objective
 from planner.search.search import search
-from planner.specs.load import load_any_job
+from planner.specs.load import load_job
 
 OBJECTIVES = [THROUGHPUT, Objective(name="cost"), Objective(name="gpus"), Objective(name="memory")]
 SMALL = ("model.num_layers=8",)
@@ -44,7 +44,7 @@ def job(request, tmp_path):
     (tmp_path / "pools.yaml").write_text(POOLS, encoding="utf-8")
     given = JOBS[request.param]
     cluster = str(tmp_path / "pools.yaml") if given["cluster"] == "POOLS" else given["cluster"]
-    return load_any_job(**given | {"cluster": cluster}, sequence_length=2048, global_batch_size=16)
+    return load_job(**given | {"cluster": cluster}, sequence_length=2048, global_batch_size=16)
 
 
 def best_of(job, objective=THROUGHPUT):

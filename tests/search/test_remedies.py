@@ -11,7 +11,7 @@ from planner.search.least_memory import least_peak, within_share
 from planner.search.remedies import lifted_pins, remedies
 from planner.search.search import NothingFits, search
 from planner.specs.change import change_job
-from planner.specs.load import load_any_job, load_job
+from planner.specs.load import load_job
 
 
 def job(nodes=2, **options):
@@ -101,7 +101,7 @@ def test_offload_is_named_where_it_helps_and_a_pin_asks_for_it():
 
 def test_on_a_mixed_cluster_hosts_of_each_pool_are_tried():
     settings = ("a100.device.memory=9GiB", "h100.device.memory=10GiB")
-    mixed = load_any_job(
+    mixed = load_job(
         model="llama3-8b", cluster="mixed-a100-h100", global_batch_size=32, sequence_length=2048, settings=settings
     )
     pins = Constraints.parse(["tp=8,recompute=full"])

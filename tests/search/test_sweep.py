@@ -23,8 +23,8 @@ from planner.search.objectives import Objective, Staircase
 from planner.search.search import NothingFits, search
 from planner.search.sweep import sweep, sweep_pools
 from planner.specs.change import change_job
-from planner.specs.job import each_pool, pools_of
-from planner.specs.load import load_any_job, load_job
+from planner.specs.job import each_pool
+from planner.specs.load import load_job
 
 FREE = Constraints()
 
@@ -136,7 +136,7 @@ def test_a_staircase_rules_out_what_a_list_of_all_layouts_does(first, layouts):
 
 def test_sizes_of_a_mixed_cluster_are_what_searches_find_and_no_point_beats_another():
     """Each size by a search of its own; the front by comparing every pair of them."""
-    job = load_any_job(
+    job = load_job(
         model="llama3-8b",
         cluster="mixed-a100-h100",
         sequence_length=2048,
@@ -170,13 +170,13 @@ def test_sizes_of_a_mixed_cluster_are_what_searches_find_and_no_point_beats_anot
 def test_of_a_range_of_batches_each_size_has_the_best(model, cluster, hosts, batch):
     """Against a search at each size with each batch."""
     load = {"model": model, "cluster": cluster, "sequence_length": 1024}
-    job = load_any_job(**load, global_batch_size=batch)
-    pools = {pool.cluster.name: hosts[pool.cluster.name] for pool in pools_of(job)}
+    job = load_job(**load, global_batch_size=batch)
+    pools = {pool.cluster.name: hosts[pool.cluster.name] for pool in job.pools}
     found = sweep(job, FREE, hosts[cluster]) if len(pools) == 1 else sweep_pools(job, FREE, pools)
     of_size = {}
     for counts in itertools.product(*pools.values()):
         for size in job.batch.sizes():
-            one = load_any_job(**load, global_batch_size=size)
+            one = load_job(**load, global_batch_size=size)
             of_pool = dict(zip(pools, counts, strict=True))
             one = each_pool(one, lambda pool, of=of_pool: on_hosts(pool, of[pool.cluster.name]))
             of_size[counts, size] = search(one, FREE).step_seconds / size
@@ -194,6 +194,6 @@ def test_of_a_range_of_batches_each_size_has_the_best(model, cluster, hosts, bat
 
 
 def test_a_range_of_batches_of_which_none_is_legal_says_why():
-    job = load_any_job(model="gpt2-xl", cluster="dgx-a100", sequence_length=1024, global_batch_size="3..5")
+    job = load_job(model="gpt2-xl", cluster="dgx-a100", sequence_length=1024, global_batch_size="3..5")
     with pytest.raises(InputError):
         sweep(job, Constraints.parse(["dp=7"]), range(1, 3))

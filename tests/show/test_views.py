@@ -30,7 +30,7 @@ from planner.show.screen import Screen, clean, to_text
 from planner.show.summary import next_command, summary
 from planner.show.sweep import sweep_to_dict, sweep_view
 from planner.specs.batch import BatchRange
-from planner.specs.job import Job
+from planner.specs.job import PoolJob
 from planner.verify import Deviation
 
 COMMAND = "planner plan gpt-95l dgx-a100 --nodes 17"
@@ -38,9 +38,9 @@ NUMBER = re.compile(r"\d[\d,]*\.?\d*")
 
 
 @pytest.fixture
-def nothing(make_plan, make_memory) -> tuple[Job, NothingFits, tuple[Remedy, ...], tuple[LiftedPin, ...]]:
+def nothing(make_plan, make_memory) -> tuple[PoolJob, NothingFits, tuple[Remedy, ...], tuple[LiftedPin, ...]]:
     plan = make_plan()
-    job = Job(model=plan.model, cluster=plan.cluster, training=plan.training, engine=plan.engine)
+    job = PoolJob(model=plan.model, cluster=plan.cluster, training=plan.training, engine=plan.engine)
     layout = Layout(tp=8, pp=2, dp=1, sp=1, recompute=("full",) * 2, layers_per_stage=(48, 47))
     found = NothingFits(
         layout=layout,
@@ -440,7 +440,7 @@ def test_nothing_fits_as_a_document(plan, nothing) -> None:
 
 def test_a_sweep_marks_what_is_best_and_thins_what_is_long(plan, golden) -> None:
     training = plan.training.model_copy(update={"deadline": 60 * 86400.0})
-    job = Job(model=plan.model, cluster=plan.cluster, training=training, engine=plan.engine)
+    job = PoolJob(model=plan.model, cluster=plan.cluster, training=training, engine=plan.engine)
     points = []
     for hosts in range(1, 41):
         layout = replace(plan.layout, tp=8, pp=1, dp=hosts, layers_per_stage=(95,), recompute=("none",))

@@ -21,7 +21,6 @@ from planner.specs.load import (
     cluster_names,
     cluster_source,
     engine_names,
-    load_any_cluster,
     load_cluster,
     load_engine,
     load_model,
@@ -68,7 +67,7 @@ def test_models_load_under_their_own_names(name: str) -> None:
 
 @pytest.mark.parametrize("name", cluster_names())
 def test_clusters_load_under_their_own_names(name: str) -> None:
-    cluster = load_any_cluster(name)
+    cluster = load_cluster(name)
     assert cluster.name == name
     assert ", read 20" in cluster_source(name) or name == "local-cpu"
     for pool in cluster.pools:
@@ -86,7 +85,7 @@ def test_engines_load_under_their_own_names(name: str) -> None:
 def test_device_files_are_named_after_their_devices_and_all_are_used() -> None:
     files = {path.stem for path in (ROOT / "clusters" / "devices").glob("*.yaml")}
     in_tables = {entry["device"] for entry in knowledge("gpus")["gpus"]}  # of published runs
-    assert files == {pool.device.name for name in cluster_names() for pool in load_any_cluster(name).pools} | in_tables
+    assert files == {pool.device.name for name in cluster_names() for pool in load_cluster(name).pools} | in_tables
     for name in files:
         assert read_yaml(path_of("clusters/devices", name)).plain["name"] == name
 
@@ -133,7 +132,7 @@ def test_measured_figures_of_the_hardware_notes() -> None:
     "document",
     [
         *(load_model(name) for name in model_names()),
-        *(load_any_cluster(name) for name in cluster_names()),
+        *(load_cluster(name) for name in cluster_names()),
         *(load_engine(name) for name in engine_names()),
     ],
     ids=lambda document: document.name,

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from planner.errors import InputError
-from planner.specs.job import Job
+from planner.specs.job import PoolJob
 from planner.specs.load import load_cluster, load_job, load_model
 
 
-def job(model: str = "llama2-7b", cluster: str = "dgx-a100", **options: Any) -> Job:
+def job(model: str = "llama2-7b", cluster: str = "dgx-a100", **options: Any) -> PoolJob:
     return load_job(model=model, cluster=cluster, **{"global_batch_size": 64, **options})
 
 

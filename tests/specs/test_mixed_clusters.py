@@ -14,8 +14,7 @@ from planner.layout import format_layout, parse_layout
 from planner.plan import plan_from_json, plan_to_dict, plan_to_json
 from planner.search.search import Constraints, plan_for_layout, search
 from planner.specs.change import change_job
-from planner.specs.job import MixedJob
-from planner.specs.load import load_any_cluster, load_any_job, load_cluster
+from planner.specs.load import load_cluster, load_job
 
 MIXED = """\
 name: two-kinds
@@ -35,11 +34,11 @@ def cluster_file(tmp_path):
 
 
 def job_on(path, **options):
-    return load_any_job(model="llama3-8b", cluster=str(path), global_batch_size=16, sequence_length=2048, **options)
+    return load_job(model="llama3-8b", cluster=str(path), global_batch_size=16, sequence_length=2048, **options)
 
 
 def test_a_pool_takes_the_keys_of_a_cluster_and_its_own_go_before_them(cluster_file):
-    found = load_any_cluster(str(cluster_file))
+    found = load_cluster(str(cluster_file))
     old, new = found.pools
     assert (found.num_devices, old.num_devices, new.num_devices) == (22, 16, 6)
     assert (old.name, old.device, old.links) == ("old", load_cluster("dgx-a100").device, load_cluster("dgx-a100").links)
@@ -48,7 +47,7 @@ def test_a_pool_takes_the_keys_of_a_cluster_and_its_own_go_before_them(cluster_f
 
 def test_settings_reach_a_pool_and_the_link_between_pools(cluster_file):
     found = job_on(cluster_file, settings=["old.hosts=3", "new.device.memory=40GiB", "between.bandwidth=5 GB/s"])
-    assert isinstance(found, MixedJob)
+    assert len(found.pools) > 1
     assert found.pools[0].num_devices == 24
     assert found.pools[1].memory_limit_bytes == 40 * 2**30 * 0.95
     assert {pool.between.bandwidth for pool in found.pools} == {5e9}
@@ -79,7 +78,7 @@ def test_what_is_no_mixed_cluster_is_refused_in_words(text, why, tmp_path):
     path = tmp_path / "x.yaml"
     path.write_text(text)
     with pytest.raises(InputError, match=why):
-        load_any_cluster(str(path))
+        load_cluster(str(path))
 
 
 @pytest.mark.parametrize(("options", "why"), [({"nodes": 4}, "--nodes"), ({"gpus": 8}, "--gpus")])
@@ -98,7 +97,7 @@ def test_the_hosts_of_pools_are_given_by_name(cluster_file):
         ("dgx-h100", {"old": 2}, "no pools"),
     ):
         with pytest.raises(InputError, match=why):
-            load_any_job(model="llama3-8b", cluster=model_cluster, global_batch_size=16, nodes=nodes)
+            load_job(model="llama3-8b", cluster=model_cluster, global_batch_size=16, nodes=nodes)
 
 
 WORKLOAD = ("--seq-len", "2048", "--global-batch", "16")
@@ -243,7 +242,7 @@ def test_a_name_that_paths_cannot_begin_with_is_refused(tmp_path):
     for name in ("device", "h100.sxm"):
         path.write_text(MIXED.replace("name: new", f"name: {name}"))
         with pytest.raises(InputError, match="is no name of a pool"):
-            load_any_cluster(str(path))
+            load_cluster(str(path))
 
 
 def test_each_host_gets_the_ranks_of_its_pool(mixed_plan, tmp_path, capsys):

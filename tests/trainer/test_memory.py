@@ -6,11 +6,11 @@ import pytest
 
 from planner.cost.estimate import estimate
 from planner.cost.parameters import num_params
-from planner.specs.job import Job
+from planner.specs.job import PoolJob
 
 
 def planned(plan, stage: int) -> dict[str, float]:
-    job = Job(model=plan.model, cluster=plan.cluster, training=plan.training, engine=plan.engine)
+    job = PoolJob(model=plan.model, cluster=plan.cluster, training=plan.training, engine=plan.engine)
     return {line.name: line.num_bytes for line in estimate(job, plan.layout).memory[stage].lines}
 
 

@@ -8,10 +8,10 @@ from planner.cost.collectives import group
 from planner.cost.run import devices_in_use
 from planner.layout import AXES
 from planner.show.screen import clean
-from planner.specs.cluster import ClusterSpec
 
 if TYPE_CHECKING:
     from planner.plan import Plan
+    from planner.specs.cluster import ClusterSpec
 
 __all__ = ["topology_data"]
 
@@ -47,6 +47,6 @@ def _pools(plan: Plan) -> list[dict[str, Any]]:
 
 def _links(plan: Plan, pool: ClusterSpec, axis: str) -> list[str]:
     layout = plan.layout
-    if axis == "pp" and len(set(layout.pools)) > 1 and not isinstance(plan.cluster, ClusterSpec):
+    if axis == "pp" and len(set(layout.pools)) > 1 and plan.cluster.between:
         return [clean(plan.cluster.between.name)]
     return [clean(level.link.name) for level in group(pool, layout.degrees[axis], layout.stride(axis)).levels]
