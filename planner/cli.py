@@ -39,10 +39,10 @@ if TYPE_CHECKING:
 
     from planner.explain.report import Explanation
     from planner.plan import Plan
-    from planner.search.constraints import Constraints
     from planner.search.footprint import NothingFits
-    from planner.search.integer_program import SolverName
     from planner.search.objectives import ObjectiveName
+    from planner.search.optimum.integer_program import SolverName
+    from planner.search.space.constraints import Constraints
     from planner.specs.job import Job
 
 __all__ = ["cli", "main", "run"]

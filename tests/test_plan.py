@@ -10,8 +10,8 @@ import pytest
 from planner.cost.estimate import estimate
 from planner.errors import EnvironmentProblem, ExitCode, InputError
 from planner.plan import layout_to_dict, plan_from_json, plan_to_json, read_plan, write_plan
-from planner.search.constraints import Constraints
 from planner.search.search import search
+from planner.search.space.constraints import Constraints
 from planner.specs.job import PoolJob
 from planner.specs.load import load_job
 

@@ -12,20 +12,20 @@ import numpy as np
 from rich.table import Table
 
 from planner.search.best_first import best_first
-from planner.search.bounds import incumbent, lower_bounds
-from planner.search.constraints import Constraints
-from planner.search.contenders import contenders
-from planner.search.dynamic_program import best_of
-from planner.search.integer_program import solve_program
+from planner.search.decision import contenders
 from planner.search.objectives import THROUGHPUT, BestCuts
+from planner.search.optimum.dynamic_program import best_of
+from planner.search.optimum.integer_program import solve_program
+from planner.search.optimum.pruning import incumbent, lower_bounds
 from planner.search.reporter import Reporter
 from planner.search.search import search
+from planner.search.space.constraints import Constraints
 from planner.specs.load import load_job
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from planner.search.candidate import Candidate
+    from planner.search.optimum.candidate import Candidate
 
 REPEATS = 3
 WIDTH = 50  # characters of the longest bar

@@ -21,8 +21,8 @@ from rich.table import Table
 from planner.errors import InputError
 from planner.layout import parse_layout
 from planner.plan import Plan
-from planner.search.constraints import Constraints
 from planner.search.search import plan_for_layout, search
+from planner.search.space.constraints import Constraints
 from planner.specs.load import load_job, uniform_job
 from planner.trainer.data import open_corpus
 from planner.trainer.model import Transformer

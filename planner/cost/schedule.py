@@ -25,7 +25,9 @@ __all__ = [
     "pipeline_seconds",
     "round_size",
     "staleness_steps",
+    "steady_count",
     "steady_seconds",
+    "step_seconds",
     "weight_versions",
 ]
 
@@ -39,6 +41,26 @@ def steady_seconds(num_microbatches: Any, slowest_stage_seconds: Any) -> Any:
     Source: Narayanan et al. (SC 2021), section 2.2: the ideal time m (t_f + t_b).
     """
     return num_microbatches * slowest_stage_seconds
+
+
+def steady_count(num_microbatches: Any, interleave: Any) -> Any:
+    """How often a step waits for the slowest stage: m - 1/v; the last of its passes is among the filling and draining.
+
+    Source: Narayanan et al. (SC 2021), section 2.2: m t_max + (sum_r t_r - t_max) / v, sorted by t_max.
+    """
+    return num_microbatches - 1 / interleave
+
+
+def step_seconds(
+    num_microbatches: Any, interleave: Any, slowest_seconds: Any, work_seconds: Any, tail_seconds: Any = 0.0
+) -> Any:
+    """Seconds of a step: (m - 1/v) slowest + work / v + tail, one microbatch taking `work_seconds` in all stages.
+
+    With least values in place of the stages' own it is a lower bound of the step, because it grows with each.
+
+    Source: `steady_count`; the tail is the reduction of gradients and the optimizer behind the last microbatch.
+    """
+    return steady_count(num_microbatches, interleave) * slowest_seconds + work_seconds / interleave + tail_seconds
 
 
 def bubble_seconds(sum_of_stage_seconds: Any, slowest_stage_seconds: Any, interleave: Any) -> Any:

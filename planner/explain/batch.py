@@ -18,7 +18,7 @@ from planner.cost.estimate import estimate
 from planner.cost.ledger import LineName
 from planner.cost.prices import layout_prices
 from planner.explain.plan_inputs import job_of
-from planner.search.legality import broken_rules
+from planner.search.space.rules import broken_rules
 from planner.specs.document import Document
 from planner.specs.job import with_training
 

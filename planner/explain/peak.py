@@ -22,7 +22,7 @@ from planner.cost.memory import (
 from planner.cost.stage import layer_kinds, pool_indices, stages_of
 from planner.explain.operations import stage_at
 from planner.layout import format_layout, offloads_activations
-from planner.search.legality import broken_rules
+from planner.search.space.rules import broken_rules
 from planner.specs.document import Document
 
 if TYPE_CHECKING:

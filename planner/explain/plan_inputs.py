@@ -6,8 +6,8 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from planner.errors import InputError
-from planner.search.constraints import Constraints
 from planner.search.objectives import OBJECTIVES, objective_of
+from planner.search.space.constraints import Constraints
 from planner.specs.job import job_on
 
 if TYPE_CHECKING:

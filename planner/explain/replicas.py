@@ -9,7 +9,7 @@ from planner.cost.estimate import estimate
 from planner.cost.run import devices_in_use
 from planner.errors import InputError
 from planner.explain.plan_inputs import job_of
-from planner.search.legality import broken_rules
+from planner.search.space.rules import broken_rules
 from planner.specs.change import change_job
 
 if TYPE_CHECKING:

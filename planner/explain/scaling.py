@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from planner.layout import Layout
     from planner.plan import Plan
-    from planner.search.constraints import Constraints
+    from planner.search.space.constraints import Constraints
     from planner.specs.job import Job
 
 __all__ = ["Scaling", "SizedPlan", "scaling_of", "sizes_between"]

@@ -11,7 +11,7 @@ from planner.errors import EnvironmentProblem, InputError
 from planner.explain.outcome import Outcome, outcome_of_layout, outcome_of_search
 from planner.explain.plan_inputs import constraints_of, job_of
 from planner.plan import layout_from_dict
-from planner.search.constraints import Constraints
+from planner.search.space.constraints import Constraints
 from planner.specs.document import Document
 from planner.specs.text import printable
 from planner.specs.yaml import read_text

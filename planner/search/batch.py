@@ -15,8 +15,8 @@ from planner.specs.job import with_training
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from planner.search.constraints import Constraints
     from planner.search.objectives import ObjectiveName, Rank
+    from planner.search.space.constraints import Constraints
     from planner.specs.batch import BatchRange
     from planner.specs.job import Job
 

@@ -15,10 +15,18 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from planner.cost.schedule import EXECUTED
-from planner.search.bounds import greedy_choice, prune
-from planner.search.candidate import AGREEMENT, TIE, Candidate, Disagreement, FloatArray, IntArray, Mask
-from planner.search.candidates import layout_at, price_candidates
-from planner.search.degrees import (
+from planner.search.bounds.even_splits import even_split_seconds
+from planner.search.bounds.of_memory import always_fits, may_fit
+from planner.search.bounds.of_pools import PoolFloors, placed, promising_placements
+from planner.search.objectives import cut_of
+from planner.search.optimum.candidate import Candidate, Disagreement
+from planner.search.optimum.dynamic_program import best_choice
+from planner.search.optimum.executed_schedules import busy_seconds, executed_candidates
+from planner.search.optimum.pricing import layout_at, price_candidates
+from planner.search.optimum.pruning import greedy_choice, prune
+from planner.search.reporter import Reporter
+from planner.search.space.arrays import AGREEMENT, TIE, FloatArray, IntArray, Mask
+from planner.search.space.configurations import (
     LESS_OFFLOAD,
     DegreeArrays,
     Refusals,
@@ -33,23 +41,16 @@ from planner.search.degrees import (
     offloads_of,
     schedules_of,
 )
-from planner.search.dynamic_program import best_choice
-from planner.search.even_splits import even_split_seconds
-from planner.search.executed import busy_seconds, executed_candidates
-from planner.search.memory_bounds import always_fits, may_fit
-from planner.search.objectives import cut_of
-from planner.search.placements import pools_of_stages
-from planner.search.pool_bounds import PoolFloors, placed, promising_placements
-from planner.search.reporter import Reporter
+from planner.search.space.placements import pools_of_stages
 from planner.specs.load import uniform_job
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from planner.layout import Layout
-    from planner.search.candidate import Choice
-    from planner.search.constraints import Constraints
     from planner.search.objectives import Incumbents, Objective
+    from planner.search.optimum.candidate import Choice
+    from planner.search.space.constraints import Constraints
     from planner.specs.engine import Offload, Recompute, Schedule
     from planner.specs.job import Job
 

@@ -10,18 +10,18 @@ import numpy as np
 from planner.cost.estimate import estimate, memory_of_stages
 from planner.errors import InputError
 from planner.layout import even_split, format_layout
-from planner.search.candidate import TIE
-from planner.search.candidates import layout_at
-from planner.search.degrees import DegreeArrays, allowed_policies, legal_degrees
-from planner.search.memory_bounds import least_shares
-from planner.search.placements import roomiest_pools
+from planner.search.bounds.of_memory import least_shares
+from planner.search.optimum.pricing import layout_at
+from planner.search.space.arrays import TIE
+from planner.search.space.configurations import DegreeArrays, allowed_policies, legal_degrees
+from planner.search.space.placements import roomiest_pools
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from planner.cost.ledger import LineName, StageMemory
     from planner.layout import Layout
-    from planner.search.constraints import Constraints
+    from planner.search.space.constraints import Constraints
     from planner.specs.job import Job
 
 __all__ = ["NothingFits", "smallest_footprint"]

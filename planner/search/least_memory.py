@@ -12,18 +12,19 @@ import numpy as np
 
 from planner.cost.prices import stage_bytes
 from planner.cost.stage import by_pool, stage_of
-from planner.search.candidate import TIE
-from planner.search.candidates import price_candidates
-from planner.search.degrees import allowed_policies, legal_degrees
-from planner.search.memory_bounds import least_shares, of_smallest_microbatches
-from planner.search.placements import placements_of
-from planner.search.pool_bounds import placed
+from planner.search.bounds.of_memory import least_shares, of_smallest_microbatches
+from planner.search.bounds.of_pools import placed
+from planner.search.optimum.pricing import price_candidates
+from planner.search.space.arrays import TIE
+from planner.search.space.configurations import allowed_policies, legal_degrees
+from planner.search.space.placements import placements_of
 from planner.specs.job import PoolJob, each_pool
 
 if TYPE_CHECKING:
-    from planner.search.candidate import Candidate, FloatArray
-    from planner.search.constraints import Constraints
-    from planner.search.degrees import DegreeArrays
+    from planner.search.optimum.candidate import Candidate
+    from planner.search.space.arrays import FloatArray
+    from planner.search.space.configurations import DegreeArrays
+    from planner.search.space.constraints import Constraints
     from planner.specs.job import Job
 
 __all__ = ["LeastPeak", "least_maximum", "least_peak", "within_bytes", "within_share"]

@@ -11,12 +11,12 @@ import numpy as np
 
 from planner.cost.run import billed_devices, longest_step_seconds, num_steps
 from planner.errors import InputError
-from planner.search.candidate import TIE
-from planner.search.placements import billed
+from planner.search.space.arrays import TIE
+from planner.search.space.placements import billed
 
 if TYPE_CHECKING:
     from planner.layout import Degrees, Layout
-    from planner.search.degrees import DegreeArrays
+    from planner.search.space.configurations import DegreeArrays
     from planner.specs.job import Job
 
 __all__ = [

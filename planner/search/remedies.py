@@ -6,16 +6,16 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from planner.errors import InputError
-from planner.search.degrees import offloads_of
 from planner.search.least_memory import LeastPeak, least_peak
 from planner.search.search import Reporter, fastest_layout, fits
+from planner.search.space.configurations import offloads_of
 from planner.specs.job import each_pool, with_training
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from planner.layout import Layout
-    from planner.search.constraints import Constraints
+    from planner.search.space.constraints import Constraints
     from planner.specs.job import Job
 
 __all__ = ["LiftedPin", "Remedy", "lifted_pins", "remedies"]

@@ -3,41 +3,31 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
-from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 from planner.cost.band import band
 from planner.cost.estimate import Estimate, estimate
 from planner.cost.flops import flops_convention
-from planner.cost.run import price_of
-from planner.cost.schedule import EXECUTED
-from planner.cost.stage import pattern_of
 from planner.errors import InputError, Mistake
-from planner.layout import balanced_chunks, format_layout
+from planner.layout import format_layout
 from planner.plan import Plan
 from planner.search.best_first import Filled, Found, best_first
-from planner.search.candidate import AGREEMENT, TIE, Disagreement
-from planner.search.constraints import Constraints
-from planner.search.contenders import contenders
+from planner.search.decision import Decision, best_layout, decide, rank_of
 from planner.search.footprint import NothingFits, smallest_footprint
 from planner.search.least_memory import least_peak, within_share
-from planner.search.legality import broken_rules
 from planner.search.near_ties import runner_up, simplest, why_simpler
 from planner.search.objectives import THROUGHPUT, AnyLayout, BestCuts, Objective, Rank, cut_of
-from planner.search.placements import most_layers_on
+from planner.search.pin_checks import check_constraints, check_objective
 from planner.search.reporter import Reporter
-from planner.search.solve import INTERRUPTED, Solution, solve
-from planner.specs.job import Job
-from planner.specs.load import engine_names, load_engine
-from planner.specs.text import any_of
+from planner.search.space.arrays import AGREEMENT
+from planner.search.space.constraints import Constraints
+from planner.search.space.rules import broken_rules
 
 if TYPE_CHECKING:
     from planner.layout import Layout
-    from planner.search.integer_program import SolverName
+    from planner.search.optimum.integer_program import SolverName
     from planner.specs.job import Job
 
-_LISTS = ("layers_per_stage", "recompute")  # pins with an entry for each chunk
 
 __all__ = ["Constraints", "NothingFits", "Reporter", "fastest_layout", "fits", "plan_for_layout", "search"]
 
@@ -105,7 +95,7 @@ def search(
     """
     reporter = reporter or Reporter()
     check_constraints(job, constraints)
-    _check_objective(job, objective)
+    check_objective(job, objective)
     tight = _tightened(job, constraints, objective)
     best = BestCuts(objective, top + 1, within=simpler_within)
     found = best_first(tight, constraints, best, reporter, until_interrupted=True)
@@ -113,10 +103,10 @@ def search(
         tight, best = job, BestCuts(objective := THROUGHPUT, top + 1, within=simpler_within)
         found = best_first(tight, constraints, best, reporter)
     reporter.solving(solver, len(found.near))
-    decision = _decide_until_interrupted(found, constraints, best, solver, time_limit)
+    decision = decide(found, constraints, best, solver, time_limit)
     if not found.layouts:
         return smallest_footprint(job, constraints)
-    winner = _best(found, objective)
+    winner = best_layout(found, objective)
     reporter.solved(decision.solution.status, winner.seconds, decision.gap)
     optimum = found.layout_of(winner)
     seconds = estimate(job, optimum).step_seconds
@@ -126,7 +116,7 @@ def search(
     chosen = _recommended(job, found, winner, objective, simpler_within)
     layout = found.layout_of(chosen)
     priced = estimate(job, layout)
-    ranks = _rank(found, objective, chosen), _rank(found, objective, winner)
+    ranks = rank_of(found, objective, chosen), rank_of(found, objective, winner)
     losers = [found.layout_of(filled) for filled in _runners_up(found, chosen, top, objective)]
     return _plan(
         job,
@@ -139,24 +129,15 @@ def search(
     )
 
 
-def _rank(found: Found, objective: Objective, filled: Filled) -> Rank:
-    return _rank_at(objective, filled.seconds, objective.devices(found.job, filled.degrees))
-
-
-def _rank_at(objective: Objective, seconds: float, devices: float) -> Rank:
-    first, second = objective.rank(seconds, devices)
-    return float(first), float(second)
-
-
 def _recommended(job: Job, found: Found, winner: Filled, objective: Objective, within: float) -> Filled:
     """The simplest of the layouts that are not worse than the winner by more than `within`."""
-    first, second = _rank(found, objective, winner)
+    first, second = rank_of(found, objective, winner)
     most = first if objective.name == "gpus" else first * (1 + within), second * (1 + within)
-    ranked = [(_rank(found, objective, each), each) for each in found.layouts]
+    ranked = [(rank_of(found, objective, each), each) for each in found.layouts]
     near = [filled for rank, filled in ranked if rank[0] <= most[0] and rank[1] <= most[1]]
     if not within or len(near) < 2:
         return winner
-    near.sort(key=lambda filled: _rank(found, objective, filled))
+    near.sort(key=lambda filled: rank_of(found, objective, filled))
     by_layout = {found.layout_of(filled): filled for filled in [winner, *near]}
     return by_layout[simplest(job, by_layout)]
 
@@ -194,92 +175,6 @@ def _idle_reason(job: Job, found: Found, num_used: int, objective: Objective) ->
     return f"layouts on more devices, up to {found.most_devices:,}, do not fit or are slower"
 
 
-def _best(found: Found, objective: Objective) -> Filled:
-    """The dynamic program's best layout; of those that tie the first."""
-    ranks = [_rank(found, objective, each) for each in found.layouts]
-    first, second = (value * (1 + TIE) for value in min(ranks))
-    ranked = zip(found.layouts, ranks, strict=True)
-    return next(each for each, rank in ranked if rank[0] <= first and rank[1] <= second)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Decision:
-    """What the integer program says: its answer, on how many configurations, and where its best stands, if it has any.
-
-    gap: the dynamic program's best is at most this far, as a share, above what the integer program proved.
-    """
-
-    solution: Solution
-    num_decided: int = 0
-    rank: Rank = (math.inf, math.inf)
-    gap: float = 0.0
-
-
-def _decide(
-    found: Found, constraints: Constraints, objective: Objective, solver: SolverName, time_limit: float | None
-) -> _Decision:
-    """The integer program's answer, on all configurations whose lower bounds are at most its own incumbent."""
-    num_decided, solution = 0, solve([], solver=solver, certify=False)
-    for group in contenders(found.job, constraints, found.near, objective):
-        num_decided += len(group)
-        candidates = [each.candidate for each in group]
-        solution = solve(candidates, solver=solver, time_limit=time_limit, certify=False)
-        if solution.choice is not None:
-            chosen = group[solution.choice.candidate]
-            devices = objective.devices(found.job, chosen.degrees)
-            seconds = solution.objective_seconds / objective.weight(devices)
-            rank = _rank_at(objective, seconds, devices)
-            return _Decision(solution=solution, num_decided=num_decided, rank=rank, gap=solution.gap)
-    return _Decision(solution=solution, num_decided=num_decided)
-
-
-def _checked(found: Found, best: BestCuts, decision: _Decision) -> _Decision:
-    """The decision, where the two methods agree and know of no better layout.
-
-    So no cutoff that ruled out a configuration was below the integer program's answer, wherever it came from.
-
-    Raises:
-        Disagreement: the methods found different optima, or a layout that was tried on the way is better than both.
-    """
-    objective, theirs = best.objective, (math.inf, math.inf)
-    if found.layouts:
-        theirs = _rank(found, objective, _best(found, objective))
-    said = f"by {objective.name} the integer program's best is {decision.rank}, the dynamic program's {theirs}"
-    if _before(best.first, theirs):
-        raise Disagreement(f"{said}, and a layout was tried that has {best.first}")
-    if decision.solution.status == "time limit":
-        proved = decision.rank[0] * (1 - decision.gap)
-        if theirs[0] < proved * (1 - AGREEMENT):
-            raise Disagreement(f"{said}, and the integer program proved {proved}")
-        return replace(decision, rank=theirs, gap=max(0.0, 1 - proved / theirs[0]))
-    if _before(theirs, decision.rank) or _before(decision.rank, theirs):
-        raise Disagreement(said)
-    return decision
-
-
-def _before(one: Rank, other: Rank) -> bool:
-    """Whether one rank is better than the other by more than rounding."""
-    if abs(one[0] - other[0]) <= AGREEMENT * abs(other[0]):
-        return one[1] < other[1] * (1 - AGREEMENT)
-    return one[0] < other[0]
-
-
-def _decide_until_interrupted(
-    found: Found, constraints: Constraints, best: BestCuts, solver: SolverName, time_limit: float | None
-) -> _Decision:
-    """As `_decide`, checked. After Ctrl-C what a bound says of the best that is known, and never the word optimal."""
-    objective, bound = best.objective, found.bound
-    try:
-        if bound is None:
-            return _checked(found, best, _decide(found, constraints, objective, solver, time_limit))
-    except KeyboardInterrupt:
-        if not found.layouts:
-            raise
-        bound = found.near.least(objective, found.job)
-    rank = _rank(found, objective, _best(found, objective))
-    return _Decision(solution=INTERRUPTED, rank=rank, gap=1 - min(bound, rank[0]) / rank[0])
-
-
 def fastest_layout(
     job: Job,
     constraints: Constraints,
@@ -303,7 +198,7 @@ def fastest_layout(
     found = best_first(job, constraints, best, reporter or Reporter(), has_incumbent=has_incumbent)
     if not found.layouts:
         return None
-    fastest = _best(found, objective)
+    fastest = best_layout(found, objective)
     return found.layout_of(fastest), fastest.seconds
 
 
@@ -318,112 +213,11 @@ def fits(job: Job, constraints: Constraints) -> bool:
     return any_layout.found
 
 
-def check_constraints(job: Job, constraints: Constraints) -> None:
-    """Refuse pins that no configuration could meet.
-
-    Raises:
-        InputError: the engine does not have what is pinned, or a pinned list cannot be chosen.
-    """
-    _check_pins(job, constraints)
-    _check_lists(job, constraints)
-    _check_pools(job, constraints)
-
-
-def _check_objective(job: Job, objective: Objective) -> None:
-    """The pools of a mixed cluster have prices, all of them or none."""
-    priced = {pool.cluster.name: price_of(pool.cluster, job.training) is not None for pool in job.pools}
-    if objective.name == "cost" and len(set(priced.values())) > 1:
-        missing = next(name for name, given in priced.items() if not given)
-        hint = f"--set '{missing}.price=2.50 USD/h', or --set 'training.price=2 USD/h' for all devices"
-        raise InputError(f"pool {missing} has no price, and others have", where="--objective cost", hint=hint)
-
-
-def _check_pools(job: Job, constraints: Constraints) -> None:
-    """What a mixed cluster cannot be planned with; a pinned list must be of its pools, each one's stages neighbours."""
-    schedule = constraints.value_of("schedule")
-    if len(job.pools) > 1 and schedule in EXECUTED:
-        hint = "`planner explain MODEL CLUSTER --layout pp=2,pools=...,schedule=...` prices it"
-        raise InputError(f"schedule `{schedule}` is not searched on a mixed cluster", where="--pin", hint=hint)
-    most = most_layers_on(len(job.pools))
-    if len(job.pools) > 1 and job.model.num_layers > most:
-        message = f"{len(job.pools)} pools are planned for models of up to {most} layers, not {job.model.num_layers}"
-        raise InputError(message, where=job.cluster.name, hint="join pools that are much alike, or leave one out")
-    pinned = constraints.value_of("pools")
-    if pinned is None:
-        return
-    known = [pool.cluster.name for pool in job.pools] if len(job.pools) > 1 else []
-    runs = [name for name, _ in groupby(pinned.split("/"))]
-    unknown = sorted(set(runs) - set(known))
-    if unknown:
-        hint = f"pools are {', '.join(known)}" if known else "the cluster is of one kind and has no pools"
-        raise InputError(f"unknown pool `{unknown[0]}`", where="--pin", hint=hint)
-    if len(set(runs)) < len(runs):
-        raise InputError(f"`pools={pinned}`: the stages of one pool are neighbours", where="--pin")
-
-
-def _check_pins(job: Job, constraints: Constraints) -> None:
-    """Pins on what the engine does not have at all, which no configuration could meet."""
-    policies = (constraints.value_of("recompute") or "none").split("/")
-    asked = [("schedule", constraints.value_of("schedule"), "schedules")]
-    asked += [("offload", constraints.value_of("offload"), "offload")]
-    asked += [("recompute", policy, "recompute") for policy in sorted(set(policies))]
-    mistakes = [_lacking(job, key, value, field) for key, value, field in asked if value]
-    for axis in ("tp", "pp", "dp", "cp", "ep", "etp"):
-        value = constraints.value_of(axis)
-        if value and int(value) > 1:
-            mistakes.append(_lacking(job, axis, axis, "axes"))
-    found = [mistake for mistake in mistakes if mistake]
-    if len(set(policies)) > 1 and not job.engine.recompute_per_stage:
-        message = f"engine {job.engine.name} has one recompute policy for all stages"
-        found.append(Mistake(message=message, where="--pin", hint="pin one policy, such as recompute=full"))
-    if found:
-        raise InputError(*found)
-
-
-def _lacking(job: Job, key: str, value: str, field: str) -> Mistake | None:
-    """The mistake of pinning what the engine's profile does not list in `field`; None where it does."""
-    have = getattr(job.engine, field)
-    if value in have:
-        return None
-    others = [name for name in engine_names() if value in getattr(load_engine(name), field)]
-    elsewhere = f"; --engine {any_of(others)} has `{value}`" if others else ""
-    what, offered = (f"`{key}`", "") if field == "axes" else (f"{key} `{value}`", f"{key}=")
-    message = f"engine {job.engine.name} does not have {what}"
-    return Mistake(message=message, where="--pin", hint=f"it has {offered}{any_of(have)}{elsewhere}")
-
-
-def _check_lists(job: Job, constraints: Constraints) -> None:
-    """Pinned lists must be ones that the search can choose: right sum, chunks of a stage alike."""
-    schedule, given = constraints.value_of("schedule"), [key for key in _LISTS if constraints.per_chunk(key)]
-    if schedule in EXECUTED and given:
-        hint = f"`planner explain MODEL CLUSTER --layout schedule={schedule},...` prices any layers and recompute"
-        raise InputError(f"`{given[0]}` is not chosen with schedule {schedule}", where="--pin", hint=hint)
-    layers, pp = constraints.per_chunk("layers_per_stage"), constraints.value_of("pp")
-    if layers and sum(map(int, layers)) != job.model.num_layers:
-        message = f"`layers_per_stage` sums to {sum(map(int, layers))}"
-        raise InputError(message, where="--pin", hint=f"the model has {job.model.num_layers} layers")
-    for key in _LISTS:
-        values = constraints.per_chunk(key) or ()
-        stages = int(pp or len(values) or 1)
-        chunks, alike = len(values) // stages, values[:stages]
-        wanted = alike * chunks
-        if key == "layers_per_stage":
-            sums = tuple(sum(map(int, values[stage::stages])) for stage in range(stages))
-            wanted = tuple(map(str, balanced_chunks(sums, chunks)))
-        if values != wanted:
-            hint = "pp * interleave entries; the chunks of one stage are alike, or first ones have one layer more"
-            raise InputError(f"`{key}={'/'.join(values)}` cannot be planned", where="--pin", hint=hint)
-        if key == "layers_per_stage" and chunks > 1 and pattern_of(job).period > 1 and len(set(values)) > 1:
-            message = f"kinds of layers repeat in {job.model.name}: its interleaved chunks are planned of equal size"
-            hint = "`planner explain MODEL CLUSTER --layout layers_per_stage=...` prices any"
-            raise InputError(message, where="--pin", hint=hint)
-
-
 def _runners_up(found: Found, winner: Filled, top: int, objective: Objective) -> list[Filled]:
     """The best layouts of the `top` next best ways to cut the model."""
     seen = {cut_of(winner.degrees)}
     losers: list[Filled] = []
-    for filled in sorted(found.layouts, key=lambda each: _rank(found, objective, each)):
+    for filled in sorted(found.layouts, key=lambda each: rank_of(found, objective, each)):
         cut = cut_of(filled.degrees)
         if cut not in seen and len(losers) < top:
             seen.add(cut)
@@ -431,7 +225,7 @@ def _runners_up(found: Found, winner: Filled, top: int, objective: Objective) ->
     return losers
 
 
-def _certificate(found: Found, decision: _Decision, winner: Filled, objective: Objective) -> dict[str, Any]:
+def _certificate(found: Found, decision: Decision, winner: Filled, objective: Objective) -> dict[str, Any]:
     """What proves the choice, in seconds of a step whatever the objective."""
     solution = decision.solution
     is_checked = solution.status in ("optimal", "time limit") and solution.solver != "dynamic program"

@@ -14,10 +14,11 @@ from planner.errors import InputError
 from planner.layout import divisors
 from planner.search.batch import AS_GOOD, best_batch
 from planner.search.best_first import best_first
-from planner.search.candidate import TIE
 from planner.search.objectives import Staircase
+from planner.search.pin_checks import check_constraints
 from planner.search.reporter import Reporter
-from planner.search.search import check_constraints, fastest_layout
+from planner.search.search import fastest_layout
+from planner.search.space.arrays import TIE
 from planner.specs.job import each_pool
 
 if TYPE_CHECKING:
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 
     from planner.layout import Layout
     from planner.search.best_first import Filled
-    from planner.search.constraints import Constraints
+    from planner.search.space.constraints import Constraints
     from planner.specs.batch import BatchRange
     from planner.specs.cluster import ClusterSpec
     from planner.specs.job import Job, PoolJob

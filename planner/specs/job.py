@@ -124,12 +124,12 @@ def job_on(cluster: AnyCluster, calibrations: Sequence[CalibrationEntry], **comm
     """The job on a cluster, with the calibration of each pool; the pools share `common`."""
     entries = zip(cluster.pools, calibrations, strict=True)
     pools = (PoolJob(cluster=pool, calibration=entry, between=cluster.between, **common) for pool, entry in entries)
-    return _joined(cluster, tuple(pools))
+    return join_pools(cluster, tuple(pools))
 
 
 def each_pool(job: Job, change: Callable[[PoolJob], PoolJob]) -> Job:
     """The job changed on each pool of its cluster alike."""
-    return _joined(job.cluster, tuple(map(change, job.pools)))
+    return join_pools(job.cluster, tuple(map(change, job.pools)))
 
 
 def with_training(job: Job, **changes: Any) -> Job:
@@ -138,8 +138,8 @@ def with_training(job: Job, **changes: Any) -> Job:
     return each_pool(job, lambda pool: replace(pool, training=training))
 
 
-def _joined(cluster: AnyCluster, pools: tuple[PoolJob, ...]) -> Job:
-    """The job on these pools of a cluster; what they share is that of the first."""
+def join_pools(cluster: AnyCluster, pools: tuple[PoolJob, ...]) -> Job:
+    """The job on these pools, with the cluster document that they make up; what they share is that of the first."""
     if len(pools) == 1:
         return pools[0]
     shared = {f.name: getattr(pools[0], f.name) for f in fields(Job) if f.name not in ("cluster", "members")}

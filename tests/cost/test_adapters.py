@@ -13,9 +13,9 @@ from planner.cost.flops import chunk_flops, model_flops_per_step
 from planner.cost.ledger import LineName
 from planner.cost.parameters import num_params
 from planner.layout import parse_layout
-from planner.search.constraints import Constraints
-from planner.search.legality import broken_rules
 from planner.search.search import search
+from planner.search.space.constraints import Constraints
+from planner.search.space.rules import broken_rules
 
 # Touvron et al., LLaMA (2023), table 2; the width of feed-forward blocks as in its code
 LLAMA_65B = (

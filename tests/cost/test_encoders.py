@@ -14,7 +14,7 @@ from planner.cost.ledger import LineName
 from planner.cost.memory import layer_activation_bytes
 from planner.cost.traffic import tensor_parallel_seconds
 from planner.layout import parse_layout
-from planner.search.legality import broken_rules
+from planner.search.space.rules import broken_rules
 
 
 def job_and_layout(make_job, model, text, **options):

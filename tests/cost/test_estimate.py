@@ -18,7 +18,7 @@ from planner.cost.ledger import LineName, total_exposed_seconds
 from planner.cost.prices import stage_bytes, stage_prices
 from planner.cost.stage import POLICIES, Stage, held_params, stages_of
 from planner.layout import parse_layout
-from planner.search.degrees import DegreeArrays
+from planner.search.space.configurations import DegreeArrays
 
 TABLE = yaml.safe_load((Path(__file__).parents[1] / "published" / "sc21_table1.yaml").read_text())
 

@@ -24,7 +24,7 @@ from planner.cost.ledger import LineName
 from planner.cost.limits import unpriced
 from planner.cost.parameters import num_params
 from planner.layout import Layout, even_split
-from planner.search.legality import broken_rules
+from planner.search.space.rules import broken_rules
 from planner.specs.calibration import UNCALIBRATED
 from planner.specs.load import load_job
 

@@ -13,7 +13,7 @@ from planner.cost.ledger import LineName
 from planner.cost.limits import unpriced
 from planner.cost.offload import host_update_seconds
 from planner.layout import parse_layout
-from planner.search.legality import broken_rules
+from planner.search.space.rules import broken_rules
 
 # Ren et al., ZeRO-Offload (USENIX ATC 2021), table 2: layers and hidden size by billions of parameters
 SIZES = {1.4: (40, 1536), 4: (64, 2304), 13: (65, 4096)}

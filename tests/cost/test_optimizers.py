@@ -12,7 +12,7 @@ from planner.cost.optimizers import layer_matrices, newton_schulz_seconds, optim
 from planner.cost.parameters import dense_layer_params, moe_layer_params, num_params
 from planner.cost.stage import stages_of
 from planner.layout import parse_layout
-from planner.search.legality import broken_rules
+from planner.search.space.rules import broken_rules
 from planner.specs.recipe import NAMED_RECIPES
 
 

@@ -12,9 +12,9 @@ from planner.cost.estimate import estimate, timeline
 from planner.cost.prices import chunk_parts, layout_prices, num_microbatches, stage_prices
 from planner.cost.stage import stages_of
 from planner.layout import parse_layout
-from planner.search.legality import broken_rules
+from planner.search.space.rules import broken_rules
 from planner.specs.cluster import MixedClusterSpec
-from planner.specs.job import Job
+from planner.specs.job import join_pools
 from planner.specs.load import load_job
 
 LAYOUTS = (
@@ -44,7 +44,7 @@ def mixed(*pools, between=None):
     jobs = tuple(
         replace(each, cluster=cluster, between=link) for cluster, (_, each) in zip(clusters, pools, strict=True)
     )
-    return Job(cluster=MixedClusterSpec(name="mixed", pools=clusters, between=link), pools=jobs)
+    return join_pools(MixedClusterSpec(name="mixed", pools=clusters, between=link), jobs)
 
 
 def placed(text, pools):

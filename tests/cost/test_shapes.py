@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from planner.cost.prices import _parts_of_stage, stage_parts
 from planner.cost.shapes import distinct_rows, spread
-from planner.search.degrees import DegreeArrays
+from planner.search.space.configurations import DegreeArrays
 
 DEGREES = {
     "tp": (1, 2, 8),

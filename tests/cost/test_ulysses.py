@@ -11,7 +11,7 @@ from planner.cost.memory import activation_terms
 from planner.cost.traffic import context_bytes, context_parallel_seconds
 from planner.explain.operations import operations_of_step
 from planner.layout import parse_layout
-from planner.search.legality import broken_rules
+from planner.search.space.rules import broken_rules
 
 
 def case(make_job, text, **changes):

@@ -27,10 +27,10 @@ from planner.explain.what_if import layout_gains, sensitivity_of, what_if
 from planner.explain.why_not import why_not
 from planner.layout import format_layout, parse_layout
 from planner.plan import Plan, plan_to_json
-from planner.search.constraints import Constraints
 from planner.search.footprint import NothingFits
 from planner.search.near_ties import AS_GOOD
 from planner.search.search import plan_for_layout, search
+from planner.search.space.constraints import Constraints
 from planner.show.schedules import draw
 from planner.specs.change import change_job
 from planner.specs.job import PoolJob

@@ -7,8 +7,8 @@ import math
 import numpy as np
 
 from planner.cost.stage import Pattern
-from planner.search.degrees import DegreeArrays
-from planner.search.legality import RULES
+from planner.search.space.configurations import DegreeArrays
+from planner.search.space.rules import RULES
 
 
 def all_alike(layers, num_layers):

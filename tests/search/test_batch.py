@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from planner.errors import InputError
 from planner.search.batch import AS_GOOD, batch_report, choose_batch
-from planner.search.constraints import Constraints
 from planner.search.objectives import Objective
 from planner.search.search import NothingFits, search
+from planner.search.space.constraints import Constraints
 from planner.specs.batch import BatchRange, read_batch
 from planner.specs.load import load_job
 

@@ -7,13 +7,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from planner.search import best_first, integer_program
-from planner.search import solve as solve_module
-from planner.search.candidate import Disagreement
-from planner.search.constraints import Constraints
-from planner.search.dynamic_program import best_choice
+from planner.search import best_first
 from planner.search.objectives import THROUGHPUT, Objective
+from planner.search.optimum import certificate, integer_program
+from planner.search.optimum.candidate import Disagreement
+from planner.search.optimum.dynamic_program import best_choice
 from planner.search.search import search
+from planner.search.space.constraints import Constraints
 from planner.specs.load import load_job
 
 OBJECTIVES = [THROUGHPUT, Objective(name="cost"), Objective(name="gpus"), Objective(name="memory")]
@@ -100,12 +100,12 @@ def test_a_dynamic_program_that_says_less_than_its_layout_takes(monkeypatch, job
 
 @pytest.mark.parametrize("objective", OBJECTIVES, ids=lambda each: each.name)
 def test_an_integer_program_that_misses_the_optimum(monkeypatch, job, objective):
-    honest = solve_module.solve_program
+    honest = certificate.solve_program
 
     def misses(candidates, **given):
         return honest(without_best(candidates), **given | {"upper_bound": None})
 
-    monkeypatch.setattr(solve_module, "solve_program", misses)
+    monkeypatch.setattr(certificate, "solve_program", misses)
     with pytest.raises(Disagreement, match="the integer program"):
         best_of(job, objective)
 
@@ -146,7 +146,7 @@ def test_first_fillings_that_are_priced_too_low(monkeypatch, job, name):
             return found * 0.5
         return found and replace(found, objective_seconds=found.objective_seconds * 0.5)
 
-    is_used = (name == "greedy_choice") == bool(getattr(job, "pools", ()))
+    is_used = (name == "greedy_choice") == (len(job.pools) > 1)
     monkeypatch.setattr(best_first, name, low)
     if is_used:
         with pytest.raises(Disagreement, match="a layout was tried"):

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from planner.errors import InputError
-from planner.search.constraints import Constraints
 from planner.search.search import NothingFits, search
+from planner.search.space.constraints import Constraints
 from planner.specs.load import load_job
 
 

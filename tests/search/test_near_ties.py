@@ -8,10 +8,10 @@ import pytest
 
 from planner.cost.estimate import estimate
 from planner.layout import Layout, parse_layout
-from planner.search.constraints import Constraints
 from planner.search.near_ties import differences, near_tie, simplest, slower_by, why_simpler
 from planner.search.objectives import Objective
 from planner.search.search import search
+from planner.search.space.constraints import Constraints
 from planner.specs.load import load_job
 
 FREE = Constraints()

@@ -16,11 +16,11 @@ from planner.cost.estimate import estimate
 from planner.cost.run import longest_step_seconds
 from planner.errors import InputError
 from planner.layout import Layout
-from planner.search.candidates import layout_at
-from planner.search.constraints import Constraints
-from planner.search.degrees import allowed_policies, legal_degrees
 from planner.search.objectives import OBJECTIVES, BestCuts, Objective, objective_of
+from planner.search.optimum.pricing import layout_at
 from planner.search.search import NothingFits, search
+from planner.search.space.configurations import allowed_policies, legal_degrees
+from planner.search.space.constraints import Constraints
 from planner.specs.load import load_job
 
 FREE = Constraints()

@@ -17,18 +17,18 @@ from planner.cost.run import devices_in_use
 from planner.cost.stage import POLICIES, stage_of
 from planner.errors import InputError
 from planner.layout import Layout, balanced_chunks
-from planner.search.candidates import price_candidates
-from planner.search.constraints import Constraints
-from planner.search.degrees import DegreeArrays, allowed_policies, legal_degrees
-from planner.search.dynamic_program import best_choice
-from planner.search.legality import broken_rules
-from planner.search.memory_bounds import may_fit
+from planner.search.bounds.of_memory import may_fit
+from planner.search.bounds.of_pools import PoolFloors, placed
 from planner.search.objectives import OBJECTIVES, Objective
-from planner.search.placements import most_layers_on, orders_of, placement_codes, placements_of, stage_counts
-from planner.search.pool_bounds import PoolFloors, placed
+from planner.search.optimum.dynamic_program import best_choice
+from planner.search.optimum.pricing import price_candidates
 from planner.search.search import NothingFits, search
+from planner.search.space.configurations import DegreeArrays, allowed_policies, legal_degrees
+from planner.search.space.constraints import Constraints
+from planner.search.space.placements import most_layers_on, orders_of, placement_codes, placements_of, stage_counts
+from planner.search.space.rules import broken_rules
 from planner.specs.cluster import MixedClusterSpec
-from planner.specs.job import Job
+from planner.specs.job import join_pools
 from planner.specs.load import load_job
 
 NO_CONSTRAINTS = Constraints()
@@ -54,7 +54,7 @@ def joined(*jobs, rate="1 GB/s"):
     link = jobs[0].cluster.links[-1].model_copy(update={"bandwidth": float(rate.split()[0]) * 1e9, "name": "between"})
     clusters = tuple(job.cluster.model_copy(update={"name": f"pool{i}"}) for i, job in enumerate(jobs))
     pools = tuple(replace(job, cluster=each, between=link) for job, each in zip(jobs, clusters, strict=True))
-    return Job(cluster=MixedClusterSpec(name="mixed", pools=clusters, between=link), pools=pools)
+    return join_pools(MixedClusterSpec(name="mixed", pools=clusters, between=link), pools)
 
 
 WINDOWS = ("model.sliding_window=4", "device.efficiency.attention=0.002")  # global layers take several times as long
@@ -201,7 +201,7 @@ def with_prices(job, seed):
     prices = random.Random(seed).choices([1.0, 1.0, 2.0, 3.5, 20.0], k=len(job.pools))
     clusters = [each.cluster.model_copy(update={"price": price}) for each, price in zip(job.pools, prices, strict=True)]
     pools = tuple(replace(each, cluster=cluster) for each, cluster in zip(job.pools, clusters, strict=True))
-    return Job(cluster=job.cluster.model_copy(update={"pools": tuple(clusters)}), pools=pools), prices
+    return join_pools(job.cluster, pools), prices
 
 
 def check_against_brute_force(seed, **options):
@@ -267,7 +267,7 @@ def test_several_pools_are_best_in_a_quarter_of_the_random_jobs():
 def test_brute_force_by_stages_is_brute_force_by_ledgers(seed):
     job = small_job(seed, num_pools=2)
     jobs = [replace(pool, cluster=pool.cluster.model_copy(update={"devices_per_host": 1})) for pool in job.pools]
-    job = Job(cluster=job.cluster.model_copy(update={"pools": tuple(each.cluster for each in jobs)}), pools=tuple(jobs))
+    job = join_pools(job.cluster, tuple(jobs))
     best, count = np.inf, 0
     names = [pool.cluster.name for pool in job.pools]
     for common in every_configuration(job):
@@ -394,10 +394,7 @@ def test_a_mixed_cluster_is_faster_than_each_of_its_pools(job, best):
 
 def test_more_devices_in_a_pool_are_never_worse(job, best):
     more = replace(job.pools[0], cluster=job.pools[0].cluster.model_copy(update={"hosts": 2}))
-    bigger = Job(
-        cluster=job.cluster.model_copy(update={"pools": (more.cluster, job.pools[1].cluster)}),
-        pools=(more, job.pools[1]),
-    )
+    bigger = join_pools(job.cluster, (more, job.pools[1]))
     assert search(bigger, NO_CONSTRAINTS).step_seconds <= best.step_seconds * (1 + 1e-9)
 
 
@@ -450,7 +447,7 @@ def test_nothing_fits_names_the_layout_that_comes_nearest(job):
         )
         for pool in job.pools
     )
-    found = search(Job(cluster=job.cluster, pools=tiny), NO_CONSTRAINTS)
+    found = search(join_pools(job.cluster, tiny), NO_CONSTRAINTS)
     assert isinstance(found, NothingFits)
     assert len(found.layout.pools) == found.layout.pp
 

@@ -13,8 +13,8 @@ from planner.accuracy.jobs import job_of
 from planner.accuracy.runs import read_runs
 from planner.cost.estimate import estimate
 from planner.layout import parse_layout
-from planner.search.constraints import Constraints
 from planner.search.search import NothingFits, search
+from planner.search.space.constraints import Constraints
 from planner.specs.load import load_job
 
 TABLE = Path(__file__).parents[1] / "published" / "measurements.csv"

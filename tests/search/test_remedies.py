@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from planner.search.constraints import Constraints
 from planner.search.least_memory import least_peak, within_share
 from planner.search.remedies import lifted_pins, remedies
 from planner.search.search import NothingFits, search
+from planner.search.space.constraints import Constraints
 from planner.specs.change import change_job
 from planner.specs.load import load_job
 

@@ -18,21 +18,21 @@ from planner.cost.prices import stage_fits, stage_prices
 from planner.cost.stage import POLICIES, stage_of
 from planner.errors import InputError
 from planner.layout import Layout, balanced_chunks, format_layout, of_chunks
-from planner.search.candidate import TIE
-from planner.search.candidates import price_candidates
-from planner.search.constraints import Constraints
-from planner.search.degrees import allowed_policies, legal_degrees
-from planner.search.dynamic_program import best_choice
-from planner.search.even_splits import can_interleave, even_split_seconds
-from planner.search.layer_floors import LayerFloors, most_layers
+from planner.search.bounds.even_splits import can_interleave, even_split_seconds
+from planner.search.bounds.of_layers import LayerFloors, most_layers
+from planner.search.bounds.of_memory import always_fits, least_stage_bytes, may_fit, of_smallest_microbatches
+from planner.search.bounds.of_steps import floor_prices, lower_bound_seconds
 from planner.search.least_memory import least_peak, within_bytes
-from planner.search.legality import RULES, broken_rules
-from planner.search.memory_bounds import always_fits, least_stage_bytes, may_fit, of_smallest_microbatches
 from planner.search.objectives import Objective
+from planner.search.optimum.dynamic_program import best_choice
+from planner.search.optimum.pricing import price_candidates
 from planner.search.remedies import remedies
 from planner.search.reporter import Reporter
 from planner.search.search import NothingFits, fastest_layout, plan_for_layout, search
-from planner.search.step_bounds import floor_prices, lower_bound_seconds
+from planner.search.space.arrays import TIE
+from planner.search.space.configurations import allowed_policies, legal_degrees
+from planner.search.space.constraints import Constraints
+from planner.search.space.rules import RULES, broken_rules
 from planner.specs.calibration import UNCALIBRATED
 from planner.specs.load import load_engine, load_job
 

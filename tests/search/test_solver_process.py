@@ -15,12 +15,11 @@ import pytest
 
 from planner.cost.stage import Pattern
 from planner.errors import EnvironmentProblem, SolverTrouble
-from planner.search import solve as solve_module
-from planner.search import solver_process
-from planner.search.candidate import Candidate, Choice
-from planner.search.dynamic_program import best_choice
-from planner.search.integer_program import solve_program
-from planner.search.solve import solve
+from planner.search.optimum import certificate, solver_process
+from planner.search.optimum.candidate import Candidate, Choice
+from planner.search.optimum.certificate import solve
+from planner.search.optimum.dynamic_program import best_choice
+from planner.search.optimum.integer_program import solve_program
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="shell scripts and process groups")
 
@@ -129,7 +128,7 @@ def rows(choice: Choice, candidate: Candidate) -> str:
 def test_an_incumbent_at_the_time_limit_is_never_called_optimal(
     fake_cbc: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(solve_module, "incumbent", lambda *_: None)  # no upper bound: the program is whole
+    monkeypatch.setattr(certificate, "incumbent", lambda *_: None)  # no upper bound: the program is whole
     candidate = two_stages()
     best = best_choice(candidate)
     assert best is not None
@@ -152,7 +151,7 @@ def test_the_bound_of_the_log_is_the_gap(fake_cbc: Callable[[str], Path], monkey
     unit = 10.0 / 1e4  # the slowest column takes 10 s
     bound = 0.97 * best.objective_seconds
     log = f"echo 'Lower bound:                    {bound / unit}'"
-    monkeypatch.setattr(solve_module, "incumbent", lambda *_: None)  # no upper bound: the program is whole
+    monkeypatch.setattr(certificate, "incumbent", lambda *_: None)  # no upper bound: the program is whole
     fake_cbc(f"{log}; printf 'Stopped on time - objective value 1\\n{rows(best, candidate)}' | {SOLUTION}")
     assert solve([candidate], certify=False).gap == pytest.approx(0.03)
 

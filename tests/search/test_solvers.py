@@ -14,13 +14,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from planner.cost.stage import Pattern
-from planner.search import dynamic_program
-from planner.search import solve as solve_module
-from planner.search.bounds import greedy_choice, incumbent, lower_bounds, prune
-from planner.search.candidate import TIE, Candidate, Choice, dominated
-from planner.search.integer_program import Answer, SolverName, solve_program
 from planner.search.least_memory import least_maximum
-from planner.search.solve import ranked, solve
+from planner.search.optimum import certificate, dynamic_program
+from planner.search.optimum.candidate import Candidate, Choice, dominated
+from planner.search.optimum.certificate import ranked, solve
+from planner.search.optimum.integer_program import Answer, SolverName, solve_program
+from planner.search.optimum.pruning import greedy_choice, incumbent, lower_bounds, prune
+from planner.search.space.arrays import TIE
 
 RANDOMS = st.randoms(use_true_random=False)
 
@@ -416,6 +416,6 @@ def test_a_wrong_answer_of_the_integer_program_is_caught(monkeypatch: pytest.Mon
     answer = Answer(
         choice=worse, status="optimal", bound_seconds=worse.objective_seconds, num_columns=1, num_candidates=1
     )
-    monkeypatch.setattr(solve_module, "solve_program", lambda *_args, **_options: answer)
+    monkeypatch.setattr(certificate, "solve_program", lambda *_args, **_options: answer)
     with pytest.raises(AssertionError, match=r"greedy filling takes|below the integer program's bound"):
         solve([candidate])

@@ -16,11 +16,11 @@ from planner.cost.estimate import estimate
 from planner.cost.run import devices_in_use
 from planner.errors import InputError
 from planner.search.batch import AS_GOOD
-from planner.search.candidates import layout_at
-from planner.search.constraints import Constraints
-from planner.search.degrees import allowed_policies, legal_degrees
 from planner.search.objectives import Objective, Staircase
+from planner.search.optimum.pricing import layout_at
 from planner.search.search import NothingFits, search
+from planner.search.space.configurations import allowed_policies, legal_degrees
+from planner.search.space.constraints import Constraints
 from planner.search.sweep import sweep, sweep_pools
 from planner.specs.change import change_job
 from planner.specs.job import each_pool

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from planner.layout import Layout, balanced_chunks, format_layout, parse_layout
-from planner.search.constraints import Constraints
+from planner.search.space.constraints import Constraints
 from planner.show.words import (
     certificate_sentence,
     fold_runs,

@@ -11,15 +11,15 @@ import numpy as np
 from planner.cost.prices import num_microbatches, stage_bytes, stage_fits
 from planner.cost.schedule import in_flight_microbatches
 from planner.cost.stage import POLICIES, pattern_of, stage_of
-from planner.search.candidate import TIE
-from planner.search.layer_floors import kinds_main_first, most_layers, num_main_layers, stage_of_kind
+from planner.search.bounds.of_layers import kinds_main_first, most_layers, num_main_layers, stage_of_kind
+from planner.search.space.arrays import TIE, unrolled
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from numpy.typing import NDArray
 
-    from planner.search.degrees import DegreeArrays, PolicyMasks
+    from planner.search.space.configurations import DegreeArrays, PolicyMasks
     from planner.specs.job import Job, PoolJob
 
 __all__ = [
@@ -77,8 +77,7 @@ def rooms_of_stages(job: PoolJob, degrees: DegreeArrays, policies: PolicyMasks) 
     so with the microbatches in flight too, so that two such stages give all. Layers of another kind beside those
     that are counted only take room. Where all hold alike, a stage has whole layers.
     """
-    owner = np.repeat(np.arange(len(degrees)), degrees.pp)
-    index = np.arange(len(owner)) - (np.cumsum(degrees.pp) - degrees.pp)[owner]
+    owner, index, _ = unrolled(degrees.pp)
     last = degrees.pp - 1
     ends = np.stack([np.zeros_like(last), np.minimum(1, last), np.maximum(last - 1, 0), last])
     waiting, some = _in_flight(job, degrees.take(owner), index), _in_flight(job, degrees, ends[1:3])

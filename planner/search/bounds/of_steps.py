@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from planner.cost.prices import num_microbatches, stage_fits, stage_prices
+from planner.cost.schedule import steady_count, step_seconds
 from planner.cost.shapes import spread
 from planner.cost.stage import stage_of
 from planner.cost.traffic import StageWindow, data_parallel_seconds
-from planner.search.layer_floors import (
+from planner.search.bounds.of_layers import (
     INSIDE,
     kinds_main_first,
     layer_shapes,
@@ -19,15 +20,15 @@ from planner.search.layer_floors import (
     num_main_layers,
     stage_of_kind,
 )
-from planner.search.memory_bounds import held_in_time, rooms_of_stages
+from planner.search.bounds.of_memory import held_in_time, rooms_of_stages
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from planner.cost.prices import StagePrices
-    from planner.search.degrees import DegreeArrays, PolicyMasks
-    from planner.search.layer_floors import LayerShapes
-    from planner.search.memory_bounds import Rooms
+    from planner.search.bounds.of_layers import LayerShapes
+    from planner.search.bounds.of_memory import Rooms
+    from planner.search.space.configurations import DegreeArrays, PolicyMasks
     from planner.specs.job import Job, PoolJob
 
 __all__ = ["FloorPrices", "floor_prices", "lower_bound_seconds", "single_stage_seconds"]
@@ -101,7 +102,7 @@ def _bound_by_memory(
     rooms = rooms_of_stages(job, degrees, policies)
     forced = _forced_seconds(job, degrees, floor, rooms)
     bounds = _step_floor(job, degrees, floor, forced)
-    steady = num_microbatches(job, degrees) - 1 / degrees.interleave
+    steady = steady_count(num_microbatches(job, degrees), degrees.interleave)
     possible = np.isfinite(bounds)
     slowest = np.where(possible, _slowest_floor(job, degrees, floor, forced), 0.0)
     rest = np.where(possible, bounds, 0.0) - steady * slowest
@@ -275,7 +276,7 @@ def _step_floor(job: PoolJob, degrees: DegreeArrays, floor: FloorPrices, forced_
     slowest = _slowest_floor(job, degrees, floor, forced_seconds)
     possible = np.isfinite(work)
     work, slowest = np.where(possible, work, 0.0), np.where(possible, slowest, 0.0)
-    return np.where(possible, (m - 1 / v) * slowest + work / v + floor.tail, np.inf)
+    return np.where(possible, step_seconds(m, v, slowest, work, floor.tail), np.inf)
 
 
 def _forced_seconds(job: PoolJob, degrees: DegreeArrays, floor: FloorPrices, rooms: Rooms) -> NDArray[np.float64]:

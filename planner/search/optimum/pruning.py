@@ -32,10 +32,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from planner.search.candidate import Candidate, Choice, FloatArray, IntArray, Mask, dominated
+from planner.search.optimum.candidate import Candidate, Choice, dominated
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from planner.search.space.arrays import FloatArray, IntArray, Mask
 
 __all__ = ["SLACK", "LowerBounds", "greedy_choice", "incumbent", "lower_bounds", "prune"]
 

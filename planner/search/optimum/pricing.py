@@ -9,12 +9,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from planner.cost.prices import interleaving_terms, num_microbatches, stage_fits, stage_prices
+from planner.cost.schedule import steady_count
 from planner.cost.stage import POLICIES, Pattern, Stage, pattern_of, stage_of, with_borders
 from planner.layout import Layout, balanced_chunks, of_chunks
-from planner.search.candidate import Candidate
-from planner.search.even_splits import can_interleave
-from planner.search.layer_floors import layer_loads, most_layers
-from planner.search.placements import placements_of
+from planner.search.bounds.even_splits import can_interleave
+from planner.search.bounds.of_layers import layer_loads, most_layers
+from planner.search.optimum.candidate import Candidate
+from planner.search.space.arrays import unrolled
+from planner.search.space.placements import placements_of
 from planner.specs.job import Job
 
 if TYPE_CHECKING:
@@ -22,8 +24,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from planner.search.constraints import Constraints
-    from planner.search.degrees import DegreeArrays, PolicyMasks
+    from planner.search.space.configurations import DegreeArrays, PolicyMasks
+    from planner.search.space.constraints import Constraints
     from planner.specs.engine import Recompute
     from planner.specs.job import Job, PoolJob
 
@@ -117,8 +119,7 @@ def _stages(
     ways = num_policies * states.num_states
     per_stage = np.maximum(most - fewest + 1, 0) * ways
     num_columns = degrees.pp * per_stage
-    owner = np.repeat(np.arange(len(degrees)), num_columns)
-    position = np.arange(len(owner)) - (np.cumsum(num_columns) - num_columns)[owner]
+    owner, position, _ = unrolled(num_columns)
     index, within = np.divmod(position, np.maximum(per_stage, 1)[owner])
     count, way = np.divmod(within, ways)
     start, which = np.divmod(way, num_policies)
@@ -186,7 +187,7 @@ def _candidates(job: Job, degrees: DegreeArrays, columns: _Columns) -> Iterator[
             name=f"tp={one.tp},pp={one.pp},dp={one.dp},zero={one.zero},mbs={one.mbs},v={one.interleave}",
             num_layers=job.model.num_layers,
             num_stages=one.pp,
-            steady_count=float(m[i]) - 1 / one.interleave,
+            steady_count=float(steady_count(m[i], one.interleave)),
             constant_seconds=0.0,
             pattern=states,
             total_load=int(total_load[i]),

@@ -9,11 +9,11 @@ import numpy as np
 
 from planner.cost.compute import head_seconds
 from planner.cost.prices import num_microbatches, stage_parts
-from planner.cost.schedule import EXECUTED
+from planner.cost.schedule import EXECUTED, steady_count, step_seconds
 from planner.cost.shapes import LAYER_KEYS
 from planner.cost.stage import LayerKind, Stage, kinds_of_model, pattern_of, stage_of, timed_kinds
 from planner.layout import divisors
-from planner.search.degrees import expert_options
+from planner.search.space.configurations import expert_options
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from planner.cost.prices import StageParts
-    from planner.search.degrees import DegreeArrays
+    from planner.search.space.configurations import DegreeArrays
     from planner.specs.job import Job, PoolJob
 
 __all__ = [
@@ -166,7 +166,7 @@ class LayerFloors:
         if degrees.schedule in EXECUTED:  # whose bubble has no such form, and whose head may be on any stage
             return np.asarray(m * np.maximum(work / degrees.pp, np.ceil(layers / degrees.pp) * fastest))
         slowest = np.maximum(slowest, v * fastest + head)
-        return np.asarray((m - 1 / v) * slowest + work / v)
+        return np.asarray(step_seconds(m, v, slowest, work))
 
     def layer_and_head_seconds(self, degrees: DegreeArrays, *, any_experts: bool = False) -> tuple[Any, Any, Any]:
         """Least seconds of one microbatch: of a mean layer, of a layer of the fastest kind, and of the head."""
@@ -222,7 +222,7 @@ def most_layers(
         distinct, position = shapes.degrees, shapes.position
         of_kinds = zip(kinds_main_first(job), _layer_floors(job, distinct, shapes.parts), strict=True)
         floors = {kind[:2]: floor for kind, floor in of_kinds}
-        steady = np.maximum(num_microbatches(job, degrees) - 1 / v, 1e-9)
+        steady = np.maximum(steady_count(num_microbatches(job, degrees), v), 1e-9)
         slowest = np.maximum(cutoff_seconds, 0.0) / steady * (1 + 1e-9)
         each = np.broadcast_to(np.minimum.reduce(list(floors.values())), (len(distinct),))[position]
         most = np.minimum(most, np.floor(slowest / each))

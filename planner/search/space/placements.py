@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from planner.cost.run import relative_prices
-from planner.search.legality import stages_in_pool
+from planner.search.space.rules import stages_in_pool
 
 if TYPE_CHECKING:
-    from planner.search.candidate import FloatArray, IntArray
-    from planner.search.constraints import Constraints
-    from planner.search.degrees import DegreeArrays
+    from planner.search.space.arrays import FloatArray, IntArray
+    from planner.search.space.configurations import DegreeArrays
+    from planner.search.space.constraints import Constraints
     from planner.specs.job import Job
 
 __all__ = [

@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from planner.cost.prices import interleaving_terms, num_microbatches, stage_fits, stage_prices
-from planner.cost.schedule import pace_seconds
+from planner.cost.schedule import pace_seconds, step_seconds
 from planner.cost.stage import pattern_of, stage_of
+from planner.search.space.arrays import unrolled
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from planner.search.degrees import DegreeArrays, PolicyMasks
+    from planner.search.space.configurations import DegreeArrays, PolicyMasks
     from planner.specs.job import Job, PoolJob
 
 __all__ = ["EvenSplit", "can_interleave", "even_split_seconds", "even_splits"]
@@ -69,9 +70,7 @@ def can_interleave(job: Job, degrees: DegreeArrays, index: Any, num_layers: Any)
 
 def even_splits(job: PoolJob, degrees: DegreeArrays, policies: PolicyMasks) -> EvenSplit:
     """The even split of each configuration."""
-    owner = np.repeat(np.arange(len(degrees)), degrees.pp)
-    first = np.cumsum(degrees.pp) - degrees.pp
-    index = np.arange(len(owner)) - first[owner]
+    owner, index, first = unrolled(degrees.pp)
     x = degrees.take(owner)
     layers = job.model.num_layers // x.pp + (index < job.model.num_layers % x.pp)
     choice = np.array(list(policies))[:, np.newaxis]
@@ -106,5 +105,5 @@ def even_split_seconds(job: PoolJob, degrees: DegreeArrays, policies: PolicyMask
     """
     split = even_splits(job, degrees, policies)
     m, v = num_microbatches(job, degrees), degrees.interleave
-    passes = np.add.reduceat(split.fill_seconds, split.first) / v
-    return np.where(split.fits, (m - 1 / v) * split.pace + passes + split.longest_tail, np.inf)
+    fill = np.add.reduceat(split.fill_seconds, split.first)
+    return np.where(split.fits, step_seconds(m, v, split.pace, fill, split.longest_tail), np.inf)

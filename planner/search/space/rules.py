@@ -15,7 +15,7 @@ from planner.cost.adapters import without_adapters
 from planner.cost.schedule import exists
 from planner.cost.stage import pattern_of
 from planner.layout import offloads_activations, offloads_optimizer
-from planner.search import faults
+from planner.search.space import faults
 from planner.specs.recipe import ADAM_RECIPES
 
 if TYPE_CHECKING:

@@ -25,7 +25,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from planner.search.candidate import TIE, Candidate, Choice, FloatArray, IntArray, Mask
+from planner.search.optimum.candidate import Candidate, Choice
+from planner.search.space.arrays import TIE, FloatArray, IntArray, Mask
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

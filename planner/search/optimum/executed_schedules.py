@@ -15,15 +15,15 @@ from planner.cost.estimate import estimate
 from planner.cost.prices import num_microbatches
 from planner.cost.schedule import steady_seconds
 from planner.cost.stage import Pattern
-from planner.search.candidate import Candidate
-from planner.search.candidates import layout_at
-from planner.search.even_splits import even_splits
-from planner.search.layer_floors import hides_exchanges
+from planner.search.bounds.even_splits import even_splits
+from planner.search.bounds.of_layers import hides_exchanges
+from planner.search.optimum.candidate import Candidate
+from planner.search.optimum.pricing import layout_at
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from planner.search.degrees import DegreeArrays, PolicyMasks
+    from planner.search.space.configurations import DegreeArrays, PolicyMasks
     from planner.specs.job import PoolJob
 
 __all__ = ["busy_seconds", "executed_candidates"]

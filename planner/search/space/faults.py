@@ -1,6 +1,6 @@
 """What is wrong with a layout that breaks a rule, with its numbers, and what would be right.
 
-One function for each rule of `planner.search.legality`, called for layouts that do not meet it.
+One function for each rule of `planner.search.space.rules`, called for layouts that do not meet it.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ from planner.cost.shapes import distinct_rows
 from planner.cost.stage import POLICIES
 from planner.errors import InputError, Mistake
 from planner.layout import Layout, chunks_per_stage, divisors, offloads_activations
-from planner.search.legality import RULES, broken_rules
+from planner.search.space.rules import RULES, broken_rules
 from planner.specs.text import any_of
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from planner.search.constraints import Constraints
+    from planner.search.space.constraints import Constraints
     from planner.specs.engine import Offload, Recompute, Schedule
     from planner.specs.job import Job
 

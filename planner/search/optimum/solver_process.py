@@ -121,7 +121,7 @@ def _run_highs(problem: pulp.LpProblem, folder: Path, time_limit: float | None) 
     model, solution = folder / "model.mps", folder / "solution.json"
     variables, short_names, _, _ = problem.writeMPS(str(model), rename=1)
     limit = "inf" if time_limit is None else str(time_limit)
-    command = [sys.executable, "-m", "planner.search.highs_process", str(model), str(solution), limit]
+    command = [sys.executable, "-m", "planner.search.optimum.highs_process", str(model), str(solution), limit]
     log = _run(command, folder, time_limit)
     if log is None:
         return Outcome(status="time limit", values=None)
@@ -165,7 +165,7 @@ def _run(command: list[str], folder: Path, time_limit: float | None) -> str | No
 
 def _environment() -> dict[str, str]:
     """The child starts in its own folder, so it needs the way to this package."""
-    package = str(Path(__file__).resolve().parents[2])
+    package = str(Path(__file__).resolve().parents[3])
     return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, [package, os.environ.get("PYTHONPATH", "")]))}
 
 

@@ -43,12 +43,14 @@ import numpy as np
 import pulp
 
 from planner.errors import SolverTrouble
-from planner.search.bounds import SLACK, LowerBounds, lower_bounds
-from planner.search.candidate import Candidate, Choice, FloatArray, IntArray
-from planner.search.solver_process import run_solver
+from planner.search.optimum.candidate import Candidate, Choice
+from planner.search.optimum.pruning import SLACK, LowerBounds, lower_bounds
+from planner.search.optimum.solver_process import run_solver
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from planner.search.space.arrays import FloatArray, IntArray
 
 __all__ = ["Answer", "JointProgram", "SolverName", "solve_program"]
 

@@ -18,10 +18,13 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from planner.cost.prices import num_microbatches
-from planner.search.degrees import expert_options
-from planner.search.layer_floors import LayerFloors, num_main_layers
-from planner.search.memory_bounds import held_in_time, rooms_of_stages
-from planner.search.placements import (
+from planner.cost.schedule import steady_count, step_seconds
+from planner.search.bounds.of_layers import LayerFloors, num_main_layers
+from planner.search.bounds.of_memory import held_in_time, rooms_of_stages
+from planner.search.bounds.of_steps import floor_prices, lower_bound_seconds, single_stage_seconds
+from planner.search.space.arrays import unrolled
+from planner.search.space.configurations import expert_options
+from planner.search.space.placements import (
     fastest_stages,
     meets_pin,
     orders_of,
@@ -30,14 +33,13 @@ from planner.search.placements import (
     room_in_pools,
     stage_counts,
 )
-from planner.search.step_bounds import floor_prices, lower_bound_seconds, single_stage_seconds
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from planner.search.constraints import Constraints
-    from planner.search.degrees import DegreeArrays, PolicyMasks
-    from planner.search.placements import Placements
+    from planner.search.space.configurations import DegreeArrays, PolicyMasks
+    from planner.search.space.constraints import Constraints
+    from planner.search.space.placements import Placements
     from planner.specs.job import Job
 
 __all__ = ["PoolFloors", "placed", "promising_placements"]
@@ -157,7 +159,7 @@ def _step_seconds(
     slowest, work = _slowest_and_work(job, degrees, floors, stages, last)
     m, v = num_microbatches(job, degrees), degrees.interleave
     tail = np.where(stages > 0, floors.tail, np.inf).min(axis=1)
-    return np.asarray(((m - 1 / v) * slowest + work / v + tail) * _ROUNDING)
+    return np.asarray(step_seconds(m, v, slowest, work, tail) * _ROUNDING)
 
 
 def placed(
@@ -245,8 +247,7 @@ def _holds_in_time(
         x = found.take(part)
         own, place = floors.take(rows[part]), placements_of(job, x)
         spare = _most_of_slowest(job, x, own, place, cutoff_seconds[part])
-        owner = np.repeat(np.arange(len(part)), x.pp)
-        index = np.arange(len(owner)) - (np.cumsum(x.pp) - x.pp)[owner]
+        owner, index, _ = unrolled(x.pp)
         pool, stage = place.pool_of(owner, index), begins[owner] + index
         ends = np.where(index == x.pp[owner] - 1, own.ends[owner, pool], 0.0)
         prices = own.by_policy[:, owner, pool]
@@ -263,5 +264,5 @@ def _most_of_slowest(
     m, v = num_microbatches(job, degrees), degrees.interleave
     _, work = _slowest_and_work(job, degrees, floors, place.stages, place.last)
     tail = np.where(place.stages > 0, floors.tail, np.inf).min(axis=1)
-    most = (cutoff_seconds - (work / v + tail) * _ROUNDING) / np.maximum(m - 1 / v, 1e-9)
+    most = (cutoff_seconds - (work / v + tail) * _ROUNDING) / np.maximum(steady_count(m, v), 1e-9)
     return np.asarray(np.where(np.isfinite(most), most, _LONG))

@@ -17,16 +17,17 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 from planner.errors import SolverTrouble
-from planner.search import dynamic_program
-from planner.search.bounds import incumbent, lower_bounds
-from planner.search.candidate import AGREEMENT, Disagreement
-from planner.search.dynamic_program import ranked
-from planner.search.integer_program import Answer, SolverName, solve_program
+from planner.search.optimum import dynamic_program
+from planner.search.optimum.candidate import Disagreement
+from planner.search.optimum.dynamic_program import ranked
+from planner.search.optimum.integer_program import Answer, SolverName, solve_program
+from planner.search.optimum.pruning import incumbent, lower_bounds
+from planner.search.space.arrays import AGREEMENT
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from planner.search.candidate import Candidate, Choice
+    from planner.search.optimum.candidate import Candidate, Choice
 
 __all__ = ["AGREEMENT", "Solution", "ranked", "solve"]
 

@@ -1,4 +1,4 @@
-"""HiGHS on an MPS file, as a process of its own: `python -m planner.search.highs_process MODEL SOLUTION LIMIT`.
+"""HiGHS on an MPS file as a process: `python -m planner.search.optimum.highs_process MODEL SOLUTION LIMIT`.
 
 A process can be stopped at once and cannot take the planner down; a call into the library can do neither.
 The answer is JSON: `status`, `bound` (proved lower bound) and `values` by column name, or null.

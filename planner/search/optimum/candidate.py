@@ -12,27 +12,16 @@ before it ends.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import NDArray
+
+from planner.search.space.arrays import AGREEMENT, FloatArray, IntArray, Mask
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from planner.cost.stage import Pattern
-
-__all__ = ["AGREEMENT", "TIE", "Candidate", "Choice", "Disagreement", "FloatArray", "IntArray", "Mask", "dominated"]
-
-IntArray: TypeAlias = NDArray[np.int64]
-FloatArray: TypeAlias = NDArray[np.float64]
-Mask: TypeAlias = NDArray[np.bool_]
-
-TIE = 1e-12
-"""Step times that differ by less, relatively, are equal: it is what rounding does to a sum of stage times."""
-
-AGREEMENT = 1e-9
-"""Two methods must agree on an optimum to this, relatively."""
 
 
 class Disagreement(AssertionError):

@@ -1,0 +1,202 @@
+"""What the integer program decides, and whether the dynamic program agrees.
+
+Nothing that the dynamic program found is read before the integer program has answered. Configurations come in the order
+of their lower bounds, are priced anew, and are taken until a bound exceeds the best layout that this side knows: greedy
+fillings, then the integer program's own. The two methods share prices and lower bounds; in the end they must agree, and
+no filling that was tried on the way may be better.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from planner.search.best_first import candidates_of
+from planner.search.optimum.candidate import Candidate, Disagreement
+from planner.search.optimum.certificate import INTERRUPTED, Solution, solve
+from planner.search.optimum.pruning import incumbent, lower_bounds
+from planner.search.space.arrays import AGREEMENT, TIE
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from planner.search.best_first import Filled, Found, Near
+    from planner.search.objectives import BestCuts, Objective, Rank
+    from planner.search.optimum.integer_program import SolverName
+    from planner.search.space.arrays import FloatArray, IntArray
+    from planner.search.space.configurations import DegreeArrays
+    from planner.search.space.constraints import Constraints
+    from planner.specs.job import Job
+
+_FIRST: Final = 16  # configurations that are priced at first; then twice as many each time
+_MOST: Final = 256
+_MARGIN: Final = 1e-6
+"""What comes within this share of the incumbent is taken too, so that rounding leaves nothing out."""
+
+
+def rank_of(found: Found, objective: Objective, filled: Filled) -> Rank:
+    """Where a layout stands by an objective."""
+    return _rank_at(objective, filled.seconds, objective.devices(found.job, filled.degrees))
+
+
+def _rank_at(objective: Objective, seconds: float, devices: float) -> Rank:
+    first, second = objective.rank(seconds, devices)
+    return float(first), float(second)
+
+
+def best_layout(found: Found, objective: Objective) -> Filled:
+    """The dynamic program's best layout; of those that tie the first."""
+    ranks = [rank_of(found, objective, each) for each in found.layouts]
+    first, second = (value * (1 + TIE) for value in min(ranks))
+    ranked = zip(found.layouts, ranks, strict=True)
+    return next(each for each, rank in ranked if rank[0] <= first and rank[1] <= second)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decision:
+    """What the integer program says: its answer, on how many configurations, and where its best stands, if it has any.
+
+    gap: the dynamic program's best is at most this far, as a share, above what the integer program proved.
+    """
+
+    solution: Solution
+    num_decided: int = 0
+    rank: Rank = (math.inf, math.inf)
+    gap: float = 0.0
+
+
+def _of_program(
+    found: Found, constraints: Constraints, objective: Objective, solver: SolverName, time_limit: float | None
+) -> Decision:
+    """The integer program's answer, on all configurations whose lower bounds are at most its own incumbent."""
+    num_decided, solution = 0, solve([], solver=solver, certify=False)
+    for group in contenders(found.job, constraints, found.near, objective):
+        num_decided += len(group)
+        candidates = [each.candidate for each in group]
+        solution = solve(candidates, solver=solver, time_limit=time_limit, certify=False)
+        if solution.choice is not None:
+            chosen = group[solution.choice.candidate]
+            devices = objective.devices(found.job, chosen.degrees)
+            seconds = solution.objective_seconds / objective.weight(devices)
+            rank = _rank_at(objective, seconds, devices)
+            return Decision(solution=solution, num_decided=num_decided, rank=rank, gap=solution.gap)
+    return Decision(solution=solution, num_decided=num_decided)
+
+
+def _checked(found: Found, best: BestCuts, decision: Decision) -> Decision:
+    """The decision, where the two methods agree and know of no better layout.
+
+    So no cutoff that ruled out a configuration was below the integer program's answer, wherever it came from.
+
+    Raises:
+        Disagreement: the methods found different optima, or a layout that was tried on the way is better than both.
+    """
+    objective, theirs = best.objective, (math.inf, math.inf)
+    if found.layouts:
+        theirs = rank_of(found, objective, best_layout(found, objective))
+    said = f"by {objective.name} the integer program's best is {decision.rank}, the dynamic program's {theirs}"
+    if _before(best.first, theirs):
+        raise Disagreement(f"{said}, and a layout was tried that has {best.first}")
+    if decision.solution.status == "time limit":
+        proved = decision.rank[0] * (1 - decision.gap)
+        if theirs[0] < proved * (1 - AGREEMENT):
+            raise Disagreement(f"{said}, and the integer program proved {proved}")
+        return replace(decision, rank=theirs, gap=max(0.0, 1 - proved / theirs[0]))
+    if _before(theirs, decision.rank) or _before(decision.rank, theirs):
+        raise Disagreement(said)
+    return decision
+
+
+def _before(one: Rank, other: Rank) -> bool:
+    """Whether one rank is better than the other by more than rounding."""
+    if abs(one[0] - other[0]) <= AGREEMENT * abs(other[0]):
+        return one[1] < other[1] * (1 - AGREEMENT)
+    return one[0] < other[0]
+
+
+def decide(
+    found: Found, constraints: Constraints, best: BestCuts, solver: SolverName, time_limit: float | None
+) -> Decision:
+    """The integer program's answer, where the dynamic program agrees (`_checked`).
+
+    After Ctrl-C, what a bound says of the best layout that is known, and never the word optimal.
+
+    Raises:
+        Disagreement: as `_checked` says.
+    """
+    objective, bound = best.objective, found.bound
+    try:
+        if bound is None:
+            return _checked(found, best, _of_program(found, constraints, objective, solver, time_limit))
+    except KeyboardInterrupt:
+        if not found.layouts:
+            raise
+        bound = found.near.least(objective, found.job)
+    rank = rank_of(found, objective, best_layout(found, objective))
+    return Decision(solution=INTERRUPTED, rank=rank, gap=1 - min(bound, rank[0]) / rank[0])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Contender:
+    """One configuration, and the same as numbers; its seconds count by the objective (`Objective.weight`)."""
+
+    degrees: DegreeArrays
+    candidate: Candidate
+
+
+def contenders(job: Job, constraints: Constraints, near: Near, objective: Objective) -> Iterator[list[Contender]]:
+    """Groups of contenders, those before which none of a later group comes: one group, or one for each world size.
+
+    `gpus` asks for few devices first, so that the first group with any choice has the best.
+    """
+    if not len(near):
+        return
+    everything = near.degrees(slice(None))
+    devices = np.broadcast_to(objective.devices(job, everything), near.seconds.shape)
+    groups = [devices == count for count in np.unique(devices)] if objective.name == "gpus" else [devices >= 0]
+    weights = np.array([objective.weight(count) for count in devices.tolist()])
+    for group in groups:
+        yield _of_group(job, constraints, near, weights, objective.longest_step_seconds, np.flatnonzero(group))
+
+
+def _of_group(
+    job: Job, constraints: Constraints, near: Near, weights: FloatArray, longest_seconds: float, group: IntArray
+) -> list[Contender]:
+    bounds = near.seconds * weights
+    group = group[near.seconds[group] <= longest_seconds * (1 + TIE)]
+    order, first, size = group[np.argsort(bounds[group], kind="stable")], 0, _FIRST
+    limit, found = np.inf, list[tuple[float, Contender]]()
+    while first < len(order) and bounds[order[first]] <= limit:
+        part = order[first : first + size]
+        part = part[bounds[part] <= limit]
+        cutoff = np.minimum(limit / weights[part], longest_seconds)
+        priced = _priced(job, constraints, near, part, cutoff)
+        weighted = [
+            replace(each.weighted(weights[at]), longest_seconds=longest_seconds * weights[at])
+            for at, each in zip(part.tolist(), priced, strict=True)
+        ]
+        lower = lower_bounds(weighted).candidate
+        known = incumbent(weighted, lower)
+        if known is not None:
+            limit = min(limit, known.objective_seconds * (1 + _MARGIN))
+        found += [
+            (bound, Contender(degrees=near.one(at), candidate=each))
+            for at, each, bound in zip(part.tolist(), weighted, lower.tolist(), strict=True)
+            if bound <= limit and bound < np.inf
+        ]
+        first, size = first + size, min(2 * size, _MOST)
+    return [each for bound, each in found if bound <= limit]
+
+
+def _priced(
+    job: Job, constraints: Constraints, near: Near, positions: IntArray, cutoff_seconds: FloatArray
+) -> list[Candidate]:
+    """The configurations at these positions as candidates, in their order."""
+    found: dict[int, Candidate] = {}
+    for here, degrees in near.alike(positions):
+        cutoff = cutoff_seconds[np.isin(positions, here)]
+        found |= zip(here.tolist(), candidates_of(job, constraints, degrees, cutoff), strict=True)
+    return [found[position] for position in positions.tolist()]

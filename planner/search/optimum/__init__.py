@@ -1,0 +1,1 @@
+"""The best filling of candidates, which are numbers: prices, pruning, the two methods, and what they prove."""

@@ -1,0 +1,123 @@
+"""Pins and objectives that no configuration of a job could meet, refused before anything is searched."""
+
+from __future__ import annotations
+
+from itertools import groupby
+from typing import TYPE_CHECKING
+
+from planner.cost.run import price_of
+from planner.cost.schedule import EXECUTED
+from planner.cost.stage import pattern_of
+from planner.errors import InputError, Mistake
+from planner.layout import balanced_chunks
+from planner.search.space.placements import most_layers_on
+from planner.specs.load import engine_names, load_engine
+from planner.specs.text import any_of
+
+if TYPE_CHECKING:
+    from planner.search.objectives import Objective
+    from planner.search.space.constraints import Constraints
+    from planner.specs.job import Job
+
+_LISTS = ("layers_per_stage", "recompute")  # pins with an entry for each chunk
+
+
+def check_constraints(job: Job, constraints: Constraints) -> None:
+    """Refuse pins that no configuration could meet.
+
+    Raises:
+        InputError: the engine does not have what is pinned, or a pinned list cannot be chosen.
+    """
+    _check_pins(job, constraints)
+    _check_lists(job, constraints)
+    _check_pools(job, constraints)
+
+
+def check_objective(job: Job, objective: Objective) -> None:
+    """The pools of a mixed cluster have prices, all of them or none."""
+    priced = {pool.cluster.name: price_of(pool.cluster, job.training) is not None for pool in job.pools}
+    if objective.name == "cost" and len(set(priced.values())) > 1:
+        missing = next(name for name, given in priced.items() if not given)
+        hint = f"--set '{missing}.price=2.50 USD/h', or --set 'training.price=2 USD/h' for all devices"
+        raise InputError(f"pool {missing} has no price, and others have", where="--objective cost", hint=hint)
+
+
+def _check_pools(job: Job, constraints: Constraints) -> None:
+    """What a mixed cluster cannot be planned with; a pinned list must be of its pools, each one's stages neighbours."""
+    schedule = constraints.value_of("schedule")
+    if len(job.pools) > 1 and schedule in EXECUTED:
+        hint = "`planner explain MODEL CLUSTER --layout pp=2,pools=...,schedule=...` prices it"
+        raise InputError(f"schedule `{schedule}` is not searched on a mixed cluster", where="--pin", hint=hint)
+    most = most_layers_on(len(job.pools))
+    if len(job.pools) > 1 and job.model.num_layers > most:
+        message = f"{len(job.pools)} pools are planned for models of up to {most} layers, not {job.model.num_layers}"
+        raise InputError(message, where=job.cluster.name, hint="join pools that are much alike, or leave one out")
+    pinned = constraints.value_of("pools")
+    if pinned is None:
+        return
+    known = [pool.cluster.name for pool in job.pools] if len(job.pools) > 1 else []
+    runs = [name for name, _ in groupby(pinned.split("/"))]
+    unknown = sorted(set(runs) - set(known))
+    if unknown:
+        hint = f"pools are {', '.join(known)}" if known else "the cluster is of one kind and has no pools"
+        raise InputError(f"unknown pool `{unknown[0]}`", where="--pin", hint=hint)
+    if len(set(runs)) < len(runs):
+        raise InputError(f"`pools={pinned}`: the stages of one pool are neighbours", where="--pin")
+
+
+def _check_pins(job: Job, constraints: Constraints) -> None:
+    """Pins on what the engine does not have at all, which no configuration could meet."""
+    policies = (constraints.value_of("recompute") or "none").split("/")
+    asked = [("schedule", constraints.value_of("schedule"), "schedules")]
+    asked += [("offload", constraints.value_of("offload"), "offload")]
+    asked += [("recompute", policy, "recompute") for policy in sorted(set(policies))]
+    mistakes = [_lacking(job, key, value, field) for key, value, field in asked if value]
+    for axis in ("tp", "pp", "dp", "cp", "ep", "etp"):
+        value = constraints.value_of(axis)
+        if value and int(value) > 1:
+            mistakes.append(_lacking(job, axis, axis, "axes"))
+    found = [mistake for mistake in mistakes if mistake]
+    if len(set(policies)) > 1 and not job.engine.recompute_per_stage:
+        message = f"engine {job.engine.name} has one recompute policy for all stages"
+        found.append(Mistake(message=message, where="--pin", hint="pin one policy, such as recompute=full"))
+    if found:
+        raise InputError(*found)
+
+
+def _lacking(job: Job, key: str, value: str, field: str) -> Mistake | None:
+    """The mistake of pinning what the engine's profile does not list in `field`; None where it does."""
+    have = getattr(job.engine, field)
+    if value in have:
+        return None
+    others = [name for name in engine_names() if value in getattr(load_engine(name), field)]
+    elsewhere = f"; --engine {any_of(others)} has `{value}`" if others else ""
+    what, offered = (f"`{key}`", "") if field == "axes" else (f"{key} `{value}`", f"{key}=")
+    message = f"engine {job.engine.name} does not have {what}"
+    return Mistake(message=message, where="--pin", hint=f"it has {offered}{any_of(have)}{elsewhere}")
+
+
+def _check_lists(job: Job, constraints: Constraints) -> None:
+    """Pinned lists must be ones that the search can choose: right sum, chunks of a stage alike."""
+    schedule, given = constraints.value_of("schedule"), [key for key in _LISTS if constraints.per_chunk(key)]
+    if schedule in EXECUTED and given:
+        hint = f"`planner explain MODEL CLUSTER --layout schedule={schedule},...` prices any layers and recompute"
+        raise InputError(f"`{given[0]}` is not chosen with schedule {schedule}", where="--pin", hint=hint)
+    layers, pp = constraints.per_chunk("layers_per_stage"), constraints.value_of("pp")
+    if layers and sum(map(int, layers)) != job.model.num_layers:
+        message = f"`layers_per_stage` sums to {sum(map(int, layers))}"
+        raise InputError(message, where="--pin", hint=f"the model has {job.model.num_layers} layers")
+    for key in _LISTS:
+        values = constraints.per_chunk(key) or ()
+        stages = int(pp or len(values) or 1)
+        chunks, alike = len(values) // stages, values[:stages]
+        wanted = alike * chunks
+        if key == "layers_per_stage":
+            sums = tuple(sum(map(int, values[stage::stages])) for stage in range(stages))
+            wanted = tuple(map(str, balanced_chunks(sums, chunks)))
+        if values != wanted:
+            hint = "pp * interleave entries; the chunks of one stage are alike, or first ones have one layer more"
+            raise InputError(f"`{key}={'/'.join(values)}` cannot be planned", where="--pin", hint=hint)
+        if key == "layers_per_stage" and chunks > 1 and pattern_of(job).period > 1 and len(set(values)) > 1:
+            message = f"kinds of layers repeat in {job.model.name}: its interleaved chunks are planned of equal size"
+            hint = "`planner explain MODEL CLUSTER --layout layers_per_stage=...` prices any"
+            raise InputError(message, where="--pin", hint=hint)
