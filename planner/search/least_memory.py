@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from planner.search.space.constraints import Constraints
     from planner.specs.job import Job
 
-__all__ = ["LeastPeak", "least_maximum", "least_peak", "within_bytes", "within_share"]
+__all__ = ["LeastPeak", "least_maximum", "least_of", "least_peak", "within_bytes", "within_share"]
 
 _MOST_BOUNDED: Final = 4096  # configurations at once
 _MOST_AT_ONCE: Final = 64  # of them are priced at once
@@ -97,12 +97,12 @@ def _least_of_nearest(job: Job, constraints: Constraints, some: DegreeArrays, be
         near = part[shares[part] < best.share]
         if not len(near):
             break
-        found = _least_of(job, constraints, some.take(near), best.share)
+        found = least_of(job, constraints, some.take(near), best.share)
         best = min(best, found, key=lambda peak: peak.share)
     return best
 
 
-def _least_of(job: Job, constraints: Constraints, some: DegreeArrays, most_share: float) -> LeastPeak:
+def least_of(job: Job, constraints: Constraints, some: DegreeArrays, most_share: float) -> LeastPeak:
     """The least peak of some configurations, wherever their stages live; infinite where none is below `most_share`."""
     policies, within = allowed_policies(job, constraints, some), within_share(job, min(most_share, _NO_LIMIT))
     if len(within.pools) > 1:

@@ -12,6 +12,7 @@ from planner.errors import InputError, Mistake
 from planner.layout import format_layout
 from planner.plan import Plan
 from planner.search.best_first import Filled, Found, best_first
+from planner.search.bound_check import check_bounds
 from planner.search.decision import Decision, best_layout, decide, rank_of
 from planner.search.footprint import NothingFits, smallest_footprint
 from planner.search.least_memory import least_peak, within_share
@@ -83,15 +84,18 @@ def search(
     time_limit: float | None = None,
     top: int = 3,
     simpler_within: float = 0.0,
+    check: bool = False,
     reporter: Reporter | None = None,
 ) -> Plan | NothingFits:
     """The best layout for a job by the objective, with its proof, or what is in the way of any.
 
     Where no layout meets the deadline, the fastest one is the answer. simpler_within: the plan may be this much worse
     than the optimum, as a share, where that is simpler (`near_ties`); the certificate is of the optimum.
+    check: lower bounds are compared with exact optima of configurations that they ruled out (`bound_check`).
 
     Raises:
         InputError: no legal layout exists under the constraints.
+        Disagreement: the two methods differ, or a lower bound is above an optimum; a bug.
     """
     reporter = reporter or Reporter()
     check_constraints(job, constraints)
@@ -106,6 +110,7 @@ def search(
     decision = decide(found, constraints, best, solver, time_limit)
     if not found.layouts:
         return smallest_footprint(job, constraints)
+    num_checked = check_bounds(found, constraints, best) if check else 0
     winner = best_layout(found, objective)
     reporter.solved(decision.solution.status, winner.seconds, decision.gap)
     optimum = found.layout_of(winner)
@@ -123,7 +128,7 @@ def search(
         layout,
         priced,
         runners_up=tuple(runner_up(job, layout, priced, loser, estimate(job, loser), objective) for loser in losers),
-        certificate=_certificate(found, decision, winner, objective) | _simpler(layout, optimum, ranks),
+        certificate=_certificate(found, decision, winner, objective, num_checked) | _simpler(layout, optimum, ranks),
         idle_reason=_idle_reason(job, found, layout.world_size, objective),
         options={"objective": objective.name, **constraints.to_dict()},
     )
@@ -225,7 +230,9 @@ def _runners_up(found: Found, winner: Filled, top: int, objective: Objective) ->
     return losers
 
 
-def _certificate(found: Found, decision: Decision, winner: Filled, objective: Objective) -> dict[str, Any]:
+def _certificate(
+    found: Found, decision: Decision, winner: Filled, objective: Objective, num_checked: int
+) -> dict[str, Any]:
     """What proves the choice, in seconds of a step whatever the objective."""
     solution = decision.solution
     is_checked = solution.status in ("optimal", "time limit") and solution.solver != "dynamic program"
@@ -244,5 +251,6 @@ def _certificate(found: Found, decision: Decision, winner: Filled, objective: Ob
         "num_priced": found.num_priced,
         "num_decided": decision.num_decided,
         "num_columns": solution.num_columns,
+        "num_bounds_checked": num_checked,
         "warnings": list(solution.warnings),
     }

@@ -1,0 +1,172 @@
+"""Lower bounds against exact optima: a sample of the configurations that they ruled out is solved all the same.
+
+The integer program and the dynamic program share the lower bounds: neither would notice one that is too high.
+Half of the sample are those nearest to being kept, by time or by memory; the other half is drawn at random.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from planner.cost.schedule import EXECUTED
+from planner.search.best_first import candidates_of
+from planner.search.bounds.of_memory import least_shares, may_fit
+from planner.search.bounds.of_pools import PoolFloors, placed
+from planner.search.least_memory import least_of
+from planner.search.optimum.candidate import Disagreement
+from planner.search.optimum.dynamic_program import best_choice
+from planner.search.optimum.executed_schedules import busy_seconds
+from planner.search.optimum.pruning import SLACK, lower_bounds
+from planner.search.space.configurations import (
+    DegreeArrays,
+    allowed_policies,
+    by_recompute,
+    device_cuts,
+    fill_experts,
+    fill_replicas,
+    fill_timing,
+    fill_zero,
+    offloads_of,
+    schedules_of,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from planner.search.best_first import Found
+    from planner.search.objectives import Incumbents
+    from planner.search.space.arrays import FloatArray
+    from planner.search.space.configurations import PolicyMasks
+    from planner.search.space.constraints import Constraints
+
+NUM_CHECKED: Final = 64
+_NUM_CUTS: Final = 96  # ways to cut the devices whose configurations are drawn from, half of them of the least bounds
+_MOST_OF_CUTS: Final = 20_000  # configurations of them that are bounded, evenly spaced where there are more
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _RuledOut:
+    """One configuration that a bound rules out, and how far beyond the limit the bound is, as a multiple of it."""
+
+    degrees: DegreeArrays
+    excess: float
+
+
+def check_bounds(
+    found: Found, constraints: Constraints, best: Incumbents, *, count: int = NUM_CHECKED, seed: int = 0
+) -> int:
+    """Solve `count` configurations that bounds rule out, and compare each bound with the optimum; how many there were.
+
+    Raises:
+        Disagreement: a bound is above an optimum, which is a bug; the message has both values.
+    """
+    pick = np.random.default_rng(seed)
+    ruled_out = list(_ruled_out(found, constraints, best, pick))
+    ruled_out.sort(key=lambda each: each.excess)
+    nearest, others = ruled_out[: count // 2], ruled_out[count // 2 :]
+    drawn = [others[i] for i in pick.permutation(len(others))[: count - len(nearest)].tolist()]
+    for each in (*nearest, *drawn):
+        _check(found, constraints, best, each.degrees)
+    return len(nearest) + len(drawn)
+
+
+def _ruled_out(
+    found: Found, constraints: Constraints, best: Incumbents, pick: np.random.Generator
+) -> Iterator[_RuledOut]:
+    """Configurations of some ways to cut the devices that do not reach the solvers."""
+    job, cuts = found.job, device_cuts(found.job, constraints, {})
+    order = np.argsort(PoolFloors(job, cuts).cut_bound_seconds(cuts), kind="stable")
+    near, rest = order[: _NUM_CUTS // 2], order[_NUM_CUTS // 2 :]
+    chosen = np.concatenate([near, pick.permutation(rest)[: _NUM_CUTS - len(near)]])
+    blocks = list(_complete(found, constraints, cuts.take(chosen)))
+    stride = max(1, sum(map(len, blocks)) // _MOST_OF_CUTS)
+    for block in blocks:
+        degrees = block.take(slice(int(pick.integers(stride)), None, stride))
+        policies = allowed_policies(job, constraints, degrees)
+        if not len(degrees) or not policies:
+            continue
+        fits = may_fit(job, degrees, list(policies))
+        shares = least_shares(job, degrees.take(~fits))
+        rows = np.flatnonzero(~fits).tolist()
+        yield from (
+            _RuledOut(degrees=degrees.take([row]), excess=share)
+            for row, share in zip(rows, shares.tolist(), strict=True)
+        )
+        bounded, seconds = _bounded(found, constraints, degrees.take(fits))
+        cutoff = np.broadcast_to(best.cutoff_seconds(best.devices(job, bounded)), seconds.shape)
+        rows = np.flatnonzero(np.isfinite(seconds) & (seconds > cutoff)).tolist()
+        yield from (_RuledOut(degrees=bounded.take([row]), excess=float(seconds[row] / cutoff[row])) for row in rows)
+
+
+def _complete(found: Found, constraints: Constraints, cuts: DegreeArrays) -> Iterator[DegreeArrays]:
+    """Every configuration of these cuts, in blocks of one schedule, offload and recompute."""
+    job = found.job
+    for schedule in schedules_of(job, constraints):
+        timed = fill_timing(job, constraints, cuts, schedule, {})
+        experts = fill_experts(job, constraints, timed, {})
+        for offload in offloads_of(job, constraints):
+            sharded = fill_zero(job, constraints, experts, offload, {})
+            yield from by_recompute(job, constraints, fill_replicas(job, constraints, sharded, {}))
+
+
+def _bounded(found: Found, constraints: Constraints, degrees: DegreeArrays) -> tuple[DegreeArrays, FloatArray]:
+    """The configurations, each with its placements, and the last bound of their steps, [n]."""
+    policies, no_cutoff = allowed_policies(found.job, constraints, degrees), np.full(len(degrees), np.inf)
+    if degrees.schedule in EXECUTED:
+        return degrees, busy_seconds(found.job.pools[0], degrees, policies)
+    return placed(found.job, degrees, policies, constraints, no_cutoff)
+
+
+def _check(found: Found, constraints: Constraints, best: Incumbents, one: DegreeArrays) -> None:
+    """Every bound of one configuration (arrays of length one) against its optimum over splits and recompute."""
+    job = found.job
+    unplaced = replace(one, placement=0 * one.placement)
+    policies = allowed_policies(job, constraints, one)
+    (candidate,) = candidates_of(job, constraints, one, np.array([np.inf]))
+    choice = best_choice(candidate)
+    optimum = choice.objective_seconds if choice else np.inf
+    floors, cutoff = PoolFloors(job, one), np.array([np.inf])
+    bounds = {
+        "of the cut": floors.cut_bound_seconds(one),
+        "with any experts": floors.timing_bound_seconds(one, any_experts=True),
+        "of layers": floors.timing_bound_seconds(one),
+        "of columns": lower_bounds([candidate]).candidate if candidate.num_columns else np.zeros(1),
+    }
+    if choice:
+        bounds["of the optimum's columns"] = lower_bounds([candidate]).columns[0][list(choice.columns)]
+    if one.schedule in EXECUTED:
+        bounds["of the busiest stage"] = busy_seconds(job.pools[0], one, policies)
+    else:
+        alone = replace(one, hsdp=np.ones_like(one.hsdp))
+        bounds["with any replicas"] = floors.sharded_bound_seconds(alone, policies, cutoff)
+        placements, seconds = placed(job, unplaced, policies, constraints, cutoff)
+        bounds["of the step"] = seconds[placements.placement == one.placement]
+        _check_cutoff(found, constraints, best, one, optimum)
+        _check_memory(found, constraints, one, policies)
+    for name, values in bounds.items():
+        if float(np.max(values, initial=0.0)) > optimum * (1 + SLACK):
+            raise Disagreement(f"{candidate.name}: the lower bound {name} is {values} s, and its optimum {optimum!r} s")
+
+
+def _check_cutoff(found: Found, constraints: Constraints, best: Incumbents, one: DegreeArrays, optimum: float) -> None:
+    """The bound that may stop at the cutoff rules out only what is beyond it."""
+    job, unplaced = found.job, replace(one, placement=0 * one.placement)
+    cutoff = np.broadcast_to(best.cutoff_seconds(best.devices(job, one)), (1,)).astype(np.float64)
+    placements, seconds = placed(job, unplaced, allowed_policies(job, constraints, one), constraints, cutoff)
+    left = seconds[placements.placement == one.placement]
+    if optimum <= cutoff[0] and not np.any(left <= cutoff[0] * (1 + SLACK)):
+        raise Disagreement(f"{one}: ruled out at {cutoff[0]!r} s, and its optimum is {optimum!r} s")
+
+
+def _check_memory(found: Found, constraints: Constraints, one: DegreeArrays, policies: PolicyMasks) -> None:
+    """The bound of the fullest stage's share of its device, against the least over all splits and policies."""
+    job, unplaced = found.job, replace(one, placement=0 * one.placement)
+    bound, least = float(least_shares(job, one)[0]), least_of(job, constraints, unplaced, np.inf).share
+    fits = bool(may_fit(job, one, list(policies))[0]) and bool(
+        may_fit(job, one, list(policies), expects_little=True)[0]
+    )
+    if bound > least * (1 + SLACK) or (least <= 1 and not fits):
+        raise Disagreement(f"{one}: its fullest stage needs at least {bound!r} of a device by the bound, and {least!r}")
