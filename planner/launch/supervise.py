@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+import uuid
 from typing import TYPE_CHECKING, Any, Final
 
 from planner.errors import ExitCode
@@ -80,8 +81,9 @@ def _run_once(command: tuple[str, ...], stopper: _Stopper, output: Path) -> int 
 def _environment() -> dict[str, str]:
     # one thread for each process, as the plan prices a CPU core; torchrun sets it only from two processes on
     defaults = {"OMP_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "ERROR"}
-    # the name is planner.trainer.parent's, which nothing imports
-    return {**defaults, **os.environ, "PLANNER_PARENT_PID": str(os.getpid())}
+    # the names are those of planner.trainer.parent and .token_cache, which nothing imports
+    own = {"PLANNER_PARENT_PID": str(os.getpid()), "PLANNER_START": uuid.uuid4().hex}
+    return {**defaults, **os.environ, **own}
 
 
 class _Hearts:

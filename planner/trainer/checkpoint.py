@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import shutil
 import threading
 from typing import TYPE_CHECKING, Any
@@ -24,6 +23,7 @@ from torch.distributed.checkpoint.state_dict_saver import save as save_tensors
 from planner.errors import EnvironmentProblem, InputError
 from planner.layout import format_layout
 from planner.specs.model import ModelSpec
+from planner.trainer.disk import sync, write_json
 from planner.trainer.model import canonical_name
 from planner.trainer.unpickle import SafeReader
 from planner.units import format_bytes
@@ -204,19 +204,19 @@ def _hash_own_files(draft: Path, group: dist.ProcessGroup | None) -> dict[str, s
     """SHA-256 of every file of the draft; each rank hashes what it wrote."""
     own = list(draft.glob(f"__{dist.get_rank()}_*")) + ([draft / ".metadata"] if dist.get_rank() == 0 else [])
     for path in own:
-        _sync(path)
+        sync(path)
     parts: list[dict[str, str]] = [{} for _ in range(dist.get_world_size())]
     dist.all_gather_object(parts, {path.name: _hash(path) for path in own}, group=group)
     return {name: digest for part in parts for name, digest in part.items()}
 
 
 def _commit(draft: Path, final: Path, digests: dict[str, str], state: dict[str, Any], *, keep: int) -> None:
-    _write_json(draft / STATE, state)
-    _write_json(draft / MANIFEST, digests | {STATE: _hash(draft / STATE)})
-    _sync(draft)
+    write_json(draft / STATE, state)
+    write_json(draft / MANIFEST, digests | {STATE: _hash(draft / STATE)})
+    sync(draft)
     shutil.rmtree(final, ignore_errors=True)  # a step that an earlier attempt saved, and that was rejected
     draft.rename(final)
-    _sync(final.parent)
+    sync(final.parent)
     # later steps are of a run that was given up for an earlier checkpoint: `auto` must not go back to them
     later = [step for step in saved_steps(final.parent) if step > state["step"]]
     for old in later + saved_steps(final.parent)[len(later) + keep :]:
@@ -238,16 +238,3 @@ def _all_agree(good: bool) -> bool:
     answers = [False] * dist.get_world_size()
     dist.all_gather_object(answers, good)
     return all(answers)
-
-
-def _write_json(path: Path, data: Any) -> None:
-    path.write_text(json.dumps(data, indent=1) + "\n")
-    _sync(path)
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

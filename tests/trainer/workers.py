@@ -192,8 +192,8 @@ def die_in_save(moment: str) -> None:
         "before its shard": "save_tensors",
         "before the hashes": "_hash_own_files",
         "before the state": "_commit",
-        "before the manifest": "_write_json",
-        "before the new name": "_sync",
+        "before the manifest": "write_json",
+        "before the new name": "sync",
     }
     real = getattr(checkpoint, functions[moment])
 
