@@ -133,6 +133,18 @@ def test_several_hosts_get_a_line_each(make_plan, tmp_path, capsys):
     assert not (tmp_path / "out").exists()
 
 
+def test_a_hundred_lines_stand_for_any_number_of_hosts(make_plan):
+    """The last host is shown too: it may have fewer ranks than the others."""
+    plan = on_two_hosts(make_plan("dp=1,mbs=1"))
+    for ranks, lines in ((200, 100), (201, 101), (1_000_001, 101)):
+        large = replace(plan, layout=replace(plan.layout, dp=ranks))
+        shown = torchrun_commands(large, Path("p.json"), output=Path("out"), arguments=RunArguments())
+        assert len(shown) == lines
+    assert "--node-rank=98 " in shown[98]
+    assert shown[99] == "# and 499,901 more hosts, with --node-rank=99 to 499999"
+    assert "--nproc-per-node=1 --node-rank=500000 " in shown[100]
+
+
 @pytest.mark.parametrize(("layout", "ranks"), [("dp=3,mbs=2", [2, 1]), ("pp=5,mbs=1", [2, 2, 1]), ("dp=4", [2, 2])])
 def test_hosts_are_filled_one_after_the_other(layout, ranks, make_plan):
     plan = make_plan("dp=1,mbs=1")
