@@ -5,8 +5,9 @@ from __future__ import annotations
 import shlex
 from collections import Counter
 from dataclasses import dataclass, fields
+from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from planner.cost.run import devices_in_use
 from planner.errors import InputError
@@ -28,6 +29,8 @@ __all__ = [
     "torchrun_commands",
     "torchrun_script",
 ]
+
+LINES_SHOWN: Final = 100
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,28 +126,38 @@ def torchrun_command(
     No restarts by torchrun: `planner launch` starts again itself, with a fresh rendezvous. The rendezvous of several
     hosts is static: with `c10d` torchrun ignores --node-rank, and ranks would not be numbered as the plan numbers them.
     """
-    rendezvous: tuple[str, ...] = ("--standalone", f"--nproc-per-node={plan.layout.world_size}")
+    program = _program(plan_path, output, arguments)
     if host is not None:
-        rendezvous = (
-            f"--nnodes={num_hosts(plan)}",
-            f"--nproc-per-node={ranks_of_hosts(plan)[host.number].num_ranks}",
-            f"--node-rank={host.number}",
-            f"--master-addr={host.address}",
-            f"--master-port={host.port}",
-        )
-    return ("torchrun", *rendezvous, *_program(plan_path, output, arguments))
+        return ("torchrun", *_rendezvous(ranks_of_hosts(plan), host), *program)
+    return ("torchrun", "--standalone", f"--nproc-per-node={plan.layout.world_size}", *program)
 
 
 def torchrun_commands(plan: Plan, plan_path: Path, *, output: Path, arguments: RunArguments) -> tuple[str, ...]:
-    """One shell line for each host, to be run on all hosts at once.
+    """One shell line for each host, to be run on all hosts at once; of many hosts a comment stands for most.
 
     HOST and PORT stand for an address of the first host that the others reach. Plan, data and output must be on
     storage that all hosts share.
     """
-    hosts = num_hosts(plan)
-    places = [Host(number=n, address="HOST", port="PORT") for n in range(hosts)] if hosts > 1 else [None]
-    words = (torchrun_command(plan, plan_path, output=output, arguments=arguments, host=place) for place in places)
-    return tuple(map(shlex.join, words))
+    hosts = ranks_of_hosts(plan)
+    if len(hosts) == 1:
+        return (shlex.join(torchrun_command(plan, plan_path, output=output, arguments=arguments)),)
+    program, last = _program(plan_path, output, arguments), len(hosts) - 1
+    shown = range(len(hosts)) if len(hosts) <= LINES_SHOWN else (*range(LINES_SHOWN - 1), last)
+    places = (Host(number=number, address="HOST", port="PORT") for number in shown)
+    lines = [shlex.join(("torchrun", *_rendezvous(hosts, place), *program)) for place in places]
+    if left_out := len(hosts) - len(lines):
+        lines.insert(-1, f"# and {left_out:,} more hosts, with --node-rank={LINES_SHOWN - 1} to {last - 1}")
+    return tuple(lines)
+
+
+def _rendezvous(hosts: tuple[HostRanks, ...], host: Host) -> tuple[str, ...]:
+    return (
+        f"--nnodes={len(hosts)}",
+        f"--nproc-per-node={hosts[host.number].num_ranks}",
+        f"--node-rank={host.number}",
+        f"--master-addr={host.address}",
+        f"--master-port={host.port}",
+    )
 
 
 def torchrun_script(plan: Plan, *, arguments: RunArguments) -> str:
@@ -155,13 +168,14 @@ def torchrun_script(plan: Plan, *, arguments: RunArguments) -> str:
         alone = ("torchrun", "--standalone", f"--nproc-per-node={plan.layout.world_size}")
         return f"{script_head(plan)}\n{GO_THERE}\nexec {shlex.join(alone)} \\\n  {shlex.join(command)}\n"
     ranks = [host.num_ranks for host in ranks_of_hosts(plan)]
-    fewer = "".join(f"if [[ $1 == {n} ]]; then ranks={each}; fi\n" for n, each in enumerate(ranks) if each != ranks[0])
+    changes = ((n, here) for n, (before, here) in enumerate(pairwise(ranks), 1) if here != before)
+    others = "".join(f"if [[ $1 -ge {n} ]]; then ranks={here}; fi\n" for n, here in changes)
     return (
         f"{script_head(plan)}"
         f"# On every host at once: bash run.sh NUMBER ADDRESS [PORT], with its number from 0 to {hosts - 1},\n"
         "# the address of host 0, and a port that is free there. All hosts see this folder.\n\n"
         'if (( $# < 2 )); then\n  echo "usage: bash run.sh NUMBER ADDRESS [PORT]" >&2\n  exit 2\nfi\n'
-        f"{GO_THERE}ranks={ranks[0]}\n{fewer}"
+        f"{GO_THERE}ranks={ranks[0]}\n{others}"
         f'exec torchrun --nnodes={hosts} --nproc-per-node="$ranks" --node-rank="$1" \\\n'
         '  --master-addr="$2" --master-port="${3:-29500}" \\\n'
         f"  {shlex.join(command)}\n"

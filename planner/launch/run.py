@@ -9,17 +9,18 @@ import sys
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from planner.emit.torchrun import Host, RunArguments, torchrun_command, torchrun_commands
+from planner.emit.torchrun import Host, RunArguments, num_hosts, torchrun_command, torchrun_commands
 from planner.errors import EnvironmentProblem, ExitCode, InputError
 from planner.launch.hosts import find_host
 from planner.launch.preflight import check
-from planner.launch.supervise import supervise
+from planner.launch.supervise import follow, lead
 from planner.plan import plan_from_json, plan_to_dict, read_plan, write_plan
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
+    from planner.launch.attempts import Attempt
     from planner.plan import Plan
 
 __all__ = ["launch"]
@@ -57,22 +58,25 @@ def launch(
     host = find_host(plan, os.environ, **place)
     check(plan, output, host)
     if host is not None and host.number > 0:
-        return supervise(_command_of(plan, plan_path, output, arguments, host), output)
+        return follow(_command_of(plan, plan_path, output, arguments, host), output, host=host.number)
     with _locked(output):
         _claim(plan, output, arguments.resume)
-        return supervise(_command_of(plan, output / "plan.json", output, arguments, host), output)
+        resume = "auto" if arguments.resume == "never" else arguments.resume  # what `never` cleared is done
+        command_of = _command_of(plan, output / "plan.json", output, arguments, host)
+        port = int(host.port) if host else 0
+        return lead(command_of, output, num_hosts=num_hosts(plan), port=port, resume=resume)
 
 
 def _command_of(
     plan: Plan, plan_path: Path, output: Path, arguments: RunArguments, host: Host | None
-) -> Callable[[int, bool], tuple[str, ...]]:
-    """Torchrun's words for each attempt: later ones use the next port, and what `--resume never` cleared is done."""
-    first = replace(arguments, resume="auto" if arguments.resume == "never" else arguments.resume)
-    again = replace(arguments, resume="auto")
+) -> Callable[[Attempt], tuple[str, ...]]:
+    """Torchrun's words for each attempt, whose name keeps a host that is late out of the next one's rendezvous."""
 
-    def command(attempt: int, progressed: bool) -> tuple[str, ...]:
-        place = host and replace(host, port=int(host.port) + attempt)
-        return torchrun_command(plan, plan_path, output=output, arguments=again if progressed else first, host=place)
+    def command(attempt: Attempt) -> tuple[str, ...]:
+        place = host and replace(host, port=attempt.port)
+        chosen = replace(arguments, resume=attempt.resume)
+        words = torchrun_command(plan, plan_path, output=output, arguments=chosen, host=place)
+        return (words[0], f"--rdzv-id={attempt.start}", *words[1:])
 
     return command
 

@@ -12,12 +12,14 @@ import time
 from typing import TYPE_CHECKING, Any, Final
 
 from planner.errors import ExitCode
+from planner.launch.attempts import Follower, Head
+from planner.launch.messages import say
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-__all__ = ["say", "supervise"]
+    from planner.launch.attempts import Attempt
 
 ATTEMPTS_WITHOUT_PROGRESS: Final = 3
 POLL_SECONDS: Final = 0.1
@@ -27,46 +29,90 @@ SECONDS_OF_SILENCE: Final = 20.0
 _SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 
 
-def supervise(command_of: Callable[[int, bool], tuple[str, ...]], output: Path) -> int:
-    """Run torchrun until the ranks have said how it ended; returns the exit code.
+def lead(
+    command_of: Callable[[Attempt], tuple[str, ...]], output: Path, *, num_hosts: int, port: int, resume: str
+) -> int:
+    """Run torchrun on host 0, or on the only one, until the ranks have said how it ended; returns the exit code.
 
     A rank that dies without a word (a kill, a lost machine) is retried from the newest checkpoint, with a fresh
-    rendezvous, until three attempts in a row bring no new checkpoint.
+    rendezvous on the next port, until three attempts in a row bring no new checkpoint. So is a host that asks for it.
 
-    command_of: from the number of the attempt, and whether a checkpoint followed the start, to torchrun's words.
+    command_of: from an attempt to torchrun's words. port: where the first attempt listens. resume: `auto` or a step,
+    which holds until a checkpoint follows it.
+
+    Raises:
+        EnvironmentProblem: the folder cannot be written.
     """
+    head, code = Head(output, num_hosts), int(ExitCode.BUG)
+    try:
+        code = _lead(command_of, output, head, port, resume)
+    finally:
+        head.end(code)
+    return code
+
+
+def _lead(command_of: Callable[[Attempt], tuple[str, ...]], output: Path, head: Head, port: int, resume: str) -> int:
     stopper, before = _Stopper(output), _stamp(output)
-    failures, attempt, newest, progressed = 0, 0, _newest_checkpoint(output), False
+    failures, newest = 0, _newest_checkpoint(output)
     with stopper.listening():
         while True:
-            code = _run_once(command_of(attempt, progressed), stopper, output)
+            attempt = head.begin(port=port, resume=resume)
+            code = _run_once(command_of(attempt), attempt.start, stopper, output, head.must_end)
             if code is None:
                 return stopper.exit_code
             state = _verdict(output, before)
             if state["state"] not in ("running", ""):
                 return _exit_code(state)
             moved = _newest_checkpoint(output) != newest
-            progressed |= moved  # --resume STEP holds until a checkpoint follows it
+            resume = "auto" if moved else resume
             failures = 1 if moved else failures + 1
             newest = _newest_checkpoint(output)
             started = state["state"] == "running" or code == ExitCode.RANK_FAILED  # not where the hosts never met
             if not started or stopper.asked or failures >= ATTEMPTS_WITHOUT_PROGRESS:
-                say(f"a rank ended without a word at step {state['step']}; no progress since checkpoint {newest}")
+                say(f"{head.loss()} at step {state['step']}; no progress since checkpoint {newest}")
                 return stopper.exit_code if stopper.asked else ExitCode.RANK_FAILED
-            say(f"a rank ended without a word; starting again from checkpoint {newest}")
-            attempt += 1
+            say(f"{head.loss()}; starting again from checkpoint {newest}")
+            port += 1
             time.sleep(2.0 ** (failures - 1))
 
 
-def _run_once(command: tuple[str, ...], stopper: _Stopper, output: Path) -> int | None:
-    """One torchrun from start to end; returns its code, or None where the user ended it by force."""
+def follow(command_of: Callable[[Attempt], tuple[str, ...]], output: Path, *, host: int) -> int:
+    """Run torchrun on another host than host 0, in each attempt that host 0 begins; returns the exit code of the run.
+
+    Raises:
+        EnvironmentProblem: host 0 begins none, or the folder cannot be written.
+    """
+    follower, stopper, before = Follower(output, host), _Stopper(output), _stamp(output)
+    with stopper.listening():
+        while (attempt := follower.join(lambda: stopper.asked)) is not None:
+            if attempt.exit_code is None:
+                code = _run_once(command_of(attempt), attempt.start, stopper, output, follower.must_end)
+                if code is None:
+                    break
+            state = _verdict(output, before)
+            if state["state"] not in ("running", ""):
+                return _exit_code(state)
+            if attempt.exit_code is not None:
+                return attempt.exit_code
+    return stopper.exit_code
+
+
+def _run_once(
+    command: tuple[str, ...], start: str, stopper: _Stopper, output: Path, must_end: Callable[[], bool]
+) -> int | None:
+    """One torchrun from start to end; returns its code, or None where the user ended it by force.
+
+    must_end: whether the hosts go on to another attempt; this one counts as failed then.
+    """
     arguments = [sys.executable, "-m", "planner.trainer.agent", *command[1:]]
-    process = subprocess.Popen(arguments, start_new_session=True, env=_environment())  # noqa: S603 # our own module
+    process = subprocess.Popen(arguments, start_new_session=True, env=_environment(start))  # noqa: S603 # our own module
     hearts = _Hearts(output)
     try:
         while process.poll() is None:
             if stopper.times_asked > 1:
                 return None
+            if must_end():
+                return ExitCode.RANK_FAILED
             hearts.end_the_silent()
             time.sleep(POLL_SECONDS)
         return process.returncode
@@ -77,11 +123,12 @@ def _run_once(command: tuple[str, ...], stopper: _Stopper, output: Path) -> int 
         process.wait()
 
 
-def _environment() -> dict[str, str]:
+def _environment(start: str) -> dict[str, str]:
     # one thread for each process, as the plan prices a CPU core; torchrun sets it only from two processes on
     defaults = {"OMP_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "ERROR"}
-    # the name is planner.trainer.parent's, which nothing imports
-    return {**defaults, **os.environ, "PLANNER_PARENT_PID": str(os.getpid())}
+    # the names are those of planner.trainer.parent and .token_cache, which nothing imports
+    own = {"PLANNER_PARENT_PID": str(os.getpid()), "PLANNER_START": start}
+    return {**defaults, **os.environ, **own}
 
 
 class _Hearts:
@@ -159,7 +206,8 @@ class _Stopper:
         self.times_asked += 1
         self._signal = signal.Signals(number)
         if self.times_asked == 1:
-            self._request.touch()
+            if (self._request.parent / "plan.json").exists():  # else host 0 has yet to take the folder
+                self._request.touch()
             say("stopping after this step; a second signal ends the run at once")
 
     @contextlib.contextmanager
@@ -203,8 +251,3 @@ def _exit_code(verdict: dict[str, Any]) -> int:
 def _newest_checkpoint(output: Path) -> int | None:
     steps = (path.name.removeprefix("step-") for path in (output / "checkpoints").glob("step-*"))
     return max((int(step) for step in steps if step.isdigit()), default=None)
-
-
-def say(message: str) -> None:
-    """Tell the user, on standard error."""
-    sys.stderr.write(f"planner launch: {message}\n")

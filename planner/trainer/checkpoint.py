@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import shutil
+import sys
 import threading
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -24,13 +25,13 @@ from torch.distributed.checkpoint.state_dict_saver import save as save_tensors
 from planner.errors import EnvironmentProblem, InputError
 from planner.layout import format_layout
 from planner.specs.model import ModelSpec
+from planner.trainer.disk import sync, write_json
+from planner.trainer.loss_scale import LossScale
 from planner.trainer.model import canonical_name
 from planner.trainer.unpickle import SafeReader
 from planner.units import format_bytes
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from torch import Tensor, nn
 
     from planner.trainer.trainer import Trainer
@@ -127,24 +128,41 @@ def _on_host(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
 def restore(trainer: Trainer, folder: Path, step: int | None = None) -> int | None:
     """Load the newest checkpoint that is intact, or the one of `step`; every rank calls it.
 
+    What is wrong with newer ones goes to standard error, a line each.
+
     Returns:
         The step, or None where there is no checkpoint at all.
 
     Raises:
-        EnvironmentProblem: there are checkpoints, and none of them is intact.
+        EnvironmentProblem: there are checkpoints and none of them is intact, or the one of `step` is not.
         InputError: the checkpoint is of another model or other data, or `step` has none.
     """
     steps = saved_steps(folder)
     if step is not None and step not in steps:
         raise InputError(f"no checkpoint of step {step}", hint=f"there are: {steps or 'none'}")
-    wanted = steps if step is None else [step]
-    for candidate in wanted:
-        if _intact(folder / _name(candidate)):
+    rejected: dict[int, str] = {}
+    for candidate in steps if step is None else [step]:
+        damage = _damage(folder, candidate)
+        if not damage:
+            _tell(rejected, candidate)
             _load(trainer, folder / _name(candidate))
             return candidate
-    if wanted:
-        raise EnvironmentProblem(f"no checkpoint in {folder} is intact", hint="restore one from a copy")
+        rejected[candidate] = damage
+    if step is not None:
+        raise EnvironmentProblem(
+            f"the checkpoint of step {step} in {folder} is damaged: {rejected[step]}",
+            hint="give another step, or --resume auto, which takes the newest one that is intact",
+        )
+    if rejected:
+        reasons = "; ".join(f"step {each}: {damage}" for each, damage in rejected.items())
+        raise EnvironmentProblem(f"no checkpoint in {folder} is intact: {reasons}", hint="restore one from a copy")
     return None
+
+
+def _tell(rejected: dict[int, str], used: int) -> None:
+    if dist.get_rank() == 0:
+        for step, damage in rejected.items():
+            sys.stderr.write(f"checkpoint of step {step} is rejected: {damage}; step {used} is used in its place\n")
 
 
 def _cause(error: BaseException) -> str:
@@ -204,50 +222,73 @@ def _hash_own_files(draft: Path, group: dist.ProcessGroup | None) -> dict[str, s
     """SHA-256 of every file of the draft; each rank hashes what it wrote."""
     own = list(draft.glob(f"__{dist.get_rank()}_*")) + ([draft / ".metadata"] if dist.get_rank() == 0 else [])
     for path in own:
-        _sync(path)
+        sync(path)
     parts: list[dict[str, str]] = [{} for _ in range(dist.get_world_size())]
     dist.all_gather_object(parts, {path.name: _hash(path) for path in own}, group=group)
     return {name: digest for part in parts for name, digest in part.items()}
 
 
 def _commit(draft: Path, final: Path, digests: dict[str, str], state: dict[str, Any], *, keep: int) -> None:
-    _write_json(draft / STATE, state)
-    _write_json(draft / MANIFEST, digests | {STATE: _hash(draft / STATE)})
-    _sync(draft)
+    write_json(draft / STATE, state)
+    write_json(draft / MANIFEST, digests | {STATE: _hash(draft / STATE)})
+    sync(draft)
     shutil.rmtree(final, ignore_errors=True)  # a step that an earlier attempt saved, and that was rejected
     draft.rename(final)
-    _sync(final.parent)
+    sync(final.parent)
     # later steps are of a run that was given up for an earlier checkpoint: `auto` must not go back to them
     later = [step for step in saved_steps(final.parent) if step > state["step"]]
     for old in later + saved_steps(final.parent)[len(later) + keep :]:
         shutil.rmtree(final.parent / _name(old), ignore_errors=True)
 
 
-def _intact(checkpoint: Path) -> bool:
-    """Whether every file of the manifest has its hash; the ranks share the work and agree."""
+def _damage(folder: Path, step: int) -> str:
+    """Why the checkpoint of `step` cannot be used, alike on all ranks, which share the work; empty where it can."""
+    checkpoint, own = folder / _name(step), ""
     try:
-        manifest: dict[str, str] = json.loads((checkpoint / MANIFEST).read_text())
+        manifest = _read_manifest(checkpoint)
         mine = sorted(manifest)[dist.get_rank() :: dist.get_world_size()]
-        good = all(_hash(checkpoint / name) == manifest[name] for name in mine)
-    except (OSError, ValueError):
-        good = False
-    return _all_agree(good)
+        own = next((f"{name} is not what was saved" for name in mine if _hash(checkpoint / name) != manifest[name]), "")
+        if not own:
+            _check_state(_read_object(checkpoint / STATE), step)
+    except OSError as error:
+        own = f"{Path(error.filename or checkpoint).name}: {error.strerror}"
+    except ValueError as error:
+        own = str(error)
+    answers = [""] * dist.get_world_size()
+    dist.all_gather_object(answers, own)
+    return next(filter(None, answers), "")
 
 
-def _all_agree(good: bool) -> bool:
-    answers = [False] * dist.get_world_size()
-    dist.all_gather_object(answers, good)
-    return all(answers)
+def _read_manifest(checkpoint: Path) -> dict[str, Any]:
+    """File -> hash. A manifest that leaves out a file, or names what is not there, is none: it raises ValueError."""
+    manifest = _read_object(checkpoint / MANIFEST)
+    files = {path.name for path in checkpoint.iterdir()}
+    needed = {STATE, ".metadata", *(name for name in files if name.endswith(".distcp"))}
+    if left_out := sorted(needed - manifest.keys()):
+        raise ValueError(f"{MANIFEST} does not name {left_out[0]}")
+    if missing := sorted(manifest.keys() - files):
+        raise ValueError(f"{missing[0]} is missing")
+    return manifest
 
 
-def _write_json(path: Path, data: Any) -> None:
-    path.write_text(json.dumps(data, indent=1) + "\n")
-    _sync(path)
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
+def _check_state(state: dict[str, Any], step: int) -> None:
+    """Raise ValueError where a state is not what `_state` writes for `step`; layout and torch are for people."""
+    if state.get("step") != step:
+        raise ValueError(f"{STATE} is of step {state.get('step')}")
+    if lacking := sorted({"model", "data", "loss_scale"} - state.keys()):
+        raise ValueError(f"{STATE} has no `{lacking[0]}`")
     try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+        ModelSpec.model_validate(state["model"])
+        LossScale("fp16").state = state["loss_scale"]
+    except (TypeError, LookupError, ValueError, OverflowError):
+        raise ValueError(f"{STATE} has a model or a scale of the loss that cannot be read") from None
+
+
+def _read_object(path: Path) -> dict[str, Any]:
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError):
+        document = None
+    if not isinstance(document, dict):
+        raise ValueError(f"{path.name} is no JSON object")  # noqa: TRY004 # the file, not a type
+    return document

@@ -8,7 +8,6 @@ the first.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import hashlib
 import itertools
 import json
@@ -20,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from planner.errors import EnvironmentProblem, InputError
+from planner.trainer.token_cache import cached
 from planner.trainer.tokenizer import BYTE_VALUES, ByteTokenizer, Tokenizer, read_tokenizer
 
 if TYPE_CHECKING:
@@ -57,6 +57,11 @@ class _Source:
     def is_text(self) -> bool:
         return bool(self.name) and not self.is_hub and Path(self.name).suffix not in (".npy", ".jsonl", ".parquet")
 
+    @property
+    def title(self) -> str:
+        """What messages call it."""
+        return self.name or "the sources of Python's standard library"
+
     def documents(self) -> Iterator[bytes]:
         """The documents of this source, as UTF-8."""
         path = Path(self.name)
@@ -90,7 +95,7 @@ def open_sources(
         reader.check(vocab_size)
     opened = []
     for source in sources:
-        with _told(source.name):
+        with _told(source.title):
             opened.append(_token_file(Path(source.name)) if source.holds_tokens else _read(source, reader, cache))
     return opened
 
@@ -173,25 +178,15 @@ def _read(source: _Source, tokenizer: Tokenizer, cache: Path | None) -> Tokens:
         return np.concatenate([np.zeros(0, width), *_encoded(source, tokenizer)])
     key = hashlib.sha256(fingerprint((source.name,) if source.name else (), None).encode() + tokenizer.digest)
     path = cache / f"{key.hexdigest()[:32]}.{width.name}"
-    cache.mkdir(parents=True, exist_ok=True)
-    with (cache / ".lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # ranks and hosts that come later find the file finished
-        if not path.exists():
-            draft = path.with_suffix(".tmp")
-            with draft.open("wb") as file:
-                for part in _encoded(source, tokenizer):
-                    file.write(part.tobytes())
-            draft.replace(path)
-    if path.stat().st_size == 0:
-        return np.zeros(0, width)
-    return np.memmap(path, dtype=width, mode="r")
+    return cached(path, width, lambda: _encoded(source, tokenizer), source=source.title)
 
 
 def _encoded(source: _Source, tokenizer: Tokenizer) -> Iterator[np.ndarray[Any, Any]]:
-    """Tokens of all documents, an end-of-document token behind each."""
-    documents = source.documents()
-    while batch := list(itertools.islice(documents, DOCUMENTS_AT_ONCE)):
-        yield tokenizer.encode(batch)
+    """Tokens of all documents, an end-of-document token behind each; raises as `open_sources` does."""
+    with _told(source.title):
+        documents = source.documents()
+        while batch := list(itertools.islice(documents, DOCUMENTS_AT_ONCE)):
+            yield tokenizer.encode(batch)
 
 
 def _jsonl(path: Path) -> Iterator[bytes]:

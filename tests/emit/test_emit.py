@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 
 from planner.cli import main
+from planner.emit import torchrun
 from planner.emit.bundle import TARGETS, write_bundle
 from planner.emit.megatron import megatron_script
 from planner.emit.torchrun import RunArguments, check_engine
@@ -112,6 +113,17 @@ def test_each_host_gets_its_number_and_its_ranks(plan, tmp_path, tools):
         assert {f"--nproc-per-node={ranks}", f"--node-rank={number}", "--master-addr=10.0.0.1"} <= set(words)
     refused = subprocess.run(["bash", script, "0"], capture_output=True, text=True, check=False)
     assert (refused.returncode, refused.stdout) == (2, "")
+
+
+def test_a_script_does_not_grow_with_its_hosts(plan, tmp_path, tools, monkeypatch):
+    (host,) = torchrun.ranks_of_hosts(on_one_host(plan))
+    ranks = [8] * 3 + [4] * 100_000 + [8, 2]
+    monkeypatch.setattr(torchrun, "ranks_of_hosts", lambda _: tuple(replace(host, num_ranks=each) for each in ranks))
+    script = tmp_path / "run.sh"
+    script.write_text(torchrun.torchrun_script(plan, arguments=NOTHING))
+    assert len(script.read_text()) < 2000
+    for number in (0, 2, 3, 100_002, 100_003, 100_004):
+        assert f"--nproc-per-node={ranks[number]}" in words_of(script, tools, str(number), "10.0.0.1")
 
 
 @pytest.mark.parametrize(

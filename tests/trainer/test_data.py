@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
+import re
 import subprocess
 import sys
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -14,7 +17,7 @@ torch = pytest.importorskip("torch")
 # ruff: noqa: E402 # what follows imports torch
 
 from planner.errors import EnvironmentProblem, InputError
-from planner.trainer import sources
+from planner.trainer import sources, token_cache
 from planner.trainer.data import open_corpus
 from planner.trainer.sources import fingerprint, open_sources
 
@@ -160,6 +163,123 @@ def test_ranks_that_start_together_see_whole_tokens(tmp_path):
     ranks = [subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) for _ in range(3)]
     assert {rank.communicate(timeout=60)[0].strip() for rank in ranks} == {str(3000 * 1001)}
     assert [path.suffix for path in tmp_path.glob("*.uint16")] == [".uint16"]
+
+
+def flip(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+def cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-2])
+
+
+def lose_the_record(path: Path) -> None:
+    path.with_name(f"{path.name}.json").unlink()
+
+
+def garble_the_record(path: Path) -> None:
+    path.with_name(f"{path.name}.json").write_text("[1, 2]")
+
+
+@pytest.mark.parametrize(
+    ("damage", "why"),
+    [
+        (flip, "its bytes are not those that were written"),
+        (cut, r"it has \d+ bytes of \d+"),
+        (lambda path: path.write_bytes(b""), "it has 0 bytes of"),
+        (lose_the_record, "is missing or unreadable"),
+        (garble_the_record, "is missing or unreadable"),
+    ],
+)
+def test_a_damaged_token_file_is_made_again(damage, why, tmp_path, capsys):
+    name, cache = write_jsonl(tmp_path / "a.jsonl"), tmp_path / "tokens"
+
+    def tokens() -> list[int]:
+        return open_sources((name,), tokenizer=None, vocab_size=300, cache=cache)[0][:].tolist()
+
+    wanted = [value for text in TEXTS for value in (*text.encode(), 256)]
+    assert tokens() == wanted
+    (path,) = cache.glob("*.uint16")
+    damage(path)
+    assert tokens() == wanted
+    message = capsys.readouterr().err
+    assert re.search(f"token cache {path} is damaged: .*{why}.*; making it again from {name}\n", message)
+    assert tokens() == wanted
+    assert capsys.readouterr().err == ""
+    assert not list(cache.glob("*.tmp"))
+
+
+def test_a_damaged_token_file_whose_text_is_gone_stops_the_run(tmp_path, monkeypatch):
+    """A data set of the hub is known by its name, so nobody asks the hub while the file is whole."""
+    offline, cache = ConnectionError("the hub does not answer"), tmp_path / "tokens"
+    monkeypatch.setattr(sources, "_data_set", lambda _: (text.encode() for text in TEXTS))
+    open_sources(("hf:set",), tokenizer=None, vocab_size=300, cache=cache)
+    monkeypatch.setattr(sources, "_data_set", Mock(side_effect=offline))
+    assert len(open_sources(("hf:set",), tokenizer=None, vocab_size=300, cache=cache)[0]) == len("".join(TEXTS)) + 5
+    (path,) = cache.glob("*.uint16")
+    flip(path)
+    for _ in range(2):  # what is damaged is not taken for whole the second time
+        with pytest.raises(EnvironmentProblem) as problem:
+            open_sources(("hf:set",), tokenizer=None, vocab_size=300, cache=cache)
+        assert f"token cache {path} is damaged" in str(problem.value)
+        assert "the hub does not answer" in str(problem.value)
+        assert f"copy {path.name} and {path.name}.json" in str(problem.value)
+
+
+def test_a_token_file_is_compared_once_in_a_start(tmp_path, monkeypatch):
+    """A program of the standard library counts what is read: all the file once, by the first of the ranks."""
+    name, cache = write_jsonl(tmp_path / "a.jsonl"), tmp_path / "tokens"
+    summed = Mock(side_effect=token_cache.zlib.crc32)
+    monkeypatch.setattr(token_cache.zlib, "crc32", summed)
+
+    def sums_of(start: str, *, ranks: int) -> int:
+        summed.reset_mock()
+        monkeypatch.setenv(token_cache.START_VARIABLE, start)
+        for _ in range(ranks):
+            open_sources((name,), tokenizer=None, vocab_size=300, cache=cache)
+        return summed.call_count
+
+    assert sums_of("first", ranks=3) == 1  # of what is written
+    assert sums_of("second", ranks=3) == 1
+    assert sums_of("", ranks=3) == 3  # nobody says that these belong together
+    flip(next(cache.glob("*.uint16")))
+    assert sums_of("third", ranks=3) == 2  # of what is found, and of what is written
+
+
+def test_a_token_file_is_on_the_disk_before_it_has_its_name(tmp_path, monkeypatch):
+    events = []
+    real_sync, real_replace = os.fsync, Path.replace
+
+    def fsync(descriptor: int) -> None:
+        events.append(("sync", Path(f"/proc/self/fd/{descriptor}").readlink().name))
+        real_sync(descriptor)
+
+    def replace(path: Path, target: Path) -> Path:
+        events.append(("name", path.name))
+        return real_replace(path, target)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    monkeypatch.setattr(Path, "replace", replace)
+    open_sources((write_jsonl(tmp_path / "a.jsonl"),), tokenizer=None, vocab_size=300, cache=tmp_path / "tokens")
+    drafts = [name for what, name in events if what == "name"]
+    assert len(drafts) == 2
+    assert all(events.index(("sync", name)) < events.index(("name", name)) for name in drafts)
+    assert events[-1] == ("sync", "tokens")
+
+
+def test_a_disk_that_is_full_is_told_with_the_file_that_it_has_no_room_for(tmp_path):
+    """A limit on the size of a file stands for it."""
+    name, cache = write_jsonl(tmp_path / "a.jsonl"), tmp_path / "tokens"
+    program = (
+        "import resource, signal, sys; from pathlib import Path; from planner.trainer.sources import open_sources\n"
+        "signal.signal(signal.SIGXFSZ, signal.SIG_IGN); resource.setrlimit(resource.RLIMIT_FSIZE, (40, 40))\n"
+        f"open_sources(({name!r},), tokenizer=None, vocab_size=300, cache=Path({str(cache)!r}))"
+    )
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert re.search(rf"EnvironmentProblem: cannot write {cache}/\w+.uint16: File too large", result.stderr)
+    assert not [path for path in cache.iterdir() if path.name != ".lock"]
 
 
 def test_a_data_set_of_the_hub_is_read_by_name(tmp_path, monkeypatch):

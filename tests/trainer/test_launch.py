@@ -133,6 +133,18 @@ def test_several_hosts_get_a_line_each(make_plan, tmp_path, capsys):
     assert not (tmp_path / "out").exists()
 
 
+def test_a_hundred_lines_stand_for_any_number_of_hosts(make_plan):
+    """The last host is shown too: it may have fewer ranks than the others."""
+    plan = on_two_hosts(make_plan("dp=1,mbs=1"))
+    for ranks, lines in ((200, 100), (201, 101), (1_000_001, 101)):
+        large = replace(plan, layout=replace(plan.layout, dp=ranks))
+        shown = torchrun_commands(large, Path("p.json"), output=Path("out"), arguments=RunArguments())
+        assert len(shown) == lines
+    assert "--node-rank=98 " in shown[98]
+    assert shown[99] == "# and 499,901 more hosts, with --node-rank=99 to 499999"
+    assert "--nproc-per-node=1 --node-rank=500000 " in shown[100]
+
+
 @pytest.mark.parametrize(("layout", "ranks"), [("dp=3,mbs=2", [2, 1]), ("pp=5,mbs=1", [2, 2, 1]), ("dp=4", [2, 2])])
 def test_hosts_are_filled_one_after_the_other(layout, ranks, make_plan):
     plan = make_plan("dp=1,mbs=1")
@@ -456,24 +468,55 @@ def test_hosts_with_different_plans_do_not_start(make_plan, tmp_path):
     assert sum("ranks 2, 3 have another plan than rank 0" in text for text in messages) == 1
 
 
-@pytest.mark.slow
-def test_several_launchers_train_together_after_a_kill(make_plan, tmp_path):
-    """Each host has a launcher of its own; when a rank of one dies, all start again, on the next port."""
-    pytest.importorskip("torch")
+@pytest.fixture
+def start_host(make_plan, tmp_path):
+    """A function that starts the launcher of one of two hosts, both of which are this machine."""
     write_plan(on_two_hosts(make_plan("dp=4,mbs=2")), tmp_path / "plan.json")
-    output, port = tmp_path / "out", str(free_port())
     program = [sys.executable, "-c", "from planner.cli import run; run()", "launch", str(tmp_path / "plan.json")]
-    program += ["--output", str(output), "--steps", "100", "--checkpoint-every", "20", "--master-port", port]
-    hosts = [
-        subprocess.Popen(
-            [*program, "--master-addr", "127.0.0.1", "--node-rank", str(number)], stdout=subprocess.DEVNULL
-        )
-        for number in range(2)
-    ]
+    program += ["--output", str(tmp_path / "out"), "--steps", "100", "--checkpoint-every", "20"]
+    program += ["--master-addr", "127.0.0.1", "--master-port", str(free_port()), "--node-rank"]
+
+    def start_one(number: int) -> subprocess.Popen:
+        with (tmp_path / f"stderr-{number}").open("a") as messages:
+            return subprocess.Popen([*program, str(number)], stdout=subprocess.DEVNULL, stderr=messages)
+
+    return start_one
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("killed", [[-1], [0, -1]])
+def test_several_launchers_train_together_after_a_kill(killed, start_host, tmp_path):
+    """Each host has a launcher of its own; when a rank of one or of both dies, all start again."""
+    pytest.importorskip("torch")
+    output = tmp_path / "out"
+    hosts = [start_host(number) for number in range(2)]
     wait_for(lambda: steps_done(output) > 30)
-    os.kill(ranks_of(output)[-1], signal.SIGKILL)
+    ranks = ranks_of(output)
+    for which in killed:
+        os.kill(ranks[which], signal.SIGKILL)
     assert [host.wait(timeout=200) for host in hosts] == [ExitCode.OK] * 2
     assert steps_done(output) == 100
+    assert "host 1 enters attempt 1" in (tmp_path / "stderr-1").read_text()
+    assert not ranks_of(output)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [0, 1])
+def test_a_launcher_that_is_started_again_alone_meets_the_others(number, start_host, tmp_path):
+    """As Kubernetes does it for one pod. The other launcher goes on; steps are neither lost nor done twice."""
+    pytest.importorskip("torch")
+    output = tmp_path / "out"
+    hosts = [start_host(number) for number in range(2)]
+    wait_for(lambda: steps_done(output) > 30)
+    hosts[number].kill()
+    hosts[number].wait()
+    lost = {f"--node-rank={number}", f"--output={output}"}
+    wait_for(lambda: not any(lost <= set(words) for _, words in words_of_processes()), 30)
+    hosts[number] = start_host(number)
+    assert [host.wait(timeout=200) for host in hosts] == [ExitCode.OK] * 2
+    lines = map(json.loads, (output / "metrics.jsonl").read_text().splitlines())
+    assert [line["step"] for line in lines] == list(range(1, 101))
+    assert not ranks_of(output)
 
 
 @pytest.mark.slow

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import pickle
+import re
 import shutil
 import sys
 import time
@@ -98,22 +100,102 @@ def test_a_pipeline_checkpoint_opens_without_a_pipeline(run_job, make_plan, tmp_
     assert list(losses(tmp_path)) == list(range(1, EVERY + 2))
 
 
-def test_a_flipped_bit_is_noticed_and_the_older_checkpoint_used(finished, run_job, make_plan, tmp_path):
+def cut_a_shard(folder: Path) -> None:
+    shard = folder / "__0_0.distcp"
+    shard.write_bytes(shard.read_bytes()[:-1])
+
+
+def rewrite(folder: Path, name: str, change) -> None:
+    """Change a document and give it the right hash, as only a bug or somebody's hand would."""
+    document = json.loads((folder / name).read_text())
+    (folder / name).write_text(json.dumps(change(document)))
+    if name != "manifest.json":
+        digest = hashlib.sha256((folder / name).read_bytes()).hexdigest()
+        rewrite(folder, "manifest.json", lambda manifest: manifest | {name: digest})
+
+
+def leave_out(folder: Path, name: str) -> None:
+    rewrite(folder, "manifest.json", lambda manifest: {key: manifest[key] for key in manifest if key != name})
+
+
+def change_state(**changes):
+    return lambda folder: rewrite(folder, "state.json", lambda state: state | changes)
+
+
+@pytest.mark.parametrize(
+    ("damage", "why"),
+    [
+        (flip_one_bit, r"__\d_0.distcp is not what was saved"),
+        (cut_a_shard, "__0_0.distcp is not what was saved"),
+        pytest.param(
+            lambda folder: (folder / "__1_0.distcp").unlink(), "__1_0.distcp is missing", marks=pytest.mark.slow
+        ),
+        pytest.param(
+            lambda folder: (folder / "manifest.json").unlink(),
+            "manifest.json: No such file or directory",
+            marks=pytest.mark.slow,
+        ),
+        (lambda folder: (folder / "manifest.json").write_text("[1, 2]"), "manifest.json is no JSON object"),
+        pytest.param(
+            lambda folder: (folder / "manifest.json").write_text("[" * 100_000),
+            "manifest.json is no JSON object",
+            marks=pytest.mark.slow,
+        ),
+        (lambda folder: (folder / "manifest.json").write_text("{}"), "manifest.json does not name .metadata"),
+        pytest.param(
+            lambda folder: leave_out(folder, "__1_0.distcp"),
+            "manifest.json does not name __1_0.distcp",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            lambda folder: rewrite(folder, "manifest.json", lambda m: m | {"/dev/zero": ""}),
+            "/dev/zero is missing",
+            marks=pytest.mark.slow,
+        ),
+        (lambda folder: rewrite(folder, "state.json", lambda _: {"step": STEPS}), "state.json has no `data`"),
+        pytest.param(
+            lambda folder: rewrite(folder, "state.json", lambda _: []),
+            "state.json is no JSON object",
+            marks=pytest.mark.slow,
+        ),
+        (change_state(step=-5), "state.json is of step -5"),
+        pytest.param(change_state(model=None), "state.json has a model .* that cannot be read", marks=pytest.mark.slow),
+        pytest.param(
+            change_state(loss_scale=3),
+            "state.json has a .* scale of the loss that cannot be read",
+            marks=pytest.mark.slow,
+        ),
+    ],
+)
+def test_a_damaged_checkpoint_is_told_and_the_older_one_used(damage, why, finished, run_job, make_plan, tmp_path):
+    output = tmp_path / "copy"
+    shutil.copytree(finished, output)
+    damage(checkpoint(output, STEPS))
+    plan, messages = make_plan("dp=2,zero=1,mbs=2", "tied-llama"), tmp_path / "stderr"
+    assert run_job("train", plan, steps=STEPS, output=str(output), stderr=str(messages)) == ExitCode.OK
+    assert losses(output) == losses(finished)
+    told = [line for line in messages.read_text().splitlines() if "checkpoint" in line]
+    assert len(told) == 1
+    assert re.fullmatch(f"checkpoint of step 8 is rejected: {why}.*; step 4 is used in its place", told[0])
+
+
+def test_a_damaged_checkpoint_that_was_asked_for_is_refused(finished, run_job, make_plan, tmp_path):
     output = tmp_path / "copy"
     shutil.copytree(finished, output)
     flip_one_bit(checkpoint(output, STEPS))
     plan = make_plan("dp=2,zero=1,mbs=2", "tied-llama")
-    assert run_job("train", plan, steps=STEPS, output=str(output)) == ExitCode.OK
-    assert losses(output) == losses(finished)
-    flip_one_bit(checkpoint(output, STEPS))
+    with pytest.raises(
+        RuntimeError, match=r"EnvironmentProblem: the checkpoint of step 8 in .* is damaged: __\d_0.dist"
+    ):
+        run_job("train", plan, steps=STEPS + 1, output=str(output), resume=str(STEPS))
+    assert checkpoint(output, STEPS).exists()
     flip_one_bit(checkpoint(output, EVERY))
-    with pytest.raises(RuntimeError, match=r"EnvironmentProblem: no checkpoint in .* is intact"):
+    with pytest.raises(RuntimeError, match=r"EnvironmentProblem: no checkpoint in .* is intact: step 8: .*; step 4: "):
         run_job("train", plan, steps=STEPS, output=str(output))
 
 
 def test_a_checkpoint_cannot_run_code(interrupted, run_job, make_plan, tmp_path):
     """The attacker also fixes the manifest, so only the allow-list is in the way."""
-    import hashlib
 
     class Attack:
         def __reduce__(self):

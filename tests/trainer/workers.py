@@ -192,8 +192,8 @@ def die_in_save(moment: str) -> None:
         "before its shard": "save_tensors",
         "before the hashes": "_hash_own_files",
         "before the state": "_commit",
-        "before the manifest": "_write_json",
-        "before the new name": "_sync",
+        "before the manifest": "write_json",
+        "before the new name": "sync",
     }
     real = getattr(checkpoint, functions[moment])
 
@@ -210,6 +210,8 @@ def die_in_save(moment: str) -> None:
 
 def train(plan: Plan, job: dict[str, Any]) -> int:
     """A whole run with checkpoints, as `planner launch` starts it; returns its exit code."""
+    if "stderr" in job:
+        sys.stderr = Path(job["stderr"]).open("a", buffering=1)  # noqa: SIM115 # until the rank ends
     trainer = make_trainer(plan, job)
     if job.get("dying_rank") == dist.get_rank():
         die_in_save(job["die"])
