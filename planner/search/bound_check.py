@@ -44,15 +44,15 @@ if TYPE_CHECKING:
 
 NUM_CHECKED: Final = 64
 _NUM_CUTS: Final = 96  # ways to cut the devices whose configurations are drawn from, half of them of the least bounds
-_MOST_OF_CUTS: Final = 20_000  # configurations of them that are bounded, evenly spaced where there are more
+_MOST_BOUNDED: Final = 5_000  # of their configurations, evenly spaced where there are more; times pools, fewer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _RuledOut:
-    """One configuration that a bound rules out, and how far beyond the limit the bound is, as a multiple of it."""
+    """Configurations that a bound rules out, and how far each is beyond the limit, as a multiple of it, [n]."""
 
     degrees: DegreeArrays
-    excess: float
+    excess: FloatArray
 
 
 def check_bounds(
@@ -64,13 +64,14 @@ def check_bounds(
         Disagreement: a bound is above an optimum, which is a bug; the message has both values.
     """
     pick = np.random.default_rng(seed)
-    ruled_out = list(_ruled_out(found, constraints, best, pick))
-    ruled_out.sort(key=lambda each: each.excess)
-    nearest, others = ruled_out[: count // 2], ruled_out[count // 2 :]
-    drawn = [others[i] for i in pick.permutation(len(others))[: count - len(nearest)].tolist()]
-    for each in (*nearest, *drawn):
-        _check(found, constraints, best, each.degrees)
-    return len(nearest) + len(drawn)
+    blocks = list(_ruled_out(found, constraints, best, pick))
+    of_block = [(number, row) for number, block in enumerate(blocks) for row in range(len(block.excess))]
+    order = np.argsort(np.concatenate([np.zeros(0), *(block.excess for block in blocks)]), kind="stable")
+    nearest, others = order[: count // 2], pick.permutation(order[count // 2 :])
+    chosen = np.concatenate([nearest, others[: count - len(nearest)]]).tolist()
+    for number, row in (of_block[position] for position in chosen):
+        _check(found, constraints, best, blocks[number].degrees.take([row]))
+    return len(chosen)
 
 
 def _ruled_out(
@@ -82,23 +83,19 @@ def _ruled_out(
     near, rest = order[: _NUM_CUTS // 2], order[_NUM_CUTS // 2 :]
     chosen = np.concatenate([near, pick.permutation(rest)[: _NUM_CUTS - len(near)]])
     blocks = list(_complete(found, constraints, cuts.take(chosen)))
-    stride = max(1, sum(map(len, blocks)) // _MOST_OF_CUTS)
+    stride = max(1, sum(map(len, blocks)) * len(job.pools) ** 3 // _MOST_BOUNDED)  # each placement is bounded too
     for block in blocks:
         degrees = block.take(slice(int(pick.integers(stride)), None, stride))
         policies = allowed_policies(job, constraints, degrees)
         if not len(degrees) or not policies:
             continue
         fits = may_fit(job, degrees, list(policies))
-        shares = least_shares(job, degrees.take(~fits))
-        rows = np.flatnonzero(~fits).tolist()
-        yield from (
-            _RuledOut(degrees=degrees.take([row]), excess=share)
-            for row, share in zip(rows, shares.tolist(), strict=True)
-        )
+        full = degrees.take(~fits)
+        yield _RuledOut(degrees=full, excess=least_shares(job, full))
         bounded, seconds = _bounded(found, constraints, degrees.take(fits))
         cutoff = np.broadcast_to(best.cutoff_seconds(best.devices(job, bounded)), seconds.shape)
-        rows = np.flatnonzero(np.isfinite(seconds) & (seconds > cutoff)).tolist()
-        yield from (_RuledOut(degrees=bounded.take([row]), excess=float(seconds[row] / cutoff[row])) for row in rows)
+        beyond = np.isfinite(seconds) & (seconds > cutoff)
+        yield _RuledOut(degrees=bounded.take(beyond), excess=seconds[beyond] / cutoff[beyond])
 
 
 def _complete(found: Found, constraints: Constraints, cuts: DegreeArrays) -> Iterator[DegreeArrays]:
@@ -158,7 +155,7 @@ def _check_cutoff(found: Found, constraints: Constraints, best: Incumbents, one:
     placements, seconds = placed(job, unplaced, allowed_policies(job, constraints, one), constraints, cutoff)
     left = seconds[placements.placement == one.placement]
     if optimum <= cutoff[0] and not np.any(left <= cutoff[0] * (1 + SLACK)):
-        raise Disagreement(f"{one}: ruled out at {cutoff[0]!r} s, and its optimum is {optimum!r} s")
+        raise Disagreement(f"{one}: a bound rules it out at {cutoff[0]!r} s, and its optimum is {optimum!r} s")
 
 
 def _check_memory(found: Found, constraints: Constraints, one: DegreeArrays, policies: PolicyMasks) -> None:

@@ -7,11 +7,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from planner.search import best_first
+from planner.search import best_first, bound_check
+from planner.search.bounds import of_layers, of_memory, of_pools
 from planner.search.objectives import THROUGHPUT, Objective
 from planner.search.optimum import certificate, integer_program
 from planner.search.optimum.candidate import Disagreement
 from planner.search.optimum.dynamic_program import best_choice
+from planner.search.optimum.pruning import LowerBounds
 from planner.search.search import search
 from planner.search.space.constraints import Constraints
 from planner.specs.load import load_job
@@ -160,3 +162,43 @@ def test_what_both_decided_on_is_all_that_the_bounds_leave(job):
     assert found["status"] == "optimal"
     assert found["dynamic_program_seconds"] == found["objective_seconds"] == pytest.approx(plan.step_seconds, rel=1e-9)
     assert 0 < found["num_decided"] <= found["num_legal"] - found["num_pruned"]["memory"]
+
+
+HIGH = {
+    "step": (of_pools, "lower_bound_seconds", 1.03),
+    "memory": (of_memory, "least_stage_bytes", 1.03),
+    "columns": (bound_check, "lower_bounds", 1.03),
+    "layers": (of_layers, "step_seconds", 1.5),  # a bound before memory is looked at, further from the optimum
+}
+
+
+@pytest.mark.parametrize("name", HIGH)
+def test_bounds_that_are_too_high_are_noticed_by_the_check(monkeypatch, name):
+    """Both methods share the bounds, so only the check can notice one; on honest bounds it says nothing."""
+    job = load_job(**JOBS["pipeline"], sequence_length=2048, global_batch_size=16)
+    honest_plan = search(job, Constraints(), check=True)
+    assert honest_plan.certificate["num_bounds_checked"] == bound_check.NUM_CHECKED
+    module, function, factor = HIGH[name]
+    honest = getattr(module, function)
+
+    def high(*given, **named):
+        found = honest(*given, **named)
+        if isinstance(found, LowerBounds):
+            columns = tuple(each * factor for each in found.columns)
+            return replace(found, candidate=found.candidate * factor, columns=columns)
+        return found * factor
+
+    monkeypatch.setattr(module, function, high)
+    with pytest.raises(Disagreement, match="bound"):
+        search(job, Constraints(), check=True)
+
+
+def test_the_check_draws_the_same_configurations_by_the_same_seed(monkeypatch):
+    job = load_job(**JOBS["pipeline"], sequence_length=2048, global_batch_size=16)
+    drawn = []
+    monkeypatch.setattr(bound_check, "_check", lambda *given: drawn.append(str(given[-1])))
+    for _ in range(2):
+        search(job, Constraints(), check=True)
+    half = len(drawn) // 2
+    assert drawn[:half] == drawn[half:]
+    assert len(set(drawn[:half])) == half == bound_check.NUM_CHECKED
