@@ -28,7 +28,7 @@ Rule = Callable[[Sources], list[str]]
 PACKAGE = Path(planner.__file__).parent
 
 LAYERS = (
-    ("", "errors", "units"),  # "" is planner/__init__.py: the version
+    ("", "errors", "sums", "units"),  # "" is planner/__init__.py: the version
     ("specs", "engines"),
     ("layout",),
     ("cost",),

@@ -33,6 +33,7 @@ from planner.show.words import (
     short_layout,
     stage_range,
 )
+from planner.sums import sum_of
 from planner.units import format_bytes, format_count, format_seconds
 
 if TYPE_CHECKING:
@@ -211,7 +212,7 @@ class _Legend:
 
 
 def _bytes_of(stage: StageMemory, name: str) -> float:
-    return sum(float(line.num_bytes) for line in stage.lines if line.name == name)
+    return sum_of(float(line.num_bytes) for line in stage.lines if line.name == name)
 
 
 def _time_section(plan: Plan) -> Group:
