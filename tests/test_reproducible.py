@@ -8,10 +8,8 @@ asked where they have what the planner needs.
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 import sys
-from functools import cache
 from pathlib import Path
 
 import pytest
@@ -57,31 +55,25 @@ def test_no_document_depends_on_how_sum_rounds(job: str) -> None:
     assert document(job, ROUNDED) == document(job, COMPENSATED)
 
 
-@cache
-def other_pythons() -> list[str]:
-    """Pythons of 3.11 or newer on this machine that are not this one."""
+def other_pythons() -> dict[str, bool]:
+    """Pythons of 3.11 or newer on this machine that are not of this one's version; true: it can run the planner."""
     home = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv")) / "versions"
-    named = [shutil.which(f"python3.{minor}") for minor in range(11, 20)]
-    found = [*filter(None, named), *map(str, sorted(home.glob("3.*/bin/python")))]
-    version = "import sys; print(*sys.version_info[:2])"
-    others = {}
-    for python in found:
-        answer = subprocess.run([python, "-c", version], capture_output=True, text=True, check=False).stdout.split()
-        if answer and (number := tuple(map(int, answer))) >= (3, 11) and number != sys.version_info[:2]:
-            others[number] = python
-    return list(others.values())
+    folders = [*map(Path, os.environ["PATH"].split(os.pathsep)), *sorted(home.glob("3.*/bin"))]
+    program = (
+        f"import sys; assert {sys.version_info[:2]} != sys.version_info[:2] >= (3, 11); print('known', flush=True)\n"
+        "import click, jinja2, numpy, pulp, pydantic, rich, yaml; print('able')"
+    )
+    found = {}
+    for python in {str(path): None for folder in folders for path in folder.glob("python3.[0-9]*[0-9]")}:
+        said = subprocess.run([python, "-c", program], capture_output=True, text=True, check=False).stdout.split()
+        if said:
+            found[python] = "able" in said
+    return found
 
 
 def test_other_pythons_print_the_same_plan() -> None:
-    pythons, needed = other_pythons(), "import click, jinja2, numpy, pulp, pydantic, rich, yaml"
-    able = [
-        each
-        for each in pythons
-        if not subprocess.run([each, "-c", needed], capture_output=True, check=False).returncode
-    ]
-    if not able:
-        pytest.skip(
-            f"none of the other Pythons here has what the planner needs: {', '.join(pythons) or 'there is none'}"
-        )
-    for python in able:
+    found = other_pythons()
+    if not any(found.values()):
+        pytest.skip(f"no other Python here has what the planner needs: {', '.join(found) or 'there is none'}")
+    for python in (each for each, able in found.items() if able):
         assert document("experts", python=python) == document("experts")
