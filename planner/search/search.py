@@ -16,7 +16,9 @@ from planner.cost.schedule import EXECUTED
 from planner.cost.stage import pattern_of
 from planner.errors import InputError, Mistake
 from planner.layout import balanced_chunks, format_layout
+from planner.made_by import made_by
 from planner.plan import Plan
+from planner.plan_parts import Certificate, SearchOptions
 from planner.search.best_first import Found, best_first
 from planner.search.bounds import lower_bounds
 from planner.search.candidate import Choice
@@ -76,12 +78,13 @@ def _plan(job: AnyJob, layout: Layout, priced: Estimate, **extra: Any) -> Plan:
         mfu=priced.mfu,
         hfu=priced.hfu,
         flops_convention=flops_convention(job.training),
-        options={
-            "headroom": job.headroom,
-            "allow_tp_across_nodes": job.allow_tp_across_nodes,
-            "allow_offload": job.allow_offload,
+        made_by=made_by(job),
+        options=SearchOptions(
+            headroom=float(job.headroom),
+            allow_tp_across_nodes=job.allow_tp_across_nodes,
+            allow_offload=job.allow_offload,
             **extra.pop("options", {}),
-        },
+        ),
         **extra,
     )
 
@@ -139,7 +142,7 @@ def search(
         layout,
         priced,
         runners_up=tuple(runner_up(job, layout, priced, loser, estimate(job, loser), objective) for loser in losers),
-        certificate=_certificate(found, solution, objective, winner) | _simpler(layout, optimum, ranks),
+        certificate=_certificate(found, solution, objective, winner, **_simpler(layout, optimum, ranks)),
         idle_reason=_idle_reason(job, found, layout.world_size, objective),
         options={"objective": objective.name, **constraints.to_dict()},
     )
@@ -394,25 +397,26 @@ def layout_of(found: Found, choice: Choice) -> Layout:
     return layout_at(degrees, layers, policies, pools_of_stages(found.job, degrees))
 
 
-def _certificate(found: Found, solution: Solution, objective: Objective, winner: Choice) -> dict[str, Any]:
+def _certificate(found: Found, solution: Solution, objective: Objective, winner: Choice, **simpler: Any) -> Certificate:
     """What proves the choice, in seconds of a step whatever the objective."""
     weight = objective.weight(objective.devices(found.job, found.degrees[winner.candidate]))
     certified = solution.certificate_seconds
-    return {
-        "objective": objective.name,
-        "status": solution.status,
-        "solver": solution.solver,
-        "objective_seconds": winner.objective_seconds,
-        "gap": solution.gap,
-        "dynamic_program_seconds": None if certified is None else certified / weight,
-        "num_cuts": found.num_cuts,
-        "num_cuts_pruned": found.num_cuts_pruned,
-        "num_legal": found.num_legal,
-        "num_refused_by_rule": {name: count for name, count in found.refused.items() if count},
-        "num_pruned": found.pruned,
-        "num_priced": found.num_priced,
-        "num_in_program": len(found.candidates),
-        "num_pruned_before_solver": solution.num_pruned_by_bound,
-        "num_columns": solution.num_columns,
-        "warnings": list(solution.warnings),
-    }
+    return Certificate(
+        objective=objective.name,
+        status=solution.status,
+        solver=solution.solver,
+        objective_seconds=winner.objective_seconds,
+        gap=solution.gap,
+        dynamic_program_seconds=None if certified is None else certified / weight,
+        num_cuts=found.num_cuts,
+        num_cuts_pruned=found.num_cuts_pruned,
+        num_legal=found.num_legal,
+        num_refused_by_rule={name: count for name, count in found.refused.items() if count},
+        num_pruned=found.pruned,
+        num_priced=found.num_priced,
+        num_in_program=len(found.candidates),
+        num_pruned_before_solver=solution.num_pruned_by_bound,
+        num_columns=solution.num_columns,
+        warnings=solution.warnings,
+        **simpler,
+    )

@@ -12,11 +12,12 @@ from planner.specs.cluster import MixedClusterSpec
 from planner.units import format_bytes, format_count, format_seconds
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Sequence
 
     from planner.cost.ledger import LineName
     from planner.layout import Layout
     from planner.plan import Plan
+    from planner.plan_parts import Certificate
     from planner.specs.cluster import AnyCluster
 
 __all__ = [
@@ -132,31 +133,33 @@ def fold_runs(items: Sequence[Any], alike: Callable[[Any], Any]) -> list[list[An
     return [list(group) for _, group in groupby(items, alike)]
 
 
-def certificate_sentence(certificate: Mapping[str, Any]) -> str:
+def certificate_sentence(plan: Plan) -> str:
     """What the search proved and how many layouts it had to look at; empty for a layout that the user chose.
 
     Optimal is only what nothing beats; a plan that was preferred because it is simpler says how far it is from that.
+    What was proved with other formulas is not said of the figures shown.
     """
-    if not certificate:
+    certificate, other = plan.certificate, plan.proved_by
+    if certificate is None:
         return ""
-    return f"{_claim(certificate)} {_counts(certificate)}"
+    said = f"{_claim(certificate)} {_counts(certificate)}"
+    if other is None:
+        return said
+    return f"Proved by planner {other.planner_version} with other formulas, not of the figures shown; it said: {said}"
 
 
-def _claim(certificate: Mapping[str, Any]) -> str:
-    above, for_what = certificate.get("above_optimum", 0.0), certificate.get("simpler", "")
-    if certificate["status"] != "optimal":
-        gap = 1 - (1 - certificate["gap"]) / (1 + above)
-        return f"Not proved optimal ({certificate['status']}): a layout may be up to {gap:.2%} faster."
-    better = _BETTER[certificate.get("objective", "throughput")]
-    proof = f"{str(certificate['solver']).upper()} proved that no other layout {better}"
-    same = certificate.get("dynamic_program_seconds") is not None
+def _claim(certificate: Certificate) -> str:
+    above = certificate.above_optimum
+    if certificate.status != "optimal":
+        gap = 1 - (1 - certificate.gap) / (1 + above)
+        return f"Not proved optimal ({certificate.status}): a layout may be up to {gap:.2%} faster."
+    proof = f"{certificate.solver.upper()} proved that no other layout {_BETTER[certificate.objective]}"
+    same = certificate.dynamic_program_seconds is not None
     twice = ", and a dynamic program found the same step time" if same else ""
-    if not for_what:
+    if not certificate.simpler:
         return f"Optimal: {proof}{twice}."
-    optimum = (
-        f"the optimum, {terse_layout(certificate['optimum'])} ({format_seconds(certificate['objective_seconds'])})"
-    )
-    return f"{_within(above)} of the optimum, and simpler: {for_what}. {proof} than {optimum}{twice}."
+    optimum = f"the optimum, {terse_layout(certificate.optimum)} ({format_seconds(certificate.objective_seconds)})"
+    return f"{_within(above)} of the optimum, and simpler: {certificate.simpler}. {proof} than {optimum}{twice}."
 
 
 def _within(share: float) -> str:
@@ -164,15 +167,15 @@ def _within(share: float) -> str:
     return f"Within {max(math.ceil(round(share * 1e4, 6)), 1) / 1e4:.2%}"
 
 
-def _counts(certificate: Mapping[str, Any]) -> str:
+def _counts(certificate: Certificate) -> str:
     """What the search looked at."""
-    pruned = certificate["num_pruned"]
-    counts = f"{certificate['num_legal']:,} configurations of degrees, {certificate['num_priced']:,} priced in full"
+    pruned = certificate.num_pruned
+    counts = f"{certificate.num_legal:,} configurations of degrees, {certificate.num_priced:,} priced in full"
     why = {"memory": "cannot fit", "deadline": "too slow for the deadline", "time bound": "bounded away"}
     for reason, text in why.items():
         counts += f", {pruned[reason]:,} {text}" if pruned.get(reason) else ""
-    if certificate.get("num_cuts_pruned"):
-        whole = f"{certificate['num_cuts_pruned']:,} of {certificate['num_cuts']:,} ways to cut the devices"
+    if certificate.num_cuts_pruned:
+        whole = f"{certificate.num_cuts_pruned:,} of {certificate.num_cuts:,} ways to cut the devices"
         counts = f"{whole} bounded away whole; in the others {counts}"
     return f"{counts}."
 

@@ -70,7 +70,7 @@ def facts_of(plan: Plan) -> list[tuple[str, str]]:
         ("memory", limit_words(plan)),
         ("MFU counts", plan.flops_convention),
         ("whole run", run_words(plan)),
-        ("proof", certificate_sentence(plan.certificate)),
+        ("proof", certificate_sentence(plan)),
     ]
     return [(name, words) for name, words in rows if words]
 
