@@ -187,6 +187,7 @@ def test_every_rule_that_is_broken_is_named(made, read, stamped) -> None:
         read(stamped(document))
     assert len(error.value.mistakes) >= 3
     assert all("this layout cannot run" in each.message for each in error.value.mistakes)
+    assert all(each.where.endswith("it.json") for each in error.value.mistakes)
 
 
 @pytest.mark.parametrize(
