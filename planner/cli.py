@@ -402,7 +402,7 @@ def _load_job(**workload: Any) -> Job:
         workload["nodes"] = {pool: hosts[-1] for pool, hosts in nodes.items()}
     job = load_job(**{name: value for name, value in workload.items() if value is not None})
     for note in model_notes(workload["model"]):
-        sys.stderr.write(f"note: {note}\n")
+        _note(note)
     return job
 
 
@@ -465,11 +465,13 @@ def _sweep(nodes: range | dict[str, range], constraints: Constraints, *, as_json
 
 
 def _read_plan(name: str) -> Plan:
-    from planner.plan import plan_from_json, read_plan
+    from planner.reading import read_plan
 
-    if name != "-":
-        return read_plan(Path(name))
-    return plan_from_json(sys.stdin.buffer.read().decode("utf-8", "replace"), name="standard input")
+    return read_plan(Path(name), tell=_note)
+
+
+def _note(news: str) -> None:
+    sys.stderr.write(f"note: {news}\n")
 
 
 def _check_writable(*paths: Path | None, force: bool) -> None:

@@ -339,11 +339,11 @@ def parse_layout(
     number.setdefault("dp", max(1, _devices_per_stage(num_devices, pools, pp, option) // (tp * cp)))
     number.setdefault("sp", 1 if tp > 1 else 0)
     chunks = pp * interleave
-    default_layers = "/".join(map(str, even_split(num_layers, pp, interleave, schedule)))
-    layers = tuple(int(part) for part in given.get("layers_per_stage", default_layers).split("/"))
+    layers = _layers_of_chunks(given.get("layers_per_stage"), num_layers, pp, interleave, schedule, option)
     recompute = tuple(given.get("recompute", "none").split("/"))
     recompute = recompute * chunks if len(recompute) == 1 else recompute
-    layout = Layout(
+    _check_entries("recompute", recompute, chunks, option)
+    return Layout(
         **number,
         schedule=schedule,
         recompute=cast("tuple[Recompute, ...]", recompute),
@@ -351,8 +351,6 @@ def parse_layout(
         layers_per_stage=layers,
         pools=pools,
     )
-    _check_lists(layout, num_layers, option)
-    return layout
 
 
 def _as_v(given: Mapping[str, str], number: Mapping[str, int], option: str) -> tuple[dict[str, str], dict[str, int]]:
@@ -402,27 +400,32 @@ def even_split(num_layers: int, pp: int, interleave: int, schedule: Schedule = "
     return balanced_chunks(stages[::-1] if schedule in V_SHAPED else stages, interleave, schedule)
 
 
-def _check_lists(layout: Layout, num_layers: int, option: str) -> None:
-    mistakes = []
-    for key, values in (("layers_per_stage", layout.layers_per_stage), ("recompute", layout.recompute)):
-        if len(values) != layout.num_chunks:
-            mistakes.append(
-                Mistake(
-                    message=f"`{key}` has {len(values)} entries",
-                    where=option,
-                    hint=f"pp * interleave = {layout.num_chunks} entries are needed, in model order",
-                )
-            )
-    if not mistakes and sum(layout.layers_per_stage) != num_layers:
-        mistakes.append(
-            Mistake(
-                message=f"`layers_per_stage` sums to {sum(layout.layers_per_stage)}",
-                where=option,
-                hint=f"the model has {num_layers} layers",
-            )
-        )
-    if mistakes:
-        raise InputError(*mistakes)
+def _layers_of_chunks(
+    given: str | None, num_layers: int, pp: int, interleave: int, schedule: Schedule, option: str
+) -> tuple[int, ...]:
+    """Layers of each chunk, as they are given or as even as possible.
+
+    Raises:
+        InputError: no list of pp * interleave entries that add up to the layers, or more chunks than layers.
+    """
+    chunks = pp * interleave
+    if given is not None:
+        layers = tuple(map(int, given.split("/")))
+        _check_entries("layers_per_stage", layers, chunks, option)
+        if sum(layers) != num_layers:
+            hint = f"the model has {num_layers} layers"
+            raise InputError(f"`layers_per_stage` sums to {sum(layers)}", where=option, hint=hint)
+        return layers
+    if chunks > num_layers:
+        message = f"pp {pp} * interleave {interleave} = {chunks} chunks of {num_layers} layers"
+        raise InputError(message, where=option, hint="each chunk holds at least one layer; lower pp or interleave")
+    return even_split(num_layers, pp, interleave, schedule)
+
+
+def _check_entries(key: str, values: tuple[Any, ...], chunks: int, option: str) -> None:
+    if len(values) != chunks:
+        hint = f"pp * interleave = {chunks} entries are needed, in model order"
+        raise InputError(f"`{key}` has {len(values)} entries", where=option, hint=hint)
 
 
 def divisors(number: int) -> list[int]:

@@ -3,23 +3,27 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import math
-from dataclasses import asdict, dataclass, field, fields
-from typing import TYPE_CHECKING, Any, Final
+from dataclasses import asdict, dataclass, fields
+from functools import cache
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from pydantic import ValidationError
+from pydantic import TypeAdapter, ValidationError
 
-from planner import __version__
 from planner.cost.adapters import num_trained_params
 from planner.cost.band import Band
 from planner.cost.ledger import HostMemory, LineName, MemoryLine, StageMemory, TimeLine
 from planner.cost.run import WholeRun, devices_in_use, whole_run
 from planner.errors import EnvironmentProblem, InputError
 from planner.layout import Layout, format_layout, parse_layout
+from planner.no_plan import HOW_TO_GET_ONE, PLAN_FORMAT, no_plan
+from planner.plan_parts import BatchChoice, Certificate, MadeBy, SearchOptions
 from planner.specs.calibration import CalibrationEntry
 from planner.specs.cluster import AnyCluster, ClusterSpec, MixedClusterSpec
 from planner.specs.engine import EngineSpec
+from planner.specs.files import limited_text
 from planner.specs.model import ModelSpec
 from planner.specs.text import printable
 from planner.specs.training import TrainingSpec
@@ -33,16 +37,16 @@ __all__ = [
     "Plan",
     "RunnerUp",
     "layout_to_dict",
+    "plan_from_file",
     "plan_from_json",
     "plan_to_dict",
     "plan_to_json",
-    "read_plan",
     "write_plan",
     "write_text",
 ]
 
-PLAN_FORMAT: Final = 1
-_SECONDS: Final = ("busy_seconds", "hidden_seconds")
+T = TypeVar("T")
+_MOST_DIGITS: Final = 40
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,7 +70,8 @@ class Plan:
 
     Seconds are per optimizer step; of measured runs like it 8 of 10 lie between the low and the high one, and `band`
     says on how many runs that rests. `mfu` and `hfu` name their convention in `flops_convention`. On a mixed cluster
-    there is a calibration for each pool.
+    there is a calibration for each pool. A layout of the user's has no certificate. proved_by: who proved the
+    certificate, where other formulas have priced the plan since.
     """
 
     model: ModelSpec
@@ -85,12 +90,14 @@ class Plan:
     mfu: float
     hfu: float
     flops_convention: str
+    made_by: MadeBy
+    options: SearchOptions
     band: Band | None = None
     runners_up: tuple[RunnerUp, ...] = ()
     idle_reason: str = ""
-    batch: dict[str, Any] | None = None  # how the batch size was chosen, where there was a choice
-    certificate: dict[str, Any] = field(default_factory=dict)
-    options: dict[str, Any] = field(default_factory=dict)
+    batch: BatchChoice | None = None  # where there was a choice
+    certificate: Certificate | None = None
+    proved_by: MadeBy | None = None
 
     @property
     def run(self) -> WholeRun | None:
@@ -104,10 +111,10 @@ class Plan:
 
 
 def plan_to_dict(plan: Plan) -> dict[str, Any]:
-    """The plan document as plain data (docs/decisions.md, command-line contract)."""
-    return {
+    """The plan document as plain data (docs/formats.md)."""
+    document = {
         "format": PLAN_FORMAT,
-        "planner_version": __version__,
+        "made_by": asdict(plan.made_by),
         "model": plan.model.model_dump(mode="json"),
         "cluster": plan.cluster.model_dump(mode="json"),
         "training": plan.training.model_dump(mode="json"),
@@ -120,7 +127,7 @@ def plan_to_dict(plan: Plan) -> dict[str, Any]:
         "step_seconds": plan.step_seconds,
         "low_step_seconds": plan.low_step_seconds,
         "high_step_seconds": plan.high_step_seconds,
-        "band": None if plan.band is None else asdict(plan.band),
+        "band": _as_dict(plan.band),
         "calibration": [entry.model_dump(mode="json") for entry in plan.calibration],
         "tokens_per_second_per_device": plan.tokens_per_second_per_device,
         "mfu": plan.mfu,
@@ -128,13 +135,27 @@ def plan_to_dict(plan: Plan) -> dict[str, Any]:
         "num_trained_params": num_trained_params(plan.model, plan.training),
         "flops_convention": plan.flops_convention,
         "run": _run_to_dict(plan.run),
-        "batch_choice": plan.batch,
+        "batch_choice": _as_dict(plan.batch),
         "memory": [_stage_memory_to_dict(stage) for stage in plan.memory],
         "time": [asdict(line) for line in plan.time],
         "runners_up": [{**asdict(runner), "layout": layout_to_dict(runner.layout)} for runner in plan.runners_up],
-        "certificate": plan.certificate,
-        "options": plan.options,
+        "certificate": _as_dict(plan.certificate),
+        "proved_by": _as_dict(plan.proved_by),
+        "options": asdict(plan.options),
     }
+    return document | {"checksum": _checksum(document)}
+
+
+def _as_dict(part: Any) -> dict[str, Any] | None:
+    return None if part is None else asdict(part)
+
+
+def _checksum(document: dict[str, Any]) -> str:
+    """Of the keys that stand before the checksum; `explain --json` and others add theirs behind it."""
+    keys = list(document)
+    own = keys[: keys.index("checksum")] if "checksum" in document else keys
+    text = json.dumps({key: document[key] for key in own}, sort_keys=True, ensure_ascii=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def layout_to_dict(layout: Layout) -> dict[str, Any]:
@@ -163,105 +184,113 @@ def _memory_to_dict(memory: StageMemory | HostMemory, stage: int) -> dict[str, A
     }
 
 
-def _memory_from_dict(data: dict[str, Any]) -> dict[str, Any]:
-    lines = ({k: v for k, v in each.items() if k != "stage"} for each in data["lines"])
-    return {
-        "limit_bytes": _number(data, "limit_bytes", above=0),
-        "lines": tuple(
-            MemoryLine(**{**line, "name": LineName(line["name"]), "num_bytes": _number(line, "num_bytes")})
-            for line in lines
-        ),
-    }
-
-
 def plan_to_json(plan: Plan) -> str:
     """The plan document as text; equal plans give equal bytes."""
     return json.dumps(plan_to_dict(plan), indent=1, sort_keys=False, allow_nan=False, ensure_ascii=True) + "\n"
 
 
 def plan_from_json(text: str, *, name: str = "plan") -> Plan:
-    """Read a plan document; the inverse of `plan_to_json`.
+    """Read a plan document as it was written; the inverse of `plan_to_json`. `planner.reading` prices it too.
+
+    Raises:
+        InputError: not JSON, another format version, a document inside that is not valid, or a plan that was edited.
+    """
+    plan, is_edited = parse_plan(text, name=name)
+    if is_edited:
+        raise edited(name)
+    return plan
+
+
+def parse_plan(text: str, *, name: str) -> tuple[Plan, bool]:
+    """The plan of a document, and whether it was changed after it was written.
 
     Raises:
         InputError: not JSON, another format version, or a document inside that is not valid.
     """
     try:
-        data = json.loads(text)
+        data = _json(text)
     except (ValueError, RecursionError) as error:
-        raise InputError(f"{name} is not a plan: not JSON, {error}", hint=_HOW_TO_GET_ONE) from None
+        raise InputError(f"{name} is not a plan: not JSON, {printable(str(error))}", hint=HOW_TO_GET_ONE) from None
     if not isinstance(data, dict) or data.get("format") != PLAN_FORMAT or "layout" not in data:
-        raise _no_plan(data, name)
+        raise no_plan(data, name)
     try:
-        return _plan_from_dict(data)
+        return _plan_from_dict(data), data["checksum"] != _checksum(data)
     except (AttributeError, KeyError, TypeError, ValueError, ValidationError) as error:
-        detail = f"missing key {error}" if isinstance(error, KeyError) else str(error).splitlines()[0]
-        raise InputError(f"{name} is not a valid plan document: {detail}", hint="make the plan again") from None
+        detail = f"missing key {error}" if isinstance(error, KeyError) else "; ".join(str(error).splitlines()[:3])
+        message = f"{name} is not a valid plan document: {printable(detail)}"
+        raise InputError(message, hint="make the plan again") from None
 
 
-_HOW_TO_GET_ONE: Final = (
-    "write one with `planner plan MODEL CLUSTER ... -o plan.json`; a layout of your own is explained with "
-    "`planner explain MODEL CLUSTER --layout tp=8,...`"
-)
-_OTHER_DOCUMENTS: Final = {
-    "traceEvents": "a timeline, as `planner explain --trace` writes it; give the plan that it was made from",
-    "front": "a comparison of cluster sizes; `planner plan ... --nodes N -o plan.json` plans one of them",
-    "model_type": "a Hugging Face configuration; give it as MODEL, with CLUSTER and --layout",
-    "architectures": "a Hugging Face configuration; give it as MODEL, with CLUSTER and --layout",
-    "groups": "a report of `planner accuracy`",
-    "before": "a comparison that `planner diff --json` printed; give one of the two plans",
-    "total_seconds": "statistics of a search; give the plan that `-o` wrote beside them",
-    "$schema": "a JSON schema",
-}
-"""A key that tells another JSON document, and what to say of it."""
+def edited(name: str, *differences: str) -> InputError:
+    """What is said of a plan that was changed by hand, or on its way here."""
+    return InputError(
+        f"{name} was edited after it was written{''.join(f'; {each}' for each in differences)}",
+        hint="make the plan again; `planner explain MODEL CLUSTER --layout tp=8,...` prices a layout of your own",
+    )
 
 
-def _no_plan(data: Any, name: str) -> InputError:
-    """What a JSON document is instead of a plan, as far as its keys tell."""
-    if not isinstance(data, dict):
-        return InputError(f"{name} is not a plan: a JSON {type(data).__name__}", hint=_HOW_TO_GET_ONE)
-    known = next((words for key, words in _OTHER_DOCUMENTS.items() if key in data), None)
-    if known is not None:
-        what, _, way_out = known.partition("; ")
-        return InputError(f"{name} is not a plan: it is {what}", hint=way_out or _HOW_TO_GET_ONE)
-    if "format" in data and data["format"] != PLAN_FORMAT:
-        found = printable(repr(data["format"]), 40)
-        return InputError(
-            f"{name} has format {found}, this planner reads format {PLAN_FORMAT}",
-            hint="make the plan again with this version",
-        )
-    keys = printable(", ".join(map(str, list(data)[:5])), 80) or "none"
-    return InputError(f"{name} is not a plan: its keys are {keys}", hint=_HOW_TO_GET_ONE)
+def _json(text: str) -> Any:
+    return json.loads(text, parse_int=_int, parse_float=_float, parse_constant=_float)
+
+
+def _int(text: str) -> int:
+    if len(text) > _MOST_DIGITS:
+        raise ValueError(f"a number of {len(text)} digits")
+    return int(text)
+
+
+def _float(text: str) -> float:
+    number = float(text)
+    if not math.isfinite(number):
+        raise ValueError(f"{printable(text, 40)} is no number")
+    return number
 
 
 def layout_from_dict(data: dict[str, Any]) -> Layout:
     """The inverse of `layout_to_dict`; a layout that nobody could write on the command line is a ValueError."""
     fields_: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in data.items()}
     layout = Layout(**fields_)
-    try:
-        read = parse_layout(format_layout(layout), num_layers=sum(layout.layers_per_stage), num_devices=1)
-    except InputError as error:
-        raise ValueError(f"layout: {error.mistakes[0].message}") from None
-    if read != layout:
+    if _read_layout(format_layout(layout), layout) != layout:
         raise ValueError(f"layout: {format_layout(layout)} has values of a wrong type")
     return layout
 
 
+def _read_layout(text: str, like: Layout) -> Layout:
+    """A layout in its text form, of a model with as many layers as another one has."""
+    try:
+        return parse_layout(text, num_layers=sum(like.layers_per_stage), num_devices=1)
+    except InputError as error:
+        raise ValueError(f"layout: {error.mistakes[0].message}") from None
+
+
 def _number(data: dict[str, Any], key: str, *, above: float = -math.inf) -> Any:
     value = data[key]
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or value <= above:
+    if isinstance(value, bool) or not isinstance(value, int | float) or value <= above:
         raise ValueError(f"{key} is {value!r}")
     return value
 
 
-def _band_from_dict(data: dict[str, Any] | None) -> Band | None:
-    if data is None:
-        return None
-    numbers = {key: _number(data, key) for key in ("low", "high", "num_near")}
-    return Band(**numbers, unseen=tuple(map(str, data["unseen"])), axes=str(data["axes"]))
+def _of(kind: type[T], data: dict[str, Any], key: str) -> T:
+    value = data[key]
+    if type(value) is not kind:
+        raise ValueError(f"{key} is {value!r}")
+    return value
 
 
-def _strict(document: type[Any], data: Any) -> Any:
-    return document.model_validate_json(json.dumps(data))  # JSON mode reads lists as tuples
+def _strict(kind: type[T], data: Any) -> T:
+    """A document, or a dataclass of numbers and texts; JSON mode reads lists as tuples."""
+    of_any: Any = kind
+    read: T = _adapter(of_any).validate_json(json.dumps(data), strict=True)
+    return read
+
+
+@cache
+def _adapter(kind: Any) -> TypeAdapter[Any]:
+    return TypeAdapter(kind)
+
+
+def _if_any(kind: type[T], data: Any) -> T | None:
+    return None if data is None else _strict(kind, data)
 
 
 def _check_pools(cluster: AnyCluster, layout: Layout) -> None:
@@ -271,70 +300,128 @@ def _check_pools(cluster: AnyCluster, layout: Layout) -> None:
         raise ValueError(f"layout: pools are {'/'.join(layout.pools) or 'missing'}")
 
 
-def _plan_from_dict(data: dict[str, Any]) -> Plan:
-    def strict(document: type[Any], key: str) -> Any:
-        return _strict(document, data[key])
+def _corrections(data: Any, cluster: AnyCluster) -> tuple[CalibrationEntry, ...]:
+    if len(data) != len(cluster.pools):
+        raise ValueError("calibration: not one entry for each pool")
+    return tuple(_strict(CalibrationEntry, each) for each in data)
 
-    is_mixed, layout = "pools" in data["cluster"], layout_from_dict(data["layout"])
-    cluster = strict(MixedClusterSpec if is_mixed else ClusterSpec, "cluster")
+
+def _stage_memory(data: dict[str, Any]) -> StageMemory:
+    host = HostMemory(**_memory(data["host"])) if data["host"] else None
+    return StageMemory(stage=_of(int, data, "stage"), **_memory(data), host=host)
+
+
+def _memory(data: dict[str, Any]) -> dict[str, Any]:
+    lines = (
+        MemoryLine(
+            name=LineName(line["name"]),
+            num_bytes=_number(line, "num_bytes"),
+            formula=_of(str, line, "formula"),
+            source=_of(str, line, "source"),
+        )
+        for line in data["lines"]
+    )
+    return {"limit_bytes": _number(data, "limit_bytes", above=0), "lines": tuple(lines)}
+
+
+def _time_line(data: dict[str, Any]) -> TimeLine:
+    return TimeLine(
+        name=LineName(data["name"]),
+        stage=_of(int, data, "stage"),
+        busy_seconds=_number(data, "busy_seconds"),
+        hidden_seconds=_number(data, "hidden_seconds"),
+        formula=_of(str, data, "formula"),
+        source=_of(str, data, "source"),
+        bound=_of(str, data, "bound"),
+    )
+
+
+def _runner_up(data: dict[str, Any]) -> RunnerUp:
+    return RunnerUp(
+        layout=layout_from_dict(data["layout"]),
+        step_seconds=_number(data, "step_seconds", above=0),
+        peak_bytes=_number(data, "peak_bytes"),
+        reason=_of(str, data, "reason"),
+        differs=_of(str, data, "differs"),
+        near_tie=_of(bool, data, "near_tie"),
+    )
+
+
+def _plan_from_dict(data: dict[str, Any]) -> Plan:
+    layout, own = layout_from_dict(data["layout"]), data["cluster"]
+    cluster = _strict(MixedClusterSpec, own) if "pools" in own else _strict(ClusterSpec, own)
     _check_pools(cluster, layout)
+    options, certificate = _strict(SearchOptions, data["options"]), _if_any(Certificate, data["certificate"])
+    if not 0 <= options.headroom < 1:
+        raise ValueError(f"options: headroom is {options.headroom}")
+    if certificate and certificate.optimum:
+        _read_layout(certificate.optimum, layout)
     return Plan(
-        model=strict(ModelSpec, "model"),
+        model=_strict(ModelSpec, data["model"]),
         cluster=cluster,
-        training=strict(TrainingSpec, "training"),
-        engine=strict(EngineSpec, "engine"),
-        calibration=tuple(_strict(CalibrationEntry, each) for each in data["calibration"]),
+        training=_strict(TrainingSpec, data["training"]),
+        engine=_strict(EngineSpec, data["engine"]),
+        calibration=_corrections(data["calibration"], cluster),
         layout=layout,
-        band=_band_from_dict(data.get("band")),
-        memory=tuple(
-            StageMemory(
-                stage=stage["stage"],
-                **_memory_from_dict(stage),
-                host=HostMemory(**_memory_from_dict(host)) if (host := stage["host"]) else None,
-            )
-            for stage in data["memory"]
-        ),
-        time=tuple(
-            TimeLine(**{**line, "name": LineName(line["name"]), **{key: _number(line, key) for key in _SECONDS}})
-            for line in data["time"]
-        ),
-        runners_up=tuple(
-            RunnerUp(
-                layout=layout_from_dict(runner["layout"]),
-                step_seconds=_number(runner, "step_seconds", above=0),
-                peak_bytes=_number(runner, "peak_bytes"),
-                reason=str(runner["reason"]),
-                differs=str(runner["differs"]),
-                near_tie=bool(runner["near_tie"]),
-            )
-            for runner in data["runners_up"]
-        ),
+        fits=_of(bool, data, "fits"),
+        band=_if_any(Band, data["band"]),
+        memory=tuple(map(_stage_memory, data["memory"])),
+        time=tuple(map(_time_line, data["time"])),
+        runners_up=tuple(map(_runner_up, data["runners_up"])),
         step_seconds=_number(data, "step_seconds", above=0),
         low_step_seconds=data["low_step_seconds"] and _number(data, "low_step_seconds", above=0),
         high_step_seconds=data["high_step_seconds"] and _number(data, "high_step_seconds", above=0),
         tokens_per_second_per_device=_number(data, "tokens_per_second_per_device"),
         mfu=_number(data, "mfu"),
         hfu=_number(data, "hfu"),
-        idle_reason=str(data["idle_reason"]),
-        **{key: data[key] for key in ("fits", "flops_convention", "certificate", "options")},
-        batch=data["batch_choice"],
+        flops_convention=_of(str, data, "flops_convention"),
+        idle_reason=_of(str, data, "idle_reason"),
+        batch=_if_any(BatchChoice, data["batch_choice"]),
+        certificate=certificate,
+        made_by=_strict(MadeBy, data["made_by"]),
+        proved_by=_if_any(MadeBy, data["proved_by"]),
+        options=options,
     )
 
 
-def read_plan(path: Path) -> Plan:
-    """Read a plan file.
+def plan_from_file(path: Path) -> Plan:
+    """Read a plan file as `plan_from_json` does.
 
     Raises:
         InputError: the file is not a plan.
         EnvironmentProblem: the file cannot be read.
     """
+    return plan_from_json(plan_text(path), name=printable(str(path)))
+
+
+def job_documents(path: Path) -> tuple[ModelSpec, TrainingSpec]:
+    """Model and training of a plan file of any format: a run may go on with a newer planner than began it.
+
+    Raises:
+        InputError: the file has no such documents.
+        EnvironmentProblem: the file cannot be read.
+    """
     try:
-        return plan_from_json(path.read_text(encoding="utf-8"), name=str(path))
-    except UnicodeDecodeError:
-        raise InputError(f"{path} is not a plan: not UTF-8 text", hint=_HOW_TO_GET_ONE) from None
-    except OSError as error:
-        hint = _HOW_TO_GET_ONE if isinstance(error, FileNotFoundError) else ""
-        raise EnvironmentProblem(f"cannot read {path}: {error.strerror}", hint=hint) from None
+        data = _json(plan_text(path))
+        return _strict(ModelSpec, data["model"]), _strict(TrainingSpec, data["training"])
+    except (KeyError, TypeError, ValueError, RecursionError):
+        raise InputError(f"{printable(str(path))} is not a plan", hint="choose another --output") from None
+
+
+def plan_text(path: Path) -> str:
+    """The text of a plan file.
+
+    Raises:
+        InputError: it is too large, or no text.
+        EnvironmentProblem: the file cannot be read.
+    """
+    try:
+        with path.open("rb") as file:
+            return limited_text(file, printable(str(path)))
+    except (OSError, ValueError) as error:  # ValueError: a NUL in the path
+        hint = HOW_TO_GET_ONE if isinstance(error, FileNotFoundError) else ""
+        why = getattr(error, "strerror", None) or error
+        raise EnvironmentProblem(f"cannot read {printable(str(path))}: {why}", hint=hint) from None
 
 
 def write_plan(plan: Plan, path: Path, *, replace: bool = False) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
+from planner.sums import sum_of
+
 if TYPE_CHECKING:
     from planner.plan import Plan
 
@@ -61,7 +63,7 @@ def _times(plan: Plan, measurements: dict[str, Any]) -> list[Deviation]:
         Deviation(
             name=name,
             stage=None,
-            planned=seconds + sum(planned.get(other, 0.0) for other in found[name].get("includes", ())),
+            planned=seconds + sum_of(planned.get(other, 0.0) for other in found[name].get("includes", ())),
             measured=found[name].get("seconds"),
             unit="seconds",
             note=_note(found[name], planned),

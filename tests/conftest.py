@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 from dataclasses import replace
@@ -14,7 +15,9 @@ from hypothesis import settings
 from planner.cost.band import Band
 from planner.cost.ledger import LineName, MemoryLine, StageMemory, TimeLine
 from planner.layout import Layout
-from planner.plan import Plan, RunnerUp, plan_to_json
+from planner.plan import Plan, RunnerUp, _checksum, plan_to_json
+from planner.plan_parts import Certificate, MadeBy, SearchOptions
+from planner.reading import read_plan
 from planner.specs.calibration import UNCALIBRATED
 from planner.specs.cluster import ClusterSpec
 from planner.specs.load import load_engine
@@ -155,20 +158,23 @@ def make_plan(**changes: Any) -> Plan:
                 reason="6.1% slower: loses tp comm 1.9 s, bubble 500 ms; saves memory 12.7 GiB",
             ),
         ),
-        certificate={
-            "status": "optimal",
-            "solver": "cbc",
-            "objective_seconds": 39.5,
-            "gap": 0.0,
-            "dynamic_program_seconds": 39.5,
-            "num_cuts": 40,
-            "num_cuts_pruned": 0,
-            "num_legal": 1234,
-            "num_pruned": {"memory": 800, "time bound": 400},
-            "num_priced": 34,
-            "num_decided": 21,
-            "warnings": [],
-        },
+        certificate=Certificate(
+            objective="throughput",
+            status="optimal",
+            solver="cbc",
+            objective_seconds=39.5,
+            gap=0.0,
+            dynamic_program_seconds=39.5,
+            num_cuts=98,
+            num_cuts_pruned=0,
+            num_legal=1234,
+            num_pruned={"memory": 800, "time bound": 400},
+            num_priced=34,
+            num_decided=21,
+            num_columns=50,
+        ),
+        made_by=MadeBy(planner_version="0.0.1", digest="written by hand", calibration="own"),
+        options=SearchOptions(headroom=0.05, allow_tp_across_nodes=False, allow_offload=False),
     )
     return replace(plan, **changes)
 
@@ -193,10 +199,17 @@ def plan() -> Plan:
 
 @pytest.fixture
 def plan_file(plan: Plan, tmp_path: Path) -> Path:
-    """The plan of `make_plan` as a file."""
+    """The plan of `make_plan` as a file, with a policy that its engine has and the figures of this version."""
     path = tmp_path / "plan.json"
-    path.write_text(plan_to_json(plan))
+    path.write_text(plan_to_json(replace(plan, layout=replace(plan.layout, recompute=("full",) * 4))))
+    path.write_text(plan_to_json(read_plan(path)))
     return path
+
+
+@pytest.fixture
+def stamped() -> Callable[[dict[str, Any]], str]:
+    """A changed plan document as text, with the checksum that it would have been written with."""
+    return lambda document: json.dumps(document | {"checksum": _checksum(document)})
 
 
 _MODEL = {
@@ -280,7 +293,7 @@ def with_text(plan: Plan, text: str) -> Plan:
         memory=memory,
         flops_convention=text,
         idle_reason=text,
-        options={**plan.options, text: text},
+        options=replace(plan.options, pins=(text,)),
     )
 
 

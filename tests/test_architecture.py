@@ -20,6 +20,7 @@ import pydantic
 import pytest
 
 import planner
+from planner.made_by import _FORMULAS
 from planner.specs.document import Document
 
 Sources = dict[str, str]
@@ -28,14 +29,14 @@ Rule = Callable[[Sources], list[str]]
 PACKAGE = Path(planner.__file__).parent
 
 LAYERS = (
-    ("", "errors", "units"),  # "" is planner/__init__.py: the version
+    ("", "errors", "sums", "units"),  # "" is planner/__init__.py: the version
     ("specs", "engines"),
     ("layout",),
     ("cost",),
-    ("plan",),
+    ("plan", "plan_parts", "made_by", "no_plan"),
     ("search",),
     ("accuracy", "explain"),
-    ("calibrate", "emit", "launch", "show", "verify"),
+    ("calibrate", "emit", "launch", "reading", "show", "verify"),
     ("cli", "options", "__main__"),
 )
 LEVEL = {part: level for level, parts in enumerate(LAYERS) for part in parts}
@@ -251,6 +252,19 @@ def test_package_keeps(rule: Rule) -> None:
 )
 def test_rule_finds_what_it_forbids(rule: Rule, broken: Sources) -> None:
     assert len(rule(broken)) >= 1
+
+
+def test_all_that_formulas_import_is_in_the_digest_of_a_plan() -> None:
+    graph = import_graph(read_sources())
+    reached = {name for name in graph if part_of(name) == "cost"}
+    todo = list(reached)
+    while todo:
+        new = graph[todo.pop()] - reached - {""}
+        reached |= new
+        todo += new
+    digested = {path for pattern in _FORMULAS for path in PACKAGE.glob(pattern)}
+    files = {PACKAGE / f"{name.replace('.', '/')}.py" for name in reached}
+    assert {path for path in files if path.exists()} <= digested
 
 
 def test_formulas_are_found_at_all() -> None:

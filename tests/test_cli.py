@@ -524,13 +524,13 @@ def test_hostile_file_names_work(name: str, own_folder, capsys) -> None:
     assert "\x1b" not in capsys.readouterr().err
 
 
-def test_hostile_text_inside_a_plan_is_shown_and_not_obeyed(plan_file, capsys) -> None:
+def test_hostile_text_inside_a_plan_is_shown_and_not_obeyed(plan_file, stamped, capsys) -> None:
     hostile = "".join(HOSTILE)
     document = json.loads(plan_file.read_text())
     document["flops_convention"] = document["runners_up"][0]["reason"] = hostile
     for line in [*document["time"], *(line for stage in document["memory"] for line in stage["lines"])]:
         line |= {"formula": hostile, "source": hostile}
-    plan_file.write_text(json.dumps(document))
+    plan_file.write_text(stamped(document))
     assert main(["explain", str(plan_file)]) == 0
     out = capsys.readouterr().out
     assert not set(out) & {"\x1b", "\x07", "\u202e"}

@@ -85,8 +85,10 @@ def test_output_in_a_pipe(columns: int, env: dict[str, str], plan_file) -> None:
         assert done.stdout.isascii()
 
 
-def test_what_a_terminal_cannot_say_is_written_out(plan_file) -> None:
-    plan_file.write_text(plan_file.read_text().replace("formula of", "2 \\u00d7"))
+def test_what_a_terminal_cannot_say_is_written_out(plan_file, stamped) -> None:
+    document = json.loads(plan_file.read_text())
+    document["memory"][0]["lines"][0]["formula"] = "2 \u00d7 params"
+    plan_file.write_text(stamped(document))
     done = run_process("explain", str(plan_file), env={"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONIOENCODING": "ascii"})
     assert (done.returncode, done.stderr) == (0, "")
     assert "2 \\xd7 params" in done.stdout

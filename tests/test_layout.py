@@ -128,6 +128,11 @@ def test_what_is_left_out_is_derived():
         ("pp=2,layers_per_stage=99999*4", "no legal value"),
         ("pp=2,layers_per_stage=3*3", "2 entries are needed"),
         ("pp=2,recompute=2*ful", "did you mean `full`"),
+        ("pp=10", "pp 10 \\* interleave 1 = 10 chunks of 8 layers"),
+        ("pp=10000000", "10000000 chunks of 8 layers"),
+        ("pp=4,interleave=10000000", "40000000 chunks of 8 layers"),
+        ("pp=10000000,layers_per_stage=4/4", "10000000 entries are needed"),
+        ("pp=10000000,recompute=full,layers_per_stage=8", "10000000 entries are needed"),
     ],
 )
 def test_bad_layouts_are_explained(text, message):

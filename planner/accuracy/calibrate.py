@@ -28,6 +28,7 @@ from planner.accuracy.score import settled, step_seconds
 from planner.cost.band import axes_of
 from planner.cost.limits import unpriced
 from planner.specs.calibration import Calibration, CalibrationEntry, Evidence, precision_class
+from planner.sums import sum_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -110,7 +111,7 @@ class _Fit:
         if sample.keys["engine"] in UNFITTED_ENGINES:
             return float(_at(sample.seconds[_USUAL_SHARE], 1.0)[0])
         share = self.shares.get(sample.group(_TERMS[1]), _USUAL_SHARE)
-        log_slowdown = self.intercept + sum(self.factors.get((term, sample.group(term)), 0.0) for term in _TERMS)
+        log_slowdown = self.intercept + sum_of(self.factors.get((term, sample.group(term)), 0.0) for term in _TERMS)
         return float(_at(sample.seconds[share], np.exp(log_slowdown))[0])
 
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import csv
+import io
 import math
 import re
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, Final
 
 from planner.errors import EnvironmentProblem, InputError
+from planner.specs.files import limited_text
 from planner.specs.text import printable
 
 if TYPE_CHECKING:
@@ -101,21 +103,19 @@ def read_runs(path: Path) -> tuple[Run, ...]:
     """Read every row of a CSV file; blank lines are left out.
 
     Raises:
-        InputError: no such file, not a CSV table, or columns that are needed are missing (all are named).
+        InputError: no such file, too large, not a CSV table, or columns that are needed are missing (all are named).
         EnvironmentProblem: the file cannot be read.
     """
     shown = printable(str(path))
     try:
-        with path.open(encoding="utf-8-sig", newline="") as file:
-            reader = csv.DictReader(file)
-            _check_columns(reader.fieldnames or (), shown)
-            return tuple(run_of(row, f"row {number}") for number, row in enumerate(reader, 1))
+        with path.open("rb") as file:
+            reader = csv.DictReader(io.StringIO(limited_text(file, shown), newline=""))
+        _check_columns(reader.fieldnames or (), shown)
+        return tuple(run_of(row, f"row {number}") for number, row in enumerate(reader, 1))
     except (FileNotFoundError, IsADirectoryError, NotADirectoryError):
         raise InputError(f"{shown} is no file", hint="name a CSV table of runs") from None
     except OSError as error:
         raise EnvironmentProblem(f"cannot read {shown}: {error.strerror}") from None
-    except UnicodeDecodeError:
-        raise InputError(f"{shown} is not UTF-8 text", hint="save it as UTF-8") from None
     except (csv.Error, ValueError) as error:  # ValueError: a NUL in the path
         raise InputError(f"{shown} is not a CSV table: {printable(str(error))}") from None
 

@@ -10,6 +10,7 @@ from planner.cost.band import band
 from planner.cost.estimate import estimate
 from planner.cost.ledger import LineName, StageMemory
 from planner.cost.limits import unpriced
+from planner.sums import sum_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -175,7 +176,7 @@ def memory_by_class(job: PoolJob, stage: StageMemory) -> dict[str, float]:
     Source: PyTorch, notes on CUDA memory management.
     """
     device = stage.total_bytes
-    runtime = sum(float(line.num_bytes) for line in stage.lines if line.name == LineName.RUNTIME)
+    runtime = sum_of(float(line.num_bytes) for line in stage.lines if line.name == LineName.RUNTIME)
     return {
         "allocated": device - runtime,
         "reserved": device - job.cluster.device.reserved_memory,

@@ -10,6 +10,7 @@ from statistics import median
 from typing import TYPE_CHECKING, Final
 
 from planner.search.near_ties import near_tie
+from planner.sums import sum_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -100,7 +101,7 @@ def _sweep(source: str, job: str, members: Sequence[tuple[float, float, str]]) -
         job=job,
         num_rows=len(members),
         regret=chosen / best - 1,
-        random_regret=sum(measured) / len(measured) / best - 1,
+        random_regret=sum_of(measured) / len(measured) / best - 1,
         tau=kendall_tau(predicted, measured),
         clear_pairs=len(clear),
         ordered_pairs=sum(map(_in_order, clear)),

@@ -8,6 +8,7 @@ import numpy as np
 
 from planner.cost.parameters import end_params_on_device, num_params
 from planner.cost.stage import HeldParams, held_params, layer_kinds, layer_params
+from planner.sums import sum_of
 
 if TYPE_CHECKING:
     from planner.cost.stage import Stage
@@ -97,7 +98,7 @@ def trained_params(job: PoolJob, layout: Degrees, stage: Stage) -> HeldParams:
     """
     if not job.training.lora_rank:
         return held_params(job, layout, stage)
-    layers = sum(count for _, count in layer_kinds(job, layout, stage))
+    layers = sum_of(count for _, count in layer_kinds(job, layout, stage))
     return HeldParams(common=layers * adapter_params_on_device(job, layout), experts=0.0)
 
 

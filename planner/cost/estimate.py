@@ -34,6 +34,7 @@ from planner.cost.schedule import (
 from planner.cost.simulate import Timeline, simulate
 from planner.cost.stage import by_pool, pattern_of, pool_indices, stage_of, stages_of
 from planner.layout import balanced_chunks, offloads_optimizer
+from planner.sums import sum_of
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -157,7 +158,7 @@ def estimate(job: Job, layout: Layout) -> Estimate:
     pools = job.pools
     shares = [float(np.mean(of_stage == pool)) for pool in range(len(pools))]
     each = (pool.cluster.device.peak[job.training.precision] for pool in pools)
-    peak = sum(peak * share for peak, share in zip(each, shares, strict=True))
+    peak = sum_of(peak * share for peak, share in zip(each, shares, strict=True))
     mfu = flops / (step_seconds * layout.world_size * peak)
     return Estimate(
         memory=memory_of_stages(job, layout),

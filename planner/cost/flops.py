@@ -10,6 +10,7 @@ from planner.cost.adapters import adapter_params
 from planner.cost.layers import attention_span
 from planner.cost.parameters import layer_matmul_params, num_matmul_params
 from planner.cost.stage import chunks_of, layer_kinds, timed_kinds
+from planner.sums import sum_of
 from planner.units import UNITS
 
 if TYPE_CHECKING:
@@ -117,7 +118,7 @@ def chunk_flops(job: Job, layout: Layout) -> dict[str, NDArray[np.float64]]:
     ends = np.zeros(layout.num_chunks)
     ends[0 if model.patches else -1] = num_matmul_params(model) - params.sum()
     adapters = adapter_params(model, training) / model.num_layers * chunks.num_layers
-    core = sum(
+    core = sum_of(
         count * attention_core_flops_per_token(model, training.sequence_length, causal=True, local=local)
         for (_, local), count in timed_kinds(job, layout, chunks)
     )

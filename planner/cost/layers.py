@@ -11,6 +11,7 @@ from planner.cost.adapters import adapted_matrices, frozen_bytes_per_param
 from planner.cost.compute import PassSeconds, linear_seconds, matmul_seconds, memory_bound_seconds
 from planner.cost.parameters import cross_attention_share
 from planner.cost.stage import layer_params
+from planner.sums import sum_of
 
 if TYPE_CHECKING:
     from planner.layout import LayerDegrees
@@ -235,7 +236,7 @@ def _remade_seconds(job: PoolJob, layout: LayerDegrees, moe: MixtureOfExperts | 
     own = tokens * element / np.where(np.equal(layout.sp, 1), layout.tp, 1)
     seconds = model.norms_per_layer * memory_bound_seconds(job, 4.0 * model.hidden_size * own)
     if model.mla is not None:
-        seconds = seconds + sum(one.forward for one in _up_projections(job, layout, model.mla))
+        seconds = seconds + sum_of(one.forward for one in _up_projections(job, layout, model.mla))
     if model.activation != "swiglu":
         return seconds
     width = tokens * model.ffn_hidden_size / layout.tp
@@ -274,8 +275,8 @@ def _light_seconds(job: PoolJob, layout: LayerDegrees) -> PassSeconds:
         forward.append(16.0 * width * split)
         backward.append(22.0 * width * split)
     light = PassSeconds(
-        forward=sum(memory_bound_seconds(job, num_bytes) for num_bytes in forward),
-        backward_input=sum(memory_bound_seconds(job, num_bytes) for num_bytes in backward),
+        forward=sum_of(memory_bound_seconds(job, num_bytes) for num_bytes in forward),
+        backward_input=sum_of(memory_bound_seconds(job, num_bytes) for num_bytes in backward),
     )
     cross = PassSeconds(  # one more norm and one more residual addition
         forward=memory_bound_seconds(job, (4.0 + residual) * h * whole),

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from planner.sums import sum_of
+
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
@@ -125,9 +127,9 @@ class StageMemory:
 
 def total_bytes(lines: Iterable[MemoryLine]) -> Any:
     """Sum of the lines, in bytes."""
-    return sum(line.num_bytes for line in lines)
+    return sum_of(line.num_bytes for line in lines)
 
 
 def total_exposed_seconds(lines: Iterable[TimeLine]) -> Any:
     """Sum of what the lines add to the step, in seconds."""
-    return sum(line.exposed_seconds for line in lines)
+    return sum_of(line.exposed_seconds for line in lines)

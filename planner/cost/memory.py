@@ -30,6 +30,7 @@ from planner.cost.stage import (
     shard_degree,
 )
 from planner.layout import offloads_activations, offloads_optimizer
+from planner.sums import sum_of
 
 if TYPE_CHECKING:
     from planner.cost.stage import Stage
@@ -267,8 +268,8 @@ def layer_activation_bytes(job: PoolJob, layout: Degrees, *, experts: bool = Fal
     Source: `activation_terms`, each with its `kept_shares`.
     """
     kept = [(term.num_bytes, kept_shares(job, term)) for term in activation_terms(job, layout, experts=experts)]
-    none = sum(size for size, _ in kept)
-    selective, full = (sum(size * shares[policy] for size, shares in kept if shares[policy]) for policy in (1, 2))
+    none = sum_of(size for size, _ in kept)
+    selective, full = (sum_of(size * shares[policy] for size, shares in kept if shares[policy]) for policy in (1, 2))
     return none, selective, full
 
 
@@ -514,7 +515,7 @@ def _gradients_of_layer(job: PoolJob, layout: Degrees, stage: Stage) -> Any:
         of_policies = layer_activation_bytes(job, layout, experts=experts)
         held = layer_params(job, layout, experts=experts).total
         terms = {term.name: term.num_bytes for term in activation_terms(job, layout, experts=experts)}
-        inner = sum(size for name, size in terms.items() if name.endswith(" inner")) / 2
+        inner = sum_of(size for name, size in terms.items() if name.endswith(" inner")) / 2
         last = states.weights * held * _last_matrix_share(job, experts=experts)
         first = inner + terms["layer input"] + last
         before = states.grads * held * np.greater(stage.num_layers, 1) * reduces
@@ -560,7 +561,7 @@ def _runtime_bytes(job: PoolJob, layout: Degrees, stored: Any) -> Any:
     Source: device file, reserved_memory; engine profile, communicator_memory and fragmentation.
     """
     axes = (layout.tp, layout.pp, layout.dp * layout.cp)
-    groups = sum(np.greater(degree, 1) * 1.0 for degree in axes)
+    groups = sum_of(np.greater(degree, 1) * 1.0 for degree in axes)
     buffers = job.cluster.device.reserved_memory + (job.engine.communicator_memory or 0.0) * groups
     return buffers + allocator_share(job, layout) * stored
 

@@ -19,6 +19,7 @@ from planner.cost.stage import (
     layer_params,
     shard_degree,
 )
+from planner.sums import sum_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -130,7 +131,7 @@ def _sides(matrices: tuple[Matrix, ...]) -> int:
 def _schulz_flops(matrices: tuple[Matrix, ...]) -> float:
     """FLOPs of the iterations X <- a X + (b A + c A^2) X with A = X X^T: 4 m^2 n + 2 m^3 each, m <= n."""
     shapes = ((min(rows, columns), max(rows, columns), count) for rows, columns, count in matrices)
-    return _NEWTON_SCHULZ_STEPS * sum(count * (4.0 * m * m * n + 2.0 * m**3) for m, n, count in shapes)
+    return _NEWTON_SCHULZ_STEPS * sum_of(count * (4.0 * m * m * n + 2.0 * m**3) for m, n, count in shapes)
 
 
 def extra_moment_bytes(job: PoolJob, layout: Degrees, stage: Stage) -> tuple[Any, Any]:

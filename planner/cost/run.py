@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from planner.cost.flops import end_to_end_days, sc21_flops_per_step
 from planner.cost.parameters import num_params
+from planner.sums import sum_of
 from planner.units import UNITS
 
 if TYPE_CHECKING:
@@ -111,7 +112,7 @@ def billed_devices(cluster: AnyCluster, training: TrainingSpec, layout: Layout) 
     Source: the documents.
     """
     shares = dict(zip((pool.name for pool in cluster.pools), relative_prices(cluster, training), strict=True))
-    return sum(count * shares[pool.name] for pool, count in devices_in_use(cluster, layout))
+    return sum_of(count * shares[pool.name] for pool, count in devices_in_use(cluster, layout))
 
 
 def whole_run(
@@ -137,7 +138,7 @@ def whole_run(
         tokens=training.tokens,
         steps=steps,
         seconds=seconds,
-        device_hours=sum(hours for _, hours in prices),
+        device_hours=sum_of(hours for _, hours in prices),
         usd=_total(prices),
         kilowatt_hours=_total(powers),
         closed_form_days=end_to_end_days(training.tokens, num_params(model), num_devices, flops),
@@ -148,4 +149,4 @@ def whole_run(
 
 def _total(rates: Sequence[tuple[float | None, float]]) -> float | None:
     """Sum of rate times amount; None where a rate is not known."""
-    return None if any(rate is None for rate, _ in rates) else sum((rate or 0.0) * amount for rate, amount in rates)
+    return None if any(rate is None for rate, _ in rates) else sum_of((rate or 0.0) * amount for rate, amount in rates)

@@ -22,6 +22,7 @@ from planner.cost.layers import tokens_per_microbatch
 from planner.cost.parameters import cross_attention_share, embedding_params_on_device
 from planner.cost.stage import expert_shard_degree, shard_degree
 from planner.layout import head_stage
+from planner.sums import sum_of
 
 if TYPE_CHECKING:
     from planner.cost.collectives import Group
@@ -300,7 +301,7 @@ def context_parallel_seconds(job: PoolJob, layout: LayerDegrees) -> tuple[Any, A
     c, exchanged = layout.cp, context_bytes(job, layout)
     where = group(job.cluster, c, layout.tp)
     if job.engine.context_exchange == "all-to-all":
-        traded = sum(all_to_all_seconds(where, each) for each in exchanged)
+        traded = sum_of(all_to_all_seconds(where, each) for each in exchanged)
         return traded, traded
     (num_bytes,) = exchanged
     if job.engine.context_exchange == "gather":

@@ -21,6 +21,7 @@ from planner.explain.plan_inputs import job_of
 from planner.search.space.rules import broken_rules
 from planner.specs.document import Document
 from planner.specs.job import with_training
+from planner.sums import sum_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -129,7 +130,7 @@ def _batches(job: Job, layout: Layout, critical: float) -> Iterator[GlobalBatch]
         if sequences < 1 or broken_rules(other, layout):
             continue
         priced = estimate(other, layout)
-        bubble = sum(float(line.exposed_seconds) for line in priced.time if line.name == LineName.BUBBLE)
+        bubble = sum_of(float(line.exposed_seconds) for line in priced.time if line.name == LineName.BUBBLE)
         rates = job.training.learning_rate, own, sequences
         yield GlobalBatch(
             sequences=sequences,

@@ -19,6 +19,7 @@ from planner.cost.ledger import LineName
 from planner.cost.prices import chunk_parts, layout_prices
 from planner.cost.simulate import ChunkSeconds, simulate
 from planner.explain.operations import operations_of_step
+from planner.sums import sum_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -88,7 +89,7 @@ class ExecutedStep:
     @property
     def step_seconds(self) -> float:
         """The whole step: the passes and the longest tail."""
-        return self.timeline.seconds + max(sum(seconds for _, seconds in each) for each in self.tail)
+        return self.timeline.seconds + max(sum_of(seconds for _, seconds in each) for each in self.tail)
 
 
 def executed_step(job: Job, layout: Layout, time: tuple[TimeLine, ...]) -> ExecutedStep:

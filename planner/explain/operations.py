@@ -33,6 +33,7 @@ from planner.cost.stage import (
 )
 from planner.cost.traffic import context_bytes
 from planner.layout import head_stage
+from planner.sums import sum_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -154,7 +155,7 @@ def _tensor(job: PoolJob, layout: Layout, stage: Stage) -> Iterator[Operation]:
     """Pairs of an all-gather and a reduce-scatter with sequence parallelism, all-reduces without it."""
     where = GroupShape(size=layout.tp, stride=1)
     m = num_microbatches(job, layout)
-    layers = sum(float(count) for _, count in layer_kinds(job, layout, stage))
+    layers = sum_of(float(count) for _, count in layer_kinds(job, layout, stage))
     pairs = (1 if job.model.parallel_attention else 2) + float(cross_attention_share(job.model))
     ends = int(holds_embedding(stage)) + int(holds_head(layout, stage))
     times = m * (layers * pairs * (2 + _is_full(stage)) + ends)
@@ -165,7 +166,7 @@ def _tensor(job: PoolJob, layout: Layout, stage: Stage) -> Iterator[Operation]:
 def _context(job: PoolJob, layout: Layout, stage: Stage) -> Iterator[Operation]:
     where = GroupShape(size=layout.cp, stride=layout.tp)
     exchanged = [float(each) for each in context_bytes(job, layout)]
-    passes = num_microbatches(job, layout) * sum(float(count) for _, count in layer_kinds(job, layout, stage))
+    passes = num_microbatches(job, layout) * sum_of(float(count) for _, count in layer_kinds(job, layout, stage))
     if job.engine.context_exchange == "all-to-all":
         for each in exchanged:
             yield _operation(job, LineName.CP_COMM, "all-to-all", where, each, passes * (2 + _is_full(stage)))
@@ -185,7 +186,7 @@ def _experts(job: PoolJob, layout: Layout, stage: Stage) -> Iterator[Operation]:
     if moe is None:
         return
     where, shared = GroupShape(size=layout.ep, stride=layout.etp), GroupShape(size=layout.etp, stride=1)
-    layers = sum(float(count) for experts, count in layer_kinds(job, layout, stage) if experts)
+    layers = sum_of(float(count) for experts, count in layer_kinds(job, layout, stage) if experts)
     times = num_microbatches(job, layout) * layers * (2 + _is_full(stage))
     num_bytes = _activation_bytes(job, layout) / layout.tp * moe.experts_per_token * moe.imbalance
     yield _operation(job, LineName.EP_COMM, "all-to-all", where, num_bytes, 2 * times)

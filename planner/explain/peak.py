@@ -24,6 +24,7 @@ from planner.explain.operations import stage_at
 from planner.layout import format_layout, offloads_activations
 from planner.search.space.rules import broken_rules
 from planner.specs.document import Document
+from planner.sums import sum_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -77,7 +78,7 @@ def _peak_of_stage(job: PoolJob, layout: Layout, stage: Stage) -> StagePeak:
     m = layout.num_microbatches(job.training.global_batch_size)
     moments = held_of_stage(layout, stage, m)
     found = [_held_at(job, layout, stage, float(before), float(waiting)) for before, waiting in moments]
-    in_flight, each, parts = max(found, key=lambda moment: sum(moment[2].values()))
+    in_flight, each, parts = max(found, key=lambda moment: sum_of(moment[2].values()))
     ordered = sorted(parts.items(), key=lambda part: (-part[1], part[0]))
     return StagePeak(
         stage=int(stage.index),

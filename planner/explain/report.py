@@ -27,14 +27,10 @@ if TYPE_CHECKING:
 
 __all__ = ["Explanation", "Questions", "Sections", "explain", "explanation_to_json"]
 
-_SAME = 1e-6
-"""A plan whose step differs by more than this from today's price was made by another version."""
-
 
 class Sections(Document):
     """What is said about a plan: each field is a key of `planner explain --json`, beside those of the plan."""
 
-    notes: tuple[str, ...]
     waterfall: Waterfall
     rates: tuple[Rate, ...]
     peaks: tuple[StagePeak, ...]
@@ -85,11 +81,7 @@ def explain(
     """
     job = job_of(plan)
     priced = estimate(job, plan.layout)
-    notes = []
-    if abs(priced.step_seconds - plan.step_seconds) > _SAME * plan.step_seconds:
-        notes.append("this plan was priced by another version of the planner; what is not in it is priced anew")
     sections = Sections(
-        notes=tuple(notes),
         waterfall=waterfall_of(job, plan.layout, priced),
         rates=rates_of(job, plan.layout, priced),
         peaks=peaks_of(job, plan.layout),

@@ -25,6 +25,7 @@ from planner.layout import offloads_optimizer
 from planner.specs.calibration import UNCALIBRATED
 from planner.specs.document import Document
 from planner.specs.job import each_pool
+from planner.sums import sum_of
 from planner.units import format_bytes, format_flops, format_rate, format_seconds
 
 if TYPE_CHECKING:
@@ -221,7 +222,7 @@ def _other_work(job: Job, layout: Layout, time: Sequence[TimeLine], own: StagePr
 
 def _imbalance(job: Job, layout: Layout, own: StagePrices, exposed: dict[LineName, float]) -> TimePart:
     m = float(num_microbatches(job, layout))
-    slowest = sum(exposed[name] for name in _WORK) / m
+    slowest = sum_of(exposed[name] for name in _WORK) / m
     mean = _mean(job, layout, own.compute + own.head + own.recompute + own.accumulation)
     return TimePart(
         name="imbalance",

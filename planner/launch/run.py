@@ -14,7 +14,8 @@ from planner.errors import EnvironmentProblem, ExitCode, InputError
 from planner.launch.hosts import find_host
 from planner.launch.preflight import check
 from planner.launch.supervise import follow, lead
-from planner.plan import plan_from_json, plan_to_dict, read_plan, write_plan
+from planner.plan import job_documents, write_plan
+from planner.reading import read_plan
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
 
     from planner.launch.attempts import Attempt
     from planner.plan import Plan
+    from planner.specs.model import ModelSpec
+    from planner.specs.training import TrainingSpec
 
 __all__ = ["launch"]
 
@@ -45,9 +48,8 @@ def launch(
         NothingFitsError: the plan does not fit.
     """
     arguments = arguments or RunArguments()
-    from_input = str(plan_path) == "-"
-    plan = plan_from_json(sys.stdin.buffer.read().decode("utf-8", "replace")) if from_input else read_plan(plan_path)
-    if dry_run and from_input:
+    plan = read_plan(plan_path, tell=_note)
+    if dry_run and str(plan_path) == "-":
         raise InputError("the command needs the plan's file", hint="write it first, `planner plan ... -o plan.json`")
     if dry_run:
         lines = torchrun_commands(plan, plan_path, output=output, arguments=arguments)
@@ -105,7 +107,7 @@ def _claim(plan: Plan, output: Path, resume: str) -> None:
     own_plan = output / "plan.json"
     others = [path.name for path in output.iterdir() if path.name != ".lock"]
     if own_plan.exists():
-        if _job(read_plan(own_plan)) != _job(plan):
+        if _without_steps(*job_documents(own_plan)) != _without_steps(plan.model, plan.training):
             raise InputError(f"{output} holds the run of another plan", hint="choose another --output")
         if resume == "never":
             raise InputError(f"{output} holds a run already", hint="choose another --output, or --resume auto")
@@ -116,6 +118,9 @@ def _claim(plan: Plan, output: Path, resume: str) -> None:
     write_plan(plan, own_plan, replace=True)
 
 
-def _job(plan: Plan) -> tuple[Any, Any]:
-    document = plan_to_dict(plan)
-    return document["model"], {key: value for key, value in document["training"].items() if key != "steps"}
+def _without_steps(model: ModelSpec, training: TrainingSpec) -> tuple[ModelSpec, TrainingSpec]:
+    return model, training.model_copy(update={"steps": 1})
+
+
+def _note(news: str) -> None:
+    sys.stderr.write(f"note: {news}\n")

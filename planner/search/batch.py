@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from planner.cost.critical_batch import batch_advice, linear_learning_rate, square_root_learning_rate
 from planner.errors import InputError
+from planner.plan_parts import BatchChoice, LearningRates, TriedBatch
 from planner.search.objectives import objective_of
 from planner.search.search import Reporter, fastest_layout
 from planner.specs.job import with_training
@@ -24,15 +24,6 @@ __all__ = ["AS_GOOD", "TriedBatch", "batch_report", "best_batch", "choose_batch"
 
 AS_GOOD = 0.001
 """A batch whose tokens take this much longer, as a share, is as good."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TriedBatch:
-    """A global batch size, and what the best layout does with it: nothing where none fits or is legal."""
-
-    global_batch_size: int
-    tokens_per_second: float | None = None
-    num_devices: int | None = None
 
 
 def choose_batch(
@@ -96,25 +87,25 @@ def best_batch(ranks: Mapping[int, Rank], batch: BatchRange, *, by_devices: bool
     return min(good, key=lambda size: (abs(size - target) if target else 0.0, size))
 
 
-def batch_report(job: Job, tried: Sequence[TriedBatch]) -> dict[str, Any]:
+def batch_report(job: Job, tried: Sequence[TriedBatch]) -> BatchChoice:
     """For the plan: what was tried, what the literature says about the chosen batch, and its learning rates.
 
     The document's learning rate is taken as that of the range's smallest batch, or of the target.
     """
     training, batch = job.training, job.batch
     assert batch is not None, "the batch was given"
-    of_batch = batch.least if batch.target is None else batch.target
+    of_batch = float(batch.least if batch.target is None else batch.target)
     rates = training.learning_rate, of_batch, training.global_batch_size
-    return {
-        "chosen": training.global_batch_size,
-        "least": batch.least,
-        "most": batch.most,
-        "tried": [asdict(each) for each in tried],
-        "advice": asdict(batch_advice(job.model, training)),
-        "learning_rate": {
-            "given": training.learning_rate,
-            "of_batch": of_batch,
-            "linear": linear_learning_rate(*rates),
-            "square_root": square_root_learning_rate(*rates),
-        },
-    }
+    return BatchChoice(
+        chosen=training.global_batch_size,
+        least=batch.least,
+        most=batch.most,
+        tried=tuple(tried),
+        advice=batch_advice(job.model, training),
+        learning_rate=LearningRates(
+            given=training.learning_rate,
+            of_batch=of_batch,
+            linear=linear_learning_rate(*rates),
+            square_root=square_root_learning_rate(*rates),
+        ),
+    )

@@ -5,12 +5,13 @@ from __future__ import annotations
 import bisect
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias
 
 import numpy as np
 
 from planner.cost.run import billed_devices, longest_step_seconds, num_steps
 from planner.errors import InputError
+from planner.plan_parts import ObjectiveName
 from planner.search.space.arrays import TIE
 from planner.search.space.placements import billed
 
@@ -33,7 +34,6 @@ __all__ = [
     "objective_of",
 ]
 
-ObjectiveName = Literal["throughput", "cost", "gpus", "memory"]
 OBJECTIVES: Final[tuple[ObjectiveName, ...]] = ("throughput", "cost", "gpus", "memory")
 Rank: TypeAlias = tuple[float, float]
 """Layouts are ordered by the first number, then by the second, which is seconds of a step; less is better."""

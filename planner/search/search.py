@@ -10,7 +10,9 @@ from planner.cost.estimate import Estimate, estimate
 from planner.cost.flops import flops_convention
 from planner.errors import InputError, Mistake
 from planner.layout import format_layout
+from planner.made_by import made_by
 from planner.plan import Plan
+from planner.plan_parts import Certificate, SearchOptions
 from planner.search.best_first import Filled, Found, best_first
 from planner.search.bound_check import check_bounds
 from planner.search.decision import Decision, best_layout, decide, rank_of
@@ -65,12 +67,13 @@ def _plan(job: Job, layout: Layout, priced: Estimate, **extra: Any) -> Plan:
         mfu=priced.mfu,
         hfu=priced.hfu,
         flops_convention=flops_convention(job.training),
-        options={
-            "headroom": job.headroom,
-            "allow_tp_across_nodes": job.allow_tp_across_nodes,
-            "allow_offload": job.allow_offload,
+        made_by=made_by(job),
+        options=SearchOptions(
+            headroom=float(job.headroom),
+            allow_tp_across_nodes=job.allow_tp_across_nodes,
+            allow_offload=job.allow_offload,
             **extra.pop("options", {}),
-        },
+        ),
         **extra,
     )
 
@@ -128,7 +131,7 @@ def search(
         layout,
         priced,
         runners_up=tuple(runner_up(job, layout, priced, loser, estimate(job, loser), objective) for loser in losers),
-        certificate=_certificate(found, decision, winner, objective, num_checked) | _simpler(layout, optimum, ranks),
+        certificate=_certificate(found, decision, winner, objective, num_checked, **_simpler(layout, optimum, ranks)),
         idle_reason=_idle_reason(job, found, layout.world_size, objective),
         options={"objective": objective.name, **constraints.to_dict()},
     )
@@ -231,26 +234,27 @@ def _runners_up(found: Found, winner: Filled, top: int, objective: Objective) ->
 
 
 def _certificate(
-    found: Found, decision: Decision, winner: Filled, objective: Objective, num_checked: int
-) -> dict[str, Any]:
+    found: Found, decision: Decision, winner: Filled, objective: Objective, num_checked: int, **simpler: Any
+) -> Certificate:
     """What proves the choice, in seconds of a step whatever the objective."""
     solution = decision.solution
     is_checked = solution.status in ("optimal", "time limit") and solution.solver != "dynamic program"
-    return {
-        "objective": objective.name,
-        "status": solution.status,
-        "solver": solution.solver,
-        "objective_seconds": winner.seconds,
-        "gap": decision.gap,
-        "dynamic_program_seconds": winner.seconds if is_checked else None,
-        "num_cuts": found.num_cuts,
-        "num_cuts_pruned": found.num_cuts_pruned,
-        "num_legal": found.num_legal,
-        "num_refused_by_rule": {name: count for name, count in found.refused.items() if count},
-        "num_pruned": found.pruned,
-        "num_priced": found.num_priced,
-        "num_decided": decision.num_decided,
-        "num_columns": solution.num_columns,
-        "num_bounds_checked": num_checked,
-        "warnings": list(solution.warnings),
-    }
+    return Certificate(
+        objective=objective.name,
+        status=solution.status,
+        solver=solution.solver,
+        objective_seconds=winner.seconds,
+        gap=decision.gap,
+        dynamic_program_seconds=winner.seconds if is_checked else None,
+        num_cuts=found.num_cuts,
+        num_cuts_pruned=found.num_cuts_pruned,
+        num_legal=found.num_legal,
+        num_refused_by_rule={name: count for name, count in found.refused.items() if count},
+        num_pruned=found.pruned,
+        num_priced=found.num_priced,
+        num_decided=decision.num_decided,
+        num_columns=solution.num_columns,
+        num_bounds_checked=num_checked,
+        warnings=solution.warnings,
+        **simpler,
+    )

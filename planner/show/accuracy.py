@@ -9,6 +9,7 @@ from rich.text import Text
 
 from planner.show.columns import Columns
 from planner.show.screen import clean, section, stack
+from planner.sums import sum_of
 from planner.units import format_seconds
 
 if TYPE_CHECKING:
@@ -88,7 +89,7 @@ def _sweep_cells(source: str, found: Sequence[Sweep]) -> tuple[str, ...]:
     """Means over the sweeps of one source, or of all."""
     own = [sweep for sweep in found if source in ("", sweep.source)]
     regret, chance, tau = (
-        sum(getattr(sweep, name) for sweep in own) / len(own) for name in ("regret", "random_regret", "tau")
+        sum_of(getattr(sweep, name) for sweep in own) / len(own) for name in ("regret", "random_regret", "tau")
     )
     ordered, clear = sum(sweep.ordered_pairs for sweep in own), sum(sweep.clear_pairs for sweep in own)
     label = clean(source) or "all"

@@ -12,6 +12,7 @@ from planner.show.columns import Columns, assignments
 from planner.show.figures import bytes_scale, seconds_scale
 from planner.show.screen import clean, indented, section, stack
 from planner.show.words import change, line_label, stage_range, terse_layout
+from planner.sums import sum_of
 from planner.units import format_bytes, format_count, format_seconds
 
 if TYPE_CHECKING:
@@ -145,7 +146,7 @@ def _lines(
 
 
 def _row(name: str, lines: Sequence[LineDifference], scale: Scale) -> list[str]:
-    before, after = sum(each.before for each in lines), sum(each.after for each in lines)
+    before, after = sum_of(each.before for each in lines), sum_of(each.after for each in lines)
     return [name, scale(before), scale(after), _signed(after - before, scale)]
 
 

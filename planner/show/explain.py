@@ -54,7 +54,6 @@ def explanation(found: Explanation) -> Group:
         heading(plan),
         indented(Columns(layout_rows(plan), wrap=(1,))),
         indented(Columns(rows, wrap=(1,))),
-        *(Text(f"Note: {clean(note)}") for note in sections.notes),
         memory_section(plan.memory, note=limit_words(plan)),
         peak_section(plan, sections.peaks),
         alternatives_section(plan, sections.alternatives),
@@ -75,7 +74,6 @@ def answers(found: Explanation) -> Group:
     return stack(
         heading(plan),
         indented(Columns(layout_rows(plan), wrap=(1,))),
-        *(Text(f"Note: {clean(note)}") for note in found.sections.notes),
         *(section for _, section in answers_by_question(found)),
     )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from itertools import chain
 from textwrap import wrap
 from typing import TYPE_CHECKING, Final
 
@@ -61,11 +62,19 @@ def clean_tabs(text: str) -> str:
 
 
 def _lines(text: str, screen: Screen) -> str:
-    """Text after `error:` or `help:`; a terminal gets lines broken at words, a pipe gets what can be searched."""
+    """Text after `error:` or `help:`; a terminal gets lines broken at words, a pipe gets what can be searched.
+
+    A line that is a command stays whole, so that it can be pasted.
+    """
     lines = [clean(line) for line in text.split("\n")]
     if screen.terminal:
-        lines = [part for line in lines for part in wrap(line, screen.width - len("error: "), break_on_hyphens=False)]
+        width = screen.width - len("error: ")
+        lines = list(chain(*(_broken(line, width) for line in lines)))
     return "\n  ".join(lines)
+
+
+def _broken(line: str, width: int) -> list[str]:
+    return [line] if line.startswith("planner ") else wrap(line, width, break_on_hyphens=False)
 
 
 def _style(text: str, code: str, screen: Screen) -> str:

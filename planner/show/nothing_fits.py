@@ -11,6 +11,7 @@ from planner.show.columns import Columns, assignments
 from planner.show.screen import clean, section, stack
 from planner.show.summary import host_rows, memory_section
 from planner.show.words import cluster_words, line_label, short_layout, stage_range
+from planner.sums import sum_of
 from planner.units import format_bytes, format_count, format_seconds
 
 if TYPE_CHECKING:
@@ -29,7 +30,7 @@ __all__ = ["nothing_fits", "nothing_fits_to_dict"]
 def nothing_fits(job: Job, found: NothingFits, remedies: Sequence[Remedy], pins: Sequence[LiftedPin]) -> Group:
     """The smallest footprint that was found, its largest part, and the cheapest changes that fit."""
     fullest = max(found.memory, key=lambda stage: stage.total_bytes - stage.limit_bytes)
-    part = sum(float(line.num_bytes) for line in fullest.lines if line.name == found.dominating)
+    part = sum_of(float(line.num_bytes) for line in fullest.lines if line.name == found.dominating)
     over = fullest.total_bytes - fullest.limit_bytes
     rows: list[tuple[str, RenderableType]] = [
         (

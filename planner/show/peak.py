@@ -10,6 +10,7 @@ from planner.show.columns import Columns
 from planner.show.figures import bytes_scale
 from planner.show.screen import clean, section
 from planner.show.words import change, percent
+from planner.sums import sum_of
 from planner.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
@@ -28,7 +29,7 @@ def peak_section(plan: Plan, peaks: Sequence[StagePeak]) -> Group:
     fullest = max(plan.memory, key=lambda stage: stage.total_bytes - stage.limit_bytes)
     peak = next(each for each in peaks if each.stage == fullest.stage)
     scale = bytes_scale(part.num_bytes for part in peak.activations)
-    total = sum(part.num_bytes for part in peak.activations)
+    total = sum_of(part.num_bytes for part in peak.activations)
     rows = [(clean(part.name), scale(part.num_bytes), percent(part.num_bytes / total)) for part in peak.activations]
     free = fullest.limit_bytes - fullest.total_bytes
     left = f"{format_bytes(free)} are free" if free >= 0 else f"{format_bytes(-free)} are missing"

@@ -33,6 +33,7 @@ from planner.show.words import (
     short_layout,
     stage_range,
 )
+from planner.sums import sum_of
 from planner.units import format_bytes, format_count, format_seconds
 
 if TYPE_CHECKING:
@@ -211,7 +212,7 @@ class _Legend:
 
 
 def _bytes_of(stage: StageMemory, name: str) -> float:
-    return sum(float(line.num_bytes) for line in stage.lines if line.name == name)
+    return sum_of(float(line.num_bytes) for line in stage.lines if line.name == name)
 
 
 def _time_section(plan: Plan) -> Group:
@@ -240,21 +241,20 @@ def _batch_section(plan: Plan) -> Group | None:
     """How the batch size was chosen, what it costs in tokens, and the learning rate that goes with it."""
     if plan.batch is None:
         return None
-    batch, advice, rate = plan.batch, plan.batch["advice"], plan.batch["learning_rate"]
-    speeds = [each["tokens_per_second"] for each in batch["tried"] if each["tokens_per_second"]]
+    batch, advice, rate = plan.batch, plan.batch.advice, plan.batch.learning_rate
+    speeds = [each.tokens_per_second for each in batch.tried if each.tokens_per_second]
     length = plan.training.sequence_length
-    assumed = f"{format_count(advice['run_tokens'])} tokens assumed" if advice["run_tokens_assumed"] else ""
-    sizes = f"{batch['chosen']:,} of {batch['least']:,} to {batch['most']:,} sequences"
-    rows: list[tuple[str, RenderableType]] = [
-        ("chosen", f"{sizes}, {len(batch['tried'])} sizes tried"),
-        ("speed", f"{format_count(min(speeds))} to {format_count(max(speeds))} tokens/s over these sizes"),
-    ]
-    for each in advice["estimates"]:
-        sequences = f"{format_count(each['num_tokens'])} tokens, {each['num_tokens'] / length:,.0f} sequences"
-        rows.append((each["kind"], Text.assemble(sequences, (f"  {clean(each['source'])}", "dim"))))
-    extra = f"{advice['extra_tokens'] - 1:.0%} more tokens than a small batch for the same loss, by the critical one"
-    rates = f"{rate['linear']:.3g} by the linear, {rate['square_root']:.3g} by the square root rule"
-    given = f"  if {rate['given']:.3g} is right for {rate['of_batch']:,.0f} sequences"
+    assumed = f"{format_count(advice.run_tokens)} tokens assumed" if advice.run_tokens_assumed else ""
+    sizes = f"{batch.chosen:,} of {batch.least:,} to {batch.most:,} sequences"
+    rows: list[tuple[str, RenderableType]] = [("chosen", f"{sizes}, {len(batch.tried)} sizes tried")]
+    if speeds:
+        rows.append(("speed", f"{format_count(min(speeds))} to {format_count(max(speeds))} tokens/s over these sizes"))
+    for each in advice.estimates:
+        sequences = f"{format_count(each.num_tokens)} tokens, {each.num_tokens / length:,.0f} sequences"
+        rows.append((each.kind, Text.assemble(sequences, (f"  {clean(each.source)}", "dim"))))
+    extra = f"{advice.extra_tokens - 1:.0%} more tokens than a small batch for the same loss, by the critical one"
+    rates = f"{rate.linear:.3g} by the linear, {rate.square_root:.3g} by the square root rule"
+    given = f"  if {rate.given:.3g} is right for {rate.of_batch:,.0f} sequences"
     rows += [("price", extra), ("learning rate", Text.assemble(rates, (given, "dim")))]
     return section("Batch", Columns(rows, wrap=(1,)), note=assumed)
 
@@ -281,6 +281,7 @@ def _runners_up_section(plan: Plan) -> Group | None:
 
 
 def _proof_section(plan: Plan) -> Group | None:
-    sentence = certificate_sentence(plan.certificate)
-    warnings = plan.certificate.get("warnings", ())
-    return section("Proof", Text(sentence), *(Text(clean(each)) for each in warnings)) if sentence else None
+    if plan.certificate is None:
+        return None
+    words = (certificate_sentence(plan), *plan.certificate.warnings)
+    return section("Proof", *(Text(clean(each)) for each in words))

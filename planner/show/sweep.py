@@ -13,6 +13,7 @@ from planner.plan import layout_to_dict
 from planner.show.columns import Columns, assignments
 from planner.show.screen import clean, section, stack
 from planner.show.words import short_layout
+from planner.sums import sum_of
 from planner.units import UNITS, format_count, format_seconds
 
 if TYPE_CHECKING:
@@ -132,7 +133,7 @@ def _cost(job: Job, point: Point) -> float:
     if run is not None:
         return run.usd if is_priced and run.usd is not None else run.device_hours
     in_use = devices_in_use(job.cluster, point.layout)
-    rate = sum(count * (price_of(pool, job.training) or 0.0 if is_priced else 1.0) for pool, count in in_use)
+    rate = sum_of(count * (price_of(pool, job.training) or 0.0 if is_priced else 1.0) for pool, count in in_use)
     return rate / _tokens_per_second(job, point) / UNITS["seconds"]["h"] * _REFERENCE_TOKENS
 
 

@@ -22,6 +22,7 @@ from planner.explain.executed import executed_step
 from planner.explain.plan_inputs import job_of
 from planner.layout import format_layout, stage_of_chunk
 from planner.show.words import line_label
+from planner.sums import sum_of
 from planner.units import UNITS
 
 if TYPE_CHECKING:
@@ -211,7 +212,7 @@ def _passes(step: ExecutedStep, stage: int, own: NDArray[np.int64]) -> Iterator[
         paired: dict[LineName, float] = {
             line: whole for line, whole in what.parts if line in (LineName.EP_COMM, LineName.PP_COMM)
         }
-        share = hides / sum(paired.values()) if hides else 0.0
+        share = hides / sum_of(paired.values()) if hides else 0.0
         behind = start
         for line, whole in paired.items():
             if share > 0:

@@ -11,11 +11,12 @@ from planner.layout import even_split, format_layout, parse_layout, shortened_li
 from planner.units import format_bytes, format_count, format_seconds
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Sequence
 
     from planner.cost.ledger import LineName
     from planner.layout import Layout
     from planner.plan import Plan
+    from planner.plan_parts import Certificate
     from planner.specs.cluster import AnyCluster
 
 __all__ = [
@@ -132,30 +133,32 @@ def fold_runs(items: Sequence[Any], alike: Callable[[Any], Any]) -> list[list[An
     return [list(group) for _, group in groupby(items, alike)]
 
 
-def certificate_sentence(certificate: Mapping[str, Any]) -> str:
+def certificate_sentence(plan: Plan) -> str:
     """What the search proved and how many layouts it had to look at; empty for a layout that the user chose.
 
     Optimal is only what nothing beats; a plan that was preferred because it is simpler says how far it is from that.
+    What was proved with other formulas is not said of the figures shown.
     """
-    if not certificate:
+    certificate, other = plan.certificate, plan.proved_by
+    if certificate is None:
         return ""
-    return f"{_claim(certificate)} {_counts(certificate)}"
+    said = f"{_claim(certificate)} {_counts(certificate)}"
+    if other is None:
+        return said
+    return f"Proved by planner {other.planner_version} with other formulas, not of the figures shown; it said: {said}"
 
 
-def _claim(certificate: Mapping[str, Any]) -> str:
-    above, for_what = certificate.get("above_optimum", 0.0), certificate.get("simpler", "")
-    if certificate["status"] != "optimal":
-        gap = 1 - (1 - certificate["gap"]) / (1 + above)
-        return f"Not proved optimal ({certificate['status']}): a layout may be up to {gap:.2%} faster."
-    better = _BETTER[certificate.get("objective", "throughput")]
-    if not for_what:
+def _claim(certificate: Certificate) -> str:
+    above = certificate.above_optimum
+    if certificate.status != "optimal":
+        gap = 1 - (1 - certificate.gap) / (1 + above)
+        return f"Not proved optimal ({certificate.status}): a layout may be up to {gap:.2%} faster."
+    better = _BETTER[certificate.objective]
+    if not certificate.simpler:
         return f"Optimal: by the forecast no other layout {better}."
-    optimum = (
-        f"the optimum, {terse_layout(certificate['optimum'])} ({format_seconds(certificate['objective_seconds'])})"
-    )
-    return (
-        f"{_within(above)} of the optimum, and simpler: {for_what}. By the forecast no layout {better} than {optimum}."
-    )
+    optimum = f"the optimum, {terse_layout(certificate.optimum)} ({format_seconds(certificate.objective_seconds)})"
+    simpler = f"{_within(above)} of the optimum, and simpler: {certificate.simpler}."
+    return f"{simpler} By the forecast no layout {better} than {optimum}."
 
 
 def _within(share: float) -> str:
@@ -163,25 +166,25 @@ def _within(share: float) -> str:
     return f"Within {max(math.ceil(round(share * 1e4, 6)), 1) / 1e4:.2%}"
 
 
-def _counts(certificate: Mapping[str, Any]) -> str:
+def _counts(certificate: Certificate) -> str:
     """What lower bounds ruled out, and who decided on the rest."""
-    num_legal, num_decided = certificate["num_legal"], certificate["num_decided"]
-    cuts, whole = certificate["num_cuts"], certificate["num_cuts_pruned"]
-    of_cuts = f"{whole:,} of {cuts:,} ways to cut the devices, and " if whole else ""
-    ruled_out = num_legal - num_decided
-    memory = certificate["num_pruned"].get("memory", 0)
-    counts = {"cannot fit": memory, "cannot be better": ruled_out - memory}
-    why = [f"{count:,} {reason}" for reason, count in counts.items() if count]
-    rest = " of the others" if whole else ""
-    reasons = f" ({', '.join(why)})" if why else ""
-    bounds = f"Lower bounds rule out {of_cuts}{ruled_out:,} of {num_legal:,} configurations{rest}{reasons}."
-    if certificate["status"] == "interrupted":
+    if certificate.status == "interrupted":
         return ""
+    num_legal, num_decided = certificate.num_legal, certificate.num_decided
+    cuts, whole = certificate.num_cuts, certificate.num_cuts_pruned
+    of_cuts = f"{whole:,} of {cuts:,} ways to cut the devices, and " if whole else ""
+    ruled_out, memory = num_legal - num_decided, certificate.num_pruned.get("memory", 0)
+    counts = {"cannot fit": memory, "cannot be better": ruled_out - memory}
+    why = ", ".join(f"{count:,} {reason}" for reason, count in counts.items() if count)
+    rest = f"{' of the others' if whole else ''}{f' ({why})' if why else ''}"
+    bounds = f"Lower bounds rule out {of_cuts}{ruled_out:,} of {num_legal:,} configurations{rest}."
+    if certificate.num_bounds_checked:
+        bounds += f" {certificate.num_bounds_checked:,} of these were solved all the same, and no bound was too high."
     left = f"the {num_decided:,} that are left" if num_decided != 1 else "the one that is left"
-    if certificate["solver"] == "dynamic program":
+    if certificate.solver == "dynamic program":
         return f"{bounds} A dynamic program alone decided on {left}."
-    solver = str(certificate["solver"]).upper()
-    if certificate["status"] == "time limit":
+    solver = certificate.solver.upper()
+    if certificate.status == "time limit":
         return f"{bounds} {solver} did not finish on {left}; the plan is a dynamic program's optimum of them."
     return f"{bounds} {solver} and a dynamic program decided on {left}, each on its own, and agree on the best."
 

@@ -39,9 +39,9 @@ class DeviceSpec(Document):
     name: Name
     kind: Literal["cuda", "cpu"]
     memory: Bytes = Field(description="what the driver lets a program use")
-    peak: dict[Precision, FlopsPerSecond]
+    peak: dict[Precision, FlopsPerSecond] = Field(min_length=1)
     memory_bandwidth: Bandwidth
-    num_processors: int = Field(ge=1, description="streaming multiprocessors; 1 for a CPU")
+    num_processors: int = Field(ge=1, le=1_000_000, description="streaming multiprocessors; 1 for a CPU")
     efficiency: Efficiency
     reserved_memory: Bytes = Field(description="runtime: device context and communication buffers")
     power: Watts | None = None
@@ -83,8 +83,8 @@ class LinkSpec(Document):
     startup: Seconds = Field(default=0.0, ge=0)
     half_peers: float = Field(default=0.0, ge=0)
     in_network: float | None = Field(default=None, gt=0, le=1)
-    devices_per_adapter: int = Field(default=1, ge=1)
-    links_per_device: int | None = Field(default=None, ge=1)
+    devices_per_adapter: int = Field(default=1, ge=1, le=10_000)
+    links_per_device: int | None = Field(default=None, ge=1, le=10_000)
     wiring: Literal["all-to-all", "hybrid-cube"] = "all-to-all"
 
     @property

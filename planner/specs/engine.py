@@ -61,7 +61,7 @@ class EngineSpec(Document):
     tp_without_sp: bool = Field(description="tensor parallelism can run without sequence parallelism")
     pads_vocabulary: bool = Field(default=True, description="a vocabulary that tp does not divide is padded")
     # --- what it keeps in memory -------------------------------------------------------------------------------
-    states: dict[Literal["fp32", "mixed"], StateBytes]
+    states: dict[Literal["fp32", "mixed"], StateBytes] = Field(min_length=2)
     vocab_multiple: int = Field(ge=1, description="the vocabulary is padded to this times tp")
     shards_positions: bool = Field(default=False, description="a learned table of positions is cut by tp")
     regathers_inputs: bool = Field(description="sequence parallelism stores sharded inputs, gathers them again")

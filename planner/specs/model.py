@@ -171,7 +171,7 @@ class ModelSpec(Document):
     hidden_size: int = Field(ge=1, le=1_000_000)
     num_heads: int = Field(ge=1, le=100_000)
     num_kv_heads: int = Field(default=0, ge=0, description="0: as many as num_heads")
-    head_size: int = Field(default=0, ge=0, description="0: hidden_size / num_heads")
+    head_size: int = Field(default=0, ge=0, le=100_000, description="0: hidden_size / num_heads")
     ffn_hidden_size: int = Field(ge=1, le=10_000_000)
     vocab_size: int = Field(ge=1, le=100_000_000)
     max_sequence_length: int = Field(ge=1, le=1_000_000_000)
@@ -194,8 +194,8 @@ class ModelSpec(Document):
     num_token_types: int = Field(default=0, ge=0, le=1_000_000)
     pooler: bool = False
     patches: PatchEmbedding | None = None
-    sliding_window: int = Field(default=0, ge=0)
-    global_every: int = Field(default=1, ge=0)
+    sliding_window: int = Field(default=0, ge=0, le=1_000_000_000)
+    global_every: int = Field(default=1, ge=0, le=10_000)
     mtp_layers: int = Field(default=0, ge=0, le=100)
     moe: MixtureOfExperts | None = None
     mla: LatentAttention | None = None

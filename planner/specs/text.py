@@ -33,8 +33,8 @@ def closest(word: str, known: Iterable[str]) -> list[str]:
 
 
 def any_of(values: Iterable[object]) -> str:
-    """`1`, `1 or 2`, `1, 2 or 4`."""
-    *rest, last = map(str, values)
+    """`1`, `1 or 2`, `1, 2 or 4`; `nothing` where there is no value."""
+    *rest, last = list(map(str, values)) or ["nothing"]
     return f"{', '.join(rest)} or {last}" if rest else last
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import faulthandler
 import hashlib
+import json
 import logging
 import multiprocessing
 import os
@@ -18,7 +19,7 @@ import torch
 import torch.distributed as dist
 
 from planner.errors import EnvironmentProblem, ExitCode, InputError, PlannerError
-from planner.plan import plan_to_json, read_plan
+from planner.plan import plan_from_file, plan_to_dict
 from planner.trainer.obstacles import check_plan
 from planner.trainer.options import corpus_of, parse_options, run_options
 from planner.trainer.parent import die_with_parent
@@ -90,7 +91,7 @@ def _lost_a_peer(error: Exception) -> bool:
 
 
 def _train(options: argparse.Namespace) -> ExitCode:
-    plan = read_plan(options.plan)
+    plan = plan_from_file(options.plan)
     check_plan(plan)
     corpus = corpus_of(plan, options)
     device = _pick_device(plan)
@@ -108,7 +109,9 @@ def _train(options: argparse.Namespace) -> ExitCode:
 
 def _check_same_plan(plan: Plan) -> None:
     """Refuse to start where a host read another plan than host 0; every rank calls it."""
-    digest = hashlib.sha256(plan_to_json(plan).encode()).hexdigest()
+    document = plan_to_dict(plan)
+    decides = [document[key] for key in ("model", "cluster", "training", "engine", "layout")]
+    digest = hashlib.sha256(json.dumps(decides).encode()).hexdigest()
     digests: list[str] = [""] * dist.get_world_size()
     dist.all_gather_object(digests, digest)
     others = [rank for rank, each in enumerate(digests) if each != digests[0]]

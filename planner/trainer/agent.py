@@ -13,7 +13,7 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.run import main as torchrun
 
 from planner.errors import ExitCode, PlannerError
-from planner.plan import read_plan
+from planner.plan import plan_from_file
 from planner.trainer.options import corpus_of, parse_options
 from planner.trainer.parent import die_with_parent
 from planner.trainer.verdict import write_status
@@ -31,7 +31,7 @@ def main() -> int:
     die_with_parent()
     options = parse_options(sys.argv[sys.argv.index("planner.trainer") + 1 :])
     try:
-        plan = read_plan(options.plan)
+        plan = plan_from_file(options.plan)
         _check_data(plan, options)
     except PlannerError as error:
         sys.stderr.write(f"error: {error}\n")

@@ -343,6 +343,11 @@ def test_what_is_no_table_is_a_mistake_of_the_user(content: bytes, tmp_path) -> 
         read_runs(tmp_path / "none.csv")
 
 
+def test_a_table_without_end_is_refused_at_once() -> None:
+    with pytest.raises(InputError, match=r"/dev/zero has more than 33,554,432 bytes"):
+        read_runs(Path("/dev/zero"))
+
+
 def test_the_step_follows_from_tokens_where_it_is_not_stated() -> None:
     run = run_of({"gbs": "64", "seq": "1024", "gpus": "8", "tok_s_gpu": "4096"})
     assert run.measured_step_seconds == 2.0

@@ -23,7 +23,7 @@ from planner.emit.megatron import megatron_script
 from planner.emit.torchrun import RunArguments, check_engine
 from planner.errors import EnvironmentProblem, ExitCode, InputError
 from planner.layout import parse_layout
-from planner.plan import read_plan
+from planner.reading import read_plan
 from planner.search.search import plan_for_layout
 from planner.specs.load import load_job
 

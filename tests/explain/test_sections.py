@@ -257,27 +257,6 @@ def test_the_job_of_a_plan_prices_it_again(any_plan) -> None:
     assert constraints_of(again).pins == ()
 
 
-@pytest.mark.parametrize(
-    "options",
-    [{"headroom": "much"}, {"headroom": 2}, {"allow_tp_across_nodes": 1}, {"allow_offload": 1}, {"headroom": True}],
-)
-def test_options_that_no_job_has_are_refused(options, plan) -> None:
-    with pytest.raises(InputError):
-        job_of(replace(plan, options=options))
-
-
-@pytest.mark.parametrize("options", [{"pins": "tp=8"}, {"pins": [3]}, {"forbidden": ["tq=1"]}])
-def test_pins_that_nobody_can_write_are_refused(options, plan) -> None:
-    with pytest.raises(InputError):
-        constraints_of(replace(plan, options=options))
-
-
-def test_a_plan_of_another_version_is_said_to_be_one(any_plan) -> None:
-    assert explain(any_plan).sections.notes == ()
-    (note,) = explain(replace(any_plan, step_seconds=2 * any_plan.step_seconds)).sections.notes
-    assert "another version" in note
-
-
 def test_the_document_follows_its_published_schema(any_plan) -> None:
     schema = explanation_schema()
     jsonschema.Draft202012Validator.check_schema(schema)

@@ -50,8 +50,8 @@ def test_a_number_of_tokens_is_met_within_its_tolerance_and_as_near_as_is_good()
     chosen, tried = choose_batch(asked, FREE, "throughput")
     assert abs(chosen.training.global_batch_size * 1024 / 1e5 - 1) <= 0.05
     report = batch_report(chosen, tried)
-    assert report["chosen"] == chosen.training.global_batch_size
-    assert report["learning_rate"]["of_batch"] == pytest.approx(1e5 / 1024)
+    assert report.chosen == chosen.training.global_batch_size
+    assert report.learning_rate.of_batch == pytest.approx(1e5 / 1024)
 
 
 def test_where_nothing_fits_the_smallest_batch_is_left():

@@ -61,7 +61,7 @@ def seconds_of(candidate):
 
 def is_best(plan, candidate):
     """Whether a candidate reaches the optimum that a plan was certified with; several may tie."""
-    return seconds_of(candidate) <= plan.certificate["objective_seconds"] * (1 + 1e-9)
+    return seconds_of(candidate) <= plan.certificate.objective_seconds * (1 + 1e-9)
 
 
 def without_best(candidates):
@@ -159,9 +159,9 @@ def test_what_both_decided_on_is_all_that_the_bounds_leave(job):
     """Counts of the certificate add up, and both methods had something to decide."""
     plan = best_of(job)
     found = plan.certificate
-    assert found["status"] == "optimal"
-    assert found["dynamic_program_seconds"] == found["objective_seconds"] == pytest.approx(plan.step_seconds, rel=1e-9)
-    assert 0 < found["num_decided"] <= found["num_legal"] - found["num_pruned"]["memory"]
+    assert found.status == "optimal"
+    assert found.dynamic_program_seconds == found.objective_seconds == pytest.approx(plan.step_seconds, rel=1e-9)
+    assert 0 < found.num_decided <= found.num_legal - found.num_pruned["memory"]
 
 
 HIGH = {
@@ -177,7 +177,7 @@ def test_bounds_that_are_too_high_are_noticed_by_the_check(monkeypatch, name):
     """Both methods share the bounds, so only the check can notice one; on honest bounds it says nothing."""
     job = load_job(**JOBS["pipeline"], sequence_length=2048, global_batch_size=16)
     honest_plan = search(job, Constraints(), check=True)
-    assert honest_plan.certificate["num_bounds_checked"] == bound_check.NUM_CHECKED
+    assert honest_plan.certificate.num_bounds_checked == bound_check.NUM_CHECKED
     module, function, factor = HIGH[name]
     honest = getattr(module, function)
 

@@ -28,8 +28,8 @@ def test_the_recommendation_is_near_the_optimum_and_no_more_complex(entry, name)
     asked, objective, within = job(*entry), Objective(name=name), 0.03
     best = search(asked, FREE, objective=objective)
     found = search(asked, FREE, objective=objective, simpler_within=within)
-    assert "simpler" not in best.certificate
-    assert found.certificate["objective_seconds"] == pytest.approx(best.step_seconds)
+    assert not best.certificate.simpler
+    assert found.certificate.objective_seconds == pytest.approx(best.step_seconds)
     rank = objective.rank(found.step_seconds, found.layout.world_size)
     optimum = objective.rank(best.step_seconds, best.layout.world_size)
     assert rank[0] <= optimum[0] * (1 + within)
@@ -37,9 +37,9 @@ def test_the_recommendation_is_near_the_optimum_and_no_more_complex(entry, name)
         found.layout if found.layout != best.layout else best.layout
     )
     if found.layout != best.layout:
-        assert found.certificate["simpler"] == why_simpler(found.layout, best.layout)
-        assert 0 <= found.certificate["above_optimum"] <= within
-        assert str(best.layout) == found.certificate["optimum"]
+        assert found.certificate.simpler == why_simpler(found.layout, best.layout)
+        assert 0 <= found.certificate.above_optimum <= within
+        assert str(best.layout) == found.certificate.optimum
 
 
 def test_simpler_layouts_are_found_where_there_are_some():

@@ -90,8 +90,8 @@ def test_each_objective_equals_brute_force(name, seed):
     peak = max(stage.total_bytes for stage in found.memory)
     key = KEYS[name]((found.step_seconds, found.layout.world_size, peak))
     assert key == pytest.approx(min(map(KEYS[name], layouts)), rel=1e-8)
-    assert found.certificate["status"] == "optimal"
-    assert found.certificate["objective"] == name
+    assert found.certificate.status == "optimal"
+    assert found.certificate.objective == name
     assert bool(found.idle_reason) == (found.layout.world_size < job.cluster.num_devices)
 
 

@@ -226,7 +226,7 @@ def check_against_brute_force(seed, **options):
     fastest = min(seconds for seconds, _, share in layouts if share <= least * (1 + 1e-9))
     assert found["memory"].step_seconds <= fastest * (1 + 1e-9)
     for each in found.values():
-        assert each.certificate["status"] == "optimal"
+        assert each.certificate.status == "optimal"
         assert each.fits
         assert not broken_rules(job, each.layout)
     return len(set(found["throughput"].layout.pools))
@@ -383,7 +383,7 @@ def test_the_faster_pool_takes_more_layers_and_the_proof_is_complete(best):
     for stage, pool in enumerate(layout.pools):
         layers[pool].append(layout.layers_of_stage(stage))
     assert min(layers["pool1"]) > max(layers["pool0"])  # pool1 is the H100s
-    assert best.certificate["dynamic_program_seconds"] == pytest.approx(best.certificate["objective_seconds"], rel=1e-9)
+    assert best.certificate.dynamic_program_seconds == pytest.approx(best.certificate.objective_seconds, rel=1e-9)
 
 
 def test_a_mixed_cluster_is_faster_than_each_of_its_pools(job, best):

@@ -214,7 +214,7 @@ def check_against_brute_force(job):
         return "nothing fits"
     assert found.step_seconds == pytest.approx(best, rel=1e-9), format_layout(found.layout)
     assert found.fits
-    assert found.certificate["status"] == "optimal"
+    assert found.certificate.status == "optimal"
     assert not broken_rules(job, found.layout)
     return "found"
 
@@ -798,10 +798,10 @@ class _Interrupting(Reporter):
 @pytest.mark.parametrize("when", ["candidates", "priced"])
 def test_ctrl_c_returns_the_incumbent_and_never_calls_it_optimal(when, job, best):
     found = search(job, NO_CONSTRAINTS, reporter=_Interrupting(when))
-    assert found.certificate["status"] == "interrupted"
-    assert found.certificate["dynamic_program_seconds"] is None
+    assert found.certificate.status == "interrupted"
+    assert found.certificate.dynamic_program_seconds is None
     assert found.step_seconds >= best.step_seconds * (1 - 1e-12)
-    bound = found.step_seconds * (1 - found.certificate["gap"])
+    bound = found.step_seconds * (1 - found.certificate.gap)
     assert 0 < bound <= best.step_seconds * (1 + 1e-12)
 
 
@@ -813,9 +813,9 @@ def test_ctrl_c_keeps_the_incumbent_of_other_objectives_and_bounds_it_in_their_t
     whole = search(job, NO_CONSTRAINTS, objective=objective)
     found = search(job, NO_CONSTRAINTS, objective=objective, reporter=_Interrupting(when))
     best, mine = (objective.rank(plan.step_seconds, plan.layout.world_size)[0] for plan in (whole, found))
-    assert found.certificate["status"] == "interrupted"
+    assert found.certificate.status == "interrupted"
     assert mine >= best * (1 - 1e-12)
-    assert 0 < mine * (1 - found.certificate["gap"]) <= best * (1 + 1e-12)
+    assert 0 < mine * (1 - found.certificate.gap) <= best * (1 + 1e-12)
 
 
 def test_ctrl_c_while_the_solver_runs_returns_what_is_known(job, best, monkeypatch):
@@ -824,7 +824,7 @@ def test_ctrl_c_while_the_solver_runs_returns_what_is_known(job, best, monkeypat
 
     monkeypatch.setattr("planner.search.search.solve", interrupted)
     found = search(job, NO_CONSTRAINTS)
-    assert found.certificate["status"] == "interrupted"
+    assert found.certificate.status == "interrupted"
     assert found.step_seconds == pytest.approx(best.step_seconds, rel=1e-12)
 
 

@@ -67,3 +67,11 @@ def test_hostile_text_is_written_out(text: str) -> None:
     error = InputError(Mistake(message=text, where=f"{text}:1:1", source_line=text, hint=text))
     shown = mistakes_text(error, PLAIN)
     assert shown.replace("\n", "").isprintable()
+
+
+def test_a_command_in_a_mistake_can_be_pasted_from_any_screen() -> None:
+    command = f"planner plan llama3-8b dgx-h100 {'--pin tp=8 ' * 20}".strip()
+    error = InputError("the plan has format 1", hint=f"plan again, which takes a moment on a laptop:\n{command}")
+    text = mistakes_text(error, Screen(width=40, terminal=True))
+    assert command in [line.strip() for line in text.splitlines()]
+    assert max(len(line) for line in text.splitlines() if command not in line) <= 40

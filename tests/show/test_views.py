@@ -98,7 +98,6 @@ def explained(plan) -> Explanation:
         name="MFU", convention="as counted", flops_per_step=1e18, flops_per_second_per_device=1.3e14, share_of_peak=0.42
     )
     sections = Sections(
-        notes=("a word first",),
         waterfall=Waterfall(parts=tuple(parts), step_seconds=39.5),
         rates=(rate,),
         peaks=tuple(peaks),
@@ -392,13 +391,13 @@ def test_summary_says_what_does_not_fit_and_what_is_idle(make_plan, make_memory)
 
 
 def test_runners_up_and_proof_are_left_out_where_there_are_none(make_plan) -> None:
-    text = to_text(summary(make_plan(runners_up=(), certificate={}), COMMAND), Screen())
+    text = to_text(summary(make_plan(runners_up=(), certificate=None), COMMAND), Screen())
     assert "Runners-up" not in text
     assert "Proof" not in text
 
 
 def test_warnings_of_the_solver_are_shown(make_plan, plan) -> None:
-    warned = make_plan(certificate={**plan.certificate, "warnings": ["CBC stopped; [/bold] was the answer"]})
+    warned = make_plan(certificate=replace(plan.certificate, warnings=("CBC stopped; [/bold] was the answer",)))
     assert "CBC stopped; [/bold] was the answer" in to_text(summary(warned, COMMAND), Screen())
 
 
@@ -435,7 +434,7 @@ def test_nothing_fits_as_a_document(plan, nothing) -> None:
         ("forbidden zero=3", False),
     ]
     assert document["pins"][0]["remedy"]["change"] == "34 hosts instead of 17"
-    assert document["format"] == 1
+    assert document["format"] == 2
 
 
 def test_a_sweep_marks_what_is_best_and_thins_what_is_long(plan, golden) -> None:

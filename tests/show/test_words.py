@@ -1,6 +1,7 @@
 """Layouts and stages in words."""
 
 import re
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -8,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from planner.layout import Layout, balanced_chunks, format_layout, parse_layout
+from planner.plan_parts import MadeBy
 from planner.search.space.constraints import Constraints
 from planner.show.words import (
     certificate_sentence,
@@ -113,39 +115,36 @@ def test_stage_range() -> None:
     assert stage_range([2, 3, 4]) == "stages 2..4"
 
 
-CERTIFICATE = {
-    "status": "optimal", "solver": "cbc", "gap": 0.0, "dynamic_program_seconds": 1.0, "num_legal": 1200,
-    "num_priced": 30, "num_pruned": {"memory": 1000, "time bound": 170},
-}  # fmt: skip
+def test_certificate_claims_the_optimum_only_when_it_is_proved(make_plan) -> None:
+    plan = make_plan()
+    proved = certificate_sentence(plan)
+    assert proved.startswith("Optimal: by the forecast no other layout is faster.")
+    assert "1,234 configurations" in proved
+    stopped = replace(plan, certificate=replace(plan.certificate, status="time limit", gap=0.031))
+    said = certificate_sentence(stopped)
+    assert said.startswith("Not proved optimal (time limit)")
+    assert "3.10%" in said
+    assert "ptimal:" not in said
+    assert certificate_sentence(replace(plan, certificate=None)) == ""
 
 
-def test_certificate_claims_the_optimum_only_when_it_is_proved() -> None:
-    proved = certificate_sentence(CERTIFICATE)
-    assert proved.startswith("Optimal: CBC proved")
-    assert "1,200 configurations" in proved
-    stopped = certificate_sentence(CERTIFICATE | {"status": "time limit", "gap": 0.031})
-    assert stopped.startswith("Not proved optimal (time limit)")
-    assert "3.10%" in stopped
-    assert "ptimal:" not in stopped
-    assert certificate_sentence({}) == ""
+def test_what_others_proved_is_not_said_of_the_figures_shown(make_plan) -> None:
+    other = MadeBy(planner_version="0.0.9", digest="0" * 16, calibration="shipped")
+    said = certificate_sentence(make_plan(proved_by=other))
+    assert said.startswith("Proved by planner 0.0.9 with other formulas, not of the figures shown")
+    assert "CBC and a dynamic program decided" in said
 
 
 @pytest.mark.parametrize(("above", "said"), [(0.00031, "0.04%"), (0.0003, "0.03%"), (1e-9, "0.01%"), (0.001, "0.10%")])
 @pytest.mark.parametrize("objective", ["throughput", "cost", "gpus", "memory"])
-def test_a_simpler_plan_is_not_called_optimal(above: float, said: str, objective: str) -> None:
+def test_a_simpler_plan_is_not_called_optimal(above: float, said: str, objective: str, make_plan) -> None:
     """What is said is never less than what is true, and the optimum can be given back to the command line."""
     optimum = Layout(pp=2, recompute=("none",) * 2, layers_per_stage=(5, 3))
-    sentence = certificate_sentence(
-        CERTIFICATE
-        | {
-            "objective": objective,
-            "objective_seconds": 4.0,
-            "above_optimum": above,
-            "simpler": "fewer axes",
-            "optimum": format_layout(optimum),
-        }
-    )
-    assert sentence.startswith(f"Within {said} of the optimum, and simpler: fewer axes. CBC proved")
+    changes = {"objective_seconds": 4.0, "simpler": "fewer axes", "optimum": format_layout(optimum)}
+    plan = make_plan()
+    certificate = replace(plan.certificate, objective=objective, above_optimum=above, **changes)
+    sentence = certificate_sentence(replace(plan, certificate=certificate))
+    assert sentence.startswith(f"Within {said} of the optimum, and simpler: fewer axes. By the forecast no layout")
     assert "Optimal" not in sentence
     assert short_layout(optimum) in sentence
 

@@ -13,6 +13,7 @@ import pytest
 
 from planner.layout import parse_layout
 from planner.plan import Plan, plan_to_dict
+from planner.plan_parts import MadeBy, SearchOptions
 from planner.specs.calibration import UNCALIBRATED
 from planner.specs.cluster import ClusterSpec
 from planner.specs.load import load_cluster, load_engine
@@ -89,6 +90,8 @@ def tiny_plan(layout: str, model: str = "llama", **training: Any) -> Plan:
         mfu=0.0,
         hfu=0.0,
         flops_convention="none",
+        made_by=MadeBy(planner_version="0.0.1", digest="written by hand", calibration="own"),
+        options=SearchOptions(headroom=0.05, allow_tp_across_nodes=False, allow_offload=False),
     )
 
 

@@ -22,7 +22,8 @@ from planner.emit.torchrun import RunArguments, torchrun_command, torchrun_comma
 from planner.errors import EnvironmentProblem, ExitCode, InputError, NothingFitsError
 from planner.launch import launch
 from planner.layout import parse_layout
-from planner.plan import read_plan, write_plan
+from planner.plan import write_plan
+from planner.reading import read_plan
 
 PROGRAM = (
     "import sys\n"
@@ -245,7 +246,7 @@ def test_a_plan_that_it_cannot_run_is_refused(make_plan, tmp_path):
     write_plan(replace(plan, engine=other), tmp_path / "megatron.json")
     with pytest.raises(InputError, match="made for megatron"):
         launch(tmp_path / "megatron.json", output=tmp_path / "out")
-    write_plan(replace(plan, fits=False), tmp_path / "large.json")
+    write_plan(replace(plan, options=replace(plan.options, headroom=0.99999)), tmp_path / "large.json")
     with pytest.raises(NothingFitsError, match="does not fit"):
         launch(tmp_path / "large.json", output=tmp_path / "out")
 
@@ -259,7 +260,9 @@ def test_without_torch_it_says_what_to_install(plan_path, tmp_path, monkeypatch)
 def test_without_torchao_a_plan_in_fp8_says_what_to_install(make_plan, tmp_path, monkeypatch):
     real = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: real(name) if name != "torchao" else None)
-    write_plan(make_plan("dp=2,mbs=2", precision="fp8"), tmp_path / "plan.json")
+    plan = make_plan("dp=2,mbs=2", precision="fp8")
+    device = plan.cluster.device.model_copy(update={"peak": plan.cluster.device.peak | {"fp8": 4e11}})
+    write_plan(replace(plan, cluster=plan.cluster.model_copy(update={"device": device})), tmp_path / "plan.json")
     with pytest.raises(EnvironmentProblem, match=r"fp8 needs torchao.*\n.*parallel-planner\[fp8\]"):
         launch(tmp_path / "plan.json", output=tmp_path / "out")
     assert not (tmp_path / "out").exists()
@@ -287,6 +290,20 @@ def test_a_folder_of_something_else_is_left_alone(plan_path, make_plan, tmp_path
     write_plan(make_plan("dp=1,mbs=2", steps=9), same / "plan.json")
     with pytest.raises(InputError, match="holds a run already"):
         launch(plan_path, output=same, arguments=RunArguments(resume="never"))
+    before = json.loads((same / "plan.json").read_text()) | {"format": 1}
+    (same / "plan.json").write_text(json.dumps({key: before[key] for key in ("format", "model", "training")}))
+    with pytest.raises(InputError, match="holds a run already"):  # that an earlier planner began
+        launch(plan_path, output=same, arguments=RunArguments(resume="never"))
+    (same / "plan.json").write_text("[]")
+    with pytest.raises(InputError, match="is not a plan"):
+        launch(plan_path, output=same)
+
+
+def test_an_edited_plan_starts_no_run(plan_path, tmp_path):
+    plan_path.write_text(plan_path.read_text().replace('"learning_rate": 0.003', '"learning_rate": 3.0'))
+    with pytest.raises(InputError, match="was edited"):
+        launch(plan_path, output=tmp_path / "out")
+    assert not (tmp_path / "out").exists()
 
 
 def test_a_folder_in_use_is_refused(plan_path, tmp_path):

@@ -14,6 +14,7 @@ from planner.cost.shapes import LAYER_KEYS
 from planner.cost.stage import LayerKind, Stage, kinds_of_model, pattern_of, stage_of, timed_kinds
 from planner.layout import divisors
 from planner.search.space.configurations import expert_options
+from planner.sums import sum_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -86,7 +87,7 @@ def _layer_floors(job: PoolJob, degrees: DegreeArrays, parts: StageParts) -> lis
         layer = parts.layers[has_experts, is_local]
         shows = has_experts and not hides_exchanges(job, degrees)
         exchange = 2.0 * layer.ep if shows else 0.0
-        felt = sum(layer.tp) - sum(layer.tp_hidden)
+        felt = sum_of(layer.tp) - sum_of(layer.tp_hidden)
         floors.append(layer.passes.total + felt + exchange)
     return floors
 
@@ -230,7 +231,7 @@ def most_layers(
         if pattern.period > 1:
             one = stage_of(job, index=INSIDE, num_layers=pattern.period, policy=0, first=pattern.leading)
             held = timed_kinds(job, distinct, one)  # also a kind that only layers for further tokens may be, of none
-            whole = sum(number * floors[kind] for kind, number in held if kind in floors)
+            whole = sum_of(number * floors[kind] for kind, number in held if kind in floors)
             periods = np.floor(slowest / np.broadcast_to(whole, (len(distinct),))[position])
             most = np.minimum(most, pattern.leading + pattern.period * (periods + v) - v)
     return np.asarray(most, dtype=np.int64)

@@ -135,10 +135,10 @@ class Constraints:
         return Constraints(pins=tuple(each for each in self.pins if each is not pin), forbidden=self.forbidden)
 
     def to_dict(self) -> dict[str, Any]:
-        """As plain data, for the plan document."""
+        """As texts, for the plan's `SearchOptions`."""
         return {
-            "pins": [str(pin) for pin in self.pins],
-            "forbidden": [",".join(map(str, each)) for each in self.forbidden],
+            "pins": tuple(str(pin) for pin in self.pins),
+            "forbidden": tuple(",".join(map(str, each)) for each in self.forbidden),
         }
 
 

@@ -111,6 +111,7 @@ def recompute(job: Job, layout: Layout) -> Iterator[str]:
     used = sorted(set(layout.recompute))
     if len(used) > 1 and not job.engine.recompute_per_stage:
         yield f"engine {job.engine.name} has one recompute policy for all stages, not {' and '.join(used)}"
+    if len(used) == 1 or not job.engine.recompute_per_stage:
         return
     for stage in range(layout.pp):
         policies = {layout.recompute[chunk] for chunk in layout.chunks_of_stage(stage)}

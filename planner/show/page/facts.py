@@ -20,6 +20,7 @@ from planner.show.words import (
     short_layout,
     stage_range,
 )
+from planner.sums import sum_of
 from planner.units import format_bytes, format_count, format_seconds
 
 if TYPE_CHECKING:
@@ -69,7 +70,7 @@ def facts_of(plan: Plan) -> list[tuple[str, str]]:
         ("memory", limit_words(plan)),
         ("MFU counts", plan.flops_convention),
         ("whole run", run_words(plan)),
-        ("proof", certificate_sentence(plan.certificate)),
+        ("proof", certificate_sentence(plan)),
     ]
     return [(name, words) for name, words in rows if words]
 
@@ -80,7 +81,7 @@ def stage_rows(plan: Plan, step: ExecutedStep) -> list[tuple[str, ...]]:
     busy, held = passes.busy_seconds, passes.peak_in_flight
     rows = []
     for stage in range(passes.pp):
-        tail = sum(seconds for _, seconds in step.tail[stage])
+        tail = sum_of(seconds for _, seconds in step.tail[stage])
         rows.append(
             (
                 plan.layout.layers_of_stage(stage),

@@ -52,7 +52,6 @@ def page_text(
         headline=headline(plan),
         facts=facts_of(plan),
         answers=[(name, to_text(answer, _PAPER)) for name, answer in answers_by_question(found)],
-        notes=sections.notes,
         memory=memory_rows(plan, sections.peaks),
         waterfall=waterfall_rows(sections.waterfall),
         stages=stage_rows(plan, step),

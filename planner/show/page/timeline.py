@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from planner.show.words import line_label
+from planner.sums import sum_of
 
 if TYPE_CHECKING:
     from planner.explain.executed import ExecutedStep
@@ -55,7 +56,7 @@ def timeline_data(step: ExecutedStep) -> dict[str, Any]:
 
 
 def _length(step: ExecutedStep, key: tuple[str, int]) -> float:
-    return sum(seconds for _, seconds in step.kinds[key].parts)
+    return sum_of(seconds for _, seconds in step.kinds[key].parts)
 
 
 def _packed(step: ExecutedStep, keys: list[tuple[str, int]], counts: Any) -> bytes:

@@ -1,0 +1,60 @@
+"""What the prices of a plan follow from: a digest that is equal where the same job would be priced alike."""
+
+from __future__ import annotations
+
+import hashlib
+from functools import cache
+from importlib.resources import files
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, Literal
+
+from planner import __version__
+from planner.plan_parts import MadeBy
+from planner.specs.job import job_on
+from planner.specs.load import calibrations_of, shipped_calibration
+
+if TYPE_CHECKING:
+    from planner.specs.calibration import CalibrationEntry, Evidence
+    from planner.specs.job import Job
+
+_FORMULAS: Final = (
+    "cost/**/*.py", "errors.py", "layout.py", "sums.py", "units.py", "specs/batch.py", "specs/calibration.py",
+    "specs/cluster.py", "specs/document.py", "specs/engine.py", "specs/job.py", "specs/model.py", "specs/recipe.py",
+    "specs/training.py",
+)  # fmt: skip
+"""The formulas, and all of the package that they import. Models, clusters and engine profiles are in the plan."""
+
+
+def made_by(job: Job) -> MadeBy:
+    """Who prices this job here and now."""
+    pools = job.pools
+    corrections = tuple(pool.calibration for pool in pools), pools[0].evidence
+    calibration: Literal["shipped", "own"] = "shipped" if corrections == _shipped(job) else "own"
+    return MadeBy(planner_version=__version__, digest=_digest(calibration), calibration=calibration)
+
+
+def with_shipped_corrections(job: Job) -> Job:
+    """The job with the corrections that this version ships, and their evidence of how far off forecasts are."""
+    entries, evidence = _shipped(job)
+    common = ("model", "training", "engine", "headroom", "allow_tp_across_nodes", "allow_offload")
+    return job_on(job.cluster, entries, evidence=evidence, **{name: getattr(job, name) for name in common})
+
+
+def _shipped(job: Job) -> tuple[tuple[CalibrationEntry, ...], tuple[Evidence, ...]]:
+    """Corrections for each pool, and evidence: no run on a mixed cluster is published."""
+    shipped = shipped_calibration()
+    entries = calibrations_of(job.cluster, job.model, job.training, job.engine, shipped)
+    return entries, shipped.evidence if len(job.cluster.pools) == 1 else ()
+
+
+@cache
+def _digest(calibration: Literal["shipped", "own"]) -> str:
+    """Of version and formulas, and of the shipped corrections where they count; the same in a wheel and a checkout."""
+    package, found = Path(str(files("planner"))), hashlib.sha256(__version__.encode())
+    paths = {path for pattern in _FORMULAS for path in package.glob(pattern)}
+    if calibration == "shipped":
+        paths.add(package / "calibration.json")
+    for path in sorted(paths, key=lambda path: path.relative_to(package).as_posix()):
+        content = path.read_bytes()
+        found.update(f"\n{path.relative_to(package).as_posix()} {len(content)}\n".encode() + content)
+    return found.hexdigest()[:16]

@@ -1,0 +1,127 @@
+"""What is said of a JSON document that is not a plan of this format, and how to get one."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from typing import TYPE_CHECKING, Any, Final
+
+from planner.errors import InputError
+from planner.specs.load import LOCAL_CLUSTER, cluster_names, load_cluster, load_model, model_names
+from planner.specs.text import printable
+from planner.specs.training import TrainingSpec
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+PLAN_FORMAT: Final = 2
+HOW_TO_GET_ONE: Final = (
+    "write one with `planner plan MODEL CLUSTER ... -o plan.json`; a layout of your own is explained with "
+    "`planner explain MODEL CLUSTER --layout tp=8,...`"
+)
+_OTHER_DOCUMENTS: Final = {
+    "traceEvents": "a timeline, as `planner explain --trace` writes it; give the plan that it was made from",
+    "front": "a comparison of cluster sizes; `planner plan ... --nodes N -o plan.json` plans one of them",
+    "model_type": "a Hugging Face configuration; give it as MODEL, with CLUSTER and --layout",
+    "architectures": "a Hugging Face configuration; give it as MODEL, with CLUSTER and --layout",
+    "groups": "a report of `planner accuracy`",
+    "before": "a comparison that `planner diff --json` printed; give one of the two plans",
+    "total_seconds": "statistics of a search; give the plan that `-o` wrote beside them",
+    "$schema": "a JSON schema",
+}
+"""A key that tells another JSON document, and what to say of it."""
+
+
+def no_plan(data: Any, name: str) -> InputError:
+    """What a JSON document is instead of a plan of this format, as far as its keys tell."""
+    if not isinstance(data, dict):
+        return InputError(f"{name} is not a plan: a JSON {type(data).__name__}", hint=HOW_TO_GET_ONE)
+    known = next((words for key, words in _OTHER_DOCUMENTS.items() if key in data), None)
+    if known is not None:
+        what, _, way_out = known.partition("; ")
+        return InputError(f"{name} is not a plan: it is {what}", hint=way_out or HOW_TO_GET_ONE)
+    if "format" in data and data["format"] != PLAN_FORMAT:
+        found = printable(repr(data["format"]), 40)
+        hint = f"plan again:\n{command_again(data)}" if found == "1" else "make the plan again with this version"
+        return InputError(f"{name} has format {found}, this planner reads format {PLAN_FORMAT}", hint=hint)
+    keys = printable(", ".join(map(str, list(data)[:5])), 80) or "none"
+    return InputError(f"{name} is not a plan: its keys are {keys}", hint=HOW_TO_GET_ONE)
+
+
+def command_again(data: dict[str, Any]) -> str:
+    """The command that makes a plan of format 1 again, as far as its keys tell; one line for a shell."""
+    model, cluster, training, options = (_mapping(data, key) for key in ("model", "cluster", "training", "options"))
+    choice, was_searched = _mapping(data, "batch_choice"), bool(data.get("certificate"))
+    batch = f"{choice.get('least')}..{choice.get('most')}" if choice else training.get("global_batch_size")
+    given: list[tuple[str, Any]] = [
+        *_sizes(cluster),
+        ("--seq-len", training.get("sequence_length")),
+        ("--global-batch", batch),
+        ("--precision", training.get("precision")),
+        ("--engine", _unless("torch", _mapping(data, "engine").get("name"))),
+        ("--objective", _unless("throughput", options.get("objective"))),
+        ("--headroom", _unless(0.05, options.get("headroom"))),
+        *(("--pin", pin) for pin in _list(options, "pins")),
+        *(("--forbid", each) for each in _list(options, "forbidden")),
+        *(("--set", setting) for setting in _settings(model, cluster, training)),
+        ("--layout", None if was_searched else _layout(_mapping(data, "layout"))),
+    ]
+    lifted = [f"--{key.replace('_', '-')}" for key in ("allow_tp_across_nodes", "allow_offload") if options.get(key)]
+    words = ["planner", "plan" if was_searched else "explain", *_names(model, cluster), *lifted]
+    words += [str(word) for option, value in given if value is not None for word in (option, value)]
+    return printable(shlex.join(words), 8000)
+
+
+def _mapping(data: dict[str, Any], key: str) -> dict[str, Any]:
+    found = data.get(key)
+    return found if isinstance(found, dict) else {}
+
+
+def _list(data: dict[str, Any], key: str) -> list[Any]:
+    found = data.get(key)
+    return found if isinstance(found, list) else []
+
+
+def _unless(usual: Any, value: Any) -> Any:
+    return None if value == usual else value
+
+
+def _names(model: dict[str, Any], cluster: dict[str, Any]) -> Iterator[str]:
+    """Shipped names; of a document of the user's the file that it was probably in."""
+    for data, shipped, word in ((model, model_names(), "MODEL"), (cluster, cluster_names(), "CLUSTER")):
+        name = str(data.get("name", word))
+        yield name if name in shipped else f"{name}.yaml"
+
+
+def _sizes(cluster: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Hosts, or devices where a host has not all of them."""
+    name, hosts, each = cluster.get("name"), cluster.get("hosts"), cluster.get("devices_per_host")
+    pools = [pool for pool in _list(cluster, "pools") if isinstance(pool, dict)]
+    if pools:
+        yield "--nodes", ",".join(f"{pool.get('name')}={pool.get('hosts')}" for pool in pools)
+    elif name in cluster_names() and isinstance(hosts, int) and isinstance(each, int):
+        whole = name != LOCAL_CLUSTER and getattr(load_cluster(name), "devices_per_host", each) == each
+        yield ("--nodes", hosts) if whole else ("--gpus", hosts * each)
+
+
+def _settings(model: dict[str, Any], cluster: dict[str, Any], training: dict[str, Any]) -> Iterator[str]:
+    """What a document has otherwise than its defaults, or than the shipped document of the same name."""
+    options = {"sequence_length", "global_batch_size", "precision"}
+    usual = TrainingSpec(sequence_length=1, global_batch_size=1).model_dump(mode="json")
+    yield from _changes("training", {key: training.get(key) for key in usual if key not in options}, usual)
+    if model.get("name") in model_names():
+        yield from _changes("model", model, load_model(model["name"]).model_dump(mode="json"))
+    if cluster.get("name") in cluster_names():  # its other figures may be newer than those of the plan
+        shipped = load_cluster(cluster["name"]).model_dump(mode="json")
+        yield from _changes("cluster", cluster, {"price": shipped.get("price")})
+
+
+def _changes(root: str, data: dict[str, Any], usual: dict[str, Any]) -> Iterator[str]:
+    for key, value in data.items():
+        if key in usual and value != usual[key] and isinstance(value, str | int | float):
+            yield f"{root}.{key}={value if isinstance(value, str) else json.dumps(value)}"
+
+
+def _layout(layout: dict[str, Any]) -> str:
+    texts = {key: "/".join(map(str, value)) if isinstance(value, list) else value for key, value in layout.items()}
+    return ",".join(f"{key}={value}" for key, value in texts.items())

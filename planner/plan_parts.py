@@ -1,0 +1,104 @@
+"""What stands in a plan beside its layout and its ledger: what was asked, what was proved, and who priced it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from planner.cost.critical_batch import BatchAdvice  # noqa: TC001 - read when a plan is
+
+ObjectiveName = Literal["throughput", "cost", "gpus", "memory"]
+"""What a plan is to be best at."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MadeBy:
+    """Who priced a plan, or proved it.
+
+    digest: of what the prices follow from; equal digests give equal prices (`planner.made_by`).
+    calibration: `shipped`, or `own` for corrections of the user's, which are in the plan.
+    """
+
+    planner_version: str
+    digest: str
+    calibration: Literal["shipped", "own"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SearchOptions:
+    """What the user asked for beside the documents.
+
+    headroom: share of device memory that is left free. pins, forbidden: as the command line writes them; none for a
+    layout of the user's, which is priced as it is.
+    """
+
+    headroom: float
+    allow_tp_across_nodes: bool
+    allow_offload: bool
+    objective: ObjectiveName = "throughput"
+    pins: tuple[str, ...] = ()
+    forbidden: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Certificate:
+    """What proves a plan, in seconds of a step whatever the objective, and what the search looked at.
+
+    gap: no layout is better than the optimum that was found by more than this share. dynamic_program_seconds: the same
+    optimum by the second method; None where it was not asked. num_refused_by_rule, num_pruned: configurations of
+    degrees that a rule forbids, and legal ones that were ruled out for a reason. num_decided: those on which the
+    integer program decided, all whose lower bounds are at most its own answer. num_bounds_checked: ruled-out ones that
+    were solved all the same, to check the bounds. above_optimum: how much worse than the optimum the plan is, as a
+    share; where it is not the optimum itself, `optimum` is that layout, and `simpler` what the plan has less of.
+    """
+
+    objective: ObjectiveName
+    status: Literal["optimal", "time limit", "infeasible", "interrupted"]
+    solver: str
+    objective_seconds: float
+    gap: float
+    dynamic_program_seconds: float | None
+    num_cuts: int
+    num_cuts_pruned: int
+    num_legal: int
+    num_refused_by_rule: dict[str, int] = field(default_factory=dict)
+    num_pruned: dict[str, int] = field(default_factory=dict)
+    num_priced: int
+    num_decided: int
+    num_columns: int
+    num_bounds_checked: int = 0
+    warnings: tuple[str, ...] = ()
+    above_optimum: float = 0.0
+    optimum: str = ""
+    simpler: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TriedBatch:
+    """A global batch size, and what the best layout does with it: nothing where none fits or is legal."""
+
+    global_batch_size: int
+    tokens_per_second: float | None = None
+    num_devices: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LearningRates:
+    """The training document's learning rate, taken as that of `of_batch` sequences, at the batch that was chosen."""
+
+    given: float
+    of_batch: float
+    linear: float
+    square_root: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchChoice:
+    """How the global batch size was chosen: the sizes that were left open, those that were tried, and what is known."""
+
+    chosen: int
+    least: int
+    most: int
+    tried: tuple[TriedBatch, ...]
+    advice: BatchAdvice
+    learning_rate: LearningRates

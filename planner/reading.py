@@ -1,0 +1,161 @@
+"""A plan that is read is checked: its layout against its own documents, and its figures by pricing it again.
+
+A plan that was made with other formulas is priced anew. What was proved cannot be priced; that says who proved it.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Final
+
+from planner.cost.estimate import estimate
+from planner.errors import InputError, Mistake
+from planner.explain.plan_inputs import constraints_of, job_of, objective_of_plan
+from planner.made_by import with_shipped_corrections
+from planner.plan import edited, parse_plan, plan_text, plan_to_dict
+from planner.search.near_ties import runner_up
+from planner.search.search import plan_for_layout
+from planner.search.space.rules import broken_rules
+from planner.specs.files import limited_text
+from planner.specs.load import Mistakes, check_training
+from planner.specs.text import printable
+from planner.specs.yaml import Node
+from planner.units import format_seconds
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from planner.layout import Layout
+    from planner.plan import Plan
+    from planner.specs.job import Job
+
+_SAME: Final = 1e-9
+"""Figures that differ by less than this, relatively, are the same on another machine."""
+
+_MOST_NAMED: Final = 4
+_NOT_PRICED: Final = ("made_by", "idle_reason", "batch_choice", "certificate", "proved_by", "options", "checksum")
+
+
+def read_plan(path: Path, *, tell: Callable[[str], None] = lambda _: None) -> Plan:
+    """Read a plan, from standard input for `-`, with every check; `planner.plan.plan_from_file` does without.
+
+    tell: told in one sentence where another version made the plan, with its figure and this version's. The plan that
+    is returned has this version's figures.
+
+    Raises:
+        InputError: no plan, one of another format, a layout that breaks rules (all are named), or a plan that was
+            edited (the first figures that differ are named).
+        EnvironmentProblem: the file cannot be read.
+    """
+    if str(path) == "-":
+        return _checked(limited_text(sys.stdin.buffer, "standard input"), "standard input", tell)
+    return _checked(plan_text(path), printable(str(path)), tell)
+
+
+def _checked(text: str, name: str, tell: Callable[[str], None]) -> Plan:
+    plan, is_edited = parse_plan(text, name=name)
+    job = job_of(plan)
+    if plan.made_by.calibration == "shipped":
+        job = with_shipped_corrections(job)
+    _check_documents(plan, name)
+    if broken := _broken(job, plan.layout):
+        raise InputError(*(Mistake(message=f"this layout cannot run: {why}", where=name) for why in broken))
+    now = _priced_now(plan, job)
+    if not all(map(math.isfinite, (now.step_seconds, now.mfu, *(stage.total_bytes for stage in now.memory)))):
+        raise InputError(f"{name} cannot be priced: its documents hold numbers that are too large")
+    if plan.made_by != now.made_by and not is_edited:
+        tell(_news(plan, now))
+        return now
+    differences = list(_differences(plan_to_dict(plan), plan_to_dict(now))) if plan.made_by == now.made_by else []
+    if is_edited or differences:
+        more = [f"and {len(differences) - _MOST_NAMED} more"] if len(differences) > _MOST_NAMED else []
+        raise edited(name, *differences[:_MOST_NAMED], *more)
+    return plan
+
+
+def _check_documents(plan: Plan, name: str) -> None:
+    """What is to be true of several documents together, and of the options.
+
+    Raises:
+        InputError: with every mistake.
+    """
+    mistakes, training = Mistakes(), plan.training
+    tree = {
+        key: Node(data=getattr(training, key), where=f"{name}: training.{key}")
+        for key in ("sequence_length", "global_batch_size", "precision")
+    }
+    devices = [pool.device for pool in plan.cluster.pools]
+    check_training(mistakes, Node(data=tree, where=name), plan.model, devices, plan.engine)
+    mistakes.attempt(constraints_of, plan)
+    mistakes.attempt(objective_of_plan, plan)
+    mistakes.raise_if_any()
+
+
+def _broken(job: Job, layout: Layout) -> tuple[str, ...]:
+    """The rules that `--layout` would name too."""
+    held, layers = sum(layout.layers_per_stage), job.model.num_layers
+    if held != layers:
+        return (f"`layers_per_stage` sums to {held}, and {job.model.name} has {layers} layers",)
+    return broken_rules(job, layout, except_for=("schedule",))
+
+
+def _priced_now(plan: Plan, job: Job) -> Plan:
+    """The plan with the figures of this version, and with who proved it if that was another one.
+
+    Runners-up that cannot run any more are left out.
+    """
+    now, priced, objective = plan_for_layout(job, plan.layout), estimate(job, plan.layout), objective_of_plan(plan)
+    losers = [runner.layout for runner in plan.runners_up if not _broken(job, runner.layout)]
+    proved_by = plan.proved_by or plan.made_by
+    band = plan.band if plan.made_by.calibration == "own" else now.band  # evidence of the user's is not in the plan
+    return replace(
+        now,
+        band=band,
+        low_step_seconds=now.step_seconds * band.low if band else None,
+        high_step_seconds=now.step_seconds * band.high if band else None,
+        runners_up=tuple(runner_up(job, plan.layout, priced, each, estimate(job, each), objective) for each in losers),
+        idle_reason=plan.idle_reason,
+        batch=plan.batch,
+        certificate=plan.certificate,
+        proved_by=proved_by if plan.certificate and proved_by != now.made_by else None,
+        options=plan.options,
+    )
+
+
+def _news(plan: Plan, now: Plan) -> str:
+    """That another version made the plan, and what it said."""
+    others = "" if plan.made_by.planner_version != now.made_by.planner_version else " and other formulas"
+    said, says = format_seconds(plan.step_seconds), format_seconds(now.step_seconds)
+    fits = "" if plan.fits == now.fits else f", and that it {'fits' if now.fits else 'does not fit'}"
+    maker = printable(f"planner {plan.made_by.planner_version}{others}", 80)
+    return f"this plan was made with {maker}: it said {said}, this version says {says}{fits}"
+
+
+def _differences(said: Any, priced: Any, path: str = "") -> Iterator[str]:
+    """Figures of a plan document that are not those of another, in words."""
+    if isinstance(said, dict) and isinstance(priced, dict):
+        for key in said:
+            if path or key not in _NOT_PRICED:
+                yield from _differences(said[key], priced.get(key), f"{path}.{key}" if path else key)
+    elif isinstance(said, list) and isinstance(priced, list) and len(said) == len(priced):
+        for index, (one, other) in enumerate(zip(said, priced, strict=True)):
+            yield from _differences(one, other, f"{path}[{index}]")
+    elif isinstance(said, str) and isinstance(priced, str):
+        return  # words
+    elif not _same(said, priced):
+        yield f"{path} is {_figure(said)}, and priced again {_figure(priced)}"
+
+
+def _same(said: Any, priced: Any) -> bool:
+    if not all(isinstance(each, int | float) and not isinstance(each, bool) for each in (said, priced)):
+        return bool(said == priced)
+    return bool(abs(said - priced) <= _SAME * max(abs(said), abs(priced)))
+
+
+def _figure(value: Any) -> str:
+    if isinstance(value, list):
+        return f"a list of {len(value)}"
+    return repr(value) if isinstance(value, int | float | str | None) else "an object"
