@@ -95,7 +95,7 @@ def test_a_layout_of_the_user_s_and_a_mixed_cluster_read_back_equal(read) -> Non
 FIGURES = [
     "step_seconds", "low_step_seconds", "high_step_seconds", "mfu", "hfu", "tokens_per_second_per_device",
     "band.low", "band.num_near", "memory.0.limit_bytes", "memory.1.lines.2.num_bytes", "time.0.busy_seconds",
-    "time.3.hidden_seconds", "runners_up.0.step_seconds", "runners_up.1.peak_bytes", "calibration.slowdown",
+    "time.3.hidden_seconds", "runners_up.0.step_seconds", "runners_up.1.peak_bytes", "calibration.0.slowdown",
     "memory.0.total_bytes", "run.usd", "run.seconds", "num_trained_params", "world_size", "idle_devices",
 ]  # fmt: skip
 
