@@ -31,7 +31,7 @@ from planner.cost.stage import (
     shard_degree,
     stages_of,
 )
-from planner.cost.traffic import context_bytes
+from planner.cost.transfers import context_bytes
 from planner.layout import head_stage
 from planner.specs.job import pools_of
 
