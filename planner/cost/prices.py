@@ -122,6 +122,14 @@ def num_microbatches(job: AnyJob, layout: Degrees) -> Any:
     return job.training.global_batch_size / (layout.dp * layout.mbs)
 
 
+def num_updates(job: AnyJob, layout: Degrees) -> Any:
+    """Updates of the weights in a step: one, and under PipeDream one after every microbatch.
+
+    Source: Narayanan et al., PipeDream (SOSP 2019), section 3.3.
+    """
+    return num_microbatches(job, layout) if layout.schedule == "pipedream" else 1.0
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Work:
     """Seconds of one microbatch in the layers and ends of a stage or of a chunk, by cause.
