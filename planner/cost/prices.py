@@ -32,43 +32,31 @@ from planner.cost.stage import (
 )
 from planner.cost.traffic import (
     StageWindow,
-    context_parallel_seconds,
+    busy_seconds,
     data_parallel_seconds,
-    expert_parallel_seconds,
     hidden_behind_weight_gradients,
     hidden_context_parallel_seconds,
     hidden_tensor_parallel_seconds,
-    pipeline_send_seconds,
-    tensor_parallel_end_seconds,
-    tensor_parallel_seconds,
-    tied_embedding_seconds,
+)
+from planner.cost.transfers import (
+    context_transfers,
+    end_transfers,
+    expert_transfers,
+    send_transfers,
+    tensor_transfers,
+    tied_transfers,
+    with_recompute,
 )
 from planner.layout import offloads_optimizer
+from planner.sums import sum_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from planner.cost.layers import LayerSeconds
+    from planner.cost.transfers import Moment
     from planner.layout import Degrees, LayerDegrees, Layout
     from planner.specs.job import Job, PoolJob
-
-__all__ = [
-    "LayerParts",
-    "StageParts",
-    "StagePrices",
-    "chunk_parts",
-    "chunk_seconds",
-    "exchange_parts",
-    "exchange_share",
-    "hidden_of_layer",
-    "interleaving_terms",
-    "layout_prices",
-    "num_microbatches",
-    "stage_bytes",
-    "stage_fits",
-    "stage_parts",
-    "stage_prices",
-]
 
 
 _EXCHANGE_PROCESSORS: Final = 20
@@ -134,6 +122,14 @@ def num_microbatches(job: Job, layout: Degrees) -> Any:
     return job.training.global_batch_size / (layout.dp * layout.mbs)
 
 
+def num_updates(job: Job, layout: Degrees) -> Any:
+    """Updates of the weights in a step: one, and under PipeDream one after every microbatch.
+
+    Source: Narayanan et al., PipeDream (SOSP 2019), section 3.3.
+    """
+    return num_microbatches(job, layout) if layout.schedule == "pipedream" else 1.0
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Work:
     """Seconds of one microbatch in the layers and ends of a stage or of a chunk, by cause.
@@ -186,17 +182,16 @@ def _work(job: PoolJob, layout: Degrees, stage: Stage, parts: StageParts) -> _Wo
     """
     none = PassSeconds()
     layers, tp, tp_hidden, cp, cp_hidden, ep, recompute = none, none, none, none, none, none, 0.0
-    full = np.equal(stage.policy, 2)
     for kind, count in timed_kinds(job, layout, stage):
         layer = parts.layers[kind]
         again = by_policy(stage.policy, (0.0, layer.selective, layer.passes.forward))
         layers += layer.passes * count
         recompute = recompute + count * again
-        tp += _repeated(*layer.tp, full) * count
-        tp_hidden += _repeated(*layer.tp_hidden, full) * count
-        cp += _repeated(*layer.cp, full) * count
-        cp_hidden += _repeated(*layer.cp_hidden, full) * count
-        ep += _repeated(layer.ep, layer.ep, full) * count
+        tp += _repeated(stage, layer.tp) * count
+        tp_hidden += _repeated(stage, layer.tp_hidden) * count
+        cp += _repeated(stage, layer.cp) * count
+        cp_hidden += _repeated(stage, layer.cp_hidden) * count
+        ep += _repeated(stage, (layer.ep, layer.ep)) * count
     first, last = holds_embedding(stage), holds_head(layout, stage)
     return _Work(
         layers=layers,
@@ -204,7 +199,7 @@ def _work(job: PoolJob, layout: Degrees, stage: Stage, parts: StageParts) -> _Wo
         ends=parts.lookup * first + parts.head * last,
         tp=tp,
         tp_hidden=tp_hidden,
-        tp_ends=_halves(parts.tp_end) * (first.astype(float) + last),
+        tp_ends=parts.tp_end * (first.astype(float) + last),
         cp=cp,
         cp_hidden=cp_hidden,
         ep=ep,
@@ -237,7 +232,7 @@ class StageParts:
     layers: Mapping[tuple[bool, bool], LayerParts]
     lookup: PassSeconds
     head: PassSeconds
-    tp_end: Any
+    tp_end: PassSeconds
 
 
 def stage_parts(job: PoolJob, layout: Degrees) -> StageParts:
@@ -250,39 +245,45 @@ def stage_parts(job: PoolJob, layout: Degrees) -> StageParts:
 
 
 def _parts_of_stage(job: PoolJob, layout: LayerDegrees, kinds: Sequence[tuple[bool, bool]]) -> StageParts:
+    tp, cp, ep, end = (
+        _each_way(busy_seconds(job, find(job, layout)))
+        for find in (tensor_transfers, context_transfers, expert_transfers, end_transfers)
+    )
+
+    def layer(experts: bool, local: bool) -> LayerParts:
+        priced = layer_seconds(job, layout, experts=experts, local=local)
+        forward, core = priced.passes.forward, priced.core_forward
+        again = {"operators": 0.5 * forward, "light": priced.light_forward, "attention-core": core}
+        return LayerParts(
+            passes=priced.passes,
+            selective=again[job.engine.selective_recompute],
+            tp=tp,
+            tp_hidden=_hidden_of_layer(job, layout, priced, tp),
+            cp=cp,
+            cp_hidden=(
+                hidden_context_parallel_seconds(job, layout, cp[0], core),
+                hidden_context_parallel_seconds(job, layout, cp[1], 2.5 * core),
+            ),
+            ep=ep[0] if experts else 0.0,
+        )
+
     return StageParts(
-        layers={kind: _parts_of_layer(job, layout, *kind) for kind in kinds},
+        layers={kind: layer(*kind) for kind in kinds},
         lookup=_lookup(job, layout),
         head=_head_and_mtp_seconds(job, layout),
-        tp_end=tensor_parallel_end_seconds(job, layout),
+        tp_end=PassSeconds(forward=end[0], backward_input=end[1]),
     )
 
 
-def _parts_of_layer(job: PoolJob, layout: LayerDegrees, experts: bool, local: bool) -> LayerParts:
-    layer = layer_seconds(job, layout, experts=experts, local=local)
-    exchanged = context_parallel_seconds(job, layout)
-    forward, core = layer.passes.forward, layer.core_forward
-    again = {"operators": 0.5 * forward, "light": layer.light_forward, "attention-core": core}
-    return LayerParts(
-        passes=layer.passes,
-        selective=again[job.engine.selective_recompute],
-        tp=tensor_parallel_seconds(job, layout),
-        tp_hidden=hidden_of_layer(job, layout, layer),
-        cp=exchanged,
-        cp_hidden=(
-            hidden_context_parallel_seconds(job, layout, exchanged[0], core),
-            hidden_context_parallel_seconds(job, layout, exchanged[1], 2.5 * core),
-        ),
-        ep=expert_parallel_seconds(job, layout) if experts else 0.0,
-    )
+def _each_way(busy: Mapping[Moment, Any]) -> tuple[Any, Any]:
+    return busy["forward"], busy["backward"]
 
 
-def hidden_of_layer(job: PoolJob, layout: LayerDegrees, layer: LayerSeconds) -> tuple[Any, Any]:
-    """Parts of a layer's tensor-parallel collectives, forward and backward, that run beside its own products.
-
-    Source: traffic.py.
-    """
-    forward, backward = tensor_parallel_seconds(job, layout)
+def _hidden_of_layer(
+    job: PoolJob, layout: LayerDegrees, layer: LayerSeconds, collectives: tuple[Any, Any]
+) -> tuple[Any, Any]:
+    """Parts of a layer's tensor-parallel collectives, forward and backward, that run beside its own products."""
+    forward, backward = collectives
     core = layer.core_forward
     beside_products = hidden_tensor_parallel_seconds(job, layout, backward, layer.passes.backward - 2.5 * core)
     beside_weights = hidden_behind_weight_gradients(job, layout, backward, layer.passes.backward_weight)
@@ -292,9 +293,10 @@ def hidden_of_layer(job: PoolJob, layout: LayerDegrees, layer: LayerSeconds) -> 
     )
 
 
-def _repeated(forward: Any, backward: Any, full: Any) -> PassSeconds:
-    """A collective of each pass, of which full recompute repeats the forward one."""
-    return PassSeconds(forward=forward, backward_input=backward + np.where(full, forward, 0.0))
+def _repeated(stage: Stage, collectives: tuple[Any, Any]) -> PassSeconds:
+    """A layer's collectives, forward and backward, with what the stage's recompute repeats of them."""
+    forward, backward = with_recompute(stage, *collectives)
+    return PassSeconds(forward=forward, backward_input=backward)
 
 
 def _halves(seconds: Any) -> PassSeconds:
@@ -333,7 +335,7 @@ def stage_prices(job: PoolJob, layout: Degrees, stage: Stage, parts: StageParts 
     Source: sum of the parts in layers.py, compute.py and traffic.py.
     """
     work = _work(job, layout, stage, parts or stage_parts(job, layout))
-    send = pipeline_send_seconds(job, layout, stage)
+    send = sum_of(_each_way(busy_seconds(job, send_transfers(job, layout, stage))))
     window = work.layers + work.exposed_tp + work.ep + PassSeconds(backward_input=work.recompute)
     beside = StageWindow(forward=window.forward, backward=window.backward)
     dp, copies = data_parallel_seconds(job, layout, stage, beside), host_copy_seconds(job, layout, stage, beside)
@@ -374,7 +376,7 @@ def stage_prices(job: PoolJob, layout: Degrees, stage: Stage, parts: StageParts 
         dp_exposed_each=reduced.total,
         dp_busy_once=dp.busy_per_step,
         dp_exposed_once=dp.exposed_per_step,
-        tied_embedding=tied_embedding_seconds(job, layout, stage),
+        tied_embedding=busy_seconds(job, tied_transfers(job, layout, stage))["last backward"],
         optimizer=_update_seconds(job, layout, stage, shard),
     )
 

@@ -16,9 +16,10 @@ from planner.cost.compute import PassSeconds
 from planner.cost.estimate import timeline
 from planner.cost.flops import chunk_flops
 from planner.cost.ledger import LineName
-from planner.cost.prices import chunk_parts, layout_prices
+from planner.cost.prices import chunk_parts, layout_prices, num_microbatches, num_updates
 from planner.cost.simulate import ChunkSeconds, simulate
-from planner.explain.operations import operations_of_step
+from planner.cost.stage import pool_indices, stages_of
+from planner.cost.transfers import transfers
 from planner.sums import sum_of
 
 if TYPE_CHECKING:
@@ -31,8 +32,6 @@ if TYPE_CHECKING:
     from planner.cost.simulate import Timeline
     from planner.layout import Layout
     from planner.specs.job import Job
-
-__all__ = ["ExecutedStep", "PassKind", "executed_step"]
 
 _ORDER: Final = (
     LineName.RECOMPUTE, LineName.COMPUTE, LineName.HEAD, LineName.TP_COMM, LineName.CP_COMM, LineName.EP_COMM,
@@ -92,7 +91,7 @@ class ExecutedStep:
         return self.timeline.seconds + max(sum_of(seconds for _, seconds in each) for each in self.tail)
 
 
-def executed_step(job: Job, layout: Layout, time: tuple[TimeLine, ...]) -> ExecutedStep:
+def executed_step(job: Job, layout: Layout, time: tuple[TimeLine, ...]) -> ExecutedStep:  # noqa: ARG001
     """Execute one step of a layout, whose time ledger is `time`; of pipedream, one run from an empty pipeline."""
     prices, pp = layout_prices(job, layout), layout.pp
     parts = chunk_parts(job, layout)
@@ -122,7 +121,7 @@ def executed_step(job: Job, layout: Layout, time: tuple[TimeLine, ...]) -> Execu
             LineName.DP_COMM: hidden_each,
         },
         hidden_once=hidden_once,
-        bytes_per_second=_bytes_per_second(job, layout, time, prices),
+        bytes_per_second=_bytes_per_second(job, layout, prices),
     )
 
 
@@ -178,11 +177,8 @@ def _kinds(job: Job, layout: Layout, parts: Mapping[LineName, PassSeconds]) -> d
     return kinds
 
 
-def _bytes_per_second(
-    job: Job, layout: Layout, time: tuple[TimeLine, ...], prices: StagePrices
-) -> dict[LineName, NDArray[np.float64]]:
-    m = layout.num_microbatches(job.training.global_batch_size)
-    updates = m if layout.schedule == "pipedream" else 1
+def _bytes_per_second(job: Job, layout: Layout, prices: StagePrices) -> dict[LineName, NDArray[np.float64]]:
+    m, updates = num_microbatches(job, layout), num_updates(job, layout)
     busy = {
         LineName.TP_COMM: m * prices.tp_comm,
         LineName.CP_COMM: m * prices.cp_comm,
@@ -192,9 +188,11 @@ def _bytes_per_second(
         LineName.TIED_EMBEDDING: updates * prices.tied_embedding,
     }
     num_bytes = {name: np.zeros(layout.pp) for name in busy}
-    for stage in range(layout.pp):
-        for each in operations_of_step(job, layout, tuple(replace(line, stage=stage) for line in time)):
-            num_bytes[each.line][stage] += each.times * each.num_bytes
+    stages, of_stage = stages_of(job, layout), pool_indices(job, layout)
+    for index, pool in enumerate(job.pools):
+        for each in transfers(pool, layout, stages):
+            moved = each.times_per_step(m, updates) * each.num_bytes
+            num_bytes[each.line] += np.where(of_stage == index, moved, 0.0)
     return {
         name: np.divide(num_bytes[name], seconds, out=np.zeros(layout.pp), where=_of_stages(seconds, layout.pp) > 0)
         for name, seconds in busy.items()

@@ -12,7 +12,8 @@ from planner.cost.estimate import estimate
 from planner.cost.layers import layer_seconds
 from planner.cost.ledger import LineName
 from planner.cost.memory import layer_activation_bytes
-from planner.cost.traffic import tensor_parallel_seconds
+from planner.cost.traffic import busy_seconds
+from planner.cost.transfers import tensor_transfers
 from planner.layout import parse_layout
 from planner.search.space.rules import broken_rules
 
@@ -50,7 +51,8 @@ def test_a_mean_layer_of_t5_stores_half_of_the_cross_attention(make_job):
 def test_cross_attention_has_one_more_pair_of_collectives(make_job):
     job, layout = job_and_layout(make_job, "t5-11b", "tp=4,dp=2,sp=0")
     one = all_reduce_seconds(group(job.cluster, 4, 1), 512 * job.model.hidden_size * 2)
-    assert tensor_parallel_seconds(job, layout) == pytest.approx((2.5 * one, 2.5 * one))
+    busy = busy_seconds(job, tensor_transfers(job, layout))
+    assert (busy["forward"], busy["backward"]) == pytest.approx((2.5 * one, 2.5 * one))
 
 
 def test_a_decoder_of_t5_takes_more_time_than_its_encoder(make_job):

@@ -8,7 +8,8 @@ from planner.cost.collectives import all_to_all_seconds, group
 from planner.cost.estimate import estimate
 from planner.cost.ledger import LineName
 from planner.cost.memory import activation_terms
-from planner.cost.traffic import context_bytes, context_parallel_seconds
+from planner.cost.traffic import busy_seconds
+from planner.cost.transfers import context_bytes, context_transfers
 from planner.explain.operations import operations_of_step
 from planner.layout import parse_layout
 from planner.search.space.rules import broken_rules
@@ -26,7 +27,8 @@ def test_each_rank_sends_its_tokens_of_queries_keys_values_and_outputs(make_job)
     assert [float(each) for each in context_bytes(job, layout)] == [tokens * heads * head for heads in (32, 8, 8, 32)]
     where = group(job.cluster, 4, 1)
     by_hand = sum(all_to_all_seconds(where, tokens * heads * head) for heads in (32, 8, 8, 32))
-    assert [float(each) for each in context_parallel_seconds(job, layout)] == pytest.approx([float(by_hand)] * 2)
+    busy = busy_seconds(job, context_transfers(job, layout))
+    assert (busy["forward"], busy["backward"]) == pytest.approx((float(by_hand), float(by_hand)))
 
 
 def test_bytes_shrink_with_the_ranks_where_those_of_a_ring_do_not(make_job):
@@ -55,9 +57,9 @@ def test_it_is_on_the_ledger_and_among_the_collectives(make_job):
     job, layout = case(make_job, "cp=8,zero=3")
     priced = estimate(job, layout)
     (line,) = (line for line in priced.time if line.name == LineName.CP_COMM)
-    forward, backward = context_parallel_seconds(job, layout)
+    busy = busy_seconds(job, context_transfers(job, layout))
     m = layout.num_microbatches(job.training.global_batch_size)
-    assert line.busy_seconds == pytest.approx(m * 32 * float(forward + backward))
+    assert line.busy_seconds == pytest.approx(m * 32 * float(busy["forward"] + busy["backward"]))
     assert line.hidden_seconds == 0
     found = [each for each in operations_of_step(job, layout, priced.time) if each.line == LineName.CP_COMM]
     assert {each.kind for each in found} == {"all-to-all"}

@@ -1,0 +1,325 @@
+"""Which collectives and sends a layout causes: the one list of them.
+
+`transfers` lists those of a pipeline stage. The time ledger is a fold over them (traffic.py, with the prices of
+collectives.py), and `explain --collectives`, the waterfall, the page and the trace show them. Every number broadcasts,
+so that the same functions serve one layout and a search of 100,000. The search prices the transfers of a layer, which
+few degrees decide, before it knows the layers of a stage. Copies between a device and its host are in offload.py.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+
+from planner.cost.adapters import frozen_bytes, trained_params
+from planner.cost.layers import tokens_per_microbatch
+from planner.cost.ledger import LineName
+from planner.cost.parameters import cross_attention_share, embedding_params_on_device
+from planner.cost.stage import expert_shard_degree, holds_embedding, holds_head, layer_kinds, shard_degree
+from planner.layout import head_stage
+from planner.sums import sum_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+
+    from planner.cost.stage import Stage
+    from planner.layout import Degrees, LayerDegrees
+    from planner.specs.job import PoolJob
+
+Kind = Literal["all-gather", "reduce-scatter", "all-reduce", "all-to-all", "ring exchange", "send"]
+
+Moment = Literal["forward", "backward", "first forward", "last backward"]
+"""When a transfer runs: in the passes of every microbatch; or once for each update of the weights, in the first forward
+pass after it or in the last backward pass before it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Span:
+    """The ranks of a group: `size` of them, each `stride` from the next. Transfers in one group share the object.
+
+    across: they are in different pools. Of a send the ranks are the stages of the pipeline.
+    """
+
+    size: Any
+    stride: Any
+    across: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Transfer:
+    """One kind of collective or send.
+
+    line: the ledger line that it belongs to. num_bytes: what one rank holds of it, as in collectives.py. times: how
+    often it runs, by moment. experts: it moves parameters of routed experts. copies, groups: of an all-to-all, as in
+    `all_to_all_seconds`.
+    """
+
+    line: LineName
+    kind: Kind
+    where: Span
+    num_bytes: Any
+    times: Mapping[Moment, Any]
+    experts: bool = False
+    copies: int = 1
+    groups: tuple[int, int] | None = None
+
+    def times_per_step(self, num_microbatches: Any, num_updates: Any) -> Any:
+        """How often it runs in a step; never in a group of one rank."""
+        often = {"forward": num_microbatches, "backward": num_microbatches}
+        times = sum_of(n * often.get(when, num_updates) for when, n in self.times.items())
+        return np.where(np.greater(self.where.size, 1), times, 0.0)
+
+
+def _both_ways(times: Any) -> dict[Moment, Any]:
+    """As often in the forward as in the backward pass."""
+    return {"forward": times, "backward": times}
+
+
+def transfers(job: PoolJob, layout: Degrees, stage: Stage) -> tuple[Transfer, ...]:
+    """All transfers of a stage, or of arrays of layouts and stages that broadcast.
+
+    Source: the functions below.
+    """
+    kinds = layer_kinds(job, layout, stage)
+    layers, with_experts = sum_of(count for _, count in kinds), sum_of(count for experts, count in kinds if experts)
+    ends = 1.0 * holds_embedding(stage) + holds_head(layout, stage)
+    in_layers = _in_layers(stage, layers, tensor_transfers(job, layout))
+    return (
+        *(_with_ends(each, end, ends) for each, end in zip(in_layers, end_transfers(job, layout), strict=True)),
+        *_in_layers(stage, layers, context_transfers(job, layout)),
+        *_in_layers(stage, with_experts, expert_transfers(job, layout)),
+        *send_transfers(job, layout, stage),
+        *state_transfers(job, layout, stage),
+        *tied_transfers(job, layout, stage),
+    )
+
+
+def _in_layers(stage: Stage, layers: Any, of_layer: Iterable[Transfer]) -> Iterator[Transfer]:
+    """The transfers of one layer, as often as the layers of a stage run them."""
+    for each in of_layer:
+        forward, backward = with_recompute(stage, each.times.get("forward", 0.0), each.times.get("backward", 0.0))
+        yield replace(each, times={"forward": layers * forward, "backward": layers * backward})
+
+
+def _with_ends(of_layers: Transfer, of_end: Transfer, ends: Any) -> Transfer:
+    return replace(of_layers, times={when: n + ends * of_end.times[when] for when, n in of_layers.times.items()})
+
+
+def with_recompute(stage: Stage, forward: Any, backward: Any) -> tuple[Any, Any]:
+    """Of a layer's transfers, what they are in the passes of a stage: full recompute repeats the forward ones.
+
+    Source: Chen et al., sublinear memory (2016): one more forward pass before the backward pass.
+    """
+    return forward, backward + np.where(np.equal(stage.policy, 2), forward, 0.0)
+
+
+# --- of every microbatch ----------------------------------------------------------------------------------------
+
+
+def _activation_bytes(job: PoolJob, layout: LayerDegrees) -> Any:
+    """Bytes of one whole (s b h) activation of one microbatch on one context-parallel rank."""
+    return tokens_per_microbatch(job, layout) * job.model.hidden_size * job.compute_bytes
+
+
+def tensor_transfers(job: PoolJob, layout: LayerDegrees) -> tuple[Transfer, ...]:
+    """Tensor-parallel collectives of one layer.
+
+    Two all-reduces each way; with sequence parallelism two all-gathers and two reduce-scatters each way, which
+    move the same bytes. Parallel attention needs half of them, cross-attention one more each way.
+
+    Source: Shoeybi et al., Megatron-LM (2019), section 3; Korthikanti et al. (2022), section 4.2.2; Chowdhery et
+    al., PaLM (2022), section 2 for parallel attention.
+    """
+    return _tensor(job, layout, (1.0 if job.model.parallel_attention else 2.0) + cross_attention_share(job.model))
+
+
+def end_transfers(job: PoolJob, layout: LayerDegrees) -> tuple[Transfer, ...]:
+    """Tensor-parallel collectives around the embedding or the head, the same as in a layer.
+
+    One all-reduce (or an all-gather and a reduce-scatter) at each end of the model, half of it in each pass.
+
+    Source: Shoeybi et al., Megatron-LM (2019), section 3: vocabulary-parallel embedding and cross entropy.
+    """
+    return _tensor(job, layout, 0.5)
+
+
+def _tensor(job: PoolJob, layout: LayerDegrees, pairs: float) -> tuple[Transfer, ...]:
+    sequence = np.where(np.equal(layout.sp, 1), pairs, 0.0)
+    times: dict[Kind, Any] = {"all-gather": sequence, "reduce-scatter": sequence, "all-reduce": pairs - sequence}
+    where, num_bytes = Span(size=layout.tp, stride=1), _activation_bytes(job, layout)
+    of = partial(Transfer, line=LineName.TP_COMM, where=where, num_bytes=num_bytes)
+    return tuple(of(kind=kind, times=_both_ways(n)) for kind, n in times.items())
+
+
+def context_transfers(job: PoolJob, layout: LayerDegrees) -> tuple[Transfer, ...]:
+    """Context-parallel exchanges of one layer.
+
+    Ring attention passes keys and values c - 1 times to the neighbour, gradients too in the backward pass. Some engines
+    gather keys and values before the core instead, and reduce their gradients after it. Ulysses trades the rank's part
+    of the sequence for a part of the heads before the core, and back after it.
+
+    Source: Liu et al., Ring Attention (2023), section 3; Megatron-LM, cp_comm_type p2p; Llama 3 (2024), section
+    3.3.2, for the gathering; Jacobs et al., DeepSpeed Ulysses (2023), section 3, for the trade.
+    """
+    exchanged = context_bytes(job, layout)
+    of = partial(Transfer, line=LineName.CP_COMM, where=Span(size=layout.cp, stride=layout.tp))
+    if job.engine.context_exchange == "all-to-all":
+        return tuple(of(kind="all-to-all", num_bytes=each, times=_both_ways(1.0)) for each in exchanged)
+    (num_bytes,) = exchanged
+    if job.engine.context_exchange == "gather":
+        whole = layout.cp * num_bytes
+        return (
+            of(kind="all-gather", num_bytes=whole, times={"forward": 1.0}),
+            of(kind="reduce-scatter", num_bytes=whole, times={"backward": 1.0}),
+        )
+    hops = np.maximum(layout.cp - 1, 0)
+    return (of(kind="ring exchange", num_bytes=num_bytes, times={"forward": hops, "backward": 2 * hops}),)
+
+
+def context_bytes(job: PoolJob, layout: LayerDegrees) -> tuple[Any, ...]:
+    """Bytes of one rank that context parallelism exchanges in one layer and pass: keys with values, in one piece.
+
+    An engine that trades sequence for heads sends queries, keys, values and outputs, each on its own; key-value heads
+    are repeated where there are fewer than ranks.
+
+    Source: definition; Jacobs et al., DeepSpeed Ulysses (2023), section 3.
+    """
+    model, t = job.model, layout.tp
+    elements = tokens_per_microbatch(job, layout) * job.compute_bytes
+    heads, kv_heads = model.num_heads / t, model.num_kv_heads / t
+    key, value, shared = model.head_size, model.head_size, kv_heads
+    if model.mla is not None:
+        key, value, shared = model.mla.nope_head_size + model.mla.rope_head_size, model.mla.value_head_size, heads
+    if job.engine.context_exchange != "all-to-all":
+        return (elements * shared * (key + value),)
+    shared = np.maximum(shared, layout.cp)
+    return tuple(elements * width for width in (heads * key, shared * key, shared * value, heads * value))
+
+
+def expert_transfers(job: PoolJob, layout: LayerDegrees) -> tuple[Transfer, ...]:
+    """Exchanges of tokens in one layer with experts, as many in the forward as in the backward pass.
+
+    Each rank sends its tokens' choices to the ranks of their experts and takes the results back: two exchanges
+    of (ep - 1) / ep of s b k h / (c t) elements. Ranks that share an expert (etp) gather and reduce them too.
+    Where the engine sends a token to each host once, the k choices of a token share what they can, the more so where
+    the router chooses among few groups of experts. 8-bit tokens have an fp32 scale for each 128 elements.
+
+    Source: Lepikhin et al., GShard (2020), section 3.2; Megatron-LM, moe/token_dispatcher.py (alltoall); DeepSeek-V3
+    (2024), sections 3.2.2 and 3.3.2, for groups and 8-bit dispatch.
+    """
+    moe = job.model.moe
+    if moe is None:
+        return ()
+    num_bytes = _activation_bytes(job, layout) / layout.tp * moe.experts_per_token * moe.imbalance
+    copies = moe.experts_per_token if job.engine.dispatches_once_per_host else 1
+    groups = (moe.num_groups, moe.groups_per_token) if moe.groups_per_token < moe.num_groups else None
+    where, shared = Span(size=layout.ep, stride=layout.etp), Span(size=layout.etp, stride=1)
+    of = partial(Transfer, line=LineName.EP_COMM, times=_both_ways(1.0))
+    exchange = partial(of, kind="all-to-all", where=where, copies=copies, groups=groups)
+    low = job.engine.fp8_dispatch and job.training.precision in ("fp8", "fp4")
+    exchanges = [exchange(num_bytes=num_bytes, times=_both_ways(1.0 if low else 2.0))]
+    if low:
+        exchanges.insert(0, exchange(num_bytes=num_bytes * ((1.0 + 4.0 / 128) / 2)))
+    gathered = num_bytes * layout.etp
+    return (
+        *exchanges,
+        of(kind="all-gather", where=shared, num_bytes=gathered),
+        of(kind="reduce-scatter", where=shared, num_bytes=gathered),
+    )
+
+
+def send_transfers(job: PoolJob, layout: Degrees, stage: Stage) -> tuple[Transfer, ...]:
+    """What a stage sends: an activation to the stage after and a gradient to the one before, for each of its chunks.
+
+    With sequence parallelism each tensor-parallel rank sends its own part. Without it every rank sends all of
+    it, or (scatter/gather) its share, which the receivers gather over the tensor-parallel group. Each of the two
+    neighbours may be in another pool; half of that counts in each pass.
+
+    Source: Narayanan et al. (SC 2021), sections 3.2 and 4.1.
+    """
+    num_bytes, stride = _activation_bytes(job, layout), layout.dp * layout.cp * layout.tp
+    gathers = np.equal(layout.sp, 0) & job.engine.scatters_pipeline_sends
+    sent = num_bytes / np.where(np.equal(layout.sp, 1) | gathers, layout.tp, 1)
+    chunks = np.where(np.greater(layout.pp, 1), layout.interleave, 0)
+    beyond = chunks * stage.num_crossings / 2 if job.between is not None else 0
+    of = partial(Transfer, line=LineName.PP_COMM)
+    send = partial(of, kind="send", num_bytes=sent)
+    found = [send(where=Span(size=layout.pp, stride=stride), times=_both_ways(chunks - beyond))]
+    if job.between is not None:
+        found.append(send(where=Span(size=layout.pp, stride=stride, across=True), times=_both_ways(beyond)))
+    if job.engine.scatters_pipeline_sends:
+        where, times = Span(size=layout.tp, stride=1), _both_ways(np.where(gathers, chunks, 0))
+        found.append(of(kind="all-gather", where=where, num_bytes=num_bytes, times=times))
+    return tuple(found)
+
+
+# --- of gradients and weights -----------------------------------------------------------------------------------
+
+
+def state_transfers(job: PoolJob, layout: Degrees, stage: Stage) -> tuple[Transfer, ...]:
+    """Data-parallel collectives: they bring gradients where the optimizer reads them, and weights back.
+
+    ZeRO-0 all-reduces over all replicas; from ZeRO-1 on a reduce-scatter in the shard group, then an all-reduce
+    of the shard over the replicas of the group (HSDP); weights are gathered in the shard group. ZeRO-0 and 1 reduce
+    once, ZeRO-1 and 2 gather once; ZeRO-2 reduces after every microbatch, and ZeRO-3 gathers for every pass, frozen
+    weights too.
+
+    Ranks are in the order of planner/layout.py: tp, then cp, then dp; a shard group is a run of dp * cp / hsdp. Experts
+    are spread over runs of ep * etp ranks, whose replicas are that far apart.
+
+    Source: Rajbhandari et al., ZeRO (SC 2020), section 7.
+    """
+    held, frozen = trained_params(job, layout, stage), frozen_bytes(job, layout, stage)
+    shards, ranks = shard_degree(layout), layout.dp * layout.cp
+    common = _of_states(job, layout, held.common, frozen.common, _replicas(shards, ranks, layout.tp))
+    if job.model.moe is None:
+        return common
+    stride, shards = layout.ep * layout.etp, expert_shard_degree(layout)
+    ranks = np.maximum(1, ranks * layout.tp // stride)
+    experts = _of_states(job, layout, held.experts, frozen.experts, _replicas(shards, ranks, stride))
+    return common + tuple(replace(each, experts=True) for each in experts)
+
+
+def _replicas(shards: Any, ranks: Any, stride: Any) -> tuple[Span, Span]:
+    """The groups that shard the states of `ranks` ranks, `stride` apart; and those of their replicas."""
+    return Span(size=shards, stride=stride), Span(size=ranks / shards, stride=stride * shards)
+
+
+def _of_states(
+    job: PoolJob, layout: Degrees, num_params: Any, frozen_bytes: Any, groups: tuple[Span, Span]
+) -> tuple[Transfer, ...]:
+    (shard, replicas), zero, states = groups, np.asarray(layout.zero), job.state_bytes
+    grads = states.grads * num_params
+    weights = states.weights * num_params + np.where(zero >= 3, frozen_bytes, 0.0)
+    late, once, each = (np.where(chosen, 1.0, 0.0) for chosen in (zero <= 1, (zero == 1) | (zero == 2), zero == 3))
+    reduce = partial(Transfer, line=LineName.DP_COMM, times={"backward": 1.0 - late, "last backward": late})
+    gathers: dict[Moment, Any] = {"first forward": once, **_both_ways(each)}
+    return (
+        reduce(kind="reduce-scatter", where=shard, num_bytes=grads),
+        reduce(kind="all-reduce", where=replicas, num_bytes=grads / shard.size),
+        Transfer(line=LineName.DP_COMM, kind="all-gather", where=shard, num_bytes=weights, times=gathers),
+    )
+
+
+def tied_transfers(job: PoolJob, layout: Degrees, stage: Stage) -> tuple[Transfer, ...]:
+    """The sum of the gradients of a tied embedding's two copies, on the first and the last stage.
+
+    Source: Megatron-LM, megatron/core/distributed/finalize_model_grads.py.
+    """
+    if not job.model.tied_embeddings or job.training.lora_rank:
+        return ()
+    last = head_stage(layout)
+    size, stride = np.where(np.greater(last, 0), 2, 1), np.maximum(last * layout.dp * layout.cp * layout.tp, 1)
+    is_end = np.equal(stage.index, 0) | np.equal(stage.index, last)
+    num_bytes = job.state_bytes.grads * embedding_params_on_device(job.model, job.engine, layout)
+    of = partial(Transfer, line=LineName.TIED_EMBEDDING, kind="all-reduce", num_bytes=num_bytes)
+    return tuple(
+        of(
+            where=Span(size=size, stride=stride, across=across),
+            times={"last backward": np.where(is_end & np.equal(stage.ends_apart, across), 1.0, 0.0)},
+        )
+        for across in ((False, True) if job.between is not None else (False,))
+    )

@@ -1,0 +1,274 @@
+"""The list of transfers against counts that papers print or that are made by hand, and against the time ledger."""
+
+from __future__ import annotations
+
+from collections import Counter
+from functools import cache
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from planner.cost.adapters import trained_params
+from planner.cost.collectives import (
+    all_gather_seconds,
+    all_reduce_seconds,
+    all_to_all_seconds,
+    group,
+    reduce_scatter_seconds,
+    ring_exchange_seconds,
+)
+from planner.cost.compute import memory_bound_seconds
+from planner.cost.estimate import estimate
+from planner.cost.ledger import LineName
+from planner.cost.parameters import num_params
+from planner.cost.stage import Stage, pool_indices, stages_of
+from planner.cost.transfers import transfers
+from planner.layout import parse_layout
+from planner.specs.load import engine_names, load_job
+
+LINES = {
+    name: LineName(f"{name}_comm") for name in ("tp", "cp", "ep", "pp", "dp")
+} | {"tied": LineName.TIED_EMBEDDING}  # fmt: skip
+SENT = {"all-gather": 1, "reduce-scatter": 1, "all-to-all": 1, "all-reduce": 2}
+"""Of the bytes that a rank holds, times (n - 1) / n: what it sends."""
+
+
+@cache
+def job_of(model="llama3-8b", engine="megatron", cluster="dgx-h100", **options):
+    sizes = {"sequence_length": 1024, "global_batch_size": 64} | ({} if "mixed" in cluster else {"gpus": 64})
+    return load_job(model=model, engine=engine, cluster=cluster, **sizes | options)
+
+
+def layout_of(job, text):
+    pools = {pool.cluster.name: pool.num_devices for pool in job.pools}
+    return parse_layout(text, num_layers=job.model.num_layers, num_devices=pools if len(pools) > 1 else 64)
+
+
+def listed(job, layout, stage=0):
+    """The transfers of one stage that happen, with how often in a step."""
+    m = layout.num_microbatches(job.training.global_batch_size)
+    own = job.pools[pool_indices(job, layout)[stage]]
+    for each in transfers(own, layout, stages_of(job, layout)):
+        times = each.times_per_step(m, m if layout.schedule == "pipedream" else 1)
+        if times_here := float(np.broadcast_to(times, layout.pp)[stage]):
+            yield each, times_here
+
+
+def counted(job, layout, stage=0):
+    """How often each kind runs on a stage: `line kind size x stride`, `across` between pools."""
+    found = Counter()
+    for each, times in listed(job, layout, stage):
+        where = f"{int(each.where.size)}x{int(each.where.stride)}" + " across" * each.where.across
+        found[f"{next(k for k, v in LINES.items() if v == each.line)} {each.kind} {where}"] += times
+    return dict(found)
+
+
+CASES = {
+    # 2 microbatches, 32 layers of 4 all-reduces (Megatron-LM, 2019, figure 4), 1 at each end
+    "all-reduces": (
+        {}, "tp=4,sp=0,mbs=2", {"tp all-reduce 4x1": 2 * (32 * 4 + 2), "dp all-reduce 16x4": 1},
+    ),
+    # a pair for each of them (Korthikanti et al., section 4.2.2), half as many again with full recompute
+    "sequence parallel, full recompute": (
+        {}, "tp=4,mbs=2,zero=1,recompute=full",
+        {"tp all-gather 4x1": 2 * (32 * 6 + 2), "tp reduce-scatter 4x1": 2 * (32 * 6 + 2),
+         "dp reduce-scatter 16x4": 1, "dp all-gather 16x4": 1},
+    ),
+    # PaLM (2022), section 2: attention and feed-forward block share their collectives
+    "parallel attention": (
+        {"model": "falcon-7b"}, "tp=4,sp=0,mbs=4", {"tp all-reduce 4x1": 32 * 2 + 2, "dp all-reduce 16x4": 1},
+    ),
+    # 8 microbatches, c - 1 hops, gradients too on the way back; ZeRO-2 reduces after each of them
+    "ring, ZeRO-2 in two replicas": (
+        {}, "tp=2,cp=4,sp=0,zero=2,hsdp=2",
+        {"tp all-reduce 2x1": 8 * (32 * 4 + 2), "cp ring exchange 4x2": 8 * 32 * 3 * 3,
+         "dp reduce-scatter 16x2": 8, "dp all-reduce 2x32": 8, "dp all-gather 16x2": 1},
+    ),
+    # the gathering is repeated, the sum of gradients is not
+    "gathered keys, full recompute": (
+        {"engine": "torch"}, "cp=2,mbs=2,recompute=full",
+        {"cp all-gather 2x1": 32 * 2, "cp reduce-scatter 2x1": 32, "dp all-reduce 64x1": 1},
+    ),
+    # queries, keys, values and outputs each way; ZeRO-3 gathers for both passes of 4 microbatches
+    "Ulysses, ZeRO-3": (
+        {"engine": "deepspeed"}, "cp=4,zero=3",
+        {"cp all-to-all 4x1": 4 * 32 * 4 * 2, "dp reduce-scatter 64x1": 4, "dp all-gather 64x1": 2 * 4},
+    ),
+    # GShard (2020): there and back, in two passes and once more; 8 layers on each of 4 stages
+    "experts": (
+        {"model": "mixtral-8x7b"}, "tp=2,pp=4,ep=4,etp=2,zero=1,recompute=full",
+        {"tp all-gather 2x1": 8 * (8 * 6 + 1), "tp reduce-scatter 2x1": 8 * (8 * 6 + 1),
+         "ep all-to-all 4x2": 8 * 8 * 6, "ep all-gather 2x1": 8 * 8 * 3, "ep reduce-scatter 2x1": 8 * 8 * 3,
+         "pp send 4x16": 8 * 2, "dp reduce-scatter 8x2": 1, "dp all-gather 8x2": 1,
+         "dp reduce-scatter 2x8": 1, "dp all-gather 2x8": 1},
+    ),
+    # an activation and a gradient for each of 3 chunks, gathered on arrival; both ends hold the embedding
+    "interleaved, tied": (
+        {"model": "gpt2"}, "tp=2,pp=2,sp=0,interleave=3",
+        {"tp all-reduce 2x1": 4 * (6 * 4 + 1), "pp send 2x32": 4 * 3 * 2, "pp all-gather 2x1": 4 * 3 * 2,
+         "dp all-reduce 16x2": 1, "tied all-reduce 2x32": 1},
+    ),
+    # PipeDream updates after each of 4 microbatches; the tied copies are on the first and on the fourth stage
+    "pipedream": (
+        {"model": "gpt2"}, "pp=4,schedule=pipedream",
+        {"pp send 4x16": 4 * 2, "dp all-reduce 16x1": 4, "tied all-reduce 2x48": 4},
+    ),
+    # of the neighbours of the first stage one is in its pool, and one, the last stage, is not
+    "two pools": (
+        {"model": "gpt2", "cluster": "mixed-a100-h100"},
+        "tp=2,pp=4,dp=2,interleave=3,mbs=8,zero=1,pools=h100/h100/a100/a100",
+        {"tp all-gather 2x1": 4 * (3 * 4 + 1), "tp reduce-scatter 2x1": 4 * (3 * 4 + 1), "pp send 4x4": 4 * 3,
+         "pp send 4x4 across": 4 * 3, "dp reduce-scatter 2x2": 1, "dp all-gather 2x2": 1,
+         "tied all-reduce 2x12 across": 1},
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_transfers_of_the_first_stage_are_those_counted_by_hand(case):
+    options, text, expected = CASES[case]
+    job = job_of(**options)
+    assert counted(job, layout_of(job, text)) == expected
+
+
+def test_a_middle_stage_has_no_ends():
+    job = job_of("gpt2")
+    found = counted(job, layout_of(job, "tp=2,pp=4,sp=0,mbs=8"), stage=1)
+    assert found == {"tp all-reduce 2x1": 3 * 4, "pp send 4x16": 2, "pp all-gather 2x1": 2, "dp all-reduce 8x2": 1}
+
+
+def test_tokens_go_to_their_experts_in_8_bits_and_come_back_in_16():
+    """DeepSeek-V3 (2024), section 3.3.2: 128 numbers of 8 bits share a scale of 32; 8 experts of 7168 numbers a token.
+
+    58 layers with experts and one for further tokens, each in two passes.
+    """
+    job = job_of("deepseek-v3", "hai-llm", precision="fp8")
+    found = [(each.num_bytes, n) for each, n in listed(job, layout_of(job, "ep=8")) if each.line == LINES["ep"]]
+    numbers = 1024 * 8 * 7168 * job.model.moe.imbalance
+    assert found == [(pytest.approx(numbers * (1 + 4 / 128)), 59 * 2), (pytest.approx(numbers * 2), 59 * 2)]
+
+
+# --- bytes ------------------------------------------------------------------------------------------------------
+
+
+def sent_bytes(job, layout, name, stage=0):
+    """Bytes that a rank sends in a step for a ledger line."""
+    mine = ((each, times) for each, times in listed(job, layout, stage) if each.line == LINES[name])
+    return sum(
+        float(np.broadcast_to(each.num_bytes, layout.pp)[stage]) * times
+        * (1 if each.kind == "send" else SENT[each.kind] * float((each.where.size - 1) / each.where.size))
+        for each, times in mine
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("text", "volume"),
+    [
+        *((f"zero={zero}", (3 if zero == 3 else 2) * 63 / 64) for zero in range(4)),
+        ("zero=3,hsdp=8", 3 * 7 / 8 + 2 * 7 / 8 / 8),  # a shard is an eighth, and 8 replicas sum it
+    ],
+)
+def test_volumes_of_the_zero_paper(text, volume):
+    """ZeRO (SC 2020), section 7: 2 psi with stages 0 to 2 and 3 psi with stage 3, less a rank's own part of it."""
+    job = job_of(engine="torch", precision="fp32")
+    found = sent_bytes(job, layout_of(job, f"{text},mbs=1"), "dp")
+    assert found == pytest.approx(volume * 4 * num_params(job.model), rel=1e-3)
+
+
+@pytest.mark.parametrize("sp", [0, 1])
+def test_volumes_of_megatron(sp):
+    """Narayanan et al. (SC 2021), section 3.2: b s h between two stages and 8 b s h (t - 1) / t in a layer.
+
+    Section 4.1: a rank sends its t-th part, here in either direction, and section 2.2.2: v times as much.
+    """
+    job = job_of("gpt2")
+    activation = 2 * 4 * 1024 * 768  # 4 sequences in 16 bits
+    once, thrice = (layout_of(job, f"tp=4,pp=4,dp=4,mbs=4,sp={sp},interleave={v}") for v in (1, 3))
+    assert sent_bytes(job, once, "tp", stage=1) == 4 * 3 * 8 * activation * 3 / 4
+    gathered = 2 * activation * 3 / 4 * (1 - sp)  # what arrives in parts
+    assert sent_bytes(job, once, "pp", stage=1) == 4 * (2 * activation / 4 + gathered)
+    assert sent_bytes(job, thrice, "pp", stage=1) == 3 * sent_bytes(job, once, "pp", stage=1)
+
+
+# --- the ledger -------------------------------------------------------------------------------------------------
+
+MODELS = ("llama3-8b", "gpt2", "mixtral-8x7b", "deepseek-v3", "falcon-7b")
+SCHEDULES = ("1f1b", "gpipe", "interleaved", "zbv", "dualpipev", "pipedream")
+
+
+@st.composite
+def layouts(draw, *, pools=()):
+    pick = lambda *values: draw(st.sampled_from(values))  # noqa: E731
+    schedule, pp = pick(*SCHEDULES), len(pools) or pick(1, 2, 4)
+    text = f"schedule={schedule},pp={pp},tp={pick(1, 2)},cp={pick(1, 2)},dp=4,zero={pick(0, 1, 2, 3)},sp={pick(0, 1)}"
+    text += f",mbs={pick(1, 2)},ep={pick(1, 2)},etp={pick(1, 2)},recompute={pick('none', 'full')}"
+    text += ",interleave=3" if schedule == "interleaved" else ""
+    text += ",hsdp=2" if "zero=0" not in text and "ep=1,etp=1" in text and draw(st.booleans()) else ""
+    return text + (f",pools={'/'.join(pools)}" if pools else "")
+
+
+def seconds_by_hand(job, each):
+    network = job.across if each.where.across else job.cluster
+    if each.kind == "send":
+        return ring_exchange_seconds(group(network, 2, each.where.stride), each.num_bytes / job.engine.send_share)
+    where = group(network, each.where.size, each.where.stride)
+    if each.kind == "all-to-all":
+        return all_to_all_seconds(where, each.num_bytes, copies=each.copies, groups=each.groups)
+    price = {"all-gather": all_gather_seconds, "reduce-scatter": reduce_scatter_seconds,
+             "all-reduce": all_reduce_seconds, "ring exchange": ring_exchange_seconds}[each.kind]  # fmt: skip
+    return price(where, each.num_bytes)
+
+
+def busy_by_hand(job, layout, time):
+    """Seconds of each line: what happens in every microbatch is of the slowest stage, what happens once of the last."""
+    m = layout.num_microbatches(job.training.global_batch_size)
+    updates = m if layout.schedule == "pipedream" else 1
+    stage_of = {line.name: line.stage for line in time}
+    stages, found = stages_of(job, layout), Counter(dict.fromkeys(LINES.values(), 0.0))
+    for stage, counts in ((stage_of[LineName.COMPUTE], (m, 0)), (stage_of[LineName.DP_COMM], (0, updates))):
+        own = job.pools[pool_indices(job, layout)[stage]]
+        for each in transfers(own, layout, stages):
+            seconds = each.times_per_step(*counts) * seconds_by_hand(own, each)
+            found[each.line] += float(np.broadcast_to(seconds, layout.pp)[stage])
+    if own.engine.reduction_bytes and layout.zero <= 1 and layout.dp * layout.cp > 1:  # copies within the device
+        held = np.broadcast_to(trained_params(own, layout, stages).total, layout.pp)[stage]
+        found[LineName.DP_COMM] += updates * float(memory_bound_seconds(own, own.engine.reduction_bytes * held))
+    return found
+
+
+@settings(max_examples=100)
+@given(st.data())
+def test_transfers_add_up_to_the_busy_seconds_of_the_ledger(data):
+    engine, model = data.draw(st.sampled_from(engine_names())), data.draw(st.sampled_from(MODELS))
+    pools = data.draw(st.sampled_from([(), ("h100", "a100"), ("a100", "a100", "h100")]))
+    job = job_of(model, engine, "mixed-a100-h100" if pools else "dgx-h100")
+    layout = layout_of(job, data.draw(layouts(pools=pools)))
+    time = estimate(job, layout).time
+    found = busy_by_hand(job, layout, time)
+    for line in time:
+        if line.name in found:
+            assert found[line.name] == pytest.approx(float(line.busy_seconds), rel=1e-9, abs=1e-15), line.name
+
+
+@settings(max_examples=30)
+@given(st.data())
+def test_arrays_of_layouts_have_the_transfers_of_each_of_them(data):
+    job = job_of(data.draw(st.sampled_from(MODELS)), data.draw(st.sampled_from(engine_names())))
+    each = [layout_of(job, data.draw(layouts())) for _ in range(5)]
+    degrees = ("tp", "pp", "dp", "cp", "ep", "etp", "zero", "hsdp", "mbs", "sp", "interleave")
+    whole = SimpleNamespace(**{key: np.array([getattr(one, key) for one in each]) for key in degrees}, schedule="1f1b")
+    stage = Stage(index=0, num_layers=5, num_expert_layers=3, policy=2)
+    for row, layout in enumerate(each):
+        one = SimpleNamespace(**{key: getattr(layout, key) for key in degrees}, schedule="1f1b")
+        for found, wanted in zip(transfers(job, whole, stage), transfers(job, one, stage), strict=True):
+            assert (found.line, found.kind, found.times.keys()) == (wanted.line, wanted.kind, wanted.times.keys())
+            for a, b in [
+                (found.where.size, wanted.where.size),
+                (found.where.stride, wanted.where.stride),
+                (found.num_bytes, wanted.num_bytes),
+                *((found.times[when], wanted.times[when]) for when in found.times),
+            ]:
+                assert np.broadcast_to(a, 5)[row] == b
