@@ -556,8 +556,8 @@ def _show_comparison(output: Path) -> None:
     """Set what the run in `output` measured against the plan that it kept."""
     import json
 
+    from planner.measured import compare
     from planner.show.comparison import comparison
-    from planner.verify import compare
 
     measured = output / "measurements.json"
     if measured.exists():

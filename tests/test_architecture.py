@@ -35,7 +35,7 @@ LAYERS = (
     ("plan",),
     ("search",),
     ("accuracy", "explain"),
-    ("calibrate", "emit", "launch", "show", "verify"),
+    ("calibrate", "emit", "launch", "measured", "show"),
     ("cli", "options", "__main__"),
 )
 LEVEL = {part: level for level, parts in enumerate(LAYERS) for part in parts}

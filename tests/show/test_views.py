@@ -18,6 +18,7 @@ from planner.explain.waterfall import Rate, TimePart, Waterfall
 from planner.explain.what_if import Gain, Sensitivity, WhatIf
 from planner.explain.why_not import WhyNot
 from planner.layout import Layout, format_layout
+from planner.measured import Deviation
 from planner.search.footprint import NothingFits
 from planner.search.least_memory import LeastPeak
 from planner.search.remedies import LiftedPin, Remedy
@@ -31,7 +32,6 @@ from planner.show.summary import next_command, summary
 from planner.show.sweep import sweep_to_dict, sweep_view
 from planner.specs.batch import BatchRange
 from planner.specs.job import Job
-from planner.verify import Deviation
 
 COMMAND = "planner plan gpt-95l dgx-a100 --nodes 17"
 NUMBER = re.compile(r"\d[\d,]*\.?\d*")
