@@ -15,6 +15,7 @@ from planner.cost.band import Band
 from planner.cost.ledger import LineName, MemoryLine, StageMemory, TimeLine
 from planner.layout import Layout
 from planner.plan import Plan, RunnerUp, plan_to_json
+from planner.run_arguments import RunArguments
 from planner.specs.calibration import UNCALIBRATED
 from planner.specs.cluster import ClusterSpec
 from planner.specs.load import load_engine
@@ -194,6 +195,20 @@ def plan_file(plan: Plan, tmp_path: Path) -> Path:
     path = tmp_path / "plan.json"
     path.write_text(plan_to_json(plan))
     return path
+
+
+EVERY_ARGUMENT = RunArguments(
+    data=("a b", "hf:x"), tokenizer=Path("t"), document_mask=True, validation=0.25, weights=Path("w"), export=Path("e"),
+    steps=7, resume="12", checkpoint_every=3, keep_checkpoints=1, async_save=True, async_tp=True, validate_every=9,
+    profile=2, tensorboard=True, wandb="p",
+)  # fmt: skip
+
+
+@pytest.fixture(params=[RunArguments(), EVERY_ARGUMENT], ids=["none", "all"])
+def run_arguments(request: pytest.FixtureRequest) -> RunArguments:
+    """Arguments of a run: none but defaults, or all of them others."""
+    found: RunArguments = request.param
+    return found
 
 
 _MODEL = {

@@ -13,8 +13,8 @@ from planner.specs.cluster import ClusterSpec
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from planner.emit.torchrun import RunArguments
     from planner.plan import Plan
+    from planner.run_arguments import RunArguments
 
 __all__ = ["megatron_script"]
 

@@ -9,12 +9,13 @@ import sys
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from planner.emit.torchrun import Host, RunArguments, torchrun_command, torchrun_commands
+from planner.emit.torchrun import Host, torchrun_command, torchrun_commands
 from planner.errors import EnvironmentProblem, ExitCode, InputError
 from planner.launch.hosts import find_host
 from planner.launch.preflight import check
 from planner.launch.supervise import supervise
 from planner.plan import plan_from_json, plan_to_dict, read_plan, write_plan
+from planner.run_arguments import RunArguments
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

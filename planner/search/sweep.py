@@ -69,6 +69,7 @@ class Point:
 class Sweep:
     """What each size of cluster is good for.
 
+    job: what was asked for, on one of the sizes.
     sizes: for each number of hosts (of each pool, on a mixed cluster) the fastest layout, None where nothing fits: what
     a search at that size finds. front: layouts that no other beats in time, cost and devices at once, fewest devices
     first. On a cluster of one kind it holds the fastest layout, the cheapest one, and for any deadline the one
@@ -76,6 +77,7 @@ class Sweep:
     range, each size has the batch whose sequences take the least time there.
     """
 
+    job: AnyJob
     sizes: tuple[tuple[int | tuple[int, ...], Point | None], ...]
     front: tuple[Point, ...]
 
@@ -123,7 +125,7 @@ def sweep(job: Job, constraints: Constraints, hosts: Sequence[int], reporter: Re
         return sizes, points
 
     sizes, points = _of_batches(job, constraints, of_batch)
-    return Sweep(sizes=tuple(sizes), front=_undominated(points))
+    return Sweep(job=job, sizes=tuple(sizes), front=_undominated(points))
 
 
 def sweep_pools(
@@ -154,7 +156,7 @@ def sweep_pools(
         return sizes, points
 
     sizes, points = _of_batches(job, constraints, of_batch)
-    return Sweep(sizes=tuple(sizes), front=_best_in_something(points))
+    return Sweep(job=job, sizes=tuple(sizes), front=_best_in_something(points))
 
 
 _Sizes: TypeAlias = "list[tuple[int | tuple[int, ...], Point | None]]"

@@ -19,10 +19,11 @@ import pytest
 from planner.cli import main
 from planner.emit.bundle import TARGETS, write_bundle
 from planner.emit.megatron import megatron_script
-from planner.emit.torchrun import RunArguments, check_engine
+from planner.emit.torchrun import check_engine
 from planner.errors import EnvironmentProblem, ExitCode, InputError
 from planner.layout import parse_layout
 from planner.plan import read_plan
+from planner.run_arguments import RunArguments
 from planner.search.search import plan_for_layout
 from planner.specs.load import load_any_job, load_job
 

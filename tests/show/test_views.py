@@ -455,15 +455,17 @@ def test_a_sweep_marks_what_is_best_and_thins_what_is_long(plan, golden) -> None
                 global_batch_size=1536,
             )
         )
-    found = Sweep(sizes=((1, None), *((point.hosts, point) for point in points[1:])), front=tuple(points[1:]))
-    text = to_text(sweep_view(job, found), Screen(width=100))
+    sizes = ((1, None), *((point.hosts, point) for point in points[1:]))
+    found = Sweep(job=job, sizes=sizes, front=tuple(points[1:]))
+    text = to_text(sweep_view(found), Screen(width=100))
     golden("sweep.txt", text)
-    of_range = to_text(sweep_view(replace(job, batch=BatchRange(least=768, most=1536)), found), Screen(width=100))
+    chosen = replace(found, job=replace(job, batch=BatchRange(least=768, most=1536)))
+    of_range = to_text(sweep_view(chosen), Screen(width=100))
     assert re.search(r"hosts +devices +batch +step", of_range)
     assert re.search(r"\n +11 +88 +1,536 .*\n +cheapest", of_range)
     assert re.search(r"\n +11 .*\n +cheapest", text)
     assert "Nothing fits on fewer than 2 hosts" in text
-    document = sweep_to_dict(job, found)
+    document = sweep_to_dict(found)
     assert len(document["front"]) == 39
     assert document["sizes"][0] == {"nodes": 1, "plan": None}
     cheapest = min(document["front"], key=lambda point: point["usd"])
