@@ -86,46 +86,43 @@ def test_names_hold_whatever_was_imported_before(seed: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("keywords", "words"),
+    ("keywords", "words", "path", "value"),
     [
-        ({"gpus": 2, "global_batch": 8}, "--gpus 2 --global-batch 8"),
-        ({"nodes": 2, "global_batch": "16"}, "--nodes 2 --global-batch 16"),
-        ({"gpus": 2, "seq_len": "1k", "global_batch": 8}, "--gpus 2 --seq-len 1k --global-batch 8"),
-        ({"gpus": 2, "seq_len": 128, "global_batch": "8..10"}, "--gpus 2 --seq-len 128 --global-batch 8..10"),
-        (
-            {"gpus": 8, "global_batch": 8, "engine": "megatron", "precision": "fp16", "headroom": 0.5, "top": 1},
-            "--gpus 8 --global-batch 8 --engine megatron --precision fp16 --headroom 50% --top 1",
-        ),
-        (
-            {"gpus": 4, "global_batch": 8, "pin": "tp=2,mbs<=1", "forbid": ["zero=1", "zero=3"]},
-            "--gpus 4 --global-batch 8 --pin tp=2,mbs<=1 --forbid zero=1 --forbid zero=3",
-        ),
-        (
-            {"nodes": 2, "global_batch": 16, "objective": "gpus", "settings": ["device.memory=40GiB"]},
-            "--nodes 2 --global-batch 16 --objective gpus --set device.memory=40GiB",
-        ),
-        (
-            {"nodes": 2, "global_batch": 8, "allow_tp_across_nodes": True, "allow_offload": True, "headroom": None},
-            "--nodes 2 --global-batch 8 --allow-tp-across-nodes --allow-offload",
-        ),
+        ({"nodes": 2, "global_batch": "16"}, "--nodes 2 --global-batch 16", "cluster.hosts", 2),
+        ({"gpus": 2}, "--gpus 2", "cluster.devices_per_host", 2),
+        ({"seq_len": "1k"}, "--seq-len 1k", "training.sequence_length", 1024),
+        ({"seq_len": 128}, "--seq-len 128", "training.sequence_length", 128),
+        ({"global_batch": "8..10"}, "--global-batch 8..10", "batch_choice.most", 10),
+        ({"engine": "megatron"}, "--engine megatron", "engine.name", "megatron"),
+        ({"precision": "fp16"}, "--precision fp16", "training.precision", "fp16"),
+        ({"headroom": 0.5}, "--headroom 50%", "options.headroom", 0.5),
+        ({"top": 1}, "--top 1", "runners_up.1", None),
+        ({"pin": "tp=2,mbs<=1"}, "--pin tp=2,mbs<=1", "options.pins", ["tp=2", "mbs<=1"]),
+        ({"pin": ["tp=2", "pp=1"]}, "--pin tp=2 --pin pp=1", "options.pins", ["tp=2", "pp=1"]),
+        ({"forbid": ["zero=1", "mbs=1"]}, "--forbid zero=1 --forbid mbs=1", "options.forbidden", ["zero=1", "mbs=1"]),
+        ({"objective": "gpus"}, "--objective gpus", "certificate.objective", "gpus"),
+        ({"solver": "highs"}, "--solver highs", "certificate.solver", "highs"),
+        ({"settings": "device.memory=40GiB"}, "--set device.memory=40GiB", "cluster.device.memory", "40 GiB"),
+        ({"settings": ["training.seed=7"]}, "--set training.seed=7", "training.seed", 7),
+        ({"allow_tp_across_nodes": True}, "--allow-tp-across-nodes", "options.allow_tp_across_nodes", True),
+        ({"allow_offload": True, "headroom": None}, "--allow-offload", "options.allow_offload", True),
+        ({"training": "own.yaml"}, "own.yaml", "training.seed", 9),
+        ({"calibration": "own.json"}, "--calibration own.json", "calibration.slowdown", 1.5),
     ],
 )
-def test_a_plan_is_that_of_the_command(keywords, words: str, capsys) -> None:
-    plan = planner.plan_job("tiny-llama", "dgx-a100", **keywords)
-    assert main(["plan", "tiny-llama", "dgx-a100", *words.split(), "--json"]) == 0
-    assert plan.to_json() == capsys.readouterr().out
-
-
-def test_documents_of_the_user_are_read(tmp_path, capsys) -> None:
-    (tmp_path / "training.yaml").write_text("global_batch_size: 8\nseed: 7\n")
+def test_a_keyword_is_the_option_of_the_command(
+    keywords, words: str, path: str, value: object, tmp_path, monkeypatch, capsys
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "own.yaml").write_text("seed: 9\n")
     (tmp_path / "own.json").write_text('{"entries": [{"device": "a100-80gb", "slowdown": 1.5}]}')
-    training, own = str(tmp_path / "training.yaml"), str(tmp_path / "own.json")
-    words = ["plan", "tiny-gpt", "dgx-a100", training, "--gpus", "2", "--calibration", own, "--json"]
-    code = main(words)
-    out, err = capsys.readouterr()
-    assert code == 0, err
-    assert planner.plan_job("tiny-gpt", "dgx-a100", training, gpus=2, calibration=own).to_json() == out
-    assert out != small_plan().to_json()
+    text = planner.plan_job("tiny-llama", "dgx-a100", **({"global_batch": 8} | keywords)).to_json()
+    assert main(["plan", "tiny-llama", "dgx-a100", "--global-batch", "8", *words.split(), "--json"]) == 0
+    assert text == capsys.readouterr().out
+    found = json.loads(text)
+    for key in path.split("."):
+        found = found[key] if isinstance(found, dict) else dict(enumerate(found)).get(int(key))
+    assert found == value
 
 
 def test_a_layout_is_priced_and_taken_apart_as_by_the_command(tmp_path, capsys) -> None:
