@@ -119,8 +119,9 @@ def plan_job(
 
     model, cluster: a shipped name or the path of a file. training: the path of a training document. pin, forbid: one
     text or several, as in `pin="tp=8,mbs<=4"`. Where no layout meets the deadline the plan is the fastest one, and
-    `plan.run.meets_deadline` is false. top: layouts in `plan.runners_up`. reporter: told what the search does. For
-    further keywords see `Workload`.
+    `plan.run.meets_deadline` is false. top: layouts in `plan.runners_up`. reporter: told what the search does.
+    workload: gpus, seq_len, global_batch, precision, engine, settings, headroom, calibration, allow_tp_across_nodes and
+    allow_offload, as `planner.api.Workload` explains them.
 
     Raises:
         NoLayoutFits: no layout fits into memory; it has the nearest one, and finds what would fit.

@@ -7,6 +7,7 @@ import pickle
 import pkgutil
 import subprocess
 import sys
+from importlib.resources import files
 
 import pytest
 
@@ -34,6 +35,7 @@ def test_names_stay() -> None:
     assert set(planner.__all__) == NAMES
     assert set(dir(planner)) >= NAMES
     assert all(getattr(planner, name).__doc__ for name in NAMES)
+    assert (files("planner") / "py.typed").is_file()  # what makes type checkers read the annotations
     with pytest.raises(AttributeError, match="plan_jobs"):
         _ = planner.plan_jobs
 

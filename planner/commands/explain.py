@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
 
-    from planner.api import Plan, Workload
+    from planner.api import Nodes, Plan, Workload
     from planner.explain.report import Explanation
 
 _HINT = "see `planner explain --help`"
@@ -33,6 +33,7 @@ def run(
     *,
     console: Console,
     layout: str | None = None,
+    nodes: Nodes | None = None,
     why_not: Sequence[str] = (),
     what_if: Sequence[str] = (),
     schedules: bool = False,
@@ -54,7 +55,6 @@ def run(
         PlannerError: as `planner.api.explain_layout`, or a file that must not be written.
     """
     from planner.api import explain_layout
-    from planner.explain.report import explanation_to_json
     from planner.show.explain import answers, explanation
     from planner.show.trace import trace_text
 
@@ -68,14 +68,14 @@ def run(
     asked |= {"collectives": collectives, "batch": batch, "scaling": scaling}
     read = console.read_plan(targets[0]) if len(targets) == 1 else None
     with console.progress("pricing") as progress:
-        plan = read or _estimate(targets, layout, reporter=progress, **workload)
+        plan = read or _estimate(targets, layout, nodes=nodes, reporter=progress, **workload)
         found = explain_layout(plan, reporter=progress, **asked)
     if html:
         console.write(html, _page(found), force=force)
     if trace:
         console.write(trace, trace_text(plan, ranks=ranks), force=force)
     if as_json:
-        console.print(explanation_to_json(found))
+        console.print(found.to_json())
     elif any(asked.values()) and not to_output:
         console.render(answers(found))
     elif not html and not trace:
