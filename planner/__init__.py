@@ -9,6 +9,51 @@ Data flows one way, and imports with it::
      search: candidates --> layout --> cost: ledger lines --> integer program --> plan (JSON)
                                                                                    |
                                          explain, emit, launch -> torchrun -m planner.trainer plan.json
+
+The names below are the Python API (docs/python.md). They are imported when they are first used.
 """
 
+TYPE_CHECKING = False  # type checkers take it for true; the module `typing` would double the time of this import
+if TYPE_CHECKING:
+    from planner.api import (
+        NoLayoutFits,
+        Plan,
+        PlannerError,
+        clusters,
+        compare_sizes,
+        engine_profiles,
+        estimate_layout,
+        explain_layout,
+        models,
+        plan_job,
+        read_plan,
+    )
+else:
+
+    def __getattr__(name: str) -> object:
+        if name not in __all__:
+            raise AttributeError(f"module 'planner' has no attribute {name!r}")
+        from planner import api
+
+        return getattr(api, name)
+
+
+__all__ = [
+    "NoLayoutFits",
+    "Plan",
+    "PlannerError",
+    "clusters",
+    "compare_sizes",
+    "engine_profiles",
+    "estimate_layout",
+    "explain_layout",
+    "models",
+    "plan_job",
+    "read_plan",
+]
+
 __version__ = "0.1.0"
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

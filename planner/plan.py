@@ -109,6 +109,10 @@ class Plan:
             in_use=devices_in_use(self.cluster, self.layout),
         )
 
+    def to_json(self) -> str:
+        """The plan document as text, as `planner plan --json` prints it."""
+        return plan_to_json(self)
+
 
 def plan_to_dict(plan: Plan) -> dict[str, Any]:
     """The plan document as plain data (docs/formats.md)."""

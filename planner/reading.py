@@ -27,6 +27,7 @@ from planner.units import format_seconds
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
+    from typing import TextIO
 
     from planner.layout import Layout
     from planner.plan import Plan
@@ -39,11 +40,11 @@ _MOST_NAMED: Final = 4
 _NOT_PRICED: Final = ("made_by", "idle_reason", "batch_choice", "certificate", "proved_by", "options", "checksum")
 
 
-def read_plan(path: Path, *, tell: Callable[[str], None] = lambda _: None) -> Plan:
+def read_plan(path: Path, *, source: TextIO | None = None, tell: Callable[[str], None] = lambda _: None) -> Plan:
     """Read a plan, from standard input for `-`, with every check; `planner.plan.plan_from_file` does without.
 
-    tell: told in one sentence where another version made the plan, with its figure and this version's. The plan that
-    is returned has this version's figures.
+    source: in place of standard input. tell: told in one sentence where another version made the plan, with its figure
+    and this version's. The plan that is returned has this version's figures.
 
     Raises:
         InputError: no plan, one of another format, a layout that breaks rules (all are named), or a plan that was
@@ -51,7 +52,7 @@ def read_plan(path: Path, *, tell: Callable[[str], None] = lambda _: None) -> Pl
         EnvironmentProblem: the file cannot be read.
     """
     if str(path) == "-":
-        return _checked(limited_text(sys.stdin.buffer, "standard input"), "standard input", tell)
+        return _checked(limited_text((source or sys.stdin).buffer, "standard input"), "standard input", tell)
     return _checked(plan_text(path), printable(str(path)), tell)
 
 

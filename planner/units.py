@@ -22,6 +22,7 @@ __all__ = [
     "parse_count",
     "parse_length",
     "parse_quantity",
+    "parse_share",
 ]
 
 _DECIMAL: Final = {"": 1.0, "k": 1e3, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15, "E": 1e18}
@@ -143,6 +144,22 @@ def parse_length(text: str) -> int:
     if match is None:
         raise ValueError(f"{text!r} is no sequence length; write 8192 or 32k")
     return int(match[1]) << (10 if match[2] else 0)
+
+
+def parse_share(text: str) -> float:
+    """Read a share of one, written "10%" or "0.1".
+
+    Raises:
+        ValueError: no number, or none from 0 to below 1.
+    """
+    number = text.strip()
+    try:
+        share = float(number.removesuffix("%")) / (100 if number.endswith("%") else 1)
+    except ValueError:
+        share = -1.0
+    if not 0 <= share < 1:
+        raise ValueError(f"{text!r} is no share; write a percentage from 0% to below 100%")
+    return share
 
 
 def format_count(count: float) -> str:

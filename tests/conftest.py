@@ -18,6 +18,7 @@ from planner.layout import Layout
 from planner.plan import Plan, RunnerUp, _checksum, plan_to_json
 from planner.plan_parts import Certificate, MadeBy, SearchOptions
 from planner.reading import read_plan
+from planner.run_arguments import RunArguments
 from planner.specs.calibration import UNCALIBRATED
 from planner.specs.cluster import ClusterSpec
 from planner.specs.load import load_engine
@@ -210,6 +211,20 @@ def plan_file(plan: Plan, tmp_path: Path) -> Path:
 def stamped() -> Callable[[dict[str, Any]], str]:
     """A changed plan document as text, with the checksum that it would have been written with."""
     return lambda document: json.dumps(document | {"checksum": _checksum(document)})
+
+
+EVERY_ARGUMENT = RunArguments(
+    data=("a b", "hf:x"), tokenizer=Path("t"), document_mask=True, validation=0.25, weights=Path("w"), export=Path("e"),
+    steps=7, resume="12", checkpoint_every=3, keep_checkpoints=1, async_save=True, async_tp=True, validate_every=9,
+    profile=2, tensorboard=True, wandb="p",
+)  # fmt: skip
+
+
+@pytest.fixture(params=[RunArguments(), EVERY_ARGUMENT], ids=["none", "all"])
+def run_arguments(request: pytest.FixtureRequest) -> RunArguments:
+    """Arguments of a run: none but defaults, or all of them others."""
+    found: RunArguments = request.param
+    return found
 
 
 _MODEL = {

@@ -14,7 +14,6 @@ import click
 import jsonschema
 import pytest
 
-from planner import cli as module
 from planner.cli import cli, main
 from planner.errors import EnvironmentProblem, ExitCode, PlannerError
 from planner.explain.schema import explanation_schema
@@ -171,17 +170,17 @@ def test_a_file_that_is_no_plan_ends_with_2(text: str, own_folder, capsys) -> No
 
 
 def test_what_a_folder_refuses_ends_with_5_before_the_search(monkeypatch, capsys) -> None:
-    monkeypatch.setattr(module, "_load_job", lambda **_: pytest.fail("the search was started"))
+    monkeypatch.setattr("planner.api.plan_job", lambda *_, **__: pytest.fail("the search was started"))
     assert main(["plan", *SMALL, "-o", "missing/plan.json"]) == ExitCode.ENVIRONMENT
     assert "missing/plan.json" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("kind", [PlannerError, *PlannerError.__subclasses__()])
 def test_each_kind_of_error_has_its_exit_code(kind: type[PlannerError], monkeypatch, capsys) -> None:
-    def fail(**_: Any) -> None:
+    def fail(*_: Any, **__: Any) -> None:
         raise kind("it failed", hint="do this")
 
-    monkeypatch.setattr(module, "_load_job", fail)
+    monkeypatch.setattr("planner.api.plan_job", fail)
     assert main(["plan", *SMALL]) == kind.exit_code
     assert capsys.readouterr().err == "error: it failed\nhelp: do this\n"
 
@@ -538,10 +537,10 @@ def test_hostile_text_inside_a_plan_is_shown_and_not_obeyed(plan_file, stamped, 
 
 
 def test_an_error_that_is_not_a_stream_s_keeps_its_traceback(monkeypatch) -> None:
-    def fail(**_: Any) -> None:
+    def fail(*_: Any, **__: Any) -> None:
         raise FileNotFoundError(2, "no such file", "forgotten.txt")
 
-    monkeypatch.setattr(module, "_load_job", fail)
+    monkeypatch.setattr("planner.api.plan_job", fail)
     with pytest.raises(FileNotFoundError):
         main(["plan", *SMALL])
 

@@ -125,7 +125,7 @@ def test_output_on_a_terminal(env: dict[str, str], color: bool, plan_file) -> No
 
 
 def test_a_bug_keeps_its_traceback_and_ends_with_1() -> None:
-    code = "import planner.cli as c\ndef f(**_): return 1/0\nc._load_job = f\nc.run()"
+    code = "from planner import api, cli\ndef f(*_, **__): return 1/0\napi.plan_job = f\ncli.run()"
     done = subprocess.run([sys.executable, "-c", code, "plan", *PLAN], capture_output=True, text=True, check=False)
     assert done.returncode == ExitCode.BUG
     assert "ZeroDivisionError" in done.stderr
@@ -135,15 +135,15 @@ def test_a_bug_keeps_its_traceback_and_ends_with_1() -> None:
 def test_a_signal_ends_quietly_and_runs_what_must_be_undone(number: int, code: int) -> None:
     program = """if True:
         import sys, time
-        import planner.cli as c
-        def wait(**_):
+        from planner import api, cli
+        def wait(*_, **__):
             try:
                 print("ready", file=sys.stderr, flush=True)
                 time.sleep(60)
             finally:
                 print("undone", file=sys.stderr, flush=True)
-        c._load_job = wait
-        c.run()"""
+        api.plan_job = wait
+        cli.run()"""
     process = subprocess.Popen(
         [sys.executable, "-c", program, "plan", *PLAN], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )

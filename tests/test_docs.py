@@ -17,6 +17,7 @@ import pytest
 import yaml
 from click.testing import CliRunner
 
+import planner
 from planner.accuracy.runs import Run
 from planner.cli import cli
 from planner.cost.ledger import LineName
@@ -99,6 +100,15 @@ def test_shown_commands_work_in_their_order(path: Path, tmp_path: Path) -> None:
         command = [sys.executable, "-m", *line.split()]
         answer = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
         assert answer.returncode == 0, f"{line}\n{answer.stderr}"
+
+
+def test_programs_that_a_page_shows_are_run(tmp_path: Path) -> None:
+    tool = load_docs_tool()
+    program = "<!-- file: first.py -->\n```python\nimport planner\nprint(len(planner.__all__) * 'x')\n```\n"
+    text = f"{program}<!-- command: python first.py -->\n```console\nof yesterday\n```\n"
+    tool.write_files(text, tmp_path)
+    filled = tool.fill_blocks(text, tool.run_in(tmp_path))
+    assert filled == text.replace("of yesterday", f"$ python first.py\n{len(planner.__all__) * 'x'}")
 
 
 # --- reference pages -------------------------------------------------------------------------------------------------

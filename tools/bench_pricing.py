@@ -1,18 +1,16 @@
-"""CPU seconds of pricing: many layouts in one call, and the whole ledger of one. A part of `make bench`."""
+"""CPU seconds of pricing: the whole ledger of one layout, and all schedules of it. A part of `make bench`."""
 
 from __future__ import annotations
 
 import statistics
 import time
 from functools import partial
-from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-import numpy as np
 from rich.table import Table
 
 from planner.cost.comparison import compare_schedules
-from planner.cost.estimate import estimate, even_step_seconds_and_peak_bytes
+from planner.cost.estimate import estimate
 from planner.layout import parse_layout
 from planner.specs.load import load_job, uniform_job
 
@@ -21,7 +19,6 @@ if TYPE_CHECKING:
 
     from planner.specs.job import PoolJob
 
-NUM_LAYOUTS = 100_000
 REPEATS = 5
 
 # model, GPUs, global batch, one layout
@@ -30,28 +27,7 @@ JOBS: tuple[tuple[str, int, int, str], ...] = (
     ("megatron-1t", 3072, 3072, "tp=8,pp=64,mbs=1,recompute=full"),
     ("deepseek-v3", 2048, 4096, "tp=1,pp=16,ep=32,mbs=1,zero=1"),
 )
-MOST_SECONDS = {"layouts": 1.0, "ledger": 0.005}
-
-
-def some_layouts(num_layouts: int) -> Any:
-    """Degrees of random even layouts, as columns."""
-    random = np.random.default_rng(0)
-
-    def powers(most: int) -> Any:
-        return 2 ** random.integers(0, most, (num_layouts, 1))
-
-    one = np.ones((num_layouts, 1), dtype=np.int64)
-    return SimpleNamespace(
-        tp=powers(4),
-        pp=powers(5),
-        dp=powers(6),
-        mbs=powers(3),
-        **dict.fromkeys(("cp", "ep", "etp", "hsdp", "interleave"), one),
-        sp=0 * one,
-        zero=random.integers(0, 4, (num_layouts, 1)),
-        schedule="1f1b",
-        offload="none",
-    )
+MOST_SECONDS = {"ledger": 0.005}
 
 
 def cpu_seconds(work: Callable[[], object]) -> float:
@@ -85,12 +61,10 @@ def job_of(model: str, gpus: int, batch: int) -> PoolJob:
 def pricing_table() -> Table:
     """Measure every job."""
     table = Table("job", "what", "CPU ms", "target", title="pricing, in one process")
-    layouts, policy = some_layouts(NUM_LAYOUTS), np.zeros((NUM_LAYOUTS, 1), dtype=np.int64)
     for model, gpus, batch, text in JOBS:
         job = job_of(model, gpus, batch)
         layout = parse_layout(text, num_layers=job.model.num_layers, num_devices=gpus)
         rows: tuple[tuple[str, Callable[[], object], str], ...] = (
-            (f"{NUM_LAYOUTS:,} layouts", partial(even_step_seconds_and_peak_bytes, job, layouts, policy), "layouts"),
             ("ledger of one layout", partial(estimate, job, layout), "ledger"),
             ("all schedules of one layout", partial(compare_schedules, job, layout), ""),
         )

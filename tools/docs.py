@@ -3,6 +3,7 @@
 `make docs` rewrites the files, `make docs-check` fails with the difference if anything would change. In a Markdown file
 
 - the block after `<!-- command: planner ... -->` is replaced by the real output of that command (a pipe may cut it),
+  and so is that after `<!-- command: python NAME -->`, of a program that the page shows,
 - the block after `<!-- docstring: planner/... -->` by the docstring of that module,
 - what stands between `<!-- fields: NAME -->` and `<!-- fields: end -->` by the keys of that document's schema,
 - the block after `<!-- file: NAME -->` is a file that the commands of the page find in their folder.
@@ -46,12 +47,12 @@ ANSWERS = (0, 3)  # exit codes of results: it worked, or nothing fits
 def run_in(folder: Path) -> Callable[[str], str]:
     """A function that runs a command line in `folder` and returns what it prints to standard output."""
     environment = os.environ | {"COLUMNS": str(WIDTH), "NO_COLOR": "1", "TERM": "xterm", "PYTHONUTF8": "1"}
-    planner = f'set -o pipefail; planner() {{ "{sys.executable}" -m planner "$@"; }}; '
+    python = f'set -o pipefail; python() {{ "{sys.executable}" "$@"; }}; planner() {{ python -m planner "$@"; }}; '
 
     def run(command: str) -> str:
-        if not command.startswith("planner "):
-            sys.exit(f"only `planner` commands are quoted, not: {command}")
-        line = ["/bin/bash", "-c", planner + command]
+        if not command.startswith(("planner ", "python ")):
+            sys.exit(f"only `planner` and `python` commands are quoted, not: {command}")
+        line = ["/bin/bash", "-c", python + command]
         answer = subprocess.run(line, cwd=folder, env=environment, capture_output=True, text=True, check=False)
         if answer.returncode not in ANSWERS:
             sys.exit(f"{command}\nended with exit code {answer.returncode}:\n{answer.stderr}")

@@ -20,19 +20,16 @@ from planner.cost.prices import (
     interleaving_terms,
     layout_prices,
     num_microbatches,
-    stage_bytes,
-    stage_prices,
 )
 from planner.cost.schedule import (
     EXECUTED,
     bubble_of,
-    bubble_seconds,
     exists,
     interleaved_bubble_seconds,
     steady_seconds,
 )
 from planner.cost.simulate import Timeline, simulate
-from planner.cost.stage import by_pool, pattern_of, pool_indices, stage_of, stages_of
+from planner.cost.stage import by_pool, pattern_of, pool_indices, stages_of
 from planner.layout import balanced_chunks, offloads_optimizer
 from planner.sums import sum_of
 
@@ -40,11 +37,11 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from planner.cost.stage import Stage
-    from planner.layout import Degrees, Layout
+    from planner.layout import Layout
     from planner.specs.engine import Schedule
     from planner.specs.job import Job, PoolJob
 
-__all__ = ["Estimate", "estimate", "even_step_seconds_and_peak_bytes", "memory_of_stages", "timeline"]
+__all__ = ["Estimate", "estimate", "memory_of_stages", "timeline"]
 
 _BUBBLE: Final[dict[Schedule, tuple[str, str]]] = {
     "naive": ("m * (sum of the stages' seconds - slowest stage's)", "one microbatch at a time: counted"),
@@ -188,32 +185,6 @@ def _has_chunks_of_its_own(job: Job, layout: Layout) -> bool:
 def _of_stage(lines: tuple[MemoryLine, ...], stage: int, pp: int) -> tuple[MemoryLine, ...]:
     """The lines of all stages, of one of them."""
     return tuple(replace(line, num_bytes=float(np.broadcast_to(line.num_bytes, (pp,))[stage])) for line in lines)
-
-
-def even_step_seconds_and_peak_bytes(job: PoolJob, layouts: Degrees, policy: Any) -> tuple[Any, Any]:
-    """Step seconds and bytes of the fullest stage, of many layouts with equal stages at once; both of shape (n,).
-
-    Every degree of `layouts` has shape (n, 1), and so has `policy`, the recompute policy of all stages as an index into
-    `POLICIES`. GPipe, 1F1B and interleaved stages; pp * interleave divides the layers, the leading dense layers of
-    a mixture lie on the first stage, and where kinds of layers repeat, every stage has whole periods. What `estimate`
-    says of each, from four of its stages: those between the first and the last differ in what they hold in flight,
-    which is most on one of their ends.
-
-    Source: as `estimate`.
-    """
-    stages = layouts.pp
-    index = np.concatenate([0 * stages, np.minimum(1, stages - 1), np.maximum(stages - 2, 0), stages - 1], axis=-1)
-    layers = job.model.num_layers // stages
-    stage = stage_of(job, index=index, num_layers=layers, policy=policy, first=index * layers)
-    prices = stage_prices(job, layouts, stage)
-    each = np.broadcast_to(prices.microbatch_seconds, index.shape)
-    between = np.maximum(stages[:, 0] - 2, 0)
-    total = each[:, 0] + between * each[:, 1] + np.where(stages[:, 0] > 1, each[:, 3], 0.0)
-    slowest = np.max(each, axis=-1)
-    steady = steady_seconds(num_microbatches(job, layouts)[:, 0], slowest)
-    bubble = bubble_seconds(total, slowest, layouts.interleave[:, 0])
-    tail = np.max(np.broadcast_to(prices.tail_seconds, index.shape), axis=-1)
-    return steady + bubble + tail, np.max(np.broadcast_to(stage_bytes(job, layouts, stage), index.shape), axis=-1)
 
 
 def _recomputed_share(job: Job, layout: Layout) -> float:

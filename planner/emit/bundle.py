@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from planner.emit.megatron import megatron_script
 from planner.emit.slurm import slurm_script
@@ -15,8 +15,8 @@ from planner.plan import write_plan
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from planner.emit.torchrun import RunArguments
     from planner.plan import Plan
+    from planner.run_arguments import RunArguments
 
 __all__ = ["TARGETS", "write_bundle"]
 
@@ -57,5 +57,6 @@ def write_bundle(
 def _absolute(arguments: RunArguments) -> RunArguments:
     """Paths as they are seen from the folder of the script; a data set of the hub has a name and no path."""
     data = tuple(each if each.startswith("hf:") else str(Path(each).absolute()) for each in arguments.data)
-    paths = {name: getattr(arguments, name) for name in ("tokenizer", "weights", "export")}
-    return replace(arguments, data=data, **{name: path and path.absolute() for name, path in paths.items()})
+    given = {each.name: getattr(arguments, each.name) for each in fields(arguments)}
+    paths: dict[str, Any] = {name: path.absolute() for name, path in given.items() if isinstance(path, Path)}
+    return replace(arguments, data=data, **paths)

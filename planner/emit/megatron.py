@@ -12,8 +12,8 @@ from planner.layout import offloads_activations, offloads_optimizer
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from planner.emit.torchrun import RunArguments
     from planner.plan import Plan
+    from planner.run_arguments import RunArguments
 
 __all__ = ["megatron_script"]
 

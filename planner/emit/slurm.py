@@ -11,8 +11,9 @@ from planner.emit.torchrun import ranks_of_hosts, script_head
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from planner.emit.torchrun import HostRanks, RunArguments
+    from planner.emit.torchrun import HostRanks
     from planner.plan import Plan
+    from planner.run_arguments import RunArguments
 
 __all__ = ["slurm_script"]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections import Counter
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -15,12 +15,12 @@ from planner.layout import format_layout
 
 if TYPE_CHECKING:
     from planner.plan import Plan
+    from planner.run_arguments import RunArguments
     from planner.specs.cluster import ClusterSpec
 
 __all__ = [
     "Host",
     "HostRanks",
-    "RunArguments",
     "check_engine",
     "num_hosts",
     "ranks_of_hosts",
@@ -31,51 +31,6 @@ __all__ = [
 ]
 
 LINES_SHOWN: Final = 100
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunArguments:
-    """What a run is told besides its plan; `planner.trainer` has an option of the same name for each field.
-
-    data: files, or data sets by name; without any, the trainer's own small corpus.
-    tokenizer: a `tokenizer.json` or its folder; without it a token is a byte.
-    document_mask: packed documents do not attend to each other. validation: share of the samples that is held out.
-    weights: folder of a Hugging Face checkpoint to start from. export: where to write one after the last step.
-    steps: optimizer steps; None: as many as the plan's training document says.
-    keep_checkpoints: newest ones that stay. async_save: write them while the training goes on.
-    async_tp: ranks of tp multiply pieces of each other's tensors while these arrive; on GPUs.
-    validate_every: steps between losses of the held-out samples. profile: number of a step to record.
-    tensorboard: write DIR/tensorboard. wandb: project of Weights & Biases.
-    resume: `auto` (the newest intact checkpoint, if any), `never`, or the step of a checkpoint.
-    """
-
-    data: tuple[str, ...] = ()
-    tokenizer: Path | None = None
-    document_mask: bool = False
-    validation: float = 0.0
-    weights: Path | None = None
-    export: Path | None = None
-    steps: int | None = None
-    resume: str = "auto"
-    checkpoint_every: int | None = None
-    keep_checkpoints: int = 2
-    async_save: bool = False
-    async_tp: bool = False
-    validate_every: int = 100
-    profile: int | None = None
-    tensorboard: bool = False
-    wandb: str | None = None
-
-    def options(self) -> tuple[str, ...]:
-        """The options as words of a command; what is left at its default is left out."""
-        words: list[str] = []
-        for field in fields(self):
-            value, name = getattr(self, field.name), field.name.replace("_", "-")
-            if value is True:
-                words.append(f"--{name}")
-            elif value != field.default:
-                words += [f"--{name}={each}" for each in (value if isinstance(value, tuple) else (value,))]
-        return tuple(words)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -51,6 +51,10 @@ class Explanation:
     plan: Plan
     sections: Sections
 
+    def to_json(self) -> str:
+        """Plan and answers as text, as `planner explain --json` prints them."""
+        return explanation_to_json(self)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Questions:

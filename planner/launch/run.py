@@ -9,13 +9,14 @@ import sys
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from planner.emit.torchrun import Host, RunArguments, num_hosts, torchrun_command, torchrun_commands
+from planner.emit.torchrun import Host, num_hosts, torchrun_command, torchrun_commands
 from planner.errors import EnvironmentProblem, ExitCode, InputError
 from planner.launch.hosts import find_host
 from planner.launch.preflight import check
 from planner.launch.supervise import follow, lead
 from planner.plan import job_documents, write_plan
 from planner.reading import read_plan
+from planner.run_arguments import RunArguments
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+import warnings
+
 __all__ = ["Reporter"]
 
 
 class Reporter:
-    """Told what the search does; every method is empty, so that a reporter overrides what it shows."""
+    """Told what the search does; methods are empty but for notes, so that a reporter overrides what it shows."""
+
+    def noted(self, note: str) -> None:
+        """Something that a reader should know about a document, and that no plan says: a warning."""
+        warnings.warn(note, stacklevel=4)  # of whoever called the function of `planner.api` that loads documents
+
+    def about(self, question: str) -> None:
+        """What the next searches are for."""
 
     def candidates(self, num_legal: int, num_refused: int) -> None:
         """The outer configurations have been listed."""

@@ -70,6 +70,7 @@ class Point:
 class Sweep:
     """What each size of cluster is good for.
 
+    job: what was asked for, on one of the sizes.
     sizes: for each number of hosts (of each pool, on a mixed cluster) the fastest layout, None where nothing fits: what
     a search at that size finds. front: layouts that no other beats in time, cost and devices at once, fewest devices
     first. On a cluster of one kind it holds the fastest layout, the cheapest one, and for any deadline the one
@@ -77,6 +78,7 @@ class Sweep:
     range, each size has the batch whose sequences take the least time there.
     """
 
+    job: Job
     sizes: tuple[tuple[int | tuple[int, ...], Point | None], ...]
     front: tuple[Point, ...]
 
@@ -124,7 +126,7 @@ def sweep(job: PoolJob, constraints: Constraints, hosts: Sequence[int], reporter
         return sizes, points
 
     sizes, points = _of_batches(job, constraints, of_batch)
-    return Sweep(sizes=tuple(sizes), front=_undominated(points))
+    return Sweep(job=job, sizes=tuple(sizes), front=_undominated(points))
 
 
 def sweep_pools(
@@ -155,7 +157,7 @@ def sweep_pools(
         return sizes, points
 
     sizes, points = _of_batches(job, constraints, of_batch)
-    return Sweep(sizes=tuple(sizes), front=_best_in_something(points))
+    return Sweep(job=job, sizes=tuple(sizes), front=_best_in_something(points))
 
 
 _Sizes: TypeAlias = "list[tuple[int | tuple[int, ...], Point | None]]"

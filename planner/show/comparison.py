@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from rich.console import Group, RenderableType
 
-    from planner.verify import Deviation
+    from planner.measured import Deviation
 
 __all__ = ["comparison"]
 

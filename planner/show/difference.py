@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 __all__ = ["difference_view", "outcome_body"]
 
 _MOST_INPUTS = 20
-_LONGEST_VALUE = 60
 
 
 def difference_view(found: Difference, *, names: tuple[str, str]) -> Group:
@@ -107,12 +106,6 @@ def _changes(changes: Sequence[ChangedValue], names: tuple[str, str]) -> Columns
         (clean(each.path), *(clean(shortened_list(v or "-")) for v in (each.before, each.after))) for each in changes
     ]
     return Columns(rows, wrap=(0, 1, 2), header=("", *map(clean, names)))
-
-
-def _value(text: str | None) -> str:
-    """A value in a table: lists counted, long text cut."""
-    short = shortened_list(clean(text or "-"))
-    return short if len(short) <= _LONGEST_VALUE else f"{short[: _LONGEST_VALUE - 3]}..."
 
 
 def _ledgers(found: Difference, names: tuple[str, str]) -> list[RenderableType]:

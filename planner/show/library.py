@@ -7,11 +7,8 @@ from typing import TYPE_CHECKING, Any, Final
 import yaml
 from rich.text import Text
 
-from planner.cost.parameters import num_active_params, num_params
 from planner.show.columns import Columns
 from planner.show.screen import clean
-from planner.specs import load
-from planner.specs.this_machine import detected_cluster
 from planner.units import format_bytes, format_count, format_rate
 
 if TYPE_CHECKING:
@@ -19,85 +16,10 @@ if TYPE_CHECKING:
 
     from rich.console import RenderableType
 
-    from planner.specs.cluster import AnyCluster, ClusterSpec, LinkSpec
-    from planner.specs.model import ModelSpec
-
-__all__ = [
-    "cluster_entries",
-    "cluster_table",
-    "entry_text",
-    "model_entries",
-    "model_table",
-    "one_cluster",
-    "one_model",
-    "this_machine",
-]
+__all__ = ["cluster_table", "entry_text", "model_table"]
 
 _DERIVED: Final = ("num_params", "num_active_params", "source")
 """Keys of an entry that no document has."""
-
-
-def model_entries() -> list[dict[str, Any]]:
-    """Every shipped model with its size and source."""
-    return [_model_entry(load.load_model(name), load.model_source(name)) for name in load.model_names()]
-
-
-def _model_entry(model: ModelSpec, source: str) -> dict[str, Any]:
-    return {
-        "name": model.name,
-        "num_params": num_params(model),
-        "num_active_params": num_active_params(model),
-        "num_layers": model.num_layers,
-        "hidden_size": model.hidden_size,
-        "max_sequence_length": model.max_sequence_length,
-        "source": source,
-    }
-
-
-def one_model(name: str) -> dict[str, Any]:
-    """One model, by shipped name or file: the document as it was understood, and its size."""
-    model = load.load_model(name)
-    source = {"source": load.model_source(name)} if name in load.model_names() else {}
-    counts = {"num_params": num_params(model), "num_active_params": num_active_params(model)}
-    return {**model.model_dump(mode="json"), **counts, **source}
-
-
-def cluster_entries() -> list[dict[str, Any]]:
-    """Every shipped cluster with its device and links."""
-    return [_cluster_entry(load.load_cluster(name), load.cluster_source(name)) for name in load.cluster_names()]
-
-
-def _cluster_entry(cluster: AnyCluster, source: str) -> dict[str, Any]:
-    if len(cluster.pools) > 1:
-        pools = [_pool_entry(pool) for pool in cluster.pools]
-        links = [_link_entry(cluster.between)] if cluster.between else []
-        return {"name": cluster.name, "pools": pools, "links": links, "source": source}
-    return {**_pool_entry(cluster.pools[0]), "source": source}
-
-
-def _pool_entry(cluster: ClusterSpec) -> dict[str, Any]:
-    return {
-        "name": cluster.name,
-        "device": cluster.device.name,
-        "devices_per_host": cluster.devices_per_host,
-        "memory_bytes": cluster.device.memory,
-        "links": [_link_entry(link) for link in cluster.links],
-    }
-
-
-def _link_entry(link: LinkSpec) -> dict[str, Any]:
-    return {"name": link.name, "bytes_per_second": link.bandwidth}
-
-
-def one_cluster(name: str) -> dict[str, Any]:
-    """One cluster, by shipped name or file: the document as it was understood."""
-    source = {"source": load.cluster_source(name)} if name in load.cluster_names() else {}
-    return {**load.load_cluster(name).model_dump(mode="json", exclude_none=True), **source}
-
-
-def this_machine() -> dict[str, Any]:
-    """The cluster document of this machine."""
-    return detected_cluster().model_dump(mode="json", exclude_none=True)
 
 
 def model_table(entries: Sequence[dict[str, Any]]) -> RenderableType:

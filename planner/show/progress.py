@@ -39,6 +39,7 @@ class Progress(Reporter):
         self._start = time.perf_counter()
         self._stream = stream
         self._text = first
+        self._console: Console | None = None  # while a line on it changes
         self._done = threading.Event()
         self._thread = threading.Thread(
             target=self._show_status if _can_wipe(stream) else self._write_lines, daemon=True
@@ -60,8 +61,10 @@ class Progress(Reporter):
         screen = Screen.of(self._stream)
         console = Console(file=self._stream, width=screen.width)
         with Status(Text(self._text), console=console, spinner="dots" if screen.unicode else "line") as status:
+            self._console = console
             while not self._done.wait(_REFRESH_SECONDS):
                 status.update(Text(self._text))
+            self._console = None
 
     def _write_lines(self) -> None:
         """Lines that stay, in a file or a pipe; nobody may read them."""
@@ -74,6 +77,13 @@ class Progress(Reporter):
 
     def _mark(self, name: str) -> None:
         self.stats[name] = time.perf_counter() - self._start
+
+    def noted(self, note: str) -> None:
+        """Say it at once; the line that changes stays below."""
+        if self._console is None:
+            self._stream.write(f"note: {note}\n")
+        else:
+            self._console.print(Text(f"note: {note}"), soft_wrap=True)
 
     def about(self, question: str) -> None:
         """Name what the next searches are for; it stands before what they report."""

@@ -31,8 +31,9 @@ _MOST_ROWS = 16
 _REFERENCE_TOKENS = 1_000_000_000  # a cost without a token budget is of so many tokens
 
 
-def sweep_view(job: Job, found: Sweep) -> Group:
+def sweep_view(found: Sweep) -> Group:
     """The front as a table, a long one thinned out, and which point is best at what."""
+    job = found.job
     head = Text.assemble((clean(job.model.name), "bold"))
     head.append(f" on {clean(_sizes_words(job, found))}")
     head.append(f"\n{_batch_words(job)}, {job.training.precision}, engine {clean(job.engine.name)}", style="dim")
@@ -158,8 +159,9 @@ def _explanation(job: Job, found: Sweep) -> str:
     return f"{words} Nothing fits on fewer than {last + 1:,} hosts." if missing else words
 
 
-def sweep_to_dict(job: Job, found: Sweep) -> dict[str, Any]:
+def sweep_to_dict(found: Sweep) -> dict[str, Any]:
     """The front and what each size finds, as plain data."""
+    job = found.job
     return {
         "format": 1,
         "model": job.model.model_dump(mode="json"),
@@ -199,6 +201,6 @@ def _nodes(job: Job, hosts: int | tuple[int, ...]) -> int | dict[str, int]:
     return dict(zip((pool.cluster.name for pool in job.pools), hosts, strict=True))
 
 
-def sweep_to_json(job: Job, found: Sweep) -> str:
+def sweep_to_json(found: Sweep) -> str:
     """`sweep_to_dict` as text."""
-    return json.dumps(sweep_to_dict(job, found), indent=1, allow_nan=False) + "\n"
+    return json.dumps(sweep_to_dict(found), indent=1, allow_nan=False) + "\n"

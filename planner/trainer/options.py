@@ -1,4 +1,4 @@
-"""The options of a rank: the fields of `planner.emit.torchrun.RunArguments`, and where the run lives."""
+"""The options of a rank: those of a run (`planner.run_arguments`), and where it lives."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from planner.run_arguments import RunArguments, option_name
 from planner.trainer.data import Corpus, open_corpus
 
 if TYPE_CHECKING:
@@ -18,33 +19,10 @@ __all__ = ["RunOptions", "corpus_of", "parse_options", "run_options"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RunOptions:
-    """How to run; what to run is the plan's.
-
-    resume: `auto` (newest intact checkpoint, if any), `never`, or the step of a checkpoint.
-    checkpoint_every: steps between checkpoints; None: by the clock, every ten minutes. The end of a run
-    always saves.
-    keep_checkpoints: newest ones that stay. async_save: write them while the training goes on.
-    async_tp: compiled layers pass pieces between the ranks of tp while they multiply.
-    validate_every: steps between the losses of the held-out samples, if there are any; the end of a run always does.
-    profile: number of a step to record with torch's profiler.
-    tensorboard: write DIR/tensorboard. wandb: project of Weights & Biases.
-    weights: a Hugging Face checkpoint to start from where there is nothing to resume; export: where to write one
-    after the last step.
-    """
+class RunOptions(RunArguments):
+    """How to run, and where the run lives; what to run is the plan's."""
 
     output: Path
-    resume: str = "auto"
-    checkpoint_every: int | None = None
-    keep_checkpoints: int = 2
-    async_save: bool = False
-    async_tp: bool = False
-    validate_every: int = 100
-    profile: int | None = None
-    tensorboard: bool = False
-    wandb: str | None = None
-    weights: Path | None = None
-    export: Path | None = None
 
     @property
     def checkpoints(self) -> Path:
@@ -57,28 +35,21 @@ def parse_options(words: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="planner.trainer", allow_abbrev=False)
     parser.add_argument("plan", type=Path)
     parser.add_argument("--output", type=Path, required=True)
-    parser.add_argument("--steps", type=int)
-    parser.add_argument("--data", action="append", default=[])
-    parser.add_argument("--tokenizer", type=Path)
-    parser.add_argument("--document-mask", action="store_true")
-    parser.add_argument("--validation", type=float, default=0.0)
-    parser.add_argument("--keep-checkpoints", type=int, default=2)
-    parser.add_argument("--async-save", action="store_true")
-    parser.add_argument("--async-tp", action="store_true")
-    parser.add_argument("--validate-every", type=int, default=100)
-    parser.add_argument("--profile", type=int)
-    parser.add_argument("--tensorboard", action="store_true")
-    parser.add_argument("--wandb")
-    parser.add_argument("--weights", type=Path)
-    parser.add_argument("--export", type=Path)
-    parser.add_argument("--resume", default="auto")
-    parser.add_argument("--checkpoint-every", type=int)
+    for each in fields(RunArguments):
+        name, read = option_name(each.name), each.metadata["read"]
+        if each.default is False:
+            parser.add_argument(name, action="store_true")
+        elif each.default == ():
+            parser.add_argument(name, action="append", type=read, default=[])
+        else:
+            parser.add_argument(name, type=read, default=each.default)
     return parser.parse_args(words)
 
 
 def run_options(options: argparse.Namespace) -> RunOptions:
     """What the training loop is told."""
-    return RunOptions(**{field.name: getattr(options, field.name) for field in fields(RunOptions)})
+    given = {each.name: getattr(options, each.name) for each in fields(RunOptions)}
+    return RunOptions(**{**given, "data": tuple(options.data)})
 
 
 def corpus_of(plan: Plan, options: argparse.Namespace) -> Corpus:

@@ -20,10 +20,11 @@ from planner.cli import main
 from planner.emit import torchrun
 from planner.emit.bundle import TARGETS, write_bundle
 from planner.emit.megatron import megatron_script
-from planner.emit.torchrun import RunArguments, check_engine
+from planner.emit.torchrun import check_engine
 from planner.errors import EnvironmentProblem, ExitCode, InputError
 from planner.layout import parse_layout
 from planner.reading import read_plan
+from planner.run_arguments import RunArguments
 from planner.search.search import plan_for_layout
 from planner.specs.load import load_job
 

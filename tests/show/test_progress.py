@@ -4,6 +4,7 @@ import inspect
 import io
 import json
 import math
+import re
 import time
 
 import pytest
@@ -70,6 +71,19 @@ def test_a_slow_search_shows_where_it_is_and_wipes_it(monkeypatch) -> None:
         tell_everything(progress)
         wait_for(stream, "CBC proves the best of 3")
     assert stream.getvalue().endswith("\x1b[2K")  # the line is erased
+
+
+def test_a_note_stays_while_the_line_below_it_goes(monkeypatch) -> None:
+    monkeypatch.setattr(module, "_PATIENCE_SECONDS", 0.0)
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    stream = Terminal()
+    with Progress(stream, "pricing") as progress:
+        progress.noted("[b] is left out")
+        wait_for(stream, "pricing")
+        progress.noted("[c] too")
+    notes = re.findall(r"note: .*", stream.getvalue())
+    assert [note.strip() for note in notes] == ["note: [b] is left out", "note: [c] too"]
 
 
 def test_a_slow_search_writes_plain_lines_into_a_pipe(monkeypatch) -> None:

@@ -18,6 +18,7 @@ from planner.explain.waterfall import Rate, TimePart, Waterfall
 from planner.explain.what_if import Gain, Sensitivity, WhatIf
 from planner.explain.why_not import WhyNot
 from planner.layout import Layout, format_layout
+from planner.measured import Deviation
 from planner.search.footprint import NothingFits
 from planner.search.least_memory import LeastPeak
 from planner.search.remedies import LiftedPin, Remedy
@@ -31,7 +32,6 @@ from planner.show.summary import next_command, summary
 from planner.show.sweep import sweep_to_dict, sweep_view
 from planner.specs.batch import BatchRange
 from planner.specs.job import PoolJob
-from planner.verify import Deviation
 
 COMMAND = "planner plan gpt-95l dgx-a100 --nodes 17"
 NUMBER = re.compile(r"\d[\d,]*\.?\d*")
@@ -454,15 +454,17 @@ def test_a_sweep_marks_what_is_best_and_thins_what_is_long(plan, golden) -> None
                 global_batch_size=1536,
             )
         )
-    found = Sweep(sizes=((1, None), *((point.hosts, point) for point in points[1:])), front=tuple(points[1:]))
-    text = to_text(sweep_view(job, found), Screen(width=100))
+    sizes = ((1, None), *((point.hosts, point) for point in points[1:]))
+    found = Sweep(job=job, sizes=sizes, front=tuple(points[1:]))
+    text = to_text(sweep_view(found), Screen(width=100))
     golden("sweep.txt", text)
-    of_range = to_text(sweep_view(replace(job, batch=BatchRange(least=768, most=1536)), found), Screen(width=100))
+    chosen = replace(found, job=replace(job, batch=BatchRange(least=768, most=1536)))
+    of_range = to_text(sweep_view(chosen), Screen(width=100))
     assert re.search(r"hosts +devices +batch +step", of_range)
     assert re.search(r"\n +11 +88 +1,536 .*\n +cheapest", of_range)
     assert re.search(r"\n +11 .*\n +cheapest", text)
     assert "Nothing fits on fewer than 2 hosts" in text
-    document = sweep_to_dict(job, found)
+    document = sweep_to_dict(found)
     assert len(document["front"]) == 39
     assert document["sizes"][0] == {"nodes": 1, "plan": None}
     cheapest = min(document["front"], key=lambda point: point["usd"])

@@ -18,17 +18,18 @@ from pathlib import Path
 
 import pytest
 
-from planner.emit.torchrun import RunArguments, torchrun_command, torchrun_commands
+from planner.emit.torchrun import torchrun_command, torchrun_commands
 from planner.errors import EnvironmentProblem, ExitCode, InputError, NothingFitsError
 from planner.launch import launch
 from planner.layout import parse_layout
 from planner.plan import write_plan
 from planner.reading import read_plan
+from planner.run_arguments import RunArguments
 
 PROGRAM = (
     "import sys\n"
     "from pathlib import Path\n"
-    "from planner.emit.torchrun import RunArguments\n"
+    "from planner.run_arguments import RunArguments\n"
     "from planner.launch import launch\n"
     "plan, output, steps = sys.argv[1:]\n"
     "sys.exit(launch(Path(plan), output=Path(output), arguments=RunArguments(steps=int(steps))))\n"

@@ -13,7 +13,8 @@ from html.parser import HTMLParser
 import numpy as np
 import pytest
 
-from planner.cli import _page, main
+from planner.cli import main
+from planner.commands.explain import _page
 from planner.cost.comparison import with_schedule
 from planner.cost.estimate import timeline
 from planner.explain.executed import executed_step

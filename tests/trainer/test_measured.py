@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from planner.cost.ledger import LineName, MemoryLine, StageMemory, TimeLine
-from planner.verify import compare
+from planner.measured import compare
 
 
 @pytest.fixture

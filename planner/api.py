@@ -1,0 +1,321 @@
+"""The Python API: what the commands do, as functions that return what they find. `planner` exports it.
+
+Options of the command line are keywords of the same name, with `_` for `-`; `--set` is `settings`, because `set` is a
+builtin. Whatever the command line refuses raises a `PlannerError`, whose `mistakes` say what, where and how to mend it;
+they name the options of the command line.
+"""
+
+from __future__ import annotations
+
+import re
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias, TypedDict, Unpack, get_args
+
+from planner import reading
+from planner.errors import InputError, NothingFitsError, PlannerError
+from planner.explain.report import Explanation, Questions, explain
+from planner.layout import Layout, parse_layout
+from planner.plan import Plan
+from planner.search.batch import batch_report, choose_batch
+from planner.search.footprint import NothingFits
+from planner.search.near_ties import AS_GOOD
+from planner.search.objectives import ObjectiveName, objective_of
+from planner.search.optimum.integer_program import SolverName
+from planner.search.remedies import LiftedPin, Remedy, lifted_pins, remedies
+from planner.search.reporter import Reporter
+from planner.search.search import plan_for_layout, search
+from planner.search.space.constraints import Constraints
+from planner.search.sweep import Sweep, sweep, sweep_pools
+from planner.shipped import clusters, engine_profiles, models
+from planner.specs.load import load_job, model_notes
+from planner.specs.text import any_of, did_you_mean
+from planner.units import format_bytes, parse_length
+
+if TYPE_CHECKING:
+    from planner.specs.job import Job
+
+__all__ = [
+    "NoLayoutFits",
+    "Plan",
+    "PlannerError",
+    "clusters",
+    "compare_sizes",
+    "engine_profiles",
+    "estimate_layout",
+    "explain_layout",
+    "models",
+    "plan_job",
+    "read_plan",
+]
+
+Texts: TypeAlias = str | Sequence[str]
+Nodes: TypeAlias = int | Mapping[str, int]
+"""Hosts, or those of each pool of a mixed cluster by its name."""
+Sizes: TypeAlias = Sequence[int] | Mapping[str, Sequence[int]]
+"""Numbers of hosts to compare, or those of each pool by its name."""
+
+
+class Workload(TypedDict, total=False):
+    """Keywords of every function that takes a model and a cluster; None is as good as left out.
+
+    gpus: devices, in place of nodes. seq_len: tokens of a sequence, a number or "32k". global_batch: sequences of a
+    step, "4M tokens", or a range "512..2048" that `plan_job` chooses from. precision: what the model computes in.
+    engine: the program that will train. settings: changes of documents, "device.memory=141GiB". headroom: share of the
+    memory to leave free. calibration: a file of corrections from your own runs.
+    """
+
+    gpus: int | None
+    seq_len: int | str | None
+    global_batch: int | str | None
+    precision: str | None
+    engine: str
+    settings: Texts
+    headroom: float | None
+    calibration: str | Path | None
+    allow_tp_across_nodes: bool
+    allow_offload: bool
+
+
+class NoLayoutFits(NothingFitsError):
+    """No layout of a job fits into memory.
+
+    found: the layout that comes nearest to it, its memory, and its largest line.
+    """
+
+    job: Job
+    constraints: Constraints
+    found: NothingFits
+
+    @property
+    def nearest(self) -> Plan:
+        """The layout that comes nearest, priced."""
+        return plan_for_layout(self.job, self.found.layout)
+
+    def remedies(self, reporter: Reporter | None = None) -> tuple[Remedy, ...]:
+        """Single changes with which the job fits, each found by a search, those of most tokens per device first."""
+        return remedies(self.job, self.constraints, reporter)
+
+    def lifted_pins(self, reporter: Reporter | None = None) -> tuple[LiftedPin, ...]:
+        """What would be possible without each of the pins, each found by a search."""
+        return lifted_pins(self.job, self.constraints, reporter)
+
+
+def plan_job(
+    model: str,
+    cluster: str,
+    training: str | None = None,
+    *,
+    nodes: Nodes | None = None,
+    pin: Texts = (),
+    forbid: Texts = (),
+    objective: ObjectiveName = "throughput",
+    top: int = 3,
+    solver: SolverName = "cbc",
+    time_limit: float | None = None,
+    reporter: Reporter | None = None,
+    **workload: Unpack[Workload],
+) -> Plan:
+    """Find the best layout of a model on a cluster, as `planner plan` does.
+
+    model, cluster: a shipped name or the path of a file. training: the path of a training document. pin, forbid: one
+    text or several, as in `pin="tp=8,mbs<=4"`. Where no layout meets the deadline the plan is the fastest one, and
+    `plan.run.meets_deadline` is false. top: layouts in `plan.runners_up`. reporter: told what the search does.
+    workload: gpus, seq_len, global_batch, precision, engine, settings, headroom, calibration, allow_tp_across_nodes and
+    allow_offload, as `planner.api.Workload` explains them.
+
+    Raises:
+        NoLayoutFits: no layout fits into memory; it has the nearest one, and finds what would fit.
+        InputError: all mistakes of documents and keywords, or no legal layout under the pins.
+        EnvironmentProblem: a file cannot be read.
+    """
+    _check_choice("--objective", objective, ObjectiveName)
+    _check_choice("--solver", solver, SolverName)
+    constraints = Constraints.parse(_texts(pin), _texts(forbid))
+    job = _load(model, cluster, training, reporter, nodes=nodes, **workload)
+    batch = None
+    if job.batch:
+        job, tried = choose_batch(job, constraints, objective, reporter)
+        batch = batch_report(job, tried)
+    found = search(
+        job,
+        constraints,
+        objective=objective_of(job, objective),
+        solver=solver,
+        time_limit=time_limit,
+        top=top,
+        simpler_within=AS_GOOD,
+        reporter=reporter,
+    )
+    if isinstance(found, NothingFits):
+        raise _no_layout_fits(job, constraints, found)
+    return replace(found, batch=batch)
+
+
+def compare_sizes(
+    model: str,
+    cluster: str,
+    training: str | None = None,
+    *,
+    nodes: Sizes,
+    pin: Texts = (),
+    forbid: Texts = (),
+    reporter: Reporter | None = None,
+    **workload: Unpack[Workload],
+) -> Sweep:
+    """Find the best layout for each of many sizes of a cluster, as `planner plan --nodes A..B` does.
+
+    nodes: the numbers of hosts, `range(1, 9)`, or those of each pool. One pass finds what a search for each size would
+    find; the result says for any deadline how few devices are enough. Other keywords are those of `plan_job`.
+
+    Raises:
+        InputError: as `plan_job`.
+        EnvironmentProblem: a file cannot be read.
+    """
+    constraints = Constraints.parse(_texts(pin), _texts(forbid))
+    largest = {pool: max(hosts) for pool, hosts in nodes.items()} if isinstance(nodes, Mapping) else max(nodes)
+    job = _load(model, cluster, training, reporter, nodes=largest, **workload)
+    if any(min(hosts) < 1 for hosts in (nodes.values() if isinstance(nodes, Mapping) else [nodes])):
+        raise InputError("a cluster has at least one host", where="--nodes")
+    if len(job.pools) == 1:
+        assert not isinstance(nodes, Mapping), "a cluster of one kind has no pools"
+        return sweep(job.pools[0], constraints, nodes, reporter)
+    assert isinstance(nodes, Mapping), "a mixed cluster has no one size"
+    return sweep_pools(job, constraints, nodes, reporter)
+
+
+def estimate_layout(
+    model: str,
+    cluster: str,
+    training: str | None = None,
+    *,
+    layout: str | Layout,
+    nodes: Nodes | None = None,
+    reporter: Reporter | None = None,
+    **workload: Unpack[Workload],
+) -> Plan:
+    """Price one layout without a search, `layout="tp=8,pp=4,mbs=1"`; `plan.fits` says whether it fits.
+
+    Other keywords are those of `plan_job`.
+
+    Raises:
+        InputError: all mistakes of documents and keywords, or the rules that the layout breaks.
+        EnvironmentProblem: a file cannot be read.
+    """
+    job = _load(model, cluster, training, reporter, nodes=nodes, **workload)
+    if job.batch:
+        hint = "give one number of sequences, as in --global-batch 1024; `planner plan` chooses from a range"
+        raise InputError("one layout is priced with one batch size", where="global_batch_size", hint=hint)
+    if isinstance(layout, str):
+        pools = {pool.cluster.name: pool.num_devices for pool in job.pools}
+        num_devices = pools if len(job.pools) > 1 else job.num_devices
+        layout = parse_layout(layout, num_layers=job.model.num_layers, num_devices=num_devices)
+    return plan_for_layout(job, layout)
+
+
+def explain_layout(
+    plan: Plan,
+    *,
+    why_not: Texts = (),
+    what_if: Texts = (),
+    schedules: bool = False,
+    collectives: bool = False,
+    batch: bool = False,
+    scaling: str | None = None,
+    reporter: Reporter | None = None,
+) -> Explanation:
+    """Take the layout of a plan apart and answer questions about it, as `planner explain` does.
+
+    plan: of `plan_job`, `estimate_layout` or `read_plan`. `what_if=""` asks for the gain of 10 % more of everything.
+
+    Raises:
+        InputError: a question that cannot be read, or a plan whose options are not valid.
+        EnvironmentProblem: a file that a question names cannot be read.
+    """
+    reporter = reporter or Reporter()
+    asked = Questions(
+        why_not=_texts(why_not),
+        what_if=_texts(what_if),
+        schedules=schedules,
+        collectives=collectives,
+        batch=batch,
+        scaling=scaling,
+    )
+    return explain(plan, asked, reporter=reporter, tell=reporter.about)
+
+
+def read_plan(path: str | Path) -> Plan:
+    """Read a plan that `planner plan -o` or `Plan.to_json` wrote; a warning says where another version priced it.
+
+    Raises:
+        InputError: the file is not a plan, its layout breaks rules, or it was edited.
+        EnvironmentProblem: the file cannot be read.
+    """
+    return reading.read_plan(Path(path), tell=partial(warnings.warn, stacklevel=4))
+
+
+def _load(
+    model: str,
+    cluster: str,
+    training: str | None,
+    reporter: Reporter | None,
+    *,
+    nodes: Nodes | None,
+    seq_len: int | str | None = None,
+    global_batch: int | str | None = None,
+    settings: Texts = (),
+    calibration: str | Path | None = None,
+    **others: Any,
+) -> Job:
+    """The job of these documents and keywords; the reporter is told what was left out of an imported model."""
+    if isinstance(nodes, str | Sequence):
+        hint = "one number, or the hosts of each pool by name; `planner.compare_sizes` compares many"
+        raise InputError(f"{nodes!r} is no number of hosts", where="--nodes", hint=hint)
+    if isinstance(global_batch, str) and re.fullmatch(r"[+-]?[0-9]{1,18}", global_batch.strip()):
+        global_batch = int(global_batch)
+    given = {
+        "nodes": nodes,
+        "sequence_length": _length(seq_len),
+        "global_batch_size": global_batch,
+        "settings": _texts(settings),
+        "calibration": calibration and Path(calibration),
+        **others,
+    }
+    job = load_job(
+        model=model, cluster=cluster, training=training, **{name: v for name, v in given.items() if v is not None}
+    )
+    for note in model_notes(model):
+        (reporter or Reporter()).noted(note)
+    return job
+
+
+def _length(seq_len: int | str | None) -> int | None:
+    try:
+        return parse_length(seq_len) if isinstance(seq_len, str) else seq_len
+    except ValueError as error:
+        raise InputError(str(error), where="--seq-len") from None
+
+
+def _texts(given: Texts) -> tuple[str, ...]:
+    """One text is as good as a list of one."""
+    return (given,) if isinstance(given, str) else tuple(given)
+
+
+def _check_choice(option: str, given: str, choices: Any) -> None:
+    known = get_args(choices)
+    if given not in known:
+        hint = did_you_mean(given, known, otherwise=f"valid: {any_of(known)}")
+        raise InputError(f"{given!r} is none of them", where=option, hint=hint)
+
+
+def _no_layout_fits(job: Job, constraints: Constraints, found: NothingFits) -> NoLayoutFits:
+    fullest = max(found.memory, key=lambda stage: stage.total_bytes - stage.limit_bytes)
+    needed, limit = format_bytes(fullest.total_bytes), format_bytes(fullest.limit_bytes)
+    error = NoLayoutFits(
+        f"no layout fits into memory: the nearest needs {needed} of {limit}", hint="`remedies()` finds what would fit"
+    )
+    error.job, error.constraints, error.found = job, constraints, found
+    return error

@@ -1,0 +1,45 @@
+"""`planner clusters`: the clusters that are shipped, and the one that this machine is."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from planner.commands.console import Console
+from planner.commands.options import json_option
+from planner.errors import ExitCode, InputError
+
+
+def run(name: str | None = None, *, console: Console, detect: bool = False, as_json: bool = False) -> int:
+    """Print the list, one cluster by its name or file, or this machine; return the exit code.
+
+    Raises:
+        PlannerError: an unknown name, or a document with mistakes.
+    """
+    import json
+
+    from planner import shipped
+    from planner.show.library import cluster_table, entry_text
+
+    if name and detect:
+        message = f"--detect describes this machine; leave out {name}, or --detect"
+        raise InputError(message, hint="see `planner clusters --help`")
+    if detect:
+        found: Any = shipped.this_machine()
+    else:
+        found = shipped.one_cluster(name) if name else shipped.clusters()
+    if as_json:
+        console.print(json.dumps(found, indent=1) + "\n")
+    else:
+        console.render(entry_text(found) if isinstance(found, dict) else cluster_table(found))
+    return ExitCode.OK
+
+
+@click.command("clusters")
+@click.argument("name", required=False)
+@click.option("--detect", is_flag=True, help="Describe this machine, as a document to save and plan with.")
+@json_option
+def command(**options: Any) -> int:
+    """List the clusters that are shipped, or show NAME whole."""
+    return run(console=Console(), **options)

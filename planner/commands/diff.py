@@ -1,0 +1,39 @@
+"""`planner diff`: two plans side by side."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from planner.commands.console import Console
+from planner.commands.options import json_option
+from planner.errors import ExitCode, InputError
+
+
+def run(before: str, after: str, *, console: Console, as_json: bool = False) -> int:
+    """Print the difference of two plans' files and return the exit code.
+
+    Raises:
+        PlannerError: a file that is no plan or cannot be read.
+    """
+    from planner.explain.difference import difference_of
+    from planner.show.difference import difference_view
+
+    if before == after == "-":
+        raise InputError("only one plan can come from standard input", hint="write the other one to a file")
+    found = difference_of(console.read_plan(before), console.read_plan(after))
+    console.render(found.model_dump_json(indent=1) + "\n" if as_json else difference_view(found, names=("A", "B")))
+    return ExitCode.OK
+
+
+@click.command("diff")
+@click.argument("before", metavar="A")
+@click.argument("after", metavar="B")
+@json_option
+def command(**options: Any) -> int:
+    """Set plan B beside plan A: inputs, layout, and every line of time and memory.
+
+    A and B are files that `planner plan -o` wrote; one of them may be - for standard input.
+    """
+    return run(console=Console(), **options)

@@ -1,0 +1,134 @@
+"""`planner explain`: the cost of a plan or a layout, answers to questions, a page and a timeline."""
+
+from __future__ import annotations
+
+import shlex
+from typing import TYPE_CHECKING, Any, Unpack
+
+import click
+
+from planner.commands.console import Console, check_writable
+from planner.commands.options import (
+    json_option,
+    nodes_option,
+    question_options,
+    refuse_options,
+    report_options,
+    workload_options,
+)
+from planner.errors import ExitCode, InputError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from pathlib import Path
+
+    from planner.api import Nodes, Plan, Workload
+    from planner.explain.report import Explanation
+
+_HINT = "see `planner explain --help`"
+
+
+def run(
+    targets: Sequence[str],
+    *,
+    console: Console,
+    layout: str | None = None,
+    nodes: Nodes | None = None,
+    why_not: Sequence[str] = (),
+    what_if: Sequence[str] = (),
+    schedules: bool = False,
+    collectives: bool = False,
+    batch: bool = False,
+    scaling: str | None = None,
+    html: Path | None = None,
+    trace: Path | None = None,
+    ranks: bool = False,
+    force: bool = False,
+    as_json: bool = False,
+    **workload: Unpack[Workload],
+) -> int:
+    """Print what is known about a plan, or about `layout` for MODEL CLUSTER [TRAINING.yaml]; return the exit code.
+
+    html, trace: files for the page and the timeline; then only questions are answered in print.
+
+    Raises:
+        PlannerError: as `planner.api.explain_layout`, or a file that must not be written.
+    """
+    from planner.api import explain_layout
+    from planner.show.explain import answers, explanation
+    from planner.show.trace import trace_text
+
+    if ranks and trace is None:
+        raise InputError("--ranks goes with --trace", hint=_HINT)
+    to_output = [name for name, path in (("--html", html), ("--trace", trace)) if path and str(path) == "-"]
+    if len(to_output) + as_json > 1:
+        raise InputError("only one of --html -, --trace - and --json can go to standard output", hint=_HINT)
+    check_writable(*(path for path in (html, trace) if str(path) != "-"), force=force)
+    asked: dict[str, Any] = {"why_not": why_not, "what_if": what_if, "schedules": schedules}
+    asked |= {"collectives": collectives, "batch": batch, "scaling": scaling}
+    read = console.read_plan(targets[0]) if len(targets) == 1 else None
+    with console.progress("pricing") as progress:
+        plan = read or _estimate(targets, layout, nodes=nodes, reporter=progress, **workload)
+        found = explain_layout(plan, reporter=progress, **asked)
+    if html:
+        console.write(html, _page(found), force=force)
+    if trace:
+        console.write(trace, trace_text(plan, ranks=ranks), force=force)
+    if as_json:
+        console.print(found.to_json())
+    elif any(asked.values()) and not to_output:
+        console.render(answers(found))
+    elif not html and not trace:
+        console.render(explanation(found))
+    return ExitCode.OK
+
+
+def _estimate(targets: Sequence[str], layout: str | None, **others: Any) -> Plan:
+    from planner.api import estimate_layout
+
+    if len(targets) > 3:
+        raise InputError(f"too many arguments: {shlex.join(targets[3:])}", hint=_HINT)
+    if layout is None:
+        raise InputError("say which layout to price: --layout tp=8,pp=4,...; `planner plan` chooses one", hint=_HINT)
+    return estimate_layout(*targets, layout=layout, **others)
+
+
+def _page(found: Explanation) -> Iterator[str]:
+    """The page of an explained plan, made when it is asked for."""
+    from planner.cost.estimate import estimate
+    from planner.explain.executed import executed_step
+    from planner.explain.plan_inputs import job_of
+    from planner.explain.replicas import replicas_of
+    from planner.explain.what_if import layout_gains
+    from planner.show.page.render import page_text
+
+    plan, job = found.plan, job_of(found.plan)
+    step = executed_step(job, plan.layout, estimate(job, plan.layout).time)
+    yield page_text(found, step, replicas=replicas_of(plan), gains=layout_gains(plan))
+
+
+@click.command("explain")
+@click.argument("targets", nargs=-1, required=True, metavar="PLAN | MODEL CLUSTER [TRAINING.yaml]")
+@click.option("--layout", metavar="LAYOUT", help="The layout to price, as in tp=8,pp=4,mbs=1.")
+@nodes_option(ranges=False)
+@workload_options
+@question_options
+@report_options
+@json_option
+@click.pass_context
+def command(ctx: click.Context, /, **options: Any) -> int:
+    """Show the cost of a plan or a layout, formula by formula, or answer questions about it.
+
+    PLAN is a file that `planner plan -o` wrote, or - for standard input. With --html or --trace only files are
+    written, unless there is a question to answer; the page has the answers too. FILE may be - for standard output.
+    """
+    if len(options["targets"]) == 1:
+        refuse_options(ctx, _OF_LAYOUTS, "a plan is priced already; these go with MODEL CLUSTER")
+    return run(console=Console(), **options)
+
+
+_OF_PLANS = {
+    *("targets", "why_not", "what_if", "schedules", "collectives", "batch", "scaling"),
+    *("html", "trace", "ranks", "force", "as_json"),
+}
+_OF_LAYOUTS = {param.name for param in command.params} - _OF_PLANS

@@ -1,0 +1,68 @@
+"""`planner launch`: train by a plan, then compare."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from planner.commands.console import Console, run_folder
+from planner.commands.options import place_options, plan_argument, run_options, with_run_arguments
+from planner.errors import ExitCode
+
+if TYPE_CHECKING:
+    from planner.run_arguments import RunArguments
+
+
+def run(
+    plan_path: Path,
+    *,
+    console: Console,
+    arguments: RunArguments,
+    output: Path | None = None,
+    dry_run: bool = False,
+    **place: Any,
+) -> int:
+    """Train by the plan, print what was measured beside it, and return the exit code.
+
+    output: where the run lives. dry_run: print the command of each host instead. place: as `planner.launch.launch`.
+
+    Raises:
+        PlannerError: as `planner.launch.launch`.
+    """
+    from planner.launch import launch
+
+    output = output or run_folder(plan_path)
+    code = launch(plan_path, output=output, arguments=arguments, dry_run=dry_run, **place)
+    if code == ExitCode.OK and not dry_run:
+        _show_comparison(output, console)
+    return code
+
+
+def _show_comparison(output: Path, console: Console) -> None:
+    """Set what the run in `output` measured beside the plan that it kept."""
+    import json
+
+    from planner.measured import compare
+    from planner.show.comparison import comparison
+
+    measured = output / "measurements.json"
+    if measured.exists():
+        plan_of_run = console.read_plan(str(output / "plan.json"))
+        console.render(comparison(compare(plan_of_run, json.loads(measured.read_text(encoding="utf-8")))))
+
+
+@click.command("launch")
+@plan_argument
+@run_options
+@place_options
+@click.option("--output", type=click.Path(path_type=Path), metavar="DIR", help="Where the run lives; runs/PLAN.")
+@click.option("--dry-run", is_flag=True, help="Print the command of each host and start nothing.")
+def command(**options: Any) -> int:
+    """Train by PLAN, then compare the forecast with what happened.
+
+    Where the plan fills several hosts, run this on each of them, with the same folders in sight. Under Slurm and
+    Kubernetes a host knows its place; elsewhere --node-rank and --master-addr say it.
+    """
+    return run(console=Console(), **with_run_arguments(options))

@@ -1,0 +1,225 @@
+"""Options and arguments that several commands share."""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import fields
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from planner.run_arguments import RunArguments, option_name
+from planner.units import parse_length, parse_share
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Mapping, Sequence
+    from dataclasses import Field
+
+    from planner.api import Nodes, Sizes
+
+
+def _read_by(read: Callable[[str], Any]) -> Callable[[click.Context, click.Parameter, Any], Any]:
+    """A callback of click: the value of an option's text; a default that is no text stays."""
+
+    def call(ctx: click.Context, param: click.Parameter, value: Any) -> Any:  # noqa: ARG001 - click's own signature
+        try:
+            return read(value) if isinstance(value, str) else value
+        except ValueError as error:
+            raise click.BadParameter(str(error)) from None
+
+    return call
+
+
+def _read_length(text: str) -> int:
+    length = parse_length(text)
+    if length < 1:
+        raise ValueError(f"{text!r}: a sequence has at least one token")
+    return length
+
+
+_MOST_SIZES = 10_000
+_MOST_SIZES_OF_POOLS = 256
+"""Each size of a mixed cluster takes a search of its own."""
+
+
+def _read_nodes(text: str, *, ranges: bool) -> Nodes | Sizes:
+    """Hosts, or with `ranges` also `A..B`, which is a range; or hosts of named pools."""
+    if "=" in text:
+        pools = _read_pools(text, ranges=ranges)
+        is_one_size = all(len(hosts) == 1 for hosts in pools.values())
+        return {pool: hosts[0] for pool, hosts in pools.items()} if is_one_size else pools
+    hosts = _read_hosts(text, ranges=ranges)
+    return hosts if ".." in text else hosts[0]
+
+
+def _read_hosts(text: str, *, ranges: bool) -> range:
+    first, dots, last = text.partition("..")
+    parts = [first, last] if dots else [first]
+    if not all(re.fullmatch(r"-?[0-9]{1,12}", part) for part in parts):
+        raise ValueError(f"{text!r} is no number of hosts; write 16{' or 4..64' if ranges else ''}")
+    counts = [int(part) for part in parts]
+    if dots and not ranges:
+        raise ValueError(f"{text!r}: one number of hosts; `planner plan --nodes A..B` compares many")
+    if dots and not 1 <= counts[0] <= counts[1] < counts[0] + _MOST_SIZES:
+        raise ValueError(f"{text!r}: write A..B with 1 <= A <= B, at most {_MOST_SIZES:,} sizes")
+    return range(counts[0], counts[-1] + 1)
+
+
+def _read_pools(text: str, *, ranges: bool) -> dict[str, range]:
+    """Hosts of pools, as in `old=2,new=1..8`."""
+    found: dict[str, range] = {}
+    for part in text.split(","):
+        name, _, count = part.strip().partition("=")
+        if not name or name in found or "=" in count:
+            raise ValueError(f"{text!r}: write the hosts of each pool once, as in old=2,new=4")
+        found[name] = _read_hosts(count, ranges=ranges)
+    if math.prod(map(len, found.values())) > _MOST_SIZES_OF_POOLS:
+        raise ValueError(f"{text!r}: at most {_MOST_SIZES_OF_POOLS} sizes of a mixed cluster are compared")
+    return found
+
+
+def nodes_option(*, ranges: bool) -> Callable[[Any], Any]:
+    """`--nodes N`, and with `ranges` also `--nodes A..B`; on a mixed cluster `--nodes POOL=N` or `POOL=A..B`."""
+    hosts = "Hosts, or A..B to compare sizes" if ranges else "Hosts"
+    metavar = "N | A..B | POOL=..." if ranges else "N | POOL=N"
+    words = f"{hosts}; overrides the cluster's own count. On a mixed cluster those of its pools, as in old=2,new=4."
+    return click.option("--nodes", callback=_read_by(partial(_read_nodes, ranges=ranges)), metavar=metavar, help=words)
+
+
+def file_option(*names: str, help: str) -> Callable[[Any], Any]:  # noqa: A002 - click's own name
+    """An option that takes a file name."""
+    return click.option(*names, type=click.Path(path_type=Path), metavar="FILE", help=help)
+
+
+def count_option(*names: str, help: str) -> Callable[[Any], Any]:  # noqa: A002 - click's own name
+    """An option that takes a number of at least one."""
+    return click.option(*names, type=click.IntRange(min=1), metavar="N", help=help)
+
+
+_WORKLOAD = (
+    count_option("--gpus", help="Devices, instead of --nodes."),
+    click.option(
+        "--seq-len",
+        callback=_read_by(_read_length),
+        metavar="N | Nk",
+        help="Tokens per sequence; 32k is 32,768.",
+    ),
+    click.option(
+        "--global-batch",
+        metavar="N | A..B | 'N tokens'",
+        help="Sequences per optimizer step; plan chooses from a range.",
+    ),
+    click.option(
+        "--precision", type=click.Choice(["fp32", "fp16", "bf16", "fp8", "fp4"]), help="What the model computes in."
+    ),
+    click.option("--engine", default="torch", show_default=True, metavar="NAME", help="The program that will train."),
+    click.option("--set", "settings", multiple=True, metavar="PATH=VALUE", help="As in device.memory=141GiB."),
+    click.option(
+        "--headroom", callback=_read_by(parse_share), metavar="SHARE", help="Memory to leave free; 5% by default."
+    ),
+    file_option("--calibration", help="Corrections from your own runs, in place of the shipped ones."),
+    click.option("--allow-tp-across-nodes", is_flag=True, help="Let tensor parallelism leave the scale-up domain."),
+    click.option("--allow-offload", is_flag=True, help="Let states and activations go to the hosts' memory."),
+)
+_QUESTIONS = (
+    click.option("--why-not", multiple=True, metavar="LAYOUT|FILE", help="Force this instead, as in tp=4 or zero=3."),
+    click.option(
+        "--what-if",
+        multiple=True,
+        is_flag=False,
+        flag_value="",
+        metavar="[PATH=VALUE]",
+        help="Plan again with this changed, as in nvlink.bandwidth=x2; alone, the gain of 10 % more of everything.",
+    ),
+    click.option("--schedules", is_flag=True, help="All pipeline schedules on this job, side by side and drawn."),
+    click.option("--collectives", is_flag=True, help="What each group communicates, and how else it could."),
+    click.option("--batch", is_flag=True, help="What microbatch size and global batch do to speed and learning."),
+    click.option("--scaling", metavar="A..B", help="The best plan for each number of devices from A to B."),
+)
+_REPORTS = (
+    file_option("--html", help="Write a page that opens from disk: charts, timeline, ledger."),
+    file_option("--trace", help="Write the step as a timeline that Perfetto opens."),
+    click.option("--ranks", is_flag=True, help="In the timeline, every rank of a replica in place of each stage."),
+    click.option("--force", is_flag=True, help="Replace files that exist."),
+)
+json_option = click.option("--json", "as_json", is_flag=True, help="Print the document instead of text.")
+_PLACE = (
+    click.option("--node-rank", type=click.IntRange(min=0), metavar="N", help="Number of this host, of several."),
+    click.option("--master-addr", metavar="ADDRESS", help="Where the other hosts reach host 0."),
+    click.option("--master-port", type=click.IntRange(1, 65535), metavar="PORT", help="A port that is free there."),
+)
+plan_argument = click.argument("plan_path", type=click.Path(path_type=Path), metavar="PLAN")
+
+
+def workload_options(command: Any) -> Any:
+    """Add the options that describe a workload."""
+    return _with(command, _WORKLOAD)
+
+
+def run_options(command: Any) -> Any:
+    """Add the options of a run: the fields of `RunArguments`."""
+    return _with(command, [_run_option(each) for each in fields(RunArguments)])
+
+
+def _run_option(each: Field[Any]) -> Callable[[Any], Any]:
+    """The option of one field; click reads paths and counts itself."""
+    name, text, read = option_name(each.name), each.metadata["help"], each.metadata["read"]
+    if each.default is False:
+        return click.option(name, is_flag=True, help=text)
+    types = {Path: click.Path(path_type=Path), int: click.IntRange(min=1)}
+    return click.option(
+        name,
+        type=types.get(read, str),
+        multiple=each.default == (),
+        default=each.default,
+        show_default=bool(each.default),
+        callback=None if read in types else _read_by(read),
+        metavar=each.metadata["metavar"],
+        help=text,
+    )
+
+
+def with_run_arguments(options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options of a command, those of a run together as `arguments`."""
+    names = {each.name for each in fields(RunArguments)}
+    arguments = RunArguments(**{name: options[name] for name in names})
+    return {name: value for name, value in options.items() if name not in names} | {"arguments": arguments}
+
+
+def place_options(command: Any) -> Any:
+    """Add the options that say which of several hosts this one is."""
+    return _with(command, _PLACE)
+
+
+def question_options(command: Any) -> Any:
+    """Add the options that ask about a plan; their names are those of `planner.explain.report.Questions`."""
+    return _with(command, _QUESTIONS)
+
+
+def report_options(command: Any) -> Any:
+    """Add the options that write what is known about a plan to files."""
+    return _with(command, _REPORTS)
+
+
+def refuse_options(ctx: click.Context, names: Collection[str | None], why: str) -> None:
+    """Refuse options that were given and would be ignored in silence.
+
+    Raises:
+        click.UsageError: there are any.
+    """
+    given = [
+        param.opts[0]
+        for param in ctx.command.params
+        if param.name in names and ctx.get_parameter_source(param.name) is click.core.ParameterSource.COMMANDLINE
+    ]
+    if given:
+        raise click.UsageError(f"{', '.join(given)}: {why}")
+
+
+def _with(command: Any, options: Sequence[Callable[[Any], Any]]) -> Any:
+    for option in reversed(options):
+        command = option(command)
+    return command

@@ -1,0 +1,86 @@
+"""What is shipped, as plain data: models, clusters and engines, all of them or one whole."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+from planner.cost.parameters import num_active_params, num_params
+from planner.specs import load
+from planner.specs.this_machine import detected_cluster
+
+if TYPE_CHECKING:
+    from planner.specs.cluster import AnyCluster, ClusterSpec, LinkSpec
+    from planner.specs.model import ModelSpec
+
+_OF_ENGINES: Final = {
+    *("name", "program", "axes", "precisions", "optimizers", "memory_recipes", "schedules", "zero_stages"),
+    *("recompute", "offload"),
+}
+
+
+def models() -> list[dict[str, Any]]:
+    """Every shipped model with its size and source, as `planner models --json` prints it."""
+    return [_model_entry(load.load_model(name), load.model_source(name)) for name in load.model_names()]
+
+
+def _model_entry(model: ModelSpec, source: str) -> dict[str, Any]:
+    return {
+        "name": model.name,
+        "num_params": num_params(model),
+        "num_active_params": num_active_params(model),
+        "num_layers": model.num_layers,
+        "hidden_size": model.hidden_size,
+        "max_sequence_length": model.max_sequence_length,
+        "source": source,
+    }
+
+
+def one_model(name: str) -> dict[str, Any]:
+    """One model, by shipped name or file: the document as it was understood, and its size."""
+    model = load.load_model(name)
+    source = {"source": load.model_source(name)} if name in load.model_names() else {}
+    counts = {"num_params": num_params(model), "num_active_params": num_active_params(model)}
+    return {**model.model_dump(mode="json"), **counts, **source}
+
+
+def clusters() -> list[dict[str, Any]]:
+    """Every shipped cluster with its device and links, as `planner clusters --json` prints it."""
+    return [_cluster_entry(load.load_cluster(name), load.cluster_source(name)) for name in load.cluster_names()]
+
+
+def _cluster_entry(cluster: AnyCluster, source: str) -> dict[str, Any]:
+    if len(cluster.pools) > 1:
+        pools = [_pool_entry(pool) for pool in cluster.pools]
+        links = [_link_entry(cluster.between)] if cluster.between else []
+        return {"name": cluster.name, "pools": pools, "links": links, "source": source}
+    return {**_pool_entry(cluster.pools[0]), "source": source}
+
+
+def _pool_entry(cluster: ClusterSpec) -> dict[str, Any]:
+    return {
+        "name": cluster.name,
+        "device": cluster.device.name,
+        "devices_per_host": cluster.devices_per_host,
+        "memory_bytes": cluster.device.memory,
+        "links": [_link_entry(link) for link in cluster.links],
+    }
+
+
+def _link_entry(link: LinkSpec) -> dict[str, Any]:
+    return {"name": link.name, "bytes_per_second": link.bandwidth}
+
+
+def one_cluster(name: str) -> dict[str, Any]:
+    """One cluster, by shipped name or file: the document as it was understood."""
+    source = {"source": load.cluster_source(name)} if name in load.cluster_names() else {}
+    return {**load.load_cluster(name).model_dump(mode="json", exclude_none=True), **source}
+
+
+def this_machine() -> dict[str, Any]:
+    """The cluster document of this machine."""
+    return detected_cluster().model_dump(mode="json", exclude_none=True)
+
+
+def engine_profiles() -> list[dict[str, Any]]:
+    """Every engine that can be planned for: the program that it is, and what that can run."""
+    return [load.load_engine(name).model_dump(mode="json", include=_OF_ENGINES) for name in load.engine_names()]

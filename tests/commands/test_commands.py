@@ -1,0 +1,196 @@
+"""What each command does, called as a function: what it prints and returns, and what it refuses."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+
+import click
+import pytest
+from click.testing import CliRunner
+
+from planner.commands import accuracy, clusters, diff, emit, explain, glossary, launch, models, plan
+from planner.commands.console import Console
+from planner.commands.options import run_options, with_run_arguments
+from planner.errors import EnvironmentProblem, ExitCode, InputError
+from planner.run_arguments import RunArguments
+
+SMALL = {"gpus": 2, "global_batch": 8}
+RUNS = (Path(__file__).parents[1] / "published" / "measurements.csv").read_text().splitlines(keepends=True)
+NOTHING = RunArguments()
+
+
+@pytest.fixture
+def console() -> Console:
+    return Console(out=io.StringIO(), err=io.StringIO())
+
+
+@pytest.fixture
+def small(tmp_path, console) -> Path:
+    path = tmp_path / "small.json"
+    assert plan.run("tiny-gpt", "dgx-a100", console=console, output=path, **SMALL) == ExitCode.OK
+    console.out.truncate(console.out.seek(0))
+    return path
+
+
+# --- results --------------------------------------------------------------------------------------------------------
+
+
+def test_plan_prints_the_plan_that_it_writes(console, tmp_path) -> None:
+    path, stats = tmp_path / "plan.json", tmp_path / "stats.json"
+    code = plan.run("tiny-gpt", "dgx-a100", console=console, output=path, stats=stats, as_json=True, **SMALL)
+    assert (code, console.err.getvalue()) == (ExitCode.OK, "")
+    assert console.out.getvalue() == path.read_text()
+    assert json.loads(stats.read_text())["num_priced"] > 0
+
+
+def test_plan_offers_the_next_step_to_what_was_typed(console) -> None:
+    plan.run("tiny-gpt", "dgx-a100", console=console, command_line="planner plan a b", **SMALL)
+    assert console.out.getvalue().splitlines()[-1] == "  planner plan a b -o plan.json"
+
+
+def test_plan_compares_sizes(console) -> None:
+    assert plan.run("tiny-gpt", "dgx-a100", console=console, sizes=range(1, 3), global_batch=16, as_json=True) == 0
+    assert [each["nodes"] for each in json.loads(console.out.getvalue())["sizes"]] == [1, 2]
+
+
+def test_plan_of_what_does_not_fit_writes_nothing_but_stats(console, tmp_path) -> None:
+    path, stats = tmp_path / "plan.json", tmp_path / "stats.json"
+    code = plan.run("gpt3-175b", "dgx-a100", console=console, output=path, stats=stats, gpus=1, global_batch=8)
+    assert code == ExitCode.NOTHING_FITS
+    assert console.out.getvalue().startswith("Nothing fits")
+    assert (path.exists(), stats.exists()) == (False, True)
+
+
+def test_explain_prices_a_layout_and_writes_page_and_timeline(console, tmp_path) -> None:
+    page, timeline = tmp_path / "page.html", tmp_path / "timeline.json"
+    targets = ["tiny-gpt", "dgx-a100"]
+    assert explain.run(targets, console=console, layout="tp=2", html=page, trace=timeline, **SMALL) == ExitCode.OK
+    assert console.out.getvalue() == ""
+    assert console.err.getvalue() == f"wrote {page}\nwrote {timeline}\n"
+    assert json.loads(timeline.read_text())["traceEvents"]
+    assert explain.run(targets, console=console, layout="tp=2", **SMALL) == ExitCode.OK
+    assert "tiny-gpt on 2 x" in console.out.getvalue()
+
+
+def test_a_plan_may_come_from_the_console(small) -> None:
+    source = io.TextIOWrapper(io.BytesIO(small.read_bytes()))
+    console = Console(out=io.StringIO(), err=io.StringIO(), source=source)
+    assert explain.run(["-"], console=console, as_json=True) == ExitCode.OK
+    assert json.loads(console.out.getvalue()).items() >= json.loads(small.read_text()).items()
+
+
+def test_diff_of_a_plan_and_itself_has_no_change(small, console) -> None:
+    assert diff.run(str(small), str(small), console=console, as_json=True) == ExitCode.OK
+    found = json.loads(console.out.getvalue())
+    assert (found["inputs"], found["layout"]) == ([], [])
+
+
+def test_launch_in_dry_runs_prints_what_emit_prints(small, console, capsys, monkeypatch) -> None:
+    monkeypatch.setattr("planner.launch.run.supervise", lambda *_: pytest.fail("something was started"))
+    arguments = RunArguments(steps=5, data=("a b.txt",))
+    assert launch.run(small, console=console, arguments=arguments, dry_run=True) == ExitCode.OK
+    assert emit.run(small, to="torchrun", console=console, arguments=arguments) == ExitCode.OK
+    assert console.out.getvalue() == capsys.readouterr().out
+    assert "--output=runs/small '--data=a b.txt' --steps=5\n" in console.out.getvalue()
+
+
+def test_launch_compares_where_the_run_measured(plan_file, console, tmp_path, monkeypatch) -> None:
+    def train(plan_path: Path, *, output: Path, **_: object) -> int:
+        output.mkdir()
+        (output / "plan.json").write_text(plan_path.read_text())
+        (output / "measurements.json").write_text('{"step_seconds": 79.0}')
+        return ExitCode.OK
+
+    monkeypatch.setattr("planner.launch.launch", train)
+    assert launch.run(plan_file, console=console, arguments=NOTHING, output=tmp_path / "run") == ExitCode.OK
+    assert "2.00" in console.out.getvalue()  # 39.5 s were planned
+    monkeypatch.setattr("planner.launch.launch", lambda *_, **__: ExitCode.DIVERGED)
+    assert launch.run(plan_file, console=console, arguments=NOTHING) == ExitCode.DIVERGED
+
+
+def test_emit_writes_and_names_its_files(small, console, tmp_path) -> None:
+    assert emit.run(small, to="slurm", console=console, arguments=NOTHING, output=tmp_path / "job") == ExitCode.OK
+    assert console.err.getvalue().splitlines() == [
+        f"wrote {tmp_path}/job/{name}" for name in ("plan.json", "job.sbatch")
+    ]
+    assert emit.run(small, to="slurm", console=console, arguments=NOTHING) == ExitCode.OK
+    assert console.out.getvalue() == (tmp_path / "job" / "job.sbatch").read_text()
+
+
+def test_accuracy_lists_every_run(console, tmp_path) -> None:
+    (tmp_path / "runs.csv").write_text("".join(RUNS[:4]))
+    assert accuracy.run(tmp_path / "runs.csv", console=console, as_json=True) == ExitCode.OK
+    assert [row["id"] for row in json.loads(console.out.getvalue())["rows"]] == [row.split(",")[0] for row in RUNS[1:4]]
+
+
+@pytest.mark.parametrize(
+    ("run", "keywords", "words"),
+    [
+        (models.run, {}, "llama3-8b"),
+        (models.run, {"name": "tiny-gpt"}, "\nname: tiny-gpt\n"),
+        (models.run, {"name": "tiny-gpt", "as_json": True}, '"name": "tiny-gpt"'),
+        (clusters.run, {}, "dgx-h100"),
+        (clusters.run, {"name": "dgx-h100"}, "\ndevices_per_host: 8\n"),
+        (clusters.run, {"detect": True}, "\ndevices_per_host: "),
+        (glossary.run, {"words": ["tp"]}, "matrix product"),
+        (glossary.run, {"as_json": True}, '"bubble"'),
+    ],
+)
+def test_lists_and_entries(run, keywords, words: str, console) -> None:
+    assert run(**keywords, console=console) == ExitCode.OK
+    assert words in console.out.getvalue()
+
+
+def test_what_an_encoding_cannot_say_is_written_out() -> None:
+    out = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    Console(out=out).print("2 \u00d7 2\n")
+    assert out.buffer.getvalue() == b"2 \\xd7 2\n"
+
+
+# --- what is refused ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "words"),
+    [
+        (lambda c, _: plan.run("tiny-gtp", "dgx-a100", console=c, **SMALL), InputError, "tiny-gtp"),
+        (lambda c, f: plan.run("nothing", "no", console=c, output=f), InputError, "exists"),
+        (
+            lambda c, _: plan.run("nothing", "no", console=c, stats=Path("no/x")),
+            EnvironmentProblem,
+            "folder is missing",
+        ),
+        (lambda c, _: plan.run("nothing", "no", console=c, stats=Path("-")), InputError, "no file name"),
+        (lambda c, _: explain.run(["tiny-gpt", "dgx-a100"], console=c), InputError, "which layout"),
+        (lambda c, _: explain.run(["a", "b", "c", "d e"], console=c), InputError, "too many arguments: 'd e'"),
+        (lambda c, f: explain.run([str(f)], console=c, ranks=True), InputError, "goes with --trace"),
+        (lambda c, f: explain.run([str(f)], console=c, html=Path("-"), as_json=True), InputError, "only one of"),
+        (lambda c, f: explain.run([str(f)], console=c, html=f), InputError, "exists"),
+        (lambda c, _: diff.run("-", "-", console=c), InputError, "only one plan"),
+        (lambda c, _: launch.run(Path("no.json"), console=c, arguments=NOTHING), EnvironmentProblem, r"no\.json"),
+        (lambda c, _: emit.run(Path("-"), to="torchrun", console=c, arguments=NOTHING), InputError, "plan's file"),
+        (lambda c, f: emit.run(f, to="megatron", console=c, arguments=NOTHING), InputError, "made for torch"),
+        (lambda c, _: accuracy.run(Path("no.csv"), console=c), InputError, "no file"),
+        (lambda c, _: models.run("tiny-gtp", console=c), InputError, "tiny-gtp"),
+        (lambda c, _: clusters.run("dgx-x", console=c), InputError, "dgx-x"),
+        (lambda c, _: clusters.run("dgx-h100", console=c, detect=True), InputError, "--detect"),
+        (lambda c, _: glossary.run(["bubbel"], console=c), InputError, "bubbel"),
+    ],
+)
+def test_what_cannot_be_done_raises_and_prints_nothing(call, error, words: str, console, plan_file) -> None:
+    with pytest.raises(error, match=words):
+        call(console, plan_file)
+    assert console.out.getvalue() == ""
+
+
+# --- options of a run -------------------------------------------------------------------------------------------------
+
+
+def test_the_words_of_a_run_are_read_back(run_arguments: RunArguments) -> None:
+    found = []
+    command = click.command()(run_options(lambda **options: found.append(with_run_arguments(options))))
+    done = CliRunner().invoke(command, run_arguments.options(), catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+    assert found == [{"arguments": run_arguments}]
