@@ -116,6 +116,7 @@ def plan_job(
     top: int = 3,
     solver: SolverName = "cbc",
     time_limit: float | None = None,
+    check: bool = False,
     reporter: Reporter | None = None,
     **workload: Unpack[Workload],
 ) -> Plan:
@@ -123,7 +124,8 @@ def plan_job(
 
     model, cluster: a shipped name or the path of a file. training: the path of a training document. pin, forbid: one
     text or several, as in `pin="tp=8,mbs<=4"`. Where no layout meets the deadline the plan is the fastest one, and
-    `plan.run.meets_deadline` is false. top: layouts in `plan.runners_up`. reporter: told what the search does.
+    `plan.run.meets_deadline` is false. top: layouts in `plan.runners_up`. check: compare lower bounds
+    with the optima of 64 configurations that they ruled out. reporter: told what the search does.
     workload: gpus, seq_len, global_batch, precision, engine, settings, headroom, calibration, allow_tp_across_nodes and
     allow_offload, as `planner.api.Workload` explains them.
 
@@ -148,6 +150,7 @@ def plan_job(
         time_limit=time_limit,
         top=top,
         simpler_within=AS_GOOD,
+        check=check,
         reporter=reporter,
     )
     if isinstance(found, NothingFits):

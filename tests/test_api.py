@@ -103,13 +103,14 @@ def test_names_hold_whatever_was_imported_before(seed: int) -> None:
         ({"pin": ["tp=2", "pp=1"]}, "--pin tp=2 --pin pp=1", "options.pins", ["tp=2", "pp=1"]),
         ({"forbid": ["zero=1", "mbs=1"]}, "--forbid zero=1 --forbid mbs=1", "options.forbidden", ["zero=1", "mbs=1"]),
         ({"objective": "gpus"}, "--objective gpus", "certificate.objective", "gpus"),
+        ({"check": True}, "--check", "certificate.num_bounds_checked", 64),
         ({"solver": "highs"}, "--solver highs", "certificate.solver", "highs"),
         ({"settings": "device.memory=40GiB"}, "--set device.memory=40GiB", "cluster.device.memory", "40 GiB"),
         ({"settings": ["training.seed=7"]}, "--set training.seed=7", "training.seed", 7),
         ({"allow_tp_across_nodes": True}, "--allow-tp-across-nodes", "options.allow_tp_across_nodes", True),
         ({"allow_offload": True, "headroom": None}, "--allow-offload", "options.allow_offload", True),
         ({"training": "own.yaml"}, "own.yaml", "training.seed", 9),
-        ({"calibration": "own.json"}, "--calibration own.json", "calibration.slowdown", 1.5),
+        ({"calibration": "own.json"}, "--calibration own.json", "calibration.0.slowdown", 1.5),
     ],
 )
 def test_a_keyword_is_the_option_of_the_command(
@@ -147,7 +148,7 @@ def test_each_size_has_the_layout_that_a_search_of_its_own_finds() -> None:
     for hosts, point in found.sizes:
         alone = planner.plan_job("tiny-gpt", "dgx-a100", nodes=hosts, global_batch=48, pin="tp=1")
         assert point is not None
-        assert point.step_seconds == pytest.approx(alone.certificate["objective_seconds"])
+        assert point.step_seconds == pytest.approx(alone.certificate.objective_seconds)
 
 
 def test_what_is_shipped_is_what_the_commands_list(capsys) -> None:
@@ -171,7 +172,7 @@ def test_where_nothing_fits_the_exception_knows_the_nearest_layout_and_what_woul
     assert (error.nearest.fits, error.nearest.layout.zero) == (False, 0)
     lifted = {each.constraint: each.remedy for each in error.lifted_pins()}
     alone = planner.plan_job(**job, pin="tp=1,pp=1")
-    assert lifted["zero=0"].step_seconds == pytest.approx(alone.certificate["objective_seconds"])
+    assert lifted["zero=0"].step_seconds == pytest.approx(alone.certificate.objective_seconds)
     assert error.remedies() == ()  # every copy of the states is whole, whatever else changes
 
 

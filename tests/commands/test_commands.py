@@ -88,7 +88,8 @@ def test_diff_of_a_plan_and_itself_has_no_change(small, console) -> None:
 
 
 def test_launch_in_dry_runs_prints_what_emit_prints(small, console, capsys, monkeypatch) -> None:
-    monkeypatch.setattr("planner.launch.run.supervise", lambda *_: pytest.fail("something was started"))
+    for start in ("lead", "follow"):
+        monkeypatch.setattr(f"planner.launch.run.{start}", lambda *_, **__: pytest.fail("something was started"))
     arguments = RunArguments(steps=5, data=("a b.txt",))
     assert launch.run(small, console=console, arguments=arguments, dry_run=True) == ExitCode.OK
     assert emit.run(small, to="torchrun", console=console, arguments=arguments) == ExitCode.OK
@@ -96,18 +97,20 @@ def test_launch_in_dry_runs_prints_what_emit_prints(small, console, capsys, monk
     assert "--output=runs/small '--data=a b.txt' --steps=5\n" in console.out.getvalue()
 
 
-def test_launch_compares_where_the_run_measured(plan_file, console, tmp_path, monkeypatch) -> None:
+def test_launch_compares_where_the_run_measured(small, console, tmp_path, monkeypatch) -> None:
+    planned = json.loads(small.read_text())["step_seconds"]
+
     def train(plan_path: Path, *, output: Path, **_: object) -> int:
         output.mkdir()
         (output / "plan.json").write_text(plan_path.read_text())
-        (output / "measurements.json").write_text('{"step_seconds": 79.0}')
+        (output / "measurements.json").write_text(json.dumps({"step_seconds": 2 * planned}))
         return ExitCode.OK
 
     monkeypatch.setattr("planner.launch.launch", train)
-    assert launch.run(plan_file, console=console, arguments=NOTHING, output=tmp_path / "run") == ExitCode.OK
-    assert "2.00" in console.out.getvalue()  # 39.5 s were planned
+    assert launch.run(small, console=console, arguments=NOTHING, output=tmp_path / "run") == ExitCode.OK
+    assert "2.00" in console.out.getvalue()
     monkeypatch.setattr("planner.launch.launch", lambda *_, **__: ExitCode.DIVERGED)
-    assert launch.run(plan_file, console=console, arguments=NOTHING) == ExitCode.DIVERGED
+    assert launch.run(small, console=console, arguments=NOTHING) == ExitCode.DIVERGED
 
 
 def test_emit_writes_and_names_its_files(small, console, tmp_path) -> None:
