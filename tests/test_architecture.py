@@ -105,6 +105,21 @@ def imports_point_one_way(sources: Sources) -> list[str]:
     return wrong
 
 
+def parts_of_the_search_point_one_way(sources: Sources) -> list[str]:
+    """The questions stand on the optimum, that on bounds, and these on the space; nothing points back."""
+    order = {"space": 0, "bounds": 1, "optimum": 2}
+
+    def level(module: str) -> int:
+        return order.get(module.removeprefix("search.").partition(".")[0], len(order))
+
+    return [
+        f"{module} imports {target}, which is above it"
+        for module, imported in import_graph(sources).items()
+        for target in sorted(imported)
+        if module.startswith("search.") and target.startswith("search.") and level(target) > level(module)
+    ]
+
+
 def trainer_stands_apart(sources: Sources) -> list[str]:
     wrong = []
     for module, imported in import_graph(sources).items():
@@ -207,6 +222,10 @@ RULES: dict[Rule, tuple[Sources, ...]] = {
         {"specs.model": "def f():\n    import planner.search.search", "search.search": ""},
         {"units": "from planner import cli", "cli": "", "": ""},
         {"helpers": ""},
+    ),
+    parts_of_the_search_point_one_way: (
+        {"search.space.rules": "from planner.search.optimum.pricing import f", "search.optimum.pricing": ""},
+        {"search.bounds.of_layers": "from planner.search.search import search", "search.search": ""},
     ),
     trainer_stands_apart: (
         {"launch": "from planner.trainer.model import Block", "trainer.model": ""},

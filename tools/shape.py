@@ -88,6 +88,20 @@ def comparison(functions: list[Function], tests_per_line: float) -> Table:
     return table
 
 
+def imports_between_parts(package: Path) -> tuple[int, int]:
+    """Of a package: modules at its top, and pairs of a module and another sub-package (or the top) that it imports."""
+    name = ".".join(package.relative_to(ROOT).parts)
+    pairs = set()
+    for path in package.rglob("*.py"):
+        here = path.relative_to(package).parts[0]
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith(f"{name}."):
+                target = str(node.module).removeprefix(f"{name}.").partition(".")[0]
+                if target not in (here, here.removesuffix(".py")):
+                    pairs.add((path, target))
+    return len(list(package.glob("[!_]*.py"))), len(pairs)
+
+
 def main() -> None:
     """Print the report."""
     console = Console()
@@ -98,6 +112,8 @@ def main() -> None:
     console.print(
         f"{num_source} lines of code in {len(source)} files, {num_tests} lines of tests in {len(tests)} files"
     )
+    modules, pairs = imports_between_parts(ROOT / "planner" / "search")
+    console.print(f"planner/search: {modules} modules beside its sub-packages, {pairs} imports between its parts")
     console.print("longest functions:", *(f"  {length:4} {name}" for length, name in functions[:8]), sep="\n")
     files = sorted(
         ((len(path.read_text(encoding="utf-8").splitlines()), path) for path in source + tests), reverse=True

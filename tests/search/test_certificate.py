@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import ast
+import json
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 
+from planner.cli import main
 from planner.search import best_first, bound_check
 from planner.search.bounds import of_layers, of_memory, of_pools
 from planner.search.objectives import THROUGHPUT, Objective
@@ -202,3 +206,25 @@ def test_the_check_draws_the_same_configurations_by_the_same_seed(monkeypatch):
     half = len(drawn) // 2
     assert drawn[:half] == drawn[half:]
     assert len(set(drawn[:half])) == half == bound_check.NUM_CHECKED
+
+
+BENCH = Path(__file__).resolve().parents[2] / "tools" / "bench.py"
+
+
+def jobs_of_the_bench():
+    """Arguments of `planner plan` that `make bench` times; read and not imported, because the bench needs torch."""
+    tree = ast.parse(BENCH.read_text(encoding="utf-8"))
+    value = {node.targets[0].id: node.value for node in tree.body if isinstance(node, ast.Assign)}
+    targets = next(node.value for node in tree.body if isinstance(node, ast.AnnAssign) and node.target.id == "TARGETS")
+    code = compile(ast.Expression(targets), str(BENCH), "eval")
+    found = [each[0] for each in eval(code, {"BIG": ast.literal_eval(value["BIG"])})]
+    return [arguments for arguments in found if arguments.startswith("plan ")]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("arguments", jobs_of_the_bench())
+def test_bounds_are_below_the_optima_that_the_check_finds(arguments, monkeypatch, capsys):
+    monkeypatch.chdir(BENCH.parents[1])
+    assert main([*arguments.split(), "--check", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["certificate"]["num_bounds_checked"] == bound_check.NUM_CHECKED
