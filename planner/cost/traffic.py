@@ -21,7 +21,7 @@ from planner.cost.compute import memory_bound_seconds
 from planner.cost.transfers import state_transfers
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from planner.cost.collectives import Group
     from planner.cost.stage import Stage
@@ -69,11 +69,15 @@ def busy_seconds(job: PoolJob, transfers: Sequence[Transfer]) -> dict[Moment, An
 
     Source: sum of the transfers.
     """
-    found: dict[Moment, Any] = {"forward": 0.0, "backward": 0.0, "first forward": 0.0, "last backward": 0.0}
+    alike: dict[int, tuple[Mapping[Moment, Any], Any]] = {}  # transfers that share their times are multiplied once
     for each, seconds in priced(job, transfers):
-        for when, times in each.times.items():
-            found[when] = found[when] + times * seconds
-    return found
+        _, so_far = alike.get(id(each.times), (None, None))
+        alike[id(each.times)] = each.times, seconds if so_far is None else so_far + seconds
+    found: dict[Moment, Any] = {}
+    for counts, seconds in alike.values():
+        for when, times in counts.items():
+            found[when] = found[when] + times * seconds if when in found else times * seconds
+    return {"forward": 0.0, "backward": 0.0, "first forward": 0.0, "last backward": 0.0, **found}
 
 
 def hidden_tensor_parallel_seconds(job: PoolJob, layout: LayerDegrees, comm: Any, products: Any) -> Any:
@@ -153,9 +157,11 @@ def data_parallel_seconds(job: PoolJob, layout: Degrees, stage: Stage, window: S
     beside: dict[Moment, Any] = {"forward": front, "first forward": front, "backward": back, "last backward": back}
     overlaps = job.engine.overlaps_data_parallel
     exposed = {when: _hidden_behind(busy[when], layers, work, overlaps) for when, work in beside.items()}
-    copied = np.less_equal(layout.zero, 1) & np.greater(layout.dp * layout.cp, 1) & (job.engine.reduction_bytes > 0)
-    held = trained_params(job, layout, stage)
-    copies = np.where(copied, memory_bound_seconds(job, job.engine.reduction_bytes * held.total), 0.0)
+    copies: Any = 0.0
+    if job.engine.reduction_bytes:
+        num_bytes = job.engine.reduction_bytes * trained_params(job, layout, stage).total
+        copied = np.less_equal(layout.zero, 1) & np.greater(layout.dp * layout.cp, 1)
+        copies = np.where(copied, memory_bound_seconds(job, num_bytes), 0.0)
     return BesideSeconds(
         busy_per_microbatch=busy["backward"] + busy["forward"],
         exposed_forward=exposed["forward"],

@@ -148,10 +148,11 @@ def end_transfers(job: PoolJob, layout: LayerDegrees) -> tuple[Transfer, ...]:
 
 def _tensor(job: PoolJob, layout: LayerDegrees, pairs: float) -> tuple[Transfer, ...]:
     sequence = np.where(np.equal(layout.sp, 1), pairs, 0.0)
-    times: dict[Kind, Any] = {"all-gather": sequence, "reduce-scatter": sequence, "all-reduce": pairs - sequence}
+    both = _both_ways(sequence)
+    times: dict[Kind, Any] = {"all-gather": both, "reduce-scatter": both, "all-reduce": _both_ways(pairs - sequence)}
     where, num_bytes = Span(size=layout.tp, stride=1), _activation_bytes(job, layout)
     of = partial(Transfer, line=LineName.TP_COMM, where=where, num_bytes=num_bytes)
-    return tuple(of(kind=kind, times=_both_ways(n)) for kind, n in times.items())
+    return tuple(of(kind=kind, times=each) for kind, each in times.items())
 
 
 def context_transfers(job: PoolJob, layout: LayerDegrees) -> tuple[Transfer, ...]:
@@ -167,7 +168,8 @@ def context_transfers(job: PoolJob, layout: LayerDegrees) -> tuple[Transfer, ...
     exchanged = context_bytes(job, layout)
     of = partial(Transfer, line=LineName.CP_COMM, where=Span(size=layout.cp, stride=layout.tp))
     if job.engine.context_exchange == "all-to-all":
-        return tuple(of(kind="all-to-all", num_bytes=each, times=_both_ways(1.0)) for each in exchanged)
+        of = partial(of, times=_both_ways(1.0))
+        return tuple(of(kind="all-to-all", num_bytes=each) for each in exchanged)
     (num_bytes,) = exchanged
     if job.engine.context_exchange == "gather":
         whole = layout.cp * num_bytes
@@ -272,36 +274,29 @@ def state_transfers(job: PoolJob, layout: Degrees, stage: Stage) -> tuple[Transf
 
     Source: Rajbhandari et al., ZeRO (SC 2020), section 7.
     """
-    held, frozen = trained_params(job, layout, stage), frozen_bytes(job, layout, stage)
-    shards, ranks = shard_degree(layout), layout.dp * layout.cp
-    common = _of_states(job, layout, held.common, frozen.common, _replicas(shards, ranks, layout.tp))
+    held, frozen, zero = trained_params(job, layout, stage), frozen_bytes(job, layout, stage), np.asarray(layout.zero)
+    late, once, each = (np.where(chosen, 1.0, 0.0) for chosen in (zero <= 1, (zero == 1) | (zero == 2), zero == 3))
+    reduces: dict[Moment, Any] = {"backward": 1.0 - late, "last backward": late}
+    gathers: dict[Moment, Any] = {"first forward": once, **_both_ways(each)}
+
+    def of_states(
+        num_params: Any, frozen_bytes: Any, shards: Any, ranks: Any, stride: Any, experts: bool
+    ) -> tuple[Transfer, ...]:
+        shard, replicas = Span(size=shards, stride=stride), Span(size=ranks / shards, stride=stride * shards)
+        grads, weights = job.state_bytes.grads * num_params, job.state_bytes.weights * num_params
+        of = partial(Transfer, line=LineName.DP_COMM, experts=experts)
+        return (
+            of(kind="reduce-scatter", where=shard, num_bytes=grads, times=reduces),
+            of(kind="all-reduce", where=replicas, num_bytes=grads / shards, times=reduces),
+            of(kind="all-gather", where=shard, num_bytes=weights + (zero >= 3) * frozen_bytes, times=gathers),
+        )
+
+    ranks, stride = layout.dp * layout.cp, layout.ep * layout.etp
+    common = of_states(held.common, frozen.common, shard_degree(layout), ranks, layout.tp, experts=False)
     if job.model.moe is None:
         return common
-    stride, shards = layout.ep * layout.etp, expert_shard_degree(layout)
-    ranks = np.maximum(1, ranks * layout.tp // stride)
-    experts = _of_states(job, layout, held.experts, frozen.experts, _replicas(shards, ranks, stride))
-    return common + tuple(replace(each, experts=True) for each in experts)
-
-
-def _replicas(shards: Any, ranks: Any, stride: Any) -> tuple[Span, Span]:
-    """The groups that shard the states of `ranks` ranks, `stride` apart; and those of their replicas."""
-    return Span(size=shards, stride=stride), Span(size=ranks / shards, stride=stride * shards)
-
-
-def _of_states(
-    job: PoolJob, layout: Degrees, num_params: Any, frozen_bytes: Any, groups: tuple[Span, Span]
-) -> tuple[Transfer, ...]:
-    (shard, replicas), zero, states = groups, np.asarray(layout.zero), job.state_bytes
-    grads = states.grads * num_params
-    weights = states.weights * num_params + np.where(zero >= 3, frozen_bytes, 0.0)
-    late, once, each = (np.where(chosen, 1.0, 0.0) for chosen in (zero <= 1, (zero == 1) | (zero == 2), zero == 3))
-    reduce = partial(Transfer, line=LineName.DP_COMM, times={"backward": 1.0 - late, "last backward": late})
-    gathers: dict[Moment, Any] = {"first forward": once, **_both_ways(each)}
-    return (
-        reduce(kind="reduce-scatter", where=shard, num_bytes=grads),
-        reduce(kind="all-reduce", where=replicas, num_bytes=grads / shard.size),
-        Transfer(line=LineName.DP_COMM, kind="all-gather", where=shard, num_bytes=weights, times=gathers),
-    )
+    copies = np.maximum(1, ranks * layout.tp // stride)
+    return *common, *of_states(held.experts, frozen.experts, expert_shard_degree(layout), copies, stride, experts=True)
 
 
 def tied_transfers(job: PoolJob, layout: Degrees, stage: Stage) -> tuple[Transfer, ...]:
