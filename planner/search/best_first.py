@@ -1,10 +1,13 @@
-"""Best-first search over outer configurations: bound, prune, price what is left.
+"""Best-first search over outer configurations: lower bounds, prices, and the dynamic program on what is left.
 
-1. Cuts of the devices in the order of their bound, in blocks; each is filled in key by key, and what a bound
-   rules out against the best step times so far goes no further. Even splits give the first step times.
-2. What is left of all blocks is priced in full in the order of its bound, until no bound is low enough.
+1. Partitions of the devices come in the order of their lower bounds, in blocks. Each is filled in key by key. A
+   configuration whose lower bound exceeds the cutoff goes no further. The cutoff is the step time of a layout that was
+   tried: even splits, and greedy ones on several pools, come first.
+2. Configurations that are left (`Found.near`) are priced in the order of their lower bounds, until a bound exceeds the
+   cutoff. The dynamic program finds the best layout of each, which lowers the cutoff.
 
-No bound exceeds the optimum of what it bounds, so whatever is left unpriced cannot be among the best.
+No lower bound exceeds the optimum of its configuration, so a configuration that is left unpriced is not among the best.
+The integer program starts again from `Found.near` (`decision`); it reads nothing that the second part found.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
 """What the integer program decides, and whether the dynamic program agrees.
 
 Nothing that the dynamic program found is read before the integer program has answered. Configurations come in the order
-of their lower bounds, are priced anew, and are taken until a bound exceeds the best layout that this side knows: greedy
-fillings, then the integer program's own. The two methods share prices and lower bounds; in the end they must agree, and
-no filling that was tried on the way may be better.
+of their lower bounds and are priced anew. They are taken until a lower bound exceeds the incumbent of this side: the
+best greedy filling so far. So every configuration whose lower bound is at most the integer program's own answer takes
+part. The two methods share legal configurations, prices and lower bounds. In the end they must agree, and no filling
+that was tried on the way may be better.
 """
 
 from __future__ import annotations

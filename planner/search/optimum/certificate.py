@@ -1,12 +1,14 @@
-"""The best choice over all candidates, with its proof.
+"""The integer program's best choice over all candidates, and its proof.
 
-1. A greedy heuristic gives a choice, so an upper bound; proved lower bounds drop the columns and candidates that
-   cannot reach it (`bounds`).
-2. One integer program decides among what is left (`integer_program`).
-3. A dynamic program over all candidates, which shares nothing with the two but the prices, must find the same
-   step time (`dynamic_program`): the certificate. Among choices that tie it returns the canonical one (smallest
-   candidate index, then lexicographically smallest layers), and that is the answer, whatever tied optimum the
-   solver happened to stop at.
+1. A greedy heuristic gives a choice, and so an upper bound. Lower bounds leave out the columns and candidates that
+   cannot reach it (`pruning.lower_bounds`).
+2. One integer program decides among the others (`integer_program`). Its answer must be at least as good as the
+   greedy choice.
+3. With `certify`, a dynamic program over all candidates, without any of these bounds, must find the same step time
+   (`dynamic_program`). Among choices that tie it returns the canonical one (smallest candidate index, then
+   lexicographically smallest layers), and that choice is the answer.
+
+The search asks without `certify`: it has run the dynamic program before, and `decision` compares the two.
 """
 
 from __future__ import annotations

@@ -1,9 +1,12 @@
-"""The exact optimum without an integer program: the independent certificate of the search.
+"""The exact optimum without an integer program: the second method of the search.
 
-It shares nothing with `integer_program` and `bounds` but `Candidate`. How long the last chunk of the model takes has
-as many values as columns of the last stage have; once it stands, so does each column's own pace (`_variants`). For
-one variant let G(a, b) be the least sum of pass seconds over the choices whose slowest pace is at most `a` and whose
-longest tail is at most `b`. The optimum is
+The module uses nothing of `integer_program` and `pruning`; it sees candidates. In the search, lower bounds have ruled
+out other configurations before, and `pruning.prune` has dropped columns of these candidates. The integer program
+shares the lower bounds and not `prune`.
+
+The last chunk of the model takes one of as many times as the last stage has columns. Once this time stands, so does
+each column's own pace (`_variants`). For one variant let G(a, b) be the least sum of pass seconds over the choices
+whose slowest pace is at most `a` and whose longest tail is at most `b`. The optimum is
 
     min over (a, b) of   constant + steady_count * a + G(a, b) + b
 
@@ -12,8 +15,8 @@ the choice behind G(a, b). G falls in both arguments, so on a box [a0, a1] x [b0
 
     constant + steady_count * a0 + G(a1, b1) + b0
 
-bounds everything in it from below. `_Scan` halves boxes until none can hold anything better. G itself is a
-dynamic program over (stage, layers left), which say where the stage begins: a column is for some positions only.
+is a lower bound of all that is in the box. `_Scan` halves boxes until none can hold a better choice. G itself is a
+dynamic program over (stage, layers left). Both say where the stage begins: a column is for some positions only.
 """
 
 from __future__ import annotations

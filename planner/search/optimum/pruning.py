@@ -1,5 +1,7 @@
 """Proved bounds of a candidate's optimum, over the columns of all candidates at once.
 
+Both methods use the lower bounds and the greedy choices. `prune` works on the dynamic program's side only.
+
 Lower bounds. Take any choice of a candidate: stage r uses a column with t_r seconds, f_r pass seconds, k_r layers,
 d_r tail seconds, and sum_r k_r = L. The pace is at least max_r t_r: waits for the last chunk only add to it. Where
 layers differ, k is the load in `total` and `bottleneck` and L the total load: layers that cost more count more.
