@@ -20,6 +20,8 @@ from planner.specs.engine import Offload, Recompute, Schedule
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from planner.numbers import Number
+
 __all__ = [
     "AXES",
     "V_SHAPED",
@@ -64,32 +66,32 @@ class LayerDegrees(Protocol):
     """What decides the share of one layer and microbatch that a device has: numbers, or arrays that broadcast."""
 
     @property
-    def tp(self) -> Any: ...  # noqa: D102
+    def tp(self) -> Number: ...  # noqa: D102
     @property
-    def cp(self) -> Any: ...  # noqa: D102
+    def cp(self) -> Number: ...  # noqa: D102
     @property
-    def ep(self) -> Any: ...  # noqa: D102
+    def ep(self) -> Number: ...  # noqa: D102
     @property
-    def etp(self) -> Any: ...  # noqa: D102
+    def etp(self) -> Number: ...  # noqa: D102
     @property
-    def mbs(self) -> Any: ...  # noqa: D102
+    def mbs(self) -> Number: ...  # noqa: D102
     @property
-    def sp(self) -> Any: ...  # noqa: D102
+    def sp(self) -> Number: ...  # noqa: D102
 
 
 class Degrees(LayerDegrees, Protocol):
     """What the cost model reads of a layout: numbers, or arrays of many layouts that broadcast."""
 
     @property
-    def pp(self) -> Any: ...  # noqa: D102
+    def pp(self) -> Number: ...  # noqa: D102
     @property
-    def dp(self) -> Any: ...  # noqa: D102
+    def dp(self) -> Number: ...  # noqa: D102
     @property
-    def zero(self) -> Any: ...  # noqa: D102
+    def zero(self) -> Number: ...  # noqa: D102
     @property
-    def hsdp(self) -> Any: ...  # noqa: D102
+    def hsdp(self) -> Number: ...  # noqa: D102
     @property
-    def interleave(self) -> Any: ...  # noqa: D102
+    def interleave(self) -> Number: ...  # noqa: D102
     @property
     def schedule(self) -> Schedule: ...  # noqa: D102
     @property
@@ -188,7 +190,7 @@ def chunks_per_stage(schedule: Schedule) -> int:
     return 2 if schedule in V_SHAPED else 1
 
 
-def stage_of_chunk(schedule: Schedule, pp: Any, chunk: Any) -> Any:
+def stage_of_chunk(schedule: Schedule, pp: Number, chunk: Number) -> Number:
     """The stage that holds a chunk: chunk % pp; the V-shaped schedules go there and back again. Broadcasts.
 
     Source: Narayanan et al. (SC 2021), section 2.2.2; Qi et al. (2023), ZB-V.
@@ -196,7 +198,7 @@ def stage_of_chunk(schedule: Schedule, pp: Any, chunk: Any) -> Any:
     return np.minimum(chunk, 2 * pp - 1 - chunk) if schedule in V_SHAPED else chunk % pp
 
 
-def head_stage(layout: Degrees) -> Any:
+def head_stage(layout: Degrees) -> Number:
     """The stage that holds the end of the model: the last one, and of a V the first. Broadcasts."""
     return stage_of_chunk(layout.schedule, layout.pp, layout.pp * layout.interleave - 1)
 

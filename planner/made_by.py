@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     from planner.specs.job import Job
 
 _FORMULAS: Final = (
-    "cost/**/*.py", "errors.py", "layout.py", "sums.py", "units.py", "specs/batch.py", "specs/calibration.py",
-    "specs/cluster.py", "specs/document.py", "specs/engine.py", "specs/job.py", "specs/model.py", "specs/recipe.py",
-    "specs/training.py",
+    "cost/**/*.py", "errors.py", "layout.py", "numbers.py", "sums.py", "units.py", "specs/batch.py",
+    "specs/calibration.py", "specs/cluster.py", "specs/document.py", "specs/engine.py", "specs/job.py",
+    "specs/model.py", "specs/recipe.py", "specs/training.py",
 )  # fmt: skip
 """The formulas, and all of the package that they import. Models, clusters and engine profiles are in the plan."""
 

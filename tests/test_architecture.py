@@ -29,7 +29,7 @@ Rule = Callable[[Sources], list[str]]
 PACKAGE = Path(planner.__file__).parent
 
 LAYERS = (
-    ("", "errors", "sums", "units"),  # "" is planner/__init__.py: the version
+    ("", "errors", "numbers", "sums", "units"),  # "" is planner/__init__.py: the version
     ("specs", "engines"),
     ("layout", "run_arguments"),
     ("cost",),
@@ -163,7 +163,7 @@ def formulas_name_their_source(sources: Sources) -> list[str]:
 
 def returns_number(function: ast.FunctionDef) -> bool:
     annotation = ast.unparse(function.returns) if function.returns else ""
-    return bool(set(re.findall(r"\w+", annotation)) & {"Any", "float", "int", "Number", "NDArray"})
+    return bool(set(re.findall(r"\w+", annotation)) & {"Any", "Flag", "float", "int", "Number", "NDArray"})
 
 
 def dataclasses_are_frozen(sources: Sources) -> list[str]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import io
+import re
 import statistics
 import tokenize
 from pathlib import Path
@@ -65,6 +66,28 @@ def functions_of(path: Path) -> list[Function]:
     return found
 
 
+def has_any_of_functions(path: Path) -> list[bool]:
+    """Of every function of a file whether its signature has `Any` in it, outside the arrays of `NDArray[Any]`."""
+    found = []
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            signature = f"{ast.unparse(node.args)} {ast.unparse(node.returns) if node.returns else ''}"
+            found.append(re.search(r"\bAny\b", signature.replace("NDArray[Any]", "")) is not None)
+    return found
+
+
+def signatures_with_any(paths: Iterable[Path]) -> list[str]:
+    """Of each package: how many signatures of functions have `Any` in them."""
+    of_package: dict[str, list[bool]] = {}
+    for path in paths:
+        of_package.setdefault(path.relative_to(ROOT).parent.parts[:2][-1], []).extend(has_any_of_functions(path))
+    return [
+        f"  {sum(found) / len(found):4.0%} {package} ({sum(found)} of {len(found)})"
+        for package, found in sorted(of_package.items(), key=lambda item: -sum(item[1]) / max(1, len(item[1])))
+        if any(found)
+    ]
+
+
 def num_code_lines(paths: Iterable[Path]) -> int:
     """Lines of code in some files."""
     return sum(len(code_lines(path.read_text(encoding="utf-8"))) for path in paths)
@@ -115,6 +138,7 @@ def main() -> None:
     modules, pairs = imports_between_parts(ROOT / "planner" / "search")
     console.print(f"planner/search: {modules} modules beside its sub-packages, {pairs} imports between its parts")
     console.print("longest functions:", *(f"  {length:4} {name}" for length, name in functions[:8]), sep="\n")
+    console.print("signatures with `Any`, by package:", *signatures_with_any(source), sep="\n")
     files = sorted(
         ((len(path.read_text(encoding="utf-8").splitlines()), path) for path in source + tests), reverse=True
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
@@ -13,6 +13,7 @@ from planner.sums import sum_of
 if TYPE_CHECKING:
     from planner.cost.stage import Stage
     from planner.layout import Degrees
+    from planner.numbers import Number
     from planner.specs.job import Job, PoolJob
     from planner.specs.model import ModelSpec
     from planner.specs.training import TrainingSpec
@@ -67,14 +68,14 @@ def num_trained_params(model: ModelSpec, training: TrainingSpec) -> int:
     return adapter_params(model, training) if training.lora_rank else num_params(model)
 
 
-def adapter_params_on_device(job: PoolJob, layout: Degrees) -> Any:
+def adapter_params_on_device(job: PoolJob, layout: Degrees) -> Number:
     """Parameters of one layer's adapters on one device.
 
     The side of an adapter whose width tensor parallelism cuts is cut with it, and the other is whole.
 
     Source: Megatron-Bridge, peft/utils.py (ParallelLinearAdapter).
     """
-    total: Any = 0.0
+    total: Number = 0.0
     for name, inputs, outputs in adapted_matrices(job.model, job.training):
         cut, whole = (inputs, outputs) if name in _BY_ROWS else (outputs, inputs)
         total = total + job.training.lora_rank * (cut / layout.tp + whole)

@@ -11,11 +11,12 @@ low-latency protocols make less than the startup that is charged here; the error
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
 if TYPE_CHECKING:
+    from planner.numbers import Number
     from planner.specs.cluster import ClusterSpec, LinkSpec
 
 __all__ = [
@@ -59,9 +60,9 @@ class Level:
     """
 
     link: LinkSpec
-    inside: Any
-    members: Any
-    bandwidth: Any
+    inside: Number
+    members: Number
+    bandwidth: Number
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,20 +74,20 @@ class Group:
     levels: the levels that some of the groups cross, innermost first.
     """
 
-    size: Any
-    seconds_per_byte: Any
-    ring_latency: Any
-    startup: Any
+    size: Number
+    seconds_per_byte: Number
+    ring_latency: Number
+    startup: Number
     levels: tuple[Level, ...]
 
     @property
-    def bandwidth(self) -> Any:
+    def bandwidth(self) -> Number:
         """Bytes per second that one rank sends in a ring through the group; inf for a group of one."""
         with np.errstate(divide="ignore"):
             return 1.0 / np.asarray(self.seconds_per_byte, dtype=float)
 
 
-def _members(cluster: ClusterSpec, size: Any, stride: Any, span: int | None) -> Any:
+def _members(cluster: ClusterSpec, size: Number, stride: Number, span: int | None) -> Number:
     """Ranks of a group that share one instance of a level of `span` devices; where groups differ, the fewest.
 
     Groups are laid end to end, so a group of extent size * stride starts at a multiple of it. If the extent and
@@ -108,7 +109,7 @@ def _peer_bandwidth(link: LinkSpec) -> float:
     return link.efficiency * link.bandwidth / (1.0 + link.half_peers) / (link.links_per_device or 1)
 
 
-def _ring_links(link: LinkSpec, members: Any, stride: Any) -> Any:
+def _ring_links(link: LinkSpec, members: Number, stride: Number) -> Number:
     """Links of its own that each rank of a mesh can use in rings through `members` ranks, `stride` apart.
 
     With every pair joined by one link, n ranks have n - 1 links each inside the group, and rings use them all.
@@ -121,7 +122,7 @@ def _ring_links(link: LinkSpec, members: Any, stride: Any) -> Any:
     return np.maximum(1, _CUBE_RING_LINKS[np.minimum(rank, 3), np.minimum(far, 2)])
 
 
-def _bandwidth(link: LinkSpec, joined: Any, members: Any, stride: Any) -> Any:
+def _bandwidth(link: LinkSpec, joined: Number, members: Number, stride: Number) -> Number:
     """Bytes per second of one rank's own part of a link that joins `joined` instances of the level below.
 
     Few peers reach less: peers / (peers + half_peers) of the efficiency.
@@ -137,7 +138,7 @@ def _bandwidth(link: LinkSpec, joined: Any, members: Any, stride: Any) -> Any:
     return bandwidth
 
 
-def _adapters(link: LinkSpec, inside: Any, stride: Any) -> Any:
+def _adapters(link: LinkSpec, inside: Number, stride: Number) -> Number:
     """Parts of the link that `inside` ranks have when no other group is active: whole adapters.
 
     Derived here: `devices_per_adapter` neighbours share one, and each brings its part of the bandwidth.
@@ -146,7 +147,7 @@ def _adapters(link: LinkSpec, inside: Any, stride: Any) -> Any:
     return np.maximum(shared, inside * np.minimum(stride, shared))
 
 
-def group(cluster: ClusterSpec, size: Any, stride: Any, *, alone: bool = False) -> Group:
+def group(cluster: ClusterSpec, size: Number, stride: Number, *, alone: bool = False) -> Group:
     """The group of `size` ranks that are `stride` apart, on this cluster.
 
     Inside one level a ring runs at the level's bandwidth. Where it crosses to the next level, the q ranks that
@@ -190,7 +191,7 @@ def slowest_link(cluster: ClusterSpec, size: int, stride: int) -> str:
     return levels[-1].link.name if levels else "none"
 
 
-def reduce_scatter_seconds(where: Group, num_bytes: Any) -> Any:
+def reduce_scatter_seconds(where: Group, num_bytes: Number) -> Number:
     """Ring reduce-scatter of `num_bytes` per rank: n - 1 steps of 1/n of the bytes.
 
     Source: Patarasuk and Yuan (JPDC 2009); nccl-tests, bus bandwidth factor (n - 1) / n.
@@ -199,7 +200,7 @@ def reduce_scatter_seconds(where: Group, num_bytes: Any) -> Any:
     return share * where.seconds_per_byte * num_bytes + (where.ring_latency + where.startup)
 
 
-def all_gather_seconds(where: Group, num_bytes: Any) -> Any:
+def all_gather_seconds(where: Group, num_bytes: Number) -> Number:
     """Ring all-gather to `num_bytes` per rank: the steps of a reduce-scatter without the sum.
 
     Source: Patarasuk and Yuan (JPDC 2009); nccl-tests, bus bandwidth factor (n - 1) / n.
@@ -207,7 +208,7 @@ def all_gather_seconds(where: Group, num_bytes: Any) -> Any:
     return reduce_scatter_seconds(where, num_bytes)
 
 
-def ring_all_reduce_seconds(where: Group, num_bytes: Any) -> Any:
+def ring_all_reduce_seconds(where: Group, num_bytes: Number) -> Number:
     """Ring all-reduce: a reduce-scatter and an all-gather.
 
     Source: Patarasuk and Yuan (JPDC 2009): 2 (n - 1) / n of the bytes, 2 (n - 1) steps.
@@ -220,7 +221,7 @@ def _has_trees(level: Level) -> bool:
     return level.link.kind in ("fat-tree", "ethernet")
 
 
-def tree_all_reduce_seconds(where: Group, num_bytes: Any) -> Any:
+def tree_all_reduce_seconds(where: Group, num_bytes: Number) -> Number:
     """Double binary tree all-reduce: up and down again, each with all bytes through each rank.
 
     The tree joins hosts, with a chain through the ranks of each host.
@@ -235,7 +236,7 @@ def tree_all_reduce_seconds(where: Group, num_bytes: Any) -> Any:
     return 2.0 * (where.seconds_per_byte * num_bytes / _TREE_SHARE + (hops + where.startup))
 
 
-def halving_doubling_all_reduce_seconds(where: Group, num_bytes: Any) -> Any:
+def halving_doubling_all_reduce_seconds(where: Group, num_bytes: Number) -> Number:
     """Recursive halving and doubling (butterfly), with the nearest partner first.
 
     Each step halves what is left, so the ranks of one instance exchange most, and each brings its own link to
@@ -254,7 +255,7 @@ def halving_doubling_all_reduce_seconds(where: Group, num_bytes: Any) -> Any:
     return 2.0 * (seconds + where.startup + np.where(odd, one_more, 0.0))
 
 
-def hierarchical_all_reduce_seconds(where: Group, num_bytes: Any, *, num_pieces: int = 1) -> Any:
+def hierarchical_all_reduce_seconds(where: Group, num_bytes: Number, *, num_pieces: int = 1) -> Number:
     """Reduce-scatter inside, all-reduce of the shard across, all-gather inside; for any number of levels.
 
     With many pieces the levels work at once, each on another piece, and the slowest sets the pace.
@@ -274,7 +275,7 @@ def _sums(link: LinkSpec) -> bool:
     return link.in_network is not None and link.kind in ("switch", "fat-tree")
 
 
-def in_network_all_reduce_seconds(where: Group, num_bytes: Any) -> Any:
+def in_network_all_reduce_seconds(where: Group, num_bytes: Number) -> Number:
     """All-reduce that the switches sum: NVLS on an NVSwitch, SHARP on InfiniBand; inf where the link has none.
 
     Each rank sends its bytes up once and takes the sum down once. On an NVSwitch one rank per part reads the sum
@@ -296,7 +297,7 @@ def in_network_all_reduce_seconds(where: Group, num_bytes: Any) -> Any:
     return seconds
 
 
-def parameter_server_seconds(where: Group, num_bytes: Any, num_servers: Any) -> Any:
+def parameter_server_seconds(where: Group, num_bytes: Number, num_servers: Number) -> Number:
     """The group's ranks push to `num_servers` servers on the outermost link and pull the sum back.
 
     A rank's link carries all bytes once each way, a server's link n / k of them.
@@ -311,7 +312,7 @@ def parameter_server_seconds(where: Group, num_bytes: Any, num_servers: Any) -> 
     return 2.0 * (one_way + where.startup)
 
 
-def all_reduce_seconds(where: Group, num_bytes: Any) -> Any:
+def all_reduce_seconds(where: Group, num_bytes: Number) -> Number:
     """The cheapest of ring, tree and, where the link has it, in-network: what NCCL chooses from.
 
     Source: NCCL, src/graph/tuning.cc.
@@ -324,7 +325,7 @@ def all_reduce_seconds(where: Group, num_bytes: Any) -> Any:
     return seconds
 
 
-def all_reduce_algorithms(where: Group, num_bytes: Any) -> dict[str, Any]:
+def all_reduce_algorithms(where: Group, num_bytes: Number) -> dict[str, Number]:
     """Seconds of every algorithm that the group could run, by name; inf for groups that cannot.
 
     Source: the functions above; the parameter server has as many servers as ranks.
@@ -341,7 +342,7 @@ def all_reduce_algorithms(where: Group, num_bytes: Any) -> dict[str, Any]:
     return found
 
 
-def broadcast_seconds(where: Group, num_bytes: Any) -> Any:
+def broadcast_seconds(where: Group, num_bytes: Number) -> Number:
     """One rank's bytes to all others, in pieces along a ring.
 
     Source: nccl-tests, bus bandwidth factor 1.
@@ -349,7 +350,7 @@ def broadcast_seconds(where: Group, num_bytes: Any) -> Any:
     return where.seconds_per_byte * num_bytes + (where.ring_latency + where.startup)
 
 
-def _reached(instances: Any, copies: int, groups: tuple[int, int] | None) -> Any:
+def _reached(instances: Number, copies: int, groups: tuple[int, int] | None) -> Number:
     """How many of `instances` the `copies` of a token reach, on average; see `all_to_all_seconds`."""
     if groups is None or copies == 1:
         return instances * (1.0 - (1.0 - 1.0 / instances) ** copies)
@@ -363,7 +364,9 @@ def _reached(instances: Any, copies: int, groups: tuple[int, int] | None) -> Any
     return np.where(instances <= num_groups, instances * (1.0 - missed), chosen * inside * share)
 
 
-def all_to_all_seconds(where: Group, num_bytes: Any, *, copies: int = 1, groups: tuple[int, int] | None = None) -> Any:
+def all_to_all_seconds(
+    where: Group, num_bytes: Number, *, copies: int = 1, groups: tuple[int, int] | None = None
+) -> Number:
     """Every rank sends 1/n of its `num_bytes` to every rank of the group, all peers and all levels at once.
 
     Peers of one level share the rank's own part of that level: across N hosts (N - 1) / N of the bytes go over the
@@ -387,7 +390,7 @@ def all_to_all_seconds(where: Group, num_bytes: Any, *, copies: int = 1, groups:
     return seconds + where.startup
 
 
-def ring_exchange_seconds(where: Group, bytes_per_hop: Any) -> Any:
+def ring_exchange_seconds(where: Group, bytes_per_hop: Number) -> Number:
     """Every rank sends to its neighbour in the group's ring: one hop of ring attention.
 
     The neighbours that are furthest apart set the pace; each rank has its own link of each level.
@@ -401,7 +404,7 @@ def ring_exchange_seconds(where: Group, bytes_per_hop: Any) -> Any:
     return seconds + where.startup
 
 
-def send_seconds(cluster: ClusterSpec, stride: Any, num_bytes: Any, *, size: Any = 2) -> Any:
+def send_seconds(cluster: ClusterSpec, stride: Number, num_bytes: Number, *, size: Number = 2) -> Number:
     """Each rank of a chain of `size` sends to the rank `stride` further on; the slowest hop counts.
 
     Source: alpha-beta model, Hockney (1994).

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
@@ -11,6 +11,7 @@ from planner.cost.parameters import padded_vocab
 
 if TYPE_CHECKING:
     from planner.layout import LayerDegrees
+    from planner.numbers import Flag, Number
     from planner.specs.cluster import DeviceSpec, Precision
     from planner.specs.job import PoolJob
 
@@ -45,17 +46,17 @@ class PassSeconds:
     weights, which nobody does. Only the second products of linear maps are counted as the latter.
     """
 
-    forward: Any = 0.0
-    backward_input: Any = 0.0
-    backward_weight: Any = 0.0
+    forward: Number = 0.0
+    backward_input: Number = 0.0
+    backward_weight: Number = 0.0
 
     @property
-    def backward(self) -> Any:
+    def backward(self) -> Number:
         """The whole backward pass."""
         return self.backward_input + self.backward_weight
 
     @property
-    def total(self) -> Any:
+    def total(self) -> Number:
         """All passes."""
         return self.forward + self.backward
 
@@ -72,7 +73,7 @@ class PassSeconds:
             backward_weight=self.backward_weight + other.backward_weight,
         )
 
-    def __mul__(self, times: Any) -> PassSeconds:
+    def __mul__(self, times: Number) -> PassSeconds:
         """As many of it, or the share `times` of it."""
         return PassSeconds(
             forward=self.forward * times,
@@ -81,7 +82,9 @@ class PassSeconds:
         )
 
 
-def _kernel_share(device: DeviceSpec, precision: Precision, m: Any, n: Any, k: Any, batch: Any, aligned: Any) -> Any:
+def _kernel_share(
+    device: DeviceSpec, precision: Precision, m: Number, n: Number, k: Number, batch: Number, aligned: Flag
+) -> Number:
     """Share of peak that a product (m x k) (k x n) reaches: best tile's wave quantisation, and the depth ramp.
 
     Source: derived here. Waves of tiles over the device's processors, as in Calculon's and SimuMax's measured
@@ -89,7 +92,7 @@ def _kernel_share(device: DeviceSpec, precision: Precision, m: Any, n: Any, k: A
     4 bits, so that K0 grows with the peak.
     """
     down, across = ({size: np.ceil(each / size) for size in _TILE_SIZES} for each in (m, n))
-    least: Any = np.inf  # elements that each processor computes, with the best tile
+    least: Number = np.inf  # elements that each processor computes, with the best tile
     for rows, columns in _TILES:
         waves = np.ceil(down[rows] * across[columns] * batch / device.num_processors)
         least = np.minimum(least, waves * (rows * columns))
@@ -100,21 +103,21 @@ def _kernel_share(device: DeviceSpec, precision: Precision, m: Any, n: Any, k: A
     return device.efficiency.matmul * best * ramp * np.where(aligned, 1.0, _UNALIGNED_SHARE)
 
 
-def _is_aligned(width: Any) -> Any:
+def _is_aligned(width: Number) -> Flag:
     blocks = width / _ALIGNMENT  # a power of two, so that nothing is rounded
     return np.equal(blocks, np.floor(blocks))
 
 
 def matmul_seconds(
     job: PoolJob,
-    m: Any,
-    n: Any,
-    k: Any,
-    batch: Any = 1.0,
+    m: Number,
+    n: Number,
+    k: Number,
+    batch: Number = 1.0,
     *,
     precision: Precision | None = None,
-    aligned: Any = None,
-) -> Any:
+    aligned: Flag | None = None,
+) -> Number:
     """Seconds of `batch` products (m x k) (k x n): the slower of arithmetic and memory traffic, and the launch.
 
     `precision` defaults to the training's. `aligned`: whether the two widths are, those of the right factor by default;
@@ -132,11 +135,11 @@ def matmul_seconds(
     return np.maximum(arithmetic, _stream_seconds(job, traffic)) + device.efficiency.launch
 
 
-def _stream_seconds(job: PoolJob, num_bytes: Any) -> Any:
+def _stream_seconds(job: PoolJob, num_bytes: Number) -> Number:
     return num_bytes / (job.cluster.device.memory_bandwidth * job.cluster.device.efficiency.memory)
 
 
-def memory_bound_seconds(job: PoolJob, num_bytes: Any) -> Any:
+def memory_bound_seconds(job: PoolJob, num_bytes: Number) -> Number:
     """Seconds of an operator that only moves bytes, with its launch.
 
     Source: roofline model, Williams et al. (CACM 2009).
@@ -145,7 +148,13 @@ def memory_bound_seconds(job: PoolJob, num_bytes: Any) -> Any:
 
 
 def linear_seconds(
-    job: PoolJob, tokens: Any, fan_in: Any, fan_out: Any, batch: Any = 1.0, *, precision: Precision | None = None
+    job: PoolJob,
+    tokens: Number,
+    fan_in: Number,
+    fan_out: Number,
+    batch: Number = 1.0,
+    *,
+    precision: Precision | None = None,
 ) -> PassSeconds:
     """Seconds of one linear map (or `batch` of them): output, gradient of the input, gradient of the weight.
 
@@ -183,7 +192,7 @@ def head_seconds(job: PoolJob, layout: LayerDegrees) -> PassSeconds:
     return (linear + loss) * job.calibration.slowdown
 
 
-def accumulation_seconds(job: PoolJob, num_params: Any) -> Any:
+def accumulation_seconds(job: PoolJob, num_params: Number) -> Number:
     """Seconds to add one microbatch's gradient of `num_params` parameters to the sum of the step.
 
     Source: engine profile, bytes moved per parameter.

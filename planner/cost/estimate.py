@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 
     from planner.cost.stage import Stage
     from planner.layout import Layout
+    from planner.numbers import Number
     from planner.specs.engine import Schedule
     from planner.specs.job import Job, PoolJob
 
@@ -232,7 +233,7 @@ def _with_hidden_exchanges(job: Job, layout: Layout, prices: StagePrices, execut
     return replace(prices, ep_hidden=prices.ep_hidden + exchanges, pp_hidden=prices.pp_hidden + sends)
 
 
-def _share(part: Any, whole: Any, num_chunks: int) -> NDArray[np.float64]:
+def _share(part: Number, whole: Number, num_chunks: int) -> NDArray[np.float64]:
     part, whole = np.broadcast_to(part, num_chunks), np.broadcast_to(whole, num_chunks)
     share: NDArray[np.float64] = np.divide(part, whole, out=np.zeros(num_chunks), where=whole > 0)
     return share

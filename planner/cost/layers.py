@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
@@ -15,6 +15,7 @@ from planner.sums import sum_of
 
 if TYPE_CHECKING:
     from planner.layout import LayerDegrees
+    from planner.numbers import Number
     from planner.specs.cluster import Precision
     from planner.specs.job import PoolJob
     from planner.specs.model import LatentAttention, MixtureOfExperts, ModelSpec
@@ -44,11 +45,11 @@ class LayerSeconds:
     """
 
     passes: PassSeconds
-    core_forward: Any
-    light_forward: Any
+    core_forward: Number
+    light_forward: Number
 
 
-def tokens_per_microbatch(job: PoolJob, layout: LayerDegrees) -> Any:
+def tokens_per_microbatch(job: PoolJob, layout: LayerDegrees) -> Number:
     """Tokens of one microbatch on one context-parallel rank: s b / c.
 
     Source: definition of context parallelism.
@@ -88,7 +89,7 @@ def _projection_seconds(job: PoolJob, layout: LayerDegrees) -> PassSeconds:
     if model.mla is None:
         qkv = (model.num_heads + 2 * model.num_kv_heads) * model.head_size / t
         maps = [linear_seconds(job, tokens, h, qkv)]
-        value_width: Any = model.num_heads * model.head_size / t
+        value_width: Number = model.num_heads * model.head_size / t
     else:
         maps = _latent_projections(job, layout, model.mla)
         value_width = model.num_heads * model.mla.value_head_size / t
@@ -154,7 +155,7 @@ def _core_seconds(job: PoolJob, layout: LayerDegrees, *, local: bool) -> PassSec
     return one * (1.0 + cross_attention_share(model))
 
 
-def _num_hops(job: PoolJob, layout: LayerDegrees) -> Any:
+def _num_hops(job: PoolJob, layout: LayerDegrees) -> Number:
     """Times that keys and values travel to the neighbour in ring attention."""
     return np.maximum(layout.cp - 1, 0) * (1.0 if job.engine.context_exchange == "ring" else 0.0)
 
@@ -184,7 +185,7 @@ def _merge_seconds(job: PoolJob, layout: LayerDegrees) -> PassSeconds:
 
 
 def _ffn_seconds(
-    job: PoolJob, tokens: Any, width: Any, batch: Any = 1.0, *, precision: Precision | None = None
+    job: PoolJob, tokens: Number, width: Number, batch: Number = 1.0, *, precision: Precision | None = None
 ) -> PassSeconds:
     """Seconds of a feed-forward block of this width (or of `batch` experts), with its activation.
 
@@ -226,7 +227,7 @@ def _expert_seconds(job: PoolJob, layout: LayerDegrees, moe: MixtureOfExperts) -
     return sum(parts, PassSeconds(forward=permuted, backward_input=permuted))
 
 
-def _remade_seconds(job: PoolJob, layout: LayerDegrees, moe: MixtureOfExperts | None) -> Any:
+def _remade_seconds(job: PoolJob, layout: LayerDegrees, moe: MixtureOfExperts | None) -> Number:
     """Forward seconds of the norms, of latent attention's up-projections, and of the gate.
 
     Source: the same operators as in the forward pass; DeepSeek-V3 (2024), section 3.2.3.

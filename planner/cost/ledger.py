@@ -8,29 +8,24 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING
 
 from planner.sums import sum_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    import numpy as np
-    from numpy.typing import NDArray
+    from planner.numbers import Number
 
 __all__ = [
     "HostMemory",
     "LineName",
     "MemoryLine",
-    "Number",
     "StageMemory",
     "TimeLine",
     "total_bytes",
     "total_exposed_seconds",
 ]
-
-Number: TypeAlias = "float | NDArray[np.float64]"
-"""A number, or an array of them that broadcasts against the others."""
 
 
 class LineName(StrEnum):
@@ -125,11 +120,11 @@ class StageMemory:
         return self.total_bytes <= self.limit_bytes and host_fits
 
 
-def total_bytes(lines: Iterable[MemoryLine]) -> Any:
+def total_bytes(lines: Iterable[MemoryLine]) -> Number:
     """Sum of the lines, in bytes."""
     return sum_of(line.num_bytes for line in lines)
 
 
-def total_exposed_seconds(lines: Iterable[TimeLine]) -> Any:
+def total_exposed_seconds(lines: Iterable[TimeLine]) -> Number:
     """Sum of what the lines add to the step, in seconds."""
     return sum_of(line.exposed_seconds for line in lines)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
@@ -35,6 +35,7 @@ from planner.sums import sum_of
 if TYPE_CHECKING:
     from planner.cost.stage import Stage
     from planner.layout import Degrees
+    from planner.numbers import Flag, Number
     from planner.specs.job import PoolJob
     from planner.specs.model import MixtureOfExperts
 
@@ -71,7 +72,7 @@ class ActivationTerm:
     """
 
     name: str
-    num_bytes: Any
+    num_bytes: Number
     core: bool = False
     is_input: bool = False
     saved: float = 0.0
@@ -262,7 +263,7 @@ def kept_shares(job: PoolJob, term: ActivationTerm) -> tuple[float, float, float
     return 1.0, selective, float(term.is_input)
 
 
-def layer_activation_bytes(job: PoolJob, layout: Degrees, *, experts: bool = False) -> tuple[Any, Any, Any]:
+def layer_activation_bytes(job: PoolJob, layout: Degrees, *, experts: bool = False) -> tuple[Number, Number, Number]:
     """Bytes of one layer for one microbatch under each policy of `stage.POLICIES`.
 
     Source: `activation_terms`, each with its `kept_shares`.
@@ -273,7 +274,7 @@ def layer_activation_bytes(job: PoolJob, layout: Degrees, *, experts: bool = Fal
     return none, selective, full
 
 
-def stored_activation_bytes(job: PoolJob, layout: Degrees, stage: Stage, num_microbatches: Any) -> Any:
+def stored_activation_bytes(job: PoolJob, layout: Degrees, stage: Stage, num_microbatches: Number) -> Number:
     """Activations that a stage stores at its peak: bytes per layer, times layers, times microbatches in flight.
 
     Where the gradients of the weights come later, microbatches that wait for them hold their layers whole. Some engines
@@ -285,7 +286,7 @@ def stored_activation_bytes(job: PoolJob, layout: Degrees, stage: Stage, num_mic
     return _at_peak(job, layout, stage, num_microbatches, sent_bytes(job, layout, stage))
 
 
-def offloaded_activation_bytes(job: PoolJob, layout: Degrees, stage: Stage, num_microbatches: Any) -> Any:
+def offloaded_activation_bytes(job: PoolJob, layout: Degrees, stage: Stage, num_microbatches: Number) -> Number:
     """The part of the same that waits in the host's memory: what layers keep, and not what stages have sent.
 
     Source: as `stored_activation_bytes`.
@@ -295,7 +296,7 @@ def offloaded_activation_bytes(job: PoolJob, layout: Degrees, stage: Stage, num_
     return _at_peak(job, layout, stage, num_microbatches, 0.0)
 
 
-def _at_peak(job: PoolJob, layout: Degrees, stage: Stage, num_microbatches: Any, besides: Any) -> Any:
+def _at_peak(job: PoolJob, layout: Degrees, stage: Stage, num_microbatches: Number, besides: Number) -> Number:
     """Bytes that layers keep, and `besides` them for each microbatch, over all microbatches at the fullest moment."""
     moments = held_of_stage(layout, stage, num_microbatches)
     kept, whole = kept_activation_bytes(job, layout, stage)
@@ -303,7 +304,7 @@ def _at_peak(job: PoolJob, layout: Degrees, stage: Stage, num_microbatches: Any,
     return np.maximum.reduce(np.broadcast_arrays(*stored))
 
 
-def held_of_stage(layout: Degrees, stage: Stage, num_microbatches: Any) -> tuple[tuple[Any, Any], ...]:
+def held_of_stage(layout: Degrees, stage: Stage, num_microbatches: Number) -> tuple[tuple[Number, Number], ...]:
     """What a stage holds in the moments that can be its fullest, in microbatches through all of its layers.
 
     Of an interleaved stage whose chunks differ as if all were its largest: in steady state the first chunks are
@@ -318,32 +319,32 @@ def held_of_stage(layout: Degrees, stage: Stage, num_microbatches: Any) -> tuple
     return tuple((before * share, waiting * share) for before, waiting in moments)
 
 
-def kept_activation_bytes(job: PoolJob, layout: Degrees, stage: Stage) -> tuple[Any, Any]:
+def kept_activation_bytes(job: PoolJob, layout: Degrees, stage: Stage) -> tuple[Number, Number]:
     """What the layers of a stage keep of one microbatch under their policy, and without recompute.
 
     Source: `layer_activation_bytes`, layer by layer.
     """
-    kept: Any = 0.0
-    whole: Any = 0.0
+    kept: Number = 0.0
+    whole: Number = 0.0
     for experts, count in layer_kinds(job, layout, stage):
         of_policies = layer_activation_bytes(job, layout, experts=experts)
         kept, whole = kept + count * by_policy(stage.policy, of_policies), whole + count * of_policies[0]
     return kept, whole
 
 
-def _on_the_way_bytes(job: PoolJob, layout: Degrees, stage: Stage) -> Any:
+def _on_the_way_bytes(job: PoolJob, layout: Degrees, stage: Stage) -> Number:
     """Offloaded activations that the device has all the same: of the layer that computes, and the one being copied.
 
     Source: derived here from two buffers that take turns, as in Megatron-LM, fine_grained_activation_offload.py.
     """
-    largest: Any = 0.0
+    largest: Number = 0.0
     for experts, count in layer_kinds(job, layout, stage):
         one = by_policy(stage.policy, layer_activation_bytes(job, layout, experts=experts))
         largest = np.maximum(largest, np.where(np.greater(count, 0), one, 0.0))
     return largest * np.minimum(2, stage.num_layers)
 
 
-def device_activation_bytes(job: PoolJob, layout: Degrees, stage: Stage, num_microbatches: Any) -> Any:
+def device_activation_bytes(job: PoolJob, layout: Degrees, stage: Stage, num_microbatches: Number) -> Number:
     """What of the stored activations a device has at its peak.
 
     Source: `stored_activation_bytes`, less what waits on the host.
@@ -355,7 +356,7 @@ def device_activation_bytes(job: PoolJob, layout: Degrees, stage: Stage, num_mic
     return np.minimum(stored, left + _on_the_way_bytes(job, layout, stage))
 
 
-def sent_bytes(job: PoolJob, layout: Degrees, stage: Stage) -> Any:
+def sent_bytes(job: PoolJob, layout: Degrees, stage: Stage) -> Number:
     """What a stage has sent to the next and keeps, for one microbatch, of engines that keep it.
 
     Source: DeepSpeed, runtime/pipe/engine.py (pipe_buffers).
@@ -366,7 +367,7 @@ def sent_bytes(job: PoolJob, layout: Degrees, stage: Stage) -> Any:
     return np.where(np.less(stage.index, layout.pp - 1), sent, 0.0)
 
 
-def whole_gradients(job: PoolJob, layout: Degrees) -> Any:
+def whole_gradients(job: PoolJob, layout: Degrees) -> Flag:
     """Whether a device accumulates gradients of all its parameters.
 
     Below ZeRO-2 it does, and under the pipelines of engines that keep them whole there, or wherever microbatches
@@ -381,7 +382,7 @@ def whole_gradients(job: PoolJob, layout: Degrees) -> Any:
     return unsharded | (adds_up & job.engine.accumulates_whole_grads) | piped
 
 
-def state_bytes_per_param(job: PoolJob, layout: Degrees, *, experts: bool = False) -> tuple[Any, Any, Any]:
+def state_bytes_per_param(job: PoolJob, layout: Degrees, *, experts: bool = False) -> tuple[Number, Number, Number]:
     """Bytes per parameter (of a matrix) of weights, gradients and optimizer state on one device.
 
     ZeRO-1 shards the optimizer state, ZeRO-2 the gradients too, ZeRO-3 the weights too; `whole_gradients` says
@@ -414,7 +415,7 @@ def host_state_bytes_per_param(job: PoolJob) -> float:
     return 4.0 + (states.master or states.weights) + moment_bytes_per_param(job)
 
 
-def loss_bytes(job: PoolJob, layout: Degrees, stage: Stage) -> Any:
+def loss_bytes(job: PoolJob, layout: Degrees, stage: Stage) -> Number:
     """Logits and what the loss makes of them on the last stage, for one microbatch; the head's gradient beside them.
 
     In engines that keep gradients apart until they are added up, GPipe holds the logits of all microbatches, and 1F1B
@@ -437,12 +438,12 @@ def loss_bytes(job: PoolJob, layout: Degrees, stage: Stage) -> Any:
     return holds_head(layout, stage) * (one + np.maximum(before, head))
 
 
-def recompute_bytes(job: PoolJob, layout: Degrees, stage: Stage) -> Any:
+def recompute_bytes(job: PoolJob, layout: Degrees, stage: Stage) -> Number:
     """What recompute brings back for the one layer whose backward pass runs; the larger kind counts.
 
     Source: Korthikanti et al. (2022), section 5.
     """
-    largest: Any = 0.0
+    largest: Number = 0.0
     for experts, count in layer_kinds(job, layout, stage):
         everything, selective, full = layer_activation_bytes(job, layout, experts=experts)
         back = by_policy(stage.policy, (np.zeros_like(everything), everything - selective, everything - full))
@@ -450,7 +451,7 @@ def recompute_bytes(job: PoolJob, layout: Degrees, stage: Stage) -> Any:
     return largest
 
 
-def _transient_bytes(job: PoolJob, layout: Degrees, stage: Stage, stored: Any) -> Any:
+def _transient_bytes(job: PoolJob, layout: Degrees, stage: Stage, stored: Number) -> Number:
     """What is alive only for a moment: the larger of the loss, and the layer whose backward pass runs.
 
     The ends (embedding, head) are one unit that ZeRO-3 keeps gathered, with its gradient, until the backward pass ends.
@@ -471,7 +472,7 @@ def _transient_bytes(job: PoolJob, layout: Degrees, stage: Stage, stored: Any) -
     return np.maximum(largest, update_bytes(job, layout, stage) - stored)
 
 
-def layer_backward_bytes(job: PoolJob, layout: Degrees, stage: Stage) -> Any:
+def layer_backward_bytes(job: PoolJob, layout: Degrees, stage: Stage) -> Number:
     """What the layer needs whose backward pass runs, beside what is stored; the larger kind counts.
 
     What recompute brings back, the weights that ZeRO-3 gathers (one layer computes, the next is prefetched, at most as
@@ -481,8 +482,8 @@ def layer_backward_bytes(job: PoolJob, layout: Degrees, stage: Stage) -> Any:
     _fsdp_param_group.py (forward and backward prefetch).
     """
     states = job.state_bytes
-    layer: Any = 0.0
-    trained: Any = 0.0
+    layer: Number = 0.0
+    trained: Number = 0.0
     for experts, count in layer_kinds(job, layout, stage):
         held, changed = (params(job, layout, experts=experts).total for params in (layer_params, trained_layer_params))
         layer = np.maximum(layer, np.where(np.greater(count, 0), held, 0.0))
@@ -497,7 +498,7 @@ def layer_backward_bytes(job: PoolJob, layout: Degrees, stage: Stage) -> Any:
     return recompute_bytes(job, layout, stage) + gathered + reduced + _dequantized_bytes(job, layout)
 
 
-def _gradients_of_layer(job: PoolJob, layout: Degrees, stage: Stage) -> Any:
+def _gradients_of_layer(job: PoolJob, layout: Degrees, stage: Stage) -> Number:
     """Gradients that are alive only while one layer's backward pass runs, less what it has released by then.
 
     First those of the feed-forward block: of its inner tensors (two for each that is released), of the layer's output
@@ -510,7 +511,7 @@ def _gradients_of_layer(job: PoolJob, layout: Degrees, stage: Stage) -> Any:
     states, whole = job.state_bytes, whole_gradients(job, layout)
     summed_in_place = whole & (states.weights >= states.grads)
     reduces = ~np.asarray(whole) | np.equal(layout.pp, 1)
-    largest: Any = 0.0
+    largest: Number = 0.0
     for experts, count in layer_kinds(job, layout, stage):
         of_policies = layer_activation_bytes(job, layout, experts=experts)
         held = layer_params(job, layout, experts=experts).total
@@ -535,7 +536,7 @@ def _last_matrix_share(job: PoolJob, *, experts: bool) -> float:
     return block / ffn_matrices(job.model) / (block + attention_params(job.model))
 
 
-def _dequantized_bytes(job: PoolJob, layout: Degrees) -> Any:
+def _dequantized_bytes(job: PoolJob, layout: Degrees) -> Number:
     """The matrix that is multiplied with, in 16 bits again: the largest of a layer.
 
     Source: Dettmers et al., QLoRA (2023), section 3, equation 5.
@@ -546,7 +547,7 @@ def _dequantized_bytes(job: PoolJob, layout: Degrees) -> Any:
     return job.compute_bytes * job.model.hidden_size * widest / layout.tp
 
 
-def allocator_share(job: PoolJob, layout: Degrees) -> Any:
+def allocator_share(job: PoolJob, layout: Degrees) -> Number:
     """Share of the activations that the allocator loses.
 
     Source: engine profile, fragmentation.
@@ -555,7 +556,7 @@ def allocator_share(job: PoolJob, layout: Degrees) -> Any:
     return alone if piped is None else np.where(np.greater(layout.pp, 1), piped, alone)
 
 
-def _runtime_bytes(job: PoolJob, layout: Degrees, stored: Any) -> Any:
+def _runtime_bytes(job: PoolJob, layout: Degrees, stored: Number) -> Number:
     """Device context and communication buffers, and what the allocator loses.
 
     Source: device file, reserved_memory; engine profile, communicator_memory and fragmentation.
@@ -566,7 +567,7 @@ def _runtime_bytes(job: PoolJob, layout: Degrees, stored: Any) -> Any:
     return buffers + allocator_share(job, layout) * stored
 
 
-def _state_bytes(job: PoolJob, layout: Degrees, stage: Stage) -> tuple[Any, Any, Any]:
+def _state_bytes(job: PoolJob, layout: Degrees, stage: Stage) -> tuple[Number, Number, Number]:
     """Bytes of weights, gradients and optimizer state of one device, experts by their own shard group.
 
     Source: `state_bytes_per_param`, and what the optimizer keeps beside that.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from planner.cost.stage import Stage
     from planner.cost.traffic import StageWindow
     from planner.layout import Degrees
+    from planner.numbers import Number
     from planner.specs.job import PoolJob
 
 __all__ = ["host_copy_seconds", "host_update_seconds"]
@@ -24,13 +25,13 @@ _GRADIENT_BYTES: Final = 4.0
 """Gradients go down in fp32."""
 
 
-def _copy_seconds(job: PoolJob, num_bytes: Any) -> Any:
+def _copy_seconds(job: PoolJob, num_bytes: Number) -> Number:
     host = job.cluster.host
     assert host is not None, "only clusters that describe their hosts offload"
     return num_bytes / (host.bandwidth * host.efficiency)
 
 
-def host_update_seconds(job: PoolJob, num_params: Any) -> Any:
+def host_update_seconds(job: PoolJob, num_params: Number) -> Number:
     """Seconds in which the host updates the `num_params` parameters of one device's shard, while others do theirs.
 
     Gradients are read, weights and moments read and written, and the copy that computes is written: 30 bytes for each
@@ -56,9 +57,9 @@ def host_copy_seconds(job: PoolJob, layout: Degrees, stage: Stage, window: Stage
     Source: Ren et al., ZeRO-Offload (2021), section 4; torch FSDP2, torch/distributed/fsdp/_fully_shard/
     _fsdp_param_group.py (CPUOffloadPolicy).
     """
-    forward: Any = 0.0
-    backward: Any = 0.0
-    once: Any = 0.0
+    forward: Number = 0.0
+    backward: Number = 0.0
+    once: Number = 0.0
     if offloads_activations(layout):
         forward = backward = _copy_seconds(job, kept_activation_bytes(job, layout, stage)[0])
     if offloads_optimizer(layout):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
     from planner.cost.stage import Stage
     from planner.layout import Degrees
+    from planner.numbers import Number
     from planner.specs.job import PoolJob
     from planner.specs.model import ModelSpec
 
@@ -72,7 +73,7 @@ def moment_bytes_per_param(job: PoolJob) -> float:
     return _NUM_MOMENTS[job.training.optimizer] * job.state_bytes.moment
 
 
-def update_bytes(job: PoolJob, layout: Degrees, stage: Stage) -> Any:
+def update_bytes(job: PoolJob, layout: Degrees, stage: Stage) -> Number:
     """fp32 copies that an update makes of moments kept in fewer bits; they are gone before the next forward pass.
 
     Dense parameters and routed experts have an optimizer each, one after the other.
@@ -134,7 +135,7 @@ def _schulz_flops(matrices: tuple[Matrix, ...]) -> float:
     return _NEWTON_SCHULZ_STEPS * sum_of(count * (4.0 * m * m * n + 2.0 * m**3) for m, n, count in shapes)
 
 
-def extra_moment_bytes(job: PoolJob, layout: Degrees, stage: Stage) -> tuple[Any, Any]:
+def extra_moment_bytes(job: PoolJob, layout: Degrees, stage: Stage) -> tuple[Number, Number]:
     """Bytes of running means beyond `moment_bytes_per_param` on one device before ZeRO: common ones, and of experts.
 
     Muon leaves embeddings, head and vectors to AdamW, which keeps a second mean of them. Adafactor keeps fp32 sums
@@ -145,10 +146,10 @@ def extra_moment_bytes(job: PoolJob, layout: Degrees, stage: Stage) -> tuple[Any
     """
     if job.training.optimizer not in ("muon", "adafactor"):
         return 0.0, 0.0
-    common: Any = end_params_on_device(job.model, job.engine, layout, stage.index) + 0.0
+    common: Number = end_params_on_device(job.model, job.engine, layout, stage.index) + 0.0
     if job.training.optimizer == "adafactor":
         common = _end_sides(job, layout, stage, common)
-    routed: Any = 0.0
+    routed: Number = 0.0
     for experts, count in layer_kinds(job, layout, stage):
         shared, own = layer_matrices(job.model, experts=experts)
         held, whole = layer_params(job, layout, experts=experts), _whole_layer(job, experts=experts)
@@ -170,7 +171,7 @@ def _whole_layer(job: PoolJob, *, experts: bool) -> HeldParams:
     return HeldParams(common=whole - routed, experts=routed)
 
 
-def _end_sides(job: PoolJob, layout: Degrees, stage: Stage, num_params: Any) -> Any:
+def _end_sides(job: PoolJob, layout: Degrees, stage: Stage, num_params: Number) -> Number:
     """Rows and columns of embedding, positions and head on one device; the final norm is a vector."""
     h = job.model.hidden_size
     first, last = holds_embedding(stage), holds_head(layout, stage)
@@ -180,7 +181,7 @@ def _end_sides(job: PoolJob, layout: Degrees, stage: Stage, num_params: Any) -> 
     return num_params / h + h * matrices + (h - 1) * norms
 
 
-def newton_schulz_seconds(job: PoolJob, layout: Degrees, stage: Stage) -> Any:
+def newton_schulz_seconds(job: PoolJob, layout: Degrees, stage: Stage) -> Number:
     """Seconds in which Muon makes the updates of a stage's matrices orthogonal, spread over tp and the ZeRO shards.
 
     Source: Jordan et al., Muon (2024); Liu et al., Muon is scalable for LLM training (2025), section 2.3, spreads them.
@@ -188,7 +189,7 @@ def newton_schulz_seconds(job: PoolJob, layout: Degrees, stage: Stage) -> Any:
     if job.training.optimizer != "muon":
         return 0.0
     device = job.cluster.device
-    flops: Any = 0.0
+    flops: Number = 0.0
     for experts, count in layer_kinds(job, layout, stage):
         shared, own = layer_matrices(job.model, experts=experts)
         flops = flops + count * _schulz_flops(shared) / (layout.tp * shard_degree(layout))
@@ -196,7 +197,7 @@ def newton_schulz_seconds(job: PoolJob, layout: Degrees, stage: Stage) -> Any:
     return flops / (device.peak[job.core_precision] * device.efficiency.matmul)
 
 
-def optimizer_seconds(job: PoolJob, num_params: Any) -> Any:
+def optimizer_seconds(job: PoolJob, num_params: Number) -> Number:
     """Seconds of clipping and updating `num_params` parameters of one device's shard.
 
     28 bytes for each parameter to clip and to read its gradient, and weights and moments read and written: 52 of

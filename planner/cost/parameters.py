@@ -6,7 +6,7 @@ the encoder's layers before the decoder's, which have cross-attention too. `laye
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -27,6 +27,7 @@ from planner.layout import head_stage
 
 if TYPE_CHECKING:
     from planner.layout import Degrees, LayerDegrees
+    from planner.numbers import Number
     from planner.specs.engine import EngineSpec
     from planner.specs.model import ModelSpec
 
@@ -233,7 +234,7 @@ def num_matmul_params(model: ModelSpec) -> int:
     return layers + head + patches + model.mtp_layers * (typical + 2 * model.hidden_size**2 + head)
 
 
-def padded_vocab(model: ModelSpec, engine: EngineSpec, layout: LayerDegrees) -> Any:
+def padded_vocab(model: ModelSpec, engine: EngineSpec, layout: LayerDegrees) -> Number:
     """Vocabulary rows of one tensor-parallel rank: V padded to a multiple of (engine's multiple * tp), over tp.
 
     Source: Megatron-LM, --make-vocab-size-divisible-by; torch DTensor pads to a multiple of tp.
@@ -257,7 +258,7 @@ def _whole_params(model: ModelSpec, *, experts: bool) -> int:
     return whole + (model.hidden_size if model.mlp_bias else 0)
 
 
-def dense_layer_params_on_device(model: ModelSpec, layout: LayerDegrees) -> Any:
+def dense_layer_params_on_device(model: ModelSpec, layout: LayerDegrees) -> Number:
     """Parameters of one dense layer on one tensor-parallel rank; of an encoder-decoder an encoder's layer.
 
     Source: Shoeybi et al., Megatron-LM (2019), section 3.
@@ -266,7 +267,7 @@ def dense_layer_params_on_device(model: ModelSpec, layout: LayerDegrees) -> Any:
     return (dense_layer_params(model) - whole) / layout.tp + whole
 
 
-def expert_layer_params_on_device(model: ModelSpec, layout: LayerDegrees) -> Any:
+def expert_layer_params_on_device(model: ModelSpec, layout: LayerDegrees) -> Number:
     """Routed experts of one MoE layer on one device: cut by ep, and each expert by etp.
 
     Source: Megatron-LM, megatron/core/transformer/moe/experts.py.
@@ -274,7 +275,7 @@ def expert_layer_params_on_device(model: ModelSpec, layout: LayerDegrees) -> Any
     return expert_layer_params(model) / (getattr(layout, "ep", 1) * getattr(layout, "etp", 1))
 
 
-def layer_params_on_device(model: ModelSpec, layout: LayerDegrees) -> Any:
+def layer_params_on_device(model: ModelSpec, layout: LayerDegrees) -> Number:
     """Parameters of one layer (see `layer_params`) on one device; of an encoder-decoder the mean of its layers.
 
     Column-parallel weights and biases and row-parallel weights are cut by tp, routed experts by ep * etp; the
@@ -289,13 +290,13 @@ def layer_params_on_device(model: ModelSpec, layout: LayerDegrees) -> Any:
     return dense_layer_params_on_device(model, layout) + _mean_cross_attention_on_device(model, layout)
 
 
-def _mean_cross_attention_on_device(model: ModelSpec, layout: LayerDegrees) -> Any:
+def _mean_cross_attention_on_device(model: ModelSpec, layout: LayerDegrees) -> Number:
     """Cross-attention of the decoder's layers on one device, spread over all layers; they are on one stage."""
     whole = norm_params(model) + (model.hidden_size if model.attention_bias else 0)
     return cross_attention_share(model) * ((_cross_attention_params(model) - whole) / layout.tp + whole)
 
 
-def embedding_params_on_device(model: ModelSpec, engine: EngineSpec, layout: LayerDegrees) -> Any:
+def embedding_params_on_device(model: ModelSpec, engine: EngineSpec, layout: LayerDegrees) -> Number:
     """Parameters of the embedding on one tensor-parallel rank: its share of the (vocabulary x hidden) matrix.
 
     A projection of patches is whole on every rank, and where the engine does so an embedding of its own is too.
@@ -308,7 +309,7 @@ def embedding_params_on_device(model: ModelSpec, engine: EngineSpec, layout: Lay
     return padded_vocab(model, engine, layout) * model.hidden_size * copies
 
 
-def end_params_on_device(model: ModelSpec, engine: EngineSpec, layout: Degrees, stage: Any) -> Any:
+def end_params_on_device(model: ModelSpec, engine: EngineSpec, layout: Degrees, stage: Number) -> Number:
     """Parameters outside the layers on one device: embeddings on the first stage, norm and head on the last.
 
     Tied embeddings are one matrix on one stage, and two copies when the pipeline has several. A learned table of

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
@@ -56,6 +56,7 @@ if TYPE_CHECKING:
     from planner.cost.layers import LayerSeconds
     from planner.cost.transfers import Moment
     from planner.layout import Degrees, LayerDegrees, Layout
+    from planner.numbers import Flag, Number
     from planner.specs.job import Job, PoolJob
 
 
@@ -74,32 +75,32 @@ class StagePrices:
 
     passes: PassSeconds
     whole: Mapping[LineName, PassSeconds]
-    compute: Any
-    recompute: Any
-    head: Any
-    ends: Any
-    accumulation: Any
-    tp_comm: Any
-    tp_hidden: Any
-    cp_comm: Any
-    cp_hidden: Any
-    ep_comm: Any
-    ep_hidden: Any = 0.0
-    pp_comm: Any
-    pp_hidden: Any
-    host_busy_each: Any
-    host_exposed_each: Any
-    host_busy_once: Any
-    host_exposed_once: Any
-    dp_busy_each: Any
-    dp_exposed_each: Any
-    dp_busy_once: Any
-    dp_exposed_once: Any
-    tied_embedding: Any
-    optimizer: Any
+    compute: Number
+    recompute: Number
+    head: Number
+    ends: Number
+    accumulation: Number
+    tp_comm: Number
+    tp_hidden: Number
+    cp_comm: Number
+    cp_hidden: Number
+    ep_comm: Number
+    ep_hidden: Number = 0.0
+    pp_comm: Number
+    pp_hidden: Number
+    host_busy_each: Number
+    host_exposed_each: Number
+    host_busy_once: Number
+    host_exposed_once: Number
+    dp_busy_each: Number
+    dp_exposed_each: Number
+    dp_busy_once: Number
+    dp_exposed_once: Number
+    tied_embedding: Number
+    optimizer: Number
 
     @property
-    def microbatch_seconds(self) -> Any:
+    def microbatch_seconds(self) -> Number:
         """Seconds of one microbatch through the stage, forward and backward: t_r of the pipeline formula."""
         work = self.compute + self.recompute + self.head + self.accumulation
         exposed_send, exposed_exchange = self.pp_comm - self.pp_hidden, self.ep_comm - self.ep_hidden
@@ -109,12 +110,12 @@ class StagePrices:
         return work + exposed_tp + exposed_cp + exposed_exchange + beside
 
     @property
-    def tail_seconds(self) -> Any:
+    def tail_seconds(self) -> Number:
         """Seconds of the stage after its last microbatch: exposed reduction, copies to the host and the optimizer."""
         return self.dp_exposed_once + self.tied_embedding + self.host_exposed_once + self.optimizer
 
 
-def num_microbatches(job: Job, layout: Degrees) -> Any:
+def num_microbatches(job: Job, layout: Degrees) -> Number:
     """Microbatches of one step on one data-parallel rank: B / (dp * mbs).
 
     Source: Narayanan et al. (SC 2021), section 3.
@@ -122,7 +123,7 @@ def num_microbatches(job: Job, layout: Degrees) -> Any:
     return job.training.global_batch_size / (layout.dp * layout.mbs)
 
 
-def num_updates(job: Job, layout: Degrees) -> Any:
+def num_updates(job: Job, layout: Degrees) -> Number:
     """Updates of the weights in a step: one, and under PipeDream one after every microbatch.
 
     Source: Narayanan et al., PipeDream (SOSP 2019), section 3.3.
@@ -138,7 +139,7 @@ class _Work:
     """
 
     layers: PassSeconds
-    recompute: Any
+    recompute: Number
     ends: PassSeconds
     tp: PassSeconds
     tp_hidden: PassSeconds
@@ -214,12 +215,12 @@ class LayerParts:
     """
 
     passes: PassSeconds
-    selective: Any
-    tp: tuple[Any, Any]
-    tp_hidden: tuple[Any, Any]
-    cp: tuple[Any, Any]
-    cp_hidden: tuple[Any, Any]
-    ep: Any
+    selective: Number
+    tp: tuple[Number, Number]
+    tp_hidden: tuple[Number, Number]
+    cp: tuple[Number, Number]
+    cp_hidden: tuple[Number, Number]
+    ep: Number
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -275,13 +276,13 @@ def _parts_of_stage(job: PoolJob, layout: LayerDegrees, kinds: Sequence[tuple[bo
     )
 
 
-def _each_way(busy: Mapping[Moment, Any]) -> tuple[Any, Any]:
+def _each_way(busy: Mapping[Moment, Number]) -> tuple[Number, Number]:
     return busy["forward"], busy["backward"]
 
 
 def _hidden_of_layer(
-    job: PoolJob, layout: LayerDegrees, layer: LayerSeconds, collectives: tuple[Any, Any]
-) -> tuple[Any, Any]:
+    job: PoolJob, layout: LayerDegrees, layer: LayerSeconds, collectives: tuple[Number, Number]
+) -> tuple[Number, Number]:
     """Parts of a layer's tensor-parallel collectives, forward and backward, that run beside its own products."""
     forward, backward = collectives
     core = layer.core_forward
@@ -293,13 +294,13 @@ def _hidden_of_layer(
     )
 
 
-def _repeated(stage: Stage, collectives: tuple[Any, Any]) -> PassSeconds:
+def _repeated(stage: Stage, collectives: tuple[Number, Number]) -> PassSeconds:
     """A layer's collectives, forward and backward, with what the stage's recompute repeats of them."""
     forward, backward = with_recompute(stage, *collectives)
     return PassSeconds(forward=forward, backward_input=backward)
 
 
-def _halves(seconds: Any) -> PassSeconds:
+def _halves(seconds: Number) -> PassSeconds:
     """As much in the forward as in the backward pass."""
     return PassSeconds(forward=seconds / 2, backward_input=seconds / 2)
 
@@ -381,7 +382,7 @@ def stage_prices(job: PoolJob, layout: Degrees, stage: Stage, parts: StageParts 
     )
 
 
-def interleaving_terms(job: Job, layout: Degrees, stage: Stage, prices: StagePrices) -> tuple[Any, Any]:
+def interleaving_terms(job: Job, layout: Degrees, stage: Stage, prices: StagePrices) -> tuple[Number, Number]:
     """What a stage adds to filling and draining, and its room for the model's last chunk; 0 where it has one chunk.
 
     Chunks are taken as so many of the stage's mean layers; those for multi-token prediction lie in the last one.
@@ -407,7 +408,7 @@ def interleaving_terms(job: Job, layout: Degrees, stage: Stage, prices: StagePri
     )
 
 
-def _update_seconds(job: PoolJob, layout: Degrees, stage: Stage, num_params: Any) -> Any:
+def _update_seconds(job: PoolJob, layout: Degrees, stage: Stage, num_params: Number) -> Number:
     """Seconds in which the optimizer updates a shard, where its states are.
 
     Source: optimizers.py, and offload.py for the host.
@@ -445,7 +446,7 @@ def chunk_parts(job: Job, layout: Layout) -> dict[LineName, PassSeconds]:
     }
 
 
-def _each_pass(part: PassSeconds, change: Callable[[Any], Any]) -> PassSeconds:
+def _each_pass(part: PassSeconds, change: Callable[[Number], Number]) -> PassSeconds:
     return PassSeconds(**{each.name: change(getattr(part, each.name)) for each in fields(PassSeconds)})
 
 
@@ -484,7 +485,7 @@ def exchange_share(job: Job) -> float:
     return min(0.5, _EXCHANGE_PROCESSORS / fewest)
 
 
-def stage_bytes(job: PoolJob, layout: Degrees, stage: Stage) -> Any:
+def stage_bytes(job: PoolJob, layout: Degrees, stage: Stage) -> Number:
     """Peak bytes of a stage: the sum of its memory ledger.
 
     Source: memory.py.
@@ -492,7 +493,7 @@ def stage_bytes(job: PoolJob, layout: Degrees, stage: Stage) -> Any:
     return total_bytes(memory_lines(job, layout, stage))
 
 
-def stage_fits(job: PoolJob, layout: Degrees, stage: Stage) -> Any:
+def stage_fits(job: PoolJob, layout: Degrees, stage: Stage) -> Flag:
     """Whether a stage stays within what a plan may use of a device, and of its host.
 
     Source: memory.py.

@@ -5,11 +5,12 @@ Closed forms. `simulate.py` executes the same schedules operation by operation, 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
 if TYPE_CHECKING:
+    from planner.numbers import Flag, Number
     from planner.specs.engine import Schedule
 
 __all__ = [
@@ -35,7 +36,7 @@ EXECUTED: Final = ("zb-h1", "zbv", "dualpipev")
 """Schedules that are executed to be priced: their closed forms hold for equal stages only."""
 
 
-def steady_seconds(num_microbatches: Any, slowest_stage_seconds: Any) -> Any:
+def steady_seconds(num_microbatches: Number, slowest_stage_seconds: Number) -> Number:
     """Seconds in which the slowest stage works: m t_max.
 
     Source: Narayanan et al. (SC 2021), section 2.2: the ideal time m (t_f + t_b).
@@ -43,7 +44,7 @@ def steady_seconds(num_microbatches: Any, slowest_stage_seconds: Any) -> Any:
     return num_microbatches * slowest_stage_seconds
 
 
-def steady_count(num_microbatches: Any, interleave: Any) -> Any:
+def steady_count(num_microbatches: Number, interleave: Number) -> Number:
     """How often a step waits for the slowest stage: m - 1/v; the last of its passes is among the filling and draining.
 
     Source: Narayanan et al. (SC 2021), section 2.2: m t_max + (sum_r t_r - t_max) / v, sorted by t_max.
@@ -52,8 +53,12 @@ def steady_count(num_microbatches: Any, interleave: Any) -> Any:
 
 
 def step_seconds(
-    num_microbatches: Any, interleave: Any, slowest_seconds: Any, work_seconds: Any, tail_seconds: Any = 0.0
-) -> Any:
+    num_microbatches: Number,
+    interleave: Number,
+    slowest_seconds: Number,
+    work_seconds: Number,
+    tail_seconds: Number = 0.0,
+) -> Number:
     """Seconds of a step: (m - 1/v) slowest + work / v + tail, one microbatch taking `work_seconds` in all stages.
 
     With least values in place of the stages' own it is a lower bound of the step, because it grows with each.
@@ -63,7 +68,7 @@ def step_seconds(
     return steady_count(num_microbatches, interleave) * slowest_seconds + work_seconds / interleave + tail_seconds
 
 
-def bubble_seconds(sum_of_stage_seconds: Any, slowest_stage_seconds: Any, interleave: Any) -> Any:
+def bubble_seconds(sum_of_stage_seconds: Number, slowest_stage_seconds: Number, interleave: Number) -> Number:
     """Seconds in which the slowest stage waits for the pipeline to fill and drain: (sum_r t_r - t_max) / v.
 
     With equal stages this is (p - 1) t / v, so that the bubble is (p - 1) / (v m) of the steady time. GPipe
@@ -82,16 +87,16 @@ def bubble_seconds(sum_of_stage_seconds: Any, slowest_stage_seconds: Any, interl
 
 def chunk_terms(
     *,
-    stage_seconds: Any,
-    layer_seconds: Any,
-    num_layers: Any,
-    largest_chunk: Any,
-    end_seconds: Any,
-    is_last: Any,
-    pp: Any,
-    num_microbatches: Any,
-    interleave: Any,
-) -> tuple[Any, Any]:
+    stage_seconds: Number,
+    layer_seconds: Number,
+    num_layers: Number,
+    largest_chunk: Number,
+    end_seconds: Number,
+    is_last: Flag,
+    pp: Number,
+    num_microbatches: Number,
+    interleave: Number,
+) -> tuple[Number, Number]:
     """Two terms of interleaved stages whose chunks differ by a layer, larger ones first; of one microbatch.
 
     stage_seconds: t_r. layer_seconds: w_r, of one of its layers. largest_chunk: q_r, its layers; the others have
@@ -116,7 +121,7 @@ def chunk_terms(
     return fill, smallest * layer_seconds + np.where(is_last, end_seconds, slack * (1 - 1 / rounds))
 
 
-def pace_seconds(stage_seconds: Any, room_seconds: Any, last_chunk_seconds: Any) -> Any:
+def pace_seconds(stage_seconds: Number, room_seconds: Number, last_chunk_seconds: Number) -> Number:
     """Seconds from one microbatch to the next that a stage would allow: its own, and its wait for the last chunk.
 
     Source: derived here, as `chunk_terms`.
@@ -125,8 +130,8 @@ def pace_seconds(stage_seconds: Any, room_seconds: Any, last_chunk_seconds: Any)
 
 
 def interleaved_bubble_seconds(
-    stage_seconds: Any, fill_seconds: Any, room_seconds: Any, num_microbatches: Any, interleave: Any
-) -> Any:
+    stage_seconds: Number, fill_seconds: Number, room_seconds: Number, num_microbatches: Number, interleave: Number
+) -> Number:
     """Seconds in which the slowest stage of interleaved ones waits; all prices have shape (..., stages).
 
     m (pace - t_max) + (sum_r fill_r - pace) / v, pace being the slowest of the stages' (`pace_seconds`). Where chunks
@@ -144,12 +149,12 @@ def interleaved_bubble_seconds(
 def bubble_of(
     schedule: Schedule,
     *,
-    forward: Any,
-    backward_input: Any,
-    backward_weight: Any,
-    num_microbatches: Any,
-    interleave: Any = 1,
-) -> Any:
+    forward: Number,
+    backward_input: Number,
+    backward_weight: Number,
+    num_microbatches: Number,
+    interleave: Number = 1,
+) -> Number:
     """Seconds in which the slowest stage waits, of any schedule: what a step takes beyond m t_max.
 
     forward, backward_input, backward_weight: F, I and W, the seconds of one microbatch through all chunks of a
@@ -191,16 +196,16 @@ def bubble_of(
     raise ValueError(f"schedule {schedule!r} is not priced")
 
 
-def _slowest(stage_seconds: Any) -> Any:
+def _slowest(stage_seconds: Number) -> Number:
     return np.argmax(stage_seconds, axis=-1)[..., np.newaxis]
 
 
-def _of_others(wait: Any, stage_seconds: Any) -> Any:
+def _of_others(wait: Number, stage_seconds: Number) -> Number:
     """Sum of `wait` over all stages but the slowest one; both have shape (..., stages)."""
     return np.sum(wait, axis=-1) - np.take_along_axis(wait, _slowest(stage_seconds), axis=-1)[..., 0]
 
 
-def pipeline_seconds(num_microbatches: Any, stage_seconds: Any, interleave: Any) -> Any:
+def pipeline_seconds(num_microbatches: Number, stage_seconds: Number, interleave: Number) -> Number:
     """Seconds of all microbatches through the pipeline; `stage_seconds` has shape (stages,) or (..., stages).
 
     Source: sum of `steady_seconds` and `bubble_seconds`.
@@ -210,7 +215,7 @@ def pipeline_seconds(num_microbatches: Any, stage_seconds: Any, interleave: Any)
     return steady_seconds(num_microbatches, slowest) + bubble_seconds(total, slowest, interleave)
 
 
-def round_size(pp: Any, num_microbatches: Any) -> Any:
+def round_size(pp: Number, num_microbatches: Number) -> Number:
     """Microbatches that pass one chunk of an interleaved stage before its next chunk has its turn.
 
     The microbatches go in max(1, m // p) equal rounds; a round is p where m is a multiple of p, as Megatron-LM
@@ -222,7 +227,7 @@ def round_size(pp: Any, num_microbatches: Any) -> Any:
     return np.where(num_microbatches % rounds == 0, num_microbatches // rounds, pp)
 
 
-def exists(schedule: Schedule, pp: Any, num_microbatches: Any, interleave: Any) -> Any:
+def exists(schedule: Schedule, pp: Number, num_microbatches: Number, interleave: Number) -> Flag:
     """Whether a schedule has an order for these stages, microbatches and chunks of a stage.
 
     Interleaved stages have several chunks and equal rounds of microbatches; a V has two chunks, DualPipeV at least as
@@ -239,7 +244,9 @@ def exists(schedule: Schedule, pp: Any, num_microbatches: Any, interleave: Any) 
     return np.equal(interleave, 1)
 
 
-def in_flight_microbatches(schedule: Schedule, pp: Any, stage: Any, num_microbatches: Any, interleave: Any) -> Any:
+def in_flight_microbatches(
+    schedule: Schedule, pp: Number, stage: Number, num_microbatches: Number, interleave: Number
+) -> Number:
     """Microbatches whose activations a stage holds at its peak, in units of the whole stage.
 
     naive 1; GPipe m; 1F1B and PipeDream min(m, p - r); interleaved min(m v, 2 (p - r - 1) + (v - 1) g + 1) / v
@@ -271,8 +278,8 @@ def in_flight_microbatches(schedule: Schedule, pp: Any, stage: Any, num_microbat
 
 
 def held_microbatches(
-    schedule: Schedule, pp: Any, stage: Any, num_microbatches: Any, interleave: Any
-) -> tuple[tuple[Any, Any], ...]:
+    schedule: Schedule, pp: Number, stage: Number, num_microbatches: Number, interleave: Number
+) -> tuple[tuple[Number, Number], ...]:
     """What a stage holds in the moments that can be its fullest, as (waiting for I, waiting for W) in microbatches.
 
     A microbatch waits for its backward pass with what the recompute policy keeps. Once the gradients of its inputs are
@@ -299,7 +306,7 @@ def held_microbatches(
     return ((n, 0 * n),)
 
 
-def weight_versions(schedule: Schedule, pp: Any, stage: Any, num_microbatches: Any) -> Any:
+def weight_versions(schedule: Schedule, pp: Number, stage: Number, num_microbatches: Number) -> Number:
     """Copies of its weights that a stage keeps: 1; PipeDream one for each microbatch in flight, min(m, p - r).
 
     Source: Narayanan et al., PipeDream (SOSP 2019), section 3.3, weight stashing.
@@ -308,7 +315,7 @@ def weight_versions(schedule: Schedule, pp: Any, stage: Any, num_microbatches: A
     return versions if schedule == "pipedream" else np.ones_like(versions)
 
 
-def staleness_steps(schedule: Schedule, pp: Any, stage: Any, num_microbatches: Any) -> Any:
+def staleness_steps(schedule: Schedule, pp: Number, stage: Number, num_microbatches: Number) -> Number:
     """Updates by which the weights that made a gradient are behind those it is applied to: versions - 1.
 
     0 for every schedule that drains the pipeline before the update; p - r - 1 for PipeDream.

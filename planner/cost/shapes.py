@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, is_dataclass, replace
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Final, TypeVar
 
 import numpy as np
 
@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from planner.layout import LayerDegrees
+    from planner.numbers import Number
 
 T = TypeVar("T")
 
@@ -27,12 +28,12 @@ _LARGEST: Final = int(np.iinfo(np.int64).max)
 class _Shapes:
     """Different layer degrees, and nothing else: what reads another degree of them fails."""
 
-    tp: Any
-    cp: Any
-    ep: Any
-    etp: Any
-    mbs: Any
-    sp: Any
+    tp: Number
+    cp: Number
+    ep: Number
+    etp: Number
+    mbs: Number
+    sp: Number
 
 
 LAYER_KEYS: Final = tuple(f.name for f in fields(_Shapes))
@@ -81,7 +82,7 @@ def spread(price: T, position: NDArray[np.int64]) -> T:
     return chosen
 
 
-def _spread(price: Any, position: NDArray[np.int64]) -> Any:
+def _spread(price: Number, position: NDArray[np.int64]) -> Number:
     if isinstance(price, tuple):
         return tuple(_spread(part, position) for part in price)
     if isinstance(price, Mapping):

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from planner.layout import Degrees, LayerDegrees, Layout
+    from planner.numbers import Flag, IntArray, Number
     from planner.specs.job import Job, PoolJob
     from planner.specs.model import ModelSpec
 
@@ -66,18 +67,18 @@ class Stage:
     begins in one pool and ends in another.
     """
 
-    index: Any
-    num_layers: Any
-    policy: Any
-    num_expert_layers: Any = 0
-    num_local_layers: Any = 0
-    num_local_expert_layers: Any = 0
-    chunk: Any = None
-    largest_chunk: Any = None
-    num_crossings: Any = 0
-    ends_apart: Any = False
+    index: Number
+    num_layers: Number
+    policy: Number
+    num_expert_layers: Number = 0
+    num_local_layers: Number = 0
+    num_local_expert_layers: Number = 0
+    chunk: Number | None = None
+    largest_chunk: Number | None = None
+    num_crossings: Number = 0
+    ends_apart: Flag = False
 
-    def number_of(self, has_experts: bool, is_local: bool) -> Any:
+    def number_of(self, has_experts: bool, is_local: bool) -> Number:
         """How many of its layers are of a kind."""
         both = self.num_local_expert_layers
         if has_experts:
@@ -86,7 +87,7 @@ class Stage:
         return self.num_local_layers - both if is_local else others - (self.num_local_layers - both)
 
 
-def holds_embedding(stage: Stage) -> Any:
+def holds_embedding(stage: Stage) -> Flag:
     """Whether the model begins here: the first stage, or the first chunk.
 
     Source: definition of a pipeline.
@@ -94,7 +95,7 @@ def holds_embedding(stage: Stage) -> Any:
     return np.equal(stage.index if stage.chunk is None else stage.chunk, 0)
 
 
-def holds_head(layout: Degrees, stage: Stage) -> Any:
+def holds_head(layout: Degrees, stage: Stage) -> Flag:
     """Whether the model ends here: the last stage (of a V the first one), or the last chunk.
 
     Source: `planner.layout.head_stage`.
@@ -104,7 +105,7 @@ def holds_head(layout: Degrees, stage: Stage) -> Any:
     return np.equal(stage.chunk, layout.pp * layout.interleave - 1)
 
 
-def by_policy(policy: Any, values: tuple[Any, Any, Any]) -> Any:
+def by_policy(policy: Number, values: tuple[Number, Number, Number]) -> Number:
     """The value of each stage's policy.
 
     Source: definition of `POLICIES`.
@@ -129,17 +130,17 @@ class Pattern:
         """States that positions can be in."""
         return self.leading + self.period
 
-    def state(self, position: Any) -> Any:
+    def state(self, position: Number) -> Number:
         """The state of a position, the number of layers before it."""
         behind = position - self.leading
         return np.where(np.less(behind, 0), position, self.leading + behind % self.period)
 
-    def has_position(self, state: Any, earliest: Any, latest: Any) -> Any:
+    def has_position(self, state: Number, earliest: Number, latest: Number) -> Flag:
         """Whether a position from the earliest to the latest one is of this state."""
         stride = self.stride(state)
         return state + -(-np.maximum(earliest - state, 0) // stride) * stride <= latest
 
-    def stride(self, state: Any) -> Any:
+    def stride(self, state: Number) -> Number:
         """From one position of a state to the next; of leading layers, where there is none, more than any model has."""
         return np.where(np.less(state, self.leading), _MANY_LAYERS, self.period)
 
@@ -185,7 +186,7 @@ def _flags(job: Job, num_layers: int) -> tuple[NDArray[np.bool_], NDArray[np.boo
     return job.model.layer_has_experts(numbers), local
 
 
-def _held(job: Job, first: Any, num_layers: Any) -> dict[str, Any]:
+def _held(job: Job, first: Number, num_layers: Number) -> dict[str, Number]:
     """How many of `num_layers` layers from position `first` on are of each kind, by the fields of `Stage`.
 
     Source: definition of the model document, counted layer by layer.
@@ -207,7 +208,7 @@ def _held(job: Job, first: Any, num_layers: Any) -> dict[str, Any]:
 
 
 def stage_of(
-    job: Job, *, index: Any, num_layers: Any, policy: Any, first: Any = 0, layout: Degrees | None = None
+    job: Job, *, index: Number, num_layers: Number, policy: Number, first: Number = 0, layout: Degrees | None = None
 ) -> Stage:
     """A stage of the search, with the kinds of layers that it holds.
 
@@ -226,10 +227,10 @@ def stage_of(
     return Stage(index=index, num_layers=num_layers, policy=policy, largest_chunk=largest, **held)
 
 
-def _held_of_even_split(job: Job, layout: Degrees, index: Any) -> dict[str, Any]:
+def _held_of_even_split(job: Job, layout: Degrees, index: Number) -> dict[str, Number]:
     """As `_held`, of all chunks of stages of the even split."""
     pp, interleave, index = np.broadcast_arrays(layout.pp, layout.interleave, index)
-    held: dict[str, Any] = {}
+    held: dict[str, Number] = {}
     for stages, chunks in set(zip(pp.ravel().tolist(), interleave.ravel().tolist(), strict=True)):
         rows = (pp == stages) & (interleave == chunks)
         layers = balanced_chunks(even_stages(job.model.num_layers, stages), chunks, layout.schedule)
@@ -241,7 +242,7 @@ def _held_of_even_split(job: Job, layout: Degrees, index: Any) -> dict[str, Any]
     return held
 
 
-def with_borders(stage: Stage, layout: Degrees, pool_of: Callable[[Any], Any]) -> Stage:
+def with_borders(stage: Stage, layout: Degrees, pool_of: Callable[[Number], Number]) -> Stage:
     """The stages with what crosses the borders of pools; `pool_of` says the pool of each, given their indices.
 
     Interleaved stages also send from the end of the pipeline to its beginning.
@@ -266,7 +267,7 @@ def pool_indices(job: Job, layout: Layout) -> NDArray[np.int64]:
     return np.array([names.index(name) for name in layout.pools])
 
 
-def by_pool(job: Job, pool: Any, price: Callable[[PoolJob], T]) -> T:
+def by_pool(job: Job, pool: IntArray, price: Callable[[PoolJob], T]) -> T:
     """What `price` says of an array of stages, of each by the job on its own pool.
 
     pool: of each stage. A price may be arrays in dataclasses, mappings and tuples; texts are those of the first pool.
@@ -277,7 +278,7 @@ def by_pool(job: Job, pool: Any, price: Callable[[PoolJob], T]) -> T:
     return chosen
 
 
-def _chosen(pool: Any, of_pools: Sequence[Any]) -> Any:
+def _chosen(pool: IntArray, of_pools: Sequence[Any]) -> Any:
     first = of_pools[0]
     if isinstance(first, str):
         return first
@@ -295,7 +296,7 @@ def stages_of(job: Job, layout: Layout) -> Stage:
     """All stages of a layout as arrays of shape (pp,)."""
     chunks = chunks_of(job, layout)
 
-    def of_stages(numbers: Any) -> Any:
+    def of_stages(numbers: Number) -> Number:
         return np.bincount(chunks.index, weights=numbers, minlength=layout.pp)
 
     found = Stage(
@@ -310,7 +311,7 @@ def stages_of(job: Job, layout: Layout) -> Stage:
     return with_borders(found, layout, pool_indices(job, layout).__getitem__) if layout.pools else found
 
 
-def _largest_chunks(layout: Layout) -> Any:
+def _largest_chunks(layout: Layout) -> Number | None:
     if layout.schedule != "interleaved":
         return None
     return np.max(np.reshape(layout.layers_per_stage, (layout.interleave, layout.pp)), axis=0)
@@ -328,7 +329,7 @@ def chunks_of(job: Job, layout: Layout) -> Stage:
     )
 
 
-def layer_kinds(job: Job, layout: Degrees, stage: Stage) -> tuple[tuple[bool, Any], ...]:
+def layer_kinds(job: Job, layout: Degrees, stage: Stage) -> tuple[tuple[bool, Number], ...]:
     """Layers on a stage by what they hold, as (has experts, how many); what the model lacks is left out.
 
     Layers for multi-token prediction are of the model's main kind and lie on the last stage.
@@ -345,7 +346,7 @@ def layer_kinds(job: Job, layout: Degrees, stage: Stage) -> tuple[tuple[bool, An
     return (experts,)
 
 
-def timed_kinds(job: Job, layout: Degrees, stage: Stage) -> tuple[tuple[tuple[bool, bool], Any], ...]:
+def timed_kinds(job: Job, layout: Degrees, stage: Stage) -> tuple[tuple[tuple[bool, bool], Number], ...]:
     """Layers on a stage by what they compute, as ((has experts, has a window), how many).
 
     Layers for multi-token prediction are as in `layer_kinds`, and attend to all tokens.
@@ -360,7 +361,7 @@ def timed_kinds(job: Job, layout: Degrees, stage: Stage) -> tuple[tuple[tuple[bo
     return tuple((kind, stage.number_of(*kind) + extra.get(kind, 0)) for kind in kinds)
 
 
-def _mtp_layers(job: Job, layout: Degrees, stage: Stage) -> Any:
+def _mtp_layers(job: Job, layout: Degrees, stage: Stage) -> Number:
     return holds_head(layout, stage) * job.model.mtp_layers if job.model.mtp_layers else 0
 
 
@@ -371,11 +372,11 @@ class HeldParams:
     The two differ in who holds copies: common parameters have dp * cp replicas, experts dp * cp * tp / (ep * etp).
     """
 
-    common: Any
-    experts: Any
+    common: Number
+    experts: Number
 
     @property
-    def total(self) -> Any:
+    def total(self) -> Number:
         """All of them."""
         return self.common + self.experts
 
@@ -402,14 +403,14 @@ def held_params(job: PoolJob, layout: Degrees, stage: Stage) -> HeldParams:
     Source: sum of the layers and the ends, parameters.py.
     """
     common = end_params_on_device(job.model, job.engine, layout, stage.index) + 0.0
-    routed: Any = 0.0
+    routed: Number = 0.0
     for experts, count in layer_kinds(job, layout, stage):
         one = layer_params(job, layout, experts=experts)
         common, routed = common + count * one.common, routed + count * one.experts
     return HeldParams(common=common, experts=routed)
 
 
-def shard_degree(layout: Degrees) -> Any:
+def shard_degree(layout: Degrees) -> Number:
     """Ranks over which ZeRO spreads a device's states: dp * cp / hsdp, and 1 without ZeRO.
 
     Source: Rajbhandari et al., ZeRO (SC 2020); HSDP shards within a replica.
@@ -417,7 +418,7 @@ def shard_degree(layout: Degrees) -> Any:
     return np.where(np.equal(layout.zero, 0), 1, layout.dp * layout.cp / layout.hsdp)
 
 
-def expert_shard_degree(layout: Degrees) -> Any:
+def expert_shard_degree(layout: Degrees) -> Number:
     """Ranks over which ZeRO spreads the states of routed experts: dp * cp * tp / (ep * etp), 1 without ZeRO.
 
     Source: Megatron-LM, expert data parallelism.

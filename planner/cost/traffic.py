@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
@@ -27,10 +27,11 @@ if TYPE_CHECKING:
     from planner.cost.stage import Stage
     from planner.cost.transfers import Kind, Moment, Span, Transfer
     from planner.layout import Degrees, LayerDegrees
+    from planner.numbers import Number
     from planner.specs.cluster import ClusterSpec
     from planner.specs.job import PoolJob
 
-_SECONDS: Final[dict[Kind, Callable[[Group, Any], Any]]] = {
+_SECONDS: Final[dict[Kind, Callable[[Group, Number], Number]]] = {
     "all-gather": all_gather_seconds,
     "reduce-scatter": reduce_scatter_seconds,
     "all-reduce": all_reduce_seconds,
@@ -44,7 +45,7 @@ def network_of(job: PoolJob, where: Span) -> ClusterSpec:
     return across or job.cluster
 
 
-def priced(job: PoolJob, transfers: Sequence[Transfer]) -> Iterator[tuple[Transfer, Any]]:
+def priced(job: PoolJob, transfers: Sequence[Transfer]) -> Iterator[tuple[Transfer, Number]]:
     """Each transfer, and the seconds of one of its kind; broadcasts.
 
     A single pair of ranks need not reach the link's bandwidth (send_share of the engine profile).
@@ -64,23 +65,25 @@ def priced(job: PoolJob, transfers: Sequence[Transfer]) -> Iterator[tuple[Transf
             yield each, _SECONDS[each.kind](groups[each.where], each.num_bytes)
 
 
-def busy_seconds(job: PoolJob, transfers: Sequence[Transfer]) -> dict[Moment, Any]:
+def busy_seconds(job: PoolJob, transfers: Sequence[Transfer]) -> dict[Moment, Number]:
     """Seconds of all these transfers together in each moment: of one microbatch, or once for each update.
 
     Source: sum of the transfers.
     """
-    alike: dict[int, tuple[Mapping[Moment, Any], Any]] = {}  # transfers that share their times are multiplied once
+    alike: dict[
+        int, tuple[Mapping[Moment, Number], Number]
+    ] = {}  # transfers that share their times are multiplied once
     for each, seconds in priced(job, transfers):
         _, so_far = alike.get(id(each.times), (None, None))
         alike[id(each.times)] = each.times, seconds if so_far is None else so_far + seconds
-    found: dict[Moment, Any] = {}
+    found: dict[Moment, Number] = {}
     for counts, seconds in alike.values():
         for when, times in counts.items():
             found[when] = found[when] + times * seconds if when in found else times * seconds
     return {"forward": 0.0, "backward": 0.0, "first forward": 0.0, "last backward": 0.0, **found}
 
 
-def hidden_tensor_parallel_seconds(job: PoolJob, layout: LayerDegrees, comm: Any, products: Any) -> Any:
+def hidden_tensor_parallel_seconds(job: PoolJob, layout: LayerDegrees, comm: Number, products: Number) -> Number:
     """Part of `comm` seconds of collectives that runs beside `products` seconds of matrix products.
 
     A product is cut into tp pieces; each piece computes while the next one travels, so one piece shows, and what
@@ -93,7 +96,9 @@ def hidden_tensor_parallel_seconds(job: PoolJob, layout: LayerDegrees, comm: Any
     return np.minimum(comm * (1.0 - 1.0 / layout.tp), products)
 
 
-def hidden_behind_weight_gradients(job: PoolJob, layout: LayerDegrees, comm: Any, weight_gradients: Any) -> Any:
+def hidden_behind_weight_gradients(
+    job: PoolJob, layout: LayerDegrees, comm: Number, weight_gradients: Number
+) -> Number:
     """Part of `comm` seconds of a layer's backward collectives that runs beside its weight gradients' products.
 
     The sum of a column-parallel map's input gradient starts before its weight gradient, and takes part in the wait
@@ -111,8 +116,8 @@ def hidden_behind_weight_gradients(job: PoolJob, layout: LayerDegrees, comm: Any
 class StageWindow:
     """Seconds of a stage's layers for one microbatch, forward and backward: what communication can hide behind."""
 
-    forward: Any
-    backward: Any
+    forward: Number
+    backward: Number
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,14 +128,14 @@ class BesideSeconds:
     by the forward or by the backward pass.
     """
 
-    busy_per_microbatch: Any
-    exposed_forward: Any
-    exposed_backward: Any
-    busy_per_step: Any
-    exposed_per_step: Any
+    busy_per_microbatch: Number
+    exposed_forward: Number
+    exposed_backward: Number
+    busy_per_step: Number
+    exposed_per_step: Number
 
 
-def _hidden_behind(seconds: Any, num_units: Any, window: Any, overlaps: bool) -> Any:
+def _hidden_behind(seconds: Number, num_units: Number, window: Number, overlaps: bool) -> Number:
     """Exposed part of `seconds` cut into `num_units` equal pieces, all but one behind work of `window` seconds.
 
     The piece of the last unit has nothing left to hide behind; the others hide as far as the window reaches.
@@ -154,10 +159,10 @@ def data_parallel_seconds(job: PoolJob, layout: Degrees, stage: Stage, window: S
     busy, layers = busy_seconds(job, state_transfers(job, layout, stage)), stage.num_layers
     share = np.maximum(layers - 1, 0) / np.maximum(layers, 1)
     front, back = share * window.forward, share * window.backward
-    beside: dict[Moment, Any] = {"forward": front, "first forward": front, "backward": back, "last backward": back}
+    beside: dict[Moment, Number] = {"forward": front, "first forward": front, "backward": back, "last backward": back}
     overlaps = job.engine.overlaps_data_parallel
     exposed = {when: _hidden_behind(busy[when], layers, work, overlaps) for when, work in beside.items()}
-    copies: Any = 0.0
+    copies: Number = 0.0
     if job.engine.reduction_bytes:
         num_bytes = job.engine.reduction_bytes * trained_params(job, layout, stage).total
         copied = np.less_equal(layout.zero, 1) & np.greater(layout.dp * layout.cp, 1)
@@ -171,7 +176,7 @@ def data_parallel_seconds(job: PoolJob, layout: Degrees, stage: Stage, window: S
     )
 
 
-def hidden_context_parallel_seconds(job: PoolJob, layout: LayerDegrees, exchange: Any, core: Any) -> Any:
+def hidden_context_parallel_seconds(job: PoolJob, layout: LayerDegrees, exchange: Number, core: Number) -> Number:
     """Seconds of one pass's exchange that run beside the attention core, a part of which computes during each hop.
 
     Engines that gather keys and values, or trade for heads, hide nothing.

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
     from planner.cost.stage import Stage
     from planner.layout import Degrees, LayerDegrees
+    from planner.numbers import Number
     from planner.specs.job import PoolJob
 
 Kind = Literal["all-gather", "reduce-scatter", "all-reduce", "all-to-all", "ring exchange", "send"]
@@ -43,8 +44,8 @@ class Span:
     across: they are in different pools. Of a send the ranks are the stages of the pipeline.
     """
 
-    size: Any
-    stride: Any
+    size: Number
+    stride: Number
     across: bool = False
 
 
@@ -60,20 +61,20 @@ class Transfer:
     line: LineName
     kind: Kind
     where: Span
-    num_bytes: Any
-    times: Mapping[Moment, Any]
+    num_bytes: Number
+    times: Mapping[Moment, Number]
     experts: bool = False
     copies: int = 1
     groups: tuple[int, int] | None = None
 
-    def times_per_step(self, num_microbatches: Any, num_updates: Any) -> Any:
+    def times_per_step(self, num_microbatches: Number, num_updates: Number) -> Number:
         """How often it runs in a step; never in a group of one rank."""
         often = {"forward": num_microbatches, "backward": num_microbatches}
         times = sum_of(n * often.get(when, num_updates) for when, n in self.times.items())
         return np.where(np.greater(self.where.size, 1), times, 0.0)
 
 
-def _both_ways(times: Any) -> dict[Moment, Any]:
+def _both_ways(times: Number) -> dict[Moment, Number]:
     """As often in the forward as in the backward pass."""
     return {"forward": times, "backward": times}
 
@@ -97,18 +98,18 @@ def transfers(job: PoolJob, layout: Degrees, stage: Stage) -> tuple[Transfer, ..
     )
 
 
-def _in_layers(stage: Stage, layers: Any, of_layer: Iterable[Transfer]) -> Iterator[Transfer]:
+def _in_layers(stage: Stage, layers: Number, of_layer: Iterable[Transfer]) -> Iterator[Transfer]:
     """The transfers of one layer, as often as the layers of a stage run them."""
     for each in of_layer:
         forward, backward = with_recompute(stage, each.times.get("forward", 0.0), each.times.get("backward", 0.0))
         yield replace(each, times={"forward": layers * forward, "backward": layers * backward})
 
 
-def _with_ends(of_layers: Transfer, of_end: Transfer, ends: Any) -> Transfer:
+def _with_ends(of_layers: Transfer, of_end: Transfer, ends: Number) -> Transfer:
     return replace(of_layers, times={when: n + ends * of_end.times[when] for when, n in of_layers.times.items()})
 
 
-def with_recompute(stage: Stage, forward: Any, backward: Any) -> tuple[Any, Any]:
+def with_recompute(stage: Stage, forward: Number, backward: Number) -> tuple[Number, Number]:
     """Of a layer's transfers, what they are in the passes of a stage: full recompute repeats the forward ones.
 
     Source: Chen et al., sublinear memory (2016): one more forward pass before the backward pass.
@@ -119,7 +120,7 @@ def with_recompute(stage: Stage, forward: Any, backward: Any) -> tuple[Any, Any]
 # --- of every microbatch ----------------------------------------------------------------------------------------
 
 
-def _activation_bytes(job: PoolJob, layout: LayerDegrees) -> Any:
+def _activation_bytes(job: PoolJob, layout: LayerDegrees) -> Number:
     """Bytes of one whole (s b h) activation of one microbatch on one context-parallel rank."""
     return tokens_per_microbatch(job, layout) * job.model.hidden_size * job.compute_bytes
 
@@ -149,7 +150,7 @@ def end_transfers(job: PoolJob, layout: LayerDegrees) -> tuple[Transfer, ...]:
 def _tensor(job: PoolJob, layout: LayerDegrees, pairs: float) -> tuple[Transfer, ...]:
     sequence = np.where(np.equal(layout.sp, 1), pairs, 0.0)
     both = _both_ways(sequence)
-    times: dict[Kind, Any] = {"all-gather": both, "reduce-scatter": both, "all-reduce": _both_ways(pairs - sequence)}
+    times: dict[Kind, Number] = {"all-gather": both, "reduce-scatter": both, "all-reduce": _both_ways(pairs - sequence)}
     where, num_bytes = Span(size=layout.tp, stride=1), _activation_bytes(job, layout)
     of = partial(Transfer, line=LineName.TP_COMM, where=where, num_bytes=num_bytes)
     return tuple(of(kind=kind, times=each) for kind, each in times.items())
@@ -181,7 +182,7 @@ def context_transfers(job: PoolJob, layout: LayerDegrees) -> tuple[Transfer, ...
     return (of(kind="ring exchange", num_bytes=num_bytes, times={"forward": hops, "backward": 2 * hops}),)
 
 
-def context_bytes(job: PoolJob, layout: LayerDegrees) -> tuple[Any, ...]:
+def context_bytes(job: PoolJob, layout: LayerDegrees) -> tuple[Number, ...]:
     """Bytes of one rank that context parallelism exchanges in one layer and pass: keys with values, in one piece.
 
     An engine that trades sequence for heads sends queries, keys, values and outputs, each on its own; key-value heads
@@ -276,11 +277,11 @@ def state_transfers(job: PoolJob, layout: Degrees, stage: Stage) -> tuple[Transf
     """
     held, frozen, zero = trained_params(job, layout, stage), frozen_bytes(job, layout, stage), np.asarray(layout.zero)
     late, once, each = (np.where(chosen, 1.0, 0.0) for chosen in (zero <= 1, (zero == 1) | (zero == 2), zero == 3))
-    reduces: dict[Moment, Any] = {"backward": 1.0 - late, "last backward": late}
-    gathers: dict[Moment, Any] = {"first forward": once, **_both_ways(each)}
+    reduces: dict[Moment, Number] = {"backward": 1.0 - late, "last backward": late}
+    gathers: dict[Moment, Number] = {"first forward": once, **_both_ways(each)}
 
     def of_states(
-        num_params: Any, frozen_bytes: Any, shards: Any, ranks: Any, stride: Any, experts: bool
+        num_params: Number, frozen_bytes: Number, shards: Number, ranks: Number, stride: Number, experts: bool
     ) -> tuple[Transfer, ...]:
         shard, replicas = Span(size=shards, stride=stride), Span(size=ranks / shards, stride=stride * shards)
         grads, weights = job.state_bytes.grads * num_params, job.state_bytes.weights * num_params

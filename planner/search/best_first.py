@@ -13,7 +13,7 @@ The integer program starts again from `Found.near` (`decision`); it reads nothin
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -28,7 +28,7 @@ from planner.search.optimum.executed_schedules import busy_seconds, executed_can
 from planner.search.optimum.pricing import layout_at, price_candidates
 from planner.search.optimum.pruning import greedy_choice, prune
 from planner.search.reporter import Reporter
-from planner.search.space.arrays import AGREEMENT, TIE, FloatArray, IntArray, Mask
+from planner.search.space.arrays import AGREEMENT, TIE
 from planner.search.space.configurations import (
     LESS_OFFLOAD,
     DegreeArrays,
@@ -51,6 +51,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from planner.layout import Layout
+    from planner.numbers import FloatArray, IntArray, Mask, Rows
     from planner.search.objectives import Incumbents, Objective
     from planner.search.optimum.candidate import Choice
     from planner.search.space.constraints import Constraints
@@ -173,7 +174,7 @@ class Near:
         """Number of configurations."""
         return len(self.seconds)
 
-    def degrees(self, positions: Any) -> DegreeArrays:
+    def degrees(self, positions: Rows | int) -> DegreeArrays:
         """Degrees at `positions`, whose schedule, offload and recompute mean nothing: for what reads numbers only."""
         assert self._all is not None, "there are none"
         return self._all.take(positions)

@@ -36,9 +36,9 @@ from planner.search.space.configurations import (
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from planner.numbers import FloatArray
     from planner.search.best_first import Found
     from planner.search.objectives import Incumbents
-    from planner.search.space.arrays import FloatArray
     from planner.search.space.configurations import PolicyMasks
     from planner.search.space.constraints import Constraints
 

@@ -24,10 +24,10 @@ from planner.search.space.arrays import AGREEMENT, TIE
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from planner.numbers import FloatArray, IntArray
     from planner.search.best_first import Filled, Found, Near
     from planner.search.objectives import BestCuts, Objective, Rank
     from planner.search.optimum.integer_program import SolverName
-    from planner.search.space.arrays import FloatArray, IntArray
     from planner.search.space.configurations import DegreeArrays
     from planner.search.space.constraints import Constraints
     from planner.specs.job import Job

@@ -21,8 +21,8 @@ from planner.search.space.placements import placements_of
 from planner.specs.job import PoolJob, each_pool
 
 if TYPE_CHECKING:
+    from planner.numbers import FloatArray
     from planner.search.optimum.candidate import Candidate
-    from planner.search.space.arrays import FloatArray
     from planner.search.space.configurations import DegreeArrays
     from planner.search.space.constraints import Constraints
     from planner.specs.job import Job

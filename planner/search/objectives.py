@@ -5,7 +5,7 @@ from __future__ import annotations
 import bisect
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Final, Protocol, TypeAlias
 
 import numpy as np
 
@@ -17,6 +17,7 @@ from planner.search.space.placements import billed
 
 if TYPE_CHECKING:
     from planner.layout import Degrees, Layout
+    from planner.numbers import Number
     from planner.search.space.configurations import DegreeArrays
     from planner.specs.job import Job
 
@@ -52,7 +53,7 @@ class Objective:
     name: ObjectiveName = "throughput"
     longest_step_seconds: float = math.inf
 
-    def rank(self, seconds: Any, num_devices: Any) -> tuple[Any, Any]:
+    def rank(self, seconds: Number, num_devices: Number) -> tuple[Number, Number]:
         """Where steps of `seconds` on `num_devices` devices stand; broadcasts."""
         if self.name == "cost":
             return seconds * num_devices, seconds
@@ -60,7 +61,7 @@ class Objective:
             return num_devices + np.zeros(np.shape(seconds)), seconds
         return seconds, seconds
 
-    def devices(self, job: Job, degrees: DegreeArrays) -> Any:
+    def devices(self, job: Job, degrees: DegreeArrays) -> Number:
         """Devices in use as this objective counts them: [n], or one number of one configuration."""
         return billed(job, degrees) if self.name == "cost" else degrees.world_size
 
@@ -79,13 +80,13 @@ THROUGHPUT: Final = Objective()
 class Incumbents(Protocol):
     """The best layouts so far, as far as they rule others out."""
 
-    def devices(self, job: Job, degrees: DegreeArrays) -> Any:
+    def devices(self, job: Job, degrees: DegreeArrays) -> Number:
         """Devices in use as they are counted here: [n], or one number of one configuration."""
 
-    def cutoff_seconds(self, num_devices: Any) -> Any:
+    def cutoff_seconds(self, num_devices: Number) -> Number:
         """Layouts on so many devices with longer steps are not wanted; broadcasts."""
 
-    def order(self, seconds: Any, num_devices: Any) -> Any:
+    def order(self, seconds: Number, num_devices: Number) -> Number:
         """What to look at first: layouts of small values; broadcasts."""
 
     def add(self, degrees: Degrees, num_devices: float, seconds: float) -> None:
@@ -104,11 +105,11 @@ class BestCuts:
         self._ranks: dict[tuple[int, ...], Rank] = {}
         self._last: Rank = (math.inf, math.inf)  # the rank of the last place
 
-    def devices(self, job: Job, degrees: DegreeArrays) -> Any:
+    def devices(self, job: Job, degrees: DegreeArrays) -> Number:
         """As the objective counts them."""
         return self.objective.devices(job, degrees)
 
-    def cutoff_seconds(self, num_devices: Any) -> Any:
+    def cutoff_seconds(self, num_devices: Number) -> Number:
         """The longest step with which a layout on so many devices takes one of the places; broadcasts."""
         first, seconds = self._last
         if self.objective.name == "cost":
@@ -120,7 +121,7 @@ class BestCuts:
             longest = np.full(np.shape(num_devices), seconds)
         return np.minimum(longest * self._slack, self.objective.longest_step_seconds)
 
-    def order(self, seconds: Any, num_devices: Any) -> Any:
+    def order(self, seconds: Number, num_devices: Number) -> Number:
         """By the first number of the rank; broadcasts."""
         return self.objective.rank(seconds, num_devices)[0]
 
@@ -139,15 +140,15 @@ class AnyLayout:
     def __init__(self) -> None:
         self.found = False
 
-    def devices(self, job: Job, degrees: DegreeArrays) -> Any:  # noqa: ARG002 - wherever they are
+    def devices(self, job: Job, degrees: DegreeArrays) -> Number:  # noqa: ARG002 - wherever they are
         """Devices in use, whatever they cost."""
         return degrees.world_size
 
-    def cutoff_seconds(self, num_devices: Any) -> Any:
+    def cutoff_seconds(self, num_devices: Number) -> Number:
         """No bound, then none that is met; broadcasts."""
         return np.full(np.shape(num_devices), -math.inf if self.found else math.inf)
 
-    def order(self, seconds: Any, num_devices: Any) -> Any:
+    def order(self, seconds: Number, num_devices: Number) -> Number:
         """By the step time; broadcasts."""
         return seconds + 0 * num_devices
 
@@ -167,16 +168,16 @@ class Staircase:
         self._devices: list[float] = [0]  # of each step, ascending
         self._seconds: list[float] = [math.inf]  # of each step, descending
 
-    def devices(self, job: Job, degrees: DegreeArrays) -> Any:  # noqa: ARG002 - wherever they are
+    def devices(self, job: Job, degrees: DegreeArrays) -> Number:  # noqa: ARG002 - wherever they are
         """Devices in use, whatever they cost."""
         return degrees.world_size
 
-    def cutoff_seconds(self, num_devices: Any) -> Any:
+    def cutoff_seconds(self, num_devices: Number) -> Number:
         """The step time of the fastest layout with as few devices; broadcasts."""
         place = np.searchsorted(self._devices, np.maximum(num_devices, self._num_first), side="right")
         return np.asarray(self._seconds)[place - 1]
 
-    def order(self, seconds: Any, num_devices: Any) -> Any:  # noqa: ARG002 - whatever they use
+    def order(self, seconds: Number, num_devices: Number) -> Number:  # noqa: ARG002 - whatever they use
         """The fastest first; broadcasts."""
         return seconds
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -15,6 +15,7 @@ from planner.search.space.arrays import unrolled
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from planner.numbers import Flag, Number
     from planner.search.space.configurations import DegreeArrays, PolicyMasks
     from planner.specs.job import Job, PoolJob
 
@@ -56,7 +57,7 @@ class EvenSplit:
         return np.asarray(np.maximum.reduceat(self.tail_seconds, self.first), dtype=np.float64)
 
 
-def can_interleave(job: Job, degrees: DegreeArrays, index: Any, num_layers: Any) -> Any:
+def can_interleave(job: Job, degrees: DegreeArrays, index: Number, num_layers: Number) -> Flag:
     """Whether the search knows which layers interleaved stages of so many layers hold (`stage_of`).
 
     All leading layers are in the first chunk; where the kinds of layers repeat, each chunk has equally many, which are

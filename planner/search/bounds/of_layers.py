@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from planner.cost.prices import StageParts
+    from planner.numbers import Flag, Number
     from planner.search.space.configurations import DegreeArrays
     from planner.specs.job import Job, PoolJob
 
@@ -53,7 +54,7 @@ def kinds_main_first(job: Job) -> tuple[LayerKind, ...]:
     return tuple(sorted(kinds, key=lambda kind: (kind.has_experts != main, kind.is_local)))
 
 
-def stage_of_kind(kind: Sequence[Any], *, index: Any, num_layers: Any, policy: Any) -> Stage:
+def stage_of_kind(kind: Sequence[Flag], *, index: Number, num_layers: Number, policy: Number) -> Stage:
     """A stage of layers of one kind only, given as whether they have experts and a window."""
     experts, local = (np.multiply(num_layers, each) for each in kind[:2])
     return Stage(
@@ -77,7 +78,7 @@ def hides_exchanges(job: PoolJob, degrees: DegreeArrays) -> bool:
     return job.engine.overlaps_paired_passes and degrees.schedule == "dualpipev"
 
 
-def _layer_floors(job: PoolJob, degrees: DegreeArrays, parts: StageParts) -> list[Any]:
+def _layer_floors(job: PoolJob, degrees: DegreeArrays, parts: StageParts) -> list[Number]:
     """Least seconds of one layer of each kind for one microbatch.
 
     Computation and tensor and expert parallel communication of a layer that recomputes nothing; broadcasts.
@@ -92,10 +93,10 @@ def _layer_floors(job: PoolJob, degrees: DegreeArrays, parts: StageParts) -> lis
     return floors
 
 
-def _layer_floor(job: PoolJob, degrees: DegreeArrays, parts: StageParts) -> tuple[Any, Any]:
+def _layer_floor(job: PoolJob, degrees: DegreeArrays, parts: StageParts) -> tuple[Number, Number]:
     """Least seconds of one layer for one microbatch: on average over the model's layers, and of its fastest kind."""
-    mean: Any = 0.0
-    fastest: Any = np.inf
+    mean: Number = 0.0
+    fastest: Number = np.inf
     for kind, seconds in zip(kinds_main_first(job), _layer_floors(job, degrees, parts), strict=True):
         mean, fastest = mean + kind.number / job.model.num_layers * seconds, np.minimum(fastest, seconds)
     return mean, fastest
@@ -169,7 +170,9 @@ class LayerFloors:
         slowest = np.maximum(slowest, v * fastest + head)
         return np.asarray(step_seconds(m, v, slowest, work))
 
-    def layer_and_head_seconds(self, degrees: DegreeArrays, *, any_experts: bool = False) -> tuple[Any, Any, Any]:
+    def layer_and_head_seconds(
+        self, degrees: DegreeArrays, *, any_experts: bool = False
+    ) -> tuple[Number, Number, Number]:
         """Least seconds of one microbatch: of a mean layer, of a layer of the fastest kind, and of the head."""
         cut, size = self._cut_of(degrees), np.searchsorted(self._sizes, degrees.mbs)
         head = self._head[cut, size]
@@ -189,7 +192,7 @@ class LayerFloors:
 _PLACE = 1 << 24  # more than any degree
 
 
-def _code(degrees: DegreeArrays) -> Any:
+def _code(degrees: DegreeArrays) -> Number:
     """One number for each (tp, sp, cp)."""
     return (degrees.tp * 2 + degrees.sp) * _PLACE + degrees.cp
 
@@ -209,7 +212,7 @@ def layer_shapes(job: PoolJob, degrees: DegreeArrays) -> LayerShapes:
 
 
 def most_layers(
-    job: PoolJob, degrees: DegreeArrays, cutoff_seconds: Any, shapes: LayerShapes | None = None
+    job: PoolJob, degrees: DegreeArrays, cutoff_seconds: Number, shapes: LayerShapes | None = None
 ) -> NDArray[np.int64]:
     """Layers that no stage exceeds: the other stages need theirs, and the step must stay within the cutoff.
 

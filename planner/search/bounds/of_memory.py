@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from planner.numbers import Number
     from planner.search.space.configurations import DegreeArrays, PolicyMasks
     from planner.specs.job import Job, PoolJob
 
@@ -57,7 +58,7 @@ def _whole(layers: NDArray[np.float64]) -> NDArray[np.float64]:
     return np.floor(layers * (1 + 1e-9))
 
 
-def held_in_time(spare_seconds: Any, layer_seconds: Any, room: Any, whole: bool) -> Any:
+def held_in_time(spare_seconds: Number, layer_seconds: Number, room: Number, whole: bool) -> Number:
     """Layers that stages hold within some seconds, under the policy that lets each hold most, [stages].
 
     layer_seconds: of one more layer, and room: layers that memory allows, both [policies, stages]. whole: whether
@@ -97,17 +98,17 @@ def rooms_of_stages(job: PoolJob, degrees: DegreeArrays, policies: PolicyMasks) 
     return Rooms(owner=owner, is_last=is_last, layers=np.stack(layers), whole=whole)
 
 
-def _in_flight(job: PoolJob, degrees: DegreeArrays, stage: Any) -> Any:
+def _in_flight(job: PoolJob, degrees: DegreeArrays, stage: Number) -> Number:
     m = num_microbatches(job, degrees)
     return in_flight_microbatches(degrees.schedule, degrees.pp, stage, m, degrees.interleave)
 
 
-def _bytes_with(job: PoolJob, degrees: DegreeArrays, index: Any, num_layers: int, policy: int) -> Any:
+def _bytes_with(job: PoolJob, degrees: DegreeArrays, index: Number, num_layers: int, policy: int) -> Number:
     stage = stage_of_kind(kinds_main_first(job)[0], index=index, num_layers=num_layers, policy=policy)
     return np.asarray(np.broadcast_to(stage_bytes(job, degrees, stage), np.shape(index)))
 
 
-def always_fits(job: PoolJob, degrees: DegreeArrays, cutoff_seconds: Any) -> NDArray[np.bool_]:
+def always_fits(job: PoolJob, degrees: DegreeArrays, cutoff_seconds: Number) -> NDArray[np.bool_]:
     """Where every filling of these configurations within the cutoff fits into memory, whatever it recomputes.
 
     Memory grows with the layers of a stage, which are at most `most_layers`, is largest without recompute, and lies

@@ -37,6 +37,7 @@ from planner.search.space.placements import (
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from planner.numbers import Number, Rows
     from planner.search.space.configurations import DegreeArrays, PolicyMasks
     from planner.search.space.constraints import Constraints
     from planner.search.space.placements import Placements
@@ -120,7 +121,7 @@ class _Floors:
     tail: NDArray[np.float64]
     by_policy: NDArray[np.float64]
 
-    def take(self, rows: Any) -> _Floors:
+    def take(self, rows: Rows) -> _Floors:
         """The prices of these configurations."""
         return _Floors(
             layer=self.layer[rows], ends=self.ends[rows], tail=self.tail[rows], by_policy=self.by_policy[:, rows]
@@ -129,7 +130,7 @@ class _Floors:
 
 def _slowest_and_work(
     job: Job, degrees: DegreeArrays, floors: _Floors, stages: NDArray[np.int64], last: NDArray[np.int64] | None
-) -> tuple[Any, Any]:
+) -> tuple[Number, Number]:
     """Least seconds of one microbatch in the slowest stage, and in all of them together.
 
     last: the pool in which the model ends; None: any of them.
@@ -216,7 +217,7 @@ def _floors(job: Job, degrees: DegreeArrays, policies: PolicyMasks, cutoff_secon
     return _Floors(layer=layer, ends=ends, tail=tail, by_policy=by_policy)
 
 
-def _of(policies: PolicyMasks, rows: Any) -> PolicyMasks:
+def _of(policies: PolicyMasks, rows: Rows) -> PolicyMasks:
     return {policy: mask[rows] for policy, mask in policies.items()}
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from planner.cost.prices import StagePrices
+    from planner.numbers import Number, Rows
     from planner.search.bounds.of_layers import LayerShapes
     from planner.search.bounds.of_memory import Rooms
     from planner.search.space.configurations import DegreeArrays, PolicyMasks
@@ -42,7 +43,7 @@ def lower_bound_seconds(
     degrees: DegreeArrays,
     policies: PolicyMasks,
     *,
-    cutoff_seconds: Any = np.inf,
+    cutoff_seconds: Number = np.inf,
     any_replicas: bool = False,
 ) -> NDArray[np.float64]:
     """A step of these configurations takes at least this long, however layers and recompute are chosen.
@@ -76,7 +77,7 @@ def lower_bound_seconds(
     return bounds
 
 
-def _of(policies: PolicyMasks, index: Any) -> PolicyMasks:
+def _of(policies: PolicyMasks, index: Rows) -> PolicyMasks:
     return {policy: mask[index] for policy, mask in policies.items()}
 
 
@@ -96,7 +97,7 @@ def single_stage_seconds(
 
 
 def _bound_by_memory(
-    job: PoolJob, degrees: DegreeArrays, floor: FloorPrices, policies: PolicyMasks, cutoff_seconds: Any
+    job: PoolJob, degrees: DegreeArrays, floor: FloorPrices, policies: PolicyMasks, cutoff_seconds: Number
 ) -> NDArray[np.float64]:
     """The bound with what memory lets each stage hold, infinite where that is more than the cutoff for sure."""
     rooms = rooms_of_stages(job, degrees, policies)
@@ -120,18 +121,18 @@ class FloorPrices:
     its layers. tail: [n] of the longest tail.
     """
 
-    layer: Any
+    layer: Number
     num_main: int
-    send: Any
-    ends: Any
-    tail: Any
+    send: Number
+    ends: Number
+    tail: Number
 
     @property
-    def main(self) -> Any:
+    def main(self) -> Number:
         """Seconds of one more layer of the fastest of the main kinds, [policies, n]."""
         return self.layer[: self.num_main].min(axis=0)
 
-    def take(self, index: Any) -> FloorPrices:
+    def take(self, index: Rows) -> FloorPrices:
         """The prices of these configurations."""
         return FloorPrices(
             layer=self.layer[:, :, index],
@@ -143,7 +144,7 @@ class FloorPrices:
 
 
 def floor_prices(
-    job: PoolJob, degrees: DegreeArrays, policies: PolicyMasks, cutoff_seconds: Any, any_replicas: bool
+    job: PoolJob, degrees: DegreeArrays, policies: PolicyMasks, cutoff_seconds: Number, any_replicas: bool
 ) -> FloorPrices:
     """Least prices of a layer, from stages of the most layers: launches and latencies are spread over most there.
 
@@ -215,8 +216,8 @@ def _tail_floor(
     leading layers alone. Where dense layers and those with experts take turns, others are beside the q layers, and
     `tail_seconds` is what more layers only add to, the optimizer's.
     """
-    others: Any = degrees.pp
-    rest: Any = num_main_layers(job)
+    others: Number = degrees.pp
+    rest: Number = num_main_layers(job)
     if rest < job.model.num_layers and not _takes_turns(job):
         rest, others = rest - most, np.maximum(others - 1, 1)
     layers = np.maximum(np.ceil(rest / others), 0)
@@ -224,7 +225,7 @@ def _tail_floor(
 
 
 def _transfer_floor(
-    job: PoolJob, degrees: DegreeArrays, optimizer_seconds: Any, window_seconds: Any, most: NDArray[np.int64]
+    job: PoolJob, degrees: DegreeArrays, optimizer_seconds: Number, window_seconds: Number, most: NDArray[np.int64]
 ) -> NDArray[np.float64]:
     """Least seconds of the longest tail, from what the stage with most layers of the main kinds has to move.
 
@@ -248,28 +249,28 @@ def _takes_turns(job: Job) -> bool:
     return job.model.moe is not None and job.model.moe.layer_frequency > 1
 
 
-def _in_proportion(prices: StagePrices) -> Any:
+def _in_proportion(prices: StagePrices) -> Number:
     """What grows in proportion to the layers, and the ends of the model."""
     work = prices.compute + prices.recompute + prices.head
     exposed = (prices.tp_comm - prices.tp_hidden) + (prices.cp_comm - prices.cp_hidden)
     return work + exposed + prices.ep_comm
 
 
-def _work_floor(job: PoolJob, degrees: DegreeArrays, floor: FloorPrices, forced_seconds: Any) -> Any:
+def _work_floor(job: PoolJob, degrees: DegreeArrays, floor: FloorPrices, forced_seconds: Number) -> Number:
     """Least seconds of one microbatch in all stages together."""
     counts = np.array([kind.number for kind in kinds_main_first(job)])[:, np.newaxis]
     layers = (counts * floor.layer.min(axis=1)).sum(axis=0)
     return layers + degrees.pp * floor.send + floor.ends + forced_seconds
 
 
-def _slowest_floor(job: PoolJob, degrees: DegreeArrays, floor: FloorPrices, forced_seconds: Any) -> Any:
+def _slowest_floor(job: PoolJob, degrees: DegreeArrays, floor: FloorPrices, forced_seconds: Number) -> Number:
     """Least seconds of one microbatch in the slowest stage."""
     layer = floor.layer.min(axis=(0, 1))
     fullest = np.maximum(np.ceil(job.model.num_layers / degrees.pp) * layer, degrees.interleave * layer + floor.ends)
     return np.maximum(_work_floor(job, degrees, floor, forced_seconds) / degrees.pp, fullest + floor.send)
 
 
-def _step_floor(job: PoolJob, degrees: DegreeArrays, floor: FloorPrices, forced_seconds: Any) -> NDArray[np.float64]:
+def _step_floor(job: PoolJob, degrees: DegreeArrays, floor: FloorPrices, forced_seconds: Number) -> NDArray[np.float64]:
     """The bound of `lower_bound_seconds`; `forced_seconds` is work of recompute that memory forces on all stages."""
     m, v = num_microbatches(job, degrees), degrees.interleave
     work = _work_floor(job, degrees, floor, forced_seconds)
@@ -298,7 +299,7 @@ def _forced_seconds(job: PoolJob, degrees: DegreeArrays, floor: FloorPrices, roo
 
 
 def _holds_in_time(
-    job: PoolJob, degrees: DegreeArrays, floor: FloorPrices, rooms: Rooms, slowest_seconds: Any
+    job: PoolJob, degrees: DegreeArrays, floor: FloorPrices, rooms: Rooms, slowest_seconds: Number
 ) -> NDArray[np.bool_]:
     """Whether stages that take at most `slowest_seconds` for a microbatch can hold all layers."""
     spare = (slowest_seconds - floor.send)[rooms.owner] - np.where(rooms.is_last, floor.ends[rooms.owner], 0.0)

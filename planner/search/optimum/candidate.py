@@ -16,12 +16,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from planner.search.space.arrays import AGREEMENT, FloatArray, IntArray, Mask
+from planner.search.space.arrays import AGREEMENT
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from planner.cost.stage import Pattern
+    from planner.numbers import FloatArray, IntArray, Mask
 
 
 class Disagreement(AssertionError):

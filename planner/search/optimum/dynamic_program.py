@@ -29,12 +29,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from planner.search.optimum.candidate import Candidate, Choice
-from planner.search.space.arrays import TIE, FloatArray, IntArray, Mask
+from planner.search.space.arrays import TIE
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from planner.cost.stage import Pattern
+    from planner.numbers import FloatArray, IntArray, Mask
 
 __all__ = ["best_choice", "best_of", "ranked"]
 

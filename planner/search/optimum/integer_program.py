@@ -50,7 +50,7 @@ from planner.search.optimum.solver_process import run_solver
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from planner.search.space.arrays import FloatArray, IntArray
+    from planner.numbers import FloatArray, IntArray
 
 __all__ = ["Answer", "JointProgram", "SolverName", "solve_program"]
 

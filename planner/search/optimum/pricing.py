@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import fields
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from planner.numbers import Flag, Number, Rows
     from planner.search.space.configurations import DegreeArrays, PolicyMasks
     from planner.search.space.constraints import Constraints
     from planner.specs.engine import Recompute
@@ -40,7 +41,7 @@ def price_candidates(
     policies: PolicyMasks,
     *,
     constraints: Constraints,
-    cutoff_seconds: Any = np.inf,
+    cutoff_seconds: Number = np.inf,
 ) -> list[Candidate]:
     """Prices of every way to fill each stage of these configurations, those that fit into memory.
 
@@ -77,7 +78,9 @@ def _parts(num_columns: NDArray[np.int64]) -> Iterator[slice]:
         yield slice(first, len(num_columns))
 
 
-def _layer_range(job: Job, degrees: DegreeArrays, cutoff_seconds: Any) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def _layer_range(
+    job: Job, degrees: DegreeArrays, cutoff_seconds: Number
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Fewest and most layers of a stage: no stage is slower than the cutoff allows, and all hold all layers."""
     layers, v = job.model.num_layers, degrees.interleave
     if not job.engine.uneven_stages:
@@ -99,7 +102,7 @@ class _Columns(NamedTuple):
     start: NDArray[np.int64]
     pool: NDArray[np.int64]
 
-    def take(self, rows: Any) -> _Columns:
+    def take(self, rows: Rows) -> _Columns:
         """These columns; what a stage does not tell apart stays one value."""
         values = {f.name: getattr(self.stage, f.name) for f in fields(Stage)}
         chosen = {name: value[rows] if np.ndim(value) else value for name, value in values.items()}
@@ -150,7 +153,7 @@ def _priced(
     job: Job,
     degrees: DegreeArrays,
     columns: _Columns,
-    prices: Callable[[PoolJob, DegreeArrays, Stage], tuple[Any, ...]],
+    prices: Callable[[PoolJob, DegreeArrays, Stage], tuple[Number, ...]],
 ) -> tuple[NDArray[np.float64], ...]:
     """The prices of each column, by the job on the pool in which it lives."""
     if len(job.pools) == 1:
@@ -166,7 +169,7 @@ def _priced(
     return tuple(np.concatenate(parts)[back] for parts in zip(*of_pools, strict=True))
 
 
-def _stage_seconds(job: PoolJob, degrees: DegreeArrays, stage: Stage) -> tuple[Any, ...]:
+def _stage_seconds(job: PoolJob, degrees: DegreeArrays, stage: Stage) -> tuple[Number, ...]:
     """Of a microbatch in the stage, in filling and draining, room for the last chunk, and the tail."""
     prices = stage_prices(job, degrees, stage)
     fill, room = interleaving_terms(job, degrees, stage, prices)
@@ -214,7 +217,9 @@ def _loads(job: Job, degrees: DegreeArrays, columns: _Columns) -> tuple[NDArray[
     return np.asarray(own, dtype=np.int64), np.asarray(total, dtype=np.int64)
 
 
-def _meets_lists(constraints: Constraints, degrees: DegreeArrays, index: Any, layers: Any, policy: Any) -> Any:
+def _meets_lists(
+    constraints: Constraints, degrees: DegreeArrays, index: Number, layers: Number, policy: Number
+) -> Flag:
     """Whether stages agree with lists that the user pinned, one entry for each chunk.
 
     A list that no filling of these stages gives (`layout_at`) leaves nothing.

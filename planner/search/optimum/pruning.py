@@ -39,7 +39,7 @@ from planner.search.optimum.candidate import Candidate, Choice, dominated
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from planner.search.space.arrays import FloatArray, IntArray, Mask
+    from planner.numbers import FloatArray, IntArray, Mask
 
 __all__ = ["SLACK", "LowerBounds", "greedy_choice", "incumbent", "lower_bounds", "prune"]
 

@@ -1,15 +1,13 @@
-"""Arrays of the search, and how near two numbers are that it takes for equal."""
+"""Rows of parts, and how near two numbers are that it takes for equal."""
 
 from __future__ import annotations
 
-from typing import TypeAlias
+from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import NDArray
 
-IntArray: TypeAlias = NDArray[np.int64]
-FloatArray: TypeAlias = NDArray[np.float64]
-Mask: TypeAlias = NDArray[np.bool_]
+if TYPE_CHECKING:
+    from planner.numbers import IntArray
 
 TIE = 1e-12
 """Step times that differ by less, relatively, are equal: it is what rounding does to a sum of stage times."""

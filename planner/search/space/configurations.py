@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from planner.numbers import Number, Rows
     from planner.search.space.constraints import Constraints
     from planner.specs.engine import Offload, Recompute, Schedule
     from planner.specs.job import Job
@@ -71,18 +72,18 @@ class DegreeArrays:
     recompute: the policy of all stages, where the engine has one for all; None: each stage has its own.
     """
 
-    tp: Any
-    pp: Any
-    dp: Any
-    cp: Any
-    ep: Any
-    etp: Any
-    zero: Any
-    hsdp: Any
-    mbs: Any
-    interleave: Any
-    sp: Any
-    placement: Any
+    tp: Number
+    pp: Number
+    dp: Number
+    cp: Number
+    ep: Number
+    etp: Number
+    zero: Number
+    hsdp: Number
+    mbs: Number
+    interleave: Number
+    sp: Number
+    placement: Number
     schedule: Schedule
     offload: Offload = "none"
     recompute: Recompute | None = None
@@ -92,11 +93,11 @@ class DegreeArrays:
         return len(self.tp)
 
     @property
-    def world_size(self) -> Any:
+    def world_size(self) -> Number:
         """Devices that each configuration uses."""
         return self.tp * self.pp * self.cp * self.dp
 
-    def take(self, index: Any) -> DegreeArrays:
+    def take(self, index: Rows | int) -> DegreeArrays:
         """The configurations at `index` (a mask, positions, a slice, or one position, which gives plain integers)."""
         if isinstance(index, (int, np.integer)):
             return self._map(lambda values: int(values[index]))
@@ -106,11 +107,11 @@ class DegreeArrays:
         """One configuration of plain integers as arrays of length one."""
         return self._map(np.atleast_1d)
 
-    def having(self, key: str, values: Any) -> DegreeArrays:
+    def having(self, key: str, values: Number) -> DegreeArrays:
         """The same configurations with other values of one degree."""
         return replace(self, **{key: values})
 
-    def numbers(self) -> dict[str, Any]:
+    def numbers(self) -> dict[str, Number]:
         """The degrees and the placement by name, without what all configurations share."""
         return {name: getattr(self, name) for name in _ARRAYS}
 
@@ -128,10 +129,10 @@ class DegreeArrays:
     @staticmethod
     def joined(parts: Sequence[DegreeArrays]) -> DegreeArrays:
         """Configurations end to end; schedule, offload and recompute are those of the first part."""
-        joined: dict[str, Any] = {name: np.concatenate([getattr(part, name) for part in parts]) for name in _ARRAYS}
+        joined: dict[str, Number] = {name: np.concatenate([getattr(part, name) for part in parts]) for name in _ARRAYS}
         return replace(parts[0], **joined)
 
-    def _map(self, change: Callable[[Any], Any]) -> DegreeArrays:
+    def _map(self, change: Callable[[Number], Number]) -> DegreeArrays:
         return replace(self, **{name: change(getattr(self, name)) for name in _ARRAYS})
 
 
@@ -144,10 +145,10 @@ Refusals: TypeAlias = dict[str, int]
 """How many configurations each rule refused; of several broken rules the first one counts."""
 
 
-def _with_ones(length: int, *, schedule: Schedule, **given: Any) -> DegreeArrays:
+def _with_ones(length: int, *, schedule: Schedule, **given: Number) -> DegreeArrays:
     """Configurations whose degrees are 1 where nothing is given (0 for sp, zero and placement)."""
     ones, zeros = np.ones(length, dtype=np.int64), np.zeros(length, dtype=np.int64)
-    defaults = {name: zeros if name in ("sp", "zero", "placement") else ones for name in _ARRAYS}
+    defaults: dict[str, Number] = {name: zeros if name in ("sp", "zero", "placement") else ones for name in _ARRAYS}
     return DegreeArrays(**(defaults | given), schedule=schedule)
 
 

@@ -6,7 +6,7 @@ import operator
 import re
 from dataclasses import dataclass
 from itertools import chain
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
@@ -17,10 +17,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from planner.layout import Degrees
+    from planner.numbers import Flag, Number
 
 __all__ = ["Condition", "Constraints"]
 
-_OPERATORS: Final[dict[str, Callable[[Any, Any], Any]]] = {
+_OPERATORS: Final[dict[str, Callable[[Number, Number], Flag]]] = {
     "<=": operator.le,
     ">=": operator.ge,
     "!=": operator.ne,
@@ -46,7 +47,7 @@ class Condition:
         """Whether the key is a degree; the others are words and lists."""
         return self.key in _NUMERIC
 
-    def holds(self, degrees: Degrees) -> Any:
+    def holds(self, degrees: Degrees) -> Flag:
         """Whether each layout of `degrees` meets a numeric condition, or one on what all stages share."""
         if self.key in _UNIFORM:
             return np.asarray(_OPERATORS[self.sign](getattr(degrees, self.key), self.value))
@@ -94,7 +95,7 @@ class Constraints:
         value = self.value_of(key)
         return tuple(value.split("/")) if value and ("/" in value or key == "layers_per_stage") else None
 
-    def allows_policy(self, policy: str, degrees: Degrees) -> Any:
+    def allows_policy(self, policy: str, degrees: Degrees) -> Flag:
         """Whether a stage of these layouts may use a recompute policy."""
         allowed = np.asarray(True)
         for pin in self.pins:
@@ -107,7 +108,7 @@ class Constraints:
                 allowed = allowed & ~np.logical_and.reduce([np.asarray(True), *rest])
         return allowed
 
-    def allowed(self, degrees: Degrees) -> Any:
+    def allowed(self, degrees: Degrees) -> Flag:
         """Mask of the layouts that all numeric pins and forbidden combinations leave."""
         mask = np.ones(np.shape(degrees.tp), dtype=bool)
         for key in ("layers_per_stage", "recompute"):
@@ -134,7 +135,7 @@ class Constraints:
         """The same constraints less one pin."""
         return Constraints(pins=tuple(each for each in self.pins if each is not pin), forbidden=self.forbidden)
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, tuple[str, ...]]:
         """As texts, for the plan's `SearchOptions`."""
         return {
             "pins": tuple(str(pin) for pin in self.pins),

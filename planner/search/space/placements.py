@@ -10,7 +10,7 @@ import math
 from dataclasses import dataclass
 from functools import cache
 from itertools import permutations
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -18,7 +18,7 @@ from planner.cost.run import relative_prices
 from planner.search.space.rules import stages_in_pool
 
 if TYPE_CHECKING:
-    from planner.search.space.arrays import FloatArray, IntArray
+    from planner.numbers import Flag, FloatArray, IntArray, Number
     from planner.search.space.configurations import DegreeArrays
     from planner.search.space.constraints import Constraints
     from planner.specs.job import Job
@@ -50,7 +50,7 @@ class Placements:
     order: IntArray
     stages: IntArray
 
-    def pool_of(self, row: Any, stage: Any) -> IntArray:
+    def pool_of(self, row: IntArray, stage: IntArray) -> IntArray:
         """The pool of a stage of the configuration `row`; arrays of one length."""
         in_order = np.take_along_axis(self.stages, self.order, axis=1)
         position = (np.asarray(stage)[:, np.newaxis] >= np.cumsum(in_order, axis=1)[row]).sum(axis=1)
@@ -188,7 +188,7 @@ def fastest_stages(job: Job, degrees: DegreeArrays, layer_seconds: FloatArray) -
     return stages
 
 
-def billed(job: Job, degrees: DegreeArrays) -> Any:
+def billed(job: Job, degrees: DegreeArrays) -> Number:
     """Devices in use, each as many of the cheapest pool as its price would pay for; the least before stages have pools.
 
     [n], or one number of one configuration.
@@ -204,7 +204,7 @@ def billed(job: Job, degrees: DegreeArrays) -> Any:
     return found if np.ndim(degrees.pp) else float(found[0])
 
 
-def meets_pin(job: Job, constraints: Constraints, degrees: DegreeArrays) -> Any:
+def meets_pin(job: Job, constraints: Constraints, degrees: DegreeArrays) -> Flag:
     """Whether the placements are the one that the user pinned, if any."""
     pinned = constraints.value_of("pools")
     if pinned is None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import groupby
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from planner.layout import Degrees, Layout
+    from planner.numbers import Flag
     from planner.specs.job import Job, PoolJob
 
 __all__ = ["RULES", "Rule", "broken_rules", "stages_in_pool"]
@@ -38,13 +39,13 @@ class Rule:
 
     name: str
     reads: tuple[str, ...]
-    holds: Callable[[Job, Degrees], Any]
+    holds: Callable[[Job, Degrees], Flag]
     needs: str
     fault: Callable[[Job, Layout], str]
     of_search: bool = False
 
 
-def _divides_model(job: Job, layout: Degrees) -> Any:
+def _divides_model(job: Job, layout: Degrees) -> Flag:
     model = job.model
     return (
         (model.num_heads % layout.tp == 0)
@@ -54,27 +55,27 @@ def _divides_model(job: Job, layout: Degrees) -> Any:
     )
 
 
-def _divides_vocabulary(job: Job, layout: Degrees) -> Any:
+def _divides_vocabulary(job: Job, layout: Degrees) -> Flag:
     return job.engine.pads_vocabulary | (job.model.vocab_size % layout.tp == 0)
 
 
-def _tp_within(job: Job, layout: Degrees) -> Any:
+def _tp_within(job: Job, layout: Degrees) -> Flag:
     return np.logical_or.reduce([_tp_within_pool(pool, layout) for pool in job.pools])
 
 
-def _tp_within_pool(job: PoolJob, layout: Degrees) -> Any:
+def _tp_within_pool(job: PoolJob, layout: Degrees) -> Flag:
     domain = job.cluster.scale_up_devices
     inside = domain % np.minimum(layout.tp, domain) == 0
     crossing = (np.asarray(layout.tp) > domain) & (layout.tp % domain == 0)
     return inside & (layout.tp <= domain) | (job.allow_tp_across_nodes & crossing)
 
 
-def stages_in_pool(job: PoolJob, layout: Degrees) -> Any:
+def stages_in_pool(job: PoolJob, layout: Degrees) -> Flag:
     """Stages for which a pool has devices, none where its scale-up domain is too small for tp."""
     return _tp_within_pool(job, layout) * (job.num_devices // (layout.tp * layout.cp * layout.dp))
 
 
-def _fits_devices(job: Job, layout: Degrees) -> Any:
+def _fits_devices(job: Job, layout: Degrees) -> Flag:
     if len(job.pools) == 1:  # where tp has a rule of its own
         return layout.tp * layout.pp * layout.cp * layout.dp <= job.num_devices
     return layout.pp <= sum(stages_in_pool(pool, layout) for pool in job.pools)
@@ -99,21 +100,21 @@ def _broken_pools(job: Job, layout: Layout) -> tuple[str, ...]:
     return tuple(broken)
 
 
-def _microbatches(job: Job, layout: Degrees) -> Any:
+def _microbatches(job: Job, layout: Degrees) -> Flag:
     return job.training.global_batch_size // (layout.dp * layout.mbs)
 
 
-def _zero_offered(job: Job, layout: Degrees) -> Any:
+def _zero_offered(job: Job, layout: Degrees) -> Flag:
     alone = np.isin(layout.zero, job.engine.zero_stages)
     piped = np.isin(layout.zero, job.engine.zero_stages_with_pipeline)
     return np.where(np.greater(layout.pp, 1), piped, alone)
 
 
-def _even_stages(job: Job, layout: Degrees) -> Any:
+def _even_stages(job: Job, layout: Degrees) -> Flag:
     return job.engine.uneven_stages | (job.model.num_layers % (layout.pp * layout.interleave) == 0)
 
 
-def _sequence_parallel(job: Job, layout: Degrees) -> Any:
+def _sequence_parallel(job: Job, layout: Degrees) -> Flag:
     return np.where(
         np.equal(layout.sp, 1),
         np.greater(layout.tp, 1) & (job.training.sequence_length // layout.cp % layout.tp == 0),
@@ -121,7 +122,7 @@ def _sequence_parallel(job: Job, layout: Degrees) -> Any:
     )
 
 
-def _interleaving(job: Job, layout: Degrees) -> Any:
+def _interleaving(job: Job, layout: Degrees) -> Flag:
     microbatches = np.maximum(_microbatches(job, layout), 1)  # none where dp * mbs is above the batch: another rule
     possible = exists(layout.schedule, layout.pp, microbatches, layout.interleave)
     if layout.schedule != "interleaved":
@@ -129,7 +130,7 @@ def _interleaving(job: Job, layout: Degrees) -> Any:
     return possible & np.greater(layout.pp, 1) & (microbatches % layout.pp == 0)
 
 
-def _whole_periods(job: Job, layout: Degrees) -> Any:
+def _whole_periods(job: Job, layout: Degrees) -> Flag:
     """Interleaved chunks are all alike, so that what a stage holds follows from its number of layers."""
     pattern = pattern_of(job)
     if layout.schedule != "interleaved" or pattern.period == 1:
@@ -138,13 +139,13 @@ def _whole_periods(job: Job, layout: Degrees) -> Any:
     return np.equal(pattern.leading, 0) & whole
 
 
-def _fills_pipeline(job: Job, layout: Degrees) -> Any:
+def _fills_pipeline(job: Job, layout: Degrees) -> Flag:
     if not job.engine.microbatches_fill_pipeline or layout.schedule == "gpipe":
         return np.ones(np.shape(layout.pp), dtype=bool)
     return np.equal(layout.pp, 1) | (_microbatches(job, layout) >= layout.pp)
 
 
-def _trades_heads(job: Job, layout: Degrees) -> Any:
+def _trades_heads(job: Job, layout: Degrees) -> Flag:
     """Every rank of tp and cp has whole heads, and key-value heads are dealt out or repeated evenly."""
     if job.engine.context_exchange != "all-to-all":
         return np.equal(layout.cp, layout.cp)
@@ -153,7 +154,7 @@ def _trades_heads(job: Job, layout: Degrees) -> Any:
     return np.equal(layout.cp, 1) | ((heads % ranks == 0) & ((shared % ranks == 0) | (ranks % shared == 0)))
 
 
-def _spreads_experts(job: Job, layout: Degrees) -> Any:
+def _spreads_experts(job: Job, layout: Degrees) -> Flag:
     one = np.equal(layout.ep * layout.etp, 1)
     if job.model.moe is None:
         return one
@@ -162,7 +163,7 @@ def _spreads_experts(job: Job, layout: Degrees) -> Any:
     return one | (whole & (ranks % (layout.ep * layout.etp) == 0))
 
 
-def _replicates(job: Job, layout: Degrees) -> Any:
+def _replicates(job: Job, layout: Degrees) -> Flag:
     replicated = np.greater(layout.zero, 0) & job.engine.replicates_shards
     divides = (layout.dp % layout.hsdp == 0) & (np.equal(layout.hsdp, 1) | replicated)
     if job.model.moe is None:
@@ -171,7 +172,7 @@ def _replicates(job: Job, layout: Degrees) -> Any:
     return divides & (copies % layout.hsdp == 0)
 
 
-def _offloads_optimizer(job: Job, layout: Degrees) -> Any:
+def _offloads_optimizer(job: Job, layout: Degrees) -> Flag:
     if not offloads_optimizer(layout):
         return np.ones(np.shape(layout.pp), dtype=bool)
     if job.training.optimizer not in ("adamw", "sgd") or job.training.lora_rank:
@@ -180,12 +181,12 @@ def _offloads_optimizer(job: Job, layout: Degrees) -> Any:
     return alone & np.greater(layout.zero, 0)
 
 
-def _offloads_activations(job: Job, layout: Degrees) -> Any:
+def _offloads_activations(job: Job, layout: Degrees) -> Flag:
     free = job.engine.offload_activations_with_pipeline or not offloads_activations(layout)
     return np.equal(layout.pp, 1) | free
 
 
-def _axes_offered(job: Job, layout: Degrees) -> Any:
+def _axes_offered(job: Job, layout: Degrees) -> Flag:
     axes = ("tp", "pp", "dp", "cp", "ep", "etp")
     missing = [np.greater(getattr(layout, axis), 1) for axis in axes if axis not in job.engine.axes]
     return ~np.logical_or.reduce(missing) if missing else np.asarray(True)
