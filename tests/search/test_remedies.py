@@ -87,6 +87,16 @@ def test_each_pin_is_priced_by_lifting_it_alone():
     assert any(each.remedy is not None for each in lifted.values())
 
 
+def test_of_several_forbidden_combinations_each_is_lifted_alone():
+    asked, forbidden = job(nodes=6), ["recompute=full", "tp=8"]
+    found = lifted_pins(asked, Constraints.parse(["cp=1"], forbidden))
+    assert [each.constraint for each in found] == ["cp=1", "forbidden recompute=full", "forbidden tp=8"]
+    seconds = [None if each.remedy is None else each.remedy.step_seconds for each in found]
+    alone = [search(asked, Constraints.parse(["cp=1"], [other])).step_seconds for other in reversed(forbidden)]
+    assert seconds == [None, pytest.approx(alone[0]), pytest.approx(alone[1])]
+    assert alone[0] != alone[1]
+
+
 def test_offload_is_named_where_it_helps_and_a_pin_asks_for_it():
     asked = job(model="llama3-70b", nodes=1, engine="megatron")
     assert isinstance(search(asked, Constraints()), NothingFits)
