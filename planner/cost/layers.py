@@ -172,14 +172,15 @@ def _merge_seconds(job: Job, layout: LayerDegrees) -> PassSeconds:
     model = job.model
     hops = _num_hops(job, layout)
     tokens = tokens_per_microbatch(job, layout) / layout.tp
-    queries = model.num_heads * model.head_size
+    queries = outputs = model.num_heads * model.head_size
     keys_and_values = 2 * model.num_kv_heads * model.head_size
     if model.mla is not None:
         queries = model.num_heads * (model.mla.nope_head_size + model.mla.rope_head_size)
-        keys_and_values = queries + model.num_heads * model.mla.value_head_size
+        outputs = model.num_heads * model.mla.value_head_size
+        keys_and_values = queries + outputs
     num_bytes = 3.0 * job.compute_bytes * tokens
     return PassSeconds(
-        forward=hops * memory_bound_seconds(job, num_bytes * model.num_heads * model.head_size),
+        forward=hops * memory_bound_seconds(job, num_bytes * outputs),
         backward_input=hops * memory_bound_seconds(job, num_bytes * (queries + keys_and_values)),
     )
 
