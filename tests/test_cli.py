@@ -518,6 +518,14 @@ def test_shares_are_percentages_or_parts_of_one_up_to_their_bound(option, writte
         assert set(re.findall(r"--validation=(\S+)", out)) == ({"0.5"} if written != "0%" else set())
 
 
+def test_tokens_of_a_run_are_called_assumed_where_nobody_gave_them(capsys) -> None:
+    ranged = ["plan", "tiny-gpt", "dgx-a100", "--gpus", "2", "--global-batch", "8..16"]
+    assert main(ranged) == 0
+    assert "tokens assumed" in capsys.readouterr().out
+    assert main([*ranged, "--set", "training.tokens=1B"]) == 0
+    assert "assumed" not in capsys.readouterr().out
+
+
 # --- hostile text ---
 
 HOSTILE = ["[/bold]", "[red]x[/red]", "\x1b[2J", "\x1b]0;t\x07", "a\u202eb", "$(touch owned)", "`touch owned`", "a\nb"]

@@ -221,7 +221,7 @@ def test_a_mutant_is_killed_by_the_test_that_notices_it_and_else_survives(tmp_pa
         "10 -> 11": ("equivalent", "so"),
     }
     drawn = [each for each in tool.draw(code, 60, random.Random(1)) if each.change in expected]
-    found = {mutant.change: outcome for mutant, outcome in tool.outcomes(tmp_path, drawn, 1, 60.0)}
+    found = {mutant.change: outcome for mutant, outcome in tool.outcomes(tmp_path, drawn, 60.0)}
     assert {change: (outcome.verdict, outcome.by) for change, outcome in found.items()} == expected
     assert found["width * height -> width"].num_tests == 1
     assert tool.sources(tmp_path, "planner") == code

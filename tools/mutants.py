@@ -53,12 +53,15 @@ ASKED = {ast.If: "test", ast.While: "test", ast.IfExp: "test"}  # fields that ho
 class Mutant:
     """A file with one change.
 
-    lines: of the statement around the change; None for what runs at import. code: the source line, stripped.
-    change: the expression, "before -> after". removed, added: the statement, cut to the change's neighbourhood.
+    function: around the change, by its qualified name; None for what runs at import, as default values do.
+    lines: of the statement around the change, or of the function that runs later; None of a module.
+    code: the source line, stripped. change: the expression, "before -> after".
+    removed, added: the statement, cut to the change's neighbourhood.
     """
 
     path: str
     line: int
+    function: str | None
     lines: range | None
     code: str
     change: str
@@ -76,6 +79,7 @@ class _Site:
     index: int | None
     old: ast.AST
     new: ast.AST
+    function: str | None
     lines: range | None
 
     def put(self, node: ast.AST) -> None:
@@ -117,7 +121,15 @@ def _mutant(path: str, source: str, tree: ast.Module, site: _Site) -> Mutant | N
     code = source.splitlines()[line - 1].strip()
     removed, added = _difference(before, after)
     return Mutant(
-        path=path, line=line, lines=site.lines, code=code, change=change, removed=removed, added=added, source=after
+        path=path,
+        line=line,
+        function=site.function,
+        lines=site.lines,
+        code=code,
+        change=change,
+        removed=removed,
+        added=added,
+        source=after,
     )
 
 
@@ -131,7 +143,7 @@ def _difference(before: str, after: str) -> tuple[str, str]:
 
 def _by_line(tree: ast.Module) -> list[list[_Site]]:
     lines: dict[int, list[_Site]] = defaultdict(list)
-    for site in _sites(tree, None):
+    for site in _sites(tree):
         lines[_line(site.old)].append(site)
     return [lines[line] for line in sorted(lines)]
 
@@ -140,22 +152,27 @@ def _line(node: ast.AST) -> int:
     return int(getattr(node, "lineno", 0))
 
 
-def _sites(parent: ast.AST, lines: range | None, *, inside: bool = False) -> Iterator[_Site]:
-    """Sites below a node; `inside` a function. `lines` are those of the statement that is being executed."""
+def _sites(
+    parent: ast.AST, lines: range | None = None, scope: tuple[str, ...] = (), function: str | None = None
+) -> Iterator[_Site]:
+    """Sites below a node, which `scope` names; lines and function are as in `Mutant`."""
     for field, value in ast.iter_fields(parent):
         if field in ("annotation", "returns", "decorator_list", "bases", "format_spec", "type_comment"):
             continue
+        runs_in = function or (".".join(scope) if isinstance(parent, ast.FunctionDef) and field == "body" else None)
         for index, node in enumerate(value) if isinstance(value, list) else [(None, value)]:
             if not isinstance(node, ast.AST) or _is_left_alone(node):
                 continue
-            own = _header(node) if inside and isinstance(node, ast.stmt) else lines
+            own = _header(node) if runs_in and isinstance(node, ast.stmt) else lines
             for new in _replacements(node, condition=ASKED.get(type(parent)) == field or field == "ifs"):
-                yield _Site(parent=parent, field=field, index=index, old=node, new=new, lines=own)
-            if isinstance(node, ast.FunctionDef):  # default values are evaluated at import
-                own = range(node.body[0].lineno, (node.end_lineno or 0) + 1)
-            elif isinstance(node, ast.Lambda) and not inside:
-                own = range(node.body.lineno, (node.body.end_lineno or 0) + 1)
-            yield from _sites(node, own, inside=inside or isinstance(node, ast.FunctionDef))
+                yield _Site(parent=parent, field=field, index=index, old=node, new=new, function=runs_in, lines=own)
+            inner = scope
+            if not runs_in and isinstance(node, ast.FunctionDef | ast.ClassDef):
+                inner = (*scope, node.name)
+            if isinstance(node, ast.FunctionDef | ast.Lambda) and not runs_in:  # its default values are of all of it
+                body = node.body if isinstance(node, ast.Lambda) else node.body[0]
+                own = range(body.lineno, (node.end_lineno or 0) + 1)
+            yield from _sites(node, own, inner, runs_in)
 
 
 def _header(node: ast.stmt) -> range:

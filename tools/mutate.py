@@ -14,7 +14,6 @@ import argparse
 import difflib
 import json
 import os
-import queue
 import random
 import re
 import shutil
@@ -23,7 +22,6 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -34,7 +32,8 @@ import yaml
 TOOLS = Path(__file__).resolve().parent
 sys.path.insert(0, str(TOOLS))
 
-from mutants import Mutant, draw  # noqa: E402 - a script beside this one
+from mutants import Mutant, draw  # noqa: E402 - scripts beside this one
+from mutate_pytest import swapped  # noqa: E402
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -43,18 +42,29 @@ AREAS = ("cost", "search", "specs", "explain", "show", "emit")
 NOT_COPIED = shutil.ignore_patterns(".*", "build", "dist", "runs", "__pycache__", "site")
 PYTEST = ("-q", "-p", "no:cacheprovider", "-n", "0", "-m", "not slow and not gpu", "--ignore", "tests/trainer")
 TEST_SECONDS = 60  # a test that takes longer with a mutant hangs
+STAMP = int(time.time())
 AT_FIRST = 25  # tests: most mutants meet one of few, and few files are quick to read
 EQUIVALENT = "mutants-equivalent.yaml"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """killed, survived, timed out or equivalent; what did it or the reason; tests run, of those that could."""
+    """killed, survived, timeout or equivalent; what did it or the reason; tests run, of those that could."""
 
     verdict: str
     by: str
     num_run: int = 0
     num_tests: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Task:
+    """A mutant with the tests that it meets, of so many that execute it. at_import: reading tests executes it too."""
+
+    mutant: Mutant
+    tests: list[str]
+    num_tests: int
+    at_import: bool
 
 
 # --- the tree and what is known of it ----------------------------------------------------------------------------
@@ -86,11 +96,17 @@ def copied(root: Path) -> Path:
     return folder
 
 
-def pytest_in(folder: Path, arguments: list[str], **asked: str) -> subprocess.CompletedProcess[str]:
-    """Run tests of a copy with the plugin beside this file."""
-    environment = os.environ | asked | {"PYTHONPATH": f"{folder}{os.pathsep}{TOOLS}"}
+def pytest_lines(folder: Path, arguments: list[str], **asked: str) -> Iterator[str]:
+    """Run tests of a copy with the plugin beside this file; what it prints, as it comes."""
+    environment = os.environ | asked | {"PYTHONPATH": f"{folder}{os.pathsep}{TOOLS}", "OPENBLAS_NUM_THREADS": "1"}
     command = [sys.executable, "-m", "pytest", *PYTEST, "-p", "mutate_pytest", *arguments]
-    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+    with subprocess.Popen(
+        command, cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    ) as running:
+        assert running.stdout is not None
+        yield from running.stdout
+    if running.returncode == 5:
+        sys.exit(f"pytest found no tests among {arguments}")
 
 
 class Record:
@@ -109,17 +125,19 @@ class Record:
         if tests := [path for path in tests if path.startswith("tests/") and not path.startswith("tests/trainer")]:
             record(root, tests)
         self._tests: dict[str, Any] = json.loads((folder / "tests.json").read_text(encoding="utf-8"))
+        self._places = {name: place for place, name in enumerate(self._tests)}
         self._lines = coverage.CoverageData(str(folder / "coverage.sqlite"))
         self._lines.read()
 
-    def tests_of(self, path: str, lines: range | None) -> list[str]:
-        """Tests that execute one of the lines, or any function of the file: fast ones first, and few cases of each."""
+    def tests_of(self, path: str, lines: range | None) -> tuple[list[str], bool]:
+        """Tests that execute one of the lines, or any of the file, fast ones first; and whether an import does too."""
         if path not in self._then:
             sys.exit(f"{path} is newer than the record: python tools/mutate.py --record")
         contexts = self._lines.contexts_by_lineno(path)
         then = lines_before(self._then[path], self._now[path], lines or range(0))
         wanted = set().union(*(contexts.get(line, ()) for line in then))
-        if lines is None or wanted == {""}:  # it runs at import
+        at_import = lines is None or "" in wanted
+        if lines is None or wanted == {""}:
             wanted = set().union(*contexts.values())
         wanted.discard("")
         found = [
@@ -129,11 +147,17 @@ class Record:
         ]
         cases: Counter[str] = Counter()
         order = {}
+        own = f"tests/{Path(path).parts[1]}/"
         for name in sorted(found, key=lambda name: (self.seconds(name), name)):
             function = name.partition("[")[0]
-            order[name] = (0.05 + self.seconds(name)) * (1 + cases[function])  # the n-th case says less than the first
+            # the n-th case of a test says less than the first, and tests of other folders look elsewhere
+            order[name] = (0.05 + self.seconds(name)) * (1 + cases[function]) * (1 if name.startswith(own) else 4)
             cases[function] += 1
-        return sorted(order, key=lambda name: (order[name], name))
+        return sorted(order, key=lambda name: (order[name], name)), at_import
+
+    def place(self, test: str) -> int:
+        """Of a test among all."""
+        return self._places[test]
 
     def seconds(self, test: str) -> float:
         """Of a test when it was recorded."""
@@ -149,12 +173,10 @@ def record(root: Path, tests: list[str]) -> None:
     print("recording", *(tests or ["all tests"]), flush=True)
     before, copy = sources(root, "planner") | sources(root, "tests"), copied(root)
     try:
-        ran = pytest_in(copy, tests, MUTATE_RECORD=str(kept))
+        said = list(pytest_lines(copy, tests, MUTATE_RECORD=str(kept)))
     finally:
         shutil.rmtree(copy.parent)
-    print(ran.stdout.strip().rpartition("\n")[2])
-    if ran.returncode > 1:
-        sys.exit(f"the tests cannot be run:\n{ran.stdout[-2000:]}{ran.stderr[-2000:]}")
+    print(said[-1].strip(), flush=True)
     known = json.loads((kept / "sources.json").read_text(encoding="utf-8")) if tests else {}
     known |= before if not tests else {path: text for path, text in before.items() if path.startswith("tests/")}
     (kept / "sources.json").write_text(json.dumps(known), encoding="utf-8")
@@ -176,79 +198,82 @@ def reason_of(mutant: Mutant, claims: list[dict[str, str]]) -> str | None:
 
 
 def within(tests: list[str], known: Record, seconds: float) -> list[str]:
-    """As many of the tests as take no longer than that together, one at least."""
+    """As many of the tests as take no longer than that together, one at least; all but the first ones in files' order.
+
+    Tests of one file that share what they set up then stand together.
+    """
     chosen: list[str] = []
     for test in tests:
         seconds -= known.seconds(test)
         if chosen and seconds < 0:
             break
         chosen.append(test)
-    return chosen
+    return chosen[:AT_FIRST] + sorted(chosen[AT_FIRST:], key=known.place)
 
 
-def run(copy: Path, mutant: Mutant, tests: list[str], num_tests: int, stamp: int) -> Outcome:
-    """Put the mutant into the copy, run the tests, and put the file back.
+def judge_warm(copy: Path, tasks: list[Task]) -> Iterator[Outcome]:
+    """Mutants of functions, in one process that has read all tests; first the code as it is, which must pass."""
+    first = tasks[0].mutant
+    control = {"source": (copy / first.path).read_text(encoding="utf-8"), "tests": [each.tests[0] for each in tasks]}
+    asked = [
+        {"path": mutant.path, "function": mutant.function, "stamp": STAMP + 2 * number, **what}
+        for number, (mutant, what) in enumerate(
+            [(first, control), *((each.mutant, {"source": each.mutant.source, "tests": each.tests}) for each in tasks)]
+        )
+    ]
+    file = copy.parent / "tasks.json"
+    file.write_text(json.dumps(asked), encoding="utf-8")
+    files = sorted({test.partition("::")[0] for each in tasks for test in each.tests})
+    lines = pytest_lines(copy, ["-s", f"--timeout={TEST_SECONDS}", *files], MUTATE_TASKS=str(file))
+    said = (line.split(maxsplit=2)[1:] for line in lines if line.startswith("MUTANT "))
+    if (unchanged := next(said)) != ["survived"]:
+        sys.exit(f"without a change: {unchanged}")
+    for each, (verdict, *by) in zip(tasks, said, strict=True):
+        yield Outcome(verdict=verdict, by="".join(by).strip(), num_run=len(each.tests), num_tests=each.num_tests)
 
-    stamp: a time that no other version of the file had, by which Python tells a compiled file that is out of date.
-    """
-    file, chosen = copy / mutant.path, copy.parent / "tests.txt"
-    original = file.read_text(encoding="utf-8")
-    found = Outcome(verdict="survived", by="")
-    try:
-        file.write_text(mutant.source, encoding="utf-8")
-        os.utime(file, (stamp, stamp))
-        for part in filter(None, (tests[:AT_FIRST], tests[AT_FIRST:])):
+
+def judge_cold(copy: Path, task: Task, stamp: int) -> Outcome:
+    """A mutant of what runs at import: tests are read anew."""
+    chosen = copy.parent / "tests.txt"
+    failed, said = "", ""
+    with swapped(copy / task.mutant.path, task.mutant.source, stamp):
+        for part in filter(None, (task.tests[:AT_FIRST], task.tests[AT_FIRST:])):
             chosen.write_text("\n".join(part), encoding="utf-8")
             files = sorted({test.partition("::")[0] for test in part})
-            ran = pytest_in(copy, ["-x", "--tb=line", f"--timeout={TEST_SECONDS}", *files], MUTATE_TESTS=str(chosen))
-            found = verdict(ran, len(tests), num_tests)
-            if found.verdict != "survived":
+            said = "".join(pytest_lines(copy, ["-x", f"--timeout={TEST_SECONDS}", *files], MUTATE_TESTS=str(chosen)))
+            if found := re.search(r"^(?:FAILED|ERROR) (\S+)|(Interrupted|ImportError)", said, flags=re.MULTILINE):
+                failed = found[1] or "import"
                 break
-    finally:
-        file.write_text(original, encoding="utf-8")
-        os.utime(file, (stamp + 1, stamp + 1))
-    return found
+    verdict = ("timeout" if "Timeout (>" in said else "killed") if failed else "survived"
+    return Outcome(verdict=verdict, by=failed, num_run=len(task.tests), num_tests=task.num_tests)
 
 
-def verdict(ran: subprocess.CompletedProcess[str], num_run: int, num_tests: int) -> Outcome:
-    """What the tests said."""
-    if ran.returncode == 0:
-        return Outcome(verdict="survived", by="", num_run=num_run, num_tests=num_tests)
-    if ran.returncode not in (1, 2, 3):
-        sys.exit(f"pytest ended with {ran.returncode}:\n{ran.stdout[-2000:]}{ran.stderr[-2000:]}")
-    failed = re.search(r"^(?:FAILED|ERROR) (\S+)", ran.stdout, flags=re.MULTILINE)
-    timed_out = "Timeout" in ran.stdout and "Timeout (>" in ran.stdout
-    return Outcome(
-        verdict="timed out" if timed_out else "killed", by=failed[1] if failed else "import", num_run=num_run
-    )
-
-
-def outcomes(root: Path, mutants: list[Mutant], jobs: int, limit: float) -> Iterator[tuple[Mutant, Outcome]]:
-    """Every mutant with its outcome, in the order of the mutants."""
-    known, claims, copies = Record(root), claimed(root), queue.SimpleQueue[Path]()
-    folders = [copied(root) for _ in range(jobs)]
-    for folder in folders:
-        copies.put(folder)
-
-    def judge(number: int, mutant: Mutant) -> Outcome:
+def outcomes(root: Path, mutants: list[Mutant], limit: float) -> Iterator[tuple[Mutant, Outcome]]:
+    """Every mutant with its outcome, those of functions first."""
+    known, claims = Record(root), claimed(root)
+    tasks = []
+    for mutant in mutants:
+        tests, at_import = known.tests_of(mutant.path, mutant.lines)
         if reason := reason_of(mutant, claims):
-            return Outcome(verdict="equivalent", by=reason)
-        tests = known.tests_of(mutant.path, mutant.lines)
-        if not tests:
-            return Outcome(verdict="survived", by="no test executes it")
-        copy = copies.get()
-        try:
-            return run(copy, mutant, within(tests, known, limit), len(tests), started + 2 * number)
-        finally:
-            copies.put(copy)
-
-    started = int(time.time())
+            yield mutant, Outcome(verdict="equivalent", by=reason)
+        elif not tests:
+            yield mutant, Outcome(verdict="survived", by="no test executes it")
+        else:
+            chosen = within(tests, known, limit)
+            tasks.append(Task(mutant=mutant, tests=chosen, num_tests=len(tests), at_import=at_import))
+    copy = copied(root)
     try:
-        with ThreadPoolExecutor(jobs) as pool:
-            yield from zip(mutants, pool.map(judge, range(len(mutants)), mutants), strict=True)
+        left = [task for task in tasks if task.mutant.function is None]
+        warm = [task for task in tasks if task.mutant.function is not None]
+        for task, outcome in zip(warm, judge_warm(copy, warm) if warm else (), strict=True):
+            if outcome.verdict == "survived" and task.at_import:
+                left.append(task)
+            else:
+                yield task.mutant, outcome
+        for number, task in enumerate(left, start=len(warm) + 1):
+            yield task.mutant, judge_cold(copy, task, STAMP + 2 * number)
     finally:
-        for folder in folders:
-            shutil.rmtree(folder.parent)
+        shutil.rmtree(copy.parent)
 
 
 # --- the report --------------------------------------------------------------------------------------------------
@@ -256,12 +281,12 @@ def outcomes(root: Path, mutants: list[Mutant], jobs: int, limit: float) -> Iter
 
 def words(mutant: Mutant, outcome: Outcome) -> str:
     """A mutant in four lines: where, what became of it, and the change."""
-    ran = f" {outcome.num_run} of {outcome.num_tests} tests" if outcome.num_tests else ""
-    by = f" by {outcome.by}" if outcome.verdict in ("killed", "timed out") else f" {outcome.by}".rstrip()
-    return (
-        f"{mutant.path}:{mutant.line}  {outcome.verdict.upper() if outcome.verdict == 'survived' else outcome.verdict}"
-        f"{ran}{by}\n    - {mutant.removed}\n    + {mutant.added}\n    ({mutant.change[:160]})"
-    )
+    if outcome.verdict == "survived":
+        said = f"SURVIVED {outcome.by or f'{outcome.num_run} of {outcome.num_tests} tests'}"
+    else:
+        said = f"{outcome.verdict}: {outcome.by}"
+    where = f"{mutant.path}:{mutant.line}"
+    return f"{where}  {said}\n    - {mutant.removed}\n    + {mutant.added}\n    ({mutant.change[:160]})"
 
 
 def main() -> None:
@@ -270,7 +295,6 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--count", type=int, default=60)
     parser.add_argument("--only", default="", help="a folder or file below the repository")
-    parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--limit", type=float, default=120.0, help="recorded seconds of tests for one mutant")
     parser.add_argument("--record", action="store_true", help="run all tests and keep which lines they execute")
     asked = parser.parse_args()
@@ -283,10 +307,10 @@ def main() -> None:
     code = {path: text for path, text in code.items() if path.startswith(asked.only)}
     mutants = list(draw(code, asked.count, random.Random(asked.seed)))  # noqa: S311 - no secret
     counts: Counter[str] = Counter()
-    for mutant, outcome in outcomes(root, mutants, asked.jobs, asked.limit):
+    for mutant, outcome in outcomes(root, mutants, asked.limit):
         counts[outcome.verdict] += 1
         print(words(mutant, outcome), flush=True)
-    killed = counts["killed"] + counts["timed out"]
+    killed = counts["killed"] + counts["timeout"]
     print(dict(counts), f"killed {killed} of {killed + counts['survived']} that are not equivalent")
 
 

@@ -156,11 +156,11 @@ def _resources(job: AnyJob) -> Iterator[tuple[str, str, str, str]]:
         yield from _of_device(pool, f"{name} ", f"{name}.device.")
         yield from _of_links(pool, f"{name} ", f"{name}.")
         yield from _hosts(pool, f"{name} hosts", f"{name}.hosts")
-    yield from _of_link(job.cluster.between.model_dump(mode="json"), "between pools", "between.")
+    yield from _of_link(job.cluster.between.model_dump(), "between pools", "between.")
 
 
 def _of_device(job: Job, name: str, path: str) -> Iterator[tuple[str, str, str, str]]:
-    device, precision = job.cluster.device.model_dump(mode="json"), job.training.precision
+    device, precision = job.cluster.device.model_dump(), job.training.precision
     peaks = [p for p in dict.fromkeys((precision, job.core_precision)) if p in device["peak"]]
     yield (
         f"{name}peak FLOP/s",
@@ -177,7 +177,7 @@ def _of_device(job: Job, name: str, path: str) -> Iterator[tuple[str, str, str, 
 
 
 def _of_links(job: Job, name: str, path: str) -> Iterator[tuple[str, str, str, str]]:
-    for link in job.cluster.model_dump(mode="json")["links"] if job.num_devices > 1 else ():
+    for link in job.cluster.model_dump()["links"] if job.num_devices > 1 else ():
         yield from _of_link(link, f"{name}{link['name']}", f"{path}{link['name']}.")
 
 

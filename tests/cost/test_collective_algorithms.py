@@ -15,6 +15,7 @@ from planner.cost.collectives import (
     all_gather_seconds,
     all_reduce_algorithms,
     all_reduce_seconds,
+    all_to_all_seconds,
     broadcast_seconds,
     group,
     halving_doubling_all_reduce_seconds,
@@ -193,6 +194,16 @@ def test_a_parameter_server_for_each_rank_moves_everything_twice_and_one_is_n_ti
     assert parameter_server_seconds(where, 1e6, 16) == pytest.approx(2 * (1e6 + 1))
     assert parameter_server_seconds(where, 1e6, 64) == pytest.approx(2 * (1e6 + 1))
     assert parameter_server_seconds(where, 1e6, 1) == pytest.approx(2 * (16e6 + 1))
+
+
+def test_what_has_no_bytes_takes_its_hops_and_the_start():
+    """4 ranks, a second for each hop and five to start: three hops in a ring, two up a tree, one to a peer."""
+    where = group(flat(startup="5 s"), 4, 1)
+    assert reduce_scatter_seconds(where, 0.0) == broadcast_seconds(where, 0.0) == 3 + 5
+    assert ring_all_reduce_seconds(where, 0.0) == hierarchical_all_reduce_seconds(where, 0.0) == 2 * (3 + 5)
+    assert tree_all_reduce_seconds(where, 0.0) == halving_doubling_all_reduce_seconds(where, 0.0) == 2 * (2 + 5)
+    assert all_to_all_seconds(where, 0.0) == ring_exchange_seconds(where, 0.0) == 1 + 5
+    assert parameter_server_seconds(where, 0.0, 4) == 2 * (1 + 5)
 
 
 def test_a_broadcast_moves_everything_once():

@@ -113,6 +113,7 @@ def test_the_numbers_of_a_part_give_its_seconds(any_plan) -> None:
         terms = worked_out(each.name, each.numbers)
         assert sum(terms) == pytest.approx(each.seconds, abs=0.006 * sum(map(abs, terms)) + 5e-6), each.numbers
     ideal, kernels = parts["ideal compute"], parts["kernel efficiency"]
+    assert ("on average" in ideal.numbers) == bool(any_plan.layout.pools)
     share = float(kernels.numbers.partition("%")[0]) / 100
     assert share == pytest.approx(ideal.seconds / (ideal.seconds + kernels.seconds), abs=6e-4)
 

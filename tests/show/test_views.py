@@ -25,6 +25,7 @@ from planner.search.sweep import Point, Sweep
 from planner.show.comparison import comparison
 from planner.show.difference import difference_view
 from planner.show.explain import answers, explanation
+from planner.show.library import cluster_table
 from planner.show.nothing_fits import nothing_fits, nothing_fits_to_dict
 from planner.show.screen import Screen, clean, to_text
 from planner.show.summary import next_command, summary
@@ -482,3 +483,15 @@ def test_predicted_against_measured(golden) -> None:
         ]
     )
     golden("comparison.txt", to_text(table, Screen()))
+
+
+def test_a_mixed_cluster_has_the_memory_of_its_smallest_device() -> None:
+    pool = {"devices_per_host": 8, "device": "a", "memory_bytes": 80 * 2**30}
+    links = [{"name": "ib", "bytes_per_second": 25e9}]
+    mixed = {"name": "both", "pools": [pool, pool | {"device": "b", "memory_bytes": 40 * 2**30}], "links": links}
+    text = to_text(cluster_table([{"name": "one", **pool, "links": links}, mixed]), Screen(width=100))
+    one, both = text.splitlines()[1:3]
+    assert one.split() == ["one", "8", "x", "a", "80.0", "GiB", "ib", "25.0", "GB/s"]
+    assert "2 pools" in both
+    assert "40.0 GiB" in both
+    assert both.endswith("8 x a + 8 x b, ib 25.0 GB/s")
