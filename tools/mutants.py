@@ -45,7 +45,8 @@ _PAIRS = (
 )
 OTHER_NAME = {one: other for pair in _PAIRS for one, other in (pair, pair[::-1])}
 UNORDERED = {*OTHER_NAME, "isinstance", "issubclass", "zip", "getattr", "hasattr", "gcd"}  # arguments are not swapped
-LEFT_ALONE = ("description", "strict")  # keyword arguments that stay: what a schema says, and what zip asserts
+KEPT_ARGUMENTS = ("description", "strict", "hint")  # what a schema says, what zip asserts, words of an error
+LEFT_ALONE = ("annotation", "returns", "decorator_list", "bases", "format_spec")  # fields of the tree
 ASKED = {ast.If: "test", ast.While: "test", ast.IfExp: "test"}  # fields that hold a condition
 
 
@@ -157,7 +158,7 @@ def _sites(
 ) -> Iterator[_Site]:
     """Sites below a node, which `scope` names; lines and function are as in `Mutant`."""
     for field, value in ast.iter_fields(parent):
-        if field in ("annotation", "returns", "decorator_list", "bases", "format_spec", "type_comment"):
+        if field in LEFT_ALONE or isinstance(parent, ast.Raise):
             continue
         runs_in = function or (".".join(scope) if isinstance(parent, ast.FunctionDef) and field == "body" else None)
         for index, node in enumerate(value) if isinstance(value, list) else [(None, value)]:
@@ -194,7 +195,7 @@ def _is_left_alone(node: ast.AST) -> bool:
     if isinstance(node, ast.Call):
         return _name(node).endswith("Error")
     if isinstance(node, ast.keyword):
-        return node.arg in LEFT_ALONE
+        return node.arg in KEPT_ARGUMENTS
     return isinstance(node, ast.Import | ast.ImportFrom | ast.Assert)
 
 
@@ -253,7 +254,7 @@ def _other_calls(node: ast.Call) -> Iterator[ast.Call]:
         new = ast.Name(other) if isinstance(node.func, ast.Name) else _changed(node.func, attr=other)
         yield _changed(node, func=new)
     for index, keyword in enumerate(node.keywords):
-        if keyword.arg is not None and keyword.arg not in LEFT_ALONE:
+        if keyword.arg is not None and keyword.arg not in KEPT_ARGUMENTS:
             yield _changed(node, keywords=node.keywords[:index] + node.keywords[index + 1 :])
     if name not in UNORDERED and len(node.args) > 1 and not any(isinstance(each, ast.Starred) for each in node.args):
         first, second, *others = node.args

@@ -110,6 +110,13 @@ def test_bytes_of_named_recipes(make_job, recipe):
     assert sum(float(b) for b in state_bytes_per_param(job, layout)) == RECIPE_BYTES[recipe]
 
 
+@pytest.mark.parametrize("recipe", NAMED_RECIPES)
+def test_all_of_a_named_recipe_is_sharded_by_zero_3(make_job, recipe):
+    job = make_job("llama3-8b", engine="fsdp", settings=(f"training.memory_recipe={recipe}",))
+    layout = parse_layout("dp=64,zero=3", num_layers=32, num_devices=64)
+    assert sum(float(b) for b in state_bytes_per_param(job, layout)) == pytest.approx(RECIPE_BYTES[recipe] / 64)
+
+
 OPTIMIZERS = ("adamw", "adamw-8bit", "sgd", "adafactor", "muon")
 
 

@@ -24,6 +24,7 @@ from planner.explain.schema import explanation_schema
 from planner.explain.waterfall import rates_of, waterfall_of
 from planner.layout import parse_layout
 from planner.plan import plan_from_json, plan_to_json
+from planner.search.legality import broken_rules
 from planner.search.search import plan_for_layout
 from planner.show.explain import explanation
 from planner.show.screen import Screen, to_text
@@ -242,8 +243,14 @@ def test_replicas_are_what_planning_that_many_devices_says(any_plan) -> None:
         pytest.skip("a mixed cluster has no one size")
     found = replicas_of(any_plan)
     sizes = [each.num_devices for each in found]
+    legal = []
+    for dp in (any_plan.layout.dp * 2.0**power for power in range(-4, 5)):
+        if dp.is_integer():
+            other = replace(any_plan.layout, dp=int(dp))
+            job = change_job(job_of(any_plan), f"gpus={other.world_size}")
+            legal += [] if other != any_plan.layout and broken_rules(job, other) else [other.world_size]
+    assert sizes == legal
     assert any_plan.layout.world_size in sizes
-    assert sizes == sorted(set(sizes))
     for each in found:
         factor = each.num_devices / any_plan.layout.world_size
         assert math.log2(factor).is_integer()

@@ -495,3 +495,10 @@ def test_a_mixed_cluster_has_the_memory_of_its_smallest_device() -> None:
     assert "2 pools" in both
     assert "40.0 GiB" in both
     assert both.endswith("8 x a + 8 x b, ib 25.0 GB/s")
+
+
+def test_lines_that_took_no_time_are_left_out(make_plan) -> None:
+    plan = make_plan()
+    quiet = replace(plan.time[-1], name=LineName.EP_COMM, busy_seconds=0.0, hidden_seconds=0.0)
+    one, other = (explained(each) for each in (plan, replace(plan, time=(*plan.time, quiet))))
+    assert to_text(explanation(one), Screen(width=100)) == to_text(explanation(other), Screen(width=100))
