@@ -216,7 +216,10 @@ def within(tests: list[str], known: Record, seconds: float) -> list[str]:
 def judge_warm(copy: Path, tasks: list[Task]) -> Iterator[Outcome]:
     """Mutants of functions, in one process that has read all tests; first the code as it is, which must pass."""
     first = tasks[0].mutant
-    control = {"source": (copy / first.path).read_text(encoding="utf-8"), "tests": [each.tests[0] for each in tasks]}
+    control = {
+        "source": (copy / first.path).read_text(encoding="utf-8"),
+        "tests": [*{each.tests[0]: None for each in tasks}],
+    }
     asked = [
         {"path": mutant.path, "function": mutant.function, "stamp": STAMP + 2 * number, **what}
         for number, (mutant, what) in enumerate(

@@ -11,9 +11,11 @@ from planner.layout import Layout, balanced_chunks, format_layout, parse_layout
 from planner.search.constraints import Constraints
 from planner.show.words import (
     certificate_sentence,
+    change,
     fold_runs,
     layers_words,
     layout_words,
+    percent,
     recompute_words,
     run_words,
     short_layout,
@@ -163,3 +165,32 @@ def test_whole_run_says_whether_the_deadline_is_met(make_plan, plan) -> None:
     assert words(44).endswith("402 k USD; meets the deadline of 44.0 d")
     assert words(43).endswith("402 k USD; MISSES the deadline of 43.0 d")
     assert run_words(make_plan(training=plan.training.model_copy(update={"tokens": None}))) == ""
+
+
+def test_counts_of_a_certificate_are_said_and_those_of_nothing_are_not() -> None:
+    counts = {
+        "num_cuts_pruned": 5062,
+        "num_cuts": 6157,
+        "num_pruned": {"memory": 1001, "time bound": 170, "deadline": 0},
+    }
+    sentence = certificate_sentence(CERTIFICATE | counts)
+    for number in ("1,200", "30", "1,001", "170", "5,062", "6,157"):
+        assert number in sentence
+    assert "deadline" not in sentence
+    assert "ways to cut" not in certificate_sentence(CERTIFICATE | counts | {"num_cuts_pruned": 0})
+    assert "a dynamic program" not in certificate_sentence(CERTIFICATE | {"dynamic_program_seconds": None})
+
+
+@pytest.mark.parametrize(
+    ("share", "words"), [(0.0, "0%"), (0.004, "<1%"), (0.005, "0%"), (0.006, "1%"), (0.25, "25%"), (1.0, "100%")]
+)
+def test_what_is_too_little_to_see_is_not_nothing(share: float, words: str) -> None:
+    assert percent(share) == words
+
+
+@pytest.mark.parametrize(
+    ("share", "words"),
+    [(0.0, "-"), (0.0004, "-"), (-0.0004, "-"), (0.031, "+3.1%"), (-0.031, "-3.1%"), (-0.12, "-12%"), (0.0996, "+10%")],
+)
+def test_growth_has_a_sign(share: float, words: str) -> None:
+    assert change(share) == words
