@@ -9,6 +9,8 @@ PYTHON ?= $(shell for p in python3 python3.11 python3.12 python3.13; do \
 VENV ?= .venv
 # another package index for torch, for example https://download.pytorch.org/whl/cpu
 TORCH_INDEX ?=
+SEED ?= 1
+COUNT ?= 60
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 DOCS_STAMP := $(VENV)/.installed-docs
@@ -97,6 +99,10 @@ bench: $(STAMP) ## CPU seconds and memory of the commands against their targets 
 .PHONY: shape
 shape: $(STAMP) ## lengths of functions and files against the codebases we look up to (a report)
 	$(BIN)/python tools/shape.py
+
+.PHONY: mutate
+mutate: $(STAMP) ## change the code at random, SEED=1 COUNT=60, and see whether a test notices (a report)
+	$(BIN)/python tools/mutate.py --seed $(SEED) --count $(COUNT)
 
 .PHONY: wheel
 wheel: $(STAMP) ## build the wheel, install it alone into a fresh environment, and plan with it

@@ -491,6 +491,40 @@ def test_launch_shows_its_command_on_request(capsys) -> None:
     assert capsys.readouterr().out == shown
 
 
+@pytest.mark.parametrize(
+    ("option", "written", "code"),
+    [
+        ("--validation", "50%", 0),
+        ("--validation", "0.5", 0),
+        ("--validation", "50.1%", 2),
+        ("--validation", "0%", 0),
+        ("--validation", "-1%", 2),
+        ("--headroom", "99%", 0),
+        ("--headroom", "0.99", 0),
+        ("--headroom", "1", 2),
+        ("--headroom", "99", 2),
+    ],
+)
+def test_shares_are_percentages_or_parts_of_one_up_to_their_bound(option, written, code, plan_file, capsys) -> None:
+    """Half of the data may be held out, no more; all memory may be free but the last bit."""
+    fits = ["explain", *SMALL, "--layout", "tp=1"]
+    argv = ["emit", str(plan_file), "--to", "torchrun"] if option == "--validation" else fits
+    assert main([*argv, option, written]) == code
+    out, err = capsys.readouterr()
+    if code:
+        assert f"{written!r}" in err
+    elif option == "--validation":
+        assert set(re.findall(r"--validation=(\S+)", out)) == ({"0.5"} if written != "0%" else set())
+
+
+def test_tokens_of_a_run_are_called_assumed_where_nobody_gave_them(capsys) -> None:
+    ranged = ["plan", "tiny-gpt", "dgx-a100", "--gpus", "2", "--global-batch", "8..16"]
+    assert main(ranged) == 0
+    assert "tokens assumed" in capsys.readouterr().out
+    assert main([*ranged, "--set", "training.tokens=1B"]) == 0
+    assert "assumed" not in capsys.readouterr().out
+
+
 # --- hostile text ---
 
 HOSTILE = ["[/bold]", "[red]x[/red]", "\x1b[2J", "\x1b]0;t\x07", "a\u202eb", "$(touch owned)", "`touch owned`", "a\nb"]

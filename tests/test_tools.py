@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import random
 import re
 import sys
 import tomllib
@@ -31,7 +32,7 @@ def load_tool(name: str) -> ModuleType:
 
 TARGETS = (
     *("help", "setup", "run", "test", "check", "prove", "lint", "types", "format", "docs", "docs-check"),
-    *("golden", "accuracy", "calibrate", "bench", "pictures", "shape", "wheel", "clean"),
+    *("golden", "accuracy", "calibrate", "bench", "pictures", "shape", "mutate", "wheel", "clean"),
 )
 
 
@@ -159,3 +160,79 @@ def test_a_wrong_closed_form_is_noticed(monkeypatch: pytest.MonkeyPatch, capsys:
     monkeypatch.setitem(tool.SC21_PARAMS, "megatron-1t", 1010.0)
     assert tool.main() == 1
     assert "1010" in capsys.readouterr().out
+
+
+# --- mutants ----------------------------------------------------------------------------------------------------
+
+TOY = '''"""A toy."""
+
+__all__ = ["area"]
+LIMIT = 10
+
+
+def area(width: int | None, height: int = 1) -> int:
+    """Width times height."""
+    if not width:
+        raise ValueError(f"no width, {1 + 1} things")
+    return width * height
+
+
+def unused(x: int) -> int:
+    return x + LIMIT
+'''
+
+
+def test_mutants_are_of_the_code_and_the_same_for_a_seed() -> None:
+    draw = load_tool("mutants").draw
+    drawn = [list(draw({"toy.py": TOY}, 60, random.Random(seed))) for seed in (1, 1, 2)]
+    assert drawn[0] == drawn[1] != drawn[2]
+    assert {mutant.change for mutant in drawn[0]} == {
+        *("10 -> 11", "10 -> 9", "1 -> 2", "1 -> 0", "not width -> width", "width * height -> width / height"),
+        *("width * height -> width", "x + LIMIT -> x - LIMIT", "x + LIMIT -> x"),
+        "if not width:\n    raise ValueError(f'no width, {1 + 1} things') -> pass",
+        "raise ValueError(f'no width, {1 + 1} things') -> pass",
+    }
+    for mutant in drawn[0]:
+        assert TOY.splitlines()[mutant.line - 1].strip() == mutant.code
+        compile(mutant.source, "toy.py", "exec")
+
+
+def test_a_mutant_is_killed_by_the_test_that_notices_it_and_else_survives(tmp_path: Path) -> None:
+    tool = load_tool("mutate")
+    files = {
+        "planner/__init__.py": "",
+        "planner/cost/__init__.py": "",
+        "planner/cost/toy.py": TOY,
+        "tests/test_area.py": "from planner.cost.toy import area\n\ndef test_area():\n    assert area(3, 1) == 3\n",
+        "tests/test_none.py": "import pytest\nfrom planner.cost.toy import area\n\n"
+        "def test_none():\n    with pytest.raises(ValueError):\n        area(None)\n",
+        "tools/mutants-equivalent.yaml": "- file: planner/cost/toy.py\n  code: LIMIT = 10\n"
+        "  change: 10 -> 11\n  reason: so\n",
+    }
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text, encoding="utf-8")
+    tool.record(tmp_path, [])
+    code = tool.sources(tmp_path, "planner")
+    expected = {
+        "raise ValueError(f'no width, {1 + 1} things') -> pass": ("killed", "tests/test_none.py::test_none"),
+        "width * height -> width": ("survived", ""),
+        "x + LIMIT -> x": ("survived", "no test executes it"),
+        "10 -> 11": ("equivalent", "so"),
+    }
+    drawn = [each for each in tool.draw(code, 60, random.Random(1)) if each.change in expected]
+    found = {mutant.change: outcome for mutant, outcome in tool.outcomes(tmp_path, drawn, 60.0)}
+    assert {change: (outcome.verdict, outcome.by) for change, outcome in found.items()} == expected
+    assert found["width * height -> width"].num_tests == 1
+    assert tool.sources(tmp_path, "planner") == code
+    (tmp_path / "planner/cost/newer.py").write_text(TOY, encoding="utf-8")
+    with pytest.raises(SystemExit, match="is newer than the record"):
+        tool.Record(tmp_path).tests_of("planner/cost/newer.py", range(8, 9))
+
+
+def test_lines_of_a_record_are_found_again_in_a_changed_file() -> None:
+    find = load_tool("mutate").lines_before
+    before, after = "a\nb\nc\nd\n", "new\na\nb\nother\nd\n"
+    assert [find(before, after, range(line, line + 1)) for line in (2, 3, 5)] == [{1}, {2}, {4}]
+    assert 3 in find(before, after, range(4, 5))
+    assert find(before, before, range(2, 4)) == {2, 3}

@@ -9,7 +9,7 @@ import numpy as np
 
 from planner.cost.adapters import trained_params
 from planner.cost.compute import PassSeconds, accumulation_seconds, head_seconds, linear_seconds, memory_bound_seconds
-from planner.cost.layers import layer_seconds, tokens_per_microbatch
+from planner.cost.layers import FLASH_BACKWARD, layer_seconds, tokens_per_microbatch
 from planner.cost.ledger import LineName, total_bytes
 from planner.cost.memory import host_lines, memory_lines, whole_gradients
 from planner.cost.offload import host_copy_seconds, host_update_seconds
@@ -61,6 +61,13 @@ if TYPE_CHECKING:
 
 
 _EXCHANGE_PROCESSORS: Final = 20
+"""Processors that run an exchange's kernels beside the products: 20 of an H800's 132 (DeepSeek-V3 2024, section 3.2.2;
+deep_ep/buffer.py, Buffer.num_sms = 20)."""
+
+_OPERATORS_REPEATED: Final = 0.5
+"""Share of a layer's forward seconds that recompute by operators repeats: torchtitan saves attention and every second
+product (distributed/activation_checkpoint.py). That norms and activations come to the same half is assumed; a trace of
+one layer with and without selective recompute would settle it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -254,7 +261,7 @@ def _parts_of_stage(job: PoolJob, layout: LayerDegrees, kinds: Sequence[tuple[bo
     def layer(experts: bool, local: bool) -> LayerParts:
         priced = layer_seconds(job, layout, experts=experts, local=local)
         forward, core = priced.passes.forward, priced.core_forward
-        again = {"operators": 0.5 * forward, "light": priced.light_forward, "attention-core": core}
+        again = {"operators": _OPERATORS_REPEATED * forward, "light": priced.light_forward, "attention-core": core}
         return LayerParts(
             passes=priced.passes,
             selective=again[job.engine.selective_recompute],
@@ -263,7 +270,7 @@ def _parts_of_stage(job: PoolJob, layout: LayerDegrees, kinds: Sequence[tuple[bo
             cp=cp,
             cp_hidden=(
                 hidden_context_parallel_seconds(job, layout, cp[0], core),
-                hidden_context_parallel_seconds(job, layout, cp[1], 2.5 * core),
+                hidden_context_parallel_seconds(job, layout, cp[1], FLASH_BACKWARD * core),
             ),
             ep=ep[0] if experts else 0.0,
         )
@@ -286,7 +293,8 @@ def _hidden_of_layer(
     """Parts of a layer's tensor-parallel collectives, forward and backward, that run beside its own products."""
     forward, backward = collectives
     core = layer.core_forward
-    beside_products = hidden_tensor_parallel_seconds(job, layout, backward, layer.passes.backward - 2.5 * core)
+    products = layer.passes.backward - FLASH_BACKWARD * core
+    beside_products = hidden_tensor_parallel_seconds(job, layout, backward, products)
     beside_weights = hidden_behind_weight_gradients(job, layout, backward, layer.passes.backward_weight)
     return (
         hidden_tensor_parallel_seconds(job, layout, forward, layer.passes.forward - core),
@@ -478,6 +486,8 @@ def exchange_parts(job: Job, parts: Mapping[LineName, PassSeconds]) -> PassSecon
 
 def exchange_share(job: Job) -> float:
     """Share of the processors that communication takes from computing while both run: 20 of the smallest device.
+
+    Of a device with fewer than 40 it takes half: assumed, nobody has measured one.
 
     Source: DeepSeek-V3 (2024), section 3.2.2; DeepEP, Buffer.set_num_sms.
     """

@@ -156,7 +156,7 @@ def _resources(job: Job) -> Iterator[tuple[str, str, str, str]]:
         yield from _of_device(pool, f"{name} ", f"{name}.device.")
         yield from _of_links(pool, f"{name} ", f"{name}.")
         yield from _hosts(pool, f"{name} hosts", f"{name}.hosts")
-    yield from _of_link(job.cluster.between.model_dump(mode="json"), "between pools", "between.")
+    yield from _of_link(job.cluster.between.model_dump(), "between pools", "between.")
 
 
 def _of_device(job: PoolJob, name: str, path: str) -> Iterator[tuple[str, str, str, str]]:

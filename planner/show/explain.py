@@ -114,7 +114,7 @@ class _StageColumns:
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         names = [line_label(line.name) for line in self._plan.memory[0].lines]
         width = 2 + max(max(map(len, self._widest(group))) for group in self._groups)
-        fit = max(1, (options.max_width - max(map(len, names)) - 2) // width)
+        fit = max(1, (options.max_width - max(map(len, names))) // width)
         for first in range(0, len(self._groups), fit):
             if first:
                 yield Text("")

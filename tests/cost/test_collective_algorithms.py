@@ -15,6 +15,7 @@ from planner.cost.collectives import (
     all_gather_seconds,
     all_reduce_algorithms,
     all_reduce_seconds,
+    all_to_all_seconds,
     broadcast_seconds,
     group,
     halving_doubling_all_reduce_seconds,
@@ -173,11 +174,36 @@ def test_sharp_halves_what_the_network_carries():
     assert all_reduce_seconds(group(summed, 256, 1), 1e9) <= all_reduce_seconds(group(H100, 256, 1), 1e9)
 
 
+def test_sharp_above_links_that_do_not_sum_carries_the_shards_of_their_rings():
+    """Two levels of rings, 4 ranks in each of 4 switches, below a network that sums at half its bandwidth of 2 B/s."""
+    board = link(name="board", spans="4 devices", bandwidth="8 B/s", kind="switch")
+    rack = link(name="rack", spans="16 devices", bandwidth="4 B/s", latency="2 s", kind="switch")
+    network = link(bandwidth="2 B/s", latency="3 s", startup="5 s", in_network=0.5)
+    where = group(DGX.model_copy(update={"links": (board, rack, network), "devices_per_host": 4}), 64, 1)
+    num_bytes = 16e3
+    on_board = 3 * (1 + num_bytes / 4 / 8)  # steps of a ring of four, with a quarter of the bytes each
+    in_rack = 3 * (2 + num_bytes / 4 / 4 / 4)
+    up_and_down = num_bytes / 16 / (2 * 0.5) + 2 * (3 + 5)
+    assert in_network_all_reduce_seconds(where, num_bytes) == pytest.approx(2 * (on_board + in_rack) + up_and_down)
+    inner = group(DGX.model_copy(update={"links": (board, rack, network), "devices_per_host": 4}), 16, 1)
+    assert np.isinf(in_network_all_reduce_seconds(inner, num_bytes))
+
+
 def test_a_parameter_server_for_each_rank_moves_everything_twice_and_one_is_n_times_slower():
     where = group(flat(), 16, 1)
     assert parameter_server_seconds(where, 1e6, 16) == pytest.approx(2 * (1e6 + 1))
     assert parameter_server_seconds(where, 1e6, 64) == pytest.approx(2 * (1e6 + 1))
     assert parameter_server_seconds(where, 1e6, 1) == pytest.approx(2 * (16e6 + 1))
+
+
+def test_what_has_no_bytes_takes_its_hops_and_the_start():
+    """4 ranks, a second for each hop and five to start: three hops in a ring, two up a tree, one to a peer."""
+    where = group(flat(startup="5 s"), 4, 1)
+    assert reduce_scatter_seconds(where, 0.0) == broadcast_seconds(where, 0.0) == 3 + 5
+    assert ring_all_reduce_seconds(where, 0.0) == hierarchical_all_reduce_seconds(where, 0.0) == 2 * (3 + 5)
+    assert tree_all_reduce_seconds(where, 0.0) == halving_doubling_all_reduce_seconds(where, 0.0) == 2 * (2 + 5)
+    assert all_to_all_seconds(where, 0.0) == ring_exchange_seconds(where, 0.0) == 1 + 5
+    assert parameter_server_seconds(where, 0.0, 4) == 2 * (1 + 5)
 
 
 def test_a_broadcast_moves_everything_once():

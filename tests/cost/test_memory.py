@@ -62,6 +62,91 @@ def test_activations_of_one_layer_are_korthikantis(make_job, name, t, b):
         assert full == pytest.approx(sbh * 2 / (t if sp else 1), rel=1e-12)
 
 
+# What one layer keeps of a token, in elements of 16 bits: `own` is whole on each rank of tensor parallelism unless
+# sequence parallelism splits it, `inputs` too unless the engine gathers them
+# again, `cut` is cut; and four bytes a head of scores.
+def kept(own, inputs, cut, heads, t, gathers):
+    return 2 * (own / t + inputs / (t if gathers else 1) + cut / t) + 4 * heads / t
+
+
+LAYERS = {
+    # layer input and residual; inputs of both blocks; queries, keys, values, output; gate, up and their product
+    ("llama3-8b", "megatron"): lambda t: kept(2 * 4096, 2 * 4096, 6144 + 4096 + 3 * 14336, 32, t, True),
+    ("llama3-8b", "torchtitan"): lambda t: kept(2 * 4096, 2 * 4096, 6144 + 4096 + 4 * 14336, 32, t, False),
+    # inputs of the norms of queries and keys
+    ("qwen3-8b", "megatron"): lambda t: kept(2 * 4096, 2 * 4096, 6144 + 4096 + 5120 + 3 * 12288, 32, t, True),
+    # norms after both blocks too
+    ("gemma2-9b", "megatron"): lambda t: kept(4 * 3584, 2 * 3584, 8192 + 4096 + 3 * 14336, 16, t, True),
+    # both blocks read one norm's output
+    ("gpt-neox-20b", "megatron"): lambda t: kept(6144, 2 * 6144, 4 * 6144 + 2 * 24576, 64, t, True),
+    # cross-attention in half of the layers: its input, projections, output and residual once more
+    ("t5-large", "megatron"): lambda t: kept(2.5 * 1024, 2.5 * 1024, 1.5 * 4 * 1024 + 2 * 4096, 1.5 * 16, t, True),
+}
+
+
+@pytest.mark.parametrize("text", ["tp=1,sp=0", "tp=4,sp=1", "tp=2,sp=1,mbs=3"])
+@pytest.mark.parametrize(("name", "engine"), LAYERS)
+def test_activations_of_a_layer_are_its_tensors(make_job, name, engine, text):
+    job = make_job(name, engine=engine, sequence=512)
+    layout = parse_layout(text, num_layers=job.model.num_layers, num_devices=64)
+    tokens = 512 * layout.mbs
+    none, *_, full = layer_activation_bytes(job, layout)
+    assert float(none) == pytest.approx(tokens * LAYERS[name, engine](layout.tp))
+    assert float(full) == pytest.approx(tokens * 2 * job.model.hidden_size / layout.tp)
+
+
+@pytest.mark.parametrize("t", [1, 4])
+def test_operator_by_operator_every_second_product_stays(make_job, t):
+    """Queries and values, attention's output and scores, one of gate and up, and two tensors of the hidden size."""
+    job = make_job("llama3-8b", engine="torchtitan", sequence=512)
+    layout = parse_layout(f"tp={t},sp={int(t > 1)}", num_layers=32, num_devices=64)
+    _, selective, _ = layer_activation_bytes(job, layout)
+    assert float(selective) == pytest.approx(512 * kept(2 * 4096, 0, 4096 + 1024 + 4096 + 14336, 32, t, False))
+
+
+@pytest.mark.parametrize(("ep", "etp"), [(1, 1), (4, 1), (2, 2)])
+def test_activations_of_experts_are_those_of_the_choices(make_job, ep, etp):
+    """Mixtral: two choices a token, each with its input, gate, up, product and output; 8 fp32 scores, twice."""
+    job = make_job("mixtral-8x7b", engine="megatron", sequence=512, settings=("model.moe.imbalance=1.0",))
+    t = 4
+    layout = parse_layout(f"tp={t},ep={ep},etp={etp}", num_layers=32, num_devices=64)
+    none, *_ = layer_activation_bytes(job, layout, experts=True)
+    attention = kept(2 * 4096, 2 * 4096, 6144 + 4096, 32, t, True)
+    choices = 2 / t * etp  # ranks that share an expert see each other's tokens
+    experts = 8 * 8 / t + 2 * choices * (4096 + 3 * 14336 / etp + 4096 * job.engine.keeps_expert_outputs)
+    assert float(none) == pytest.approx(512 * (attention + experts))
+
+
+def test_activations_of_latent_attention(make_job):
+    """DeepSeek-V2-Lite: the latent of 512 before and after its norm and 64 positions, whole on each rank."""
+    job = make_job("deepseek-v2-lite", engine="megatron", sequence=512)
+    for t in (1, 2):
+        layout = parse_layout(f"tp={t},sp={int(t > 1)}", num_layers=27, num_devices=64)
+        none, *_ = layer_activation_bytes(job, layout)
+        heads = 16 * (128 + 64) + 16 * (128 + 128) + 16 * (128 + 64) + 16 * 128  # queries; keys, values; joined; output
+        tensors = kept(2 * 2048, 2 * 2048, heads + 3 * 10944, 16, t, True)
+        assert float(none) == pytest.approx(512 * (tensors + 2 * (2 * 512 + 64)))
+
+
+def test_of_frozen_matrices_only_inputs_of_adapters_stay(make_job):
+    settings = ("training.lora_rank=16", "training.lora_targets=[query, value]")
+    job = make_job("llama3-8b", engine="megatron", sequence=512, settings=settings)
+    layout = parse_layout("tp=1", num_layers=32, num_devices=64)
+    none, *_ = layer_activation_bytes(job, layout)
+    # no input of the feed-forward block, which no trained matrix reads, and not the product of gate and up
+    assert float(none) == pytest.approx(512 * (kept(3 * 4096, 0, 6144 + 4096 + 2 * 14336, 32, 1, True) + 2 * 2 * 16))
+
+
+@pytest.mark.parametrize(("exchange", "keys", "outputs"), [("ring", 1, 1), ("gather", 4, 2), ("all-to-all", 1, 2)])
+def test_context_parallel_ranks_keep_what_they_exchange(make_job, exchange, keys, outputs):
+    """Those that gather keep keys and values of all four, and the joined output beside their own."""
+    job = with_engine(make_job("llama3-8b", engine="megatron", sequence=512), context_exchange=exchange)
+    layout = parse_layout("cp=4", num_layers=32, num_devices=64)
+    none, *_ = layer_activation_bytes(job, layout)
+    attention = 4096 + 2 * 1024 * keys + 4096 * outputs
+    assert float(none) == pytest.approx(128 * kept(2 * 4096, 2 * 4096, attention + 3 * 14336, 32, 1, True))
+
+
 # Korthikanti et al. (2022), figure 1: activations of the first stage in GiB, without and with sequence
 # parallelism and selective recompute; the values are formula values (Calculon's validation.py lists them).
 FIGURE_1 = [
@@ -199,6 +284,21 @@ def test_light_recompute_in_8_bits_keeps_what_the_report_says(make_job):
     attention = 2 * h + 2 * (1536 + 512 + 64 / 2) + 2 * heads * 128 + 4 * heads  # input, latents, output, log-sum-exp
     experts = 2 * h + 8 * 256 + choices * h + 2 * choices * 2048 + 2 * 2048  # residual, router, inputs, gate and up
     assert float(kept) == pytest.approx(4096 * (attention + experts))
+
+
+def test_inputs_of_products_are_kept_in_8_bits(make_job):
+    """A dense layer of DeepSeek-V3 (section 3.3.3): inputs of both blocks, and gate, up and their product."""
+    job = make_job("deepseek-v3", cluster="hgx-h800", engine="hai-llm", gpus=2048, sequence=4096, precision="fp8")
+    layout = parse_layout("pp=16,ep=64", num_layers=61, num_devices=2048)
+    kept = [float(layer_activation_bytes(each, layout)[0]) / 4096 for each in (job, with_precision(job, "bf16"))]
+    narrow, h, heads = 2 * 7168 + 3 * 18432, 7168, 128
+    latents, keys_and_values = 2 * 1536 + 2 * 512 + 64, heads * (192 + 192 + 128 + 128)
+    wide = 2 * (2 * h + latents + keys_and_values + heads * 128) + 4 * heads
+    assert kept == [pytest.approx(wide + narrow), pytest.approx(wide + 2 * narrow)]
+
+
+def with_precision(job, precision):
+    return replace(job, training=job.training.model_copy(update={"precision": precision}))
 
 
 def test_gradients_that_add_up_unsharded_are_whole_at_every_stage(make_job):

@@ -67,6 +67,31 @@ def test_matrices_hold_almost_all_parameters_of_a_layer(make_job, name):
         assert 0.998 * whole < size <= whole
 
 
+# Mixtral 8x7B, https://huggingface.co/mistralai/Mixtral-8x7B-v0.1: shapes of the tensors of its checkpoint
+LAYER = [(4096, 4096), (1024, 4096), (1024, 4096), (4096, 4096), (8, 4096)]
+EXPERT = [(14336, 4096), (4096, 14336), (14336, 4096)]
+ENDS = [(32000, 4096), (32000, 4096)]
+VECTORS = 32 * 2 * 4096 + 4096
+
+
+@pytest.mark.parametrize(("text", "devices", "ep"), [("tp=1", 1, 1), ("tp=1,ep=4,dp=4,zero=0", 4, 4)])
+def test_states_of_a_mixture_are_those_of_its_tensors(make_job, text, devices, ep):
+    """Muon keeps one mean of a matrix, two of all else; Adafactor a sum for each row and column, and vectors whole."""
+    found = {
+        each: optimizer_bytes(
+            make_job("mixtral-8x7b", precision="fp32", settings=(f"training.optimizer={each}",)), text, devices
+        )
+        for each in ("muon", "adafactor", "adamw")
+    }
+    matrices, experts = 32 * LAYER, 32 * 8 * EXPERT
+    size = sum(a * b for a, b in matrices) + sum(a * b for a, b in experts) / ep
+    others = sum(a * b for a, b in ENDS) + VECTORS
+    assert found["adamw"] == pytest.approx(4 * 2 * (size + others))
+    assert found["muon"] == pytest.approx(4 * (size + 2 * others))
+    sums = sum(a + b for a, b in matrices + ENDS) + sum(a + b for a, b in experts) / ep
+    assert found["adafactor"] == pytest.approx(4 * (sums + VECTORS))
+
+
 RECIPE_BYTES = {  # for each parameter on one device: weights, gradients, optimizer state of AdamW
     "zero-16": 16,
     "textbook-20": 20,
@@ -83,6 +108,13 @@ def test_bytes_of_named_recipes(make_job, recipe):
     job = make_job(settings=(f"training.memory_recipe={recipe}",))
     layout = parse_layout("tp=1", num_layers=96, num_devices=1)
     assert sum(float(b) for b in state_bytes_per_param(job, layout)) == RECIPE_BYTES[recipe]
+
+
+@pytest.mark.parametrize("recipe", NAMED_RECIPES)
+def test_all_of_a_named_recipe_is_sharded_by_zero_3(make_job, recipe):
+    job = make_job("llama3-8b", engine="fsdp", settings=(f"training.memory_recipe={recipe}",))
+    layout = parse_layout("dp=64,zero=3", num_layers=32, num_devices=64)
+    assert sum(float(b) for b in state_bytes_per_param(job, layout)) == pytest.approx(RECIPE_BYTES[recipe] / 64)
 
 
 OPTIMIZERS = ("adamw", "adamw-8bit", "sgd", "adafactor", "muon")

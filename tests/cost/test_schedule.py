@@ -347,3 +347,12 @@ def test_a_round_waits_where_its_chunks_become_smaller(pp, largest):
     passes = ChunkSeconds(forward=chunks, backward_input=chunks, backward_weight=chunks)
     assert form == pytest.approx(exact_pipeline_seconds("interleaved", passes, m, interleave=2), rel=0.06)
     assert form >= exact_pipeline_seconds("interleaved", passes, m, interleave=2)
+
+
+@given(st.integers(2, 5), st.integers(1, 3), st.integers(0, 10**6))
+def test_interleaved_bubbles_of_many_layouts_are_those_of_each(pp, interleave, seed):
+    generator = np.random.default_rng(seed)
+    stage, fill, room = generator.uniform(0.1, 2.0, (3, 4, pp))
+    many = interleaved_bubble_seconds(stage, fill, room, np.array([4, 8, 12, 16]), interleave)
+    each = [interleaved_bubble_seconds(stage[i], fill[i], room[i], 4 * (i + 1), interleave) for i in range(4)]
+    assert many == pytest.approx(each)

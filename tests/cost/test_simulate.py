@@ -314,3 +314,20 @@ def test_the_arrays_draw_a_timeline():
     assert timeline.start.tolist() == [0, 1, 4, 7, 1, 2, 4, 5]
     assert timeline.end.tolist() == [1, 2, 6, 9, 2, 4, 5, 7]
     assert timeline.peak_in_flight_of_chunk.tolist() == [2, 1]
+
+
+@pytest.mark.parametrize(("schedule", "interleave"), [("1f1b", 1), ("interleaved", 2), ("zb-h1", 1), ("zbv", 2)])
+def test_a_chunk_holds_a_microbatch_from_its_forward_pass_to_the_end_of_its_last(schedule, interleave):
+    pp, m = 3, 9
+    timeline = simulate(schedule, uniform(pp * interleave), m, interleave=interleave)
+    held = {}
+    for chunk, microbatch, start, end in zip(
+        timeline.chunk, timeline.microbatch, timeline.start, timeline.end, strict=True
+    ):
+        first, last = held.get((chunk, microbatch), (start, end))
+        held[chunk, microbatch] = (min(first, start), max(last, end))
+    times = np.unique([timeline.start, timeline.end])
+    for chunk in range(pp * interleave):
+        spans = [span for (own, _), span in held.items() if own == chunk]
+        most = max(sum(a < t < b for a, b in spans) for t in (times[1:] + times[:-1]) / 2)
+        assert timeline.peak_in_flight_of_chunk[chunk] == most

@@ -61,6 +61,19 @@ KINDS: dict[str, dict[str, Any]] = {
         "model": "gpt2", "cluster": "dgx-a100", "nodes": 1, "global_batch_size": 64, "engine": "megatron",
         "settings": ("training.attention=unfused", "training.dropout=0.1"), "layout": "tp=2,recompute=selective",
     },
+    "offloaded": {
+        "model": "llama3-8b", "cluster": "dgx-h100", "nodes": 1, "global_batch_size": 32, "engine": "megatron",
+        "sequence_length": 4096, "layout": "tp=2,zero=1,offload=both",
+    },
+    "adapters": {
+        "model": "llama3-8b", "cluster": "dgx-h100", "nodes": 1, "global_batch_size": 32, "engine": "fsdp",
+        "settings": ("training.lora_rank=16", "training.frozen_weights=nf4"), "layout": "zero=3,recompute=full",
+    },
+    "paired passes": {
+        "model": "deepseek-v2-lite", "cluster": "dgx-h100", "nodes": 2, "global_batch_size": 64, "engine": "megatron",
+        "sequence_length": 4096, "settings": ("engine.schedules=[dualpipev]",),
+        "layout": "ep=8,pp=2,zero=1,schedule=dualpipev,recompute=selective",
+    },
     "mixed": {
         "model": "llama3-8b", "cluster": "mixed-a100-h100", "global_batch_size": 64, "sequence_length": 4096,
         "settings": ("a100.hosts=2",),

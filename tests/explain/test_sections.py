@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from dataclasses import replace
 
 import jsonschema
@@ -24,6 +25,7 @@ from planner.explain.waterfall import rates_of, waterfall_of
 from planner.layout import parse_layout
 from planner.plan import plan_from_json, plan_to_json
 from planner.search.search import plan_for_layout
+from planner.search.space.rules import broken_rules
 from planner.show.explain import explanation
 from planner.show.screen import Screen, to_text
 from planner.specs.change import change_job
@@ -68,6 +70,65 @@ def test_a_device_without_losses_needs_the_ideal_and_what_fused_attention_repeat
     assert {name for name, seconds in found.items() if seconds > 1e-12} == {"ideal compute", "kernel efficiency"}
 
 
+SECONDS = {"d": 86400.0, "h": 3600.0, "s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}
+BYTES = {"B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40, "GB/s": 1e9, "TB/s": 1e12}
+FLOPS = {"GFLOP": 1e9, "TFLOP": 1e12, "PFLOP": 1e15, "EFLOP": 1e18}
+
+
+def quantities(text: str, units: dict[str, float]) -> list[float]:
+    """The numbers of a text that have one of the units."""
+    found = re.findall(rf"([\d,.]+) ({'|'.join(sorted(units, key=len, reverse=True))})(?![\w])", text)
+    return [float(number.replace(",", "")) * units[unit] for number, unit in found]
+
+
+def worked_out(name: str, numbers: str) -> list[float]:
+    """The terms that the printed arithmetic of a part has, for a reader with a pocket calculator."""
+    times = [float(each.replace(",", "")) for each in re.findall(r"([\d,]+)(?: microbatch(?:es)?)? x ", numbers)]
+    seconds = quantities(numbers, SECONDS)
+    if name == "ideal compute":
+        flops, peak = quantities(numbers, FLOPS)
+        return [flops / (float(re.findall(r"([\d,]+) x", numbers)[0].replace(",", "")) * peak)]
+    if name in ("kernel efficiency", "imbalance"):
+        return [times[0] * seconds[0], -times[0] * seconds[1]]
+    if name == "calibration":
+        return [(float(numbers[1:6]) - 1) * seconds[0]]
+    if name in ("optimizer", "host_comm"):
+        num_bytes, rate = quantities(numbers, BYTES)
+        return [num_bytes / rate, *(-t for t in seconds)]  # what is hidden
+    if name == "bubble":
+        v = float(re.findall(r"\) / (\d+)", numbers)[0])
+        return [seconds[0] / v, -seconds[1] / v]
+    if name.endswith("_comm"):
+        hidden = quantities(numbers.partition(" each; ")[2].rpartition("; ")[2], SECONDS) if "hidden" in numbers else []
+        each = seconds[: len(times)]
+        return [*(n * t for n, t in zip(times, each, strict=True)), *(-t for t in hidden)]
+    return [times[0] * seconds[0]]
+
+
+def test_the_numbers_of_a_part_give_its_seconds(any_plan) -> None:
+    """Three digits are printed of each."""
+    parts = {each.name: each for each in waterfall(any_plan).parts}
+    for each in parts.values():
+        if each.name == "calibration" or not each.numbers:
+            continue  # a factor for each pool, and none for layers that wait for the host; bubbles that are executed
+        terms = worked_out(each.name, each.numbers)
+        assert sum(terms) == pytest.approx(each.seconds, abs=0.006 * sum(map(abs, terms)) + 5e-6), each.numbers
+    ideal, kernels = parts["ideal compute"], parts["kernel efficiency"]
+    assert ("on average" in ideal.numbers) == bool(any_plan.layout.pools)
+    share = float(kernels.numbers.partition("%")[0]) / 100
+    assert share == pytest.approx(ideal.seconds / (ideal.seconds + kernels.seconds), abs=6e-4)
+
+
+@pytest.mark.parametrize("kind", ["whole tiles", "interleaved", "zero-2"])
+def test_where_no_layer_waits_for_the_host_all_of_it_takes_the_slowdown_longer(kind, plan_of_kind) -> None:
+    parts = {each.name: each for each in waterfall(plan_of_kind(kind)).parts}
+    (seconds,) = worked_out("calibration", parts["calibration"].numbers)
+    assert parts["calibration"].seconds == pytest.approx(seconds, rel=6e-3)
+    computed = ("ideal compute", "kernel efficiency", "memory-bound operators", "host and launches")
+    (before,) = quantities(parts["calibration"].numbers, SECONDS)
+    assert before == pytest.approx(sum(parts[name].seconds for name in computed), rel=6e-3)
+
+
 def test_equal_stages_have_no_imbalance_but_that_of_the_ends(plan_of_kind) -> None:
     plan = plan_of_kind("uneven, recompute")
     job = job_of(plan)
@@ -100,7 +161,7 @@ def test_a_cause_that_is_removed_takes_its_part_away(kind: str, plan_of_kind) ->
 def test_operations_add_up_to_the_busy_time_of_their_lines(any_plan) -> None:
     found = operations_of_step(job_of(any_plan), any_plan.layout, any_plan.time)
     for line in any_plan.time:
-        if not line.name.value.endswith("_comm"):
+        if not line.name.value.endswith("_comm") or line.name == LineName.HOST_COMM:
             continue
         total = sum(each.times * each.seconds for each in found if each.line == line.name)
         assert total == pytest.approx(float(line.busy_seconds), rel=1e-9, abs=1e-12), line.name
@@ -182,8 +243,14 @@ def test_replicas_are_what_planning_that_many_devices_says(any_plan) -> None:
         pytest.skip("a mixed cluster has no one size")
     found = replicas_of(any_plan)
     sizes = [each.num_devices for each in found]
+    legal = []
+    for dp in (any_plan.layout.dp * 2.0**power for power in range(-4, 5)):
+        if dp.is_integer():
+            other = replace(any_plan.layout, dp=int(dp))
+            job = change_job(job_of(any_plan), f"gpus={other.world_size}")
+            legal += [] if other != any_plan.layout and broken_rules(job, other) else [other.world_size]
+    assert sizes == legal
     assert any_plan.layout.world_size in sizes
-    assert sizes == sorted(set(sizes))
     for each in found:
         factor = each.num_devices / any_plan.layout.world_size
         assert math.log2(factor).is_integer()
@@ -278,3 +345,16 @@ def test_sixteen_stages_stand_in_tables_at_80_columns(mbs) -> None:
     table = text.split("Memory of each stage")[1].split("Time of a step")[0]
     stages = [word for line in table.splitlines() if line.strip().startswith("stage ") for word in line.split()[1:]]
     assert stages == list(map(str, range(16)))
+
+
+def test_a_table_of_stages_has_as_many_columns_as_the_screen_is_wide() -> None:
+    job = load_job(model="gpt3-175b", cluster="dgx-a100", nodes=32, sequence_length=2048, global_batch_size=1536)
+    found = explain(plan_for_layout(job, parse_layout("tp=8,pp=16,mbs=1", num_layers=96, num_devices=256)))
+    for width in range(56, 140, 4):
+        text = to_text(explanation(found), Screen(width=width))
+        table = text.split("Memory of each stage")[1].split("Time of a step")[0]
+        blocks = [block.splitlines() for block in table.split("stage   ")[1:]]
+        used = [max(len("  stage   " + block[0]), *map(len, block[1:])) for block in blocks]
+        column = 2 + len("16.11")
+        assert max(used) <= width
+        assert all(width - column < each for each in used[:-1]), "one more would fit"

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 
 import pytest
 
+from planner.cost.estimate import estimate
+from planner.layout import parse_layout
 from planner.search.least_memory import least_peak, within_share
 from planner.search.remedies import lifted_pins, remedies
 from planner.search.search import NothingFits, search
 from planner.search.space.constraints import Constraints
+from planner.search.space.rules import broken_rules
 from planner.specs.change import change_job
 from planner.specs.load import load_job
 
@@ -87,6 +91,16 @@ def test_each_pin_is_priced_by_lifting_it_alone():
     assert any(each.remedy is not None for each in lifted.values())
 
 
+def test_of_several_forbidden_combinations_each_is_lifted_alone():
+    asked, forbidden = job(nodes=6), ["recompute=full", "tp=8"]
+    found = lifted_pins(asked, Constraints.parse(["cp=1"], forbidden))
+    assert [each.constraint for each in found] == ["cp=1", "forbidden recompute=full", "forbidden tp=8"]
+    seconds = [None if each.remedy is None else each.remedy.step_seconds for each in found]
+    alone = [search(asked, Constraints.parse(["cp=1"], [other])).step_seconds for other in reversed(forbidden)]
+    assert seconds == [None, pytest.approx(alone[0]), pytest.approx(alone[1])]
+    assert alone[0] != alone[1]
+
+
 def test_offload_is_named_where_it_helps_and_a_pin_asks_for_it():
     asked = job(model="llama3-70b", nodes=1, engine="megatron")
     assert isinstance(search(asked, Constraints()), NothingFits)
@@ -115,3 +129,21 @@ def test_on_a_mixed_cluster_hosts_of_each_pool_are_tried():
         assert hosts == 2 or isinstance(search(change_job(mixed, f"{pool}.hosts={hosts - 1}"), pins), NothingFits)
     (lifted,) = [each for each in lifted_pins(mixed, pins) if each.constraint == "tp=8"]
     assert (lifted.remedy is None) == (lifted.least.share > 1)
+
+
+@pytest.mark.parametrize(("model", "engine"), [("gpt3-175b", "torch"), ("mixtral-8x22b", "megatron")])
+def test_what_comes_nearest_needs_no_more_of_a_device_than_any_layout_by_hand(model, engine):
+    asked = job(nodes=1, model=model, engine=engine, global_batch_size=8)
+    found = search(asked, Constraints())
+    assert isinstance(found, NothingFits)
+    share = max(stage.total_bytes / stage.limit_bytes for stage in found.memory)
+    tried = []
+    for tp, pp, zero, recompute in itertools.product((1, 2, 4, 8), (1, 2, 4, 8), (0, 1, 2, 3), ("none", "full")):
+        if tp * pp <= 8:
+            text = f"tp={tp},pp={pp},zero={zero},sp={int(tp > 1)},recompute={recompute},mbs=1"
+            layout = parse_layout(text, num_layers=asked.model.num_layers, num_devices=8)
+            if not broken_rules(asked, layout):
+                memory = estimate(asked, layout).memory
+                tried.append(max(stage.total_bytes / stage.limit_bytes for stage in memory))
+    assert len(tried) > 10
+    assert 1 < share <= min(tried) * (1 + 1e-9)

@@ -416,6 +416,13 @@ def test_the_least_memory_is_that_of_brute_force_where_layers_differ(seed):
     assert found.num_bytes == pytest.approx(least, rel=1e-9)
 
 
+def test_a_shard_group_of_one_rank_is_there_only_where_it_is_pinned():
+    job = load_job(model="tiny-llama", cluster="dgx-a100", engine="fsdp", gpus=8, global_batch_size=64)
+    for pins, expected in ((), {1, 2, 4}), (("hsdp=8",), {8}):
+        found = list(legal_degrees(job, Constraints.parse(["zero=3", "dp=8", *pins], [])))
+        assert {int(replicas) for degrees in found for replicas in degrees.hsdp} == expected
+
+
 @pytest.mark.parametrize("seed", range(8))
 def test_no_stage_within_the_cutoff_has_more_than_the_most_layers(seed):
     job = job_of_different_layers(seed)

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 
+from planner.cost.band import Band
 from planner.cost.ledger import LineName, total_exposed_seconds
 from planner.explain.batch import Batch, EstimatedBatch, GlobalBatch, MicrobatchSize
 from planner.explain.collectives import Algorithm, Asynchronous, Collectives, GroupReport, GroupUse
@@ -17,21 +18,25 @@ from planner.explain.schedules import ScheduleRow, Schedules, sketch
 from planner.explain.waterfall import Rate, TimePart, Waterfall
 from planner.explain.what_if import Gain, Sensitivity, WhatIf
 from planner.explain.why_not import WhyNot
-from planner.layout import Layout, format_layout
+from planner.layout import Layout, format_layout, parse_layout
 from planner.measured import Deviation
 from planner.search.footprint import NothingFits
 from planner.search.least_memory import LeastPeak
 from planner.search.remedies import LiftedPin, Remedy
+from planner.search.search import plan_for_layout
 from planner.search.sweep import Point, Sweep
 from planner.show.comparison import comparison
 from planner.show.difference import difference_view
 from planner.show.explain import answers, explanation
+from planner.show.library import cluster_table
 from planner.show.nothing_fits import nothing_fits, nothing_fits_to_dict
 from planner.show.screen import Screen, clean, to_text
 from planner.show.summary import next_command, summary
 from planner.show.sweep import sweep_to_dict, sweep_view
 from planner.specs.batch import BatchRange
 from planner.specs.job import PoolJob
+from planner.specs.load import load_job
+from planner.units import format_bytes
 
 COMMAND = "planner plan gpt-95l dgx-a100 --nodes 17"
 NUMBER = re.compile(r"\d[\d,]*\.?\d*")
@@ -483,3 +488,65 @@ def test_predicted_against_measured(golden) -> None:
         ]
     )
     golden("comparison.txt", to_text(table, Screen()))
+
+
+def test_a_mixed_cluster_has_the_memory_of_its_smallest_device() -> None:
+    pool = {"devices_per_host": 8, "device": "a", "memory_bytes": 80 * 2**30}
+    links = [{"name": "ib", "bytes_per_second": 25e9}]
+    mixed = {"name": "both", "pools": [pool, pool | {"device": "b", "memory_bytes": 40 * 2**30}], "links": links}
+    text = to_text(cluster_table([{"name": "one", **pool, "links": links}, mixed]), Screen(width=100))
+    one, both = text.splitlines()[1:3]
+    assert one.split() == ["one", "8", "x", "a", "80.0", "GiB", "ib", "25.0", "GB/s"]
+    assert "2 pools" in both
+    assert "40.0 GiB" in both
+    assert both.endswith("8 x a + 8 x b, ib 25.0 GB/s")
+
+
+def test_lines_that_took_no_time_are_left_out(make_plan) -> None:
+    plan = make_plan()
+    quiet = replace(plan.time[-1], name=LineName.EP_COMM, busy_seconds=0.0, hidden_seconds=0.0)
+    one, other = (explained(each) for each in (plan, replace(plan, time=(*plan.time, quiet))))
+    assert to_text(explanation(one), Screen(width=100)) == to_text(explanation(other), Screen(width=100))
+
+
+@pytest.mark.parametrize(
+    ("band", "words"),
+    [
+        (Band(low=0.9, high=1.1, num_near=12, axes="tp+pp"), "rests on 12 runs on a100-80gb, engine torch, axes tp+pp"),
+        (Band(low=0.9, high=1.1, num_near=1, axes="tp+pp"), "rests on 1 run on a100-80gb"),
+        (Band(low=0.9, high=1.1, axes="tp+pp"), "no published run is on a100-80gb"),
+        (
+            Band(low=0.9, high=1.1, unseen=("engine", "axes"), axes="tp+pp"),
+            "no published run has engine torch, axes tp+pp",
+        ),
+        (None, ""),
+    ],
+)
+def test_a_band_says_what_it_rests_on(band, words, make_plan) -> None:
+    text = " ".join(to_text(summary(make_plan(band=band), COMMAND), Screen(width=200)).split())
+    assert words in text
+    assert ("8 of 10 runs" in text) == (band is not None)
+
+
+def test_adapters_and_hosts_are_in_the_summary() -> None:
+    """LoRA of rank 16 on queries and values of Llama 3 8B: 32 layers of 16 (4096 + 4096 + 4096 + 1024) parameters."""
+    arguments = {"model": "llama3-8b", "cluster": "dgx-h100", "nodes": 1, "global_batch_size": 32}
+    lora = ("training.lora_rank=16", "training.lora_targets=[query, value]", "training.frozen_weights=nf4")
+    plans = []
+    for options, layout in (
+        ({"engine": "fsdp", "settings": lora}, "zero=3"),
+        ({"engine": "megatron"}, "tp=2,zero=1,offload=optimizer"),
+    ):
+        job = load_job(**arguments, **options)
+        plans.append(plan_for_layout(job, parse_layout(layout, num_layers=32, num_devices=8)))
+    trained, hosted = (" ".join(to_text(summary(plan, COMMAND), Screen(width=200)).split()) for plan in plans)
+    assert 32 * 16 * (4096 + 4096 + 4096 + 1024) == 6_815_744
+    assert (
+        "trains 6.82 M of 8.03 B parameters: adapters of rank 16 beside query, value; the others are frozen in nf4"
+        in (trained)
+    )
+    host = plans[1].memory[0].host
+    sizes = ", ".join(f"{line.name.value.replace('_', ' ')} {format_bytes(line.num_bytes)}" for line in host.lines)
+    assert f"on the host {sizes} of {format_bytes(host.limit_bytes)} for each device" in hosted
+    assert "trains" not in hosted
+    assert "on the host" not in trained

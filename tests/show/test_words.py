@@ -13,9 +13,11 @@ from planner.plan_parts import MadeBy
 from planner.search.space.constraints import Constraints
 from planner.show.words import (
     certificate_sentence,
+    change,
     fold_runs,
     layers_words,
     layout_words,
+    percent,
     recompute_words,
     run_words,
     short_layout,
@@ -162,3 +164,50 @@ def test_whole_run_says_whether_the_deadline_is_met(make_plan, plan) -> None:
     assert words(44).endswith("402 k USD; meets the deadline of 44.0 d")
     assert words(43).endswith("402 k USD; MISSES the deadline of 43.0 d")
     assert run_words(make_plan(training=plan.training.model_copy(update={"tokens": None}))) == ""
+
+
+def test_counts_of_a_certificate_are_said_and_those_of_nothing_are_not(make_plan) -> None:
+    plan = make_plan()
+    proved = replace(
+        plan.certificate,
+        num_cuts=6157,
+        num_cuts_pruned=5062,
+        num_legal=1200,
+        num_decided=29,
+        num_pruned={"memory": 1001, "time bound": 170},
+    )
+
+    def sentence(**changes: object) -> str:
+        return certificate_sentence(replace(plan, certificate=replace(proved, **changes)))
+
+    for words in (
+        "5,062 of 6,157 ways",
+        "1,171 of 1,200 configurations",
+        "1,001 cannot fit",
+        "170 cannot be",
+        "the 29",
+    ):
+        assert words in sentence()
+    assert "ways to cut" not in sentence(num_cuts_pruned=0)
+    assert "cannot fit" not in sentence(num_pruned={"memory": 0})
+    assert "the one that is left" in sentence(num_decided=1)
+    assert "solved all the same" not in sentence()
+    assert "64 of these were solved all the same" in sentence(num_bounds_checked=64)
+    assert "A dynamic program alone decided" in sentence(solver="dynamic program")
+    assert "CBC did not finish on the 29" in sentence(status="time limit")
+    assert "decided" not in sentence(status="interrupted")
+
+
+@pytest.mark.parametrize(
+    ("share", "words"), [(0.0, "0%"), (0.004, "<1%"), (0.005, "0%"), (0.006, "1%"), (0.25, "25%"), (1.0, "100%")]
+)
+def test_what_is_too_little_to_see_is_not_nothing(share: float, words: str) -> None:
+    assert percent(share) == words
+
+
+@pytest.mark.parametrize(
+    ("share", "words"),
+    [(0.0, "-"), (0.0004, "-"), (-0.0004, "-"), (0.031, "+3.1%"), (-0.031, "-3.1%"), (-0.12, "-12%"), (0.0996, "+10%")],
+)
+def test_growth_has_a_sign(share: float, words: str) -> None:
+    assert change(share) == words

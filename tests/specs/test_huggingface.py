@@ -92,6 +92,11 @@ def test_an_irregular_pattern_is_refused(save: Save) -> None:
     assert "no regular pattern" in refusal(save(PUBLISHED["mistral-7b"]["config"] | {"layer_types": kinds}))
 
 
+@pytest.mark.parametrize("written", [3, "full_attention", {}, True])
+def test_what_should_be_a_list_is_refused(save: Save, written: Any) -> None:
+    assert "must be a list" in refusal(save(PUBLISHED["mistral-7b"]["config"] | {"layer_types": written}))
+
+
 def test_the_rotary_base_in_both_spellings(save: Save) -> None:
     old = load_model(str(save(LLAMA | {"rope_theta": 500000.0, "rope_scaling": {"factor": 8.0}})))
     new = load_model(str(save(LLAMA | {"rope_parameters": {"rope_theta": 500000.0, "rope_type": "default"}})))

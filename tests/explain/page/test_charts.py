@@ -17,6 +17,7 @@ from planner.explain.what_if import LayoutGain, layout_gains
 from planner.layout import format_layout
 from planner.show.page.charts import front_chart, memory_rows, scaling_chart, waterfall_rows
 from planner.show.page.facts import ledger_rows, sensitivity_rows, stage_rows
+from planner.show.page.topology import topology_data
 from planner.units import format_bytes, format_seconds
 
 
@@ -144,3 +145,24 @@ def test_the_ledger_names_the_least_and_the_most_of_a_line(plan_of_kind) -> None
     assert seconds["bubble"] == next(
         format_seconds(line.exposed_seconds) for line in plan.time if line.name == "bubble"
     )
+
+
+@pytest.mark.parametrize("kind", ["interleaved", "experts", "mixed", "mixed, ends apart"])
+def test_the_links_of_an_axis_are_those_between_its_ranks(kind: str, plan_of_kind) -> None:
+    """Ranks of a group one by one: those of one host meet on its first link, others on the network."""
+    plan = plan_of_kind(kind)
+    layout, shown = plan.layout, topology_data(plan)
+    assert [(each["name"], each["degree"]) for each in shown["axes"]] == list(layout.degrees.items())
+    for pool in shown["pools"]:
+        (spec,) = [each for each in plan.cluster.pools if each.name == pool["name"] or len(shown["pools"]) == 1]
+        ranks = range(pool["first"], pool["first"] + pool["num_ranks"])
+        for axis in layout.degrees:
+            groups = [layout.group(axis, rank) for rank in ranks]
+            hosts = [{rank // spec.devices_per_host for rank in group} for group in groups]
+            if axis == "pp" and plan.layout.pools:
+                expected = {plan.cluster.between.name}
+            else:
+                expected = {spec.links[1].name} if any(len(each) > 1 for each in hosts) else set()
+                if any(len(group) > len(on) for group, on in zip(groups, hosts, strict=True)):
+                    expected.add(spec.links[0].name)
+            assert set(pool["links"][axis]) == expected, axis

@@ -1,0 +1,259 @@
+"""A layer on devices that count: with all but one resource free, seconds are FLOPs or bytes, here counted by hand."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from planner.cost.layers import layer_seconds
+from planner.layout import parse_layout
+from planner.specs.calibration import UNCALIBRATED
+
+FREE = 1e300
+LENGTH = 8192
+
+
+def counting(job, unit):
+    """The job on a device that takes a second for each FLOP, or for each byte, and for nothing else."""
+    rate = 1.0 if unit == "flops" else FREE
+    device = job.cluster.device
+    share = device.efficiency.model_copy(
+        update={"matmul": 1.0, "matmul_half_depth": 0.0, "attention": 1.0, "memory": 1.0, "launch": 0.0}
+        | {"layer_floor": 0.0}
+    )
+    values = {"peak": dict.fromkeys(device.peak, rate), "memory_bandwidth": FREE if unit == "flops" else 1.0}
+    device = device.model_copy(update=values | {"num_processors": 1, "efficiency": share})
+    return replace(job, cluster=job.cluster.model_copy(update={"device": device}), calibration=UNCALIBRATED)
+
+
+# One layer on one rank, all sizes multiples of a tile: linear maps as (rows, fan in, fan out), or with how many of
+# them there are, and FLOPs of the attention core for each query and key. T: tokens of the rank's microbatch;
+# own: those that it has to itself with sequence parallelism.
+def llama3_8b(T, _own, t):
+    attention = [(T, 4096, 6144 / t), (T, 4096 / t, 4096)]
+    return [*attention, (T, 4096, 2 * 14336 / t), (T, 14336 / t, 4096)], 2 * 2 * 128 * 32 / t
+
+
+def gpt3_175b(T, _own, t):
+    h = 12288
+    return [(T, h, 3 * h / t), (T, h / t, h), (T, h, 4 * h / t), (T, 4 * h / t, h)], 2 * 2 * h / t
+
+
+def t5_large(T, _own, t):
+    """The mean of a layer of the encoder and one of the decoder, which has four more maps."""
+    attention = [(T, 1024, 3 * 1024 / t), (T, 1024 / t, 1024)]
+    cross = [(T, 1024, 1024 / t, 0.5), (T, 1024, 2 * 1024 / t, 0.5), (T, 1024 / t, 1024, 0.5)]
+    return [*attention, *cross, (T, 1024, 4096 / t), (T, 4096 / t, 1024)], 2 * 2 * 1024 / t
+
+
+def latent(T, own, t):
+    """DeepSeek-V2, section 2.1: 16 heads with keys of 128 + 128 and values of 128 from a latent of 512."""
+    return [(own, 2048, 512 + 128), (T, 512, 16 * 256 / t), (T, 16 * 128 / t, 2048)], 2 * (256 + 128) * 16 / t
+
+
+def deepseek_v2_lite(T, own, t):
+    """Queries are not compressed."""
+    attention, core = latent(T, own, t)
+    ffn = [(T, 2048, 2 * 11264 / t), (T, 11264 / t, 2048)]
+    return [*attention, (T, 2048, 16 * 256 / t), *ffn], core
+
+
+def compressed_queries(T, own, t):
+    attention, core = latent(T, own, t)
+    ffn = [(T, 2048, 2 * 11264 / t), (T, 11264 / t, 2048)]
+    return [*attention, (own, 2048, 1536), (T, 1536, 16 * 256 / t), *ffn], core
+
+
+def experts(T, own, t):
+    """128 experts of 1408, 6 for each token, and shared ones of 4096; ep is 8, so 16 experts are here."""
+    attention, core = latent(T, own, t)
+    each = T / t * 6 / 16
+    here = [(each, 2048, 2 * 1408, 16), (each, 1408, 2048, 16)]
+    shared = [(T, 2048, 2 * 4096 / t), (T, 4096 / t, 2048)]
+    return [*attention, (T, 2048, 16 * 256 / t), (T / t, 2048, 128), *here, *shared], core
+
+
+LATENT = (
+    *("model.mla.rope_head_size=128", "model.ffn_hidden_size=11264"),
+    *("model.moe.num_experts=128", "model.moe.shared_ffn_hidden_size=4096", "model.moe.imbalance=1.0"),
+)
+LONG = (f"model.max_sequence_length={LENGTH}",)
+CASES = {
+    llama3_8b: ("llama3-8b", ()),
+    gpt3_175b: ("gpt3-175b", LONG),
+    t5_large: ("t5-large", LONG),
+    deepseek_v2_lite: ("deepseek-v2-lite", LATENT),
+    compressed_queries: ("deepseek-v2-lite", (*LATENT, "model.mla.q_lora_rank=1536")),
+    experts: ("deepseek-v2-lite", LATENT),
+}
+SPAN = {t5_large: (LENGTH + LENGTH / 2 + LENGTH) / 2}  # all in the encoder; half in the decoder, and all of the encoder
+
+
+def priced(make_job, by_hand, text, unit, *settings, exchange="gather"):
+    """Seconds of the layer, its layout, tokens, own tokens and linear maps."""
+    name, own_settings = CASES[by_hand]
+    job = counting(make_job(name, settings=(*own_settings, *settings), sequence=LENGTH), unit)
+    job = replace(job, engine=job.engine.model_copy(update={"context_exchange": exchange}))
+    ep = ",ep=8" if by_hand is experts else ""
+    layout = parse_layout(text + ep, num_layers=job.model.num_layers, num_devices=64)
+    T = LENGTH * layout.mbs / layout.cp
+    own = T / layout.tp if layout.sp else T
+    return layer_seconds(job, layout, experts=by_hand is experts), layout, T, own, *by_hand(T, own, layout.tp)
+
+
+def flops_of(maps):
+    return sum(2 * rows * fan_in * fan_out * (many or [1])[0] for rows, fan_in, fan_out, *many in maps)
+
+
+def bytes_of(maps):
+    """Both factors read and the product written, in 16 bits."""
+    return sum(
+        2 * (rows * fan_in + fan_in * fan_out + rows * fan_out) * (many or [1])[0]
+        for rows, fan_in, fan_out, *many in maps
+    )
+
+
+@pytest.mark.parametrize("exchange", ["gather", "ring"])
+@pytest.mark.parametrize("text", ["tp=1,sp=0", "tp=2,sp=1", "tp=8,sp=1", "tp=8,sp=0", "tp=2,cp=2,mbs=3", "tp=1,cp=4"])
+@pytest.mark.parametrize("by_hand", CASES)
+def test_a_layer_takes_the_flops_of_its_products(make_job, by_hand, text, exchange):
+    found, layout, T, _, maps, each = priced(make_job, by_hand, text, "flops", exchange=exchange)
+    rows = LENGTH / layout.cp
+    started = 1 + 256 / rows if exchange == "ring" and layout.cp > 1 else 1  # a kernel for each hop, two tiles of keys
+    core = each * T * SPAN.get(by_hand, LENGTH / 2) * started
+    assert found.core_forward == pytest.approx(core)
+    assert found.passes.forward == pytest.approx(flops_of(maps) + core)
+    assert found.passes.backward_input == pytest.approx(flops_of(maps) + 2.5 * core)  # five products for two (Dao 2023)
+    assert found.passes.backward_weight == pytest.approx(flops_of(maps))
+
+
+@pytest.mark.parametrize("text", ["tp=1,sp=0", "tp=2,sp=1", "tp=2,cp=2,mbs=3"])
+def test_adapters_add_two_thin_products_to_each_matrix_and_frozen_weights_have_no_gradients(make_job, text):
+    targets = "training.lora_targets=[query, key, value, output, gate, up, down]"
+    found, layout, T, _, maps, each = priced(make_job, llama3_8b, text, "flops", "training.lora_rank=128", targets)
+    t = layout.tp
+    by_columns = [(4096, 4096), (4096, 1024), (4096, 1024), (4096, 14336), (4096, 14336)]
+    thin = [one for a, b in by_columns for one in ((T, a, 128), (T, 128, b / t))]
+    thin += [one for a, b in ((4096, 4096), (14336, 4096)) for one in ((T, a / t, 128), (T, 128, b))]
+    core = each * T * LENGTH / 2
+    assert found.passes.forward == pytest.approx(flops_of(maps) + flops_of(thin) + core)
+    assert found.passes.backward_input == pytest.approx(flops_of(maps) + flops_of(thin) + 2.5 * core)
+    assert found.passes.backward_weight == pytest.approx(flops_of(thin))
+
+
+# --- bytes --------------------------------------------------------------------------------------------------------
+
+
+# Operators beside the products, forward and backward, in elements for each token: tensors read and written.
+NORM, ROTARY, GATE, GELU, PERMUTED = (2, 5), (2, 2), (3, 5), (2, 4), (4, 4)
+RESIDUAL = (3, 4)
+DROPPED = (3.5, 4.5)  # the mask is a byte
+
+
+def of(width, *operators):
+    return [width * sum(each) for each in zip(*operators, strict=True)]
+
+
+HEADS = 4096 + 1024  # queries and keys
+MOVED = {  # of all tokens unless they are split; cut by tp
+    llama3_8b: (of(4096, NORM, NORM, RESIDUAL, RESIDUAL), [2 * HEADS + 3 * 14336, 2 * HEADS + 5 * 14336]),
+    gpt3_175b: (of(12288, NORM, NORM, RESIDUAL, RESIDUAL), of(4 * 12288, GELU)),
+}
+TEXTS = ["tp=1,sp=0", "tp=2,sp=1", "tp=8,sp=0", "tp=2,cp=2,mbs=3"]
+
+
+@pytest.mark.parametrize("text", TEXTS)
+@pytest.mark.parametrize("by_hand", MOVED)
+def test_a_layer_takes_the_bytes_of_its_operators(make_job, by_hand, text):
+    found, layout, T, own, maps, _ = priced(make_job, by_hand, text, "bytes")
+    whole, cut = MOVED[by_hand]
+    moved = [2 * (a * own + b * T / layout.tp) for a, b in zip(whole, cut, strict=True)]
+    assert found.passes.forward == pytest.approx(bytes_of(maps) + moved[0])
+    assert found.passes.backward_input == pytest.approx(bytes_of(maps) + moved[1])
+    assert found.passes.backward_weight == pytest.approx(bytes_of(maps))
+
+
+def test_norms_of_heads_and_dropout_move_what_they_read_and_write(make_job):
+    for text in TEXTS:
+        plain, layout, T, own, *_ = priced(make_job, llama3_8b, text, "bytes")
+        normed, *_ = priced(make_job, llama3_8b, text, "bytes", "model.qk_norm=head")
+        forward, backward = (2 * each * T / layout.tp for each in of(HEADS, NORM))
+        assert normed.passes.forward - plain.passes.forward == pytest.approx(forward, rel=1e-6)
+        assert normed.passes.backward - plain.passes.backward == pytest.approx(backward, rel=1e-6)
+        plain, layout, T, own, *_ = priced(make_job, gpt3_175b, text, "bytes")
+        dropped, *_ = priced(make_job, gpt3_175b, text, "bytes", "training.dropout=0.1")
+        for name, index in (("forward", 0), ("backward_input", 1)):
+            more = 2 * own * 2 * 12288 * (DROPPED[index] - RESIDUAL[index])
+            assert getattr(dropped.passes, name) - getattr(plain.passes, name) == pytest.approx(more, rel=1e-6)
+
+
+@pytest.mark.parametrize("text", ["tp=1,sp=0", "tp=8,sp=0", "tp=2,mbs=3"])
+def test_unfused_attention_moves_the_square_of_scores(make_job, text):
+    """Two products a head; softmax, mask and dropout pass 9 bytes a score forward, 11 backward; heads are copied."""
+    fused, layout, T, *_ = priced(make_job, gpt3_175b, text, "bytes")
+    found, *_ = priced(make_job, gpt3_175b, text, "bytes", "training.attention=unfused")
+    s, heads = LENGTH, layout.mbs * 96 / layout.tp
+    products = 2 * 2 * heads * (s * 128 + 128 * s + s * s)
+    copied = 12288 * T / layout.tp
+    forward = found.passes.forward - fused.passes.forward
+    backward = found.passes.backward_input - fused.passes.backward_input
+    assert found.core_forward == pytest.approx(products + 9 * heads * s * s)
+    assert forward == pytest.approx(products + 9 * heads * s * s + 16 * copied)
+    assert backward == pytest.approx(2 * products + 11 * heads * s * s + 22 * copied)
+    counted, *_ = priced(make_job, gpt3_175b, text, "flops", "training.attention=unfused")
+    assert counted.core_forward == pytest.approx(2 * 2 * heads * s * s * 128)
+
+
+@pytest.mark.parametrize("text", ["tp=1,sp=0", "tp=2,sp=1", "tp=2,cp=2,mbs=2"])
+def test_experts_read_their_weights_and_move_tokens_there_and_back(make_job, text):
+    found, layout, T, own, maps, _ = priced(make_job, experts, text, "bytes")
+    t = layout.tp
+    heads = of((16 + 16) * 256, ROTARY)
+    gates = of(T / t * 6 * 1408 + T / t * 4096, GATE)
+    for index, name in enumerate(("forward", "backward_input")):
+        light = own * of(2048, NORM, NORM, RESIDUAL, RESIDUAL)[index] + heads[index] * T / t
+        moved = of(T / t * 6 * 2048, PERMUTED)[index]
+        assert getattr(found.passes, name) == pytest.approx(bytes_of(maps) + 2 * (light + moved + gates[index])), name
+
+
+@pytest.mark.parametrize("by_hand", [llama3_8b, gpt3_175b, deepseek_v2_lite, compressed_queries, experts])
+@pytest.mark.parametrize("text", ["tp=1,sp=0", "tp=2,sp=1", "tp=2,cp=2,mbs=2"])
+def test_light_recompute_repeats_norms_the_gate_and_what_comes_from_a_latent(make_job, by_hand, text):
+    found, layout, T, own, *_ = priced(make_job, by_hand, text, "bytes")
+    t = layout.tp
+    width, ffn = {llama3_8b: (4096, 14336), gpt3_175b: (12288, 0), experts: (2048, 6 * 1408 + 4096)}.get(
+        by_hand, (2048, 11264)
+    )
+    again = 2 * (2 * NORM[0] * width * own + GATE[0] * ffn * T / t)
+    if by_hand not in (llama3_8b, gpt3_175b):
+        again += bytes_of([(T, 512, 16 * 256 / t)])
+    if by_hand is compressed_queries:
+        again += bytes_of([(T, 1536, 16 * 256 / t)])
+    assert found.light_forward == pytest.approx(again)
+
+
+@pytest.mark.parametrize("by_hand", [llama3_8b, deepseek_v2_lite])
+@pytest.mark.parametrize("text", ["tp=1,cp=4", "tp=2,cp=2,mbs=3"])
+def test_a_hop_of_a_ring_adds_a_part_to_the_sum(make_job, by_hand, text):
+    """Part and sum read, sum written: of outputs forward, of the gradients of queries, keys and values backward."""
+    gathered, layout, T, *_ = priced(make_job, by_hand, text, "bytes")
+    ring, *_ = priced(make_job, by_hand, text, "bytes", exchange="ring")
+    hops, cut = layout.cp - 1, T / layout.tp
+    outputs, gradients = (4096, 4096 + 2 * 1024) if by_hand is llama3_8b else (16 * 128, 16 * (256 + 256 + 128))
+    assert ring.core_forward - gathered.core_forward == pytest.approx(hops * 2 * 3 * outputs * cut)
+    backward = ring.passes.backward_input - gathered.passes.backward_input
+    assert backward == pytest.approx(hops * 2 * 3 * gradients * cut, rel=1e-6)
+
+
+@pytest.mark.parametrize("text", ["tp=1,sp=0", "tp=2,sp=1"])
+def test_quantised_weights_are_unpacked_for_both_passes(make_job, text):
+    """Read in 4 bits and 0.127 of constants, written in 16."""
+    lora = ("training.lora_rank=128", "training.precision=bf16")
+    plain, layout, *_ = priced(make_job, llama3_8b, text, "bytes", *lora)
+    packed, *_ = priced(make_job, llama3_8b, text, "bytes", *lora, "training.frozen_weights=nf4")
+    held = (4096 * 6144 + 4096 * 4096 + 3 * 4096 * 14336) / layout.tp + 2 * 4096
+    for name in ("forward", "backward_input"):
+        more = getattr(packed.passes, name) - getattr(plain.passes, name)
+        assert more == pytest.approx(held * (4 + 0.127 + 16) / 8, rel=1e-6), name
+    assert packed.passes.backward_weight == plain.passes.backward_weight

@@ -1,0 +1,233 @@
+"""The plugin of pytest that `tools/mutate.py` runs tests with: it records who executes what, or runs a chosen list.
+
+With MUTATE_RECORD=FOLDER it writes the lines that each test executes (coverage.sqlite, one context a test) and the
+seconds of each test that passed (tests.json). With MUTATE_TESTS=FILE it runs the tests that the file lists, in
+that order. With MUTATE_TASKS=FILE it judges mutants, see `Judge`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import importlib
+import json
+import os
+import pkgutil
+import select
+import signal
+import sys
+import time
+from collections import defaultdict
+from pathlib import Path
+from types import CodeType, FunctionType
+from typing import TYPE_CHECKING, Any
+
+import coverage
+import pytest
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Generator
+
+SHARED = "fixture "  # context of what is set up once for several tests
+CHILD_SECONDS = 600.0
+
+
+class Recorder:
+    """Tells coverage which test is running, and keeps what each test took."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.context = ""
+        self.seconds: dict[str, float] = defaultdict(float)
+        self.fixtures: dict[str, list[str]] = {}
+        self.shared: dict[str, float] = {}
+        self.test = ""
+        self.failed: set[str] = set()
+        self.coverage = coverage.Coverage(
+            data_file=str(folder / "coverage.sqlite"), config_file=False, include=[f"{Path.cwd()}/*"]
+        )
+        self.coverage.set_option("run:relative_files", True)
+        if (folder / "coverage.sqlite").exists():
+            self.coverage.load()
+        self.coverage.start()
+
+    def _switch(self, context: str) -> str:
+        before, self.context = self.context, context
+        self.coverage.switch_context(context)
+        return before
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_protocol(self, item: pytest.Function) -> Generator[None, Any, Any]:
+        """A test, with the functions of its own file tree that keep results emptied."""
+        _forget()
+        self.fixtures[item.nodeid] = item.fixturenames
+        self.test = item.nodeid
+        self._switch(item.nodeid)
+        result = yield
+        self._switch("")
+        return result
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_fixture_setup(self, fixturedef: pytest.FixtureDef[Any]) -> Generator[None, Any, Any]:
+        """The lines and seconds of a fixture that several tests share count for each of them."""
+        if fixturedef.scope == "function":
+            return (yield)
+        before, start = self._switch(SHARED + fixturedef.argname), time.perf_counter()
+        try:
+            return (yield)
+        finally:
+            self._switch(before)
+            self.shared[fixturedef.argname] = time.perf_counter() - start
+            self.seconds[self.test] -= self.shared[fixturedef.argname]
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Add the seconds of setup, call and teardown."""
+        self.seconds[report.nodeid] += report.duration
+        if not report.passed:
+            self.failed.add(report.nodeid)
+
+    def pytest_sessionfinish(self) -> None:
+        """Write both files."""
+        self.coverage.stop()
+        self.coverage.save()
+        file = self.folder / "tests.json"
+        tests = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
+        tests |= {
+            name: {
+                "seconds": round(
+                    max(0.0, seconds) + sum(self.shared.get(each, 0.0) for each in self.fixtures[name]), 4
+                ),
+                "fixtures": self.fixtures[name],
+            }
+            for name, seconds in self.seconds.items()
+            if name not in self.failed
+        }
+        file.write_text(json.dumps(tests), encoding="utf-8")
+
+
+def _forget() -> None:
+    """Empty what functools.cache keeps in modules below the working directory."""
+    here = f"{Path.cwd()}/"
+    for module in list(sys.modules.values()):
+        if (getattr(module, "__file__", None) or "").startswith(here):
+            for value in list(vars(module).values()):
+                if callable(getattr(value, "cache_clear", None)):
+                    value.cache_clear()
+
+
+class Judge:
+    """Collects all tests once, and runs those of each mutant in a child of this process that has the mutant's code.
+
+    A task is {path, function, source, tests, stamp}; the answer to it is a line "MUTANT verdict test" on the terminal.
+    """
+
+    def __init__(self, tasks: list[dict[str, Any]]) -> None:
+        self.tasks = tasks
+        self.failed = ""
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Remember the test that failed."""
+        if report.failed:
+            self.failed = "timeout " if "Timeout (>" in str(report.longrepr) else "killed "
+            self.failed += report.nodeid
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtestloop(self, session: pytest.Session) -> bool:
+        """One child for each mutant."""
+        for module in pkgutil.walk_packages([str(Path.cwd() / "planner")], "planner."):
+            if not module.name.startswith("planner.trainer") and not module.name.endswith("__main__"):
+                importlib.import_module(module.name)
+        functions = [each for each in gc.get_objects() if isinstance(each, FunctionType)]
+        items = {item.nodeid: item for item in session.items}
+        for task in self.tasks:
+            file = Path(task["path"]).absolute()
+            live = [each for each in functions if each.__code__.co_filename == str(file)]
+            with swapped(file, task["source"], task["stamp"]):
+                said = _in_child(lambda: self._judge(task, live, items))  # noqa: B023 - it is called at once
+            print(f"\nMUTANT {said}", flush=True)
+        return True
+
+    def _judge(self, task: dict[str, Any], live: list[FunctionType], items: dict[str, pytest.Item]) -> str:
+        code = _code_of(compile(task["source"], task["path"], "exec"), task["function"])
+        for function in live:
+            if function.__code__.co_qualname == task["function"]:
+                function.__code__ = code.replace(co_filename=function.__code__.co_filename)
+        _forget()
+        tests = [items[name] for name in task["tests"] if name in items]
+        for item, following in zip(tests, [*tests[1:], None], strict=True):
+            item.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
+            if self.failed:
+                return self.failed
+        return "survived"
+
+
+def _code_of(code: CodeType, name: str) -> CodeType:
+    """The code of a function by its qualified name."""
+    todo = [code]
+    while todo[-1].co_qualname != name:
+        todo = [*(each for each in todo[-1].co_consts if isinstance(each, CodeType)), *todo[:-1]]
+    return todo[-1]
+
+
+def _in_child(work: Callable[[], str]) -> str:
+    """What the work says in a process of its own, which has CHILD_SECONDS for it."""
+    reads, writes = os.pipe()
+    child = os.fork()
+    if not child:
+        os.setsid()
+        for output in (1, 2):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), output)
+        said = "killed by an exception outside a test"
+        try:
+            said = work()
+        finally:
+            os.write(writes, said.encode())
+            os._exit(0)
+    os.close(writes)
+    ready, _, _ = select.select([reads], [], [], CHILD_SECONDS)
+    said = os.read(reads, 10_000).decode() if ready else "timeout"
+    os.close(reads)
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    return said or "killed by an end of the process"
+
+
+@contextlib.contextmanager
+def swapped(file: Path, source: str, stamp: int) -> Generator[None]:
+    """A file with other contents for a while.
+
+    stamp: a time that no other version of the file had, by which Python tells a compiled file that is out of date.
+    """
+    original = file.read_text(encoding="utf-8")
+    try:
+        file.write_text(source, encoding="utf-8")
+        os.utime(file, (stamp, stamp))
+        yield
+    finally:
+        file.write_text(original, encoding="utf-8")
+        os.utime(file, (stamp + 1, stamp + 1))
+
+
+class Chosen:
+    """Runs only the listed tests, in the order of the list."""
+
+    def __init__(self, names: list[str]) -> None:
+        self.place = {name: place for place, name in enumerate(names)}
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
+        """Drop what is not listed, and sort."""
+        items[:] = sorted(
+            (each for each in items if each.nodeid in self.place), key=lambda each: self.place[each.nodeid]
+        )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Register what the environment asks for."""
+    if folder := os.environ.pop("MUTATE_RECORD", None):
+        config.pluginmanager.register(Recorder(Path(folder)))
+    if file := os.environ.pop("MUTATE_TASKS", None):
+        config.pluginmanager.register(Judge(json.loads(Path(file).read_text(encoding="utf-8"))))
+    if file := os.environ.pop("MUTATE_TESTS", None):
+        config.pluginmanager.register(Chosen(Path(file).read_text(encoding="utf-8").splitlines()))
