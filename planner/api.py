@@ -31,7 +31,8 @@ from planner.search.search import plan_for_layout, search
 from planner.search.space.constraints import Constraints
 from planner.search.sweep import Sweep, sweep, sweep_pools
 from planner.shipped import clusters, engine_profiles, models
-from planner.specs.load import load_job, model_notes
+from planner.specs.by_name import model_notes
+from planner.specs.load import load_job
 from planner.specs.text import any_of, did_you_mean
 from planner.units import format_bytes, parse_length
 

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Final, Literal
 
 from planner import __version__
 from planner.plan_parts import MadeBy
+from planner.specs.by_name import calibrations_of, shipped_calibration
 from planner.specs.job import job_on
-from planner.specs.load import calibrations_of, shipped_calibration
 
 if TYPE_CHECKING:
     from planner.specs.calibration import CalibrationEntry, Evidence

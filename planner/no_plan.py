@@ -7,7 +7,8 @@ import shlex
 from typing import TYPE_CHECKING, Any, Final
 
 from planner.errors import InputError
-from planner.specs.load import LOCAL_CLUSTER, cluster_names, load_cluster, load_model, model_names
+from planner.specs.by_name import load_model, model_names
+from planner.specs.cluster_documents import LOCAL_CLUSTER, cluster_names, load_cluster
 from planner.specs.text import printable
 from planner.specs.training import TrainingSpec
 

@@ -19,8 +19,9 @@ from planner.search.near_ties import runner_up
 from planner.search.search import plan_for_layout
 from planner.search.space.rules import broken_rules
 from planner.specs.files import limited_text
-from planner.specs.load import Mistakes, check_training
+from planner.specs.mistakes import Mistakes
 from planner.specs.text import printable
+from planner.specs.training_document import check_training
 from planner.specs.yaml import Node
 from planner.units import format_seconds
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from planner.cost.parameters import num_active_params, num_params
-from planner.specs import load
+from planner.specs.by_name import engine_names, load_engine, load_model, model_names, model_source
+from planner.specs.cluster_documents import cluster_names, cluster_source, load_cluster
 from planner.specs.this_machine import detected_cluster
 
 if TYPE_CHECKING:
@@ -20,7 +21,7 @@ _OF_ENGINES: Final = {
 
 def models() -> list[dict[str, Any]]:
     """Every shipped model with its size and source, as `planner models --json` prints it."""
-    return [_model_entry(load.load_model(name), load.model_source(name)) for name in load.model_names()]
+    return [_model_entry(load_model(name), model_source(name)) for name in model_names()]
 
 
 def _model_entry(model: ModelSpec, source: str) -> dict[str, Any]:
@@ -37,15 +38,15 @@ def _model_entry(model: ModelSpec, source: str) -> dict[str, Any]:
 
 def one_model(name: str) -> dict[str, Any]:
     """One model, by shipped name or file: the document as it was understood, and its size."""
-    model = load.load_model(name)
-    source = {"source": load.model_source(name)} if name in load.model_names() else {}
+    model = load_model(name)
+    source = {"source": model_source(name)} if name in model_names() else {}
     counts = {"num_params": num_params(model), "num_active_params": num_active_params(model)}
     return {**model.model_dump(mode="json"), **counts, **source}
 
 
 def clusters() -> list[dict[str, Any]]:
     """Every shipped cluster with its device and links, as `planner clusters --json` prints it."""
-    return [_cluster_entry(load.load_cluster(name), load.cluster_source(name)) for name in load.cluster_names()]
+    return [_cluster_entry(load_cluster(name), cluster_source(name)) for name in cluster_names()]
 
 
 def _cluster_entry(cluster: AnyCluster, source: str) -> dict[str, Any]:
@@ -72,8 +73,8 @@ def _link_entry(link: LinkSpec) -> dict[str, Any]:
 
 def one_cluster(name: str) -> dict[str, Any]:
     """One cluster, by shipped name or file: the document as it was understood."""
-    source = {"source": load.cluster_source(name)} if name in load.cluster_names() else {}
-    return {**load.load_cluster(name).model_dump(mode="json", exclude_none=True), **source}
+    source = {"source": cluster_source(name)} if name in cluster_names() else {}
+    return {**load_cluster(name).model_dump(mode="json", exclude_none=True), **source}
 
 
 def this_machine() -> dict[str, Any]:
@@ -83,4 +84,4 @@ def this_machine() -> dict[str, Any]:
 
 def engine_profiles() -> list[dict[str, Any]]:
     """Every engine that can be planned for: the program that it is, and what that can run."""
-    return [load.load_engine(name).model_dump(mode="json", include=_OF_ENGINES) for name in load.engine_names()]
+    return [load_engine(name).model_dump(mode="json", include=_OF_ENGINES) for name in engine_names()]

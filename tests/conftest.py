@@ -19,9 +19,9 @@ from planner.plan import Plan, RunnerUp, _checksum, plan_to_json
 from planner.plan_parts import Certificate, MadeBy, SearchOptions
 from planner.reading import read_plan
 from planner.run_arguments import RunArguments
+from planner.specs.by_name import load_engine
 from planner.specs.calibration import UNCALIBRATED
 from planner.specs.cluster import ClusterSpec
-from planner.specs.load import load_engine
 from planner.specs.model import ModelSpec
 from planner.specs.training import TrainingSpec
 

@@ -14,7 +14,7 @@ import pytest
 import planner
 from planner.cli import main
 from planner.errors import EnvironmentProblem, InputError
-from planner.specs.load import engine_names
+from planner.specs.by_name import engine_names
 
 SMALL = {"gpus": 2, "global_batch": 8}
 SMALL_WORDS = ["tiny-gpt", "dgx-a100", "--gpus", "2", "--global-batch", "8"]

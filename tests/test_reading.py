@@ -28,8 +28,9 @@ from planner.plan import Plan, plan_from_file, plan_to_dict, plan_to_json
 from planner.reading import read_plan
 from planner.search.search import plan_for_layout, search
 from planner.search.space.constraints import Constraints
+from planner.specs.by_name import shipped_calibration
 from planner.specs.job import Job
-from planner.specs.load import load_job, shipped_calibration
+from planner.specs.load import load_job
 
 OTHER = {"planner_version": "0.0.9", "digest": "0123456789abcdef", "calibration": "shipped"}
 

@@ -12,7 +12,8 @@ from rich.table import Table
 from planner.cost.comparison import compare_schedules
 from planner.cost.estimate import estimate
 from planner.layout import parse_layout
-from planner.specs.load import load_job, uniform_job
+from planner.specs.load import load_job
+from planner.specs.uniform import uniform_job
 
 if TYPE_CHECKING:
     from collections.abc import Callable

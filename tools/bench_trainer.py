@@ -23,7 +23,8 @@ from planner.layout import parse_layout
 from planner.plan import Plan
 from planner.search.search import plan_for_layout, search
 from planner.search.space.constraints import Constraints
-from planner.specs.load import load_job, uniform_job
+from planner.specs.load import load_job
+from planner.specs.uniform import uniform_job
 from planner.trainer.data import open_corpus
 from planner.trainer.model import Transformer
 from planner.trainer.obstacles import check_plan

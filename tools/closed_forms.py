@@ -12,12 +12,15 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.table import Table
 
+from planner.cost.activations import layer_activation_bytes
 from planner.cost.flops import end_to_end_days
-from planner.cost.memory import layer_activation_bytes, state_bytes_per_param
+from planner.cost.model_states import state_bytes_per_param
 from planner.cost.parameters import num_params
 from planner.cost.schedule import in_flight_microbatches
 from planner.layout import Layout, parse_layout
-from planner.specs.load import load_job, load_model, uniform_job
+from planner.specs.by_name import load_model
+from planner.specs.load import load_job
+from planner.specs.uniform import uniform_job
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -23,7 +23,8 @@ from rich.table import Table
 from planner.accuracy.calibrate import fitted_ratios, held_out_ratios, read_samples
 from planner.accuracy.runs import run_of
 from planner.cost.collectives import all_reduce_seconds, group
-from planner.specs.load import load_cluster, uniform_cluster
+from planner.specs.cluster_documents import load_cluster
+from planner.specs.uniform import uniform_cluster
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -12,9 +12,9 @@ from planner.accuracy.knowledge import UnpricedRun, knowledge, normalized
 from planner.accuracy.machines import cluster_of
 from planner.accuracy.models import model_of
 from planner.layout import Layout, even_split
+from planner.specs.by_name import load_engine, shipped_calibration
 from planner.specs.calibration import find_entry
 from planner.specs.job import PoolJob
-from planner.specs.load import load_engine, shipped_calibration
 from planner.specs.text import printable
 from planner.specs.training import TrainingSpec
 

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 from planner.accuracy.knowledge import UnpricedRun, first_match, knowledge, normalized
 from planner.specs import library
 from planner.specs.cluster import ClusterSpec, DeviceSpec
-from planner.specs.load import load_cluster, uniform_cluster
+from planner.specs.cluster_documents import load_cluster
 from planner.specs.text import printable
+from planner.specs.uniform import uniform_cluster
 from planner.specs.validate import validate
 from planner.specs.yaml import read_yaml
 from planner.units import parse_quantity

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 from pydantic import ValidationError
 
 from planner.accuracy.knowledge import UnpricedRun, first_match, knowledge, normalized
-from planner.specs import load
+from planner.specs.by_name import load_model, model_names
 from planner.specs.model import ModelSpec
 from planner.specs.text import printable
 
@@ -93,7 +93,7 @@ def _shape(run: Run, name: str) -> dict[str, int]:
 
 def _shipped(name: str) -> ModelSpec | None:
     target = knowledge("aliases")["shipped"].get(name, name)
-    return load.load_model(target) if target in load.model_names() else None
+    return load_model(target) if target in model_names() else None
 
 
 def _experts(run: Run, family: Mapping[str, Any]) -> dict[str, Any] | None:

@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
+from planner.cost.activations import kept_activation_bytes
 from planner.cost.adapters import trained_params
-from planner.cost.memory import host_state_bytes_per_param, kept_activation_bytes, whole_gradients
+from planner.cost.model_states import host_state_bytes_per_param, whole_gradients
 from planner.cost.stage import expert_shard_degree, shard_degree
 from planner.cost.traffic import BesideSeconds
 from planner.layout import offloads_activations, offloads_optimizer

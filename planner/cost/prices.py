@@ -11,7 +11,8 @@ from planner.cost.adapters import trained_params
 from planner.cost.compute import PassSeconds, accumulation_seconds, head_seconds, linear_seconds, memory_bound_seconds
 from planner.cost.layers import FLASH_BACKWARD, layer_seconds, tokens_per_microbatch
 from planner.cost.ledger import LineName, total_bytes
-from planner.cost.memory import host_lines, memory_lines, whole_gradients
+from planner.cost.memory import host_lines, memory_lines
+from planner.cost.model_states import whole_gradients
 from planner.cost.offload import host_copy_seconds, host_update_seconds
 from planner.cost.optimizers import newton_schulz_seconds, optimizer_seconds
 from planner.cost.schedule import chunk_terms

@@ -7,19 +7,11 @@ from typing import TYPE_CHECKING
 
 from pydantic import Field
 
+from planner.cost.activations import activation_terms, device_activation_bytes, held_of_stage, kept_shares, sent_bytes
 from planner.cost.estimate import estimate
-from planner.cost.memory import (
-    activation_terms,
-    allocator_share,
-    device_activation_bytes,
-    held_of_stage,
-    kept_shares,
-    layer_backward_bytes,
-    loss_bytes,
-    recompute_bytes,
-    sent_bytes,
-)
+from planner.cost.memory import allocator_share
 from planner.cost.stage import layer_kinds, pool_indices, stages_of
+from planner.cost.transients import layer_backward_bytes, loss_bytes, recompute_bytes
 from planner.explain.operations import stage_at
 from planner.layout import format_layout, offloads_activations
 from planner.search.space.rules import broken_rules
@@ -95,7 +87,7 @@ def _held_at(
     """Microbatches held, bytes of one of them, and bytes of each tensor over all of them.
 
     before: microbatches whose backward pass has not begun, which hold what the recompute policy keeps. waiting:
-    those that wait for the gradients of their weights, which hold everything (cost/memory.py).
+    those that wait for the gradients of their weights, which hold everything (cost/activations.py).
     """
     sent = float(sent_bytes(job, layout, stage))
     if offloads_activations(layout):

@@ -45,7 +45,7 @@ from planner.search.space.configurations import (
     schedules_of,
 )
 from planner.search.space.placements import pools_of_stages
-from planner.specs.load import uniform_job
+from planner.specs.uniform import uniform_job
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

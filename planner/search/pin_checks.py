@@ -11,7 +11,7 @@ from planner.cost.stage import pattern_of
 from planner.errors import InputError, Mistake
 from planner.layout import balanced_chunks
 from planner.search.space.placements import most_layers_on
-from planner.specs.load import engine_names, load_engine
+from planner.specs.by_name import engine_names, load_engine
 from planner.specs.text import any_of
 
 if TYPE_CHECKING:

@@ -7,20 +7,15 @@ from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from planner.errors import InputError
+from planner.specs.by_name import calibrations_of, load_engine, shipped_calibration
+from planner.specs.cluster_documents import NO_ONE_SIZE, checked_cluster
 from planner.specs.engine import EngineSpec
 from planner.specs.job import PoolJob, each_pool, job_on
-from planner.specs.load import (
-    NO_ONE_SIZE,
-    Mistakes,
-    calibrations_of,
-    check_training,
-    checked_cluster,
-    load_engine,
-    shipped_calibration,
-)
+from planner.specs.mistakes import Mistakes
 from planner.specs.model import ModelSpec
 from planner.specs.settings import apply_setting, value_at
 from planner.specs.text import printable
+from planner.specs.training_document import check_training
 from planner.specs.validate import validate
 from planner.specs.yaml import Node
 from planner.units import parse_length

@@ -6,8 +6,11 @@ import re
 from typing import Final
 
 from planner.errors import EnvironmentProblem
-from planner.specs import gpus, load
+from planner.specs import gpus
+from planner.specs.by_name import load_device
 from planner.specs.cluster import ClusterSpec, DeviceSpec, LinkSpec
+from planner.specs.cluster_documents import LOCAL_CLUSTER, cluster_names, load_cluster
+from planner.specs.uniform import uniform_cluster
 
 __all__ = ["detected_cluster"]
 
@@ -48,7 +51,7 @@ def detected_cluster() -> ClusterSpec:
     """
     found = gpus.nvidia_gpus()
     if not found:
-        return load.uniform_cluster(load.load_cluster(load.LOCAL_CLUSTER))
+        return uniform_cluster(load_cluster(LOCAL_CLUSTER))
     names = sorted({gpu.name for gpu in found})
     if len(names) > 1:
         raise EnvironmentProblem(
@@ -66,7 +69,7 @@ def _device(name: str, memory: float) -> DeviceSpec:
             f"no data sheet of {name!r} is shipped",
             hint="write its document after the pattern of `planner clusters dgx-a100`, with `device:` written out",
         )
-    return load.load_device(document).model_copy(update={"memory": memory})
+    return load_device(document).model_copy(update={"memory": memory})
 
 
 def _links(device: DeviceSpec, found: tuple[gpus.Gpu, ...]) -> tuple[LinkSpec, ...]:
@@ -77,8 +80,8 @@ def _links(device: DeviceSpec, found: tuple[gpus.Gpu, ...]) -> tuple[LinkSpec, .
     levels += [(network, adapters / len(found), "cluster")] if adapters else []
     known = {
         link.name: link
-        for name in load.cluster_names()
-        if isinstance(cluster := load.load_cluster(name), ClusterSpec) and cluster.device.name == device.name
+        for name in cluster_names()
+        if isinstance(cluster := load_cluster(name), ClusterSpec) and cluster.device.name == device.name
         for link in cluster.links
     }
     links = [_link(name, bandwidth, spans, known.get(name)) for name, bandwidth, spans in levels if bandwidth]

@@ -19,7 +19,8 @@ from planner.accuracy.knowledge import knowledge
 from planner.accuracy.runs import REQUIRED_COLUMNS, Run, read_runs, run_of
 from planner.accuracy.score import score
 from planner.errors import InputError
-from planner.specs.load import cluster_names, engine_names, load_engine
+from planner.specs.by_name import engine_names, load_engine
+from planner.specs.cluster_documents import cluster_names
 
 PUBLISHED = Path(__file__).parents[1] / "published" / "measurements.csv"
 CELLS = list(csv.DictReader(io.StringIO(PUBLISHED.read_text(encoding="utf-8"), newline="")))

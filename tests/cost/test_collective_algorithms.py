@@ -28,7 +28,7 @@ from planner.cost.collectives import (
     tree_all_reduce_seconds,
 )
 from planner.specs.cluster import LinkSpec
-from planner.specs.load import load_cluster
+from planner.specs.cluster_documents import load_cluster
 
 DGX = load_cluster("dgx-a100").model_copy(update={"hosts": 32})
 H100 = load_cluster("dgx-h100").model_copy(update={"hosts": 32})

@@ -29,7 +29,8 @@ from planner.cost.collectives import (
     tree_all_reduce_seconds,
 )
 from planner.layout import Layout
-from planner.specs.load import load_cluster, load_job
+from planner.specs.cluster_documents import load_cluster
+from planner.specs.load import load_job
 
 JOB = {
     name: load_job(

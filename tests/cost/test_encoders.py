@@ -7,11 +7,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from planner.cost.activations import layer_activation_bytes
 from planner.cost.collectives import all_reduce_seconds, group
 from planner.cost.estimate import estimate
 from planner.cost.layers import layer_seconds
 from planner.cost.ledger import LineName
-from planner.cost.memory import layer_activation_bytes
 from planner.cost.traffic import busy_seconds
 from planner.cost.transfers import tensor_transfers
 from planner.layout import parse_layout

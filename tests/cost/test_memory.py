@@ -8,13 +8,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from planner.cost.activations import layer_activation_bytes, stored_activation_bytes
 from planner.cost.ledger import LineName
-from planner.cost.memory import (
-    layer_activation_bytes,
-    memory_lines,
-    state_bytes_per_param,
-    stored_activation_bytes,
-)
+from planner.cost.memory import memory_lines
+from planner.cost.model_states import state_bytes_per_param
 from planner.cost.stage import Stage
 from planner.layout import parse_layout
 

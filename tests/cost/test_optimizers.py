@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from planner.cost.ledger import LineName
-from planner.cost.memory import memory_lines, state_bytes_per_param
+from planner.cost.memory import memory_lines
+from planner.cost.model_states import state_bytes_per_param
 from planner.cost.optimizers import layer_matrices, newton_schulz_seconds, optimizer_seconds
 from planner.cost.parameters import dense_layer_params, moe_layer_params, num_params
 from planner.cost.stage import stages_of

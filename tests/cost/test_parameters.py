@@ -26,7 +26,7 @@ from planner.cost.parameters import (
 )
 from planner.cost.stage import held_params, stages_of
 from planner.layout import parse_layout
-from planner.specs.load import load_model
+from planner.specs.by_name import load_model
 from planner.specs.model import ModelSpec
 
 SC21 = {

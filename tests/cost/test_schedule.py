@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from planner.cost.memory import held_of_stage
+from planner.cost.activations import held_of_stage
 from planner.cost.operations import operations
 from planner.cost.schedule import (
     bubble_of,

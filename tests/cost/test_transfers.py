@@ -27,7 +27,8 @@ from planner.cost.parameters import num_params
 from planner.cost.stage import Stage, pool_indices, stages_of
 from planner.cost.transfers import transfers
 from planner.layout import parse_layout
-from planner.specs.load import engine_names, load_job
+from planner.specs.by_name import engine_names
+from planner.specs.load import load_job
 
 LINES = {
     name: LineName(f"{name}_comm") for name in ("tp", "cp", "ep", "pp", "dp")

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from planner.cost.activations import activation_terms
 from planner.cost.collectives import all_to_all_seconds, group
 from planner.cost.estimate import estimate
 from planner.cost.ledger import LineName
-from planner.cost.memory import activation_terms
 from planner.cost.traffic import busy_seconds
 from planner.cost.transfers import context_bytes, context_transfers
 from planner.explain.operations import operations_of_step

@@ -33,8 +33,9 @@ from planner.search.space.arrays import TIE
 from planner.search.space.configurations import allowed_policies, legal_degrees
 from planner.search.space.constraints import Constraints
 from planner.search.space.rules import RULES, broken_rules
+from planner.specs.by_name import load_engine
 from planner.specs.calibration import UNCALIBRATED
-from planner.specs.load import load_engine, load_job
+from planner.specs.load import load_job
 
 NO_CONSTRAINTS = Constraints()
 

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from planner.specs import detect
-from planner.specs.load import load_cluster, load_job
+from planner.specs.cluster_documents import load_cluster
+from planner.specs.load import load_job
 
 
 @pytest.fixture

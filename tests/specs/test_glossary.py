@@ -15,8 +15,8 @@ from planner.cost.comparison import SCHEDULES
 from planner.cost.ledger import LineName
 from planner.errors import InputError
 from planner.layout import Layout
+from planner.specs.cluster_documents import load_cluster
 from planner.specs.glossary import entries, entries_of, entry_for
-from planner.specs.load import load_cluster
 
 PAGE = (Path(__file__).parents[2] / "docs" / "glossary.md").read_text(encoding="utf-8")
 

@@ -16,8 +16,9 @@ from hypothesis import strategies as st
 from planner.cli import cli
 from planner.cost.parameters import num_params
 from planner.errors import InputError
+from planner.specs.by_name import load_model, model_notes
 from planner.specs.huggingface_types import TYPES
-from planner.specs.load import load_job, load_model, model_notes
+from planner.specs.load import load_job
 from planner.specs.model import RotaryScaling
 
 PUBLISHED = json.loads((Path(__file__).parents[1] / "published" / "huggingface.json").read_text())["models"]

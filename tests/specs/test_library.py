@@ -15,18 +15,10 @@ import yaml
 
 from planner.accuracy.knowledge import knowledge
 from planner.cost.parameters import num_params
+from planner.specs.by_name import engine_names, load_engine, load_model, model_names, model_source
+from planner.specs.cluster_documents import cluster_names, cluster_source, load_cluster
 from planner.specs.document import Document
 from planner.specs.library import path_of
-from planner.specs.load import (
-    cluster_names,
-    cluster_source,
-    engine_names,
-    load_cluster,
-    load_engine,
-    load_model,
-    model_names,
-    model_source,
-)
 from planner.specs.schema import schemas, write_schemas
 from planner.specs.yaml import read_yaml
 
@@ -188,7 +180,8 @@ def test_an_installed_package_finds_its_documents(tmp_path: Path) -> None:
         shutil.copytree(ROOT / kind, package / "library" / kind)
     code = (
         "import planner\n"
-        "from planner.specs.load import load_job, model_names\n"
+        "from planner.specs.by_name import model_names\n"
+        "from planner.specs.load import load_job\n"
         "job = load_job(model='tiny-gpt', cluster='dgx-a100', global_batch_size=8)\n"
         "print(planner.__file__, job.cluster.device.name, len(model_names()))\n"
     )

@@ -11,7 +11,7 @@ from pydantic import ValidationError
 
 from planner.cost.parameters import mtp_params, num_active_params, num_params
 from planner.errors import InputError
-from planner.specs.load import load_model, model_names
+from planner.specs.by_name import load_model, model_names
 from planner.specs.model import ModelSpec
 
 PUBLISHED = json.loads((Path(__file__).parents[1] / "published" / "huggingface.json").read_text())["models"]

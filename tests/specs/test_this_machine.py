@@ -10,7 +10,7 @@ import pytest
 from planner.cli import main
 from planner.errors import EnvironmentProblem
 from planner.specs import gpus
-from planner.specs.load import load_cluster
+from planner.specs.cluster_documents import load_cluster
 from planner.specs.this_machine import detected_cluster
 
 SMI = """#!/bin/sh

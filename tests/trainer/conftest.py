@@ -14,9 +14,10 @@ import pytest
 from planner.layout import parse_layout
 from planner.plan import Plan, plan_to_dict
 from planner.plan_parts import MadeBy, SearchOptions
+from planner.specs.by_name import load_engine
 from planner.specs.calibration import UNCALIBRATED
 from planner.specs.cluster import ClusterSpec
-from planner.specs.load import load_cluster, load_engine
+from planner.specs.cluster_documents import load_cluster
 from planner.specs.model import ModelSpec
 from planner.specs.training import TrainingSpec
 

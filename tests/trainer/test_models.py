@@ -11,7 +11,7 @@ torch = pytest.importorskip("torch")
 
 from planner.cost.parameters import num_params
 from planner.specs import library
-from planner.specs.load import load_engine, load_model
+from planner.specs.by_name import load_engine, load_model
 from planner.specs.model import ModelSpec
 from planner.trainer import mesh
 from planner.trainer.attention import attend, rotate

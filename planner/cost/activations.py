@@ -1,0 +1,328 @@
+"""What layers keep for their backward pass: of one layer tensor by tensor, and of a stage at its peak."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from planner.cost.adapters import adapted_matrices
+from planner.cost.layers import tokens_per_microbatch
+from planner.cost.parameters import cross_attention_share
+from planner.cost.schedule import held_microbatches
+from planner.cost.stage import POLICIES, by_policy, layer_kinds
+from planner.layout import offloads_activations
+from planner.sums import sum_of
+
+if TYPE_CHECKING:
+    from planner.cost.stage import Stage
+    from planner.layout import Degrees
+    from planner.numbers import Number
+    from planner.specs.job import PoolJob
+    from planner.specs.model import MixtureOfExperts
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ActivationTerm:
+    """One tensor that a layer keeps for its backward pass.
+
+    num_bytes: bytes for one microbatch on one device. core: the scores of unfused attention. saved: the share that
+    operator-level selective recompute keeps (outputs of attention and of every second product). light: the share that
+    is the output of a norm, of an up-projection of latent attention, or of a gate.
+    """
+
+    name: str
+    num_bytes: Number
+    core: bool = False
+    is_input: bool = False
+    saved: float = 0.0
+    light: float = 0.0
+
+
+def activation_terms(job: PoolJob, layout: Degrees, *, experts: bool = False) -> tuple[ActivationTerm, ...]:
+    """What one layer keeps for one microbatch on one device, tensor by tensor.
+
+    In units of one 16-bit (s b h) tensor: norm inputs 2 + 2, inputs of the two blocks 2 + 2, queries, keys,
+    values and attention output 2 each (keys and values g/a of that), GELU 2f/h + 2f/h or SwiGLU 8f/h (6f/h
+    fused), dropout masks 1 each. Unfused attention keeps softmax 2as/h, its dropout mask as/h and the dropped
+    scores 2as/h; fused attention keeps 4a/h of fp32 log-sum-exp instead. Without sequence parallelism the
+    norm inputs, block inputs and masks are whole on every tensor-parallel rank. Summed for a GPT without
+    fused attention this is s b h (10 + 24/t + 5as/(ht)), or s b h (34 + 5as/h) / t with sequence parallelism.
+
+    Source: Korthikanti et al. (2022), sections 4.1 to 4.3; the Llama block was checked against torch's saved
+    tensors.
+    """
+    model, training = job.model, job.training
+    tokens = tokens_per_microbatch(job, layout)
+    element = job.compute_bytes * tokens
+    narrow = element * _narrow(job)
+    sharded = np.where(np.equal(layout.sp, 1), layout.tp, 1)
+    gathered = sharded if job.engine.regathers_inputs else np.ones_like(sharded)
+    h = model.hidden_size
+    mask = tokens * (1.0 if training.dropout else 0.0)
+    terms = [
+        ActivationTerm(name="layer input", num_bytes=element * h / sharded, is_input=True),
+        ActivationTerm(
+            name="attention input", num_bytes=narrow * h / gathered * _is_read_again(job, _INPUTS), light=1.0
+        ),
+        *_attention_terms(job, layout),
+        ActivationTerm(name="attention dropout mask", num_bytes=mask * h / sharded),
+        ActivationTerm(name="feed-forward dropout mask", num_bytes=mask * h / sharded),
+    ]
+    if not model.parallel_attention:
+        terms.append(ActivationTerm(name="residual", num_bytes=element * h / sharded))
+    if model.norms_per_layer > 1:
+        kept = narrow * h / gathered * _is_read_again(job, ("gate", "up"))
+        terms.append(ActivationTerm(name="feed-forward input", num_bytes=kept, light=1.0))
+    if adapters := adapted_matrices(model, training):
+        down = element * training.lora_rank * len(adapters)
+        terms.append(ActivationTerm(name="adapters", num_bytes=down))
+    extra_norms = max(0, model.norms_per_layer - 2)
+    if extra_norms:
+        terms.append(ActivationTerm(name="inputs of norms after blocks", num_bytes=extra_norms * element * h / sharded))
+    if experts and model.moe is not None:
+        return (*terms, *_expert_terms(job, layout, model.moe))
+    if share := cross_attention_share(model):
+        cross = [
+            ActivationTerm(name="input", num_bytes=element * h / gathered),
+            *_attention_terms(job, layout),
+            ActivationTerm(name="dropout mask", num_bytes=mask * h / sharded),
+            ActivationTerm(name="residual", num_bytes=element * h / sharded),
+        ]
+        terms += [
+            replace(term, name=f"cross-attention {term.name}", num_bytes=share * term.num_bytes) for term in cross
+        ]
+    inner = _inner_tensors(job) * narrow * model.ffn_hidden_size / layout.tp
+    one = 1.0 / _inner_tensors(job)  # the first product's output, and the second's input
+    return (*terms, ActivationTerm(name="feed-forward inner", num_bytes=inner, saved=one, light=one))
+
+
+def _narrow(job: PoolJob) -> float:
+    """Bytes of a kept input of a product over those of a 16-bit one.
+
+    Source: DeepSeek-V3 (2024), section 3.3.3.
+    """
+    return 0.5 if job.engine.fp8_activations and job.training.precision in ("fp8", "fp4") else 1.0
+
+
+_INPUTS: Final = ("query", "key", "value")
+
+
+def _is_read_again(job: PoolJob, matrices: tuple[str, ...]) -> float:
+    """1.0 where the gradient of one of these matrices, or of its adapter, needs their input; 0.0 of frozen ones.
+
+    Source: Hu et al., LoRA (2021), section 4.2; a frozen matrix passes gradients on without its input.
+    """
+    adapted = [name for name, _, _ in adapted_matrices(job.model, job.training)]
+    return 1.0 if not job.training.lora_rank or set(matrices) & set(adapted) else 0.0
+
+
+def _inner_tensors(job: PoolJob) -> float:
+    """Tensors of the feed-forward width that are kept: input and output of GELU; of SwiGLU gate, up, product.
+
+    The last of them is the second product's input, which a frozen one does not need again.
+    """
+    tensors = (3.0 if job.engine.fused_swiglu else 4.0) if job.model.activation == "swiglu" else 2.0
+    return tensors - 1.0 + _is_read_again(job, ("down",))
+
+
+def _half(query: int, key: int) -> float:
+    """Share of queries and values in queries, keys and values: the first and the third product's output."""
+    return (query + key) / (query + 2 * key)
+
+
+def _attention_terms(job: PoolJob, layout: Degrees) -> tuple[ActivationTerm, ...]:
+    """Queries, keys, values, output and what the kernel keeps; latent attention keeps its latents too, whole.
+
+    An engine that gathers the context keeps keys and values of all cp ranks, and the output a second time, joined; one
+    that trades for heads keeps the output of its heads and that of its part of the sequence.
+    """
+    model, t, exchange = job.model, layout.tp, job.engine.context_exchange
+    cut = np.greater(layout.cp, 1)
+    context = np.where(cut, layout.cp, 1) if exchange == "gather" else 1
+    outputs = np.where(cut & (exchange != "ring"), 2.0, 1.0)
+    tokens = tokens_per_microbatch(job, layout)
+    element = job.compute_bytes * tokens
+    if model.mla is None:
+        query, key = model.num_heads * model.head_size, model.num_kv_heads * model.head_size
+        terms = [
+            ActivationTerm(
+                name="queries, keys and values",
+                num_bytes=element * (query + 2 * key * context) / t,
+                saved=_half(query, key),
+            ),
+            ActivationTerm(name="attention output", num_bytes=outputs * element * query / t, saved=1.0),
+        ]
+        if model.qk_norm != "none":
+            terms.append(ActivationTerm(name="inputs of query and key norms", num_bytes=element * (query + key) / t))
+    else:
+        mla, heads = model.mla, model.num_heads
+        query = heads * (mla.nope_head_size + mla.rope_head_size)
+        latents = 2 * mla.q_lora_rank + 2 * mla.kv_lora_rank + mla.rope_head_size
+        own = mla.nope_head_size + mla.value_head_size
+        values = heads * (np.where(cut, layout.cp * mla.value_head_size, own) if exchange == "gather" else own)
+        up = query + values + context * query  # keys are joined with positions
+        terms = [
+            ActivationTerm(name="latents", num_bytes=element * latents, light=0.5),
+            ActivationTerm(name="queries, keys and values", num_bytes=element * up / t, saved=0.5, light=1.0),
+            ActivationTerm(
+                name="attention output", num_bytes=outputs * element * heads * mla.value_head_size / t, saved=1.0
+            ),
+        ]
+    if job.training.attention == "flash":
+        terms.append(ActivationTerm(name="log-sum-exp", num_bytes=4.0 * tokens * model.num_heads / t, saved=1.0))
+        return tuple(terms)
+    square = tokens * job.training.sequence_length * model.num_heads / t
+    terms.append(ActivationTerm(name="softmax", num_bytes=job.compute_bytes * square, core=True))
+    if job.training.dropout:
+        kept = (1.0 + job.compute_bytes) * square
+        terms.append(ActivationTerm(name="softmax dropout", num_bytes=kept, core=True))
+    return tuple(terms)
+
+
+def _expert_terms(job: PoolJob, layout: Degrees, moe: MixtureOfExperts) -> tuple[ActivationTerm, ...]:
+    """What the experts keep: fp32 router scores, permuted inputs, inner tensors and outputs of every choice."""
+    tokens = tokens_per_microbatch(job, layout)
+    element = job.compute_bytes
+    narrow = element * _narrow(job)
+    choices = tokens / layout.tp * moe.experts_per_token * moe.imbalance * layout.etp
+    inner = _inner_tensors(job)
+    shared = inner * narrow * tokens * moe.shared_ffn_hidden_size / layout.tp
+    return (
+        ActivationTerm(name="router", num_bytes=8.0 * tokens / layout.tp * moe.num_experts),
+        ActivationTerm(name="expert inputs", num_bytes=narrow * choices * job.model.hidden_size),
+        ActivationTerm(
+            name="expert inner",
+            num_bytes=inner * narrow * choices * moe.ffn_hidden_size / layout.etp,
+            saved=1.0 / inner,
+            light=1.0 / inner,
+        ),
+        ActivationTerm(
+            name="expert outputs",
+            num_bytes=element * choices * job.model.hidden_size * job.engine.keeps_expert_outputs,
+        ),
+        ActivationTerm(name="shared expert inner", num_bytes=shared, light=1.0 / inner),
+    )
+
+
+def kept_shares(job: PoolJob, term: ActivationTerm) -> tuple[float, float, float]:
+    """Share of one tensor that each policy of `stage.POLICIES` keeps; operator by operator, a second (s b h) tensor.
+
+    Full recompute keeps the layer's input. Selective recompute drops the attention core, or, operator by
+    operator, keeps the input, the outputs of attention and of every second product, and one (s b h) output; or it
+    drops what is light to make again.
+
+    Source: Korthikanti et al. (2022), section 5; torchtitan, distributed/activation_checkpoint.py; DeepSeek-V3 (2024),
+    sections 3.2.3 and 3.3.3.
+    """
+    selective = 0.0 if term.core else 1.0
+    if job.engine.selective_recompute == "operators":
+        selective = 2.0 * term.is_input + term.saved
+    elif job.engine.selective_recompute == "light":
+        selective = (1.0 - term.light) * selective
+    return 1.0, selective, float(term.is_input)
+
+
+def layer_activation_bytes(job: PoolJob, layout: Degrees, *, experts: bool = False) -> tuple[Number, Number, Number]:
+    """Bytes of one layer for one microbatch under each policy of `stage.POLICIES`.
+
+    Source: `activation_terms`, each with its `kept_shares`.
+    """
+    kept = [(term.num_bytes, kept_shares(job, term)) for term in activation_terms(job, layout, experts=experts)]
+    none = sum_of(size for size, _ in kept)
+    selective, full = (sum_of(size * shares[policy] for size, shares in kept if shares[policy]) for policy in (1, 2))
+    return none, selective, full
+
+
+def stored_activation_bytes(job: PoolJob, layout: Degrees, stage: Stage, num_microbatches: Number) -> Number:
+    """Activations that a stage stores at its peak: bytes per layer, times layers, times microbatches in flight.
+
+    Where the gradients of the weights come later, microbatches that wait for them hold their layers whole. Some engines
+    keep the outputs that a stage has sent as well, each of the size of a layer's input.
+
+    Source: Korthikanti et al. (2022), section 4.2.3; Qi et al., Zero Bubble (2023), section 2; DeepSpeed,
+    runtime/pipe/engine.py (pipe_buffers).
+    """
+    return _at_peak(job, layout, stage, num_microbatches, sent_bytes(job, layout, stage))
+
+
+def offloaded_activation_bytes(job: PoolJob, layout: Degrees, stage: Stage, num_microbatches: Number) -> Number:
+    """The part of the same that waits in the host's memory: what layers keep, and not what stages have sent.
+
+    Source: as `stored_activation_bytes`.
+    """
+    if not offloads_activations(layout):
+        return 0.0 * np.asarray(stage.num_layers)
+    return _at_peak(job, layout, stage, num_microbatches, 0.0)
+
+
+def _at_peak(job: PoolJob, layout: Degrees, stage: Stage, num_microbatches: Number, besides: Number) -> Number:
+    """Bytes that layers keep, and `besides` them for each microbatch, over all microbatches at the fullest moment."""
+    moments = held_of_stage(layout, stage, num_microbatches)
+    kept, whole = kept_activation_bytes(job, layout, stage)
+    stored = [before * (kept + besides) + waiting * whole for before, waiting in moments]
+    return np.maximum.reduce(np.broadcast_arrays(*stored))
+
+
+def held_of_stage(layout: Degrees, stage: Stage, num_microbatches: Number) -> tuple[tuple[Number, Number], ...]:
+    """What a stage holds in the moments that can be its fullest, in microbatches through all of its layers.
+
+    Of an interleaved stage whose chunks differ as if all were its largest: in steady state the first chunks are
+    entered while the last ones are left, so that it is mostly the larger ones that are held.
+
+    Source: `planner.cost.schedule.held_microbatches`; chunks that differ: tested against executed schedules.
+    """
+    moments = held_microbatches(layout.schedule, layout.pp, stage.index, num_microbatches, layout.interleave)
+    if stage.largest_chunk is None:
+        return moments
+    share = layout.interleave * stage.largest_chunk / stage.num_layers
+    return tuple((before * share, waiting * share) for before, waiting in moments)
+
+
+def kept_activation_bytes(job: PoolJob, layout: Degrees, stage: Stage) -> tuple[Number, Number]:
+    """What the layers of a stage keep of one microbatch under their policy, and without recompute.
+
+    Source: `layer_activation_bytes`, layer by layer.
+    """
+    kept: Number = 0.0
+    whole: Number = 0.0
+    for experts, count in layer_kinds(job, layout, stage):
+        of_policies = layer_activation_bytes(job, layout, experts=experts)
+        kept, whole = kept + count * by_policy(stage.policy, of_policies), whole + count * of_policies[0]
+    return kept, whole
+
+
+def _on_the_way_bytes(job: PoolJob, layout: Degrees, stage: Stage) -> Number:
+    """Offloaded activations that the device has all the same: of the layer that computes, and the one being copied.
+
+    Source: derived here from two buffers that take turns, as in Megatron-LM, fine_grained_activation_offload.py.
+    """
+    largest: Number = 0.0
+    for experts, count in layer_kinds(job, layout, stage):
+        one = by_policy(stage.policy, layer_activation_bytes(job, layout, experts=experts))
+        largest = np.maximum(largest, np.where(np.greater(count, 0), one, 0.0))
+    return largest * np.minimum(2, stage.num_layers)
+
+
+def device_activation_bytes(job: PoolJob, layout: Degrees, stage: Stage, num_microbatches: Number) -> Number:
+    """What of the stored activations a device has at its peak.
+
+    Source: `stored_activation_bytes`, less what waits on the host.
+    """
+    stored = stored_activation_bytes(job, layout, stage, num_microbatches)
+    if not offloads_activations(layout):
+        return stored
+    left = stored - offloaded_activation_bytes(job, layout, stage, num_microbatches)
+    return np.minimum(stored, left + _on_the_way_bytes(job, layout, stage))
+
+
+def sent_bytes(job: PoolJob, layout: Degrees, stage: Stage) -> Number:
+    """What a stage has sent to the next and keeps, for one microbatch, of engines that keep it.
+
+    Source: DeepSpeed, runtime/pipe/engine.py (pipe_buffers).
+    """
+    if not job.engine.keeps_stage_outputs:
+        return 0.0
+    sent = layer_activation_bytes(job, layout)[POLICIES.index("full")] * layout.interleave
+    return np.where(np.less(stage.index, layout.pp - 1), sent, 0.0)

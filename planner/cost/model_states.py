@@ -1,0 +1,99 @@
+"""Bytes of weights, gradients and optimizer state, on the device and on its host."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from planner.cost.adapters import frozen_bytes, trained_params
+from planner.cost.optimizers import extra_moment_bytes, moment_bytes_per_param
+from planner.cost.stage import expert_shard_degree, shard_degree
+from planner.layout import offloads_optimizer
+
+if TYPE_CHECKING:
+    from planner.cost.stage import Stage
+    from planner.layout import Degrees
+    from planner.numbers import Flag, Number
+    from planner.specs.job import PoolJob
+
+
+def whole_gradients(job: PoolJob, layout: Degrees) -> Flag:
+    """Whether a device accumulates gradients of all its parameters.
+
+    Below ZeRO-2 it does, and under the pipelines of engines that keep them whole there, or wherever microbatches
+    add up in engines that reduce once a step. FSDP has no lasting buffer for it: with one microbatch and no
+    pipeline each gradient is reduced at once.
+
+    Source: Rajbhandari et al., ZeRO (SC 2020), section 5; engine profile for what differs.
+    """
+    piped = np.greater(layout.pp, 1) & job.engine.grads_unsharded_with_pipeline
+    adds_up = np.greater(layout.pp, 1) | np.greater(job.training.global_batch_size, layout.dp * layout.mbs)
+    unsharded = np.less(layout.zero, 2) & (adds_up | job.engine.keeps_whole_grads)
+    return unsharded | (adds_up & job.engine.accumulates_whole_grads) | piped
+
+
+def state_bytes_per_param(job: PoolJob, layout: Degrees, *, experts: bool = False) -> tuple[Number, Number, Number]:
+    """Bytes per parameter (of a matrix) of weights, gradients and optimizer state on one device.
+
+    ZeRO-1 shards the optimizer state, ZeRO-2 the gradients too, ZeRO-3 the weights too; `whole_gradients` says
+    where gradients are whole. What is offloaded (`host_state_bytes_per_param`) is not on the device.
+
+    Source: Rajbhandari et al., ZeRO (SC 2020), figure 1; engine profile for what differs.
+    """
+    states, offloads = job.state_bytes, offloads_optimizer(layout)
+    x = expert_shard_degree(layout) if experts else shard_degree(layout)
+    at_home = 0.0 if offloads and job.engine.offloads_weights else states.sharded_weights / x
+    weights = np.where(np.greater_equal(layout.zero, 3), at_home, states.weights)
+    kept = states.grads + states.grad_copy
+    reduced = 0.0 if offloads and job.engine.offloads_gradients else kept / x
+    grads = np.where(whole_gradients(job, layout), kept, reduced)
+    if offloads:
+        return weights, grads, 0.0 * x
+    step_grads = np.where(np.less(layout.zero, 3), states.step_grads, 0.0)
+    return weights, grads, (states.master + step_grads + moment_bytes_per_param(job)) / x
+
+
+def host_state_bytes_per_param(job: PoolJob) -> float:
+    """Bytes on the host for each parameter of a device's shard whose update it makes.
+
+    fp32 gradients, weights and moments: 16 of AdamW in mixed precision.
+
+    Source: Ren et al., ZeRO-Offload (USENIX ATC 2021), section 3; DeepSpeed, runtime/zero/stage_1_and_2.py
+    (estimate_zero2_model_states_mem_needs); Megatron-LM, optimizer/cpu_offloading/hybrid_optimizer.py.
+    """
+    states = job.state_bytes
+    return 4.0 + (states.master or states.weights) + moment_bytes_per_param(job)
+
+
+def model_state_bytes(job: PoolJob, layout: Degrees, stage: Stage) -> tuple[Number, Number, Number]:
+    """Bytes of weights, gradients and optimizer state of one device, experts by their own shard group.
+
+    Source: `state_bytes_per_param`, and what the optimizer keeps beside that.
+    """
+    held, frozen = trained_params(job, layout, stage), frozen_bytes(job, layout, stage)
+    on_device = 0.0 if offloads_optimizer(layout) else 1.0
+    more, more_routed = (on_device * each for each in extra_moment_bytes(job, layout, stage))
+    common = state_bytes_per_param(job, layout)
+    weights, grads, optimizer = (each * held.common for each in common)
+    optimizer = optimizer + more / shard_degree(layout)
+    shards = np.greater_equal(layout.zero, 3)
+    weights = weights + frozen.common / np.where(shards, shard_degree(layout), 1)
+    weights = weights + frozen.experts / np.where(shards, expert_shard_degree(layout), 1)
+    if job.model.moe is None:
+        return weights, grads, optimizer
+    routed = [each * held.experts for each in state_bytes_per_param(job, layout, experts=True)]
+    optimizer = optimizer + routed[2] + more_routed / expert_shard_degree(layout)
+    return weights + routed[0], grads + routed[1], optimizer
+
+
+def host_state_bytes(job: PoolJob, layout: Degrees, stage: Stage) -> Number:
+    """Bytes on the host for the shards of one device of a stage, experts by their own shard group.
+
+    Source: `host_state_bytes_per_param`, and what the optimizer keeps beside that.
+    """
+    held, each = trained_params(job, layout, stage), host_state_bytes_per_param(job)
+    more, more_routed = extra_moment_bytes(job, layout, stage)
+    common = (each * held.common + more) / shard_degree(layout)
+    routed = (each * held.experts + more_routed) / expert_shard_degree(layout)
+    return common + routed

@@ -1,0 +1,156 @@
+"""Bytes that are alive only for a moment: the loss, or the layer whose backward pass runs."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from planner.cost.activations import activation_terms, layer_activation_bytes
+from planner.cost.adapters import frozen_bytes_per_param, trained_layer_params
+from planner.cost.blocks import attention_params, expert_layer_params, ffn_matrices, ffn_params
+from planner.cost.layers import tokens_per_microbatch
+from planner.cost.model_states import whole_gradients
+from planner.cost.optimizers import update_bytes
+from planner.cost.parameters import end_params_on_device, padded_vocab
+from planner.cost.stage import by_policy, holds_head, layer_kinds, layer_params
+from planner.layout import offloads_optimizer
+from planner.sums import sum_of
+
+if TYPE_CHECKING:
+    from planner.cost.stage import Stage
+    from planner.layout import Degrees
+    from planner.numbers import Number
+    from planner.specs.job import PoolJob
+
+
+def loss_bytes(job: PoolJob, layout: Degrees, stage: Stage) -> Number:
+    """Logits and what the loss makes of them on the last stage, for one microbatch; the head's gradient beside them.
+
+    In engines that keep gradients apart until they are added up, GPipe holds the logits of all microbatches, and 1F1B
+    those of the microbatch before until the next ones are there.
+
+    Source: engine profile, bytes per logit; torch, distributed/pipelining/schedules.py (1F1B's loop keeps an output).
+    """
+    tokens = tokens_per_microbatch(job, layout)
+    per_logit = job.engine.logits_bytes + (job.compute_bytes - 2) + job.engine.whole_logits_bytes * layout.tp
+    rows = padded_vocab(job.model, job.engine, layout)
+    one = per_logit * tokens * rows
+    if not job.engine.gradients_apart:
+        return holds_head(layout, stage) * one
+    head = job.state_bytes.weights * rows * job.model.hidden_size
+    piped = np.greater(layout.pp, 1)
+    if layout.schedule == "gpipe":
+        m = job.training.global_batch_size / (layout.dp * layout.mbs)
+        return holds_head(layout, stage) * (np.where(piped, m, 1) * one + head)
+    before = np.where(piped & (layout.schedule == "1f1b"), one, 0.0)
+    return holds_head(layout, stage) * (one + np.maximum(before, head))
+
+
+def recompute_bytes(job: PoolJob, layout: Degrees, stage: Stage) -> Number:
+    """What recompute brings back for the one layer whose backward pass runs; the larger kind counts.
+
+    Source: Korthikanti et al. (2022), section 5.
+    """
+    largest: Number = 0.0
+    for experts, count in layer_kinds(job, layout, stage):
+        everything, selective, full = layer_activation_bytes(job, layout, experts=experts)
+        back = by_policy(stage.policy, (np.zeros_like(everything), everything - selective, everything - full))
+        largest = np.maximum(largest, np.where(np.greater(count, 0), back, 0.0))
+    return largest
+
+
+def transient_bytes(job: PoolJob, layout: Degrees, stage: Stage, stored: Number) -> Number:
+    """What is alive only for a moment: the larger of the loss, and the layer whose backward pass runs.
+
+    The ends (embedding, head) are one unit that ZeRO-3 keeps gathered, with its gradient, until the backward pass ends.
+    Where the update makes more than that, it counts, less the `stored` activations, which are gone by then.
+
+    Source: torch FSDP2, torch/distributed/fsdp/_fully_shard/_fsdp_state.py (the root is not resharded).
+    """
+    engine, weights = job.engine, job.state_bytes.weights
+    ends = end_params_on_device(job.model, engine, layout, stage.index)
+    gathered = np.greater_equal(layout.zero, 3) * weights * ends
+    kept = whole_gradients(job, layout) | (job.training.lora_rank > 0)  # frozen ends have none
+    reduced = np.where(kept, 0.0, weights * np.minimum(ends, engine.reduced_params))
+    loss, layer = loss_bytes(job, layout, stage), layer_backward_bytes(job, layout, stage)
+    layer = layer + (gathered + reduced) * engine.keeps_ends_gathered
+    largest = np.maximum(loss + gathered + reduced, layer)
+    if offloads_optimizer(layout):  # the update is made on the host
+        return largest
+    return np.maximum(largest, update_bytes(job, layout, stage) - stored)
+
+
+def layer_backward_bytes(job: PoolJob, layout: Degrees, stage: Stage) -> Number:
+    """What the layer needs whose backward pass runs, beside what is stored; the larger kind counts.
+
+    What recompute brings back, the weights that ZeRO-3 gathers (one layer computes, the next is prefetched, at most as
+    far as the engine's bucket reaches) and, where gradients are not kept whole, those that wait to be reduced.
+
+    Source: Korthikanti et al. (2022), section 5; torch FSDP2, torch/distributed/fsdp/_fully_shard/
+    _fsdp_param_group.py (forward and backward prefetch).
+    """
+    states = job.state_bytes
+    layer: Number = 0.0
+    trained: Number = 0.0
+    for experts, count in layer_kinds(job, layout, stage):
+        held, changed = (params(job, layout, experts=experts).total for params in (layer_params, trained_layer_params))
+        layer = np.maximum(layer, np.where(np.greater(count, 0), held, 0.0))
+        trained = np.maximum(trained, np.where(np.greater(count, 0), changed, 0.0))
+    ahead = np.minimum(layer, job.engine.prefetched_params) * np.minimum(1, stage.num_layers - 1)
+    each = frozen_bytes_per_param(job) if job.training.lora_rank else states.weights
+    gathered = np.greater_equal(layout.zero, 3) * each * (np.minimum(1, stage.num_layers) * layer + ahead)
+    waiting = np.minimum(trained, job.engine.reduced_params)
+    reduced = np.where(whole_gradients(job, layout), 0.0, (states.weights + states.grads) * waiting)
+    if job.engine.gradients_apart:
+        reduced = _gradients_of_layer(job, layout, stage)
+    return recompute_bytes(job, layout, stage) + gathered + reduced + _dequantized_bytes(job, layout)
+
+
+def _gradients_of_layer(job: PoolJob, layout: Degrees, stage: Stage) -> Number:
+    """Gradients that are alive only while one layer's backward pass runs, less what it has released by then.
+
+    First those of the feed-forward block: of its inner tensors (two for each that is released), of the layer's output
+    and of the last matrix. At the end those of all weights, in the precision that computes; what the layer kept is
+    gone. Where gradients are reduced layer by layer, those of the layer before are on their way in fp32: in every
+    microbatch, or in the last one, when no pipeline holds others.
+
+    Source: derived here; counted in the trainer's own step by tests/trainer/test_memory_at_scale.py.
+    """
+    states, whole = job.state_bytes, whole_gradients(job, layout)
+    summed_in_place = whole & (states.weights >= states.grads)
+    reduces = ~np.asarray(whole) | np.equal(layout.pp, 1)
+    largest: Number = 0.0
+    for experts, count in layer_kinds(job, layout, stage):
+        of_policies = layer_activation_bytes(job, layout, experts=experts)
+        held = layer_params(job, layout, experts=experts).total
+        terms = {term.name: term.num_bytes for term in activation_terms(job, layout, experts=experts)}
+        inner = sum_of(size for name, size in terms.items() if name.endswith(" inner")) / 2
+        last = states.weights * held * _last_matrix_share(job, experts=experts)
+        first = inner + terms["layer input"] + last
+        before = states.grads * held * np.greater(stage.num_layers, 1) * reduces
+        end = np.where(summed_in_place, 0.0, states.weights * held) + before - of_policies[0]
+        then = before - by_policy(stage.policy, of_policies)
+        each = np.maximum(first + np.maximum(then, 0.0), end)
+        largest = np.maximum(largest, np.where(np.greater(count, 0), each, 0.0))
+    return largest
+
+
+def _last_matrix_share(job: PoolJob, *, experts: bool) -> float:
+    """Share of a layer's parameters that is in the feed-forward block's last matrix, or in those of all experts.
+
+    Source: `planner.cost.blocks`.
+    """
+    block = expert_layer_params(job.model) if experts else ffn_params(job.model)
+    return block / ffn_matrices(job.model) / (block + attention_params(job.model))
+
+
+def _dequantized_bytes(job: PoolJob, layout: Degrees) -> Number:
+    """The matrix that is multiplied with, in 16 bits again: the largest of a layer.
+
+    Source: Dettmers et al., QLoRA (2023), section 3, equation 5.
+    """
+    if job.training.frozen_weights == "16-bit":
+        return 0.0
+    widest = max(job.model.ffn_hidden_size, job.model.num_heads * job.model.head_size)
+    return job.compute_bytes * job.model.hidden_size * widest / layout.tp

@@ -1,0 +1,184 @@
+"""Models, engines, devices and corrections by shipped name, and documents of the user's by path."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from planner.errors import InputError
+from planner.specs import library
+from planner.specs.calibration import Calibration, CalibrationEntry, find_entry
+from planner.specs.cluster import DeviceSpec
+from planner.specs.engine import EngineSpec
+from planner.specs.huggingface import CONFIG_NAME, read_config
+from planner.specs.model import ModelSpec
+from planner.specs.text import did_you_mean, printable, quoted
+from planner.specs.validate import validate
+from planner.specs.yaml import Node, read_yaml
+
+if TYPE_CHECKING:
+    from planner.specs.cluster import AnyCluster
+    from planner.specs.library import Kind
+    from planner.specs.training import TrainingSpec
+
+_SHIPPED_CALIBRATION: Final = Path(__file__).parents[1] / "calibration.json"
+_SUFFIXES: Final = (".yaml", ".yml", ".json")
+
+
+def model_names() -> tuple[str, ...]:
+    """Names of the shipped models."""
+    return library.names("models")
+
+
+def engine_names() -> tuple[str, ...]:
+    """Names of the engine profiles."""
+    return library.names("engines")
+
+
+def model_source(name: str) -> str:
+    """Where the shapes of a shipped model come from."""
+    return library.header("models", name)
+
+
+def load_model(name: str) -> ModelSpec:
+    """A model by shipped name or path: of a YAML file, a Hugging Face config.json or its folder.
+
+    Raises:
+        InputError: unknown name, or a document with mistakes.
+    """
+    return validate(ModelSpec, model_tree(name))
+
+
+def model_notes(name: str) -> tuple[str, ...]:
+    """What a reader should know about a model that was read from a Hugging Face config.json: what it left out.
+
+    Raises:
+        InputError: a document with mistakes.
+    """
+    config = _config_path(name)
+    return read_config(config, str(config)).notes if config else ()
+
+
+def load_device(name: str) -> DeviceSpec:
+    """A shipped device by name.
+
+    Raises:
+        InputError: a document with mistakes.
+    """
+    return validate(DeviceSpec, read_yaml(library.path_of("clusters/devices", name)))
+
+
+def load_engine(name: str) -> EngineSpec:
+    """An engine profile by name.
+
+    Raises:
+        InputError: unknown name.
+    """
+    return validate(EngineSpec, engine_tree(name))
+
+
+def load_calibration(path: Path) -> Calibration:
+    """Corrections from a file of the user's.
+
+    Raises:
+        InputError: all mistakes of the document at once.
+        EnvironmentProblem: the file cannot be read.
+    """
+    return validate(Calibration, read_yaml(path))
+
+
+@cache
+def shipped_calibration() -> Calibration:
+    """Corrections from published runs; written by `make calibrate`."""
+    return Calibration.model_validate_json(_SHIPPED_CALIBRATION.read_text(encoding="utf-8"))
+
+
+def calibrations_of(
+    cluster: AnyCluster, model: ModelSpec, training: TrainingSpec, engine: EngineSpec, corrections: Calibration
+) -> tuple[CalibrationEntry, ...]:
+    """The corrections for the devices of each pool of the cluster; a uniform cluster is one pool."""
+    return tuple(
+        find_entry(
+            corrections,
+            device=pool.device.name,
+            engine=engine.name,
+            precision=training.precision,
+            experts=model.moe is not None,
+        )
+        for pool in cluster.pools
+    )
+
+
+def model_tree(name: str) -> Node:
+    """A model as it is written, by shipped name or path; a Hugging Face config.json in our keys.
+
+    Raises:
+        InputError: unknown name, or a document that cannot be read.
+    """
+    config = _config_path(name)
+    return read_config(config, str(config)).tree if config else named_tree("models", name)
+
+
+def _config_path(name: str) -> Path | None:
+    """The Hugging Face config.json that a model's name means, if it does: a JSON file, or a folder with one."""
+    if name in model_names():
+        return None
+    path = Path(name)
+    return path if path.suffix == ".json" else path / CONFIG_NAME if _is_folder(path) else None
+
+
+def engine_tree(name: str) -> Node:
+    """An engine profile as it is written.
+
+    Raises:
+        InputError: unknown name.
+    """
+    if name not in engine_names():
+        known = ", ".join(engine_names())
+        raise InputError(
+            f"unknown engine {quoted(name)}",
+            where=f"--engine {printable(name, 40)}",
+            hint=did_you_mean(name, engine_names(), otherwise=f"engines are {known}"),
+        )
+    return read_yaml(library.path_of("engines", name), f"engines/{name}.yaml")
+
+
+def training_tree(path: str | None) -> Node:
+    """A training document as it is written; empty where no path is given.
+
+    Raises:
+        InputError: a document that cannot be read.
+    """
+    return Node(data={}, where="") if path is None else read_yaml(Path(path), path)
+
+
+def named_tree(kind: Kind, name: str) -> Node:
+    """A document as it is written, by shipped name, else by path.
+
+    Raises:
+        InputError: unknown name, or a document that cannot be read.
+    """
+    known = library.names(kind)
+    if name in known:
+        return read_yaml(library.path_of(kind, name), f"{kind}/{name}.yaml")
+    if "/" in name or name.endswith(_SUFFIXES) or _exists(Path(name)):
+        return read_yaml(Path(name), name)
+    listing = f"`planner {kind}` lists what is shipped; a path of your own ends in .yaml"
+    raise InputError(
+        f"unknown {kind.removesuffix('s')} {quoted(name)}", hint=did_you_mean(name, known, otherwise=listing)
+    )
+
+
+def _exists(path: Path) -> bool:
+    try:
+        return path.exists()
+    except (OSError, ValueError):  # a name that no file can have
+        return False
+
+
+def _is_folder(path: Path) -> bool:
+    try:
+        return path.is_dir()
+    except (OSError, ValueError):  # a name that no file can have
+        return False

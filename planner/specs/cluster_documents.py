@@ -1,0 +1,169 @@
+"""Clusters by name or path: devices and pools written out, in the size that is asked for."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from planner.errors import InputError
+from planner.specs import library
+from planner.specs.by_name import named_tree
+from planner.specs.cluster import ClusterSpec, MixedClusterSpec
+from planner.specs.detect import local_host
+from planner.specs.settings import apply_setting, pool_names, with_value
+from planner.specs.text import did_you_mean, printable, quoted
+from planner.specs.validate import validate
+from planner.specs.yaml import Node, read_yaml
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from planner.specs.cluster import AnyCluster
+
+LOCAL_CLUSTER: Final = "local-cpu"
+NO_ONE_SIZE: Final = "a mixed cluster has no one size"
+MAX_DEVICES: Final = 10_000_000
+
+
+def cluster_names() -> tuple[str, ...]:
+    """Names of the shipped clusters."""
+    return library.names("clusters")
+
+
+def cluster_source(name: str) -> str:
+    """Where the figures of a shipped cluster come from."""
+    return library.header("clusters", name)
+
+
+def load_cluster(name: str) -> AnyCluster:
+    """A cluster by shipped name or path; `local-cpu` describes this machine.
+
+    Raises:
+        InputError: unknown name, or a document with mistakes.
+    """
+    tree = with_devices(cluster_tree(name), folder_of(name))
+    return checked_cluster(on_this_machine(tree, None) if name == LOCAL_CLUSTER else tree, None)
+
+
+def cluster_tree(name: str) -> Node:
+    """A cluster as it is written, by shipped name or path.
+
+    Raises:
+        InputError: unknown name, or a document that cannot be read.
+    """
+    return named_tree("clusters", name)
+
+
+def folder_of(cluster: str) -> Path | None:
+    """The folder of a user's own cluster file, where its devices may be."""
+    return None if cluster in cluster_names() else Path(cluster).parent
+
+
+def with_devices(cluster: Node, folder: Path | None) -> Node:
+    """The cluster, or each pool of a mixed one, with its device written out.
+
+    A pool may name a cluster, whose keys it takes where it has none of its own.
+
+    Raises:
+        InputError: a device or cluster that is not found.
+    """
+    assert isinstance(cluster.data, dict)
+    pools = cluster.data.get("pools")
+    if pools is None or not isinstance(pools.data, tuple):
+        return _with_device(cluster, folder)
+    whole = tuple(_pool(pool, folder) if isinstance(pool.data, dict) else pool for pool in pools.data)
+    return replace(cluster, data={**cluster.data, "pools": replace(pools, data=whole)})
+
+
+def _pool(pool: Node, folder: Path | None) -> Node:
+    assert isinstance(pool.data, dict)
+    named = pool.data.get("cluster")
+    if named is None or not isinstance(named.data, str):
+        return _with_device(pool, folder)
+    try:
+        base = _with_device(cluster_tree(named.data), folder_of(named.data))
+    except InputError as error:
+        raise InputError(*(named.mistake(each.message, each.hint) for each in error.mistakes)) from None
+    assert isinstance(base.data, dict)
+    own = {key: value for key, value in pool.data.items() if key != "cluster"}
+    return _with_device(replace(pool, data={**base.data, **own}), folder)
+
+
+def _with_device(cluster: Node, folder: Path | None) -> Node:
+    """The cluster with the device file that it names in place of the name.
+
+    A device file lies in `devices/` beside the user's own cluster file, or is shipped.
+    """
+    assert isinstance(cluster.data, dict)
+    node = cluster.data.get("device")
+    if node is None or not isinstance(node.data, str):
+        return cluster  # written out in the cluster file, or reported when it is checked
+    name = node.data
+    own = {path.stem: path for path in (folder / "devices").glob("*.yaml")} if folder else {}
+    shipped = library.names("clusters/devices")
+    if name in own:
+        device = read_yaml(own[name])
+    elif name in shipped:
+        device = read_yaml(library.path_of("clusters/devices", name), f"clusters/devices/{name}.yaml")
+    else:
+        known = [*own, *shipped]
+        hint = did_you_mean(name, known, otherwise=f"devices are {', '.join(known)}, or a mapping written out here")
+        raise InputError(node.mistake(f"unknown device {quoted(name)}", hint))
+    return with_value(cluster, ("device",), device)
+
+
+def on_this_machine(cluster: Node, num_processes: int | None) -> Node:
+    """The shipped description of a CPU host with this machine's cores and memory."""
+    where = f"--gpus {num_processes}" if num_processes else "this machine"
+    for path, value in local_host(validate(ClusterSpec, cluster), num_processes).items():
+        cluster = with_value(cluster, path, Node(data=value, where=where, key_where=where))
+    return cluster
+
+
+def with_hosts(trees: Mapping[str, Node], pool: str, hosts: int) -> dict[str, Node]:
+    """The documents with so many hosts in a pool.
+
+    Raises:
+        InputError: the cluster has no such pool.
+    """
+    known = pool_names(trees["cluster"]) if "cluster" in trees else [pool]
+    if pool not in known:
+        hint = did_you_mean(pool, known, otherwise=f"pools are {', '.join(known)}") if known else "write --nodes N"
+        why = f"unknown pool {quoted(pool)}" if known else "the cluster is of one kind and has no pools"
+        raise InputError(why, where=f"--nodes {printable(pool, 40)}={hosts}", hint=hint)
+    return apply_setting(f"{pool}.hosts={hosts}", trees, "--nodes")
+
+
+def checked_cluster(tree: Node, gpus: int | None) -> AnyCluster:
+    """The cluster, of one kind or of pools.
+
+    Raises:
+        InputError: mistakes in the document, or one size for a mixed cluster.
+    """
+    assert isinstance(tree.data, dict)
+    if "pools" not in tree.data:
+        return sized_cluster(tree, gpus)
+    sizes = {"--nodes": "hosts" in tree.data, "--gpus": gpus is not None}
+    given = [option for option, is_given in sizes.items() if is_given]
+    if given:
+        raise InputError(NO_ONE_SIZE, where=given[0], hint="each pool has its own hosts, as in --nodes POOL=4")
+    return validate(MixedClusterSpec, tree)
+
+
+def sized_cluster(tree: Node, gpus: int | None) -> ClusterSpec:
+    """The cluster with `gpus` devices: a part of one host, or whole hosts."""
+    cluster = validate(ClusterSpec, tree)
+    if gpus is None or not 1 <= gpus <= MAX_DEVICES:
+        return cluster
+    per_host = cluster.devices_per_host
+    if gpus > per_host and gpus % per_host:
+        below = gpus // per_host * per_host
+        raise InputError(
+            f"{gpus} devices are no whole number of {cluster.name} hosts of {per_host}",
+            where=f"--gpus {gpus}",
+            hint=f"nearest: --gpus {below} or --gpus {below + per_host}",
+        )
+    for key, count in (("devices_per_host", min(gpus, per_host)), ("hosts", max(1, gpus // per_host))):
+        tree = with_value(tree, (key,), Node(data=count, where=f"--gpus {gpus}", key_where=f"--gpus {gpus}"))
+    return validate(ClusterSpec, tree)

@@ -1,0 +1,103 @@
+"""The training document with defaults that depend on model, devices and engine, and what they allow."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Final, get_args
+
+from planner.errors import InputError
+from planner.specs.batch import BatchRange, read_batch
+from planner.specs.cluster import DeviceSpec, Precision
+from planner.specs.settings import with_value
+from planner.specs.training import TrainingSpec
+from planner.specs.validate import validate
+from planner.specs.yaml import Node
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from planner.specs.engine import EngineSpec
+    from planner.specs.mistakes import Mistakes
+    from planner.specs.model import ModelSpec
+
+
+_PREFERRED: Final[tuple[Precision, ...]] = ("bf16", "fp16", "fp32")
+
+
+def check_training(
+    mistakes: Mistakes,
+    tree: Node,
+    model: ModelSpec | None,
+    devices: Sequence[DeviceSpec],
+    engine: EngineSpec | None,
+) -> TrainingSpec | None:
+    """The training document with its defaults, which depend on the model, the devices and the engine."""
+    assert isinstance(tree.data, dict)
+    if "global_batch_size" not in tree.data:
+        hint = (
+            "add the sequences of an optimizer step, --global-batch 1024, or its tokens, --global-batch '4M tokens'; a "
+            "range, 512..2048, is chosen from; in TRAINING.yaml it is `global_batch_size: 1024`"
+        )
+        mistakes.found.append(tree.mistake("the global batch size is not given", hint))
+        tree = with_default(tree, "global_batch_size", 1)
+    if devices and engine:
+        of_all = [each for each in engine.precisions if all(each in device.peak for device in devices)]
+        usual = (each for each in _PREFERRED if each in of_all)
+        tree = with_default(tree, "precision", next(usual, devices[0].precisions[0]))
+        for device in devices:
+            mistakes.attempt(_check_precision, tree, device, engine)
+    if model:
+        mistakes.attempt(_check_positions, tree, model)
+    return mistakes.attempt(validate, TrainingSpec, tree)
+
+
+def batch_range(tree: Node) -> tuple[Node, BatchRange | None]:
+    """The training document with the largest batch size, and the sizes to choose from where it is not one number.
+
+    Raises:
+        InputError: a choice that cannot be read.
+    """
+    assert isinstance(tree.data, dict)
+    node, length = tree.data.get("global_batch_size"), _entry(tree, "sequence_length").data
+    if node is None or not isinstance(node.data, str) or not isinstance(length, int) or length < 1:
+        return tree, None
+    try:
+        batch = read_batch(node.data, length)
+    except ValueError as error:
+        raise InputError(node.mistake(str(error))) from None
+    return with_value(tree, ("global_batch_size",), replace(node, data=batch.most)), batch
+
+
+def _check_precision(tree: Node, device: DeviceSpec, engine: EngineSpec) -> None:
+    node = _entry(tree, "precision")
+    if node.data not in get_args(Precision):
+        return  # reported by the document itself
+    if node.data not in device.peak:
+        has = ", ".join(device.precisions)
+        raise InputError(node.mistake(f"{device.name} does not compute in {node.data}", f"it has {has}"))
+    if node.data not in engine.precisions:
+        has = ", ".join(engine.precisions)
+        hint = f"it has {has}; another engine may (--engine megatron)"
+        raise InputError(node.mistake(f"engine {engine.name} does not train in {node.data}", hint))
+
+
+def _check_positions(tree: Node, model: ModelSpec) -> None:
+    """Rotary positions extend beyond the length that a model was made for; a learned table does not."""
+    node, longest = _entry(tree, "sequence_length"), model.max_sequence_length
+    if model.position == "learned" and isinstance(node.data, int) and node.data > longest:
+        message = f"{model.name} has learned positions for {longest} tokens, not {node.data}"
+        hint = f"at most {longest}, or --set model.max_sequence_length={node.data}"
+        raise InputError(node.mistake(message, hint))
+
+
+def with_default(tree: Node, key: str, value: Any) -> Node:
+    """The document with a value for a key that it does not have."""
+    assert isinstance(tree.data, dict)
+    if key in tree.data:
+        return tree
+    return replace(tree, data={**tree.data, key: Node(data=value, where="default")})
+
+
+def _entry(tree: Node, key: str) -> Node:
+    assert isinstance(tree.data, dict)
+    return tree.data[key]
