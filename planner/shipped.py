@@ -10,12 +10,10 @@ from planner.specs.this_machine import detected_cluster
 
 if TYPE_CHECKING:
     from planner.specs.cluster import AnyCluster, ClusterSpec, LinkSpec
+    from planner.specs.engine import EngineSpec
     from planner.specs.model import ModelSpec
 
-_OF_ENGINES: Final = {
-    *("name", "program", "axes", "precisions", "optimizers", "memory_recipes", "schedules", "zero_stages"),
-    *("recompute", "offload"),
-}
+_OF_ENGINES: Final = {"axes", "precisions", "optimizers", "memory_recipes", "zero_stages", "recompute"}
 
 
 def models() -> list[dict[str, Any]]:
@@ -83,4 +81,14 @@ def this_machine() -> dict[str, Any]:
 
 def engine_profiles() -> list[dict[str, Any]]:
     """Every engine that can be planned for: the program that it is, and what that can run."""
-    return [load.load_engine(name).model_dump(mode="json", include=_OF_ENGINES) for name in load.engine_names()]
+    return [_engine_entry(load.load_engine(name)) for name in load.engine_names()]
+
+
+def _engine_entry(engine: EngineSpec) -> dict[str, Any]:
+    return {
+        "name": engine.name,
+        "program": engine.program,
+        **engine.can.model_dump(mode="json", include=_OF_ENGINES),
+        "schedules": list(engine.pipeline.schedules),
+        "offload": list(engine.offload.what),
+    }

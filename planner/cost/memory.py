@@ -96,7 +96,7 @@ def activation_terms(job: PoolJob, layout: Degrees, *, experts: bool = False) ->
     element = job.compute_bytes * tokens
     narrow = element * _narrow(job)
     sharded = np.where(np.equal(layout.sp, 1), layout.tp, 1)
-    gathered = sharded if job.engine.regathers_inputs else np.ones_like(sharded)
+    gathered = sharded if job.engine.memory.regathers_inputs else np.ones_like(sharded)
     h = model.hidden_size
     mask = tokens * (1.0 if training.dropout else 0.0)
     terms = [
@@ -141,7 +141,7 @@ def _narrow(job: PoolJob) -> float:
 
     Source: DeepSeek-V3 (2024), section 3.3.3.
     """
-    return 0.5 if job.engine.fp8_activations and job.training.precision in ("fp8", "fp4") else 1.0
+    return 0.5 if job.engine.memory.fp8_activations and job.training.precision in ("fp8", "fp4") else 1.0
 
 
 _INPUTS: Final = ("query", "key", "value")
@@ -161,7 +161,7 @@ def _inner_tensors(job: PoolJob) -> float:
 
     The last of them is the second product's input, which a frozen one does not need again.
     """
-    tensors = (3.0 if job.engine.fused_swiglu else 4.0) if job.model.activation == "swiglu" else 2.0
+    tensors = (3.0 if job.engine.memory.fused_swiglu else 4.0) if job.model.activation == "swiglu" else 2.0
     return tensors - 1.0 + _is_read_again(job, ("down",))
 
 
@@ -176,7 +176,7 @@ def _attention_terms(job: PoolJob, layout: Degrees) -> tuple[ActivationTerm, ...
     An engine that gathers the context keeps keys and values of all cp ranks, and the output a second time, joined; one
     that trades for heads keeps the output of its heads and that of its part of the sequence.
     """
-    model, t, exchange = job.model, layout.tp, job.engine.context_exchange
+    model, t, exchange = job.model, layout.tp, job.engine.communication.context_exchange
     cut = np.greater(layout.cp, 1)
     context = np.where(cut, layout.cp, 1) if exchange == "gather" else 1
     outputs = np.where(cut & (exchange != "ring"), 2.0, 1.0)
@@ -238,7 +238,7 @@ def _expert_terms(job: PoolJob, layout: Degrees, moe: MixtureOfExperts) -> tuple
         ),
         ActivationTerm(
             name="expert outputs",
-            num_bytes=element * choices * job.model.hidden_size * job.engine.keeps_expert_outputs,
+            num_bytes=element * choices * job.model.hidden_size * job.engine.memory.keeps_expert_outputs,
         ),
         ActivationTerm(name="shared expert inner", num_bytes=shared, light=1.0 / inner),
     )
@@ -255,9 +255,9 @@ def kept_shares(job: PoolJob, term: ActivationTerm) -> tuple[float, float, float
     sections 3.2.3 and 3.3.3.
     """
     selective = 0.0 if term.core else 1.0
-    if job.engine.selective_recompute == "operators":
+    if job.engine.memory.selective_recompute == "operators":
         selective = 2.0 * term.is_input + term.saved
-    elif job.engine.selective_recompute == "light":
+    elif job.engine.memory.selective_recompute == "light":
         selective = (1.0 - term.light) * selective
     return 1.0, selective, float(term.is_input)
 
@@ -360,7 +360,7 @@ def sent_bytes(job: PoolJob, layout: Degrees, stage: Stage) -> Any:
 
     Source: DeepSpeed, runtime/pipe/engine.py (pipe_buffers).
     """
-    if not job.engine.keeps_stage_outputs:
+    if not job.engine.memory.keeps_stage_outputs:
         return 0.0
     sent = layer_activation_bytes(job, layout)[POLICIES.index("full")] * layout.interleave
     return np.where(np.less(stage.index, layout.pp - 1), sent, 0.0)
@@ -375,10 +375,13 @@ def whole_gradients(job: PoolJob, layout: Degrees) -> Any:
 
     Source: Rajbhandari et al., ZeRO (SC 2020), section 5; engine profile for what differs.
     """
-    piped = np.greater(layout.pp, 1) & job.engine.grads_unsharded_with_pipeline
+    where = job.engine.memory.whole_gradients
     adds_up = np.greater(layout.pp, 1) | np.greater(job.training.global_batch_size, layout.dp * layout.mbs)
-    unsharded = np.less(layout.zero, 2) & (adds_up | job.engine.keeps_whole_grads)
-    return unsharded | (adds_up & job.engine.accumulates_whole_grads) | piped
+    if where == "accumulated":
+        return adds_up
+    if where == "lasting":
+        return np.less(layout.zero, 2)
+    return (np.less(layout.zero, 2) & adds_up) | np.greater(layout.pp, 1)
 
 
 def state_bytes_per_param(job: PoolJob, layout: Degrees, *, experts: bool = False) -> tuple[Any, Any, Any]:
@@ -391,10 +394,10 @@ def state_bytes_per_param(job: PoolJob, layout: Degrees, *, experts: bool = Fals
     """
     states, offloads = job.state_bytes, offloads_optimizer(layout)
     x = expert_shard_degree(layout) if experts else shard_degree(layout)
-    at_home = 0.0 if offloads and job.engine.offloads_weights else states.sharded_weights / x
+    at_home = 0.0 if offloads and job.engine.offload.optimizer_takes == "weights" else states.sharded_weights / x
     weights = np.where(np.greater_equal(layout.zero, 3), at_home, states.weights)
     kept = states.grads + states.grad_copy
-    reduced = 0.0 if offloads and job.engine.offloads_gradients else kept / x
+    reduced = 0.0 if offloads and job.engine.offload.optimizer_takes != "states" else kept / x
     grads = np.where(whole_gradients(job, layout), kept, reduced)
     if offloads:
         return weights, grads, 0.0 * x
@@ -423,10 +426,11 @@ def loss_bytes(job: PoolJob, layout: Degrees, stage: Stage) -> Any:
     Source: engine profile, bytes per logit; torch, distributed/pipelining/schedules.py (1F1B's loop keeps an output).
     """
     tokens = tokens_per_microbatch(job, layout)
-    per_logit = job.engine.logits_bytes + (job.compute_bytes - 2) + job.engine.whole_logits_bytes * layout.tp
+    copies = layout.tp if job.engine.memory.whole_logits else 1
+    per_logit = job.engine.memory.logits_bytes * copies + (job.compute_bytes - 2)
     rows = padded_vocab(job.model, job.engine, layout)
     one = per_logit * tokens * rows
-    if not job.engine.gradients_apart:
+    if not job.engine.memory.gradients_apart:
         return holds_head(layout, stage) * one
     head = job.state_bytes.weights * rows * job.model.hidden_size
     piped = np.greater(layout.pp, 1)
@@ -462,9 +466,9 @@ def _transient_bytes(job: PoolJob, layout: Degrees, stage: Stage, stored: Any) -
     ends = end_params_on_device(job.model, engine, layout, stage.index)
     gathered = np.greater_equal(layout.zero, 3) * weights * ends
     kept = whole_gradients(job, layout) | (job.training.lora_rank > 0)  # frozen ends have none
-    reduced = np.where(kept, 0.0, weights * np.minimum(ends, engine.reduced_params))
+    reduced = np.where(kept, 0.0, weights * np.minimum(ends, engine.memory.reduced_params))
     loss, layer = loss_bytes(job, layout, stage), layer_backward_bytes(job, layout, stage)
-    layer = layer + (gathered + reduced) * engine.keeps_ends_gathered
+    layer = layer + (gathered + reduced) * engine.memory.keeps_ends_gathered
     largest = np.maximum(loss + gathered + reduced, layer)
     if offloads_optimizer(layout):  # the update is made on the host
         return largest
@@ -487,12 +491,12 @@ def layer_backward_bytes(job: PoolJob, layout: Degrees, stage: Stage) -> Any:
         held, changed = (params(job, layout, experts=experts).total for params in (layer_params, trained_layer_params))
         layer = np.maximum(layer, np.where(np.greater(count, 0), held, 0.0))
         trained = np.maximum(trained, np.where(np.greater(count, 0), changed, 0.0))
-    ahead = np.minimum(layer, job.engine.prefetched_params) * np.minimum(1, stage.num_layers - 1)
+    ahead = np.minimum(layer, job.engine.memory.prefetched_params) * np.minimum(1, stage.num_layers - 1)
     each = frozen_bytes_per_param(job) if job.training.lora_rank else states.weights
     gathered = np.greater_equal(layout.zero, 3) * each * (np.minimum(1, stage.num_layers) * layer + ahead)
-    waiting = np.minimum(trained, job.engine.reduced_params)
+    waiting = np.minimum(trained, job.engine.memory.reduced_params)
     reduced = np.where(whole_gradients(job, layout), 0.0, (states.weights + states.grads) * waiting)
-    if job.engine.gradients_apart:
+    if job.engine.memory.gradients_apart:
         reduced = _gradients_of_layer(job, layout, stage)
     return recompute_bytes(job, layout, stage) + gathered + reduced + _dequantized_bytes(job, layout)
 
@@ -551,7 +555,7 @@ def allocator_share(job: PoolJob, layout: Degrees) -> Any:
 
     Source: engine profile, fragmentation.
     """
-    alone, piped = job.engine.fragmentation, job.engine.pipeline_fragmentation
+    alone, piped = job.engine.memory.fragmentation, job.engine.memory.pipeline_fragmentation
     return alone if piped is None else np.where(np.greater(layout.pp, 1), piped, alone)
 
 
@@ -562,7 +566,7 @@ def _runtime_bytes(job: PoolJob, layout: Degrees, stored: Any) -> Any:
     """
     axes = (layout.tp, layout.pp, layout.dp * layout.cp)
     groups = sum_of(np.greater(degree, 1) * 1.0 for degree in axes)
-    buffers = job.cluster.device.reserved_memory + (job.engine.communicator_memory or 0.0) * groups
+    buffers = job.cluster.device.reserved_memory + (job.engine.memory.communicator_memory or 0.0) * groups
     return buffers + allocator_share(job, layout) * stored
 
 

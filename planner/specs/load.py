@@ -19,7 +19,7 @@ from planner.specs.huggingface import CONFIG_NAME, read_config
 from planner.specs.job import job_on
 from planner.specs.model import ModelSpec
 from planner.specs.settings import apply_setting, pool_names, with_value
-from planner.specs.text import did_you_mean, printable, quoted
+from planner.specs.text import any_of, did_you_mean, printable, quoted
 from planner.specs.training import TrainingSpec
 from planner.specs.validate import validate
 from planner.specs.yaml import MAX_MISTAKES, Node, read_yaml
@@ -110,6 +110,17 @@ def load_engine(name: str) -> EngineSpec:
         InputError: unknown name.
     """
     return validate(EngineSpec, _engine_tree(name))
+
+
+def other_engines(before: str, has_it: Callable[[EngineSpec], bool]) -> str:
+    """`before` and `--engine fsdp or torch`: the engines that have what another lacks; empty where none has it."""
+    names = [engine.name for engine in _shipped_engines() if has_it(engine)]
+    return f"{before}--engine {any_of(names)}" if names else ""
+
+
+@cache
+def _shipped_engines() -> tuple[EngineSpec, ...]:
+    return tuple(map(load_engine, engine_names()))
 
 
 @cache
@@ -493,7 +504,7 @@ def check_training(
         mistakes.found.append(tree.mistake("the global batch size is not given", hint))
         tree = _with_default(tree, "global_batch_size", 1)
     if devices and engine:
-        of_all = [each for each in engine.precisions if all(each in device.peak for device in devices)]
+        of_all = [each for each in engine.can.precisions if all(each in device.peak for device in devices)]
         usual = (each for each in _PREFERRED if each in of_all)
         tree = _with_default(tree, "precision", next(usual, devices[0].precisions[0]))
         for device in devices:
@@ -523,9 +534,10 @@ def _check_precision(tree: Node, device: DeviceSpec, engine: EngineSpec) -> None
     if node.data not in device.peak:
         has = ", ".join(device.precisions)
         raise InputError(node.mistake(f"{device.name} does not compute in {node.data}", f"it has {has}"))
-    if node.data not in engine.precisions:
-        has = ", ".join(engine.precisions)
-        hint = f"it has {has}; another engine may (--engine megatron)"
+    if node.data not in engine.can.precisions:
+        has = ", ".join(engine.can.precisions)
+        elsewhere = other_engines("; another is ", lambda each: node.data in each.can.precisions)
+        hint = f"it has {has}{elsewhere}"
         raise InputError(node.mistake(f"engine {engine.name} does not train in {node.data}", hint))
 
 
