@@ -7,16 +7,15 @@ from typing import TYPE_CHECKING, Any, Final
 from planner.cost.parameters import num_active_params, num_params
 from planner.specs.by_name import engine_names, load_engine, load_model, model_names, model_source
 from planner.specs.cluster_documents import cluster_names, cluster_source, load_cluster
+from planner.specs.engine import EngineSpec
 from planner.specs.this_machine import detected_cluster
 
 if TYPE_CHECKING:
     from planner.specs.cluster import AnyCluster, ClusterSpec, LinkSpec
+    from planner.specs.engine import EngineSpec
     from planner.specs.model import ModelSpec
 
-_OF_ENGINES: Final = {
-    *("name", "program", "axes", "precisions", "optimizers", "memory_recipes", "schedules", "zero_stages"),
-    *("recompute", "offload"),
-}
+_OF_ENGINES: Final = {"axes", "precisions", "optimizers", "memory_recipes", "zero_stages", "recompute"}
 
 
 def models() -> list[dict[str, Any]]:
@@ -84,4 +83,14 @@ def this_machine() -> dict[str, Any]:
 
 def engine_profiles() -> list[dict[str, Any]]:
     """Every engine that can be planned for: the program that it is, and what that can run."""
-    return [load_engine(name).model_dump(mode="json", include=_OF_ENGINES) for name in engine_names()]
+    return [_engine_entry(load_engine(name)) for name in engine_names()]
+
+
+def _engine_entry(engine: EngineSpec) -> dict[str, Any]:
+    return {
+        "name": engine.name,
+        "program": engine.program,
+        **engine.can.model_dump(mode="json", include=_OF_ENGINES),
+        "schedules": list(engine.pipeline.schedules),
+        "offload": list(engine.offload.what),
+    }

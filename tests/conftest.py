@@ -44,6 +44,17 @@ for name in ("PYTHONUNBUFFERED", "PYTHONDONTWRITEBYTECODE"):
 GIB = 2**30
 
 
+def _with_engine(job: Any, **changes: dict[str, Any]) -> Any:
+    parts = {part: getattr(job.engine, part).model_copy(update=update) for part, update in changes.items()}
+    return replace(job, engine=job.engine.model_copy(update=parts))
+
+
+@pytest.fixture(scope="session")
+def with_engine() -> Callable[..., Any]:
+    """A job with another engine profile: `with_engine(job, memory={"logits_bytes": 0})`."""
+    return _with_engine
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--update-golden", action="store_true", help="rewrite tests/golden from what is produced now")
 

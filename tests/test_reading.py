@@ -163,7 +163,7 @@ RULES = [
     ("layout.dp", 1_000_000, "dp 1000000 "),
     ("model.num_layers", 1_000, "`layers_per_stage` sums to 32, and llama2-7b has 1000 layers"),
     ("training.global_batch_size", 7, "does not divide the global batch of 7"),
-    ("engine.axes", ["dp"], "does not run pp=2"),
+    ("engine.can.axes", ["dp"], "does not run pp=2"),
     ("training.precision", "fp8", "a100-80gb does not compute in fp8"),
     ("options.pins", ["tq=3"], "unknown layout key `tq`"),
 ]
@@ -285,7 +285,7 @@ def test_an_edited_plan_of_another_version_is_refused(made, read) -> None:
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 def test_what_has_no_price_is_refused(made, read, stamped) -> None:
-    document = changed(older(made), "engine.states.mixed.weights", 1e308)
+    document = changed(older(made), "engine.memory.states.mixed.weights", 1e308)
     with pytest.raises(InputError, match="numbers that are too large"):
         read(stamped(document))
 

@@ -176,7 +176,8 @@ def engine_of(run: Run, model_parallel: bool) -> EngineSpec:
         name = "torchtitan"
     engine = _engine(name)
     once = any(word in f"{run.flags} {run.notes}".lower() for word in ("deepep", "hybridep"))
-    return engine.model_copy(update={"dispatches_once_per_host": True}) if once else engine
+    dispatch = engine.communication.model_copy(update={"dispatches_once_per_host": True})
+    return engine.model_copy(update={"communication": dispatch}) if once else engine
 
 
 @cache
@@ -345,7 +346,7 @@ def _zero(run: Run, engine: EngineSpec, pp: int, assumed: list[str]) -> int:
     in_words = re.search(r"[0-3]", run.zero)
     if in_words:
         return int(in_words[0])
-    offered = engine.zero_stages_with_pipeline if pp > 1 else engine.zero_stages
+    offered = engine.pipeline.zero_stages if pp > 1 else engine.can.zero_stages
     # FSDP engines reshard after the forward pass by default; the others shard the optimizer alone
     default = max(offered, default=3) if engine.name in ("fsdp", "torchtitan") else min(1, max(offered, default=1))
     return int(_assume(default, f"zero {default}", assumed))
@@ -413,7 +414,7 @@ def _recompute(run: Run, engine: EngineSpec, assumed: list[str]) -> Recompute:
         unfused = run.flash_attention == 0
         stated = "full" if unfused else "selective" if engine.name == "torchtitan" else "none"
         assumed.append(f"recompute {stated}")
-    if stated == "selective" and "selective" not in engine.recompute:
+    if stated == "selective" and "selective" not in engine.can.recompute:
         # per-operator selection keeps the matrix products: what is repeated is cheap
         stated = "none"
     return cast("Recompute", stated)

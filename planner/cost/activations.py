@@ -58,7 +58,7 @@ def activation_terms(job: PoolJob, layout: Degrees, *, experts: bool = False) ->
     element = job.compute_bytes * tokens
     narrow = element * _narrow(job)
     sharded = np.where(np.equal(layout.sp, 1), layout.tp, 1)
-    gathered = sharded if job.engine.regathers_inputs else np.ones_like(sharded)
+    gathered = sharded if job.engine.memory.regathers_inputs else np.ones_like(sharded)
     h = model.hidden_size
     mask = tokens * (1.0 if training.dropout else 0.0)
     terms = [
@@ -103,7 +103,7 @@ def _narrow(job: PoolJob) -> float:
 
     Source: DeepSeek-V3 (2024), section 3.3.3.
     """
-    return 0.5 if job.engine.fp8_activations and job.training.precision in ("fp8", "fp4") else 1.0
+    return 0.5 if job.engine.memory.fp8_activations and job.training.precision in ("fp8", "fp4") else 1.0
 
 
 _INPUTS: Final = ("query", "key", "value")
@@ -123,7 +123,7 @@ def _inner_tensors(job: PoolJob) -> float:
 
     The last of them is the second product's input, which a frozen one does not need again.
     """
-    tensors = (3.0 if job.engine.fused_swiglu else 4.0) if job.model.activation == "swiglu" else 2.0
+    tensors = (3.0 if job.engine.memory.fused_swiglu else 4.0) if job.model.activation == "swiglu" else 2.0
     return tensors - 1.0 + _is_read_again(job, ("down",))
 
 
@@ -138,7 +138,7 @@ def _attention_terms(job: PoolJob, layout: Degrees) -> tuple[ActivationTerm, ...
     An engine that gathers the context keeps keys and values of all cp ranks, and the output a second time, joined; one
     that trades for heads keeps the output of its heads and that of its part of the sequence.
     """
-    model, t, exchange = job.model, layout.tp, job.engine.context_exchange
+    model, t, exchange = job.model, layout.tp, job.engine.communication.context_exchange
     cut = np.greater(layout.cp, 1)
     context = np.where(cut, layout.cp, 1) if exchange == "gather" else 1
     outputs = np.where(cut & (exchange != "ring"), 2.0, 1.0)
@@ -200,7 +200,7 @@ def _expert_terms(job: PoolJob, layout: Degrees, moe: MixtureOfExperts) -> tuple
         ),
         ActivationTerm(
             name="expert outputs",
-            num_bytes=element * choices * job.model.hidden_size * job.engine.keeps_expert_outputs,
+            num_bytes=element * choices * job.model.hidden_size * job.engine.memory.keeps_expert_outputs,
         ),
         ActivationTerm(name="shared expert inner", num_bytes=shared, light=1.0 / inner),
     )
@@ -217,9 +217,9 @@ def kept_shares(job: PoolJob, term: ActivationTerm) -> tuple[float, float, float
     sections 3.2.3 and 3.3.3.
     """
     selective = 0.0 if term.core else 1.0
-    if job.engine.selective_recompute == "operators":
+    if job.engine.memory.selective_recompute == "operators":
         selective = 2.0 * term.is_input + term.saved
-    elif job.engine.selective_recompute == "light":
+    elif job.engine.memory.selective_recompute == "light":
         selective = (1.0 - term.light) * selective
     return 1.0, selective, float(term.is_input)
 
@@ -322,7 +322,7 @@ def sent_bytes(job: PoolJob, layout: Degrees, stage: Stage) -> Number:
 
     Source: DeepSpeed, runtime/pipe/engine.py (pipe_buffers).
     """
-    if not job.engine.keeps_stage_outputs:
+    if not job.engine.memory.keeps_stage_outputs:
         return 0.0
     sent = layer_activation_bytes(job, layout)[POLICIES.index("full")] * layout.interleave
     return np.where(np.less(stage.index, layout.pp - 1), sent, 0.0)

@@ -110,7 +110,7 @@ def _outcome(job: Job, layout: Layout, schedule: Schedule, m: int) -> ScheduleOu
     return ScheduleOutcome(
         schedule=schedule,
         layout=other,
-        runs=schedule in job.engine.schedules,
+        runs=schedule in job.engine.pipeline.schedules,
         step_seconds=priced.step_seconds,
         executed_step_seconds=executed + priced.tail_seconds,
         pipeline_seconds=executed,

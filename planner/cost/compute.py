@@ -197,6 +197,6 @@ def accumulation_seconds(job: PoolJob, num_params: Number) -> Number:
 
     Source: engine profile, bytes moved per parameter.
     """
-    if job.engine.accumulation_bytes == 0:
+    if job.engine.compute.accumulation_bytes == 0:
         return 0.0 * num_params
-    return memory_bound_seconds(job, job.engine.accumulation_bytes * num_params)
+    return memory_bound_seconds(job, job.engine.compute.accumulation_bytes * num_params)

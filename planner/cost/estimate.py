@@ -324,7 +324,7 @@ def _microbatch_lines(job: PoolJob, layout: Layout, own: StagePrices, stage: int
             stage=stage,
             busy_seconds=m * own.cp_comm,
             hidden_seconds=m * own.cp_hidden,
-            formula=_CONTEXT[job.engine.context_exchange],
+            formula=_CONTEXT[job.engine.communication.context_exchange],
             source="Liu et al., Ring Attention (2023), section 3; Llama 3 (2024), section 3.3.2",
             bound=slowest_link(job.cluster, layout.cp, layout.tp),
         ),

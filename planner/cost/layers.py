@@ -159,7 +159,7 @@ def _core_seconds(job: PoolJob, layout: LayerDegrees, *, local: bool) -> PassSec
 
 def _num_hops(job: PoolJob, layout: LayerDegrees) -> Number:
     """Times that keys and values travel to the neighbour in ring attention."""
-    return np.maximum(layout.cp - 1, 0) * (1.0 if job.engine.context_exchange == "ring" else 0.0)
+    return np.maximum(layout.cp - 1, 0) * (1.0 if job.engine.communication.context_exchange == "ring" else 0.0)
 
 
 def _merge_seconds(job: PoolJob, layout: LayerDegrees) -> PassSeconds:
@@ -201,7 +201,7 @@ def _ffn_seconds(
     h = job.model.hidden_size
     up = linear_seconds(job, tokens, h, width * (2 if gated else 1), batch, precision=precision)
     down = linear_seconds(job, tokens, width, h, batch, precision=precision)
-    fused = job.engine.fused_swiglu
+    fused = job.engine.memory.fused_swiglu
     moved = ((6.0, 10.0) if fused else (10.0, 16.0)) if gated else (4.0, 8.0)
     elements = tokens * width * batch * job.compute_bytes / 2
     forward, backward = (memory_bound_seconds(job, each * elements) for each in moved)
@@ -336,9 +336,9 @@ def layer_seconds(job: PoolJob, layout: LayerDegrees, *, experts: bool = False, 
     if job.training.lora_rank:
         whole = whole.without_weight_gradients + _adapter_seconds(job, layout)
         whole += _dequantized_seconds(job, layout, experts=experts)
-    split = np.where(np.greater(layout.tp, 1), job.engine.tp_host_factor, 1.0)
-    factor = job.engine.expert_host_factor if moe else job.engine.host_factor
-    hops = _num_hops(job, layout) * (_HOP_SHARE * job.engine.host_factor)
+    split = np.where(np.greater(layout.tp, 1), job.engine.compute.tp_host_factor, 1.0)
+    factor = job.engine.compute.expert_host_factor if moe else job.engine.compute.host_factor
+    hops = _num_hops(job, layout) * (_HOP_SHARE * job.engine.compute.host_factor)
     floor = job.cluster.device.efficiency.layer_floor * (factor + hops) * split
     slowdown = job.calibration.slowdown
     whole = whole * slowdown

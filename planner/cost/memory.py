@@ -26,7 +26,7 @@ def allocator_share(job: PoolJob, layout: Degrees) -> Number:
 
     Source: engine profile, fragmentation.
     """
-    alone, piped = job.engine.fragmentation, job.engine.pipeline_fragmentation
+    alone, piped = job.engine.memory.fragmentation, job.engine.memory.pipeline_fragmentation
     return alone if piped is None else np.where(np.greater(layout.pp, 1), piped, alone)
 
 
@@ -37,7 +37,7 @@ def _runtime_bytes(job: PoolJob, layout: Degrees, stored: Number) -> Number:
     """
     axes = (layout.tp, layout.pp, layout.dp * layout.cp)
     groups = sum_of(np.greater(degree, 1) * 1.0 for degree in axes)
-    buffers = job.cluster.device.reserved_memory + (job.engine.communicator_memory or 0.0) * groups
+    buffers = job.cluster.device.reserved_memory + (job.engine.memory.communicator_memory or 0.0) * groups
     return buffers + allocator_share(job, layout) * stored
 
 

@@ -27,10 +27,13 @@ def whole_gradients(job: PoolJob, layout: Degrees) -> Flag:
 
     Source: Rajbhandari et al., ZeRO (SC 2020), section 5; engine profile for what differs.
     """
-    piped = np.greater(layout.pp, 1) & job.engine.grads_unsharded_with_pipeline
+    where = job.engine.memory.whole_gradients
     adds_up = np.greater(layout.pp, 1) | np.greater(job.training.global_batch_size, layout.dp * layout.mbs)
-    unsharded = np.less(layout.zero, 2) & (adds_up | job.engine.keeps_whole_grads)
-    return unsharded | (adds_up & job.engine.accumulates_whole_grads) | piped
+    if where == "accumulated":
+        return adds_up
+    if where == "lasting":
+        return np.less(layout.zero, 2)
+    return (np.less(layout.zero, 2) & adds_up) | np.greater(layout.pp, 1)
 
 
 def state_bytes_per_param(job: PoolJob, layout: Degrees, *, experts: bool = False) -> tuple[Number, Number, Number]:
@@ -43,10 +46,10 @@ def state_bytes_per_param(job: PoolJob, layout: Degrees, *, experts: bool = Fals
     """
     states, offloads = job.state_bytes, offloads_optimizer(layout)
     x = expert_shard_degree(layout) if experts else shard_degree(layout)
-    at_home = 0.0 if offloads and job.engine.offloads_weights else states.sharded_weights / x
+    at_home = 0.0 if offloads and job.engine.offload.optimizer_takes == "weights" else states.sharded_weights / x
     weights = np.where(np.greater_equal(layout.zero, 3), at_home, states.weights)
     kept = states.grads + states.grad_copy
-    reduced = 0.0 if offloads and job.engine.offloads_gradients else kept / x
+    reduced = 0.0 if offloads and job.engine.offload.optimizer_takes != "states" else kept / x
     grads = np.where(whole_gradients(job, layout), kept, reduced)
     if offloads:
         return weights, grads, 0.0 * x

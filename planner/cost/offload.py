@@ -43,7 +43,7 @@ def host_update_seconds(job: PoolJob, num_params: Number) -> Number:
     host = job.cluster.host
     assert host is not None, "only clusters that describe their hosts offload"
     states = 2.0 * host_state_bytes_per_param(job) - _GRADIENT_BYTES
-    each = job.engine.host_update_factor * (states + job.compute_bytes)
+    each = job.engine.offload.host_update_factor * (states + job.compute_bytes)
     rate = host.memory_bandwidth * host.memory_efficiency / job.cluster.devices_per_host
     return each * num_params / rate + job.cluster.device.efficiency.launch
 
@@ -70,12 +70,12 @@ def host_copy_seconds(job: PoolJob, layout: Degrees, stage: Stage, window: Stage
         each_time = np.greater_equal(layout.zero, 2) & ~np.asarray(whole_gradients(job, layout))
         states = job.state_bytes
         weights = _copy_seconds(job, (states.sharded_weights or states.master or states.weights) * shard)
-        gathers = np.greater_equal(layout.zero, 3) & job.engine.offloads_weights
+        gathers = np.greater_equal(layout.zero, 3) & (job.engine.offload.optimizer_takes == "weights")
         forward = forward + np.where(gathers, weights, 0.0)
         backward = backward + np.where(gathers, weights, 0.0) + np.where(each_time, gradients, 0.0)
         once = np.where(each_time, 0.0, gradients) + np.where(gathers, 0.0, weights)
     busy = forward + backward
-    if layout.offload != "none" and job.engine.overlaps_offload:
+    if layout.offload != "none" and job.engine.overlap.offload:
         forward = np.maximum(0.0, forward - window.forward)
         backward = np.maximum(0.0, backward - window.backward)
     return BesideSeconds(

@@ -239,7 +239,7 @@ def padded_vocab(model: ModelSpec, engine: EngineSpec, layout: LayerDegrees) -> 
 
     Source: Megatron-LM, --make-vocab-size-divisible-by; torch DTensor pads to a multiple of tp.
     """
-    return np.ceil(model.vocab_size / (engine.vocab_multiple * layout.tp)) * engine.vocab_multiple
+    return np.ceil(model.vocab_size / (engine.memory.vocab_multiple * layout.tp)) * engine.memory.vocab_multiple
 
 
 def _whole_params(model: ModelSpec, *, experts: bool) -> int:
@@ -305,7 +305,7 @@ def embedding_params_on_device(model: ModelSpec, engine: EngineSpec, layout: Lay
     """
     if model.patches:
         return _embedding_params(model) + 0 * layout.tp
-    copies = layout.tp if engine.replicates_embedding and not model.tied_embeddings else 1
+    copies = layout.tp if engine.memory.replicates_embedding and not model.tied_embeddings else 1
     return padded_vocab(model, engine, layout) * model.hidden_size * copies
 
 
@@ -325,7 +325,7 @@ def end_params_on_device(model: ModelSpec, engine: EngineSpec, layout: Degrees, 
     shared = (not _has_own_head(model)) & np.equal(layout.pp, 1)  # a V starts and ends on one stage, in two chunks
     own_head = last & ~(first & shared) & model.output_head
     matrix = padded_vocab(model, engine, layout) * model.hidden_size
-    cut = _position_params(model) * (1 - 1 / layout.tp) if engine.shards_positions else 0
+    cut = _position_params(model) * (1 - 1 / layout.tp) if engine.memory.shards_positions else 0
     held = first * (embedding + _input_params(model) - cut) + own_head * matrix + last * _output_params(model)
     if not model.mtp_layers:
         return held

@@ -265,7 +265,7 @@ def _parts_of_stage(job: PoolJob, layout: LayerDegrees, kinds: Sequence[tuple[bo
         again = {"operators": _OPERATORS_REPEATED * forward, "light": priced.light_forward, "attention-core": core}
         return LayerParts(
             passes=priced.passes,
-            selective=again[job.engine.selective_recompute],
+            selective=again[job.engine.memory.selective_recompute],
             tp=tp,
             tp_hidden=_hidden_of_layer(job, layout, priced, tp),
             cp=cp,
@@ -352,8 +352,9 @@ def stage_prices(job: PoolJob, layout: Degrees, stage: Stage, parts: StageParts 
     held = trained_params(job, layout, stage)
     accumulates = whole_gradients(job, layout) & np.greater(num_microbatches(job, layout), 1)
     accumulation = np.where(accumulates, accumulation_seconds(job, held.total), 0.0)
-    between_chunks = job.engine.overlaps_interleaved_sends & np.greater(layout.interleave, 1)
-    hidden_send = np.where(job.engine.overlaps_pipeline_sends | between_chunks, send, 0.0)
+    sends = job.engine.overlap.pipeline_sends
+    between_chunks = (sends == "interleaved") & np.greater(layout.interleave, 1)
+    hidden_send = np.where((sends == "all") | between_chunks, send, 0.0)
     reduced = PassSeconds(forward=dp.exposed_forward, backward_input=dp.exposed_backward)
     copied = PassSeconds(forward=copies.exposed_forward, backward_input=copies.exposed_backward)
     whole = {
@@ -481,7 +482,7 @@ def exchange_parts(job: Job, parts: Mapping[LineName, PassSeconds]) -> PassSecon
 
     Source: DeepSeek-V3 (2024), section 3.2.1.
     """
-    hides = float(job.engine.overlaps_paired_passes)
+    hides = float(job.engine.overlap.paired_passes)
     return (parts[LineName.EP_COMM] + parts[LineName.PP_COMM]) * hides
 
 

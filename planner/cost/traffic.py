@@ -56,7 +56,7 @@ def priced(job: PoolJob, transfers: Sequence[Transfer]) -> Iterator[tuple[Transf
     groups = {where: group(network_of(job, where), where.size, where.stride) for where in spans}
     for each in transfers:
         if each.kind == "send":
-            network, num_bytes = network_of(job, each.where), each.num_bytes / job.engine.send_share
+            network, num_bytes = network_of(job, each.where), each.num_bytes / job.engine.communication.send_share
             yield each, send_seconds(network, each.where.stride, num_bytes)
         elif each.kind == "all-to-all":
             where = groups[each.where]
@@ -91,7 +91,7 @@ def hidden_tensor_parallel_seconds(job: PoolJob, layout: LayerDegrees, comm: Num
 
     Source: Transformer Engine, user buffers (--tp-comm-overlap); Wang et al. (ASPLOS 2023), section 5.1.
     """
-    if not job.engine.overlaps_tensor_parallel:
+    if not job.engine.overlap.tensor_parallel:
         return 0.0 * comm
     return np.minimum(comm * (1.0 - 1.0 / layout.tp), products)
 
@@ -107,7 +107,7 @@ def hidden_behind_weight_gradients(
 
     Source: Megatron-LM, megatron/core/tensor_parallel/layers.py; Korthikanti et al. (2022), section 4.2.2.
     """
-    if not job.engine.overlaps_weight_gradients:
+    if not job.engine.overlap.weight_gradients:
         return 0.0 * comm
     return np.minimum(comm * np.where(np.equal(layout.sp, 1), 0.5, 1.0), weight_gradients / 2.0)
 
@@ -160,11 +160,11 @@ def data_parallel_seconds(job: PoolJob, layout: Degrees, stage: Stage, window: S
     share = np.maximum(layers - 1, 0) / np.maximum(layers, 1)
     front, back = share * window.forward, share * window.backward
     beside: dict[Moment, Number] = {"forward": front, "first forward": front, "backward": back, "last backward": back}
-    overlaps = job.engine.overlaps_data_parallel
+    overlaps = job.engine.overlap.data_parallel
     exposed = {when: _hidden_behind(busy[when], layers, work, overlaps) for when, work in beside.items()}
     copies: Number = 0.0
-    if job.engine.reduction_bytes:
-        num_bytes = job.engine.reduction_bytes * trained_params(job, layout, stage).total
+    if job.engine.compute.reduction_bytes:
+        num_bytes = job.engine.compute.reduction_bytes * trained_params(job, layout, stage).total
         copied = np.less_equal(layout.zero, 1) & np.greater(layout.dp * layout.cp, 1)
         copies = np.where(copied, memory_bound_seconds(job, num_bytes), 0.0)
     return BesideSeconds(
@@ -183,6 +183,6 @@ def hidden_context_parallel_seconds(job: PoolJob, layout: LayerDegrees, exchange
 
     Source: Liu et al., Ring Attention (2023), section 3.
     """
-    if job.engine.context_exchange != "ring":
+    if job.engine.communication.context_exchange != "ring":
         return np.zeros(np.shape(exchange))
     return np.minimum(exchange, np.maximum(layout.cp - 1, 0) * core / layout.cp)

@@ -168,11 +168,11 @@ def context_transfers(job: PoolJob, layout: LayerDegrees) -> tuple[Transfer, ...
     """
     exchanged = context_bytes(job, layout)
     of = partial(Transfer, line=LineName.CP_COMM, where=Span(size=layout.cp, stride=layout.tp))
-    if job.engine.context_exchange == "all-to-all":
+    if job.engine.communication.context_exchange == "all-to-all":
         of = partial(of, times=_both_ways(1.0))
         return tuple(of(kind="all-to-all", num_bytes=each) for each in exchanged)
     (num_bytes,) = exchanged
-    if job.engine.context_exchange == "gather":
+    if job.engine.communication.context_exchange == "gather":
         whole = layout.cp * num_bytes
         return (
             of(kind="all-gather", num_bytes=whole, times={"forward": 1.0}),
@@ -196,7 +196,7 @@ def context_bytes(job: PoolJob, layout: LayerDegrees) -> tuple[Number, ...]:
     key, value, shared = model.head_size, model.head_size, kv_heads
     if model.mla is not None:
         key, value, shared = model.mla.nope_head_size + model.mla.rope_head_size, model.mla.value_head_size, heads
-    if job.engine.context_exchange != "all-to-all":
+    if job.engine.communication.context_exchange != "all-to-all":
         return (elements * shared * (key + value),)
     shared = np.maximum(shared, layout.cp)
     return tuple(elements * width for width in (heads * key, shared * key, shared * value, heads * value))
@@ -217,12 +217,12 @@ def expert_transfers(job: PoolJob, layout: LayerDegrees) -> tuple[Transfer, ...]
     if moe is None:
         return ()
     num_bytes = _activation_bytes(job, layout) / layout.tp * moe.experts_per_token * moe.imbalance
-    copies = moe.experts_per_token if job.engine.dispatches_once_per_host else 1
+    copies = moe.experts_per_token if job.engine.communication.dispatches_once_per_host else 1
     groups = (moe.num_groups, moe.groups_per_token) if moe.groups_per_token < moe.num_groups else None
     where, shared = Span(size=layout.ep, stride=layout.etp), Span(size=layout.etp, stride=1)
     of = partial(Transfer, line=LineName.EP_COMM, times=_both_ways(1.0))
     exchange = partial(of, kind="all-to-all", where=where, copies=copies, groups=groups)
-    low = job.engine.fp8_dispatch and job.training.precision in ("fp8", "fp4")
+    low = job.engine.communication.fp8_dispatch and job.training.precision in ("fp8", "fp4")
     exchanges = [exchange(num_bytes=num_bytes, times=_both_ways(1.0 if low else 2.0))]
     if low:
         exchanges.insert(0, exchange(num_bytes=num_bytes * ((1.0 + 4.0 / 128) / 2)))
@@ -244,7 +244,7 @@ def send_transfers(job: PoolJob, layout: Degrees, stage: Stage) -> tuple[Transfe
     Source: Narayanan et al. (SC 2021), sections 3.2 and 4.1.
     """
     num_bytes, stride = _activation_bytes(job, layout), layout.dp * layout.cp * layout.tp
-    gathers = np.equal(layout.sp, 0) & job.engine.scatters_pipeline_sends
+    gathers = np.equal(layout.sp, 0) & job.engine.communication.scatters_pipeline_sends
     sent = num_bytes / np.where(np.equal(layout.sp, 1) | gathers, layout.tp, 1)
     chunks = np.where(np.greater(layout.pp, 1), layout.interleave, 0)
     beyond = chunks * stage.num_crossings / 2 if job.between is not None else 0
@@ -253,7 +253,7 @@ def send_transfers(job: PoolJob, layout: Degrees, stage: Stage) -> tuple[Transfe
     found = [send(where=Span(size=layout.pp, stride=stride), times=_both_ways(chunks - beyond))]
     if job.between is not None:
         found.append(send(where=Span(size=layout.pp, stride=stride, across=True), times=_both_ways(beyond)))
-    if job.engine.scatters_pipeline_sends:
+    if job.engine.communication.scatters_pipeline_sends:
         where, times = Span(size=layout.tp, stride=1), _both_ways(np.where(gathers, chunks, 0))
         found.append(of(kind="all-gather", where=where, num_bytes=num_bytes, times=times))
     return tuple(found)

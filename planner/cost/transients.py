@@ -33,10 +33,11 @@ def loss_bytes(job: PoolJob, layout: Degrees, stage: Stage) -> Number:
     Source: engine profile, bytes per logit; torch, distributed/pipelining/schedules.py (1F1B's loop keeps an output).
     """
     tokens = tokens_per_microbatch(job, layout)
-    per_logit = job.engine.logits_bytes + (job.compute_bytes - 2) + job.engine.whole_logits_bytes * layout.tp
+    copies = layout.tp if job.engine.memory.whole_logits else 1
+    per_logit = job.engine.memory.logits_bytes * copies + (job.compute_bytes - 2)
     rows = padded_vocab(job.model, job.engine, layout)
     one = per_logit * tokens * rows
-    if not job.engine.gradients_apart:
+    if not job.engine.memory.gradients_apart:
         return holds_head(layout, stage) * one
     head = job.state_bytes.weights * rows * job.model.hidden_size
     piped = np.greater(layout.pp, 1)
@@ -72,9 +73,9 @@ def transient_bytes(job: PoolJob, layout: Degrees, stage: Stage, stored: Number)
     ends = end_params_on_device(job.model, engine, layout, stage.index)
     gathered = np.greater_equal(layout.zero, 3) * weights * ends
     kept = whole_gradients(job, layout) | (job.training.lora_rank > 0)  # frozen ends have none
-    reduced = np.where(kept, 0.0, weights * np.minimum(ends, engine.reduced_params))
+    reduced = np.where(kept, 0.0, weights * np.minimum(ends, engine.memory.reduced_params))
     loss, layer = loss_bytes(job, layout, stage), layer_backward_bytes(job, layout, stage)
-    layer = layer + (gathered + reduced) * engine.keeps_ends_gathered
+    layer = layer + (gathered + reduced) * engine.memory.keeps_ends_gathered
     largest = np.maximum(loss + gathered + reduced, layer)
     if offloads_optimizer(layout):  # the update is made on the host
         return largest
@@ -97,12 +98,12 @@ def layer_backward_bytes(job: PoolJob, layout: Degrees, stage: Stage) -> Number:
         held, changed = (params(job, layout, experts=experts).total for params in (layer_params, trained_layer_params))
         layer = np.maximum(layer, np.where(np.greater(count, 0), held, 0.0))
         trained = np.maximum(trained, np.where(np.greater(count, 0), changed, 0.0))
-    ahead = np.minimum(layer, job.engine.prefetched_params) * np.minimum(1, stage.num_layers - 1)
+    ahead = np.minimum(layer, job.engine.memory.prefetched_params) * np.minimum(1, stage.num_layers - 1)
     each = frozen_bytes_per_param(job) if job.training.lora_rank else states.weights
     gathered = np.greater_equal(layout.zero, 3) * each * (np.minimum(1, stage.num_layers) * layer + ahead)
-    waiting = np.minimum(trained, job.engine.reduced_params)
+    waiting = np.minimum(trained, job.engine.memory.reduced_params)
     reduced = np.where(whole_gradients(job, layout), 0.0, (states.weights + states.grads) * waiting)
-    if job.engine.gradients_apart:
+    if job.engine.memory.gradients_apart:
         reduced = _gradients_of_layer(job, layout, stage)
     return recompute_bytes(job, layout, stage) + gathered + reduced + _dequantized_bytes(job, layout)
 

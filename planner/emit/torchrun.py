@@ -146,10 +146,10 @@ def check_engine(plan: Plan, engine: str = "torch") -> None:
     if plan.engine.name != engine:
         wanted = "the planner starts the torch engine" if engine == "torch" else f"this is for {engine}"
         raise InputError(f"the plan is made for {plan.engine.name}, and {wanted}", hint=_way_out(plan, engine))
-    if plan.layout.schedule not in plan.engine.schedules:
+    if plan.layout.schedule not in plan.engine.pipeline.schedules:
         raise InputError(
             f"the plan's schedule is {plan.layout.schedule}, which engine {plan.engine.name} does not run",
-            hint=f"it runs {', '.join(plan.engine.schedules)}",
+            hint=f"it runs {', '.join(plan.engine.pipeline.schedules)}",
         )
 
 

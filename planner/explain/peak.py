@@ -131,10 +131,10 @@ def _neighbours(job: Job, layout: Layout) -> Iterator[tuple[str, Layout]]:
     ):
         if mbs:
             yield f"mbs={mbs}", replace(layout, mbs=mbs)
-    for policy in job.engine.recompute:
+    for policy in job.engine.can.recompute:
         if set(layout.recompute) != {policy}:
             yield f"recompute={policy}", replace(layout, recompute=(policy,) * layout.num_chunks)
-    for offload in job.engine.offload:
+    for offload in job.engine.offload.what:
         if offload != layout.offload and job.has_hosts:
             yield f"offload={offload}", replace(layout, offload=offload)
     for zero in (layout.zero - 1, layout.zero + 1):

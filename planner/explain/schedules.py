@@ -105,7 +105,7 @@ def schedules_of(plan: Plan) -> Schedules:
 
 
 def _row(plan: Plan, schedule: Schedule, found: ScheduleOutcome | str) -> ScheduleRow:
-    has_it, textbook = schedule in plan.engine.schedules, _TEXTBOOK[schedule]
+    has_it, textbook = schedule in plan.engine.pipeline.schedules, _TEXTBOOK[schedule]
     if isinstance(found, str):
         named = {"schedule", "engine_has_it", "missing", "textbook", "fits"}
         nothing = dict.fromkeys(set(ScheduleRow.model_fields) - named)

@@ -388,7 +388,7 @@ class _Search:
             return needless
         (pool,), cutoff = self._job.pools, self._cutoff(degrees)
         for less in LESS_OFFLOAD[degrees.offload]:
-            if less in pool.engine.offload:
+            if less in pool.engine.offload.what:
                 needless |= always_fits(pool, replace(degrees, offload=less), cutoff)
         return needless
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from itertools import groupby
-from typing import TYPE_CHECKING
+from operator import attrgetter
+from typing import TYPE_CHECKING, Final
 
 from planner.cost.run import price_of
 from planner.cost.schedule import EXECUTED
@@ -11,7 +12,7 @@ from planner.cost.stage import pattern_of
 from planner.errors import InputError, Mistake
 from planner.layout import balanced_chunks
 from planner.search.space.placements import most_layers_on
-from planner.specs.by_name import engine_names, load_engine
+from planner.specs.by_name import other_engines
 from planner.specs.text import any_of
 
 if TYPE_CHECKING:
@@ -20,6 +21,14 @@ if TYPE_CHECKING:
     from planner.specs.job import Job
 
 _LISTS = ("layers_per_stage", "recompute")  # pins with an entry for each chunk
+_AXES: Final = ("tp", "pp", "dp", "cp", "ep", "etp")
+_OFFERED: Final = {
+    **dict.fromkeys(_AXES, "can.axes"),
+    "schedule": "pipeline.schedules",
+    "offload": "offload.what",
+    "recompute": "can.recompute",
+}
+"""Where the engine's profile lists what a pin may be, or the axis that it is of."""
 
 
 def check_constraints(job: Job, constraints: Constraints) -> None:
@@ -68,30 +77,26 @@ def _check_pools(job: Job, constraints: Constraints) -> None:
 def _check_pins(job: Job, constraints: Constraints) -> None:
     """Pins on what the engine does not have at all, which no configuration could meet."""
     policies = (constraints.value_of("recompute") or "none").split("/")
-    asked = [("schedule", constraints.value_of("schedule"), "schedules")]
-    asked += [("offload", constraints.value_of("offload"), "offload")]
-    asked += [("recompute", policy, "recompute") for policy in sorted(set(policies))]
-    mistakes = [_lacking(job, key, value, field) for key, value, field in asked if value]
-    for axis in ("tp", "pp", "dp", "cp", "ep", "etp"):
-        value = constraints.value_of(axis)
-        if value and int(value) > 1:
-            mistakes.append(_lacking(job, axis, axis, "axes"))
-    found = [mistake for mistake in mistakes if mistake]
-    if len(set(policies)) > 1 and not job.engine.recompute_per_stage:
+    asked = [(key, constraints.value_of(key)) for key in ("schedule", "offload")]
+    asked += [("recompute", policy) for policy in sorted(set(policies))]
+    asked += [(axis, axis) for axis in _AXES if int(constraints.value_of(axis) or 1) > 1]
+    found = [mistake for key, value in asked if value and (mistake := _lacking(job, key, value))]
+    if len(set(policies)) > 1 and not job.engine.pipeline.recompute_per_stage:
         message = f"engine {job.engine.name} has one recompute policy for all stages"
         found.append(Mistake(message=message, where="--pin", hint="pin one policy, such as recompute=full"))
     if found:
         raise InputError(*found)
 
 
-def _lacking(job: Job, key: str, value: str, field: str) -> Mistake | None:
-    """The mistake of pinning what the engine's profile does not list in `field`; None where it does."""
-    have = getattr(job.engine, field)
+def _lacking(job: Job, key: str, value: str) -> Mistake | None:
+    """The mistake of pinning what the engine's profile does not list; None where it does."""
+    offered_by = attrgetter(_OFFERED[key])
+    have = offered_by(job.engine)
     if value in have:
         return None
-    others = [name for name in engine_names() if value in getattr(load_engine(name), field)]
-    elsewhere = f"; --engine {any_of(others)} has `{value}`" if others else ""
-    what, offered = (f"`{key}`", "") if field == "axes" else (f"{key} `{value}`", f"{key}=")
+    elsewhere = other_engines("; ", lambda engine: value in offered_by(engine))
+    elsewhere = elsewhere and f"{elsewhere} has `{value}`"
+    what, offered = (f"`{key}`", "") if key in _AXES else (f"{key} `{value}`", f"{key}=")
     message = f"engine {job.engine.name} does not have {what}"
     return Mistake(message=message, where="--pin", hint=f"it has {offered}{any_of(have)}{elsewhere}")
 

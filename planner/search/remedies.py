@@ -151,14 +151,14 @@ def _other_recipes(job: Job) -> Iterator[tuple[str, Job]]:
     """Other memory recipes of the engine, those that keep most first."""
     if job.training.precision == "fp32":
         return
-    others = [each for each in job.engine.memory_recipes if each not in (job.training.memory_recipe, "engine")]
+    others = [each for each in job.engine.can.memory_recipes if each not in (job.training.memory_recipe, "engine")]
     changed = [(f"memory_recipe {each}", with_training(job, memory_recipe=each)) for each in others]
     yield from sorted(changed, key=lambda each: -_state_bytes(each[1]))
 
 
 def _other_optimizers(job: Job) -> Iterator[tuple[str, Job]]:
     """Other optimizers of the engine, in its own order, with the engine's own recipe."""
-    for each in job.engine.optimizers:
+    for each in job.engine.can.optimizers:
         if each != job.training.optimizer:
             yield f"optimizer {each}", with_training(job, optimizer=each, memory_recipe="engine")
 

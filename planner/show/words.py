@@ -93,7 +93,7 @@ def schedule_words(plan: Plan) -> str:
     if layout.pp == 1:
         return batches
     chunks = f", {layout.interleave} chunks per stage" if layout.interleave > 1 else ""
-    not_run = "" if layout.schedule in plan.engine.schedules else f" (which {plan.engine.name} does not run)"
+    not_run = "" if layout.schedule in plan.engine.pipeline.schedules else f" (which {plan.engine.name} does not run)"
     return f"{layout.schedule}{not_run}{chunks}, {batches}"
 
 

@@ -13,11 +13,13 @@ from planner.specs.cluster import DeviceSpec
 from planner.specs.engine import EngineSpec
 from planner.specs.huggingface import CONFIG_NAME, read_config
 from planner.specs.model import ModelSpec
-from planner.specs.text import did_you_mean, printable, quoted
+from planner.specs.text import any_of, did_you_mean, printable, quoted
 from planner.specs.validate import validate
 from planner.specs.yaml import Node, read_yaml
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from planner.specs.cluster import AnyCluster
     from planner.specs.library import Kind
     from planner.specs.training import TrainingSpec
@@ -86,6 +88,17 @@ def load_calibration(path: Path) -> Calibration:
         EnvironmentProblem: the file cannot be read.
     """
     return validate(Calibration, read_yaml(path))
+
+
+def other_engines(before: str, has_it: Callable[[EngineSpec], bool]) -> str:
+    """`before` and `--engine fsdp or torch`: the engines that have what another lacks; empty where none has it."""
+    names = [engine.name for engine in _shipped_engines() if has_it(engine)]
+    return f"{before}--engine {any_of(names)}" if names else ""
+
+
+@cache
+def _shipped_engines() -> tuple[EngineSpec, ...]:
+    return tuple(map(load_engine, engine_names()))
 
 
 @cache

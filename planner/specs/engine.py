@@ -17,12 +17,9 @@ Recompute = Literal["none", "selective", "full"]
 Offload = Literal["none", "optimizer", "activations", "both"]
 
 
-class EngineSpec(Document):
-    """A profile is data; the cost model reads it and never asks for an engine's name."""
+class EngineAbilities(Document):
+    """What the engine can run."""
 
-    name: Name
-    program: str = Field(description="what runs the plan")
-    # --- what it can run -------------------------------------------------------------------------------------
     axes: tuple[Literal["tp", "pp", "dp", "cp", "ep", "etp"], ...] = Field(description="mesh axes that may exceed 1")
     precisions: tuple[Precision, ...]
     optimizers: tuple[Optimizer, ...]
@@ -35,56 +32,57 @@ class EngineSpec(Document):
         default=(), description="how it keeps frozen weights beside adapters (LoRA); none: it trains all weights"
     )
     model_features: tuple[str, ...] = Field(description="of ModelSpec.features, those that it runs")
-    schedules: tuple[Schedule, ...]
-    zero_stages: tuple[int, ...]
-    zero_stages_with_pipeline: tuple[int, ...]
+    zero_stages: tuple[int, ...] = Field(description="ZeRO stages without a pipeline")
     replicates_shards: bool = Field(
         default=True, description="ZeRO may shard within replicas of a smaller group (HSDP)"
     )
     recompute: tuple[Recompute, ...]
-    recompute_per_stage: bool = Field(
-        default=False, description="pipeline stages may have different policies; else one is for all"
-    )
-    selective_recompute: Literal["attention-core", "operators", "light"] = Field(
-        default="attention-core",
-        description="what `selective` drops: scores of unfused attention; all but every second product's output; or "
-        "(light) outputs of norms, of latent attention's up-projections, and of the gate",
-    )
-    offload: tuple[Offload, ...] = Field(default=("none",), description="what it can keep in the host's memory")
-    offload_optimizer_with_pipeline: bool = Field(default=True, description="also under a pipeline")
-    offload_activations_with_pipeline: bool = Field(default=True, description="also under a pipeline")
-    offload_activations_of: tuple[Recompute, ...] = Field(
-        default=("none", "selective", "full"), description="recompute policies whose activations it can offload"
-    )
-    uneven_stages: bool = Field(description="stages may hold different numbers of layers")
-    microbatches_fill_pipeline: bool = Field(description="1F1B needs at least as many microbatches as stages")
     tp_without_sp: bool = Field(description="tensor parallelism can run without sequence parallelism")
     pads_vocabulary: bool = Field(default=True, description="a vocabulary that tp does not divide is padded")
-    # --- what it keeps in memory -------------------------------------------------------------------------------
-    states: dict[Literal["fp32", "mixed"], StateBytes] = Field(min_length=2)
-    vocab_multiple: int = Field(ge=1, description="the vocabulary is padded to this times tp")
-    shards_positions: bool = Field(default=False, description="a learned table of positions is cut by tp")
-    regathers_inputs: bool = Field(description="sequence parallelism stores sharded inputs, gathers them again")
-    fused_swiglu: bool
-    keeps_expert_outputs: bool = Field(
-        default=True, description="the outputs of experts are kept for the gradient of the router's weights"
+
+
+class EnginePipeline(Document):
+    """What the engine can run as a pipeline."""
+
+    schedules: tuple[Schedule, ...]
+    zero_stages: tuple[int, ...] = Field(description="ZeRO stages under a pipeline")
+    uneven_stages: bool = Field(description="stages may hold different numbers of layers")
+    recompute_per_stage: bool = Field(
+        default=False, description="stages may have different recompute policies; else one is for all"
     )
-    fp8_experts: bool = Field(default=True, description="in fp8, products of routed experts are in 8 bits too")
-    fp8_activations: bool = Field(default=False, description="in fp8, inputs of products are kept in 8 bits")
-    logits_bytes: float = Field(ge=0, description="bytes per logit at the loss, of 16-bit training, cut by tp")
-    whole_logits_bytes: float = Field(default=0, ge=0, description="the same of logits that every tp rank has whole")
-    replicates_embedding: bool = Field(default=False, description="the embedding is whole on every tp rank")
-    grads_unsharded_with_pipeline: bool
-    accumulates_whole_grads: bool = Field(
-        default=False, description="gradients are added up unsharded over microbatches at every ZeRO stage (no_sync)"
+    context_parallel: bool = Field(default=True, description="context parallelism may be cut into stages")
+    needs_filling: bool = Field(description="1F1B needs at least as many microbatches as stages")
+
+
+class EngineMemory(Document):
+    """What the engine keeps in a device's memory."""
+
+    states: dict[Literal["fp32", "mixed"], StateBytes] = Field(min_length=2)
+    whole_gradients: Literal["lasting", "piped", "accumulated"] = Field(
+        description="where a device holds gradients of all its parameters. `lasting`: below ZeRO-2, in a buffer that "
+        "lasts; `piped`: below ZeRO-2 while microbatches add up, and under a pipeline at every ZeRO stage; "
+        "`accumulated`: at every ZeRO stage while microbatches add up (no_sync)"
     )
     gradients_apart: bool = Field(
         default=False,
         description="gradients of activations and of one layer's weights are counted beside the sums they are added to",
     )
-    keeps_whole_grads: bool = Field(
-        description="below ZeRO-2 whole gradients have a lasting buffer, not only while microbatches add up"
+    vocab_multiple: int = Field(ge=1, description="the vocabulary is padded to this times tp")
+    replicates_embedding: bool = Field(default=False, description="the embedding is whole on every tp rank")
+    shards_positions: bool = Field(default=False, description="a learned table of positions is cut by tp")
+    logits_bytes: float = Field(ge=0, description="bytes per logit at the loss, of 16-bit training")
+    whole_logits: bool = Field(default=False, description="every tp rank has all logits at the loss, not its part")
+    regathers_inputs: bool = Field(description="sequence parallelism stores sharded inputs, gathers them again")
+    fused_swiglu: bool
+    selective_recompute: Literal["attention-core", "operators", "light"] = Field(
+        default="attention-core",
+        description="what `selective` drops: scores of unfused attention; all but every second product's output; or "
+        "(light) outputs of norms, of latent attention's up-projections, and of the gate",
     )
+    keeps_expert_outputs: bool = Field(
+        default=True, description="the outputs of experts are kept for the gradient of the router's weights"
+    )
+    fp8_activations: bool = Field(default=False, description="in fp8, inputs of products are kept in 8 bits")
     keeps_stage_outputs: bool = Field(
         default=False, description="a pipeline stage keeps what it sent for each microbatch in flight"
     )
@@ -104,58 +102,97 @@ class EngineSpec(Document):
     communicator_memory: Bytes | None = Field(
         default=None, description="for each mesh axis above 1, beside the device's reserved_memory"
     )
-    reduction_bytes: float = Field(
-        default=0, ge=0, description="bytes moved per parameter around the reduction of a step's gradients"
+
+
+class EngineOffload(Document):
+    """What the engine keeps in the host's memory."""
+
+    what: tuple[Offload, ...] = Field(description="what it can keep there")
+    with_pipeline: Offload = Field(default="both", description="how much of that also under a pipeline")
+    activations_of: tuple[Recompute, ...] = Field(
+        default=("none", "selective", "full"), description="recompute policies whose activations it can offload"
     )
+    optimizer_takes: Literal["states", "gradients", "weights"] = Field(
+        default="states",
+        description="what goes with an offloaded optimizer: its states alone; reduced gradients too, as they come; or "
+        "(weights) those, and the shards of the weights, which go up for each gathering",
+    )
+    host_update_factor: float = Field(
+        default=1,
+        gt=0,
+        description="seconds of the optimizer's update on the host over those of a fused one (CPU-Adam)",
+    )
+
+
+class EngineCompute(Document):
+    """What the engine's computing costs beside the device's efficiency."""
+
+    fp8_experts: bool = Field(default=True, description="in fp8, products of routed experts are in 8 bits too")
     accumulation_bytes: float = Field(
         ge=0, description="bytes moved per parameter to add one microbatch's gradient, outside the matrix product"
+    )
+    reduction_bytes: float = Field(
+        default=0, ge=0, description="bytes moved per parameter around the reduction of a step's gradients"
     )
     host_factor: float = Field(
         ge=0, description="host time of a layer over the device file's layer_floor (0: captured graphs)"
     )
     tp_host_factor: float = Field(default=1, ge=0, description="times the above with tensor parallelism")
     expert_host_factor: float = Field(ge=0, description="the same for a layer with experts")
-    offloads_gradients: bool = Field(
-        default=False, description="an offloaded optimizer takes reduced gradients with it as they come"
-    )
-    offloads_weights: bool = Field(
-        default=False, description="and the shards of the weights, which go up for each gathering"
-    )
-    host_update_factor: float = Field(
-        default=1, gt=0, description="seconds of its update on the host over those of a fused one (CPU-Adam)"
-    )
-    # --- what it communicates and overlaps ------------------------------------------------------------
+
+
+class EngineCommunication(Document):
+    """How the engine communicates."""
+
     context_exchange: Literal["ring", "gather", "all-to-all"] = Field(
         default="ring",
         description="context parallelism passes keys and values round a ring, gathers and keeps those of all ranks, or "
         "trades its part of the sequence for heads (Ulysses)",
     )
-    context_with_pipeline: bool = Field(default=True, description="context parallelism may be cut into stages")
-    overlaps_data_parallel: bool
-    overlaps_pipeline_sends: bool
-    overlaps_interleaved_sends: bool = Field(
-        default=False, description="interleaved schedules send while the next chunk computes"
-    )
-    overlaps_tensor_parallel: bool = Field(
-        default=False, description="tensor-parallel collectives run in pieces beside the products next to them"
-    )
-    overlaps_paired_passes: bool = Field(
-        default=False,
-        description="passes that a schedule pairs (F&B of DualPipe) hide exchanges of experts and sends",
+    dispatches_once_per_host: bool = Field(
+        default=False, description="a token goes to each host once, whatever number of its experts are there"
     )
     fp8_dispatch: bool = Field(
         default=False, description="in fp8, tokens travel to their experts in 8 bits and back in 16"
     )
-    overlaps_weight_gradients: bool = Field(
-        default=False, description="the sum of input gradients over tensor-parallel ranks runs beside weight gradients"
-    )
-    dispatches_once_per_host: bool = Field(
-        default=False, description="a token goes to each host once, whatever number of its experts are there"
-    )
-    overlaps_offload: bool = Field(default=False, description="copies to and from the host run beside computing")
     send_share: float = Field(
         default=1, gt=0, le=1, description="share of a link's bandwidth that a send between two pipeline ranks reaches"
     )
     scatters_pipeline_sends: bool = Field(
         description="without sequence parallelism each tensor-parallel rank sends its share, gathered on arrival"
     )
+
+
+class EngineOverlap(Document):
+    """What the engine hides behind computing."""
+
+    data_parallel: bool = Field(description="reductions of gradients and ZeRO's gathering of weights")
+    tensor_parallel: bool = Field(
+        default=False, description="tensor-parallel collectives run in pieces beside the products next to them"
+    )
+    weight_gradients: bool = Field(
+        default=False, description="the sum of input gradients over tensor-parallel ranks runs beside weight gradients"
+    )
+    pipeline_sends: Literal["none", "interleaved", "all"] = Field(
+        default="none",
+        description="sends between stages: none; those of interleaved schedules, while the next chunk computes; all",
+    )
+    paired_passes: bool = Field(
+        default=False,
+        description="passes that a schedule pairs (F&B of DualPipe) hide exchanges of experts and sends",
+    )
+    offload: bool = Field(default=False, description="copies to and from the host run beside computing")
+
+
+class EngineSpec(Document):
+    """A profile is data; the cost model reads it and never asks for an engine's name."""
+
+    name: Name
+    program: str = Field(description="what runs the plan")
+    can: EngineAbilities
+    pipeline: EnginePipeline
+    memory: EngineMemory
+    offload: EngineOffload
+    compute: EngineCompute
+    communication: EngineCommunication
+    overlap: EngineOverlap

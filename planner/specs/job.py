@@ -53,7 +53,7 @@ class Job:
         """Bytes per parameter by the memory recipe of the training document."""
         if self.training.memory_recipe != "engine":
             return NAMED_RECIPES[self.training.memory_recipe]
-        return self.engine.states["fp32" if self.training.precision == "fp32" else "mixed"]
+        return self.engine.memory.states["fp32" if self.training.precision == "fp32" else "mixed"]
 
     @property
     def compute_bytes(self) -> int:
@@ -68,7 +68,7 @@ class Job:
     @property
     def expert_precision(self) -> Precision:
         """What products of routed experts are computed in."""
-        return self.training.precision if self.engine.fp8_experts else self.core_precision
+        return self.training.precision if self.engine.compute.fp8_experts else self.core_precision
 
     @property
     def has_hosts(self) -> bool:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Final, get_args
 
 from planner.errors import InputError
 from planner.specs.batch import BatchRange, read_batch
+from planner.specs.by_name import other_engines
 from planner.specs.cluster import DeviceSpec, Precision
 from planner.specs.settings import with_value
 from planner.specs.training import TrainingSpec
@@ -41,7 +42,7 @@ def check_training(
         mistakes.found.append(tree.mistake("the global batch size is not given", hint))
         tree = with_default(tree, "global_batch_size", 1)
     if devices and engine:
-        of_all = [each for each in engine.precisions if all(each in device.peak for device in devices)]
+        of_all = [each for each in engine.can.precisions if all(each in device.peak for device in devices)]
         usual = (each for each in _PREFERRED if each in of_all)
         tree = with_default(tree, "precision", next(usual, devices[0].precisions[0]))
         for device in devices:
@@ -75,9 +76,10 @@ def _check_precision(tree: Node, device: DeviceSpec, engine: EngineSpec) -> None
     if node.data not in device.peak:
         has = ", ".join(device.precisions)
         raise InputError(node.mistake(f"{device.name} does not compute in {node.data}", f"it has {has}"))
-    if node.data not in engine.precisions:
-        has = ", ".join(engine.precisions)
-        hint = f"it has {has}; another engine may (--engine megatron)"
+    if node.data not in engine.can.precisions:
+        has = ", ".join(engine.can.precisions)
+        elsewhere = other_engines("; another is ", lambda each: node.data in each.can.precisions)
+        hint = f"it has {has}{elsewhere}"
         raise InputError(node.mistake(f"engine {engine.name} does not train in {node.data}", hint))
 
 

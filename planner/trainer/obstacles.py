@@ -33,7 +33,7 @@ def check_plan(plan: Plan) -> None:
 
 def _of_model(plan: Plan) -> list[_Obstacle]:
     layout, model = plan.layout, plan.model
-    strange = set(model.features) - set(plan.engine.model_features)
+    strange = set(model.features) - set(plan.engine.can.model_features)
     return [
         (bool(strange), f"the trainer has no {', '.join(sorted(strange))}", OTHER),
         (not model.output_head, "the model needs an output head", OTHER),
@@ -53,9 +53,9 @@ def _of_training(plan: Plan) -> list[_Obstacle]:
     return [
         ("selective" in layout.recompute, "recompute is none or full", AGAIN),
         (
-            training.precision not in plan.engine.precisions,
+            training.precision not in plan.engine.can.precisions,
             f"the trainer has no {training.precision}",
-            f"use {', '.join(plan.engine.precisions)}",
+            f"use {', '.join(plan.engine.can.precisions)}",
         ),
         (
             training.precision == "fp8" and tokens % 16 > 0,
@@ -66,7 +66,7 @@ def _of_training(plan: Plan) -> list[_Obstacle]:
         (
             training.lora_rank > 0,
             "the trainer trains every weight, without adapters",
-            "plan for `--engine fsdp`, which has them, or set training.lora_rank to 0",
+            "plan for an engine that has them, or set training.lora_rank to 0",
         ),
         (training.dropout > 0, "this trainer has no dropout", "set training.dropout to 0"),
         (
@@ -110,7 +110,7 @@ def _of_pipeline(plan: Plan) -> list[_Obstacle]:
     rounds = max(1, microbatches // layout.pp)
     v_shaped = layout.schedule in ("zbv", "dualpipev")
     return [
-        (layout.schedule not in plan.engine.schedules, f"no schedule {layout.schedule}", AGAIN),
+        (layout.schedule not in plan.engine.pipeline.schedules, f"no schedule {layout.schedule}", AGAIN),
         (layout.schedule == "1f1b" and layout.interleave > 1, "1f1b has one chunk per stage", "use interleaved"),
         (v_shaped and layout.interleave != 2, f"{layout.schedule} has two chunks per stage", "set interleave=2"),
         (

@@ -378,5 +378,5 @@ def test_ends_count_as_layers_where_that_makes_equal_chunks(
 
 
 def test_a_dispatcher_in_the_flags_sends_once_to_each_host() -> None:
-    assert setup_of(flags="TE + DeepEP; GA=4").job.engine.dispatches_once_per_host
-    assert not setup_of().job.engine.dispatches_once_per_host
+    assert setup_of(flags="TE + DeepEP; GA=4").job.engine.communication.dispatches_once_per_host
+    assert not setup_of().job.engine.communication.dispatches_once_per_host

@@ -76,7 +76,7 @@ def test_schedules_keep_their_order(make_job, data):
         assert outcome.layout.schedule == schedule
         stages = [outcome.layout.layers_of_stage(r) for r in range(layout.pp)]
         assert stages == [layout.layers_of_stage(r) for r in range(layout.pp)]
-        assert outcome.runs == (schedule in job.engine.schedules)
+        assert outcome.runs == (schedule in job.engine.pipeline.schedules)
 
 
 @settings(max_examples=15)

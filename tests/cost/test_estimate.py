@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import fields, replace
+from dataclasses import fields
 from pathlib import Path
 
 import numpy as np
@@ -168,23 +168,31 @@ def test_policies_are_indexed_as_named():
     assert POLICIES == ("none", "selective", "full")
 
 
-OVERLAPS = ("overlaps_tensor_parallel", "overlaps_interleaved_sends", "dispatches_once_per_host")
+HIDES = [
+    ("overlap", {"tensor_parallel": True}),
+    ("overlap", {"pipeline_sends": "interleaved"}),
+    ("communication", {"dispatches_once_per_host": True}),
+]
+NOTHING_HIDDEN = {
+    "overlap": {"tensor_parallel": False, "pipeline_sends": "none"},
+    "communication": {"dispatches_once_per_host": False},
+}
 
 
-@pytest.mark.parametrize("overlap", OVERLAPS)
+@pytest.mark.parametrize(("part", "hides"), HIDES)
 @pytest.mark.parametrize("text", ["tp=8,pp=2", "tp=4,pp=4,interleave=2", "tp=1,pp=2,ep=8", "tp=2,pp=4,recompute=full"])
-def test_what_an_engine_overlaps_only_hides_time(make_job, text, overlap):
+def test_what_an_engine_overlaps_only_hides_time(make_job, with_engine, text, part, hides):
     job = make_job("mixtral-8x7b", cluster="dgx-h100", engine="megatron", gpus=256, batch=256)
-    off, on = (replace(job, engine=job.engine.model_copy(update={overlap: value})) for value in (False, True))
-    without, with_it = priced(off, text), priced(on, text)
+    off = with_engine(job, **NOTHING_HIDDEN)
+    without, with_it = priced(off, text), priced(with_engine(off, **{part: hides}), text)
     assert with_it.step_seconds <= without.step_seconds
-    if overlap != "dispatches_once_per_host":
+    if part == "overlap":
         assert [line.busy_seconds for line in with_it.time][:7] == [line.busy_seconds for line in without.time][:7]
 
 
 @pytest.mark.parametrize("engine", ["hai-llm", "megatron", "torch"])
-def test_pairs_of_passes_hide_exchanges_and_sends_and_the_ledger_ends_with_the_execution(make_job, engine):
-    settings = ("engine.schedules=[dualpipev]", "engine.model_features=[moe, mla, mtp]")
+def test_pairs_of_passes_hide_exchanges_and_sends_and_the_ledger_ends_with_the_execution(make_job, with_engine, engine):
+    settings = ("engine.pipeline.schedules=[dualpipev]", "engine.can.model_features=[moe, mla, mtp]")
     job = make_job("deepseek-v3", cluster="hgx-h800", engine=engine, gpus=256, batch=1024, settings=settings)
     layout = parse_layout("pp=4,ep=32,zero=1,schedule=dualpipev", num_layers=61, num_devices=256)
     found = estimate(job, layout)
@@ -192,7 +200,7 @@ def test_pairs_of_passes_hide_exchanges_and_sends_and_the_ledger_ends_with_the_e
     line = next(x for x in found.time if x.name == LineName.EP_COMM)
     assert 0 <= line.hidden_seconds <= line.busy_seconds
     assert (line.hidden_seconds > 0) is (engine != "torch")
-    apart = replace(job, engine=job.engine.model_copy(update={"overlaps_paired_passes": False}))
+    apart = with_engine(job, overlap={"paired_passes": False})
     assert found.step_seconds <= estimate(apart, layout).step_seconds
 
 
@@ -215,12 +223,12 @@ def test_deepseek_v3_as_it_was_trained(make_job):
             assert found.fits
 
 
-def test_a_send_of_one_pair_of_ranks_is_slower_than_the_link(make_job):
+def test_a_send_of_one_pair_of_ranks_is_slower_than_the_link(make_job, with_engine):
     """With scatter and gather: an eighth of 2 s b h bytes at the share of the link, gathered on NVLink."""
     job = make_job("gpt3-175b", engine="megatron-2021", gpus=96, batch=96, precision="fp16")
     lines = {}
     for share in (1.0, 0.35):
-        own = replace(job, engine=job.engine.model_copy(update={"send_share": share}))
+        own = with_engine(job, communication={"send_share": share})
         lines[share] = next(x for x in priced(own, "tp=8,pp=12,dp=1,sp=0").time if x.name == LineName.PP_COMM)
     link = job.cluster.links[1]
     one = 2 * 2048 * 12288 / 8 / (link.bandwidth * link.efficiency)
@@ -228,18 +236,18 @@ def test_a_send_of_one_pair_of_ranks_is_slower_than_the_link(make_job):
     assert lines[0.35].busy_seconds - lines[1.0].busy_seconds == pytest.approx(more)
 
 
-def test_scatter_and_gather_save_what_the_paper_says(make_job):
+def test_scatter_and_gather_save_what_the_paper_says(make_job, with_engine):
     """Narayanan et al. (SC 2021), section 5.7: up to 11 % with interleaved stages, 175B parameters on 96 GPUs."""
     settings = ("training.attention=unfused", "training.dropout=0.1")
     job = make_job("gpt3-175b", engine="megatron-2021", gpus=96, batch=60, precision="fp16", settings=settings)
-    whole = replace(job, engine=job.engine.model_copy(update={"scatters_pipeline_sends": False}))
+    whole = with_engine(job, communication={"scatters_pipeline_sends": False})
     text = "tp=8,pp=12,dp=1,sp=0,interleave=2,recompute=full"
     assert priced(whole, text).step_seconds / priced(job, text).step_seconds == pytest.approx(1.11, abs=0.01)
 
 
-def test_copies_around_a_reduction_are_felt_once_a_step(make_job):
+def test_copies_around_a_reduction_are_felt_once_a_step(make_job, with_engine):
     job = make_job("gpt3-175b", engine="megatron-2021", gpus=64, batch=64, precision="fp16")
-    quiet = replace(job, engine=job.engine.model_copy(update={"reduction_bytes": 0}))
+    quiet = with_engine(job, compute={"reduction_bytes": 0})
     device = job.cluster.device
     for text, dp in (("tp=8,pp=4,dp=2,sp=0", 2), ("tp=8,pp=8,dp=1,sp=0", 1)):
         one, other = (priced(each, text) for each in (job, quiet))

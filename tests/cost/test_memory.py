@@ -135,9 +135,9 @@ def test_of_frozen_matrices_only_inputs_of_adapters_stay(make_job):
 
 
 @pytest.mark.parametrize(("exchange", "keys", "outputs"), [("ring", 1, 1), ("gather", 4, 2), ("all-to-all", 1, 2)])
-def test_context_parallel_ranks_keep_what_they_exchange(make_job, exchange, keys, outputs):
+def test_context_parallel_ranks_keep_what_they_exchange(make_job, with_engine, exchange, keys, outputs):
     """Those that gather keep keys and values of all four, and the joined output beside their own."""
-    job = with_engine(make_job("llama3-8b", engine="megatron", sequence=512), context_exchange=exchange)
+    job = with_engine(make_job("llama3-8b", engine="megatron", sequence=512), communication={"context_exchange": exchange})
     layout = parse_layout("cp=4", num_layers=32, num_devices=64)
     none, *_ = layer_activation_bytes(job, layout)
     attention = 4096 + 2 * 1024 * keys + 4096 * outputs
@@ -216,35 +216,31 @@ def lines_of(job, text, **stage):
     return {line.name: float(line.num_bytes) for line in lines}
 
 
-def with_engine(job, **changes):
-    return replace(job, engine=job.engine.model_copy(update=changes))
-
-
-def test_the_loss_and_a_recomputed_layer_are_never_alive_together(make_job):
+def test_the_loss_and_a_recomputed_layer_are_never_alive_together(make_job, with_engine):
     """Whole gradients and no ZeRO-3: what is left of the transients is the larger of the two, worked out by hand."""
     job = make_job("llama3-8b", engine="megatron", gpus=8, sequence=8192)
     tokens, vocab = 8192, 128256
     assert lines_of(job, "dp=8", policy=2)[LineName.TRANSIENTS] == 6 * tokens * vocab
     layout = parse_layout("dp=8", num_layers=32, num_devices=8)
     none, _, full = (float(x) for x in layer_activation_bytes(job, layout))
-    small = with_engine(job, logits_bytes=0.1)
+    small = with_engine(job, memory={"logits_bytes": 0.1})
     assert lines_of(small, "dp=8", policy=2)[LineName.TRANSIENTS] == pytest.approx(none - full)
 
 
-def test_zero_3_holds_the_ends_and_two_layers_or_the_loss(make_job):
-    job = with_engine(make_job("llama3-8b", engine="fsdp", gpus=8, batch=8), logits_bytes=0)
+def test_zero_3_holds_the_ends_and_two_layers_or_the_loss(make_job, with_engine):
+    job = with_engine(make_job("llama3-8b", engine="fsdp", gpus=8, batch=8), memory={"logits_bytes": 0})
     layer, ends = 218_112_000, 2 * 128256 * 4096 + 4096
     # 16-bit weights of two layers, one layer's gradient in 16 bits and in fp32; weights and gradients of the ends
     expected = 2 * 2 * layer + (2 + 4) * layer + (2 + 2) * ends
     assert lines_of(job, "dp=8,zero=3")[LineName.TRANSIENTS] == expected
 
 
-def test_deepspeed_gathers_and_reduces_by_buckets(make_job):
+def test_deepspeed_gathers_and_reduces_by_buckets(make_job, with_engine):
     """One layer with 50 million parameters of the next; the ends at the loss alone, and a bucket of gradients."""
     job = make_job("llama3-8b", engine="deepspeed", gpus=8, batch=8)
     layer, ends = 218_112_000, 2 * 128256 * 4096 + 4096
     in_layer = 2 * (layer + 50_000_000) + (2 + 2) * layer
-    assert lines_of(with_engine(job, logits_bytes=0), "dp=8,zero=3")[LineName.TRANSIENTS] == max(
+    assert lines_of(with_engine(job, memory={"logits_bytes": 0}), "dp=8,zero=3")[LineName.TRANSIENTS] == max(
         in_layer, 2 * ends + 2 * 500_000_000
     )
     loss = 10 * 2048 * 128256
@@ -307,19 +303,19 @@ def test_gradients_that_add_up_unsharded_are_whole_at_every_stage(make_job):
     assert lines_of(engine, "dp=8,zero=3")[LineName.OPTIMIZER_STATE] == 4 * params / 8
 
 
-def test_what_a_profile_adds(make_job):
+def test_what_a_profile_adds(make_job, with_engine):
     job = make_job("gpt3-175b", engine="deepspeed", gpus=64)
     text, stage = "tp=8,pp=8,dp=1,sp=0,mbs=2", {"num_layers": 12, "policy": 2}
     with_outputs = lines_of(job, text, **stage)
-    without = lines_of(with_engine(job, keeps_stage_outputs=False), text, **stage)
+    without = lines_of(with_engine(job, memory={"keeps_stage_outputs": False}), text, **stage)
     sent = 2 * 2048 * 2 * 12288 * 8  # one 16-bit activation for each of 8 microbatches in flight
     assert with_outputs[LineName.ACTIVATIONS] - without[LineName.ACTIVATIONS] == sent
     last = lines_of(job, text, **stage | {"index": 7})
     assert last[LineName.ACTIVATIONS] == without[LineName.ACTIVATIONS] / 8
-    quiet = lines_of(with_engine(job, communicator_memory=None), text, **stage)
+    quiet = lines_of(with_engine(job, memory={"communicator_memory": None}), text, **stage)
     assert with_outputs[LineName.RUNTIME] - quiet[LineName.RUNTIME] == pytest.approx(2 * 1.3 * GIB)
     llama = make_job("llama3-8b", engine="kempnerforge", gpus=8)
-    cut = lines_of(with_engine(llama, replicates_embedding=False), "tp=8,sp=1")
+    cut = lines_of(with_engine(llama, memory={"replicates_embedding": False}), "tp=8,sp=1")
     assert lines_of(llama, "tp=8,sp=1")[LineName.PARAMS] - cut[LineName.PARAMS] == 2 * 128256 * 4096 * 7 / 8
     # logits gathered before the loss do not shrink with tp
     gathered = [lines_of(llama, f"tp={t},sp={int(t > 1)}", policy=2)[LineName.TRANSIENTS] for t in (1, 8)]

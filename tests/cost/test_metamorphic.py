@@ -135,7 +135,7 @@ def cases(draw: st.DrawFn) -> Case:
         interleave=interleave,
         schedule="interleaved" if interleave > 1 else draw(st.sampled_from(["1f1b", "1f1b", "gpipe"])),
         sp=int(tp > 1 and draw(st.sampled_from([True, True, False]))),
-        recompute=(draw(st.sampled_from(job.engine.recompute)),) * (pp * interleave),
+        recompute=(draw(st.sampled_from(job.engine.can.recompute)),) * (pp * interleave),
         layers_per_stage=even_split(layers, pp, interleave),
     )
     assume(not broken_rules(job, layout) and not unpriced(job, layout))
@@ -385,7 +385,7 @@ def a_longer_sequence_costs_at_least_its_tokens(case: Case) -> None:
 
 @relation
 def fp32_is_slower_and_larger(case: Case) -> None:
-    assume("fp32" in case.job.engine.precisions)
+    assume("fp32" in case.job.engine.can.precisions)
     whole = case.with_training(precision="fp32").cost
     at_most(case.cost.step_seconds, whole.step_seconds)
     at_most(num_bytes(case.cost, LineName.ACTIVATIONS), num_bytes(whole, LineName.ACTIVATIONS))
@@ -393,7 +393,7 @@ def fp32_is_slower_and_larger(case: Case) -> None:
 
 @relation
 def eight_bits_compute_no_slower_than_sixteen(case: Case) -> None:
-    assume({"fp8", "bf16"} <= set(case.job.cluster.device.peak) and "fp8" in case.job.engine.precisions)
+    assume({"fp8", "bf16"} <= set(case.job.cluster.device.peak) and "fp8" in case.job.engine.can.precisions)
     assume(case.job.training.precision == "bf16")
     products = case.with_training(precision="fp8").with_job(calibration=UNCALIBRATED)
     at_most(busy(products.cost, LineName.COMPUTE), busy(case.with_job(calibration=UNCALIBRATED).cost, LineName.COMPUTE))
@@ -452,7 +452,7 @@ def more_experts_for_each_token_cost_time(case: Case) -> None:
 
 @relation
 def zero_stages_never_raise_states(case: Case) -> None:
-    stages = [z for z in case.job.engine.zero_stages if not broken_rules(case.job, replace(case.layout, zero=z))]
+    stages = [z for z in case.job.engine.can.zero_stages if not broken_rules(case.job, replace(case.layout, zero=z))]
     held = [num_bytes(case.with_layout(zero=z).cost, *STATES) for z in stages]
     for more, less in pairwise(held):
         at_most(less, more)
@@ -460,14 +460,14 @@ def zero_stages_never_raise_states(case: Case) -> None:
 
 @relation
 def zero_3_sends_no_less_than_zero_1(case: Case) -> None:
-    assume({1, 3} <= set(case.job.engine.zero_stages) and case.layout.pp == 1)
+    assume({1, 3} <= set(case.job.engine.can.zero_stages) and case.layout.pp == 1)
     one, three = case.with_layout(zero=1).cost, case.with_layout(zero=3).cost
     at_most(busy(one, LineName.DP_COMM), busy(three, LineName.DP_COMM))
 
 
 @relation
 def recompute_never_raises_activations_nor_lowers_time(case: Case) -> None:
-    policies = [p for p in ("none", "selective", "full") if p in case.job.engine.recompute]
+    policies = [p for p in ("none", "selective", "full") if p in case.job.engine.can.recompute]
     chunks = case.layout.num_chunks
     costs = [case.with_layout(recompute=(policy,) * chunks).cost for policy in policies]
     for less, more in pairwise(costs):
@@ -524,7 +524,7 @@ def interleaving_shrinks_the_bubble_and_stores_more(case: Case) -> None:
 
 @relation
 def sequence_parallelism_stores_no_more(case: Case) -> None:
-    assume(case.layout.sp == 1 and case.job.engine.tp_without_sp)
+    assume(case.layout.sp == 1 and case.job.engine.can.tp_without_sp)
     at_most(num_bytes(case.cost, LineName.ACTIVATIONS), num_bytes(case.with_layout(sp=0).cost, LineName.ACTIVATIONS))
 
 
@@ -567,7 +567,7 @@ def tensor_parallelism_cuts_states(case: Case) -> None:
 
 @relation
 def context_parallelism_cuts_activations(case: Case) -> None:
-    assume("cp" in case.job.engine.axes)
+    assume("cp" in case.job.engine.can.axes)
     more = replace(case.layout, cp=2 * case.layout.cp)
     bigger = case.with_cluster(hosts=2 * case.job.cluster.hosts)
     assume(not broken_rules(bigger.job, more) and not unpriced(bigger.job, more))

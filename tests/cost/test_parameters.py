@@ -65,7 +65,7 @@ def test_gpt_equals_equation_2_of_sc21(make_job, name):
 @pytest.mark.parametrize("name", ["gpt3-175b", "llama3-70b"])
 @pytest.mark.parametrize("text", ["tp=1,pp=1", "tp=8,pp=8", "tp=4,pp=2,interleave=4", "tp=1,pp=16"])
 def test_stages_add_up_to_the_model(make_job, name, text):
-    job = make_job(name, settings=("engine.vocab_multiple=1",))
+    job = make_job(name, settings=("engine.memory.vocab_multiple=1",))
     layout = layout_of(job.model, text, 128)
     held = held_params(job, layout, stages_of(job, layout)).total.sum()
     whole = 2 * 2 * job.model.hidden_size if job.model.norm == "layernorm" else 2 * job.model.hidden_size
@@ -154,7 +154,7 @@ def test_mixed_stacks_add_up(name):
 @pytest.mark.parametrize("name", EXPERTS)
 @pytest.mark.parametrize("text", ["pp=1", "pp=4", "pp=8", "pp=4,interleave=3"])
 def test_stages_of_a_model_with_experts_add_up(make_job, name, text):
-    job = make_job(name, settings=("engine.vocab_multiple=1",))
+    job = make_job(name, settings=("engine.memory.vocab_multiple=1",))
     layout = layout_of(job.model, text)
     held = held_params(job, layout, stages_of(job, layout)).total.sum()
     copies = job.model.vocab_size * job.model.hidden_size if job.model.mtp_layers and layout.pp > 1 else 0
@@ -188,13 +188,13 @@ def test_encoder_decoder_by_hand():
     assert num_matmul_params(model) == 24 * (3 * attention + 2 * ffn) + 32128 * 1024
 
 
-def test_ends_of_models_without_a_vocabulary_or_a_head(make_job):
+def test_ends_of_models_without_a_vocabulary_or_a_head(make_job, with_engine):
     engine = make_job().engine
     vit, bert = load_model("vit-large"), load_model("bert-large")
     one = layout_of(vit, "tp=1", 1)
     patches, classes, positions = (3 * 16 * 16 + 1) * 1024, 1024, 197 * 1024
     assert end_params_on_device(vit, engine, one, 0) == patches + classes + positions + 2 * 1024 + 1024 * 1025
-    bare = engine.model_copy(update={"vocab_multiple": 1})
+    bare = with_engine(make_job(), memory={"vocab_multiple": 1}).engine
     words = (30522 + 512 + 2) * 1024
     assert end_params_on_device(bert, bare, one, 0) == words + 2 * 1024 + 1024 * 1025
 

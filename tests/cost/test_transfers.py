@@ -214,7 +214,8 @@ def layouts(draw, *, pools=()):
 def seconds_by_hand(job, each):
     network = job.across if each.where.across else job.cluster
     if each.kind == "send":
-        return ring_exchange_seconds(group(network, 2, each.where.stride), each.num_bytes / job.engine.send_share)
+        share = job.engine.communication.send_share
+        return ring_exchange_seconds(group(network, 2, each.where.stride), each.num_bytes / share)
     where = group(network, each.where.size, each.where.stride)
     if each.kind == "all-to-all":
         return all_to_all_seconds(where, each.num_bytes, copies=each.copies, groups=each.groups)
@@ -234,9 +235,10 @@ def busy_by_hand(job, layout, time):
         for each in transfers(own, layout, stages):
             seconds = each.times_per_step(*counts) * seconds_by_hand(own, each)
             found[each.line] += float(np.broadcast_to(seconds, layout.pp)[stage])
-    if own.engine.reduction_bytes and layout.zero <= 1 and layout.dp * layout.cp > 1:  # copies within the device
+    copied = own.engine.compute.reduction_bytes
+    if copied and layout.zero <= 1 and layout.dp * layout.cp > 1:  # copies within the device
         held = np.broadcast_to(trained_params(own, layout, stages).total, layout.pp)[stage]
-        found[LineName.DP_COMM] += updates * float(memory_bound_seconds(own, own.engine.reduction_bytes * held))
+        found[LineName.DP_COMM] += updates * float(memory_bound_seconds(own, copied * held))
     return found
 
 

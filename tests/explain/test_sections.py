@@ -51,7 +51,7 @@ def test_the_waterfall_begins_at_the_utilization(any_plan) -> None:
     assert part(any_plan, "ideal compute") / any_plan.step_seconds == pytest.approx(any_plan.mfu, rel=1e-12)
 
 
-def test_a_device_without_losses_needs_the_ideal_and_what_fused_attention_repeats(plan_of_kind) -> None:
+def test_a_device_without_losses_needs_the_ideal_and_what_fused_attention_repeats(plan_of_kind, with_engine) -> None:
     """Widths that fill whole tiles, kernels at peak, free bytes and a free host: what is left can be counted."""
     plan = plan_of_kind("whole tiles")
     losses = {"matmul_half_depth": 0.0, "launch": 0.0, "layer_floor": 0.0}
@@ -60,8 +60,8 @@ def test_a_device_without_losses_needs_the_ideal_and_what_fused_attention_repeat
     changes = {"efficiency": efficiency, "memory_bandwidth": 1e30, "num_processors": 1}
     cluster = plan.cluster.model_copy(update={"device": plan.cluster.device.model_copy(update=changes)})
     calibration = plan.calibration[0].model_copy(update={"slowdown": 1.0, "attention": None})
-    engine = plan.engine.model_copy(update={"accumulation_bytes": 0.0})
-    job = replace(job_of(plan), cluster=cluster, calibration=calibration, engine=engine)
+    job = with_engine(job_of(plan), compute={"accumulation_bytes": 0.0})
+    job = replace(job, cluster=cluster, calibration=calibration)
     found = {each.name: each.seconds for each in waterfall_of(job, plan.layout, estimate(job, plan.layout)).parts}
     # the backward pass of fused attention does 2.5 times the products of its forward pass, model FLOPs count 2
     tokens, layers, hidden, length = 8 * 2048, 16, 2048, 2048

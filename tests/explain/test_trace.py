@@ -170,9 +170,9 @@ def test_ranks_are_those_of_one_replica(plan_of_kind) -> None:
     check_format(ranks)
 
 
-def test_hidden_sends_go_to_neighbours_only(plan_of_kind) -> None:
+def test_hidden_sends_go_to_neighbours_only(plan_of_kind, with_engine) -> None:
     plan = plan_of_kind("interleaved")
-    job = replace(job_of(plan), engine=plan.engine.model_copy(update={"overlaps_pipeline_sends": True}))
+    job = with_engine(job_of(plan), overlap={"pipeline_sends": "all"})
     events = trace_events(plan_for_layout(job, plan.layout))
     sends = [each for each in slices(events, cat="send", tid=2) if each["pid"] > 0]
     chunks, m = plan.layout.num_chunks, plan.layout.num_microbatches(plan.training.global_batch_size)

@@ -92,7 +92,7 @@ def every_configuration(job):
     """All outer configurations, by nested loops that know nothing of the search."""
     n, batch, layers = job.cluster.num_devices, job.training.global_batch_size, job.model.num_layers
     whole = range(1, n + 1)
-    context = whole if "cp" in job.engine.axes else [1]
+    context = whole if "cp" in job.engine.can.axes else [1]
     pipelines = [
         (p, v) for p in range(1, layers + 1) for v in range(1, layers // p + 1) if v < 3 or shrinks(p, v, layers)
     ]
@@ -125,14 +125,14 @@ def every_place(job, common):
 
 
 def fillings(job, pp, v):
-    splits = compositions(job.model.num_layers, pp, v) if job.engine.uneven_stages else []
+    splits = compositions(job.model.num_layers, pp, v) if job.engine.pipeline.uneven_stages else []
     splits = splits or [(job.model.num_layers // pp,) * pp]
     for split in splits:
         whole = {k % (v * job.model.global_every) for k in split} == {0} and len(set(split)) == 1
         if v > 1 and job.model.sliding_window and not whole:
             continue
         for chosen in itertools.product(["none", "full"], repeat=pp):
-            if job.engine.recompute_per_stage or len(set(chosen)) == 1:
+            if job.engine.pipeline.recompute_per_stage or len(set(chosen)) == 1:
                 yield split, chosen
 
 

@@ -75,7 +75,7 @@ def every_configuration(job, schedule=None):
     """
     n, batch, layers = job.cluster.num_devices, job.training.global_batch_size, job.model.num_layers
     whole, experts = range(1, n + 1), range(1, n + 1) if job.model.moe else [1]
-    context = whole if "cp" in job.engine.axes else [1]
+    context = whole if "cp" in job.engine.can.axes else [1]
     dense = job.model.moe.num_dense_layers if job.model.moe else 0
     pipelines = [
         (p, v)
@@ -90,7 +90,7 @@ def every_configuration(job, schedule=None):
         if tp * pp * dp * cp > n or batch % (dp * mbs):
             continue
         can = tp > 1 and job.training.sequence_length // cp % tp == 0
-        offloads = job.engine.offload if job.allow_offload else ["none"]
+        offloads = job.engine.offload.what if job.allow_offload else ["none"]
         replicas = [(z, h) for z in range(4) for h in range(1, dp + 1) if h == 1 or (z and dp % h == 0 and h < dp * cp)]
         for (zero, hsdp), ep, etp, offload in itertools.product(replicas, experts, experts, offloads):
             found.append({
@@ -113,24 +113,24 @@ def runnable(job, alike):
 
 def policies_of(job, offload):
     """Recompute policies with what is offloaded."""
-    policies = list(job.engine.recompute)
-    if job.training.attention == "flash" and job.engine.selective_recompute == "attention-core":
+    policies = list(job.engine.can.recompute)
+    if job.training.attention == "flash" and job.engine.memory.selective_recompute == "attention-core":
         policies = [each for each in policies if each != "selective"]
     with_activations = offload in ("activations", "both")
-    return [each for each in policies if not with_activations or each in job.engine.offload_activations_of]
+    return [each for each in policies if not with_activations or each in job.engine.offload.activations_of]
 
 
 def fillings(job, pp, v, offload):
     """All layers and policies of the stages."""
     layers = job.model.num_layers
-    splits = compositions(layers, pp, v) if job.engine.uneven_stages else [(layers // pp,) * pp]
+    splits = compositions(layers, pp, v) if job.engine.pipeline.uneven_stages else [(layers // pp,) * pp]
     dense = job.model.moe.num_dense_layers if job.model.moe else 0
     ways = list(itertools.product(policies_of(job, offload), repeat=pp))
     for split in splits:
         equal = not dense and {k % (v * period(job)) for k in split} == {0} and len(set(split)) == 1
         if v == 1 or (equal if period(job) > 1 else split[0] // v >= dense):  # dense ones are all in the first chunk
             for chosen in ways:
-                if job.engine.recompute_per_stage or len(set(chosen)) == 1:
+                if job.engine.pipeline.recompute_per_stage or len(set(chosen)) == 1:
                     yield split, chosen
 
 
@@ -273,7 +273,7 @@ def test_search_with_offload_equals_brute_force_on_many_jobs(seed):
 def test_search_with_adapters_equals_brute_force(seed):
     pick, job = random.Random(seed), small_job(seed)
     engine = load_engine(pick.choice(["megatron-bridge", "deepspeed", "fsdp"]))
-    frozen = pick.choice(engine.frozen_weights)
+    frozen = pick.choice(engine.can.frozen_weights)
     lora = {"lora_rank": pick.choice([1, 8]), "lora_targets": ("query", "down"), "frozen_weights": frozen}
     training = job.training.model_copy(
         update={**lora, "precision": "bf16" if "bf16" in job.cluster.device.peak else "fp16"}
@@ -542,11 +542,10 @@ def test_search_equals_brute_force_on_ten_thousand_jobs(block):
 
 @pytest.mark.parametrize("schedule", ["zbv", "dualpipev"])
 @pytest.mark.parametrize("seed", [0, 5, 11, 24, 35, 44])
-def test_an_executed_schedule_is_found_as_by_brute_force(seed, schedule):
+def test_an_executed_schedule_is_found_as_by_brute_force(seed, schedule, with_engine):
     """Every configuration, even split and recompute policy of each stage, executed one by one."""
     job = small_job(seed)
-    hides = {"overlaps_paired_passes": seed % 2 == 1}
-    check_executed(replace(job, engine=job.engine.model_copy(update=hides)), schedule)
+    check_executed(with_engine(job, overlap={"paired_passes": seed % 2 == 1}), schedule)
 
 
 @pytest.mark.parametrize("seed", [4, 5, 11, 16])
@@ -845,15 +844,15 @@ def test_ctrl_c_before_anything_is_found_ends_the_search(job, monkeypatch):
         search(job, NO_CONSTRAINTS)
 
 
-def test_more_to_choose_from_is_never_worse_and_less_is_never_better(job, best):
-    rich = replace(job, engine=job.engine.model_copy(update={"recompute": ("none", "selective", "full")}))
-    poor = replace(job, engine=job.engine.model_copy(update={"axes": ("tp", "pp", "dp")}))
+def test_more_to_choose_from_is_never_worse_and_less_is_never_better(job, best, with_engine):
+    rich = with_engine(job, can={"recompute": ("none", "selective", "full")})
+    poor = with_engine(job, can={"axes": ("tp", "pp", "dp")})
     roomy = replace(job, headroom=0.0)
     seconds = best.step_seconds * (1 + 1e-12)
     assert search(rich, NO_CONSTRAINTS).step_seconds <= seconds
     assert search(roomy, NO_CONSTRAINTS).step_seconds <= seconds
     assert search(poor, NO_CONSTRAINTS).step_seconds >= best.step_seconds * (1 - 1e-12)
-    fixed = replace(job, engine=job.engine.model_copy(update={"uneven_stages": False, "replicates_shards": False}))
+    fixed = with_engine(job, pipeline={"uneven_stages": False}, can={"replicates_shards": False})
     assert search(fixed, NO_CONSTRAINTS).step_seconds >= best.step_seconds * (1 - 1e-12)
 
 

@@ -127,8 +127,8 @@ def test_set_changes_any_document() -> None:
             "nvlink.bandwidth=600GB/s",
             "cluster.price=2.5 USD/h",
             "cluster.hosts=3",
-            "engine.fragmentation=0.1",
-            "engine.zero_stages=[0, 1]",
+            "engine.memory.fragmentation=0.1",
+            "engine.can.zero_stages=[0, 1]",
             "training.steps = 5",
         ]
     )
@@ -137,7 +137,7 @@ def test_set_changes_any_document() -> None:
     assert (found.cluster.device.memory, found.cluster.device.peak["bf16"]) == (141 * 2**30, 900e12)
     assert (found.cluster.device.efficiency.matmul, found.cluster.links[0].bandwidth) == (0.5, 600e9)
     assert (found.cluster.price, found.cluster.hosts) == (2.5, 3)
-    assert (found.engine.fragmentation, found.engine.zero_stages) == (0.1, (0, 1))
+    assert (found.engine.memory.fragmentation, found.engine.can.zero_stages) == (0.1, (0, 1))
     assert found.cluster.links[1] == load_cluster("dgx-a100").links[1]
 
 

@@ -25,7 +25,7 @@ MIXTURE = {"num_experts": 8, "experts_per_token": 3, "ffn_hidden_size": 20}
 
 
 def torch_models() -> list[str]:
-    runs = set(load_engine("torch").model_features)
+    runs = set(load_engine("torch").can.model_features)
     return [name for name in library.names("models") if set(load_model(name).features) <= runs]
 
 

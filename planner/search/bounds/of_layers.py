@@ -75,7 +75,7 @@ def num_main_layers(job: Job) -> int:
 
 def hides_exchanges(job: PoolJob, degrees: DegreeArrays) -> bool:
     """Whether overlapped pairs of passes can hide exchanges and sends, which no bound may count then."""
-    return job.engine.overlaps_paired_passes and degrees.schedule == "dualpipev"
+    return job.engine.overlap.paired_passes and degrees.schedule == "dualpipev"
 
 
 def _layer_floors(job: PoolJob, degrees: DegreeArrays, parts: StageParts) -> list[Number]:

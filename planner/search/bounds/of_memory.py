@@ -146,7 +146,7 @@ def least_shares(job: Job, degrees: DegreeArrays) -> NDArray[np.float64]:
 
     Source: `least_stage_bytes`.
     """
-    policies = [POLICIES.index(policy) for policy in job.engine.recompute]
+    policies = [POLICIES.index(policy) for policy in job.engine.can.recompute]
     shares = [least_stage_bytes(pool, degrees, policies) / pool.memory_limit_bytes for pool in job.pools]
     return np.asarray(np.minimum.reduce(shares), dtype=np.float64)
 

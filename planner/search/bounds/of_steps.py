@@ -239,7 +239,7 @@ def _transfer_floor(
     layers = np.ceil(num_main_layers(job) / degrees.pp)
     stage = stage_of_kind(kinds_main_first(job)[0], index=INSIDE, num_layers=layers, policy=0)
     moved = data_parallel_seconds(job, degrees, stage, StageWindow(forward=0.0, backward=0.0)).busy_per_step
-    hidden = window_seconds if job.engine.overlaps_data_parallel else 0.0
+    hidden = window_seconds if job.engine.overlap.data_parallel else 0.0
     updated = np.minimum(layers / most, 1.0) * optimizer_seconds
     return np.asarray(updated + np.maximum(moved / np.maximum(layers, most), moved - hidden))
 

@@ -83,7 +83,7 @@ def _layer_range(
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Fewest and most layers of a stage: no stage is slower than the cutoff allows, and all hold all layers."""
     layers, v = job.model.num_layers, degrees.interleave
-    if not job.engine.uneven_stages:
+    if not job.engine.pipeline.uneven_stages:
         return layers // degrees.pp, layers // degrees.pp
     stages = placements_of(job, degrees).stages
     most_of = np.stack([most_layers(pool, degrees, cutoff_seconds) for pool in job.pools], axis=1)

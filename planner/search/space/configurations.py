@@ -202,7 +202,7 @@ def device_cuts(job: Job, constraints: Constraints, refused: Refusals) -> Degree
     )
     set_keys: tuple[str, ...] = ("tp", "sp", "cp")
     for key, values in options:
-        filling.cross(key, [value for value in values if value <= n] if key in job.engine.axes else [1])
+        filling.cross(key, [value for value in values if value <= n] if key in job.engine.can.axes else [1])
         x = filling.degrees
         filling.degrees = x.take(x.tp * x.pp * x.dp * x.cp <= n)
         if key == "cp":
@@ -225,7 +225,7 @@ def _with_sequence_parallelism(job: Job, constraints: Constraints, degrees: Degr
 def schedules_of(job: Job, constraints: Constraints) -> tuple[Schedule, ...]:
     """Schedules to consider: the usual ones of the engine, or the one that is pinned."""
     pinned = constraints.value_of("schedule")
-    return tuple(s for s in job.engine.schedules if (s == pinned if pinned else s in _USUAL_SCHEDULES))
+    return tuple(s for s in job.engine.pipeline.schedules if (s == pinned if pinned else s in _USUAL_SCHEDULES))
 
 
 def offloads_of(job: Job, constraints: Constraints) -> tuple[Offload, ...]:
@@ -234,7 +234,7 @@ def offloads_of(job: Job, constraints: Constraints) -> tuple[Offload, ...]:
     if pinned:
         return (cast("Offload", pinned),)
     allowed = job.allow_offload or any(pin.key == "offload" for pin in constraints.pins)
-    return job.engine.offload if allowed and job.has_hosts else ("none",)
+    return job.engine.offload.what if allowed and job.has_hosts else ("none",)
 
 
 def fill_timing(
@@ -276,10 +276,10 @@ def _interleaves(job: Job, pp: int, *, every: bool) -> list[int]:
 
 def expert_options(job: Job) -> list[tuple[int, int]]:
     """Degrees of expert parallelism and expert tensor parallelism, where the engine has the axis."""
-    if job.model.moe is None or "ep" not in job.engine.axes:
+    if job.model.moe is None or "ep" not in job.engine.can.axes:
         return [(1, 1)]
     n = job.cluster.num_devices
-    widths = divisors(job.model.moe.ffn_hidden_size) if "etp" in job.engine.axes else [1]
+    widths = divisors(job.model.moe.ffn_hidden_size) if "etp" in job.engine.can.axes else [1]
     inner = [e for e in widths if e <= min(n, job.cluster.scale_up_devices)]
     return [(e, i) for e in divisors(job.model.moe.num_experts) for i in inner if e * i <= n]
 
@@ -299,7 +299,7 @@ def fill_zero(
 ) -> DegreeArrays:
     """The configurations with every ZeRO stage with which this can be offloaded."""
     filling = _Filling(job, constraints, refused, replace(degrees, offload=offload))
-    filling.cross("zero", sorted({*job.engine.zero_stages, *job.engine.zero_stages_with_pipeline}))
+    filling.cross("zero", sorted({*job.engine.can.zero_stages, *job.engine.pipeline.zero_stages}))
     filling.obey("zero", "offload", among=(*_CUT, *_TIMING, *_EXPERTS, "zero", "offload"))
     return filling.degrees
 
@@ -313,7 +313,7 @@ def fill_replicas(
     """
     filling = _Filling(job, constraints, refused, degrees)
     pinned = constraints.value_of("hsdp")
-    every = every and job.engine.replicates_shards
+    every = every and job.engine.can.replicates_shards
     filling.cross("hsdp", [int(pinned)] if pinned else _replica_counts(degrees) if every else [1])
     filling.obey("hsdp", among=(*_CUT, *_TIMING, *_EXPERTS, "zero", "offload", "hsdp"))
     x = filling.degrees
@@ -436,15 +436,15 @@ def allowed_policies(job: Job, constraints: Constraints, degrees: DegreeArrays) 
 
     Selective recompute of fused attention saves nothing that counts, so it is offered for unfused attention only.
     """
-    offered = [p for p in POLICIES if p in job.engine.recompute]
+    offered = [p for p in POLICIES if p in job.engine.can.recompute]
     pinned = constraints.value_of("recompute") or ""
-    of_core = job.engine.selective_recompute == "attention-core"
+    of_core = job.engine.memory.selective_recompute == "attention-core"
     if of_core and job.training.attention == "flash" and "selective" not in pinned.split("/"):
         offered = [p for p in offered if p != "selective"]
     if degrees.recompute:
         offered = [p for p in offered if p == degrees.recompute]
     if offloads_activations(degrees):
-        offered = [p for p in offered if p in job.engine.offload_activations_of]
+        offered = [p for p in offered if p in job.engine.offload.activations_of]
     masks = {POLICIES.index(p): constraints.allows_policy(p, degrees) for p in offered}
     shape = np.shape(degrees.tp)
     return {policy: np.broadcast_to(mask, shape) for policy, mask in masks.items() if np.any(mask)}
@@ -452,7 +452,7 @@ def allowed_policies(job: Job, constraints: Constraints, degrees: DegreeArrays) 
 
 def by_recompute(job: Job, constraints: Constraints, degrees: DegreeArrays) -> list[DegreeArrays]:
     """The configurations, with each policy that all stages may have where the engine has one for all."""
-    if job.engine.recompute_per_stage:
+    if job.engine.pipeline.recompute_per_stage:
         return [degrees]
     allowed = allowed_policies(job, constraints, degrees)
     return [replace(degrees, recompute=POLICIES[policy]) for policy in allowed] or [degrees]

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 from planner.cost.adapters import without_adapters
 from planner.cost.stage import pattern_of
 from planner.layout import divisors, offloads_activations
+from planner.specs.by_name import other_engines
 from planner.specs.job import Job
 from planner.specs.recipe import ADAM_RECIPES
 from planner.specs.text import any_of
@@ -39,8 +40,9 @@ def _microbatches(job: Job, layout: Layout) -> int:
 
 def features(job: Job, _: Layout) -> str:
     """The engine lacks what the model needs."""
-    missing = ", ".join(sorted(set(job.model.features) - set(job.engine.model_features)))
-    return f"engine {job.engine.name} does not run {missing}, which {job.model.name} needs; --engine megatron runs most"
+    missing = ", ".join(sorted(set(job.model.features) - set(job.engine.can.model_features)))
+    elsewhere = other_engines("; ", lambda engine: set(job.model.features) <= set(engine.can.model_features))
+    return f"engine {job.engine.name} does not run {missing}, which {job.model.name} needs{elsewhere}"
 
 
 def dropout(job: Job, _: Layout) -> str:
@@ -51,18 +53,18 @@ def dropout(job: Job, _: Layout) -> str:
 
 def optimizer(job: Job, _: Layout) -> str:
     """The engine lacks the optimizer."""
-    have = any_of(job.engine.optimizers)
-    return (
-        f"engine {job.engine.name} has no optimizer {job.training.optimizer}; --set training.optimizer={have}, or "
-        "--engine fsdp, which has every one"
-    )
+    have = any_of(job.engine.can.optimizers)
+    elsewhere = other_engines(", or ", lambda engine: job.training.optimizer in engine.can.optimizers)
+    lacking = f"engine {job.engine.name} has no optimizer {job.training.optimizer}"
+    return f"{lacking}; --set training.optimizer={have}{elsewhere}"
 
 
 def frozen_weights(job: Job, _: Layout) -> str:
     """The engine trains all weights, or keeps frozen ones otherwise."""
-    have = job.engine.frozen_weights
+    have = job.engine.can.frozen_weights
     if not have:
-        return f"engine {job.engine.name} trains every weight and has no adapters; --engine fsdp, or lora_rank 0"
+        elsewhere = other_engines(", or ", lambda engine: job.training.frozen_weights in engine.can.frozen_weights)
+        return f"engine {job.engine.name} trains every weight and has no adapters; lora_rank 0{elsewhere}"
     return (
         f"engine {job.engine.name} keeps no frozen weights in {job.training.frozen_weights}; "
         f"--set training.frozen_weights={any_of(have)}"
@@ -76,7 +78,7 @@ def adapters(job: Job, _: Layout) -> str:
 
 def memory_recipe(job: Job, _: Layout) -> str:
     """The engine lacks the memory recipe."""
-    have = any_of(("engine", *job.engine.memory_recipes, *ADAM_RECIPES))
+    have = any_of(("engine", *job.engine.can.memory_recipes, *ADAM_RECIPES))
     return (
         f"engine {job.engine.name} does not keep its states by recipe {job.training.memory_recipe}; "
         f"--set training.memory_recipe={have}"
@@ -85,19 +87,20 @@ def memory_recipe(job: Job, _: Layout) -> str:
 
 def axes(job: Job, layout: Layout) -> str:
     """The engine lacks an axis."""
-    lacking = [axis for axis in ("tp", "pp", "dp", "cp", "ep", "etp") if axis not in job.engine.axes]
+    lacking = [axis for axis in ("tp", "pp", "dp", "cp", "ep", "etp") if axis not in job.engine.can.axes]
     asked = ", ".join(f"{axis}={getattr(layout, axis)}" for axis in lacking if getattr(layout, axis) > 1)
-    return f"engine {job.engine.name} does not run {asked}; its axes are {', '.join(job.engine.axes)}"
+    return f"engine {job.engine.name} does not run {asked}; its axes are {', '.join(job.engine.can.axes)}"
 
 
 def schedule(job: Job, layout: Layout) -> str:
     """The engine lacks the schedule."""
-    return f"engine {job.engine.name} does not run schedule {layout.schedule}; it runs {any_of(job.engine.schedules)}"
+    have = any_of(job.engine.pipeline.schedules)
+    return f"engine {job.engine.name} does not run schedule {layout.schedule}; it runs {have}"
 
 
 def zero(job: Job, layout: Layout) -> str:
     """The engine lacks the ZeRO stage, perhaps only with a pipeline."""
-    alone, piped = job.engine.zero_stages, job.engine.zero_stages_with_pipeline
+    alone, piped = job.engine.can.zero_stages, job.engine.pipeline.zero_stages
     where = f" with a pipeline of {layout.pp} stages" if layout.pp > 1 else ""
     ways = [f"zero={any_of(offered)}"] if (offered := piped if layout.pp > 1 else alone) else []
     ways += [f"pp=1 with zero={layout.zero}"] if layout.pp > 1 and layout.zero in alone else []
@@ -106,12 +109,12 @@ def zero(job: Job, layout: Layout) -> str:
 
 def recompute(job: Job, layout: Layout) -> Iterator[str]:
     """Policies that the engine lacks; stages that differ where it has one for all; chunks of a stage that differ."""
-    for policy in sorted(set(layout.recompute) - set(job.engine.recompute)):
-        yield f"engine {job.engine.name} has no {policy} recompute; it has {any_of(job.engine.recompute)}"
+    for policy in sorted(set(layout.recompute) - set(job.engine.can.recompute)):
+        yield f"engine {job.engine.name} has no {policy} recompute; it has {any_of(job.engine.can.recompute)}"
     used = sorted(set(layout.recompute))
-    if len(used) > 1 and not job.engine.recompute_per_stage:
+    if len(used) > 1 and not job.engine.pipeline.recompute_per_stage:
         yield f"engine {job.engine.name} has one recompute policy for all stages, not {' and '.join(used)}"
-    if len(used) == 1 or not job.engine.recompute_per_stage:
+    if len(used) == 1 or not job.engine.pipeline.recompute_per_stage:
         return
     for stage in range(layout.pp):
         policies = {layout.recompute[chunk] for chunk in layout.chunks_of_stage(stage)}
@@ -122,7 +125,7 @@ def recompute(job: Job, layout: Layout) -> Iterator[str]:
 
 def offload(job: Job, layout: Layout) -> str:
     """The engine cannot keep this on the host."""
-    have = any_of(job.engine.offload)
+    have = any_of(job.engine.offload.what)
     return f"engine {job.engine.name} cannot keep `{layout.offload}` in the host's memory; offload={have}"
 
 
@@ -153,8 +156,8 @@ def offloaded_activations_of_pipeline(job: Job, layout: Layout) -> str:
 def offloaded_activations(job: Job, layout: Layout) -> Iterator[str]:
     """Policies whose activations the engine cannot offload."""
     if offloads_activations(layout):
-        have = any_of(job.engine.offload_activations_of)
-        for policy in sorted(set(layout.recompute) - set(job.engine.offload_activations_of)):
+        have = any_of(job.engine.offload.activations_of)
+        for policy in sorted(set(layout.recompute) - set(job.engine.offload.activations_of)):
             yield f"engine {job.engine.name} offloads no activations with recompute={policy}; recompute={have}"
 
 
@@ -220,7 +223,7 @@ def sequence_parallel(job: Job, layout: Layout) -> str:
     if layout.tp == 1:
         return "sequence parallelism goes along tensor parallelism, and tp is 1; sp=0, or a larger tp"
     length = job.training.sequence_length // layout.cp
-    off = ", or sp=0" if job.engine.tp_without_sp else ""
+    off = ", or sp=0" if job.engine.can.tp_without_sp else ""
     of_cp = " that context parallelism leaves" if layout.cp > 1 else ""
     return f"tp {layout.tp} does not divide the {length:,} tokens of a sequence{of_cp}; choose a tp that does{off}"
 
@@ -283,7 +286,7 @@ def hsdp(job: Job, layout: Layout) -> str:
     """Replicas of the sharded group that cannot be."""
     if not layout.zero:
         return f"hsdp {layout.hsdp} counts replicas of a sharded group, and zero is 0; hsdp=1, or zero=1 to 3"
-    if not job.engine.replicates_shards:
+    if not job.engine.can.replicates_shards:
         return f"engine {job.engine.name} does not shard within {layout.hsdp} replicas; hsdp=1"
     if layout.dp % layout.hsdp:
         return f"hsdp {layout.hsdp} does not divide dp {layout.dp}; it can be {_near(divisors(layout.dp), layout.hsdp)}"

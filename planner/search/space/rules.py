@@ -56,7 +56,7 @@ def _divides_model(job: Job, layout: Degrees) -> Flag:
 
 
 def _divides_vocabulary(job: Job, layout: Degrees) -> Flag:
-    return job.engine.pads_vocabulary | (job.model.vocab_size % layout.tp == 0)
+    return job.engine.can.pads_vocabulary | (job.model.vocab_size % layout.tp == 0)
 
 
 def _tp_within(job: Job, layout: Degrees) -> Flag:
@@ -105,20 +105,20 @@ def _microbatches(job: Job, layout: Degrees) -> Flag:
 
 
 def _zero_offered(job: Job, layout: Degrees) -> Flag:
-    alone = np.isin(layout.zero, job.engine.zero_stages)
-    piped = np.isin(layout.zero, job.engine.zero_stages_with_pipeline)
+    alone = np.isin(layout.zero, job.engine.can.zero_stages)
+    piped = np.isin(layout.zero, job.engine.pipeline.zero_stages)
     return np.where(np.greater(layout.pp, 1), piped, alone)
 
 
 def _even_stages(job: Job, layout: Degrees) -> Flag:
-    return job.engine.uneven_stages | (job.model.num_layers % (layout.pp * layout.interleave) == 0)
+    return job.engine.pipeline.uneven_stages | (job.model.num_layers % (layout.pp * layout.interleave) == 0)
 
 
 def _sequence_parallel(job: Job, layout: Degrees) -> Flag:
     return np.where(
         np.equal(layout.sp, 1),
         np.greater(layout.tp, 1) & (job.training.sequence_length // layout.cp % layout.tp == 0),
-        np.equal(layout.tp, 1) | job.engine.tp_without_sp,
+        np.equal(layout.tp, 1) | job.engine.can.tp_without_sp,
     )
 
 
@@ -140,14 +140,14 @@ def _whole_periods(job: Job, layout: Degrees) -> Flag:
 
 
 def _fills_pipeline(job: Job, layout: Degrees) -> Flag:
-    if not job.engine.microbatches_fill_pipeline or layout.schedule == "gpipe":
+    if not job.engine.pipeline.needs_filling or layout.schedule == "gpipe":
         return np.ones(np.shape(layout.pp), dtype=bool)
     return np.equal(layout.pp, 1) | (_microbatches(job, layout) >= layout.pp)
 
 
 def _trades_heads(job: Job, layout: Degrees) -> Flag:
     """Every rank of tp and cp has whole heads, and key-value heads are dealt out or repeated evenly."""
-    if job.engine.context_exchange != "all-to-all":
+    if job.engine.communication.context_exchange != "all-to-all":
         return np.equal(layout.cp, layout.cp)
     ranks, heads = layout.tp * layout.cp, job.model.num_heads
     shared = heads if job.model.mla is not None else job.model.num_kv_heads
@@ -164,7 +164,7 @@ def _spreads_experts(job: Job, layout: Degrees) -> Flag:
 
 
 def _replicates(job: Job, layout: Degrees) -> Flag:
-    replicated = np.greater(layout.zero, 0) & job.engine.replicates_shards
+    replicated = np.greater(layout.zero, 0) & job.engine.can.replicates_shards
     divides = (layout.dp % layout.hsdp == 0) & (np.equal(layout.hsdp, 1) | replicated)
     if job.model.moe is None:
         return divides
@@ -177,18 +177,18 @@ def _offloads_optimizer(job: Job, layout: Degrees) -> Flag:
         return np.ones(np.shape(layout.pp), dtype=bool)
     if job.training.optimizer not in ("adamw", "sgd") or job.training.lora_rank:
         return np.zeros(np.shape(layout.pp), dtype=bool)
-    alone = np.equal(layout.pp, 1) | job.engine.offload_optimizer_with_pipeline
+    alone = np.equal(layout.pp, 1) | (job.engine.offload.with_pipeline in ("optimizer", "both"))
     return alone & np.greater(layout.zero, 0)
 
 
 def _offloads_activations(job: Job, layout: Degrees) -> Flag:
-    free = job.engine.offload_activations_with_pipeline or not offloads_activations(layout)
+    free = job.engine.offload.with_pipeline in ("activations", "both") or not offloads_activations(layout)
     return np.equal(layout.pp, 1) | free
 
 
 def _axes_offered(job: Job, layout: Degrees) -> Flag:
     axes = ("tp", "pp", "dp", "cp", "ep", "etp")
-    missing = [np.greater(getattr(layout, axis), 1) for axis in axes if axis not in job.engine.axes]
+    missing = [np.greater(getattr(layout, axis), 1) for axis in axes if axis not in job.engine.can.axes]
     return ~np.logical_or.reduce(missing) if missing else np.asarray(True)
 
 
@@ -197,31 +197,31 @@ RULES: Final = (
     Rule(
         name="features",
         reads=(),
-        holds=lambda job, _: np.asarray(set(job.model.features) <= set(job.engine.model_features)),
-        needs="the engine must run every feature of the model; --engine megatron runs most",
+        holds=lambda job, _: np.asarray(set(job.model.features) <= set(job.engine.can.model_features)),
+        needs="the engine must run every feature of the model",
         fault=faults.features,
     ),
     Rule(
         name="dropout",
         reads=(),
-        holds=lambda job, _: np.asarray(job.engine.dropout or not job.training.dropout),
+        holds=lambda job, _: np.asarray(job.engine.can.dropout or not job.training.dropout),
         needs="the engine must train with dropout; --set training.dropout=0 goes without",
         fault=faults.dropout,
     ),
     Rule(
         name="optimizer",
         reads=(),
-        holds=lambda job, _: np.asarray(job.training.optimizer in job.engine.optimizers),
-        needs="the engine must have the optimizer; --engine fsdp has every one",
+        holds=lambda job, _: np.asarray(job.training.optimizer in job.engine.can.optimizers),
+        needs="the engine must have the optimizer",
         fault=faults.optimizer,
     ),
     Rule(
         name="frozen-weights",
         reads=(),
         holds=lambda job, _: np.asarray(
-            not job.training.lora_rank or job.training.frozen_weights in job.engine.frozen_weights
+            not job.training.lora_rank or job.training.frozen_weights in job.engine.can.frozen_weights
         ),
-        needs="the engine must train adapters beside such frozen weights; --engine fsdp does",
+        needs="the engine must train adapters beside such frozen weights",
         fault=faults.frozen_weights,
     ),
     Rule(
@@ -235,7 +235,7 @@ RULES: Final = (
         name="memory-recipe",
         reads=(),
         holds=lambda job, _: np.asarray(
-            job.training.memory_recipe in ("engine", *ADAM_RECIPES, *job.engine.memory_recipes)
+            job.training.memory_recipe in ("engine", *ADAM_RECIPES, *job.engine.can.memory_recipes)
         ),
         needs="the engine must keep its states by this memory recipe; `engine` is what it does by default",
         fault=faults.memory_recipe,
@@ -329,7 +329,7 @@ RULES: Final = (
     Rule(
         name="schedule",
         reads=("schedule",),
-        holds=lambda job, x: np.asarray(x.schedule in job.engine.schedules),
+        holds=lambda job, x: np.asarray(x.schedule in job.engine.pipeline.schedules),
         needs="the engine must run this schedule",
         fault=faults.schedule,
     ),
@@ -371,14 +371,14 @@ RULES: Final = (
     Rule(
         name="context-pipeline",
         reads=("pp", "cp"),
-        holds=lambda job, x: np.equal(x.cp, 1) | np.equal(x.pp, 1) | job.engine.context_with_pipeline,
+        holds=lambda job, x: np.equal(x.cp, 1) | np.equal(x.pp, 1) | job.engine.pipeline.context_parallel,
         needs="cp > 1 must not be cut into pipeline stages with this engine",
         fault=faults.context_pipeline,
     ),
     Rule(
         name="offload",
         reads=("offload",),
-        holds=lambda job, x: np.asarray(x.offload in job.engine.offload),
+        holds=lambda job, x: np.asarray(x.offload in job.engine.offload.what),
         needs="the engine must be able to keep this in the host's memory",
         fault=faults.offload,
     ),
