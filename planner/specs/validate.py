@@ -9,7 +9,7 @@ from pydantic import ValidationError
 
 from planner.errors import InputError, Mistake
 from planner.specs.document import Document
-from planner.specs.text import closest, did_you_mean, quoted
+from planner.specs.text import any_of, closest, did_you_mean, quoted
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -109,8 +109,11 @@ def _mistake(document: type[Document], tree: Node, error: ErrorDetails, meant: s
     if kind == "missing":
         return node.mistake(f"`{name}` is missing", _description(fields, path))
     if kind == "extra_forbidden":
+        parts = {key: _document_in(field.annotation) for key, field in fields.items()}
+        inside = [f"`{key}.{path[-1]}`" for key, part in parts.items() if part and path[-1] in part.model_fields]
         known = [meant] if meant else fields
-        hint = did_you_mean(str(path[-1]), known, otherwise=f"keys here are {', '.join(fields)}")
+        otherwise = f"it is {any_of(inside)}" if inside else f"keys here are {', '.join(fields)}"
+        hint = did_you_mean(str(path[-1]), known, otherwise=otherwise)
         return node.mistake(f"unknown key {quoted(name)}", hint)
     if kind == "literal_error":
         return _not_one_of(node, name, error, key=error["loc"][-1] == "[key]")

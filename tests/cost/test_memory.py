@@ -110,7 +110,7 @@ def test_activations_of_experts_are_those_of_the_choices(make_job, ep, etp):
     none, *_ = layer_activation_bytes(job, layout, experts=True)
     attention = kept(2 * 4096, 2 * 4096, 6144 + 4096, 32, t, True)
     choices = 2 / t * etp  # ranks that share an expert see each other's tokens
-    experts = 8 * 8 / t + 2 * choices * (4096 + 3 * 14336 / etp + 4096 * job.engine.keeps_expert_outputs)
+    experts = 8 * 8 / t + 2 * choices * (4096 + 3 * 14336 / etp + 4096 * job.engine.memory.keeps_expert_outputs)
     assert float(none) == pytest.approx(512 * (attention + experts))
 
 
@@ -137,7 +137,9 @@ def test_of_frozen_matrices_only_inputs_of_adapters_stay(make_job):
 @pytest.mark.parametrize(("exchange", "keys", "outputs"), [("ring", 1, 1), ("gather", 4, 2), ("all-to-all", 1, 2)])
 def test_context_parallel_ranks_keep_what_they_exchange(make_job, with_engine, exchange, keys, outputs):
     """Those that gather keep keys and values of all four, and the joined output beside their own."""
-    job = with_engine(make_job("llama3-8b", engine="megatron", sequence=512), communication={"context_exchange": exchange})
+    job = with_engine(
+        make_job("llama3-8b", engine="megatron", sequence=512), communication={"context_exchange": exchange}
+    )
     layout = parse_layout("cp=4", num_layers=32, num_devices=64)
     none, *_ = layer_activation_bytes(job, layout)
     attention = 4096 + 2 * 1024 * keys + 4096 * outputs

@@ -94,7 +94,8 @@ def priced(make_job, by_hand, text, unit, *settings, exchange="gather"):
     """Seconds of the layer, its layout, tokens, own tokens and linear maps."""
     name, own_settings = CASES[by_hand]
     job = counting(make_job(name, settings=(*own_settings, *settings), sequence=LENGTH), unit)
-    job = replace(job, engine=job.engine.model_copy(update={"context_exchange": exchange}))
+    communication = job.engine.communication.model_copy(update={"context_exchange": exchange})
+    job = replace(job, engine=job.engine.model_copy(update={"communication": communication}))
     ep = ",ep=8" if by_hand is experts else ""
     layout = parse_layout(text + ep, num_layers=job.model.num_layers, num_devices=64)
     T = LENGTH * layout.mbs / layout.cp

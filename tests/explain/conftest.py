@@ -71,7 +71,7 @@ KINDS: dict[str, dict[str, Any]] = {
     },
     "paired passes": {
         "model": "deepseek-v2-lite", "cluster": "dgx-h100", "nodes": 2, "global_batch_size": 64, "engine": "megatron",
-        "sequence_length": 4096, "settings": ("engine.schedules=[dualpipev]",),
+        "sequence_length": 4096, "settings": ("engine.pipeline.schedules=[dualpipev]",),
         "layout": "ep=8,pp=2,zero=1,schedule=dualpipev,recompute=selective",
     },
     "mixed": {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from planner.errors import InputError
 from planner.specs.by_name import load_model
 from planner.specs.cluster_documents import load_cluster
 from planner.specs.job import PoolJob
-from planner.specs.load import load_job
+from planner.specs.load import load_cluster, load_job, load_model, other_engines
 
 
 def job(model: str = "llama2-7b", cluster: str = "dgx-a100", **options: Any) -> PoolJob:
@@ -92,6 +93,16 @@ def test_options_are_checked(options: dict[str, Any], words: list[str]) -> None:
     assert len(text.split("\n")) <= 3, "one mistake, said once"
 
 
+def test_hints_name_every_engine_whose_file_lists_what_is_asked() -> None:
+    folder = Path(__file__).parents[2] / "planner/engines"
+    files = sorted(folder.glob("*.yaml"), key=lambda file: file.stem)
+    having = [file.stem for file in files if "fp4" in re.findall(r"precisions: \[(.*)\]", file.read_text())[0]]
+    assert 1 < len(having) < len(files)
+    found = mistake(cluster="dgx-b200", precision="fp4", engine="torch")
+    assert found.endswith(f"; another is --engine {', '.join(having[:-1])} or {having[-1]}")
+    assert other_engines("; ", lambda engine: "warp" in engine.can.precisions) == ""
+
+
 def test_what_is_not_given_follows_from_the_model_and_the_device() -> None:
     assert job().training.sequence_length == 4096
     assert job("llama2-7b", sequence_length=32768).training.sequence_length == 32768, "rotary positions extend"
@@ -147,6 +158,7 @@ def test_set_changes_any_document() -> None:
         ("nvlnk.bandwidth=3 GB/s", "unknown path `nvlnk`\n    help: did you mean `nvlink`?"),
         ("zzz.a=1", "paths begin with one of model, cluster, device, training, engine, nvlink, infiniband"),
         ("training.dropuot=0.1", "unknown key `dropuot`\n    help: did you mean `dropout`?"),
+        ("engine.fragmentation=0.1", "unknown key `fragmentation`\n    help: it is `memory.fragmentation`"),
         ("nvlink.bandwith=1 GB/s", "unknown key `links.1.bandwith`\n    help: did you mean `bandwidth`?"),
         ("device.pek.bf16=1 TFLOP/s", "unknown path: there is no `pek`\n    help: did you mean `peak`?"),
         ("device.memory.x=1", "unknown path: there is no `x`"),
