@@ -18,7 +18,7 @@ from planner.search import least_memory
 from planner.search.bounds import of_memory, of_pools, of_steps
 from planner.search.bounds.of_layers import most_layers
 from planner.search.bounds.of_memory import may_fit
-from planner.search.bounds.of_pools import PoolFloors
+from planner.search.bounds.of_pools import PoolBounds
 from planner.search.footprint import NothingFits
 from planner.search.least_memory import least_peak
 from planner.search.optimum import integer_program, pricing
@@ -64,7 +64,7 @@ def _nothing(*_: Any) -> float:
 
 
 def _before_memory(job: Any, degrees: Any, least: Any, *_: Any) -> Any:
-    return of_steps._step_floor(job, degrees, least, 0.0)  # noqa: SLF001 - a bound is switched off where it is
+    return of_steps._least_step(job, degrees, least, 0.0)  # noqa: SLF001 - a bound is switched off where it is
 
 
 def _each(_: Any, degrees: Any) -> Any:
@@ -89,15 +89,15 @@ def _all_numbers(candidates: Any, _: Any) -> Any:
 
 # name: for each place where the bound is looked up, its name there and what stands in for it
 BOUNDS: dict[str, tuple[tuple[Any, str, Any], ...]] = {
-    "partition": ((PoolFloors, "cut_bound_seconds", _zeros),),
-    "timing": ((PoolFloors, "timing_bound_seconds", _zeros),),
-    "any-replicas": ((PoolFloors, "sharded_bound_seconds", _zeros),),
+    "partition": ((PoolBounds, "partition_bound_seconds", _zeros),),
+    "timing": ((PoolBounds, "timing_bound_seconds", _zeros),),
+    "any-replicas": ((PoolBounds, "sharded_bound_seconds", _zeros),),
     "step": ((of_pools, "lower_bound_seconds", _zeros),),
     "memory-phase": ((of_steps, "_bound_by_memory", _before_memory),),
-    "tail": ((of_steps, "_tail_floor", _nothing),),
-    "transfer": ((of_steps, "_transfer_floor", _nothing),),
+    "tail": ((of_steps, "_least_tail", _nothing),),
+    "transfer": ((of_steps, "_least_transfer", _nothing),),
     "holds-in-time": ((of_steps, "_holds_in_time", _all), (of_pools, "_holds_in_time", lambda *a: _all(0, a[4]))),
-    "first-assignments": ((the_search._Search, "_try_fillings", _nothing),),  # noqa: SLF001
+    "first-assignments": ((the_search._Search, "_try_assignments", _nothing),),  # noqa: SLF001
     "may-fit": ((the_search, "may_fit", _all),),
     "expects-little": ((the_search, "may_fit", _expects_nothing),),
     "smallest-microbatches": ((of_memory, "of_smallest_microbatches", _each),),

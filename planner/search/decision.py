@@ -2,8 +2,8 @@
 
 Nothing that the dynamic program found is read before the integer program has answered. Configurations come in the order
 of their lower bounds, are priced anew, and are taken until a bound exceeds the best layout that this side knows: greedy
-fillings, then the integer program's own. The two methods share prices and lower bounds; in the end they must agree, and
-no filling that was tried on the way may be better.
+assignments, then the integer program's own. The two methods share prices and lower bounds; in the end they must
+agree, and no assignment that was tried on the way may be better.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from planner.search.space.arrays import AGREEMENT, TIE
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from planner.search.best_first import Filled, Found, Near
-    from planner.search.objectives import BestCuts, Objective, Rank
+    from planner.search.best_first import Assigned, Found, Near
+    from planner.search.objectives import BestPartitions, Objective, Rank
     from planner.search.optimum.integer_program import SolverName
     from planner.search.space.arrays import FloatArray, IntArray
     from planner.search.space.configurations import DegreeArrays
@@ -37,9 +37,9 @@ _MARGIN: Final = 1e-6
 """What comes within this share of the incumbent is taken too, so that rounding leaves nothing out."""
 
 
-def rank_of(found: Found, objective: Objective, filled: Filled) -> Rank:
+def rank_of(found: Found, objective: Objective, assigned: Assigned) -> Rank:
     """Where a layout stands by an objective."""
-    return _rank_at(objective, filled.seconds, objective.devices(found.job, filled.degrees))
+    return _rank_at(objective, assigned.seconds, objective.devices(found.job, assigned.degrees))
 
 
 def _rank_at(objective: Objective, seconds: float, devices: float) -> Rank:
@@ -47,7 +47,7 @@ def _rank_at(objective: Objective, seconds: float, devices: float) -> Rank:
     return float(first), float(second)
 
 
-def best_layout(found: Found, objective: Objective) -> Filled:
+def best_layout(found: Found, objective: Objective) -> Assigned:
     """The dynamic program's best layout; of those that tie the first."""
     ranks = [rank_of(found, objective, each) for each in found.layouts]
     first, second = (value * (1 + TIE) for value in min(ranks))
@@ -86,7 +86,7 @@ def _of_program(
     return Decision(solution=solution, num_decided=num_decided)
 
 
-def _checked(found: Found, best: BestCuts, decision: Decision) -> Decision:
+def _checked(found: Found, best: BestPartitions, decision: Decision) -> Decision:
     """The decision, where the two methods agree and know of no better layout.
 
     So no cutoff that ruled out a configuration was below the integer program's answer, wherever it came from.
@@ -118,7 +118,7 @@ def _before(one: Rank, other: Rank) -> bool:
 
 
 def decide(
-    found: Found, constraints: Constraints, best: BestCuts, solver: SolverName, time_limit: float | None
+    found: Found, constraints: Constraints, best: BestPartitions, solver: SolverName, time_limit: float | None
 ) -> Decision:
     """The integer program's answer, where the dynamic program agrees (`_checked`).
 

@@ -1,1 +1,1 @@
-"""What cannot win: lower bounds of time and memory, and the first fillings that they are held against."""
+"""What cannot win: lower bounds of time and memory, and the first assignments that they are held against."""

@@ -23,19 +23,19 @@ if TYPE_CHECKING:
     from planner.specs.job import Job, PoolJob
 
 __all__ = [
-    "Rooms",
+    "Capacities",
     "always_fits",
+    "capacities_of_stages",
     "held_in_time",
     "least_shares",
     "least_stage_bytes",
     "may_fit",
     "of_smallest_microbatches",
-    "rooms_of_stages",
 ]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rooms:
+class Capacities:
     """Layers of the main kinds that each stage of each configuration can hold under each policy.
 
     owner: configuration of each stage, [stages]. is_last: the last of its pipeline. layers: [policies, stages], 0
@@ -57,25 +57,25 @@ def _whole(layers: NDArray[np.float64]) -> NDArray[np.float64]:
     return np.floor(layers * (1 + 1e-9))
 
 
-def held_in_time(spare_seconds: Any, layer_seconds: Any, room: Any, whole: bool) -> Any:
+def held_in_time(spare_seconds: Any, layer_seconds: Any, capacity: Any, whole: bool) -> Any:
     """Layers that stages hold within some seconds, under the policy that lets each hold most, [stages].
 
-    layer_seconds: of one more layer, and room: layers that memory allows, both [policies, stages]. whole: whether
+    layer_seconds: of one more layer, and capacity: layers that memory allows, both [policies, stages]. whole: whether
     layers are whole numbers.
     """
     held = np.zeros(np.shape(spare_seconds))
-    for price, most in zip(layer_seconds, room, strict=True):
+    for price, most in zip(layer_seconds, capacity, strict=True):
         in_time = spare_seconds / price
         held = np.maximum(held, np.minimum(most, _whole(in_time) if whole else in_time))
     return held
 
 
-def rooms_of_stages(job: PoolJob, degrees: DegreeArrays, policies: PolicyMasks) -> Rooms:
+def capacities_of_stages(job: PoolJob, degrees: DegreeArrays, policies: PolicyMasks) -> Capacities:
     """What memory lets each stage hold.
 
     Memory grows linearly with the layers from two on, and not slower below; on stages inside the pipeline it does
     so with the microbatches in flight too, so that two such stages give all. Layers of another kind beside those
-    that are counted only take room. Where all hold alike, a stage has whole layers.
+    that are counted only take memory. Where all hold alike, a stage has whole layers.
     """
     owner, index, _ = unrolled(degrees.pp)
     last = degrees.pp - 1
@@ -94,7 +94,7 @@ def rooms_of_stages(job: PoolJob, degrees: DegreeArrays, policies: PolicyMasks) 
         two, three = (everywhere(_bytes_with(job, degrees, ends, k, policy)) for k in (2, 3))
         most = np.maximum(2 + (job.memory_limit_bytes - two) / np.maximum(three - two, 1.0), 1.0)
         layers.append(np.where(mask[owner], _whole(most) if whole else most, 0.0))
-    return Rooms(owner=owner, is_last=is_last, layers=np.stack(layers), whole=whole)
+    return Capacities(owner=owner, is_last=is_last, layers=np.stack(layers), whole=whole)
 
 
 def _in_flight(job: PoolJob, degrees: DegreeArrays, stage: Any) -> Any:
@@ -108,7 +108,7 @@ def _bytes_with(job: PoolJob, degrees: DegreeArrays, index: Any, num_layers: int
 
 
 def always_fits(job: PoolJob, degrees: DegreeArrays, cutoff_seconds: Any) -> NDArray[np.bool_]:
-    """Where every filling of these configurations within the cutoff fits into memory, whatever it recomputes.
+    """Where every assignment of these configurations within the cutoff fits into memory, whatever it recomputes.
 
     Memory grows with the layers of a stage, which are at most `most_layers`, is largest without recompute, and lies
     between that of the two ends on the stages inside a pipeline. Stages of one chunk may begin anywhere.
@@ -141,7 +141,7 @@ def least_stage_bytes(job: PoolJob, degrees: DegreeArrays, policies: Sequence[in
 
 
 def least_shares(job: Job, degrees: DegreeArrays) -> NDArray[np.float64]:
-    """Share of a device that the fullest stage needs at least, in the pool with most room, under any policy, [n].
+    """Share of a device that the fullest stage needs at least, in the pool with most memory, under any policy, [n].
 
     Source: `least_stage_bytes`.
     """
@@ -190,8 +190,8 @@ def may_fit(
     fits = _have_room(job, smallest, policies, 1 + TIE)[position]
     if fits.any():
         left, ends = np.flatnonzero(fits), degrees.take(fits)
-        rooms = [_least_last_stage_bytes(pool, ends, policies) <= pool.memory_limit_bytes for pool in job.pools]
-        fits[left] = np.logical_or.reduce(rooms)
+        fits_last = [_least_last_stage_bytes(pool, ends, policies) <= pool.memory_limit_bytes for pool in job.pools]
+        fits[left] = np.logical_or.reduce(fits_last)
     if fits.any():
         fits[fits] = _have_room(job, degrees.take(fits), policies, 1.0)
     return fits

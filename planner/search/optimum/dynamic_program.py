@@ -1,9 +1,9 @@
 """The exact optimum without an integer program: the independent certificate of the search.
 
 It shares nothing with `integer_program` and `bounds` but `Candidate`. How long the last chunk of the model takes has
-as many values as columns of the last stage have; once it stands, so does each column's own pace (`_variants`). For
-one variant let G(a, b) be the least sum of pass seconds over the choices whose slowest pace is at most `a` and whose
-longest tail is at most `b`. The optimum is
+as many values as columns of the last stage have; once it stands, so do each column's seconds with its wait
+(`_variants`). For one variant let G(a, b) be the least sum of pass seconds over the choices whose bottleneck is at most
+`a` and whose longest tail is at most `b`. The optimum is
 
     min over (a, b) of   constant + steady_count * a + G(a, b) + b
 
@@ -56,7 +56,7 @@ def best_choice(candidate: Candidate, *, index: int = 0, cutoff: float = np.inf)
 
 @dataclass(frozen=True, slots=True)
 class _Variant:
-    """A candidate whose last chunk takes a given time: stages have the pace that this leaves them."""
+    """A candidate whose last chunk takes a given time: seconds include the wait that this leaves each stage."""
 
     candidate: Candidate
     columns: IntArray  # of the whole candidate
@@ -70,15 +70,15 @@ class _Variant:
 def _variants(candidate: Candidate) -> Iterator[_Variant]:
     """The candidate once for each time that its last chunk may take; as it is where no stage ever waits for that."""
     last = candidate.stage == candidate.num_stages - 1
-    times = np.unique(candidate.room_seconds[last])
-    if not len(times) or times[-1] <= candidate.room_seconds.min():
+    times = np.unique(candidate.slack_seconds[last])
+    if not len(times) or times[-1] <= candidate.slack_seconds.min():
         yield _Variant(candidate, np.arange(candidate.num_columns))
         return
     for time in times.tolist():
-        kept = ~last | (candidate.room_seconds == time)
+        kept = ~last | (candidate.slack_seconds == time)
         own = candidate.keep(kept)
-        seconds = own.seconds + np.maximum(0.0, time - own.room_seconds)
-        own = replace(own, seconds=seconds, room_seconds=np.zeros_like(seconds))
+        seconds = own.seconds + np.maximum(0.0, time - own.slack_seconds)
+        own = replace(own, seconds=seconds, slack_seconds=np.zeros_like(seconds))
         yield _Variant(own, np.flatnonzero(kept))
 
 
@@ -234,10 +234,10 @@ class _Scan:
     def __init__(self, candidate: Candidate, index: int, least_bottleneck: float, cutoff: float) -> None:
         self.candidate, self.index, self.cutoff = candidate, index, cutoff
         self.found: Choice | None = None
-        tail_floor = float(_fastest(candidate, candidate.tail_seconds).max())
+        least_tail = float(_fastest(candidate, candidate.tail_seconds).max())
         times, tails = np.unique(candidate.seconds), np.unique(candidate.tail_seconds)
         self.bottlenecks = times[times >= least_bottleneck]
-        self.tails = tails[tails >= tail_floor]
+        self.tails = tails[tails >= least_tail]
 
     def run(self) -> Choice | None:
         """The optimum, or None where nothing is as good as the cutoff."""
