@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import multiprocessing
 import resource
+import signal
 import statistics
 from typing import TYPE_CHECKING, Any
 
@@ -59,8 +60,8 @@ def _all(_: Any, degrees: Any, *__: Any, **___: Any) -> Any:
     return np.ones(len(degrees), dtype=bool)
 
 
-def _nothing(*_: Any) -> float:
-    return 0.0
+def _nothing(*_: Any) -> None:
+    """In place of a step that only lowers the cutoff."""
 
 
 def _before_memory(job: Any, degrees: Any, least: Any, *_: Any) -> Any:
@@ -94,8 +95,8 @@ BOUNDS: dict[str, tuple[tuple[Any, str, Any], ...]] = {
     "any-replicas": ((PoolBounds, "sharded_bound_seconds", _zeros),),
     "step": ((of_pools, "lower_bound_seconds", _zeros),),
     "memory-phase": ((of_steps, "_bound_by_memory", _before_memory),),
-    "tail": ((of_steps, "_least_tail", _nothing),),
-    "transfer": ((of_steps, "_least_transfer", _nothing),),
+    "tail": ((of_steps, "_least_tail", _zeros),),
+    "transfer": ((of_steps, "_least_transfer", _zeros),),
     "holds-in-time": ((of_steps, "_holds_in_time", _all), (of_pools, "_holds_in_time", lambda *a: _all(0, a[4]))),
     "first-assignments": ((the_search._Search, "_try_assignments", _nothing),),  # noqa: SLF001
     "may-fit": ((the_search, "may_fit", _all),),
@@ -146,7 +147,11 @@ def _run(name: str, without: str | None, limit: int, answer: Connection) -> None
 
 
 def measure(name: str, without: str | None, limit: int) -> tuple[float, tuple[float, ...] | None]:
-    """CPU seconds of one search, its solver's included, and the answer; without an answer it did not end in time."""
+    """CPU seconds of one search, its solver's included, and the answer; without an answer it did not end in time.
+
+    Raises:
+        RuntimeError: the search failed.
+    """
     fork = multiprocessing.get_context("fork")
     ours, theirs = fork.Pipe(duplex=False)
     process = fork.Process(target=_run, args=(name, without, limit, theirs))
@@ -154,9 +159,11 @@ def measure(name: str, without: str | None, limit: int) -> tuple[float, tuple[fl
     theirs.close()
     try:
         seconds, answer = ours.recv()
-    except EOFError:  # killed at the limit, or out of memory, which says so itself
+    except EOFError:
         seconds, answer = float("inf"), None
     process.join()
+    if process.exitcode not in (0, -signal.SIGXCPU, -signal.SIGKILL):
+        raise RuntimeError(f"{name} without {without} ended with exit code {process.exitcode}")
     return seconds, answer
 
 

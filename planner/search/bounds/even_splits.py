@@ -102,6 +102,9 @@ def even_split_seconds(job: PoolJob, degrees: DegreeArrays, policies: PolicyMask
     """Step time of the even split with the cheapest policy that fits on each stage; infinite where it does not fit.
 
     An assignment that exists, so an upper bound of what the configuration can do.
+
+    Buys (`first-assignments`): GPT-3 on 1,024 devices 0.53 s in place of 4.35, DeepSeek-V3 on 11,000 1.36 in place of
+    over 15.
     """
     split = even_splits(job, degrees, policies)
     m, v = num_microbatches(job, degrees), degrees.interleave

@@ -150,6 +150,8 @@ class LayerBounds:
         The slowest stage does at least its share of all layers of every sequence: T >= B / dp * L / pp * the least
         seconds of a layer and sequence over all microbatch sizes.
 
+        Buys (`partition`): GPT-3 on 1,024 devices 0.57 s in place of 1.18, DeepSeek-V3 on 11,000 1.55 in place of 3.16.
+
         Source: derived here; tested to stay below the exact optimum.
         """
         batch, layers = self._job.training.global_batch_size, self._job.model.num_layers
@@ -161,6 +163,8 @@ class LayerBounds:
 
         The slowest of S stages takes at least the mean of all work, and ceil(L / S) layers, and what the last
         stage needs for one layer in each chunk and the head. `any_experts`: whatever the degrees of experts are.
+
+        Buys (`timing`): GPT-3 on 1,024 devices 0.54 s in place of 0.72, DeepSeek-V3 on 11,000 1.53 in place of over 15.
 
         Source: derived here; tested to stay below the exact optimum.
         """
@@ -220,6 +224,9 @@ def most_layers(
 
     So many layers in a row have at least so many whole periods of the pattern, less one for each chunk but the first.
     shapes: those of the configurations, where they are priced already.
+
+    Buys where columns are priced (`most-layers`): nothing that one run shows: GPT-3 on 1,024 devices 0.62 s in place of
+    0.58, DeepSeek-V3 on 11,000 1.51 in place of 1.63.
     """
     v, layers = degrees.interleave, job.model.num_layers
     most = layers - v * (degrees.pp - 1)

@@ -113,6 +113,9 @@ def always_fits(job: PoolJob, degrees: DegreeArrays, cutoff_seconds: Any) -> NDA
     Memory grows with the layers of a stage, which are at most `most_layers`, is largest without recompute, and lies
     between that of the two ends on the stages inside a pipeline. Stages of one chunk may begin anywhere.
 
+    Buys (`always-fits`): nothing that one run shows: GPT-3 on 1,024 devices 0.58 s in place of 0.57, DeepSeek-V3 on
+    11,000 1.50 in place of 1.66. Not measured where offload is allowed.
+
     Source: derived here; tested against the priced columns.
     """
     most, last = most_layers(job, degrees, cutoff_seconds), degrees.pp - 1
@@ -155,6 +158,8 @@ def _least_last_stage_bytes(job: PoolJob, degrees: DegreeArrays, policies: Seque
 
     Layers for multi-token prediction are among it, and keep what the policy of the stage keeps.
 
+    Buys (`last-stage`, medians of 3): nothing where nothing fits, 1.13 s in place of 1.07; not measured elsewhere.
+
     Source: derived here; tested against the priced columns.
     """
     choice = np.array(policies)[:, np.newaxis]
@@ -183,6 +188,11 @@ def may_fit(
 
     expects_little: look first at what many configurations share, which pays where few of them fit: at one sequence to a
     microbatch, and at the loss on the last stage.
+
+    Buys (`may-fit`): where nothing fits, Llama-3-405B on 32 devices, 0.84 s in place of over 30; GPT-3 on 1,024
+    nothing. `expects-little` (medians of 3): where nothing fits 0.94 s in place of 1.12 (ranges apart); GPT-3 on
+    100,000 1.05 in place of 1.09, DeepSeek-V3 on 11,000 and 100,000 1.32 and 4.78 in place of 1.59 and 5.20 (ranges
+    overlap).
     """
     if not expects_little:
         return _have_room(job, degrees, policies, 1.0)

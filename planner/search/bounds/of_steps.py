@@ -56,6 +56,8 @@ def lower_bound_seconds(
     T >= (m - 1/v) * slowest + all work / v + the tail of a stage of ceil(L / S) layers. Configurations that may
     stay within the cutoff by that are bounded again with the recompute that their memory forces on them.
 
+    Buys (`step`): GPT-3 on 1,024 devices 0.46 s in place of 7.41, DeepSeek-V3 on 11,000 1.46 in place of over 15.
+
     Source: derived here; tested to stay below the exact optimum.
     """
     if not len(degrees):
@@ -98,7 +100,10 @@ def single_stage_seconds(
 def _bound_by_memory(
     job: PoolJob, degrees: DegreeArrays, costs: LeastCosts, policies: PolicyMasks, cutoff_seconds: Any
 ) -> NDArray[np.float64]:
-    """The bound with what memory lets each stage hold, infinite where that is more than the cutoff for sure."""
+    """The bound with what memory lets each stage hold, infinite where that is more than the cutoff for sure.
+
+    Buys (`memory-phase`): GPT-3 on 1,024 devices 0.68 s in place of 1.98; DeepSeek-V3 on 11,000 nothing (1.38, 1.43).
+    """
     capacities = capacities_of_stages(job, degrees, policies)
     forced = _forced_seconds(job, degrees, costs, capacities)
     bounds = _least_step(job, degrees, costs, forced)
@@ -214,6 +219,9 @@ def _least_tail(
     layers: all stages but one that has leading layers too, where there are any, and those before it, which have
     leading layers alone. Where dense layers and those with experts take turns, others are beside the q layers, and
     `tail_seconds` is what more layers only add to, the optimizer's.
+
+    Buys (`tail`): nothing that one run shows: GPT-3 on 1,024 devices 0.51 s in place of 0.58, DeepSeek-V3 on 11,000
+    1.66 in place of 1.48. `_least_transfer` bounds the same tail.
     """
     others: Any = degrees.pp
     rest: Any = num_main_layers(job)
@@ -232,6 +240,8 @@ def _least_transfer(
     what its layers can hide is exposed, and at least one part of as many as it has layers.
 
     window_seconds: [n], no stage hides more. optimizer_seconds: [n], of a stage of the most layers.
+
+    Buys (`transfer`): DeepSeek-V3 on 100,000 devices 5.10 s in place of 10.42; GPT-3 there 0.96 in place of 1.03.
 
     Source: derived here; tested against all ways to partition small models.
     """
