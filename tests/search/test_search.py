@@ -822,7 +822,7 @@ def test_ctrl_c_while_the_solver_runs_returns_what_is_known(job, best, monkeypat
     def interrupted(*_args, **_options):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("planner.search.search.solve", interrupted)
+    monkeypatch.setattr("planner.search.decision.solve", interrupted)
     found = search(job, NO_CONSTRAINTS)
     assert found.certificate.status == "interrupted"
     assert found.step_seconds == pytest.approx(best.step_seconds, rel=1e-12)
