@@ -1,7 +1,11 @@
-"""How the search grows with devices and with layers, and what each method of solving takes alone."""
+"""How the search grows with devices and with layers, and what each method of solving takes alone.
+
+`python tools/bench_search.py --without NAME` measures what a bound buys; `--list` names the bounds.
+"""
 
 from __future__ import annotations
 
+import argparse
 import resource
 import statistics
 import time
@@ -9,11 +13,13 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
+from bench_bounds import BOUNDS, JOBS, without_bound
+from rich.console import Console
 from rich.table import Table
 
 from planner.search.best_first import best_first
 from planner.search.decision import contenders
-from planner.search.objectives import THROUGHPUT, BestCuts
+from planner.search.objectives import THROUGHPUT, BestPartitions
 from planner.search.optimum.dynamic_program import best_of
 from planner.search.optimum.integer_program import solve_program
 from planner.search.optimum.pruning import incumbent, lower_bounds
@@ -127,7 +133,7 @@ def solvers() -> Table:
             sequence_length=sequence,
             global_batch_size=batch,
         )
-        near = best_first(job, Constraints(), BestCuts(THROUGHPUT, 4), Reporter()).near
+        near = best_first(job, Constraints(), BestPartitions(THROUGHPUT, 4), Reporter()).near
         candidates = [each.candidate for group in contenders(job, Constraints(), near, THROUGHPUT) for each in group]
         found = {name: _cpu_seconds(partial(way, candidates)) for name, way in ways.items()}
         steps = [step for _, step in found.values()]
@@ -136,3 +142,28 @@ def solvers() -> Table:
         times = (f"{seconds:.2f}" for seconds, _ in found.values())
         table.add_row(f"{model}, {gpus:,} devices", str(len(candidates)), f"{columns:,}", *times)
     return table
+
+
+def main() -> None:
+    """What bounds buy, or, without arguments, the tables of this module."""
+    parser = argparse.ArgumentParser(description="What the search takes, and what each of its bounds buys.")
+    parser.add_argument("--list", action="store_true", help="name the bounds and the jobs")
+    parser.add_argument("--without", action="append", choices=[*BOUNDS, "each"], metavar="NAME", default=[])
+    parser.add_argument("--job", action="append", choices=list(JOBS), metavar="NAME", default=[])
+    parser.add_argument("--limit", type=int, default=30, help="CPU seconds of one search")
+    parser.add_argument("--repeats", type=int, default=REPEATS)
+    options = parser.parse_args()
+    console = Console(width=110)
+    if options.list:
+        console.print("bounds:", ", ".join(BOUNDS))
+        console.print("jobs:", ", ".join(JOBS))
+        return
+    for bound in list(BOUNDS) if "each" in options.without else options.without:
+        console.print(without_bound(bound, options.job or list(JOBS), limit=options.limit, repeats=options.repeats))
+    if not options.without:
+        console.print(solvers())
+        console.print(growth())
+
+
+if __name__ == "__main__":
+    main()

@@ -20,8 +20,8 @@ import numpy as np
 from planner.cost.schedule import EXECUTED
 from planner.search.bounds.even_splits import even_split_seconds
 from planner.search.bounds.of_memory import always_fits, may_fit
-from planner.search.bounds.of_pools import PoolFloors, placed, promising_placements
-from planner.search.objectives import cut_of
+from planner.search.bounds.of_pools import PoolBounds, placed, promising_placements
+from planner.search.objectives import partition_of
 from planner.search.optimum.candidate import Candidate, Disagreement
 from planner.search.optimum.dynamic_program import best_choice
 from planner.search.optimum.executed_schedules import busy_seconds, executed_candidates
@@ -35,7 +35,7 @@ from planner.search.space.configurations import (
     Refusals,
     allowed_policies,
     by_recompute,
-    device_cuts,
+    device_partitions,
     fill_experts,
     fill_replicas,
     fill_timing,
@@ -58,21 +58,21 @@ if TYPE_CHECKING:
     from planner.specs.engine import Offload, Recompute, Schedule
     from planner.specs.job import Job
 
-__all__ = ["Filled", "Found", "Near", "best_first", "candidates_of"]
+__all__ = ["Assigned", "Found", "Near", "best_first", "candidates_of"]
 
-_FIRST_CUTS = 64  # cuts in the first block; each further block has twice as many
-_MOST_CUTS = 1024
-_FIRST_TIMED = 64  # cuts with microbatch and interleave in the first part; then twice as many each time
+_FIRST_PARTITIONS = 64  # partitions in the first block; each further block has twice as many
+_MOST_PARTITIONS = 1024
+_FIRST_TIMED = 64  # partitions with microbatch and interleave in the first part; then twice as many each time
 _MOST_TIMED = 4096
 _EVEN_SPLITS = 64  # configurations of a part whose even split is tried
 _LOOKED_THROUGH = 256  # configurations of a part on a mixed cluster, of which
-_BEST_SPLITS = 8  # so many of different cuts have their greedy split tried
+_BEST_SPLITS = 8  # so many of different partitions have their greedy split tried
 _FIRST_PRICED = 16  # configurations that are priced at first; then twice as many each time
 _MOST_PRICED = 256
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Filled:
+class Assigned:
     """One configuration (its degrees are plain integers) with layers and recompute policy for each stage."""
 
     degrees: DegreeArrays
@@ -86,13 +86,13 @@ class Found:
 
     def __init__(self, job: Job) -> None:
         self.job = job
-        self.layouts: list[Filled] = []  # best ones of configurations, by the dynamic program
+        self.layouts: list[Assigned] = []  # best ones of configurations, by the dynamic program
         self.near = Near(())  # configurations that no bound has ruled out
-        self.num_cuts = 0  # legal cuts of the devices
+        self.num_cuts = 0  # legal partitions of the devices
         self.num_cuts_pruned = 0  # bounded away before anything else was filled in
         self.num_legal = 0  # configurations, as far as they were filled in
         self.num_priced = 0
-        self.most_devices = 0  # that a legal cut uses
+        self.most_devices = 0  # that a legal partition uses
         self.pruned = {"memory": 0, "time bound": 0}
         self.refused: Refusals = {}
         self.bound: float | None = None  # no layout comes before it in the objective's order; None: all looked at
@@ -102,9 +102,11 @@ class Found:
         self.num_legal += count
         self.pruned[reason] = self.pruned.get(reason, 0) + count
 
-    def layout_of(self, filled: Filled) -> Layout:
+    def layout_of(self, assigned: Assigned) -> Layout:
         """The layout with the names of the pools in which its stages live."""
-        return layout_at(filled.degrees, filled.layers, filled.policies, pools_of_stages(self.job, filled.degrees))
+        return layout_at(
+            assigned.degrees, assigned.layers, assigned.policies, pools_of_stages(self.job, assigned.degrees)
+        )
 
 
 def best_first(
@@ -203,7 +205,7 @@ class _Search:
         self._constraints, self._best = constraints, best
         self.found = Found(job)
         self._has_incumbent = has_incumbent
-        self._num_cuts = _MOST_CUTS if has_incumbent else _FIRST_CUTS  # in the next block
+        self._num_partitions = _MOST_PARTITIONS if has_incumbent else _FIRST_PARTITIONS  # in the next block
         self._num_timed = _MOST_TIMED if has_incumbent else _FIRST_TIMED  # in the next part
         executes = constraints.value_of("schedule") in EXECUTED
         self._most_priced = _FIRST_PRICED if executes else _MOST_PRICED
@@ -236,33 +238,33 @@ class _Search:
     def near_configurations(self) -> Iterator[Bounded]:
         """Configurations whose bounds do not exceed the cutoff at the time, block by block."""
         job, constraints, found = self._job, self._constraints, self.found
-        cuts = device_cuts(job, constraints, found.refused)
-        found.num_cuts = len(cuts)
-        if not len(cuts):
+        partitions = device_partitions(job, constraints, found.refused)
+        found.num_cuts = len(partitions)
+        if not len(partitions):
             return
-        found.most_devices = int(cuts.world_size.max())
-        floors = self._floors = PoolFloors(job, cuts)
-        bounds = floors.cut_bound_seconds(cuts)
-        self._least = float(self._place(cuts, bounds).min())
-        order, first = self._order(cuts, bounds), 0
+        found.most_devices = int(partitions.world_size.max())
+        lower = self._lower = PoolBounds(job, partitions)
+        bounds = lower.partition_bound_seconds(partitions)
+        self._least = float(self._place(partitions, bounds).min())
+        order, first = self._order(partitions, bounds), 0
         while first < len(order):
-            block = order[first : first + self._num_cuts]
-            near = block[bounds[block] <= self._cutoff(cuts.take(block))]
+            block = order[first : first + self._num_partitions]
+            near = block[bounds[block] <= self._cutoff(partitions.take(block))]
             if len(near) < len(block) and not self._has_incumbent:
                 self._drop(len(block) - len(near))
             found.num_cuts_pruned += len(block) - len(near)
             if len(near):
                 for schedule in schedules_of(job, constraints):
-                    timed = fill_timing(job, constraints, cuts.take(near), schedule, found.refused)
-                    for part in self._by_bound(timed, floors):
-                        yield from self._near_of_part(part, floors)
-            first, self._num_cuts = first + len(block), min(2 * self._num_cuts, _MOST_CUTS)
+                    timed = fill_timing(job, constraints, partitions.take(near), schedule, found.refused)
+                    for part in self._by_bound(timed, lower):
+                        yield from self._near_of_part(part, lower)
+            first, self._num_partitions = first + len(block), min(2 * self._num_partitions, _MOST_PARTITIONS)
 
-    def _by_bound(self, timed: DegreeArrays, floors: PoolFloors) -> Iterator[DegreeArrays]:
-        """Parts of the timed cuts in the order of their bounds, less what the cutoff rules out."""
+    def _by_bound(self, timed: DegreeArrays, lower: PoolBounds) -> Iterator[DegreeArrays]:
+        """Parts of the timed partitions in the order of their bounds, less what the cutoff rules out."""
         if not len(timed):
             return
-        bounds = floors.timing_bound_seconds(timed, any_experts=True)
+        bounds = lower.timing_bound_seconds(timed, any_experts=True)
         order, first = self._order(timed, bounds), 0
         while first < len(order):
             part = order[first : first + self._num_timed]
@@ -279,11 +281,11 @@ class _Search:
         self._drop(len(degrees) - len(near))
         return near
 
-    def _near_of_part(self, timed: DegreeArrays, floors: PoolFloors) -> Iterator[Bounded]:
+    def _near_of_part(self, timed: DegreeArrays, lower: PoolBounds) -> Iterator[Bounded]:
         """What may still be wanted when experts, ZeRO stage and replicas are filled in, bounded before each."""
         job, constraints, found = self._job, self._constraints, self.found
         degrees = fill_experts(job, constraints, timed, found.refused)
-        degrees = degrees.take(self._keep(degrees, floors.timing_bound_seconds(degrees)))
+        degrees = degrees.take(self._keep(degrees, lower.timing_bound_seconds(degrees)))
         for offload in offloads_of(job, constraints):
             sharded = fill_zero(job, constraints, degrees, offload, found.refused)
             for alike in by_recompute(job, constraints, sharded):
@@ -307,7 +309,7 @@ class _Search:
         bounded = self._complete(degrees)
         found.num_legal += len(bounded.degrees)
         if len(bounded.degrees):
-            self._try_fillings(self._promising(bounded.degrees, bounded.seconds))
+            self._try_assignments(self._promising(bounded.degrees, bounded.seconds))
             yield bounded
 
     def least_bound(self) -> float:
@@ -334,16 +336,16 @@ class _Search:
             part = order[first : first + size]
             wanted = part[near.seconds[part] <= self._cutoff(everything.take(part))]
             self.found.pruned["time bound"] += len(part) - len(wanted)
-            for filled in self._price_part(near, wanted):
-                fastest = min(fastest, filled.seconds)
+            for assigned in self._price_part(near, wanted):
+                fastest = min(fastest, assigned.seconds)
             if np.isfinite(fastest):
                 reporter.priced(self.found.num_priced, fastest)
             first, size = first + len(part), min(2 * size, self._most_priced)
             if not only_first:
                 self._least = float(places[order[first:]].min(initial=np.inf))
 
-    def _price_part(self, near: Near, part: IntArray) -> Iterator[Filled]:
-        """Price some configurations at once; the best filling of each that may still be wanted."""
+    def _price_part(self, near: Near, part: IntArray) -> Iterator[Assigned]:
+        """Price some configurations at once; the best assignment of each that may still be wanted."""
         candidates: dict[int, Candidate] = {}
         for here, degrees in near.alike(part):
             cutoff = self._cutoff(degrees)
@@ -357,20 +359,20 @@ class _Search:
             choice = best_choice(candidate, cutoff=longest)
             if choice is None:
                 continue
-            filled = _filled_by(degrees, candidate, choice)
-            self.found.layouts.append(filled)
-            self._add(degrees, filled.seconds)
-            yield filled
+            assigned = _assigned_by(degrees, candidate, choice)
+            self.found.layouts.append(assigned)
+            self._add(degrees, assigned.seconds)
+            yield assigned
 
     def _sharded(self, degrees: DegreeArrays) -> DegreeArrays:
         """The configurations that may still be wanted with some number of replicas of the sharded group."""
         policies = allowed_policies(self._job, self._constraints, degrees)
-        seconds = self._floors.sharded_bound_seconds(degrees, policies, self._cutoff(degrees))
+        seconds = self._lower.sharded_bound_seconds(degrees, policies, self._cutoff(degrees))
         promising = self._promising(degrees, seconds)
         if len(self._job.pools) > 1:
-            self._try_fillings(promising_placements(self._job, self._constraints, promising))
+            self._try_assignments(promising_placements(self._job, self._constraints, promising))
         else:
-            self._try_fillings(fill_replicas(self._job, self._constraints, promising, {}))
+            self._try_assignments(fill_replicas(self._job, self._constraints, promising, {}))
         return degrees.take(self._keep(degrees, seconds))
 
     def _complete(self, degrees: DegreeArrays) -> Bounded:
@@ -393,7 +395,7 @@ class _Search:
         return needless
 
     def _near_of_executed(self, degrees: DegreeArrays) -> Iterator[Bounded]:
-        """What may still be wanted of a schedule that has to be executed: each configuration has one filling only."""
+        """What may still be wanted of a schedule that has to be executed: each configuration has one assignment."""
         (pool,) = self._job.pools  # checked before: several pools have no such schedule
         degrees = fill_replicas(self._job, self._constraints, degrees, self.found.refused)
         seconds = busy_seconds(pool, degrees, allowed_policies(pool, self._constraints, degrees))
@@ -406,16 +408,16 @@ class _Search:
             yield Bounded(degrees=degrees.take(near), seconds=seconds[near])
 
     def _promising(self, degrees: DegreeArrays, bounds: FloatArray) -> DegreeArrays:
-        """Those whose first fillings are tried: of the least bounds, on several pools one for each way to cut."""
+        """Those whose first assignments are tried: of the least bounds, on several pools one for each partition."""
         order = self._order(degrees, bounds)
         if len(self._job.pools) == 1:
             return degrees.take(order[:_EVEN_SPLITS])
         best: dict[tuple[int, ...], int] = {}
         for position in order[:_LOOKED_THROUGH].tolist():
-            best.setdefault(cut_of(degrees.take(position)), position)
+            best.setdefault(partition_of(degrees.take(position)), position)
         return degrees.take(np.array(list(best.values())[:_BEST_SPLITS], dtype=np.int64))
 
-    def _try_fillings(self, degrees: DegreeArrays) -> None:
+    def _try_assignments(self, degrees: DegreeArrays) -> None:
         """Lower the cutoff: by even splits, or by greedy ones where devices differ and an even one means little."""
         if not len(degrees):
             return
@@ -441,7 +443,7 @@ def candidates_of(
     return price_candidates(job, degrees, policies, constraints=constraints, cutoff_seconds=cutoff_seconds)
 
 
-def _filled_by(degrees: DegreeArrays, candidate: Candidate, choice: Choice) -> Filled:
+def _assigned_by(degrees: DegreeArrays, candidate: Candidate, choice: Choice) -> Assigned:
     """The configuration as a choice fills it, at the seconds that the candidate's prices give.
 
     Raises:
@@ -450,6 +452,6 @@ def _filled_by(degrees: DegreeArrays, candidate: Candidate, choice: Choice) -> F
     columns = list(choice.columns)
     seconds = candidate.step_seconds(columns) if candidate.is_choice(columns) else np.nan
     if not abs(seconds - choice.objective_seconds) <= AGREEMENT * seconds:
-        raise Disagreement(f"{candidate.name}: {choice} is no filling of it, or takes {seconds!r} s")
+        raise Disagreement(f"{candidate.name}: {choice} is no assignment of it, or takes {seconds!r} s")
     layers, policies = candidate.layers[columns].tolist(), candidate.policy[columns].tolist()
-    return Filled(degrees=degrees, layers=tuple(layers), policies=tuple(policies), seconds=seconds)
+    return Assigned(degrees=degrees, layers=tuple(layers), policies=tuple(policies), seconds=seconds)

@@ -14,7 +14,7 @@ import numpy as np
 from planner.cost.schedule import EXECUTED
 from planner.search.best_first import candidates_of
 from planner.search.bounds.of_memory import least_shares, may_fit
-from planner.search.bounds.of_pools import PoolFloors, placed
+from planner.search.bounds.of_pools import PoolBounds, placed
 from planner.search.least_memory import least_of
 from planner.search.optimum.candidate import Disagreement
 from planner.search.optimum.dynamic_program import best_choice
@@ -24,7 +24,7 @@ from planner.search.space.configurations import (
     DegreeArrays,
     allowed_policies,
     by_recompute,
-    device_cuts,
+    device_partitions,
     fill_experts,
     fill_replicas,
     fill_timing,
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from planner.search.space.constraints import Constraints
 
 NUM_CHECKED: Final = 64
-_NUM_CUTS: Final = 96  # ways to cut the devices whose configurations are drawn from, half of them of the least bounds
+_NUM_PARTITIONS: Final = 96  # of the devices, whose configurations are drawn from, half of them of the least bounds
 _MOST_BOUNDED: Final = 5_000  # of their configurations, evenly spaced where there are more; times pools, fewer
 
 
@@ -77,12 +77,12 @@ def check_bounds(
 def _ruled_out(
     found: Found, constraints: Constraints, best: Incumbents, pick: np.random.Generator
 ) -> Iterator[_RuledOut]:
-    """Configurations of some ways to cut the devices that do not reach the solvers."""
-    job, cuts = found.job, device_cuts(found.job, constraints, {})
-    order = np.argsort(PoolFloors(job, cuts).cut_bound_seconds(cuts), kind="stable")
-    near, rest = order[: _NUM_CUTS // 2], order[_NUM_CUTS // 2 :]
-    chosen = np.concatenate([near, pick.permutation(rest)[: _NUM_CUTS - len(near)]])
-    blocks = list(_complete(found, constraints, cuts.take(chosen)))
+    """Configurations of some partitions of the devices that do not reach the solvers."""
+    job, partitions = found.job, device_partitions(found.job, constraints, {})
+    order = np.argsort(PoolBounds(job, partitions).partition_bound_seconds(partitions), kind="stable")
+    near, rest = order[: _NUM_PARTITIONS // 2], order[_NUM_PARTITIONS // 2 :]
+    chosen = np.concatenate([near, pick.permutation(rest)[: _NUM_PARTITIONS - len(near)]])
+    blocks = list(_complete(found, constraints, partitions.take(chosen)))
     stride = max(1, sum(map(len, blocks)) * len(job.pools) ** 3 // _MOST_BOUNDED)  # each placement is bounded too
     for block in blocks:
         degrees = block.take(slice(int(pick.integers(stride)), None, stride))
@@ -98,11 +98,11 @@ def _ruled_out(
         yield _RuledOut(degrees=bounded.take(beyond), excess=seconds[beyond] / cutoff[beyond])
 
 
-def _complete(found: Found, constraints: Constraints, cuts: DegreeArrays) -> Iterator[DegreeArrays]:
-    """Every configuration of these cuts, in blocks of one schedule, offload and recompute."""
+def _complete(found: Found, constraints: Constraints, partitions: DegreeArrays) -> Iterator[DegreeArrays]:
+    """Every configuration of these partitions, in blocks of one schedule, offload and recompute."""
     job = found.job
     for schedule in schedules_of(job, constraints):
-        timed = fill_timing(job, constraints, cuts, schedule, {})
+        timed = fill_timing(job, constraints, partitions, schedule, {})
         experts = fill_experts(job, constraints, timed, {})
         for offload in offloads_of(job, constraints):
             sharded = fill_zero(job, constraints, experts, offload, {})
@@ -125,11 +125,11 @@ def _check(found: Found, constraints: Constraints, best: Incumbents, one: Degree
     (candidate,) = candidates_of(job, constraints, one, np.array([np.inf]))
     choice = best_choice(candidate)
     optimum = choice.objective_seconds if choice else np.inf
-    floors, cutoff = PoolFloors(job, one), np.array([np.inf])
+    lower, cutoff = PoolBounds(job, one), np.array([np.inf])
     bounds = {
-        "of the cut": floors.cut_bound_seconds(one),
-        "with any experts": floors.timing_bound_seconds(one, any_experts=True),
-        "of layers": floors.timing_bound_seconds(one),
+        "of the partition": lower.partition_bound_seconds(one),
+        "with any experts": lower.timing_bound_seconds(one, any_experts=True),
+        "of layers": lower.timing_bound_seconds(one),
         "of columns": lower_bounds([candidate]).candidate if candidate.num_columns else np.zeros(1),
     }
     if choice:
@@ -138,7 +138,7 @@ def _check(found: Found, constraints: Constraints, best: Incumbents, one: Degree
         bounds["of the busiest stage"] = busy_seconds(job.pools[0], one, policies)
     else:
         alone = replace(one, hsdp=np.ones_like(one.hsdp))
-        bounds["with any replicas"] = floors.sharded_bound_seconds(alone, policies, cutoff)
+        bounds["with any replicas"] = lower.sharded_bound_seconds(alone, policies, cutoff)
         placements, seconds = placed(job, unplaced, policies, constraints, cutoff)
         bounds["of the step"] = seconds[placements.placement == one.placement]
         _check_cutoff(found, constraints, best, one, optimum)

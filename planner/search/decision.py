@@ -2,9 +2,9 @@
 
 Nothing that the dynamic program found is read before the integer program has answered. Configurations come in the order
 of their lower bounds and are priced anew. They are taken until a lower bound exceeds the incumbent of this side: the
-best greedy filling so far. So every configuration whose lower bound is at most the integer program's own answer takes
-part. The two methods share legal configurations, prices and lower bounds. In the end they must agree, and no filling
-that was tried on the way may be better.
+best greedy assignment so far. So every configuration whose lower bound is at most the integer program's own answer
+takes part. The two methods share legal configurations, prices and lower bounds. In the end they must agree, and no
+assignment that was tried on the way may be better.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from planner.numbers import FloatArray, IntArray
-    from planner.search.best_first import Filled, Found, Near
-    from planner.search.objectives import BestCuts, Objective, Rank
+    from planner.search.best_first import Assigned, Found, Near
+    from planner.search.objectives import BestPartitions, Objective, Rank
     from planner.search.optimum.integer_program import SolverName
     from planner.search.space.configurations import DegreeArrays
     from planner.search.space.constraints import Constraints
@@ -38,9 +38,9 @@ _MARGIN: Final = 1e-6
 """What comes within this share of the incumbent is taken too, so that rounding leaves nothing out."""
 
 
-def rank_of(found: Found, objective: Objective, filled: Filled) -> Rank:
+def rank_of(found: Found, objective: Objective, assigned: Assigned) -> Rank:
     """Where a layout stands by an objective."""
-    return _rank_at(objective, filled.seconds, objective.devices(found.job, filled.degrees))
+    return _rank_at(objective, assigned.seconds, objective.devices(found.job, assigned.degrees))
 
 
 def _rank_at(objective: Objective, seconds: float, devices: float) -> Rank:
@@ -48,7 +48,7 @@ def _rank_at(objective: Objective, seconds: float, devices: float) -> Rank:
     return float(first), float(second)
 
 
-def best_layout(found: Found, objective: Objective) -> Filled:
+def best_layout(found: Found, objective: Objective) -> Assigned:
     """The dynamic program's best layout; of those that tie the first."""
     ranks = [rank_of(found, objective, each) for each in found.layouts]
     first, second = (value * (1 + TIE) for value in min(ranks))
@@ -87,7 +87,7 @@ def _of_program(
     return Decision(solution=solution, num_decided=num_decided)
 
 
-def _checked(found: Found, best: BestCuts, decision: Decision) -> Decision:
+def _checked(found: Found, best: BestPartitions, decision: Decision) -> Decision:
     """The decision, where the two methods agree and know of no better layout.
 
     So no cutoff that ruled out a configuration was below the integer program's answer, wherever it came from.
@@ -119,7 +119,7 @@ def _before(one: Rank, other: Rank) -> bool:
 
 
 def decide(
-    found: Found, constraints: Constraints, best: BestCuts, solver: SolverName, time_limit: float | None
+    found: Found, constraints: Constraints, best: BestPartitions, solver: SolverName, time_limit: float | None
 ) -> Decision:
     """The integer program's answer, where the dynamic program agrees (`_checked`).
 

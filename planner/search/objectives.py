@@ -25,14 +25,14 @@ __all__ = [
     "OBJECTIVES",
     "THROUGHPUT",
     "AnyLayout",
-    "BestCuts",
+    "BestPartitions",
     "Incumbents",
     "Objective",
     "ObjectiveName",
     "Rank",
     "Staircase",
-    "cut_of",
     "objective_of",
+    "partition_of",
 ]
 
 OBJECTIVES: Final[tuple[ObjectiveName, ...]] = ("throughput", "cost", "gpus", "memory")
@@ -93,8 +93,8 @@ class Incumbents(Protocol):
         """A layout has been found."""
 
 
-class BestCuts:
-    """The best layouts of the `places` best ways to cut the model, by an objective.
+class BestPartitions:
+    """The best layouts of the `places` best partitions, by an objective.
 
     within: layouts that are worse than the best by no more than this share are wanted too.
     """
@@ -126,10 +126,10 @@ class BestCuts:
         return self.objective.rank(seconds, num_devices)[0]
 
     def add(self, degrees: Degrees, num_devices: float, seconds: float) -> None:
-        """A layout has been found; of its cut the best one counts."""
-        cut, rank = cut_of(degrees), self.objective.rank(seconds, num_devices)
-        if rank < self._ranks.get(cut, (math.inf, math.inf)):
-            self._ranks[cut], self.first = rank, min(rank, self.first)
+        """A layout has been found; of its partition the best one counts."""
+        partition, rank = partition_of(degrees), self.objective.rank(seconds, num_devices)
+        if rank < self._ranks.get(partition, (math.inf, math.inf)):
+            self._ranks[partition], self.first = rank, min(rank, self.first)
             if len(self._ranks) >= self._places:
                 self._last = sorted(self._ranks.values())[self._places - 1]
 
@@ -181,7 +181,7 @@ class Staircase:
         """The fastest first; broadcasts."""
         return seconds
 
-    def add(self, degrees: Degrees, num_devices: float, seconds: float) -> None:  # noqa: ARG002 - of any cut
+    def add(self, degrees: Degrees, num_devices: float, seconds: float) -> None:  # noqa: ARG002 - of any partition
         """A layout has been found; what it beats with as many devices or more goes."""
         num_devices = max(num_devices, self._num_first)
         if seconds >= self.cutoff_seconds(num_devices):
@@ -191,8 +191,8 @@ class Staircase:
         self._devices[first:last], self._seconds[first:last] = [num_devices], [seconds]
 
 
-def cut_of(degrees: Degrees) -> tuple[int, ...]:
-    """What makes two plans different to a reader: how the model is cut, not how the pieces are timed."""
+def partition_of(degrees: Degrees) -> tuple[int, ...]:
+    """What makes two plans different to a reader: how the model is partitioned, not how the pieces are timed."""
     return degrees.tp, degrees.pp, degrees.dp, degrees.cp, degrees.ep, degrees.zero
 
 

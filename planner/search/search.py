@@ -13,13 +13,13 @@ from planner.layout import format_layout
 from planner.made_by import made_by
 from planner.plan import Plan
 from planner.plan_parts import Certificate, SearchOptions
-from planner.search.best_first import Filled, Found, best_first
+from planner.search.best_first import Assigned, Found, best_first
 from planner.search.bound_check import check_bounds
 from planner.search.decision import Decision, best_layout, decide, rank_of
 from planner.search.footprint import NothingFits, smallest_footprint
 from planner.search.least_memory import least_peak, within_share
 from planner.search.near_ties import runner_up, simplest, why_simpler
-from planner.search.objectives import THROUGHPUT, AnyLayout, BestCuts, Objective, Rank, cut_of
+from planner.search.objectives import THROUGHPUT, AnyLayout, BestPartitions, Objective, Rank, partition_of
 from planner.search.pin_checks import check_constraints, check_objective
 from planner.search.reporter import Reporter
 from planner.search.space.arrays import AGREEMENT
@@ -104,10 +104,10 @@ def search(
     check_constraints(job, constraints)
     check_objective(job, objective)
     tight = _tightened(job, constraints, objective)
-    best = BestCuts(objective, top + 1, within=simpler_within)
+    best = BestPartitions(objective, top + 1, within=simpler_within)
     found = best_first(tight, constraints, best, reporter, until_interrupted=True)
     if not found.layouts and found.pruned.get("deadline"):
-        tight, best = job, BestCuts(objective := THROUGHPUT, top + 1, within=simpler_within)
+        tight, best = job, BestPartitions(objective := THROUGHPUT, top + 1, within=simpler_within)
         found = best_first(tight, constraints, best, reporter)
     reporter.solving(solver, len(found.near))
     decision = decide(found, constraints, best, solver, time_limit)
@@ -125,7 +125,7 @@ def search(
     layout = found.layout_of(chosen)
     priced = estimate(job, layout)
     ranks = rank_of(found, objective, chosen), rank_of(found, objective, winner)
-    losers = [found.layout_of(filled) for filled in _runners_up(found, chosen, top, objective)]
+    losers = [found.layout_of(assigned) for assigned in _runners_up(found, chosen, top, objective)]
     return _plan(
         job,
         layout,
@@ -137,16 +137,16 @@ def search(
     )
 
 
-def _recommended(job: Job, found: Found, winner: Filled, objective: Objective, within: float) -> Filled:
+def _recommended(job: Job, found: Found, winner: Assigned, objective: Objective, within: float) -> Assigned:
     """The simplest of the layouts that are not worse than the winner by more than `within`."""
     first, second = rank_of(found, objective, winner)
     most = first if objective.name == "gpus" else first * (1 + within), second * (1 + within)
     ranked = [(rank_of(found, objective, each), each) for each in found.layouts]
-    near = [filled for rank, filled in ranked if rank[0] <= most[0] and rank[1] <= most[1]]
+    near = [assigned for rank, assigned in ranked if rank[0] <= most[0] and rank[1] <= most[1]]
     if not within or len(near) < 2:
         return winner
-    near.sort(key=lambda filled: rank_of(found, objective, filled))
-    by_layout = {found.layout_of(filled): filled for filled in [winner, *near]}
+    near.sort(key=lambda assigned: rank_of(found, objective, assigned))
+    by_layout = {found.layout_of(assigned): assigned for assigned in [winner, *near]}
     return by_layout[simplest(job, by_layout)]
 
 
@@ -199,7 +199,7 @@ def fastest_layout(
     Raises:
         InputError: no legal layout exists under the constraints.
     """
-    best, has_incumbent = BestCuts(objective, 1), False
+    best, has_incumbent = BestPartitions(objective, 1), False
     if known and (priced := estimate(job, known)).fits:
         best.add(known, objective.devices_of(job, known), priced.step_seconds)
         has_incumbent = True
@@ -221,20 +221,20 @@ def fits(job: Job, constraints: Constraints) -> bool:
     return any_layout.found
 
 
-def _runners_up(found: Found, winner: Filled, top: int, objective: Objective) -> list[Filled]:
-    """The best layouts of the `top` next best ways to cut the model."""
-    seen = {cut_of(winner.degrees)}
-    losers: list[Filled] = []
-    for filled in sorted(found.layouts, key=lambda each: rank_of(found, objective, each)):
-        cut = cut_of(filled.degrees)
-        if cut not in seen and len(losers) < top:
-            seen.add(cut)
-            losers.append(filled)
+def _runners_up(found: Found, winner: Assigned, top: int, objective: Objective) -> list[Assigned]:
+    """The best layouts of the `top` next best partitions."""
+    seen = {partition_of(winner.degrees)}
+    losers: list[Assigned] = []
+    for assigned in sorted(found.layouts, key=lambda each: rank_of(found, objective, each)):
+        partition = partition_of(assigned.degrees)
+        if partition not in seen and len(losers) < top:
+            seen.add(partition)
+            losers.append(assigned)
     return losers
 
 
 def _certificate(
-    found: Found, decision: Decision, winner: Filled, objective: Objective, num_checked: int, **simpler: Any
+    found: Found, decision: Decision, winner: Assigned, objective: Objective, num_checked: int, **simpler: Any
 ) -> Certificate:
     """What proves the choice, in seconds of a step whatever the objective."""
     solution = decision.solution

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from planner.layout import Layout
-    from planner.search.best_first import Filled
+    from planner.search.best_first import Assigned
     from planner.search.space.constraints import Constraints
     from planner.specs.batch import BatchRange
     from planner.specs.cluster import ClusterSpec
@@ -255,14 +255,14 @@ def _staircase(
         best.add(rival.layout, rival.num_devices, longest)
     found = best_first(job, constraints, best, reporter, has_incumbent=bool(rivals))
 
-    def order(filled: Filled) -> tuple[int, float]:
-        return max(filled.degrees.world_size, num_first), filled.seconds
+    def order(assigned: Assigned) -> tuple[int, float]:
+        return max(assigned.degrees.world_size, num_first), assigned.seconds
 
-    steps: list[Filled] = []
-    for filled in sorted(found.layouts, key=order):
-        if not steps or filled.seconds < steps[-1].seconds * (1 - TIE):
-            steps.append(filled)
-    return [_point(job, found.layout_of(filled)) for filled in steps]
+    steps: list[Assigned] = []
+    for assigned in sorted(found.layouts, key=order):
+        if not steps or assigned.seconds < steps[-1].seconds * (1 - TIE):
+            steps.append(assigned)
+    return [_point(job, found.layout_of(assigned)) for assigned in steps]
 
 
 def _point(job: Job, layout: Layout) -> Point:

@@ -71,7 +71,7 @@ def step_seconds(m, v, stages):
     p, longest = len(stages), max(tails)
     if v == 1:
         return m * max(times) + sum(times) - max(times) + longest
-    rounds, passes, stalls, paces = m / p, [], 0.0, []
+    rounds, passes, stalls, bottlenecks = m / p, [], 0.0, []
     layer = [(t - e) / k for t, k, e in zip(times, layers, ends, strict=True)]
     small, large = (
         [w * each for w, each in zip(layer, counts, strict=True)]
@@ -81,5 +81,5 @@ def step_seconds(m, v, stages):
         passes.append(v * large[r] + ends[r])
         stalls += (rounds - 1) * max(0.0, large[r] - small[r] - large[r] / p)
         wait = small[-1] + ends[-1] - small[r] - large[r] / p * (1 - 1 / rounds)
-        paces.append(times[r] + (max(0.0, wait) if r < p - 1 else 0.0))
-    return m * max(paces) + (sum(passes) - max(paces)) / v + stalls + longest
+        bottlenecks.append(times[r] + (max(0.0, wait) if r < p - 1 else 0.0))
+    return m * max(bottlenecks) + (sum(passes) - max(bottlenecks)) / v + stalls + longest

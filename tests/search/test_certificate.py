@@ -142,7 +142,7 @@ def test_a_prune_that_drops_the_winner(monkeypatch, job, objective):
 
 
 @pytest.mark.parametrize("name", ["even_split_seconds", "greedy_choice"])
-def test_first_fillings_that_are_priced_too_low(monkeypatch, job, name):
+def test_first_assignments_that_are_priced_too_low(monkeypatch, job, name):
     """They make the cutoff, so that a low one could rule the optimum out."""
     honest = getattr(best_first, name)
 

@@ -137,7 +137,7 @@ def test_runners_up_lose_by_the_objective():
             assert said == pytest.approx(cost / own - 1, abs=6e-4)
 
 
-def test_top_lists_as_many_distinct_cuts_with_what_differs():
+def test_top_lists_as_many_distinct_partitions_with_what_differs():
     found = search(job(), FREE, top=6)
     cuts = {(r.layout.tp, r.layout.pp, r.layout.dp, r.layout.cp, r.layout.ep, r.layout.zero) for r in found.runners_up}
     assert len(cuts) == len(found.runners_up) == 6

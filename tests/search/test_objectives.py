@@ -16,7 +16,7 @@ from planner.cost.estimate import estimate
 from planner.cost.run import longest_step_seconds
 from planner.errors import InputError
 from planner.layout import Layout
-from planner.search.objectives import OBJECTIVES, BestCuts, Objective, objective_of
+from planner.search.objectives import OBJECTIVES, BestPartitions, Objective, objective_of
 from planner.search.optimum.pricing import layout_at
 from planner.search.search import NothingFits, search
 from planner.search.space.configurations import allowed_policies, legal_degrees
@@ -164,7 +164,7 @@ LAYOUTS = st.lists(st.tuples(st.integers(1, 4), st.integers(1, 8), st.floats(0.1
 @given(name=st.sampled_from(["throughput", "cost", "gpus"]), places=st.integers(1, 3), layouts=LAYOUTS)
 def test_a_cutoff_lets_through_what_takes_a_place_and_nothing_else(name, places, layouts):
     objective = Objective(name=name)
-    best = BestCuts(objective, places)
+    best = BestPartitions(objective, places)
     ranks = {}
     for tp, devices, seconds in layouts:
         one = Layout(tp=tp, layers_per_stage=(1,), recompute=("none",))

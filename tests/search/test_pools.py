@@ -18,7 +18,7 @@ from planner.cost.stage import POLICIES, stage_of
 from planner.errors import InputError
 from planner.layout import Layout, balanced_chunks
 from planner.search.bounds.of_memory import may_fit
-from planner.search.bounds.of_pools import PoolFloors, placed
+from planner.search.bounds.of_pools import PoolBounds, placed
 from planner.search.objectives import OBJECTIVES, Objective
 from planner.search.optimum.dynamic_program import best_choice
 from planner.search.optimum.pricing import price_candidates
@@ -124,8 +124,8 @@ def every_place(job, common):
                     yield tuple(pool for pool, number in zip(order, stages, strict=True) for _ in range(number))
 
 
-def fillings(job, pp, v):
-    splits = compositions(job.model.num_layers, pp, v) if job.engine.pipeline.uneven_stages else []
+def assignments(job, pp, v):
+    splits = compositions(job.model.num_layers, pp, v) if job.engine.uneven_stages else []
     splits = splits or [(job.model.num_layers // pp,) * pp]
     for split in splits:
         whole = {k % (v * job.model.global_every) for k in split} == {0} and len(set(split)) == 1
@@ -175,7 +175,7 @@ def every_layout(job):
         m, v = job.training.global_batch_size // (common["dp"] * common["mbs"]), common["interleave"]
         for places in every_place(job, common):
             crossings, apart = list(borders(places, v)), places[0] != places[-1]
-            for split, chosen in fillings(job, common["pp"], v):
+            for split, chosen in assignments(job, common["pp"], v):
                 stages = [
                     stage_price(
                         job, common, r, k, POLICIES.index(p), places[r], crossings[r], apart, sum(split[:r]), known
@@ -273,7 +273,7 @@ def test_brute_force_by_stages_is_brute_force_by_ledgers(seed):
     for common in every_configuration(job):
         v = common["interleave"]
         for places in every_place(job, common):
-            for split, chosen in fillings(job, common["pp"], v):
+            for split, chosen in assignments(job, common["pp"], v):
                 count += 1
                 layout = Layout(
                     **common,
@@ -297,7 +297,7 @@ def every_placement(job, degrees):
 
 @pytest.mark.parametrize("seed", range(8))
 def test_bounds_stay_below_the_exact_optimum(seed):
-    """Each bound alone: of cuts, of configurations without places, and of those with places at several cutoffs."""
+    """Each bound alone: of partitions, of configurations without places, of those with places at several cutoffs."""
     job, best = small_job(seed), np.inf
     for degrees in legal_degrees(job, NO_CONSTRAINTS):
         everything, rows = every_placement(job, degrees)
@@ -308,10 +308,10 @@ def test_bounds_stay_below_the_exact_optimum(seed):
         of_degrees = np.full(len(degrees), np.inf)
         np.minimum.at(of_degrees, rows, exact)
         best, few = min(best, exact.min()), of_degrees * (1 + 1e-12)
-        floors = PoolFloors(job, degrees)
-        assert np.all(floors.cut_bound_seconds(degrees) <= few)
-        assert np.all(floors.timing_bound_seconds(degrees) <= few)
-        assert np.all(floors.timing_bound_seconds(degrees, any_experts=True) <= few)
+        lower = PoolBounds(job, degrees)
+        assert np.all(lower.partition_bound_seconds(degrees) <= few)
+        assert np.all(lower.timing_bound_seconds(degrees) <= few)
+        assert np.all(lower.timing_bound_seconds(degrees, any_experts=True) <= few)
         policies = allowed_policies(job, NO_CONSTRAINTS, degrees)
         for expects_little in (False, True):
             may = may_fit(job, degrees, list(policies), expects_little=expects_little)

@@ -19,9 +19,9 @@ from planner.cost.stage import POLICIES, stage_of
 from planner.errors import InputError
 from planner.layout import Layout, balanced_chunks, format_layout, of_chunks
 from planner.search.bounds.even_splits import can_interleave, even_split_seconds
-from planner.search.bounds.of_layers import LayerFloors, most_layers
+from planner.search.bounds.of_layers import LayerBounds, most_layers
 from planner.search.bounds.of_memory import always_fits, least_stage_bytes, may_fit, of_smallest_microbatches
-from planner.search.bounds.of_steps import floor_prices, lower_bound_seconds
+from planner.search.bounds.of_steps import least_costs, lower_bound_seconds
 from planner.search.least_memory import least_peak, within_bytes
 from planner.search.objectives import Objective
 from planner.search.optimum.dynamic_program import best_choice
@@ -120,7 +120,7 @@ def policies_of(job, offload):
     return [each for each in policies if not with_activations or each in job.engine.offload.activations_of]
 
 
-def fillings(job, pp, v, offload):
+def assignments(job, pp, v, offload):
     """All layers and policies of the stages."""
     layers = job.model.num_layers
     splits = compositions(layers, pp, v) if job.engine.pipeline.uneven_stages else [(layers // pp,) * pp]
@@ -147,7 +147,7 @@ def brute_force_by_ledger(job):
     best, count = np.inf, 0
     for common in every_configuration(job):
         v = common["interleave"]
-        for split, chosen in fillings(job, common["pp"], v, common["offload"]):
+        for split, chosen in assignments(job, common["pp"], v, common["offload"]):
             count += 1
             layout = Layout(**common, layers_per_stage=balanced_chunks(split, v), recompute=chosen * v)
             priced = estimate(job, layout)
@@ -163,7 +163,7 @@ def brute_force(job):
         cells = [
             (c, r, k, POLICIES.index(p), first)
             for c, common in enumerate(here)
-            for split, chosen in fillings(job, common["pp"], common["interleave"], offload)
+            for split, chosen in assignments(job, common["pp"], common["interleave"], offload)
             for r, (k, p, first) in enumerate(zip(split, chosen, begins(split), strict=True))
         ]
         cells = sorted(set(cells))
@@ -183,7 +183,7 @@ def brute_force(job):
         }
         for c, common in enumerate(here):
             m, v = job.training.global_batch_size // (common["dp"] * common["mbs"]), common["interleave"]
-            for split, chosen in fillings(job, common["pp"], v, offload):
+            for split, chosen in assignments(job, common["pp"], v, offload):
                 count += 1
                 stages = [
                     of_cell.get((c, r, k, POLICIES.index(p), first))
@@ -410,7 +410,7 @@ def test_the_least_memory_is_that_of_brute_force_where_layers_differ(seed):
         if common["pp"] != 3:
             continue
         v = common["interleave"]
-        for split, chosen in fillings(job, common["pp"], v, common["offload"]):
+        for split, chosen in assignments(job, common["pp"], v, common["offload"]):
             layout = Layout(**common, layers_per_stage=balanced_chunks(split, v), recompute=chosen * v)
             least = min(least, estimate(job, layout).peak_bytes)
     found = least_peak(job, Constraints.parse(["pp=3"], []))
@@ -455,7 +455,7 @@ def somehow_slowed(job, seed):
 
 
 def check_tails(job):
-    """The floor of the longest tail against all ways to cut the model, each stage with its best policy."""
+    """The bound of the longest tail against all partitions of the model, each stage with its best policy."""
     for degrees in legal_degrees(job, NO_CONSTRAINTS):
         policies = allowed_policies(job, NO_CONSTRAINTS, degrees)
         for pp, v in set(zip(degrees.pp.tolist(), degrees.interleave.tolist(), strict=True)):
@@ -472,8 +472,8 @@ def check_tails(job):
                 ]
                 least = np.minimum(least, np.max(tails, axis=0))
             chosen = {policy: mask[rows] for policy, mask in policies.items()}
-            floor = floor_prices(job, x, chosen, np.inf, any_replicas=False).tail
-            assert np.all(floor <= least * (1 + 1e-12)), (pp, float((floor / least).max()))
+            bound = least_costs(job, x, chosen, np.inf, any_replicas=False).tail
+            assert np.all(bound <= least * (1 + 1e-12)), (pp, float((bound / least).max()))
 
 
 def shortest_tail(job, degrees, policies, index, first, number):
@@ -485,14 +485,14 @@ def shortest_tail(job, degrees, policies, index, first, number):
 
 
 @pytest.mark.parametrize("seed", [0, 3, 14, 21])
-def test_no_cut_of_the_model_has_shorter_tails_than_the_floor(seed):
+def test_no_partition_of_the_model_has_shorter_tails_than_the_bound(seed):
     check_tails(predicting(somehow_slowed(job_of_different_layers(seed, gpus=8), seed), seed % 3))
     check_tails(somehow_slowed(small_job(seed), seed))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(100, 200))
-def test_no_cut_of_many_models_has_shorter_tails_than_the_floor(seed):
+def test_no_partition_of_many_models_has_shorter_tails_than_the_bound(seed):
     engine = ["megatron", "torch", "torchtitan", "deepspeed"][seed % 4]
     check_tails(somehow_slowed(job_of_different_layers(seed, engine, gpus=8), seed))
     check_bounds(somehow_slowed(job_of_different_layers(seed, engine), seed))
@@ -581,10 +581,10 @@ def check_bounds(job):
         best = min(best, exact.min())
         fits = np.isfinite(exact)
         few = exact * (1 + 1e-12)
-        floors = LayerFloors(job, degrees)
-        assert np.all(floors.cut_bound_seconds(degrees) <= few)
-        assert np.all(floors.timing_bound_seconds(degrees) <= few)
-        assert np.all(floors.timing_bound_seconds(degrees, any_experts=True) <= floors.timing_bound_seconds(degrees))
+        lower = LayerBounds(job, degrees)
+        assert np.all(lower.partition_bound_seconds(degrees) <= few)
+        assert np.all(lower.timing_bound_seconds(degrees) <= few)
+        assert np.all(lower.timing_bound_seconds(degrees, any_experts=True) <= lower.timing_bound_seconds(degrees))
         small = least_stage_bytes(job, degrees, list(policies)) <= job.memory_limit_bytes
         assert np.all(small[fits])
         assert np.array_equal(may_fit(job, degrees, list(policies)), small)
@@ -829,7 +829,7 @@ def test_ctrl_c_while_the_solver_runs_returns_what_is_known(job, best, monkeypat
     def interrupted(*_args, **_options):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("planner.search.search.solve", interrupted)
+    monkeypatch.setattr("planner.search.decision.solve", interrupted)
     found = search(job, NO_CONSTRAINTS)
     assert found.certificate.status == "interrupted"
     assert found.step_seconds == pytest.approx(best.step_seconds, rel=1e-12)
@@ -839,7 +839,7 @@ def test_ctrl_c_before_anything_is_found_ends_the_search(job, monkeypatch):
     def interrupted(*_args, **_options):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("planner.search.best_first.device_cuts", interrupted)
+    monkeypatch.setattr("planner.search.best_first.device_partitions", interrupted)
     with pytest.raises(KeyboardInterrupt):
         search(job, NO_CONSTRAINTS)
 

@@ -43,7 +43,7 @@ def two_stages() -> Candidate:
         policy=np.zeros(10, dtype=np.int64),
         seconds=layers * np.array([1.0, 2.0])[stage],
         pass_seconds=layers * np.array([1.0, 2.0])[stage],
-        room_seconds=np.zeros(10),
+        slack_seconds=np.zeros(10),
         tail_seconds=layers * np.float64(0.25),
     )
 

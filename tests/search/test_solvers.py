@@ -80,7 +80,7 @@ def make_candidate(rng: random.Random, *, max_stages: int = 4, max_layers: int =
         policy=np.array(policy, dtype=np.int64),
         seconds=np.array(seconds, dtype=np.float64),
         pass_seconds=np.array([each / chunks + (chunks - 1) * price(0.5) for each in seconds], dtype=np.float64),
-        room_seconds=np.array([waits * (each / 2 + price(1.0)) for each in seconds], dtype=np.float64),
+        slack_seconds=np.array([waits * (each / 2 + price(1.0)) for each in seconds], dtype=np.float64),
         tail_seconds=np.array(tail, dtype=np.float64),
     )
 
@@ -92,13 +92,13 @@ def make_candidates(rng: random.Random, most: int = 4) -> list[Candidate]:
 
 def all_choices(candidate: Candidate, index: int = 0) -> list[Choice]:
     columns_of = [np.flatnonzero(candidate.stage == stage).tolist() for stage in range(candidate.num_stages)]
-    layers, seconds, passes, room, tail = (
+    layers, seconds, passes, slack, tail = (
         array.tolist()
         for array in (
             candidate.layers,
             candidate.seconds,
             candidate.pass_seconds,
-            candidate.room_seconds,
+            candidate.slack_seconds,
             candidate.tail_seconds,
         )
     )
@@ -107,9 +107,9 @@ def all_choices(candidate: Candidate, index: int = 0) -> list[Choice]:
         ends = list(itertools.accumulate((layers[column] for column in columns), initial=0))
         begins = [state_of(end, candidate.pattern.leading, candidate.pattern.period) for end in ends[:-1]]
         if ends[-1] == candidate.num_layers and begins == candidate.start[list(columns)].tolist():
-            last_chunk = room[columns[-1]]
-            pace = max(seconds[column] + max(0.0, last_chunk - room[column]) for column in columns)
-            step = candidate.constant_seconds + candidate.steady_count * pace
+            last_chunk = slack[columns[-1]]
+            bottleneck = max(seconds[column] + max(0.0, last_chunk - slack[column]) for column in columns)
+            step = candidate.constant_seconds + candidate.steady_count * bottleneck
             step += math.fsum(passes[column] for column in columns) + max(tail[column] for column in columns)
             found.append(Choice(candidate=index, columns=columns, objective_seconds=step))
     return found
@@ -156,7 +156,7 @@ def check_bounds(rng: random.Random) -> None:
         assert np.all(bounds.columns[index] <= through * (1 + 1e-12))
         for choice in choices:
             columns = list(choice.columns)
-            assert bounds.bottleneck[index] <= candidate.seconds[columns].max()  # and the pace is no shorter
+            assert bounds.bottleneck[index] <= candidate.seconds[columns].max()  # and the bottleneck is no shorter
             assert bounds.tail[index] <= candidate.tail_seconds[columns].max()
 
 
@@ -225,7 +225,7 @@ def simple(seconds: list[list[float]], num_layers: int, steady_count: float) -> 
         policy=np.zeros(len(stage), dtype=np.int64),
         seconds=np.concatenate([np.asarray(times) for times in seconds]),
         pass_seconds=np.concatenate([np.asarray(times) for times in seconds]),
-        room_seconds=np.zeros(len(stage)),
+        slack_seconds=np.zeros(len(stage)),
         tail_seconds=np.zeros(len(stage)),
     )
 
@@ -308,8 +308,8 @@ def test_dominated_columns_are_needed_by_no_optimum_and_the_rest_are_better_in_s
     assert best_seconds(all_choices(kept)) == best_seconds(all_choices(candidate))
     for stage, start, layers in {*zip(kept.stage.tolist(), kept.start.tolist(), kept.layers.tolist(), strict=True)}:
         here = (kept.stage == stage) & (kept.start == start) & (kept.layers == layers)
-        room = kept.room_seconds[here] * (1 if stage == kept.num_stages - 1 else -1)
-        prices = [*zip(kept.seconds[here], kept.pass_seconds[here], kept.tail_seconds[here], room, strict=True)]
+        slack = kept.slack_seconds[here] * (1 if stage == kept.num_stages - 1 else -1)
+        prices = [*zip(kept.seconds[here], kept.pass_seconds[here], kept.tail_seconds[here], slack, strict=True)]
         for one, other in itertools.permutations(prices, 2):
             assert any(mine < theirs for mine, theirs in zip(one, other, strict=True))
 
@@ -364,7 +364,7 @@ def pipeline(num_layers: int, num_stages: int, num_microbatches: int, seed: int)
         policy=columns[:, 2].astype(np.int64),
         seconds=columns[:, 3],
         pass_seconds=columns[:, 3],
-        room_seconds=np.zeros(len(columns)),
+        slack_seconds=np.zeros(len(columns)),
         tail_seconds=columns[:, 4],
     )
 
@@ -417,5 +417,5 @@ def test_a_wrong_answer_of_the_integer_program_is_caught(monkeypatch: pytest.Mon
         choice=worse, status="optimal", bound_seconds=worse.objective_seconds, num_columns=1, num_candidates=1
     )
     monkeypatch.setattr(certificate, "solve_program", lambda *_args, **_options: answer)
-    with pytest.raises(AssertionError, match=r"greedy filling takes|below the integer program's bound"):
+    with pytest.raises(AssertionError, match=r"greedy assignment takes|below the integer program's bound"):
         solve([candidate])

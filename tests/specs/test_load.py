@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from planner.errors import InputError
-from planner.specs.by_name import load_model
+from planner.specs.by_name import load_model, other_engines
 from planner.specs.cluster_documents import load_cluster
 from planner.specs.job import PoolJob
-from planner.specs.load import load_cluster, load_job, load_model, other_engines
+from planner.specs.load import load_job
 
 
 def job(model: str = "llama2-7b", cluster: str = "dgx-a100", **options: Any) -> PoolJob:

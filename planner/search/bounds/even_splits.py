@@ -1,4 +1,4 @@
-"""The even split of configurations: a first filling, and the only one of schedules that have to be executed."""
+"""The even split of configurations: a first assignment, and the only one of schedules that have to be executed."""
 
 from __future__ import annotations
 
@@ -35,15 +35,15 @@ class EvenSplit:
     policy: NDArray[np.int64]
     seconds: NDArray[np.float64]
     fill_seconds: NDArray[np.float64]
-    room_seconds: NDArray[np.float64]
+    slack_seconds: NDArray[np.float64]
     tail_seconds: NDArray[np.float64]
 
     @property
-    def pace(self) -> NDArray[np.float64]:
+    def bottleneck(self) -> NDArray[np.float64]:
         """Seconds from one microbatch to the next, of the slowest stage and its wait for the last chunk, [n]."""
         ends = np.append(self.first, len(self.layers))[1:]
-        last_chunk = np.repeat(self.room_seconds[ends - 1], ends - self.first)
-        each = pace_seconds(self.seconds, self.room_seconds, last_chunk)
+        last_chunk = np.repeat(self.slack_seconds[ends - 1], ends - self.first)
+        each = pace_seconds(self.seconds, self.slack_seconds, last_chunk)
         return np.asarray(np.maximum.reduceat(each, self.first), dtype=np.float64)
 
     @property
@@ -84,7 +84,7 @@ def even_splits(job: PoolJob, degrees: DegreeArrays, policies: PolicyMasks) -> E
         fits = fits & can_interleave(job, x, index, layers)
     prices = stage_prices(job, x, stage)
     terms = prices.microbatch_seconds, *interleaving_terms(job, x, stage, prices), prices.tail_seconds
-    seconds, fill, room, tail = (np.broadcast_to(each, shape) for each in terms)
+    seconds, fill, slack, tail = (np.broadcast_to(each, shape) for each in terms)
     which = np.where(fits, seconds, np.inf).argmin(axis=0)
     cheapest = which, np.arange(len(owner))
     return EvenSplit(
@@ -94,7 +94,7 @@ def even_splits(job: PoolJob, degrees: DegreeArrays, policies: PolicyMasks) -> E
         policy=choice[which, 0],
         seconds=seconds[cheapest],
         fill_seconds=fill[cheapest],
-        room_seconds=room[cheapest],
+        slack_seconds=slack[cheapest],
         tail_seconds=tail[cheapest],
     )
 
@@ -102,9 +102,12 @@ def even_splits(job: PoolJob, degrees: DegreeArrays, policies: PolicyMasks) -> E
 def even_split_seconds(job: PoolJob, degrees: DegreeArrays, policies: PolicyMasks) -> NDArray[np.float64]:
     """Step time of the even split with the cheapest policy that fits on each stage; infinite where it does not fit.
 
-    A filling that exists, so an upper bound of what the configuration can do.
+    An assignment that exists, so an upper bound of what the configuration can do.
+
+    Buys (`first-assignments`): GPT-3 on 1,024 devices 0.53 s in place of 4.35, DeepSeek-V3 on 11,000 1.36 in place of
+    over 15.
     """
     split = even_splits(job, degrees, policies)
     m, v = num_microbatches(job, degrees), degrees.interleave
     fill = np.add.reduceat(split.fill_seconds, split.first)
-    return np.where(split.fits, step_seconds(m, v, split.pace, fill, split.longest_tail), np.inf)
+    return np.where(split.fits, step_seconds(m, v, split.bottleneck, fill, split.longest_tail), np.inf)

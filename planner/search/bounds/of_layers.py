@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "INSIDE",
-    "LayerFloors",
+    "LayerBounds",
     "LayerShapes",
     "hides_exchanges",
     "kinds_main_first",
@@ -68,7 +68,7 @@ def stage_of_kind(kind: Sequence[Flag], *, index: Number, num_layers: Number, po
 
 
 def num_main_layers(job: Job) -> int:
-    """Layers of the main kinds, which `floor_prices` puts first and `rooms_of_stages` counts."""
+    """Layers of the main kinds, which `least_costs` puts first and `capacities_of_stages` counts."""
     kinds = kinds_main_first(job)
     return sum(kind.number for kind in kinds if kind.has_experts == kinds[0].has_experts)
 
@@ -78,26 +78,26 @@ def hides_exchanges(job: PoolJob, degrees: DegreeArrays) -> bool:
     return job.engine.overlap.paired_passes and degrees.schedule == "dualpipev"
 
 
-def _layer_floors(job: PoolJob, degrees: DegreeArrays, parts: StageParts) -> list[Number]:
+def _least_layer_seconds(job: PoolJob, degrees: DegreeArrays, parts: StageParts) -> list[Number]:
     """Least seconds of one layer of each kind for one microbatch.
 
     Computation and tensor and expert parallel communication of a layer that recomputes nothing; broadcasts.
     """
-    floors = []
+    least = []
     for has_experts, is_local, _ in kinds_main_first(job):
         layer = parts.layers[has_experts, is_local]
         shows = has_experts and not hides_exchanges(job, degrees)
         exchange = 2.0 * layer.ep if shows else 0.0
-        felt = sum_of(layer.tp) - sum_of(layer.tp_hidden)
-        floors.append(layer.passes.total + felt + exchange)
-    return floors
+        exposed = sum_of(layer.tp) - sum_of(layer.tp_hidden)
+        least.append(layer.passes.total + exposed + exchange)
+    return least
 
 
-def _layer_floor(job: PoolJob, degrees: DegreeArrays, parts: StageParts) -> tuple[Number, Number]:
+def _mean_and_fastest(job: PoolJob, degrees: DegreeArrays, parts: StageParts) -> tuple[Number, Number]:
     """Least seconds of one layer for one microbatch: on average over the model's layers, and of its fastest kind."""
     mean: Number = 0.0
     fastest: Number = np.inf
-    for kind, seconds in zip(kinds_main_first(job), _layer_floors(job, degrees, parts), strict=True):
+    for kind, seconds in zip(kinds_main_first(job), _least_layer_seconds(job, degrees, parts), strict=True):
         mean, fastest = mean + kind.number / job.model.num_layers * seconds, np.minimum(fastest, seconds)
     return mean, fastest
 
@@ -110,25 +110,28 @@ def layer_loads(job: PoolJob, degrees: DegreeArrays) -> dict[LayerKind, NDArray[
     kinds = kinds_main_first(job)
     if len(kinds) == 1:
         return {kinds[0]: np.ones(len(degrees), dtype=np.int64)}
-    floors = np.stack(
-        [np.broadcast_to(each, (len(degrees),)) for each in _layer_floors(job, degrees, stage_parts(job, degrees))]
+    least = np.stack(
+        [
+            np.broadcast_to(each, (len(degrees),))
+            for each in _least_layer_seconds(job, degrees, stage_parts(job, degrees))
+        ]
     )
-    loads = np.rint(_LOADS_PER_LAYER * floors / floors.min(axis=0)).astype(np.int64)
+    loads = np.rint(_LOADS_PER_LAYER * least / least.min(axis=0)).astype(np.int64)
     return dict(zip(kinds, loads, strict=True))
 
 
-class LayerFloors:
+class LayerBounds:
     """Least seconds of a layer and of the head for every tp, cp, microbatch and degrees of experts, priced once.
 
-    Arrays are [cuts, microbatches, experts]: what differs in (tp, sp, cp), each divisor of the batch, and each pair
-    (ep, etp).
+    Arrays are [partitions, microbatches, experts]: what differs in (tp, sp, cp), each divisor of the batch, and each
+    pair (ep, etp).
     """
 
-    def __init__(self, job: PoolJob, cuts: DegreeArrays, pairs: Sequence[tuple[int, int]] | None = None) -> None:
-        """Price the cuts; `pairs` of (ep, etp) are those of the job unless they are given."""
+    def __init__(self, job: PoolJob, partitions: DegreeArrays, pairs: Sequence[tuple[int, int]] | None = None) -> None:
+        """Price the partitions; `pairs` of (ep, etp) are those of the job unless they are given."""
         self._job = job
-        distinct, _ = cuts.distinct("tp", "sp", "cp")
-        self._cuts, order = np.unique(_code(distinct), return_index=True)
+        distinct, _ = partitions.distinct("tp", "sp", "cp")
+        self._partitions, order = np.unique(_code(distinct), return_index=True)
         self._sizes = np.array(divisors(job.training.global_batch_size))
         pairs = sorted(pairs or expert_options(job))
         self._pairs = np.array([ep * _PLACE + etp for ep, etp in pairs])
@@ -136,27 +139,33 @@ class LayerFloors:
         x = replace(x, mbs=self._sizes[:, np.newaxis])
         x = replace(x, ep=np.array([ep for ep, _ in pairs]), etp=np.array([etp for _, etp in pairs]))
         shape = (len(order), len(self._sizes), len(pairs))
-        self._mean, self._fastest = (np.broadcast_to(each, shape) for each in _layer_floor(job, x, stage_parts(job, x)))
+        self._mean, self._fastest = (
+            np.broadcast_to(each, shape) for each in _mean_and_fastest(job, x, stage_parts(job, x))
+        )
         heads = (1 + job.model.mtp_layers) * head_seconds(job, x).total
         self._head = np.broadcast_to(heads, shape)[:, :, 0]
 
-    def cut_bound_seconds(self, cuts: DegreeArrays) -> NDArray[np.float64]:
-        """A step of these cuts takes at least this long, whatever microbatch, experts' degrees and the rest are.
+    def partition_bound_seconds(self, partitions: DegreeArrays) -> NDArray[np.float64]:
+        """A step of these partitions takes at least this long, whatever microbatch, experts' degrees and the rest are.
 
         The slowest stage does at least its share of all layers of every sequence: T >= B / dp * L / pp * the least
         seconds of a layer and sequence over all microbatch sizes.
 
+        Buys (`partition`): GPT-3 on 1,024 devices 0.57 s in place of 1.18, DeepSeek-V3 on 11,000 1.55 in place of 3.16.
+
         Source: derived here; tested to stay below the exact optimum.
         """
         batch, layers = self._job.training.global_batch_size, self._job.model.num_layers
-        each = (self._mean.min(axis=2) / self._sizes).min(axis=1)[self._cut_of(cuts)]
-        return np.asarray(batch / cuts.dp * (layers / cuts.pp) * each)
+        each = (self._mean.min(axis=2) / self._sizes).min(axis=1)[self._row_of(partitions)]
+        return np.asarray(batch / partitions.dp * (layers / partitions.pp) * each)
 
     def timing_bound_seconds(self, degrees: DegreeArrays, *, any_experts: bool = False) -> NDArray[np.float64]:
         """The same with microbatch size and interleave known: T >= (m - 1/v) * slowest + all work / v.
 
         The slowest of S stages takes at least the mean of all work, and ceil(L / S) layers, and what the last
         stage needs for one layer in each chunk and the head. `any_experts`: whatever the degrees of experts are.
+
+        Buys (`timing`): GPT-3 on 1,024 devices 0.54 s in place of 0.72, DeepSeek-V3 on 11,000 1.53 in place of over 15.
 
         Source: derived here; tested to stay below the exact optimum.
         """
@@ -174,19 +183,19 @@ class LayerFloors:
         self, degrees: DegreeArrays, *, any_experts: bool = False
     ) -> tuple[Number, Number, Number]:
         """Least seconds of one microbatch: of a mean layer, of a layer of the fastest kind, and of the head."""
-        cut, size = self._cut_of(degrees), np.searchsorted(self._sizes, degrees.mbs)
-        head = self._head[cut, size]
+        row, size = self._row_of(degrees), np.searchsorted(self._sizes, degrees.mbs)
+        head = self._head[row, size]
         if any_experts:
-            return self._mean.min(axis=2)[cut, size], self._fastest.min(axis=2)[cut, size], head
+            return self._mean.min(axis=2)[row, size], self._fastest.min(axis=2)[row, size], head
         pair = np.searchsorted(self._pairs, degrees.ep * _PLACE + degrees.etp)
-        return self._mean[cut, size, pair], self._fastest[cut, size, pair], head
+        return self._mean[row, size, pair], self._fastest[row, size, pair], head
 
-    def layer_seconds_of_sequence(self, cuts: DegreeArrays) -> NDArray[np.float64]:
+    def layer_seconds_of_sequence(self, partitions: DegreeArrays) -> NDArray[np.float64]:
         """Least seconds of a layer of the fastest kind for one sequence, whatever the microbatch size is."""
-        return np.asarray((self._fastest.min(axis=2) / self._sizes).min(axis=1)[self._cut_of(cuts)])
+        return np.asarray((self._fastest.min(axis=2) / self._sizes).min(axis=1)[self._row_of(partitions)])
 
-    def _cut_of(self, degrees: DegreeArrays) -> NDArray[np.int64]:
-        return np.asarray(np.searchsorted(self._cuts, _code(degrees)))
+    def _row_of(self, degrees: DegreeArrays) -> NDArray[np.int64]:
+        return np.asarray(np.searchsorted(self._partitions, _code(degrees)))
 
 
 _PLACE = 1 << 24  # more than any degree
@@ -218,23 +227,26 @@ def most_layers(
 
     So many layers in a row have at least so many whole periods of the pattern, less one for each chunk but the first.
     shapes: those of the configurations, where they are priced already.
+
+    Buys where columns are priced (`most-layers`): nothing that one run shows: GPT-3 on 1,024 devices 0.62 s in place of
+    0.58, DeepSeek-V3 on 11,000 1.51 in place of 1.63.
     """
     v, layers = degrees.interleave, job.model.num_layers
     most = layers - v * (degrees.pp - 1)
     if np.any(np.isfinite(cutoff_seconds)):
         shapes = shapes or layer_shapes(job, degrees)
         distinct, position = shapes.degrees, shapes.position
-        of_kinds = zip(kinds_main_first(job), _layer_floors(job, distinct, shapes.parts), strict=True)
-        floors = {kind[:2]: floor for kind, floor in of_kinds}
+        of_kinds = zip(kinds_main_first(job), _least_layer_seconds(job, distinct, shapes.parts), strict=True)
+        least = {kind[:2]: seconds for kind, seconds in of_kinds}
         steady = np.maximum(steady_count(num_microbatches(job, degrees), v), 1e-9)
         slowest = np.maximum(cutoff_seconds, 0.0) / steady * (1 + 1e-9)
-        each = np.broadcast_to(np.minimum.reduce(list(floors.values())), (len(distinct),))[position]
+        each = np.broadcast_to(np.minimum.reduce(list(least.values())), (len(distinct),))[position]
         most = np.minimum(most, np.floor(slowest / each))
         pattern = pattern_of(job)
         if pattern.period > 1:
             one = stage_of(job, index=INSIDE, num_layers=pattern.period, policy=0, first=pattern.leading)
             held = timed_kinds(job, distinct, one)  # also a kind that only layers for further tokens may be, of none
-            whole = sum_of(number * floors[kind] for kind, number in held if kind in floors)
+            whole = sum_of(number * least[kind] for kind, number in held if kind in least)
             periods = np.floor(slowest / np.broadcast_to(whole, (len(distinct),))[position])
             most = np.minimum(most, pattern.leading + pattern.period * (periods + v) - v)
     return np.asarray(most, dtype=np.int64)

@@ -24,19 +24,19 @@ if TYPE_CHECKING:
     from planner.specs.job import Job, PoolJob
 
 __all__ = [
-    "Rooms",
+    "Capacities",
     "always_fits",
+    "capacities_of_stages",
     "held_in_time",
     "least_shares",
     "least_stage_bytes",
     "may_fit",
     "of_smallest_microbatches",
-    "rooms_of_stages",
 ]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rooms:
+class Capacities:
     """Layers of the main kinds that each stage of each configuration can hold under each policy.
 
     owner: configuration of each stage, [stages]. is_last: the last of its pipeline. layers: [policies, stages], 0
@@ -58,25 +58,25 @@ def _whole(layers: NDArray[np.float64]) -> NDArray[np.float64]:
     return np.floor(layers * (1 + 1e-9))
 
 
-def held_in_time(spare_seconds: Number, layer_seconds: Number, room: Number, whole: bool) -> Number:
+def held_in_time(spare_seconds: Number, layer_seconds: Number, capacity: Number, whole: bool) -> Number:
     """Layers that stages hold within some seconds, under the policy that lets each hold most, [stages].
 
-    layer_seconds: of one more layer, and room: layers that memory allows, both [policies, stages]. whole: whether
+    layer_seconds: of one more layer, and capacity: layers that memory allows, both [policies, stages]. whole: whether
     layers are whole numbers.
     """
     held = np.zeros(np.shape(spare_seconds))
-    for price, most in zip(layer_seconds, room, strict=True):
+    for price, most in zip(layer_seconds, capacity, strict=True):
         in_time = spare_seconds / price
         held = np.maximum(held, np.minimum(most, _whole(in_time) if whole else in_time))
     return held
 
 
-def rooms_of_stages(job: PoolJob, degrees: DegreeArrays, policies: PolicyMasks) -> Rooms:
+def capacities_of_stages(job: PoolJob, degrees: DegreeArrays, policies: PolicyMasks) -> Capacities:
     """What memory lets each stage hold.
 
     Memory grows linearly with the layers from two on, and not slower below; on stages inside the pipeline it does
     so with the microbatches in flight too, so that two such stages give all. Layers of another kind beside those
-    that are counted only take room. Where all hold alike, a stage has whole layers.
+    that are counted only take memory. Where all hold alike, a stage has whole layers.
     """
     owner, index, _ = unrolled(degrees.pp)
     last = degrees.pp - 1
@@ -95,7 +95,7 @@ def rooms_of_stages(job: PoolJob, degrees: DegreeArrays, policies: PolicyMasks) 
         two, three = (everywhere(_bytes_with(job, degrees, ends, k, policy)) for k in (2, 3))
         most = np.maximum(2 + (job.memory_limit_bytes - two) / np.maximum(three - two, 1.0), 1.0)
         layers.append(np.where(mask[owner], _whole(most) if whole else most, 0.0))
-    return Rooms(owner=owner, is_last=is_last, layers=np.stack(layers), whole=whole)
+    return Capacities(owner=owner, is_last=is_last, layers=np.stack(layers), whole=whole)
 
 
 def _in_flight(job: PoolJob, degrees: DegreeArrays, stage: Number) -> Number:
@@ -109,10 +109,13 @@ def _bytes_with(job: PoolJob, degrees: DegreeArrays, index: Number, num_layers: 
 
 
 def always_fits(job: PoolJob, degrees: DegreeArrays, cutoff_seconds: Number) -> NDArray[np.bool_]:
-    """Where every filling of these configurations within the cutoff fits into memory, whatever it recomputes.
+    """Where every assignment of these configurations within the cutoff fits into memory, whatever it recomputes.
 
     Memory grows with the layers of a stage, which are at most `most_layers`, is largest without recompute, and lies
     between that of the two ends on the stages inside a pipeline. Stages of one chunk may begin anywhere.
+
+    Buys (`always-fits`): nothing that one run shows: GPT-3 on 1,024 devices 0.58 s in place of 0.57, DeepSeek-V3 on
+    11,000 1.50 in place of 1.66. Not measured where offload is allowed.
 
     Source: derived here; tested against the priced columns.
     """
@@ -142,7 +145,7 @@ def least_stage_bytes(job: PoolJob, degrees: DegreeArrays, policies: Sequence[in
 
 
 def least_shares(job: Job, degrees: DegreeArrays) -> NDArray[np.float64]:
-    """Share of a device that the fullest stage needs at least, in the pool with most room, under any policy, [n].
+    """Share of a device that the fullest stage needs at least, in the pool with most memory, under any policy, [n].
 
     Source: `least_stage_bytes`.
     """
@@ -155,6 +158,8 @@ def _least_last_stage_bytes(job: PoolJob, degrees: DegreeArrays, policies: Seque
     """The last stage needs at least this many bytes, whatever layers it holds: the head, the logits and the loss.
 
     Layers for multi-token prediction are among it, and keep what the policy of the stage keeps.
+
+    Buys (`last-stage`, medians of 3): nothing where nothing fits, 1.13 s in place of 1.07; not measured elsewhere.
 
     Source: derived here; tested against the priced columns.
     """
@@ -184,6 +189,11 @@ def may_fit(
 
     expects_little: look first at what many configurations share, which pays where few of them fit: at one sequence to a
     microbatch, and at the loss on the last stage.
+
+    Buys (`may-fit`): where nothing fits, Llama-3-405B on 32 devices, 0.84 s in place of over 30; GPT-3 on 1,024
+    nothing. `expects-little` (medians of 3): where nothing fits 0.94 s in place of 1.12 (ranges apart); GPT-3 on
+    100,000 1.05 in place of 1.09, DeepSeek-V3 on 11,000 and 100,000 1.32 and 4.78 in place of 1.59 and 5.20 (ranges
+    overlap).
     """
     if not expects_little:
         return _have_room(job, degrees, policies, 1.0)
@@ -191,8 +201,8 @@ def may_fit(
     fits = _have_room(job, smallest, policies, 1 + TIE)[position]
     if fits.any():
         left, ends = np.flatnonzero(fits), degrees.take(fits)
-        rooms = [_least_last_stage_bytes(pool, ends, policies) <= pool.memory_limit_bytes for pool in job.pools]
-        fits[left] = np.logical_or.reduce(rooms)
+        fits_last = [_least_last_stage_bytes(pool, ends, policies) <= pool.memory_limit_bytes for pool in job.pools]
+        fits[left] = np.logical_or.reduce(fits_last)
     if fits.any():
         fits[fits] = _have_room(job, degrees.take(fits), policies, 1.0)
     return fits

@@ -1,4 +1,4 @@
-"""What no filling of a configuration on a mixed cluster can beat; the counterpart of `step_bounds`.
+"""What no assignment of a configuration on a mixed cluster can beat; the counterpart of `of_steps`.
 
 A stage on pool i takes at least v p_i for its chunks, p_i being the least seconds of a layer there, and holds at most
 T / p_i layers in T seconds. So stages c_i on each pool, that together hold L layers, have a slowest one of at least
@@ -6,8 +6,8 @@ T / p_i layers in T seconds. So stages c_i on each pool, that together hold L la
     T >= (L + h_j / p_j) / sum_i (c_i / p_i)
 
 with h_j of the head in the pool j where the model ends. Before the stages have their pools, the sum is that of the
-fastest pools with room, and the head's share the least of any pool. A bound of the step follows as everywhere:
-(m - 1/v) * slowest + all work / v + the longest tail.
+fastest pools that have devices left, and the head's share the least of any pool. A bound of the step follows as
+everywhere: (m - 1/v) * slowest + all work / v + the longest tail.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ import numpy as np
 
 from planner.cost.prices import num_microbatches
 from planner.cost.schedule import steady_count, step_seconds
-from planner.search.bounds.of_layers import LayerFloors, num_main_layers
-from planner.search.bounds.of_memory import held_in_time, rooms_of_stages
-from planner.search.bounds.of_steps import floor_prices, lower_bound_seconds, single_stage_seconds
+from planner.search.bounds.of_layers import LayerBounds, num_main_layers
+from planner.search.bounds.of_memory import capacities_of_stages, held_in_time
+from planner.search.bounds.of_steps import least_costs, lower_bound_seconds, single_stage_seconds
 from planner.search.space.arrays import unrolled
 from planner.search.space.configurations import expert_options
 from planner.search.space.placements import (
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from planner.search.space.placements import Placements
     from planner.specs.job import Job
 
-__all__ = ["PoolFloors", "placed", "promising_placements"]
+__all__ = ["PoolBounds", "placed", "promising_placements"]
 
 _ROUNDING: Final = 1 - 1e-12
 """Sums in another order than the prices' own may end this much higher."""
@@ -52,48 +52,51 @@ _LONG: Final = 1e30  # seconds; longer than anything, and finite
 _MOST_ROWS: Final = 20_000  # configurations whose stages are looked at one by one at a time
 
 
-class PoolFloors:
-    """`LayerFloors` of every pool, and what they say of configurations whose stages have no pool yet."""
+class PoolBounds:
+    """`LayerBounds` of every pool, and what they say of configurations whose stages have no pool yet."""
 
-    def __init__(self, job: Job, cuts: DegreeArrays) -> None:
+    def __init__(self, job: Job, partitions: DegreeArrays) -> None:
         self._job = job
         pairs = expert_options(job)
-        self._floors = [LayerFloors(pool, cuts, pairs) for pool in job.pools]
+        self._of_pools = [LayerBounds(pool, partitions, pairs) for pool in job.pools]
 
-    def cut_bound_seconds(self, cuts: DegreeArrays) -> NDArray[np.float64]:
-        """As that of `LayerFloors`, with the stages on the fastest pools.
+    def partition_bound_seconds(self, partitions: DegreeArrays) -> NDArray[np.float64]:
+        """As that of `LayerBounds`, with the stages on the fastest pools.
 
         Source: derived here; tested to stay below the exact optimum.
         """
-        if len(self._floors) == 1:
-            return self._floors[0].cut_bound_seconds(cuts)
-        each = np.stack([floors.layer_seconds_of_sequence(cuts) for floors in self._floors], axis=1)
-        stages = fastest_stages(self._job, cuts, each)
+        if len(self._of_pools) == 1:
+            return self._of_pools[0].partition_bound_seconds(partitions)
+        each = np.stack([bounds.layer_seconds_of_sequence(partitions) for bounds in self._of_pools], axis=1)
+        stages = fastest_stages(self._job, partitions, each)
         batch, layers = self._job.training.global_batch_size, self._job.model.num_layers
-        return np.asarray(batch / cuts.dp * layers / (stages / each).sum(axis=1) * _ROUNDING)
+        return np.asarray(batch / partitions.dp * layers / (stages / each).sum(axis=1) * _ROUNDING)
 
     def timing_bound_seconds(self, degrees: DegreeArrays, *, any_experts: bool = False) -> NDArray[np.float64]:
-        """As that of `LayerFloors`, with the stages on the fastest pools.
+        """As that of `LayerBounds`, with the stages on the fastest pools.
 
         Source: derived here; tested to stay below the exact optimum.
         """
-        if len(self._floors) == 1:
-            return self._floors[0].timing_bound_seconds(degrees, any_experts=any_experts)
-        prices = [floors.layer_and_head_seconds(degrees, any_experts=any_experts)[1:] for floors in self._floors]
+        if len(self._of_pools) == 1:
+            return self._of_pools[0].timing_bound_seconds(degrees, any_experts=any_experts)
+        prices = [bounds.layer_and_head_seconds(degrees, any_experts=any_experts)[1:] for bounds in self._of_pools]
         layer, head = (np.stack(each, axis=1) for each in zip(*prices, strict=True))
         layer = np.where(room_in_pools(self._job, degrees) > 0, layer, np.inf)
         stages = fastest_stages(self._job, degrees, layer)
-        floors = _Floors(layer=layer, ends=head, tail=np.zeros_like(head), by_policy=layer[np.newaxis])
-        return _step_seconds(self._job, degrees, floors, stages, last=None)
+        costs = _PoolCosts(layer=layer, ends=head, tail=np.zeros_like(head), by_policy=layer[np.newaxis])
+        return _step_seconds(self._job, degrees, costs, stages, last=None)
 
     def sharded_bound_seconds(
         self, degrees: DegreeArrays, policies: PolicyMasks, cutoff_seconds: NDArray[np.float64]
     ) -> NDArray[np.float64]:
         """The same with experts and ZeRO stage known, whatever the replicas of the sharded group and the pools are.
 
+        Buys (`any-replicas`, medians of 3): DeepSeek-V3 on 11,000 devices 1.48 s in place of 1.68, on 100,000 5.38 in
+        place of 6.29 (ranges apart); GPT-3 on 100,000, and where nothing fits, nothing.
+
         Source: `lower_bound_seconds`; on several pools the bound before.
         """
-        if len(self._floors) > 1:
+        if len(self._of_pools) > 1:
             return self.timing_bound_seconds(degrees)
         (pool,) = self._job.pools
         return lower_bound_seconds(pool, degrees, policies, cutoff_seconds=cutoff_seconds, any_replicas=True)
@@ -109,7 +112,7 @@ def promising_placements(job: Job, constraints: Constraints, degrees: DegreeArra
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Floors:
+class _PoolCosts:
     """Least prices of the stages of configurations on each pool, [n, pools].
 
     layer: seconds of one more layer. ends: of the end of the model besides. tail: of the longest tail, were it there.
@@ -121,15 +124,15 @@ class _Floors:
     tail: NDArray[np.float64]
     by_policy: NDArray[np.float64]
 
-    def take(self, rows: Rows) -> _Floors:
+    def take(self, rows: Rows) -> _PoolCosts:
         """The prices of these configurations."""
-        return _Floors(
+        return _PoolCosts(
             layer=self.layer[rows], ends=self.ends[rows], tail=self.tail[rows], by_policy=self.by_policy[:, rows]
         )
 
 
 def _slowest_and_work(
-    job: Job, degrees: DegreeArrays, floors: _Floors, stages: NDArray[np.int64], last: NDArray[np.int64] | None
+    job: Job, degrees: DegreeArrays, costs: _PoolCosts, stages: NDArray[np.int64], last: NDArray[np.int64] | None
 ) -> tuple[Number, Number]:
     """Least seconds of one microbatch in the slowest stage, and in all of them together.
 
@@ -137,29 +140,29 @@ def _slowest_and_work(
     """
     num_layers, v = job.model.num_layers, degrees.interleave
     used = stages > 0
-    layer = np.where(used, floors.layer, np.inf)
-    in_layers = floors.ends / floors.layer  # the end of the model, as so many layers
+    layer = np.where(used, costs.layer, np.inf)
+    in_layers = costs.ends / costs.layer  # the end of the model, as so many layers
     if last is None:
         last_layers, alone, ends = (
             np.where(used, each, np.inf).min(axis=1)
-            for each in (in_layers, v[:, np.newaxis] * floors.layer + floors.ends, floors.ends)
+            for each in (in_layers, v[:, np.newaxis] * costs.layer + costs.ends, costs.ends)
         )
     else:
         rows = np.arange(len(degrees))
-        last_layers, ends = in_layers[rows, last], floors.ends[rows, last]
-        alone = v * floors.layer[rows, last] + ends
+        last_layers, ends = in_layers[rows, last], costs.ends[rows, last]
+        alone = v * costs.layer[rows, last] + ends
     slowest = np.maximum((num_layers + last_layers) / (stages / layer).sum(axis=1), alone)
-    own = v[:, np.newaxis] * stages * np.where(used, floors.layer, 0.0)
+    own = v[:, np.newaxis] * stages * np.where(used, costs.layer, 0.0)
     work = own.sum(axis=1) + (num_layers - degrees.pp * v) * layer.min(axis=1) + ends
     return slowest, work
 
 
 def _step_seconds(
-    job: Job, degrees: DegreeArrays, floors: _Floors, stages: NDArray[np.int64], last: NDArray[np.int64] | None
+    job: Job, degrees: DegreeArrays, costs: _PoolCosts, stages: NDArray[np.int64], last: NDArray[np.int64] | None
 ) -> NDArray[np.float64]:
-    slowest, work = _slowest_and_work(job, degrees, floors, stages, last)
+    slowest, work = _slowest_and_work(job, degrees, costs, stages, last)
     m, v = num_microbatches(job, degrees), degrees.interleave
-    tail = np.where(stages > 0, floors.tail, np.inf).min(axis=1)
+    tail = np.where(stages > 0, costs.tail, np.inf).min(axis=1)
     return np.asarray(step_seconds(m, v, slowest, work, tail) * _ROUNDING)
 
 
@@ -178,11 +181,11 @@ def placed(
         return degrees, np.zeros(0)
     if len(job.pools) == 1:
         return degrees, lower_bound_seconds(job.pools[0], degrees, policies, cutoff_seconds=cutoff_seconds)
-    floors = _floors(job, degrees, policies, cutoff_seconds)
+    costs = _pool_costs(job, degrees, policies, cutoff_seconds)
     rows, stages = stage_counts(job, degrees)
-    possible = np.isfinite(np.where(stages > 0, floors.layer[rows], 0.0)).all(axis=1)
+    possible = np.isfinite(np.where(stages > 0, costs.layer[rows], 0.0)).all(axis=1)
     rows, stages = rows[possible], stages[possible]
-    bounds = _step_seconds(job, degrees.take(rows), floors.take(rows), stages, None)
+    bounds = _step_seconds(job, degrees.take(rows), costs.take(rows), stages, None)
     near = bounds <= cutoff_seconds[rows]
     rows, stages = rows[near], stages[near]
     again, order = orders_of(stages)
@@ -190,14 +193,16 @@ def placed(
     found = replace(degrees.take(rows), placement=placement_codes(job, order, stages))
     kept = np.flatnonzero(meets_pin(job, constraints, found))
     found, rows, stages = found.take(kept), rows[kept], stages[kept]
-    bounds = _step_seconds(job, found, floors.take(rows), stages, placements_of(job, found).last)
+    bounds = _step_seconds(job, found, costs.take(rows), stages, placements_of(job, found).last)
     kept = np.flatnonzero(bounds <= cutoff_seconds[rows])
     found, rows, bounds = found.take(kept), rows[kept], bounds[kept]
-    held = _holds_in_time(job, degrees, policies, floors, found, rows, cutoff_seconds[rows])
+    held = _holds_in_time(job, degrees, policies, costs, found, rows, cutoff_seconds[rows])
     return found.take(held), bounds[held]
 
 
-def _floors(job: Job, degrees: DegreeArrays, policies: PolicyMasks, cutoff_seconds: NDArray[np.float64]) -> _Floors:
+def _pool_costs(
+    job: Job, degrees: DegreeArrays, policies: PolicyMasks, cutoff_seconds: NDArray[np.float64]
+) -> _PoolCosts:
     """Least prices on each pool; a configuration of one stage has its own price there."""
     alone, piped = np.flatnonzero(degrees.pp == 1), np.flatnonzero(degrees.pp > 1)
     shape = (len(degrees), len(job.pools))
@@ -210,11 +215,11 @@ def _floors(job: Job, degrees: DegreeArrays, policies: PolicyMasks, cutoff_secon
             layer[alone, number] = step / num_microbatches(job, degrees.take(alone)) / job.model.num_layers
         if len(piped):
             chosen, cutoff = _of(policies, piped), cutoff_seconds[piped]
-            prices = floor_prices(pool, degrees.take(piped), chosen, cutoff, any_replicas=False)
+            prices = least_costs(pool, degrees.take(piped), chosen, cutoff, any_replicas=False)
             layer[piped, number] = prices.layer.min(axis=(0, 1))
             ends[piped, number], tail[piped, number] = prices.ends, prices.tail
             by_policy[:, piped, number] = prices.main
-    return _Floors(layer=layer, ends=ends, tail=tail, by_policy=by_policy)
+    return _PoolCosts(layer=layer, ends=ends, tail=tail, by_policy=by_policy)
 
 
 def _of(policies: PolicyMasks, rows: Rows) -> PolicyMasks:
@@ -225,12 +230,14 @@ def _holds_in_time(
     job: Job,
     degrees: DegreeArrays,
     policies: PolicyMasks,
-    floors: _Floors,
+    costs: _PoolCosts,
     found: DegreeArrays,
     rows: NDArray[np.int64],
     cutoff_seconds: NDArray[np.float64],
 ) -> NDArray[np.bool_]:
     """Whether the stages can hold all layers, by memory and within the slowest stage that the cutoff allows.
+
+    Buys (`holds-in-time`): Llama-3-70B on three pools 4.30 s in place of over 20.
 
     found: placed configurations, of `degrees` at `rows`. Those of one stage have been priced whole.
     """
@@ -240,30 +247,30 @@ def _holds_in_time(
         return holds
     used, of_found = np.unique(rows[piped], return_inverse=True)
     left, chosen = degrees.take(used), _of(policies, used)
-    of_stages = [rooms_of_stages(pool, left, chosen) for pool in job.pools]
-    room, whole = np.stack([rooms.layers for rooms in of_stages]), of_stages[0].whole
+    of_stages = [capacities_of_stages(pool, left, chosen) for pool in job.pools]
+    capacity, whole = np.stack([capacities.layers for capacities in of_stages]), of_stages[0].whole
     first = (np.cumsum(left.pp) - left.pp)[of_found]  # stage of each configuration
     for start in range(0, len(piped), _MOST_ROWS):
         part, begins = piped[start : start + _MOST_ROWS], first[start : start + _MOST_ROWS]
         x = found.take(part)
-        own, place = floors.take(rows[part]), placements_of(job, x)
+        own, place = costs.take(rows[part]), placements_of(job, x)
         spare = _most_of_slowest(job, x, own, place, cutoff_seconds[part])
         owner, index, _ = unrolled(x.pp)
         pool, stage = place.pool_of(owner, index), begins[owner] + index
         ends = np.where(index == x.pp[owner] - 1, own.ends[owner, pool], 0.0)
         prices = own.by_policy[:, owner, pool]
-        held = held_in_time(spare[owner] - ends, prices, np.moveaxis(room[pool, :, stage], 0, 1), whole)
+        held = held_in_time(spare[owner] - ends, prices, np.moveaxis(capacity[pool, :, stage], 0, 1), whole)
         total = np.bincount(owner, weights=held, minlength=len(part))
         holds[part] = total >= num_main_layers(job) * (1 - 1e-9)
     return np.asarray(holds)
 
 
 def _most_of_slowest(
-    job: Job, degrees: DegreeArrays, floors: _Floors, place: Placements, cutoff_seconds: NDArray[np.float64]
+    job: Job, degrees: DegreeArrays, costs: _PoolCosts, place: Placements, cutoff_seconds: NDArray[np.float64]
 ) -> NDArray[np.float64]:
     """Seconds of one microbatch that the slowest stage may take, so that the step stays within the cutoff, [n]."""
     m, v = num_microbatches(job, degrees), degrees.interleave
-    _, work = _slowest_and_work(job, degrees, floors, place.stages, place.last)
-    tail = np.where(place.stages > 0, floors.tail, np.inf).min(axis=1)
+    _, work = _slowest_and_work(job, degrees, costs, place.stages, place.last)
+    tail = np.where(place.stages > 0, costs.tail, np.inf).min(axis=1)
     most = (cutoff_seconds - (work / v + tail) * _ROUNDING) / np.maximum(steady_count(m, v), 1e-9)
     return np.asarray(np.where(np.isfinite(most), most, _LONG))

@@ -1,4 +1,4 @@
-"""What no filling of a configuration can beat: bounds of its step time, before any of it is priced stage by stage."""
+"""What no assignment of a configuration can beat: bounds of its step, before it is priced stage by stage."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from planner.search.bounds.of_layers import (
     num_main_layers,
     stage_of_kind,
 )
-from planner.search.bounds.of_memory import held_in_time, rooms_of_stages
+from planner.search.bounds.of_memory import capacities_of_stages, held_in_time
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -28,11 +28,11 @@ if TYPE_CHECKING:
     from planner.cost.prices import StagePrices
     from planner.numbers import Number, Rows
     from planner.search.bounds.of_layers import LayerShapes
-    from planner.search.bounds.of_memory import Rooms
+    from planner.search.bounds.of_memory import Capacities
     from planner.search.space.configurations import DegreeArrays, PolicyMasks
     from planner.specs.job import Job, PoolJob
 
-__all__ = ["FloorPrices", "floor_prices", "lower_bound_seconds", "single_stage_seconds"]
+__all__ = ["LeastCosts", "least_costs", "lower_bound_seconds", "single_stage_seconds"]
 
 
 _LONG = 1e30  # seconds; longer than anything, and finite
@@ -52,10 +52,12 @@ def lower_bound_seconds(
     and more of the optimizer's work; traffic between data-parallel ranks is left out.
 
     A stage with k layers takes at least k rho + send, rho being the price of a layer inside a stage of the most
-    layers (`floor_prices`). Summed over the stages and with what the last stage has besides, that is all work;
+    layers (`least_costs`). Summed over the stages and with what the last stage has besides, that is all work;
     the slowest of S stages takes the mean of it, and ceil(L / S) layers, and one layer a chunk and the head. Then
     T >= (m - 1/v) * slowest + all work / v + the tail of a stage of ceil(L / S) layers. Configurations that may
     stay within the cutoff by that are bounded again with the recompute that their memory forces on them.
+
+    Buys (`step`): GPT-3 on 1,024 devices 0.46 s in place of 7.41, DeepSeek-V3 on 11,000 1.46 in place of over 15.
 
     Source: derived here; tested to stay below the exact optimum.
     """
@@ -68,12 +70,12 @@ def lower_bound_seconds(
     if len(piped):
         left = degrees.take(piped)
         cutoff = np.broadcast_to(cutoff_seconds, (len(degrees),))
-        floor = floor_prices(job, left, _of(policies, piped), cutoff[piped], any_replicas)
-        bounds[piped] = _step_floor(job, left, floor, 0.0)
+        costs = least_costs(job, left, _of(policies, piped), cutoff[piped], any_replicas)
+        bounds[piped] = _least_step(job, left, costs, 0.0)
         near = bounds[piped] <= cutoff[piped]
         piped = piped[near]
         chosen = _of(policies, piped)
-        bounds[piped] = _bound_by_memory(job, degrees.take(piped), floor.take(near), chosen, cutoff[piped])
+        bounds[piped] = _bound_by_memory(job, degrees.take(piped), costs.take(near), chosen, cutoff[piped])
     return bounds
 
 
@@ -97,23 +99,26 @@ def single_stage_seconds(
 
 
 def _bound_by_memory(
-    job: PoolJob, degrees: DegreeArrays, floor: FloorPrices, policies: PolicyMasks, cutoff_seconds: Number
+    job: PoolJob, degrees: DegreeArrays, costs: LeastCosts, policies: PolicyMasks, cutoff_seconds: Number
 ) -> NDArray[np.float64]:
-    """The bound with what memory lets each stage hold, infinite where that is more than the cutoff for sure."""
-    rooms = rooms_of_stages(job, degrees, policies)
-    forced = _forced_seconds(job, degrees, floor, rooms)
-    bounds = _step_floor(job, degrees, floor, forced)
+    """The bound with what memory lets each stage hold, infinite where that is more than the cutoff for sure.
+
+    Buys (`memory-phase`): GPT-3 on 1,024 devices 0.68 s in place of 1.98; DeepSeek-V3 on 11,000 nothing (1.38, 1.43).
+    """
+    capacities = capacities_of_stages(job, degrees, policies)
+    forced = _forced_seconds(job, degrees, costs, capacities)
+    bounds = _least_step(job, degrees, costs, forced)
     steady = steady_count(num_microbatches(job, degrees), degrees.interleave)
     possible = np.isfinite(bounds)
-    slowest = np.where(possible, _slowest_floor(job, degrees, floor, forced), 0.0)
+    slowest = np.where(possible, _least_slowest(job, degrees, costs, forced), 0.0)
     rest = np.where(possible, bounds, 0.0) - steady * slowest
     most = (cutoff_seconds - rest) / np.maximum(steady, 1e-9)
-    held = _holds_in_time(job, degrees, floor, rooms, np.where(np.isfinite(most), most, _LONG))
+    held = _holds_in_time(job, degrees, costs, capacities, np.where(np.isfinite(most), most, _LONG))
     return np.where(held, bounds, np.inf)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FloorPrices:
+class LeastCosts:
     """Least prices of the stages of configurations; of kinds and policies by the leading axes.
 
     layer: [kinds, policies, n] seconds of one more layer, infinite where a policy is not allowed. num_main: kinds that
@@ -132,9 +137,9 @@ class FloorPrices:
         """Seconds of one more layer of the fastest of the main kinds, [policies, n]."""
         return self.layer[: self.num_main].min(axis=0)
 
-    def take(self, index: Rows) -> FloorPrices:
+    def take(self, index: Rows) -> LeastCosts:
         """The prices of these configurations."""
-        return FloorPrices(
+        return LeastCosts(
             layer=self.layer[:, :, index],
             num_main=self.num_main,
             send=self.send[index],
@@ -143,14 +148,14 @@ class FloorPrices:
         )
 
 
-def floor_prices(
+def least_costs(
     job: PoolJob, degrees: DegreeArrays, policies: PolicyMasks, cutoff_seconds: Number, any_replicas: bool
-) -> FloorPrices:
+) -> LeastCosts:
     """Least prices of a layer, from stages of the most layers: launches and latencies are spread over most there.
 
-    The part of a data-parallel collective that is felt grows less than proportionally with the layers, so that its
+    The part of a data-parallel collective that is exposed grows less than proportionally with the layers, so that its
     price for each of the most layers is a lower bound too. Where a stage may hold layers of two kinds, whose
-    computation hides each other's traffic, that part is left out of them; `_transfer_floor` bounds it once a step.
+    computation hides each other's traffic, that part is left out of them; `_least_transfer` bounds it once a step.
     The last stage hides traffic behind layers for multi-token prediction too, and moves theirs: they count as its own.
     """
     main, n, shapes = kinds_main_first(job)[0], len(degrees), layer_shapes(job, degrees)
@@ -171,14 +176,14 @@ def floor_prices(
     if _takes_turns(job) or not counts_alike:
         once = prices.optimizer
     shape = (len(policies), n)
-    tail = _tail_floor(job, degrees, np.broadcast_to(once, shape), most)
+    tail = _least_tail(job, degrees, np.broadcast_to(once, shape), most)
     if not any_replicas and counts_alike:
         counts = np.array([kind.number for kind in kinds_main_first(job)[1:]])[:, np.newaxis, np.newaxis]
         window = np.broadcast_to(_in_proportion(prices) + (counts * others).sum(axis=0), shape).max(axis=0)
         update = np.broadcast_to(prices.optimizer, shape).min(axis=0)
-        tail = np.maximum(tail, _transfer_floor(job, degrees, update, window, most))
+        tail = np.maximum(tail, _least_transfer(job, degrees, update, window, most))
     layer = np.concatenate([np.broadcast_to(each, shape)[np.newaxis] / most, others])
-    return FloorPrices(
+    return LeastCosts(
         layer=np.where(np.stack(list(policies.values())), layer, np.inf),
         num_main=sum(kind.has_experts == main.has_experts for kind in kinds_main_first(job)),
         send=np.broadcast_to(send, (n,)),
@@ -206,7 +211,7 @@ def _small_prices(
     return seconds[2:].reshape(len(others), len(policies), len(shapes.position)), seconds[1] - seconds[0]
 
 
-def _tail_floor(
+def _least_tail(
     job: PoolJob, degrees: DegreeArrays, tail_seconds: NDArray[np.float64], most: NDArray[np.int64]
 ) -> NDArray[np.float64]:
     """Least seconds of the longest tail, from the tails of a stage of the most layers of the first kind.
@@ -215,6 +220,9 @@ def _tail_floor(
     layers: all stages but one that has leading layers too, where there are any, and those before it, which have
     leading layers alone. Where dense layers and those with experts take turns, others are beside the q layers, and
     `tail_seconds` is what more layers only add to, the optimizer's.
+
+    Buys (`tail`): nothing that one run shows: GPT-3 on 1,024 devices 0.51 s in place of 0.58, DeepSeek-V3 on 11,000
+    1.66 in place of 1.48. `_least_transfer` bounds the same tail.
     """
     others: Number = degrees.pp
     rest: Number = num_main_layers(job)
@@ -224,17 +232,19 @@ def _tail_floor(
     return np.asarray(layers / most * tail_seconds.min(axis=0))
 
 
-def _transfer_floor(
+def _least_transfer(
     job: PoolJob, degrees: DegreeArrays, optimizer_seconds: Number, window_seconds: Number, most: NDArray[np.int64]
 ) -> NDArray[np.float64]:
     """Least seconds of the longest tail, from what the stage with most layers of the main kinds has to move.
 
     It has q of them or more, q = ceil(L / S), and other layers only add to what it moves and updates. All of it but
-    what its layers can hide is felt, and at least one part of as many as it has layers.
+    what its layers can hide is exposed, and at least one part of as many as it has layers.
 
     window_seconds: [n], no stage hides more. optimizer_seconds: [n], of a stage of the most layers.
 
-    Source: derived here; tested against all ways to cut small models.
+    Buys (`transfer`): DeepSeek-V3 on 100,000 devices 5.10 s in place of 10.42; GPT-3 there 0.96 in place of 1.03.
+
+    Source: derived here; tested against all ways to partition small models.
     """
     layers = np.ceil(num_main_layers(job) / degrees.pp)
     stage = stage_of_kind(kinds_main_first(job)[0], index=INSIDE, num_layers=layers, policy=0)
@@ -256,52 +266,56 @@ def _in_proportion(prices: StagePrices) -> Number:
     return work + exposed + prices.ep_comm
 
 
-def _work_floor(job: PoolJob, degrees: DegreeArrays, floor: FloorPrices, forced_seconds: Number) -> Number:
+def _least_work(job: PoolJob, degrees: DegreeArrays, costs: LeastCosts, forced_seconds: Number) -> Number:
     """Least seconds of one microbatch in all stages together."""
     counts = np.array([kind.number for kind in kinds_main_first(job)])[:, np.newaxis]
-    layers = (counts * floor.layer.min(axis=1)).sum(axis=0)
-    return layers + degrees.pp * floor.send + floor.ends + forced_seconds
+    layers = (counts * costs.layer.min(axis=1)).sum(axis=0)
+    return layers + degrees.pp * costs.send + costs.ends + forced_seconds
 
 
-def _slowest_floor(job: PoolJob, degrees: DegreeArrays, floor: FloorPrices, forced_seconds: Number) -> Number:
+def _least_slowest(job: PoolJob, degrees: DegreeArrays, costs: LeastCosts, forced_seconds: Number) -> Number:
     """Least seconds of one microbatch in the slowest stage."""
-    layer = floor.layer.min(axis=(0, 1))
-    fullest = np.maximum(np.ceil(job.model.num_layers / degrees.pp) * layer, degrees.interleave * layer + floor.ends)
-    return np.maximum(_work_floor(job, degrees, floor, forced_seconds) / degrees.pp, fullest + floor.send)
+    layer = costs.layer.min(axis=(0, 1))
+    fullest = np.maximum(np.ceil(job.model.num_layers / degrees.pp) * layer, degrees.interleave * layer + costs.ends)
+    return np.maximum(_least_work(job, degrees, costs, forced_seconds) / degrees.pp, fullest + costs.send)
 
 
-def _step_floor(job: PoolJob, degrees: DegreeArrays, floor: FloorPrices, forced_seconds: Number) -> NDArray[np.float64]:
+def _least_step(job: PoolJob, degrees: DegreeArrays, costs: LeastCosts, forced_seconds: Number) -> NDArray[np.float64]:
     """The bound of `lower_bound_seconds`; `forced_seconds` is work of recompute that memory forces on all stages."""
     m, v = num_microbatches(job, degrees), degrees.interleave
-    work = _work_floor(job, degrees, floor, forced_seconds)
-    slowest = _slowest_floor(job, degrees, floor, forced_seconds)
+    work = _least_work(job, degrees, costs, forced_seconds)
+    slowest = _least_slowest(job, degrees, costs, forced_seconds)
     possible = np.isfinite(work)
     work, slowest = np.where(possible, work, 0.0), np.where(possible, slowest, 0.0)
-    return np.where(possible, step_seconds(m, v, slowest, work, floor.tail), np.inf)
+    return np.where(possible, step_seconds(m, v, slowest, work, costs.tail), np.inf)
 
 
-def _forced_seconds(job: PoolJob, degrees: DegreeArrays, floor: FloorPrices, rooms: Rooms) -> NDArray[np.float64]:
+def _forced_seconds(
+    job: PoolJob, degrees: DegreeArrays, costs: LeastCosts, capacities: Capacities
+) -> NDArray[np.float64]:
     """Least seconds of recompute in all stages together, infinite where the stages cannot hold all layers.
 
     The first policies together hold at most so many layers; each layer beyond pays the difference to the next.
     """
-    num_layers, of_policies = num_main_layers(job), np.moveaxis(floor.layer[: floor.num_main], 0, 1)
+    num_layers, of_policies = num_main_layers(job), np.moveaxis(costs.layer[: costs.num_main], 0, 1)
     forced, held, price = np.zeros(len(degrees)), np.zeros(len(degrees)), np.full(of_policies.shape[1:], np.inf)
-    room = np.zeros(len(rooms.owner))
-    for layers, own in zip(rooms.layers, of_policies, strict=True):
+    capacity = np.zeros(len(capacities.owner))
+    for layers, own in zip(capacities.layers, of_policies, strict=True):
         both = np.isfinite(price) & np.isfinite(own)
         dearer = (np.where(both, own, 0.0) - np.where(both, price, 0.0)).min(axis=0)
         forced += np.maximum(0.0, num_layers - held) * np.maximum(dearer, 0.0)
         price = np.where(np.isfinite(own), own, price)
-        room = np.maximum(room, layers)
-        held = rooms.in_all(room, degrees)
+        capacity = np.maximum(capacity, layers)
+        held = capacities.in_all(capacity, degrees)
     return np.where(held >= num_layers * (1 - 1e-9), forced, np.inf)
 
 
 def _holds_in_time(
-    job: PoolJob, degrees: DegreeArrays, floor: FloorPrices, rooms: Rooms, slowest_seconds: Number
+    job: PoolJob, degrees: DegreeArrays, costs: LeastCosts, capacities: Capacities, slowest_seconds: Number
 ) -> NDArray[np.bool_]:
     """Whether stages that take at most `slowest_seconds` for a microbatch can hold all layers."""
-    spare = (slowest_seconds - floor.send)[rooms.owner] - np.where(rooms.is_last, floor.ends[rooms.owner], 0.0)
-    held = held_in_time(spare, floor.main[:, rooms.owner], rooms.layers, rooms.whole)
-    return np.asarray(rooms.in_all(held, degrees) >= num_main_layers(job) * (1 - 1e-9))
+    spare = (slowest_seconds - costs.send)[capacities.owner] - np.where(
+        capacities.is_last, costs.ends[capacities.owner], 0.0
+    )
+    held = held_in_time(spare, costs.main[:, capacities.owner], capacities.layers, capacities.whole)
+    return np.asarray(capacities.in_all(held, degrees) >= num_main_layers(job) * (1 - 1e-9))

@@ -1,1 +1,1 @@
-"""The best filling of candidates, which are numbers: prices, pruning, the two methods, and what they prove."""
+"""The best assignment of candidates, which are numbers: prices, pruning, the two methods, and what they prove."""

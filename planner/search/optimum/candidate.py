@@ -35,10 +35,10 @@ class Candidate:
 
     The step time of a choice is (Narayanan et al. 2021, 2104.04473, section 2.2, for stages that differ)
 
-        constant + steady_count * pace + sum_r pass_seconds_r + max_r tail_seconds_r
-        pace = max_r (seconds_r + max(0, h - room_seconds_r)),  h the room_seconds of the last stage
+        constant + steady_count * bottleneck + sum_r pass_seconds_r + max_r tail_seconds_r
+        bottleneck = max_r (seconds_r + max(0, h - slack_seconds_r)),  h the slack_seconds of the last stage
 
-    where h is how long the last chunk of the model takes, which stages wait for that have no room for it; both are 0
+    where h is how long the last chunk of the model takes, which stages wait for that have no slack for it; both are 0
     where stages have one chunk. Columns are parallel arrays of one length, sorted by stage, then by layers.
 
     Loads are layers weighted by kind, in any whole numbers: those of a choice add up to the total, which bounds use.
@@ -59,7 +59,7 @@ class Candidate:
     policy: IntArray  # index of the recompute policy
     seconds: FloatArray  # one microbatch through the stage, forward and backward
     pass_seconds: FloatArray  # what the stage adds to filling and draining; with one chunk the same
-    room_seconds: FloatArray  # how long the last chunk may take before the stage waits for it
+    slack_seconds: FloatArray  # how long the last chunk may take before the stage waits for it
     tail_seconds: FloatArray  # exposed gradient reduction and optimizer step of the stage
 
     def __post_init__(self) -> None:
@@ -93,8 +93,8 @@ class Candidate:
     def step_seconds(self, columns: Sequence[int] | IntArray) -> float:
         """Step time of a choice: one column index for each stage, in stage order."""
         chosen = np.asarray(columns)
-        room = self.room_seconds[chosen]
-        steady = self.steady_count * float((self.seconds[chosen] + np.maximum(0.0, room[-1] - room)).max())
+        slack = self.slack_seconds[chosen]
+        steady = self.steady_count * float((self.seconds[chosen] + np.maximum(0.0, slack[-1] - slack)).max())
         total = float(self.pass_seconds[chosen].sum())
         return self.constant_seconds + steady + total + float(self.tail_seconds[chosen].max())
 
@@ -108,7 +108,7 @@ class Candidate:
         return in_time and np.array_equal(self.start[chosen], self.pattern.state(before))
 
 
-_PRICES = ("seconds", "pass_seconds", "room_seconds", "tail_seconds")
+_PRICES = ("seconds", "pass_seconds", "slack_seconds", "tail_seconds")
 _COLUMNS = ("stage", "start", "layers", "load", "policy", *_PRICES)
 
 
@@ -124,12 +124,12 @@ class Choice:
 def dominated(candidate: Candidate) -> Mask:
     """Columns that no optimum needs: another one of the same stage, state and layers is no worse in any price.
 
-    More room is better, but on the last stage, whose room is what its last chunk takes. Of columns that are equal in
+    More slack is better, but on the last stage, whose slack is what its last chunk takes. Of columns that are equal in
     all prices the first stays.
     """
     last = candidate.stage == candidate.num_stages - 1
-    room = np.where(last, candidate.room_seconds, -candidate.room_seconds)
-    prices = np.stack([candidate.seconds, candidate.pass_seconds, candidate.tail_seconds, room])
+    slack = np.where(last, candidate.slack_seconds, -candidate.slack_seconds)
+    prices = np.stack([candidate.seconds, candidate.pass_seconds, candidate.tail_seconds, slack])
     key = candidate.stage * (candidate.num_layers + 1) + candidate.layers
     key = key * candidate.pattern.num_states + candidate.start
     order = np.lexsort((*prices[::-1], key))

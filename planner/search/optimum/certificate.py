@@ -94,7 +94,9 @@ def solve(
     except SolverTrouble as trouble:
         return _without_solver(candidates, solver, trouble)
     if answer.status != "time limit" and known and not _is_within(answer, known.objective_seconds):
-        raise Disagreement(f"a greedy filling takes {known.objective_seconds!r} s, and the integer program: {answer}")
+        raise Disagreement(
+            f"a greedy assignment takes {known.objective_seconds!r} s, and the integer program: {answer}"
+        )
     certificate = dynamic_program.best_of(candidates) if certify else None
     if certify:
         _check(answer, certificate, candidates)

@@ -4,9 +4,9 @@ The module uses nothing of `integer_program` and `pruning`; it sees candidates. 
 out other configurations before, and `pruning.prune` has dropped columns of these candidates. The integer program
 shares the lower bounds and not `prune`.
 
-The last chunk of the model takes one of as many times as the last stage has columns. Once this time stands, so does
-each column's own pace (`_variants`). For one variant let G(a, b) be the least sum of pass seconds over the choices
-whose slowest pace is at most `a` and whose longest tail is at most `b`. The optimum is
+The last chunk of the model takes one of as many times as the last stage has columns. Once this time stands, so do the
+seconds of each column with its wait (`_variants`). For one variant let G(a, b) be the least sum of pass seconds over
+the choices whose bottleneck is at most `a` and whose longest tail is at most `b`. The optimum is
 
     min over (a, b) of   constant + steady_count * a + G(a, b) + b
 
@@ -60,7 +60,7 @@ def best_choice(candidate: Candidate, *, index: int = 0, cutoff: float = np.inf)
 
 @dataclass(frozen=True, slots=True)
 class _Variant:
-    """A candidate whose last chunk takes a given time: stages have the pace that this leaves them."""
+    """A candidate whose last chunk takes a given time: seconds include the wait that this leaves each stage."""
 
     candidate: Candidate
     columns: IntArray  # of the whole candidate
@@ -74,15 +74,15 @@ class _Variant:
 def _variants(candidate: Candidate) -> Iterator[_Variant]:
     """The candidate once for each time that its last chunk may take; as it is where no stage ever waits for that."""
     last = candidate.stage == candidate.num_stages - 1
-    times = np.unique(candidate.room_seconds[last])
-    if not len(times) or times[-1] <= candidate.room_seconds.min():
+    times = np.unique(candidate.slack_seconds[last])
+    if not len(times) or times[-1] <= candidate.slack_seconds.min():
         yield _Variant(candidate, np.arange(candidate.num_columns))
         return
     for time in times.tolist():
-        kept = ~last | (candidate.room_seconds == time)
+        kept = ~last | (candidate.slack_seconds == time)
         own = candidate.keep(kept)
-        seconds = own.seconds + np.maximum(0.0, time - own.room_seconds)
-        own = replace(own, seconds=seconds, room_seconds=np.zeros_like(seconds))
+        seconds = own.seconds + np.maximum(0.0, time - own.slack_seconds)
+        own = replace(own, seconds=seconds, slack_seconds=np.zeros_like(seconds))
         yield _Variant(own, np.flatnonzero(kept))
 
 
@@ -238,10 +238,10 @@ class _Scan:
     def __init__(self, candidate: Candidate, index: int, least_bottleneck: float, cutoff: float) -> None:
         self.candidate, self.index, self.cutoff = candidate, index, cutoff
         self.found: Choice | None = None
-        tail_floor = float(_fastest(candidate, candidate.tail_seconds).max())
+        least_tail = float(_fastest(candidate, candidate.tail_seconds).max())
         times, tails = np.unique(candidate.seconds), np.unique(candidate.tail_seconds)
         self.bottlenecks = times[times >= least_bottleneck]
-        self.tails = tails[tails >= tail_floor]
+        self.tails = tails[tails >= least_tail]
 
     def run(self) -> Choice | None:
         """The optimum, or None where nothing is as good as the cutoff."""

@@ -1,7 +1,8 @@
 """Schedules whose step is no sum over stages (zero-bubble and bidirectional ones): executed to be priced.
 
-A configuration has one filling: the even split, with the cheapest recompute policy that fits on each stage. The order
-of each stage's passes is fixed, so that no pass that takes less makes the step longer: of even splits it is the best.
+A configuration has one assignment: the even split, with the cheapest recompute policy that fits on each stage. The
+order of each stage's passes is fixed, so that no pass that takes less makes the step longer: of even splits it is the
+best.
 """
 
 from __future__ import annotations
@@ -80,7 +81,7 @@ def executed_candidates(job: PoolJob, degrees: DegreeArrays, policies: PolicyMas
                 policy=policy,
                 seconds=nothing,
                 pass_seconds=nothing,
-                room_seconds=nothing,
+                slack_seconds=nothing,
                 tail_seconds=nothing,
             )
         )

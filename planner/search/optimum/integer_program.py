@@ -1,12 +1,12 @@
 r"""The joint integer program: which candidate, and which column on each of its stages, in one solve.
 
 Sets and data: candidates c with L_c layers on stages r = 0 .. S_c - 1; columns k of (c, r) with layers l, seconds
-t, pass seconds f, room seconds h and tail seconds d, that begin in state b of the pattern of layers and end in state e;
-constants K_c, steady counts A_c. theta_c and delta_c are lower bounds of the slowest stage and of the longest tail
-(`bounds.lower_bounds`).
+t, pass seconds f, slack seconds h and tail seconds d, that begin in state b of the pattern of layers and end in state
+e; constants K_c, steady counts A_c. theta_c and delta_c are lower bounds of the slowest stage and of the longest tail
+(`pruning.lower_bounds`).
 
 Variables: w_c in {0, 1} candidate c is chosen; y_crk in {0, 1} stage r of c takes column k; U_c >= 0 seconds of
-the pace beyond theta_c; V_c >= 0 seconds of the longest tail beyond delta_c.
+the bottleneck beyond theta_c; V_c >= 0 seconds of the longest tail beyond delta_c.
 
     minimise  sum_c [ (K_c + A_c theta_c + delta_c) w_c + A_c U_c + V_c + sum_rk f_crk y_crk ]
 
@@ -160,13 +160,13 @@ class JointProgram:
 
     def _wait_for_the_last_chunk(self, c: int) -> None:
         each, stages = self._candidates[c], self._stages(c)
-        own = ((each.seconds - each.room_seconds) / self.unit_seconds).tolist()
-        room = (each.room_seconds / self.unit_seconds).tolist()
-        last = [(self._y[c][k], -room[k]) for k in stages[-1][1]]
+        own = ((each.seconds - each.slack_seconds) / self.unit_seconds).tolist()
+        slack = (each.slack_seconds / self.unit_seconds).tolist()
+        last = [(self._y[c][k], -slack[k]) for k in stages[-1][1]]
         known = (self._w[c], float(self._bounds.bottleneck[c]) / self.unit_seconds)
-        longest = max(room[k] for k in stages[-1][1])
+        longest = max(slack[k] for k in stages[-1][1])
         for stage, columns in stages[:-1]:
-            if longest > min(room[k] for k in columns):
+            if longest > min(slack[k] for k in columns):
                 terms = [(self._slowest[c], 1.0), known, *((self._y[c][k], -own[k]) for k in columns), *last]
                 self._add(terms, pulp.LpConstraintGE, f"last_chunk_{c}_{stage}")
 
@@ -199,7 +199,9 @@ class JointProgram:
 def _columns_within(candidates: Sequence[Candidate], upper_bound: float) -> dict[int, IntArray]:
     """Columns that some choice within the bound may use, by their lower bounds, of each candidate that has any.
 
-    Written beside `bounds.prune`, which the dynamic program's side uses: a mistake in one of the two is noticed.
+    Written beside `pruning.prune`, which the dynamic program's side uses: a mistake in one of the two is noticed.
+
+    Buys (`columns`): GPT-3 on 1,024 devices 0.52 s in place of 0.67, DeepSeek-V3 on 11,000 1.59 in place of 2.51.
     """
     limits = [min(upper_bound, each.longest_seconds) * (1 + SLACK) for each in candidates]
     columns = {index: np.arange(each.num_columns) for index, each in enumerate(candidates) if each.num_columns}

@@ -45,7 +45,7 @@ def price_candidates(
 ) -> list[Candidate]:
     """Prices of every way to fill each stage of these configurations, those that fit into memory.
 
-    `cutoff_seconds`: fillings that alone make the step longer are left out; one number, or one for each.
+    `cutoff_seconds`: assignments that alone make the step longer are left out; one number, or one for each.
     """
     fewest, most = _layer_range(job, degrees, cutoff_seconds)
     num_columns = degrees.pp * np.maximum(most - fewest + 1, 0) * len(policies) * _states(job, degrees).num_states
@@ -92,7 +92,7 @@ def _layer_range(
 
 
 class _Columns(NamedTuple):
-    """Ways to fill a stage: the configuration of each, the stage with its filling, and the pool in which it lives.
+    """Ways to fill a stage: the configuration of each, the stage with its assignment, and the pool in which it lives.
 
     start: state of the pattern in which it begins.
     """
@@ -170,16 +170,16 @@ def _priced(
 
 
 def _stage_seconds(job: PoolJob, degrees: DegreeArrays, stage: Stage) -> tuple[Number, ...]:
-    """Of a microbatch in the stage, in filling and draining, room for the last chunk, and the tail."""
+    """Of a microbatch in the stage, in filling and draining, slack for the last chunk, and the tail."""
     prices = stage_prices(job, degrees, stage)
-    fill, room = interleaving_terms(job, degrees, stage, prices)
-    return prices.microbatch_seconds, fill / degrees.interleave, room, prices.tail_seconds
+    fill, slack = interleaving_terms(job, degrees, stage, prices)
+    return prices.microbatch_seconds, fill / degrees.interleave, slack, prices.tail_seconds
 
 
 def _candidates(job: Job, degrees: DegreeArrays, columns: _Columns) -> Iterator[Candidate]:
     """Price the stages, and hand each configuration its own."""
     owner, stage = columns.owner, columns.stage
-    seconds, passes, room, tail = (
+    seconds, passes, slack, tail = (
         np.asarray(each, dtype=float) for each in _priced(job, degrees, columns, _stage_seconds)
     )
     ends = np.searchsorted(owner, np.arange(len(degrees) + 1)).tolist()
@@ -201,7 +201,7 @@ def _candidates(job: Job, degrees: DegreeArrays, columns: _Columns) -> Iterator[
             policy=stage.policy[own],
             seconds=seconds[own],
             pass_seconds=passes[own],
-            room_seconds=room[own],
+            slack_seconds=slack[own],
             tail_seconds=tail[own],
         )
 
@@ -222,7 +222,7 @@ def _meets_lists(
 ) -> Flag:
     """Whether stages agree with lists that the user pinned, one entry for each chunk.
 
-    A list that no filling of these stages gives (`layout_at`) leaves nothing.
+    A list that no assignment of these stages gives (`layout_at`) leaves nothing.
     """
     keep = np.ones(np.shape(index), dtype=bool)
     for key, values in (("layers_per_stage", layers), ("recompute", policy)):

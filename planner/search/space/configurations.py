@@ -1,6 +1,6 @@
-"""Outer configurations as arrays: every way to cut the devices, and every way to fill in the rest.
+"""Outer configurations as arrays: every partition of the devices, and every way to fill in the rest.
 
-A cut of the devices is what decides how many work and on what share of a layer: tp, sp, cp, pp, dp. The rest
+A partition of the devices is what decides how many work and on what share of a layer: tp, sp, cp, pp, dp. The rest
 (microbatch, interleave, ZeRO stage, replicas, experts) is filled in key by key, each key's rules being applied
 as soon as its values stand, so that the product of everything is never written down.
 """
@@ -38,7 +38,7 @@ __all__ = [
     "Refusals",
     "allowed_policies",
     "by_recompute",
-    "device_cuts",
+    "device_partitions",
     "expert_options",
     "fill_experts",
     "fill_replicas",
@@ -152,7 +152,7 @@ def _with_ones(length: int, *, schedule: Schedule, **given: Number) -> DegreeArr
     return DegreeArrays(**(defaults | given), schedule=schedule)
 
 
-class _Filling:
+class _Enumeration:
     """Configurations that grow key by key; rules and constraints apply as soon as all that they read stands."""
 
     def __init__(self, job: Job, constraints: Constraints, refused: Refusals, start: DegreeArrays) -> None:
@@ -182,18 +182,18 @@ class _Filling:
             self.degrees = self.degrees.take(keep)
 
 
-_CUT: Final = ("tp", "sp", "cp", "pp", "dp")
+_PARTITION: Final = ("tp", "sp", "cp", "pp", "dp")
 _TIMING: Final = ("mbs", "interleave", "schedule")
 _EXPERTS: Final = ("ep", "etp")
 
 
-def device_cuts(job: Job, constraints: Constraints, refused: Refusals) -> DegreeArrays:
-    """Every legal cut of the devices (tp, sp, cp, pp, dp); what is not filled in yet is 1.
+def device_partitions(job: Job, constraints: Constraints, refused: Refusals) -> DegreeArrays:
+    """Every legal partition of the devices (tp, sp, cp, pp, dp); what is not filled in yet is 1.
 
-    Sequence parallelism is on wherever it can be, unless it is pinned. A cut may leave devices idle.
+    Sequence parallelism is on wherever it can be, unless it is pinned. A partition may leave devices idle.
     """
     n, sequence = job.cluster.num_devices, job.training.sequence_length
-    filling = _Filling(job, constraints, refused, _with_ones(1, schedule="1f1b"))
+    enumeration = _Enumeration(job, constraints, refused, _with_ones(1, schedule="1f1b"))
     options: tuple[tuple[str, Sequence[int]], ...] = (
         ("tp", divisors(job.model.num_heads)),
         ("cp", divisors(max(1, sequence // 2))),
@@ -202,16 +202,16 @@ def device_cuts(job: Job, constraints: Constraints, refused: Refusals) -> Degree
     )
     set_keys: tuple[str, ...] = ("tp", "sp", "cp")
     for key, values in options:
-        filling.cross(key, [value for value in values if value <= n] if key in job.engine.can.axes else [1])
-        x = filling.degrees
-        filling.degrees = x.take(x.tp * x.pp * x.dp * x.cp <= n)
+        enumeration.cross(key, [value for value in values if value <= n] if key in job.engine.can.axes else [1])
+        x = enumeration.degrees
+        enumeration.degrees = x.take(x.tp * x.pp * x.dp * x.cp <= n)
         if key == "cp":
-            filling.degrees = _with_sequence_parallelism(job, constraints, filling.degrees)
-            filling.obey("tp", "sp", "cp", among=set_keys)
+            enumeration.degrees = _with_sequence_parallelism(job, constraints, enumeration.degrees)
+            enumeration.obey("tp", "sp", "cp", among=set_keys)
         elif key != "tp":
             set_keys = (*set_keys, key)
-            filling.obey(key, among=set_keys)
-    return filling.degrees
+            enumeration.obey(key, among=set_keys)
+    return enumeration.degrees
 
 
 def _with_sequence_parallelism(job: Job, constraints: Constraints, degrees: DegreeArrays) -> DegreeArrays:
@@ -238,25 +238,27 @@ def offloads_of(job: Job, constraints: Constraints) -> tuple[Offload, ...]:
 
 
 def fill_timing(
-    job: Job, constraints: Constraints, cuts: DegreeArrays, schedule: Schedule, refused: Refusals
+    job: Job, constraints: Constraints, partitions: DegreeArrays, schedule: Schedule, refused: Refusals
 ) -> DegreeArrays:
-    """The cuts with every legal microbatch size and interleave of one schedule."""
-    dp = cuts.dp
-    cuts = replace(cuts, schedule=schedule)
+    """The partitions with every legal microbatch size and interleave of one schedule."""
+    dp = partitions.dp
+    partitions = replace(partitions, schedule=schedule)
     pipelines_only = schedule == "interleaved" or schedule in EXECUTED
-    filling = _Filling(job, constraints, refused, cuts.take(cuts.pp > 1) if pipelines_only else cuts)
-    filling.cross("mbs", divisors(job.training.global_batch_size // int(dp.min(initial=1))))
-    filling.obey("mbs", among=(*_CUT, "mbs"))
+    enumeration = _Enumeration(
+        job, constraints, refused, partitions.take(partitions.pp > 1) if pipelines_only else partitions
+    )
+    enumeration.cross("mbs", divisors(job.training.global_batch_size // int(dp.min(initial=1))))
+    enumeration.obey("mbs", among=(*_PARTITION, "mbs"))
     every = constraints.mentions("interleave")
-    options = {pp: _interleaves(job, pp, every=every) for pp in sorted(set(filling.degrees.pp.tolist()))}
+    options = {pp: _interleaves(job, pp, every=every) for pp in sorted(set(enumeration.degrees.pp.tolist()))}
     several = sorted(set(chain.from_iterable(options.values())))
-    filling.cross("interleave", several if schedule == "interleaved" else [chunks_per_stage(schedule)])
+    enumeration.cross("interleave", several if schedule == "interleaved" else [chunks_per_stage(schedule)])
     if schedule == "interleaved":
-        x = filling.degrees
+        x = enumeration.degrees
         keep = [np.isin(x.interleave, values) & (x.pp == pp) for pp, values in options.items()]
-        filling.degrees = x.take(np.logical_or.reduce(keep)) if keep else x
-    filling.obey("interleave", "schedule", among=(*_CUT, *_TIMING))
-    return filling.degrees
+        enumeration.degrees = x.take(np.logical_or.reduce(keep)) if keep else x
+    enumeration.obey("interleave", "schedule", among=(*_PARTITION, *_TIMING))
+    return enumeration.degrees
 
 
 def _interleaves(job: Job, pp: int, *, every: bool) -> list[int]:
@@ -286,22 +288,22 @@ def expert_options(job: Job) -> list[tuple[int, int]]:
 
 def fill_experts(job: Job, constraints: Constraints, timed: DegreeArrays, refused: Refusals) -> DegreeArrays:
     """The configurations with every legal pair of degrees for experts."""
-    filling = _Filling(job, constraints, refused, timed)
+    enumeration = _Enumeration(job, constraints, refused, timed)
     options = expert_options(job)
-    filling.cross("etp", sorted({inner for _, inner in options}))
-    filling.cross("ep", sorted({outer for outer, _ in options}))
-    filling.obey("ep", "etp", among=(*_CUT, *_TIMING, *_EXPERTS))
-    return filling.degrees
+    enumeration.cross("etp", sorted({inner for _, inner in options}))
+    enumeration.cross("ep", sorted({outer for outer, _ in options}))
+    enumeration.obey("ep", "etp", among=(*_PARTITION, *_TIMING, *_EXPERTS))
+    return enumeration.degrees
 
 
 def fill_zero(
     job: Job, constraints: Constraints, degrees: DegreeArrays, offload: Offload, refused: Refusals
 ) -> DegreeArrays:
     """The configurations with every ZeRO stage with which this can be offloaded."""
-    filling = _Filling(job, constraints, refused, replace(degrees, offload=offload))
-    filling.cross("zero", sorted({*job.engine.can.zero_stages, *job.engine.pipeline.zero_stages}))
-    filling.obey("zero", "offload", among=(*_CUT, *_TIMING, *_EXPERTS, "zero", "offload"))
-    return filling.degrees
+    enumeration = _Enumeration(job, constraints, refused, replace(degrees, offload=offload))
+    enumeration.cross("zero", sorted({*job.engine.can.zero_stages, *job.engine.pipeline.zero_stages}))
+    enumeration.obey("zero", "offload", among=(*_PARTITION, *_TIMING, *_EXPERTS, "zero", "offload"))
+    return enumeration.degrees
 
 
 def fill_replicas(
@@ -311,12 +313,12 @@ def fill_replicas(
 
     A shard group of one rank is ZeRO-0 by another name, and left out unless it is pinned.
     """
-    filling = _Filling(job, constraints, refused, degrees)
+    enumeration = _Enumeration(job, constraints, refused, degrees)
     pinned = constraints.value_of("hsdp")
     every = every and job.engine.can.replicates_shards
-    filling.cross("hsdp", [int(pinned)] if pinned else _replica_counts(degrees) if every else [1])
-    filling.obey("hsdp", among=(*_CUT, *_TIMING, *_EXPERTS, "zero", "offload", "hsdp"))
-    x = filling.degrees
+    enumeration.cross("hsdp", [int(pinned)] if pinned else _replica_counts(degrees) if every else [1])
+    enumeration.obey("hsdp", among=(*_PARTITION, *_TIMING, *_EXPERTS, "zero", "offload", "hsdp"))
+    x = enumeration.degrees
     if not pinned:
         x = x.take((x.hsdp == 1) | (x.hsdp < x.dp * x.cp))
     return x.take(constraints.allowed(x))
@@ -347,9 +349,9 @@ def legal_degrees(job: Job, constraints: Constraints, *, with_replicas: bool = T
 def _legal_blocks(
     job: Job, constraints: Constraints, refused: Refusals, *, with_replicas: bool
 ) -> Iterator[DegreeArrays]:
-    cuts = device_cuts(job, constraints, refused)
-    for first in range(0, len(cuts), _BLOCK):
-        block = cuts.take(slice(first, first + _BLOCK))
+    partitions = device_partitions(job, constraints, refused)
+    for first in range(0, len(partitions), _BLOCK):
+        block = partitions.take(slice(first, first + _BLOCK))
         for schedule in schedules_of(job, constraints):
             timed = fill_timing(job, constraints, block, schedule, refused)
             spread = fill_experts(job, constraints, timed, refused)
@@ -360,7 +362,7 @@ def _legal_blocks(
                     yield from by_recompute(job, constraints, degrees)
 
 
-_BLOCK: Final = 256  # cuts at a time
+_BLOCK: Final = 256  # partitions at a time
 
 
 _MOST_NAMED: Final = 6  # values of a degree that a message lists

@@ -1,0 +1,192 @@
+"""What each bound of the search buys: CPU seconds of `search` with and without it (`bench_search.py --without`).
+
+A bound is switched off by putting a function in its place that rules nothing out, in a process of its own.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import resource
+import signal
+import statistics
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from rich.table import Table
+
+import planner.search.best_first as the_search
+from planner.search import least_memory
+from planner.search.bounds import of_memory, of_pools, of_steps
+from planner.search.bounds.of_layers import most_layers
+from planner.search.bounds.of_memory import may_fit
+from planner.search.bounds.of_pools import PoolBounds
+from planner.search.footprint import NothingFits
+from planner.search.least_memory import least_peak
+from planner.search.optimum import integer_program, pricing
+from planner.search.remedies import remedies
+from planner.search.search import search
+from planner.search.space.arrays import AGREEMENT
+from planner.search.space.constraints import Constraints
+from planner.specs.load import load_job
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from multiprocessing.connection import Connection
+
+MEMORY = 12 * 2**30  # bytes of address space that a search may take
+
+# name: model, cluster, GPUs, sequence length, global batch, engine
+JOBS: dict[str, tuple[str, str, int, int, int, str]] = {
+    "gpt3-1k": ("gpt3-175b", "dgx-a100", 1024, 2048, 1536, "torch"),
+    "llama-16k": ("llama3-405b", "dgx-h100", 16384, 8192, 2048, "torch"),
+    "deepseek-2k": ("deepseek-v3", "hgx-h800", 2048, 4096, 15360, "megatron"),
+    "deepseek-11k": ("deepseek-v3", "gb200-nvl72", 11000, 4096, 15360, "megatron"),
+    "gpt3-100k": ("gpt3-175b", "dgx-a100", 100000, 2048, 100000, "torch"),
+    "deepseek-100k": ("deepseek-v3", "gb200-nvl72", 100000, 4096, 15360, "megatron"),
+    "three-pools": ("llama3-70b", "tools/three-pools.yaml", 0, 8192, 1024, "torch"),
+    "nothing-fits": ("llama3-405b", "dgx-a100", 32, 8192, 64, "torch"),  # with its remedies
+}
+
+
+def _zeros(_: Any, degrees: Any, *__: Any, **___: Any) -> Any:
+    return np.zeros(len(degrees))
+
+
+def _none(_: Any, degrees: Any, *__: Any) -> Any:
+    return np.zeros(len(degrees), dtype=bool)
+
+
+def _all(_: Any, degrees: Any, *__: Any, **___: Any) -> Any:
+    return np.ones(len(degrees), dtype=bool)
+
+
+def _nothing(*_: Any) -> None:
+    """In place of a step that only lowers the cutoff."""
+
+
+def _before_memory(job: Any, degrees: Any, least: Any, *_: Any) -> Any:
+    return of_steps._least_step(job, degrees, least, 0.0)  # noqa: SLF001 - a bound is switched off where it is
+
+
+def _each(_: Any, degrees: Any) -> Any:
+    return degrees, np.arange(len(degrees))
+
+
+def _expects_nothing(job: Any, degrees: Any, policies: Any, **_: Any) -> Any:
+    return may_fit(job, degrees, policies)
+
+
+def _without_cutoff(job: Any, degrees: Any, *_: Any) -> Any:
+    return most_layers(job, degrees, np.inf)
+
+
+def _all_columns(candidates: Any, _: Any) -> Any:
+    return [np.ones(each.num_columns, dtype=bool) for each in candidates]
+
+
+def _all_numbers(candidates: Any, _: Any) -> Any:
+    return {index: np.arange(each.num_columns) for index, each in enumerate(candidates) if each.num_columns}
+
+
+# name: for each place where the bound is looked up, its name there and what stands in for it
+BOUNDS: dict[str, tuple[tuple[Any, str, Any], ...]] = {
+    "partition": ((PoolBounds, "partition_bound_seconds", _zeros),),
+    "timing": ((PoolBounds, "timing_bound_seconds", _zeros),),
+    "any-replicas": ((PoolBounds, "sharded_bound_seconds", _zeros),),
+    "step": ((of_pools, "lower_bound_seconds", _zeros),),
+    "memory-phase": ((of_steps, "_bound_by_memory", _before_memory),),
+    "tail": ((of_steps, "_least_tail", _zeros),),
+    "transfer": ((of_steps, "_least_transfer", _zeros),),
+    "holds-in-time": ((of_steps, "_holds_in_time", _all), (of_pools, "_holds_in_time", lambda *a: _all(0, a[4]))),
+    "first-assignments": ((the_search._Search, "_try_assignments", _nothing),),  # noqa: SLF001
+    "may-fit": ((the_search, "may_fit", _all),),
+    "expects-little": ((the_search, "may_fit", _expects_nothing),),
+    "smallest-microbatches": ((of_memory, "of_smallest_microbatches", _each),),
+    "smallest-microbatches-of-peak": ((least_memory, "of_smallest_microbatches", _each),),
+    "last-stage": ((of_memory, "_least_last_stage_bytes", _zeros),),
+    "always-fits": ((the_search, "always_fits", _none),),
+    "most-layers": ((pricing, "most_layers", _without_cutoff),),
+    "prune": ((the_search, "prune", _all_columns),),
+    "columns": ((integer_program, "_columns_within", _all_numbers),),
+}
+
+
+def _used() -> float:
+    used = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    return sum(each.ru_utime + each.ru_stime for each in used)
+
+
+def _answer(name: str) -> tuple[float, ...]:
+    """Seconds of the optimum; where nothing fits, of what would fit, and bytes of the least peak."""
+    model, cluster, gpus, sequence, batch, engine = JOBS[name]
+    job = load_job(
+        model=model,
+        cluster=cluster,
+        gpus=gpus or None,
+        sequence_length=sequence,
+        global_batch_size=batch,
+        engine=engine,
+    )
+    plan = search(job, Constraints())
+    if isinstance(plan, NothingFits):
+        least = least_peak(job, Constraints())
+        return (least.num_bytes, *sorted(each.step_seconds for each in remedies(job, Constraints())))
+    return (plan.step_seconds,)
+
+
+def _run(name: str, without: str | None, limit: int, answer: Connection) -> None:
+    """One search in this process, which ends when it has used so many CPU seconds."""
+    resource.setrlimit(resource.RLIMIT_CPU, (limit, limit + 5))
+    resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
+    for place, attribute, replacement in BOUNDS[without] if without else ():
+        assert hasattr(place, attribute), f"{place} has no {attribute}"
+        setattr(place, attribute, replacement)
+    start = _used()
+    found = _answer(name)
+    answer.send((_used() - start, found))
+
+
+def measure(name: str, without: str | None, limit: int) -> tuple[float, tuple[float, ...] | None]:
+    """CPU seconds of one search, its solver's included, and the answer; without an answer it did not end in time.
+
+    Raises:
+        RuntimeError: the search failed.
+    """
+    fork = multiprocessing.get_context("fork")
+    ours, theirs = fork.Pipe(duplex=False)
+    process = fork.Process(target=_run, args=(name, without, limit, theirs))
+    process.start()
+    theirs.close()
+    try:
+        seconds, answer = ours.recv()
+    except EOFError:
+        seconds, answer = float("inf"), None
+    process.join()
+    if process.exitcode not in (0, -signal.SIGXCPU, -signal.SIGKILL):
+        raise RuntimeError(f"{name} without {without} ended with exit code {process.exitcode}")
+    return seconds, answer
+
+
+def _figure(runs: Sequence[float], limit: int) -> str:
+    median = statistics.median(runs)
+    return f"> {limit}" if median == float("inf") else f"{median:.2f} ({min(runs):.2f}-{max(runs):.2f})"
+
+
+def without_bound(bound: str, jobs: Sequence[str], *, limit: int, repeats: int) -> Table:
+    """Searches with and without a bound in turns; a search that has not ended at the limit is not repeated.
+
+    Raises:
+        AssertionError: the answers differ.
+    """
+    table = Table("job", "with", "without", title=f"CPU seconds of a search without {bound}, median (least-most)")
+    for name in jobs:
+        runs: dict[str | None, list[float]] = {None: [], bound: []}
+        for _ in range(repeats):
+            (seconds, first), (other, second) = (measure(name, each, limit) for each in (None, bound))
+            runs[None].append(seconds)
+            runs[bound].append(other)
+            if first is None or second is None:
+                break
+            assert np.allclose(first, second, rtol=AGREEMENT), f"{name}: {first} with {bound}, {second} without"
+        table.add_row(name, _figure(runs[None], limit), _figure(runs[bound], limit))
+    return table
