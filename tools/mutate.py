@@ -188,15 +188,15 @@ def record(root: Path, tests: list[str]) -> None:
 
 
 def claimed(root: Path) -> list[dict[str, str]]:
-    """Mutants that somebody showed to be equivalent: file, code, change, reason."""
+    """Mutants that somebody showed to be equivalent: file, code (the line), change (or `any` of the line), reason."""
     file = root / "tools" / EQUIVALENT
     return yaml.safe_load(file.read_text(encoding="utf-8")) or [] if file.exists() else []
 
 
 def reason_of(mutant: Mutant, claims: list[dict[str, str]]) -> str | None:
     """Why no test can notice it, if that is known."""
-    own = (mutant.path, mutant.code, mutant.change)
-    return next((each["reason"] for each in claims if (each["file"], each["code"], each["change"]) == own), None)
+    alike = (each for each in claims if (each["file"], each["code"]) == (mutant.path, mutant.code))
+    return next((each["reason"] for each in alike if each["change"] in (mutant.change, "any")), None)
 
 
 def within(tests: list[str], known: Record, seconds: float) -> list[str]:
@@ -279,7 +279,7 @@ def outcomes(root: Path, mutants: list[Mutant], limit: float) -> Iterator[tuple[
         left = [task for task in tasks if task.mutant.function is None]
         warm = [task for task in tasks if task.mutant.function is not None]
         for task, outcome in zip(warm, judge_warm(copy, warm) if warm else (), strict=True):
-            if outcome.verdict == "survived" and task.at_import:
+            if outcome.verdict == "unsure" or (outcome.verdict == "survived" and task.at_import):
                 left.append(task)
             else:
                 yield task.mutant, outcome

@@ -118,7 +118,8 @@ def _forget() -> None:
 class Judge:
     """Collects all tests once, and runs those of each mutant in a child of this process that has the mutant's code.
 
-    A task is {path, function, source, tests, stamp}; the answer to it is a line "MUTANT verdict test" on the terminal.
+    A task is {path, function, source, tests, stamp}; the answer to it is a line "MUTANT verdict test" on the terminal,
+    `unsure` where the code cannot be replaced in a process that has read it.
     """
 
     def __init__(self, tasks: list[dict[str, Any]]) -> None:
@@ -148,10 +149,8 @@ class Judge:
         return True
 
     def _judge(self, task: dict[str, Any], live: list[FunctionType], items: dict[str, pytest.Item]) -> str:
-        code = _code_of(compile(task["source"], task["path"], "exec"), task["function"])
-        for function in live:
-            if function.__code__.co_qualname == task["function"]:
-                function.__code__ = code.replace(co_filename=function.__code__.co_filename)
+        if not _replaced(live, compile(task["source"], task["path"], "exec"), task["function"]):
+            return "unsure"
         _forget()
         tests = [items[name] for name in task["tests"] if name in items]
         for item, following in zip(tests, [*tests[1:], None], strict=True):
@@ -161,12 +160,22 @@ class Judge:
         return "survived"
 
 
-def _code_of(code: CodeType, name: str) -> CodeType:
-    """The code of a function by its qualified name."""
-    todo = [code]
-    while todo[-1].co_qualname != name:
-        todo = [*(each for each in todo[-1].co_consts if isinstance(each, CodeType)), *todo[:-1]]
-    return todo[-1]
+def _replaced(live: list[FunctionType], module: CodeType, name: str) -> bool:
+    """Give functions of that name, and those made inside of them, the module's code; False where that cannot be."""
+    codes, todo = defaultdict[str, list[CodeType]](list), [module]
+    while todo:
+        codes[todo[-1].co_qualname].append(todo[-1])
+        todo = [*todo[:-1], *(each for each in todo[-1].co_consts if isinstance(each, CodeType))]
+    changed = 0
+    for function in live:
+        own = function.__code__
+        if own.co_qualname == name or own.co_qualname.startswith(f"{name}.<locals>."):
+            found = codes[own.co_qualname]
+            if len(found) != 1 or found[0].co_freevars != own.co_freevars:
+                return False
+            function.__code__ = found[0].replace(co_filename=own.co_filename)
+            changed += 1
+    return changed > 0
 
 
 def _in_child(work: Callable[[], str]) -> str:

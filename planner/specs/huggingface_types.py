@@ -127,7 +127,7 @@ def _llama_like(architecture: str = "llama", /, **parts: Any) -> ModelType:
     )
 
 
-def _deepseek_like(num_shared: int, num_dense: int, groups: tuple[int, int]) -> ModelType:
+def _deepseek_like(num_shared: int, num_dense: int, groups: tuple[int, int], longest: int = 4096) -> ModelType:
     """Latent attention, shared and routed experts."""
     return ModelType(
         architecture="llama",
@@ -150,6 +150,7 @@ def _deepseek_like(num_shared: int, num_dense: int, groups: tuple[int, int]) -> 
             "first_k_dense_replace": num_dense,
             "num_nextn_predict_layers": 0,
             "q_lora_rank": 1536,
+            "max_position_embeddings": longest,
         },
         must=_SILU | {"moe_layer_freq": (1,), "attention_bias": (False,), "mlp_bias": (False,)},
         rules=(rotary, shared_experts(num_shared), expert_groups(*groups)),
@@ -290,7 +291,7 @@ _VIT: Final = ModelType(
 TYPES: Final[dict[str, ModelType]] = {
     "bert": _BERT,
     "bloom": _BLOOM,
-    "deepseek_v2": _deepseek_like(2, 0, (1, 1)),
+    "deepseek_v2": _deepseek_like(2, 0, (1, 1), longest=2048),
     "deepseek_v3": _deepseek_like(1, 3, (8, 4)),
     "falcon": _FALCON,
     "gemma": _llama_like(
@@ -329,7 +330,12 @@ TYPES: Final[dict[str, ModelType]] = {
             "intermediate_size_mlp": "ffn_hidden_size",
             "interleave_moe_layer_step": "moe.layer_frequency",
         },
-        defaults={"attention_bias": False, "interleave_moe_layer_step": 1, "rms_norm_eps": 1e-5},
+        defaults={
+            "attention_bias": False,
+            "interleave_moe_layer_step": 1,
+            "rms_norm_eps": 1e-5,
+            "max_position_embeddings": 131072,
+        },
         rules=(llama4,),
     ),
     "mistral": _llama_like(defaults={"max_position_embeddings": 131072}, rules=(local_window(4096, 0),)),

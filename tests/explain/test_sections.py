@@ -197,6 +197,9 @@ def test_a_ring_exchange_hides_behind_attention_and_a_gathering_one_does_not(pla
 
 def test_groups_are_those_of_the_rank_order(any_plan) -> None:
     layout = any_plan.layout
+    found = operations_of_step(job_of(any_plan), layout, any_plan.time)
+    assert {each.where.pool for each in found if each.line == LineName.TP_COMM} <= (set(layout.pools) or {""})
+    assert all(each.where.pool for each in found if each.line == LineName.TP_COMM) or not layout.pools
     for each in operations_of_step(job_of(any_plan), layout, any_plan.time):
         if each.line == LineName.TP_COMM:
             assert layout.group("tp", 0) == tuple(range(0, each.where.size * each.where.stride, each.where.stride))

@@ -550,3 +550,31 @@ def test_adapters_and_hosts_are_in_the_summary() -> None:
     assert f"on the host {sizes} of {format_bytes(host.limit_bytes)} for each device" in hosted
     assert "trains" not in hosted
     assert "on the host" not in trained
+
+
+@pytest.mark.parametrize("ties", [(), (0,), (1,), (0, 1)])
+def test_near_ties_are_explained_where_there_is_one(ties, make_plan) -> None:
+    plan = make_plan()
+    runners = tuple(replace(each, near_tie=index in ties) for index, each in enumerate(plan.runners_up))
+    text = " ".join(to_text(summary(replace(plan, runners_up=runners), COMMAND), Screen(width=200)).split())
+    assert text.count("; near tie") == len(ties)
+    assert ("near tie: less than 3% apart" in text) == bool(ties)
+
+
+def red(view) -> list[str]:
+    """What stands in bold red on a screen with colours."""
+    found = re.findall("\x1b\\[1;31m([^\x1b]*)", to_text(view, Screen(width=120, color=True)))
+    return [each.strip() for each in found]
+
+
+def test_what_does_not_go_is_red(make_plan, make_memory, nothing) -> None:
+    plan = make_plan()
+    assert red(summary(plan, COMMAND)) == red(explanation(explained(plan)))[1:] == []
+    assert red(explanation(explained(plan)))[0].endswith("too much")
+    full = make_plan(fits=False, memory=make_memory([(40.0, 20.0, 20.0, 1.0, 1.0, 1.0)] + [(10.0,) * 6] * 3))
+    assert red(summary(full, COMMAND)) == ["does not fit", "109%"]
+    assert "-7.00" in red(explanation(explained(full)))
+    said = red(answers(answered(plan, make_plan)))
+    assert {"No legal layout:", "too much"} <= set(said)
+    assert [each for each in said if each.startswith("Does not fit: 10.2 GiB")]
+    assert red(nothing_fits(*nothing))[0] == "Nothing fits:"

@@ -52,6 +52,21 @@ def test_counts_equal_those_of_the_modules_that_transformers_builds(save: Save, 
     assert model.name == "some-model"
 
 
+# what transformers works out from other keys, and layers for further tokens, which it does not build
+WORKED_OUT = ("head_dim", "num_key_value_heads", "num_nextn_predict_layers")
+
+
+@pytest.mark.parametrize("model_type", sorted(set(TYPES) - {"kimi_k2"}))
+def test_a_missing_key_means_what_it_means_to_transformers(model_type: str) -> None:
+    """Keys of older files, and those that transformers fixes in the code, have no default there."""
+    transformers = pytest.importorskip("transformers")
+    config = transformers.CONFIG_MAPPING[model_type]()
+    ours = {key: value for key, value in TYPES[model_type].defaults.items() if key not in WORKED_OUT}
+    theirs = {key: getattr(config, key) for key in ours if hasattr(config, key)}
+    assert theirs == {key: ours[key] for key in theirs}
+    assert len(theirs) >= len(ours) - 2
+
+
 def test_a_file_is_read_like_its_folder(save: Save) -> None:
     folder = save(LLAMA)
     assert load_model(str(folder / "config.json")) == load_model(str(folder))
@@ -96,6 +111,15 @@ def test_an_irregular_pattern_is_refused(save: Save) -> None:
 @pytest.mark.parametrize("written", [3, "full_attention", {}, True])
 def test_what_should_be_a_list_is_refused(save: Save, written: Any) -> None:
     assert "must be a list" in refusal(save(PUBLISHED["mistral-7b"]["config"] | {"layer_types": written}))
+
+
+def test_a_mistake_stands_at_its_line_which_is_shown_alone(save: Save) -> None:
+    folder = save(PUBLISHED["mistral-7b"]["config"] | {"num_hidden_layers": -1})
+    lines = (folder / "config.json").read_text(encoding="utf-8").splitlines()
+    (number,) = [index for index, line in enumerate(lines, start=1) if '"num_hidden_layers"' in line]
+    first, quoted, *_ = refusal(folder).splitlines()
+    assert f"config.json:{number}:2" in first
+    assert quoted.strip() == lines[number - 1].strip()
 
 
 def test_the_rotary_base_in_both_spellings(save: Save) -> None:

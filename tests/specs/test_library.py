@@ -157,6 +157,13 @@ def test_shipped_files_follow_the_published_schemas(kind: str) -> None:
         assert list(validator.iter_errors({key: value for key, value in document.items() if key != "name"}))
 
 
+def test_published_schemas_are_those_of_the_documents() -> None:
+    """Editors complete by docs/schemas: keys, their defaults and their ranges."""
+    for name, schema in schemas().items():
+        published = json.loads((ROOT / "docs" / "schemas" / f"{name}.json").read_text(encoding="utf-8"))
+        assert published == schema, f"docs/schemas/{name}.json: make docs"
+
+
 def test_schemas_of_a_training_file() -> None:
     validator = jsonschema.Draft202012Validator(schemas()["training"])
     validator.validate({"sequence_length": 8192, "global_batch_size": 1024, "precision": "bf16", "tokens": 300e9})
@@ -166,10 +173,13 @@ def test_schemas_of_a_training_file() -> None:
 
 
 def test_schemas_are_written_with_equal_bytes(tmp_path: Path) -> None:
-    write_schemas(tmp_path / "one")
-    subprocess.run([sys.executable, "-m", "planner.specs.schema", str(tmp_path / "two")], check=True, cwd=ROOT)
+    one, two = tmp_path / "folder" / "one", tmp_path / "two"
+    write_schemas(one)
+    subprocess.run([sys.executable, "-m", "planner.specs.schema", str(two)], check=True, cwd=ROOT)
     for name in schemas():
-        assert (tmp_path / "one" / f"{name}.json").read_bytes() == (tmp_path / "two" / f"{name}.json").read_bytes()
+        assert (tmp_path / "folder" / "one" / f"{name}.json").read_bytes() == (
+            tmp_path / "two" / f"{name}.json"
+        ).read_bytes()
 
 
 def test_an_installed_package_finds_its_documents(tmp_path: Path) -> None:
