@@ -20,10 +20,11 @@ from planner.errors import InputError, NothingFitsError, PlannerError
 from planner.explain.report import Explanation, Questions, explain
 from planner.layout import Layout, parse_layout
 from planner.plan import Plan
-from planner.search.batch import batch_report, choose_batch
+from planner.plan_parts import ObjectiveName
+from planner.search.batch_choice import batch_report, choose_batch
 from planner.search.footprint import NothingFits
 from planner.search.near_ties import AS_GOOD
-from planner.search.objectives import ObjectiveName, objective_of
+from planner.search.objectives import objective_of
 from planner.search.optimum.integer_program import SolverName
 from planner.search.remedies import LiftedPin, Remedy, lifted_pins, remedies
 from planner.search.reporter import Reporter

@@ -9,16 +9,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import IntEnum
 
-__all__ = [
-    "EnvironmentProblem",
-    "ExitCode",
-    "InputError",
-    "Mistake",
-    "NothingFitsError",
-    "PlannerError",
-    "SolverTrouble",
-]
-
 
 class ExitCode(IntEnum):
     """The exit codes of every command (docs/decisions.md, 10)."""

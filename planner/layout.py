@@ -22,29 +22,6 @@ if TYPE_CHECKING:
 
     from planner.numbers import Number
 
-__all__ = [
-    "AXES",
-    "V_SHAPED",
-    "Degrees",
-    "LayerDegrees",
-    "Layout",
-    "balanced_chunks",
-    "check_value",
-    "divisors",
-    "even_split",
-    "even_stages",
-    "format_layout",
-    "head_stage",
-    "of_chunks",
-    "offloads_activations",
-    "offloads_optimizer",
-    "parse_assignments",
-    "parse_layout",
-    "shortened_list",
-    "stage_of_chunk",
-    "with_stages",
-]
-
 AXES: Final = ("pp", "dp", "cp", "tp")
 """Mesh axes, slowest first."""
 

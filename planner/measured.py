@@ -10,8 +10,6 @@ from planner.sums import sum_of
 if TYPE_CHECKING:
     from planner.plan import Plan
 
-__all__ = ["Deviation", "compare"]
-
 _TOTAL: Final = {
     "cuda": "peak of allocated memory; the plan's total also counts the runtime",
     "cpu": "peak of resident memory, with the libraries",

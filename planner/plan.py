@@ -32,19 +32,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from pathlib import Path
 
-__all__ = [
-    "PLAN_FORMAT",
-    "Plan",
-    "RunnerUp",
-    "layout_to_dict",
-    "plan_from_file",
-    "plan_from_json",
-    "plan_to_dict",
-    "plan_to_json",
-    "write_plan",
-    "write_text",
-]
-
 T = TypeVar("T")
 _MOST_DIGITS: Final = 40
 

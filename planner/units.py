@@ -11,20 +11,6 @@ import math
 import re
 from typing import Final
 
-__all__ = [
-    "UNITS",
-    "exact_quantity",
-    "format_bytes",
-    "format_count",
-    "format_flops",
-    "format_rate",
-    "format_seconds",
-    "parse_count",
-    "parse_length",
-    "parse_quantity",
-    "parse_share",
-]
-
 _DECIMAL: Final = {"": 1.0, "k": 1e3, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15, "E": 1e18}
 _BINARY: Final = {"Ki": 2.0**10, "Mi": 2.0**20, "Gi": 2.0**30, "Ti": 2.0**40}
 

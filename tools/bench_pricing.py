@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 from rich.table import Table
 
-from planner.cost.comparison import compare_schedules
 from planner.cost.estimate import estimate
+from planner.cost.schedule_comparison import compare_schedules
 from planner.layout import parse_layout
 from planner.specs.load import load_job
 from planner.specs.uniform import uniform_job

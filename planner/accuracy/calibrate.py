@@ -38,8 +38,6 @@ if TYPE_CHECKING:
     from planner.accuracy.jobs import Setup
     from planner.accuracy.runs import Run
 
-__all__ = ["Sample", "calibrate", "evidence_of", "fitted_ratios", "held_out_ratios", "read_samples"]
-
 UNFITTED_SOURCES: Final = ("megatron-sc21-t1", "korthikanti-t5")
 """Kept for validation: no constant is fitted on them (docs/decisions.md, 6)."""
 

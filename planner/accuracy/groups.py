@@ -13,8 +13,6 @@ if TYPE_CHECKING:
 
     from planner.accuracy.score import Row
 
-__all__ = ["Group", "memory_groups", "time_groups"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Group:

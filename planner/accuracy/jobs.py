@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from planner.specs.model import ModelSpec
     from planner.specs.recipe import MemoryRecipe
 
-__all__ = ["Setup", "Unsupported", "engine_of", "job_of"]
-
 _LARGEST_BATCH: Final = 100_000_000
 _LARGEST_SEQUENCE: Final = 100_000_000
 _LARGEST_DEGREE: Final = 1_000_000

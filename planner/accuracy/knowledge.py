@@ -13,8 +13,6 @@ from planner.specs.yaml import read_yaml
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["UnpricedRun", "first_match", "knowledge", "normalized"]
-
 
 class UnpricedRun(Exception):
     """A row that cannot be priced; its text is the reason, said to the user."""

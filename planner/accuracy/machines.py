@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 
     from planner.accuracy.runs import Run
 
-__all__ = ["cluster_of"]
-
 _MAKER = re.compile(r"^(nvidia|amd|tesla|instinct)-|-(sxm|oam)\d?(?=-|$)")
 _LARGEST_WORLD = 10_000_000
 

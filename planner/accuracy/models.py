@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 
     from planner.accuracy.runs import Run
 
-__all__ = ["model_of"]
-
 _PRICED: Final = ("", "dense", "moe", "moe-mla", "mla", "dense-mla")
 _MLA_KEYS: Final = ("q_lora_rank", "kv_lora_rank", "nope_head_size", "rope_head_size", "value_head_size")
 _MOE_KEYS: Final = ("layer_frequency", "router_bias", "expert_bias", "shared_gate")

@@ -13,8 +13,6 @@ if TYPE_CHECKING:
 
     from planner.accuracy.score import Row
 
-__all__ = ["null_seconds"]
-
 
 class _Rated(NamedTuple):
     row: int

@@ -10,8 +10,6 @@ if TYPE_CHECKING:
 
     from planner.accuracy.score import Row
 
-__all__ = ["Outcomes", "outcomes"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcomes:

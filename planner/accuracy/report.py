@@ -16,8 +16,6 @@ from planner.accuracy.sweeps import Sweep, sweeps
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = ["Report", "report_of", "report_to_json"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:

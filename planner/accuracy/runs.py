@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-__all__ = ["REQUIRED_COLUMNS", "Run", "read_runs", "run_of"]
-
 REQUIRED_COLUMNS: Final = ("model", "gpu", "gpus", "seq", "gbs")
 """Without these no row can be priced; every other column may be missing, which reads as blank cells."""
 

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from planner.specs.engine import Recompute
     from planner.specs.job import PoolJob
 
-__all__ = ["Row", "memory_by_class", "score", "score_all", "settled", "step_seconds"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:

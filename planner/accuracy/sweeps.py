@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 
     from planner.accuracy.score import Row
 
-__all__ = ["CLEAR", "Sweep", "kendall_tau", "sweeps"]
-
 CLEAR: Final = 0.03
 """Published layouts that differ by less than this are a draw: runs repeat within a few percent."""
 _FEWEST: Final = 3

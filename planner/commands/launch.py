@@ -45,7 +45,7 @@ def _show_comparison(output: Path, console: Console) -> None:
     import json
 
     from planner.measured import compare
-    from planner.show.comparison import comparison
+    from planner.show.measured import comparison
 
     measured = output / "measurements.json"
     if measured.exists():

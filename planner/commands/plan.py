@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from planner.api import Nodes, NoLayoutFits, Plan, Sizes, Workload
-    from planner.search.objectives import ObjectiveName
+    from planner.plan_parts import ObjectiveName
     from planner.search.optimum.integer_program import SolverName
 
 

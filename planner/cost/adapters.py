@@ -18,18 +18,6 @@ if TYPE_CHECKING:
     from planner.specs.model import ModelSpec
     from planner.specs.training import TrainingSpec
 
-__all__ = [
-    "adapted_matrices",
-    "adapter_params",
-    "adapter_params_on_device",
-    "frozen_bytes",
-    "frozen_bytes_per_param",
-    "num_trained_params",
-    "trained_layer_params",
-    "trained_params",
-    "without_adapters",
-]
-
 _FROZEN_BYTES: Final = {"16-bit": 2.0, "nf4": 0.5 + 0.127 / 8}
 """4 bits of nf4, and 0.127 bits of quantisation constants, themselves quantised (Dettmers et al., QLoRA, section 3)."""
 

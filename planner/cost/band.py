@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from planner.specs.calibration import Evidence
     from planner.specs.job import Job
 
-__all__ = ["Band", "axes_of", "band", "band_of"]
-
 _UNLIKE: Final = 0.4
 """Weight of a published run for each key in which it differs: device, engine, precision, experts, axes. Assumed: the
 quantiles below were chosen with it, by how many held-out runs lie between them. The width of bands that hold as many,

@@ -7,20 +7,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from planner.specs.model import LatentAttention, ModelSpec
 
-__all__ = [
-    "attention_matmul_params",
-    "attention_norm_params",
-    "attention_params",
-    "down_projection_params",
-    "expert_layer_params",
-    "expert_params",
-    "ffn_matrices",
-    "ffn_params",
-    "norm_params",
-    "router_params",
-    "shared_matmul_params",
-]
-
 
 def norm_params(model: ModelSpec) -> int:
     """Parameters of one norm: a weight, and for LayerNorm a bias.

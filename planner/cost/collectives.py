@@ -19,27 +19,6 @@ if TYPE_CHECKING:
     from planner.numbers import Number
     from planner.specs.cluster import ClusterSpec, LinkSpec
 
-__all__ = [
-    "Group",
-    "Level",
-    "all_gather_seconds",
-    "all_reduce_algorithms",
-    "all_reduce_seconds",
-    "all_to_all_seconds",
-    "broadcast_seconds",
-    "group",
-    "halving_doubling_all_reduce_seconds",
-    "hierarchical_all_reduce_seconds",
-    "in_network_all_reduce_seconds",
-    "parameter_server_seconds",
-    "reduce_scatter_seconds",
-    "ring_all_reduce_seconds",
-    "ring_exchange_seconds",
-    "send_seconds",
-    "slowest_link",
-    "tree_all_reduce_seconds",
-]
-
 _TREE_SHARE: Final = 0.92
 """Share of the bandwidth that NCCL grants its trees (src/graph/tuning.cc)."""
 

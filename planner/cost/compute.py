@@ -15,15 +15,6 @@ if TYPE_CHECKING:
     from planner.specs.cluster import DeviceSpec, Precision
     from planner.specs.job import PoolJob
 
-__all__ = [
-    "PassSeconds",
-    "accumulation_seconds",
-    "head_seconds",
-    "linear_seconds",
-    "matmul_seconds",
-    "memory_bound_seconds",
-]
-
 _TILES: Final = ((256, 128), (128, 256), (128, 128))
 """Output tiles of the matrix kernels that libraries choose from (CUTLASS defaults of the A100 and H100)."""
 

@@ -16,20 +16,6 @@ if TYPE_CHECKING:
     from planner.specs.model import ModelSpec
     from planner.specs.training import TrainingSpec
 
-__all__ = [
-    "BatchAdvice",
-    "BatchEstimate",
-    "batch_advice",
-    "critical_batch_tokens",
-    "deepseek_batch_tokens",
-    "expected_loss",
-    "extra_steps",
-    "extra_tokens",
-    "linear_learning_rate",
-    "square_root_learning_rate",
-    "step_law_batch_tokens",
-]
-
 TOKENS_PER_PARAMETER: Final = 20.0
 """Of a run without a token budget: compute-optimal training. Source: Hoffmann et al., Chinchilla (2022)."""
 

@@ -42,8 +42,6 @@ if TYPE_CHECKING:
     from planner.specs.engine import Schedule
     from planner.specs.job import Job, PoolJob
 
-__all__ = ["Estimate", "estimate", "memory_of_stages", "timeline"]
-
 _BUBBLE: Final[dict[Schedule, tuple[str, str]]] = {
     "naive": ("m * (sum of the stages' seconds - slowest stage's)", "one microbatch at a time: counted"),
     "zb-h1": ("end of the executed schedule - m * slowest stage's seconds", "Qi et al., Zero Bubble (2023)"),

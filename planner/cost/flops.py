@@ -21,18 +21,6 @@ if TYPE_CHECKING:
     from planner.specs.model import ModelSpec
     from planner.specs.training import TrainingSpec
 
-__all__ = [
-    "MODEL_FLOPS_CONVENTION",
-    "attention_core_flops_per_token",
-    "attention_flops_per_token",
-    "chunk_flops",
-    "end_to_end_days",
-    "flops_convention",
-    "layers_forward_flops_per_step",
-    "model_flops_per_step",
-    "sc21_flops_per_step",
-]
-
 MODEL_FLOPS_CONVENTION: Final = (
     "model FLOPs: 6 per matmul parameter and token, attention counted causal (half the square), no recompute"
 )

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from planner.specs.job import PoolJob
     from planner.specs.model import LatentAttention, MixtureOfExperts, ModelSpec
 
-__all__ = ["FLASH_BACKWARD", "LayerSeconds", "attention_span", "layer_seconds", "tokens_per_microbatch"]
-
 FLASH_BACKWARD: Final = 2.5
 """Fused attention's backward pass does five products where the forward pass does two (Dao 2023, section 3.1)."""
 

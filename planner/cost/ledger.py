@@ -17,16 +17,6 @@ if TYPE_CHECKING:
 
     from planner.numbers import Number
 
-__all__ = [
-    "HostMemory",
-    "LineName",
-    "MemoryLine",
-    "StageMemory",
-    "TimeLine",
-    "total_bytes",
-    "total_exposed_seconds",
-]
-
 
 class LineName(StrEnum):
     """The closed vocabulary of the ledger."""

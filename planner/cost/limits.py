@@ -10,8 +10,6 @@ if TYPE_CHECKING:
     from planner.layout import Layout
     from planner.specs.job import PoolJob
 
-__all__ = ["unpriced"]
-
 
 def unpriced(job: PoolJob, layout: Layout) -> tuple[str, ...]:
     """Reasons why an estimate of this layout would mean nothing; empty when it is priced."""

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from planner.numbers import Number
     from planner.specs.job import PoolJob
 
-__all__ = ["host_copy_seconds", "host_update_seconds"]
-
 _GRADIENT_BYTES: Final = 4.0
 """Gradients go down in fp32."""
 

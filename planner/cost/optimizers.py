@@ -30,15 +30,6 @@ if TYPE_CHECKING:
     from planner.specs.job import PoolJob
     from planner.specs.model import ModelSpec
 
-__all__ = [
-    "extra_moment_bytes",
-    "layer_matrices",
-    "moment_bytes_per_param",
-    "newton_schulz_seconds",
-    "optimizer_seconds",
-    "update_bytes",
-]
-
 Matrix = tuple[int, int, int]
 """Rows, columns, and how many matrices of this shape."""
 

@@ -31,30 +31,6 @@ if TYPE_CHECKING:
     from planner.specs.engine import EngineSpec
     from planner.specs.model import ModelSpec
 
-__all__ = [
-    "attention_matmul_params",
-    "attention_params",
-    "cross_attention_share",
-    "dense_layer_params",
-    "dense_layer_params_on_device",
-    "embedding_params_on_device",
-    "end_params_on_device",
-    "expert_layer_params",
-    "expert_layer_params_on_device",
-    "ffn_params",
-    "layer_matmul_params",
-    "layer_params",
-    "layer_params_on_device",
-    "moe_layer_params",
-    "mtp_params",
-    "norm_params",
-    "num_active_params",
-    "num_matmul_params",
-    "num_moe_layers",
-    "num_params",
-    "padded_vocab",
-]
-
 
 def _layer_without_ffn(model: ModelSpec) -> int:
     return attention_params(model) + model.norms_per_layer * norm_params(model)

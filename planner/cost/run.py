@@ -19,17 +19,6 @@ if TYPE_CHECKING:
     from planner.specs.model import ModelSpec
     from planner.specs.training import TrainingSpec
 
-__all__ = [
-    "WholeRun",
-    "billed_devices",
-    "devices_in_use",
-    "longest_step_seconds",
-    "num_steps",
-    "price_of",
-    "relative_prices",
-    "whole_run",
-]
-
 _HOUR = UNITS["seconds"]["h"]
 
 

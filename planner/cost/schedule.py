@@ -13,25 +13,6 @@ if TYPE_CHECKING:
     from planner.numbers import Flag, Number
     from planner.specs.engine import Schedule
 
-__all__ = [
-    "EXECUTED",
-    "bubble_of",
-    "bubble_seconds",
-    "chunk_terms",
-    "exists",
-    "held_microbatches",
-    "in_flight_microbatches",
-    "interleaved_bubble_seconds",
-    "pace_seconds",
-    "pipeline_seconds",
-    "round_size",
-    "staleness_steps",
-    "steady_count",
-    "steady_seconds",
-    "step_seconds",
-    "weight_versions",
-]
-
 EXECUTED: Final = ("zb-h1", "zbv", "dualpipev")
 """Schedules that are executed to be priced: their closed forms hold for equal stages only."""
 

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-__all__ = ["LAYER_KEYS", "by_shape", "distinct_rows", "spread"]
-
 _FEW: Final = 128  # configurations that are priced as they are: finding equal ones would take as long
 _LARGEST: Final = int(np.iinfo(np.int64).max)
 

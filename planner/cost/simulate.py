@@ -15,15 +15,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from planner.cost.operations import Operation, operations
+from planner.cost.pass_order import operations
 from planner.layout import stage_of_chunk
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray
 
     from planner.specs.engine import Schedule
-
-__all__ = ["ChunkSeconds", "Operation", "Timeline", "exact_pipeline_seconds", "operations", "simulate"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 import numpy as np
 
-from planner.cost.parameters import end_params_on_device, expert_layer_params, layer_params_on_device
+from planner.cost.blocks import expert_layer_params
+from planner.cost.parameters import end_params_on_device, layer_params_on_device
 from planner.layout import V_SHAPED, balanced_chunks, even_stages, head_stage, stage_of_chunk
 
 if TYPE_CHECKING:
@@ -23,31 +24,6 @@ if TYPE_CHECKING:
     from planner.specs.model import ModelSpec
 
 T = TypeVar("T")
-
-__all__ = [
-    "POLICIES",
-    "HeldParams",
-    "LayerKind",
-    "Pattern",
-    "Stage",
-    "by_policy",
-    "by_pool",
-    "chunks_of",
-    "expert_shard_degree",
-    "held_params",
-    "holds_embedding",
-    "holds_head",
-    "kinds_of_model",
-    "layer_kinds",
-    "layer_params",
-    "pattern_of",
-    "pool_indices",
-    "shard_degree",
-    "stage_of",
-    "stages_of",
-    "timed_kinds",
-    "with_borders",
-]
 
 _MANY_LAYERS: Final = 1 << 20
 

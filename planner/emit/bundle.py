@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from planner.plan import Plan
     from planner.run_arguments import RunArguments
 
-__all__ = ["TARGETS", "write_bundle"]
-
 TARGETS: Final[dict[str, tuple[str, Callable[..., str]]]] = {
     "torchrun": ("run.sh", torchrun_script),
     "slurm": ("job.sbatch", slurm_script),

@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from planner.plan import Plan
     from planner.run_arguments import RunArguments
 
-__all__ = ["megatron_script"]
-
 _PRECISION: Final = {
     "fp32": "",
     "fp16": "--fp16",

@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from planner.plan import Plan
     from planner.run_arguments import RunArguments
 
-__all__ = ["slurm_script"]
-
 SECONDS_TO_SAVE: Final = 120
 """Slurm warns this long before the time limit; submitit asks for 90 s, a large checkpoint needs more."""
 

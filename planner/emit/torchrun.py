@@ -18,18 +18,6 @@ if TYPE_CHECKING:
     from planner.run_arguments import RunArguments
     from planner.specs.cluster import ClusterSpec
 
-__all__ = [
-    "Host",
-    "HostRanks",
-    "check_engine",
-    "num_hosts",
-    "ranks_of_hosts",
-    "script_head",
-    "torchrun_command",
-    "torchrun_commands",
-    "torchrun_script",
-]
-
 LINES_SHOWN: Final = 100
 
 

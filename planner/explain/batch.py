@@ -30,8 +30,6 @@ if TYPE_CHECKING:
     from planner.plan import Plan
     from planner.specs.job import Job
 
-__all__ = ["Batch", "EstimatedBatch", "GlobalBatch", "MicrobatchSize", "batch_of"]
-
 _FLAT: Final = 0.95
 _MOST: Final = 12
 

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 
     from planner.plan import Plan
 
-__all__ = ["ChangedValue", "Difference", "LineDifference", "PlanFigures", "difference_of", "figures_of"]
-
 
 class ChangedValue(Document):
     """A value of a document that differs, by its path; null where one side has none."""

@@ -21,11 +21,9 @@ if TYPE_CHECKING:
     from planner.errors import Mistake
     from planner.layout import Layout
     from planner.plan import Plan
-    from planner.search.search import Reporter
+    from planner.search.reporter import Reporter
     from planner.search.space.constraints import Constraints
     from planner.specs.job import Job
-
-__all__ = ["Outcome", "Shortfall", "outcome_of_layout", "outcome_of_search"]
 
 _LEADS = ("this layout cannot run: ", "no layout meets the pins ")
 _TOP = 3

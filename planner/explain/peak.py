@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from planner.layout import Layout
     from planner.specs.job import Job, PoolJob
 
-__all__ = ["ActivationPart", "Alternative", "StagePeak", "alternatives_of", "peaks_of"]
-
 
 class ActivationPart(Document):
     """One kind of tensor, over all layers and all microbatches that a stage holds at its peak."""

@@ -13,8 +13,6 @@ if TYPE_CHECKING:
     from planner.search.objectives import Objective
     from planner.specs.job import Job
 
-__all__ = ["constraints_of", "job_of", "objective_of_plan"]
-
 
 def job_of(plan: Plan) -> Job:
     """The job that was planned, with the corrections that the plan carries."""

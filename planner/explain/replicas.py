@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from planner.plan import Plan
     from planner.specs.job import Job
 
-__all__ = ["ReplicaCount", "replicas_of"]
-
 _DOUBLINGS: Final = 4
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from planner.cost.estimate import estimate
 from planner.explain.batch import Batch, batch_of
-from planner.explain.collectives import Collectives, collectives_of
+from planner.explain.communication import Collectives, collectives_of
 from planner.explain.peak import Alternative, StagePeak, alternatives_of, peaks_of
 from planner.explain.plan_inputs import job_of
 from planner.explain.scaling import Scaling, scaling_of
@@ -23,9 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from planner.plan import Plan
-    from planner.search.search import Reporter
-
-__all__ = ["Explanation", "Questions", "Sections", "explain", "explanation_to_json"]
+    from planner.search.reporter import Reporter
 
 
 class Sections(Document):

@@ -30,8 +30,6 @@ if TYPE_CHECKING:
     from planner.search.space.constraints import Constraints
     from planner.specs.job import Job
 
-__all__ = ["Scaling", "SizedPlan", "scaling_of", "sizes_between"]
-
 _RANGE: Final = re.compile(r"(\d{1,7})\.\.(\d{1,7})")
 _WORTH: Final = 0.8
 """Below this efficiency the next doubling buys less than 1.6 times the speed."""

@@ -7,19 +7,17 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 from pydantic import Field
 
-from planner.cost.comparison import compare_schedules
 from planner.cost.schedule import exists
+from planner.cost.schedule_comparison import compare_schedules
 from planner.cost.simulate import ChunkSeconds, simulate
 from planner.explain.plan_inputs import job_of
 from planner.layout import format_layout
 from planner.specs.document import Document
 
 if TYPE_CHECKING:
-    from planner.cost.comparison import ScheduleOutcome
+    from planner.cost.schedule_comparison import ScheduleOutcome
     from planner.plan import Plan
     from planner.specs.engine import Schedule
-
-__all__ = ["Pass", "ScheduleRow", "Schedules", "SketchedSchedule", "schedules_of", "sketch"]
 
 _SKETCH_STAGES: Final = 4
 _SKETCH_MICROBATCHES: Final = 8

@@ -13,8 +13,6 @@ from typing import Any
 from planner.explain.report import Sections
 from planner.specs.schema import DIALECT
 
-__all__ = ["explanation_schema"]
-
 
 def explanation_schema() -> dict[str, Any]:
     """The schema of the sections; the keys of the plan stand beside them."""

@@ -40,8 +40,6 @@ if TYPE_CHECKING:
     from planner.layout import Layout
     from planner.specs.job import Job, PoolJob
 
-__all__ = ["Rate", "TimePart", "Waterfall", "rates_of", "waterfall_of"]
-
 
 class TimePart(Document):
     """One step of the waterfall: the seconds that it adds, below zero where it takes some away."""

@@ -21,10 +21,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from planner.plan import Plan
-    from planner.search.search import Reporter
+    from planner.search.reporter import Reporter
     from planner.specs.job import Job, PoolJob
-
-__all__ = ["Gain", "LayoutGain", "Sensitivity", "WhatIf", "layout_gains", "sensitivity_of", "what_if"]
 
 
 class WhatIf(Document):

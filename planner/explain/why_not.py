@@ -19,9 +19,7 @@ from planner.specs.yaml import read_text
 if TYPE_CHECKING:
     from planner.layout import Layout
     from planner.plan import Plan
-    from planner.search.search import Reporter
-
-__all__ = ["WhyNot", "why_not"]
+    from planner.search.reporter import Reporter
 
 _OPTION: Final = "--why-not"
 

@@ -13,8 +13,6 @@ if TYPE_CHECKING:
 
     from planner.plan import Plan
 
-__all__ = ["find_host"]
-
 DEFAULT_PORT: Final = 29500  # torchrun's own
 _NUMBER: Final = ("PET_NODE_RANK", "SLURM_NODEID", "NODE_RANK", "JOB_COMPLETION_INDEX", "RANK")
 _COUNT: Final = ("PET_NNODES", "SLURM_NNODES", "NNODES")

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from planner.emit.torchrun import Host, HostRanks
     from planner.plan import Plan
 
-__all__ = ["check"]
-
 BYTES_SAVED_PER_PARAMETER: Final = 12  # fp32 weight and both moments of AdamW
 _AMD: Final = Path("/dev/kfd")  # where a ROCm build of torch finds its GPUs
 

@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from planner.specs.model import ModelSpec
     from planner.specs.training import TrainingSpec
 
-__all__ = ["launch"]
-
 
 def launch(
     plan_path: Path,

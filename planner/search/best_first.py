@@ -58,8 +58,6 @@ if TYPE_CHECKING:
     from planner.specs.engine import Offload, Recompute, Schedule
     from planner.specs.job import Job
 
-__all__ = ["Assigned", "Found", "Near", "best_first", "candidates_of"]
-
 _FIRST_PARTITIONS = 64  # partitions in the first block; each further block has twice as many
 _MOST_PARTITIONS = 1024
 _FIRST_TIMED = 64  # partitions with microbatch and interleave in the first part; then twice as many each time

@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from planner.search.space.constraints import Constraints
     from planner.specs.job import Job
 
-__all__ = ["NothingFits", "smallest_footprint"]
-
 _NEAREST = 200  # configurations of least memory bound that are looked at to find the smallest footprint
 
 

@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from planner.search.space.constraints import Constraints
     from planner.specs.job import Job
 
-__all__ = ["LeastPeak", "least_maximum", "least_of", "least_peak", "within_bytes", "within_share"]
-
 _MOST_BOUNDED: Final = 4096  # configurations at once
 _MOST_AT_ONCE: Final = 64  # of them are priced at once
 _NO_LIMIT: Final = 1e6  # times what a plan may use; more than any stage needs, and finite

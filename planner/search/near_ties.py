@@ -18,17 +18,6 @@ if TYPE_CHECKING:
     from planner.search.objectives import Objective
     from planner.specs.job import Job
 
-__all__ = [
-    "AS_GOOD",
-    "NEAR_TIE",
-    "differences",
-    "near_tie",
-    "runner_up",
-    "simplest",
-    "slower_by",
-    "why_simpler",
-]
-
 AS_GOOD = 0.001
 """A plan may be this much above the optimum, as a share, where it is simpler."""
 

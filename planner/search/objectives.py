@@ -11,29 +11,15 @@ import numpy as np
 
 from planner.cost.run import billed_devices, longest_step_seconds, num_steps
 from planner.errors import InputError
-from planner.plan_parts import ObjectiveName
 from planner.search.space.arrays import TIE
 from planner.search.space.placements import billed
 
 if TYPE_CHECKING:
     from planner.layout import Degrees, Layout
     from planner.numbers import Number
+    from planner.plan_parts import ObjectiveName
     from planner.search.space.configurations import DegreeArrays
     from planner.specs.job import Job
-
-__all__ = [
-    "OBJECTIVES",
-    "THROUGHPUT",
-    "AnyLayout",
-    "BestPartitions",
-    "Incumbents",
-    "Objective",
-    "ObjectiveName",
-    "Rank",
-    "Staircase",
-    "objective_of",
-    "partition_of",
-]
 
 OBJECTIVES: Final[tuple[ObjectiveName, ...]] = ("throughput", "cost", "gpus", "memory")
 Rank: TypeAlias = tuple[float, float]

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 from planner.errors import InputError
 from planner.search.least_memory import LeastPeak, least_peak
-from planner.search.search import Reporter, fastest_layout, fits
+from planner.search.reporter import Reporter
+from planner.search.search import fastest_layout, fits
 from planner.search.space.configurations import offloads_of
 from planner.specs.job import each_pool, with_training
 
@@ -17,8 +18,6 @@ if TYPE_CHECKING:
     from planner.layout import Layout
     from planner.search.space.constraints import Constraints
     from planner.specs.job import Job
-
-__all__ = ["LiftedPin", "Remedy", "lifted_pins", "remedies"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import warnings
 
-__all__ = ["Reporter"]
-
 
 class Reporter:
     """Told what the search does; methods are empty but for notes, so that a reporter overrides what it shows."""

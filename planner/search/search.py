@@ -23,16 +23,13 @@ from planner.search.objectives import THROUGHPUT, AnyLayout, BestPartitions, Obj
 from planner.search.pin_checks import check_constraints, check_objective
 from planner.search.reporter import Reporter
 from planner.search.space.arrays import AGREEMENT
-from planner.search.space.constraints import Constraints
 from planner.search.space.rules import broken_rules
 
 if TYPE_CHECKING:
     from planner.layout import Layout
     from planner.search.optimum.integer_program import SolverName
+    from planner.search.space.constraints import Constraints
     from planner.specs.job import Job
-
-
-__all__ = ["Constraints", "NothingFits", "Reporter", "fastest_layout", "fits", "plan_for_layout", "search"]
 
 
 def plan_for_layout(job: Job, layout: Layout) -> Plan:

@@ -12,7 +12,7 @@ from planner.cost.estimate import estimate
 from planner.cost.run import billed_devices, devices_in_use
 from planner.errors import InputError
 from planner.layout import divisors
-from planner.search.batch import AS_GOOD, best_batch
+from planner.search.batch_choice import AS_GOOD, best_batch
 from planner.search.best_first import best_first
 from planner.search.objectives import Staircase
 from planner.search.pin_checks import check_constraints
@@ -30,8 +30,6 @@ if TYPE_CHECKING:
     from planner.specs.batch import BatchRange
     from planner.specs.cluster import ClusterSpec
     from planner.specs.job import Job, PoolJob
-
-__all__ = ["Point", "Sweep", "sweep", "sweep_pools"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

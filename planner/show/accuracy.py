@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from planner.accuracy.score import Row
     from planner.accuracy.sweeps import Sweep
 
-__all__ = ["accuracy"]
-
 _HEADER = ("", "rows", "median", "mean", "p90", "ratio", "null")
 _LEGEND = (
     "Errors are |measured / predicted - 1| of tokens per second; ratio is the median of measured / predicted; "

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from planner.explain.what_if import Gain, Sensitivity, WhatIf
     from planner.explain.why_not import WhyNot
 
-__all__ = ["sensitivity_section", "what_if_section", "why_not_section"]
-
 
 def why_not_section(found: WhyNot) -> Group:
     """The alternative, and what came of forcing it."""

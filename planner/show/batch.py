@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from planner.explain.batch import Batch
     from planner.plan import Plan
 
-__all__ = ["batch_section"]
-
 
 def batch_section(plan: Plan, found: Batch) -> Group:
     """Where larger microbatches stop helping, what a larger batch does to bubble, tokens and learning rate."""

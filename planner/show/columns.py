@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
     from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 
-__all__ = ["Columns", "Flow", "assignments"]
-
 _GAP: Final = 2
 _LEAST_TEXT: Final = 16
 """Running text in a narrower column is a ladder of words."""

@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from planner.explain.outcome import Outcome, Shortfall
     from planner.show.figures import Scale
 
-__all__ = ["difference_view", "outcome_body"]
-
 _MOST_INPUTS = 20
 
 

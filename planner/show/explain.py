@@ -33,8 +33,6 @@ if TYPE_CHECKING:
     from planner.plan import Plan
     from planner.show.figures import Scale
 
-__all__ = ["answers", "answers_by_question", "explanation"]
-
 
 def explanation(found: Explanation) -> Group:
     """Head, memory of every stage, time of the step, and the formulas behind both."""

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 
     from planner.cost.ledger import StageMemory
 
-__all__ = ["FILLS", "Fill", "MemoryBar", "Scale", "StepBar", "bytes_scale", "edges", "fill_of", "seconds_scale"]
-
 _BYTES: Final = (("TiB", 2.0**40), ("GiB", 2.0**30), ("MiB", 2.0**20), ("KiB", 2.0**10), ("B", 1.0))
 _SECONDS: Final = (("s", 1.0), ("ms", 1e-3), ("us", 1e-6))
 

@@ -15,8 +15,6 @@ if TYPE_CHECKING:
 
     from planner.specs.glossary import Entry
 
-__all__ = ["glossary_to_dict", "glossary_view"]
-
 
 def glossary_to_dict(found: Collection[Entry]) -> list[dict[str, Any]]:
     """The entries as a document."""

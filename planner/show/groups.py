@@ -14,9 +14,7 @@ from planner.units import format_bytes, format_rate, format_seconds
 if TYPE_CHECKING:
     from rich.console import Group, RenderableType
 
-    from planner.explain.collectives import Asynchronous, Collectives, GroupReport
-
-__all__ = ["collectives_section"]
+    from planner.explain.communication import Asynchronous, Collectives, GroupReport
 
 _NAMES: Final = {"halving-doubling": "butterfly (halving and doubling)"}
 

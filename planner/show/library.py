@@ -16,8 +16,6 @@ if TYPE_CHECKING:
 
     from rich.console import RenderableType
 
-__all__ = ["cluster_table", "entry_text", "model_table"]
-
 _DERIVED: Final = ("num_params", "num_active_params", "source")
 """Keys of an entry that no document has."""
 

@@ -12,8 +12,6 @@ from planner.show.screen import Screen, clean
 if TYPE_CHECKING:
     from planner.errors import Mistake, PlannerError
 
-__all__ = ["mistakes_text"]
-
 _MOST: Final = 20
 _PLACE: Final = re.compile(r"(?P<file>.+?):(?P<line>\d+)(?::(?P<column>\d+))?")
 

@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from planner.search.remedies import LiftedPin, Remedy
     from planner.specs.job import Job
 
-__all__ = ["nothing_fits", "nothing_fits_to_dict"]
-
 
 def nothing_fits(job: Job, found: NothingFits, remedies: Sequence[Remedy], pins: Sequence[LiftedPin]) -> Group:
     """The smallest footprint that was found, its largest part, and the cheapest changes that fit."""

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from planner.explain.peak import Alternative, StagePeak
     from planner.plan import Plan
 
-__all__ = ["alternatives_section", "peak_section"]
-
 
 def peak_section(plan: Plan, peaks: Sequence[StagePeak]) -> Group:
     """When the fullest stage is fullest, and what its activations are."""

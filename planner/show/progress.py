@@ -13,14 +13,12 @@ from rich.status import Status
 from rich.text import Text
 
 from planner.errors import EnvironmentProblem
-from planner.search.search import Reporter
+from planner.search.reporter import Reporter
 from planner.show.screen import Screen, clean
 from planner.units import format_seconds
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-__all__ = ["Progress", "write_stats"]
 
 _PATIENCE_SECONDS: Final = 0.5
 """A search that is done by then shows nothing."""

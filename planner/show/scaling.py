@@ -16,8 +16,6 @@ if TYPE_CHECKING:
 
     from planner.explain.scaling import Scaling
 
-__all__ = ["scaling_section"]
-
 
 def scaling_section(found: Scaling) -> Group:
     """Step, speed and efficiency of each size, and the line that grew most."""

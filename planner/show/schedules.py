@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
     from planner.explain.schedules import Pass, ScheduleRow, Schedules, SketchedSchedule
 
-__all__ = ["schedules_section"]
-
 
 def schedules_section(found: Schedules) -> Group:
     """Bubble, step, memory and staleness of each schedule, then the drawings."""

@@ -23,8 +23,6 @@ from planner.specs.library import glossary_file
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["Screen", "clean", "indented", "linked", "section", "stack", "to_text"]
-
 _MIN_WIDTH: Final = 20
 _MAX_WIDTH: Final = 120
 """Lines longer than this are hard to read, however wide the window is."""

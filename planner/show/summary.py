@@ -45,8 +45,6 @@ if TYPE_CHECKING:
     from planner.cost.ledger import StageMemory
     from planner.plan import Plan
 
-__all__ = ["band_rows", "heading", "layout_rows", "memory_section", "next_command", "summary"]
-
 _MANY = 10  # rows of stages beyond which the middle is folded
 
 

@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from planner.search.sweep import Point, Sweep
     from planner.specs.job import Job
 
-__all__ = ["sweep_to_dict", "sweep_to_json", "sweep_view"]
-
 _MOST_ROWS = 16
 _REFERENCE_TOKENS = 1_000_000_000  # a cost without a token budget is of so many tokens
 

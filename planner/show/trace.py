@@ -34,8 +34,6 @@ if TYPE_CHECKING:
     from planner.layout import Layout
     from planner.plan import Plan
 
-__all__ = ["trace_events", "trace_text"]
-
 _MOST_EVENTS: Final = 4_000_000
 """About 800 MB of text; Perfetto's user interface reads no more than that into a browser."""
 _TICKS_PER_MICROSECOND: Final = 1000

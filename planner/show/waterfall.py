@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from planner.explain.waterfall import Rate, TimePart, Waterfall
     from planner.plan import Plan
 
-__all__ = ["formula_text", "own_parts", "part_formulas", "rates_section", "waterfall_section"]
-
 
 def waterfall_section(waterfall: Waterfall) -> Group:
     """Each part as a piece of the step, where the parts before it end; what takes seconds away points back."""

@@ -19,19 +19,6 @@ if TYPE_CHECKING:
     from planner.plan_parts import Certificate
     from planner.specs.cluster import AnyCluster
 
-__all__ = [
-    "certificate_sentence",
-    "cluster_words",
-    "fold_runs",
-    "layers_words",
-    "layout_words",
-    "line_label",
-    "pools_words",
-    "recompute_words",
-    "short_layout",
-    "stage_range",
-]
-
 _DEFAULTS: Final = {
     "cp": "1", "ep": "1", "etp": "1", "zero": "0", "hsdp": "1", "mbs": "1", "interleave": "1", "offload": "none",
     "recompute": "none",

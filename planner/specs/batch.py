@@ -9,8 +9,6 @@ from typing import Final
 
 from planner.units import parse_count
 
-__all__ = ["BATCH_PATTERN", "COUNT_PATTERN", "BatchRange", "read_batch"]
-
 COUNT_PATTERN: Final = r"[0-9]+(\.[0-9]+)?([eE][+-]?[0-9]+)?[kKMBGT]?"
 BATCH_PATTERN: Final = rf"^\s*({COUNT_PATTERN}\s*\.\.\s*{COUNT_PATTERN}(\s+tokens)?|{COUNT_PATTERN}\s+tokens)\s*$"
 """What a choice of batch sizes looks like, as a regular expression for editors."""

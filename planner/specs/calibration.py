@@ -12,16 +12,6 @@ from planner.specs.document import Document, Name
 if TYPE_CHECKING:
     from planner.specs.cluster import Precision
 
-__all__ = [
-    "UNCALIBRATED",
-    "Calibration",
-    "CalibrationEntry",
-    "Evidence",
-    "PrecisionClass",
-    "find_entry",
-    "precision_class",
-]
-
 PrecisionClass = Literal["fp32", "16", "fp8", "fp4"]
 
 

@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from planner.specs.document import Document
     from planner.specs.job import Job
 
-__all__ = ["change_job"]
-
 _SHORT: Final = {
     "nodes": "cluster.hosts",
     "seq_len": "training.sequence_length",

@@ -10,8 +10,6 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from planner.specs.document import Bandwidth, Bytes, Document, FlopsPerSecond, Name, Seconds, UsdPerHour, Watts
 
-__all__ = ["AnyCluster", "ClusterSpec", "DeviceSpec", "HostSpec", "LinkSpec", "MixedClusterSpec", "Precision"]
-
 Precision = Literal["fp32", "fp16", "bf16", "fp8", "fp4"]
 
 

@@ -11,8 +11,6 @@ from planner.units import exact_quantity
 if TYPE_CHECKING:
     from planner.specs.cluster import ClusterSpec
 
-__all__ = ["local_host", "total_memory_bytes", "usable_cores"]
-
 _CGROUP = Path("/sys/fs/cgroup")
 _MEBIBYTE = 2**20
 

@@ -8,8 +8,6 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 
 from planner.units import UNITS, exact_quantity, parse_quantity
 
-__all__ = ["Bandwidth", "Bytes", "Document", "FlopsPerSecond", "Name", "Seconds", "UsdPerHour", "Watts"]
-
 
 class Document(BaseModel):
     """A frozen document; unknown keys are refused and nothing is coerced silently."""

@@ -10,8 +10,6 @@ from planner.specs.cluster import Precision
 from planner.specs.document import Bytes, Document, Name
 from planner.specs.recipe import FrozenWeights, MemoryRecipe, Optimizer, StateBytes
 
-__all__ = ["EngineSpec", "Offload", "Recompute", "Schedule"]
-
 Schedule = Literal["naive", "gpipe", "1f1b", "interleaved", "zb-h1", "zbv", "dualpipev", "pipedream"]
 Recompute = Literal["none", "selective", "full"]
 Offload = Literal["none", "optimizer", "activations", "both"]

@@ -14,8 +14,6 @@ from planner.specs.text import did_you_mean, printable
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-__all__ = ["Entry", "entries", "entries_of", "entry_for", "section_anchor"]
-
 _ENTRY: Final = re.compile(r"^- (.*(?:\n  .*)*)", re.MULTILINE)
 _MARKUP: Final = re.compile(r"`|\*\*|(?<!\w)\*(?=\w)|(?<=\w)\*(?!\w)")
 """Code, bold, and italics, which is no product: an asterisk at the start or the end of a word."""

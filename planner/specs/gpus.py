@@ -15,8 +15,6 @@ from planner.units import parse_quantity
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-__all__ = ["Gpu", "adapter_bytes_per_second", "nvidia_gpus", "nvlink_bytes_per_second", "pcie_bytes_per_second"]
-
 _ADAPTERS = Path("/sys/class/infiniband")
 _SIGNALLING: Final = {26.562: 25.0, 53.125: 50.0}
 """GB/s of a link that nvidia-smi shows -> GB/s that the data sheets of H100 and B200 give the same link."""

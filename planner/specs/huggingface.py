@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from planner.specs.huggingface_types import ModelType
     from planner.specs.yaml import Node
 
-__all__ = ["CONFIG_NAME", "HuggingFaceModel", "read_config"]
-
 CONFIG_NAME: Final = "config.json"
 _HARMLESS: Final = re.compile(
     r"""

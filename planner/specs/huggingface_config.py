@@ -10,8 +10,6 @@ from planner.errors import InputError, Mistake
 from planner.specs.text import printable, quoted
 from planner.specs.yaml import Node
 
-__all__ = ["Config"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Config:

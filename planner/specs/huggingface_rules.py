@@ -11,23 +11,6 @@ if TYPE_CHECKING:
 
     from planner.specs.huggingface_config import Config
 
-__all__ = [
-    "base_model",
-    "falcon",
-    "four_times_hidden",
-    "late_window",
-    "llama4",
-    "local_window",
-    "one_width",
-    "opt_embeddings",
-    "patch_positions",
-    "rotary",
-    "shared_experts",
-    "sparse_steps",
-    "two_stacks",
-]
-
-
 _LLAMA3_SCALING: Final = {
     "factor": "factor",
     "low_freq_factor": "low_frequency",

@@ -32,8 +32,6 @@ if TYPE_CHECKING:
 
     from planner.specs.huggingface_config import Config
 
-__all__ = ["TYPES", "ModelType"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelType:

@@ -7,8 +7,6 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Literal
 
-__all__ = ["Kind", "glossary_file", "header", "names", "path_of"]
-
 Kind = Literal["models", "clusters", "clusters/devices", "engines"]
 
 

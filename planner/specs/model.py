@@ -8,8 +8,6 @@ from pydantic import Field, field_validator, model_validator
 
 from planner.specs.document import Document, Name
 
-__all__ = ["ARCHITECTURES", "LatentAttention", "MixtureOfExperts", "ModelSpec", "PatchEmbedding", "RotaryScaling"]
-
 _GPT: dict[str, Any] = {
     "norm": "layernorm",
     "position": "learned",

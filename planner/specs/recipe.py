@@ -8,8 +8,6 @@ from pydantic import Field
 
 from planner.specs.document import Document
 
-__all__ = ["ADAM_RECIPES", "NAMED_RECIPES", "FrozenWeights", "MemoryRecipe", "Optimizer", "Projection", "StateBytes"]
-
 Optimizer = Literal["adamw", "adamw-8bit", "sgd", "adafactor", "muon"]
 Projection = Literal["query", "key", "value", "output", "gate", "up", "down"]
 FrozenWeights = Literal["16-bit", "nf4"]

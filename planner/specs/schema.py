@@ -20,8 +20,6 @@ from planner.specs.training import TrainingSpec
 if TYPE_CHECKING:
     from planner.specs.document import Document
 
-__all__ = ["DIALECT", "schemas", "write_schemas"]
-
 DIALECT: Final = "https://json-schema.org/draft/2020-12/schema"
 _DOCUMENTS: Final[dict[str, type[Document]]] = {
     "model": ModelSpec,

@@ -15,8 +15,6 @@ from planner.specs.yaml import Node, parse_value
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-__all__ = ["apply_setting", "pool_names", "value_at", "with_value"]
-
 _ROOTS = ("model", "cluster", "device", "training", "engine")
 _ENDS = ("within_node", "between_nodes")
 """Innermost and outermost link."""

@@ -8,8 +8,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-__all__ = ["any_of", "closest", "did_you_mean", "printable", "quoted"]
-
 
 def printable(text: str, limit: int = 160) -> str:
     """`text` without control, escape and bidirectional characters, cut to `limit` characters."""

@@ -12,8 +12,6 @@ from planner.specs.cluster import ClusterSpec, DeviceSpec, LinkSpec
 from planner.specs.cluster_documents import LOCAL_CLUSTER, cluster_names, load_cluster
 from planner.specs.uniform import uniform_cluster
 
-__all__ = ["detected_cluster"]
-
 _DATA_SHEETS: Final = {
     r"GB300": "gb300-288gb",
     r"GB200": "gb200-186gb",

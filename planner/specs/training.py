@@ -12,8 +12,6 @@ from planner.specs.document import Document, Seconds, UsdPerHour
 from planner.specs.recipe import ADAM_RECIPES, FrozenWeights, MemoryRecipe, Optimizer, Projection
 from planner.units import parse_count
 
-__all__ = ["TrainingSpec"]
-
 _MOST_SEQUENCES = 100_000_000
 _BATCH_SCHEMA = {
     "anyOf": [

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
     from planner.specs.yaml import Node
 
-__all__ = ["fields_at", "validate"]
-
 D = TypeVar("D", bound=Document)
 Path: TypeAlias = "tuple[str | int, ...]"
 """Where a value stands in a document: keys, and indices of lists."""

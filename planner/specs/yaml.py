@@ -22,18 +22,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-__all__ = [
-    "MAX_BYTES",
-    "MAX_DEPTH",
-    "MAX_MISTAKES",
-    "MAX_NODES",
-    "Node",
-    "parse_value",
-    "parse_yaml",
-    "read_text",
-    "read_yaml",
-]
-
 MAX_BYTES: Final = 2**20
 MAX_DEPTH: Final = 32
 MAX_NODES: Final = 20_000

@@ -25,19 +25,6 @@ if TYPE_CHECKING:
 
     from planner.specs.model import ModelSpec, RotaryScaling
 
-__all__ = [
-    "Attention",
-    "Gather",
-    "LatentAttention",
-    "Mask",
-    "Positions",
-    "document_mask",
-    "make_attention",
-    "positions_of",
-    "rotary_frequencies",
-    "rotate",
-]
-
 Positions = tuple[range, ...]
 """Runs of positions of the sequence, in the order of the rows."""
 

@@ -36,8 +36,6 @@ if TYPE_CHECKING:
 
     from planner.trainer.trainer import Trainer
 
-__all__ = ["Saver", "restore", "saved_steps"]
-
 MANIFEST, STATE = "manifest.json", "state.json"
 
 

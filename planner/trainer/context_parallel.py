@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from planner.trainer.attention import Positions
     from planner.trainer.model import Transformer
 
-__all__ = ["apply_context_parallel", "held_positions", "rows_of"]
-
 
 def held_positions(length: int, cp: int, rank: int) -> Positions:
     """The runs of positions that rank `rank` of `cp` holds."""

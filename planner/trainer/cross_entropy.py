@@ -11,8 +11,6 @@ if TYPE_CHECKING:
     from torch import Tensor
     from torch.distributed import ProcessGroup
 
-__all__ = ["cross_entropy"]
-
 ELEMENTS_AT_ONCE = 2**24
 """Logits that are in fp32 at a time: 64 MiB, and as much again for what torch makes of them."""
 

@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 
     from planner.trainer.sources import Tokens
 
-__all__ = ["Corpus", "document_starts", "open_corpus"]
-
 
 def open_corpus(
     names: tuple[str, ...],

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from planner.trainer.feed_forward import Experts
     from planner.trainer.model import Transformer
 
-__all__ = ["apply_expert_parallel", "mixtures_of"]
-
 
 def mixtures_of(part: nn.Module) -> list[MixtureOfExperts]:
     """The blocks with experts inside a chunk or a layer."""

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 
     from planner.specs.model import ModelSpec
 
-__all__ = ["BALANCE", "Experts", "FeedForward", "MixtureOfExperts", "make_feed_forward"]
-
 BALANCE = 1e-3
 """Weight of the load-balancing loss: router_aux_loss_coef of transformers' Mixtral and Qwen2-MoE."""
 

@@ -12,8 +12,6 @@ if TYPE_CHECKING:
     from planner.layout import Layout
     from planner.trainer.model import Transformer
 
-__all__ = ["apply_float8"]
-
 MULTIPLE = 16
 """Sizes that the kernel takes (torch._scaled_mm); a map that tp cuts into others stays in 16 bits."""
 

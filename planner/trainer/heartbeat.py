@@ -11,8 +11,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-__all__ = ["heartbeat"]
-
 SECONDS_BETWEEN_BEATS = 2.0
 
 

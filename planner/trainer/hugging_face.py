@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 
     from planner.specs.model import ModelSpec
 
-__all__ = ["Piece", "config_of", "is_no_parameter", "model_type_of", "pieces_of"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Piece:

@@ -14,8 +14,6 @@ if TYPE_CHECKING:
 
     from planner.plan import Plan
 
-__all__ = ["Logger", "make_loggers"]
-
 
 class Logger(Protocol):
     """Takes the record of each step, a number for each name."""

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["LossScale"]
-
 FIRST, LEAST, GROWS_AFTER = 2.0**16, 1.0, 2000  # as torch.amp.GradScaler, which knows no least
 
 

@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from planner.trainer.trainer import StepResult, Trainer
     from planner.trainer.waiting import WaitSampler
 
-__all__ = ["MemoryMeter", "measurements", "peak_memory_bytes"]
-
 WARMUP_STEPS = 2
 NO_PEAK = "part of the resident memory; the CPU allocator keeps no peak of its own"
 ON_GPU = "overlaps with other work on the GPU and is not timed apart"

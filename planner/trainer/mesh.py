@@ -13,8 +13,6 @@ if TYPE_CHECKING:
 
     from planner.layout import Layout
 
-__all__ = ["Meshes", "make_meshes", "num_replicas", "sharded_axes"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Meshes:

@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from planner.specs.model import ModelSpec
     from planner.trainer.attention import Mask, Positions
 
-__all__ = ["Block", "Transformer", "initial_value"]
-
 INITIAL_STD = 0.02  # Radford et al. 2019 (GPT-2); output projections are scaled by 1 / sqrt(2 * num_layers)
 
 

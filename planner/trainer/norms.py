@@ -12,8 +12,6 @@ if TYPE_CHECKING:
 
     from planner.specs.model import ModelSpec
 
-__all__ = ["RmsNorm", "make_norm"]
-
 
 class _LeanRmsNorm(torch.autograd.Function):
     """RMSNorm that keeps its input and one number per token, like the fused CUDA kernel.

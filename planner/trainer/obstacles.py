@@ -10,8 +10,6 @@ from planner.errors import InputError, Mistake
 if TYPE_CHECKING:
     from planner.plan import Plan
 
-__all__ = ["check_plan"]
-
 _Obstacle = tuple[bool, str, str]
 """Whether it is in the way, what is wrong, what to do."""
 

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 
     from planner.specs.training import TrainingSpec
 
-__all__ = ["clip", "learning_rate", "make_optimizer", "squared_norm"]
-
 
 def make_optimizer(parameters: Mapping[str, nn.Parameter], training: TrainingSpec) -> torch.optim.AdamW:
     """AdamW (Loshchilov and Hutter 2019) with its state made at once, so that memory does not grow at step 2.

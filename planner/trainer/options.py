@@ -15,8 +15,6 @@ if TYPE_CHECKING:
 
     from planner.plan import Plan
 
-__all__ = ["RunOptions", "corpus_of", "parse_options", "run_options"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunOptions(RunArguments):

@@ -37,17 +37,6 @@ if TYPE_CHECKING:
     from planner.plan import Plan
     from planner.trainer.mesh import Meshes
 
-__all__ = [
-    "COMPUTE_TYPES",
-    "build_chunks",
-    "compile_layers",
-    "compiles",
-    "fsdp_modules",
-    "local_tensor",
-    "set_balance_weight",
-]
-
-
 COMPUTE_TYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16, "fp8": torch.bfloat16}
 """What is computed in, beside products in 8 bits; weights, sums of gradients and optimizer states are fp32."""
 

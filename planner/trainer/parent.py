@@ -7,8 +7,6 @@ import os
 import signal
 import sys
 
-__all__ = ["PARENT_VARIABLE", "die_with_parent"]
-
 PARENT_VARIABLE = "PLANNER_PARENT_PID"
 """Names the parent to its child: one that ended while the child was still starting cannot be asked any more."""
 

@@ -32,8 +32,6 @@ if TYPE_CHECKING:
     from planner.trainer.loss_scale import LossScale
     from planner.trainer.model import Transformer
 
-__all__ = ["Executor", "make_executor"]
-
 
 class Executor(Protocol):
     """Runs all microbatches of a step and leaves reduced gradients on the parameters."""

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from planner.plan import Plan
     from planner.trainer.trainer import StepResult, Trainer
 
-__all__ = ["Show", "make_progress", "mfu", "spread", "tokens_per_second_per_device"]
-
 Show: TypeAlias = "Callable[[StepResult], None]"
 
 SECONDS_BETWEEN_LINES = 5.0

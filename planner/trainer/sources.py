@@ -25,8 +25,6 @@ from planner.trainer.tokenizer import BYTE_VALUES, ByteTokenizer, Tokenizer, rea
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-__all__ = ["Tokens", "end_of_document", "fingerprint", "open_sources"]
-
 HUGGING_FACE = "hf:"
 DOCUMENTS_AT_ONCE = 1000
 SAMPLED_BLOCKS, BLOCK_BYTES = 64, 4096

@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from torch import Tensor
     from torch.distributed.device_mesh import DeviceMesh
 
-__all__ = ["apply_tensor_parallel"]
-
 _Plan = dict[str, ParallelStyle]
 _GATHER = PrepareModuleInput(input_layouts=(Shard(1),), desired_input_layouts=(Replicate(),))
 _LOCAL = PrepareModuleInput(input_layouts=(Shard(1),), desired_input_layouts=(Shard(1),), use_local_output=True)

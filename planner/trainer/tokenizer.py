@@ -13,8 +13,6 @@ from planner.errors import EnvironmentProblem, InputError
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = ["ByteTokenizer", "Tokenizer", "read_tokenizer"]
-
 BYTE_VALUES = 256
 END_TOKENS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<|endofsentence|>", "[EOS]")
 """End-of-text tokens of the usual families, for a tokenizer.json without its tokenizer_config.json."""

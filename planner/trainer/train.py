@@ -34,8 +34,6 @@ if TYPE_CHECKING:
     from planner.trainer.options import RunOptions
     from planner.trainer.trainer import StepResult, Trainer
 
-__all__ = ["run"]
-
 CHECKPOINT_SECONDS = 600.0
 VALIDATION_BATCHES = 10
 STEPS_SAMPLED = 20

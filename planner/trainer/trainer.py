@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from planner.plan import Plan
     from planner.trainer.data import Corpus
 
-__all__ = ["StepResult", "Trainer"]
-
 ReadBatch: TypeAlias = "Callable[[int, int], tuple[torch.Tensor, torch.Tensor]]"
 
 

@@ -18,8 +18,6 @@ from planner.errors import EnvironmentProblem
 if TYPE_CHECKING:
     from torch.distributed.checkpoint.metadata import Metadata
 
-__all__ = ["SafeReader"]
-
 ALLOWED = {
     "collections": {"OrderedDict"},
     "pathlib": {"Path", "PosixPath", "PurePosixPath"},

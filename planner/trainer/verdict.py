@@ -12,8 +12,6 @@ if TYPE_CHECKING:
 
     from planner.errors import ExitCode
 
-__all__ = ["forget_failures", "is_first_loss", "record_failure", "write_status"]
-
 
 def write_status(output: Path, state: str, step: int, reason: str = "", **details: Any) -> None:
     """Replace DIR/status.json.

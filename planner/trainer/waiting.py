@@ -24,8 +24,6 @@ if TYPE_CHECKING:
 
     from planner.layout import Layout
 
-__all__ = ["WaitSampler"]
-
 SECONDS_BETWEEN_SAMPLES: Final = 0.002
 _COLLECTIVES: Final = ("distributed/distributed_c10d.py", "distributed/_functional_collectives.py")
 _OPERATORS: Final = "torch/_ops.py"  # what calls an operator by its name

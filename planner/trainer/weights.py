@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from planner.trainer.hugging_face import Piece
     from planner.trainer.trainer import Trainer
 
-__all__ = ["export_weights", "load_weights"]
-
 INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
 MAX_FILE_BYTES = parse_quantity("4 GiB", "bytes")
 NAMES_SHOWN = 5

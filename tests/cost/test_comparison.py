@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from planner.cost.activations import stored_activation_bytes
-from planner.cost.comparison import SCHEDULES, compare_schedules, with_schedule
 from planner.cost.estimate import estimate, timeline
 from planner.cost.ledger import LineName
 from planner.cost.prices import chunk_seconds, stage_prices
+from planner.cost.schedule_comparison import SCHEDULES, compare_schedules, with_schedule
 from planner.cost.stage import stages_of
 from planner.layout import parse_layout
 

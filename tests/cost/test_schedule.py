@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from planner.cost.activations import held_of_stage
-from planner.cost.operations import operations
+from planner.cost.pass_order import operations
 from planner.cost.schedule import (
     bubble_of,
     bubble_seconds,

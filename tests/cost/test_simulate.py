@@ -12,7 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from planner.cost.simulate import ChunkSeconds, Operation, exact_pipeline_seconds, operations, simulate
+from planner.cost.pass_order import Operation, operations
+from planner.cost.simulate import ChunkSeconds, exact_pipeline_seconds, simulate
 from planner.layout import stage_of_chunk
 
 SCHEDULES = ("naive", "gpipe", "1f1b", "interleaved", "zb-h1", "zbv", "dualpipev", "pipedream")

@@ -12,12 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from planner.cost.collectives import all_reduce_seconds, group
-from planner.cost.comparison import SCHEDULES
 from planner.cost.estimate import estimate
 from planner.cost.ledger import LineName
+from planner.cost.schedule_comparison import SCHEDULES
 from planner.errors import EnvironmentProblem, InputError
 from planner.explain.batch import batch_of
-from planner.explain.collectives import collectives_of
+from planner.explain.communication import collectives_of
 from planner.explain.difference import difference_of
 from planner.explain.plan_inputs import job_of
 from planner.explain.scaling import scaling_of, sizes_between

@@ -11,9 +11,9 @@ import jsonschema
 import pytest
 
 from planner.cost.collectives import group
-from planner.cost.comparison import SCHEDULES, with_schedule
 from planner.cost.estimate import estimate
 from planner.cost.ledger import LineName
+from planner.cost.schedule_comparison import SCHEDULES, with_schedule
 from planner.errors import InputError
 from planner.explain.operations import operations_of_step
 from planner.explain.peak import alternatives_of, peaks_of

@@ -9,9 +9,9 @@ from dataclasses import replace
 import pytest
 
 from planner.cli import main
-from planner.cost.comparison import SCHEDULES, compare_schedules, with_schedule
 from planner.cost.flops import model_flops_per_step
 from planner.cost.ledger import LineName
+from planner.cost.schedule_comparison import SCHEDULES, compare_schedules, with_schedule
 from planner.errors import InputError
 from planner.explain.operations import operations_of_step
 from planner.explain.plan_inputs import job_of

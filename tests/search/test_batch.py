@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from planner.errors import InputError
-from planner.search.batch import AS_GOOD, batch_report, choose_batch
+from planner.search.batch_choice import AS_GOOD, batch_report, choose_batch
 from planner.search.objectives import Objective
 from planner.search.search import NothingFits, search
 from planner.search.space.constraints import Constraints

@@ -17,7 +17,8 @@ from planner.cost.stage import Pattern
 from planner.search.least_memory import least_maximum
 from planner.search.optimum import certificate, dynamic_program
 from planner.search.optimum.candidate import Candidate, Choice, dominated
-from planner.search.optimum.certificate import ranked, solve
+from planner.search.optimum.certificate import solve
+from planner.search.optimum.dynamic_program import ranked
 from planner.search.optimum.integer_program import Answer, SolverName, solve_program
 from planner.search.optimum.pruning import greedy_choice, incumbent, lower_bounds, prune
 from planner.search.space.arrays import TIE

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from planner.cost.estimate import estimate
 from planner.cost.run import devices_in_use
 from planner.errors import InputError
-from planner.search.batch import AS_GOOD
+from planner.search.batch_choice import AS_GOOD
 from planner.search.objectives import Objective, Staircase
 from planner.search.optimum.pricing import layout_at
 from planner.search.search import NothingFits, search

@@ -10,7 +10,7 @@ import time
 import pytest
 
 from planner.errors import EnvironmentProblem
-from planner.search.search import Reporter
+from planner.search.reporter import Reporter
 from planner.show import progress as module
 from planner.show.progress import Progress, write_stats
 

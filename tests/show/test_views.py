@@ -8,7 +8,7 @@ import pytest
 from planner.cost.band import Band
 from planner.cost.ledger import LineName, total_exposed_seconds
 from planner.explain.batch import Batch, EstimatedBatch, GlobalBatch, MicrobatchSize
-from planner.explain.collectives import Algorithm, Asynchronous, Collectives, GroupReport, GroupUse
+from planner.explain.communication import Algorithm, Asynchronous, Collectives, GroupReport, GroupUse
 from planner.explain.difference import difference_of, figures_of
 from planner.explain.outcome import Outcome, Shortfall
 from planner.explain.peak import ActivationPart, Alternative, StagePeak
@@ -25,10 +25,10 @@ from planner.search.least_memory import LeastPeak
 from planner.search.remedies import LiftedPin, Remedy
 from planner.search.search import plan_for_layout
 from planner.search.sweep import Point, Sweep
-from planner.show.comparison import comparison
 from planner.show.difference import difference_view
 from planner.show.explain import answers, explanation
 from planner.show.library import cluster_table
+from planner.show.measured import comparison
 from planner.show.nothing_fits import nothing_fits, nothing_fits_to_dict
 from planner.show.screen import Screen, clean, to_text
 from planner.show.summary import next_command, summary

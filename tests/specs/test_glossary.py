@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 
 from planner.cost.collectives import all_reduce_algorithms, group
-from planner.cost.comparison import SCHEDULES
 from planner.cost.ledger import LineName
+from planner.cost.schedule_comparison import SCHEDULES
 from planner.errors import InputError
 from planner.layout import Layout
 from planner.specs.cluster_documents import load_cluster

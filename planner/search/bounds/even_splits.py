@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from planner.search.space.configurations import DegreeArrays, PolicyMasks
     from planner.specs.job import Job, PoolJob
 
-__all__ = ["EvenSplit", "can_interleave", "even_split_seconds", "even_splits"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvenSplit:

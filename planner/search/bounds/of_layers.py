@@ -26,20 +26,6 @@ if TYPE_CHECKING:
     from planner.search.space.configurations import DegreeArrays
     from planner.specs.job import Job, PoolJob
 
-__all__ = [
-    "INSIDE",
-    "LayerBounds",
-    "LayerShapes",
-    "hides_exchanges",
-    "kinds_main_first",
-    "layer_loads",
-    "layer_shapes",
-    "most_layers",
-    "num_main_layers",
-    "stage_of_kind",
-]
-
-
 INSIDE = -1  # position of a stage that is neither the first nor the last of any pipeline
 
 

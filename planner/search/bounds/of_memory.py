@@ -23,17 +23,6 @@ if TYPE_CHECKING:
     from planner.search.space.configurations import DegreeArrays, PolicyMasks
     from planner.specs.job import Job, PoolJob
 
-__all__ = [
-    "Capacities",
-    "always_fits",
-    "capacities_of_stages",
-    "held_in_time",
-    "least_shares",
-    "least_stage_bytes",
-    "may_fit",
-    "of_smallest_microbatches",
-]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Capacities:

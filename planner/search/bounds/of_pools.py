@@ -43,8 +43,6 @@ if TYPE_CHECKING:
     from planner.search.space.placements import Placements
     from planner.specs.job import Job
 
-__all__ = ["PoolBounds", "placed", "promising_placements"]
-
 _ROUNDING: Final = 1 - 1e-12
 """Sums in another order than the prices' own may end this much higher."""
 

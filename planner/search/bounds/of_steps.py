@@ -32,9 +32,6 @@ if TYPE_CHECKING:
     from planner.search.space.configurations import DegreeArrays, PolicyMasks
     from planner.specs.job import Job, PoolJob
 
-__all__ = ["LeastCosts", "least_costs", "lower_bound_seconds", "single_stage_seconds"]
-
-
 _LONG = 1e30  # seconds; longer than anything, and finite
 
 

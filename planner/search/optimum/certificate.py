@@ -21,7 +21,6 @@ import numpy as np
 from planner.errors import SolverTrouble
 from planner.search.optimum import dynamic_program
 from planner.search.optimum.candidate import Disagreement
-from planner.search.optimum.dynamic_program import ranked
 from planner.search.optimum.integer_program import Answer, SolverName, solve_program
 from planner.search.optimum.pruning import incumbent, lower_bounds
 from planner.search.space.arrays import AGREEMENT
@@ -30,8 +29,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from planner.search.optimum.candidate import Candidate, Choice
-
-__all__ = ["AGREEMENT", "Solution", "ranked", "solve"]
 
 _MARGIN = 0.02
 """The integer program sees all that may come within this of the incumbent, not only what may beat it: the answer

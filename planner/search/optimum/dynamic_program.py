@@ -37,8 +37,6 @@ if TYPE_CHECKING:
     from planner.cost.stage import Pattern
     from planner.numbers import FloatArray, IntArray, Mask
 
-__all__ = ["best_choice", "best_of", "ranked"]
-
 
 def best_choice(candidate: Candidate, *, index: int = 0, cutoff: float = np.inf) -> Choice | None:
     """The optimum of one candidate, or None where no choice exists or none is as good as `cutoff` seconds.

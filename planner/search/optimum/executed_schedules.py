@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from planner.search.space.configurations import DegreeArrays, PolicyMasks
     from planner.specs.job import PoolJob
 
-__all__ = ["busy_seconds", "executed_candidates"]
-
 _AT_ONCE: Final = 1e12
 
 

@@ -52,8 +52,6 @@ if TYPE_CHECKING:
 
     from planner.numbers import FloatArray, IntArray
 
-__all__ = ["Answer", "JointProgram", "SolverName", "solve_program"]
-
 SolverName = Literal["cbc", "highs"]
 
 _UNITS_OF_SLOWEST = 1e4  # the largest time in the program, in units

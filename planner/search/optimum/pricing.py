@@ -30,8 +30,6 @@ if TYPE_CHECKING:
     from planner.specs.engine import Recompute
     from planner.specs.job import Job, PoolJob
 
-__all__ = ["layout_at", "price_candidates"]
-
 _COLUMNS_AT_ONCE = 200_000
 
 

@@ -41,8 +41,6 @@ if TYPE_CHECKING:
 
     from planner.numbers import FloatArray, IntArray, Mask
 
-__all__ = ["SLACK", "LowerBounds", "greedy_choice", "incumbent", "lower_bounds", "prune"]
-
 SLACK = 1e-9
 """A bound prunes only if it exceeds the incumbent by more than this, relatively: bounds are sums with rounding."""
 

@@ -35,8 +35,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from types import FrameType
 
-__all__ = ["Outcome", "cbc_path", "run_solver"]
-
 _GRACE_SECONDS = 10.0  # a solver that overstays its own time limit by this much is killed
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 

@@ -31,25 +31,6 @@ if TYPE_CHECKING:
     from planner.specs.engine import Offload, Recompute, Schedule
     from planner.specs.job import Job
 
-__all__ = [
-    "LESS_OFFLOAD",
-    "DegreeArrays",
-    "PolicyMasks",
-    "Refusals",
-    "allowed_policies",
-    "by_recompute",
-    "device_partitions",
-    "expert_options",
-    "fill_experts",
-    "fill_replicas",
-    "fill_timing",
-    "fill_zero",
-    "legal_degrees",
-    "no_candidate",
-    "offloads_of",
-    "schedules_of",
-]
-
 _USUAL_SCHEDULES: Final = ("1f1b", "interleaved")
 """Schedules that are considered without being pinned. GPipe takes the time of 1F1B and more memory; schedules that are
 executed to be priced cost too much to be tried on every job."""

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from planner.layout import Degrees
     from planner.numbers import Flag, Number
 
-__all__ = ["Condition", "Constraints"]
-
 _OPERATORS: Final[dict[str, Callable[[Number, Number], Flag]]] = {
     "<=": operator.le,
     ">=": operator.ge,

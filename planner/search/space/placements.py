@@ -23,21 +23,6 @@ if TYPE_CHECKING:
     from planner.search.space.constraints import Constraints
     from planner.specs.job import Job
 
-__all__ = [
-    "Placements",
-    "billed",
-    "fastest_stages",
-    "meets_pin",
-    "most_layers_on",
-    "orders_of",
-    "placement_codes",
-    "placements_of",
-    "pools_of_stages",
-    "room_in_pools",
-    "roomiest_pools",
-    "stage_counts",
-]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Placements:

@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from planner.numbers import Flag
     from planner.specs.job import Job, PoolJob
 
-__all__ = ["RULES", "Rule", "broken_rules", "stages_in_pool"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rule:

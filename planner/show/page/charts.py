@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from planner.explain.waterfall import Waterfall
     from planner.plan import Plan
 
-__all__ = ["front_chart", "memory_rows", "scaling_chart", "waterfall_rows"]
-
 _WIDTH: Final = 400.0
 _HEIGHT: Final = 250.0
 _LEFT, _RIGHT, _TOP, _BOTTOM = 56.0, 14.0, 14.0, 34.0

@@ -30,8 +30,6 @@ if TYPE_CHECKING:
     from planner.explain.what_if import LayoutGain, Sensitivity
     from planner.plan import Plan
 
-__all__ = ["facts_of", "headline", "inputs_of", "ledger_rows", "sensitivity_rows", "stage_rows"]
-
 _INPUTS: Final = ("model", "cluster", "training", "engine", "calibration", "options", "layout", "certificate")
 
 

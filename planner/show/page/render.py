@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from planner.explain.what_if import LayoutGain
     from planner.specs.glossary import Entry
 
-__all__ = ["page_text"]
-
 _PAPER: Final = Screen(width=100)
 """How wide answers are laid out, which stand on the page as the terminal shows them."""
 

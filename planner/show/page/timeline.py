@@ -14,8 +14,6 @@ from planner.sums import sum_of
 if TYPE_CHECKING:
     from planner.explain.executed import ExecutedStep
 
-__all__ = ["timeline_data"]
-
 _MOST_PASSES: Final = 1_000_000
 """More than this are not drawn; the browser would need seconds to read them."""
 _NAMES: Final = {"F": "forward", "B": "backward", "I": "backward for inputs", "W": "backward for weights"}

@@ -13,8 +13,6 @@ if TYPE_CHECKING:
     from planner.plan import Plan
     from planner.specs.cluster import ClusterSpec
 
-__all__ = ["topology_data"]
-
 
 def topology_data(plan: Plan) -> dict[str, Any]:
     """Degrees and strides of the axes, and the pools in the order of their ranks; a uniform cluster is one pool."""

@@ -15,8 +15,8 @@ import pytest
 
 from planner.cli import main
 from planner.commands.explain import _page
-from planner.cost.comparison import with_schedule
 from planner.cost.estimate import timeline
+from planner.cost.schedule_comparison import with_schedule
 from planner.explain.executed import executed_step
 from planner.explain.plan_inputs import job_of
 from planner.explain.replicas import replicas_of

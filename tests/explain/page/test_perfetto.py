@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from planner.cost.comparison import with_schedule
+from planner.cost.schedule_comparison import with_schedule
 from planner.explain.plan_inputs import job_of
 from planner.search.search import plan_for_layout
 from planner.show.trace import trace_events, trace_text

@@ -9,18 +9,18 @@ from planner.cost.critical_batch import batch_advice, linear_learning_rate, squa
 from planner.errors import InputError
 from planner.plan_parts import BatchChoice, LearningRates, TriedBatch
 from planner.search.objectives import objective_of
-from planner.search.search import Reporter, fastest_layout
+from planner.search.reporter import Reporter
+from planner.search.search import fastest_layout
 from planner.specs.job import with_training
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from planner.search.objectives import ObjectiveName, Rank
+    from planner.plan_parts import ObjectiveName
+    from planner.search.objectives import Rank
     from planner.search.space.constraints import Constraints
     from planner.specs.batch import BatchRange
     from planner.specs.job import Job
-
-__all__ = ["AS_GOOD", "TriedBatch", "batch_report", "best_batch", "choose_batch"]
 
 AS_GOOD = 0.001
 """A batch whose tokens take this much longer, as a share, is as good."""

@@ -12,8 +12,6 @@ if TYPE_CHECKING:
 
     from planner.specs.engine import Schedule
 
-__all__ = ["Kind", "Operation", "operations"]
-
 Kind = Literal["F", "B", "I", "W"]
 """Forward; whole backward; backward for the inputs alone; backward for the weights alone: the letters of torch."""
 

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
     from planner.measured import Deviation
 
-__all__ = ["comparison"]
-
 _HEADER = ("planned", "measured", "ratio", "")
 
 

@@ -17,8 +17,6 @@ from planner.specs.engine import Schedule
 if TYPE_CHECKING:
     from planner.specs.job import Job
 
-__all__ = ["SCHEDULES", "ScheduleOutcome", "compare_schedules", "with_schedule"]
-
 SCHEDULES: Final[tuple[Schedule, ...]] = get_args(Schedule)
 """Every schedule that is priced, in the order in which they were published."""
 

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from planner.plan import Plan
     from planner.specs.cluster import ClusterSpec
 
-__all__ = ["Algorithm", "Asynchronous", "Collectives", "GroupReport", "GroupUse", "collectives_of"]
-
 _SUMS: Final = ("all-reduce", "reduce-scatter", "all-gather")
 """Operations that are an all-reduce or a half of one."""
 
