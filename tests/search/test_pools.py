@@ -125,7 +125,7 @@ def every_place(job, common):
 
 
 def assignments(job, pp, v):
-    splits = compositions(job.model.num_layers, pp, v) if job.engine.uneven_stages else []
+    splits = compositions(job.model.num_layers, pp, v) if job.engine.pipeline.uneven_stages else []
     splits = splits or [(job.model.num_layers // pp,) * pp]
     for split in splits:
         whole = {k % (v * job.model.global_every) for k in split} == {0} and len(set(split)) == 1
