@@ -1,8 +1,8 @@
 """Change the code at random and see whether a test notices (`make mutate`): a report, never a gate.
 
 Mutants are drawn by a seed from the folders of AREAS. The tests that execute the changed statement run in a copy of the
-tree, fastest first, until one fails. Which test executes which line is recorded once (`--record`, which takes about
-twice the tests' time on one core) and kept in build/mutate; changed tests are recorded again by themselves.
+tree, fast ones first, until one fails. Which test executes which line is recorded once (`--record`, a quarter of an
+hour on one idle core) and kept in build/mutate; changed tests are recorded again by themselves.
 
 A mutant that no test can notice, because the program means the same with it, stands with its reason in
 mutants-equivalent.yaml and is set apart.
