@@ -336,6 +336,13 @@ def test_options_that_no_job_has_are_refused(options, plan) -> None:
         job_of(replace(plan, options=options))
 
 
+def test_the_job_of_a_plan_has_the_options_of_the_plan(plan) -> None:
+    options = {"headroom": 0.25, "allow_tp_across_nodes": True, "allow_offload": True}
+    job = job_of(replace(plan, options=options))
+    assert {name: getattr(job, name) for name in options} == options
+    assert job.memory_limit_bytes == 0.75 * plan.cluster.device.memory
+
+
 @pytest.mark.parametrize("options", [{"pins": "tp=8"}, {"pins": [3]}, {"forbidden": ["tq=1"]}])
 def test_pins_that_nobody_can_write_are_refused(options, plan) -> None:
     with pytest.raises(InputError):

@@ -114,11 +114,13 @@ def test_sliding_windows(save: Save, change: dict[str, Any], window: int, every:
     assert (model.sliding_window, model.global_every) == (window, every)
 
 
-def test_local_attention_in_some_layers_of_qwen_is_refused(save: Save) -> None:
+@pytest.mark.parametrize("model_type", ["qwen2", "qwen3"])
+def test_local_attention_in_some_layers_of_qwen_is_refused(save: Save, model_type: str) -> None:
+    qwen = QWEN | {"model_type": model_type}
     kinds = ["full_attention"] * 27 + ["sliding_attention"]
-    assert "some layers only" in refusal(save(QWEN | {"layer_types": kinds}))
-    assert "some layers only" in refusal(save(QWEN | {"use_sliding_window": True, "max_window_layers": 20}))
-    assert load_model(str(save(QWEN | {"layer_types": ["full_attention"] * 28}))).sliding_window == 0
+    assert "some layers only" in refusal(save(qwen | {"layer_types": kinds}))
+    assert "some layers only" in refusal(save(qwen | {"use_sliding_window": True, "max_window_layers": 20}))
+    assert load_model(str(save(qwen | {"layer_types": ["full_attention"] * 28}))).sliding_window == 0
 
 
 @pytest.mark.parametrize(
