@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import re
 import socket
@@ -16,8 +17,13 @@ import pytest
 
 from planner.cli import cli, main
 from planner.errors import EnvironmentProblem, ExitCode, PlannerError
+from planner.explain import outcome
 from planner.explain.schema import explanation_schema
 from planner.plan import PLAN_FORMAT
+from planner.show.glossary import glossary_view
+from planner.show.screen import Screen, to_text
+from planner.specs.glossary import entries
+from planner.specs.load import load_job
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -83,6 +89,16 @@ def test_every_command_and_option_says_what_it_does(name: str) -> None:
     for param in command.params:
         if isinstance(param, click.Option):
             assert param.help, param.opts
+
+
+def test_what_is_left_out_is_the_same_in_the_library() -> None:
+    """The defaults of reading a job, and of the layouts that answers compare, are those of `planner plan`."""
+    command = cli.commands["plan"]
+    asked = {param.name: param.get_default(click.Context(command)) for param in command.params}
+    ours = {name: each.default for name, each in inspect.signature(load_job).parameters.items()}
+    for name in ("engine", "allow_tp_across_nodes", "allow_offload"):
+        assert (asked[name] or None) == (ours[name] or None), name
+    assert asked["top"] == outcome._TOP
 
 
 def test_help_needs_no_heavy_import() -> None:
@@ -328,9 +344,17 @@ def test_what_is_shipped_as_a_list_and_one_by_one(command: str, capsys) -> None:
         assert json.loads(capsys.readouterr().out)["name"] == entry["name"]
 
 
+def test_sizes_on_which_nothing_fits(capsys) -> None:
+    asked = ["plan", "gpt3-175b", "dgx-a100", "--nodes", "1..2", "--global-batch", "8", "--seq-len", "2048"]
+    assert main([*asked, "--pin", "recompute=none,tp=1"]) == ExitCode.NOTHING_FITS
+    assert "Nothing fits on any of these sizes." in capsys.readouterr().out
+
+
 def test_the_glossary_explains_a_word_and_refuses_what_is_none(capsys) -> None:
     assert main(["glossary", "tp", "BUBBLE"]) == 0
     assert "ranks that share each matrix product" in capsys.readouterr().out
+    shown = " ".join(to_text(glossary_view(entries()), Screen(width=10_000)).split())
+    assert [each.text for each in entries() if " ".join(each.text.split()) not in shown] == []
     assert main(["glossary", "--json"]) == 0
     assert {"tp", "bubble", "HFU"} <= {term for each in json.loads(capsys.readouterr().out) for term in each["terms"]}
     assert main(["glossary", "bubbel"]) == ExitCode.BAD_INPUT

@@ -193,7 +193,7 @@ def _is_left_alone(node: ast.AST) -> bool:
     if isinstance(node, ast.If):
         return ast.unparse(node.test) == "TYPE_CHECKING"
     if isinstance(node, ast.Call):
-        return _name(node).endswith("Error")
+        return _name(node).endswith("Error") or _name(node) == "Mistake"
     if isinstance(node, ast.keyword):
         return node.arg in KEPT_ARGUMENTS
     return isinstance(node, ast.Import | ast.ImportFrom | ast.Assert)

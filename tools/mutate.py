@@ -1,8 +1,8 @@
 """Change the code at random and see whether a test notices (`make mutate`): a report, never a gate.
 
 Mutants are drawn by a seed from the folders of AREAS. The tests that execute the changed statement run in a copy of the
-tree, fastest first, until one fails. Which test executes which line is recorded once (`--record`, which takes about
-twice the tests' time on one core) and kept in build/mutate; changed tests are recorded again by themselves.
+tree, fast ones first, until one fails. Which test executes which line is recorded once (`--record`, a quarter of an
+hour on one idle core) and kept in build/mutate; changed tests are recorded again by themselves.
 
 A mutant that no test can notice, because the program means the same with it, stands with its reason in
 mutants-equivalent.yaml and is set apart.
@@ -133,6 +133,7 @@ class Record:
         """Tests that execute one of the lines, or any of the file, fast ones first; and whether an import does too."""
         if path not in self._then:
             sys.exit(f"{path} is newer than the record: python tools/mutate.py --record")
+        own = f"tests/{Path(path).parts[1]}/"
         contexts = self._lines.contexts_by_lineno(path)
         then = lines_before(self._then[path], self._now[path], lines or range(0))
         wanted = set().union(*(contexts.get(line, ()) for line in then))
@@ -140,8 +141,8 @@ class Record:
         if lines is None or wanted == {""}:
             wanted = set().union(*contexts.values())
         wanted.discard("")
-        if at_import and not wanted:  # a module without functions
-            wanted = set(self._tests)
+        if lines is None:  # what other modules take from it at import is in no record
+            wanted |= {name for name in self._tests if name.startswith(own)} or set(self._tests)
         found = [
             name
             for name, test in self._tests.items()
@@ -149,7 +150,6 @@ class Record:
         ]
         cases: Counter[str] = Counter()
         order = {}
-        own = f"tests/{Path(path).parts[1]}/"
         for name in sorted(found, key=lambda name: (self.seconds(name), name)):
             function = name.partition("[")[0]
             # the n-th case of a test says less than the first, and tests of other folders look elsewhere

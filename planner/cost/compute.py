@@ -155,8 +155,8 @@ def linear_seconds(
     Source: backpropagation: two products of the forward's size; Transformer Engine for the casts.
     """
     aligned = _is_aligned(fan_in) & _is_aligned(fan_out)
-    forward = matmul_seconds(job, tokens, fan_out, fan_in, batch, precision=precision, aligned=aligned)
-    backward = matmul_seconds(job, tokens, fan_in, fan_out, batch, precision=precision, aligned=aligned)
+    forward = matmul_seconds(job, tokens, fan_out, fan_in, batch, precision=precision)
+    backward = matmul_seconds(job, tokens, fan_in, fan_out, batch, precision=precision)
     weight = matmul_seconds(job, fan_out, fan_in, tokens, batch, precision=precision, aligned=aligned)
     if (precision or job.training.precision) in ("fp8", "fp4"):
         forward = forward + memory_bound_seconds(job, 4.0 * tokens * fan_in * batch)

@@ -243,3 +243,9 @@ def test_a_token_reaches_few_hosts_where_its_experts_are_of_few_groups(hosts):
     expected = np.mean(reached) / 8 * (1 - 1 / hosts) * num_bytes / (link.bandwidth * link.efficiency)
     where = group(cluster, 8 * hosts, 1)
     assert all_to_all_seconds(where, num_bytes, copies=8, groups=(8, 4)) == pytest.approx(expected, rel=1e-3)
+
+
+@pytest.mark.parametrize("hosts", [2, 8, 16])
+def test_where_each_choice_is_sent_alone_it_does_not_matter_whose_groups_they_are(hosts):
+    where = group(CLUSTER["dgx-a100"], 8 * hosts, 1)
+    assert all_to_all_seconds(where, 1e9, groups=(8, 4)) == pytest.approx(all_to_all_seconds(where, 1e9))

@@ -173,3 +173,25 @@ def test_a_cluster_without_hosts_says_so(make_job):
 def test_what_an_engine_cannot_offload_is_refused_with_the_reason(make_job, engine, text, why):
     job = make_job("gpt2-xl", sequence=1024, gpus=8, batch=8, engine=engine)
     assert any(why in reason for reason in broken_rules(job, layout_of(job, text)))
+
+
+@pytest.mark.parametrize(
+    ("engine", "text", "runs"),
+    [
+        ("deepspeed", "dp=8,zero=1,offload=optimizer", True),
+        ("deepspeed", "pp=2,dp=4,zero=1,offload=optimizer", False),
+        ("megatron", "pp=2,dp=4,zero=1,offload=optimizer", True),
+        ("megatron", "dp=8,zero=0,offload=optimizer", False),
+        ("megatron", "dp=8,zero=1,offload=activations", True),
+        ("megatron", "pp=2,dp=4,zero=1,offload=activations", False),
+    ],
+)
+def test_what_offloads_under_a_pipeline(make_job, engine, text, runs):
+    job = make_job("gpt2-xl", sequence=1024, gpus=8, batch=64, engine=engine)
+    assert (broken_rules(job, layout_of(job, text)) == ()) is runs
+
+
+def test_replicas_of_what_is_not_sharded_are_refused(make_job):
+    job = make_job("gpt2-xl", sequence=1024, gpus=8, batch=64, engine="fsdp")
+    assert any("zero is 0" in why for why in broken_rules(job, layout_of(job, "dp=8,zero=0,hsdp=2")))
+    assert broken_rules(job, layout_of(job, "dp=8,zero=3,hsdp=2")) == ()

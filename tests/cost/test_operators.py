@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from planner.cost.compute import linear_seconds
 from planner.cost.layers import layer_seconds
 from planner.layout import parse_layout
 from planner.specs.calibration import UNCALIBRATED
@@ -127,6 +128,13 @@ def test_a_layer_takes_the_flops_of_its_products(make_job, by_hand, text, exchan
     assert found.passes.forward == pytest.approx(flops_of(maps) + core)
     assert found.passes.backward_input == pytest.approx(flops_of(maps) + 2.5 * core)  # five products for two (Dao 2023)
     assert found.passes.backward_weight == pytest.approx(flops_of(maps))
+
+
+def test_numbers_of_tokens_need_no_alignment_and_widths_do(make_job):
+    """100 tokens; a width of 1,800 fills 15 tiles of 128, and reaches three quarters of the rate."""
+    job = counting(make_job("llama3-8b"), "flops")
+    assert linear_seconds(job, 100, 1792, 512).backward_weight == 2 * 100 * 1792 * 512
+    assert linear_seconds(job, 100, 1800, 512).backward_weight == pytest.approx(2 * 100 * 15 * 128 * 512 / 0.75)
 
 
 @pytest.mark.parametrize("text", ["tp=1,sp=0", "tp=2,sp=1", "tp=2,cp=2,mbs=3"])

@@ -327,6 +327,13 @@ def test_the_job_of_a_plan_prices_it_again(any_plan) -> None:
     assert constraints_of(again).pins == ()
 
 
+def test_the_job_of_a_plan_has_the_options_of_the_plan(plan) -> None:
+    options = {"headroom": 0.25, "allow_tp_across_nodes": True, "allow_offload": True}
+    job = job_of(replace(plan, options=replace(plan.options, **options)))
+    assert {name: getattr(job, name) for name in options} == options
+    assert job.pools[0].memory_limit_bytes == 0.75 * plan.cluster.device.memory
+
+
 def test_the_document_follows_its_published_schema(any_plan) -> None:
     schema = explanation_schema()
     jsonschema.Draft202012Validator.check_schema(schema)

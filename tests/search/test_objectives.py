@@ -92,6 +92,8 @@ def test_each_objective_equals_brute_force(name, seed):
     assert key == pytest.approx(min(map(KEYS[name], layouts)), rel=1e-8)
     assert found.certificate.status == "optimal"
     assert found.certificate.objective == name
+    both = [found.certificate.dynamic_program_seconds, found.certificate.objective_seconds]
+    assert both == [pytest.approx(found.step_seconds, rel=1e-6)] * 2
     assert bool(found.idle_reason) == (found.layout.world_size < job.cluster.num_devices)
 
 

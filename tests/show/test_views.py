@@ -578,3 +578,13 @@ def test_what_does_not_go_is_red(make_plan, make_memory, nothing) -> None:
     assert {"No legal layout:", "too much"} <= set(said)
     assert [each for each in said if each.startswith("Does not fit: 10.2 GiB")]
     assert red(nothing_fits(*nothing))[0] == "Nothing fits:"
+
+
+def test_a_narrow_list_of_clusters_does_without_memory() -> None:
+    pool = {"devices_per_host": 8, "device": "a100-80gb", "memory_bytes": 80 * 2**30}
+    entry = {"name": "a-cluster", **pool, "links": [{"name": "infiniband", "bytes_per_second": 25e9}]}
+    wide, narrow = (to_text(cluster_table([entry]), Screen(width=width)) for width in (80, 48))
+    assert "80.0 GiB" in wide
+    assert "80.0 GiB" not in narrow
+    assert "8 x a100-80gb" in narrow
+    assert "infiniband" in narrow

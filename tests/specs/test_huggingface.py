@@ -45,6 +45,18 @@ def refusal(folder: Path) -> str:
     return str(caught.value)
 
 
+QWEN = {
+    "model_type": "qwen2", "num_hidden_layers": 28, "hidden_size": 3584, "num_attention_heads": 28,
+    "num_key_value_heads": 4, "intermediate_size": 18944, "vocab_size": 152064, "max_position_embeddings": 32768,
+    "tie_word_embeddings": False, "max_window_layers": 28,
+}  # fmt: skip
+LLAMA_4 = {
+    "model_type": "llama4_text", "num_hidden_layers": 48, "hidden_size": 5120, "num_attention_heads": 40,
+    "num_key_value_heads": 8, "head_dim": 128, "intermediate_size": 8192, "intermediate_size_mlp": 16384,
+    "num_local_experts": 16, "num_experts_per_tok": 1, "vocab_size": 202048, "max_position_embeddings": 131072,
+}  # fmt: skip
+
+
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_counts_equal_those_of_the_modules_that_transformers_builds(save: Save, name: str) -> None:
     model = load_model(str(save(PUBLISHED[name]["config"])))
@@ -100,6 +112,24 @@ def test_what_the_documents_hold(save: Save) -> None:
 )
 def test_sliding_windows(save: Save, change: dict[str, Any], window: int, every: int) -> None:
     model = load_model(str(save(PUBLISHED["mistral-7b"]["config"] | change)))
+    assert (model.sliding_window, model.global_every) == (window, every)
+
+
+@pytest.mark.parametrize("model_type", ["qwen2", "qwen3"])
+def test_local_attention_in_some_layers_of_qwen_is_refused(save: Save, model_type: str) -> None:
+    qwen = QWEN | {"model_type": model_type}
+    kinds = ["full_attention"] * 27 + ["sliding_attention"]
+    assert "some layers only" in refusal(save(qwen | {"layer_types": kinds}))
+    assert "some layers only" in refusal(save(qwen | {"use_sliding_window": True, "max_window_layers": 20}))
+    assert load_model(str(save(qwen | {"layer_types": ["full_attention"] * 28}))).sliding_window == 0
+
+
+@pytest.mark.parametrize(
+    ("change", "window", "every"),
+    [({}, 8192, 4), ({"attention_chunk_size": 4096}, 4096, 4), ({"max_position_embeddings": 8192}, 0, 1)],
+)
+def test_llama_4_attends_within_chunks(save: Save, change: dict[str, Any], window: int, every: int) -> None:
+    model = load_model(str(save(LLAMA_4 | change)))
     assert (model.sliding_window, model.global_every) == (window, every)
 
 

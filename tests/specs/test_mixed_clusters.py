@@ -39,6 +39,15 @@ def job_on(path, **options):
     return load_job(model="llama3-8b", cluster=str(path), global_batch_size=16, sequence_length=2048, **options)
 
 
+def test_the_largest_domain_of_a_mixed_cluster_is_that_of_some_pool() -> None:
+    mixed = load_cluster("mixed-a100-h100")
+    small, large = mixed.pools
+    small = small.model_copy(
+        update={"links": (small.links[0].model_copy(update={"spans": "4 devices"}), small.links[1])}
+    )
+    assert mixed.model_copy(update={"pools": (small, large)}).scale_up_devices == 8
+
+
 def test_a_pool_takes_the_keys_of_a_cluster_and_its_own_go_before_them(cluster_file):
     found = load_cluster(str(cluster_file))
     old, new = found.pools

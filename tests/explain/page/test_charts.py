@@ -81,6 +81,13 @@ def test_the_line_joins_what_nothing_beats(plan_of_kind) -> None:
         )
         assert point["on_front"] == (fits and not beaten)
         assert (point["seconds"], point["memory"]) == (format_seconds(seconds), format_bytes(size))
+    for axis, index in (("x", 0), ("y", 1)):  # in proportion between the least and the most
+        drawn, true = [each[axis] for each in found], [each[index] for each in values]
+        first, last = true.index(min(true)), true.index(max(true))
+        for place, value in zip(drawn, true, strict=True):
+            share = (value - true[first]) / (true[last] - true[first])
+            assert place == pytest.approx(drawn[first] + share * (drawn[last] - drawn[first]), abs=0.02)
+        assert abs(drawn[last] - drawn[first]) > 100
     for axis, index, sign in (("x", 0, 1), ("y", 1, -1)):
         ordered = sorted(range(len(values)), key=lambda each, index=index: values[each][index])
         for less, more in pairwise(ordered):
