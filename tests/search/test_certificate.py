@@ -22,7 +22,12 @@ from planner.search.search import search
 from planner.search.space.constraints import Constraints
 from planner.specs.load import load_job
 
-OBJECTIVES = [THROUGHPUT, Objective(name="cost"), Objective(name="gpus"), Objective(name="memory")]
+OBJECTIVES = [
+    THROUGHPUT,
+    pytest.param(Objective(name="cost"), marks=pytest.mark.slow),
+    Objective(name="gpus"),
+    pytest.param(Objective(name="memory"), marks=pytest.mark.slow),
+]
 SMALL = ("model.num_layers=8",)
 JOBS = {
     "pipeline": {
