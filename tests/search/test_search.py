@@ -20,9 +20,9 @@ from planner.errors import InputError
 from planner.layout import Layout, balanced_chunks, format_layout, of_chunks
 from planner.search.bounds.even_splits import can_interleave, even_split_seconds
 from planner.search.bounds.of_layers import LayerBounds, most_layers
-from planner.search.bounds.of_memory import always_fits, least_stage_bytes, may_fit, of_smallest_microbatches
+from planner.search.bounds.of_memory import least_stage_bytes, may_fit, of_smallest_microbatches
 from planner.search.bounds.of_steps import least_costs, lower_bound_seconds
-from planner.search.least_memory import least_peak, within_bytes
+from planner.search.least_memory import least_peak
 from planner.search.objectives import Objective
 from planner.search.optimum.dynamic_program import best_choice
 from planner.search.optimum.pricing import price_candidates
@@ -596,10 +596,6 @@ def check_bounds(job):
         unreplicated = replace(degrees, hsdp=np.ones_like(degrees.hsdp))
         assert np.all(lower_bound_seconds(job, unreplicated, policies, any_replicas=True) <= few)
         assert np.all(even_split_seconds(job, degrees, policies) >= exact * (1 - 1e-12))
-        always = always_fits(job, degrees, np.inf)
-        unlimited = price_candidates(within_bytes(job, np.inf), degrees, policies, constraints=NO_CONSTRAINTS)
-        for fit, candidate, other in zip(always, candidates, unlimited, strict=True):
-            assert not fit or candidate.num_columns == other.num_columns
         for cutoff in (best, 1.3 * best, exact[fits].min(initial=np.inf)):  # a bound above the cutoff only needs to be
             bounds = lower_bound_seconds(job, degrees, policies, cutoff_seconds=cutoff)
             assert np.all((bounds <= few) | (exact > cutoff))
