@@ -92,10 +92,10 @@ def make_candidates(rng: random.Random, most: int = 4) -> list[Candidate]:
 
 
 def all_choices(candidate: Candidate, index: int = 0) -> list[Choice]:
-    columns_of = [np.flatnonzero(candidate.stage == stage).tolist() for stage in range(candidate.num_stages)]
-    layers, seconds, passes, slack, tail = (
+    start, layers, seconds, passes, slack, tail = (
         array.tolist()
         for array in (
+            candidate.start,
             candidate.layers,
             candidate.seconds,
             candidate.pass_seconds,
@@ -103,11 +103,19 @@ def all_choices(candidate: Candidate, index: int = 0) -> list[Choice]:
             candidate.tail_seconds,
         )
     )
+    ways: list[tuple[tuple[int, ...], int]] = [((), 0)]  # to fill the stages so far, and layers that they hold
+    for stage in range(candidate.num_stages):
+        here = np.flatnonzero(candidate.stage == stage).tolist()
+        ways = [
+            ((*columns, column), held + layers[column])
+            for columns, held in ways
+            for column in here
+            if start[column] == state_of(held, candidate.pattern.leading, candidate.pattern.period)
+            and held + layers[column] <= candidate.num_layers
+        ]
     found = []
-    for columns in itertools.product(*columns_of):
-        ends = list(itertools.accumulate((layers[column] for column in columns), initial=0))
-        begins = [state_of(end, candidate.pattern.leading, candidate.pattern.period) for end in ends[:-1]]
-        if ends[-1] == candidate.num_layers and begins == candidate.start[list(columns)].tolist():
+    for columns, held in ways:
+        if held == candidate.num_layers:
             last_chunk = slack[columns[-1]]
             bottleneck = max(seconds[column] + max(0.0, last_chunk - slack[column]) for column in columns)
             step = candidate.constant_seconds + candidate.steady_count * bottleneck
