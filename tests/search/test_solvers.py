@@ -206,7 +206,7 @@ def check_whole(rng: random.Random) -> None:
 
 
 @given(rng=RANDOMS)
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 def test_dynamic_program_finds_the_first_best_choice(rng: random.Random) -> None:
     check_dynamic_program(rng)
 
@@ -259,7 +259,7 @@ def test_sums_that_differ_by_rounding_tie(num_stages: int, num_layers: int) -> N
 
 
 @given(rng=RANDOMS)
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 def test_bounds_are_never_above_what_they_bound(rng: random.Random) -> None:
     check_bounds(rng)
 
@@ -282,15 +282,14 @@ def test_pruning_keeps_the_optimum(rng: random.Random) -> None:
     check_pruning(rng)
 
 
-@pytest.mark.parametrize("part", range(4))
+@pytest.mark.parametrize("part", range(2))
 def test_integer_program_with_cbc_equals_brute_force(part: int) -> None:
     for seed in range(30 * part, 30 * (part + 1)):
         check_integer_program(random.Random(seed), ("cbc",))
 
 
-@pytest.mark.parametrize("part", range(2))
-def test_integer_program_with_highs_equals_brute_force(part: int) -> None:
-    for seed in range(8 * part, 8 * (part + 1)):
+def test_integer_program_with_highs_equals_brute_force() -> None:
+    for seed in range(8):
         check_integer_program(random.Random(seed), ("highs",))
 
 
