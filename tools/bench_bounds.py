@@ -52,10 +52,6 @@ def _zeros(_: Any, degrees: Any, *__: Any, **___: Any) -> Any:
     return np.zeros(len(degrees))
 
 
-def _none(_: Any, degrees: Any, *__: Any) -> Any:
-    return np.zeros(len(degrees), dtype=bool)
-
-
 def _all(_: Any, degrees: Any, *__: Any, **___: Any) -> Any:
     return np.ones(len(degrees), dtype=bool)
 
@@ -103,8 +99,6 @@ BOUNDS: dict[str, tuple[tuple[Any, str, Any], ...]] = {
     "expects-little": ((the_search, "may_fit", _expects_nothing),),
     "smallest-microbatches": ((of_memory, "of_smallest_microbatches", _each),),
     "smallest-microbatches-of-peak": ((least_memory, "of_smallest_microbatches", _each),),
-    "last-stage": ((of_memory, "_least_last_stage_bytes", _zeros),),
-    "always-fits": ((the_search, "always_fits", _none),),
     "most-layers": ((pricing, "most_layers", _without_cutoff),),
     "prune": ((the_search, "prune", _all_columns),),
     "columns": ((integer_program, "_columns_within", _all_numbers),),

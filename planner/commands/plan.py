@@ -129,7 +129,9 @@ _OF_ONE_SIZE = {"objective", "top", "solver", "time_limit", "check", "output", "
 @click.option("--top", type=click.IntRange(1, 100), default=3, show_default=True, metavar="K", help="Layouts to list.")
 @click.option("--solver", type=click.Choice(["cbc", "highs"]), default="cbc", show_default=True, help="Integer solver.")
 @click.option("--time-limit", type=click.FloatRange(0, min_open=True), metavar="S", help="Seconds for the solver.")
-@click.option("--check", is_flag=True, help="Compare lower bounds with optima of 64 layouts that they ruled out.")
+@click.option(
+    "--check", is_flag=True, help="Compare lower bounds with optima of 64 configurations that they ruled out."
+)
 @file_option("-o", "--output", help="Write the plan here.")
 @click.option("--force", is_flag=True, help="Replace files that exist.")
 @file_option("--stats", help="Write how the solve went and how long it took.")

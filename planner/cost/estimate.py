@@ -48,7 +48,7 @@ _BUBBLE: Final[dict[Schedule, tuple[str, str]]] = {
     "zbv": ("end of the executed schedule - m * slowest stage's seconds", "Qi et al., Zero Bubble (2023)"),
     "dualpipev": ("end of the executed schedule - m * slowest stage's seconds", "DeepSeek, DualPipe (README)"),
     "interleaved": (
-        "(sum of the stages' seconds at their largest chunk - pace) / v + m * (pace - slowest stage's)",
+        "(sum of the stages' seconds at their largest chunk - bottleneck) / v + m * (bottleneck - slowest stage's)",
         "Narayanan et al. (SC 2021), section 2.2; chunks that differ: derived, tested against execution",
     ),
     "pipedream": ("0: the pipeline is never drained", "Narayanan et al., PipeDream (SOSP 2019)"),
@@ -241,8 +241,8 @@ def _bubble_seconds(job: Job, layout: Layout, prices: StagePrices, stages: Stage
     passes, m = prices.passes, num_microbatches(job, layout)
     if layout.schedule == "interleaved":
         seconds = np.broadcast_to(prices.microbatch_seconds, (layout.pp,))
-        fill, room = (np.broadcast_to(each, (layout.pp,)) for each in interleaving_terms(job, layout, stages, prices))
-        return float(interleaved_bubble_seconds(seconds, fill, room, m, layout.interleave))
+        fill, slack = (np.broadcast_to(each, (layout.pp,)) for each in interleaving_terms(job, layout, stages, prices))
+        return float(interleaved_bubble_seconds(seconds, fill, slack, m, layout.interleave))
     forward, backward_input, backward_weight = (
         np.broadcast_to(each, layout.pp) for each in (passes.forward, passes.backward_input, passes.backward_weight)
     )

@@ -393,7 +393,7 @@ def stage_prices(job: PoolJob, layout: Degrees, stage: Stage, parts: StageParts 
 
 
 def interleaving_terms(job: Job, layout: Degrees, stage: Stage, prices: StagePrices) -> tuple[Number, Number]:
-    """What a stage adds to filling and draining, and its room for the model's last chunk; 0 where it has one chunk.
+    """What a stage adds to filling and draining, and its slack for the model's last chunk; 0 where it has one chunk.
 
     Chunks are taken as so many of the stage's mean layers; those for multi-token prediction lie in the last one.
 

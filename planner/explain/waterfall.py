@@ -18,7 +18,7 @@ from planner.cost.flops import (
 from planner.cost.ledger import LineName, total_exposed_seconds
 from planner.cost.parameters import num_active_params, num_matmul_params
 from planner.cost.prices import interleaving_terms, layout_prices, num_microbatches
-from planner.cost.schedule import pace_seconds
+from planner.cost.schedule import cycle_seconds
 from planner.cost.stage import pool_indices, stages_of
 from planner.explain.operations import operations_of_step
 from planner.layout import offloads_optimizer
@@ -238,13 +238,15 @@ def _of_ledger(job: Job, layout: Layout, line: TimeLine, own: StagePrices, opera
     numbers = "; ".join(_operation_words(each) for each in mine)
     if line.name == LineName.BUBBLE and layout.schedule in ("1f1b", "interleaved"):
         per_stage = np.broadcast_to(own.microbatch_seconds, (layout.pp,))
-        fill, room = interleaving_terms(job, layout, stages_of(job, layout), own)
+        fill, slack = interleaving_terms(job, layout, stages_of(job, layout), own)
         slowest = float(np.max(per_stage))
-        pace = float(np.max(pace_seconds(per_stage, room, np.broadcast_to(room, (layout.pp,))[-1])))
+        bottleneck = float(np.max(cycle_seconds(per_stage, slack, np.broadcast_to(slack, (layout.pp,))[-1])))
         total = format_seconds(float(np.sum(np.broadcast_to(fill, (layout.pp,)))))
-        numbers = f"({total} - {format_seconds(pace)}) / {layout.interleave}"
-        if pace > slowest:
-            numbers += f" + {num_microbatches(job, layout):,.0f} x ({format_seconds(pace)} - {format_seconds(slowest)})"
+        numbers = f"({total} - {format_seconds(bottleneck)}) / {layout.interleave}"
+        if bottleneck > slowest:
+            numbers += (
+                f" + {num_microbatches(job, layout):,.0f} x ({format_seconds(bottleneck)} - {format_seconds(slowest)})"
+            )
     if line.name == LineName.OPTIMIZER:
         numbers = f"{format_bytes(_streamed(of_stage, line))} at {format_rate(_memory_rate(of_stage))}"
     if host_rate := _host_rate(of_stage, layout, line):

@@ -19,7 +19,7 @@ import numpy as np
 
 from planner.cost.schedule import EXECUTED
 from planner.search.bounds.even_splits import even_split_seconds
-from planner.search.bounds.of_memory import always_fits, may_fit
+from planner.search.bounds.of_memory import may_fit
 from planner.search.bounds.of_pools import PoolBounds, placed, promising_placements
 from planner.search.objectives import partition_of
 from planner.search.optimum.candidate import Candidate, Disagreement
@@ -30,7 +30,6 @@ from planner.search.optimum.pruning import greedy_choice, prune
 from planner.search.reporter import Reporter
 from planner.search.space.arrays import AGREEMENT, TIE
 from planner.search.space.configurations import (
-    LESS_OFFLOAD,
     DegreeArrays,
     Refusals,
     allowed_policies,
@@ -51,7 +50,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from planner.layout import Layout
-    from planner.numbers import FloatArray, IntArray, Mask, Rows
+    from planner.numbers import FloatArray, IntArray, Rows
     from planner.search.objectives import Incumbents, Objective
     from planner.search.optimum.candidate import Choice
     from planner.search.space.constraints import Constraints
@@ -375,22 +374,10 @@ class _Search:
 
     def _complete(self, degrees: DegreeArrays) -> Bounded:
         """The configurations with a placement, those that may still be wanted, and their bounds."""
-        degrees = degrees.take(~self._offloads_needlessly(degrees))
         policies = allowed_policies(self._job, self._constraints, degrees)
         found, seconds = placed(self._job, degrees, policies, self._constraints, self._cutoff(degrees))
         near = self._keep(found, seconds)  # where stages live is part of what devices cost
         return Bounded(degrees=found.take(near), seconds=seconds[near])
-
-    def _offloads_needlessly(self, degrees: DegreeArrays) -> Mask:
-        """Where offloading less is no slower, because all that is wanted fits with it without recompute."""
-        needless = np.zeros(len(degrees), dtype=bool)
-        if not len(degrees) or self._constraints.mentions("offload") or len(self._job.pools) > 1:
-            return needless
-        (pool,), cutoff = self._job.pools, self._cutoff(degrees)
-        for less in LESS_OFFLOAD[degrees.offload]:
-            if less in pool.engine.offload.what:
-                needless |= always_fits(pool, replace(degrees, offload=less), cutoff)
-        return needless
 
     def _near_of_executed(self, degrees: DegreeArrays) -> Iterator[Bounded]:
         """What may still be wanted of a schedule that has to be executed: each configuration has one assignment."""

@@ -24,7 +24,7 @@ def optimizer_bytes(job, text="tp=1", num_devices=1):
     return lines[LineName.OPTIMIZER_STATE].sum()
 
 
-@pytest.mark.parametrize("name", ["tiny-llama", "tiny-gpt"])
+@pytest.mark.parametrize("name", ["tiny-gpt", pytest.param("tiny-llama", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("optimizer", ["adamw", "sgd", "adafactor", "muon"])
 def test_states_are_those_that_torch_makes(make_job, name, optimizer):
     torch = pytest.importorskip("torch")

@@ -279,7 +279,7 @@ def error_of_uneven_stages(seed):
     passes = ChunkSeconds(forward=forward, backward_input=backward / 2, backward_weight=backward / 2)
     is_last = np.arange(pp) == pp - 1
     stage = layers * layer + head * is_last
-    fill, room = chunk_terms(
+    fill, slack = chunk_terms(
         stage_seconds=stage,
         layer_seconds=layer,
         num_layers=layers,
@@ -290,7 +290,7 @@ def error_of_uneven_stages(seed):
         num_microbatches=m,
         interleave=v,
     )
-    form = m * np.max(stage) + interleaved_bubble_seconds(stage, fill, room, m, v)
+    form = m * np.max(stage) + interleaved_bubble_seconds(stage, fill, slack, m, v)
     return form / exact_pipeline_seconds("interleaved", passes, m, interleave=v) - 1
 
 
@@ -332,7 +332,7 @@ def test_a_round_waits_where_its_chunks_become_smaller(pp, largest):
     m, is_last = 8 * pp, np.arange(pp) == pp - 1
     chunks = np.repeat([largest, largest - 1], pp) / 3
     layers = np.full(pp, 2 * largest - 1)
-    fill, room = chunk_terms(
+    fill, slack = chunk_terms(
         stage_seconds=layers * 1.0,
         layer_seconds=1.0,
         num_layers=layers,
@@ -343,7 +343,7 @@ def test_a_round_waits_where_its_chunks_become_smaller(pp, largest):
         num_microbatches=m,
         interleave=2,
     )
-    form = m * layers[0] + interleaved_bubble_seconds(layers * 1.0, fill, room, m, 2)
+    form = m * layers[0] + interleaved_bubble_seconds(layers * 1.0, fill, slack, m, 2)
     passes = ChunkSeconds(forward=chunks, backward_input=chunks, backward_weight=chunks)
     assert form == pytest.approx(exact_pipeline_seconds("interleaved", passes, m, interleave=2), rel=0.06)
     assert form >= exact_pipeline_seconds("interleaved", passes, m, interleave=2)
@@ -352,7 +352,7 @@ def test_a_round_waits_where_its_chunks_become_smaller(pp, largest):
 @given(st.integers(2, 5), st.integers(1, 3), st.integers(0, 10**6))
 def test_interleaved_bubbles_of_many_layouts_are_those_of_each(pp, interleave, seed):
     generator = np.random.default_rng(seed)
-    stage, fill, room = generator.uniform(0.1, 2.0, (3, 4, pp))
-    many = interleaved_bubble_seconds(stage, fill, room, np.array([4, 8, 12, 16]), interleave)
-    each = [interleaved_bubble_seconds(stage[i], fill[i], room[i], 4 * (i + 1), interleave) for i in range(4)]
+    stage, fill, slack = generator.uniform(0.1, 2.0, (3, 4, pp))
+    many = interleaved_bubble_seconds(stage, fill, slack, np.array([4, 8, 12, 16]), interleave)
+    each = [interleaved_bubble_seconds(stage[i], fill[i], slack[i], 4 * (i + 1), interleave) for i in range(4)]
     assert many == pytest.approx(each)

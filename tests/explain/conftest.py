@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import pytest
@@ -95,4 +96,4 @@ def any_plan(request: pytest.FixtureRequest) -> Plan:
 @pytest.fixture(scope="session")
 def plan_of_kind() -> Any:
     """The plan of one of `KINDS`."""
-    return lambda kind: priced(**KINDS[kind])
+    return cache(lambda kind: priced(**KINDS[kind]))

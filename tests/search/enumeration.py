@@ -5,10 +5,16 @@ from __future__ import annotations
 import math
 
 import numpy as np
+import pytest
 
 from planner.cost.stage import Pattern
 from planner.search.space.configurations import DegreeArrays
 from planner.search.space.rules import RULES
+
+
+def long_forms(*values):
+    """Further values of a parameter, for `make prove`."""
+    return [pytest.param(value, marks=pytest.mark.slow) for value in values]
 
 
 def all_alike(layers, num_layers):

@@ -181,12 +181,17 @@ HIGH = {
 }
 
 
-@pytest.mark.parametrize("name", HIGH)
-def test_bounds_that_are_too_high_are_noticed_by_the_check(monkeypatch, name):
-    """Both methods share the bounds, so only the check can notice one; on honest bounds it says nothing."""
+@pytest.fixture(scope="module")
+def small_pipeline():
+    """A job whose honest bounds the check finds right."""
     job = load_job(**JOBS["pipeline"], sequence_length=2048, global_batch_size=16)
-    honest_plan = search(job, Constraints(), check=True)
-    assert honest_plan.certificate.num_bounds_checked == bound_check.NUM_CHECKED
+    assert search(job, Constraints(), check=True).certificate.num_bounds_checked == bound_check.NUM_CHECKED
+    return job
+
+
+@pytest.mark.parametrize("name", HIGH)
+def test_bounds_that_are_too_high_are_noticed_by_the_check(monkeypatch, small_pipeline, name):
+    """Both methods share the bounds, so only the check can notice one; on honest bounds it says nothing."""
     module, function, factor = HIGH[name]
     honest = getattr(module, function)
 
@@ -199,15 +204,14 @@ def test_bounds_that_are_too_high_are_noticed_by_the_check(monkeypatch, name):
 
     monkeypatch.setattr(module, function, high)
     with pytest.raises(Disagreement, match="bound"):
-        search(job, Constraints(), check=True)
+        search(small_pipeline, Constraints(), check=True)
 
 
-def test_the_check_draws_the_same_configurations_by_the_same_seed(monkeypatch):
-    job = load_job(**JOBS["pipeline"], sequence_length=2048, global_batch_size=16)
+def test_the_check_draws_the_same_configurations_by_the_same_seed(monkeypatch, small_pipeline):
     drawn = []
     monkeypatch.setattr(bound_check, "_check", lambda *given: drawn.append(str(given[-1])))
     for _ in range(2):
-        search(job, Constraints(), check=True)
+        search(small_pipeline, Constraints(), check=True)
     half = len(drawn) // 2
     assert drawn[:half] == drawn[half:]
     assert len(set(drawn[:half])) == half == bound_check.NUM_CHECKED

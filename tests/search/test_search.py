@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from enumeration import as_arrays, compositions, grouped, obeying, shrinks, step_seconds
+from enumeration import as_arrays, compositions, grouped, long_forms, obeying, shrinks, step_seconds
 
 from planner.cost.estimate import estimate
 from planner.cost.prices import stage_fits, stage_prices
@@ -20,9 +20,9 @@ from planner.errors import InputError
 from planner.layout import Layout, balanced_chunks, format_layout, of_chunks
 from planner.search.bounds.even_splits import can_interleave, even_split_seconds
 from planner.search.bounds.of_layers import LayerBounds, most_layers
-from planner.search.bounds.of_memory import always_fits, least_stage_bytes, may_fit, of_smallest_microbatches
+from planner.search.bounds.of_memory import least_stage_bytes, may_fit, of_smallest_microbatches
 from planner.search.bounds.of_steps import least_costs, lower_bound_seconds
-from planner.search.least_memory import least_peak, within_bytes
+from planner.search.least_memory import least_peak
 from planner.search.objectives import Objective
 from planner.search.optimum.dynamic_program import best_choice
 from planner.search.optimum.pricing import price_candidates
@@ -254,7 +254,7 @@ def offloading(job, seed):
     return replace(job, engine=engine, cluster=cluster, allow_offload=True)
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", [0, 2, 3, *long_forms(1, 4)])
 def test_search_with_offload_equals_brute_force(seed):
     job = offloading(small_job(seed), seed)
     check_against_brute_force(job)
@@ -269,7 +269,7 @@ def test_search_with_offload_equals_brute_force_on_many_jobs(seed):
     check_bounds(job)
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", [0, 2, 3, *long_forms(1)])
 def test_search_with_adapters_equals_brute_force(seed):
     pick, job = random.Random(seed), small_job(seed)
     engine = load_engine(pick.choice(["megatron-bridge", "deepspeed", "fsdp"]))
@@ -283,7 +283,7 @@ def test_search_with_adapters_equals_brute_force(seed):
     check_bounds(job)
 
 
-@pytest.mark.parametrize("gib", [0.002, 0.004])
+@pytest.mark.parametrize("gib", [0.004, *long_forms(0.002)])
 def test_search_with_offload_and_experts_equals_brute_force(gib):
     mixture = small_mixture_job(gib)
     job = replace(offloading(mixture, 1), engine=mixture.engine)
@@ -509,7 +509,7 @@ def predicting(job, further):
     return replace(job, model=job.model.model_copy(update={"mtp_layers": further}))
 
 
-@pytest.mark.parametrize("seed", [1, 5, 23, 1245])
+@pytest.mark.parametrize("seed", [23, 1245, *long_forms(1, 5)])
 def test_search_equals_brute_force_with_layers_for_further_tokens(seed):
     job = predicting(somehow_slowed(job_of_different_layers(seed), seed), 1 + seed % 2)
     best, _ = brute_force_by_ledger(job)
@@ -541,7 +541,7 @@ def test_search_equals_brute_force_on_ten_thousand_jobs(block):
 
 
 @pytest.mark.parametrize("schedule", ["zbv", "dualpipev"])
-@pytest.mark.parametrize("seed", [0, 5, 11, 24, 35, 44])
+@pytest.mark.parametrize("seed", [5, 11, 24, *long_forms(0, 35, 44)])
 def test_an_executed_schedule_is_found_as_by_brute_force(seed, schedule, with_engine):
     """Every configuration, even split and recompute policy of each stage, executed one by one."""
     job = small_job(seed)
@@ -596,10 +596,6 @@ def check_bounds(job):
         unreplicated = replace(degrees, hsdp=np.ones_like(degrees.hsdp))
         assert np.all(lower_bound_seconds(job, unreplicated, policies, any_replicas=True) <= few)
         assert np.all(even_split_seconds(job, degrees, policies) >= exact * (1 - 1e-12))
-        always = always_fits(job, degrees, np.inf)
-        unlimited = price_candidates(within_bytes(job, np.inf), degrees, policies, constraints=NO_CONSTRAINTS)
-        for fit, candidate, other in zip(always, candidates, unlimited, strict=True):
-            assert not fit or candidate.num_columns == other.num_columns
         for cutoff in (best, 1.3 * best, exact[fits].min(initial=np.inf)):  # a bound above the cutoff only needs to be
             bounds = lower_bound_seconds(job, degrees, policies, cutoff_seconds=cutoff)
             assert np.all((bounds <= few) | (exact > cutoff))
@@ -614,12 +610,12 @@ def test_bounds_stay_below_the_exact_optimum(seed):
     check_bounds(small_job(seed))
 
 
-@pytest.mark.parametrize("gib", [0.004, 0.006, 0.02])
+@pytest.mark.parametrize("gib", [0.006, *long_forms(0.004, 0.02)])
 def test_bounds_stay_below_the_exact_optimum_with_experts(gib):
     check_bounds(small_mixture_job(gib))
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", [1, 2, *long_forms(0)])
 def test_brute_force_by_stages_is_brute_force_by_ledgers(seed):
     job = replace(small_job(seed), calibration=UNCALIBRATED)
     job = replace(job, cluster=job.cluster.model_copy(update={"hosts": 1, "devices_per_host": 2}))
@@ -900,7 +896,7 @@ def legal_and_not(job):
     """For each rule a layout that breaks it, found by trying; rules that read no degree are left to other tests."""
     pick, found = random.Random(1), {}
     keys = [f.name for f in fields(Layout) if f.name not in ("schedule", "recompute", "offload", "layers_per_stage")]
-    for _ in range(4000):
+    for _ in range(1000):
         layout = Layout(
             **{key: pick.choice([1, 2, 3, 4, 8, 64]) for key in keys if key not in ("zero", "sp")},
             zero=pick.randint(0, 3), sp=pick.randint(0, 1),

@@ -92,10 +92,10 @@ def make_candidates(rng: random.Random, most: int = 4) -> list[Candidate]:
 
 
 def all_choices(candidate: Candidate, index: int = 0) -> list[Choice]:
-    columns_of = [np.flatnonzero(candidate.stage == stage).tolist() for stage in range(candidate.num_stages)]
-    layers, seconds, passes, slack, tail = (
+    start, layers, seconds, passes, slack, tail = (
         array.tolist()
         for array in (
+            candidate.start,
             candidate.layers,
             candidate.seconds,
             candidate.pass_seconds,
@@ -103,11 +103,19 @@ def all_choices(candidate: Candidate, index: int = 0) -> list[Choice]:
             candidate.tail_seconds,
         )
     )
+    ways: list[tuple[tuple[int, ...], int]] = [((), 0)]  # to fill the stages so far, and layers that they hold
+    for stage in range(candidate.num_stages):
+        here = np.flatnonzero(candidate.stage == stage).tolist()
+        ways = [
+            ((*columns, column), held + layers[column])
+            for columns, held in ways
+            for column in here
+            if start[column] == state_of(held, candidate.pattern.leading, candidate.pattern.period)
+            and held + layers[column] <= candidate.num_layers
+        ]
     found = []
-    for columns in itertools.product(*columns_of):
-        ends = list(itertools.accumulate((layers[column] for column in columns), initial=0))
-        begins = [state_of(end, candidate.pattern.leading, candidate.pattern.period) for end in ends[:-1]]
-        if ends[-1] == candidate.num_layers and begins == candidate.start[list(columns)].tolist():
+    for columns, held in ways:
+        if held == candidate.num_layers:
             last_chunk = slack[columns[-1]]
             bottleneck = max(seconds[column] + max(0.0, last_chunk - slack[column]) for column in columns)
             step = candidate.constant_seconds + candidate.steady_count * bottleneck
@@ -198,7 +206,7 @@ def check_whole(rng: random.Random) -> None:
 
 
 @given(rng=RANDOMS)
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 def test_dynamic_program_finds_the_first_best_choice(rng: random.Random) -> None:
     check_dynamic_program(rng)
 
@@ -251,7 +259,7 @@ def test_sums_that_differ_by_rounding_tie(num_stages: int, num_layers: int) -> N
 
 
 @given(rng=RANDOMS)
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 def test_bounds_are_never_above_what_they_bound(rng: random.Random) -> None:
     check_bounds(rng)
 
@@ -274,15 +282,14 @@ def test_pruning_keeps_the_optimum(rng: random.Random) -> None:
     check_pruning(rng)
 
 
-@pytest.mark.parametrize("part", range(4))
+@pytest.mark.parametrize("part", range(2))
 def test_integer_program_with_cbc_equals_brute_force(part: int) -> None:
     for seed in range(30 * part, 30 * (part + 1)):
         check_integer_program(random.Random(seed), ("cbc",))
 
 
-@pytest.mark.parametrize("part", range(2))
-def test_integer_program_with_highs_equals_brute_force(part: int) -> None:
-    for seed in range(8 * part, 8 * (part + 1)):
+def test_integer_program_with_highs_equals_brute_force() -> None:
+    for seed in range(8):
         check_integer_program(random.Random(seed), ("highs",))
 
 

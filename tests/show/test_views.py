@@ -242,33 +242,34 @@ def answered(plan, make_plan) -> Explanation:
     return Explanation(plan=plan, sections=sections)
 
 
-def views(plan, nothing, make_plan) -> dict[str, object]:
-    return {
-        "summary": summary(plan, next_command(plan, COMMAND, None)),
-        "explain": explanation(explained(plan)),
-        "answers": answers(answered(plan, make_plan)),
-        "diff": difference_view(
+def view_of(name, plan, nothing, make_plan) -> object:
+    views = {
+        "summary": lambda: summary(plan, next_command(plan, COMMAND, None)),
+        "explain": lambda: explanation(explained(plan)),
+        "answers": lambda: answers(answered(plan, make_plan)),
+        "diff": lambda: difference_view(
             difference_of(plan, slower(make_plan, training=plan.training.model_copy(update={"seed": 7}))),
             names=("A", "B"),
         ),
-        "nothing_fits": nothing_fits(*nothing),
+        "nothing_fits": lambda: nothing_fits(*nothing),
     }
+    return views[name]()
 
 
 @pytest.mark.parametrize("name", ["summary", "explain", "answers", "diff", "nothing_fits"])
 def test_views_at_80_columns(name, plan, nothing, make_plan, golden) -> None:
-    golden(f"{name}.txt", to_text(views(plan, nothing, make_plan)[name], Screen()))
+    golden(f"{name}.txt", to_text(view_of(name, plan, nothing, make_plan), Screen()))
 
 
 @pytest.mark.parametrize("name", ["summary", "explain", "answers"])
 def test_views_on_a_narrow_plain_screen(name, plan, nothing, make_plan, golden) -> None:
-    golden(f"{name}-narrow.txt", to_text(views(plan, nothing, make_plan)[name], Screen(width=40, unicode=False)))
+    golden(f"{name}-narrow.txt", to_text(view_of(name, plan, nothing, make_plan), Screen(width=40, unicode=False)))
 
 
 @pytest.mark.parametrize("width", [20, 33, 40, 57, 80, 120])
 @pytest.mark.parametrize("name", ["summary", "explain", "answers", "diff", "nothing_fits"])
 def test_no_screen_cuts_a_line_or_a_figure(name, width, plan, nothing, make_plan) -> None:
-    view = views(plan, nothing, make_plan)[name]
+    view = view_of(name, plan, nothing, make_plan)
     text = to_text(view, Screen(width=width, unicode=False))
     assert text.isascii()
     assert all(len(line) <= width for line in text.splitlines())
@@ -278,7 +279,7 @@ def test_no_screen_cuts_a_line_or_a_figure(name, width, plan, nothing, make_plan
 
 @pytest.mark.parametrize("name", ["summary", "explain", "answers", "diff", "nothing_fits"])
 def test_colour_adds_nothing_but_colour(name, plan, nothing, make_plan) -> None:
-    view = views(plan, nothing, make_plan)[name]
+    view = view_of(name, plan, nothing, make_plan)
     colored = to_text(view, Screen(color=True))
     assert "\x1b[" in colored
     plain = re.sub(r"\x1b\[[0-9;]*m", "", colored)
@@ -293,7 +294,7 @@ def test_hostile_text_is_shown_and_not_obeyed(name, plan, nothing, make_plan, ho
     """The terminal gets no control character but our own colours and links, and the text stands there literally."""
     bad = hostile(plan, hostile_text)
     before, after = bad, replace(bad, model=bad.model.model_copy(update={"name": f"{hostile_text} 2"}))
-    view = views(bad, nothing, make_plan)[name] if name != "diff" else difference_view(
+    view = view_of(name, bad, nothing, make_plan) if name != "diff" else difference_view(
         difference_of(before, after), names=("A", hostile_text)
     )  # fmt: skip
     shown = to_text(view, Screen(color=True, links=True))

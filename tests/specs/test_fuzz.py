@@ -95,7 +95,7 @@ def test_any_setting(setting: str) -> None:
 
 
 def test_every_misspelt_key_of_a_shipped_file_is_found_and_most_are_guessed() -> None:
-    """One typo in each key of each file: transposed letters, one dropped, one doubled."""
+    """One typo in each key of each file: transposed letters, one dropped, or one doubled."""
     rng = random.Random(0)
     guessed = total = 0
     for document, text in SHIPPED:
@@ -109,9 +109,9 @@ def test_every_misspelt_key_of_a_shipped_file_is_found_and_most_are_guessed() ->
                 key[:at] + key[at + 1 :],
                 key[: at + 1] + key[at:],
             }
-            for typo in typos - {key}:
-                shown = read(document, re.sub(rf"^{key}: ", f"{typo}: ", text, count=1, flags=re.MULTILINE))
-                total += 1
-                assert f"unknown key `{typo}`" in shown
-                guessed += f"did you mean `{key}`" in shown
+            typo = rng.choice(sorted(typos - {key}))
+            shown = read(document, re.sub(rf"^{key}: ", f"{typo}: ", text, count=1, flags=re.MULTILINE))
+            total += 1
+            assert f"unknown key `{typo}`" in shown
+            guessed += f"did you mean `{key}`" in shown
     assert guessed >= 0.95 * total

@@ -126,7 +126,7 @@ def change_state(**changes):
     ("damage", "why"),
     [
         (flip_one_bit, r"__\d_0.distcp is not what was saved"),
-        (cut_a_shard, "__0_0.distcp is not what was saved"),
+        pytest.param(cut_a_shard, "__0_0.distcp is not what was saved", marks=pytest.mark.slow),
         pytest.param(
             lambda folder: (folder / "__1_0.distcp").unlink(), "__1_0.distcp is missing", marks=pytest.mark.slow
         ),
@@ -141,7 +141,11 @@ def change_state(**changes):
             "manifest.json is no JSON object",
             marks=pytest.mark.slow,
         ),
-        (lambda folder: (folder / "manifest.json").write_text("{}"), "manifest.json does not name .metadata"),
+        pytest.param(
+            lambda folder: (folder / "manifest.json").write_text("{}"),
+            "manifest.json does not name .metadata",
+            marks=pytest.mark.slow,
+        ),
         pytest.param(
             lambda folder: leave_out(folder, "__1_0.distcp"),
             "manifest.json does not name __1_0.distcp",
@@ -227,7 +231,7 @@ def test_a_save_that_fails_leaves_the_checkpoint_before(interrupted, run_job, ma
         (1, "before its shard"),
         pytest.param(0, "before the hashes", marks=pytest.mark.slow),
         pytest.param(0, "before the state", marks=pytest.mark.slow),
-        (0, "before the manifest"),
+        pytest.param(0, "before the manifest", marks=pytest.mark.slow),
         (0, "before the new name"),
     ],
 )
@@ -310,7 +314,10 @@ def test_a_save_in_the_background_that_fails_is_told(interrupted, run_job, make_
     assert [path.name for path in (interrupted / "checkpoints").glob("step-*")] == [checkpoint(interrupted, EVERY).name]
 
 
-@pytest.mark.parametrize("layout", ["tp=2,pp=2,mbs=2", pytest.param("dp=2,zero=2,mbs=2", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "layout",
+    ["pp=2,mbs=2", *(pytest.param(each, marks=pytest.mark.slow) for each in ("tp=2,pp=2,mbs=2", "dp=2,zero=2,mbs=2"))],
+)
 def test_held_out_samples_have_a_loss(layout, run_job, make_plan, tmp_path):
     """All windows of these data are equal, and the weights stay: training and validation must agree."""
     tokens = np.random.default_rng(1).integers(0, 256, 32).astype(np.uint16)

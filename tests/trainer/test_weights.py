@@ -105,7 +105,8 @@ def runs(name: str, layout: str, *marks) -> object:
     ("name", "layout"),
     [
         *(runs(name, "dp=1,mbs=8", *([] if name in QUICK else [pytest.mark.slow])) for name in MODELS),
-        runs("gpt2", "tp=2,pp=2,mbs=2"),
+        runs("gpt2", "tp=2,mbs=4"),
+        runs("gpt2", "tp=2,pp=2,mbs=2", pytest.mark.slow),
         runs("llama", "pp=2,dp=2,zero=1,mbs=2"),
         runs("llama-tied-biased", "tp=2,pp=2,dp=2,zero=1,mbs=2", pytest.mark.slow),
         runs("qwen3", "dp=2,zero=3,mbs=2"),

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from planner.cost.prices import interleaving_terms, num_microbatches, stage_fits, stage_prices
-from planner.cost.schedule import pace_seconds, step_seconds
+from planner.cost.schedule import cycle_seconds, step_seconds
 from planner.cost.stage import pattern_of, stage_of
 from planner.search.space.arrays import unrolled
 
@@ -41,7 +41,7 @@ class EvenSplit:
         """Seconds from one microbatch to the next, of the slowest stage and its wait for the last chunk, [n]."""
         ends = np.append(self.first, len(self.layers))[1:]
         last_chunk = np.repeat(self.slack_seconds[ends - 1], ends - self.first)
-        each = pace_seconds(self.seconds, self.slack_seconds, last_chunk)
+        each = cycle_seconds(self.seconds, self.slack_seconds, last_chunk)
         return np.asarray(np.maximum.reduceat(each, self.first), dtype=np.float64)
 
     @property

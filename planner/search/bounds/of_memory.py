@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from planner.cost.prices import num_microbatches, stage_bytes, stage_fits
+from planner.cost.prices import num_microbatches, stage_bytes
 from planner.cost.schedule import in_flight_microbatches
-from planner.cost.stage import POLICIES, pattern_of, stage_of
-from planner.search.bounds.of_layers import kinds_main_first, most_layers, num_main_layers, stage_of_kind
+from planner.cost.stage import POLICIES
+from planner.search.bounds.of_layers import kinds_main_first, num_main_layers, stage_of_kind
 from planner.search.space.arrays import TIE, unrolled
 
 if TYPE_CHECKING:
@@ -97,26 +97,6 @@ def _bytes_with(job: PoolJob, degrees: DegreeArrays, index: Number, num_layers: 
     return np.asarray(np.broadcast_to(stage_bytes(job, degrees, stage), np.shape(index)))
 
 
-def always_fits(job: PoolJob, degrees: DegreeArrays, cutoff_seconds: Number) -> NDArray[np.bool_]:
-    """Where every assignment of these configurations within the cutoff fits into memory, whatever it recomputes.
-
-    Memory grows with the layers of a stage, which are at most `most_layers`, is largest without recompute, and lies
-    between that of the two ends on the stages inside a pipeline. Stages of one chunk may begin anywhere.
-
-    Buys (`always-fits`): nothing that one run shows: GPT-3 on 1,024 devices 0.58 s in place of 0.57, DeepSeek-V3 on
-    11,000 1.50 in place of 1.66. Not measured where offload is allowed.
-
-    Source: derived here; tested against the priced columns.
-    """
-    most, last = most_layers(job, degrees, cutoff_seconds), degrees.pp - 1
-    index = np.stack([np.zeros_like(last), np.minimum(1, last), np.maximum(last - 1, 0), last])
-    pattern, layers, fits = pattern_of(job), np.maximum(most, 1), np.ones(len(degrees), dtype=bool)
-    for start in range(pattern.num_states):
-        stage = stage_of(job, index=index, num_layers=layers, policy=0, first=start, layout=degrees)
-        fits &= np.broadcast_to(stage_fits(job, degrees, stage), index.shape).all(axis=0)
-    return fits
-
-
 def least_stage_bytes(job: PoolJob, degrees: DegreeArrays, policies: Sequence[int]) -> NDArray[np.float64]:
     """The fullest stage of these configurations needs at least this many bytes, however layers are split.
 
@@ -143,21 +123,6 @@ def least_shares(job: Job, degrees: DegreeArrays) -> NDArray[np.float64]:
     return np.asarray(np.minimum.reduce(shares), dtype=np.float64)
 
 
-def _least_last_stage_bytes(job: PoolJob, degrees: DegreeArrays, policies: Sequence[int]) -> NDArray[np.float64]:
-    """The last stage needs at least this many bytes, whatever layers it holds: the head, the logits and the loss.
-
-    Layers for multi-token prediction are among it, and keep what the policy of the stage keeps.
-
-    Buys (`last-stage`, medians of 3): nothing where nothing fits, 1.13 s in place of 1.07; not measured elsewhere.
-
-    Source: derived here; tested against the priced columns.
-    """
-    choice = np.array(policies)[:, np.newaxis]
-    alone = stage_of_kind(kinds_main_first(job)[0], index=degrees.pp - 1, num_layers=0, policy=choice)
-    every = np.broadcast_to(stage_bytes(job, degrees, alone), (len(policies), len(degrees)))
-    return np.asarray(every.min(axis=0), dtype=np.float64)
-
-
 def of_smallest_microbatches(job: Job, degrees: DegreeArrays) -> tuple[DegreeArrays, NDArray[np.int64]]:
     """Fewer configurations that need no more memory, but for rounding, and which of them stands for each given one.
 
@@ -176,8 +141,8 @@ def may_fit(
 ) -> NDArray[np.bool_]:
     """Whether memory may be enough, in some pool and under some policy, by `least_stage_bytes`.
 
-    expects_little: look first at what many configurations share, which pays where few of them fit: at one sequence to a
-    microbatch, and at the loss on the last stage.
+    expects_little: look first at what many configurations share, one sequence to a microbatch, which pays where few of
+    them fit.
 
     Buys (`may-fit`): where nothing fits, Llama-3-405B on 32 devices, 0.84 s in place of over 30; GPT-3 on 1,024
     nothing. `expects-little` (medians of 3): where nothing fits 0.94 s in place of 1.12 (ranges apart); GPT-3 on
@@ -188,10 +153,6 @@ def may_fit(
         return _have_room(job, degrees, policies, 1.0)
     smallest, position = of_smallest_microbatches(job, degrees)
     fits = _have_room(job, smallest, policies, 1 + TIE)[position]
-    if fits.any():
-        left, ends = np.flatnonzero(fits), degrees.take(fits)
-        fits_last = [_least_last_stage_bytes(pool, ends, policies) <= pool.memory_limit_bytes for pool in job.pools]
-        fits[left] = np.logical_or.reduce(fits_last)
     if fits.any():
         fits[fits] = _have_room(job, degrees.take(fits), policies, 1.0)
     return fits

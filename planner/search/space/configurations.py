@@ -36,15 +36,6 @@ _USUAL_SCHEDULES: Final = ("1f1b", "interleaved")
 executed to be priced cost too much to be tried on every job."""
 
 
-LESS_OFFLOAD: Final[dict[Offload, tuple[Offload, ...]]] = {
-    "none": (),
-    "optimizer": ("none",),
-    "activations": ("none",),
-    "both": ("none", "optimizer", "activations"),
-}
-"""What offloads less, and is never slower for it: the memory of a host is slower than that of its devices."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DegreeArrays:
     """Many outer configurations; every field but `schedule`, `offload` and `recompute` is an array of one length.

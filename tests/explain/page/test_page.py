@@ -68,6 +68,11 @@ def page_of(plan, questions=None) -> str:
 
 
 @pytest.fixture(scope="module")
+def any_page(any_plan) -> str:
+    return page_of(any_plan)
+
+
+@pytest.fixture(scope="module")
 def interleaved(plan_of_kind):
     return plan_of_kind("interleaved")
 
@@ -87,8 +92,8 @@ def largest_page(largest):
 # --- the text -------------------------------------------------------------------------------------------------------
 
 
-def test_the_page_says_what_the_plan_says(any_plan) -> None:
-    text = Reader(page_of(any_plan)).text
+def test_the_page_says_what_the_plan_says(any_plan, any_page) -> None:
+    text = Reader(any_page).text
     assert any_plan.model.name in text
     assert format_seconds(any_plan.step_seconds) in text
     for stage in any_plan.memory:
@@ -99,8 +104,8 @@ def test_the_page_says_what_the_plan_says(any_plan) -> None:
         assert line.source in text
 
 
-def test_the_page_may_load_nothing_and_run_only_its_own_script(any_plan) -> None:
-    page = Reader(page_of(any_plan))
+def test_the_page_may_load_nothing_and_run_only_its_own_script(any_page) -> None:
+    page = Reader(any_page)
     policy = next(each["content"] for tag, each in page.elements if each.get("http-equiv"))
     allowed = dict(rule.strip().split(" ", 1) for rule in policy.split(";"))
     assert allowed["default-src"] == "'none'"
@@ -117,8 +122,8 @@ def test_the_page_may_load_nothing_and_run_only_its_own_script(any_plan) -> None
         assert attributes.get("href", "#").startswith("#")
 
 
-def test_pages_are_reproducible(any_plan) -> None:
-    assert page_of(any_plan) == page_of(any_plan)
+def test_pages_are_reproducible(any_plan, any_page) -> None:
+    assert page_of(any_plan) == any_page
 
 
 def test_the_largest_page_is_small(largest_page) -> None:
@@ -169,22 +174,28 @@ def test_the_arrays_are_the_executed_step(plan_of_kind, schedule) -> None:
 # --- hostile text ---------------------------------------------------------------------------------------------------
 
 
-def hostile_page(hostile, plan, text: str) -> str:
+@pytest.fixture(scope="module")
+def hostile_page(plan_of_kind, hostile):
     """What is priced again is priced under plain names, as no document takes others."""
-    bad = hostile(plan, text)
-    gains = tuple(LayoutGain(resource=text, before=text, after=text, gain=each.gain) for each in layout_gains(plan))
+    plan = plan_of_kind("zero-2")
+    found, replicas = layout_gains(plan), replicas_of(plan)
     step = executed_step(job_of(plan), plan.layout, plan.time)
-    return page_text(explain(bad), step, replicas=replicas_of(plan), gains=gains)
+
+    def page(text: str) -> str:
+        gains = tuple(LayoutGain(resource=text, before=text, after=text, gain=each.gain) for each in found)
+        return page_text(explain(hostile(plan, text)), step, replicas=replicas, gains=gains)
+
+    return page
 
 
 @pytest.fixture(scope="module")
-def harmless(plan_of_kind, hostile):
-    return Reader(hostile_page(hostile, plan_of_kind("zero-2"), "plain"))
+def harmless(hostile_page):
+    return Reader(hostile_page("plain"))
 
 
-def test_hostile_text_is_shown_and_makes_no_element(plan_of_kind, harmless, hostile, hostile_text) -> None:
+def test_hostile_text_is_shown_and_makes_no_element(hostile_page, harmless, hostile_text) -> None:
     text = hostile_text
-    source = hostile_page(hostile, plan_of_kind("zero-2"), text)
+    source = hostile_page(text)
     page = Reader(source)
     assert [tag for tag, _ in page.elements] == [tag for tag, _ in harmless.elements]
     assert [sorted(each) for _, each in page.elements] == [sorted(each) for _, each in harmless.elements]
@@ -221,10 +232,9 @@ def opened(browser, tmp_path):
     assert len(browser.requests) == 1
 
 
-def test_hostile_text_does_nothing_in_a_browser(opened, plan_of_kind, hostile, hostile_texts) -> None:
+def test_hostile_text_does_nothing_in_a_browser(opened, plan_of_kind, hostile_page, hostile_texts) -> None:
     names = [text for text in hostile_texts if "\ud800" not in text]
-    plan = plan_of_kind("zero-2")
-    browser = opened(plan, hostile_page(hostile, plan, "".join(names)))
+    browser = opened(plan_of_kind("zero-2"), hostile_page("".join(names)))
     assert browser.evaluate("window.owned") is None
     assert "onerror" in browser.evaluate("document.title")
 
