@@ -47,4 +47,5 @@ def _links(plan: Plan, pool: ClusterSpec, axis: str) -> list[str]:
     layout = plan.layout
     if axis == "pp" and len(set(layout.pools)) > 1 and plan.cluster.between:
         return [clean(plan.cluster.between.name)]
-    return [clean(level.link.name) for level in group(pool, layout.degrees[axis], layout.stride(axis)).levels]
+    found = group(pool, layout.degrees[axis], layout.stride(axis), segment=layout.segment)
+    return [clean(level.link.name) for level in found.levels]
