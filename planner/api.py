@@ -219,7 +219,11 @@ def estimate_layout(
         pools = {pool.cluster.name: pool.num_devices for pool in job.pools}
         num_devices = pools if len(job.pools) > 1 else job.num_devices
         layout = parse_layout(layout, num_layers=job.model.num_layers, num_devices=num_devices)
-    return plan_for_layout(job, with_segment(job.cluster, layout))
+    placed = with_segment(job.cluster, layout)
+    if placed != layout:
+        words = f"segment {placed.segment}: --layout leaves it out, and with it most ranks of a group share a domain"
+        (reporter or Reporter()).noted(words)
+    return plan_for_layout(job, placed)
 
 
 def explain_layout(

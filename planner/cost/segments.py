@@ -58,7 +58,7 @@ def is_possible(cluster: ClusterSpec, world_size: Number, segment: Number) -> Nu
     All hosts of a domain, however many are left for the last one; or parts that are all alike. There have to be as many
     domains, where the cluster document says how many there are.
 
-    Source: Slurm, sbatch --segment: the number of nodes is a multiple of it.
+    Source: Slurm, topology guide, --segment: a number of nodes that is larger than it has to be a multiple of it.
     """
     most, hosts = cluster.hosts_per_domain, -(-world_size // cluster.devices_per_host)
     whole = np.equal(segment, 0) | np.equal(segment, most)

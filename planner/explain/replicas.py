@@ -42,7 +42,7 @@ def replicas_of(plan: Plan) -> tuple[ReplicaCount, ...]:
         dp = layout.dp * 2**power
         if dp != int(dp):
             continue
-        other = replace(layout, dp=int(dp), segment=layout.segment if power == 0 else 0)
+        other = replace(layout, dp=int(dp))
         try:
             sized = job if power == 0 else change_job(job, _size_for(job, other))
         except InputError:  # such a cluster cannot be built
