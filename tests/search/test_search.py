@@ -278,6 +278,7 @@ def test_search_on_racks_with_experts_equals_brute_force(seed):
     job = on_racks(small_mixture_job(0.02), seed)
     best, _ = brute_force(job)
     assert search(job, NO_CONSTRAINTS).step_seconds == pytest.approx(best, rel=1e-9)
+    check_bounds(job)
 
 
 @pytest.mark.slow

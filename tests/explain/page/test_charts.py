@@ -166,7 +166,7 @@ def test_the_links_of_an_axis_are_those_between_its_ranks(kind: str, plan_of_kin
         for axis in layout.degrees:
             groups = [layout.group(axis, rank) for rank in ranks]
             together = spec.devices_per_host * (pool["domain"]["hosts"] if pool["domain"] else 1)
-            assert not pool["domain"] or together == 8 * 4, "8 hosts of each rack"
+            assert not pool["domain"] or together == 16 * 4, "16 hosts of each rack"
             hosts = [{rank // together for rank in group} for group in groups]
             if axis == "pp" and plan.layout.pools:
                 expected = {plan.cluster.between.name}
