@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias, TypedDict, Unpack, get_args
 
 from planner import reading
+from planner.cost.segments import with_segment
 from planner.errors import InputError, NothingFitsError, PlannerError
 from planner.explain.report import Explanation, Questions, explain
 from planner.layout import Layout, parse_layout
@@ -218,7 +219,11 @@ def estimate_layout(
         pools = {pool.cluster.name: pool.num_devices for pool in job.pools}
         num_devices = pools if len(job.pools) > 1 else job.num_devices
         layout = parse_layout(layout, num_layers=job.model.num_layers, num_devices=num_devices)
-    return plan_for_layout(job, layout)
+    placed = with_segment(job.cluster, layout)
+    if placed != layout:
+        words = f"segment {placed.segment}: --layout leaves it out, and with it most ranks of a group share a domain"
+        (reporter or Reporter()).noted(words)
+    return plan_for_layout(job, placed)
 
 
 def explain_layout(

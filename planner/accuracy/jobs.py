@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 from planner.accuracy.knowledge import UnpricedRun, knowledge, normalized
 from planner.accuracy.machines import cluster_of
 from planner.accuracy.models import model_of
+from planner.cost.segments import with_segment
 from planner.layout import Layout, even_split
 from planner.specs.by_name import load_engine, shipped_calibration
 from planner.specs.calibration import find_entry
@@ -100,7 +101,7 @@ def _setup(run: Run) -> Setup:
         calibration=calibration,
         evidence=shipped_calibration().evidence,
     )
-    layout = _layout(run, job, degrees, mbs, assumed)
+    layout = with_segment(cluster, _layout(run, job, degrees, mbs, assumed))
     return Setup(job=job, layout=layout, share=share, assumed=tuple(assumed))
 
 
