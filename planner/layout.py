@@ -39,6 +39,19 @@ _WORDS: Final[dict[str, tuple[str, ...]]] = {
 }
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Assumed:
+    """What was not said: the key, the value that was taken, and the rule that took it."""
+
+    key: str
+    value: str
+    rule: str
+
+    def __str__(self) -> str:
+        """As the command line writes it, with the rule behind."""
+        return f"{self.key}={self.value} ({self.rule})"
+
+
 class LayerDegrees(Protocol):
     """What decides the share of one layer and microbatch that a device has: numbers, or arrays that broadcast."""
 

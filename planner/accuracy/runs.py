@@ -85,6 +85,15 @@ class Run:
     measured_step_s: float | None
     mem_bytes: float | None
     mem_class: str
+    recipe_ref: str
+    recompute_modules: str
+    recompute_layers: int | None
+    pipeline_layout: str
+    cuda_graphs: str
+    moe_a2a_overlap: int | None
+    dispatcher: str
+    cpu_offload: str
+    fp8_recipe: str
 
     @property
     def measured_step_seconds(self) -> float | None:

@@ -15,6 +15,17 @@ Recompute = Literal["none", "selective", "full"]
 Offload = Literal["none", "optimizer", "activations", "both"]
 
 
+class EngineDefaults(Document):
+    """What users of the engine have where they set nothing: its own defaults, or those of its published recipes.
+
+    They fill what a `--layout` leaves out (planner/search/given.py), beside rules that follow from what the engine can.
+    """
+
+    recompute: Recompute = "none"
+    etp: Literal["tp", "1"] = Field(default="1", description="experts are cut as the rest of the layer, or not by tp")
+    sp: bool = Field(default=True, description="sequence parallelism with tp > 1")
+
+
 class EngineAbilities(Document):
     """What the engine can run."""
 
@@ -187,6 +198,7 @@ class EngineSpec(Document):
 
     name: Name
     program: str = Field(description="what runs the plan")
+    defaults: EngineDefaults = EngineDefaults()
     can: EngineAbilities
     pipeline: EnginePipeline
     memory: EngineMemory
