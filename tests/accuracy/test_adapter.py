@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import random
+import re
 from collections import Counter
 from dataclasses import replace
 from fnmatch import fnmatchcase
@@ -53,6 +54,33 @@ def reason_of(**cells: str) -> str:
 def test_every_published_row_is_read() -> None:
     assert [run.id for run in RUNS] == [row["id"] for row in CELLS]
     assert len(RUNS) == 2342
+
+
+RECIPE_CELLS = (
+    "recompute_modules", "recompute_layers", "pipeline_layout", "cuda_graphs", "moe_a2a_overlap", "dispatcher",
+    "cpu_offload", "fp8_recipe",
+)  # fmt: skip
+RECIPE_FILE = r"[\w.-]+/[\w.-]+:[^;@:]+\.(py|yaml|yml|sh|md)@[0-9a-f]{7,12}"
+MODULES = {"core_attn", "moe_act", "layernorm", "mla_up_proj", "mlp", "moe", "shared_experts"}
+
+
+@pytest.mark.parametrize("run", [run for run in RUNS if run.recipe_ref], ids=lambda run: run.id)
+def test_what_a_recipe_states_names_its_file_and_fits_the_row(run: Run) -> None:
+    assert re.fullmatch(f"{RECIPE_FILE}(;{RECIPE_FILE})*", run.recipe_ref)
+    modules = set(run.recompute_modules.split("+")) - {""}
+    assert modules <= MODULES
+    assert not modules or run.recompute_policy == "selective"
+    assert run.recompute_layers is None or run.recompute_policy == "full"
+    if run.pipeline_layout:
+        chunks = [int(part) for part in run.pipeline_layout.split("|")]
+        assert (sum(chunks), len(chunks)) == (run.layers, (run.pp or 1) * (run.interleave or 1))
+    assert run.fp8_recipe == "" or run.precision_class in ("fp8", "fp4")
+    assert run.dispatcher in ("", "alltoall", "deepep", "hybridep")
+    assert run.moe_a2a_overlap in (None, 0, 1)
+
+
+def test_no_cell_is_transcribed_without_its_file() -> None:
+    assert [row["id"] for row in CELLS if any(row[key] for key in RECIPE_CELLS) and not row["recipe_ref"]] == []
 
 
 def test_nearly_every_published_row_becomes_a_job() -> None:
