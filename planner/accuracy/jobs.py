@@ -21,7 +21,7 @@ from planner.specs.training import TrainingSpec
 if TYPE_CHECKING:
     from planner.accuracy.runs import Run
     from planner.specs.cluster import Precision
-    from planner.specs.engine import EngineSpec, Offload, Recompute, Schedule
+    from planner.specs.engine import EngineSpec, Offload, Schedule
     from planner.specs.model import ModelSpec
     from planner.specs.recipe import MemoryRecipe
 
@@ -400,7 +400,7 @@ def _sequence_parallel(run: Run, tp: int, assumed: list[str]) -> int:
     return int(_assume(default, f"sp {default}", assumed))
 
 
-def _recompute(run: Run, engine: EngineSpec, assumed: list[str]) -> Recompute:
+def _recompute(run: Run, engine: EngineSpec, assumed: list[str]) -> str:
     """As stated where the engine has it; else the framework's own default.
 
     NeMo and Megatron recompute nothing by default, torchtitan recomputes selectively. Without fused attention
@@ -415,4 +415,4 @@ def _recompute(run: Run, engine: EngineSpec, assumed: list[str]) -> Recompute:
     if stated == "selective" and "selective" not in engine.can.recompute:
         # per-operator selection keeps the matrix products: what is repeated is cheap
         stated = "none"
-    return cast("Recompute", stated)
+    return stated

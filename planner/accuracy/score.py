@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 
     from planner.accuracy.runs import Run
     from planner.layout import Layout
-    from planner.specs.engine import Recompute
     from planner.specs.job import PoolJob
 
 
@@ -135,8 +134,7 @@ def step_seconds(setup: Setup) -> float:
 
 
 def _full(layout: Layout) -> Layout:
-    policy: Recompute = "full"
-    return replace(layout, recompute=(policy,) * layout.num_chunks)
+    return replace(layout, recompute=("full",) * layout.num_chunks)
 
 
 def _price(setup: Setup) -> _Priced:
