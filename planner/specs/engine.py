@@ -9,9 +9,10 @@ from pydantic import Field
 from planner.specs.cluster import Precision
 from planner.specs.document import Bytes, Document, Name
 from planner.specs.recipe import FrozenWeights, MemoryRecipe, Optimizer, StateBytes
+from planner.specs.recompute import Module, Recompute
+from planner.specs.text import any_of
 
 Schedule = Literal["naive", "gpipe", "1f1b", "interleaved", "zb-h1", "zbv", "dualpipev", "pipedream"]
-Recompute = Literal["none", "selective", "full"]
 Offload = Literal["none", "optimizer", "activations", "both"]
 
 
@@ -45,9 +46,30 @@ class EngineAbilities(Document):
     replicates_shards: bool = Field(
         default=True, description="ZeRO may shard within replicas of a smaller group (HSDP)"
     )
-    recompute: tuple[Recompute, ...]
+    recompute: tuple[Recompute, ...] = Field(description="policies that a search tries, where the model has the parts")
+    recompute_modules: tuple[Module, ...] = Field(
+        default=(), description="parts of a layer of which any set can be recomputed alone"
+    )
+    recompute_some: tuple[Literal["full", "every"], ...] = Field(
+        default=(), description="some layers can be recomputed whole: `full:k`, k of each chunk; `every:n`, every n-th"
+    )
     tp_without_sp: bool = Field(description="tensor parallelism can run without sequence parallelism")
     pads_vocabulary: bool = Field(default=True, description="a vocabulary that tp does not divide is padded")
+
+    @property
+    def recompute_words(self) -> str:
+        """Its recompute policies, for messages."""
+        alone = [policy for policy in self.recompute if not set(policy.split("+")) <= set(self.recompute_modules)]
+        some = {"full": "full:K for K layers of each chunk", "every": "every:N for every N-th layer"}
+        modules = [f"any of {', '.join(self.recompute_modules)} joined by +"] if self.recompute_modules else []
+        return any_of([*alone, *(some[each] for each in self.recompute_some), *modules])
+
+    def recomputes(self, policy: str) -> bool:
+        """Whether it has a recompute policy."""
+        kind, partial, _ = policy.partition(":")
+        if partial:
+            return kind in self.recompute_some
+        return policy in self.recompute or set(policy.split("+")) <= set(self.recompute_modules)
 
 
 class EnginePipeline(Document):
@@ -87,6 +109,11 @@ class EngineMemory(Document):
         default="attention-core",
         description="what `selective` drops: scores of unfused attention; all but every second product's output; or "
         "(light) outputs of norms, of latent attention's up-projections, and of the gate",
+    )
+    fused_norms: bool = Field(
+        default=False,
+        description="a norm is part of the product behind it and is recomputed with that or not at all; those before "
+        "latent attention and experts stand alone",
     )
     keeps_expert_outputs: bool = Field(
         default=True, description="the outputs of experts are kept for the gradient of the router's weights"

@@ -276,7 +276,7 @@ def test_light_recompute_in_8_bits_keeps_what_the_report_says(make_job):
     layout = parse_layout("pp=16,ep=64", num_layers=61, num_devices=2048)
     _, kept, _ = layer_activation_bytes(job, layout, experts=True)
     h, heads, choices = 7168, 128, 8
-    attention = 2 * h + 2 * (1536 + 512 + 64 / 2) + 2 * heads * 128 + 4 * heads  # input, latents, output, log-sum-exp
+    attention = 2 * h + 2 * (1536 + 512 + 64) + 2 * heads * 128 + 4 * heads  # input, latents, output, log-sum-exp
     experts = 2 * h + 8 * 256 + choices * h + 2 * choices * 2048 + 2 * 2048  # residual, router, inputs, gate and up
     assert float(kept) == pytest.approx(4096 * (attention + experts))
 

@@ -15,7 +15,7 @@ from enumeration import as_arrays, compositions, grouped, obeying, shrinks, step
 
 from planner.cost.estimate import estimate
 from planner.cost.prices import stage_fits, stage_prices
-from planner.cost.stage import POLICIES, stage_of
+from planner.cost.stage import stage_of
 from planner.errors import InputError
 from planner.layout import Layout, balanced_chunks, format_layout, of_chunks
 from planner.search.bounds.even_splits import can_interleave, even_split_seconds
@@ -36,6 +36,7 @@ from planner.search.space.rules import RULES, broken_rules
 from planner.specs.by_name import load_engine
 from planner.specs.calibration import UNCALIBRATED
 from planner.specs.load import load_job
+from planner.specs.recompute import policy_code
 
 NO_CONSTRAINTS = Constraints()
 
@@ -161,7 +162,7 @@ def brute_force(job):
     best, count = np.inf, 0
     for (_, offload), here in grouped(every_configuration(job)).items():
         cells = [
-            (c, r, k, POLICIES.index(p), first)
+            (c, r, k, policy_code(p), first)
             for c, common in enumerate(here)
             for split, chosen in assignments(job, common["pp"], common["interleave"], offload)
             for r, (k, p, first) in enumerate(zip(split, chosen, begins(split), strict=True))
@@ -186,7 +187,7 @@ def brute_force(job):
             for split, chosen in assignments(job, common["pp"], v, offload):
                 count += 1
                 stages = [
-                    of_cell.get((c, r, k, POLICIES.index(p), first))
+                    of_cell.get((c, r, k, policy_code(p), first))
                     for r, (k, p, first) in enumerate(zip(split, chosen, begins(split), strict=True))
                 ]
                 if None not in stages:
