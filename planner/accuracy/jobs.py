@@ -20,7 +20,9 @@ from planner.layout import Assumed
 from planner.search.given import given_layout, split_with_ends
 from planner.specs.by_name import engine_names, load_engine
 from planner.specs.load import load_job
+from planner.specs.recompute import canonical, policy_fault
 from planner.specs.text import printable
+from planner.specs.training import TrainingSpec
 from planner.specs.uniform import uniform_job
 
 if TYPE_CHECKING:
@@ -215,8 +217,12 @@ def _missing_abilities(engine: EngineSpec, model: ModelSpec, layout: Mapping[str
         missing["engine.can.tp_without_sp"] = "true"
     if layout.get("hsdp", 1) > 1 and not can.replicates_shards:
         missing["engine.can.replicates_shards"] = "true"
-    if policy and policy not in can.recompute:
-        missing["engine.can.recompute"] = [*can.recompute, policy]
+    if policy and not can.recomputes(policy):
+        some = policy.partition(":")[0]
+        if some == policy:
+            missing["engine.can.recompute"] = [*can.recompute, policy]
+        else:
+            missing["engine.can.recompute_some"] = [*can.recompute_some, some]
     if not {*model.features} <= {*can.model_features}:
         missing["engine.can.model_features"] = sorted({*can.model_features, *model.features})
     rule = "the run's program has it, and its profile does not"
@@ -232,6 +238,8 @@ def _listed(value: Any) -> str:
 
 _NO_TRAINING: Final = ("inference", "generation", "serving", "rollout", "rlhf", "grpo", "ppo", "dpo", "eval", "distill")
 _ADAPTERS: Final = ("lora", "peft", "adapter")
+_FUSED_HEAD: Final = ("liger", "fused linear", "linear cross", "linear-cross", "cut cross", "cut-cross")
+"""Words for an output head and a loss in one kernel, which makes no logits."""
 
 
 def _settings(run: Run, model: ModelSpec, engine: EngineSpec, assumed: list[Assumed]) -> dict[str, str]:
@@ -252,8 +260,11 @@ def _settings(run: Run, model: ModelSpec, engine: EngineSpec, assumed: list[Assu
         found["training.memory_recipe"] = recipe
     if any(word in task for word in _ADAPTERS):
         found |= _adapters(f"{task} {words}", assumed)
-    if any(word in words for word in ("deepep", "hybridep")):
-        found["engine.communication.dispatches_once_per_host"] = "true"
+    dispatcher = run.dispatcher or next((word for word in ("deepep", "hybridep") if word in words), "")
+    if dispatcher and model.moe is not None:
+        found["engine.communication.dispatches_once_per_host"] = str(dispatcher != "alltoall").lower()
+    if "loss" in TrainingSpec.model_fields:
+        found["training.loss"] = "fused-linear" if any(word in words for word in _FUSED_HEAD) else "whole"
     return found
 
 
@@ -486,14 +497,24 @@ def _hsdp(run: Run, dp: int) -> int:
 
 
 def _recompute(run: Run, engine: EngineSpec, assumed: list[Assumed]) -> str | None:
-    """The stated policy, if there is one, as far as the layout can say it."""
-    stated = run.recompute_policy.lower() or run.recompute.lower().split(":")[0].split(" ")[0]
-    if stated not in ("none", "selective", "full"):
-        return None
-    if stated == "selective" and "selective" not in engine.can.recompute:
-        # per-operator selection keeps the matrix products: what is repeated is cheap
-        assumed.append(
-            Assumed(key="recompute", value="none", rule=f"{engine.name} has no selective policy; it is cheap")
-        )
-        return "none"
-    return stated
+    """The stated policy, if there is one: by Megatron's modules, for some layers, or by the engine's own word."""
+    kind, _, modules = run.recompute.lower().partition(":")
+    stated = run.recompute_policy.lower() or kind.split(" ")[0]
+    if stated == "full" and run.recompute_layers:
+        return f"full:{run.recompute_layers}"
+    if stated != "selective":
+        return stated if stated in ("none", "full") else None
+    named = "+".join(re.findall(r"[a-z_]+", run.recompute_modules.lower() or modules))
+    if named and not policy_fault(named):
+        return canonical(named)
+    words = f"{run.recompute} {run.flags}".lower()
+    if "every" in words and ("layer" in words or "block" in words):
+        number = re.search(r"every (\d+)", words)
+        if number is None and "other" not in words:
+            assumed.append(Assumed(key="recompute", value="every:2", rule="every how many layers is not stated"))
+        return f"every:{number[1]}" if number else "every:2"
+    if engine.can.recomputes("selective"):
+        return "selective"
+    # per-operator selection keeps the matrix products: what is repeated is cheap
+    assumed.append(Assumed(key="recompute", value="none", rule=f"{engine.name} has no selective policy; it is cheap"))
+    return "none"

@@ -9,16 +9,17 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from planner.cost.estimate import memory_of_stages
+from planner.cost.recompute import absent_modules
 from planner.layout import V_SHAPED, Assumed, offloads_activations, parse_assignments, parse_layout
 from planner.search.search import plan_for_layout
 from planner.search.space.rules import broken_rules
+from planner.specs.recompute import canonical
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from planner.layout import Layout
     from planner.plan import Plan
-    from planner.specs.engine import Recompute
     from planner.specs.job import Job
 
 
@@ -127,25 +128,44 @@ def split_with_ends(num_layers: int, mtp_layers: int, num_chunks: int) -> tuple[
 
 def _recompute(job: Job, layout: Layout, _: Mapping[str, str]) -> _Filled | None:
     """The engine's default; where that does not fit, the first policy that does, those that repeat least first."""
-    offered, default = job.engine.can.recompute, job.engine.defaults.recompute
-    policies = offered[offered.index(default) :] if default in offered else offered
-    if offloads_activations(layout):
-        policies = tuple(each for each in offered if each in job.engine.offload.activations_of)
-    if not policies or broken_rules(
-        job, replace(layout, recompute=policies[:1] * layout.num_chunks), except_for=("schedule",)
-    ):
+    policies = _policies(job, layout)
+    if not policies or broken_rules(job, _with_policy(layout, policies[0]), except_for=("schedule",)):
         return None
-    fitting = (policy for policy in policies if _fits(job, layout, policy))
-    policy = next(fitting, None)
+    policy = next((policy for policy in policies if _fits(job, layout, policy)), None)
     if policy is None:
         return _Filled(policies[-1], "no policy makes it fit; this one needs least memory")
     why = f"the default of {job.engine.name}" if policy == policies[0] else "the least that fits into memory"
     return _Filled(policy, why)
 
 
-def _fits(job: Job, layout: Layout, policy: Recompute) -> bool:
-    tried = replace(layout, recompute=(policy,) * layout.num_chunks)
-    return all(stage.fits for stage in memory_of_stages(job, tried))
+_CHEAP_MODULES: Final = ("moe_act", "layernorm", "mla_up_proj")
+"""Parts of a layer whose recompute costs least for what it saves: operators by element, and two small products.
+
+Source: Megatron-LM, transformer_config.py, recompute_modules; so do the recipes of Megatron-Bridge.
+"""
+
+
+def _policies(job: Job, layout: Layout) -> tuple[str, ...]:
+    """Policies of the engine from its default on: its own words, more and more modules, more and more layers, all."""
+    can, default, absent = job.engine.can, job.engine.defaults.recompute, absent_modules(job.model)
+    words = [each for each in can.recompute if each != "full"]
+    found = words[words.index(default) :] if default in words else words
+    modules = [each for each in _CHEAP_MODULES if each in can.recompute_modules and each not in absent]
+    found += [canonical("+".join(modules[: count + 1])) for count in range(len(modules))]
+    if "full" in can.recompute_some:
+        found += [f"full:{count}" for count in range(1, max(layout.layers_per_stage))]
+    found += [each for each in can.recompute if each == "full"]
+    if offloads_activations(layout):
+        found = [each for each in found if each in job.engine.offload.activations_of]
+    return tuple(found)
+
+
+def _with_policy(layout: Layout, policy: str) -> Layout:
+    return replace(layout, recompute=(policy,) * layout.num_chunks)
+
+
+def _fits(job: Job, layout: Layout, policy: str) -> bool:
+    return all(stage.fits for stage in memory_of_stages(job, _with_policy(layout, policy)))
 
 
 RULES: Final[dict[str, Callable[[Job, Layout, Mapping[str, str]], _Filled | None]]] = {
