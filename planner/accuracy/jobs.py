@@ -392,7 +392,7 @@ def _layout(
     recompute = _recompute(run, engine, assumed)
     if recompute:
         found["recompute"] = recompute
-    offload = _offload(run)
+    offload = _offload(run, assumed)
     if offload != "none":
         found["offload"] = offload
     return found
@@ -468,9 +468,12 @@ def _stated_split(run: Run, model: ModelSpec, pp: int, assumed: list[Assumed]) -
     return split
 
 
-def _offload(run: Run) -> Offload:
+def _offload(run: Run, assumed: list[Assumed]) -> Offload:
     """What the run keeps on its hosts; `full` offload takes the checkpointed activations too."""
     words = run.flags.lower()
+    if run.cpu_offload:
+        rule = f"activations of {printable(run.cpu_offload, 40)} wait on the host, and a layout can say all or none"
+        assumed.append(Assumed(key="offload", value="none", rule=rule))
     if "full cpu offload" in words:
         return "both"
     if "checkpoint-in-cpu" in words:

@@ -276,8 +276,8 @@ def test_recompute_that_is_not_stated_is_the_least_that_fits_however_the_run_end
     blank, none, full = (
         score(run_of(cells | {"oom": oom, "recompute_policy": policy})) for policy in ("", "none", "full")
     )
-    assert (none.fits, full.fits) == (False, True)
-    assert (blank.predicted_seconds, blank.fits) == (full.predicted_seconds, True)
+    assert (none.fits, blank.fits, full.fits) == (False, True, True)
+    assert none.predicted_seconds < blank.predicted_seconds < full.predicted_seconds
 
 
 def test_a_framework_that_nobody_knows_is_named() -> None:
@@ -338,6 +338,40 @@ def test_chunks_are_those_that_a_recipe_lists() -> None:
     assert empty.layout.layers_per_stage == (2, 4, 4, 4, 4, 4, 7, 1)
     assert [each.key for each in empty.assumed] == ["layers_per_stage"]
     assert "pipeline layout" in reason_of(layers="30", pp="4", pipeline_layout="3|4|4")
+
+
+@pytest.mark.parametrize(
+    ("cells", "recompute"),
+    [
+        ({"recompute_policy": "selective", "recompute_modules": "mla_up_proj+mlp"}, "mla_up_proj+mlp"),
+        ({"recompute_policy": "selective", "recompute": "selective:mlp"}, "mlp"),
+        ({"recompute_policy": "selective", "recompute": "selective:layernorm,moe_act"}, "layernorm+moe_act"),
+        ({"recompute_policy": "full", "recompute_layers": "5"}, "full:5"),
+        ({"recompute_policy": "selective", "recompute": "selective (every other layer)"}, "every:2"),
+        ({"recompute_policy": "selective", "recompute": "selective, every 3rd block"}, "every:3"),
+        ({"recompute_policy": "selective", "recompute": "selective (op)"}, "selective"),
+        ({"recompute_policy": "selective", "recompute": "selective (op)", "framework": "DeepSpeed"}, "none"),
+        ({"recompute_policy": "full", "recompute": "full"}, "full"),
+    ],
+)
+def test_recompute_is_read_by_modules_and_layers(cells: dict[str, str], recompute: str) -> None:
+    assert set(setup_of(**cells).layout.recompute) == {recompute}
+
+
+def test_activations_of_some_layers_on_the_host_are_named() -> None:
+    found = setup_of(cpu_offload="40")
+    assert found.layout.offload == "none"
+    assert "activations of 40" in found.assumed[0].rule
+
+
+def test_a_dispatcher_is_read_by_its_column() -> None:
+    shape = {"layers": "48", "hidden": "2048", "heads": "32", "ffn": "6144", "vocab": "151936", "arch": "moe"}
+    cells = {**shape, "n_experts": "128", "top_k": "8", "moe_ffn": "768", "ep": "8", "framework": "Megatron-Bridge"}
+    once = [
+        setup_of(**cells, dispatcher=name).job.engine.communication.dispatches_once_per_host
+        for name in ("alltoall", "deepep", "")
+    ]
+    assert once == [False, True, True]
 
 
 def test_a_library_that_fills_its_pipeline_has_as_many_microbatches_as_stages() -> None:
@@ -483,5 +517,6 @@ def test_ends_count_as_layers_where_that_makes_equal_chunks(
 
 
 def test_a_dispatcher_in_the_flags_sends_once_to_each_host() -> None:
-    assert setup_of(flags="TE + DeepEP; GA=4").job.engine.communication.dispatches_once_per_host
-    assert not setup_of().job.engine.communication.dispatches_once_per_host
+    moe = {"arch": "moe", "n_experts": "8", "top_k": "2", "moe_ffn": "14336"}
+    assert setup_of(flags="TE + DeepEP; GA=4", **moe).job.engine.communication.dispatches_once_per_host
+    assert not setup_of(**moe).job.engine.communication.dispatches_once_per_host

@@ -33,7 +33,7 @@ CASES = {
     # 32 layers, embedding and loss are 34: two stages of 17 need no help, 17 chunks of 2 do
     "layers_per_stage": ("tp=1,pp=17,dp=1,recompute=none", {"nodes": 3}, "/".join(["1", *["2"] * 15, "1"])),
     # 8,192 tokens x 8 sequences x 32 layers of Llama-3-8B do not fit into 80 GB unless all are recomputed
-    "recompute": ("tp=1,pp=1,mbs=8", {"global_batch": 128}, "full"),
+    "recompute": ("tp=1,pp=1,mbs=8", {"global_batch": 128, "engine": "deepspeed"}, "full"),
 }
 
 
@@ -93,6 +93,27 @@ def test_recompute_takes_the_first_policy_that_fits_and_the_last_where_none_does
     assert (nothing.fits, assumed(nothing)["recompute"]) == (False, "full")
     less = plan_of("tp=1,pp=1,mbs=8,recompute=none", global_batch=128)
     assert not less.fits
+
+
+def test_less_recompute_comes_before_more() -> None:
+    """Every policy before the one that was taken does not fit: DeepSeek-V3 needs what mla_up_proj drops, as its recipe."""
+    job = {"gpus": 256, "seq_len": 4096, "global_batch": 4096, "precision": "fp8", "engine": "megatron-bridge"}
+
+    def plan_with(more: str) -> Plan:
+        return estimate_layout("deepseek-v3", "gb200-nvl72", layout=f"tp=1,pp=4,ep=64{more}", **job)
+
+    plan = plan_with("")
+    assert (plan.fits, assumed(plan)["recompute"]) == (True, "layernorm+mla_up_proj+moe_act")
+    for policy in ("none", "selective", "moe_act", "layernorm+moe_act"):
+        assert not plan_with(f",recompute={policy}").fits
+
+
+def test_the_fewest_layers_that_fit_recompute() -> None:
+    taken = assumed(plan_of("tp=1,pp=1,mbs=2"))["recompute"]
+    kind, _, number = taken.partition(":")
+    assert kind == "full"
+    assert plan_of(f"tp=1,pp=1,mbs=2,recompute={taken}").fits
+    assert not plan_of(f"tp=1,pp=1,mbs=2,recompute=full:{int(number) - 1}").fits
 
 
 @pytest.mark.parametrize(
