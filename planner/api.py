@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias, TypedDict, Unpack, get_args
 
 from planner import reading
+from planner.cost.segments import with_segment
 from planner.errors import InputError, NothingFitsError, PlannerError
 from planner.explain.report import Explanation, Questions, explain
 from planner.plan import Plan
@@ -217,7 +218,9 @@ def estimate_layout(
     if job.batch:
         hint = "give one number of sequences, as in --global-batch 1024; `planner plan` chooses from a range"
         raise InputError("one layout is priced with one batch size", where="global_batch_size", hint=hint)
-    return plan_for_text(job, layout) if isinstance(layout, str) else plan_for_layout(job, layout)
+    if isinstance(layout, str):
+        return plan_for_text(job, layout)
+    return plan_for_layout(job, with_segment(job.cluster, layout))
 
 
 def explain_layout(

@@ -29,7 +29,7 @@ AXES: Final = ("pp", "dp", "cp", "tp")
 _DUALPIPE: Final = "dualpipe"
 """DualPipe on pp stages, from both ends at once: two V's side by side, of pp / 2 stages with two chunks each."""
 
-_COUNTS: Final = ("tp", "pp", "dp", "cp", "ep", "etp", "hsdp", "mbs", "interleave")
+_COUNTS: Final = ("tp", "pp", "dp", "cp", "ep", "etp", "hsdp", "mbs", "interleave", "segment")
 _KEYS: Final = (*_COUNTS, "zero", "schedule", "sp", "recompute", "offload", "layers_per_stage", "pools")
 _LISTS: Final = ("layers_per_stage", "recompute", "pools")
 """Keys with an entry for each chunk, or (`pools`) for each stage; `3*11` stands for `11/11/11`."""
@@ -67,6 +67,8 @@ class LayerDegrees(Protocol):
     def mbs(self) -> Number: ...  # noqa: D102
     @property
     def sp(self) -> Number: ...  # noqa: D102
+    @property
+    def segment(self) -> Number: ...  # noqa: D102
 
 
 class Degrees(LayerDegrees, Protocol):
@@ -95,7 +97,8 @@ class Layout:
     `layers_per_stage` and `recompute` have pp * interleave entries, one per chunk in model order; `stage_of_chunk`
     says where each runs. `hsdp` is the number of replicas of the ZeRO-sharded group. `pools` names the pool of a mixed
     cluster that each stage runs on; the stages of one pool are neighbours, and the first device of the first of them is
-    the pool's first.
+    the pool's first. `segment` is how many hosts the layout takes of each scale-up domain, where a domain has several
+    and the layout reaches over more than one; 0: all of them, in every other case too.
     """
 
     tp: int = 1
@@ -114,6 +117,7 @@ class Layout:
     offload: Offload = "none"
     layers_per_stage: tuple[int, ...]
     pools: tuple[str, ...] = ()
+    segment: int = 0
 
     @property
     def degrees(self) -> dict[str, int]:
@@ -245,7 +249,7 @@ def format_layout(layout: Layout) -> str:
     parts = []
     for field in fields(Layout):
         value = getattr(layout, field.name)
-        if field.name == "pools" and not value:
+        if field.name in ("pools", "segment") and not value:
             continue
         if field.name in ("layers_per_stage", "pools"):
             text = "/".join(map(str, value))
@@ -316,7 +320,8 @@ def parse_layout(
 
     Defaults: every degree 1, zero 0, mbs 1, no recompute, sp 1 when tp > 1, schedule `interleaved` when
     interleave > 1 else `1f1b`, interleave 2 for the V-shaped schedules, dp = num_devices / (tp * pp * cp), layers as
-    even as possible with the first stages taking the remainder.
+    even as possible with the first stages taking the remainder. How many hosts of a scale-up domain are taken
+    (segment) depends on the cluster: planner/cost/segments.py.
 
     num_devices: of the cluster, or of each pool of a mixed one; then `pools` has to be given, and dp is the most that
     the stages of every pool find devices for.

@@ -152,9 +152,9 @@ def _checksum(document: dict[str, Any]) -> str:
 
 
 def layout_to_dict(layout: Layout) -> dict[str, Any]:
-    """The layout as plain data, one key for each field; `pools` of layouts on mixed clusters only."""
+    """The layout as plain data, one key for each field; `pools` and `segment` only where there is a choice."""
     values = {f.name: list(v) if isinstance(v := getattr(layout, f.name), tuple) else v for f in fields(Layout)}
-    return {key: value for key, value in values.items() if key != "pools" or value}
+    return {key: value for key, value in values.items() if key not in ("pools", "segment") or value}
 
 
 def _run_to_dict(run: WholeRun | None) -> dict[str, Any] | None:

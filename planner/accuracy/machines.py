@@ -41,7 +41,7 @@ def cluster_of(run: Run, num_devices: int) -> ClusterSpec:
     per_host = run.gpus_per_node or base.devices_per_host
     if not 1 <= per_host <= 10_000:
         raise UnpricedRun(f"{per_host} GPUs per host")
-    domain = _used_domain(max(entry.get("domain", 0), per_host), per_host, num_devices)
+    domain = max(entry.get("domain", 0), per_host)
     stated = {"network": f"{run.inter_gb_s_per_gpu} GB/s"} if run.inter_gb_s_per_gpu else {}
     network = _quantity({**entry, **stated}, "network")
     inner, outer = base.links[0], base.links[-1]
@@ -65,17 +65,6 @@ def cluster_of(run: Run, num_devices: int) -> ClusterSpec:
             "hosts": -(-num_devices // per_host),
         }
     )
-
-
-def _used_domain(domain: int, per_host: int, num_devices: int) -> int:
-    """Devices that a job uses of each scale-up domain.
-
-    A job that is no multiple of the domain takes equal parts of several: 256 GPUs of 72-GPU racks are 4 x 64.
-    """
-    if num_devices <= domain or domain <= per_host:
-        return domain
-    whole = (part for part in range(domain, per_host, -1) if num_devices % part == 0 and part % per_host == 0)
-    return next(whole, domain)
 
 
 def _entry(run: Run) -> Mapping[str, Any]:

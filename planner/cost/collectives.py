@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
+from planner.cost.segments import domain_devices
+
 if TYPE_CHECKING:
     from planner.numbers import Number
     from planner.specs.cluster import ClusterSpec, LinkSpec
@@ -66,7 +68,7 @@ class Group:
             return 1.0 / np.asarray(self.seconds_per_byte, dtype=float)
 
 
-def _members(cluster: ClusterSpec, size: Number, stride: Number, span: int | None) -> Number:
+def _members(cluster: ClusterSpec, size: Number, stride: Number, span: Number) -> Number:
     """Ranks of a group that share one instance of a level of `span` devices; where groups differ, the fewest.
 
     Groups are laid end to end, so a group of extent size * stride starts at a multiple of it. If the extent and
@@ -75,9 +77,12 @@ def _members(cluster: ClusterSpec, size: Number, stride: Number, span: int | Non
 
     Source: rank order of planner/layout.py.
     """
-    if span is None or span >= cluster.num_devices:
-        return size
     extent = size * stride
+    if not isinstance(span, int):
+        members = np.minimum(size, np.maximum(1, np.gcd(extent, span) // stride))
+        return np.where(np.greater_equal(span, cluster.num_devices), size, members)
+    if span >= cluster.num_devices:
+        return size
     # the low bit is the greatest common divisor with a power of two, at a tenth of the price
     common = np.minimum(extent & -extent, span) if span & (span - 1) == 0 else np.gcd(extent, span)
     return np.minimum(size, np.maximum(1, common // stride))
@@ -126,8 +131,8 @@ def _adapters(link: LinkSpec, inside: Number, stride: Number) -> Number:
     return np.maximum(shared, inside * np.minimum(stride, shared))
 
 
-def group(cluster: ClusterSpec, size: Number, stride: Number, *, alone: bool = False) -> Group:
-    """The group of `size` ranks that are `stride` apart, on this cluster.
+def group(cluster: ClusterSpec, size: Number, stride: Number, *, segment: Number = 0, alone: bool = False) -> Group:
+    """The group of `size` ranks that are `stride` apart, on this cluster, of whose domains `segment` hosts are taken.
 
     Inside one level a ring runs at the level's bandwidth. Where it crosses to the next level, the q ranks that
     share an inner instance bring q network cards, so the ring gets q times a card's bandwidth there. All groups
@@ -136,11 +141,12 @@ def group(cluster: ClusterSpec, size: Number, stride: Number, *, alone: bool = F
     Source: NCCL, graph search: one ring for each network card of the host; SimuMax shares cards the same way.
     """
     size, stride = np.asarray(size, dtype=np.int64), np.asarray(stride, dtype=np.int64)
-    inside = np.ones((size * stride).shape)  # ranks that share one instance of the levels so far
+    inside = np.ones(np.broadcast(size, stride, segment).shape)  # ranks that share one instance of the levels so far
     seconds_per_byte = ring_latency = startup = np.zeros(inside.shape)
     levels = []
     for link in cluster.links:
-        members = np.maximum(inside, _members(cluster, size, stride, link.num_devices))
+        span = domain_devices(cluster, segment) if link is cluster.links[0] else link.num_devices or cluster.num_devices
+        members = np.maximum(inside, _members(cluster, size, stride, span))
         crosses = members > inside
         if crosses.any():
             bandwidth = _bandwidth(link, members / inside, members, stride)
@@ -161,12 +167,12 @@ def group(cluster: ClusterSpec, size: Number, stride: Number, *, alone: bool = F
     )
 
 
-def slowest_link(cluster: ClusterSpec, size: int, stride: int) -> str:
+def slowest_link(cluster: ClusterSpec, size: int, stride: int, *, segment: int = 0) -> str:
     """Name of the outermost link that a group crosses, `none` for a group of one.
 
     Source: rank order of planner/layout.py.
     """
-    levels = group(cluster, size, stride).levels
+    levels = group(cluster, size, stride, segment=segment).levels
     return levels[-1].link.name if levels else "none"
 
 
@@ -383,9 +389,11 @@ def ring_exchange_seconds(where: Group, bytes_per_hop: Number) -> Number:
     return seconds + where.startup
 
 
-def send_seconds(cluster: ClusterSpec, stride: Number, num_bytes: Number, *, size: Number = 2) -> Number:
+def send_seconds(
+    cluster: ClusterSpec, stride: Number, num_bytes: Number, *, size: Number = 2, segment: Number = 0
+) -> Number:
     """Each rank of a chain of `size` sends to the rank `stride` further on; the slowest hop counts.
 
     Source: alpha-beta model, Hockney (1994).
     """
-    return ring_exchange_seconds(group(cluster, size, stride), num_bytes)
+    return ring_exchange_seconds(group(cluster, size, stride, segment=segment), num_bytes)

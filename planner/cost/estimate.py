@@ -315,7 +315,7 @@ def _microbatch_lines(job: PoolJob, layout: Layout, own: StagePrices, stage: int
             hidden_seconds=m * own.tp_hidden,
             formula="m * (layers * 4 collectives, 6 with full recompute, + 1 at each end) of one s b h activation",
             source="Shoeybi et al. (2019), section 3; Korthikanti et al. (2022), section 4.2.2",
-            bound=slowest_link(job.cluster, layout.tp, 1),
+            bound=slowest_link(job.cluster, layout.tp, 1, segment=layout.segment),
         ),
         TimeLine(
             name=LineName.CP_COMM,
@@ -324,7 +324,7 @@ def _microbatch_lines(job: PoolJob, layout: Layout, own: StagePrices, stage: int
             hidden_seconds=m * own.cp_hidden,
             formula=_CONTEXT[job.engine.communication.context_exchange],
             source="Liu et al., Ring Attention (2023), section 3; Llama 3 (2024), section 3.3.2",
-            bound=slowest_link(job.cluster, layout.cp, layout.tp),
+            bound=slowest_link(job.cluster, layout.cp, layout.tp, segment=layout.segment),
         ),
         TimeLine(
             name=LineName.EP_COMM,
@@ -333,7 +333,7 @@ def _microbatch_lines(job: PoolJob, layout: Layout, own: StagePrices, stage: int
             hidden_seconds=m * own.ep_hidden,
             formula="m * layers with experts * 4 all-to-alls (6 with full recompute) of s b k h / (c t)",
             source="Lepikhin et al., GShard (2020), section 3.2",
-            bound=slowest_link(job.cluster, layout.ep, layout.etp),
+            bound=slowest_link(job.cluster, layout.ep, layout.etp, segment=layout.segment),
         ),
         TimeLine(
             name=LineName.PP_COMM,
@@ -351,7 +351,7 @@ def _pipeline_link(job: PoolJob, layout: Layout) -> str:
     """Name of the slowest link that the pipeline crosses."""
     if job.between is not None and len(set(layout.pools)) > 1:
         return job.between.name
-    return slowest_link(job.cluster, layout.pp, layout.stride("pp"))
+    return slowest_link(job.cluster, layout.pp, layout.stride("pp"), segment=layout.segment)
 
 
 def _bubble_line(schedule: Schedule, seconds: float, stage: int) -> TimeLine:
@@ -376,7 +376,7 @@ def _tail_lines(
             hidden_seconds=busy - exposed,
             formula=of_all + "gradient reduction and weight gathering of the stage, less what hides behind its layers",
             source="Rajbhandari et al., ZeRO (SC 2020), section 7",
-            bound=slowest_link(job.cluster, layout.dp * layout.cp, layout.tp),
+            bound=slowest_link(job.cluster, layout.dp * layout.cp, layout.tp, segment=layout.segment),
         ),
         TimeLine(
             name=LineName.TIED_EMBEDDING,

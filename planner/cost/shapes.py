@@ -32,6 +32,7 @@ class _Shapes:
     etp: Number
     mbs: Number
     sp: Number
+    segment: Number
 
 
 LAYER_KEYS: Final = tuple(f.name for f in fields(_Shapes))

@@ -53,11 +53,11 @@ def priced(job: PoolJob, transfers: Sequence[Transfer]) -> Iterator[tuple[Transf
     Source: collectives.py.
     """
     spans = {each.where for each in transfers if each.kind != "send"}
-    groups = {where: group(network_of(job, where), where.size, where.stride) for where in spans}
+    groups = {where: group(network_of(job, where), where.size, where.stride, segment=where.segment) for where in spans}
     for each in transfers:
         if each.kind == "send":
             network, num_bytes = network_of(job, each.where), each.num_bytes / job.engine.communication.send_share
-            yield each, send_seconds(network, each.where.stride, num_bytes)
+            yield each, send_seconds(network, each.where.stride, num_bytes, segment=each.where.segment)
         elif each.kind == "all-to-all":
             where = groups[each.where]
             yield each, all_to_all_seconds(where, each.num_bytes, copies=each.copies, groups=each.groups)

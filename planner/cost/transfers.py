@@ -50,11 +50,13 @@ pass after it or in the last backward pass before it."""
 class Span:
     """The ranks of a group: `size` of them, each `stride` from the next. Transfers in one group share the object.
 
-    across: they are in different pools. Of a send the ranks are the stages of the pipeline.
+    segment: hosts that the layout takes of each scale-up domain, as in `Layout`. across: they are in different pools.
+    Of a send the ranks are the stages of the pipeline.
     """
 
     size: Number
     stride: Number
+    segment: Number = 0
     across: bool = False
 
 
@@ -81,6 +83,10 @@ class Transfer:
         often = {"forward": num_microbatches, "backward": num_microbatches}
         times = sum_of(n * often.get(when, num_updates) for when, n in self.times.items())
         return np.where(np.greater(self.where.size, 1), times, 0.0)
+
+
+def _span(layout: LayerDegrees, size: Number, stride: Number, *, across: bool = False) -> Span:
+    return Span(size=size, stride=stride, segment=layout.segment, across=across)
 
 
 def _both_ways(times: Number) -> dict[Moment, Number]:
@@ -167,7 +173,7 @@ def _tensor(job: PoolJob, layout: LayerDegrees, pairs: float) -> tuple[Transfer,
     sequence = np.where(np.equal(layout.sp, 1), pairs, 0.0)
     both = _both_ways(sequence)
     times: dict[Kind, Number] = {"all-gather": both, "reduce-scatter": both, "all-reduce": _both_ways(pairs - sequence)}
-    where, num_bytes = Span(size=layout.tp, stride=1), _activation_bytes(job, layout)
+    where, num_bytes = _span(layout, layout.tp, 1), _activation_bytes(job, layout)
     of = partial(Transfer, line=LineName.TP_COMM, where=where, num_bytes=num_bytes)
     return tuple(of(kind=kind, times=each) for kind, each in times.items())
 
@@ -183,7 +189,7 @@ def context_transfers(job: PoolJob, layout: LayerDegrees) -> tuple[Transfer, ...
     3.3.2, for the gathering; Jacobs et al., DeepSpeed Ulysses (2023), section 3, for the trade.
     """
     exchanged = context_bytes(job, layout)
-    of = partial(Transfer, line=LineName.CP_COMM, where=Span(size=layout.cp, stride=layout.tp))
+    of = partial(Transfer, line=LineName.CP_COMM, where=_span(layout, layout.cp, layout.tp))
     if job.engine.communication.context_exchange == "all-to-all":
         of = partial(of, times=_both_ways(1.0))
         return tuple(of(kind="all-to-all", num_bytes=each) for each in exchanged)
@@ -235,7 +241,7 @@ def expert_transfers(job: PoolJob, layout: LayerDegrees) -> tuple[Transfer, ...]
     num_bytes = _activation_bytes(job, layout) / layout.tp * moe.experts_per_token * moe.imbalance
     copies = moe.experts_per_token if job.engine.communication.dispatches_once_per_host else 1
     groups = (moe.num_groups, moe.groups_per_token) if moe.groups_per_token < moe.num_groups else None
-    where, shared = Span(size=layout.ep, stride=layout.etp), Span(size=layout.etp, stride=1)
+    where, shared = _span(layout, layout.ep, layout.etp), _span(layout, layout.etp, 1)
     of = partial(Transfer, line=LineName.EP_COMM, times=_both_ways(1.0))
     exchange = partial(of, kind="all-to-all", where=where, copies=copies, groups=groups)
     low = job.engine.communication.fp8_dispatch and job.training.precision in ("fp8", "fp4")
@@ -266,11 +272,11 @@ def send_transfers(job: PoolJob, layout: Degrees, stage: Stage) -> tuple[Transfe
     beyond = chunks * stage.num_crossings / 2 if job.between is not None else 0
     of = partial(Transfer, line=LineName.PP_COMM)
     send = partial(of, kind="send", num_bytes=sent)
-    found = [send(where=Span(size=layout.pp, stride=stride), times=_both_ways(chunks - beyond))]
+    found = [send(where=_span(layout, layout.pp, stride), times=_both_ways(chunks - beyond))]
     if job.between is not None:
-        found.append(send(where=Span(size=layout.pp, stride=stride, across=True), times=_both_ways(beyond)))
+        found.append(send(where=_span(layout, layout.pp, stride, across=True), times=_both_ways(beyond)))
     if job.engine.communication.scatters_pipeline_sends:
-        where, times = Span(size=layout.tp, stride=1), _both_ways(np.where(gathers, chunks, 0))
+        where, times = _span(layout, layout.tp, 1), _both_ways(np.where(gathers, chunks, 0))
         found.append(of(kind="all-gather", where=where, num_bytes=num_bytes, times=times))
     return tuple(found)
 
@@ -299,7 +305,7 @@ def state_transfers(job: PoolJob, layout: Degrees, stage: Stage) -> tuple[Transf
     def of_states(
         num_params: Number, frozen_bytes: Number, shards: Number, ranks: Number, stride: Number, experts: bool
     ) -> tuple[Transfer, ...]:
-        shard, replicas = Span(size=shards, stride=stride), Span(size=ranks / shards, stride=stride * shards)
+        shard, replicas = _span(layout, shards, stride), _span(layout, ranks / shards, stride * shards)
         grads, weights = job.state_bytes.grads * num_params, job.state_bytes.weights * num_params
         of = partial(Transfer, line=LineName.DP_COMM, experts=experts)
         return (
@@ -330,7 +336,7 @@ def tied_transfers(job: PoolJob, layout: Degrees, stage: Stage) -> tuple[Transfe
     of = partial(Transfer, line=LineName.TIED_EMBEDDING, kind="all-reduce", num_bytes=num_bytes)
     return tuple(
         of(
-            where=Span(size=size, stride=stride, across=across),
+            where=_span(layout, size, stride, across=across),
             times={"last backward": np.where(is_end & np.equal(stage.ends_apart, across), 1.0, 0.0)},
         )
         for across in ((False, True) if job.between is not None else (False,))

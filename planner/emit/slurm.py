@@ -36,14 +36,14 @@ def slurm_script(plan: Plan, *, arguments: RunArguments) -> str:
     if len(parts) > 1:
         pools = ", ".join(hosts[0].pool.name for hosts in parts)
         where = f"Each part of the request is for a pool: {pools}. Add its own partition to each"
-    further = "".join(f"#SBATCH hetjob\n{_request(hosts)}" for hosts in parts[1:])
+    further = "".join(f"#SBATCH hetjob\n{_request(hosts, 0)}" for hosts in parts[1:])
     body = _BODY.replace("HOSTS", _hosts(len(parts))).replace("SRUN", _srun(len(parts))).replace("LAUNCH", launch)
     return (
         f"{script_head(plan)}"
         "# Submit it from this folder, which all hosts see: sbatch job.sbatch\n"
         f"# {where}\n"
         f"#SBATCH --job-name={plan.model.name}\n"
-        f"{_request(parts[0])}"
+        f"{_request(parts[0], plan.layout.segment)}"
         f"#SBATCH --signal=B:USR1@{SECONDS_TO_SAVE}\n"
         "#SBATCH --requeue\n"
         "#SBATCH --open-mode=append\n"
@@ -53,10 +53,17 @@ def slurm_script(plan: Plan, *, arguments: RunArguments) -> str:
     )
 
 
-def _request(hosts: Sequence[HostRanks]) -> str:
-    """What is asked for of one pool."""
-    gpus = f"#SBATCH --gpus-per-node={hosts[0].num_ranks}\n" if hosts[0].pool.kind == "cuda" else ""
-    return f"#SBATCH --nodes={len(hosts)}\n#SBATCH --ntasks-per-node=1\n{gpus}#SBATCH --exclusive\n"
+def _request(hosts: Sequence[HostRanks], segment: int) -> str:
+    """What is asked for of one pool, in segments of so many hosts, or as the cluster document fixes it.
+
+    Slurm's block topology takes whole racks first where no segment is named, and a segment only where it divides the
+    hosts. It numbers hosts by name, so that those of one rack are neighbours where their names are.
+    """
+    pool = hosts[0].pool
+    gpus = f"#SBATCH --gpus-per-node={hosts[0].num_ranks}\n" if pool.kind == "cuda" else ""
+    size = segment or pool.segment or len(hosts)
+    alike = f"#SBATCH --segment={size}\n" if size < len(hosts) and len(hosts) % size == 0 else ""
+    return f"#SBATCH --nodes={len(hosts)}\n{alike}#SBATCH --ntasks-per-node=1\n{gpus}#SBATCH --exclusive\n"
 
 
 def _hosts(num_parts: int) -> str:

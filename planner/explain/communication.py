@@ -16,9 +16,9 @@ from planner.specs.document import Document
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from planner.cost.collectives import Group
     from planner.explain.operations import GroupShape, Operation
     from planner.plan import Plan
-    from planner.specs.cluster import ClusterSpec
 
 _SUMS: Final = ("all-reduce", "reduce-scatter", "all-gather")
 """Operations that are an all-reduce or a half of one."""
@@ -96,7 +96,7 @@ def collectives_of(plan: Plan) -> Collectives:
 def _report(plan: Plan, uses: Sequence[Operation]) -> GroupReport:
     layout, line, where, network = plan.layout, uses[0].line, uses[0].where, uses[0].network
     priced = next(each for each in plan.time if each.name == line)
-    found = group(network, where.size, where.stride)
+    found = group(network, where.size, where.stride, segment=layout.segment)
     summed = max((each.num_bytes for each in uses if each.kind in _SUMS), default=0.0)
     inside = where.pool and where.stride < layout.stride("pp")  # else from stage to stage
     first = layout.pools.index(where.pool) * layout.stride("pp") if inside else 0
@@ -125,14 +125,12 @@ def _report(plan: Plan, uses: Sequence[Operation]) -> GroupReport:
             for each in uses
         ),
         algorithm_bytes=summed,
-        algorithms=_algorithms(network, where, summed) if summed else (),
+        algorithms=_algorithms(found, summed) if summed else (),
     )
 
 
-def _algorithms(network: ClusterSpec, where: GroupShape, num_bytes: float) -> tuple[Algorithm, ...]:
-    prices = {
-        k: float(v) for k, v in all_reduce_algorithms(group(network, where.size, where.stride), num_bytes).items()
-    }
+def _algorithms(where: Group, num_bytes: float) -> tuple[Algorithm, ...]:
+    prices = {k: float(v) for k, v in all_reduce_algorithms(where, num_bytes).items()}
     offered = {name: prices[name] for name in ("ring", "tree", "in-network") if name in prices}
     chosen = min(offered, key=lambda name: offered[name])
     return tuple(

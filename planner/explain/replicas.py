@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 from planner.cost.estimate import estimate
 from planner.cost.run import devices_in_use
+from planner.cost.segments import with_segment
 from planner.errors import InputError
 from planner.explain.plan_inputs import job_of
 from planner.search.space.rules import broken_rules
@@ -46,6 +47,7 @@ def replicas_of(plan: Plan) -> tuple[ReplicaCount, ...]:
             sized = job if power == 0 else change_job(job, _size_for(job, other))
         except InputError:  # such a cluster cannot be built
             continue
+        other = with_segment(sized.cluster, other)
         if power and broken_rules(sized, other):
             continue
         priced = estimate(sized, other)

@@ -186,6 +186,8 @@ def _of_link(link: dict[str, str], name: str, path: str) -> Iterator[tuple[str, 
 
 def _hosts(job: PoolJob, name: str, path: str) -> Iterator[tuple[str, str, str, str]]:
     hosts, outermost = math.ceil(job.cluster.hosts * 1.1), job.cluster.links[-1].num_devices
+    if hosts > job.cluster.most_hosts:
+        return
     if outermost is None or outermost >= hosts * job.cluster.devices_per_host:
         yield name, f"{path}={hosts}", str(job.cluster.hosts), str(hosts)
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from planner.cost.segments import with_segment
 from planner.errors import EnvironmentProblem, InputError
 from planner.explain.outcome import Outcome, outcome_of_layout, outcome_of_search
 from planner.explain.plan_inputs import constraints_of, job_of
@@ -44,7 +45,7 @@ def why_not(plan: Plan, asked: str, reporter: Reporter | None = None) -> WhyNot:
     """
     job = job_of(plan)
     if "=" not in asked:
-        layout = _read_layout(asked, plan)
+        layout = with_segment(job.cluster, _read_layout(asked, plan))
         return WhyNot(asked=asked, pins=(), outcome=outcome_of_layout(plan, job, layout))
     constraints = _forced(plan, asked)
     pins = tuple(map(str, constraints.pins))

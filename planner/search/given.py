@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from planner.cost.estimate import memory_of_stages
 from planner.cost.recompute import absent_modules
+from planner.cost.segments import with_segment
 from planner.layout import V_SHAPED, Assumed, offloads_activations, parse_assignments, parse_layout
 from planner.search.search import plan_for_layout
 from planner.search.space.rules import broken_rules
@@ -126,6 +127,11 @@ def split_with_ends(num_layers: int, mtp_layers: int, num_chunks: int) -> tuple[
     return (each - 1, *(each,) * (num_chunks - 2), each - 1 - mtp_layers)
 
 
+def _segment(job: Job, layout: Layout, _: Mapping[str, str]) -> _Filled | None:
+    placed = with_segment(job.cluster, layout)
+    return None if placed == layout else _Filled(str(placed.segment), "with it most ranks of a group share a domain")
+
+
 def _recompute(job: Job, layout: Layout, _: Mapping[str, str]) -> _Filled | None:
     """The engine's default; where that does not fit, the first policy that does, those that repeat least first."""
     policies = _policies(job, layout)
@@ -175,6 +181,7 @@ RULES: Final[dict[str, Callable[[Job, Layout, Mapping[str, str]], _Filled | None
     "sp": _sequence_parallel,
     "interleave": _interleave,
     "layers_per_stage": _layers,
+    "segment": _segment,
     "recompute": _recompute,
 }
 """Key of a layout -> what fills it, in this order; None leaves what `parse_layout` takes."""

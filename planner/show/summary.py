@@ -30,6 +30,7 @@ from planner.show.words import (
     recompute_words,
     run_words,
     schedule_words,
+    segment_words,
     short_layout,
     stage_range,
 )
@@ -92,6 +93,7 @@ def layout_rows(plan: Plan) -> list[tuple[str, RenderableType]]:
         ("layout", Group(Text(layout_words(layout), style="bold"), assignments(short_layout(layout)))),
         ("schedule", schedule_words(plan)),
         *([("pools", clean(pools_words(layout)))] if layout.pools else []),
+        *([("racks", clean(segment_words(plan.cluster.pools[0], layout)))] if layout.segment else []),
         ("layers", layers_words(layers)),
         ("recompute", recompute_words(layout)),
         *host_rows(plan.memory),

@@ -7,6 +7,7 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Any, Final
 
 from planner.cost.run import devices_in_use
+from planner.cost.segments import num_domains
 from planner.layout import even_split, format_layout, parse_layout, shortened_list
 from planner.units import format_bytes, format_count, format_seconds
 
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     from planner.layout import Layout
     from planner.plan import Plan
     from planner.plan_parts import Certificate
-    from planner.specs.cluster import AnyCluster
+    from planner.specs.cluster import AnyCluster, ClusterSpec
 
 _DEFAULTS: Final = {
     "cp": "1", "ep": "1", "hsdp": "1", "mbs": "1", "interleave": "1", "offload": "none",
@@ -218,6 +219,16 @@ def limit_words(plan: Plan) -> str:
         return f"limit {format_bytes(limit)}, {share} of {format_bytes(first.device.memory)} left free"
     each = ", ".join(f"{format_bytes(limit)} on {pool.name}" for limit, pool in used)
     return f"limit {each}, {share} left free"
+
+
+def segment_words(cluster: ClusterSpec, layout: Layout) -> str:
+    """How many hosts are taken of each scale-up domain, and of how many domains."""
+    count, most = int(num_domains(cluster, layout.world_size, layout.segment)), cluster.hosts_per_domain
+    name = cluster.links[0].name
+    domains = f"{count:,} {name} domain{'s' if count != 1 else ''}"
+    taken = f"all {most}" if layout.segment == most else f"{layout.segment} of the {most}"
+    assumed = "" if cluster.domains else "; as many are assumed to be free"
+    return f"{taken} hosts of each of {domains}{assumed}"
 
 
 def pools_words(layout: Layout) -> str:

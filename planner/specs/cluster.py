@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from functools import lru_cache
 from typing import Annotated, Final, Literal, Self, TypeAlias
@@ -129,7 +130,9 @@ class ClusterSpec(Document):
     """Hosts of equal devices; `links` are listed innermost first.
 
     The first link's span is the scale-up domain: tensor parallelism stays inside it unless the user lifts
-    the rule.
+    the rule. Where a domain is larger than a host (a rack of NVL72), how many hosts of each domain a job takes is part
+    of its layout. segment: that number, where the scheduler decides it. domains: how many domains there are; without it
+    a job finds as many as its segments take.
     """
 
     name: Name
@@ -139,11 +142,23 @@ class ClusterSpec(Document):
     links: tuple[LinkSpec, ...] = Field(min_length=1)
     price: UsdPerHour | None = None
     host: HostSpec | None = Field(default=None, description="memory of one host; without it nothing is offloaded")
+    segment: int | None = Field(default=None, ge=1, description="hosts of each scale-up domain that a job takes")
+    domains: int | None = Field(default=None, ge=1, description="scale-up domains; without it as many as a job takes")
 
     @property
     def num_devices(self) -> int:
         """Devices in the whole cluster."""
         return self.devices_per_host * self.hosts
+
+    @property
+    def hosts_per_domain(self) -> int:
+        """Whole hosts in one scale-up domain: 18 of an NVL72 rack; 1 where a domain is a host, or the whole cluster."""
+        return max(1, (self.links[0].num_devices or 1) // self.devices_per_host)
+
+    @property
+    def most_hosts(self) -> float:
+        """Hosts that a job can take of the domains that there are; infinite where their number is not given."""
+        return math.inf if self.domains is None else self.domains * (self.segment or self.hosts_per_domain)
 
     @property
     def pools(self) -> tuple[ClusterSpec, ...]:
@@ -180,6 +195,19 @@ class ClusterSpec(Document):
                 f"links: the outermost level {self.links[-1].name} spans {spans[-1]} devices of {self.num_devices}; "
                 "add a level that spans the cluster"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _check_domains(self) -> Self:
+        most = self.hosts_per_domain
+        for key in ("segment", "domains"):
+            if getattr(self, key) is not None and most == 1:
+                raise ValueError(f"{key}: no scale-up domain of this cluster has several hosts; leave it out")
+        if (self.segment or 1) > most:
+            raise ValueError(f"segment: a scale-up domain has {most} hosts, not {self.segment}")
+        if self.hosts > self.most_hosts:
+            taken = f"{self.domains} with {self.segment or most} hosts each"
+            raise ValueError(f"domains: {taken} are fewer than the cluster's {self.hosts} hosts")
         return self
 
 

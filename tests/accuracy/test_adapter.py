@@ -189,9 +189,10 @@ def test_gpu_names_find_their_device(gpu: str, memory: str, device: str) -> None
 def test_a_rack_is_one_scale_up_domain() -> None:
     cluster = setup_of(gpu="GB200", gpus="144", gpus_per_node="4").job.cluster
     assert (cluster.scale_up_devices, cluster.devices_per_host, cluster.hosts) == (72, 4, 36)
-    parts = {"128": 64, "256": 64, "96": 48, "64": 64}  # equal parts of several racks
-    for gpus, part in parts.items():
-        assert setup_of(gpu="GB200", gpus=gpus, gpus_per_node="4").job.cluster.scale_up_devices == part
+    parts = {"128": 16, "256": 16, "96": 12, "64": 0}  # hosts of each rack, equal parts of several racks
+    for gpus, hosts in parts.items():
+        setup = setup_of(gpu="GB200", gpus=gpus, gpus_per_node="4")
+        assert (setup.job.cluster.links[0].num_devices, setup.layout.segment) == (72, hosts)
     assert setup_of(gpu="V100-32", gpus="64", gpus_per_node="4").job.cluster.scale_up_devices == 4
 
 

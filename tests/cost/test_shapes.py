@@ -25,6 +25,7 @@ DEGREES = {
     "zero": (0, 1, 3),
     "hsdp": (1, 2),
     "interleave": (1, 2),
+    "segment": (0, 0),
     "placement": (0,),
 }
 

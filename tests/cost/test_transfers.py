@@ -261,7 +261,7 @@ def test_transfers_add_up_to_the_busy_seconds_of_the_ledger(data):
 def test_arrays_of_layouts_have_the_transfers_of_each_of_them(data):
     job = job_of(data.draw(st.sampled_from(MODELS)), data.draw(st.sampled_from(engine_names())))
     each = [layout_of(job, data.draw(layouts())) for _ in range(5)]
-    degrees = ("tp", "pp", "dp", "cp", "ep", "etp", "zero", "hsdp", "mbs", "sp", "interleave")
+    degrees = ("tp", "pp", "dp", "cp", "ep", "etp", "zero", "hsdp", "mbs", "sp", "interleave", "segment")
     whole = SimpleNamespace(**{key: np.array([getattr(one, key) for one in each]) for key in degrees}, schedule="1f1b")
     stage = Stage(index=0, num_layers=5, num_expert_layers=3, policy=2)
     for row, layout in enumerate(each):

@@ -159,6 +159,20 @@ def test_a_slurm_job_saves_before_its_time_is_up(training, warned, code, requeue
     assert (tmp_path / "told.requeued").exists() == requeued
 
 
+@pytest.mark.parametrize(
+    ("gpus", "segment", "line"),
+    [(256, 16, ["#SBATCH --segment=16"]), (288, 18, ["#SBATCH --segment=18"]), (256, 18, []), (64, 0, [])],
+)
+def test_a_slurm_job_asks_for_the_plans_hosts_of_each_rack(gpus, segment, line, tmp_path):
+    """Slurm refuses a segment that does not divide the hosts; racks that are packed full are its own way."""
+    job = load_job(model="llama3-8b", cluster="gb200-nvl72", gpus=gpus, global_batch_size=2 * gpus)
+    layout = parse_layout(f"dp={gpus},zero=1", num_layers=32, num_devices=gpus)
+    write_bundle(plan_for_layout(job, replace(layout, segment=segment)), "slurm", tmp_path / "out", arguments=NOTHING)
+    lines = (tmp_path / "out" / "job.sbatch").read_text().splitlines()
+    assert [each for each in lines if "segment" in each and each.startswith("#SBATCH")] == line
+    assert f"#SBATCH --nodes={gpus // 4}" in lines
+
+
 def test_a_slurm_job_on_pools_numbers_its_hosts_in_the_order_of_the_ranks(plan, tmp_path, tools):
     """A part for each pool, whose hosts Slurm lists apart; each host starts with its place among all."""
     folder, mixed = tmp_path / "out", on_two_pools(plan)

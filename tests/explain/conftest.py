@@ -45,6 +45,10 @@ KINDS: dict[str, dict[str, Any]] = {
         "model": "mixtral-8x7b", "cluster": "dgx-h100", "nodes": 4, "global_batch_size": 256, "engine": "megatron",
         "sequence_length": 4096, "layout": "tp=2,pp=4,ep=4,etp=2,zero=1",
     },
+    "racks": {
+        "model": "mixtral-8x7b", "cluster": "gb200-nvl72", "nodes": 32, "global_batch_size": 256, "engine": "megatron",
+        "sequence_length": 4096, "layout": "tp=2,pp=2,ep=8,zero=1,segment=8",
+    },
     "latent attention": {
         "model": "deepseek-v2-lite", "cluster": "dgx-h100", "nodes": 2, "global_batch_size": 64, "engine": "megatron",
         "layout": "ep=8,pp=2,zero=1,recompute=full",

@@ -371,7 +371,7 @@ def test_the_algorithm_of_the_estimate_is_the_cheapest_that_the_library_has(any_
                 pools = {pool.name: pool for pool in cluster.pools}
                 across = pools["h100"].model_copy(update={"links": (cluster.between,)})
                 cluster = pools.get(each.pool, across)
-            where = group(cluster, each.size, each.stride)
+            where = group(cluster, each.size, each.stride, segment=any_plan.layout.segment)
             (one,) = chosen
             assert one.seconds == pytest.approx(float(all_reduce_seconds(where, each.algorithm_bytes)), rel=1e-12)
         else:

@@ -37,8 +37,10 @@ def as_arrays(alike):
     names = ("tp", "pp", "dp", "cp", "mbs", "zero", "hsdp", "interleave", "sp")
     arrays = {name: np.array([each[name] for each in alike]) for name in names}
     experts = {name: np.array([each.get(name, 1) for each in alike]) for name in ("ep", "etp")}
+    segment = np.array([each.get("segment", 0) for each in alike])
     schedule, offload = alike[0]["schedule"], alike[0].get("offload", "none")
-    return DegreeArrays(**arrays, **experts, placement=0 * arrays["tp"], schedule=schedule, offload=offload)
+    rest = {"segment": segment, "placement": 0 * segment, "schedule": schedule, "offload": offload}
+    return DegreeArrays(**arrays, **experts, **rest)
 
 
 def obeying(job, alike):

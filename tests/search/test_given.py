@@ -11,10 +11,13 @@ from planner.plan import Plan, plan_from_json
 from planner.search.given import RULES, split_with_ends
 from planner.show.words import short_layout
 
+DEEPSEEK = {"model": "deepseek-v3", "cluster": "gb200-nvl72", "engine": "megatron-bridge", "nodes": 64, "seq_len": 4096}
+DEEPSEEK |= {"global_batch": 4096, "precision": "fp8"}
 
-def plan_of(layout: str, model: str = "llama3-8b", engine: str = "megatron", **options: object) -> Plan:
-    options = {"nodes": 2, "seq_len": 8192, "global_batch": 64, **options}
-    return estimate_layout(model, "dgx-h100", layout=layout, engine=engine, **options)
+
+def plan_of(layout: str, **options: object) -> Plan:
+    plain = {"model": "llama3-8b", "cluster": "dgx-h100", "engine": "megatron", "nodes": 2, "seq_len": 8192}
+    return estimate_layout(layout=layout, **{**plain, "global_batch": 64, **options})
 
 
 def assumed(plan: Plan) -> dict[str, str]:
@@ -33,6 +36,8 @@ CASES = {
     # 32 layers, embedding and loss are 34: two stages of 17 need no help, 17 chunks of 2 do
     "layers_per_stage": ("tp=1,pp=17,dp=1,recompute=none", {"nodes": 3}, "/".join(["1", *["2"] * 15, "1"])),
     # 8,192 tokens x 8 sequences x 32 layers of Llama-3-8B do not fit into 80 GB unless all are recomputed
+    # 256 GB200 in four racks of 72: groups of 64 experts are whole in 16 hosts of each
+    "segment": ("tp=1,pp=4,ep=64", DEEPSEEK, "16"),
     "recompute": ("tp=1,pp=1,mbs=8", {"global_batch": 128, "engine": "deepspeed"}, "full"),
 }
 
@@ -77,11 +82,11 @@ def test_engines_differ(engine: str, layout: str, key: str, value: str) -> None:
 
 
 def test_recipes_of_bridge_leave_experts_whole() -> None:
-    assert "etp" not in assumed(plan_of("tp=4,pp=2,ep=2", "mixtral-8x7b", "megatron-bridge"))
+    assert "etp" not in assumed(plan_of("tp=4,pp=2,ep=2", model="mixtral-8x7b", engine="megatron-bridge"))
 
 
 def test_expert_tensor_parallelism_that_does_not_divide_is_left_out() -> None:
-    found = assumed(plan_of("tp=4,dp=4,ep=8,zero=1,recompute=full", "mixtral-8x7b"))
+    found = assumed(plan_of("tp=4,dp=4,ep=8,zero=1,recompute=full", model="mixtral-8x7b"))
     assert found["etp"] == "1"
 
 
@@ -89,23 +94,18 @@ def test_recompute_takes_the_first_policy_that_fits_and_the_last_where_none_does
     words = {each.key: each.rule for each in plan_of("tp=1,mbs=1,pp=2").assumed}
     assert words["recompute"] == "the default of megatron"
     assert assumed(plan_of("tp=1,mbs=1,pp=2"))["recompute"] == "none"
-    nothing = plan_of("tp=1,pp=1", "llama3-70b")
+    nothing = plan_of("tp=1,pp=1", model="llama3-70b")
     assert (nothing.fits, assumed(nothing)["recompute"]) == (False, "full")
     less = plan_of("tp=1,pp=1,mbs=8,recompute=none", global_batch=128)
     assert not less.fits
 
 
 def test_less_recompute_comes_before_more() -> None:
-    """Every policy before the one that was taken does not fit: DeepSeek-V3 needs what mla_up_proj drops, as its recipe."""
-    job = {"gpus": 256, "seq_len": 4096, "global_batch": 4096, "precision": "fp8", "engine": "megatron-bridge"}
-
-    def plan_with(more: str) -> Plan:
-        return estimate_layout("deepseek-v3", "gb200-nvl72", layout=f"tp=1,pp=4,ep=64{more}", **job)
-
-    plan = plan_with("")
+    """No policy before the one that was taken fits: DeepSeek-V3 needs what mla_up_proj drops, as in its recipe."""
+    plan = plan_of("tp=1,pp=4,ep=64", **DEEPSEEK)
     assert (plan.fits, assumed(plan)["recompute"]) == (True, "layernorm+mla_up_proj+moe_act")
     for policy in ("none", "selective", "moe_act", "layernorm+moe_act"):
-        assert not plan_with(f",recompute={policy}").fits
+        assert not plan_of(f"tp=1,pp=4,ep=64,recompute={policy}", **DEEPSEEK).fits
 
 
 def test_the_fewest_layers_that_fit_recompute() -> None:

@@ -153,7 +153,8 @@ def stage_price(job, common, r, k, policy, pool, crossings, apart, first, known)
         names = [name for name in common if name != "schedule"]
         degrees = DegreeArrays(
             **{n: np.array([common[n]]) for n in names},
-            ep=np.array([1]), etp=np.array([1]), placement=np.array([0]), schedule=common["schedule"],
+            ep=np.array([1]), etp=np.array([1]), segment=np.array([0]), placement=np.array([0]),
+            schedule=common["schedule"],
         )  # fmt: skip
         index, layers = np.array([r]), np.array([k])
         stage = stage_of(own, index=index, num_layers=layers, policy=np.array([policy]), first=first, layout=degrees)

@@ -35,6 +35,7 @@ from planner.search.space.constraints import Constraints
 from planner.search.space.rules import RULES, broken_rules
 from planner.specs.by_name import load_engine
 from planner.specs.calibration import UNCALIBRATED
+from planner.specs.cluster_documents import load_cluster
 from planner.specs.load import load_job
 from planner.specs.recompute import policy_code
 
@@ -92,14 +93,27 @@ def every_configuration(job, schedule=None):
             continue
         can = tp > 1 and job.training.sequence_length // cp % tp == 0
         offloads = job.engine.offload.what if job.allow_offload else ["none"]
+        segments = segments_of_partition(job, tp * pp * dp * cp)
         replicas = [(z, h) for z in range(4) for h in range(1, dp + 1) if h == 1 or (z and dp % h == 0 and h < dp * cp)]
-        for (zero, hsdp), ep, etp, offload in itertools.product(replicas, experts, experts, offloads):
+        for (zero, hsdp), ep, etp, offload, segment in itertools.product(
+            replicas, experts, experts, offloads, segments
+        ):
             found.append({
                 "tp": tp, "pp": pp, "dp": dp, "cp": cp, "mbs": mbs, "zero": zero, "hsdp": hsdp, "interleave": v,
                 "sp": int(can), "ep": ep, "etp": etp, "schedule": schedule or ("interleaved" if v > 1 else "1f1b"),
-                "offload": offload,
+                "offload": offload, "segment": segment,
             })  # fmt: skip
     return list(itertools.chain.from_iterable(runnable(job, alike) for alike in grouped(found).values()))
+
+
+def segments_of_partition(job, world):
+    """Hosts of each domain that so many devices can be given: all, or parts of their hosts that are all alike."""
+    cluster = job.cluster
+    most, hosts = cluster.links[0].num_devices // cluster.devices_per_host, -(-world // cluster.devices_per_host)
+    if most < 2 or cluster.num_devices <= cluster.links[0].num_devices:
+        return [0]
+    alike = [size for size in range(1, most) if hosts % size == 0]
+    return [size for size in [*alike, most] if cluster.domains is None or -(-hosts // size) <= cluster.domains]
 
 
 def runnable(job, alike):
@@ -238,6 +252,41 @@ def test_a_known_layout_changes_no_answer(seed):
         layout, seconds = fastest_layout(job, NO_CONSTRAINTS, known=known)
         assert layout == found.layout
         assert seconds == pytest.approx(least, rel=1e-9)
+
+
+def on_racks(job, seed):
+    """The job on racks of several hosts that are joined by a slower network."""
+    pick = random.Random(-seed)
+    gpus, each, rack = pick.choice([(8, 1, 6), (8, 2, 6), (6, 1, 5), (6, 1, 4), (8, 1, 3), (9, 3, 6)])
+    near, far = job.cluster.links[0], load_cluster("dgx-a100").links[-1]
+    near = near.model_copy(update={"spans": f"{rack} devices", "kind": "switch", "links_per_device": None})
+    far = far.model_copy(update={"bandwidth": near.bandwidth * pick.choice([0.01, 0.1, 0.5])})
+    racks = {"domains": pick.choice([None, None, -(-gpus // rack)])}
+    sizes = {"devices_per_host": each, "hosts": gpus // each, "links": (near, far), "host": None}
+    return replace(job, cluster=job.cluster.model_copy(update=sizes | racks))
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_search_on_racks_equals_brute_force(seed):
+    """The best of all segments, though the search tries few of them."""
+    job = on_racks(small_job(seed), seed)
+    check_against_brute_force(job)
+    check_bounds(job)
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_search_on_racks_with_experts_equals_brute_force(seed):
+    job = on_racks(small_mixture_job(0.02), seed)
+    best, _ = brute_force(job)
+    assert search(job, NO_CONSTRAINTS).step_seconds == pytest.approx(best, rel=1e-9)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(100, 400))
+def test_search_on_racks_equals_brute_force_on_many_jobs(seed):
+    job = on_racks(small_job(seed), seed)
+    check_against_brute_force(job)
+    check_bounds(job)
 
 
 def offloading(job, seed):

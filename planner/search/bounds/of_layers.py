@@ -109,15 +109,16 @@ def layer_loads(job: PoolJob, degrees: DegreeArrays) -> dict[LayerKind, NDArray[
 class LayerBounds:
     """Least seconds of a layer and of the head for every tp, cp, microbatch and degrees of experts, priced once.
 
-    Arrays are [partitions, microbatches, experts]: what differs in (tp, sp, cp), each divisor of the batch, and each
-    pair (ep, etp).
+    Arrays are [partitions, microbatches, experts]: what differs in (tp, sp, cp, segment), each divisor of the batch,
+    and each pair (ep, etp).
     """
 
     def __init__(self, job: PoolJob, partitions: DegreeArrays, pairs: Sequence[tuple[int, int]] | None = None) -> None:
         """Price the partitions; `pairs` of (ep, etp) are those of the job unless they are given."""
         self._job = job
-        distinct, _ = partitions.distinct("tp", "sp", "cp")
-        self._partitions, order = np.unique(_code(distinct), return_index=True)
+        distinct, _ = partitions.distinct("tp", "sp", "cp", "segment")
+        self._segments = np.unique(distinct.segment)
+        self._partitions, order = np.unique(self._code(distinct), return_index=True)
         self._sizes = np.array(divisors(job.training.global_batch_size))
         pairs = sorted(pairs or expert_options(job))
         self._pairs = np.array([ep * _PLACE + etp for ep, etp in pairs])
@@ -181,15 +182,17 @@ class LayerBounds:
         return np.asarray((self._fastest.min(axis=2) / self._sizes).min(axis=1)[self._row_of(partitions)])
 
     def _row_of(self, degrees: DegreeArrays) -> NDArray[np.int64]:
-        return np.asarray(np.searchsorted(self._partitions, _code(degrees)))
+        return np.asarray(np.searchsorted(self._partitions, self._code(degrees)))
+
+    def _code(self, degrees: DegreeArrays) -> Number:
+        """One number for each (tp, sp, cp, segment)."""
+        shape = (degrees.tp * 2 + degrees.sp) * _PLACE + degrees.cp
+        if len(self._segments) == 1:
+            return shape
+        return shape * len(self._segments) + np.searchsorted(self._segments, degrees.segment)
 
 
 _PLACE = 1 << 24  # more than any degree
-
-
-def _code(degrees: DegreeArrays) -> Number:
-    """One number for each (tp, sp, cp)."""
-    return (degrees.tp * 2 + degrees.sp) * _PLACE + degrees.cp
 
 
 class LayerShapes(NamedTuple):

@@ -14,10 +14,12 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias, cast
 import numpy as np
 
 from planner.cost.schedule import EXECUTED
+from planner.cost.segments import has_choice
 from planner.cost.shapes import distinct_rows
 from planner.errors import InputError, Mistake
 from planner.layout import Layout, chunks_per_stage, divisors, offloads_activations
 from planner.search.space.rules import RULES, broken_rules
+from planner.search.space.segments import segments_to_try
 from planner.specs.recompute import policy_code, policy_name
 from planner.specs.text import any_of
 
@@ -49,6 +51,7 @@ LESS_OFFLOAD: Final[dict[Offload, tuple[Offload, ...]]] = {
 class DegreeArrays:
     """Many outer configurations; every field but `schedule`, `offload` and `recompute` is an array of one length.
 
+    segment: as in `Layout`; 0 until it is filled in, too.
     placement: where the stages live (`placements`); 0 on a uniform cluster, and until it is filled in.
     recompute: the policy of all stages, where the engine has one for all; None: each stage has its own.
     """
@@ -64,6 +67,7 @@ class DegreeArrays:
     mbs: Number
     interleave: Number
     sp: Number
+    segment: Number
     placement: Number
     schedule: Schedule
     offload: Offload = "none"
@@ -119,6 +123,8 @@ class DegreeArrays:
 
 _ARRAYS: Final = tuple(f.name for f in fields(DegreeArrays) if f.name not in ("schedule", "offload", "recompute"))
 
+_ZERO: Final = ("sp", "zero", "segment", "placement")
+
 PolicyMasks: TypeAlias = "dict[int, NDArray[np.bool_]]"
 """Which configurations may use a recompute policy, by its code."""
 
@@ -127,9 +133,9 @@ Refusals: TypeAlias = dict[str, int]
 
 
 def _with_ones(length: int, *, schedule: Schedule, **given: Number) -> DegreeArrays:
-    """Configurations whose degrees are 1 where nothing is given (0 for sp, zero and placement)."""
+    """Configurations whose degrees are 1 where nothing is given, and 0 the others (`_ZERO`)."""
     ones, zeros = np.ones(length, dtype=np.int64), np.zeros(length, dtype=np.int64)
-    defaults: dict[str, Number] = {name: zeros if name in ("sp", "zero", "placement") else ones for name in _ARRAYS}
+    defaults: dict[str, Number] = {name: zeros if name in _ZERO else ones for name in _ARRAYS}
     return DegreeArrays(**(defaults | given), schedule=schedule)
 
 
@@ -163,13 +169,13 @@ class _Enumeration:
             self.degrees = self.degrees.take(keep)
 
 
-_PARTITION: Final = ("tp", "sp", "cp", "pp", "dp")
+_PARTITION: Final = ("tp", "sp", "cp", "pp", "dp", "segment")
 _TIMING: Final = ("mbs", "interleave", "schedule")
 _EXPERTS: Final = ("ep", "etp")
 
 
 def device_partitions(job: Job, constraints: Constraints, refused: Refusals) -> DegreeArrays:
-    """Every legal partition of the devices (tp, sp, cp, pp, dp); what is not filled in yet is 1.
+    """Every legal partition of the devices (tp, sp, cp, pp, dp, segment); what is not filled in yet is 1.
 
     Sequence parallelism is on wherever it can be, unless it is pinned. A partition may leave devices idle.
     """
@@ -181,7 +187,8 @@ def device_partitions(job: Job, constraints: Constraints, refused: Refusals) -> 
         ("pp", range(1, job.model.num_layers + 1)),
         ("dp", divisors(job.training.global_batch_size)),
     )
-    set_keys: tuple[str, ...] = ("tp", "sp", "cp")
+    chooses = has_choice(job.cluster) or constraints.mentions("segment")
+    set_keys: tuple[str, ...] = ("tp", "sp", "cp") if chooses else ("tp", "sp", "cp", "segment")
     for key, values in options:
         enumeration.cross(key, [value for value in values if value <= n] if key in job.engine.can.axes else [1])
         x = enumeration.degrees
@@ -192,7 +199,19 @@ def device_partitions(job: Job, constraints: Constraints, refused: Refusals) -> 
         elif key != "tp":
             set_keys = (*set_keys, key)
             enumeration.obey(key, among=set_keys)
+    if chooses:
+        enumeration.degrees = _with_segments(job, constraints, enumeration.degrees)
+        enumeration.obey("segment", among=_PARTITION)
     return enumeration.degrees
+
+
+def _with_segments(job: Job, constraints: Constraints, degrees: DegreeArrays) -> DegreeArrays:
+    """The partitions with every segment that may be the best; it stays 0 where domains are hosts, and on pools."""
+    pool = job.pools[0]
+    if len(job.pools) > 1 or pool.cluster.hosts_per_domain == 1:
+        return degrees.take(constraints.only("segment").allowed(degrees))
+    row, segment = segments_to_try(pool, constraints, degrees.tp, degrees.tp * degrees.cp * degrees.dp, degrees.pp)
+    return degrees.take(row).having("segment", segment)
 
 
 def _with_sequence_parallelism(job: Job, constraints: Constraints, degrees: DegreeArrays) -> DegreeArrays:

@@ -29,7 +29,7 @@ _OPERATORS: Final[dict[str, Callable[[Number, Number], Flag]]] = {
 }
 _CONDITION: Final = re.compile(r"\s*([a-z_]+)\s*(<=|>=|!=|<|>|=)\s*(\S+)\s*")
 _UNIFORM: Final = ("schedule", "offload")
-_NUMERIC: Final = ("tp", "pp", "dp", "cp", "ep", "etp", "zero", "hsdp", "mbs", "interleave", "sp")
+_NUMERIC: Final = ("tp", "pp", "dp", "cp", "ep", "etp", "zero", "hsdp", "mbs", "interleave", "sp", "segment")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

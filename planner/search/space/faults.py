@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 from planner.cost.adapters import without_adapters
 from planner.cost.recompute import absent_modules
+from planner.cost.segments import domain_devices, num_domains, segments_of
 from planner.cost.stage import pattern_of
 from planner.layout import divisors, offloads_activations
 from planner.specs.by_name import other_engines
@@ -212,13 +213,33 @@ def vocabulary(job: Job, layout: Layout) -> str:
 
 def tp_within_node(job: Job, layout: Layout) -> str:
     """Tensor parallelism leaves the scale-up domain, or does not divide it."""
-    domain = job.cluster.scale_up_devices
+    domain = max(int(domain_devices(pool.cluster, layout.segment)) for pool in job.pools)
     if layout.tp <= domain:
         legal = _near(divisors(domain), layout.tp)
         return f"tp {layout.tp} does not divide the scale-up domain of {domain} devices; tp can be {legal}"
     if not job.allow_tp_across_nodes:
         return f"tp {layout.tp} leaves the scale-up domain of {domain} devices; lower it, or --allow-tp-across-nodes"
     return f"tp {layout.tp} is no multiple of the scale-up domain of {domain} devices, which it crosses; make it one"
+
+
+def segment(job: Job, layout: Layout) -> str:
+    """Hosts of a scale-up domain that no scheduler gives."""
+    if len(job.pools) > 1:
+        return f"segment {layout.segment}: of a mixed cluster the document of each pool says it; leave it out"
+    cluster = job.pools[0].cluster
+    most, hosts = cluster.hosts_per_domain, -(-layout.world_size // cluster.devices_per_host)
+    if most == 1:
+        return f"segment {layout.segment}: a scale-up domain of {cluster.name} has one host; leave it out"
+    legal = segments_of(cluster, layout.world_size)
+    can_be = f"it can be {_near(legal, layout.segment)}" if legal else "no segment is possible"
+    if cluster.segment and layout.segment not in (0, cluster.segment):
+        return f"segment {layout.segment}: {cluster.name} has segment {cluster.segment} in its document; leave it out"
+    if layout.segment > most:
+        return f"segment {layout.segment} is more than the {most} hosts of a scale-up domain; {can_be}"
+    if layout.segment not in (0, most) and hosts % layout.segment:
+        return f"segment {layout.segment} does not divide the {hosts:,} hosts of the layout; {can_be}"
+    taken = num_domains(cluster, layout.world_size, layout.segment)
+    return f"segment {layout.segment} takes hosts of {taken:,} domains, and there are {cluster.domains}; {can_be}"
 
 
 def sequence_parallel(job: Job, layout: Layout) -> str:

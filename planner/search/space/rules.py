@@ -13,6 +13,7 @@ import numpy as np
 
 from planner.cost.adapters import without_adapters
 from planner.cost.schedule import exists
+from planner.cost.segments import domain_devices, is_possible
 from planner.cost.stage import pattern_of
 from planner.layout import offloads_activations, offloads_optimizer
 from planner.search.space import faults
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from planner.layout import Degrees, Layout
-    from planner.numbers import Flag
+    from planner.numbers import Flag, Number
     from planner.specs.job import Job, PoolJob
 
 
@@ -58,19 +59,27 @@ def _divides_vocabulary(job: Job, layout: Degrees) -> Flag:
 
 
 def _tp_within(job: Job, layout: Degrees) -> Flag:
-    return np.logical_or.reduce([_tp_within_pool(pool, layout) for pool in job.pools])
+    return np.logical_or.reduce([tp_within_pool(pool, layout.tp, layout.segment) for pool in job.pools])
 
 
-def _tp_within_pool(job: PoolJob, layout: Degrees) -> Flag:
-    domain = job.cluster.scale_up_devices
-    inside = domain % np.minimum(layout.tp, domain) == 0
-    crossing = (np.asarray(layout.tp) > domain) & (layout.tp % domain == 0)
-    return inside & (layout.tp <= domain) | (job.allow_tp_across_nodes & crossing)
+def tp_within_pool(job: PoolJob, tp: Number, segment: Number) -> Flag:
+    """Whether tensor parallelism stays inside what is taken of a domain of the pool, or may cross whole ones."""
+    domain = domain_devices(job.cluster, segment)
+    inside = domain % np.minimum(tp, domain) == 0
+    crossing = (np.asarray(tp) > domain) & (tp % domain == 0)
+    return inside & (tp <= domain) | (job.allow_tp_across_nodes & crossing)
 
 
 def stages_in_pool(job: PoolJob, layout: Degrees) -> Flag:
     """Stages for which a pool has devices, none where its scale-up domain is too small for tp."""
-    return _tp_within_pool(job, layout) * (job.num_devices // (layout.tp * layout.cp * layout.dp))
+    return tp_within_pool(job, layout.tp, layout.segment) * (job.num_devices // (layout.tp * layout.cp * layout.dp))
+
+
+def _possible_segment(job: Job, layout: Degrees) -> Flag:
+    cluster = job.pools[0].cluster
+    if len(job.pools) > 1 or cluster.hosts_per_domain == 1:
+        return np.equal(layout.segment, 0)
+    return is_possible(cluster, layout.tp * layout.pp * layout.cp * layout.dp, layout.segment)
 
 
 def _fits_devices(job: Job, layout: Degrees) -> Flag:
@@ -268,10 +277,17 @@ RULES: Final = (
     ),
     Rule(
         name="tp-within-node",
-        reads=("tp",),
+        reads=("tp", "segment"),
         holds=_tp_within,
         needs="tensor parallelism must stay inside the scale-up domain, unless --allow-tp-across-nodes",
         fault=faults.tp_within_node,
+    ),
+    Rule(
+        name="segment",
+        reads=("tp", "pp", "cp", "dp", "segment"),
+        holds=_possible_segment,
+        needs="as many hosts must be taken of every scale-up domain, or all of each, and there must be as many domains",
+        fault=faults.segment,
     ),
     Rule(
         name="sequence-parallel",

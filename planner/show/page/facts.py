@@ -17,6 +17,7 @@ from planner.show.words import (
     recompute_words,
     run_words,
     schedule_words,
+    segment_words,
     short_layout,
     stage_range,
 )
@@ -63,6 +64,7 @@ def facts_of(plan: Plan) -> list[tuple[str, str]]:
         ("schedule", schedule_words(plan)),
         ("layers", layers_words(layers)),
         ("recompute", recompute_words(layout)),
+        ("racks", segment_words(plan.cluster.pools[0], layout) if layout.segment else ""),
         ("work", f"{training.global_batch_size:,} sequences of {training.sequence_length:,} tokens per step"),
         ("precision, engine", f"{training.precision}, {plan.engine.name}"),
         ("memory", limit_words(plan)),

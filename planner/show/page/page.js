@@ -332,7 +332,9 @@
         const box = document.createElement("div"), title = document.createElement("h3"), cells = document.createElement("div");
         box.className = "host";
         const { pool, before } = hostAt(host);
-        title.textContent = pool.name ? `host ${host}, ${pool.name}` : `host ${host}`;
+        const works = before < pool.num_ranks && pool.domain, own = before / pool.devices_per_host;
+        const domain = works ? `${pool.domain.name} ${Math.floor(own / pool.domain.hosts)}` : "";
+        title.textContent = [`host ${host}`, pool.name, domain].filter(Boolean).join(", ");
         for (let i = 0; i < pool.devices_per_host; i++) cells.append(cell(pool, before + i));
         box.append(title, cells);
         hosts.push(box);

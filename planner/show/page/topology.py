@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from planner.cost.collectives import group
 from planner.cost.run import devices_in_use
+from planner.cost.segments import domain_devices
 from planner.layout import AXES
 from planner.show.screen import clean
 
@@ -34,6 +35,7 @@ def _pools(plan: Plan) -> list[dict[str, Any]]:
                 "name": clean(pool.name) if len(pools) > 1 else "",
                 "hosts": pool.hosts,
                 "devices_per_host": pool.devices_per_host,
+                "domain": _domain(plan, pool),
                 "first": first,
                 "num_ranks": count,
                 "links": {axis: _links(plan, pool, axis) for axis in AXES},
@@ -43,8 +45,15 @@ def _pools(plan: Plan) -> list[dict[str, Any]]:
     return found
 
 
+def _domain(plan: Plan, pool: ClusterSpec) -> dict[str, Any] | None:
+    """The name of a scale-up domain and the hosts that are taken of each; None where a domain is a host."""
+    taken = int(domain_devices(pool, plan.layout.segment)) // pool.devices_per_host
+    return {"name": clean(pool.links[0].name), "hosts": taken} if pool.hosts_per_domain > 1 else None
+
+
 def _links(plan: Plan, pool: ClusterSpec, axis: str) -> list[str]:
     layout = plan.layout
     if axis == "pp" and len(set(layout.pools)) > 1 and plan.cluster.between:
         return [clean(plan.cluster.between.name)]
-    return [clean(level.link.name) for level in group(pool, layout.degrees[axis], layout.stride(axis)).levels]
+    found = group(pool, layout.degrees[axis], layout.stride(axis), segment=layout.segment)
+    return [clean(level.link.name) for level in found.levels]

@@ -154,9 +154,9 @@ def test_the_ledger_names_the_least_and_the_most_of_a_line(plan_of_kind) -> None
     )
 
 
-@pytest.mark.parametrize("kind", ["interleaved", "experts", "mixed", "mixed, ends apart"])
+@pytest.mark.parametrize("kind", ["interleaved", "experts", "mixed", "mixed, ends apart", "racks"])
 def test_the_links_of_an_axis_are_those_between_its_ranks(kind: str, plan_of_kind) -> None:
-    """Ranks of a group one by one: those of one host meet on its first link, others on the network."""
+    """Ranks of a group one by one: those of one host, or of its rack, meet on the first link, others on the network."""
     plan = plan_of_kind(kind)
     layout, shown = plan.layout, topology_data(plan)
     assert [(each["name"], each["degree"]) for each in shown["axes"]] == list(layout.degrees.items())
@@ -165,7 +165,9 @@ def test_the_links_of_an_axis_are_those_between_its_ranks(kind: str, plan_of_kin
         ranks = range(pool["first"], pool["first"] + pool["num_ranks"])
         for axis in layout.degrees:
             groups = [layout.group(axis, rank) for rank in ranks]
-            hosts = [{rank // spec.devices_per_host for rank in group} for group in groups]
+            together = spec.devices_per_host * (pool["domain"]["hosts"] if pool["domain"] else 1)
+            assert not pool["domain"] or together == 8 * 4, "8 hosts of each rack"
+            hosts = [{rank // together for rank in group} for group in groups]
             if axis == "pp" and plan.layout.pools:
                 expected = {plan.cluster.between.name}
             else:

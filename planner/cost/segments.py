@@ -1,0 +1,99 @@
+"""How a job lies in scale-up domains of several hosts: so many hosts of each, a segment as Slurm calls it.
+
+Ranks fill one segment after the other, in the order of planner/layout.py. A group whose ranks lie in two segments
+communicates over the network between the domains; which segments the groups of a layout fit into is what this decides.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from planner.layout import divisors
+
+if TYPE_CHECKING:
+    from planner.layout import Layout
+    from planner.numbers import Number
+    from planner.specs.cluster import AnyCluster, ClusterSpec
+
+
+def domain_devices(cluster: ClusterSpec, segment: Number) -> Number:
+    """Devices that a layout takes of each scale-up domain: those of `segment` hosts, or all where it is 0; broadcasts.
+
+    Source: definition; the cluster document may fix the segment where the layout leaves it open.
+    """
+    most = cluster.hosts_per_domain
+    if most > 1 and cluster.segment is not None:
+        segment = np.where(np.equal(segment, 0), cluster.segment, segment)
+    if most == 1 or not np.any(segment):
+        return cluster.scale_up_devices
+    is_part = np.greater(segment, 0) & np.less(segment, most)
+    return np.where(is_part, segment * cluster.devices_per_host, cluster.scale_up_devices)
+
+
+def has_choice(cluster: AnyCluster) -> bool:
+    """Whether layouts on this cluster say how many hosts of each domain they take: of one kind, and several domains.
+
+    Source: definition.
+    """
+    if len(cluster.pools) > 1:
+        return False
+    (pool,) = cluster.pools
+    return pool.hosts_per_domain > 1 and (pool.segment is not None or pool.num_devices > pool.scale_up_devices)
+
+
+def num_domains(cluster: ClusterSpec, world_size: Number, segment: Number) -> Number:
+    """Domains from which a layout of so many devices takes hosts; broadcasts.
+
+    Source: definition.
+    """
+    return -(-world_size // domain_devices(cluster, segment))
+
+
+def is_possible(cluster: ClusterSpec, world_size: Number, segment: Number) -> Number:
+    """Whether a scheduler can give a layout of so many devices that segment; broadcasts.
+
+    All hosts of a domain, however many are left for the last one; or parts that are all alike. There have to be as many
+    domains, where the cluster document says how many there are.
+
+    Source: Slurm, topology guide, --segment: a number of nodes that is larger than it has to be a multiple of it.
+    """
+    most, hosts = cluster.hosts_per_domain, -(-world_size // cluster.devices_per_host)
+    whole = np.equal(segment, 0) | np.equal(segment, most)
+    alike = np.less(segment, most) & (hosts % np.maximum(segment, 1) == 0)
+    fixed = np.equal(segment, 0) | np.equal(segment, cluster.segment or segment)
+    enough = num_domains(cluster, world_size, segment) <= (cluster.domains or np.inf)
+    return (whole | alike) & fixed & enough
+
+
+def segments_of(cluster: ClusterSpec, world_size: int) -> list[int]:
+    """The segments that a layout of so many devices can have, most hosts first.
+
+    Source: `is_possible`.
+    """
+    most, hosts = cluster.hosts_per_domain, -(-world_size // cluster.devices_per_host)
+    sizes = [cluster.segment] if cluster.segment else sorted({most, *(d for d in divisors(hosts) if d < most)})[::-1]
+    return [size for size in sizes if is_possible(cluster, world_size, size)]
+
+
+def with_segment(cluster: AnyCluster, layout: Layout) -> Layout:
+    """The layout with the segment that it gets where none is given: the one that keeps most ranks of a group together.
+
+    The groups of tp count first, then those of etp, ep, cp, of the data-parallel ranks, and of the pipeline; of
+    segments that are alike in all of them the one of most hosts is taken. Where there is no choice it stays 0.
+
+    Source: planner/cost/collectives.py, members of a group in one domain; checked by a count over all ranks.
+    """
+    if layout.segment or not has_choice(cluster):
+        return layout
+    (pool,) = cluster.pools
+    inner = layout.stride("pp")
+    extents = (layout.tp, layout.etp, layout.ep * layout.etp, layout.cp * layout.tp, inner, layout.world_size)
+
+    def together(segment: int) -> tuple[int, ...]:
+        span = int(domain_devices(pool, segment))
+        return (*(int(np.gcd(extent, span)) for extent in extents), segment)
+
+    return replace(layout, segment=max(segments_of(pool, layout.world_size), key=together, default=0))

@@ -1,0 +1,73 @@
+"""Which segments of scale-up domains are worth trying: those that keep ranks together which no other keeps."""
+
+from __future__ import annotations
+
+from itertools import chain, permutations
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from planner.cost.segments import domain_devices, is_possible
+from planner.cost.shapes import distinct_rows
+from planner.search.space.rules import tp_within_pool
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from planner.numbers import IntArray
+    from planner.search.space.constraints import Constraints
+    from planner.specs.cluster import ClusterSpec
+    from planner.specs.job import PoolJob
+
+_MOST_TRIED: Final = 64  # hosts of a domain up to which every segment is looked at; of larger ones powers of two
+
+
+def segments_to_try(
+    job: PoolJob, constraints: Constraints, tp: IntArray, inner: IntArray, pp: IntArray
+) -> tuple[IntArray, IntArray]:
+    """Partitions of the devices with each segment that may be the best one: their positions, and the segments.
+
+    inner: devices of a stage, [n], as tp and pp are. A partition that no segment can have comes with the last one, so
+    that the rules say why not.
+    """
+    cluster, most = job.cluster, job.cluster.hosts_per_domain
+    every = range(1, most + 1) if most <= _MOST_TRIED else [2**power for power in range(most.bit_length())]
+    fixed = constraints.value_of("segment") or cluster.segment
+    tried = constraints.left_of("segment", [int(fixed)] if fixed else sorted({*every, most}))
+    if not tried:
+        return np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64)
+    first, position = distinct_rows([tp, inner, pp])
+    tp, inner, pp = tp[first], inner[first], pp[first]
+    possible = np.array([is_possible(cluster, inner * pp, size) & tp_within_pool(job, tp, size) for size in tried])
+    is_forbidden = any(condition.key == "segment" for condition in chain(*constraints.forbidden))
+    chosen = possible.copy() if is_forbidden else _useful(cluster, tried, possible, inner, pp)
+    chosen[-1] |= ~possible.any(axis=0)
+    number, row = np.nonzero(chosen[:, position])
+    return row, np.array(tried, dtype=np.int64)[number]
+
+
+def _useful(
+    cluster: ClusterSpec, segments: list[int], possible: NDArray[np.bool_], inner: IntArray, pp: IntArray
+) -> NDArray[np.bool_]:
+    """Which of the possible segments are not useless beside another possible one, [segments, n]; fewest hosts first.
+
+    The price of a group reads one thing of its segment, the greatest common divisor g of the group's extent (its size
+    times its stride) and of the devices that are taken of each domain: the ranks that share a domain are g / stride.
+    More of them are taken to be no slower: the link inside a domain is the faster one, and what a tree over few domains
+    saves in latency alone is left aside. Extents of groups inside a stage divide its devices, that of a send is twice
+    these, that of the whole pipeline pp times these, and that of a tied embedding 2 (pp - 1) times. So a segment is
+    useless whose g of two stages divides that of another one, if it does not keep the pipeline or its ends together
+    where the other one does not. Of two that are useless beside each other the one of more hosts stays.
+
+    Source: `planner.cost.collectives`; tested against a search over every segment.
+    """
+    world, ends = inner * pp, 2 * np.maximum(pp - 1, 1) * inner
+    spans = [domain_devices(cluster, size) for size in segments]
+    shared = [np.gcd(2 * inner, span) for span in spans]
+    whole = [np.stack([span % world == 0, np.gcd(ends, span) == ends]) for span in spans]
+    useful = possible.copy()
+    for one, other in permutations(range(len(segments)), 2):
+        as_good = (shared[other] % shared[one] == 0) & (whole[other] >= whole[one]).all(axis=0)
+        alike = (shared[other] == shared[one]) & (whole[other] == whole[one]).all(axis=0)
+        useful[one] &= ~(possible[other] & as_good & (~alike | (other > one)))
+    return useful
