@@ -105,8 +105,8 @@ def test_memory_groups_hold_the_errors_of_their_rows(document: dict) -> None:
 def test_outcomes_count_the_rows(document: dict) -> None:
     counts = {"num_oom": 0, "caught": 0, "num_ran": 0, "false_alarms": 0}
     for row, cells in zip(document["rows"], CELLS, strict=True):
-        if row["predicted_fits"] is None:
-            continue
+        if row["predicted_fits"] is None or not (cells["oom"] == "1" or row["measured_step_s"]):
+            continue  # of some rows only the memory is published
         total, refused = ("num_oom", "caught") if cells["oom"] == "1" else ("num_ran", "false_alarms")
         counts[total] += 1
         counts[refused] += not row["predicted_fits"]
