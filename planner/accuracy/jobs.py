@@ -129,7 +129,7 @@ def question_of(run: Run) -> Question:
         raise UnpricedRun("sequence length not stated")
     layout = _layout(run, model, engine, degrees, assumed)
     settings = _settings(run, model, engine, assumed)
-    missing = _missing_abilities(engine, model, layout)
+    missing = _missing_abilities(engine, model, layout, settings)
     assumed += missing
     options = {
         "engine": engine.name,
@@ -201,7 +201,9 @@ def _engine(name: str) -> EngineSpec:
     return load_engine(name)
 
 
-def _missing_abilities(engine: EngineSpec, model: ModelSpec, layout: Mapping[str, Any]) -> list[Assumed]:
+def _missing_abilities(
+    engine: EngineSpec, model: ModelSpec, layout: Mapping[str, Any], settings: Mapping[str, str]
+) -> list[Assumed]:
     """What the profile lacks of what the row's program shows that it has, as settings that add it."""
     can = engine.can
     piped = layout["pp"] > 1
@@ -223,6 +225,10 @@ def _missing_abilities(engine: EngineSpec, model: ModelSpec, layout: Mapping[str
             missing["engine.can.recompute"] = [*can.recompute, policy]
         else:
             missing["engine.can.recompute_some"] = [*can.recompute_some, some]
+    for key, ability in (("training.loss", "losses"), ("training.cuda_graphs", "cuda_graphs")):
+        has = getattr(can, ability, ())
+        if key in settings and settings[key] not in has:
+            missing[f"engine.can.{ability}"] = [*has, settings[key]]
     if not {*model.features} <= {*can.model_features}:
         missing["engine.can.model_features"] = sorted({*can.model_features, *model.features})
     rule = "the run's program has it, and its profile does not"
@@ -263,9 +269,24 @@ def _settings(run: Run, model: ModelSpec, engine: EngineSpec, assumed: list[Assu
     dispatcher = run.dispatcher or next((word for word in ("deepep", "hybridep") if word in words), "")
     if dispatcher and model.moe is not None:
         found["engine.communication.dispatches_once_per_host"] = str(dispatcher != "alltoall").lower()
-    if "loss" in TrainingSpec.model_fields:
-        found["training.loss"] = "fused-linear" if any(word in words for word in _FUSED_HEAD) else "whole"
-    return found
+    found["training.loss"] = "fused-linear" if any(word in words for word in _FUSED_HEAD) else "whole"
+    found["training.cuda_graphs"] = _graphs(run)
+    if run.moe_a2a_overlap and model.moe is not None and (run.ep or 1) > 1:
+        in_chunks = (run.pp or 1) == 1 or (run.interleave or run.vpp or 1) > 1
+        found["training.expert_overlap"] = str(in_chunks).lower()
+    known = TrainingSpec.model_fields
+    return {path: value for path, value in found.items() if path.startswith("engine") or path.split(".")[1] in known}
+
+
+def _graphs(run: Run) -> str:
+    """What the run captures in CUDA graphs: whole steps, or layers; graphs of a router alone are not worth a word."""
+    stated = run.cuda_graphs.lower()
+    if not stated:
+        stated = "local" if re.search(r"cuda.?graph", run.flags.lower()) else "none"
+    if "full_iteration" in stated or "full iteration" in run.flags.lower():
+        return "step"
+    scopes = stated.partition(":")[2]
+    return "layers" if stated != "none" and (not scopes or "attn" in scopes) else "none"
 
 
 def _adapters(words: str, assumed: list[Assumed]) -> dict[str, str]:
