@@ -130,6 +130,10 @@ def question_of(run: Run) -> Question:
     layout = _layout(run, model, engine, degrees, assumed)
     settings = _settings(run, model, engine, assumed)
     missing = _missing_abilities(engine, model, layout, settings)
+    microbatches = batch // (degrees["dp"] * (run.microbatch or run.mbs or 1))
+    if engine.pipeline.needs_filling and microbatches < degrees["pp"] and layout.get("schedule") != "gpipe":
+        rule = f"the run has {microbatches} microbatches for {degrees['pp']} stages"
+        missing.append(Assumed(key="engine.pipeline.needs_filling", value="false", rule=rule))
     assumed += missing
     options = {
         "engine": engine.name,

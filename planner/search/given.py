@@ -135,11 +135,13 @@ def _segment(job: Job, layout: Layout, _: Mapping[str, str]) -> _Filled | None:
 def _recompute(job: Job, layout: Layout, _: Mapping[str, str]) -> _Filled | None:
     """The engine's default; where that does not fit, the first policy that does, those that repeat least first."""
     policies = _policies(job, layout)
-    if not policies or broken_rules(job, _with_policy(layout, policies[0]), except_for=("schedule",)):
+    if not policies or not _is_legal(job, layout, policies[0]):
         return None
-    policy = next((policy for policy in policies if _fits(job, layout, policy)), None)
+    fitting = (policy for policy in policies if _fits(job, layout, policy) and _is_legal(job, layout, policy))
+    policy = next(fitting, None)
     if policy is None:
-        return _Filled(policies[-1], "no policy makes it fit; this one needs least memory")
+        most = next(policy for policy in reversed(policies) if _is_legal(job, layout, policy))
+        return _Filled(most, "no policy makes it fit; this one needs least memory")
     why = f"the default of {job.engine.name}" if policy == policies[0] else "the least that fits into memory"
     return _Filled(policy, why)
 
@@ -168,6 +170,10 @@ def _policies(job: Job, layout: Layout) -> tuple[str, ...]:
 
 def _with_policy(layout: Layout, policy: str) -> Layout:
     return replace(layout, recompute=(policy,) * layout.num_chunks)
+
+
+def _is_legal(job: Job, layout: Layout, policy: str) -> bool:
+    return not broken_rules(job, _with_policy(layout, policy), except_for=("schedule",))
 
 
 def _fits(job: Job, layout: Layout, policy: str) -> bool:

@@ -297,6 +297,13 @@ def test_what_a_profile_lacks_and_a_run_shows_is_added_and_named() -> None:
     assert [each.key for each in found.assumed] == ["engine.can.axes"]
 
 
+def test_a_run_with_fewer_microbatches_than_stages_shows_that_its_program_can() -> None:
+    found = setup_of(framework="torchtitan", pp="8", tp="1", gbs="32", zero_stage="1")
+    assert not found.job.engine.pipeline.needs_filling
+    assert [each.key for each in found.assumed] == ["engine.pipeline.needs_filling"]
+    assert score(run_of(_cells(framework="torchtitan", pp="8", gbs="32", zero_stage="1"))).reason == ""
+
+
 @pytest.mark.parametrize(
     ("words", "kind", "precision"),
     [

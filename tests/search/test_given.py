@@ -109,6 +109,8 @@ def test_less_recompute_comes_before_more() -> None:
 
 
 def test_the_fewest_layers_that_fit_recompute() -> None:
+    assert assumed(plan_of("tp=1,pp=1", seq_len=4096))["recompute"] == "none"
+    assert assumed(plan_of("tp=1,pp=1", seq_len=4608))["recompute"] == "full:1"
     taken = assumed(plan_of("tp=1,pp=1,mbs=2"))["recompute"]
     kind, _, number = taken.partition(":")
     assert kind == "full"
