@@ -273,6 +273,8 @@ def _settings(run: Run, model: ModelSpec, engine: EngineSpec, assumed: list[Assu
     dispatcher = run.dispatcher or next((word for word in ("deepep", "hybridep") if word in words), "")
     if dispatcher and model.moe is not None:
         found["engine.communication.dispatches_once_per_host"] = str(dispatcher != "alltoall").lower()
+    if re.search(r"tp.comm.overlap|async.?tp", run.flags.lower()):
+        found["engine.overlap.tensor_parallel"] = "true"
     found["training.loss"] = "fused-linear" if any(word in words for word in _FUSED_HEAD) else "whole"
     found["training.cuda_graphs"] = _graphs(run)
     if run.moe_a2a_overlap and model.moe is not None and (run.ep or 1) > 1:

@@ -372,6 +372,11 @@ def test_activations_of_some_layers_on_the_host_are_named() -> None:
     assert "activations of 40" in found.assumed[0].rule
 
 
+@pytest.mark.parametrize(("flags", "beside"), [("TP_COMM_OVERLAP", True), ("compile; AsyncTP", True), ("", False)])
+def test_collectives_beside_products_are_read_from_flags(flags: str, beside: bool) -> None:
+    assert setup_of(flags=flags).job.engine.overlap.tensor_parallel == beside
+
+
 def test_a_dispatcher_is_read_by_its_column() -> None:
     shape = {"layers": "48", "hidden": "2048", "heads": "32", "ffn": "6144", "vocab": "151936", "arch": "moe"}
     cells = {**shape, "n_experts": "128", "top_k": "8", "moe_ffn": "768", "ep": "8", "framework": "Megatron-Bridge"}
