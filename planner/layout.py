@@ -49,7 +49,7 @@ class Assumed:
 
     def __str__(self) -> str:
         """As the command line writes it, with the rule behind."""
-        return f"{self.key}={self.value} ({self.rule})"
+        return f"{self.key}={shortened_list(self.value)} ({self.rule})"
 
 
 class LayerDegrees(Protocol):

@@ -73,7 +73,7 @@ def _zero(job: Job, layout: Layout, _: Mapping[str, str]) -> _Filled | None:
     if not stages:
         return None
     stage = 1 if 1 in stages else max(stages)
-    return _Filled(str(stage), f"what users of {job.engine.name} have: ZeRO-1, or the most where it has no such stage")
+    return _Filled(str(stage), f"ZeRO-{stage} is what users of {job.engine.name} have")
 
 
 def _expert_tensor(job: Job, layout: Layout, _: Mapping[str, str]) -> _Filled | None:
@@ -89,7 +89,8 @@ def _sequence_parallel(job: Job, layout: Layout, _: Mapping[str, str]) -> _Fille
     if layout.tp == 1:
         return None
     on = job.engine.defaults.sp and job.training.sequence_length // layout.cp % layout.tp == 0
-    return _Filled(str(int(on)), f"what users of {job.engine.name} have with tp > 1")
+    has = "sequence parallelism" if on else "no sequence parallelism"
+    return _Filled(str(int(on)), f"{has} is what users of {job.engine.name} have with tp > 1")
 
 
 def _interleave(job: Job, layout: Layout, given: Mapping[str, str]) -> _Filled | None:
