@@ -136,6 +136,8 @@ def _recipe(run: Run, engine: EngineSpec) -> MemoryRecipe:
 
 _ENGINES: Final = (
     # words of the framework's name -> engine profile; the first match counts
+    ("aa-scaling", "aleph-alpha-scaling"),
+    ("nanotron", "nanotron"),
     ("automodel", "torchtitan"),  # FSDP2, DTensor and torch pipelining, as torchtitan
     ("torchtitan", "torchtitan"),
     ("kempnerforge", "kempnerforge"),
@@ -173,6 +175,8 @@ def engine_of(run: Run, model_parallel: bool) -> EngineSpec:
     if name == "fsdp" and model_parallel:
         name = "torchtitan"
     engine = _engine(name)
+    if "rms kernel" in run.flags.lower():
+        engine = engine.model_copy(update={"memory": engine.memory.model_copy(update={"norm_copies": 0.0})})
     once = any(word in f"{run.flags} {run.notes}".lower() for word in ("deepep", "hybridep"))
     dispatch = engine.communication.model_copy(update={"dispatches_once_per_host": True})
     return engine.model_copy(update={"communication": dispatch}) if once else engine

@@ -75,6 +75,9 @@ def activation_terms(job: PoolJob, layout: Degrees, *, experts: bool = False) ->
     if model.norms_per_layer > 1:
         kept = narrow * h / gathered * _is_read_again(job, ("gate", "up"))
         terms.append(ActivationTerm(name="feed-forward input", num_bytes=kept, light=1.0))
+    if copies := job.engine.memory.norm_copies:
+        size = copies * tokens * h * model.norms_per_layer / sharded
+        terms.append(ActivationTerm(name="copies of norms", num_bytes=size, light=1.0))
     if adapters := adapted_matrices(model, training):
         down = element * training.lora_rank * len(adapters)
         terms.append(ActivationTerm(name="adapters", num_bytes=down))
@@ -154,6 +157,8 @@ def _attention_terms(job: PoolJob, layout: Degrees) -> tuple[ActivationTerm, ...
             ),
             ActivationTerm(name="attention output", num_bytes=outputs * element * query / t, saved=1.0),
         ]
+        if job.engine.memory.keeps_joint_projection and model.position == "rope":
+            terms.append(ActivationTerm(name="joint projection", num_bytes=element * (query + key) / t))
         if model.qk_norm != "none":
             terms.append(ActivationTerm(name="inputs of query and key norms", num_bytes=element * (query + key) / t))
     else:
@@ -174,7 +179,8 @@ def _attention_terms(job: PoolJob, layout: Degrees) -> tuple[ActivationTerm, ...
         terms.append(ActivationTerm(name="log-sum-exp", num_bytes=4.0 * tokens * model.num_heads / t, saved=1.0))
         return tuple(terms)
     square = tokens * job.training.sequence_length * model.num_heads / t
-    terms.append(ActivationTerm(name="softmax", num_bytes=job.compute_bytes * square, core=True))
+    each = job.compute_bytes if job.training.precision == "fp32" else job.engine.memory.score_bytes
+    terms.append(ActivationTerm(name="softmax", num_bytes=each * square, core=True))
     if job.training.dropout:
         kept = (1.0 + job.compute_bytes) * square
         terms.append(ActivationTerm(name="softmax dropout", num_bytes=kept, core=True))

@@ -105,7 +105,16 @@ def layer_backward_bytes(job: PoolJob, layout: Degrees, stage: Stage) -> Number:
     reduced = np.where(whole_gradients(job, layout), 0.0, (states.weights + states.grads) * waiting)
     if job.engine.memory.gradients_apart:
         reduced = _gradients_of_layer(job, layout, stage)
-    return recompute_bytes(job, layout, stage) + gathered + reduced + _dequantized_bytes(job, layout)
+    moved = gathered + reduced + _score_gradients(job, layout) + _dequantized_bytes(job, layout)
+    return recompute_bytes(job, layout, stage) + moved
+
+
+def _score_gradients(job: PoolJob, layout: Degrees) -> Number:
+    """The gradient of one layer's scores: without a fused kernel as large as what is kept of their softmax.
+
+    Source: derived here; softmax's backward pass reads probabilities and their gradient, and writes one of the scores.
+    """
+    return sum_of(term.num_bytes for term in activation_terms(job, layout) if term.name == "softmax")
 
 
 def _gradients_of_layer(job: PoolJob, layout: Degrees, stage: Stage) -> Number:

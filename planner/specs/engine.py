@@ -70,6 +70,16 @@ class EngineMemory(Document):
     shards_positions: bool = Field(default=False, description="a learned table of positions is cut by tp")
     logits_bytes: float = Field(ge=0, description="bytes per logit at the loss, of 16-bit training")
     whole_logits: bool = Field(default=False, description="every tp rank has all logits at the loss, not its part")
+    norm_copies: float = Field(
+        default=0,
+        ge=0,
+        description="bytes that a norm keeps for each element beside its input and output: one that is no fused kernel "
+        "has an fp32 copy of the input (4) and the normalised input (2)",
+    )
+    keeps_joint_projection: bool = Field(
+        default=False, description="the joint product of queries, keys and values stays beside their rotated copies"
+    )
+    score_bytes: float = Field(default=2, gt=0, description="kept for each score of attention without a fused kernel")
     regathers_inputs: bool = Field(description="sequence parallelism stores sharded inputs, gathers them again")
     fused_swiglu: bool
     selective_recompute: Literal["attention-core", "operators", "light"] = Field(
@@ -93,9 +103,8 @@ class EngineMemory(Document):
     reduced_params: float = Field(
         default=1e12, gt=0, description="parameters whose gradients wait for their reduction, at most a layer's"
     )
-    fragmentation: float = Field(ge=0, lt=1, description="share of activations lost by the allocator")
-    pipeline_fragmentation: float | None = Field(
-        default=None, ge=0, lt=1, description="the same under a pipeline, where it differs"
+    fragmentation: float = Field(
+        ge=0, lt=1, description="share of activations that the allocator cannot use, even where memory is short"
     )
     communicator_memory: Bytes | None = Field(
         default=None, description="for each mesh axis above 1, beside the device's reserved_memory"

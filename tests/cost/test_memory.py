@@ -70,6 +70,11 @@ LAYERS = {
     # layer input and residual; inputs of both blocks; queries, keys, values, output; gate, up and their product
     ("llama3-8b", "megatron"): lambda t: kept(2 * 4096, 2 * 4096, 6144 + 4096 + 3 * 14336, 32, t, True),
     ("llama3-8b", "torchtitan"): lambda t: kept(2 * 4096, 2 * 4096, 6144 + 4096 + 4 * 14336, 32, t, False),
+    ("llama3-8b", "nanotron"): lambda t: kept(2 * 4096, 2 * 4096, 6144 + 4096 + 4 * 14336, 32, t, False),
+    # both norms' fp32 copy and normalised input; the joint projection beside rotated queries and keys
+    ("llama3-8b", "aleph-alpha-scaling"): lambda t: kept(
+        2 * 4096 + 2 * 3 * 4096, 2 * 4096, 6144 + 4096 + 1024 + 4096 + 4 * 14336, 32, t, False
+    ),
     # inputs of the norms of queries and keys
     ("qwen3-8b", "megatron"): lambda t: kept(2 * 4096, 2 * 4096, 6144 + 4096 + 5120 + 3 * 12288, 32, t, True),
     # norms after both blocks too
@@ -261,13 +266,15 @@ def test_moments_in_few_bits_are_unpacked_when_no_activation_is_held(make_job):
     assert update > backward
 
 
-def test_the_allocator_loses_more_under_a_pipeline(make_job):
-    job = make_job("gpt3-175b", engine="deepspeed", gpus=64)
-    stage = {"num_layers": 12, "policy": 2}
-    piped, alone = lines_of(job, "tp=8,pp=8,dp=1,sp=0", **stage), lines_of(job, "tp=8,dp=8,sp=0", **stage)
-    fixed = job.cluster.device.reserved_memory + 2 * 1.3 * GIB
-    assert piped[LineName.RUNTIME] - fixed == pytest.approx(0.3 * piped[LineName.ACTIVATIONS])
-    assert alone[LineName.RUNTIME] - fixed == pytest.approx(0.05 * alone[LineName.ACTIVATIONS])
+def test_attention_without_a_kernel_needs_the_gradient_of_its_scores(make_job, with_engine):
+    """Full recompute and no logits: the layer, its scores of 4 bytes among it, and their gradient."""
+    memory = {"logits_bytes": 0, "score_bytes": 4}
+    job = with_engine(make_job("gpt3-175b", engine="megatron-2021", gpus=8, settings=OLD_GPT), memory=memory)
+    fused = with_engine(make_job("gpt3-175b", engine="megatron-2021", gpus=8), memory=memory)
+    scores = 2048 * 2048 * 96 / 8
+    masks = (1 + 2) * scores + 2 * 2048 * 12288 - 4 * 96 / 8 * 2048  # of scores and of both blocks, no log-sum-exp
+    lines = [lines_of(each, "tp=8,sp=0", policy=2)[LineName.TRANSIENTS] for each in (job, fused)]
+    assert lines[0] - lines[1] == pytest.approx(2 * 4 * scores + masks)
 
 
 def test_light_recompute_in_8_bits_keeps_what_the_report_says(make_job):
