@@ -174,9 +174,9 @@ def memory_by_class(job: PoolJob, stage: StageMemory) -> dict[str, float]:
     Source: PyTorch, notes on CUDA memory management; `planner.cost.memory.CACHED_SHARE`.
     """
     by_name = {line.name: float(line.num_bytes) for line in stage.lines}
-    runtime, stored = by_name[LineName.RUNTIME], by_name[LineName.ACTIVATIONS]
-    lost = job.engine.memory.fragmentation * stored
+    runtime, used = by_name[LineName.RUNTIME], by_name[LineName.ACTIVATIONS] + by_name[LineName.TRANSIENTS]
+    lost = job.engine.memory.fragmentation * used
     allocated, fixed = stage.total_bytes - runtime, runtime - lost
     room = job.whole_memory_bytes - allocated - fixed
-    held = max(lost, min(CACHED_SHARE * (stored + by_name[LineName.TRANSIENTS]), room))
+    held = max(lost, min(CACHED_SHARE * used, room))
     return {"allocated": allocated, "reserved": allocated + held, "device": allocated + held + fixed}

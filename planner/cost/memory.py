@@ -30,7 +30,7 @@ allocator frees it first (PyTorch, notes on CUDA memory management): it is in th
 """
 
 
-def _runtime_bytes(job: PoolJob, layout: Degrees, stored: Number) -> Number:
+def _runtime_bytes(job: PoolJob, layout: Degrees, used: Number) -> Number:
     """Device context and communication buffers, and what the allocator loses.
 
     Source: device file, reserved_memory; engine profile, communicator_memory and fragmentation.
@@ -38,7 +38,7 @@ def _runtime_bytes(job: PoolJob, layout: Degrees, stored: Number) -> Number:
     axes = (layout.tp, layout.pp, layout.dp * layout.cp)
     groups = sum_of(np.greater(degree, 1) * 1.0 for degree in axes)
     buffers = job.cluster.device.reserved_memory + (job.engine.memory.communicator_memory or 0.0) * groups
-    return buffers + job.engine.memory.fragmentation * stored
+    return buffers + job.engine.memory.fragmentation * used
 
 
 def memory_lines(job: PoolJob, layout: Degrees, stage: Stage) -> tuple[MemoryLine, ...]:
@@ -54,6 +54,7 @@ def memory_lines(job: PoolJob, layout: Degrees, stage: Stage) -> tuple[MemoryLin
     weights = weights * weight_versions(layout.schedule, layout.pp, stage.index, m)
     stashed = " * versions (weight stashing)" if layout.schedule == "pipedream" else ""
     stored = device_activation_bytes(job, layout, stage, m)
+    transient = transient_bytes(job, layout, stage, stored)
     zero_source = "Rajbhandari et al., ZeRO (SC 2020); engine profile"
     return (
         MemoryLine(
@@ -82,15 +83,15 @@ def memory_lines(job: PoolJob, layout: Degrees, stage: Stage) -> tuple[MemoryLin
         ),
         MemoryLine(
             name=LineName.TRANSIENTS,
-            num_bytes=transient_bytes(job, layout, stage, stored),
+            num_bytes=transient,
             formula="max(logits and loss, one recomputed layer and its gathered ZeRO units) + gathered ends,"
             " or what the update takes beyond the activations",
             source="Korthikanti et al. (2022), section 5; torch FSDP2 prefetch",
         ),
         MemoryLine(
             name=LineName.RUNTIME,
-            num_bytes=_runtime_bytes(job, layout, stored),
-            formula="device context and communication buffers + allocator's share of the activations",
+            num_bytes=_runtime_bytes(job, layout, stored + transient),
+            formula="device context and communication buffers + allocator's share of activations and transients",
             source="device file, reserved_memory; engine profile, fragmentation",
         ),
     )

@@ -8,8 +8,9 @@ import numpy as np
 
 from planner.cost.adapters import frozen_bytes, trained_params
 from planner.cost.optimizers import extra_moment_bytes, moment_bytes_per_param
-from planner.cost.stage import expert_shard_degree, shard_degree
+from planner.cost.stage import expert_shard_degree, layer_kinds, layer_params, shard_degree
 from planner.layout import offloads_optimizer
+from planner.sums import sum_of
 
 if TYPE_CHECKING:
     from planner.cost.stage import Stage
@@ -83,11 +84,26 @@ def model_state_bytes(job: PoolJob, layout: Degrees, stage: Stage) -> tuple[Numb
     shards = np.greater_equal(layout.zero, 3)
     weights = weights + frozen.common / np.where(shards, shard_degree(layout), 1)
     weights = weights + frozen.experts / np.where(shards, expert_shard_degree(layout), 1)
+    weights = weights + low_precision_bytes(job, layout, stage)
     if job.model.moe is None:
         return weights, grads, optimizer
     routed = [each * held.experts for each in state_bytes_per_param(job, layout, experts=True)]
     optimizer = optimizer + routed[2] + more_routed / expert_shard_degree(layout)
     return weights + routed[0], grads + routed[1], optimizer
+
+
+def low_precision_bytes(job: PoolJob, layout: Degrees, stage: Stage) -> Number:
+    """Bytes of what products read in place of 16-bit weights: their copies in few bits, and those transposed.
+
+    Source: Transformer Engine, pytorch/module/base.py (quantize_weight, cached over microbatches); engine profile.
+    """
+    of_precision = {"fp8": 1.0, "fp4": 0.5}.get(job.training.precision, 0.0)
+    each = job.engine.memory.fp8_weight_bytes * of_precision
+    if not each:
+        return 0.0
+    return each * sum_of(
+        count * layer_params(job, layout, experts=experts).total for experts, count in layer_kinds(job, layout, stage)
+    )
 
 
 def host_state_bytes(job: PoolJob, layout: Degrees, stage: Stage) -> Number:

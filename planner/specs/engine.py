@@ -91,6 +91,17 @@ class EngineMemory(Document):
         default=True, description="the outputs of experts are kept for the gradient of the router's weights"
     )
     fp8_activations: bool = Field(default=False, description="in fp8, inputs of products are kept in 8 bits")
+    fp8_gates: bool = Field(default=False, description="and so is what the activation function reads")
+    fp8_weight_bytes: float = Field(
+        default=0,
+        ge=0,
+        description="in fp8, kept of each weight of a layer beside the 16-bit one: its copy and transpose",
+    )
+    gradient_placeholders: bool = Field(
+        default=False,
+        description="where products add to the gradient themselves, autograd has an empty 16-bit tensor, which is "
+        "kept for each shape of a weight",
+    )
     keeps_stage_outputs: bool = Field(
         default=False, description="a pipeline stage keeps what it sent for each microbatch in flight"
     )
@@ -103,8 +114,13 @@ class EngineMemory(Document):
     reduced_params: float = Field(
         default=1e12, gt=0, description="parameters whose gradients wait for their reduction, at most a layer's"
     )
+    gradient_bucket: float = Field(
+        default=0, ge=0, description="parameters of the bucket that gradients are copied to, with ZeRO and no pipeline"
+    )
     fragmentation: float = Field(
-        ge=0, lt=1, description="share of activations that the allocator cannot use, even where memory is short"
+        ge=0,
+        lt=1,
+        description="share of activations and transients that the allocator cannot use, even where memory is short",
     )
     communicator_memory: Bytes | None = Field(
         default=None, description="for each mesh axis above 1, beside the device's reserved_memory"

@@ -70,7 +70,7 @@ LAYERS = {
     # layer input and residual; inputs of both blocks; queries, keys, values, output; gate, up and their product
     ("llama3-8b", "megatron"): lambda t: kept(2 * 4096, 2 * 4096, 6144 + 4096 + 3 * 14336, 32, t, True),
     ("llama3-8b", "torchtitan"): lambda t: kept(2 * 4096, 2 * 4096, 6144 + 4096 + 4 * 14336, 32, t, False),
-    ("llama3-8b", "nanotron"): lambda t: kept(2 * 4096, 2 * 4096, 6144 + 4096 + 4 * 14336, 32, t, False),
+    ("llama3-8b", "nanotron"): lambda t: kept(2 * 4096, 2 * 4096, 6144 + 4096 + 4 * 14336, 32, t, True),
     # both norms' fp32 copy and normalised input; the joint projection beside rotated queries and keys
     ("llama3-8b", "aleph-alpha-scaling"): lambda t: kept(
         2 * 4096 + 2 * 3 * 4096, 2 * 4096, 6144 + 4096 + 1024 + 4096 + 4 * 14336, 32, t, False
@@ -224,21 +224,27 @@ def lines_of(job, text, **stage):
 
 
 def test_the_loss_and_a_recomputed_layer_are_never_alive_together(make_job, with_engine):
-    """Whole gradients and no ZeRO-3: what is left of the transients is the larger of the two, worked out by hand."""
+    """Whole gradients and no ZeRO-3: what is left of the transients is the larger of the two, worked out by hand.
+
+    With the layer there is the gradient of gate and up; and with both a placeholder for each matrix, and for the head.
+    """
     job = make_job("llama3-8b", engine="megatron", gpus=8, sequence=8192)
-    tokens, vocab = 8192, 128256
-    assert lines_of(job, "dp=8", policy=2)[LineName.TRANSIENTS] == 6 * tokens * vocab
+    tokens, vocab, hidden, layer = 8192, 128256, 4096, 218_112_000
+    empty = 2 * (layer + vocab * hidden)
+    assert lines_of(job, "dp=8", policy=2)[LineName.TRANSIENTS] == 6 * tokens * vocab + empty
     layout = parse_layout("dp=8", num_layers=32, num_devices=8)
     none, _, full = (float(x) for x in layer_activation_bytes(job, layout))
     small = with_engine(job, memory={"logits_bytes": 0.1})
-    assert lines_of(small, "dp=8", policy=2)[LineName.TRANSIENTS] == pytest.approx(none - full)
+    inner = 2 * tokens * 2 * 14336
+    assert lines_of(small, "dp=8", policy=2)[LineName.TRANSIENTS] == pytest.approx(none - full + inner + empty)
 
 
 def test_zero_3_holds_the_ends_and_two_layers_or_the_loss(make_job, with_engine):
     job = with_engine(make_job("llama3-8b", engine="fsdp", gpus=8, batch=8), memory={"logits_bytes": 0})
     layer, ends = 218_112_000, 2 * 128256 * 4096 + 4096
-    # 16-bit weights of two layers, one layer's gradient in 16 bits and in fp32; weights and gradients of the ends
-    expected = 2 * 2 * layer + (2 + 4) * layer + (2 + 2) * ends
+    # 16-bit weights of two layers, one layer's gradient in 16 bits and in fp32; weights and gradients of the ends; the
+    # gradient of gate and up
+    expected = 2 * 2 * layer + (2 + 4) * layer + (2 + 2) * ends + 2 * 2048 * 2 * 14336
     assert lines_of(job, "dp=8,zero=3")[LineName.TRANSIENTS] == expected
 
 
@@ -252,6 +258,38 @@ def test_deepspeed_gathers_and_reduces_by_buckets(make_job, with_engine):
     )
     loss = 10 * 2048 * 128256
     assert lines_of(job, "dp=8,zero=3")[LineName.TRANSIENTS] == loss + 2 * ends + 2 * 500_000_000
+
+
+@pytest.mark.parametrize(("text", "buckets"), [("dp=8,zero=0", 0), ("dp=8,zero=1", 1), ("pp=2,dp=4,zero=1", 0)])
+def test_gradients_pass_through_a_bucket(make_job, with_engine, text, buckets):
+    """500 million parameters in 16 bits with ZeRO; pipelines reduce their gradients otherwise."""
+    job = make_job("llama3-8b", engine="deepspeed", gpus=8, batch=8)
+    small = with_engine(job, memory={"gradient_bucket": 0})
+    found, without = (lines_of(each, text, num_layers=16)[LineName.TRANSIENTS] for each in (job, small))
+    assert found - without == buckets * 2 * 500_000_000
+
+
+def test_in_8_bits_inputs_of_products_are_kept_and_what_the_gate_reads_is_not(make_job):
+    """Transformer Engine: inputs of both blocks and of the second product; gate and up stay, attention's output too."""
+    job = make_job("llama3-8b", engine="megatron", gpus=8, sequence=512, precision="fp8", cluster="dgx-h100")
+    layout = parse_layout("dp=8", num_layers=32, num_devices=8)
+    saved = [float(layer_activation_bytes(each, layout)[0]) for each in (with_precision(job, "bf16"), job)]
+    assert saved[0] - saved[1] == 512 * (2 * 4096 + 14336)
+    # and of each weight of a layer its copy and that transposed, where recipes do not keep the weights themselves so
+    for engine, each in (("megatron", 2), ("megatron-bridge", 0)):
+        job = make_job("llama3-8b", engine=engine, gpus=8, precision="fp8", cluster="dgx-h100")
+        weights = [lines_of(of, "dp=8")[LineName.PARAMS] for of in (job, with_precision(job, "bf16"))]
+        assert weights[0] - weights[1] == each * 32 * 218_112_000
+
+
+def test_experts_share_placeholders_of_one_shape(make_job, with_engine):
+    """Mixtral: attention, router and norms of a layer, and one of its experts; no head on the first of two stages."""
+    job = make_job("mixtral-8x7b", engine="megatron", gpus=8)
+    without = with_engine(job, memory={"gradient_placeholders": False})
+    stage = {"num_layers": 16, "num_expert_layers": 16}
+    found = [lines_of(each, "pp=2,ep=4,dp=4", **stage)[LineName.TRANSIENTS] for each in (job, without)]
+    expert, common = 3 * 4096 * 14336, 4096 * (4096 + 2 * 1024 + 4096) + 8 * 4096 + 2 * 4096
+    assert found[0] - found[1] == 2 * (common + expert)
 
 
 def test_moments_in_few_bits_are_unpacked_when_no_activation_is_held(make_job):
