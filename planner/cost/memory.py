@@ -35,7 +35,7 @@ def _runtime_bytes(job: PoolJob, layout: Degrees, used: Number) -> Number:
 
     Source: device file, reserved_memory; engine profile, communicator_memory and fragmentation.
     """
-    axes = (layout.tp, layout.pp, layout.dp * layout.cp)
+    axes = (layout.tp, layout.pp, layout.dp * layout.cp, layout.ep)
     groups = sum_of(np.greater(degree, 1) * 1.0 for degree in axes)
     buffers = job.cluster.device.reserved_memory + (job.engine.memory.communicator_memory or 0.0) * groups
     return buffers + job.engine.memory.fragmentation * used

@@ -41,7 +41,8 @@ def state_bytes_per_param(job: PoolJob, layout: Degrees, *, experts: bool = Fals
     """Bytes per parameter (of a matrix) of weights, gradients and optimizer state on one device.
 
     ZeRO-1 shards the optimizer state, ZeRO-2 the gradients too, ZeRO-3 the weights too; `whole_gradients` says
-    where gradients are whole. What is offloaded (`host_state_bytes_per_param`) is not on the device.
+    where gradients are whole. Where fp32 sums last, the update needs no copies. What is offloaded
+    (`host_state_bytes_per_param`) is not on the device.
 
     Source: Rajbhandari et al., ZeRO (SC 2020), figure 1; engine profile for what differs.
     """
@@ -49,12 +50,15 @@ def state_bytes_per_param(job: PoolJob, layout: Degrees, *, experts: bool = Fals
     x = expert_shard_degree(layout) if experts else shard_degree(layout)
     at_home = 0.0 if offloads and job.engine.offload.optimizer_takes == "weights" else states.sharded_weights / x
     weights = np.where(np.greater_equal(layout.zero, 3), at_home, states.weights)
-    kept = states.grads + states.grad_copy
+    sums = job.engine.memory.pipeline_sums
+    lasts = sums > 0 and job.training.precision == "bf16" and job.training.memory_recipe == "engine"
+    summed = np.greater(layout.pp, 1) & lasts
+    kept = states.grads + states.grad_copy + summed * sums
     reduced = 0.0 if offloads and job.engine.offload.optimizer_takes != "states" else kept / x
     grads = np.where(whole_gradients(job, layout), kept, reduced)
     if offloads:
         return weights, grads, 0.0 * x
-    step_grads = np.where(np.less(layout.zero, 3), states.step_grads, 0.0)
+    step_grads = np.where(np.less(layout.zero, 3) & ~np.asarray(summed), states.step_grads, 0.0)
     return weights, grads, (states.master + step_grads + moment_bytes_per_param(job)) / x
 
 

@@ -61,6 +61,11 @@ class EngineMemory(Document):
         "lasts; `piped`: below ZeRO-2 while microbatches add up, and under a pipeline at every ZeRO stage; "
         "`accumulated`: at every ZeRO stage while microbatches add up (no_sync)"
     )
+    pipeline_sums: float = Field(
+        default=0,
+        ge=0,
+        description="bytes per parameter of fp32 sums of gradients, whole under a pipeline in bf16",
+    )
     gradients_apart: bool = Field(
         default=False,
         description="gradients of activations and of one layer's weights are counted beside the sums they are added to",

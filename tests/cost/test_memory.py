@@ -260,6 +260,16 @@ def test_deepspeed_gathers_and_reduces_by_buckets(make_job, with_engine):
     assert lines_of(job, "dp=8,zero=3")[LineName.TRANSIENTS] == loss + 2 * ends + 2 * 500_000_000
 
 
+@pytest.mark.parametrize(("precision", "pp", "each"), [("bf16", 4, 6), ("fp16", 4, 2), ("bf16", 1, 2)])
+def test_pipelines_in_bf16_sum_in_fp32(make_job, precision, pp, each):
+    """BF16_Optimizer: 2 bytes of autograd's gradient and 4 of the sum; else 6 for each parameter of its part."""
+    job = make_job("gpt3-175b", engine="deepspeed", gpus=64, batch=64, precision=precision, cluster="dgx-h100")
+    lines = lines_of(job, f"tp=8,pp={pp},dp={8 // pp},zero=1,sp=0", num_layers=8, policy=2)
+    params = lines[LineName.PARAMS] / 2
+    assert lines[LineName.GRADS] == each * params
+    assert lines[LineName.OPTIMIZER_STATE] * (8 // pp) == pytest.approx((12 if each == 6 else 18) * params)
+
+
 @pytest.mark.parametrize(("text", "buckets"), [("dp=8,zero=0", 0), ("dp=8,zero=1", 1), ("pp=2,dp=4,zero=1", 0)])
 def test_gradients_pass_through_a_bucket(make_job, with_engine, text, buckets):
     """500 million parameters in 16 bits with ZeRO; pipelines reduce their gradients otherwise."""
