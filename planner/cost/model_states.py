@@ -97,15 +97,16 @@ def model_state_bytes(job: PoolJob, layout: Degrees, stage: Stage) -> tuple[Numb
 
 
 def low_precision_bytes(job: PoolJob, layout: Degrees, stage: Stage) -> Number:
-    """Bytes of what products read in place of 16-bit weights: their copies in few bits, and those transposed.
+    """Bytes of what products read in place of 16-bit weights, beside them: copies in few bits, and those transposed.
 
-    Source: Transformer Engine, pytorch/module/base.py (quantize_weight, cached over microbatches); engine profile.
+    Source: Transformer Engine, pytorch/module/base.py (quantize_weight, cached over microbatches); Megatron-LM,
+    --fp8-param-gather, which only its distributed optimizer has, keeps no other weights.
     """
     of_precision = {"fp8": 1.0, "fp4": 0.5}.get(job.training.precision, 0.0)
     each = job.engine.memory.fp8_weight_bytes * of_precision
     if not each:
         return 0.0
-    return each * sum_of(
+    return (np.equal(layout.zero, 0) * each) * sum_of(
         count * layer_params(job, layout, experts=experts).total for experts, count in layer_kinds(job, layout, stage)
     )
 

@@ -100,7 +100,8 @@ class EngineMemory(Document):
     fp8_weight_bytes: float = Field(
         default=0,
         ge=0,
-        description="in fp8, kept of each weight of a layer beside the 16-bit one: its copy and transpose",
+        description="in fp8 without ZeRO, kept of each weight of a layer beside the 16-bit one: copy and transpose; "
+        "with ZeRO they take its place",
     )
     gradient_placeholders: bool = Field(
         default=False,

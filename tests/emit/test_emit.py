@@ -258,7 +258,10 @@ def megatron_options() -> argparse.ArgumentParser:
     parser.add_argument("--recompute-method", choices=["uniform", "block"])
     parser.add_argument("--fp8-format", choices=["e4m3", "hybrid"])
     parser.add_argument("--pipeline-model-parallel-layout")
-    for name in ("sequence-parallel", "use-distributed-optimizer", "overlap-grad-reduce", "overlap-param-gather"):
+    for name in (
+        "sequence-parallel", "use-distributed-optimizer", "overlap-grad-reduce", "overlap-param-gather",
+        "fp8-param-gather",
+    ):  # fmt: skip
         parser.add_argument(f"--{name}", action="store_true")
     for name in ("bf16", "fp16"):
         parser.add_argument(f"--{name}", action="store_true")
