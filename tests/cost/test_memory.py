@@ -260,6 +260,14 @@ def test_deepspeed_gathers_and_reduces_by_buckets(make_job, with_engine):
     assert lines_of(job, "dp=8,zero=3")[LineName.TRANSIENTS] == loss + 2 * ends + 2 * 500_000_000
 
 
+def test_each_group_of_ranks_has_buffers(make_job, with_engine):
+    job = with_engine(make_job("mixtral-8x7b", engine="megatron", gpus=8), memory={"fragmentation": 0.0})
+    stage = {"num_layers": 16, "num_expert_layers": 16}
+    for text, groups in (("dp=1", 0), ("tp=2,sp=1,dp=4", 2), ("tp=2,sp=1,dp=4,ep=4", 3), ("pp=2,cp=2,dp=2,ep=4", 3)):
+        runtime = lines_of(job, text, **stage)[LineName.RUNTIME]
+        assert runtime == pytest.approx(job.cluster.device.reserved_memory + groups * 0.25 * GIB)
+
+
 @pytest.mark.parametrize(("precision", "pp", "each"), [("bf16", 4, 6), ("fp16", 4, 2), ("bf16", 1, 2)])
 def test_pipelines_in_bf16_sum_in_fp32(make_job, precision, pp, each):
     """BF16_Optimizer: 2 bytes of autograd's gradient and 4 of the sum; else 6 for each parameter of its part."""
@@ -285,6 +293,16 @@ def test_in_8_bits_inputs_of_products_are_kept_and_what_the_gate_reads_is_not(ma
     layout = parse_layout("dp=8", num_layers=32, num_devices=8)
     saved = [float(layer_activation_bytes(each, layout)[0]) for each in (with_precision(job, "bf16"), job)]
     assert saved[0] - saved[1] == 512 * (2 * 4096 + 14336)
+    experts = make_job(
+        "mixtral-8x7b", engine="megatron", gpus=8, sequence=512, precision="fp8", cluster="dgx-h100",
+        settings=("model.moe.imbalance=1.0",),
+    )  # fmt: skip
+    of_layer = [
+        float(layer_activation_bytes(each, layout, experts=True)[0])
+        for each in (with_precision(experts, "bf16"), experts)
+    ]
+    # input of attention; of two choices a token their inputs and products; the router reads 16 bits
+    assert of_layer[0] - of_layer[1] == pytest.approx(512 * (4096 + 2 * (4096 + 14336)))
     # and of each weight of a layer its copy and that transposed, where the weights themselves are not kept so
     for zero, each in ((0, 2), (1, 0)):
         weights = [lines_of(of, f"dp=8,zero={zero}")[LineName.PARAMS] for of in (job, with_precision(job, "bf16"))]
