@@ -181,7 +181,7 @@ def engine_of(run: Run, model_parallel: bool, assumed: list[Assumed]) -> tuple[E
     Plain FSDP has no tensor, pipeline or context parallelism: such rows are of torch's composition.
     """
     words, entry = run.framework.lower(), _framework(run)
-    is_unknown = entry is None or "-like" in words
+    is_unknown = entry is None or ("-like" in words and entry["engine"].startswith("megatron"))
     names = entry["engine"].split() if entry else ["fsdp" if run.zero_stage == 3 else "megatron"]
     if run.zero_stage == 3 and names[0].startswith("megatron"):
         names.insert(0, "megatron-fsdp")
@@ -270,6 +270,8 @@ def _settings(run: Run, model: ModelSpec, engine: EngineSpec, assumed: list[Assu
         found["training.memory_recipe"] = recipe
     if any(word in task for word in _ADAPTERS):
         found |= _adapters(f"{task} {words}", assumed)
+    if "rms kernel" in words:
+        found["engine.memory.norm_copies"] = "0"
     dispatcher = run.dispatcher or next((word for word in ("deepep", "hybridep") if word in words), "")
     if dispatcher and model.moe is not None:
         found["engine.communication.dispatches_once_per_host"] = str(dispatcher != "alltoall").lower()

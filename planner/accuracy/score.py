@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 from planner.accuracy.jobs import Setup, Unsupported, job_of
 from planner.cost.estimate import estimate
 from planner.cost.ledger import LineName, StageMemory
+from planner.cost.memory import CACHED_SHARE
 from planner.errors import InputError
 from planner.search.search import plan_for_layout
-from planner.sums import sum_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -95,15 +95,15 @@ def memory_by_class(job: PoolJob, stage: StageMemory) -> dict[str, float]:
     """What the three usual counters would show for a stage, in bytes.
 
     allocated: tensors alone (torch.cuda.max_memory_allocated), every line but the runtime. reserved: with what the
-    allocator loses (max_memory_reserved). device: with context and communication buffers (nvidia-smi), the whole
-    ledger.
+    allocator loses, or keeps for later while there is room (max_memory_reserved). device: with context and buffers of
+    communication (nvidia-smi); above the device's memory only where the ledger's total is.
 
-    Source: PyTorch, notes on CUDA memory management.
+    Source: PyTorch, notes on CUDA memory management; `planner.cost.memory.CACHED_SHARE`.
     """
-    device = stage.total_bytes
-    runtime = sum_of(float(line.num_bytes) for line in stage.lines if line.name == LineName.RUNTIME)
-    return {
-        "allocated": device - runtime,
-        "reserved": device - job.cluster.device.reserved_memory,
-        "device": device,
-    }
+    by_name = {line.name: float(line.num_bytes) for line in stage.lines}
+    runtime, used = by_name[LineName.RUNTIME], by_name[LineName.ACTIVATIONS] + by_name[LineName.TRANSIENTS]
+    lost = job.engine.memory.fragmentation * used
+    allocated, fixed = stage.total_bytes - runtime, runtime - lost
+    room = job.whole_memory_bytes - allocated - fixed
+    held = max(lost, min(CACHED_SHARE * used, room))
+    return {"allocated": allocated, "reserved": allocated + held, "device": allocated + held + fixed}

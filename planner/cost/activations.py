@@ -79,9 +79,13 @@ def activation_terms(job: PoolJob, layout: Degrees, *, experts: bool = False) ->
     if not model.parallel_attention:
         terms.append(ActivationTerm(name="residual", num_bytes=element * h / sharded))
     if model.norms_per_layer > 1:
-        kept = narrow * h / gathered * _is_read_again(job, ("gate", "up"))
+        read = element if experts and model.moe is not None else narrow  # the router reads 16 bits
+        kept = read * h / gathered * _is_read_again(job, ("gate", "up"))
         dropped = dict.fromkeys(before_block, 1.0)
         terms.append(ActivationTerm(name="feed-forward input", num_bytes=kept, dropped=dropped))
+    if copies := job.engine.memory.norm_copies:
+        size = copies * tokens * h * model.norms_per_layer / sharded
+        terms.append(ActivationTerm(name="copies of norms", num_bytes=size))
     if adapters := adapted_matrices(model, training):
         down = element * training.lora_rank * len(adapters)
         terms.append(ActivationTerm(name="adapters", num_bytes=down))
@@ -100,7 +104,7 @@ def activation_terms(job: PoolJob, layout: Degrees, *, experts: bool = False) ->
         terms += [
             replace(term, name=f"cross-attention {term.name}", num_bytes=share * term.num_bytes) for term in cross
         ]
-    inner = _inner_tensors(job) * narrow * model.ffn_hidden_size / layout.tp
+    inner = _inner_bytes(job) * tokens * model.ffn_hidden_size / layout.tp
     one = 1.0 / _inner_tensors(job)  # the first product's output, and the second's input
     dropped = {ACTIVATION: one, "mlp": 1.0}
     return (*terms, ActivationTerm(name="feed-forward inner", num_bytes=inner, saved=one, dropped=dropped))
@@ -135,6 +139,27 @@ def _inner_tensors(job: PoolJob) -> float:
     return tensors - 1.0 + _is_read_again(job, ("down",))
 
 
+def _inner_bytes(job: PoolJob) -> float:
+    """Bytes of the same for each token and element of the feed-forward width.
+
+    Source: Transformer Engine, pytorch/module/linear.py: the second product's input is saved in 8 bits; DeepSeek-V3
+    (2024), section 3.3.3, keeps what the activation function reads in 8 bits too.
+    """
+    last = _is_read_again(job, ("down",))
+    others = _narrow(job) if job.engine.memory.fp8_gates else 1.0
+    return job.compute_bytes * ((_inner_tensors(job) - last) * others + last * _narrow(job))
+
+
+def inner_gradient_bytes(job: PoolJob, layout: Degrees, *, experts: bool) -> Number:
+    """The gradient of what the activation function of one layer reads, made while all that the layer kept is there.
+
+    Source: derived here; of a layer's tensors those of the feed-forward block are the widest.
+    """
+    kept = (term for term in activation_terms(job, layout, experts=experts) if term.name.endswith(" inner"))
+    elements = sum_of(term.num_bytes for term in kept) / _inner_bytes(job)
+    return job.compute_bytes * (2.0 if job.model.activation == "swiglu" else 1.0) * elements
+
+
 def _half(query: int, key: int) -> float:
     """Share of queries and values in queries, keys and values: the first and the third product's output."""
     return (query + key) / (query + 2 * key)
@@ -162,6 +187,8 @@ def _attention_terms(job: PoolJob, layout: Degrees) -> tuple[ActivationTerm, ...
             ),
             ActivationTerm(name="attention output", num_bytes=outputs * element * query / t, saved=1.0),
         ]
+        if job.engine.memory.keeps_joint_projection and model.position == "rope":
+            terms.append(ActivationTerm(name="joint projection", num_bytes=element * (query + key) / t))
         if model.qk_norm != "none":
             terms.append(ActivationTerm(name="inputs of query and key norms", num_bytes=element * (query + key) / t))
     else:
@@ -186,7 +213,8 @@ def _attention_terms(job: PoolJob, layout: Degrees) -> tuple[ActivationTerm, ...
         return tuple(terms)
     core = {"core_attn": 1.0}
     square = tokens * job.training.sequence_length * model.num_heads / t
-    terms.append(ActivationTerm(name="softmax", num_bytes=job.compute_bytes * square, dropped=core))
+    each = job.compute_bytes if job.training.precision == "fp32" else job.engine.memory.score_bytes
+    terms.append(ActivationTerm(name="softmax", num_bytes=each * square, dropped=core))
     if job.training.dropout:
         kept = (1.0 + job.compute_bytes) * square
         terms.append(ActivationTerm(name="softmax dropout", num_bytes=kept, dropped=core))
@@ -199,15 +227,15 @@ def _expert_terms(job: PoolJob, layout: Degrees, moe: MixtureOfExperts) -> tuple
     element = job.compute_bytes
     narrow = element * _narrow(job)
     choices = tokens / layout.tp * moe.experts_per_token * moe.imbalance * layout.etp
-    inner = _inner_tensors(job)
+    inner, inner_bytes = _inner_tensors(job), _inner_bytes(job)
     whole = {"moe": 1.0}
-    shared = inner * narrow * tokens * moe.shared_ffn_hidden_size / layout.tp
+    shared = inner_bytes * tokens * moe.shared_ffn_hidden_size / layout.tp
     return (
         ActivationTerm(name="router", num_bytes=8.0 * tokens / layout.tp * moe.num_experts, dropped=whole),
         ActivationTerm(name="expert inputs", num_bytes=narrow * choices * job.model.hidden_size, dropped=whole),
         ActivationTerm(
             name="expert inner",
-            num_bytes=inner * narrow * choices * moe.ffn_hidden_size / layout.etp,
+            num_bytes=inner_bytes * choices * moe.ffn_hidden_size / layout.etp,
             saved=1.0 / inner,
             dropped={ACTIVATION: 1.0 / inner, "moe_act": 1.0 / inner, **whole},
         ),

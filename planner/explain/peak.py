@@ -9,7 +9,6 @@ from pydantic import Field
 
 from planner.cost.activations import activation_terms, device_activation_bytes, held_of_stage, kept_share, sent_bytes
 from planner.cost.estimate import estimate
-from planner.cost.memory import allocator_share
 from planner.cost.stage import by_policy, layer_kinds, policies_of, pool_indices, stages_of
 from planner.cost.transients import layer_backward_bytes, loss_bytes, recompute_bytes
 from planner.explain.operations import stage_at
@@ -74,7 +73,7 @@ def _peak_of_stage(job: PoolJob, layout: Layout, stage: Stage) -> StagePeak:
         stage=int(stage.index),
         moment=_moment(job, layout, stage),
         microbatches_in_flight=in_flight,
-        bytes_per_microbatch=each * (1 + float(allocator_share(job, layout))),
+        bytes_per_microbatch=each * (1 + job.engine.memory.fragmentation),
         activations=tuple(ActivationPart(name=name, num_bytes=size) for name, size in ordered if size),
     )
 

@@ -94,6 +94,11 @@ class EngineMemory(Document):
         "lasts; `piped`: below ZeRO-2 while microbatches add up, and under a pipeline at every ZeRO stage; "
         "`accumulated`: at every ZeRO stage while microbatches add up (no_sync)"
     )
+    pipeline_sums: float = Field(
+        default=0,
+        ge=0,
+        description="bytes per parameter of fp32 sums of gradients, whole under a pipeline in bf16",
+    )
     gradients_apart: bool = Field(
         default=False,
         description="gradients of activations and of one layer's weights are counted beside the sums they are added to",
@@ -103,6 +108,16 @@ class EngineMemory(Document):
     shards_positions: bool = Field(default=False, description="a learned table of positions is cut by tp")
     logits_bytes: float = Field(ge=0, description="bytes per logit at the loss, of 16-bit training")
     whole_logits: bool = Field(default=False, description="every tp rank has all logits at the loss, not its part")
+    norm_copies: float = Field(
+        default=0,
+        ge=0,
+        description="bytes that a norm keeps for each element beside its input and output: one that is no fused kernel "
+        "has an fp32 copy of the input (4) and the normalised input (2)",
+    )
+    keeps_joint_projection: bool = Field(
+        default=False, description="the joint product of queries, keys and values stays beside their rotated copies"
+    )
+    score_bytes: float = Field(default=2, gt=0, description="kept for each score of attention without a fused kernel")
     regathers_inputs: bool = Field(description="sequence parallelism stores sharded inputs, gathers them again")
     fused_swiglu: bool
     selective_recompute: Literal["attention-core", "operators", "light"] = Field(
@@ -119,6 +134,18 @@ class EngineMemory(Document):
         default=True, description="the outputs of experts are kept for the gradient of the router's weights"
     )
     fp8_activations: bool = Field(default=False, description="in fp8, inputs of products are kept in 8 bits")
+    fp8_gates: bool = Field(default=False, description="and so is what the activation function reads")
+    fp8_weight_bytes: float = Field(
+        default=0,
+        ge=0,
+        description="in fp8 without ZeRO, kept of each weight of a layer beside the 16-bit one: copy and transpose; "
+        "with ZeRO they take its place",
+    )
+    gradient_placeholders: bool = Field(
+        default=False,
+        description="where products add to the gradient themselves, autograd has an empty 16-bit tensor, which is "
+        "kept for each shape of a weight",
+    )
     keeps_stage_outputs: bool = Field(
         default=False, description="a pipeline stage keeps what it sent for each microbatch in flight"
     )
@@ -131,9 +158,13 @@ class EngineMemory(Document):
     reduced_params: float = Field(
         default=1e12, gt=0, description="parameters whose gradients wait for their reduction, at most a layer's"
     )
-    fragmentation: float = Field(ge=0, lt=1, description="share of activations lost by the allocator")
-    pipeline_fragmentation: float | None = Field(
-        default=None, ge=0, lt=1, description="the same under a pipeline, where it differs"
+    gradient_bucket: float = Field(
+        default=0, ge=0, description="parameters of the bucket that gradients are copied to, with ZeRO and no pipeline"
+    )
+    fragmentation: float = Field(
+        ge=0,
+        lt=1,
+        description="share of activations and transients that the allocator cannot use, even where memory is short",
     )
     communicator_memory: Bytes | None = Field(
         default=None, description="for each mesh axis above 1, beside the device's reserved_memory"

@@ -214,6 +214,8 @@ def test_the_last_host_may_be_half_empty(gpus: str, hosts: int, per_host: int) -
         ("Paxml (JAX FSDP+DP)", {"tp": "1", "pp": "1"}, "fsdp"),
         ("torchtitan", {}, "torchtitan"),
         ("PyTorch FSDP", {"tp": "2", "pp": "1"}, "torchtitan"),
+        ("AA-Scaling (Megatron-like, in house)", {"flash_attention": "0"}, "aleph-alpha-scaling"),
+        ("nanotron", {}, "nanotron"),
         ("nobody knows", {}, "megatron"),
     ],
 )

@@ -78,6 +78,7 @@ def small_job(seed, *, num_pools=None, different=False):
             *((*WINDOWS, f"model.global_every={2 + seed % 2}") if different else ()),
             f"device.memory={pick.choice([0.01, 0.02, 0.05] if long else [0.005, 0.01, 0.02, 0.05, 0.5])} GiB",
             "device.reserved_memory=1 MiB",
+            "engine.memory.communicator_memory=1 B",
             f"device.efficiency.layer_floor={1 if long else pick.choice([1, 50])} us",
             f"device.peak.fp16={pick.choice([0.3, 0.4, 0.6]) if long else 100} TFLOP/s",
             *(["device.num_processors=1"] if long else []),  # small microbatches are no slower

@@ -63,6 +63,7 @@ def small_job(seed):
             f"model.num_layers={layers}",
             f"device.memory={gib} GiB",
             "device.reserved_memory=1 MiB",
+            "engine.memory.communicator_memory=1 B",
             f"device.efficiency.layer_floor={pick.choice([1, 50])} us",
             f"nvlink.bandwidth={pick.choice([0.1, 1, 300])} GB/s",
         ),
@@ -369,7 +370,12 @@ def small_mixture_job(gib=0.006):
             gpus=4,
             sequence_length=64,
             global_batch_size=4,
-            settings=(f"device.memory={gib} GiB", "device.reserved_memory=1 MiB", "nvlink.bandwidth=1 GB/s"),
+            settings=(
+                f"device.memory={gib} GiB",
+                "device.reserved_memory=1 MiB",
+                "engine.memory.communicator_memory=1 B",
+                "nvlink.bandwidth=1 GB/s",
+            ),
             headroom=0.0,
         )
 
@@ -433,6 +439,7 @@ def job_of_different_layers(seed, engine="megatron", gpus=None):
             settings=(
                 f"device.memory={pick.choice([0.01, 0.02, 0.05, 0.5])} GiB",
                 "device.reserved_memory=1 MiB",
+                "engine.memory.communicator_memory=1 B",
                 "device.efficiency.layer_floor=1 us",
                 f"device.efficiency.attention={pick.choice([0.002, 0.02])}",
                 f"nvlink.bandwidth={pick.choice([1, 300])} GB/s",
