@@ -19,11 +19,11 @@ from planner import reading
 from planner.cost.segments import with_segment
 from planner.errors import InputError, NothingFitsError, PlannerError
 from planner.explain.report import Explanation, Questions, explain
-from planner.layout import Layout, parse_layout
 from planner.plan import Plan
 from planner.plan_parts import ObjectiveName
 from planner.search.batch_choice import batch_report, choose_batch
 from planner.search.footprint import NothingFits
+from planner.search.given import plan_for_text
 from planner.search.near_ties import AS_GOOD
 from planner.search.objectives import objective_of
 from planner.search.optimum.integer_program import SolverName
@@ -39,6 +39,7 @@ from planner.specs.text import any_of, did_you_mean
 from planner.units import format_bytes, parse_length
 
 if TYPE_CHECKING:
+    from planner.layout import Layout
     from planner.specs.job import Job
 
 __all__ = [
@@ -205,6 +206,8 @@ def estimate_layout(
 ) -> Plan:
     """Price one layout without a search, `layout="tp=8,pp=4,mbs=1"`; `plan.fits` says whether it fits.
 
+    What a text leaves out is filled by the rules of `planner.search.given`; `plan.assumed` lists it.
+
     Other keywords are those of `plan_job`.
 
     Raises:
@@ -216,14 +219,8 @@ def estimate_layout(
         hint = "give one number of sequences, as in --global-batch 1024; `planner plan` chooses from a range"
         raise InputError("one layout is priced with one batch size", where="global_batch_size", hint=hint)
     if isinstance(layout, str):
-        pools = {pool.cluster.name: pool.num_devices for pool in job.pools}
-        num_devices = pools if len(job.pools) > 1 else job.num_devices
-        layout = parse_layout(layout, num_layers=job.model.num_layers, num_devices=num_devices)
-    placed = with_segment(job.cluster, layout)
-    if placed != layout:
-        words = f"segment {placed.segment}: --layout leaves it out, and with it most ranks of a group share a domain"
-        (reporter or Reporter()).noted(words)
-    return plan_for_layout(job, placed)
+        return plan_for_text(job, layout)
+    return plan_for_layout(job, with_segment(job.cluster, layout))
 
 
 def explain_layout(

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, cast, get_args
 import numpy as np
 
 from planner.errors import InputError, Mistake
-from planner.specs.engine import Offload, Recompute, Schedule
+from planner.specs.engine import Offload, Schedule
+from planner.specs.recompute import canonical, policy_fault
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -34,9 +35,21 @@ _LISTS: Final = ("layers_per_stage", "recompute", "pools")
 """Keys with an entry for each chunk, or (`pools`) for each stage; `3*11` stands for `11/11/11`."""
 _WORDS: Final[dict[str, tuple[str, ...]]] = {
     "schedule": (*get_args(Schedule), _DUALPIPE),
-    "recompute": get_args(Recompute),
     "offload": get_args(Offload),
 }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Assumed:
+    """What was not said: the key, the value that was taken, and the rule that took it."""
+
+    key: str
+    value: str
+    rule: str
+
+    def __str__(self) -> str:
+        """As the command line writes it, with the rule behind."""
+        return f"{self.key}={shortened_list(self.value)} ({self.rule})"
 
 
 class LayerDegrees(Protocol):
@@ -100,7 +113,7 @@ class Layout:
     interleave: int = 1
     schedule: Schedule = "1f1b"
     sp: int = 0
-    recompute: tuple[Recompute, ...]
+    recompute: tuple[str, ...]
     offload: Offload = "none"
     layers_per_stage: tuple[int, ...]
     pools: tuple[str, ...] = ()
@@ -154,7 +167,7 @@ class Layout:
         """Layers that pipeline stage `stage` holds, over all its chunks."""
         return sum(self.layers_per_stage[chunk] for chunk in self.chunks_of_stage(stage))
 
-    def recompute_of_stage(self, stage: int) -> Recompute:
+    def recompute_of_stage(self, stage: int) -> str:
         """Recompute policy of a stage; the same for all its chunks in plans that the search makes."""
         return self.recompute[stage]
 
@@ -268,6 +281,8 @@ def parse_assignments(text: str, option: str) -> dict[str, str]:
             mistakes.append(Mistake(message=f"`{key}` is given twice", where=option))
         else:
             found[key] = _written_out(value.strip()) if key in _LISTS else value.strip()
+            if key == "recompute":
+                found[key] = "/".join(map(canonical, found[key].split("/")))
     if mistakes:
         raise InputError(*mistakes)
     return found
@@ -283,6 +298,11 @@ def check_value(key: str, text: str, option: str) -> Mistake | None:
         return Mistake(message=f"`{key}={text}` is no legal value", where=option, hint=f"{key} is {wanted}")
     if key == "pools":  # whether there are such pools, the cluster says
         return None
+    if key == "recompute":
+        faults = (fault for part in text.split("/") if (fault := policy_fault(part)))
+        return next(
+            (Mistake(message=f"`{key}={text}` is no legal value", where=option, hint=hint) for hint in faults), None
+        )
     allowed = _WORDS.get(key, ())
     for part in text.split("/"):
         if part in allowed or (not allowed and part.isascii() and part.isdigit() and len(part) < 6):
@@ -330,7 +350,7 @@ def parse_layout(
     return Layout(
         **number,
         schedule=schedule,
-        recompute=cast("tuple[Recompute, ...]", recompute),
+        recompute=recompute,
         offload=cast("Offload", given.get("offload", "none")),
         layers_per_stage=layers,
         pools=pools,
@@ -418,7 +438,7 @@ def divisors(number: int) -> list[int]:
     return sorted({*small, *(number // d for d in small)})
 
 
-def with_stages(layout: Layout, layers_of_stage: tuple[int, ...], recompute_of_stage: tuple[Recompute, ...]) -> Layout:
+def with_stages(layout: Layout, layers_of_stage: tuple[int, ...], recompute_of_stage: tuple[str, ...]) -> Layout:
     """The same degrees with these layers and recompute policies, given per stage (not per chunk)."""
     return replace(
         layout,

@@ -17,7 +17,7 @@ from planner.cost.band import Band
 from planner.cost.ledger import HostMemory, LineName, MemoryLine, StageMemory, TimeLine
 from planner.cost.run import WholeRun, devices_in_use, whole_run
 from planner.errors import EnvironmentProblem, InputError
-from planner.layout import Layout, format_layout, parse_layout
+from planner.layout import Assumed, Layout, format_layout, parse_layout
 from planner.no_plan import HOW_TO_GET_ONE, PLAN_FORMAT, no_plan
 from planner.plan_parts import BatchChoice, Certificate, MadeBy, SearchOptions
 from planner.specs.calibration import CalibrationEntry
@@ -58,7 +58,7 @@ class Plan:
     Seconds are per optimizer step; of measured runs like it 8 of 10 lie between the low and the high one, and `band`
     says on how many runs that rests. `mfu` and `hfu` name their convention in `flops_convention`. On a mixed cluster
     there is a calibration for each pool. A layout of the user's has no certificate. proved_by: who proved the
-    certificate, where other formulas have priced the plan since.
+    certificate, where other formulas have priced the plan since. assumed: what a layout of the user's left out.
     """
 
     model: ModelSpec
@@ -85,6 +85,7 @@ class Plan:
     batch: BatchChoice | None = None  # where there was a choice
     certificate: Certificate | None = None
     proved_by: MadeBy | None = None
+    assumed: tuple[Assumed, ...] = ()
 
     @property
     def run(self) -> WholeRun | None:
@@ -111,6 +112,7 @@ def plan_to_dict(plan: Plan) -> dict[str, Any]:
         "training": plan.training.model_dump(mode="json"),
         "engine": plan.engine.model_dump(mode="json"),
         "layout": layout_to_dict(plan.layout),
+        "assumed": [asdict(each) for each in plan.assumed],
         "world_size": plan.layout.world_size,
         "idle_devices": plan.cluster.num_devices - plan.layout.world_size,
         "idle_reason": plan.idle_reason,
@@ -372,6 +374,7 @@ def _plan_from_dict(data: dict[str, Any]) -> Plan:
         made_by=_strict(MadeBy, data["made_by"]),
         proved_by=_if_any(MadeBy, data["proved_by"]),
         options=options,
+        assumed=tuple(_strict(Assumed, each) for each in data["assumed"]),
     )
 
 

@@ -38,7 +38,16 @@ _SAME: Final = 1e-9
 """Figures that differ by less than this, relatively, are the same on another machine."""
 
 _MOST_NAMED: Final = 4
-_NOT_PRICED: Final = ("made_by", "idle_reason", "batch_choice", "certificate", "proved_by", "options", "checksum")
+_NOT_PRICED: Final = (
+    "made_by",
+    "assumed",
+    "idle_reason",
+    "batch_choice",
+    "certificate",
+    "proved_by",
+    "options",
+    "checksum",
+)
 
 
 def read_plan(path: Path, *, source: TextIO | None = None, tell: Callable[[str], None] = lambda _: None) -> Plan:
@@ -124,6 +133,7 @@ def _priced_now(plan: Plan, job: Job) -> Plan:
         certificate=plan.certificate,
         proved_by=proved_by if plan.certificate and proved_by != now.made_by else None,
         options=plan.options,
+        assumed=plan.assumed,
     )
 
 

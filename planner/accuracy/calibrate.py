@@ -24,7 +24,7 @@ import numpy as np
 
 from planner.accuracy.jobs import Unsupported, job_of
 from planner.accuracy.runs import read_runs
-from planner.accuracy.score import settled, step_seconds
+from planner.accuracy.score import step_seconds
 from planner.cost.band import axes_of
 from planner.cost.limits import unpriced
 from planner.specs.calibration import Calibration, CalibrationEntry, Evidence, precision_class
@@ -135,7 +135,6 @@ def read_samples(runs: Iterable[Run]) -> list[Sample]:
 
 def _sample(run: Run, setup: Setup, measured_seconds: float) -> Sample:
     job = setup.job
-    setup = settled(setup)
     shares = _PRICED_SHARES if job.training.attention == "flash" else _PRICED_SHARES[:1]
     seconds = np.stack([_over_shares(setup, float(slowdown), shares) for slowdown in _SLOWDOWNS], axis=-1)
     size = f"{job.model.hidden_size}x{job.model.num_layers}"

@@ -1,4 +1,8 @@
-"""From a row of a table to a job and a layout; what a row does not state is decided here, once, with the reason."""
+"""From a row of a table to what `planner explain` would be given for it: documents, options, and a layout in part.
+
+What the row leaves out of its layout is filled by the rules of planner/search/given.py, as for anybody who leaves it
+out of `--layout`; what else it leaves out is decided here, once, and listed.
+"""
 
 from __future__ import annotations
 
@@ -6,25 +10,30 @@ import re
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from functools import cache
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import TYPE_CHECKING, Any, Final
 
-from planner.accuracy.knowledge import UnpricedRun, knowledge, normalized
+from planner.accuracy.knowledge import UnpricedRun, first_match, knowledge, normalized
 from planner.accuracy.machines import cluster_of
 from planner.accuracy.models import model_of
-from planner.cost.segments import with_segment
-from planner.layout import Layout, even_split
-from planner.specs.by_name import load_engine, shipped_calibration
-from planner.specs.calibration import find_entry
-from planner.specs.job import PoolJob
+from planner.errors import InputError
+from planner.layout import Assumed
+from planner.search.given import given_layout, split_with_ends
+from planner.specs.by_name import engine_names, load_engine
+from planner.specs.load import load_job
+from planner.specs.recompute import canonical, policy_fault
 from planner.specs.text import printable
 from planner.specs.training import TrainingSpec
+from planner.specs.uniform import uniform_job
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from planner.accuracy.runs import Run
-    from planner.specs.cluster import Precision
-    from planner.specs.engine import EngineSpec, Offload, Recompute, Schedule
+    from planner.layout import Layout
+    from planner.specs.cluster import ClusterSpec, Precision
+    from planner.specs.engine import EngineSpec, Offload
+    from planner.specs.job import PoolJob
     from planner.specs.model import ModelSpec
-    from planner.specs.recipe import MemoryRecipe
 
 _LARGEST_BATCH: Final = 100_000_000
 _LARGEST_SEQUENCE: Final = 100_000_000
@@ -40,25 +49,34 @@ class Unsupported:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Setup:
-    """What a row says, in the planner's own terms.
+class Question:
+    """What a row asks, as one would type it: two documents, options of a workload, and a layout.
 
-    share: batch of the row over the batch of `job`, below 1 where the microbatches were rounded up to whole ones;
-    the step of the row takes this share of the job's step.
-    assumed: what the row does not state and was decided here, in words.
-    recomputed_share: part of the layers that recompute everything because the row would not fit otherwise.
+    options: keywords of `planner.specs.load.load_job`, each an option of the command line.
+    share: batch of the row over the batch that is priced, below 1 where the microbatches were rounded up to whole ones;
+    the step of the row takes this share of the step that is priced.
+    assumed: what the row leaves out, or says in words that stand for something near, but for keys of the layout.
+    unknown_framework: no engine profile is of the row's program.
     """
+
+    model: ModelSpec
+    cluster: ClusterSpec
+    options: dict[str, Any]
+    layout: str
+    share: float
+    assumed: tuple[Assumed, ...]
+    unknown_framework: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setup:
+    """A row's question, read: the job, the whole layout, and all that was assumed of both."""
 
     job: PoolJob
     layout: Layout
     share: float = 1.0
-    recomputed_share: float = 0.0
-    assumed: tuple[str, ...] = ()
-
-    @property
-    def assumes_recompute(self) -> bool:
-        """The row does not say whether activations are recomputed."""
-        return any(each.startswith("recompute") for each in self.assumed)
+    assumed: tuple[Assumed, ...] = ()
+    unknown_framework: bool = False
 
 
 def job_of(run: Run) -> Setup | Unsupported:
@@ -68,46 +86,73 @@ def job_of(run: Run) -> Setup | Unsupported:
     people are not the user's mistakes.
     """
     try:
-        return _setup(_with_knobs(run))
+        return setup_of(question_of(run))
     except UnpricedRun as reason:
         return Unsupported(reason=str(reason))
 
 
-def _setup(run: Run) -> Setup:
-    if run.task.lower() in ("lora", "peft", "inference", "generation"):
-        raise UnpricedRun(f"task {printable(run.task, 40)}")
-    assumed: list[str] = []
-    degrees = _degrees(run, assumed)
-    world = degrees["tp"] * degrees["pp"] * degrees["cp"] * degrees["dp"]
-    engine = engine_of(run, degrees["tp"] * degrees["pp"] * degrees["cp"] > 1)
-    model = model_of(run)
-    cluster = cluster_of(run, run.gpus or world)
-    mbs = run.microbatch or run.mbs or _assume(1, "microbatch 1", assumed)
-    batch, share = _batch(run, degrees["dp"], mbs, assumed)
-    training = _training(run, model, batch, engine)
-    calibration = find_entry(
-        shipped_calibration(),
-        device=cluster.device.name,
-        engine=engine.name,
-        precision=training.precision,
-        experts=model.moe is not None,
+def setup_of(question: Question) -> Setup:
+    """The question read as the command line reads it.
+
+    Raises:
+        UnpricedRun: what the command line would refuse, with its reason.
+    """
+    try:
+        job = uniform_job(load_job(model=question.model, cluster=question.cluster, **question.options))
+        layout, filled = given_layout(job, question.layout)
+    except InputError as error:
+        raise UnpricedRun("; ".join(each.message for each in error.mistakes)) from None
+    return Setup(
+        job=job,
+        layout=layout,
+        share=question.share,
+        assumed=(*question.assumed, *filled),
+        unknown_framework=question.unknown_framework,
     )
-    job = PoolJob(
+
+
+def question_of(run: Run) -> Question:
+    """What one would ask for a row.
+
+    Raises:
+        UnpricedRun: the row lacks what nobody can assume, or says what is not priced.
+    """
+    run = _with_knobs(run)
+    assumed: list[Assumed] = []
+    degrees = _degrees(run, assumed)
+    engine, is_unknown = engine_of(run, degrees["tp"] * degrees["pp"] * degrees["cp"] > 1, assumed)
+    model = model_of(run)
+    cluster = cluster_of(run, run.gpus or degrees["tp"] * degrees["pp"] * degrees["cp"] * degrees["dp"])
+    run = _with_microbatch(run, degrees, assumed)
+    batch, share = _batch(run, degrees["dp"], run.microbatch or run.mbs or 1, assumed)
+    if not run.seq or run.seq > _LARGEST_SEQUENCE:
+        raise UnpricedRun("sequence length not stated")
+    layout = _layout(run, model, engine, degrees, assumed)
+    settings = _settings(run, model, engine, assumed)
+    missing = _missing_abilities(engine, model, layout, settings)
+    microbatches = batch // (degrees["dp"] * (run.microbatch or run.mbs or 1))
+    if engine.pipeline.needs_filling and microbatches < degrees["pp"] and layout.get("schedule") != "gpipe":
+        rule = f"the run has {microbatches} microbatches for {degrees['pp']} stages"
+        missing.append(Assumed(key="engine.pipeline.needs_filling", value="false", rule=rule))
+    assumed += missing
+    options = {
+        "engine": engine.name,
+        "sequence_length": run.seq,
+        "global_batch_size": batch,
+        "precision": _precision(run),
+        "settings": tuple(f"{path}={value}" for path, value in settings.items())
+        + tuple(f"{each.key}={each.value}" for each in missing),
+        "allow_tp_across_nodes": True,
+    }
+    return Question(
         model=model,
         cluster=cluster,
-        training=training,
-        engine=engine,
-        allow_tp_across_nodes=True,
-        calibration=calibration,
-        evidence=shipped_calibration().evidence,
+        options=options,
+        layout=",".join(f"{key}={value}" for key, value in layout.items() if value is not None),
+        share=share,
+        assumed=tuple(assumed),
+        unknown_framework=is_unknown,
     )
-    layout = with_segment(cluster, _layout(run, job, degrees, mbs, assumed))
-    return Setup(job=job, layout=layout, share=share, assumed=tuple(assumed))
-
-
-def _assume(value: Any, words: str, assumed: list[str]) -> Any:
-    assumed.append(words)
-    return value
 
 
 def _with_knobs(run: Run) -> Run:
@@ -124,59 +169,35 @@ def _with_knobs(run: Run) -> Run:
     return replace(run, **blank) if blank else run
 
 
-def _recipe(run: Run, engine: EngineSpec) -> MemoryRecipe:
-    """The memory recipe that a source states for its runs; else what the engine keeps by default."""
-    for entry in knowledge("aliases")["recipes"]:
-        same = entry["source_set"] == run.source_set and entry["engine"] == engine.name
-        if same and fnmatchcase(normalized(run.model), entry.get("model", "*")):
-            return cast("MemoryRecipe", entry["memory_recipe"])
-    return "engine"
-
-
 # --- the engine -------------------------------------------------------------------------------------------------
 
-_ENGINES: Final = (
-    # words of the framework's name -> engine profile; the first match counts
-    ("automodel", "torchtitan"),  # FSDP2, DTensor and torch pipelining, as torchtitan
-    ("torchtitan", "torchtitan"),
-    ("kempnerforge", "kempnerforge"),
-    ("fsdp2", "torchtitan"),
-    ("olmo", "torchtitan"),
-    ("composer", "fsdp"),
-    ("fms-fsdp", "fsdp"),
-    ("paxml", "fsdp"),  # JAX: its compiler shards as FSDP does
-    ("maxtext", "fsdp"),
-    ("jax", "fsdp"),
-    ("megatron-core", "megatron"),
-    ("megatron-bridge", "megatron-bridge"),
-    ("megatron-deepspeed", "deepspeed"),
-    ("megatron(-deepspeed)", "deepspeed"),
-    ("megatron", "megatron"),
-    ("nemo", "megatron-bridge"),
-    ("deepspeed", "deepspeed"),
-    ("gpt-neox", "deepspeed"),
-    ("fsdp", "fsdp"),
-    ("alpa", "megatron-2021"),  # no fused attention, no distributed optimizer in its Megatron-like plans
-)
 
+def engine_of(run: Run, model_parallel: bool, assumed: list[Assumed]) -> tuple[EngineSpec, bool]:
+    """The engine profile for a row's framework, and whether the framework is unknown.
 
-def engine_of(run: Run, model_parallel: bool) -> EngineSpec:
-    """The engine profile for a row's framework; one that nobody knows is priced as Megatron.
-
-    Megatron-LM without fused attention is the code of 2021, or of 2022 where the source is the paper of that year or
-    the run has sequence parallelism, which came then.
+    An unknown one is priced by the nearest profile: FSDP's where weights are sharded, else Megatron's; so is one that
+    is only said to be like Megatron. Megatron-LM without fused attention is the code of 2021, or of 2022 where the
+    source is the paper of that year or the run has sequence parallelism, which came then.
     Plain FSDP has no tensor, pipeline or context parallelism: such rows are of torch's composition.
     """
-    words = run.framework.lower()
-    name = next((engine for word, engine in _ENGINES if word in words), "megatron")
-    if name == "megatron" and run.flash_attention == 0:
+    words, entry = run.framework.lower(), _framework(run)
+    is_unknown = entry is None or ("-like" in words and entry["engine"].startswith("megatron"))
+    names = entry["engine"].split() if entry else ["fsdp" if run.zero_stage == 3 else "megatron"]
+    if run.zero_stage == 3 and names[0].startswith("megatron"):
+        names.insert(0, "megatron-fsdp")
+    name = next(each for each in names if each in engine_names())
+    if name == "megatron" and run.flash_attention == 0 and not is_unknown:
         name = "megatron-2022" if run.sp or "korthikanti" in run.source_set else "megatron-2021"
     if name == "fsdp" and model_parallel:
         name = "torchtitan"
-    engine = _engine(name)
-    once = any(word in f"{run.flags} {run.notes}".lower() for word in ("deepep", "hybridep"))
-    dispatch = engine.communication.model_copy(update={"dispatches_once_per_host": True})
-    return engine.model_copy(update={"communication": dispatch}) if once else engine
+    if is_unknown:
+        rule = f"framework {printable(run.framework, 40) or '(blank)'} is not known: priced as {name}"
+        assumed.append(Assumed(key="engine", value=name, rule=rule))
+    return _engine(name), is_unknown
+
+
+def _framework(run: Run) -> Mapping[str, Any] | None:
+    return first_match(f"{run.framework} {run.release}".lower(), knowledge("aliases")["frameworks"])
 
 
 @cache
@@ -184,47 +205,160 @@ def _engine(name: str) -> EngineSpec:
     return load_engine(name)
 
 
+def _missing_abilities(
+    engine: EngineSpec, model: ModelSpec, layout: Mapping[str, Any], settings: Mapping[str, str]
+) -> list[Assumed]:
+    """What the profile lacks of what the row's program shows that it has, as settings that add it."""
+    can = engine.can
+    piped = layout["pp"] > 1
+    zeros = engine.pipeline.zero_stages if piped else can.zero_stages
+    zero, policy = layout.get("zero"), layout.get("recompute")
+    axes = [axis for axis in ("tp", "pp", "dp", "cp", "ep", "etp") if (layout.get(axis) or 1) > 1]
+    missing: dict[str, Any] = {}
+    if zero is not None and zero not in zeros:
+        missing["engine.pipeline.zero_stages" if piped else "engine.can.zero_stages"] = [*zeros, zero]
+    if not {*axes} <= {*can.axes}:
+        missing["engine.can.axes"] = [*can.axes, *(axis for axis in axes if axis not in can.axes)]
+    if layout.get("sp") == 0 and not can.tp_without_sp:
+        missing["engine.can.tp_without_sp"] = "true"
+    if layout.get("hsdp", 1) > 1 and not can.replicates_shards:
+        missing["engine.can.replicates_shards"] = "true"
+    if policy and not can.recomputes(policy):
+        some = policy.partition(":")[0]
+        if some == policy:
+            missing["engine.can.recompute"] = [*can.recompute, policy]
+        else:
+            missing["engine.can.recompute_some"] = [*can.recompute_some, some]
+    for key, ability in (("training.loss", "losses"), ("training.cuda_graphs", "cuda_graphs")):
+        has = getattr(can, ability, ())
+        if key in settings and settings[key] not in has:
+            missing[f"engine.can.{ability}"] = [*has, settings[key]]
+    if not {*model.features} <= {*can.model_features}:
+        missing["engine.can.model_features"] = sorted({*can.model_features, *model.features})
+    rule = "the run's program has it, and its profile does not"
+    return [Assumed(key=key, value=_listed(value), rule=rule) for key, value in missing.items()]
+
+
+def _listed(value: Any) -> str:
+    return f"[{', '.join(map(str, value))}]" if isinstance(value, list) else str(value)
+
+
 # --- the workload -----------------------------------------------------------------------------------------------
 
 
-def _training(run: Run, model: ModelSpec, batch: int, engine: EngineSpec) -> TrainingSpec:
-    if not run.seq or run.seq > _LARGEST_SEQUENCE:
-        raise UnpricedRun("sequence length not stated")
-    fused = run.flash_attention != 0
-    # the GPT runs of the time before fused attention trained with Megatron's default dropout of 0.1
-    dropout = 0.0 if fused or model.activation == "swiglu" else 0.1
-    return TrainingSpec(
-        sequence_length=run.seq,
-        global_batch_size=batch,
-        precision=_precision(run),
-        attention="flash" if fused else "unfused",
-        dropout=dropout,
-        memory_recipe=_recipe(run, engine),
-    )
+_NO_TRAINING: Final = ("inference", "generation", "serving", "rollout", "rlhf", "grpo", "ppo", "dpo", "eval", "distill")
+_ADAPTERS: Final = ("lora", "peft", "adapter")
+_FUSED_HEAD: Final = ("liger", "fused linear", "linear cross", "linear-cross", "cut cross", "cut-cross")
+"""Words for an output head and a loss in one kernel, which makes no logits."""
+
+
+def _settings(run: Run, model: ModelSpec, engine: EngineSpec, assumed: list[Assumed]) -> dict[str, str]:
+    """Settings beside the options: of the training document, and of the engine where the row says more than a name."""
+    words = f"{run.flags} {run.notes}".lower()
+    task = run.task.lower()
+    if any(word in task for word in _NO_TRAINING):
+        raise UnpricedRun(f"task {printable(run.task, 40)}")
+    found = {}
+    if run.flash_attention == 0:
+        found["training.attention"] = "unfused"
+        if model.activation != "swiglu" and engine.can.dropout:
+            rule = "the GPT runs of the time before fused attention trained with Megatron's default dropout"
+            assumed.append(Assumed(key="training.dropout", value="0.1", rule=rule))
+            found["training.dropout"] = "0.1"
+    recipe = _recipe(run, engine)
+    if recipe != "engine":
+        found["training.memory_recipe"] = recipe
+    if any(word in task for word in _ADAPTERS):
+        found |= _adapters(f"{task} {words}", assumed)
+    if "rms kernel" in words:
+        found["engine.memory.norm_copies"] = "0"
+    dispatcher = run.dispatcher or next((word for word in ("deepep", "hybridep") if word in words), "")
+    if dispatcher and model.moe is not None:
+        found["engine.communication.dispatches_once_per_host"] = str(dispatcher != "alltoall").lower()
+    if re.search(r"tp.comm.overlap|async.?tp", run.flags.lower()):
+        found["engine.overlap.tensor_parallel"] = "true"
+    found["training.loss"] = "fused-linear" if any(word in words for word in _FUSED_HEAD) else "whole"
+    found["training.cuda_graphs"] = _graphs(run)
+    if run.moe_a2a_overlap and model.moe is not None and (run.ep or 1) > 1:
+        in_chunks = (run.pp or 1) == 1 or (run.interleave or run.vpp or 1) > 1
+        found["training.expert_overlap"] = str(in_chunks).lower()
+    known = TrainingSpec.model_fields
+    return {path: value for path, value in found.items() if path.startswith("engine") or path.split(".")[1] in known}
+
+
+def _graphs(run: Run) -> str:
+    """What the run captures in CUDA graphs: whole steps, or layers; graphs of a router alone are not worth a word."""
+    stated = run.cuda_graphs.lower()
+    if not stated:
+        stated = "local" if re.search(r"cuda.?graph", run.flags.lower()) else "none"
+    if "full_iteration" in stated or "full iteration" in run.flags.lower():
+        return "step"
+    scopes = stated.partition(":")[2]
+    return "layers" if stated != "none" and (not scopes or "attn" in scopes) else "none"
+
+
+def _adapters(words: str, assumed: list[Assumed]) -> dict[str, str]:
+    """Adapters of the stated rank, else of 8, which is the default of peft and of NeMo's recipes."""
+    rank = re.search(r"(?:rank|dim|\br)\s*[=:]?\s*(\d{1,4})\b", words)
+    if rank is None:
+        assumed.append(Assumed(key="training.lora_rank", value="8", rule="the default of peft and of NeMo's recipes"))
+    found = {"training.lora_rank": rank[1] if rank else "8"}
+    if "all linear" in words or "all-linear" in words:
+        found["training.lora_targets"] = "[query, key, value, output, gate, up, down]"
+    elif "qkv" in words:
+        found["training.lora_targets"] = "[query, key, value]"
+    if "qlora" in words or "nf4" in words:
+        found["training.frozen_weights"] = "nf4"
+    return found
+
+
+def _recipe(run: Run, engine: EngineSpec) -> str:
+    """The memory recipe that a source states for its runs; else what the engine keeps by default."""
+    for entry in knowledge("aliases")["recipes"]:
+        same = entry["source_set"] == run.source_set and entry["engine"] == engine.name
+        if same and fnmatchcase(normalized(run.model), entry.get("model", "*")):
+            return str(entry["memory_recipe"])
+    return "engine"
 
 
 _LOW: Final[tuple[Precision, ...]] = ("fp4", "fp8")
 
 
 def _precision(run: Run) -> Precision:
-    """fp8 and fp4 by class; 16 bits are fp16 where the row says so or the GPU has no bf16."""
+    """By class, else by the words; 16 bits are fp16 where the row says so or the GPU has no bf16."""
     words, kind = run.precision.lower(), run.precision_class.lower()
     for low in _LOW:
         if kind == low or (not kind and (low in words or low.replace("fp", "float") in words)):
             return low
-    if kind not in ("", "16", "bf16", "fp16") or "32" in words:
-        raise UnpricedRun(f"precision {printable(run.precision or kind, 40)}")
-    return "fp16" if "fp16" in words or "v100" in run.gpu.lower() else "bf16"
+    of_16_bits = kind in ("16", "bf16", "fp16") or (not kind and (not words or "16" in words))
+    if of_16_bits:
+        return "fp16" if re.search(r"(?<!b)fp16|float16|half", words) or "v100" in run.gpu.lower() else "bf16"
+    if (kind or words) in ("32", "fp32", "float32"):
+        return "fp32"
+    raise UnpricedRun(f"precision {printable(run.precision or kind, 40)}")
 
 
-def _batch(run: Run, dp: int, mbs: int, assumed: list[str]) -> tuple[int, float]:
+def _with_microbatch(run: Run, degrees: Mapping[str, int], assumed: list[Assumed]) -> Run:
+    """The row with the microbatch of a library that makes as many microbatches as stages, where it states none."""
+    entry, ranks = _framework(run), degrees["dp"] * degrees["pp"]
+    if run.microbatch or run.mbs or degrees["pp"] == 1 or not run.gbs or run.gbs % ranks:
+        return run
+    if entry is None or entry.get("microbatches") != "stages":
+        return run
+    rule = f"{printable(run.framework, 40)} makes as many microbatches as stages"
+    assumed.append(Assumed(key="mbs", value=str(run.gbs // ranks), rule=rule))
+    return replace(run, microbatch=run.gbs // ranks)
+
+
+def _batch(run: Run, dp: int, mbs: int, assumed: list[Assumed]) -> tuple[int, float]:
     """Sequences per step in whole microbatches, and the row's own batch over that.
 
     What runs out of memory does so in its first microbatch, so that such a row needs no batch.
     """
     batch = run.gbs or _accumulated_batch(run, dp, mbs)
     if not batch and run.oom:
-        batch = _assume(dp * mbs, "one microbatch a step", assumed)
+        batch = dp * mbs
+        assumed.append(Assumed(key="global_batch", value=str(batch), rule="one microbatch a step shows its memory"))
     if not batch:
         raise UnpricedRun("global batch not stated")
     if batch < dp * mbs:
@@ -232,6 +366,8 @@ def _batch(run: Run, dp: int, mbs: int, assumed: list[str]) -> tuple[int, float]
     whole = -(-batch // (dp * mbs)) * dp * mbs
     if whole > _LARGEST_BATCH:
         raise UnpricedRun(f"global batch {batch}")
+    if whole != batch:
+        assumed.append(Assumed(key="global_batch", value=str(whole), rule=f"{batch} in whole microbatches"))
     return whole, batch / whole
 
 
@@ -243,7 +379,7 @@ def _accumulated_batch(run: Run, dp: int, mbs: int) -> int | None:
 # --- the layout -------------------------------------------------------------------------------------------------
 
 
-def _degrees(run: Run, assumed: list[str]) -> dict[str, int]:
+def _degrees(run: Run, assumed: list[Assumed]) -> dict[str, int]:
     """tp, pp, cp and dp; the number of GPUs decides where it contradicts the stated dp, as with expert-dp columns."""
     tp, pp, cp = run.tp or 1, run.pp or 1, run.cp or 1
     if max(tp, cp) > _LARGEST_DEGREE or pp > _LARGEST_PIPELINE:
@@ -256,53 +392,117 @@ def _degrees(run: Run, assumed: list[str]) -> dict[str, int]:
     if run.gpus % inner == 0:
         dp = run.gpus // inner
         if run.dp and run.dp != dp:
-            assumed.append(f"dp {dp} by the number of GPUs, not {run.dp}")
+            assumed.append(Assumed(key="dp", value=str(dp), rule=f"by the number of GPUs, not {run.dp}"))
         return {"tp": tp, "pp": pp, "cp": cp, "dp": dp}
     if run.dp and inner * run.dp <= run.gpus:
         return {"tp": tp, "pp": pp, "cp": cp, "dp": run.dp}
     raise UnpricedRun(f"tp * pp * cp = {inner} does not divide {run.gpus} GPUs")
 
 
-def _layout(run: Run, job: PoolJob, degrees: dict[str, int], mbs: int, assumed: list[str]) -> Layout:
-    tp, pp, cp, dp = degrees["tp"], degrees["pp"], degrees["cp"], degrees["dp"]
-    interleave = _interleave(run, job, degrees, mbs, assumed)
-    zero = _zero(run, job.engine, pp, assumed) if dp * cp > 1 else 0
-    ep, etp = _experts(run, job.model, tp, tp * cp * dp, assumed)
-    return Layout(
-        tp=tp,
-        pp=pp,
-        cp=cp,
-        dp=dp,
-        ep=ep,
-        etp=etp,
-        zero=zero,
-        hsdp=_hsdp(run, dp) if zero else 1,
-        mbs=mbs,
-        interleave=interleave,
-        schedule=_schedule(run, interleave),
-        sp=_sequence_parallel(run, tp, assumed),
-        recompute=(_recompute(run, job.engine, assumed),) * (pp * interleave),
-        offload=_offload(run),
-        layers_per_stage=_layers_per_stage(job.model, pp, interleave, assumed),
+def _layout(
+    run: Run, model: ModelSpec, engine: EngineSpec, degrees: Mapping[str, int], assumed: list[Assumed]
+) -> dict[str, Any]:
+    """What the row says of its layout, by key; what it does not say is left out."""
+    tp, pp, dp = degrees["tp"], degrees["pp"], degrees["dp"]
+    found: dict[str, Any] = dict(degrees)
+    if model.moe is not None:
+        found |= _experts(run, model, tp * degrees["cp"] * dp)
+    if run.microbatch or run.mbs:
+        found["mbs"] = run.microbatch or run.mbs
+    found |= _pipeline(run, model, pp, assumed)
+    zero = _zero(run) if dp * degrees["cp"] > 1 else 0
+    if zero is not None:
+        found["zero"] = zero
+    hsdp = _hsdp(run, dp)
+    if hsdp > 1 and zero:
+        found["hsdp"] = hsdp
+    if tp > 1 and run.sp is not None:
+        found["sp"] = min(run.sp, 1)
+    recompute = _recompute(run, engine, assumed)
+    if recompute:
+        found["recompute"] = recompute
+    offload = _offload(run, assumed)
+    if offload != "none":
+        found["offload"] = offload
+    return found
+
+
+def _experts(run: Run, model: ModelSpec, ranks: int) -> dict[str, int]:
+    """Degrees of expert and, where it is stated, expert-tensor parallelism; both are carved out of tp * cp * dp."""
+    ep = run.ep or 1
+    assert model.moe is not None
+    if ranks % (ep * (run.etp or 1)) or model.moe.num_experts % ep:
+        raise UnpricedRun(f"expert parallelism {ep} over {ranks} ranks and {model.moe.num_experts} experts")
+    return {"ep": ep, "etp": run.etp} if run.etp else {"ep": ep}
+
+
+_SCHEDULES: Final = {
+    "dualpipev": "dualpipev",
+    "dualpipe-v": "dualpipev",
+    "dualpipe": "dualpipe",
+    "zbv": "zbv",
+    "zb-v": "zbv",
+    "zero bubble": "zb-h1",
+    "zb-h1": "zb-h1",
+    "gpipe": "gpipe",
+    "afab": "gpipe",
+}
+"""Words of flags -> schedule; the first that is found counts."""
+
+
+def _pipeline(run: Run, model: ModelSpec, pp: int, assumed: list[Assumed]) -> dict[str, Any]:
+    """Schedule, chunks of a stage and their layers, as far as they are stated; none without a pipeline."""
+    if pp > model.num_layers:
+        raise UnpricedRun(f"{pp} pipeline stages for {model.num_layers} layers")
+    if pp == 1:
+        return {}
+    words, stated = run.flags.lower(), run.interleave or run.vpp
+    schedule = next((schedule for word, schedule in _SCHEDULES.items() if word in words), None)
+    if schedule == "dualpipe":
+        return {"dp": None, "schedule": schedule}
+    if schedule:
+        return {"schedule": schedule}
+    if run.pipeline_layout and (split := _stated_split(run, model, pp, assumed)):
+        return {"interleave": len(split) // pp, "layers_per_stage": "/".join(map(str, split))}
+    if stated is None:
+        return {"schedule": "interleaved"} if re.search(r"(?<!non-)(?<!not )interleav", words) else {}
+    if stated * pp <= model.num_layers:
+        return {"interleave": max(1, stated)}
+    most = max(
+        count
+        for count in range(1, stated + 1)
+        if stated % count == 0
+        and (
+            count == 1
+            or model.num_layers % (count * pp) == 0
+            or split_with_ends(model.num_layers, model.mtp_layers, count * pp)
+        )
     )
+    rule = f"the most of {stated} chunks that hold layers, embedding and loss counted as layers"
+    assumed.append(Assumed(key="interleave", value=str(most), rule=rule))
+    return {"interleave": most}
 
 
-def _layers_per_stage(model: ModelSpec, pp: int, interleave: int, assumed: list[str]) -> tuple[int, ...]:
-    """Equal chunks; where layers do not divide, and would with embedding, loss and further tokens, those count as one.
+def _stated_split(run: Run, model: ModelSpec, pp: int, assumed: list[Assumed]) -> list[int]:
+    """Layers of each chunk as the recipe lists them; a chunk of the loss alone takes a layer of the one before it."""
+    split = [int(part) for part in run.pipeline_layout.split("|") if part.strip().isdigit()]
+    if not split or sum(split) != model.num_layers or len(split) % pp:
+        raise UnpricedRun(f"pipeline layout {printable(run.pipeline_layout, 40)} of {model.num_layers} layers")
+    for chunk in (0, len(split) - 1):
+        neighbour = 1 if chunk == 0 else chunk - 1
+        if split[chunk] == 0 and split[neighbour] > 1:
+            split[chunk], split[neighbour] = 1, split[neighbour] - 1
+            rule = "a chunk without layers is not priced: it takes one of its neighbour's"
+            assumed.append(Assumed(key="layers_per_stage", value="/".join(map(str, split)), rule=rule))
+    return split
 
-    So do the recipes of such models (--account-for-embedding-in-pipeline-split, --pipeline-model-parallel-layout).
-    """
-    num_chunks, ends = pp * interleave, model.num_layers + 2 + model.mtp_layers
-    each, rest = divmod(ends, num_chunks)
-    if num_chunks == 1 or model.num_layers % num_chunks == 0 or rest or each < 2 + model.mtp_layers:
-        return even_split(model.num_layers, pp, interleave)
-    assumed.append("embedding and loss count as layers")
-    return (each - 1, *(each,) * (num_chunks - 2), each - 1 - model.mtp_layers)
 
-
-def _offload(run: Run) -> Offload:
+def _offload(run: Run, assumed: list[Assumed]) -> Offload:
     """What the run keeps on its hosts; `full` offload takes the checkpointed activations too."""
     words = run.flags.lower()
+    if run.cpu_offload:
+        rule = f"activations of {printable(run.cpu_offload, 40)} wait on the host, and a layout can say all or none"
+        assumed.append(Assumed(key="offload", value="none", rule=rule))
     if "full cpu offload" in words:
         return "both"
     if "checkpoint-in-cpu" in words:
@@ -310,45 +510,12 @@ def _offload(run: Run) -> Offload:
     return "optimizer" if run.offload or "cpu offload" in words or "offload=true" in words else "none"
 
 
-_INTERLEAVED: Final = ("megatron-core", "megatron-bridge", "nemo")
-_MOST_LAYERS_OF_CHUNK: Final = 4
-
-
-def _interleave(run: Run, job: PoolJob, degrees: dict[str, int], mbs: int, assumed: list[str]) -> int:
-    """Chunks of a stage, as stated; NVIDIA's own recipes interleave, with at most 4 layers in a chunk.
-
-    Elsewhere, and where the microbatches do not come in rounds, 1 as by default.
-    """
-    pp, num_layers = degrees["pp"], job.model.num_layers
-    if pp > num_layers:
-        raise UnpricedRun(f"{pp} pipeline stages for {num_layers} layers")
-    stated = run.interleave or run.vpp
-    if pp == 1:
-        return 1
-    if stated is None:
-        tuned = any(word in run.framework.lower() for word in _INTERLEAVED)
-        rounds = job.training.global_batch_size % (degrees["dp"] * mbs * pp) == 0
-        own = num_layers // pp if tuned and rounds and num_layers % pp == 0 else 1
-        chunks = next(
-            chunks for chunks in range(1, own + 1) if own % chunks == 0 and own <= _MOST_LAYERS_OF_CHUNK * chunks
-        )
-        return int(_assume(chunks, f"interleave {chunks}", assumed))
-    if stated * pp > num_layers:  # the ends count as layers there
-        return int(_assume(num_layers // pp, f"interleave {num_layers // pp}: every chunk holds a layer", assumed))
-    return max(1, stated)
-
-
-def _zero(run: Run, engine: EngineSpec, pp: int, assumed: list[str]) -> int:
-    """The stated stage; else what the engine does by default."""
+def _zero(run: Run) -> int | None:
+    """The stated stage, if there is one."""
     if run.zero_stage is not None and run.zero_stage <= 3:
         return run.zero_stage
     in_words = re.search(r"[0-3]", run.zero)
-    if in_words:
-        return int(in_words[0])
-    offered = engine.pipeline.zero_stages if pp > 1 else engine.can.zero_stages
-    # FSDP engines reshard after the forward pass by default; the others shard the optimizer alone
-    default = max(offered, default=3) if engine.name in ("fsdp", "torchtitan") else min(1, max(offered, default=1))
-    return int(_assume(default, f"zero {default}", assumed))
+    return int(in_words[0]) if in_words else None
 
 
 def _hsdp(run: Run, dp: int) -> int:
@@ -361,59 +528,25 @@ def _hsdp(run: Run, dp: int) -> int:
     return dp // size if size and dp % size == 0 else 1
 
 
-def _experts(run: Run, model: ModelSpec, tp: int, ranks: int, assumed: list[str]) -> tuple[int, int]:
-    """Degrees of expert and expert-tensor parallelism; `ep` is carved out of tp * cp * dp.
-
-    Where the row does not say, experts are cut like the rest of the layer, which is Megatron-Core's default
-    (expert_tensor_parallel_size = tensor_model_parallel_size), but for fine-grained experts, narrower than the
-    model: every published recipe leaves those whole.
-    """
-    ep = run.ep or 1
-    if model.moe is None:
-        return 1, 1
-    if ranks % ep or model.moe.num_experts % ep:
-        raise UnpricedRun(f"expert parallelism {ep} over {ranks} ranks and {model.moe.num_experts} experts")
-    if run.etp:
-        if ranks % (ep * run.etp):
-            raise UnpricedRun(f"ep * etp = {ep * run.etp} does not divide {ranks} ranks")
-        return ep, run.etp
-    wide = model.moe.ffn_hidden_size >= model.hidden_size
-    etp = tp if wide and ranks % (ep * tp) == 0 else 1
-    if tp > 1:
-        assumed.append(f"etp {etp}")
-    return ep, etp
-
-
-def _schedule(run: Run, interleave: int) -> Schedule:
-    words = run.flags.lower()
-    named = {"zbv": "zbv", "zero bubble": "zb-h1", "zb-h1": "zb-h1", "dualpipe": "dualpipev", "gpipe": "gpipe"}
-    found = next((schedule for word, schedule in named.items() if word in words), None)
-    return cast("Schedule", found or ("interleaved" if interleave > 1 else "1f1b"))
-
-
-def _sequence_parallel(run: Run, tp: int, assumed: list[str]) -> int:
-    """As stated; else on with fused attention: both came to Megatron in 2022, and recipes switch on both."""
-    if tp == 1:
-        return 0
-    if run.sp is not None:
-        return min(run.sp, 1)
-    default = 0 if run.flash_attention == 0 else 1
-    return int(_assume(default, f"sp {default}", assumed))
-
-
-def _recompute(run: Run, engine: EngineSpec, assumed: list[str]) -> Recompute:
-    """As stated where the engine has it; else the framework's own default.
-
-    NeMo and Megatron recompute nothing by default, torchtitan recomputes selectively. Without fused attention
-    recomputing everything was the rule. Where the default does not fit, score.py adds as much
-    as it takes.
-    """
-    stated = run.recompute_policy.lower() or run.recompute.lower().split(":")[0].split(" ")[0]
-    if stated not in ("none", "selective", "full"):
-        unfused = run.flash_attention == 0
-        stated = "full" if unfused else "selective" if engine.name == "torchtitan" else "none"
-        assumed.append(f"recompute {stated}")
-    if stated == "selective" and "selective" not in engine.can.recompute:
-        # per-operator selection keeps the matrix products: what is repeated is cheap
-        stated = "none"
-    return cast("Recompute", stated)
+def _recompute(run: Run, engine: EngineSpec, assumed: list[Assumed]) -> str | None:
+    """The stated policy, if there is one: by Megatron's modules, for some layers, or by the engine's own word."""
+    kind, _, modules = run.recompute.lower().partition(":")
+    stated = run.recompute_policy.lower() or kind.split(" ")[0]
+    if stated == "full" and run.recompute_layers:
+        return f"full:{run.recompute_layers}"
+    if stated != "selective":
+        return stated if stated in ("none", "full") else None
+    named = "+".join(re.findall(r"[a-z_]+", run.recompute_modules.lower() or modules))
+    if named and not policy_fault(named):
+        return canonical(named)
+    words = f"{run.recompute} {run.flags}".lower()
+    if "every" in words and ("layer" in words or "block" in words):
+        number = re.search(r"every (\d+)", words)
+        if number is None and "other" not in words:
+            assumed.append(Assumed(key="recompute", value="every:2", rule="every how many layers is not stated"))
+        return f"every:{number[1]}" if number else "every:2"
+    if engine.can.recomputes("selective"):
+        return "selective"
+    # per-operator selection keeps the matrix products: what is repeated is cheap
+    assumed.append(Assumed(key="recompute", value="none", rule=f"{engine.name} has no selective policy; it is cheap"))
+    return "none"

@@ -45,14 +45,16 @@ def cluster_of(run: Run, num_devices: int) -> ClusterSpec:
     stated = {"network": f"{run.inter_gb_s_per_gpu} GB/s"} if run.inter_gb_s_per_gpu else {}
     network = _quantity({**entry, **stated}, "network")
     inner, outer = base.links[0], base.links[-1]
+    changes: dict[str, Any] = {
+        "spans": f"{domain} devices",
+        "bandwidth": _quantity(entry, "scale_up") or inner.bandwidth,
+    }
+    if "kind" in entry:
+        changes |= {"kind": entry["kind"], "in_network": None}
+    if domain != inner.num_devices:  # the cube of 8 V100 is wired by hand; 4 of them are joined each with each
+        changes["wiring"] = "all-to-all"
     links = (
-        inner.model_copy(
-            update={
-                "spans": f"{domain} devices",
-                "bandwidth": _quantity(entry, "scale_up") or inner.bandwidth,
-                "kind": entry.get("kind", inner.kind),
-            }
-        ),
+        inner.model_copy(update=changes),
         outer.model_copy(update={"bandwidth": network or outer.bandwidth}),
     )
     return base.model_copy(

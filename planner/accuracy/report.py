@@ -77,5 +77,5 @@ def _row(row: Row) -> dict[str, Any]:
         "predicted_fits": row.fits,
         "layout": str(row.setup.layout) if row.setup else None,
         "engine": row.setup.job.engine.name if row.setup else None,
-        "assumed": list(row.setup.assumed) if row.setup else [],
+        "assumed": [asdict(each) for each in row.setup.assumed] if row.setup else [],
     }

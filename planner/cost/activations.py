@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -10,12 +10,16 @@ import numpy as np
 from planner.cost.adapters import adapted_matrices
 from planner.cost.layers import tokens_per_microbatch
 from planner.cost.parameters import cross_attention_share
+from planner.cost.recompute import ACTIVATION, modules_of, norm_modules
 from planner.cost.schedule import held_microbatches
-from planner.cost.stage import POLICIES, by_policy, layer_kinds
+from planner.cost.stage import by_policy, layer_kinds, policies_of
 from planner.layout import offloads_activations
+from planner.specs.recompute import FULL, NONE, SELECTIVE
 from planner.sums import sum_of
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
     from planner.cost.stage import Stage
     from planner.layout import Degrees
     from planner.numbers import Number
@@ -27,17 +31,16 @@ if TYPE_CHECKING:
 class ActivationTerm:
     """One tensor that a layer keeps for its backward pass.
 
-    num_bytes: bytes for one microbatch on one device. core: the scores of unfused attention. saved: the share that
-    operator-level selective recompute keeps (outputs of attention and of every second product). light: the share that
-    is the output of a norm, of an up-projection of latent attention, or of a gate.
+    num_bytes: bytes for one microbatch on one device. saved: the share that operator-level selective recompute keeps
+    (outputs of attention and of every second product). dropped: the share that each part of a layer drops where it is
+    recomputed, by `planner.specs.recompute.MODULES` and `ACTIVATION`.
     """
 
     name: str
     num_bytes: Number
-    core: bool = False
     is_input: bool = False
     saved: float = 0.0
-    light: float = 0.0
+    dropped: Mapping[str, float] = field(default_factory=dict)
 
 
 def activation_terms(job: PoolJob, layout: Degrees, *, experts: bool = False) -> tuple[ActivationTerm, ...]:
@@ -60,11 +63,14 @@ def activation_terms(job: PoolJob, layout: Degrees, *, experts: bool = False) ->
     sharded = np.where(np.equal(layout.sp, 1), layout.tp, 1)
     gathered = sharded if job.engine.memory.regathers_inputs else np.ones_like(sharded)
     h = model.hidden_size
+    before_attention, before_block = norm_modules(job, experts=experts)
     mask = tokens * (1.0 if training.dropout else 0.0)
     terms = [
         ActivationTerm(name="layer input", num_bytes=element * h / sharded, is_input=True),
         ActivationTerm(
-            name="attention input", num_bytes=narrow * h / gathered * _is_read_again(job, _INPUTS), light=1.0
+            name="attention input",
+            num_bytes=narrow * h / gathered * _is_read_again(job, _INPUTS),
+            dropped=dict.fromkeys(before_attention, 1.0),
         ),
         *_attention_terms(job, layout),
         ActivationTerm(name="attention dropout mask", num_bytes=mask * h / sharded),
@@ -73,8 +79,13 @@ def activation_terms(job: PoolJob, layout: Degrees, *, experts: bool = False) ->
     if not model.parallel_attention:
         terms.append(ActivationTerm(name="residual", num_bytes=element * h / sharded))
     if model.norms_per_layer > 1:
-        kept = narrow * h / gathered * _is_read_again(job, ("gate", "up"))
-        terms.append(ActivationTerm(name="feed-forward input", num_bytes=kept, light=1.0))
+        read = element if experts and model.moe is not None else narrow  # the router reads 16 bits
+        kept = read * h / gathered * _is_read_again(job, ("gate", "up"))
+        dropped = dict.fromkeys(before_block, 1.0)
+        terms.append(ActivationTerm(name="feed-forward input", num_bytes=kept, dropped=dropped))
+    if copies := job.engine.memory.norm_copies:
+        size = copies * tokens * h * model.norms_per_layer / sharded
+        terms.append(ActivationTerm(name="copies of norms", num_bytes=size))
     if adapters := adapted_matrices(model, training):
         down = element * training.lora_rank * len(adapters)
         terms.append(ActivationTerm(name="adapters", num_bytes=down))
@@ -93,9 +104,10 @@ def activation_terms(job: PoolJob, layout: Degrees, *, experts: bool = False) ->
         terms += [
             replace(term, name=f"cross-attention {term.name}", num_bytes=share * term.num_bytes) for term in cross
         ]
-    inner = _inner_tensors(job) * narrow * model.ffn_hidden_size / layout.tp
+    inner = _inner_bytes(job) * tokens * model.ffn_hidden_size / layout.tp
     one = 1.0 / _inner_tensors(job)  # the first product's output, and the second's input
-    return (*terms, ActivationTerm(name="feed-forward inner", num_bytes=inner, saved=one, light=one))
+    dropped = {ACTIVATION: one, "mlp": 1.0}
+    return (*terms, ActivationTerm(name="feed-forward inner", num_bytes=inner, saved=one, dropped=dropped))
 
 
 def _narrow(job: PoolJob) -> float:
@@ -127,6 +139,27 @@ def _inner_tensors(job: PoolJob) -> float:
     return tensors - 1.0 + _is_read_again(job, ("down",))
 
 
+def _inner_bytes(job: PoolJob) -> float:
+    """Bytes of the same for each token and element of the feed-forward width.
+
+    Source: Transformer Engine, pytorch/module/linear.py: the second product's input is saved in 8 bits; DeepSeek-V3
+    (2024), section 3.3.3, keeps what the activation function reads in 8 bits too.
+    """
+    last = _is_read_again(job, ("down",))
+    others = _narrow(job) if job.engine.memory.fp8_gates else 1.0
+    return job.compute_bytes * ((_inner_tensors(job) - last) * others + last * _narrow(job))
+
+
+def inner_gradient_bytes(job: PoolJob, layout: Degrees, *, experts: bool) -> Number:
+    """The gradient of what the activation function of one layer reads, made while all that the layer kept is there.
+
+    Source: derived here; of a layer's tensors those of the feed-forward block are the widest.
+    """
+    kept = (term for term in activation_terms(job, layout, experts=experts) if term.name.endswith(" inner"))
+    elements = sum_of(term.num_bytes for term in kept) / _inner_bytes(job)
+    return job.compute_bytes * (2.0 if job.model.activation == "swiglu" else 1.0) * elements
+
+
 def _half(query: int, key: int) -> float:
     """Share of queries and values in queries, keys and values: the first and the third product's output."""
     return (query + key) / (query + 2 * key)
@@ -154,18 +187,23 @@ def _attention_terms(job: PoolJob, layout: Degrees) -> tuple[ActivationTerm, ...
             ),
             ActivationTerm(name="attention output", num_bytes=outputs * element * query / t, saved=1.0),
         ]
+        if job.engine.memory.keeps_joint_projection and model.position == "rope":
+            terms.append(ActivationTerm(name="joint projection", num_bytes=element * (query + key) / t))
         if model.qk_norm != "none":
             terms.append(ActivationTerm(name="inputs of query and key norms", num_bytes=element * (query + key) / t))
     else:
         mla, heads = model.mla, model.num_heads
         query = heads * (mla.nope_head_size + mla.rope_head_size)
-        latents = 2 * mla.q_lora_rank + 2 * mla.kv_lora_rank + mla.rope_head_size
+        normed = mla.q_lora_rank + mla.kv_lora_rank
+        latents = 2 * normed + mla.rope_head_size
         own = mla.nope_head_size + mla.value_head_size
         values = heads * (np.where(cut, layout.cp * mla.value_head_size, own) if exchange == "gather" else own)
         up = query + values + context * query  # keys are joined with positions
         terms = [
-            ActivationTerm(name="latents", num_bytes=element * latents, light=0.5),
-            ActivationTerm(name="queries, keys and values", num_bytes=element * up / t, saved=0.5, light=1.0),
+            ActivationTerm(name="latents", num_bytes=element * latents, dropped={"mla_up_proj": normed / latents}),
+            ActivationTerm(
+                name="queries, keys and values", num_bytes=element * up / t, saved=0.5, dropped={"mla_up_proj": 1.0}
+            ),
             ActivationTerm(
                 name="attention output", num_bytes=outputs * element * heads * mla.value_head_size / t, saved=1.0
             ),
@@ -173,11 +211,13 @@ def _attention_terms(job: PoolJob, layout: Degrees) -> tuple[ActivationTerm, ...
     if job.training.attention == "flash":
         terms.append(ActivationTerm(name="log-sum-exp", num_bytes=4.0 * tokens * model.num_heads / t, saved=1.0))
         return tuple(terms)
+    core = {"core_attn": 1.0}
     square = tokens * job.training.sequence_length * model.num_heads / t
-    terms.append(ActivationTerm(name="softmax", num_bytes=job.compute_bytes * square, core=True))
+    each = job.compute_bytes if job.training.precision == "fp32" else job.engine.memory.score_bytes
+    terms.append(ActivationTerm(name="softmax", num_bytes=each * square, dropped=core))
     if job.training.dropout:
         kept = (1.0 + job.compute_bytes) * square
-        terms.append(ActivationTerm(name="softmax dropout", num_bytes=kept, core=True))
+        terms.append(ActivationTerm(name="softmax dropout", num_bytes=kept, dropped=core))
     return tuple(terms)
 
 
@@ -187,52 +227,70 @@ def _expert_terms(job: PoolJob, layout: Degrees, moe: MixtureOfExperts) -> tuple
     element = job.compute_bytes
     narrow = element * _narrow(job)
     choices = tokens / layout.tp * moe.experts_per_token * moe.imbalance * layout.etp
-    inner = _inner_tensors(job)
-    shared = inner * narrow * tokens * moe.shared_ffn_hidden_size / layout.tp
+    inner, inner_bytes = _inner_tensors(job), _inner_bytes(job)
+    whole = {"moe": 1.0}
+    shared = inner_bytes * tokens * moe.shared_ffn_hidden_size / layout.tp
     return (
-        ActivationTerm(name="router", num_bytes=8.0 * tokens / layout.tp * moe.num_experts),
-        ActivationTerm(name="expert inputs", num_bytes=narrow * choices * job.model.hidden_size),
+        ActivationTerm(name="router", num_bytes=8.0 * tokens / layout.tp * moe.num_experts, dropped=whole),
+        ActivationTerm(name="expert inputs", num_bytes=narrow * choices * job.model.hidden_size, dropped=whole),
         ActivationTerm(
             name="expert inner",
-            num_bytes=inner * narrow * choices * moe.ffn_hidden_size / layout.etp,
+            num_bytes=inner_bytes * choices * moe.ffn_hidden_size / layout.etp,
             saved=1.0 / inner,
-            light=1.0 / inner,
+            dropped={ACTIVATION: 1.0 / inner, "moe_act": 1.0 / inner, **whole},
         ),
         ActivationTerm(
             name="expert outputs",
             num_bytes=element * choices * job.model.hidden_size * job.engine.memory.keeps_expert_outputs,
+            dropped=whole,
         ),
-        ActivationTerm(name="shared expert inner", num_bytes=shared, light=1.0 / inner),
+        ActivationTerm(
+            name="shared expert inner",
+            num_bytes=shared,
+            dropped={ACTIVATION: 1.0 / inner, "shared_experts": 1.0, **whole},
+        ),
     )
 
 
-def kept_shares(job: PoolJob, term: ActivationTerm) -> tuple[float, float, float]:
-    """Share of one tensor that each policy of `stage.POLICIES` keeps; operator by operator, a second (s b h) tensor.
+def kept_share(job: PoolJob, term: ActivationTerm, policy: int) -> float:
+    """Share of one tensor that a policy keeps; operator by operator, a second (s b h) tensor.
 
-    Full recompute keeps the layer's input. Selective recompute drops the attention core, or, operator by
-    operator, keeps the input, the outputs of attention and of every second product, and one (s b h) output; or it
-    drops what is light to make again.
+    Full recompute keeps the layer's input. Operator by operator, recompute keeps the input, the outputs of attention
+    and of every second product, and one (s b h) output. Of parts that are recomputed, what is inside them is dropped:
+    the largest share that one of them drops, since one is inside another or they share nothing.
 
     Source: Korthikanti et al. (2022), section 5; torchtitan, distributed/activation_checkpoint.py; DeepSeek-V3 (2024),
-    sections 3.2.3 and 3.3.3.
+    sections 3.2.3 and 3.3.3; Megatron-LM, megatron/core/transformer (transformer_layer.py, multi_latent_attention.py,
+    moe/experts.py, moe/moe_layer.py), where each module of recompute_modules is checkpointed.
     """
-    selective = 0.0 if term.core else 1.0
-    if job.engine.memory.selective_recompute == "operators":
-        selective = 2.0 * term.is_input + term.saved
-    elif job.engine.memory.selective_recompute == "light":
-        selective = (1.0 - term.light) * selective
-    return 1.0, selective, float(term.is_input)
+    if policy == FULL:
+        return float(term.is_input)
+    if policy == SELECTIVE and job.engine.memory.selective_recompute == "operators":
+        return 2.0 * term.is_input + term.saved
+    modules = modules_of(job, policy)
+    return 1.0 - max((share for module, share in term.dropped.items() if module in modules), default=0.0)
 
 
-def layer_activation_bytes(job: PoolJob, layout: Degrees, *, experts: bool = False) -> tuple[Number, Number, Number]:
-    """Bytes of one layer for one microbatch under each policy of `stage.POLICIES`.
+def layer_activation_bytes(
+    job: PoolJob, layout: Degrees, *, experts: bool = False, policies: Sequence[int] = (NONE, SELECTIVE, FULL)
+) -> tuple[Number, ...]:
+    """Bytes of one layer for one microbatch under each of these policies.
 
-    Source: `activation_terms`, each with its `kept_shares`.
+    Source: `activation_terms`, each with its `kept_share`.
     """
-    kept = [(term.num_bytes, kept_shares(job, term)) for term in activation_terms(job, layout, experts=experts)]
-    none = sum_of(size for size, _ in kept)
-    selective, full = (sum_of(size * shares[policy] for size, shares in kept if shares[policy]) for policy in (1, 2))
-    return none, selective, full
+    terms = activation_terms(job, layout, experts=experts)
+    kept = [[(term.num_bytes, kept_share(job, term, policy)) for term in terms] for policy in policies]
+    return tuple(sum_of(size if share == 1.0 else size * share for size, share in each if share) for each in kept)
+
+
+def bytes_of_policies(job: PoolJob, layout: Degrees, stage: Stage, *, experts: bool) -> dict[int, Number]:
+    """Bytes of one layer for one microbatch under each policy that layers of these stages have.
+
+    Source: `layer_activation_bytes`.
+    """
+    policies = policies_of(stage)
+    found = layer_activation_bytes(job, layout, experts=experts, policies=policies)
+    return dict(zip(policies, found, strict=True))
 
 
 def stored_activation_bytes(job: PoolJob, layout: Degrees, stage: Stage, num_microbatches: Number) -> Number:
@@ -288,8 +346,8 @@ def kept_activation_bytes(job: PoolJob, layout: Degrees, stage: Stage) -> tuple[
     kept: Number = 0.0
     whole: Number = 0.0
     for experts, count in layer_kinds(job, layout, stage):
-        of_policies = layer_activation_bytes(job, layout, experts=experts)
-        kept, whole = kept + count * by_policy(stage.policy, of_policies), whole + count * of_policies[0]
+        values = bytes_of_policies(job, layout, stage, experts=experts)
+        kept, whole = kept + count * by_policy(layout, stage, values), whole + count * values[NONE]
     return kept, whole
 
 
@@ -300,7 +358,7 @@ def _on_the_way_bytes(job: PoolJob, layout: Degrees, stage: Stage) -> Number:
     """
     largest: Number = 0.0
     for experts, count in layer_kinds(job, layout, stage):
-        one = by_policy(stage.policy, layer_activation_bytes(job, layout, experts=experts))
+        one = by_policy(layout, stage, bytes_of_policies(job, layout, stage, experts=experts))
         largest = np.maximum(largest, np.where(np.greater(count, 0), one, 0.0))
     return largest * np.minimum(2, stage.num_layers)
 
@@ -324,5 +382,6 @@ def sent_bytes(job: PoolJob, layout: Degrees, stage: Stage) -> Number:
     """
     if not job.engine.memory.keeps_stage_outputs:
         return 0.0
-    sent = layer_activation_bytes(job, layout)[POLICIES.index("full")] * layout.interleave
+    (one,) = layer_activation_bytes(job, layout, policies=(FULL,))
+    sent = one * layout.interleave
     return np.where(np.less(stage.index, layout.pp - 1), sent, 0.0)

@@ -102,15 +102,16 @@ def frozen_bytes_per_param(job: PoolJob) -> float:
 def frozen_bytes(job: PoolJob, layout: Degrees, stage: Stage) -> HeldParams:
     """Bytes of the frozen weights on one device of a stage, before ZeRO; nothing where all weights are trained.
 
-    Embeddings, head and what else is outside the layers stay in 16 bits.
+    Embeddings, head and what else is outside the layers stay in 16 bits; beside quantised layers they are cast to fp32.
 
-    Source: Dettmers et al., QLoRA (2023), section 3; bitsandbytes replaces the linear maps of layers.
+    Source: Dettmers et al., QLoRA (2023), section 3; bitsandbytes replaces the linear maps of layers; peft,
+    utils/other.py (prepare_model_for_kbit_training).
     """
     if not job.training.lora_rank:
         return HeldParams(common=0.0, experts=0.0)
     held, ends = held_params(job, layout, stage), end_params_on_device(job.model, job.engine, layout, stage.index)
-    each = frozen_bytes_per_param(job)
-    return HeldParams(common=each * np.maximum(held.common - ends, 0.0) + 2.0 * ends, experts=each * held.experts)
+    each, outside = frozen_bytes_per_param(job), 2.0 if job.training.frozen_weights == "16-bit" else 4.0
+    return HeldParams(common=each * np.maximum(held.common - ends, 0.0) + outside * ends, experts=each * held.experts)
 
 
 def without_adapters(job: Job) -> str:

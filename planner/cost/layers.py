@@ -10,10 +10,13 @@ import numpy as np
 from planner.cost.adapters import adapted_matrices, frozen_bytes_per_param
 from planner.cost.compute import PassSeconds, linear_seconds, matmul_seconds, memory_bound_seconds
 from planner.cost.parameters import cross_attention_share
+from planner.cost.recompute import ACTIVATION, norm_modules
 from planner.cost.stage import layer_params
 from planner.sums import sum_of
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from planner.layout import LayerDegrees
     from planner.numbers import Number
     from planner.specs.cluster import Precision
@@ -40,13 +43,13 @@ of both passes of a layer, on a host that the GPU waits for, would settle it."""
 class LayerSeconds:
     """Seconds of one layer for one microbatch on one device, without communication.
 
-    core_forward is the part of the forward pass that selective recompute of the attention core repeats, light_forward
-    that of norms, up-projections of latent attention, and the gate.
+    core_forward is the part of the forward pass that the core of attention takes. parts: forward seconds by the parts
+    of a layer (`planner.cost.recompute.modules_of`) any of which repeats them where it is recomputed.
     """
 
     passes: PassSeconds
     core_forward: Number
-    light_forward: Number
+    parts: Mapping[frozenset[str], Number]
 
 
 def tokens_per_microbatch(job: PoolJob, layout: LayerDegrees) -> Number:
@@ -106,19 +109,17 @@ def _latent_projections(job: PoolJob, layout: LayerDegrees, mla: LatentAttention
     tokens, h = tokens_per_microbatch(job, layout), job.model.hidden_size
     own = tokens / np.where(np.equal(layout.sp, 1), layout.tp, 1)
     maps = [linear_seconds(job, own, h, mla.kv_lora_rank + mla.rope_head_size), *_up_projections(job, layout, mla)]
-    if mla.q_lora_rank:
-        return [*maps, linear_seconds(job, own, h, mla.q_lora_rank)]
-    query = job.model.num_heads * (mla.nope_head_size + mla.rope_head_size) / layout.tp
-    return [*maps, linear_seconds(job, tokens, h, query)]
+    return [*maps, linear_seconds(job, own, h, mla.q_lora_rank)] if mla.q_lora_rank else maps
 
 
 def _up_projections(job: PoolJob, layout: LayerDegrees, mla: LatentAttention) -> list[PassSeconds]:
+    """To queries, keys and values: from the latents, and queries that have none from the layer's input."""
     tokens, heads = tokens_per_microbatch(job, layout), job.model.num_heads / layout.tp
-    maps = [linear_seconds(job, tokens, mla.kv_lora_rank, heads * (mla.nope_head_size + mla.value_head_size))]
-    if mla.q_lora_rank:
-        query = heads * (mla.nope_head_size + mla.rope_head_size)
-        maps.append(linear_seconds(job, tokens, mla.q_lora_rank, query))
-    return maps
+    query = heads * (mla.nope_head_size + mla.rope_head_size)
+    return [
+        linear_seconds(job, tokens, mla.kv_lora_rank, heads * (mla.nope_head_size + mla.value_head_size)),
+        linear_seconds(job, tokens, mla.q_lora_rank or job.model.hidden_size, query),
+    ]
 
 
 def _core_seconds(job: PoolJob, layout: LayerDegrees, *, local: bool) -> PassSeconds:
@@ -228,24 +229,53 @@ def _expert_seconds(job: PoolJob, layout: LayerDegrees, moe: MixtureOfExperts) -
     return sum(parts, PassSeconds(forward=permuted, backward_input=permuted))
 
 
-def _remade_seconds(job: PoolJob, layout: LayerDegrees, moe: MixtureOfExperts | None) -> Number:
-    """Forward seconds of the norms, of latent attention's up-projections, and of the gate.
+def _parts_seconds(
+    job: PoolJob, layout: LayerDegrees, moe: MixtureOfExperts | None, core: Number
+) -> dict[frozenset[str], Number]:
+    """Forward seconds of what recompute can repeat, by the parts of a layer any of which repeats it.
 
-    Source: the same operators as in the forward pass; DeepSeek-V3 (2024), section 3.2.3.
+    Up-projections of latent attention with positions; norms; the feed-forward block, with experts or without, and in it
+    the activation function. What lies in two parts is repeated once. The host's time for small operators is left out.
+
+    Source: the same operators as in the forward pass; Megatron-LM, transformer_config.py (recompute_modules);
+    DeepSeek-V3 (2024), section 3.2.3.
     """
-    model, tokens = job.model, tokens_per_microbatch(job, layout)
-    element = job.compute_bytes / 2
-    own = tokens * element / np.where(np.equal(layout.sp, 1), layout.tp, 1)
-    seconds = model.norms_per_layer * memory_bound_seconds(job, 4.0 * model.hidden_size * own)
+    model, tokens, t = job.model, tokens_per_microbatch(job, layout), layout.tp
+    own = tokens / np.where(np.equal(layout.sp, 1), t, 1)
+    bytes_each = job.compute_bytes / 2
+    norm = memory_bound_seconds(job, 4.0 * model.hidden_size * own * bytes_each)
+    parts: dict[frozenset[str], Number] = {frozenset(("core_attn",)): core}
+
+    def add(seconds: Number, *modules: str) -> None:
+        parts[frozenset(modules)] = parts.get(frozenset(modules), 0.0) + seconds
+
+    def activation(choices: Number, width: Number) -> Number:
+        moved = (6.0 if job.engine.memory.fused_swiglu else 10.0) if model.activation == "swiglu" else 4.0
+        return memory_bound_seconds(job, moved * choices * width * bytes_each)
+
+    before_attention, before_block = norm_modules(job, experts=moe is not None)
+    add(norm, *before_attention)
+    if model.norms_per_layer > 1:
+        add(norm, *before_block)
     if model.mla is not None:
-        seconds = seconds + sum_of(one.forward for one in _up_projections(job, layout, model.mla))
-    if model.activation != "swiglu":
-        return seconds
-    width = tokens * model.ffn_hidden_size / layout.tp
-    if moe is not None:
-        width = tokens / layout.tp * (moe.experts_per_token * moe.imbalance * moe.ffn_hidden_size)
-        width = width + tokens * moe.shared_ffn_hidden_size / layout.tp
-    return seconds + memory_bound_seconds(job, 6.0 * width * element)
+        up = sum_of(one.forward for one in _up_projections(job, layout, model.mla))
+        heads = (model.num_heads + model.num_kv_heads) * model.head_size
+        add(up + memory_bound_seconds(job, 4.0 * heads * tokens / t * bytes_each), "mla_up_proj")
+    if moe is None:
+        gate = activation(tokens, model.ffn_hidden_size / t)
+        add(gate, ACTIVATION, "mlp")
+        add(_ffn_seconds(job, tokens, model.ffn_hidden_size / t).forward - gate, "mlp")
+        return parts
+    choices = tokens / t * moe.experts_per_token * moe.imbalance * layout.etp
+    shared, shared_gate = 0.0, activation(tokens, moe.shared_ffn_hidden_size / t)
+    gate = activation(choices, moe.ffn_hidden_size / layout.etp)
+    if moe.shared_ffn_hidden_size:
+        shared = _ffn_seconds(job, tokens, moe.shared_ffn_hidden_size / t).forward
+        add(shared_gate, ACTIVATION, "moe", "shared_experts")
+        add(shared - shared_gate, "moe", "shared_experts")
+    add(gate, ACTIVATION, "moe", "moe_act")
+    add(_expert_seconds(job, layout, moe).forward - shared - gate, "moe")
+    return parts
 
 
 def _light_seconds(job: PoolJob, layout: LayerDegrees) -> PassSeconds:
@@ -346,5 +376,9 @@ def layer_seconds(job: PoolJob, layout: LayerDegrees, *, experts: bool = False, 
         backward_input=whole.backward_input * stretch,
         backward_weight=whole.backward_weight * stretch,
     )
-    light = _remade_seconds(job, layout, moe)
-    return LayerSeconds(passes=passes, core_forward=slowdown * core.forward, light_forward=slowdown * light)
+    parts = _parts_seconds(job, layout, moe, core.forward)
+    return LayerSeconds(
+        passes=passes,
+        core_forward=slowdown * core.forward,
+        parts={modules: slowdown * seconds for modules, seconds in parts.items()},
+    )

@@ -8,8 +8,9 @@ import numpy as np
 
 from planner.cost.adapters import frozen_bytes, trained_params
 from planner.cost.optimizers import extra_moment_bytes, moment_bytes_per_param
-from planner.cost.stage import expert_shard_degree, shard_degree
+from planner.cost.stage import expert_shard_degree, layer_kinds, layer_params, shard_degree
 from planner.layout import offloads_optimizer
+from planner.sums import sum_of
 
 if TYPE_CHECKING:
     from planner.cost.stage import Stage
@@ -40,7 +41,8 @@ def state_bytes_per_param(job: PoolJob, layout: Degrees, *, experts: bool = Fals
     """Bytes per parameter (of a matrix) of weights, gradients and optimizer state on one device.
 
     ZeRO-1 shards the optimizer state, ZeRO-2 the gradients too, ZeRO-3 the weights too; `whole_gradients` says
-    where gradients are whole. What is offloaded (`host_state_bytes_per_param`) is not on the device.
+    where gradients are whole. Where fp32 sums last, the update needs no copies. What is offloaded
+    (`host_state_bytes_per_param`) is not on the device.
 
     Source: Rajbhandari et al., ZeRO (SC 2020), figure 1; engine profile for what differs.
     """
@@ -48,12 +50,15 @@ def state_bytes_per_param(job: PoolJob, layout: Degrees, *, experts: bool = Fals
     x = expert_shard_degree(layout) if experts else shard_degree(layout)
     at_home = 0.0 if offloads and job.engine.offload.optimizer_takes == "weights" else states.sharded_weights / x
     weights = np.where(np.greater_equal(layout.zero, 3), at_home, states.weights)
-    kept = states.grads + states.grad_copy
+    sums = job.engine.memory.pipeline_sums
+    lasts = sums > 0 and job.training.precision == "bf16" and job.training.memory_recipe == "engine"
+    summed = np.greater(layout.pp, 1) & lasts
+    kept = states.grads + states.grad_copy + summed * sums
     reduced = 0.0 if offloads and job.engine.offload.optimizer_takes != "states" else kept / x
     grads = np.where(whole_gradients(job, layout), kept, reduced)
     if offloads:
         return weights, grads, 0.0 * x
-    step_grads = np.where(np.less(layout.zero, 3), states.step_grads, 0.0)
+    step_grads = np.where(np.less(layout.zero, 3) & ~np.asarray(summed), states.step_grads, 0.0)
     return weights, grads, (states.master + step_grads + moment_bytes_per_param(job)) / x
 
 
@@ -83,11 +88,27 @@ def model_state_bytes(job: PoolJob, layout: Degrees, stage: Stage) -> tuple[Numb
     shards = np.greater_equal(layout.zero, 3)
     weights = weights + frozen.common / np.where(shards, shard_degree(layout), 1)
     weights = weights + frozen.experts / np.where(shards, expert_shard_degree(layout), 1)
+    weights = weights + low_precision_bytes(job, layout, stage)
     if job.model.moe is None:
         return weights, grads, optimizer
     routed = [each * held.experts for each in state_bytes_per_param(job, layout, experts=True)]
     optimizer = optimizer + routed[2] + more_routed / expert_shard_degree(layout)
     return weights + routed[0], grads + routed[1], optimizer
+
+
+def low_precision_bytes(job: PoolJob, layout: Degrees, stage: Stage) -> Number:
+    """Bytes of what products read in place of 16-bit weights, beside them: copies in few bits, and those transposed.
+
+    Source: Transformer Engine, pytorch/module/base.py (quantize_weight, cached over microbatches); Megatron-LM,
+    --fp8-param-gather, which only its distributed optimizer has, keeps no other weights.
+    """
+    of_precision = {"fp8": 1.0, "fp4": 0.5}.get(job.training.precision, 0.0)
+    each = job.engine.memory.fp8_weight_bytes * of_precision
+    if not each:
+        return 0.0
+    return (np.equal(layout.zero, 0) * each) * sum_of(
+        count * layer_params(job, layout, experts=experts).total for experts, count in layer_kinds(job, layout, stage)
+    )
 
 
 def host_state_bytes(job: PoolJob, layout: Degrees, stage: Stage) -> Number:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -15,6 +16,7 @@ from planner.cost.memory import host_lines, memory_lines
 from planner.cost.model_states import whole_gradients
 from planner.cost.offload import host_copy_seconds, host_update_seconds
 from planner.cost.optimizers import newton_schulz_seconds, optimizer_seconds
+from planner.cost.recompute import modules_of
 from planner.cost.schedule import chunk_terms
 from planner.cost.shapes import by_shape
 from planner.cost.simulate import ChunkSeconds
@@ -26,6 +28,7 @@ from planner.cost.stage import (
     expert_shard_degree,
     holds_embedding,
     holds_head,
+    policies_of,
     pool_indices,
     shard_degree,
     stages_of,
@@ -43,12 +46,13 @@ from planner.cost.transfers import (
     context_transfers,
     end_transfers,
     expert_transfers,
+    repeated_share,
     send_transfers,
     tensor_transfers,
     tied_transfers,
-    with_recompute,
 )
 from planner.layout import offloads_optimizer
+from planner.specs.recompute import FULL, SELECTIVE
 from planner.sums import sum_of
 
 if TYPE_CHECKING:
@@ -185,7 +189,7 @@ class _Work:
 
 
 def _work(job: PoolJob, layout: Degrees, stage: Stage, parts: StageParts) -> _Work:
-    """Sum over the layers and the ends; full recompute repeats the forward pass and its collectives.
+    """Sum over the layers and the ends; recompute repeats the forward pass and its collectives, or parts of them.
 
     Source: sum of the parts in layers.py, compute.py and traffic.py.
     """
@@ -193,14 +197,16 @@ def _work(job: PoolJob, layout: Degrees, stage: Stage, parts: StageParts) -> _Wo
     layers, tp, tp_hidden, cp, cp_hidden, ep, recompute = none, none, none, none, none, none, 0.0
     for kind, count in timed_kinds(job, layout, stage):
         layer = parts.layers[kind]
-        again = by_policy(stage.policy, (0.0, layer.selective, layer.passes.forward))
+        again = {policy: _repeated_seconds(job, layer, policy) for policy in policies_of(stage)}
+        share = partial(repeated_share, job, layout, stage, experts=kind[0])
+        of_tp, of_cp, of_ep = (share(line) for line in (LineName.TP_COMM, LineName.CP_COMM, LineName.EP_COMM))
         layers += layer.passes * count
-        recompute = recompute + count * again
-        tp += _repeated(stage, layer.tp) * count
-        tp_hidden += _repeated(stage, layer.tp_hidden) * count
-        cp += _repeated(stage, layer.cp) * count
-        cp_hidden += _repeated(stage, layer.cp_hidden) * count
-        ep += _repeated(stage, (layer.ep, layer.ep)) * count
+        recompute = recompute + count * by_policy(layout, stage, again)
+        tp += _with_repeated(layer.tp, of_tp) * count
+        tp_hidden += _with_repeated(layer.tp_hidden, of_tp) * count
+        cp += _with_repeated(layer.cp, of_cp) * count
+        cp_hidden += _with_repeated(layer.cp_hidden, of_cp) * count
+        ep += _with_repeated((layer.ep, layer.ep), of_ep) * count
     first, last = holds_embedding(stage), holds_head(layout, stage)
     return _Work(
         layers=layers,
@@ -219,11 +225,11 @@ def _work(job: PoolJob, layout: Degrees, stage: Stage, parts: StageParts) -> _Wo
 class LayerParts:
     """Seconds of one microbatch in one layer by cause, collectives of the forward and of the backward pass.
 
-    selective: what selective recompute repeats.
+    parts: forward seconds by the parts of a layer that repeat them (`LayerSeconds`).
     """
 
     passes: PassSeconds
-    selective: Number
+    parts: Mapping[frozenset[str], Number]
     tp: tuple[Number, Number]
     tp_hidden: tuple[Number, Number]
     cp: tuple[Number, Number]
@@ -261,11 +267,10 @@ def _parts_of_stage(job: PoolJob, layout: LayerDegrees, kinds: Sequence[tuple[bo
 
     def layer(experts: bool, local: bool) -> LayerParts:
         priced = layer_seconds(job, layout, experts=experts, local=local)
-        forward, core = priced.passes.forward, priced.core_forward
-        again = {"operators": _OPERATORS_REPEATED * forward, "light": priced.light_forward, "attention-core": core}
+        core = priced.core_forward
         return LayerParts(
             passes=priced.passes,
-            selective=again[job.engine.memory.selective_recompute],
+            parts=priced.parts,
             tp=tp,
             tp_hidden=_hidden_of_layer(job, layout, priced, tp),
             cp=cp,
@@ -303,10 +308,20 @@ def _hidden_of_layer(
     )
 
 
-def _repeated(stage: Stage, collectives: tuple[Number, Number]) -> PassSeconds:
-    """A layer's collectives, forward and backward, with what the stage's recompute repeats of them."""
-    forward, backward = with_recompute(stage, *collectives)
-    return PassSeconds(forward=forward, backward_input=backward)
+def _repeated_seconds(job: PoolJob, layer: LayerParts, policy: int) -> Number:
+    """Forward seconds of a layer that a recompute policy repeats, without collectives."""
+    if policy == FULL:
+        return layer.passes.forward
+    if policy == SELECTIVE and job.engine.memory.selective_recompute == "operators":
+        return _OPERATORS_REPEATED * layer.passes.forward
+    modules = modules_of(job, policy)
+    return sum_of(seconds for parts, seconds in layer.parts.items() if parts & modules)
+
+
+def _with_repeated(collectives: tuple[Number, Number], share: Number) -> PassSeconds:
+    """A layer's collectives, forward and backward, with the share of the forward ones that recompute repeats."""
+    forward, backward = collectives
+    return PassSeconds(forward=forward, backward_input=backward + share * forward)
 
 
 def _halves(seconds: Number) -> PassSeconds:

@@ -11,7 +11,9 @@ import numpy as np
 
 from planner.cost.blocks import expert_layer_params
 from planner.cost.parameters import end_params_on_device, layer_params_on_device
+from planner.cost.recompute import recomputing_share
 from planner.layout import V_SHAPED, balanced_chunks, even_stages, head_stage, stage_of_chunk
+from planner.specs.recompute import NONE, policy_code, whole_policy
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -27,17 +29,14 @@ T = TypeVar("T")
 
 _MANY_LAYERS: Final = 1 << 20
 
-POLICIES: Final = ("none", "selective", "full")
-"""Recompute policies; arrays of stages carry a policy as its index here."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stage:
     """A pipeline stage, or an array of them; or one of the chunks of a stage.
 
     index: position in the pipeline. num_layers: layers that it holds. num_expert_layers: how many of them have
-    experts; num_local_layers: a sliding window; num_local_expert_layers: both. policy: recompute policy as an index
-    into `POLICIES`. chunk: of a chunk, its position in model order.
+    experts; num_local_layers: a sliding window; num_local_expert_layers: both. policy: code of the recompute policy
+    (`planner.specs.recompute`). chunk: of a chunk, its position in model order.
     largest_chunk: layers of the largest chunk of an interleaved stage; None: its chunks are equal.
     num_crossings: of the two neighbours that it sends to, how many are in another pool. ends_apart: whether the model
     begins in one pool and ends in another.
@@ -81,13 +80,37 @@ def holds_head(layout: Degrees, stage: Stage) -> Flag:
     return np.equal(stage.chunk, layout.pp * layout.interleave - 1)
 
 
-def by_policy(policy: Number, values: tuple[Number, Number, Number]) -> Number:
-    """The value of each stage's policy.
+def policies_of(stage: Stage) -> tuple[int, ...]:
+    """What layers of these stages may do, as codes of policies: nothing first, then what those do that recompute.
 
-    Source: definition of `POLICIES`.
+    Source: definition of `planner.specs.recompute`.
     """
-    none, selective, full = values
-    return np.where(np.equal(policy, 0), none, np.where(np.equal(policy, 1), selective, full))
+    return (NONE, *sorted({whole_policy(code) for code in _codes(stage)} - {NONE}))
+
+
+def _codes(stage: Stage) -> list[int]:
+    """The different policies of stages."""
+    flat = np.ravel(stage.policy)
+    codes: list[int] = np.flatnonzero(np.bincount(flat)).tolist() if flat.size > 1 else flat.tolist()
+    return codes
+
+
+def by_policy(layout: Degrees, stage: Stage, values: Mapping[int, Number], *, recomputing: bool = False) -> Number:
+    """The value of each stage's policy, from those of layers by `policies_of`.
+
+    Where some of its layers recompute, the mean over the layers, as if all kinds of them were spread evenly; or
+    (`recomputing`) the value of a layer that does.
+
+    Source: definition of `planner.specs.recompute`.
+    """
+    found: Number = None
+    for code in _codes(stage):
+        value = values[whole_policy(code)]
+        if code != whole_policy(code) and not recomputing:
+            share = recomputing_share(code, stage.num_layers, layout.interleave if stage.chunk is None else 1)
+            value = values[NONE] + share * (value - values[NONE])
+        found = value if found is None else np.where(np.equal(stage.policy, code), value, found)
+    return np.broadcast_arrays(found, stage.policy)[0]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -278,7 +301,7 @@ def stages_of(job: Job, layout: Layout) -> Stage:
     found = Stage(
         index=np.arange(layout.pp),
         num_layers=np.array([layout.layers_of_stage(r) for r in range(layout.pp)]),
-        policy=np.array([POLICIES.index(layout.recompute_of_stage(r)) for r in range(layout.pp)]),
+        policy=np.array([policy_code(layout.recompute_of_stage(r)) for r in range(layout.pp)]),
         num_expert_layers=of_stages(chunks.num_expert_layers),
         num_local_layers=of_stages(chunks.num_local_layers),
         num_local_expert_layers=of_stages(chunks.num_local_expert_layers),
@@ -299,7 +322,7 @@ def chunks_of(job: Job, layout: Layout) -> Stage:
     return Stage(
         index=stage_of_chunk(layout.schedule, layout.pp, chunk),
         num_layers=layers,
-        policy=np.array([POLICIES.index(policy) for policy in layout.recompute]),
+        policy=np.array([policy_code(policy) for policy in layout.recompute]),
         chunk=chunk,
         **_held(job, np.cumsum(layers) - layers, layers),
     )

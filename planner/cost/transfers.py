@@ -18,7 +18,16 @@ from planner.cost.adapters import frozen_bytes, trained_params
 from planner.cost.layers import tokens_per_microbatch
 from planner.cost.ledger import LineName
 from planner.cost.parameters import cross_attention_share, embedding_params_on_device
-from planner.cost.stage import expert_shard_degree, holds_embedding, holds_head, layer_kinds, shard_degree
+from planner.cost.recompute import repeated_transfers
+from planner.cost.stage import (
+    by_policy,
+    expert_shard_degree,
+    holds_embedding,
+    holds_head,
+    layer_kinds,
+    policies_of,
+    shard_degree,
+)
 from planner.layout import head_stage
 from planner.sums import sum_of
 
@@ -90,37 +99,44 @@ def transfers(job: PoolJob, layout: Degrees, stage: Stage) -> tuple[Transfer, ..
 
     Source: the functions below.
     """
-    kinds = layer_kinds(job, layout, stage)
-    layers, with_experts = sum_of(count for _, count in kinds), sum_of(count for experts, count in kinds if experts)
     ends = 1.0 * holds_embedding(stage) + holds_head(layout, stage)
-    in_layers = _in_layers(stage, layers, tensor_transfers(job, layout))
+    in_layers = partial(_in_layers, job, layout, stage)
+    with_ends = zip(in_layers(tensor_transfers(job, layout)), end_transfers(job, layout), strict=True)
     return (
-        *(_with_ends(each, end, ends) for each, end in zip(in_layers, end_transfers(job, layout), strict=True)),
-        *_in_layers(stage, layers, context_transfers(job, layout)),
-        *_in_layers(stage, with_experts, expert_transfers(job, layout)),
+        *(_with_ends(each, end, ends) for each, end in with_ends),
+        *in_layers(context_transfers(job, layout)),
+        *in_layers(expert_transfers(job, layout), only_experts=True),
         *send_transfers(job, layout, stage),
         *state_transfers(job, layout, stage),
         *tied_transfers(job, layout, stage),
     )
 
 
-def _in_layers(stage: Stage, layers: Number, of_layer: Iterable[Transfer]) -> Iterator[Transfer]:
+def _in_layers(
+    job: PoolJob, layout: Degrees, stage: Stage, of_layer: Iterable[Transfer], *, only_experts: bool = False
+) -> Iterator[Transfer]:
     """The transfers of one layer, as often as the layers of a stage run them."""
+    kinds = [kind for kind in layer_kinds(job, layout, stage) if kind[0] or not only_experts]
     for each in of_layer:
-        forward, backward = with_recompute(stage, each.times.get("forward", 0.0), each.times.get("backward", 0.0))
-        yield replace(each, times={"forward": layers * forward, "backward": layers * backward})
+        forward, backward = (each.times.get(when, 0.0) for when in ("forward", "backward"))
+        again = sum_of(
+            count * repeated_share(job, layout, stage, each.line, experts=experts) for experts, count in kinds
+        )
+        layers = sum_of(count for _, count in kinds)
+        yield replace(each, times={"forward": layers * forward, "backward": layers * backward + again * forward})
 
 
 def _with_ends(of_layers: Transfer, of_end: Transfer, ends: Number) -> Transfer:
     return replace(of_layers, times={when: n + ends * of_end.times[when] for when, n in of_layers.times.items()})
 
 
-def with_recompute(stage: Stage, forward: Number, backward: Number) -> tuple[Number, Number]:
-    """Of a layer's transfers, what they are in the passes of a stage: full recompute repeats the forward ones.
+def repeated_share(job: PoolJob, layout: Degrees, stage: Stage, line: LineName, *, experts: bool) -> Number:
+    """Share of a layer's forward transfers of one line that the recompute of a stage repeats in its backward pass.
 
-    Source: Chen et al., sublinear memory (2016): one more forward pass before the backward pass.
+    Source: `planner.cost.recompute.repeated_transfers`.
     """
-    return forward, backward + np.where(np.equal(stage.policy, 2), forward, 0.0)
+    shares = {policy: repeated_transfers(job, policy, line, experts=experts) for policy in policies_of(stage)}
+    return by_policy(layout, stage, shares)
 
 
 # --- of every microbatch ----------------------------------------------------------------------------------------

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from planner.cost.activations import activation_terms, layer_activation_bytes
-from planner.cost.adapters import frozen_bytes_per_param, trained_layer_params
+from planner.cost.activations import activation_terms, bytes_of_policies, inner_gradient_bytes
+from planner.cost.adapters import frozen_bytes_per_param, trained_layer_params, trained_params
 from planner.cost.blocks import attention_params, expert_layer_params, ffn_matrices, ffn_params
 from planner.cost.layers import tokens_per_microbatch
 from planner.cost.model_states import whole_gradients
@@ -15,6 +15,7 @@ from planner.cost.optimizers import update_bytes
 from planner.cost.parameters import end_params_on_device, padded_vocab
 from planner.cost.stage import by_policy, holds_head, layer_kinds, layer_params
 from planner.layout import offloads_optimizer
+from planner.specs.recompute import NONE
 from planner.sums import sum_of
 
 if TYPE_CHECKING:
@@ -55,8 +56,8 @@ def recompute_bytes(job: PoolJob, layout: Degrees, stage: Stage) -> Number:
     """
     largest: Number = 0.0
     for experts, count in layer_kinds(job, layout, stage):
-        everything, selective, full = layer_activation_bytes(job, layout, experts=experts)
-        back = by_policy(stage.policy, (np.zeros_like(everything), everything - selective, everything - full))
+        values = bytes_of_policies(job, layout, stage, experts=experts)
+        back = values[NONE] - by_policy(layout, stage, values, recomputing=True)
         largest = np.maximum(largest, np.where(np.greater(count, 0), back, 0.0))
     return largest
 
@@ -77,6 +78,7 @@ def transient_bytes(job: PoolJob, layout: Degrees, stage: Stage, stored: Number)
     loss, layer = loss_bytes(job, layout, stage), layer_backward_bytes(job, layout, stage)
     layer = layer + (gathered + reduced) * engine.memory.keeps_ends_gathered
     largest = np.maximum(loss + gathered + reduced, layer)
+    largest = largest + _placeholder_bytes(job, layout, stage) + _bucket_bytes(job, layout, stage)
     if offloads_optimizer(layout):  # the update is made on the host
         return largest
     return np.maximum(largest, update_bytes(job, layout, stage) - stored)
@@ -94,7 +96,10 @@ def layer_backward_bytes(job: PoolJob, layout: Degrees, stage: Stage) -> Number:
     states = job.state_bytes
     layer: Number = 0.0
     trained: Number = 0.0
+    inner: Number = 0.0
     for experts, count in layer_kinds(job, layout, stage):
+        gradient = inner_gradient_bytes(job, layout, experts=experts)
+        inner = np.maximum(inner, np.where(np.greater(count, 0), gradient, 0.0))
         held, changed = (params(job, layout, experts=experts).total for params in (layer_params, trained_layer_params))
         layer = np.maximum(layer, np.where(np.greater(count, 0), held, 0.0))
         trained = np.maximum(trained, np.where(np.greater(count, 0), changed, 0.0))
@@ -102,10 +107,49 @@ def layer_backward_bytes(job: PoolJob, layout: Degrees, stage: Stage) -> Number:
     each = frozen_bytes_per_param(job) if job.training.lora_rank else states.weights
     gathered = np.greater_equal(layout.zero, 3) * each * (np.minimum(1, stage.num_layers) * layer + ahead)
     waiting = np.minimum(trained, job.engine.memory.reduced_params)
-    reduced = np.where(whole_gradients(job, layout), 0.0, (states.weights + states.grads) * waiting)
+    reduced = np.where(whole_gradients(job, layout), 0.0, (states.weights + states.grads) * waiting) + inner
     if job.engine.memory.gradients_apart:
         reduced = _gradients_of_layer(job, layout, stage)
-    return recompute_bytes(job, layout, stage) + gathered + reduced + _dequantized_bytes(job, layout)
+    moved = gathered + reduced + _score_gradients(job, layout) + _dequantized_bytes(job, layout)
+    return recompute_bytes(job, layout, stage) + moved
+
+
+def _bucket_bytes(job: PoolJob, layout: Degrees, stage: Stage) -> Number:
+    """The bucket through which gradients pass on their way to the ranks that own them.
+
+    Source: DeepSpeed, runtime/zero/stage_1_and_2.py (ipg_buffer of reduce_bucket_size; contiguous_gradients).
+    """
+    bucket = job.engine.memory.gradient_bucket
+    if not bucket:
+        return 0.0
+    shards = np.equal(layout.pp, 1) & np.greater_equal(layout.zero, 1) & np.less(layout.zero, 3)
+    return shards * job.state_bytes.weights * np.minimum(trained_params(job, layout, stage).total, bucket)
+
+
+def _placeholder_bytes(job: PoolJob, layout: Degrees, stage: Stage) -> Number:
+    """Empty gradients that stand for those which products have added themselves: one for each shape of a weight.
+
+    Source: Megatron-LM, tensor_parallel/layers.py (grad_added_to_main_grad); Transformer Engine, pytorch/module/base.py
+    (get_dummy_wgrad).
+    """
+    if not job.engine.memory.gradient_placeholders or job.training.lora_rank:
+        return 0.0
+    moe = job.model.moe
+    largest: Number = 0.0
+    for experts, count in layer_kinds(job, layout, stage):
+        held = layer_params(job, layout, experts=experts)
+        shapes = held.common + (held.experts * layout.ep / moe.num_experts if moe is not None else 0.0)
+        largest = np.maximum(largest, np.where(np.greater(count, 0), shapes, 0.0))
+    head = holds_head(layout, stage) * padded_vocab(job.model, job.engine, layout) * job.model.hidden_size
+    return job.compute_bytes * (largest + head)
+
+
+def _score_gradients(job: PoolJob, layout: Degrees) -> Number:
+    """The gradient of one layer's scores: without a fused kernel as large as what is kept of their softmax.
+
+    Source: derived here; softmax's backward pass reads probabilities and their gradient, and writes one of the scores.
+    """
+    return sum_of(term.num_bytes for term in activation_terms(job, layout) if term.name == "softmax")
 
 
 def _gradients_of_layer(job: PoolJob, layout: Degrees, stage: Stage) -> Number:
@@ -123,15 +167,15 @@ def _gradients_of_layer(job: PoolJob, layout: Degrees, stage: Stage) -> Number:
     reduces = ~np.asarray(whole) | np.equal(layout.pp, 1)
     largest: Number = 0.0
     for experts, count in layer_kinds(job, layout, stage):
-        of_policies = layer_activation_bytes(job, layout, experts=experts)
+        values = bytes_of_policies(job, layout, stage, experts=experts)
         held = layer_params(job, layout, experts=experts).total
         terms = {term.name: term.num_bytes for term in activation_terms(job, layout, experts=experts)}
         inner = sum_of(size for name, size in terms.items() if name.endswith(" inner")) / 2
         last = states.weights * held * _last_matrix_share(job, experts=experts)
         first = inner + terms["layer input"] + last
         before = states.grads * held * np.greater(stage.num_layers, 1) * reduces
-        end = np.where(summed_in_place, 0.0, states.weights * held) + before - of_policies[0]
-        then = before - by_policy(stage.policy, of_policies)
+        end = np.where(summed_in_place, 0.0, states.weights * held) + before - values[NONE]
+        then = before - by_policy(layout, stage, values)
         each = np.maximum(first + np.maximum(then, 0.0), end)
         largest = np.maximum(largest, np.where(np.greater(count, 0), each, 0.0))
     return largest

@@ -75,7 +75,8 @@ def _options(plan: Plan) -> Iterator[str]:
         yield f"--mtp-num-layers {plan.model.mtp_layers}"
     if layout.zero:
         instances = f" --num-distributed-optimizer-instances {layout.hsdp}" if layout.hsdp > 1 else ""
-        yield f"--use-distributed-optimizer --overlap-grad-reduce --overlap-param-gather{instances}"
+        in_8_bits = " --fp8-param-gather" if training.precision == "fp8" else ""
+        yield f"--use-distributed-optimizer --overlap-grad-reduce --overlap-param-gather{instances}{in_8_bits}"
     else:
         yield "--overlap-grad-reduce"
     yield f"--micro-batch-size {layout.mbs} --global-batch-size {training.global_batch_size}"

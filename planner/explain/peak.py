@@ -7,10 +7,9 @@ from typing import TYPE_CHECKING
 
 from pydantic import Field
 
-from planner.cost.activations import activation_terms, device_activation_bytes, held_of_stage, kept_shares, sent_bytes
+from planner.cost.activations import activation_terms, device_activation_bytes, held_of_stage, kept_share, sent_bytes
 from planner.cost.estimate import estimate
-from planner.cost.memory import allocator_share
-from planner.cost.stage import layer_kinds, pool_indices, stages_of
+from planner.cost.stage import by_policy, layer_kinds, policies_of, pool_indices, stages_of
 from planner.cost.transients import layer_backward_bytes, loss_bytes, recompute_bytes
 from planner.explain.operations import stage_at
 from planner.layout import format_layout, offloads_activations
@@ -74,7 +73,7 @@ def _peak_of_stage(job: PoolJob, layout: Layout, stage: Stage) -> StagePeak:
         stage=int(stage.index),
         moment=_moment(job, layout, stage),
         microbatches_in_flight=in_flight,
-        bytes_per_microbatch=each * (1 + float(allocator_share(job, layout))),
+        bytes_per_microbatch=each * (1 + job.engine.memory.fragmentation),
         activations=tuple(ActivationPart(name=name, num_bytes=size) for name, size in ordered if size),
     )
 
@@ -97,7 +96,8 @@ def _held_at(
     for experts, count in layer_kinds(job, layout, stage):
         for term in activation_terms(job, layout, experts=experts):
             whole = float(count) * float(term.num_bytes)
-            kept = kept_shares(job, term)[int(stage.policy)] * whole
+            shares = {policy: kept_share(job, term, policy) for policy in policies_of(stage)}
+            kept = float(by_policy(layout, stage, shares)) * whole
             each += kept
             parts[term.name] = parts.get(term.name, 0.0) + before * kept + waiting * whole
     return before + waiting, each + sent, parts | {"outputs sent to the next stage": before * sent}

@@ -54,7 +54,7 @@ if TYPE_CHECKING:
     from planner.search.objectives import Incumbents, Objective
     from planner.search.optimum.candidate import Choice
     from planner.search.space.constraints import Constraints
-    from planner.specs.engine import Offload, Recompute, Schedule
+    from planner.specs.engine import Offload, Schedule
     from planner.specs.job import Job
 
 _FIRST_PARTITIONS = 64  # partitions in the first block; each further block has twice as many
@@ -155,7 +155,7 @@ class _Shared(NamedTuple):
 
     schedule: Schedule
     offload: Offload
-    recompute: Recompute | None
+    recompute: str | None
 
 
 class Near:

@@ -18,6 +18,7 @@ from planner.specs.text import any_of
 if TYPE_CHECKING:
     from planner.search.objectives import Objective
     from planner.search.space.constraints import Constraints
+    from planner.specs.engine import EngineSpec
     from planner.specs.job import Job
 
 _LISTS = ("layers_per_stage", "recompute")  # pins with an entry for each chunk
@@ -92,13 +93,21 @@ def _lacking(job: Job, key: str, value: str) -> Mistake | None:
     """The mistake of pinning what the engine's profile does not list; None where it does."""
     offered_by = attrgetter(_OFFERED[key])
     have = offered_by(job.engine)
-    if value in have:
+
+    def has(engine: EngineSpec) -> bool:
+        return engine.can.recomputes(value) if key == "recompute" else value in offered_by(engine)
+
+    if key == "recompute" and ":" in value:
+        hint = f"`planner explain MODEL CLUSTER --layout recompute={value},...` prices it"
+        return Mistake(message=f"recompute `{value}`, of some layers, is not planned", where="--pin", hint=hint)
+    if has(job.engine):
         return None
-    elsewhere = other_engines("; ", lambda engine: value in offered_by(engine))
+    elsewhere = other_engines("; ", has)
     elsewhere = elsewhere and f"{elsewhere} has `{value}`"
     what, offered = (f"`{key}`", "") if key in _AXES else (f"{key} `{value}`", f"{key}=")
     message = f"engine {job.engine.name} does not have {what}"
-    return Mistake(message=message, where="--pin", hint=f"it has {offered}{any_of(have)}{elsewhere}")
+    words = job.engine.can.recompute_words if key == "recompute" else any_of(have)
+    return Mistake(message=message, where="--pin", hint=f"it has {offered}{words}{elsewhere}")
 
 
 def _check_lists(job: Job, constraints: Constraints) -> None:

@@ -26,14 +26,16 @@ from planner.search.space.arrays import AGREEMENT
 from planner.search.space.rules import broken_rules
 
 if TYPE_CHECKING:
-    from planner.layout import Layout
+    from planner.layout import Assumed, Layout
     from planner.search.optimum.integer_program import SolverName
     from planner.search.space.constraints import Constraints
     from planner.specs.job import Job
 
 
-def plan_for_layout(job: Job, layout: Layout) -> Plan:
+def plan_for_layout(job: Job, layout: Layout, *, assumed: tuple[Assumed, ...] = ()) -> Plan:
     """Price one layout without a search; its schedule may be one that the engine does not have, to compare.
+
+    assumed: what the user left out of it.
 
     Raises:
         InputError: the layout breaks rules; all of them are named.
@@ -41,7 +43,7 @@ def plan_for_layout(job: Job, layout: Layout) -> Plan:
     broken = broken_rules(job, layout, except_for=("schedule",))
     if broken:
         raise InputError(*(Mistake(message=f"this layout cannot run: {why}", where="--layout") for why in broken))
-    return _plan(job, layout, estimate(job, layout))
+    return _plan(job, layout, estimate(job, layout), assumed=assumed)
 
 
 def _plan(job: Job, layout: Layout, priced: Estimate, **extra: Any) -> Plan:

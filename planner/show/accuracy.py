@@ -40,6 +40,7 @@ def accuracy(report: Report) -> Lines:
         _outcomes(report),
         _sweeps(report.sweeps),
         _worst(report.rows),
+        _assumed(report.rows),
         _unsupported(report.rows),
     )
 
@@ -113,6 +114,13 @@ def _worst(rows: Iterable[Row]) -> Lines | None:
     ]
     header = ("", "source", "run", "measured", "predicted")
     return section("Worst rows", Columns(lines, right=(3, 4), wrap=(1, 2), header=header)) if lines else None
+
+
+def _assumed(rows: Iterable[Row]) -> Lines | None:
+    """What rows leave out, and the rule that fills it, those of most rows first."""
+    rules = Counter((each.key, each.rule) for row in rows if row.setup for each in row.setup.assumed)
+    lines = [(str(count), clean(key), clean(rule)) for (key, rule), count in rules.most_common(_MOST_REASONS)]
+    return section("Assumed", Columns(lines, right=(0,), wrap=(1, 2), header=("rows", "", "rule"))) if lines else None
 
 
 def _unsupported(rows: Iterable[Row]) -> Lines | None:

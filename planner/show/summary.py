@@ -98,6 +98,7 @@ def layout_rows(plan: Plan) -> list[tuple[str, RenderableType]]:
         ("recompute", recompute_words(layout)),
         *host_rows(plan.memory),
         *trained_rows(plan),
+        *([("assumed", clean("; ".join(map(str, plan.assumed))))] if plan.assumed else []),
     ]
     idle = plan.cluster.num_devices - layout.world_size
     why = f": {clean(plan.idle_reason)}" if plan.idle_reason else ""

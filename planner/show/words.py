@@ -21,10 +21,9 @@ if TYPE_CHECKING:
     from planner.specs.cluster import AnyCluster, ClusterSpec
 
 _DEFAULTS: Final = {
-    "cp": "1", "ep": "1", "etp": "1", "zero": "0", "hsdp": "1", "mbs": "1", "interleave": "1", "offload": "none",
-    "recompute": "none",
+    "cp": "1", "ep": "1", "hsdp": "1", "mbs": "1", "interleave": "1", "offload": "none",
 }  # fmt: skip
-"""What `--layout` takes for a key that is left out; the keys that depend on others are handled below."""
+"""What `--layout` takes for a key that is left out, for every engine; keys that depend on others are handled below."""
 
 
 _BETTER: Final = {
@@ -42,14 +41,17 @@ def line_label(name: LineName | str) -> str:
 
 
 def short_layout(layout: Layout) -> str:
-    """The layout without what `--layout` assumes anyway; `parse_layout` reads it back to an equal layout."""
+    """The layout without what `--layout` assumes for every engine; `parse_layout` reads it back to an equal layout."""
     parts = dict(part.split("=", 1) for part in format_layout(layout).split(","))
     num_layers = sum(layout.layers_per_stage)
     assumed = _DEFAULTS | {
         "schedule": "interleaved" if layout.interleave > 1 else "1f1b",
-        "sp": "1" if layout.tp > 1 else "0",
-        "layers_per_stage": "/".join(map(str, even_split(num_layers, layout.pp, layout.interleave))),
+        "sp": "" if layout.tp > 1 else "0",
+        "zero": "" if layout.dp * layout.cp > 1 else "0",
+        "etp": "" if layout.ep > 1 else "1",
     }
+    if num_layers % layout.num_chunks == 0:
+        assumed["layers_per_stage"] = "/".join(map(str, even_split(num_layers, layout.pp, layout.interleave)))
     shown = {key: text for key, text in parts.items() if text != assumed.get(key)}
     return ",".join(f"{key}={shortened_list(text)}" for key, text in shown.items())
 

@@ -141,6 +141,7 @@ def _config_path(name: str) -> Path | None:
     return path if path.suffix == ".json" else path / CONFIG_NAME if _is_folder(path) else None
 
 
+@cache
 def engine_tree(name: str) -> Node:
     """An engine profile as it is written.
 

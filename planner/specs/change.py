@@ -17,7 +17,7 @@ from planner.specs.settings import apply_setting, value_at
 from planner.specs.text import printable
 from planner.specs.training_document import check_training
 from planner.specs.validate import validate
-from planner.specs.yaml import Node
+from planner.specs.yaml import Node, as_node
 from planner.units import parse_length
 
 if TYPE_CHECKING:
@@ -74,12 +74,7 @@ def _documents(job: Job) -> dict[str, Document]:
 
 
 def _tree(document: Document, where: str) -> Node:
-    def node(data: Any) -> Node:
-        if isinstance(data, dict):
-            return Node(data={key: node(value) for key, value in data.items()}, where=where)
-        return Node(data=tuple(map(node, data)) if isinstance(data, list) else data, where=where)
-
-    return node(document.model_dump(mode="json"))
+    return as_node(document.model_dump(mode="json"), where)
 
 
 def _apply(edited: _Edited, part: str, option: str) -> _Edited:

@@ -9,10 +9,22 @@ from pydantic import Field
 from planner.specs.cluster import Precision
 from planner.specs.document import Bytes, Document, Name
 from planner.specs.recipe import FrozenWeights, MemoryRecipe, Optimizer, StateBytes
+from planner.specs.recompute import Module, Recompute
+from planner.specs.text import any_of
 
 Schedule = Literal["naive", "gpipe", "1f1b", "interleaved", "zb-h1", "zbv", "dualpipev", "pipedream"]
-Recompute = Literal["none", "selective", "full"]
 Offload = Literal["none", "optimizer", "activations", "both"]
+
+
+class EngineDefaults(Document):
+    """What users of the engine have where they set nothing: its own defaults, or those of its published recipes.
+
+    They fill what a `--layout` leaves out (planner/search/given.py), beside rules that follow from what the engine can.
+    """
+
+    recompute: Recompute = "none"
+    etp: Literal["tp", "1"] = Field(default="1", description="experts are cut as the rest of the layer, or not by tp")
+    sp: bool = Field(default=True, description="sequence parallelism with tp > 1")
 
 
 class EngineAbilities(Document):
@@ -34,9 +46,30 @@ class EngineAbilities(Document):
     replicates_shards: bool = Field(
         default=True, description="ZeRO may shard within replicas of a smaller group (HSDP)"
     )
-    recompute: tuple[Recompute, ...]
+    recompute: tuple[Recompute, ...] = Field(description="policies that a search tries, where the model has the parts")
+    recompute_modules: tuple[Module, ...] = Field(
+        default=(), description="parts of a layer of which any set can be recomputed alone"
+    )
+    recompute_some: tuple[Literal["full", "every"], ...] = Field(
+        default=(), description="some layers can be recomputed whole: `full:k`, k of each chunk; `every:n`, every n-th"
+    )
     tp_without_sp: bool = Field(description="tensor parallelism can run without sequence parallelism")
     pads_vocabulary: bool = Field(default=True, description="a vocabulary that tp does not divide is padded")
+
+    @property
+    def recompute_words(self) -> str:
+        """Its recompute policies, for messages."""
+        alone = [policy for policy in self.recompute if not set(policy.split("+")) <= set(self.recompute_modules)]
+        some = {"full": "full:K for K layers of each chunk", "every": "every:N for every N-th layer"}
+        modules = [f"any of {', '.join(self.recompute_modules)} joined by +"] if self.recompute_modules else []
+        return any_of([*alone, *(some[each] for each in self.recompute_some), *modules])
+
+    def recomputes(self, policy: str) -> bool:
+        """Whether it has a recompute policy."""
+        kind, partial, _ = policy.partition(":")
+        if partial:
+            return kind in self.recompute_some
+        return policy in self.recompute or set(policy.split("+")) <= set(self.recompute_modules)
 
 
 class EnginePipeline(Document):
@@ -61,6 +94,11 @@ class EngineMemory(Document):
         "lasts; `piped`: below ZeRO-2 while microbatches add up, and under a pipeline at every ZeRO stage; "
         "`accumulated`: at every ZeRO stage while microbatches add up (no_sync)"
     )
+    pipeline_sums: float = Field(
+        default=0,
+        ge=0,
+        description="bytes per parameter of fp32 sums of gradients, whole under a pipeline in bf16",
+    )
     gradients_apart: bool = Field(
         default=False,
         description="gradients of activations and of one layer's weights are counted beside the sums they are added to",
@@ -70,6 +108,16 @@ class EngineMemory(Document):
     shards_positions: bool = Field(default=False, description="a learned table of positions is cut by tp")
     logits_bytes: float = Field(ge=0, description="bytes per logit at the loss, of 16-bit training")
     whole_logits: bool = Field(default=False, description="every tp rank has all logits at the loss, not its part")
+    norm_copies: float = Field(
+        default=0,
+        ge=0,
+        description="bytes that a norm keeps for each element beside its input and output: one that is no fused kernel "
+        "has an fp32 copy of the input (4) and the normalised input (2)",
+    )
+    keeps_joint_projection: bool = Field(
+        default=False, description="the joint product of queries, keys and values stays beside their rotated copies"
+    )
+    score_bytes: float = Field(default=2, gt=0, description="kept for each score of attention without a fused kernel")
     regathers_inputs: bool = Field(description="sequence parallelism stores sharded inputs, gathers them again")
     fused_swiglu: bool
     selective_recompute: Literal["attention-core", "operators", "light"] = Field(
@@ -77,10 +125,27 @@ class EngineMemory(Document):
         description="what `selective` drops: scores of unfused attention; all but every second product's output; or "
         "(light) outputs of norms, of latent attention's up-projections, and of the gate",
     )
+    fused_norms: bool = Field(
+        default=False,
+        description="a norm is part of the product behind it and is recomputed with that or not at all; those before "
+        "latent attention and experts stand alone",
+    )
     keeps_expert_outputs: bool = Field(
         default=True, description="the outputs of experts are kept for the gradient of the router's weights"
     )
     fp8_activations: bool = Field(default=False, description="in fp8, inputs of products are kept in 8 bits")
+    fp8_gates: bool = Field(default=False, description="and so is what the activation function reads")
+    fp8_weight_bytes: float = Field(
+        default=0,
+        ge=0,
+        description="in fp8 without ZeRO, kept of each weight of a layer beside the 16-bit one: copy and transpose; "
+        "with ZeRO they take its place",
+    )
+    gradient_placeholders: bool = Field(
+        default=False,
+        description="where products add to the gradient themselves, autograd has an empty 16-bit tensor, which is "
+        "kept for each shape of a weight",
+    )
     keeps_stage_outputs: bool = Field(
         default=False, description="a pipeline stage keeps what it sent for each microbatch in flight"
     )
@@ -93,9 +158,13 @@ class EngineMemory(Document):
     reduced_params: float = Field(
         default=1e12, gt=0, description="parameters whose gradients wait for their reduction, at most a layer's"
     )
-    fragmentation: float = Field(ge=0, lt=1, description="share of activations lost by the allocator")
-    pipeline_fragmentation: float | None = Field(
-        default=None, ge=0, lt=1, description="the same under a pipeline, where it differs"
+    gradient_bucket: float = Field(
+        default=0, ge=0, description="parameters of the bucket that gradients are copied to, with ZeRO and no pipeline"
+    )
+    fragmentation: float = Field(
+        ge=0,
+        lt=1,
+        description="share of activations and transients that the allocator cannot use, even where memory is short",
     )
     communicator_memory: Bytes | None = Field(
         default=None, description="for each mesh axis above 1, beside the device's reserved_memory"
@@ -187,6 +256,7 @@ class EngineSpec(Document):
 
     name: Name
     program: str = Field(description="what runs the plan")
+    defaults: EngineDefaults = EngineDefaults()
     can: EngineAbilities
     pipeline: EnginePipeline
     memory: EngineMemory

@@ -104,9 +104,18 @@ class PoolJob(Job):
         return self.calibration.attention or self.cluster.device.efficiency.attention
 
     @property
+    def whole_memory_bytes(self) -> float:
+        """All that a program can have on one device, its context and buffers included; no headroom is left.
+
+        It is what the driver reports (device file, memory): the card's less what firmware and error correction take.
+        The ledger counts the context in its runtime line, so that a total is held against this figure.
+        """
+        return self.cluster.device.memory
+
+    @property
     def memory_limit_bytes(self) -> float:
         """What a plan may use of one device."""
-        return self.cluster.device.memory * (1 - self.headroom)
+        return self.whole_memory_bytes * (1 - self.headroom)
 
     @property
     def host_limit_bytes(self) -> float:

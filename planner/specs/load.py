@@ -32,12 +32,13 @@ from planner.specs.settings import apply_setting, with_value
 from planner.specs.text import printable
 from planner.specs.training_document import batch_range, check_training, with_default
 from planner.specs.validate import validate
-from planner.specs.yaml import Node
+from planner.specs.yaml import Node, as_node
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
+    from planner.specs.cluster import ClusterSpec
     from planner.specs.job import Job
 
 
@@ -45,8 +46,8 @@ if TYPE_CHECKING:
 class _Given:
     """What `load_job` is given, word for word but for `nodes`: hosts of a uniform cluster, or of the pools by name."""
 
-    model: str
-    cluster: str
+    model: str | ModelSpec
+    cluster: str | ClusterSpec
     training: str | None
     engine: str
     nodes: int | None
@@ -64,8 +65,8 @@ class _Given:
 
 def load_job(
     *,
-    model: str,
-    cluster: str,
+    model: str | ModelSpec,
+    cluster: str | ClusterSpec,
     training: str | None = None,
     engine: str = "torch",
     nodes: int | Mapping[str, int] | None = None,
@@ -82,7 +83,7 @@ def load_job(
     """Read everything that a job needs; options override `settings`, and both override the documents.
 
     model, cluster: a shipped name or the path of a YAML file; a model also the path of a Hugging Face config.json
-    or of its folder. training: the path of a YAML file.
+    or of its folder; or a document that is read already. training: the path of a YAML file.
     nodes: hosts, or of a mixed cluster those of its pools by name.
     global_batch_size: a number of sequences, or a choice as `specs.batch` reads it.
     settings: `PATH=VALUE` changes, see `planner.specs.settings`.
@@ -132,16 +133,22 @@ def _check_sizes(mistakes: Mistakes, given: _Given) -> None:
 def _read_trees(mistakes: Mistakes, given: _Given) -> dict[str, Node]:
     """The documents that can be read, as they are written, devices and pools of the cluster included."""
     trees = {
-        "model": mistakes.attempt(model_tree, given.model),
-        "cluster": mistakes.attempt(cluster_tree, given.cluster),
+        "model": _read_tree(mistakes, model_tree, given.model),
+        "cluster": _read_tree(mistakes, cluster_tree, given.cluster),
         "training": mistakes.attempt(training_tree, given.training),
         "engine": mistakes.attempt(engine_tree, given.engine),
     }
     found = {name: tree for name, tree in trees.items() if tree is not None}
-    if "cluster" in found:
+    if "cluster" in found and isinstance(given.cluster, str):
         whole = mistakes.attempt(with_devices, found["cluster"], folder_of(given.cluster))
         found["cluster"] = whole or found["cluster"]
     return found
+
+
+def _read_tree(mistakes: Mistakes, read: Callable[[str], Node], given: str | ModelSpec | ClusterSpec) -> Node | None:
+    if isinstance(given, str):
+        return mistakes.attempt(read, given)
+    return as_node(given.model_dump(mode="json"), given.name)
 
 
 def _with_this_machine(mistakes: Mistakes, trees: dict[str, Node], given: _Given) -> dict[str, Node]:

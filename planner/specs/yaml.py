@@ -73,6 +73,13 @@ class Node:
         )
 
 
+def as_node(data: Any, where: str) -> Node:
+    """Plain data, as of JSON, as a document whose values all stand at `where`."""
+    if isinstance(data, dict):
+        return Node(data={key: as_node(value, where) for key, value in data.items()}, where=where)
+    return Node(data=tuple(as_node(each, where) for each in data) if isinstance(data, list) else data, where=where)
+
+
 def read_yaml(path: Path, name: str = "") -> Node:
     """Read one document, a mapping, from a regular file; messages call the file `name`.
 

@@ -53,7 +53,7 @@ def reason_of(**cells: str) -> str:
 
 def test_every_published_row_is_read() -> None:
     assert [run.id for run in RUNS] == [row["id"] for row in CELLS]
-    assert len(RUNS) == 776
+    assert len(RUNS) == 2342
 
 
 RECIPE_CELLS = (
@@ -214,6 +214,8 @@ def test_the_last_host_may_be_half_empty(gpus: str, hosts: int, per_host: int) -
         ("Paxml (JAX FSDP+DP)", {"tp": "1", "pp": "1"}, "fsdp"),
         ("torchtitan", {}, "torchtitan"),
         ("PyTorch FSDP", {"tp": "2", "pp": "1"}, "torchtitan"),
+        ("AA-Scaling (Megatron-like, in house)", {"flash_attention": "0"}, "aleph-alpha-scaling"),
+        ("nanotron", {}, "nanotron"),
         ("nobody knows", {}, "megatron"),
     ],
 )
@@ -258,30 +260,150 @@ def test_hybrid_sharding_shards_in_a_part_of_the_ranks() -> None:
     assert (found.layout.hsdp, found.layout.zero) == (8, 3)
 
 
-def test_experts_are_cut_like_the_layer_unless_they_are_fine_grained() -> None:
+def test_experts_are_cut_as_the_engine_cuts_them() -> None:
     shape = {"layers": "56", "hidden": "6144", "heads": "48", "ffn": "16384", "vocab": "32768", "arch": "moe"}
-    wide = setup_of(**shape, n_experts="8", top_k="2", moe_ffn="16384", ep="8", glu="1")
-    fine = setup_of(**shape, n_experts="128", top_k="8", moe_ffn="768", ep="8", glu="1")
-    stated = setup_of(**shape, n_experts="8", top_k="2", moe_ffn="16384", ep="8", etp="1", glu="1")
-    assert [found.layout.etp for found in (wide, fine, stated)] == [2, 1, 1]
+    fine = {**shape, "n_experts": "128", "top_k": "8", "moe_ffn": "768", "ep": "8", "glu": "1"}
+    megatron, bridge = setup_of(**fine), setup_of(**fine, framework="Megatron-Bridge")
+    assert [found.layout.etp for found in (megatron, bridge, setup_of(**fine, etp="1"))] == [2, 1, 1]
 
 
 def test_stated_cells_win_and_assumptions_are_named() -> None:
     assert setup_of().assumed == ()
     found = setup_of(mbs="not stated", sp="", recompute_policy="", recompute="see recipe", zero_stage="", interleave="")
-    assert found.assumed == ("microbatch 1", "interleave 1", "zero 1", "sp 1", "recompute none")
-    assert found.assumes_recompute
+    assert {each.key: each.value for each in found.assumed} == {"mbs": "1", "zero": "1", "sp": "1", "recompute": "none"}
 
 
-def test_recompute_that_is_not_stated_grows_until_the_run_fits() -> None:
+@pytest.mark.parametrize("oom", ["", "1"])
+def test_recompute_that_is_not_stated_is_the_least_that_fits_however_the_run_ended(oom: str) -> None:
     cells = _cells(model="Llama-3-70B", gpus="64", tp="4", pp="4", gbs="64", mbs="4", interleave="1", seq="8192")
-    blank = score(run_of(cells | {"recompute_policy": ""}))
-    none = score(run_of(cells | {"recompute_policy": "none"}))
-    full = score(run_of(cells | {"recompute_policy": "full"}))
-    assert full.predicted_memory_bytes < blank.predicted_memory_bytes < none.predicted_memory_bytes
+    blank, none, full = (
+        score(run_of(cells | {"oom": oom, "recompute_policy": policy})) for policy in ("", "none", "full")
+    )
+    assert (none.fits, blank.fits, full.fits) == (False, True, True)
     assert none.predicted_seconds < blank.predicted_seconds < full.predicted_seconds
-    assert blank.setup is not None
-    assert blank.predicted_memory_bytes == pytest.approx(blank.setup.job.cluster.device.memory)
+
+
+def test_a_framework_that_nobody_knows_is_named() -> None:
+    found = setup_of(framework="SuperTrain 3")
+    assert found.unknown_framework
+    assert [(each.key, each.value) for each in found.assumed] == [("engine", "megatron")]
+    assert "SuperTrain 3 is not known" in found.assumed[0].rule
+    assert setup_of(framework="Ours (Megatron-like)").unknown_framework
+    assert not setup_of().unknown_framework
+    assert setup_of(framework="SuperTrain 3", zero_stage="3", tp="1", pp="1").job.engine.name == "fsdp"
+
+
+def test_what_a_profile_lacks_and_a_run_shows_is_added_and_named() -> None:
+    found = setup_of(framework="torchtitan", pp="1", cp="2", zero_stage="3")
+    assert "cp" in found.job.engine.can.axes
+    assert [each.key for each in found.assumed] == ["engine.can.axes"]
+
+
+def test_a_run_with_fewer_microbatches_than_stages_shows_that_its_program_can() -> None:
+    found = setup_of(framework="torchtitan", pp="8", tp="1", gbs="32", zero_stage="1")
+    assert not found.job.engine.pipeline.needs_filling
+    assert [each.key for each in found.assumed] == ["engine.pipeline.needs_filling"]
+    assert score(run_of(_cells(framework="torchtitan", pp="8", gbs="32", zero_stage="1"))).reason == ""
+
+
+@pytest.mark.parametrize(
+    ("words", "kind", "precision"),
+    [
+        ("bf16 (bf16 optimizer, fp32 grad accumulation)", "16", "bf16"),
+        ("bf16, fp32 gradients", "", "bf16"),
+        ("fp16 mixed", "16", "fp16"),
+        ("bf16 not fp16", "16", "fp16"),
+        ("", "", "bf16"),
+        ("fp32", "", "fp32"),
+        ("mxfp8", "fp8", "fp8"),
+        ("float8 rowwise", "", "fp8"),
+    ],
+)
+def test_precisions_are_read_by_class_and_by_words(words: str, kind: str, precision: str) -> None:
+    assert setup_of(precision=words, precision_class=kind).job.training.precision == precision
+
+
+@pytest.mark.parametrize(
+    ("flags", "schedule", "pp", "dp", "interleave"),
+    [
+        ("DualPipe; DeepEP", "dualpipev", 4, 8, 2),  # two V's of half the stages side by side
+        ("DualPipeV", "dualpipev", 8, 4, 2),
+        ("ZBV", "zbv", 8, 4, 2),
+        ("zero bubble", "zb-h1", 8, 4, 1),
+        ("interleaved, degree not stated", "interleaved", 8, 4, 2),  # 4 layers of a stage: two chunks of 2
+        ("non-interleaved 1F1B", "1f1b", 8, 4, 1),
+    ],
+)
+def test_words_name_the_schedule(flags: str, schedule: str, pp: int, dp: int, interleave: int) -> None:
+    layout = setup_of(flags=flags, pp="8", tp="2", gbs="256", interleave="").layout
+    assert (layout.schedule, layout.pp, layout.dp, layout.interleave) == (schedule, pp, dp, interleave)
+
+
+def test_chunks_are_those_that_a_recipe_lists() -> None:
+    shape = {"layers": "30", "pp": "4", "tp": "1", "gpus": "8", "interleave": "2"}
+    found = setup_of(**shape, pipeline_layout="3|4|4|4|4|4|4|3")
+    assert (found.layout.interleave, found.layout.layers_per_stage) == (2, (3, 4, 4, 4, 4, 4, 4, 3))
+    assert found.assumed == ()
+    empty = setup_of(**shape, pipeline_layout="2|4|4|4|4|4|8|0")
+    assert empty.layout.layers_per_stage == (2, 4, 4, 4, 4, 4, 7, 1)
+    assert [each.key for each in empty.assumed] == ["layers_per_stage"]
+    assert "pipeline layout" in reason_of(layers="30", pp="4", pipeline_layout="3|4|4")
+
+
+@pytest.mark.parametrize(
+    ("cells", "recompute"),
+    [
+        ({"recompute_policy": "selective", "recompute_modules": "mla_up_proj+mlp"}, "mla_up_proj+mlp"),
+        ({"recompute_policy": "selective", "recompute": "selective:mlp"}, "mlp"),
+        ({"recompute_policy": "selective", "recompute": "selective:layernorm,moe_act"}, "layernorm+moe_act"),
+        ({"recompute_policy": "full", "recompute_layers": "5"}, "full:5"),
+        ({"recompute_policy": "selective", "recompute": "selective (every other layer)"}, "every:2"),
+        ({"recompute_policy": "selective", "recompute": "selective, every 3rd block"}, "every:3"),
+        ({"recompute_policy": "selective", "recompute": "selective (op)"}, "selective"),
+        ({"recompute_policy": "selective", "recompute": "selective (op)", "framework": "DeepSpeed"}, "none"),
+        ({"recompute_policy": "full", "recompute": "full"}, "full"),
+    ],
+)
+def test_recompute_is_read_by_modules_and_layers(cells: dict[str, str], recompute: str) -> None:
+    assert set(setup_of(**cells).layout.recompute) == {recompute}
+
+
+def test_activations_of_some_layers_on_the_host_are_named() -> None:
+    found = setup_of(cpu_offload="40")
+    assert found.layout.offload == "none"
+    assert "activations of 40" in found.assumed[0].rule
+
+
+@pytest.mark.parametrize(("flags", "beside"), [("TP_COMM_OVERLAP", True), ("compile; AsyncTP", True), ("", False)])
+def test_collectives_beside_products_are_read_from_flags(flags: str, beside: bool) -> None:
+    assert setup_of(flags=flags).job.engine.overlap.tensor_parallel == beside
+
+
+def test_a_dispatcher_is_read_by_its_column() -> None:
+    shape = {"layers": "48", "hidden": "2048", "heads": "32", "ffn": "6144", "vocab": "151936", "arch": "moe"}
+    cells = {**shape, "n_experts": "128", "top_k": "8", "moe_ffn": "768", "ep": "8", "framework": "Megatron-Bridge"}
+    once = [
+        setup_of(**cells, dispatcher=name).job.engine.communication.dispatches_once_per_host
+        for name in ("alltoall", "deepep", "")
+    ]
+    assert once == [False, True, True]
+
+
+def test_a_library_that_fills_its_pipeline_has_as_many_microbatches_as_stages() -> None:
+    cells = {"tp": "1", "pp": "4", "gpus": "32", "gbs": "128", "mbs": "", "microbatch": "", "interleave": ""}
+    old, new = (setup_of(framework="torchtitan", release=release, **cells) for release in ("2024-09", "2026-01"))
+    assert (old.layout.mbs, new.layout.mbs) == (4, 1)
+    assert "as many microbatches as stages" in next(each.rule for each in old.assumed if each.key == "mbs")
+
+
+def test_adapters_are_priced_and_their_rank_is_said() -> None:
+    found = setup_of(task="lora", framework="Megatron-Bridge", flags="rank 16, linear_qkv", zero_stage="1")
+    training = found.job.training
+    assert (training.lora_rank, training.lora_targets) == (16, ("query", "key", "value"))
+    assert found.assumed == ()
+    assumed = setup_of(task="peft", framework="Megatron-Bridge").assumed
+    assert [(each.key, each.value) for each in assumed] == [("training.lora_rank", "8")]
+    assert setup_of(task="sft").job.training.lora_rank == 0
 
 
 @pytest.mark.parametrize(
@@ -296,7 +418,9 @@ def test_recompute_that_is_not_stated_grows_until_the_run_fits() -> None:
         ({"gpus": "", "dp": ""}, "number of GPUs"),
         ({"tp": "3"}, "does not divide"),
         ({"arch": "mamba"}, "architecture"),
-        ({"task": "lora"}, "task"),
+        ({"task": "inference"}, "task"),
+        ({"task": "RLHF rollout"}, "task"),
+        ({"task": "lora", "precision_class": "fp8"}, "16 bits"),
         ({"precision": "tf32"}, "precision"),
         ({"pp": "8", "layers": "4"}, "pipeline stages"),
         ({"arch": "moe"}, "experts"),
@@ -395,6 +519,7 @@ def test_tables_of_names_point_at_what_is_shipped() -> None:
     [
         ("61", "16", "1", "w/ MTP", (3, *(4,) * 14, 2)),  # 61 layers, embedding, loss and one layer more are 16 x 4
         ("126", "8", "8", "", (1, *(2,) * 62, 1)),
+        ("126", "16", "8", "", (1, *(2,) * 62, 1)),  # 128 chunks for 126 layers: 64 hold some
         ("96", "8", "1", "", (12,) * 8),
         ("61", "4", "1", "", (16, 15, 15, 15)),
     ],
@@ -407,5 +532,6 @@ def test_ends_count_as_layers_where_that_makes_equal_chunks(
 
 
 def test_a_dispatcher_in_the_flags_sends_once_to_each_host() -> None:
-    assert setup_of(flags="TE + DeepEP; GA=4").job.engine.communication.dispatches_once_per_host
-    assert not setup_of().job.engine.communication.dispatches_once_per_host
+    moe = {"arch": "moe", "n_experts": "8", "top_k": "2", "moe_ffn": "14336"}
+    assert setup_of(flags="TE + DeepEP; GA=4", **moe).job.engine.communication.dispatches_once_per_host
+    assert not setup_of(**moe).job.engine.communication.dispatches_once_per_host

@@ -16,7 +16,7 @@ from planner.cost.flops import sc21_flops_per_step
 from planner.cost.layers import layer_seconds
 from planner.cost.ledger import LineName, total_exposed_seconds
 from planner.cost.prices import stage_bytes, stage_prices
-from planner.cost.stage import POLICIES, Stage, held_params, stages_of
+from planner.cost.stage import Stage, held_params, stages_of
 from planner.layout import parse_layout
 from planner.search.space.configurations import DegreeArrays
 
@@ -162,10 +162,6 @@ def test_tensor_parallelism_across_nodes_is_dear(make_job):
     inside, across = (priced(job, f"tp={tp},pp=1,dp={256 // tp},mbs=1") for tp in (8, 16))
     comm = [next(x.exposed_seconds for x in e.time if x.name == LineName.TP_COMM) for e in (inside, across)]
     assert comm[1] > 2 * comm[0]
-
-
-def test_policies_are_indexed_as_named():
-    assert POLICIES == ("none", "selective", "full")
 
 
 HIDES = [

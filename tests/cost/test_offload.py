@@ -59,7 +59,7 @@ def test_one_v100_trains_13_billion_parameters_with_offload_and_1_4_without(make
     sizes = (*gpt(*SIZES[billions]), "device.memory=32 GB", "cluster.host.memory=1.5 TB")
     job = make_job("gpt2-xl", "dgx1-v100", settings=sizes, **ONE_V100)
     layout = layout_of(job, f"zero=2,recompute=full,offload={offload}")
-    assert estimate(job, layout).fits == fits
+    assert (estimate(job, layout).memory[0].total_bytes <= job.whole_memory_bytes) == fits
 
 
 @pytest.mark.parametrize("dp", [1, 4, 8])

@@ -272,7 +272,10 @@ def megatron_options() -> argparse.ArgumentParser:
     parser.add_argument("--recompute-method", choices=["uniform", "block"])
     parser.add_argument("--fp8-format", choices=["e4m3", "hybrid"])
     parser.add_argument("--pipeline-model-parallel-layout")
-    for name in ("sequence-parallel", "use-distributed-optimizer", "overlap-grad-reduce", "overlap-param-gather"):
+    for name in (
+        "sequence-parallel", "use-distributed-optimizer", "overlap-grad-reduce", "overlap-param-gather",
+        "fp8-param-gather",
+    ):  # fmt: skip
         parser.add_argument(f"--{name}", action="store_true")
     for name in ("bf16", "fp16"):
         parser.add_argument(f"--{name}", action="store_true")
@@ -329,6 +332,15 @@ def test_megatron_reads_the_layout_back(model, nodes, layout, tmp_path, tools):
     assert tuple(layers) == wanted.layers_per_stage
     assert (found.mtp_num_layers or 0) == job.model.mtp_layers
     assert (found.pipeline_model_parallel_layout or "").count("m") == (job.model.mtp_layers if stages > 1 else 0)
+
+
+@pytest.mark.parametrize(("zero", "given"), [(0, False), (1, True)])
+def test_megatron_keeps_weights_in_8_bits_where_it_can(zero, given):
+    """Priced so, and in all of Megatron-LM's own scripts for fp8; it needs the distributed optimizer."""
+    job = load_job(model="llama3-8b", cluster="dgx-h100", global_batch_size=8, engine="megatron", precision="fp8")
+    layout = parse_layout(f"tp=4,dp=2,zero={zero}", num_layers=32, num_devices=8)
+    script = megatron_script(plan_for_layout(job, layout), arguments=NOTHING)
+    assert ("--fp8-param-gather" in script) == given
 
 
 @pytest.mark.parametrize(

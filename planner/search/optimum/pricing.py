@@ -10,7 +10,7 @@ import numpy as np
 
 from planner.cost.prices import interleaving_terms, num_microbatches, stage_fits, stage_prices
 from planner.cost.schedule import steady_count
-from planner.cost.stage import POLICIES, Pattern, Stage, pattern_of, stage_of, with_borders
+from planner.cost.stage import Pattern, Stage, pattern_of, stage_of, with_borders
 from planner.layout import Layout, balanced_chunks, of_chunks
 from planner.search.bounds.even_splits import can_interleave
 from planner.search.bounds.of_layers import layer_loads, most_layers
@@ -18,6 +18,7 @@ from planner.search.optimum.candidate import Candidate
 from planner.search.space.arrays import unrolled
 from planner.search.space.placements import placements_of
 from planner.specs.job import Job
+from planner.specs.recompute import policy_code, policy_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
     from planner.numbers import Flag, Number, Rows
     from planner.search.space.configurations import DegreeArrays, PolicyMasks
     from planner.search.space.constraints import Constraints
-    from planner.specs.engine import Recompute
     from planner.specs.job import Job, PoolJob
 
 _COLUMNS_AT_ONCE = 200_000
@@ -227,7 +227,7 @@ def _meets_lists(
         pinned = constraints.per_chunk(key)
         if pinned is None:
             continue
-        entries = np.array([int(each) if key == "layers_per_stage" else POLICIES.index(each) for each in pinned])
+        entries = np.array([int(each) if key == "layers_per_stage" else policy_code(each) for each in pinned])
         for v in set(degrees.interleave.tolist()):
             here = (degrees.interleave == v) & (degrees.pp * v == len(entries))
             chunks = entries.reshape(v, -1)
@@ -244,7 +244,7 @@ def layout_at(
     degrees: DegreeArrays, layers: Sequence[int], policies: Sequence[int], pools: tuple[str, ...] = ()
 ) -> Layout:
     """The layout of one configuration with these layers, recompute policies and pools for each stage."""
-    recompute: tuple[Recompute, ...] = tuple(POLICIES[p] for p in policies)
+    recompute = tuple(map(policy_name, policies))
     numbers = {key: value for key, value in degrees.numbers().items() if key != "placement"}
     return Layout(
         **numbers,

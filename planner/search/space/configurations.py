@@ -16,11 +16,11 @@ import numpy as np
 from planner.cost.schedule import EXECUTED
 from planner.cost.segments import has_choice
 from planner.cost.shapes import distinct_rows
-from planner.cost.stage import POLICIES
 from planner.errors import InputError, Mistake
 from planner.layout import Layout, chunks_per_stage, divisors, offloads_activations
 from planner.search.space.rules import RULES, broken_rules
 from planner.search.space.segments import segments_to_try
+from planner.specs.recompute import policy_code, policy_name
 from planner.specs.text import any_of
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from planner.numbers import Number, Rows
     from planner.search.space.constraints import Constraints
-    from planner.specs.engine import Offload, Recompute, Schedule
+    from planner.specs.engine import Offload, Schedule
     from planner.specs.job import Job
 
 _USUAL_SCHEDULES: Final = ("1f1b", "interleaved")
@@ -62,7 +62,7 @@ class DegreeArrays:
     placement: Number
     schedule: Schedule
     offload: Offload = "none"
-    recompute: Recompute | None = None
+    recompute: str | None = None
 
     def __len__(self) -> int:
         """Number of configurations."""
@@ -117,7 +117,7 @@ _ARRAYS: Final = tuple(f.name for f in fields(DegreeArrays) if f.name not in ("s
 _ZERO: Final = ("sp", "zero", "segment", "placement")
 
 PolicyMasks: TypeAlias = "dict[int, NDArray[np.bool_]]"
-"""Which configurations may use a recompute policy, by its index in `POLICIES`."""
+"""Which configurations may use a recompute policy, by its code."""
 
 Refusals: TypeAlias = dict[str, int]
 """How many configurations each rule refused; of several broken rules the first one counts."""
@@ -376,11 +376,10 @@ def no_candidate(job: Job, refused: Refusals, constraints: Constraints) -> Input
     schedule: Schedule = "interleaved" if pinned.get("interleave", 1) > 1 else "1f1b"
     pinned.setdefault("pp", 1 if schedule == "1f1b" else 2)
     chunks = pinned["pp"] * pinned.get("interleave", 1)
-    policies: tuple[Recompute, ...] = tuple("none" for _ in range(chunks))
     values: dict[str, Any] = {**pinned}
     values["offload"] = constraints.value_of("offload") or "none"
     values.setdefault("sp", 1 if pinned.get("tp", 1) > 1 else 0)
-    alone = Layout(**values, schedule=schedule, layers_per_stage=(1,) * chunks, recompute=policies)
+    alone = Layout(**values, schedule=schedule, layers_per_stage=(1,) * chunks, recompute=("none",) * chunks)
     lead = f"no layout meets the pins {pins}"
     faults = broken_rules(job, alone, except_for=("pools",), searched=True) or (_legal_values(job, constraints),)
     hint = f"{_pin_to_drop(job, constraints)}; `planner explain MODEL CLUSTER --layout ...` checks one layout"
@@ -429,7 +428,7 @@ def allowed_policies(job: Job, constraints: Constraints, degrees: DegreeArrays) 
 
     Selective recompute of fused attention saves nothing that counts, so it is offered for unfused attention only.
     """
-    offered = [p for p in POLICIES if p in job.engine.can.recompute]
+    offered = list(job.engine.can.recompute)
     pinned = constraints.value_of("recompute") or ""
     of_core = job.engine.memory.selective_recompute == "attention-core"
     if of_core and job.training.attention == "flash" and "selective" not in pinned.split("/"):
@@ -438,7 +437,7 @@ def allowed_policies(job: Job, constraints: Constraints, degrees: DegreeArrays) 
         offered = [p for p in offered if p == degrees.recompute]
     if offloads_activations(degrees):
         offered = [p for p in offered if p in job.engine.offload.activations_of]
-    masks = {POLICIES.index(p): constraints.allows_policy(p, degrees) for p in offered}
+    masks = {policy_code(p): constraints.allows_policy(p, degrees) for p in offered}
     shape = np.shape(degrees.tp)
     return {policy: np.broadcast_to(mask, shape) for policy, mask in masks.items() if np.any(mask)}
 
@@ -448,4 +447,4 @@ def by_recompute(job: Job, constraints: Constraints, degrees: DegreeArrays) -> l
     if job.engine.pipeline.recompute_per_stage:
         return [degrees]
     allowed = allowed_policies(job, constraints, degrees)
-    return [replace(degrees, recompute=POLICIES[policy]) for policy in allowed] or [degrees]
+    return [replace(degrees, recompute=policy_name(policy)) for policy in allowed] or [degrees]

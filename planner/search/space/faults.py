@@ -9,6 +9,7 @@ from math import gcd
 from typing import TYPE_CHECKING, Final
 
 from planner.cost.adapters import without_adapters
+from planner.cost.recompute import absent_modules
 from planner.cost.segments import domain_devices, num_domains, segments_of
 from planner.cost.stage import pattern_of
 from planner.layout import divisors, offloads_activations
@@ -110,9 +111,13 @@ def zero(job: Job, layout: Layout) -> str:
 
 def recompute(job: Job, layout: Layout) -> Iterator[str]:
     """Policies that the engine lacks; stages that differ where it has one for all; chunks of a stage that differ."""
-    for policy in sorted(set(layout.recompute) - set(job.engine.can.recompute)):
-        yield f"engine {job.engine.name} has no {policy} recompute; it has {any_of(job.engine.can.recompute)}"
     used = sorted(set(layout.recompute))
+    for policy in used:
+        if not job.engine.can.recomputes(policy):
+            yield f"engine {job.engine.name} has no {policy} recompute; it has {job.engine.can.recompute_words}"
+        for module, lacking in absent_modules(job.model).items():
+            if module in policy.split("+"):
+                yield f"recompute={policy}: {job.model.name} has no {lacking}"
     if len(used) > 1 and not job.engine.pipeline.recompute_per_stage:
         yield f"engine {job.engine.name} has one recompute policy for all stages, not {' and '.join(used)}"
     if len(used) == 1 or not job.engine.pipeline.recompute_per_stage:

@@ -1,0 +1,94 @@
+"""Which parts of a layer a recompute policy repeats, and how many of the layers."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from planner.cost.ledger import LineName
+from planner.specs.recompute import FULL, SELECTIVE, modules_in, number_of_layers
+
+if TYPE_CHECKING:
+    from planner.numbers import Number
+    from planner.specs.job import PoolJob
+    from planner.specs.model import ModelSpec
+
+ACTIVATION: Final = "activation"
+"""The activation functions of all feed-forward blocks: a part of the layer that no engine offers alone."""
+
+_SELECTIVE: Final = {
+    "attention-core": ("core_attn",),
+    "light": (ACTIVATION, "layernorm", "mla_up_proj"),
+    "operators": (),
+}
+
+
+def modules_of(job: PoolJob, policy: int) -> frozenset[str]:
+    """Parts of a layer that a policy recomputes; none of those that are not made of parts (`full`, by operators).
+
+    Source: Megatron-LM, megatron/core/transformer/transformer_config.py (recompute_modules); engine profile.
+    """
+    return frozenset(_SELECTIVE[job.engine.memory.selective_recompute] if policy == SELECTIVE else modules_in(policy))
+
+
+def absent_modules(model: ModelSpec) -> dict[str, str]:
+    """Parts of a layer that a model does not have, each with what it lacks.
+
+    Source: Megatron-LM, megatron/core/transformer/transformer_config.py, which refuses some of them and ignores others.
+    """
+    absent = {}
+    if model.mla is None:
+        absent["mla_up_proj"] = "latent attention"
+    if model.moe is None:
+        absent |= dict.fromkeys(("moe", "moe_act"), "experts")
+    if model.moe is None or not model.moe.shared_ffn_hidden_size:
+        absent["shared_experts"] = "shared experts"
+    return absent
+
+
+def norm_modules(job: PoolJob, *, experts: bool) -> tuple[frozenset[str], frozenset[str]]:
+    """Parts of a layer by whose recompute the norms before attention and before the feed-forward block are repeated.
+
+    Source: Megatron-LM, megatron/core/models/gpt/gpt_layer_specs.py: a norm is fused with the product behind it, but
+    for latent attention and experts; transformer_layer.py: `layernorm` is of norms that stand alone.
+    """
+    fused = job.engine.memory.fused_norms
+    attention = frozenset[str]() if fused and job.model.mla is None else frozenset(("layernorm",))
+    return attention, frozenset(("layernorm",) if experts or not fused else ("mlp",))
+
+
+def recomputing_share(policy: int, num_layers: Number, num_chunks: Number) -> Number:
+    """Share of a stage's layers that recompute, k of each chunk or every n-th; chunks differ by at most one layer.
+
+    Source: Megatron-LM, megatron/core/recompute.py (block); torchtitan up to 2025, selective_ac_option (every n-th).
+    """
+    every, number = number_of_layers(policy)
+    smaller, num_larger = np.divmod(num_layers, num_chunks)
+
+    def of_chunk(layers: Number) -> Number:
+        return layers // number if every else np.minimum(number, layers)
+
+    found = num_larger * of_chunk(smaller + 1) + (num_chunks - num_larger) * of_chunk(smaller)
+    return found / np.maximum(num_layers, 1)
+
+
+def repeated_transfers(job: PoolJob, policy: int, line: LineName, *, experts: bool) -> float:
+    """Share of a layer's forward transfers that a policy repeats.
+
+    All of them in full recompute. By parts: the exchange of contexts with the core of attention; with the feed-forward
+    block its half of the tensor-parallel collectives; of experts their exchanges.
+
+    Source: Chen et al., sublinear memory (2016): one more forward pass before the backward pass; Megatron-LM,
+    transformer_layer.py and moe/moe_layer.py (what is inside a checkpoint).
+    """
+    if policy == FULL:
+        return 1.0
+    modules = modules_of(job, policy)
+    repeated = {
+        LineName.CP_COMM: ("core_attn", 1.0),
+        LineName.EP_COMM: ("moe", 1.0),
+        LineName.TP_COMM: ("moe" if experts else "mlp", 0.5),
+    }
+    module, share = repeated[line]
+    return share if module in modules else 0.0

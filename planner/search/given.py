@@ -1,0 +1,194 @@
+"""A layout that is given in part: what it leaves out is filled by rules, alike for `--layout` and for published runs.
+
+The engine's default is what its users have. No rule knows whether a run of the layout is published, or how it ended.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from planner.cost.estimate import memory_of_stages
+from planner.cost.recompute import absent_modules
+from planner.cost.segments import with_segment
+from planner.layout import V_SHAPED, Assumed, offloads_activations, parse_assignments, parse_layout
+from planner.search.search import plan_for_layout
+from planner.search.space.rules import broken_rules
+from planner.specs.recompute import canonical
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from planner.layout import Layout
+    from planner.plan import Plan
+    from planner.specs.job import Job
+
+
+class _Filled(NamedTuple):
+    value: str
+    rule: str
+
+
+def plan_for_text(job: Job, text: str, *, option: str = "--layout") -> Plan:
+    """Price the layout that `text` gives, with what it leaves out filled and listed in `plan.assumed`.
+
+    Raises:
+        InputError: a text that cannot be read, or a layout that breaks rules; all of them are named.
+    """
+    layout, assumed = given_layout(job, text, option=option)
+    return plan_for_layout(job, layout, assumed=assumed)
+
+
+def given_layout(job: Job, text: str, *, option: str = "--layout") -> tuple[Layout, tuple[Assumed, ...]]:
+    """The whole layout of a text that gives a part of it, and what was filled, by which rule.
+
+    Degrees that are left out are 1, and dp takes all devices; that is not listed.
+
+    Raises:
+        InputError: as `parse_layout`.
+    """
+    given = parse_assignments(text, option)
+    assumed = []
+    for key, fill in RULES.items():
+        if key not in given and (filled := fill(job, _parsed(job, text, option), given)):
+            text = f"{text},{key}={filled.value}"
+            assumed.append(Assumed(key=key, value=filled.value, rule=filled.rule))
+    return _parsed(job, text, option), tuple(assumed)
+
+
+def _parsed(job: Job, text: str, option: str) -> Layout:
+    pools = {pool.cluster.name: pool.num_devices for pool in job.pools}
+    num_devices = pools if len(job.pools) > 1 else job.num_devices
+    return parse_layout(text, num_layers=job.model.num_layers, num_devices=num_devices, option=option)
+
+
+def _microbatch(*_: Any) -> _Filled:
+    return _Filled("1", "one sequence, which every engine can")
+
+
+def _zero(job: Job, layout: Layout, _: Mapping[str, str]) -> _Filled | None:
+    if layout.dp * layout.cp == 1:
+        return None
+    stages = job.engine.pipeline.zero_stages if layout.pp > 1 else job.engine.can.zero_stages
+    if not stages:
+        return None
+    stage = 1 if 1 in stages else max(stages)
+    return _Filled(str(stage), f"ZeRO-{stage} is what users of {job.engine.name} have")
+
+
+def _expert_tensor(job: Job, layout: Layout, _: Mapping[str, str]) -> _Filled | None:
+    if job.model.moe is None or layout.tp == 1 or job.engine.defaults.etp == "1":
+        return None
+    ranks, etp = layout.tp * layout.cp * layout.dp, layout.tp
+    if ranks % (layout.ep * etp) or job.model.moe.ffn_hidden_size % etp:
+        return _Filled("1", "ep * tp does not divide tp * cp * dp")
+    return _Filled(str(etp), f"etp = tp is the default of {job.engine.name}")
+
+
+def _sequence_parallel(job: Job, layout: Layout, _: Mapping[str, str]) -> _Filled | None:
+    if layout.tp == 1:
+        return None
+    on = job.engine.defaults.sp and job.training.sequence_length // layout.cp % layout.tp == 0
+    has = "sequence parallelism" if on else "no sequence parallelism"
+    return _Filled(str(int(on)), f"{has} is what users of {job.engine.name} have with tp > 1")
+
+
+def _interleave(job: Job, layout: Layout, given: Mapping[str, str]) -> _Filled | None:
+    """Chunks of a stage whose schedule is said to be interleaved, and no more."""
+    if given.get("schedule") != "interleaved" or "layers_per_stage" in given:
+        return None
+    per_stage, rest = divmod(job.model.num_layers, layout.pp)
+    counts = (
+        count for count in range(2, per_stage + 1) if per_stage % count == 0 and per_stage <= _MOST_LAYERS * count
+    )
+    count = 2 if rest else next(counts, 2)
+    return _Filled(str(count), f"the fewest equal chunks of at most {_MOST_LAYERS} layers, as in published recipes")
+
+
+_MOST_LAYERS: Final = 4
+"""Most layers in a chunk of the interleaved pipelines of published recipes: NeMo 24.07, Megatron-Bridge."""
+
+
+def _layers(job: Job, layout: Layout, _: Mapping[str, str]) -> _Filled | None:
+    """Chunks that are equal when embedding and loss count as layers, where they are not without.
+
+    Source: Megatron-LM, --account-for-embedding-in-pipeline-split and --account-for-loss-in-pipeline-split.
+    """
+    split = split_with_ends(job.model.num_layers, job.model.mtp_layers, layout.num_chunks)
+    if split is None or layout.schedule in V_SHAPED:
+        return None
+    return _Filled("/".join(map(str, split)), "embedding and loss count as layers, so that chunks are equal")
+
+
+def split_with_ends(num_layers: int, mtp_layers: int, num_chunks: int) -> tuple[int, ...] | None:
+    """Layers of each chunk where the ends of the model count as layers; None where equal chunks need not, or cannot."""
+    each, rest = divmod(num_layers + 2 + mtp_layers, num_chunks)
+    if num_chunks == 1 or num_layers % num_chunks == 0 or rest or each < 2 + mtp_layers:
+        return None
+    return (each - 1, *(each,) * (num_chunks - 2), each - 1 - mtp_layers)
+
+
+def _segment(job: Job, layout: Layout, _: Mapping[str, str]) -> _Filled | None:
+    placed = with_segment(job.cluster, layout)
+    return None if placed == layout else _Filled(str(placed.segment), "with it most ranks of a group share a domain")
+
+
+def _recompute(job: Job, layout: Layout, _: Mapping[str, str]) -> _Filled | None:
+    """The engine's default; where that does not fit, the first policy that does, those that repeat least first."""
+    policies = _policies(job, layout)
+    if not policies or not _is_legal(job, layout, policies[0]):
+        return None
+    fitting = (policy for policy in policies if _fits(job, layout, policy) and _is_legal(job, layout, policy))
+    policy = next(fitting, None)
+    if policy is None:
+        most = next(policy for policy in reversed(policies) if _is_legal(job, layout, policy))
+        return _Filled(most, "no policy makes it fit; this one needs least memory")
+    why = f"the default of {job.engine.name}" if policy == policies[0] else "the least that fits into memory"
+    return _Filled(policy, why)
+
+
+_CHEAP_MODULES: Final = ("moe_act", "layernorm", "mla_up_proj")
+"""Parts of a layer whose recompute costs least for what it saves: operators by element, and two small products.
+
+Source: Megatron-LM, transformer_config.py, recompute_modules; so do the recipes of Megatron-Bridge.
+"""
+
+
+def _policies(job: Job, layout: Layout) -> tuple[str, ...]:
+    """Policies of the engine from its default on: its own words, more and more modules, more and more layers, all."""
+    can, default, absent = job.engine.can, job.engine.defaults.recompute, absent_modules(job.model)
+    words = [each for each in can.recompute if each != "full"]
+    found = words[words.index(default) :] if default in words else words
+    modules = [each for each in _CHEAP_MODULES if each in can.recompute_modules and each not in absent]
+    found += [canonical("+".join(modules[: count + 1])) for count in range(len(modules))]
+    if "full" in can.recompute_some:
+        found += [f"full:{count}" for count in range(1, max(layout.layers_per_stage))]
+    found += [each for each in can.recompute if each == "full"]
+    if offloads_activations(layout):
+        found = [each for each in found if each in job.engine.offload.activations_of]
+    return tuple(found)
+
+
+def _with_policy(layout: Layout, policy: str) -> Layout:
+    return replace(layout, recompute=(policy,) * layout.num_chunks)
+
+
+def _is_legal(job: Job, layout: Layout, policy: str) -> bool:
+    return not broken_rules(job, _with_policy(layout, policy), except_for=("schedule",))
+
+
+def _fits(job: Job, layout: Layout, policy: str) -> bool:
+    return all(stage.fits for stage in memory_of_stages(job, _with_policy(layout, policy)))
+
+
+RULES: Final[dict[str, Callable[[Job, Layout, Mapping[str, str]], _Filled | None]]] = {
+    "mbs": _microbatch,
+    "zero": _zero,
+    "etp": _expert_tensor,
+    "sp": _sequence_parallel,
+    "interleave": _interleave,
+    "layers_per_stage": _layers,
+    "segment": _segment,
+    "recompute": _recompute,
+}
+"""Key of a layout -> what fills it, in this order; None leaves what `parse_layout` takes."""

@@ -1,0 +1,90 @@
+"""Recompute policies: what layers drop after their forward pass and compute again before their backward pass.
+
+`none`; `selective`, whatever the engine means by it; `full`, all but a layer's input; parts of a layer by their names,
+joined by + in alphabetical order (`layernorm+moe_act`); `full:3`, full for 3 layers of each chunk; `every:2`, full for
+every second layer. Arrays carry a policy as a whole number, its code.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Final, Literal, get_args
+
+from pydantic import AfterValidator, WithJsonSchema
+
+from planner.specs.text import did_you_mean, quoted
+
+Module = Literal["core_attn", "layernorm", "mla_up_proj", "mlp", "moe", "moe_act", "shared_experts"]
+"""A part of a layer that can be recomputed alone. Source: Megatron-LM, transformer_config.py, recompute_modules."""
+
+MODULES: Final[tuple[str, ...]] = get_args(Module)
+
+NONE: Final = 0
+SELECTIVE: Final = 1
+FULL: Final = 2
+_EVERY: Final = 3
+_PLACE: Final = 4  # behind the kind of policy: the number of layers, or a bit for each module
+_NAMES: Final = ("none", "selective", "full", "every")
+_PARTIAL: Final = re.compile(r"(full|every):0*([1-9][0-9]{0,4})", re.ASCII)
+
+
+def canonical(text: str) -> str:
+    """The same policy in the one form that plans have: modules in order and once, numbers without leading zeros."""
+    if match := _PARTIAL.fullmatch(text):
+        return f"{match[1]}:{match[2]}"
+    return "+".join(sorted(set(text.split("+"))))
+
+
+def policy_fault(text: str) -> str | None:
+    """What to write in place of a word that is no policy, or None where it is one."""
+    if text in _NAMES[:3] or (_PARTIAL.fullmatch(text) and canonical(text) != "every:1"):
+        return None
+    known = (*MODULES, *_NAMES[:3])
+    for part in text.split("+"):
+        if part not in MODULES:
+            parts = f"{', '.join(_NAMES[:3])}, full:K, every:N, or modules joined by +: {', '.join(MODULES)}"
+            return did_you_mean(part, known, otherwise=f"known values: {parts}")
+    return None
+
+
+def _checked(text: str) -> str:
+    if hint := policy_fault(text):
+        raise ValueError(f"{quoted(text)} is no recompute policy; {hint}")
+    return canonical(text)
+
+
+_MODULE: Final = "|".join(MODULES)
+_PATTERN: Final = rf"^(none|selective|full(:[1-9][0-9]*)?|every:[1-9][0-9]*|({_MODULE})(\+({_MODULE}))*)$"
+Recompute = Annotated[str, AfterValidator(_checked), WithJsonSchema({"type": "string", "pattern": _PATTERN})]
+
+
+def policy_code(text: str) -> int:
+    """The number that stands for a policy in arrays; the inverse of `policy_name`."""
+    kind, _, number = text.partition(":")
+    if kind in _NAMES:
+        return _NAMES.index(kind) + _PLACE * int(number or 0)
+    return _PLACE * sum(1 << MODULES.index(module) for module in set(text.split("+")))
+
+
+def policy_name(code: int) -> str:
+    """The policy that a number stands for."""
+    kind, rest = _NAMES[code % _PLACE], code // _PLACE
+    if kind != "none" or not rest:
+        return f"{kind}:{rest}" if rest else kind
+    return "+".join(modules_in(code))
+
+
+def whole_policy(code: int) -> int:
+    """What a layer does that recomputes at all: `full` where only some layers do so."""
+    return FULL if code % _PLACE in (FULL, _EVERY) else code
+
+
+def modules_in(code: int) -> tuple[str, ...]:
+    """The parts of a layer that a policy names."""
+    bits = 0 if code % _PLACE else code // _PLACE
+    return tuple(module for bit, module in enumerate(MODULES) if bits >> bit & 1)
+
+
+def number_of_layers(code: int) -> tuple[bool, int]:
+    """Of a policy of some layers: whether it is every n-th of them, and the number."""
+    return code % _PLACE == _EVERY, code // _PLACE
