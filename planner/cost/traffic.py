@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from planner.cost.stage import Stage
     from planner.cost.transfers import Kind, Moment, Span, Transfer
     from planner.layout import Degrees, LayerDegrees
-    from planner.numbers import Number
+    from planner.numbers import Flag, Number
     from planner.specs.cluster import ClusterSpec
     from planner.specs.job import PoolJob
 
@@ -135,17 +135,15 @@ class BesideSeconds:
     exposed_per_step: Number
 
 
-def _hidden_behind(seconds: Number, num_units: Number, window: Number, overlaps: bool) -> Number:
+def _hidden_behind(seconds: Number, num_units: Number, window: Number, overlaps: Flag) -> Number:
     """Exposed part of `seconds` cut into `num_units` equal pieces, all but one behind work of `window` seconds.
 
     The piece of the last unit has nothing left to hide behind; the others hide as far as the window reaches.
 
     Source: derived here from bucketed overlap, Li et al., PyTorch Distributed (VLDB 2020), section 3.2.3.
     """
-    if not overlaps:
-        return seconds
     last = seconds / np.maximum(num_units, 1)
-    return last + np.maximum(0.0, (seconds - last) - window)
+    return np.where(overlaps, last + np.maximum(0.0, (seconds - last) - window), seconds)
 
 
 def data_parallel_seconds(job: PoolJob, layout: Degrees, stage: Stage, window: StageWindow) -> BesideSeconds:
@@ -160,7 +158,8 @@ def data_parallel_seconds(job: PoolJob, layout: Degrees, stage: Stage, window: S
     share = np.maximum(layers - 1, 0) / np.maximum(layers, 1)
     front, back = share * window.forward, share * window.backward
     beside: dict[Moment, Number] = {"forward": front, "first forward": front, "backward": back, "last backward": back}
-    overlaps = job.engine.overlap.data_parallel
+    overlap = job.engine.overlap
+    overlaps = overlap.data_parallel & (np.equal(layout.zero, 0) | overlap.sharded_data_parallel)
     exposed = {when: _hidden_behind(busy[when], layers, work, overlaps) for when, work in beside.items()}
     copies: Number = 0.0
     if job.engine.compute.reduction_bytes:

@@ -251,6 +251,10 @@ def send_transfers(job: PoolJob, layout: Degrees, stage: Stage) -> tuple[Transfe
     of = partial(Transfer, line=LineName.PP_COMM)
     send = partial(of, kind="send", num_bytes=sent)
     found = [send(where=Span(size=layout.pp, stride=stride), times=_both_ways(chunks - beyond))]
+    forward, backward = (number - 1 for number in job.engine.communication.send_messages)
+    if forward or backward:  # their bytes are too few to count
+        described: dict[Moment, Number] = {"forward": forward * chunks, "backward": backward * chunks}
+        found.append(of(kind="send", num_bytes=0.0, where=found[0].where, times=described))
     if job.between is not None:
         found.append(send(where=Span(size=layout.pp, stride=stride, across=True), times=_both_ways(beyond)))
     if job.engine.communication.scatters_pipeline_sends:
@@ -283,12 +287,16 @@ def state_transfers(job: PoolJob, layout: Degrees, stage: Stage) -> tuple[Transf
     def of_states(
         num_params: Number, frozen_bytes: Number, shards: Number, ranks: Number, stride: Number, experts: bool
     ) -> tuple[Transfer, ...]:
-        shard, replicas = Span(size=shards, stride=stride), Span(size=ranks / shards, stride=stride * shards)
+        shard = Span(size=shards, stride=stride)
+        scatter, parts = shard, shards
+        if job.engine.communication.reduces_whole:
+            scatter, parts = Span(size=1, stride=stride), 1.0
+        replicas = Span(size=ranks / parts, stride=stride * parts)
         grads, weights = job.state_bytes.grads * num_params, job.state_bytes.weights * num_params
         of = partial(Transfer, line=LineName.DP_COMM, experts=experts)
         return (
-            of(kind="reduce-scatter", where=shard, num_bytes=grads, times=reduces),
-            of(kind="all-reduce", where=replicas, num_bytes=grads / shards, times=reduces),
+            of(kind="reduce-scatter", where=scatter, num_bytes=grads, times=reduces),
+            of(kind="all-reduce", where=replicas, num_bytes=grads / parts, times=reduces),
             of(kind="all-gather", where=shard, num_bytes=weights + (zero >= 3) * frozen_bytes, times=gathers),
         )
 

@@ -153,6 +153,13 @@ class EngineCommunication(Document):
     fp8_dispatch: bool = Field(
         default=False, description="in fp8, tokens travel to their experts in 8 bits and back in 16"
     )
+    reduces_whole: bool = Field(
+        default=False, description="with ZeRO too, gradients are summed whole on every rank (all-reduce)"
+    )
+    send_messages: tuple[int, int] = Field(
+        default=(1, 1),
+        description="messages in which a stage's output goes to the next stage, and in which its gradient comes back",
+    )
     send_share: float = Field(
         default=1, gt=0, le=1, description="share of a link's bandwidth that a send between two pipeline ranks reaches"
     )
@@ -165,6 +172,7 @@ class EngineOverlap(Document):
     """What the engine hides behind computing."""
 
     data_parallel: bool = Field(description="reductions of gradients and ZeRO's gathering of weights")
+    sharded_data_parallel: bool = Field(default=True, description="the same with ZeRO, where it is so without")
     tensor_parallel: bool = Field(
         default=False, description="tensor-parallel collectives run in pieces beside the products next to them"
     )

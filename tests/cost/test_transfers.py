@@ -25,6 +25,7 @@ from planner.cost.estimate import estimate
 from planner.cost.ledger import LineName
 from planner.cost.parameters import num_params
 from planner.cost.stage import Stage, pool_indices, stages_of
+from planner.cost.traffic import priced
 from planner.cost.transfers import transfers
 from planner.layout import parse_layout
 from planner.specs.by_name import engine_names
@@ -275,3 +276,15 @@ def test_arrays_of_layouts_have_the_transfers_of_each_of_them(data):
                 *((found.times[when], wanted.times[when]) for when in found.times),
             ]:
                 assert np.broadcast_to(a, 5)[row] == b
+
+
+def test_messages_that_say_what_the_next_one_is_cost_a_send_without_bytes():
+    """nanotron describes each tensor in two messages; forward it sends the mask beside the hidden states (p2p.py)."""
+    job = job_of(engine="nanotron")
+    layout = layout_of(job, "pp=4,dp=16,mbs=1,zero=1")  # 4 microbatches
+    assert counted(job, layout, stage=1)["pp send 4x16"] == 4 * (6 + 3)
+    sends = [each for each, _ in listed(job, layout, stage=1) if each.line == LineName.PP_COMM]
+    assert sorted(float(each.num_bytes) for each in sends) == [0, 1024 * 4096 * 2]
+    link = job.cluster.links[-1]
+    seconds = [next(s for t, s in priced(job, sends) if t.num_bytes == size) for size in {0, 1024 * 4096 * 2}]
+    assert min(map(float, seconds)) == pytest.approx(link.latency + link.startup)
