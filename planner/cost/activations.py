@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from planner.cost.adapters import adapted_matrices
-from planner.cost.layers import tokens_per_microbatch
+from planner.cost.layers import kv_heads_of_ranks, tokens_per_microbatch
 from planner.cost.parameters import cross_attention_share
 from planner.cost.schedule import held_microbatches
 from planner.cost.stage import POLICIES, by_policy, layer_kinds
@@ -145,12 +145,12 @@ def _attention_terms(job: PoolJob, layout: Degrees) -> tuple[ActivationTerm, ...
     tokens = tokens_per_microbatch(job, layout)
     element = job.compute_bytes * tokens
     if model.mla is None:
-        query, key = model.num_heads * model.head_size, model.num_kv_heads * model.head_size
+        query, key = model.num_heads * model.head_size, kv_heads_of_ranks(model, layout) * model.head_size
         terms = [
             ActivationTerm(
                 name="queries, keys and values",
                 num_bytes=element * (query + 2 * key * context) / t,
-                saved=_half(query, key),
+                saved=_half(query, model.num_kv_heads * model.head_size),
             ),
             ActivationTerm(name="attention output", num_bytes=outputs * element * query / t, saved=1.0),
         ]

@@ -57,6 +57,14 @@ def tokens_per_microbatch(job: PoolJob, layout: LayerDegrees) -> Number:
     return job.training.sequence_length * layout.mbs / layout.cp
 
 
+def kv_heads_of_ranks(model: ModelSpec, layout: LayerDegrees) -> Number:
+    """Key-value heads that attention works with on all tensor-parallel ranks together: at least one on each.
+
+    Source: Megatron-LM, transformer/attention.py (num_query_groups_per_partition).
+    """
+    return np.maximum(model.num_kv_heads, layout.tp)
+
+
 def attention_span(model: ModelSpec, sequence_length: int, *, causal: bool, local: bool) -> float:
     """Keys that a query of one layer attends to, on average over queries.
 
@@ -173,7 +181,7 @@ def _merge_seconds(job: PoolJob, layout: LayerDegrees) -> PassSeconds:
     hops = _num_hops(job, layout)
     tokens = tokens_per_microbatch(job, layout) / layout.tp
     queries = outputs = model.num_heads * model.head_size
-    keys_and_values = 2 * model.num_kv_heads * model.head_size
+    keys_and_values = 2 * kv_heads_of_ranks(model, layout) * model.head_size
     if model.mla is not None:
         queries = model.num_heads * (model.mla.nope_head_size + model.mla.rope_head_size)
         outputs = model.num_heads * model.mla.value_head_size
@@ -265,7 +273,7 @@ def _light_seconds(job: PoolJob, layout: LayerDegrees) -> PassSeconds:
     residual = 7.0 if job.training.dropout else 6.0
     forward = [4.0 * h * whole] * model.norms_per_layer + [residual * h * whole] * residuals
     backward = [10.0 * h * whole] * model.norms_per_layer + [(residual + 2.0) * h * whole] * residuals
-    heads = 4.0 * (model.num_heads + model.num_kv_heads) * model.head_size * split
+    heads = 4.0 * (model.num_heads + kv_heads_of_ranks(model, layout)) * model.head_size * split
     if model.position == "rope":
         forward.append(heads)
         backward.append(heads)

@@ -43,6 +43,7 @@ from planner.cost.transfers import (
     context_transfers,
     end_transfers,
     expert_transfers,
+    head_transfers,
     send_transfers,
     tensor_transfers,
     tied_transfers,
@@ -254,9 +255,9 @@ def stage_parts(job: PoolJob, layout: Degrees) -> StageParts:
 
 
 def _parts_of_stage(job: PoolJob, layout: LayerDegrees, kinds: Sequence[tuple[bool, bool]]) -> StageParts:
-    tp, cp, ep, end = (
+    tp, heads, cp, ep, end = (
         _each_way(busy_seconds(job, find(job, layout)))
-        for find in (tensor_transfers, context_transfers, expert_transfers, end_transfers)
+        for find in (tensor_transfers, head_transfers, context_transfers, expert_transfers, end_transfers)
     )
 
     def layer(experts: bool, local: bool) -> LayerParts:
@@ -266,7 +267,7 @@ def _parts_of_stage(job: PoolJob, layout: LayerDegrees, kinds: Sequence[tuple[bo
         return LayerParts(
             passes=priced.passes,
             selective=again[job.engine.memory.selective_recompute],
-            tp=tp,
+            tp=(tp[0] + heads[0], tp[1] + heads[1]),
             tp_hidden=_hidden_of_layer(job, layout, priced, tp),
             cp=cp,
             cp_hidden=(

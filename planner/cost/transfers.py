@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 from planner.cost.adapters import frozen_bytes, trained_params
-from planner.cost.layers import tokens_per_microbatch
+from planner.cost.layers import kv_heads_of_ranks, tokens_per_microbatch
 from planner.cost.ledger import LineName
 from planner.cost.parameters import cross_attention_share, embedding_params_on_device
 from planner.cost.stage import expert_shard_degree, holds_embedding, holds_head, layer_kinds, shard_degree
@@ -90,6 +90,7 @@ def transfers(job: PoolJob, layout: Degrees, stage: Stage) -> tuple[Transfer, ..
     in_layers = _in_layers(stage, layers, tensor_transfers(job, layout))
     return (
         *(_with_ends(each, end, ends) for each, end in zip(in_layers, end_transfers(job, layout), strict=True)),
+        *_in_layers(stage, layers, head_transfers(job, layout)),
         *_in_layers(stage, layers, context_transfers(job, layout)),
         *_in_layers(stage, with_experts, expert_transfers(job, layout)),
         *send_transfers(job, layout, stage),
@@ -135,6 +136,24 @@ def tensor_transfers(job: PoolJob, layout: LayerDegrees) -> tuple[Transfer, ...]
     al., PaLM (2022), section 2 for parallel attention.
     """
     return _tensor(job, layout, (1.0 if job.model.parallel_attention else 2.0) + cross_attention_share(job.model))
+
+
+def head_transfers(job: PoolJob, layout: LayerDegrees) -> tuple[Transfer, ...]:
+    """What brings key-value heads to more ranks than there are heads, in one layer.
+
+    Each rank projects its share of queries, keys and values, and gathers those of all ranks to take its own heads out
+    of them; back, their gradients are summed and dealt out.
+
+    Source: Megatron-LM, transformer/attention.py (all_gather_last_dim_from_tensor_parallel_region).
+    """
+    model = job.model
+    if model.mla is not None or not job.engine.can.repeats_kv_heads:
+        return ()
+    width = (model.num_heads + 2 * model.num_kv_heads) * model.head_size
+    num_bytes = tokens_per_microbatch(job, layout) * width * job.compute_bytes
+    once = np.where(np.greater(layout.tp, model.num_kv_heads), 1.0, 0.0)
+    of = partial(Transfer, line=LineName.TP_COMM, where=Span(size=layout.tp, stride=1), num_bytes=num_bytes)
+    return of(kind="all-gather", times={"forward": once}), of(kind="reduce-scatter", times={"backward": once})
 
 
 def end_transfers(job: PoolJob, layout: LayerDegrees) -> tuple[Transfer, ...]:
@@ -192,7 +211,7 @@ def context_bytes(job: PoolJob, layout: LayerDegrees) -> tuple[Number, ...]:
     """
     model, t = job.model, layout.tp
     elements = tokens_per_microbatch(job, layout) * job.compute_bytes
-    heads, kv_heads = model.num_heads / t, model.num_kv_heads / t
+    heads, kv_heads = model.num_heads / t, kv_heads_of_ranks(model, layout) / t
     key, value, shared = model.head_size, model.head_size, kv_heads
     if model.mla is not None:
         key, value, shared = model.mla.nope_head_size + model.mla.rope_head_size, model.mla.value_head_size, heads

@@ -36,6 +36,9 @@ class EngineAbilities(Document):
     )
     recompute: tuple[Recompute, ...]
     tp_without_sp: bool = Field(description="tensor parallelism can run without sequence parallelism")
+    repeats_kv_heads: bool = Field(
+        default=False, description="tp may be a multiple of the key-value heads, which several ranks then have"
+    )
     pads_vocabulary: bool = Field(default=True, description="a vocabulary that tp does not divide is padded")
 
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from planner.cost.activations import layer_activation_bytes, stored_activation_bytes
+from planner.cost.activations import activation_terms, layer_activation_bytes, stored_activation_bytes
 from planner.cost.ledger import LineName
 from planner.cost.memory import memory_lines
 from planner.cost.model_states import state_bytes_per_param
@@ -322,3 +322,14 @@ def test_what_a_profile_adds(make_job, with_engine):
     # logits gathered before the loss do not shrink with tp
     gathered = [lines_of(llama, f"tp={t},sp={int(t > 1)}", policy=2)[LineName.TRANSIENTS] for t in (1, 8)]
     assert gathered[0] == gathered[1] == 6.5 * 2048 * 128256
+
+
+def test_ranks_beyond_the_key_value_heads_keep_one_head_each(make_job):
+    """Of queries, keys and values a rank of eight with two key-value heads keeps 4 + 1 + 1 heads of 128 numbers."""
+    layout = parse_layout("tp=8", num_layers=32, num_devices=8)
+    one, eight = (make_job("llama3-8b", settings=(f"model.num_kv_heads={heads}",), sequence=1024) for heads in (2, 8))
+    kept = [
+        next(each.num_bytes for each in activation_terms(job, layout) if each.name.startswith("queries"))
+        for job in (one, eight)
+    ]
+    assert list(map(float, kept)) == [1024 * (4 + 1 + 1) * 128 * 2] * 2

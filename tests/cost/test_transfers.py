@@ -81,7 +81,9 @@ CASES = {
     ),
     # PaLM (2022), section 2: attention and feed-forward block share their collectives
     "parallel attention": (
-        {"model": "falcon-7b"}, "tp=4,sp=0,mbs=4", {"tp all-reduce 4x1": 32 * 2 + 2, "dp all-reduce 16x4": 1},
+        {"model": "falcon-7b"}, "tp=4,sp=0,mbs=4",  # its one key-value head is gathered
+        {"tp all-reduce 4x1": 32 * 2 + 2, "dp all-reduce 16x4": 1,
+         "tp all-gather 4x1": 32, "tp reduce-scatter 4x1": 32},
     ),
     # 8 microbatches, c - 1 hops, gradients too on the way back; ZeRO-2 reduces after each of them
     "ring, ZeRO-2 in two replicas": (
@@ -288,3 +290,21 @@ def test_messages_that_say_what_the_next_one_is_cost_a_send_without_bytes():
     link = job.cluster.links[-1]
     seconds = [next(s for t, s in priced(job, sends) if t.num_bytes == size) for size in {0, 1024 * 4096 * 2}]
     assert min(map(float, seconds)) == pytest.approx(link.latency + link.startup)
+
+
+def test_key_value_heads_on_more_ranks_than_there_are_heads_are_gathered():
+    """Megatron-LM, attention.py:353: queries, keys and values of all ranks; their gradients summed, backward."""
+    job = job_of(settings=("model.num_kv_heads=2",))
+    for tp, times in ((2, 0), (8, 2 * 32)):  # 2 microbatches of 4 sequences, 32 layers
+        layout = layout_of(job, f"tp={tp},dp=8,mbs=4")
+        heads = [
+            (each.kind, float(each.num_bytes), times) for each, times in listed(job, layout) if each.line == LINES["tp"]
+        ]
+        width = (32 + 2 * 2) * 128  # in place of the hidden size, 4096
+        gathered = [entry for entry in heads if entry[1] == 4 * 1024 * width * 2]
+        assert (
+            gathered
+            == [("all-gather", 4 * 1024 * width * 2, times), ("reduce-scatter", 4 * 1024 * width * 2, times)][
+                : 2 * bool(times)
+            ]
+        )

@@ -714,6 +714,17 @@ def test_impossible_pins_are_named(job, pins, message):
         search(job, Constraints.parse(pins, []))
 
 
+@pytest.mark.parametrize(("engine", "most"), [("megatron", 8), ("megatron-bridge", 8), ("torchtitan", 2), ("torch", 2)])
+def test_key_value_heads_are_repeated_by_engines_that_do_it(engine, most):
+    """Megatron-LM asks that one of them divides the other (transformer_config.py); others deal whole heads out."""
+    job = load_job(
+        model="llama3-8b", cluster="dgx-h100", engine=engine, gpus=8, sequence_length=1024, global_batch_size=8,
+        settings=("model.num_kv_heads=2",),
+    )  # fmt: skip
+    found = {tp for degrees in legal_degrees(job, NO_CONSTRAINTS) for tp in degrees.tp.tolist()}
+    assert max(found) == most
+
+
 @pytest.mark.parametrize(
     "pins", ["tp=4,pp=4", "dp=3,mbs=2", "tp=3,dp=3", "tp=3", "tp=2,pp=2,dp=4", "mbs=8,dp=2", "tp=2,pp=2"]
 )

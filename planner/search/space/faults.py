@@ -191,8 +191,14 @@ def tp_divides(job: Job, layout: Layout) -> str:
     cut = {"heads": model.num_heads, "key-value heads": model.num_kv_heads, "ffn width": model.ffn_hidden_size}
     if model.moe and model.moe.shared_ffn_hidden_size:
         cut["width of the shared expert"] = model.moe.shared_ffn_hidden_size
-    uneven = any_of(f"{name} ({size:,})" for name, size in cut.items() if size % layout.tp)
-    legal = [each for each in divisors(gcd(*cut.values())) if each <= job.cluster.scale_up_devices]
+
+    def divides(name: str, size: int, tp: int) -> bool:
+        repeated = name == "key-value heads" and job.engine.can.repeats_kv_heads and tp % size == 0
+        return size % tp == 0 or repeated
+
+    uneven = any_of(f"{name} ({size:,})" for name, size in cut.items() if not divides(name, size, layout.tp))
+    degrees = range(1, job.cluster.scale_up_devices + 1)
+    legal = [tp for tp in degrees if all(divides(name, size, tp) for name, size in cut.items())]
     return f"tp {layout.tp} does not divide the {uneven}; tp can be {_near(legal, layout.tp)}"
 
 

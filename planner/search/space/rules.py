@@ -45,9 +45,10 @@ class Rule:
 
 def _divides_model(job: Job, layout: Degrees) -> Flag:
     model = job.model
+    repeated = np.equal(layout.tp % model.num_kv_heads, 0) & job.engine.can.repeats_kv_heads
     return (
         (model.num_heads % layout.tp == 0)
-        & (model.num_kv_heads % layout.tp == 0)
+        & ((model.num_kv_heads % layout.tp == 0) | repeated)
         & (model.ffn_hidden_size % layout.tp == 0)
         & ((model.moe.shared_ffn_hidden_size if model.moe else 0) % layout.tp == 0)
     )
@@ -256,7 +257,8 @@ RULES: Final = (
         name="tp-divides",
         reads=("tp",),
         holds=_divides_model,
-        needs="tp must divide the heads, the key-value heads and the ffn width",
+        needs="tp must divide the heads, the ffn width and the key-value heads, or be a multiple of the latter where the "
+        "engine repeats them",
         fault=faults.tp_divides,
     ),
     Rule(
