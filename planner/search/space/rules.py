@@ -257,8 +257,8 @@ RULES: Final = (
         name="tp-divides",
         reads=("tp",),
         holds=_divides_model,
-        needs="tp must divide the heads, the ffn width and the key-value heads, or be a multiple of the latter where the "
-        "engine repeats them",
+        needs="tp must divide the heads, the ffn width and the key-value heads, or be a multiple of the latter where "
+        "the engine repeats them",
         fault=faults.tp_divides,
     ),
     Rule(
