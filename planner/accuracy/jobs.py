@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from planner.specs.cluster import Precision
     from planner.specs.engine import EngineSpec, Offload, Recompute, Schedule
     from planner.specs.model import ModelSpec
-    from planner.specs.recipe import MemoryRecipe
+    from planner.specs.recipe import Loss, MemoryRecipe
 
 _LARGEST_BATCH: Final = 100_000_000
 _LARGEST_SEQUENCE: Final = 100_000_000
@@ -199,7 +199,13 @@ def _training(run: Run, model: ModelSpec, batch: int, engine: EngineSpec) -> Tra
         attention="flash" if fused else "unfused",
         dropout=dropout,
         memory_recipe=_recipe(run, engine),
+        loss=_loss(run),
     )
+
+
+def _loss(run: Run) -> Loss:
+    """Liger's kernels compute head and loss as one; other runs do not say, and torchtitan's parts are of April 2026."""
+    return "fused-linear" if "liger" in run.flags.lower() else "whole"
 
 
 _LOW: Final[tuple[Precision, ...]] = ("fp4", "fp8")

@@ -95,11 +95,24 @@ def layout_rows(plan: Plan) -> list[tuple[str, RenderableType]]:
         ("layers", layers_words(layers)),
         ("recompute", recompute_words(layout)),
         *host_rows(plan.memory),
+        *loss_rows(plan),
         *trained_rows(plan),
     ]
     idle = plan.cluster.num_devices - layout.world_size
     why = f": {clean(plan.idle_reason)}" if plan.idle_reason else ""
     return [*rows, ("idle", f"{idle:,} of {plan.cluster.num_devices:,} devices{why}")] if idle else rows
+
+
+def loss_rows(plan: Plan) -> list[tuple[str, RenderableType]]:
+    """How the loss is computed, where not from all logits of a microbatch by one operator after the other."""
+    training = plan.training
+    words = {
+        "fused": "one kernel for all logits of a microbatch",
+        "chunked": f"output head and loss of {training.loss_chunks} parts of a microbatch, one after the other",
+        "fused-linear": "output head and loss in one kernel, for few tokens at a time",
+    }
+    way = plan.engine.can.losses[0] if training.loss == "engine" else training.loss
+    return [("loss", words[way])] if way in words else []
 
 
 def trained_rows(plan: Plan) -> list[tuple[str, RenderableType]]:

@@ -8,7 +8,7 @@ from pydantic import Field
 
 from planner.specs.cluster import Precision
 from planner.specs.document import Bytes, Document, Name
-from planner.specs.recipe import FrozenWeights, MemoryRecipe, Optimizer, StateBytes
+from planner.specs.recipe import FrozenWeights, Loss, MemoryRecipe, Optimizer, StateBytes
 
 Schedule = Literal["naive", "gpipe", "1f1b", "interleaved", "zb-h1", "zbv", "dualpipev", "pipedream"]
 Recompute = Literal["none", "selective", "full"]
@@ -24,6 +24,9 @@ class EngineAbilities(Document):
     memory_recipes: tuple[MemoryRecipe, ...] = Field(
         default=(),
         description="named recipes that it can keep; those of the literature are priced for every engine",
+    )
+    losses: tuple[Loss, ...] = Field(
+        default=("whole",), min_length=1, description="how it computes the loss; by default the first way"
     )
     dropout: bool = Field(description="it trains with dropout")
     frozen_weights: tuple[FrozenWeights, ...] = Field(

@@ -9,7 +9,7 @@ from pydantic import Field, ValidationInfo, WithJsonSchema, field_validator, mod
 from planner.specs.batch import BATCH_PATTERN, COUNT_PATTERN
 from planner.specs.cluster import Precision
 from planner.specs.document import Document, Seconds, UsdPerHour
-from planner.specs.recipe import ADAM_RECIPES, FrozenWeights, MemoryRecipe, Optimizer, Projection
+from planner.specs.recipe import ADAM_RECIPES, FrozenWeights, Loss, MemoryRecipe, Optimizer, Projection
 from planner.units import parse_count
 
 _MOST_SEQUENCES = 100_000_000
@@ -36,6 +36,9 @@ class TrainingSpec(Document):
     optimizer: what it keeps beside the weights: AdamW two moments (adamw-8bit in 8 bits), SGD its momentum, Adafactor
     sums of rows and columns of each matrix, Muon one momentum for matrices and AdamW for the rest.
     memory_recipe: bytes per parameter; `engine` takes what the engine really keeps.
+    loss: `engine` is the engine's default; `whole` has all logits of a microbatch, operator by operator; `fused` in one
+    kernel, which writes the gradient over them; `chunked` computes output head and loss for loss_chunks parts of the
+    tokens one after the other; `fused-linear` for parts of its own choice, in one kernel (Liger).
     dropout: probability; 0 stores no masks.
     lora_rank: 0 trains every weight; else the weights are frozen, and adapters of this rank are trained beside the
     matrices named in lora_targets.
@@ -48,6 +51,8 @@ class TrainingSpec(Document):
     optimizer: Optimizer = "adamw"
     memory_recipe: MemoryRecipe = "engine"
     attention: Literal["flash", "unfused"] = "flash"
+    loss: Loss | Literal["engine"] = "engine"
+    loss_chunks: int = Field(default=8, ge=1, le=65_536)
     dropout: float = Field(default=0.0, ge=0, lt=1)
     lora_rank: int = Field(default=0, ge=0, le=65_536)
     lora_targets: tuple[Projection, ...] = Field(default=("query", "value"), min_length=1)

@@ -714,6 +714,17 @@ def test_impossible_pins_are_named(job, pins, message):
         search(job, Constraints.parse(pins, []))
 
 
+def test_a_loss_that_the_engine_lacks_is_refused_with_those_that_have_it():
+    job = load_job(
+        model="llama3-8b", cluster="dgx-h100", engine="torch", gpus=8, sequence_length=1024, global_batch_size=8,
+        settings=("training.loss=fused-linear",),
+    )  # fmt: skip
+    with pytest.raises(
+        InputError, match=r"no fused-linear loss; --set training.loss=whole, or --engine deepspeed or fsdp"
+    ):
+        search(job, NO_CONSTRAINTS)
+
+
 @pytest.mark.parametrize(("engine", "most"), [("megatron", 8), ("megatron-bridge", 8), ("torchtitan", 2), ("torch", 2)])
 def test_key_value_heads_are_repeated_by_engines_that_do_it(engine, most):
     """Megatron-LM asks that one of them divides the other (transformer_config.py); others deal whole heads out."""

@@ -51,6 +51,13 @@ def dropout(job: Job, _: Layout) -> str:
     return f"engine {job.engine.name} does not train with dropout, which is {asked:g}; --set training.dropout=0"
 
 
+def loss(job: Job, _: Layout) -> str:
+    """The engine computes the loss otherwise."""
+    have = any_of(job.engine.can.losses)
+    elsewhere = other_engines(", or ", lambda engine: job.loss in engine.can.losses)
+    return f"engine {job.engine.name} has no {job.loss} loss; --set training.loss={have}{elsewhere}"
+
+
 def optimizer(job: Job, _: Layout) -> str:
     """The engine lacks the optimizer."""
     have = any_of(job.engine.can.optimizers)

@@ -208,6 +208,13 @@ RULES: Final = (
         fault=faults.dropout,
     ),
     Rule(
+        name="loss",
+        reads=(),
+        holds=lambda job, _: np.asarray(job.loss in job.engine.can.losses),
+        needs="the engine must compute the loss in this way",
+        fault=faults.loss,
+    ),
+    Rule(
         name="optimizer",
         reads=(),
         holds=lambda job, _: np.asarray(job.training.optimizer in job.engine.can.optimizers),
