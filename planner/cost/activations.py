@@ -259,21 +259,28 @@ def offloaded_activation_bytes(job: PoolJob, layout: Degrees, stage: Stage, num_
 
 def _at_peak(job: PoolJob, layout: Degrees, stage: Stage, num_microbatches: Number, besides: Number) -> Number:
     """Bytes that layers keep, and `besides` them for each microbatch, over all microbatches at the fullest moment."""
-    moments = held_of_stage(layout, stage, num_microbatches)
+    moments = held_of_stage(job, layout, stage, num_microbatches)
     kept, whole = kept_activation_bytes(job, layout, stage)
     stored = [before * (kept + besides) + waiting * whole for before, waiting in moments]
     return np.maximum.reduce(np.broadcast_arrays(*stored))
 
 
-def held_of_stage(layout: Degrees, stage: Stage, num_microbatches: Number) -> tuple[tuple[Number, Number], ...]:
+def held_of_stage(
+    job: PoolJob, layout: Degrees, stage: Stage, num_microbatches: Number
+) -> tuple[tuple[Number, Number], ...]:
     """What a stage holds in the moments that can be its fullest, in microbatches through all of its layers.
 
     Of an interleaved stage whose chunks differ as if all were its largest: in steady state the first chunks are
-    entered while the last ones are left, so that it is mostly the larger ones that are held.
+    entered while the last ones are left, so that it is mostly the larger ones that are held. Where exchanges of experts
+    run beside the other pass of another microbatch, one more chunk is entered before the first is left.
 
-    Source: `planner.cost.schedule.held_microbatches`; chunks that differ: tested against executed schedules.
+    Source: `planner.cost.schedule.held_microbatches`; chunks that differ: tested against executed schedules; one more
+    chunk: Megatron-LM, pipeline_parallel/schedules.py (get_pp_rank_microbatches).
     """
     moments = held_microbatches(layout.schedule, layout.pp, stage.index, num_microbatches, layout.interleave)
+    if job.training.expert_overlap:
+        one = 1 / layout.interleave
+        moments = tuple((np.minimum(before + one, num_microbatches), waiting) for before, waiting in moments)
     if stage.largest_chunk is None:
         return moments
     share = layout.interleave * stage.largest_chunk / stage.num_layers

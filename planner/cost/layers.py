@@ -322,6 +322,23 @@ def _dequantized_seconds(job: PoolJob, layout: LayerDegrees, *, experts: bool) -
     return PassSeconds(forward=seconds, backward_input=seconds)
 
 
+def _host_factors(job: PoolJob, layout: LayerDegrees, *, experts: bool) -> tuple[float, Number]:
+    """Host time of a layer, and of its ring's hops, over the device's `layer_floor`; what is in CUDA graphs takes none.
+
+    Of a layer with experts, graphs of layers leave out what comes behind the router: that the others are as many
+    operators as those of a dense layer is assumed; a trace of one layer on the host would settle it.
+
+    Source: engine profile; Megatron-LM, transformer_config.py (cuda_graph_modules).
+    """
+    compute, graphs = job.engine.compute, job.training.cuda_graphs
+    if graphs == "step" or (graphs == "layers" and not experts):
+        return 0.0, 0.0
+    if graphs == "layers":
+        return max(0.0, compute.expert_host_factor - compute.host_factor), 0.0
+    hops = _num_hops(job, layout) * (_HOP_SHARE * compute.host_factor)
+    return compute.expert_host_factor if experts else compute.host_factor, hops
+
+
 def layer_seconds(job: PoolJob, layout: LayerDegrees, *, experts: bool = False, local: bool = False) -> LayerSeconds:
     """Seconds of one transformer layer for one microbatch, without communication.
 
@@ -343,8 +360,7 @@ def layer_seconds(job: PoolJob, layout: LayerDegrees, *, experts: bool = False, 
         whole = whole.without_weight_gradients + _adapter_seconds(job, layout)
         whole += _dequantized_seconds(job, layout, experts=experts)
     split = np.where(np.greater(layout.tp, 1), job.engine.compute.tp_host_factor, 1.0)
-    factor = job.engine.compute.expert_host_factor if moe else job.engine.compute.host_factor
-    hops = _num_hops(job, layout) * (_HOP_SHARE * job.engine.compute.host_factor)
+    factor, hops = _host_factors(job, layout, experts=moe is not None)
     floor = job.cluster.device.efficiency.layer_floor * (factor + hops) * split
     slowdown = job.calibration.slowdown
     whole = whole * slowdown

@@ -48,6 +48,7 @@ def megatron_script(plan: Plan, *, arguments: RunArguments) -> str:
             if len(plan.cluster.pools) == 1
             else f"plan with {pools}",
         )
+    connections = 32 if plan.training.expert_overlap else 1  # exchanges on a stream of their own
     options = "".join(f"  {option} \\\n" for option in _options(plan))
     return (
         f"{script_head(plan)}"
@@ -56,7 +57,7 @@ def megatron_script(plan: Plan, *, arguments: RunArguments) -> str:
         "# OPTIONS describe model, data and optimizer; those below are what the plan decides.\n\n"
         'if (( $# < 3 )); then\n  echo "usage: bash megatron.sh NUMBER ADDRESS PORT OPTIONS..." >&2\n  exit 2\nfi\n'
         "set -euo pipefail\n"
-        "export CUDA_DEVICE_MAX_CONNECTIONS=1 # Megatron-LM overlaps by the order of launches\n"
+        f"export CUDA_DEVICE_MAX_CONNECTIONS={connections} # Megatron-LM overlaps by the order of launches\n"
         f"exec torchrun --nnodes={num_hosts(plan)} --nproc-per-node={hosts[0].num_ranks} \\\n"
         '  --node-rank="$1" --master-addr="$2" --master-port="$3" pretrain_gpt.py \\\n'
         f'{options}  "${{@:4}}"\n'
@@ -84,6 +85,10 @@ def _options(plan: Plan) -> Iterator[str]:
         yield recompute
     if offload := _offload(plan):
         yield offload
+    if training.expert_overlap:
+        yield "--overlap-moe-expert-parallel-comm --moe-token-dispatcher-type alltoall"
+    if graphs := _graphs(plan):
+        yield graphs
     if precision := _PRECISION[training.precision]:
         yield precision
 
@@ -98,6 +103,19 @@ def _chunks(plan: Plan) -> str:
     first, *middle, last = (f"t*{count}" for count in layers)
     letters = "|".join((f"E{first}", *middle, f"{last}{'m' * plan.model.mtp_layers}L"))
     return f" --pipeline-model-parallel-layout {shlex.quote(letters)}"
+
+
+def _graphs(plan: Plan) -> str:
+    """CUDA graphs of both passes, or of the modules of layers whose sizes do not change."""
+    moe = plan.model.moe
+    if plan.training.cuda_graphs == "none":
+        return ""
+    if plan.training.cuda_graphs == "step":
+        return "--cuda-graph-impl full_iteration --no-check-for-nan-in-loss-and-grad"
+    modules = ["attn", *(["moe_router", "moe_preprocess"] if moe else [])]
+    if moe is None or moe.num_dense_layers or moe.layer_frequency > 1:
+        modules.append("mlp")
+    return f"--cuda-graph-impl transformer_engine --cuda-graph-modules {' '.join(modules)}"
 
 
 def _offload(plan: Plan) -> str:

@@ -96,6 +96,7 @@ def layout_rows(plan: Plan) -> list[tuple[str, RenderableType]]:
         ("recompute", recompute_words(layout)),
         *host_rows(plan.memory),
         *loss_rows(plan),
+        *overlap_rows(plan),
         *trained_rows(plan),
     ]
     idle = plan.cluster.num_devices - layout.world_size
@@ -113,6 +114,17 @@ def loss_rows(plan: Plan) -> list[tuple[str, RenderableType]]:
     }
     way = plan.engine.can.losses[0] if training.loss == "engine" else training.loss
     return [("loss", words[way])] if way in words else []
+
+
+def overlap_rows(plan: Plan) -> list[tuple[str, RenderableType]]:
+    """What the training document lets run at once: CUDA graphs, and exchanges of experts beside other microbatches."""
+    words = {"layers": "each layer, but for its routed experts", "step": "both passes of a step"}
+    graphs, rows = plan.training.cuda_graphs, list[tuple[str, RenderableType]]()
+    if graphs in words:
+        rows.append(("CUDA graphs", words[graphs]))
+    if plan.training.expert_overlap:
+        rows.append(("experts", "exchanges of a microbatch beside the other pass of another one"))
+    return rows
 
 
 def trained_rows(plan: Plan) -> list[tuple[str, RenderableType]]:

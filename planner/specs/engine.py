@@ -8,7 +8,7 @@ from pydantic import Field
 
 from planner.specs.cluster import Precision
 from planner.specs.document import Bytes, Document, Name
-from planner.specs.recipe import FrozenWeights, Loss, MemoryRecipe, Optimizer, StateBytes
+from planner.specs.recipe import CudaGraphs, FrozenWeights, Loss, MemoryRecipe, Optimizer, StateBytes
 
 Schedule = Literal["naive", "gpipe", "1f1b", "interleaved", "zb-h1", "zbv", "dualpipev", "pipedream"]
 Recompute = Literal["none", "selective", "full"]
@@ -27,6 +27,10 @@ class EngineAbilities(Document):
     )
     losses: tuple[Loss, ...] = Field(
         default=("whole",), min_length=1, description="how it computes the loss; by default the first way"
+    )
+    cuda_graphs: tuple[CudaGraphs, ...] = Field(default=("none",), description="what it can capture in CUDA graphs")
+    expert_overlap: bool = Field(
+        default=False, description="exchanges of experts can run beside the other pass of another microbatch"
     )
     dropout: bool = Field(description="it trains with dropout")
     frozen_weights: tuple[FrozenWeights, ...] = Field(

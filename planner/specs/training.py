@@ -9,7 +9,7 @@ from pydantic import Field, ValidationInfo, WithJsonSchema, field_validator, mod
 from planner.specs.batch import BATCH_PATTERN, COUNT_PATTERN
 from planner.specs.cluster import Precision
 from planner.specs.document import Document, Seconds, UsdPerHour
-from planner.specs.recipe import ADAM_RECIPES, FrozenWeights, Loss, MemoryRecipe, Optimizer, Projection
+from planner.specs.recipe import ADAM_RECIPES, CudaGraphs, FrozenWeights, Loss, MemoryRecipe, Optimizer, Projection
 from planner.units import parse_count
 
 _MOST_SEQUENCES = 100_000_000
@@ -39,6 +39,9 @@ class TrainingSpec(Document):
     loss: `engine` is the engine's default; `whole` has all logits of a microbatch, operator by operator; `fused` in one
     kernel, which writes the gradient over them; `chunked` computes output head and loss for loss_chunks parts of the
     tokens one after the other; `fused-linear` for parts of its own choice, in one kernel (Liger).
+    cuda_graphs: what the host launches at once: `layers` each layer, but for its routed experts; `step` both passes.
+    expert_overlap: the forward pass of a microbatch runs beside the backward pass of the one before, and each hides the
+    exchanges of experts of the other (Megatron-LM, --overlap-moe-expert-parallel-comm).
     dropout: probability; 0 stores no masks.
     lora_rank: 0 trains every weight; else the weights are frozen, and adapters of this rank are trained beside the
     matrices named in lora_targets.
@@ -53,6 +56,8 @@ class TrainingSpec(Document):
     attention: Literal["flash", "unfused"] = "flash"
     loss: Loss | Literal["engine"] = "engine"
     loss_chunks: int = Field(default=8, ge=1, le=65_536)
+    cuda_graphs: CudaGraphs = "none"
+    expert_overlap: bool = False
     dropout: float = Field(default=0.0, ge=0, lt=1)
     lora_rank: int = Field(default=0, ge=0, le=65_536)
     lora_targets: tuple[Projection, ...] = Field(default=("query", "value"), min_length=1)

@@ -338,6 +338,33 @@ def test_megatron_offloads_what_the_layout_says():
     assert "--cpu-offloading-num-layers 31" in script
 
 
+OVERLAP = "--overlap-moe-expert-parallel-comm --moe-token-dispatcher-type"
+
+
+@pytest.mark.parametrize(
+    ("model", "setting", "options"),
+    [
+        ("mixtral-8x7b", "expert_overlap=true", f"{OVERLAP} alltoall"),
+        ("mixtral-8x7b", "cuda_graphs=layers", "--cuda-graph-modules attn moe_router moe_preprocess"),
+        ("deepseek-v2-lite", "cuda_graphs=layers", "--cuda-graph-modules attn moe_router moe_preprocess mlp"),
+        ("llama3-8b", "cuda_graphs=layers", "--cuda-graph-modules attn mlp"),
+        ("llama3-8b", "cuda_graphs=step", "--cuda-graph-impl full_iteration --no-check-for-nan-in-loss-and-grad"),
+    ],
+)  # fmt: skip
+def test_megatron_is_told_what_runs_at_once(model, setting, options):
+    """transformer_config.py, cuda_graph_modules; arguments.py: a graph of the whole step checks no loss for NaN."""
+    settings = (f"training.{setting}",)
+    job = load_job(
+        model=model, cluster="dgx-h100", nodes=1, global_batch_size=64, sequence_length=2048, engine="megatron",
+        settings=settings,
+    )  # fmt: skip
+    text = "ep=8,zero=1" if job.model.moe else "zero=1"
+    made = plan_for_layout(job, parse_layout(text, num_layers=job.model.num_layers, num_devices=8))
+    script = megatron_script(made, arguments=NOTHING)
+    assert f"{options} \\\n" in script
+    assert f"CUDA_DEVICE_MAX_CONNECTIONS={32 if 'overlap' in setting else 1} " in script
+
+
 def test_the_trainers_options_are_not_megatrons(plan):
     with pytest.raises(InputError, match="--steps=5"):
         megatron_script(plan, arguments=RunArguments(steps=5))

@@ -61,7 +61,8 @@ def num_main_layers(job: Job) -> int:
 
 def hides_exchanges(job: PoolJob, degrees: DegreeArrays) -> bool:
     """Whether overlapped pairs of passes can hide exchanges and sends, which no bound may count then."""
-    return job.engine.overlap.paired_passes and degrees.schedule == "dualpipev"
+    paired = job.engine.overlap.paired_passes and degrees.schedule == "dualpipev"
+    return paired or job.training.expert_overlap
 
 
 def _least_layer_seconds(job: PoolJob, degrees: DegreeArrays, parts: StageParts) -> list[Number]:

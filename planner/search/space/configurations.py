@@ -18,6 +18,7 @@ from planner.cost.shapes import distinct_rows
 from planner.cost.stage import POLICIES
 from planner.errors import InputError, Mistake
 from planner.layout import Layout, chunks_per_stage, divisors, offloads_activations
+from planner.search.space.faults import no_full_recompute
 from planner.search.space.rules import RULES, broken_rules
 from planner.specs.text import any_of
 
@@ -424,6 +425,8 @@ def allowed_policies(job: Job, constraints: Constraints, degrees: DegreeArrays) 
     of_core = job.engine.memory.selective_recompute == "attention-core"
     if of_core and job.training.attention == "flash" and "selective" not in pinned.split("/"):
         offered = [p for p in offered if p != "selective"]
+    if no_full_recompute(job):
+        offered = [p for p in offered if p != "full"]
     if degrees.recompute:
         offered = [p for p in offered if p == degrees.recompute]
     if offloads_activations(degrees):

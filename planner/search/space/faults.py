@@ -58,6 +58,29 @@ def loss(job: Job, _: Layout) -> str:
     return f"engine {job.engine.name} has no {job.loss} loss; --set training.loss={have}{elsewhere}"
 
 
+def cuda_graphs(job: Job, _: Layout) -> str:
+    """The engine captures no such graphs, or not with this."""
+    asked, have = job.training.cuda_graphs, job.engine.can.cuda_graphs
+    if asked in have:
+        return f"CUDA graphs of {asked} do not offload activations; --set training.cuda_graphs=none, or another offload"
+    elsewhere = other_engines(", or ", lambda engine: asked in engine.can.cuda_graphs)
+    lacking = f"engine {job.engine.name} captures no CUDA graphs of {asked}"
+    return f"{lacking}; --set training.cuda_graphs={any_of(have)}{elsewhere}"
+
+
+def expert_overlap(job: Job, layout: Layout) -> str:
+    """Exchanges of experts cannot run beside other microbatches."""
+    without = "--set training.expert_overlap=false"
+    if not job.engine.can.expert_overlap:
+        elsewhere = other_engines(", or ", lambda engine: engine.can.expert_overlap)
+        return f"engine {job.engine.name} runs exchanges of experts in line; {without}{elsewhere}"
+    if layout.ep == 1:
+        return f"there are no exchanges of experts to overlap with ep 1; {without}"
+    if layout.pp > 1 and layout.interleave == 1:
+        return f"exchanges of experts overlap in interleaved stages or without a pipeline; interleave=2, or {without}"
+    return f"exchanges of experts overlap in 16 bits or less and with one layer for further tokens at most; {without}"
+
+
 def optimizer(job: Job, _: Layout) -> str:
     """The engine lacks the optimizer."""
     have = any_of(job.engine.can.optimizers)
@@ -114,10 +137,22 @@ def zero(job: Job, layout: Layout) -> str:
     return f"engine {job.engine.name} has no ZeRO-{layout.zero}{where}; {', or '.join(ways) or 'pp=1'}"
 
 
+def no_full_recompute(job: Job) -> str:
+    """The setting that full recompute does not go with; empty where there is none.
+
+    Source: Megatron-LM, transformer_config.py (overlap_moe_expert_parallel_comm, cuda_graph_impl).
+    """
+    if job.training.expert_overlap:
+        return "training.expert_overlap"
+    return "training.cuda_graphs=layers" if job.training.cuda_graphs == "layers" else ""
+
+
 def recompute(job: Job, layout: Layout) -> Iterator[str]:
     """Policies that the engine lacks; stages that differ where it has one for all; chunks of a stage that differ."""
     for policy in sorted(set(layout.recompute) - set(job.engine.can.recompute)):
         yield f"engine {job.engine.name} has no {policy} recompute; it has {any_of(job.engine.can.recompute)}"
+    if "full" in layout.recompute and (why := no_full_recompute(job)):
+        yield f"full recompute does not go with {why}"
     used = sorted(set(layout.recompute))
     if len(used) > 1 and not job.engine.pipeline.recompute_per_stage:
         yield f"engine {job.engine.name} has one recompute policy for all stages, not {' and '.join(used)}"

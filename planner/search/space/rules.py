@@ -185,6 +185,19 @@ def _offloads_activations(job: Job, layout: Degrees) -> Flag:
     return np.equal(layout.pp, 1) | free
 
 
+def _captures(job: Job, layout: Degrees) -> Flag:
+    graphs = job.training.cuda_graphs
+    keeps = graphs != "layers" or not offloads_activations(layout)
+    return np.asarray(graphs in job.engine.can.cuda_graphs and keeps)
+
+
+def _overlaps_experts(job: Job, layout: Degrees) -> Flag:
+    if not job.training.expert_overlap:
+        return np.ones(np.shape(layout.pp), dtype=bool)
+    can = job.engine.can.expert_overlap and job.model.mtp_layers <= 1 and job.core_precision != "fp32"
+    return np.greater(layout.ep, 1) & (np.equal(layout.pp, 1) | np.greater(layout.interleave, 1)) & can
+
+
 def _axes_offered(job: Job, layout: Degrees) -> Flag:
     axes = ("tp", "pp", "dp", "cp", "ep", "etp")
     missing = [np.greater(getattr(layout, axis), 1) for axis in axes if axis not in job.engine.can.axes]
@@ -220,6 +233,21 @@ RULES: Final = (
         holds=lambda job, _: np.asarray(job.training.optimizer in job.engine.can.optimizers),
         needs="the engine must have the optimizer",
         fault=faults.optimizer,
+    ),
+    Rule(
+        name="cuda-graphs",
+        reads=("offload",),
+        holds=_captures,
+        needs="the engine must capture this in CUDA graphs, and graphs of layers must offload no activations",
+        fault=faults.cuda_graphs,
+    ),
+    Rule(
+        name="expert-overlap",
+        reads=("pp", "interleave", "ep"),
+        holds=_overlaps_experts,
+        needs="exchanges of experts beside other microbatches must have ep > 1, interleaved stages or none, "
+        "and an engine that does it",
+        fault=faults.expert_overlap,
     ),
     Rule(
         name="frozen-weights",
