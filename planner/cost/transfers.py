@@ -17,6 +17,7 @@ import numpy as np
 from planner.cost.adapters import frozen_bytes, trained_params
 from planner.cost.layers import kv_heads_of_ranks, tokens_per_microbatch
 from planner.cost.ledger import LineName
+from planner.cost.model_states import whole_gradients
 from planner.cost.parameters import cross_attention_share, embedding_params_on_device
 from planner.cost.stage import expert_shard_degree, holds_embedding, holds_head, layer_kinds, shard_degree
 from planner.layout import head_stage
@@ -290,8 +291,8 @@ def state_transfers(job: PoolJob, layout: Degrees, stage: Stage) -> tuple[Transf
 
     ZeRO-0 all-reduces over all replicas; from ZeRO-1 on a reduce-scatter in the shard group, then an all-reduce
     of the shard over the replicas of the group (HSDP); weights are gathered in the shard group. ZeRO-0 and 1 reduce
-    once, ZeRO-1 and 2 gather once; ZeRO-2 reduces after every microbatch, and ZeRO-3 gathers for every pass, frozen
-    weights too.
+    once, ZeRO-1 and 2 gather once; ZeRO-2 and 3 reduce after every microbatch, but where the engine adds up whole
+    gradients, and ZeRO-3 gathers for every pass, frozen weights too.
 
     Ranks are in the order of planner/layout.py: tp, then cp, then dp; a shard group is a run of dp * cp / hsdp. Experts
     are spread over runs of ep * etp ranks, whose replicas are that far apart.
@@ -299,7 +300,8 @@ def state_transfers(job: PoolJob, layout: Degrees, stage: Stage) -> tuple[Transf
     Source: Rajbhandari et al., ZeRO (SC 2020), section 7.
     """
     held, frozen, zero = trained_params(job, layout, stage), frozen_bytes(job, layout, stage), np.asarray(layout.zero)
-    late, once, each = (np.where(chosen, 1.0, 0.0) for chosen in (zero <= 1, (zero == 1) | (zero == 2), zero == 3))
+    whole = (zero <= 1) | whole_gradients(job, layout)
+    late, once, each = (np.where(chosen, 1.0, 0.0) for chosen in (whole, (zero == 1) | (zero == 2), zero == 3))
     reduces: dict[Moment, Number] = {"backward": 1.0 - late, "last backward": late}
     gathers: dict[Moment, Number] = {"first forward": once, **_both_ways(each)}
 

@@ -308,3 +308,20 @@ def test_key_value_heads_on_more_ranks_than_there_are_heads_are_gathered():
                 : 2 * bool(times)
             ]
         )
+
+
+@pytest.mark.parametrize(
+    ("engine", "text", "reductions"),
+    [
+        ("fsdp", "dp=16,zero=3", 4),
+        ("kempnerforge", "dp=16,zero=3", 1),  # training/grad.py, maybe_no_sync
+        ("torchtitan", "pp=4,dp=16,zero=3", 1),  # torch, pipelining/stage.py: the last backward pass of a stage reduces
+    ],
+)
+def test_whole_gradients_that_add_up_are_reduced_once(engine, text, reductions):
+    """4 microbatches, which FSDP gathers weights for twice each."""
+    job = job_of(engine=engine)
+    found = counted(job, layout_of(job, f"{text},mbs=1"))
+    stride = "16x1"
+    assert found[f"dp reduce-scatter {stride}"] == reductions
+    assert found[f"dp all-gather {stride}"] == 2 * 4
