@@ -132,12 +132,14 @@ def _up_projections(job: PoolJob, layout: LayerDegrees, mla: LatentAttention) ->
 def _core_seconds(job: PoolJob, layout: LayerDegrees, *, local: bool) -> PassSeconds:
     """Seconds of softmax(Q K^T) V on one device; `local`: inside a sliding window.
 
-    Fused kernels execute the causal half, or the band of a sliding window; in a ring each hop has a kernel of its own,
-    that starts and ends. The unfused kernels of 2021 execute
-    the whole square and move the scores through memory: 9 a s^2 b bytes forward, 11 backward (softmax, mask and
+    Fused kernels execute the causal half, or the band of a sliding window. In a ring each hop has a kernel of its own,
+    that is launched, starts and ends. A rank has an early and a late part of the sequence, so that a hop is half a
+    square for each, and the rank whose queries all see half of the keys sets the pace. The unfused kernels of 2021
+    execute the whole square and move the scores through memory: 9 a s^2 b bytes forward, 11 backward (softmax, mask and
     dropout in 16 bits).
 
-    Source: Dao (2023), section 3.1; byte counts derived here from the operators' inputs and outputs.
+    Source: Dao (2023), section 3.1; Transformer Engine, attention/dot_product_attention/context_parallel.py; byte
+    counts derived here from the operators' inputs and outputs.
     """
     model, s = job.model, job.training.sequence_length
     heads = layout.mbs * model.num_heads / layout.tp
@@ -147,10 +149,11 @@ def _core_seconds(job: PoolJob, layout: LayerDegrees, *, local: bool) -> PassSec
         width = model.head_size * 2
         if model.mla is not None:
             width = model.mla.nope_head_size + model.mla.rope_head_size + model.mla.value_head_size
-        started = 1.0 + np.minimum(1, _num_hops(job, layout)) * _KERNEL_KEYS / rows  # a kernel for each hop
+        hops = _num_hops(job, layout)
+        started = 1.0 + np.minimum(1, hops) * _KERNEL_KEYS / (rows / 2)
         flops = 2.0 * rows * attention_span(model, s, causal=True, local=local) * width * heads * started
         rate = device.peak[job.core_precision] * job.attention_share
-        launch = device.efficiency.launch
+        launch = (1.0 + hops) * device.efficiency.launch
         one = PassSeconds(forward=flops / rate + launch, backward_input=FLASH_BACKWARD * flops / rate + launch)
         return one + _merge_seconds(job, layout)
     scores = matmul_seconds(job, rows, s, model.head_size, heads, precision=job.core_precision)

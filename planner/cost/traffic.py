@@ -175,13 +175,22 @@ def data_parallel_seconds(job: PoolJob, layout: Degrees, stage: Stage, window: S
     )
 
 
+_HOP_PROCESSORS: Final = (32, 4)
+"""Processors that run the sends of a hop, inside a scale-up domain and beyond it: two for each NVLink, at most the 32
+channels of a communicator, and one for each 14 GB/s of a 50 GB/s adapter (NCCL, src/graph/paths.cc,
+ncclTopoGetNchannels and ncclTopoComputeP2pChannels)."""
+
+
 def hidden_context_parallel_seconds(job: PoolJob, layout: LayerDegrees, exchange: Number, core: Number) -> Number:
     """Seconds of one pass's exchange that run beside the attention core, a part of which computes during each hop.
 
-    Engines that gather keys and values, or trade for heads, hide nothing.
+    While C seconds of a hop travel, attention goes on with what is left of the processors, 1 - a, so that (1 - a) C of
+    them hide. Engines that gather keys and values, or trade for heads, hide nothing.
 
-    Source: Liu et al., Ring Attention (2023), section 3.
+    Source: Liu et al., Ring Attention (2023), section 3; derived here, as `planner.cost.prices.hidden_expert_seconds`.
     """
     if job.engine.communication.context_exchange != "ring":
         return np.zeros(np.shape(exchange))
-    return np.minimum(exchange, np.maximum(layout.cp - 1, 0) * core / layout.cp)
+    inside = np.less_equal(layout.tp * layout.cp, job.cluster.scale_up_devices)
+    taken = np.where(inside, *_HOP_PROCESSORS) / job.cluster.device.num_processors
+    return np.minimum((1.0 - np.minimum(taken, 0.5)) * exchange, np.maximum(layout.cp - 1, 0) * core / layout.cp)

@@ -122,7 +122,8 @@ def bytes_of(maps):
 def test_a_layer_takes_the_flops_of_its_products(make_job, by_hand, text, exchange):
     found, layout, T, _, maps, each = priced(make_job, by_hand, text, "flops", exchange=exchange)
     rows = LENGTH / layout.cp
-    started = 1 + 256 / rows if exchange == "ring" and layout.cp > 1 else 1  # a kernel for each hop, two tiles of keys
+    # a kernel for each hop, two tiles of keys beside the half of its rows that the last rank's queries all see
+    started = 1 + 256 / (rows / 2) if exchange == "ring" and layout.cp > 1 else 1
     core = each * T * SPAN.get(by_hand, LENGTH / 2) * started
     assert found.core_forward == pytest.approx(core)
     assert found.passes.forward == pytest.approx(flops_of(maps) + core)

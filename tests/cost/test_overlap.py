@@ -102,3 +102,27 @@ def test_graphs_take_the_host_out_of_the_way():
     assert forward(slow, experts=True) == pytest.approx(6 * 9e-3)  # expert_host_factor of the profile
     assert forward(slow, "training.cuda_graphs=layers", experts=True) == pytest.approx(5 * 9e-3)
     assert forward(slow, "training.cuda_graphs=step", experts=True) == forward(free, experts=True)
+
+
+@pytest.mark.parametrize(("cp", "taken"), [(8, 32 / 132), (16, 4 / 132)])
+def test_a_hop_takes_processors_from_attention(cp, taken):
+    """NCCL's channels: 32 in an NVLink domain of H100, 4 for an adapter of 50 GB/s; with a fast link the rest hides."""
+    job = load_job(
+        model="llama3-8b", cluster="dgx-h100", engine="megatron", gpus=16, sequence_length=131072, global_batch_size=2,
+        settings=tuple(f"{link}.latency=0 us" for link in ("nvlink", "infiniband")),
+    )  # fmt: skip
+    line = line_of(job, parse_layout(f"cp={cp},zero=1", num_layers=32, num_devices=16), LineName.CP_COMM)
+    assert line.exposed_seconds == pytest.approx(taken * line.busy_seconds)
+
+
+def test_every_hop_of_a_ring_launches_its_kernel_and_what_adds_it_up(with_engine):
+    settings = ("device.efficiency.launch=1 s", "device.efficiency.layer_floor=0 ms")
+    job = load_job(
+        model="llama3-8b", cluster="dgx-h100", gpus=8, global_batch_size=8, engine="megatron", settings=settings
+    )
+    layout = parse_layout("cp=4", num_layers=32, num_devices=8)
+    ring, gathered = (
+        layer_seconds(with_engine(job, communication={"context_exchange": each}), layout).core_forward
+        for each in ("ring", "gather")
+    )
+    assert float(ring - gathered) / job.calibration.slowdown == pytest.approx(3 * 2, rel=1e-3)
