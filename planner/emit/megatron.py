@@ -30,11 +30,17 @@ def megatron_script(plan: Plan, *, arguments: RunArguments) -> str:
     Source: Megatron-LM, megatron/training/arguments.py.
 
     Raises:
-        InputError: Megatron-LM has no options for what the plan does, or there are options of the planner's trainer.
+        InputError: pretrain_gpt.py has no options for what the plan does, or options are of the planner's trainer.
     """
     if given := arguments.options():
         hint = "add Megatron-LM's own options behind the script's: bash megatron.sh 0 HOST PORT --data-path ..."
         raise InputError(f"{' '.join(given)}: options of the planner's own trainer", where="--to megatron", hint=hint)
+    if plan.training.lora_rank:
+        raise InputError(
+            f"training.lora_rank is {plan.training.lora_rank}, and pretrain_gpt.py has no adapters",
+            where="--to megatron",
+            hint="plan with --engine megatron-bridge, or with training.lora_rank 0",
+        )
     hosts = ranks_of_hosts(plan)
     if len(hosts) > 1 and any(host.num_ranks != hosts[0].pool.devices_per_host for host in hosts):
         whole = sum(host.pool.devices_per_host for host in hosts)

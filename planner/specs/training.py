@@ -94,9 +94,13 @@ class TrainingSpec(Document):
             )
         if not self.lora_rank and self.frozen_weights != "16-bit":
             raise ValueError(f"frozen_weights: {self.frozen_weights} is of frozen weights; give lora_rank")
-        if self.lora_rank and self.precision not in ("bf16", "fp16"):
+        if self.lora_rank and self.precision not in ("bf16", "fp16", "fp8"):
             raise ValueError(
-                f"lora_rank: frozen weights compute in 16 bits, and precision is {self.precision}; take bf16"
+                f"lora_rank: frozen weights compute in 16 or 8 bits, and precision is {self.precision}; take bf16"
+            )
+        if self.frozen_weights != "16-bit" and self.precision == "fp8":
+            raise ValueError(
+                f"frozen_weights: {self.frozen_weights} computes in 16 bits, and precision is fp8; take bf16"
             )
         if self.memory_recipe != "engine" and self.precision == "fp32":
             raise ValueError(

@@ -365,6 +365,17 @@ def test_megatron_is_told_what_runs_at_once(model, setting, options):
     assert f"CUDA_DEVICE_MAX_CONNECTIONS={32 if 'overlap' in setting else 1} " in script
 
 
+def test_adapters_are_priced_for_megatron_and_not_emitted():
+    job = load_job(
+        model="llama3-8b", cluster="dgx-h100", nodes=1, global_batch_size=64, sequence_length=2048, engine="megatron",
+        precision="fp8", settings=("training.lora_rank=16",),
+    )  # fmt: skip
+    made = plan_for_layout(job, parse_layout("zero=1", num_layers=32, num_devices=8))
+    with pytest.raises(InputError, match=r"training\.lora_rank is 16") as error:
+        megatron_script(made, arguments=NOTHING)
+    assert "--engine megatron-bridge" in error.value.mistakes[0].hint
+
+
 def test_the_trainers_options_are_not_megatrons(plan):
     with pytest.raises(InputError, match="--steps=5"):
         megatron_script(plan, arguments=RunArguments(steps=5))

@@ -95,6 +95,11 @@ def frozen_weights(job: Job, _: Layout) -> str:
     if not have:
         elsewhere = other_engines(", or ", lambda engine: job.training.frozen_weights in engine.can.frozen_weights)
         return f"engine {job.engine.name} trains every weight and has no adapters; lora_rank 0{elsewhere}"
+    if job.training.frozen_weights in have:
+        elsewhere = other_engines(", or ", lambda engine: engine.can.fp8_adapters)
+        return (
+            f"engine {job.engine.name} has no adapters beside weights that compute in fp8; --precision bf16{elsewhere}"
+        )
     return (
         f"engine {job.engine.name} keeps no frozen weights in {job.training.frozen_weights}; "
         f"--set training.frozen_weights={any_of(have)}"

@@ -253,9 +253,13 @@ RULES: Final = (
         name="frozen-weights",
         reads=(),
         holds=lambda job, _: np.asarray(
-            not job.training.lora_rank or job.training.frozen_weights in job.engine.can.frozen_weights
+            not job.training.lora_rank
+            or (
+                job.training.frozen_weights in job.engine.can.frozen_weights
+                and (job.training.precision != "fp8" or job.engine.can.fp8_adapters)
+            )
         ),
-        needs="the engine must train adapters beside such frozen weights",
+        needs="the engine must train adapters beside such frozen weights, in this precision",
         fault=faults.frozen_weights,
     ),
     Rule(
