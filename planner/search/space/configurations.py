@@ -205,9 +205,15 @@ def _with_sequence_parallelism(job: Job, constraints: Constraints, degrees: Degr
 
 
 def schedules_of(job: Job, constraints: Constraints) -> tuple[Schedule, ...]:
-    """Schedules to consider: the usual ones of the engine, or the one that is pinned."""
+    """Schedules to consider: the usual ones of the engine, or the one that is pinned.
+
+    DualPipeV is usual where its pairs of passes hide what they exchange, on equal devices and stages that nobody pins.
+    """
     pinned = constraints.value_of("schedule")
-    return tuple(s for s in job.engine.pipeline.schedules if (s == pinned if pinned else s in _USUAL_SCHEDULES))
+    free = not (constraints.per_chunk("layers_per_stage") or constraints.per_chunk("recompute"))
+    pairs = ("dualpipev",) if job.engine.overlap.paired_passes and free and len(job.pools) == 1 else ()
+    usual = (*_USUAL_SCHEDULES, *pairs)
+    return tuple(s for s in job.engine.pipeline.schedules if (s == pinned if pinned else s in usual))
 
 
 def offloads_of(job: Job, constraints: Constraints) -> tuple[Offload, ...]:
