@@ -23,6 +23,16 @@ _PRECISION: Final = {
     "fp4": "--bf16 --fp4-format e2m1",
 }
 
+_STATES: Final = {
+    "megatron-18": "",
+    "zero-16": "--grad-reduce-in-bf16",
+    "precision-aware-fp32": "--use-precision-aware-optimizer --exp-avg-dtype bf16 --exp-avg-sq-dtype bf16",
+    "precision-aware": "--use-precision-aware-optimizer --main-grads-dtype bf16 --exp-avg-dtype bf16 "
+    "--exp-avg-sq-dtype bf16",
+    "fp8-moments": "--use-precision-aware-optimizer --main-grads-dtype bf16 --exp-avg-dtype fp8 --exp-avg-sq-dtype fp8",
+}
+"""Memory recipes as options of 16-bit training with bf16; `engine` is megatron-18."""
+
 
 def megatron_script(plan: Plan, *, arguments: RunArguments) -> str:
     """A bash script that starts `pretrain_gpt.py` with the plan's cut; options of model and data are added behind.
@@ -78,6 +88,8 @@ def _options(plan: Plan) -> Iterator[str]:
     yield f"--context-parallel-size {layout.cp}"
     if plan.model.moe is not None:
         yield f"--expert-model-parallel-size {layout.ep} --expert-tensor-parallel-size {layout.etp}"
+    if layout.ep > 1:
+        yield "--moe-token-dispatcher-type alltoall"
     if plan.model.mtp_layers:
         yield f"--mtp-num-layers {plan.model.mtp_layers}"
     if layout.zero:
@@ -87,16 +99,32 @@ def _options(plan: Plan) -> Iterator[str]:
         yield "--overlap-grad-reduce"
     yield f"--micro-batch-size {layout.mbs} --global-batch-size {training.global_batch_size}"
     yield f"--seq-length {training.sequence_length}"
-    if recompute := _recompute(plan):
-        yield recompute
-    if offload := _offload(plan):
-        yield offload
-    if training.expert_overlap:
-        yield "--overlap-moe-expert-parallel-comm --moe-token-dispatcher-type alltoall"
-    if graphs := _graphs(plan):
-        yield graphs
-    if precision := _PRECISION[training.precision]:
-        yield precision
+    overlap = "--overlap-moe-expert-parallel-comm" if training.expert_overlap else ""
+    further = _recompute(plan), _offload(plan), overlap, _graphs(plan), _PRECISION[training.precision], _states(plan)
+    yield from filter(None, further)
+    yield f"--attention-dropout {training.dropout:g} --hidden-dropout {training.dropout:g}"
+    if training.attention == "unfused":
+        yield "--attention-backend unfused"
+
+
+def _states(plan: Plan) -> str:
+    """What the optimizer is and keeps, where it is not Adam with fp32 gradients, moments and master weights."""
+    training = plan.training
+    recipe = "megatron-18" if training.memory_recipe == "engine" else training.memory_recipe
+    optimizer = "" if training.optimizer == "adamw" else f"--optimizer {training.optimizer}"
+    if training.precision == "fp32":
+        return optimizer
+    options = _STATES.get(recipe)
+    if options is None or (recipe not in ("megatron-18", "zero-16") and not plan.layout.zero):
+        why = "" if options is None else " without ZeRO"
+        raise InputError(
+            f"training.memory_recipe is {recipe}, which Megatron-LM does not keep{why}",
+            where="--to megatron",
+            hint=f"plan with {'zero=1, or ' if why else ''}--set training.memory_recipe=engine",
+        )
+    if training.precision == "fp16" and recipe in ("megatron-18", "zero-16"):  # where 16-bit sums are the default
+        options = "--accumulate-allreduce-grads-in-fp32" if recipe == "megatron-18" else ""
+    return " ".join(filter(None, (optimizer, options)))
 
 
 def _chunks(plan: Plan) -> str:

@@ -262,6 +262,9 @@ def megatron_options() -> argparse.ArgumentParser:
         parser.add_argument(f"--{name}", action="store_true")
     for name in ("bf16", "fp16"):
         parser.add_argument(f"--{name}", action="store_true")
+    parser.add_argument("--moe-token-dispatcher-type", choices=["allgather", "alltoall", "flex"], default="allgather")
+    for name in ("attention-dropout", "hidden-dropout"):
+        parser.add_argument(f"--{name}", type=float, default=0.1)
     return parser
 
 
@@ -298,6 +301,8 @@ def test_megatron_reads_the_layout_back(model, nodes, layout, tmp_path, tools):
     assert found.context_parallel_size == wanted.cp
     assert (found.expert_model_parallel_size or 1) == wanted.ep
     assert (found.expert_tensor_parallel_size or 1) == wanted.etp
+    assert found.moe_token_dispatcher_type == ("alltoall" if wanted.ep > 1 else "allgather")
+    assert found.attention_dropout == found.hidden_dropout == 0
     assert found.use_distributed_optimizer == (wanted.zero == 1)
     assert (found.num_distributed_optimizer_instances or 1) == wanted.hsdp
     assert (found.micro_batch_size, found.global_batch_size, found.seq_length) == (wanted.mbs, 256, 2048)
@@ -338,13 +343,10 @@ def test_megatron_offloads_what_the_layout_says():
     assert "--cpu-offloading-num-layers 31" in script
 
 
-OVERLAP = "--overlap-moe-expert-parallel-comm --moe-token-dispatcher-type"
-
-
 @pytest.mark.parametrize(
     ("model", "setting", "options"),
     [
-        ("mixtral-8x7b", "expert_overlap=true", f"{OVERLAP} alltoall"),
+        ("mixtral-8x7b", "expert_overlap=true", "--overlap-moe-expert-parallel-comm"),
         ("mixtral-8x7b", "cuda_graphs=layers", "--cuda-graph-modules attn moe_router moe_preprocess"),
         ("deepseek-v2-lite", "cuda_graphs=layers", "--cuda-graph-modules attn moe_router moe_preprocess mlp"),
         ("llama3-8b", "cuda_graphs=layers", "--cuda-graph-modules attn mlp"),
@@ -363,6 +365,40 @@ def test_megatron_is_told_what_runs_at_once(model, setting, options):
     script = megatron_script(made, arguments=NOTHING)
     assert f"{options} \\\n" in script
     assert f"CUDA_DEVICE_MAX_CONNECTIONS={32 if 'overlap' in setting else 1} " in script
+
+
+AWARE = "--use-precision-aware-optimizer"
+
+
+@pytest.mark.parametrize(
+    ("settings", "layout", "words"),
+    [
+        (("memory_recipe=zero-16",), "zero=1", "  --grad-reduce-in-bf16 "),
+        (("memory_recipe=precision-aware-fp32",), "zero=1", f"{AWARE} --exp-avg-dtype bf16 --exp-avg-sq-dtype bf16 "),
+        (("memory_recipe=fp8-moments",), "zero=1", f"{AWARE} --main-grads-dtype bf16 --exp-avg-dtype fp8 "),
+        (("optimizer=muon",), "zero=1", "--optimizer muon "),
+        (("precision=fp16",), "zero=1", "--accumulate-allreduce-grads-in-fp32 "),
+        (("precision=fp16", "memory_recipe=zero-16"), "zero=1", ""),
+        (("attention=unfused", "dropout=0.1"), "zero=1", "--attention-backend unfused "),
+        (("memory_recipe=precision-aware",), "zero=0", None),
+        (("memory_recipe=textbook-20",), "zero=1", None),
+    ],
+)
+def test_megatron_keeps_what_was_priced(settings, layout, words):
+    """arguments.py: bf16 sums in fp32 unless --grad-reduce-in-bf16; the other optimizer states need ZeRO."""
+    job = load_job(
+        model="llama3-8b", cluster="dgx-h100", nodes=1, global_batch_size=64, sequence_length=2048, engine="megatron",
+        settings=[f"training.{each}" for each in settings],
+    )  # fmt: skip
+    made = plan_for_layout(job, parse_layout(layout, num_layers=32, num_devices=8))
+    if words is None:
+        with pytest.raises(InputError, match=r"training\.memory_recipe is"):
+            megatron_script(made, arguments=NOTHING)
+        return
+    script = megatron_script(made, arguments=NOTHING)
+    assert words in script
+    assert f"--attention-dropout {job.training.dropout:g} --hidden-dropout {job.training.dropout:g} " in script
+    assert ("grad-reduce-in-bf16" in script) == (words == "  --grad-reduce-in-bf16 ")
 
 
 def test_adapters_are_priced_for_megatron_and_not_emitted():
