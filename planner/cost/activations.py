@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from planner.cost.adapters import adapted_matrices
-from planner.cost.layers import tokens_per_microbatch
+from planner.cost.layers import kv_heads_of_ranks, tokens_per_microbatch
 from planner.cost.parameters import cross_attention_share
 from planner.cost.recompute import ACTIVATION, modules_of, norm_modules
 from planner.cost.schedule import held_microbatches
@@ -178,12 +178,12 @@ def _attention_terms(job: PoolJob, layout: Degrees) -> tuple[ActivationTerm, ...
     tokens = tokens_per_microbatch(job, layout)
     element = job.compute_bytes * tokens
     if model.mla is None:
-        query, key = model.num_heads * model.head_size, model.num_kv_heads * model.head_size
+        query, key = model.num_heads * model.head_size, kv_heads_of_ranks(model, layout) * model.head_size
         terms = [
             ActivationTerm(
                 name="queries, keys and values",
                 num_bytes=element * (query + 2 * key * context) / t,
-                saved=_half(query, key),
+                saved=_half(query, model.num_kv_heads * model.head_size),
             ),
             ActivationTerm(name="attention output", num_bytes=outputs * element * query / t, saved=1.0),
         ]
@@ -317,21 +317,28 @@ def offloaded_activation_bytes(job: PoolJob, layout: Degrees, stage: Stage, num_
 
 def _at_peak(job: PoolJob, layout: Degrees, stage: Stage, num_microbatches: Number, besides: Number) -> Number:
     """Bytes that layers keep, and `besides` them for each microbatch, over all microbatches at the fullest moment."""
-    moments = held_of_stage(layout, stage, num_microbatches)
+    moments = held_of_stage(job, layout, stage, num_microbatches)
     kept, whole = kept_activation_bytes(job, layout, stage)
     stored = [before * (kept + besides) + waiting * whole for before, waiting in moments]
     return np.maximum.reduce(np.broadcast_arrays(*stored))
 
 
-def held_of_stage(layout: Degrees, stage: Stage, num_microbatches: Number) -> tuple[tuple[Number, Number], ...]:
+def held_of_stage(
+    job: PoolJob, layout: Degrees, stage: Stage, num_microbatches: Number
+) -> tuple[tuple[Number, Number], ...]:
     """What a stage holds in the moments that can be its fullest, in microbatches through all of its layers.
 
     Of an interleaved stage whose chunks differ as if all were its largest: in steady state the first chunks are
-    entered while the last ones are left, so that it is mostly the larger ones that are held.
+    entered while the last ones are left, so that it is mostly the larger ones that are held. Where exchanges of experts
+    run beside the other pass of another microbatch, one more chunk is entered before the first is left.
 
-    Source: `planner.cost.schedule.held_microbatches`; chunks that differ: tested against executed schedules.
+    Source: `planner.cost.schedule.held_microbatches`; chunks that differ: tested against executed schedules; one more
+    chunk: Megatron-LM, pipeline_parallel/schedules.py (get_pp_rank_microbatches).
     """
     moments = held_microbatches(layout.schedule, layout.pp, stage.index, num_microbatches, layout.interleave)
+    if job.training.expert_overlap:
+        one = 1 / layout.interleave
+        moments = tuple((np.minimum(before + one, num_microbatches), waiting) for before, waiting in moments)
     if stage.largest_chunk is None:
         return moments
     share = layout.interleave * stage.largest_chunk / stage.num_layers

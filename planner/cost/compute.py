@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
+from planner.cost.loss import bytes_moved_per_logit, tokens_at_once
 from planner.cost.parameters import padded_vocab
 
 if TYPE_CHECKING:
@@ -167,20 +168,27 @@ def linear_seconds(
 def head_seconds(job: PoolJob, layout: LayerDegrees) -> PassSeconds:
     """Seconds of the output head and the loss for one microbatch, on the last stage.
 
-    The loss reads and writes fp32 logits: 4 passes of 4 bytes forward, 3 backward. A frozen head has no gradient.
+    A frozen head has no gradient. A loss in parts adds the head's gradient up, part by part, and goes back through the
+    head in the forward pass.
 
-    Source: derived here: cross entropy takes a maximum, a sum of exponentials and a difference.
+    Source: cost/loss.py; torchtitan, components/loss.py (ChunkedLossWrapper).
     """
     tokens = job.training.sequence_length * layout.mbs / layout.cp
-    vocab = padded_vocab(job.model, job.engine, layout)
-    linear = linear_seconds(job, tokens, job.model.hidden_size, vocab, precision=job.core_precision)
+    vocab, at_once = padded_vocab(job.model, job.engine, layout), tokens_at_once(job, layout)
+    parts = tokens / at_once
+    linear = linear_seconds(job, at_once, job.model.hidden_size, vocab, precision=job.core_precision) * parts
     if job.training.lora_rank:
         linear = linear.without_weight_gradients
-    logits = tokens * vocab
-    loss = PassSeconds(
-        forward=memory_bound_seconds(job, 16.0 * logits), backward_input=memory_bound_seconds(job, 12.0 * logits)
+    forward, backward = (
+        memory_bound_seconds(job, each * tokens * vocab) if each else 0.0 for each in bytes_moved_per_logit(job)
     )
-    return (linear + loss) * job.calibration.slowdown
+    whole = linear + PassSeconds(forward=forward, backward_input=backward)
+    if job.loss in ("chunked", "fused-linear"):
+        summed = job.state_bytes.grads if job.loss == "chunked" else job.compute_bytes
+        added = memory_bound_seconds(job, (job.compute_bytes + 2.0 * summed) * vocab * job.model.hidden_size)
+        whole = PassSeconds(forward=whole.total + (0.0 if job.training.lora_rank else (parts - 1.0) * added))
+    slowed: PassSeconds = whole * job.calibration.slowdown
+    return slowed
 
 
 def accumulation_seconds(job: PoolJob, num_params: Number) -> Number:

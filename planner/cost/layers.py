@@ -60,6 +60,14 @@ def tokens_per_microbatch(job: PoolJob, layout: LayerDegrees) -> Number:
     return job.training.sequence_length * layout.mbs / layout.cp
 
 
+def kv_heads_of_ranks(model: ModelSpec, layout: LayerDegrees) -> Number:
+    """Key-value heads that attention works with on all tensor-parallel ranks together: at least one on each.
+
+    Source: Megatron-LM, transformer/attention.py (num_query_groups_per_partition).
+    """
+    return np.maximum(model.num_kv_heads, layout.tp)
+
+
 def attention_span(model: ModelSpec, sequence_length: int, *, causal: bool, local: bool) -> float:
     """Keys that a query of one layer attends to, on average over queries.
 
@@ -125,12 +133,14 @@ def _up_projections(job: PoolJob, layout: LayerDegrees, mla: LatentAttention) ->
 def _core_seconds(job: PoolJob, layout: LayerDegrees, *, local: bool) -> PassSeconds:
     """Seconds of softmax(Q K^T) V on one device; `local`: inside a sliding window.
 
-    Fused kernels execute the causal half, or the band of a sliding window; in a ring each hop has a kernel of its own,
-    that starts and ends. The unfused kernels of 2021 execute
-    the whole square and move the scores through memory: 9 a s^2 b bytes forward, 11 backward (softmax, mask and
+    Fused kernels execute the causal half, or the band of a sliding window. In a ring each hop has a kernel of its own,
+    that is launched, starts and ends. A rank has an early and a late part of the sequence, so that a hop is half a
+    square for each, and the rank whose queries all see half of the keys sets the pace. The unfused kernels of 2021
+    execute the whole square and move the scores through memory: 9 a s^2 b bytes forward, 11 backward (softmax, mask and
     dropout in 16 bits).
 
-    Source: Dao (2023), section 3.1; byte counts derived here from the operators' inputs and outputs.
+    Source: Dao (2023), section 3.1; Transformer Engine, attention/dot_product_attention/context_parallel.py; byte
+    counts derived here from the operators' inputs and outputs.
     """
     model, s = job.model, job.training.sequence_length
     heads = layout.mbs * model.num_heads / layout.tp
@@ -140,10 +150,11 @@ def _core_seconds(job: PoolJob, layout: LayerDegrees, *, local: bool) -> PassSec
         width = model.head_size * 2
         if model.mla is not None:
             width = model.mla.nope_head_size + model.mla.rope_head_size + model.mla.value_head_size
-        started = 1.0 + np.minimum(1, _num_hops(job, layout)) * _KERNEL_KEYS / rows  # a kernel for each hop
+        hops = _num_hops(job, layout)
+        started = 1.0 + np.minimum(1, hops) * _KERNEL_KEYS / (rows / 2)
         flops = 2.0 * rows * attention_span(model, s, causal=True, local=local) * width * heads * started
         rate = device.peak[job.core_precision] * job.attention_share
-        launch = device.efficiency.launch
+        launch = (1.0 + hops) * device.efficiency.launch
         one = PassSeconds(forward=flops / rate + launch, backward_input=FLASH_BACKWARD * flops / rate + launch)
         return one + _merge_seconds(job, layout)
     scores = matmul_seconds(job, rows, s, model.head_size, heads, precision=job.core_precision)
@@ -174,7 +185,7 @@ def _merge_seconds(job: PoolJob, layout: LayerDegrees) -> PassSeconds:
     hops = _num_hops(job, layout)
     tokens = tokens_per_microbatch(job, layout) / layout.tp
     queries = outputs = model.num_heads * model.head_size
-    keys_and_values = 2 * model.num_kv_heads * model.head_size
+    keys_and_values = 2 * kv_heads_of_ranks(model, layout) * model.head_size
     if model.mla is not None:
         queries = model.num_heads * (model.mla.nope_head_size + model.mla.rope_head_size)
         outputs = model.num_heads * model.mla.value_head_size
@@ -295,7 +306,7 @@ def _light_seconds(job: PoolJob, layout: LayerDegrees) -> PassSeconds:
     residual = 7.0 if job.training.dropout else 6.0
     forward = [4.0 * h * whole] * model.norms_per_layer + [residual * h * whole] * residuals
     backward = [10.0 * h * whole] * model.norms_per_layer + [(residual + 2.0) * h * whole] * residuals
-    heads = 4.0 * (model.num_heads + model.num_kv_heads) * model.head_size * split
+    heads = 4.0 * (model.num_heads + kv_heads_of_ranks(model, layout)) * model.head_size * split
     if model.position == "rope":
         forward.append(heads)
         backward.append(heads)
@@ -344,6 +355,23 @@ def _dequantized_seconds(job: PoolJob, layout: LayerDegrees, *, experts: bool) -
     return PassSeconds(forward=seconds, backward_input=seconds)
 
 
+def _host_factors(job: PoolJob, layout: LayerDegrees, *, experts: bool) -> tuple[float, Number]:
+    """Host time of a layer, and of its ring's hops, over the device's `layer_floor`; what is in CUDA graphs takes none.
+
+    Of a layer with experts, graphs of layers leave out what comes behind the router: that the others are as many
+    operators as those of a dense layer is assumed; a trace of one layer on the host would settle it.
+
+    Source: engine profile; Megatron-LM, transformer_config.py (cuda_graph_modules).
+    """
+    compute, graphs = job.engine.compute, job.training.cuda_graphs
+    if graphs == "step" or (graphs == "layers" and not experts):
+        return 0.0, 0.0
+    if graphs == "layers":
+        return max(0.0, compute.expert_host_factor - compute.host_factor), 0.0
+    hops = _num_hops(job, layout) * (_HOP_SHARE * compute.host_factor)
+    return compute.expert_host_factor if experts else compute.host_factor, hops
+
+
 def layer_seconds(job: PoolJob, layout: LayerDegrees, *, experts: bool = False, local: bool = False) -> LayerSeconds:
     """Seconds of one transformer layer for one microbatch, without communication.
 
@@ -365,8 +393,7 @@ def layer_seconds(job: PoolJob, layout: LayerDegrees, *, experts: bool = False, 
         whole = whole.without_weight_gradients + _adapter_seconds(job, layout)
         whole += _dequantized_seconds(job, layout, experts=experts)
     split = np.where(np.greater(layout.tp, 1), job.engine.compute.tp_host_factor, 1.0)
-    factor = job.engine.compute.expert_host_factor if moe else job.engine.compute.host_factor
-    hops = _num_hops(job, layout) * (_HOP_SHARE * job.engine.compute.host_factor)
+    factor, hops = _host_factors(job, layout, experts=moe is not None)
     floor = job.cluster.device.efficiency.layer_floor * (factor + hops) * split
     slowdown = job.calibration.slowdown
     whole = whole * slowdown

@@ -17,7 +17,7 @@ from planner.cost.model_states import whole_gradients
 from planner.cost.offload import host_copy_seconds, host_update_seconds
 from planner.cost.optimizers import newton_schulz_seconds, optimizer_seconds
 from planner.cost.recompute import modules_of
-from planner.cost.schedule import chunk_terms
+from planner.cost.schedule import chunk_terms, steady_count
 from planner.cost.shapes import by_shape
 from planner.cost.simulate import ChunkSeconds
 from planner.cost.stage import (
@@ -46,6 +46,7 @@ from planner.cost.transfers import (
     context_transfers,
     end_transfers,
     expert_transfers,
+    head_transfers,
     repeated_share,
     send_transfers,
     tensor_transfers,
@@ -159,6 +160,12 @@ class _Work:
     cp: PassSeconds
     cp_hidden: PassSeconds
     ep: PassSeconds
+    ep_hidden: PassSeconds
+
+    @property
+    def exposed_ep(self) -> PassSeconds:
+        """Exchanges of experts, less what runs beside the other pass of another microbatch."""
+        return self.ep + self.ep_hidden * -1.0
 
     @property
     def exposed_tp(self) -> PassSeconds:
@@ -179,7 +186,7 @@ class _Work:
             LineName.HEAD: self.ends,
             LineName.TP_COMM: self.exposed_tp + self.tp_ends,
             LineName.CP_COMM: self.exposed_cp,
-            LineName.EP_COMM: self.ep,
+            LineName.EP_COMM: self.exposed_ep,
         }
 
     @property
@@ -194,7 +201,7 @@ def _work(job: PoolJob, layout: Degrees, stage: Stage, parts: StageParts) -> _Wo
     Source: sum of the parts in layers.py, compute.py and traffic.py.
     """
     none = PassSeconds()
-    layers, tp, tp_hidden, cp, cp_hidden, ep, recompute = none, none, none, none, none, none, 0.0
+    layers, tp, tp_hidden, cp, cp_hidden, ep, ep_hidden, recompute = none, none, none, none, none, none, none, 0.0
     for kind, count in timed_kinds(job, layout, stage):
         layer = parts.layers[kind]
         again = {policy: _repeated_seconds(job, layer, policy) for policy in policies_of(stage)}
@@ -207,6 +214,7 @@ def _work(job: PoolJob, layout: Degrees, stage: Stage, parts: StageParts) -> _Wo
         cp += _with_repeated(layer.cp, of_cp) * count
         cp_hidden += _with_repeated(layer.cp_hidden, of_cp) * count
         ep += _with_repeated((layer.ep, layer.ep), of_ep) * count
+        ep_hidden += _halves(layer.ep_hidden) * count
     first, last = holds_embedding(stage), holds_head(layout, stage)
     return _Work(
         layers=layers,
@@ -218,6 +226,7 @@ def _work(job: PoolJob, layout: Degrees, stage: Stage, parts: StageParts) -> _Wo
         cp=cp,
         cp_hidden=cp_hidden,
         ep=ep,
+        ep_hidden=ep_hidden * _share_in_pairs(job, layout) if job.training.expert_overlap else none,
     )
 
 
@@ -226,6 +235,7 @@ class LayerParts:
     """Seconds of one microbatch in one layer by cause, collectives of the forward and of the backward pass.
 
     parts: forward seconds by the parts of a layer that repeat them (`LayerSeconds`).
+    ep_hidden: of the exchanges of both passes, where passes run in pairs.
     """
 
     passes: PassSeconds
@@ -235,6 +245,7 @@ class LayerParts:
     cp: tuple[Number, Number]
     cp_hidden: tuple[Number, Number]
     ep: Number
+    ep_hidden: Number
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -260,9 +271,9 @@ def stage_parts(job: PoolJob, layout: Degrees) -> StageParts:
 
 
 def _parts_of_stage(job: PoolJob, layout: LayerDegrees, kinds: Sequence[tuple[bool, bool]]) -> StageParts:
-    tp, cp, ep, end = (
+    tp, heads, cp, ep, end = (
         _each_way(busy_seconds(job, find(job, layout)))
-        for find in (tensor_transfers, context_transfers, expert_transfers, end_transfers)
+        for find in (tensor_transfers, head_transfers, context_transfers, expert_transfers, end_transfers)
     )
 
     def layer(experts: bool, local: bool) -> LayerParts:
@@ -271,7 +282,7 @@ def _parts_of_stage(job: PoolJob, layout: LayerDegrees, kinds: Sequence[tuple[bo
         return LayerParts(
             passes=priced.passes,
             parts=priced.parts,
-            tp=tp,
+            tp=(tp[0] + heads[0], tp[1] + heads[1]),
             tp_hidden=_hidden_of_layer(job, layout, priced, tp),
             cp=cp,
             cp_hidden=(
@@ -279,6 +290,7 @@ def _parts_of_stage(job: PoolJob, layout: LayerDegrees, kinds: Sequence[tuple[bo
                 hidden_context_parallel_seconds(job, layout, cp[1], FLASH_BACKWARD * core),
             ),
             ep=ep[0] if experts else 0.0,
+            ep_hidden=hidden_expert_seconds(job, ep[0] + ep[1], priced.passes.total) if experts else 0.0,
         )
 
     return StageParts(
@@ -287,6 +299,28 @@ def _parts_of_stage(job: PoolJob, layout: LayerDegrees, kinds: Sequence[tuple[bo
         head=_head_and_mtp_seconds(job, layout),
         tp_end=PassSeconds(forward=end[0], backward_input=end[1]),
     )
+
+
+def hidden_expert_seconds(job: PoolJob, exchanges: Number, computing: Number) -> Number:
+    """Seconds of the exchanges of a layer's two passes that hide beside them where these run together.
+
+    While C seconds of exchanges run, W seconds of computing go on with what is left of the processors, 1 - a: together
+    they take max(C, W + a C), which hides min(W, (1 - a) C).
+
+    Source: Megatron-LM, pipeline_parallel/combined_1f1b.py; DeepSeek-V3 (2024), sections 3.2.1 and 3.2.2.
+    """
+    return np.minimum(computing, (1.0 - exchange_share(job)) * exchanges)
+
+
+def _share_in_pairs(job: PoolJob, layout: Degrees) -> Number:
+    """Share of the microbatches whose passes run in pairs: all but those that fill and drain the pipeline.
+
+    A step is (m - 1/v) times the slowest stage, which has pairs, and once through all chunks of size 1/v, without.
+
+    Source: derived here from `planner.cost.schedule.step_seconds`, for equal stages.
+    """
+    steady = steady_count(num_microbatches(job, layout), layout.interleave)
+    return steady / (steady + layout.pp / layout.interleave)
 
 
 def _each_way(busy: Mapping[Moment, Number]) -> tuple[Number, Number]:
@@ -361,7 +395,7 @@ def stage_prices(job: PoolJob, layout: Degrees, stage: Stage, parts: StageParts 
     """
     work = _work(job, layout, stage, parts or stage_parts(job, layout))
     send = sum_of(_each_way(busy_seconds(job, send_transfers(job, layout, stage))))
-    window = work.layers + work.exposed_tp + work.ep + PassSeconds(backward_input=work.recompute)
+    window = work.layers + work.exposed_tp + work.exposed_ep + PassSeconds(backward_input=work.recompute)
     beside = StageWindow(forward=window.forward, backward=window.backward)
     dp, copies = data_parallel_seconds(job, layout, stage, beside), host_copy_seconds(job, layout, stage, beside)
     held = trained_params(job, layout, stage)
@@ -392,6 +426,7 @@ def stage_prices(job: PoolJob, layout: Degrees, stage: Stage, parts: StageParts 
         cp_comm=work.cp.total,
         cp_hidden=work.cp_hidden.total,
         ep_comm=work.ep.total,
+        ep_hidden=work.ep_hidden.total,
         pp_comm=send,
         pp_hidden=hidden_send,
         host_busy_each=copies.busy_per_microbatch,

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from planner.cost.stage import Stage
     from planner.cost.transfers import Kind, Moment, Span, Transfer
     from planner.layout import Degrees, LayerDegrees
-    from planner.numbers import Number
+    from planner.numbers import Flag, Number
     from planner.specs.cluster import ClusterSpec
     from planner.specs.job import PoolJob
 
@@ -135,17 +135,15 @@ class BesideSeconds:
     exposed_per_step: Number
 
 
-def _hidden_behind(seconds: Number, num_units: Number, window: Number, overlaps: bool) -> Number:
+def _hidden_behind(seconds: Number, num_units: Number, window: Number, overlaps: Flag) -> Number:
     """Exposed part of `seconds` cut into `num_units` equal pieces, all but one behind work of `window` seconds.
 
     The piece of the last unit has nothing left to hide behind; the others hide as far as the window reaches.
 
     Source: derived here from bucketed overlap, Li et al., PyTorch Distributed (VLDB 2020), section 3.2.3.
     """
-    if not overlaps:
-        return seconds
     last = seconds / np.maximum(num_units, 1)
-    return last + np.maximum(0.0, (seconds - last) - window)
+    return np.where(overlaps, last + np.maximum(0.0, (seconds - last) - window), seconds)
 
 
 def data_parallel_seconds(job: PoolJob, layout: Degrees, stage: Stage, window: StageWindow) -> BesideSeconds:
@@ -160,7 +158,8 @@ def data_parallel_seconds(job: PoolJob, layout: Degrees, stage: Stage, window: S
     share = np.maximum(layers - 1, 0) / np.maximum(layers, 1)
     front, back = share * window.forward, share * window.backward
     beside: dict[Moment, Number] = {"forward": front, "first forward": front, "backward": back, "last backward": back}
-    overlaps = job.engine.overlap.data_parallel
+    overlap = job.engine.overlap
+    overlaps = overlap.data_parallel & (np.equal(layout.zero, 0) | overlap.sharded_data_parallel)
     exposed = {when: _hidden_behind(busy[when], layers, work, overlaps) for when, work in beside.items()}
     copies: Number = 0.0
     if job.engine.compute.reduction_bytes:
@@ -176,13 +175,22 @@ def data_parallel_seconds(job: PoolJob, layout: Degrees, stage: Stage, window: S
     )
 
 
+_HOP_PROCESSORS: Final = (32, 4)
+"""Processors that run the sends of a hop, inside a scale-up domain and beyond it: two for each NVLink, at most the 32
+channels of a communicator, and one for each 14 GB/s of a 50 GB/s adapter (NCCL, src/graph/paths.cc,
+ncclTopoGetNchannels and ncclTopoComputeP2pChannels)."""
+
+
 def hidden_context_parallel_seconds(job: PoolJob, layout: LayerDegrees, exchange: Number, core: Number) -> Number:
     """Seconds of one pass's exchange that run beside the attention core, a part of which computes during each hop.
 
-    Engines that gather keys and values, or trade for heads, hide nothing.
+    While C seconds of a hop travel, attention goes on with what is left of the processors, 1 - a, so that (1 - a) C of
+    them hide. Engines that gather keys and values, or trade for heads, hide nothing.
 
-    Source: Liu et al., Ring Attention (2023), section 3.
+    Source: Liu et al., Ring Attention (2023), section 3; derived here, as `planner.cost.prices.hidden_expert_seconds`.
     """
     if job.engine.communication.context_exchange != "ring":
         return np.zeros(np.shape(exchange))
-    return np.minimum(exchange, np.maximum(layout.cp - 1, 0) * core / layout.cp)
+    inside = np.less_equal(layout.tp * layout.cp, job.cluster.scale_up_devices)
+    taken = np.where(inside, *_HOP_PROCESSORS) / job.cluster.device.num_processors
+    return np.minimum((1.0 - np.minimum(taken, 0.5)) * exchange, np.maximum(layout.cp - 1, 0) * core / layout.cp)

@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 from planner.cost.adapters import frozen_bytes, trained_params
-from planner.cost.layers import tokens_per_microbatch
+from planner.cost.layers import kv_heads_of_ranks, tokens_per_microbatch
 from planner.cost.ledger import LineName
+from planner.cost.model_states import whole_gradients
 from planner.cost.parameters import cross_attention_share, embedding_params_on_device
 from planner.cost.recompute import repeated_transfers
 from planner.cost.stage import (
@@ -104,6 +105,7 @@ def transfers(job: PoolJob, layout: Degrees, stage: Stage) -> tuple[Transfer, ..
     with_ends = zip(in_layers(tensor_transfers(job, layout)), end_transfers(job, layout), strict=True)
     return (
         *(_with_ends(each, end, ends) for each, end in with_ends),
+        *in_layers(head_transfers(job, layout)),
         *in_layers(context_transfers(job, layout)),
         *in_layers(expert_transfers(job, layout), only_experts=True),
         *send_transfers(job, layout, stage),
@@ -157,6 +159,24 @@ def tensor_transfers(job: PoolJob, layout: LayerDegrees) -> tuple[Transfer, ...]
     al., PaLM (2022), section 2 for parallel attention.
     """
     return _tensor(job, layout, (1.0 if job.model.parallel_attention else 2.0) + cross_attention_share(job.model))
+
+
+def head_transfers(job: PoolJob, layout: LayerDegrees) -> tuple[Transfer, ...]:
+    """What brings key-value heads to more ranks than there are heads, in one layer.
+
+    Each rank projects its share of queries, keys and values, and gathers those of all ranks to take its own heads out
+    of them; back, their gradients are summed and dealt out.
+
+    Source: Megatron-LM, transformer/attention.py (all_gather_last_dim_from_tensor_parallel_region).
+    """
+    model = job.model
+    if model.mla is not None or not job.engine.can.repeats_kv_heads:
+        return ()
+    width = (model.num_heads + 2 * model.num_kv_heads) * model.head_size
+    num_bytes = tokens_per_microbatch(job, layout) * width * job.compute_bytes
+    once = np.where(np.greater(layout.tp, model.num_kv_heads), 1.0, 0.0)
+    of = partial(Transfer, line=LineName.TP_COMM, where=_span(layout, layout.tp, 1), num_bytes=num_bytes)
+    return of(kind="all-gather", times={"forward": once}), of(kind="reduce-scatter", times={"backward": once})
 
 
 def end_transfers(job: PoolJob, layout: LayerDegrees) -> tuple[Transfer, ...]:
@@ -214,7 +234,7 @@ def context_bytes(job: PoolJob, layout: LayerDegrees) -> tuple[Number, ...]:
     """
     model, t = job.model, layout.tp
     elements = tokens_per_microbatch(job, layout) * job.compute_bytes
-    heads, kv_heads = model.num_heads / t, model.num_kv_heads / t
+    heads, kv_heads = model.num_heads / t, kv_heads_of_ranks(model, layout) / t
     key, value, shared = model.head_size, model.head_size, kv_heads
     if model.mla is not None:
         key, value, shared = model.mla.nope_head_size + model.mla.rope_head_size, model.mla.value_head_size, heads
@@ -273,6 +293,10 @@ def send_transfers(job: PoolJob, layout: Degrees, stage: Stage) -> tuple[Transfe
     of = partial(Transfer, line=LineName.PP_COMM)
     send = partial(of, kind="send", num_bytes=sent)
     found = [send(where=_span(layout, layout.pp, stride), times=_both_ways(chunks - beyond))]
+    forward, backward = (number - 1 for number in job.engine.communication.send_messages)
+    if forward or backward:  # their bytes are too few to count
+        described: dict[Moment, Number] = {"forward": forward * chunks, "backward": backward * chunks}
+        found.append(of(kind="send", num_bytes=0.0, where=found[0].where, times=described))
     if job.between is not None:
         found.append(send(where=_span(layout, layout.pp, stride, across=True), times=_both_ways(beyond)))
     if job.engine.communication.scatters_pipeline_sends:
@@ -289,8 +313,8 @@ def state_transfers(job: PoolJob, layout: Degrees, stage: Stage) -> tuple[Transf
 
     ZeRO-0 all-reduces over all replicas; from ZeRO-1 on a reduce-scatter in the shard group, then an all-reduce
     of the shard over the replicas of the group (HSDP); weights are gathered in the shard group. ZeRO-0 and 1 reduce
-    once, ZeRO-1 and 2 gather once; ZeRO-2 reduces after every microbatch, and ZeRO-3 gathers for every pass, frozen
-    weights too.
+    once, ZeRO-1 and 2 gather once; ZeRO-2 and 3 reduce after every microbatch, but where the engine adds up whole
+    gradients, and ZeRO-3 gathers for every pass, frozen weights too.
 
     Ranks are in the order of planner/layout.py: tp, then cp, then dp; a shard group is a run of dp * cp / hsdp. Experts
     are spread over runs of ep * etp ranks, whose replicas are that far apart.
@@ -298,19 +322,24 @@ def state_transfers(job: PoolJob, layout: Degrees, stage: Stage) -> tuple[Transf
     Source: Rajbhandari et al., ZeRO (SC 2020), section 7.
     """
     held, frozen, zero = trained_params(job, layout, stage), frozen_bytes(job, layout, stage), np.asarray(layout.zero)
-    late, once, each = (np.where(chosen, 1.0, 0.0) for chosen in (zero <= 1, (zero == 1) | (zero == 2), zero == 3))
+    whole = (zero <= 1) | whole_gradients(job, layout)
+    late, once, each = (np.where(chosen, 1.0, 0.0) for chosen in (whole, (zero == 1) | (zero == 2), zero == 3))
     reduces: dict[Moment, Number] = {"backward": 1.0 - late, "last backward": late}
     gathers: dict[Moment, Number] = {"first forward": once, **_both_ways(each)}
 
     def of_states(
         num_params: Number, frozen_bytes: Number, shards: Number, ranks: Number, stride: Number, experts: bool
     ) -> tuple[Transfer, ...]:
-        shard, replicas = _span(layout, shards, stride), _span(layout, ranks / shards, stride * shards)
+        shard = _span(layout, shards, stride)
+        scatter, parts = shard, shards
+        if job.engine.communication.reduces_whole:
+            scatter, parts = _span(layout, 1, stride), 1.0
+        replicas = _span(layout, ranks / parts, stride * parts)
         grads, weights = job.state_bytes.grads * num_params, job.state_bytes.weights * num_params
         of = partial(Transfer, line=LineName.DP_COMM, experts=experts)
         return (
-            of(kind="reduce-scatter", where=shard, num_bytes=grads, times=reduces),
-            of(kind="all-reduce", where=replicas, num_bytes=grads / shards, times=reduces),
+            of(kind="reduce-scatter", where=scatter, num_bytes=grads, times=reduces),
+            of(kind="all-reduce", where=replicas, num_bytes=grads / parts, times=reduces),
             of(kind="all-gather", where=shard, num_bytes=weights + (zero >= 3) * frozen_bytes, times=gathers),
         )
 

@@ -9,7 +9,7 @@ import numpy as np
 from planner.cost.activations import activation_terms, bytes_of_policies, inner_gradient_bytes
 from planner.cost.adapters import frozen_bytes_per_param, trained_layer_params, trained_params
 from planner.cost.blocks import attention_params, expert_layer_params, ffn_matrices, ffn_params
-from planner.cost.layers import tokens_per_microbatch
+from planner.cost.loss import logits_bytes
 from planner.cost.model_states import whole_gradients
 from planner.cost.optimizers import update_bytes
 from planner.cost.parameters import end_params_on_device, padded_vocab
@@ -31,16 +31,12 @@ def loss_bytes(job: PoolJob, layout: Degrees, stage: Stage) -> Number:
     In engines that keep gradients apart until they are added up, GPipe holds the logits of all microbatches, and 1F1B
     those of the microbatch before until the next ones are there.
 
-    Source: engine profile, bytes per logit; torch, distributed/pipelining/schedules.py (1F1B's loop keeps an output).
+    Source: cost/loss.py; torch, distributed/pipelining/schedules.py (1F1B's loop keeps an output).
     """
-    tokens = tokens_per_microbatch(job, layout)
-    copies = layout.tp if job.engine.memory.whole_logits else 1
-    per_logit = job.engine.memory.logits_bytes * copies + (job.compute_bytes - 2)
-    rows = padded_vocab(job.model, job.engine, layout)
-    one = per_logit * tokens * rows
+    one = logits_bytes(job, layout)
     if not job.engine.memory.gradients_apart:
         return holds_head(layout, stage) * one
-    head = job.state_bytes.weights * rows * job.model.hidden_size
+    head = job.state_bytes.weights * padded_vocab(job.model, job.engine, layout) * job.model.hidden_size
     piped = np.greater(layout.pp, 1)
     if layout.schedule == "gpipe":
         m = job.training.global_batch_size / (layout.dp * layout.mbs)

@@ -23,6 +23,16 @@ _PRECISION: Final = {
     "fp4": "--bf16 --fp4-format e2m1",
 }
 
+_STATES: Final = {
+    "megatron-18": "",
+    "zero-16": "--grad-reduce-in-bf16",
+    "precision-aware-fp32": "--use-precision-aware-optimizer --exp-avg-dtype bf16 --exp-avg-sq-dtype bf16",
+    "precision-aware": "--use-precision-aware-optimizer --main-grads-dtype bf16 --exp-avg-dtype bf16 "
+    "--exp-avg-sq-dtype bf16",
+    "fp8-moments": "--use-precision-aware-optimizer --main-grads-dtype bf16 --exp-avg-dtype fp8 --exp-avg-sq-dtype fp8",
+}
+"""Memory recipes as options of 16-bit training with bf16; `engine` is megatron-18."""
+
 
 def megatron_script(plan: Plan, *, arguments: RunArguments) -> str:
     """A bash script that starts `pretrain_gpt.py` with the plan's cut; options of model and data are added behind.
@@ -30,11 +40,17 @@ def megatron_script(plan: Plan, *, arguments: RunArguments) -> str:
     Source: Megatron-LM, megatron/training/arguments.py.
 
     Raises:
-        InputError: Megatron-LM has no options for what the plan does, or there are options of the planner's trainer.
+        InputError: pretrain_gpt.py has no options for what the plan does, or options are of the planner's trainer.
     """
     if given := arguments.options():
         hint = "add Megatron-LM's own options behind the script's: bash megatron.sh 0 HOST PORT --data-path ..."
         raise InputError(f"{' '.join(given)}: options of the planner's own trainer", where="--to megatron", hint=hint)
+    if plan.training.lora_rank:
+        raise InputError(
+            f"training.lora_rank is {plan.training.lora_rank}, and pretrain_gpt.py has no adapters",
+            where="--to megatron",
+            hint="plan with --engine megatron-bridge, or with training.lora_rank 0",
+        )
     hosts = ranks_of_hosts(plan)
     if len(hosts) > 1 and any(host.num_ranks != hosts[0].pool.devices_per_host for host in hosts):
         whole = sum(host.pool.devices_per_host for host in hosts)
@@ -48,6 +64,7 @@ def megatron_script(plan: Plan, *, arguments: RunArguments) -> str:
             if len(plan.cluster.pools) == 1
             else f"plan with {pools}",
         )
+    connections = 32 if plan.training.expert_overlap else 1  # exchanges on a stream of their own
     options = "".join(f"  {option} \\\n" for option in _options(plan))
     return (
         f"{script_head(plan)}"
@@ -56,7 +73,7 @@ def megatron_script(plan: Plan, *, arguments: RunArguments) -> str:
         "# OPTIONS describe model, data and optimizer; those below are what the plan decides.\n\n"
         'if (( $# < 3 )); then\n  echo "usage: bash megatron.sh NUMBER ADDRESS PORT OPTIONS..." >&2\n  exit 2\nfi\n'
         "set -euo pipefail\n"
-        "export CUDA_DEVICE_MAX_CONNECTIONS=1 # Megatron-LM overlaps by the order of launches\n"
+        f"export CUDA_DEVICE_MAX_CONNECTIONS={connections} # Megatron-LM overlaps by the order of launches\n"
         f"exec torchrun --nnodes={num_hosts(plan)} --nproc-per-node={hosts[0].num_ranks} \\\n"
         '  --node-rank="$1" --master-addr="$2" --master-port="$3" pretrain_gpt.py \\\n'
         f'{options}  "${{@:4}}"\n'
@@ -71,6 +88,8 @@ def _options(plan: Plan) -> Iterator[str]:
     yield f"--context-parallel-size {layout.cp}"
     if plan.model.moe is not None:
         yield f"--expert-model-parallel-size {layout.ep} --expert-tensor-parallel-size {layout.etp}"
+    if layout.ep > 1:
+        yield "--moe-token-dispatcher-type alltoall"
     if plan.model.mtp_layers:
         yield f"--mtp-num-layers {plan.model.mtp_layers}"
     if layout.zero:
@@ -81,12 +100,32 @@ def _options(plan: Plan) -> Iterator[str]:
         yield "--overlap-grad-reduce"
     yield f"--micro-batch-size {layout.mbs} --global-batch-size {training.global_batch_size}"
     yield f"--seq-length {training.sequence_length}"
-    if recompute := _recompute(plan):
-        yield recompute
-    if offload := _offload(plan):
-        yield offload
-    if precision := _PRECISION[training.precision]:
-        yield precision
+    overlap = "--overlap-moe-expert-parallel-comm" if training.expert_overlap else ""
+    further = _recompute(plan), _offload(plan), overlap, _graphs(plan), _PRECISION[training.precision], _states(plan)
+    yield from filter(None, further)
+    yield f"--attention-dropout {training.dropout:g} --hidden-dropout {training.dropout:g}"
+    if training.attention == "unfused":
+        yield "--attention-backend unfused"
+
+
+def _states(plan: Plan) -> str:
+    """What the optimizer is and keeps, where it is not Adam with fp32 gradients, moments and master weights."""
+    training = plan.training
+    recipe = "megatron-18" if training.memory_recipe == "engine" else training.memory_recipe
+    optimizer = "" if training.optimizer == "adamw" else f"--optimizer {training.optimizer}"
+    if training.precision == "fp32":
+        return optimizer
+    options = _STATES.get(recipe)
+    if options is None or (recipe not in ("megatron-18", "zero-16") and not plan.layout.zero):
+        why = "" if options is None else " without ZeRO"
+        raise InputError(
+            f"training.memory_recipe is {recipe}, which Megatron-LM does not keep{why}",
+            where="--to megatron",
+            hint=f"plan with {'zero=1, or ' if why else ''}--set training.memory_recipe=engine",
+        )
+    if training.precision == "fp16" and recipe in ("megatron-18", "zero-16"):  # where 16-bit sums are the default
+        options = "--accumulate-allreduce-grads-in-fp32" if recipe == "megatron-18" else ""
+    return " ".join(filter(None, (optimizer, options)))
 
 
 def _chunks(plan: Plan) -> str:
@@ -99,6 +138,19 @@ def _chunks(plan: Plan) -> str:
     first, *middle, last = (f"t*{count}" for count in layers)
     letters = "|".join((f"E{first}", *middle, f"{last}{'m' * plan.model.mtp_layers}L"))
     return f" --pipeline-model-parallel-layout {shlex.quote(letters)}"
+
+
+def _graphs(plan: Plan) -> str:
+    """CUDA graphs of both passes, or of the modules of layers whose sizes do not change."""
+    moe = plan.model.moe
+    if plan.training.cuda_graphs == "none":
+        return ""
+    if plan.training.cuda_graphs == "step":
+        return "--cuda-graph-impl full_iteration --no-check-for-nan-in-loss-and-grad"
+    modules = ["attn", *(["moe_router", "moe_preprocess"] if moe else [])]
+    if moe is None or moe.num_dense_layers or moe.layer_frequency > 1:
+        modules.append("mlp")
+    return f"--cuda-graph-impl transformer_engine --cuda-graph-modules {' '.join(modules)}"
 
 
 def _offload(plan: Plan) -> str:

@@ -65,7 +65,7 @@ def peaks_of(job: Job, layout: Layout) -> tuple[StagePeak, ...]:
 
 def _peak_of_stage(job: PoolJob, layout: Layout, stage: Stage) -> StagePeak:
     m = layout.num_microbatches(job.training.global_batch_size)
-    moments = held_of_stage(layout, stage, m)
+    moments = held_of_stage(job, layout, stage, m)
     found = [_held_at(job, layout, stage, float(before), float(waiting)) for before, waiting in moments]
     in_flight, each, parts = max(found, key=lambda moment: sum_of(moment[2].values()))
     ordered = sorted(parts.items(), key=lambda part: (-part[1], part[0]))

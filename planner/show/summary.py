@@ -97,12 +97,37 @@ def layout_rows(plan: Plan) -> list[tuple[str, RenderableType]]:
         ("layers", layers_words(layers)),
         ("recompute", recompute_words(layout)),
         *host_rows(plan.memory),
+        *loss_rows(plan),
+        *overlap_rows(plan),
         *trained_rows(plan),
         *([("assumed", clean("; ".join(map(str, plan.assumed))))] if plan.assumed else []),
     ]
     idle = plan.cluster.num_devices - layout.world_size
     why = f": {clean(plan.idle_reason)}" if plan.idle_reason else ""
     return [*rows, ("idle", f"{idle:,} of {plan.cluster.num_devices:,} devices{why}")] if idle else rows
+
+
+def loss_rows(plan: Plan) -> list[tuple[str, RenderableType]]:
+    """How the loss is computed, where not from all logits of a microbatch by one operator after the other."""
+    training = plan.training
+    words = {
+        "fused": "one kernel for all logits of a microbatch",
+        "chunked": f"output head and loss of {training.loss_chunks} parts of a microbatch, one after the other",
+        "fused-linear": "output head and loss in one kernel, for few tokens at a time",
+    }
+    way = plan.engine.can.losses[0] if training.loss == "engine" else training.loss
+    return [("loss", words[way])] if way in words else []
+
+
+def overlap_rows(plan: Plan) -> list[tuple[str, RenderableType]]:
+    """What the training document lets run at once: CUDA graphs, and exchanges of experts beside other microbatches."""
+    words = {"layers": "each layer, but for its routed experts", "step": "both passes of a step"}
+    graphs, rows = plan.training.cuda_graphs, list[tuple[str, RenderableType]]()
+    if graphs in words:
+        rows.append(("CUDA graphs", words[graphs]))
+    if plan.training.expert_overlap:
+        rows.append(("experts", "exchanges of a microbatch beside the other pass of another one"))
+    return rows
 
 
 def trained_rows(plan: Plan) -> list[tuple[str, RenderableType]]:

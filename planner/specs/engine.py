@@ -8,7 +8,7 @@ from pydantic import Field
 
 from planner.specs.cluster import Precision
 from planner.specs.document import Bytes, Document, Name
-from planner.specs.recipe import FrozenWeights, MemoryRecipe, Optimizer, StateBytes
+from planner.specs.recipe import CudaGraphs, FrozenWeights, Loss, MemoryRecipe, Optimizer, StateBytes
 from planner.specs.recompute import Module, Recompute
 from planner.specs.text import any_of
 
@@ -37,10 +37,18 @@ class EngineAbilities(Document):
         default=(),
         description="named recipes that it can keep; those of the literature are priced for every engine",
     )
+    losses: tuple[Loss, ...] = Field(
+        default=("whole",), min_length=1, description="how it computes the loss; by default the first way"
+    )
+    cuda_graphs: tuple[CudaGraphs, ...] = Field(default=("none",), description="what it can capture in CUDA graphs")
+    expert_overlap: bool = Field(
+        default=False, description="exchanges of experts can run beside the other pass of another microbatch"
+    )
     dropout: bool = Field(description="it trains with dropout")
     frozen_weights: tuple[FrozenWeights, ...] = Field(
         default=(), description="how it keeps frozen weights beside adapters (LoRA); none: it trains all weights"
     )
+    fp8_adapters: bool = Field(default=False, description="frozen weights beside adapters can compute in fp8")
     model_features: tuple[str, ...] = Field(description="of ModelSpec.features, those that it runs")
     zero_stages: tuple[int, ...] = Field(description="ZeRO stages without a pipeline")
     replicates_shards: bool = Field(
@@ -54,6 +62,9 @@ class EngineAbilities(Document):
         default=(), description="some layers can be recomputed whole: `full:k`, k of each chunk; `every:n`, every n-th"
     )
     tp_without_sp: bool = Field(description="tensor parallelism can run without sequence parallelism")
+    repeats_kv_heads: bool = Field(
+        default=False, description="tp may be a multiple of the key-value heads, which several ranks then have"
+    )
     pads_vocabulary: bool = Field(default=True, description="a vocabulary that tp does not divide is padded")
 
     @property
@@ -222,6 +233,13 @@ class EngineCommunication(Document):
     fp8_dispatch: bool = Field(
         default=False, description="in fp8, tokens travel to their experts in 8 bits and back in 16"
     )
+    reduces_whole: bool = Field(
+        default=False, description="with ZeRO too, gradients are summed whole on every rank (all-reduce)"
+    )
+    send_messages: tuple[int, int] = Field(
+        default=(1, 1),
+        description="messages in which a stage's output goes to the next stage, and in which its gradient comes back",
+    )
     send_share: float = Field(
         default=1, gt=0, le=1, description="share of a link's bandwidth that a send between two pipeline ranks reaches"
     )
@@ -234,6 +252,7 @@ class EngineOverlap(Document):
     """What the engine hides behind computing."""
 
     data_parallel: bool = Field(description="reductions of gradients and ZeRO's gathering of weights")
+    sharded_data_parallel: bool = Field(default=True, description="the same with ZeRO, where it is so without")
     tensor_parallel: bool = Field(
         default=False, description="tensor-parallel collectives run in pieces beside the products next to them"
     )

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from planner.specs.cluster import AnyCluster, ClusterSpec, LinkSpec, Precision
     from planner.specs.engine import EngineSpec
     from planner.specs.model import ModelSpec
-    from planner.specs.recipe import StateBytes
+    from planner.specs.recipe import Loss, StateBytes
     from planner.specs.training import TrainingSpec
 
 
@@ -54,6 +54,11 @@ class Job:
         if self.training.memory_recipe != "engine":
             return NAMED_RECIPES[self.training.memory_recipe]
         return self.engine.memory.states["fp32" if self.training.precision == "fp32" else "mixed"]
+
+    @property
+    def loss(self) -> Loss:
+        """How output head and loss are computed: by the training document, or by default of the engine."""
+        return self.engine.can.losses[0] if self.training.loss == "engine" else self.training.loss
 
     @property
     def compute_bytes(self) -> int:

@@ -9,6 +9,8 @@ from pydantic import Field
 from planner.specs.document import Document
 
 Optimizer = Literal["adamw", "adamw-8bit", "sgd", "adafactor", "muon"]
+Loss = Literal["whole", "fused", "chunked", "fused-linear"]
+CudaGraphs = Literal["none", "layers", "step"]
 Projection = Literal["query", "key", "value", "output", "gate", "up", "down"]
 FrozenWeights = Literal["16-bit", "nf4"]
 MemoryRecipe = Literal[

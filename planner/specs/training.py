@@ -9,7 +9,7 @@ from pydantic import Field, ValidationInfo, WithJsonSchema, field_validator, mod
 from planner.specs.batch import BATCH_PATTERN, COUNT_PATTERN
 from planner.specs.cluster import Precision
 from planner.specs.document import Document, Seconds, UsdPerHour
-from planner.specs.recipe import ADAM_RECIPES, FrozenWeights, MemoryRecipe, Optimizer, Projection
+from planner.specs.recipe import ADAM_RECIPES, CudaGraphs, FrozenWeights, Loss, MemoryRecipe, Optimizer, Projection
 from planner.units import parse_count
 
 _MOST_SEQUENCES = 100_000_000
@@ -36,6 +36,12 @@ class TrainingSpec(Document):
     optimizer: what it keeps beside the weights: AdamW two moments (adamw-8bit in 8 bits), SGD its momentum, Adafactor
     sums of rows and columns of each matrix, Muon one momentum for matrices and AdamW for the rest.
     memory_recipe: bytes per parameter; `engine` takes what the engine really keeps.
+    loss: `engine` is the engine's default; `whole` has all logits of a microbatch, operator by operator; `fused` in one
+    kernel, which writes the gradient over them; `chunked` computes output head and loss for loss_chunks parts of the
+    tokens one after the other; `fused-linear` for parts of its own choice, in one kernel (Liger).
+    cuda_graphs: what the host launches at once: `layers` each layer, but for its routed experts; `step` both passes.
+    expert_overlap: the forward pass of a microbatch runs beside the backward pass of the one before, and each hides the
+    exchanges of experts of the other (Megatron-LM, --overlap-moe-expert-parallel-comm).
     dropout: probability; 0 stores no masks.
     lora_rank: 0 trains every weight; else the weights are frozen, and adapters of this rank are trained beside the
     matrices named in lora_targets.
@@ -48,6 +54,10 @@ class TrainingSpec(Document):
     optimizer: Optimizer = "adamw"
     memory_recipe: MemoryRecipe = "engine"
     attention: Literal["flash", "unfused"] = "flash"
+    loss: Loss | Literal["engine"] = "engine"
+    loss_chunks: int = Field(default=8, ge=1, le=65_536)
+    cuda_graphs: CudaGraphs = "none"
+    expert_overlap: bool = False
     dropout: float = Field(default=0.0, ge=0, lt=1)
     lora_rank: int = Field(default=0, ge=0, le=65_536)
     lora_targets: tuple[Projection, ...] = Field(default=("query", "value"), min_length=1)
@@ -84,9 +94,13 @@ class TrainingSpec(Document):
             )
         if not self.lora_rank and self.frozen_weights != "16-bit":
             raise ValueError(f"frozen_weights: {self.frozen_weights} is of frozen weights; give lora_rank")
-        if self.lora_rank and self.precision not in ("bf16", "fp16"):
+        if self.lora_rank and self.precision not in ("bf16", "fp16", "fp8"):
             raise ValueError(
-                f"lora_rank: frozen weights compute in 16 bits, and precision is {self.precision}; take bf16"
+                f"lora_rank: frozen weights compute in 16 or 8 bits, and precision is {self.precision}; take bf16"
+            )
+        if self.frozen_weights != "16-bit" and self.precision == "fp8":
+            raise ValueError(
+                f"frozen_weights: {self.frozen_weights} computes in 16 bits, and precision is fp8; take bf16"
             )
         if self.memory_recipe != "engine" and self.precision == "fp32":
             raise ValueError(

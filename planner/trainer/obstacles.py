@@ -66,6 +66,11 @@ def _of_training(plan: Plan) -> list[_Obstacle]:
             "the trainer trains every weight, without adapters",
             "plan for an engine that has them, or set training.lora_rank to 0",
         ),
+        (
+            training.loss not in ("engine", "whole"),
+            f"the trainer has no {training.loss} loss",
+            "set training.loss to whole",
+        ),
         (training.dropout > 0, "this trainer has no dropout", "set training.dropout to 0"),
         (
             training.global_batch_size % (layout.dp * layout.mbs) > 0,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -10,12 +12,14 @@ from hypothesis import strategies as st
 from planner.cost.adapters import adapter_params, adapter_params_on_device, num_trained_params
 from planner.cost.estimate import estimate
 from planner.cost.flops import chunk_flops, model_flops_per_step
+from planner.cost.layers import layer_seconds
 from planner.cost.ledger import LineName
 from planner.cost.parameters import num_params
 from planner.layout import parse_layout
 from planner.search.search import search
 from planner.search.space.constraints import Constraints
 from planner.search.space.rules import broken_rules
+from planner.specs.calibration import UNCALIBRATED
 
 # Touvron et al., LLaMA (2023), table 2; the width of feed-forward blocks as in its code
 LLAMA_65B = (
@@ -149,8 +153,28 @@ def test_the_search_plans_what_full_training_cannot(make_job):
         ("gpt3-175b", "fsdp", ("training.lora_targets=[gate]",), "no adapters beside gate"),
         ("deepseek-v2-lite", "fsdp", (), "latent attention"),
         ("llama3-8b", "fsdp", ("training.optimizer=muon",), "optimizer muon"),
+        ("llama3-8b", "fsdp", ("training.precision=fp8",), "compute in fp8; --precision bf16, or --engine megatron or"),
     ],
 )
 def test_adapters_that_cannot_be_are_refused_with_the_reason(make_job, model, engine, more, why):
-    job = make_job(model, gpus=8, engine=engine, settings=("training.lora_rank=8", *more))
+    job = make_job(model, "dgx-h100", gpus=8, engine=engine, settings=("training.lora_rank=8", *more))
     assert any(why in reason for reason in broken_rules(job, layout_of(job, "dp=8,zero=3")))
+
+
+def test_frozen_weights_compute_in_8_bits_and_adapters_in_16(make_job):
+    """Megatron-Bridge, peft/lora_layers.py: no fp8 in adapters. Without the casts, products take half as long."""
+    quick = ("device.memory_bandwidth=1e9 TB/s", "device.efficiency.launch=0 us", "device.efficiency.layer_floor=0 us")
+    seconds = {}
+    for precision in ("bf16", "fp8"):
+        for rank in (0, 4096):
+            settings = (*quick, *(lora(rank) if rank else ()), "device.efficiency.matmul_half_depth=0")
+            job = make_job(
+                "llama3-8b", "dgx-h100", gpus=8, engine="megatron-bridge", precision=precision, sequence=8192,
+                settings=settings,
+            )  # fmt: skip
+            job = replace(job, calibration=UNCALIBRATED)
+            seconds[precision, rank] = layer_seconds(job, layout_of(job, "dp=8,zero=1,mbs=1"))
+    passes = {key: (each.passes.forward - each.core_forward) for key, each in seconds.items()}
+    assert passes["bf16", 0] == pytest.approx(2 * passes["fp8", 0], rel=0.01)
+    adapters = [passes[precision, 4096] - passes[precision, 0] for precision in ("bf16", "fp8")]
+    assert adapters[0] == pytest.approx(adapters[1], rel=0.01)

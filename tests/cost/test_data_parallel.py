@@ -60,3 +60,23 @@ def test_hsdp_in_a_node_trades_memory_for_traffic(make_job):
         for layout in (whole, node)
     ]
     assert states[1] == pytest.approx(8 * states[0])
+
+
+def nanotron_prices(make_job, zero):
+    job = make_job("llama3-8b", gpus=64, batch=64, engine="nanotron", precision="bf16")
+    layout = parse_layout(f"tp=8,dp=8,zero={zero},mbs=8", num_layers=32, num_devices=64)
+    return job, layout, stage_prices(job, layout, stages_of(job, layout))
+
+
+def test_engines_that_sum_gradients_whole_gather_weights_too(make_job):
+    """nanotron with ZeRO-1: an all-reduce of fp32 gradients and, after the update, an all-gather of bf16 weights."""
+    job, layout, prices = nanotron_prices(make_job, 1)
+    held, where = float(held_params(job, layout, stages_of(job, layout)).total[0]), group(job.cluster, 8, 8)
+    by_hand = all_reduce_seconds(where, 4.0 * held) + all_gather_seconds(where, 2.0 * held)
+    assert busy(prices) == pytest.approx(float(by_hand))
+    assert float(np.sum(prices.dp_exposed_once)) == busy(prices)  # it hides neither
+
+
+def test_what_hides_without_zero_need_not_with_it(make_job):
+    _, _, prices = nanotron_prices(make_job, 0)
+    assert float(np.sum(prices.dp_exposed_once)) < 0.5 * busy(prices)

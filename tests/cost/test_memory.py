@@ -8,8 +8,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from planner.cost.activations import layer_activation_bytes, stored_activation_bytes
+from planner.cost.activations import activation_terms, layer_activation_bytes, stored_activation_bytes
 from planner.cost.ledger import LineName
+from planner.cost.loss import logits_bytes
 from planner.cost.memory import memory_lines
 from planner.cost.model_states import state_bytes_per_param
 from planner.cost.stage import Stage
@@ -394,3 +395,49 @@ def test_what_a_profile_adds(make_job, with_engine):
     # logits gathered before the loss do not shrink with tp
     gathered = [lines_of(llama, f"tp={t},sp={int(t > 1)}", policy=2)[LineName.TRANSIENTS] for t in (1, 8)]
     assert gathered[0] == gathered[1] == 6.5 * 2048 * 128256
+
+
+def test_ranks_beyond_the_key_value_heads_keep_one_head_each(make_job):
+    """Of queries, keys and values a rank of eight with two key-value heads keeps 4 + 1 + 1 heads of 128 numbers."""
+    layout = parse_layout("tp=8", num_layers=32, num_devices=8)
+    one, eight = (make_job("llama3-8b", settings=(f"model.num_kv_heads={heads}",), sequence=1024) for heads in (2, 8))
+    kept = [
+        next(each.num_bytes for each in activation_terms(job, layout) if each.name.startswith("queries"))
+        for job in (one, eight)
+    ]
+    assert list(map(float, kept)) == [1024 * (4 + 1 + 1) * 128 * 2] * 2
+
+
+# of Llama 3 8B's 128,256 logits and 4,096 hidden numbers for each of T tokens, in bytes
+LOSSES = {
+    ("torchtitan", "whole"): lambda T: 10 * T * 128256,
+    ("torchtitan", "engine"): lambda T: 10 * T / 8 * 128256 + (4 + 2) * T * 4096,  # its recipes have 8 chunks
+    ("megatron-bridge", "fused"): lambda T: 2 * T * 128256,
+    # Liger-Kernel, fused_linear_cross_entropy.py: next power of two of T / ceil(V / h)
+    ("fsdp", "fused-linear"): lambda T: 2 * {8192: 256, 12288: 512}[T] * 128256 + 2 * T * 4096,
+}
+
+
+@pytest.mark.parametrize("length", [8192, 12288])
+@pytest.mark.parametrize(("engine", "loss"), LOSSES)
+def test_what_a_loss_keeps_of_its_logits(make_job, engine, loss, length):
+    job = make_job("llama3-8b", engine=engine, sequence=length, settings=(f"training.loss={loss}",))
+    layout = parse_layout("mbs=1", num_layers=32, num_devices=1)
+    assert float(logits_bytes(job, layout)) == LOSSES[engine, loss](length)
+
+
+def test_ligers_loss_frees_what_was_published(make_job):
+    """stas00/ml-engineering, when-to-upgrade-gpus: 99 -> 80 GiB with Liger; Llama 3 8B, ZeRO-2 on 8 H200, 8,192 tokens.
+
+    Its other kernels, of norms and SwiGLU, free what is left of the 19 GiB.
+    """
+    layout = parse_layout("dp=8,zero=2,mbs=1", num_layers=32, num_devices=8)
+    peaks = []
+    for loss in ("whole", "fused-linear"):
+        job = make_job(
+            "llama3-8b", "dgx-h200", engine="deepspeed", gpus=8, batch=8, sequence=8192,
+            settings=(f"training.loss={loss}",),
+        )  # fmt: skip
+        lines = memory_lines(job, layout, Stage(index=0, num_layers=32, policy=0))
+        peaks.append(sum(float(line.num_bytes) for line in lines) / GIB)
+    assert 8 < peaks[0] - peaks[1] < 19

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from planner.cost.compute import linear_seconds
+from planner.cost.compute import head_seconds, linear_seconds
 from planner.cost.layers import layer_seconds
 from planner.layout import parse_layout
 from planner.specs.calibration import UNCALIBRATED
@@ -123,7 +123,8 @@ def bytes_of(maps):
 def test_a_layer_takes_the_flops_of_its_products(make_job, by_hand, text, exchange):
     found, layout, T, _, maps, each = priced(make_job, by_hand, text, "flops", exchange=exchange)
     rows = LENGTH / layout.cp
-    started = 1 + 256 / rows if exchange == "ring" and layout.cp > 1 else 1  # a kernel for each hop, two tiles of keys
+    # a kernel for each hop, two tiles of keys beside the half of its rows that the last rank's queries all see
+    started = 1 + 256 / (rows / 2) if exchange == "ring" and layout.cp > 1 else 1
     core = each * T * SPAN.get(by_hand, LENGTH / 2) * started
     assert found.core_forward == pytest.approx(core)
     assert found.passes.forward == pytest.approx(flops_of(maps) + core)
@@ -269,3 +270,25 @@ def test_quantised_weights_are_unpacked_for_both_passes(make_job, text):
         more = getattr(packed.passes, name) - getattr(plain.passes, name)
         assert more == pytest.approx(held * (4 + 0.127 + 16) / 8, rel=1e-6), name
     assert packed.passes.backward_weight == plain.passes.backward_weight
+
+
+# bytes for each logit and, times V h, those of the weights: 3 products read or write them in each part; parts add up
+LOSSES = {
+    ("megatron", "whole"): (2 * 3 + 28, 2 * 3),
+    ("megatron-bridge", "fused"): (2 * 3 + 10, 2 * 3),
+    ("torchtitan", "chunked"): (2 * 3 + 28, 8 * 2 * 3 + 7 * (2 + 2 * 4)),
+    # ceil(128256 / 4096) = 32 parts
+    ("deepspeed", "fused-linear"): (2 * 3 + 6, 32 * 2 * 3 + 31 * (2 + 2 * 2)),
+}
+
+
+@pytest.mark.parametrize(("engine", "loss"), LOSSES)
+def test_bytes_of_head_and_loss_by_hand(make_job, engine, loss):
+    """Two sequences: hidden states are read and written by each of three products."""
+    settings = (f"training.loss={loss}",)
+    job = counting(make_job("llama3-8b", engine=engine, sequence=LENGTH, settings=settings), "bytes")
+    layout = parse_layout("mbs=2", num_layers=32, num_devices=1)
+    tokens, vocab, h = 2 * LENGTH, 128256, 4096
+    of_logits, of_weights = LOSSES[engine, loss]
+    by_hand = tokens * vocab * of_logits + vocab * h * of_weights + tokens * h * 2 * 3
+    assert head_seconds(job, layout).total == pytest.approx(by_hand, rel=1e-9)

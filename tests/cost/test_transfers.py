@@ -25,6 +25,7 @@ from planner.cost.estimate import estimate
 from planner.cost.ledger import LineName
 from planner.cost.parameters import num_params
 from planner.cost.stage import Stage, pool_indices, stages_of
+from planner.cost.traffic import priced
 from planner.cost.transfers import transfers
 from planner.layout import parse_layout
 from planner.specs.by_name import engine_names
@@ -80,7 +81,9 @@ CASES = {
     ),
     # PaLM (2022), section 2: attention and feed-forward block share their collectives
     "parallel attention": (
-        {"model": "falcon-7b"}, "tp=4,sp=0,mbs=4", {"tp all-reduce 4x1": 32 * 2 + 2, "dp all-reduce 16x4": 1},
+        {"model": "falcon-7b"}, "tp=4,sp=0,mbs=4",  # its one key-value head is gathered
+        {"tp all-reduce 4x1": 32 * 2 + 2, "dp all-reduce 16x4": 1,
+         "tp all-gather 4x1": 32, "tp reduce-scatter 4x1": 32},
     ),
     # 8 microbatches, c - 1 hops, gradients too on the way back; ZeRO-2 reduces after each of them
     "ring, ZeRO-2 in two replicas": (
@@ -275,3 +278,50 @@ def test_arrays_of_layouts_have_the_transfers_of_each_of_them(data):
                 *((found.times[when], wanted.times[when]) for when in found.times),
             ]:
                 assert np.broadcast_to(a, 5)[row] == b
+
+
+def test_messages_that_say_what_the_next_one_is_cost_a_send_without_bytes():
+    """nanotron describes each tensor in two messages; forward it sends the mask beside the hidden states (p2p.py)."""
+    job = job_of(engine="nanotron")
+    layout = layout_of(job, "pp=4,dp=16,mbs=1,zero=1")  # 4 microbatches
+    assert counted(job, layout, stage=1)["pp send 4x16"] == 4 * (6 + 3)
+    sends = [each for each, _ in listed(job, layout, stage=1) if each.line == LineName.PP_COMM]
+    assert sorted(float(each.num_bytes) for each in sends) == [0, 1024 * 4096 * 2]
+    link = job.cluster.links[-1]
+    seconds = [next(s for t, s in priced(job, sends) if t.num_bytes == size) for size in {0, 1024 * 4096 * 2}]
+    assert min(map(float, seconds)) == pytest.approx(link.latency + link.startup)
+
+
+def test_key_value_heads_on_more_ranks_than_there_are_heads_are_gathered():
+    """Megatron-LM, attention.py:353: queries, keys and values of all ranks; their gradients summed, backward."""
+    job = job_of(settings=("model.num_kv_heads=2",))
+    for tp, times in ((2, 0), (8, 2 * 32)):  # 2 microbatches of 4 sequences, 32 layers
+        layout = layout_of(job, f"tp={tp},dp=8,mbs=4")
+        heads = [
+            (each.kind, float(each.num_bytes), times) for each, times in listed(job, layout) if each.line == LINES["tp"]
+        ]
+        width = (32 + 2 * 2) * 128  # in place of the hidden size, 4096
+        gathered = [entry for entry in heads if entry[1] == 4 * 1024 * width * 2]
+        assert (
+            gathered
+            == [("all-gather", 4 * 1024 * width * 2, times), ("reduce-scatter", 4 * 1024 * width * 2, times)][
+                : 2 * bool(times)
+            ]
+        )
+
+
+@pytest.mark.parametrize(
+    ("engine", "text", "reductions"),
+    [
+        ("fsdp", "dp=16,zero=3", 4),
+        ("kempnerforge", "dp=16,zero=3", 1),  # training/grad.py, maybe_no_sync
+        ("torchtitan", "pp=4,dp=16,zero=3", 1),  # torch, pipelining/stage.py: the last backward pass of a stage reduces
+    ],
+)
+def test_whole_gradients_that_add_up_are_reduced_once(engine, text, reductions):
+    """4 microbatches, which FSDP gathers weights for twice each."""
+    job = job_of(engine=engine)
+    found = counted(job, layout_of(job, f"{text},mbs=1"))
+    stride = "16x1"
+    assert found[f"dp reduce-scatter {stride}"] == reductions
+    assert found[f"dp all-gather {stride}"] == 2 * 4

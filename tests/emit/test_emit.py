@@ -279,6 +279,9 @@ def megatron_options() -> argparse.ArgumentParser:
         parser.add_argument(f"--{name}", action="store_true")
     for name in ("bf16", "fp16"):
         parser.add_argument(f"--{name}", action="store_true")
+    parser.add_argument("--moe-token-dispatcher-type", choices=["allgather", "alltoall", "flex"], default="allgather")
+    for name in ("attention-dropout", "hidden-dropout"):
+        parser.add_argument(f"--{name}", type=float, default=0.1)
     return parser
 
 
@@ -315,6 +318,8 @@ def test_megatron_reads_the_layout_back(model, nodes, layout, tmp_path, tools):
     assert found.context_parallel_size == wanted.cp
     assert (found.expert_model_parallel_size or 1) == wanted.ep
     assert (found.expert_tensor_parallel_size or 1) == wanted.etp
+    assert found.moe_token_dispatcher_type == ("alltoall" if wanted.ep > 1 else "allgather")
+    assert found.attention_dropout == found.hidden_dropout == 0
     assert found.use_distributed_optimizer == (wanted.zero == 1)
     assert (found.num_distributed_optimizer_instances or 1) == wanted.hsdp
     assert (found.micro_batch_size, found.global_batch_size, found.seq_length) == (wanted.mbs, 256, 2048)
@@ -362,6 +367,75 @@ def test_megatron_offloads_what_the_layout_says():
     script = megatron_script(plan_for_layout(job, layout), arguments=NOTHING)
     assert "--optimizer-cpu-offload --overlap-cpu-optimizer-d2h-h2d --use-precision-aware-optimizer" in script
     assert "--cpu-offloading-num-layers 31" in script
+
+
+@pytest.mark.parametrize(
+    ("model", "setting", "options"),
+    [
+        ("mixtral-8x7b", "expert_overlap=true", "--overlap-moe-expert-parallel-comm"),
+        ("mixtral-8x7b", "cuda_graphs=layers", "--cuda-graph-modules attn moe_router moe_preprocess"),
+        ("deepseek-v2-lite", "cuda_graphs=layers", "--cuda-graph-modules attn moe_router moe_preprocess mlp"),
+        ("llama3-8b", "cuda_graphs=layers", "--cuda-graph-modules attn mlp"),
+        ("llama3-8b", "cuda_graphs=step", "--cuda-graph-impl full_iteration --no-check-for-nan-in-loss-and-grad"),
+    ],
+)  # fmt: skip
+def test_megatron_is_told_what_runs_at_once(model, setting, options):
+    """transformer_config.py, cuda_graph_modules; arguments.py: a graph of the whole step checks no loss for NaN."""
+    settings = (f"training.{setting}",)
+    job = load_job(
+        model=model, cluster="dgx-h100", nodes=1, global_batch_size=64, sequence_length=2048, engine="megatron",
+        settings=settings,
+    )  # fmt: skip
+    text = "ep=8,zero=1" if job.model.moe else "zero=1"
+    made = plan_for_layout(job, parse_layout(text, num_layers=job.model.num_layers, num_devices=8))
+    script = megatron_script(made, arguments=NOTHING)
+    assert f"{options} \\\n" in script
+    assert f"CUDA_DEVICE_MAX_CONNECTIONS={32 if 'overlap' in setting else 1} " in script
+
+
+AWARE = "--use-precision-aware-optimizer"
+
+
+@pytest.mark.parametrize(
+    ("settings", "layout", "words"),
+    [
+        (("memory_recipe=zero-16",), "zero=1", "  --grad-reduce-in-bf16 "),
+        (("memory_recipe=precision-aware-fp32",), "zero=1", f"{AWARE} --exp-avg-dtype bf16 --exp-avg-sq-dtype bf16 "),
+        (("memory_recipe=fp8-moments",), "zero=1", f"{AWARE} --main-grads-dtype bf16 --exp-avg-dtype fp8 "),
+        (("optimizer=muon",), "zero=1", "--optimizer muon "),
+        (("precision=fp16",), "zero=1", "--accumulate-allreduce-grads-in-fp32 "),
+        (("precision=fp16", "memory_recipe=zero-16"), "zero=1", ""),
+        (("attention=unfused", "dropout=0.1"), "zero=1", "--attention-backend unfused "),
+        (("memory_recipe=precision-aware",), "zero=0", None),
+        (("memory_recipe=textbook-20",), "zero=1", None),
+    ],
+)
+def test_megatron_keeps_what_was_priced(settings, layout, words):
+    """arguments.py: bf16 sums in fp32 unless --grad-reduce-in-bf16; the other optimizer states need ZeRO."""
+    job = load_job(
+        model="llama3-8b", cluster="dgx-h100", nodes=1, global_batch_size=64, sequence_length=2048, engine="megatron",
+        settings=[f"training.{each}" for each in settings],
+    )  # fmt: skip
+    made = plan_for_layout(job, parse_layout(layout, num_layers=32, num_devices=8))
+    if words is None:
+        with pytest.raises(InputError, match=r"training\.memory_recipe is"):
+            megatron_script(made, arguments=NOTHING)
+        return
+    script = megatron_script(made, arguments=NOTHING)
+    assert words in script
+    assert f"--attention-dropout {job.training.dropout:g} --hidden-dropout {job.training.dropout:g} " in script
+    assert ("grad-reduce-in-bf16" in script) == (words == "  --grad-reduce-in-bf16 ")
+
+
+def test_adapters_are_priced_for_megatron_and_not_emitted():
+    job = load_job(
+        model="llama3-8b", cluster="dgx-h100", nodes=1, global_batch_size=64, sequence_length=2048, engine="megatron",
+        precision="fp8", settings=("training.lora_rank=16",),
+    )  # fmt: skip
+    made = plan_for_layout(job, parse_layout("zero=1", num_layers=32, num_devices=8))
+    with pytest.raises(InputError, match=r"training\.lora_rank is 16") as error:
+        megatron_script(made, arguments=NOTHING)
+    assert "--engine megatron-bridge" in error.value.mistakes[0].hint
 
 
 def test_the_trainers_options_are_not_megatrons(plan):

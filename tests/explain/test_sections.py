@@ -187,7 +187,7 @@ def test_every_schedule_has_a_waterfall_and_operations_that_add_up(kind: str, sc
 
 
 def test_a_ring_exchange_hides_behind_attention_and_a_gathering_one_does_not(plan_of_kind) -> None:
-    """On a link that is fast enough all of a ring hides; the busy time is that of its hops all the same."""
+    """On a link that is fast enough a ring hides; the busy time is that of its hops all the same."""
     for kind, hides in (("context", True), ("gathered context", False)):
         plan = plan_of_kind(kind)
         shown = next(line for line in plan.time if line.name == LineName.CP_COMM)

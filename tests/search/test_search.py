@@ -768,6 +768,44 @@ def test_impossible_pins_are_named(job, pins, message):
         search(job, Constraints.parse(pins, []))
 
 
+def test_dualpipe_is_found_without_a_pin_where_its_pairs_hide_exchanges():
+    slow = ("nvlink.bandwidth=40 GB/s", "model.moe.num_dense_layers=0", "device.memory=200 GB")
+    job = load_job(
+        model="deepseek-v2-lite", cluster="hgx-h800", engine="hai-llm", gpus=16, sequence_length=4096,
+        global_batch_size=64, settings=slow,
+    )  # fmt: skip
+    pins = ["pp=4", "ep=4", "mbs=1"]
+    found, alone, paired = (
+        search(job, Constraints.parse([*pins, *more], [])) for more in ([], ["schedule=1f1b"], ["schedule=dualpipev"])
+    )
+    assert found.layout == paired.layout
+    assert found.step_seconds == paired.step_seconds < 0.9 * alone.step_seconds
+    stages = search(job, Constraints.parse([*pins, "layers_per_stage=7/7/7/6"], []))
+    assert stages.layout.schedule == "1f1b"  # DualPipeV has even stages
+
+
+def test_a_loss_that_the_engine_lacks_is_refused_with_those_that_have_it():
+    job = load_job(
+        model="llama3-8b", cluster="dgx-h100", engine="torch", gpus=8, sequence_length=1024, global_batch_size=8,
+        settings=("training.loss=fused-linear",),
+    )  # fmt: skip
+    with pytest.raises(
+        InputError, match=r"no fused-linear loss; --set training.loss=whole, or --engine deepspeed or fsdp"
+    ):
+        search(job, NO_CONSTRAINTS)
+
+
+@pytest.mark.parametrize(("engine", "most"), [("megatron", 8), ("megatron-bridge", 8), ("torchtitan", 2), ("torch", 2)])
+def test_key_value_heads_are_repeated_by_engines_that_do_it(engine, most):
+    """Megatron-LM asks that one of them divides the other (transformer_config.py); others deal whole heads out."""
+    job = load_job(
+        model="llama3-8b", cluster="dgx-h100", engine=engine, gpus=8, sequence_length=1024, global_batch_size=8,
+        settings=("model.num_kv_heads=2",),
+    )  # fmt: skip
+    found = {tp for degrees in legal_degrees(job, NO_CONSTRAINTS) for tp in degrees.tp.tolist()}
+    assert max(found) == most
+
+
 @pytest.mark.parametrize(
     "pins", ["tp=4,pp=4", "dp=3,mbs=2", "tp=3,dp=3", "tp=3", "tp=2,pp=2,dp=4", "mbs=8,dp=2", "tp=2,pp=2"]
 )

@@ -24,7 +24,8 @@ if TYPE_CHECKING:
 class EvenSplit:
     """Even splits of configurations, with the cheapest recompute policy that fits on each stage.
 
-    first: position of each configuration's first stage, [n]. fits: [n]. The others are of all stages end to end.
+    first: position of each configuration's first stage, [n]. fits: [n]. The others are of all stages end to end;
+    forward_seconds and exchange_seconds (of experts, and sends) are parts of `seconds`.
     """
 
     first: NDArray[np.int64]
@@ -32,6 +33,8 @@ class EvenSplit:
     layers: NDArray[np.int64]
     policy: NDArray[np.int64]
     seconds: NDArray[np.float64]
+    forward_seconds: NDArray[np.float64]
+    exchange_seconds: NDArray[np.float64]
     fill_seconds: NDArray[np.float64]
     slack_seconds: NDArray[np.float64]
     tail_seconds: NDArray[np.float64]
@@ -81,8 +84,10 @@ def even_splits(job: PoolJob, degrees: DegreeArrays, policies: PolicyMasks) -> E
     if degrees.schedule == "interleaved":
         fits = fits & can_interleave(job, x, index, layers)
     prices = stage_prices(job, x, stage)
-    terms = prices.microbatch_seconds, *interleaving_terms(job, x, stage, prices), prices.tail_seconds
-    seconds, fill, slack, tail = (np.broadcast_to(each, shape) for each in terms)
+    exchange = prices.ep_comm - prices.ep_hidden + prices.pp_comm - prices.pp_hidden
+    passes = prices.passes.forward, exchange
+    terms = prices.microbatch_seconds, *interleaving_terms(job, x, stage, prices), prices.tail_seconds, *passes
+    seconds, fill, slack, tail, forward, exchange = (np.broadcast_to(each, shape) for each in terms)
     which = np.where(fits, seconds, np.inf).argmin(axis=0)
     cheapest = which, np.arange(len(owner))
     return EvenSplit(
@@ -91,6 +96,8 @@ def even_splits(job: PoolJob, degrees: DegreeArrays, policies: PolicyMasks) -> E
         layers=layers,
         policy=choice[which, 0],
         seconds=seconds[cheapest],
+        forward_seconds=forward[cheapest],
+        exchange_seconds=exchange[cheapest],
         fill_seconds=fill[cheapest],
         slack_seconds=slack[cheapest],
         tail_seconds=tail[cheapest],

@@ -61,29 +61,34 @@ def num_main_layers(job: Job) -> int:
 
 def hides_exchanges(job: PoolJob, degrees: DegreeArrays) -> bool:
     """Whether overlapped pairs of passes can hide exchanges and sends, which no bound may count then."""
-    return job.engine.overlap.paired_passes and degrees.schedule == "dualpipev"
+    paired = job.engine.overlap.paired_passes and degrees.schedule == "dualpipev"
+    return paired or job.training.expert_overlap
 
 
-def _least_layer_seconds(job: PoolJob, degrees: DegreeArrays, parts: StageParts) -> list[Number]:
+def _least_layer_seconds(job: PoolJob, parts: StageParts, *, hides: bool) -> list[Number]:
     """Least seconds of one layer of each kind for one microbatch.
 
-    Computation and tensor and expert parallel communication of a layer that recomputes nothing; broadcasts.
+    Computation and tensor and expert parallel communication of a layer that recomputes nothing; broadcasts. hides:
+    exchanges of experts may be hidden.
     """
     least = []
     for has_experts, is_local, _ in kinds_main_first(job):
         layer = parts.layers[has_experts, is_local]
-        shows = has_experts and not hides_exchanges(job, degrees)
-        exchange = 2.0 * layer.ep if shows else 0.0
+        exchange = 2.0 * layer.ep if has_experts and not hides else 0.0
         exposed = sum_of(layer.tp) - sum_of(layer.tp_hidden)
         least.append(layer.passes.total + exposed + exchange)
     return least
 
 
-def _mean_and_fastest(job: PoolJob, degrees: DegreeArrays, parts: StageParts) -> tuple[Number, Number]:
-    """Least seconds of one layer for one microbatch: on average over the model's layers, and of its fastest kind."""
+def _mean_and_fastest(job: PoolJob, parts: StageParts) -> tuple[Number, Number]:
+    """Least seconds of one layer for one microbatch: on average over the model's layers, and of its fastest kind.
+
+    With any schedule of the engine: partitions of the devices have none yet.
+    """
+    hides = job.engine.overlap.paired_passes or job.training.expert_overlap
     mean: Number = 0.0
     fastest: Number = np.inf
-    for kind, seconds in zip(kinds_main_first(job), _least_layer_seconds(job, degrees, parts), strict=True):
+    for kind, seconds in zip(kinds_main_first(job), _least_layer_seconds(job, parts, hides=hides), strict=True):
         mean, fastest = mean + kind.number / job.model.num_layers * seconds, np.minimum(fastest, seconds)
     return mean, fastest
 
@@ -99,7 +104,7 @@ def layer_loads(job: PoolJob, degrees: DegreeArrays) -> dict[LayerKind, NDArray[
     least = np.stack(
         [
             np.broadcast_to(each, (len(degrees),))
-            for each in _least_layer_seconds(job, degrees, stage_parts(job, degrees))
+            for each in _least_layer_seconds(job, stage_parts(job, degrees), hides=hides_exchanges(job, degrees))
         ]
     )
     loads = np.rint(_LOADS_PER_LAYER * least / least.min(axis=0)).astype(np.int64)
@@ -127,7 +132,7 @@ class LayerBounds:
         x = replace(x, ep=np.array([ep for ep, _ in pairs]), etp=np.array([etp for _, etp in pairs]))
         shape = (len(order), len(self._sizes), len(pairs))
         self._mean, self._fastest = (
-            np.broadcast_to(each, shape) for each in _mean_and_fastest(job, x, stage_parts(job, x))
+            np.broadcast_to(each, shape) for each in _mean_and_fastest(job, stage_parts(job, x))
         )
         heads = (1 + job.model.mtp_layers) * head_seconds(job, x).total
         self._head = np.broadcast_to(heads, shape)[:, :, 0]
@@ -225,7 +230,11 @@ def most_layers(
     if np.any(np.isfinite(cutoff_seconds)):
         shapes = shapes or layer_shapes(job, degrees)
         distinct, position = shapes.degrees, shapes.position
-        of_kinds = zip(kinds_main_first(job), _least_layer_seconds(job, distinct, shapes.parts), strict=True)
+        of_kinds = zip(
+            kinds_main_first(job),
+            _least_layer_seconds(job, shapes.parts, hides=hides_exchanges(job, degrees)),
+            strict=True,
+        )
         least = {kind[:2]: seconds for kind, seconds in of_kinds}
         steady = np.maximum(steady_count(num_microbatches(job, degrees), v), 1e-9)
         slowest = np.maximum(cutoff_seconds, 0.0) / steady * (1 + 1e-9)

@@ -8,14 +8,14 @@ best.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from planner.cost.estimate import estimate
-from planner.cost.prices import num_microbatches
+from planner.cost.prices import exchange_share, num_microbatches
 from planner.cost.schedule import steady_seconds
-from planner.cost.stage import Pattern
+from planner.cost.stage import Pattern, pattern_of
 from planner.search.bounds.even_splits import even_splits
 from planner.search.bounds.of_layers import hides_exchanges
 from planner.search.optimum.candidate import Candidate
@@ -24,31 +24,50 @@ from planner.search.optimum.pricing import layout_at
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from planner.search.bounds.even_splits import EvenSplit
     from planner.search.space.configurations import DegreeArrays, PolicyMasks
     from planner.specs.job import PoolJob
 
-_AT_ONCE: Final = 1e12
-
 
 def busy_seconds(job: PoolJob, degrees: DegreeArrays, policies: PolicyMasks) -> NDArray[np.float64]:
-    """A step takes at least this long: the work of the slowest stage and the longest tail, [n].
+    """A step takes at least this long: until a stage has its first input, its work, and the longest tail, [n].
 
     Infinite where the even split does not fit, or does not exist.
 
     Source: derived here; no schedule ends before its busiest stage. Tested to stay below the executed step.
     """
-    split = even_splits(_without_network(job) if hides_exchanges(job, degrees) else job, degrees, policies)
-    busy = steady_seconds(num_microbatches(job, degrees), split.slowest) + split.longest_tail
+    split = even_splits(job, degrees, policies)
+    if hides_exchanges(job, degrees):
+        split = _in_pairs(job, split)
+    m = np.repeat(num_microbatches(job, degrees), degrees.pp)
+    each = _waits_for_input(job, degrees, split) + steady_seconds(m, split.seconds)
+    busy = np.maximum.reduceat(each, split.first) + split.longest_tail
     return np.where(split.fits, busy, np.inf)
 
 
-def _without_network(job: PoolJob) -> PoolJob:
-    """The same job where communication takes next to nothing."""
-    free = {"latency": 0.0, "startup": 0.0}
-    links = tuple(
-        link.model_copy(update={"bandwidth": _AT_ONCE * link.bandwidth, **free}) for link in job.cluster.links
-    )
-    return replace(job, cluster=job.cluster.model_copy(update={"links": links}))
+def _in_pairs(job: PoolJob, split: EvenSplit) -> EvenSplit:
+    """The same if every pass had one to hide its exchanges behind: C seconds of them and W others take max(C, W + a C).
+
+    Source: `planner.cost.simulate`.
+    """
+    exchange = split.exchange_seconds
+    at_best = np.maximum(exchange, split.seconds - (1.0 - exchange_share(job)) * exchange)
+    return replace(split, seconds=at_best, forward_seconds=np.maximum(0.0, split.forward_seconds - exchange))
+
+
+def _waits_for_input(job: PoolJob, degrees: DegreeArrays, split: EvenSplit) -> NDArray[np.float64]:
+    """Until the first microbatch reaches each stage, at least; of all stages end to end.
+
+    It goes through the first chunks of the stages before, which hold no fewer layers than the others; the first stage,
+    whose ends may lie in another chunk, is left out. Models with several kinds of layers may have cheaper first chunks.
+    """
+    if pattern_of(job).num_states > 1:
+        return np.zeros(len(split.forward_seconds))
+    forward = split.forward_seconds / np.repeat(degrees.interleave, degrees.pp)
+    forward[split.first] = 0.0
+    before = np.cumsum(forward) - forward
+    waits: NDArray[np.float64] = before - np.repeat(before[split.first], degrees.pp)
+    return waits
 
 
 def executed_candidates(job: PoolJob, degrees: DegreeArrays, policies: PolicyMasks) -> list[Candidate]:

@@ -18,6 +18,7 @@ from planner.cost.segments import has_choice
 from planner.cost.shapes import distinct_rows
 from planner.errors import InputError, Mistake
 from planner.layout import Layout, chunks_per_stage, divisors, offloads_activations
+from planner.search.space.faults import no_full_recompute
 from planner.search.space.rules import RULES, broken_rules
 from planner.search.space.segments import segments_to_try
 from planner.specs.recompute import policy_code, policy_name
@@ -214,9 +215,15 @@ def _with_sequence_parallelism(job: Job, constraints: Constraints, degrees: Degr
 
 
 def schedules_of(job: Job, constraints: Constraints) -> tuple[Schedule, ...]:
-    """Schedules to consider: the usual ones of the engine, or the one that is pinned."""
+    """Schedules to consider: the usual ones of the engine, or the one that is pinned.
+
+    DualPipeV is usual where its pairs of passes hide what they exchange, on equal devices and stages that nobody pins.
+    """
     pinned = constraints.value_of("schedule")
-    return tuple(s for s in job.engine.pipeline.schedules if (s == pinned if pinned else s in _USUAL_SCHEDULES))
+    free = not (constraints.per_chunk("layers_per_stage") or constraints.per_chunk("recompute"))
+    pairs = ("dualpipev",) if job.engine.overlap.paired_passes and free and len(job.pools) == 1 else ()
+    usual = (*_USUAL_SCHEDULES, *pairs)
+    return tuple(s for s in job.engine.pipeline.schedules if (s == pinned if pinned else s in usual))
 
 
 def offloads_of(job: Job, constraints: Constraints) -> tuple[Offload, ...]:
@@ -433,6 +440,8 @@ def allowed_policies(job: Job, constraints: Constraints, degrees: DegreeArrays) 
     of_core = job.engine.memory.selective_recompute == "attention-core"
     if of_core and job.training.attention == "flash" and "selective" not in pinned.split("/"):
         offered = [p for p in offered if p != "selective"]
+    if no_full_recompute(job):
+        offered = [p for p in offered if p != "full"]
     if degrees.recompute:
         offered = [p for p in offered if p == degrees.recompute]
     if offloads_activations(degrees):

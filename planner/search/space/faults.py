@@ -53,6 +53,36 @@ def dropout(job: Job, _: Layout) -> str:
     return f"engine {job.engine.name} does not train with dropout, which is {asked:g}; --set training.dropout=0"
 
 
+def loss(job: Job, _: Layout) -> str:
+    """The engine computes the loss otherwise."""
+    have = any_of(job.engine.can.losses)
+    elsewhere = other_engines(", or ", lambda engine: job.loss in engine.can.losses)
+    return f"engine {job.engine.name} has no {job.loss} loss; --set training.loss={have}{elsewhere}"
+
+
+def cuda_graphs(job: Job, _: Layout) -> str:
+    """The engine captures no such graphs, or not with this."""
+    asked, have = job.training.cuda_graphs, job.engine.can.cuda_graphs
+    if asked in have:
+        return f"CUDA graphs of {asked} do not offload activations; --set training.cuda_graphs=none, or another offload"
+    elsewhere = other_engines(", or ", lambda engine: asked in engine.can.cuda_graphs)
+    lacking = f"engine {job.engine.name} captures no CUDA graphs of {asked}"
+    return f"{lacking}; --set training.cuda_graphs={any_of(have)}{elsewhere}"
+
+
+def expert_overlap(job: Job, layout: Layout) -> str:
+    """Exchanges of experts cannot run beside other microbatches."""
+    without = "--set training.expert_overlap=false"
+    if not job.engine.can.expert_overlap:
+        elsewhere = other_engines(", or ", lambda engine: engine.can.expert_overlap)
+        return f"engine {job.engine.name} runs exchanges of experts in line; {without}{elsewhere}"
+    if layout.ep == 1:
+        return f"there are no exchanges of experts to overlap with ep 1; {without}"
+    if layout.pp > 1 and layout.interleave == 1:
+        return f"exchanges of experts overlap in interleaved stages or without a pipeline; interleave=2, or {without}"
+    return f"exchanges of experts overlap in 16 bits or less and with one layer for further tokens at most; {without}"
+
+
 def optimizer(job: Job, _: Layout) -> str:
     """The engine lacks the optimizer."""
     have = any_of(job.engine.can.optimizers)
@@ -67,6 +97,11 @@ def frozen_weights(job: Job, _: Layout) -> str:
     if not have:
         elsewhere = other_engines(", or ", lambda engine: job.training.frozen_weights in engine.can.frozen_weights)
         return f"engine {job.engine.name} trains every weight and has no adapters; lora_rank 0{elsewhere}"
+    if job.training.frozen_weights in have:
+        elsewhere = other_engines(", or ", lambda engine: engine.can.fp8_adapters)
+        return (
+            f"engine {job.engine.name} has no adapters beside weights that compute in fp8; --precision bf16{elsewhere}"
+        )
     return (
         f"engine {job.engine.name} keeps no frozen weights in {job.training.frozen_weights}; "
         f"--set training.frozen_weights={any_of(have)}"
@@ -109,8 +144,20 @@ def zero(job: Job, layout: Layout) -> str:
     return f"engine {job.engine.name} has no ZeRO-{layout.zero}{where}; {', or '.join(ways) or 'pp=1'}"
 
 
+def no_full_recompute(job: Job) -> str:
+    """The setting that full recompute does not go with; empty where there is none.
+
+    Source: Megatron-LM, transformer_config.py (overlap_moe_expert_parallel_comm, cuda_graph_impl).
+    """
+    if job.training.expert_overlap:
+        return "training.expert_overlap"
+    return "training.cuda_graphs=layers" if job.training.cuda_graphs == "layers" else ""
+
+
 def recompute(job: Job, layout: Layout) -> Iterator[str]:
     """Policies that the engine lacks; stages that differ where it has one for all; chunks of a stage that differ."""
+    if "full" in layout.recompute and (why := no_full_recompute(job)):
+        yield f"full recompute does not go with {why}"
     used = sorted(set(layout.recompute))
     for policy in used:
         if not job.engine.can.recomputes(policy):
@@ -197,8 +244,14 @@ def tp_divides(job: Job, layout: Layout) -> str:
     cut = {"heads": model.num_heads, "key-value heads": model.num_kv_heads, "ffn width": model.ffn_hidden_size}
     if model.moe and model.moe.shared_ffn_hidden_size:
         cut["width of the shared expert"] = model.moe.shared_ffn_hidden_size
-    uneven = any_of(f"{name} ({size:,})" for name, size in cut.items() if size % layout.tp)
-    legal = [each for each in divisors(gcd(*cut.values())) if each <= job.cluster.scale_up_devices]
+
+    def divides(name: str, size: int, tp: int) -> bool:
+        repeated = name == "key-value heads" and job.engine.can.repeats_kv_heads and tp % size == 0
+        return size % tp == 0 or repeated
+
+    uneven = any_of(f"{name} ({size:,})" for name, size in cut.items() if not divides(name, size, layout.tp))
+    degrees = range(1, job.cluster.scale_up_devices + 1)
+    legal = [tp for tp in degrees if all(divides(name, size, tp) for name, size in cut.items())]
     return f"tp {layout.tp} does not divide the {uneven}; tp can be {_near(legal, layout.tp)}"
 
 

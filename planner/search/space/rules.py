@@ -46,9 +46,10 @@ class Rule:
 
 def _divides_model(job: Job, layout: Degrees) -> Flag:
     model = job.model
+    repeated = np.equal(layout.tp % model.num_kv_heads, 0) & job.engine.can.repeats_kv_heads
     return (
         (model.num_heads % layout.tp == 0)
-        & (model.num_kv_heads % layout.tp == 0)
+        & ((model.num_kv_heads % layout.tp == 0) | repeated)
         & (model.ffn_hidden_size % layout.tp == 0)
         & ((model.moe.shared_ffn_hidden_size if model.moe else 0) % layout.tp == 0)
     )
@@ -193,6 +194,19 @@ def _offloads_activations(job: Job, layout: Degrees) -> Flag:
     return np.equal(layout.pp, 1) | free
 
 
+def _captures(job: Job, layout: Degrees) -> Flag:
+    graphs = job.training.cuda_graphs
+    keeps = graphs != "layers" or not offloads_activations(layout)
+    return np.asarray(graphs in job.engine.can.cuda_graphs and keeps)
+
+
+def _overlaps_experts(job: Job, layout: Degrees) -> Flag:
+    if not job.training.expert_overlap:
+        return np.ones(np.shape(layout.pp), dtype=bool)
+    can = job.engine.can.expert_overlap and job.model.mtp_layers <= 1 and job.core_precision != "fp32"
+    return np.greater(layout.ep, 1) & (np.equal(layout.pp, 1) | np.greater(layout.interleave, 1)) & can
+
+
 def _axes_offered(job: Job, layout: Degrees) -> Flag:
     axes = ("tp", "pp", "dp", "cp", "ep", "etp")
     missing = [np.greater(getattr(layout, axis), 1) for axis in axes if axis not in job.engine.can.axes]
@@ -216,6 +230,13 @@ RULES: Final = (
         fault=faults.dropout,
     ),
     Rule(
+        name="loss",
+        reads=(),
+        holds=lambda job, _: np.asarray(job.loss in job.engine.can.losses),
+        needs="the engine must compute the loss in this way",
+        fault=faults.loss,
+    ),
+    Rule(
         name="optimizer",
         reads=(),
         holds=lambda job, _: np.asarray(job.training.optimizer in job.engine.can.optimizers),
@@ -223,12 +244,31 @@ RULES: Final = (
         fault=faults.optimizer,
     ),
     Rule(
+        name="cuda-graphs",
+        reads=("offload",),
+        holds=_captures,
+        needs="the engine must capture this in CUDA graphs, and graphs of layers must offload no activations",
+        fault=faults.cuda_graphs,
+    ),
+    Rule(
+        name="expert-overlap",
+        reads=("pp", "interleave", "ep"),
+        holds=_overlaps_experts,
+        needs="exchanges of experts beside other microbatches must have ep > 1, interleaved stages or none, "
+        "and an engine that does it",
+        fault=faults.expert_overlap,
+    ),
+    Rule(
         name="frozen-weights",
         reads=(),
         holds=lambda job, _: np.asarray(
-            not job.training.lora_rank or job.training.frozen_weights in job.engine.can.frozen_weights
+            not job.training.lora_rank
+            or (
+                job.training.frozen_weights in job.engine.can.frozen_weights
+                and (job.training.precision != "fp8" or job.engine.can.fp8_adapters)
+            )
         ),
-        needs="the engine must train adapters beside such frozen weights",
+        needs="the engine must train adapters beside such frozen weights, in this precision",
         fault=faults.frozen_weights,
     ),
     Rule(
@@ -265,7 +305,8 @@ RULES: Final = (
         name="tp-divides",
         reads=("tp",),
         holds=_divides_model,
-        needs="tp must divide the heads, the key-value heads and the ffn width",
+        needs="tp must divide the heads, the ffn width and the key-value heads, or be a multiple of the latter where "
+        "the engine repeats them",
         fault=faults.tp_divides,
     ),
     Rule(

@@ -1,0 +1,65 @@
+"""How many tokens have logits at a time, and what is kept of them: the loss as the training document wants it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from planner.cost.parameters import padded_vocab
+
+if TYPE_CHECKING:
+    from planner.layout import LayerDegrees
+    from planner.numbers import Number
+    from planner.specs.job import PoolJob
+
+
+def tokens_at_once(job: PoolJob, layout: LayerDegrees) -> Number:
+    """Tokens of a microbatch that go through the output head and the loss together.
+
+    All, or 1 / loss_chunks of them. A fused linear loss takes as few as keep the logits about as large as the hidden
+    states, T h / V, rounded up to a power of two.
+
+    Source: torchtitan, components/loss.py (ChunkedLossWrapper); Liger-Kernel, ops/fused_linear_cross_entropy.py.
+    """
+    tokens = job.training.sequence_length * layout.mbs / layout.cp
+    if job.loss == "chunked":
+        return np.ceil(tokens / job.training.loss_chunks)
+    if job.loss == "fused-linear":
+        wider = np.ceil(job.model.vocab_size / job.model.hidden_size)
+        return np.minimum(tokens, 2.0 ** np.ceil(np.log2(np.ceil(tokens / wider))))
+    return tokens
+
+
+def logits_bytes(job: PoolJob, layout: LayerDegrees) -> Number:
+    """Logits and what the loss makes of them for one microbatch, at their most.
+
+    One kernel writes the gradient over the logits. A loss in parts has the gradient of the hidden states before the
+    backward pass begins: in torchtitan in fp32 beside copies of the parts, in Liger-Kernel in the precision that
+    computes.
+
+    Source: engine profile, bytes per logit; torchtitan, components/loss.py (GradAccumulator); Liger-Kernel,
+    ops/fused_linear_cross_entropy.py; Transformer Engine, pytorch/cross_entropy.py.
+    """
+    copies = layout.tp if job.engine.memory.whole_logits else 1
+    per_logit = job.engine.memory.logits_bytes * copies + (job.compute_bytes - 2)
+    if job.loss in ("fused", "fused-linear"):
+        per_logit = job.compute_bytes * copies
+    found = per_logit * tokens_at_once(job, layout) * padded_vocab(job.model, job.engine, layout)
+    ahead = {"chunked": 4.0 + job.compute_bytes, "fused-linear": job.compute_bytes}.get(job.loss, 0.0)
+    tokens = job.training.sequence_length * layout.mbs / layout.cp
+    return found + ahead * tokens * job.model.hidden_size if ahead else found
+
+
+def bytes_moved_per_logit(job: PoolJob) -> tuple[float, float]:
+    """Bytes that the loss moves for each logit in the forward and in the backward pass.
+
+    Operators pass over fp32 logits 4 times, and 3 times back. One kernel reads them twice and writes their gradient,
+    which the backward pass multiplies by that of the loss, but for a fused linear loss: its gradients are ready.
+
+    Source: derived here: cross entropy takes a maximum, a sum of exponentials and a difference; Liger-Kernel,
+    ops/cross_entropy.py; Transformer Engine, pytorch/cross_entropy.py.
+    """
+    if job.loss == "fused":
+        return 3.0 * job.compute_bytes, 2.0 * job.compute_bytes
+    return (3.0 * job.compute_bytes, 0.0) if job.loss == "fused-linear" else (16.0, 12.0)

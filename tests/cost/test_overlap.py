@@ -1,0 +1,128 @@
+"""Exchanges of experts beside other microbatches, and CUDA graphs, against steps put together by hand."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from planner.cost.activations import held_of_stage
+from planner.cost.estimate import estimate, timeline
+from planner.cost.layers import layer_seconds
+from planner.cost.ledger import LineName
+from planner.cost.schedule import held_microbatches
+from planner.cost.stage import stages_of
+from planner.layout import parse_layout
+from planner.search.space.rules import broken_rules
+from planner.specs.load import load_job
+
+
+def mixtral(*settings, engine="megatron", batch=256):
+    return load_job(
+        model="mixtral-8x7b", cluster="dgx-h100", engine=engine, gpus=32, sequence_length=4096,
+        global_batch_size=batch, settings=("model.vocab_size=1024", *settings),
+    )  # fmt: skip
+
+
+def line_of(job, layout, name):
+    return next(line for line in estimate(job, layout).time if line.name == name)
+
+
+@pytest.mark.parametrize(("text", "pairs"), [("ep=8", 8 - 1), ("pp=2,interleave=4,ep=8", 16 - 1 / 4)])
+def test_pairs_of_passes_hide_exchanges_of_all_but_the_first_and_the_last(text, pairs):
+    """m - 1 pairs without a pipeline; with one of v chunks a step is m - 1/v stages and once through all chunks."""
+    layout = parse_layout(f"{text},zero=1,mbs=1", num_layers=32, num_devices=32)
+    alone, paired = mixtral(), mixtral("training.expert_overlap=true")
+    exchanges = line_of(alone, layout, LineName.EP_COMM)
+    # computing takes longer than the exchanges, so that these cost what they take of its processors: 20 of 132
+    assert line_of(alone, layout, LineName.COMPUTE).busy_seconds > exchanges.busy_seconds
+    each = exchanges.busy_seconds / layout.num_microbatches(256)
+    saved = estimate(alone, layout).pipeline_seconds - estimate(paired, layout).pipeline_seconds
+    assert saved == pytest.approx(pairs * (1 - 20 / 132) * each)
+    assert line_of(paired, layout, LineName.EP_COMM).busy_seconds == exchanges.busy_seconds
+
+
+def test_pairs_hide_no_more_than_they_compute():
+    """A network that takes ten times as long as the products: one microbatch computes while the other waits."""
+    layout = parse_layout("ep=8,zero=0,mbs=1", num_layers=32, num_devices=32)
+    slow = ("nvlink.bandwidth=5 GB/s",)
+    alone, paired = mixtral(*slow), mixtral(*slow, "training.expert_overlap=true")
+    computing = line_of(alone, layout, LineName.COMPUTE).busy_seconds
+    hidden = line_of(paired, layout, LineName.EP_COMM).hidden_seconds
+    assert hidden == pytest.approx(computing * 7 / 8)
+
+
+def test_the_executed_schedule_hides_what_the_step_does():
+    layout = parse_layout("pp=2,interleave=4,ep=8,zero=1,mbs=1", num_layers=32, num_devices=32)
+    job = mixtral("training.expert_overlap=true")
+    assert timeline(job, layout).seconds == pytest.approx(estimate(job, layout).pipeline_seconds, rel=0.02)
+
+
+@pytest.mark.parametrize(("text", "more"), [("ep=8", 1), ("pp=2,interleave=4,ep=8", 1 / 4)])
+def test_one_more_chunk_is_held_while_passes_run_in_pairs(text, more):
+    layout = parse_layout(f"{text},zero=1,mbs=1", num_layers=32, num_devices=32)
+    job = mixtral("training.expert_overlap=true")
+    m, stage = layout.num_microbatches(256), stages_of(job, layout)
+    (held, _), *_ = held_of_stage(job, layout, replace(stage, largest_chunk=None), m)
+    (before, _), *_ = held_microbatches(layout.schedule, layout.pp, stage.index, m, layout.interleave)
+    assert np.broadcast_to(held, layout.pp).tolist() == [each + more for each in np.broadcast_to(before, layout.pp)]
+
+
+@pytest.mark.parametrize(
+    ("engine", "text", "setting", "words"),
+    [
+        ("megatron", "pp=2,ep=8", "expert_overlap=true", "interleaved stages or without a pipeline"),
+        ("megatron", "ep=1", "expert_overlap=true", "no exchanges of experts"),
+        ("megatron", "ep=8,recompute=full", "expert_overlap=true", "full recompute does not go with"),
+        ("megatron", "ep=8,recompute=full", "cuda_graphs=layers", "full recompute does not go with"),
+        ("megatron", "ep=8,offload=activations", "cuda_graphs=layers", "do not offload activations"),
+        ("torch", "ep=8", "expert_overlap=true", "in line; --set training.expert_overlap=false, or --engine megatron"),
+        ("torch", "ep=8", "cuda_graphs=step", "no CUDA graphs of step; --set training.cuda_graphs=none, or"),
+    ],
+)
+def test_what_does_not_go_together_is_named(engine, text, setting, words):
+    layout = parse_layout(f"{text},zero=1,mbs=1", num_layers=32, num_devices=32)
+    (fault,) = broken_rules(mixtral(f"training.{setting}", engine=engine), layout)
+    assert words in fault
+
+
+def test_graphs_take_the_host_out_of_the_way():
+    """A host of 9 ms a layer: graphs of layers spare it dense layers, and of those with experts a part."""
+    slow = "device.efficiency.layer_floor=9 ms"
+    layout = parse_layout("mbs=1", num_layers=32, num_devices=1)
+
+    def forward(*settings, experts):
+        job = mixtral("model.hidden_size=512", "model.moe.ffn_hidden_size=512", *settings)
+        return float(layer_seconds(job, layout, experts=experts).passes.forward)
+
+    free = "device.efficiency.layer_floor=0 ms"
+    assert forward(slow, experts=False) == pytest.approx(9e-3)
+    assert forward(slow, "training.cuda_graphs=layers", experts=False) == forward(free, experts=False)
+    assert forward(slow, experts=True) == pytest.approx(6 * 9e-3)  # expert_host_factor of the profile
+    assert forward(slow, "training.cuda_graphs=layers", experts=True) == pytest.approx(5 * 9e-3)
+    assert forward(slow, "training.cuda_graphs=step", experts=True) == forward(free, experts=True)
+
+
+@pytest.mark.parametrize(("cp", "taken"), [(8, 32 / 132), (16, 4 / 132)])
+def test_a_hop_takes_processors_from_attention(cp, taken):
+    """NCCL's channels: 32 in an NVLink domain of H100, 4 for an adapter of 50 GB/s; with a fast link the rest hides."""
+    job = load_job(
+        model="llama3-8b", cluster="dgx-h100", engine="megatron", gpus=16, sequence_length=131072, global_batch_size=2,
+        settings=tuple(f"{link}.latency=0 us" for link in ("nvlink", "infiniband")),
+    )  # fmt: skip
+    line = line_of(job, parse_layout(f"cp={cp},zero=1", num_layers=32, num_devices=16), LineName.CP_COMM)
+    assert line.exposed_seconds == pytest.approx(taken * line.busy_seconds)
+
+
+def test_every_hop_of_a_ring_launches_its_kernel_and_what_adds_it_up(with_engine):
+    settings = ("device.efficiency.launch=1 s", "device.efficiency.layer_floor=0 ms")
+    job = load_job(
+        model="llama3-8b", cluster="dgx-h100", gpus=8, global_batch_size=8, engine="megatron", settings=settings
+    )
+    layout = parse_layout("cp=4", num_layers=32, num_devices=8)
+    ring, gathered = (
+        layer_seconds(with_engine(job, communication={"context_exchange": each}), layout).core_forward
+        for each in ("ring", "gather")
+    )
+    assert float(ring - gathered) / job.calibration.slowdown == pytest.approx(3 * 2, rel=1e-3)
