@@ -19,7 +19,7 @@ from planner.accuracy.calibrate import evidence_of, fitted_ratios, held_out_rati
 from planner.accuracy.figures import figures, hold_out, to_text
 from planner.accuracy.report import report_of
 from planner.accuracy.runs import read_runs
-from planner.cost.band import band_of
+from planner.cost.band import band_of, spread_of
 from planner.search.near_ties import NEAR_TIE
 
 if TYPE_CHECKING:
@@ -120,7 +120,7 @@ def coverage(scored: Scored, ratios: NDArray[np.float64], folds: Sequence[int | 
         for i, own in enumerate(folds):
             if own == fold:
                 sample = scored.samples[i]
-                found = band_of(evidence, **sample.keys, axes=sample.axes)
+                found = band_of(evidence, spread_of(evidence), **sample.kind)
                 inside += found.low <= ratios[i] <= found.high
     return inside / len(folds)
 

@@ -10,10 +10,17 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
-from planner.accuracy.calibrate import UNFITTED_SOURCES, Sample, evidence_of, held_out_ratios, read_samples
+from planner.accuracy.calibrate import (
+    UNFITTED_SOURCES,
+    Sample,
+    evidence_of,
+    held_out_ratios,
+    read_samples,
+    source_folds,
+)
 from planner.accuracy.score import Row, score
 from planner.accuracy.sweeps import sweeps
-from planner.cost.band import Band, band_of
+from planner.cost.band import Band, band_of, spread_of
 from planner.cost.estimate import estimate
 
 if TYPE_CHECKING:
@@ -89,22 +96,17 @@ def _peak(row: Row) -> float:
     return max(stage.total_bytes for stage in estimate(row.setup.job, row.setup.layout).memory)
 
 
-def source_folds(samples: Iterable[Sample]) -> list[int]:
-    """A fold for each source, by sample."""
-    numbers: dict[str, int] = {}
-    return [numbers.setdefault(sample.source, len(numbers)) for sample in samples]
-
-
 def held_out_bands(samples: Sequence[Sample], ratios: NDArray[np.float64]) -> list[Band]:
-    """The band of each sample from the evidence of other sources."""
+    """The band of each sample, from the evidence of other sources and a spread chosen on them."""
     bands: dict[int, Band] = {}
     folds = source_folds(samples)
     for fold in set(folds):
         others = [i for i, own in enumerate(folds) if own != fold]
         evidence = evidence_of([samples[i] for i in others], ratios[others])
+        spread = spread_of(evidence)
         for i, own in enumerate(folds):
             if own == fold:
-                bands[i] = band_of(evidence, **samples[i].keys, axes=samples[i].axes)
+                bands[i] = band_of(evidence, spread, **samples[i].kind)
     return [bands[i] for i in range(len(samples))]
 
 

@@ -99,6 +99,7 @@ def _setup(run: Run) -> Setup:
         allow_tp_across_nodes=True,
         calibration=calibration,
         evidence=shipped_calibration().evidence,
+        spread=shipped_calibration().spread,
     )
     layout = _layout(run, job, degrees, mbs, assumed)
     return Setup(job=job, layout=layout, share=share, assumed=tuple(assumed))

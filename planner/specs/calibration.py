@@ -44,17 +44,32 @@ UNCALIBRATED: Final = CalibrationEntry()
 
 
 class Evidence(Document):
-    """Measured over predicted step time of runs of one kind, forecast by a fit that had not seen their model size.
+    """Measured over predicted step time of runs of one kind, forecast by a fit that had not seen their source.
 
-    axes: what divides the work, as `planner.cost.band.axes_of` writes it.
+    source: where the runs were published; the runs of each source together count alike. axes: what divides the work, as
+    `planner.cost.band.axes_of` writes it. features: what else sets the runs apart, as `features_of` there names it.
     """
+
+    source: str = ""
 
     device: Name
     engine: Name
     precision: PrecisionClass
     experts: bool
     axes: str
+    features: tuple[str, ...] = ()
     ratios: tuple[float, ...] = Field(min_length=1)
+
+
+class Spread(Document):
+    """How much wider than the misses of published runs a band is (`planner.cost.band.spread_of`).
+
+    tails: factor of the logit of a level, because a new source is less like the others than they are like each other.
+    unseen: factor of the log width for a kind that no published run has.
+    """
+
+    tails: float = Field(default=1.25, gt=0)
+    unseen: float = Field(default=1.5, ge=1)
 
 
 class Calibration(Document):
@@ -62,6 +77,7 @@ class Calibration(Document):
 
     entries: tuple[CalibrationEntry, ...]
     evidence: tuple[Evidence, ...] = ()
+    spread: Spread = Spread()
 
 
 def precision_class(precision: Precision) -> PrecisionClass:
