@@ -23,8 +23,9 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from planner.accuracy.jobs import Unsupported, job_of
+from planner.accuracy.memory_runs import memory_runs, memory_spreads
 from planner.accuracy.runs import read_runs
-from planner.accuracy.score import settled, step_seconds
+from planner.accuracy.score import score, settled, step_seconds
 from planner.cost.band import axes_of, features_of, spread_of
 from planner.cost.limits import unpriced
 from planner.specs.calibration import Calibration, CalibrationEntry, Evidence, precision_class
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from planner.accuracy.jobs import Setup
+    from planner.accuracy.memory_runs import MemoryRun
     from planner.accuracy.runs import Run
 
 UNFITTED_SOURCES: Final = ("megatron-sc21-t1", "megatron-sc21-t2", "korthikanti-t5")
@@ -242,7 +244,7 @@ def fitted_ratios(samples: Sequence[Sample]) -> NDArray[np.float64]:
     return np.array([sample.measured_seconds / fit.predicted(sample) for sample in samples])
 
 
-def calibrate(samples: Sequence[Sample]) -> Calibration:
+def calibrate(samples: Sequence[Sample], memory: Sequence[MemoryRun] = ()) -> Calibration:
     """The calibration of all samples, with evidence from folds that hold whole sources out."""
     fit = _fit(samples)
     entries = [CalibrationEntry.model_validate({"engine": name, "alone": True}) for name in UNFITTED_ENGINES]
@@ -262,7 +264,8 @@ def calibrate(samples: Sequence[Sample]) -> Calibration:
             )
     entries.append(CalibrationEntry(slowdown=round(float(np.exp(fit.intercept)), 4)))
     evidence = evidence_of(samples, held_out_ratios(samples, source_folds(samples)))
-    return Calibration(entries=tuple(entries), evidence=evidence, spread=spread_of(evidence))
+    spread = spread_of(evidence).model_copy(update={"memory": memory_spreads(memory)})
+    return Calibration(entries=tuple(entries), evidence=evidence, spread=spread)
 
 
 def source_folds(samples: Iterable[Sample]) -> list[int]:
@@ -285,8 +288,9 @@ def evidence_of(samples: Sequence[Sample], ratios: NDArray[np.float64]) -> tuple
 def main(arguments: Sequence[str]) -> None:
     """Fit RUNS.csv and write the calibration file."""
     runs, output = arguments
-    samples = read_samples(read_runs(Path(runs)))
-    Path(output).write_text(_one_a_line(calibrate(samples)), encoding="utf-8")
+    table = read_runs(Path(runs))
+    found = calibrate(read_samples(table), memory_runs(map(score, table)))
+    Path(output).write_text(_one_a_line(found), encoding="utf-8")
 
 
 def _one_a_line(calibration: Calibration) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
@@ -18,10 +19,12 @@ from planner.accuracy.calibrate import (
     read_samples,
     source_folds,
 )
+from planner.accuracy.memory_runs import assumes_recompute, memory_runs, memory_spreads, spread_of_run
 from planner.accuracy.score import Row, score
 from planner.accuracy.sweeps import sweeps
 from planner.cost.band import Band, band_of, spread_of
 from planner.cost.estimate import estimate
+from planner.cost.memory_band import MemoryDistribution
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -197,6 +200,40 @@ def _memory(held: HeldOut) -> list[Figure]:
             aims.get(kind, ""),
         )
         for kind, own in sorted(told.items())
+    ] + _memory_bands(held)
+
+
+def _memory_bands(held: HeldOut) -> list[Figure]:
+    """Runs inside the band that other sources' runs give their peak, and what it says of runs with an outcome."""
+    runs = memory_runs(held.rows)
+    inside: dict[str, list[bool]] = defaultdict(list)
+    fitting: dict[str, list[float]] = defaultdict(list)
+    widths: list[float] = []
+    for source in sorted({run.source for run in runs}):
+        spreads = memory_spreads([run for run in runs if run.source != source])
+        for run in [run for run in runs if run.source == source]:
+            found = spread_of_run(spreads, run)
+            if found is None:
+                continue
+            told = MemoryDistribution(location=found.location, scale=found.scale)
+            if run.kind == "exact":
+                inside[source].append(told.quantile(0.1) <= math.exp(run.log) <= told.quantile(0.9))
+                widths.append(told.quantile(0.9) / told.quantile(0.1))
+            else:
+                fitting[run.kind].append(told.chance(math.exp(run.log)))
+    if not widths:
+        return []
+    every = [each for own in inside.values() for each in own]
+    mean = np.mean([np.mean(own) for own in inside.values()])
+    return [
+        Figure("memory band: inside, pooled", len(every), f"{np.mean(every):.0%}", "77 to 84 %"),
+        Figure(f"memory band: inside, mean over {len(inside)} sources", len(every), f"{mean:.0%}", "77 to 84 %"),
+        Figure("memory band: median high / low", len(every), f"{np.median(widths):.2f}"),
+        *(
+            Figure(f"chance of fitting, {name}", len(fitting[kind]), f"mean {np.mean(fitting[kind]):.0%}")
+            for kind, name in (("below", "ran"), ("above", "ran out of memory"))
+            if fitting[kind]
+        ),
     ]
 
 
@@ -211,7 +248,7 @@ def _outcomes(held: HeldOut) -> list[Figure]:
             oom[row.run.source_set].append(above)
         elif row.measured_seconds:
             ran.append(above)
-            if not row.setup.assumes_recompute:
+            if not assumes_recompute(row):
                 stated.append(above)
     every = [above for own in oom.values() for above in own]
     return [

@@ -61,15 +61,33 @@ class Evidence(Document):
     ratios: tuple[float, ...] = Field(min_length=1)
 
 
+Counter = Literal["allocated", "device", "reserved"]
+
+
+class MemorySpread(Document):
+    """Of measured over predicted bytes, as a logarithm: Student's t with 4 degrees of freedom.
+
+    counter: which is read: PyTorch's allocated or reserved bytes, or the whole device (nvidia-smi). engine: without it
+    of every engine.
+    """
+
+    counter: Counter
+    engine: Name | None = None
+    location: float = Field(ge=-3, le=3)
+    scale: float = Field(gt=0, le=3)
+    num_rows: int = Field(default=0, ge=0)
+
+
 class Spread(Document):
     """How much wider than the misses of published runs a band is (`planner.cost.band.spread_of`).
 
     tails: factor of the logit of a level, because a new source is less like the others than they are like each other.
-    unseen: factor of the log width for a kind that no published run has.
+    unseen: factor of the log width for a kind that no published run has. memory: how far off peaks of memory are.
     """
 
     tails: float = Field(default=1.25, gt=0)
     unseen: float = Field(default=1.5, ge=1)
+    memory: tuple[MemorySpread, ...] = ()
 
 
 class Calibration(Document):
