@@ -1,5 +1,7 @@
 """Write docs/accuracy.md, and the table of README.md, from the published runs (`make accuracy`).
 
+With `--figures` it prints the figures that a change of the cost model is judged by, and writes nothing.
+
 Folds hold whole model sizes out (hidden size and layers together), then whole sources: what they forecast, the fit has
 not seen. Errors are |measured / predicted - 1| of the step time.
 """
@@ -14,9 +16,10 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from planner.accuracy.calibrate import evidence_of, fitted_ratios, held_out_ratios, read_samples
+from planner.accuracy.figures import figures, hold_out, to_text
 from planner.accuracy.report import report_of
 from planner.accuracy.runs import read_runs
-from planner.cost.band import band_of
+from planner.cost.band import band_of, spread_of
 from planner.search.near_ties import NEAR_TIE
 
 if TYPE_CHECKING:
@@ -117,12 +120,12 @@ def coverage(scored: Scored, ratios: NDArray[np.float64], folds: Sequence[int | 
         for i, own in enumerate(folds):
             if own == fold:
                 sample = scored.samples[i]
-                found = band_of(evidence, **sample.keys, axes=sample.axes)
+                found = band_of(evidence, spread_of(evidence), **sample.kind)
                 inside += found.low <= ratios[i] <= found.high
     return inside / len(folds)
 
 
-def figures(ratios: NDArray[np.float64]) -> str:
+def three(ratios: NDArray[np.float64]) -> str:
     """Median, mean and 90th percentile in percent."""
     errors = 100 * np.abs(ratios - 1)
     return f"{np.median(errors):.1f} / {errors.mean():.1f} / {np.quantile(errors, 0.9):.1f}"
@@ -135,7 +138,7 @@ def table(scored: Scored, name: str, key: Callable[[Sample], str], *, everything
     lines = [f"| {name} | runs | held out by size | held out by source | fitted |", "|---|---|---|---|---|"]
     for value in [*(["all"] if everything else []), *values]:
         mask = np.array([value in ("all", own) for own in found])
-        cells = [figures(ratios[mask]) for ratios in (scored.by_size, scored.by_source, scored.fitted)]
+        cells = [three(ratios[mask]) for ratios in (scored.by_size, scored.by_source, scored.fitted)]
         lines.append(f"| {value} | {mask.sum()} | {' | '.join(cells)} |")
     return lines
 
@@ -214,7 +217,10 @@ def readme_table(scored: Scored) -> str:
 
 def main(arguments: Sequence[str]) -> None:
     """Write both from a table of runs."""
-    path = Path(arguments[0])
+    path = Path(arguments[-1])
+    if arguments[0] == "--figures":
+        sys.stdout.write(to_text(figures(hold_out(read_runs(path), processes=2))))
+        return
     scored = score(path)
     PAGE.write_text(page(scored, report_of(path)), encoding="utf-8")
     text = README.read_text(encoding="utf-8")

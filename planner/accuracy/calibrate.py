@@ -7,7 +7,7 @@ device, the kind of layers, and for their combinations. Factors of combinations 
 they move only where runs demand it, and a combination that nobody measured has those of its parts (a mixed model, as
 in Gelman and Hill 2007, chapter 12; the penalties are those that forecast whole sources best). Each device and engine
 also gets the share of peak that fused attention reaches. Never a constant for a model. The evidence for error bands
-comes from folds that hold whole model sizes out.
+comes from folds that hold whole sources out.
 """
 
 from __future__ import annotations
@@ -23,9 +23,10 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from planner.accuracy.jobs import Unsupported, job_of
+from planner.accuracy.memory_runs import memory_runs, memory_spreads
 from planner.accuracy.runs import read_runs
-from planner.accuracy.score import step_seconds
-from planner.cost.band import axes_of
+from planner.accuracy.score import score, step_seconds
+from planner.cost.band import axes_of, features_of, spread_of
 from planner.cost.limits import unpriced
 from planner.specs.calibration import Calibration, CalibrationEntry, Evidence, precision_class
 from planner.sums import sum_of
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from planner.accuracy.jobs import Setup
+    from planner.accuracy.memory_runs import MemoryRun
     from planner.accuracy.runs import Run
 
 UNFITTED_SOURCES: Final = ("megatron-sc21-t1", "megatron-sc21-t2", "korthikanti-t5")
@@ -85,8 +87,14 @@ class Sample:
     keys: dict[str, str | bool]
     axes: str
     fold: int
+    features: tuple[str, ...] = ()
     measured_seconds: float
     seconds: NDArray[np.float64]
+
+    @property
+    def kind(self) -> dict[str, Any]:
+        """What the evidence of error bands goes by."""
+        return {**self.keys, "axes": self.axes, "features": self.features}
 
     def group(self, term: tuple[str, ...]) -> tuple[str | bool, ...]:
         """The sample's place among the groups of one term."""
@@ -148,6 +156,7 @@ def _sample(run: Run, setup: Setup, measured_seconds: float) -> Sample:
             "experts": job.model.moe is not None,
         },
         axes=axes_of(setup.layout),
+        features=features_of(job, setup.layout),
         fold=zlib.crc32(size.encode()) % _FOLDS,
         measured_seconds=measured_seconds,
         seconds=seconds,
@@ -173,6 +182,8 @@ def _fit(samples: Sequence[Sample]) -> _Fit:
     Source: Huber (1964) for the weights; Gauss-Newton.
     """
     used = _fitted(samples)
+    if not used:
+        return _Fit(intercept=0.0, factors={}, shares={})
     groups: dict[_Group, int] = {}
     columns = [[groups.setdefault((term, s.group(term)), len(groups)) for term in _TERMS] for s in used]
     rows = np.arange(len(used))
@@ -232,8 +243,8 @@ def fitted_ratios(samples: Sequence[Sample]) -> NDArray[np.float64]:
     return np.array([sample.measured_seconds / fit.predicted(sample) for sample in samples])
 
 
-def calibrate(samples: Sequence[Sample]) -> Calibration:
-    """The calibration of all samples, with evidence from folds that hold whole model sizes out."""
+def calibrate(samples: Sequence[Sample], memory: Sequence[MemoryRun] = ()) -> Calibration:
+    """The calibration of all samples, with evidence from folds that hold whole sources out."""
     fit = _fit(samples)
     entries = [CalibrationEntry.model_validate({"engine": name, "alone": True}) for name in UNFITTED_ENGINES]
     for term in _TERMS:
@@ -251,32 +262,43 @@ def calibrate(samples: Sequence[Sample]) -> Calibration:
                 )
             )
     entries.append(CalibrationEntry(slowdown=round(float(np.exp(fit.intercept)), 4)))
-    evidence = evidence_of(samples, held_out_ratios(samples, [s.fold for s in samples]))
-    return Calibration(entries=tuple(entries), evidence=evidence)
+    evidence = evidence_of(samples, held_out_ratios(samples, source_folds(samples)))
+    spread = spread_of(evidence).model_copy(update={"memory": memory_spreads(memory)})
+    return Calibration(entries=tuple(entries), evidence=evidence, spread=spread)
+
+
+def source_folds(samples: Iterable[Sample]) -> list[int]:
+    """A fold for each source, by sample."""
+    numbers: dict[str, int] = {}
+    return [numbers.setdefault(sample.source, len(numbers)) for sample in samples]
 
 
 def evidence_of(samples: Sequence[Sample], ratios: NDArray[np.float64]) -> tuple[Evidence, ...]:
-    """Held-out ratios, sorted, of each kind of run."""
+    """Held-out ratios, sorted, of each kind of run in each source."""
     kinds = defaultdict(list)
     for sample, ratio in zip(samples, ratios, strict=True):
-        kinds[(*sample.keys.items(), ("axes", sample.axes))].append(round(float(ratio), 3))
+        kinds[sample.source, tuple(sample.kind.items())].append(round(float(ratio), 4))
     return tuple(
-        Evidence.model_validate({**dict(kind), "ratios": tuple(sorted(own))})
-        for kind, own in sorted(kinds.items(), key=str)
+        Evidence.model_validate({"source": source, **dict(keys), "ratios": tuple(sorted(own))})
+        for (source, keys), own in sorted(kinds.items(), key=str)
     )
 
 
 def main(arguments: Sequence[str]) -> None:
     """Fit RUNS.csv and write the calibration file."""
     runs, output = arguments
-    samples = read_samples(read_runs(Path(runs)))
-    Path(output).write_text(_one_a_line(calibrate(samples)), encoding="utf-8")
+    table = read_runs(Path(runs))
+    found = calibrate(read_samples(table), memory_runs(map(score, table)))
+    Path(output).write_text(_one_a_line(found), encoding="utf-8")
 
 
 def _one_a_line(calibration: Calibration) -> str:
     """The calibration as JSON, an entry on each line, so that a change of one is a change of one line."""
     lists = []
     for name, members in calibration.model_dump(mode="json", exclude_defaults=True).items():
+        if isinstance(members, dict):
+            lists.append(f' "{name}": {json.dumps(members)}')
+            continue
         lines = ",\n".join("  " + json.dumps(member) for member in members)
         lists.append(f' "{name}": [\n{lines}\n ]')
     return "{\n" + ",\n".join(lists) + "\n}\n"

@@ -24,7 +24,7 @@ _FEWEST: Final = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sweep:
-    """Layouts of one model, device, number of devices and batch in one source.
+    """Layouts of one model, device, number of devices, batch, release and kernels in one source.
 
     regret: time of the layout that the prediction calls best, over the best measured time, less 1.
     random_regret: the same of a layout drawn by chance. tau: Kendall's tau-b of predicted and measured time.
@@ -60,7 +60,8 @@ def sweeps(rows: Iterable[Row]) -> tuple[Sweep, ...]:
         run, sequences = row.run, row.run.gbs
         size = f"{run.gpus} x {run.gpu}, batch {_rounded(sequences)}, sequence {run.seq}"
         shape = f"{run.model} ({run.layers} layers of {run.hidden}, {run.heads} heads)"
-        job = f"{shape} on {size}, {row.setup.job.training.precision} {run.release}".strip()
+        program = f"{run.release}{'' if run.flash_attention != 0 else ', unfused attention'}"
+        job = f"{shape} on {size}, {row.setup.job.training.precision} {program}".strip()
         measured, predicted = row.measured_seconds / sequences, row.predicted_seconds / sequences
         groups[run.source_set, job].append((measured, predicted, str(row.setup.layout)))
     return tuple(

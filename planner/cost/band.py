@@ -2,41 +2,41 @@
 
 from __future__ import annotations
 
+import math
+from collections import defaultdict
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
-from planner.specs.calibration import precision_class
-from planner.specs.job import Job
+from planner.specs.calibration import Spread, precision_class
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
+
+    from numpy.typing import NDArray
 
     from planner.layout import Layout
     from planner.specs.calibration import Evidence
     from planner.specs.job import Job
 
 _UNLIKE: Final = 0.4
-"""Weight of a published run for each key in which it differs: device, engine, precision, experts, axes. Assumed: the
-quantiles below were chosen with it, by how many held-out runs lie between them. The width of bands that hold as many,
-for values from 0.2 to 1, would settle it."""
+"""Weight of a published run for each key in which it differs: device, engine, precision, experts, axes, features.
+Assumed: with whole sources held out, bands of equal coverage are about as wide for values from 0.2 to 0.7."""
 
-_QUANTILES: Final = (0.08, 0.92)
-"""Of the weighted errors. On folds by model size 78 % of runs lie between them, by source 82 %: the 10 % and 90 %
-quantiles proper are too narrow, because what is held out is always less alike than what is left."""
-
-_WIDER: Final = {"device": 1.5, "engine": 1.5, "axes": 1.25}
-"""Log width of the band for a value that no run has, times this: with whole devices, engines or kinds of axes held
-out, 81 %, 82 % and 82 % of runs lie inside."""
+_INSIDE: Final = 0.8
+_NINTH: Final = math.log(9)  # the logit of 0.9
+_TAILS: Final = (0.5, 3.0)
+_UNSEEN: Final = (1.0, 4.0)
+_KEYS: Final = ("device", "engine", "precision", "experts", "axes", "features")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Band:
     """8 of 10 runs like this one take between `low` and `high` times the forecast.
 
-    num_near: published runs on the same device, engine and axes. unseen: which of these no published run has.
-    axes: of this layout, see `axes_of`.
+    num_near: published runs of this kind: device, engine, precision, experts or none, axes and features. unseen: what
+    no published run has, which makes the band wider. axes: of this layout, see `axes_of`.
     """
 
     low: float
@@ -44,6 +44,37 @@ class Band:
     num_near: int = 0
     unseen: tuple[str, ...] = ()
     axes: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Distribution:
+    """Of measured over predicted, for runs like one.
+
+    logs: ascending logarithms of ratios of published runs. levels: what share of them, weighted, lies below each;
+    ascending, between 0 and 1. tails: how much further a level lies from one half, in logits, for runs of a source
+    that nobody has seen. wider: the same for a kind that nobody has seen, as a factor of the distance to the median.
+    """
+
+    logs: NDArray[np.float64]
+    levels: NDArray[np.float64]
+    tails: float = 1.0
+    wider: float = 1.0
+
+    def quantile(self, level: float) -> float:
+        """The ratio that runs stay below with this probability, 0 < level < 1; never beyond the widest miss seen."""
+        middle = float(np.interp(0.5, self.levels, self.logs))
+        logit = math.log(level / (1 - level))
+        log = float(np.interp(1 / (1 + math.exp(-self.tails * logit)), self.levels, self.logs))
+        return math.exp(middle + self.wider * (log - middle))
+
+    def chance(self, ratio: float) -> float:
+        """Probability that a run stays at or below a ratio; the inverse of `quantile`."""
+        middle = float(np.interp(0.5, self.levels, self.logs))
+        log = middle + (math.log(ratio) - middle) / self.wider
+        level = float(np.interp(log, self.logs, self.levels, left=0.0, right=1.0))
+        if not 0 < level < 1:
+            return level
+        return 1 / (1 + math.exp(-math.log(level / (1 - level)) / self.tails))
 
 
 def axes_of(layout: Layout) -> str:
@@ -54,10 +85,23 @@ def axes_of(layout: Layout) -> str:
     return "+".join(names) or "dp"
 
 
-def band(job: Job, layout: Layout) -> Band | None:
+def features_of(job: Job, layout: Layout) -> tuple[str, ...]:
+    """What sets a run apart from plain training of all weights on devices alone, always in one order."""
+    training = job.training
+    found = {
+        "adapters": training.lora_rank > 0,
+        "quantised weights": training.lora_rank > 0 and training.frozen_weights != "16-bit",
+        "offload": layout.offload != "none",
+    }
+    return tuple(name for name, is_there in found.items() if is_there)
+
+
+def band(job: Job, layout: Layout, unseen: tuple[str, ...] = ()) -> Band | None:
     """The error band of a forecast; None for a CPU and a mixed cluster, and without evidence.
 
-    Nobody published runs of those. A calibration of the user's own that states its quantiles is believed.
+    unseen: what else no published run has, in words (a framework that no profile describes).
+    Nobody published runs of CPUs and mixed clusters. A calibration of the user's own that states its quantiles is
+    believed.
     """
     if len(job.pools) > 1:
         return None
@@ -67,36 +111,155 @@ def band(job: Job, layout: Layout) -> Band | None:
         return Band(low=own.low, high=own.high, num_near=own.num_rows, axes=axes_of(layout))
     if not job.evidence or pool.cluster.device.kind == "cpu":
         return None
-    return band_of(
-        job.evidence,
-        device=pool.cluster.device.name,
-        engine=job.engine.name,
-        precision=precision_class(job.training.precision),
-        experts=job.model.moe is not None,
-        axes=axes_of(layout),
-    )
+    return band_of(job.evidence, job.spread, unseen=unseen, **_keys(job, layout))
 
 
-def band_of(evidence: Iterable[Evidence], **keys: Any) -> Band:
-    """The band from held-out errors, in which each run counts by how much it is like `keys`.
+def time_distribution(job: Job, layout: Layout, unseen: tuple[str, ...] = ()) -> Distribution | None:
+    """Of measured over predicted step time, of which `band` shows the 10 % and 90 % quantiles; None where that is."""
+    found = band(job, layout, unseen)
+    if found is None:
+        return None
+    own = job.pools[0].calibration
+    if own.low and own.high:  # a logistic distribution through the two quantiles that are stated
+        levels = np.linspace(0.01, 0.99, 99)
+        middle, half = math.log(own.low * own.high) / 2, math.log(own.high / own.low) / 2
+        return Distribution(logs=middle + half / _NINTH * np.log(levels / (1 - levels)), levels=levels)
+    return distribution_of(job.evidence, job.spread, num_unseen=len(found.unseen), **_keys(job, layout))
 
-    Source: weighted quantiles of log(measured / predicted); split conformal prediction (Lei et al., JASA 2018) with
-    weights for likeness.
-    """
+
+def _keys(job: Job, layout: Layout) -> dict[str, Any]:
+    return {
+        "device": job.pools[0].cluster.device.name,
+        "engine": job.engine.name,
+        "precision": precision_class(job.training.precision),
+        "experts": job.model.moe is not None,
+        "axes": axes_of(layout),
+        "features": features_of(job, layout),
+    }
+
+
+def band_of(
+    evidence: Iterable[Evidence], spread: Spread | None = None, unseen: tuple[str, ...] = (), **keys: Any
+) -> Band:
+    """The band from held-out errors, in which each run counts by how much it is like `keys`."""
     evidence = tuple(evidence)
-    logs = np.log(np.concatenate([each.ratios for each in evidence]))
-    likeness = [_UNLIKE ** sum(getattr(each, key) != value for key, value in keys.items()) for each in evidence]
-    weights = np.repeat(likeness, [len(each.ratios) for each in evidence])
-    order = np.argsort(logs)
-    level = (np.cumsum(weights[order]) - weights[order] / 2) / weights.sum()
-    unseen = tuple(key for key in _WIDER if all(getattr(each, key) != keys[key] for each in evidence))
-    wider = float(np.prod([_WIDER[key] for key in unseen]))
-    low, high = np.exp(wider * np.interp(_QUANTILES, level, logs[order]))
-    near = [each for each in evidence if all(getattr(each, key) == keys[key] for key in _WIDER)]
+    unseen = (*unseen_of(evidence, **keys), *unseen)
+    found = distribution_of(evidence, spread or Spread(), num_unseen=len(unseen), **keys)
+    near = [each for each in evidence if _likeness(each, keys) == 1]
     return Band(
-        low=min(float(low), 1.0),
-        high=max(float(high), 1.0),
+        low=min(found.quantile(0.1), 1.0),
+        high=max(found.quantile(0.9), 1.0),
         num_near=sum(len(each.ratios) for each in near),
         unseen=unseen,
         axes=keys["axes"],
     )
+
+
+def unseen_of(evidence: Iterable[Evidence], **keys: Any) -> tuple[str, ...]:
+    """What no run of the evidence has.
+
+    The device, the engine, the axes; with device and engine known, a precision or a kind of layers (experts) that
+    nobody ran on both of them; and each feature.
+    """
+    evidence = tuple(evidence)
+    alone = ("device", "engine", "axes")
+    found = [key for key in alone if all(getattr(each, key) != keys[key] for each in evidence)]
+    if not {"device", "engine"} & set(found):
+        for key in ("precision", "experts"):
+            together = ("device", "engine", key)
+            if not any(all(getattr(each, name) == keys[name] for name in together) for each in evidence):
+                found.append(key)
+    known = {feature for each in evidence for feature in each.features}
+    return (*found, *(feature for feature in keys.get("features", ()) if feature not in known))
+
+
+def distribution_of(evidence: Sequence[Evidence], spread: Spread, *, num_unseen: int = 0, **keys: Any) -> Distribution:
+    """Of runs like `keys`; the runs of each source count as much as those of any other, and by likeness.
+
+    num_unseen: how many things about them no run of the evidence has; the variances that they add are summed.
+
+    Source: weighted quantiles of log(measured / predicted); conformal prediction with weights for likeness
+    (Tibshirani et al., NeurIPS 2019), by clusters (Dunn, Wasserman and Ramdas, JASA 2023).
+    """
+    logs = np.log(np.concatenate([each.ratios for each in evidence]))
+    order = np.argsort(logs, kind="stable")
+    weights = _weights(evidence, keys)[order]
+    levels = (np.cumsum(weights) - weights / 2) / weights.sum()
+    wider = math.sqrt(1 + num_unseen * (spread.unseen**2 - 1))
+    return Distribution(logs=logs[order], levels=levels, tails=spread.tails, wider=wider)
+
+
+def _weights(evidence: Sequence[Evidence], keys: dict[str, Any]) -> NDArray[np.float64]:
+    """Weight of each ratio: by likeness, over the runs of its source."""
+    sizes: dict[str, int] = defaultdict(int)
+    for each in evidence:
+        sizes[each.source] += len(each.ratios)
+    own = [_likeness(each, keys) / sizes[each.source] for each in evidence]
+    return np.repeat(own, [len(each.ratios) for each in evidence])
+
+
+def _likeness(each: Evidence, keys: dict[str, Any]) -> float:
+    differ: int = sum(getattr(each, key) != keys[key] for key in _KEYS if key in keys)
+    return float(_UNLIKE**differ)
+
+
+class _Miss(NamedTuple):
+    source: str
+    distribution: Distribution  # without tails
+    log: float
+    is_unseen: bool
+
+
+def spread_of(evidence: Sequence[Evidence]) -> Spread:
+    """How much wider than the others' misses the bands of a new source, and of a new kind, have to be.
+
+    Each source in turn is told by the evidence of the others. `tails` is chosen so that 8 of 10 of its runs lie between
+    the 10 % and the 90 % quantiles, where others ran the same kind; `unseen` so that 8 of 10 do where nobody did. All
+    sources count alike. What cannot be told keeps the default.
+
+    Source: split conformal prediction (Lei et al., JASA 2018), here with sources as folds.
+    """
+    misses = []
+    for source in dict.fromkeys(each.source for each in evidence):
+        others = [each for each in evidence if each.source != source]
+        for each in [each for each in evidence if each.source == source and others]:
+            keys = {key: getattr(each, key) for key in _KEYS}
+            found = distribution_of(others, Spread(tails=1.0), **keys)
+            is_unseen = bool(unseen_of(others, **keys))
+            misses += [_Miss(source, found, math.log(ratio), is_unseen) for ratio in each.ratios]
+    spread = Spread()
+    known, unknown = ([miss for miss in misses if miss.is_unseen == unseen] for unseen in (False, True))
+    if known:
+        spread = Spread(tails=_clipped(_enough([_tails(miss) for miss in known], known), _TAILS), unseen=spread.unseen)
+    if unknown:
+        widths = [_width(miss, spread.tails) for miss in unknown]
+        spread = Spread(tails=spread.tails, unseen=_clipped(_enough(widths, unknown), _UNSEEN))
+    return spread
+
+
+def _clipped(value: float, ends: tuple[float, float]) -> float:
+    return round(min(max(value, ends[0]), ends[1]), 3)
+
+
+def _enough(values: Sequence[float], misses: Sequence[_Miss]) -> float:
+    """The value that suffices for 8 of 10 misses, sources alike."""
+    sizes: dict[str, int] = defaultdict(int)
+    for miss in misses:
+        sizes[miss.source] += 1
+    order = np.argsort(values)
+    weights = np.array([1 / sizes[miss.source] for miss in misses])[order]
+    return float(np.array(values)[order][np.searchsorted(np.cumsum(weights) / weights.sum(), _INSIDE)])
+
+
+def _tails(miss: _Miss) -> float:
+    """The value of `tails` at which the miss lies on the edge of its band; infinite where none is wide enough."""
+    level = float(np.interp(miss.log, miss.distribution.logs, miss.distribution.levels, left=0.0, right=1.0))
+    return abs(math.log(level / (1 - level))) / _NINTH if 0 < level < 1 else math.inf
+
+
+def _width(miss: _Miss, tails: float) -> float:
+    """How many times as wide the band has to be for the miss to lie on its edge."""
+    found = Distribution(logs=miss.distribution.logs, levels=miss.distribution.levels, tails=tails)
+    middle = math.log(found.quantile(0.5))
+    edge = math.log(found.quantile(0.9 if miss.log > middle else 0.1))
+    return (miss.log - middle) / (edge - middle) if edge != middle else math.inf

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from planner.cost.estimate import estimate
 from planner.explain.batch import Batch, batch_of
 from planner.explain.communication import Collectives, collectives_of
+from planner.explain.memory_band import MemoryBand, memory_band_of
 from planner.explain.peak import Alternative, StagePeak, alternatives_of, peaks_of
 from planner.explain.plan_inputs import job_of
 from planner.explain.scaling import Scaling, scaling_of
@@ -33,6 +34,7 @@ class Sections(Document):
     rates: tuple[Rate, ...]
     peaks: tuple[StagePeak, ...]
     alternatives: tuple[Alternative, ...]
+    memory_band: MemoryBand | None = None
     why_not: tuple[WhyNot, ...] = ()
     what_if: tuple[WhatIf, ...] = ()
     sensitivity: Sensitivity | None = None
@@ -83,11 +85,14 @@ def explain(
     """
     job = job_of(plan)
     priced = estimate(job, plan.layout)
+    memory_band = memory_band_of(job, plan)
+    known: dict[str, Any] = {"memory_band": memory_band} if memory_band else {}
     sections = Sections(
         waterfall=waterfall_of(job, plan.layout, priced),
         rates=rates_of(job, plan.layout, priced),
         peaks=peaks_of(job, plan.layout),
         alternatives=alternatives_of(job, plan.layout),
+        **known,
         **_answers(plan, questions or Questions(), reporter, tell),
     )
     return Explanation(plan=plan, sections=sections)

@@ -53,7 +53,7 @@ def explanation(found: Explanation) -> Group:
         indented(Columns(layout_rows(plan), wrap=(1,))),
         indented(Columns(rows, wrap=(1,))),
         memory_section(plan.memory, note=limit_words(plan)),
-        peak_section(plan, sections.peaks),
+        peak_section(plan, sections.peaks, sections.memory_band),
         alternatives_section(plan, sections.alternatives),
         waterfall_section(sections.waterfall),
         rates_section(sections.rates),

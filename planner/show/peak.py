@@ -18,11 +18,12 @@ if TYPE_CHECKING:
 
     from rich.console import Group, RenderableType
 
+    from planner.explain.memory_band import MemoryBand
     from planner.explain.peak import Alternative, StagePeak
     from planner.plan import Plan
 
 
-def peak_section(plan: Plan, peaks: Sequence[StagePeak]) -> Group:
+def peak_section(plan: Plan, peaks: Sequence[StagePeak], band: MemoryBand | None = None) -> Group:
     """When the fullest stage is fullest, and what its activations are."""
     fullest = max(plan.memory, key=lambda stage: stage.total_bytes - stage.limit_bytes)
     peak = next(each for each in peaks if each.stage == fullest.stage)
@@ -37,8 +38,15 @@ def peak_section(plan: Plan, peaks: Sequence[StagePeak]) -> Group:
         f"Peak of stage {peak.stage}",
         Text(words),
         Text(f"One more microbatch in flight takes {format_bytes(peak.bytes_per_microbatch)}; {left}."),
+        *([Text(_spread(band))] if band else []),
         Columns(rows, right=(1, 2), header=("activations", scale.unit, "share")),
     )
+
+
+def _spread(band: MemoryBand) -> str:
+    span = f"{format_bytes(band.low_bytes)} to {format_bytes(band.high_bytes)}"
+    chance = f"at most the device's memory in {percent(band.chance_of_fitting)} of runs"
+    return f"8 of 10 runs have the peak of stage {band.stage} between {span}; it is {chance}."
 
 
 def alternatives_section(plan: Plan, alternatives: Sequence[Alternative]) -> Group | None:

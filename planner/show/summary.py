@@ -34,6 +34,7 @@ from planner.show.words import (
     short_layout,
     stage_range,
 )
+from planner.specs.calibration import precision_class
 from planner.sums import sum_of
 from planner.units import format_bytes, format_count, format_seconds
 
@@ -161,12 +162,21 @@ def band_rows(plan: Plan) -> list[tuple[str, RenderableType]]:
     if band is None or not low or not high:
         return []
     device = " and ".join(pool.device.name for pool, _ in devices_in_use(plan.cluster, plan.layout))
-    names = {"device": device, "engine": f"engine {plan.engine.name}", "axes": f"axes {band.axes}"}
+    both = f"with {device} and engine {plan.engine.name}"
+    precision = f"{kind} bits" if (kind := precision_class(plan.training.precision)) == "16" else kind
+    layers = "without experts" if plan.model.moe is None else "with experts"
+    names = {
+        "device": device,
+        "engine": f"engine {plan.engine.name}",
+        "axes": f"axes {band.axes}",
+        "precision": f"{precision} {both}",
+        "experts": f"layers {layers} {both}",
+    }
     runs = "1 run" if band.num_near == 1 else f"{band.num_near} runs"
     if band.unseen:
-        rests = f"wider, because no published run has {', '.join(names[key] for key in band.unseen)}"
+        rests = f"wider, because no published run has {', '.join(names.get(key, key) for key in band.unseen)}"
     else:
-        like = f"on {names['device']}, {names['engine']}, {names['axes']}"
+        like = f"on {names['device']}, {names['engine']}, {names['axes']}, {precision}, {layers}"
         rests = f"rests on {runs} {like}, and on runs less like it"
         if not band.num_near:
             rests = f"no published run is {like}: rests on runs less like it"

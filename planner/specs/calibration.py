@@ -44,17 +44,50 @@ UNCALIBRATED: Final = CalibrationEntry()
 
 
 class Evidence(Document):
-    """Measured over predicted step time of runs of one kind, forecast by a fit that had not seen their model size.
+    """Measured over predicted step time of runs of one kind, forecast by a fit that had not seen their source.
 
-    axes: what divides the work, as `planner.cost.band.axes_of` writes it.
+    source: where the runs were published; the runs of each source together count alike. axes: what divides the work, as
+    `planner.cost.band.axes_of` writes it. features: what else sets the runs apart, as `features_of` there names it.
     """
+
+    source: str = ""
 
     device: Name
     engine: Name
     precision: PrecisionClass
     experts: bool
     axes: str
+    features: tuple[str, ...] = ()
     ratios: tuple[float, ...] = Field(min_length=1)
+
+
+Counter = Literal["allocated", "device", "reserved"]
+
+
+class MemorySpread(Document):
+    """Of measured over predicted bytes, as a logarithm: Student's t with 4 degrees of freedom.
+
+    counter: which is read: PyTorch's allocated or reserved bytes, or the whole device (nvidia-smi). engine: without it
+    of every engine.
+    """
+
+    counter: Counter
+    engine: Name | None = None
+    location: float = Field(ge=-3, le=3)
+    scale: float = Field(gt=0, le=3)
+    num_rows: int = Field(default=0, ge=0)
+
+
+class Spread(Document):
+    """How much wider than the misses of published runs a band is (`planner.cost.band.spread_of`).
+
+    tails: factor of the logit of a level, because a new source is less like the others than they are like each other.
+    unseen: factor of the log width for a kind that no published run has. memory: how far off peaks of memory are.
+    """
+
+    tails: float = Field(default=1.25, gt=0)
+    unseen: float = Field(default=1.5, ge=1)
+    memory: tuple[MemorySpread, ...] = ()
 
 
 class Calibration(Document):
@@ -62,6 +95,7 @@ class Calibration(Document):
 
     entries: tuple[CalibrationEntry, ...]
     evidence: tuple[Evidence, ...] = ()
+    spread: Spread = Spread()
 
 
 def precision_class(precision: Precision) -> PrecisionClass:

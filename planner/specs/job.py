@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
-from planner.specs.calibration import UNCALIBRATED, CalibrationEntry
+from planner.specs.calibration import UNCALIBRATED, CalibrationEntry, Spread
 from planner.specs.recipe import NAMED_RECIPES
 
 if TYPE_CHECKING:
@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     from planner.specs.training import TrainingSpec
 
 
+_SPREAD: Final = Spread()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
     """The input of the cost model and the search: the documents, and the rules that the user lifts.
@@ -28,7 +31,7 @@ class Job:
     allow_tp_across_nodes: lift the rule that tensor parallelism stays inside the scale-up domain.
     allow_offload: the search may keep states and activations in the hosts' memory.
     batch: global batch sizes to choose from, where the user gives no single one; the training document has the largest.
-    evidence: how far off forecasts of published runs were.
+    evidence: how far off forecasts of published runs were. spread: how much wider a band is.
     members: the job on each pool of a cluster that has several.
     """
 
@@ -41,6 +44,7 @@ class Job:
     allow_offload: bool = False
     batch: BatchRange | None = None
     evidence: tuple[Evidence, ...] = ()
+    spread: Spread = _SPREAD
     members: tuple[PoolJob, ...] = ()
 
     @property

@@ -212,4 +212,5 @@ def _checked_job(mistakes: Mistakes, trees: Mapping[str, Node], given: _Given) -
         allow_offload=given.allow_offload,
         batch=batch,
         evidence=corrections.evidence if len(cluster.pools) == 1 else (),  # no run on a mixed cluster is published
+        spread=corrections.spread,
     )

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from planner.cost.band import axes_of, band, band_of
+from planner.cost.band import axes_of, band, band_of, distribution_of, spread_of, time_distribution
 from planner.layout import parse_layout
-from planner.specs.calibration import CalibrationEntry, Evidence
+from planner.specs.calibration import CalibrationEntry, Evidence, Spread
 
 KEYS = {"device": "a100-80gb", "engine": "megatron", "precision": "16", "experts": False, "axes": "tp+pp"}
 RATIOS = st.lists(st.floats(0.5, 2.0), min_size=20, max_size=60)
@@ -23,8 +23,8 @@ def evidence(ratios, **keys):
 
 @given(RATIOS)
 def test_runs_of_one_kind_give_plain_quantiles(ratios):
-    found = band_of([evidence(ratios)], **KEYS)
-    low, high = np.exp(np.quantile(np.log(ratios), [0.08, 0.92], method="hazen"))
+    found = band_of([evidence(ratios)], Spread(tails=1.0), **KEYS)
+    low, high = np.exp(np.quantile(np.log(ratios), [0.1, 0.9], method="hazen"))
     assert found.low == pytest.approx(min(low, 1.0))
     assert found.high == pytest.approx(max(high, 1.0))
     assert (found.num_near, found.unseen) == (len(ratios), ())
@@ -48,7 +48,8 @@ def test_what_no_run_has_is_named_and_makes_the_band_wider(ratios, key):
 
 def test_runs_like_the_layout_count_most():
     runs = [evidence([1.0, 1.01, 0.99] * 10), evidence([0.5, 2.0] * 15, engine="fsdp", axes="fsdp")]
-    near, far = band_of(runs, **KEYS), band_of(runs, **{**KEYS, "engine": "fsdp", "axes": "fsdp"})
+    spread = Spread(tails=1.0)
+    near, far = band_of(runs, spread, **KEYS), band_of(runs, spread, **{**KEYS, "engine": "fsdp", "axes": "fsdp"})
     assert near.high / near.low < far.high / far.low
 
 
@@ -76,3 +77,72 @@ def test_a_job_finds_its_evidence(make_job):
 )
 def test_axes_are_what_divides_the_work(text, axes):
     assert axes_of(parse_layout(text, num_layers=32, num_devices=8)) == axes
+
+
+def sources(rng, *, between, within, number=40, runs=25, **keys):
+    """Runs of sources whose logs are normal about a mean of their own."""
+    means = rng.normal(0, between, number)
+    return [
+        evidence(np.exp(mean + rng.normal(0, within, runs)), source=f"source {place}", **keys)
+        for place, mean in enumerate(means)
+    ]
+
+
+def inside(found, between, within, rng):
+    ratios = np.exp(rng.normal(0, between, 4000) + rng.normal(0, within, 4000))
+    return np.mean((found.quantile(0.1) <= ratios) & (ratios <= found.quantile(0.9)))
+
+
+def test_eight_of_ten_runs_of_a_new_source_lie_inside():
+    shares = []
+    for seed in range(8):
+        rng = np.random.default_rng(seed)
+        runs = sources(rng, between=0.2, within=0.1, number=60, runs=8)
+        shares.append(inside(distribution_of(runs, spread_of(runs), **KEYS), 0.2, 0.1, rng))
+    assert np.mean(shares) == pytest.approx(0.8, abs=0.04)
+
+
+def test_a_source_with_many_runs_counts_as_one():
+    rng = np.random.default_rng(0)
+    few = sources(rng, between=0.1, within=0.05)
+    many = [*few, evidence(np.exp(rng.normal(1.0, 0.05, 2000)), source="large")]
+    spread = Spread(tails=1.0)
+    before, after = (distribution_of(runs, spread, **KEYS).quantile(0.5) for runs in (few, many))
+    assert after == pytest.approx(before, rel=0.03)
+
+
+def test_kinds_that_sources_do_not_share_are_told_less_well_and_widen_the_band():
+    rng = np.random.default_rng(1)
+    shared = sources(rng, between=0.1, within=0.05)
+    alone = [evidence(np.exp(rng.normal(0, 0.4, 10)), source=f"alone {n}", device=f"device-{n}") for n in range(20)]
+    spread = spread_of([*shared, *alone])
+    assert spread.unseen > 2
+    new = {**KEYS, "device": "new"}
+    found, plain = band_of([*shared, *alone], spread, **new), distribution_of([*shared, *alone], spread, **new)
+    width = np.log(plain.quantile(0.9) / plain.quantile(0.1))
+    assert np.log(found.high / found.low) == pytest.approx(spread.unseen * width, rel=0.05)
+
+
+@given(RATIOS, st.floats(0.02, 0.98), st.integers(0, 2))
+def test_chance_is_the_inverse_of_the_quantile(ratios, level, num_unseen):
+    runs = [evidence([0.2, *ratios, 5.0])]
+    found = distribution_of(runs, Spread(tails=1.2, unseen=1.4), num_unseen=num_unseen, **KEYS)
+    value = found.quantile(level)
+    assert found.quantile(min(level + 0.01, 0.99)) >= value
+    if 0.05 < level < 0.95:
+        assert found.quantile(found.chance(value)) == pytest.approx(value, rel=1e-6)
+    assert found.chance(1e-3) == 0.0
+    assert found.chance(1e3) == 1.0
+
+
+def test_what_sets_a_job_apart_is_named(make_job):
+    job = make_job("llama3-8b", engine="megatron-bridge", gpus=8, batch=64)
+    job = replace(job, training=job.training.model_copy(update={"lora_rank": 16}))
+    layout = parse_layout("tp=1,pp=1,dp=8", num_layers=32, num_devices=8)
+    found = band(job, layout, unseen=("framework trainium",))
+    assert found.unseen[-2:] == ("adapters", "framework trainium")
+    assert found.num_near == 0
+    plain = band(replace(job, training=job.training.model_copy(update={"lora_rank": 0})), layout)
+    assert found.high / found.low > plain.high / plain.low
+    whole = time_distribution(job, layout, unseen=("framework trainium",))
+    assert (min(whole.quantile(0.1), 1.0), max(whole.quantile(0.9), 1.0)) == (found.low, found.high)

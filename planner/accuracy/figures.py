@@ -1,0 +1,302 @@
+"""The figures that a change of the cost model is judged by, each from fits that had not seen the row's source."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, replace
+from multiprocessing import get_context
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+import numpy as np
+
+from planner.accuracy.calibrate import (
+    UNFITTED_SOURCES,
+    Sample,
+    evidence_of,
+    held_out_ratios,
+    read_samples,
+    source_folds,
+)
+from planner.accuracy.memory_runs import assumes_recompute, memory_runs, memory_spreads, spread_of_run
+from planner.accuracy.score import Row, score
+from planner.accuracy.sweeps import sweeps
+from planner.cost.band import Band, band_of, spread_of
+from planner.cost.estimate import estimate
+from planner.cost.memory_band import MemoryDistribution
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+    from numpy.typing import NDArray
+
+    from planner.accuracy.runs import Run
+
+LARGEST: Final = "hf-ultrascale"
+"""Told apart from the others: a quarter of all rows, on a network that no other source has."""
+
+_FEW: Final = 4
+_MANY: Final = 20
+_CHUNK: Final = 64
+_FEWEST_LAYOUTS: Final = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeldOut:
+    """Every row of a table, priced once, and forecasts by fits without the row's source.
+
+    rows: predictions of those that a fit could have seen are the held-out ones. by_row: index of a row -> of its
+    sample. ratios: measured over predicted of each sample. peaks: bytes of the fullest device by nvidia-smi's counter;
+    NaN where a row cannot be priced.
+    """
+
+    rows: tuple[Row, ...]
+    samples: tuple[Sample, ...]
+    by_row: dict[int, int]
+    ratios: NDArray[np.float64]
+    peaks: NDArray[np.float64]
+
+
+class _Priced(NamedTuple):
+    row: Row
+    sample: Sample | None
+    peak: float
+
+
+def hold_out(runs: Sequence[Run], processes: int = 1) -> HeldOut:
+    """Price every run, and forecast each by the runs of other sources."""
+    chunks = [runs[start : start + _CHUNK] for start in range(0, len(runs), _CHUNK)]
+    if processes > 1:
+        with ProcessPoolExecutor(processes, mp_context=get_context("fork")) as pool:
+            priced = [each for chunk in pool.map(_priced, chunks) for each in chunk]
+    else:
+        priced = [each for chunk in chunks for each in _priced(chunk)]
+    samples = tuple(each.sample for each in priced if each.sample)
+    ratios = held_out_ratios(samples, source_folds(samples))
+    places = [number for number, each in enumerate(priced) if each.sample]
+    rows = [each.row for each in priced]
+    for place, sample, ratio in zip(places, samples, ratios, strict=True):
+        rows[place] = replace(rows[place], predicted_seconds=sample.measured_seconds / float(ratio))
+    return HeldOut(
+        rows=tuple(rows),
+        samples=samples,
+        by_row={place: number for number, place in enumerate(places)},
+        ratios=ratios,
+        peaks=np.array([each.peak for each in priced]),
+    )
+
+
+def _priced(runs: Sequence[Run]) -> list[_Priced]:
+    return [_Priced(row := score(run), next(iter(read_samples([run])), None), _peak(row)) for run in runs]
+
+
+def _peak(row: Row) -> float:
+    if row.setup is None or row.reason:
+        return float("nan")
+    if row.run.mem_class in ("", "device") and row.predicted_memory_bytes:
+        return row.predicted_memory_bytes
+    return max(stage.total_bytes for stage in estimate(row.setup.job, row.setup.layout).memory)
+
+
+def held_out_bands(samples: Sequence[Sample], ratios: NDArray[np.float64]) -> list[Band]:
+    """The band of each sample, from the evidence of other sources and a spread chosen on them."""
+    bands: dict[int, Band] = {}
+    folds = source_folds(samples)
+    for fold in set(folds):
+        others = [i for i, own in enumerate(folds) if own != fold]
+        evidence = evidence_of([samples[i] for i in others], ratios[others])
+        spread = spread_of(evidence)
+        for i, own in enumerate(folds):
+            if own == fold:
+                bands[i] = band_of(evidence, spread, **samples[i].kind)
+    return [bands[i] for i in range(len(samples))]
+
+
+def sizes(ratios: Sequence[float] | NDArray[np.float64]) -> tuple[float, float, float]:
+    """Median, mean and 90th percentile of |ratio - 1| in percent; the percentile is the row's next below."""
+    errors = 100 * np.abs(np.asarray(ratios) - 1)
+    return float(np.median(errors)), float(errors.mean()), float(np.quantile(errors, 0.9, method="lower"))
+
+
+class Figure(NamedTuple):
+    """One line of the table; `aim` is what a change should reach."""
+
+    name: str
+    num_rows: int
+    value: str
+    aim: str = ""
+
+
+def figures(held: HeldOut) -> list[Figure]:
+    """All of them, in one order."""
+    return [*_times(held), *_bands(held), *_memory(held), *_outcomes(held), *_ranking(held)]
+
+
+def _times(held: HeldOut) -> list[Figure]:
+    samples, ratios = held.samples, held.ratios
+
+    def where(name: str, test: Callable[[Sample], bool], aim: str = "") -> list[Figure]:
+        chosen = ratios[[test(sample) for sample in samples]]
+        return [Figure(name, len(chosen), _three(sizes(chosen)), aim)] if len(chosen) else []
+
+    own = [values for source, values in _by_source(held).items() if source not in (LARGEST, *UNFITTED_SOURCES)]
+    large = [sizes(values) for values in own if len(values) >= _FEW]
+    macro = [Figure(f"mean over {len(large)} sources", sum(map(len, own)), _three(np.mean(large, axis=0)), "10 13 22")]
+    return [
+        *where(f"all but {LARGEST}, pooled", lambda s: s.source != LARGEST, "6.5 11 24"),
+        *(macro if large else []),
+        *where(LARGEST, lambda s: s.source == LARGEST, "25 45 100"),
+        *where("aleph-alpha-layouts", lambda s: s.source == "aleph-alpha-layouts", "10 13 28"),
+        *where("experts", lambda s: bool(s.keys["experts"]), "9 15 30"),
+        *where("mbridge-memory", lambda s: s.source == "mbridge-memory", "20 25 40"),
+        *where("megatron-sc21-t1", lambda s: s.source == "megatron-sc21-t1", "mean <= 3"),
+        *where("megatron-sc21-t2", lambda s: s.source == "megatron-sc21-t2"),
+        *where("korthikanti-t5", lambda s: s.source == "korthikanti-t5", "mean <= 4.6"),
+    ]
+
+
+def _three(values: Iterable[float]) -> str:
+    return " / ".join(f"{value:.1f}" for value in values)
+
+
+def _by_source(held: HeldOut) -> dict[str, list[float]]:
+    found = defaultdict(list)
+    for sample, ratio in zip(held.samples, held.ratios, strict=True):
+        found[sample.source].append(float(ratio))
+    return found
+
+
+def _bands(held: HeldOut) -> list[Figure]:
+    if len({sample.source for sample in held.samples}) < 2:
+        return []
+    bands = held_out_bands(held.samples, held.ratios)
+    inside: dict[str, list[bool]] = defaultdict(list)
+    for sample, ratio, found in zip(held.samples, held.ratios, bands, strict=True):
+        inside[sample.source].append(bool(found.low <= ratio <= found.high))
+    every = [each for own in inside.values() for each in own]
+    means = [float(np.mean(own)) for own in inside.values() if len(own) >= _FEW]
+    width = float(np.median([found.high / found.low for found in bands]))
+    many = sorted((source for source, own in inside.items() if len(own) >= _MANY), key=lambda s: np.mean(inside[s]))
+    return [
+        Figure("band: inside, pooled", len(every), f"{np.mean(every):.0%}"),
+        Figure(f"band: inside, mean over {len(means)} sources", len(every), f"{np.mean(means):.0%}", "77 to 84 %"),
+        Figure("band: median high / low", len(every), f"{width:.2f}", "<= 1.6"),
+        *(Figure(f"band: inside, {s}", len(inside[s]), f"{np.mean(inside[s]):.0%}", ">= 62 %") for s in many),
+    ]
+
+
+def _memory(held: HeldOut) -> list[Figure]:
+    told = defaultdict(list)
+    for row in held.rows:
+        if row.memory_error is not None:
+            told[row.run.mem_class or "not stated"].append(1 + row.memory_error)
+    aims = {"allocated": "mean 3", "device": "mean 8", "reserved": "mean 25"}
+    return [
+        Figure(
+            f"memory, {kind}",
+            len(own),
+            f"{_three(sizes(own))}; told / measured {np.median(own):.2f}",
+            aims.get(kind, ""),
+        )
+        for kind, own in sorted(told.items())
+    ] + _memory_bands(held)
+
+
+def _memory_bands(held: HeldOut) -> list[Figure]:
+    """Runs inside the band that other sources' runs give their peak, and what it says of runs with an outcome."""
+    runs = memory_runs(held.rows)
+    inside: dict[str, list[bool]] = defaultdict(list)
+    fitting: dict[str, list[float]] = defaultdict(list)
+    widths: list[float] = []
+    for source in sorted({run.source for run in runs}):
+        spreads = memory_spreads([run for run in runs if run.source != source])
+        for run in [run for run in runs if run.source == source]:
+            found = spread_of_run(spreads, run)
+            if found is None:
+                continue
+            told = MemoryDistribution(location=found.location, scale=found.scale)
+            if run.kind == "exact":
+                inside[source].append(told.quantile(0.1) <= math.exp(run.log) <= told.quantile(0.9))
+                widths.append(told.quantile(0.9) / told.quantile(0.1))
+            else:
+                fitting[run.kind].append(told.chance(math.exp(run.log)))
+    if not widths:
+        return []
+    every = [each for own in inside.values() for each in own]
+    mean = np.mean([np.mean(own) for own in inside.values()])
+    return [
+        Figure("memory band: inside, pooled", len(every), f"{np.mean(every):.0%}", "77 to 84 %"),
+        Figure(f"memory band: inside, mean over {len(inside)} sources", len(every), f"{mean:.0%}", "77 to 84 %"),
+        Figure("memory band: median high / low", len(every), f"{np.median(widths):.2f}"),
+        *(
+            Figure(f"chance of fitting, {name}", len(fitting[kind]), f"mean {np.mean(fitting[kind]):.0%}")
+            for kind, name in (("below", "ran"), ("above", "ran out of memory"))
+            if fitting[kind]
+        ),
+    ]
+
+
+def _outcomes(held: HeldOut) -> list[Figure]:
+    oom: dict[str, list[bool]] = defaultdict(list)
+    ran, stated = [], []
+    for row, peak in zip(held.rows, held.peaks, strict=True):
+        if row.setup is None or np.isnan(peak):
+            continue
+        above = bool(peak > row.setup.job.cluster.device.memory)
+        if row.run.oom:
+            oom[row.run.source_set].append(above)
+        elif row.measured_seconds:
+            ran.append(above)
+            if not assumes_recompute(row):
+                stated.append(above)
+    every = [above for own in oom.values() for above in own]
+    return [
+        *([Figure("ran out of memory: told above the whole", len(every), _share(every), ">= 88 %")] if every else []),
+        *(Figure(f"ran out of memory, {source}", len(own), _share(own)) for source, own in oom.items() if len(own) > 9),
+        *([Figure("ran, policy stated: told above it", len(stated), _share(stated), "<= 2 %")] if stated else []),
+        *([Figure("ran, all: told above it", len(ran), _share(ran))] if ran else []),
+    ]
+
+
+def _share(hits: Sequence[bool]) -> str:
+    return f"{np.mean(hits):.1%} ({sum(hits)})"
+
+
+def _ranking(held: HeldOut) -> list[Figure]:
+    found = [sweep for sweep in sweeps(held.rows) if sweep.num_rows >= _FEWEST_LAYOUTS]
+    if not found:
+        return []
+    pairs: dict[str, list[int]] = defaultdict(lambda: [0, 0, 0])
+    for sweep in found:
+        own = pairs[sweep.source]
+        own[0], own[1], own[2] = own[0] + sweep.ordered_pairs, own[1] + sweep.clear_pairs, own[2] + 1
+    regret = [100 * sweep.regret for sweep in found]
+    ordered, clear = (sum(own[i] for own in pairs.values()) for i in (0, 1))
+    aims = {"aleph-alpha-layouts": ">= 85 %", LARGEST: ">= 84 %", "internevo": ">= 81 %"}
+    by_source = sorted((source for source, own in pairs.items() if own[1]), key=lambda s: pairs[s][0] / pairs[s][1])
+    return [
+        Figure(
+            "sweeps: regret, mean / median", len(found), f"{np.mean(regret):.1f} / {np.median(regret):.1f}", "5 / 0.5"
+        ),
+        Figure("sweeps: pairs in order", clear, f"{ordered / max(clear, 1):.1%}", "85 %"),
+        *(
+            Figure(
+                f"pairs, {source} ({pairs[source][2]} sweeps)",
+                pairs[source][1],
+                f"{pairs[source][0] / pairs[source][1]:.1%}; regret "
+                f"{np.mean([100 * sweep.regret for sweep in found if sweep.source == source]):.1f}",
+                aims.get(source, ""),
+            )
+            for source in by_source
+        ),
+    ]
+
+
+def to_text(found: Sequence[Figure]) -> str:
+    """The figures as a table for a terminal."""
+    width = max(len(figure.name) for figure in found)
+    wide = max(len(figure.value) for figure in found)
+    head = f"{'whole sources held out':{width}}  {'rows':>6}  {'median / mean / p90, %':{wide}}  aim"
+    lines = [f"{f.name:{width}}  {f.num_rows:6}  {f.value:{wide}}  {f.aim}".rstrip() for f in found]
+    return "\n".join([head, *lines]) + "\n"

@@ -1,0 +1,67 @@
+"""How far off a predicted peak of memory may be: a distribution of measured over predicted bytes."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from planner.cost.band import features_of
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from planner.layout import Layout
+    from planner.specs.calibration import Counter
+    from planner.specs.job import Job
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryDistribution:
+    """The logarithm of measured over predicted bytes: Student's t with 4 degrees of freedom, which has heavy tails.
+
+    location, scale: of the logarithm.
+    """
+
+    location: float
+    scale: float
+
+    def quantile(self, level: float) -> float:
+        """The ratio that a run's peak stays below with this probability, 0 < level < 1.
+
+        Source: Shaw, Sampling Student's t distribution (Journal of Computational Finance, 2006), for 4 degrees.
+        """
+        root = math.sqrt(4 * level * (1 - level))
+        value = 2 * math.sqrt(max(math.cos(math.acos(min(root, 1.0)) / 3) / root - 1, 0.0))
+        return math.exp(self.location + self.scale * math.copysign(value, level - 0.5))
+
+    def chance(self, ratio: float) -> float:
+        """Probability that the peak is at most `ratio` times the predicted one; the inverse of `quantile`."""
+        return float(t_below((math.log(ratio) - self.location) / self.scale))
+
+
+def t_below(value: Any) -> NDArray[np.float64]:
+    """Distribution function of Student's t with 4 degrees of freedom; any shape.
+
+    Source: Shaw, Sampling Student's t distribution (Journal of Computational Finance, 2006).
+    """
+    square = 1 + np.asarray(value, dtype=np.float64) ** 2 / 4
+    share = value / np.sqrt(square)
+    return np.asarray(0.5 + 0.375 * share * (1 - (square - 1) / square / 3))
+
+
+def memory_distribution(job: Job, layout: Layout, counter: Counter = "device") -> MemoryDistribution | None:
+    """Of measured over predicted bytes of the fullest device, by the counter that is read.
+
+    `device` is what decides whether a run fits: its peak is at most B bytes with probability
+    `memory_distribution(job, layout).chance(B / predicted)`. Adapters, quantised weights and offload widen it, because
+    no run with them is measured. None where the calibration has no memory of published runs.
+    """
+    known = {each.engine: each for each in job.spread.memory if each.counter == counter}
+    found = known.get(job.engine.name) or known.get(None)
+    if found is None:
+        return None
+    wider = math.sqrt(1 + len(features_of(job, layout)) * (job.spread.unseen**2 - 1))
+    return MemoryDistribution(location=found.location, scale=found.scale * wider)

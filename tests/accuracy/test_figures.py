@@ -1,0 +1,61 @@
+"""The figures that a change is judged by: no row is forecast from its own source, and the sums are the rows' own."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from planner.accuracy.figures import LARGEST, figures, hold_out, to_text
+from planner.accuracy.runs import read_runs
+
+TABLE = Path(__file__).parents[1] / "published" / "measurements.csv"
+EVERY = 30
+
+
+@pytest.fixture(scope="module")
+def runs():
+    return read_runs(TABLE)[::EVERY]
+
+
+@pytest.fixture(scope="module")
+def held(runs):
+    return hold_out(runs)
+
+
+def test_a_row_is_never_forecast_from_its_own_source(runs, held):
+    source = max({run.source_set for run in runs} - {LARGEST}, key=[run.source_set for run in runs].count)
+    slower = hold_out(
+        [
+            replace(run, measured_step_s=2 * seconds)
+            if run.source_set == source and (seconds := run.measured_step_seconds)
+            else run
+            for run in runs
+        ]
+    )
+    for before, after in zip(held.rows, slower.rows, strict=True):
+        same = before.predicted_seconds == after.predicted_seconds
+        assert same or before.run.source_set != source
+    changed = [a.predicted_seconds != b.predicted_seconds for a, b in zip(held.rows, slower.rows, strict=True)]
+    assert any(changed), "forecasts of other sources learn from it"
+
+
+def test_pooled_errors_are_those_of_the_rows(held):
+    errors = sorted(
+        100 * abs(row.error) for row in held.rows if row.error is not None and row.run.source_set != LARGEST
+    )
+    found = {figure.name: figure for figure in figures(held)}[f"all but {LARGEST}, pooled"]
+    assert found.num_rows == len(errors)
+    middle, mean, ninth = map(float, found.value.split(" / "))
+    assert mean == pytest.approx(sum(errors) / len(errors), abs=0.05)
+    assert middle == pytest.approx(np.median(errors), abs=0.05)
+    assert ninth == pytest.approx(errors[int(0.9 * (len(errors) - 1))], abs=0.05)
+
+
+def test_the_text_has_a_line_for_each_figure(held):
+    found = figures(held)
+    lines = to_text(found).splitlines()[1:]
+    assert [line.split("  ")[0].strip() for line in lines] == [figure.name for figure in found]
+    assert "nan" not in to_text(found)
