@@ -275,6 +275,10 @@ def _settings(run: Run, model: ModelSpec, engine: EngineSpec, assumed: list[Assu
         found["engine.communication.dispatches_once_per_host"] = str(dispatcher != "alltoall").lower()
     if re.search(r"tp.comm.overlap|async.?tp", run.flags.lower()):
         found["engine.overlap.tensor_parallel"] = "true"
+    if "kernel:" in words and "rms" not in words and model.norm == "rmsnorm":
+        rule = "the row names the kernels of the run, and none of norms"
+        assumed.append(Assumed(key="engine.memory.norm_kernel", value="false", rule=rule))
+        found["engine.memory.norm_kernel"] = "false"
     found["training.loss"] = "fused-linear" if any(word in words for word in _FUSED_HEAD) else "whole"
     found["training.cuda_graphs"] = _graphs(run)
     if run.moe_a2a_overlap and model.moe is not None and (run.ep or 1) > 1:

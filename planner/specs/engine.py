@@ -105,6 +105,9 @@ class EngineMemory(Document):
     whole_logits: bool = Field(default=False, description="every tp rank has all logits at the loss, not its part")
     regathers_inputs: bool = Field(description="sequence parallelism stores sharded inputs, gathers them again")
     fused_swiglu: bool
+    norm_kernel: bool = Field(
+        default=True, description="RMSNorm is one kernel; else it runs operator by operator in fp32, and keeps copies"
+    )
     selective_recompute: Literal["attention-core", "operators", "light"] = Field(
         default="attention-core",
         description="what `selective` drops: scores of unfused attention; all but every second product's output; or "
