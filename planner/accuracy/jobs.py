@@ -271,7 +271,7 @@ def _settings(run: Run, model: ModelSpec, engine: EngineSpec, assumed: list[Assu
     if any(word in task for word in _ADAPTERS):
         found |= _adapters(f"{task} {words}", assumed)
     if "rms kernel" in words:
-        found["engine.memory.norm_copies"] = "0"
+        found["engine.memory.norm_kernel"] = "true"
     dispatcher = run.dispatcher or next((word for word in ("deepep", "hybridep") if word in words), "")
     if dispatcher and model.moe is not None:
         found["engine.communication.dispatches_once_per_host"] = str(dispatcher != "alltoall").lower()

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from planner.cost.adapters import adapted_matrices
-from planner.cost.layers import kv_heads_of_ranks, tokens_per_microbatch
+from planner.cost.layers import kv_heads_of_ranks, norm_is_one_kernel, tokens_per_microbatch
 from planner.cost.parameters import cross_attention_share
 from planner.cost.recompute import ACTIVATION, modules_of, norm_modules
 from planner.cost.schedule import held_microbatches
@@ -83,12 +83,14 @@ def activation_terms(job: PoolJob, layout: Degrees, *, experts: bool = False) ->
         kept = read * h / gathered * _is_read_again(job, ("gate", "up"))
         dropped = dict.fromkeys(before_block, 1.0)
         terms.append(ActivationTerm(name="feed-forward input", num_bytes=kept, dropped=dropped))
-    if copies := job.engine.memory.norm_copies:
-        size = copies * tokens * h * model.norms_per_layer / sharded
-        terms.append(ActivationTerm(name="copies of norms", num_bytes=size))
     if adapters := adapted_matrices(model, training):
         down = element * training.lora_rank * len(adapters)
         terms.append(ActivationTerm(name="adapters", num_bytes=down))
+    if not norm_is_one_kernel(job):
+        kept = 2.0 * element * h / sharded  # the input in fp32 and the result in 16 bits, less the input in 16 bits
+        for name, parts in (("attention", before_attention), ("feed-forward", before_block))[: model.norms_per_layer]:
+            repeated = dict.fromkeys(parts, 1.0)
+            terms.append(ActivationTerm(name=f"{name} norm in fp32", num_bytes=kept, dropped=repeated))
     extra_norms = max(0, model.norms_per_layer - 2)
     if extra_norms:
         terms.append(ActivationTerm(name="inputs of norms after blocks", num_bytes=extra_norms * element * h / sharded))

@@ -254,7 +254,7 @@ def _parts_seconds(
     model, tokens, t = job.model, tokens_per_microbatch(job, layout), layout.tp
     own = tokens / np.where(np.equal(layout.sp, 1), t, 1)
     bytes_each = job.compute_bytes / 2
-    norm = memory_bound_seconds(job, 4.0 * model.hidden_size * own * bytes_each)
+    norm = memory_bound_seconds(job, _norm_bytes(job)[0] * model.hidden_size * own * bytes_each)
     parts: dict[frozenset[str], Number] = {frozenset(("core_attn",)): core}
 
     def add(seconds: Number, *modules: str) -> None:
@@ -289,6 +289,27 @@ def _parts_seconds(
     return parts
 
 
+_NORM_BYTES: Final = (4.0, 10.0)
+_NORM_BYTES_BY_OPERATOR: Final = (36.0, 92.0)
+"""Bytes that a norm moves for a 16-bit element, forward and backward: in one kernel, and by operators in fp32.
+
+Source: inputs and outputs of each operator of RMSNorm in Llama (facebookresearch/llama, llama/model.py) and of its
+derivatives, counted by a test as torch runs them.
+"""
+
+
+def norm_is_one_kernel(job: PoolJob) -> bool:
+    """Whether norms run as one kernel; else operator by operator in fp32, each with a tensor that is kept.
+
+    Source: engine profile, norm_kernel; torch's LayerNorm is one operator everywhere.
+    """
+    return job.engine.memory.norm_kernel or job.model.norm != "rmsnorm"
+
+
+def _norm_bytes(job: PoolJob) -> tuple[float, float]:
+    return _NORM_BYTES if norm_is_one_kernel(job) else _NORM_BYTES_BY_OPERATOR
+
+
 def _light_seconds(job: PoolJob, layout: LayerDegrees) -> PassSeconds:
     """Seconds of norms, residual additions, positions and head copies.
 
@@ -304,8 +325,9 @@ def _light_seconds(job: PoolJob, layout: LayerDegrees) -> PassSeconds:
     split = tokens / layout.tp
     h, residuals = model.hidden_size, 1 if model.parallel_attention else 2
     residual = 7.0 if job.training.dropout else 6.0
-    forward = [4.0 * h * whole] * model.norms_per_layer + [residual * h * whole] * residuals
-    backward = [10.0 * h * whole] * model.norms_per_layer + [(residual + 2.0) * h * whole] * residuals
+    norm = _norm_bytes(job)
+    forward = [norm[0] * h * whole] * model.norms_per_layer + [residual * h * whole] * residuals
+    backward = [norm[1] * h * whole] * model.norms_per_layer + [(residual + 2.0) * h * whole] * residuals
     heads = 4.0 * (model.num_heads + kv_heads_of_ranks(model, layout)) * model.head_size * split
     if model.position == "rope":
         forward.append(heads)

@@ -119,18 +119,15 @@ class EngineMemory(Document):
     shards_positions: bool = Field(default=False, description="a learned table of positions is cut by tp")
     logits_bytes: float = Field(ge=0, description="bytes per logit at the loss, of 16-bit training")
     whole_logits: bool = Field(default=False, description="every tp rank has all logits at the loss, not its part")
-    norm_copies: float = Field(
-        default=0,
-        ge=0,
-        description="bytes that a norm keeps for each element beside its input and output: one that is no fused kernel "
-        "has an fp32 copy of the input (4) and the normalised input (2)",
-    )
     keeps_joint_projection: bool = Field(
         default=False, description="the joint product of queries, keys and values stays beside their rotated copies"
     )
     score_bytes: float = Field(default=2, gt=0, description="kept for each score of attention without a fused kernel")
     regathers_inputs: bool = Field(description="sequence parallelism stores sharded inputs, gathers them again")
     fused_swiglu: bool
+    norm_kernel: bool = Field(
+        default=True, description="RMSNorm is one kernel; else it runs operator by operator in fp32, and keeps copies"
+    )
     selective_recompute: Literal["attention-core", "operators", "light"] = Field(
         default="attention-core",
         description="what `selective` drops: scores of unfused attention; all but every second product's output; or "

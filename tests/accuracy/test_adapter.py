@@ -379,6 +379,14 @@ def test_collectives_beside_products_are_read_from_flags(flags: str, beside: boo
     assert setup_of(flags=flags).job.engine.overlap.tensor_parallel == beside
 
 
+def test_a_run_that_names_its_kernels_and_none_of_norms_has_none() -> None:
+    found = setup_of(flags="kernel: flash_attention2")
+    assert not found.job.engine.memory.norm_kernel
+    assert [each.key for each in found.assumed] == ["engine.memory.norm_kernel"]
+    assert setup_of(flags="kernel: flash_attention2 + RMS kernel").job.engine.memory.norm_kernel
+    assert setup_of().job.engine.memory.norm_kernel
+
+
 def test_a_dispatcher_is_read_by_its_column() -> None:
     shape = {"layers": "48", "hidden": "2048", "heads": "32", "ffn": "6144", "vocab": "151936", "arch": "moe"}
     cells = {**shape, "n_experts": "128", "top_k": "8", "moe_ffn": "768", "ep": "8", "framework": "Megatron-Bridge"}
