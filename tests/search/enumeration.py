@@ -7,7 +7,7 @@ import math
 import numpy as np
 
 from planner.cost.stage import Pattern
-from planner.search.space.configurations import DegreeArrays
+from planner.search.space.configurations import OWN, DegreeArrays
 from planner.search.space.rules import RULES
 
 
@@ -38,7 +38,8 @@ def as_arrays(alike):
     arrays = {name: np.array([each[name] for each in alike]) for name in names}
     experts = {name: np.array([each.get(name, 1) for each in alike]) for name in ("ep", "etp")}
     schedule, offload = alike[0]["schedule"], alike[0].get("offload", "none")
-    return DegreeArrays(**arrays, **experts, placement=0 * arrays["tp"], schedule=schedule, offload=offload)
+    rest = {"placement": 0 * arrays["tp"], "recompute": np.full(len(alike), OWN)}
+    return DegreeArrays(**arrays, **experts, **rest, schedule=schedule, offload=offload)
 
 
 def obeying(job, alike):

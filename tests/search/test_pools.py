@@ -23,7 +23,7 @@ from planner.search.objectives import OBJECTIVES, Objective
 from planner.search.optimum.dynamic_program import best_choice
 from planner.search.optimum.pricing import price_candidates
 from planner.search.search import NothingFits, search
-from planner.search.space.configurations import DegreeArrays, allowed_policies, legal_degrees
+from planner.search.space.configurations import OWN, DegreeArrays, allowed_policies, legal_degrees
 from planner.search.space.constraints import Constraints
 from planner.search.space.placements import most_layers_on, orders_of, placement_codes, placements_of, stage_counts
 from planner.search.space.rules import broken_rules
@@ -153,7 +153,8 @@ def stage_price(job, common, r, k, policy, pool, crossings, apart, first, known)
         names = [name for name in common if name != "schedule"]
         degrees = DegreeArrays(
             **{n: np.array([common[n]]) for n in names},
-            ep=np.array([1]), etp=np.array([1]), placement=np.array([0]), schedule=common["schedule"],
+            ep=np.array([1]), etp=np.array([1]), placement=np.array([0]), recompute=np.array([OWN]),
+            schedule=common["schedule"],
         )  # fmt: skip
         index, layers = np.array([r]), np.array([k])
         stage = stage_of(own, index=index, num_layers=layers, policy=np.array([policy]), first=first, layout=degrees)
