@@ -20,8 +20,14 @@ from planner.errors import InputError
 from planner.layout import Layout, balanced_chunks, format_layout, of_chunks
 from planner.search.bounds.even_splits import can_interleave, even_split_seconds
 from planner.search.bounds.of_layers import LayerBounds, most_layers
-from planner.search.bounds.of_memory import always_fits, least_stage_bytes, may_fit, of_smallest_microbatches
-from planner.search.bounds.of_steps import least_costs, lower_bound_seconds
+from planner.search.bounds.of_memory import (
+    Capacities,
+    always_fits,
+    least_stage_bytes,
+    may_fit,
+    of_smallest_microbatches,
+)
+from planner.search.bounds.of_steps import LeastCosts, _forced_seconds, least_costs, lower_bound_seconds
 from planner.search.least_memory import least_peak, within_bytes
 from planner.search.objectives import Objective
 from planner.search.optimum.dynamic_program import best_choice
@@ -30,7 +36,7 @@ from planner.search.remedies import remedies
 from planner.search.reporter import Reporter
 from planner.search.search import NothingFits, fastest_layout, plan_for_layout, search
 from planner.search.space.arrays import TIE
-from planner.search.space.configurations import allowed_policies, legal_degrees
+from planner.search.space.configurations import _with_ones, allowed_policies, legal_degrees
 from planner.search.space.constraints import Constraints
 from planner.search.space.rules import RULES, broken_rules
 from planner.specs.by_name import load_engine
@@ -365,6 +371,18 @@ def test_search_equals_brute_force_over_the_parts_of_layers(with_engine, gib, pe
     assert found.step_seconds == pytest.approx(best, rel=1e-9), format_layout(found.layout)
     assert not {"none", "full"}.issuperset(found.layout.recompute)
     check_bounds(job)
+
+
+def test_memory_forces_the_cheapest_of_the_policies_that_follow():
+    """Of 4 layers 2 stay within memory without recompute, and each of the others takes a second more at least."""
+    job = small_mixture_job()
+    job = replace(job, model=job.model.model_copy(update={"moe": None}))
+    degrees = _with_ones(1, schedule="1f1b")
+    seconds = np.array([[[1.0], [5.0], [2.0]]])  # of a layer under each policy, in the order in which they are listed
+    costs = LeastCosts(layer=seconds, num_main=1, send=np.zeros(1), ends=np.zeros(1), tail=np.zeros(1))
+    one = np.zeros(1, dtype=np.int64)
+    held = Capacities(owner=one, is_last=one == 0, layers=np.array([[2.0], [4.0], [4.0]]), whole=True)
+    assert _forced_seconds(job, degrees, costs, held) == pytest.approx([2.0])
 
 
 DIFFERENT = (  # layers that differ: leading dense ones, experts or windows that come back
