@@ -339,7 +339,7 @@ def test_bounds_stay_below_the_exact_optimum(seed):
                     assert best_choice(candidate).objective_seconds == pytest.approx(seconds, rel=1e-12)
 
 
-_KEYS = ("tp", "pp", "dp", "cp", "zero", "hsdp", "mbs", "interleave", "placement")
+_KEYS = ("tp", "pp", "dp", "cp", "zero", "hsdp", "mbs", "interleave", "recompute", "placement")
 
 
 def test_placements_are_read_back_and_counted_once():

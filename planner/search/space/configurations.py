@@ -432,7 +432,7 @@ def allowed_policies(job: Job, constraints: Constraints, degrees: DegreeArrays) 
     own = np.equal(degrees.recompute, OWN)
     masks = {code: mask & (own | np.equal(degrees.recompute, code)) for code, mask in masks.items()}
     shape = np.shape(degrees.tp)
-    return {code: np.broadcast_to(mask, shape) for code, mask in masks.items() if np.any(mask)}
+    return {code: np.broadcast_to(mask, shape) for code, mask in masks.items() if np.any(mask) or not np.size(mask)}
 
 
 def with_policies(job: Job, constraints: Constraints, degrees: DegreeArrays) -> DegreeArrays:
