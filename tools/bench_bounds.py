@@ -88,6 +88,7 @@ def _all_numbers(candidates: Any, _: Any) -> Any:
 BOUNDS: dict[str, tuple[tuple[Any, str, Any], ...]] = {
     "partition": ((PoolBounds, "partition_bound_seconds", _zeros),),
     "timing": ((PoolBounds, "timing_bound_seconds", _zeros),),
+    "any-policy": ((the_search, "least_seconds_of_any_policy", _zeros),),
     "any-replicas": ((PoolBounds, "sharded_bound_seconds", _zeros),),
     "step": ((of_pools, "lower_bound_seconds", _zeros),),
     "memory-phase": ((of_steps, "_bound_by_memory", _before_memory),),

@@ -285,14 +285,22 @@ def layer_activation_bytes(
     return tuple(sum_of(size if share == 1.0 else size * share for size, share in each if share) for each in kept)
 
 
-def bytes_of_policies(job: PoolJob, layout: Degrees, stage: Stage, *, experts: bool) -> dict[int, Number]:
-    """Bytes of one layer for one microbatch under each policy that layers of these stages have.
+def kept_bytes_of_layer(
+    job: PoolJob, layout: Degrees, stage: Stage, *, experts: bool, recomputing: bool = False
+) -> tuple[Number, Number]:
+    """Bytes of one layer for one microbatch under the policy of its stage, and without recompute.
 
-    Source: `layer_activation_bytes`.
+    recomputing: of a layer that recomputes, where only some of the stage do.
+
+    Source: `activation_terms`, each with its `kept_share`.
     """
-    policies = policies_of(stage)
-    found = layer_activation_bytes(job, layout, experts=experts, policies=policies)
-    return dict(zip(policies, found, strict=True))
+    terms, policies = activation_terms(job, layout, experts=experts), policies_of(stage)
+    shares = [{policy: kept_share(job, term, policy) for policy in policies} for term in terms]
+    kept = sum_of(
+        term.num_bytes * by_policy(layout, stage, each, recomputing=recomputing)
+        for term, each in zip(terms, shares, strict=True)
+    )
+    return kept, sum_of(term.num_bytes for term in terms)
 
 
 def stored_activation_bytes(job: PoolJob, layout: Degrees, stage: Stage, num_microbatches: Number) -> Number:
@@ -355,8 +363,8 @@ def kept_activation_bytes(job: PoolJob, layout: Degrees, stage: Stage) -> tuple[
     kept: Number = 0.0
     whole: Number = 0.0
     for experts, count in layer_kinds(job, layout, stage):
-        values = bytes_of_policies(job, layout, stage, experts=experts)
-        kept, whole = kept + count * by_policy(layout, stage, values), whole + count * values[NONE]
+        of_layer = kept_bytes_of_layer(job, layout, stage, experts=experts)
+        kept, whole = kept + count * of_layer[0], whole + count * of_layer[1]
     return kept, whole
 
 
@@ -367,7 +375,7 @@ def _on_the_way_bytes(job: PoolJob, layout: Degrees, stage: Stage) -> Number:
     """
     largest: Number = 0.0
     for experts, count in layer_kinds(job, layout, stage):
-        one = by_policy(layout, stage, bytes_of_policies(job, layout, stage, experts=experts))
+        one, _ = kept_bytes_of_layer(job, layout, stage, experts=experts)
         largest = np.maximum(largest, np.where(np.greater(count, 0), one, 0.0))
     return largest * np.minimum(2, stage.num_layers)
 

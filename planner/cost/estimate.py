@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from planner.cost.collectives import slowest_link
-from planner.cost.flops import layers_forward_flops_per_step, model_flops_per_step
+from planner.cost.flops import chunk_flops, model_flops_per_step
 from planner.cost.ledger import HostMemory, LineName, MemoryLine, StageMemory, TimeLine, total_exposed_seconds
 from planner.cost.memory import host_lines, memory_lines
 from planner.cost.prices import (
@@ -191,13 +191,8 @@ def _recomputed_share(job: Job, layout: Layout) -> float:
 
     Source: Chen et al., sublinear memory (2016): one more forward pass.
     """
-    again = sum(
-        layers_of_chunk
-        for layers_of_chunk, policy in zip(layout.layers_per_stage, layout.recompute, strict=True)
-        if policy == "full"
-    )
-    forward = layers_forward_flops_per_step(job.model, job.training)
-    return forward / model_flops_per_step(job.model, job.training) * again / job.model.num_layers
+    repeated = float(chunk_flops(job, layout)["repeated"].sum()) * job.training.global_batch_size / layout.mbs
+    return repeated / model_flops_per_step(job.model, job.training)
 
 
 def timeline(job: Job, layout: Layout) -> Timeline:

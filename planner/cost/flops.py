@@ -7,9 +7,12 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from planner.cost.adapters import adapter_params
+from planner.cost.blocks import attention_matmul_params, shared_matmul_params
 from planner.cost.layers import attention_span
 from planner.cost.parameters import layer_matmul_params, num_matmul_params
-from planner.cost.stage import chunks_of, layer_kinds, timed_kinds
+from planner.cost.recompute import modules_of
+from planner.cost.stage import by_policy, chunks_of, layer_kinds, policies_of, timed_kinds
+from planner.specs.recompute import FULL
 from planner.sums import sum_of
 from planner.units import UNITS
 
@@ -80,29 +83,22 @@ def model_flops_per_step(model: ModelSpec, training: TrainingSpec) -> float:
     return per_token * s * training.global_batch_size
 
 
-def layers_forward_flops_per_step(model: ModelSpec, training: TrainingSpec) -> float:
-    """FLOPs of the forward pass of a step without the output head: what full recompute repeats.
-
-    Source: the terms of `model_flops_per_step`.
-    """
-    core = attention_flops_per_token(model, training.sequence_length, causal=True)
-    params = num_matmul_params(model) - model.vocab_size * model.hidden_size + adapter_params(model, training)
-    return (2.0 * params + core) * training.sequence_length * training.global_batch_size
-
-
 def chunk_flops(job: Job, layout: Layout) -> dict[str, NDArray[np.float64]]:
     """Model FLOPs of one microbatch in each chunk, by pass, over all ranks of the replica; shape (chunks,) each.
 
     `forward`, `backward_input`, `backward_weight`: matrix products have the same FLOPs in all three, the attention core
-    has its two backward ones among the gradients of inputs. `layers`: the forward pass without the model's ends, which
-    full recompute repeats. The ends stand on the last chunk, patches on the first.
+    has its two backward ones among the gradients of inputs. `layers`: the forward pass without the model's ends;
+    `repeated`: what recompute repeats of it (nothing of recompute by operators). The ends stand on the last chunk,
+    patches on the first.
 
     Source: the terms of `model_flops_per_step`, which they add up to.
     """
     model, training, chunks = job.model, job.training, chunks_of(job, layout)
-    params = np.zeros(layout.num_chunks)
+    params, again = np.zeros(layout.num_chunks), np.zeros(layout.num_chunks)
     for experts, count in layer_kinds(job, layout, chunks):
         params = params + count * layer_matmul_params(model, experts=experts)
+        repeated = {policy: _repeated_params(job, policy, experts=experts) for policy in policies_of(chunks)}
+        again = again + count * by_policy(layout, chunks, repeated)
     ends = np.zeros(layout.num_chunks)
     ends[0 if model.patches else -1] = num_matmul_params(model) - params.sum()
     adapters = adapter_params(model, training) / model.num_layers * chunks.num_layers
@@ -110,6 +106,8 @@ def chunk_flops(job: Job, layout: Layout) -> dict[str, NDArray[np.float64]]:
         count * attention_core_flops_per_token(model, training.sequence_length, causal=True, local=local)
         for (_, local), count in timed_kinds(job, layout, chunks)
     )
+    whole = by_policy(layout, chunks, {policy: float(policy == FULL) for policy in policies_of(chunks)})
+    cores = {policy: float(policy == FULL or "core_attn" in modules_of(job, policy)) for policy in policies_of(chunks)}
     tokens = training.sequence_length * layout.mbs
     products = 2.0 * tokens * (params + ends + adapters)
     return {
@@ -117,7 +115,27 @@ def chunk_flops(job: Job, layout: Layout) -> dict[str, NDArray[np.float64]]:
         "backward_input": products + 2.0 * tokens * core,
         "backward_weight": 2.0 * tokens * adapters if training.lora_rank else products,
         "layers": tokens * (2.0 * (params + adapters) + core),
+        "repeated": tokens * (2.0 * (again + whole * adapters) + by_policy(layout, chunks, cores) * core),
     }
+
+
+def _repeated_params(job: Job, policy: int, *, experts: bool) -> float:
+    """Parameters of one layer that a token is multiplied with once more under a recompute policy."""
+    model, modules = job.model, modules_of(job, policy)
+    if policy == FULL:
+        return float(layer_matmul_params(model, experts=experts))
+    attention = attention_matmul_params(model)
+    block = layer_matmul_params(model, experts=experts) - attention
+    found = 0.0
+    if "mla_up_proj" in modules and model.mla is not None:
+        keys_and_values = model.mla.kv_lora_rank * (model.mla.nope_head_size + model.mla.value_head_size)
+        queries = (model.mla.q_lora_rank or model.hidden_size) * (model.mla.nope_head_size + model.mla.rope_head_size)
+        found += model.num_heads * (keys_and_values + queries)
+    if ("moe" if experts else "mlp") in modules:
+        found += block
+    elif experts and "shared_experts" in modules:
+        found += shared_matmul_params(model)
+    return found
 
 
 def sc21_flops_per_step(model: ModelSpec, training: TrainingSpec) -> float:

@@ -241,12 +241,13 @@ def _expert_seconds(job: PoolJob, layout: LayerDegrees, moe: MixtureOfExperts) -
 
 
 def _parts_seconds(
-    job: PoolJob, layout: LayerDegrees, moe: MixtureOfExperts | None, core: Number
+    job: PoolJob, layout: LayerDegrees, moe: MixtureOfExperts | None, core: Number, block: Number
 ) -> dict[frozenset[str], Number]:
     """Forward seconds of what recompute can repeat, by the parts of a layer any of which repeats it.
 
     Up-projections of latent attention with positions; norms; the feed-forward block, with experts or without, and in it
     the activation function. What lies in two parts is repeated once. The host's time for small operators is left out.
+    core, block: forward seconds of the core of attention, and of the feed-forward block.
 
     Source: the same operators as in the forward pass; Megatron-LM, transformer_config.py (recompute_modules);
     DeepSeek-V3 (2024), section 3.2.3.
@@ -275,7 +276,7 @@ def _parts_seconds(
     if moe is None:
         gate = activation(tokens, model.ffn_hidden_size / t)
         add(gate, ACTIVATION, "mlp")
-        add(_ffn_seconds(job, tokens, model.ffn_hidden_size / t).forward - gate, "mlp")
+        add(block - gate, "mlp")
         return parts
     choices = tokens / t * moe.experts_per_token * moe.imbalance * layout.etp
     shared, shared_gate = 0.0, activation(tokens, moe.shared_ffn_hidden_size / t)
@@ -285,7 +286,7 @@ def _parts_seconds(
         add(shared_gate, ACTIVATION, "moe", "shared_experts")
         add(shared - shared_gate, "moe", "shared_experts")
     add(gate, ACTIVATION, "moe", "moe_act")
-    add(_expert_seconds(job, layout, moe).forward - shared - gate, "moe")
+    add(block - shared - gate, "moe")
     return parts
 
 
@@ -425,7 +426,7 @@ def layer_seconds(job: PoolJob, layout: LayerDegrees, *, experts: bool = False, 
         backward_input=whole.backward_input * stretch,
         backward_weight=whole.backward_weight * stretch,
     )
-    parts = _parts_seconds(job, layout, moe, core.forward)
+    parts = _parts_seconds(job, layout, moe, core.forward, block.forward)
     return LayerSeconds(
         passes=passes,
         core_forward=slowdown * core.forward,

@@ -204,11 +204,10 @@ def _work(job: PoolJob, layout: Degrees, stage: Stage, parts: StageParts) -> _Wo
     layers, tp, tp_hidden, cp, cp_hidden, ep, ep_hidden, recompute = none, none, none, none, none, none, none, 0.0
     for kind, count in timed_kinds(job, layout, stage):
         layer = parts.layers[kind]
-        again = {policy: _repeated_seconds(job, layer, policy) for policy in policies_of(stage)}
         share = partial(repeated_share, job, layout, stage, experts=kind[0])
         of_tp, of_cp, of_ep = (share(line) for line in (LineName.TP_COMM, LineName.CP_COMM, LineName.EP_COMM))
         layers += layer.passes * count
-        recompute = recompute + count * by_policy(layout, stage, again)
+        recompute = recompute + count * _repeated_seconds(job, layout, stage, layer)
         tp += _with_repeated(layer.tp, of_tp) * count
         tp_hidden += _with_repeated(layer.tp_hidden, of_tp) * count
         cp += _with_repeated(layer.cp, of_cp) * count
@@ -342,14 +341,16 @@ def _hidden_of_layer(
     )
 
 
-def _repeated_seconds(job: PoolJob, layer: LayerParts, policy: int) -> Number:
-    """Forward seconds of a layer that a recompute policy repeats, without collectives."""
-    if policy == FULL:
-        return layer.passes.forward
-    if policy == SELECTIVE and job.engine.memory.selective_recompute == "operators":
-        return _OPERATORS_REPEATED * layer.passes.forward
-    modules = modules_of(job, policy)
-    return sum_of(seconds for parts, seconds in layer.parts.items() if parts & modules)
+def _repeated_seconds(job: PoolJob, layout: Degrees, stage: Stage, layer: LayerParts) -> Number:
+    """Forward seconds of a layer that the recompute of its stage repeats, without collectives."""
+    operators = _OPERATORS_REPEATED if job.engine.memory.selective_recompute == "operators" else 0.0
+    policies = {policy: modules_of(job, policy) for policy in policies_of(stage)}
+    of_whole = {policy: {FULL: 1.0, SELECTIVE: operators}.get(policy, 0.0) for policy in policies}
+    repeated = layer.passes.forward * by_policy(layout, stage, of_whole)
+    for parts, seconds in layer.parts.items():
+        of_part = {policy: float(not parts.isdisjoint(modules)) for policy, modules in policies.items()}
+        repeated = repeated + seconds * by_policy(layout, stage, of_part)
+    return repeated
 
 
 def _with_repeated(collectives: tuple[Number, Number], share: Number) -> PassSeconds:

@@ -11,7 +11,7 @@ from planner.specs.recompute import FULL, SELECTIVE, modules_in, number_of_layer
 
 if TYPE_CHECKING:
     from planner.numbers import Number
-    from planner.specs.job import PoolJob
+    from planner.specs.job import Job, PoolJob
     from planner.specs.model import ModelSpec
 
 ACTIVATION: Final = "activation"
@@ -24,7 +24,7 @@ _SELECTIVE: Final = {
 }
 
 
-def modules_of(job: PoolJob, policy: int) -> frozenset[str]:
+def modules_of(job: Job, policy: int) -> frozenset[str]:
     """Parts of a layer that a policy recomputes; none of those that are not made of parts (`full`, by operators).
 
     Source: Megatron-LM, megatron/core/transformer/transformer_config.py (recompute_modules); engine profile.
@@ -47,7 +47,23 @@ def absent_modules(model: ModelSpec) -> dict[str, str]:
     return absent
 
 
-def norm_modules(job: PoolJob, *, experts: bool) -> tuple[frozenset[str], frozenset[str]]:
+def idle_modules(job: Job) -> frozenset[str]:
+    """Parts of a layer whose recompute drops nothing of a model that counts.
+
+    Source: `absent_modules`; `norm_modules`; Dao (2023), section 3.1: fused attention keeps no scores.
+    """
+    model, dense = job.model, range(job.model.num_layers)
+    idle = set(absent_modules(model))
+    if job.training.attention == "flash":
+        idle.add("core_attn")
+    if not any("layernorm" in norm for norm in norm_modules(job, experts=model.moe is not None)):
+        idle.add("layernorm")
+    if 2 * np.sum(model.layer_has_experts(np.array(dense))) > model.num_layers:
+        idle.add("mlp")
+    return frozenset(idle)
+
+
+def norm_modules(job: Job, *, experts: bool) -> tuple[frozenset[str], frozenset[str]]:
     """Parts of a layer by whose recompute the norms before attention and before the feed-forward block are repeated.
 
     Source: Megatron-LM, megatron/core/models/gpt/gpt_layer_specs.py: a norm is fused with the product behind it, but

@@ -95,22 +95,26 @@ def _codes(stage: Stage) -> list[int]:
     return codes
 
 
-def by_policy(layout: Degrees, stage: Stage, values: Mapping[int, Number], *, recomputing: bool = False) -> Number:
-    """The value of each stage's policy, from those of layers by `policies_of`.
+def by_policy(layout: Degrees, stage: Stage, values: Mapping[int, float], *, recomputing: bool = False) -> Number:
+    """The value of each stage's policy, from those of layers by `policies_of`; of the shape of `stage.policy`.
 
     Where some of its layers recompute, the mean over the layers, as if all kinds of them were spread evenly; or
     (`recomputing`) the value of a layer that does.
 
     Source: definition of `planner.specs.recompute`.
     """
-    found: Number = None
-    for code in _codes(stage):
-        value = values[whole_policy(code)]
+    if len(set(values.values())) == 1:
+        return np.broadcast_to(values[NONE], np.shape(stage.policy))
+    codes = _codes(stage)
+    whole = np.zeros(max(codes) + 1)
+    whole[codes] = [values[whole_policy(code)] for code in codes]
+    found = whole[stage.policy]
+    for code in codes:
         if code != whole_policy(code) and not recomputing:
             share = recomputing_share(code, stage.num_layers, layout.interleave if stage.chunk is None else 1)
-            value = values[NONE] + share * (value - values[NONE])
-        found = value if found is None else np.where(np.equal(stage.policy, code), value, found)
-    return np.broadcast_arrays(found, stage.policy)[0]
+            mean = values[NONE] + share * (values[whole_policy(code)] - values[NONE])
+            found = np.where(np.equal(stage.policy, code), mean, found)
+    return found
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,16 +6,15 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from planner.cost.activations import activation_terms, bytes_of_policies, inner_gradient_bytes
+from planner.cost.activations import activation_terms, inner_gradient_bytes, kept_bytes_of_layer
 from planner.cost.adapters import frozen_bytes_per_param, trained_layer_params, trained_params
 from planner.cost.blocks import attention_params, expert_layer_params, ffn_matrices, ffn_params
 from planner.cost.loss import logits_bytes
 from planner.cost.model_states import whole_gradients
 from planner.cost.optimizers import update_bytes
 from planner.cost.parameters import end_params_on_device, padded_vocab
-from planner.cost.stage import by_policy, holds_head, layer_kinds, layer_params
+from planner.cost.stage import holds_head, layer_kinds, layer_params
 from planner.layout import offloads_optimizer
-from planner.specs.recompute import NONE
 from planner.sums import sum_of
 
 if TYPE_CHECKING:
@@ -52,8 +51,8 @@ def recompute_bytes(job: PoolJob, layout: Degrees, stage: Stage) -> Number:
     """
     largest: Number = 0.0
     for experts, count in layer_kinds(job, layout, stage):
-        values = bytes_of_policies(job, layout, stage, experts=experts)
-        back = values[NONE] - by_policy(layout, stage, values, recomputing=True)
+        kept, whole = kept_bytes_of_layer(job, layout, stage, experts=experts, recomputing=True)
+        back = whole - kept
         largest = np.maximum(largest, np.where(np.greater(count, 0), back, 0.0))
     return largest
 
@@ -163,15 +162,15 @@ def _gradients_of_layer(job: PoolJob, layout: Degrees, stage: Stage) -> Number:
     reduces = ~np.asarray(whole) | np.equal(layout.pp, 1)
     largest: Number = 0.0
     for experts, count in layer_kinds(job, layout, stage):
-        values = bytes_of_policies(job, layout, stage, experts=experts)
+        kept, everything = kept_bytes_of_layer(job, layout, stage, experts=experts)
         held = layer_params(job, layout, experts=experts).total
         terms = {term.name: term.num_bytes for term in activation_terms(job, layout, experts=experts)}
         inner = sum_of(size for name, size in terms.items() if name.endswith(" inner")) / 2
         last = states.weights * held * _last_matrix_share(job, experts=experts)
         first = inner + terms["layer input"] + last
         before = states.grads * held * np.greater(stage.num_layers, 1) * reduces
-        end = np.where(summed_in_place, 0.0, states.weights * held) + before - values[NONE]
-        then = before - by_policy(layout, stage, values)
+        end = np.where(summed_in_place, 0.0, states.weights * held) + before - everything
+        then = before - kept
         each = np.maximum(first + np.maximum(then, 0.0), end)
         largest = np.maximum(largest, np.where(np.greater(count, 0), each, 0.0))
     return largest

@@ -171,5 +171,11 @@ def _recompute(plan: Plan) -> str:
             where="--to megatron",
             hint=f"plan again with --pin recompute={policies[0]}, or another of them",
         )
-    full = "--recompute-granularity full --recompute-method uniform --recompute-num-layers 1"
-    return {"none": "", "selective": "--recompute-granularity selective", "full": full}[policies[0]]
+    (policy,) = policies
+    kind, _, number = policy.partition(":")
+    if policy in ("none", "selective"):
+        return "" if policy == "none" else "--recompute-granularity selective"
+    if kind == "full":
+        method = f"block --recompute-num-layers {number}" if number else "uniform --recompute-num-layers 1"
+        return f"--recompute-granularity full --recompute-method {method}"
+    return f"--recompute-granularity selective --recompute-modules {policy.replace('+', ' ')}"

@@ -160,7 +160,7 @@ def _pairs_apart(passes: Timeline, seconds: ChunkSeconds) -> Timeline:
 def _kinds(job: Job, layout: Layout, parts: Mapping[LineName, PassSeconds]) -> dict[tuple[str, int], PassKind]:
     flops, n = chunk_flops(job, layout), layout.num_chunks
     ranks = layout.tp * layout.cp
-    again = np.where(np.array(layout.recompute) == "full", flops["layers"], 0.0)
+    again = flops["repeated"]
     kinds = {}
     for kind, names in _PASSES.items():
         lines = {

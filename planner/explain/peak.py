@@ -9,12 +9,14 @@ from pydantic import Field
 
 from planner.cost.activations import activation_terms, device_activation_bytes, held_of_stage, kept_share, sent_bytes
 from planner.cost.estimate import estimate
+from planner.cost.recompute import idle_modules
 from planner.cost.stage import by_policy, layer_kinds, policies_of, pool_indices, stages_of
 from planner.cost.transients import layer_backward_bytes, loss_bytes, recompute_bytes
 from planner.explain.operations import stage_at
 from planner.layout import format_layout, offloads_activations
 from planner.search.space.rules import broken_rules
 from planner.specs.document import Document
+from planner.specs.recompute import modules_in
 from planner.sums import sum_of
 
 if TYPE_CHECKING:
@@ -108,7 +110,8 @@ def _moment(job: PoolJob, layout: Layout, stage: Stage) -> str:
     if float(loss_bytes(job, layout, stage)) > float(layer_backward_bytes(job, layout, stage)):
         return "loss of the first microbatch that turns to its backward pass"
     gathers = ", with gathered weights of two layers" if layout.zero == 3 else ""
-    again = ", one layer computed again" if float(recompute_bytes(job, layout, stage)) else ""
+    what = "parts of one layer" if modules_in(int(stage.policy)) else "one layer"
+    again = f", {what} computed again" if float(recompute_bytes(job, layout, stage)) else ""
     return f"start of the first backward pass{again}{gathers}"
 
 
@@ -130,7 +133,7 @@ def _neighbours(job: Job, layout: Layout) -> Iterator[tuple[str, Layout]]:
         if mbs:
             yield f"mbs={mbs}", replace(layout, mbs=mbs)
     for policy in job.engine.can.recompute:
-        if set(layout.recompute) != {policy}:
+        if set(layout.recompute) != {policy} and not idle_modules(job).intersection(policy.split("+")):
             yield f"recompute={policy}", replace(layout, recompute=(policy,) * layout.num_chunks)
     for offload in job.engine.offload.what:
         if offload != layout.offload and job.has_hosts:

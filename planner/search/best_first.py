@@ -21,6 +21,7 @@ from planner.cost.schedule import EXECUTED
 from planner.search.bounds.even_splits import even_split_seconds
 from planner.search.bounds.of_memory import may_fit
 from planner.search.bounds.of_pools import PoolBounds, placed, promising_placements
+from planner.search.bounds.of_steps import least_seconds_of_any_policy
 from planner.search.objectives import partition_of
 from planner.search.optimum.candidate import Candidate, Disagreement
 from planner.search.optimum.dynamic_program import best_choice
@@ -33,7 +34,6 @@ from planner.search.space.configurations import (
     DegreeArrays,
     Refusals,
     allowed_policies,
-    by_recompute,
     device_partitions,
     fill_experts,
     fill_replicas,
@@ -42,8 +42,10 @@ from planner.search.space.configurations import (
     no_candidate,
     offloads_of,
     schedules_of,
+    with_policies,
 )
 from planner.search.space.placements import pools_of_stages
+from planner.specs.recompute import FULL
 from planner.specs.uniform import uniform_job
 
 if TYPE_CHECKING:
@@ -155,14 +157,13 @@ class _Shared(NamedTuple):
 
     schedule: Schedule
     offload: Offload
-    recompute: str | None
 
 
 class Near:
     """Configurations of several schedules end to end, with their lower bounds."""
 
     def __init__(self, blocks: Sequence[Bounded]) -> None:
-        shared = [_Shared(each.degrees.schedule, each.degrees.offload, each.degrees.recompute) for each in blocks]
+        shared = [_Shared(each.degrees.schedule, each.degrees.offload) for each in blocks]
         self._shared = list(dict.fromkeys(shared))
         numbers = [self._shared.index(each) for each in shared]
         self._which = np.repeat(np.array(numbers, dtype=np.int64), [len(each.seconds) for each in blocks])
@@ -174,7 +175,7 @@ class Near:
         return len(self.seconds)
 
     def degrees(self, positions: Rows | int) -> DegreeArrays:
-        """Degrees at `positions`, whose schedule, offload and recompute mean nothing: for what reads numbers only."""
+        """Degrees at `positions`, whose schedule and offload mean nothing: for what reads numbers only."""
         assert self._all is not None, "there are none"
         return self._all.take(positions)
 
@@ -285,8 +286,24 @@ class _Search:
         degrees = degrees.take(self._keep(degrees, lower.timing_bound_seconds(degrees)))
         for offload in offloads_of(job, constraints):
             sharded = fill_zero(job, constraints, degrees, offload, found.refused)
-            for alike in by_recompute(job, constraints, sharded):
-                yield from self._near_with(alike)
+            yield from self._near_with(with_policies(job, constraints, self._wanted_with_any(sharded)))
+
+    def _wanted_with_any(self, degrees: DegreeArrays) -> DegreeArrays:
+        """Of configurations that are looked at with each of several policies, those that may be wanted with any."""
+        policies = allowed_policies(self._job, self._constraints, degrees)
+        one_each = not self._job.engine.pipeline.recompute_per_stage and degrees.schedule not in EXECUTED
+        if len(policies) < 2 or len(self._job.pools) > 1 or not one_each:
+            return degrees
+        least = [FULL] if FULL in policies else list(policies)  # full recompute needs least memory
+        near = may_fit(self._job, degrees, least, expects_little=not self._has_incumbent)
+        self.found.drop("memory", len(policies) * int(len(near) - near.sum()))
+        degrees = degrees.take(near)
+        if not self._has_incumbent:
+            return degrees
+        seconds = least_seconds_of_any_policy(self._job.pools[0], degrees, self._cutoff(degrees))
+        near = seconds <= self._cutoff(degrees)
+        self._drop(len(policies) * int(len(near) - near.sum()))
+        return degrees.take(near)
 
     def _near_with(self, degrees: DegreeArrays) -> Iterator[Bounded]:
         """The same when only the replicas are open."""

@@ -23,7 +23,6 @@ from planner.search.optimum.pruning import SLACK, lower_bounds
 from planner.search.space.configurations import (
     DegreeArrays,
     allowed_policies,
-    by_recompute,
     device_partitions,
     fill_experts,
     fill_replicas,
@@ -31,6 +30,7 @@ from planner.search.space.configurations import (
     fill_zero,
     offloads_of,
     schedules_of,
+    with_policies,
 )
 
 if TYPE_CHECKING:
@@ -99,14 +99,14 @@ def _ruled_out(
 
 
 def _complete(found: Found, constraints: Constraints, partitions: DegreeArrays) -> Iterator[DegreeArrays]:
-    """Every configuration of these partitions, in blocks of one schedule, offload and recompute."""
+    """Every configuration of these partitions, in blocks of one schedule and offload."""
     job = found.job
     for schedule in schedules_of(job, constraints):
         timed = fill_timing(job, constraints, partitions, schedule, {})
         experts = fill_experts(job, constraints, timed, {})
         for offload in offloads_of(job, constraints):
             sharded = fill_zero(job, constraints, experts, offload, {})
-            yield from by_recompute(job, constraints, fill_replicas(job, constraints, sharded, {}))
+            yield with_policies(job, constraints, fill_replicas(job, constraints, sharded, {}))
 
 
 def _bounded(found: Found, constraints: Constraints, degrees: DegreeArrays) -> tuple[DegreeArrays, FloatArray]:

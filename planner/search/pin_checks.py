@@ -6,6 +6,7 @@ from itertools import groupby
 from operator import attrgetter
 from typing import TYPE_CHECKING, Final
 
+from planner.cost.recompute import absent_modules
 from planner.cost.run import price_of
 from planner.cost.schedule import EXECUTED
 from planner.cost.stage import pattern_of
@@ -101,7 +102,11 @@ def _lacking(job: Job, key: str, value: str) -> Mistake | None:
         hint = f"`planner explain MODEL CLUSTER --layout recompute={value},...` prices it"
         return Mistake(message=f"recompute `{value}`, of some layers, is not planned", where="--pin", hint=hint)
     if has(job.engine):
-        return None
+        lacking = [what for part, what in absent_modules(job.model).items() if part in value.split("+")]
+        if key != "recompute" or not lacking:
+            return None
+        message = f"recompute `{value}`: {job.model.name} has no {' and no '.join(lacking)}"
+        return Mistake(message=message, where="--pin")
     elsewhere = other_engines("; ", has)
     elsewhere = elsewhere and f"{elsewhere} has `{value}`"
     what, offered = (f"`{key}`", "") if key in _AXES else (f"{key} `{value}`", f"{key}=")

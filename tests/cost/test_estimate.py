@@ -98,7 +98,8 @@ def test_many_layouts_at_once_cost_what_each_costs_alone(make_job, texts, engine
     layouts = [x for x in layouts if x.schedule == layouts[0].schedule]
     names = [f.name for f in fields(DegreeArrays) if f.name not in ("placement", "schedule", "offload", "recompute")]
     degrees = {name: np.array([getattr(x, name) for x in layouts]) for name in names}
-    arrays = DegreeArrays(**degrees, placement=np.zeros(len(layouts), dtype=int), schedule=layouts[0].schedule)
+    rest = {name: np.zeros(len(layouts), dtype=int) for name in ("placement", "recompute")}
+    arrays = DegreeArrays(**degrees, **rest, schedule=layouts[0].schedule)
     stage = Stage(index=0, num_layers=np.array([x.layers_of_stage(0) for x in layouts]), policy=2)
     together = stage_prices(job, arrays, stage)
     num_bytes = np.broadcast_to(stage_bytes(job, arrays, stage), (len(layouts),))

@@ -228,6 +228,26 @@ def test_experts_read_their_weights_and_move_tokens_there_and_back(make_job, tex
         assert getattr(found.passes, name) == pytest.approx(bytes_of(maps) + 2 * (light + moved + gates[index])), name
 
 
+@pytest.mark.parametrize(
+    ("by_hand", "module", "repeated"),  # which of the linear maps above
+    [
+        (llama3_8b, "mlp", slice(2, 4)),
+        (gpt3_175b, "mlp", slice(2, 4)),
+        (deepseek_v2_lite, "mla_up_proj", slice(1, 4, 2)),
+        (experts, "mla_up_proj", slice(1, 4, 2)),
+        (experts, "moe", slice(4, 9)),
+        (experts, "shared_experts", slice(7, 9)),
+        (experts, "moe_act", slice(0)),
+        (llama3_8b, "layernorm", slice(0)),
+    ],
+)
+@pytest.mark.parametrize("text", ["tp=1,sp=0", "tp=2,sp=1"])
+def test_a_part_of_a_layer_repeats_its_products(make_job, by_hand, module, repeated, text):
+    found, _, _, _, maps, _ = priced(make_job, by_hand, text, "flops")
+    seconds = sum(each for parts, each in found.parts.items() if module in parts)
+    assert seconds == pytest.approx(flops_of(maps[repeated]))
+
+
 @pytest.mark.parametrize("by_hand", [llama3_8b, gpt3_175b, deepseek_v2_lite, compressed_queries, experts])
 @pytest.mark.parametrize("text", ["tp=1,sp=0", "tp=2,sp=1", "tp=2,cp=2,mbs=2"])
 def test_light_recompute_repeats_norms_the_gate_and_what_comes_from_a_latent(make_job, by_hand, text):

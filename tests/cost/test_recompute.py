@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 
 from planner.cost.activations import kept_activation_bytes, layer_activation_bytes
+from planner.cost.estimate import estimate
+from planner.cost.flops import attention_core_flops_per_token, model_flops_per_step
 from planner.cost.ledger import LineName
 from planner.cost.prices import stage_bytes, stage_prices
 from planner.cost.stage import Stage, chunks_of, stages_of
@@ -168,6 +170,41 @@ def test_kinds_of_layers_recompute_as_if_spread_evenly(make_job):
     assert some == pytest.approx(none + (full - none) / 4)
 
 
+# parameters that a token meets once more, over all layers
+REPEATED = {
+    ("llama3-8b", "mlp"): 32 * 3 * 4096 * 14336,
+    ("llama3-8b", "layernorm"): 0,
+    ("deepseek-v3", "moe"): 58 * (256 * 7168 + 3 * 7168 * 2048 * (8 + 1)),
+    ("deepseek-v3", "shared_experts"): 58 * 3 * 7168 * 2048,
+    ("deepseek-v3", "moe_act"): 0,
+    ("deepseek-v3", "mla_up_proj+mlp"): 61 * 128 * (1536 * 192 + 512 * 256) + 3 * 3 * 7168 * 18432,
+}
+
+
+@pytest.mark.parametrize(("name", "text"), REPEATED)
+def test_hardware_flops_count_what_is_repeated(make_job, name, text):
+    settings = ("model.mtp_layers=0",) if name == "deepseek-v3" else ()
+    job = make_job(name, engine="megatron", gpus=64, batch=64, sequence=4096, settings=settings)
+    ep = ",ep=8" if job.model.moe else ""
+    layout = parse_layout(f"tp=8{ep},recompute={text}", num_layers=job.model.num_layers, num_devices=64)
+    priced = estimate(job, layout)
+    flops = 2 * REPEATED[name, text] * 64 * 4096
+    assert priced.hfu / priced.mfu - 1 == pytest.approx(flops / model_flops_per_step(job.model, job.training))
+
+
+def test_every_second_layer_repeats_half_of_the_forward_pass(make_job):
+    job = make_job("llama3-8b", engine="torchtitan", gpus=8, batch=64)
+    every, full, core = (
+        estimate(job, parse_layout(f"zero=3,recompute={text}", num_layers=32, num_devices=8))
+        for text in ("every:2", "full", "core_attn")
+    )
+    assert every.hfu / every.mfu - 1 == pytest.approx((full.hfu / full.mfu - 1) / 2)
+    of_core = 32 * attention_core_flops_per_token(job.model, 2048, causal=True, local=False) * 64 * 2048
+    assert core.hfu / core.mfu - 1 == pytest.approx(of_core / model_flops_per_step(job.model, job.training))
+    times = [next(x.busy_seconds for x in e.time if x.name == LineName.RECOMPUTE) for e in (every, full)]
+    assert times[0] == pytest.approx(times[1] / 2)
+
+
 @pytest.mark.parametrize(
     ("name", "engine", "policy", "fault"),
     [
@@ -179,6 +216,9 @@ def test_kinds_of_layers_recompute_as_if_spread_evenly(make_job):
         ("deepseek-v3", "megatron", "core_attn+layernorm+mla_up_proj+mlp+moe+moe_act+shared_experts", ""),
         ("llama3-8b", "megatron", "core_attn+layernorm+mlp", ""),
         ("llama3-8b", "megatron", "full:2", ""),
+        ("llama3-8b", "torchtitan", "every:2", ""),
+        ("llama3-8b", "fsdp", "every:4", ""),
+        ("llama3-8b", "fsdp", "full:4", "it has none, full or every:N for every N-th layer"),
     ],
 )
 def test_what_an_engine_or_a_model_does_not_have_is_refused(make_job, name, engine, policy, fault):

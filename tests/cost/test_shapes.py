@@ -27,6 +27,7 @@ DEGREES = {
     "interleave": (1, 2),
     "segment": (0, 0),
     "placement": (0,),
+    "recompute": (0,),
 }
 
 
@@ -60,8 +61,8 @@ def test_parts_of_equal_shapes_are_those_of_each_configuration(make_job, case, s
 def test_every_degree_of_a_shape_counts(make_job):
     """Configurations that differ in one degree of their layers only have other prices."""
     job = make_job("deepseek-v3", "dgx-h100", gpus=1024, batch=768, sequence=4096)
-    same = DegreeArrays(**{key: np.full(300, values[1]) for key, values in DEGREES.items() if key != "placement"},
-                        placement=np.zeros(300, dtype=np.int64), schedule="1f1b")  # fmt: skip
+    same = DegreeArrays(**{key: np.full(300, values[min(1, len(values) - 1)]) for key, values in DEGREES.items()},
+                        schedule="1f1b")  # fmt: skip
     for key in ("tp", "cp", "ep", "etp", "mbs", "sp"):
         values = np.tile(DEGREES[key][:2], 150)
         parts = stage_parts(job, replace(same, **{key: values}))

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from planner.cost.stage import Pattern
-from planner.search.space.configurations import DegreeArrays
+from planner.search.space.configurations import OWN, DegreeArrays
 from planner.search.space.rules import RULES
 
 
@@ -46,7 +46,7 @@ def as_arrays(alike):
     segment = np.array([each.get("segment", 0) for each in alike])
     schedule, offload = alike[0]["schedule"], alike[0].get("offload", "none")
     rest = {"segment": segment, "placement": 0 * segment, "schedule": schedule, "offload": offload}
-    return DegreeArrays(**arrays, **experts, **rest)
+    return DegreeArrays(**arrays, **experts, **rest, recompute=np.full(len(alike), OWN))
 
 
 def obeying(job, alike):

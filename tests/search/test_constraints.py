@@ -50,6 +50,26 @@ def test_a_pinned_list_of_policies_that_differ_is_refused_where_the_engine_has_o
         search(small_job("megatron"), Constraints.parse(["pp=2,recompute=none/full"], []))
 
 
+def test_any_set_of_modules_can_be_pinned():
+    found = search(small_job("megatron"), Constraints.parse(["recompute=mlp+core_attn"], []))
+    assert not isinstance(found, NothingFits)
+    assert set(found.layout.recompute) == {"core_attn+mlp"}
+
+
+@pytest.mark.parametrize(
+    ("pin", "message"),
+    [
+        ("recompute=full:2", "recompute `full:2`, of some layers, is not planned"),
+        ("recompute=mlp+moe_act", "recompute `mlp\\+moe_act`: .* has no experts"),
+        ("recompute=mla_up_proj", "has no latent attention"),
+        ("pp=2,recompute=none/mla_up_proj", "has no latent attention"),
+    ],
+)
+def test_a_pin_of_modules_that_no_plan_can_keep_is_refused(pin, message):
+    with pytest.raises(InputError, match=message):
+        search(small_job("megatron"), Constraints.parse([pin], []))
+
+
 @pytest.mark.parametrize(
     ("pin", "message"),
     [

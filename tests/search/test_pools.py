@@ -23,7 +23,7 @@ from planner.search.objectives import OBJECTIVES, Objective
 from planner.search.optimum.dynamic_program import best_choice
 from planner.search.optimum.pricing import price_candidates
 from planner.search.search import NothingFits, search
-from planner.search.space.configurations import DegreeArrays, allowed_policies, legal_degrees
+from planner.search.space.configurations import OWN, DegreeArrays, allowed_policies, legal_degrees
 from planner.search.space.constraints import Constraints
 from planner.search.space.placements import most_layers_on, orders_of, placement_codes, placements_of, stage_counts
 from planner.search.space.rules import broken_rules
@@ -155,6 +155,7 @@ def stage_price(job, common, r, k, policy, pool, crossings, apart, first, known)
         degrees = DegreeArrays(
             **{n: np.array([common[n]]) for n in names},
             ep=np.array([1]), etp=np.array([1]), segment=np.array([0]), placement=np.array([0]),
+            recompute=np.array([OWN]),
             schedule=common["schedule"],
         )  # fmt: skip
         index, layers = np.array([r]), np.array([k])
@@ -340,7 +341,7 @@ def test_bounds_stay_below_the_exact_optimum(seed):
                     assert best_choice(candidate).objective_seconds == pytest.approx(seconds, rel=1e-12)
 
 
-_KEYS = ("tp", "pp", "dp", "cp", "zero", "hsdp", "mbs", "interleave", "placement")
+_KEYS = ("tp", "pp", "dp", "cp", "zero", "hsdp", "mbs", "interleave", "recompute", "placement")
 
 
 def test_placements_are_read_back_and_counted_once():

@@ -20,8 +20,8 @@ from planner.errors import InputError
 from planner.layout import Layout, balanced_chunks, format_layout, of_chunks
 from planner.search.bounds.even_splits import can_interleave, even_split_seconds
 from planner.search.bounds.of_layers import LayerBounds, most_layers
-from planner.search.bounds.of_memory import least_stage_bytes, may_fit, of_smallest_microbatches
-from planner.search.bounds.of_steps import least_costs, lower_bound_seconds
+from planner.search.bounds.of_memory import Capacities, least_stage_bytes, may_fit, of_smallest_microbatches
+from planner.search.bounds.of_steps import LeastCosts, _forced_seconds, least_costs, lower_bound_seconds
 from planner.search.least_memory import least_peak
 from planner.search.objectives import Objective
 from planner.search.optimum.dynamic_program import best_choice
@@ -30,7 +30,7 @@ from planner.search.remedies import remedies
 from planner.search.reporter import Reporter
 from planner.search.search import NothingFits, fastest_layout, plan_for_layout, search
 from planner.search.space.arrays import TIE
-from planner.search.space.configurations import allowed_policies, legal_degrees
+from planner.search.space.configurations import _with_ones, allowed_policies, legal_degrees
 from planner.search.space.constraints import Constraints
 from planner.search.space.rules import RULES, broken_rules
 from planner.specs.by_name import load_engine
@@ -129,9 +129,16 @@ def runnable(job, alike):
 
 def policies_of(job, offload):
     """Recompute policies with what is offloaded."""
-    policies = list(job.engine.can.recompute)
-    if job.training.attention == "flash" and job.engine.memory.selective_recompute == "attention-core":
-        policies = [each for each in policies if each != "selective"]
+    model = job.model
+    without = {"core_attn"} if job.training.attention == "flash" else set()
+    without |= {"mla_up_proj"} if model.mla is None else set()
+    without |= {"moe", "moe_act"} if model.moe is None else set()
+    without |= {"layernorm"} if model.mla is None and model.moe is None else set()
+    experts = sum(model.layer_has_experts(k) for k in range(model.num_layers))
+    without |= {"mlp"} if 2 * experts > model.num_layers else set()
+    of_core = job.engine.memory.selective_recompute == "attention-core"
+    names = {"selective": {"core_attn"} if of_core else set()}
+    policies = [p for p in job.engine.can.recompute if not names.get(p, set(p.split("+"))) & without]
     with_activations = offload in ("activations", "both")
     return [each for each in policies if not with_activations or each in job.engine.offload.activations_of]
 
@@ -360,10 +367,10 @@ moe: {num_experts: 4, experts_per_token: 2, ffn_hidden_size: 64, shared_ffn_hidd
 """
 
 
-def small_mixture_job(gib=0.006):
+def small_mixture_job(gib=0.006, more=""):
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "tiny-moe.yaml"
-        path.write_text(MIXTURE)
+        path.write_text(MIXTURE + more)
         return load_job(
             model=str(path),
             cluster="dgx-a100",
@@ -390,6 +397,42 @@ def test_search_equals_brute_force_with_experts(gib):
     assert isinstance(found, NothingFits) == (best == np.inf)
     if best < np.inf:
         assert found.step_seconds == pytest.approx(best, rel=1e-9), format_layout(found.layout)
+
+
+LATENT = "mla: {q_lora_rank: 16, kv_lora_rank: 16, nope_head_size: 16, rope_head_size: 8, value_head_size: 16}"
+PARTS = (
+    *("none", "full", "mla_up_proj", "layernorm+moe_act", "layernorm+mla_up_proj+moe_act", "moe", "shared_experts"),
+    *("layernorm", "core_attn+moe+mlp"),
+)
+
+
+def job_of_parts(with_engine, gib, per_stage):
+    """Latent attention, experts and a dense layer, in an engine that tries many sets of modules."""
+    job = small_mixture_job(gib, LATENT)
+    return with_engine(job, can={"recompute": PARTS}, pipeline={"recompute_per_stage": per_stage})
+
+
+@pytest.mark.parametrize(("gib", "per_stage"), [(0.003, False), (0.0035, False), (0.0048, True), (0.005, True)])
+def test_search_equals_brute_force_over_the_parts_of_layers(with_engine, gib, per_stage):
+    job = job_of_parts(with_engine, gib, per_stage)
+    best, count = brute_force(job)
+    assert count > 1000
+    found = search(job, NO_CONSTRAINTS, check=True)
+    assert found.step_seconds == pytest.approx(best, rel=1e-9), format_layout(found.layout)
+    assert not {"none", "full"}.issuperset(found.layout.recompute)
+    check_bounds(job)
+
+
+def test_memory_forces_the_cheapest_of_the_policies_that_follow():
+    """Of 4 layers 2 stay within memory without recompute, and each of the others takes a second more at least."""
+    job = small_mixture_job()
+    job = replace(job, model=job.model.model_copy(update={"moe": None}))
+    degrees = _with_ones(1, schedule="1f1b")
+    seconds = np.array([[[1.0], [5.0], [2.0]]])  # of a layer under each policy, in the order in which they are listed
+    costs = LeastCosts(layer=seconds, num_main=1, send=np.zeros(1), ends=np.zeros(1), tail=np.zeros(1))
+    one = np.zeros(1, dtype=np.int64)
+    held = Capacities(owner=one, is_last=one == 0, layers=np.array([[2.0], [4.0], [4.0]]), whole=True)
+    assert _forced_seconds(job, degrees, costs, held) == pytest.approx([2.0])
 
 
 DIFFERENT = (  # layers that differ: leading dense ones, experts or windows that come back
@@ -521,25 +564,26 @@ def check_tails(job):
                 continue
             rows = np.flatnonzero((degrees.pp == pp) & (degrees.interleave == v))
             x, least = degrees.take(rows), np.full(len(rows), np.inf)
+            chosen = {policy: mask[rows] for policy, mask in policies.items()}
             for split in compositions(job.model.num_layers, pp, v):
                 if v > 1 and not all(np.all(can_interleave(job, x, *each)) for each in enumerate(split)):
                     continue
                 tails = [
-                    np.broadcast_to(shortest_tail(job, x, policies, index, sum(split[:index]), number), len(rows))
+                    np.broadcast_to(shortest_tail(job, x, chosen, index, sum(split[:index]), number), len(rows))
                     for index, number in enumerate(split)
                 ]
                 least = np.minimum(least, np.max(tails, axis=0))
-            chosen = {policy: mask[rows] for policy, mask in policies.items()}
             bound = least_costs(job, x, chosen, np.inf, any_replicas=False).tail
             assert np.all(bound <= least * (1 + 1e-12)), (pp, float((bound / least).max()))
 
 
 def shortest_tail(job, degrees, policies, index, first, number):
-    """Tail of one stage under the policy that makes it shortest, [n]."""
-    stages = [
-        stage_of(job, index=index, num_layers=number, policy=policy, first=first, layout=degrees) for policy in policies
-    ]
-    return np.min([np.broadcast_to(stage_prices(job, degrees, s).tail_seconds, len(degrees)) for s in stages], axis=0)
+    """Tail of one stage under the policy, of those that it may have, that makes it shortest, [n]."""
+    tails = []
+    for policy, mask in policies.items():
+        stage = stage_of(job, index=index, num_layers=number, policy=policy, first=first, layout=degrees)
+        tails.append(np.where(mask, stage_prices(job, degrees, stage).tail_seconds, np.inf))
+    return np.min(tails, axis=0)
 
 
 @pytest.mark.parametrize("seed", [0, 3, 14, 21])

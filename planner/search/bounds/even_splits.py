@@ -11,6 +11,7 @@ from planner.cost.prices import interleaving_terms, num_microbatches, stage_fits
 from planner.cost.schedule import cycle_seconds, step_seconds
 from planner.cost.stage import pattern_of, stage_of
 from planner.search.space.arrays import unrolled
+from planner.search.space.configurations import choices_of
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -75,12 +76,13 @@ def even_splits(job: PoolJob, degrees: DegreeArrays, policies: PolicyMasks) -> E
     owner, index, first = unrolled(degrees.pp)
     x = degrees.take(owner)
     layers = job.model.num_layers // x.pp + (index < job.model.num_layers % x.pp)
-    choice = np.array(list(policies))[:, np.newaxis]
+    choices = choices_of(degrees, policies)
+    choice = choices.policy[:, owner]
     before = index * (job.model.num_layers // x.pp) + np.minimum(index, job.model.num_layers % x.pp)
     stage = stage_of(job, index=index, num_layers=layers, policy=choice, first=before, layout=x)
-    shape = (len(policies), len(owner))
+    shape = choice.shape
     fits = np.broadcast_to(stage_fits(job, x, stage), shape)
-    fits = fits & np.stack(list(policies.values()))[:, owner]
+    fits = fits & choices.allowed[:, owner]
     if degrees.schedule == "interleaved":
         fits = fits & can_interleave(job, x, index, layers)
     prices = stage_prices(job, x, stage)
@@ -94,7 +96,7 @@ def even_splits(job: PoolJob, degrees: DegreeArrays, policies: PolicyMasks) -> E
         first=first,
         fits=np.logical_and.reduceat(fits[cheapest], first),
         layers=layers,
-        policy=choice[which, 0],
+        policy=choice[cheapest],
         seconds=seconds[cheapest],
         forward_seconds=forward[cheapest],
         exchange_seconds=exchange[cheapest],

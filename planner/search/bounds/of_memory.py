@@ -12,7 +12,8 @@ from planner.cost.prices import num_microbatches, stage_bytes
 from planner.cost.schedule import in_flight_microbatches
 from planner.search.bounds.of_layers import kinds_main_first, num_main_layers, stage_of_kind
 from planner.search.space.arrays import TIE, unrolled
-from planner.specs.recompute import policy_code
+from planner.search.space.configurations import OWN, choices_of
+from planner.specs.recompute import FULL, NONE, policy_code
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -80,7 +81,8 @@ def capacities_of_stages(job: PoolJob, degrees: DegreeArrays, policies: PolicyMa
         return np.asarray(np.where(inside, linear, np.where(is_last, values[3][owner], values[0][owner])))
 
     whole, layers = num_main_layers(job) == job.model.num_layers, []
-    for policy, mask in policies.items():
+    choices = choices_of(degrees, policies)
+    for policy, mask in zip(choices.policy, choices.allowed, strict=True):
         two, three = (everywhere(_bytes_with(job, degrees, ends, k, policy)) for k in (2, 3))
         most = np.maximum(2 + (job.memory_limit_bytes - two) / np.maximum(three - two, 1.0), 1.0)
         layers.append(np.where(mask[owner], _whole(most) if whole else most, 0.0))
@@ -92,13 +94,15 @@ def _in_flight(job: PoolJob, degrees: DegreeArrays, stage: Number) -> Number:
     return in_flight_microbatches(degrees.schedule, degrees.pp, stage, m, degrees.interleave)
 
 
-def _bytes_with(job: PoolJob, degrees: DegreeArrays, index: Number, num_layers: int, policy: int) -> Number:
+def _bytes_with(job: PoolJob, degrees: DegreeArrays, index: Number, num_layers: int, policy: Number) -> Number:
     stage = stage_of_kind(kinds_main_first(job)[0], index=index, num_layers=num_layers, policy=policy)
     return np.asarray(np.broadcast_to(stage_bytes(job, degrees, stage), np.shape(index)))
 
 
 def least_stage_bytes(job: PoolJob, degrees: DegreeArrays, policies: Sequence[int]) -> NDArray[np.float64]:
     """The fullest stage of these configurations needs at least this many bytes, however layers are split.
+
+    policies: those that a stage may have, where each has its own.
 
     Some stage holds ceil(L / S) layers or more, L of the main kinds. Middle stages need less the later they are, so the
     least of the first, the last but one and the last stage bounds them all.
@@ -108,9 +112,15 @@ def least_stage_bytes(job: PoolJob, degrees: DegreeArrays, policies: Sequence[in
     main, layers = kinds_main_first(job)[0], np.ceil(num_main_layers(job) / degrees.pp)
     last = degrees.pp - 1
     index = np.stack([np.zeros_like(last), np.maximum(last - 1, 0), last])
-    shapes = [stage_of_kind(main, index=index, num_layers=layers, policy=policy) for policy in policies]
+    own = _own_or(degrees, policies)
+    shapes = [stage_of_kind(main, index=index, num_layers=layers, policy=policy) for policy in own]
     least = [np.broadcast_to(stage_bytes(job, degrees, shape), index.shape).min(axis=0) for shape in shapes]
     return np.asarray(np.minimum.reduce(least))
+
+
+def _own_or(degrees: DegreeArrays, policies: Sequence[int]) -> Sequence[Number]:
+    """The policy of all stages of each configuration, or these policies where stages have their own."""
+    return policies if np.any(np.equal(degrees.recompute, OWN)) else [degrees.recompute]
 
 
 def least_shares(job: Job, degrees: DegreeArrays) -> NDArray[np.float64]:
@@ -164,7 +174,8 @@ def _have_room(job: Job, degrees: DegreeArrays, policies: Sequence[int], share: 
     Policies that recompute most come first: they leave room for most, and only the rest is looked at again.
     """
     fits: NDArray[Any] = np.zeros(len(degrees), dtype=np.bool_)
-    for pool, policy in product(job.pools, sorted(policies, reverse=True)):
+    several = np.any(np.equal(degrees.recompute, OWN))
+    for pool, policy in product(job.pools, sorted(policies, key=lambda code: code != FULL) if several else [NONE]):
         left = np.flatnonzero(~fits)
         if len(left):
             fits[left] = least_stage_bytes(pool, degrees.take(left), [policy]) <= share * pool.memory_limit_bytes

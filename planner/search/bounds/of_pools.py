@@ -23,7 +23,7 @@ from planner.search.bounds.of_layers import LayerBounds, num_main_layers
 from planner.search.bounds.of_memory import capacities_of_stages, held_in_time
 from planner.search.bounds.of_steps import least_costs, lower_bound_seconds, single_stage_seconds
 from planner.search.space.arrays import unrolled
-from planner.search.space.configurations import expert_options
+from planner.search.space.configurations import choices_of, expert_options
 from planner.search.space.placements import (
     fastest_stages,
     meets_pin,
@@ -205,7 +205,7 @@ def _pool_costs(
     alone, piped = np.flatnonzero(degrees.pp == 1), np.flatnonzero(degrees.pp > 1)
     shape = (len(degrees), len(job.pools))
     layer, ends, tail = np.full(shape, np.inf), np.zeros(shape), np.zeros(shape)
-    by_policy = np.full((len(policies), *shape), np.inf)
+    by_policy = np.full((len(choices_of(degrees, policies).policy), *shape), np.inf)
     for number, pool in enumerate(job.pools):
         if len(alone):
             step = single_stage_seconds(pool, degrees.take(alone), _of(policies, alone), any_replicas=False)

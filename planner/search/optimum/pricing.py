@@ -16,6 +16,7 @@ from planner.search.bounds.even_splits import can_interleave
 from planner.search.bounds.of_layers import layer_loads, most_layers
 from planner.search.optimum.candidate import Candidate
 from planner.search.space.arrays import unrolled
+from planner.search.space.configurations import choices_of
 from planner.search.space.placements import placements_of
 from planner.specs.job import Job
 from planner.specs.recompute import policy_code, policy_name
@@ -46,7 +47,8 @@ def price_candidates(
     `cutoff_seconds`: assignments that alone make the step longer are left out; one number, or one for each.
     """
     fewest, most = _layer_range(job, degrees, cutoff_seconds)
-    num_columns = degrees.pp * np.maximum(most - fewest + 1, 0) * len(policies) * _states(job, degrees).num_states
+    ways = len(choices_of(degrees, policies).policy)
+    num_columns = degrees.pp * np.maximum(most - fewest + 1, 0) * ways * _states(job, degrees).num_states
     candidates: list[Candidate] = []
     for part in _parts(num_columns):
         chosen = {policy: mask[part] for policy, mask in policies.items()}
@@ -116,7 +118,8 @@ def _stages(
     constraints: Constraints,
 ) -> _Columns:
     """Every stage, start, number of layers and policy that fits into memory, and the configuration of each."""
-    num_policies, states = len(policies), _states(job, degrees)
+    choices, states = choices_of(degrees, policies), _states(job, degrees)
+    num_policies = len(choices.policy)
     ways = num_policies * states.num_states
     per_stage = np.maximum(most - fewest + 1, 0) * ways
     num_columns = degrees.pp * per_stage
@@ -125,8 +128,7 @@ def _stages(
     count, way = np.divmod(within, ways)
     start, which = np.divmod(way, num_policies)
     layers = fewest[owner] + count
-    keep = np.stack(list(policies.values()))[which, owner]
-    policy = np.array(list(policies), dtype=np.int64)[which]
+    keep, policy = choices.allowed[which, owner], choices.policy[which, owner]
     if degrees.schedule == "interleaved":
         keep = keep & can_interleave(job, degrees.take(owner), index, layers)
     elif states.num_states > 1:
@@ -245,7 +247,7 @@ def layout_at(
 ) -> Layout:
     """The layout of one configuration with these layers, recompute policies and pools for each stage."""
     recompute = tuple(map(policy_name, policies))
-    numbers = {key: value for key, value in degrees.numbers().items() if key != "placement"}
+    numbers = {key: value for key, value in degrees.numbers().items() if key not in ("placement", "recompute")}
     return Layout(
         **numbers,
         pools=pools,

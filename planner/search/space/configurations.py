@@ -9,10 +9,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
 from itertools import chain
-from typing import TYPE_CHECKING, Any, Final, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias, cast
 
 import numpy as np
 
+from planner.cost.recompute import idle_modules, modules_of
 from planner.cost.schedule import EXECUTED
 from planner.cost.segments import has_choice
 from planner.cost.shapes import distinct_rows
@@ -21,7 +22,7 @@ from planner.layout import Layout, chunks_per_stage, divisors, offloads_activati
 from planner.search.space.faults import no_full_recompute
 from planner.search.space.rules import RULES, broken_rules
 from planner.search.space.segments import segments_to_try
-from planner.specs.recompute import policy_code, policy_name
+from planner.specs.recompute import policy_code
 from planner.specs.text import any_of
 
 if TYPE_CHECKING:
@@ -41,11 +42,11 @@ executed to be priced cost too much to be tried on every job."""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DegreeArrays:
-    """Many outer configurations; every field but `schedule`, `offload` and `recompute` is an array of one length.
+    """Many outer configurations; every field but `schedule` and `offload` is an array of one length.
 
     segment: as in `Layout`; 0 until it is filled in, too.
     placement: where the stages live (`placements`); 0 on a uniform cluster, and until it is filled in.
-    recompute: the policy of all stages, where the engine has one for all; None: each stage has its own.
+    recompute: code of the policy of all stages, where the engine has one for all; `OWN`: each stage has its own.
     """
 
     tp: Number
@@ -61,9 +62,9 @@ class DegreeArrays:
     sp: Number
     segment: Number
     placement: Number
+    recompute: Number
     schedule: Schedule
     offload: Offload = "none"
-    recompute: str | None = None
 
     def __len__(self) -> int:
         """Number of configurations."""
@@ -101,11 +102,11 @@ class DegreeArrays:
         first, position = distinct_rows([getattr(self, key) for key in keys])
         chosen = {key: getattr(self, key)[first] for key in keys}
         ones = _with_ones(len(first), schedule=self.schedule, **chosen)
-        return replace(ones, offload=self.offload, recompute=self.recompute), position
+        return replace(ones, offload=self.offload), position
 
     @staticmethod
     def joined(parts: Sequence[DegreeArrays]) -> DegreeArrays:
-        """Configurations end to end; schedule, offload and recompute are those of the first part."""
+        """Configurations end to end; schedule and offload are those of the first part."""
         joined: dict[str, Number] = {name: np.concatenate([getattr(part, name) for part in parts]) for name in _ARRAYS}
         return replace(parts[0], **joined)
 
@@ -113,7 +114,10 @@ class DegreeArrays:
         return replace(self, **{name: change(getattr(self, name)) for name in _ARRAYS})
 
 
-_ARRAYS: Final = tuple(f.name for f in fields(DegreeArrays) if f.name not in ("schedule", "offload", "recompute"))
+_ARRAYS: Final = tuple(f.name for f in fields(DegreeArrays) if f.name not in ("schedule", "offload"))
+
+OWN: Final = 3
+"""In place of a policy's code: each stage has its own policy."""
 
 _ZERO: Final = ("sp", "zero", "segment", "placement")
 
@@ -125,9 +129,9 @@ Refusals: TypeAlias = dict[str, int]
 
 
 def _with_ones(length: int, *, schedule: Schedule, **given: Number) -> DegreeArrays:
-    """Configurations whose degrees are 1 where nothing is given, and 0 the others (`_ZERO`)."""
-    ones, zeros = np.ones(length, dtype=np.int64), np.zeros(length, dtype=np.int64)
-    defaults: dict[str, Number] = {name: zeros if name in _ZERO else ones for name in _ARRAYS}
+    """Configurations whose degrees are 1 where nothing is given, 0 the others (`_ZERO`), with policies of their own."""
+    values = dict.fromkeys(_ARRAYS, 1) | dict.fromkeys(_ZERO, 0) | {"recompute": OWN}
+    defaults: dict[str, Number] = {name: np.full(length, value, dtype=np.int64) for name, value in values.items()}
     return DegreeArrays(**(defaults | given), schedule=schedule)
 
 
@@ -357,7 +361,7 @@ def _legal_blocks(
                 degrees = fill_zero(job, constraints, spread, offload, refused)
                 degrees = fill_replicas(job, constraints, degrees, refused, every=with_replicas)
                 if len(degrees):
-                    yield from by_recompute(job, constraints, degrees)
+                    yield with_policies(job, constraints, degrees)
 
 
 _BLOCK: Final = 256  # partitions at a time
@@ -433,27 +437,48 @@ def _pin_to_drop(job: Job, constraints: Constraints) -> str:
 def allowed_policies(job: Job, constraints: Constraints, degrees: DegreeArrays) -> PolicyMasks:
     """Which configurations may use which recompute policy.
 
-    Selective recompute of fused attention saves nothing that counts, so it is offered for unfused attention only.
+    Those that the engine's profile lists and that drop something of this model; and those that are pinned.
     """
-    offered = list(job.engine.can.recompute)
-    pinned = constraints.value_of("recompute") or ""
-    of_core = job.engine.memory.selective_recompute == "attention-core"
-    if of_core and job.training.attention == "flash" and "selective" not in pinned.split("/"):
-        offered = [p for p in offered if p != "selective"]
+    idle = idle_modules(job)
+    offered = [p for p in job.engine.can.recompute if not modules_of(job, policy_code(p)) & idle]
+    pinned = constraints.value_of("recompute")
+    offered += sorted(set(pinned.split("/") if pinned else ()) - set(offered))
     if no_full_recompute(job):
         offered = [p for p in offered if p != "full"]
-    if degrees.recompute:
-        offered = [p for p in offered if p == degrees.recompute]
     if offloads_activations(degrees):
         offered = [p for p in offered if p in job.engine.offload.activations_of]
     masks = {policy_code(p): constraints.allows_policy(p, degrees) for p in offered}
+    own = np.equal(degrees.recompute, OWN)
+    masks = {code: mask & (own | np.equal(degrees.recompute, code)) for code, mask in masks.items()}
     shape = np.shape(degrees.tp)
-    return {policy: np.broadcast_to(mask, shape) for policy, mask in masks.items() if np.any(mask)}
+    return {code: np.broadcast_to(mask, shape) for code, mask in masks.items() if np.any(mask) or not np.size(mask)}
 
 
-def by_recompute(job: Job, constraints: Constraints, degrees: DegreeArrays) -> list[DegreeArrays]:
+def with_policies(job: Job, constraints: Constraints, degrees: DegreeArrays) -> DegreeArrays:
     """The configurations, with each policy that all stages may have where the engine has one for all."""
-    if job.engine.pipeline.recompute_per_stage:
-        return [degrees]
     allowed = allowed_policies(job, constraints, degrees)
-    return [replace(degrees, recompute=policy_name(policy)) for policy in allowed] or [degrees]
+    if job.engine.pipeline.recompute_per_stage or not allowed:
+        return degrees
+    rows = [(degrees.take(mask), code) for code, mask in allowed.items()]
+    return DegreeArrays.joined([some.having("recompute", np.full(len(some), code)) for some, code in rows])
+
+
+class PolicyChoices(NamedTuple):
+    """The policies between which the stages of each configuration can choose, [choices, n] each.
+
+    policy: codes. allowed: whether there is that choice. which: position of the policy among those of the masks.
+    """
+
+    policy: NDArray[np.int64]
+    allowed: NDArray[np.bool_]
+    which: NDArray[np.int64]
+
+
+def choices_of(degrees: DegreeArrays, policies: PolicyMasks) -> PolicyChoices:
+    """One choice where all stages have one policy; else as many as there are policies."""
+    codes, masks = np.array(list(policies), dtype=np.int64), np.stack(list(policies.values()))
+    if np.all(np.not_equal(degrees.recompute, OWN)):
+        which = np.argmax(masks, axis=0)[np.newaxis]
+        return PolicyChoices(codes[which], np.any(masks, axis=0)[np.newaxis], which)
+    which = np.broadcast_to(np.arange(len(codes))[:, np.newaxis], masks.shape)
+    return PolicyChoices(codes[which], masks, which)
