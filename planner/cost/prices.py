@@ -470,13 +470,14 @@ def interleaving_terms(job: Job, layout: Degrees, stage: Stage, prices: StagePri
 
 
 def _update_seconds(job: PoolJob, layout: Degrees, stage: Stage, num_params: Number) -> Number:
-    """Seconds in which the optimizer updates a shard, where its states are.
+    """Seconds in which the optimizer updates a shard, where its states are, and what the host does once a step.
 
-    Source: optimizers.py, and offload.py for the host.
+    Source: optimizers.py, and offload.py for the host; `step_floor` of the device file.
     """
+    floor = job.cluster.device.efficiency.step_floor
     if offloads_optimizer(layout):
-        return host_update_seconds(job, num_params)
-    return optimizer_seconds(job, num_params) + newton_schulz_seconds(job, layout, stage)
+        return floor + host_update_seconds(job, num_params)
+    return floor + optimizer_seconds(job, num_params) + newton_schulz_seconds(job, layout, stage)
 
 
 def layout_prices(job: Job, layout: Layout) -> StagePrices:

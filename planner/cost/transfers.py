@@ -314,7 +314,8 @@ def state_transfers(job: PoolJob, layout: Degrees, stage: Stage) -> tuple[Transf
     ZeRO-0 all-reduces over all replicas; from ZeRO-1 on a reduce-scatter in the shard group, then an all-reduce
     of the shard over the replicas of the group (HSDP); weights are gathered in the shard group. ZeRO-0 and 1 reduce
     once, ZeRO-1 and 2 gather once; ZeRO-2 and 3 reduce after every microbatch, but where the engine adds up whole
-    gradients, and ZeRO-3 gathers for every pass, frozen weights too.
+    gradients, and ZeRO-3 gathers for every pass, frozen weights too. From ZeRO-2 on they reduce, and with ZeRO-3 they
+    gather, layer by layer, each with the latency of a call of its own.
 
     Ranks are in the order of planner/layout.py: tp, then cp, then dp; a shard group is a run of dp * cp / hsdp. Experts
     are spread over runs of ep * etp ranks, whose replicas are that far apart.
@@ -324,8 +325,10 @@ def state_transfers(job: PoolJob, layout: Degrees, stage: Stage) -> tuple[Transf
     held, frozen, zero = trained_params(job, layout, stage), frozen_bytes(job, layout, stage), np.asarray(layout.zero)
     whole = (zero <= 1) | whole_gradients(job, layout)
     late, once, each = (np.where(chosen, 1.0, 0.0) for chosen in (whole, (zero == 1) | (zero == 2), zero == 3))
-    reduces: dict[Moment, Number] = {"backward": 1.0 - late, "last backward": late}
-    gathers: dict[Moment, Number] = {"first forward": once, **_both_ways(each)}
+    layers = np.maximum(stage.num_layers, 1)
+    reductions, gatherings = np.where(zero >= 2, layers, 1), np.where(zero == 3, layers, 1)  # calls, of equal parts
+    reduces: dict[Moment, Number] = {"backward": reductions * (1.0 - late), "last backward": reductions * late}
+    gathers: dict[Moment, Number] = {"first forward": once, **_both_ways(gatherings * each)}
 
     def of_states(
         num_params: Number, frozen_bytes: Number, shards: Number, ranks: Number, stride: Number, experts: bool
@@ -337,10 +340,11 @@ def state_transfers(job: PoolJob, layout: Degrees, stage: Stage) -> tuple[Transf
         replicas = _span(layout, ranks / parts, stride * parts)
         grads, weights = job.state_bytes.grads * num_params, job.state_bytes.weights * num_params
         of = partial(Transfer, line=LineName.DP_COMM, experts=experts)
+        reduced, gathered = grads / reductions, (weights + (zero >= 3) * frozen_bytes) / gatherings
         return (
-            of(kind="reduce-scatter", where=scatter, num_bytes=grads, times=reduces),
-            of(kind="all-reduce", where=replicas, num_bytes=grads / parts, times=reduces),
-            of(kind="all-gather", where=shard, num_bytes=weights + (zero >= 3) * frozen_bytes, times=gathers),
+            of(kind="reduce-scatter", where=scatter, num_bytes=reduced, times=reduces),
+            of(kind="all-reduce", where=replicas, num_bytes=reduced / parts, times=reduces),
+            of(kind="all-gather", where=shard, num_bytes=gathered, times=gathers),
         )
 
     ranks, stride = layout.dp * layout.cp, layout.ep * layout.etp

@@ -30,6 +30,9 @@ class Efficiency(Document):
     memory: float = Field(gt=0, le=1)
     launch: Seconds
     layer_floor: Seconds = Field(description="least host time of one layer's forward pass in eager mode")
+    step_floor: Seconds = Field(
+        default=0.0, ge=0, description="host time once a step: clipping, the optimizer's launches, data, logging"
+    )
 
 
 class DeviceSpec(Document):
