@@ -206,7 +206,7 @@ def _work(job: PoolJob, layout: Degrees, stage: Stage, parts: StageParts) -> _Wo
         layer = parts.layers[kind]
         share = partial(repeated_share, job, layout, stage, experts=kind[0])
         of_tp, of_cp, of_ep = (share(line) for line in (LineName.TP_COMM, LineName.CP_COMM, LineName.EP_COMM))
-        layers += layer.passes * count
+        layers += _waiting_for_ranks(job, layout, layer.passes) * count
         recompute = recompute + count * _repeated_seconds(job, layout, stage, layer)
         tp += _with_repeated(layer.tp, of_tp) * count
         tp_hidden += _with_repeated(layer.tp_hidden, of_tp) * count
@@ -351,6 +351,27 @@ def _repeated_seconds(job: PoolJob, layout: Degrees, stage: Stage, layer: LayerP
         of_part = {policy: float(not parts.isdisjoint(modules)) for policy, modules in policies.items()}
         repeated = repeated + seconds * by_policy(layout, stage, of_part)
     return repeated
+
+
+def _waiting_for_ranks(job: PoolJob, layout: Degrees, passes: PassSeconds) -> PassSeconds:
+    """A layer's passes, where the host waits for every rank of a tensor-parallel group at each of its collectives.
+
+    A profile states such a wait (`rank_wait`) for pipelines over several hosts. A layer has 4 collectives in its forward
+    pass, and 6 in its backward pass, which gathers the inputs of column-parallel maps again; the work of the device
+    runs beside the wait.
+
+    Source: derived here from the engine profile.
+    """
+    wait = job.engine.communication.rank_wait
+    if not wait or job.cluster.hosts == 1:
+        return passes
+    of_call = wait * np.where(np.greater(layout.tp, 1) & np.greater(layout.pp, 1), layout.tp, 0)
+    stretch = np.maximum(1.0, 6.0 * of_call / passes.backward)
+    return PassSeconds(
+        forward=np.maximum(passes.forward, 4.0 * of_call),
+        backward_input=passes.backward_input * stretch,
+        backward_weight=passes.backward_weight * stretch,
+    )
 
 
 def _with_repeated(collectives: tuple[Number, Number], share: Number) -> PassSeconds:

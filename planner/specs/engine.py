@@ -7,7 +7,7 @@ from typing import Literal
 from pydantic import Field
 
 from planner.specs.cluster import Precision
-from planner.specs.document import Bytes, Document, Name
+from planner.specs.document import Bytes, Document, Name, Seconds
 from planner.specs.recipe import CudaGraphs, FrozenWeights, Loss, MemoryRecipe, Optimizer, StateBytes
 from planner.specs.recompute import Module, Recompute
 from planner.specs.text import any_of
@@ -239,6 +239,11 @@ class EngineCommunication(Document):
     )
     send_share: float = Field(
         default=1, gt=0, le=1, description="share of a link's bandwidth that a send between two pipeline ranks reaches"
+    )
+    rank_wait: Seconds = Field(
+        default=0.0,
+        ge=0,
+        description="host time of a tensor-parallel collective for each rank of its group, under pipelines over hosts",
     )
     scatters_pipeline_sends: bool = Field(
         description="without sequence parallelism each tensor-parallel rank sends its share, gathered on arrival"
