@@ -2,25 +2,24 @@
 
 With `--figures` it prints the figures that a change of the cost model is judged by, and writes nothing.
 
-Folds hold whole model sizes out (hidden size and layers together), then whole sources: what they forecast, the fit has
-not seen. Errors are |measured / predicted - 1| of the step time.
+Folds hold whole sources out: what they forecast, the fit has not seen. Errors are |measured / predicted - 1| of the
+step time.
 """
 
 from __future__ import annotations
 
+import re
 import sys
-import textwrap
+from collections import defaultdict
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
-from planner.accuracy.calibrate import evidence_of, fitted_ratios, held_out_ratios, read_samples
-from planner.accuracy.figures import figures, hold_out, to_text
-from planner.accuracy.report import report_of
+from planner.accuracy.calibrate import UNFITTED_SOURCES, fitted_ratios
+from planner.accuracy.figures import figures, held_out_bands, hold_out, memory_figures, to_text
 from planner.accuracy.runs import read_runs
-from planner.cost.band import band_of, spread_of
-from planner.search.near_ties import NEAR_TIE
+from planner.accuracy.sweeps import sweeps
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -28,13 +27,15 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from planner.accuracy.calibrate import Sample
-    from planner.accuracy.report import Report
+    from planner.accuracy.figures import Figure, HeldOut
     from planner.accuracy.runs import Run
+    from planner.cost.band import Band
 
 ROOT = Path(__file__).parents[1]
 PAGE, README = ROOT / "docs" / "accuracy.md", ROOT / "README.md"
 BEGIN, END = "<!-- accuracy: written by `make accuracy` -->", "<!-- accuracy: end -->"
 WORST = 30
+FEW = 4
 
 HEAD = """# How accurate forecasts are
 
@@ -45,28 +46,41 @@ every source). {num_priced} of the {num_measured} that were measured can be pric
 
 - An error is |measured / predicted - 1| of the step time, in percent: median / mean / 90th percentile. Rates in FLOP/s
   are never compared, because sources count them in ways that differ by a third.
-- *Held out by size*: forecast by a fit without any run of the same hidden size and number of layers, in five folds.
-  *By source*: without any run of the same source. *Fitted*: by the fit of all runs, as it is shipped.
-- Fitted are factors for device, engine, precision and kind of layers, never one for a model. The tables of Narayanan et
-  al. (SC 2021) and Korthikanti et al. (2022) enter no fit.
-- What a row does not state takes the framework's default; a row whose recompute is not stated recomputes as much as it
-  takes to fit.
+- *Held out*: forecast by a fit without any run of the same source. *Fitted*: by the fit of all runs, as it is shipped.
+  *Pooled* counts every run alike, *by source* takes the figures of each source with at least {few} runs and their mean.
+- Fitted are factors for device, engine, precision and kind of layers, never one for a model. {unfitted} enter no fit,
+  so both columns are the same forecast there.
+- What a row leaves out takes the engine's default, whether it ran or not.
 """
 
-SWEEPS = """In {} sweeps of one job the layout that the planner calls best is {:.1f} % slower than the best that was
-measured; one drawn by chance is {:.1f} % slower. Of the pairs that differ by more than 3 %, {} of {} ({:.0%})
-are in the right order; by what was predicted, {} of the {} pairs that are less than {:.0%} apart (near ties) and {} of
-the {} others. A layout that was run several times counts once, by its median: repeated runs on the V100
-cluster differ by up to 1.7 times."""
+BANDS = """A band is meant to hold 8 of 10 runs. Here that of a run comes from the misses of other sources, and how much
+wider it is from them too. The interval score is the width of the band plus ten times the miss outside it, in log time:
+less is better."""
 
-BANDS = """A band is meant to hold 8 of 10 runs. With the fold of a run left out of the evidence it holds {:.0%} of the
-runs by size, and {:.0%} by source."""
+RANKING = """A sweep is at least {} layouts of one job on one cluster, of one release and one kind of attention. Regret
+is how much slower the layout is that the planner calls best than the best that was measured. Pairs are those that
+differ by more than 3 %. A layout that was run several times counts once, by its median."""
 
-PEERS = """
-## Other cost models on the same rows
+CONSTANTS = """Constants that no fit moves and no source states, with what was said when they were set. Those that were
+set with published runs in view flatter the figures above by what they were set on."""
 
-As run on the rows that each can price, with one constant for each GPU and precision fitted on the same rows, so in
-their favour; a run of each was checked against the figures that it publishes.
+PEER_SOURCES: Final = {
+    "aleph-alpha-layouts": ("11 / 16 / 33", "16 / 18 / 33", "15 / 20 / 40"),
+    "internevo": ("23 / 21 / 30", "53 / 44 / 61", "7 / 11 / 17"),
+    "mlperf-gpt3": ("11 / 16 / 33", "25 / 24 / 39", "43 / 39 / 52"),
+    "tprimat": ("71 / 87 / 136", "89 / 114 / 169", "15 / 27 / 23"),
+    "hf-ultrascale": ("43 / 110 / 303", "59 / 142 / 326", "48 / 112 / 243"),
+}
+"""SimuMax 4dcaae5, Calculon caa4b11 and llm-analysis d841e40, with a constant for each GPU fitted in their favour."""
+
+PEER_PAIRS: Final = {"aleph-alpha-layouts": (80, 85, 84), "hf-ultrascale": (84, 77, 77), "internevo": (81, 52, 81)}
+"""Pairs in order, in percent, of the same three."""
+
+PEERS = """Each was run on the rows of a source that it can price, with a constant for each GPU fitted on the same rows,
+so in its favour; ours is held out. A run of each was checked against the figures that it publishes."""
+
+PEERS_OLD = """
+Over the sources of the first table of runs (776 rows):
 
 | model | rows | median / mean / p90 |
 |---|---|---|
@@ -77,16 +91,19 @@ their favour; a run of each was checked against the figures that it publishes.
 
 
 class Scored(NamedTuple):
-    """Measured over predicted of every sample, three times; shape (samples,)."""
+    """A table of runs, forecast twice; fitted: measured over predicted of each sample, (samples,)."""
 
-    samples: Sequence[Sample]
+    held: HeldOut
     runs: dict[str, Run]
-    by_size: NDArray[np.float64]
-    by_source: NDArray[np.float64]
     fitted: NDArray[np.float64]
 
+    @property
+    def samples(self) -> Sequence[Sample]:
+        """The rows that were measured and can be priced."""
+        return self.held.samples
 
-def kind(sample: Sample) -> str:
+
+def cut(sample: Sample) -> str:
     """How a run is cut, in the groups of the README."""
     if sample.keys["experts"]:
         return "experts"
@@ -97,113 +114,194 @@ def kind(sample: Sample) -> str:
     return "data parallel alone" if sample.axes == "dp" else "dense, tensor and pipeline parallel"
 
 
-def score(path: Path) -> Scored:
+def score(path: Path, processes: int = 2) -> Scored:
     """Read, price and forecast every run of a table."""
-    runs = {run.id: run for run in read_runs(path)}
-    samples = read_samples(runs.values())
-    sources = sorted({sample.source for sample in samples})
-    return Scored(
-        samples=samples,
-        runs=runs,
-        by_size=held_out_ratios(samples, [sample.fold for sample in samples]),
-        by_source=held_out_ratios(samples, [sources.index(sample.source) for sample in samples]),
-        fitted=fitted_ratios(samples),
-    )
+    runs = read_runs(path)
+    held = hold_out(runs, processes)
+    return Scored(held=held, runs={run.id: run for run in runs}, fitted=fitted_ratios(held.samples))
 
 
-def coverage(scored: Scored, ratios: NDArray[np.float64], folds: Sequence[int | str]) -> float:
-    """Share of runs inside their band, where no run of the same fold counts as evidence."""
-    inside = 0
-    for fold in set(folds):
-        others = [i for i, own in enumerate(folds) if own != fold]
-        evidence = evidence_of([scored.samples[i] for i in others], ratios[others])
-        for i, own in enumerate(folds):
-            if own == fold:
-                sample = scored.samples[i]
-                found = band_of(evidence, spread_of(evidence), **sample.kind)
-                inside += found.low <= ratios[i] <= found.high
-    return inside / len(folds)
-
-
-def three(ratios: NDArray[np.float64]) -> str:
-    """Median, mean and 90th percentile in percent."""
+def sizes(ratios: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Median, mean and 90th percentile of the errors, in percent; shape (3,)."""
     errors = 100 * np.abs(ratios - 1)
-    return f"{np.median(errors):.1f} / {errors.mean():.1f} / {np.quantile(errors, 0.9):.1f}"
+    return np.array([np.median(errors), errors.mean(), np.quantile(errors, 0.9)])
+
+
+def three(values: Iterable[float]) -> str:
+    """Figures in percent, parted by slashes."""
+    return " / ".join(f"{value:.1f}" for value in values)
+
+
+def by_source(scored: Scored, ratios: NDArray[np.float64], mask: NDArray[np.bool_]) -> str:
+    """Mean over the sources of the figures of each; of those with few runs where no other has any."""
+    members = defaultdict(list)
+    for sample, ratio, is_in in zip(scored.samples, ratios, mask, strict=True):
+        if is_in:
+            members[sample.source].append(ratio)
+    large = [own for own in members.values() if len(own) >= FEW] or list(members.values())
+    return three(np.mean([sizes(np.array(own)) for own in large], axis=0))
 
 
 def table(scored: Scored, name: str, key: Callable[[Sample], str], *, everything: bool = False) -> list[str]:
-    """Errors by the groups of one key, largest group first."""
+    """Errors by the groups of one key, the worst group first."""
     found = [key(sample) for sample in scored.samples]
-    values = sorted(set(found), key=lambda value: (-found.count(value), value))
-    lines = [f"| {name} | runs | held out by size | held out by source | fitted |", "|---|---|---|---|---|"]
-    for value in [*(["all"] if everything else []), *values]:
-        mask = np.array([value in ("all", own) for own in found])
-        cells = [three(ratios[mask]) for ratios in (scored.by_size, scored.by_source, scored.fitted)]
+    held = scored.held.ratios
+    masks = {value: np.array([own == value for own in found]) for value in set(found)}
+    values = sorted(masks, key=lambda value: (-sizes(held[masks[value]])[0], value))
+    if everything:
+        values = ["all", *values]
+        masks["all"] = np.ones(len(found), dtype=np.bool_)
+    lines = [
+        f"| {name} | runs | held out, pooled | held out, by source | fitted, pooled |",
+        "|---|---|---|---|---|",
+    ]
+    for value in values:
+        mask = masks[value]
+        cells = [three(sizes(held[mask])), by_source(scored, held, mask), three(sizes(scored.fitted[mask]))]
         lines.append(f"| {value} | {mask.sum()} | {' | '.join(cells)} |")
     return lines
 
 
 def worst(scored: Scored) -> list[str]:
-    """The runs that are furthest off when their size is held out."""
-    lines = [
-        "| run | source | model | devices | axes | measured / predicted | not stated |",
-        "|---|---|---|---|---|---|---|",
-    ]
-    for i in np.argsort(-np.abs(scored.by_size - 1))[:WORST]:
+    """The runs that are furthest off."""
+    lines = ["| run | source | model | devices | axes | measured / predicted |", "|---|---|---|---|---|---|"]
+    for i in np.argsort(-np.abs(np.log(scored.held.ratios)), kind="stable")[:WORST]:
         sample = scored.samples[i]
         run = scored.runs[sample.run]
-        unstated = "" if run.recompute_policy else "recompute"
-        cells = (
-            run.id,
-            sample.source,
-            run.model,
-            f"{run.gpus} {run.gpu}",
-            sample.axes,
-            f"{scored.by_size[i]:.2f}",
-            unstated,
-        )
+        devices = f"{run.gpus} {run.gpu}"
+        cells = (run.id, sample.source, run.model, devices, sample.axes, f"{scored.held.ratios[i]:.2f}")
         lines.append(f"| {' | '.join(cells)} |")
     return lines
 
 
-def sweeps(report: Report) -> list[str]:
-    """How well the layouts that one source tried are ranked."""
-    found = report.sweeps
-    pairs, ordered = (sum(getattr(sweep, name) for sweep in found) for name in ("clear_pairs", "ordered_pairs"))
-    regret, chance = (100 * float(np.mean([getattr(s, name) for s in found])) for name in ("regret", "random_regret"))
-    near, near_right, apart, apart_right = (
-        sum(getattr(sweep, name) for sweep in found)
-        for name in ("near_pairs", "ordered_near_pairs", "apart_pairs", "ordered_apart_pairs")
-    )
-    ranked = ordered, pairs, ordered / pairs, near_right, near, NEAR_TIE, apart_right, apart
-    return textwrap.wrap(SWEEPS.format(len(found), regret, chance, *ranked), 118)
+def interval_score(found: Band, ratio: float) -> float:
+    """Width of the band and ten times the miss outside it, in log time.
+
+    Source: Gneiting and Raftery, Strictly proper scoring rules (JASA 2007), section 6.2, for a band of 80 %.
+    """
+    low, high, log = np.log([found.low, found.high, ratio])
+    return float(high - low + 10 * max(low - log, 0.0) + 10 * max(log - high, 0.0))
 
 
-def page(scored: Scored, report: Report) -> str:
-    """The whole of docs/accuracy.md."""
-    size_folds = [sample.fold for sample in scored.samples]
-    sources = [sample.source for sample in scored.samples]
-    inside = coverage(scored, scored.by_size, size_folds), coverage(scored, scored.by_source, sources)
-    measured = sum(run.measured_step_seconds is not None for run in scored.runs.values())
-    parts = [
-        HEAD.format(num_runs=len(scored.runs), num_priced=len(scored.samples), num_measured=measured),
-        f"## Worst runs, by size held out\n\n{_lines(worst(scored))}\n",
-        f"## By how the run is cut\n\n{_lines(table(scored, 'cut', kind, everything=True))}\n",
+def bands(scored: Scored) -> list[str]:
+    """Coverage, width and interval score: of all, and of each source, the least covered first."""
+    found = held_out_bands(scored.samples, scored.held.ratios)
+    members = defaultdict(list)
+    for sample, band, ratio in zip(scored.samples, found, scored.held.ratios, strict=True):
+        row = (band.low <= ratio <= band.high, band.high / band.low, interval_score(band, float(ratio)))
+        members[sample.source].append(row)
+
+    def line(name: str, count: int, inside: float, width: float, points: float) -> str:
+        return f"| {name} | {count} | {inside:.0%} | {width:.2f} | {points:.2f} |"
+
+    every = np.array([row for own in members.values() for row in own], dtype=float)
+    own = {source: np.array(rows, dtype=float) for source, rows in members.items()}
+    large = [rows for rows in own.values() if len(rows) >= FEW] or list(own.values())
+    means = np.mean([(rows[:, 0].mean(), np.median(rows[:, 1]), rows[:, 2].mean()) for rows in large], axis=0)
+    return [
+        "| source | runs | inside | median high / low | interval score |",
+        "|---|---|---|---|---|",
+        line("all, pooled", len(every), every[:, 0].mean(), float(np.median(every[:, 1])), every[:, 2].mean()),
+        line(f"mean over {len(large)} sources", len(every), *means),
         *(
-            f"## By {name}\n\n{_lines(table(scored, name, key))}\n"
-            for name, key in (
-                ("source", lambda sample: sample.source),
-                ("device", lambda sample: str(sample.keys["device"])),
-                ("engine", lambda sample: str(sample.keys["engine"])),
-                ("precision", lambda sample: str(sample.keys["precision"])),
-                ("architecture", lambda sample: scored.runs[sample.run].arch or "not stated"),
-                ("axes", lambda sample: sample.axes),
-            )
+            line(source, len(rows), rows[:, 0].mean(), float(np.median(rows[:, 1])), rows[:, 2].mean())
+            for source, rows in sorted(own.items(), key=lambda each: (each[1][:, 0].mean(), each[0]))
         ),
-        f"## Choosing among layouts\n\n{_lines(sweeps(report))}\n",
-        f"## Error bands\n\n{_lines(textwrap.wrap(BANDS.format(*inside), 118))}",
     ]
-    return "\n".join(parts).rstrip("\n") + "\n" + PEERS
+
+
+def ranking(scored: Scored) -> list[str]:
+    """Regret and pairs of each source, the worst first, beside the peer that orders most pairs."""
+    members = defaultdict(list)
+    for sweep in sweeps(scored.held.rows):
+        if sweep.num_rows >= FEW:
+            members[sweep.source].append(sweep)
+    lines = [
+        "| source | sweeps | mean regret | by chance | pairs in order | best of three peers |",
+        "|---|---|---|---|---|---|",
+    ]
+    rows = []
+    for source, own in members.items():
+        pairs, ordered = sum(s.clear_pairs for s in own), sum(s.ordered_pairs for s in own)
+        regret, chance = (100 * float(np.mean([getattr(s, name) for s in own])) for name in ("regret", "random_regret"))
+        peer = f"{max(PEER_PAIRS[source])} %" if source in PEER_PAIRS else ""
+        share = f"{ordered} of {pairs} ({ordered / pairs:.0%})" if pairs else "none"
+        cells = f"| {source} | {len(own)} | {regret:.1f} % | {chance:.1f} % | {share} | {peer} |"
+        rows.append((ordered / pairs if pairs else 2.0, cells))
+    return [*lines, *(cells for _, cells in sorted(rows))]
+
+
+def peers(scored: Scored) -> list[str]:
+    """Errors of three other models by source, beside ours."""
+    lines = ["| source | ours, held out | SimuMax | Calculon | llm-analysis |", "|---|---|---|---|---|"]
+    for source, theirs in PEER_SOURCES.items():
+        mask = np.array([sample.source == source for sample in scored.samples])
+        if mask.any():
+            ours = " / ".join(f"{value:.0f}" for value in sizes(scored.held.ratios[mask]))
+            lines.append(f"| {source} | {ours} | {' | '.join(theirs)} |")
+    return lines
+
+
+_SAID: Final = re.compile(
+    r"(?:[^.\"]|\.(?=\d))*\b(?:[Aa]ssumed|[Cc]hosen (?:with|on)|[Hh]eld-out runs)\b(?:[^.\"]|\.(?=\d))*"
+)
+
+
+def constants() -> list[str]:
+    """Sentences of the code, and lines of profiles and devices, that call a constant assumed or chosen."""
+    lines = ["| where | what was said |", "|---|---|"]
+    for path in sorted(ROOT.glob("planner/cost/**/*.py")):
+        lines += [_said(path, said) for said in _SAID.findall(path.read_text(encoding="utf-8"))]
+    for path in sorted([*ROOT.glob("planner/engines/*.yaml"), *ROOT.glob("clusters/**/*.yaml")]):
+        text = path.read_text(encoding="utf-8").splitlines()
+        for line, following in zip(text, [*text[1:], ""], strict=True):
+            if re.search(r"#.*\b(assumed|chosen)\b", line):
+                key = following.split("#")[0] if line.lstrip().startswith("#") else ""
+                lines.append(_said(path, f"{key} {line}"))
+    return lines
+
+
+def _said(path: Path, text: str) -> str:
+    said = " ".join(text.split()).replace("|", "\\|")
+    return f"| {path.relative_to(ROOT)} | {said[:240]} |"
+
+
+def memory(found: Iterable[Figure]) -> list[str]:
+    """Figures of memory, and of runs that ran out of it."""
+    return ["| what | rows | value |", "|---|---|---|", *(f"| {f.name} | {f.num_rows} | {f.value} |" for f in found)]
+
+
+def page(scored: Scored) -> str:
+    """The whole of docs/accuracy.md."""
+    measured = sum(run.measured_step_seconds is not None for run in scored.runs.values())
+    unfitted = ", ".join(f"`{source}`" for source in UNFITTED_SOURCES)
+    told = "The tables of Narayanan et al. (SC 2021) and Korthikanti et al. (2022)"
+    head = HEAD.format(
+        num_runs=len(scored.runs),
+        num_priced=len(scored.samples),
+        num_measured=measured,
+        few=FEW,
+        unfitted=f"{told}\n  ({unfitted})",
+    )
+    keys: dict[str, Callable[[Sample], str]] = {
+        "axes": lambda sample: sample.axes,
+        "device": lambda sample: str(sample.keys["device"]),
+        "engine": lambda sample: str(sample.keys["engine"]),
+        "source": lambda sample: sample.source,
+        "precision": lambda sample: str(sample.keys["precision"]),
+        "architecture": lambda sample: scored.runs[sample.run].arch or "not stated",
+    }
+    sections = {
+        "By how the run is cut": table(scored, "cut", cut, everything=True),
+        **{f"By {name}": table(scored, name, key) for name, key in keys.items()},
+        "Worst runs": worst(scored),
+        "Error bands": [BANDS, "", *bands(scored)],
+        "Memory": memory(memory_figures(scored.held)),
+        "Choosing among layouts": [RANKING.format(FEW), "", *ranking(scored)],
+        "Other cost models on the same rows": [PEERS, "", *peers(scored), PEERS_OLD.rstrip()],
+        "Constants set by hand": [CONSTANTS, "", *constants()],
+    }
+    return "\n".join([head, *(f"## {title}\n\n{_lines(lines)}\n" for title, lines in sections.items())])
 
 
 def _lines(lines: Iterable[str]) -> str:
@@ -212,7 +310,7 @@ def _lines(lines: Iterable[str]) -> str:
 
 def readme_table(scored: Scored) -> str:
     """The table of README.md between its two marks."""
-    return _lines([BEGIN, *table(scored, "cut", kind, everything=True), END])
+    return _lines([BEGIN, *table(scored, "cut", cut, everything=True), END])
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -222,7 +320,7 @@ def main(arguments: Sequence[str]) -> None:
         sys.stdout.write(to_text(figures(hold_out(read_runs(path), processes=2))))
         return
     scored = score(path)
-    PAGE.write_text(page(scored, report_of(path)), encoding="utf-8")
+    PAGE.write_text(page(scored), encoding="utf-8")
     text = README.read_text(encoding="utf-8")
     before, _, rest = text.partition(BEGIN)
     README.write_text(before + readme_table(scored) + rest.partition(END)[2], encoding="utf-8")

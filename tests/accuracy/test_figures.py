@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,7 +11,9 @@ import pytest
 
 from planner.accuracy.figures import LARGEST, figures, hold_out, to_text
 from planner.accuracy.runs import read_runs
+from planner.cost.band import Band
 
+ROOT = Path(__file__).parents[2]
 TABLE = Path(__file__).parents[1] / "published" / "measurements.csv"
 EVERY = 30
 
@@ -59,3 +62,43 @@ def test_the_text_has_a_line_for_each_figure(held):
     lines = to_text(found).splitlines()[1:]
     assert [line.split("  ")[0].strip() for line in lines] == [figure.name for figure in found]
     assert "nan" not in to_text(found)
+
+
+@pytest.fixture(scope="module")
+def tool():
+    spec = importlib.util.spec_from_file_location("tools_accuracy", ROOT / "tools" / "accuracy.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="module")
+def scored(tool, runs, held):
+    fitted = np.ones(len(held.samples))
+    return tool.Scored(held=held, runs={run.id: run for run in runs}, fitted=fitted)
+
+
+def test_the_page_leads_with_sources_held_out_and_its_tables_are_whole(tool, scored):
+    page = tool.page(scored)
+    titles = [line for line in page.splitlines() if line.startswith("## ")]
+    assert titles[0] == "## By how the run is cut"
+    assert "nan" not in page.lower().split()
+    for section in page.split("## ")[1:]:
+        lines = [line for line in section.splitlines() if line.startswith("| ")]
+        assert len({line.replace("\\\\|", "").count("|") for line in lines[:2]}) <= 1, section.splitlines()[0]
+    for source in {sample.source for sample in scored.samples}:
+        assert f"\n| {source} | " in page
+    assert "korthikanti-t5" in page
+
+
+def test_groups_come_worst_first(tool, scored):
+    rows = tool.table(scored, "source", lambda sample: sample.source)[2:]
+    medians = [float(row.split(" | ")[2].split(" / ")[0]) for row in rows]
+    assert medians == sorted(medians, reverse=True)
+
+
+def test_a_miss_outside_the_band_costs_ten_times_its_length(tool):
+    band = Band(low=0.8, high=1.25)
+    assert tool.interval_score(band, 1.0) == pytest.approx(np.log(1.25 / 0.8))
+    assert tool.interval_score(band, 2.5) == pytest.approx(np.log(1.25 / 0.8) + 10 * np.log(2))
+    assert tool.interval_score(band, 0.4) == pytest.approx(np.log(1.25 / 0.8) + 10 * np.log(2))
