@@ -356,9 +356,9 @@ def _repeated_seconds(job: PoolJob, layout: Degrees, stage: Stage, layer: LayerP
 def _waiting_for_ranks(job: PoolJob, layout: Degrees, passes: PassSeconds) -> PassSeconds:
     """A layer's passes, where the host waits for every rank of a tensor-parallel group at each of its collectives.
 
-    A profile states such a wait (`rank_wait`) for pipelines over several hosts. A layer has 4 collectives in its forward
-    pass, and 6 in its backward pass, which gathers the inputs of column-parallel maps again; the work of the device
-    runs beside the wait.
+    A profile states such a wait (`rank_wait`) for pipelines over several hosts. A layer has 4 collectives in its
+    forward pass, and 6 in its backward pass, which gathers the inputs of column-parallel maps again; the work of the
+    device runs beside the wait.
 
     Source: derived here from the engine profile.
     """

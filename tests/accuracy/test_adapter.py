@@ -379,11 +379,10 @@ def test_collectives_beside_products_are_read_from_flags(flags: str, beside: boo
     assert setup_of(flags=flags).job.engine.overlap.tensor_parallel == beside
 
 
-def test_a_run_that_names_its_kernels_and_none_of_norms_has_none() -> None:
-    found = setup_of(flags="kernel: flash_attention2")
-    assert not found.job.engine.memory.norm_kernel
-    assert [each.key for each in found.assumed] == ["engine.memory.norm_kernel"]
-    assert setup_of(flags="kernel: flash_attention2 + RMS kernel").job.engine.memory.norm_kernel
+def test_norms_have_a_kernel_where_the_program_has_one_or_the_row_says_so() -> None:
+    library = {"framework": "AA-Scaling (Megatron-like, in house)"}
+    assert not setup_of(**library, flags="kernel: flash_attention2").job.engine.memory.norm_kernel
+    assert setup_of(**library, flags="kernel: flash_attention2 + RMS kernel").job.engine.memory.norm_kernel
     assert setup_of().job.engine.memory.norm_kernel
 
 
