@@ -14,6 +14,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 
 import pydantic
@@ -55,13 +56,16 @@ def read_sources() -> Sources:
     return sources
 
 
+parsed = cache(ast.parse)
+
+
 def part_of(module: str) -> str:
     return module.partition(".")[0]
 
 
 def imports_of(source: str) -> Iterator[str]:
     """Modules of the package that a source imports anywhere, functions and type checking included."""
-    for node in ast.walk(ast.parse(source)):
+    for node in ast.walk(parsed(source)):
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
@@ -153,7 +157,7 @@ def formulas_name_their_source(sources: Sources) -> list[str]:
     for module, source in sources.items():
         if part_of(module) != "cost" or module == "cost.ledger":  # it adds up what the formulas return
             continue
-        for node in ast.parse(source).body:
+        for node in parsed(source).body:
             if not isinstance(node, ast.FunctionDef) or node.name.startswith("_") or not returns_number(node):
                 continue
             if "Source:" not in (ast.get_docstring(node) or ""):
@@ -170,7 +174,7 @@ def dataclasses_are_frozen(sources: Sources) -> list[str]:
     """All that may leave their module; a private one may be a module's own working memory."""
     wrong = []
     for module, source in sources.items():
-        for node in ast.walk(ast.parse(source)):
+        for node in ast.walk(parsed(source)):
             for decorator in node.decorator_list if isinstance(node, ast.ClassDef) and node.name[0] != "_" else []:
                 text = ast.unparse(decorator)
                 missing = [word for word in ("frozen", "slots", "kw_only") if f"{word}=True" not in text]
@@ -187,7 +191,7 @@ def units_are_converted_in_one_place(sources: Sources) -> list[str]:
     for module, source in sources.items():
         if module == "units":
             continue
-        for node in ast.walk(ast.parse(source)):
+        for node in ast.walk(parsed(source)):
             if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult | ast.Div | ast.FloorDiv):
                 found = [side for side in (node.left, node.right) if constant(side) in CONVERSIONS]
                 wrong += [f"{module}:{node.lineno} converts by {ast.unparse(side)}" for side in found]
@@ -209,7 +213,7 @@ def output_is_printed_in_one_place(sources: Sources) -> list[str]:
     for module, source in sources.items():
         if part_of(module) in MAY_PRINT:
             continue
-        for node in ast.walk(ast.parse(source)):
+        for node in ast.walk(parsed(source)):
             text = ast.unparse(node.func) if isinstance(node, ast.Call) else ""
             if text in ("print", "pprint", "click.echo", "echo", "sys.stdout.write", "sys.stderr.write"):
                 wrong.append(f"{module}:{getattr(node, 'lineno', 0)} calls {text}")
@@ -294,7 +298,7 @@ def test_formulas_are_found_at_all() -> None:
         node.name
         for module, source in read_sources().items()
         if part_of(module) == "cost"
-        for node in ast.parse(source).body
+        for node in parsed(source).body
         if isinstance(node, ast.FunctionDef) and returns_number(node)
     ]
     assert len(formulas) >= 10

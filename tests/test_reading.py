@@ -474,12 +474,12 @@ def check_edits(seed: int, made: Plan, path: Path, stamped: Callable[[dict[str, 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 def test_one_edit_of_a_plan(made, tmp_path, stamped) -> None:
-    for seed in range(150):
+    for seed in range(75):
         check_edits(seed, made, tmp_path / "it.json", stamped)
 
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 def test_many_edits_of_a_plan(made, tmp_path, stamped) -> None:
-    for seed in range(150, 5_000):
+    for seed in range(75, 5_000):
         check_edits(seed, made, tmp_path / "it.json", stamped)

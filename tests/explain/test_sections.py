@@ -334,16 +334,21 @@ def test_the_job_of_a_plan_has_the_options_of_the_plan(plan) -> None:
     assert job.pools[0].memory_limit_bytes == 0.75 * plan.cluster.device.memory
 
 
-def test_the_document_follows_its_published_schema(any_plan) -> None:
+@pytest.fixture(scope="module")
+def validator() -> jsonschema.Draft202012Validator:
     schema = explanation_schema()
     jsonschema.Draft202012Validator.check_schema(schema)
+    return jsonschema.Draft202012Validator(schema)
+
+
+def test_the_document_follows_its_published_schema(any_plan, validator) -> None:
     text = explanation_to_json(explain(any_plan))
     document = json.loads(text)
-    jsonschema.validate(document, schema, cls=jsonschema.Draft202012Validator)
+    validator.validate(document)
     assert plan_from_json(text) == any_plan
     broken = document | {"waterfall": {"parts": [], "step_seconds": "long"}}
     with pytest.raises(jsonschema.ValidationError):
-        jsonschema.validate(broken, schema, cls=jsonschema.Draft202012Validator)
+        validator.validate(broken)
 
 
 @pytest.mark.parametrize("mbs", [1, 8])

@@ -145,8 +145,8 @@ def test_sizes_of_a_mixed_cluster_are_what_searches_find_and_no_point_beats_anot
         global_batch_size=32,
         settings=("a100.price=1 USD/h", "h100.price=3 USD/h"),
     )
-    found = sweep_pools(job, Constraints(), {"a100": range(1, 4), "h100": range(1, 3)})
-    assert [hosts for hosts, _ in found.sizes] == [(a, h) for a in (1, 2, 3) for h in (1, 2)]
+    found = sweep_pools(job, Constraints(), {"a100": range(1, 3), "h100": range(1, 3)})
+    assert [hosts for hosts, _ in found.sizes] == [(a, h) for a in (1, 2) for h in (1, 2)]
     for (a100, h100), point in found.sizes:
         alone = search(change_job(job, f"a100.hosts={a100},h100.hosts={h100}"), Constraints())
         assert point.step_seconds == pytest.approx(alone.step_seconds, rel=1e-9)
@@ -166,7 +166,7 @@ def test_sizes_of_a_mixed_cluster_are_what_searches_find_and_no_point_beats_anot
     [
         pytest.param("gpt2-xl", "dgx-a100", {"dgx-a100": (1, 2, 3)}, "30..34", marks=pytest.mark.slow),
         ("gpt2-xl", "dgx-a100", {"dgx-a100": (1, 3)}, "100k tokens"),
-        ("llama3-8b", "mixed-a100-h100", {"a100": (1, 2), "h100": (1,)}, "32..34"),
+        ("llama3-8b", "mixed-a100-h100", {"a100": (1, 2), "h100": (1,)}, "32..33"),
     ],
 )
 def test_of_a_range_of_batches_each_size_has_the_best(model, cluster, hosts, batch):

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-STEPS = 10
+STEPS = 6
 LOSS, NORM = 1e-4, 1e-3  # the worst seen is 1e-6 and 3e-6; a wrong scale is off by more than 0.1
 
 COMPOSITIONS = [
@@ -25,7 +25,7 @@ COMPOSITIONS = [
     ("tied-llama", "pp=4,mbs=2,recompute=full/none/none/full"),
     ("tied-llama", "pp=2,mbs=2,schedule=zbv"),
     ("gpt", "pp=2,mbs=1,schedule=dualpipev"),
-    ("tied-llama", "tp=2,pp=2,dp=2,zero=1,mbs=2"),
+    ("tied-llama", "tp=2,pp=2,mbs=2"),
     ("gemma", "cp=2,mbs=4"),
     ("moe", "tp=2,ep=2,mbs=8"),
     ("mla", "pp=2,dp=2,ep=2,zero=1,mbs=2"),
@@ -44,6 +44,7 @@ MORE = [
     "tp=2,dp=2,zero=2,mbs=2",
     "tp=2,dp=2,zero=3,mbs=2,recompute=full",
     "tp=2,dp=4,zero=3,hsdp=2,mbs=2",
+    "tp=2,pp=2,dp=2,zero=1,mbs=2",
     "tp=2,pp=2,mbs=2",
     "tp=2,pp=2,mbs=2,interleave=2",
     "pp=2,mbs=1,layers_per_stage=1/3,recompute=none/full",
@@ -174,6 +175,7 @@ def test_bf16_follows_bf16_on_one_device(model, layout, run_job, make_plan):
 
 
 FP8 = [
+    ("llama", "dp=1,mbs=4"),
     ("llama", "dp=2,zero=3,mbs=2,recompute=full"),
     ("llama", "tp=2,pp=2,mbs=2"),
     ("gpt", "pp=2,mbs=1,schedule=dualpipev"),
