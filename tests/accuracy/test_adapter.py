@@ -294,7 +294,7 @@ def test_a_framework_that_nobody_knows_is_named() -> None:
 
 
 def test_what_a_profile_lacks_and_a_run_shows_is_added_and_named() -> None:
-    found = setup_of(framework="torchtitan", pp="1", cp="2", zero_stage="3")
+    found = setup_of(framework="KempnerForge", pp="1", cp="2", zero_stage="3")
     assert "cp" in found.job.engine.can.axes
     assert [each.key for each in found.assumed] == ["engine.can.axes"]
 
@@ -427,7 +427,6 @@ def test_adapters_are_priced_and_their_rank_is_said() -> None:
         ({"arch": "mamba"}, "architecture"),
         ({"task": "inference"}, "task"),
         ({"task": "RLHF rollout"}, "task"),
-        ({"task": "lora", "precision_class": "fp8"}, "16 bits"),
         ({"precision": "tf32"}, "precision"),
         ({"pp": "8", "layers": "4"}, "pipeline stages"),
         ({"arch": "moe"}, "experts"),

@@ -319,8 +319,9 @@ def test_a_stage_whose_chunks_differ_holds_no_more_than_it_is_said_to(seed):
         "interleaved", ChunkSeconds(forward=ones, backward_input=ones, backward_weight=ones), m, interleave=v
     )
     degrees = SimpleNamespace(schedule="interleaved", pp=pp, interleave=v)
+    job = SimpleNamespace(training=SimpleNamespace(expert_overlap=False))
     stage = Stage(index=np.arange(pp), num_layers=layers, policy=0, largest_chunk=-(-layers // v))
-    ((held, waiting),) = held_of_stage(degrees, stage, m)
+    ((held, waiting),) = held_of_stage(job, degrees, stage, m)
     said, held = (held + waiting) * layers, run.peak_held(chunks)
     assert np.all(held <= said * (1 + 1e-12))
     assert np.all(said <= held * v * -(-layers // v) / layers * (1 + 1e-12))
