@@ -72,7 +72,7 @@ LAYERS = {
     ("llama3-8b", "megatron"): lambda t: kept(2 * 4096, 2 * 4096, 6144 + 4096 + 3 * 14336, 32, t, True),
     ("llama3-8b", "torchtitan"): lambda t: kept(2 * 4096, 2 * 4096, 6144 + 4096 + 4 * 14336, 32, t, False),
     ("llama3-8b", "nanotron"): lambda t: kept(2 * 4096, 2 * 4096, 6144 + 4096 + 4 * 14336, 32, t, True),
-    # both norms' input in fp32 and their result, less the input in 16 bits; the joint projection beside rotated queries and keys
+    # both norms' input in fp32 and their result; the joint projection beside rotated queries and keys
     ("llama3-8b", "aleph-alpha-scaling"): lambda t: kept(
         2 * 4096 + 2 * 2 * 4096, 2 * 4096, 6144 + 4096 + 1024 + 4096 + 4 * 14336, 32, t, False
     ),

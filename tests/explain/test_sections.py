@@ -54,7 +54,7 @@ def test_the_waterfall_begins_at_the_utilization(any_plan) -> None:
 def test_a_device_without_losses_needs_the_ideal_and_what_fused_attention_repeats(plan_of_kind, with_engine) -> None:
     """Widths that fill whole tiles, kernels at peak, free bytes and a free host: what is left can be counted."""
     plan = plan_of_kind("whole tiles")
-    losses = {"matmul_half_depth": 0.0, "launch": 0.0, "layer_floor": 0.0}
+    losses = {"matmul_half_depth": 0.0, "launch": 0.0, "layer_floor": 0.0, "step_floor": 0.0}
     gains = {"matmul": 1.0, "attention": 1.0, "memory": 1.0}
     efficiency = plan.cluster.device.efficiency.model_copy(update=losses | gains)
     changes = {"efficiency": efficiency, "memory_bandwidth": 1e30, "num_processors": 1}

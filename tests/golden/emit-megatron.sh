@@ -21,4 +21,5 @@ exec torchrun --nnodes=16 --nproc-per-node=8 \
   --seq-length 2048 \
   --recompute-granularity selective \
   --bf16 \
+  --attention-dropout 0 --hidden-dropout 0 \
   "${@:4}"
