@@ -263,7 +263,7 @@ def time_has_its_unit(case: Case) -> None:
     k = 4.0
     device = case.job.cluster.device
     quick = device.efficiency.model_copy(
-        update={"launch": device.efficiency.launch / k, "layer_floor": device.efficiency.layer_floor / k}
+        update={name: getattr(device.efficiency, name) / k for name in ("launch", "layer_floor", "step_floor")}
     )
     cluster = case.with_links(
         lambda link: {"bandwidth": k * link.bandwidth, "latency": link.latency / k, "startup": link.startup / k}

@@ -85,7 +85,7 @@ def test_copies_and_update_by_hand(make_job):
     rate = 15.75e9 * 0.8
     copies = (4 + 2) * params / 8 / rate + 8 * 2 * inputs / rate
     assert lines[LineName.HOST_COMM].exposed_seconds == pytest.approx(copies)
-    by_host = 30 * params / (409.6e9 * 0.45) + 4e-6  # and a launch
+    by_host = 30 * params / (409.6e9 * 0.45) + 4e-6 + 60e-3  # and a launch, and what the host does once a step
     assert lines[LineName.OPTIMIZER].busy_seconds == pytest.approx(by_host)
     assert own.memory[0].host.total_bytes == pytest.approx(16 * params / 8 + inputs)
     update = float(seconds_of(plain)[LineName.OPTIMIZER].busy_seconds)

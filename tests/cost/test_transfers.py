@@ -85,21 +85,21 @@ CASES = {
         {"tp all-reduce 4x1": 32 * 2 + 2, "dp all-reduce 16x4": 1,
          "tp all-gather 4x1": 32, "tp reduce-scatter 4x1": 32},
     ),
-    # 8 microbatches, c - 1 hops, gradients too on the way back; ZeRO-2 reduces after each of them
+    # 8 microbatches, c - 1 hops, gradients too on the way back; ZeRO-2 reduces after each of them, layer by layer
     "ring, ZeRO-2 in two replicas": (
         {}, "tp=2,cp=4,sp=0,zero=2,hsdp=2",
         {"tp all-reduce 2x1": 8 * (32 * 4 + 2), "cp ring exchange 4x2": 8 * 32 * 3 * 3,
-         "dp reduce-scatter 16x2": 8, "dp all-reduce 2x32": 8, "dp all-gather 16x2": 1},
+         "dp reduce-scatter 16x2": 8 * 32, "dp all-reduce 2x32": 8 * 32, "dp all-gather 16x2": 1},
     ),
     # the gathering is repeated, the sum of gradients is not
     "gathered keys, full recompute": (
         {"engine": "torch"}, "cp=2,mbs=2,recompute=full",
         {"cp all-gather 2x1": 32 * 2, "cp reduce-scatter 2x1": 32, "dp all-reduce 64x1": 1},
     ),
-    # queries, keys, values and outputs each way; ZeRO-3 gathers for both passes of 4 microbatches
+    # queries, keys, values and outputs each way; ZeRO-3 gathers each of 32 layers for both passes of 4 microbatches
     "Ulysses, ZeRO-3": (
         {"engine": "deepspeed"}, "cp=4,zero=3",
-        {"cp all-to-all 4x1": 4 * 32 * 4 * 2, "dp reduce-scatter 64x1": 4, "dp all-gather 64x1": 2 * 4},
+        {"cp all-to-all 4x1": 4 * 32 * 4 * 2, "dp reduce-scatter 64x1": 4 * 32, "dp all-gather 64x1": 2 * 4 * 32},
     ),
     # GShard (2020): there and back, in two passes and once more; 8 layers on each of 4 stages
     "experts": (
@@ -321,7 +321,7 @@ def test_key_value_heads_on_more_ranks_than_there_are_heads_are_gathered():
 def test_whole_gradients_that_add_up_are_reduced_once(engine, text, reductions):
     """4 microbatches, which FSDP gathers weights for twice each."""
     job = job_of(engine=engine)
-    found = counted(job, layout_of(job, f"{text},mbs=1"))
-    stride = "16x1"
-    assert found[f"dp reduce-scatter {stride}"] == reductions
-    assert found[f"dp all-gather {stride}"] == 2 * 4
+    layout = layout_of(job, f"{text},mbs=1")
+    found, layers = counted(job, layout), 32 // layout.pp
+    assert found["dp reduce-scatter 16x1"] == reductions * layers
+    assert found["dp all-gather 16x1"] == 2 * 4 * layers

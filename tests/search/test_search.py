@@ -412,7 +412,7 @@ def job_of_parts(with_engine, gib, per_stage):
     return with_engine(job, can={"recompute": PARTS}, pipeline={"recompute_per_stage": per_stage})
 
 
-@pytest.mark.parametrize(("gib", "per_stage"), [(0.0032, False), (0.0034, False), (0.0054, True), (0.0058, True)])
+@pytest.mark.parametrize(("gib", "per_stage"), [(0.0032, False), (0.0034, False), (0.0052, True), (0.0054, True)])
 def test_search_equals_brute_force_over_the_parts_of_layers(with_engine, gib, per_stage):
     job = job_of_parts(with_engine, gib, per_stage)
     best, count = brute_force(job)
