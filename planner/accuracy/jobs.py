@@ -22,7 +22,6 @@ from planner.specs.by_name import engine_names, load_engine
 from planner.specs.load import load_job
 from planner.specs.recompute import canonical, policy_fault
 from planner.specs.text import printable
-from planner.specs.training import TrainingSpec
 from planner.specs.uniform import uniform_job
 
 if TYPE_CHECKING:
@@ -230,7 +229,7 @@ def _missing_abilities(
         else:
             missing["engine.can.recompute_some"] = [*can.recompute_some, some]
     for key, ability in (("training.loss", "losses"), ("training.cuda_graphs", "cuda_graphs")):
-        has = getattr(can, ability, ())
+        has = getattr(can, ability)
         if key in settings and settings[key] not in has:
             missing[f"engine.can.{ability}"] = [*has, settings[key]]
     if not {*model.features} <= {*can.model_features}:
@@ -282,8 +281,7 @@ def _settings(run: Run, model: ModelSpec, engine: EngineSpec, assumed: list[Assu
     if run.moe_a2a_overlap and model.moe is not None and (run.ep or 1) > 1:
         in_chunks = (run.pp or 1) == 1 or (run.interleave or run.vpp or 1) > 1
         found["training.expert_overlap"] = str(in_chunks).lower()
-    known = TrainingSpec.model_fields
-    return {path: value for path, value in found.items() if path.startswith("engine") or path.split(".")[1] in known}
+    return found
 
 
 def _graphs(run: Run) -> str:
