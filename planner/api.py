@@ -68,8 +68,9 @@ class Workload(TypedDict, total=False):
 
     gpus: devices, in place of nodes. seq_len: tokens of a sequence, a number or "32k". global_batch: sequences of a
     step, "4M tokens", or a range "512..2048" that `plan_job` chooses from. precision: what the model computes in.
-    engine: the program that will train. settings: changes of documents, "device.memory=141GiB". headroom: share of the
-    memory to leave free. calibration: a file of corrections from your own runs.
+    engine: the program that will train. settings: changes of documents, "device.memory=141GiB". failures: count
+    failures and checkpoints in the length of the run. headroom: share of the memory to leave free. calibration: a file
+    of corrections from your own runs.
     """
 
     gpus: int | None
@@ -78,6 +79,7 @@ class Workload(TypedDict, total=False):
     precision: str | None
     engine: str
     settings: Texts
+    failures: bool
     headroom: float | None
     calibration: str | Path | None
     allow_tp_across_nodes: bool
@@ -274,6 +276,7 @@ def _load(
     seq_len: int | str | None = None,
     global_batch: int | str | None = None,
     settings: Texts = (),
+    failures: bool = False,
     calibration: str | Path | None = None,
     **others: Any,
 ) -> Job:
@@ -287,7 +290,7 @@ def _load(
         "nodes": nodes,
         "sequence_length": _length(seq_len),
         "global_batch_size": global_batch,
-        "settings": _texts(settings),
+        "settings": (*_texts(settings), *(("training.failures=true",) if failures else ())),
         "calibration": calibration and Path(calibration),
         **others,
     }

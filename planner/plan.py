@@ -14,6 +14,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from planner.cost.adapters import num_trained_params
 from planner.cost.band import Band
+from planner.cost.goodput import Goodput, goodput
 from planner.cost.ledger import HostMemory, LineName, MemoryLine, StageMemory, TimeLine
 from planner.cost.run import WholeRun, devices_in_use, whole_run
 from planner.errors import EnvironmentProblem, InputError
@@ -24,6 +25,7 @@ from planner.specs.calibration import CalibrationEntry
 from planner.specs.cluster import AnyCluster, ClusterSpec, MixedClusterSpec
 from planner.specs.engine import EngineSpec
 from planner.specs.files import limited_text
+from planner.specs.job import job_on
 from planner.specs.model import ModelSpec
 from planner.specs.text import printable
 from planner.specs.training import TrainingSpec
@@ -95,7 +97,17 @@ class Plan:
             self.training,
             step_seconds=self.step_seconds,
             in_use=devices_in_use(self.cluster, self.layout),
+            effective_share=1.0 if self.goodput is None else self.goodput.effective_share,
         )
+
+    @property
+    def goodput(self) -> Goodput | None:
+        """What failures and checkpoints leave of the time of the run; None where they are not counted."""
+        if not self.training.failures:
+            return None
+        common = {"model": self.model, "training": self.training, "engine": self.engine}
+        job = job_on(self.cluster, self.calibration, **common)
+        return goodput(job.pools[0], devices_in_use(self.cluster, self.layout))
 
     def to_json(self) -> str:
         """The plan document as text, as `planner plan --json` prints it."""
@@ -128,6 +140,7 @@ def plan_to_dict(plan: Plan) -> dict[str, Any]:
         "num_trained_params": num_trained_params(plan.model, plan.training),
         "flops_convention": plan.flops_convention,
         "run": _run_to_dict(plan.run),
+        "goodput": _as_dict(plan.goodput),
         "batch_choice": _as_dict(plan.batch),
         "memory": [_stage_memory_to_dict(stage) for stage in plan.memory],
         "time": [asdict(line) for line in plan.time],

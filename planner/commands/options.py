@@ -117,6 +117,7 @@ _WORKLOAD = (
     ),
     click.option("--engine", default="torch", show_default=True, metavar="NAME", help="The program that will train."),
     click.option("--set", "settings", multiple=True, metavar="PATH=VALUE", help="As in device.memory=141GiB."),
+    click.option("--failures", is_flag=True, help="Count failures and checkpoints in the length of the run."),
     click.option(
         "--headroom", callback=_read_by(parse_share), metavar="SHARE", help="Memory to leave free; 5% by default."
     ),

@@ -12,6 +12,7 @@ from planner.show.answers import sensitivity_section, what_if_section, why_not_s
 from planner.show.batch import batch_section
 from planner.show.columns import Columns
 from planner.show.figures import bytes_scale, seconds_scale
+from planner.show.goodput import goodput_rows
 from planner.show.groups import collectives_section
 from planner.show.peak import alternatives_section, peak_section
 from planner.show.scaling import scaling_section
@@ -47,6 +48,7 @@ def explanation(found: Explanation) -> Group:
     ]
     if whole := run_words(plan):
         rows.append(("whole run", whole))
+    rows += goodput_rows(plan)
     scale = bytes_scale(stage.total_bytes for stage in plan.memory)
     return stack(
         heading(plan),

@@ -16,6 +16,7 @@ from planner.cost.run import devices_in_use
 from planner.search.near_ties import NEAR_TIE
 from planner.show.columns import Columns, Flow, assignments
 from planner.show.figures import MemoryBar, StepBar, bytes_scale, fill_of, seconds_scale
+from planner.show.goodput import goodput_rows
 from planner.show.screen import clean, indented, section, stack
 from planner.show.words import (
     certificate_sentence,
@@ -197,7 +198,9 @@ def _headline_rows(plan: Plan) -> list[tuple[str, RenderableType]]:
         ("MFU", mfu),
         ("HFU", Text.assemble(f"{plan.hfu:.1%}", ("  with what is computed again", "dim"))),
     ]
-    return [*rows, ("whole run", budget)] if (budget := run_words(plan)) else rows
+    if budget := run_words(plan):
+        rows.append(("whole run", budget))
+    return [*rows, *goodput_rows(plan)]
 
 
 def memory_section(memory: Sequence[StageMemory], *, note: str) -> Group:

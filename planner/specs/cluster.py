@@ -10,6 +10,7 @@ from typing import Annotated, Final, Literal, Self, TypeAlias
 from pydantic import BeforeValidator, Field, model_validator
 
 from planner.specs.document import Bandwidth, Bytes, Document, FlopsPerSecond, Name, Seconds, UsdPerHour, Watts
+from planner.specs.failures import FailureSpec
 
 Precision = Literal["fp32", "fp16", "bf16", "fp8", "fp4"]
 
@@ -147,6 +148,9 @@ class ClusterSpec(Document):
     host: HostSpec | None = Field(default=None, description="memory of one host; without it nothing is offloaded")
     segment: int | None = Field(default=None, ge=1, description="hosts of each scale-up domain that a job takes")
     domains: int | None = Field(default=None, ge=1, description="scale-up domains; without it as many as a job takes")
+    failures: FailureSpec = Field(
+        default=FailureSpec(), description="how often devices fail, and what that costs a run"
+    )
 
     @property
     def num_devices(self) -> int:

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 _ROOTS = ("model", "cluster", "device", "training", "engine")
 _ENDS = ("within_node", "between_nodes")
 """Innermost and outermost link."""
+_ALL_DEFAULTS = "failures"
+"""The part of a document that may be left out whole, because each of its keys has a default."""
 
 
 def apply_setting(setting: str, trees: Mapping[str, Node], option: str = "--set") -> dict[str, Node]:
@@ -130,6 +132,8 @@ def with_value(tree: Node, steps: Sequence[str | int], value: Node) -> Node:
         entries = list(tree.data)
         entries[step] = with_value(entries[step], rest, value)
         return replace(tree, data=tuple(entries))
+    if rest and step == _ALL_DEFAULTS and isinstance(tree.data, dict):
+        tree = replace(tree, data={step: Node(data={}, where=value.where), **tree.data})
     if not isinstance(tree.data, dict) or (rest and step not in tree.data):
         known = list(tree.data) if isinstance(tree.data, dict) else []
         hint = did_you_mean(str(step), known, otherwise=f"keys here are {', '.join(known)}" if known else "")

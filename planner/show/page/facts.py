@@ -6,6 +6,7 @@ import json
 from typing import TYPE_CHECKING, Any, Final
 
 from planner.plan import plan_to_dict
+from planner.show.goodput import goodput_rows
 from planner.show.words import (
     certificate_sentence,
     cluster_words,
@@ -70,6 +71,7 @@ def facts_of(plan: Plan) -> list[tuple[str, str]]:
         ("memory", limit_words(plan)),
         ("MFU counts", plan.flops_convention),
         ("whole run", run_words(plan)),
+        *goodput_rows(plan),
         ("proof", certificate_sentence(plan)),
     ]
     return [(name, words) for name, words in rows if words]
