@@ -605,3 +605,20 @@ def test_an_error_that_is_not_a_stream_s_keeps_its_traceback(monkeypatch) -> Non
 
 def test_environment_problem_is_what_a_full_disk_becomes() -> None:
     assert EnvironmentProblem("x").exit_code == ExitCode.ENVIRONMENT == 5
+
+
+INTERRUPTED_IMPORT = """
+import os, signal, sys
+class Interrupts:
+    def find_spec(self, name, *_):
+        if name == "planner.commands.plan":
+            os.kill(os.getpid(), signal.SIGINT)
+sys.meta_path.insert(0, Interrupts())
+from planner.__main__ import start
+start()
+"""
+
+
+def test_ctrl_c_during_imports_ends_without_a_traceback() -> None:
+    done = subprocess.run([sys.executable, "-c", INTERRUPTED_IMPORT], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
