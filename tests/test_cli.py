@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 SMALL = ["tiny-gpt", "dgx-a100", "--gpus", "2", "--global-batch", "8"]
 TOO_BIG = ["gpt3-175b", "dgx-a100", "--gpus", "1", "--global-batch", "8"]
 WORKLOAD = {
-    "--nodes", "--gpus", "--seq-len", "--global-batch", "--precision", "--engine", "--set", "--headroom",
+    "--nodes", "--gpus", "--seq-len", "--global-batch", "--precision", "--engine", "--set", "--headroom", "--failures",
     "--allow-tp-across-nodes", "--allow-offload", "--calibration",
 }  # fmt: skip
 RUN = {
