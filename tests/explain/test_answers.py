@@ -78,7 +78,7 @@ def test_why_not_keeps_the_plan_s_own_pins_on_other_keys() -> None:
     assert parse_layout(allowed.layout, num_layers=16, num_devices=8).mbs == 1
 
 
-@pytest.mark.parametrize("asked", ["tp=3", "tp=16", "zero=1,hsdp=3,dp=8", "schedule=naive", "dp=5"])
+@pytest.mark.parametrize("asked", ["tp=3", "tp=16", "zero=1,hsdp=3,dp=8", "schedule=zb-h1", "dp=5"])
 def test_why_not_names_the_rule_that_forbids_it(asked: str, plan) -> None:
     found = why_not(plan, asked).outcome
     assert found.rules
