@@ -142,7 +142,7 @@ def _shorter_sequences(job: Job) -> Iterator[tuple[str, Job]]:
 
 
 def _less_headroom(job: Job) -> Iterator[tuple[str, Job]]:
-    if job.headroom > 0:
+    if job.headroom:
         yield "no headroom", each_pool(job, lambda pool: replace(pool, headroom=0.0))
 
 

@@ -6,6 +6,7 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from planner.cost.band import band
+from planner.cost.chance import spread_for
 from planner.cost.estimate import Estimate, estimate
 from planner.cost.flops import flops_convention
 from planner.errors import InputError, Mistake
@@ -62,13 +63,15 @@ def _plan(job: Job, layout: Layout, priced: Estimate, **extra: Any) -> Plan:
         high_step_seconds=priced.step_seconds * spread.high if spread else None,
         band=spread,
         calibration=tuple(pool.calibration for pool in job.pools),
+        memory_spread=spread_for(job),
         tokens_per_second_per_device=priced.tokens_per_second_per_device,
         mfu=priced.mfu,
         hfu=priced.hfu,
         flops_convention=flops_convention(job.training),
         made_by=made_by(job),
         options=SearchOptions(
-            headroom=float(job.headroom),
+            headroom=None if job.headroom is None else float(job.headroom),
+            risk=float(job.risk),
             allow_tp_across_nodes=job.allow_tp_across_nodes,
             allow_offload=job.allow_offload,
             **extra.pop("options", {}),
