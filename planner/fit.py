@@ -35,8 +35,8 @@ def fit_words(plan: Plan) -> str:
     """What the worst stage needs, of what, and the chance that it fits."""
     stage = plan.worst_stage
     if stage.host is not None and not stage.host_fits:
-        over = stage.host.total_bytes - stage.host.limit_bytes
-        return f"stage {stage.stage} keeps {format_bytes(over)} too much in its host's memory for each device"
+        over = format_bytes(stage.missing_bytes)
+        return f"each device of stage {stage.stage} keeps {over} too much in its host's memory"
     whole = format_bytes(whole_bytes(plan, stage))
     words = f"stage {stage.stage} needs {format_bytes(stage.total_bytes)} of {whole}"
     free, asked = 1 - stage.total_bytes / whole_bytes(plan, stage), plan.options.headroom

@@ -15,13 +15,13 @@ from pydantic import TypeAdapter, ValidationError
 from planner.cost.adapters import num_trained_params
 from planner.cost.band import Band
 from planner.cost.ledger import (
-    VERDICTS,
     HostMemory,
     LineName,
     MemoryLine,
     StageMemory,
     TimeLine,
     Verdict,
+    verdict_of,
     worst_stage,
 )
 from planner.cost.run import WholeRun, devices_in_use, whole_run
@@ -108,8 +108,7 @@ class Plan:
     @property
     def verdict(self) -> Verdict:
         """Whether the plan fits, in words: what is said of its worst stage."""
-        worst: Verdict = max((stage.verdict for stage in self.memory), key=VERDICTS.index)
-        return worst
+        return verdict_of(self.memory)
 
     @property
     def chance_of_fitting(self) -> float:

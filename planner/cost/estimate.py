@@ -16,8 +16,10 @@ from planner.cost.ledger import (
     MemoryLine,
     StageMemory,
     TimeLine,
+    Verdict,
     total_bytes,
     total_exposed_seconds,
+    verdict_of,
 )
 from planner.cost.memory import host_lines, memory_lines
 from planner.cost.prices import (
@@ -104,6 +106,11 @@ class Estimate:
     def fits(self) -> bool:
         """Every stage stays within its limit."""
         return all(stage.fits for stage in self.memory)
+
+    @property
+    def verdict(self) -> Verdict:
+        """Whether the layout fits, in words."""
+        return verdict_of(self.memory)
 
     @property
     def peak_bytes(self) -> float:

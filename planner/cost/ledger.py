@@ -125,6 +125,13 @@ class StageMemory:
         return self.total_bytes <= self.limit_bytes and self.host_fits
 
     @property
+    def missing_bytes(self) -> float:
+        """What is needed beyond the host's limit, or else beyond the device's; 0 where the stage fits."""
+        if self.host is not None and not self.host_fits:
+            return self.host.total_bytes - self.host.limit_bytes
+        return max(0.0, self.total_bytes - self.limit_bytes)
+
+    @property
     def verdict(self) -> Verdict:
         """Whether the stage fits, in words."""
         if self.fits:
@@ -143,6 +150,11 @@ def worst_stage(memory: Sequence[StageMemory]) -> StageMemory:
     Stages share their error, so that a plan fits when this stage does (`planner.cost.chance`).
     """
     return max(memory, key=lambda stage: (-stage.chance_of_fitting, stage.total_bytes / stage.limit_bytes))
+
+
+def verdict_of(memory: Iterable[StageMemory]) -> Verdict:
+    """Whether a plan of these stages fits: the worst of what is said of each."""
+    return max((stage.verdict for stage in memory), key=VERDICTS.index)
 
 
 def total_bytes(lines: Iterable[MemoryLine]) -> Number:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from rich.text import Text
 
+from planner.fit import chance_words
 from planner.show.columns import Columns
 from planner.show.figures import bytes_scale
 from planner.show.screen import clean, section
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 
 def peak_section(plan: Plan, peaks: Sequence[StagePeak], band: MemoryBand | None = None) -> Group:
     """When the fullest stage is fullest, and what its activations are."""
-    fullest = max(plan.memory, key=lambda stage: stage.total_bytes - stage.limit_bytes)
+    fullest = plan.worst_stage
     peak = next(each for each in peaks if each.stage == fullest.stage)
     scale = bytes_scale(part.num_bytes for part in peak.activations)
     total = sum_of(part.num_bytes for part in peak.activations)
@@ -49,11 +50,18 @@ def _spread(band: MemoryBand) -> str:
     return f"8 of 10 runs have the peak of stage {band.stage} between {span}; it is {chance}."
 
 
+def _missing(found: Alternative) -> str:
+    """What an alternative needs too much, and where; and that it may fit all the same."""
+    over = f"{format_bytes(found.missing_bytes)} too much{' on the host' if found.missing_on_host else ''}"
+    if found.verdict != "may not fit" or found.chance_of_fitting is None:
+        return over
+    return f"may not fit: {chance_words(found.chance_of_fitting)}"
+
+
 def alternatives_section(plan: Plan, alternatives: Sequence[Alternative]) -> Group | None:
     """One key changed at a time: peak, limit and step, or the rule that is in the way."""
     if not alternatives:
         return None
-    limits = {stage.limit_bytes for stage in plan.memory}
     rows: list[list[RenderableType]] = []
     for each in alternatives:
         if each.peak_bytes is None or each.step_seconds is None:
@@ -61,8 +69,7 @@ def alternatives_section(plan: Plan, alternatives: Sequence[Alternative]) -> Gro
                 [each.change, "", "", "", Text(f"against a rule: {clean('; '.join(each.broken_rules))}", style="dim")]
             )
             continue
-        over = f"{format_bytes(each.peak_bytes - max(limits))} too much" if len(limits) == 1 else "does not fit"
-        verdict = Text("fits") if each.fits else Text(over, style="bold red")
+        verdict = Text("fits") if each.fits else Text(_missing(each), style="bold red")
         slower = change(each.step_seconds / plan.step_seconds - 1)
         rows.append([each.change, format_bytes(each.peak_bytes), format_seconds(each.step_seconds), slower, verdict])
     header = ("change", "memory", "step", "", "")
