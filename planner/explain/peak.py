@@ -15,6 +15,7 @@ from planner.cost.stage import by_policy, layer_kinds, policies_of, pool_indices
 from planner.cost.transients import layer_backward_bytes, loss_bytes, recompute_bytes
 from planner.explain.operations import stage_at
 from planner.layout import format_layout, offloads_activations
+from planner.search.layout_remedies import layout_remedies
 from planner.search.space.rules import broken_rules
 from planner.specs.document import Document
 from planner.specs.recompute import modules_in
@@ -58,6 +59,15 @@ class Alternative(Document):
     missing_bytes: float = Field(description="of the worst stage, beyond the limit; of its host where that is short")
     missing_on_host: bool
     step_seconds: float | None
+
+
+class FittingChange(Document):
+    """A change of one key of the layout or the job, or of two, with which the layout fits."""
+
+    change: str
+    layout: str
+    step_seconds: float
+    chance_of_fitting: float
 
 
 # --- the moment -------------------------------------------------------------------------------------------------
@@ -126,6 +136,19 @@ def _moment(job: PoolJob, layout: Layout, stage: Stage) -> str:
 def alternatives_of(job: Job, layout: Layout) -> tuple[Alternative, ...]:
     """Other microbatch sizes, recompute policies, ZeRO stages and interleaves; all else stays as it is."""
     return tuple(_priced(job, change, other) for change, other in _neighbours(job, layout))
+
+
+def changes_that_fit(job: Job, layout: Layout) -> tuple[FittingChange, ...]:
+    """What would make the layout fit, found by trying every other value of every key, the fastest first."""
+    return tuple(
+        FittingChange(
+            change=each.change,
+            layout=format_layout(each.layout),
+            step_seconds=each.step_seconds,
+            chance_of_fitting=each.chance_of_fitting,
+        )
+        for each in layout_remedies(job, layout)
+    )
 
 
 def _neighbours(job: Job, layout: Layout) -> Iterator[tuple[str, Layout]]:

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 from rich.text import Text
 
 from planner.fit import chance_words
-from planner.show.columns import Columns
+from planner.show.columns import Columns, assignments
 from planner.show.figures import bytes_scale
 from planner.show.screen import clean, section
-from planner.show.words import change, percent
+from planner.show.words import change, percent, terse_layout
 from planner.sums import sum_of
 from planner.units import format_bytes, format_seconds
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from rich.console import Group, RenderableType
 
     from planner.explain.memory_band import MemoryBand
-    from planner.explain.peak import Alternative, StagePeak
+    from planner.explain.peak import Alternative, FittingChange, StagePeak
     from planner.plan import Plan
 
 
@@ -56,6 +56,26 @@ def _missing(found: Alternative) -> str:
     if found.verdict != "may not fit" or found.chance_of_fitting is None:
         return over
     return f"may not fit: {chance_words(found.chance_of_fitting)}"
+
+
+def fitting_section(plan: Plan, changes: Sequence[FittingChange]) -> Group | None:
+    """The smallest changes with which a layout fits that does not; nothing where it fits."""
+    if plan.fits:
+        return None
+    if not changes:
+        return section("What would make it fit", Text("no change of one key, or of two"))
+    rows = [
+        (
+            Text(clean(each.change), style="bold"),
+            format_seconds(each.step_seconds),
+            change(each.step_seconds / plan.step_seconds - 1),
+            chance_words(each.chance_of_fitting),
+            assignments(terse_layout(each.layout)),
+        )
+        for each in changes
+    ]
+    table = Columns(rows, right=(1, 2, 3), wrap=(0, 4), header=("change", "step", "", "fits", "layout then"))
+    return section("What would make it fit", table, note="every other value of every key, then pairs; each one priced")
 
 
 def alternatives_section(plan: Plan, alternatives: Sequence[Alternative]) -> Group | None:
