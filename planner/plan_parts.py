@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from planner.cost.critical_batch import BatchAdvice  # noqa: TC001 - read when a plan is
+from planner.specs.job import RISK
 
 ObjectiveName = Literal["throughput", "cost", "gpus", "memory"]
 """What a plan is to be best at."""
@@ -34,7 +35,7 @@ class SearchOptions:
     """
 
     headroom: float | None = None
-    risk: float = 0.05
+    risk: float = RISK
     allow_tp_across_nodes: bool
     allow_offload: bool
     objective: ObjectiveName = "throughput"

@@ -35,7 +35,7 @@ def spread_of(job: Job, layout: Degrees) -> MemoryDistribution:
 def chance_of_fitting(peak_bytes: Number, whole_bytes: Number, spread: MemoryDistribution) -> Number:
     """Probability that a predicted peak stays within the whole memory that a program can have; broadcasts.
 
-    spread: of measured over predicted bytes, in the counter of the device.
+    spread: of measured over predicted bytes, of what a run needs.
 
     Source: the definition; `MemoryDistribution` names that of the distribution.
     """
@@ -54,8 +54,8 @@ def largest_peak_bytes(whole_bytes: Number, spread: MemoryDistribution, chance: 
 
 def spread_for(job: Job) -> Spread:
     """What `spread_of` reads of the calibration, for a plan to carry, so that it can be priced again."""
-    engines = (job.engine.name, None)
-    memory = tuple(each for each in job.spread.memory if each.counter == "device" and each.engine in engines)
+    engines, counters = (job.engine.name, None), ("device", "needed")
+    memory = tuple(each for each in job.spread.memory if each.counter in counters and each.engine in engines)
     return job.spread.model_copy(update={"memory": memory})
 
 

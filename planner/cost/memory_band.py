@@ -53,15 +53,18 @@ def t_below(value: Any) -> NDArray[np.float64]:
     return np.asarray(0.5 + 0.375 * share * (1 - (square - 1) / square / 3))
 
 
-def memory_distribution(job: Job, layout: Degrees, counter: Counter = "device") -> MemoryDistribution | None:
+def memory_distribution(job: Job, layout: Degrees, counter: Counter = "needed") -> MemoryDistribution | None:
     """Of measured over predicted bytes of the fullest device, by the counter that is read.
 
-    `device` is what decides whether a run fits: its peak is at most B bytes with probability
+    `needed` is what decides whether a run fits: B bytes suffice with probability
     `memory_distribution(job, layout).chance(B / predicted)`. Adapters, quantised weights and offload widen it, because
-    no run with them is measured. None where the calibration has no memory of published runs.
+    no run with them is measured. None where the calibration has no memory of published runs; one that does not say what
+    runs need (a user's own, of before) is read by the device's counter.
     """
-    known = {each.engine: each for each in job.spread.memory if each.counter == counter}
-    found = known.get(job.engine.name) or known.get(None)
+    known = {(each.counter, each.engine): each for each in job.spread.memory}
+    if (counter, None) not in known and counter == "needed":
+        counter = "device"
+    found = known.get((counter, job.engine.name)) or known.get((counter, None))
     if found is None:
         return None
     wider = math.sqrt(1 + len(features_of(job, layout)) * (job.spread.unseen**2 - 1))

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 
 _SPREAD: Final = Spread()
+RISK: Final = 0.05
+"""A plan is to fit with a chance of 1 - RISK, unless `--risk` says another."""
 MOST_RISK: Final = 0.95
 """At a higher one a plan would be said to fit below the chance at which it does not (`planner.cost.chance`)."""
 
@@ -43,7 +45,7 @@ class Job:
     cluster: AnyCluster
     training: TrainingSpec
     engine: EngineSpec
-    risk: float = 0.05
+    risk: float = RISK
     headroom: float | None = None
     memory_share: float = 1.0
     allow_tp_across_nodes: bool = False

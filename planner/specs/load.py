@@ -25,7 +25,7 @@ from planner.specs.cluster_documents import (
     with_hosts,
 )
 from planner.specs.engine import EngineSpec
-from planner.specs.job import MOST_RISK, job_on
+from planner.specs.job import MOST_RISK, RISK, job_on
 from planner.specs.mistakes import Mistakes
 from planner.specs.model import ModelSpec
 from planner.specs.settings import apply_setting, with_value
@@ -76,7 +76,7 @@ def load_job(
     global_batch_size: int | str | None = None,
     precision: str | None = None,
     settings: Sequence[str] = (),
-    risk: float = 0.05,
+    risk: float = RISK,
     headroom: float | None = None,
     allow_tp_across_nodes: bool = False,
     allow_offload: bool = False,
