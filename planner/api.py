@@ -19,6 +19,7 @@ from planner import reading
 from planner.cost.segments import with_segment
 from planner.errors import InputError, NothingFitsError, PlannerError
 from planner.explain.report import Explanation, Questions, explain
+from planner.fit import fit_words
 from planner.plan import Plan
 from planner.plan_parts import ObjectiveName
 from planner.search.batch_choice import batch_report, choose_batch
@@ -36,7 +37,7 @@ from planner.shipped import clusters, engine_profiles, models
 from planner.specs.by_name import model_notes
 from planner.specs.load import load_job
 from planner.specs.text import any_of, did_you_mean
-from planner.units import format_bytes, parse_length
+from planner.units import parse_length
 
 if TYPE_CHECKING:
     from planner.layout import Layout
@@ -69,8 +70,9 @@ class Workload(TypedDict, total=False):
     gpus: devices, in place of nodes. seq_len: tokens of a sequence, a number or "32k". global_batch: sequences of a
     step, "4M tokens", or a range "512..2048" that `plan_job` chooses from. precision: what the model computes in.
     engine: the program that will train. settings: changes of documents, "device.memory=141GiB". failures: count
-    failures and checkpoints in the length of the run. headroom: share of the memory to leave free. calibration: a file
-    of corrections from your own runs.
+    failures and checkpoints in the length of the run. risk: the plan is to fit with a chance of 1 - risk. headroom:
+    share of the memory to leave free, a plain limit in place of the chance. calibration: a file of corrections from
+    your own runs.
     """
 
     gpus: int | None
@@ -80,6 +82,7 @@ class Workload(TypedDict, total=False):
     engine: str
     settings: Texts
     failures: bool
+    risk: float | None
     headroom: float | None
     calibration: str | Path | None
     allow_tp_across_nodes: bool
@@ -130,10 +133,10 @@ def plan_job(
 
     model, cluster: a shipped name or the path of a file. training: the path of a training document. pin, forbid: one
     text or several, as in `pin="tp=8,mbs<=4"`. Where no layout meets the deadline the plan is the fastest one, and
-    `plan.run.meets_deadline` is false. top: layouts in `plan.runners_up`. check: compare lower bounds
-    with the optima of 64 configurations that they ruled out. reporter: told what the search does.
-    workload: gpus, seq_len, global_batch, precision, engine, settings, headroom, calibration, allow_tp_across_nodes and
-    allow_offload, as `planner.api.Workload` explains them.
+    `plan.run.meets_deadline` is false. Where none fits and some may, the plan is the likeliest one, and `plan.fits` is
+    false. top: layouts in `plan.runners_up`. check: compare lower bounds with the optima of 64 configurations that they
+    ruled out. reporter: told what the search does. workload: gpus, seq_len, global_batch, precision, engine, settings,
+    risk, headroom, calibration, allow_tp_across_nodes and allow_offload, as `planner.api.Workload` explains them.
 
     Raises:
         NoLayoutFits: no layout fits into memory; it has the nearest one, and finds what would fit.
@@ -322,10 +325,9 @@ def _check_choice(option: str, given: str, choices: Any) -> None:
 
 
 def _no_layout_fits(job: Job, constraints: Constraints, found: NothingFits) -> NoLayoutFits:
-    fullest = max(found.memory, key=lambda stage: stage.total_bytes - stage.limit_bytes)
-    needed, limit = format_bytes(fullest.total_bytes), format_bytes(fullest.limit_bytes)
+    words = fit_words(plan_for_layout(job, found.layout))
     error = NoLayoutFits(
-        f"no layout fits into memory: the nearest needs {needed} of {limit}", hint="`remedies()` finds what would fit"
+        f"no layout fits into memory: of the nearest, {words}", hint="`remedies()` finds what would fit"
     )
     error.job, error.constraints, error.found = job, constraints, found
     return error

@@ -36,7 +36,7 @@ def made_by(job: Job) -> MadeBy:
 def with_shipped_corrections(job: Job) -> Job:
     """The job with the corrections that this version ships, and their evidence of how far off forecasts are."""
     entries, evidence, spread = _shipped(job)
-    common = ("model", "training", "engine", "headroom", "allow_tp_across_nodes", "allow_offload")
+    common = ("model", "training", "engine", "risk", "headroom", "allow_tp_across_nodes", "allow_offload")
     kept = {name: getattr(job, name) for name in common}
     return job_on(job.cluster, entries, evidence=evidence, spread=spread, **kept)
 

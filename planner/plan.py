@@ -15,17 +15,26 @@ from pydantic import TypeAdapter, ValidationError
 from planner.cost.adapters import num_trained_params
 from planner.cost.band import Band
 from planner.cost.goodput import Goodput, goodput
-from planner.cost.ledger import HostMemory, LineName, MemoryLine, StageMemory, TimeLine
+from planner.cost.ledger import (
+    HostMemory,
+    LineName,
+    MemoryLine,
+    StageMemory,
+    TimeLine,
+    Verdict,
+    verdict_of,
+    worst_stage,
+)
 from planner.cost.run import WholeRun, devices_in_use, whole_run
 from planner.errors import EnvironmentProblem, InputError
 from planner.layout import Assumed, Layout, format_layout, parse_layout
 from planner.no_plan import HOW_TO_GET_ONE, PLAN_FORMAT, no_plan
 from planner.plan_parts import BatchChoice, Certificate, MadeBy, SearchOptions
-from planner.specs.calibration import CalibrationEntry
+from planner.specs.calibration import CalibrationEntry, Spread
 from planner.specs.cluster import AnyCluster, ClusterSpec, MixedClusterSpec
 from planner.specs.engine import EngineSpec
 from planner.specs.files import limited_text
-from planner.specs.job import job_on
+from planner.specs.job import MOST_RISK, job_on
 from planner.specs.model import ModelSpec
 from planner.specs.text import printable
 from planner.specs.training import TrainingSpec
@@ -36,6 +45,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 _MOST_DIGITS: Final = 40
+_NO_SPREAD: Final = Spread()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,8 +69,9 @@ class Plan:
 
     Seconds are per optimizer step; of measured runs like it 8 of 10 lie between the low and the high one, and `band`
     says on how many runs that rests. `mfu` and `hfu` name their convention in `flops_convention`. On a mixed cluster
-    there is a calibration for each pool. A layout of the user's has no certificate. proved_by: who proved the
-    certificate, where other formulas have priced the plan since. assumed: what a layout of the user's left out.
+    there is a calibration for each pool. The chance of fitting rests on `memory_spread`. A layout
+    of the user's has no certificate. proved_by: who proved the certificate, where other formulas have priced the plan
+    since. assumed: what a layout of the user's left out.
     """
 
     model: ModelSpec
@@ -81,6 +92,7 @@ class Plan:
     flops_convention: str
     made_by: MadeBy
     options: SearchOptions
+    memory_spread: Spread = _NO_SPREAD
     band: Band | None = None
     runners_up: tuple[RunnerUp, ...] = ()
     idle_reason: str = ""
@@ -88,6 +100,21 @@ class Plan:
     certificate: Certificate | None = None
     proved_by: MadeBy | None = None
     assumed: tuple[Assumed, ...] = ()
+
+    @property
+    def worst_stage(self) -> StageMemory:
+        """The stage on which it depends whether the plan fits."""
+        return worst_stage(self.memory)
+
+    @property
+    def verdict(self) -> Verdict:
+        """Whether the plan fits, in words: what is said of its worst stage."""
+        return verdict_of(self.memory)
+
+    @property
+    def chance_of_fitting(self) -> float:
+        """That of the worst stage: stages share their error."""
+        return self.worst_stage.chance_of_fitting
 
     @property
     def run(self) -> WholeRun | None:
@@ -129,11 +156,14 @@ def plan_to_dict(plan: Plan) -> dict[str, Any]:
         "idle_devices": plan.cluster.num_devices - plan.layout.world_size,
         "idle_reason": plan.idle_reason,
         "fits": plan.fits,
+        "verdict": plan.verdict,
+        "chance_of_fitting": plan.chance_of_fitting,
         "step_seconds": plan.step_seconds,
         "low_step_seconds": plan.low_step_seconds,
         "high_step_seconds": plan.high_step_seconds,
         "band": _as_dict(plan.band),
         "calibration": [entry.model_dump(mode="json") for entry in plan.calibration],
+        "memory_spread": plan.memory_spread.model_dump(mode="json"),
         "tokens_per_second_per_device": plan.tokens_per_second_per_device,
         "mfu": plan.mfu,
         "hfu": plan.hfu,
@@ -177,6 +207,11 @@ def _run_to_dict(run: WholeRun | None) -> dict[str, Any] | None:
 def _stage_memory_to_dict(stage: StageMemory) -> dict[str, Any]:
     return {
         "stage": stage.stage,
+        "fits": stage.fits,
+        "verdict": stage.verdict,
+        "chance_of_fitting": stage.chance_of_fitting,
+        "device_chance": stage.device_chance,
+        "most_bytes": stage.most_bytes,
         **_memory_to_dict(stage, stage.stage),
         "host": stage.host and _memory_to_dict(stage.host, stage.stage),
     }
@@ -314,7 +349,13 @@ def _corrections(data: Any, cluster: AnyCluster) -> tuple[CalibrationEntry, ...]
 
 def _stage_memory(data: dict[str, Any]) -> StageMemory:
     host = HostMemory(**_memory(data["host"])) if data["host"] else None
-    return StageMemory(stage=_of(int, data, "stage"), **_memory(data), host=host)
+    return StageMemory(
+        stage=_of(int, data, "stage"),
+        most_bytes=_number(data, "most_bytes", above=0),
+        device_chance=_number(data, "device_chance"),
+        **_memory(data),
+        host=host,
+    )
 
 
 def _memory(data: dict[str, Any]) -> dict[str, Any]:
@@ -358,8 +399,10 @@ def _plan_from_dict(data: dict[str, Any]) -> Plan:
     cluster = _strict(MixedClusterSpec, own) if "pools" in own else _strict(ClusterSpec, own)
     _check_pools(cluster, layout)
     options, certificate = _strict(SearchOptions, data["options"]), _if_any(Certificate, data["certificate"])
-    if not 0 <= options.headroom < 1:
+    if options.headroom is not None and not 0 <= options.headroom < 1:
         raise ValueError(f"options: headroom is {options.headroom}")
+    if not 0 < options.risk <= MOST_RISK:
+        raise ValueError(f"options: risk is {options.risk}")
     if certificate and certificate.optimum:
         _read_layout(certificate.optimum, layout)
     return Plan(
@@ -368,6 +411,7 @@ def _plan_from_dict(data: dict[str, Any]) -> Plan:
         training=_strict(TrainingSpec, data["training"]),
         engine=_strict(EngineSpec, data["engine"]),
         calibration=_corrections(data["calibration"], cluster),
+        memory_spread=_strict(Spread, data["memory_spread"]),
         layout=layout,
         fits=_of(bool, data, "fits"),
         band=_if_any(Band, data["band"]),

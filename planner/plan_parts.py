@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from planner.cost.critical_batch import BatchAdvice  # noqa: TC001 - read when a plan is
+from planner.specs.job import RISK
 
 ObjectiveName = Literal["throughput", "cost", "gpus", "memory"]
 """What a plan is to be best at."""
@@ -28,11 +29,13 @@ class MadeBy:
 class SearchOptions:
     """What the user asked for beside the documents.
 
-    headroom: share of device memory that is left free. pins, forbidden: as the command line writes them; none for a
+    risk: the plan was to fit with a chance of 1 - risk. headroom: share of device memory that is left free; None where
+    the chance sets the limit. pins, forbidden: as the command line writes them; none for a
     layout of the user's, which is priced as it is.
     """
 
-    headroom: float
+    headroom: float | None = None
+    risk: float = RISK
     allow_tp_across_nodes: bool
     allow_offload: bool
     objective: ObjectiveName = "throughput"

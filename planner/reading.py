@@ -141,7 +141,7 @@ def _news(plan: Plan, now: Plan) -> str:
     """That another version made the plan, and what it said."""
     others = "" if plan.made_by.planner_version != now.made_by.planner_version else " and other formulas"
     said, says = format_seconds(plan.step_seconds), format_seconds(now.step_seconds)
-    fits = "" if plan.fits == now.fits else f", and that it {'fits' if now.fits else 'does not fit'}"
+    fits = "" if plan.verdict == now.verdict else f", and that it {now.verdict}"
     maker = printable(f"planner {plan.made_by.planner_version}{others}", 80)
     return f"this plan was made with {maker}: it said {said}, this version says {says}{fits}"
 

@@ -23,7 +23,7 @@ from planner.accuracy.memory_runs import assumes_recompute, memory_runs, memory_
 from planner.accuracy.score import Row, score
 from planner.accuracy.sweeps import sweeps
 from planner.cost.band import Band, band_of, spread_of
-from planner.cost.chance import RISK, UNLIKELY
+from planner.cost.chance import UNLIKELY
 from planner.cost.memory_band import MemoryDistribution
 
 if TYPE_CHECKING:

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Final, Literal
 
 import numpy as np
 
-from planner.cost.chance import RISK
 from planner.cost.memory_band import MemoryDistribution, t_below
 from planner.specs.calibration import MemorySpread
+from planner.specs.job import RISK
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

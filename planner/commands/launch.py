@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from planner.commands.console import Console, run_folder
-from planner.commands.options import place_options, plan_argument, run_options, with_run_arguments
+from planner.commands.options import force_unfit_option, place_options, plan_argument, run_options, with_run_arguments
 from planner.errors import ExitCode
 
 if TYPE_CHECKING:
@@ -58,6 +58,7 @@ def _show_comparison(output: Path, console: Console) -> None:
 @run_options
 @place_options
 @click.option("--output", type=click.Path(path_type=Path), metavar="DIR", help="Where the run lives; runs/PLAN.")
+@force_unfit_option
 @click.option("--dry-run", is_flag=True, help="Print the command of each host and start nothing.")
 def command(**options: Any) -> int:
     """Train by PLAN, then compare the forecast with what happened.

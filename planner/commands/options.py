@@ -119,7 +119,16 @@ _WORKLOAD = (
     click.option("--set", "settings", multiple=True, metavar="PATH=VALUE", help="As in device.memory=141GiB."),
     click.option("--failures", is_flag=True, help="Count failures and checkpoints in the length of the run."),
     click.option(
-        "--headroom", callback=_read_by(parse_share), metavar="SHARE", help="Memory to leave free; 5% by default."
+        "--risk",
+        callback=_read_by(parse_share),
+        metavar="SHARE",
+        help="Chance of running out of memory that is taken; 5% by default.",
+    ),
+    click.option(
+        "--headroom",
+        callback=_read_by(parse_share),
+        metavar="SHARE",
+        help="Memory to leave free, a plain limit in place of the chance.",
     ),
     file_option("--calibration", help="Corrections from your own runs, in place of the shipped ones."),
     click.option("--allow-tp-across-nodes", is_flag=True, help="Let tensor parallelism leave the scale-up domain."),
@@ -152,6 +161,7 @@ _PLACE = (
     click.option("--master-addr", metavar="ADDRESS", help="Where the other hosts reach host 0."),
     click.option("--master-port", type=click.IntRange(1, 65535), metavar="PORT", help="A port that is free there."),
 )
+force_unfit_option = click.option("--force-unfit", is_flag=True, help="Go on with a plan that does not fit.")
 plan_argument = click.argument("plan_path", type=click.Path(path_type=Path), metavar="PLAN")
 
 

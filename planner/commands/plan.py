@@ -50,6 +50,7 @@ def run(
         PlannerError: as `planner.api.plan_job`, or a file that must not be written.
     """
     from planner.api import NoLayoutFits, compare_sizes, plan_job
+    from planner.fit import chance_words
     from planner.plan import write_plan
     from planner.show.progress import write_stats
     from planner.show.summary import next_command, summary
@@ -90,6 +91,9 @@ def run(
     if output:
         write_plan(found, output, replace=force)
     console.render(found.to_json() if as_json else summary(found, next_command(found, command_line, output)))
+    if not found.fits:
+        console.err.write(f"no layout fits; this one is the likeliest to: {chance_words(found.chance_of_fitting)}\n")
+        return ExitCode.NOTHING_FITS
     if objective in ("cost", "gpus") and found.run and found.run.meets_deadline is False:
         console.err.write("no layout meets the deadline; this is the fastest\n")
         return ExitCode.NOTHING_FITS
@@ -142,7 +146,7 @@ def command(ctx: click.Context, /, **options: Any) -> int:
 
     MODEL and CLUSTER are shipped names (`planner models`, `planner clusters`) or YAML files; MODEL may be a
     Hugging Face config.json or its folder too. Without -o nothing is written. The exit code is 3 when no layout
-    fits into memory, or none meets the deadline.
+    fits into memory, or none meets the deadline; where some may fit, the likeliest is the answer all the same.
     """
     nodes = options["nodes"]
     if any(isinstance(hosts, range) for hosts in (nodes.values() if isinstance(nodes, dict) else [nodes])):

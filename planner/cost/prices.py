@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from planner.cost.adapters import trained_params
+from planner.cost.chance import memory_limit_bytes
 from planner.cost.compute import PassSeconds, accumulation_seconds, head_seconds, linear_seconds, memory_bound_seconds
 from planner.cost.layers import FLASH_BACKWARD, layer_seconds, tokens_per_microbatch
 from planner.cost.ledger import LineName, total_bytes
@@ -583,6 +584,6 @@ def stage_fits(job: PoolJob, layout: Degrees, stage: Stage) -> Flag:
 
     Source: memory.py.
     """
-    fits = stage_bytes(job, layout, stage) <= job.memory_limit_bytes
+    fits = stage_bytes(job, layout, stage) <= memory_limit_bytes(job, layout)
     on_host = host_lines(job, layout, stage)
     return fits & (total_bytes(on_host) <= job.host_limit_bytes) if on_host else fits

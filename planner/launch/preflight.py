@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 from planner.cost.parameters import num_params
 from planner.emit.torchrun import check_engine, ranks_of_hosts
-from planner.errors import EnvironmentProblem, Mistake, NothingFitsError
+from planner.errors import EnvironmentProblem, Mistake
 from planner.specs.detect import total_memory_bytes
 from planner.specs.gpus import nvidia_gpus
 from planner.units import format_bytes
@@ -28,14 +28,13 @@ _AMD: Final = Path("/dev/kfd")  # where a ROCm build of torch finds its GPUs
 def check(plan: Plan, output: Path, host: Host | None) -> None:
     """Refuse what cannot work on this host; the first batch is checked by torchrun's agent, which has torch.
 
+    Whether the plan fits into its own devices is checked before (`planner.fit.check_fits`).
+
     Raises:
         InputError: the plan is for another engine.
-        NothingFitsError: the plan does not fit into its own devices.
         EnvironmentProblem: with everything that this host lacks.
     """
     check_engine(plan)
-    if not plan.fits:
-        raise NothingFitsError("the plan does not fit into memory", hint="`planner explain PLAN` shows by how much")
     own = ranks_of_hosts(plan)[host.number if host else 0]
     mistakes = [*_torch(plan), *_devices(plan, own), *_disk(plan, output), *_port(host)]
     if mistakes:

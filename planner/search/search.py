@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from planner.cost.band import band
+from planner.cost.chance import UNLIKELY, spread_for
 from planner.cost.estimate import Estimate, estimate
 from planner.cost.flops import flops_convention
 from planner.errors import InputError, Mistake
@@ -24,6 +26,7 @@ from planner.search.pin_checks import check_constraints, check_objective
 from planner.search.reporter import Reporter
 from planner.search.space.arrays import AGREEMENT
 from planner.search.space.rules import broken_rules
+from planner.specs.job import each_pool
 
 if TYPE_CHECKING:
     from planner.layout import Assumed, Layout
@@ -62,13 +65,15 @@ def _plan(job: Job, layout: Layout, priced: Estimate, **extra: Any) -> Plan:
         high_step_seconds=priced.step_seconds * spread.high if spread else None,
         band=spread,
         calibration=tuple(pool.calibration for pool in job.pools),
+        memory_spread=spread_for(job),
         tokens_per_second_per_device=priced.tokens_per_second_per_device,
         mfu=priced.mfu,
         hfu=priced.hfu,
         flops_convention=flops_convention(job.training),
         made_by=made_by(job),
         options=SearchOptions(
-            headroom=float(job.headroom),
+            headroom=None if job.headroom is None else float(job.headroom),
+            risk=float(job.risk),
             allow_tp_across_nodes=job.allow_tp_across_nodes,
             allow_offload=job.allow_offload,
             **extra.pop("options", {}),
@@ -91,7 +96,8 @@ def search(
 ) -> Plan | NothingFits:
     """The best layout for a job by the objective, with its proof, or what is in the way of any.
 
-    Where no layout meets the deadline, the fastest one is the answer. simpler_within: the plan may be this much worse
+    Where no layout meets the deadline, the fastest one is the answer. Where none fits and some may fit, it is the best
+    of those that are likeliest to. simpler_within: the plan may be this much worse
     than the optimum, as a share, where that is simpler (`near_ties`); the certificate is of the optimum.
     check: lower bounds are compared with exact optima of configurations that they ruled out (`bound_check`).
 
@@ -107,6 +113,10 @@ def search(
     found = best_first(tight, constraints, best, reporter, until_interrupted=True)
     if not found.layouts and found.pruned.get("deadline"):
         tight, best = job, BestPartitions(objective := THROUGHPUT, top + 1, within=simpler_within)
+        found = best_first(tight, constraints, best, reporter)
+    if not found.layouts and (likeliest := _where_likeliest(job, constraints)):
+        objective = replace(objective, longest_step_seconds=math.inf)
+        tight, best = likeliest, BestPartitions(objective, top + 1, within=simpler_within)
         found = best_first(tight, constraints, best, reporter)
     reporter.solving(solver, len(found.near))
     decision = decide(found, constraints, best, solver, time_limit)
@@ -164,6 +174,18 @@ def _tightened(job: Job, constraints: Constraints, objective: Objective) -> Job:
         return job
     least = least_peak(job, constraints)
     return job if least.share > 1 else within_share(job, least.share * (1 + AGREEMENT))
+
+
+def _where_likeliest(job: Job, constraints: Constraints) -> Job | None:
+    """The job with as much memory as its layouts of the greatest chance need; None where no layout may fit.
+
+    With a plain limit there is no chance to go by. The chance falls with the share of the limit that a layout needs, as
+    long as all have one distribution; where offloaded ones have a wider one, the least share decides.
+    """
+    loose = each_pool(job, lambda pool: replace(pool, risk=1 - UNLIKELY))
+    if job.headroom is not None or not fits(loose, constraints):
+        return None
+    return within_share(loose, least_peak(loose, constraints).share * (1 + AGREEMENT))
 
 
 def _idle_reason(job: Job, found: Found, num_used: int, objective: Objective) -> str:

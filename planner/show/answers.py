@@ -42,7 +42,7 @@ def what_if_section(found: WhatIf) -> Group:
     if same is None:
         words = "The plan's layout is not legal then."
     else:
-        fits = "" if same.fits else ", and does not fit"
+        fits = "" if same.fits else f", and {same.verdict}"
         words = f"The plan's own layout takes {format_seconds(same.step_seconds)} then{fits}."
     title = Text(f"What if {asked}", style="bold")
     return stack(title, indented(Text(words)), *outcome_body(found.outcome, names=("now", "then")))

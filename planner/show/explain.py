@@ -14,7 +14,7 @@ from planner.show.columns import Columns
 from planner.show.figures import bytes_scale, seconds_scale
 from planner.show.goodput import goodput_rows
 from planner.show.groups import collectives_section
-from planner.show.peak import alternatives_section, peak_section
+from planner.show.peak import alternatives_section, fitting_section, peak_section
 from planner.show.scaling import scaling_section
 from planner.show.schedules import schedules_section
 from planner.show.screen import clean, indented, section, stack
@@ -56,6 +56,7 @@ def explanation(found: Explanation) -> Group:
         indented(Columns(rows, wrap=(1,))),
         memory_section(plan.memory, note=limit_words(plan)),
         peak_section(plan, sections.peaks, sections.memory_band),
+        fitting_section(plan, sections.fitting_changes),
         alternatives_section(plan, sections.alternatives),
         waterfall_section(sections.waterfall),
         rates_section(sections.rates),

@@ -13,6 +13,7 @@ from planner.cost.adapters import num_trained_params
 from planner.cost.ledger import LineName, total_exposed_seconds
 from planner.cost.parameters import num_params
 from planner.cost.run import devices_in_use
+from planner.fit import chance_words, fit_words
 from planner.search.near_ties import NEAR_TIE
 from planner.show.columns import Columns, Flow, assignments
 from planner.show.figures import MemoryBar, StepBar, bytes_scale, fill_of, seconds_scale
@@ -82,7 +83,7 @@ def heading(plan: Plan) -> Text:
     text = Text(clean(plan.model.name), style="bold")
     text.append(f" on {clean(cluster_words(plan.cluster))}", style="not bold")
     if not plan.fits:
-        text.append("  does not fit", style="bold red")
+        text.append(f"  {plan.verdict}", style="bold red")
     text.append(f"\n{batch}, {training.precision}, engine {clean(plan.engine.name)}", style="not bold dim")
     return text
 
@@ -194,6 +195,7 @@ def _headline_rows(plan: Plan) -> list[tuple[str, RenderableType]]:
     rows: list[tuple[str, RenderableType]] = [
         ("step", Text(format_seconds(plan.step_seconds), style="bold")),
         *band_rows(plan),
+        ("memory", Text.assemble((plan.verdict, "" if plan.fits else "bold red"), f": {clean(fit_words(plan))}")),
         ("speed", speed),
         ("MFU", mfu),
         ("HFU", Text.assemble(f"{plan.hfu:.1%}", ("  with what is computed again", "dim"))),
@@ -216,11 +218,13 @@ def memory_section(memory: Sequence[StageMemory], *, note: str) -> Group:
             MemoryBar(memory=fullest, full_bytes=full),
             scale(fullest.total_bytes),
             _share_of_limit(fullest),
+            Text(chance_words(fullest.chance_of_fitting), style="" if fullest.fits else "bold red"),
         )
         for group in _fold_middle(folded)
         for fullest in (max(group, key=lambda stage: stage.total_bytes / stage.limit_bytes),)
     ]
-    table = Columns(rows, right=(2, 3), wrap=(1,), optional=(1,), header=("", "", scale.unit, "of limit"))
+    header = ("", "", scale.unit, "of limit", "fits")
+    table = Columns(rows, right=(2, 3, 4), wrap=(1,), optional=(1,), header=header)
     return section("Memory of a device", table, _Legend(memory), note=note)
 
 

@@ -132,18 +132,20 @@ def certificate_sentence(plan: Plan) -> str:
     certificate, other = plan.certificate, plan.proved_by
     if certificate is None:
         return ""
-    said = f"{_claim(certificate)} {_counts(certificate)}"
+    said = f"{_claim(plan, certificate)} {_counts(certificate)}"
     if other is None:
         return said
     return f"Proved by planner {other.planner_version} with other formulas, not of the figures shown; it said: {said}"
 
 
-def _claim(certificate: Certificate) -> str:
+def _claim(plan: Plan, certificate: Certificate) -> str:
     above = certificate.above_optimum
     if certificate.status != "optimal":
         gap = 1 - (1 - certificate.gap) / (1 + above)
         return f"Not proved optimal ({certificate.status}): a layout may be up to {gap:.2%} faster."
     better = _BETTER[certificate.objective]
+    if not plan.fits:
+        return f"None fits. Of the layouts that are likeliest to fit, by the forecast no other {better}."
     if not certificate.simpler:
         return f"Optimal: by the forecast no other layout {better}."
     optimum = f"the optimum, {terse_layout(certificate.optimum)} ({format_seconds(certificate.objective_seconds)})"
@@ -215,6 +217,9 @@ def limit_words(plan: Plan) -> str:
     used = [(limits.get(pool.name, limits.get("", 0.0)), pool) for pool, _ in devices_in_use(plan.cluster, plan.layout)]
     limit, first = used[0]
     share = f"{1 - limit / first.device.memory:.0%}"
+    if plan.options.headroom is None:
+        each = ", ".join(f"{format_bytes(limit)} of {format_bytes(pool.device.memory)}" for limit, pool in used)
+        return f"limit {each}, where the chance is {1 - plan.options.risk:.3g}"
     if len(used) == 1:
         return f"limit {format_bytes(limit)}, {share} of {format_bytes(first.device.memory)} left free"
     each = ", ".join(f"{format_bytes(limit)} on {pool.name}" for limit, pool in used)

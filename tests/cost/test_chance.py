@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from planner.cost.chance import chance_of_fitting, largest_peak_bytes, verdict_of
+from planner.cost.chance import chance_of_fitting, largest_peak_bytes
+from planner.cost.estimate import memory_of_stages
 from planner.cost.memory_band import MemoryDistribution
+from planner.layout import parse_layout
+from planner.specs.calibration import MemorySpread, Spread
 
 _SPREAD = MemoryDistribution(location=-0.03, scale=0.08)
 
@@ -44,17 +48,35 @@ def test_stages_that_share_their_error_fit_together_when_the_worst_does():
     assert np.min(chance_of_fitting(peaks, whole, _SPREAD)) == pytest.approx(together, abs=0.004)
 
 
-@pytest.mark.parametrize(
-    ("chance", "risk", "told"),
-    [
-        (0.95, 0.05, "fits"),
-        (0.949, 0.05, "may not fit"),
-        (0.949, 0.1, "fits"),
-        (0.95, 0.01, "may not fit"),
-        (0.05, 0.05, "may not fit"),
-        (0.049, 0.05, "does not fit"),
-        (0.049, 0.5, "does not fit"),
-    ],
-)
-def test_the_upper_line_moves_with_the_risk_and_the_lower_one_stays(chance, risk, told):
-    assert verdict_of(chance, risk) == told
+@pytest.mark.parametrize("risk", [0.01, 0.05, 0.3, 0.9])
+def test_the_upper_line_moves_with_the_risk_and_the_lower_one_stays(make_job, risk):
+    """By the device's memory, which is changed until the chance crosses each line; the peak does not move."""
+    layout = parse_layout("dp=8,zero=3", num_layers=32, num_devices=8)
+    memory = (MemorySpread(counter="device", location=-0.03, scale=0.08),)
+    job = replace(make_job("llama3-8b", gpus=8, engine="fsdp"), spread=Spread(memory=memory), risk=risk)
+    (peak,) = {stage.total_bytes for stage in memory_of_stages(job, layout)}
+    draws = np.exp(-0.03 + 0.08 * np.random.default_rng(2).standard_t(4, size=400_000))
+    told = set()
+    for ratio in np.linspace(0.6, 1.8, 60):
+        device = job.cluster.device.model_copy(update={"memory": peak * ratio})
+        sized = replace(job, cluster=job.cluster.model_copy(update={"device": device}))
+        (stage,) = memory_of_stages(sized, layout)
+        share = np.mean(draws <= ratio)
+        assert stage.chance_of_fitting == pytest.approx(share, abs=0.004)
+        if abs(share - (1 - risk)) > 0.004 and abs(share - 0.05) > 0.004:
+            assert stage.verdict == (
+                "fits" if share >= 1 - risk else "may not fit" if share >= 0.05 else "does not fit"
+            )
+            assert stage.fits == (stage.verdict == "fits")
+            told.add(stage.verdict)
+    assert told == {"fits", "may not fit", "does not fit"}
+
+
+def test_headroom_replaces_the_chance_by_a_plain_limit(make_job):
+    layout = parse_layout("dp=8,zero=3", num_layers=32, num_devices=8)
+    job = make_job("llama3-8b", gpus=8, engine="fsdp")
+    (stage,) = memory_of_stages(job, layout)
+    share = stage.total_bytes / job.whole_memory_bytes
+    for headroom, verdict in ((1 - share * 1.001, "fits"), (1 - share * 0.999, "does not fit")):
+        (found,) = memory_of_stages(replace(job, headroom=headroom), layout)
+        assert (found.verdict, found.chance_of_fitting) == (verdict, stage.chance_of_fitting)
