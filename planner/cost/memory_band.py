@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from planner.layout import Layout
+    from planner.numbers import Number
     from planner.specs.calibration import Counter
     from planner.specs.job import Job
 
@@ -22,24 +23,24 @@ if TYPE_CHECKING:
 class MemoryDistribution:
     """The logarithm of measured over predicted bytes: Student's t with 4 degrees of freedom, which has heavy tails.
 
-    location, scale: of the logarithm.
+    location, scale: of the logarithm; of one layout, or arrays of many.
     """
 
-    location: float
-    scale: float
+    location: Number
+    scale: Number
 
-    def quantile(self, level: float) -> float:
-        """The ratio that a run's peak stays below with this probability, 0 < level < 1.
+    def quantile(self, level: Number) -> Number:
+        """The ratio that a run's peak stays below with this probability, 0 < level < 1; broadcasts.
 
         Source: Shaw, Sampling Student's t distribution (Journal of Computational Finance, 2006), for 4 degrees.
         """
-        root = math.sqrt(4 * level * (1 - level))
-        value = 2 * math.sqrt(max(math.cos(math.acos(min(root, 1.0)) / 3) / root - 1, 0.0))
-        return math.exp(self.location + self.scale * math.copysign(value, level - 0.5))
+        root = np.sqrt(4 * level * (1 - level))
+        value = 2 * np.sqrt(np.maximum(np.cos(np.arccos(np.minimum(root, 1.0)) / 3) / root - 1, 0.0))
+        return np.exp(self.location + self.scale * np.copysign(value, level - 0.5))
 
-    def chance(self, ratio: float) -> float:
+    def chance(self, ratio: Number) -> Number:
         """Probability that the peak is at most `ratio` times the predicted one; the inverse of `quantile`."""
-        return float(t_below((math.log(ratio) - self.location) / self.scale))
+        return t_below((np.log(ratio) - self.location) / self.scale)[()]
 
 
 def t_below(value: Any) -> NDArray[np.float64]:
