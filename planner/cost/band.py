@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from planner.layout import Layout
+    from planner.layout import Degrees, Layout
     from planner.specs.calibration import Evidence
     from planner.specs.job import Job
 
@@ -85,7 +85,7 @@ def axes_of(layout: Layout) -> str:
     return "+".join(names) or "dp"
 
 
-def features_of(job: Job, layout: Layout) -> tuple[str, ...]:
+def features_of(job: Job, layout: Degrees) -> tuple[str, ...]:
     """What sets a run apart from plain training of all weights on devices alone, always in one order."""
     training = job.training
     found = {

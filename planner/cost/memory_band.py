@@ -13,7 +13,7 @@ from planner.cost.band import features_of
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from planner.layout import Layout
+    from planner.layout import Degrees
     from planner.numbers import Number
     from planner.specs.calibration import Counter
     from planner.specs.job import Job
@@ -53,7 +53,7 @@ def t_below(value: Any) -> NDArray[np.float64]:
     return np.asarray(0.5 + 0.375 * share * (1 - (square - 1) / square / 3))
 
 
-def memory_distribution(job: Job, layout: Layout, counter: Counter = "device") -> MemoryDistribution | None:
+def memory_distribution(job: Job, layout: Degrees, counter: Counter = "device") -> MemoryDistribution | None:
     """Of measured over predicted bytes of the fullest device, by the counter that is read.
 
     `device` is what decides whether a run fits: its peak is at most B bytes with probability
