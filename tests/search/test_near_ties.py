@@ -75,7 +75,7 @@ def test_runners_up_lose_by_the_objective():
 
 
 def test_a_layout_that_is_faster_and_less_simple_says_in_what():
-    asked = job()
+    asked = job("gpt2-xl", batch=512)
     found = search(asked, FREE, within=0.1)
     least = found.minimum.layout
     assert least != found.layout
