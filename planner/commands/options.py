@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from planner.api import Nodes, Sizes
 
 
-def read_by(read: Callable[[str], Any]) -> Callable[[click.Context, click.Parameter, Any], Any]:
+def _read_by(read: Callable[[str], Any]) -> Callable[[click.Context, click.Parameter, Any], Any]:
     """A callback of click: the value of an option's text; a default that is no text stays."""
 
     def call(ctx: click.Context, param: click.Parameter, value: Any) -> Any:  # noqa: ARG001 - click's own signature
@@ -86,12 +86,17 @@ def nodes_option(*, ranges: bool) -> Callable[[Any], Any]:
     hosts = "Hosts, or A..B to compare sizes" if ranges else "Hosts"
     metavar = "N | A..B | POOL=..." if ranges else "N | POOL=N"
     words = f"{hosts}; overrides the cluster's own count. On a mixed cluster those of its pools, as in old=2,new=4."
-    return click.option("--nodes", callback=read_by(partial(_read_nodes, ranges=ranges)), metavar=metavar, help=words)
+    return click.option("--nodes", callback=_read_by(partial(_read_nodes, ranges=ranges)), metavar=metavar, help=words)
 
 
 def file_option(*names: str, help: str) -> Callable[[Any], Any]:  # noqa: A002 - click's own name
     """An option that takes a file name."""
     return click.option(*names, type=click.Path(path_type=Path), metavar="FILE", help=help)
+
+
+def share_option(*names: str, help: str) -> Callable[[Any], Any]:  # noqa: A002 - click's own name
+    """An option that takes a share of one, as in 2% or 0.02."""
+    return click.option(*names, callback=_read_by(parse_share), metavar="SHARE", help=help)
 
 
 def count_option(*names: str, help: str) -> Callable[[Any], Any]:  # noqa: A002 - click's own name
@@ -103,7 +108,7 @@ _WORKLOAD = (
     count_option("--gpus", help="Devices, instead of --nodes."),
     click.option(
         "--seq-len",
-        callback=read_by(_read_length),
+        callback=_read_by(_read_length),
         metavar="N | Nk",
         help="Tokens per sequence; 32k is 32,768.",
     ),
@@ -118,7 +123,7 @@ _WORKLOAD = (
     click.option("--engine", default="torch", show_default=True, metavar="NAME", help="The program that will train."),
     click.option("--set", "settings", multiple=True, metavar="PATH=VALUE", help="As in device.memory=141GiB."),
     click.option(
-        "--headroom", callback=read_by(parse_share), metavar="SHARE", help="Memory to leave free; 5% by default."
+        "--headroom", callback=_read_by(parse_share), metavar="SHARE", help="Memory to leave free; 5% by default."
     ),
     file_option("--calibration", help="Corrections from your own runs, in place of the shipped ones."),
     click.option("--allow-tp-across-nodes", is_flag=True, help="Let tensor parallelism leave the scale-up domain."),
@@ -176,7 +181,7 @@ def _run_option(each: Field[Any]) -> Callable[[Any], Any]:
         multiple=each.default == (),
         default=each.default,
         show_default=bool(each.default),
-        callback=None if read in types else read_by(read),
+        callback=None if read in types else _read_by(read),
         metavar=each.metadata["metavar"],
         help=text,
     )

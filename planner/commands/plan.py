@@ -7,9 +7,15 @@ from typing import TYPE_CHECKING, Any, Unpack
 import click
 
 from planner.commands.console import Console, check_writable
-from planner.commands.options import file_option, json_option, nodes_option, read_by, refuse_options, workload_options
+from planner.commands.options import (
+    file_option,
+    json_option,
+    nodes_option,
+    refuse_options,
+    share_option,
+    workload_options,
+)
 from planner.errors import ExitCode
-from planner.units import parse_share
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -129,11 +135,8 @@ _OF_ONE_SIZE = {"objective", "within", "top", "solver", "time_limit", "check", "
     show_default=True,
     help="What to be best at; cost and gpus keep to the deadline.",
 )
-@click.option(
-    "--within",
-    callback=read_by(parse_share),
-    metavar="SHARE",
-    help="Of the objective, that a simpler layout may cost; 2% by default, 0 asks for the minimum.",
+@share_option(
+    "--within", help="Of the objective, that a simpler layout may cost; 2% by default, 0 asks for the minimum."
 )
 @click.option("--top", type=click.IntRange(1, 100), default=3, show_default=True, metavar="K", help="Most runners-up.")
 @click.option("--solver", type=click.Choice(["cbc", "highs"]), default="cbc", show_default=True, help="Integer solver.")
