@@ -88,6 +88,10 @@ accuracy: $(STAMP) ## closed forms against papers, forecasts against measured ru
 	OPENBLAS_NUM_THREADS=1 $(BIN)/python tools/accuracy.py tests/published/measurements.csv
 	OPENBLAS_NUM_THREADS=1 $(BIN)/python tools/vtrain.py
 
+.PHONY: plans
+plans: $(STAMP) ## what the recommendation costs over the minimum, on the jobs of published runs (a report)
+	OPENBLAS_NUM_THREADS=1 $(BIN)/python tools/plans.py
+
 .PHONY: calibrate
 calibrate: $(STAMP) ## fit planner/calibration.json to the published runs again
 	OPENBLAS_NUM_THREADS=1 $(BIN)/python -m planner.accuracy.calibrate tests/published/measurements.csv planner/calibration.json

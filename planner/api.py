@@ -25,12 +25,12 @@ from planner.plan_parts import ObjectiveName
 from planner.search.batch_choice import batch_report, choose_batch
 from planner.search.footprint import NothingFits
 from planner.search.given import plan_for_text
-from planner.search.near_ties import AS_GOOD
 from planner.search.objectives import objective_of
 from planner.search.optimum.integer_program import SolverName
 from planner.search.remedies import LiftedPin, Remedy, lifted_pins, remedies
 from planner.search.reporter import Reporter
 from planner.search.search import plan_for_layout, search
+from planner.search.simplest import WITHIN
 from planner.search.space.constraints import Constraints
 from planner.search.sweep import Sweep, sweep, sweep_pools
 from planner.shipped import clusters, engine_profiles, models
@@ -122,6 +122,7 @@ def plan_job(
     pin: Texts = (),
     forbid: Texts = (),
     objective: ObjectiveName = "throughput",
+    within: float = WITHIN,
     top: int = 3,
     solver: SolverName = "cbc",
     time_limit: float | None = None,
@@ -134,9 +135,11 @@ def plan_job(
     model, cluster: a shipped name or the path of a file. training: the path of a training document. pin, forbid: one
     text or several, as in `pin="tp=8,mbs<=4"`. Where no layout meets the deadline the plan is the fastest one, and
     `plan.run.meets_deadline` is false. Where none fits and some may, the plan is the likeliest one, and `plan.fits` is
-    false. top: layouts in `plan.runners_up`. check: compare lower bounds with the optima of 64 configurations that they
-    ruled out. reporter: told what the search does. workload: gpus, seq_len, global_batch, precision, engine, settings,
-    risk, headroom, calibration, allow_tp_across_nodes and allow_offload, as `planner.api.Workload` explains them.
+    false. within: share of the objective that a simpler layout may cost; 0 asks for the minimum, which `plan.minimum`
+    has in any case. top: most layouts in `plan.runners_up`, each of another kind. check: compare lower bounds with the
+    optima of 64 configurations that they ruled out. reporter: told what the search does. workload: gpus, seq_len,
+    global_batch, precision, engine, settings, failures, risk, headroom, calibration, allow_tp_across_nodes and
+    allow_offload, as `planner.api.Workload` explains them.
 
     Raises:
         NoLayoutFits: no layout fits into memory; it has the nearest one, and finds what would fit.
@@ -158,7 +161,7 @@ def plan_job(
         solver=solver,
         time_limit=time_limit,
         top=top,
-        simpler_within=AS_GOOD,
+        within=within,
         check=check,
         reporter=reporter,
     )

@@ -29,7 +29,7 @@ from planner.cost.run import WholeRun, devices_in_use, whole_run
 from planner.errors import EnvironmentProblem, InputError
 from planner.layout import Assumed, Layout, format_layout, parse_layout
 from planner.no_plan import HOW_TO_GET_ONE, PLAN_FORMAT, no_plan
-from planner.plan_parts import BatchChoice, Certificate, MadeBy, SearchOptions
+from planner.plan_parts import BatchChoice, Certificate, Keys, MadeBy, SearchOptions
 from planner.specs.calibration import CalibrationEntry, Spread
 from planner.specs.cluster import AnyCluster, ClusterSpec, MixedClusterSpec
 from planner.specs.engine import EngineSpec
@@ -64,6 +64,22 @@ class RunnerUp:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Minimum:
+    """The proven minimum of the objective, which is the plan's own layout or a less simple one.
+
+    above: how much worse than it the plan is by the objective, as a share. reason: what the plan has for that, in
+    words; empty where the plan is the minimum.
+    """
+
+    layout: Layout
+    step_seconds: float
+    peak_bytes: float
+    keys: Keys
+    above: float = 0.0
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
     """A job, the layout chosen for it, and the ledger that says why.
 
@@ -71,7 +87,8 @@ class Plan:
     says on how many runs that rests. `mfu` and `hfu` name their convention in `flops_convention`. On a mixed cluster
     there is a calibration for each pool. The chance of fitting rests on `memory_spread`. A layout
     of the user's has no certificate. proved_by: who proved the certificate, where other formulas have priced the plan
-    since. assumed: what a layout of the user's left out.
+    since. assumed: what a layout of the user's left out. minimum: the best layout by the objective, beside the simpler
+    one that is recommended; None without a search.
     """
 
     model: ModelSpec
@@ -94,6 +111,7 @@ class Plan:
     options: SearchOptions
     memory_spread: Spread = _NO_SPREAD
     band: Band | None = None
+    minimum: Minimum | None = None
     runners_up: tuple[RunnerUp, ...] = ()
     idle_reason: str = ""
     batch: BatchChoice | None = None  # where there was a choice
@@ -174,6 +192,7 @@ def plan_to_dict(plan: Plan) -> dict[str, Any]:
         "batch_choice": _as_dict(plan.batch),
         "memory": [_stage_memory_to_dict(stage) for stage in plan.memory],
         "time": [asdict(line) for line in plan.time],
+        "minimum": plan.minimum and {**asdict(plan.minimum), "layout": layout_to_dict(plan.minimum.layout)},
         "runners_up": [{**asdict(runner), "layout": layout_to_dict(runner.layout)} for runner in plan.runners_up],
         "certificate": _as_dict(plan.certificate),
         "proved_by": _as_dict(plan.proved_by),
@@ -394,6 +413,17 @@ def _runner_up(data: dict[str, Any]) -> RunnerUp:
     )
 
 
+def _minimum(data: dict[str, Any]) -> Minimum:
+    return Minimum(
+        layout=layout_from_dict(data["layout"]),
+        step_seconds=_number(data, "step_seconds", above=0),
+        peak_bytes=_number(data, "peak_bytes"),
+        keys=_strict(Keys, data["keys"]),
+        above=_number(data, "above"),
+        reason=_of(str, data, "reason"),
+    )
+
+
 def _plan_from_dict(data: dict[str, Any]) -> Plan:
     layout, own = layout_from_dict(data["layout"]), data["cluster"]
     cluster = _strict(MixedClusterSpec, own) if "pools" in own else _strict(ClusterSpec, own)
@@ -403,8 +433,6 @@ def _plan_from_dict(data: dict[str, Any]) -> Plan:
         raise ValueError(f"options: headroom is {options.headroom}")
     if not 0 < options.risk <= MOST_RISK:
         raise ValueError(f"options: risk is {options.risk}")
-    if certificate and certificate.optimum:
-        _read_layout(certificate.optimum, layout)
     return Plan(
         model=_strict(ModelSpec, data["model"]),
         cluster=cluster,
@@ -417,6 +445,7 @@ def _plan_from_dict(data: dict[str, Any]) -> Plan:
         band=_if_any(Band, data["band"]),
         memory=tuple(map(_stage_memory, data["memory"])),
         time=tuple(map(_time_line, data["time"])),
+        minimum=_minimum(data["minimum"]) if data.get("minimum") else None,
         runners_up=tuple(map(_runner_up, data["runners_up"])),
         step_seconds=_number(data, "step_seconds", above=0),
         low_step_seconds=data["low_step_seconds"] and _number(data, "low_step_seconds", above=0),

@@ -94,6 +94,11 @@ def file_option(*names: str, help: str) -> Callable[[Any], Any]:  # noqa: A002 -
     return click.option(*names, type=click.Path(path_type=Path), metavar="FILE", help=help)
 
 
+def share_option(*names: str, help: str) -> Callable[[Any], Any]:  # noqa: A002 - click's own name
+    """An option that takes a share of one, as in 2% or 0.02."""
+    return click.option(*names, callback=_read_by(parse_share), metavar="SHARE", help=help)
+
+
 def count_option(*names: str, help: str) -> Callable[[Any], Any]:  # noqa: A002 - click's own name
     """An option that takes a number of at least one."""
     return click.option(*names, type=click.IntRange(min=1), metavar="N", help=help)

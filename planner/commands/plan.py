@@ -7,7 +7,14 @@ from typing import TYPE_CHECKING, Any, Unpack
 import click
 
 from planner.commands.console import Console, check_writable
-from planner.commands.options import file_option, json_option, nodes_option, refuse_options, workload_options
+from planner.commands.options import (
+    file_option,
+    json_option,
+    nodes_option,
+    refuse_options,
+    share_option,
+    workload_options,
+)
 from planner.errors import ExitCode
 
 if TYPE_CHECKING:
@@ -30,6 +37,7 @@ def run(
     pin: Sequence[str] = (),
     forbid: Sequence[str] = (),
     objective: ObjectiveName = "throughput",
+    within: float | None = None,
     top: int = 3,
     solver: SolverName = "cbc",
     time_limit: float | None = None,
@@ -75,6 +83,7 @@ def run(
                 pin=pin,
                 forbid=forbid,
                 objective=objective,
+                **({} if within is None else {"within": within}),
                 top=top,
                 solver=solver,
                 time_limit=time_limit,
@@ -112,7 +121,7 @@ def _show_nothing_fits(found: NoLayoutFits, console: Console, *, as_json: bool) 
     return ExitCode.NOTHING_FITS
 
 
-_OF_ONE_SIZE = {"objective", "top", "solver", "time_limit", "check", "output", "stats"}
+_OF_ONE_SIZE = {"objective", "within", "top", "solver", "time_limit", "check", "output", "stats"}
 
 
 @click.command("plan")
@@ -130,7 +139,10 @@ _OF_ONE_SIZE = {"objective", "top", "solver", "time_limit", "check", "output", "
     show_default=True,
     help="What to be best at; cost and gpus keep to the deadline.",
 )
-@click.option("--top", type=click.IntRange(1, 100), default=3, show_default=True, metavar="K", help="Layouts to list.")
+@share_option(
+    "--within", help="Of the objective, that a simpler layout may cost; 2% by default, 0 asks for the minimum."
+)
+@click.option("--top", type=click.IntRange(1, 100), default=3, show_default=True, metavar="K", help="Most runners-up.")
 @click.option("--solver", type=click.Choice(["cbc", "highs"]), default="cbc", show_default=True, help="Integer solver.")
 @click.option("--time-limit", type=click.FloatRange(0, min_open=True), metavar="S", help="Seconds for the solver.")
 @click.option(

@@ -12,8 +12,8 @@ from planner.explain.difference import Difference, difference_of
 from planner.explain.plan_inputs import objective_of_plan
 from planner.layout import format_layout
 from planner.search.footprint import NothingFits
-from planner.search.near_ties import AS_GOOD
 from planner.search.search import plan_for_layout, search
+from planner.search.simplest import WITHIN
 from planner.specs.document import Document
 
 if TYPE_CHECKING:
@@ -53,8 +53,8 @@ class Outcome(Document):
 def outcome_of_search(before: Plan, job: Job, constraints: Constraints, reporter: Reporter | None = None) -> Outcome:
     """Plan the job under the constraints, by the plan's own objective, as `planner plan` would."""
     try:
-        objective = objective_of_plan(before)
-        found = search(job, constraints, objective=objective, top=_TOP, simpler_within=AS_GOOD, reporter=reporter)
+        objective, within = objective_of_plan(before), before.options.within if before.certificate else WITHIN
+        found = search(job, constraints, objective=objective, top=_TOP, within=within, reporter=reporter)
     except InputError as error:
         return _forbidden(error)
     if isinstance(found, NothingFits):

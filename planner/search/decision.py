@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from planner.numbers import FloatArray, IntArray
     from planner.search.best_first import Assigned, Found, Near
-    from planner.search.objectives import BestPartitions, Objective, Rank
+    from planner.search.objectives import BestKinds, Objective, Rank
     from planner.search.optimum.integer_program import SolverName
     from planner.search.space.configurations import DegreeArrays
     from planner.search.space.constraints import Constraints
@@ -87,7 +87,7 @@ def _of_program(
     return Decision(solution=solution, num_decided=num_decided)
 
 
-def _checked(found: Found, best: BestPartitions, decision: Decision) -> Decision:
+def _checked(found: Found, best: BestKinds, decision: Decision) -> Decision:
     """The decision, where the two methods agree and know of no better layout.
 
     So no cutoff that ruled out a configuration was below the integer program's answer, wherever it came from.
@@ -119,7 +119,7 @@ def _before(one: Rank, other: Rank) -> bool:
 
 
 def decide(
-    found: Found, constraints: Constraints, best: BestPartitions, solver: SolverName, time_limit: float | None
+    found: Found, constraints: Constraints, best: BestKinds, solver: SolverName, time_limit: float | None
 ) -> Decision:
     """The integer program's answer, where the dynamic program agrees (`_checked`).
 

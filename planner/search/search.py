@@ -11,19 +11,19 @@ from planner.cost.chance import UNLIKELY, spread_for
 from planner.cost.estimate import Estimate, estimate
 from planner.cost.flops import flops_convention
 from planner.errors import InputError, Mistake
-from planner.layout import format_layout
 from planner.made_by import made_by
 from planner.plan import Plan
-from planner.plan_parts import Certificate, SearchOptions
+from planner.plan_parts import Certificate, Keys, SearchOptions, SimplestProof
 from planner.search.best_first import Assigned, Found, best_first
 from planner.search.bound_check import check_bounds
 from planner.search.decision import Decision, best_layout, decide, rank_of
 from planner.search.footprint import NothingFits, smallest_footprint
 from planner.search.least_memory import least_peak, within_share
-from planner.search.near_ties import runner_up, simplest, why_simpler
-from planner.search.objectives import THROUGHPUT, AnyLayout, BestPartitions, Objective, Rank, partition_of
+from planner.search.near_ties import minimum, runner_up
+from planner.search.objectives import THROUGHPUT, WORTH_READING, AnyLayout, BestKinds, Objective, kind_of
 from planner.search.pin_checks import check_constraints, check_objective
 from planner.search.reporter import Reporter
+from planner.search.simplest import Recommendation, Window, simplest_within
 from planner.search.space.arrays import AGREEMENT
 from planner.search.space.rules import broken_rules
 from planner.specs.job import each_pool
@@ -90,15 +90,15 @@ def search(
     solver: SolverName = "cbc",
     time_limit: float | None = None,
     top: int = 3,
-    simpler_within: float = 0.0,
+    within: float = 0.0,
     check: bool = False,
     reporter: Reporter | None = None,
 ) -> Plan | NothingFits:
     """The best layout for a job by the objective, with its proof, or what is in the way of any.
 
     Where no layout meets the deadline, the fastest one is the answer. Where none fits and some may fit, it is the best
-    of those that are likeliest to. simpler_within: the plan may be this much worse
-    than the optimum, as a share, where that is simpler (`near_ties`); the certificate is of the optimum.
+    of those that are likeliest to. within: the plan is the simplest layout that is worse than the optimum by no more
+    than this share (`simplest`); 0 asks for the optimum itself.
     check: lower bounds are compared with exact optima of configurations that they ruled out (`bound_check`).
 
     Raises:
@@ -109,14 +109,14 @@ def search(
     check_constraints(job, constraints)
     check_objective(job, objective)
     tight = _tightened(job, constraints, objective)
-    best = BestPartitions(objective, top + 1, within=simpler_within)
+    best = BestKinds(objective, top + 1, within=within)
     found = best_first(tight, constraints, best, reporter, until_interrupted=True)
     if not found.layouts and found.pruned.get("deadline"):
-        tight, best = job, BestPartitions(objective := THROUGHPUT, top + 1, within=simpler_within)
+        tight, best = job, BestKinds(objective := THROUGHPUT, top + 1, within=within)
         found = best_first(tight, constraints, best, reporter)
     if not found.layouts and (likeliest := _where_likeliest(job, constraints)):
         objective = replace(objective, longest_step_seconds=math.inf)
-        tight, best = likeliest, BestPartitions(objective, top + 1, within=simpler_within)
+        tight, best = likeliest, BestKinds(objective, top + 1, within=within)
         found = best_first(tight, constraints, best, reporter)
     reporter.solving(solver, len(found.near))
     decision = decide(found, constraints, best, solver, time_limit)
@@ -130,42 +130,36 @@ def search(
     assert abs(seconds - winner.seconds) <= AGREEMENT * seconds, (
         f"the ledger says {seconds!r} s, the solver {winner.seconds!r} s"
     )
-    chosen = _recommended(job, found, winner, objective, simpler_within)
+    window = Window(objective=objective, minimum=rank_of(found, objective, winner), within=within)
+    simplest = _simplest(found, constraints, decision, window, solver, time_limit)
+    chosen = simplest.assigned if simplest else winner
     layout = found.layout_of(chosen)
     priced = estimate(job, layout)
-    ranks = rank_of(found, objective, chosen), rank_of(found, objective, winner)
     losers = [found.layout_of(assigned) for assigned in _runners_up(found, chosen, top, objective)]
     return _plan(
         job,
         layout,
         priced,
+        minimum=minimum(job, layout, optimum, objective),
         runners_up=tuple(runner_up(job, layout, priced, loser, estimate(job, loser), objective) for loser in losers),
-        certificate=_certificate(found, decision, winner, objective, num_checked, **_simpler(layout, optimum, ranks)),
+        certificate=_certificate(found, decision, winner, objective, num_checked, simplest=simplest, within=within),
         idle_reason=_idle_reason(job, found, layout.world_size, objective),
-        options={"objective": objective.name, **constraints.to_dict()},
+        options={"objective": objective.name, "within": within, **constraints.to_dict()},
     )
 
 
-def _recommended(job: Job, found: Found, winner: Assigned, objective: Objective, within: float) -> Assigned:
-    """The simplest of the layouts that are not worse than the winner by more than `within`."""
-    first, second = rank_of(found, objective, winner)
-    most = first if objective.name == "gpus" else first * (1 + within), second * (1 + within)
-    ranked = [(rank_of(found, objective, each), each) for each in found.layouts]
-    near = [assigned for rank, assigned in ranked if rank[0] <= most[0] and rank[1] <= most[1]]
-    if not within or len(near) < 2:
-        return winner
-    near.sort(key=lambda assigned: rank_of(found, objective, assigned))
-    by_layout = {found.layout_of(assigned): assigned for assigned in [winner, *near]}
-    return by_layout[simplest(job, by_layout)]
-
-
-def _simpler(layout: Layout, optimum: Layout, ranks: tuple[Rank, Rank]) -> dict[str, Any]:
-    """For the certificate: how far the plan is from the optimum, and what for; nothing where it is the optimum."""
-    if layout == optimum:
-        return {}
-    chosen, best = ranks
-    above = max(mine / least - 1 for mine, least in zip(chosen, best, strict=True))
-    return {"above_optimum": above, "optimum": format_layout(optimum), "simpler": why_simpler(layout, optimum)}
+def _simplest(
+    found: Found,
+    constraints: Constraints,
+    decision: Decision,
+    window: Window,
+    solver: SolverName,
+    time_limit: float | None,
+) -> Recommendation | None:
+    """The simplest layout in the window; None where the optimum was asked for, or the search was interrupted."""
+    if not window.within or decision.solution.status == "interrupted":
+        return None
+    return simplest_within(found, constraints, window, solver, time_limit)
 
 
 def _tightened(job: Job, constraints: Constraints, objective: Objective) -> Job:
@@ -220,7 +214,7 @@ def fastest_layout(
     Raises:
         InputError: no legal layout exists under the constraints.
     """
-    best, has_incumbent = BestPartitions(objective, 1), False
+    best, has_incumbent = BestKinds(objective, 1), False
     if known and (priced := estimate(job, known)).fits:
         best.add(known, objective.devices_of(job, known), priced.step_seconds)
         has_incumbent = True
@@ -243,19 +237,28 @@ def fits(job: Job, constraints: Constraints) -> bool:
 
 
 def _runners_up(found: Found, winner: Assigned, top: int, objective: Objective) -> list[Assigned]:
-    """The best layouts of the `top` next best partitions."""
-    seen = {partition_of(winner.degrees)}
+    """The best layouts of the `top` next best kinds, less those that are not worth reading."""
+    best = min(rank_of(found, objective, each) for each in found.layouts)
+    seen = {kind_of(winner.degrees)}
     losers: list[Assigned] = []
     for assigned in sorted(found.layouts, key=lambda each: rank_of(found, objective, each)):
-        partition = partition_of(assigned.degrees)
-        if partition not in seen and len(losers) < top:
-            seen.add(partition)
+        kind = kind_of(assigned.degrees)
+        is_near = objective.is_near(rank_of(found, objective, assigned), best, WORTH_READING)
+        if kind not in seen and is_near and len(losers) < top:
+            seen.add(kind)
             losers.append(assigned)
     return losers
 
 
 def _certificate(
-    found: Found, decision: Decision, winner: Assigned, objective: Objective, num_checked: int, **simpler: Any
+    found: Found,
+    decision: Decision,
+    winner: Assigned,
+    objective: Objective,
+    num_checked: int,
+    *,
+    simplest: Recommendation | None,
+    within: float,
 ) -> Certificate:
     """What proves the choice, in seconds of a step whatever the objective."""
     solution = decision.solution
@@ -276,6 +279,19 @@ def _certificate(
         num_decided=decision.num_decided,
         num_columns=solution.num_columns,
         num_bounds_checked=num_checked,
-        warnings=solution.warnings,
-        **simpler,
+        warnings=(*solution.warnings, *(simplest.warnings if simplest else ())),
+        simplest=None if simplest is None else _proof(simplest, within),
+    )
+
+
+def _proof(simplest: Recommendation, within: float) -> SimplestProof:
+    answer = simplest.answer
+    return SimplestProof(
+        within=within,
+        status="time limit" if answer.status == "time limit" else "optimal",
+        solver=answer.solver,
+        keys=Keys(**simplest.simplicity._asdict()),
+        seconds=simplest.assigned.seconds,
+        num_decided=answer.num_candidates,
+        num_columns=answer.num_columns,
     )

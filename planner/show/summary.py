@@ -27,6 +27,7 @@ from planner.show.words import (
     layout_words,
     limit_words,
     line_label,
+    minimum_words,
     percent,
     pools_words,
     recompute_words,
@@ -199,6 +200,7 @@ def _headline_rows(plan: Plan) -> list[tuple[str, RenderableType]]:
         ("speed", speed),
         ("MFU", mfu),
         ("HFU", Text.assemble(f"{plan.hfu:.1%}", ("  with what is computed again", "dim"))),
+        *([("minimum", clean(words))] if (words := minimum_words(plan)) else []),
     ]
     if budget := run_words(plan):
         rows.append(("whole run", budget))
@@ -317,7 +319,7 @@ def _runners_up_section(plan: Plan) -> Group | None:
         for runner in plan.runners_up
     ]
     ties = any(runner.near_tie for runner in plan.runners_up)
-    header = ("step", "memory", "layout, and what it loses and saves against the plan")
+    header = ("step", "memory", "layout, and why it is not the plan")
     table = Columns(rows, right=(0, 1), wrap=(2,), header=header)
     note = f"near tie: less than {NEAR_TIE:.0%} apart; measured, the order may be the other" if ties else ""
     return section("Runners-up", table, note=note)

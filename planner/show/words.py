@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, Final
 
@@ -126,36 +125,59 @@ def fold_runs(items: Sequence[Any], alike: Callable[[Any], Any]) -> list[list[An
 def certificate_sentence(plan: Plan) -> str:
     """What the search proved and how many layouts it had to look at; empty for a layout that the user chose.
 
-    Optimal is only what nothing beats; a plan that was preferred because it is simpler says how far it is from that.
+    Optimal is only what nothing beats; a plan that is preferred because it is simpler names the proven minimum.
     What was proved with other formulas is not said of the figures shown.
     """
     certificate, other = plan.certificate, plan.proved_by
     if certificate is None:
         return ""
-    said = f"{_claim(plan, certificate)} {_counts(certificate)}"
+    said = f"{_claim(plan, certificate)} {_counts(certificate)}{_counts_of_simplest(certificate)}"
     if other is None:
         return said
     return f"Proved by planner {other.planner_version} with other formulas, not of the figures shown; it said: {said}"
 
 
 def _claim(plan: Plan, certificate: Certificate) -> str:
-    above = certificate.above_optimum
+    above = plan.minimum.above if plan.minimum else 0.0
+    proof, better = certificate.simplest, _BETTER[certificate.objective]
     if certificate.status != "optimal":
         gap = 1 - (1 - certificate.gap) / (1 + above)
-        return f"Not proved optimal ({certificate.status}): a layout may be up to {gap:.2%} faster."
-    better = _BETTER[certificate.objective]
+        simplest = f" It is the simplest within {proof.within:.3g} of the best that was found." if proof else ""
+        return f"Not proved optimal ({certificate.status}): a layout may be up to {gap:.2%} faster.{simplest}"
     if not plan.fits:
         return f"None fits. Of the layouts that are likeliest to fit, by the forecast no other {better}."
-    if not certificate.simpler:
+    if proof is None or plan.minimum is None:
         return f"Optimal: by the forecast no other layout {better}."
-    optimum = f"the optimum, {terse_layout(certificate.optimum)} ({format_seconds(certificate.objective_seconds)})"
-    simpler = f"{_within(above)} of the optimum, and simpler: {certificate.simpler}."
-    return f"{simpler} By the forecast no layout {better} than {optimum}."
+    within = f"{100 * proof.within:.3g}%"
+    if plan.minimum.layout == plan.layout:
+        return f"Optimal: by the forecast no other layout {better}, and none within {within} of it is simpler."
+    least = f"{short_layout(plan.minimum.layout)} ({format_seconds(plan.minimum.step_seconds)})"
+    return f"The simplest within {within} of the proven minimum: by the forecast no layout {better} than {least}."
 
 
-def _within(share: float) -> str:
-    """A small share, rounded up, so that the claim is true."""
-    return f"Within {max(math.ceil(round(share * 1e4, 6)), 1) / 1e4:.2%}"
+def _counts_of_simplest(certificate: Certificate) -> str:
+    """Who chose the simplest layout, and among how many."""
+    proof = certificate.simplest
+    if proof is None:
+        return ""
+    count = "1 configuration" if proof.num_decided == 1 else f"{proof.num_decided:,} configurations"
+    if proof.solver == "dynamic program":
+        return " A dynamic program alone chose the simplest."
+    if proof.status == "time limit":
+        return f" {proof.solver.upper()} did not finish on the simplest; it is a dynamic program's."
+    left = f"{count} that keys and bounds leave within the window"
+    return f" {proof.solver.upper()} chose the simplest of the {left}, and a dynamic program the same on its own."
+
+
+def minimum_words(plan: Plan) -> str:
+    """What the proven minimum would win, and what the plan has for that; empty without a search."""
+    least = plan.minimum
+    if least is None:
+        return ""
+    if least.layout == plan.layout:
+        return "the plan itself"
+    faster = f"{format_seconds(least.step_seconds)}, {least.above:.1%} better, {format_bytes(least.peak_bytes)}"
+    return f"{faster}; the plan has {least.reason}"
 
 
 def _counts(certificate: Certificate) -> str:

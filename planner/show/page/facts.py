@@ -16,6 +16,7 @@ from planner.show.words import (
     layout_words,
     limit_words,
     line_label,
+    minimum_words,
     recompute_words,
     run_words,
     schedule_words,
@@ -75,9 +76,17 @@ def facts_of(plan: Plan) -> list[tuple[str, str]]:
         ("MFU counts", plan.flops_convention),
         ("whole run", run_words(plan)),
         *goodput_rows(plan),
+        ("minimum", _minimum(plan)),
         ("proof", certificate_sentence(plan)),
     ]
     return [(name, words) for name, words in rows if words]
+
+
+def _minimum(plan: Plan) -> str:
+    """The proven minimum of the objective beside the plan."""
+    if plan.minimum is None or plan.minimum.layout == plan.layout:
+        return minimum_words(plan)
+    return f"{short_layout(plan.minimum.layout)}: {minimum_words(plan)}"
 
 
 def stage_rows(plan: Plan, step: ExecutedStep) -> list[tuple[str, ...]]:
