@@ -1,0 +1,17 @@
+"""Programs that carry plans out: a table for each, by the name that `--to` has."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from planner.emit.programs import torch
+
+if TYPE_CHECKING:
+    from planner.emit.target import Target
+
+PROGRAMS: Final[dict[str, Target]] = {
+    each.name: each
+    for each in (
+        torch.TARGET,
+    )
+}  # fmt: skip

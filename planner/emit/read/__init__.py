@@ -1,0 +1,1 @@
+"""The opposite direction: files of other programs, read by the tables that write them."""
