@@ -41,6 +41,8 @@ def run(
     from planner.emit.programs.torch import torchrun_commands
     from planner.emit.target import How
 
+    if str(plan_path) == "-" and to == "torchrun" and output is None:
+        raise _needs_a_file()
     if to in STARTERS:  # as it was before programs and starters were two options
         to, on = "torch", on or to
     plan = console.read_plan(str(plan_path))
@@ -54,9 +56,7 @@ def run(
     made = bundle_of(plan, to, on or "torchrun", how=how, force_unfit=force_unfit)
     if target_of(plan, to).name == "torch" and on in (None, "torchrun"):
         if str(plan_path) == "-":
-            raise InputError(
-                "the command needs the plan's file", hint="write it first, `planner plan ... -o plan.json`"
-            )
+            raise _needs_a_file()
         lines = torchrun_commands(plan, plan_path, output=run_folder(plan_path), arguments=arguments)
         console.print("".join(f"{line}\n" for line in lines))
     elif len(made.texts) == 1:
@@ -65,6 +65,10 @@ def run(
         console.print("\n".join(f"# --- {name}\n{text}" for name, text in made.texts.items()))
     _say_yours(console, made)
     return ExitCode.OK
+
+
+def _needs_a_file() -> InputError:
+    return InputError("the command needs the plan's file", hint="write it first, `planner plan ... -o plan.json`")
 
 
 def _say_yours(console: Console, made: Bundle) -> None:
