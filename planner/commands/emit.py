@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from planner.emit.bundle import Bundle
     from planner.run_arguments import RunArguments
 
-PROGRAMS: Final = ("torch",)
+PROGRAMS: Final = ("torch", "megatron")
 STARTERS: Final = ("torchrun", "slurm")
 """The names in `planner.emit.programs` and `planner.emit.starters`, which are imported when they are needed."""
 

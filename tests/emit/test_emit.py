@@ -73,19 +73,6 @@ def program(folder: Path, name: str, text: str) -> None:
     path.chmod(0o755)
 
 
-@pytest.fixture
-def tools(tmp_path) -> Path:
-    """A folder of programs that stand for torchrun, srun, scontrol and planner."""
-    folder = tmp_path / "tools"
-    folder.mkdir()
-    program(folder, "torchrun", 'printf "%s\\n" "$@"')
-    program(folder, "srun", 'printf "%s\\n" "$@" "$MASTER_ADDR" "$MASTER_PORT" > "$TOLD"; exec bash "$TRAINING"')
-    program(
-        folder, "scontrol", 'if [[ $1 == show ]]; then printf "node7\\nnode8\\n"; else echo "$@" > "$TOLD.requeued"; fi'
-    )
-    return folder
-
-
 @pytest.mark.parametrize("on", ["torchrun", "slurm"])
 def test_the_script_is_the_golden_one(on, plan, golden):
     made = bundle_of(plan, on=on, how=How(arguments=RunArguments(data=("/data/a b.txt",), steps=500)))

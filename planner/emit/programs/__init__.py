@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from planner.emit.programs import torch
+from planner.emit.programs import megatron, torch
 
 if TYPE_CHECKING:
     from planner.emit.target import Target
@@ -13,5 +13,6 @@ PROGRAMS: Final[dict[str, Target]] = {
     each.name: each
     for each in (
         torch.TARGET,
+        megatron.TARGET,
     )
 }  # fmt: skip
