@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 from planner.emit.hosts import uneven_hosts
 from planner.emit.programs.megatron_layout import LETTERS_KEY, chunks_of, letters_of
 from planner.emit.programs.megatron_model import MODEL, MODEL_REFUSALS
-from planner.emit.target import Refusal, Setting, follows, only, switch
+from planner.emit.target import Refusal, Setting, follows, only
 from planner.errors import InputError
 from planner.layout import offloads_activations, offloads_optimizer
 from planner.specs.recipe import NAMED_RECIPES
@@ -363,7 +363,13 @@ def _whole(path: str, key: str) -> Setting:
 
 LAYOUT: Final = (
     _whole("layout.tp", "tensor_model_parallel_size"),
-    switch("layout.sp", "sequence_parallel"),
+    Setting(
+        says=("layout.sp",),
+        write=lambda plan: {"sequence_parallel": True} if plan.layout.sp else {},
+        read=lambda given: {  # switched off with tp 1: arguments.py, validate_args
+            "layout.sp": int(given.flag("sequence_parallel") and given.whole("tensor_model_parallel_size", 1) > 1)
+        },
+    ),
     Setting(
         says=("layout.pp", "layout.interleave", "layout.schedule", "layout.layers_per_stage"),
         write=_write_chunks,

@@ -311,6 +311,16 @@ def _flag(path: str, key: str, *, on: Any, off: Any) -> Setting:
     return Setting(says=(path,), write=lambda plan: {key: True} if getattr(plan.model, name) == on else {}, read=read)
 
 
+def _write_norms(plan: Plan) -> Values:
+    """Norms of heads; the norms inside latent attention have the same option (multi_latent_attention.py)."""
+    return {"qk_layernorm": True} if plan.model.qk_norm == "head" or plan.model.mla else {}
+
+
+def _read_norms(given: Given) -> Mapping[str, Any]:
+    has, latent = given.flag("qk_layernorm"), given.flag("multi_latent_attention")
+    return {"model.qk_norm": "head"} if has and not latent else {}
+
+
 _NORMS: Final = {"layernorm": "LayerNorm", "rmsnorm": "RMSNorm"}
 
 MODEL: Final = (
@@ -344,7 +354,7 @@ MODEL: Final = (
     _flag("model.activation", "swiglu", on="swiglu", off="gelu"),
     Setting(says=("model.attention_bias", "model.mlp_bias", "model.qkv_bias"), write=_write_biases, read=_read_biases),
     _flag("model.tied_embeddings", "untie_embeddings_and_output_weights", on=False, off=True),
-    words("model.qk_norm", "qk_layernorm", {"head": True, "none": None}),
+    Setting(says=("model.qk_norm",), write=_write_norms, read=_read_norms),
     words("model.attention_sinks", "softmax_type", {True: "learnable", False: None}),
     Setting(says=("model.sliding_window", "model.global_every"), write=_write_window, read=_read_window),
     Setting(

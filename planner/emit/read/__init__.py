@@ -7,12 +7,18 @@ Nothing of a file is ever run.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from planner.emit.target import Target, Values
+
+HOSTS: Final = "launch.hosts"
+RANKS: Final = "launch.ranks"
+MODEL: Final = "launch.model"
+"""Keys that a reader gives beside the program's own: hosts and ranks of each that a launcher is told, and the name or
+path of the model."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,7 +27,7 @@ class Reader:
 
     name: in words, for messages. recognises: whether a file with this name and text is one. values: its flat keys and
     values, with variables expanded; raises InputError with `where` of what cannot be read. engine: the profile that
-    prices a file with these values. target: whose table reads them.
+    prices a file with these values. target: whose table reads them. is_shell: variables can be defined for it.
     """
 
     name: str
@@ -29,3 +35,4 @@ class Reader:
     values: Callable[[str], Values]
     engine: Callable[[Values], str]
     target: Target
+    is_shell: bool = False
