@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from planner.emit.bundle import Bundle
     from planner.run_arguments import RunArguments
 
-PROGRAMS: Final = ("torch", "megatron")
+PROGRAMS: Final = ("torch", "megatron", "megatron-bridge", "ms-swift")
 STARTERS: Final = ("torchrun", "slurm")
 """The names in `planner.emit.programs` and `planner.emit.starters`, which are imported when they are needed."""
 

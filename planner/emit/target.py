@@ -231,7 +231,7 @@ def facts_of(target: Target, values: Values, *, model: ModelSpec | None = None, 
 
 def left_over(given: Given, ignores: Sequence[str]) -> tuple[str, ...]:
     """Keys that no setting asked for and that may change bytes or seconds, with their values."""
-    rest = (key for key in given.values if key not in given.understood)
+    rest = (key for key, value in given.values.items() if key not in given.understood and value is not None)
     shown = (key for key in rest if not any(fnmatchcase(key, pattern) for pattern in ignores))
     return tuple(f"{key}={given.values[key]}" for key in shown)
 

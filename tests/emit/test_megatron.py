@@ -17,10 +17,12 @@ from planner.cost.parameters import num_params
 from planner.emit.bundle import bundle_of, write_bundle
 from planner.emit.programs import PROGRAMS, megatron
 from planner.emit.programs.megatron_layout import layers_of_letters, letters_of
+from planner.emit.read.all import READERS
 from planner.emit.target import How, facts_of, field_of, values_of
 from planner.errors import InputError
 from planner.run_arguments import RunArguments
 from planner.specs.model import ModelSpec
+from planner.specs.recipe import NAMED_RECIPES
 
 RECORDED = json.loads((Path(__file__).parent / "megatron_defaults.json").read_text())
 """Option -> argument, action, type, number of values, default. Written by tools/real_parsers.py from d98e8a64."""
@@ -224,3 +226,34 @@ def test_letters_of_a_pipeline_are_counted(text, layers):
 def test_hostile_letters_are_refused(text):
     with pytest.raises(InputError):
         layers_of_letters(text)
+
+
+@pytest.mark.parametrize(
+    ("to", "engine"), [("megatron", "megatron"), ("megatron-bridge", "megatron-bridge"), ("ms-swift", "megatron")]
+)
+def test_every_rendering_of_the_table_reads_back_as_the_same_plan(to, engine):
+    """Emitted script, its reader, the same layout and training: the key of the program and not of the table counts."""
+    adapters = ("training.lora_rank=16", "training.lora_targets=[query,key,value,output]")
+    num_read = 0
+    for case in (*SOME, ("llama3-8b", 1, "tp=2,zero=1", adapters)):
+        try:
+            plan = plan_of(case, engine)
+            made = bundle_of(plan, to, how=How(smoke=True), force_unfit=True)
+        except InputError:
+            continue
+        text = made.texts["run.sh"]
+        reader = next(each for each in READERS if each.recognises("run.sh", text))
+        assert reader.target.name == to
+        values = {key: value for key, value in reader.values(text).items() if not key.startswith("launch.")}
+        found = facts_of(reader.target, values, model=plan.model)
+        assert found.not_priced == ()
+        kept = plan.engine.memory.states["mixed"]
+        for path, value in found.fields.items():
+            wanted = field_of(plan, path)
+            if path.startswith("model.") or (path == "training.memory_recipe" and NAMED_RECIPES[value] == kept):
+                continue
+            if path in ("training.loss", "training.lora_targets") and wanted in ("engine", "whole"):
+                continue
+            assert value == (wanted[0] if path == "layout.recompute" else wanted), (case, path)
+        num_read += 1
+    assert num_read >= 9

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from planner.emit.programs import megatron, torch
+from planner.emit.programs import bridge, megatron, swift, torch
 
 if TYPE_CHECKING:
     from planner.emit.target import Target
@@ -14,5 +14,7 @@ PROGRAMS: Final[dict[str, Target]] = {
     for each in (
         torch.TARGET,
         megatron.TARGET,
+        bridge.TARGET,
+        swift.TARGET,
     )
 }  # fmt: skip

@@ -54,6 +54,8 @@ def chunks_of(given: Given, num_layers: int) -> tuple[int, tuple[int, ...] | Non
     transformer_block.py, get_num_layers_to_build.
     """
     stages = max(given.whole("pipeline_model_parallel_size", 1), 1)
+    for key in (*_FIRST, *_LAST, *_CHUNKS, *_ENDS, "num_layers_per_virtual_pipeline_stage"):
+        given.get(key)  # where one spelling says it, the others have nothing to add
     if LETTERS_KEY in given:
         layers = layers_of_letters(given.text(LETTERS_KEY))
         interleave, rest = divmod(len(layers), stages)
@@ -95,4 +97,5 @@ def chunks_of(given: Given, num_layers: int) -> tuple[int, tuple[int, ...] | Non
 
 _FIRST: Final = ("decoder_first_pipeline_num_layers", "num_layers_in_first_pipeline_stage")
 _LAST: Final = ("decoder_last_pipeline_num_layers", "num_layers_in_last_pipeline_stage")
+_ENDS: Final = ("account_for_embedding_in_pipeline_split", "account_for_loss_in_pipeline_split")
 _CHUNKS: Final = ("num_virtual_stages_per_pipeline_rank", "virtual_pipeline_model_parallel_size")

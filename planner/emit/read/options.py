@@ -6,6 +6,7 @@ import re
 from typing import TYPE_CHECKING, Final
 
 from planner.emit.read import HOSTS, RANKS
+from planner.emit.read.shell import is_option
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -41,7 +42,7 @@ def options_of(words: Sequence[str]) -> dict[str, Value]:
             continue
         name, equals, value = word[2:].partition("=")
         values = [value] if equals else []
-        while place < len(words) and not words[place].startswith("--") and not equals:
+        while place < len(words) and not equals and not is_option(words[place]):
             values.append(words[place])
             place += 1
         key = name.replace("-", "_")

@@ -44,7 +44,7 @@ def option_words(text: str) -> list[str]:
 
 def is_option(word: str) -> bool:
     """Whether a word is an option such as `--seq-length` or an override such as `model.num_layers=4`."""
-    return word.startswith("--") or re.match(r"\+{0,2}[A-Za-z_]\w*(\.\w+)+=", word) is not None
+    return word.startswith("--") or re.match(r"\+{0,2}[A-Za-z_]\w*(\.\w+)*=", word) is not None
 
 
 def _unwrapped(words: Iterable[str]) -> Iterable[str]:
