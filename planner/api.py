@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypedDict, Unpack, get_args
 
 from planner import reading
 from planner.cost.segments import with_segment
+from planner.emit.read.front import layout_text, read_foreign, with_layout
 from planner.errors import InputError, NothingFitsError, PlannerError
 from planner.explain.report import Explanation, Questions, explain
 from planner.fit import fit_words
@@ -40,6 +41,7 @@ from planner.specs.text import any_of, did_you_mean
 from planner.units import parse_length
 
 if TYPE_CHECKING:
+    from planner.emit.read.front import Foreign
     from planner.layout import Layout
     from planner.specs.job import Job
 
@@ -231,6 +233,77 @@ def estimate_layout(
     return plan_for_layout(job, with_segment(job.cluster, layout))
 
 
+def estimate_file(
+    path: str | Path,
+    cluster: str,
+    training: str | None = None,
+    *,
+    model: str | None = None,
+    layout: str = "",
+    define: Texts = (),
+    nodes: Nodes | None = None,
+    reporter: Reporter | None = None,
+    **workload: Unpack[Workload],
+) -> Plan:
+    """Price what a file of another program sets, as `planner explain --from` does.
+
+    `plan.assumed` lists what the file leaves open, and keys of it that have no price.
+    path: a command line or script, YAML, JSON or TOML that `planner.emit.read` knows. model: in place of the one that
+    the file describes. layout: parts that take the place of the file's. define: `NAME=VALUE` of variables that a script
+    leaves open. What the file says of training and machines is overridden by the other keywords, those of `plan_job`.
+
+    Raises:
+        InputError: what the file says cannot be read or cannot run, or something has to be said beside it.
+        EnvironmentProblem: a file cannot be read.
+    """
+    foreign, nodes, workload = _of_file(path, model, define, nodes, workload)
+    foreign = with_layout(foreign, layout)
+    spec: Any = foreign.model
+    plan = estimate_layout(
+        spec, cluster, training, layout=layout_text(foreign), nodes=nodes, reporter=reporter, **workload
+    )
+    return replace(plan, assumed=(*plan.assumed, *foreign.assumed))
+
+
+def plan_file(
+    path: str | Path,
+    cluster: str,
+    training: str | None = None,
+    *,
+    model: str | None = None,
+    define: Texts = (),
+    nodes: Nodes | None = None,
+    reporter: Reporter | None = None,
+    **keywords: Any,
+) -> Plan:
+    """Find the best layout for the model and training that a file of another program sets: `planner plan --from`.
+
+    Keywords are those of `estimate_file` and `plan_job`; it raises what they raise.
+    """
+    foreign, nodes, keywords = _of_file(path, model, define, nodes, keywords)
+    (reporter or Reporter()).noted(f"the file's own layout: {layout_text(foreign)}")
+    for each in foreign.assumed:
+        (reporter or Reporter()).noted(str(each))
+    spec: Any = foreign.model
+    return plan_job(spec, cluster, training, nodes=nodes, reporter=reporter, **keywords)
+
+
+def _of_file(
+    path: str | Path, model: str | None, define: Texts, nodes: Nodes | None, keywords: Any
+) -> tuple[Foreign, Nodes | None, Any]:
+    """What a file says, and the keywords with it where they leave something open."""
+    settings, engine = _texts(keywords.get("settings") or ()), keywords.get("engine")
+    own = Path(path)
+    foreign = read_foreign(own, model=model, define=_texts(define), settings=settings, engine=engine)
+    filled = {**keywords, "engine": foreign.engine, "settings": (*foreign.settings, *settings)}
+    says_batch = any(each.startswith("training.global_batch_size=") for each in filled["settings"])
+    if not says_batch and filled.get("global_batch") is None:
+        raise InputError("the file does not say the global batch", where=str(path), hint="--global-batch N says it")
+    if nodes is None and filled.get("gpus") is None and foreign.num_devices:
+        filled["gpus"] = foreign.num_devices
+    return foreign, nodes, filled
+
+
 def explain_layout(
     plan: Plan,
     *,
@@ -303,7 +376,7 @@ def _load(
     job = load_job(
         model=model, cluster=cluster, training=training, **{name: v for name, v in given.items() if v is not None}
     )
-    for note in model_notes(model):
+    for note in model_notes(model) if isinstance(model, str) else ():
         (reporter or Reporter()).noted(note)
     return job
 

@@ -160,6 +160,13 @@ _REPORTS = (
     click.option("--ranks", is_flag=True, help="In the timeline, every rank of a replica in place of each stage."),
     click.option("--force", is_flag=True, help="Replace files that exist."),
 )
+_FOREIGN = (
+    file_option("--from", "from_file", help="A command line, script or configuration of another program."),
+    click.option("--model", "from_model", metavar="MODEL", help="With --from: in place of the file's model."),
+    click.option(
+        "--define", multiple=True, metavar="NAME=VALUE", help="With --from: a variable that the file leaves open."
+    ),
+)
 json_option = click.option("--json", "as_json", is_flag=True, help="Print the document instead of text.")
 _PLACE = (
     click.option("--node-rank", type=click.IntRange(min=0), metavar="N", help="Number of this host, of several."),
@@ -213,6 +220,11 @@ def place_options(command: Any) -> Any:
 def question_options(command: Any) -> Any:
     """Add the options that ask about a plan; their names are those of `planner.explain.report.Questions`."""
     return _with(command, _QUESTIONS)
+
+
+def foreign_options(command: Any) -> Any:
+    """Add the options that read the file of another program."""
+    return _with(command, _FOREIGN)
 
 
 def report_options(command: Any) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any, Unpack
 
 import click
@@ -9,6 +10,7 @@ import click
 from planner.commands.console import Console, check_writable
 from planner.commands.options import (
     file_option,
+    foreign_options,
     json_option,
     nodes_option,
     refuse_options,
@@ -32,6 +34,8 @@ def run(
     training: str | None = None,
     *,
     console: Console,
+    from_file: Path | None = None,
+    define: Sequence[str] = (),
     nodes: Nodes | None = None,
     sizes: Sizes | None = None,
     pin: Sequence[str] = (),
@@ -57,7 +61,7 @@ def run(
     Raises:
         PlannerError: as `planner.api.plan_job`, or a file that must not be written.
     """
-    from planner.api import NoLayoutFits, compare_sizes, plan_job
+    from planner.api import NoLayoutFits, compare_sizes, plan_file, plan_job
     from planner.fit import chance_words
     from planner.plan import write_plan
     from planner.show.progress import write_stats
@@ -75,8 +79,11 @@ def run(
     found: Plan | NoLayoutFits
     with console.progress() as progress:
         try:
-            found = plan_job(
-                model,
+            ask: Any = (
+                plan_job if from_file is None else partial(plan_file, from_file, model=model or None, define=define)
+            )
+            found = ask(
+                *([model] if from_file is None else []),
                 cluster,
                 training,
                 nodes=nodes,
@@ -121,13 +128,16 @@ def _show_nothing_fits(found: NoLayoutFits, console: Console, *, as_json: bool) 
     return ExitCode.NOTHING_FITS
 
 
-_OF_ONE_SIZE = {"objective", "within", "top", "solver", "time_limit", "check", "output", "stats"}
+_OF_ONE_SIZE = {
+    "from_file", "objective", "within", "top", "solver", "time_limit", "check", "output", "stats"
+}  # fmt: skip
 
 
 @click.command("plan")
 @click.argument("model")
-@click.argument("cluster")
+@click.argument("cluster", required=False)
 @click.argument("training", required=False, metavar="[TRAINING.yaml]")
+@foreign_options
 @nodes_option(ranges=True)
 @workload_options
 @click.option("--pin", multiple=True, metavar="LAYOUT", help="Keep to this, as in tp=8 or mbs<=4.")
@@ -159,7 +169,20 @@ def command(ctx: click.Context, /, **options: Any) -> int:
     MODEL and CLUSTER are shipped names (`planner models`, `planner clusters`) or YAML files; MODEL may be a
     Hugging Face config.json or its folder too. Without -o nothing is written. The exit code is 3 when no layout
     fits into memory, or none meets the deadline; where some may fit, the likeliest is the answer all the same.
+
+    With --from FILE and CLUSTER alone, model and training come from a file of another program.
     """
+    own_model = options.pop("from_model")
+    if options["from_file"] is not None:  # MODEL is left out
+        if options["training"] is not None:
+            raise click.UsageError("--from FILE goes with CLUSTER and TRAINING.yaml alone; --model names the model")
+        if ctx.get_parameter_source("engine") is not click.core.ParameterSource.COMMANDLINE:
+            del options["engine"]
+        options |= {"model": own_model or "", "cluster": options["model"], "training": options["cluster"]}
+    elif options["cluster"] is None:
+        raise click.UsageError("Missing argument 'CLUSTER'.")
+    elif own_model or options["define"]:
+        raise click.UsageError("--model and --define go with --from FILE")
     nodes = options["nodes"]
     if any(isinstance(hosts, range) for hosts in (nodes.values() if isinstance(nodes, dict) else [nodes])):
         refuse_options(ctx, _OF_ONE_SIZE, "is of one size; --nodes A..B shows what is best at each objective")

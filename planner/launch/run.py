@@ -9,7 +9,8 @@ import sys
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from planner.emit.torchrun import Host, num_hosts, torchrun_command, torchrun_commands
+from planner.emit.hosts import num_hosts
+from planner.emit.programs.torch import Host, torchrun_command, torchrun_commands
 from planner.errors import EnvironmentProblem, ExitCode, InputError
 from planner.fit import check_fits
 from planner.launch.hosts import find_host

@@ -277,6 +277,10 @@ class EngineSpec(Document):
 
     name: Name
     program: str = Field(description="what runs the plan")
+    emits: tuple[str, ...] = Field(
+        default=(),
+        description="programs that `planner emit --to` writes a plan for, the usual one first; none: it is priced only",
+    )
     defaults: EngineDefaults = EngineDefaults()
     can: EngineAbilities
     pipeline: EnginePipeline

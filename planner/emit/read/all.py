@@ -1,0 +1,12 @@
+"""All kinds of foreign files, in the order in which they are recognised."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from planner.emit.read import megatron, overrides
+
+if TYPE_CHECKING:
+    from planner.emit.read import Reader
+
+READERS: Final[tuple[Reader, ...]] = (overrides.SWIFT, overrides.BRIDGE, megatron.READER)
