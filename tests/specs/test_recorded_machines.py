@@ -8,9 +8,11 @@ from pathlib import Path
 import pytest
 
 from planner.cli import main
+from planner.search.given import plan_for_text
 from planner.specs import gpus
 from planner.specs.cluster import ClusterSpec
 from planner.specs.cluster_documents import load_cluster
+from planner.specs.load import load_job
 from planner.specs.this_machine import detected_cluster
 
 RECORDED = Path(__file__).parent / "recorded"
@@ -121,3 +123,19 @@ def test_the_document_can_be_planned_with(on, monkeypatch, tmp_path, capsys) -> 
     assert main(["clusters", "own.yaml", "--json"]) == 0
     assert len(json.loads(capsys.readouterr().out)["links"]) == 3
     assert main(["plan", "tiny-gpt", "own.yaml", "--global-batch", "8"]) == 0
+
+
+PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "describe-your-own.md"
+BOXES = {"l40s-server": (8, [("pcie-switch", 4), ("pcie", 8), ("ethernet", None)]), "four-4090": (4, [("pcie", 4)])}
+
+
+@pytest.mark.parametrize("name", BOXES)
+def test_the_boxes_of_the_page_are_short_and_can_be_planned_with(name: str, tmp_path: Path) -> None:
+    text = PAGE.read_text(encoding="utf-8").partition(f"<!-- file: {name}.yaml -->\n```yaml\n")[2].partition("```")[0]
+    assert 3 < len(text.splitlines()) <= 15
+    path = tmp_path / f"{name}.yaml"
+    path.write_text(text, encoding="utf-8")
+    job = load_job(model="llama3.2-1b", cluster=str(path), global_batch_size=8, sequence_length=2048)
+    count, links = BOXES[name]
+    assert (job.cluster.num_devices, [(link.name, link.num_devices) for link in job.cluster.links]) == (count, links)
+    assert plan_for_text(job, f"tp=1,zero=2,dp={count},mbs=1").step_seconds > 0
