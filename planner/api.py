@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias, TypedDict, Unpack, get_args
+from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypedDict, Unpack, get_args
 
 from planner import reading
 from planner.cost.segments import with_segment
@@ -31,12 +31,15 @@ from planner.search.optimum.integer_program import SolverName
 from planner.search.remedies import LiftedPin, Remedy, lifted_pins, remedies
 from planner.search.reporter import Reporter
 from planner.search.search import plan_for_layout, search
+from planner.search.side_by_side import SideBySide, side_by_side
 from planner.search.simplest import WITHIN
 from planner.search.space.constraints import Constraints
 from planner.search.sweep import Sweep, sweep, sweep_pools
 from planner.shipped import clusters, engine_profiles, models
 from planner.specs.by_name import model_notes
+from planner.specs.cluster_documents import cluster_tree
 from planner.specs.load import load_job
+from planner.specs.mistakes import Mistakes
 from planner.specs.text import any_of, did_you_mean
 from planner.units import parse_length
 
@@ -50,6 +53,7 @@ __all__ = [
     "Plan",
     "PlannerError",
     "clusters",
+    "compare_clusters",
     "compare_sizes",
     "engine_profiles",
     "estimate_layout",
@@ -58,6 +62,9 @@ __all__ = [
     "plan_job",
     "read_plan",
 ]
+
+_MOST_CHOICES: Final = 64
+"""Each takes a search of its own."""
 
 Texts: TypeAlias = str | Sequence[str]
 Nodes: TypeAlias = int | Mapping[str, int]
@@ -202,6 +209,51 @@ def compare_sizes(
         return sweep(job.pools[0], constraints, nodes, reporter)
     assert isinstance(nodes, Mapping), "a mixed cluster has no one size"
     return sweep_pools(job, constraints, nodes, reporter)
+
+
+def compare_clusters(
+    model: str,
+    clusters: Sequence[str],
+    training: str | None = None,
+    *,
+    nodes: int | Sequence[int] | None = None,
+    pin: Texts = (),
+    forbid: Texts = (),
+    objective: ObjectiveName = "throughput",
+    within: float = WITHIN,
+    solver: SolverName = "cbc",
+    time_limit: float | None = None,
+    reporter: Reporter | None = None,
+    **workload: Unpack[Workload],
+) -> SideBySide:
+    """Find the best layout on each of several clusters, as `planner plan MODEL A,B,C` does.
+
+    clusters: shipped names or paths of files. nodes: hosts of each cluster, or several numbers of hosts. A cluster on
+    which the job cannot be planned is a choice with its reason. Other keywords are those of `plan_job`.
+
+    Raises:
+        NothingFitsError: the job fits on none of them.
+        InputError: an unknown cluster, or mistakes of documents and keywords that are there for each cluster.
+        EnvironmentProblem: a file cannot be read.
+    """
+    mistakes = Mistakes()
+    for name in clusters:
+        mistakes.attempt(cluster_tree, name)
+    sizes = [nodes] if nodes is None or isinstance(nodes, int) else [*nodes]
+    pairs = [(name, size) for name in dict.fromkeys(clusters) for size in sizes]
+    if not 1 <= len(pairs) <= _MOST_CHOICES:
+        hint = "name fewer clusters, or a smaller range of --nodes"
+        mistakes.add(f"{len(pairs)} clusters and sizes are not 1 to {_MOST_CHOICES}", hint=hint)
+    mistakes.raise_if_any()
+    options: dict[str, Any] = {"pin": pin, "forbid": forbid, "objective": objective, "within": within, "solver": solver}
+
+    def plan_on(name: str, size: int | None) -> Plan:
+        (reporter or Reporter()).about(f"planning {name}" + (f" x {size}" if size else ""))
+        return plan_job(
+            model, name, training, nodes=size, time_limit=time_limit, top=1, reporter=reporter, **options, **workload
+        )
+
+    return side_by_side(pairs, plan_on)
 
 
 def estimate_layout(

@@ -20,8 +20,8 @@ from planner.specs.by_name import engine_names
 SMALL = {"gpus": 2, "global_batch": 8}
 SMALL_WORDS = ["tiny-gpt", "dgx-a100", "--gpus", "2", "--global-batch", "8"]
 NAMES = {
-    "NoLayoutFits", "Plan", "PlannerError", "clusters", "compare_sizes", "engine_profiles", "estimate_layout",
-    "explain_layout", "models", "plan_job", "read_plan",
+    "NoLayoutFits", "Plan", "PlannerError", "clusters", "compare_clusters", "compare_sizes", "engine_profiles",
+    "estimate_layout", "explain_layout", "models", "plan_job", "read_plan",
 }  # fmt: skip
 
 

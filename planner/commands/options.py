@@ -89,6 +89,14 @@ def nodes_option(*, ranges: bool) -> Callable[[Any], Any]:
     return click.option("--nodes", callback=_read_by(partial(_read_nodes, ranges=ranges)), metavar=metavar, help=words)
 
 
+def cluster_names_of(text: str) -> list[str]:
+    """The clusters that an argument names, `A,B,C`, each once; a file whose own name has a comma is one."""
+    names = [text] if Path(text).exists() else [name.strip() for name in text.split(",")]
+    if not all(names) and len(names) > 1:
+        raise click.UsageError(f"{text}: write the clusters with one comma between two, as in p5,g6e")
+    return list(dict.fromkeys(names))
+
+
 def file_option(*names: str, help: str) -> Callable[[Any], Any]:  # noqa: A002 - click's own name
     """An option that takes a file name."""
     return click.option(*names, type=click.Path(path_type=Path), metavar="FILE", help=help)

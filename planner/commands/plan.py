@@ -9,6 +9,7 @@ import click
 
 from planner.commands.console import Console, check_writable
 from planner.commands.options import (
+    cluster_names_of,
     file_option,
     foreign_options,
     json_option,
@@ -128,9 +129,40 @@ def _show_nothing_fits(found: NoLayoutFits, console: Console, *, as_json: bool) 
     return ExitCode.NOTHING_FITS
 
 
+def compare(
+    model: str,
+    clusters: Sequence[str],
+    training: str | None = None,
+    *,
+    console: Console,
+    nodes: int | Sequence[int] | None = None,
+    html: Path | None = None,
+    force: bool = False,
+    as_json: bool = False,
+    **options: Any,
+) -> int:
+    """Print what a job takes on each of several clusters, write the page, and return the exit code.
+
+    Raises:
+        PlannerError: as `planner.api.compare_clusters`, or a file that must not be written.
+    """
+    from planner.api import compare_clusters
+    from planner.show.page.comparison import comparison_page
+    from planner.show.side_by_side import side_by_side_to_json, side_by_side_view
+
+    check_writable(html, force=force)
+    with console.progress() as progress:
+        found = compare_clusters(model, clusters, training, nodes=nodes, reporter=progress, **options)
+    if html:
+        console.write(html, [comparison_page(found)], force=force)
+    console.render(side_by_side_to_json(found) if as_json else side_by_side_view(found))
+    return ExitCode.OK if found.front else ExitCode.NOTHING_FITS
+
+
 _OF_ONE_SIZE = {
     "from_file", "objective", "within", "top", "solver", "time_limit", "check", "output", "stats"
 }  # fmt: skip
+_OF_ONE_CLUSTER = {"from_file", "top", "check", "output", "stats"}
 
 
 @click.command("plan")
@@ -161,14 +193,16 @@ _OF_ONE_SIZE = {
 @file_option("-o", "--output", help="Write the plan here.")
 @click.option("--force", is_flag=True, help="Replace files that exist.")
 @file_option("--stats", help="Write how the solve went and how long it took.")
+@file_option("--html", help="Of several clusters, write a page with a picture of time and cost.")
 @json_option
 @click.pass_context
 def command(ctx: click.Context, /, **options: Any) -> int:
     """Find the fastest layout for MODEL on CLUSTER.
 
     MODEL and CLUSTER are shipped names (`planner models`, `planner clusters`) or YAML files; MODEL may be a
-    Hugging Face config.json or its folder too. Without -o nothing is written. The exit code is 3 when no layout
-    fits into memory, or none meets the deadline; where some may fit, the likeliest is the answer all the same.
+    Hugging Face config.json or its folder too. Several clusters, as in p5,g6e,mine.yaml, are set side by side: time,
+    cost and energy of each. Without -o nothing is written. The exit code is 3 when no layout fits into memory, or none
+    meets the deadline; where some may fit, the likeliest is the answer all the same.
 
     With --from FILE and CLUSTER alone, model and training come from a file of another program.
     """
@@ -183,7 +217,19 @@ def command(ctx: click.Context, /, **options: Any) -> int:
         raise click.UsageError("Missing argument 'CLUSTER'.")
     elif own_model or options["define"]:
         raise click.UsageError("--model and --define go with --from FILE")
-    nodes = options["nodes"]
+    nodes, names = options["nodes"], cluster_names_of(options["cluster"])
+    if len(names) > 1:
+        refuse_options(ctx, _OF_ONE_CLUSTER, "is of one cluster; a list of clusters sets them side by side")
+        if isinstance(nodes, dict):
+            raise click.UsageError("--nodes: hosts of pools are those of one mixed cluster; write N or A..B")
+        for name in ("cluster", "define", *_OF_ONE_CLUSTER):
+            del options[name]
+        if options["within"] is None:
+            del options["within"]
+        return compare(options.pop("model"), names, console=Console(), **options)
+    options["cluster"] = names[0]
+    refuse_options(ctx, {"html"}, "is of several clusters; `planner explain PLAN --html` writes the page of a plan")
+    del options["html"]
     if any(isinstance(hosts, range) for hosts in (nodes.values() if isinstance(nodes, dict) else [nodes])):
         refuse_options(ctx, _OF_ONE_SIZE, "is of one size; --nodes A..B shows what is best at each objective")
         options["sizes"] = options.pop("nodes")

@@ -184,8 +184,17 @@ def band_rows(plan: Plan) -> list[tuple[str, RenderableType]]:
         if not band.num_near:
             rests = f"no published run is {like}: rests on runs less like it"
     return [
-        ("band", Text(f"8 of 10 runs: {format_seconds(low)} to {format_seconds(high)}; {clean(rests)}", style="dim"))
+        ("band", Text(f"8 of 10 runs: {format_seconds(low)} to {format_seconds(high)}; {clean(rests)}", style="dim")),
+        *_unmeasured_rows(plan),
     ]
+
+
+def _unmeasured_rows(plan: Plan) -> list[tuple[str, RenderableType]]:
+    """Devices whose share of peak is that of their generation."""
+    devices = [pool.device for pool, _ in devices_in_use(plan.cluster, plan.layout)]
+    found = [f"{each.name} those of {each.generation}" for each in devices if "efficiency.matmul" in each.assumed]
+    taken = f"takes the efficiencies of its generation, which nobody measured on it: {' and '.join(found)}"
+    return [("device", Text(clean(taken), style="dim"))] if found else []
 
 
 def _headline_rows(plan: Plan) -> list[tuple[str, RenderableType]]:

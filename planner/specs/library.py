@@ -7,7 +7,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Literal
 
-Kind = Literal["models", "clusters", "clusters/devices", "engines"]
+Kind = Literal["models", "clusters", "clusters/devices", "clusters/generations", "engines"]
 
 
 def folder(kind: Kind) -> Path:
