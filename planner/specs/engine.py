@@ -277,6 +277,9 @@ class EngineSpec(Document):
 
     name: Name
     program: str = Field(description="what runs the plan")
+    stands_for: str = Field(
+        default="", description="a program without a profile, which this one prices; error bands are then wider"
+    )
     defaults: EngineDefaults = EngineDefaults()
     can: EngineAbilities
     pipeline: EnginePipeline
