@@ -206,17 +206,7 @@ def command(ctx: click.Context, /, **options: Any) -> int:
 
     With --from FILE and CLUSTER alone, model and training come from a file of another program.
     """
-    own_model = options.pop("from_model")
-    if options["from_file"] is not None:  # MODEL is left out
-        if options["training"] is not None:
-            raise click.UsageError("--from FILE goes with CLUSTER and TRAINING.yaml alone; --model names the model")
-        if ctx.get_parameter_source("engine") is not click.core.ParameterSource.COMMANDLINE:
-            del options["engine"]
-        options |= {"model": own_model or "", "cluster": options["model"], "training": options["cluster"]}
-    elif options["cluster"] is None:
-        raise click.UsageError("Missing argument 'CLUSTER'.")
-    elif own_model or options["define"]:
-        raise click.UsageError("--model and --define go with --from FILE")
+    _name_model(ctx, options)
     nodes, names = options["nodes"], cluster_names_of(options["cluster"])
     if len(names) > 1:
         refuse_options(ctx, _OF_ONE_CLUSTER, "is of one cluster; a list of clusters sets them side by side")
@@ -234,3 +224,18 @@ def command(ctx: click.Context, /, **options: Any) -> int:
         refuse_options(ctx, _OF_ONE_SIZE, "is of one size; --nodes A..B shows what is best at each objective")
         options["sizes"] = options.pop("nodes")
     return run(console=Console(), command_line=ctx.obj, **options)
+
+
+def _name_model(ctx: click.Context, options: dict[str, Any]) -> None:
+    """With --from the first argument is the cluster, and the second the training document."""
+    own_model = options.pop("from_model")
+    if options["from_file"] is not None:  # MODEL is left out
+        if options["training"] is not None:
+            raise click.UsageError("--from FILE goes with CLUSTER and TRAINING.yaml alone; --model names the model")
+        if ctx.get_parameter_source("engine") is not click.core.ParameterSource.COMMANDLINE:
+            del options["engine"]
+        options |= {"model": own_model or "", "cluster": options["model"], "training": options["cluster"]}
+    elif options["cluster"] is None:
+        raise click.UsageError("Missing argument 'CLUSTER'.")
+    elif own_model or options["define"]:
+        raise click.UsageError("--model and --define go with --from FILE")

@@ -57,14 +57,15 @@ def memory_distribution(job: Job, layout: Degrees, counter: Counter = "needed") 
     """Of measured over predicted bytes of the fullest device, by the counter that is read.
 
     `needed` is what decides whether a run fits: B bytes suffice with probability
-    `memory_distribution(job, layout).chance(B / predicted)`. Adapters, quantised weights and offload widen it, because
-    no run with them is measured. None where the calibration has no memory of published runs; one that does not say what
-    runs need (a user's own, of before) is read by the device's counter.
+    `memory_distribution(job, layout).chance(B / predicted)`. Adapters, quantised weights, offload and an
+    unknown framework widen it, because no run with them is measured. None where the calibration has no memory of
+    published runs; one that does not say what runs need (a user's own, of before) is read by the device's counter.
     """
     known = {(each.counter, each.engine): each for each in job.spread.memory}
     if (counter, None) not in known and counter == "needed":
         counter = "device"
-    found = known.get((counter, job.engine.name)) or known.get((counter, None))
+    own = None if job.engine.stands_for else job.engine.name
+    found = known.get((counter, own)) or known.get((counter, None))
     if found is None:
         return None
     wider = math.sqrt(1 + len(features_of(job, layout)) * (job.spread.unseen**2 - 1))

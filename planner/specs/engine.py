@@ -281,6 +281,9 @@ class EngineSpec(Document):
         default=(),
         description="programs that `planner emit --to` writes a plan for, the usual one first; none: it is priced only",
     )
+    stands_for: str = Field(
+        default="", description="a program without a profile, which this one prices; error bands are then wider"
+    )
     defaults: EngineDefaults = EngineDefaults()
     can: EngineAbilities
     pipeline: EnginePipeline

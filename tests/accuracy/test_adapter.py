@@ -19,6 +19,7 @@ from planner.accuracy.jobs import Setup, Unsupported, job_of
 from planner.accuracy.knowledge import knowledge
 from planner.accuracy.runs import REQUIRED_COLUMNS, Run, read_runs, run_of
 from planner.accuracy.score import score
+from planner.cost.band import band
 from planner.errors import InputError
 from planner.specs.by_name import engine_names, load_engine
 from planner.specs.cluster_documents import cluster_names
@@ -286,10 +287,13 @@ def test_recompute_that_is_not_stated_is_the_least_that_fits_however_the_run_end
 def test_a_framework_that_nobody_knows_is_named() -> None:
     found = setup_of(framework="SuperTrain 3")
     assert found.unknown_framework
+    assert found.job.engine.stands_for == "SuperTrain 3"
+    assert "unknown framework" in band(found.job, found.layout).unseen
     assert [(each.key, each.value) for each in found.assumed] == [("engine", "megatron")]
     assert "SuperTrain 3 is not known" in found.assumed[0].rule
     assert setup_of(framework="Ours (Megatron-like)").unknown_framework
     assert not setup_of().unknown_framework
+    assert "unknown framework" not in band(setup_of().job, setup_of().layout).unseen
     assert setup_of(framework="SuperTrain 3", zero_stage="3", tp="1", pp="1").job.engine.name == "fsdp"
 
 
