@@ -25,6 +25,7 @@ from planner.accuracy.sweeps import sweeps
 from planner.cost.band import Band, band_of, spread_of
 from planner.cost.chance import UNLIKELY
 from planner.cost.memory_band import MemoryDistribution
+from planner.specs.job import RISK
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
