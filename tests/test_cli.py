@@ -32,6 +32,7 @@ SMALL = ["tiny-gpt", "dgx-a100", "--gpus", "2", "--global-batch", "8"]
 TOO_BIG = ["gpt3-175b", "dgx-a100", "--gpus", "1", "--global-batch", "8"]
 WORKLOAD = {
     "--nodes", "--gpus", "--seq-len", "--global-batch", "--precision", "--engine", "--set", "--headroom", "--failures",
+    "--risk",
     "--allow-tp-across-nodes", "--allow-offload", "--calibration",
 }  # fmt: skip
 RUN = {
@@ -47,7 +48,7 @@ CONTRACT = {
     | {"--layout", "--why-not", "--what-if", "--schedules", "--collectives", "--batch", "--scaling", "--json"}
     | {"--html", "--trace", "--ranks", "--force"},
     "diff": {"--json"},
-    "launch": RUN | {"--output", "--dry-run", "--node-rank", "--master-addr", "--master-port"},
+    "launch": RUN | {"--output", "--dry-run", "--force-unfit", "--node-rank", "--master-addr", "--master-port"},
     "emit": RUN | {"--to", "-o", "--output", "--force"},
     "accuracy": {"--json"},
     "models": {"--json"},

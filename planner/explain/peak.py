@@ -54,11 +54,13 @@ class Alternative(Document):
     broken_rules: tuple[str, ...] = Field(description="why it cannot run; then nothing is priced")
     peak_bytes: float | None
     fits: bool
-    verdict: Verdict | None
-    chance_of_fitting: float | None
-    missing_bytes: float = Field(description="of the worst stage, beyond the limit; of its host where that is short")
-    missing_on_host: bool
     step_seconds: float | None
+    verdict: Verdict | None = None
+    chance_of_fitting: float | None = None
+    missing_bytes: float = Field(
+        default=0.0, description="of the worst stage, beyond the limit; of its host where that is short"
+    )
+    missing_on_host: bool = False
 
 
 class FittingChange(Document):

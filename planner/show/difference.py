@@ -67,10 +67,13 @@ def _shortfall(found: Shortfall) -> Group:
     rows: list[tuple[str, RenderableType]] = [
         ("nearest", assignments(terse_layout(found.layout))),
         ("needs", f"{format_bytes(found.needed_bytes)} on {stage_range([found.stage])}"),
+        ("chance", chance_words(found.chance_of_fitting)),
         ("limit", format_bytes(found.limit_bytes)),
         ("largest line", f"{line_label(found.largest_line)}, {format_bytes(found.largest_line_bytes)}"),
     ]
-    heading = Text(f"Does not fit: {format_bytes(found.missing_bytes)} too much", style="bold red")
+    where = " in the host's memory" if found.missing_on_host else ""
+    words = f"{found.verdict.capitalize()}: {format_bytes(found.missing_bytes)} too much{where}"
+    heading = Text(words, style="bold red")
     return Group(heading, indented(Columns(rows, wrap=(1,))))
 
 

@@ -202,7 +202,7 @@ def test_what_if_is_what_planning_the_changed_document_finds(asked: str, plan) -
 
 
 def test_what_if_of_something_too_small_says_what_is_missing(plan) -> None:
-    assert what_if(plan, "device.memory=3GiB").outcome.shortfall.missing_bytes > 0
+    assert what_if(plan, "device.memory=1GiB").outcome.shortfall.missing_bytes > 0
     assert what_if(plan, "gpus=2").same_layout is None
 
 

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from enumeration import as_arrays, compositions, grouped, long_forms, obeying, shrinks, step_seconds
 
-from planner.cost.chance import chance_of_fitting
+from planner.cost.chance import chance_of_fitting, memory_limit_bytes
 from planner.cost.estimate import estimate
 from planner.cost.memory_band import memory_distribution
 from planner.cost.prices import stage_bytes, stage_fits, stage_prices
@@ -727,7 +727,7 @@ def check_bounds(job):
         assert np.all(lower.partition_bound_seconds(degrees) <= few)
         assert np.all(lower.timing_bound_seconds(degrees) <= few)
         assert np.all(lower.timing_bound_seconds(degrees, any_experts=True) <= lower.timing_bound_seconds(degrees))
-        small = least_stage_bytes(job, degrees, list(policies)) <= job.memory_limit_bytes
+        small = least_stage_bytes(job, degrees, list(policies)) <= memory_limit_bytes(job, degrees)
         assert np.all(small[fits])
         assert np.array_equal(may_fit(job, degrees, list(policies)), small)
         assert np.all(may_fit(job, degrees, list(policies), expects_little=True)[fits])
@@ -941,7 +941,7 @@ def test_nothing_fits_names_a_way_out():
     )
     found = search(job, Constraints.parse(["recompute=full"], []))
     assert isinstance(found, NothingFits)
-    assert max(stage.total_bytes for stage in found.memory) > job.memory_limit_bytes
+    assert max(stage.total_bytes for stage in found.memory) > memory_limit_bytes(job, found.layout)
     hosts = [remedy for remedy in remedies(job, Constraints.parse(["recompute=full"], [])) if "hosts" in remedy.change]
     assert len(hosts) == 1
     more = int(hosts[0].change.split()[0])

@@ -95,7 +95,14 @@ def explained(plan) -> Explanation:
     others = [("mbs=4", (), 9e10, 38.0), ("recompute=full", (), 4e10, 45.1), ("zero=3", ("a rule",), None, None)]
     alternatives = [
         Alternative(
-            change=change, layout=change, broken_rules=rules, peak_bytes=size, fits=size == 4e10, step_seconds=step
+            change=change,
+            layout=change,
+            broken_rules=rules,
+            peak_bytes=size,
+            fits=size == 4e10,
+            step_seconds=step,
+            missing_bytes=1e10 if size == 9e10 else 0.0,
+            verdict="does not fit" if size == 9e10 else "fits",
         )
         for change, rules, size, step in others
     ]
