@@ -93,10 +93,11 @@ def simplest_within(
         Disagreement: the two methods differ, or the answer is not what its layout is; a bug.
     """
     inside, longest = _inside(found, window)
-    standing, assigned = _by_dynamic_program(found, constraints, inside, longest)
+    prices = _Prices(found, constraints)
+    standing, assigned = _by_dynamic_program(found, prices, inside, longest)
     warnings: tuple[str, ...] = ()
     try:
-        answer = _by_program(found, constraints, inside, longest, solver, time_limit)
+        answer = _by_program(found, prices, inside, longest, solver, time_limit)
     except SolverTrouble as trouble:
         answer = SimplestAnswer(status="optimal", solver="dynamic program")
         warnings = (f"{solver} failed, so the dynamic program alone chose the simplest layout: {trouble}",)
@@ -130,7 +131,7 @@ def _alone(keys: IntArray) -> Simplicity:
 
 
 def _by_dynamic_program(
-    found: Found, constraints: Constraints, inside: IntArray, longest: FloatArray
+    found: Found, prices: _Prices, inside: IntArray, longest: FloatArray
 ) -> tuple[Standing, Assigned]:
     """The simplest layout over the configurations, one by one in the order of the keys that they settle alone."""
     job, near = found.job, found.near
@@ -143,7 +144,7 @@ def _by_dynamic_program(
             for row in part.tolist()
             if best is None or Standing(_alone(keys[row]), near.seconds[inside[row]]) <= best[0]
         ]
-        kept = _of_dynamic_program(found, constraints, inside[wanted], longest[wanted])
+        kept = _of_dynamic_program(found, prices, inside[wanted], longest[wanted])
         least = {row: least_of(each) for row, each in zip(wanted, kept, strict=True) if each is not None}
         for row, each in zip(wanted, kept, strict=True):
             if each is None or (best and least[row] > best[0].simplicity):
@@ -157,12 +158,10 @@ def _by_dynamic_program(
     return best
 
 
-def _of_dynamic_program(
-    found: Found, constraints: Constraints, positions: IntArray, longest: FloatArray
-) -> list[Rated | None]:
+def _of_dynamic_program(found: Found, prices: _Prices, positions: IntArray, longest: FloatArray) -> list[Rated | None]:
     """The configurations with their keys and columns that choices within the window may have; None: there are none."""
     kept: dict[int, Rated] = {}
-    for here, degrees, priced in _priced(found, constraints, positions, longest):
+    for here, degrees, priced in prices.of(positions, longest):
         masks = prune(priced, np.array([each.longest_seconds for each in priced]), fastest_only=False)
         rows = [row for row, mask in enumerate(masks) if mask.any()]
         some = [priced[row].keep(masks[row]) for row in rows]
@@ -171,23 +170,28 @@ def _of_dynamic_program(
     return [kept.get(position) for position in positions.tolist()]
 
 
-def _priced(
-    found: Found, constraints: Constraints, positions: IntArray, longest: FloatArray
-) -> Iterator[tuple[IntArray, DegreeArrays, list[Candidate]]]:
-    """The configurations of each schedule as candidates that know the window."""
-    for here, degrees in found.near.alike(positions):
-        limits = longest[np.isin(positions, here)]
-        priced = candidates_of(found.job, constraints, degrees, limits)
-        yield (
-            here,
-            degrees,
-            [replace(each, longest_seconds=limit) for each, limit in zip(priced, limits.tolist(), strict=True)],
-        )
+class _Prices:
+    """Configurations as candidates that know the window; each is priced once, for both methods."""
+
+    def __init__(self, found: Found, constraints: Constraints) -> None:
+        self._found, self._constraints = found, constraints
+        self._known: dict[int, Candidate] = {}
+
+    def of(self, positions: IntArray, longest: FloatArray) -> Iterator[tuple[IntArray, DegreeArrays, list[Candidate]]]:
+        """The configurations of each schedule, their degrees and candidates; longest: steps of the window, [n]."""
+        limit_of = dict(zip(positions.tolist(), longest.tolist(), strict=True))
+        for here, degrees in self._found.near.alike(positions):
+            new = np.flatnonzero([position not in self._known for position in here.tolist()])
+            limits = np.array([limit_of[position] for position in here[new].tolist()])
+            priced = candidates_of(self._found.job, self._constraints, degrees.take(new), limits) if len(new) else []
+            for position, limit, each in zip(here[new].tolist(), limits.tolist(), priced, strict=True):
+                self._known[position] = replace(each, longest_seconds=limit)
+            yield here, degrees, [self._known[position] for position in here.tolist()]
 
 
 def _by_program(
     found: Found,
-    constraints: Constraints,
+    prices: _Prices,
     inside: IntArray,
     longest: FloatArray,
     solver: SolverName,
@@ -205,7 +209,7 @@ def _by_program(
             ],
             dtype=np.int64,
         )
-        for _, degrees, priced in _priced(found, constraints, inside[wanted], longest[wanted]):
+        for _, degrees, priced in prices.of(inside[wanted], longest[wanted]):
             columns = columns_within(priced, np.inf)
             some = [priced[row].keep(own) for row, own in columns.items()]
             contenders.add(rated(found.job, degrees.take(np.array(list(columns), dtype=np.int64)), some))

@@ -209,11 +209,21 @@ def _headline_rows(plan: Plan) -> list[tuple[str, RenderableType]]:
         ("speed", speed),
         ("MFU", mfu),
         ("HFU", Text.assemble(f"{plan.hfu:.1%}", ("  with what is computed again", "dim"))),
-        *([("minimum", clean(words))] if (words := minimum_words(plan)) else []),
+        *_minimum_rows(plan),
     ]
     if budget := run_words(plan):
         rows.append(("whole run", budget))
     return [*rows, *goodput_rows(plan)]
+
+
+def _minimum_rows(plan: Plan) -> list[tuple[str, RenderableType]]:
+    """The proven minimum beside the plan; nothing without a search."""
+    if plan.minimum is None:
+        return []
+    words = Text(minimum_words(plan))
+    if plan.minimum.layout == plan.layout:
+        return [("minimum", words)]
+    return [("minimum", Group(assignments(short_layout(plan.minimum.layout)), words))]
 
 
 def memory_section(memory: Sequence[StageMemory], *, note: str) -> Group:

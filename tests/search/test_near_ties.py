@@ -75,7 +75,9 @@ def test_runners_up_lose_by_the_objective():
 
 
 def test_a_layout_that_is_faster_and_less_simple_says_in_what():
-    asked = job("gpt2-xl", batch=512)
+    settings = ("model.num_layers=8", "device.memory=24 GiB")
+    documents = {"model": "llama3-8b", "cluster": "dgx-a100", "gpus": 8, "settings": settings}
+    asked = load_job(**documents, sequence_length=2048, global_batch_size=32)
     found = search(asked, FREE, within=0.1)
     least = found.minimum.layout
     assert least != found.layout

@@ -22,7 +22,7 @@ candidates leave possible. So the least number is the lexicographically least ve
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 import numpy as np
 import pulp
@@ -151,6 +151,10 @@ def _most_tenths(rated: Rated) -> int:
     return tenths_of(int(most.sum()), candidate.num_layers)
 
 
+_Entry: TypeAlias = "tuple[Simplicity, float, Rated]"
+"""A candidate, with keys and seconds that no choice of it comes before."""
+
+
 class Contenders:
     """Candidates that may have the simplest choice, with the columns that it may have, as far as they were added.
 
@@ -161,7 +165,7 @@ class Contenders:
 
     def __init__(self) -> None:
         self.known: tuple[Simplicity, float] | None = None  # a choice that was tried: its keys and seconds
-        self._rated: list[tuple[Simplicity, float, Rated]] = []  # with least keys and least seconds
+        self._rated: list[_Entry] = []
 
     def may_have(self, least: Simplicity, seconds: float) -> bool:
         """Whether choices whose keys and step time are no less than these may come before the one that was tried."""
@@ -192,11 +196,26 @@ class Contenders:
 
     def left(self) -> list[Rated]:
         """The candidates that are left when all have been added."""
-        rated = [each for least, bound, each in self._rated if self.may_have(least, bound)]
+        left = [entry for entry in self._rated if self.may_have(*entry[:2])]
+        if self.known is not None:
+            for risk in range(self.known[0].risk):
+                left = self._beyond(left, risk)
+        rated = [each for _, _, each in left]
         if self.known is not None:
             rated = [each.keep(each.risk <= self.known[0].risk) for each in rated]
         within = columns_within([each.candidate for each in rated], np.inf)
         return [rated[index].keep(columns) for index, columns in within.items()]
+
+    def _beyond(self, left: list[_Entry], risk: int) -> list[_Entry]:
+        """The same, where choices of some candidates must have a higher risk, by the lower bounds of step times."""
+        low = [row for row, (least, _, _) in enumerate(left) if least.risk <= risk]
+        within = columns_within([left[row][2].keep(left[row][2].risk <= risk).candidate for row in low], np.inf)
+        higher = {row for number, row in enumerate(low) if number not in within}
+        found = [
+            (least._replace(risk=risk + 1) if row in higher else least, bound, each)
+            for row, (least, bound, each) in enumerate(left)
+        ]
+        return [entry for entry in found if self.may_have(*entry[:2])]
 
 
 def solve_simplest(
