@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from planner.emit.read import megatron, overrides
+from planner.emit.read import megatron, overrides, verl
 
 if TYPE_CHECKING:
     from planner.emit.read import Reader
 
-READERS: Final[tuple[Reader, ...]] = (overrides.SWIFT, overrides.BRIDGE, megatron.READER)
+READERS: Final[tuple[Reader, ...]] = (verl.READER, overrides.SWIFT, overrides.BRIDGE, megatron.READER)

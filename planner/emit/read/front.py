@@ -170,7 +170,9 @@ def _number(text: str) -> Any:
 def shipped_model(name: str) -> str | None:
     """The shipped model that a path of the hub means, as `Qwen/Qwen2.5-7B-Instruct`; None: it is not shipped."""
     last = name.rstrip("/").rpartition("/")[2].lower().replace("_", "-")
-    plain = re.sub(r"-(instruct|base|chat|hf|it|v0\.\d|v\d\.\d)\b", "", last).replace("meta-", "")
+    plain = re.sub(r"-(instruct|base|chat|hf|it|mcore|fp8|[0-9]{4}|v0\.\d|v\d\.\d)\b", "", last).replace("meta-", "")
+    plain = plain.replace("moonlight-16b-a3b", "moonlight-16b")
+    plain = re.sub(r"^(gemma)-(\d)", r"\1\2", plain)
     plain = re.sub(r"^(llama)-(\d)", r"\1\2", re.sub(r"^llama-?3\.1-", "llama3-", plain))
     return next((known for known in model_names() if known in (last, plain, plain.replace("llama-", "llama"))), None)
 
