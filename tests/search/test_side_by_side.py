@@ -94,6 +94,13 @@ def test_sizes_and_clusters_are_crossed(capsys: pytest.CaptureFixture[str]) -> N
     assert "12 devices are no whole number of p5 hosts of 8" in " ".join(said.split())
 
 
+def test_prices_name_their_list_unless_they_were_changed(capsys: pytest.CaptureFixture[str]) -> None:
+    for settings, listed in (([], True), (["--set", "cluster.price=1 USD/h"], False)):
+        assert main(["plan", "tiny-gpt", "p5,rtx4090-box", *TINY, *settings]) == 0
+        said = " ".join(capsys.readouterr().out.split())
+        assert ("on demand, us-east-1, 55.04 USD/h a host, list of 2026-07-20" in said) == listed
+
+
 def test_a_mistake_that_all_share_is_told_once() -> None:
     with pytest.raises(InputError) as caught:
         planner.compare_clusters("tiny-gpt", ["p5", "p4d"], **{**WORK, "settings": "training.dropuot=1"})
