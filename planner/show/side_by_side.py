@@ -165,6 +165,7 @@ def _choice_to_dict(choice: Choice) -> dict[str, Any]:
     )
     return {
         **start,
+        "why_not": "" if choice.fits else "it may not fit",
         "num_devices": plan.layout.world_size,
         "on": cluster_words(plan.cluster),
         "step_seconds": plan.step_seconds,

@@ -66,7 +66,7 @@ def test_the_front_is_what_no_pair_beats(seed: int, found, monkeypatch: pytest.M
 
 
 def test_what_does_not_fit_is_told_and_not_on_the_front(capsys: pytest.CaptureFixture[str]) -> None:
-    line = ["plan", "llama3.2-1b", "g6,p5", "--gpus", "1", "--seq-len", "2048", "--global-batch", "8", "--json"]
+    line = ["plan", "llama3.2-3b", "g6,p5", "--gpus", "1", "--seq-len", "2048", "--global-batch", "8", "--json"]
     assert main(line) == 0
     small, large = json.loads(capsys.readouterr().out)["choices"]
     assert (small["fits"], small["on_front"], large["on_front"]) == (False, False, True)
