@@ -199,10 +199,11 @@ _OF_ONE_CLUSTER = {"from_file", "top", "check", "output", "stats"}
 def command(ctx: click.Context, /, **options: Any) -> int:
     """Find the fastest layout for MODEL on CLUSTER.
 
+    Several clusters, as in p5,g6e,mine.yaml, are set side by side: time, cost and energy of each.
+
     MODEL and CLUSTER are shipped names (`planner models`, `planner clusters`) or YAML files; MODEL may be a
-    Hugging Face config.json or its folder too. Several clusters, as in p5,g6e,mine.yaml, are set side by side: time,
-    cost and energy of each. Without -o nothing is written. The exit code is 3 when no layout fits into memory, or none
-    meets the deadline; where some may fit, the likeliest is the answer all the same.
+    Hugging Face config.json or its folder too. Without -o nothing is written. The exit code is 3 when no layout
+    fits into memory, or none meets the deadline; where some may fit, the likeliest is the answer all the same.
 
     With --from FILE and CLUSTER alone, model and training come from a file of another program.
     """

@@ -13,6 +13,9 @@ from planner.search.side_by_side import REFERENCE_TOKENS
 from planner.show.columns import Columns, assignments
 from planner.show.screen import clean, section, stack
 from planner.show.words import cluster_words, short_layout
+from planner.specs.cluster_documents import load_cluster
+from planner.specs.library import price_source
+from planner.specs.uniform import uniform_cluster
 from planner.units import UNITS, format_count, format_seconds
 
 if TYPE_CHECKING:
@@ -41,7 +44,21 @@ def side_by_side_view(found: SideBySide) -> Group:
         header, rows = [*header[:6], header[7]], [[*row[:6], row[7]] for row in rows]
     last = len(header) - 1
     table = Columns(rows, right=range(1, last), wrap=(last,), optional=(3, 6, 5)[: last - 4], header=header)
-    return stack(head, section("Side by side", table), Text(explanation(found), style="dim"))
+    notes = [explanation(found), *price_notes(found)]
+    return stack(head, section("Side by side", table), Text("\n".join(map(clean, notes)), style="dim"))
+
+
+def price_notes(found: SideBySide) -> list[str]:
+    """Which list each price is of, for shipped clusters whose price nobody changed."""
+    sources = {each.cluster: source for each in found.planned if (source := _price_source(each))}
+    return [f"{cluster}: {source}" for cluster, source in sources.items()]
+
+
+def _price_source(choice: Choice) -> str:
+    if choice.plan is None or choice.plan.training.price is not None or len(choice.plan.cluster.pools) > 1:
+        return ""
+    source, price = price_source(choice.cluster), choice.plan.cluster.pools[0].price
+    return source if source and price == uniform_cluster(load_cluster(choice.cluster)).price else ""
 
 
 def job_words(plan: Plan) -> str:
@@ -148,6 +165,7 @@ def _choice_to_dict(choice: Choice) -> dict[str, Any]:
     )
     return {
         **start,
+        "why_not": "" if choice.fits else "it may not fit",
         "num_devices": plan.layout.world_size,
         "on": cluster_words(plan.cluster),
         "step_seconds": plan.step_seconds,
@@ -157,6 +175,7 @@ def _choice_to_dict(choice: Choice) -> dict[str, Any]:
         "days": run.seconds / UNITS["seconds"]["d"],
         "device_hours": run.device_hours,
         "usd": run.usd,
+        "price_source": _price_source(choice),
         "kilowatt_hours": run.kilowatt_hours,
         "meets_deadline": run.meets_deadline,
         "chance_of_fitting": choice.chance_of_fitting,

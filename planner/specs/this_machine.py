@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from functools import cache
 from typing import TYPE_CHECKING, Any, Final
 
@@ -102,9 +103,13 @@ def _links(device: DeviceSpec, found: tuple[gpus.Gpu, ...]) -> tuple[LinkSpec, .
     adapters, network = gpus.adapter_bytes_per_second()
     if adapters:  # one host needs no network to be planned for, yet the document is to be used for several of its kind
         levels.append({"name": network, "bandwidth": adapters / len(found), "spans": "cluster"})
-    slot = {"name": "pcie", "bandwidth": gpus.pcie_bytes_per_second(found[0]), "spans": "cluster"}
-    levels = [level for level in levels if level["bandwidth"]] or [slot]
+    levels = levels or [{"name": "pcie", "bandwidth": _slot(found[0]), "spans": "cluster"}]
     return tuple(_link(level, known.get(level["name"])) for level in levels)
+
+
+def _slot(gpu: gpus.Gpu) -> float:
+    """Bytes per second of its PCIe slot; of PCIe 4.0 x16 where no program tells, as in many virtual machines."""
+    return gpus.pcie_bytes_per_second(gpu) or gpus.pcie_bytes_per_second(replace(gpu, pcie_generation=4, pcie_lanes=16))
 
 
 @cache
@@ -116,7 +121,7 @@ def _shipped_links(device: str) -> dict[str, LinkSpec]:
 
 def _levels(found: tuple[gpus.Gpu, ...], known: Mapping[str, LinkSpec]) -> list[dict[str, Any]]:
     """The levels inside the host, innermost first: NVLink or Infinity Fabric, a PCIe switch, the host."""
-    count, slot = len(found), gpus.pcie_bytes_per_second(found[0])
+    count, slot = len(found), _slot(found[0])
     paths, nvlink = gpus.paths(found), gpus.nvlink_bytes_per_second()
     name, bandwidth = "nvlink", nvlink
     if not nvlink and (fabric := known.get("infinity-fabric")):

@@ -66,7 +66,7 @@ def test_the_front_is_what_no_pair_beats(seed: int, found, monkeypatch: pytest.M
 
 
 def test_what_does_not_fit_is_told_and_not_on_the_front(capsys: pytest.CaptureFixture[str]) -> None:
-    line = ["plan", "llama3.2-1b", "g6,p5", "--gpus", "1", "--seq-len", "2048", "--global-batch", "8", "--json"]
+    line = ["plan", "llama3.2-3b", "g6,p5", "--gpus", "1", "--seq-len", "2048", "--global-batch", "8", "--json"]
     assert main(line) == 0
     small, large = json.loads(capsys.readouterr().out)["choices"]
     assert (small["fits"], small["on_front"], large["on_front"]) == (False, False, True)
@@ -92,6 +92,13 @@ def test_sizes_and_clusters_are_crossed(capsys: pytest.CaptureFixture[str]) -> N
     assert main(["plan", "tiny-gpt", "p5,a4x", "--gpus", "12", *TINY]) == 0  # 12 are no whole hosts of 8, and 3 of 4
     said = capsys.readouterr().out
     assert "12 devices are no whole number of p5 hosts of 8" in " ".join(said.split())
+
+
+def test_prices_name_their_list_unless_they_were_changed(capsys: pytest.CaptureFixture[str]) -> None:
+    for settings, listed in (([], True), (["--set", "cluster.price=1 USD/h"], False)):
+        assert main(["plan", "tiny-gpt", "p5,rtx4090-box", *TINY, *settings]) == 0
+        said = " ".join(capsys.readouterr().out.split())
+        assert ("on demand, us-east-1, 55.04 USD/h a host, list of 2026-07-20" in said) == listed
 
 
 def test_a_mistake_that_all_share_is_told_once() -> None:

@@ -111,6 +111,14 @@ def test_a_program_that_is_missing_or_broken_is_no_failure(machine: str, missing
     assert found.links
 
 
+@pytest.mark.parametrize("machine", MACHINES)
+def test_all_of_them_may_be_missing_but_for_the_list_of_gpus(machine: str, on) -> None:
+    found = on(machine, without=("topo", "nvlink", "ibstat", "lspci", "rocm-topology"))
+    (link,) = found.links
+    slot = 63.0 if machine == "8-h100-sxm" else 31.5  # AMD cards: lspci alone tells, and PCIe 4.0 x16 is taken
+    assert (link.name, link.kind, round(link.bandwidth / 1e9, 1)) == ("pcie", "pcie", slot)
+
+
 def test_without_the_matrix_the_tree_of_lspci_tells_who_shares_a_port(on) -> None:
     assert levels(on("8-l40s-two-switches", without=("topo",))) == EXPECTED["8-l40s-two-switches"]
 

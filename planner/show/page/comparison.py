@@ -15,6 +15,7 @@ from planner.show.side_by_side import (
     figures,
     job_words,
     names_of,
+    price_notes,
     time_header,
     time_words,
 )
@@ -35,6 +36,7 @@ def comparison_page(found: SideBySide) -> str:
         time=time_header(plan),
         measure=MEASURES[found.measure],
         explanation=explanation(found),
+        prices=price_notes(found),
         chart=choices_chart(found),
         rows=[_row(found, number, each) for number, each in enumerate(found.choices, start=1)],
         version=__version__,
