@@ -92,7 +92,7 @@ class Certificate:
     """
 
     objective: ObjectiveName
-    status: Literal["optimal", "time limit", "infeasible", "interrupted"]
+    status: Literal["optimal", "time limit", "infeasible", "interrupted", "out of time"]
     solver: str
     objective_seconds: float
     gap: float

@@ -623,3 +623,14 @@ start()
 def test_ctrl_c_during_imports_ends_without_a_traceback() -> None:
     done = subprocess.run([sys.executable, "-c", INTERRUPTED_IMPORT], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
+
+
+def test_a_plan_that_was_interrupted_is_written_and_exits_with_130(own_folder, monkeypatch) -> None:
+    def interrupted(*_args: object, **_options: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("planner.search.decision.solve", interrupted)
+    assert main(["plan", *SMALL, "-o", "plan.json"]) == 130
+    monkeypatch.undo()
+    monkeypatch.chdir(own_folder)
+    assert json.loads(Path("plan.json").read_text(encoding="utf-8"))["certificate"]["status"] == "interrupted"

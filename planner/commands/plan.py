@@ -108,6 +108,9 @@ def run(
     if output:
         write_plan(found, output, replace=force)
     console.render(found.to_json() if as_json else summary(found, next_command(found, command_line, output)))
+    if found.certificate and found.certificate.status == "interrupted":
+        console.err.write("interrupted: this is the best layout until then\n")
+        return ExitCode.INTERRUPTED
     if not found.fits:
         console.err.write(f"no layout fits; this one is the likeliest to: {chance_words(found.chance_of_fitting)}\n")
         return ExitCode.NOTHING_FITS
@@ -186,7 +189,7 @@ _OF_ONE_CLUSTER = {"from_file", "top", "check", "output", "stats"}
 )
 @click.option("--top", type=click.IntRange(1, 100), default=3, show_default=True, metavar="K", help="Most runners-up.")
 @click.option("--solver", type=click.Choice(["cbc", "highs"]), default="cbc", show_default=True, help="Integer solver.")
-@click.option("--time-limit", type=click.FloatRange(0, min_open=True), metavar="S", help="Seconds for the solver.")
+@click.option("--time-limit", type=click.FloatRange(0, min_open=True), metavar="S", help="Seconds for the search.")
 @click.option(
     "--check", is_flag=True, help="Compare lower bounds with optima of 64 configurations that they ruled out."
 )

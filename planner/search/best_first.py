@@ -45,6 +45,7 @@ from planner.search.space.configurations import (
     with_policies,
 )
 from planner.search.space.placements import pools_of_stages
+from planner.search.time_limit import OutOfTime
 from planner.specs.recompute import FULL
 from planner.specs.uniform import uniform_job
 
@@ -94,6 +95,7 @@ class Found:
         self.most_devices = 0  # that a legal partition uses
         self.pruned = {"memory": 0, "time bound": 0}
         self.refused: Refusals = {}
+        self.is_out_of_time = False
         self.bound: float | None = None  # no layout comes before it in the objective's order; None: all looked at
 
     def drop(self, reason: str, count: int) -> None:
@@ -131,9 +133,10 @@ def best_first(
     try:
         waiting.extend(search.near_configurations())  # what came before an interruption stays
         search.price(waiting, reporter)
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as stop:
         if not until_interrupted or not waiting:
             raise
+        found.is_out_of_time = isinstance(stop, OutOfTime)
         if not found.layouts:
             search.price(waiting, Reporter(), only_first=True)
         found.bound = search.least_bound()

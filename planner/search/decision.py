@@ -17,7 +17,7 @@ import numpy as np
 
 from planner.search.best_first import candidates_of
 from planner.search.optimum.candidate import Candidate, Disagreement
-from planner.search.optimum.certificate import INTERRUPTED, Solution, solve
+from planner.search.optimum.certificate import INTERRUPTED, OUT_OF_TIME, Solution, solve
 from planner.search.optimum.pruning import incumbent, lower_bounds
 from planner.search.space.arrays import AGREEMENT, TIE
 
@@ -137,7 +137,8 @@ def decide(
             raise
         bound = found.near.least(objective, found.job)
     rank = rank_of(found, objective, best_layout(found, objective))
-    return Decision(solution=INTERRUPTED, rank=rank, gap=1 - min(bound, rank[0]) / rank[0])
+    solution = OUT_OF_TIME if found.is_out_of_time else INTERRUPTED
+    return Decision(solution=solution, rank=rank, gap=1 - min(bound, rank[0]) / rank[0])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

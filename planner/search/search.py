@@ -10,7 +10,7 @@ from planner.cost.band import band
 from planner.cost.chance import UNLIKELY, spread_for
 from planner.cost.estimate import Estimate, estimate
 from planner.cost.flops import flops_convention
-from planner.errors import InputError, Mistake
+from planner.errors import InputError, Mistake, SolverTrouble
 from planner.made_by import made_by
 from planner.plan import Plan
 from planner.plan_parts import Certificate, Keys, SearchOptions, SimplestProof
@@ -26,6 +26,7 @@ from planner.search.reporter import Reporter
 from planner.search.simplest import Recommendation, Window, simplest_within
 from planner.search.space.arrays import AGREEMENT
 from planner.search.space.rules import broken_rules
+from planner.search.time_limit import OutOfTime, TimeLimit
 from planner.specs.job import each_pool
 
 if TYPE_CHECKING:
@@ -99,10 +100,12 @@ def search(
     Where no layout meets the deadline, the fastest one is the answer. Where none fits and some may fit, it is the best
     of those that are likeliest to. within: the plan is the simplest layout that is worse than the optimum by no more
     than this share (`simplest`); 0 asks for the optimum itself.
+    time_limit: seconds of the search; the best layout until then is the answer, with what a bound says of it.
     check: lower bounds are compared with exact optima of configurations that they ruled out (`bound_check`).
 
     Raises:
         InputError: no legal layout exists under the constraints.
+        SolverTrouble: the time is up before there is anything to show for it.
         Disagreement: the two methods differ, or a lower bound is above an optimum; a bug.
     """
     reporter = reporter or Reporter()
@@ -110,7 +113,13 @@ def search(
     check_objective(job, objective)
     tight = _tightened(job, constraints, objective)
     best = BestKinds(objective, top + 1, within=within)
-    found = best_first(tight, constraints, best, reporter, until_interrupted=True)
+    limit = TimeLimit(time_limit)
+    try:
+        with limit.ends():
+            found = best_first(tight, constraints, best, reporter, until_interrupted=True)
+    except OutOfTime:
+        hint = "give it more time, or leave less to choose from: --pin tp=8"
+        raise SolverTrouble(f"no layout was found within {time_limit:g} s", where="--time-limit", hint=hint) from None
     if not found.layouts and found.pruned.get("deadline"):
         tight, best = job, BestKinds(objective := THROUGHPUT, top + 1, within=within)
         found = best_first(tight, constraints, best, reporter)
@@ -119,7 +128,7 @@ def search(
         tight, best = likeliest, BestKinds(objective, top + 1, within=within)
         found = best_first(tight, constraints, best, reporter)
     reporter.solving(solver, len(found.near))
-    decision = decide(found, constraints, best, solver, time_limit)
+    decision = decide(found, constraints, best, solver, limit.left)
     if not found.layouts:
         return smallest_footprint(job, constraints)
     num_checked = check_bounds(found, constraints, best) if check else 0
@@ -131,7 +140,7 @@ def search(
         f"the ledger says {seconds!r} s, the solver {winner.seconds!r} s"
     )
     window = Window(objective=objective, minimum=rank_of(found, objective, winner), within=within)
-    simplest = _simplest(found, constraints, decision, window, solver, time_limit)
+    simplest = _simplest(found, constraints, decision, window, solver, limit.left)
     chosen = simplest.assigned if simplest else winner
     layout = found.layout_of(chosen)
     priced = estimate(job, layout)
@@ -157,7 +166,7 @@ def _simplest(
     time_limit: float | None,
 ) -> Recommendation | None:
     """The simplest layout in the window; None where the optimum was asked for, or the search was interrupted."""
-    if not window.within or decision.solution.status == "interrupted":
+    if not window.within or decision.solution.status in ("interrupted", "out of time"):
         return None
     return simplest_within(found, constraints, window, solver, time_limit)
 

@@ -182,7 +182,7 @@ def minimum_words(plan: Plan) -> str:
 
 def _counts(certificate: Certificate) -> str:
     """What lower bounds ruled out, and who decided on the rest."""
-    if certificate.status == "interrupted":
+    if certificate.status in ("interrupted", "out of time"):
         return ""
     num_legal, num_decided = certificate.num_legal, certificate.num_decided
     cuts, whole = certificate.num_cuts, certificate.num_cuts_pruned

@@ -7,6 +7,7 @@ import math
 import random
 import re
 import tempfile
+import time
 from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import NamedTuple
@@ -20,7 +21,7 @@ from planner.cost.estimate import estimate
 from planner.cost.memory_band import memory_distribution
 from planner.cost.prices import stage_bytes, stage_fits, stage_prices
 from planner.cost.stage import stage_of
-from planner.errors import InputError
+from planner.errors import InputError, SolverTrouble
 from planner.layout import Layout, balanced_chunks, format_layout, of_chunks
 from planner.search.bounds.even_splits import can_interleave, even_split_seconds
 from planner.search.bounds.of_layers import LayerBounds, most_layers
@@ -37,6 +38,7 @@ from planner.search.space.arrays import TIE
 from planner.search.space.configurations import _with_ones, allowed_policies, legal_degrees
 from planner.search.space.constraints import Constraints
 from planner.search.space.rules import RULES, broken_rules
+from planner.search.time_limit import OutOfTime
 from planner.specs.by_name import load_engine
 from planner.specs.calibration import UNCALIBRATED
 from planner.specs.cluster_documents import load_cluster
@@ -999,6 +1001,22 @@ def test_ctrl_c_keeps_the_incumbent_of_other_objectives_and_bounds_it_in_their_t
     assert found.certificate.status == "interrupted"
     assert mine >= best * (1 - 1e-12)
     assert 0 < mine * (1 - found.certificate.gap) <= best * (1 + 1e-12)
+
+
+def test_a_search_that_is_out_of_time_says_so_of_its_incumbent(job, best):
+    class Late(Reporter):
+        def priced(self, *_):
+            raise OutOfTime
+
+    found = search(job, NO_CONSTRAINTS, reporter=Late())
+    assert found.certificate.status == "out of time"
+    assert 0 < found.step_seconds * (1 - found.certificate.gap) <= best.step_seconds * (1 + 1e-12)
+
+
+def test_a_time_limit_ends_a_search_that_finds_nothing(job, monkeypatch):
+    monkeypatch.setattr("planner.search.best_first.device_partitions", lambda *_a, **_k: time.sleep(60))
+    with pytest.raises(SolverTrouble, match=r"within 0.1 s"):
+        search(job, NO_CONSTRAINTS, time_limit=0.1)
 
 
 def test_ctrl_c_while_the_solver_runs_returns_what_is_known(job, best, monkeypatch):
