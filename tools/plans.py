@@ -1,11 +1,12 @@
 """What the recommendation costs over the proven minimum, on the jobs of published runs (`make plans`): a report.
 
     python tools/plans.py [TABLE] [--source NAME ...] [--every N]
+    python tools/plans.py --ten
 
 Each job of the table is planned once, whatever layout its rows ran. Printed are what the choice costs and what it has
 for that, job by job where it differs from the minimum; how full the fullest device of a plan is; and, for rows of the
 makers of a program or a device, which are tuned, the price of their layout against the plan's, by our model. --every N
-takes every N-th job, evenly over the table. Progress goes to stderr: a thousand jobs take many minutes.
+takes
 """
 
 from __future__ import annotations
@@ -31,6 +32,8 @@ from planner.search.search import search
 from planner.search.simplest import WITHIN
 from planner.search.space.constraints import Constraints
 from planner.show.words import short_layout
+from planner.specs.load import load_job
+from planner.units import format_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -53,6 +56,19 @@ VENDORS: Final = (
 """Sources whose layouts the makers of the program or of the devices chose for speed."""
 NEAR: Final = 0.03  # a vendor's layout is as good as the plan where its price is above the plan's by no more
 FULL: Final = 0.97
+TEN: Final = (
+    ("GPT-3 175B, 1,024 A100", "gpt3-175b", "dgx-a100", "megatron", 128, 2048, 1536),
+    ("Llama-3-70B, 128 H100", "llama3-70b", "dgx-h100", "megatron", 16, 8192, 1024),
+    ("Llama-3-70B, 128 H100, torch", "llama3-70b", "dgx-h100", "torch", 16, 8192, 1024),
+    ("Llama-3-8B, 32 H100, torchtitan", "llama3-8b", "dgx-h100", "torchtitan", 4, 8192, 256),
+    ("Llama-2-13B, 64 A100", "llama2-13b", "dgx-a100", "megatron", 8, 4096, 512),
+    ("Megatron 1T, 3,072 A100", "megatron-1t", "dgx-a100", "megatron", 384, 2048, 3072),
+    ("Llama-3-405B, 16,384 H100", "llama3-405b", "dgx-h100", "megatron", 2048, 8192, 2048),
+    ("Mixtral 8x7B, 64 H100", "mixtral-8x7b", "dgx-h100", "megatron", 8, 4096, 1024),
+    ("DeepSeek-V3, 2,048 H800", "deepseek-v3", "hgx-h800", "megatron", 256, 4096, 15360),
+    ("DeepSeek-V3, 1,024 GB200", "deepseek-v3", "gb200-nvl72", "megatron", 256, 4096, 8192),
+)
+"""Name, model, cluster, engine, hosts, sequence length and global batch of the jobs with a comment."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -157,13 +173,39 @@ def vendors(found: Sequence[Planned]) -> tuple[str, Table]:
     return f"{words}: {num_near} of {num_rows}{share}", table
 
 
+def both_answers() -> None:
+    """Print the minimum and the plan of ten jobs."""
+    for name, model, cluster, engine, nodes, length, batch in TEN:
+        job = load_job(
+            model=model,
+            cluster=cluster,
+            engine=engine,
+            nodes=nodes,
+            sequence_length=length,
+            global_batch_size=batch,
+        )
+        plan = planned(job, ()).plan
+        if plan is None or plan.minimum is None:
+            print(f"{name}: no plan")
+            continue
+        least, peak = plan.minimum, max(stage.total_bytes for stage in plan.memory)
+        print(f"{name}")
+        print(f"  minimum  {short_layout(least.layout)}: {least.step_seconds:.4g} s, {format_bytes(least.peak_bytes)}")
+        print(f"  plan     {short_layout(plan.layout)}: {plan.step_seconds:.4g} s, {format_bytes(peak)}")
+        print(f"           {least.above:.1%} above, for {least.reason or 'nothing: it is the minimum'}")
+
+
 def main() -> None:
     """Plan every job and print the tables."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("table", nargs="?", type=Path, default=TABLE)
     parser.add_argument("--source", action="append", help="rows of this source alone; may be repeated")
     parser.add_argument("--every", type=int, default=1, metavar="N", help="every N-th job")
+    parser.add_argument("--ten", action="store_true", help="the ten jobs of docs/how-it-decides.md alone")
     given = parser.parse_args()
+    if given.ten:
+        both_answers()
+        return
     runs = [run for run in read_runs(given.table) if not given.source or run.source_set in given.source]
     jobs = distinct_jobs(runs)[:: given.every]
     found = []

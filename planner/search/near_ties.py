@@ -48,13 +48,17 @@ def _of_key(key: str, value: int, *, again: bool = False) -> str:
     if key in _CLASSES:
         return _CLASSES[key][value]
     if again:
-        return f"{value:,}" if key != "recomputed" else f"{value} tenths"
+        return f"{value:,}" if key != "recomputed" else f"{value} {_tenths(value)}"
     counted = "no" if value == 0 else f"{value:,}"
     if key == "idle":
         return f"{counted} idle device{'s' if value != 1 else ''}"
     if key == "axes":
         return f"{counted} ax{'e' if value != 1 else 'i'}s"
-    return f"{value} tenths of the layers computed again" if value else "nothing computed again"
+    return f"{value} {_tenths(value)} of the layers computed again" if value else "nothing computed again"
+
+
+def _tenths(count: int) -> str:
+    return "tenth" if count == 1 else "tenths"
 
 
 def minimum(job: Job, chosen: Layout, best: Layout, objective: Objective) -> Minimum:
