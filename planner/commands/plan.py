@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any, Unpack
 import click
 
 from planner.commands.console import Console, check_writable
-from planner.commands.options import file_option, json_option, nodes_option, refuse_options, workload_options
+from planner.commands.options import file_option, json_option, nodes_option, read_by, refuse_options, workload_options
 from planner.errors import ExitCode
+from planner.units import parse_share
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -30,6 +31,7 @@ def run(
     pin: Sequence[str] = (),
     forbid: Sequence[str] = (),
     objective: ObjectiveName = "throughput",
+    confidence: float = 0.8,
     top: int = 3,
     solver: SolverName = "cbc",
     time_limit: float | None = None,
@@ -75,6 +77,7 @@ def run(
                 pin=pin,
                 forbid=forbid,
                 objective=objective,
+                confidence=confidence,
                 top=top,
                 solver=solver,
                 time_limit=time_limit,
@@ -112,7 +115,7 @@ def _show_nothing_fits(found: NoLayoutFits, console: Console, *, as_json: bool) 
     return ExitCode.NOTHING_FITS
 
 
-_OF_ONE_SIZE = {"objective", "top", "solver", "time_limit", "check", "output", "stats"}
+_OF_ONE_SIZE = {"objective", "confidence", "top", "solver", "time_limit", "check", "output", "stats"}
 
 
 @click.command("plan")
@@ -129,6 +132,14 @@ _OF_ONE_SIZE = {"objective", "top", "solver", "time_limit", "check", "output", "
     default="throughput",
     show_default=True,
     help="What to be best at; cost and gpus keep to the deadline.",
+)
+@click.option(
+    "--confidence",
+    callback=read_by(parse_share),
+    default="80%",
+    show_default=True,
+    metavar="SHARE",
+    help="Chance with which cost and gpus keep to the deadline.",
 )
 @click.option("--top", type=click.IntRange(1, 100), default=3, show_default=True, metavar="K", help="Layouts to list.")
 @click.option("--solver", type=click.Choice(["cbc", "highs"]), default="cbc", show_default=True, help="Integer solver.")
