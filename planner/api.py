@@ -24,13 +24,13 @@ from planner.fit import fit_words
 from planner.plan import Plan
 from planner.plan_parts import ObjectiveName
 from planner.search.batch_choice import batch_report, choose_batch
+from planner.search.deadline import search_in_time
 from planner.search.footprint import NothingFits
 from planner.search.given import plan_for_text
-from planner.search.objectives import objective_of
 from planner.search.optimum.integer_program import SolverName
 from planner.search.remedies import LiftedPin, Remedy, lifted_pins, remedies
 from planner.search.reporter import Reporter
-from planner.search.search import plan_for_layout, search
+from planner.search.search import plan_for_layout
 from planner.search.side_by_side import SideBySide, side_by_side
 from planner.search.simplest import WITHIN
 from planner.search.space.constraints import Constraints
@@ -132,6 +132,7 @@ def plan_job(
     forbid: Texts = (),
     objective: ObjectiveName = "throughput",
     within: float = WITHIN,
+    confidence: float = 0.8,
     top: int = 3,
     solver: SolverName = "cbc",
     time_limit: float | None = None,
@@ -145,10 +146,11 @@ def plan_job(
     text or several, as in `pin="tp=8,mbs<=4"`. Where no layout meets the deadline the plan is the fastest one, and
     `plan.run.meets_deadline` is false. Where none fits and some may, the plan is the likeliest one, and `plan.fits` is
     false. within: share of the objective that a simpler layout may cost; 0 asks for the minimum, which `plan.minimum`
-    has in any case. top: most layouts in `plan.runners_up`, each of another kind. check: compare lower bounds with the
-    optima of 64 configurations that they ruled out. reporter: told what the search does. workload: gpus, seq_len,
-    global_batch, precision, engine, settings, failures, risk, headroom, calibration, allow_tp_across_nodes and
-    allow_offload, as `planner.api.Workload` explains them.
+    has in any case. confidence: chance with which objectives `cost` and `gpus` keep to the deadline. top: most layouts
+    in `plan.runners_up`, each of another kind. check: compare lower bounds with the optima of 64 configurations that
+    they ruled out. reporter: told what the search does. workload: gpus, seq_len, global_batch, precision, engine,
+    settings, failures, risk, headroom, calibration, allow_tp_across_nodes and allow_offload, as `planner.api.Workload`
+    explains them.
 
     Raises:
         NoLayoutFits: no layout fits into memory; it has the nearest one, and finds what would fit.
@@ -157,16 +159,19 @@ def plan_job(
     """
     _check_choice("--objective", objective, ObjectiveName)
     _check_choice("--solver", solver, SolverName)
+    if not 0 < confidence < 1:
+        raise InputError(f"{confidence} is no chance", where="--confidence", hint="valid: above 0% to below 100%")
     constraints = Constraints.parse(_texts(pin), _texts(forbid))
     job = _load(model, cluster, training, reporter, nodes=nodes, **workload)
     batch = None
     if job.batch:
         job, tried = choose_batch(job, constraints, objective, reporter)
         batch = batch_report(job, tried)
-    found = search(
+    found = search_in_time(
         job,
         constraints,
-        objective=objective_of(job, objective),
+        objective,
+        confidence=confidence,
         solver=solver,
         time_limit=time_limit,
         top=top,

@@ -6,7 +6,7 @@ import contextlib
 import hashlib
 import json
 import math
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from functools import cache
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
@@ -112,6 +112,7 @@ class Plan:
     memory_spread: Spread = _NO_SPREAD
     band: Band | None = None
     minimum: Minimum | None = None
+    deadline_chance: float | None = None
     runners_up: tuple[RunnerUp, ...] = ()
     idle_reason: str = ""
     batch: BatchChoice | None = None  # where there was a choice
@@ -137,12 +138,22 @@ class Plan:
     @property
     def run(self) -> WholeRun | None:
         """The whole token budget with this plan; None without a budget."""
-        return whole_run(
+        found = whole_run(
             self.model,
             self.training,
             step_seconds=self.step_seconds,
             in_use=devices_in_use(self.cluster, self.layout),
             effective_share=1.0 if self.goodput is None else self.goodput.effective_share,
+        )
+        if found is None:
+            return None
+        chance, asked, meets = self.deadline_chance, self.options.confidence, found.meets_deadline
+        return replace(
+            found,
+            low_seconds=self.low_step_seconds and found.steps * self.low_step_seconds / found.effective_share,
+            high_seconds=self.high_step_seconds and found.steps * self.high_step_seconds / found.effective_share,
+            deadline_chance=chance,
+            meets_deadline=meets if chance is None or asked is None else chance >= asked,
         )
 
     @property
@@ -180,6 +191,7 @@ def plan_to_dict(plan: Plan) -> dict[str, Any]:
         "low_step_seconds": plan.low_step_seconds,
         "high_step_seconds": plan.high_step_seconds,
         "band": _as_dict(plan.band),
+        "deadline_chance": plan.deadline_chance,
         "calibration": [entry.model_dump(mode="json") for entry in plan.calibration],
         "memory_spread": plan.memory_spread.model_dump(mode="json"),
         "tokens_per_second_per_device": plan.tokens_per_second_per_device,
@@ -445,6 +457,9 @@ def _plan_from_dict(data: dict[str, Any]) -> Plan:
         layout=layout,
         fits=_of(bool, data, "fits"),
         band=_if_any(Band, data["band"]),
+        deadline_chance=data["deadline_chance"]
+        if data["deadline_chance"] is None
+        else _number(data, "deadline_chance"),
         memory=tuple(map(_stage_memory, data["memory"])),
         time=tuple(map(_time_line, data["time"])),
         minimum=_minimum(data["minimum"]) if data.get("minimum") else None,

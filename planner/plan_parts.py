@@ -30,12 +30,14 @@ class SearchOptions:
     """What the user asked for beside the documents.
 
     risk: the plan was to fit with a chance of 1 - risk. headroom: share of device memory that is left free; None where
-    the chance sets the limit. pins, forbidden: as the command line writes them; none for a layout of the user's, which
-    is priced as it is. within: share of the objective that a simpler layout may cost.
+    the chance sets the limit. confidence: chance of meeting the deadline that was asked for; None where the forecast
+    decides. pins, forbidden: as on the command line; none for a layout of the user's, which is priced as it is. within:
+    share of the objective that a simpler layout may cost.
     """
 
     headroom: float | None = None
     risk: float = RISK
+    confidence: float | None = None
     allow_tp_across_nodes: bool
     allow_offload: bool
     objective: ObjectiveName = "throughput"

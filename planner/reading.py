@@ -126,6 +126,7 @@ def _priced_now(plan: Plan, job: Job) -> Plan:
     return replace(
         now,
         band=band,
+        deadline_chance=plan.deadline_chance if plan.made_by.calibration == "own" else now.deadline_chance,
         low_step_seconds=now.step_seconds * band.low if band else None,
         high_step_seconds=now.step_seconds * band.high if band else None,
         minimum=minimum(job, plan.layout, best, objective) if best else None,

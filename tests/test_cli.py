@@ -42,7 +42,7 @@ RUN = {
 }  # fmt: skip
 CONTRACT = {
     "plan": WORKLOAD
-    | {"--pin", "--forbid", "--objective", "--within", "--top", "--solver", "--time-limit", "--check"}
+    | {"--pin", "--forbid", "--objective", "--within", "--confidence", "--top", "--solver", "--time-limit", "--check"}
     | {"-o", "--output", "--force", "--stats", "--html", "--json"},
     "explain": WORKLOAD
     | {"--layout", "--why-not", "--what-if", "--schedules", "--collectives", "--batch", "--scaling", "--json"}

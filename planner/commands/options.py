@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from planner.api import Nodes, Sizes
 
 
-def _read_by(read: Callable[[str], Any]) -> Callable[[click.Context, click.Parameter, Any], Any]:
+def read_by(read: Callable[[str], Any]) -> Callable[[click.Context, click.Parameter, Any], Any]:
     """A callback of click: the value of an option's text; a default that is no text stays."""
 
     def call(ctx: click.Context, param: click.Parameter, value: Any) -> Any:  # noqa: ARG001 - click's own signature
@@ -86,7 +86,7 @@ def nodes_option(*, ranges: bool) -> Callable[[Any], Any]:
     hosts = "Hosts, or A..B to compare sizes" if ranges else "Hosts"
     metavar = "N | A..B | POOL=..." if ranges else "N | POOL=N"
     words = f"{hosts}; overrides the cluster's own count. On a mixed cluster those of its pools, as in old=2,new=4."
-    return click.option("--nodes", callback=_read_by(partial(_read_nodes, ranges=ranges)), metavar=metavar, help=words)
+    return click.option("--nodes", callback=read_by(partial(_read_nodes, ranges=ranges)), metavar=metavar, help=words)
 
 
 def cluster_names_of(text: str) -> list[str]:
@@ -102,9 +102,12 @@ def file_option(*names: str, help: str) -> Callable[[Any], Any]:  # noqa: A002 -
     return click.option(*names, type=click.Path(path_type=Path), metavar="FILE", help=help)
 
 
-def share_option(*names: str, help: str) -> Callable[[Any], Any]:  # noqa: A002 - click's own name
+def share_option(*names: str, help: str, default: str | None = None) -> Callable[[Any], Any]:  # noqa: A002 - click's name
     """An option that takes a share of one, as in 2% or 0.02."""
-    return click.option(*names, callback=_read_by(parse_share), metavar="SHARE", help=help)
+    shown = default is not None
+    return click.option(
+        *names, callback=read_by(parse_share), metavar="SHARE", default=default, show_default=shown, help=help
+    )
 
 
 def count_option(*names: str, help: str) -> Callable[[Any], Any]:  # noqa: A002 - click's own name
@@ -116,7 +119,7 @@ _WORKLOAD = (
     count_option("--gpus", help="Devices, instead of --nodes."),
     click.option(
         "--seq-len",
-        callback=_read_by(_read_length),
+        callback=read_by(_read_length),
         metavar="N | Nk",
         help="Tokens per sequence; 32k is 32,768.",
     ),
@@ -133,13 +136,13 @@ _WORKLOAD = (
     click.option("--failures", is_flag=True, help="Count failures and checkpoints in the length of the run."),
     click.option(
         "--risk",
-        callback=_read_by(parse_share),
+        callback=read_by(parse_share),
         metavar="SHARE",
         help="Chance of running out of memory that is taken; 5% by default.",
     ),
     click.option(
         "--headroom",
-        callback=_read_by(parse_share),
+        callback=read_by(parse_share),
         metavar="SHARE",
         help="Memory to leave free, a plain limit in place of the chance.",
     ),
@@ -207,7 +210,7 @@ def _run_option(each: Field[Any]) -> Callable[[Any], Any]:
         multiple=each.default == (),
         default=each.default,
         show_default=bool(each.default),
-        callback=None if read in types else _read_by(read),
+        callback=None if read in types else read_by(read),
         metavar=each.metadata["metavar"],
         help=text,
     )

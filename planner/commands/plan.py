@@ -43,6 +43,7 @@ def run(
     forbid: Sequence[str] = (),
     objective: ObjectiveName = "throughput",
     within: float | None = None,
+    confidence: float = 0.8,
     top: int = 3,
     solver: SolverName = "cbc",
     time_limit: float | None = None,
@@ -92,6 +93,7 @@ def run(
                 forbid=forbid,
                 objective=objective,
                 **({} if within is None else {"within": within}),
+                confidence=confidence,
                 top=top,
                 solver=solver,
                 time_limit=time_limit,
@@ -163,7 +165,7 @@ def compare(
 
 
 _OF_ONE_SIZE = {
-    "from_file", "objective", "within", "top", "solver", "time_limit", "check", "output", "stats"
+    "from_file", "objective", "within", "confidence", "top", "solver", "time_limit", "check", "output", "stats"
 }  # fmt: skip
 _OF_ONE_CLUSTER = {"from_file", "top", "check", "output", "stats"}
 
@@ -187,6 +189,7 @@ _OF_ONE_CLUSTER = {"from_file", "top", "check", "output", "stats"}
 @share_option(
     "--within", help="Of the objective, that a simpler layout may cost; 2% by default, 0 asks for the minimum."
 )
+@share_option("--confidence", default="80%", help="Chance with which cost and gpus keep to the deadline.")
 @click.option("--top", type=click.IntRange(1, 100), default=3, show_default=True, metavar="K", help="Most runners-up.")
 @click.option("--solver", type=click.Choice(["cbc", "highs"]), default="cbc", show_default=True, help="Integer solver.")
 @click.option("--time-limit", type=click.FloatRange(0, min_open=True), metavar="S", help="Seconds for the search.")

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
+from planner.cost.goodput import kept_share
+from planner.cost.run import devices_in_use, longest_step_seconds
 from planner.specs.calibration import Spread, precision_class
 
 if TYPE_CHECKING:
@@ -130,6 +132,17 @@ def time_distribution(job: Job, layout: Layout) -> Distribution | None:
         middle, half = math.log(own.low * own.high) / 2, math.log(own.high / own.low) / 2
         return Distribution(logs=middle + half / _NINTH * np.log(levels / (1 - levels)), levels=levels)
     return distribution_of(job.evidence, job.spread, num_unseen=len(found.unseen), **_keys(job, layout))
+
+
+def chance_of_deadline(job: Job, layout: Layout, step_seconds: float) -> float | None:
+    """That the whole run meets its deadline; None without one, or without a distribution of step times.
+
+    Source: `distribution_of`.
+    """
+    longest, found = longest_step_seconds(job.training), time_distribution(job, layout)
+    if found is None or not math.isfinite(longest):
+        return None
+    return found.chance(longest * kept_share(job, devices_in_use(job.cluster, layout)) / step_seconds)
 
 
 def _keys(job: Job, layout: Layout) -> dict[str, Any]:

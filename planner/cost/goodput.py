@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
     from planner.numbers import Number
     from planner.specs.cluster import ClusterSpec
-    from planner.specs.job import PoolJob
+    from planner.specs.job import Job, PoolJob
 
 _SPARES: Final = (0, 1, 2, 4, 8, 16, 32)
 """Numbers of spare hosts whose worth is told."""
@@ -154,6 +154,14 @@ def interruptions_of(job: PoolJob, in_use: Sequence[tuple[ClusterSpec, int]]) ->
     return Interruptions(
         between=1 / rate, restart=restart, blocked=blocked, readable_after=seconds if is_aside else 0.0
     )
+
+
+def kept_share(job: Job, in_use: Sequence[tuple[ClusterSpec, int]]) -> float:
+    """Effective training time where the training document counts failures, else 1.
+
+    Source: `goodput`.
+    """
+    return goodput(job.pools[0], in_use).effective_share if job.training.failures else 1.0
 
 
 def goodput(job: PoolJob, in_use: Sequence[tuple[ClusterSpec, int]]) -> Goodput:

@@ -29,7 +29,8 @@ class WholeRun:
     usd: None without a price. kilowatt_hours: devices at their rated power, without hosts, network and cooling; None
     where the device file has no power. closed_form_days: 8TP/(nX) at the step's own FLOPs per second X, by the
     conventions of Narayanan et al. (SC 2021). meets_deadline: None without a deadline. effective_share: of the time,
-    what becomes steps that are kept; 1 where failures are not counted.
+    what becomes steps that are kept; 1 where failures are not counted. low_seconds, high_seconds: between them lie 8 of
+    10 runs. deadline_chance: that it is met; None where nobody knows.
     """
 
     tokens: float
@@ -42,6 +43,9 @@ class WholeRun:
     deadline_seconds: float | None
     meets_deadline: bool | None
     effective_share: float = 1.0
+    low_seconds: float | None = None
+    high_seconds: float | None = None
+    deadline_chance: float | None = None
 
     @property
     def days(self) -> float:

@@ -170,7 +170,7 @@ def _with_degree(key: str) -> Callable[..., Layout | None]:
         dp, rest = divmod(layout.tp * layout.cp * layout.dp, tp * cp)
         if rest or dp < 1:
             return None
-        etp = tp if layout.etp == layout.tp else layout.etp
+        etp = tp if layout.etp == layout.tp > 1 else min(layout.etp, tp)
         return replace(layout, tp=tp, cp=cp, dp=dp, etp=etp, sp=int(tp > 1 and (layout.sp or layout.tp == 1)), hsdp=1)
 
     return changed

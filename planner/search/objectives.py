@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final, Protocol, TypeAlias
 
 import numpy as np
 
+from planner.cost.goodput import kept_share
 from planner.cost.run import billed_devices, longest_step_seconds, num_steps
 from planner.errors import InputError
 from planner.search.space.arrays import TIE
@@ -231,4 +232,6 @@ def objective_of(job: Job, name: ObjectiveName) -> Objective:
     if num_steps(job.training) is None:
         hint = "add `tokens: 300e9` to TRAINING.yaml, or --set training.tokens=300e9"
         raise InputError("a deadline needs the token budget of the run", where="training.deadline", hint=hint)
-    return Objective(name=name, longest_step_seconds=longest_step_seconds(job.training))
+    # failures of all devices: the longest step is then one that any layout may take
+    share = kept_share(job, [(pool.cluster, pool.cluster.num_devices) for pool in job.pools])
+    return Objective(name=name, longest_step_seconds=longest_step_seconds(job.training) * share)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from itertools import combinations, product
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from pydantic import ValidationError
 
@@ -66,8 +66,7 @@ def remedies(job: Job, constraints: Constraints, reporter: Reporter | None = Non
     return tuple(sorted((*found, *single), key=lambda each: -each.tokens_per_second / each.layout.world_size))
 
 
-@dataclass(frozen=True, slots=True)
-class Change:
+class Change(NamedTuple):
     """A change of a job, of what kind, in words; None where the documents do not allow it."""
 
     kind: str

@@ -6,7 +6,7 @@ import math
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from planner.cost.band import band
+from planner.cost.band import band, chance_of_deadline
 from planner.cost.chance import UNLIKELY, spread_for
 from planner.cost.estimate import Estimate, estimate
 from planner.cost.flops import flops_convention
@@ -65,6 +65,7 @@ def _plan(job: Job, layout: Layout, priced: Estimate, **extra: Any) -> Plan:
         low_step_seconds=priced.step_seconds * spread.low if spread else None,
         high_step_seconds=priced.step_seconds * spread.high if spread else None,
         band=spread,
+        deadline_chance=chance_of_deadline(job, layout, priced.step_seconds),
         calibration=tuple(pool.calibration for pool in job.pools),
         memory_spread=spread_for(job),
         tokens_per_second_per_device=priced.tokens_per_second_per_device,

@@ -213,12 +213,23 @@ def run_words(plan: Plan) -> str:
         amounts.append(f"{format_count(run.usd)} USD")
     if run.kilowatt_hours is not None:
         amounts.append(f"{format_count(run.kilowatt_hours)} kWh at rated power")
-    words = f"{format_count(run.tokens)} tokens in {format_seconds(run.seconds)}: {', '.join(amounts)}"
+    span = ""
+    if run.low_seconds and run.high_seconds:
+        span = f" ({format_seconds(run.low_seconds)} to {format_seconds(run.high_seconds)} in 8 of 10 runs)"
+    words = f"{format_count(run.tokens)} tokens in {format_seconds(run.seconds)}{span}: {', '.join(amounts)}"
     if run.deadline_seconds is None:
         return words
-    return (
-        f"{words}; {'meets' if run.meets_deadline else 'MISSES'} the deadline of {format_seconds(run.deadline_seconds)}"
-    )
+    deadline = f"the deadline of {format_seconds(run.deadline_seconds)}"
+    if run.deadline_chance is None:
+        return f"{words}; {'meets' if run.meets_deadline else 'MISSES'} {deadline}"
+    runs = _of_ten(run.deadline_chance)
+    return f"{words}; {f'meets {deadline} in' if run.meets_deadline else f'MISSES {deadline}: met in'} {runs}"
+
+
+def _of_ten(chance: float) -> str:
+    """`8 of 10 runs`, rounded down; the ends are no promises."""
+    count = int(10 * chance + 1e-9)
+    return "fewer than 1 of 10 runs" if count == 0 else f"{'more than ' if count > 9 else ''}{min(count, 9)} of 10 runs"
 
 
 def percent(share: float) -> str:

@@ -153,7 +153,10 @@ def test_a_simpler_plan_is_not_called_optimal(above: float, said: str, objective
 
 def test_whole_run_takes_steps_times_seconds(make_plan) -> None:
     # 300e9 tokens / (1536 * 2048 tokens) = 95,368 steps of 39.5 s = 43.6 days; 128 devices in use at 2 USD/h
-    assert run_words(make_plan()) == "300 B tokens in 43.6 d: 134 k device hours, 268 k USD"
+    words = run_words(make_plan(low_step_seconds=None))
+    assert words == "300 B tokens in 43.6 d: 134 k device hours, 268 k USD"
+    # 37.1 s and 42.3 s a step
+    assert run_words(make_plan()).startswith("300 B tokens in 43.6 d (41.0 d to 46.7 d in 8 of 10 runs): 134 k device")
 
 
 def test_whole_run_says_whether_the_deadline_is_met(make_plan, plan) -> None:
@@ -164,6 +167,23 @@ def test_whole_run_says_whether_the_deadline_is_met(make_plan, plan) -> None:
     assert words(44).endswith("402 k USD; meets the deadline of 44.0 d")
     assert words(43).endswith("402 k USD; MISSES the deadline of 43.0 d")
     assert run_words(make_plan(training=plan.training.model_copy(update={"tokens": None}))) == ""
+
+
+@pytest.mark.parametrize(
+    ("chance", "asked", "said"),
+    [
+        (0.83, 0.8, "meets the deadline of 44.0 d in 8 of 10 runs"),
+        (0.79, 0.8, "MISSES the deadline of 44.0 d: met in 7 of 10 runs"),
+        (0.99, 0.8, "meets the deadline of 44.0 d in 9 of 10 runs"),
+        (1.0, 0.8, "meets the deadline of 44.0 d in more than 9 of 10 runs"),
+        (0.03, 0.8, "MISSES the deadline of 44.0 d: met in fewer than 1 of 10 runs"),
+        (0.6, None, "meets the deadline of 44.0 d in 6 of 10 runs"),
+    ],
+)
+def test_a_deadline_is_met_in_so_many_of_ten_runs(chance, asked, said, make_plan, plan) -> None:
+    training = plan.training.model_copy(update={"deadline": 44 * 86400.0})
+    options = replace(plan.options, confidence=asked)
+    assert run_words(make_plan(training=training, deadline_chance=chance, options=options)).endswith(said)
 
 
 def test_counts_of_a_certificate_are_said_and_those_of_nothing_are_not(make_plan) -> None:
