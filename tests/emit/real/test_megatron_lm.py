@@ -28,6 +28,7 @@ HERE = Path(__file__).parent
 TARGET = PROGRAMS["megatron"]
 CASES = [*((case, "megatron") for case in LAYOUTS), *((case, "megatron-fsdp") for case in SHARDED)]
 
+DTYPES = {"torch.float32": "fp32", "torch.bfloat16": "bf16", "torch.uint8": "fp8"}
 SET_BY_VALIDATION = {
     "accumulate_allreduce_grads_in_fp32",  # on in bf16, where --grad-reduce-in-bf16 does not say otherwise
     "kv_channels",  # hidden size over heads, where latent attention says nothing
@@ -64,7 +65,8 @@ def test_every_plan_is_accepted_and_every_value_is_the_plans(answers):
             wrong.append(f"{case}: {answer['refused']}")
             continue
         parsed = answer["before"]
-        after = {**parsed, **{k: v for k, v in answer["after"].items() if k not in SET_BY_VALIDATION}}
+        understood = {k: DTYPES.get(v, v) if isinstance(v, str) else v for k, v in answer["after"].items()}
+        after = {**parsed, **{k: v for k, v in understood.items() if k not in SET_BY_VALIDATION}}
         wrong += [f"{case}: {each}" for found in (parsed, after) for each in differences(found, plan)]
     assert not wrong, "\n".join(wrong)
     assert len(answers) >= 60
