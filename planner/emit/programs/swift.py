@@ -96,6 +96,9 @@ def _read_adapters(given: Given) -> Mapping[str, Any]:
         return {}
     names = [str(each) for each in (targets if isinstance(targets, tuple) else (targets,))]
     parts = _EVERY if "all-linear" in names else tuple(_TARGETS[each] for each in names if each in _TARGETS)
+    if given.model is not None and given.model.moe is not None and {"gate", "up", "down"} & set(parts):
+        given.understood.discard("target_modules")  # adapters of experts have no price
+        parts = tuple(each for each in parts if each not in ("gate", "up", "down"))
     if given.model is not None and given.model.activation != "swiglu":
         parts = tuple(each for each in parts if each != "gate")
     return {"training.lora_rank": rank, "training.lora_targets": parts}

@@ -132,7 +132,7 @@ def _model(
     """The model that is named beside the file; else the one that the file describes; else a shipped one of its name."""
     if wanted is not None:
         return load_model(wanted)
-    said: dict[str, Any] = dict(facts_of(reader.target, _described(reader, values)).of("model"))
+    said: dict[str, Any] = dict(facts_of(reader.target, values, of_model=True).of("model"))
     for each in settings:
         key, equals, value = each.partition("=")
         if equals and key.startswith("model.") and key.count(".") == 1:
@@ -146,10 +146,6 @@ def _model(
         return load_model(shipped)
     what = f" but for the name {printable(str(name), 60)}" if name else ""
     raise InputError(f"the file does not describe the model{what}", where=shown, hint="--model names it")
-
-
-def _described(reader: Reader, values: Values) -> Values:
-    return values if reader.target.settings else {}
 
 
 def _plain(value: Any) -> Any:

@@ -41,8 +41,13 @@ def commands_of(text: str) -> list[list[str]]:
 
 
 def option_words(text: str) -> list[str]:
-    """Words of the command that has most options; of a text without commands, all words."""
-    found = [list(_unwrapped(words)) for words in commands_of(text)]
+    """Words of the command that has most options; a line that starts with an option goes on with the one before."""
+    found: list[list[str]] = []
+    for words in (list(_unwrapped(command)) for command in commands_of(text)):
+        if found and is_option(words[0]) and any(map(is_option, found[-1])):
+            found[-1] += words
+        else:
+            found.append(words)
     return max(found, key=lambda words: sum(map(is_option, words)), default=[])
 
 
