@@ -161,9 +161,9 @@ def group(cluster: ClusterSpec, size: Number, stride: Number, *, segment: Number
     inside = np.ones(np.broadcast(size, stride, segment).shape)  # ranks that share one instance of the levels so far
     seconds_per_byte = ring_latency = startup = np.zeros(inside.shape)
     levels = []
-    for link in (_through_memory(cluster, each) for each in cluster.links):
-        is_first = link.name == cluster.links[0].name
-        span = domain_devices(cluster, segment) if is_first else link.num_devices or cluster.num_devices
+    for number, each in enumerate(cluster.links):
+        link = _through_memory(cluster, each)
+        span = domain_devices(cluster, segment) if number == 0 else link.num_devices or cluster.num_devices
         members = np.maximum(inside, _members(cluster, size, stride, span))
         crosses = members > inside
         if crosses.any():

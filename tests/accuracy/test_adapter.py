@@ -181,6 +181,14 @@ def check_job(row: dict[str, str]) -> None:
         ("H20", "96", "h20-96gb"),
         ("H800", "80", "h800-80gb"),
         ("H200", "141", "h200-141gb"),
+        ("H200 NVL", "", "h200-nvl-141gb"),
+        ("NVIDIA GH200 480GB", "", "gh200-96gb"),
+        ("NVIDIA GeForce RTX 4090", "24", "rtx4090-24gb"),
+        ("NVIDIA RTX A6000", "", "a6000-48gb"),
+        ("RTX 6000 Ada", "", "rtx6000-ada-48gb"),
+        ("L40S", "48", "l40s-48gb"),
+        ("NVIDIA L4", "", "l4-24gb"),
+        ("A10G", "", "a10g-24gb"),
     ],
 )
 def test_gpu_names_find_their_device(gpu: str, memory: str, device: str) -> None:

@@ -65,6 +65,14 @@ def test_the_front_is_what_no_pair_beats(seed: int, found, monkeypatch: pytest.M
     assert isinstance(marked.front[0].run, WholeRun)
 
 
+def test_what_does_not_fit_neither_beats_nor_decides_what_counts(found) -> None:
+    priced, free = (each.plan for each in found.choices[:2])
+    quick = replace(free, fits=False, step_seconds=priced.step_seconds / 100)
+    marked = with_front([Choice(cluster="priced", plan=priced), Choice(cluster="quick", plan=quick)])
+    assert marked.measure == "usd"
+    assert [each.on_front for each in marked.choices] == [True, False]
+
+
 def test_what_does_not_fit_is_told_and_not_on_the_front(capsys: pytest.CaptureFixture[str]) -> None:
     line = ["plan", "llama3.2-3b", "g6,p5", "--gpus", "1", "--seq-len", "2048", "--global-batch", "8", "--json"]
     assert main(line) == 0

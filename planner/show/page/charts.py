@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from planner.layout import parse_layout
 from planner.show.figures import bytes_scale, seconds_scale
 from planner.show.words import fold_runs, line_label, percent, short_layout, stage_range
-from planner.units import format_bytes, format_count, format_seconds
+from planner.units import UNITS, format_bytes, format_count, format_seconds
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -188,9 +188,11 @@ def choices_chart(found: SideBySide) -> dict[str, Any]:
     x = _around((row[2] for row in rows), start=_LEFT, end=_WIDTH - _RIGHT)
     y = _around((row[3] for row in rows), start=_HEIGHT - _BOTTOM, end=_TOP)
     unit = {"usd": "USD", "kilowatt_hours": "kWh", "device_hours": "h"}[found.measure]
+    shown = next((UNITS["seconds"][name] for name in ("d", "h") if x.high >= 2 * UNITS["seconds"][name]), 1.0)
     return {
         "frame": _frame(),
-        "x_ticks": x.ticks(format_seconds, seconds_scale([x.high]).factor),
+        "unit": unit,
+        "x_ticks": x.ticks(format_seconds, shown),
         "y_ticks": y.ticks(format_count),
         "front": " ".join(f"{x(seconds)},{y(amount)}" for seconds, amount in map(found.costs, found.front)),
         "points": [
