@@ -133,7 +133,7 @@ class Plan:
     @property
     def chance_of_fitting(self) -> float:
         """That of the worst stage: stages share their error."""
-        return self.worst_stage.chance_of_fitting
+        return min((stage.chance_of_fitting for stage in self.memory), default=1.0)
 
     @property
     def run(self) -> WholeRun | None:
@@ -440,8 +440,6 @@ def _plan_from_dict(data: dict[str, Any]) -> Plan:
     layout, own = layout_from_dict(data["layout"]), data["cluster"]
     cluster = _strict(MixedClusterSpec, own) if "pools" in own else _strict(ClusterSpec, own)
     _check_pools(cluster, layout)
-    if len(data["memory"]) != layout.pp:
-        raise ValueError("memory: not one entry for each stage")
     options, certificate = _strict(SearchOptions, data["options"]), _if_any(Certificate, data["certificate"])
     if options.headroom is not None and not 0 <= options.headroom < 1:
         raise ValueError(f"options: headroom is {options.headroom}")

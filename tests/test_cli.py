@@ -216,7 +216,8 @@ def check_plan_document(document: dict[str, Any]) -> None:
     assert document["format"] == PLAN_FORMAT
     assert set(document["layout"]) >= LAYOUT_KEYS
     for stage in document["memory"]:
-        assert set(stage) == {"stage", "total_bytes", "limit_bytes", "lines", "host"}
+        told = {"fits", "verdict", "chance_of_fitting", "device_chance", "most_bytes"}
+        assert set(stage) == {"stage", "total_bytes", "limit_bytes", "lines", "host"} | told
         assert all(set(line) >= {"name", "stage", "num_bytes", "formula", "source"} for line in stage["lines"])
         assert stage["total_bytes"] == pytest.approx(sum(line["num_bytes"] for line in stage["lines"]))
     assert all(
@@ -275,6 +276,33 @@ def test_a_range_of_batches_is_chosen_from_and_explained(capsys) -> None:
     out = capsys.readouterr().out
     assert "critical" in out
     assert "square root rule" in out
+
+
+def test_what_may_not_fit_is_told_written_and_ends_with_3(capsys) -> None:
+    argv = ["plan", *SMALL, "--pin", "dp=2,zero=0", "--json"]
+    assert main(argv) == 0
+    peak = json.loads(capsys.readouterr().out)["memory"][0]["total_bytes"]
+    small = ["--set", f"device.memory={peak / 2**30:.6f}GiB"]
+    assert main([*argv, *small, "-o", "p.json"]) == ExitCode.NOTHING_FITS
+    out, err = capsys.readouterr()
+    found = json.loads(out)
+    assert (found["fits"], found["verdict"]) == (False, "may not fit")
+    assert 0.05 <= found["chance_of_fitting"] < 0.95
+    assert json.loads(Path("p.json").read_text()) == found
+    assert "no layout fits; this one is the likeliest to" in err
+    assert main(["launch", "p.json", "--dry-run"]) == 0
+    assert "may not fit into memory" in capsys.readouterr().err
+    assert main([*argv, *small, "--risk", "90%"]) == 0
+    assert json.loads(capsys.readouterr().out)["verdict"] == "fits"
+
+
+def test_what_does_not_fit_is_started_with_force_alone(capsys) -> None:
+    assert main(["explain", *SMALL, "--layout", "dp=2", "--headroom", "99.99%", "--json"]) == 0
+    Path("large.json").write_text(capsys.readouterr().out)
+    assert main(["launch", "large.json", "--dry-run"]) == ExitCode.NOTHING_FITS
+    assert "--force-unfit" in capsys.readouterr().err
+    assert main(["launch", "large.json", "--dry-run", "--force-unfit"]) == 0
+    assert "does not fit into memory" in capsys.readouterr().err
 
 
 def test_a_deadline_that_no_layout_meets_ends_with_3(capsys) -> None:

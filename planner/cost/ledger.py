@@ -154,7 +154,7 @@ def worst_stage(memory: Sequence[StageMemory]) -> StageMemory:
 
 def verdict_of(memory: Iterable[StageMemory]) -> Verdict:
     """Whether a plan of these stages fits: the worst of what is said of each."""
-    return max((stage.verdict for stage in memory), key=VERDICTS.index)
+    return max((stage.verdict for stage in memory), key=VERDICTS.index, default="fits")
 
 
 def total_bytes(lines: Iterable[MemoryLine]) -> Number:
