@@ -580,7 +580,7 @@ def test_what_does_not_go_is_red(make_plan, make_memory, nothing) -> None:
     assert red(summary(plan, COMMAND)) == red(explanation(explained(plan)))[1:] == []
     assert red(explanation(explained(plan)))[0].endswith("too much")
     full = make_plan(fits=False, memory=make_memory([(40.0, 20.0, 20.0, 1.0, 1.0, 1.0)] + [(10.0,) * 6] * 3))
-    assert red(summary(full, COMMAND)) == ["does not fit", "109%"]
+    assert red(summary(full, COMMAND)) == ["does not fit", "does not fit", "109%", "30%"]
     assert "-7.00" in red(explanation(explained(full)))
     said = red(answers(answered(plan, make_plan)))
     assert {"No legal layout:", "too much"} <= set(said)
