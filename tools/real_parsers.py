@@ -2,8 +2,8 @@
 
 `python tools/real_parsers.py [NAME ...]` builds `.real-parsers/NAME` where it is missing and runs
 `tests/emit/real/test_NAME.py`. An environment sees the packages of the interpreter that runs this, so that torch
-and the planner are not installed again. Megatron-LM's parser is in no package: MEGATRON_LM names a checkout; without one its
-tests skip, saying so.
+and the planner are not installed again. Megatron-LM's parser is in no package: MEGATRON_LM names a checkout, and
+without one its tests skip, saying so.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def main(names: list[str]) -> int:
         python = environment(name)
         variables = {**os.environ, "REAL_PYTHON": str(python), "PYTHONPATH": str(ROOT)}
         test = ROOT / "tests" / "emit" / "real" / f"test_{name.replace('-', '_')}.py"
-        command = [python, "-m", "pytest", "-q", "-rs", "-n", "0", test]
+        command: list[str | Path] = [python, "-m", "pytest", "-q", "-rs", "-n", "0", test]
         codes.append(subprocess.run(command, cwd=ROOT, env=variables, check=False).returncode)
     return max(codes)
 
