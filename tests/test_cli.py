@@ -39,16 +39,19 @@ RUN = {
     "--resume", "--checkpoint-every", "--keep-checkpoints", "--async-save", "--async-tp", "--profile", "--tensorboard",
     "--wandb",
 }  # fmt: skip
+FOREIGN = {"--from", "--model", "--define"}
 CONTRACT = {
     "plan": WORKLOAD
     | {"--pin", "--forbid", "--objective", "--top", "--solver", "--time-limit", "--check"}
-    | {"-o", "--output", "--force", "--stats", "--json"},
+    | {"-o", "--output", "--force", "--stats", "--json"}
+    | FOREIGN,
     "explain": WORKLOAD
     | {"--layout", "--why-not", "--what-if", "--schedules", "--collectives", "--batch", "--scaling", "--json"}
-    | {"--html", "--trace", "--ranks", "--force"},
+    | {"--html", "--trace", "--ranks", "--force"}
+    | FOREIGN,
     "diff": {"--json"},
-    "launch": RUN | {"--output", "--dry-run", "--node-rank", "--master-addr", "--master-port"},
-    "emit": RUN | {"--to", "-o", "--output", "--force"},
+    "launch": RUN | {"--output", "--dry-run", "--smoke", "--node-rank", "--master-addr", "--master-port"},
+    "emit": RUN | {"--to", "--on", "-o", "--output", "--smoke", "--force", "--force-unfit"},
     "accuracy": {"--json"},
     "models": {"--json"},
     "clusters": {"--detect", "--json"},
