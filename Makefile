@@ -42,6 +42,7 @@ test: $(STAMP) ## the tests, without the long ones
 .PHONY: prove
 prove: $(STAMP) ## the long tests: more examples, more layouts, more ranks
 	$(BIN)/pytest -n auto -m "slow or gpu"
+	$(BIN)/python tools/real_parsers.py
 
 .PHONY: lint
 lint: $(STAMP) ## style and common mistakes

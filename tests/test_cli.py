@@ -40,16 +40,20 @@ RUN = {
     "--resume", "--checkpoint-every", "--keep-checkpoints", "--async-save", "--async-tp", "--profile", "--tensorboard",
     "--wandb",
 }  # fmt: skip
+FOREIGN = {"--from", "--model", "--define"}
 CONTRACT = {
     "plan": WORKLOAD
     | {"--pin", "--forbid", "--objective", "--within", "--confidence", "--top", "--solver", "--time-limit", "--check"}
-    | {"-o", "--output", "--force", "--stats", "--html", "--json"},
+    | {"-o", "--output", "--force", "--stats", "--html", "--json"}
+    | FOREIGN,
     "explain": WORKLOAD
     | {"--layout", "--why-not", "--what-if", "--schedules", "--collectives", "--batch", "--scaling", "--json"}
-    | {"--html", "--trace", "--ranks", "--force"},
+    | {"--html", "--trace", "--ranks", "--force"}
+    | FOREIGN,
     "diff": {"--json"},
-    "launch": RUN | {"--output", "--dry-run", "--force-unfit", "--node-rank", "--master-addr", "--master-port"},
-    "emit": RUN | {"--to", "-o", "--output", "--force"},
+    "launch": RUN
+    | {"--output", "--dry-run", "--smoke", "--force-unfit", "--node-rank", "--master-addr", "--master-port"},
+    "emit": RUN | {"--to", "--on", "-o", "--output", "--smoke", "--force", "--force-unfit"},
     "accuracy": {"--json"},
     "models": {"--json"},
     "clusters": {"--detect", "--json"},

@@ -2,8 +2,8 @@
 
 `python tools/real_parsers.py [NAME ...]` builds `.real-parsers/NAME` where it is missing and runs
 `tests/emit/real/test_NAME.py`. An environment sees the packages of the interpreter that runs this, so that torch
-and the planner are not installed again. Megatron-LM's parser is in no package: MEGATRON_LM names a checkout; without one its
-tests skip, saying so.
+and the planner are not installed again. Megatron-LM's parser is in no package: MEGATRON_LM names a checkout, and
+without one its tests skip, saying so.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def environment(name: str) -> Path:
     subprocess.run([sys.executable, "-m", "venv", "--clear", folder], check=True)
     own = next((folder / "lib").glob("python*")) / "site-packages" / "planner-environment.pth"
     own.write_text(f"{sysconfig.get_path('purelib')}\n", encoding="utf-8")
-    subprocess.run([python, "-m", "pip", "install", "-q", "--no-deps", *PACKAGES[name]], check=True)
+    subprocess.run([str(python), "-m", "pip", "install", "-q", "--no-deps", *PACKAGES[name]], check=True)
     done.write_text(wanted, encoding="utf-8")
     return python
 
@@ -49,7 +49,7 @@ def main(names: list[str]) -> int:
         python = environment(name)
         variables = {**os.environ, "REAL_PYTHON": str(python), "PYTHONPATH": str(ROOT)}
         test = ROOT / "tests" / "emit" / "real" / f"test_{name.replace('-', '_')}.py"
-        command = [python, "-m", "pytest", "-q", "-rs", "-n", "0", test]
+        command: list[str | Path] = [str(python), "-m", "pytest", "-q", "-rs", "-n", "0", str(test)]
         codes.append(subprocess.run(command, cwd=ROOT, env=variables, check=False).returncode)
     return max(codes)
 

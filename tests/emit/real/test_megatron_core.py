@@ -55,9 +55,9 @@ def test_the_configuration_takes_what_is_emitted(case):
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("case", [LAYOUTS[i] for i in (0, 6, 14, 38, 51)], ids=str)
 def test_the_microbatches_are_the_plans(case):
-    from megatron.core.num_microbatches_calculator import build_num_microbatches_calculator
+    from megatron.core.num_microbatches_calculator import ConstantNumMicroBatchesCalculator as Calculator
 
     plan = plan_of(case)
     batch = plan.training.global_batch_size
-    found = build_num_microbatches_calculator(0, None, batch, plan.layout.mbs, plan.layout.dp, False)
+    found = Calculator(batch, plan.layout.mbs, plan.layout.dp, decrease_batch_size_if_needed=False, rank=0)
     assert found.get() == plan.layout.num_microbatches(batch)
