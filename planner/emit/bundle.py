@@ -63,7 +63,7 @@ def bundle_of(
         hint = "`planner explain PLAN` shows by how much; --force-unfit writes it all the same"
         raise NothingFitsError("the plan does not fit into memory", hint=hint)
     how = replace(how, arguments=_absolute(_taken(target, how.arguments)))
-    yours = dict(target.yours(plan, how))
+    yours = {**target.yours(plan, how), **STARTERS[on].yours}
     start = Start(plan=plan, target=target, values=values_of(target, plan), how=how)
     texts = {**target.render(start.values, plan, how), **STARTERS[on].write(start)}
     return Bundle(texts=texts, script=STARTERS[on].script, still_yours=yours)
