@@ -169,7 +169,7 @@ def _read_batch(given: Given) -> Mapping[str, Any]:
     steps = given.whole("gradient_accumulation_steps") or given.whole("deepspeed.gradient_accumulation_steps")
     whole = given.whole("deepspeed.train_batch_size")
     given.flag("packing")
-    if length := given.whole("max_length") or given.whole("max_seq_length"):
+    if length := given.whole("max_length") or given.whole("max_seq_length") or given.whole("model_max_length"):
         found["training.sequence_length"] = length
     if micro:
         found["layout.mbs"] = micro

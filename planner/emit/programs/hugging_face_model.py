@@ -14,7 +14,7 @@ from planner.specs.validate import validate
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-_FIRST: Final = ("llama", "qwen2", "qwen3", "mistral", "qwen3_moe", "mixtral", "gpt2")
+_FIRST: Final = ("llama", "qwen2", "qwen3", "mistral", "qwen3_moe", "mixtral", "deepseek_v3", "gpt2")
 _GATED: Final = {"gemma": "gelu_pytorch_tanh", "gemma2": "gelu_pytorch_tanh", "gemma3_text": "gelu_pytorch_tanh"}
 _LAYERS: Final = {
     "bloom": "BloomBlock",
