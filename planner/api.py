@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypedDict, Unpack, get_args
 
 from planner import reading
 from planner.cost.segments import with_segment
+from planner.emit.plannable import check_plannable
 from planner.emit.read.front import layout_text, read_foreign, with_layout
 from planner.errors import InputError, NothingFitsError, PlannerError
 from planner.explain.report import Explanation, Questions, explain
@@ -144,6 +145,7 @@ def plan_job(
     _check_choice("--solver", solver, SolverName)
     constraints = Constraints.parse(_texts(pin), _texts(forbid))
     job = _load(model, cluster, training, reporter, nodes=nodes, **workload)
+    check_plannable(job)
     batch = None
     if job.batch:
         job, tried = choose_batch(job, constraints, objective, reporter)
@@ -187,6 +189,7 @@ def compare_sizes(
     constraints = Constraints.parse(_texts(pin), _texts(forbid))
     largest = {pool: max(hosts) for pool, hosts in nodes.items()} if isinstance(nodes, Mapping) else max(nodes)
     job = _load(model, cluster, training, reporter, nodes=largest, **workload)
+    check_plannable(job)
     if any(min(hosts) < 1 for hosts in (nodes.values() if isinstance(nodes, Mapping) else [nodes])):
         raise InputError("a cluster has at least one host", where="--nodes")
     if len(job.pools) == 1:

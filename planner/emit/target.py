@@ -207,11 +207,13 @@ class Facts:
         return {key.removeprefix(start): value for key, value in self.fields.items() if key.startswith(start)}
 
 
-def facts_of(target: Target, values: Values, *, model: ModelSpec | None = None, num_devices: int = 0) -> Facts:
+def facts_of(
+    target: Target, values: Values, *, model: ModelSpec | None = None, num_devices: int = 0, of_model: bool = False
+) -> Facts:
     """Read keys and values of a program back into fields; the inverse of `values_of`.
 
     model: where it is known; then what the file says of the model is read and not used. num_devices: of the cluster,
-    for what a program derives from it; 0: not known.
+    for what a program derives from it; 0: not known. of_model: read the model alone.
 
     Raises:
         InputError: all values that are none.
@@ -220,6 +222,8 @@ def facts_of(target: Target, values: Values, *, model: ModelSpec | None = None, 
     found: dict[str, Any] = {}
     mistakes: list[Mistake] = []
     for setting in target.settings:
+        if of_model and not all(path.startswith("model.") for path in setting.says):
+            continue
         try:
             found |= setting.read(given) if setting.read else {}
         except InputError as error:

@@ -69,8 +69,9 @@ def next_command(plan: Plan, command: str, saved_as: Path | None) -> str:
     """What to type next: save the plan, then start it here, print what starts it on many hosts, or read it."""
     if saved_as is None:
         return f"{clean(command)} -o plan.json"
-    verbs = {"torch": "launch" if plan.cluster.hosts == 1 else "emit", "megatron": "emit --to megatron"}
-    verb = verbs.get(plan.engine.name, "explain")  # other programs are not started by the planner
+    verb = "emit" if plan.engine.emits else "explain"  # old programs are priced and not started
+    if plan.engine.name == "torch" and plan.cluster.hosts == 1:
+        verb = "launch"
     return f"planner {verb} {clean(shlex.quote(str(saved_as)))}"
 
 

@@ -43,7 +43,7 @@ def _model(plan: Plan) -> dict[str, Any]:
         "untie_embeddings_and_output_weights": not model.tied_embeddings,
         "qk_layernorm": model.qk_norm == "head" or mla is not None,
         "softmax_type": "learnable" if model.attention_sinks else "vanilla",
-        "window_size": (window, 0) if window else None,
+        "window_size": [window, 0] if window else None,
         "window_attn_skip_freq": (model.global_every or None) if window else None,
         "mtp_num_layers": model.mtp_layers or None,
         "num_experts": moe.num_experts if moe else None,

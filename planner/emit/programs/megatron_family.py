@@ -352,17 +352,18 @@ def _number(path: str, key: str) -> Setting:
     )
 
 
-def _whole(path: str, key: str) -> Setting:
+def _whole(path: str, key: str, default: int | None = None) -> Setting:
+    """A number; default: what the program has where nothing is said."""
     document, _, name = path.partition(".")
     return Setting(
         says=(path,),
         write=lambda plan: {key: getattr(getattr(plan, document), name)},
-        read=lambda given: {path: given.whole(key)} if key in given else {},
+        read=lambda given: {path: given.whole(key, default or 0)} if key in given or default is not None else {},
     )
 
 
 LAYOUT: Final = (
-    _whole("layout.tp", "tensor_model_parallel_size"),
+    _whole("layout.tp", "tensor_model_parallel_size", 1),
     Setting(
         says=("layout.sp",),
         write=lambda plan: {"sequence_parallel": True} if plan.layout.sp else {},
@@ -375,7 +376,7 @@ LAYOUT: Final = (
         write=_write_chunks,
         read=_read_chunks,
     ),
-    _whole("layout.cp", "context_parallel_size"),
+    _whole("layout.cp", "context_parallel_size", 1),
     Setting(says=("layout.ep", "layout.etp"), write=_write_experts, read=_read_experts),
     Setting(says=("layout.zero", "layout.hsdp"), write=_write_zero, read=_read_zero),
     _whole("layout.mbs", "micro_batch_size"),

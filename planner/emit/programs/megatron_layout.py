@@ -57,11 +57,7 @@ def chunks_of(given: Given, num_layers: int) -> tuple[int, tuple[int, ...] | Non
     for key in (*_FIRST, *_LAST, *_CHUNKS, *_ENDS, "num_layers_per_virtual_pipeline_stage"):
         given.get(key)  # where one spelling says it, the others have nothing to add
     if LETTERS_KEY in given:
-        layers = layers_of_letters(given.text(LETTERS_KEY))
-        interleave, rest = divmod(len(layers), stages)
-        if rest:
-            raise InputError(f"{len(layers)} chunks on {stages} stages", where=LETTERS_KEY)
-        return interleave, layers
+        return _of_letters(given, stages)
     sizes = [given.whole(key) for key in _FIRST], [given.whole(key) for key in _LAST]
     first, last = (next(filter(None, each), 0) for each in sizes)
     ends = (
@@ -97,5 +93,29 @@ def chunks_of(given: Given, num_layers: int) -> tuple[int, tuple[int, ...] | Non
 
 _FIRST: Final = ("decoder_first_pipeline_num_layers", "num_layers_in_first_pipeline_stage")
 _LAST: Final = ("decoder_last_pipeline_num_layers", "num_layers_in_last_pipeline_stage")
+
+
+def _of_letters(given: Given, stages: int) -> tuple[int, tuple[int, ...]]:
+    layers = layers_of_letters(given.text(LETTERS_KEY))
+    interleave, rest = divmod(len(layers), stages)
+    if rest:
+        raise InputError(f"{len(layers)} chunks on {stages} stages", where=LETTERS_KEY)
+    if 0 in layers:
+        given.understood.discard(LETTERS_KEY)  # a chunk without layers has no price: it borrows one
+        layers = _filled(layers)
+    return interleave, layers
+
+
+def _filled(layers: tuple[int, ...]) -> tuple[int, ...]:
+    """Each chunk with a layer at least: one that has none takes it from the last one that has two."""
+    counts = list(layers)
+    for chunk, count in enumerate(layers):
+        givers = [other for other, has in enumerate(counts) if has > 1]
+        if not count and givers:
+            counts[max(givers)] -= 1
+            counts[chunk] = 1
+    return tuple(counts)
+
+
 _ENDS: Final = ("account_for_embedding_in_pipeline_split", "account_for_loss_in_pipeline_split")
 _CHUNKS: Final = ("num_virtual_stages_per_pipeline_rank", "virtual_pipeline_model_parallel_size")

@@ -6,16 +6,18 @@ Source: ms-swift 4.6 (3602360a, 2026-08-22), swift/megatron/arguments/megatron_a
 from __future__ import annotations
 
 import shlex
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from planner.emit.programs.megatron import TARGET as MEGATRON
 from planner.emit.programs.megatron import as_flags
 from planner.emit.programs.megatron_family import FAMILY, IGNORED
 from planner.emit.programs.megatron_model import MODEL
-from planner.emit.target import Target, only
+from planner.emit.target import Setting, Target, only
 
 if TYPE_CHECKING:
-    from planner.emit.target import How, Place, Value, Values
+    from collections.abc import Mapping
+
+    from planner.emit.target import Given, How, Place, Value, Values
     from planner.plan import Plan
 
 HUB_MODEL: Final = "MODEL"
@@ -79,10 +81,36 @@ def _command(values: Values, plan: Plan, how: How, place: Place | None) -> str:
 
 _RECIPES: Final = ("engine", "megatron-18", "precision-aware-fp32", "precision-aware", "fp8-moments")
 
+_EVERY: Final = ("query", "key", "value", "output", "gate", "up", "down")
+_TARGETS: Final = {"q_proj": "query", "k_proj": "key", "v_proj": "value", "o_proj": "output"} | {
+    f"{each}_proj": each for each in ("gate", "up", "down")
+}
+
+
+def _read_adapters(given: Given) -> Mapping[str, Any]:
+    """Its defaults: rank 8 on all matrices of layers."""
+    kinds = {given.text("tuner_type"), given.text("train_type")}
+    rank, targets = given.whole("lora_rank", 8), given.get("target_modules", "all-linear")
+    given.get("lora_alpha")
+    if "lora" not in kinds:
+        return {}
+    names = [str(each) for each in (targets if isinstance(targets, tuple) else (targets,))]
+    parts = _EVERY if "all-linear" in names else tuple(_TARGETS[each] for each in names if each in _TARGETS)
+    if given.model is not None and given.model.moe is not None and {"gate", "up", "down"} & set(parts):
+        given.understood.discard("target_modules")  # adapters of experts have no price
+        parts = tuple(each for each in parts if each not in ("gate", "up", "down"))
+    if given.model is not None and given.model.activation != "swiglu":
+        parts = tuple(each for each in parts if each != "gate")
+    return {"training.lora_rank": rank, "training.lora_targets": parts}
+
+
 TARGET: Final = Target(
     name="ms-swift",
     program="ms-swift 4.6 or later, megatron sft",
-    settings=FAMILY,
+    settings=(
+        *FAMILY,
+        Setting(says=("training.lora_rank",), write=lambda plan: {}, read=_read_adapters),  # noqa: ARG005 - read only
+    ),
     refuse=(
         *MEGATRON.refuse,
         only("training.dropout", 0.0, why="the model's own configuration says it"),

@@ -132,7 +132,7 @@ def _model(
     """The model that is named beside the file; else the one that the file describes; else a shipped one of its name."""
     if wanted is not None:
         return load_model(wanted)
-    said: dict[str, Any] = dict(facts_of(reader.target, _described(reader, values)).of("model"))
+    said: dict[str, Any] = dict(facts_of(reader.target, values, of_model=True).of("model"))
     for each in settings:
         key, equals, value = each.partition("=")
         if equals and key.startswith("model.") and key.count(".") == 1:
@@ -146,10 +146,6 @@ def _model(
         return load_model(shipped)
     what = f" but for the name {printable(str(name), 60)}" if name else ""
     raise InputError(f"the file does not describe the model{what}", where=shown, hint="--model names it")
-
-
-def _described(reader: Reader, values: Values) -> Values:
-    return values if reader.target.settings else {}
 
 
 def _plain(value: Any) -> Any:
@@ -170,7 +166,9 @@ def _number(text: str) -> Any:
 def shipped_model(name: str) -> str | None:
     """The shipped model that a path of the hub means, as `Qwen/Qwen2.5-7B-Instruct`; None: it is not shipped."""
     last = name.rstrip("/").rpartition("/")[2].lower().replace("_", "-")
-    plain = re.sub(r"-(instruct|base|chat|hf|it|v0\.\d|v\d\.\d)\b", "", last).replace("meta-", "")
+    plain = re.sub(r"-(instruct|base|chat|hf|it|mcore|fp8|[0-9]{4}|v0\.\d|v\d\.\d)\b", "", last).replace("meta-", "")
+    plain = plain.replace("moonlight-16b-a3b", "moonlight-16b")
+    plain = re.sub(r"^(gemma)-(\d)", r"\1\2", plain)
     plain = re.sub(r"^(llama)-(\d)", r"\1\2", re.sub(r"^llama-?3\.1-", "llama3-", plain))
     return next((known for known in model_names() if known in (last, plain, plain.replace("llama-", "llama"))), None)
 

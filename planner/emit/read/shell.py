@@ -1,19 +1,23 @@
 """Words of a shell script, with variables of the same file expanded. Nothing is run.
 
-Assignments, arrays, defaults (`${A:-8}`) and whole-number arithmetic are followed from top to bottom; both branches of
-an `if` count. What only a shell could know stays as it is written: `$(hostname)`, and variables that are not set.
+Assignments, arrays, defaults (`${A:-8}`), whole-number arithmetic and tests are followed from top to bottom; a branch
+counts that is taken, or whose condition only a shell could know. What only a shell could know stays as it is written:
+`$(hostname)`, and variables that are not set.
 """
 
 from __future__ import annotations
 
 import re
 import shlex
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from operator import eq, ge, gt, le, lt, ne
 from typing import TYPE_CHECKING, Final, NoReturn
 
 from planner.errors import InputError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable, Mapping
 
 _MOST_CHARACTERS: Final = 2**21
 _MOST_WORDS: Final = 50_000
@@ -37,8 +41,13 @@ def commands_of(text: str) -> list[list[str]]:
 
 
 def option_words(text: str) -> list[str]:
-    """Words of the command that has most options; of a text without commands, all words."""
-    found = [list(_unwrapped(words)) for words in commands_of(text)]
+    """Words of the command that has most options; a line that starts with an option goes on with the one before."""
+    found: list[list[str]] = []
+    for words in (list(_unwrapped(command)) for command in commands_of(text)):
+        if found and is_option(words[0]) and any(map(is_option, found[-1])):
+            found[-1] += words
+        else:
+            found.append(words)
     return max(found, key=lambda words: sum(map(is_option, words)), default=[])
 
 
@@ -59,6 +68,41 @@ def _unwrapped(words: Iterable[str]) -> Iterable[str]:
             yield word
 
 
+@dataclass(slots=True, kw_only=True)
+class _Branch:
+    """Of an `if` or `case`. is_taken: None where that cannot be known. value: what a `case` looks at."""
+
+    is_taken: bool | None
+    was_taken: bool
+    value: str | None = None
+
+
+def _truth(words: list[str]) -> bool | None:
+    """Whether a test such as `[ "$A" == 8 ]` holds; a variable that is not set is empty, as a shell has it."""
+    if not words or words[0] not in ("[", "[[") or words[-1] not in ("]", "]]"):
+        return None
+    parts = ["" if UNSET.match(each) and not each.startswith(("$(", "`")) else each for each in words[1:-1]]
+    if parts[:1] == ["!"]:
+        inner = _truth(["[", *parts[1:], "]"])
+        return None if inner is None else not inner
+    if len(parts) == 2 and parts[0] in ("-z", "-n"):
+        return (parts[1] == "") == (parts[0] == "-z")
+    if len(parts) != 3 or any(UNSET.search(each) for each in parts):
+        return None
+    left, operator, right = parts
+    if operator in ("=", "==", "!="):
+        return fnmatchcase(left, right) == (operator != "!=")
+    numbers = whole_number(left), whole_number(right)
+    if None in numbers or operator not in _COMPARISONS:
+        return None
+    return _COMPARISONS[operator](*numbers)
+
+
+_COMPARISONS: Final[Mapping[str, Callable[..., bool]]] = {
+    "-eq": eq, "-ne": ne, "-gt": gt, "-ge": ge, "-lt": lt, "-le": le,
+}  # fmt: skip
+
+
 class _Script:
     def __init__(self, text: str) -> None:
         if bad := _CONTROL.search(text):
@@ -67,6 +111,8 @@ class _Script:
         self.text = text.replace("\r\n", "\n").replace("\\\n", " ")
         self.place = 0
         self.values: dict[str, list[str]] = {}
+        self.branches: list[_Branch] = []
+        self.is_skipped = False
         self.budget = _MOST_CHARACTERS
 
     def commands(self) -> list[list[str]]:
@@ -76,19 +122,81 @@ class _Script:
         while self.place < len(self.text):
             if self._skip_blanks():
                 continue
-            if self.text[self.place] in _END:
-                self.place += 1
-                if words:
+            here = self.text[self.place]
+            if here in _END:
+                if here == ")" and self._closes_a_pattern():
+                    words = []
+                    continue
+                mark = self.text[self.place : self.place + 2]
+                mark = mark if mark in ("&&", "||", ";;") else here
+                self.place += len(mark)
+                if words and self._runs(words, mark):
                     found.append(words)
                 words = []
+                if mark == ";;" and self.branches:
+                    self.branches[-1].is_taken = False
             elif set(words) <= _BEFORE_ASSIGNMENTS and (match := _ASSIGNMENT.match(self.text, self.place)):
                 self._assign(match)
+                self.is_skipped = False
+                words = []
             else:
                 words += self._word()
+                if words and words[0] in ("then", "do", "else", "fi", "esac"):
+                    self._runs([words[0]], ";")
+                    words = words[1:]
             number += 1
             if number > _MOST_WORDS:
                 self._too_much()
-        return [*found, words] if words else found
+        return [*found, words] if words and self._runs(words, "\n") else found
+
+    @property
+    def _is_off(self) -> bool:
+        """Whether what stands here is in a branch that is not taken."""
+        return self.is_skipped or any(branch.is_taken is False for branch in self.branches)
+
+    def _runs(self, words: list[str], mark: str) -> bool:
+        """Follow branches; whether the command is one that runs. What cannot be known here is taken as run."""
+        first, *rest = words
+        was_skipped, self.is_skipped = self.is_skipped, False
+        if first == "case" and rest[1:2] == ["in"]:
+            self.branches.append(_Branch(is_taken=False, value=rest[0], was_taken=self._is_off))
+            return False
+        if first in ("fi", "esac"):
+            if self.branches:
+                self.branches.pop()
+            return False
+        if first == "if":
+            off = self._is_off
+            is_true = False if off else _truth(rest) if mark not in ("&&", "||") else None
+            self.branches.append(_Branch(is_taken=is_true, was_taken=off or is_true is True))
+            return False
+        if first in ("elif", "else") and self.branches:
+            branch = self.branches[-1]
+            is_true = _truth(rest) if first == "elif" else True
+            branch.is_taken = False if branch.was_taken else is_true if branch.is_taken is False else None
+            branch.was_taken = branch.was_taken or branch.is_taken is True
+            return False
+        if was_skipped or self._is_off:
+            return False
+        if first in ("[", "[["):
+            is_true = _truth(words)
+            self.is_skipped = (mark == "&&" and is_true is False) or (mark == "||" and is_true is True)
+            return False
+        return first not in ("then", "do", "done", "{", "}", "!")
+
+    def _closes_a_pattern(self) -> bool:
+        """Whether the bracket here ends a pattern of `case`; then that branch is taken or not."""
+        branch = self.branches[-1] if self.branches else None
+        if branch is None or branch.value is None:
+            return False
+        start = max(self.text.rfind(mark, 0, self.place) for mark in ("\n", ";;", " in "))
+        patterns = self.text[start : self.place].replace(";;", "").strip().removeprefix("in ").split("|")
+        value = "" if UNSET.search(branch.value) else branch.value
+        matches = any(fnmatchcase(value, each.strip(" \t\n\"'(")) for each in patterns)
+        branch.is_taken = matches and not branch.was_taken
+        branch.was_taken = branch.was_taken or matches
+        self.place += 1
+        return True
 
     def _skip_blanks(self) -> bool:
         """Whether blanks or a comment stood here."""
@@ -116,9 +224,12 @@ class _Script:
                 if len(items) > _MOST_WORDS:
                     self._too_much()
             self.place += 1
-            self.values[match[1]] = [*before, *items]
+            if not self._is_off:
+                self.values[match[1]] = [*before, *items]
             return
         value = " ".join(self._word(split=False)) if self._has_word() else ""
+        if self._is_off:
+            return
         self.values[match[1]] = [*before[:-1], (before[-1] if before else "") + value] if match[2] else [value]
 
     def _has_word(self) -> bool:
@@ -240,6 +351,7 @@ class _Script:
         """A default, in which there may be variables again."""
         inner = _Script.__new__(_Script)
         inner.text, inner.place, inner.values, inner.budget = f"{text}\n", 0, self.values, self.budget
+        inner.branches, inner.is_skipped = [], False
         found: list[str] = []
         while inner.place < len(text):
             if not inner._has_word():  # noqa: SLF001 - of the same class

@@ -23,7 +23,8 @@ _ACTOR: Final = "actor_rollout_ref.actor"
 
 
 def _values(text: str) -> Values:
-    found: dict[str, Value] = overrides_of(option_words(text))
+    every = overrides_of(option_words(text))
+    found: dict[str, Value] = {key: value for key, value in every.items() if "." in key}  # the rest is a launcher's
     moved = {"trainer.nnodes": HOSTS, "trainer.n_gpus_per_node": RANKS, "actor_rollout_ref.model.path": MODEL}
     found.setdefault("trainer.nnodes", "1")
     found.setdefault("trainer.n_gpus_per_node", "8")
@@ -83,8 +84,16 @@ def _read_batch(given: Given) -> Mapping[str, Any]:
     micro = given.whole(f"{_ACTOR}.ppo_micro_batch_size_per_gpu")
     if given.flag(f"{_ACTOR}.use_dynamic_bsz"):  # packed up to so many tokens
         most = given.whole(f"{_ACTOR}.ppo_max_token_len_per_gpu", 16384)
-        micro = max(most // (prompt + answer), 1)
+        micro = _at_most(most // (prompt + answer), mini * answers, given)
     return found | ({"layout.mbs": micro} if micro else {})
+
+
+def _at_most(most: int, batch: int, given: Given) -> int:
+    """The largest microbatch up to `most` sequences that cuts the batch of a rank evenly."""
+    degrees = _read_degrees(given)
+    replicas = given.num_devices // (degrees["layout.tp"] * degrees["layout.pp"] * degrees["layout.cp"])
+    own = batch // max(replicas, 1)
+    return next((size for size in range(min(most, max(own, 1)), 0, -1) if own % size == 0), 1)
 
 
 def _read_recompute(given: Given) -> Mapping[str, Any]:
@@ -141,7 +150,14 @@ TABLE: Final = Target(
         *("actor_rollout_ref.rollout.temperature", "actor_rollout_ref.rollout.top_*", "actor_rollout_ref.ref.*"),
         *(f"{_ACTOR}.{name}" for name in ("optim.*", "kl_*", "use_kl_loss", "entropy_coeff", "clip_*", "grad_clip")),
         *(f"{_ACTOR}.{name}" for name in ("checkpoint.*", "loss_*", "ppo_epochs", "shuffle", "strategy")),
-        *("actor_rollout_ref.rollout.log_prob_*", "actor_rollout_ref.rollout.val_*", "ray_*", "hydra.*"),
+        *("*.dist_checkpointing_path", "*.use_dist_checkpointing", "*mbridge", "*.name", "*.use_remove_padding"),
+        *(
+            "actor_rollout_ref.rollout.log_prob_*",
+            "actor_rollout_ref.nccl_timeout",
+            "actor_rollout_ref.rollout.val_*",
+            "ray_*",
+            "hydra.*",
+        ),
     ),
 )
 

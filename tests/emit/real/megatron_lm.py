@@ -13,7 +13,6 @@ import os
 import sys
 import typing
 import warnings
-from pathlib import Path
 from typing import Any
 
 WITHOUT_A_GPU = ["--no-gradient-accumulation-fusion", "--no-rope-fusion"]
@@ -88,7 +87,7 @@ def main() -> None:
         return
     commands = json.loads(sys.stdin.read())
     answers = [understood(arguments, *command) for command in commands]
-    Path("/dev/stdout").write_text(json.dumps(answers))
+    print(json.dumps(answers))  # noqa: T201
 
 
 if __name__ == "__main__":
