@@ -218,7 +218,8 @@ FILES = {
         "base_model: casperhansen/llama-3-70b-fp16\nload_in_4bit: true\nadapter: qlora\nsequence_len: 512\nlora_r: 8\n"
         "lora_alpha: 16\nlora_dropout: 0.05\nlora_target_linear: true\ngradient_accumulation_steps: 4\n"
         "micro_batch_size: 1\noptimizer: adamw_torch\nlearning_rate: 0.00001\nbf16: auto\n"
-        "gradient_checkpointing: true\nflash_attention: true\nfsdp:\n  - full_shard\n  - auto_wrap\nfsdp_config:\n  fsdp_offload_params: true\n"
+        "gradient_checkpointing: true\nflash_attention: true\n"
+        "fsdp:\n  - full_shard\n  - auto_wrap\nfsdp_config:\n  fsdp_offload_params: true\n"
         "  fsdp_sharding_strategy: FULL_SHARD\n",
         2,
         "fsdp",
