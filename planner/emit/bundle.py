@@ -72,7 +72,7 @@ def bundle_of(
     _check_schedule(plan)
     check_fits(plan, force_unfit=force_unfit, tell=tell)
     how = replace(how, arguments=_absolute(_taken(target, how.arguments)))
-    yours = dict(target.yours(plan, how))
+    yours = {**target.yours(plan, how), **STARTERS[on].yours}
     start = Start(plan=plan, target=target, values=values_of(target, plan), how=how)
     texts = {**target.render(start.values, plan, how), **STARTERS[on].write(start)}
     return Bundle(texts=texts, script=STARTERS[on].script, still_yours=yours)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from planner.emit.target import How, Place, Target, Values
     from planner.plan import Plan
@@ -33,8 +33,12 @@ class Start:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Starter:
-    """Who starts a program on the hosts. script: the file that a user starts; write: all its files, name -> text."""
+    """Who starts a program on the hosts. script: the file that a user starts; write: all its files, name -> text.
+
+    yours: placeholders of its own, and what they stand for.
+    """
 
     name: str
     script: str
     write: Callable[[Start], dict[str, str]]
+    yours: Mapping[str, str] = field(default_factory=dict)

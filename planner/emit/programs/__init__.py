@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from planner.emit.programs import bridge, megatron, swift, torch
+from planner.emit.programs import accelerate, bridge, deepspeed, megatron, swift, torch
 
 if TYPE_CHECKING:
     from planner.emit.target import Target
@@ -13,6 +13,8 @@ PROGRAMS: Final[dict[str, Target]] = {
     each.name: each
     for each in (
         torch.TARGET,
+        accelerate.TARGET,
+        deepspeed.TARGET,
         megatron.TARGET,
         bridge.TARGET,
         swift.TARGET,

@@ -4,9 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from planner.emit.read import megatron, overrides, verl
+from planner.emit.read import hugging_face, megatron, overrides, verl
 
 if TYPE_CHECKING:
     from planner.emit.read import Reader
 
-READERS: Final[tuple[Reader, ...]] = (verl.READER, overrides.SWIFT, overrides.BRIDGE, megatron.READER)
+READERS: Final[tuple[Reader, ...]] = (
+    verl.READER,
+    overrides.SWIFT,
+    overrides.BRIDGE,
+    megatron.READER,
+    *hugging_face.READERS,
+)
