@@ -486,6 +486,7 @@ def yours(plan: Plan, how: How) -> dict[str, str]:
 
 
 IGNORED: Final = (
+    *("stage", "template", "preprocessing_*", "plot_loss", "max_samples", "overwrite_cache"),
     *("output_dir", "logging_*", "save_*", "eval_*", "evaluation_strategy", "report_to", "run_name", "push_to_hub*"),
     *("hub_*", "dataset*", "data", "tokenizer*", "weights", "model_name_or_path", "trust_remote_code", "do_*", "ddp_*"),
     *("num_train_epochs", "per_device_eval_batch_size", "dataloader_*", "remove_unused_columns", "overwrite_*", "tf32"),
