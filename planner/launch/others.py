@@ -36,7 +36,8 @@ def launch_other(
 ) -> int:
     """Write the program's files into `output`, start them on this host, and return the program's exit code.
 
-    further: options of the program that stand behind the script's own. force_unfit, tell: as `planner.fit.check_fits`. place: as `planner.launch.hosts.find_host`.
+    further: options of the program that stand behind the script's own. force_unfit, tell: as
+    `planner.fit.check_fits`. place: as `planner.launch.hosts.find_host`.
 
     Raises:
         InputError: something is still the user's to say, or the program cannot be told what the plan decides.
