@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypedDict, Unpack, get_
 
 from planner import reading
 from planner.cost.segments import with_segment
-from planner.emit.plannable import check_plannable
+from planner.emit.plannable import check_plannable, unplannable
 from planner.emit.read.front import layout_text, read_foreign, with_layout
 from planner.errors import InputError, NothingFitsError, PlannerError
 from planner.explain.report import Explanation, Questions, explain
@@ -164,7 +164,7 @@ def plan_job(
         raise InputError(f"{confidence} is no chance", where="--confidence", hint="valid: above 0% to below 100%")
     constraints = Constraints.parse(_texts(pin), _texts(forbid))
     job = _load(model, cluster, training, reporter, nodes=nodes, **workload)
-    check_plannable(job)
+    constraints = _plannable(job, constraints)
     batch = None
     if job.batch:
         job, tried = choose_batch(job, constraints, objective, reporter)
@@ -209,7 +209,7 @@ def compare_sizes(
     constraints = Constraints.parse(_texts(pin), _texts(forbid))
     largest = {pool: max(hosts) for pool, hosts in nodes.items()} if isinstance(nodes, Mapping) else max(nodes)
     job = _load(model, cluster, training, reporter, nodes=largest, **workload)
-    check_plannable(job)
+    constraints = _plannable(job, constraints)
     if any(min(hosts) < 1 for hosts in (nodes.values() if isinstance(nodes, Mapping) else [nodes])):
         raise InputError("a cluster has at least one host", where="--nodes")
     if len(job.pools) == 1:
@@ -446,6 +446,17 @@ def _length(seq_len: int | str | None) -> int | None:
         return parse_length(seq_len) if isinstance(seq_len, str) else seq_len
     except ValueError as error:
         raise InputError(str(error), where="--seq-len") from None
+
+
+def _plannable(job: Job, constraints: Constraints) -> Constraints:
+    """The constraints of the user, and what no program of the engine could be told.
+
+    Raises:
+        InputError: no program can be told the model or the training.
+    """
+    check_plannable(job)
+    left_out = unplannable(job, {pin.key for pin in constraints.pins})
+    return replace(constraints, forbidden=(*constraints.forbidden, *Constraints.parse((), left_out).forbidden))
 
 
 def _texts(given: Texts) -> tuple[str, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -10,6 +11,8 @@ from planner.errors import InputError, Mistake
 from planner.layout import Layout
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
+
     from planner.specs.job import Job
 
 
@@ -29,9 +32,27 @@ def check_plannable(job: Job) -> None:
         raise InputError(*(Mistake(message=text, where=where, hint=f"{way}; {hint}") for text, way in faults[0]))
 
 
-def _faults(job: Job, target: Any) -> list[tuple[str, str]]:
-    """What a program refuses of the smallest layout, which asks for nothing but the model and the training."""
-    layout = Layout(zero=1, recompute=("none",), layers_per_stage=(job.model.num_layers,))
+def unplannable(job: Job, pinned: Collection[str]) -> tuple[str, ...]:
+    """What a search must leave out, as `--forbid` writes it: axes that no program of the engine can be told.
+
+    pinned: keys of the user's own pins, which are priced as they are.
+    """
+    targets = [PROGRAMS[name] for name in job.engine.emits if name in PROGRAMS]
+    axes = [axis for axis in ("tp", "pp", "cp", "ep") if axis in job.engine.can.axes and axis not in pinned]
+    return tuple(f"{axis}>=2" for axis in axes if targets and all(_faults(job, each, axis) for each in targets))
+
+
+def _faults(job: Job, target: Any, axis: str = "") -> list[tuple[str, str]]:
+    """What a program refuses of the smallest layout, which asks for nothing but the model, the training and an axis."""
+    stages, stage = (2, job.model.num_layers // 2) if axis == "pp" else (1, job.model.num_layers)
+    zeros = (job.engine.pipeline if axis == "pp" else job.engine.can).zero_stages
+    layout = Layout(
+        zero=1 if 1 in zeros else max(zeros, default=0),
+        recompute=("none",) * stages,
+        layers_per_stage=(stage,) * (stages - 1) + (job.model.num_layers - stage * (stages - 1),),
+    )
+    degree: dict[str, Any] = {axis: 2} if axis else {}
+    layout = replace(layout, **degree)
     probe: Any = SimpleNamespace(
         model=job.model, training=job.training, engine=job.engine, cluster=job.cluster, layout=layout
     )

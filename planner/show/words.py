@@ -160,12 +160,13 @@ def _counts_of_simplest(certificate: Certificate) -> str:
     proof = certificate.simplest
     if proof is None:
         return ""
-    count = "1 configuration" if proof.num_decided == 1 else f"{proof.num_decided:,} configurations"
     if proof.solver == "dynamic program":
         return " A dynamic program alone chose the simplest."
     if proof.status == "time limit":
         return f" {proof.solver.upper()} did not finish on the simplest; it is a dynamic program's."
-    left = f"{count} that keys and bounds leave within the window"
+    if proof.num_decided == 1:
+        return " Of the window, keys and bounds leave one configuration; both methods chose its simplest layout."
+    left = f"{proof.num_decided:,} configurations that keys and bounds leave within the window"
     return f" {proof.solver.upper()} chose the simplest of the {left}, and a dynamic program the same on its own."
 
 
