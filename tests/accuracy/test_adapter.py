@@ -20,6 +20,7 @@ from planner.accuracy.knowledge import knowledge
 from planner.accuracy.runs import REQUIRED_COLUMNS, Run, read_runs, run_of
 from planner.accuracy.score import score
 from planner.cost.band import band
+from planner.cost.flops import model_flops_per_step
 from planner.errors import InputError
 from planner.specs.by_name import engine_names, load_engine
 from planner.specs.cluster_documents import cluster_names
@@ -55,6 +56,20 @@ def reason_of(**cells: str) -> str:
 def test_every_published_row_is_read() -> None:
     assert [run.id for run in RUNS] == [row["id"] for row in CELLS]
     assert len(RUNS) == 2342
+
+
+def test_layers_for_further_tokens_are_those_that_the_sources_own_flops_count() -> None:
+    """Published FLOPs over published tokens, from which the time cancels, against a count from the shape."""
+    seen = 0
+    for run, row in zip(RUNS, CELLS, strict=True):
+        setup = job_of(run) if run.model == "DeepSeek-V3" and row["tflops_gpu"] and row["tok_s_gpu"] else None
+        if isinstance(setup, Setup) and run.id != "T0291":  # 254e9 FLOPs a token are of neither count
+            training = setup.job.training
+            tokens = training.sequence_length * training.global_batch_size
+            stated = float(row["tflops_gpu"]) * 1e12 / float(row["tok_s_gpu"])
+            assert stated == pytest.approx(model_flops_per_step(setup.job.model, training) / tokens, rel=0.015), run.id
+            seen += 1
+    assert seen > 35
 
 
 RECIPE_CELLS = (
