@@ -219,6 +219,7 @@ def every_layout(job):
         seconds = np.broadcast_to(prices.microbatch_seconds, owner.shape)
         tails, ends = (np.broadcast_to(each, owner.shape) for each in (prices.tail_seconds, prices.ends))
         missing = 1 - chance_of_fitting(stage_bytes(job, degrees, stage), whole.memory, spread)
+        missing = missing if job.headroom is None else 0 * missing  # a plain limit has no classes of risk
         again = np.where(policy == FULL, 10.0 * layers, 10.0 * layers * prices.recompute / prices.forward)
         of_cell = {
             cell: ((time, tail, cell[2], end), int(miss > 0.01) + int(miss > 0.05), math.ceil(tenths - 1e-6))
