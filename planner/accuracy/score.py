@@ -39,6 +39,7 @@ class Row:
     predicted_memory_bytes: float | None = None
     peak_bytes: float | None = None
     fits: bool | None = None
+    verdict: str = ""
 
     @property
     def error(self) -> float | None:
@@ -86,6 +87,7 @@ def score(run: Run) -> Row:
         predicted_memory_bytes=max(stage.get(run.mem_class, stage["device"]) for stage in stages),
         peak_bytes=max(stage.total_bytes for stage in plan.memory),
         fits=plan.fits,
+        verdict=plan.verdict,
     )
 
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from planner.emit.programs import PROGRAMS
 from planner.errors import InputError, Mistake
@@ -32,27 +31,36 @@ def check_plannable(job: Job) -> None:
         raise InputError(*(Mistake(message=text, where=where, hint=f"{way}; {hint}") for text, way in faults[0]))
 
 
+_PROBES: Final[dict[str, dict[str, Any]]] = {
+    "pp>=2": {"pp": 2},
+    "cp>=2": {"cp": 2},
+    "ep>=2": {"ep": 2},
+    "tp>=2,sp=0": {"tp": 2, "sp": 0},
+    "tp>=2,sp=1": {"tp": 2, "sp": 1},
+}
+"""What may be forbidden -> what tells whether it must be."""
+
+
 def unplannable(job: Job, pinned: Collection[str]) -> tuple[str, ...]:
     """What a search must leave out, as `--forbid` writes it: axes that no program of the engine can be told.
 
     pinned: keys of the user's own pins, which are priced as they are.
     """
     targets = [PROGRAMS[name] for name in job.engine.emits if name in PROGRAMS]
-    axes = [axis for axis in ("tp", "pp", "cp", "ep") if axis in job.engine.can.axes and axis not in pinned]
-    return tuple(f"{axis}>=2" for axis in axes if targets and all(_faults(job, each, axis) for each in targets))
+    able = {text: more for text, more in _PROBES.items() if more.keys() - {"sp"} <= {*job.engine.can.axes} - {*pinned}}
+    return tuple(text for text, more in able.items() if targets and all(_faults(job, each, **more) for each in targets))
 
 
-def _faults(job: Job, target: Any, axis: str = "") -> list[tuple[str, str]]:
-    """What a program refuses of the smallest layout, which asks for nothing but the model, the training and an axis."""
-    stages, stage = (2, job.model.num_layers // 2) if axis == "pp" else (1, job.model.num_layers)
-    zeros = (job.engine.pipeline if axis == "pp" else job.engine.can).zero_stages
+def _faults(job: Job, target: Any, **more: Any) -> list[tuple[str, str]]:
+    """What a program refuses of the smallest layout, which asks for nothing but the model, the training and `more`."""
+    stages, stage = (2, job.model.num_layers // 2) if "pp" in more else (1, job.model.num_layers)
+    zeros = (job.engine.pipeline if "pp" in more else job.engine.can).zero_stages
     layout = Layout(
         zero=1 if 1 in zeros else max(zeros, default=0),
         recompute=("none",) * stages,
         layers_per_stage=(stage,) * (stages - 1) + (job.model.num_layers - stage * (stages - 1),),
+        **more,
     )
-    degree: dict[str, Any] = {axis: 2} if axis else {}
-    layout = replace(layout, **degree)
     probe: Any = SimpleNamespace(
         model=job.model, training=job.training, engine=job.engine, cluster=job.cluster, layout=layout
     )

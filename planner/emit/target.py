@@ -24,7 +24,9 @@ if TYPE_CHECKING:
 Value: TypeAlias = "str | int | float | bool | tuple[Any, ...] | None"
 Values: TypeAlias = Mapping[str, Value]
 
-_OF_THE_RUN: Final = {"tokens", "deadline", "price"}
+_OF_THE_RUN: Final = {
+    "tokens", "deadline", "price", "failures", "checkpoint_interval", "asynchronous_checkpoints"
+}  # fmt: skip
 """Of the training document: what says how long and how dear the whole run is, and changes no step of it."""
 _OF_THE_DOCUMENT: Final = {"name", "architecture"}
 """Of the model document: its name, and what stands for other fields."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final, Literal
 
-from planner.cost.run import devices_in_use, whole_run
 from planner.errors import InputError, NothingFitsError
 
 if TYPE_CHECKING:
@@ -48,8 +47,7 @@ class Choice:
         training = self.plan.training
         if training.tokens is None:
             training = training.model_copy(update={"tokens": REFERENCE_TOKENS})
-        in_use = devices_in_use(self.plan.cluster, self.plan.layout)
-        return whole_run(self.plan.model, training, step_seconds=self.plan.step_seconds, in_use=in_use)
+        return replace(self.plan, training=training).run
 
     @property
     def chance_of_fitting(self) -> float | None:

@@ -303,7 +303,8 @@ def test_recompute_that_is_not_stated_is_the_least_that_fits_however_the_run_end
     blank, none, full = (
         score(run_of(cells | {"oom": oom, "recompute_policy": policy})) for policy in ("", "none", "full")
     )
-    assert (none.fits, blank.fits, full.fits) == (False, True, True)
+    assert (none.verdict, full.verdict) == ("does not fit", "fits")
+    assert blank.verdict != "does not fit"
     assert none.predicted_seconds < blank.predicted_seconds < full.predicted_seconds
 
 
@@ -548,9 +549,9 @@ def test_tables_of_names_point_at_what_is_shipped() -> None:
 
 
 @pytest.mark.parametrize(
-    ("layers", "pp", "chunks", "notes", "split"),
+    ("layers", "pp", "chunks", "mtp", "split"),
     [
-        ("61", "16", "1", "w/ MTP", (3, *(4,) * 14, 2)),  # 61 layers, embedding, loss and one layer more are 16 x 4
+        ("61", "16", "1", "1", (3, *(4,) * 14, 2)),  # 61 layers, embedding, loss and one layer more are 16 x 4
         ("126", "8", "8", "", (1, *(2,) * 62, 1)),
         ("126", "16", "8", "", (1, *(2,) * 62, 1)),  # 128 chunks for 126 layers: 64 hold some
         ("96", "8", "1", "", (12,) * 8),
@@ -558,9 +559,9 @@ def test_tables_of_names_point_at_what_is_shipped() -> None:
     ],
 )
 def test_ends_count_as_layers_where_that_makes_equal_chunks(
-    layers: str, pp: str, chunks: str, notes: str, split: tuple[int, ...]
+    layers: str, pp: str, chunks: str, mtp: str, split: tuple[int, ...]
 ) -> None:
-    found = setup_of(layers=layers, pp=pp, interleave=chunks, tp="1", gpus=pp, notes=notes)
+    found = setup_of(layers=layers, pp=pp, interleave=chunks, tp="1", gpus=pp, mtp_layers=mtp)
     assert found.layout.layers_per_stage == split
 
 

@@ -257,7 +257,8 @@ def test_a_plan_of_another_engine_is_refused_with_a_way_out(plan):
 
 
 def test_a_plan_that_does_not_fit_is_written_by_force_only(plan):
-    large = replace(plan, fits=False)
+    stage = replace(plan.memory[0], device_chance=0.01, limit_bytes=1.0, most_bytes=1.0)
+    large = replace(plan, fits=False, memory=(stage, *plan.memory[1:]))
     with pytest.raises(NothingFitsError, match="does not fit"):
         bundle_of(large, how=How())
     assert bundle_of(large, how=How(), force_unfit=True).texts

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import random
-from dataclasses import replace
 
 import pytest
 
 from planner.api import plan_job
 from planner.emit.bundle import bundle_of
+from planner.emit.plannable import unplannable
 from planner.emit.programs import PROGRAMS
 from planner.emit.target import How
 from planner.errors import InputError
 from planner.layout import Layout, even_split
 from planner.search.search import plan_for_layout
+from planner.search.space.constraints import Constraints
 from planner.search.space.rules import broken_rules
 from planner.specs.by_name import engine_names, load_engine
 from planner.specs.load import load_job
@@ -48,11 +49,11 @@ def random_plans(engine: str, count: int, seed: int):
             tp=tp, pp=pp, cp=cp, dp=64 // (tp * pp * cp), zero=zero, interleave=interleave,
             ep=draw.choice((1, 2, 4, 8)) if experts else 1,
             etp=draw.choice((1, tp)) if experts and "etp" in can.axes else 1,
-            hsdp=draw.choice((1, 1, 2)), mbs=draw.choice((1, 2, 4)), sp=int(tp > 1),
+            hsdp=draw.choice((1, 1, 2)), mbs=draw.choice((1, 2, 4)), sp=int(tp > 1 and draw.random() < 0.7),
             schedule="interleaved" if interleave > 1 else draw.choice(pipeline.schedules),
             recompute=(draw.choice(can.recompute),) * chunks, layers_per_stage=layers,
         )  # fmt: skip
-        if not broken_rules(job, layout):
+        if Constraints.parse((), unplannable(job, ())).allowed(layout) and not broken_rules(job, layout):
             found += 1
             yield plan_for_layout(job, layout)
         if found == count:
@@ -64,7 +65,7 @@ def refusals(engine: str, count: int, seed: int) -> list[str]:
     wrong = []
     for plan in random_plans(engine, count, seed):
         try:
-            bundle_of(replace(plan, fits=True), how=How())
+            bundle_of(plan, how=How(), force_unfit=True)
         except InputError as error:
             wrong.append(f"{plan.model.name} {plan.layout}: {error}")
     return wrong

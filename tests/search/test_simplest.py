@@ -119,7 +119,7 @@ def test_the_integer_program_finds_the_simplest_of_all_choices(block):
 
 def job(**given):
     documents = {"model": "llama3-8b", "cluster": "dgx-a100", "gpus": 8, "engine": "torch"}
-    settings = ("model.num_layers=8", "device.memory=24 GiB")
+    settings = ("model.num_layers=8", "device.memory=21 GiB")
     return load_job(**documents | {"settings": settings} | given, sequence_length=2048, global_batch_size=32)
 
 
