@@ -42,6 +42,7 @@ test: $(STAMP) ## the tests, without the long ones
 .PHONY: prove
 prove: $(STAMP) ## the long tests: more examples, more layouts, more ranks
 	$(BIN)/pytest -n auto -m "slow or gpu"
+	$(BIN)/python tools/real_parsers.py
 
 .PHONY: lint
 lint: $(STAMP) ## style and common mistakes
@@ -87,6 +88,10 @@ accuracy: $(STAMP) ## closed forms against papers, forecasts against measured ru
 	$(BIN)/planner accuracy tests/published/measurements.csv
 	OPENBLAS_NUM_THREADS=1 $(BIN)/python tools/accuracy.py tests/published/measurements.csv
 	OPENBLAS_NUM_THREADS=1 $(BIN)/python tools/vtrain.py
+
+.PHONY: plans
+plans: $(STAMP) ## what the recommendation costs over the minimum, on the jobs of published runs (a report)
+	OPENBLAS_NUM_THREADS=1 $(BIN)/python tools/plans.py
 
 .PHONY: calibrate
 calibrate: $(STAMP) ## fit planner/calibration.json to the published runs again

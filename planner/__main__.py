@@ -1,5 +1,17 @@
-"""Allow `python -m planner`."""
+"""Start the command line: `planner` and `python -m planner`."""
 
-from planner.cli import run
+import os
+import signal
 
-run()
+
+def start() -> None:
+    """Run the planner. Ctrl-C while it is being imported ends it at once, with the exit code of an interruption."""
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # not where whoever started us ignores it
+        signal.signal(signal.SIGINT, lambda *_: os._exit(130))
+    from planner.cli import run
+
+    run()
+
+
+if __name__ == "__main__":
+    start()

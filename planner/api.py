@@ -13,32 +13,39 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias, TypedDict, Unpack, get_args
+from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypedDict, Unpack, get_args
 
 from planner import reading
 from planner.cost.segments import with_segment
+from planner.emit.plannable import check_plannable, unplannable
+from planner.emit.read.front import layout_text, read_foreign, with_layout
 from planner.errors import InputError, NothingFitsError, PlannerError
 from planner.explain.report import Explanation, Questions, explain
+from planner.fit import fit_words
 from planner.plan import Plan
 from planner.plan_parts import ObjectiveName
 from planner.search.batch_choice import batch_report, choose_batch
+from planner.search.deadline import search_in_time
 from planner.search.footprint import NothingFits
 from planner.search.given import plan_for_text
-from planner.search.near_ties import AS_GOOD
-from planner.search.objectives import objective_of
 from planner.search.optimum.integer_program import SolverName
 from planner.search.remedies import LiftedPin, Remedy, lifted_pins, remedies
 from planner.search.reporter import Reporter
-from planner.search.search import plan_for_layout, search
+from planner.search.search import plan_for_layout
+from planner.search.side_by_side import SideBySide, side_by_side
+from planner.search.simplest import WITHIN
 from planner.search.space.constraints import Constraints
 from planner.search.sweep import Sweep, sweep, sweep_pools
 from planner.shipped import clusters, engine_profiles, models
 from planner.specs.by_name import model_notes
+from planner.specs.cluster_documents import cluster_tree
 from planner.specs.load import load_job
+from planner.specs.mistakes import Mistakes
 from planner.specs.text import any_of, did_you_mean
-from planner.units import format_bytes, parse_length
+from planner.units import parse_length
 
 if TYPE_CHECKING:
+    from planner.emit.read.front import Foreign
     from planner.layout import Layout
     from planner.specs.job import Job
 
@@ -47,6 +54,7 @@ __all__ = [
     "Plan",
     "PlannerError",
     "clusters",
+    "compare_clusters",
     "compare_sizes",
     "engine_profiles",
     "estimate_layout",
@@ -55,6 +63,9 @@ __all__ = [
     "plan_job",
     "read_plan",
 ]
+
+_MOST_CHOICES: Final = 64
+"""Each takes a search of its own."""
 
 Texts: TypeAlias = str | Sequence[str]
 Nodes: TypeAlias = int | Mapping[str, int]
@@ -68,8 +79,10 @@ class Workload(TypedDict, total=False):
 
     gpus: devices, in place of nodes. seq_len: tokens of a sequence, a number or "32k". global_batch: sequences of a
     step, "4M tokens", or a range "512..2048" that `plan_job` chooses from. precision: what the model computes in.
-    engine: the program that will train. settings: changes of documents, "device.memory=141GiB". headroom: share of the
-    memory to leave free. calibration: a file of corrections from your own runs.
+    engine: the program that will train. settings: changes of documents, "device.memory=141GiB". failures: count
+    failures and checkpoints in the length of the run. risk: the plan is to fit with a chance of 1 - risk. headroom:
+    share of the memory to leave free, a plain limit in place of the chance. calibration: a file of corrections from
+    your own runs.
     """
 
     gpus: int | None
@@ -78,6 +91,8 @@ class Workload(TypedDict, total=False):
     precision: str | None
     engine: str
     settings: Texts
+    failures: bool
+    risk: float | None
     headroom: float | None
     calibration: str | Path | None
     allow_tp_across_nodes: bool
@@ -117,6 +132,8 @@ def plan_job(
     pin: Texts = (),
     forbid: Texts = (),
     objective: ObjectiveName = "throughput",
+    within: float = WITHIN,
+    confidence: float = 0.8,
     top: int = 3,
     solver: SolverName = "cbc",
     time_limit: float | None = None,
@@ -128,10 +145,13 @@ def plan_job(
 
     model, cluster: a shipped name or the path of a file. training: the path of a training document. pin, forbid: one
     text or several, as in `pin="tp=8,mbs<=4"`. Where no layout meets the deadline the plan is the fastest one, and
-    `plan.run.meets_deadline` is false. top: layouts in `plan.runners_up`. check: compare lower bounds
-    with the optima of 64 configurations that they ruled out. reporter: told what the search does.
-    workload: gpus, seq_len, global_batch, precision, engine, settings, headroom, calibration, allow_tp_across_nodes and
-    allow_offload, as `planner.api.Workload` explains them.
+    `plan.run.meets_deadline` is false. Where none fits and some may, the plan is the likeliest one, and `plan.fits` is
+    false. within: share of the objective that a simpler layout may cost; 0 asks for the minimum, which `plan.minimum`
+    has in any case. confidence: chance with which objectives `cost` and `gpus` keep to the deadline. top: most layouts
+    in `plan.runners_up`, each of another kind. check: compare lower bounds with the optima of 64 configurations that
+    they ruled out. reporter: told what the search does. workload: gpus, seq_len, global_batch, precision, engine,
+    settings, failures, risk, headroom, calibration, allow_tp_across_nodes and allow_offload, as `planner.api.Workload`
+    explains them.
 
     Raises:
         NoLayoutFits: no layout fits into memory; it has the nearest one, and finds what would fit.
@@ -140,20 +160,24 @@ def plan_job(
     """
     _check_choice("--objective", objective, ObjectiveName)
     _check_choice("--solver", solver, SolverName)
+    if not 0 < confidence < 1:
+        raise InputError(f"{confidence} is no chance", where="--confidence", hint="valid: above 0% to below 100%")
     constraints = Constraints.parse(_texts(pin), _texts(forbid))
     job = _load(model, cluster, training, reporter, nodes=nodes, **workload)
+    constraints = _plannable(job, constraints)
     batch = None
     if job.batch:
         job, tried = choose_batch(job, constraints, objective, reporter)
         batch = batch_report(job, tried)
-    found = search(
+    found = search_in_time(
         job,
         constraints,
-        objective=objective_of(job, objective),
+        objective,
+        confidence=confidence,
         solver=solver,
         time_limit=time_limit,
         top=top,
-        simpler_within=AS_GOOD,
+        within=within,
         check=check,
         reporter=reporter,
     )
@@ -185,6 +209,7 @@ def compare_sizes(
     constraints = Constraints.parse(_texts(pin), _texts(forbid))
     largest = {pool: max(hosts) for pool, hosts in nodes.items()} if isinstance(nodes, Mapping) else max(nodes)
     job = _load(model, cluster, training, reporter, nodes=largest, **workload)
+    constraints = _plannable(job, constraints)
     if any(min(hosts) < 1 for hosts in (nodes.values() if isinstance(nodes, Mapping) else [nodes])):
         raise InputError("a cluster has at least one host", where="--nodes")
     if len(job.pools) == 1:
@@ -192,6 +217,51 @@ def compare_sizes(
         return sweep(job.pools[0], constraints, nodes, reporter)
     assert isinstance(nodes, Mapping), "a mixed cluster has no one size"
     return sweep_pools(job, constraints, nodes, reporter)
+
+
+def compare_clusters(
+    model: str,
+    clusters: Sequence[str],
+    training: str | None = None,
+    *,
+    nodes: int | Sequence[int] | None = None,
+    pin: Texts = (),
+    forbid: Texts = (),
+    objective: ObjectiveName = "throughput",
+    within: float = WITHIN,
+    solver: SolverName = "cbc",
+    time_limit: float | None = None,
+    reporter: Reporter | None = None,
+    **workload: Unpack[Workload],
+) -> SideBySide:
+    """Find the best layout on each of several clusters, as `planner plan MODEL A,B,C` does.
+
+    clusters: shipped names or paths of files. nodes: hosts of each cluster, or several numbers of hosts. A cluster on
+    which the job cannot be planned is a choice with its reason. Other keywords are those of `plan_job`.
+
+    Raises:
+        NothingFitsError: the job fits on none of them.
+        InputError: an unknown cluster, or mistakes of documents and keywords that are there for each cluster.
+        EnvironmentProblem: a file cannot be read.
+    """
+    mistakes = Mistakes()
+    for name in clusters:
+        mistakes.attempt(cluster_tree, name)
+    sizes = [nodes] if nodes is None or isinstance(nodes, int) else [*nodes]
+    pairs = [(name, size) for name in dict.fromkeys(clusters) for size in sizes]
+    if not 1 <= len(pairs) <= _MOST_CHOICES:
+        hint = "name fewer clusters, or a smaller range of --nodes"
+        mistakes.add(f"{len(pairs)} clusters and sizes are not 1 to {_MOST_CHOICES}", hint=hint)
+    mistakes.raise_if_any()
+    options: dict[str, Any] = {"pin": pin, "forbid": forbid, "objective": objective, "within": within, "solver": solver}
+
+    def plan_on(name: str, size: int | None) -> Plan:
+        (reporter or Reporter()).about(f"planning {name}" + (f" x {size}" if size else ""))
+        return plan_job(
+            model, name, training, nodes=size, time_limit=time_limit, top=1, reporter=reporter, **options, **workload
+        )
+
+    return side_by_side(pairs, plan_on)
 
 
 def estimate_layout(
@@ -221,6 +291,77 @@ def estimate_layout(
     if isinstance(layout, str):
         return plan_for_text(job, layout)
     return plan_for_layout(job, with_segment(job.cluster, layout))
+
+
+def estimate_file(
+    path: str | Path,
+    cluster: str,
+    training: str | None = None,
+    *,
+    model: str | None = None,
+    layout: str = "",
+    define: Texts = (),
+    nodes: Nodes | None = None,
+    reporter: Reporter | None = None,
+    **workload: Unpack[Workload],
+) -> Plan:
+    """Price what a file of another program sets, as `planner explain --from` does.
+
+    `plan.assumed` lists what the file leaves open, and keys of it that have no price.
+    path: a command line or script, YAML, JSON or TOML that `planner.emit.read` knows. model: in place of the one that
+    the file describes. layout: parts that take the place of the file's. define: `NAME=VALUE` of variables that a script
+    leaves open. What the file says of training and machines is overridden by the other keywords, those of `plan_job`.
+
+    Raises:
+        InputError: what the file says cannot be read or cannot run, or something has to be said beside it.
+        EnvironmentProblem: a file cannot be read.
+    """
+    foreign, nodes, workload = _of_file(path, model, define, nodes, workload)
+    foreign = with_layout(foreign, layout)
+    spec: Any = foreign.model
+    plan = estimate_layout(
+        spec, cluster, training, layout=layout_text(foreign), nodes=nodes, reporter=reporter, **workload
+    )
+    return replace(plan, assumed=(*plan.assumed, *foreign.assumed))
+
+
+def plan_file(
+    path: str | Path,
+    cluster: str,
+    training: str | None = None,
+    *,
+    model: str | None = None,
+    define: Texts = (),
+    nodes: Nodes | None = None,
+    reporter: Reporter | None = None,
+    **keywords: Any,
+) -> Plan:
+    """Find the best layout for the model and training that a file of another program sets: `planner plan --from`.
+
+    Keywords are those of `estimate_file` and `plan_job`; it raises what they raise.
+    """
+    foreign, nodes, keywords = _of_file(path, model, define, nodes, keywords)
+    (reporter or Reporter()).noted(f"the file's own layout: {layout_text(foreign)}")
+    for each in foreign.assumed:
+        (reporter or Reporter()).noted(str(each))
+    spec: Any = foreign.model
+    return plan_job(spec, cluster, training, nodes=nodes, reporter=reporter, **keywords)
+
+
+def _of_file(
+    path: str | Path, model: str | None, define: Texts, nodes: Nodes | None, keywords: Any
+) -> tuple[Foreign, Nodes | None, Any]:
+    """What a file says, and the keywords with it where they leave something open."""
+    settings, engine = _texts(keywords.get("settings") or ()), keywords.get("engine")
+    own = Path(path)
+    foreign = read_foreign(own, model=model, define=_texts(define), settings=settings, engine=engine)
+    filled = {**keywords, "engine": foreign.engine, "settings": (*foreign.settings, *settings)}
+    says_batch = any(each.startswith("training.global_batch_size=") for each in filled["settings"])
+    if not says_batch and filled.get("global_batch") is None:
+        raise InputError("the file does not say the global batch", where=str(path), hint="--global-batch N says it")
+    if nodes is None and filled.get("gpus") is None and foreign.num_devices:
+        filled["gpus"] = foreign.num_devices
+    return foreign, nodes, filled
 
 
 def explain_layout(
@@ -274,6 +415,7 @@ def _load(
     seq_len: int | str | None = None,
     global_batch: int | str | None = None,
     settings: Texts = (),
+    failures: bool = False,
     calibration: str | Path | None = None,
     **others: Any,
 ) -> Job:
@@ -287,14 +429,14 @@ def _load(
         "nodes": nodes,
         "sequence_length": _length(seq_len),
         "global_batch_size": global_batch,
-        "settings": _texts(settings),
+        "settings": (*_texts(settings), *(("training.failures=true",) if failures else ())),
         "calibration": calibration and Path(calibration),
         **others,
     }
     job = load_job(
         model=model, cluster=cluster, training=training, **{name: v for name, v in given.items() if v is not None}
     )
-    for note in model_notes(model):
+    for note in model_notes(model) if isinstance(model, str) else ():
         (reporter or Reporter()).noted(note)
     return job
 
@@ -304,6 +446,17 @@ def _length(seq_len: int | str | None) -> int | None:
         return parse_length(seq_len) if isinstance(seq_len, str) else seq_len
     except ValueError as error:
         raise InputError(str(error), where="--seq-len") from None
+
+
+def _plannable(job: Job, constraints: Constraints) -> Constraints:
+    """The constraints of the user, and what no program of the engine could be told.
+
+    Raises:
+        InputError: no program can be told the model or the training.
+    """
+    check_plannable(job)
+    left_out = unplannable(job, {pin.key for pin in constraints.pins})
+    return replace(constraints, forbidden=(*constraints.forbidden, *Constraints.parse((), left_out).forbidden))
 
 
 def _texts(given: Texts) -> tuple[str, ...]:
@@ -319,10 +472,9 @@ def _check_choice(option: str, given: str, choices: Any) -> None:
 
 
 def _no_layout_fits(job: Job, constraints: Constraints, found: NothingFits) -> NoLayoutFits:
-    fullest = max(found.memory, key=lambda stage: stage.total_bytes - stage.limit_bytes)
-    needed, limit = format_bytes(fullest.total_bytes), format_bytes(fullest.limit_bytes)
+    words = fit_words(plan_for_layout(job, found.layout))
     error = NoLayoutFits(
-        f"no layout fits into memory: the nearest needs {needed} of {limit}", hint="`remedies()` finds what would fit"
+        f"no layout fits into memory: of the nearest, {words}", hint="`remedies()` finds what would fit"
     )
     error.job, error.constraints, error.found = job, constraints, found
     return error

@@ -129,7 +129,13 @@ def run() -> NoReturn:
     _open_missing_streams()
     signal.signal(signal.SIGTERM, _terminate)
     try:
+        if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
         code = main(sys.argv[1:])
+    except KeyboardInterrupt:
+        code = ExitCode.INTERRUPTED
     finally:
         _drop_unwritable_output()
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # the answer is out: nothing is left to interrupt
     sys.exit(code)

@@ -19,8 +19,9 @@ if TYPE_CHECKING:
 
 _FORMULAS: Final = (
     "cost/**/*.py", "errors.py", "layout.py", "numbers.py", "sums.py", "units.py", "specs/batch.py",
-    "specs/calibration.py", "specs/cluster.py", "specs/document.py", "specs/engine.py", "specs/job.py",
-    "specs/model.py", "specs/recipe.py", "specs/recompute.py", "specs/text.py", "specs/training.py",
+    "specs/calibration.py", "specs/cluster.py", "specs/document.py", "specs/engine.py", "specs/failures.py",
+    "specs/generations.py", "specs/job.py", "specs/library.py", "specs/model.py", "specs/recipe.py",
+    "specs/recompute.py", "specs/text.py", "specs/training.py", "specs/yaml.py",
 )  # fmt: skip
 """The formulas, and all of the package that they import. Models, clusters and engine profiles are in the plan."""
 
@@ -36,7 +37,7 @@ def made_by(job: Job) -> MadeBy:
 def with_shipped_corrections(job: Job) -> Job:
     """The job with the corrections that this version ships, and their evidence of how far off forecasts are."""
     entries, evidence, spread = _shipped(job)
-    common = ("model", "training", "engine", "headroom", "allow_tp_across_nodes", "allow_offload")
+    common = ("model", "training", "engine", "risk", "headroom", "allow_tp_across_nodes", "allow_offload")
     kept = {name: getattr(job, name) for name in common}
     return job_on(job.cluster, entries, evidence=evidence, spread=spread, **kept)
 

@@ -6,7 +6,7 @@ import contextlib
 import hashlib
 import json
 import math
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from functools import cache
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
@@ -14,16 +14,27 @@ from pydantic import TypeAdapter, ValidationError
 
 from planner.cost.adapters import num_trained_params
 from planner.cost.band import Band
-from planner.cost.ledger import HostMemory, LineName, MemoryLine, StageMemory, TimeLine
+from planner.cost.goodput import Goodput, goodput
+from planner.cost.ledger import (
+    HostMemory,
+    LineName,
+    MemoryLine,
+    StageMemory,
+    TimeLine,
+    Verdict,
+    verdict_of,
+    worst_stage,
+)
 from planner.cost.run import WholeRun, devices_in_use, whole_run
 from planner.errors import EnvironmentProblem, InputError
 from planner.layout import Assumed, Layout, format_layout, parse_layout
 from planner.no_plan import HOW_TO_GET_ONE, PLAN_FORMAT, no_plan
-from planner.plan_parts import BatchChoice, Certificate, MadeBy, SearchOptions
-from planner.specs.calibration import CalibrationEntry
+from planner.plan_parts import BatchChoice, Certificate, Keys, MadeBy, SearchOptions
+from planner.specs.calibration import CalibrationEntry, Spread
 from planner.specs.cluster import AnyCluster, ClusterSpec, MixedClusterSpec
 from planner.specs.engine import EngineSpec
 from planner.specs.files import limited_text
+from planner.specs.job import MOST_RISK, job_on
 from planner.specs.model import ModelSpec
 from planner.specs.text import printable
 from planner.specs.training import TrainingSpec
@@ -34,6 +45,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 _MOST_DIGITS: Final = 40
+_NO_SPREAD: Final = Spread()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,13 +64,31 @@ class RunnerUp:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Minimum:
+    """The proven minimum of the objective, which is the plan's own layout or a less simple one.
+
+    above: how much worse than it the plan is by the objective, as a share. reason: what the plan has for that, in
+    words; empty where the plan is the minimum.
+    """
+
+    layout: Layout
+    step_seconds: float
+    peak_bytes: float
+    keys: Keys
+    above: float = 0.0
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
     """A job, the layout chosen for it, and the ledger that says why.
 
     Seconds are per optimizer step; of measured runs like it 8 of 10 lie between the low and the high one, and `band`
     says on how many runs that rests. `mfu` and `hfu` name their convention in `flops_convention`. On a mixed cluster
-    there is a calibration for each pool. A layout of the user's has no certificate. proved_by: who proved the
-    certificate, where other formulas have priced the plan since. assumed: what a layout of the user's left out.
+    there is a calibration for each pool. The chance of fitting rests on `memory_spread`. A layout
+    of the user's has no certificate. proved_by: who proved the certificate, where other formulas have priced the plan
+    since. assumed: what a layout of the user's left out. minimum: the best layout by the objective, beside the simpler
+    one that is recommended; None without a search.
     """
 
     model: ModelSpec
@@ -79,7 +109,10 @@ class Plan:
     flops_convention: str
     made_by: MadeBy
     options: SearchOptions
+    memory_spread: Spread = _NO_SPREAD
     band: Band | None = None
+    minimum: Minimum | None = None
+    deadline_chance: float | None = None
     runners_up: tuple[RunnerUp, ...] = ()
     idle_reason: str = ""
     batch: BatchChoice | None = None  # where there was a choice
@@ -88,14 +121,49 @@ class Plan:
     assumed: tuple[Assumed, ...] = ()
 
     @property
+    def worst_stage(self) -> StageMemory:
+        """The stage on which it depends whether the plan fits."""
+        return worst_stage(self.memory)
+
+    @property
+    def verdict(self) -> Verdict:
+        """Whether the plan fits, in words: what is said of its worst stage."""
+        return verdict_of(self.memory)
+
+    @property
+    def chance_of_fitting(self) -> float:
+        """That of the worst stage: stages share their error."""
+        return min((stage.chance_of_fitting for stage in self.memory), default=1.0)
+
+    @property
     def run(self) -> WholeRun | None:
         """The whole token budget with this plan; None without a budget."""
-        return whole_run(
+        found = whole_run(
             self.model,
             self.training,
             step_seconds=self.step_seconds,
             in_use=devices_in_use(self.cluster, self.layout),
+            effective_share=1.0 if self.goodput is None else self.goodput.effective_share,
         )
+        if found is None:
+            return None
+        chance, asked, meets = self.deadline_chance, self.options.confidence, found.meets_deadline
+        return replace(
+            found,
+            low_seconds=self.low_step_seconds and found.steps * self.low_step_seconds / found.effective_share,
+            high_seconds=self.high_step_seconds and found.steps * self.high_step_seconds / found.effective_share,
+            deadline_chance=chance,
+            meets_deadline=meets if chance is None or asked is None else chance >= asked,
+        )
+
+    @property
+    def goodput(self) -> Goodput | None:
+        """What failures and checkpoints leave of the time of the run; None where they are not counted."""
+        if not self.training.failures:
+            return None
+        common = {"model": self.model, "training": self.training, "engine": self.engine}
+        job = job_on(self.cluster, self.calibration, **common)
+        return goodput(job.pools[0], devices_in_use(self.cluster, self.layout))
 
     def to_json(self) -> str:
         """The plan document as text, as `planner plan --json` prints it."""
@@ -117,20 +185,26 @@ def plan_to_dict(plan: Plan) -> dict[str, Any]:
         "idle_devices": plan.cluster.num_devices - plan.layout.world_size,
         "idle_reason": plan.idle_reason,
         "fits": plan.fits,
+        "verdict": plan.verdict,
+        "chance_of_fitting": plan.chance_of_fitting,
         "step_seconds": plan.step_seconds,
         "low_step_seconds": plan.low_step_seconds,
         "high_step_seconds": plan.high_step_seconds,
         "band": _as_dict(plan.band),
+        "deadline_chance": plan.deadline_chance,
         "calibration": [entry.model_dump(mode="json") for entry in plan.calibration],
+        "memory_spread": plan.memory_spread.model_dump(mode="json"),
         "tokens_per_second_per_device": plan.tokens_per_second_per_device,
         "mfu": plan.mfu,
         "hfu": plan.hfu,
         "num_trained_params": num_trained_params(plan.model, plan.training),
         "flops_convention": plan.flops_convention,
         "run": _run_to_dict(plan.run),
+        "goodput": _as_dict(plan.goodput),
         "batch_choice": _as_dict(plan.batch),
         "memory": [_stage_memory_to_dict(stage) for stage in plan.memory],
         "time": [asdict(line) for line in plan.time],
+        "minimum": plan.minimum and {**asdict(plan.minimum), "layout": layout_to_dict(plan.minimum.layout)},
         "runners_up": [{**asdict(runner), "layout": layout_to_dict(runner.layout)} for runner in plan.runners_up],
         "certificate": _as_dict(plan.certificate),
         "proved_by": _as_dict(plan.proved_by),
@@ -164,6 +238,11 @@ def _run_to_dict(run: WholeRun | None) -> dict[str, Any] | None:
 def _stage_memory_to_dict(stage: StageMemory) -> dict[str, Any]:
     return {
         "stage": stage.stage,
+        "fits": stage.fits,
+        "verdict": stage.verdict,
+        "chance_of_fitting": stage.chance_of_fitting,
+        "device_chance": stage.device_chance,
+        "most_bytes": stage.most_bytes,
         **_memory_to_dict(stage, stage.stage),
         "host": stage.host and _memory_to_dict(stage.host, stage.stage),
     }
@@ -301,7 +380,13 @@ def _corrections(data: Any, cluster: AnyCluster) -> tuple[CalibrationEntry, ...]
 
 def _stage_memory(data: dict[str, Any]) -> StageMemory:
     host = HostMemory(**_memory(data["host"])) if data["host"] else None
-    return StageMemory(stage=_of(int, data, "stage"), **_memory(data), host=host)
+    return StageMemory(
+        stage=_of(int, data, "stage"),
+        most_bytes=_number(data, "most_bytes", above=0),
+        device_chance=_number(data, "device_chance"),
+        **_memory(data),
+        host=host,
+    )
 
 
 def _memory(data: dict[str, Any]) -> dict[str, Any]:
@@ -340,26 +425,42 @@ def _runner_up(data: dict[str, Any]) -> RunnerUp:
     )
 
 
+def _minimum(data: dict[str, Any]) -> Minimum:
+    return Minimum(
+        layout=layout_from_dict(data["layout"]),
+        step_seconds=_number(data, "step_seconds", above=0),
+        peak_bytes=_number(data, "peak_bytes"),
+        keys=_strict(Keys, data["keys"]),
+        above=_number(data, "above"),
+        reason=_of(str, data, "reason"),
+    )
+
+
 def _plan_from_dict(data: dict[str, Any]) -> Plan:
     layout, own = layout_from_dict(data["layout"]), data["cluster"]
     cluster = _strict(MixedClusterSpec, own) if "pools" in own else _strict(ClusterSpec, own)
     _check_pools(cluster, layout)
     options, certificate = _strict(SearchOptions, data["options"]), _if_any(Certificate, data["certificate"])
-    if not 0 <= options.headroom < 1:
+    if options.headroom is not None and not 0 <= options.headroom < 1:
         raise ValueError(f"options: headroom is {options.headroom}")
-    if certificate and certificate.optimum:
-        _read_layout(certificate.optimum, layout)
+    if not 0 < options.risk <= MOST_RISK:
+        raise ValueError(f"options: risk is {options.risk}")
     return Plan(
         model=_strict(ModelSpec, data["model"]),
         cluster=cluster,
         training=_strict(TrainingSpec, data["training"]),
         engine=_strict(EngineSpec, data["engine"]),
         calibration=_corrections(data["calibration"], cluster),
+        memory_spread=_strict(Spread, data["memory_spread"]),
         layout=layout,
         fits=_of(bool, data, "fits"),
         band=_if_any(Band, data["band"]),
+        deadline_chance=data["deadline_chance"]
+        if data["deadline_chance"] is None
+        else _number(data, "deadline_chance"),
         memory=tuple(map(_stage_memory, data["memory"])),
         time=tuple(map(_time_line, data["time"])),
+        minimum=_minimum(data["minimum"]) if data.get("minimum") else None,
         runners_up=tuple(map(_runner_up, data["runners_up"])),
         step_seconds=_number(data, "step_seconds", above=0),
         low_step_seconds=data["low_step_seconds"] and _number(data, "low_step_seconds", above=0),

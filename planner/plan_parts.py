@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from planner.cost.critical_batch import BatchAdvice  # noqa: TC001 - read when a plan is
+from planner.specs.job import RISK
 
 ObjectiveName = Literal["throughput", "cost", "gpus", "memory"]
 """What a plan is to be best at."""
@@ -28,16 +29,56 @@ class MadeBy:
 class SearchOptions:
     """What the user asked for beside the documents.
 
-    headroom: share of device memory that is left free. pins, forbidden: as the command line writes them; none for a
-    layout of the user's, which is priced as it is.
+    risk: the plan was to fit with a chance of 1 - risk. headroom: share of device memory that is left free; None where
+    the chance sets the limit. confidence: chance of meeting the deadline that was asked for; None where the forecast
+    decides. pins, forbidden: as on the command line; none for a layout of the user's, which is priced as it is. within:
+    share of the objective that a simpler layout may cost.
     """
 
-    headroom: float
+    headroom: float | None = None
+    risk: float = RISK
+    confidence: float | None = None
     allow_tp_across_nodes: bool
     allow_offload: bool
     objective: ObjectiveName = "throughput"
+    within: float = 0.0
     pins: tuple[str, ...] = ()
     forbidden: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Keys:
+    """How simple a layout is; less is simpler, and an earlier key counts before all later ones.
+
+    risk: class of the chance of not fitting: 0 up to 1 %, 1 up to 5 %, 2 above. idle: devices that are left over.
+    recomputed: tenths of the layers' forward pass that are computed again, begun ones counted whole. interleave: class
+    of the chunks of a stage: 0 for one, 1 up to 4, 2 up to 8, 3 above. uneven: 0 where all stages but the first and the
+    last hold equally many layers, in equal chunks, else 1. axes: how many of tp, pp, cp, ep and dp are above 1.
+    """
+
+    risk: int
+    idle: int
+    recomputed: int
+    interleave: int
+    uneven: int
+    axes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SimplestProof:
+    """What proves that a plan is the simplest layout within a share of the optimum, the fastest of equally simple ones.
+
+    keys: of the plan, by both methods. seconds: of its step, by the dynamic program. num_decided, num_columns: on which
+    the integer programs decided, after keys and lower bounds.
+    """
+
+    within: float
+    status: Literal["optimal", "time limit"]
+    solver: str
+    keys: Keys
+    seconds: float
+    num_decided: int
+    num_columns: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,12 +89,12 @@ class Certificate:
     optimum by the second method; None where it was not asked. num_refused_by_rule, num_pruned: configurations of
     degrees that a rule forbids, and legal ones that were ruled out for a reason. num_decided: those on which the
     integer program decided, all whose lower bounds are at most its own answer. num_bounds_checked: ruled-out ones that
-    were solved all the same, to check the bounds. above_optimum: how much worse than the optimum the plan is, as a
-    share; where it is not the optimum itself, `optimum` is that layout, and `simpler` what the plan has less of.
+    were solved all the same, to check the bounds. simplest: what proves that the plan is the simplest layout within a
+    share of that optimum; None where the plan is the optimum because nothing else was asked for.
     """
 
     objective: ObjectiveName
-    status: Literal["optimal", "time limit", "infeasible", "interrupted"]
+    status: Literal["optimal", "time limit", "infeasible", "interrupted", "out of time"]
     solver: str
     objective_seconds: float
     gap: float
@@ -68,9 +109,7 @@ class Certificate:
     num_columns: int
     num_bounds_checked: int = 0
     warnings: tuple[str, ...] = ()
-    above_optimum: float = 0.0
-    optimum: str = ""
-    simpler: str = ""
+    simplest: SimplestProof | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,7 +15,7 @@ from planner.errors import InputError, Mistake
 from planner.explain.plan_inputs import constraints_of, job_of, objective_of_plan
 from planner.made_by import with_shipped_corrections
 from planner.plan import edited, parse_plan, plan_text, plan_to_dict
-from planner.search.near_ties import runner_up
+from planner.search.near_ties import minimum, runner_up
 from planner.search.search import plan_for_layout
 from planner.search.space.rules import broken_rules
 from planner.specs.files import limited_text
@@ -119,14 +119,17 @@ def _priced_now(plan: Plan, job: Job) -> Plan:
     Runners-up that cannot run any more are left out.
     """
     now, priced, objective = plan_for_layout(job, plan.layout), estimate(job, plan.layout), objective_of_plan(plan)
+    best = plan.minimum.layout if plan.minimum and not _broken(job, plan.minimum.layout) else None
     losers = [runner.layout for runner in plan.runners_up if not _broken(job, runner.layout)]
     proved_by = plan.proved_by or plan.made_by
     band = plan.band if plan.made_by.calibration == "own" else now.band  # evidence of the user's is not in the plan
     return replace(
         now,
         band=band,
+        deadline_chance=plan.deadline_chance if plan.made_by.calibration == "own" else now.deadline_chance,
         low_step_seconds=now.step_seconds * band.low if band else None,
         high_step_seconds=now.step_seconds * band.high if band else None,
+        minimum=minimum(job, plan.layout, best, objective) if best else None,
         runners_up=tuple(runner_up(job, plan.layout, priced, each, estimate(job, each), objective) for each in losers),
         idle_reason=plan.idle_reason,
         batch=plan.batch,
@@ -141,7 +144,7 @@ def _news(plan: Plan, now: Plan) -> str:
     """That another version made the plan, and what it said."""
     others = "" if plan.made_by.planner_version != now.made_by.planner_version else " and other formulas"
     said, says = format_seconds(plan.step_seconds), format_seconds(now.step_seconds)
-    fits = "" if plan.fits == now.fits else f", and that it {'fits' if now.fits else 'does not fit'}"
+    fits = "" if plan.verdict == now.verdict else f", and that it {now.verdict}"
     maker = printable(f"planner {plan.made_by.planner_version}{others}", 80)
     return f"this plan was made with {maker}: it said {said}, this version says {says}{fits}"
 

@@ -8,6 +8,7 @@ from planner.cost.parameters import num_active_params, num_params
 from planner.specs.by_name import engine_names, load_engine, load_model, model_names, model_source
 from planner.specs.cluster_documents import cluster_names, cluster_source, load_cluster
 from planner.specs.engine import EngineSpec
+from planner.specs.library import price_source
 from planner.specs.this_machine import detected_cluster
 
 if TYPE_CHECKING:
@@ -62,6 +63,8 @@ def _pool_entry(cluster: ClusterSpec) -> dict[str, Any]:
         "device": cluster.device.name,
         "devices_per_host": cluster.devices_per_host,
         "memory_bytes": cluster.device.memory,
+        "usd_per_hour": cluster.price,
+        "price_source": price_source(cluster.name) if cluster.price else "",
         "links": [_link_entry(link) for link in cluster.links],
     }
 
@@ -73,6 +76,8 @@ def _link_entry(link: LinkSpec) -> dict[str, Any]:
 def one_cluster(name: str) -> dict[str, Any]:
     """One cluster, by shipped name or file: the document as it was understood."""
     source = {"source": cluster_source(name)} if name in cluster_names() else {}
+    if listed := price_source(name):
+        source["price_source"] = listed
     return {**load_cluster(name).model_dump(mode="json", exclude_none=True), **source}
 
 

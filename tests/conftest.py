@@ -85,6 +85,8 @@ def make_memory(stages: Sequence[Sequence[float]], *, limit_gib: float = 76.0) -
         StageMemory(
             stage=stage,
             limit_bytes=limit_gib * GIB,
+            most_bytes=limit_gib * GIB,
+            device_chance=0.97 if sum(sizes) <= limit_gib else 0.3,
             lines=tuple(
                 MemoryLine(name=name, num_bytes=size * GIB, formula=f"formula of {name}", source=f"source of {name}")
                 for name, size in zip(names, sizes, strict=True)

@@ -20,8 +20,8 @@ from planner.specs.by_name import engine_names
 SMALL = {"gpus": 2, "global_batch": 8}
 SMALL_WORDS = ["tiny-gpt", "dgx-a100", "--gpus", "2", "--global-batch", "8"]
 NAMES = {
-    "NoLayoutFits", "Plan", "PlannerError", "clusters", "compare_sizes", "engine_profiles", "estimate_layout",
-    "explain_layout", "models", "plan_job", "read_plan",
+    "NoLayoutFits", "Plan", "PlannerError", "clusters", "compare_clusters", "compare_sizes", "engine_profiles",
+    "estimate_layout", "explain_layout", "models", "plan_job", "read_plan",
 }  # fmt: skip
 
 
@@ -167,7 +167,7 @@ def test_what_is_shipped_is_what_the_commands_list(capsys) -> None:
 
 def test_where_nothing_fits_the_exception_knows_the_nearest_layout_and_what_would_fit() -> None:
     job = {"model": "llama3-8b", "cluster": "dgx-a100", "gpus": 8, "seq_len": 2048, "global_batch": 8}
-    with pytest.raises(planner.NoLayoutFits, match="no layout fits into memory: the nearest needs 137 GiB") as caught:
+    with pytest.raises(planner.NoLayoutFits, match="of the nearest, stage 0 needs 137 GiB") as caught:
         planner.plan_job(**job, pin="tp=1,pp=1,zero=0")
     error = pickle.loads(pickle.dumps(caught.value))  # another process may have found it
     assert str(error) == str(caught.value)
@@ -175,7 +175,7 @@ def test_where_nothing_fits_the_exception_knows_the_nearest_layout_and_what_woul
     lifted = {each.constraint: each.remedy for each in error.lifted_pins()}
     alone = planner.plan_job(**job, pin="tp=1,pp=1")
     assert lifted["zero=0"].step_seconds == pytest.approx(alone.certificate.objective_seconds)
-    assert error.remedies() == ()  # every copy of the states is whole, whatever else changes
+    assert not [each for each in error.remedies() if "adapters" not in each.change]  # every copy of the states is whole
 
 
 @pytest.mark.parametrize(

@@ -34,7 +34,7 @@ LAYERS = (
     ("specs", "engines"),
     ("layout", "run_arguments"),
     ("cost",),
-    ("plan", "plan_parts", "made_by", "no_plan"),
+    ("plan", "plan_parts", "made_by", "no_plan", "fit"),
     ("search",),
     ("accuracy", "explain"),
     ("calibrate", "emit", "launch", "measured", "reading", "shipped", "show"),

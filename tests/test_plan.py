@@ -48,7 +48,8 @@ def test_the_documents_inside_are_whole(made):
         training=again.training,
         engine=again.engine,
         calibration=again.calibration[0],
-        headroom=0.05,
+        headroom=again.options.headroom,
+        spread=again.memory_spread,
     )
     assert estimate(job, again.layout).step_seconds == made.step_seconds
     assert estimate(job, again.layout).memory == made.memory
@@ -57,12 +58,14 @@ def test_the_documents_inside_are_whole(made):
 def test_the_keys_of_the_contract_are_there(made):
     data = json.loads(plan_to_json(made))
     contract = {
-        "format", "model", "cluster", "training", "engine", "layout", "fits", "step_seconds", "low_step_seconds",
+        "format", "model", "cluster", "training", "engine", "layout", "fits", "verdict", "chance_of_fitting",
+        "step_seconds", "low_step_seconds",
         "high_step_seconds", "tokens_per_second_per_device", "mfu", "hfu", "memory", "time", "runners_up",
         "certificate",
     }  # fmt: skip
     assert contract <= set(data)
-    assert {"stage", "total_bytes", "limit_bytes", "lines"} <= set(data["memory"][0])
+    stage_keys = {"stage", "total_bytes", "limit_bytes", "lines", "fits", "verdict", "chance_of_fitting"}
+    assert stage_keys <= set(data["memory"][0])
     assert {"name", "stage", "num_bytes", "formula", "source"} <= set(data["memory"][0]["lines"][0])
     assert {"name", "stage", "busy_seconds", "hidden_seconds", "formula", "source"} <= set(data["time"][0])
     assert data["layout"] == layout_to_dict(made.layout)

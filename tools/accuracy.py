@@ -57,6 +57,11 @@ BANDS = """A band is meant to hold 8 of 10 runs. Here that of a run comes from t
 wider it is from them too. The interval score is the width of the band plus ten times the miss outside it, in log time:
 less is better."""
 
+MEMORY = """Errors of the peak by the counter that a source read, the band that other sources give it, and what became
+of runs by what they were told. The chance of fitting is that of what a run needs within the whole memory that a program
+can have; it is told by the runs of other sources, with figures and without. Rows that do not say whether activations
+are recomputed are left out."""
+
 RANKING = """A sweep is at least {} layouts of one job on one cluster, of one release and one kind of attention. Regret
 is how much slower the layout is that the planner calls best than the best that was measured. Pairs are those that
 differ by more than 3 %. A layout that was run several times counts once, by its median."""
@@ -296,7 +301,7 @@ def page(scored: Scored) -> str:
         **{f"By {name}": table(scored, name, key) for name, key in keys.items()},
         "Worst runs": worst(scored),
         "Error bands": [BANDS, "", *bands(scored)],
-        "Memory": memory(memory_figures(scored.held)),
+        "Memory": [MEMORY, "", *memory(memory_figures(scored.held))],
         "Choosing among layouts": [RANKING.format(FEW), "", *ranking(scored)],
         "Other cost models on the same rows": [PEERS, "", *peers(scored), PEERS_OLD.rstrip()],
         "Constants set by hand": [CONSTANTS, "", *constants()],

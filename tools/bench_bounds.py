@@ -102,7 +102,7 @@ BOUNDS: dict[str, tuple[tuple[Any, str, Any], ...]] = {
     "smallest-microbatches-of-peak": ((least_memory, "of_smallest_microbatches", _each),),
     "most-layers": ((pricing, "most_layers", _without_cutoff),),
     "prune": ((the_search, "prune", _all_columns),),
-    "columns": ((integer_program, "_columns_within", _all_numbers),),
+    "columns": ((integer_program, "columns_within", _all_numbers),),
 }
 
 

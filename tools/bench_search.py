@@ -19,7 +19,7 @@ from rich.table import Table
 
 from planner.search.best_first import best_first
 from planner.search.decision import contenders
-from planner.search.objectives import THROUGHPUT, BestPartitions
+from planner.search.objectives import THROUGHPUT, BestKinds
 from planner.search.optimum.dynamic_program import best_of
 from planner.search.optimum.integer_program import solve_program
 from planner.search.optimum.pruning import incumbent, lower_bounds
@@ -133,7 +133,7 @@ def solvers() -> Table:
             sequence_length=sequence,
             global_batch_size=batch,
         )
-        near = best_first(job, Constraints(), BestPartitions(THROUGHPUT, 4), Reporter()).near
+        near = best_first(job, Constraints(), BestKinds(THROUGHPUT, 4), Reporter()).near
         candidates = [each.candidate for group in contenders(job, Constraints(), near, THROUGHPUT) for each in group]
         found = {name: _cpu_seconds(partial(way, candidates)) for name, way in ways.items()}
         steps = [step for _, step in found.values()]

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from planner.accuracy.runs import Run
 
 UNFITTED_SOURCES: Final = ("megatron-sc21-t1", "megatron-sc21-t2", "korthikanti-t5")
-"""Kept for validation: no constant is fitted on them (docs/decisions.md, 6)."""
+"""Kept for validation: no constant is fitted on them (docs/decisions.md, 57)."""
 
 UNFITTED_ENGINES: Final = ("megatron-2021", "megatron-2022")
 """Their runs are those of the unfitted sources, so the roofline stands as it is."""

@@ -23,8 +23,9 @@ from planner.accuracy.memory_runs import assumes_recompute, memory_runs, memory_
 from planner.accuracy.score import Row, score
 from planner.accuracy.sweeps import sweeps
 from planner.cost.band import Band, band_of, spread_of
-from planner.cost.estimate import estimate
+from planner.cost.chance import UNLIKELY
 from planner.cost.memory_band import MemoryDistribution
+from planner.specs.job import RISK
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -40,6 +41,7 @@ _FEW: Final = 4
 _MANY: Final = 20
 _CHUNK: Final = 64
 _FEWEST_LAYOUTS: Final = 4
+FITS: Final = 1 - RISK
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,21 +49,18 @@ class HeldOut:
     """Every row of a table, priced once, and forecasts by fits without the row's source.
 
     rows: predictions of those that a fit could have seen are the held-out ones. by_row: index of a row -> of its
-    sample. ratios: measured over predicted of each sample. peaks: bytes of the fullest device by nvidia-smi's counter;
-    NaN where a row cannot be priced.
+    sample. ratios: measured over predicted of each sample.
     """
 
     rows: tuple[Row, ...]
     samples: tuple[Sample, ...]
     by_row: dict[int, int]
     ratios: NDArray[np.float64]
-    peaks: NDArray[np.float64]
 
 
 class _Priced(NamedTuple):
     row: Row
     sample: Sample | None
-    peak: float
 
 
 def hold_out(runs: Sequence[Run], processes: int = 1) -> HeldOut:
@@ -83,20 +82,11 @@ def hold_out(runs: Sequence[Run], processes: int = 1) -> HeldOut:
         samples=samples,
         by_row={place: number for number, place in enumerate(places)},
         ratios=ratios,
-        peaks=np.array([each.peak for each in priced]),
     )
 
 
 def _priced(runs: Sequence[Run]) -> list[_Priced]:
-    return [_Priced(row := score(run), next(iter(read_samples([run])), None), _peak(row)) for run in runs]
-
-
-def _peak(row: Row) -> float:
-    if row.setup is None or row.reason:
-        return float("nan")
-    if row.run.mem_class in ("", "device") and row.predicted_memory_bytes:
-        return row.predicted_memory_bytes
-    return max(stage.total_bytes for stage in estimate(row.setup.job, row.setup.layout).memory)
+    return [_Priced(score(run), next(iter(read_samples([run])), None)) for run in runs]
 
 
 def held_out_bands(samples: Sequence[Sample], ratios: NDArray[np.float64]) -> list[Band]:
@@ -212,7 +202,7 @@ def _memory_bands(held: HeldOut) -> list[Figure]:
     """Runs inside the band that other sources' runs give their peak, and what it says of runs with an outcome."""
     runs = memory_runs(held.rows)
     inside: dict[str, list[bool]] = defaultdict(list)
-    fitting: dict[str, list[float]] = defaultdict(list)
+    chances: list[tuple[float, bool]] = []
     widths: list[float] = []
     for source in sorted({run.source for run in runs}):
         spreads = memory_spreads([run for run in runs if run.source != source])
@@ -221,11 +211,11 @@ def _memory_bands(held: HeldOut) -> list[Figure]:
             if found is None:
                 continue
             told = MemoryDistribution(location=found.location, scale=found.scale)
-            if run.kind == "exact":
+            if run.counter == "needed" and run.kind != "exact":
+                chances.append((float(told.chance(math.exp(run.log))), run.kind == "above"))
+            elif run.counter != "needed":
                 inside[source].append(told.quantile(0.1) <= math.exp(run.log) <= told.quantile(0.9))
                 widths.append(told.quantile(0.9) / told.quantile(0.1))
-            else:
-                fitting[run.kind].append(told.chance(math.exp(run.log)))
     if not widths:
         return []
     every = [each for own in inside.values() for each in own]
@@ -234,21 +224,33 @@ def _memory_bands(held: HeldOut) -> list[Figure]:
         Figure("memory band: inside, pooled", len(every), f"{np.mean(every):.0%}", "77 to 84 %"),
         Figure(f"memory band: inside, mean over {len(inside)} sources", len(every), f"{mean:.0%}", "77 to 84 %"),
         Figure("memory band: median high / low", len(every), f"{np.median(widths):.2f}"),
-        *(
-            Figure(f"chance of fitting, {name}", len(fitting[kind]), f"mean {np.mean(fitting[kind]):.0%}")
-            for kind, name in (("below", "ran"), ("above", "ran out of memory"))
-            if fitting[kind]
-        ),
+        *_reliability(chances),
     ]
+
+
+def _reliability(chances: Sequence[tuple[float, bool]]) -> list[Figure]:
+    """How many runs ran out of memory among those that were told one verdict; with each run: whether it did."""
+    lines = [
+        ("fits, 95 % and more", FITS, 2.0, "<= 8 %"),
+        ("may not fit, 5 to 95 %", UNLIKELY, FITS, "20 to 80 %"),
+        ("does not fit, below 5 %", -1.0, UNLIKELY, ">= 92 %"),
+    ]
+    ran = [chance < UNLIKELY for chance, ran_out in chances if not ran_out]
+    found = []
+    for name, low, high, aim in lines:
+        own = [ran_out for chance, ran_out in chances if low <= chance < high]
+        if own:
+            found.append(Figure(f"told {name}: ran out", len(own), _share(own), aim))
+    return [*found, *([Figure("ran: told it does not fit", len(ran), _share(ran), "<= 2 %")] if ran else [])]
 
 
 def _outcomes(held: HeldOut) -> list[Figure]:
     oom: dict[str, list[bool]] = defaultdict(list)
     ran, stated = [], []
-    for row, peak in zip(held.rows, held.peaks, strict=True):
-        if row.setup is None or np.isnan(peak):
+    for row in held.rows:
+        if row.setup is None or row.peak_bytes is None:
             continue
-        above = bool(peak > row.setup.job.cluster.device.memory)
+        above = row.peak_bytes > row.setup.job.cluster.device.memory
         if row.run.oom:
             oom[row.run.source_set].append(above)
         elif row.measured_seconds:

@@ -6,6 +6,7 @@ out of `--layout`; what else it leaves out is decided here, once, and listed.
 
 from __future__ import annotations
 
+import json
 import re
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
@@ -128,6 +129,8 @@ def question_of(run: Run) -> Question:
         raise UnpricedRun("sequence length not stated")
     layout = _layout(run, model, engine, degrees, assumed)
     settings = _settings(run, model, engine, assumed)
+    if is_unknown:
+        settings["engine.stands_for"] = json.dumps(printable(run.framework, 40) or "not stated")
     missing = _missing_abilities(engine, model, layout, settings)
     microbatches = batch // (degrees["dp"] * (run.microbatch or run.mbs or 1))
     if engine.pipeline.needs_filling and microbatches < degrees["pp"] and layout.get("schedule") != "gpipe":

@@ -6,12 +6,13 @@ import math
 from collections import defaultdict
 from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING, Final, Literal, cast
+from typing import TYPE_CHECKING, Final, Literal
 
 import numpy as np
 
 from planner.cost.memory_band import MemoryDistribution, t_below
 from planner.specs.calibration import MemorySpread
+from planner.specs.job import RISK
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -21,7 +22,10 @@ if TYPE_CHECKING:
     from planner.accuracy.score import Row
     from planner.specs.calibration import Counter
 
-_COUNTERS: Final[tuple[Counter, ...]] = ("allocated", "device", "reserved")
+Kind = Literal["exact", "above", "below"]
+
+_MEASURED: Final[tuple[Counter, ...]] = ("allocated", "device", "reserved")
+_COUNTERS: Final[tuple[Counter, ...]] = (*_MEASURED, "needed")
 _LOCATIONS: Final = np.arange(-0.8, 0.801, 0.01)
 _SCALES: Final = np.geomspace(0.01, 0.8, 45)
 _MOST: Final = 5.0
@@ -29,10 +33,13 @@ _MOST: Final = 5.0
 _BIAS: Final = 0.03
 """Of the log location of all engines together, one standard deviation: assumed, as the ledger's sums of tensors are
 within 3 % of what was allocated. More sources with figures of the device's counter would settle it."""
-_SCATTER: Final = (0.15, 0.5)
-"""Of engines about all: of locations, and of the logarithms of scales. Assumed: a few sources move them."""
+_SCATTER: Final = (0.08, 0.25)
+"""Of engines about all: of locations, and of the logarithms of scales. Assumed: as far as the locations of the engines
+with figures lie from each other; nearly every engine has one source, which cannot say more."""
 _WIDER: Final = (1.0, 4.0)
 _INSIDE: Final = 0.8
+_MANY: Final = 20
+_FACTORS: Final = np.arange(*_WIDER, 0.1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,33 +52,34 @@ class MemoryRun:
     source: str
     engine: str
     counter: Counter
-    kind: Literal["exact", "above", "below"]
+    kind: Kind
     log: float
 
 
 def memory_runs(rows: Iterable[Row]) -> list[MemoryRun]:
-    """A run for each row with a figure of memory, or with an outcome; rows that assume their recompute have none."""
+    """Figures and bounds of each row; rows that assume their recompute have none.
+
+    A figure of the allocator's tensors is also one of what the run needed, with the runtime as it is told. Other rows
+    that ran bound it from above by what the device has, those that ran out of memory from below.
+    """
     found = []
     for row in rows:
-        run, told, setup = row.run, row.predicted_memory_bytes, row.setup
-        if setup is None or not told or run.mem_class not in ("", *_COUNTERS) or assumes_recompute(row):
+        run, told, peak, setup = row.run, row.predicted_memory_bytes, row.peak_bytes, row.setup
+        if setup is None or not told or not peak or assumes_recompute(row):
             continue
-        if row.measured_memory_bytes and not run.mem_class:
-            continue
-        measured = row.measured_memory_bytes
-        if not measured and run.mem_class not in ("", "device"):
-            continue
-        if not measured and not run.oom and row.measured_seconds is None:
-            continue
-        found.append(
-            MemoryRun(
-                source=run.source_set,
-                engine=setup.job.engine.name,
-                counter=cast("Counter", run.mem_class) if measured else "device",
-                kind="exact" if measured else "above" if run.oom else "below",
-                log=math.log((measured or setup.job.cluster.device.memory) / told),
-            )
-        )
+        engine, measured = setup.job.engine.name, row.measured_memory_bytes
+
+        def add(counter: Counter, kind: Kind, ratio: float, source: str = run.source_set, engine: str = engine) -> None:
+            found.append(MemoryRun(source=source, engine=engine, counter=counter, kind=kind, log=math.log(ratio)))
+
+        if measured and run.mem_class in _MEASURED:
+            add(run.mem_class, "exact", measured / told)
+        if run.oom:
+            add("needed", "above", setup.job.cluster.device.memory / peak)
+        elif measured and run.mem_class == "allocated":
+            add("needed", "exact", (peak - told + measured) / peak)
+        elif row.measured_seconds is not None:
+            add("needed", "below", setup.job.cluster.device.memory / peak)
     return found
 
 
@@ -86,24 +94,61 @@ def memory_spreads(runs: Sequence[MemoryRun]) -> tuple[MemorySpread, ...]:
     """Location and scale for each counter that has figures: of each engine, then of all.
 
     An engine's are drawn towards those of all. Runs that ran out of memory and runs that ran bound what the counter of
-    the device would have shown (a censored likelihood, as in Tobin, Econometrica 1958). Scales are widened until bands
-    from the other sources hold 8 of 10 figures of a source, sources alike.
+    the device would have shown (a censored likelihood, as in Tobin, Econometrica 1958). Scales are widened until what
+    they say of a source that they have not seen is so: of the bands, and of the chance to fit.
     """
+    wider, wider_chances = _wider_bands(runs), _wider_chances(runs)
+    return tuple(
+        each.model_copy(update={"scale": round(each.scale * (wider_chances if each.counter == "needed" else wider), 4)})
+        for each in _fitted(runs)
+    )
+
+
+def _wider_bands(runs: Sequence[MemoryRun]) -> float:
+    """The factor of scales at which bands from the other sources hold 8 of 10 figures of a source, sources alike."""
     edges = []
-    for source in sorted({run.source for run in runs if run.kind == "exact"}):
-        own = [run for run in runs if run.source == source and run.kind == "exact"]
+    figures = [run for run in runs if run.kind == "exact" and run.counter != "needed"]
+    for source in sorted({run.source for run in figures}):
+        own = [run for run in figures if run.source == source]
         others = _fitted([run for run in runs if run.source != source])
         found = [(run, spread) for run in own if (spread := spread_of_run(others, run))]
         for run, spread in found:
             middle = MemoryDistribution(location=0.0, scale=spread.scale)
             edges.append((abs(run.log - spread.location) / math.log(middle.quantile(0.9)), 1 / len(found)))
     if not edges:
-        return _fitted(runs)
+        return _WIDER[0]
     edges.sort()
     weights = np.cumsum([weight for _, weight in edges])
     enough = edges[int(np.searchsorted(weights, _INSIDE * weights[-1]))][0]
-    wider = min(max(enough, _WIDER[0]), _WIDER[1])
-    return tuple(each.model_copy(update={"scale": round(each.scale * wider, 4)}) for each in _fitted(runs))
+    return min(max(enough, _WIDER[0]), _WIDER[1])
+
+
+def _wider_chances(runs: Sequence[MemoryRun]) -> float:
+    """The factor of scales at which a chance of 95 % holds for each source that no fit has seen.
+
+    Of the runs that it tells to fit with that chance, at most 5 % ran out of memory; of sources with enough of those.
+    """
+    factors = [_WIDER[0]]
+    needed = [run for run in runs if run.counter == "needed"]
+    for source in sorted({run.source for run in needed}):
+        own = [run for run in needed if run.source == source and run.kind != "exact"]
+        ran_out = np.array([run.kind == "above" for run in own])
+        if ran_out.sum() < _MANY:
+            continue
+        others = _fitted([run for run in needed if run.source != source])
+        found = [spread_of_run(others, run) for run in own]
+        values = np.array(
+            [
+                (run.log - spread.location) / spread.scale if spread else 0.0
+                for run, spread in zip(own, found, strict=True)
+            ]
+        )
+        for factor in _FACTORS:
+            told = t_below(values / factor) >= 1 - RISK
+            if ran_out[told].sum() <= RISK * told.sum():
+                break
+        factors.append(float(factor))
+    return max(factors)
 
 
 def spread_of_run(spreads: Iterable[MemorySpread], run: MemoryRun) -> MemorySpread | None:
@@ -122,7 +167,7 @@ def _fitted(runs: Sequence[MemoryRun]) -> tuple[MemorySpread, ...]:
         location, scale = _best(own, unbiased)
         prior = ((_LOCATIONS - location) / _SCATTER[0])[:, None] ** 2 / 2
         prior = prior + (np.log(_SCALES / scale) / _SCATTER[1])[None, :] ** 2 / 2
-        engines = sorted({run.engine for run in own if run.kind == "exact"})  # runs that ran bound it on one side alone
+        engines = sorted({run.engine for run in own if run.kind != "below"})  # runs that ran bound it on one side alone
         for engine in engines:
             members = [run for run in own if run.engine == engine]
             found.append(_spread(counter, engine, _best(members, prior), len(members)))

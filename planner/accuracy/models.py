@@ -55,7 +55,7 @@ def model_of(run: Run) -> ModelSpec:
         "max_sequence_length": run.seq or 1,
         "moe": _experts(run, family),
         "mla": _latent_attention(run, family),
-        "mtp_layers": 1 if "w/ mtp" in run.notes.lower() else 0,
+        "mtp_layers": run.mtp_layers or 0,
         **shape,
     }
     if document["mla"]:

@@ -13,10 +13,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcomes:
-    """Predictions at the default headroom.
+    """Verdicts on published runs.
 
-    num_oom: runs that ran out of memory, of which `caught` are predicted not to fit. num_ran: runs that were
-    measured, of which `false_alarms` are predicted not to fit.
+    num_oom: runs that ran out of memory, of which `caught` are not told to fit. num_ran: runs that were measured, of
+    which `false_alarms` are told that they do not fit. What may fit is right either way.
     """
 
     num_oom: int
@@ -34,5 +34,5 @@ def outcomes(rows: Iterable[Row]) -> Outcomes:
         num_oom=len(oom),
         caught=sum(not row.fits for row in oom),
         num_ran=len(ran),
-        false_alarms=sum(not row.fits for row in ran),
+        false_alarms=sum(row.verdict == "does not fit" for row in ran),
     )

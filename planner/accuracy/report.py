@@ -75,6 +75,7 @@ def _row(row: Row) -> dict[str, Any]:
         "measured_mem_bytes": row.measured_memory_bytes,
         "predicted_mem_bytes": row.predicted_memory_bytes,
         "predicted_fits": row.fits,
+        "predicted_verdict": row.verdict,
         "layout": str(row.setup.layout) if row.setup else None,
         "engine": row.setup.job.engine.name if row.setup else None,
         "assumed": [asdict(each) for each in row.setup.assumed] if row.setup else [],

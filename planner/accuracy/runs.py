@@ -94,6 +94,7 @@ class Run:
     dispatcher: str
     cpu_offload: str
     fp8_recipe: str
+    mtp_layers: int | None
 
     @property
     def measured_step_seconds(self) -> float | None:

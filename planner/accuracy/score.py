@@ -24,7 +24,8 @@ class Row:
     """One run beside its prediction; `reason` says why there is none.
 
     predicted_memory_bytes: of the fullest stage, in the class of the row's own figure (device where it has none).
-    fits: within the memory limit with the default headroom.
+    peak_bytes: what the fullest stage needs, without what the allocator only keeps for later. fits: within the memory
+    limit with the default headroom.
     """
 
     run: Run
@@ -36,7 +37,9 @@ class Row:
     high_seconds: float | None = None
     measured_memory_bytes: float | None = None
     predicted_memory_bytes: float | None = None
+    peak_bytes: float | None = None
     fits: bool | None = None
+    verdict: str = ""
 
     @property
     def error(self) -> float | None:
@@ -82,7 +85,9 @@ def score(run: Run) -> Row:
         low_seconds=low and low * setup.share,
         high_seconds=high and high * setup.share,
         predicted_memory_bytes=max(stage.get(run.mem_class, stage["device"]) for stage in stages),
+        peak_bytes=max(stage.total_bytes for stage in plan.memory),
         fits=plan.fits,
+        verdict=plan.verdict,
     )
 
 

@@ -3,65 +3,99 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
 from planner.commands.console import Console, run_folder
-from planner.commands.options import plan_argument, run_options, with_run_arguments
+from planner.commands.options import force_unfit_option, plan_argument, run_options, with_run_arguments
 from planner.errors import ExitCode, InputError
 
 if TYPE_CHECKING:
+    from planner.emit.bundle import Bundle
     from planner.run_arguments import RunArguments
+
+PROGRAMS: Final = ("torch", "accelerate", "deepspeed", "megatron", "megatron-bridge", "ms-swift")
+STARTERS: Final = ("torchrun", "slurm", "kubeflow", "skypilot")
+"""The names in `planner.emit.programs` and `planner.emit.starters`, which are imported when they are needed."""
 
 
 def run(
     plan_path: Path,
     *,
-    to: str,
     console: Console,
     arguments: RunArguments,
+    to: str | None = None,
+    on: str | None = None,
     output: Path | None = None,
+    smoke: bool = False,
     force: bool = False,
+    force_unfit: bool = False,
 ) -> int:
-    """Write the script of a target and the plan to the folder `output`, or print it; return the exit code.
+    """Write the files of a program and the plan to the folder `output`, or print them; return the exit code.
 
     Raises:
-        PlannerError: a plan that the target does not run, or files that must not be written.
+        PlannerError: a plan that the program does not run or cannot be told, or files that must not be written.
     """
-    from planner.emit.bundle import TARGETS, write_bundle
-    from planner.emit.torchrun import check_engine, torchrun_commands
+    from planner.emit.bundle import bundle_of, target_of, write_bundle
+    from planner.emit.programs.torch import torchrun_commands
+    from planner.emit.target import How
 
     if str(plan_path) == "-" and to == "torchrun" and output is None:
-        raise InputError("the command needs the plan's file", hint="write it first, `planner plan ... -o plan.json`")
+        raise _needs_a_file()
+    if to in STARTERS:  # as it was before programs and starters were two options
+        to, on = "torch", on or to
     plan = console.read_plan(str(plan_path))
-    check_engine(plan, "megatron" if to == "megatron" else "torch")
+    how = How(arguments=arguments, smoke=smoke)
     if output is not None:
-        for path in write_bundle(plan, to, output, arguments=arguments, force=force):
+        paths, made = write_bundle(
+            plan, output, to, on or "torchrun", how=how, force=force, force_unfit=force_unfit, tell=console.note
+        )
+        for path in paths:
             console.say_written(path)
-    elif to == "torchrun":
+        _say_yours(console, made)
+        return ExitCode.OK
+    made = bundle_of(plan, to, on or "torchrun", how=how, force_unfit=force_unfit, tell=console.note)
+    if target_of(plan, to).name == "torch" and on in (None, "torchrun"):
+        if str(plan_path) == "-":
+            raise _needs_a_file()
         lines = torchrun_commands(plan, plan_path, output=run_folder(plan_path), arguments=arguments)
         console.print("".join(f"{line}\n" for line in lines))
+    elif len(made.texts) == 1:
+        console.print(made.texts[made.script])
     else:
-        console.print(TARGETS[to][1](plan, arguments=arguments))
+        console.print("\n".join(f"# --- {name}\n{text}" for name, text in made.texts.items()))
+    _say_yours(console, made)
     return ExitCode.OK
+
+
+def _needs_a_file() -> InputError:
+    return InputError("the command needs the plan's file", hint="write it first, `planner plan ... -o plan.json`")
+
+
+def _say_yours(console: Console, made: Bundle) -> None:
+    """What the plan does not decide, and stands as a placeholder in the files."""
+    for placeholder, meaning in made.still_yours.items():
+        console.err.write(f"still yours: {placeholder}, {meaning}\n")
 
 
 @click.command("emit")
 @plan_argument
 @click.option(
     "--to",
-    type=click.Choice(["torchrun", "slurm", "megatron"]),
-    default="torchrun",
-    show_default=True,
-    help="For what; megatron takes plans made with --engine megatron.",
+    type=click.Choice([*PROGRAMS, *STARTERS]),
+    help="The program that will train; by default the one that the plan was made for.",
 )
-@click.option("-o", "--output", type=click.Path(path_type=Path), metavar="DIR", help="Write script and plan here.")
+@click.option("--on", type=click.Choice(STARTERS), help="Who starts it on the hosts; torchrun by default.")
+@click.option("-o", "--output", type=click.Path(path_type=Path), metavar="DIR", help="Write the files and plan here.")
+@click.option("--smoke", is_flag=True, help="Fill in mock data, where the program has some, so that it runs at once.")
 @click.option("--force", is_flag=True, help="Replace files that exist.")
+@force_unfit_option
 @run_options
 def command(**options: Any) -> int:
-    """Write what runs PLAN elsewhere: a script for torchrun, Slurm or Megatron-LM, and the plan beside it.
+    """Write what runs PLAN elsewhere: the configuration of a program, what starts it, and the plan beside it.
 
-    Without -o nothing is written: the script is printed, and for torchrun the command of each host.
+    Without -o nothing is written: files are printed, and for our own trainer the command of each host. What the plan
+    does not decide, such as data, is a placeholder that the program refuses; standard error lists it.
     """
     return run(console=Console(), **with_run_arguments(options))

@@ -9,6 +9,7 @@ import click
 
 from planner.commands.console import Console, check_writable
 from planner.commands.options import (
+    foreign_options,
     json_option,
     nodes_option,
     question_options,
@@ -33,6 +34,9 @@ def run(
     *,
     console: Console,
     layout: str | None = None,
+    from_file: Path | None = None,
+    from_model: str | None = None,
+    define: Sequence[str] = (),
     nodes: Nodes | None = None,
     why_not: Sequence[str] = (),
     what_if: Sequence[str] = (),
@@ -66,9 +70,14 @@ def run(
     check_writable(*(path for path in (html, trace) if str(path) != "-"), force=force)
     asked: dict[str, Any] = {"why_not": why_not, "what_if": what_if, "schedules": schedules}
     asked |= {"collectives": collectives, "batch": batch, "scaling": scaling}
-    read = console.read_plan(targets[0]) if len(targets) == 1 else None
+    read = console.read_plan(targets[0]) if len(targets) == 1 and from_file is None else None
     with console.progress("pricing") as progress:
-        plan = read or _estimate(targets, layout, nodes=nodes, reporter=progress, **workload)
+        if from_file is not None:
+            plan = _of_file(
+                from_file, targets, layout, model=from_model, define=define, nodes=nodes, reporter=progress, **workload
+            )
+        else:
+            plan = read or _estimate(targets, layout, nodes=nodes, reporter=progress, **workload)
         found = explain_layout(plan, reporter=progress, **asked)
     if html:
         console.write(html, _page(found), force=force)
@@ -93,6 +102,14 @@ def _estimate(targets: Sequence[str], layout: str | None, **others: Any) -> Plan
     return estimate_layout(*targets, layout=layout, **others)
 
 
+def _of_file(path: Path, targets: Sequence[str], layout: str | None, **others: Any) -> Plan:
+    from planner.api import estimate_file
+
+    if len(targets) > 2:
+        raise InputError(f"too many arguments: {shlex.join(targets[2:])}", hint="--from FILE goes with CLUSTER alone")
+    return estimate_file(path, *targets, layout=layout or "", **others)
+
+
 def _page(found: Explanation) -> Iterator[str]:
     """The page of an explained plan, made when it is asked for."""
     from planner.cost.estimate import estimate
@@ -108,8 +125,11 @@ def _page(found: Explanation) -> Iterator[str]:
 
 
 @click.command("explain")
-@click.argument("targets", nargs=-1, required=True, metavar="PLAN | MODEL CLUSTER [TRAINING.yaml]")
+@click.argument(
+    "targets", nargs=-1, required=True, metavar="PLAN | MODEL CLUSTER [TRAINING.yaml] | --from FILE CLUSTER"
+)
 @click.option("--layout", metavar="LAYOUT", help="The layout to price, as in tp=8,pp=4,mbs=1.")
+@foreign_options
 @nodes_option(ranges=False)
 @workload_options
 @question_options
@@ -121,8 +141,16 @@ def command(ctx: click.Context, /, **options: Any) -> int:
 
     PLAN is a file that `planner plan -o` wrote, or - for standard input. With --html or --trace only files are
     written, unless there is a question to answer; the page has the answers too. FILE may be - for standard output.
+
+    With --from the layout comes from a file of another program, whose own options stay as they are; what the file
+    leaves open is listed as assumed, and what has no price as not priced.
     """
-    if len(options["targets"]) == 1:
+    if options["from_file"] is not None:
+        if ctx.get_parameter_source("engine") is not click.core.ParameterSource.COMMANDLINE:
+            del options["engine"]  # the file's own program
+    elif options["from_model"] or options["define"]:
+        raise click.UsageError("--model and --define go with --from FILE")
+    elif len(options["targets"]) == 1:
         refuse_options(ctx, _OF_LAYOUTS, "a plan is priced already; these go with MODEL CLUSTER")
     return run(console=Console(), **options)
 

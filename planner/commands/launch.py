@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from planner.commands.console import Console, run_folder
-from planner.commands.options import place_options, plan_argument, run_options, with_run_arguments
+from planner.commands.options import force_unfit_option, place_options, plan_argument, run_options, with_run_arguments
 from planner.errors import ExitCode
 
 if TYPE_CHECKING:
@@ -58,11 +58,15 @@ def _show_comparison(output: Path, console: Console) -> None:
 @run_options
 @place_options
 @click.option("--output", type=click.Path(path_type=Path), metavar="DIR", help="Where the run lives; runs/PLAN.")
+@force_unfit_option
+@click.option("--smoke", is_flag=True, help="Mock data, for plans of other programs that have some.")
+@click.argument("further", nargs=-1, type=click.UNPROCESSED, metavar="[-- OPTIONS...]")
 @click.option("--dry-run", is_flag=True, help="Print the command of each host and start nothing.")
 def command(**options: Any) -> int:
     """Train by PLAN, then compare the forecast with what happened.
 
     Where the plan fills several hosts, run this on each of them, with the same folders in sight. Under Slurm and
-    Kubernetes a host knows its place; elsewhere --node-rank and --master-addr say it.
+    Kubernetes a host knows its place; elsewhere --node-rank and --master-addr say it. A plan for another program
+    starts that program by the files that `planner emit` writes; OPTIONS are its own.
     """
     return run(console=Console(), **with_run_arguments(options))

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from planner.api import Nodes, Sizes
 
 
-def _read_by(read: Callable[[str], Any]) -> Callable[[click.Context, click.Parameter, Any], Any]:
+def read_by(read: Callable[[str], Any]) -> Callable[[click.Context, click.Parameter, Any], Any]:
     """A callback of click: the value of an option's text; a default that is no text stays."""
 
     def call(ctx: click.Context, param: click.Parameter, value: Any) -> Any:  # noqa: ARG001 - click's own signature
@@ -86,12 +86,28 @@ def nodes_option(*, ranges: bool) -> Callable[[Any], Any]:
     hosts = "Hosts, or A..B to compare sizes" if ranges else "Hosts"
     metavar = "N | A..B | POOL=..." if ranges else "N | POOL=N"
     words = f"{hosts}; overrides the cluster's own count. On a mixed cluster those of its pools, as in old=2,new=4."
-    return click.option("--nodes", callback=_read_by(partial(_read_nodes, ranges=ranges)), metavar=metavar, help=words)
+    return click.option("--nodes", callback=read_by(partial(_read_nodes, ranges=ranges)), metavar=metavar, help=words)
+
+
+def cluster_names_of(text: str) -> list[str]:
+    """The clusters that an argument names, `A,B,C`, each once; a file whose own name has a comma is one."""
+    names = [text] if Path(text).exists() else [name.strip() for name in text.split(",")]
+    if not all(names) and len(names) > 1:
+        raise click.UsageError(f"{text}: write the clusters with one comma between two, as in p5,g6e")
+    return list(dict.fromkeys(names))
 
 
 def file_option(*names: str, help: str) -> Callable[[Any], Any]:  # noqa: A002 - click's own name
     """An option that takes a file name."""
     return click.option(*names, type=click.Path(path_type=Path), metavar="FILE", help=help)
+
+
+def share_option(*names: str, help: str, default: str | None = None) -> Callable[[Any], Any]:  # noqa: A002 - click's name
+    """An option that takes a share of one, as in 2% or 0.02."""
+    shown = default is not None
+    return click.option(
+        *names, callback=read_by(parse_share), metavar="SHARE", default=default, show_default=shown, help=help
+    )
 
 
 def count_option(*names: str, help: str) -> Callable[[Any], Any]:  # noqa: A002 - click's own name
@@ -103,7 +119,7 @@ _WORKLOAD = (
     count_option("--gpus", help="Devices, instead of --nodes."),
     click.option(
         "--seq-len",
-        callback=_read_by(_read_length),
+        callback=read_by(_read_length),
         metavar="N | Nk",
         help="Tokens per sequence; 32k is 32,768.",
     ),
@@ -117,8 +133,18 @@ _WORKLOAD = (
     ),
     click.option("--engine", default="torch", show_default=True, metavar="NAME", help="The program that will train."),
     click.option("--set", "settings", multiple=True, metavar="PATH=VALUE", help="As in device.memory=141GiB."),
+    click.option("--failures", is_flag=True, help="Count failures and checkpoints in the length of the run."),
     click.option(
-        "--headroom", callback=_read_by(parse_share), metavar="SHARE", help="Memory to leave free; 5% by default."
+        "--risk",
+        callback=read_by(parse_share),
+        metavar="SHARE",
+        help="Chance of running out of memory that is taken; 5% by default.",
+    ),
+    click.option(
+        "--headroom",
+        callback=read_by(parse_share),
+        metavar="SHARE",
+        help="Memory to leave free, a plain limit in place of the chance.",
     ),
     file_option("--calibration", help="Corrections from your own runs, in place of the shipped ones."),
     click.option("--allow-tp-across-nodes", is_flag=True, help="Let tensor parallelism leave the scale-up domain."),
@@ -145,12 +171,20 @@ _REPORTS = (
     click.option("--ranks", is_flag=True, help="In the timeline, every rank of a replica in place of each stage."),
     click.option("--force", is_flag=True, help="Replace files that exist."),
 )
+_FOREIGN = (
+    file_option("--from", "from_file", help="A command line, script or configuration of another program."),
+    click.option("--model", "from_model", metavar="MODEL", help="With --from: in place of the file's model."),
+    click.option(
+        "--define", multiple=True, metavar="NAME=VALUE", help="With --from: a variable that the file leaves open."
+    ),
+)
 json_option = click.option("--json", "as_json", is_flag=True, help="Print the document instead of text.")
 _PLACE = (
     click.option("--node-rank", type=click.IntRange(min=0), metavar="N", help="Number of this host, of several."),
     click.option("--master-addr", metavar="ADDRESS", help="Where the other hosts reach host 0."),
     click.option("--master-port", type=click.IntRange(1, 65535), metavar="PORT", help="A port that is free there."),
 )
+force_unfit_option = click.option("--force-unfit", is_flag=True, help="Go on with a plan that does not fit.")
 plan_argument = click.argument("plan_path", type=click.Path(path_type=Path), metavar="PLAN")
 
 
@@ -176,7 +210,7 @@ def _run_option(each: Field[Any]) -> Callable[[Any], Any]:
         multiple=each.default == (),
         default=each.default,
         show_default=bool(each.default),
-        callback=None if read in types else _read_by(read),
+        callback=None if read in types else read_by(read),
         metavar=each.metadata["metavar"],
         help=text,
     )
@@ -197,6 +231,11 @@ def place_options(command: Any) -> Any:
 def question_options(command: Any) -> Any:
     """Add the options that ask about a plan; their names are those of `planner.explain.report.Questions`."""
     return _with(command, _QUESTIONS)
+
+
+def foreign_options(command: Any) -> Any:
+    """Add the options that read the file of another program."""
+    return _with(command, _FOREIGN)
 
 
 def report_options(command: Any) -> Any:

@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any, Unpack
 
 import click
 
 from planner.commands.console import Console, check_writable
-from planner.commands.options import file_option, json_option, nodes_option, refuse_options, workload_options
+from planner.commands.options import (
+    cluster_names_of,
+    file_option,
+    foreign_options,
+    json_option,
+    nodes_option,
+    refuse_options,
+    share_option,
+    workload_options,
+)
 from planner.errors import ExitCode
 
 if TYPE_CHECKING:
@@ -25,11 +35,15 @@ def run(
     training: str | None = None,
     *,
     console: Console,
+    from_file: Path | None = None,
+    define: Sequence[str] = (),
     nodes: Nodes | None = None,
     sizes: Sizes | None = None,
     pin: Sequence[str] = (),
     forbid: Sequence[str] = (),
     objective: ObjectiveName = "throughput",
+    within: float | None = None,
+    confidence: float = 0.8,
     top: int = 3,
     solver: SolverName = "cbc",
     time_limit: float | None = None,
@@ -49,7 +63,8 @@ def run(
     Raises:
         PlannerError: as `planner.api.plan_job`, or a file that must not be written.
     """
-    from planner.api import NoLayoutFits, compare_sizes, plan_job
+    from planner.api import NoLayoutFits, compare_sizes, plan_file, plan_job
+    from planner.fit import chance_words
     from planner.plan import write_plan
     from planner.show.progress import write_stats
     from planner.show.summary import next_command, summary
@@ -66,14 +81,19 @@ def run(
     found: Plan | NoLayoutFits
     with console.progress() as progress:
         try:
-            found = plan_job(
-                model,
+            ask: Any = (
+                plan_job if from_file is None else partial(plan_file, from_file, model=model or None, define=define)
+            )
+            found = ask(
+                *([model] if from_file is None else []),
                 cluster,
                 training,
                 nodes=nodes,
                 pin=pin,
                 forbid=forbid,
                 objective=objective,
+                **({} if within is None else {"within": within}),
+                confidence=confidence,
                 top=top,
                 solver=solver,
                 time_limit=time_limit,
@@ -90,6 +110,12 @@ def run(
     if output:
         write_plan(found, output, replace=force)
     console.render(found.to_json() if as_json else summary(found, next_command(found, command_line, output)))
+    if found.certificate and found.certificate.status == "interrupted":
+        console.err.write("interrupted: this is the best layout until then\n")
+        return ExitCode.INTERRUPTED
+    if not found.fits:
+        console.err.write(f"no layout fits; this one is the likeliest to: {chance_words(found.chance_of_fitting)}\n")
+        return ExitCode.NOTHING_FITS
     if objective in ("cost", "gpus") and found.run and found.run.meets_deadline is False:
         console.err.write("no layout meets the deadline; this is the fastest\n")
         return ExitCode.NOTHING_FITS
@@ -108,13 +134,47 @@ def _show_nothing_fits(found: NoLayoutFits, console: Console, *, as_json: bool) 
     return ExitCode.NOTHING_FITS
 
 
-_OF_ONE_SIZE = {"objective", "top", "solver", "time_limit", "check", "output", "stats"}
+def compare(
+    model: str,
+    clusters: Sequence[str],
+    training: str | None = None,
+    *,
+    console: Console,
+    nodes: int | Sequence[int] | None = None,
+    html: Path | None = None,
+    force: bool = False,
+    as_json: bool = False,
+    **options: Any,
+) -> int:
+    """Print what a job takes on each of several clusters, write the page, and return the exit code.
+
+    Raises:
+        PlannerError: as `planner.api.compare_clusters`, or a file that must not be written.
+    """
+    from planner.api import compare_clusters
+    from planner.show.page.comparison import comparison_page
+    from planner.show.side_by_side import side_by_side_to_json, side_by_side_view
+
+    check_writable(html, force=force)
+    with console.progress() as progress:
+        found = compare_clusters(model, clusters, training, nodes=nodes, reporter=progress, **options)
+    if html:
+        console.write(html, [comparison_page(found)], force=force)
+    console.render(side_by_side_to_json(found) if as_json else side_by_side_view(found))
+    return ExitCode.OK if found.front else ExitCode.NOTHING_FITS
+
+
+_OF_ONE_SIZE = {
+    "from_file", "objective", "within", "confidence", "top", "solver", "time_limit", "check", "output", "stats"
+}  # fmt: skip
+_OF_ONE_CLUSTER = {"from_file", "top", "check", "output", "stats"}
 
 
 @click.command("plan")
 @click.argument("model")
-@click.argument("cluster")
+@click.argument("cluster", required=False)
 @click.argument("training", required=False, metavar="[TRAINING.yaml]")
+@foreign_options
 @nodes_option(ranges=True)
 @workload_options
 @click.option("--pin", multiple=True, metavar="LAYOUT", help="Keep to this, as in tp=8 or mbs<=4.")
@@ -126,26 +186,63 @@ _OF_ONE_SIZE = {"objective", "top", "solver", "time_limit", "check", "output", "
     show_default=True,
     help="What to be best at; cost and gpus keep to the deadline.",
 )
-@click.option("--top", type=click.IntRange(1, 100), default=3, show_default=True, metavar="K", help="Layouts to list.")
+@share_option(
+    "--within", help="Of the objective, that a simpler layout may cost; 2% by default, 0 asks for the minimum."
+)
+@share_option("--confidence", default="80%", help="Chance with which cost and gpus keep to the deadline.")
+@click.option("--top", type=click.IntRange(1, 100), default=3, show_default=True, metavar="K", help="Most runners-up.")
 @click.option("--solver", type=click.Choice(["cbc", "highs"]), default="cbc", show_default=True, help="Integer solver.")
-@click.option("--time-limit", type=click.FloatRange(0, min_open=True), metavar="S", help="Seconds for the solver.")
+@click.option("--time-limit", type=click.FloatRange(0, min_open=True), metavar="S", help="Seconds for the search.")
 @click.option(
     "--check", is_flag=True, help="Compare lower bounds with optima of 64 configurations that they ruled out."
 )
 @file_option("-o", "--output", help="Write the plan here.")
 @click.option("--force", is_flag=True, help="Replace files that exist.")
 @file_option("--stats", help="Write how the solve went and how long it took.")
+@file_option("--html", help="Of several clusters, write a page with a picture of time and cost.")
 @json_option
 @click.pass_context
 def command(ctx: click.Context, /, **options: Any) -> int:
     """Find the fastest layout for MODEL on CLUSTER.
 
+    Several clusters, as in p5,g6e,mine.yaml, are set side by side: time, cost and energy of each.
+
     MODEL and CLUSTER are shipped names (`planner models`, `planner clusters`) or YAML files; MODEL may be a
     Hugging Face config.json or its folder too. Without -o nothing is written. The exit code is 3 when no layout
-    fits into memory, or none meets the deadline.
+    fits into memory, or none meets the deadline; where some may fit, the likeliest is the answer all the same.
+
+    With --from FILE and CLUSTER alone, model and training come from a file of another program.
     """
-    nodes = options["nodes"]
+    _name_model(ctx, options)
+    nodes, names = options["nodes"], cluster_names_of(options["cluster"])
+    if len(names) > 1:
+        refuse_options(ctx, _OF_ONE_CLUSTER, "is of one cluster; a list of clusters sets them side by side")
+        if isinstance(nodes, dict):
+            raise click.UsageError("--nodes: hosts of pools are those of one mixed cluster; write N or A..B")
+        for name in ("cluster", "define", *_OF_ONE_CLUSTER):
+            del options[name]
+        if options["within"] is None:
+            del options["within"]
+        return compare(options.pop("model"), names, console=Console(), **options)
+    options["cluster"] = names[0]
+    refuse_options(ctx, {"html"}, "is of several clusters; `planner explain PLAN --html` writes the page of a plan")
+    del options["html"]
     if any(isinstance(hosts, range) for hosts in (nodes.values() if isinstance(nodes, dict) else [nodes])):
         refuse_options(ctx, _OF_ONE_SIZE, "is of one size; --nodes A..B shows what is best at each objective")
         options["sizes"] = options.pop("nodes")
     return run(console=Console(), command_line=ctx.obj, **options)
+
+
+def _name_model(ctx: click.Context, options: dict[str, Any]) -> None:
+    """With --from the first argument is the cluster, and the second the training document."""
+    own_model = options.pop("from_model")
+    if options["from_file"] is not None:  # MODEL is left out
+        if options["training"] is not None:
+            raise click.UsageError("--from FILE goes with CLUSTER and TRAINING.yaml alone; --model names the model")
+        if ctx.get_parameter_source("engine") is not click.core.ParameterSource.COMMANDLINE:
+            del options["engine"]
+        options |= {"model": own_model or "", "cluster": options["model"], "training": options["cluster"]}
+    elif options["cluster"] is None:
+        raise click.UsageError("Missing argument 'CLUSTER'.")
+    elif own_model or options["define"]:
+        raise click.UsageError("--model and --define go with --from FILE")

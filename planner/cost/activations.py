@@ -374,19 +374,23 @@ def held_of_stage(
 
     Of an interleaved stage whose chunks differ as if all were its largest: in steady state the first chunks are
     entered while the last ones are left, so that it is mostly the larger ones that are held. Where exchanges of experts
-    run beside the other pass of another microbatch, one more chunk is entered before the first is left.
+    run beside the other pass of another microbatch, the forward pass of a chunk fills layer by layer what the backward
+    pass of another leaves, so that one more layer is held.
 
     Source: `planner.cost.schedule.held_microbatches`; chunks that differ: tested against executed schedules; one more
-    chunk: Megatron-LM, pipeline_parallel/schedules.py (get_pp_rank_microbatches).
+    layer: Megatron-LM, models/common/model_chunk_schedule_plan.py (run); the chunk that its warm-up has more is the one
+    that plain 1F1B enters before it leaves another (pipeline_parallel/schedules.py, get_pp_rank_microbatches).
     """
     moments = held_microbatches(layout.schedule, layout.pp, stage.index, num_microbatches, layout.interleave)
-    if job.training.expert_overlap:
-        one = 1 / layout.interleave
-        moments = tuple((np.minimum(before + one, num_microbatches), waiting) for before, waiting in moments)
-    if stage.largest_chunk is None:
+    if stage.largest_chunk is not None:
+        share = layout.interleave * stage.largest_chunk / stage.num_layers
+        moments = tuple((before * share, waiting * share) for before, waiting in moments)
+    if not job.training.expert_overlap:
         return moments
-    share = layout.interleave * stage.largest_chunk / stage.num_layers
-    return tuple((before * share, waiting * share) for before, waiting in moments)
+    one = 1 / np.maximum(stage.num_layers, 1)
+    return tuple(
+        (before + np.where(np.less(before, num_microbatches), one, 0.0), waiting) for before, waiting in moments
+    )
 
 
 def kept_activation_bytes(job: PoolJob, layout: Degrees, stage: Stage) -> tuple[Number, Number]:

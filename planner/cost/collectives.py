@@ -122,12 +122,29 @@ def _bandwidth(link: LinkSpec, joined: Number, members: Number, stride: Number) 
     return bandwidth
 
 
-def _adapters(link: LinkSpec, inside: Number, stride: Number) -> Number:
+def _through_memory(cluster: ClusterSpec, link: LinkSpec) -> LinkSpec:
+    """The link as its cards have it while all of them send: through the host, bytes cross the host's memory twice.
+
+    A card's bytes go up its root port into a shared buffer and down the port of the other card, each port in both
+    directions at once. k cards that share one port have 1/k of it each, which `bandwidth` says already.
+
+    Source: NCCL, src/graph/paths.cc (no peer access across host bridges) and src/transport/shm.cc; PCIe is full duplex.
+    """
+    if link.kind != "pcie" or cluster.host is None:
+        return link
+    senders = min(link.num_devices or cluster.devices_per_host, cluster.devices_per_host)
+    share = cluster.host.memory_bandwidth / (2 * senders)
+    return link.model_copy(update={"bandwidth": min(link.bandwidth, share)})
+
+
+def _adapters(link: LinkSpec, inside: Number, size: Number, stride: Number) -> Number:
     """Parts of the link that `inside` ranks have when no other group is active: whole adapters.
 
     Derived here: `devices_per_adapter` neighbours share one, and each brings its part of the bandwidth.
     """
     shared = link.devices_per_adapter
+    if link.kind == "pcie":  # each of the group's cards sends on its own, and those that share a root port share it
+        return np.maximum(inside, shared / np.clip(shared // stride, 1, size))
     return np.maximum(shared, inside * np.minimum(stride, shared))
 
 
@@ -144,13 +161,14 @@ def group(cluster: ClusterSpec, size: Number, stride: Number, *, segment: Number
     inside = np.ones(np.broadcast(size, stride, segment).shape)  # ranks that share one instance of the levels so far
     seconds_per_byte = ring_latency = startup = np.zeros(inside.shape)
     levels = []
-    for link in cluster.links:
-        span = domain_devices(cluster, segment) if link is cluster.links[0] else link.num_devices or cluster.num_devices
+    for number, each in enumerate(cluster.links):
+        link = _through_memory(cluster, each)
+        span = domain_devices(cluster, segment) if number == 0 else link.num_devices or cluster.num_devices
         members = np.maximum(inside, _members(cluster, size, stride, span))
         crosses = members > inside
         if crosses.any():
             bandwidth = _bandwidth(link, members / inside, members, stride)
-            parts = _adapters(link, inside, stride) if alone else inside
+            parts = _adapters(link, inside, size, stride) if alone else inside
             seconds_per_byte = np.maximum(seconds_per_byte, crosses / (parts * bandwidth))
             ring_latency = ring_latency + (size / inside - size / members) * link.latency
             startup = np.maximum(startup, crosses * link.startup)

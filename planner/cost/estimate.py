@@ -7,9 +7,20 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
+from planner.cost.chance import chance_of_fitting, memory_limit_bytes, most_peak_bytes, spread_of
 from planner.cost.collectives import slowest_link
 from planner.cost.flops import chunk_flops, model_flops_per_step
-from planner.cost.ledger import HostMemory, LineName, MemoryLine, StageMemory, TimeLine, total_exposed_seconds
+from planner.cost.ledger import (
+    HostMemory,
+    LineName,
+    MemoryLine,
+    StageMemory,
+    TimeLine,
+    Verdict,
+    total_bytes,
+    total_exposed_seconds,
+    verdict_of,
+)
 from planner.cost.memory import host_lines, memory_lines
 from planner.cost.prices import (
     StagePrices,
@@ -97,6 +108,11 @@ class Estimate:
         return all(stage.fits for stage in self.memory)
 
     @property
+    def verdict(self) -> Verdict:
+        """Whether the layout fits, in words."""
+        return verdict_of(self.memory)
+
+    @property
     def peak_bytes(self) -> float:
         """Bytes of the fullest stage."""
         return max(stage.total_bytes for stage in self.memory)
@@ -119,14 +135,23 @@ def memory_of_stages(job: Job, layout: Layout) -> tuple[StageMemory, ...]:
     return tuple(
         StageMemory(
             stage=r,
-            limit_bytes=pools[of_stage[r]].memory_limit_bytes,
-            lines=_of_stage(lines, r, layout.pp),
+            **_limits(pools[of_stage[r]], layout, total_bytes(own := _of_stage(lines, r, layout.pp))),
+            lines=own,
             host=HostMemory(limit_bytes=pools[of_stage[r]].host_limit_bytes, lines=_of_stage(on_host, r, layout.pp))
             if on_host
             else None,
         )
         for r in range(layout.pp)
     )
+
+
+def _limits(pool: PoolJob, layout: Layout, peak_bytes: float) -> dict[str, float]:
+    chance = chance_of_fitting(peak_bytes, pool.whole_memory_bytes, spread_of(pool, layout))
+    return {
+        "limit_bytes": float(memory_limit_bytes(pool, layout)),
+        "most_bytes": float(most_peak_bytes(pool, layout)),
+        "device_chance": float(chance),
+    }
 
 
 def estimate(job: Job, layout: Layout) -> Estimate:

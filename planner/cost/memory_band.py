@@ -13,7 +13,8 @@ from planner.cost.band import features_of
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from planner.layout import Layout
+    from planner.layout import Degrees
+    from planner.numbers import Number
     from planner.specs.calibration import Counter
     from planner.specs.job import Job
 
@@ -22,24 +23,24 @@ if TYPE_CHECKING:
 class MemoryDistribution:
     """The logarithm of measured over predicted bytes: Student's t with 4 degrees of freedom, which has heavy tails.
 
-    location, scale: of the logarithm.
+    location, scale: of the logarithm; of one layout, or arrays of many.
     """
 
-    location: float
-    scale: float
+    location: Number
+    scale: Number
 
-    def quantile(self, level: float) -> float:
-        """The ratio that a run's peak stays below with this probability, 0 < level < 1.
+    def quantile(self, level: Number) -> Number:
+        """The ratio that a run's peak stays below with this probability, 0 < level < 1; broadcasts.
 
         Source: Shaw, Sampling Student's t distribution (Journal of Computational Finance, 2006), for 4 degrees.
         """
-        root = math.sqrt(4 * level * (1 - level))
-        value = 2 * math.sqrt(max(math.cos(math.acos(min(root, 1.0)) / 3) / root - 1, 0.0))
-        return math.exp(self.location + self.scale * math.copysign(value, level - 0.5))
+        root = np.sqrt(4 * level * (1 - level))
+        value = 2 * np.sqrt(np.maximum(np.cos(np.arccos(np.minimum(root, 1.0)) / 3) / root - 1, 0.0))
+        return np.exp(self.location + self.scale * np.copysign(value, level - 0.5))
 
-    def chance(self, ratio: float) -> float:
+    def chance(self, ratio: Number) -> Number:
         """Probability that the peak is at most `ratio` times the predicted one; the inverse of `quantile`."""
-        return float(t_below((math.log(ratio) - self.location) / self.scale))
+        return t_below((np.log(ratio) - self.location) / self.scale)[()]
 
 
 def t_below(value: Any) -> NDArray[np.float64]:
@@ -52,15 +53,19 @@ def t_below(value: Any) -> NDArray[np.float64]:
     return np.asarray(0.5 + 0.375 * share * (1 - (square - 1) / square / 3))
 
 
-def memory_distribution(job: Job, layout: Layout, counter: Counter = "device") -> MemoryDistribution | None:
+def memory_distribution(job: Job, layout: Degrees, counter: Counter = "needed") -> MemoryDistribution | None:
     """Of measured over predicted bytes of the fullest device, by the counter that is read.
 
-    `device` is what decides whether a run fits: its peak is at most B bytes with probability
-    `memory_distribution(job, layout).chance(B / predicted)`. Adapters, quantised weights and offload widen it, because
-    no run with them is measured. None where the calibration has no memory of published runs.
+    `needed` is what decides whether a run fits: B bytes suffice with probability
+    `memory_distribution(job, layout).chance(B / predicted)`. Adapters, quantised weights, offload and an
+    unknown framework widen it, because no run with them is measured. None where the calibration has no memory of
+    published runs; one that does not say what runs need (a user's own, of before) is read by the device's counter.
     """
-    known = {each.engine: each for each in job.spread.memory if each.counter == counter}
-    found = known.get(job.engine.name) or known.get(None)
+    known = {(each.counter, each.engine): each for each in job.spread.memory}
+    if (counter, None) not in known and counter == "needed":
+        counter = "device"
+    own = None if job.engine.stands_for else job.engine.name
+    found = known.get((counter, own)) or known.get((counter, None))
     if found is None:
         return None
     wider = math.sqrt(1 + len(features_of(job, layout)) * (job.spread.unseen**2 - 1))

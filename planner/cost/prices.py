@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from planner.cost.adapters import trained_params
+from planner.cost.chance import memory_limit_bytes
 from planner.cost.compute import PassSeconds, accumulation_seconds, head_seconds, linear_seconds, memory_bound_seconds
 from planner.cost.layers import FLASH_BACKWARD, layer_seconds, tokens_per_microbatch
 from planner.cost.ledger import LineName, total_bytes
@@ -83,12 +84,14 @@ class StagePrices:
     passes: the seconds of one microbatch again, by pass in place of cause; both have the same sum, but for what only
     pairs of passes hide of their exchanges (ep_hidden, and its part of pp_hidden; on average over the microbatches).
     whole: the part of `passes` that a stage has as a whole, whatever its chunks are, by ledger line.
+    forward: of its layers once, without collectives and waits, which is what full recompute repeats.
     ends: the embedding, or head and loss, with their collectives.
     """
 
     passes: PassSeconds
     whole: Mapping[LineName, PassSeconds]
     compute: Number
+    forward: Number
     recompute: Number
     head: Number
     ends: Number
@@ -152,6 +155,7 @@ class _Work:
     """
 
     layers: PassSeconds
+    forward: Number
     recompute: Number
     ends: PassSeconds
     tp: PassSeconds
@@ -201,12 +205,14 @@ def _work(job: PoolJob, layout: Degrees, stage: Stage, parts: StageParts) -> _Wo
     Source: sum of the parts in layers.py, compute.py and traffic.py.
     """
     none = PassSeconds()
-    layers, tp, tp_hidden, cp, cp_hidden, ep, ep_hidden, recompute = none, none, none, none, none, none, none, 0.0
+    layers, tp, tp_hidden, cp, cp_hidden, ep, ep_hidden = none, none, none, none, none, none, none
+    forward = recompute = 0.0
     for kind, count in timed_kinds(job, layout, stage):
         layer = parts.layers[kind]
         share = partial(repeated_share, job, layout, stage, experts=kind[0])
         of_tp, of_cp, of_ep = (share(line) for line in (LineName.TP_COMM, LineName.CP_COMM, LineName.EP_COMM))
         layers += _waiting_for_ranks(job, layout, layer.passes) * count
+        forward = forward + count * layer.passes.forward
         recompute = recompute + count * _repeated_seconds(job, layout, stage, layer)
         tp += _with_repeated(layer.tp, of_tp) * count
         tp_hidden += _with_repeated(layer.tp_hidden, of_tp) * count
@@ -217,6 +223,7 @@ def _work(job: PoolJob, layout: Degrees, stage: Stage, parts: StageParts) -> _Wo
     first, last = holds_embedding(stage), holds_head(layout, stage)
     return _Work(
         layers=layers,
+        forward=forward,
         recompute=recompute,
         ends=parts.lookup * first + parts.head * last,
         tp=tp,
@@ -439,6 +446,7 @@ def stage_prices(job: PoolJob, layout: Degrees, stage: Stage, parts: StageParts 
         passes=sum(whole.values(), work.passes),
         whole=whole,
         compute=work.layers.total,
+        forward=work.forward,
         recompute=work.recompute,
         head=work.ends.total,
         ends=work.ends.total + work.tp_ends.total,
@@ -583,6 +591,6 @@ def stage_fits(job: PoolJob, layout: Degrees, stage: Stage) -> Flag:
 
     Source: memory.py.
     """
-    fits = stage_bytes(job, layout, stage) <= job.memory_limit_bytes
+    fits = stage_bytes(job, layout, stage) <= memory_limit_bytes(job, layout)
     on_host = host_lines(job, layout, stage)
     return fits & (total_bytes(on_host) <= job.host_limit_bytes) if on_host else fits

@@ -28,7 +28,9 @@ class WholeRun:
 
     usd: None without a price. kilowatt_hours: devices at their rated power, without hosts, network and cooling; None
     where the device file has no power. closed_form_days: 8TP/(nX) at the step's own FLOPs per second X, by the
-    conventions of Narayanan et al. (SC 2021). meets_deadline: None without a deadline.
+    conventions of Narayanan et al. (SC 2021). meets_deadline: None without a deadline. effective_share: of the time,
+    what becomes steps that are kept; 1 where failures are not counted. low_seconds, high_seconds: between them lie 8 of
+    10 runs. deadline_chance: that it is met; None where nobody knows.
     """
 
     tokens: float
@@ -40,6 +42,10 @@ class WholeRun:
     closed_form_days: float
     deadline_seconds: float | None
     meets_deadline: bool | None
+    effective_share: float = 1.0
+    low_seconds: float | None = None
+    high_seconds: float | None = None
+    deadline_chance: float | None = None
 
     @property
     def days(self) -> float:
@@ -110,15 +116,18 @@ def whole_run(
     *,
     step_seconds: float,
     in_use: Sequence[tuple[ClusterSpec, int]],
+    effective_share: float = 1.0,
 ) -> WholeRun | None:
     """What the token budget takes with steps of `step_seconds` on the devices in use; None without a budget.
+
+    effective_share: of the time, what becomes steps that are kept (`planner.cost.goodput`).
 
     Source: definitions; closed form: Narayanan et al. (SC 2021), section 5.1, equation 4.
     """
     steps = num_steps(training)
     if steps is None or training.tokens is None:
         return None
-    seconds = steps * step_seconds
+    seconds = steps * step_seconds / effective_share
     num_devices = sum(count for _, count in in_use)
     prices = [(price_of(pool, training), seconds * count / _HOUR) for pool, count in in_use]
     powers = [(pool.device.power, seconds * count / UNITS["joules"]["kWh"]) for pool, count in in_use]
@@ -133,6 +142,7 @@ def whole_run(
         closed_form_days=end_to_end_days(training.tokens, num_params(model), num_devices, flops),
         deadline_seconds=training.deadline,
         meets_deadline=None if training.deadline is None else seconds <= training.deadline,
+        effective_share=effective_share,
     )
 
 

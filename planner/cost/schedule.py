@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from planner.numbers import Flag, Number
     from planner.specs.engine import Schedule
 
-EXECUTED: Final = ("zb-h1", "zbv", "dualpipev")
-"""Schedules that are executed to be priced: their closed forms hold for equal stages only."""
+EXECUTED: Final = ("naive", "zb-h1", "zbv", "dualpipev")
+"""Schedules that are executed to be priced: their closed forms are of another shape, or hold for equal stages only."""
 
 
 def steady_seconds(num_microbatches: Number, slowest_stage_seconds: Number) -> Number:

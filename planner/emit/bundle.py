@@ -1,55 +1,137 @@
-"""What `planner emit` writes: a script for a target and, beside it, the plan that it runs."""
+"""What `planner emit` writes: the files of a program, what starts them, and the plan that they carry out."""
 
 from __future__ import annotations
 
-from dataclasses import fields, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
-from planner.emit.megatron import megatron_script
-from planner.emit.slurm import slurm_script
-from planner.emit.torchrun import torchrun_script
+from planner.emit.programs import PROGRAMS
+from planner.emit.start import Start
+from planner.emit.starters import STARTERS
+from planner.emit.target import How, values_of
 from planner.errors import EnvironmentProblem, InputError
+from planner.fit import check_fits
 from planner.plan import write_plan
+from planner.run_arguments import RunArguments, option_name
+from planner.specs.text import any_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from planner.emit.target import Target
     from planner.plan import Plan
-    from planner.run_arguments import RunArguments
 
-TARGETS: Final[dict[str, tuple[str, Callable[..., str]]]] = {
-    "torchrun": ("run.sh", torchrun_script),
-    "slurm": ("job.sbatch", slurm_script),
-    "megatron": ("megatron.sh", megatron_script),
-}
-"""Target -> name of its script, and the function that writes it."""
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bundle:
+    """Files that carry a plan out. script: the name of the one that a user starts.
+
+    still_yours: placeholder -> what it stands for; the program does not run while one is left.
+    """
+
+    texts: dict[str, str]
+    script: str
+    still_yours: dict[str, str]
+
+
+def target_of(plan: Plan, to: str | None) -> Target:
+    """The program of a plan: `to`, or by default the first that its engine's profile names.
+
+    Raises:
+        InputError: the plan is made for an engine that this program does not stand for, or for one without any.
+    """
+    emits = [each for each in plan.engine.emits if each in PROGRAMS]
+    if not emits:
+        hint = "its layout can be explained; plan again with another --engine to carry it out"
+        raise InputError(f"nothing can be emitted for engine {plan.engine.name} ({plan.engine.program})", hint=hint)
+    if (name := to or emits[0]) not in emits:
+        wanted = f"`planner emit PLAN --to {emits[0]}` writes what runs it"
+        raise InputError(f"the plan is made for {plan.engine.name}, and {name} is another program", hint=wanted)
+    return PROGRAMS[name]
+
+
+def bundle_of(
+    plan: Plan,
+    to: str | None = None,
+    on: str = "torchrun",
+    *,
+    how: How,
+    force_unfit: bool = False,
+    tell: Callable[[str], None] = lambda _: None,
+) -> Bundle:
+    """All files of a plan but the plan itself; data and tokenizer are named by their absolute paths.
+
+    tell: told that the plan may not fit.
+
+    Raises:
+        InputError: the program or the starter cannot say what the plan decides, with the field and what to plan with.
+        NothingFitsError: the plan does not fit, and `force_unfit` is false.
+    """
+    target = target_of(plan, to)
+    _check_schedule(plan)
+    check_fits(plan, force_unfit=force_unfit, tell=tell)
+    how = replace(how, arguments=_absolute(_taken(target, how.arguments)))
+    yours = {**target.yours(plan, how), **STARTERS[on].yours}
+    start = Start(plan=plan, target=target, values=values_of(target, plan), how=how)
+    texts = {**target.render(start.values, plan, how), **STARTERS[on].write(start)}
+    return Bundle(texts=texts, script=STARTERS[on].script, still_yours=yours)
+
+
+def _check_schedule(plan: Plan) -> None:
+    """`explain` prices schedules that an engine does not have."""
+    if plan.layout.schedule not in plan.engine.pipeline.schedules:
+        raise InputError(
+            f"the plan's schedule is {plan.layout.schedule}, which engine {plan.engine.name} does not run",
+            hint=f"it runs {', '.join(plan.engine.pipeline.schedules)}",
+        )
+
+
+def _taken(target: Target, arguments: RunArguments) -> RunArguments:
+    """The options of a run, where the program takes all that were given."""
+    given = {each.name for each in fields(RunArguments) if getattr(arguments, each.name) != each.default}
+    if foreign := sorted(option_name(name) for name in given - set(target.takes)):
+        takes = any_of([option_name(name) for name in target.takes]) or "no options of a run"
+        hint = f"it takes {takes}; its own options stand behind those of the script"
+        raise InputError(f"{', '.join(foreign)}: of the planner's own trainer", where=f"--to {target.name}", hint=hint)
+    return arguments
 
 
 def write_bundle(
-    plan: Plan, target: str, folder: Path, *, arguments: RunArguments, force: bool = False
-) -> tuple[Path, ...]:
-    """Write the plan and a target's script into a folder, which is made if need be; returns both files.
-
-    Data files are named by their absolute path: the script runs in its own folder.
+    plan: Plan,
+    folder: Path,
+    to: str | None = None,
+    on: str = "torchrun",
+    *,
+    how: How | None = None,
+    force: bool = False,
+    force_unfit: bool = False,
+    tell: Callable[[str], None] = lambda _: None,
+) -> tuple[tuple[Path, ...], Bundle]:
+    """Write the plan and its files into a folder, which is made if need be; returns the paths, the script's last.
 
     Raises:
-        InputError: one of them exists and `force` is false, or is not a file; nothing is written then.
+        InputError: as `bundle_of`; or a file exists and `force` is false, or is not a file; nothing is written then.
+        NothingFitsError: as `bundle_of`.
         EnvironmentProblem: the folder cannot be written.
     """
-    plan_path, script = folder / "plan.json", folder / TARGETS[target][0]
-    for path in (plan_path, script):
+    made = bundle_of(plan, to, on, how=how or How(), force_unfit=force_unfit, tell=tell)
+    plan_path = folder / "plan.json"
+    texts = {folder / name: text for name, text in sorted(made.texts.items(), key=lambda each: each[0] == made.script)}
+    for path in (plan_path, *texts):
         if path.exists() and not (force and path.is_file()):
             why = "exists" if path.is_file() else "is not a file"
             raise InputError(f"{path} {why}", hint="add --force to replace a file, or choose another folder")
     try:
         folder.mkdir(parents=True, exist_ok=True)
         write_plan(plan, plan_path, replace=force)
-        script.write_text(TARGETS[target][1](plan, arguments=_absolute(arguments)), encoding="utf-8")
-        script.chmod(0o755)
+        for path, text in texts.items():
+            path.write_text(text, encoding="utf-8")
+            if text.startswith("#!"):
+                path.chmod(0o755)
     except OSError as error:
         raise EnvironmentProblem(f"cannot write {folder}: {error.strerror}") from None
-    return plan_path, script
+    return (plan_path, *texts), made
 
 
 def _absolute(arguments: RunArguments) -> RunArguments:

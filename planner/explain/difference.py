@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import Field
 
-from planner.cost.ledger import LineName
+from planner.cost.ledger import LineName, Verdict
 from planner.layout import format_layout
 from planner.plan import layout_to_dict, plan_to_dict
 from planner.specs.document import Document
@@ -39,11 +39,13 @@ class PlanFigures(Document):
 
     layout: str
     fits: bool
+    verdict: Verdict
+    chance_of_fitting: float
     num_devices: int = Field(description="devices that the layout uses")
     step_seconds: float
     tokens_per_second_per_device: float
     mfu: float
-    peak_bytes: float = Field(description="bytes of the stage that is fullest against its limit")
+    peak_bytes: float = Field(description="bytes of the stage that is least likely to fit")
     fullest_stage: int
     limit_bytes: float
 
@@ -61,10 +63,12 @@ class Difference(Document):
 
 def figures_of(plan: Plan) -> PlanFigures:
     """The totals of a plan."""
-    fullest = max(plan.memory, key=lambda stage: stage.total_bytes - stage.limit_bytes)
+    fullest = plan.worst_stage
     return PlanFigures(
         layout=format_layout(plan.layout),
         fits=plan.fits,
+        verdict=plan.verdict,
+        chance_of_fitting=plan.chance_of_fitting,
         num_devices=plan.layout.world_size,
         step_seconds=plan.step_seconds,
         tokens_per_second_per_device=plan.tokens_per_second_per_device,

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class MemoryBand(Document):
-    """8 of 10 runs like the plan have their peak between two figures, by the counter of the device (nvidia-smi)."""
+    """8 of 10 runs like the plan need a peak between two figures; the allocator may hold more while there is room."""
 
     stage: int = Field(description="the fullest")
     low_bytes: float

@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING
 
 from pydantic import Field
 
-from planner.cost.estimate import estimate
+from planner.cost.ledger import Verdict, verdict_of, worst_stage
 from planner.errors import InputError
 from planner.explain.difference import Difference, difference_of
 from planner.explain.plan_inputs import objective_of_plan
 from planner.layout import format_layout
 from planner.search.footprint import NothingFits
-from planner.search.near_ties import AS_GOOD
 from planner.search.search import plan_for_layout, search
+from planner.search.simplest import WITHIN
 from planner.specs.document import Document
 
 if TYPE_CHECKING:
@@ -37,7 +37,10 @@ class Shortfall(Document):
     stage: int
     needed_bytes: float
     limit_bytes: float
-    missing_bytes: float
+    missing_bytes: float = Field(description="beyond the limit; of its host's, where that is too small")
+    missing_on_host: bool = False
+    verdict: Verdict = "does not fit"
+    chance_of_fitting: float = 0.0
     largest_line: str
     largest_line_bytes: float
 
@@ -53,12 +56,12 @@ class Outcome(Document):
 def outcome_of_search(before: Plan, job: Job, constraints: Constraints, reporter: Reporter | None = None) -> Outcome:
     """Plan the job under the constraints, by the plan's own objective, as `planner plan` would."""
     try:
-        objective = objective_of_plan(before)
-        found = search(job, constraints, objective=objective, top=_TOP, simpler_within=AS_GOOD, reporter=reporter)
+        objective, within = objective_of_plan(before), before.options.within if before.certificate else WITHIN
+        found = search(job, constraints, objective=objective, top=_TOP, within=within, reporter=reporter)
     except InputError as error:
         return _forbidden(error)
     if isinstance(found, NothingFits):
-        return Outcome(rules=(), shortfall=_shortfall(found.layout, found.memory), difference=None)
+        return Outcome(rules=(), shortfall=shortfall_of(found.layout, found.memory), difference=None)
     return Outcome(rules=(), shortfall=None, difference=difference_of(before, found))
 
 
@@ -68,8 +71,8 @@ def outcome_of_layout(before: Plan, job: Job, layout: Layout) -> Outcome:
         found = plan_for_layout(job, layout)
     except InputError as error:
         return _forbidden(error)
-    if not found.fits:
-        return Outcome(rules=(), shortfall=_shortfall(layout, estimate(job, layout).memory), difference=None)
+    if found.verdict == "does not fit":
+        return Outcome(rules=(), shortfall=shortfall_of(layout, found.memory), difference=None)
     return Outcome(rules=(), shortfall=None, difference=difference_of(before, found))
 
 
@@ -84,15 +87,19 @@ def _rule(mistake: Mistake) -> str:
     return f"{mistake.message}; {mistake.hint}" if mistake.hint else mistake.message
 
 
-def _shortfall(layout: Layout, memory: tuple[StageMemory, ...]) -> Shortfall:
-    fullest = max(memory, key=lambda stage: stage.total_bytes - stage.limit_bytes)
+def shortfall_of(layout: Layout, memory: tuple[StageMemory, ...]) -> Shortfall:
+    """What the worst stage of a layout needs, what is too much of it, and the chance that it fits all the same."""
+    fullest = worst_stage(memory)
     largest = max(fullest.lines, key=lambda line: float(line.num_bytes))
     return Shortfall(
         layout=format_layout(layout),
         stage=fullest.stage,
         needed_bytes=fullest.total_bytes,
         limit_bytes=fullest.limit_bytes,
-        missing_bytes=fullest.total_bytes - fullest.limit_bytes,
+        missing_bytes=fullest.missing_bytes,
+        missing_on_host=not fullest.host_fits,
+        verdict=verdict_of(memory),
+        chance_of_fitting=fullest.chance_of_fitting,
         largest_line=largest.name.value,
         largest_line_bytes=float(largest.num_bytes),
     )

@@ -9,11 +9,13 @@ from pydantic import Field
 
 from planner.cost.activations import activation_terms, device_activation_bytes, held_of_stage, kept_share, sent_bytes
 from planner.cost.estimate import estimate
+from planner.cost.ledger import Verdict, worst_stage
 from planner.cost.recompute import idle_modules
 from planner.cost.stage import by_policy, layer_kinds, policies_of, pool_indices, stages_of
 from planner.cost.transients import layer_backward_bytes, loss_bytes, recompute_bytes
 from planner.explain.operations import stage_at
 from planner.layout import format_layout, offloads_activations
+from planner.search.layout_remedies import layout_remedies
 from planner.search.space.rules import broken_rules
 from planner.specs.document import Document
 from planner.specs.recompute import modules_in
@@ -53,6 +55,21 @@ class Alternative(Document):
     peak_bytes: float | None
     fits: bool
     step_seconds: float | None
+    verdict: Verdict | None = None
+    chance_of_fitting: float | None = None
+    missing_bytes: float = Field(
+        default=0.0, description="of the worst stage, beyond the limit; of its host where that is short"
+    )
+    missing_on_host: bool = False
+
+
+class FittingChange(Document):
+    """A change of one key of the layout or the job, or of two, with which the layout fits."""
+
+    change: str
+    layout: str
+    step_seconds: float
+    chance_of_fitting: float
 
 
 # --- the moment -------------------------------------------------------------------------------------------------
@@ -123,6 +140,19 @@ def alternatives_of(job: Job, layout: Layout) -> tuple[Alternative, ...]:
     return tuple(_priced(job, change, other) for change, other in _neighbours(job, layout))
 
 
+def changes_that_fit(job: Job, layout: Layout) -> tuple[FittingChange, ...]:
+    """What would make the layout fit, found by trying every other value of every key, the fastest first."""
+    return tuple(
+        FittingChange(
+            change=each.change,
+            layout=format_layout(each.layout),
+            step_seconds=each.step_seconds,
+            chance_of_fitting=each.chance_of_fitting,
+        )
+        for each in layout_remedies(job, layout)
+    )
+
+
 def _neighbours(job: Job, layout: Layout) -> Iterator[tuple[str, Layout]]:
     per_replica = job.training.global_batch_size // layout.dp
     sizes = [b for b in range(1, per_replica + 1) if per_replica % b == 0]
@@ -146,11 +176,16 @@ def _neighbours(job: Job, layout: Layout) -> Iterator[tuple[str, Layout]]:
 def _priced(job: Job, change: str, layout: Layout) -> Alternative:
     broken = broken_rules(job, layout)
     priced = None if broken else estimate(job, layout)
+    worst = worst_stage(priced.memory) if priced else None
     return Alternative(
         change=change,
         layout=format_layout(layout),
         broken_rules=broken,
         peak_bytes=priced.peak_bytes if priced else None,
         fits=bool(priced and priced.fits),
+        verdict=priced.verdict if priced else None,
+        chance_of_fitting=worst.chance_of_fitting if worst else None,
+        missing_bytes=worst.missing_bytes if worst else 0.0,
+        missing_on_host=worst is not None and not worst.host_fits,
         step_seconds=priced.step_seconds if priced else None,
     )

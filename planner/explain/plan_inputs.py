@@ -22,6 +22,8 @@ def job_of(plan: Plan) -> Job:
         model=plan.model,
         training=plan.training,
         engine=plan.engine,
+        spread=plan.memory_spread,
+        risk=plan.options.risk,
         headroom=plan.options.headroom,
         allow_tp_across_nodes=plan.options.allow_tp_across_nodes,
         allow_offload=plan.options.allow_offload,

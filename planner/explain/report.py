@@ -10,7 +10,7 @@ from planner.cost.estimate import estimate
 from planner.explain.batch import Batch, batch_of
 from planner.explain.communication import Collectives, collectives_of
 from planner.explain.memory_band import MemoryBand, memory_band_of
-from planner.explain.peak import Alternative, StagePeak, alternatives_of, peaks_of
+from planner.explain.peak import Alternative, FittingChange, StagePeak, alternatives_of, changes_that_fit, peaks_of
 from planner.explain.plan_inputs import job_of
 from planner.explain.scaling import Scaling, scaling_of
 from planner.explain.schedules import Schedules, schedules_of
@@ -34,6 +34,7 @@ class Sections(Document):
     rates: tuple[Rate, ...]
     peaks: tuple[StagePeak, ...]
     alternatives: tuple[Alternative, ...]
+    fitting_changes: tuple[FittingChange, ...] = ()
     memory_band: MemoryBand | None = None
     why_not: tuple[WhyNot, ...] = ()
     what_if: tuple[WhatIf, ...] = ()
@@ -87,6 +88,9 @@ def explain(
     priced = estimate(job, plan.layout)
     memory_band = memory_band_of(job, plan)
     known: dict[str, Any] = {"memory_band": memory_band} if memory_band else {}
+    if not plan.fits:
+        tell("what would make it fit")
+        known["fitting_changes"] = changes_that_fit(job, plan.layout)
     sections = Sections(
         waterfall=waterfall_of(job, plan.layout, priced),
         rates=rates_of(job, plan.layout, priced),

@@ -1,6 +1,6 @@
 """The fastest layout for each size of the cluster, and where more devices stop paying.
 
-`planner plan` may name a simpler layout that is up to 0.1 % slower (`planner.search.near_ties`).
+`planner plan` may name a simpler layout that is up to 2 % slower (`planner.search.simplest`).
 """
 
 from __future__ import annotations

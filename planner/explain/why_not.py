@@ -7,20 +7,27 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from pydantic import Field
+
 from planner.cost.segments import with_segment
 from planner.errors import EnvironmentProblem, InputError
-from planner.explain.outcome import Outcome, outcome_of_layout, outcome_of_search
+from planner.explain.outcome import Outcome, Shortfall, outcome_of_layout, outcome_of_search, shortfall_of
 from planner.explain.plan_inputs import constraints_of, job_of
+from planner.layout import format_layout, parse_layout, stage_of_chunk
 from planner.plan import layout_from_dict
+from planner.search.given import given_layout
+from planner.search.search import plan_for_layout
 from planner.search.space.constraints import Constraints
 from planner.specs.document import Document
 from planner.specs.text import printable
 from planner.specs.yaml import read_text
 
 if TYPE_CHECKING:
+    from planner.explain.difference import Difference
     from planner.layout import Layout
     from planner.plan import Plan
     from planner.search.reporter import Reporter
+    from planner.specs.job import Job
 
 _OPTION: Final = "--why-not"
 
@@ -31,6 +38,10 @@ class WhyNot(Document):
     asked: str
     pins: tuple[str, ...]
     outcome: Outcome
+    alone: Shortfall | None = Field(
+        default=None, description="the plan's layout with nothing but the pins changed, where that does not fit"
+    )
+    also: tuple[str, ...] = Field(default=(), description="what else differs from the plan, in words")
 
 
 def why_not(plan: Plan, asked: str, reporter: Reporter | None = None) -> WhyNot:
@@ -47,9 +58,65 @@ def why_not(plan: Plan, asked: str, reporter: Reporter | None = None) -> WhyNot:
     if "=" not in asked:
         layout = with_segment(job.cluster, _read_layout(asked, plan))
         return WhyNot(asked=asked, pins=(), outcome=outcome_of_layout(plan, job, layout))
-    constraints = _forced(plan, asked)
-    pins = tuple(map(str, constraints.pins))
-    return WhyNot(asked=asked, pins=pins, outcome=outcome_of_search(plan, job, constraints, reporter))
+    constraints, wanted = _forced(plan, asked), Constraints.parse([asked], option=_OPTION)
+    pins, outcome = tuple(map(str, constraints.pins)), outcome_of_search(plan, job, constraints, reporter)
+    forced = {pin.key for pin in wanted.pins}
+    also = _also(plan, outcome.difference, forced) if outcome.difference else ()
+    return WhyNot(asked=asked, pins=pins, outcome=outcome, alone=_alone(plan, job, wanted), also=also)
+
+
+def _also(plan: Plan, found: Difference, forced: set[str]) -> tuple[str, ...]:
+    """What the alternative has otherwise than the plan beside what was forced; dp follows from the other degrees."""
+    pools = {pool.name: pool.num_devices for pool in plan.cluster.pools}
+    devices = pools if len(pools) > 1 else plan.cluster.num_devices
+    after = parse_layout(found.after.layout, num_layers=plan.model.num_layers, num_devices=devices)
+    words = []
+    for changed in found.layout:
+        if changed.path in forced or changed.path in ("dp", "layers_per_stage", "sp", "hsdp", "etp"):
+            continue
+        if changed.path == "recompute":
+            words.append(_recomputed(after))
+        else:
+            words.append(f"{changed.path}={changed.after}")
+    return tuple(words)
+
+
+def _recomputed(layout: Layout) -> str:
+    """`1 of 10 layers of stage 0 recomputed (full)`, `all layers recomputed (mlp)`, `nothing recomputed`."""
+    again = [(chunk, policy) for chunk, policy in enumerate(layout.recompute) if policy != "none"]
+    if not again:
+        return "nothing recomputed"
+    stages = sorted({int(stage_of_chunk(layout.schedule, layout.pp, chunk)) for chunk, _ in again})
+    count = sum(layout.layers_per_stage[chunk] for chunk, _ in again)
+    of = sum(layout.layers_of_stage(stage) for stage in (stages if len(stages) == 1 else range(layout.pp)))
+    policies = " and ".join(dict.fromkeys(policy for _, policy in again))
+    where = f" of stage {stages[0]}" if len(stages) == 1 and layout.pp > 1 else ""
+    return f"{'all' if count == of else f'{count} of {of}'} layers{where} recomputed ({policies})"
+
+
+def _alone(plan: Plan, job: Job, wanted: Constraints) -> Shortfall | None:
+    """The plan's layout with nothing but the pins changed, where it is legal and does not fit as it is."""
+    text = dict(part.split("=", 1) for part in format_layout(plan.layout).split(","))
+    pins = {pin.key: pin.value for pin in wanted.pins if pin.sign == "="}
+    if len(pins) < len(wanted.pins):
+        return None  # a range names no one layout
+    follows = {"dp", "hsdp"} if {"tp", "pp", "cp"} & set(pins) else set()
+    if {"pp", "interleave", "schedule"} & set(pins):
+        follows |= (
+            {"layers_per_stage", "schedule", "recompute"}
+            if len(set(plan.layout.recompute)) > 1
+            else {
+                "layers_per_stage",
+                "schedule",
+            }
+        )
+    kept = {key: value for key, value in text.items() if key not in follows}
+    try:
+        given, _ = given_layout(job, ",".join(f"{key}={value}" for key, value in (kept | pins).items()))
+        found = plan_for_layout(job, given)
+    except InputError:
+        return None
+    return None if found.fits else shortfall_of(given, found.memory)
 
 
 def _forced(plan: Plan, asked: str) -> Constraints:

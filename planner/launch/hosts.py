@@ -5,7 +5,8 @@ from __future__ import annotations
 import subprocess
 from typing import TYPE_CHECKING, Final
 
-from planner.emit.torchrun import Host, num_hosts
+from planner.emit.hosts import num_hosts
+from planner.emit.programs.torch import Host
 from planner.errors import EnvironmentProblem, InputError
 
 if TYPE_CHECKING:

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from planner.cost.parameters import num_params
-from planner.emit.torchrun import check_engine, ranks_of_hosts
-from planner.errors import EnvironmentProblem, Mistake, NothingFitsError
+from planner.emit.hosts import ranks_of_hosts
+from planner.errors import EnvironmentProblem, InputError, Mistake
 from planner.specs.detect import total_memory_bytes
 from planner.specs.gpus import nvidia_gpus
 from planner.units import format_bytes
@@ -18,7 +18,8 @@ from planner.units import format_bytes
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from planner.emit.torchrun import Host, HostRanks
+    from planner.emit.hosts import HostRanks
+    from planner.emit.programs.torch import Host
     from planner.plan import Plan
 
 BYTES_SAVED_PER_PARAMETER: Final = 12  # fp32 weight and both moments of AdamW
@@ -28,18 +29,29 @@ _AMD: Final = Path("/dev/kfd")  # where a ROCm build of torch finds its GPUs
 def check(plan: Plan, output: Path, host: Host | None) -> None:
     """Refuse what cannot work on this host; the first batch is checked by torchrun's agent, which has torch.
 
+    Whether the plan fits into its own devices is checked before (`planner.fit.check_fits`).
+
     Raises:
         InputError: the plan is for another engine.
-        NothingFitsError: the plan does not fit into its own devices.
         EnvironmentProblem: with everything that this host lacks.
     """
-    check_engine(plan)
-    if not plan.fits:
-        raise NothingFitsError("the plan does not fit into memory", hint="`planner explain PLAN` shows by how much")
+    _check_engine(plan)
     own = ranks_of_hosts(plan)[host.number if host else 0]
     mistakes = [*_torch(plan), *_devices(plan, own), *_disk(plan, output), *_port(host)]
     if mistakes:
         raise EnvironmentProblem(*mistakes)
+
+
+def _check_engine(plan: Plan) -> None:
+    if plan.engine.name != "torch":
+        emits = f"`planner emit PLAN -o DIR` writes what {plan.engine.program} runs" if plan.engine.emits else ""
+        hint = emits or "plan again with --engine torch"
+        raise InputError(f"the plan is made for {plan.engine.name}, and the planner starts the torch engine", hint=hint)
+    if plan.layout.schedule not in plan.engine.pipeline.schedules:
+        raise InputError(
+            f"the plan's schedule is {plan.layout.schedule}, which engine torch does not run",
+            hint=f"it runs {', '.join(plan.engine.pipeline.schedules)}",
+        )
 
 
 def _torch(plan: Plan) -> Iterator[Mistake]:

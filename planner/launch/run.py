@@ -9,9 +9,12 @@ import sys
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from planner.emit.torchrun import Host, num_hosts, torchrun_command, torchrun_commands
+from planner.emit.hosts import num_hosts
+from planner.emit.programs.torch import Host, torchrun_command, torchrun_commands
 from planner.errors import EnvironmentProblem, ExitCode, InputError
+from planner.fit import check_fits
 from planner.launch.hosts import find_host
+from planner.launch.others import launch_other
 from planner.launch.preflight import check
 from planner.launch.supervise import follow, lead
 from planner.plan import job_documents, write_plan
@@ -19,7 +22,7 @@ from planner.reading import read_plan
 from planner.run_arguments import RunArguments
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
     from planner.launch.attempts import Attempt
@@ -34,22 +37,40 @@ def launch(
     output: Path,
     arguments: RunArguments | None = None,
     dry_run: bool = False,
+    force_unfit: bool = False,
+    smoke: bool = False,
+    further: Sequence[str] = (),
     **place: Any,
 ) -> int:
     """Train by the plan and return the exit code; `dry_run` only shows the commands, one line for each host.
 
+    A plan for another program is started by what `planner emit` writes for it; smoke and further are for those.
+
     The run lives in `output`. Where the plan fills several hosts, each of them calls this; host 0 keeps the folder.
+    force_unfit: start a plan that does not fit into memory too.
     place: `node_rank`, `master_addr` and `master_port` of `find_host`.
 
     Raises:
         InputError: this host has no place in the plan, `output` holds another run, or a dry run of a plan without file.
         EnvironmentProblem: something that the run needs is missing, or a run in `output` is under way.
-        NothingFitsError: the plan does not fit.
+        NothingFitsError: the plan does not fit, and `force_unfit` is false.
     """
     arguments = arguments or RunArguments()
     plan = read_plan(plan_path, tell=_note)
+    if plan.engine.name != "torch" and plan.engine.emits:
+        how: dict[str, Any] = {
+            "smoke": smoke,
+            "dry_run": dry_run,
+            "further": further,
+            "force_unfit": force_unfit,
+            **place,
+        }
+        return launch_other(plan, output=output, arguments=arguments, tell=_note, **how)
+    if smoke or further:
+        raise InputError("--smoke and options behind -- are for plans of other programs", hint="leave them out")
     if dry_run and str(plan_path) == "-":
         raise InputError("the command needs the plan's file", hint="write it first, `planner plan ... -o plan.json`")
+    check_fits(plan, force_unfit=force_unfit, tell=_note)
     if dry_run:
         lines = torchrun_commands(plan, plan_path, output=output, arguments=arguments)
         sys.stdout.write("".join(f"{line}\n" for line in lines))

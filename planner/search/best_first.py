@@ -45,6 +45,7 @@ from planner.search.space.configurations import (
     with_policies,
 )
 from planner.search.space.placements import pools_of_stages
+from planner.search.time_limit import OutOfTime
 from planner.specs.recompute import FULL
 from planner.specs.uniform import uniform_job
 
@@ -94,6 +95,7 @@ class Found:
         self.most_devices = 0  # that a legal partition uses
         self.pruned = {"memory": 0, "time bound": 0}
         self.refused: Refusals = {}
+        self.is_out_of_time = False
         self.bound: float | None = None  # no layout comes before it in the objective's order; None: all looked at
 
     def drop(self, reason: str, count: int) -> None:
@@ -131,9 +133,10 @@ def best_first(
     try:
         waiting.extend(search.near_configurations())  # what came before an interruption stays
         search.price(waiting, reporter)
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as stop:
         if not until_interrupted or not waiting:
             raise
+        found.is_out_of_time = isinstance(stop, OutOfTime)
         if not found.layouts:
             search.price(waiting, Reporter(), only_first=True)
         found.bound = search.least_bound()
@@ -210,9 +213,10 @@ class _Search:
         self._first_priced = self._most_priced if has_incumbent else _FIRST_PRICED
         self._least = 0.0  # in the order, of what has not been looked at
 
-    def _cutoff(self, degrees: DegreeArrays) -> FloatArray:
-        """Longer steps are not wanted, [n]."""
-        seconds = self._best.cutoff_seconds(self._best.devices(self._job, degrees))
+    def _cutoff(self, degrees: DegreeArrays, *, of_places: bool = False) -> FloatArray:
+        """Longer steps are not wanted, [n]; or (of_places) take none of the places of the first solve."""
+        cutoff = self._best.place_seconds if of_places else self._best.cutoff_seconds
+        seconds = cutoff(self._best.devices(self._job, degrees))
         return np.asarray(np.broadcast_to(seconds, len(degrees)) * (1 + TIE), dtype=np.float64)
 
     def _place(self, degrees: DegreeArrays, seconds: FloatArray) -> FloatArray:
@@ -348,7 +352,7 @@ class _Search:
             self._least = float(places.min())
         while first < len(order) and not (only_first and self.found.layouts):
             part = order[first : first + size]
-            wanted = part[near.seconds[part] <= self._cutoff(everything.take(part))]
+            wanted = part[near.seconds[part] <= self._cutoff(everything.take(part), of_places=True)]
             self.found.pruned["time bound"] += len(part) - len(wanted)
             for assigned in self._price_part(near, wanted):
                 fastest = min(fastest, assigned.seconds)
@@ -362,18 +366,18 @@ class _Search:
         """Price some configurations at once; the best assignment of each that may still be wanted."""
         candidates: dict[int, Candidate] = {}
         for here, degrees in near.alike(part):
-            cutoff = self._cutoff(degrees)
+            cutoff = self._cutoff(degrees, of_places=True)
             priced = candidates_of(self._job, self._constraints, degrees, cutoff)
             kept = zip(here.tolist(), priced, prune(priced, cutoff), strict=True)
             candidates |= {position: candidate.keep(mask) for position, candidate, mask in kept if mask.any()}
         self.found.num_priced += len(part)
         for position in filter(candidates.__contains__, part.tolist()):
             degrees, candidate = near.one(position), candidates.pop(position)
-            longest = float(self._best.cutoff_seconds(self._best.devices(self._job, degrees))) * (1 + TIE)
+            longest = float(self._best.place_seconds(self._best.devices(self._job, degrees))) * (1 + TIE)
             choice = best_choice(candidate, cutoff=longest)
             if choice is None:
                 continue
-            assigned = _assigned_by(degrees, candidate, choice)
+            assigned = assigned_by(degrees, candidate, choice)
             self.found.layouts.append(assigned)
             self._add(degrees, assigned.seconds)
             yield assigned
@@ -445,7 +449,7 @@ def candidates_of(
     return price_candidates(job, degrees, policies, constraints=constraints, cutoff_seconds=cutoff_seconds)
 
 
-def _assigned_by(degrees: DegreeArrays, candidate: Candidate, choice: Choice) -> Assigned:
+def assigned_by(degrees: DegreeArrays, candidate: Candidate, choice: Choice) -> Assigned:
     """The configuration as a choice fills it, at the seconds that the candidate's prices give.
 
     Raises:

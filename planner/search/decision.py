@@ -17,7 +17,7 @@ import numpy as np
 
 from planner.search.best_first import candidates_of
 from planner.search.optimum.candidate import Candidate, Disagreement
-from planner.search.optimum.certificate import INTERRUPTED, Solution, solve
+from planner.search.optimum.certificate import INTERRUPTED, OUT_OF_TIME, Solution, solve
 from planner.search.optimum.pruning import incumbent, lower_bounds
 from planner.search.space.arrays import AGREEMENT, TIE
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from planner.numbers import FloatArray, IntArray
     from planner.search.best_first import Assigned, Found, Near
-    from planner.search.objectives import BestPartitions, Objective, Rank
+    from planner.search.objectives import BestKinds, Objective, Rank
     from planner.search.optimum.integer_program import SolverName
     from planner.search.space.configurations import DegreeArrays
     from planner.search.space.constraints import Constraints
@@ -87,7 +87,7 @@ def _of_program(
     return Decision(solution=solution, num_decided=num_decided)
 
 
-def _checked(found: Found, best: BestPartitions, decision: Decision) -> Decision:
+def _checked(found: Found, best: BestKinds, decision: Decision) -> Decision:
     """The decision, where the two methods agree and know of no better layout.
 
     So no cutoff that ruled out a configuration was below the integer program's answer, wherever it came from.
@@ -119,7 +119,7 @@ def _before(one: Rank, other: Rank) -> bool:
 
 
 def decide(
-    found: Found, constraints: Constraints, best: BestPartitions, solver: SolverName, time_limit: float | None
+    found: Found, constraints: Constraints, best: BestKinds, solver: SolverName, time_limit: float | None
 ) -> Decision:
     """The integer program's answer, where the dynamic program agrees (`_checked`).
 
@@ -137,7 +137,8 @@ def decide(
             raise
         bound = found.near.least(objective, found.job)
     rank = rank_of(found, objective, best_layout(found, objective))
-    return Decision(solution=INTERRUPTED, rank=rank, gap=1 - min(bound, rank[0]) / rank[0])
+    solution = OUT_OF_TIME if found.is_out_of_time else INTERRUPTED
+    return Decision(solution=solution, rank=rank, gap=1 - min(bound, rank[0]) / rank[0])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

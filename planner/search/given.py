@@ -14,6 +14,7 @@ from planner.cost.segments import with_segment
 from planner.layout import V_SHAPED, Assumed, offloads_activations, parse_assignments, parse_layout
 from planner.search.search import plan_for_layout
 from planner.search.space.rules import broken_rules
+from planner.specs.job import each_pool
 from planner.specs.recompute import canonical
 
 if TYPE_CHECKING:
@@ -134,8 +135,12 @@ def _segment(job: Job, layout: Layout, _: Mapping[str, str]) -> _Filled | None:
 
 
 def _recompute(job: Job, layout: Layout, _: Mapping[str, str]) -> _Filled | None:
-    """The engine's default; where that does not fit, the first policy that does, those that repeat least first."""
-    policies = _policies(job, layout)
+    """The engine's default; where that is unlikely to fit, the first policy that is not, those that repeat least first.
+
+    A layout that somebody runs fits more likely than not: a chance of one half decides, and a plain limit where
+    headroom is asked for.
+    """
+    policies = policies_of(job, layout)
     if not policies or not _is_legal(job, layout, policies[0]):
         return None
     fitting = (policy for policy in policies if _fits(job, layout, policy) and _is_legal(job, layout, policy))
@@ -143,7 +148,7 @@ def _recompute(job: Job, layout: Layout, _: Mapping[str, str]) -> _Filled | None
     if policy is None:
         most = next(policy for policy in reversed(policies) if _is_legal(job, layout, policy))
         return _Filled(most, "no policy makes it fit; this one needs least memory")
-    why = f"the default of {job.engine.name}" if policy == policies[0] else "the least that fits into memory"
+    why = f"the default of {job.engine.name}" if policy == policies[0] else "the least that is likely to fit"
     return _Filled(policy, why)
 
 
@@ -154,7 +159,7 @@ Source: Megatron-LM, transformer_config.py, recompute_modules; so do the recipes
 """
 
 
-def _policies(job: Job, layout: Layout) -> tuple[str, ...]:
+def policies_of(job: Job, layout: Layout) -> tuple[str, ...]:
     """Policies of the engine from its default on: its own words, more and more modules, more and more layers, all."""
     can, default, absent = job.engine.can, job.engine.defaults.recompute, absent_modules(job.model)
     words = [each for each in can.recompute if each != "full"]
@@ -178,7 +183,8 @@ def _is_legal(job: Job, layout: Layout, policy: str) -> bool:
 
 
 def _fits(job: Job, layout: Layout, policy: str) -> bool:
-    return all(stage.fits for stage in memory_of_stages(job, _with_policy(layout, policy)))
+    likely = each_pool(job, lambda pool: replace(pool, risk=0.5))
+    return all(stage.fits for stage in memory_of_stages(likely, _with_policy(layout, policy)))
 
 
 RULES: Final[dict[str, Callable[[Job, Layout, Mapping[str, str]], _Filled | None]]] = {

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
+from planner.cost.chance import memory_limit_bytes
 from planner.cost.prices import stage_bytes
 from planner.cost.stage import by_pool, stage_of
 from planner.search.bounds.of_memory import least_shares, of_smallest_microbatches
@@ -18,7 +19,7 @@ from planner.search.optimum.pricing import price_candidates
 from planner.search.space.arrays import TIE
 from planner.search.space.configurations import allowed_policies, legal_degrees
 from planner.search.space.placements import placements_of
-from planner.specs.job import PoolJob, each_pool
+from planner.specs.job import each_pool
 
 if TYPE_CHECKING:
     from planner.numbers import FloatArray
@@ -45,14 +46,9 @@ class LeastPeak:
         return self.num_bytes / self.limit_bytes
 
 
-def within_bytes(job: PoolJob, limit_bytes: float) -> PoolJob:
-    """The same job on devices of which a plan may use `limit_bytes`."""
-    return replace(job, headroom=1.0 - limit_bytes / job.cluster.device.memory)
-
-
 def within_share(job: Job, share: float) -> Job:
     """The same job where a plan may use this share of what it may use now, in every pool."""
-    return each_pool(job, lambda pool: within_bytes(pool, share * pool.memory_limit_bytes))
+    return each_pool(job, lambda pool: replace(pool, memory_share=share * pool.memory_share))
 
 
 def least_peak(job: Job, constraints: Constraints) -> LeastPeak:
@@ -107,11 +103,11 @@ def least_of(job: Job, constraints: Constraints, some: DegreeArrays, most_share:
         some, _ = placed(within, some, policies, constraints, np.full(len(some), np.inf))
         policies = allowed_policies(job, constraints, some)
     best = LeastPeak(num_bytes=math.inf, limit_bytes=1.0)
-    limits = np.array([pool.memory_limit_bytes for pool in job.pools])
     for row, candidate in enumerate(price_candidates(within, some, policies, constraints=constraints)):
         if not _holds_all(candidate):
             continue
         degrees = some.take(row)
+        limits = np.array([memory_limit_bytes(pool, degrees) for pool in job.pools])
         shape = stage_of(
             job,
             index=candidate.stage,

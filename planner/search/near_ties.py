@@ -1,25 +1,21 @@
-"""Among plans that are as good as equal: which one to recommend, and in what the others differ."""
+"""Layouts beside each other: in what they differ, which is simpler in what, and what one loses against another."""
 
 from __future__ import annotations
 
-from dataclasses import fields
-from typing import TYPE_CHECKING
+from dataclasses import asdict, fields
+from typing import TYPE_CHECKING, Final
 
 from planner.cost.estimate import Estimate, estimate
-from planner.cost.stage import pool_indices
 from planner.layout import Layout, shortened_list
-from planner.plan import RunnerUp
+from planner.plan import Minimum, RunnerUp
+from planner.plan_parts import Keys
 from planner.search.objectives import THROUGHPUT
+from planner.search.optimum.rating import simplicity_of
 from planner.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from planner.search.objectives import Objective
     from planner.specs.job import Job
-
-AS_GOOD = 0.001
-"""A plan may be this much above the optimum, as a share, where it is simpler."""
 
 NEAR_TIE = 0.03
 """Two layouts of one job whose forecasts differ by less than this may well be in the other order. Of 132 pairs of
@@ -28,45 +24,65 @@ others in 104 of 110 (docs/accuracy.md). The band of one forecast is much wider:
 those of the same job's other layouts too."""
 
 _NOTICEABLE = 0.001  # share of the step that a line must differ by to be a reason
-_MOST_CAUSES = 2
+_LESS_MEMORY = 0.05  # of the plan's, that an alternative must save to be chosen for it
 
-_AXES = ("tp", "pp", "cp", "ep", "dp")
-_HEADROOM_STEPS = 20  # memory counts in twentieths of a device: less is no reason to prefer a plan
-
-
-def simplest(job: Job, layouts: Iterable[Layout]) -> Layout:
-    """Of layouts that are as good as equal, best first, the simplest one; the first of equally simple ones.
-
-    Fewer axes, then nothing offloaded, then fewer chunks of a stage, then a lower ZeRO stage, then fewer layers that
-    are computed again, then more free memory, in steps of a twentieth of the device.
-    """
-    return min(layouts, key=lambda layout: _complexity(job, layout))
+_CLASSES: Final = {
+    "risk": ("a chance of at most 1% of not fitting", "a chance of at most 5%", "more than 5%"),
+    "interleave": ("1 chunk a stage", "up to 4 chunks", "up to 8", "more than 8"),
+    "uneven": ("even stages", "uneven ones"),
+}
 
 
-def _complexity(job: Job, layout: Layout) -> tuple[int, ...]:
-    memory, pools, of_stage = estimate(job, layout).memory, job.pools, pool_indices(job, layout)
-    free_share = min(
-        1 - stage.total_bytes / pools[pool].cluster.device.memory for stage, pool in zip(memory, of_stage, strict=True)
+def simpler_in(chosen: Keys, other: Keys) -> str:
+    """The first key in which a layout is simpler than another one, with what both have; empty where there is none."""
+    for key, mine in asdict(chosen).items():
+        theirs = getattr(other, key)
+        if mine < theirs:
+            return f"{_of_key(key, mine)} in place of {_of_key(key, theirs, again=True)}"
+        if mine > theirs:
+            break
+    return ""
+
+
+def _of_key(key: str, value: int, *, again: bool = False) -> str:
+    if key in _CLASSES:
+        return _CLASSES[key][value]
+    if again:
+        return f"{value:,}" if key != "recomputed" else f"{value} {_tenths(value)}"
+    counted = "no" if value == 0 else f"{value:,}"
+    if key == "idle":
+        return f"{counted} idle device{'s' if value != 1 else ''}"
+    if key == "axes":
+        return f"{counted} ax{'e' if value != 1 else 'i'}s"
+    return f"{value} {_tenths(value)} of the layers computed again" if value else "nothing computed again"
+
+
+def _tenths(count: int) -> str:
+    return "tenth" if count == 1 else "tenths"
+
+
+def minimum(job: Job, chosen: Layout, best: Layout, objective: Objective) -> Minimum:
+    """The best layout by the objective beside the one that was chosen, with what the choice gives and has for it."""
+    priced, mine = estimate(job, best), estimate(job, chosen)
+    keys, least = keys_of(job, chosen), keys_of(job, best)
+    ranks = [
+        objective.rank(each.step_seconds, objective.devices_of(job, layout))
+        for each, layout in ((mine, chosen), (priced, best))
+    ]
+    above = max(float(one / other) - 1 for one, other in zip(*ranks, strict=True))
+    return Minimum(
+        layout=best,
+        step_seconds=priced.step_seconds,
+        peak_bytes=priced.peak_bytes,
+        keys=least,
+        above=0.0 if chosen == best else above,
+        reason=simpler_in(keys, least),
     )
-    return (*_parts(layout), -int(free_share * _HEADROOM_STEPS))
 
 
-def _parts(layout: Layout) -> tuple[int, int, int, int, int]:
-    chunks = zip(layout.layers_per_stage, layout.recompute, strict=True)
-    return (
-        sum(getattr(layout, axis) > 1 for axis in _AXES),
-        int(layout.offload != "none"),
-        layout.interleave,
-        layout.zero,
-        sum(layers for layers, policy in chunks if policy != "none"),
-    )
-
-
-def why_simpler(chosen: Layout, other: Layout) -> str:
-    """What the chosen layout has less of; more free memory where that is all."""
-    words = ("fewer axes", "nothing offloaded", "less interleaving", "a lower ZeRO stage", "less recompute")
-    pairs = zip(_parts(chosen), _parts(other), words, strict=True)
-    return next((word for mine, theirs, word in pairs if mine < theirs), "more free memory")
+def keys_of(job: Job, layout: Layout) -> Keys:
+    """How simple a layout is, as plans write it."""
+    return Keys(**simplicity_of(job, layout)._asdict())
 
 
 def differences(layout: Layout, other: Layout) -> str:
@@ -96,7 +112,7 @@ def near_tie(seconds: float, other_seconds: float) -> bool:
 def runner_up(
     job: Job, winner: Layout, won: Estimate, layout: Layout, priced: Estimate, objective: Objective = THROUGHPUT
 ) -> RunnerUp:
-    """A layout that lost by the objective, what it loses and saves against the winner, and in what it differs."""
+    """A layout that lost by the objective, or because it is less simple, the one reason, and in what it differs."""
     devices = objective.devices_of(job, winner), objective.devices_of(job, layout)
     mine, theirs = objective.rank(won.step_seconds, devices[0]), objective.rank(priced.step_seconds, devices[1])
     share = priced.step_seconds / won.step_seconds - 1
@@ -105,31 +121,30 @@ def runner_up(
         "gpus": f"{layout.world_size - winner.world_size:+,} devices, {slower_by(share)}",
     }
     head = heads.get(objective.name) if devices[0] != devices[1] else None
+    less_simple = simpler_in(keys_of(job, winner), keys_of(job, layout)) if theirs < mine else ""
+    why = f"the plan has {less_simple}" if less_simple else _cause(won, priced)
     return RunnerUp(
         layout=layout,
         step_seconds=priced.step_seconds,
         peak_bytes=priced.peak_bytes,
-        reason=": ".join(filter(None, (head or slower_by(share), _causes(won, priced)))),
+        reason=": ".join(filter(None, (head or slower_by(share), why))),
         differs=differences(winner, layout),
         near_tie=near_tie(float(mine[0]), float(theirs[0])) and near_tie(float(mine[1]), float(theirs[1])),
     )
 
 
-def _causes(won: Estimate, priced: Estimate) -> str:
-    """`loses bubble 1.2 s; saves tp comm 0.4 s, memory 12 GiB`, from the lines that differ most."""
+def _cause(won: Estimate, priced: Estimate) -> str:
+    """`loses bubble 1.2 s`: the line that makes most of the difference; `saves` where the layout is no slower."""
     longer = {
         line.name.value.replace("_", " "): float(line.exposed_seconds) - float(own.exposed_seconds)
         for line, own in zip(priced.time, won.time, strict=True)
     }
-    most = sorted(longer, key=lambda name: -abs(longer[name]))
-    shown = [name for name in most if abs(longer[name]) > _NOTICEABLE * won.step_seconds]
-    loses = [f"{name} {format_seconds(longer[name])}" for name in shown if longer[name] > 0][:_MOST_CAUSES]
-    saves = [f"{name} {format_seconds(-longer[name])}" for name in shown if longer[name] < 0][:_MOST_CAUSES]
+    sign = 1 if priced.step_seconds > won.step_seconds else -1
+    name = max(longer, key=lambda each: sign * longer[each])
+    if sign * longer[name] > _NOTICEABLE * won.step_seconds:
+        return f"{'loses' if sign > 0 else 'saves'} {name} {format_seconds(abs(longer[name]))}"
     smaller = won.peak_bytes - priced.peak_bytes
-    if smaller > won.peak_bytes / _HEADROOM_STEPS:
-        saves.append(f"memory {format_bytes(smaller)}")
-    causes = (("loses", loses), ("saves", saves))
-    return "; ".join(f"{verb} {', '.join(names)}" for verb, names in causes if names)
+    return f"saves memory {format_bytes(smaller)}" if smaller > _LESS_MEMORY * won.peak_bytes else ""
 
 
 def slower_by(share: float) -> str:

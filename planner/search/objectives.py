@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final, Protocol, TypeAlias
 
 import numpy as np
 
+from planner.cost.goodput import kept_share
 from planner.cost.run import billed_devices, longest_step_seconds, num_steps
 from planner.errors import InputError
 from planner.search.space.arrays import TIE
@@ -47,6 +48,11 @@ class Objective:
             return num_devices + np.zeros(np.shape(seconds)), seconds
         return seconds, seconds
 
+    def is_near(self, rank: Rank, best: Rank, share: float) -> bool:
+        """Whether a layout is worse than the best by no more than a share: of seconds, cost, or devices and seconds."""
+        first = rank[0] <= best[0] * (1 + share)
+        return first and (self.name != "gpus" or rank[1] <= best[1] * (1 + share))
+
     def devices(self, job: Job, degrees: DegreeArrays) -> Number:
         """Devices in use as this objective counts them: [n], or one number of one configuration."""
         return billed(job, degrees) if self.name == "cost" else degrees.world_size
@@ -62,6 +68,10 @@ class Objective:
 
 THROUGHPUT: Final = Objective()
 
+WORTH_READING: Final = 0.1
+"""A layout of another kind that is worse by more than this share is no alternative: nearly all pairs of layouts that a
+source ran on one job are in the forecast's order where their forecasts lie so far apart (docs/accuracy.md)."""
+
 
 class Incumbents(Protocol):
     """The best layouts so far, as far as they rule others out."""
@@ -72,6 +82,9 @@ class Incumbents(Protocol):
     def cutoff_seconds(self, num_devices: Number) -> Number:
         """Layouts on so many devices with longer steps are not wanted; broadcasts."""
 
+    def place_seconds(self, num_devices: Number) -> Number:
+        """The same for the best layouts alone, without those that are wanted because they are near one; broadcasts."""
+
     def order(self, seconds: Number, num_devices: Number) -> Number:
         """What to look at first: layouts of small values; broadcasts."""
 
@@ -79,14 +92,15 @@ class Incumbents(Protocol):
         """A layout has been found."""
 
 
-class BestPartitions:
-    """The best layouts of the `places` best partitions, by an objective.
+class BestKinds:
+    """The best layouts of the `places` best kinds (`kind_of`), by an objective, and what is near the best.
 
-    within: layouts that are worse than the best by no more than this share are wanted too.
+    within: layouts that are worse than the best by no more than this share are wanted too, whatever their kind. Layouts
+    that are worse by more than `WORTH_READING` take no place.
     """
 
     def __init__(self, objective: Objective, places: int, *, within: float = 0.0) -> None:
-        self.objective, self._places, self._slack = objective, places, (1 + TIE) * (1 + within)
+        self.objective, self._places, self._within = objective, places, within
         self.first: Rank = (math.inf, math.inf)  # the best rank
         self._ranks: dict[tuple[int, ...], Rank] = {}
         self._last: Rank = (math.inf, math.inf)  # the rank of the last place
@@ -96,26 +110,38 @@ class BestPartitions:
         return self.objective.devices(job, degrees)
 
     def cutoff_seconds(self, num_devices: Number) -> Number:
+        """The longest step with which a layout on so many devices takes a place or is near the best; broadcasts."""
+        near = self._seconds_up_to(self.first, num_devices, 1 + self._within)
+        return np.maximum(near, self.place_seconds(num_devices))
+
+    def place_seconds(self, num_devices: Number) -> Number:
         """The longest step with which a layout on so many devices takes one of the places; broadcasts."""
-        first, seconds = self._last
+        places = self._seconds_up_to(self._last, num_devices)
+        if self.objective.name == "gpus":  # more devices are worth reading too
+            return places
+        return np.minimum(places, self._seconds_up_to(self.first, num_devices, 1 + WORTH_READING))
+
+    def _seconds_up_to(self, rank: Rank, num_devices: Number, share: float = 1.0) -> Number:
+        """The longest step that comes no further behind than a rank, whose numbers are taken `share` times."""
+        first, seconds = rank
         if self.objective.name == "cost":
-            longest = first / np.asarray(num_devices)
+            longest = first * share / np.asarray(num_devices)
         elif self.objective.name == "gpus":
-            behind = np.where(np.equal(num_devices, first), seconds, -math.inf)
+            behind = np.where(np.equal(num_devices, first), seconds * share, -math.inf)
             longest = np.where(np.less(num_devices, first), math.inf, behind)
         else:
-            longest = np.full(np.shape(num_devices), seconds)
-        return np.minimum(longest * self._slack, self.objective.longest_step_seconds)
+            longest = np.full(np.shape(num_devices), first * share)
+        return np.minimum(longest * (1 + TIE), self.objective.longest_step_seconds)
 
     def order(self, seconds: Number, num_devices: Number) -> Number:
         """By the first number of the rank; broadcasts."""
         return self.objective.rank(seconds, num_devices)[0]
 
     def add(self, degrees: Degrees, num_devices: float, seconds: float) -> None:
-        """A layout has been found; of its partition the best one counts."""
-        partition, rank = partition_of(degrees), self.objective.rank(seconds, num_devices)
-        if rank < self._ranks.get(partition, (math.inf, math.inf)):
-            self._ranks[partition], self.first = rank, min(rank, self.first)
+        """A layout has been found; of its kind the best one counts."""
+        kind, rank = kind_of(degrees), self.objective.rank(seconds, num_devices)
+        if rank < self._ranks.get(kind, (math.inf, math.inf)):
+            self._ranks[kind], self.first = rank, min(rank, self.first)
             if len(self._ranks) >= self._places:
                 self._last = sorted(self._ranks.values())[self._places - 1]
 
@@ -133,6 +159,10 @@ class AnyLayout:
     def cutoff_seconds(self, num_devices: Number) -> Number:
         """No bound, then none that is met; broadcasts."""
         return np.full(np.shape(num_devices), -math.inf if self.found else math.inf)
+
+    def place_seconds(self, num_devices: Number) -> Number:
+        """The same; broadcasts."""
+        return self.cutoff_seconds(num_devices)
 
     def order(self, seconds: Number, num_devices: Number) -> Number:
         """By the step time; broadcasts."""
@@ -163,6 +193,10 @@ class Staircase:
         place = np.searchsorted(self._devices, np.maximum(num_devices, self._num_first), side="right")
         return np.asarray(self._seconds)[place - 1]
 
+    def place_seconds(self, num_devices: Number) -> Number:
+        """The same; broadcasts."""
+        return self.cutoff_seconds(num_devices)
+
     def order(self, seconds: Number, num_devices: Number) -> Number:  # noqa: ARG002 - whatever they use
         """The fastest first; broadcasts."""
         return seconds
@@ -182,6 +216,11 @@ def partition_of(degrees: Degrees) -> tuple[int, ...]:
     return degrees.tp, degrees.pp, degrees.dp, degrees.cp, degrees.ep, degrees.zero
 
 
+def kind_of(degrees: Degrees) -> tuple[int, ...]:
+    """How the model is divided: over tp, pp and ep, and whether its weights are sharded; not how the batch is."""
+    return degrees.tp, degrees.pp, degrees.ep, int(degrees.zero == 3)
+
+
 def objective_of(job: Job, name: ObjectiveName) -> Objective:
     """The objective for a job. A deadline limits `cost` and `gpus`; it does not change what is fastest or smallest.
 
@@ -193,4 +232,6 @@ def objective_of(job: Job, name: ObjectiveName) -> Objective:
     if num_steps(job.training) is None:
         hint = "add `tokens: 300e9` to TRAINING.yaml, or --set training.tokens=300e9"
         raise InputError("a deadline needs the token budget of the run", where="training.deadline", hint=hint)
-    return Objective(name=name, longest_step_seconds=longest_step_seconds(job.training))
+    # failures of all devices: the longest step is then one that any layout may take
+    share = kept_share(job, [(pool.cluster, pool.cluster.num_devices) for pool in job.pools])
+    return Objective(name=name, longest_step_seconds=longest_step_seconds(job.training) * share)

@@ -1,9 +1,12 @@
-"""What would make a job fit that does not: single changes, each one verified by solving."""
+"""What would make a job fit that does not: changes and pairs of changes, each one verified by solving."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from itertools import combinations, product
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from pydantic import ValidationError
 
 from planner.errors import InputError
 from planner.search.least_memory import LeastPeak, least_peak
@@ -13,7 +16,7 @@ from planner.search.space.configurations import offloads_of
 from planner.specs.job import each_pool, with_training
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from planner.layout import Layout
     from planner.search.space.constraints import Constraints
@@ -22,7 +25,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Remedy:
-    """One change that makes the job fit, verified by solving; with the fastest layout after it."""
+    """One change that makes the job fit, or two, verified by solving; with the fastest layout after it."""
 
     change: str
     layout: Layout
@@ -44,25 +47,68 @@ class LiftedPin:
 
 
 def remedies(job: Job, constraints: Constraints, reporter: Reporter | None = None) -> tuple[Remedy, ...]:
-    """Changes that make the job fit, the smallest one of each kind that does, most tokens per device second first."""
+    """Changes that make the job fit, most tokens per device second first: the smallest of each kind that does.
+
+    Where none but more hosts does, pairs of changes of two kinds: of each pair that fits the smallest one.
+    """
     reporter = reporter or Reporter()
-    kinds = (
-        *(_more_hosts(job, number, constraints) for number in range(len(job.pools))),
-        _shorter_sequences(job),
-        _less_headroom(job),
-        _other_recipes(job),
-        _other_optimizers(job),
-        _wider_tensor_parallelism(job),
-        _offload(job, constraints),
-    )
-    found = []
-    for changes in kinds:
-        for change, changed in changes:
-            remedy = _solved(change, changed, constraints, reporter)
-            if remedy is not None:
-                found.append(remedy)
-                break  # the smallest change of its kind
-    return tuple(sorted(found, key=lambda each: -each.tokens_per_second / each.layout.world_size))
+    hosts = [_more_hosts(job, number, constraints) for number in range(len(job.pools))]
+    kinds = [tuple(changes) for changes in _kinds(job, constraints)]
+    found = [remedy for changes in hosts if (remedy := _first_solved(changes, constraints, reporter))]
+    single = [remedy for changes in kinds if (remedy := _first_solved(_each(changes, job), constraints, reporter))]
+    if not single:
+        single = [
+            remedy
+            for one, other in combinations(kinds, 2)
+            if (pair := _smallest_pair(job, one, other, constraints))
+            and (remedy := _solved(*pair, constraints, reporter))
+        ]
+    return tuple(sorted((*found, *single), key=lambda each: -each.tokens_per_second / each.layout.world_size))
+
+
+class Change(NamedTuple):
+    """A change of a job, of what kind, in words; None where the documents do not allow it."""
+
+    kind: str
+    words: str
+    of: Callable[[Job], Job | None]
+
+
+def _kinds(job: Job, constraints: Constraints) -> Iterator[Iterator[Change]]:
+    """The kinds of changes, each from the smallest to the largest change."""
+    yield _shorter_sequences(job)
+    yield _less_headroom(job)
+    yield _other_losses(job)
+    yield _other_recipes(job)
+    yield _other_optimizers(job)
+    yield _adapters(job)
+    yield _wider_tensor_parallelism(job)
+    yield _offload(job, constraints)
+
+
+def _each(changes: Iterable[Change], job: Job) -> Iterator[tuple[str, Job]]:
+    return ((each.words, changed) for each in changes if (changed := each.of(job)))
+
+
+def _first_solved(changes: Iterable[tuple[str, Job]], constraints: Constraints, reporter: Reporter) -> Remedy | None:
+    """The smallest change of a kind that makes the job fit."""
+    return next((found for each in changes if (found := _solved(*each, constraints, reporter))), None)
+
+
+def _smallest_pair(
+    job: Job, one: Sequence[Change], other: Sequence[Change], constraints: Constraints
+) -> tuple[str, Job] | None:
+    """Of two kinds of changes the smallest pair that fits, the sum of their places; None where the largest do not."""
+    places = sorted(product(range(len(one)), range(len(other))), key=lambda place: (sum(place), place))
+    pairs = [(f"{one[i].words} and {other[k].words}", _both(job, one[i], other[k])) for i, k in places]
+    if not pairs or pairs[-1][1] is None or not _fits(pairs[-1][1], constraints):
+        return None
+    return next((words, changed) for words, changed in pairs if changed and _fits(changed, constraints))
+
+
+def _both(job: Job, one: Change, other: Change) -> Job | None:
+    changed = one.of(job)
+    return other.of(changed) if changed else None
 
 
 def lifted_pins(job: Job, constraints: Constraints, reporter: Reporter | None = None) -> tuple[LiftedPin, ...]:
@@ -132,34 +178,77 @@ def _on_hosts(job: Job, number: int, hosts: int) -> Job:
     return each_pool(job, lambda pool: larger if pool is chosen else pool)
 
 
-def _shorter_sequences(job: Job) -> Iterator[tuple[str, Job]]:
+def _shorter_sequences(job: Job) -> Iterator[Change]:
     """Half as long with twice as many in a batch, and so on: each step sees as many tokens."""
     length, batch = job.training.sequence_length, job.training.global_batch_size
     for factor in (2, 4, 8, 16, 32):
         if length % factor == 0:
             words = f"{batch * factor:,} sequences of {length // factor:,} tokens"
-            yield words, with_training(job, sequence_length=length // factor, global_batch_size=batch * factor)
+            yield _training(words, sequence_length=length // factor, global_batch_size=batch * factor)
 
 
-def _less_headroom(job: Job) -> Iterator[tuple[str, Job]]:
-    if job.headroom > 0:
-        yield "no headroom", each_pool(job, lambda pool: replace(pool, headroom=0.0))
+def _less_headroom(job: Job) -> Iterator[Change]:
+    if job.headroom:
+        yield Change("headroom", "no headroom", lambda job: each_pool(job, lambda pool: replace(pool, headroom=0.0)))
 
 
-def _other_recipes(job: Job) -> Iterator[tuple[str, Job]]:
+def _other_losses(job: Job) -> Iterator[Change]:
+    """Other ways to compute the loss, in the engine's order."""
+    yield from (_training(f"loss {each}", loss=each) for each in job.engine.can.losses if each != job.loss)
+
+
+def _other_recipes(job: Job) -> Iterator[Change]:
     """Other memory recipes of the engine, those that keep most first."""
     if job.training.precision == "fp32":
         return
     others = [each for each in job.engine.can.memory_recipes if each not in (job.training.memory_recipe, "engine")]
-    changed = [(f"memory_recipe {each}", with_training(job, memory_recipe=each)) for each in others]
-    yield from sorted(changed, key=lambda each: -_state_bytes(each[1]))
+    kept = {each: _state_bytes(with_training(job, memory_recipe=each)) for each in others}
+    for each in sorted(others, key=lambda each: -kept[each]):
+        yield _training(f"memory_recipe {each}", memory_recipe=each)
 
 
-def _other_optimizers(job: Job) -> Iterator[tuple[str, Job]]:
+def _other_optimizers(job: Job) -> Iterator[Change]:
     """Other optimizers of the engine, in its own order, with the engine's own recipe."""
     for each in job.engine.can.optimizers:
         if each != job.training.optimizer:
-            yield f"optimizer {each}", with_training(job, optimizer=each, memory_recipe="engine")
+            yield _training(f"optimizer {each}", optimizer=each, memory_recipe="engine")
+
+
+_RANK: Final = 16
+"""Of the adapters that are proposed: what the papers and the recipes take most."""
+
+
+def _adapters(job: Job) -> Iterator[Change]:
+    """Adapters in place of all weights, which trains something else: frozen weights in 16 bits, then in fewer."""
+    if job.training.lora_rank:
+        return
+    for each in job.engine.can.frozen_weights:
+        kept = "" if each == "16-bit" else f", frozen_weights {each}"
+        yield _training(
+            f"adapters alone (lora_rank {_RANK}{kept})", lora_rank=_RANK, frozen_weights=each, memory_recipe="engine"
+        )
+
+
+def _training(words: str, **changes: Any) -> Change:
+    """Other values of the training document, where it allows them together."""
+
+    def changed(job: Job) -> Job | None:
+        values = job.training.model_dump() | changes
+        try:
+            type(job.training).model_validate(values)
+        except ValidationError:
+            return None
+        return with_training(job, **changes)
+
+    return Change(next(iter(changes)), words, changed)
+
+
+def changes_of_training(job: Job) -> Iterator[Change]:
+    """Other ways to compute the loss, other states of the optimizer, and adapters in place of all weights."""
+    yield from _other_losses(job)
+    yield from _other_recipes(job)
+    yield from _other_optimizers(job)
+    yield from _adapters(job)
 
 
 def _state_bytes(job: Job) -> float:
@@ -167,11 +256,13 @@ def _state_bytes(job: Job) -> float:
     return states.weights + states.grads + states.grad_copy + states.master + 2 * states.moment
 
 
-def _offload(job: Job, constraints: Constraints) -> Iterator[tuple[str, Job]]:
+def _offload(job: Job, constraints: Constraints) -> Iterator[Change]:
     if offloads_of(job, constraints) == ("none",) and not constraints.mentions("offload"):
-        yield "--allow-offload", each_pool(job, lambda pool: replace(pool, allow_offload=True))
+        allowed: dict[str, Any] = {"allow_offload": True}
+        yield Change("offload", "--allow-offload", lambda job: each_pool(job, lambda pool: replace(pool, **allowed)))
 
 
-def _wider_tensor_parallelism(job: Job) -> Iterator[tuple[str, Job]]:
+def _wider_tensor_parallelism(job: Job) -> Iterator[Change]:
     if not job.allow_tp_across_nodes:
-        yield "--allow-tp-across-nodes", each_pool(job, lambda pool: replace(pool, allow_tp_across_nodes=True))
+        wider: dict[str, Any] = {"allow_tp_across_nodes": True}
+        yield Change("tp", "--allow-tp-across-nodes", lambda job: each_pool(job, lambda pool: replace(pool, **wider)))

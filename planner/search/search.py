@@ -3,27 +3,31 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from planner.cost.band import band
+from planner.cost.band import band, chance_of_deadline
+from planner.cost.chance import UNLIKELY, spread_for
 from planner.cost.estimate import Estimate, estimate
 from planner.cost.flops import flops_convention
-from planner.errors import InputError, Mistake
-from planner.layout import format_layout
+from planner.errors import InputError, Mistake, SolverTrouble
 from planner.made_by import made_by
 from planner.plan import Plan
-from planner.plan_parts import Certificate, SearchOptions
+from planner.plan_parts import Certificate, Keys, SearchOptions, SimplestProof
 from planner.search.best_first import Assigned, Found, best_first
 from planner.search.bound_check import check_bounds
 from planner.search.decision import Decision, best_layout, decide, rank_of
 from planner.search.footprint import NothingFits, smallest_footprint
 from planner.search.least_memory import least_peak, within_share
-from planner.search.near_ties import runner_up, simplest, why_simpler
-from planner.search.objectives import THROUGHPUT, AnyLayout, BestPartitions, Objective, Rank, partition_of
+from planner.search.near_ties import minimum, runner_up
+from planner.search.objectives import THROUGHPUT, WORTH_READING, AnyLayout, BestKinds, Objective, kind_of
 from planner.search.pin_checks import check_constraints, check_objective
 from planner.search.reporter import Reporter
+from planner.search.simplest import Recommendation, Window, simplest_within
 from planner.search.space.arrays import AGREEMENT
 from planner.search.space.rules import broken_rules
+from planner.search.time_limit import OutOfTime, TimeLimit
+from planner.specs.job import each_pool
 
 if TYPE_CHECKING:
     from planner.layout import Assumed, Layout
@@ -61,14 +65,17 @@ def _plan(job: Job, layout: Layout, priced: Estimate, **extra: Any) -> Plan:
         low_step_seconds=priced.step_seconds * spread.low if spread else None,
         high_step_seconds=priced.step_seconds * spread.high if spread else None,
         band=spread,
+        deadline_chance=chance_of_deadline(job, layout, priced.step_seconds),
         calibration=tuple(pool.calibration for pool in job.pools),
+        memory_spread=spread_for(job),
         tokens_per_second_per_device=priced.tokens_per_second_per_device,
         mfu=priced.mfu,
         hfu=priced.hfu,
         flops_convention=flops_convention(job.training),
         made_by=made_by(job),
         options=SearchOptions(
-            headroom=float(job.headroom),
+            headroom=None if job.headroom is None else float(job.headroom),
+            risk=float(job.risk),
             allow_tp_across_nodes=job.allow_tp_across_nodes,
             allow_offload=job.allow_offload,
             **extra.pop("options", {}),
@@ -85,31 +92,44 @@ def search(
     solver: SolverName = "cbc",
     time_limit: float | None = None,
     top: int = 3,
-    simpler_within: float = 0.0,
+    within: float = 0.0,
     check: bool = False,
     reporter: Reporter | None = None,
 ) -> Plan | NothingFits:
     """The best layout for a job by the objective, with its proof, or what is in the way of any.
 
-    Where no layout meets the deadline, the fastest one is the answer. simpler_within: the plan may be this much worse
-    than the optimum, as a share, where that is simpler (`near_ties`); the certificate is of the optimum.
+    Where no layout meets the deadline, the fastest one is the answer. Where none fits and some may fit, it is the best
+    of those that are likeliest to. within: the plan is the simplest layout that is worse than the optimum by no more
+    than this share (`simplest`); 0 asks for the optimum itself.
+    time_limit: seconds of the search; the best layout until then is the answer, with what a bound says of it.
     check: lower bounds are compared with exact optima of configurations that they ruled out (`bound_check`).
 
     Raises:
         InputError: no legal layout exists under the constraints.
+        SolverTrouble: the time is up before there is anything to show for it.
         Disagreement: the two methods differ, or a lower bound is above an optimum; a bug.
     """
     reporter = reporter or Reporter()
     check_constraints(job, constraints)
     check_objective(job, objective)
     tight = _tightened(job, constraints, objective)
-    best = BestPartitions(objective, top + 1, within=simpler_within)
-    found = best_first(tight, constraints, best, reporter, until_interrupted=True)
+    best = BestKinds(objective, top + 1, within=within)
+    limit = TimeLimit(time_limit)
+    try:
+        with limit.ends():
+            found = best_first(tight, constraints, best, reporter, until_interrupted=True)
+    except OutOfTime:
+        hint = "give it more time, or leave less to choose from: --pin tp=8"
+        raise SolverTrouble(f"no layout was found within {time_limit:g} s", where="--time-limit", hint=hint) from None
     if not found.layouts and found.pruned.get("deadline"):
-        tight, best = job, BestPartitions(objective := THROUGHPUT, top + 1, within=simpler_within)
+        tight, best = job, BestKinds(objective := THROUGHPUT, top + 1, within=within)
+        found = best_first(tight, constraints, best, reporter)
+    if not found.layouts and (likeliest := _where_likeliest(job, constraints)):
+        objective = replace(objective, longest_step_seconds=math.inf)
+        tight, best = likeliest, BestKinds(objective, top + 1, within=within)
         found = best_first(tight, constraints, best, reporter)
     reporter.solving(solver, len(found.near))
-    decision = decide(found, constraints, best, solver, time_limit)
+    decision = decide(found, constraints, best, solver, limit.left)
     if not found.layouts:
         return smallest_footprint(job, constraints)
     num_checked = check_bounds(found, constraints, best) if check else 0
@@ -120,42 +140,36 @@ def search(
     assert abs(seconds - winner.seconds) <= AGREEMENT * seconds, (
         f"the ledger says {seconds!r} s, the solver {winner.seconds!r} s"
     )
-    chosen = _recommended(job, found, winner, objective, simpler_within)
+    window = Window(objective=objective, minimum=rank_of(found, objective, winner), within=within)
+    simplest = _simplest(found, constraints, decision, window, solver, limit.left)
+    chosen = simplest.assigned if simplest else winner
     layout = found.layout_of(chosen)
     priced = estimate(job, layout)
-    ranks = rank_of(found, objective, chosen), rank_of(found, objective, winner)
     losers = [found.layout_of(assigned) for assigned in _runners_up(found, chosen, top, objective)]
     return _plan(
         job,
         layout,
         priced,
+        minimum=minimum(job, layout, optimum, objective),
         runners_up=tuple(runner_up(job, layout, priced, loser, estimate(job, loser), objective) for loser in losers),
-        certificate=_certificate(found, decision, winner, objective, num_checked, **_simpler(layout, optimum, ranks)),
+        certificate=_certificate(found, decision, winner, objective, num_checked, simplest=simplest, within=within),
         idle_reason=_idle_reason(job, found, layout.world_size, objective),
-        options={"objective": objective.name, **constraints.to_dict()},
+        options={"objective": objective.name, "within": within, **constraints.to_dict()},
     )
 
 
-def _recommended(job: Job, found: Found, winner: Assigned, objective: Objective, within: float) -> Assigned:
-    """The simplest of the layouts that are not worse than the winner by more than `within`."""
-    first, second = rank_of(found, objective, winner)
-    most = first if objective.name == "gpus" else first * (1 + within), second * (1 + within)
-    ranked = [(rank_of(found, objective, each), each) for each in found.layouts]
-    near = [assigned for rank, assigned in ranked if rank[0] <= most[0] and rank[1] <= most[1]]
-    if not within or len(near) < 2:
-        return winner
-    near.sort(key=lambda assigned: rank_of(found, objective, assigned))
-    by_layout = {found.layout_of(assigned): assigned for assigned in [winner, *near]}
-    return by_layout[simplest(job, by_layout)]
-
-
-def _simpler(layout: Layout, optimum: Layout, ranks: tuple[Rank, Rank]) -> dict[str, Any]:
-    """For the certificate: how far the plan is from the optimum, and what for; nothing where it is the optimum."""
-    if layout == optimum:
-        return {}
-    chosen, best = ranks
-    above = max(mine / least - 1 for mine, least in zip(chosen, best, strict=True))
-    return {"above_optimum": above, "optimum": format_layout(optimum), "simpler": why_simpler(layout, optimum)}
+def _simplest(
+    found: Found,
+    constraints: Constraints,
+    decision: Decision,
+    window: Window,
+    solver: SolverName,
+    time_limit: float | None,
+) -> Recommendation | None:
+    """The simplest layout in the window; None where the optimum was asked for, or the search was interrupted."""
+    if not window.within or decision.solution.status in ("interrupted", "out of time"):
+        return None
+    return simplest_within(found, constraints, window, solver, time_limit)
 
 
 def _tightened(job: Job, constraints: Constraints, objective: Objective) -> Job:
@@ -164,6 +178,18 @@ def _tightened(job: Job, constraints: Constraints, objective: Objective) -> Job:
         return job
     least = least_peak(job, constraints)
     return job if least.share > 1 else within_share(job, least.share * (1 + AGREEMENT))
+
+
+def _where_likeliest(job: Job, constraints: Constraints) -> Job | None:
+    """The job with as much memory as its layouts of the greatest chance need; None where no layout may fit.
+
+    With a plain limit there is no chance to go by. The chance falls with the share of the limit that a layout needs, as
+    long as all have one distribution; where offloaded ones have a wider one, the least share decides.
+    """
+    loose = each_pool(job, lambda pool: replace(pool, risk=1 - UNLIKELY))
+    if job.headroom is not None or not fits(loose, constraints):
+        return None
+    return within_share(loose, least_peak(loose, constraints).share * (1 + AGREEMENT))
 
 
 def _idle_reason(job: Job, found: Found, num_used: int, objective: Objective) -> str:
@@ -198,7 +224,7 @@ def fastest_layout(
     Raises:
         InputError: no legal layout exists under the constraints.
     """
-    best, has_incumbent = BestPartitions(objective, 1), False
+    best, has_incumbent = BestKinds(objective, 1), False
     if known and (priced := estimate(job, known)).fits:
         best.add(known, objective.devices_of(job, known), priced.step_seconds)
         has_incumbent = True
@@ -221,19 +247,28 @@ def fits(job: Job, constraints: Constraints) -> bool:
 
 
 def _runners_up(found: Found, winner: Assigned, top: int, objective: Objective) -> list[Assigned]:
-    """The best layouts of the `top` next best partitions."""
-    seen = {partition_of(winner.degrees)}
+    """The best layouts of the `top` next best kinds, less those that are not worth reading."""
+    best = min(rank_of(found, objective, each) for each in found.layouts)
+    seen = {kind_of(winner.degrees)}
     losers: list[Assigned] = []
     for assigned in sorted(found.layouts, key=lambda each: rank_of(found, objective, each)):
-        partition = partition_of(assigned.degrees)
-        if partition not in seen and len(losers) < top:
-            seen.add(partition)
+        kind = kind_of(assigned.degrees)
+        is_near = objective.is_near(rank_of(found, objective, assigned), best, WORTH_READING)
+        if kind not in seen and is_near and len(losers) < top:
+            seen.add(kind)
             losers.append(assigned)
     return losers
 
 
 def _certificate(
-    found: Found, decision: Decision, winner: Assigned, objective: Objective, num_checked: int, **simpler: Any
+    found: Found,
+    decision: Decision,
+    winner: Assigned,
+    objective: Objective,
+    num_checked: int,
+    *,
+    simplest: Recommendation | None,
+    within: float,
 ) -> Certificate:
     """What proves the choice, in seconds of a step whatever the objective."""
     solution = decision.solution
@@ -254,6 +289,19 @@ def _certificate(
         num_decided=decision.num_decided,
         num_columns=solution.num_columns,
         num_bounds_checked=num_checked,
-        warnings=solution.warnings,
-        **simpler,
+        warnings=(*solution.warnings, *(simplest.warnings if simplest else ())),
+        simplest=None if simplest is None else _proof(simplest, within),
+    )
+
+
+def _proof(simplest: Recommendation, within: float) -> SimplestProof:
+    answer = simplest.answer
+    return SimplestProof(
+        within=within,
+        status="time limit" if answer.status == "time limit" else "optimal",
+        solver=answer.solver,
+        keys=Keys(**simplest.simplicity._asdict()),
+        seconds=simplest.assigned.seconds,
+        num_decided=answer.num_candidates,
+        num_columns=answer.num_columns,
     )

@@ -69,9 +69,9 @@ def _outcomes(report: Report) -> Lines:
     found = report.outcomes
     lines = [
         ("ran out of memory", str(found.num_oom), "predicted not to fit", str(found.caught)),
-        ("ran", str(found.num_ran), "predicted not to fit", str(found.false_alarms)),
+        ("ran", str(found.num_ran), "told that they do not fit", str(found.false_alarms)),
     ]
-    return section("Fits, at the default headroom", Columns(lines, right=(1, 3)))
+    return section("Verdicts on memory", Columns(lines, right=(1, 3)))
 
 
 def _sweeps(found: Sequence[Sweep]) -> Lines | None:

@@ -6,12 +6,13 @@ from typing import TYPE_CHECKING
 
 from rich.text import Text
 
+from planner.fit import chance_words
 from planner.search.near_ties import slower_by
 from planner.show.columns import Columns, assignments
 from planner.show.difference import outcome_body
 from planner.show.screen import clean, indented, section, stack
 from planner.show.words import terse_layout
-from planner.units import format_seconds
+from planner.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
     from rich.console import Group, RenderableType
@@ -31,8 +32,20 @@ def why_not_section(found: WhyNot) -> Group:
     if difference and difference.before.layout != difference.after.layout:
         share = difference.after.step_seconds / difference.before.step_seconds - 1
         step = format_seconds(difference.after.step_seconds)
-        verdict = indented(Text(f"It would be {slower_by(share)}: {step} a step."))
-    return stack(title, verdict, *outcome_body(found.outcome, names=("plan", _short(asked))))
+        also = f", with {', '.join(found.also)}" if found.also else ""
+        fits = "" if difference.after.fits else f" It {difference.after.verdict}."
+        verdict = indented(Text(f"It would be {slower_by(share)}: {step} a step{clean(also)}.{fits}"))
+    return stack(title, _alone(found), verdict, *outcome_body(found.outcome, names=("plan", _short(asked))))
+
+
+def _alone(found: WhyNot) -> RenderableType | None:
+    """What the plan's layout lacks with nothing else changed; nothing where it fits."""
+    if found.alone is None:
+        return None
+    alone, host = found.alone, " in the host's memory" if found.alone.missing_on_host else ""
+    missing = f"{format_bytes(alone.missing_bytes)} too much{host} on stage {alone.stage}"
+    words = f"Changed alone it {alone.verdict}: {missing}, chance of fitting {chance_words(alone.chance_of_fitting)}."
+    return indented(Text(words, style="bold red"))
 
 
 def what_if_section(found: WhatIf) -> Group:
@@ -42,7 +55,7 @@ def what_if_section(found: WhatIf) -> Group:
     if same is None:
         words = "The plan's layout is not legal then."
     else:
-        fits = "" if same.fits else ", and does not fit"
+        fits = "" if same.fits else f", and {same.verdict}"
         words = f"The plan's own layout takes {format_seconds(same.step_seconds)} then{fits}."
     title = Text(f"What if {asked}", style="bold")
     return stack(title, indented(Text(words)), *outcome_body(found.outcome, names=("now", "then")))

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from rich.console import Group
 from rich.text import Text
 
+from planner.fit import chance_words
 from planner.layout import shortened_list
 from planner.show.columns import Columns, assignments
 from planner.show.figures import bytes_scale, seconds_scale
@@ -66,10 +67,13 @@ def _shortfall(found: Shortfall) -> Group:
     rows: list[tuple[str, RenderableType]] = [
         ("nearest", assignments(terse_layout(found.layout))),
         ("needs", f"{format_bytes(found.needed_bytes)} on {stage_range([found.stage])}"),
+        ("chance", chance_words(found.chance_of_fitting)),
         ("limit", format_bytes(found.limit_bytes)),
         ("largest line", f"{line_label(found.largest_line)}, {format_bytes(found.largest_line_bytes)}"),
     ]
-    heading = Text(f"Does not fit: {format_bytes(found.missing_bytes)} too much", style="bold red")
+    where = " in the host's memory" if found.missing_on_host else ""
+    words = f"{found.verdict.capitalize()}: {format_bytes(found.missing_bytes)} too much{where}"
+    heading = Text(words, style="bold red")
     return Group(heading, indented(Columns(rows, wrap=(1,))))
 
 
@@ -82,10 +86,10 @@ def _totals(before: PlanFigures, after: PlanFigures, names: tuple[str, str]) -> 
             format_count(after.tokens_per_second_per_device),
         ],
         ["MFU", f"{before.mfu:.1%}", f"{after.mfu:.1%}"],
-        ["memory", format_bytes(before.peak_bytes), format_bytes(after.peak_bytes)],
+        ["peak", format_bytes(before.peak_bytes), format_bytes(after.peak_bytes)],
         ["limit", format_bytes(before.limit_bytes), format_bytes(after.limit_bytes)],
         ["devices", f"{before.num_devices:,}", f"{after.num_devices:,}"],
-        ["fits", *("yes" if each.fits else Text("no", style="bold red") for each in (before, after))],
+        ["memory", *(_verdict(each) for each in (before, after))],
     ]
     ratios = [
         after.step_seconds / before.step_seconds,
@@ -97,6 +101,11 @@ def _totals(before: PlanFigures, after: PlanFigures, names: tuple[str, str]) -> 
     ]
     shown = [[*row, change(ratio - 1)] for row, ratio in zip(rows, ratios, strict=False)]
     return Columns([*shown, rows[-1]], right=(1, 2, 3), header=("", *map(clean, names), "change"))
+
+
+def _verdict(figures: PlanFigures) -> Text:
+    words = f"{figures.verdict}, {chance_words(figures.chance_of_fitting)}"
+    return Text(words, style="" if figures.fits else "bold red")
 
 
 def _changes(changes: Sequence[ChangedValue], names: tuple[str, str]) -> Columns:

@@ -12,8 +12,9 @@ from planner.show.answers import sensitivity_section, what_if_section, why_not_s
 from planner.show.batch import batch_section
 from planner.show.columns import Columns
 from planner.show.figures import bytes_scale, seconds_scale
+from planner.show.goodput import goodput_rows
 from planner.show.groups import collectives_section
-from planner.show.peak import alternatives_section, peak_section
+from planner.show.peak import alternatives_section, fitting_section, peak_section
 from planner.show.scaling import scaling_section
 from planner.show.schedules import schedules_section
 from planner.show.screen import clean, indented, section, stack
@@ -47,6 +48,7 @@ def explanation(found: Explanation) -> Group:
     ]
     if whole := run_words(plan):
         rows.append(("whole run", whole))
+    rows += goodput_rows(plan)
     scale = bytes_scale(stage.total_bytes for stage in plan.memory)
     return stack(
         heading(plan),
@@ -54,6 +56,7 @@ def explanation(found: Explanation) -> Group:
         indented(Columns(rows, wrap=(1,))),
         memory_section(plan.memory, note=limit_words(plan)),
         peak_section(plan, sections.peaks, sections.memory_band),
+        fitting_section(plan, sections.fitting_changes),
         alternatives_section(plan, sections.alternatives),
         waterfall_section(sections.waterfall),
         rates_section(sections.rates),

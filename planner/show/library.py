@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from rich.console import RenderableType
 
-_DERIVED: Final = ("num_params", "num_active_params", "source")
+_DERIVED: Final = ("num_params", "num_active_params", "source", "price_source")
 """Keys of an entry that no document has."""
 
 
@@ -42,7 +42,7 @@ def model_table(entries: Sequence[dict[str, Any]]) -> RenderableType:
 
 
 def cluster_table(entries: Sequence[dict[str, Any]]) -> RenderableType:
-    """The clusters as a table; bandwidths are per device, one way, of a mixed cluster between its pools."""
+    """The clusters as a table; bandwidths and prices are per device, of a mixed cluster between its pools."""
     rows = []
     for entry in entries:
         links = ", ".join(f"{clean(link['name'])} {format_rate(link['bytes_per_second'])}" for link in entry["links"])
@@ -50,10 +50,10 @@ def cluster_table(entries: Sequence[dict[str, Any]]) -> RenderableType:
         memory = format_bytes(min(pool["memory_bytes"] for pool in entry.get("pools", [entry])))
         if len(hosts) > 1:
             hosts, links = [f"{len(hosts)} pools"], f"{' + '.join(hosts)}, {links}"
-        rows.append((Text(clean(entry["name"]), style="bold"), hosts[0], memory, links))
-    return Columns(
-        rows, right=(2,), wrap=(3,), optional=(2,), header=("cluster", "host", "memory", "links, one device one way")
-    )
+        price = f"{entry['usd_per_hour']:.2f}" if entry.get("usd_per_hour") else ""
+        rows.append((Text(clean(entry["name"]), style="bold"), hosts[0], memory, price, links))
+    header = ("cluster", "host", "memory", "USD/h", "links, one device one way")
+    return Columns(rows, right=(2, 3), wrap=(4,), optional=(3, 2), header=header)
 
 
 def entry_text(entry: dict[str, Any]) -> str:

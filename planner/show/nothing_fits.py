@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from rich.text import Text
 
+from planner.cost.ledger import worst_stage
+from planner.fit import chance_words
 from planner.show.columns import Columns, assignments
 from planner.show.screen import clean, section, stack
 from planner.show.summary import host_rows, memory_section
@@ -27,14 +29,12 @@ if TYPE_CHECKING:
 
 def nothing_fits(job: Job, found: NothingFits, remedies: Sequence[Remedy], pins: Sequence[LiftedPin]) -> Group:
     """The smallest footprint that was found, its largest part, and the cheapest changes that fit."""
-    fullest = max(found.memory, key=lambda stage: stage.total_bytes - stage.limit_bytes)
+    fullest = worst_stage(found.memory)
     part = sum_of(float(line.num_bytes) for line in fullest.lines if line.name == found.dominating)
-    over = fullest.total_bytes - fullest.limit_bytes
+    over = f"{format_bytes(fullest.missing_bytes)} too much{'' if fullest.host_fits else ' on the host'}"
     rows: list[tuple[str, RenderableType]] = [
-        (
-            "needs",
-            f"{format_bytes(fullest.total_bytes)} on {stage_range([fullest.stage])}, {format_bytes(over)} too much",
-        ),
+        ("needs", f"{format_bytes(fullest.total_bytes)} on {stage_range([fullest.stage])}, {over}"),
+        ("chance", f"{chance_words(fullest.chance_of_fitting)} that it fits all the same"),
         ("largest part", f"{line_label(found.dominating)}, {format_bytes(part)}"),
         ("layout", assignments(short_layout(found.layout))),
         *host_rows(found.memory),

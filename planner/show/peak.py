@@ -6,10 +6,11 @@ from typing import TYPE_CHECKING
 
 from rich.text import Text
 
-from planner.show.columns import Columns
+from planner.fit import chance_words
+from planner.show.columns import Columns, assignments
 from planner.show.figures import bytes_scale
 from planner.show.screen import clean, section
-from planner.show.words import change, percent
+from planner.show.words import change, percent, terse_layout
 from planner.sums import sum_of
 from planner.units import format_bytes, format_seconds
 
@@ -19,13 +20,13 @@ if TYPE_CHECKING:
     from rich.console import Group, RenderableType
 
     from planner.explain.memory_band import MemoryBand
-    from planner.explain.peak import Alternative, StagePeak
+    from planner.explain.peak import Alternative, FittingChange, StagePeak
     from planner.plan import Plan
 
 
 def peak_section(plan: Plan, peaks: Sequence[StagePeak], band: MemoryBand | None = None) -> Group:
     """When the fullest stage is fullest, and what its activations are."""
-    fullest = max(plan.memory, key=lambda stage: stage.total_bytes - stage.limit_bytes)
+    fullest = plan.worst_stage
     peak = next(each for each in peaks if each.stage == fullest.stage)
     scale = bytes_scale(part.num_bytes for part in peak.activations)
     total = sum_of(part.num_bytes for part in peak.activations)
@@ -49,11 +50,38 @@ def _spread(band: MemoryBand) -> str:
     return f"8 of 10 runs have the peak of stage {band.stage} between {span}; it is {chance}."
 
 
+def _missing(found: Alternative) -> str:
+    """What an alternative needs too much, and where; and that it may fit all the same."""
+    over = f"{format_bytes(found.missing_bytes)} too much{' on the host' if found.missing_on_host else ''}"
+    if found.verdict != "may not fit" or found.chance_of_fitting is None:
+        return over
+    return f"may not fit: {chance_words(found.chance_of_fitting)}"
+
+
+def fitting_section(plan: Plan, changes: Sequence[FittingChange]) -> Group | None:
+    """The smallest changes with which a layout fits that does not; nothing where it fits."""
+    if plan.fits:
+        return None
+    if not changes:
+        return section("What would make it fit", Text("no change of one key, or of two"))
+    rows = [
+        (
+            Text(clean(each.change), style="bold"),
+            format_seconds(each.step_seconds),
+            change(each.step_seconds / plan.step_seconds - 1),
+            chance_words(each.chance_of_fitting),
+            assignments(terse_layout(each.layout)),
+        )
+        for each in changes
+    ]
+    table = Columns(rows, right=(1, 2, 3), wrap=(0, 4), header=("change", "step", "", "fits", "layout then"))
+    return section("What would make it fit", table, note="every other value of every key, then pairs; each one priced")
+
+
 def alternatives_section(plan: Plan, alternatives: Sequence[Alternative]) -> Group | None:
     """One key changed at a time: peak, limit and step, or the rule that is in the way."""
     if not alternatives:
         return None
-    limits = {stage.limit_bytes for stage in plan.memory}
     rows: list[list[RenderableType]] = []
     for each in alternatives:
         if each.peak_bytes is None or each.step_seconds is None:
@@ -61,8 +89,7 @@ def alternatives_section(plan: Plan, alternatives: Sequence[Alternative]) -> Gro
                 [each.change, "", "", "", Text(f"against a rule: {clean('; '.join(each.broken_rules))}", style="dim")]
             )
             continue
-        over = f"{format_bytes(each.peak_bytes - max(limits))} too much" if len(limits) == 1 else "does not fit"
-        verdict = Text("fits") if each.fits else Text(over, style="bold red")
+        verdict = Text("fits") if each.fits else Text(_missing(each), style="bold red")
         slower = change(each.step_seconds / plan.step_seconds - 1)
         rows.append([each.change, format_bytes(each.peak_bytes), format_seconds(each.step_seconds), slower, verdict])
     header = ("change", "memory", "step", "", "")

@@ -13,9 +13,11 @@ from planner.cost.adapters import num_trained_params
 from planner.cost.ledger import LineName, total_exposed_seconds
 from planner.cost.parameters import num_params
 from planner.cost.run import devices_in_use
+from planner.fit import chance_words, fit_words
 from planner.search.near_ties import NEAR_TIE
 from planner.show.columns import Columns, Flow, assignments
 from planner.show.figures import MemoryBar, StepBar, bytes_scale, fill_of, seconds_scale
+from planner.show.goodput import goodput_rows
 from planner.show.screen import clean, indented, section, stack
 from planner.show.words import (
     certificate_sentence,
@@ -25,6 +27,7 @@ from planner.show.words import (
     layout_words,
     limit_words,
     line_label,
+    minimum_words,
     percent,
     pools_words,
     recompute_words,
@@ -69,8 +72,9 @@ def next_command(plan: Plan, command: str, saved_as: Path | None) -> str:
     """What to type next: save the plan, then start it here, print what starts it on many hosts, or read it."""
     if saved_as is None:
         return f"{clean(command)} -o plan.json"
-    verbs = {"torch": "launch" if plan.cluster.hosts == 1 else "emit", "megatron": "emit --to megatron"}
-    verb = verbs.get(plan.engine.name, "explain")  # other programs are not started by the planner
+    verb = "emit" if plan.engine.emits else "explain"  # old programs are priced and not started
+    if plan.engine.name == "torch" and plan.cluster.hosts == 1:
+        verb = "launch"
     return f"planner {verb} {clean(shlex.quote(str(saved_as)))}"
 
 
@@ -81,7 +85,7 @@ def heading(plan: Plan) -> Text:
     text = Text(clean(plan.model.name), style="bold")
     text.append(f" on {clean(cluster_words(plan.cluster))}", style="not bold")
     if not plan.fits:
-        text.append("  does not fit", style="bold red")
+        text.append(f"  {plan.verdict}", style="bold red")
     text.append(f"\n{batch}, {training.precision}, engine {clean(plan.engine.name)}", style="not bold dim")
     return text
 
@@ -181,8 +185,17 @@ def band_rows(plan: Plan) -> list[tuple[str, RenderableType]]:
         if not band.num_near:
             rests = f"no published run is {like}: rests on runs less like it"
     return [
-        ("band", Text(f"8 of 10 runs: {format_seconds(low)} to {format_seconds(high)}; {clean(rests)}", style="dim"))
+        ("band", Text(f"8 of 10 runs: {format_seconds(low)} to {format_seconds(high)}; {clean(rests)}", style="dim")),
+        *_unmeasured_rows(plan),
     ]
+
+
+def _unmeasured_rows(plan: Plan) -> list[tuple[str, RenderableType]]:
+    """Devices whose share of peak is that of their generation."""
+    devices = [pool.device for pool, _ in devices_in_use(plan.cluster, plan.layout)]
+    found = [f"{each.name} those of {each.generation}" for each in devices if "efficiency.matmul" in each.assumed]
+    taken = f"takes the efficiencies of its generation, which nobody measured on it: {' and '.join(found)}"
+    return [("device", Text(clean(taken), style="dim"))] if found else []
 
 
 def _headline_rows(plan: Plan) -> list[tuple[str, RenderableType]]:
@@ -193,11 +206,25 @@ def _headline_rows(plan: Plan) -> list[tuple[str, RenderableType]]:
     rows: list[tuple[str, RenderableType]] = [
         ("step", Text(format_seconds(plan.step_seconds), style="bold")),
         *band_rows(plan),
+        ("memory", Text.assemble((plan.verdict, "" if plan.fits else "bold red"), f": {clean(fit_words(plan))}")),
         ("speed", speed),
         ("MFU", mfu),
         ("HFU", Text.assemble(f"{plan.hfu:.1%}", ("  with what is computed again", "dim"))),
+        *_minimum_rows(plan),
     ]
-    return [*rows, ("whole run", budget)] if (budget := run_words(plan)) else rows
+    if budget := run_words(plan):
+        rows.append(("whole run", budget))
+    return [*rows, *goodput_rows(plan)]
+
+
+def _minimum_rows(plan: Plan) -> list[tuple[str, RenderableType]]:
+    """The proven minimum beside the plan; nothing without a search."""
+    if plan.minimum is None:
+        return []
+    words = Text(minimum_words(plan))
+    if plan.minimum.layout == plan.layout:
+        return [("minimum", words)]
+    return [("minimum", Group(assignments(short_layout(plan.minimum.layout)), words))]
 
 
 def memory_section(memory: Sequence[StageMemory], *, note: str) -> Group:
@@ -213,11 +240,13 @@ def memory_section(memory: Sequence[StageMemory], *, note: str) -> Group:
             MemoryBar(memory=fullest, full_bytes=full),
             scale(fullest.total_bytes),
             _share_of_limit(fullest),
+            Text(chance_words(fullest.chance_of_fitting), style="" if fullest.fits else "bold red"),
         )
         for group in _fold_middle(folded)
         for fullest in (max(group, key=lambda stage: stage.total_bytes / stage.limit_bytes),)
     ]
-    table = Columns(rows, right=(2, 3), wrap=(1,), optional=(1,), header=("", "", scale.unit, "of limit"))
+    header = ("", "", scale.unit, "of limit", "fits")
+    table = Columns(rows, right=(2, 3, 4), wrap=(1,), optional=(1,), header=header)
     return section("Memory of a device", table, _Legend(memory), note=note)
 
 
@@ -310,7 +339,7 @@ def _runners_up_section(plan: Plan) -> Group | None:
         for runner in plan.runners_up
     ]
     ties = any(runner.near_tie for runner in plan.runners_up)
-    header = ("step", "memory", "layout, and what it loses and saves against the plan")
+    header = ("step", "memory", "layout, and why it is not the plan")
     table = Columns(rows, right=(0, 1), wrap=(2,), header=header)
     note = f"near tie: less than {NEAR_TIE:.0%} apart; measured, the order may be the other" if ties else ""
     return section("Runners-up", table, note=note)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Group
 from rich.text import Text
 
+from planner.cost.goodput import kept_share
 from planner.cost.run import devices_in_use, longest_step_seconds, price_of, whole_run
 from planner.plan import layout_to_dict
 from planner.show.columns import Columns, assignments
@@ -119,7 +120,8 @@ def _row(job: Job, point: Point, words: str) -> list[RenderableType]:
 def _run(job: Job, point: Point) -> WholeRun | None:
     in_use = devices_in_use(job.cluster, point.layout)
     training = job.training.model_copy(update={"global_batch_size": point.global_batch_size})
-    return whole_run(job.model, training, step_seconds=point.step_seconds, in_use=in_use)
+    share = kept_share(job, in_use)
+    return whole_run(job.model, training, step_seconds=point.step_seconds, in_use=in_use, effective_share=share)
 
 
 def _tokens_per_second(job: Job, point: Point) -> float:

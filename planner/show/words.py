@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, Final
 
@@ -126,39 +125,65 @@ def fold_runs(items: Sequence[Any], alike: Callable[[Any], Any]) -> list[list[An
 def certificate_sentence(plan: Plan) -> str:
     """What the search proved and how many layouts it had to look at; empty for a layout that the user chose.
 
-    Optimal is only what nothing beats; a plan that was preferred because it is simpler says how far it is from that.
+    Optimal is only what nothing beats; a plan that is preferred because it is simpler names the proven minimum.
     What was proved with other formulas is not said of the figures shown.
     """
     certificate, other = plan.certificate, plan.proved_by
     if certificate is None:
         return ""
-    said = f"{_claim(certificate)} {_counts(certificate)}"
+    said = f"{_claim(plan, certificate)} {_counts(certificate)}{_counts_of_simplest(certificate)}"
     if other is None:
         return said
     return f"Proved by planner {other.planner_version} with other formulas, not of the figures shown; it said: {said}"
 
 
-def _claim(certificate: Certificate) -> str:
-    above = certificate.above_optimum
+def _claim(plan: Plan, certificate: Certificate) -> str:
+    above = plan.minimum.above if plan.minimum else 0.0
+    proof, better = certificate.simplest, _BETTER[certificate.objective]
     if certificate.status != "optimal":
         gap = 1 - (1 - certificate.gap) / (1 + above)
-        return f"Not proved optimal ({certificate.status}): a layout may be up to {gap:.2%} faster."
-    better = _BETTER[certificate.objective]
-    if not certificate.simpler:
+        simplest = f" It is the simplest within {proof.within:.3g} of the best that was found." if proof else ""
+        return f"Not proved optimal ({certificate.status}): a layout may be up to {gap:.2%} faster.{simplest}"
+    if not plan.fits:
+        return f"None fits. Of the layouts that are likeliest to fit, by the forecast no other {better}."
+    if proof is None or plan.minimum is None:
         return f"Optimal: by the forecast no other layout {better}."
-    optimum = f"the optimum, {terse_layout(certificate.optimum)} ({format_seconds(certificate.objective_seconds)})"
-    simpler = f"{_within(above)} of the optimum, and simpler: {certificate.simpler}."
-    return f"{simpler} By the forecast no layout {better} than {optimum}."
+    within = f"{100 * proof.within:.3g}%"
+    if plan.minimum.layout == plan.layout:
+        return f"Optimal: by the forecast no other layout {better}, and none within {within} of it is simpler."
+    least = f"{short_layout(plan.minimum.layout)} ({format_seconds(plan.minimum.step_seconds)})"
+    return f"The simplest within {within} of the proven minimum: by the forecast no layout {better} than {least}."
 
 
-def _within(share: float) -> str:
-    """A small share, rounded up, so that the claim is true."""
-    return f"Within {max(math.ceil(round(share * 1e4, 6)), 1) / 1e4:.2%}"
+def _counts_of_simplest(certificate: Certificate) -> str:
+    """Who chose the simplest layout, and among how many."""
+    proof = certificate.simplest
+    if proof is None:
+        return ""
+    if proof.solver == "dynamic program":
+        return " A dynamic program alone chose the simplest."
+    if proof.status == "time limit":
+        return f" {proof.solver.upper()} did not finish on the simplest; it is a dynamic program's."
+    if proof.num_decided == 1:
+        return " Of the window, keys and bounds leave one configuration; both methods chose its simplest layout."
+    left = f"{proof.num_decided:,} configurations that keys and bounds leave within the window"
+    return f" {proof.solver.upper()} chose the simplest of the {left}, and a dynamic program the same on its own."
+
+
+def minimum_words(plan: Plan) -> str:
+    """What the proven minimum would win, and what the plan has for that; empty without a search."""
+    least = plan.minimum
+    if least is None:
+        return ""
+    if least.layout == plan.layout:
+        return "the plan itself"
+    faster = f"{format_seconds(least.step_seconds)}, {least.above:.1%} better, {format_bytes(least.peak_bytes)}"
+    return f"{faster}; the plan has {least.reason}"
 
 
 def _counts(certificate: Certificate) -> str:
     """What lower bounds ruled out, and who decided on the rest."""
-    if certificate.status == "interrupted":
+    if certificate.status in ("interrupted", "out of time"):
         return ""
     num_legal, num_decided = certificate.num_legal, certificate.num_decided
     cuts, whole = certificate.num_cuts, certificate.num_cuts_pruned
@@ -189,12 +214,23 @@ def run_words(plan: Plan) -> str:
         amounts.append(f"{format_count(run.usd)} USD")
     if run.kilowatt_hours is not None:
         amounts.append(f"{format_count(run.kilowatt_hours)} kWh at rated power")
-    words = f"{format_count(run.tokens)} tokens in {format_seconds(run.seconds)}: {', '.join(amounts)}"
+    span = ""
+    if run.low_seconds and run.high_seconds:
+        span = f" ({format_seconds(run.low_seconds)} to {format_seconds(run.high_seconds)} in 8 of 10 runs)"
+    words = f"{format_count(run.tokens)} tokens in {format_seconds(run.seconds)}{span}: {', '.join(amounts)}"
     if run.deadline_seconds is None:
         return words
-    return (
-        f"{words}; {'meets' if run.meets_deadline else 'MISSES'} the deadline of {format_seconds(run.deadline_seconds)}"
-    )
+    deadline = f"the deadline of {format_seconds(run.deadline_seconds)}"
+    if run.deadline_chance is None:
+        return f"{words}; {'meets' if run.meets_deadline else 'MISSES'} {deadline}"
+    runs = _of_ten(run.deadline_chance)
+    return f"{words}; {f'meets {deadline} in' if run.meets_deadline else f'MISSES {deadline}: met in'} {runs}"
+
+
+def _of_ten(chance: float) -> str:
+    """`8 of 10 runs`, rounded down; the ends are no promises."""
+    count = int(10 * chance + 1e-9)
+    return "fewer than 1 of 10 runs" if count == 0 else f"{'more than ' if count > 9 else ''}{min(count, 9)} of 10 runs"
 
 
 def percent(share: float) -> str:
@@ -215,6 +251,9 @@ def limit_words(plan: Plan) -> str:
     used = [(limits.get(pool.name, limits.get("", 0.0)), pool) for pool, _ in devices_in_use(plan.cluster, plan.layout)]
     limit, first = used[0]
     share = f"{1 - limit / first.device.memory:.0%}"
+    if plan.options.headroom is None:
+        each = ", ".join(f"{format_bytes(limit)} of {format_bytes(pool.device.memory)}" for limit, pool in used)
+        return f"limit {each}, where the chance is {1 - plan.options.risk:.3g}"
     if len(used) == 1:
         return f"limit {format_bytes(limit)}, {share} of {format_bytes(first.device.memory)} left free"
     each = ", ".join(f"{format_bytes(limit)} on {pool.name}" for limit, pool in used)

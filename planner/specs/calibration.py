@@ -61,14 +61,15 @@ class Evidence(Document):
     ratios: tuple[float, ...] = Field(min_length=1)
 
 
-Counter = Literal["allocated", "device", "reserved"]
+Counter = Literal["allocated", "device", "needed", "reserved"]
 
 
 class MemorySpread(Document):
     """Of measured over predicted bytes, as a logarithm: Student's t with 4 degrees of freedom.
 
-    counter: which is read: PyTorch's allocated or reserved bytes, or the whole device (nvidia-smi). engine: without it
-    of every engine.
+    counter: which is read: PyTorch's allocated or reserved bytes, or the whole device (nvidia-smi); `needed` is what a
+    run has to have lest it run out of memory, without what the allocator only keeps for later. engine: without it of
+    every engine.
     """
 
     counter: Counter

@@ -10,7 +10,7 @@ from planner.errors import InputError
 from planner.specs.by_name import calibrations_of, load_engine, shipped_calibration
 from planner.specs.cluster_documents import NO_ONE_SIZE, checked_cluster
 from planner.specs.engine import EngineSpec
-from planner.specs.job import PoolJob, each_pool, job_on
+from planner.specs.job import MOST_RISK, PoolJob, each_pool, job_on
 from planner.specs.mistakes import Mistakes
 from planner.specs.model import ModelSpec
 from planner.specs.settings import apply_setting, value_at
@@ -53,9 +53,9 @@ def change_job(job: Job, changes: str, *, option: str = "--what-if") -> Job:
     """The job after `PATH=VALUE` or several of them with commas between.
 
     Paths are those of `--set`, and `nodes`, `gpus`, `seq_len` (32k is 32,768), `global_batch`, `precision`,
-    `engine` and `headroom`; a mixed cluster has no `nodes` and `gpus`, its pools have `hosts`. A value is one of the
-    document's, or `x2`, `x0.5`, `+10%`: times what is there. What is calibrated keeps its calibration, unless the
-    change is to another device, engine or precision.
+    `engine`, `headroom` and `risk`; a mixed cluster has no `nodes` and `gpus`, its pools have `hosts`. A value is one
+    of the document's, or `x2`, `x0.5`, `+10%`: times what is there. What is calibrated keeps its calibration, unless
+    the change is to another device, engine or precision.
 
     Raises:
         InputError: an unknown path, or a value that the document refuses; `option` is named in the message.
@@ -86,9 +86,9 @@ def _apply(edited: _Edited, part: str, option: str) -> _Edited:
     if path == "engine":
         engine = _tree(load_engine(value), where)
         return replace(edited, trees={**edited.trees, "engine": engine})
-    if path == "headroom":
-        share = _share(value, where)
-        return replace(edited, job=each_pool(edited.job, lambda pool: replace(pool, headroom=share)))
+    if path in ("headroom", "risk"):
+        share: dict[str, Any] = {path: _share(value, where, path)}
+        return replace(edited, job=each_pool(edited.job, lambda pool: replace(pool, **share)))
     if path in ("nodes", "gpus") and len(edited.job.pools) > 1:
         pool = edited.job.pools[0].cluster
         raise InputError(NO_ONE_SIZE, where=where, hint=f"{pool.name}.hosts={pool.hosts + 1} changes one pool")
@@ -134,11 +134,13 @@ def _count(value: str, now: int, where: str) -> int:
     return int(value)
 
 
-def _share(value: str, where: str) -> float:
+def _share(value: str, where: str, path: str) -> float:
     try:
         share = float(value.removesuffix("%")) / (100 if value.endswith("%") else 1)
     except ValueError:
         share = -1.0
+    if path == "risk" and not 0 < share <= MOST_RISK:
+        raise InputError("not a risk", where=where, hint=f"from above 0% to {MOST_RISK:.0%}")
     if not 0 <= share < 1:
         raise InputError("headroom is a share of memory", where=where, hint="from 0% to below 100%")
     return share

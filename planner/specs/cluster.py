@@ -5,13 +5,26 @@ from __future__ import annotations
 import math
 import re
 from functools import lru_cache
-from typing import Annotated, Final, Literal, Self, TypeAlias
+from typing import Annotated, Any, Final, Literal, Self, TypeAlias
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import BeforeValidator, ConfigDict, Field, model_validator
 
 from planner.specs.document import Bandwidth, Bytes, Document, FlopsPerSecond, Name, Seconds, UsdPerHour, Watts
+from planner.specs.failures import FailureSpec
+from planner.specs.generations import with_defaults
 
 Precision = Literal["fp32", "fp16", "bf16", "fp8", "fp4"]
+Generation = Literal["volta", "ampere", "ada", "hopper", "blackwell", "blackwell-rtx", "cdna2", "cdna3", "cdna4"]
+_FROM_GENERATION: Final = "or give `generation`, from which it follows"
+
+
+def _leave_out(schema: dict[str, Any]) -> None:
+    """What a file may leave out where it gives its generation."""
+    given = ("efficiency", "num_processors", "reserved_memory")
+    required = schema.pop("required", [])
+    if "memory_bandwidth" in required:
+        schema["required"] = [key for key in required if key not in given]
+        schema["anyOf"] = [{"required": ["generation"]}, {"required": list(given)}]
 
 
 class Efficiency(Document):
@@ -23,6 +36,8 @@ class Efficiency(Document):
     memory: share of the memory bandwidth that a memory-bound operator reaches.
     launch: host time per operator that the device cannot hide.
     """
+
+    model_config = ConfigDict(json_schema_extra=_leave_out)
 
     matmul: float = Field(gt=0, le=1)
     matmul_half_depth: float = Field(ge=0)
@@ -36,17 +51,31 @@ class Efficiency(Document):
 
 
 class DeviceSpec(Document):
-    """One accelerator, or one process's share of a CPU host."""
+    """One accelerator, or one process's share of a CPU host.
+
+    Its generation gives what a file leaves out: clusters/generations. assumed: the keys that it gave.
+    """
+
+    model_config = ConfigDict(json_schema_extra=_leave_out)
 
     name: Name
-    kind: Literal["cuda", "cpu"]
+    kind: Literal["cuda", "cpu"] = "cuda"
+    generation: Generation | None = None
     memory: Bytes = Field(description="what the driver lets a program use")
-    peak: dict[Precision, FlopsPerSecond] = Field(min_length=1)
+    peak: dict[Precision, FlopsPerSecond] = Field(min_length=1, description="without sparsity, summed up in fp32")
     memory_bandwidth: Bandwidth
-    num_processors: int = Field(ge=1, le=1_000_000, description="streaming multiprocessors; 1 for a CPU")
-    efficiency: Efficiency
-    reserved_memory: Bytes = Field(description="runtime: device context and communication buffers")
+    num_processors: int = Field(
+        ge=1, le=1_000_000, description=f"streaming multiprocessors; 1 for a CPU; {_FROM_GENERATION}"
+    )
+    efficiency: Efficiency = Field(description=f"shares of peak and bandwidth that are reached; {_FROM_GENERATION}")
+    reserved_memory: Bytes = Field(description=f"runtime: device context and communication buffers; {_FROM_GENERATION}")
     power: Watts | None = None
+    assumed: tuple[str, ...] = Field(default=(), description="keys that the generation gave; written by the planner")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _fill(cls, data: Any) -> Any:
+        return with_defaults(data) if isinstance(data, dict) else data
 
     @property
     def precisions(self) -> tuple[Precision, ...]:
@@ -72,7 +101,9 @@ class LinkSpec(Document):
     efficiency: share of the bandwidth that collectives reach; the default is an assumption, for a link that nobody
     measured. half_peers: peers at which half of it is reached (ramp peers / (peers + this)).
     in_network: share of the bandwidth that reductions inside the switch reach (NVLS, SHARP); none by default.
-    devices_per_adapter: devices that share one network adapter; `bandwidth` is each one's part of it.
+    devices_per_adapter: devices that share one network adapter, or one PCIe root port; `bandwidth` is each one's part.
+    kind: `pcie` joins cards that have no switch in common. What one sends to another goes up into the host's memory and
+    down again.
     links_per_device, wiring: of a mesh; `bandwidth` is that of all links of a device together.
     """
 
@@ -80,7 +111,7 @@ class LinkSpec(Document):
     spans: Annotated[str, BeforeValidator(lambda v: v)] = Field(description="`8 devices`, or `cluster`")
     bandwidth: Bandwidth
     latency: Seconds
-    kind: Literal["switch", "mesh", "fat-tree", "ethernet", "shared-memory"]
+    kind: Literal["switch", "mesh", "fat-tree", "ethernet", "shared-memory", "pcie"]
     efficiency: float = Field(default=0.8, gt=0, le=1)
     startup: Seconds = Field(default=0.0, ge=0)
     half_peers: float = Field(default=0.0, ge=0)
@@ -147,6 +178,9 @@ class ClusterSpec(Document):
     host: HostSpec | None = Field(default=None, description="memory of one host; without it nothing is offloaded")
     segment: int | None = Field(default=None, ge=1, description="hosts of each scale-up domain that a job takes")
     domains: int | None = Field(default=None, ge=1, description="scale-up domains; without it as many as a job takes")
+    failures: FailureSpec = Field(
+        default=FailureSpec(), description="how often devices fail, and what that costs a run"
+    )
 
     @property
     def num_devices(self) -> int:
@@ -186,10 +220,10 @@ class ClusterSpec(Document):
     def _check_links(self) -> Self:
         spans = [link.num_devices for link in self.links]
         inner = [span for span in spans if span is not None]
-        of_devices = self.device.memory_bandwidth * self.devices_per_host
+        of_devices = self.device.memory_bandwidth * max(8, self.devices_per_host)  # a part of a host has its memory
         if self.host is not None and 2 * self.host.memory_bandwidth > of_devices:
             raise ValueError(
-                "host: memory_bandwidth is more than half of that of all its devices; it is of one host, all sockets"
+                "host: memory_bandwidth is more than half of that of eight devices; it is of one host, all sockets"
             )
         if None in spans[:-1] or inner != sorted(set(inner)):
             raise ValueError("links: list the levels innermost first, each spanning more than the one before")

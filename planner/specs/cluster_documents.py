@@ -98,7 +98,7 @@ def _with_device(cluster: Node, folder: Path | None) -> Node:
     assert isinstance(cluster.data, dict)
     node = cluster.data.get("device")
     if node is None or not isinstance(node.data, str):
-        return cluster  # written out in the cluster file, or reported when it is checked
+        return _open(cluster)  # written out in the cluster file, or reported when it is checked
     name = node.data
     own = {path.stem: path for path in (folder / "devices").glob("*.yaml")} if folder else {}
     shipped = library.names("clusters/devices")
@@ -110,7 +110,20 @@ def _with_device(cluster: Node, folder: Path | None) -> Node:
         known = [*own, *shipped]
         hint = did_you_mean(name, known, otherwise=f"devices are {', '.join(known)}, or a mapping written out here")
         raise InputError(node.mistake(f"unknown device {quoted(name)}", hint))
-    return with_value(cluster, ("device",), device)
+    return _open(with_value(cluster, ("device",), device))
+
+
+def _open(cluster: Node) -> Node:
+    """The cluster, with a place for settings of device.efficiency where its generation gives all of them."""
+    assert isinstance(cluster.data, dict)
+    device = cluster.data.get("device")
+    if (
+        device is None
+        or not isinstance(device.data, dict)
+        or {"generation", "efficiency"} & {*device.data} != {"generation"}
+    ):
+        return cluster
+    return with_value(cluster, ("device", "efficiency"), Node(data={}, where=device.where, key_where=device.key_where))
 
 
 def on_this_machine(cluster: Node, num_processes: int | None) -> Node:

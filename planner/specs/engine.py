@@ -277,6 +277,13 @@ class EngineSpec(Document):
 
     name: Name
     program: str = Field(description="what runs the plan")
+    emits: tuple[str, ...] = Field(
+        default=(),
+        description="programs that `planner emit --to` writes a plan for, the usual one first; none: it is priced only",
+    )
+    stands_for: str = Field(
+        default="", description="a program without a profile, which this one prices; error bands are then wider"
+    )
     defaults: EngineDefaults = EngineDefaults()
     can: EngineAbilities
     pipeline: EnginePipeline

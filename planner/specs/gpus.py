@@ -1,7 +1,11 @@
-"""The GPUs, NVLinks and network adapters of this machine, as its driver and kernel tell; nothing is timed."""
+"""The GPUs, their links and network adapters of this machine, as its drivers and kernel tell; nothing is timed.
+
+Each program that is missing, fails or prints what is not expected leaves its answer out.
+"""
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -13,44 +17,78 @@ from typing import TYPE_CHECKING, Final
 from planner.units import parse_quantity
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable, Mapping
 
 _ADAPTERS = Path("/sys/class/infiniband")
 _SIGNALLING: Final = {26.562: 25.0, 53.125: 50.0}
 """GB/s of a link that nvidia-smi shows -> GB/s that the data sheets of H100 and B200 give the same link."""
 _PCIE_LANE: Final = {1: 0.25, 2: 0.5, 3: 0.985, 4: 1.969, 5: 3.938, 6: 7.563}
 """Generation -> GB/s of one lane in one direction, after its encoding (PCI-SIG)."""
+_TRANSFERS: Final = {"2.5": 1, "5": 2, "8": 3, "16": 4, "32": 5, "64": 6}
+"""GT/s of a lane, as lspci shows them -> generation."""
+_UNDER_ONE_PORT: Final = ("PIX", "PXB")
+"""Words of nvidia-smi for paths over PCIe bridges that do not reach a host bridge: one root port."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gpu:
-    """One GPU: its name, and the bytes of memory that the driver leaves to programs."""
+    """One GPU: its name, and the bytes of memory that the driver leaves to programs.
+
+    index: its number in the driver's tables. bus: its PCIe address, `0000:17:00.0`, or empty.
+    """
 
     name: str
     memory: float
-    pcie_generation: int
-    pcie_lanes: int
+    pcie_generation: int = 0
+    pcie_lanes: int = 0
+    index: int = 0
+    bus: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Paths:
+    """How the GPUs of a machine reach each other.
+
+    joined: GPUs in a group that NVLink or Infinity Fabric joins; 1 without it, None where no driver tells. under_port:
+    GPUs that share one PCIe root port. Where groups differ, the smallest of the first and the largest of the second
+    count.
+    """
+
+    joined: int | None = None
+    under_port: int = 1
 
 
 def nvidia_gpus() -> tuple[Gpu, ...] | None:
     """The GPUs that CUDA_VISIBLE_DEVICES leaves visible, or None where there is no NVIDIA driver."""
-    fields = "index,uuid,name,memory.total,memory.reserved,pcie.link.gen.max,pcie.link.width.max"
-    answer = _ask(f"--query-gpu={fields}", "--format=csv,noheader,nounits")
+    fields = "index,uuid,name,memory.total,memory.reserved,pcie.link.gen.max,pcie.link.width.max,pci.bus_id"
+    answer = _ask("nvidia-smi", f"--query-gpu={fields}", "--format=csv,noheader,nounits")
     if answer is None:
         return None
     rows = [[part.strip() for part in line.split(",")] for line in answer.splitlines() if line.strip()]
-    return tuple(_gpu(row) for row in rows if _is_visible(row[0], row[1]))
+    return tuple(_gpu(row) for row in rows if len(row) >= 7 and _is_visible(row[0], row[1]))
 
 
 def _gpu(row: list[str]) -> Gpu:
     total, reserved, generation, lanes = (_number(text) for text in row[3:7])
-    memory = parse_quantity(f"{total - reserved} MiB", "bytes")
-    return Gpu(name=row[2], memory=memory, pcie_generation=int(generation), pcie_lanes=int(lanes))
+    return Gpu(
+        name=row[2],
+        memory=parse_quantity(f"{total - reserved} MiB", "bytes"),
+        pcie_generation=int(generation),
+        pcie_lanes=int(lanes),
+        index=int(_number(row[0])),
+        bus=_address(row[7]) if len(row) > 7 else "",
+    )
 
 
 def _number(text: str) -> float:
     """A number of nvidia-smi; 0 where it says [N/A], as old drivers do for what they keep for themselves."""
     return float(text) if re.fullmatch(r"[\d.]+", text) else 0.0
+
+
+def _address(text: str) -> str:
+    """A PCIe address as lspci -D writes it: nvidia-smi has eight digits of the domain, and capitals."""
+    found = re.fullmatch(r"[0-9A-Fa-f]*([0-9A-Fa-f]{4}):([0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}\.[0-7])", text)
+    return f"{found[1]}:{found[2]}".lower() if found else ""
 
 
 def _is_visible(index: str, uuid: str) -> bool:
@@ -60,9 +98,105 @@ def _is_visible(index: str, uuid: str) -> bool:
     return any(each == index or (each and uuid.startswith(each)) for each in map(str.strip, visible.split(",")))
 
 
+def amd_gpus() -> tuple[Gpu, ...] | None:
+    """The GPUs that rocm-smi lists, a die each, or None where there is no AMD driver; PCIe as lspci shows it."""
+    answer = _ask("rocm-smi", "--showproductname", "--showmeminfo", "vram", "--showbus", "--json")
+    cards = _json(answer)
+    if answer is None or not cards:
+        return None
+    slots = _slots()
+    found = []
+    for key, card in sorted(cards.items(), key=lambda item: _number(item[0].removeprefix("card"))):
+        if not key.startswith("card") or not isinstance(card, dict):
+            continue
+        given = {name.lower(): str(value) for name, value in card.items()}
+        memory = _number(given.get("vram total memory (b)", ""))
+        name = given.get("card series") or given.get("card model") or "AMD GPU"
+        bus = _address(given.get("pci bus", ""))
+        generation, lanes = slots.get(bus, (0, 0))
+        index = int(_number(key.removeprefix("card")))
+        found.append(Gpu(name=name, memory=memory, pcie_generation=generation, pcie_lanes=lanes, index=index, bus=bus))
+    return tuple(found)
+
+
+def _json(text: str | None) -> dict[str, object]:
+    try:
+        found = json.loads(text or "")
+    except ValueError:
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _slots() -> dict[str, tuple[int, int]]:
+    """PCIe generation and lanes of each device by its address, as far as lspci may tell it."""
+    found, address = {}, ""
+    for line in (_ask("lspci", "-D", "-vv") or "").splitlines():
+        if head := re.match(r"([0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]) ", line):
+            address = head[1]
+        elif link := re.search(r"LnkCap:.*Speed ([\d.]+)GT/s.*Width x(\d+)", line):
+            found[address] = (_TRANSFERS.get(link[1].removesuffix(".0"), 0), int(link[2]))
+    return found
+
+
+def paths(gpus: tuple[Gpu, ...]) -> Paths:
+    """How these GPUs reach each other: `nvidia-smi topo -m`, else rocm-smi and the PCIe tree of lspci."""
+    kinds = _nvidia_topology() or _amd_topology()
+    of = {frozenset((a, b)): kind for (a, b), kind in kinds.items()}
+    indices = [gpu.index for gpu in gpus]
+    joined = [_near(i, indices, of, lambda kind: kind.startswith("NV") or kind == "XGMI") for i in indices]
+    ports = _root_ports()
+    if any(kind in _UNDER_ONE_PORT for kind in of.values()) or not ports:
+        shared = [_near(i, indices, of, lambda kind: kind in _UNDER_ONE_PORT) for i in indices]
+    else:
+        known = [ports.get(gpu.bus, gpu.bus or str(gpu.index)) for gpu in gpus]
+        shared = [known.count(port) for port in known]
+    return Paths(joined=min(joined, default=1) if kinds else None, under_port=max(shared, default=1))
+
+
+def _near(index: int, indices: list[int], kinds: Mapping[frozenset[int], str], counts: Callable[[str], bool]) -> int:
+    """A GPU and those of the others whose path to it counts."""
+    return 1 + sum(counts(kinds.get(frozenset((index, other)), "")) for other in indices if other != index)
+
+
+def _nvidia_topology() -> dict[tuple[int, int], str]:
+    """Kind of the path between two GPUs: NV18, PIX, PXB, PHB, NODE or SYS."""
+    columns: list[str] = []
+    found = {}
+    for line in (_ask("nvidia-smi", "topo", "-m") or "").splitlines():
+        words = re.sub(r"\x1b\[[\d;]*m", "", line).split()
+        if not columns and words[:1] == ["GPU0"] and words[1:2] != ["X"]:
+            columns = words
+        elif columns and words and re.fullmatch(r"GPU\d+", words[0]):
+            for column, kind in zip(columns, words[1:], strict=False):
+                if re.fullmatch(r"GPU\d+", column) and column != words[0]:
+                    found[int(words[0][3:]), int(column[3:])] = kind
+    return found
+
+
+def _amd_topology() -> dict[tuple[int, int], str]:
+    """Kind of the path between two GPUs: XGMI or PCIE."""
+    answer = _json(_ask("rocm-smi", "--showtopotype", "--json")).get("system", {})
+    found = {}
+    for key, kind in (answer if isinstance(answer, dict) else {}).items():
+        if pair := re.search(r"Link type between DRM devices (\d+) and (\d+)", key):
+            found[int(pair[1]), int(pair[2])] = str(kind)
+    return found
+
+
+def _root_ports() -> dict[str, str]:
+    """The root port of each device below one, by its address: the first step of the paths that `lspci -PP` prints."""
+    found = {}
+    for line in (_ask("lspci", "-D", "-PP") or "").splitlines():
+        path = line.split(" ", 1)[0].split("/")
+        if len(path) > 1:
+            domain = path[0].partition(":")[0]
+            found[f"{domain}:{path[-1]}"] = path[0]
+    return found
+
+
 def nvlink_bytes_per_second() -> float:
     """Bandwidth of all active NVLinks of the first GPU together, one way; 0 without NVLink."""
-    answer = _ask("nvlink", "--status", "--id=0") or ""
+    answer = _ask("nvidia-smi", "nvlink", "--status", "--id=0") or ""
     links = [float(rate) for rate in re.findall(r"Link \d+: ([\d.]+) GB/s", answer)]
     return parse_quantity(f"{sum(_SIGNALLING.get(rate, rate) for rate in links)} GB/s", "bytes_per_second")
 
@@ -76,14 +210,28 @@ def pcie_bytes_per_second(gpu: Gpu) -> float:
 
 
 def adapter_bytes_per_second() -> tuple[float, str]:
-    """Bandwidth of all active InfiniBand and RoCE ports together, one way, and the name of their network."""
-    total, layers = 0.0, set()
-    for port in sorted(_ADAPTERS.glob("*/ports/*")):
-        rate = re.match(r"[\d.]+ Gb", _read(port / "rate"))
-        if rate and "ACTIVE" in _read(port / "state"):
-            total += parse_quantity(f"{rate[0]}/s", "bytes_per_second")
-            layers.add(_read(port / "link_layer").lower())
-    return total, _network(layers)
+    """Bandwidth of all active InfiniBand and RoCE ports together, one way, and the name of their network.
+
+    The kernel tells of them; where it shows none, ibstat is asked.
+    """
+    ports = [
+        (_read(port / "rate").partition(" ")[0], _read(port / "state"), _read(port / "link_layer"))
+        for port in sorted(_ADAPTERS.glob("*/ports/*"))
+    ]
+    if not ports:
+        ports = _ibstat_ports(_ask("ibstat") or "")
+    active = [(rate, layer) for rate, state, layer in ports if "ACTIVE" in state.upper() and _number(rate)]
+    total = parse_quantity(f"{sum(_number(rate) for rate, _ in active)} Gb/s", "bytes_per_second")
+    return total, _network(layer.lower() for _, layer in active)
+
+
+def _ibstat_ports(answer: str) -> list[tuple[str, str, str]]:
+    """Rate in Gb/s, state and link layer of each port."""
+    ports = []
+    for port in re.split(r"^\s*Port \d+:\s*$", answer, flags=re.MULTILINE)[1:]:
+        keys = dict(re.findall(r"^\s*(Rate|State|Link layer):\s*(\S+)", port, flags=re.MULTILINE))
+        ports.append((keys.get("Rate", ""), keys.get("State", ""), keys.get("Link layer", "")))
+    return ports
 
 
 def _network(layers: Iterable[str]) -> str:
@@ -97,13 +245,13 @@ def _read(path: Path) -> str:
         return ""
 
 
-def _ask(*arguments: str) -> str | None:
-    """What nvidia-smi prints; None where it is missing, fails or does not answer."""
-    program = shutil.which("nvidia-smi")
+def _ask(name: str, *arguments: str) -> str | None:
+    """What a program prints; None where it is missing, fails or does not answer."""
+    program = shutil.which(name)
     if program is None:
         return None
     try:
         answer = subprocess.run([program, *arguments], capture_output=True, text=True, check=True, timeout=60)  # noqa: S603
-    except (OSError, subprocess.SubprocessError):
+    except (OSError, subprocess.SubprocessError, UnicodeDecodeError):
         return None
     return answer.stdout

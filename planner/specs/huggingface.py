@@ -86,7 +86,15 @@ def read_config(path: Path, name: str = "") -> HuggingFaceModel:
         EnvironmentProblem: the file cannot be read.
     """
     shown = printable(name or str(path))
-    text = read_text(path, shown)
+    return config_from_text(read_text(path, shown), shown, _model_name(path))
+
+
+def config_from_text(text: str, shown: str, model_name: str = "model") -> HuggingFaceModel:
+    """The model document of the text of a config.json; messages call it `shown`.
+
+    Raises:
+        InputError: no strict JSON, an unknown model_type, or keys that no table reads.
+    """
     outer = _parse(text, shown)
     config = Config(name=shown, text=text, values=outer)
     notes = []
@@ -102,7 +110,7 @@ def read_config(path: Path, name: str = "") -> HuggingFaceModel:
     model_type = _model_type(config)
     if model_type.recorded:
         _fill_in(config)
-    config.put("name", _model_name(path), "model_type")
+    config.put("name", model_name, "model_type")
     model_type.translate(config)
     _refuse_unread(config)
     notes += [*config.notes, *_quantization(outer)]

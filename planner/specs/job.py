@@ -21,13 +21,19 @@ if TYPE_CHECKING:
 
 
 _SPREAD: Final = Spread()
+RISK: Final = 0.05
+"""A plan is to fit with a chance of 1 - RISK, unless `--risk` says another."""
+MOST_RISK: Final = 0.95
+"""At a higher one a plan would be said to fit below the chance at which it does not (`planner.cost.chance`)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
     """The input of the cost model and the search: the documents, and the rules that the user lifts.
 
-    headroom: share of device memory that a plan leaves free.
+    risk: a plan is to fit with a chance of 1 - risk (`planner.cost.chance`). headroom: share of device memory that a
+    plan leaves free; where it is given, it replaces the chance by a plain limit. memory_share: of what either allows, a
+    search may use this much.
     allow_tp_across_nodes: lift the rule that tensor parallelism stays inside the scale-up domain.
     allow_offload: the search may keep states and activations in the hosts' memory.
     batch: global batch sizes to choose from, where the user gives no single one; the training document has the largest.
@@ -39,7 +45,9 @@ class Job:
     cluster: AnyCluster
     training: TrainingSpec
     engine: EngineSpec
-    headroom: float = 0.05
+    risk: float = RISK
+    headroom: float | None = None
+    memory_share: float = 1.0
     allow_tp_across_nodes: bool = False
     allow_offload: bool = False
     batch: BatchRange | None = None
@@ -120,11 +128,6 @@ class PoolJob(Job):
         The ledger counts the context in its runtime line, so that a total is held against this figure.
         """
         return self.cluster.device.memory
-
-    @property
-    def memory_limit_bytes(self) -> float:
-        """What a plan may use of one device."""
-        return self.whole_memory_bytes * (1 - self.headroom)
 
     @property
     def host_limit_bytes(self) -> float:

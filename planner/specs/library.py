@@ -7,7 +7,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Literal
 
-Kind = Literal["models", "clusters", "clusters/devices", "engines"]
+Kind = Literal["models", "clusters", "clusters/devices", "clusters/generations", "engines"]
 
 
 def folder(kind: Kind) -> Path:
@@ -46,3 +46,12 @@ def header(kind: Kind, name: str) -> str:
     """The source that a shipped document names in its first comment line."""
     with path_of(kind, name).open(encoding="utf-8") as file:
         return file.readline().lstrip("#").strip()
+
+
+def price_source(cluster: str) -> str:
+    """Which list the price of a shipped cluster is of: the comment behind it; empty for any other cluster."""
+    if cluster not in names("clusters"):
+        return ""
+    text = path_of("clusters", cluster).read_text(encoding="utf-8")
+    found = re.search(r"^price: [^#\n]*#\s*(.*)$", text, re.MULTILINE)
+    return found[1].strip() if found else ""

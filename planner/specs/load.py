@@ -25,7 +25,7 @@ from planner.specs.cluster_documents import (
     with_hosts,
 )
 from planner.specs.engine import EngineSpec
-from planner.specs.job import job_on
+from planner.specs.job import MOST_RISK, RISK, job_on
 from planner.specs.mistakes import Mistakes
 from planner.specs.model import ModelSpec
 from planner.specs.settings import apply_setting, with_value
@@ -57,7 +57,8 @@ class _Given:
     global_batch_size: int | str | None
     precision: str | None
     settings: Sequence[str]
-    headroom: float
+    risk: float
+    headroom: float | None
     allow_tp_across_nodes: bool
     allow_offload: bool
     calibration: Path | None
@@ -75,7 +76,8 @@ def load_job(
     global_batch_size: int | str | None = None,
     precision: str | None = None,
     settings: Sequence[str] = (),
-    headroom: float = 0.05,
+    risk: float = RISK,
+    headroom: float | None = None,
     allow_tp_across_nodes: bool = False,
     allow_offload: bool = False,
     calibration: Path | None = None,
@@ -87,7 +89,8 @@ def load_job(
     nodes: hosts, or of a mixed cluster those of its pools by name.
     global_batch_size: a number of sequences, or a choice as `specs.batch` reads it.
     settings: `PATH=VALUE` changes, see `planner.specs.settings`.
-    headroom: share of device memory that a plan leaves free.
+    risk: a plan is to fit with a chance of 1 - risk. headroom: share of device memory that a plan leaves free, a plain
+    limit in place of the chance.
     calibration: a file of corrections in place of the shipped ones.
 
     Raises:
@@ -106,6 +109,7 @@ def load_job(
         global_batch_size=global_batch_size,
         precision=precision,
         settings=settings,
+        risk=risk,
         headroom=headroom,
         allow_tp_across_nodes=allow_tp_across_nodes,
         allow_offload=allow_offload,
@@ -126,8 +130,10 @@ def _check_sizes(mistakes: Mistakes, given: _Given) -> None:
             mistakes.add(f"{count} is no number of hosts or devices", f"{option} {count}", f"valid: 1 to {MAX_DEVICES}")
     if given.nodes is not None and given.gpus is not None:
         mistakes.add("--nodes and --gpus both give the size of the cluster", hint="give one of them")
-    if not 0 <= given.headroom < 1:
+    if given.headroom is not None and not 0 <= given.headroom < 1:
         mistakes.add(f"{given.headroom} is not a share of memory", "--headroom", "valid: 0% to less than 100%")
+    if not 0 < given.risk <= MOST_RISK:
+        mistakes.add(f"{given.risk} is not a risk", "--risk", f"valid: above 0% to {MOST_RISK:.0%}")
 
 
 def _read_trees(mistakes: Mistakes, given: _Given) -> dict[str, Node]:
@@ -207,6 +213,7 @@ def _checked_job(mistakes: Mistakes, trees: Mapping[str, Node], given: _Given) -
         model=model,
         training=training,
         engine=engine,
+        risk=given.risk,
         headroom=given.headroom,
         allow_tp_across_nodes=given.allow_tp_across_nodes,
         allow_offload=given.allow_offload,

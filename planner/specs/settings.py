@@ -6,18 +6,31 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from planner.errors import InputError, Mistake
-from planner.specs.text import did_you_mean, printable, quoted
+from planner.specs.cluster import ClusterSpec, DeviceSpec
+from planner.specs.model import ModelSpec
+from planner.specs.text import any_of, did_you_mean, printable, quoted
+from planner.specs.training import TrainingSpec
 from planner.specs.yaml import Node, parse_value
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from planner.specs.document import Document
+
 _ROOTS = ("model", "cluster", "device", "training", "engine")
+_DOCUMENTS: Final[dict[str, type[Document]]] = {
+    "cluster": ClusterSpec,
+    "device": DeviceSpec,
+    "training": TrainingSpec,
+    "model": ModelSpec,
+}
 _ENDS = ("within_node", "between_nodes")
 """Innermost and outermost link."""
+_ALL_DEFAULTS = "failures"
+"""The part of a document that may be left out whole, because each of its keys has a default."""
 
 
 def apply_setting(setting: str, trees: Mapping[str, Node], option: str = "--set") -> dict[str, Node]:
@@ -59,8 +72,15 @@ def value_at(path_text: str, trees: Mapping[str, Node], where: str) -> Node | No
 def _path(text: str, where: str) -> tuple[str, ...]:
     path = tuple(text.strip().split("."))
     if len(path) < 2 or not all(path):
-        raise InputError("not a setting", where=where, hint="write PATH=VALUE, for example training.dropout=0.1")
+        hint = _with_root(path) or "write PATH=VALUE, for example training.dropout=0.1"
+        raise InputError("not a setting", where=where, hint=hint)
     return path
+
+
+def _with_root(path: Sequence[str]) -> str:
+    """A hint for a path that leaves out the document whose key it begins with; empty where no document has it."""
+    whole = [f"`{root}.{'.'.join(path)}`" for root, document in _DOCUMENTS.items() if path[0] in document.model_fields]
+    return printable(f"did you mean {any_of(whole)}?", 200) if whole else ""
 
 
 def _resolve(path: tuple[str, ...], trees: Mapping[str, Node], where: str) -> tuple[str, tuple[str | int, ...]]:
@@ -88,7 +108,9 @@ def _resolve(path: tuple[str, ...], trees: Mapping[str, Node], where: str) -> tu
     known = [*_ROOTS, *pools, *["between"] * bool(pools), *links, *_ENDS[: 2 * bool(links)]]
     of_pools = f"each pool has its own, as in {'.'.join((*pools[:1], *path))}"
     hint = of_pools if pools and root in ("device", *_ENDS) else ""
-    hint = hint or did_you_mean(root, known, otherwise=f"paths begin with one of {', '.join(known)}")
+    hint = (
+        hint or _with_root(path) or did_you_mean(root, known, otherwise=f"paths begin with one of {', '.join(known)}")
+    )
     raise InputError(Mistake(message=f"unknown path {quoted(root)}", where=where, hint=printable(hint, 400)))
 
 
@@ -130,6 +152,8 @@ def with_value(tree: Node, steps: Sequence[str | int], value: Node) -> Node:
         entries = list(tree.data)
         entries[step] = with_value(entries[step], rest, value)
         return replace(tree, data=tuple(entries))
+    if rest and step == _ALL_DEFAULTS and isinstance(tree.data, dict):
+        tree = replace(tree, data={step: Node(data={}, where=value.where), **tree.data})
     if not isinstance(tree.data, dict) or (rest and step not in tree.data):
         known = list(tree.data) if isinstance(tree.data, dict) else []
         hint = did_you_mean(str(step), known, otherwise=f"keys here are {', '.join(known)}" if known else "")

@@ -3,20 +3,28 @@
 from __future__ import annotations
 
 import re
-from typing import Final
+from dataclasses import replace
+from functools import cache
+from typing import TYPE_CHECKING, Any, Final
 
 from planner.errors import EnvironmentProblem
 from planner.specs import gpus
 from planner.specs.by_name import load_device
 from planner.specs.cluster import ClusterSpec, DeviceSpec, LinkSpec
-from planner.specs.cluster_documents import LOCAL_CLUSTER, cluster_names, load_cluster
+from planner.specs.cluster_documents import LOCAL_CLUSTER, cluster_names, cluster_tree, load_cluster
 from planner.specs.uniform import uniform_cluster
+from planner.units import exact_quantity
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 _DATA_SHEETS: Final = {
     r"GB300": "gb300-288gb",
     r"GB200": "gb200-186gb",
+    r"GH200": "gh200-96gb",
     r"B300": "b300-288gb",
     r"B200": "b200-180gb",
+    r"H200 NVL": "h200-nvl-141gb",
     r"H200": "h200-141gb",
     r"H800": "h800-80gb",
     r"H20\b": "h20-96gb",
@@ -27,15 +35,34 @@ _DATA_SHEETS: Final = {
     r"A100.*40GB": "a100-40gb",
     r"V100.*32GB": "v100-32gb",
     r"V100.*16GB": "v100-16gb",
+    r"RTX PRO 6000": "rtx-pro-6000-96gb",
+    r"RTX 6000 Ada": "rtx6000-ada-48gb",
+    r"RTX A6000": "a6000-48gb",
+    r"RTX 5090\b(?! D)": "rtx5090-32gb",
+    r"RTX 4090\b(?! D)": "rtx4090-24gb",
+    r"RTX 3090\b(?! Ti)": "rtx3090-24gb",
+    r"L40S": "l40s-48gb",
+    r"L4\b": "l4-24gb",
+    r"A10G": "a10g-24gb",
+    r"A40\b": "a40-48gb",
+    r"MI355X": "mi355x-288gb",
+    r"MI350X": "mi350x-288gb",
+    r"MI325X": "mi325x-256gb",
+    r"MI300X": "mi300x-192gb",
+    r"MI250X": "mi250x-gcd",
 }
 """Name that the driver gives a GPU (a pattern) -> its shipped device document; the first that matches counts."""
-_UNMEASURED: Final = {
-    "nvlink": ("3 us", "switch"),
-    "pcie": ("5 us", "switch"),
-    "infiniband": ("8 us", "fat-tree"),
-    "ethernet": ("15 us", "ethernet"),
+_UNMEASURED: Final[dict[str, dict[str, Any]]] = {
+    "nvlink": {"latency": "3 us", "kind": "switch"},
+    "infinity-fabric": {"latency": "3 us", "kind": "switch"},
+    "pcie-switch": {"latency": "5.7 us", "kind": "switch", "efficiency": 0.76, "startup": "8.4 us"},
+    "pcie": {"latency": "5.7 us", "kind": "pcie", "efficiency": 0.76, "startup": "8.4 us"},
+    "infiniband": {"latency": "8 us", "kind": "fat-tree"},
+    "ethernet": {"latency": "15 us", "kind": "ethernet"},
 }
-"""Latency and kind of a link that no shipped cluster with this device has; assumptions, as in the shipped files."""
+"""What is taken of a link that no shipped cluster with this device has; assumptions, as in the shipped files."""
+_WITHOUT_PEER_ACCESS: Final = r"GeForce"
+"""Names of cards whose driver forbids that one reads another over PCIe, even below one switch."""
 
 
 def detected_cluster() -> ClusterSpec:
@@ -47,7 +74,7 @@ def detected_cluster() -> ClusterSpec:
     Raises:
         EnvironmentProblem: GPUs of several kinds, or of a kind whose data sheet is not shipped.
     """
-    found = gpus.nvidia_gpus()
+    found = gpus.nvidia_gpus() or gpus.amd_gpus()
     if not found:
         return uniform_cluster(load_cluster(LOCAL_CLUSTER))
     names = sorted({gpu.name for gpu in found})
@@ -65,31 +92,56 @@ def _device(name: str, memory: float) -> DeviceSpec:
     if document is None:
         raise EnvironmentProblem(
             f"no data sheet of {name!r} is shipped",
-            hint="write its document after the pattern of `planner clusters dgx-a100`, with `device:` written out",
+            hint="its document takes four numbers of its data sheet: docs/how-to/describe-your-own.md",
         )
     return load_device(document).model_copy(update={"memory": memory})
 
 
 def _links(device: DeviceSpec, found: tuple[gpus.Gpu, ...]) -> tuple[LinkSpec, ...]:
-    nvlink, (adapters, network) = gpus.nvlink_bytes_per_second(), gpus.adapter_bytes_per_second()
-    inner = ("nvlink", nvlink) if nvlink else ("pcie", gpus.pcie_bytes_per_second(found[0]))
-    levels = [(*inner, f"{len(found)} devices")] if len(found) > 1 else []
-    # one host needs no network to be planned for, yet the document is to be used for several of its kind
-    levels += [(network, adapters / len(found), "cluster")] if adapters else []
-    known = {
-        link.name: link
-        for name in cluster_names()
-        if isinstance(cluster := load_cluster(name), ClusterSpec) and cluster.device.name == device.name
-        for link in cluster.links
-    }
-    links = [_link(name, bandwidth, spans, known.get(name)) for name, bandwidth, spans in levels if bandwidth]
-    return tuple(links) or (_link("pcie", inner[1] or gpus.pcie_bytes_per_second(found[0]), "cluster", None),)
+    known = _shipped_links(device.name)
+    levels = _levels(found, known)
+    adapters, network = gpus.adapter_bytes_per_second()
+    if adapters:  # one host needs no network to be planned for, yet the document is to be used for several of its kind
+        levels.append({"name": network, "bandwidth": adapters / len(found), "spans": "cluster"})
+    levels = levels or [{"name": "pcie", "bandwidth": _slot(found[0]), "spans": "cluster"}]
+    return tuple(_link(level, known.get(level["name"])) for level in levels)
 
 
-def _link(name: str, bandwidth: float, spans: str, shipped: LinkSpec | None) -> LinkSpec:
+def _slot(gpu: gpus.Gpu) -> float:
+    """Bytes per second of its PCIe slot; of PCIe 4.0 x16 where no program tells, as in many virtual machines."""
+    return gpus.pcie_bytes_per_second(gpu) or gpus.pcie_bytes_per_second(replace(gpu, pcie_generation=4, pcie_lanes=16))
+
+
+@cache
+def _shipped_links(device: str) -> dict[str, LinkSpec]:
+    """What shipped clusters say of their links to this device, by name of the link."""
+    with_it = [name for name in cluster_names() if cluster_tree(name).plain.get("device") == device]
+    return {link.name: link for name in with_it for link in uniform_cluster(load_cluster(name)).links}
+
+
+def _levels(found: tuple[gpus.Gpu, ...], known: Mapping[str, LinkSpec]) -> list[dict[str, Any]]:
+    """The levels inside the host, innermost first: NVLink or Infinity Fabric, a PCIe switch, the host."""
+    count, slot = len(found), _slot(found[0])
+    paths, nvlink = gpus.paths(found), gpus.nvlink_bytes_per_second()
+    name, bandwidth = "nvlink", nvlink
+    if not nvlink and (fabric := known.get("infinity-fabric")):
+        name, bandwidth = fabric.name, fabric.bandwidth
+    inside, shared = 1, paths.under_port
+    levels: list[dict[str, Any]] = []
+    joined = count if paths.joined is None and nvlink else paths.joined or 1  # old drivers show links, and no matrix
+    if bandwidth and joined > 1:
+        levels, inside = [{"name": name, "bandwidth": bandwidth, "spans": f"{joined} devices"}], joined
+    if inside < shared and not re.search(_WITHOUT_PEER_ACCESS, found[0].name):
+        levels.append({"name": "pcie-switch", "bandwidth": slot, "spans": f"{shared} devices"})
+        inside = shared
+    if inside < count:
+        part = {"bandwidth": slot / shared, "devices_per_adapter": shared} if shared > 1 else {"bandwidth": slot}
+        levels.append({"name": "pcie", "spans": f"{count} devices", **part})
+    return levels
+
+
+def _link(level: dict[str, Any], shipped: LinkSpec | None) -> LinkSpec:
     if shipped is not None:
-        return shipped.model_copy(update={"bandwidth": bandwidth, "spans": spans})
-    latency, kind = _UNMEASURED[name]
-    return LinkSpec.model_validate(
-        {"name": name, "bandwidth": f"{bandwidth!r} B/s", "latency": latency, "spans": spans, "kind": kind}
-    )
+        return shipped.model_copy(update=level)
+    rate = exact_quantity(level["bandwidth"], "bytes_per_second")
+    return LinkSpec.model_validate({**_UNMEASURED[level["name"]], **level, "bandwidth": rate})

@@ -66,6 +66,11 @@ class TrainingSpec(Document):
     deadline: Seconds | None = Field(
         default=None, gt=0, description="how long the whole run may take, for example 30 d"
     )
+    failures: bool = Field(default=False, description="whether the length of the run counts failures and checkpoints")
+    checkpoint_interval: Seconds | None = Field(
+        default=None, gt=0, description="training between two checkpoints; without it the best one"
+    )
+    asynchronous_checkpoints: bool = Field(default=False, description="written while training goes on")
     price: UsdPerHour | None = Field(default=None, description="of one device; overrides the cluster's own price")
     learning_rate: float = Field(default=3e-4, gt=0)
     min_learning_rate_ratio: float = Field(default=0.1, ge=0, le=1)

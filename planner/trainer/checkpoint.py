@@ -13,6 +13,7 @@ import shutil
 import sys
 import threading
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -167,6 +168,8 @@ def _cause(error: BaseException) -> str:
     """DCP wraps what went wrong on each rank; the first of these says it in one line."""
     if isinstance(error, CheckpointException) and error.failures:
         error = next(iter(error.failures.values()))[0]
+    if isinstance(error, UnpicklingError):  # torch's words advise to run what the file carries
+        return "a shard asks for more than tensors need; it is no checkpoint of ours, and nothing of it was run"
     return (error.strerror if isinstance(error, OSError) else None) or str(error)
 
 

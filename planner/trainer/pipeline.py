@@ -92,7 +92,19 @@ class Accumulation:
         self.part.set_reshard_after_backward(last or self.zero == 3)
 
 
-_ONE_CHUNK = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B}
+class ScheduleNaive(Schedule1F1B):
+    """One microbatch in flight: every stage runs its backward pass before its next forward pass.
+
+    1F1B lets a stage run as many forward passes ahead as there are stages from it to the last one, itself included.
+    Here each stage takes itself for the last one in that count, and the number of microbatches does not matter.
+    """
+
+    def __init__(self, stage: _PipelineStageBase, n_microbatches: int, **options: Any) -> None:
+        super(Schedule1F1B, self).__init__(stage=stage, n_microbatches=n_microbatches, **options)
+        self._num_stages = stage.stage_index + 1
+
+
+_ONE_CHUNK = {"naive": ScheduleNaive, "gpipe": ScheduleGPipe, "1f1b": Schedule1F1B}
 _SEVERAL_CHUNKS = {
     "gpipe": ScheduleLoopedBFS,
     "interleaved": ScheduleInterleaved1F1B,

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
-from planner.accuracy.memory_runs import MemoryRun, memory_spreads
+from planner.accuracy.memory_runs import MemoryRun, memory_runs, memory_spreads
 from planner.cost.memory_band import MemoryDistribution, t_below
 
 
@@ -62,3 +63,53 @@ def test_runs_that_ran_out_of_memory_move_the_forecast_up():
     before, after = memory_spreads(runs)[-1], memory_spreads([*runs, *failed])[-1]
     told = [MemoryDistribution(location=each.location, scale=each.scale) for each in (before, after)]
     assert told[1].chance(math.exp(0.4)) < told[0].chance(math.exp(0.4))
+
+
+def test_the_chance_to_fit_holds_for_the_source_that_ran_out_most():
+    rng, runs = np.random.default_rng(4), []
+    for source, middle in enumerate((-0.02, 0.0, 0.02, 0.12)):
+        for bound in rng.uniform(-0.4, 0.6, 400):  # the whole memory over the peak, of which the last source needs more
+            kind = "above" if middle + 0.03 * rng.standard_t(4) > bound else "below"
+            runs.append(MemoryRun(source=f"s{source}", engine="megatron", counter="needed", kind=kind, log=bound))
+    runs += [replace(run, source="exact", engine="other") for run in made_up(rng, location=0.0, scale=0.02, sources=1)]
+    runs += [replace(run, counter="needed") for run in runs if run.source == "exact"]
+    told = [each for each in memory_spreads([run for run in runs if run.source != "s3"]) if each.counter == "needed"]
+    assert all(each.scale < 0.06 for each in told)  # nothing is widened where sources are alike
+    told = {each.engine: each for each in memory_spreads(runs) if each.counter == "needed"}
+    others = {each.engine: each for each in memory_spreads([run for run in runs if run.source != "s3"])}["megatron"]
+    factor = told["megatron"].scale / others.scale
+    assert factor > 1.3
+    new = [run for run in runs if run.source == "s3"]
+    wide = MemoryDistribution(location=others.location, scale=told[None].scale)
+    ran_out = [run.kind == "above" for run in new if wide.chance(math.exp(run.log)) >= 0.95]
+    assert len(ran_out) > 50
+    assert np.mean(ran_out) <= 0.06
+
+
+def test_a_run_bounds_what_is_needed_by_the_whole_memory_and_a_figure_of_tensors_states_it():
+    device = SimpleNamespace(memory=80.0)
+    job = SimpleNamespace(cluster=SimpleNamespace(device=device), engine=SimpleNamespace(name="megatron"))
+
+    def row(mem_class="", measured=None, *, oom=False):
+        return SimpleNamespace(
+            run=SimpleNamespace(source_set="s", mem_class=mem_class, oom=oom),
+            setup=SimpleNamespace(job=job, assumed=()),
+            predicted_memory_bytes=60.0,
+            peak_bytes=64.0,
+            measured_memory_bytes=measured,
+            measured_seconds=None if oom else 1.0,
+        )
+
+    def read(*args, **kwargs):
+        return {(run.counter, run.kind): math.exp(run.log) for run in memory_runs([row(*args, **kwargs)])}
+
+    assert read() == {("needed", "below"): pytest.approx(80 / 64)}
+    assert read(oom=True) == {("needed", "above"): pytest.approx(80 / 64)}
+    assert read("allocated", 66.0) == {
+        ("allocated", "exact"): pytest.approx(66 / 60),
+        ("needed", "exact"): pytest.approx(70 / 64),  # 4 of the 64 are the runtime's
+    }
+    assert read("reserved", 66.0) == {
+        ("reserved", "exact"): pytest.approx(66 / 60),
+        ("needed", "below"): pytest.approx(80 / 64),  # the allocator may have kept some of it for later
+    }

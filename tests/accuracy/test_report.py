@@ -108,9 +108,10 @@ def test_outcomes_count_the_rows(document: dict) -> None:
     for row, cells in zip(document["rows"], CELLS, strict=True):
         if row["predicted_fits"] is None or not (cells["oom"] == "1" or row["measured_step_s"]):
             continue  # of some rows only the memory is published
-        total, refused = ("num_oom", "caught") if cells["oom"] == "1" else ("num_ran", "false_alarms")
-        counts[total] += 1
-        counts[refused] += not row["predicted_fits"]
+        ran_out = cells["oom"] == "1"
+        counts["num_oom" if ran_out else "num_ran"] += 1
+        counts["caught"] += ran_out and not row["predicted_fits"]
+        counts["false_alarms"] += not ran_out and row["predicted_verdict"] == "does not fit"
     assert document["outcomes"] == counts
 
 
@@ -275,5 +276,4 @@ def test_memory_is_as_close_as_promised(report: Report) -> None:
     # the lowest is T1214, whose router runs in CUDA graphs: their static buffers are not counted
     assert all(row.memory_error > -0.06 for row in report.rows if row.run.mem_class == "allocated")
     assert report.outcomes.caught > 0.9 * report.outcomes.num_oom
-    # two thirds are rows of Megatron-Bridge, BLOOM and Aleph Alpha; 5 % of memory is kept back as headroom here
-    assert report.outcomes.false_alarms < 0.045 * report.outcomes.num_ran
+    assert report.outcomes.false_alarms < 0.02 * report.outcomes.num_ran

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from planner.cost.band import axes_of, band, band_of, distribution_of, spread_of, time_distribution
+from planner.cost.band import axes_of, band, band_of, distribution_of, spread_of, time_distribution, unseen_of
 from planner.layout import parse_layout
 from planner.specs.calibration import CalibrationEntry, Evidence, Spread
 
@@ -47,9 +47,12 @@ def test_what_no_run_has_is_named_and_makes_the_band_wider(ratios, key):
 
 
 def test_runs_like_the_layout_count_most():
-    runs = [evidence([1.0, 1.01, 0.99] * 10), evidence([0.5, 2.0] * 15, engine="fsdp", axes="fsdp")]
+    runs = [evidence([1.0, 1.01, 0.99] * 10), evidence([0.5, 2.0] * 15, engine="fsdp", axes="fsdp", experts=True)]
     spread = Spread(tails=1.0)
-    near, far = band_of(runs, spread, **KEYS), band_of(runs, spread, **{**KEYS, "engine": "fsdp", "axes": "fsdp"})
+    near, far = (
+        band_of(runs, spread, **KEYS),
+        band_of(runs, spread, **{**KEYS, "engine": "fsdp", "axes": "fsdp", "experts": True}),
+    )
     assert near.high / near.low < far.high / far.low
 
 
@@ -139,10 +142,16 @@ def test_what_sets_a_job_apart_is_named(make_job):
     job = make_job("llama3-8b", engine="megatron-bridge", gpus=8, batch=64)
     job = replace(job, training=job.training.model_copy(update={"lora_rank": 16}))
     layout = parse_layout("tp=1,pp=1,dp=8", num_layers=32, num_devices=8)
-    found = band(job, layout, unseen=("framework trainium",))
-    assert found.unseen[-2:] == ("adapters", "framework trainium")
+    job = replace(job, engine=job.engine.model_copy(update={"stands_for": "SuperTrain 3"}))
+    job = replace(job, spread=Spread(unseen=1.5, memory=job.spread.memory))
+    found = band(job, layout)
+    assert found.unseen[-2:] == ("adapters", "unknown framework")
     assert found.num_near == 0
-    plain = band(replace(job, training=job.training.model_copy(update={"lora_rank": 0})), layout)
-    assert found.high / found.low > plain.high / plain.low
-    whole = time_distribution(job, layout, unseen=("framework trainium",))
+    plain = replace(job, training=job.training.model_copy(update={"lora_rank": 0}))
+    known = replace(plain, engine=job.engine.model_copy(update={"stands_for": ""}))
+    widths = [each.high / each.low for each in (found, band(plain, layout), band(known, layout))]
+    assert widths[0] > 1.05 * widths[1] > 1.1 * widths[2]
+    seen = [evidence([0.9, 1.0, 1.1], source="other", features=("unknown framework",))]
+    assert "unknown framework" in unseen_of(seen, **KEYS, features=("unknown framework",))  # each is another one
+    whole = time_distribution(job, layout)
     assert (min(whole.quantile(0.1), 1.0), max(whole.quantile(0.9), 1.0)) == (found.low, found.high)

@@ -26,6 +26,10 @@ def test_a_job_takes_its_engine_s_distribution_and_that_of_all_without(make_job)
     assert memory_distribution(job, layout, "allocated") is None
     other = replace(job, engine=job.engine.model_copy(update={"name": "new"}))
     assert memory_distribution(other, layout) == MemoryDistribution(location=0.0, scale=0.1)
+    needed = MemorySpread(counter="needed", location=0.02, scale=0.03)
+    both = replace(job, spread=Spread(unseen=2.0, memory=(*memory, needed)))
+    assert memory_distribution(both, layout) == MemoryDistribution(location=0.02, scale=0.03)
+    assert memory_distribution(both, layout, "device") == MemoryDistribution(location=0.1, scale=0.05)
     adapters = replace(job, training=job.training.model_copy(update={"lora_rank": 8}))
     assert memory_distribution(adapters, layout).scale == pytest.approx(0.1)
 

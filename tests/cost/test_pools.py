@@ -8,6 +8,7 @@ from functools import cache
 import numpy as np
 import pytest
 
+from planner.cost.chance import memory_limit_bytes
 from planner.cost.estimate import estimate, timeline
 from planner.cost.prices import chunk_parts, layout_prices, num_microbatches, stage_prices
 from planner.cost.stage import stages_of
@@ -93,8 +94,11 @@ def test_the_step_of_two_kinds_of_devices_by_hand():
 
 def test_each_stage_has_the_limit_of_its_own_device():
     small, large = job(nodes=1), job(cluster="dgx-h200", nodes=1)
-    found = estimate(mixed(("small", small), ("large", large)), placed("tp=8,pp=2,dp=1", ("large", "small")))
-    assert [stage.limit_bytes for stage in found.memory] == [large.memory_limit_bytes, small.memory_limit_bytes]
+    layout = placed("tp=8,pp=2,dp=1", ("large", "small"))
+    found = estimate(mixed(("small", small), ("large", large)), layout)
+    assert [stage.limit_bytes for stage in found.memory] == [
+        memory_limit_bytes(each, layout) for each in (large, small)
+    ]
     between = sum(stage.total_bytes for stage in found.memory) / 2  # of the first stage's need and the second one's
     full = replace(small, headroom=1 - between / small.cluster.device.memory)
     tight = mixed(("small", full), ("large", large))

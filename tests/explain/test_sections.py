@@ -328,10 +328,10 @@ def test_the_job_of_a_plan_prices_it_again(any_plan) -> None:
 
 
 def test_the_job_of_a_plan_has_the_options_of_the_plan(plan) -> None:
-    options = {"headroom": 0.25, "allow_tp_across_nodes": True, "allow_offload": True}
+    options = {"headroom": 0.25, "risk": 0.2, "allow_tp_across_nodes": True, "allow_offload": True}
     job = job_of(replace(plan, options=replace(plan.options, **options)))
     assert {name: getattr(job, name) for name in options} == options
-    assert job.pools[0].memory_limit_bytes == 0.75 * plan.cluster.device.memory
+    assert job.spread == plan.memory_spread
 
 
 @pytest.fixture(scope="module")

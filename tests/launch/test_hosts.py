@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from planner.emit.torchrun import Host
+from planner.emit.programs.torch import Host
 from planner.errors import EnvironmentProblem, InputError
 from planner.launch.hosts import find_host
 

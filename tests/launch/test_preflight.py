@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from planner.emit.torchrun import Host
+from planner.emit.programs.torch import Host
 from planner.errors import EnvironmentProblem
 from planner.launch import preflight
 from planner.specs.gpus import Gpu

@@ -122,13 +122,13 @@ def test_an_integer_program_that_misses_the_optimum(monkeypatch, job, objective)
 
 
 def test_an_integer_program_that_drops_columns_of_the_optimum(monkeypatch, job):
-    plan, honest = best_of(job), integer_program._columns_within
+    plan, honest = best_of(job), integer_program.columns_within
 
     def drops(candidates, _upper_bound):
         kept = honest(candidates, np.inf)
         return {index: columns for index, columns in kept.items() if not is_best(plan, candidates[index])}
 
-    monkeypatch.setattr(integer_program, "_columns_within", drops)
+    monkeypatch.setattr(integer_program, "columns_within", drops)
     with pytest.raises(Disagreement):
         best_of(job)
 

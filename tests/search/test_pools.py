@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from enumeration import compositions, grouped, long_forms, obeying, shrinks, step_seconds
 
+from planner.cost.chance import memory_limit_bytes
 from planner.cost.estimate import estimate
 from planner.cost.prices import stage_bytes, stage_prices
 from planner.cost.run import devices_in_use
@@ -161,7 +162,7 @@ def stage_price(job, common, r, k, policy, pool, crossings, apart, first, known)
         index, layers = np.array([r]), np.array([k])
         stage = stage_of(own, index=index, num_layers=layers, policy=np.array([policy]), first=first, layout=degrees)
         stage = replace(stage, num_crossings=crossings, ends_apart=apart)
-        share = float(np.ravel(stage_bytes(own, degrees, stage))[0]) / own.memory_limit_bytes
+        share = float(np.ravel(stage_bytes(own, degrees, stage))[0]) / float(memory_limit_bytes(own, degrees))
         prices = stage_prices(own, degrees, stage)
         each = prices.microbatch_seconds, prices.tail_seconds, k, prices.ends
         found = tuple(float(np.ravel(value)[0]) for value in each)

@@ -19,8 +19,9 @@ from planner.specs.load import load_job
 
 
 def job(nodes=2, **options):
+    """With a plain limit, unless `headroom=None` asks for the chance."""
     arguments = {"model": "gpt3-175b", "cluster": "dgx-a100", "global_batch_size": 64, "sequence_length": 2048}
-    return load_job(**{**arguments, "nodes": nodes, **options})
+    return load_job(**{**arguments, "nodes": nodes, "headroom": 0.05, **options})
 
 
 def find(found, words):
@@ -116,7 +117,12 @@ def test_offload_is_named_where_it_helps_and_a_pin_asks_for_it():
 def test_on_a_mixed_cluster_hosts_of_each_pool_are_tried():
     settings = ("a100.device.memory=9GiB", "h100.device.memory=10GiB")
     mixed = load_job(
-        model="llama3-8b", cluster="mixed-a100-h100", global_batch_size=32, sequence_length=2048, settings=settings
+        model="llama3-8b",
+        cluster="mixed-a100-h100",
+        global_batch_size=32,
+        sequence_length=2048,
+        settings=settings,
+        headroom=0.05,
     )
     pins = Constraints.parse(["tp=8,recompute=full"])
     assert isinstance(search(mixed, pins), NothingFits)
@@ -129,6 +135,33 @@ def test_on_a_mixed_cluster_hosts_of_each_pool_are_tried():
         assert hosts == 2 or isinstance(search(change_job(mixed, f"{pool}.hosts={hosts - 1}"), pins), NothingFits)
     (lifted,) = [each for each in lifted_pins(mixed, pins) if each.constraint == "tp=8"]
     assert (lifted.remedy is None) == (lifted.least.share > 1)
+
+
+def test_adapters_are_named_and_train_beside_frozen_weights():
+    asked = job(model="mixtral-8x7b", nodes=1, engine="deepspeed", sequence_length=4096, global_batch_size=32)
+    pins = Constraints.parse(["tp=1,pp=1"])
+    assert isinstance(search(asked, pins), NothingFits)
+    found = find(remedies(asked, pins), "adapters")
+    again = search(change_job(asked, "training.lora_rank=16"), pins)
+    assert again.fits
+    assert again.step_seconds == pytest.approx(found.step_seconds)
+
+
+def test_where_no_single_change_fits_pairs_do_and_the_smallest_of_each_is_solved():
+    asked = job(model="llama3-8b", nodes=1, engine="deepspeed", sequence_length=4096, global_batch_size=8, headroom=0.0)
+    free = Constraints.parse(["cp=1,pp=1,tp=1,zero=3,recompute=none,mbs=1"])
+    asked = within_share(asked, 0.25)
+    assert isinstance(search(asked, free), NothingFits)
+    found = [each for each in remedies(asked, free) if "hosts" not in each.change]
+    assert found
+    assert all(" and " in each.change for each in found)
+    each = find(found, "optimizer")
+    batch, length = (int(word.replace(",", "")) for word in each.change.split() if word[0].isdigit())
+    optimizer = each.change.split()[-1]
+    changes = f"seq_len={length},global_batch={batch},training.optimizer={optimizer}"
+    assert search(change_job(asked, changes), free).step_seconds == pytest.approx(each.step_seconds)
+    longer = f"seq_len={2 * length},global_batch={batch // 2},training.optimizer={optimizer}"
+    assert isinstance(search(change_job(asked, longer), free), NothingFits)
 
 
 @pytest.mark.parametrize(("model", "engine"), [("gpt3-175b", "torch"), ("mixtral-8x22b", "megatron")])

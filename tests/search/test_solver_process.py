@@ -171,6 +171,16 @@ def test_a_time_limit_without_an_incumbent_gives_the_heuristic_choice(
         assert list(scratch.iterdir()) == []
 
 
+def test_a_solver_that_calls_everything_infeasible_leaves_the_dynamic_program_alone(
+    fake_cbc: Callable[[str], Path],
+) -> None:
+    fake_cbc(f"echo 'Infeasible - objective value 0' | {SOLUTION}")
+    solution = solve([two_stages()])
+    assert solution.solver == "dynamic program"
+    assert "infeasible that has a choice" in solution.warnings[0]
+    assert solution.objective_seconds == solve([two_stages()], solver="highs").objective_seconds
+
+
 def test_a_real_time_limit_is_passed_on() -> None:
     for solver in ("cbc", "highs"):
         solution = solve([two_stages()], solver=solver, time_limit=60.0)

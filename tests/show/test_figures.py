@@ -19,7 +19,7 @@ def draw_memory(sizes: list[float], limit: float, width: int, *, full: float | N
         MemoryLine(name=name, num_bytes=size, formula="", source="")
         for name, size in zip(list(LineName)[:6], sizes, strict=True)
     )
-    memory = StageMemory(stage=0, limit_bytes=limit, lines=lines)
+    memory = StageMemory(stage=0, limit_bytes=limit, most_bytes=limit, device_chance=0.5, lines=lines)
     bar = MemoryBar(memory=memory, full_bytes=full or max(limit, sum(sizes)), max_width=width)
     return to_text(bar, Screen(width=max(width, 20), unicode=False)).rstrip("\n")
 

@@ -67,6 +67,9 @@ def test_the_size_of_the_cluster(cluster: str, options: dict[str, Any], size: tu
         ({"precision": "fp8"}, ["--precision fp8: a100-80gb does not compute in fp8"]),
         ({"precision": "bf16", "cluster": "dgx1-v100"}, ["v100-32gb does not compute in bf16", "it has fp32, fp16"]),
         ({"headroom": 1.0}, ["--headroom"]),
+        ({"risk": 0.0}, ["--risk"]),
+        ({"risk": 0.96}, ["--risk"]),
+        ({"risk": float("nan")}, ["--risk"]),
         ({"headroom": float("nan")}, ["--headroom"]),
         ({"headroom": -0.1}, ["--headroom"]),
         ({"engine": "deepsped"}, ["--engine deepsped: unknown engine `deepsped`"]),
@@ -222,9 +225,10 @@ def test_equal_inputs_give_equal_jobs() -> None:
 
 
 def test_the_rule_and_the_headroom_are_handed_on() -> None:
-    found = job(headroom=0.2, allow_tp_across_nodes=True, allow_offload=True)
+    found = job(headroom=0.2, risk=0.3, allow_tp_across_nodes=True, allow_offload=True)
+    assert (found.headroom, found.risk) == (0.2, 0.3)
     assert (found.headroom, found.allow_tp_across_nodes, found.allow_offload) == (0.2, True, True)
-    assert found.memory_limit_bytes == pytest.approx(0.8 * 79.15 * 2**30)
+    assert found.whole_memory_bytes == pytest.approx(79.15 * 2**30)
 
 
 def test_a_contradiction_hides_no_other_mistake(tmp_path: Path) -> None:

@@ -59,7 +59,7 @@ def test_settings_reach_a_pool_and_the_link_between_pools(cluster_file):
     found = job_on(cluster_file, settings=["old.hosts=3", "new.device.memory=40GiB", "between.bandwidth=5 GB/s"])
     assert len(found.pools) > 1
     assert found.pools[0].num_devices == 24
-    assert found.pools[1].memory_limit_bytes == 40 * 2**30 * 0.95
+    assert found.pools[1].whole_memory_bytes == 40 * 2**30
     assert {pool.between.bandwidth for pool in found.pools} == {5e9}
 
 
@@ -187,7 +187,8 @@ def test_changes_reach_pools_their_links_and_the_link_between(cluster_file):
     job = job_on(cluster_file)
     found = change_job(job, "old.hosts=+50%,pools.new.device.memory=x0.5,new.within_node.bandwidth=x2,headroom=0")
     assert [pool.cluster.hosts for pool in found.pools] == [3, 1]
-    assert found.pools[1].memory_limit_bytes == job.pools[1].cluster.device.memory / 2
+    assert found.pools[1].whole_memory_bytes == job.pools[1].cluster.device.memory / 2
+    assert [pool.headroom for pool in found.pools] == [0, 0]
     assert found.pools[1].cluster.links[0].bandwidth == 2 * job.pools[1].cluster.links[0].bandwidth
     assert found.pools[0].cluster.links == job.pools[0].cluster.links
     assert found.cluster.pools == tuple(pool.cluster for pool in found.pools)

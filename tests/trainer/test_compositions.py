@@ -25,6 +25,7 @@ COMPOSITIONS = [
     ("tied-llama", "pp=4,mbs=2,recompute=full/none/none/full"),
     ("tied-llama", "pp=2,mbs=2,schedule=zbv"),
     ("gpt", "pp=2,mbs=1,schedule=dualpipev"),
+    ("tied-llama", "pp=2,dp=2,mbs=1,schedule=naive"),
     ("tied-llama", "tp=2,pp=2,mbs=2"),
     ("gemma", "cp=2,mbs=4"),
     ("moe", "tp=2,ep=2,mbs=8"),

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 
-from planner.emit.torchrun import torchrun_command, torchrun_commands
+from planner.emit.programs.torch import torchrun_command, torchrun_commands
 from planner.errors import EnvironmentProblem, ExitCode, InputError, NothingFitsError
 from planner.launch import launch
 from planner.layout import parse_layout

@@ -16,6 +16,8 @@ def plan(make_plan):
         StageMemory(
             stage=stage,
             limit_bytes=1e9,
+            most_bytes=1e9,
+            device_chance=1.0,
             lines=(
                 MemoryLine(name=LineName.PARAMS, num_bytes=100.0 * (stage + 1), formula="", source=""),
                 MemoryLine(name=LineName.RUNTIME, num_bytes=50.0, formula="", source=""),

@@ -55,6 +55,7 @@ def test_activations_of_one_layer_are_counted_by_hand(run_job, make_plan):
         ("gpt", "dp=1,mbs=4", {"precision": "bf16"}),
         ("llama", "tp=2,mbs=4", {}),
         ("llama", "pp=2,mbs=2", {}),
+        ("llama", "pp=2,mbs=2,schedule=naive", {}),
         ("tied-llama", "pp=2,mbs=2,interleave=2", {}),
         ("llama", "pp=2,mbs=1,recompute=full/none", {"precision": "bf16"}),
         pytest.param(

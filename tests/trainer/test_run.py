@@ -198,20 +198,24 @@ def test_a_damaged_checkpoint_that_was_asked_for_is_refused(finished, run_job, m
         run_job("train", plan, steps=STEPS, output=str(output))
 
 
-def test_a_checkpoint_cannot_run_code(interrupted, run_job, make_plan, tmp_path):
-    """The attacker also fixes the manifest, so only the allow-list is in the way."""
+@pytest.mark.parametrize("pattern", [".metadata", "__0_0.distcp"])
+def test_a_checkpoint_cannot_run_code(pattern, interrupted, run_job, make_plan, tmp_path):
+    """The attacker also fixes the manifest, so only the allow-lists are in the way."""
 
     class Attack:
         def __reduce__(self):
             return (Path.touch, (tmp_path / "attacked",))
 
     folder = checkpoint(interrupted, EVERY)
-    (folder / ".metadata").write_bytes(pickle.dumps(Attack()))
+    harmful = pickle.dumps(Attack())
+    whole = (folder / pattern).read_bytes()
+    (folder / pattern).write_bytes(harmful if pattern == ".metadata" else harmful + whole[len(harmful) :])
     manifest = json.loads((folder / "manifest.json").read_text())
-    manifest[".metadata"] = hashlib.sha256((folder / ".metadata").read_bytes()).hexdigest()
+    manifest[pattern] = hashlib.sha256((folder / pattern).read_bytes()).hexdigest()
     (folder / "manifest.json").write_text(json.dumps(manifest))
-    with pytest.raises(RuntimeError, match="EnvironmentProblem: cannot load"):
+    with pytest.raises(RuntimeError, match="EnvironmentProblem: cannot load") as refusal:
         run_job("train", make_plan("dp=1,mbs=4", "tied-llama"), steps=STEPS, output=str(interrupted))
+    assert "weights_only" not in str(refusal.value)
     assert not (tmp_path / "attacked").exists()
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from planner.cost.chance import memory_limit_bytes
 from planner.cost.prices import num_microbatches, stage_bytes
 from planner.cost.schedule import in_flight_microbatches
 from planner.search.bounds.of_layers import kinds_main_first, num_main_layers, stage_of_kind
@@ -80,11 +81,12 @@ def capacities_of_stages(job: PoolJob, degrees: DegreeArrays, policies: PolicyMa
         linear = values[1][owner] + share * (values[2] - values[1])[owner]
         return np.asarray(np.where(inside, linear, np.where(is_last, values[3][owner], values[0][owner])))
 
+    limit = np.broadcast_to(memory_limit_bytes(job, degrees), degrees.pp.shape)[owner]
     whole, layers = num_main_layers(job) == job.model.num_layers, []
     choices = choices_of(degrees, policies)
     for policy, mask in zip(choices.policy, choices.allowed, strict=True):
         two, three = (everywhere(_bytes_with(job, degrees, ends, k, policy)) for k in (2, 3))
-        most = np.maximum(2 + (job.memory_limit_bytes - two) / np.maximum(three - two, 1.0), 1.0)
+        most = np.maximum(2 + (limit - two) / np.maximum(three - two, 1.0), 1.0)
         layers.append(np.where(mask[owner], _whole(most) if whole else most, 0.0))
     return Capacities(owner=owner, is_last=is_last, layers=np.stack(layers), whole=whole)
 
@@ -129,7 +131,7 @@ def least_shares(job: Job, degrees: DegreeArrays) -> NDArray[np.float64]:
     Source: `least_stage_bytes`.
     """
     policies = [policy_code(policy) for policy in job.engine.can.recompute]
-    shares = [least_stage_bytes(pool, degrees, policies) / pool.memory_limit_bytes for pool in job.pools]
+    shares = [least_stage_bytes(pool, degrees, policies) / memory_limit_bytes(pool, degrees) for pool in job.pools]
     return np.asarray(np.minimum.reduce(shares), dtype=np.float64)
 
 
@@ -178,5 +180,6 @@ def _have_room(job: Job, degrees: DegreeArrays, policies: Sequence[int], share: 
     for pool, policy in product(job.pools, sorted(policies, key=lambda code: code != FULL) if several else [NONE]):
         left = np.flatnonzero(~fits)
         if len(left):
-            fits[left] = least_stage_bytes(pool, degrees.take(left), [policy]) <= share * pool.memory_limit_bytes
+            rest = degrees.take(left)
+            fits[left] = least_stage_bytes(pool, rest, [policy]) <= share * memory_limit_bytes(pool, rest)
     return fits

@@ -121,15 +121,15 @@ class Choice:
     objective_seconds: float  # step time
 
 
-def dominated(candidate: Candidate) -> Mask:
+def dominated(candidate: Candidate, *keys: IntArray) -> Mask:
     """Columns that no optimum needs: another one of the same stage, state and layers is no worse in any price.
 
     More slack is better, but on the last stage, whose slack is what its last chunk takes. Of columns that are equal in
-    all prices the first stays.
+    all prices the first stays. keys: what else counts, less being better, [columns] each.
     """
     last = candidate.stage == candidate.num_stages - 1
     slack = np.where(last, candidate.slack_seconds, -candidate.slack_seconds)
-    prices = np.stack([candidate.seconds, candidate.pass_seconds, candidate.tail_seconds, slack])
+    prices = np.stack([candidate.seconds, candidate.pass_seconds, candidate.tail_seconds, slack, *keys])
     key = candidate.stage * (candidate.num_layers + 1) + candidate.layers
     key = key * candidate.pattern.num_states + candidate.start
     order = np.lexsort((*prices[::-1], key))

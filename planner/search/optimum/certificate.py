@@ -13,13 +13,13 @@ The search asks without `certify`: it has run the dynamic program before, and `d
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
 from planner.errors import SolverTrouble
-from planner.search.optimum import dynamic_program
+from planner.search.optimum import dynamic_program, integer_program
 from planner.search.optimum.candidate import Disagreement
 from planner.search.optimum.integer_program import Answer, SolverName, solve_program
 from planner.search.optimum.pruning import incumbent, lower_bounds
@@ -40,7 +40,7 @@ class Solution:
     """The answer of the search, and what proves it."""
 
     choice: Choice | None  # None: nothing fits, or nothing was found in time
-    status: Literal["optimal", "time limit", "infeasible", "interrupted"]
+    status: Literal["optimal", "time limit", "infeasible", "interrupted", "out of time"]
     objective_seconds: float  # step time of the choice; infinite without one
     gap: float  # the choice is at most this far, relatively, above the optimum
     certificate_seconds: float | None  # optimum found by the dynamic program; None: not asked for, or no choice
@@ -64,6 +64,11 @@ INTERRUPTED = Solution(
     warnings=("interrupted: the best layout until then",),
 )
 """What is said of a search that was interrupted."""
+
+OUT_OF_TIME = replace(
+    INTERRUPTED, status="out of time", warnings=("the time limit ended the search: the best layout until then",)
+)
+"""What is said of a search whose time was up before it had looked at everything."""
 
 
 def solve(
@@ -90,6 +95,9 @@ def solve(
         answer = solve_program(candidates, upper_bound=upper, solver=solver, time_limit=time_limit)
     except SolverTrouble as trouble:
         return _without_solver(candidates, solver, trouble)
+    if answer.status == "infeasible" and known and answer.num_columns and _has(candidates, upper, known):
+        said = f"it calls a program infeasible that has a choice of {known.objective_seconds:g} s"
+        return _without_solver(candidates, solver, SolverTrouble(said))
     if answer.status != "time limit" and known and not _is_within(answer, known.objective_seconds):
         raise Disagreement(
             f"a greedy assignment takes {known.objective_seconds!r} s, and the integer program: {answer}"
@@ -112,6 +120,12 @@ def solve(
         solver=solver,
         warnings=warnings,
     )
+
+
+def _has(candidates: Sequence[Candidate], upper_bound: float | None, known: Choice) -> bool:
+    """Whether the integer program has the columns of a choice, and with them an answer, whatever the solver says."""
+    kept = integer_program.columns_within(candidates, np.inf if upper_bound is None else upper_bound)
+    return {*known.columns} <= {*kept.get(known.candidate, np.zeros(0)).tolist()}
 
 
 def _is_within(answer: Answer, seconds: float) -> bool:

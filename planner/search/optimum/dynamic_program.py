@@ -38,8 +38,13 @@ if TYPE_CHECKING:
     from planner.numbers import FloatArray, IntArray, Mask
 
 
-def best_choice(candidate: Candidate, *, index: int = 0, cutoff: float = np.inf) -> Choice | None:
+def best_choice(
+    candidate: Candidate, *, index: int = 0, cutoff: float = np.inf, units: IntArray | None = None, budget: int = 0
+) -> Choice | None:
     """The optimum of one candidate, or None where no choice exists or none is as good as `cutoff` seconds.
+
+    units: of something that each column takes, and a choice no more than the budget in all; None: there is no such
+    thing.
 
     Among choices of equal step time (within `TIE`) the one with the lexicographically smallest layers is
     returned, so equal inputs give equal answers.
@@ -51,7 +56,8 @@ def best_choice(candidate: Candidate, *, index: int = 0, cutoff: float = np.inf)
     for variant in _variants(candidate):
         lowest = _least_bottleneck(variant.candidate)
         if lowest is not None and _close_bound(variant.candidate, lowest) <= cutoff:
-            best = _first(candidate, best, variant.scan(index, lowest, cutoff))
+            taken = np.zeros(variant.candidate.num_columns, dtype=np.int64) if units is None else units[variant.columns]
+            best = _first(candidate, best, variant.scan(index, lowest, cutoff, taken, budget))
             cutoff = cutoff if best is None else min(cutoff, best.objective_seconds * (1 + TIE))
     return best
 
@@ -63,9 +69,12 @@ class _Variant:
     candidate: Candidate
     columns: IntArray  # of the whole candidate
 
-    def scan(self, index: int, least_bottleneck: float, cutoff: float) -> Choice | None:
-        """The optimum of the variant as a choice of the whole candidate, or None."""
-        found = _Scan(self.candidate, index, least_bottleneck, cutoff).run()
+    def scan(
+        self, index: int, least_bottleneck: float, cutoff: float, units: IntArray | None = None, budget: int = 0
+    ) -> Choice | None:
+        """The optimum of the variant as a choice of the whole candidate, or None; units are those of its columns."""
+        units = np.zeros(self.candidate.num_columns, dtype=np.int64) if units is None else units
+        found = _Scan(self.candidate, index, least_bottleneck, cutoff, units, budget).run()
         return found and replace(found, columns=tuple(self.columns[list(found.columns)].tolist()))
 
 
@@ -233,8 +242,17 @@ class _Box:
 class _Scan:
     """Branch and bound over the two thresholds of one candidate."""
 
-    def __init__(self, candidate: Candidate, index: int, least_bottleneck: float, cutoff: float) -> None:
+    def __init__(
+        self,
+        candidate: Candidate,
+        index: int,
+        least_bottleneck: float,
+        cutoff: float,
+        units: IntArray,
+        budget: int,
+    ) -> None:
         self.candidate, self.index, self.cutoff = candidate, index, cutoff
+        self.units, self.budget = units, budget
         self.found: Choice | None = None
         least_tail = float(_fastest(candidate, candidate.tail_seconds).max())
         times, tails = np.unique(candidate.seconds), np.unique(candidate.tail_seconds)
@@ -296,15 +314,16 @@ class _Scan:
         candidate = self.candidate
         allowed = candidate.seconds <= self.bottlenecks[box.high_a]
         allowed &= candidate.tail_seconds <= self.tails[box.high_b]
-        least = _least_sums(candidate, allowed)
-        total = float(least[0, candidate.num_layers])
+        least = _least_sums(candidate, allowed, self.units, self.budget)
+        total = float(least[0, candidate.num_layers, self.budget])
         bound = self._cost(box.low_a, box.low_b) + total
         if not bound <= self.cutoff:  # infinite where the thresholds leave no choice
             return bound
-        self._keep(_walk(candidate, allowed, least, total))
+        self._keep(_walk(candidate, allowed, least, total, self.units))
         if self._is_point(box):
             # Whatever the cutoff leaves for the sum may be spent on lexicographically smaller layers.
-            self._keep(_walk(candidate, allowed, least, self.cutoff - self._cost(box.high_a, box.high_b)))
+            seconds = self.cutoff - self._cost(box.high_a, box.high_b)
+            self._keep(_walk(candidate, allowed, least, seconds, self.units))
         return bound
 
     def _keep(self, columns: IntArray) -> None:
@@ -321,44 +340,53 @@ class _Scan:
         return tuple(self.candidate.layers[list(choice.columns)].tolist())
 
 
-def _least_sums(candidate: Candidate, allowed: Mask) -> FloatArray:
-    """Least sum of pass seconds, [num_stages + 1, num_layers + 1], by (first stage, layers that are left for it on)."""
+def _least_sums(candidate: Candidate, allowed: Mask, units: IntArray, budget: int) -> FloatArray:
+    """Least sum of pass seconds, by first stage, layers and units that are left for it on.
+
+    [num_stages + 1, num_layers + 1, budget + 1]; what is left of the units need not be used.
+    """
     num_layers, num_stages = candidate.num_layers, candidate.num_stages
     stage, layers, seconds = candidate.stage[allowed], candidate.layers[allowed], candidate.pass_seconds[allowed]
-    start = candidate.start[allowed]
+    start, units = candidate.start[allowed], units[allowed]
     most_left, stride = (num_layers - start).tolist(), candidate.pattern.stride(start).tolist()
-    least = np.full((num_stages + 1, num_layers + 1), np.inf)
+    least = np.full((num_stages + 1, num_layers + 1, budget + 1), np.inf)
     least[num_stages, 0] = 0.0
     first = np.searchsorted(stage, np.arange(num_stages + 1))
     for here in reversed(range(num_stages)):
         row, rest = least[here], least[here + 1]
         for column in range(first[here], first[here + 1]):
             count, most, step = int(layers[column]), most_left[column], stride[column]
-            if count > most:
+            taken = int(units[column])
+            if count > most or taken > budget:
                 continue
             fewest = count + (most - count) % step  # layers left at the last position that leaves enough
-            at = slice(fewest, most + 1, step)
-            np.minimum(row[at], rest[fewest - count : most + 1 - count : step] + seconds[column], out=row[at])
+            here_with = row[fewest : most + 1 : step, taken:]
+            after = rest[fewest - count : most + 1 - count : step, : budget + 1 - taken]
+            np.minimum(here_with, after + seconds[column], out=here_with)
     return least
 
 
-def _walk(candidate: Candidate, allowed: Mask, least: FloatArray, budget: float) -> IntArray:
+def _walk(candidate: Candidate, allowed: Mask, least: FloatArray, budget: float, units: IntArray) -> IntArray:
     """The choice with the lexicographically smallest layers whose sum of pass seconds is within the (finite) budget.
 
-    Where rounding puts the budget below the least sum, the least sum is taken.
+    Where rounding puts the budget below the least sum, the least sum is taken. Of units it takes no more than `least`
+    was made for.
     """
     columns = np.flatnonzero(allowed)
     first = np.searchsorted(candidate.stage[columns], np.arange(candidate.num_stages + 1))
-    left, chosen = candidate.num_layers, []
+    left, units_left, chosen = candidate.num_layers, least.shape[2] - 1, []
     for stage in range(candidate.num_stages):
         here = columns[first[stage] : first[stage + 1]]
         start = int(candidate.pattern.state(candidate.num_layers - left))
         here = here[(candidate.layers[here] <= left) & (candidate.start[here] == start)]
-        sums = candidate.pass_seconds[here] + least[stage + 1, left - candidate.layers[here]]
+        here = here[units[here] <= units_left]
+        after = least[stage + 1, left - candidate.layers[here], units_left - units[here]]
+        sums = candidate.pass_seconds[here] + after
         affordable = np.flatnonzero(sums <= max(budget, float(sums.min())))
         same_layers = affordable[candidate.layers[here[affordable]] == candidate.layers[here[affordable[0]]]]
         column = here[same_layers[np.argmin(sums[same_layers])]]
         chosen.append(column)
         left -= int(candidate.layers[column])
+        units_left -= int(units[column])
         budget -= float(candidate.pass_seconds[column])
     return np.array(chosen, dtype=np.int64)

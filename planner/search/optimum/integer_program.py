@@ -194,7 +194,7 @@ class JointProgram:
         return [(stage, range(ends[stage], ends[stage + 1])) for stage in range(each.num_stages)]
 
 
-def _columns_within(candidates: Sequence[Candidate], upper_bound: float) -> dict[int, IntArray]:
+def columns_within(candidates: Sequence[Candidate], upper_bound: float) -> dict[int, IntArray]:
     """Columns that some choice within the bound may use, by their lower bounds, of each candidate that has any.
 
     Written beside `pruning.prune`, which the dynamic program's side uses: a mistake in one of the two is noticed.
@@ -231,7 +231,7 @@ def solve_program(
         SolverTrouble: the solver is missing, was killed, or answered with something that is no answer.
         EnvironmentProblem: the solver asked for is not installed and can be.
     """
-    columns_of = _columns_within(candidates, np.inf if upper_bound is None else upper_bound)
+    columns_of = columns_within(candidates, np.inf if upper_bound is None else upper_bound)
     alive = list(columns_of)
     kept = [candidates[index].keep(columns) for index, columns in columns_of.items()]
     num_columns = sum(each.num_columns for each in kept)

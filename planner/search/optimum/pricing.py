@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from planner.cost.prices import interleaving_terms, num_microbatches, stage_fits, stage_prices
-from planner.cost.schedule import steady_count
+from planner.cost.schedule import EXECUTED, steady_count
 from planner.cost.stage import Pattern, Stage, pattern_of, stage_of, with_borders
 from planner.layout import Layout, balanced_chunks, of_chunks
 from planner.search.bounds.even_splits import can_interleave
@@ -139,14 +139,18 @@ def _stages(
     keep = keep & _meets_lists(constraints, degrees.take(owner), index, layers, policy)
     owner, index, start, layers, policy = owner[keep], index[keep], start[keep], layers[keep], policy[keep]
     stage = stage_of(job, index=index, num_layers=layers, policy=policy, first=start, layout=degrees.take(owner))
-    pool = np.zeros_like(owner)
-    if len(job.pools) > 1:
-        place = placements_of(job, degrees)
-        stage = with_borders(stage, degrees.take(owner), lambda stages: place.pool_of(owner, stages))
-        pool = place.pool_of(owner, index)
-    columns = _Columns(owner, stage, start, pool)
+    columns = _in_pools(job, degrees, _Columns(owner, stage, start, np.zeros_like(owner)))
     fits = _priced(job, degrees, columns, lambda *each: (stage_fits(*each),))[0]
     return columns.take(fits.astype(bool))
+
+
+def _in_pools(job: Job, degrees: DegreeArrays, columns: _Columns) -> _Columns:
+    """The columns with the pool in which each lives, where there are several."""
+    if len(job.pools) == 1:
+        return columns
+    owner, place = columns.owner, placements_of(job, degrees)
+    stage = with_borders(columns.stage, degrees.take(owner), lambda stages: place.pool_of(owner, stages))
+    return columns._replace(stage=stage, pool=place.pool_of(owner, stage.index))
 
 
 def _priced(
@@ -215,6 +219,26 @@ def _loads(job: Job, degrees: DegreeArrays, columns: _Columns) -> tuple[NDArray[
     total = sum(kind.number * load for kind, load in loads.items())
     own = sum(columns.stage.number_of(*kind[:2]) * load[columns.owner] for kind, load in loads.items())
     return np.asarray(own, dtype=np.int64), np.asarray(total, dtype=np.int64)
+
+
+def figures_of_columns(
+    job: Job,
+    degrees: DegreeArrays,
+    candidates: Sequence[Candidate],
+    figures: Callable[[PoolJob, DegreeArrays, Stage], tuple[Number, ...]],
+) -> tuple[NDArray[np.float64], ...]:
+    """What `figures` says of every column of these configurations of one schedule, end to end, [columns] each."""
+    owner = np.repeat(np.arange(len(candidates)), [each.num_columns for each in candidates])
+    index, start, layers, policy = (
+        np.concatenate([np.zeros(0, dtype=np.int64), *(getattr(each, name) for each in candidates)])
+        for name in ("stage", "start", "layers", "policy")
+    )
+    if degrees.schedule in EXECUTED:  # their candidates have one column a stage, and say nothing of the pattern
+        before = np.cumsum(layers) - layers
+        start = before - before[np.searchsorted(owner, owner)]
+    stage = stage_of(job, index=index, num_layers=layers, policy=policy, first=start, layout=degrees.take(owner))
+    columns = _in_pools(job, degrees, _Columns(owner, stage, start, np.zeros_like(owner)))
+    return _priced(job, degrees, columns, figures)
 
 
 def _meets_lists(

@@ -71,7 +71,7 @@ def roomiest_pools(job: Job, degrees: DegreeArrays) -> tuple[str, ...]:
     """Names of pools for one configuration's stages, those with most memory in a device first."""
     if len(job.pools) == 1:
         return ()
-    memory = np.array([[pool.memory_limit_bytes for pool in job.pools]])
+    memory = np.array([[pool.whole_memory_bytes for pool in job.pools]])
     (stages,) = fastest_stages(job, degrees.at_once(), 1 / memory).tolist()
     order = np.argsort(-memory[0], kind="stable").tolist()
     return tuple(job.pools[pool].cluster.name for pool in order for _ in range(stages[pool]))

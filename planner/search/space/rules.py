@@ -150,7 +150,7 @@ def _whole_periods(job: Job, layout: Degrees) -> Flag:
 
 
 def _fills_pipeline(job: Job, layout: Degrees) -> Flag:
-    if not job.engine.pipeline.needs_filling or layout.schedule == "gpipe":
+    if not job.engine.pipeline.needs_filling or layout.schedule in ("naive", "gpipe"):
         return np.ones(np.shape(layout.pp), dtype=bool)
     return np.equal(layout.pp, 1) | (_microbatches(job, layout) >= layout.pp)
 

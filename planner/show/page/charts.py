@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from planner.layout import parse_layout
 from planner.show.figures import bytes_scale, seconds_scale
 from planner.show.words import fold_runs, line_label, percent, short_layout, stage_range
-from planner.units import format_bytes, format_count, format_seconds
+from planner.units import UNITS, format_bytes, format_count, format_seconds
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from planner.explain.scaling import Scaling
     from planner.explain.waterfall import Waterfall
     from planner.plan import Plan
+    from planner.search.side_by_side import SideBySide
 
 _WIDTH: Final = 400.0
 _HEIGHT: Final = 250.0
@@ -177,6 +178,29 @@ def front_chart(plan: Plan, alternatives: Sequence[Alternative]) -> dict[str, An
                 "on_front": fits and (seconds, num_bytes) in front,
             }
             for number, (kind, layout, seconds, num_bytes, why, fits) in enumerate(rows, start=1)
+        ],
+    }  # fmt: skip
+
+
+def choices_chart(found: SideBySide) -> dict[str, Any]:
+    """Time of the run against what it costs, for clusters that fit; a line joins those that no other beats."""
+    rows = [(number, each, *found.costs(each)) for number, each in enumerate(found.choices, start=1) if each.fits]
+    x = _around((row[2] for row in rows), start=_LEFT, end=_WIDTH - _RIGHT)
+    y = _around((row[3] for row in rows), start=_HEIGHT - _BOTTOM, end=_TOP)
+    unit = {"usd": "USD", "kilowatt_hours": "kWh", "device_hours": "h"}[found.measure]
+    shown = next((UNITS["seconds"][name] for name in ("d", "h") if x.high >= 2 * UNITS["seconds"][name]), 1.0)
+    return {
+        "frame": _frame(),
+        "unit": unit,
+        "x_ticks": x.ticks(format_seconds, shown),
+        "y_ticks": y.ticks(format_count),
+        "front": " ".join(f"{x(seconds)},{y(amount)}" for seconds, amount in map(found.costs, found.front)),
+        "points": [
+            {
+                "number": number, "x": x(seconds), "y": y(amount), "name": each.cluster, "on_front": each.on_front,
+                "time": format_seconds(seconds), "amount": f"{format_count(amount)} {unit}",
+            }
+            for number, each, seconds, amount in rows
         ],
     }  # fmt: skip
 

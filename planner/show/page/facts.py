@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any, Final
 
+from planner.fit import chance_words, fit_words
 from planner.plan import plan_to_dict
+from planner.show.goodput import goodput_rows
 from planner.show.words import (
     certificate_sentence,
     cluster_words,
@@ -14,6 +16,7 @@ from planner.show.words import (
     layout_words,
     limit_words,
     line_label,
+    minimum_words,
     recompute_words,
     run_words,
     schedule_words,
@@ -36,7 +39,7 @@ _INPUTS: Final = ("model", "cluster", "training", "engine", "calibration", "opti
 
 def headline(plan: Plan) -> dict[str, Any]:
     """The title and the figures that people look for first: (label, value, note)."""
-    fullest = max(plan.memory, key=lambda stage: stage.total_bytes / stage.limit_bytes)
+    fullest = plan.worst_stage
     band = ""
     if plan.low_step_seconds and plan.high_step_seconds:
         band = f"8 of 10 runs: {format_seconds(plan.low_step_seconds)} to {format_seconds(plan.high_step_seconds)}"
@@ -45,11 +48,13 @@ def headline(plan: Plan) -> dict[str, Any]:
         "model": plan.model.name,
         "cluster": cluster_words(plan.cluster),
         "fits": plan.fits,
+        "verdict": plan.verdict,
         "figures": [
             ("step", format_seconds(plan.step_seconds), band),
             ("speed", f"{format_count(plan.tokens_per_second_per_device)} tokens/s", "per device"),
             ("MFU", f"{plan.mfu:.1%}", f"HFU {plan.hfu:.1%}, with what is computed again"),
             ("fullest stage", format_bytes(fullest.total_bytes), f"stage {fullest.stage}, {of_limit}"),
+            ("chance of fitting", chance_words(plan.chance_of_fitting), plan.verdict),
         ],
     }
 
@@ -67,12 +72,21 @@ def facts_of(plan: Plan) -> list[tuple[str, str]]:
         ("racks", segment_words(plan.cluster.pools[0], layout) if layout.segment else ""),
         ("work", f"{training.global_batch_size:,} sequences of {training.sequence_length:,} tokens per step"),
         ("precision, engine", f"{training.precision}, {plan.engine.name}"),
-        ("memory", limit_words(plan)),
+        ("memory", f"{plan.verdict}: {fit_words(plan)}; {limit_words(plan)}"),
         ("MFU counts", plan.flops_convention),
         ("whole run", run_words(plan)),
+        *goodput_rows(plan),
+        ("minimum", _minimum(plan)),
         ("proof", certificate_sentence(plan)),
     ]
     return [(name, words) for name, words in rows if words]
+
+
+def _minimum(plan: Plan) -> str:
+    """The proven minimum of the objective beside the plan."""
+    if plan.minimum is None or plan.minimum.layout == plan.layout:
+        return minimum_words(plan)
+    return f"{short_layout(plan.minimum.layout)}: {minimum_words(plan)}"
 
 
 def stage_rows(plan: Plan, step: ExecutedStep) -> list[tuple[str, ...]]:

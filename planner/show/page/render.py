@@ -46,7 +46,8 @@ def page_text(
     """
     plan, sections = found.plan, found.sections
     timeline = timeline_data(step)
-    return _template(
+    return template(
+        "page.html.jinja",
         headline=headline(plan),
         facts=facts_of(plan),
         answers=[(name, to_text(answer, _PAPER)) for name, answer in answers_by_question(found)],
@@ -68,7 +69,8 @@ def page_text(
     )
 
 
-def _template(**values: Any) -> str:
+def template(name: str, **values: Any) -> str:
+    """A template of this folder, filled, with the styles and the script of all pages."""
     folder = files(__package__)
     style, script = ((folder / name).read_text(encoding="utf-8") for name in ("page.css", "page.js"))
     environment = Environment(
@@ -76,8 +78,8 @@ def _template(**values: Any) -> str:
     )
     environment.filters["whole"] = _whole
     environment.filters["term"] = _term
-    template = environment.from_string((folder / "page.html.jinja").read_text(encoding="utf-8"))
-    return template.render(
+    page = environment.from_string((folder / name).read_text(encoding="utf-8"))
+    return page.render(
         **values,
         style=Markup(style),  # noqa: S704 - the package's own files
         script=Markup(script),  # noqa: S704

@@ -1,0 +1,77 @@
+"""The hosts that a plan fills, and the first lines of every script."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from planner.cost.run import devices_in_use
+from planner.layout import format_layout
+
+if TYPE_CHECKING:
+    from planner.plan import Plan
+    from planner.specs.cluster import ClusterSpec
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostRanks:
+    """The ranks of one host: `first` and those after it. pool: the cluster, or the pool of a mixed one."""
+
+    pool: ClusterSpec
+    first: int
+    num_ranks: int
+
+
+def ranks_of_hosts(plan: Plan) -> tuple[HostRanks, ...]:
+    """The hosts that the plan's devices fill, in the order of their ranks; the program is started once on each.
+
+    Hosts are filled one after the other, as the plan prices them, so the last of a pool may have fewer ranks.
+    """
+    used = {pool.name: (pool, count) for pool, count in devices_in_use(plan.cluster, plan.layout)}
+    order = dict.fromkeys(plan.layout.pools) or used
+    found: list[HostRanks] = []
+    first = 0
+    for pool, count in (used[name] for name in order):
+        end = first + count
+        while first < end:
+            found.append(HostRanks(pool=pool, first=first, num_ranks=min(pool.devices_per_host, end - first)))
+            first += found[-1].num_ranks
+    return tuple(found)
+
+
+def num_hosts(plan: Plan) -> int:
+    """Hosts that the plan's devices fill."""
+    return len(ranks_of_hosts(plan))
+
+
+def uneven_hosts(plan: Plan) -> tuple[str, str] | None:
+    """Message and hint where hosts differ in their ranks, or several are not used whole; None where they are alike."""
+    hosts = ranks_of_hosts(plan)
+    if len(hosts) == 1 or all(host.num_ranks == hosts[0].pool.devices_per_host for host in hosts):
+        return None
+    if len(plan.cluster.pools) == 1:
+        whole = sum(host.pool.devices_per_host for host in hosts)
+        message = f"{plan.layout.world_size} ranks leave the last of {len(hosts)} hosts partly idle"
+        return message, f"plan with whole hosts, for example --gpus {whole}"
+    counts = " and ".join(str(count) for count in sorted({host.num_ranks for host in hosts}))
+    return f"hosts run {counts} ranks", "plan with pools whose hosts are used whole and have as many devices each"
+
+
+def script_head(plan: Plan) -> str:
+    """The first lines of every script: what it runs, and that any failure ends it."""
+    return "#!/usr/bin/env bash\n" + "".join(f"# {line}\n" for line in head_lines(plan))
+
+
+def head_lines(plan: Plan) -> tuple[str, ...]:
+    """What a file is for: the model and machines, and the layout."""
+    hosts = Counter(host.pool.name for host in ranks_of_hosts(plan))
+    devices = Counter[str]()
+    for pool, count in devices_in_use(plan.cluster, plan.layout):
+        devices[pool.device.name] += count
+    where = " + ".join(f"{count} x {name}" for name, count in hosts.items())
+    what = " + ".join(f"{count} {name}" for name, count in devices.items())
+    return f"{plan.model.name} on {where}, {what}:", format_layout(plan.layout)
+
+
+GO_THERE: Final = 'set -euo pipefail\ncd "$(dirname "$0")"\n'

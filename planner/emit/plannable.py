@@ -1,0 +1,67 @@
+"""What an engine can be planned for: models and training that some program can be told. What it prices may be more."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, Final
+
+from planner.emit.programs import PROGRAMS
+from planner.errors import InputError, Mistake
+from planner.layout import Layout
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+    from planner.specs.job import Job
+
+
+def check_plannable(job: Job) -> None:
+    """Refuse a search whose plan no program of the engine could carry out, whatever its layout.
+
+    A profile prices published runs of any kind; `planner explain` shows them. Profiles that name no program plan
+    everything that they price, and say that nothing can be emitted.
+
+    Raises:
+        InputError: what the programs cannot be told, by the one that the engine's users have.
+    """
+    faults = [_faults(job, PROGRAMS[name]) for name in job.engine.emits if name in PROGRAMS]
+    if faults and all(faults):
+        where = f"--engine {job.engine.name}"
+        hint = "`planner explain --layout` prices it all the same"
+        raise InputError(*(Mistake(message=text, where=where, hint=f"{way}; {hint}") for text, way in faults[0]))
+
+
+_PROBES: Final[dict[str, dict[str, Any]]] = {
+    "pp>=2": {"pp": 2},
+    "cp>=2": {"cp": 2},
+    "ep>=2": {"ep": 2},
+    "tp>=2,sp=0": {"tp": 2, "sp": 0},
+    "tp>=2,sp=1": {"tp": 2, "sp": 1},
+}
+"""What may be forbidden -> what tells whether it must be."""
+
+
+def unplannable(job: Job, pinned: Collection[str]) -> tuple[str, ...]:
+    """What a search must leave out, as `--forbid` writes it: axes that no program of the engine can be told.
+
+    pinned: keys of the user's own pins, which are priced as they are.
+    """
+    targets = [PROGRAMS[name] for name in job.engine.emits if name in PROGRAMS]
+    able = {text: more for text, more in _PROBES.items() if more.keys() - {"sp"} <= {*job.engine.can.axes} - {*pinned}}
+    return tuple(text for text, more in able.items() if targets and all(_faults(job, each, **more) for each in targets))
+
+
+def _faults(job: Job, target: Any, **more: Any) -> list[tuple[str, str]]:
+    """What a program refuses of the smallest layout, which asks for nothing but the model, the training and `more`."""
+    stages, stage = (2, job.model.num_layers // 2) if "pp" in more else (1, job.model.num_layers)
+    zeros = (job.engine.pipeline if "pp" in more else job.engine.can).zero_stages
+    layout = Layout(
+        zero=1 if 1 in zeros else max(zeros, default=0),
+        recompute=("none",) * stages,
+        layers_per_stage=(stage,) * (stages - 1) + (job.model.num_layers - stage * (stages - 1),),
+        **more,
+    )
+    probe: Any = SimpleNamespace(
+        model=job.model, training=job.training, engine=job.engine, cluster=job.cluster, layout=layout
+    )
+    return [fault for each in target.refuse if (fault := each.fault(probe))]

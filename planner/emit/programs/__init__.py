@@ -1,0 +1,22 @@
+"""Programs that carry plans out: a table for each, by the name that `--to` has."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from planner.emit.programs import accelerate, bridge, deepspeed, megatron, swift, torch
+
+if TYPE_CHECKING:
+    from planner.emit.target import Target
+
+PROGRAMS: Final[dict[str, Target]] = {
+    each.name: each
+    for each in (
+        torch.TARGET,
+        accelerate.TARGET,
+        deepspeed.TARGET,
+        megatron.TARGET,
+        bridge.TARGET,
+        swift.TARGET,
+    )
+}  # fmt: skip

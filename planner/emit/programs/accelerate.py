@@ -1,0 +1,103 @@
+"""Accelerate 1.15: FSDP2 with tensor and context parallelism; Trainer, TRL, Axolotl and LLaMA-Factory sit on it."""
+
+from __future__ import annotations
+
+import shlex
+from typing import TYPE_CHECKING, Any, Final
+
+import yaml
+
+from planner.emit.hosts import head_lines, num_hosts, uneven_hosts
+from planner.emit.programs import hugging_face as shared
+from planner.emit.programs.hugging_face_model import config_of, layer_class
+from planner.emit.target import Refusal, Target, follows, only
+
+if TYPE_CHECKING:
+    from planner.emit.target import How, Place, Value, Values
+    from planner.plan import Plan
+
+FILE: Final = "accelerate.yaml"
+
+
+def _write_layout(plan: Plan) -> Values:
+    """Accelerate accepts unknown keys inside its sections without a word: these names are from its own dataclasses.
+
+    Source: accelerate, commands/launch.py, parallelism_config.py, utils/dataclasses.py.
+    """
+    layout, training = plan.layout, plan.training
+    config = config_of(plan.model)
+    if config is None:
+        raise AssertionError("refused before")
+    precision = "no" if training.precision == "fp32" or training.memory_recipe == "pure-bf16" else training.precision
+    found: dict[str, Value] = {
+        "compute_environment": "LOCAL_MACHINE",
+        "distributed_type": "FSDP",
+        "mixed_precision": precision,
+        "num_machines": num_hosts(plan),
+        "num_processes": layout.world_size,
+        "machine_rank": 0,
+        "rdzv_backend": "static",
+        "fsdp_config.fsdp_version": 2,
+        "fsdp_config.fsdp_reshard_after_forward": layout.zero == 3,
+        "fsdp_config.fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
+        "fsdp_config.fsdp_transformer_layer_cls_to_wrap": layer_class(config),
+        "fsdp_config.fsdp_activation_checkpointing": layout.recompute[0] == "full",
+        "fsdp_config.fsdp_offload_params": layout.offload == "optimizer",
+        "fsdp_config.fsdp_state_dict_type": "SHARDED_STATE_DICT",
+        "parallelism_config.parallelism_config_dp_replicate_size": layout.hsdp,
+        "parallelism_config.parallelism_config_dp_shard_size": layout.dp // layout.hsdp,
+        "parallelism_config.parallelism_config_tp_size": layout.tp,
+        "parallelism_config.parallelism_config_cp_size": layout.cp,
+    }
+    return {f"accelerate.{key}": value for key, value in found.items()}
+
+
+def _replicas_fault(plan: Plan) -> tuple[str, str] | None:
+    layout = plan.layout
+    if layout.hsdp == 1 or layout.dp > layout.hsdp:
+        return None
+    return f"layout.hsdp is {layout.hsdp}, and each replica has one rank to shard over", "plan again with --pin hsdp=1"
+
+
+def _render(values: Values, plan: Plan, how: How) -> dict[str, str]:
+    head = "".join(f"# {line}\n" for line in head_lines(plan))
+    document: dict[str, Any] = shared.nested(values, "accelerate.")
+    return {FILE: head + yaml.safe_dump(document, sort_keys=False), **shared.render(values, plan, how, {})}
+
+
+def _command(values: Values, plan: Plan, how: How, place: Place | None) -> str:  # noqa: ARG001 - the files say them
+    words = ["accelerate", "launch", f"--config_file={FILE}"]
+    where = ""
+    if place is not None:
+        where = (
+            f" \\\n  --machine_rank={place.number} --main_process_ip={place.address} --main_process_port={place.port}"
+        )
+    return f"{shlex.join(words)}{where} \\\n  train.py training.yaml"
+
+
+TARGET: Final = Target(
+    name="accelerate",
+    program="Accelerate 1.15 with FSDP2 and transformers 5",
+    settings=(
+        *shared.SHARED,
+        follows("layout.layers_per_stage"),  # one stage has all
+        shared.layout_setting(
+            *(f"layout.{key}" for key in ("tp", "cp", "zero", "hsdp", "recompute", "offload")), write=_write_layout
+        ),
+    ),
+    refuse=(
+        *shared.REFUSALS,
+        only("layout.pp", 1, why="Accelerate has no pipelines for training"),
+        only("layout.zero", 3, 2, why="FSDP shards at least gradients and states"),
+        only("layout.offload", "none", "optimizer", why="Accelerate offloads no activations"),
+        Refusal(says=(), fault=_replicas_fault),
+        Refusal(says=(), fault=uneven_hosts),
+    ),
+    render=_render,
+    command=_command,
+    yours=shared.yours,
+    takes=shared.takes(),
+    ignores=shared.IGNORED,
+    executable="accelerate",
+    install="pip install accelerate==1.15.0 transformers datasets, and peft and bitsandbytes for LoRA",
+)

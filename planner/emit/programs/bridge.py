@@ -1,0 +1,287 @@
+"""Megatron-Bridge (NeMo): the table of Megatron-Core as overrides of a recipe, `section.key=value`.
+
+Source: Megatron-Bridge 067f987d (2026-08-22), scripts/training/run_recipe.py, scripts/translate_mlm_to_bridge.py,
+src/megatron/bridge/training/config.py, mixed_precision.py and peft/lora.py.
+"""
+
+from __future__ import annotations
+
+import shlex
+from typing import TYPE_CHECKING, Any, Final
+
+from planner.emit.programs.megatron import shown
+from planner.emit.programs.megatron_family import FAMILY, IGNORED, REFUSALS, connections
+from planner.emit.starters.torchrun import torchrun_start
+from planner.emit.target import Refusal, Setting, Target, only
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from planner.emit.target import Given, How, Place, Value, Values
+    from planner.plan import Plan
+
+CHECKOUT: Final = "BRIDGE_PATH"
+RECIPE: Final = "RECIPE"
+DATA: Final = "DATASET"
+
+SECTIONS: Final = {
+    "optimizer": (
+        *("lr", "min_lr", "adam_beta1", "adam_beta2", "adam_eps", "weight_decay", "clip_grad", "optimizer"),
+        *("use_precision_aware_optimizer", "exp_avg_dtype", "exp_avg_sq_dtype", "main_grads_dtype"),
+        *("optimizer_cpu_offload", "overlap_cpu_optimizer_d2h_h2d"),
+    ),
+    "scheduler": ("lr_decay_style", "lr_decay_iters", "lr_warmup_iters"),
+    "train": ("micro_batch_size", "global_batch_size", "train_iters"),
+    "ddp": (
+        *("use_distributed_optimizer", "overlap_grad_reduce", "overlap_param_gather"),
+        *("num_distributed_optimizer_instances", "use_megatron_fsdp", "data_parallel_sharding_strategy"),
+    ),
+    "rng": ("seed",),
+    "dataset": ("seq_length",),
+    "peft": ("dim", "target_modules"),
+}
+"""Section of the configuration -> keys of the table that stand there under their own names; the rest is the model's."""
+
+RENAMED: Final = {
+    "num_experts": "model.num_moe_experts",
+    "num_virtual_stages_per_pipeline_rank": "model.virtual_pipeline_model_parallel_size",
+    "norm_epsilon": "model.layernorm_epsilon",
+    "swiglu": "model.gated_linear_unit",
+    "use_rope_scaling": "model.rope_scaling",
+}
+INVERTED: Final = {
+    "disable_bias_linear": "model.add_bias_linear",
+    "untie_embeddings_and_output_weights": "model.share_embeddings_and_output_weights",
+    "no_check_for_nan_in_loss_and_grad": "ddp.check_for_nan_in_grad",
+    "no_gradient_accumulation_fusion": "model.gradient_accumulation_fusion",
+}
+_LEFT_OUT: Final = ("group_query_attention", "rope_type")
+"""The number of groups says the first, and the class of a latent model the second."""
+_PRECISIONS: Final = {
+    "fp32": "bf16_mixed",
+    "bf16": "bf16_mixed",
+    "fp16": "fp16_mixed",
+    "fp8": "bf16_with_fp8_current_scaling_mixed",
+    "fp4": "bf16_with_nvfp4_mixed",
+}
+_OF_PRECISION: Final = ("bf16", "fp16", "fp8_format", "fp4_format", "fp8_param_gather", "grad_reduce_in_bf16")
+_SECTION_OF: Final = {key: section for section, keys in SECTIONS.items() for key in keys}
+
+
+NEUTRAL: Final[dict[str, Value]] = {
+    **dict.fromkeys(("model.sequence_parallel", "ddp.use_distributed_optimizer", "ddp.overlap_param_gather"), False),
+    **dict.fromkeys(("model.pipeline_model_parallel_layout", "model.virtual_pipeline_model_parallel_size"), None),
+    **dict.fromkeys((f"model.recompute_{each}" for each in ("granularity", "method", "num_layers", "modules")), None),
+    **dict.fromkeys(("optimizer.use_precision_aware_optimizer", "optimizer.optimizer_cpu_offload"), False),
+    "ddp.num_distributed_optimizer_instances": 1,
+    "model.cpu_offloading": False,
+    "model.cpu_offloading_num_layers": 0,
+    "model.cuda_graph_impl": "none",
+    "model.account_for_embedding_in_pipeline_split": False,
+    "model.account_for_loss_in_pipeline_split": False,
+    "model.mtp_num_layers": None,
+    "model.add_qkv_bias": False,
+    "model.qk_layernorm": False,
+    "model.gated_linear_unit": False,
+    "model.add_bias_linear": True,
+    "model.share_embeddings_and_output_weights": True,
+}
+"""What a recipe may have set and the plan does not want: a key of the table that is not written means its default."""
+NEUTRAL_EXPERTS: Final[dict[str, Value]] = {
+    "model.overlap_moe_expert_parallel_comm": False,
+    "model.moe_shared_expert_intermediate_size": None,
+    "model.moe_layer_freq": 1,
+}
+
+
+def overrides_for(values: Values, plan: Plan) -> dict[str, Value]:
+    """Dotted overrides of a recipe for the table's keys and values."""
+    stages: dict[str, Value] = {}
+    if plan.layout.interleave > 1:
+        stages["model.virtual_pipeline_model_parallel_size"] = plan.layout.interleave
+    experts = NEUTRAL_EXPERTS if plan.model.moe else {}
+    found: dict[str, Value] = {"mixed_precision": _PRECISIONS[plan.training.precision], **NEUTRAL, **experts, **stages}
+    if plan.training.precision != "fp32":
+        in_32 = not values.get("grad_reduce_in_bf16") and (
+            not values.get("fp16") or bool(values.get("accumulate_allreduce_grads_in_fp32"))
+        )
+        found |= {"mixed_precision.grad_reduce_in_fp32": in_32, "ddp.grad_reduce_in_fp32": in_32}
+    if values.get("fp8_format"):
+        found["mixed_precision.fp8_param_gather"] = bool(values.get("fp8_param_gather"))
+    for key, value in values.items():
+        if key in _LEFT_OUT or key in _OF_PRECISION or key == "accumulate_allreduce_grads_in_fp32":
+            continue
+        if key in INVERTED:
+            found[INVERTED[key]] = not value
+        else:
+            found[RENAMED.get(key, f"{_SECTION_OF.get(key, 'model')}.{key}")] = value
+    found["model.activation_func"] = "silu" if values.get("swiglu") else "gelu"
+    found["model.cpu_offloading"] = bool(values.get("cpu_offloading_num_layers"))
+    return found
+
+
+def family_keys(overrides: Values) -> dict[str, Value]:
+    """The table's keys and values of overrides; the inverse of `overrides_for`. What is not known keeps its name."""
+    back = {path: key for key, path in RENAMED.items()}
+    turned = {path: key for key, path in INVERTED.items()}
+    found: dict[str, Value] = {}
+    for path, value in overrides.items():
+        section, _, name = path.partition(".")
+        if path in turned:
+            found[turned[path]] = not _is_on(value)
+        elif path in back:
+            found[back[path]] = value
+        elif path == "mixed_precision":
+            found |= _precision_keys(str(value))
+        elif name == "grad_reduce_in_fp32":
+            found["grad_reduce_in_bf16"] = not _is_on(value)
+        elif path == "model.activation_func":
+            found.setdefault("swiglu", value == "silu")
+        elif section in ("model", *SECTIONS, "mixed_precision"):
+            found["virtual_pipeline_model_parallel_size" if name.startswith("virtual_pipeline") else name] = value
+        else:
+            found[path] = value
+    if found.get("fp16"):
+        found["accumulate_allreduce_grads_in_fp32"] = not found.pop("grad_reduce_in_bf16", False)
+    return found
+
+
+def _is_on(value: Value) -> bool:
+    return str(value).lower() in ("true", "1", "yes", "on")
+
+
+def _precision_keys(name: str) -> dict[str, Value]:
+    found: dict[str, Value] = {"fp16": True} if name.startswith("fp16") else {"bf16": True}
+    if "fp8" in name or "mxfp8" in name:
+        found["fp8_format"] = "hybrid"
+    if "nvfp4" in name:
+        found["fp4_format"] = "e2m1"
+    if name.startswith("fp16_mixed"):
+        found["grad_reduce_in_bf16"] = True  # MixedPrecisionConfig, fp16_mixed
+    return found
+
+
+_MODULES: Final = {
+    "linear_qkv": ("query", "key", "value"),
+    "linear_proj": ("output",),
+    "linear_fc1": ("gate", "up"),
+    "linear_fc2": ("down",),
+}
+"""Matrices that one module holds together. Source: peft/lora.py, target_modules."""
+
+
+def _modules_of(plan: Plan) -> list[str] | None:
+    """Modules of the adapters' targets; None where a module would have to be taken in part."""
+    wanted = set(plan.training.lora_targets)
+    gated = plan.model.activation == "swiglu"
+    found = []
+    for module, parts in _MODULES.items():
+        own = {part for part in parts if gated or part != "gate"}
+        if own <= wanted:
+            found.append(module)
+        elif own & wanted:
+            return None
+    return found
+
+
+def _write_adapters(plan: Plan) -> Values:
+    rank = plan.training.lora_rank
+    return {"dim": rank, "target_modules": tuple(_modules_of(plan) or ())} if rank else {}
+
+
+def _read_adapters(given: Given) -> Mapping[str, Any]:
+    if "dim" not in given:
+        return {}
+    modules = given.get("target_modules", "linear_qkv,linear_proj,linear_fc1,linear_fc2")
+    names = modules if isinstance(modules, tuple) else str(modules).strip("[]").split(",")
+    parts = [part for name in names for part in _MODULES.get(str(name).strip(" '\""), ())]
+    if given.model is not None and given.model.activation != "swiglu":
+        parts = [part for part in parts if part != "gate"]
+    return {"training.lora_rank": given.whole("dim"), "training.lora_targets": tuple(parts)}
+
+
+def _adapters_fault(plan: Plan) -> tuple[str, str] | None:
+    if not plan.training.lora_rank or _modules_of(plan):
+        return None
+    message = f"training.lora_targets is {', '.join(plan.training.lora_targets)}, and its modules hold several matrices"
+    return (
+        message,
+        "--set training.lora_targets=[query,key,value]: query, key and value are one, and so are gate and up",
+    )
+
+
+def _write_loss(plan: Plan) -> Values:
+    """Its recipes fuse the loss; ours counts the whole one where nothing is said."""
+    if plan.training.loss == "fused":
+        return {"cross_entropy_loss_fusion": True, "cross_entropy_fusion_impl": "te"}
+    return {"cross_entropy_loss_fusion": True, "cross_entropy_fusion_impl": "native"}
+
+
+def _read_loss(given: Given) -> Mapping[str, Any]:
+    given.get("cross_entropy_loss_fusion")
+    return {"training.loss": "fused" if given.text("cross_entropy_fusion_impl", "native") == "te" else "engine"}
+
+
+def _yours(plan: Plan, how: How) -> dict[str, str]:
+    found = {f"${CHECKOUT}": "a checkout of Megatron-Bridge, set before the script is started"}
+    found[f"${RECIPE}"] = f"the recipe that the overrides change, of a model like {plan.model.name}"
+    if not how.smoke:
+        found[f"${DATA}"] = "the name of a data set of run_recipe.py, or mock"
+    return found
+
+
+def _command(values: Values, plan: Plan, how: How, place: Place | None) -> str:
+    program = f'"${{{CHECKOUT}:?set it to a checkout of Megatron-Bridge}}/scripts/training/run_recipe.py"'
+    data = "mock" if how.smoke else f'"${{{DATA}:?name a data set, or mock}}"'
+    mode = "lora" if plan.training.lora_rank else "pretrain"
+    lines = [
+        torchrun_start(plan, place),
+        program,
+        f'--recipe "${{{RECIPE}:?name a recipe}}" --mode {mode} --dataset {data}',
+        *(shlex.quote(f"{path}={_shown(value)}") for path, value in overrides_for(values, plan).items()),
+    ]
+    return " \\\n  ".join(lines)
+
+
+def _shown(value: Value) -> str:
+    if isinstance(value, tuple):
+        return "[" + ",".join(map(shown, value)) + "]"
+    return "null" if value is None else str(value).lower() if isinstance(value, bool) else shown(value)
+
+
+_ELSEWHERE: Final = (
+    *("dataset.*", "checkpoint.*", "logger.*", "validation.*", "dist.*", "tokenizer.*", "rerun_*", "alpha"),
+    *("pretrained_checkpoint", "save_dir", "load_dir", "profiling.*"),
+)
+
+TARGET: Final = Target(
+    name="megatron-bridge",
+    program="Megatron-Bridge of August 2026 or later, scripts/training/run_recipe.py",
+    settings=(
+        *FAMILY,
+        Setting(says=("training.loss",), write=_write_loss, read=_read_loss),
+        Setting(says=("training.lora_rank", "training.lora_targets"), write=_write_adapters, read=_read_adapters),
+    ),
+    refuse=(
+        *REFUSALS,
+        only("training.loss", "engine", "whole", "fused", why="Megatron-Bridge does not have it"),
+        only("training.precision", "fp16", "bf16", "fp8", "fp4", why="its recipes mix precisions", pin="bf16"),
+        only("training.frozen_weights", "16-bit", why="Megatron-Bridge keeps them in 16 bits"),
+        Refusal(says=(), fault=_adapters_fault),
+    ),
+    command=_command,
+    yours=_yours,
+    environment=connections,
+    ignores=(
+        *IGNORED,
+        "dataset.*",
+        "checkpoint.*",
+        "logger.*",
+        "validation.*",
+        "dist.*",
+        "tokenizer.*",
+        "rerun_*",
+        "alpha",
+    ),
+    install="git clone https://github.com/NVIDIA-NeMo/Megatron-Bridge, or the container nvcr.io/nvidia/nemo",
+)

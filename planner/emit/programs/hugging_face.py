@@ -1,0 +1,621 @@
+"""Training by transformers' Trainer: what Accelerate and DeepSpeed share, in the words of TrainingArguments and TRL.
+
+A key with `accelerate.` before it is of Accelerate's file, one with `deepspeed.` of DeepSpeed's, `config.` of the
+model's config.json; all others are of TrainingArguments (transformers 5) and of TRL's ModelConfig and SFTConfig. Both
+programs share the functions that read, so that one table reads files of either.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any, Final
+
+import yaml
+
+from planner.emit.programs.hugging_face_model import config_of, model_from
+from planner.emit.target import Refusal, Setting, follows, only
+from planner.errors import InputError
+from planner.specs.model import ModelSpec
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from planner.emit.target import Given, How, Value, Values
+    from planner.plan import Plan
+
+DATA: Final = "DATA_PATH"
+TOKENIZER: Final = "TOKENIZER_PATH"
+WEIGHTS: Final = "MODEL_PATH"
+OPTIMIZERS: Final = {
+    "adamw": "adamw_torch_fused",
+    "adamw-8bit": "adamw_bnb_8bit",
+    "sgd": "sgd",
+    "adafactor": "adafactor",
+}
+_OPTIMIZERS_READ: Final = {
+    **{name: ours for ours, name in OPTIMIZERS.items()},
+    **dict.fromkeys(("adamw_torch", "adamw_hf", "adamw_apex_fused", "adamw", "adam", "fusedadam"), "adamw"),
+    **dict.fromkeys(("adamw_8bit", "paged_adamw_8bit", "adamw_torch_8bit"), "adamw-8bit"),
+    **dict.fromkeys(("paged_adamw_32bit", "adamw_bnb", "cpuadam", "deepspeedcpuadam"), "adamw"),
+    "muon": "muon",
+}
+_MODULES: Final = {
+    "query": "q_proj",
+    "key": "k_proj",
+    "value": "v_proj",
+    "output": "o_proj",
+    "gate": "gate_proj",
+    "up": "up_proj",
+    "down": "down_proj",
+}
+_OTHERS_MODULES: Final = {
+    "phi3",
+    "gpt2",
+    "gpt_neox",
+    "bloom",
+    "falcon",
+    "deepseek_v2",
+    "deepseek_v3",
+    "gpt_oss",
+    "mixtral",
+}
+_LIGER: Final = ("rope", "rms_norm", "swiglu")
+_DROPOUT: Final = {
+    "gpt2": ("resid_pdrop", "embd_pdrop", "attn_pdrop"),
+    "opt": ("dropout", "attention_dropout"),
+    "bloom": ("hidden_dropout", "attention_dropout"),
+    "gpt_neox": ("hidden_dropout", "attention_dropout"),
+    "falcon": ("hidden_dropout", "attention_dropout"),
+    "starcoder2": ("residual_dropout", "embedding_dropout", "attention_dropout"),
+}
+"""Keys of config.json whose default is no 0, or that all say one probability."""
+
+
+def flat(data: Mapping[str, Any], prefix: str = "") -> dict[str, Value]:
+    """Nested keys with dots between them; lists are tuples, and an empty mapping stays out."""
+    found: dict[str, Value] = {}
+    for key, value in data.items():
+        if isinstance(value, dict):
+            found |= flat(value, f"{prefix}{key}.")
+        else:
+            found[prefix + key] = tuple(value) if isinstance(value, list | tuple) else value
+    return found
+
+
+def nested(values: Values, prefix: str = "") -> dict[str, Any]:
+    """The inverse of `flat`, of the keys with this prefix."""
+    found: dict[str, Any] = {}
+    for key, value in values.items():
+        if not key.startswith(prefix):
+            continue
+        *parents, last = key.removeprefix(prefix).split(".")
+        inner = found
+        for parent in parents:
+            inner = inner.setdefault(parent, {})
+        inner[last] = list(value) if isinstance(value, tuple) else value
+    return found
+
+
+def training_keys(values: Values) -> dict[str, Any]:
+    """The keys of TrainingArguments alone."""
+    return nested({key: value for key, value in values.items() if not key.startswith(_FILES)})
+
+
+_FILES: Final = ("accelerate.", "deepspeed.", "config.")
+
+
+# --- the model ---------------------------------------------------------------------------------------------------
+
+
+def _write_model(plan: Plan) -> Values:
+    config = config_of(plan.model)
+    if config is None:
+        raise AssertionError("refused before")
+    names = _DROPOUT.get(config["model_type"], ("attention_dropout",))
+    return flat(config | dict.fromkeys(names, plan.training.dropout), "config.")
+
+
+def _read_model(given: Given) -> Mapping[str, Any]:
+    config = nested(given.values, "config.")
+    given.understood |= {key for key in given.values if key.startswith("config.")}
+    drops = {each for names in (*_DROPOUT.values(), ("attention_dropout",)) for each in names}
+    found: dict[str, Any] = {}
+    dropout = max((float(config.pop(each)) for each in drops & set(config)), default=0.0)
+    if config:
+        spec = model_from(config)
+        if spec is None:
+            raise InputError("the model's config.json is of no kind that is known here", where="config")
+        found = {f"model.{name}": getattr(spec, name) for name in ModelSpec.model_fields if name != "name"} | {
+            "training.dropout": dropout
+        }
+    return found
+
+
+def _model_fault(plan: Plan) -> tuple[str, str] | None:
+    config = config_of(plan.model)
+    if config is None:
+        return f"no model of transformers is built as {plan.model.name}", "plan for another --engine"
+    kind = config["model_type"]
+    if plan.training.dropout and kind not in _DROPOUT:
+        return (
+            f"training.dropout is {plan.training.dropout:g}, which {kind} has not",
+            "plan with --set training.dropout=0",
+        )
+    if plan.training.lora_rank and kind in _OTHERS_MODULES:
+        return (
+            f"training.lora_rank: the matrices of {kind} are not kept one by one",
+            "plan with --set training.lora_rank=0",
+        )
+    return None
+
+
+# --- batch, precision, optimizer, loss, adapters -----------------------------------------------------------------
+
+
+def _write_batch(plan: Plan) -> Values:
+    layout, training = plan.layout, plan.training
+    return {
+        "per_device_train_batch_size": layout.mbs,
+        "gradient_accumulation_steps": layout.num_microbatches(training.global_batch_size),
+        "max_length": training.sequence_length,
+        "packing": True,
+    }
+
+
+def _read_batch(given: Given) -> Mapping[str, Any]:
+    found: dict[str, Any] = {}
+    beside = given.whole("deepspeed.train_micro_batch_size_per_gpu")
+    micro = given.whole("per_device_train_batch_size") or beside
+    steps = given.whole("gradient_accumulation_steps") or given.whole("deepspeed.gradient_accumulation_steps")
+    whole = given.whole("deepspeed.train_batch_size")
+    given.flag("packing")
+    if length := given.whole("max_length") or given.whole("max_seq_length") or given.whole("model_max_length"):
+        found["training.sequence_length"] = length
+    if micro:
+        found["layout.mbs"] = micro
+    degrees = read_degrees(given)
+    pp = given.whole("pipeline.num_stages", 1)
+    copies = given.num_devices // (degrees["tp"] * degrees["cp"] * pp)
+    if whole:
+        found["training.global_batch_size"] = whole
+    elif micro and copies:
+        found["training.global_batch_size"] = micro * max(steps, 1) * copies
+    return found
+
+
+def read_degrees(given: Given) -> dict[str, int]:
+    """Tensor and context degrees, in the words of all programs that sit on Accelerate and DeepSpeed."""
+    tp, cp = (
+        max([1, *(given.whole(key) for key in keys)])
+        for keys in (
+            (f"{_PARALLEL}tp_size", "deepspeed.tensor_parallel.autotp_size", "parallelism_config.tp_size"),
+            (
+                *(f"{_PARALLEL}cp_size", f"{_PARALLEL}sp_size", "deepspeed.sequence_parallel_size"),
+                *("parallelism_config.cp_size", "parallelism_config.sp_size"),
+            ),
+        )
+    )
+    for key in ("cp_backend", "sp_backend"):
+        given.get(f"{_PARALLEL}{key}")
+        given.get(f"parallelism_config.{key}")
+    return {"tp": tp, "cp": cp}
+
+
+_PARALLEL: Final = "accelerate.parallelism_config.parallelism_config_"
+
+
+def read_layout(given: Given) -> Mapping[str, Any]:
+    """Degrees, ZeRO, replicas, recompute, offload."""
+    degrees = read_degrees(given)
+    found: dict[str, Any] = {f"layout.{key}": value for key, value in degrees.items()}
+    if degrees["tp"] > 1:
+        found["layout.sp"] = 0
+    replicas = given.whole(f"{_PARALLEL}dp_replicate_size", 1) or 1
+    given.whole(f"{_PARALLEL}dp_shard_size", 1)
+    fsdp, offload = _read_fsdp(given)
+    if fsdp is not None:
+        found["layout.zero"] = fsdp
+        found["layout.hsdp"] = replicas
+    elif any(key.startswith("deepspeed.") for key in given.values):
+        found["layout.zero"] = given.whole("deepspeed.zero_optimization.stage")
+        given.text("accelerate.deepspeed_config.zero3_init_flag")
+        on_host = [
+            given.text(f"deepspeed.zero_optimization.{key}.device") for key in ("offload_optimizer", "offload_param")
+        ]
+        offload = any(where in ("cpu", "nvme") for where in on_host)
+    else:
+        found["layout.zero"] = 0
+    activations = given.flag("deepspeed.activation_checkpointing.cpu_checkpointing")
+    found["layout.offload"] = ("none", "optimizer", "activations", "both")[int(offload) + 2 * activations]
+    recompute = given.flag("gradient_checkpointing") or given.flag(
+        "accelerate.fsdp_config.fsdp_activation_checkpointing"
+    )
+    given.get("gradient_checkpointing_kwargs.use_reentrant")
+    found["layout.recompute"] = "full" if recompute else "none"
+    return found
+
+
+def _read_fsdp(given: Given) -> tuple[int | None, bool]:
+    """The ZeRO stage that FSDP stands for, and whether it offloads; None: no FSDP."""
+    named = given.text("fsdp")  # Trainer's own option: "full_shard auto_wrap offload"
+    given.get("fsdp_config")
+    found = given.text("accelerate.distributed_type") == "FSDP"
+    start = "accelerate.fsdp_config.fsdp_"
+    if not found and not named:
+        return None, False
+    reshard = given.text(f"{start}reshard_after_forward", "true").lower()
+    strategy = given.text(f"{start}sharding_strategy", named or "FULL_SHARD").lower()
+    offload = given.flag(f"{start}offload_params") or "offload" in named
+    if "no_shard" in strategy:
+        return 0, offload
+    halves = reshard in ("false", "shard_grad_op", "no_shard") or "shard_grad_op" in strategy or strategy == "2"
+    return (2 if halves else 3), offload
+
+
+def _write_precision(plan: Plan) -> Values:
+    training = plan.training
+    pure = training.memory_recipe == "pure-bf16" or training.lora_rank
+    found: dict[str, Value] = {
+        "bf16": training.precision == "bf16" and training.memory_recipe != "pure-bf16",
+        "fp16": training.precision == "fp16",
+        "dtype": {"fp16": "float16"}.get(training.precision, "bfloat16") if pure else "float32",
+    }
+    return found
+
+
+def _read_precision(given: Given) -> Mapping[str, Any]:
+    mixed = given.text("accelerate.mixed_precision", "no")
+    bf16 = given.text("bf16", "false").lower() in ("true", "auto", "1", "yes") or given.flag("deepspeed.bf16.enabled")
+    fp16 = given.flag("fp16") or given.flag("deepspeed.fp16.enabled")
+    dtype = given.text("dtype", given.text("torch_dtype", ""))
+    pure = dtype == "bfloat16" and not (bf16 or fp16 or mixed != "no") and not given.get("use_peft")
+    pure = pure or given.flag("deepspeed.bf16.bf16_master_weights_and_grads")
+    given.flag("deepspeed.bf16.bf16_optimizer_states")
+    found: dict[str, Any] = {"training.precision": "bf16" if bf16 or pure else "fp16" if fp16 else mixed}
+    if found["training.precision"] == "no":
+        found["training.precision"] = "fp32" if dtype in ("", "float32", "auto") else "bf16"
+    if pure:
+        found["training.memory_recipe"] = "pure-bf16"
+    return found
+
+
+def _write_optimizer(plan: Plan) -> Values:
+    training = plan.training
+    return {
+        "optim": OPTIMIZERS[training.optimizer],
+        "learning_rate": training.learning_rate,
+        "lr_scheduler_type": "cosine_with_min_lr",
+        "lr_scheduler_kwargs.min_lr_rate": training.min_learning_rate_ratio,
+        "warmup_steps": training.warmup_steps,
+        "max_steps": training.steps,
+        "weight_decay": training.weight_decay,
+        "max_grad_norm": training.gradient_clip,
+        "adam_beta1": training.adam_beta1,
+        "adam_beta2": training.adam_beta2,
+        "adam_epsilon": training.adam_epsilon,
+        "seed": training.seed,
+    }
+
+
+def _read_optimizer(given: Given) -> Mapping[str, Any]:
+    found: dict[str, Any] = {}
+    name = given.text("optim", given.text("deepspeed.optimizer.type", "")).lower()
+    if name and name not in _OPTIMIZERS_READ:
+        known = ", ".join(sorted(_OPTIMIZERS_READ))
+        raise InputError(f"{name[:60]!r} has no price here", where="optim", hint=f"known: {known}")
+    if name:
+        found["training.optimizer"] = _OPTIMIZERS_READ[name]
+    for key, ours in _NUMBERS.items():
+        if key in given and (ours != "training.gradient_clip" or given.number(key) > 0):
+            found[ours] = given.number(key)
+    given.get("lr_scheduler_type")
+    for key, ours in (("warmup_steps", "training.warmup_steps"), ("seed", "training.seed")):
+        if key in given and float(given.get(key)) >= 1:
+            found[ours] = given.whole(key)
+    if "max_steps" in given and int(given.number("max_steps")) > 0:
+        found["training.steps"] = given.whole("max_steps")
+    return found
+
+
+_NUMBERS: Final = {
+    "learning_rate": "training.learning_rate",
+    "lr_scheduler_kwargs.min_lr_rate": "training.min_learning_rate_ratio",
+    "weight_decay": "training.weight_decay",
+    "max_grad_norm": "training.gradient_clip",
+    "adam_beta1": "training.adam_beta1",
+    "adam_beta2": "training.adam_beta2",
+    "adam_epsilon": "training.adam_epsilon",
+}
+
+
+def _write_kernels(plan: Plan) -> Values:
+    training = plan.training
+    found: dict[str, Value] = {"attn_implementation": "sdpa" if training.attention == "flash" else "eager"}
+    if training.loss in ("engine", "whole"):
+        return found | {"use_liger_kernel": False}
+    kernels = {"cross_entropy": training.loss == "fused", "fused_linear_cross_entropy": training.loss == "fused-linear"}
+    kernels |= dict.fromkeys(_LIGER, False)
+    return found | {"use_liger_kernel": True} | {f"liger_kernel_config.{key}": value for key, value in kernels.items()}
+
+
+def _read_kernels(given: Given) -> Mapping[str, Any]:
+    found: dict[str, Any] = {}
+    if "attn_implementation" in given:
+        found["training.attention"] = "unfused" if given.text("attn_implementation") == "eager" else "flash"
+    for key in _LIGER:
+        given.get(f"liger_kernel_config.{key}")
+    linear = given.flag("liger_kernel_config.fused_linear_cross_entropy", default=True)
+    given.get("liger_kernel_config.cross_entropy")
+    if given.flag("use_liger_kernel"):
+        found["training.loss"] = "fused-linear" if linear else "fused"
+    return found
+
+
+def _write_adapters(plan: Plan) -> Values:
+    training = plan.training
+    if not training.lora_rank:
+        return {}
+    four = training.frozen_weights == "nf4"
+    return {
+        "use_peft": True,
+        "lora_r": training.lora_rank,
+        "lora_alpha": 2 * training.lora_rank,
+        "lora_dropout": 0.0,
+        "lora_target_modules": tuple(_MODULES[each] for each in training.lora_targets),
+        "load_in_4bit": four,
+        **({"bnb_4bit_quant_type": "nf4", "use_bnb_nested_quant": True} if four else {}),
+    }
+
+
+def _read_adapters(given: Given) -> Mapping[str, Any]:
+    rank = given.whole("lora_r")
+    for key in ("lora_alpha", "lora_dropout", "bnb_4bit_quant_type", "use_bnb_nested_quant"):
+        given.get(key)
+    if not rank or not given.flag("use_peft", default=True):
+        return {}
+    found: dict[str, Any] = {"training.lora_rank": rank}
+    named = given.get("lora_target_modules", "all-linear")
+    names = (named,) if isinstance(named, str) else tuple(named)
+    if isinstance(named, str) and named not in ("all-linear", "all"):
+        names = tuple(named.replace(",", " ").split())
+    back = {name: ours for ours, name in _MODULES.items()}
+    if set(names) & {"all-linear", "all"}:
+        names = tuple(back)
+    if unknown := [each for each in names if each not in back]:
+        raise InputError(
+            f"{str(unknown[0])[:60]!r} has no price here", where="lora_target_modules", hint=", ".join(back)
+        )
+    found["training.lora_targets"] = tuple(back[each] for each in names)
+    if given.flag("load_in_4bit"):
+        found["training.frozen_weights"] = "nf4"
+    return found
+
+
+SHARED: Final = (
+    Setting(says=("model", "training.dropout"), write=_write_model, read=_read_model),
+    Setting(
+        says=("layout.mbs", "training.global_batch_size", "training.sequence_length"),
+        write=_write_batch,
+        read=_read_batch,
+    ),
+    Setting(says=("training.precision", "training.memory_recipe"), write=_write_precision, read=_read_precision),
+    Setting(
+        says=tuple(
+            f"training.{name}"
+            for name in (
+                *("optimizer", "learning_rate", "min_learning_rate_ratio", "warmup_steps", "steps", "weight_decay"),
+                *("gradient_clip", "adam_beta1", "adam_beta2", "adam_epsilon", "seed"),
+            )
+        ),
+        write=_write_optimizer,
+        read=_read_optimizer,
+    ),
+    Setting(says=("training.attention", "training.loss"), write=_write_kernels, read=_read_kernels),
+    Setting(
+        says=("training.lora_rank", "training.lora_targets", "training.frozen_weights"),
+        write=_write_adapters,
+        read=_read_adapters,
+    ),
+    follows("layout.dp", "layout.pools", "layout.segment", "training.loss_chunks"),
+)
+
+
+def _recompute_fault(plan: Plan) -> tuple[str, str] | None:
+    policies = sorted(set(plan.layout.recompute))
+    if policies in (["none"], ["full"]):
+        return None
+    shown = " and ".join(policies)
+    return (
+        f"layout.recompute is {shown}, and layers are recomputed whole or not at all",
+        "plan again with --pin recompute=full",
+    )
+
+
+REFUSALS: Final = (
+    Refusal(says=(), fault=_model_fault),
+    Refusal(says=(), fault=_recompute_fault),
+    only("layout.sp", 0, why="the Trainer has no sequence parallelism"),
+    only("layout.ep", 1, why="the Trainer keeps all experts on each rank"),
+    only("layout.etp", 1, why="the Trainer cuts no experts"),
+    only("layout.interleave", 1, why="it has no interleaved schedule"),
+    only("layout.schedule", "1f1b", why="it has no other schedule"),
+    only("training.precision", "bf16", "fp16", "fp32", why="the Trainer computes in 16 or 32 bits"),
+    only("training.memory_recipe", "engine", "pure-bf16", why="the Trainer does not keep it"),
+    only("training.loss", "engine", "whole", "fused", "fused-linear", why="the Trainer cuts no loss into chunks"),
+    only("training.optimizer", *OPTIMIZERS, why="the Trainer does not have it"),
+    only("training.cuda_graphs", "none", why="the Trainer captures none"),
+    only("training.expert_overlap", False, why="the Trainer exchanges no experts"),
+)
+
+
+def render(values: Values, plan: Plan, how: How, further: Mapping[str, Any]) -> dict[str, str]:
+    """The model, the training and the program that runs it."""
+    training = training_keys(values) | dict(further)
+    training |= {"data": _data(how), "tokenizer": _tokenizer(how), "output_dir": "run", "remove_unused_columns": False}
+    training |= {"weights": str(how.arguments.weights or WEIGHTS)} if _has_weights(plan, how) else {}
+    model = nested(values, "config.")
+    return {
+        "config.json": json.dumps(model, indent=2) + "\n",
+        "training.yaml": yaml.safe_dump(training, sort_keys=False),
+        "train.py": TRAIN,
+    }
+
+
+def _has_weights(plan: Plan, how: How) -> bool:
+    return bool(how.arguments.weights or (plan.training.lora_rank and not how.smoke))
+
+
+def _data(how: How) -> list[str]:
+    return ["mock"] if how.smoke else list(how.arguments.data or (DATA,))
+
+
+def _tokenizer(how: How) -> str:
+    return "none" if how.smoke else str(how.arguments.tokenizer or TOKENIZER)
+
+
+def yours(plan: Plan, how: How) -> dict[str, str]:
+    """Placeholders of what the plan does not decide."""
+    found: dict[str, str] = {}
+    if not how.smoke and not how.arguments.data:
+        found[DATA] = "text or .jsonl files with a column `text`, or hf:NAME (--data)"
+    if not how.smoke and not how.arguments.tokenizer:
+        found[TOKENIZER] = "a folder or name of a Hugging Face tokenizer (--tokenizer)"
+    if plan.training.lora_rank and not how.smoke and not how.arguments.weights:
+        found[WEIGHTS] = "the weights that adapters are trained beside (--weights)"
+    return found
+
+
+IGNORED: Final = (
+    *("stage", "template", "preprocessing_*", "plot_loss", "max_samples", "overwrite_cache"),
+    *("output_dir", "logging_*", "save_*", "eval_*", "evaluation_strategy", "report_to", "run_name", "push_to_hub*"),
+    *("hub_*", "dataset*", "data", "tokenizer*", "weights", "model_name_or_path", "trust_remote_code", "do_*", "ddp_*"),
+    *("num_train_epochs", "per_device_eval_batch_size", "dataloader_*", "remove_unused_columns", "overwrite_*", "tf32"),
+    *("warmup_ratio", "lr_scheduler_*", "disable_tqdm", "deepspeed", "config", "local_rank", "chat_template*", "beta"),
+    *("accelerate.compute_environment", "accelerate.debug", "accelerate.machine_rank", "accelerate.main_*"),
+    *(
+        "accelerate.num_*",
+        "accelerate.rdzv_backend",
+        "accelerate.same_network",
+        "accelerate.tpu_*",
+        "accelerate.gpu_ids",
+    ),
+    *(
+        "accelerate.distributed_type",
+        "accelerate.use_cpu",
+        "accelerate.enable_cpu_affinity",
+        "accelerate.main_training*",
+    ),
+    *("accelerate.fsdp_config.fsdp_auto_wrap_policy", "accelerate.fsdp_config.fsdp_transformer_layer_cls_to_wrap"),
+    *("accelerate.fsdp_config.fsdp_state_dict_type", "accelerate.fsdp_config.fsdp_sync_module_states"),
+    *("accelerate.fsdp_config.fsdp_cpu_ram_efficient_loading", "accelerate.fsdp_config.fsdp_version"),
+    *("accelerate.fsdp_config.fsdp_use_orig_params", "accelerate.fsdp_config.fsdp_backward_prefetch*"),
+    *("accelerate.fsdp_config.fsdp_forward_prefetch", "accelerate.downcast_bf16", "accelerate.dynamo_*"),
+    *("deepspeed.steps_per_print", "deepspeed.wall_clock_breakdown", "deepspeed.zero_allow_untested_optimizer"),
+    *("deepspeed.zero_optimization.*", "deepspeed.gradient_clipping", "deepspeed.fp16.*", "deepspeed.bf16.*"),
+    *("deepspeed.scheduler.*", "deepspeed.optimizer.params.*", "deepspeed.zero_force_ds_cpu_optimizer"),
+    *("deepspeed.gradient_accumulation_steps", "deepspeed.dump_state", "deepspeed.train_batch_size"),
+    *("accelerate.deepspeed_config.*", "seed", "ignore_*", "resume*", "log_level*", "include_*"),
+)
+"""Keys that change neither bytes nor seconds of a step as they are priced."""
+
+TRAIN: Final = '''"""Trains the model of config.json: train.py training.yaml [KEY=VALUE ...]."""
+
+import json
+import sys
+
+import torch
+import yaml
+from datasets import Dataset, load_dataset
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, Trainer, TrainingArguments
+
+
+def read(path, changes):
+    with open(path) as file:
+        settings = yaml.safe_load(file)
+    return settings | {key: yaml.safe_load(value) for key, _, value in (each.partition("=") for each in changes)}
+
+
+def model_of(settings):
+    take = settings.pop
+    kind, attention = getattr(torch, take("dtype")), take("attn_implementation")
+    weights, rank = take("weights", None), take("lora_r", 0)
+    alpha, dropout, targets = (take(f"lora_{key}", None) for key in ("alpha", "dropout", "target_modules"))
+    four, quant, double = (take(key, None) for key in ("load_in_4bit", "bnb_4bit_quant_type", "use_bnb_nested_quant"))
+    take("use_peft", None)
+    with open("config.json") as file:
+        values = json.load(file)
+    config = AutoConfig.for_model(values.pop("model_type"), **values)
+    if weights is None:
+        model = AutoModelForCausalLM.from_config(config, dtype=kind, attn_implementation=attention)
+    else:
+        more = {}
+        if four:
+            from transformers import BitsAndBytesConfig
+
+            more["quantization_config"] = BitsAndBytesConfig(
+                load_in_4bit=True, bnb_4bit_quant_type=quant, bnb_4bit_use_double_quant=double,
+                bnb_4bit_compute_dtype=kind, bnb_4bit_quant_storage=kind,
+            )
+        model = AutoModelForCausalLM.from_pretrained(weights, dtype=kind, attn_implementation=attention, **more)
+    if rank:
+        from peft import LoraConfig, get_peft_model
+
+        model = get_peft_model(
+            model, LoraConfig(r=rank, lora_alpha=alpha, lora_dropout=dropout, target_modules=targets)
+        )
+        if settings.get("gradient_checkpointing"):
+            model.enable_input_require_grads()
+    return model, config.vocab_size
+
+
+def data_of(settings, vocabulary):
+    """Whole sequences of one length, one document after the other."""
+    sources, name, length = settings.pop("data"), settings.pop("tokenizer"), settings.pop("max_length")
+    settings.pop("packing")
+    if sources == ["mock"]:
+        rows = torch.randint(vocabulary, (64, length), generator=torch.Generator().manual_seed(0)).tolist()
+        return Dataset.from_dict({"input_ids": rows, "labels": rows})
+    tokenizer = AutoTokenizer.from_pretrained(name)
+
+    def pack(batch):
+        joined = [t for text in batch["text"] for t in (*tokenizer(text)["input_ids"], tokenizer.eos_token_id)]
+        rows = [joined[i : i + length] for i in range(0, len(joined) - length + 1, length)]
+        return {"input_ids": rows, "labels": rows}
+
+    if sources[0].startswith("hf:"):
+        found = load_dataset(sources[0][3:], split="train")
+    else:
+        found = load_dataset("json" if sources[0].endswith(".jsonl") else "text", data_files=sources, split="train")
+    return found.map(pack, batched=True, batch_size=1000, remove_columns=found.column_names)
+
+
+def main():
+    settings = read(sys.argv[1], sys.argv[2:])
+    model, vocabulary = model_of(settings)
+    data = data_of(settings, vocabulary)
+    further = {}
+    if settings["optim"] == "sgd":
+        decay = settings["weight_decay"]
+        further["optimizer_cls_and_kwargs"] = (
+            torch.optim.SGD, {"lr": settings["learning_rate"], "momentum": 0.9, "weight_decay": decay}
+        )
+    if "parallelism_config" in settings:
+        from accelerate.utils import ParallelismConfig
+
+        settings["parallelism_config"] = ParallelismConfig(**settings["parallelism_config"])
+    Trainer(model=model, args=TrainingArguments(**settings), train_dataset=data, **further).train()
+
+
+if __name__ == "__main__":
+    main()
+'''
+
+
+def takes() -> tuple[str, ...]:
+    """Options of a run that fill placeholders."""
+    return ("data", "tokenizer", "weights")
+
+
+def layout_setting(*says: str, write: Callable[[Plan], Values]) -> Setting:
+    """The layout as one program writes it, and as all are read."""
+    return Setting(says=says, write=write, read=read_layout)

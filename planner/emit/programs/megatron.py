@@ -1,0 +1,80 @@
+"""Megatron-LM: a plan as options of `pretrain_gpt.py`, for releases of August 2026 (d98e8a64) and later."""
+
+from __future__ import annotations
+
+import shlex
+from typing import TYPE_CHECKING, Any, Final
+
+from planner.emit.programs.megatron_family import FAMILY, IGNORED, REFUSALS, WHOLE_LOSS, connections
+from planner.emit.starters.torchrun import torchrun_start
+from planner.emit.target import Target, only
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from planner.emit.target import How, Place, Value, Values
+    from planner.plan import Plan
+
+CHECKOUT: Final = "MEGATRON_PATH"
+DATA: Final = "DATA_PATH"
+TOKENIZER: Final = "TOKENIZER_MODEL"
+
+
+def as_flags(values: Values, *, dashes: bool = True) -> Iterator[tuple[str, ...]]:
+    """Words of each option: `--key value`, `--key` for what is on, several values for several."""
+    for key, value in values.items():
+        name = f"--{key.replace('_', '-') if dashes else key}"
+        if value is True:
+            yield (name,) if dashes else (name, "true")
+        elif value is not False and value is not None:
+            yield (name, *(shown(each) for each in (value if isinstance(value, tuple) else (value,))))
+
+
+def shown(value: Any) -> str:
+    """A value as an option has it; a float in full."""
+    return repr(value) if isinstance(value, float) else str(value)
+
+
+def _data(plan: Plan, how: How) -> dict[str, Value]:
+    """Data and tokenizer: the user's, a placeholder, or mock data with token numbers alone."""
+    if how.smoke:  # NullTokenizer adds one token of its own
+        return {"mock_data": True, "tokenizer_type": "NullTokenizer", "vocab_size": plan.model.vocab_size - 1}
+    tokenizer = str(how.arguments.tokenizer or TOKENIZER)
+    data: tuple[str, ...] = how.arguments.data or (DATA,)
+    return {"data_path": data, "tokenizer_type": "HuggingFaceTokenizer", "tokenizer_model": tokenizer}
+
+
+def _yours(plan: Plan, how: How) -> dict[str, str]:  # noqa: ARG001 - as the others
+    found = {f"${CHECKOUT}": "a checkout of Megatron-LM, set before the script is started"}
+    if not how.smoke and not how.arguments.data:
+        found[DATA] = "the prefix of a data set that tools/preprocess_data.py wrote (--data)"
+    if not how.smoke and not how.arguments.tokenizer:
+        found[TOKENIZER] = "a Hugging Face tokenizer (--tokenizer)"
+    return found
+
+
+def _command(values: Values, plan: Plan, how: How, place: Place | None) -> str:
+    """Torchrun and all options; those of the user stand behind and win."""
+    options = "".join(f" \\\n  {shlex.join(words)}" for words in as_flags({**values, **_data(plan, how)}))
+    program = f'"${{{CHECKOUT}:?set it to a checkout of Megatron-LM}}/pretrain_gpt.py"'
+    return f"{torchrun_start(plan, place)} \\\n  {program}{options}"
+
+
+TARGET: Final = Target(
+    name="megatron",
+    program="Megatron-LM of August 2026 or later, pretrain_gpt.py",
+    settings=FAMILY,
+    refuse=(
+        *REFUSALS,
+        WHOLE_LOSS,
+        only("training.lora_rank", 0, why="pretrain_gpt.py has no adapters", pin="--engine megatron-bridge"),
+        only("training.lora_targets", ("query", "value"), why="pretrain_gpt.py has no adapters"),
+        only("training.frozen_weights", "16-bit", why="pretrain_gpt.py has no adapters"),
+    ),
+    command=_command,
+    yours=_yours,
+    takes=("data", "tokenizer"),
+    environment=connections,
+    ignores=IGNORED,
+    install="git clone https://github.com/NVIDIA/Megatron-LM, and its requirements",
+)

@@ -1,0 +1,481 @@
+"""Layout and training in the words of Megatron-Core: one table for Megatron-LM, Megatron-Bridge and ms-swift.
+
+Keys are the names of Megatron-LM's options with underscores. What its defaults would do otherwise is written too.
+Source: Megatron-LM d98e8a64 (2026-08-22), megatron/training/arguments.py.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+from planner.emit.hosts import uneven_hosts
+from planner.emit.programs.megatron_layout import LETTERS_KEY, chunks_of, letters_of
+from planner.emit.programs.megatron_model import MODEL, MODEL_REFUSALS
+from planner.emit.target import Refusal, Setting, follows, only
+from planner.errors import InputError
+from planner.layout import offloads_activations, offloads_optimizer
+from planner.specs.recipe import NAMED_RECIPES
+from planner.specs.recompute import canonical, policy_fault
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from planner.emit.target import Given, Value, Values
+    from planner.plan import Plan
+
+FSDP: Final = "megatron-fsdp"
+"""The engine whose plans run with --use-megatron-fsdp."""
+
+
+# --- layout ------------------------------------------------------------------------------------------------------
+
+
+def _write_chunks(plan: Plan) -> Values:
+    """Layers of each chunk where they differ, in Megatron-Core's letters; else the number of chunks of a stage."""
+    layout, layers = plan.layout, plan.layout.layers_per_stage
+    found: dict[str, Value] = {"pipeline_model_parallel_size": layout.pp}
+    if layout.pp == 1:
+        return found
+    if len(set(layers)) == 1 and not plan.model.mtp_layers:
+        return found | ({"num_virtual_stages_per_pipeline_rank": layout.interleave} if layout.interleave > 1 else {})
+    return found | {LETTERS_KEY: letters_of(layers, plan.model.mtp_layers)}
+
+
+def _read_chunks(given: Given) -> Mapping[str, Any]:
+    stages = max(given.whole("pipeline_model_parallel_size", 1), 1)
+    interleave, layers = chunks_of(given, given.model.num_layers if given.model else 0)
+    found: dict[str, Any] = {"layout.pp": stages, "layout.interleave": interleave}
+    found["layout.schedule"] = "interleaved" if interleave > 1 else "1f1b"
+    if layers is None and given.model and given.model.num_layers % (stages * interleave) == 0:
+        layers = (given.model.num_layers // (stages * interleave),) * (stages * interleave)
+    return found | ({"layout.layers_per_stage": layers} if layers else {})
+
+
+def _write_experts(plan: Plan) -> Values:
+    if plan.model.moe is None:
+        return {}
+    return {"expert_model_parallel_size": plan.layout.ep, "expert_tensor_parallel_size": plan.layout.etp}
+
+
+def _read_experts(given: Given) -> Mapping[str, Any]:
+    """Etp is tp where it is not said. Source: transformer_config.py, __post_init__."""
+    ep, etp = given.whole("expert_model_parallel_size", 1) or 1, given.whole("expert_tensor_parallel_size")
+    if given.model is not None and given.model.moe is None:
+        return {"layout.ep": 1, "layout.etp": 1}
+    return {"layout.ep": ep, "layout.etp": etp or given.whole("tensor_model_parallel_size", 1) or 1}
+
+
+_SHARDING: Final = {0: "no_shard", 1: "optim", 2: "optim_grads", 3: "optim_grads_params"}
+
+
+def _write_zero(plan: Plan) -> Values:
+    layout = plan.layout
+    instances: dict[str, Value] = {"num_distributed_optimizer_instances": layout.hsdp} if layout.hsdp > 1 else {}
+    if plan.engine.name == FSDP:
+        return {
+            "use_megatron_fsdp": True,
+            "data_parallel_sharding_strategy": _SHARDING[layout.zero],
+            "use_distributed_optimizer": True,
+            "no_gradient_accumulation_fusion": True,
+            "ckpt_format": "fsdp_dtensor",
+            "overlap_grad_reduce": True,
+            "overlap_param_gather": True,
+            **instances,
+        }
+    if not layout.zero:
+        return {"overlap_grad_reduce": True}
+    in_8_bits: dict[str, Value] = {"fp8_param_gather": True} if plan.training.precision == "fp8" else {}
+    overlap: dict[str, Value] = {"overlap_grad_reduce": True, "overlap_param_gather": True}
+    return {"use_distributed_optimizer": True, **overlap, **instances, **in_8_bits}
+
+
+def _read_zero(given: Given) -> Mapping[str, Any]:
+    sharded, gather = given.flag("use_distributed_optimizer"), given.flag("overlap_param_gather")
+    replicas = given.whole("num_distributed_optimizer_instances", 1) or 1
+    for key in ("ckpt_format", "no_gradient_accumulation_fusion", "fp8_param_gather", "overlap_grad_reduce"):
+        given.get(key)
+    if given.flag("use_megatron_fsdp") or given.flag("use_custom_fsdp"):
+        back = {name: stage for stage, name in _SHARDING.items()}
+        strategy = given.text("data_parallel_sharding_strategy", "optim_grads_params")
+        if strategy not in back:
+            raise InputError(f"{strategy[:80]!r} is no strategy", where="data_parallel_sharding_strategy")
+        return {"layout.zero": back[strategy], "layout.hsdp": replicas}
+    return {"layout.zero": int(sharded or gather), "layout.hsdp": replicas if sharded else 1}
+
+
+def _write_recompute(plan: Plan) -> Values:
+    policy = plan.layout.recompute[0]
+    kind, _, number = policy.partition(":")
+    if policy == "none":
+        return {}
+    if policy == "selective":
+        return {"recompute_granularity": "selective"}
+    if kind == "full" and number:
+        method: Values = {"recompute_method": "block", "recompute_num_layers": int(number)}
+        return {"recompute_granularity": "full", **method}
+    if kind == "full":
+        return {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}
+    return {"recompute_granularity": "selective", "recompute_modules": tuple(policy.split("+"))}
+
+
+def _read_recompute(given: Given) -> Mapping[str, Any]:
+    """What the options mean. Source: Megatron-LM, transformer_config.py; transformer_block.py, checkpointed_forward."""
+    kind = given.text("recompute_granularity", "none").lower()
+    if given.flag("checkpoint_activations"):  # its name until 2022
+        kind = "full"
+    if kind in ("none", "") and given.flag("recompute_activations"):
+        kind = "selective"
+    modules, method = given.get("recompute_modules"), given.text("recompute_method", "uniform")
+    number = given.whole("recompute_num_layers", 1)
+    if kind == "selective":
+        names = modules if isinstance(modules, tuple | list) else str(modules or "core_attn").strip("[]").split(",")
+        policy = "+".join(each.strip(" '\"") for part in names for each in str(part).split(",") if each.strip(" '\""))
+        if fault := policy_fault(policy):
+            raise InputError(f"{policy[:80]!r} has no price here", where="recompute_modules", hint=fault)
+        policy = canonical(policy)
+        return {"layout.recompute": "selective" if policy == "core_attn" else policy}
+    if kind not in ("full", "none", "", "null"):
+        raise InputError(f"{kind[:80]!r} has no price here", where="recompute_granularity", hint="full or selective")
+    if kind != "full":
+        return {"layout.recompute": "none"}
+    if method == "block":
+        return {"layout.recompute": f"full:{number}" if number else "none"}
+    if number > 1:
+        given.understood.discard("recompute_num_layers")  # keeps one input of so many layers: priced as one of each
+    return {"layout.recompute": "full"}
+
+
+def _recompute_fault(plan: Plan) -> tuple[str, str] | None:
+    policies = sorted(set(plan.layout.recompute))
+    if len(policies) > 1:
+        hint = f"plan again with --pin recompute={policies[0]}, or another of them"
+        return f"stages recompute {' and '.join(policies)}, and Megatron-Core has one policy for all", hint
+    if policies[0].startswith("every:"):
+        return f"layout.recompute is {policies[0]}, which Megatron-Core does not have", "plan with --pin recompute=full"
+    return None
+
+
+def _write_offload(plan: Plan) -> Values:
+    """Optimizer states on the host, and activations of all layers but the last."""
+    found: dict[str, Value] = {}
+    if offloads_optimizer(plan.layout):
+        found |= {"optimizer_cpu_offload": True, "overlap_cpu_optimizer_d2h_h2d": True, _AWARE: True}
+    if offloads_activations(plan.layout):
+        found["cpu_offloading_num_layers"] = plan.model.num_layers - 1
+    return found
+
+
+def _read_offload(given: Given) -> Mapping[str, Any]:
+    optimizer, layers = given.flag("optimizer_cpu_offload"), given.whole("cpu_offloading_num_layers")
+    for key in ("overlap_cpu_optimizer_d2h_h2d", "cpu_offloading"):
+        given.get(key)
+    if optimizer and given.number("optimizer_offload_fraction", 1.0) < 1:
+        given.understood.discard("optimizer_offload_fraction")
+    names = {(True, True): "both", (True, False): "optimizer", (False, True): "activations", (False, False): "none"}
+    return {"layout.offload": names[optimizer, layers > 0]}
+
+
+_AWARE: Final = "use_precision_aware_optimizer"
+
+
+# --- training ----------------------------------------------------------------------------------------------------
+
+_PRECISION: Final[dict[str, dict[str, Value]]] = {
+    "fp32": {},
+    "fp16": {"fp16": True},
+    "bf16": {"bf16": True},
+    "fp8": {"bf16": True, "fp8_format": "hybrid"},
+    "fp4": {"bf16": True, "fp4_format": "e2m1"},
+}
+
+
+def _read_precision(given: Given) -> Mapping[str, Any]:
+    half, bf16 = given.flag("fp16"), given.flag("bf16")
+    eight, four = given.text("fp8_format") or given.text("fp8"), given.text("fp4_format") or given.text("fp4")
+    given.get("fp8_recipe")
+    found = "fp4" if _is_set(four) else "fp8" if _is_set(eight) else "fp16" if half else "bf16" if bf16 else "fp32"
+    return {"training.precision": found}
+
+
+def _is_set(text: str) -> bool:
+    return text.lower() not in ("", "none", "null", "false")
+
+
+_MOMENTS_16: Final[dict[str, Value]] = {_AWARE: True, "exp_avg_dtype": "bf16", "exp_avg_sq_dtype": "bf16"}
+_MOMENTS_8: Final[dict[str, Value]] = {_AWARE: True, "exp_avg_dtype": "fp8", "exp_avg_sq_dtype": "fp8"}
+_RECIPES: Final[dict[str, dict[str, Value]]] = {
+    "megatron-18": {},
+    "zero-16": {"grad_reduce_in_bf16": True},
+    "precision-aware-fp32": _MOMENTS_16,
+    "precision-aware": {**_MOMENTS_16, "main_grads_dtype": "bf16"},
+    "fp8-moments": {**_MOMENTS_8, "main_grads_dtype": "bf16"},
+}
+"""Memory recipes in bf16, where sums of gradients are in fp32 unless told otherwise."""
+
+
+def _recipe_of(plan: Plan) -> str:
+    """The recipe by its name; that of the engine by what it keeps."""
+    recipe = plan.training.memory_recipe
+    if recipe != "engine":
+        return recipe
+    kept = plan.engine.memory.states["mixed"]
+    return next((name for name in ("megatron-18", "zero-16") if NAMED_RECIPES[name] == kept), "megatron-18")
+
+
+def _write_recipe(plan: Plan) -> Values:
+    training, recipe = plan.training, _recipe_of(plan)
+    if training.precision == "fp32" or plan.engine.name == FSDP:
+        return {}
+    if training.precision == "fp16" and recipe in ("megatron-18", "zero-16"):  # where 16-bit sums are the default
+        return {"accumulate_allreduce_grads_in_fp32": True} if recipe == "megatron-18" else {}
+    return _RECIPES[recipe]
+
+
+def _read_recipe(given: Given) -> Mapping[str, Any]:
+    """The recipe by its name; whether that is the engine's own, the reader of the file asks."""
+    aware, moment = given.flag(_AWARE), given.text("exp_avg_dtype", "fp32").rpartition(".")[2]
+    main, second = given.text("main_grads_dtype", "fp32"), given.text("exp_avg_sq_dtype", "fp32").rpartition(".")[2]
+    in_16, in_32 = given.flag("grad_reduce_in_bf16"), given.flag("accumulate_allreduce_grads_in_fp32")
+    if aware and moment != second:
+        given.understood.discard("exp_avg_sq_dtype")
+    if aware and moment in ("fp8", "float8", "uint8"):
+        return {"training.memory_recipe": "fp8-moments"}
+    if aware and moment in ("bf16", "bfloat16", "fp16", "float16"):
+        is_16 = main.rpartition(".")[2] in ("bf16", "bfloat16", "fp16", "float16")
+        return {"training.memory_recipe": "precision-aware" if is_16 else "precision-aware-fp32"}
+    if not (given.flag("bf16") or given.flag("fp16")):
+        return {}
+    sums_in_32 = in_32 if given.flag("fp16") else not in_16
+    return {"training.memory_recipe": "megatron-18" if sums_in_32 else "zero-16"}
+
+
+def _recipe_fault(plan: Plan) -> tuple[str, str] | None:
+    training, recipe = plan.training, _recipe_of(plan)
+    if training.precision == "fp32":
+        return None
+    if plan.engine.name == FSDP:
+        if training.memory_recipe == "engine":
+            return None
+        return f"training.memory_recipe is {recipe}, and Megatron-FSDP keeps its own", _ENGINES_RECIPE
+    if recipe not in _RECIPES:
+        return f"training.memory_recipe is {recipe}, which Megatron-LM does not keep", _ENGINES_RECIPE
+    if recipe not in ("megatron-18", "zero-16") and not plan.layout.zero:
+        hint = f"plan with zero=1, or {_ENGINES_RECIPE}"
+        return f"training.memory_recipe is {recipe}, which Megatron-LM does not keep without ZeRO", hint
+    return None
+
+
+_ENGINES_RECIPE: Final = "--set training.memory_recipe=engine"
+_OPTIMIZERS: Final = {"adamw": "adam", "sgd": "sgd", "muon": "muon"}
+
+
+def _read_optimizer(given: Given) -> Mapping[str, Any]:
+    name = given.text("optimizer", "adam")
+    back = {"adam": "adamw", "sgd": "sgd", "muon": "muon", "dist_muon": "muon"}
+    if name not in back:
+        raise InputError(f"{name[:80]!r} has no price here", where="optimizer", hint=f"known: {', '.join(back)}")
+    return {"training.optimizer": back[name]}
+
+
+def _write_attention(plan: Plan) -> Values:
+    """Which kernel; `auto` finds a fused one where flash-attention has none (sinks, heads of latent attention)."""
+    if plan.training.attention == "unfused":
+        return {"attention_backend": "unfused"}
+    return {"attention_backend": "auto" if plan.model.mla or plan.model.attention_sinks else "flash"}
+
+
+def _read_attention(given: Given) -> Mapping[str, Any]:
+    backend = given.text("attention_backend", "auto").rpartition(".")[2]
+    given.get("use_flash_attn")
+    return {"training.attention": "unfused" if backend in ("unfused", "local") else "flash"}
+
+
+def _write_graphs(plan: Plan) -> Values:
+    """CUDA graphs of both passes, or of the modules of layers whose sizes do not change."""
+    moe = plan.model.moe
+    if plan.training.cuda_graphs == "none":
+        return {}
+    if plan.training.cuda_graphs == "step":
+        return {"cuda_graph_impl": "full_iteration", "no_check_for_nan_in_loss_and_grad": True}
+    modules = ["attn", *(["moe_router", "moe_preprocess"] if moe else [])]
+    if moe is None or moe.num_dense_layers or moe.layer_frequency > 1:
+        modules.append("mlp")
+    return {"cuda_graph_impl": "transformer_engine", "cuda_graph_modules": tuple(modules)}
+
+
+def _read_graphs(given: Given) -> Mapping[str, Any]:
+    impl, modules = given.text("cuda_graph_impl", "none"), given.get("cuda_graph_modules")
+    given.get("no_check_for_nan_in_loss_and_grad")
+    kinds = {"none": "none", "full_iteration": "step", "transformer_engine": "layers", "local": "layers"}
+    if impl not in kinds:
+        raise InputError(f"{impl[:80]!r} has no price here", where="cuda_graph_impl", hint=f"known: {', '.join(kinds)}")
+    return {"training.cuda_graphs": "step" if modules and "full_iteration" in str(modules) else kinds[impl]}
+
+
+def _read_dropout(given: Given) -> Mapping[str, Any]:
+    """0.1 where nothing is said. Source: transformer_config.py. The larger one is priced where the two differ."""
+    hidden, attention = given.number("hidden_dropout", 0.1), given.number("attention_dropout", 0.1)
+    return {"training.dropout": max(hidden, attention)}
+
+
+def _write_rates(plan: Plan) -> Values:
+    training = plan.training
+    return {
+        "lr": training.learning_rate,
+        "min_lr": float(f"{training.learning_rate * training.min_learning_rate_ratio:.9g}"),
+        "lr_decay_style": "cosine",
+        "lr_decay_iters": training.steps,
+        "train_iters": training.steps,
+        "lr_warmup_iters": min(training.warmup_steps, training.steps - 1),
+    }
+
+
+def _read_rates(given: Given) -> Mapping[str, Any]:
+    found: dict[str, Any] = {}
+    for key in ("lr_decay_style", "lr_decay_iters"):
+        given.get(key)
+    if "lr" in given and (rate := given.number("lr")) > 0:
+        found["training.learning_rate"] = rate
+        found["training.min_learning_rate_ratio"] = min(round(given.number("min_lr", 0.0) / rate, 9), 1.0)
+    if "lr_warmup_iters" in given:
+        found["training.warmup_steps"] = given.whole("lr_warmup_iters")
+    if given.whole("train_iters"):
+        found["training.steps"] = given.whole("train_iters")
+    return found
+
+
+def _number(path: str, key: str) -> Setting:
+    return Setting(
+        says=(path,),
+        write=lambda plan: {key: getattr(plan.training, path.partition(".")[2])},
+        read=lambda given: {path: given.number(key)} if key in given else {},
+    )
+
+
+def _whole(path: str, key: str, default: int | None = None) -> Setting:
+    """A number; default: what the program has where nothing is said."""
+    document, _, name = path.partition(".")
+    return Setting(
+        says=(path,),
+        write=lambda plan: {key: getattr(getattr(plan, document), name)},
+        read=lambda given: {path: given.whole(key, default or 0)} if key in given or default is not None else {},
+    )
+
+
+LAYOUT: Final = (
+    _whole("layout.tp", "tensor_model_parallel_size", 1),
+    Setting(
+        says=("layout.sp",),
+        write=lambda plan: {"sequence_parallel": True} if plan.layout.sp else {},
+        read=lambda given: {  # switched off with tp 1: arguments.py, validate_args
+            "layout.sp": int(given.flag("sequence_parallel") and given.whole("tensor_model_parallel_size", 1) > 1)
+        },
+    ),
+    Setting(
+        says=("layout.pp", "layout.interleave", "layout.schedule", "layout.layers_per_stage"),
+        write=_write_chunks,
+        read=_read_chunks,
+    ),
+    _whole("layout.cp", "context_parallel_size", 1),
+    Setting(says=("layout.ep", "layout.etp"), write=_write_experts, read=_read_experts),
+    Setting(says=("layout.zero", "layout.hsdp"), write=_write_zero, read=_read_zero),
+    _whole("layout.mbs", "micro_batch_size"),
+    Setting(says=("layout.recompute",), write=_write_recompute, read=_read_recompute),
+    Setting(says=("layout.offload",), write=_write_offload, read=_read_offload),
+    follows("layout.dp", "layout.pools", "layout.segment"),  # from the number of ranks, and where the starter puts them
+)
+
+TRAINING: Final = (
+    _whole("training.global_batch_size", "global_batch_size"),
+    _whole("training.sequence_length", "seq_length"),
+    Setting(says=("training.precision",), write=lambda plan: _PRECISION[plan.training.precision], read=_read_precision),
+    Setting(
+        says=("training.optimizer",),
+        write=lambda plan: {"optimizer": _OPTIMIZERS[plan.training.optimizer]},
+        read=_read_optimizer,
+    ),
+    Setting(says=("training.memory_recipe",), write=_write_recipe, read=_read_recipe),
+    Setting(says=("training.attention",), write=_write_attention, read=_read_attention),
+    Setting(says=("training.cuda_graphs",), write=_write_graphs, read=_read_graphs),
+    Setting(
+        says=("training.expert_overlap",),
+        write=lambda plan: {"overlap_moe_expert_parallel_comm": True} if plan.training.expert_overlap else {},
+        read=lambda given: {"training.expert_overlap": given.flag("overlap_moe_expert_parallel_comm")},
+    ),
+    Setting(
+        says=("training.dropout",),
+        write=lambda plan: {"attention_dropout": plan.training.dropout, "hidden_dropout": plan.training.dropout},
+        read=_read_dropout,
+    ),
+    Setting(
+        says=tuple(
+            f"training.{name}" for name in ("learning_rate", "min_learning_rate_ratio", "warmup_steps", "steps")
+        ),
+        write=_write_rates,
+        read=_read_rates,
+    ),
+    _number("training.weight_decay", "weight_decay"),
+    _number("training.gradient_clip", "clip_grad"),
+    _number("training.adam_beta1", "adam_beta1"),
+    _number("training.adam_beta2", "adam_beta2"),
+    _number("training.adam_epsilon", "adam_eps"),
+    _whole("training.seed", "seed"),
+)
+
+
+def _experts_fault(plan: Plan) -> tuple[str, str] | None:
+    if plan.model.moe is None or plan.layout.tp == 1 or plan.layout.sp:
+        return None
+    return "experts with tp > 1 and sp=0, which the layer of experts refuses", "plan again with --pin sp=1"
+
+
+REFUSALS: Final = (
+    *MODEL_REFUSALS,
+    only("layout.schedule", "1f1b", "interleaved", why="Megatron-Core does not run it", pin="--pin schedule=1f1b"),
+    only("training.optimizer", *_OPTIMIZERS, why="Megatron-LM does not have it"),
+    only("training.precision", *_PRECISION, why="Megatron-LM does not have it"),
+    Refusal(says=(), fault=_recompute_fault),
+    Refusal(says=(), fault=_recipe_fault),
+    Refusal(says=(), fault=_experts_fault),
+    Refusal(says=(), fault=uneven_hosts),
+)
+WHOLE_LOSS: Final = only(
+    "training.loss", "engine", "whole", why="Megatron-LM computes it whole, in operators of its own"
+)
+NO_CHUNKS: Final = follows("training.loss_chunks")  # of the chunked loss, which is refused
+FAMILY: Final = (*MODEL, *LAYOUT, *TRAINING, NO_CHUNKS)
+
+
+def connections(plan: Plan) -> Mapping[str, str]:
+    """Exchanges of experts beside computing, and Megatron-FSDP, need streams that overlap; else the order counts."""
+    many = plan.training.expert_overlap or plan.engine.name == FSDP
+    return {"CUDA_DEVICE_MAX_CONNECTIONS": "32" if many else "1"}
+
+
+IGNORED: Final = (
+    *("data_*", "*_data_path", "train_data_path", "split", "mock_data", "tokenizer*", "vocab_file", "merge_file"),
+    *("make_vocab_size_divisible_by", "padded_vocab_size", "save*", "load*", "no_save_*", "no_load_*", "eval_*"),
+    *("log_*", "tensorboard*", "wandb*", "timing_*", "exit_*", "distributed_*", "num_workers", "init_method*"),
+    *("use_mcore_models", "initial_loss_scale", "loss_scale*"),
+    *("min_loss_scale", "hysteresis", "lr_*", "decoupled_*", "train_samples", "start_weight_decay", "end_weight_decay"),
+    *("weight_decay_incr_style", "adlr_*", "reset_*", "eod_mask_loss", "dataloader_type"),
+    *("no_create_attention_mask_in_dataloader", "ckpt_*", "dist_ckpt_*", "use_dist_ckpt", "async_save", "finetune"),
+    *("auto_detect_ckpt_format", "no_mmap_bin_files", "num_dataset_builder_threads", "manual_gc*", "profile*"),
+    *("use_checkpoint_*", "override_opt_*", "sgd_momentum", "muon_*", "check_*", "no_check_*", "fp8_margin"),
+    *("fp8_interval", "fp8_amax_*", "apply_query_key_layer_scaling", "no_query_key_*"),
+    *("apply_layernorm_1p", "rotary_percent"),
+    *("rotary_seq_len_*", "rotary_scaling_factor", "mscale*", "yarn_*", "moe_router_*", "moe_aux_loss_coeff"),
+    *("moe_z_loss_coeff", "moe_token_drop_policy", "mtp_loss_*", "te_rng_tracker", "enable_experimental", "deepspeed*"),
+    *("app_tag_*", "enable_one_logger", "no_one_logger", "one_logger_*", "seed_*", "rank", "local_rank", "result_*"),
+    *(
+        "openai_gelu",
+        "squared_relu",
+        "quick_geglu",
+        "onnx_safe",
+        "inference_*",
+        "no_strict*",
+        "dist_*",
+        "empty_unused_*",
+    ),
+)
+"""Options that change neither bytes nor seconds of a step as they are priced, or only what is no part of a step."""

@@ -1,0 +1,121 @@
+"""Megatron-Core's letters for the layers of each pipeline chunk, and the other ways in which its options cut layers."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Final
+
+from planner.errors import InputError
+from planner.layout import balanced_chunks
+
+if TYPE_CHECKING:
+    from planner.emit.target import Given
+
+LETTERS_KEY: Final = "pipeline_model_parallel_layout"
+_MOST_LETTERS: Final = 100_000
+_GROUP: Final = re.compile(r"\(([^()]*)\)(?:\*([0-9]{1,5}))?")
+_REPEATED: Final = re.compile(r"([A-Za-z|])\*([0-9]{1,5})")
+
+
+def letters_of(layers: tuple[int, ...], mtp_layers: int) -> str:
+    """Embedding, layers of each chunk, further heads and the loss, as in `Et*7|t*9|t*7L`."""
+    first, *middle, last = (f"t*{count}" for count in layers)
+    return "|".join((f"E{first}", *middle, f"{last}{'m' * mtp_layers}L"))
+
+
+def layers_of_letters(text: str, where: str = LETTERS_KEY) -> tuple[int, ...]:
+    """Layers of each chunk of a layout such as `Et*3|(tt|)*29m|L`; the inverse of `letters_of`.
+
+    A chunk of embedding or loss alone has none.
+    Source: Megatron-LM, core/transformer/pipeline_parallel_layer_layout.py.
+
+    Raises:
+        InputError: not such a text, or a very long one.
+    """
+    spread = re.sub(r"[\s,]", "", text.strip("'\""))
+    for pattern in (_GROUP, _REPEATED, _GROUP):
+        for _ in range(8):
+            sizes = [len(match[1]) * int(match[2] or 1) for match in pattern.finditer(spread)]
+            if not sizes:
+                break
+            if sum(sizes) > _MOST_LETTERS:
+                raise InputError("the layout has too many layers", where=where)
+            spread = pattern.sub(lambda match: match[1] * int(match[2] or 1), spread)
+    if not re.fullmatch(r"[EtmL|]+", spread):
+        raise InputError(f"{text[:80]!r} is no pipeline layout", where=where, hint="as in Et*3|(tt|)*29mL")
+    return tuple(chunk.count("t") for chunk in spread.rstrip("|").split("|"))
+
+
+def chunks_of(given: Given, num_layers: int) -> tuple[int, tuple[int, ...] | None]:
+    """Chunks of a stage, and the layers of each chunk where they are said or do not divide evenly.
+
+    Reads all spellings: letters; chunks or layers of a virtual stage; first and last stages of their own sizes; and
+    ends of the model that count as layers. Source: Megatron-LM, training/arguments.py, core/transformer/
+    transformer_block.py, get_num_layers_to_build.
+    """
+    stages = max(given.whole("pipeline_model_parallel_size", 1), 1)
+    for key in (*_FIRST, *_LAST, *_CHUNKS, *_ENDS, "num_layers_per_virtual_pipeline_stage"):
+        given.get(key)  # where one spelling says it, the others have nothing to add
+    if LETTERS_KEY in given:
+        return _of_letters(given, stages)
+    sizes = [given.whole(key) for key in _FIRST], [given.whole(key) for key in _LAST]
+    first, last = (next(filter(None, each), 0) for each in sizes)
+    ends = (
+        int(given.flag("account_for_embedding_in_pipeline_split")),
+        int(given.flag("account_for_loss_in_pipeline_split")),
+    )
+    interleave = next(filter(None, (given.whole(key) for key in _CHUNKS)), 0)
+    if of_chunk := given.whole("num_layers_per_virtual_pipeline_stage"):
+        interleave = max((num_layers + sum(ends)) // (stages * of_chunk), 1)
+    interleave = max(interleave, 1)
+    if stages == 1:
+        return 1, None
+    if any(ends):
+        each, rest = divmod(num_layers + sum(ends), stages * interleave)
+        if rest:
+            raise InputError(
+                f"{num_layers} layers and {sum(ends)} ends do not divide into {stages * interleave} chunks",
+                where="account_for_embedding_in_pipeline_split",
+            )
+        counts = [each] * (stages * interleave)
+        counts[0] -= ends[0]
+        counts[-1] -= ends[1]
+        return interleave, tuple(counts)
+    if first or last:
+        others = stages - bool(first) - bool(last)
+        middle, rest = divmod(num_layers - first - last, others or 1)
+        if rest or middle < 0 or (not others and first + last != num_layers):
+            raise InputError(f"{num_layers} layers do not divide into these stages", where=_FIRST[0])
+        per_stage = (*([first] if first else []), *(middle,) * others, *([last] if last else []))
+        return interleave, balanced_chunks(per_stage, interleave)
+    return interleave, None
+
+
+_FIRST: Final = ("decoder_first_pipeline_num_layers", "num_layers_in_first_pipeline_stage")
+_LAST: Final = ("decoder_last_pipeline_num_layers", "num_layers_in_last_pipeline_stage")
+
+
+def _of_letters(given: Given, stages: int) -> tuple[int, tuple[int, ...]]:
+    layers = layers_of_letters(given.text(LETTERS_KEY))
+    interleave, rest = divmod(len(layers), stages)
+    if rest:
+        raise InputError(f"{len(layers)} chunks on {stages} stages", where=LETTERS_KEY)
+    if 0 in layers:
+        given.understood.discard(LETTERS_KEY)  # a chunk without layers has no price: it borrows one
+        layers = _filled(layers)
+    return interleave, layers
+
+
+def _filled(layers: tuple[int, ...]) -> tuple[int, ...]:
+    """Each chunk with a layer at least: one that has none takes it from the last one that has two."""
+    counts = list(layers)
+    for chunk, count in enumerate(layers):
+        givers = [other for other, has in enumerate(counts) if has > 1]
+        if not count and givers:
+            counts[max(givers)] -= 1
+            counts[chunk] = 1
+    return tuple(counts)
+
+
+_ENDS: Final = ("account_for_embedding_in_pipeline_split", "account_for_loss_in_pipeline_split")
+_CHUNKS: Final = ("num_virtual_stages_per_pipeline_rank", "virtual_pipeline_model_parallel_size")

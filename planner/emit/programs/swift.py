@@ -1,0 +1,155 @@
+"""ms-swift (Megatron-SWIFT): the table of Megatron-Core as options of `megatron sft`, whose model comes from the hub.
+
+Source: ms-swift 4.6 (3602360a, 2026-08-22), swift/megatron/arguments/megatron_args.py.
+"""
+
+from __future__ import annotations
+
+import shlex
+from typing import TYPE_CHECKING, Any, Final
+
+from planner.emit.programs.megatron import TARGET as MEGATRON
+from planner.emit.programs.megatron import as_flags
+from planner.emit.programs.megatron_family import FAMILY, IGNORED
+from planner.emit.programs.megatron_model import MODEL
+from planner.emit.target import Setting, Target, only
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from planner.emit.target import Given, How, Place, Value, Values
+    from planner.plan import Plan
+
+HUB_MODEL: Final = "MODEL"
+DATA: Final = "DATASET"
+_OF_THE_HUB: Final = ("attention_dropout", "hidden_dropout")
+"""Options that it does not have, because the model's configuration says them."""
+_NOT_THERE: Final = ("overlap_cpu_optimizer_d2h_h2d",)
+RENAMED: Final = {
+    "num_virtual_stages_per_pipeline_rank": "virtual_pipeline_model_parallel_size",
+    "seq_length": "max_length",
+}
+DEFAULTS: Final[dict[str, Value]] = {
+    "micro_batch_size": "1",
+    "global_batch_size": "16",
+    "recompute_granularity": "selective",
+    "use_distributed_optimizer": "true",
+    "expert_tensor_parallel_size": "1",
+    "attention_backend": "flash",
+    "attention_dropout": "0",
+    "hidden_dropout": "0",
+    "bf16": "true",
+}
+"""What users have who set nothing, where Megatron-LM has something else."""
+
+
+def _keys(plan: Plan) -> set[str]:
+    return {key for setting in MODEL for key in setting.write(plan)}
+
+
+def options_for(values: Values, plan: Plan) -> dict[str, Value]:
+    """Options of `megatron sft` for the table's keys and values; its defaults that a plan does not want are written."""
+    model = _keys(plan)
+    kept = {key: value for key, value in values.items() if key not in (*model, *_OF_THE_HUB, *_NOT_THERE)}
+    found: dict[str, Value] = {RENAMED.get(key, key): value for key, value in kept.items()}
+    if plan.model.mtp_layers:
+        found["mtp_num_layers"] = plan.model.mtp_layers
+    if "recompute_granularity" not in found:
+        found["recompute_granularity"] = "none"
+    if not plan.layout.zero:
+        found["use_distributed_optimizer"] = "false"
+    return found | {"packing": True}
+
+
+def _yours(plan: Plan, how: How) -> dict[str, str]:
+    found = {HUB_MODEL: f"the model on the hub, as {plan.model.name}"}
+    return found if how.arguments.data else found | {DATA: "a data set of ms-swift (--data)"}
+
+
+def _command(values: Values, plan: Plan, how: How, place: Place | None) -> str:
+    """`megatron sft` calls torchrun itself, which reads its place from the environment."""
+    options = "".join(f" \\\n  {shlex.join(words)}" for words in as_flags(options_for(values, plan), dashes=False))
+    data = shlex.join(how.arguments.data or (DATA,))
+    where = f"NPROC_PER_NODE={plan.layout.world_size}"
+    if place is not None:
+        where = (
+            f"NNODES={place.hosts} NODE_RANK={place.number} MASTER_ADDR={place.address} MASTER_PORT={place.port} \\\n"
+        )
+        where += f"  NPROC_PER_NODE={place.ranks}"
+    return f"env {where} \\\n  megatron sft --model {HUB_MODEL} --dataset {data}{options}"
+
+
+_RECIPES: Final = ("engine", "megatron-18", "precision-aware-fp32", "precision-aware", "fp8-moments")
+
+_EVERY: Final = ("query", "key", "value", "output", "gate", "up", "down")
+_TARGETS: Final = {"q_proj": "query", "k_proj": "key", "v_proj": "value", "o_proj": "output"} | {
+    f"{each}_proj": each for each in ("gate", "up", "down")
+}
+
+
+def _read_adapters(given: Given) -> Mapping[str, Any]:
+    """Its defaults: rank 8 on all matrices of layers."""
+    kinds = {given.text("tuner_type"), given.text("train_type")}
+    rank, targets = given.whole("lora_rank", 8), given.get("target_modules", "all-linear")
+    given.get("lora_alpha")
+    if "lora" not in kinds:
+        return {}
+    names = [str(each) for each in (targets if isinstance(targets, tuple) else (targets,))]
+    parts = _EVERY if "all-linear" in names else tuple(_TARGETS[each] for each in names if each in _TARGETS)
+    if given.model is not None and given.model.moe is not None and {"gate", "up", "down"} & set(parts):
+        given.understood.discard("target_modules")  # adapters of experts have no price
+        parts = tuple(each for each in parts if each not in ("gate", "up", "down"))
+    if given.model is not None and given.model.activation != "swiglu":
+        parts = tuple(each for each in parts if each != "gate")
+    return {"training.lora_rank": rank, "training.lora_targets": parts}
+
+
+TARGET: Final = Target(
+    name="ms-swift",
+    program="ms-swift 4.6 or later, megatron sft",
+    settings=(
+        *FAMILY,
+        Setting(says=("training.lora_rank",), write=lambda plan: {}, read=_read_adapters),  # noqa: ARG005 - read only
+    ),
+    refuse=(
+        *MEGATRON.refuse,
+        only("training.dropout", 0.0, why="the model's own configuration says it"),
+        only("training.cuda_graphs", "none", why="ms-swift has no option for it"),
+        only("training.expert_overlap", False, why="ms-swift has no option for it"),
+        only(
+            "layout.offload",
+            "none",
+            "optimizer",
+            why="ms-swift offloads optimizer states alone",
+            pin="--pin offload=none",
+        ),
+        only("layout.hsdp", 1, why="ms-swift has no option for it"),
+        only("training.memory_recipe", *_RECIPES, why="ms-swift sums gradients in fp32"),
+        only("training.precision", "bf16", "fp16", "fp8", why="ms-swift has no option for it", pin="--precision bf16"),
+    ),
+    command=_command,
+    yours=_yours,
+    takes=("data",),
+    environment=MEGATRON.environment,
+    ignores=(
+        *IGNORED,
+        "dataset*",
+        "output_dir",
+        "*_steps",
+        "num_train_epochs",
+        "packing",
+        "padding_free",
+        "train_type",
+        "tuner_type",
+        "attn_impl",
+        "cached_*",
+        "columns",
+        "sys*",
+        "save_*",
+        "template",
+        "use_hf",
+        "*_format",
+    ),
+    executable="megatron",
+    install="pip install ms-swift",
+)

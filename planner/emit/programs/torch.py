@@ -1,0 +1,96 @@
+"""Our own trainer: it reads the plan itself, so that its table has one line."""
+
+from __future__ import annotations
+
+import shlex
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from planner.emit.hosts import ranks_of_hosts
+from planner.emit.starters.torchrun import torchrun_start
+from planner.emit.target import Setting, Target
+from planner.run_arguments import RunArguments
+
+if TYPE_CHECKING:
+    from planner.emit.hosts import HostRanks
+    from planner.emit.target import How, Place, Values
+    from planner.plan import Plan
+
+LINES_SHOWN: Final = 100
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Host:
+    """One host's place among those of a run: its number, and where host 0 listens."""
+
+    number: int
+    address: str
+    port: int | str
+
+
+def torchrun_command(
+    plan: Plan, plan_path: Path, *, output: Path, arguments: RunArguments, host: Host | None = None
+) -> tuple[str, ...]:
+    """Words of the command that runs the plan on one host, `torchrun` first; without `host` it is the only one.
+
+    No restarts by torchrun: `planner launch` starts again itself, with a fresh rendezvous. The rendezvous of several
+    hosts is static: with `c10d` torchrun ignores --node-rank, and ranks would not be numbered as the plan numbers them.
+    """
+    program = _program(plan_path, output, arguments)
+    if host is not None:
+        return ("torchrun", *_rendezvous(ranks_of_hosts(plan), host), *program)
+    return ("torchrun", "--standalone", f"--nproc-per-node={plan.layout.world_size}", *program)
+
+
+def torchrun_commands(plan: Plan, plan_path: Path, *, output: Path, arguments: RunArguments) -> tuple[str, ...]:
+    """One shell line for each host, to be run on all hosts at once; of many hosts a comment stands for most.
+
+    HOST and PORT stand for an address of the first host that the others reach. Plan, data and output must be on
+    storage that all hosts share.
+    """
+    hosts = ranks_of_hosts(plan)
+    if len(hosts) == 1:
+        return (shlex.join(torchrun_command(plan, plan_path, output=output, arguments=arguments)),)
+    program, last = _program(plan_path, output, arguments), len(hosts) - 1
+    shown = range(len(hosts)) if len(hosts) <= LINES_SHOWN else (*range(LINES_SHOWN - 1), last)
+    places = (Host(number=number, address="HOST", port="PORT") for number in shown)
+    lines = [shlex.join(("torchrun", *_rendezvous(hosts, place), *program)) for place in places]
+    if left_out := len(hosts) - len(lines):
+        lines.insert(-1, f"# and {left_out:,} more hosts, with --node-rank={LINES_SHOWN - 1} to {last - 1}")
+    return tuple(lines)
+
+
+def _rendezvous(hosts: tuple[HostRanks, ...], host: Host) -> tuple[str, ...]:
+    return (
+        f"--nnodes={len(hosts)}",
+        f"--nproc-per-node={hosts[host.number].num_ranks}",
+        f"--node-rank={host.number}",
+        f"--master-addr={host.address}",
+        f"--master-port={host.port}",
+    )
+
+
+def _program(plan_path: Path, output: Path, arguments: RunArguments) -> tuple[str, ...]:
+    program = ("--max-restarts=0", "-m", "planner.trainer", str(plan_path), f"--output={output}")
+    return (*program, *arguments.options())
+
+
+def _command(values: Values, plan: Plan, how: How, place: Place | None) -> str:  # noqa: ARG001 - the plan says all
+    program = _program(Path("plan.json"), Path("run"), how.arguments)
+    return f"{torchrun_start(plan, place)} \\\n  {shlex.join(program)}"
+
+
+def _launcher(plan: Plan, how: How) -> str:  # noqa: ARG001 - as the others
+    return shlex.join(("planner", "launch", "plan.json", "--output=run", *how.arguments.options()))
+
+
+TARGET: Final = Target(
+    name="torch",
+    program="the planner's own trainer",
+    settings=(Setting(says=("layout", "training", "model"), write=lambda plan: {}),),  # noqa: ARG005 - plan.json says all
+    command=_command,
+    launcher=_launcher,
+    takes=tuple(each.name for each in fields(RunArguments)),
+    install="pip install 'parallel-planner[train]'",
+)

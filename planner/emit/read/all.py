@@ -1,0 +1,18 @@
+"""All kinds of foreign files, in the order in which they are recognised."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from planner.emit.read import hugging_face, megatron, overrides, verl
+
+if TYPE_CHECKING:
+    from planner.emit.read import Reader
+
+READERS: Final[tuple[Reader, ...]] = (
+    verl.READER,
+    overrides.SWIFT,
+    overrides.BRIDGE,
+    megatron.READER,
+    *hugging_face.READERS,
+)

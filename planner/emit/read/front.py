@@ -1,0 +1,211 @@
+"""From the file of another program to a job and a layout: recognise, read, and say what is assumed or has no price."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING, Any, Final
+
+from planner.emit.read import HOSTS, MODEL, RANKS
+from planner.emit.read.all import READERS
+from planner.emit.read.shell import UNSET
+from planner.emit.target import facts_of
+from planner.errors import InputError, Mistake
+from planner.layout import Assumed
+from planner.specs.by_name import load_engine, load_model, model_names
+from planner.specs.model import ModelSpec
+from planner.specs.recipe import NAMED_RECIPES
+from planner.specs.text import printable
+from planner.specs.validate import validate
+from planner.specs.yaml import as_node, parse_value, read_text
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+
+    from planner.emit.read import Reader
+    from planner.emit.target import Facts, Value, Values
+
+NOT_PRICED: Final = "not priced"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Foreign:
+    """What the file of another program says.
+
+    layout: keys and values of `--layout`. settings: those of `--set`. num_devices: what its launcher is told, 0 for
+    nothing. assumed: what the file leaves open, and keys of it that have no price.
+    """
+
+    program: str
+    engine: str
+    model: ModelSpec
+    layout: Mapping[str, str]
+    settings: tuple[str, ...]
+    num_devices: int
+    assumed: tuple[Assumed, ...]
+
+
+def read_foreign(
+    path: Path,
+    *,
+    model: str | None = None,
+    define: Sequence[str] = (),
+    settings: Sequence[str] = (),
+    engine: str | None = None,
+) -> Foreign:
+    """Read a file of another program; `model` in place of the one it describes.
+
+    define: `NAME=VALUE` of variables that the file leaves open. settings: `model.KEY=VALUE` says what a model that is
+    described by options leaves open. engine: whose price counts, in place of the program's own.
+
+    Raises:
+        InputError: all that cannot be read, or has to be said beside the file.
+        EnvironmentProblem: the file cannot be read.
+    """
+    shown = printable(str(path), 80)
+    text = read_text(path, shown)
+    reader = _reader_of(shown, text)
+    values = dict(reader.values(_defined(define) + text if reader.is_shell else text))
+    hosts, ranks, name = (values.pop(key, None) for key in (HOSTS, RANKS, MODEL))
+    _check_set(reader, values, shown)
+    profile = load_engine(engine or reader.engine(values))
+    spec = _model(reader, values, model, name, settings, shown)
+    num_devices = (1 if hosts is None else _count(hosts)) * _count(ranks)
+    facts = facts_of(reader.target, values, model=spec, num_devices=num_devices)
+    training, assumed = dict(facts.of("training")), []
+    kept = profile.memory.states["fp32" if training.get("precision") == "fp32" else "mixed"]
+    if NAMED_RECIPES.get(str(training.get("memory_recipe"))) == kept:
+        del training["memory_recipe"]  # what the engine keeps anyway
+    layout = {key: _text(value) for key, value in facts.of("layout").items()}
+    assumed += [_assumed(each) for each in facts.not_priced]
+    return Foreign(
+        program=reader.name,
+        engine=profile.name,
+        model=spec,
+        layout=layout,
+        settings=tuple(f"training.{key}={_setting(value)}" for key, value in training.items()),
+        num_devices=num_devices,
+        assumed=tuple(assumed),
+    )
+
+
+def _reader_of(shown: str, text: str) -> Reader:
+    for reader in READERS:
+        if reader.recognises(shown, text):
+            return reader
+    kinds = "; ".join(reader.name for reader in READERS)
+    raise InputError(f"{shown} is of no kind that is known here", hint=f"known: {kinds}")
+
+
+def _defined(define: Sequence[str]) -> str:
+    """Assignments that stand before the script."""
+    lines = []
+    for each in define:
+        name, equals, value = each.partition("=")
+        if not equals or not re.fullmatch(r"[A-Za-z_]\w*|[0-9]{1,2}", name):
+            raise InputError(f"{printable(each, 60)} defines no variable", where="--define", hint="as in TP=8")
+        lines.append(f"{name}={shlex.quote(value)}\n")
+    return "".join(lines)
+
+
+def _check_set(reader: Reader, values: Values, shown: str) -> None:
+    """Refuse keys that matter and whose value only the shell of a run would know."""
+    mistakes = []
+    for key, value in values.items():
+        texts = [each for each in (value if isinstance(value, tuple) else (value,)) if isinstance(each, str)]
+        unset = next((match for each in texts if (match := UNSET.search(each))), None)
+        if unset is None or any(fnmatchcase(key, pattern) for pattern in reader.target.ignores):
+            continue
+        name = printable(" ".join(texts), 60)
+        hint = "--define NAME=VALUE sets a variable of the file" if reader.is_shell else "write the value in its place"
+        mistakes.append(Mistake(message=f"{key} is {name}, which the file does not set", where=shown, hint=hint))
+    if mistakes:
+        raise InputError(*mistakes)
+
+
+def _model(
+    reader: Reader, values: Values, wanted: str | None, name: Value, settings: Sequence[str], shown: str
+) -> ModelSpec:
+    """The model that is named beside the file; else the one that the file describes; else a shipped one of its name."""
+    if wanted is not None:
+        return load_model(wanted)
+    said: dict[str, Any] = dict(facts_of(reader.target, values, of_model=True).of("model"))
+    for each in settings:
+        key, equals, value = each.partition("=")
+        if equals and key.startswith("model.") and key.count(".") == 1:
+            said[key.removeprefix("model.")] = parse_value(value, f"--set {each}").plain
+    if "num_layers" in said:
+        if "vocab_size" not in said:
+            hint = "--set model.vocab_size=N says it, or --model names the whole model"
+            raise InputError("the vocabulary is the tokenizer's, and its size is not said", where=shown, hint=hint)
+        return validate(ModelSpec, as_node({"name": "from-file", "architecture": "gpt", **_plain(said)}, shown))
+    if name is not None and (shipped := shipped_model(str(name))):
+        return load_model(shipped)
+    what = f" but for the name {printable(str(name), 60)}" if name else ""
+    raise InputError(f"the file does not describe the model{what}", where=shown, hint="--model names it")
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _plain(each) for key, each in value.items()}
+    return _number(value) if isinstance(value, str) else value
+
+
+def _number(text: str) -> Any:
+    if re.fullmatch(r"[0-9]{1,15}", text):
+        return int(text)
+    try:
+        return float(text) if re.match(r"[0-9.]", text) else text
+    except ValueError:
+        return text
+
+
+def shipped_model(name: str) -> str | None:
+    """The shipped model that a path of the hub means, as `Qwen/Qwen2.5-7B-Instruct`; None: it is not shipped."""
+    last = name.rstrip("/").rpartition("/")[2].lower().replace("_", "-")
+    plain = re.sub(r"-(instruct|base|chat|hf|it|mcore|fp8|[0-9]{4}|v0\.\d|v\d\.\d)\b", "", last).replace("meta-", "")
+    plain = plain.replace("moonlight-16b-a3b", "moonlight-16b")
+    plain = re.sub(r"^(gemma)-(\d)", r"\1\2", plain)
+    plain = re.sub(r"^(llama)-(\d)", r"\1\2", re.sub(r"^llama-?3\.1-", "llama3-", plain))
+    return next((known for known in model_names() if known in (last, plain, plain.replace("llama-", "llama"))), None)
+
+
+def _count(value: Value) -> int:
+    text = str(value)
+    return int(text) if text.isascii() and text.isdigit() and len(text) < 8 else 0
+
+
+def _text(value: Any) -> str:
+    return "/".join(map(str, value)) if isinstance(value, tuple | list) else str(value)
+
+
+def _setting(value: Any) -> str:
+    if isinstance(value, tuple | list):
+        return "[" + ",".join(map(str, value)) + "]"
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _assumed(text: str) -> Assumed:
+    key, _, value = text.partition("=")
+    return Assumed(key=printable(key, 80), value=printable(value, 80) or "-", rule=NOT_PRICED)
+
+
+def with_layout(foreign: Foreign, text: str) -> Foreign:
+    """The same with parts of a `--layout` in place of the file's own."""
+    from planner.layout import parse_assignments
+
+    return replace(foreign, layout={**foreign.layout, **parse_assignments(text, "--layout")})
+
+
+def layout_text(foreign: Foreign) -> str:
+    """The layout as `--layout` has it."""
+    return ",".join(f"{key}={value}" for key, value in foreign.layout.items())
+
+
+def facts_only(reader: Reader, text: str, model: ModelSpec | None = None) -> Facts:
+    """What a table reads of a text, without a job around it."""
+    values = {key: value for key, value in reader.values(text).items() if key not in (HOSTS, RANKS, MODEL)}
+    return facts_of(reader.target, values, model=model)

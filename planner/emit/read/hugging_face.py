@@ -1,0 +1,256 @@
+"""Files of what sits on Accelerate and DeepSpeed: their own, and those of Trainer, TRL, Axolotl and LLaMA-Factory.
+
+Each reader turns its file into the keys that `planner.emit.programs.hugging_face` writes and reads.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any, Final
+
+from planner.emit.programs import accelerate
+from planner.emit.programs.hugging_face import flat
+from planner.emit.read import HOSTS, MODEL, RANKS, Reader
+from planner.emit.read.options import options_of
+from planner.emit.read.shell import option_words
+from planner.errors import InputError
+from planner.specs.yaml import parse_yaml
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from planner.emit.target import Value, Values
+
+_FSDP: Final = "accelerate.fsdp_config.fsdp_"
+_PARALLEL: Final = "accelerate.parallelism_config.parallelism_config_"
+
+
+def _has(text: str, *keys: str) -> bool:
+    """Whether a YAML or JSON text has all these keys at the start of a line or behind a brace."""
+    return all(re.search(rf"""(^|[{{,])\s*["']?{key}["']?\s*:""", text, re.MULTILINE) for key in keys)
+
+
+def _document(text: str, name: str) -> dict[str, Any]:
+    found = parse_yaml(text, name).plain
+    if not isinstance(found, dict):
+        raise InputError("expected keys and values", where=name)
+    return found
+
+
+def _without_auto(values: Values) -> dict[str, Value]:
+    """Values that Trainer fills in later are left open."""
+    return {key: value for key, value in values.items() if value != "auto"}
+
+
+def _engine(values: Values) -> str:
+    sharded = values.get("accelerate.distributed_type") == "FSDP" or bool(values.get("fsdp"))
+    return "fsdp" if sharded else "deepspeed"
+
+
+# --- Accelerate and DeepSpeed ------------------------------------------------------------------------------------
+
+
+def _accelerate_values(text: str) -> Values:
+    found = flat(_document(text, "the Accelerate file"), "accelerate.")
+    if found.get("accelerate.distributed_type") == "DEEPSPEED":
+        start = "accelerate.deepspeed_config."
+        if f"{start}zero_stage" in found:
+            found["deepspeed.zero_optimization.stage"] = found.pop(f"{start}zero_stage")
+        for part in ("optimizer", "param"):
+            device = found.pop(f"{start}offload_{part}_device", None)
+            if device is not None:
+                found[f"deepspeed.zero_optimization.offload_{part}.device"] = device
+        if f"{start}gradient_accumulation_steps" in found:
+            found["gradient_accumulation_steps"] = found.pop(f"{start}gradient_accumulation_steps")
+    if found.get("accelerate.mixed_precision") == "bf16":
+        found["bf16"] = True
+    if "accelerate.num_processes" in found:
+        found[RANKS] = found["accelerate.num_processes"]
+    return _without_auto(found)
+
+
+def _deepspeed_values(text: str) -> Values:
+    return _without_auto(flat(_document(text, "the DeepSpeed file"), "deepspeed."))
+
+
+def _preset(found: dict[str, Value], path: str) -> None:
+    """What the name of a published file of settings stands for, such as `ds_z3_offload_config.json` or `zero2.json`."""
+    name = path.rpartition("/")[2].lower()
+    if match := re.search(r"z(?:ero)?[_-]?(?:stage)?[_-]?([0-3])", name):
+        found["deepspeed.zero_optimization.stage"] = int(match[1])
+        if "offload" in name:
+            found["deepspeed.zero_optimization.offload_optimizer.device"] = "cpu"
+    elif "fsdp" in name:
+        found["accelerate.distributed_type"] = "FSDP"
+        found[f"{_FSDP}offload_params"] = "offload" in name
+    elif "multi_gpu" not in name and "single_gpu" not in name:
+        hint = "give that file itself, or a file whose name says the ZeRO stage"
+        raise InputError(f"the settings of {name[:60]} are in another file", where="deepspeed", hint=hint)
+
+
+# --- Trainer and TRL ---------------------------------------------------------------------------------------------
+
+_TRAINER_WORDS: Final = re.compile(r"--(per_device_train_batch_size|model_name_or_path)\b")
+
+
+def _of_trainer(found: dict[str, Value]) -> Values:
+    for key in ("deepspeed", "config_file"):
+        if key in found:
+            _preset(found, str(found.pop(key)))
+    if found.get("use_peft") in (None, False) and "lora_r" in found:
+        del found["lora_r"]
+    if "model_name_or_path" in found:
+        found[MODEL] = found.pop("model_name_or_path")
+    if "num_processes" in found:
+        found[RANKS] = found.pop("num_processes")
+        found.pop("num_machines", None)
+        found.pop(HOSTS, None)
+    return _without_auto(found)
+
+
+def _trainer_options(text: str) -> Values:
+    return _of_trainer(dict(options_of(option_words(text))))
+
+
+def _trainer_file(text: str) -> Values:
+    return _of_trainer(flat(_document(text, "the Trainer file")))
+
+
+# --- Axolotl -----------------------------------------------------------------------------------------------------
+
+_AXOLOTL: Final = {
+    "micro_batch_size": "per_device_train_batch_size",
+    "sequence_len": "max_length",
+    "sample_packing": "packing",
+    "optimizer": "optim",
+    "max_grad_norm": "max_grad_norm",
+    "dp_shard_size": f"{_PARALLEL}dp_shard_size",
+    "dp_replicate_size": f"{_PARALLEL}dp_replicate_size",
+    "tensor_parallel_size": f"{_PARALLEL}tp_size",
+    "context_parallel_size": f"{_PARALLEL}cp_size",
+    "sequence_parallel_degree": f"{_PARALLEL}cp_size",
+    "liger_fused_linear_cross_entropy": "liger_kernel_config.fused_linear_cross_entropy",
+    "liger_cross_entropy": "liger_kernel_config.cross_entropy",
+    "liger_rope": "liger_kernel_config.rope",
+    "liger_rms_norm": "liger_kernel_config.rms_norm",
+    "liger_glu_activation": "liger_kernel_config.swiglu",
+    "liger_swiglu": "liger_kernel_config.swiglu",
+    "base_model": MODEL,
+}
+
+
+def _axolotl_fsdp(data: dict[str, Any], found: dict[str, Value]) -> None:
+    fsdp = data.pop("fsdp", None) or data.get("fsdp_config")
+    for key, value in (data.pop("fsdp_config", None) or {}).items():
+        found[f"accelerate.fsdp_config.{key if key.startswith('fsdp_') else f'fsdp_{key}'}"] = value
+    if fsdp:
+        found["accelerate.distributed_type"] = "FSDP"
+
+
+def _axolotl_values(text: str) -> Values:
+    data = _document(text, "the Axolotl file")
+    found: dict[str, Value] = {}
+    _axolotl_fsdp(data, found)
+    adapter = data.pop("adapter", None)
+    if path := data.pop("deepspeed", None):
+        _preset(found, str(path))
+    linear = data.pop("lora_target_linear", None)
+    for attention in ("flash_attention", "sdp_attention", "xformers_attention"):
+        if data.pop(attention, None):
+            found["attn_implementation"] = "sdpa"
+    for key, value in flat(data).items():
+        if not key.startswith(("lora_", "peft_", "load_in_")) or adapter:
+            found[_AXOLOTL.get(key, key)] = value
+    if any(key.startswith("liger_kernel_config.") and found[key] for key in found):
+        found["use_liger_kernel"] = True
+        found.setdefault("liger_kernel_config.fused_linear_cross_entropy", False)
+    if adapter:
+        found["use_peft"] = True
+        found["load_in_4bit"] = adapter == "qlora" or found.get("load_in_4bit") is True
+        if linear:
+            found["lora_target_modules"] = "all-linear"
+    if str(found.get("bf16")) in ("auto", "full"):
+        found["bf16"] = True
+    return _without_auto(found)
+
+
+# --- LLaMA-Factory -----------------------------------------------------------------------------------------------
+
+_FACTORY: Final = {
+    "cutoff_len": "max_length",
+    "lora_rank": "lora_r",
+    "enable_liger_kernel": "use_liger_kernel",
+    "model_name_or_path": MODEL,
+}
+
+
+def _factory_values(text: str) -> Values:
+    data = _document(text, "the LLaMA-Factory file")
+    found: dict[str, Value] = {}
+    if path := data.pop("deepspeed", None):
+        _preset(found, str(path))
+    kind = data.pop("finetuning_type", "lora")
+    if kind not in ("full", "lora"):
+        raise InputError(f"{str(kind)[:40]!r} has no price here", where="finetuning_type", hint="known: full, lora")
+    target, bits = data.pop("lora_target", "all"), data.pop("quantization_bit", None)
+    attention = data.pop("flash_attn", "auto")
+    found["attn_implementation"] = "eager" if attention == "disabled" else "sdpa"
+    found["gradient_checkpointing"] = not data.pop("disable_gradient_checkpointing", False)
+    if data.pop("pure_bf16", False):
+        found["dtype"] = "bfloat16"
+    found |= {_FACTORY.get(key, key): value for key, value in flat(data).items()}
+    if kind == "lora":
+        found.setdefault("lora_r", 8)
+        modules = tuple(str(target).split(",")) if target != "all" else "all-linear"
+        found |= {"use_peft": True, "lora_target_modules": modules, "load_in_4bit": bits == 4}
+        if bits not in (None, 4):
+            raise InputError(f"{bits} bits have no price here", where="quantization_bit", hint="known: 4")
+    else:
+        found = {key: value for key, value in found.items() if not key.startswith("lora_")}
+    return _without_auto(found)
+
+
+def _reader(name: str, values: Any, *keys: str, either: tuple[str, ...] = ()) -> Reader:
+    def recognises(name: str, text: str) -> bool:  # noqa: ARG001 - as the others
+        return _has(text, *keys) and (not either or any(_has(text, key) for key in either))
+
+    return Reader(name=name, recognises=recognises, values=values, engine=_engine, target=accelerate.TARGET)
+
+
+READERS: Final = (
+    _reader("an Axolotl file", _axolotl_values, "base_model", either=("micro_batch_size", "sequence_len")),
+    _reader(
+        "a LLaMA-Factory file",
+        _factory_values,
+        "model_name_or_path",
+        either=("cutoff_len", "finetuning_type", "stage", "template"),
+    ),
+    _reader("an Accelerate file", _accelerate_values, "distributed_type"),
+    _reader(
+        "a DeepSpeed file",
+        _deepspeed_values,
+        either=("zero_optimization", "train_micro_batch_size_per_gpu", "train_batch_size"),
+    ),
+    _reader("a file of TrainingArguments", _trainer_file, "per_device_train_batch_size"),
+    Reader(
+        name="a command line of Trainer or TRL",
+        recognises=lambda name, text: _TRAINER_WORDS.search(text) is not None,  # noqa: ARG005 - as the others
+        values=_trainer_options,
+        engine=_engine,
+        target=accelerate.TARGET,
+        is_shell=True,
+    ),
+)
+
+
+def merged(texts: Mapping[str, str]) -> Values:
+    """The keys of all files that emit writes for Accelerate or DeepSpeed, read back."""
+    found: dict[str, Value] = {}
+    if "accelerate.yaml" in texts:
+        found |= _accelerate_values(texts["accelerate.yaml"])
+    if "deepspeed.json" in texts:
+        found |= _deepspeed_values(texts["deepspeed.json"])
+    training = _document(texts["training.yaml"], "training.yaml")
+    training.pop("deepspeed", None)
+    model = flat(_document(texts["config.json"], "config.json"), "config.")
+    return {**found, **_of_trainer(flat(training)), **model}

@@ -1,0 +1,83 @@
+"""Overrides of Megatron-Bridge and verl (`section.key=value`), and the command line of ms-swift."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Final
+
+from planner.emit.programs import bridge, swift
+from planner.emit.read import HOSTS, MODEL, RANKS, Reader
+from planner.emit.read.options import options_of, overrides_of
+from planner.emit.read.shell import option_words
+
+if TYPE_CHECKING:
+    from planner.emit.target import Value, Values
+
+_OF_BRIDGE: Final = re.compile(r"(^|\s)['\"]?\+{0,2}(model|train|ddp|dataset|optimizer)\.[a-z_]+=")
+_SHORT: Final = {
+    "max_steps": "train_iters",
+    "vp": "virtual_pipeline_model_parallel_size",
+    "warmup_iters": "lr_warmup_iters",
+}
+_MIXED: Final = re.compile(r"['\"]?mixed_precision=([\w]+)")
+
+
+def _bridge_values(text: str) -> Values:
+    """Options of run_recipe.py have the names of the keys that they set; grad sums are 16-bit in its recipes."""
+    words = option_words(text)
+    own = overrides_of(words)
+    recipe, model = own.pop("recipe", None), own.pop("model", None)
+    for key in ("mode", "dataset", "dry_run"):
+        own.pop(key, None)
+    found = dict(bridge.family_keys(own))
+    mixed = next((match[1] for word in words if (match := _MIXED.fullmatch(word.strip("'\"")))), "bf16_mixed")
+    found = {**bridge.family_keys({"mixed_precision": mixed}), **found}
+    for short, key in _SHORT.items():
+        if short in found:
+            found.setdefault(key, found.pop(short))
+    found.setdefault("use_distributed_optimizer", True)  # training/config.py, DistributedDataParallelConfig of recipes
+    found.setdefault("grad_reduce_in_bf16", True)
+    found.setdefault("hidden_dropout", "0")
+    found.setdefault("attention_dropout", "0")
+    name = str(model or recipe or "")
+    stem = re.sub(r"_(pretrain|sft|peft|lora|dora).*$", "", name).replace("_", "-")
+    return found | ({MODEL: stem} if stem else {})
+
+
+BRIDGE: Final = Reader(
+    name="overrides of a Megatron-Bridge recipe",
+    recognises=lambda name, text: _OF_BRIDGE.search(text) is not None,  # noqa: ARG005 - as the others
+    values=_bridge_values,
+    engine=lambda values: "megatron-bridge",  # noqa: ARG005 - as the others
+    target=bridge.TARGET,
+    is_shell=True,
+)
+
+
+def _swift_values(text: str) -> Values:
+    """What ms-swift's command says, its own defaults where it says nothing, and the ranks of its environment."""
+    own = options_of(option_words(text))
+    found: dict[str, Value] = {**swift.DEFAULTS, **{key: value for key, value in own.items() if value != "none"}}
+    if own.get("recompute_granularity") == "none":
+        found["recompute_granularity"] = None
+    if "max_length" in found:
+        found["seq_length"] = found.pop("max_length")
+    if found.get("torch_dtype") in ("float16", "float32"):
+        found.pop("bf16")
+        found |= {"fp16": True} if found.get("torch_dtype") == "float16" else {}
+    found.pop("torch_dtype", None)
+    for key, name in ((HOSTS, "NNODES"), (RANKS, "NPROC_PER_NODE")):
+        if match := re.search(rf"\b{name}=([0-9]{{1,6}})\b", text):
+            found[key] = match[1]
+    model = found.pop("model", None)
+    return found | ({MODEL: model} if model else {})
+
+
+SWIFT: Final = Reader(
+    name="a command line of ms-swift",
+    recognises=lambda name, text: re.search(r"\bmegatron\s+(sft|pt|rlhf)\b", text) is not None,  # noqa: ARG005
+    values=_swift_values,
+    engine=lambda values: "megatron",  # noqa: ARG005 - as the others
+    target=swift.TARGET,
+    is_shell=True,
+)

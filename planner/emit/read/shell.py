@@ -1,0 +1,433 @@
+"""Words of a shell script, with variables of the same file expanded. Nothing is run.
+
+Assignments, arrays, defaults (`${A:-8}`), whole-number arithmetic and tests are followed from top to bottom; a branch
+counts that is taken, or whose condition only a shell could know. What only a shell could know stays as it is written:
+`$(hostname)`, and variables that are not set.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from operator import eq, ge, gt, le, lt, ne
+from typing import TYPE_CHECKING, Final, NoReturn
+
+from planner.errors import InputError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+
+_MOST_CHARACTERS: Final = 2**21
+_MOST_WORDS: Final = 50_000
+_ASSIGNMENT: Final = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)(\+?)=")
+_NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*|[0-9@*#?]")
+_BRACED: Final = re.compile(r"([A-Za-z_][A-Za-z0-9_]*|[0-9]+|[@*])(\[[@*]\])?(?:(:?[-=?+])(.*))?", re.DOTALL)
+_BEFORE_ASSIGNMENTS: Final = {"export", "local", "declare", "readonly", "-a", "-x", "then", "do", "else", "{"}
+_END: Final = "\n;&|()"
+_CONTROL: Final = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
+UNSET: Final = re.compile(r"\$\{?[A-Za-z_0-9@*]|\$\(|`")
+"""What stands in a word that could not be expanded."""
+
+
+def commands_of(text: str) -> list[list[str]]:
+    """Words of each command of a script, in order.
+
+    Raises:
+        InputError: control characters, a quote without its end, or more text than any script has.
+    """
+    return _Script(text).commands()
+
+
+def option_words(text: str) -> list[str]:
+    """Words of the command that has most options; a line that starts with an option goes on with the one before."""
+    found: list[list[str]] = []
+    for words in (list(_unwrapped(command)) for command in commands_of(text)):
+        if found and is_option(words[0]) and any(map(is_option, found[-1])):
+            found[-1] += words
+        else:
+            found.append(words)
+    return max(found, key=lambda words: sum(map(is_option, words)), default=[])
+
+
+def is_option(word: str) -> bool:
+    """Whether a word is an option such as `--seq-length` or an override such as `model.num_layers=4`."""
+    return word.startswith("--") or re.match(r"\+{0,2}[A-Za-z_]\w*(\.\w+)*=", word) is not None
+
+
+def _unwrapped(words: Iterable[str]) -> Iterable[str]:
+    """Words, those of a command inside quotes (`bash -c "..."`) each for itself."""
+    for word in words:
+        if " " in word.strip() and (re.search(r"(^|\s)--\w", word) or re.search(r"\s\w+\.\w[\w.]*=", word)):
+            try:
+                yield from shlex.split(word)
+            except ValueError:
+                yield from word.split()
+        else:
+            yield word
+
+
+@dataclass(slots=True, kw_only=True)
+class _Branch:
+    """Of an `if` or `case`. is_taken: None where that cannot be known. value: what a `case` looks at."""
+
+    is_taken: bool | None
+    was_taken: bool
+    value: str | None = None
+
+
+def _truth(words: list[str]) -> bool | None:
+    """Whether a test such as `[ "$A" == 8 ]` holds; a variable that is not set is empty, as a shell has it."""
+    if not words or words[0] not in ("[", "[[") or words[-1] not in ("]", "]]"):
+        return None
+    parts = ["" if UNSET.match(each) and not each.startswith(("$(", "`")) else each for each in words[1:-1]]
+    if parts[:1] == ["!"]:
+        inner = _truth(["[", *parts[1:], "]"])
+        return None if inner is None else not inner
+    if len(parts) == 2 and parts[0] in ("-z", "-n"):
+        return (parts[1] == "") == (parts[0] == "-z")
+    if len(parts) != 3 or any(UNSET.search(each) for each in parts):
+        return None
+    left, operator, right = parts
+    if operator in ("=", "==", "!="):
+        return fnmatchcase(left, right) == (operator != "!=")
+    numbers = whole_number(left), whole_number(right)
+    if None in numbers or operator not in _COMPARISONS:
+        return None
+    return _COMPARISONS[operator](*numbers)
+
+
+_COMPARISONS: Final[Mapping[str, Callable[..., bool]]] = {
+    "-eq": eq, "-ne": ne, "-gt": gt, "-ge": ge, "-lt": lt, "-le": le,
+}  # fmt: skip
+
+
+class _Script:
+    def __init__(self, text: str) -> None:
+        if bad := _CONTROL.search(text):
+            line = text.count("\n", 0, bad.start()) + 1
+            raise InputError(f"a control character in line {line}", hint="this is no script")
+        self.text = text.replace("\r\n", "\n").replace("\\\n", " ")
+        self.place = 0
+        self.values: dict[str, list[str]] = {}
+        self.branches: list[_Branch] = []
+        self.is_skipped = False
+        self.budget = _MOST_CHARACTERS
+
+    def commands(self) -> list[list[str]]:
+        found: list[list[str]] = []
+        words: list[str] = []
+        number = 0
+        while self.place < len(self.text):
+            if self._skip_blanks():
+                continue
+            here = self.text[self.place]
+            if here in _END:
+                if here == ")" and self._closes_a_pattern():
+                    words = []
+                    continue
+                mark = self.text[self.place : self.place + 2]
+                mark = mark if mark in ("&&", "||", ";;") else here
+                self.place += len(mark)
+                if words and self._runs(words, mark):
+                    found.append(words)
+                words = []
+                if mark == ";;" and self.branches:
+                    self.branches[-1].is_taken = False
+            elif set(words) <= _BEFORE_ASSIGNMENTS and (match := _ASSIGNMENT.match(self.text, self.place)):
+                self._assign(match)
+                self.is_skipped = False
+                words = []
+            else:
+                words += self._word()
+                if words and words[0] in ("then", "do", "else", "fi", "esac"):
+                    self._runs([words[0]], ";")
+                    words = words[1:]
+            number += 1
+            if number > _MOST_WORDS:
+                self._too_much()
+        return [*found, words] if words and self._runs(words, "\n") else found
+
+    @property
+    def _is_off(self) -> bool:
+        """Whether what stands here is in a branch that is not taken."""
+        return self.is_skipped or any(branch.is_taken is False for branch in self.branches)
+
+    def _runs(self, words: list[str], mark: str) -> bool:
+        """Follow branches; whether the command is one that runs. What cannot be known here is taken as run."""
+        first, *rest = words
+        was_skipped, self.is_skipped = self.is_skipped, False
+        if first == "case" and rest[1:2] == ["in"]:
+            self.branches.append(_Branch(is_taken=False, value=rest[0], was_taken=self._is_off))
+            return False
+        if first in ("fi", "esac"):
+            if self.branches:
+                self.branches.pop()
+            return False
+        if first == "if":
+            off = self._is_off
+            is_true = False if off else _truth(rest) if mark not in ("&&", "||") else None
+            self.branches.append(_Branch(is_taken=is_true, was_taken=off or is_true is True))
+            return False
+        if first in ("elif", "else") and self.branches:
+            branch = self.branches[-1]
+            is_true = _truth(rest) if first == "elif" else True
+            branch.is_taken = False if branch.was_taken else is_true if branch.is_taken is False else None
+            branch.was_taken = branch.was_taken or branch.is_taken is True
+            return False
+        if was_skipped or self._is_off:
+            return False
+        if first in ("[", "[["):
+            is_true = _truth(words)
+            self.is_skipped = (mark == "&&" and is_true is False) or (mark == "||" and is_true is True)
+            return False
+        return first not in ("then", "do", "done", "{", "}", "!")
+
+    def _closes_a_pattern(self) -> bool:
+        """Whether the bracket here ends a pattern of `case`; then that branch is taken or not."""
+        branch = self.branches[-1] if self.branches else None
+        if branch is None or branch.value is None:
+            return False
+        start = max(self.text.rfind(mark, 0, self.place) for mark in ("\n", ";;", " in "))
+        patterns = self.text[start : self.place].replace(";;", "").strip().removeprefix("in ").split("|")
+        value = "" if UNSET.search(branch.value) else branch.value
+        matches = any(fnmatchcase(value, each.strip(" \t\n\"'(")) for each in patterns)
+        branch.is_taken = matches and not branch.was_taken
+        branch.was_taken = branch.was_taken or matches
+        self.place += 1
+        return True
+
+    def _skip_blanks(self) -> bool:
+        """Whether blanks or a comment stood here."""
+        start = self.place
+        while self.place < len(self.text) and self.text[self.place] in " \t":
+            self.place += 1
+        if self.text.startswith("#", self.place):
+            end = self.text.find("\n", self.place)
+            self.place = len(self.text) if end < 0 else end
+        return self.place > start
+
+    def _assign(self, match: re.Match[str]) -> None:
+        self.place = match.end()
+        before = self.values.get(match[1], []) if match[2] else []
+        if self.text.startswith("(", self.place):
+            self.place += 1
+            items: list[str] = []
+            while self.place < len(self.text) and self.text[self.place] != ")":
+                if self._skip_blanks():
+                    continue
+                if self.text[self.place] in "\n;&|(":
+                    self.place += 1
+                    continue
+                items += self._word()
+                if len(items) > _MOST_WORDS:
+                    self._too_much()
+            self.place += 1
+            if not self._is_off:
+                self.values[match[1]] = [*before, *items]
+            return
+        value = " ".join(self._word(split=False)) if self._has_word() else ""
+        if self._is_off:
+            return
+        self.values[match[1]] = [*before[:-1], (before[-1] if before else "") + value] if match[2] else [value]
+
+    def _has_word(self) -> bool:
+        return self.place < len(self.text) and self.text[self.place] not in " \t" + _END
+
+    def _word(self, *, split: bool = True) -> list[str]:
+        """One word, which expansions may cut into several or into none."""
+        done: list[str] = []
+        part, is_there = "", False
+        while self._has_word():
+            here = self.text[self.place]
+            self.place += 1
+            if here == "'":
+                part, is_there = part + self._until("'"), True
+            elif here == '"':
+                pieces = self._quoted()
+                is_there = is_there or bool(pieces)
+                for piece in pieces[:-1]:
+                    done.append(part + piece)
+                    part = ""
+                part += pieces[-1] if pieces else ""
+            elif here == "\\":
+                part, is_there = part + self.text[self.place : self.place + 1], True
+                self.place += 1
+            elif here in "$`":
+                values = self._expansion(here)
+                pieces = [piece for value in values for piece in (value.split() if split else [value])]
+                is_there = is_there or bool(pieces)
+                for piece in pieces[:-1]:
+                    done.append(part + piece)
+                    part = ""
+                part += pieces[-1] if pieces else ""
+            else:
+                part, is_there = part + here, True
+            if len(part) > _MOST_CHARACTERS or len(done) > _MOST_WORDS:
+                self._too_much()
+        return [*done, part] if is_there else done
+
+    def _until(self, mark: str) -> str:
+        end = self.text.find(mark, self.place)
+        if end < 0:
+            line = self.text.count("\n", 0, self.place) + 1
+            raise InputError(f"a {mark} of line {line} has no end", hint="is the script whole?")
+        found, self.place = self.text[self.place : end], end + 1
+        return found
+
+    def _quoted(self) -> list[str]:
+        """What stands between double quotes: one word, and one for each entry of `"${A[@]}"`."""
+        done: list[str] = []
+        part, start = "", self.place
+        while self.place < len(self.text):
+            here = self.text[self.place]
+            self.place += 1
+            if here == '"':
+                return [*done, part]
+            if here == "\\" and self.text[self.place : self.place + 1] in ('"', "\\", "$", "`"):
+                part += self.text[self.place]
+                self.place += 1
+            elif here in "$`":
+                values = self._expansion(here)
+                for value in values[:-1]:
+                    done.append(part + value)
+                    part = ""
+                part += values[-1] if values else ""
+            else:
+                part += here
+        line = self.text.count("\n", 0, start) + 1
+        raise InputError(f'a " of line {line} has no end', hint="is the script whole?")
+
+    def _expansion(self, mark: str) -> list[str]:
+        """The value behind a `$`; what is not known stays as it is written."""
+        if mark == "`":
+            return [f"`{self._until('`')}`"]
+        if self.text.startswith("((", self.place):
+            inner = self._balanced(2, "))")
+            return [self._sum_of(inner)]
+        if self.text.startswith("(", self.place):
+            return [f"$({self._balanced(1, ')')})"]
+        if self.text.startswith("{", self.place):
+            return self._braced(self._balanced(1, "}", "{"))
+        name = _NAME.match(self.text, self.place)
+        if name is None:
+            return ["$"]
+        self.place = name.end()
+        return self._value(name[0])
+
+    def _balanced(self, opened: int, closing: str, opening: str = "(") -> str:
+        """Text up to the bracket that closes the one here."""
+        start = self.place + opened
+        depth, place = opened, start
+        while place < len(self.text) and depth:
+            if self.text[place] == opening:
+                depth += 1
+            elif self.text[place] == closing[0]:
+                depth -= 1
+            place += 1
+        if depth:
+            line = self.text.count("\n", 0, self.place) + 1
+            raise InputError(f"a bracket of line {line} has no end", hint="is the script whole?")
+        self.place = place
+        return self.text[start : place - len(closing)]
+
+    def _braced(self, inner: str) -> list[str]:
+        match = _BRACED.fullmatch(inner)
+        if match is None:
+            return [f"${{{inner}}}"]
+        name, kind, other = match[1], match[3] or "", match[4] or ""
+        is_set = name in self.values and (self.values[name] != [""] or not kind.startswith(":"))
+        if kind.endswith("+"):
+            return self._inside(other) if is_set else []
+        if is_set or kind[-1:] not in ("-", "="):
+            return self._value(name, whole=bool(match[2]))
+        found = self._inside(other)
+        if kind.endswith("="):
+            self.values[name] = found
+        return found
+
+    def _inside(self, text: str) -> list[str]:
+        """A default, in which there may be variables again."""
+        inner = _Script.__new__(_Script)
+        inner.text, inner.place, inner.values, inner.budget = f"{text}\n", 0, self.values, self.budget
+        inner.branches, inner.is_skipped = [], False
+        found: list[str] = []
+        while inner.place < len(text):
+            if not inner._has_word():  # noqa: SLF001 - of the same class
+                inner.place += 1
+                continue
+            found += inner._word()  # noqa: SLF001 - of the same class
+        self.budget = inner.budget
+        return found
+
+    def _value(self, name: str, *, whole: bool = True) -> list[str]:
+        if name in ("@", "*", "#", "?"):
+            return []
+        if name not in self.values:
+            return [f"${name}"]
+        found = self.values[name] if whole else self.values[name][:1]
+        self.budget -= sum(map(len, found)) + len(found)
+        if self.budget < 0:
+            self._too_much()
+        return list(found)
+
+    def _sum_of(self, text: str) -> str:
+        """Arithmetic of whole numbers; otherwise the text as it stands."""
+        spread = re.sub(r"\$?\{?\b([A-Za-z_]\w*)\b\}?", lambda m: " ".join(self.values.get(m[1], [f"${m[1]}"])), text)
+        number = whole_number(spread)
+        return f"$(({text}))" if number is None else str(number)
+
+    def _too_much(self) -> NoReturn:
+        raise InputError("the script expands to more text than any command line has", hint="is it one?")
+
+
+_TOKEN: Final = re.compile(r"\s*([0-9]{1,12}|[-+*/%()])")
+
+
+def whole_number(text: str) -> int | None:
+    """The value of a short expression of whole numbers, + - * / % and brackets; None where it is none."""
+    tokens: list[str] = []
+    place, text = 0, text.strip()
+    while place < len(text):
+        match = _TOKEN.match(text, place)
+        if match is None or len(tokens) > 100:
+            return None
+        tokens.append(match[1])
+        place = match.end()
+    try:
+        value, rest = _sum(tokens)
+    except (IndexError, ValueError, ZeroDivisionError, RecursionError):
+        return None
+    return value if not rest and abs(value) < 10**15 else None
+
+
+def _sum(tokens: list[str]) -> tuple[int, list[str]]:
+    value, rest = _product(tokens)
+    while rest and rest[0] in "+-":
+        other, after = _product(rest[1:])
+        value, rest = (value + other if rest[0] == "+" else value - other), after
+    return value, rest
+
+
+def _product(tokens: list[str]) -> tuple[int, list[str]]:
+    value, rest = _factor(tokens)
+    while rest and rest[0] in "*/%":
+        other, after = _factor(rest[1:])
+        if rest[0] == "*":
+            value, rest = value * other, after
+        else:
+            value, rest = divmod(value, other)[rest[0] == "%"], after
+    return value, rest
+
+
+def _factor(tokens: list[str]) -> tuple[int, list[str]]:
+    if tokens[0] == "-":
+        value, rest = _factor(tokens[1:])
+        return -value, rest
+    if tokens[0] == "(":
+        value, rest = _sum(tokens[1:])
+        if rest[0] != ")":
+            raise ValueError
+        return value, rest[1:]
+    return int(tokens[0]), tokens[1:]

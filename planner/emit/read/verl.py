@@ -1,0 +1,171 @@
+"""The actor of a verl command line: reinforcement learning whose training step FSDP or Megatron-Core runs.
+
+Source: verl, verl/trainer/config (ppo_trainer.yaml, actor/*.yaml, engine/*.yaml), docs/examples/config.rst. The rollout
+engine that shares the devices has no price here, and its memory is listed.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+from planner.emit.read import HOSTS, MODEL, RANKS, Reader
+from planner.emit.read.options import overrides_of
+from planner.emit.read.shell import option_words
+from planner.emit.target import Setting, Target
+from planner.errors import InputError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from planner.emit.target import Given, Value, Values
+
+_ACTOR: Final = "actor_rollout_ref.actor"
+
+
+def _values(text: str) -> Values:
+    every = overrides_of(option_words(text))
+    found: dict[str, Value] = {key: value for key, value in every.items() if "." in key}  # the rest is a launcher's
+    moved = {"trainer.nnodes": HOSTS, "trainer.n_gpus_per_node": RANKS, "actor_rollout_ref.model.path": MODEL}
+    found.setdefault("trainer.nnodes", "1")
+    found.setdefault("trainer.n_gpus_per_node", "8")
+    return {moved.get(key, key): value for key, value in found.items()}
+
+
+def _is_megatron(values: Values) -> bool:
+    said = str(values.get(f"{_ACTOR}.strategy", ""))
+    return said == "megatron" or (not said and any(key.startswith(f"{_ACTOR}.megatron.") for key in values))
+
+
+def _degree(given: Given, name: str) -> int:
+    return given.whole(f"{_ACTOR}.megatron.{name}", 1) or 1 if _is_megatron(given.values) else 1
+
+
+def _read_degrees(given: Given) -> Mapping[str, Any]:
+    tp = _degree(given, "tensor_model_parallel_size")
+    etp = _degree(given, "expert_tensor_parallel_size") if f"{_ACTOR}.megatron.{_ETP}" in given else tp
+    ulysses = given.whole(f"{_ACTOR}.ulysses_sequence_parallel_size", 1) or 1
+    has_experts = given.model is not None and given.model.moe is not None
+    found = {
+        "layout.tp": tp,
+        "layout.pp": _degree(given, "pipeline_model_parallel_size"),
+        "layout.cp": _degree(given, "context_parallel_size") if _is_megatron(given.values) else ulysses,
+        "layout.ep": _degree(given, "expert_model_parallel_size"),
+        "layout.etp": etp if has_experts else 1,
+    }
+    chunks = _degree(given, "virtual_pipeline_model_parallel_size")
+    return found | ({"layout.interleave": chunks} if chunks > 1 else {})
+
+
+_ETP: Final = "expert_tensor_parallel_size"
+
+
+def _read_sharding(given: Given) -> Mapping[str, Any]:
+    """FSDP shards all states; Megatron-Core's distributed optimizer its own. fsdp_size -1: over all ranks."""
+    if _is_megatron(given.values):
+        given.get(f"{_ACTOR}.megatron.use_distributed_optimizer")
+        return {"layout.zero": 1}
+    key = f"{_ACTOR}.fsdp_config.fsdp_size"
+    size = given.text(key, "-1")
+    if size == "-1" or not given.num_devices:
+        return {"layout.zero": 3}
+    shards = given.whole(key)
+    if not shards or given.num_devices % shards:
+        raise InputError(f"{shards} does not divide {given.num_devices} devices", where=key)
+    return {"layout.zero": 3, "layout.hsdp": given.num_devices // shards}
+
+
+def _read_batch(given: Given) -> Mapping[str, Any]:
+    """A step of the optimizer has so many prompts, with all their answers. Source: verl, workers/fsdp_workers.py."""
+    mini, answers = given.whole(f"{_ACTOR}.ppo_mini_batch_size"), given.whole("actor_rollout_ref.rollout.n", 1) or 1
+    prompt, answer = given.whole("data.max_prompt_length", 512), given.whole("data.max_response_length", 512)
+    found: dict[str, Any] = {"training.sequence_length": prompt + answer}
+    if mini:
+        found["training.global_batch_size"] = mini * answers
+    micro = given.whole(f"{_ACTOR}.ppo_micro_batch_size_per_gpu")
+    if given.flag(f"{_ACTOR}.use_dynamic_bsz"):  # packed up to so many tokens
+        most = given.whole(f"{_ACTOR}.ppo_max_token_len_per_gpu", 16384)
+        micro = _at_most(most // (prompt + answer), mini * answers, given)
+    return found | ({"layout.mbs": micro} if micro else {})
+
+
+def _at_most(most: int, batch: int, given: Given) -> int:
+    """The largest microbatch up to `most` sequences that cuts the batch of a rank evenly."""
+    degrees = _read_degrees(given)
+    replicas = given.num_devices // (degrees["layout.tp"] * degrees["layout.pp"] * degrees["layout.cp"])
+    own = batch // max(replicas, 1)
+    return next((size for size in range(min(most, max(own, 1)), 0, -1) if own % size == 0), 1)
+
+
+def _read_recompute(given: Given) -> Mapping[str, Any]:
+    start = f"{_ACTOR}.megatron.override_transformer_config."
+    kind = given.text(f"{start}recompute_granularity", "none")
+    method, number = given.text(f"{start}recompute_method", "uniform"), given.whole(f"{start}recompute_num_layers", 1)
+    if _is_megatron(given.values):
+        if kind == "full" and method == "block":
+            return {"layout.recompute": f"full:{number}"}
+        return {"layout.recompute": kind if kind in ("full", "selective") else "none"}
+    given.get("actor_rollout_ref.model.use_remove_padding")
+    on = given.flag("actor_rollout_ref.model.enable_gradient_checkpointing", default=True)
+    return {"layout.recompute": "full" if on else "none"}
+
+
+def _read_offload(given: Given) -> Mapping[str, Any]:
+    """Offloaded states come back for the actor's step, so that its peak has them; what stays away is not priced."""
+    for engine in ("fsdp_config", "megatron"):
+        for what in ("param_offload", "optimizer_offload", "grad_offload"):
+            if given.flag(f"{_ACTOR}.{engine}.{what}"):
+                given.understood.discard(f"{_ACTOR}.{engine}.{what}")
+    return {}
+
+
+def _read_adapters(given: Given) -> Mapping[str, Any]:
+    rank, targets = (
+        given.whole("actor_rollout_ref.model.lora_rank"),
+        given.text("actor_rollout_ref.model.target_modules"),
+    )
+    if not rank:
+        return {}
+    every = ("query", "key", "value", "output", "gate", "up", "down")
+    return {"training.lora_rank": rank} | ({"training.lora_targets": every} if "all-linear" in targets else {})
+
+
+def _reading(*says: str, read: Callable[[Given], Mapping[str, Any]]) -> Setting:
+    return Setting(says=says, write=lambda plan: {}, read=read)  # noqa: ARG005 - nothing is emitted for verl
+
+
+TABLE: Final = Target(
+    name="verl",
+    program="verl, the training step of the actor",
+    settings=(
+        _reading("layout.tp", "layout.pp", "layout.cp", "layout.ep", "layout.etp", read=_read_degrees),
+        _reading("layout.zero", "layout.hsdp", read=_read_sharding),
+        _reading("layout.mbs", "training.global_batch_size", "training.sequence_length", read=_read_batch),
+        _reading("layout.recompute", read=_read_recompute),
+        _reading("layout.offload", read=_read_offload),
+        _reading("training.lora_rank", "training.lora_targets", read=_read_adapters),
+    ),
+    command=lambda values, plan, how, place: "",  # noqa: ARG005 - as above
+    ignores=(
+        *("data.*", "algorithm.*", "trainer.*", "critic.*", "reward_model.*", "custom_reward_function.*", "config_*"),
+        *("actor_rollout_ref.rollout.temperature", "actor_rollout_ref.rollout.top_*", "actor_rollout_ref.ref.*"),
+        *(f"{_ACTOR}.{name}" for name in ("optim.*", "kl_*", "use_kl_loss", "entropy_coeff", "clip_*", "grad_clip")),
+        *(f"{_ACTOR}.{name}" for name in ("checkpoint.*", "loss_*", "ppo_epochs", "shuffle", "strategy")),
+        *("*.dist_checkpointing_path", "*.use_dist_checkpointing", "*mbridge", "*.name", "*.use_remove_padding"),
+        *(
+            "actor_rollout_ref.rollout.log_prob_*",
+            "actor_rollout_ref.nccl_timeout",
+            "actor_rollout_ref.rollout.val_*",
+            "ray_*",
+            "hydra.*",
+        ),
+    ),
+)
+
+READER: Final = Reader(
+    name="a command line of verl",
+    recognises=lambda name, text: "actor_rollout_ref." in text,  # noqa: ARG005 - as the others
+    values=_values,
+    engine=lambda values: "megatron" if _is_megatron(values) else "fsdp",
+    target=TABLE,
+    is_shell=True,
+)

@@ -1,0 +1,82 @@
+"""Kubeflow Trainer v2: a TrainJob, whose controller tells each host its number and the address of host 0.
+
+Source: kubeflow/trainer 8c0f5059, manifests/base/crds/trainer.kubeflow.org_trainjobs.yaml; its readers accept unknown
+keys, so that only keys of that file are written.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any, Final
+
+import yaml
+
+from planner.emit.hosts import head_lines, ranks_of_hosts, uneven_hosts
+from planner.emit.starters import torchrun
+from planner.errors import InputError
+
+if TYPE_CHECKING:
+    from planner.emit.start import Start
+    from planner.plan import Plan
+
+SCRIPT: Final = "trainjob.yaml"
+IMAGE: Final = "IMAGE"
+FOLDER: Final = "/plan"
+YOURS: Final = {IMAGE: f"a container image with the program, in a runtime that mounts this folder at {FOLDER}"}
+
+_PLACE: Final = '"$PET_NODE_RANK" "$PET_MASTER_ADDR" "${PET_MASTER_PORT:-29500}"'
+
+
+def train_job(start: Start) -> dict[str, str]:
+    """The job, and beside it the script that each host runs.
+
+    Raises:
+        InputError: hosts of several pools, or hosts that are not used alike.
+    """
+    plan = start.plan
+    ranks = alike_hosts(plan, "kubeflow")
+    hosts = len(ranks_of_hosts(plan))
+    files = {} if start.is_ours else torchrun.host_script(start)
+    line = f"cd {FOLDER} && exec bash run.sh" + (f" {_PLACE}" if hosts > 1 else "")
+    if start.target.launcher is not None:
+        line = f"cd {FOLDER} && exec {start.target.launcher(plan, start.how)}"
+    kind = plan.cluster.pools[0].kind
+    limits = {"limits": {"nvidia.com/gpu": str(ranks)}} if kind == "cuda" else {}
+    trainer: dict[str, Any] = {
+        "image": IMAGE,
+        "numNodes": hosts,
+        "numProcPerNode": ranks,
+        "command": ["bash", "-c", line],
+        **({"resourcesPerNode": limits} if limits else {}),
+    }
+    runtime = {"name": "torch-distributed", "apiGroup": "trainer.kubeflow.org", "kind": "ClusterTrainingRuntime"}
+    document = {
+        "apiVersion": "trainer.kubeflow.org/v1alpha1",
+        "kind": "TrainJob",
+        "metadata": {"name": _name(plan.model.name)},
+        "spec": {"runtimeRef": runtime, "trainer": trainer},
+    }
+    head = "".join(f"# {each}\n" for each in head_lines(plan))
+    how = f"# kubectl create -f {SCRIPT}, with a runtime that mounts this folder at {FOLDER} on every host\n"
+    return {SCRIPT: head + how + yaml.safe_dump(document, sort_keys=False, width=1000), **files}
+
+
+def alike_hosts(plan: Plan, starter: str) -> int:
+    """Ranks of each host.
+
+    Raises:
+        InputError: hosts of several pools, or hosts that are not used alike.
+    """
+    hosts = ranks_of_hosts(plan)
+    if len({host.pool.name for host in hosts}) > 1:
+        hint = "--on slurm asks for each pool on its own"
+        raise InputError("the plan's hosts are of several pools", where=f"--on {starter}", hint=hint)
+    if fault := uneven_hosts(plan):
+        raise InputError(fault[0], where=f"--on {starter}", hint=fault[1])
+    return hosts[0].num_ranks
+
+
+def _name(text: str) -> str:
+    """A name as Kubernetes has them: RFC 1035, at most 63 characters."""
+    found = re.sub(r"[^a-z0-9-]+", "-", text.lower()).strip("-")[:50].strip("-")
+    return found if found[:1].isalpha() else f"train-{found}".rstrip("-")

@@ -1,0 +1,67 @@
+"""SkyPilot 0.14: a task that starts the program on every host it finds. Unknown keys are refused by its reader."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+import yaml
+
+from planner.emit.hosts import head_lines, ranks_of_hosts
+from planner.emit.starters import torchrun
+from planner.emit.starters.kubeflow import alike_hosts
+from planner.errors import InputError
+
+if TYPE_CHECKING:
+    from planner.emit.start import Start
+    from planner.plan import Plan
+
+SCRIPT: Final = "task.yaml"
+
+_NAMES: Final = {
+    "v100-16gb": "V100",
+    "v100-32gb": "V100-32GB",
+    "a100-40gb": "A100",
+    "a100-80gb": "A100-80GB",
+    "h100-80gb": "H100",
+    "h100-94gb": "H100",
+    "h200-141gb": "H200",
+}
+"""Devices of the shipped clusters in SkyPilot's words; others are their first word in capitals, as B200 and MI300X."""
+
+_FIRST: Final = '"$(head -n1 <<< "$SKYPILOT_NODE_IPS")"'
+
+
+def task(start: Start) -> dict[str, str]:
+    """The task, and beside it the script that each host runs.
+
+    Raises:
+        InputError: hosts of several pools, hosts that are not used alike, or hosts without GPUs.
+    """
+    plan = start.plan
+    ranks = alike_hosts(plan, "skypilot")
+    hosts = len(ranks_of_hosts(plan))
+    files = {} if start.is_ours else torchrun.host_script(start)
+    line = "bash run.sh" + (f' "$SKYPILOT_NODE_RANK" {_FIRST} 29500' if hosts > 1 else "")
+    if start.target.launcher is not None:
+        place = f' --node-rank="$SKYPILOT_NODE_RANK" --master-addr={_FIRST} --master-port=29500' if hosts > 1 else ""
+        line = f"{start.target.launcher(plan, start.how)}{place}"
+    resources: dict[str, Any] = {"accelerators": f"{_accelerator(plan)}:{ranks}"}
+    if hosts > 1:
+        resources["network_tier"] = "best"
+    document = {
+        "name": plan.model.name.replace("_", "-"),
+        "num_nodes": hosts,
+        "resources": resources,
+        "workdir": ".",
+        "run": f"{line}\n",
+    }
+    head = "".join(f"# {each}\n" for each in head_lines(plan))
+    how = f"# In this folder: sky launch {SCRIPT}; `setup:` for what has to be installed is yours to add\n"
+    return {SCRIPT: head + how + yaml.safe_dump(document, sort_keys=False, width=1000), **files}
+
+
+def _accelerator(plan: Plan) -> str:
+    pool = plan.cluster.pools[0]
+    if pool.kind != "cuda":
+        raise InputError("the plan's hosts have no GPUs", where="--on skypilot", hint="--on torchrun starts it by hand")
+    return _NAMES.get(pool.device.name, pool.device.name.partition("-")[0].upper())

@@ -1,0 +1,60 @@
+"""Whether a plan fits into memory, in words; and the gate that a plan passes before anything is written or started."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from planner.errors import NothingFitsError
+from planner.units import format_bytes
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from planner.cost.ledger import StageMemory
+    from planner.plan import Plan
+
+
+def check_fits(plan: Plan, *, force_unfit: bool = False, tell: Callable[[str], None] = lambda _: None) -> None:
+    """Let a plan pass that fits, warn about one that may not, refuse one that does not.
+
+    force_unfit: warn about that one too. tell: told the warning, one sentence.
+
+    Raises:
+        NothingFitsError: the plan does not fit, and `force_unfit` is false.
+    """
+    if plan.verdict == "fits":
+        return
+    words = f"this plan {plan.verdict.replace('fit', 'fit into memory')}: {fit_words(plan)}"
+    if plan.verdict == "does not fit" and not force_unfit:
+        hint = "`planner explain PLAN` shows by how much; --force-unfit goes on all the same"
+        raise NothingFitsError(words, hint=hint)
+    tell(words)
+
+
+def fit_words(plan: Plan) -> str:
+    """What the worst stage needs, of what, and the chance that it fits."""
+    stage = plan.worst_stage
+    if stage.host is not None and not stage.host_fits:
+        over = format_bytes(stage.missing_bytes)
+        return f"each device of stage {stage.stage} keeps {over} too much in its host's memory"
+    whole = format_bytes(whole_bytes(plan, stage))
+    words = f"stage {stage.stage} needs {format_bytes(stage.total_bytes)} of {whole}"
+    free, asked = 1 - stage.total_bytes / whole_bytes(plan, stage), plan.options.headroom
+    if asked and 0 <= free < asked:
+        words += f", which leaves {free:.1%} free and not the {asked:.1%} asked for"
+    return f"{words}; chance of fitting {chance_words(stage.chance_of_fitting)}"
+
+
+def whole_bytes(plan: Plan, stage: StageMemory) -> float:
+    """All that a program can have on a device of the stage."""
+    pools = {pool.name: pool for pool in plan.cluster.pools}
+    pool = pools[plan.layout.pools[stage.stage]] if plan.layout.pools else plan.cluster.pools[0]
+    return pool.device.memory
+
+
+def chance_words(chance: float) -> str:
+    """A chance in whole percent; only what is certain is 0 or 100 %, and no chance is rounded up over a line."""
+    percent = int(chance * 100 + 1e-9)
+    if percent == 0:
+        return "<1%" if chance > 0 else "0%"
+    return ">99%" if percent == 99 else f"{percent}%"

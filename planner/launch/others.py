@@ -1,0 +1,80 @@
+"""Launch a plan for another program: start what emit writes where it is installed, else say what to install."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+from typing import TYPE_CHECKING, Any
+
+from planner.emit.bundle import bundle_of, target_of, write_bundle
+from planner.emit.target import How
+from planner.errors import EnvironmentProblem, ExitCode, InputError, Mistake
+from planner.launch.hosts import find_host
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from pathlib import Path
+
+    from planner.plan import Plan
+    from planner.run_arguments import RunArguments
+
+
+def launch_other(
+    plan: Plan,
+    *,
+    output: Path,
+    arguments: RunArguments,
+    further: Sequence[str] = (),
+    smoke: bool = False,
+    dry_run: bool = False,
+    force_unfit: bool = False,
+    tell: Callable[[str], None] = lambda _: None,
+    **place: Any,
+) -> int:
+    """Write the program's files into `output`, start them on this host, and return the program's exit code.
+
+    further: options of the program that stand behind the script's own. force_unfit, tell: as
+    `planner.fit.check_fits`. place: as `planner.launch.hosts.find_host`.
+
+    Raises:
+        InputError: something is still the user's to say, or the program cannot be told what the plan decides.
+        EnvironmentProblem: the program is not installed, with the command that installs it.
+        NothingFitsError: the plan does not fit.
+    """
+    target, how = target_of(plan, None), How(arguments=arguments, smoke=smoke)
+    host = find_host(plan, os.environ, **place)
+    made = bundle_of(plan, how=how, force_unfit=force_unfit, tell=tell)
+    folder = output / f"host-{host.number}" if host and host.number else output
+    words = ["bash", str(folder / made.script)]
+    if host is not None:
+        words += [str(host.number), str(host.address), str(host.port)]
+    words += further
+    if dry_run:
+        sys.stdout.write(f"{shlex.join(words)}\n")
+        return ExitCode.OK
+    _check_filled(made.still_yours, further, where=target.program)
+    if shutil.which(target.executable) is None:
+        hint = f"{target.install}; or `planner emit` writes the files for another machine"
+        raise EnvironmentProblem(f"{target.executable} is not installed, which starts {target.program}", hint=hint)
+    write_bundle(plan, folder, how=how, force=(folder / "plan.json").exists(), force_unfit=force_unfit)
+    return subprocess.run(words, check=False).returncode  # noqa: S603 - the script that was just written
+
+
+def _check_filled(still_yours: dict[str, str], further: Sequence[str], *, where: str) -> None:
+    """Refuse to start while a placeholder is left; `$NAME` is a variable that may be set."""
+    given = " ".join(further)
+    mistakes = []
+    for placeholder, meaning in still_yours.items():
+        if placeholder.startswith("$") and os.environ.get(placeholder.removeprefix("$")):
+            continue
+        if not placeholder.startswith("$") and f"--{placeholder.lower().replace('_', '-')}" in given:
+            continue
+        hint = (
+            "set it in the environment" if placeholder.startswith("$") else "--data, --tokenizer, or options behind --"
+        )
+        mistakes.append(Mistake(message=f"{placeholder} is still yours: {meaning}", where=where, hint=hint))
+    if mistakes:
+        raise InputError(*mistakes)

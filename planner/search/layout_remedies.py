@@ -1,0 +1,223 @@
+"""What would make a given layout fit: one key changed, or two, each of them priced.
+
+Every value of a key is tried, not only those next to the layout's own. What the layout has beside them stays: its
+devices are as many, so that other degrees take from or give to data parallelism.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from itertools import combinations
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
+
+from planner.cost.estimate import Estimate, estimate, memory_of_stages
+from planner.cost.segments import with_segment
+from planner.layout import divisors, even_split
+from planner.search.given import policies_of
+from planner.search.remedies import Change, changes_of_training
+from planner.search.space.rules import broken_rules
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+    from planner.layout import Layout
+    from planner.specs.job import Job
+
+_MOST_PAIRS: Final = 6
+_ADAPTERS: Final = "lora_rank"
+_Case: TypeAlias = "tuple[Job, Layout]"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayoutRemedy:
+    """A change with which a layout fits, and what it costs."""
+
+    change: str
+    layout: Layout
+    step_seconds: float
+    chance_of_fitting: float
+
+
+class _Step(NamedTuple):
+    """A change of one key: which, in words, and of a job and a layout."""
+
+    key: str
+    words: str
+    of: Callable[[Job, Layout], _Case | None]
+
+
+def layout_remedies(job: Job, layout: Layout) -> tuple[LayoutRemedy, ...]:
+    """Changes of one key with which the layout fits, the fastest of each key, fastest first; then pairs of keys.
+
+    Pairs are tried where none fits alone, or none but adapters, which train something else: of changes that each lower
+    the need of the fullest device, or are legal only together with another.
+    """
+    here, steps = _need((job, layout)), list(_steps(job, layout))
+    needs = {step: _need(case) if (case := step.of(job, layout)) and _is_legal(case) else None for step in steps}
+    fitting = [step for step, need in needs.items() if need is not None and need <= 1]
+    found = _fastest_of_each((step.key, step.words, step.of(job, layout)) for step in fitting)
+    if any(step.key != _ADAPTERS for step in fitting):
+        return tuple(found)
+    helps = [
+        step
+        for step, need in needs.items()
+        if step.key != _ADAPTERS and ":" not in step.words and (need is None or need < here)
+    ]
+    pairs = _fastest_of_each(
+        (f"{one.key},{other.key}", f"{one.words},{other.words}", case)
+        for one, other in combinations(helps, 2)
+        if one.key != other.key and (case := _then(one.of(job, layout), other)) and _is_legal(case) and _need(case) <= 1
+    )
+    return (*found, *pairs[:_MOST_PAIRS])
+
+
+def _need(case: _Case) -> float:
+    """Of the fullest device or host, as a share of what fits."""
+    memory = memory_of_stages(*case)
+    hosts = [stage.host.total_bytes / stage.host.limit_bytes for stage in memory if stage.host]
+    return max(*hosts, *(stage.total_bytes / stage.limit_bytes for stage in memory), 0.0)
+
+
+def _is_legal(case: _Case) -> bool:
+    return not broken_rules(*case)
+
+
+def _fastest_of_each(found: Iterable[tuple[str, str, _Case | None]]) -> list[LayoutRemedy]:
+    """The fastest layout for each key, fastest first."""
+    best: dict[str, LayoutRemedy] = {}
+    for key, words, case in found:
+        if case is None:
+            continue
+        job, layout = case
+        priced = estimate(job, layout)
+        if key not in best or priced.step_seconds < best[key].step_seconds:
+            best[key] = _remedy(words, layout, priced)
+    return sorted(best.values(), key=lambda each: each.step_seconds)
+
+
+def _remedy(words: str, layout: Layout, priced: Estimate) -> LayoutRemedy:
+    return LayoutRemedy(
+        change=words,
+        layout=layout,
+        step_seconds=priced.step_seconds,
+        chance_of_fitting=min(stage.chance_of_fitting for stage in priced.memory),
+    )
+
+
+def _then(case: _Case | None, step: _Step) -> _Case | None:
+    """A second change after a first; a layout in between need not be legal."""
+    return step.of(*case) if case else None
+
+
+# --- changes of a key -------------------------------------------------------------------------------------------
+
+
+def _steps(job: Job, layout: Layout) -> Iterator[_Step]:
+    """Every other value of every key that bears on memory."""
+    yield from _degrees(job, layout)
+    yield from (_on_layout("mbs", each, _with_microbatch) for each in divisors(job.training.global_batch_size))
+    for zero in range(4):
+        if zero != layout.zero:
+            yield _on_layout("zero", zero, _with_zero)
+    for interleave in (1, 2):
+        if interleave != layout.interleave and not layout.pools and layout.schedule in ("1f1b", "interleaved"):
+            yield _on_layout("interleave", interleave, _with_interleave)
+    yield from (_on_layout("recompute", each, _with_policy) for each in policies_of(job, layout))
+    yield _on_layout("sp", 1, lambda _, layout, value: replace(layout, sp=value) if layout.tp > 1 else None)
+    for offload in job.engine.offload.what if job.has_hosts else ():
+        yield _on_layout("offload", offload, lambda _, layout, value: replace(layout, offload=value))
+    for change in changes_of_training(job):
+        yield _on_job(change)
+
+
+def _degrees(job: Job, layout: Layout) -> Iterator[_Step]:
+    for key in ("tp", "cp", "ep") if job.model.moe else ("tp", "cp"):
+        for value in divisors(layout.tp * layout.cp * layout.dp):
+            if value != getattr(layout, key):
+                yield _on_layout(key, value, _with_degree(key))
+    if layout.pools or layout.schedule not in ("1f1b", "interleaved"):
+        return
+    for pp in divisors(layout.world_size):
+        if pp != layout.pp:
+            yield _on_layout("pp", pp, _with_pipeline)
+
+
+def _on_layout(key: str, value: object, change: Callable[..., Layout | None]) -> _Step:
+    def changed(job: Job, layout: Layout) -> _Case | None:
+        other = change(job, layout, value)
+        if other is None or other == layout:
+            return None
+        return job, with_segment(job.cluster, replace(other, segment=0)) if layout.segment else other
+
+    return _Step(key, f"{key}={value}", changed)
+
+
+def _on_job(change: Change) -> _Step:
+    def changed(job: Job, layout: Layout) -> _Case | None:
+        other = change.of(job)
+        return (other, layout) if other else None
+
+    return _Step(change.kind, change.words, changed)
+
+
+def _with_degree(key: str) -> Callable[..., Layout | None]:
+    """Another degree inside a stage, on as many devices."""
+
+    def changed(_: Job, layout: Layout, value: int) -> Layout | None:
+        if key == "ep":
+            return replace(layout, ep=value)
+        tp, cp = (value, layout.cp) if key == "tp" else (layout.tp, value)
+        dp, rest = divmod(layout.tp * layout.cp * layout.dp, tp * cp)
+        if rest or dp < 1:
+            return None
+        etp = tp if layout.etp == layout.tp > 1 else min(layout.etp, tp)
+        return replace(layout, tp=tp, cp=cp, dp=dp, etp=etp, sp=int(tp > 1 and (layout.sp or layout.tp == 1)), hsdp=1)
+
+    return changed
+
+
+def _with_pipeline(job: Job, layout: Layout, pp: int) -> Layout | None:
+    """More or fewer stages on as many devices, with even layers and the policy that most of the layers have."""
+    dp, rest = divmod(layout.world_size, pp * layout.tp * layout.cp)
+    if rest or dp < 1:
+        return None
+    interleave = layout.interleave if pp > 1 else 1
+    return _cut(job, replace(layout, dp=dp, hsdp=1), pp, interleave)
+
+
+def _with_interleave(job: Job, layout: Layout, interleave: int) -> Layout | None:
+    return _cut(job, layout, layout.pp, interleave) if layout.pp > 1 else None
+
+
+def _cut(job: Job, layout: Layout, pp: int, interleave: int) -> Layout | None:
+    chunks = pp * interleave
+    if chunks > job.model.num_layers:
+        return None
+    return replace(
+        layout,
+        pp=pp,
+        interleave=interleave,
+        schedule="interleaved" if interleave > 1 else "1f1b",
+        layers_per_stage=even_split(job.model.num_layers, pp, interleave),
+        recompute=(_policy_of_most(layout),) * chunks,
+    )
+
+
+def _policy_of_most(layout: Layout) -> str:
+    layers = dict.fromkeys(layout.recompute, 0)
+    for policy, count in zip(layout.recompute, layout.layers_per_stage, strict=True):
+        layers[policy] += count
+    return max(layers, key=lambda policy: layers[policy])
+
+
+def _with_microbatch(job: Job, layout: Layout, mbs: int) -> Layout | None:
+    divides = job.training.global_batch_size % (layout.dp * mbs) == 0
+    return replace(layout, mbs=mbs) if mbs < layout.mbs and divides else None
+
+
+def _with_zero(_: Job, layout: Layout, zero: int) -> Layout | None:
+    return replace(layout, zero=zero, hsdp=layout.hsdp if zero else 1) if layout.dp * layout.cp > 1 else None
+
+
+def _with_policy(_: Job, layout: Layout, policy: str) -> Layout:
+    return replace(layout, recompute=(policy,) * layout.num_chunks)

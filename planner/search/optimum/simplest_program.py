@@ -1,0 +1,306 @@
+"""The simplest choice within a window, by integer programs: first the keys, then the step time of equally simple ones.
+
+Both programs have the sets, variables and rows (1) to (8) of the first solve (`integer_program`); D_c of (8) is the
+window. Columns have a class of risk g and tenths of layers a that are computed again.
+
+Variables: R in {0, 1, ..} the class of risk of the choice; T in {0, 1, ..} tenths of the model that are computed again;
+E in {0, 1} whether stages are uneven; e_cq in {0, 1} candidate c is chosen, and q layers on each of its inner stages.
+
+    (9)   R >= sum_ck g_crk y_crk             for all r                       -> _count_risk()
+    (10)  T >= sum_crk a_crk y_crk / L_c                                      -> _count_repeated()
+    (11)  e_cq <= sum_{k: l_crk = q, equal chunks} y_crk   for all c, q, inner stages r
+    (12)  E + sum_cq e_cq + sum_{c without inner stages} w_c >= 1             -> _count_uneven()
+
+Keys are written as the digits of one whole number, the first key in front, whose bases are above every value that the
+candidates leave possible. So the least number is the lexicographically least vector of keys.
+
+    first     minimise the number of R, T, E and the keys of the chosen candidate
+    second    minimise the step time, where R, T and E are at most what the first found, among the candidates whose own
+              keys are those that it found
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Literal, TypeAlias
+
+import numpy as np
+import pulp
+
+from planner.search.optimum.candidate import Choice, dominated
+from planner.search.optimum.integer_program import JointProgram, SolverName, columns_within
+from planner.search.optimum.pruning import greedy_choice, lower_bounds
+from planner.search.optimum.simplicity import Simplicity, tenths_of
+from planner.search.optimum.solver_process import run_solver
+from planner.search.space.arrays import AGREEMENT
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from planner.numbers import IntArray, Mask
+    from planner.search.optimum.pruning import LowerBounds
+    from planner.search.optimum.simplicity import Rated
+
+Status = Literal["optimal", "time limit", "infeasible"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SimplestAnswer:
+    """What the two programs found; `choice` is None where there is none, or none was found in time."""
+
+    status: Status
+    choice: Choice | None = None
+    simplicity: Simplicity | None = None
+    num_candidates: int = 0
+    num_columns: int = 0
+    solver: str = ""
+
+
+class _KeyProgram(JointProgram):
+    """The programs of the module's docstring, as a PuLP problem; its objective is the step time until it is set."""
+
+    def __init__(self, rated: Sequence[Rated], bounds: LowerBounds) -> None:
+        super().__init__([each.candidate for each in rated], bounds)
+        self._rated = rated
+        self._risk = self._whole("risk", max(int(each.risk.max(initial=0)) for each in rated))
+        self._tenths = self._whole("tenths", max(_most_tenths(each) for each in rated))
+        self._uneven = self._whole("uneven", 1)
+        self._count_risk()
+        self._count_repeated()
+        self._count_uneven()
+
+    def minimise_keys(self) -> None:
+        """Put the keys in place of the step time."""
+        digits: list[tuple[int, list[tuple[pulp.LpVariable, float]]]] = [
+            (_base(self._risk), [(self._risk, 1.0)]),
+            self._of_candidates([each.idle for each in self._rated]),
+            (_base(self._tenths), [(self._tenths, 1.0)]),
+            self._of_candidates([each.interleave for each in self._rated]),
+            (2, [(self._uneven, 1.0)]),
+            self._of_candidates([each.axes for each in self._rated]),
+        ]
+        coefficients: dict[pulp.LpVariable, float] = {}
+        weight = 1
+        for base, digit in reversed(digits):
+            for variable, value in digit:
+                coefficients[variable] = coefficients.get(variable, 0.0) + weight * value
+            weight *= base
+        self.problem.setObjective(pulp.LpAffineExpression(coefficients))
+
+    def allow(self, simplicity: Simplicity) -> None:
+        """Let the keys of columns be no more than these."""
+        for variable, most in (
+            (self._risk, simplicity.risk),
+            (self._tenths, simplicity.recomputed),
+            (self._uneven, simplicity.uneven),
+        ):
+            self.problem.addConstraint(pulp.LpConstraint(variable, pulp.LpConstraintLE, f"most_{variable.name}", most))
+
+    def _whole(self, name: str, most: int) -> pulp.LpVariable:
+        return self.problem.add_variable(name, 0, most, pulp.LpInteger)
+
+    def _of_candidates(self, values: list[int]) -> tuple[int, list[tuple[pulp.LpVariable, float]]]:
+        """A digit that belongs to the chosen candidate: the place of its value among the different ones."""
+        places = sorted(set(values))
+        return len(places), [(w, float(places.index(value))) for w, value in zip(self._w, values, strict=True)]
+
+    def _count_risk(self) -> None:
+        for stage in range(max(each.candidate.num_stages for each in self._rated)):
+            terms = [
+                (self._y[c][k], -float(each.risk[k]))
+                for c, each in enumerate(self._rated)
+                for k in np.flatnonzero((each.candidate.stage == stage) & (each.risk > 0)).tolist()
+            ]
+            if terms:
+                self._add([(self._risk, 1.0), *terms], pulp.LpConstraintGE, f"risk_{stage}")
+
+    def _count_repeated(self) -> None:
+        terms = [
+            (self._y[c][k], -float(each.repeated[k]) / each.candidate.num_layers)
+            for c, each in enumerate(self._rated)
+            for k in np.flatnonzero(each.repeated).tolist()
+        ]
+        if terms:
+            self._add([(self._tenths, 1.0), *terms], pulp.LpConstraintGE, "repeated")
+
+    def _count_uneven(self) -> None:
+        even: list[tuple[pulp.LpVariable, float]] = [(self._uneven, 1.0)]
+        for c, each in enumerate(self._rated):
+            if each.candidate.num_stages < 3:
+                even.append((self._w[c], 1.0))
+                continue
+            for count in np.unique(each.candidate.layers[each.inner & each.alike]).tolist():
+                chosen = self._binary(f"e_{c}_{count}")
+                even.append((chosen, 1.0))
+                for stage in range(1, each.candidate.num_stages - 1):
+                    own = (each.candidate.stage == stage) & (each.candidate.layers == count) & each.alike
+                    terms = [(self._y[c][k], 1.0) for k in np.flatnonzero(own).tolist()]
+                    self._add([*terms, (chosen, -1.0)], pulp.LpConstraintGE, f"even_{c}_{count}_{stage}")
+        self.problem.addConstraint(pulp.LpConstraint(pulp.LpAffineExpression(even), pulp.LpConstraintGE, "even", 1))
+
+
+def _base(variable: pulp.LpVariable) -> int:
+    return int(variable.upBound) + 1
+
+
+def _most_tenths(rated: Rated) -> int:
+    """Tenths of the model that any choice of a candidate computes again, at most."""
+    candidate = rated.candidate
+    most = np.zeros(candidate.num_stages, dtype=np.int64)
+    np.maximum.at(most, candidate.stage, rated.repeated)
+    return tenths_of(int(most.sum()), candidate.num_layers)
+
+
+_Entry: TypeAlias = "tuple[Simplicity, float, Rated]"
+"""A candidate, with keys and seconds that no choice of it comes before."""
+
+
+class Contenders:
+    """Candidates that may have the simplest choice, with the columns that it may have, as far as they were added.
+
+    Left out are columns that no choice within the window uses, by the lower bounds of step times; those that have
+    another one of the same stage, state and layers beside them that is no worse in any price or key; and candidates
+    whose keys, each at its least on its own, come behind those of a choice that was tried.
+    """
+
+    def __init__(self) -> None:
+        self.known: tuple[Simplicity, float] | None = None  # a choice that was tried: its keys and seconds
+        self._rated: list[_Entry] = []
+
+    def may_have(self, least: Simplicity, seconds: float) -> bool:
+        """Whether choices whose keys and step time are no less than these may come before the one that was tried."""
+        if self.known is None:
+            return True
+        return least < self.known[0] or (least == self.known[0] and seconds <= self.known[1] * (1 + AGREEMENT))
+
+    def add(self, rated: Sequence[Rated]) -> None:
+        """More candidates, whose columns are those that some choice within the window may use (`columns_within`)."""
+        seconds = lower_bounds([each.candidate for each in rated]).candidate.tolist()
+        kept = [each.keep(~dominated(each.candidate, each.risk, each.repeated)) for each in rated]
+        added = list(zip(map(_least_keys, kept), seconds, kept, strict=True))
+        for least, _, each in sorted(added, key=lambda entry: entry[:2]):
+            if self.known is not None and least >= self.known[0]:
+                break
+            self._try(each)
+        self._rated += [entry for entry in added if self.may_have(*entry[:2])]
+
+    def _try(self, rated: Rated) -> None:
+        """A greedy choice of the simplest kind that has one."""
+        for columns in _simple_columns(rated):
+            choice = greedy_choice(rated.candidate.keep(columns))
+            if choice is not None:
+                keys = rated.simplicity(columns[list(choice.columns)].tolist())
+                found = keys, choice.objective_seconds
+                self.known = found if self.known is None else min(self.known, found)
+                return
+
+    def left(self) -> list[Rated]:
+        """The candidates that are left when all have been added."""
+        left = [entry for entry in self._rated if self.may_have(*entry[:2])]
+        if self.known is not None:
+            for risk in range(self.known[0].risk):
+                left = self._beyond(left, risk)
+        rated = [each for _, _, each in left]
+        if self.known is not None:
+            rated = [each.keep(each.risk <= self.known[0].risk) for each in rated]
+        within = columns_within([each.candidate for each in rated], np.inf)
+        return [rated[index].keep(columns) for index, columns in within.items()]
+
+    def _beyond(self, left: list[_Entry], risk: int) -> list[_Entry]:
+        """The same, where choices of some candidates must have a higher risk, by the lower bounds of step times."""
+        low = [row for row, (least, _, _) in enumerate(left) if least.risk <= risk]
+        within = columns_within([left[row][2].keep(left[row][2].risk <= risk).candidate for row in low], np.inf)
+        higher = {row for number, row in enumerate(low) if number not in within}
+        found = [
+            (least._replace(risk=risk + 1) if row in higher else least, bound, each)
+            for row, (least, bound, each) in enumerate(left)
+        ]
+        return [entry for entry in found if self.may_have(*entry[:2])]
+
+
+def solve_simplest(
+    rated: Sequence[Rated], *, solver: SolverName = "cbc", time_limit: float | None = None
+) -> SimplestAnswer:
+    """The simplest choice over all candidates (`Contenders.left`) whose step is within its `longest_seconds`.
+
+    time_limit: seconds of wall time for each of the two programs.
+
+    Raises:
+        SolverTrouble: the solver is missing, was killed, or answered with something that is no answer.
+        EnvironmentProblem: the solver asked for is not installed and can be.
+    """
+    if not rated:
+        return SimplestAnswer(status="infeasible")
+    choice, status = _run(rated, None, solver, time_limit)
+    if choice is not None and status == "optimal":
+        simplicity = rated[choice.candidate].simplicity(choice.columns)
+        alike = [c for c, each in enumerate(rated) if _own_keys(each) == _own_keys(simplicity)]
+        choice, status = _run([rated[c] for c in alike], simplicity, solver, time_limit)
+        choice = choice and replace(choice, candidate=alike[choice.candidate])
+    return SimplestAnswer(
+        status=status,
+        choice=choice,
+        simplicity=None if choice is None else rated[choice.candidate].simplicity(choice.columns),
+        solver=solver,
+        num_candidates=len(rated),
+        num_columns=sum(each.candidate.num_columns for each in rated),
+    )
+
+
+def _own_keys(each: Rated | Simplicity) -> tuple[int, int, int]:
+    """The keys that belong to the configuration alone."""
+    return each.idle, each.interleave, each.axes
+
+
+def _run(
+    rated: Sequence[Rated], at_most: Simplicity | None, solver: SolverName, time_limit: float | None
+) -> tuple[Choice | None, Status]:
+    """The first program, or the second one where the keys stand."""
+    candidates = [each.candidate for each in rated]
+    program = _KeyProgram(rated, lower_bounds(candidates))
+    if at_most is None:
+        program.minimise_keys()
+    else:
+        program.allow(at_most)
+    outcome = run_solver(program.problem, solver, time_limit)
+    if outcome.values is None:
+        return None, outcome.status
+    c, columns = program.columns(outcome.values)
+    seconds = candidates[c].step_seconds(columns)
+    return Choice(candidate=c, columns=columns, objective_seconds=seconds), outcome.status
+
+
+def _least_keys(rated: Rated) -> Simplicity:
+    """Keys that no choice of a candidate comes before."""
+    stage, num_stages, inner = rated.candidate.stage, rated.candidate.num_stages, rated.inner
+    risk, repeated = (np.full(num_stages, np.iinfo(np.int64).max) for _ in range(2))
+    np.minimum.at(risk, stage, rated.risk)
+    np.minimum.at(repeated, stage, rated.repeated)
+    even, of_layers = inner & rated.alike, rated.repeated / np.maximum(rated.candidate.layers, 1)
+    counts = np.bincount(rated.candidate.layers[even][_firsts(stage[even], rated.candidate.layers[even])])
+    is_even = num_stages < 3 or bool(np.any(counts == num_stages - 2))
+    return Simplicity(
+        risk=int(risk.max()),
+        idle=rated.idle,
+        recomputed=max(tenths_of(int(repeated.sum()), rated.candidate.num_layers), int(np.ceil(of_layers.min()))),
+        interleave=rated.interleave,
+        uneven=int(not is_even),
+        axes=rated.axes,
+    )
+
+
+def _firsts(stage: IntArray, layers: IntArray) -> IntArray:
+    """Positions of the first column of each pair of stage and layers."""
+    return np.unique(np.stack([stage, layers]), axis=1, return_index=True)[1]
+
+
+def _simple_columns(rated: Rated) -> Iterator[IntArray]:
+    """Fewer and fewer demands: low risk, nothing computed again, even stages."""
+    inner, layers = rated.inner, rated.candidate.layers
+    counts = np.unique(layers[inner & rated.alike]).tolist() if rated.candidate.num_stages > 2 else []
+    for risk in np.unique(rated.risk).tolist():
+        for most in np.unique([rated.repeated.min(initial=0), rated.repeated.max(initial=0)]).tolist():
+            own: Mask = (rated.risk <= risk) & (rated.repeated <= most)
+            for count in counts:
+                yield np.flatnonzero(own & (~inner | (rated.alike & (layers == count))))
+            yield np.flatnonzero(own)

@@ -1,0 +1,101 @@
+"""How simple a choice is, as numbers: the keys by which the simplest of layouts that are nearly as good is chosen.
+
+Less is simpler, and an earlier key counts before all later ones. Some keys belong to the configuration alone (idle
+devices, interleave, axes). The others follow from the columns of a choice: risk is that of its worst stage, what is
+computed again adds up, and stages are even or not.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from planner.numbers import IntArray, Mask
+    from planner.search.optimum.candidate import Candidate
+
+RISKS: Final = (0.01, 0.05)
+"""Chances of not fitting up to which a layout is in the first class, in the second, and so on."""
+
+INTERLEAVES: Final = (1, 4, 8)
+"""Chunks of a stage up to which a layout is in the first class, in the second, and so on."""
+
+TENTHS: Final = 10
+
+
+class Simplicity(NamedTuple):
+    """The keys of a layout, in the order in which they count.
+
+    risk: class of the chance of not fitting (`RISKS`). idle: devices that are left over. recomputed: tenths of the
+    layers' forward pass that are computed again, begun ones counted whole. interleave: class of the chunks of a stage
+    (`INTERLEAVES`). uneven: 1 unless all stages but the first and the last hold equally many layers, in equal chunks.
+    axes: degrees of parallelism above 1, of tp, pp, cp, ep and dp.
+    """
+
+    risk: int
+    idle: int
+    recomputed: int
+    interleave: int
+    uneven: int
+    axes: int
+
+
+def class_of(value: float, limits: Sequence[float]) -> int:
+    """Number of the first limit that a value does not exceed; as many as there are limits where it exceeds all."""
+    return sum(value > limit for limit in limits)
+
+
+def tenths_of(units: int, num_layers: int) -> int:
+    """Begun tenths of a model, from tenths of layers."""
+    return -(-units // num_layers)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Rated:
+    """A candidate with what its configuration and each of its columns are to simplicity.
+
+    risk: class of the chance that the stage does not fit, [columns]. repeated: tenths of layers that the stage computes
+    again, begun ones counted whole, [columns]. alike: whether the chunks of the stage are of one size, [columns].
+    """
+
+    candidate: Candidate
+    idle: int
+    interleave: int
+    axes: int
+    risk: IntArray
+    repeated: IntArray
+    alike: Mask
+
+    def keep(self, columns: Mask | IntArray) -> Rated:
+        """The same with only these columns of the candidate."""
+        return replace(
+            self,
+            candidate=self.candidate.keep(columns),
+            risk=self.risk[columns],
+            repeated=self.repeated[columns],
+            alike=self.alike[columns],
+        )
+
+    @property
+    def inner(self) -> Mask:
+        """Columns of stages that are neither the first nor the last, [columns]."""
+        stage = self.candidate.stage
+        return np.asarray((stage > 0) & (stage < self.candidate.num_stages - 1))
+
+    def simplicity(self, columns: Sequence[int]) -> Simplicity:
+        """The keys of a choice."""
+        chosen = np.asarray(columns)
+        inner = chosen[1:-1]
+        even = len(np.unique(self.candidate.layers[inner])) <= 1 and bool(np.all(self.alike[inner]))
+        return Simplicity(
+            risk=int(self.risk[chosen].max()),
+            idle=self.idle,
+            recomputed=tenths_of(int(self.repeated[chosen].sum()), self.candidate.num_layers),
+            interleave=self.interleave,
+            uneven=int(not even),
+            axes=self.axes,
+        )

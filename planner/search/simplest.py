@@ -1,0 +1,261 @@
+"""The second solve: the simplest of the layouts that are nearly as good as the proven minimum.
+
+Layouts within a share of the minimum (the window) are compared by their keys (`optimum.simplicity`), one after the
+other, then by step time. Every configuration whose lower bound is within the window takes part, whatever the first
+solve did with it.
+
+Two methods answer. The dynamic program takes configurations in the order of the keys that they settle alone, and stops
+where these come behind the simplest layout so far (`optimum.simplest_dynamic_program`). The integer program decides on
+all that keys and lower bounds leave on its own side (`optimum.simplest_program`). Both share legal configurations,
+prices, the keys of columns and lower bounds of step times, and no cutoff. They must agree. The answer must have the
+keys and the step time that its layout has, and no layout that the first solve found may come before it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from planner.cost.estimate import estimate
+from planner.errors import SolverTrouble
+from planner.search.best_first import assigned_by, candidates_of
+from planner.search.optimum.candidate import Disagreement
+from planner.search.optimum.integer_program import columns_within
+from planner.search.optimum.pruning import prune
+from planner.search.optimum.rating import configuration_keys, rated, simplicity_of
+from planner.search.optimum.simplest_dynamic_program import Standing, least_of, simplest_choice
+from planner.search.optimum.simplest_program import Contenders, SimplestAnswer, solve_simplest
+from planner.search.optimum.simplicity import Simplicity
+from planner.search.space.arrays import AGREEMENT, TIE
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from planner.numbers import FloatArray, IntArray
+    from planner.search.best_first import Assigned, Found
+    from planner.search.objectives import Objective, Rank
+    from planner.search.optimum.candidate import Candidate
+    from planner.search.optimum.integer_program import SolverName
+    from planner.search.optimum.simplicity import Rated
+    from planner.search.space.configurations import DegreeArrays
+    from planner.search.space.constraints import Constraints
+
+WITHIN: Final = 0.02
+"""Share of the objective that a simpler layout may cost, unless the user says otherwise (`--within`)."""
+
+_FIRST: Final = 16  # configurations that are priced at first; then twice as many each time
+_MOST: Final = 256
+_MOST_TRIED: Final = 16  # layouts of the first solve that are held against the answer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Window:
+    """Layouts that are worse than the minimum by no more than a share of the objective."""
+
+    objective: Objective
+    minimum: Rank
+    within: float
+
+    def longest_seconds(self, devices: FloatArray) -> FloatArray:
+        """The longest step of a layout within it, by devices as the objective counts them, [n]."""
+        first, seconds = (value * (1 + self.within) for value in self.minimum)
+        if self.objective.name == "cost":
+            longest = first / devices
+        elif self.objective.name == "gpus":
+            longest = np.where(devices <= self.minimum[0], seconds, 0.0)
+        else:
+            longest = np.full(np.shape(devices), first)
+        return np.asarray(np.minimum(longest, self.objective.longest_step_seconds), dtype=np.float64)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recommendation:
+    """The simplest layout within the window, its keys, and what proves it."""
+
+    assigned: Assigned
+    simplicity: Simplicity
+    answer: SimplestAnswer
+    warnings: tuple[str, ...] = ()
+
+
+def simplest_within(
+    found: Found,
+    constraints: Constraints,
+    window: Window,
+    solver: SolverName = "cbc",
+    time_limit: float | None = None,
+) -> Recommendation:
+    """The simplest layout within a window of the proven minimum.
+
+    Raises:
+        Disagreement: the two methods differ, or the answer is not what its layout is; a bug.
+    """
+    inside, longest = _inside(found, window)
+    prices = _Prices(found, constraints)
+    standing, assigned = _by_dynamic_program(found, prices, inside, longest)
+    warnings: tuple[str, ...] = ()
+    try:
+        answer = _by_program(found, prices, inside, longest, solver, time_limit)
+    except SolverTrouble as trouble:
+        answer = SimplestAnswer(status="optimal", solver="dynamic program")
+        warnings = (f"{solver} failed, so the dynamic program alone chose the simplest layout: {trouble}",)
+    else:
+        _check_agreement(answer, standing)
+    _check_layout(found, window, standing, assigned)
+    return Recommendation(assigned=assigned, simplicity=standing.simplicity, answer=answer, warnings=warnings)
+
+
+def _inside(found: Found, window: Window) -> tuple[IntArray, FloatArray]:
+    """Positions of configurations whose lower bounds are within the window, and the longest step of each, [n] both."""
+    near = found.near
+    devices = np.broadcast_to(window.objective.devices(found.job, near.degrees(slice(None))), near.seconds.shape)
+    longest = window.longest_seconds(devices)
+    inside = np.flatnonzero(near.seconds <= longest * (1 + TIE))
+    return inside, longest[inside]
+
+
+def _in_parts(order: IntArray) -> Iterator[IntArray]:
+    """An order in parts, the first ones small."""
+    first, size = 0, _FIRST
+    while first < len(order):
+        yield order[first : first + size]
+        first, size = first + size, min(2 * size, _MOST)
+
+
+def _alone(keys: IntArray) -> Simplicity:
+    """Keys of a configuration where those that its columns decide are at their best."""
+    idle, interleave, axes = keys.tolist()
+    return Simplicity(risk=0, idle=idle, recomputed=0, interleave=interleave, uneven=0, axes=axes)
+
+
+def _by_dynamic_program(
+    found: Found, prices: _Prices, inside: IntArray, longest: FloatArray
+) -> tuple[Standing, Assigned]:
+    """The simplest layout over the configurations, one by one in the order of the keys that they settle alone."""
+    job, near = found.job, found.near
+    keys = configuration_keys(job, near.degrees(inside))
+    order = np.lexsort((near.seconds[inside], *keys.T[::-1]))
+    best: tuple[Standing, Assigned] | None = None
+    for part in _in_parts(order):
+        wanted = [
+            row
+            for row in part.tolist()
+            if best is None or Standing(_alone(keys[row]), near.seconds[inside[row]]) <= best[0]
+        ]
+        kept = _of_dynamic_program(found, prices, inside[wanted], longest[wanted])
+        least = {row: least_of(each) for row, each in zip(wanted, kept, strict=True) if each is not None}
+        for row, each in zip(wanted, kept, strict=True):
+            if each is None or (best and least[row] > best[0].simplicity):
+                continue
+            simplest = simplest_choice(each, float(longest[row]) * (1 + TIE), before=best and best[0])
+            if simplest is not None:
+                standing, choice = simplest
+                best = standing, assigned_by(near.one(int(inside[row])), each.candidate, choice)
+    if best is None:
+        raise Disagreement("the second solve finds no layout within the window of the first solve's minimum")
+    return best
+
+
+def _of_dynamic_program(found: Found, prices: _Prices, positions: IntArray, longest: FloatArray) -> list[Rated | None]:
+    """The configurations with their keys and columns that choices within the window may have; None: there are none."""
+    kept: dict[int, Rated] = {}
+    for here, degrees, priced in prices.of(positions, longest):
+        masks = prune(priced, np.array([each.longest_seconds for each in priced]), fastest_only=False)
+        rows = [row for row, mask in enumerate(masks) if mask.any()]
+        some = [priced[row].keep(masks[row]) for row in rows]
+        with_keys = rated(found.job, degrees.take(np.array(rows, dtype=np.int64)), some)
+        kept |= zip(here[rows].tolist(), with_keys, strict=True)
+    return [kept.get(position) for position in positions.tolist()]
+
+
+class _Prices:
+    """Configurations as candidates that know the window; each is priced once, for both methods."""
+
+    def __init__(self, found: Found, constraints: Constraints) -> None:
+        self._found, self._constraints = found, constraints
+        self._known: dict[int, Candidate] = {}
+
+    def of(self, positions: IntArray, longest: FloatArray) -> Iterator[tuple[IntArray, DegreeArrays, list[Candidate]]]:
+        """The configurations of each schedule, their degrees and candidates; longest: steps of the window, [n]."""
+        limit_of = dict(zip(positions.tolist(), longest.tolist(), strict=True))
+        for here, degrees in self._found.near.alike(positions):
+            new = np.flatnonzero([position not in self._known for position in here.tolist()])
+            limits = np.array([limit_of[position] for position in here[new].tolist()])
+            priced = candidates_of(self._found.job, self._constraints, degrees.take(new), limits) if len(new) else []
+            for position, limit, each in zip(here[new].tolist(), limits.tolist(), priced, strict=True):
+                self._known[position] = replace(each, longest_seconds=limit)
+            yield here, degrees, [self._known[position] for position in here.tolist()]
+
+
+def _by_program(
+    found: Found,
+    prices: _Prices,
+    inside: IntArray,
+    longest: FloatArray,
+    solver: SolverName,
+    time_limit: float | None,
+) -> SimplestAnswer:
+    """The integer programs' answer, on all that keys and lower bounds leave on this side."""
+    idle, interleave, axes = configuration_keys(found.job, found.near.degrees(inside)).T
+    bounds, contenders = found.near.seconds[inside], Contenders()
+    for part in _in_parts(np.lexsort((bounds, axes, interleave, idle))):
+        wanted = np.array(
+            [
+                row
+                for row in part.tolist()
+                if contenders.may_have(Simplicity(0, idle[row], 0, interleave[row], 0, axes[row]), bounds[row])
+            ],
+            dtype=np.int64,
+        )
+        for _, degrees, priced in prices.of(inside[wanted], longest[wanted]):
+            columns = columns_within(priced, np.inf)
+            some = [priced[row].keep(own) for row, own in columns.items()]
+            contenders.add(rated(found.job, degrees.take(np.array(list(columns), dtype=np.int64)), some))
+    return solve_simplest(contenders.left(), solver=solver, time_limit=time_limit)
+
+
+def _check_agreement(answer: SimplestAnswer, standing: Standing) -> None:
+    """The two methods must agree on the keys and the step time of the simplest layout.
+
+    Raises:
+        Disagreement: they do not.
+    """
+    said = f"the simplest layout by the dynamic program is {standing}, by the integer program {answer}"
+    if answer.status == "time limit":
+        if answer.choice is not None and answer.simplicity is not None and answer.simplicity < standing.simplicity:
+            raise Disagreement(said)
+        return
+    if answer.choice is None or answer.simplicity != standing.simplicity:
+        raise Disagreement(said)
+    if abs(answer.choice.objective_seconds - standing.seconds) > AGREEMENT * standing.seconds:
+        raise Disagreement(said)
+
+
+def _check_layout(found: Found, window: Window, standing: Standing, assigned: Assigned) -> None:
+    """The layout must have the keys and the step time that the solvers saw, within the window; none may be simpler.
+
+    Raises:
+        Disagreement: one of these does not hold.
+    """
+    layout = found.layout_of(assigned)
+    seconds, simplicity = estimate(found.job, layout).step_seconds, simplicity_of(found.job, layout)
+    if simplicity != standing.simplicity or abs(seconds - standing.seconds) > AGREEMENT * seconds:
+        raise Disagreement(f"the solvers saw {standing}, and the layout {layout} has {simplicity} and {seconds!r} s")
+    if not _is_within(found, window, assigned):
+        raise Disagreement(f"the layout {layout} takes {seconds!r} s, outside the window of {window.minimum}")
+    tried = [each for each in found.layouts if _is_within(found, window, each)]
+    alone = {id(each): _alone(configuration_keys(found.job, each.degrees.at_once())[0]) for each in tried}
+    simplest = sorted(tried, key=lambda each: (alone[id(each)], each.seconds))[:_MOST_TRIED]
+    for each in simplest:
+        if alone[id(each)] <= standing.simplicity:
+            other = simplicity_of(found.job, found.layout_of(each))
+            if Standing(other, each.seconds) < Standing(standing.simplicity, standing.seconds * (1 - AGREEMENT)):
+                raise Disagreement(f"{layout} is not the simplest: {found.layout_of(each)} has {other}")
+
+
+def _is_within(found: Found, window: Window, assigned: Assigned) -> bool:
+    """Whether a layout that was found lies in the window."""
+    devices = np.array([window.objective.devices(found.job, assigned.degrees)], dtype=np.float64)
+    return bool(assigned.seconds <= window.longest_seconds(devices)[0] * (1 + AGREEMENT))

@@ -1,0 +1,71 @@
+"""What a device takes from its generation where its own document says nothing."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import TYPE_CHECKING, Any, Final
+
+from planner.specs import library
+from planner.specs.yaml import read_yaml
+from planner.units import parse_quantity
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+_SIXTEEN_BITS: Final = ("bf16", "fp16")
+
+
+def with_defaults(device: Mapping[str, Any]) -> dict[str, Any]:
+    """A device as it is written, with what it leaves out; `assumed` lists the keys that its generation gave.
+
+    A device that was written out before keeps those of its `assumed` keys that still have the generation's value.
+    Nothing is filled where the generation is missing or unknown.
+    """
+    generation, before = device.get("generation"), device.get("assumed")
+    if isinstance(before, list):  # of JSON
+        device = {**device, "assumed": tuple(before)}
+    if generation not in _generations():
+        return dict(device)
+    defaults = _flat(_defaults_of(generation))
+    processors = _num_processors(device.get("peak"), str(defaults.pop("processor")))
+    if processors:
+        defaults["num_processors"] = processors
+    given = _flat(device)
+    still = {key for key in before or () if given.get(key) == defaults.get(key)}
+    assumed = [key for key in defaults if key not in given or key in still]
+    efficiency = device.get("efficiency", {})
+    filled = {key: value for key, value in defaults.items() if "." not in key} | dict(device)
+    if isinstance(efficiency, dict):
+        parts = {key.partition(".")[2]: value for key, value in defaults.items() if "." in key}
+        filled["efficiency"] = {**parts, **efficiency}
+    return {**filled, "assumed": tuple(sorted(assumed))}
+
+
+@cache
+def _generations() -> tuple[str, ...]:
+    return library.names("clusters/generations")
+
+
+@cache
+def _defaults_of(generation: str) -> dict[str, Any]:
+    found = read_yaml(library.path_of("clusters/generations", generation)).plain
+    assert isinstance(found, dict)
+    return found
+
+
+def _flat(document: Mapping[str, Any]) -> dict[str, Any]:
+    """The keys that a generation can give, those of `efficiency` as `efficiency.KEY`."""
+    found = {key: value for key, value in document.items() if key in ("processor", "num_processors", "reserved_memory")}
+    efficiency = document.get("efficiency")
+    parts = efficiency if isinstance(efficiency, dict) else {}
+    return found | {f"efficiency.{key}": value for key, value in parts.items()}
+
+
+def _num_processors(peak: Any, of_one: str) -> int | None:
+    """How many processors have this peak of 16 bits; None where it is not given, or wrongly."""
+    given = [peak[precision] for precision in _SIXTEEN_BITS if isinstance(peak, dict) and precision in peak]
+    try:
+        rate = parse_quantity(str(given[0]), "flops_per_second") if given else 0.0
+    except ValueError:
+        return None  # reported when the device is checked
+    return max(1, round(rate / parse_quantity(of_one, "flops_per_second"))) if rate > 0 else None

@@ -1,0 +1,172 @@
+"""Effective training time against a simulation of events, against limits, and against published runs."""
+
+from __future__ import annotations
+
+import csv
+import math
+import statistics
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from planner.cost.goodput import (
+    Interruptions,
+    best_interval_seconds,
+    checkpoint_bytes,
+    effective_share,
+    goodput,
+    waiting_share,
+)
+from planner.specs.failures import FailureSpec
+from planner.specs.load import load_job
+
+HOUR, DAY = 3600.0, 86400.0
+PUBLISHED = Path(__file__).parents[1] / "published" / "failures.csv"
+
+
+def simulated(each: Interruptions, interval, num_failures, *, evicting=0.0, repair=1.0, spares=None):
+    """Effective share and share of waiting, by playing failures one after the other."""
+    random = np.random.default_rng(5)
+    now = kept = waited = 0.0
+    failure, out = random.exponential(each.between), list[float]()
+    for _ in range(num_failures):
+        trains = now + each.restart
+        if failure > trains:
+            made, at = 0, trains
+            while (at := at + interval + each.blocked) + each.readable_after <= failure:
+                made += 1
+            kept += made * interval
+        now = failure
+        failure = now + random.exponential(each.between)
+        if spares is not None:
+            out = [back for back in out if back > now]
+            if random.random() < evicting:
+                out.append(now + random.exponential(repair))
+            if len(out) > spares:  # nothing fails while the run waits
+                back = min(out)
+                waited, failure, now = waited + back - now, failure + back - now, back
+    return kept / now, waited / now
+
+
+RUNS = [
+    Interruptions(between=3 * HOUR, restart=600.0, blocked=30.0),
+    Interruptions(between=3 * HOUR, restart=600.0, blocked=5.0, readable_after=120.0),
+    Interruptions(between=0.5 * HOUR, restart=300.0, blocked=5.0, readable_after=300.0),
+    Interruptions(between=3 * DAY, restart=1200.0, blocked=120.0),
+]
+
+
+def check_simulation(num_failures: int, points: float) -> None:
+    for each in RUNS:
+        best = best_interval_seconds(each)
+        for interval in (best, 4 * best):
+            told = float(effective_share(each, interval))
+            assert simulated(each, interval, num_failures)[0] == pytest.approx(told, abs=points / 100)
+
+
+def test_effective_share_is_that_of_a_simulation() -> None:
+    check_simulation(6_000, 1.0)
+
+
+@pytest.mark.slow
+def test_effective_share_is_that_of_a_million_failures() -> None:
+    check_simulation(125_000, 0.5)  # of each of eight
+
+
+def test_waiting_for_hosts_is_that_of_a_simulation() -> None:
+    each, repair = Interruptions(between=4 * HOUR, restart=900.0, blocked=30.0), DAY
+    for spares in (0, 2, 8):
+        waits = waiting_share(0.78 * repair / each.between, spares)
+        kept, waited = simulated(each, 1000.0, 20_000, evicting=0.78, repair=repair, spares=spares)
+        assert waited == pytest.approx(waits, abs=0.02)
+        assert kept == pytest.approx((1 - waits) * float(effective_share(each, 1000.0)), abs=0.02)
+
+
+@given(st.floats(60, 1e7), st.floats(0, 1e4), st.floats(1e-3, 1e3), st.floats(0, 1e3))
+@settings(max_examples=100, deadline=None)
+def test_no_interval_beats_the_best_one(between, restart, blocked, readable_after) -> None:
+    each = Interruptions(between=between, restart=restart, blocked=blocked, readable_after=readable_after)
+    best = best_interval_seconds(each)
+    others = np.geomspace(best / 100, best * 100, 401)
+    others = others[others + blocked >= readable_after]
+    assert np.max(effective_share(each, others), initial=0) <= effective_share(each, best) * (1 + 1e-12)
+
+
+def test_best_interval_is_youngs_where_checkpoints_are_quick() -> None:
+    each = Interruptions(between=1e9, restart=0.0, blocked=1.0)
+    assert best_interval_seconds(each) == pytest.approx(math.sqrt(2 * 1e9), rel=1e-4)
+
+
+def test_small_losses_add_up_as_kokolis_and_others_have_it() -> None:
+    """arXiv 2410.21680: of each failure the restart and half an interval, and what saving takes."""
+    each = Interruptions(between=1e7, restart=600.0, blocked=2.0)
+    lost = (600 + 1000 / 2) / 1e7 + 2 / 1000
+    assert 1 - float(effective_share(each, 1000.0)) == pytest.approx(lost, rel=0.01)
+
+
+def job(**settings_):
+    texts = tuple(f"{key.replace('__', '.')}={value}" for key, value in settings_.items())
+    return load_job(
+        model="llama3-405b",
+        cluster="dgx-h100",
+        nodes=2048,
+        sequence_length=8192,
+        global_batch_size=2048,
+        engine="megatron",
+        settings=("training.failures=true", *texts),
+    ).pools[0]
+
+
+def test_shares_add_up_to_one_and_more_failures_cost_more() -> None:
+    shares = []
+    for hours in (400_000, 43_000, 5_000):
+        asked = job(**{"cluster.failures.device_mtbf": f"{hours} h", "cluster.failures.spare_hosts": 4})
+        found = goodput(asked, [(asked.cluster, 16_384)])
+        parts = (found.checkpoint_share, found.lost_share, found.restart_share, found.waiting_share)
+        assert all(part > 0 for part in parts)
+        assert found.effective_share + sum(parts) == pytest.approx(1)
+        shares.append(found.effective_share)
+    assert shares == sorted(shares, reverse=True)
+
+
+def test_checkpoint_of_bloom_has_the_bytes_that_were_published() -> None:
+    asked = load_job(
+        model="bloom-176b", cluster="dgx-a100", nodes=48, sequence_length=2048, global_batch_size=2048,
+        engine="megatron", settings=(),
+    ).pools[0]  # fmt: skip
+    assert checkpoint_bytes(asked) == pytest.approx(2.3 * 2**40, rel=0.04)  # 2.3 TB, as `du` counts them
+
+
+def rows():
+    with PUBLISHED.open(encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+def mtbf_hours(row) -> float | None:
+    if row["device_mtbf_hours"]:
+        return float(row["device_mtbf_hours"])
+    counts = [row[key] for key in ("devices", "span_days", "failures")]
+    return float(counts[0]) * float(counts[1]) * 24 / float(counts[2]) if all(counts) else None
+
+
+def test_default_is_the_median_of_published_runs() -> None:
+    known = [hours for row in rows() if (hours := mtbf_hours(row)) is not None]
+    assert len(known) >= 5
+    assert FailureSpec().device_mtbf / HOUR == pytest.approx(statistics.median(known), rel=0.01)
+
+
+def test_llama_3_stays_within_its_published_bound() -> None:
+    row = next(row for row in rows() if row["run"] == "Llama 3 405B")
+    asked = job(**{"cluster.failures.device_mtbf": f"{mtbf_hours(row)} h"})
+    found = goodput(asked, [(asked.cluster, int(row["devices"]))])
+    assert found.effective_share > float(row["effective_share"])
+    assert found.interruptions.between == pytest.approx(54 * DAY / 419)
+
+
+def test_megascale_stays_within_its_published_bound() -> None:
+    """100 restarts in three weeks, the strictest reading of several; 15 minutes to catch up are half of an interval."""
+    each = Interruptions(between=21 * DAY / 100, restart=600.0, blocked=5.0)
+    assert effective_share(each, 1800.0) > 0.90

@@ -1,0 +1,105 @@
+"""Links of kind `pcie`: against a count of the bytes that cross each port and the host's memory."""
+
+from __future__ import annotations
+
+import itertools
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+from planner.cost.collectives import (
+    all_to_all_seconds,
+    group,
+    reduce_scatter_seconds,
+    ring_all_reduce_seconds,
+    ring_exchange_seconds,
+)
+from planner.specs.cluster import ClusterSpec
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+SLOT = 32e9
+CARDS = 8
+
+
+def box(*, on_one_port: int = 1, memory: float = 1e12) -> ClusterSpec:
+    """Cards whose root ports are as wide as their slots, without latency or losses."""
+    device = {"name": "card", "generation": "ada", "memory": "24 GiB", "memory_bandwidth": "1 TB/s"}
+    link = {
+        "name": "pcie",
+        "spans": f"{CARDS} devices",
+        "kind": "pcie",
+        "bandwidth": f"{SLOT / on_one_port!r} B/s",
+        "devices_per_adapter": on_one_port,
+        "latency": "0 us",
+        "efficiency": 1.0,
+    }
+    document: dict[str, Any] = {
+        "name": "box",
+        "device": {**device, "peak": {"bf16": "100 TFLOP/s"}},
+        "devices_per_host": CARDS,
+        "links": (link,),
+        "host": {"memory": "1 TB", "memory_bandwidth": f"{memory!r} B/s", "bandwidth": "32 GB/s"},
+    }
+    return ClusterSpec.model_validate(document)
+
+
+def counted(sends: Iterator[tuple[int, int, float]], *, on_one_port: int, memory: float) -> float:
+    """Seconds of transfers (from, to, bytes) that run at once: the fullest of slots, ports and memory sets the pace.
+
+    Each transfer goes up from the slot through its port into memory, and down to the other slot through its port.
+    """
+    up_slot, down_slot, up_port, down_port = (np.zeros(CARDS) for _ in range(4))
+    in_memory = 0.0
+    for source, target, num_bytes in sends:
+        up_slot[source] += num_bytes
+        down_slot[target] += num_bytes
+        up_port[source // on_one_port] += num_bytes
+        down_port[target // on_one_port] += num_bytes
+        in_memory += 2 * num_bytes  # written, and read
+    fullest = max(each.max() for each in (up_slot, down_slot, up_port, down_port))
+    return float(max(fullest / SLOT, in_memory / memory))
+
+
+def groups_of(size: int, stride: int) -> list[list[int]]:
+    starts = [start for start in range(CARDS) if start // stride % size == 0]
+    return [[start + stride * i for i in range(size)] for start in starts]
+
+
+SHAPES = [(size, stride) for size, stride in itertools.product((2, 4, 8), (1, 2, 4)) if size * stride <= CARDS]
+
+
+@pytest.mark.parametrize("on_one_port", [1, 2, 4, 8])
+@pytest.mark.parametrize("memory", [1e12, 100e9])
+@pytest.mark.parametrize(("size", "stride"), SHAPES)
+def test_all_groups_at_once_take_what_their_bytes_take(on_one_port: int, memory: float, size: int, stride: int) -> None:
+    where = group(box(on_one_port=on_one_port, memory=memory), size, stride)
+    kept = {"on_one_port": on_one_port, "memory": memory}
+    each = groups_of(size, stride)
+    ring = [(ranks[i], ranks[(i + 1) % size]) for ranks in each for i in range(size)]
+    step = counted(((a, b, 1e9 / size) for a, b in ring), **kept)
+    assert float(reduce_scatter_seconds(where, 1e9)) == pytest.approx((size - 1) * step)
+    assert float(ring_all_reduce_seconds(where, 1e9)) == pytest.approx(2 * (size - 1) * step)
+    assert float(ring_exchange_seconds(where, 1e9)) == pytest.approx(counted(((a, b, 1e9) for a, b in ring), **kept))
+    pairs = ((a, b, 1e9 / size) for ranks in each for a in ranks for b in ranks if a != b)
+    assert float(all_to_all_seconds(where, 1e9)) == pytest.approx(counted(pairs, **kept))
+
+
+@pytest.mark.parametrize("on_one_port", [1, 2, 4, 8])
+@pytest.mark.parametrize(("size", "stride"), SHAPES)
+def test_one_group_alone_has_the_ports_to_itself(on_one_port: int, size: int, stride: int) -> None:
+    where = group(box(on_one_port=on_one_port), size, stride, alone=True)
+    ranks = groups_of(size, stride)[0]
+    ring = ((ranks[i], ranks[(i + 1) % size], 1e9 / size) for i in range(size))
+    step = counted(ring, on_one_port=on_one_port, memory=1e12)
+    assert float(reduce_scatter_seconds(where, 1e9)) == pytest.approx((size - 1) * step)
+
+
+@pytest.mark.parametrize("k", [2, 4, 8])
+def test_cards_on_one_root_port_gain_nothing_from_the_ring(k: int) -> None:
+    """An all-reduce of n bytes over k cards that share a port of B bytes a second: 2 (k - 1) n / B."""
+    shared, own = (float(ring_all_reduce_seconds(group(box(on_one_port=p), k, 1), 1e9)) for p in (CARDS, 1))
+    assert shared == pytest.approx(2 * (k - 1) / k * 1e9 / (SLOT / CARDS))
+    assert own == pytest.approx(2 * (k - 1) / k * 1e9 / SLOT)

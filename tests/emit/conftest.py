@@ -1,0 +1,27 @@
+"""Programs that stand for those of a cluster."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+
+def program(folder: Path, name: str, text: str) -> None:
+    """A script in a folder that stands first on the path."""
+    path = folder / name
+    path.write_text(f"#!/usr/bin/env bash\n{text}\n")
+    path.chmod(0o755)
+
+
+@pytest.fixture
+def tools(tmp_path) -> Path:
+    """A folder of programs that stand for torchrun, srun, scontrol and planner."""
+    folder = tmp_path / "tools"
+    folder.mkdir()
+    program(folder, "torchrun", 'printf "%s\\n" "$@"')
+    program(folder, "srun", 'printf "%s\\n" "$@" "$MASTER_ADDR" "$MASTER_PORT" > "$TOLD"; exec bash "$TRAINING"')
+    program(
+        folder, "scontrol", 'if [[ $1 == show ]]; then printf "node7\\nnode8\\n"; else echo "$@" > "$TOLD.requeued"; fi'
+    )
+    return folder

@@ -1,0 +1,173 @@
+"""Files of other programs: real command lines with layouts written by hand, shells that are followed, hostile text."""
+
+from __future__ import annotations
+
+import os
+import resource
+import subprocess
+from pathlib import Path
+
+import pytest
+from foreign_corpus import CORPUS
+from megatron_plans import plan_of
+
+from planner.api import estimate_file
+from planner.cli import main
+from planner.emit.bundle import write_bundle
+from planner.emit.read.front import read_foreign, shipped_model
+from planner.emit.read.shell import commands_of, option_words, whole_number
+from planner.errors import ExitCode, InputError
+
+
+@pytest.fixture
+def written(tmp_path):
+    """A file with a text."""
+
+    def write(text):
+        path = tmp_path / "train.sh"
+        path.write_text(text)
+        return path
+
+    return write
+
+
+def priced(entry, path):
+    size = {"gpus": entry.gpus} if entry.gpus else {}
+    return estimate_file(
+        path, entry.cluster, model=entry.model, settings=entry.settings, global_batch=entry.batch, **size
+    )
+
+
+@pytest.mark.parametrize("entry", CORPUS, ids=lambda entry: entry.source)
+def test_a_public_command_line_has_the_layout_written_by_hand(entry, written):
+    found = read_foreign(written(entry.text), model=entry.model, settings=entry.settings)
+    wanted = dict(part.split("=") for part in entry.layout.split(","))
+    assert {key: found.layout.get(key) for key in wanted} == wanted
+    assert tuple(each.key for each in found.assumed) == entry.open_keys
+
+
+@pytest.mark.slow
+def test_the_verdict_on_memory_is_right_where_the_outcome_is_known(written):
+    known = [entry for entry in CORPUS if entry.outcome != "not said"]
+    wrong = [e.source for e in known if priced(e, written(e.text)).fits != (e.outcome == "ran")]
+    assert len(wrong) <= len(known) / 5, wrong
+
+
+def test_a_file_is_priced_as_its_plan(plan_file_of_megatron):
+    plan, script = plan_file_of_megatron
+    again = estimate_file(script, "dgx-h100", nodes=2)
+    assert again.layout == plan.layout
+    assert again.training == plan.training
+    assert again.step_seconds == plan.step_seconds
+
+
+@pytest.fixture
+def plan_file_of_megatron(tmp_path):
+    plan = plan_of(("llama3-8b", 2, "tp=2,pp=4,cp=2,zero=1,layers_per_stage=7/2*9/7,recompute=full:2", ()))
+    paths, _ = write_bundle(plan, tmp_path / "out")
+    return plan, paths[-1]
+
+
+SCRIPT = """
+SIZE=13B
+if [ ${SIZE} == "7B" ]; then
+  TP=1; NLS=32
+elif [ ${SIZE} == "13B" ]; then
+  TP=2
+  NLS=40
+else
+  TP=8
+fi
+case $SIZE in
+  7B) HS=4096 ;;
+  13B|14B)
+     HS=5120
+     ;;
+  *) HS=1 ;;
+esac
+if [ -z "$X" ]; then X=3; fi
+[ -z "$Y" ] && Y=5
+[[ $Y -gt 7 ]] && Y=9
+A=(--num-layers $NLS # a comment --nope
+   --hidden-size "$HS")
+if [[ $TP -gt 1 ]]; then A+=(--sequence-parallel); else A+=(--nope); fi
+GPUS=$((TP*4))
+torchrun --nproc_per_node ${GPUS} pretrain_gpt.py "${A[@]}" --micro-batch-size ${MBS:-$X} --y=$Y $@ | tee log
+"""
+
+
+def test_a_script_is_followed_as_bash_would(tmp_path, tools):
+    """Against bash itself, with a torchrun that prints its words."""
+    environment = {"PATH": f"{tools}:{os.environ['PATH']}"}
+    script = tmp_path / "train.sh"
+    script.write_text(SCRIPT)
+    done = subprocess.run(["bash", script], env=environment, cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert option_words(SCRIPT)[1:] == done.stdout.splitlines()
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["touch owned; $(touch owned) `touch owned` --num-layers $(touch owned)", "X=$(touch owned)\n--num-layers ${X}"],
+)
+def test_nothing_of_a_file_is_run(text, written, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert main(["explain", "--from", str(written(text)), "dgx-h100"]) == ExitCode.BAD_INPUT
+    assert "which the file does not set" in capsys.readouterr().err
+    assert not (tmp_path / "owned").exists()
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("--num-layers 4\x1b[31m", "control character"),
+        ('A="x' + "\n--num-layers 4", "has no end"),
+        ("A=x\n" + "A=$A$A$A$A$A$A$A$A\n" * 40 + "--num-layers $A", "more text"),
+        ("--num-layers 4 --hidden-size 9999999999999999999 --vocab-size 5", "no whole number"),
+        ("--num-layers 4 " + "--x ( " * 9, "vocabulary"),
+        ("nothing of interest", "of no kind"),
+        ("$((" * 3000 + "--num-layers", "has no end"),
+    ],
+    ids=str,
+)
+def test_hostile_files_are_refused(text, words, written):
+    with pytest.raises(InputError, match=words):
+        read_foreign(written(text))
+
+
+def test_huge_and_special_files_are_refused(tmp_path):
+    huge = tmp_path / "huge.sh"
+    with huge.open("wb") as file:
+        file.truncate(2**30)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with pytest.raises(InputError, match="at most"):
+        read_foreign(huge)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 100_000
+    with pytest.raises(InputError, match="not a regular file"):
+        read_foreign(Path("/dev/zero"))
+
+
+def test_variables_that_a_file_leaves_open_are_asked_for(written):
+    text = "--num-layers 4 --hidden-size 64 --num-attention-heads 4 --vocab-size 99 --seq-length 64 --bf16 "
+    text += "--tensor-model-parallel-size $TP"
+    with pytest.raises(InputError, match=r"tensor_model_parallel_size is \$TP") as error:
+        read_foreign(written(text))
+    assert "--define" in error.value.mistakes[0].hint
+    assert read_foreign(written(text), define=("TP=2",)).layout["tp"] == "2"
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [("2*(3+4)", 14), ("7/2", 3), ("7%4", 3), ("-3+5", 2), ("1/0", None), ("2**3", None), ("a", None)],
+)
+def test_arithmetic_is_that_of_whole_numbers(text, value):
+    assert whole_number(text) == value
+
+
+def test_names_of_the_hub_find_shipped_models():
+    assert shipped_model("Qwen/Qwen2.5-72B-Instruct") == "qwen2.5-72b"
+    assert shipped_model("meta-llama/Llama-3.1-8B-Instruct") == "llama3-8b"
+    assert shipped_model("someone/unknown-9b") is None
+
+
+def test_comments_and_quotes_are_those_of_a_shell():
+    assert commands_of("a 'b c' # d\n\"e f\"g;h\\ i") == [["a", "b c"], ["e fg"], ["h i"]]

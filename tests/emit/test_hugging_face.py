@@ -1,0 +1,293 @@
+"""Accelerate, DeepSpeed and the files of what sits on them: emitted files read back, and files of others."""
+
+# ruff: noqa: ISC004 - files are long texts in a table
+from __future__ import annotations
+
+import ast
+import json
+
+import pytest
+import yaml
+
+from planner.emit.bundle import bundle_of
+from planner.emit.programs import PROGRAMS
+from planner.emit.programs.hugging_face_model import config_of, model_from
+from planner.emit.read import HOSTS, MODEL, RANKS
+from planner.emit.read.all import READERS
+from planner.emit.read.hugging_face import merged
+from planner.emit.target import How, facts_of, field_of
+from planner.errors import InputError
+from planner.layout import parse_layout
+from planner.search.search import plan_for_layout
+from planner.specs.by_name import load_model, model_names
+from planner.specs.load import load_job
+from planner.specs.training import TrainingSpec
+
+NUMBERS = tuple(
+    f"training.{each}"
+    for each in (
+        *("learning_rate=1e-4", "min_learning_rate_ratio=0.05", "warmup_steps=200", "steps=1000", "seed=7"),
+        *("weight_decay=0.05", "gradient_clip=0.5", "adam_beta1=0.8", "adam_beta2=0.99", "adam_epsilon=1e-6"),
+    )
+)
+LORA = ("training.lora_rank=16", "training.lora_targets=[query,key,value,output]")
+FSDP = (
+    ("llama3-8b", "tp=2,hsdp=2,zero=3,sp=0,recompute=full", NUMBERS),
+    ("llama3-8b", "cp=4,zero=2,mbs=2", ("training.memory_recipe=pure-bf16",)),
+    ("qwen2.5-7b", "zero=3,offload=optimizer", ("training.loss=fused-linear", "training.attention=unfused")),
+    ("qwen3-30b-a3b", "zero=3,recompute=full", ("training.loss=fused", "training.optimizer=adamw-8bit")),
+    ("gpt2-xl", "zero=2", ("training.dropout=0.1", "training.precision=fp16")),
+    ("llama2-7b", "zero=3", (*LORA, "training.frozen_weights=nf4")),
+)
+ZERO = (
+    ("llama3-8b", "tp=2,zero=1,sp=0,recompute=full", NUMBERS),
+    ("llama3-8b", "cp=2,zero=3,offload=both,recompute=full,mbs=2", ()),
+    ("mistral-7b", "zero=0", ("training.precision=fp32",)),
+    ("llama3-8b", "zero=2,offload=optimizer", ("training.memory_recipe=pure-bf16",)),
+    ("llama3-8b", "zero=3", LORA),
+)
+CASES = [*(("fsdp", *each) for each in FSDP), *(("deepspeed", *each) for each in ZERO)]
+
+
+def plan_of(case):
+    engine, model, layout, settings = case
+    precision = next((each.partition("=")[2] for each in settings if each.startswith("training.precision=")), "bf16")
+    rest = [each for each in settings if not each.startswith("training.precision=")]
+    job = load_job(
+        model=model,
+        cluster="dgx-h100",
+        nodes=2,
+        engine=engine,
+        global_batch_size=64,
+        sequence_length=1024,
+        precision=precision,
+        settings=rest,
+    )
+    return plan_for_layout(job, parse_layout(layout, num_layers=job.model.num_layers, num_devices=16))
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case[0]}-{case[1]}-{case[2]}")
+def test_what_is_emitted_reads_back_as_the_plan(case):
+    plan = plan_of(case)
+    texts = bundle_of(plan, how=How(), force_unfit=True).texts
+    ast.parse(texts["train.py"])
+    values = {key: value for key, value in merged(texts).items() if key not in (HOSTS, RANKS, MODEL)}
+    facts = facts_of(PROGRAMS[plan.engine.emits[0]], values, num_devices=16)
+    assert facts.not_priced == ()
+    layout = ",".join(f"{key}={value}" for key, value in facts.of("layout").items())
+    assert parse_layout(layout, num_layers=plan.model.num_layers, num_devices=16) == plan.layout
+    fields = {key: value for key, value in facts.fields.items() if not key.startswith("layout.")}
+    assert fields == {key: field_of(plan, key) for key in fields}
+    own = {f"training.{name}" for name in plan.training.model_fields_set} - {"training.tokens"}
+    assert {key for key in own if field_of(plan, key) != TrainingSpec.model_fields[key[9:]].default} <= set(fields)
+    assert {"training.precision", "training.dropout", "model.num_layers"} <= set(fields)
+
+
+def test_models_are_those_of_transformers():
+    """Those without a config.json are encoders, encoder-decoders, and blocks that no class of transformers has."""
+    without = {name for name in model_names() if config_of(load_model(name)) is None}
+    kinds = ("bert", "t5", "vit", "palm", "grok", "nemotron", "llama4", "falcon")
+    assert {name for name in without if not name.startswith(kinds)} == set()
+    config = config_of(load_model("deepseek-v3"))
+    assert (config["model_type"], config["n_routed_experts"], config["q_lora_rank"]) == ("deepseek_v3", 256, 1536)
+    assert model_from(config, "deepseek-v3") == load_model("deepseek-v3")
+
+
+@pytest.mark.parametrize(
+    ("engine", "layout", "settings", "words"),
+    [
+        ("fsdp", "zero=3,recompute=every:2", (), "recomputed whole"),
+        ("fsdp", "zero=3,offload=both,recompute=full", (), "offload"),
+        ("fsdp", "zero=3", ("training.optimizer=muon",), "optimizer"),
+        ("fsdp", "zero=3", ("training.loss=chunked",), "chunks"),
+        ("fsdp", "zero=3", ("training.dropout=0.1",), "dropout"),
+        ("deepspeed", "pp=2,zero=1", (), "pp=1"),
+        ("deepspeed", "tp=2,zero=1,sp=1", (), "sp"),
+    ],
+)
+def test_what_the_trainer_cannot_say_is_refused(engine, layout, settings, words):
+    with pytest.raises(InputError) as error:
+        bundle_of(plan_of((engine, "llama3-8b", layout, settings)), how=How(), force_unfit=True)
+    found = error.value.mistakes[0]
+    assert words in f"{found.message} {found.hint}"
+
+
+@pytest.mark.parametrize("case", [CASES[0], CASES[6]], ids=str)
+def test_starters_ask_for_the_plans_hosts(case):
+    plan = plan_of(case)
+    job = yaml.safe_load(bundle_of(plan, on="kubeflow", how=How(), force_unfit=True).texts["trainjob.yaml"])
+    trainer = job["spec"]["trainer"]
+    assert (trainer["numNodes"], trainer["numProcPerNode"]) == (2, 8)
+    assert trainer["resourcesPerNode"] == {"limits": {"nvidia.com/gpu": "8"}}
+    assert set(job["spec"]) == {"runtimeRef", "trainer"}
+    task = yaml.safe_load(bundle_of(plan, on="skypilot", how=How(), force_unfit=True).texts["task.yaml"])
+    assert (task["num_nodes"], task["resources"]) == (2, {"accelerators": "H100:8", "network_tier": "best"})
+
+
+def test_deepspeeds_batches_multiply_to_the_whole():
+    plan = plan_of(CASES[6])
+    document = json.loads(bundle_of(plan, how=How(), force_unfit=True).texts["deepspeed.json"])
+    each = document["train_micro_batch_size_per_gpu"] * document["gradient_accumulation_steps"]
+    assert document["train_batch_size"] == each * plan.layout.dp == 64
+
+
+def facts_in(text, num_devices):
+    reader = next(each for each in READERS if each.recognises("file", text))
+    values = dict(reader.values(text))
+    hosts, ranks, model = (values.pop(key, None) for key in (HOSTS, RANKS, MODEL))
+    spec = load_model("llama3-8b")
+    facts = facts_of(reader.target, values, model=spec, num_devices=num_devices or int(hosts or 1) * int(ranks or 0))
+    return reader.name, reader.engine(values), model, facts
+
+
+FACTORY = (
+    "model_name_or_path: {model}\nstage: sft\nfinetuning_type: {kind}\ncutoff_len: {length}\n"
+    "per_device_train_batch_size: 1\ngradient_accumulation_steps: {steps}\nlearning_rate: {rate}\n{more}\n"
+)
+FILES = {
+    # hiyouga/LlamaFactory issue 5977, 8 RTX 3090: ran out of memory; with ds_z3_offload_config.json it ran
+    "LlamaFactory-5977": (
+        FACTORY.format(
+            model="Meta-Llama-3-8B-Instruct",
+            kind="full",
+            length=1024,
+            steps=2,
+            rate="1.0e-5",
+            more="deepspeed: examples/deepspeed/ds_z3_config.json\nfp16: true",
+        ),
+        8,
+        "deepspeed",
+        {"zero": 3, "recompute": "full", "mbs": 1, "offload": "none"},
+        {"sequence_length": 1024, "global_batch_size": 16, "precision": "fp16"},
+    ),
+    "LlamaFactory-5977-offload": (
+        FACTORY.format(
+            model="Meta-Llama-3-8B-Instruct",
+            kind="full",
+            length=1024,
+            steps=2,
+            rate="1.0e-5",
+            more="deepspeed: examples/deepspeed/ds_z3_offload_config.json\nfp16: true",
+        ),
+        8,
+        "deepspeed",
+        {"zero": 3, "recompute": "full", "mbs": 1, "offload": "optimizer"},
+        {"sequence_length": 1024, "global_batch_size": 16, "precision": "fp16"},
+    ),
+    # hiyouga/LLaMA-Factory examples/train_full/llama3_full_sft.yaml
+    "LLaMA-Factory-full": (
+        FACTORY.format(
+            model="meta-llama/Meta-Llama-3-8B-Instruct",
+            kind="full",
+            length=2048,
+            steps=2,
+            rate="1.0e-5",
+            more="deepspeed: examples/deepspeed/ds_z3_config.json\nbf16: true",
+        ),
+        8,
+        "deepspeed",
+        {"zero": 3, "recompute": "full", "mbs": 1},
+        {"sequence_length": 2048, "global_batch_size": 16, "precision": "bf16", "learning_rate": 1e-5},
+    ),
+    # hiyouga/LlamaFactory issue 3914, two A6000
+    "LlamaFactory-3914": (
+        FACTORY.format(
+            model="Meta-Llama-3-8B-Instruct",
+            kind="lora",
+            length=1024,
+            steps=1,
+            rate="0.0001",
+            more="lora_target: q_proj,v_proj\nfp16: true",
+        ),
+        2,
+        "deepspeed",
+        {"zero": 0, "recompute": "full", "mbs": 1},
+        {"lora_rank": 8, "lora_targets": ("query", "value"), "precision": "fp16", "global_batch_size": 2},
+    ),
+    # axolotl-ai-cloud/axolotl examples/llama-3/fft-8b.yaml
+    "axolotl-fft-8b": (
+        "base_model: meta-llama/Meta-Llama-3-8B\nload_in_4bit: false\nsequence_len: 8192\nsample_packing: true\n"
+        "gradient_accumulation_steps: 8\nmicro_batch_size: 1\noptimizer: paged_adamw_8bit\nlearning_rate: 2e-5\n"
+        "bf16: auto\ngradient_checkpointing: true\nflash_attention: true\nwarmup_steps: 100\nweight_decay: 0.0\n",
+        1,
+        "deepspeed",
+        {"zero": 0, "recompute": "full", "mbs": 1},
+        {"optimizer": "adamw-8bit", "sequence_length": 8192, "global_batch_size": 8, "precision": "bf16"},
+    ),
+    # axolotl-ai-cloud/axolotl examples/llama-3/qlora-fsdp-70b.yaml
+    "axolotl-qlora-70b": (
+        "base_model: casperhansen/llama-3-70b-fp16\nload_in_4bit: true\nadapter: qlora\nsequence_len: 512\nlora_r: 8\n"
+        "lora_alpha: 16\nlora_dropout: 0.05\nlora_target_linear: true\ngradient_accumulation_steps: 4\n"
+        "micro_batch_size: 1\noptimizer: adamw_torch\nlearning_rate: 0.00001\nbf16: auto\n"
+        "gradient_checkpointing: true\nflash_attention: true\n"
+        "fsdp:\n  - full_shard\n  - auto_wrap\nfsdp_config:\n  fsdp_offload_params: true\n"
+        "  fsdp_sharding_strategy: FULL_SHARD\n",
+        2,
+        "fsdp",
+        {"zero": 3, "offload": "optimizer", "recompute": "full"},
+        {"lora_rank": 8, "frozen_weights": "nf4", "sequence_length": 512, "global_batch_size": 8},
+    ),
+    # huggingface/trl examples/accelerate_configs/fsdp2.yaml
+    "trl-fsdp2": (
+        "compute_environment: LOCAL_MACHINE\ndistributed_type: FSDP\nfsdp_config:\n  fsdp_version: 2\n"
+        "  fsdp_activation_checkpointing: false\n  fsdp_offload_params: false\n  fsdp_reshard_after_forward: true\n"
+        "mixed_precision: bf16\nnum_machines: 1\nnum_processes: 8\n",
+        0,
+        "fsdp",
+        {"zero": 3, "recompute": "none", "offload": "none", "hsdp": 1},
+        {"precision": "bf16"},
+    ),
+    # hiyouga/LLaMA-Factory examples/deepspeed/ds_z3_offload_config.json
+    "ds-z3-offload": (
+        '{"train_batch_size": "auto", "bf16": {"enabled": "auto"}, "zero_optimization": {"stage": 3, '
+        '"offload_optimizer": {"device": "cpu", "pin_memory": true}, "offload_param": {"device": "cpu"}, '
+        '"sub_group_size": 1e9}}',
+        8,
+        "deepspeed",
+        {"zero": 3, "offload": "optimizer"},
+        {},
+    ),
+    # lm-sys/FastChat issue 3310, four A100: ran out of memory
+    "FastChat-3310": (
+        (
+            "# four A100\n"
+            "torchrun --nproc_per_node=4 train.py --model_name_or_path meta-llama/Meta-Llama-3-8B-Instruct --bf16 True "
+            '--per_device_train_batch_size 1 --gradient_accumulation_steps 1 --learning_rate 1e-5 --fsdp "full_shard '
+            'auto_wrap" --model_max_length 4096 --gradient_checkpointing True\n'
+        ),
+        0,
+        "fsdp",
+        {"zero": 3, "recompute": "full", "mbs": 1, "offload": "none"},
+        {"sequence_length": 4096, "global_batch_size": 4, "precision": "bf16"},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_files_of_others_are_read_as_by_hand(name):
+    text, num_devices, engine, layout, training = FILES[name]
+    _, found, _, facts = facts_in(text, num_devices)
+    assert found == engine
+    assert {key: value for key, value in facts.of("layout").items() if key in layout} == layout
+    assert {key: value for key, value in facts.of("training").items() if key in training} == training
+
+
+def test_keys_without_a_price_are_listed():
+    text = FILES["axolotl-fft-8b"][0] + "unfrozen_parameters: 3\n"
+    assert "unfrozen_parameters=3" in facts_in(text, 1)[3].not_priced
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "base_model: &a [x]\nmicro_batch_size: 1\nb: [*a, *a]\n",
+        "base_model: x\nmicro_batch_size: \x001\n",
+        "base_model: x\nmicro_batch_size: $(touch owned)\n",
+        "base_model: x\nmicro_batch_size: 1\nd: " + "[" * 5000 + "]" * 5000 + "\n",
+        "base_model: x\nmicro_batch_size: 1" + "0" * 5000 + "\n",
+        "base_model: x\nmicro_batch_size: 1\ndeepspeed: [1]\n",
+    ],
+)
+def test_hostile_files_are_refused(text):
+    with pytest.raises(InputError):
+        facts_in(text, 1)

@@ -1,0 +1,96 @@
+"""Whatever the search can plan for an engine can be emitted: random legal layouts of six models."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from planner.api import plan_job
+from planner.emit.bundle import bundle_of
+from planner.emit.plannable import unplannable
+from planner.emit.programs import PROGRAMS
+from planner.emit.target import How
+from planner.errors import InputError
+from planner.layout import Layout, even_split
+from planner.search.search import plan_for_layout
+from planner.search.space.constraints import Constraints
+from planner.search.space.rules import broken_rules
+from planner.specs.by_name import engine_names, load_engine
+from planner.specs.load import load_job
+
+MODELS = ("llama3-8b", "gpt3-175b", "qwen3-30b-a3b", "deepseek-v2-lite", "gpt-oss-20b", "qwen2.5-7b")
+ENGINES = [name for name in engine_names() if any(each in PROGRAMS for each in load_engine(name).emits)]
+NOTHING = {"kempnerforge", "hai-llm", "nanotron", "megatron-2021", "megatron-2022", "aleph-alpha-scaling"}
+
+
+def random_plans(engine: str, count: int, seed: int):
+    """Plans with layouts that the rules of the search allow, drawn at random."""
+    draw = random.Random(seed)
+    jobs = [
+        load_job(model=model, cluster="dgx-h100", nodes=8, engine=engine, global_batch_size=256, sequence_length=2048)
+        for model in MODELS
+    ]
+    found = 0
+    for _ in range(400 * count):
+        job = draw.choice(jobs)
+        can, pipeline = job.engine.can, job.engine.pipeline
+        tp, pp, cp = (draw.choice((1, 1, 2, 4, 8)) if axis in can.axes else 1 for axis in ("tp", "pp", "cp"))
+        if 64 % (tp * pp * cp):
+            continue
+        interleave = draw.choice((1, 1, 2)) if pp > 1 and "interleaved" in pipeline.schedules else 1
+        chunks = pp * interleave
+        layers = even_split(job.model.num_layers, pp, interleave)
+        if pipeline.uneven_stages and chunks > 1 and draw.random() < 0.5 and layers[-1] > 1:
+            layers = (layers[0] + 1, *layers[1:-1], layers[-1] - 1)
+        experts = job.model.moe is not None and "ep" in can.axes
+        zero = draw.choice(pipeline.zero_stages if pp > 1 and pipeline.zero_stages else can.zero_stages)
+        layout = Layout(
+            tp=tp, pp=pp, cp=cp, dp=64 // (tp * pp * cp), zero=zero, interleave=interleave,
+            ep=draw.choice((1, 2, 4, 8)) if experts else 1,
+            etp=draw.choice((1, tp)) if experts and "etp" in can.axes else 1,
+            hsdp=draw.choice((1, 1, 2)), mbs=draw.choice((1, 2, 4)), sp=int(tp > 1 and draw.random() < 0.7),
+            schedule="interleaved" if interleave > 1 else draw.choice(pipeline.schedules),
+            recompute=(draw.choice(can.recompute),) * chunks, layers_per_stage=layers,
+        )  # fmt: skip
+        if Constraints.parse((), unplannable(job, ())).allowed(layout) and not broken_rules(job, layout):
+            found += 1
+            yield plan_for_layout(job, layout)
+        if found == count:
+            return
+    raise AssertionError(f"{engine}: {found} of {count} legal layouts found")
+
+
+def refusals(engine: str, count: int, seed: int) -> list[str]:
+    wrong = []
+    for plan in random_plans(engine, count, seed):
+        try:
+            bundle_of(plan, how=How(), force_unfit=True)
+        except InputError as error:
+            wrong.append(f"{plan.model.name} {plan.layout}: {error}")
+    return wrong
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_ten_random_plans_can_be_emitted(engine):
+    assert refusals(engine, 10, seed=1) == []
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("engine", ENGINES)
+def test_two_hundred_random_plans_can_be_emitted(engine):
+    assert refusals(engine, 200, seed=2) == []
+
+
+def test_old_programs_say_that_nothing_can_be_emitted():
+    assert {name for name in engine_names() if not load_engine(name).emits} == NOTHING
+
+
+@pytest.mark.parametrize(
+    ("model", "words"), [("falcon-7b", "parallel_attention"), ("bloom-7b", "alibi"), ("t5-3b", "kind")]
+)
+def test_what_megatron_prices_and_cannot_be_told_is_not_planned(model, words):
+    with pytest.raises(InputError, match=words) as error:
+        plan_job(model, "dgx-h100", engine="megatron", global_batch=64, seq_len=512)
+    assert "explain --layout" in error.value.mistakes[0].hint

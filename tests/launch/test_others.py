@@ -1,0 +1,61 @@
+"""`planner launch` of a plan for another program: it is started by the emitted file, or what is missing is said."""
+
+from __future__ import annotations
+
+import pytest
+
+from planner.cli import main
+from planner.errors import ExitCode
+
+SMALL = ["tiny-llama", "dgx-h100", "--engine", "megatron", "--global-batch", "8", "--seq-len", "128", "--gpus", "8"]
+
+
+@pytest.fixture
+def megatron_plan(tmp_path, capsys):
+    path = tmp_path / "plan.json"
+    assert main(["plan", *SMALL, "-o", str(path)]) == ExitCode.OK
+    capsys.readouterr()
+    return path
+
+
+def program(folder, name, text):
+    folder.mkdir(exist_ok=True)
+    path = folder / name
+    path.write_text(f"#!/usr/bin/env bash\n{text}\n")
+    path.chmod(0o755)
+
+
+def test_what_is_still_the_users_is_listed_before_anything_starts(megatron_plan, tmp_path, capsys, monkeypatch):
+    monkeypatch.delenv("MEGATRON_PATH", raising=False)
+    assert main(["launch", str(megatron_plan), "--output", str(tmp_path / "run")]) == ExitCode.BAD_INPUT
+    told = capsys.readouterr().err
+    for name in ("MEGATRON_PATH", "DATA_PATH", "TOKENIZER_MODEL"):
+        assert f"{name} is still yours" in told
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_program_that_is_missing_is_named_with_what_installs_it(megatron_plan, tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("MEGATRON_PATH", "/m")
+    monkeypatch.setenv("PATH", str(tmp_path / "nothing"))
+    code = main(["launch", str(megatron_plan), "--output", str(tmp_path / "run"), "--smoke"])
+    assert code == ExitCode.ENVIRONMENT
+    told = capsys.readouterr().err
+    assert "torchrun is not installed" in told
+    assert "git clone" in told
+
+
+def test_the_program_starts_by_the_emitted_file(megatron_plan, tmp_path, monkeypatch):
+    import os
+
+    told = tmp_path / "told"
+    program(tmp_path / "bin", "torchrun", f'printf "%s\\n" "$@" > {told}; exit 9')
+    monkeypatch.setenv("MEGATRON_PATH", "/m")
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
+    code = main(
+        ["launch", str(megatron_plan), "--output", str(tmp_path / "run"), "--smoke", "--", "--log-interval", "1"]
+    )
+    assert code == 9
+    words = told.read_text().splitlines()
+    assert "--mock-data" in words
+    assert words[-2:] == ["--log-interval", "1"]
+    assert "/m/pretrain_gpt.py" in words

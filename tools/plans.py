@@ -1,0 +1,228 @@
+"""What the recommendation costs over the proven minimum, on the jobs of published runs (`make plans`): a report.
+
+    python tools/plans.py [TABLE] [--source NAME ...] [--every N]
+    python tools/plans.py --ten
+
+Each job of the table is planned once, whatever layout its rows ran. Printed are what the choice costs and what it has
+for that, job by job where it differs from the minimum; how full the fullest device of a plan is; and, for rows of the
+makers of a program or a device, which are tuned, the price of their layout against the plan's, by our model. --every N
+takes
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from planner.accuracy.jobs import Unsupported, job_of
+from planner.accuracy.runs import read_runs
+from planner.cost.estimate import estimate
+from planner.errors import InputError
+from planner.search.footprint import NothingFits
+from planner.search.near_ties import runner_up
+from planner.search.search import search
+from planner.search.simplest import WITHIN
+from planner.search.space.constraints import Constraints
+from planner.show.words import short_layout
+from planner.specs.load import load_job
+from planner.units import format_bytes
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from planner.accuracy.jobs import Setup
+    from planner.accuracy.runs import Run
+    from planner.plan import Plan
+    from planner.specs.job import Job
+
+TABLE: Final = Path(__file__).parents[1] / "tests" / "published" / "measurements.csv"
+VENDORS: Final = (
+    "megatron-bridge",
+    "dgxc",
+    "nemo-24.07",
+    "nemo-longseq",
+    "mlperf-gpt3",
+    "nemotron4-15b",
+    "mbridge-cards",
+)
+"""Sources whose layouts the makers of the program or of the devices chose for speed."""
+NEAR: Final = 0.03  # a vendor's layout is as good as the plan where its price is above the plan's by no more
+FULL: Final = 0.97
+TEN: Final = (
+    ("GPT-3 175B, 1,024 A100", "gpt3-175b", "dgx-a100", "megatron", 128, 2048, 1536),
+    ("Llama-3-70B, 128 H100", "llama3-70b", "dgx-h100", "megatron", 16, 8192, 1024),
+    ("Llama-3-70B, 128 H100, torch", "llama3-70b", "dgx-h100", "torch", 16, 8192, 1024),
+    ("Llama-3-8B, 32 H100, torchtitan", "llama3-8b", "dgx-h100", "torchtitan", 4, 8192, 256),
+    ("Llama-2-13B, 64 A100", "llama2-13b", "dgx-a100", "megatron", 8, 4096, 512),
+    ("Megatron 1T, 3,072 A100", "megatron-1t", "dgx-a100", "megatron", 384, 2048, 3072),
+    ("Llama-3-405B, 16,384 H100", "llama3-405b", "dgx-h100", "megatron", 2048, 8192, 2048),
+    ("Mixtral 8x7B, 64 H100", "mixtral-8x7b", "dgx-h100", "megatron", 8, 4096, 1024),
+    ("DeepSeek-V3, 2,048 H800", "deepseek-v3", "hgx-h800", "megatron", 256, 4096, 15360),
+    ("DeepSeek-V3, 1,024 GB200", "deepseek-v3", "gb200-nvl72", "megatron", 256, 4096, 8192),
+)
+"""Name, model, cluster, engine, hosts, sequence length and global batch of the jobs with a comment."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Planned:
+    """A distinct job, the rows that ran it, and its plan; None where no layout is legal or fits."""
+
+    job: Job
+    rows: tuple[tuple[Run, Setup], ...]
+    plan: Plan | None
+
+    @property
+    def name(self) -> str:
+        """Source, model and size."""
+        run = self.rows[0][0]
+        return f"{run.source_set} {run.model}, {self.job.cluster.num_devices} x {self.job.cluster.pools[0].device.name}"
+
+    @property
+    def filled(self) -> float:
+        """Share of the whole memory of a device that the fullest stage of the plan is forecast to take."""
+        assert self.plan is not None
+        return max(stage.total_bytes for stage in self.plan.memory) / self.job.pools[0].whole_memory_bytes
+
+
+def distinct_jobs(runs: Iterable[Run]) -> list[tuple[Job, tuple[tuple[Run, Setup], ...]]]:
+    """Jobs that differ in a document, with their rows; rows that cannot be priced are left out."""
+    found: dict[tuple[str, ...], list[tuple[Run, Setup]]] = {}
+    for run in runs:
+        setup = job_of(run)
+        if not isinstance(setup, Unsupported):
+            job = setup.job
+            documents = (job.model, job.cluster, job.training, job.engine)
+            found.setdefault(tuple(each.model_dump_json() for each in documents), []).append((run, setup))
+    return [(rows[0][1].job, tuple(rows)) for rows in found.values()]
+
+
+def planned(job: Job, rows: tuple[tuple[Run, Setup], ...]) -> Planned:
+    """The job with its plan, as `planner plan` answers."""
+    try:
+        plan = search(job, Constraints(), within=WITHIN, top=0)
+    except InputError:
+        plan = None
+    return Planned(job=job, rows=rows, plan=None if isinstance(plan, NothingFits) else plan)
+
+
+def costs(found: Sequence[Planned]) -> Table:
+    """What the choice costs over the minimum, over the jobs that have a plan."""
+    plans = [each.plan for each in found if each.plan is not None]
+    above = [plan.minimum.above for plan in plans if plan.minimum is not None]
+    fills = [each.filled for each in found if each.plan is not None]
+    table = Table("jobs", "of them", title=f"the simplest within {WITHIN:.0%} of the minimum")
+    differ = sum(plan.minimum is not None and plan.minimum.layout != plan.layout for plan in plans)
+    rows = [
+        ("distinct jobs", len(found)),
+        ("with a plan", len(plans)),
+        ("whose plan is not the minimum", differ),
+        ("cost of the choice, median", f"{median(above):.2%}"),
+        ("cost of the choice, 90 in 100", f"{np.quantile(above, 0.9):.2%}"),
+        ("cost of the choice, most", f"{max(above):.2%}"),
+        ("plans with idle devices", sum(plan.layout.world_size < plan.cluster.num_devices for plan in plans)),
+        ("plans with more than 8 chunks a stage", sum(plan.layout.interleave > 8 for plan in plans)),
+        (f"plans above {FULL:.0%} of the memory that a program can have", sum(each > FULL for each in fills)),
+        ("median share of that memory", f"{median(fills):.1%}"),
+    ]
+    for name, value in rows:
+        table.add_row(name, str(value))
+    return table
+
+
+def differences(found: Sequence[Planned]) -> Table:
+    """Jobs whose plan is not the minimum: what was given for what."""
+    title = "answers that differ from the minimum"
+    table = Table("job", "minimum", "plan", "costs", "for", title=title, show_lines=True)
+    for each in found:
+        if each.plan is None or each.plan.minimum is None or each.plan.minimum.layout == each.plan.layout:
+            continue
+        least = each.plan.minimum
+        layouts = (short_layout(layout) for layout in (least.layout, each.plan.layout))
+        table.add_row(each.name, *layouts, f"{least.above:.2%}", least.reason)
+    return table
+
+
+def vendors(found: Sequence[Planned]) -> tuple[str, Table]:
+    """How many of the vendors' layouts are as good as the plan by our model, and the others with the reason."""
+    table = Table("row", "its layout", "plan", "its price", title="vendors' layouts that are dearer", show_lines=True)
+    num_near = num_rows = 0
+    for each in found:
+        for run, setup in each.rows if each.plan is not None else ():
+            if run.source_set not in VENDORS:
+                continue
+            plan = each.plan
+            assert plan is not None
+            priced, own = estimate(each.job, setup.layout), estimate(each.job, plan.layout)
+            num_rows += 1
+            if priced.step_seconds <= own.step_seconds * (1 + NEAR):
+                num_near += 1
+                continue
+            why = runner_up(each.job, plan.layout, own, setup.layout, priced).reason
+            layouts = (short_layout(layout) for layout in (setup.layout, plan.layout))
+            table.add_row(f"{run.id} {each.name}", *layouts, why)
+    share = f" ({num_near / num_rows:.0%})" if num_rows else ""
+    words = f"vendors' rows whose layout is at most {NEAR:.0%} dearer than the plan"
+    return f"{words}: {num_near} of {num_rows}{share}", table
+
+
+def both_answers() -> None:
+    """Print the minimum and the plan of ten jobs."""
+    for name, model, cluster, engine, nodes, length, batch in TEN:
+        job = load_job(
+            model=model,
+            cluster=cluster,
+            engine=engine,
+            nodes=nodes,
+            sequence_length=length,
+            global_batch_size=batch,
+        )
+        plan = planned(job, ()).plan
+        if plan is None or plan.minimum is None:
+            print(f"{name}: no plan")
+            continue
+        least, peak = plan.minimum, max(stage.total_bytes for stage in plan.memory)
+        print(f"{name}")
+        print(f"  minimum  {short_layout(least.layout)}: {least.step_seconds:.4g} s, {format_bytes(least.peak_bytes)}")
+        print(f"  plan     {short_layout(plan.layout)}: {plan.step_seconds:.4g} s, {format_bytes(peak)}")
+        print(f"           {least.above:.1%} above, for {least.reason or 'nothing: it is the minimum'}")
+
+
+def main() -> None:
+    """Plan every job and print the tables."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("table", nargs="?", type=Path, default=TABLE)
+    parser.add_argument("--source", action="append", help="rows of this source alone; may be repeated")
+    parser.add_argument("--every", type=int, default=1, metavar="N", help="every N-th job")
+    parser.add_argument("--ten", action="store_true", help="the ten jobs of docs/how-it-decides.md alone")
+    given = parser.parse_args()
+    if given.ten:
+        both_answers()
+        return
+    runs = [run for run in read_runs(given.table) if not given.source or run.source_set in given.source]
+    jobs = distinct_jobs(runs)[:: given.every]
+    found = []
+    for number, (job, rows) in enumerate(jobs, start=1):
+        found.append(planned(job, rows))
+        if number % 10 == 0 or number == len(jobs):
+            sys.stderr.write(f"\r{number:,} of {len(jobs):,} jobs")
+            sys.stderr.flush()
+    sys.stderr.write("\n")
+    console = Console(width=200)
+    if not any(each.plan for each in found):
+        console.print("no job has a plan")
+        return
+    line, table = vendors(found)
+    for part in (costs(found), differences(found), line, table):
+        console.print(part)
+
+
+if __name__ == "__main__":
+    main()
