@@ -456,7 +456,8 @@ def _plannable(job: Job, constraints: Constraints) -> Constraints:
     """
     check_plannable(job)
     left_out = unplannable(job, {pin.key for pin in constraints.pins})
-    return replace(constraints, forbidden=(*constraints.forbidden, *Constraints.parse((), left_out).forbidden))
+    more = Constraints.parse((), left_out).forbidden
+    return replace(constraints, forbidden=tuple(dict.fromkeys((*constraints.forbidden, *more))))
 
 
 def _texts(given: Texts) -> tuple[str, ...]:

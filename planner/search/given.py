@@ -111,22 +111,29 @@ _MOST_LAYERS: Final = 4
 
 
 def _layers(job: Job, layout: Layout, _: Mapping[str, str]) -> _Filled | None:
-    """Chunks that are equal when embedding and loss count as layers, where they are not without.
-
-    Source: Megatron-LM, --account-for-embedding-in-pipeline-split and --account-for-loss-in-pipeline-split.
-    """
+    """Chunks that are equal when the ends of the model count as layers, where they are not without."""
     split = split_with_ends(job.model.num_layers, job.model.mtp_layers, layout.num_chunks)
     if split is None or layout.schedule in V_SHAPED:
         return None
-    return _Filled("/".join(map(str, split)), "embedding and loss count as layers, so that chunks are equal")
+    ends = "MTP layers and output heads" if job.model.mtp_layers else "embedding and loss"
+    return _Filled("/".join(map(str, split)), f"{ends} count as layers, so that chunks are equal")
 
 
 def split_with_ends(num_layers: int, mtp_layers: int, num_chunks: int) -> tuple[int, ...] | None:
-    """Layers of each chunk where the ends of the model count as layers; None where equal chunks need not, or cannot."""
-    each, rest = divmod(num_layers + 2 + mtp_layers, num_chunks)
-    if num_chunks == 1 or num_layers % num_chunks == 0 or rest or each < 2 + mtp_layers:
+    """Layers of each chunk where the ends of the model count as layers; None where equal chunks need not, or cannot.
+
+    Without MTP embedding and loss count as a layer each. With MTP each of its layers counts, and each output head; the
+    embedding, a lookup, does not.
+
+    Source: Megatron-LM, --account-for-embedding-in-pipeline-split and --account-for-loss-in-pipeline-split;
+    Megatron-Bridge, src/megatron/bridge/recipes/deepseek/deepseek_v3.py, layout_map (4, 8 and 16 chunks).
+    """
+    first = 0 if mtp_layers else 1
+    last = 1 + 2 * mtp_layers
+    each, rest = divmod(num_layers + first + last, num_chunks)
+    if num_chunks == 1 or num_layers % num_chunks == 0 or rest or each <= last:
         return None
-    return (each - 1, *(each,) * (num_chunks - 2), each - 1 - mtp_layers)
+    return (each - first, *(each,) * (num_chunks - 2), each - last)
 
 
 def _segment(job: Job, layout: Layout, _: Mapping[str, str]) -> _Filled | None:

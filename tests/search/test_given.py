@@ -125,7 +125,10 @@ def test_the_fewest_layers_that_fit_recompute() -> None:
 @pytest.mark.parametrize(
     ("layers", "mtp", "chunks", "split"),
     [
-        (61, 1, 16, (3, *(4,) * 14, 2)),  # DeepSeek-V3 with its further token: 64 = 16 x 4
+        (61, 1, 16, (*(4,) * 15, 1)),  # DeepSeek-V3 with MTP: Megatron-Bridge, recipes/deepseek/deepseek_v3.py
+        (61, 1, 8, (*(8,) * 7, 5)),  # the same
+        (61, 1, 4, (16, 16, 16, 13)),  # the same
+        (61, 1, 32, None),
         (126, 0, 64, (1, *(2,) * 62, 1)),  # Llama 3.1 405B (2024), section 3.3.2: 126 layers on 16 stages of 8
         (70, 0, 12, (5, *(6,) * 10, 5)),  # BLOOM: 70 layers and two embeddings on 12 stages
         (96, 0, 8, None),

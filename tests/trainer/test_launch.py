@@ -243,7 +243,7 @@ def test_only_the_first_of_a_run_says_that_a_peer_is_gone(tmp_path, monkeypatch)
 
 def test_a_plan_that_it_cannot_run_is_refused(make_plan, tmp_path):
     plan = make_plan("dp=2,mbs=2")
-    other = plan.engine.model_copy(update={"name": "megatron"})
+    other = plan.engine.model_copy(update={"name": "megatron", "emits": ()})
     write_plan(replace(plan, engine=other), tmp_path / "megatron.json")
     with pytest.raises(InputError, match="made for megatron"):
         launch(tmp_path / "megatron.json", output=tmp_path / "out")
