@@ -63,21 +63,15 @@ def run(
     Raises:
         PlannerError: as `planner.api.plan_job`, or a file that must not be written.
     """
-    from planner.api import NoLayoutFits, compare_sizes, plan_file, plan_job
-    from planner.fit import chance_words
+    from planner.api import NoLayoutFits, plan_file, plan_job
     from planner.plan import write_plan
     from planner.show.progress import write_stats
     from planner.show.summary import next_command, summary
-    from planner.show.sweep import sweep_to_json, sweep_view
 
     check_writable(output, stats, force=force)
     if sizes is not None:
-        with console.progress() as progress:
-            sweep = compare_sizes(
-                model, cluster, training, nodes=sizes, pin=pin, forbid=forbid, reporter=progress, **workload
-            )
-        console.render(sweep_to_json(sweep) if as_json else sweep_view(sweep))
-        return ExitCode.OK if sweep.front else ExitCode.NOTHING_FITS
+        documents = (model, cluster, training)
+        return _sizes(documents, console, as_json=as_json, nodes=sizes, pin=pin, forbid=forbid, **workload)
     found: Plan | NoLayoutFits
     with console.progress() as progress:
         try:
@@ -110,6 +104,24 @@ def run(
     if output:
         write_plan(found, output, replace=force)
     console.render(found.to_json() if as_json else summary(found, next_command(found, command_line, output)))
+    return _code(found, console, objective)
+
+
+def _sizes(documents: tuple[str, str, str | None], console: Console, *, as_json: bool, **asked: Any) -> int:
+    """Print the best layout of each size, and return the exit code."""
+    from planner.api import compare_sizes
+    from planner.show.sweep import sweep_to_json, sweep_view
+
+    with console.progress() as progress:
+        sweep = compare_sizes(*documents, reporter=progress, **asked)
+    console.render(sweep_to_json(sweep) if as_json else sweep_view(sweep))
+    return ExitCode.OK if sweep.front else ExitCode.NOTHING_FITS
+
+
+def _code(found: Plan, console: Console, objective: ObjectiveName) -> int:
+    """The exit code of a plan, and on standard error why it is not 0."""
+    from planner.fit import chance_words
+
     if found.certificate and found.certificate.status == "interrupted":
         console.err.write("interrupted: this is the best layout until then\n")
         return ExitCode.INTERRUPTED

@@ -15,8 +15,8 @@ checkpoints in the mean, each worth t. Effective training time is what is kept o
 
 With w = 0 that is Daly's complete model.
 
-Source: Young (CACM 17, 1974); Daly (Future Generation Computer Systems 22, 2006), equations 13 to 20; the delay w is
-our own step. Kokolis et al. (arXiv 2410.21680, section II-D) have the same with R, d and t small against M.
+Source: Young (CACM 17, 1974) and Daly (Future Generation Computer Systems 22, 2006) for w = 0; the delay w is our own
+step. What is exact here is shown by a simulation (tests/cost/test_goodput.py), not by these papers' approximations.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class Goodput:
 def effective_share(interruptions: Interruptions, interval_seconds: Number) -> Number:
     """Share of the time that becomes kept steps, with checkpoints after `interval_seconds` of training; broadcasts.
 
-    Source: the module's text; Daly (2006), equation 13, for checkpoints that can be read at once.
+    Source: the module's text; Daly (2006), complete model, for checkpoints that can be read at once.
     """
     each, mean = interruptions, interruptions.between
     lost = math.exp(-min((each.restart + each.readable_after) / mean, 700.0))
@@ -96,7 +96,7 @@ def best_interval_seconds(interruptions: Interruptions) -> float:
     The derivative vanishes where (1 - t / M) exp((t + d) / M) = 1; sqrt(2 d M) is the first step (Young), Newton's
     method the rest. A checkpoint is not begun before the one before can be read.
 
-    Source: Young (1974); Daly (2006), equation 19, whose series has this as its limit.
+    Source: Young (1974) for the first step; the condition is the derivative of `effective_share`.
     """
     mean, blocked = interruptions.between, interruptions.blocked / interruptions.between
     x = min(math.sqrt(2 * blocked), 0.999)  # t / M

@@ -16,7 +16,7 @@ class FailureSpec(Document):
 
     device_mtbf: mean time between failures of one device, everything around it counted in (host, adapter, links,
     software): device hours over unexpected interruptions. The default is the median of the runs of
-    tests/published/failures.csv that state both.
+    tests/published/failures.csv that state both; the table says which of its figures were read at their source.
     notice: from the failure until the run is stopped. The default is half of the ten minutes after which NCCL's
     watchdog gives up on a collective (torch.distributed, default_pg_nccl_timeout); a crash is noticed sooner.
     restart: from there until training goes on, without reading the checkpoint: diagnosis, a new host, start of the

@@ -551,7 +551,13 @@ def test_tables_of_names_point_at_what_is_shipped() -> None:
 @pytest.mark.parametrize(
     ("layers", "pp", "chunks", "mtp", "split"),
     [
-        ("61", "16", "1", "1", (3, *(4,) * 14, 2)),  # 61 layers, embedding, loss and one layer more are 16 x 4
+        (
+            "61",
+            "16",
+            "1",
+            "1",
+            (*(4,) * 15, 1),
+        ),  # 61 layers, a layer for further tokens and two output heads are 16 x 4
         ("126", "8", "8", "", (1, *(2,) * 62, 1)),
         ("126", "16", "8", "", (1, *(2,) * 62, 1)),  # 128 chunks for 126 layers: 64 hold some
         ("96", "8", "1", "", (12,) * 8),

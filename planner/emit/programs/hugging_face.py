@@ -8,6 +8,7 @@ programs share the functions that read, so that one table reads files of either.
 from __future__ import annotations
 
 import json
+from importlib.resources import files
 from typing import TYPE_CHECKING, Any, Final
 
 import yaml
@@ -518,97 +519,8 @@ IGNORED: Final = (
 )
 """Keys that change neither bytes nor seconds of a step as they are priced."""
 
-TRAIN: Final = '''"""Trains the model of config.json: train.py training.yaml [KEY=VALUE ...]."""
-
-import json
-import sys
-
-import torch
-import yaml
-from datasets import Dataset, load_dataset
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, Trainer, TrainingArguments
-
-
-def read(path, changes):
-    with open(path) as file:
-        settings = yaml.safe_load(file)
-    return settings | {key: yaml.safe_load(value) for key, _, value in (each.partition("=") for each in changes)}
-
-
-def model_of(settings):
-    take = settings.pop
-    kind, attention = getattr(torch, take("dtype")), take("attn_implementation")
-    weights, rank = take("weights", None), take("lora_r", 0)
-    alpha, dropout, targets = (take(f"lora_{key}", None) for key in ("alpha", "dropout", "target_modules"))
-    four, quant, double = (take(key, None) for key in ("load_in_4bit", "bnb_4bit_quant_type", "use_bnb_nested_quant"))
-    take("use_peft", None)
-    with open("config.json") as file:
-        values = json.load(file)
-    config = AutoConfig.for_model(values.pop("model_type"), **values)
-    if weights is None:
-        model = AutoModelForCausalLM.from_config(config, dtype=kind, attn_implementation=attention)
-    else:
-        more = {}
-        if four:
-            from transformers import BitsAndBytesConfig
-
-            more["quantization_config"] = BitsAndBytesConfig(
-                load_in_4bit=True, bnb_4bit_quant_type=quant, bnb_4bit_use_double_quant=double,
-                bnb_4bit_compute_dtype=kind, bnb_4bit_quant_storage=kind,
-            )
-        model = AutoModelForCausalLM.from_pretrained(weights, dtype=kind, attn_implementation=attention, **more)
-    if rank:
-        from peft import LoraConfig, get_peft_model
-
-        model = get_peft_model(
-            model, LoraConfig(r=rank, lora_alpha=alpha, lora_dropout=dropout, target_modules=targets)
-        )
-        if settings.get("gradient_checkpointing"):
-            model.enable_input_require_grads()
-    return model, config.vocab_size
-
-
-def data_of(settings, vocabulary):
-    """Whole sequences of one length, one document after the other."""
-    sources, name, length = settings.pop("data"), settings.pop("tokenizer"), settings.pop("max_length")
-    settings.pop("packing")
-    if sources == ["mock"]:
-        rows = torch.randint(vocabulary, (64, length), generator=torch.Generator().manual_seed(0)).tolist()
-        return Dataset.from_dict({"input_ids": rows, "labels": rows})
-    tokenizer = AutoTokenizer.from_pretrained(name)
-
-    def pack(batch):
-        joined = [t for text in batch["text"] for t in (*tokenizer(text)["input_ids"], tokenizer.eos_token_id)]
-        rows = [joined[i : i + length] for i in range(0, len(joined) - length + 1, length)]
-        return {"input_ids": rows, "labels": rows}
-
-    if sources[0].startswith("hf:"):
-        found = load_dataset(sources[0][3:], split="train")
-    else:
-        found = load_dataset("json" if sources[0].endswith(".jsonl") else "text", data_files=sources, split="train")
-    return found.map(pack, batched=True, batch_size=1000, remove_columns=found.column_names)
-
-
-def main():
-    settings = read(sys.argv[1], sys.argv[2:])
-    model, vocabulary = model_of(settings)
-    data = data_of(settings, vocabulary)
-    further = {}
-    if settings["optim"] == "sgd":
-        decay = settings["weight_decay"]
-        further["optimizer_cls_and_kwargs"] = (
-            torch.optim.SGD, {"lr": settings["learning_rate"], "momentum": 0.9, "weight_decay": decay}
-        )
-    if "parallelism_config" in settings:
-        from accelerate.utils import ParallelismConfig
-
-        settings["parallelism_config"] = ParallelismConfig(**settings["parallelism_config"])
-    Trainer(model=model, args=TrainingArguments(**settings), train_dataset=data, **further).train()
-
-
-if __name__ == "__main__":
-    main()
-'''
+TRAIN: Final = files("planner.emit.programs").joinpath("train.py.txt").read_text(encoding="utf-8")
+"""The program that Accelerate and DeepSpeed start; torch is imported where it runs."""
 
 
 def takes() -> tuple[str, ...]:
