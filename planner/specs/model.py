@@ -424,6 +424,7 @@ class ModelSpec(Document):
         """Whether a layer or an end has blocks that only the code of the model type knows."""
         gated = any(model.attention_gate != "none" or not model.attends for _, model in self.kinds())
         odd = self.norm == "unweighted" or (self.norm == "layernorm" and not self.norm_bias)
+        odd |= self.norms_per_layer not in (1, 2, 4) or bool(self.moe and self.moe.vector_params)
         return odd or gated or bool(self.layers) or any(getattr(self, name) for name in _FURTHER)
 
     @property
