@@ -65,6 +65,8 @@ NEEDED: dict[str, dict[str, Any]] = {
     "ministral": {"head_dim": 128},
     "nemotron": {"num_key_value_heads": 8},
     "reformer": {"is_decoder": True},
+    "hunyuan_vl": {"text_config": {"head_dim": 128}},
+    "aya_vision": {"vision_config": {"model_type": "siglip_vision_model"}},
 }
 """Keys without which the default configuration of a type builds no module."""
 
@@ -90,7 +92,11 @@ def _difference(now: dict[str, Any], before: dict[str, Any]) -> dict[str, Any]:
 
 def _uneven(config: Any) -> bool:
     """Whether key-value heads do not divide the heads, which the library builds and cannot run."""
-    text = described(config.get_text_config())
+    text, tower = described(config.get_text_config()), described(config).get("vision_config") or {}
+    width = tower.get("embed_dim", tower.get("hidden_size"))
+    of_tower = tower.get("num_heads", tower.get("num_attention_heads", tower.get("attention_heads")))
+    if type(width) is int and type(of_tower) is int and width % of_tower:
+        return True
     heads, kv = text.get("num_attention_heads"), text.get("num_key_value_heads")
     if text.get("model_type") == "helium":  # its output projection is square, which fits heads that fill the width
         return bool(text["num_attention_heads"] * text["head_dim"] != text["hidden_size"])
@@ -102,7 +108,7 @@ def built(mapping: Any, config: Any) -> Any:
     kind = mapping[type(config)]
     kind = kind[0] if isinstance(kind, list | tuple) else kind
     wanted = kind.config_class
-    if wanted is not None and not isinstance(config, wanted):
+    if wanted is not None and not isinstance(config, wanted) and mapping is auto.MODEL_FOR_CAUSAL_LM_MAPPING:
         config = config.get_text_config()
     with torch.device("meta"):
         module = kind(config)
@@ -229,6 +235,9 @@ def main(path: str, *names: str) -> None:
         for name in sorted(listed):
             if not names or name in names or part in names:
                 types[name] = cases(mapping, name)
+                tower = (types[name].get("config", {}).get("vision_config") or {}).get("model_type")
+                if tower in CONFIG_MAPPING:
+                    data.setdefault("towers", {})[tower] = {"config": described(CONFIG_MAPPING[tower]())}
                 write(target, data)
                 print(part, name, len(types[name].get("cases", ())), types[name].get("not_built", ""), flush=True)
 
@@ -237,7 +246,7 @@ def write(target: Path, data: dict[str, Any]) -> None:
     """Write what is known: a line for each type."""
     parts = ",\n".join(
         f'"{part}": {{\n' + ",\n".join(f'"{name}": {json.dumps(types[name])}' for name in sorted(types)) + "\n}"
-        for part in ("causal", "image_text")
+        for part in ("causal", "image_text", "towers")
         if (types := data.get(part)) is not None
     )
     target.write_text(f'{{"transformers": "{data["transformers"]}",\n{parts}}}\n')

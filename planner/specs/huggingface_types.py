@@ -56,6 +56,7 @@ from planner.specs.huggingface_families import (
     ernie_bias,
     experts_head_bias,
     floor_head,
+    further_words,
     gate_biases,
     gated_biases,
     gated_norms,
@@ -1060,6 +1061,21 @@ TYPES: dict[str, ModelType] = {
     "plbart": _bart(bart(extra=2)),
     "trocr": _bart(bart(extra=2), learned_positions),
     "whisper": _bart(bart(embedding_norm=False, final_norm=True), whisper),
+}
+
+TYPES |= {
+    # texts of models that read images
+    "qwen2_vl_text": TYPES["qwen2"],
+    "qwen2_5_vl_text": TYPES["qwen2"],
+    "qwen3_vl_text": TYPES["qwen3"],
+    "qwen3_vl_moe_text": TYPES["qwen3_moe"],
+    "cosmos3_edge_text": _decoder(keys=_BIASES, activation="gelu"),
+    "glm4v_text": _decoder(norms_per_layer=4, qkv_bias=True),
+    "glm_ocr_text": _decoder(norms_per_layer=4),
+    "glm4v_moe_text": _experts(floor_head, mixture(shared="n_shared_experts"), expert_groups(1, 1), keys=_QKV_BIAS),
+    "mistral4": _latent(mixture(shared="n_shared_experts"), expert_groups(1, 1), keys=_LATENT_EXPERTS),
+    "molmo2_text": _decoder(further_words, keys=_QKV_BIAS, qk_norm="head"),
+    "paddleocr_vl_text": TYPES["ernie4_5"],
 }
 
 _TYPED: Final = (
