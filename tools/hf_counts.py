@@ -56,7 +56,11 @@ SIZES = (
     "kv_channels", "attention_hidden_size", "linear_num_heads", "linear_head_dim", "swa_head_dim",
     "swa_num_key_value_heads", "global_head_dim", "num_kv_shared_layers", "hidden_size_per_layer_input",
 )  # fmt: skip
+_ROPE = {kind: {"rope_type": "default", "rope_theta": 10000.0} for kind in ("full_attention", "sliding_attention")}
 NEEDED: dict[str, dict[str, Any]] = {
+    "cohere_compass": {"text_config": {"rope_parameters": _ROPE}},
+    "cohere_compass_text": {"rope_parameters": _ROPE},
+    "dbrx": {"attn_config": {"rope_theta": 10000.0}},
     "deepseek_v2": {"num_experts_per_tok": 6},
     "dots1": {"n_routed_experts": 128, "n_shared_experts": 2, "num_experts_per_tok": 6, "first_k_dense_replace": 1},
     "hunyuan_v1_dense": {"head_dim": 128},
@@ -130,12 +134,12 @@ def _idle(module: Any, name: str) -> int:
     experts = next((n for key in EXPERTS if (n := getattr(config, key, None))), 0)
     chosen = next((n for key in CHOSEN if (n := getattr(config, key, None))), 0)
     chosen = chosen[0] if isinstance(chosen, list) else chosen
+    inner = getattr(config, "ffn_config", None)  # of DBRX
+    experts, chosen = experts or getattr(inner, "moe_num_experts", 0), chosen or getattr(inner, "moe_top_k", 0)
     parameter = module.get_parameter(name)
     if not experts or not chosen or ("self_attention" in name):
         return 0
-    if re.search(r"experts\.\d+\.", name):
-        return int(parameter.numel() * (experts - chosen) // experts)
-    return int(parameter.numel() // parameter.shape[0] * (parameter.shape[0] - chosen))
+    return int(parameter.numel() * (experts - chosen) // experts)
 
 
 def all_changes(values: dict[str, Any]) -> list[dict[str, Any]]:
@@ -236,7 +240,7 @@ def main(path: str, *names: str) -> None:
             if not names or name in names or part in names:
                 types[name] = cases(mapping, name)
                 tower = (types[name].get("config", {}).get("vision_config") or {}).get("model_type")
-                if tower in CONFIG_MAPPING:
+                if isinstance(tower, str) and tower in CONFIG_MAPPING:
                     data.setdefault("towers", {})[tower] = {"config": described(CONFIG_MAPPING[tower]())}
                 write(target, data)
                 print(part, name, len(types[name].get("cases", ())), types[name].get("not_built", ""), flush=True)
@@ -245,7 +249,9 @@ def main(path: str, *names: str) -> None:
 def write(target: Path, data: dict[str, Any]) -> None:
     """Write what is known: a line for each type."""
     parts = ",\n".join(
-        f'"{part}": {{\n' + ",\n".join(f'"{name}": {json.dumps(types[name])}' for name in sorted(types)) + "\n}"
+        f'"{part}": {{\n'
+        + ",\n".join(f'"{name}": {json.dumps(types[name], separators=(",", ":"))}' for name in sorted(types))
+        + "\n}"
         for part in ("causal", "image_text", "towers")
         if (types := data.get(part)) is not None
     )

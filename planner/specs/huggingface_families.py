@@ -509,3 +509,8 @@ def further_words(config: Config) -> None:
     config.add("table_params", config.count("additional_vocab_size") * config.filled("hidden_size"))
     if config.get("qk_norm_type", "qwen3") != "qwen3" or config.flag("norm_after"):
         config.refuse("qk_norm_type", "norms over the whole width, or behind the blocks, are not supported here")
+
+
+def inner_norms(config: Config) -> None:
+    """Norms inside both blocks, of attention's output and of the feed-forward width (Kosmos-2)."""
+    config.add("layer_vector_params", 2 * (config.filled("hidden_size") + config.filled("ffn_hidden_size")))
