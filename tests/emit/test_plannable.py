@@ -107,6 +107,22 @@ def test_what_megatron_prices_and_cannot_be_told_is_not_planned(model, words):
     assert "explain --layout" in error.value.mistakes[0].hint
 
 
+HYBRID = {"num_layers": 24, "mixer": {"kind": "gated-deltanet", "num_heads": 32, "key_size": 128, "value_size": 128}}
+"""Three of four layers, as Qwen3-Next has them."""
+
+
+def test_a_model_that_only_transformers_builds_is_loaded_by_name():
+    job = load_job(model="llama3-8b", cluster="dgx-h100", engine="fsdp", global_batch_size=64, sequence_length=2048)
+    document = job.model.model_dump(mode="json") | {"layers": [HYBRID | {"attends": False}]}
+    job = replace(job, model=ModelSpec.model_validate(document, strict=False))
+    check_plannable(job)
+    layout = Layout(tp=1, pp=1, dp=8, zero=3, layers_per_stage=(32,), recompute=("full",), mbs=1)
+    texts = bundle_of(plan_for_layout(job, layout), how=How(), force_unfit=True).texts
+    assert "model: MODEL_NAME" in texts["training.yaml"]
+    assert "config.json" not in texts
+    assert not any("transformer_layer_cls_to_wrap" in text for text in texts.values())
+
+
 MIXER = {"kind": "mamba2", "num_heads": 64, "key_size": 128, "value_size": 64, "kernel": 4}
 BLOCKS = {
     "norm_bias": {"norm": "layernorm", "norm_bias": False},

@@ -145,7 +145,10 @@ def is_named(plan: Plan) -> bool:
 def _model_fault(plan: Plan) -> tuple[str, str] | None:
     config = config_of(plan.model)
     if plan.model.vision:
-        return f"{plan.model.name} reads images, which the program that is written does not load", "price it alone"
+        return (
+            f"model.vision: {plan.model.name} reads images, which the script that is written does not load",
+            "`--set model.vision=null` plans its text alone",
+        )
     if config is None and not is_named(plan):
         return f"no model of transformers is built as {plan.model.name}", "plan for another --engine"
     kind = str(config["model_type"]) if config else plan.model.name
