@@ -395,13 +395,17 @@ def _host_factors(job: PoolJob, layout: LayerDegrees, *, experts: bool) -> tuple
     return compute.expert_host_factor if experts else compute.host_factor, hops
 
 
-def layer_seconds(job: PoolJob, layout: LayerDegrees, *, experts: bool = False, local: bool = False) -> LayerSeconds:
+def layer_seconds(
+    job: PoolJob, layout: LayerDegrees, *, experts: bool = False, local: bool = False, exchanges: Number = 0.0
+) -> LayerSeconds:
     """Seconds of one transformer layer for one microbatch, without communication.
 
     `experts`: a layer with experts in place of its feed-forward block; `local`: one with a sliding window. In eager
     mode a small layer cannot run faster than the host launches its operators: `layer_floor` of the device times the
     engine's factor, with what the hops of a ring add to it, bounds the forward pass, and 1.6 times that the backward
-    pass. The operators take the calibration's `slowdown` times as long as the roofline says.
+    pass. `exchanges`: seconds of each pass's collectives that the host launches without waiting for their result; they
+    run while the host goes on, so that the device waits so much less. The operators take the calibration's `slowdown`
+    times as long as the roofline says.
 
     Source: sum of the operators; the floor's ratio of 1.6 is about the number of backward per forward operators.
     """
@@ -420,7 +424,9 @@ def layer_seconds(job: PoolJob, layout: LayerDegrees, *, experts: bool = False, 
     floor = job.cluster.device.efficiency.layer_floor * (factor + hops) * split
     slowdown = job.calibration.slowdown
     whole = whole * slowdown
-    stretch = np.maximum(1.0, _BACKWARD_OPERATORS * floor / whole.backward)  # both parts wait for the host alike
+    backward_floor = np.maximum(0.0, _BACKWARD_OPERATORS * floor - exchanges)
+    floor = np.maximum(0.0, floor - exchanges)
+    stretch = np.maximum(1.0, backward_floor / whole.backward)  # both parts wait for the host alike
     passes = PassSeconds(
         forward=np.maximum(whole.forward, floor),
         backward_input=whole.backward_input * stretch,
