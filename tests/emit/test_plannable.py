@@ -8,7 +8,7 @@ import pytest
 
 from planner.api import plan_job
 from planner.emit.bundle import bundle_of
-from planner.emit.plannable import unplannable
+from planner.emit.plannable import check_plannable, unplannable
 from planner.emit.programs import PROGRAMS
 from planner.emit.target import How
 from planner.errors import InputError
@@ -24,6 +24,14 @@ ENGINES = [name for name in engine_names() if any(each in PROGRAMS for each in l
 NOTHING = {"kempnerforge", "hai-llm", "nanotron", "megatron-2021", "megatron-2022", "aleph-alpha-scaling"}
 
 
+def plannable(job) -> bool:
+    try:
+        check_plannable(job)
+    except InputError:
+        return False
+    return True
+
+
 def random_plans(engine: str, count: int, seed: int):
     """Plans with layouts that the rules of the search allow, drawn at random."""
     draw = random.Random(seed)
@@ -31,6 +39,7 @@ def random_plans(engine: str, count: int, seed: int):
         load_job(model=model, cluster="dgx-h100", nodes=8, engine=engine, global_batch_size=256, sequence_length=2048)
         for model in MODELS
     ]
+    jobs = [job for job in jobs if plannable(job)]
     found = 0
     for _ in range(400 * count):
         job = draw.choice(jobs)
