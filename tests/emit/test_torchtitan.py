@@ -36,6 +36,7 @@ def configured(monkeypatch, plan):
     for name in names:
         monkeypatch.setitem(sys.modules, name, module)
     space = {}
+    space["DATASET"] = "a data set"  # what is the user's to name
     exec(compile(text, "planned.py", "exec"), space)
     return space["planned"](), module
 

@@ -158,7 +158,7 @@ def _render(values: Values, plan: Plan, how: How) -> dict[str, str]:
         loss,
         "config.compile.enable = False",
         f"config.hf_assets_path = {str(how.arguments.tokenizer or TOKENIZER)!r}",
-        f"config.dataloader.dataset = {DATA!r}",
+        f"config.dataloader.dataset = {DATA}  # yours: a DatasetConfig; while the name is undefined nothing starts",
         "return config",
     ]
     imports = "from torchtitan.components.quantization import Float8LinearConverter\n" if values["float8"] else ""
@@ -183,7 +183,7 @@ def _command(values: Values, plan: Plan, how: How, place: Place | None) -> str: 
 
 
 def _yours(plan: Plan, how: How) -> dict[str, str]:  # noqa: ARG001 - as the others
-    found = {DATA: f"a data set that torchtitan knows, in {FILE}"}
+    found = {DATA: f"a DatasetConfig of torchtitan, to be named in {FILE}"}
     return found if how.arguments.tokenizer else {**found, TOKENIZER: f"the folder of the tokenizer, in {FILE}"}
 
 
