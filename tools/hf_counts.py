@@ -56,7 +56,11 @@ SIZES = (
     "kv_channels", "attention_hidden_size", "linear_num_heads", "linear_head_dim", "swa_head_dim",
     "swa_num_key_value_heads", "global_head_dim", "num_kv_shared_layers", "hidden_size_per_layer_input",
 )  # fmt: skip
+_ROPE = {kind: {"rope_type": "default", "rope_theta": 10000.0} for kind in ("full_attention", "sliding_attention")}
 NEEDED: dict[str, dict[str, Any]] = {
+    "cohere_compass": {"text_config": {"rope_parameters": _ROPE}},
+    "cohere_compass_text": {"rope_parameters": _ROPE},
+    "dbrx": {"attn_config": {"rope_theta": 10000.0}},
     "deepseek_v2": {"num_experts_per_tok": 6},
     "dots1": {"n_routed_experts": 128, "n_shared_experts": 2, "num_experts_per_tok": 6, "first_k_dense_replace": 1},
     "hunyuan_v1_dense": {"head_dim": 128},
@@ -65,6 +69,8 @@ NEEDED: dict[str, dict[str, Any]] = {
     "ministral": {"head_dim": 128},
     "nemotron": {"num_key_value_heads": 8},
     "reformer": {"is_decoder": True},
+    "hunyuan_vl": {"text_config": {"head_dim": 128}},
+    "aya_vision": {"vision_config": {"model_type": "siglip_vision_model"}},
 }
 """Keys without which the default configuration of a type builds no module."""
 
@@ -90,7 +96,11 @@ def _difference(now: dict[str, Any], before: dict[str, Any]) -> dict[str, Any]:
 
 def _uneven(config: Any) -> bool:
     """Whether key-value heads do not divide the heads, which the library builds and cannot run."""
-    text = described(config.get_text_config())
+    text, tower = described(config.get_text_config()), described(config).get("vision_config") or {}
+    width = tower.get("embed_dim", tower.get("hidden_size"))
+    of_tower = tower.get("num_heads", tower.get("num_attention_heads", tower.get("attention_heads")))
+    if type(width) is int and type(of_tower) is int and width % of_tower:
+        return True
     heads, kv = text.get("num_attention_heads"), text.get("num_key_value_heads")
     if text.get("model_type") == "helium":  # its output projection is square, which fits heads that fill the width
         return bool(text["num_attention_heads"] * text["head_dim"] != text["hidden_size"])
@@ -102,7 +112,7 @@ def built(mapping: Any, config: Any) -> Any:
     kind = mapping[type(config)]
     kind = kind[0] if isinstance(kind, list | tuple) else kind
     wanted = kind.config_class
-    if wanted is not None and not isinstance(config, wanted):
+    if wanted is not None and not isinstance(config, wanted) and mapping is auto.MODEL_FOR_CAUSAL_LM_MAPPING:
         config = config.get_text_config()
     with torch.device("meta"):
         module = kind(config)
@@ -124,12 +134,12 @@ def _idle(module: Any, name: str) -> int:
     experts = next((n for key in EXPERTS if (n := getattr(config, key, None))), 0)
     chosen = next((n for key in CHOSEN if (n := getattr(config, key, None))), 0)
     chosen = chosen[0] if isinstance(chosen, list) else chosen
+    inner = getattr(config, "ffn_config", None)  # of DBRX
+    experts, chosen = experts or getattr(inner, "moe_num_experts", 0), chosen or getattr(inner, "moe_top_k", 0)
     parameter = module.get_parameter(name)
     if not experts or not chosen or ("self_attention" in name):
         return 0
-    if re.search(r"experts\.\d+\.", name):
-        return int(parameter.numel() * (experts - chosen) // experts)
-    return int(parameter.numel() // parameter.shape[0] * (parameter.shape[0] - chosen))
+    return int(parameter.numel() * (experts - chosen) // experts)
 
 
 def all_changes(values: dict[str, Any]) -> list[dict[str, Any]]:
@@ -229,6 +239,9 @@ def main(path: str, *names: str) -> None:
         for name in sorted(listed):
             if not names or name in names or part in names:
                 types[name] = cases(mapping, name)
+                tower = (types[name].get("config", {}).get("vision_config") or {}).get("model_type")
+                if isinstance(tower, str) and tower in CONFIG_MAPPING:
+                    data.setdefault("towers", {})[tower] = {"config": described(CONFIG_MAPPING[tower]())}
                 write(target, data)
                 print(part, name, len(types[name].get("cases", ())), types[name].get("not_built", ""), flush=True)
 
@@ -236,8 +249,10 @@ def main(path: str, *names: str) -> None:
 def write(target: Path, data: dict[str, Any]) -> None:
     """Write what is known: a line for each type."""
     parts = ",\n".join(
-        f'"{part}": {{\n' + ",\n".join(f'"{name}": {json.dumps(types[name])}' for name in sorted(types)) + "\n}"
-        for part in ("causal", "image_text")
+        f'"{part}": {{\n'
+        + ",\n".join(f'"{name}": {json.dumps(types[name], separators=(",", ":"))}' for name in sorted(types))
+        + "\n}"
+        for part in ("causal", "image_text", "towers")
         if (types := data.get(part)) is not None
     )
     target.write_text(f'{{"transformers": "{data["transformers"]}",\n{parts}}}\n')

@@ -140,8 +140,12 @@ def _embedding_params(model: ModelSpec) -> int:
     """
     if model.patches is None:
         return model.vocab_size * model.hidden_size
-    pixels = model.patches.num_channels * model.patches.patch_size**2
-    return model.hidden_size * (pixels + 1 + 1)
+    return model.hidden_size * (_patch_pixels(model) + model.patches.bias + model.patches.class_tokens)
+
+
+def _patch_pixels(model: ModelSpec) -> int:
+    patches = model.patches
+    return patches.num_channels * patches.num_frames * patches.patch_size**2 if patches else 0
 
 
 def _output_params(model: ModelSpec) -> int:
@@ -164,7 +168,15 @@ def num_params(model: ModelSpec) -> int:
     """
     head = model.vocab_size * model.hidden_size if _has_own_head(model) else 0
     ends = _embedding_params(model) + _input_params(model) + _output_params(model) + head
-    return ends + _all_layer_params(model)
+    return ends + _all_layer_params(model) + vision_params(model)
+
+
+def vision_params(model: ModelSpec) -> int:
+    """Parameters of the tower that reads images and of its projector; 0 without one.
+
+    Source: definition of the model document.
+    """
+    return num_params(model.vision.encoder) + model.vision.projector_params if model.vision else 0
 
 
 def num_active_params(model: ModelSpec) -> int:
@@ -226,7 +238,7 @@ def num_matmul_params(model: ModelSpec) -> int:
     num_typical = num_moe_layers(model) if model.moe else model.num_layers - model.num_encoder_layers
     layers = num_typical * typical + (model.num_layers - num_typical) * dense
     head = model.vocab_size * model.hidden_size if model.output_head else 0
-    patches = _embedding_params(model) - 2 * model.hidden_size if model.patches else 0
+    patches = _patch_pixels(model) * model.hidden_size
     ends = head + patches + model.input_matrix_params + model.output_matrix_params
     return layers + ends + model.mtp_layers * (typical + 2 * model.hidden_size**2 + head)
 
@@ -322,7 +334,7 @@ def end_params_on_device(model: ModelSpec, engine: EngineSpec, layout: Degrees, 
     Tied embeddings are one matrix on one stage, and two copies when the pipeline has several. A learned table of
     positions is whole on every tensor-parallel rank, or cut like the embedding where the engine does so. Where layers
     predict further tokens, the last stage holds what feeds them, and the embedding too; the layers themselves
-    are counted with the others.
+    are counted with the others. A tower of images is whole on each rank of the first stage.
 
     Source: Megatron-LM, megatron/core/models/gpt/gpt_model.py (shared embedding of first and last stage) and
     megatron/core/transformer/multi_token_prediction.py.
@@ -333,7 +345,11 @@ def end_params_on_device(model: ModelSpec, engine: EngineSpec, layout: Degrees, 
     own_head = last & ~(first & shared) & model.output_head
     matrix = padded_vocab(model, engine, layout) * model.hidden_size
     cut = _position_params(model) * (1 - 1 / layout.tp) if engine.memory.shards_positions else 0
-    held = first * (embedding + _input_params(model) - cut) + own_head * matrix + last * _output_params(model)
+    held = (
+        first * (embedding + _input_params(model) + vision_params(model) - cut)
+        + own_head * matrix
+        + last * _output_params(model)
+    )
     if not model.mtp_layers:
         return held
     again = last & ~first & (not model.tied_embeddings)

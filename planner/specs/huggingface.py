@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any, Final
@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any, Final
 from planner.errors import InputError
 from planner.specs.huggingface_config import Config
 from planner.specs.huggingface_types import MISSING, TYPES
-from planner.specs.text import did_you_mean, printable, quoted
+from planner.specs.huggingface_vision import CAUSAL, PROJECTORS, TIES, TOWERS, Join, add_vision
+from planner.specs.text import any_of, did_you_mean, printable, quoted
 from planner.specs.yaml import MAX_DEPTH, MAX_NODES, read_text
 
 if TYPE_CHECKING:
@@ -59,6 +60,8 @@ _HARMLESS: Final = re.compile(
     | mlp_hidden_act | mamba_hidden_act | use_expert_bias | rescale_prenorm_residual | end_n_top | start_n_top
     | mask_index | unk_index | lang_id | \w*_index | mtp_layers_block_type | ff_activation | use_mems_\w+
     | hidden_states_scale\w* | enable_moe_fp32_combine | rotary_dim | enable_lm_head_fp32 | resid_\w+ | embd_\w+
+    | num_sliding_attention_heads | qk_scale_factor | moe_router_scaling_factor | post_norm_eps | layer_?scale_\w+
+    | norm_(mean|std)
     """,
     re.VERBOSE,
 )
@@ -98,7 +101,10 @@ def config_from_text(text: str, shown: str, model_name: str = "model") -> Huggin
     outer = _parse(text, shown)
     config = Config(name=shown, text=text, values=outer)
     notes = []
-    if isinstance(outer.get("text_config"), dict):
+    join = _join(outer, shown, text)
+    if join is not None:
+        config = join.text
+    elif isinstance(outer.get("text_config"), dict):
         inner = {**outer["text_config"]}
         inner.setdefault("model_type", f"{outer.get('model_type')}_text")
         if "tie_word_embeddings" in outer and not _is_text_model(outer):
@@ -112,15 +118,63 @@ def config_from_text(text: str, shown: str, model_name: str = "model") -> Huggin
         _fill_in(config)
     config.put("name", model_name, "model_type")
     model_type.translate(config)
+    if outer.get("model_type") == "fuyu":  # patches are projected at once, without a tower
+        size = Config(name=shown, text=text, values=outer)
+        pixels = size.count("patch_size", 30) ** 2 * size.count("num_channels", 3)
+        config.add("input_matrix_params", (pixels + 1) * config.filled("hidden_size"))
     _refuse_unread(config)
+    if join is not None:
+        add_vision(join, str(outer["model_type"]))
+        _refuse_unread(join.tower)
     notes += [*config.notes, *_quantization(outer)]
     return HuggingFaceModel(tree=config.tree(), notes=tuple(notes))
+
+
+def _join(outer: dict[str, Any], shown: str, text: str) -> Join | None:
+    """The three parts of the file of a model that reads images; None of any other, or where no tower is described."""
+    name = str(outer.get("model_type"))
+    if name not in PROJECTORS or not isinstance(outer.get("vision_config"), dict):
+        return None
+    if _is_text_model(outer):
+        return None
+    known = _class_defaults().get(f"outer:{name}", {"keys": {}, "tower": "", "text": ""})
+    whole = {**known["keys"], **outer}
+    inner = outer.get("text_config")
+    kind = inner.get("model_type", known["text"]) if isinstance(inner, dict) else known["text"]
+    sizes = _class_defaults().get(f"nested:{kind}", {}) if isinstance(inner, dict) else {}
+    if not isinstance(inner, dict):
+        inner = {key: value for key, value in outer.items() if key != "model_type" and not key.endswith("_config")}
+        sizes = {"model_type": name} if name in TYPES else {}
+    inner = {"model_type": known["text"] or f"{name}_text", **sizes, **inner}
+    if (tied := TIES.get(name, whole.get("tie_word_embeddings"))) is not None:
+        inner["tie_word_embeddings"] = tied
+    tower = outer["vision_config"]
+    kind = tower.get("model_type")
+    kind = known["tower"] if kind in (None, name) else kind
+    if not kind:
+        return None
+    config = Config(name=shown, text=text, values=tower)
+    if kind not in TOWERS:
+        config.refuse(
+            "vision_config", f"a tower of model_type {quoted(kind)} is not supported", f"{any_of(sorted(TOWERS))}"
+        )
+    defaults = _class_defaults().get(f"tower:{kind}", {"keys": {}})["keys"]
+    config = replace(config, values={**defaults, **tower, "model_type": kind})
+    return Join(
+        outer=Config(name=shown, text=text, values=whole),
+        tower=config,
+        text=Config(name=shown, text=text, values=inner),
+    )
 
 
 def _is_text_model(outer: dict[str, Any]) -> bool:
     """Whether `architectures` names the text model alone, whose own keys then decide everything."""
     names = outer.get("architectures")
-    return isinstance(names, list) and any(str(name).endswith("ForCausalLM") for name in names)
+    return (
+        isinstance(names, list)
+        and outer.get("model_type") not in CAUSAL
+        and any(str(name).endswith("ForCausalLM") for name in names)
+    )
 
 
 def _parse(text: str, name: str) -> dict[str, Any]:

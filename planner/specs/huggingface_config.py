@@ -93,6 +93,15 @@ class Config:
         document[last] = value
         self._origins[target] = origin
 
+    def adopt(self, prefix: str, other: Config) -> None:
+        """Take the fields of another part of the file as those of our document `prefix`, and its notes."""
+        for target, origin in other._origins.items():
+            value: Any = other.document
+            for part in target.split("."):
+                value = value[part]
+            self.put(f"{prefix}.{target}", value, origin)
+        self.notes.extend(other.notes)
+
     def refuse(self, key: str, message: str, hint: str = "") -> NoReturn:
         """Raise an `InputError` that points at `key`."""
         raise InputError(self.mistake(key, message, hint))

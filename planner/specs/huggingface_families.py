@@ -502,3 +502,15 @@ def mllama(config: Config) -> None:
     own = [number for number in listed if isinstance(number, int) and number < config.filled("num_layers")]
     if own:
         config.add_kind(len(own), "cross_attention_layers", qk_norm="head", layer_vector_params=2)
+
+
+def further_words(config: Config) -> None:
+    """Rows of the embedding that the head has not (Molmo 2)."""
+    config.add("table_params", config.count("additional_vocab_size") * config.filled("hidden_size"))
+    if config.get("qk_norm_type", "qwen3") != "qwen3" or config.flag("norm_after"):
+        config.refuse("qk_norm_type", "norms over the whole width, or behind the blocks, are not supported here")
+
+
+def inner_norms(config: Config) -> None:
+    """Norms inside both blocks, of attention's output and of the feed-forward width (Kosmos-2)."""
+    config.add("layer_vector_params", 2 * (config.filled("hidden_size") + config.filled("ffn_hidden_size")))

@@ -193,3 +193,12 @@ def patch_positions(config: Config) -> None:
 def base_model(config: Config) -> None:
     """Encoders are counted without a head."""
     config.notes.append("counted as the base model with its pooler, without a head for a task")
+
+
+def ignore(*keys: str) -> Callable[[Config], None]:
+    """Keys that change neither what is counted nor what is priced."""
+
+    def rule(config: Config) -> None:
+        config.read.update(keys)
+
+    return rule

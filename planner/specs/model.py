@@ -207,16 +207,43 @@ class RotaryScaling(Document):
 
 
 class PatchEmbedding(Document):
-    """Square patches of a square image, projected, in place of a token embedding; one more token stands for all."""
+    """Square patches of a square image, projected, in place of a token embedding; one more token stands for all.
+
+    num_frames: of a video, that a patch spans (Qwen2-VL). class_tokens: tokens beside the patches. bias: of the
+    projection.
+    """
 
     image_size: int = Field(ge=1, le=100_000)
     patch_size: int = Field(ge=1, le=100_000)
     num_channels: int = Field(default=3, ge=1, le=1_000)
+    num_frames: int = Field(default=1, ge=1, le=1_000)
+    class_tokens: int = Field(default=1, ge=0, le=1_000)
+    bias: bool = True
 
     @model_validator(mode="after")
     def _check_tiling(self) -> Self:
         if self.image_size % self.patch_size:
             raise ValueError(f"patch_size: {self.patch_size} does not divide image_size {self.image_size}")
+        return self
+
+
+class VisionTower(Document):
+    """An encoder of images in front of a decoder, and the projector that makes tokens of the sequence from its patches.
+
+    encoder: a model of kind `encoder` with patches; its max_sequence_length counts the patches of an image.
+    tokens_per_image: tokens of an image in the sequence of the decoder. images_per_sequence: the mean over the data.
+    projector_params: parameters between the tower and the decoder, which each token of an image is multiplied with.
+    """
+
+    encoder: ModelSpec
+    tokens_per_image: int = Field(ge=1, le=1_000_000_000)
+    images_per_sequence: float = Field(default=1.0, ge=0, le=1_000_000)
+    projector_params: int = Field(default=0, ge=0, le=10**15)
+
+    @model_validator(mode="after")
+    def _check_encoder(self) -> Self:
+        if self.encoder.kind != "encoder" or self.encoder.patches is None or self.encoder.output_head:
+            raise ValueError("encoder: the tower is of kind encoder, with patches and without an output_head")
         return self
 
 
@@ -249,6 +276,7 @@ class ModelSpec(Document):
     sparse: keys are chosen by an indexer. mixer: in place of attention, or beside it where `attends`.
     layers: layers that differ from the plain ones, of which there are as many as these leave.
     layer_matrix_params, layer_vector_params: of each layer, in matrices and vectors that no other field names.
+    vision: a tower that reads images, on the first stage.
     table_params: looked up, input_matrix_params and output_matrix_params: multiplied with, at the model's ends.
     """
 
@@ -307,6 +335,7 @@ class ModelSpec(Document):
     rope_theta: float = Field(default=10_000.0, gt=0)
     rope_scaling: RotaryScaling | None = None
     norm_epsilon: float = Field(default=1e-5, gt=0)
+    vision: VisionTower | None = None
 
     @model_validator(mode="before")
     @classmethod
@@ -391,6 +420,8 @@ class ModelSpec(Document):
             raise ValueError(f"kind: moe, mla and mtp_layers are of decoders, not of an {self.kind}")
         if self.kind == "decoder" and (self.patches or self.pooler or self.num_token_types or not self.output_head):
             raise ValueError("kind: a decoder has an output_head, and no patches, pooler or num_token_types")
+        if self.kind != "decoder" and self.vision:
+            raise ValueError(f"vision: a tower stands in front of a decoder, and kind is {self.kind}")
         if self.position == "relative" and self.kind != "encoder-decoder":
             raise ValueError(f"position: relative is of encoder-decoders, and kind is {self.kind}")
         return self
@@ -446,6 +477,7 @@ class ModelSpec(Document):
             "state": any(model.mixer is not None for _, model in self.kinds()),
             "sparse_attention": any(model.sparse is not None for _, model in self.kinds()),
             "further_blocks": self._has_further_blocks(),
+            "vision": self.vision is not None,
         }
         return tuple(name for name, is_used in used.items() if is_used)
 
@@ -459,6 +491,10 @@ _FURTHER: tuple[str, ...] = (
     "cross_attention",
 )
 _FURTHER += ("layer_vector_params", "table_params", "input_matrix_params", "output_matrix_params")
+
+
+VisionTower.model_rebuild()
+ModelSpec.model_rebuild()
 
 
 def _latent_head_size(mla: Any) -> int:

@@ -268,7 +268,7 @@ def test_notes_say_what_was_left_out(save: Save) -> None:
     text = LLAMA | {"model_type": "llama"}
     folder = save(
         {
-            "model_type": "llava",
+            "model_type": "florence2",
             "auto_map": {"AutoModel": "modeling.Thing"},
             "quantization_config": {"bits": 4},
             "vision_config": {"hidden_size": 9},

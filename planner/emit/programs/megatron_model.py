@@ -379,7 +379,7 @@ def _kind_fault(plan: Plan) -> tuple[str, str] | None:
 _NO_BLOCKS: Final = (
     *("norm_bias", "attends", "mixer", "layers", "sparse", "cross_attention", "value_head_size", "attention_gate"),
     *("keys_are_values", "shares_keys", "head_bias", "layer_matrix_params", "layer_vector_params"),
-    *("table_params", "input_matrix_params", "output_matrix_params"),
+    *("table_params", "input_matrix_params", "output_matrix_params", "vision"),
 )
 """Fields of blocks that pretrain_gpt.py builds not at all, or by experimental options that this table does not write.
 
