@@ -8,7 +8,8 @@ import numpy as np
 
 from planner.cost.adapters import adapter_params
 from planner.cost.blocks import attention_matmul_params, shared_matmul_params
-from planner.cost.layers import attention_span
+from planner.cost.layers import attention_span, head_widths, indexer_flops_per_token, is_local
+from planner.cost.mixers import mixer_shape
 from planner.cost.parameters import layer_matmul_params, num_matmul_params
 from planner.cost.recompute import modules_of
 from planner.cost.stage import by_policy, chunks_of, layer_kinds, policies_of, timed_kinds
@@ -44,14 +45,23 @@ def attention_core_flops_per_token(model: ModelSpec, sequence_length: int, *, ca
     """Forward FLOPs of one layer's attention core (scores and weighted sum) per token.
 
     4 s a d for the full square, half of it when only the causal part is counted, less inside the sliding window of a
-    `local` layer; latent attention has keys and values of different widths.
+    `local` layer; latent attention has keys and values of different widths. An indexer's scores and the core of a mixer
+    count too. The mean over the kinds of layers.
 
     Source: Narayanan et al. (SC 2021), appendix; Megatron-LM, num_floating_point_operations (causal half).
     """
-    width = 2 * model.head_size
-    if model.mla is not None:
-        width = model.mla.nope_head_size + model.mla.rope_head_size + model.mla.value_head_size
-    return 2.0 * attention_span(model, sequence_length, causal=causal, local=local) * model.num_heads * width
+    if model.layers:
+        kinds = (
+            (num, attention_core_flops_per_token(kind, sequence_length, causal=causal, local=local or is_local(kind)))
+            for num, kind in model.kinds()
+        )
+        return sum_of(num / model.num_layers * flops for num, flops in kinds)
+    found = mixer_shape(model).core_flops
+    if not model.attends:
+        return found
+    span = attention_span(model, sequence_length, causal=causal, local=local)
+    found += indexer_flops_per_token(model, sequence_length)
+    return found + 2.0 * span * model.num_heads * head_widths(model)
 
 
 def attention_flops_per_token(model: ModelSpec, sequence_length: int, *, causal: bool) -> float:

@@ -283,7 +283,9 @@ def _parts_of_stage(job: PoolJob, layout: LayerDegrees, kinds: Sequence[tuple[bo
     )
 
     def layer(experts: bool, local: bool) -> LayerParts:
-        priced = layer_seconds(job, layout, experts=experts, local=local)
+        # an all-to-all needs its sizes on the host first, which waits; DeepEP and HybridEP keep them on the device
+        launched_ahead = experts and job.engine.communication.dispatches_once_per_host
+        priced = layer_seconds(job, layout, experts=experts, local=local, exchanges=ep[0] if launched_ahead else 0.0)
         core = priced.core_forward
         return LayerParts(
             passes=priced.passes,

@@ -159,6 +159,8 @@ def falcon(config: Config) -> None:
     config.put("parallel_attention", new or parallel, "parallel_attn")
     if config.get("alibi", False):
         config.put("position", "alibi", "alibi")
+    for target in ("attention_bias", "mlp_bias"):
+        config.put(target, config.flag("bias"), "bias")
 
 
 def opt_embeddings(config: Config) -> None:

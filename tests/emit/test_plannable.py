@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import pytest
 
@@ -19,6 +20,7 @@ from planner.search.space.constraints import Constraints
 from planner.search.space.rules import broken_rules
 from planner.specs.by_name import engine_names, load_engine
 from planner.specs.load import load_job
+from planner.specs.model import ModelSpec
 
 MODELS = ("llama3-8b", "gpt3-175b", "qwen3-30b-a3b", "deepseek-v2-lite", "gpt-oss-20b", "qwen2.5-7b")
 ENGINES = [name for name in engine_names() if any(each in PROGRAMS for each in load_engine(name).emits)]
@@ -149,3 +151,36 @@ def test_what_megatron_prices_and_cannot_be_told_is_not_planned(model, words):
     with pytest.raises(InputError, match=words) as error:
         plan_job(model, "dgx-h100", engine="megatron", global_batch=64, seq_len=512)
     assert "explain --layout" in error.value.mistakes[0].hint
+
+
+MIXER = {"kind": "mamba2", "num_heads": 64, "key_size": 128, "value_size": 64, "kernel": 4}
+BLOCKS = {
+    "norm_bias": {"norm": "layernorm", "norm_bias": False},
+    "norm": {"norm": "unweighted"},
+    "mixer": {"mixer": MIXER, "attends": False},
+    "attends": {"mixer": MIXER, "attends": False},
+    "layers": {"layers": [{"num_layers": 4, "mixer": MIXER, "attends": False}]},
+    "sparse": {"sparse": {"num_heads": 4, "head_size": 64, "top_k": 512}},
+    **{name: {name: True} for name in ("cross_attention", "keys_are_values", "shares_keys", "head_bias")},
+    **{name: {name: 64} for name in ("value_head_size", "layer_matrix_params", "layer_vector_params", "table_params")},
+    **{name: {name: 64} for name in ("input_matrix_params", "output_matrix_params")},
+    "attention_gate": {"attention_gate": "head"},
+    "vector_params": {"moe": {"num_experts": 8, "experts_per_token": 2, "ffn_hidden_size": 512, "vector_params": 64}},
+    "norms_per_layer": {"norms_per_layer": 3},
+}
+"""Blocks that few models have, by the field that a program must name where it cannot build them."""
+
+
+@pytest.mark.parametrize("name", BLOCKS)
+def test_blocks_that_megatron_and_our_trainer_lack_are_refused_by_name(name):
+    job = load_job(model="llama3-8b", cluster="dgx-h100", global_batch_size=64, sequence_length=2048)
+    document = job.model.model_dump(mode="json", exclude={"norm_bias", "attends"}) | BLOCKS[name]
+    model = ModelSpec.model_validate(document, strict=False)
+    for engine in ("megatron", "megatron-bridge"):
+        with pytest.raises(InputError, match=rf"model\.\S*{name}"):
+            check_plannable(replace(job, model=model, engine=load_engine(engine)))
+    with pytest.raises(InputError, match="no model built"):
+        check_plannable(replace(job, model=model, engine=load_engine("torchtitan")))
+    layout = Layout(tp=1, pp=1, dp=8, layers_per_stage=(32,), recompute=("none",), mbs=1)
+    broken = broken_rules(replace(job, model=model, engine=load_engine("torch")), layout)
+    assert any("engine torch does not run" in text for text in broken)
