@@ -19,7 +19,7 @@ from planner import reading
 from planner.accuracy.learn import learn_calibration
 from planner.calibrate.inputs import read_inputs
 from planner.cost.segments import with_segment
-from planner.emit.plannable import check_plannable, unplannable
+from planner.emit.plannable import check_plannable, lacks_sequence_parallelism, unplannable, whole_hosts
 from planner.emit.read.front import layout_text, read_foreign, with_layout
 from planner.errors import InputError, NothingFitsError, PlannerError
 from planner.explain.report import Explanation, Questions, explain
@@ -477,9 +477,12 @@ def _plannable(job: Job, constraints: Constraints) -> Constraints:
         InputError: no program can be told the model or the training.
     """
     check_plannable(job)
-    left_out = unplannable(job, {pin.key for pin in constraints.pins})
-    more = Constraints.parse((), left_out).forbidden
-    return replace(constraints, forbidden=tuple(dict.fromkeys((*constraints.forbidden, *more))))
+    pinned = {pin.key for pin in constraints.pins}
+    if "sp" not in pinned and lacks_sequence_parallelism(job):  # the search has it wherever it can be
+        constraints = replace(constraints, pins=(*constraints.pins, *Constraints.parse(("sp=0",)).pins))
+    more = Constraints.parse((), unplannable(job, pinned)).forbidden
+    forbidden = tuple(dict.fromkeys((*constraints.forbidden, *more)))
+    return replace(constraints, forbidden=forbidden, whole_hosts=whole_hosts(job, pinned))
 
 
 def _texts(given: Texts) -> tuple[str, ...]:
