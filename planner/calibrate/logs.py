@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from planner.calibrate.steps import WARMUP_STEPS, Step
 from planner.cost.parameters import num_params
 from planner.errors import InputError, Mistake
+from planner.units import parse_clock, parse_quantity
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from planner.plan import Plan
 
 _NUMBER: Final = r"[-+]?(?:[0-9][0-9,]*\.?[0-9]*(?:[eE][-+]?[0-9]+)?|nan|inf)"
+_MILLISECOND: Final = parse_quantity("1 ms", "seconds")
 _COLOUR: Final = re.compile(r"\x1b\[[0-9;]*m")
 _SAME_PARAMETERS: Final = 0.02
 """A program may count what it does not train, or count tied weights twice: shares below this are the same model."""
@@ -54,7 +56,7 @@ _PROGRAMS: Final = (
             rf"(?P<time>{_NUMBER})(?:.*?\blm[ _]loss\s*[:=]\s*(?P<loss>{_NUMBER}))?",
             re.IGNORECASE,
         ),
-        seconds=lambda time, _: time / 1e3,
+        seconds=lambda time, _: time * _MILLISECOND,
     ),
     _Lines(
         program="torchtitan",
@@ -78,7 +80,7 @@ _PROGRAMS: Final = (
     ),
 )
 
-_BAR: Final = re.compile(r"(?P<step>\d+)/(?P<all>\d+) \[(?:(?P<h>\d+):)?(?P<m>\d+):(?P<s>\d\d)<")
+_BAR: Final = re.compile(r"(?P<step>\d+)/(?P<all>\d+) \[(?P<clock>(?:\d+:)?\d+:\d\d)<")
 _LOSS: Final = re.compile(rf"\{{'loss': '?(?P<loss>{_NUMBER})")
 _LAST: Final = re.compile(
     rf"'train_runtime':\s*'?(?P<time>{_NUMBER}).*?'train_steps_per_second':\s*'?(?P<rate>{_NUMBER})"
@@ -136,7 +138,7 @@ def _bar_steps(lines: Sequence[str]) -> list[Step]:
         if said := _LOSS.search(line):
             loss = _value(said["loss"])
         for found in _BAR.finditer(line):
-            clock = 3600 * int(found["h"] or 0) + 60 * int(found["m"]) + int(found["s"])
+            clock = parse_clock(found["clock"])
             bars[int(found["all"])].append(_Shown(int(found["step"]), clock, number, found.start() + 1, loss))
     if not bars:
         return []
