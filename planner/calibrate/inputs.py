@@ -66,7 +66,7 @@ def _log(path: Path, plan: Path | None, tell: Callable[[str], None]) -> Observat
         hint = f"--plan PLAN names the plan that ran, or put it beside the log as {PLAN}"
         raise InputError("a log does not say what ran", where=printable(str(path)), hint=hint)
     read = read_plan(plan or beside, tell=tell)
-    return _observed(read, read_log(path, text_of(path), read), path, tell)
+    return _observed(read, read_log(printable(str(path)), text_of(path), read), path, tell)
 
 
 def _run_folder(path: Path, tell: Callable[[str], None]) -> Observation:

@@ -24,7 +24,7 @@ class Step:
     """One line of a log that tells how long a step took.
 
     number: of the step, as the log counts. line, column: where the time stands, from 1. loss: nan where it is not
-    finite, None where the line has none.
+    finite, None where the line has none. covers: steps that the time is the mean of.
     """
 
     number: int
@@ -32,6 +32,7 @@ class Step:
     line: int
     column: int = 1
     loss: float | None = None
+    covers: int = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,9 +62,11 @@ def step_time(steps: Sequence[Step], name: str) -> StepTime:
     starts = [i for i, each in enumerate(steps) if i == 0 or each.number < steps[i - 1].number]
     warm = {i for start in starts for i in range(start, start + WARMUP_STEPS)}
     broken = {i for i, each in enumerate(steps) if each.loss is not None and not math.isfinite(each.loss)}
-    kept = [each.seconds for i, each in enumerate(steps) if i not in warm | broken]
-    if len(kept) < FEWEST_STEPS:
-        count = f"{len(kept)} of {len(steps)} logged steps count, after {WARMUP_STEPS} of warm-up for each start"
+    kept = [each for i, each in enumerate(steps) if i not in broken and (each.covers > 1 or i not in warm)]
+    counted = sum(each.covers for each in kept)
+    if counted < FEWEST_STEPS:
+        count = f"{counted} of {sum(each.covers for each in steps)} logged steps count"
+        count += f", after {WARMUP_STEPS} of warm-up for each start"
         lost = f" and without {len(broken)} whose loss is not finite" if broken else ""
         raise InputError(f"{count}{lost}", where=name, hint=f"log at least {WARMUP_STEPS + FEWEST_STEPS} steps")
     notes = []
@@ -78,11 +81,16 @@ def step_time(steps: Sequence[Step], name: str) -> StepTime:
         )
     if missing := _num_missing(steps):
         notes.append(f"{name}: {missing} steps between the first and the last are not in the log")
-    return StepTime(seconds=statistics.median(kept), num_steps=len(kept), notes=tuple(notes))
+    if len(steps) == 1:
+        notes.append(f"{name}:{steps[0].line}: a mean of {steps[0].covers} steps is all that the log has")
+    seconds = statistics.median(each.seconds for each in kept)
+    return StepTime(seconds=seconds, num_steps=counted, notes=tuple(notes))
 
 
 def _num_missing(steps: Sequence[Step]) -> int:
     """Steps that a log left out, beyond those that its interval leaves out everywhere."""
+    if any(each.covers > 1 for each in steps):
+        return 0
     gaps = [b.number - a.number for a, b in pairwise(steps) if b.number > a.number]
     interval = statistics.mode(gaps) if gaps else 1
     return sum(gap - interval for gap in gaps if gap > interval)

@@ -223,7 +223,7 @@ def _core_seconds(job: PoolJob, layout: LayerDegrees, *, local: bool) -> PassSec
         flops = 2.0 * rows * attention_span(model, s, causal=True, local=local) * width * heads * started
         flops = flops + layout.mbs * rows * indexer_flops_per_token(model, s)
         rate = device.peak[job.core_precision] * job.attention_share
-        launch = (1.0 + hops) * device.efficiency.launch
+        launch = (1.0 + hops) * job.launch_seconds
         one = PassSeconds(forward=flops / rate + launch, backward_input=FLASH_BACKWARD * flops / rate + launch)
         return one + _merge_seconds(job, layout) + _mixer_core_seconds(job, layout)
     scores = matmul_seconds(job, rows, s, model.head_size, heads, precision=job.core_precision)
@@ -498,7 +498,7 @@ def layer_seconds(
         whole += _dequantized_seconds(job, layout, experts=experts)
     split = np.where(np.greater(layout.tp, 1), job.engine.compute.tp_host_factor, 1.0)
     factor, hops = _host_factors(job, layout, experts=moe is not None)
-    floor = job.cluster.device.efficiency.layer_floor * (factor + hops) * split
+    floor = job.cluster.device.efficiency.layer_floor * job.calibration.host * (factor + hops) * split
     slowdown = job.calibration.slowdown
     whole = whole * slowdown
     backward_floor = np.maximum(0.0, _BACKWARD_OPERATORS * floor - exchanges)

@@ -506,7 +506,7 @@ def _update_seconds(job: PoolJob, layout: Degrees, stage: Stage, num_params: Num
 
     Source: optimizers.py, and offload.py for the host; `step_floor` of the device file.
     """
-    floor = job.cluster.device.efficiency.step_floor
+    floor = job.cluster.device.efficiency.step_floor * job.calibration.host
     if offloads_optimizer(layout):
         return floor + host_update_seconds(job, num_params)
     return floor + optimizer_seconds(job, num_params) + newton_schulz_seconds(job, layout, stage)
