@@ -51,6 +51,7 @@ CONTRACT = {
     | {"--html", "--trace", "--ranks", "--force"}
     | FOREIGN,
     "diff": {"--json"},
+    "verify": {"--rank", "--json"},
     "launch": RUN
     | {"--output", "--dry-run", "--smoke", "--force-unfit", "--node-rank", "--master-addr", "--master-port"},
     "emit": RUN | {"--to", "--on", "-o", "--output", "--smoke", "--force", "--force-unfit"},
