@@ -56,6 +56,8 @@ CONTRACT = {
     | {"--output", "--dry-run", "--smoke", "--force-unfit", "--node-rank", "--master-addr", "--master-port"},
     "emit": RUN | {"--to", "--on", "-o", "--output", "--smoke", "--force", "--force-unfit"},
     "accuracy": {"--json"},
+    "measure": {"-o", "--output", "--model", "--seconds", "--nodes", "--force"}
+    | {"--node-rank", "--master-addr", "--master-port"},
     "models": {"--json"},
     "clusters": {"--detect", "--json"},
     "glossary": {"--json"},
