@@ -51,6 +51,7 @@ CONTRACT = {
     | {"--html", "--trace", "--ranks", "--force"}
     | FOREIGN,
     "diff": {"--json"},
+    "verify": {"--rank", "--json"},
     "launch": RUN
     | {
         "--output",
@@ -65,6 +66,8 @@ CONTRACT = {
     "emit": RUN | {"--to", "--on", "-o", "--output", "--smoke", "--force", "--force-unfit"},
     "accuracy": {"--calibration", "--json"},
     "calibrate": {"--plan", "-o", "--output", "--force"},
+    "measure": {"-o", "--output", "--model", "--seconds", "--nodes", "--force"}
+    | {"--node-rank", "--master-addr", "--master-port"},
     "models": {"--json"},
     "clusters": {"--detect", "--json"},
     "glossary": {"--json"},
