@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import ast
 import json
+from pathlib import Path
 
 import pytest
 import yaml
@@ -14,6 +15,7 @@ from planner.emit.programs import PROGRAMS
 from planner.emit.programs.hugging_face_model import config_of, model_from
 from planner.emit.read import HOSTS, MODEL, RANKS
 from planner.emit.read.all import READERS
+from planner.emit.read.front import read_foreign
 from planner.emit.read.hugging_face import merged
 from planner.emit.target import How, facts_of, field_of
 from planner.errors import InputError
@@ -294,3 +296,12 @@ def test_keys_without_a_price_are_listed():
 def test_hostile_files_are_refused(text):
     with pytest.raises(InputError):
         facts_in(text, 1)
+
+
+@pytest.mark.parametrize("key", ["max_steps", "warmup_steps", "seed"])
+@pytest.mark.parametrize("value", ["NaN", "Infinity", "many", "[]"])
+def test_a_number_that_is_none_is_told(key: str, value: str, tmp_path: Path) -> None:
+    path = tmp_path / "train.json"
+    path.write_text(f'{{"per_device_train_batch_size": 2, "bf16": true, "fsdp": "full_shard", "{key}": "{value}"}}')
+    with pytest.raises(InputError, match="is no"):
+        read_foreign(path, model="tiny-gpt")

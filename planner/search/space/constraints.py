@@ -12,6 +12,7 @@ import numpy as np
 
 from planner.errors import InputError, Mistake
 from planner.layout import check_value, parse_assignments
+from planner.specs.text import quoted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -156,9 +157,9 @@ def _cannot_obey(condition: Condition, part: str, option: str) -> Mistake | None
     if not is_list or (option != "--forbid" and condition.sign == "="):
         return None
     return Mistake(
-        message=f"`{part}`: a list for {condition.key} can only be pinned",
+        message=f"{quoted(part)}: a list for {condition.key} can only be pinned",
         where=option,
-        hint=f"write `--pin {condition.key}={condition.value}`",
+        hint=f"write {quoted(f'--pin {condition.key}={condition.value}')}",
     )
 
 
@@ -175,7 +176,9 @@ def _conditions(text: str, option: str, mistakes: list[Mistake]) -> list[Conditi
         condition = Condition(key=key, sign=sign, value=value)
         bad = check_value(key, value, option) or _cannot_obey(condition, part, option)
         if bad is None and sign not in ("=", "!=") and not condition.is_numeric:
-            bad = Mistake(message=f"`{part}`: {key} has no order", where=option, hint=f"write `{key}={value}`")
+            bad = Mistake(
+                message=f"{quoted(part)}: {key} has no order", where=option, hint=f"write {quoted(f'{key}={value}')}"
+            )
         if bad:
             mistakes.append(bad)
         else:
