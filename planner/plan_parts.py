@@ -26,6 +26,18 @@ class MadeBy:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class EngineLabel:
+    """What the engine's name does to a forecast, beyond what its profile says of the program.
+
+    share: how much longer the step is than with the corrections that runs of all engines share; below 0 it is shorter.
+    num_runs: published runs of the engine on the device, which the difference rests on.
+    """
+
+    share: float
+    num_runs: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SearchOptions:
     """What the user asked for beside the documents.
 
