@@ -223,7 +223,7 @@ def _core_seconds(job: PoolJob, layout: LayerDegrees, *, local: bool) -> PassSec
         flops = 2.0 * rows * attention_span(model, s, causal=True, local=local) * width * heads * started
         flops = flops + layout.mbs * rows * indexer_flops_per_token(model, s)
         rate = device.peak[job.core_precision] * job.attention_share
-        launch = (1.0 + hops) * device.efficiency.launch
+        launch = (1.0 + hops) * job.launch_seconds
         one = PassSeconds(forward=flops / rate + launch, backward_input=FLASH_BACKWARD * flops / rate + launch)
         return one + _merge_seconds(job, layout) + _mixer_core_seconds(job, layout)
     scores = matmul_seconds(job, rows, s, model.head_size, heads, precision=job.core_precision)
@@ -468,13 +468,17 @@ def _host_factors(job: PoolJob, layout: LayerDegrees, *, experts: bool) -> tuple
     return compute.expert_host_factor if experts else compute.host_factor, hops
 
 
-def layer_seconds(job: PoolJob, layout: LayerDegrees, *, experts: bool = False, local: bool = False) -> LayerSeconds:
+def layer_seconds(
+    job: PoolJob, layout: LayerDegrees, *, experts: bool = False, local: bool = False, exchanges: Number = 0.0
+) -> LayerSeconds:
     """Seconds of one transformer layer for one microbatch, without communication.
 
     `experts`: a layer with experts in place of its feed-forward block; `local`: one with a sliding window. In eager
     mode a small layer cannot run faster than the host launches its operators: `layer_floor` of the device times the
     engine's factor, with what the hops of a ring add to it, bounds the forward pass, and 1.6 times that the backward
-    pass. The operators take the calibration's `slowdown` times as long as the roofline says.
+    pass. `exchanges`: seconds of each pass's collectives that the host launches without waiting for their result; they
+    run while the host goes on, so that the device waits so much less. The operators take the calibration's `slowdown`
+    times as long as the roofline says.
 
     Of a model with several kinds of layers the mean layer.
 
@@ -494,10 +498,12 @@ def layer_seconds(job: PoolJob, layout: LayerDegrees, *, experts: bool = False, 
         whole += _dequantized_seconds(job, layout, experts=experts)
     split = np.where(np.greater(layout.tp, 1), job.engine.compute.tp_host_factor, 1.0)
     factor, hops = _host_factors(job, layout, experts=moe is not None)
-    floor = job.cluster.device.efficiency.layer_floor * (factor + hops) * split
+    floor = job.cluster.device.efficiency.layer_floor * job.calibration.host * (factor + hops) * split
     slowdown = job.calibration.slowdown
     whole = whole * slowdown
-    stretch = np.maximum(1.0, _BACKWARD_OPERATORS * floor / whole.backward)  # both parts wait for the host alike
+    backward_floor = np.maximum(0.0, _BACKWARD_OPERATORS * floor - exchanges)
+    floor = np.maximum(0.0, floor - exchanges)
+    stretch = np.maximum(1.0, backward_floor / whole.backward)  # both parts wait for the host alike
     passes = PassSeconds(
         forward=np.maximum(whole.forward, floor),
         backward_input=whole.backward_input * stretch,

@@ -9,12 +9,13 @@ import pytest
 
 from planner.api import plan_job
 from planner.emit.bundle import bundle_of
-from planner.emit.plannable import check_plannable, unplannable
+from planner.emit.plannable import check_plannable, unplannable, whole_hosts
 from planner.emit.programs import PROGRAMS
 from planner.emit.target import How
 from planner.errors import InputError
 from planner.layout import Layout, even_split
 from planner.search.search import plan_for_layout
+from planner.search.space.configurations import device_partitions
 from planner.search.space.constraints import Constraints
 from planner.search.space.rules import broken_rules
 from planner.specs.by_name import engine_names, load_engine
@@ -64,6 +65,8 @@ def random_plans(engine: str, count: int, seed: int):
             schedule="interleaved" if interleave > 1 else draw.choice(pipeline.schedules),
             recompute=(draw.choice(can.recompute),) * chunks, layers_per_stage=layers,
         )  # fmt: skip
+        if layout.hsdp == layout.dp * layout.cp > 1:
+            continue  # the search leaves it out as ZeRO-0 by another name
         if Constraints.parse((), unplannable(job, ())).allowed(layout) and not broken_rules(job, layout):
             found += 1
             yield plan_for_layout(job, layout)
@@ -92,6 +95,49 @@ def test_ten_random_plans_can_be_emitted(engine):
 @pytest.mark.parametrize("engine", ENGINES)
 def test_two_hundred_random_plans_can_be_emitted(engine):
     assert refusals(engine, 200, seed=2) == []
+
+
+@pytest.mark.parametrize(
+    ("engine", "model", "left_out", "hosts"),
+    [
+        ("deepspeed", "llama3-8b", ("pp>=2", "tp>=2,sp=1"), 0),  # its pipelines are code
+        ("fsdp", "llama3-8b", ("tp>=2,sp=1", "cp>=2,hsdp>=2"), 8),
+        ("torchtitan", "qwen3-30b-a3b", (), 0),  # experts are spread
+        ("megatron", "qwen3-30b-a3b", ("tp>=2,sp=0",), 8),
+        ("megatron", "llama3-8b", (), 8),
+    ],
+)
+def test_what_no_program_can_be_told_is_left_out_of_the_search(engine, model, left_out, hosts):
+    job = load_job(model=model, cluster="dgx-h100", nodes=2, engine=engine, global_batch_size=64, sequence_length=1024)
+    assert unplannable(job, ()) == left_out
+    assert whole_hosts(job, ()) == hosts
+    assert whole_hosts(job, ("tp",)) == 0
+
+
+@pytest.mark.parametrize("engine", ["fsdp", "deepspeed"])
+def test_tensor_parallelism_is_planned_without_sequence_parallelism_where_there_is_none(engine):
+    plan = plan_job("llama3-8b", "dgx-h100", engine=engine, nodes=2, global_batch=16, seq_len=2048, pin=["tp=2"])
+    assert (plan.layout.tp, plan.layout.sp) == (2, 0)
+    assert bundle_of(plan, how=How()).texts
+
+
+def test_no_host_is_left_partly_idle_where_no_program_can():
+    """Of hosts of eight: 20 devices would leave half of the third idle."""
+    degrees = Constraints(whole_hosts=8)
+    assert [bool(degrees.fills_hosts(count)) for count in (4, 8, 12, 16, 20, 24)] == [
+        True,
+        True,
+        False,
+        True,
+        False,
+        True,
+    ]
+    job = load_job(
+        model="llama3-8b", cluster="dgx-h100", nodes=3, engine="megatron", global_batch_size=60, sequence_length=1024
+    )
+    free, whole = (device_partitions(job, Constraints(whole_hosts=size), {}).world_size for size in (0, 8))
+    assert {12, 20} <= set(free.tolist())
+    assert set(whole.tolist()) == {size for size in free.tolist() if size <= 8 or size % 8 == 0}
 
 
 def test_old_programs_say_that_nothing_can_be_emitted():

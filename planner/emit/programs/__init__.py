@@ -19,5 +19,6 @@ PROGRAMS: Final[dict[str, Target]] = {
         bridge.TARGET,
         swift.TARGET,
         torchtitan.TARGET,
+        torchtitan.RELEASE,
     )
 }  # fmt: skip

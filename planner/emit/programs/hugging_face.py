@@ -326,7 +326,7 @@ def _read_optimizer(given: Given) -> Mapping[str, Any]:
             found[ours] = given.number(key)
     given.get("lr_scheduler_type")
     for key, ours in (("warmup_steps", "training.warmup_steps"), ("seed", "training.seed")):
-        if key in given and float(given.get(key)) >= 1:
+        if key in given and given.number(key) >= 1:
             found[ours] = given.whole(key)
     if "max_steps" in given and int(given.number("max_steps")) > 0:
         found["training.steps"] = given.whole("max_steps")
