@@ -27,7 +27,7 @@ from planner.fit import fit_words
 from planner.plan import Plan
 from planner.plan_parts import ObjectiveName
 from planner.search.batch_choice import batch_report, choose_batch
-from planner.search.deadline import search_in_time
+from planner.search.deadline import CONFIDENCE, search_in_time
 from planner.search.footprint import NothingFits
 from planner.search.given import plan_for_text
 from planner.search.optimum.integer_program import SolverName
@@ -137,7 +137,7 @@ def plan_job(
     forbid: Texts = (),
     objective: ObjectiveName = "throughput",
     within: float = WITHIN,
-    confidence: float = 0.8,
+    confidence: float = CONFIDENCE,
     top: int = 3,
     solver: SolverName = "cbc",
     time_limit: float | None = None,
@@ -164,14 +164,13 @@ def plan_job(
     """
     _check_choice("--objective", objective, ObjectiveName)
     _check_choice("--solver", solver, SolverName)
-    if not 0 < confidence < 1:
-        raise InputError(f"{confidence} is no chance", where="--confidence", hint="valid: above 0% to below 100%")
+    _check_confidence(confidence)
     constraints = Constraints.parse(_texts(pin), _texts(forbid))
     job = _load(model, cluster, training, reporter, nodes=nodes, **workload)
     constraints = _plannable(job, constraints)
     batch = None
     if job.batch:
-        job, tried = choose_batch(job, constraints, objective, reporter)
+        job, tried = choose_batch(job, constraints, objective, reporter, confidence=confidence)
         batch = batch_report(job, tried)
     found = search_in_time(
         job,
@@ -198,18 +197,21 @@ def compare_sizes(
     nodes: Sizes,
     pin: Texts = (),
     forbid: Texts = (),
+    confidence: float = CONFIDENCE,
     reporter: Reporter | None = None,
     **workload: Unpack[Workload],
 ) -> Sweep:
     """Find the best layout for each of many sizes of a cluster, as `planner plan --nodes A..B` does.
 
     nodes: the numbers of hosts, `range(1, 9)`, or those of each pool. One pass finds what a search for each size would
-    find; the result says for any deadline how few devices are enough. Other keywords are those of `plan_job`.
+    find; the result says for any deadline how few devices are enough, and which keep to that of the training document
+    with the confidence. Other keywords are those of `plan_job`.
 
     Raises:
         InputError: as `plan_job`.
         EnvironmentProblem: a file cannot be read.
     """
+    _check_confidence(confidence)
     constraints = Constraints.parse(_texts(pin), _texts(forbid))
     largest = {pool: max(hosts) for pool, hosts in nodes.items()} if isinstance(nodes, Mapping) else max(nodes)
     job = _load(model, cluster, training, reporter, nodes=largest, **workload)
@@ -218,9 +220,9 @@ def compare_sizes(
         raise InputError("a cluster has at least one host", where="--nodes")
     if len(job.pools) == 1:
         assert not isinstance(nodes, Mapping), "a cluster of one kind has no pools"
-        return sweep(job.pools[0], constraints, nodes, reporter)
+        return sweep(job.pools[0], constraints, nodes, reporter, confidence=confidence)
     assert isinstance(nodes, Mapping), "a mixed cluster has no one size"
-    return sweep_pools(job, constraints, nodes, reporter)
+    return sweep_pools(job, constraints, nodes, reporter, confidence=confidence)
 
 
 def compare_clusters(
@@ -488,6 +490,11 @@ def _plannable(job: Job, constraints: Constraints) -> Constraints:
 def _texts(given: Texts) -> tuple[str, ...]:
     """One text is as good as a list of one."""
     return (given,) if isinstance(given, str) else tuple(given)
+
+
+def _check_confidence(confidence: float) -> None:
+    if not 0 < confidence < 1:
+        raise InputError(f"{confidence} is no chance", where="--confidence", hint="valid: above 0% to below 100%")
 
 
 def _check_choice(option: str, given: str, choices: Any) -> None:

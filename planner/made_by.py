@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from dataclasses import replace
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
@@ -45,6 +46,15 @@ def with_corrections(job: Job, corrections: Calibration) -> Job:
     common = ("model", "training", "engine", "risk", "headroom", "allow_tp_across_nodes", "allow_offload")
     kept = {name: getattr(job, name) for name in common}
     return job_on(job.cluster, entries, evidence=evidence, spread=spread, **kept)
+
+
+def with_corrections_of_any_engine(job: Job) -> Job | None:
+    """The job with the corrections that runs of all engines share; None for corrections of the user's and for pools."""
+    if len(job.pools) > 1 or job.pools[0].calibration != _of(job, shipped_calibration())[0][0]:
+        return None
+    anybody = job.engine.model_copy(update={"name": ""})
+    (entry,) = calibrations_of(job.cluster, job.model, job.training, anybody, shipped_calibration())
+    return replace(job.pools[0], calibration=entry)
 
 
 def _of(job: Job, corrections: Calibration) -> tuple[tuple[CalibrationEntry, ...], tuple[Evidence, ...], Spread]:

@@ -359,14 +359,6 @@ def all_reduce_algorithms(where: Group, num_bytes: Number) -> dict[str, Number]:
     return found
 
 
-def broadcast_seconds(where: Group, num_bytes: Number) -> Number:
-    """One rank's bytes to all others, in pieces along a ring.
-
-    Source: nccl-tests, bus bandwidth factor 1.
-    """
-    return where.seconds_per_byte * num_bytes + (where.ring_latency + where.startup)
-
-
 def _reached(instances: Number, copies: int, groups: tuple[int, int] | None) -> Number:
     """How many of `instances` the `copies` of a token reach, on average; see `all_to_all_seconds`."""
     if groups is None or copies == 1:
