@@ -264,8 +264,8 @@ def _learn_kind(device: str, engine: str, runs: Sequence[Observation]) -> Learnt
     left_out = []
     for index in range(len(runs)):
         others = np.arange(len(runs)) != index
-        step = posterior(slopes[others], errors[others]).logs - logs
-        left_out.append(float(predicted[index] + slopes[index] @ step))
+        own = np.clip(posterior(slopes[others], errors[others]).logs, -_MOST, _MOST)
+        left_out.append(float(_predicted([runs[index]], own)[0]))
     spread = float(np.mean(found.spread(slopes)))
     names = _fields(runs[0].job, logs, over=CalibrationEntry())
     entry = CalibrationEntry(

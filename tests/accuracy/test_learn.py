@@ -63,7 +63,7 @@ def test_one_wild_run_does_not_carry_the_others_away(plans):
 
 @pytest.mark.slow
 def test_left_out_is_the_fit_of_the_others(plans):
-    """Oracle: the fit again, without the run."""
+    """Oracle: the fit again, without the run; its slopes are taken elsewhere."""
     runs = [
         replace(run, measured_seconds=run.measured_seconds * factor)
         for run, factor in zip(slower(plans, 1.0), (1.1, 1.3, 1.2, 1.15), strict=True)
@@ -72,7 +72,7 @@ def test_left_out_is_the_fit_of_the_others(plans):
     for index, run in enumerate(runs):
         calibration, _ = learn_calibration([*runs[:index], *runs[index + 1 :]])
         seconds = corrected(plans[index], calibration).step_seconds
-        assert found.forecasts[index].left_out == pytest.approx(seconds, rel=0.03), run.where
+        assert found.forecasts[index].left_out == pytest.approx(seconds, rel=0.05), run.where
 
 
 def test_the_file_forecasts_what_was_printed(plans):
@@ -83,6 +83,12 @@ def test_the_file_forecasts_what_was_printed(plans):
         assert again.made_by.calibration == "own"
         assert again.low_step_seconds < forecast.measured * 1.05
     assert with_corrections(job_of(plans[0]), shipped_calibration()).pools[0].calibration == plans[0].calibration[0]
+
+
+def test_what_one_run_teaches_is_not_known_without_it(plans):
+    (found,) = learn(slower(plans[:1], 6.0))
+    assert found.forecasts[0].left_out == pytest.approx(plans[0].step_seconds)
+    assert found.forecasts[0].after > 1.1 * plans[0].step_seconds
 
 
 def test_bands_narrow_with_runs(plans):

@@ -10,7 +10,7 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from planner.commands import accuracy, clusters, diff, emit, explain, glossary, launch, models, plan
+from planner.commands import accuracy, calibrate, clusters, diff, emit, explain, glossary, launch, models, plan
 from planner.commands.console import Console
 from planner.commands.options import run_options, with_run_arguments
 from planner.errors import EnvironmentProblem, ExitCode, InputError
@@ -109,6 +109,9 @@ def test_launch_compares_where_the_run_measured(small, console, tmp_path, monkey
     monkeypatch.setattr("planner.launch.launch", train)
     assert launch.run(small, console=console, arguments=NOTHING, output=tmp_path / "run") == ExitCode.OK
     assert "2.00" in console.out.getvalue()
+    assert f"planner calibrate {tmp_path}/run -o mine.json" in " ".join(console.out.getvalue().split())
+    assert "--global-batch 8" in console.out.getvalue()
+    assert "--calibration mine.json" in console.out.getvalue()
     monkeypatch.setattr("planner.launch.launch", lambda *_, **__: ExitCode.DIVERGED)
     assert launch.run(small, console=console, arguments=NOTHING) == ExitCode.DIVERGED
 
@@ -126,6 +129,16 @@ def test_accuracy_lists_every_run(console, tmp_path) -> None:
     (tmp_path / "runs.csv").write_text("".join(RUNS[:4]))
     assert accuracy.run(tmp_path / "runs.csv", console=console, as_json=True) == ExitCode.OK
     assert [row["id"] for row in json.loads(console.out.getvalue())["rows"]] == [row.split(",")[0] for row in RUNS[1:4]]
+
+
+def test_calibrate_writes_what_other_commands_take(console, tmp_path) -> None:
+    (tmp_path / "runs.csv").write_text("".join(RUNS[:3]))
+    mine = tmp_path / "mine.json"
+    assert calibrate.run([tmp_path / "runs.csv"], output=mine, console=console) == ExitCode.OK
+    assert "left out" in console.out.getvalue()
+    assert console.err.getvalue() == f"wrote {mine}\n"
+    assert accuracy.run(tmp_path / "runs.csv", console=console, calibration=mine, as_json=True) == ExitCode.OK
+    assert explain.run(["tiny-gpt", "dgx-a100"], console=console, layout="tp=2", calibration=mine, **SMALL) == 0
 
 
 @pytest.mark.parametrize(
@@ -176,6 +189,8 @@ def test_what_an_encoding_cannot_say_is_written_out() -> None:
         (lambda c, _: emit.run(Path("-"), to="torchrun", console=c, arguments=NOTHING), InputError, "plan's file"),
         (lambda c, f: emit.run(f, to="megatron", console=c, arguments=NOTHING), InputError, "made for torch"),
         (lambda c, _: accuracy.run(Path("no.csv"), console=c), InputError, "no file"),
+        (lambda c, f: calibrate.run([Path("no.csv")], output=f, console=c), InputError, "exists"),
+        (lambda c, _: calibrate.run([Path("no.log")], output=Path("x.json"), console=c), InputError, "no such file"),
         (lambda c, _: models.run("tiny-gtp", console=c), InputError, "tiny-gtp"),
         (lambda c, _: clusters.run("dgx-x", console=c), InputError, "dgx-x"),
         (lambda c, _: clusters.run("dgx-h100", console=c, detect=True), InputError, "--detect"),
