@@ -23,8 +23,11 @@ _OF_LINK: Final = ("bandwidth", "latency", "startup", "efficiency")
 _HEADER = ("planned", "measured", "ratio", "")
 
 
-def comparison(deviations: Sequence[Deviation]) -> Group:
-    """Each line as planned and as measured; what was not measured says why, what is nothing in both is left out."""
+def comparison(deviations: Sequence[Deviation], commands: Sequence[str] = ()) -> Group:
+    """Each line as planned and as measured; what was not measured says why, what is nothing in both is left out.
+
+    commands: what to type next.
+    """
     shown = [each for each in deviations if each.planned or each.measured]
     notes = list(dict.fromkeys(each.note for each in shown if each.note))
     times = [(_label(each), *_figures(each, notes)) for each in shown if each.stage is None]
@@ -36,6 +39,9 @@ def comparison(deviations: Sequence[Deviation]) -> Group:
         section("Memory of a device, predicted against measured", memory_table) if memory else None,
         section("Notes", Columns(((_mark(i), clean(note)) for i, note in enumerate(notes)), wrap=(1,)))
         if notes
+        else None,
+        section("Next, to plan with what this run taught", *(Text(each, overflow="fold") for each in commands))
+        if commands
         else None,
     )
 

@@ -35,9 +35,9 @@ def ratio(tool, model, layers, sequence, layout, rank, precision="bf16"):
     ("model", "layers", "sequence", "layout", "rank"),
     [
         ("mpt-3b", 4, 2048, "dp=1,mbs=1,recompute=full", 0),
-        ("llama3-8b", 2, 4096, "dp=8,zero=3,mbs=2", 0),
         ("llama3-8b", 4, 4096, "pp=4,mbs=2", 1),
         ("mixtral-8x7b", 2, 4096, "dp=8,ep=8,zero=1,mbs=1", 0),
+        pytest.param("llama3-8b", 2, 4096, "dp=8,zero=3,mbs=2", 0, marks=pytest.mark.slow),
         pytest.param("llama3-8b", 2, 4096, "dp=1,mbs=1", 0, marks=pytest.mark.slow),
         pytest.param("llama3-8b", 2, 4096, "dp=1,mbs=2,recompute=full", 0, marks=pytest.mark.slow),
         pytest.param("mpt-3b", 4, 2048, "dp=1,mbs=4", 0, marks=pytest.mark.slow),
