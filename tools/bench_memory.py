@@ -19,23 +19,46 @@ if TYPE_CHECKING:
 
 GIB = 2**30
 CASES: Final = (
-    # model, layers (None: all), sequence, layout, rank
-    ("llama3-8b", None, 4096, "dp=1,mbs=1,recompute=full", 0),
-    ("llama3-8b", 4, 4096, "dp=1,mbs=1", 0),
-    ("llama3-8b", 4, 4096, "dp=1,mbs=2", 0),
-    ("llama3-8b", 4, 4096, "dp=1,mbs=2,recompute=full", 0),
-    ("llama3.2-1b", 8, 4096, "dp=1,mbs=1", 0),
-    ("llama3.2-1b", 8, 4096, "dp=1,mbs=4,recompute=full", 0),
-    ("mpt-3b", 8, 2048, "dp=1,mbs=2", 0),
-    ("mpt-3b", 8, 2048, "dp=1,mbs=4,recompute=full", 0),
-    ("llama3-8b", 4, 4096, "dp=8,zero=1,mbs=2", 0),
-    ("llama3-8b", 4, 4096, "dp=8,zero=3,mbs=2", 0),
-    ("llama3-8b", 4, 4096, "tp=8,mbs=2", 0),
-    ("llama3-8b", 4, 4096, "tp=2,dp=4,zero=3,mbs=2", 0),
-    ("llama3-8b", 8, 4096, "pp=4,mbs=2", 0),
-    ("llama3-8b", 8, 4096, "pp=4,mbs=2", 1),
-    ("llama3-8b", 8, 4096, "pp=4,mbs=2", 3),
-    ("llama3-8b", 8, 4096, "pp=2,interleave=2,mbs=2", 0),
+    # model, layers (None: all), sequence, layout, rank, precision
+    ("llama3-8b", None, 4096, "dp=1,mbs=1,recompute=full", 0, "bf16"),
+    ("llama3-8b", 4, 4096, "dp=1,mbs=1", 0, "bf16"),
+    ("llama3-8b", 4, 4096, "dp=1,mbs=2", 0, "bf16"),
+    ("llama3-8b", 4, 4096, "dp=1,mbs=2,recompute=full", 0, "bf16"),
+    ("llama3.2-1b", 8, 4096, "dp=1,mbs=1", 0, "bf16"),
+    ("llama3.2-1b", 8, 4096, "dp=1,mbs=4,recompute=full", 0, "bf16"),
+    ("mpt-3b", 8, 2048, "dp=1,mbs=2", 0, "bf16"),
+    ("mpt-3b", 8, 2048, "dp=1,mbs=4,recompute=full", 0, "bf16"),
+    ("llama3-8b", 4, 4096, "dp=8,zero=1,mbs=2", 0, "bf16"),
+    ("llama3-8b", 4, 4096, "dp=8,zero=3,mbs=2", 0, "bf16"),
+    ("llama3-8b", 4, 4096, "tp=8,mbs=2", 0, "bf16"),
+    ("llama3-8b", 4, 4096, "tp=2,dp=4,zero=3,mbs=2", 0, "bf16"),
+    ("llama3-8b", 8, 4096, "pp=4,mbs=2", 0, "bf16"),
+    ("llama3-8b", 8, 4096, "pp=4,mbs=2", 1, "bf16"),
+    ("llama3-8b", 8, 4096, "pp=4,mbs=2", 3, "bf16"),
+    ("llama3-8b", 8, 4096, "pp=2,interleave=2,mbs=2", 0, "bf16"),
+    ("llama3-8b", 4, 4096, "dp=8,zero=2,mbs=2", 0, "bf16"),
+    ("llama3-8b", 4, 4096, "dp=8,zero=3,hsdp=2,mbs=2", 0, "bf16"),
+    ("llama3-8b", 4, 4096, "cp=4,dp=2,zero=1,mbs=2", 0, "bf16"),
+    ("llama3-8b", 4, 8192, "cp=2,tp=2,dp=2,zero=1,mbs=2", 0, "bf16"),
+    ("llama3-8b", 4, 16384, "cp=4,dp=2,zero=3,mbs=1", 0, "bf16"),
+    ("llama3-8b", 4, 4096, "dp=1,mbs=2", 0, "fp8"),
+    ("llama3-8b", 4, 4096, "dp=8,zero=3,mbs=2", 0, "fp8"),
+    ("llama3-8b", 4, 4096, "tp=8,mbs=2", 0, "fp8"),
+    ("llama3.2-1b", 4, 2048, "dp=1,mbs=1", 0, "fp32"),
+    ("gemma2-9b", 4, 4096, "dp=8,zero=1,mbs=1", 0, "bf16"),
+    ("mixtral-8x7b", 2, 4096, "dp=1,mbs=1", 0, "bf16"),
+    ("mixtral-8x7b", 2, 4096, "dp=1,mbs=1,recompute=full", 0, "bf16"),
+    ("mixtral-8x7b", 2, 4096, "dp=8,ep=8,zero=1,mbs=1", 0, "bf16"),
+    ("mixtral-8x7b", 2, 4096, "dp=8,ep=4,zero=3,mbs=1", 0, "bf16"),
+    ("mixtral-8x7b", 2, 4096, "tp=2,dp=4,ep=8,zero=1,mbs=1", 0, "bf16"),
+    ("mixtral-8x7b", 4, 4096, "pp=2,dp=4,ep=4,zero=1,mbs=1", 0, "bf16"),
+    ("qwen3-30b-a3b", 4, 4096, "dp=8,ep=8,zero=1,mbs=2", 0, "bf16"),
+    ("qwen3-30b-a3b", 4, 4096, "dp=8,ep=8,zero=1,mbs=2,recompute=full", 0, "bf16"),
+    ("qwen3-30b-a3b", 4, 4096, "dp=8,ep=8,zero=1,mbs=2", 0, "fp8"),
+    ("deepseek-v2-lite", 4, 4096, "dp=8,ep=8,zero=1,mbs=1", 0, "bf16"),
+    ("llama3-8b", 8, 4096, "pp=4,mbs=1,schedule=gpipe", 0, "bf16"),
+    ("llama3-8b", 8, 4096, "pp=2,interleave=2,schedule=zbv,mbs=1", 0, "bf16"),
+    ("llama3-8b", 8, 4096, "pp=2,interleave=2,schedule=dualpipev,mbs=1", 0, "bf16"),
 )
 
 
@@ -59,13 +82,13 @@ def main() -> None:
     """Print the table, a line at a time."""
     console = Console(width=200)
     console.print("GiB planned / counted; lines each at its own peak, transients what the whole peak leaves to them")
-    for model, layers, sequence, layout, rank in CASES:
-        plan = make_plan(model, layout, sequence=sequence, layers=layers)
+    for model, layers, sequence, layout, rank, precision in CASES:
+        plan = make_plan(model, layout, sequence=sequence, layers=layers, precision=precision)
         forecast, (peak, lines) = planned_bytes(plan, rank), counted(plan, rank, lines=True)
         whole = sum(forecast.values())
         lines[LineName.TRANSIENTS] = peak - sum(lines.values())
         cells = [f"{forecast[name] / GIB:.2f} / {lines[name] / GIB:.2f}" for name in forecast]
-        name = f"{model}, {plan.model.num_layers} layers, {sequence} | {layout} | {rank}"
+        name = f"{model}, {plan.model.num_layers} layers, {sequence}, {precision} | {layout} | {rank}"
         total = f"{whole / GIB:.2f} / {peak / GIB:.2f} | {peak / whole:.3f}"
         console.print(f"| {name} | {' | '.join(cells)} | {total} |", highlight=False)
 

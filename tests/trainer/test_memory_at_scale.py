@@ -11,7 +11,7 @@ import pytest
 pytest.importorskip("torch")
 
 from planner.trainer.rehearse import counted
-from planner.verify import WITHIN, planned_bytes
+from planner.verify import planned_bytes
 
 TOOL = Path(__file__).resolve().parents[2] / "tools" / "bench_memory.py"
 
@@ -50,4 +50,4 @@ def test_the_peak_is_the_ledgers(model, layers, sequence, layout, rank, tool):
 
 @pytest.mark.slow
 def test_every_case_of_the_table_is_the_ledgers(tool):
-    assert {case: r for case in tool.CASES if abs((r := ratio(tool, *case)) - 1) > WITHIN} == {}
+    assert {case: r for case in tool.CASES if abs((r := ratio(tool, *case)) - 1) > 0.05} == {}
