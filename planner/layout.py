@@ -8,7 +8,7 @@ which link a group crosses, the trainer builds its DeviceMesh, and both ask this
 from __future__ import annotations
 
 import difflib
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, Final, Protocol, cast, get_args
 
@@ -441,12 +441,3 @@ def divisors(number: int) -> list[int]:
     """All divisors of a positive number, smallest first."""
     small = [d for d in range(1, int(number**0.5) + 1) if number % d == 0]
     return sorted({*small, *(number // d for d in small)})
-
-
-def with_stages(layout: Layout, layers_of_stage: tuple[int, ...], recompute_of_stage: tuple[str, ...]) -> Layout:
-    """The same degrees with these layers and recompute policies, given per stage (not per chunk)."""
-    return replace(
-        layout,
-        layers_per_stage=balanced_chunks(layers_of_stage, layout.interleave, layout.schedule),
-        recompute=of_chunks(recompute_of_stage, layout.interleave, layout.schedule),
-    )

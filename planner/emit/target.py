@@ -273,15 +273,6 @@ def same(path: str, key: str) -> Setting:
     return Setting(says=(path,), write=lambda plan: {key: field_of(plan, path)}, read=read)
 
 
-def switch(path: str, key: str) -> Setting:
-    """A field that is 0 or 1, or false or true, and a key that is written where it is on."""
-    return Setting(
-        says=(path,),
-        write=lambda plan: {key: True} if field_of(plan, path) else {},
-        read=lambda given: {path: int(given.flag(key))},
-    )
-
-
 def words(path: str, key: str, names: Mapping[Any, Value]) -> Setting:
     """A field whose values have other names in the program; None: the key is left out. Others are for a refusal."""
     back = {str(name): value for value, name in names.items() if name is not None}
