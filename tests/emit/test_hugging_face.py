@@ -305,3 +305,10 @@ def test_a_number_that_is_none_is_told(key: str, value: str, tmp_path: Path) -> 
     path.write_text(f'{{"per_device_train_batch_size": 2, "bf16": true, "fsdp": "full_shard", "{key}": "{value}"}}')
     with pytest.raises(InputError, match="is no"):
         read_foreign(path, model="tiny-gpt")
+
+
+def test_the_name_of_another_file_can_be_shown(tmp_path: Path) -> None:
+    path = tmp_path / "train.yaml"
+    path.write_text('model_name_or_path: x\ncutoff_len: 4096\nbf16: true\ndeepspeed: "\\u202e.json"\n')
+    with pytest.raises(InputError, match=r"the settings of \\u202e.json are in another file"):
+        read_foreign(path, model="tiny-gpt")

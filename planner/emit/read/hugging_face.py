@@ -14,6 +14,7 @@ from planner.emit.read import HOSTS, MODEL, RANKS, Reader
 from planner.emit.read.options import options_of
 from planner.emit.read.shell import option_words
 from planner.errors import InputError
+from planner.specs.text import printable
 from planner.specs.yaml import parse_yaml
 
 if TYPE_CHECKING:
@@ -85,7 +86,7 @@ def _preset(found: dict[str, Value], path: str) -> None:
         found[f"{_FSDP}offload_params"] = "offload" in name
     elif "multi_gpu" not in name and "single_gpu" not in name:
         hint = "give that file itself, or a file whose name says the ZeRO stage"
-        raise InputError(f"the settings of {name[:60]} are in another file", where="deepspeed", hint=hint)
+        raise InputError(f"the settings of {printable(name, 60)} are in another file", where="deepspeed", hint=hint)
 
 
 # --- Trainer and TRL ---------------------------------------------------------------------------------------------
