@@ -16,8 +16,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypedDict, Unpack, get_args
 
 from planner import reading
+from planner.accuracy.learn import learn_calibration
+from planner.calibrate.inputs import read_inputs
 from planner.cost.segments import with_segment
-from planner.emit.plannable import check_plannable, unplannable
+from planner.emit.plannable import check_plannable, lacks_sequence_parallelism, unplannable, whole_hosts
 from planner.emit.read.front import layout_text, read_foreign, with_layout
 from planner.errors import InputError, NothingFitsError, PlannerError
 from planner.explain.report import Explanation, Questions, explain
@@ -25,7 +27,7 @@ from planner.fit import fit_words
 from planner.plan import Plan
 from planner.plan_parts import ObjectiveName
 from planner.search.batch_choice import batch_report, choose_batch
-from planner.search.deadline import search_in_time
+from planner.search.deadline import CONFIDENCE, search_in_time
 from planner.search.footprint import NothingFits
 from planner.search.given import plan_for_text
 from planner.search.optimum.integer_program import SolverName
@@ -45,8 +47,10 @@ from planner.specs.text import any_of, did_you_mean
 from planner.units import parse_length
 
 if TYPE_CHECKING:
+    from planner.accuracy.learn import Learnt
     from planner.emit.read.front import Foreign
     from planner.layout import Layout
+    from planner.specs.calibration import Calibration
     from planner.specs.job import Job
 
 __all__ = [
@@ -133,7 +137,7 @@ def plan_job(
     forbid: Texts = (),
     objective: ObjectiveName = "throughput",
     within: float = WITHIN,
-    confidence: float = 0.8,
+    confidence: float = CONFIDENCE,
     top: int = 3,
     solver: SolverName = "cbc",
     time_limit: float | None = None,
@@ -160,14 +164,13 @@ def plan_job(
     """
     _check_choice("--objective", objective, ObjectiveName)
     _check_choice("--solver", solver, SolverName)
-    if not 0 < confidence < 1:
-        raise InputError(f"{confidence} is no chance", where="--confidence", hint="valid: above 0% to below 100%")
+    _check_confidence(confidence)
     constraints = Constraints.parse(_texts(pin), _texts(forbid))
     job = _load(model, cluster, training, reporter, nodes=nodes, **workload)
     constraints = _plannable(job, constraints)
     batch = None
     if job.batch:
-        job, tried = choose_batch(job, constraints, objective, reporter)
+        job, tried = choose_batch(job, constraints, objective, reporter, confidence=confidence)
         batch = batch_report(job, tried)
     found = search_in_time(
         job,
@@ -194,18 +197,21 @@ def compare_sizes(
     nodes: Sizes,
     pin: Texts = (),
     forbid: Texts = (),
+    confidence: float = CONFIDENCE,
     reporter: Reporter | None = None,
     **workload: Unpack[Workload],
 ) -> Sweep:
     """Find the best layout for each of many sizes of a cluster, as `planner plan --nodes A..B` does.
 
     nodes: the numbers of hosts, `range(1, 9)`, or those of each pool. One pass finds what a search for each size would
-    find; the result says for any deadline how few devices are enough. Other keywords are those of `plan_job`.
+    find; the result says for any deadline how few devices are enough, and which keep to that of the training document
+    with the confidence. Other keywords are those of `plan_job`.
 
     Raises:
         InputError: as `plan_job`.
         EnvironmentProblem: a file cannot be read.
     """
+    _check_confidence(confidence)
     constraints = Constraints.parse(_texts(pin), _texts(forbid))
     largest = {pool: max(hosts) for pool, hosts in nodes.items()} if isinstance(nodes, Mapping) else max(nodes)
     job = _load(model, cluster, training, reporter, nodes=largest, **workload)
@@ -214,9 +220,9 @@ def compare_sizes(
         raise InputError("a cluster has at least one host", where="--nodes")
     if len(job.pools) == 1:
         assert not isinstance(nodes, Mapping), "a cluster of one kind has no pools"
-        return sweep(job.pools[0], constraints, nodes, reporter)
+        return sweep(job.pools[0], constraints, nodes, reporter, confidence=confidence)
     assert isinstance(nodes, Mapping), "a mixed cluster has no one size"
-    return sweep_pools(job, constraints, nodes, reporter)
+    return sweep_pools(job, constraints, nodes, reporter, confidence=confidence)
 
 
 def compare_clusters(
@@ -395,6 +401,24 @@ def explain_layout(
     return explain(plan, asked, reporter=reporter, tell=reporter.about)
 
 
+def calibrate_runs(
+    runs: Sequence[str | Path], *, plan: str | Path | None = None
+) -> tuple[Calibration, tuple[Learnt, ...], tuple[str, ...]]:
+    """Learn corrections from measured runs, as `planner calibrate` does.
+
+    runs: folders of `planner launch`, tables of runs (.csv), and logs of other programs. plan: what the logs ran, where
+    no plan.json lies beside them. Returns the shipped calibration with what the runs add, what was learnt for each
+    device and engine, and what was left out of the files, in words.
+
+    Raises:
+        InputError: files that hold no runs, all mistakes with file and line.
+        EnvironmentProblem: a file cannot be read.
+    """
+    notes: list[str] = []
+    found = read_inputs([Path(each) for each in runs], plan=Path(plan) if plan else None, tell=notes.append)
+    return (*learn_calibration(found), tuple(notes))
+
+
 def read_plan(path: str | Path) -> Plan:
     """Read a plan that `planner plan -o` or `Plan.to_json` wrote; a warning says where another version priced it.
 
@@ -455,14 +479,22 @@ def _plannable(job: Job, constraints: Constraints) -> Constraints:
         InputError: no program can be told the model or the training.
     """
     check_plannable(job)
-    left_out = unplannable(job, {pin.key for pin in constraints.pins})
-    more = Constraints.parse((), left_out).forbidden
-    return replace(constraints, forbidden=tuple(dict.fromkeys((*constraints.forbidden, *more))))
+    pinned = {pin.key for pin in constraints.pins}
+    if "sp" not in pinned and lacks_sequence_parallelism(job):  # the search has it wherever it can be
+        constraints = replace(constraints, pins=(*constraints.pins, *Constraints.parse(("sp=0",)).pins))
+    more = Constraints.parse((), unplannable(job, pinned)).forbidden
+    forbidden = tuple(dict.fromkeys((*constraints.forbidden, *more)))
+    return replace(constraints, forbidden=forbidden, whole_hosts=whole_hosts(job, pinned))
 
 
 def _texts(given: Texts) -> tuple[str, ...]:
     """One text is as good as a list of one."""
     return (given,) if isinstance(given, str) else tuple(given)
+
+
+def _check_confidence(confidence: float) -> None:
+    if not 0 < confidence < 1:
+        raise InputError(f"{confidence} is no chance", where="--confidence", hint="valid: above 0% to below 100%")
 
 
 def _check_choice(option: str, given: str, choices: Any) -> None:

@@ -29,7 +29,7 @@ from planner.cost.run import WholeRun, devices_in_use, whole_run
 from planner.errors import EnvironmentProblem, InputError
 from planner.layout import Assumed, Layout, format_layout, parse_layout
 from planner.no_plan import HOW_TO_GET_ONE, PLAN_FORMAT, no_plan
-from planner.plan_parts import BatchChoice, Certificate, Keys, MadeBy, SearchOptions
+from planner.plan_parts import BatchChoice, Certificate, EngineLabel, Keys, MadeBy, SearchOptions
 from planner.specs.calibration import CalibrationEntry, Spread
 from planner.specs.cluster import AnyCluster, ClusterSpec, MixedClusterSpec
 from planner.specs.engine import EngineSpec
@@ -111,6 +111,7 @@ class Plan:
     options: SearchOptions
     memory_spread: Spread = _NO_SPREAD
     band: Band | None = None
+    engine_label: EngineLabel | None = None  # what the name does, where that is worth a line
     minimum: Minimum | None = None
     deadline_chance: float | None = None
     runners_up: tuple[RunnerUp, ...] = ()
@@ -191,6 +192,7 @@ def plan_to_dict(plan: Plan) -> dict[str, Any]:
         "low_step_seconds": plan.low_step_seconds,
         "high_step_seconds": plan.high_step_seconds,
         "band": _as_dict(plan.band),
+        "engine_label": _as_dict(plan.engine_label),
         "deadline_chance": plan.deadline_chance,
         "calibration": [entry.model_dump(mode="json") for entry in plan.calibration],
         "memory_spread": plan.memory_spread.model_dump(mode="json"),
@@ -455,6 +457,7 @@ def _plan_from_dict(data: dict[str, Any]) -> Plan:
         layout=layout,
         fits=_of(bool, data, "fits"),
         band=_if_any(Band, data["band"]),
+        engine_label=_if_any(EngineLabel, data.get("engine_label")),
         deadline_chance=data["deadline_chance"]
         if data["deadline_chance"] is None
         else _number(data, "deadline_chance"),

@@ -26,6 +26,18 @@ class MadeBy:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class EngineLabel:
+    """What the engine's name does to a forecast, beyond what its profile says of the program.
+
+    share: how much longer the step is than with the corrections that runs of all engines share; below 0 it is shorter.
+    num_runs: published runs of the engine on the device, which the difference rests on.
+    """
+
+    share: float
+    num_runs: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SearchOptions:
     """What the user asked for beside the documents.
 
@@ -50,18 +62,18 @@ class SearchOptions:
 class Keys:
     """How simple a layout is; less is simpler, and an earlier key counts before all later ones.
 
-    risk: class of the chance of not fitting: 0 up to 1 %, 1 up to 5 %, 2 above. idle: devices that are left over.
-    recomputed: tenths of the layers' forward pass that are computed again, begun ones counted whole. interleave: class
-    of the chunks of a stage: 0 for one, 1 up to 4, 2 up to 8, 3 above. uneven: 0 where all stages but the first and the
-    last hold equally many layers, in equal chunks, else 1. axes: how many of tp, pp, cp, ep and dp are above 1.
+    idle: devices that are left over. recomputed: tenths of the layers' forward pass that are computed again, begun ones
+    counted whole. interleave: class of the chunks of a stage: 0 for one, 1 up to 4, 2 up to 8, 3 above. uneven: 0 where
+    all stages but the first and the last hold equally many layers, in equal chunks, else 1. axes: how many of tp, pp,
+    cp and ep are above 1. risk: class of the chance of not fitting: 0 up to 1 %, 1 up to 5 %, 2 above.
     """
 
-    risk: int
     idle: int
     recomputed: int
     interleave: int
     uneven: int
     axes: int
+    risk: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,9 +4,10 @@
     python tools/plans.py --ten
 
 Each job of the table is planned once, whatever layout its rows ran. Printed are what the choice costs and what it has
-for that, job by job where it differs from the minimum; how full the fullest device of a plan is; and, for rows of the
-makers of a program or a device, which are tuned, the price of their layout against the plan's, by our model. --every N
-takes
+for that, job by job where it differs from the minimum; how full the fullest device of a plan is; how many plans have
+idle devices or deep interleaving, and for how many of them a search that forbids it finds a layout that is as good;
+and, for rows of the makers of a program or a device, which are tuned, the price of their layout against the plan's, by
+our model.
 """
 
 from __future__ import annotations
@@ -28,9 +29,11 @@ from planner.cost.estimate import estimate
 from planner.errors import InputError
 from planner.search.footprint import NothingFits
 from planner.search.near_ties import runner_up
+from planner.search.optimum.rating import simplicity_of
+from planner.search.optimum.simplicity import Simplicity
 from planner.search.search import search
 from planner.search.simplest import WITHIN
-from planner.search.space.constraints import Constraints
+from planner.search.space.constraints import Condition, Constraints
 from planner.show.words import short_layout
 from planner.specs.load import load_job
 from planner.units import format_bytes
@@ -40,6 +43,8 @@ if TYPE_CHECKING:
 
     from planner.accuracy.jobs import Setup
     from planner.accuracy.runs import Run
+    from planner.layout import Degrees
+    from planner.numbers import Flag
     from planner.plan import Plan
     from planner.specs.job import Job
 
@@ -113,12 +118,51 @@ def planned(job: Job, rows: tuple[tuple[Run, Setup], ...]) -> Planned:
     return Planned(job=job, rows=rows, plan=None if isinstance(plan, NothingFits) else plan)
 
 
+class _LeavesIdle(Condition):
+    """That a layout uses fewer devices than there are; the command line has no word for it."""
+
+    is_numeric = True
+
+    def holds(self, degrees: Degrees) -> Flag:
+        return np.asarray(degrees.tp * degrees.pp * degrees.cp * degrees.dp < int(self.value))
+
+
+def needless(each: Planned) -> tuple[str, ...]:
+    """What a plan has although a layout without it is in the window and as good in all keys before, by a new search."""
+    plan = each.plan
+    assert plan is not None
+    assert plan.minimum is not None
+    num_devices, found = plan.cluster.num_devices, list[str]()
+    forbidden = {
+        "idle": _LeavesIdle(key="world_size", sign="<", value=str(num_devices)),
+        "interleave": Condition(key="interleave", sign=">", value="8"),
+    }
+    has = {"idle": plan.layout.world_size < num_devices, "interleave": plan.layout.interleave > 8}
+    longest = plan.minimum.step_seconds * (1 + WITHIN)
+    for key in (key for key, it_has in has.items() if it_has):
+        without = Constraints(forbidden=((forbidden[key],),))
+        try:
+            least = search(each.job, without, top=0)
+            if isinstance(least, NothingFits) or least.fits != plan.fits or least.step_seconds > longest:
+                continue
+            other = search(each.job, without, within=longest / least.step_seconds - 1, top=0)
+        except InputError:  # no legal layout is without it
+            continue
+        assert not isinstance(other, NothingFits)
+        mine, theirs = (simplicity_of(each.job, one.layout) for one in (plan, other))
+        before = Simplicity._fields.index(key)
+        if theirs[:before] <= mine[:before]:
+            found.append(key)
+    return tuple(found)
+
+
 def costs(found: Sequence[Planned]) -> Table:
     """What the choice costs over the minimum, over the jobs that have a plan."""
     plans = [each.plan for each in found if each.plan is not None]
     above = [plan.minimum.above for plan in plans if plan.minimum is not None]
     fills = [each.filled for each in found if each.plan is not None]
     table = Table("jobs", "of them", title=f"the simplest within {WITHIN:.0%} of the minimum")
+    extra = [needless(each) for each in found if each.plan is not None]
     differ = sum(plan.minimum is not None and plan.minimum.layout != plan.layout for plan in plans)
     rows = [
         ("distinct jobs", len(found)),
@@ -128,7 +172,9 @@ def costs(found: Sequence[Planned]) -> Table:
         ("cost of the choice, 90 in 100", f"{np.quantile(above, 0.9):.2%}"),
         ("cost of the choice, most", f"{max(above):.2%}"),
         ("plans with idle devices", sum(plan.layout.world_size < plan.cluster.num_devices for plan in plans)),
+        ("of these with a layout without, as good, in the window", sum("idle" in each for each in extra)),
         ("plans with more than 8 chunks a stage", sum(plan.layout.interleave > 8 for plan in plans)),
+        ("of these with a layout without, as good, in the window", sum("interleave" in each for each in extra)),
         (f"plans above {FULL:.0%} of the memory that a program can have", sum(each > FULL for each in fills)),
         ("median share of that memory", f"{median(fills):.1%}"),
     ]

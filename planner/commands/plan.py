@@ -57,8 +57,8 @@ def run(
 ) -> int:
     """Print the best layout, write it to `output`, and return the exit code.
 
-    sizes: many `nodes`, which are compared; then nothing else counts but the pins. stats: a file for how the solve
-    went. command_line: what the user typed, for the next step to offer.
+    sizes: many `nodes`, which are compared; then nothing else counts but pins and confidence. stats: a file for how the
+    solve went. command_line: what the user typed, for the next step to offer.
 
     Raises:
         PlannerError: as `planner.api.plan_job`, or a file that must not be written.
@@ -71,7 +71,8 @@ def run(
     check_writable(output, stats, force=force)
     if sizes is not None:
         documents = (model, cluster, training)
-        return _sizes(documents, console, as_json=as_json, nodes=sizes, pin=pin, forbid=forbid, **workload)
+        sized: Any = {"nodes": sizes, "pin": pin, "forbid": forbid, "confidence": confidence}
+        return _sizes(documents, console, as_json=as_json, **sized, **workload)
     found: Plan | NoLayoutFits
     with console.progress() as progress:
         try:
@@ -177,7 +178,7 @@ def compare(
 
 
 _OF_ONE_SIZE = {
-    "from_file", "objective", "within", "confidence", "top", "solver", "time_limit", "check", "output", "stats"
+    "from_file", "objective", "within", "top", "solver", "time_limit", "check", "output", "stats"
 }  # fmt: skip
 _OF_ONE_CLUSTER = {"from_file", "top", "check", "output", "stats"}
 

@@ -7,6 +7,7 @@ cannot say is refused, never dropped: every field is said by a setting or stands
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from fnmatch import fnmatchcase
@@ -81,12 +82,15 @@ class Given:
         return int(text)
 
     def number(self, key: str, default: float = 0.0) -> float:
-        """The value as a number."""
+        """The value as a finite number."""
         found = self.get(key, default)
         try:
-            return float(found)
+            number = float(found)
         except (TypeError, ValueError, OverflowError):
-            raise InputError(f"{str(found)[:80]!r} is no number", where=key) from None
+            number = math.nan
+        if not math.isfinite(number):
+            raise InputError(f"{str(found)[:80]!r} is no number", where=key)
+        return number
 
 
 _SWITCHES: Final = {

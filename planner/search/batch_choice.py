@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 from planner.cost.critical_batch import batch_advice, linear_learning_rate, square_root_learning_rate
 from planner.errors import InputError
 from planner.plan_parts import BatchChoice, LearningRates, TriedBatch
+from planner.search.deadline import CONFIDENCE, fastest_in_time
 from planner.search.objectives import objective_of
 from planner.search.reporter import Reporter
-from planner.search.search import fastest_layout
 from planner.specs.job import with_training
 
 if TYPE_CHECKING:
@@ -27,13 +27,18 @@ AS_GOOD = 0.001
 
 
 def choose_batch(
-    job: Job, constraints: Constraints, name: ObjectiveName, reporter: Reporter | None = None
+    job: Job,
+    constraints: Constraints,
+    name: ObjectiveName,
+    reporter: Reporter | None = None,
+    *,
+    confidence: float = CONFIDENCE,
 ) -> tuple[Job, tuple[TriedBatch, ...]]:
     """The job with the best batch size of its range, and every size that was tried.
 
     The best one by the objective, for each token. Of those that are as good (`AS_GOOD`) the one nearest to the target,
     or the smallest: a smaller batch learns more from each token. Optima are the dynamic program's. Where nothing fits
-    with any, the job has the smallest batch.
+    with any, the job has the smallest batch. confidence: chance with which objectives that have a deadline keep it.
 
     Raises:
         InputError: the objective does not depend on the batch.
@@ -46,7 +51,7 @@ def choose_batch(
     reporter = reporter or Reporter()
     tried, ranks = [], {}
     for size in sizes:
-        outcome = _best_of(with_training(job, global_batch_size=size), constraints, name, reporter)
+        outcome = _best_of(with_training(job, global_batch_size=size), constraints, name, reporter, confidence)
         if outcome is None:
             tried.append(TriedBatch(global_batch_size=size))
             continue
@@ -57,12 +62,12 @@ def choose_batch(
 
 
 def _best_of(
-    job: Job, constraints: Constraints, name: ObjectiveName, reporter: Reporter
+    job: Job, constraints: Constraints, name: ObjectiveName, reporter: Reporter, confidence: float
 ) -> tuple[Rank, TriedBatch] | None:
     """The rank of the best layout, its seconds for each token, and what it does."""
     objective = objective_of(job, name)
     try:
-        best = fastest_layout(job, constraints, reporter, objective=objective)
+        best = fastest_in_time(job, constraints, name, confidence=confidence, reporter=reporter)
     except InputError:  # no legal layout with this batch
         return None
     if best is None:

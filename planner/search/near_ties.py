@@ -28,7 +28,7 @@ _LESS_MEMORY = 0.05  # of the plan's, that an alternative must save to be chosen
 
 _CLASSES: Final = {
     "risk": ("a chance of at most 1% of not fitting", "a chance of at most 5%", "more than 5%"),
-    "interleave": ("1 chunk a stage", "up to 4 chunks", "up to 8", "more than 8"),
+    "interleave": ("1 chunk a stage", "up to 4 chunks a stage", "up to 8 chunks a stage", "more than 8"),
     "uneven": ("even stages", "uneven ones"),
 }
 
@@ -53,7 +53,7 @@ def _of_key(key: str, value: int, *, again: bool = False) -> str:
     if key == "idle":
         return f"{counted} idle device{'s' if value != 1 else ''}"
     if key == "axes":
-        return f"{counted} ax{'e' if value != 1 else 'i'}s"
+        return "no axis but data" if value == 0 else f"{counted} ax{'e' if value != 1 else 'i'}s"
     return f"{value} {_tenths(value)} of the layers computed again" if value else "nothing computed again"
 
 

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from planner.cost.band import band, chance_of_deadline
 from planner.cost.chance import UNLIKELY, spread_for
 from planner.cost.estimate import Estimate, estimate
 from planner.cost.flops import flops_convention
 from planner.errors import InputError, Mistake, SolverTrouble
-from planner.made_by import made_by
+from planner.made_by import made_by, with_corrections_of_any_engine
 from planner.plan import Plan
-from planner.plan_parts import Certificate, Keys, SearchOptions, SimplestProof
+from planner.plan_parts import Certificate, EngineLabel, Keys, SearchOptions, SimplestProof
 from planner.search.best_first import Assigned, Found, best_first
 from planner.search.bound_check import check_bounds
 from planner.search.decision import Decision, best_layout, decide, rank_of
@@ -65,6 +65,7 @@ def _plan(job: Job, layout: Layout, priced: Estimate, **extra: Any) -> Plan:
         low_step_seconds=priced.step_seconds * spread.low if spread else None,
         high_step_seconds=priced.step_seconds * spread.high if spread else None,
         band=spread,
+        engine_label=_engine_label(job, layout, priced),
         deadline_chance=chance_of_deadline(job, layout, priced.step_seconds),
         calibration=tuple(pool.calibration for pool in job.pools),
         memory_spread=spread_for(job),
@@ -81,6 +82,22 @@ def _plan(job: Job, layout: Layout, priced: Estimate, **extra: Any) -> Plan:
             **extra.pop("options", {}),
         ),
         **extra,
+    )
+
+
+LABEL: Final = 0.05
+"""The engine's name is worth a line where it moves the step by more than this share: half of what forecasts are off."""
+
+
+def _engine_label(job: Job, layout: Layout, priced: Estimate) -> EngineLabel | None:
+    """What the engine's name does to the step, where that is worth a line."""
+    anybody = with_corrections_of_any_engine(job) if job.evidence else None
+    share = 0.0 if anybody is None else priced.step_seconds / estimate(anybody, layout).step_seconds - 1
+    if abs(share) <= LABEL:
+        return None
+    own = (job.engine.name, job.pools[0].cluster.device.name)
+    return EngineLabel(
+        share=share, num_runs=sum(len(each.ratios) for each in job.evidence if (each.engine, each.device) == own)
     )
 
 

@@ -127,7 +127,7 @@ def _in_parts(order: IntArray) -> Iterator[IntArray]:
 def _alone(keys: IntArray) -> Simplicity:
     """Keys of a configuration where those that its columns decide are at their best."""
     idle, interleave, axes = keys.tolist()
-    return Simplicity(risk=0, idle=idle, recomputed=0, interleave=interleave, uneven=0, axes=axes)
+    return Simplicity(idle=idle, recomputed=0, interleave=interleave, uneven=0, axes=axes, risk=0)
 
 
 def _by_dynamic_program(
@@ -205,7 +205,7 @@ def _by_program(
             [
                 row
                 for row in part.tolist()
-                if contenders.may_have(Simplicity(0, idle[row], 0, interleave[row], 0, axes[row]), bounds[row])
+                if contenders.may_have(Simplicity(idle[row], 0, interleave[row], 0, axes[row], 0), bounds[row])
             ],
             dtype=np.int64,
         )

@@ -8,12 +8,15 @@ from dataclasses import dataclass, replace
 from itertools import groupby, product
 from typing import TYPE_CHECKING, TypeAlias
 
+from planner.cost.band import chance_of_deadline
 from planner.cost.estimate import estimate
-from planner.cost.run import billed_devices, devices_in_use
+from planner.cost.goodput import kept_share
+from planner.cost.run import billed_devices, devices_in_use, longest_step_seconds
 from planner.errors import InputError
 from planner.layout import divisors
 from planner.search.batch_choice import AS_GOOD, best_batch
 from planner.search.best_first import best_first
+from planner.search.deadline import CONFIDENCE
 from planner.search.objectives import Staircase
 from planner.search.pin_checks import check_constraints
 from planner.search.reporter import Reporter
@@ -37,7 +40,8 @@ class Point:
     """The fastest layout of a cluster of `hosts` hosts, the smallest one for which it is that.
 
     billed_devices: devices in use, each as many of the cheapest pool as its price would pay for. pools: of a mixed
-    cluster the hosts of each pool, which are `hosts` together.
+    cluster the hosts of each pool, which are `hosts` together. deadline_chance: that a run with it meets its deadline;
+    None without one, or where nobody knows.
     """
 
     hosts: int
@@ -47,6 +51,7 @@ class Point:
     billed_devices: float
     global_batch_size: int
     pools: tuple[int, ...] = ()
+    deadline_chance: float | None = None
 
     @property
     def num_devices(self) -> int:
@@ -73,12 +78,14 @@ class Sweep:
     a search at that size finds. front: layouts that no other beats in time, cost and devices at once, fewest devices
     first. On a cluster of one kind it holds the fastest layout, the cheapest one, and for any deadline the one
     with the fewest devices; on a mixed one the front is of the fastest layouts of each size. Where the batch is a
-    range, each size has the batch whose sequences take the least time there.
+    range, each size has the batch whose sequences take the least time there. confidence: chance with which a deadline
+    is to be kept; it is that of the layouts of the front, and a slower layout whose forecast is surer is none of them.
     """
 
     job: Job
     sizes: tuple[tuple[int | tuple[int, ...], Point | None], ...]
     front: tuple[Point, ...]
+    confidence: float = CONFIDENCE
 
     @property
     def fastest(self) -> Point | None:
@@ -94,8 +101,30 @@ class Sweep:
         """The point of fewest devices whose sequences take at most this long, or None."""
         return next((point for point in self.front if point.sequence_seconds <= longest_sequence_seconds), None)
 
+    @property
+    def fewest_in_time(self) -> Point | None:
+        """The point of fewest devices that keeps to the deadline with the confidence; None without one, or such."""
+        return next((point for point in self.front if self.meets_deadline(point)), None)
 
-def sweep(job: PoolJob, constraints: Constraints, hosts: Sequence[int], reporter: Reporter | None = None) -> Sweep:
+    def meets_deadline(self, point: Point) -> bool | None:
+        """Whether a point keeps to the deadline with the confidence, or by its forecast; None without a deadline."""
+        training = self.job.training
+        if training.deadline is None or not training.tokens:
+            return None
+        if point.deadline_chance is not None:
+            return point.deadline_chance >= self.confidence
+        whole = longest_step_seconds(training) / training.global_batch_size * point.global_batch_size
+        return point.step_seconds <= whole * kept_share(self.job, devices_in_use(self.job.cluster, point.layout))
+
+
+def sweep(
+    job: PoolJob,
+    constraints: Constraints,
+    hosts: Sequence[int],
+    reporter: Reporter | None = None,
+    *,
+    confidence: float = CONFIDENCE,
+) -> Sweep:
     """The fastest layout for every number of hosts, and the front of all layouts that use them.
 
     Layouts are priced once for all sizes on which they cost the same: the price of a group of ranks changes only
@@ -124,11 +153,16 @@ def sweep(job: PoolJob, constraints: Constraints, hosts: Sequence[int], reporter
         return sizes, points
 
     sizes, points = _of_batches(job, constraints, of_batch)
-    return Sweep(job=job, sizes=tuple(sizes), front=_undominated(points))
+    return Sweep(job=job, sizes=tuple(sizes), front=_undominated(points), confidence=confidence)
 
 
 def sweep_pools(
-    job: Job, constraints: Constraints, hosts: Mapping[str, Sequence[int]], reporter: Reporter | None = None
+    job: Job,
+    constraints: Constraints,
+    hosts: Mapping[str, Sequence[int]],
+    reporter: Reporter | None = None,
+    *,
+    confidence: float = CONFIDENCE,
 ) -> Sweep:
     """The fastest layout for every combination of hosts of the named pools, the others staying as they are.
 
@@ -155,7 +189,7 @@ def sweep_pools(
         return sizes, points
 
     sizes, points = _of_batches(job, constraints, of_batch)
-    return Sweep(job=job, sizes=tuple(sizes), front=_best_in_something(points))
+    return Sweep(job=job, sizes=tuple(sizes), front=_best_in_something(points), confidence=confidence)
 
 
 _Sizes: TypeAlias = "list[tuple[int | tuple[int, ...], Point | None]]"
@@ -273,6 +307,7 @@ def _point(job: Job, layout: Layout) -> Point:
         peak_bytes=priced.peak_bytes,
         billed_devices=billed_devices(job.cluster, job.training, layout),
         global_batch_size=job.training.global_batch_size,
+        deadline_chance=chance_of_deadline(job, layout, priced.step_seconds),
     )
 
 

@@ -14,7 +14,9 @@ from planner.cost.ledger import LineName, total_exposed_seconds
 from planner.cost.parameters import num_params
 from planner.cost.run import devices_in_use
 from planner.fit import chance_words, fit_words
-from planner.search.near_ties import NEAR_TIE
+from planner.no_plan import command_again
+from planner.plan import plan_to_dict
+from planner.search.near_ties import NEAR_TIE, more_or_less
 from planner.show.columns import Columns, Flow, assignments
 from planner.show.figures import MemoryBar, StepBar, bytes_scale, fill_of, seconds_scale
 from planner.show.goodput import goodput_rows
@@ -76,6 +78,15 @@ def next_command(plan: Plan, command: str, saved_as: Path | None) -> str:
     if plan.engine.name == "torch" and plan.cluster.hosts == 1:
         verb = "launch"
     return f"planner {verb} {clean(shlex.quote(str(saved_as)))}"
+
+
+def learning_commands(plan: Plan, run: Path) -> tuple[str, str]:
+    """What to type after a run: learn from it, then plan the same job again."""
+    again = command_again(plan_to_dict(plan)).replace("planner explain", "planner plan").partition(" --layout ")[0]
+    return (
+        f"planner calibrate {clean(shlex.quote(str(run)))} -o mine.json",
+        f"{clean(again)} --calibration mine.json",
+    )
 
 
 def heading(plan: Plan) -> Text:
@@ -187,7 +198,20 @@ def band_rows(plan: Plan) -> list[tuple[str, RenderableType]]:
     return [
         ("band", Text(f"8 of 10 runs: {format_seconds(low)} to {format_seconds(high)}; {clean(rests)}", style="dim")),
         *_unmeasured_rows(plan),
+        *_label_rows(plan),
     ]
+
+
+def _label_rows(plan: Plan) -> list[tuple[str, RenderableType]]:
+    """What the engine's name alone does to the forecast, where that is much."""
+    label = plan.engine_label
+    if label is None:
+        return []
+    device, engine = plan.cluster.pools[0].device.name, plan.engine.name
+    runs = f"{label.num_runs:,} run{'s' if label.num_runs != 1 else ''}" if label.num_runs else "no run"
+    moved = f"{more_or_less(label.share, 'slower', 'faster')} than by the corrections that all engines share"
+    words = f"forecast {moved}, which no feature of {engine} explains; {runs} of it on {device}"
+    return [("engine", Text(clean(words), style="dim"))]
 
 
 def _unmeasured_rows(plan: Plan) -> list[tuple[str, RenderableType]]:

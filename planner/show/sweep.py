@@ -9,11 +9,11 @@ from rich.console import Group
 from rich.text import Text
 
 from planner.cost.goodput import kept_share
-from planner.cost.run import devices_in_use, longest_step_seconds, price_of, whole_run
+from planner.cost.run import devices_in_use, price_of, whole_run
 from planner.plan import layout_to_dict
 from planner.show.columns import Columns, assignments
 from planner.show.screen import clean, section, stack
-from planner.show.words import short_layout
+from planner.show.words import of_ten, short_layout
 from planner.sums import sum_of
 from planner.units import UNITS, format_count, format_seconds
 
@@ -38,7 +38,7 @@ def sweep_view(found: Sweep) -> Group:
     head.append(f"\n{_batch_words(job)}, {job.training.precision}, engine {clean(job.engine.name)}", style="dim")
     if not found.front:
         return stack(head, Text("Nothing fits on any of these sizes."))
-    best = _best_at(job, found)
+    best = _best_at(found)
     shown = _thinned(found.front, [point for point, _ in best])
     rows = [_row(job, point, ", ".join(words for other, words in best if other is point)) for point in shown]
     left = len(found.front) - len(shown)
@@ -87,13 +87,14 @@ def _sizes_words(job: Job, found: Sweep) -> str:
     return ", ".join(parts)
 
 
-def _best_at(job: Job, found: Sweep) -> list[tuple[Point, str]]:
+def _best_at(found: Sweep) -> list[tuple[Point, str]]:
     best = [(found.front[0], "fewest devices")]
     if found.fastest and found.cheapest:
         best = [(found.fastest, "fastest"), *best, (found.cheapest, "cheapest")]
-    in_time = found.fewest_within(longest_step_seconds(job.training) / job.training.global_batch_size)
-    if in_time and job.training.deadline is not None:
-        best.append((in_time, "fewest by the deadline"))
+    in_time = found.fewest_in_time
+    if in_time:
+        chance = "" if in_time.deadline_chance is None else f" in {of_ten(in_time.deadline_chance)}"
+        best.append((in_time, f"fewest by the deadline{chance}"))
     return best
 
 
@@ -170,15 +171,17 @@ def sweep_to_dict(found: Sweep) -> dict[str, Any]:
         "batch": job.batch and {"least": job.batch.least, "most": job.batch.most, "target": job.batch.target},
         "engine": job.engine.name,
         "fits": bool(found.front),
-        "front": [_point_to_dict(job, point) for point in found.front],
+        "confidence": found.confidence,
+        "front": [_point_to_dict(found, point) for point in found.front],
         "sizes": [
-            {"nodes": _nodes(job, hosts), "plan": point and _point_to_dict(job, point)} for hosts, point in found.sizes
+            {"nodes": _nodes(job, hosts), "plan": point and _point_to_dict(found, point)}
+            for hosts, point in found.sizes
         ],
     }
 
 
-def _point_to_dict(job: Job, point: Point) -> dict[str, Any]:
-    run = _run(job, point)
+def _point_to_dict(found: Sweep, point: Point) -> dict[str, Any]:
+    job, run = found.job, _run(found.job, point)
     return {
         "nodes": _nodes(job, point.pools or point.hosts),
         "num_devices": point.num_devices,
@@ -189,7 +192,8 @@ def _point_to_dict(job: Job, point: Point) -> dict[str, Any]:
         "run_seconds": run and run.seconds,
         "device_hours": run and run.device_hours,
         "usd": run and run.usd,
-        "meets_deadline": run and run.meets_deadline,
+        "meets_deadline": found.meets_deadline(point),
+        "deadline_chance": point.deadline_chance,
         "layout": layout_to_dict(point.layout),
     }
 

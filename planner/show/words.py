@@ -223,11 +223,11 @@ def run_words(plan: Plan) -> str:
     deadline = f"the deadline of {format_seconds(run.deadline_seconds)}"
     if run.deadline_chance is None:
         return f"{words}; {'meets' if run.meets_deadline else 'MISSES'} {deadline}"
-    runs = _of_ten(run.deadline_chance)
+    runs = of_ten(run.deadline_chance)
     return f"{words}; {f'meets {deadline} in' if run.meets_deadline else f'MISSES {deadline}: met in'} {runs}"
 
 
-def _of_ten(chance: float) -> str:
+def of_ten(chance: float) -> str:
     """`8 of 10 runs`, rounded down; the ends are no promises."""
     count = int(10 * chance + 1e-9)
     return "fewer than 1 of 10 runs" if count == 0 else f"{'more than ' if count > 9 else ''}{min(count, 9)} of 10 runs"

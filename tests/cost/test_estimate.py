@@ -15,7 +15,7 @@ from planner.cost.estimate import estimate, timeline
 from planner.cost.flops import sc21_flops_per_step
 from planner.cost.layers import layer_seconds
 from planner.cost.ledger import LineName, total_exposed_seconds
-from planner.cost.prices import stage_bytes, stage_prices
+from planner.cost.prices import stage_bytes, stage_parts, stage_prices
 from planner.cost.stage import Stage, held_params, stages_of
 from planner.layout import parse_layout
 from planner.search.space.configurations import DegreeArrays
@@ -262,6 +262,22 @@ def test_the_host_launches_every_hop_of_a_ring(make_job):
         found = layer_seconds(job, layout).passes
         assert float(found.forward) == pytest.approx(300e-6 * (1 + (cp - 1) / 3))
         assert float(found.backward) == pytest.approx(1.6 * float(found.forward))
+
+
+def test_the_device_waits_for_the_host_beside_exchanges_that_need_no_answer(make_job, with_engine):
+    """128 tokens a rank: a layer takes as long as the host launches it, 11 x 300 us, exchange included.
+
+    An all-to-all waits for the sizes of its parts, and comes on top.
+    """
+    job = make_job("qwen3-30b-a3b", cluster="dgx-h100", engine="megatron-bridge", gpus=16, sequence=128)
+    layout = parse_layout("ep=16,dp=16", num_layers=48, num_devices=16)
+    for waits in (False, True):
+        asked = with_engine(job, communication={"dispatches_once_per_host": not waits})
+        layer = stage_parts(asked, layout).layers[True, False]
+        on_top = layer.ep if waits else 0.0
+        assert layer.ep > 0
+        assert float(layer.passes.forward + layer.ep) == pytest.approx(11 * 300e-6 + on_top)
+        assert float(layer.passes.backward + layer.ep) == pytest.approx(1.6 * 11 * 300e-6 + on_top)
 
 
 def test_a_long_sequence_is_not_spread_over_more_ranks_than_pays(make_job):

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from planner.errors import InputError
 from planner.search.batch_choice import AS_GOOD, batch_report, choose_batch
+from planner.search.deadline import search_in_time
 from planner.search.objectives import Objective
 from planner.search.search import NothingFits, search
 from planner.search.space.constraints import Constraints
@@ -112,3 +113,18 @@ def test_a_range_in_a_document_is_read_and_mistakes_have_their_place(tmp_path):
     path.write_text("global_batch_size: 512...2048\n")
     with pytest.raises(InputError, match=r"training.yaml:1:1: .*no batch size"):
         load_job(model="llama2-7b", cluster="dgx-a100", training=str(path))
+
+
+def test_each_size_of_a_range_keeps_to_the_deadline_with_the_confidence():
+    steps = 5e9 / (32 * 1024)
+    fastest = search(job(32), FREE).step_seconds
+    settings = ("training.tokens=5e9", f"training.deadline={1.35 * fastest * steps} s")
+    found = {}
+    for confidence in (0.1, 0.9):
+        asked = job("31..33", settings=settings)
+        _, tried = choose_batch(asked, FREE, "gpus", confidence=confidence)
+        for each in tried:
+            alone = search_in_time(job(each.global_batch_size, settings=settings), FREE, "gpus", confidence=confidence)
+            assert each.num_devices == (alone.layout.world_size if alone.run.meets_deadline else None)
+        found[confidence] = [each.num_devices for each in tried]
+    assert found[0.1] != found[0.9]

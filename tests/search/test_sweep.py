@@ -17,6 +17,7 @@ from planner.cost.estimate import estimate
 from planner.cost.run import devices_in_use
 from planner.errors import InputError
 from planner.search.batch_choice import AS_GOOD
+from planner.search.deadline import search_in_time
 from planner.search.objectives import Objective, Staircase
 from planner.search.optimum.pricing import layout_at
 from planner.search.search import NothingFits, search
@@ -205,3 +206,20 @@ def test_a_range_of_batches_of_which_none_is_legal_says_why():
     job = load_job(model="gpt2-xl", cluster="dgx-a100", sequence_length=1024, global_batch_size="3..5")
     with pytest.raises(InputError):
         sweep(job, Constraints.parse(["dp=7"]), range(1, 3))
+
+
+def test_the_fewest_devices_keep_to_the_deadline_with_the_confidence():
+    """Where one kind of layout is left, as a search of its own finds it."""
+    job = load_job(model="llama3-8b", cluster="dgx-a100", nodes=4, global_batch_size=96, sequence_length=4096)
+    pinned = Constraints.parse(["tp=2", "pp=1", "cp=1", "zero=1"])
+    middle = sweep(job, pinned, range(1, 5)).front[-2]
+    deadline = 1.1 * middle.step_seconds * 1e12 / (96 * 4096)
+    asked = replace(job, training=job.training.model_copy(update={"tokens": 1e12, "deadline": deadline}))
+    sure, unsure = (sweep(asked, pinned, range(1, 5), confidence=each) for each in (0.8, 0.2))
+    for found in (sure, unsure):
+        alone = search_in_time(asked, pinned, "gpus", confidence=found.confidence)
+        assert found.fewest_in_time.num_devices == alone.layout.world_size
+        assert found.fewest_in_time.deadline_chance == pytest.approx(alone.run.deadline_chance)
+        assert alone.run.meets_deadline
+    assert sure.fewest_in_time.num_devices > unsure.fewest_in_time.num_devices
+    assert sweep(job, pinned, [4]).fewest_in_time is None

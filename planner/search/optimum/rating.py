@@ -32,7 +32,8 @@ if TYPE_CHECKING:
     from planner.search.space.configurations import DegreeArrays
     from planner.specs.job import Job, PoolJob
 
-AXES: Final = ("tp", "pp", "cp", "ep", "dp")
+AXES: Final = ("tp", "pp", "cp", "ep")
+"""Degrees that divide the model or a sequence; data parallelism is what every job has."""
 _ROUNDING: Final = 1e-6  # tenths of a layer
 
 

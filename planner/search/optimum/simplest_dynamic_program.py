@@ -1,15 +1,15 @@
 """The simplest choice of one candidate without an integer program: the second method of the second solve.
 
-The keys of a choice that its configuration does not settle are found one after the other, each at its least under those
-before it, by the dynamic program of the first solve (`best_choice`) on fewer columns:
+The search begins with the fastest choice of the candidate. Each key then takes the least value with which a choice
+within the cutoff exists, in the order of `Simplicity`. It is found from below, by the dynamic program of the first
+solve (`best_choice`) on fewer columns:
 
-    risk         the least class whose columns alone leave a choice within the cutoff
-    recomputed   the least number of tenths that such a choice takes as its budget
-    uneven       0 where such a choice exists with equally many layers on all inner stages, for some number of them
-    seconds      the least of those that are left
+    recomputed   a choice takes at most so many tenths as its budget
+    uneven       0: equally many layers on all inner stages, for some number of them
+    risk         no column is of a higher class
 
-No other choice of the candidate comes before it, because each step takes the least value that any choice has among
-those that are the least in the steps before.
+The other keys belong to the configuration. No other choice of the candidate comes before the one in the end: each key
+has the least value of any choice that is at its least in the keys before, and the choice is the fastest of these.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from planner.search.optimum.simplicity import Simplicity, tenths_of
 from planner.search.space.arrays import TIE
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
-    from planner.numbers import IntArray, Mask
+    from planner.numbers import Mask
     from planner.search.optimum.candidate import Choice
     from planner.search.optimum.simplicity import Rated
 
@@ -44,60 +44,35 @@ def simplest_choice(rated: Rated, cutoff: float, *, before: Standing | None = No
 
     None where there is none, or none that comes before `before`.
     """
-    for risk in sorted(set(rated.risk.tolist())):
-        if _is_behind(before, risk, rated.idle):
-            return None
-        columns = np.flatnonzero(rated.risk <= risk)
-        if best_choice(rated.candidate.keep(columns), cutoff=cutoff) is not None:
-            found = _least_repeated(rated.keep(columns), risk, cutoff, before)
-            return found and (found[0], _of_all(found[1], columns))
-    return None
+    choice = _fastest(rated, {}, cutoff)
+    if choice is None:
+        return None
+    limits: dict[str, int] = {}
+    for key, least in least_of(rated)._asdict().items():
+        value = getattr(rated.simplicity(choice.columns), key)
+        for smaller in range(least, value):
+            if before is not None and (*limits.values(), smaller) > before.simplicity:
+                return None
+            simpler = _fastest(rated, limits | {key: smaller}, cutoff)
+            if simpler is not None:
+                choice, value = simpler, smaller
+                break
+        limits[key] = value
+    standing = Standing(Simplicity(**limits), choice.objective_seconds)
+    return (standing, choice) if before is None or standing < before else None
 
 
-def _is_behind(before: Standing | None, *keys: int) -> bool:
-    """Whether what begins with these keys comes behind."""
-    return before is not None and keys > before.simplicity[: len(keys)]
-
-
-def _of_all(choice: Choice, columns: IntArray) -> Choice:
-    """A choice among some columns, by the positions that these have among all."""
-    return replace(choice, columns=tuple(columns[list(choice.columns)].tolist()))
-
-
-def _least_repeated(kept: Rated, risk: int, cutoff: float, before: Standing | None) -> tuple[Standing, Choice] | None:
-    """With as little computed again as any choice within the cutoff has."""
-    layers = np.maximum(kept.candidate.layers, 1)
-    least, most = (math.ceil(each) for each in ((kept.repeated / layers).min(), (kept.repeated / layers).max()))
-    for tenths in range(least, most + 1):
-        if _is_behind(before, risk, kept.idle, tenths):
-            return None
-        if _within_budget(kept, tenths, cutoff) is not None:
-            return _most_even(kept, (risk, tenths), cutoff, before)
-    raise AssertionError(f"{kept.candidate.name}: no choice takes {most} tenths, the most that any column takes")
-
-
-def _most_even(
-    kept: Rated, keys: tuple[int, int], cutoff: float, before: Standing | None
-) -> tuple[Standing, Choice] | None:
-    """With even stages where a choice within the cutoff and the budget has them; then the fastest."""
-    risk, tenths = keys
-    for uneven, ways in ((0, _even_ways(kept)), (1, iter([np.ones(kept.candidate.num_columns, dtype=np.bool_)]))):
-        simplicity = Simplicity(risk, kept.idle, tenths, kept.interleave, uneven, kept.axes)
-        if before is not None and simplicity > before.simplicity:
-            return None
-        limit, best = cutoff, None
-        if before is not None and simplicity == before.simplicity:
-            limit = min(cutoff, before.seconds * (1 - TIE))
-        exists = False
-        for way in ways:
-            columns = np.flatnonzero(way)
-            choice = _within_budget(kept.keep(columns), tenths, cutoff)
-            exists = exists or choice is not None
-            if choice is not None and choice.objective_seconds <= limit:
-                limit, best = choice.objective_seconds * (1 - TIE), _of_all(choice, columns)
-        if exists:
-            return None if best is None else (Standing(simplicity, best.objective_seconds), best)
-    raise AssertionError(f"{kept.candidate.name}: a choice was found and is gone")
+def _fastest(rated: Rated, limits: Mapping[str, int], cutoff: float) -> Choice | None:
+    """The fastest choice within the cutoff whose keys are no more than these, as far as columns settle them."""
+    columns = np.flatnonzero(rated.risk <= limits["risk"]) if "risk" in limits else np.arange(len(rated.risk))
+    kept, best = rated.keep(columns), None
+    for way in _even_ways(kept) if limits.get("uneven") == 0 else [np.ones(len(columns), dtype=np.bool_)]:
+        some = np.flatnonzero(way)
+        choice = _within_budget(kept.keep(some), limits.get("recomputed"), cutoff)
+        if choice is not None:
+            best = replace(choice, columns=tuple(columns[some[list(choice.columns)]].tolist()))
+            cutoff = choice.objective_seconds * (1 - TIE)
+    return best
 
 
 def _even_ways(kept: Rated) -> Iterator[Mask]:
@@ -112,8 +87,10 @@ def _even_ways(kept: Rated) -> Iterator[Mask]:
             yield way
 
 
-def _within_budget(kept: Rated, tenths: int, cutoff: float) -> Choice | None:
+def _within_budget(kept: Rated, tenths: int | None, cutoff: float) -> Choice | None:
     """The fastest choice within the cutoff that computes again at most so many tenths of the model."""
+    if tenths is None:
+        return best_choice(kept.candidate, cutoff=cutoff)
     candidate, budget = kept.candidate, tenths * kept.candidate.num_layers
     columns = np.flatnonzero(kept.repeated <= budget)
     if not len(columns):
@@ -124,7 +101,7 @@ def _within_budget(kept: Rated, tenths: int, cutoff: float) -> Choice | None:
         choice = best_choice(some, cutoff=cutoff)
     else:
         choice = best_choice(some, cutoff=cutoff, units=units // step, budget=budget // step)
-    return choice and _of_all(choice, columns)
+    return choice and replace(choice, columns=tuple(columns[list(choice.columns)].tolist()))
 
 
 def least_of(rated: Rated) -> Simplicity:

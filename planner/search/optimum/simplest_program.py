@@ -71,17 +71,17 @@ class _KeyProgram(JointProgram):
 
     def minimise_keys(self) -> None:
         """Put the keys in place of the step time."""
-        digits: list[tuple[int, list[tuple[pulp.LpVariable, float]]]] = [
-            (_base(self._risk), [(self._risk, 1.0)]),
-            self._of_candidates([each.idle for each in self._rated]),
-            (_base(self._tenths), [(self._tenths, 1.0)]),
-            self._of_candidates([each.interleave for each in self._rated]),
-            (2, [(self._uneven, 1.0)]),
-            self._of_candidates([each.axes for each in self._rated]),
-        ]
+        digits: dict[str, tuple[int, list[tuple[pulp.LpVariable, float]]]] = {
+            "idle": self._of_candidates([each.idle for each in self._rated]),
+            "recomputed": (_base(self._tenths), [(self._tenths, 1.0)]),
+            "interleave": self._of_candidates([each.interleave for each in self._rated]),
+            "uneven": (2, [(self._uneven, 1.0)]),
+            "axes": self._of_candidates([each.axes for each in self._rated]),
+            "risk": (_base(self._risk), [(self._risk, 1.0)]),
+        }
         coefficients: dict[pulp.LpVariable, float] = {}
         weight = 1
-        for base, digit in reversed(digits):
+        for base, digit in (digits[key] for key in reversed(Simplicity._fields)):
             for variable, value in digit:
                 coefficients[variable] = coefficients.get(variable, 0.0) + weight * value
             weight *= base
@@ -196,26 +196,9 @@ class Contenders:
 
     def left(self) -> list[Rated]:
         """The candidates that are left when all have been added."""
-        left = [entry for entry in self._rated if self.may_have(*entry[:2])]
-        if self.known is not None:
-            for risk in range(self.known[0].risk):
-                left = self._beyond(left, risk)
-        rated = [each for _, _, each in left]
-        if self.known is not None:
-            rated = [each.keep(each.risk <= self.known[0].risk) for each in rated]
+        rated = [each for least, seconds, each in self._rated if self.may_have(least, seconds)]
         within = columns_within([each.candidate for each in rated], np.inf)
         return [rated[index].keep(columns) for index, columns in within.items()]
-
-    def _beyond(self, left: list[_Entry], risk: int) -> list[_Entry]:
-        """The same, where choices of some candidates must have a higher risk, by the lower bounds of step times."""
-        low = [row for row, (least, _, _) in enumerate(left) if least.risk <= risk]
-        within = columns_within([left[row][2].keep(left[row][2].risk <= risk).candidate for row in low], np.inf)
-        higher = {row for number, row in enumerate(low) if number not in within}
-        found = [
-            (least._replace(risk=risk + 1) if row in higher else least, bound, each)
-            for row, (least, bound, each) in enumerate(left)
-        ]
-        return [entry for entry in found if self.may_have(*entry[:2])]
 
 
 def solve_simplest(

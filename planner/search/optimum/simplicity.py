@@ -1,8 +1,8 @@
 """How simple a choice is, as numbers: the keys by which the simplest of layouts that are nearly as good is chosen.
 
 Less is simpler, and an earlier key counts before all later ones. Some keys belong to the configuration alone (idle
-devices, interleave, axes). The others follow from the columns of a choice: risk is that of its worst stage, what is
-computed again adds up, and stages are even or not.
+devices, interleave, axes). The others follow from the columns of a choice: what is computed again adds up, stages are
+even or not, and risk is that of the worst stage.
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ TENTHS: Final = 10
 class Simplicity(NamedTuple):
     """The keys of a layout, in the order in which they count.
 
-    risk: class of the chance of not fitting (`RISKS`). idle: devices that are left over. recomputed: tenths of the
-    layers' forward pass that are computed again, begun ones counted whole. interleave: class of the chunks of a stage
-    (`INTERLEAVES`). uneven: 1 unless all stages but the first and the last hold equally many layers, in equal chunks.
-    axes: degrees of parallelism above 1, of tp, pp, cp, ep and dp.
+    idle: devices that are left over. recomputed: tenths of the layers' forward pass that are computed again, begun ones
+    counted whole. interleave: class of the chunks of a stage (`INTERLEAVES`). uneven: 1 unless all stages but the first
+    and the last hold equally many layers, in equal chunks. axes: degrees above 1 of tp, pp, cp and ep. risk: class of
+    the chance of not fitting (`RISKS`).
     """
 
-    risk: int
     idle: int
     recomputed: int
     interleave: int
     uneven: int
     axes: int
+    risk: int
 
 
 def class_of(value: float, limits: Sequence[float]) -> int:
