@@ -305,3 +305,9 @@ def test_a_number_that_is_none_is_told(key: str, value: str, tmp_path: Path) -> 
     path.write_text(f'{{"per_device_train_batch_size": 2, "bf16": true, "fsdp": "full_shard", "{key}": "{value}"}}')
     with pytest.raises(InputError, match="is no"):
         read_foreign(path, model="tiny-gpt")
+
+
+@pytest.mark.parametrize("name", ["qwen3-30b-a3b", "qwen3-235b-a22b"])
+def test_the_gates_of_qwen3_add_up_to_one_as_in_its_published_configuration(name):
+    """config.json of Qwen/Qwen3-30B-A3B and of Qwen/Qwen3-235B-A22B: norm_topk_prob is true."""
+    assert config_of(load_model(name))["norm_topk_prob"] is True
