@@ -104,7 +104,7 @@ def test_names_hold_whatever_was_imported_before(seed: int) -> None:
         ({"pin": ["tp=2", "pp=1"]}, "--pin tp=2 --pin pp=1", "options.pins", ["tp=2", "pp=1"]),
         ({"forbid": ["zero=1", "mbs=1"]}, "--forbid zero=1 --forbid mbs=1", "options.forbidden", ["zero=1", "mbs=1"]),
         ({"objective": "gpus"}, "--objective gpus", "certificate.objective", "gpus"),
-        ({"check": True}, "--check", "certificate.num_bounds_checked", 64),
+        ({"check": True, "gpus": 4}, "--check --gpus 4", "certificate.num_bounds_checked", 64),
         ({"solver": "highs"}, "--solver highs", "certificate.solver", "highs"),
         ({"settings": "device.memory=40GiB"}, "--set device.memory=40GiB", "cluster.device.memory", "40 GiB"),
         ({"settings": ["training.seed=7"]}, "--set training.seed=7", "training.seed", 7),
@@ -120,6 +120,8 @@ def test_a_keyword_is_the_option_of_the_command(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "own.yaml").write_text("seed: 9\n")
     (tmp_path / "own.json").write_text('{"entries": [{"device": "a100-80gb", "slowdown": 1.5}]}')
+    if "nodes" not in keywords:
+        keywords, words = {"gpus": 2} | keywords, f"--gpus 2 {words}"
     text = planner.plan_job("tiny-llama", "dgx-a100", **({"global_batch": 8} | keywords)).to_json()
     assert main(["plan", "tiny-llama", "dgx-a100", "--global-batch", "8", *words.split(), "--json"]) == 0
     assert text == capsys.readouterr().out

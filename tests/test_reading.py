@@ -381,7 +381,7 @@ def of_format_1(plan: Plan) -> dict[str, Any]:
         "plan llama2-7b dgx-a100 --gpus 4 --global-batch 8 --headroom 10% --objective memory --allow-offload",
         "plan tiny-llama local-cpu --gpus 2 --global-batch 8 --engine fsdp --precision fp32 --set training.seed=7",
         "plan llama2-7b mixed-a100-h100 --global-batch 64 --seq-len 4096 --pin mbs<=2 --forbid zero=3,dp=2",
-        "plan llama2-7b dgx-a100 --nodes 1 --global-batch 16..32 --set cluster.price=9USD/h --set model.num_layers=30",
+        "plan llama2-7b dgx-a100 --nodes 1 --global-batch 16..18 --set cluster.price=9USD/h --set model.num_layers=30",
         "explain llama2-7b dgx-a100 --nodes 2 --global-batch 64 --layout tp=2,pp=2,layers_per_stage=15/17",
     ],
 )

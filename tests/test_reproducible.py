@@ -52,7 +52,7 @@ def document(job: str, before: str = "", python: str = sys.executable) -> str:
 
 @pytest.mark.parametrize(
     "job",
-    [pytest.param(each, marks=pytest.mark.slow) if each in ("experts", "latent") else each for each in JOBS],
+    [pytest.param(each, marks=pytest.mark.slow) if each in ("experts", "latent", "batch") else each for each in JOBS],
 )
 def test_no_document_depends_on_how_sum_rounds(job: str) -> None:
     assert document(job, ROUNDED) == document(job, COMPENSATED)

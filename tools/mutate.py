@@ -229,19 +229,21 @@ def judge_warm(copy: Path, tasks: list[Task]) -> Iterator[Outcome]:
     file = copy.parent / "tasks.json"
     file.write_text(json.dumps(asked), encoding="utf-8")
     files = sorted({test.partition("::")[0] for each in tasks for test in each.tests})
-    answers = iter([None, *tasks])
+    answers: Iterator[Task | None] = iter([None, *tasks])
     told: list[str] = []
+    num_left = 1 + len(tasks)
     for line in pytest_lines(copy, ["-s", f"--timeout={TEST_SECONDS}", *files], MUTATE_TASKS=str(file)):
         told.append(line)
         if not line.startswith("MUTANT "):
             continue
         verdict, *by = line.split(maxsplit=2)[1:]
+        num_left -= 1
         if each := next(answers):
             by_what = "".join(by).strip()
             yield Outcome(verdict=verdict, by=by_what, num_run=len(each.tests), num_tests=each.num_tests)
         elif verdict != "survived":
             sys.exit(f"without a change: {line}")
-    if next(answers, None):
+    if num_left:
         sys.exit(f"pytest ended before the last mutant:\n{''.join(told[-40:])}")
 
 

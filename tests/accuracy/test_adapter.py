@@ -99,8 +99,9 @@ def test_no_cell_is_transcribed_without_its_file() -> None:
     assert [row["id"] for row in CELLS if any(row[key] for key in RECIPE_CELLS) and not row["recipe_ref"]] == []
 
 
-def test_nearly_every_published_row_becomes_a_job() -> None:
-    reasons = Counter(found.reason for run in RUNS if isinstance(found := job_of(run), Unsupported))
+@pytest.mark.parametrize("every", [10, pytest.param(1, marks=pytest.mark.slow)])
+def test_nearly_every_published_row_becomes_a_job(every: int) -> None:
+    reasons = Counter(found.reason for run in RUNS[::every] if isinstance(found := job_of(run), Unsupported))
     assert sum(reasons.values()) <= 7, reasons
 
 
@@ -503,7 +504,7 @@ def test_many_edited_rows_give_a_price_or_a_reason() -> None:
 
 @pytest.mark.parametrize("name", [name for name in Run.__dataclass_fields__ if name not in ("id", "oom")])
 def test_any_column_may_be_missing(name: str) -> None:
-    for row in CELLS[::200]:
+    for row in CELLS[::400]:
         without = {key: value for key, value in row.items() if key != name}
         score(run_of(without))
 

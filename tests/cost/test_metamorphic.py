@@ -622,7 +622,7 @@ def pricing_is_a_function(case: Case) -> None:
 
 
 @pytest.mark.parametrize("check", RELATIONS, ids=lambda check: check.__name__)
-@settings(max_examples=7, derandomize=True, suppress_health_check=list(HealthCheck))
+@settings(max_examples=4, derandomize=True, suppress_health_check=list(HealthCheck))
 @given(case=cases())
 def test_relation(check, case):
     check(case)

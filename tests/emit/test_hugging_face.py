@@ -312,3 +312,9 @@ def test_the_name_of_another_file_can_be_shown(tmp_path: Path) -> None:
     path.write_text('model_name_or_path: x\ncutoff_len: 4096\nbf16: true\ndeepspeed: "\\u202e.json"\n')
     with pytest.raises(InputError, match=r"the settings of \\u202e.json are in another file"):
         read_foreign(path, model="tiny-gpt")
+
+
+@pytest.mark.parametrize("name", ["qwen3-30b-a3b", "qwen3-235b-a22b"])
+def test_the_gates_of_qwen3_add_up_to_one_as_in_its_published_configuration(name):
+    """config.json of Qwen/Qwen3-30B-A3B and of Qwen/Qwen3-235B-A22B: norm_topk_prob is true."""
+    assert config_of(load_model(name))["norm_topk_prob"] is True

@@ -206,7 +206,7 @@ def test_what_if_of_something_too_small_says_what_is_missing(plan) -> None:
     assert what_if(plan, "gpus=2").same_layout is None
 
 
-@pytest.mark.parametrize("model", ["llama3.2-1b", "gpt2-xl"])
+@pytest.mark.parametrize("model", ["llama3.2-1b", pytest.param("gpt2-xl", marks=pytest.mark.slow)])
 def test_more_of_anything_is_never_slower(model: str) -> None:
     job = load_job(model=model, cluster="dgx-a100", nodes=2, sequence_length=1024, global_batch_size=64)
     found = search(job, Constraints.parse(["mbs<=2"]))

@@ -227,6 +227,6 @@ def test_what_cannot_be_written_is_refused(plan_file, argv, capsys) -> None:
 
 def test_more_than_a_viewer_takes_is_refused(plan_of_kind) -> None:
     plan = plan_of_kind("interleaved")
-    training = plan.training.model_copy(update={"global_batch_size": 1536 * 100})
+    training = plan.training.model_copy(update={"global_batch_size": 1536 * 50})
     with pytest.raises(InputError, match="too many"):
         next(trace_text(replace(plan, training=training), ranks=True))

@@ -14,7 +14,9 @@ from planner.search.space.rules import RULES
 
 def long_forms(*values):
     """Further values of a parameter, for `make prove`."""
-    return [pytest.param(value, marks=pytest.mark.slow) for value in values]
+    return [
+        pytest.param(*(value if isinstance(value, tuple) else (value,)), marks=pytest.mark.slow) for value in values
+    ]
 
 
 def all_alike(layers, num_layers):

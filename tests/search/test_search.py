@@ -337,7 +337,7 @@ def on_racks(job, seed):
     return replace(job, cluster=job.cluster.model_copy(update=sizes | racks))
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", [1, 2, 3, 5, *long_forms(0, 4, 6, 7)])
 def test_search_on_racks_equals_brute_force(seed):
     """The best of all segments, though the search tries few of them."""
     job = on_racks(small_job(seed), seed)
@@ -345,7 +345,7 @@ def test_search_on_racks_equals_brute_force(seed):
     check_bounds(job)
 
 
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("seed", [0, *long_forms(1)])
 def test_search_on_racks_with_experts_equals_brute_force(seed):
     job = on_racks(small_mixture_job(0.02), seed)
     best, _ = brute_force(job)
@@ -451,7 +451,7 @@ def small_mixture_job(gib=0.006, more=""):
         )
 
 
-@pytest.mark.parametrize("gib", [0.004, 0.006, 0.02])
+@pytest.mark.parametrize("gib", [0.004, 0.006, *long_forms(0.02)])
 def test_search_equals_brute_force_with_experts(gib):
     job = small_mixture_job(gib)
     best, count = brute_force(job)
@@ -475,12 +475,19 @@ def job_of_parts(with_engine, gib, per_stage):
     return with_engine(job, can={"recompute": PARTS}, pipeline={"recompute_per_stage": per_stage})
 
 
-@pytest.mark.parametrize(("gib", "per_stage"), [(0.0032, False), (0.0034, False), (0.0052, True), (0.0054, True)])
-def test_search_equals_brute_force_over_the_parts_of_layers(with_engine, gib, per_stage):
+@pytest.mark.parametrize(
+    ("gib", "per_stage", "check"),
+    [
+        (0.0034, False, False), (0.0052, True, False),
+        *long_forms(*itertools.product((0.0032, 0.0034), (False,), (True,))),
+        *long_forms(*itertools.product((0.0052, 0.0054), (True,), (True,))),
+    ],
+)  # fmt: skip
+def test_search_equals_brute_force_over_the_parts_of_layers(with_engine, gib, per_stage, check):
     job = job_of_parts(with_engine, gib, per_stage)
     best, count = brute_force(job)
     assert count > 1000
-    found = search(job, NO_CONSTRAINTS, check=True)
+    found = search(job, NO_CONSTRAINTS, check=check)
     assert found.step_seconds == pytest.approx(best, rel=1e-9), format_layout(found.layout)
     assert not {"none", "full"}.issuperset(found.layout.recompute)
     check_bounds(job)
@@ -555,18 +562,18 @@ def job_of_different_layers(seed, engine="megatron", gpus=None):
         )
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", [1, 2, 4, 5, *long_forms(0, 3, 6, 7)])
 def test_search_equals_brute_force_where_layers_differ(seed):
     job = job_of_different_layers(seed)
     check_against_brute_force(job)
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", [1, 2, 4, 5, *long_forms(0, 3, 6, 7)])
 def test_bounds_stay_below_the_exact_optimum_where_layers_differ(seed):
     check_bounds(job_of_different_layers(seed))
 
 
-@pytest.mark.parametrize("seed", [18, 26, 73])
+@pytest.mark.parametrize("seed", [18, 73, *long_forms(26)])
 def test_the_least_memory_is_that_of_brute_force_where_layers_differ(seed):
     """Layers with experts need more of it, so that the stages that hold them hold fewer. On three stages."""
     job, least = job_of_different_layers(seed), np.inf
@@ -674,7 +681,7 @@ def predicting(job, further):
     return replace(job, model=job.model.model_copy(update={"mtp_layers": further}))
 
 
-@pytest.mark.parametrize("seed", [23, 1245, *long_forms(1, 5)])
+@pytest.mark.parametrize("seed", [1245, *long_forms(1, 5, 23)])
 def test_search_equals_brute_force_with_layers_for_further_tokens(seed):
     job = predicting(somehow_slowed(job_of_different_layers(seed), seed), 1 + seed % 2)
     best, _ = brute_force_by_ledger(job)
@@ -706,7 +713,7 @@ def test_search_equals_brute_force_on_ten_thousand_jobs(block):
 
 
 @pytest.mark.parametrize("schedule", ["zbv", "dualpipev"])
-@pytest.mark.parametrize("seed", [5, 11, 24, *long_forms(0, 35, 44)])
+@pytest.mark.parametrize("seed", [5, 24, *long_forms(0, 11, 35, 44)])
 def test_an_executed_schedule_is_found_as_by_brute_force(seed, schedule, with_engine):
     """Every configuration, even split and recompute policy of each stage, executed one by one."""
     job = small_job(seed)
@@ -770,7 +777,7 @@ def check_bounds(job):
                     assert best_choice(candidate).objective_seconds == pytest.approx(seconds, rel=1e-12)
 
 
-@pytest.mark.parametrize("seed", [*range(9), *long_forms(9, 10, 11)])
+@pytest.mark.parametrize("seed", [*range(6), *long_forms(*range(6, 12))])
 def test_bounds_stay_below_the_exact_optimum(seed):
     check_bounds(small_job(seed))
 

@@ -59,7 +59,7 @@ def test_a_plan_is_no_slower_than_the_recipe_whose_experts_stay_in_a_rack(recipe
     ("pins", "forbids", "settings", "segments"),
     [
         (["segment=18"], [], {}, {18}),
-        (["segment=4"], [], {}, {4}),
+        pytest.param(["segment=4"], [], {}, {4}, marks=pytest.mark.slow),
         (["segment<=8"], [], {}, {8}),
         ([], ["segment=16"], {}, {8, 18}),
         ([], [], {"segment": 8}, {8}),

@@ -206,13 +206,13 @@ def check_whole(rng: random.Random) -> None:
 
 
 @given(rng=RANDOMS)
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=75, deadline=None)
 def test_dynamic_program_finds_the_first_best_choice(rng: random.Random) -> None:
     check_dynamic_program(rng)
 
 
 @given(rng=RANDOMS)
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 def test_the_least_maximum_is_that_of_all_choices(rng: random.Random) -> None:
     candidate = make_candidate(rng)
     values = np.array([rng.random() for _ in range(candidate.num_columns)])
@@ -259,7 +259,7 @@ def test_sums_that_differ_by_rounding_tie(num_stages: int, num_layers: int) -> N
 
 
 @given(rng=RANDOMS)
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=75, deadline=None)
 def test_bounds_are_never_above_what_they_bound(rng: random.Random) -> None:
     check_bounds(rng)
 
@@ -277,7 +277,7 @@ def test_stages_that_cannot_hold_the_load_have_no_choice(steady_count: float) ->
 
 
 @given(rng=RANDOMS)
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=75, deadline=None)
 def test_pruning_keeps_the_optimum(rng: random.Random) -> None:
     check_pruning(rng)
 
@@ -309,7 +309,7 @@ def test_ten_thousand_instances(part: int) -> None:
 
 
 @given(rng=RANDOMS)
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 def test_dominated_columns_are_needed_by_no_optimum_and_the_rest_are_better_in_something(rng: random.Random) -> None:
     candidate = make_candidate(rng)
     kept = candidate.keep(~dominated(candidate))
@@ -323,7 +323,7 @@ def test_dominated_columns_are_needed_by_no_optimum_and_the_rest_are_better_in_s
 
 
 @given(rng=RANDOMS)
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 def test_greedy_choice_is_a_choice(rng: random.Random) -> None:
     candidates = make_candidates(rng)
     for index, candidate in enumerate(candidates):
@@ -337,7 +337,7 @@ def test_greedy_choice_is_a_choice(rng: random.Random) -> None:
 
 
 @given(rng=RANDOMS, top=st.integers(1, 5))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=75, deadline=None)
 def test_ranked_lists_the_best_candidates_in_order(rng: random.Random, top: int) -> None:
     candidates = make_candidates(rng)
     seconds = [best_seconds(all_choices(candidate)) for candidate in candidates]

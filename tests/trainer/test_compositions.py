@@ -146,9 +146,13 @@ FAULTS = [
     ("llama", "cp=2,mbs=4", "wrong_sequence_position"),
     ("moe", "dp=2,ep=2,mbs=4", "swapped_experts"),
 ]
+QUICK_FAULTS = ("wrong_loss_scale", "wrong_seed")
 
 
-@pytest.mark.parametrize(("model", "layout", "fault"), FAULTS)
+@pytest.mark.parametrize(
+    ("model", "layout", "fault"),
+    [pytest.param(*each, marks=[] if each[2] in QUICK_FAULTS else [pytest.mark.slow]) for each in FAULTS],
+)
 def test_a_fault_is_noticed(model, layout, fault, run_job, make_plan, reference):
     found = run_job("steps", make_plan(layout, model), steps=STEPS, fault=fault)
     loss, norm = distance(found, reference(model))

@@ -122,8 +122,9 @@ def test_the_page_may_load_nothing_and_run_only_its_own_script(any_page) -> None
         assert attributes.get("href", "#").startswith("#")
 
 
-def test_pages_are_reproducible(any_plan, any_page) -> None:
-    assert page_of(any_plan) == any_page
+@pytest.mark.parametrize("kind", ["interleaved", "experts", "mixed"])
+def test_pages_are_reproducible(kind, plan_of_kind) -> None:
+    assert page_of(plan_of_kind(kind)) == page_of(plan_of_kind(kind))
 
 
 def test_the_largest_page_is_small(largest_page) -> None:
