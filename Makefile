@@ -10,7 +10,8 @@ VENV ?= .venv
 # another package index for torch, for example https://download.pytorch.org/whl/cpu
 TORCH_INDEX ?=
 SEED ?= 1
-COUNT ?= 60
+COUNT ?=
+ROWS ?=
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 DOCS_STAMP := $(VENV)/.installed-docs
@@ -107,7 +108,11 @@ shape: $(STAMP) ## lengths of functions and files against the codebases we look 
 
 .PHONY: mutate
 mutate: $(STAMP) ## change the code at random, SEED=1 COUNT=60, and see whether a test notices (a report)
-	$(BIN)/python tools/mutate.py --seed $(SEED) --count $(COUNT)
+	$(BIN)/python tools/mutate.py --seed $(SEED) --count $(or $(COUNT),60)
+
+.PHONY: battery
+battery: $(STAMP) ## attack plans and runs, row by row; goes on where it stopped; ROWS=B1,A1 and COUNT=... run a part
+	nice $(BIN)/python tools/battery.py --rows "$(ROWS)" $(if $(COUNT),--count $(COUNT))
 
 .PHONY: wheel
 wheel: $(STAMP) ## build the wheel, install it alone into a fresh environment, and plan with it

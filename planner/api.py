@@ -16,8 +16,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypedDict, Unpack, get_args
 
 from planner import reading
+from planner.accuracy.learn import learn_calibration
+from planner.calibrate.inputs import read_inputs
 from planner.cost.segments import with_segment
-from planner.emit.plannable import check_plannable, unplannable
+from planner.emit.plannable import check_plannable, lacks_sequence_parallelism, unplannable, whole_hosts
 from planner.emit.read.front import layout_text, read_foreign, with_layout
 from planner.errors import InputError, NothingFitsError, PlannerError
 from planner.explain.report import Explanation, Questions, explain
@@ -45,8 +47,10 @@ from planner.specs.text import any_of, did_you_mean
 from planner.units import parse_length
 
 if TYPE_CHECKING:
+    from planner.accuracy.learn import Learnt
     from planner.emit.read.front import Foreign
     from planner.layout import Layout
+    from planner.specs.calibration import Calibration
     from planner.specs.job import Job
 
 __all__ = [
@@ -397,6 +401,24 @@ def explain_layout(
     return explain(plan, asked, reporter=reporter, tell=reporter.about)
 
 
+def calibrate_runs(
+    runs: Sequence[str | Path], *, plan: str | Path | None = None
+) -> tuple[Calibration, tuple[Learnt, ...], tuple[str, ...]]:
+    """Learn corrections from measured runs, as `planner calibrate` does.
+
+    runs: folders of `planner launch`, tables of runs (.csv), and logs of other programs. plan: what the logs ran, where
+    no plan.json lies beside them. Returns the shipped calibration with what the runs add, what was learnt for each
+    device and engine, and what was left out of the files, in words.
+
+    Raises:
+        InputError: files that hold no runs, all mistakes with file and line.
+        EnvironmentProblem: a file cannot be read.
+    """
+    notes: list[str] = []
+    found = read_inputs([Path(each) for each in runs], plan=Path(plan) if plan else None, tell=notes.append)
+    return (*learn_calibration(found), tuple(notes))
+
+
 def read_plan(path: str | Path) -> Plan:
     """Read a plan that `planner plan -o` or `Plan.to_json` wrote; a warning says where another version priced it.
 
@@ -457,9 +479,12 @@ def _plannable(job: Job, constraints: Constraints) -> Constraints:
         InputError: no program can be told the model or the training.
     """
     check_plannable(job)
-    left_out = unplannable(job, {pin.key for pin in constraints.pins})
-    more = Constraints.parse((), left_out).forbidden
-    return replace(constraints, forbidden=tuple(dict.fromkeys((*constraints.forbidden, *more))))
+    pinned = {pin.key for pin in constraints.pins}
+    if "sp" not in pinned and lacks_sequence_parallelism(job):  # the search has it wherever it can be
+        constraints = replace(constraints, pins=(*constraints.pins, *Constraints.parse(("sp=0",)).pins))
+    more = Constraints.parse((), unplannable(job, pinned)).forbidden
+    forbidden = tuple(dict.fromkeys((*constraints.forbidden, *more)))
+    return replace(constraints, forbidden=forbidden, whole_hosts=whole_hosts(job, pinned))
 
 
 def _texts(given: Texts) -> tuple[str, ...]:

@@ -17,7 +17,20 @@ from typing import TYPE_CHECKING, Final, NoReturn
 import click
 
 from planner import __version__
-from planner.commands import accuracy, clusters, diff, emit, explain, glossary, launch, models, plan
+from planner.commands import (
+    accuracy,
+    calibrate,
+    clusters,
+    diff,
+    emit,
+    explain,
+    glossary,
+    launch,
+    measure,
+    models,
+    plan,
+    verify,
+)
 from planner.commands.console import Console
 from planner.errors import EnvironmentProblem, ExitCode, InputError, PlannerError
 
@@ -47,7 +60,7 @@ def cli(ctx: click.Context) -> None:
         Console().print(ctx.get_help() + "\n")
 
 
-for each in (plan, explain, diff, launch, emit, accuracy, models, clusters, glossary):
+for each in (plan, explain, diff, verify, launch, emit, accuracy, measure, calibrate, models, clusters, glossary):
     cli.add_command(each.command)
 
 

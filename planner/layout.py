@@ -8,7 +8,7 @@ which link a group crosses, the trainer builds its DeviceMesh, and both ask this
 from __future__ import annotations
 
 import difflib
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, Final, Protocol, cast, get_args
 
@@ -17,6 +17,7 @@ import numpy as np
 from planner.errors import InputError, Mistake
 from planner.specs.engine import Offload, Schedule
 from planner.specs.recompute import canonical, policy_fault
+from planner.specs.text import quoted
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -274,9 +275,9 @@ def parse_assignments(text: str, option: str) -> dict[str, str]:
         if key not in _KEYS:
             near = difflib.get_close_matches(key, _KEYS, n=1)
             hint = f"did you mean `{near[0]}`?" if near else f"known keys: {', '.join(_KEYS)}"
-            mistakes.append(Mistake(message=f"unknown layout key `{key}`", where=option, hint=hint))
+            mistakes.append(Mistake(message=f"unknown layout key {quoted(key)}", where=option, hint=hint))
         elif not separator or not value.strip():
-            mistakes.append(Mistake(message=f"`{part}` has no value", where=option, hint=f"write `{key}=...`"))
+            mistakes.append(Mistake(message=f"{quoted(part)} has no value", where=option, hint=f"write `{key}=...`"))
         elif key in found:
             mistakes.append(Mistake(message=f"`{key}` is given twice", where=option))
         else:
@@ -295,13 +296,17 @@ def check_value(key: str, text: str, option: str) -> Mistake | None:
         if text.isascii() and text.isdigit() and len(text) < 10 and low <= int(text) <= high:
             return None
         wanted = f"{low} to {high}" if key in ("zero", "sp") else "a whole number of at least 1"
-        return Mistake(message=f"`{key}={text}` is no legal value", where=option, hint=f"{key} is {wanted}")
+        return Mistake(message=f"{quoted(f'{key}={text}')} is no legal value", where=option, hint=f"{key} is {wanted}")
     if key == "pools":  # whether there are such pools, the cluster says
         return None
     if key == "recompute":
         faults = (fault for part in text.split("/") if (fault := policy_fault(part)))
         return next(
-            (Mistake(message=f"`{key}={text}` is no legal value", where=option, hint=hint) for hint in faults), None
+            (
+                Mistake(message=f"{quoted(f'{key}={text}')} is no legal value", where=option, hint=hint)
+                for hint in faults
+            ),
+            None,
         )
     allowed = _WORDS.get(key, ())
     for part in text.split("/"):
@@ -309,7 +314,7 @@ def check_value(key: str, text: str, option: str) -> Mistake | None:
             continue
         near = difflib.get_close_matches(part, allowed, n=1)
         hint = f"did you mean `{near[0]}`?" if near else f"known values: {', '.join(allowed) or 'whole numbers'}"
-        return Mistake(message=f"`{key}={text}` is no legal value", where=option, hint=hint)
+        return Mistake(message=f"{quoted(f'{key}={text}')} is no legal value", where=option, hint=hint)
     return None
 
 
@@ -436,12 +441,3 @@ def divisors(number: int) -> list[int]:
     """All divisors of a positive number, smallest first."""
     small = [d for d in range(1, int(number**0.5) + 1) if number % d == 0]
     return sorted({*small, *(number // d for d in small)})
-
-
-def with_stages(layout: Layout, layers_of_stage: tuple[int, ...], recompute_of_stage: tuple[str, ...]) -> Layout:
-    """The same degrees with these layers and recompute policies, given per stage (not per chunk)."""
-    return replace(
-        layout,
-        layers_per_stage=balanced_chunks(layers_of_stage, layout.interleave, layout.schedule),
-        recompute=of_chunks(recompute_of_stage, layout.interleave, layout.schedule),
-    )

@@ -15,7 +15,7 @@ from planner.specs.by_name import calibrations_of, shipped_calibration
 from planner.specs.job import job_on
 
 if TYPE_CHECKING:
-    from planner.specs.calibration import CalibrationEntry, Evidence, Spread
+    from planner.specs.calibration import Calibration, CalibrationEntry, Evidence, Spread
     from planner.specs.job import Job
 
 _FORMULAS: Final = (
@@ -31,13 +31,18 @@ def made_by(job: Job) -> MadeBy:
     """Who prices this job here and now."""
     pools = job.pools
     corrections = tuple(pool.calibration for pool in pools), pools[0].evidence, pools[0].spread
-    calibration: Literal["shipped", "own"] = "shipped" if corrections == _shipped(job) else "own"
+    calibration: Literal["shipped", "own"] = "shipped" if corrections == _of(job, shipped_calibration()) else "own"
     return MadeBy(planner_version=__version__, digest=_digest(calibration), calibration=calibration)
 
 
 def with_shipped_corrections(job: Job) -> Job:
     """The job with the corrections that this version ships, and their evidence of how far off forecasts are."""
-    entries, evidence, spread = _shipped(job)
+    return with_corrections(job, shipped_calibration())
+
+
+def with_corrections(job: Job, corrections: Calibration) -> Job:
+    """The job with the corrections of a calibration for its devices and engine, and with its evidence."""
+    entries, evidence, spread = _of(job, corrections)
     common = ("model", "training", "engine", "risk", "headroom", "allow_tp_across_nodes", "allow_offload")
     kept = {name: getattr(job, name) for name in common}
     return job_on(job.cluster, entries, evidence=evidence, spread=spread, **kept)
@@ -45,18 +50,17 @@ def with_shipped_corrections(job: Job) -> Job:
 
 def with_corrections_of_any_engine(job: Job) -> Job | None:
     """The job with the corrections that runs of all engines share; None for corrections of the user's and for pools."""
-    if len(job.pools) > 1 or job.pools[0].calibration != _shipped(job)[0][0]:
+    if len(job.pools) > 1 or job.pools[0].calibration != _of(job, shipped_calibration())[0][0]:
         return None
     anybody = job.engine.model_copy(update={"name": ""})
     (entry,) = calibrations_of(job.cluster, job.model, job.training, anybody, shipped_calibration())
     return replace(job.pools[0], calibration=entry)
 
 
-def _shipped(job: Job) -> tuple[tuple[CalibrationEntry, ...], tuple[Evidence, ...], Spread]:
+def _of(job: Job, corrections: Calibration) -> tuple[tuple[CalibrationEntry, ...], tuple[Evidence, ...], Spread]:
     """Corrections for each pool, and evidence with its spread: no run on a mixed cluster is published."""
-    shipped = shipped_calibration()
-    entries = calibrations_of(job.cluster, job.model, job.training, job.engine, shipped)
-    return entries, shipped.evidence if len(job.cluster.pools) == 1 else (), shipped.spread
+    entries = calibrations_of(job.cluster, job.model, job.training, job.engine, corrections)
+    return entries, corrections.evidence if len(job.cluster.pools) == 1 else (), corrections.spread
 
 
 @cache

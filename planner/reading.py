@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 from planner.cost.estimate import estimate
 from planner.errors import InputError, Mistake
 from planner.explain.plan_inputs import constraints_of, job_of, objective_of_plan
-from planner.made_by import with_shipped_corrections
+from planner.made_by import with_corrections, with_shipped_corrections
 from planner.plan import edited, parse_plan, plan_text, plan_to_dict
 from planner.search.near_ties import minimum, runner_up
 from planner.search.search import plan_for_layout
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
     from planner.layout import Layout
     from planner.plan import Plan
+    from planner.specs.calibration import Calibration
     from planner.specs.job import Job
 
 _SAME: Final = 1e-9
@@ -64,6 +65,11 @@ def read_plan(path: Path, *, source: TextIO | None = None, tell: Callable[[str],
     if str(path) == "-":
         return _checked(limited_text((source or sys.stdin).buffer, "standard input"), "standard input", tell)
     return _checked(plan_text(path), printable(str(path)), tell)
+
+
+def corrected(plan: Plan, corrections: Calibration) -> Plan:
+    """The plan's layout priced with the corrections of a calibration in place of the plan's own."""
+    return replace(plan_for_layout(with_corrections(job_of(plan), corrections), plan.layout), options=plan.options)
 
 
 def _checked(text: str, name: str, tell: Callable[[str], None]) -> Plan:

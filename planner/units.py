@@ -132,6 +132,14 @@ def parse_length(text: str) -> int:
     return int(match[1]) << (10 if match[2] else 0)
 
 
+def parse_clock(text: str) -> int:
+    """Seconds of `MM:SS` or `HH:MM:SS`, as a progress bar shows them."""
+    seconds = 0
+    for part in text.split(":"):
+        seconds = 60 * seconds + int(part)
+    return seconds
+
+
 def parse_share(text: str) -> float:
     """Read a share of one, written "10%" or "0.1".
 

@@ -37,7 +37,7 @@ LAYERS = (
     ("plan", "plan_parts", "made_by", "no_plan", "fit"),
     ("search",),
     ("accuracy", "explain"),
-    ("calibrate", "emit", "launch", "measured", "reading", "shipped", "show"),
+    ("calibrate", "emit", "launch", "measured", "measure", "reading", "shipped", "show", "verify"),
     ("api",),
     ("cli", "commands", "__main__"),
 )

@@ -51,10 +51,23 @@ CONTRACT = {
     | {"--html", "--trace", "--ranks", "--force"}
     | FOREIGN,
     "diff": {"--json"},
+    "verify": {"--rank", "--json"},
     "launch": RUN
-    | {"--output", "--dry-run", "--smoke", "--force-unfit", "--node-rank", "--master-addr", "--master-port"},
+    | {
+        "--output",
+        "--dry-run",
+        "--calibration",
+        "--smoke",
+        "--force-unfit",
+        "--node-rank",
+        "--master-addr",
+        "--master-port",
+    },
     "emit": RUN | {"--to", "--on", "-o", "--output", "--smoke", "--force", "--force-unfit"},
-    "accuracy": {"--json"},
+    "accuracy": {"--calibration", "--json"},
+    "calibrate": {"--plan", "-o", "--output", "--force"},
+    "measure": {"-o", "--output", "--model", "--seconds", "--nodes", "--force"}
+    | {"--node-rank", "--master-addr", "--master-port"},
     "models": {"--json"},
     "clusters": {"--detect", "--json"},
     "glossary": {"--json"},

@@ -16,7 +16,6 @@ from planner.layout import (
     format_layout,
     parse_layout,
     shortened_list,
-    with_stages,
 )
 
 DEGREE = st.sampled_from([1, 2, 3, 4])
@@ -82,14 +81,6 @@ def test_an_even_split_holds_every_layer_and_is_even(layers, pp, v):
     assert len(chunks) == pp * v
     assert max(stages) - min(stages) <= 1
     assert all(max(chunks[r::pp]) - min(chunks[r::pp]) <= 1 for r in range(pp))
-
-
-def test_stages_keep_their_layers_through_chunks():
-    layout = parse_layout("pp=2,interleave=3", num_layers=12, num_devices=2)
-    moved = with_stages(layout, (7, 5), ("full", "none"))
-    assert (moved.layers_of_stage(0), moved.layers_of_stage(1)) == (7, 5)
-    assert (moved.recompute_of_stage(0), moved.recompute_of_stage(1)) == ("full", "none")
-    assert moved.layers_per_stage == (3, 2, 2, 2, 2, 1)
 
 
 def test_equal_neighbours_of_a_list_can_be_counted():

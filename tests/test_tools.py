@@ -32,7 +32,7 @@ def load_tool(name: str) -> ModuleType:
 
 TARGETS = (
     *("help", "setup", "run", "test", "check", "prove", "lint", "types", "format", "docs", "docs-check"),
-    *("golden", "accuracy", "plans", "calibrate", "bench", "pictures", "shape", "mutate", "wheel", "clean"),
+    *("golden", "accuracy", "plans", "calibrate", "bench", "pictures", "shape", "mutate", "battery", "wheel", "clean"),
 )
 
 

@@ -1,9 +1,10 @@
 """Let the programs' own parsers read what `planner emit` writes: one pinned environment for each, then its tests.
 
-`python tools/real_parsers.py [NAME ...]` builds `.real-parsers/NAME` where it is missing and runs
-`tests/emit/real/test_NAME.py`. An environment sees the packages of the interpreter that runs this, so that torch
-and the planner are not installed again. Megatron-LM's parser is in no package: MEGATRON_LM names a checkout, and
-without one its tests skip, saying so.
+`python tools/real_parsers.py [NAME ...]` builds `.real-parsers/NAME` where it is missing and runs the tests of that
+program in `tests/emit/real`. An environment sees the packages of the interpreter that runs this, so that torch and the
+planner are not installed again. What is in no package is named by variables, and without them tests skip, saying so:
+MEGATRON_LM and TORCHTITAN are checkouts of Megatron-LM and of torchtitan's newest source, TRAINJOB_CRD is the file
+trainer.kubeflow.org_trainjobs.yaml of kubeflow/trainer.
 """
 
 from __future__ import annotations
@@ -12,44 +13,100 @@ import os
 import subprocess
 import sys
 import sysconfig
+from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 FOLDER = ROOT / ".real-parsers"
 
-PACKAGES: dict[str, tuple[str, ...]] = {
-    "megatron-lm": ("triton==3.9.0", "einops==0.8.2"),
-    "megatron-core": ("megatron-core==0.16.1",),
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parser:
+    """Packages beside the planner's own, and tests with the words that choose among them.
+
+    options: of pip; without dependencies unless they say otherwise.
+    """
+
+    packages: tuple[str, ...]
+    tests: str
+    only: str = ""
+    options: tuple[str, ...] = ("--no-deps",)
+
+
+_HUGGING_FACE = "test_hugging_face_parsers.py"
+_TRANSFORMERS = (
+    *("transformers==5.23.0", "tokenizers==0.23.3", "huggingface_hub==2.4.0", "hf-xet==1.8.0", "safetensors==0.8.0"),
+    *("regex==2026.11.15", "psutil==7.2.2", "tqdm==4.70.1", "packaging==26.3", "httpx==0.28.1", "httpcore==1.0.9"),
+    *("h11==0.16.0", "anyio==4.16.0", "typer==0.29.2", "shellingham==1.5.4"),
+)
+PARSERS: dict[str, Parser] = {
+    "megatron-lm": Parser(packages=("triton==3.9.0", "einops==0.8.2"), tests="test_megatron_lm.py"),
+    "megatron-core": Parser(packages=("megatron-core==0.16.1",), tests="test_megatron_core.py"),
+    "torchtitan": Parser(
+        packages=(
+            *("torchtitan==0.3.0", "tyro==1.0.17", "typeguard==4.6.0", "docstring_parser==0.18.0", "shtab==1.13.0"),
+            *("datasets==4.7.0", "pyarrow==26.0.1", "pandas==3.1.1", "dill==0.4.1", "multiprocess==0.70.19"),
+            *("xxhash==4.1.0", "torchdata==0.11.0", "spmd_types==0.2.3", "torch_checkpointing==0.1.1", "einops==0.8.2"),
+            *("triton==3.9.0", "grain==0.2.18", "portpicker==1.6.0", "array_record==0.8.6", "etils==1.15.0"),
+            *("absl-py==2.5.1", "cloudpickle==3.1.2", "more-itertools==11.2.1", "protobuf==7.36.2", "rich==15.0.0"),
+            *(
+                "tensorboard==2.21.0",
+                "python-dateutil==4.0.0",
+                "requests==2.34.2",
+                "urllib3==2.8.0",
+                "certifi==2026.10.18",
+                *_TRANSFORMERS,
+            ),
+            *("charset-normalizer==3.5.2", "idna==3.20", "fsspec==2026.9.0"),
+        ),
+        tests="test_torchtitan_parser.py",
+    ),
+    "accelerate": Parser(
+        packages=("accelerate==1.15.0", *_TRANSFORMERS),
+        tests=_HUGGING_FACE,
+        only="accelerate or transformers or trainer",
+    ),
+    "deepspeed": Parser(
+        packages=(
+            *("deepspeed==0.19.8", "hjson==3.1.0", "py-cpuinfo==9.0.0", "msgpack==1.2.4", "ninja==1.13.2"),
+            *("einops==0.8.2", "psutil==7.2.2", "tqdm==4.70.1", "packaging==26.3"),
+        ),
+        tests=_HUGGING_FACE,
+        only="deepspeed_reads",
+        options=("--no-deps", "--no-build-isolation"),
+    ),
+    "kubeflow": Parser(packages=("kubeflow_trainer_api==2.3.0",), tests=_HUGGING_FACE, only="kubeflow or schema"),
+    "skypilot": Parser(packages=("skypilot==0.14.1",), tests=_HUGGING_FACE, only="skypilot", options=()),
 }
-"""Name -> what its environment has beside the planner's own; installed without dependencies."""
 
 
 def environment(name: str) -> Path:
     """The interpreter of an environment, built where it is missing."""
-    folder = FOLDER / name
+    folder, parser = FOLDER / name, PARSERS[name]
     python = folder / "bin" / "python"
     done = folder / "packages.txt"
-    wanted = "\n".join(PACKAGES[name])
+    wanted = "\n".join(parser.packages)
     if done.exists() and done.read_text(encoding="utf-8") == wanted:
         return python
     subprocess.run([sys.executable, "-m", "venv", "--clear", folder], check=True)
     own = next((folder / "lib").glob("python*")) / "site-packages" / "planner-environment.pth"
     own.write_text(f"{sysconfig.get_path('purelib')}\n", encoding="utf-8")
-    subprocess.run([str(python), "-m", "pip", "install", "-q", "--no-deps", *PACKAGES[name]], check=True)
+    install = [str(python), "-m", "pip", "install", "-q", *parser.options, *parser.packages]
+    subprocess.run(install, check=True, env={**os.environ, "DS_BUILD_OPS": "0"})  # no kernels of DeepSpeed
     done.write_text(wanted, encoding="utf-8")
     return python
 
 
 def main(names: list[str]) -> int:
     """Run the tests of the programs that are named, or of all."""
-    if unknown := sorted(set(names) - set(PACKAGES)):
-        raise SystemExit(f"unknown: {', '.join(unknown)}; known: {', '.join(PACKAGES)}")
+    if unknown := sorted(set(names) - set(PARSERS)):
+        raise SystemExit(f"unknown: {', '.join(unknown)}; known: {', '.join(PARSERS)}")
     codes = []
-    for name in names or PACKAGES:
-        python = environment(name)
+    for name in names or PARSERS:
+        python, parser = environment(name), PARSERS[name]
         variables = {**os.environ, "REAL_PYTHON": str(python), "PYTHONPATH": str(ROOT)}
-        test = ROOT / "tests" / "emit" / "real" / f"test_{name.replace('-', '_')}.py"
-        command: list[str | Path] = [str(python), "-m", "pytest", "-q", "-rs", "-n", "0", str(test)]
+        command: list[str | Path] = [str(python), "-m", "pytest", "-q", "-rs", "-n", "0"]
+        command += [ROOT / "tests" / "emit" / "real" / parser.tests, *(["-k", parser.only] if parser.only else [])]
         codes.append(subprocess.run(command, cwd=ROOT, env=variables, check=False).returncode)
     return max(codes)
 

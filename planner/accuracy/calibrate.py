@@ -289,10 +289,10 @@ def main(arguments: Sequence[str]) -> None:
     runs, output = arguments
     table = read_runs(Path(runs))
     found = calibrate(read_samples(table), memory_runs(map(score, table)))
-    Path(output).write_text(_one_a_line(found), encoding="utf-8")
+    Path(output).write_text(calibration_text(found), encoding="utf-8")
 
 
-def _one_a_line(calibration: Calibration) -> str:
+def calibration_text(calibration: Calibration) -> str:
     """The calibration as JSON, an entry on each line, so that a change of one is a change of one line."""
     lists = []
     for name, members in calibration.model_dump(mode="json", exclude_defaults=True).items():

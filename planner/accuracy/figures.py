@@ -48,13 +48,12 @@ FITS: Final = 1 - RISK
 class HeldOut:
     """Every row of a table, priced once, and forecasts by fits without the row's source.
 
-    rows: predictions of those that a fit could have seen are the held-out ones. by_row: index of a row -> of its
-    sample. ratios: measured over predicted of each sample.
+    rows: predictions of those that a fit could have seen are the held-out ones. ratios: measured
+    over predicted of each sample.
     """
 
     rows: tuple[Row, ...]
     samples: tuple[Sample, ...]
-    by_row: dict[int, int]
     ratios: NDArray[np.float64]
 
 
@@ -80,7 +79,6 @@ def hold_out(runs: Sequence[Run], processes: int = 1) -> HeldOut:
     return HeldOut(
         rows=tuple(rows),
         samples=samples,
-        by_row={place: number for number, place in enumerate(places)},
         ratios=ratios,
     )
 

@@ -55,7 +55,9 @@ def cluster_of(run: Run, num_devices: int) -> ClusterSpec:
         changes["wiring"] = "all-to-all"
     links = (
         inner.model_copy(update=changes),
-        outer.model_copy(update={"bandwidth": network or outer.bandwidth}),
+        outer.model_copy(
+            update=_network(run, network or outer.bandwidth, outer.bandwidth, -(-num_devices // per_host))
+        ),
     )
     return base.model_copy(
         update={
@@ -65,6 +67,13 @@ def cluster_of(run: Run, num_devices: int) -> ClusterSpec:
             "hosts": -(-num_devices // per_host),
         }
     )
+
+
+def _network(run: Run, stated: float, line_rate: float, num_hosts: int) -> dict[str, Any]:
+    """A stated bandwidth as the link's own, or, where the run measured it over its hosts, beside the line rate."""
+    if "measured in the run" not in run.interconnect or stated >= line_rate or num_hosts < 3:
+        return {"bandwidth": stated}
+    return {"bandwidth": line_rate, "measured_bandwidth": stated, "measured_hosts": num_hosts}
 
 
 def _entry(run: Run) -> Mapping[str, Any]:

@@ -12,6 +12,7 @@ from planner.accuracy.outcomes import Outcomes, outcomes
 from planner.accuracy.runs import read_runs
 from planner.accuracy.score import Row, score_all
 from planner.accuracy.sweeps import Sweep, sweeps
+from planner.specs.by_name import load_calibration
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -32,14 +33,15 @@ class Report:
     sweeps: tuple[Sweep, ...]
 
 
-def report_of(path: Path) -> Report:
-    """Read, price and compare every run of a table.
+def report_of(path: Path, calibration: Path | None = None) -> Report:
+    """Read, price and compare every run of a table; calibration: a file of corrections in place of the shipped ones.
 
     Raises:
-        InputError: the file is no table of runs.
+        InputError: the file is no table of runs, or mistakes of the calibration.
         EnvironmentProblem: it cannot be read.
     """
-    rows = score_all(read_runs(path))
+    corrections = load_calibration(calibration) if calibration else None
+    rows = score_all(read_runs(path), corrections)
     null = null_seconds(rows)
     return Report(
         rows=rows,

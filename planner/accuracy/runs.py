@@ -80,6 +80,7 @@ class Run:
     offload: int | None
     interleave: int | None
     microbatch: int | None
+    interconnect: str
     inter_gb_s_per_gpu: float | None
     flash_attention: int | None
     measured_step_s: float | None

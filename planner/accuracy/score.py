@@ -10,12 +10,14 @@ from planner.cost.estimate import estimate
 from planner.cost.ledger import LineName, StageMemory
 from planner.cost.memory import CACHED_SHARE
 from planner.errors import InputError
+from planner.made_by import with_corrections
 from planner.search.search import plan_for_layout
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from planner.accuracy.runs import Run
+    from planner.specs.calibration import Calibration
     from planner.specs.job import PoolJob
 
 
@@ -56,12 +58,12 @@ class Row:
         return self.predicted_memory_bytes / self.measured_memory_bytes - 1
 
 
-def score_all(runs: Iterable[Run]) -> tuple[Row, ...]:
-    """Every run with its prediction, in order; none is left out."""
-    return tuple(score(run) for run in runs)
+def score_all(runs: Iterable[Run], corrections: Calibration | None = None) -> tuple[Row, ...]:
+    """Every run with its prediction, in order; none is left out. corrections: in place of the shipped ones."""
+    return tuple(score(run, corrections) for run in runs)
 
 
-def score(run: Run) -> Row:
+def score(run: Run, corrections: Calibration | None = None) -> Row:
     """One run with its prediction, or with the reason why it cannot be priced.
 
     The forecast is what `planner explain` prints for the row's question (`jobs.question_of`), by the same functions.
@@ -72,6 +74,8 @@ def score(run: Run) -> Row:
     setup = job_of(run)
     if isinstance(setup, Unsupported):
         return replace(unscored, reason=setup.reason)
+    if corrections is not None:
+        setup = replace(setup, job=with_corrections(setup.job, corrections).pools[0])
     try:
         plan = plan_for_layout(setup.job, setup.layout)
     except InputError as error:

@@ -8,11 +8,11 @@ from typing import Any
 import click
 
 from planner.commands.console import Console
-from planner.commands.options import json_option
+from planner.commands.options import calibration_option, json_option
 from planner.errors import ExitCode
 
 
-def run(runs: Path, *, console: Console, as_json: bool = False) -> int:
+def run(runs: Path, *, console: Console, calibration: Path | None = None, as_json: bool = False) -> int:
     """Print how far off the predictions of a table's runs are, and return the exit code.
 
     Raises:
@@ -22,13 +22,14 @@ def run(runs: Path, *, console: Console, as_json: bool = False) -> int:
     from planner.show.accuracy import accuracy
 
     with console.progress("pricing the runs"):
-        report = report_of(runs)
+        report = report_of(runs, calibration)
     console.render(report_to_json(report) if as_json else accuracy(report))
     return ExitCode.OK
 
 
 @click.command("accuracy")
 @click.argument("runs", type=click.Path(path_type=Path), metavar="RUNS.csv")
+@calibration_option
 @json_option
 def command(**options: Any) -> int:
     """Set predictions beside the measured runs of a table.

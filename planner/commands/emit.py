@@ -15,7 +15,16 @@ if TYPE_CHECKING:
     from planner.emit.bundle import Bundle
     from planner.run_arguments import RunArguments
 
-PROGRAMS: Final = ("torch", "accelerate", "deepspeed", "megatron", "megatron-bridge", "ms-swift")
+PROGRAMS: Final = (
+    "torch",
+    "accelerate",
+    "deepspeed",
+    "megatron",
+    "megatron-bridge",
+    "ms-swift",
+    "torchtitan",
+    "torchtitan-0.3",
+)
 STARTERS: Final = ("torchrun", "slurm", "kubeflow", "skypilot")
 """The names in `planner.emit.programs` and `planner.emit.starters`, which are imported when they are needed."""
 

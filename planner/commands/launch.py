@@ -8,11 +8,19 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from planner.commands.console import Console, run_folder
-from planner.commands.options import force_unfit_option, place_options, plan_argument, run_options, with_run_arguments
+from planner.commands.options import (
+    calibration_option,
+    force_unfit_option,
+    place_options,
+    plan_argument,
+    run_options,
+    with_run_arguments,
+)
 from planner.errors import ExitCode
 
 if TYPE_CHECKING:
     from planner.run_arguments import RunArguments
+    from planner.specs.calibration import Calibration
 
 
 def run(
@@ -22,35 +30,44 @@ def run(
     arguments: RunArguments,
     output: Path | None = None,
     dry_run: bool = False,
+    calibration: Path | None = None,
     **place: Any,
 ) -> int:
     """Train by the plan, print what was measured beside it, and return the exit code.
 
-    output: where the run lives. dry_run: print the command of each host instead. place: as `planner.launch.launch`.
+    output: where the run lives. dry_run: print the command of each host instead. calibration: a file of corrections for
+    the forecast that is compared, in place of the plan's own. place: as `planner.launch.launch`.
 
     Raises:
         PlannerError: as `planner.launch.launch`.
     """
     from planner.launch import launch
+    from planner.specs.by_name import load_calibration
 
+    corrections = load_calibration(calibration) if calibration else None
     output = output or run_folder(plan_path)
     code = launch(plan_path, output=output, arguments=arguments, dry_run=dry_run, **place)
     if code == ExitCode.OK and not dry_run:
-        _show_comparison(output, console)
+        _show_comparison(output, console, corrections)
     return code
 
 
-def _show_comparison(output: Path, console: Console) -> None:
-    """Set what the run in `output` measured beside the plan that it kept."""
+def _show_comparison(output: Path, console: Console, corrections: Calibration | None) -> None:
+    """Set what the run in `output` measured beside the plan that it kept, and say how the planner learns from it."""
     import json
 
     from planner.measured import compare
+    from planner.reading import corrected
     from planner.show.measured import comparison
+    from planner.show.summary import learning_commands
 
     measured = output / "measurements.json"
     if measured.exists():
         plan_of_run = console.read_plan(str(output / "plan.json"))
-        console.render(comparison(compare(plan_of_run, json.loads(measured.read_text(encoding="utf-8")))))
+        if corrections is not None:
+            plan_of_run = corrected(plan_of_run, corrections)
+        found = compare(plan_of_run, json.loads(measured.read_text(encoding="utf-8")))
+        console.render(comparison(found, learning_commands(plan_of_run, output)))
 
 
 @click.command("launch")
@@ -58,6 +75,7 @@ def _show_comparison(output: Path, console: Console) -> None:
 @run_options
 @place_options
 @click.option("--output", type=click.Path(path_type=Path), metavar="DIR", help="Where the run lives; runs/PLAN.")
+@calibration_option
 @force_unfit_option
 @click.option("--smoke", is_flag=True, help="Mock data, for plans of other programs that have some.")
 @click.argument("further", nargs=-1, type=click.UNPROCESSED, metavar="[-- OPTIONS...]")

@@ -115,6 +115,9 @@ def count_option(*names: str, help: str) -> Callable[[Any], Any]:  # noqa: A002 
     return click.option(*names, type=click.IntRange(min=1), metavar="N", help=help)
 
 
+calibration_option = file_option(
+    "--calibration", help="Corrections from your own runs (`planner calibrate`), in place of the shipped ones."
+)
 _WORKLOAD = (
     count_option("--gpus", help="Devices, instead of --nodes."),
     click.option(
@@ -146,7 +149,7 @@ _WORKLOAD = (
         metavar="SHARE",
         help="Memory to leave free, a plain limit in place of the chance.",
     ),
-    file_option("--calibration", help="Corrections from your own runs, in place of the shipped ones."),
+    calibration_option,
     click.option("--allow-tp-across-nodes", is_flag=True, help="Let tensor parallelism leave the scale-up domain."),
     click.option("--allow-offload", is_flag=True, help="Let states and activations go to the hosts' memory."),
 )

@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from planner.cost.adapters import adapted_matrices
+from planner.cost.blocks import gate_params, indexer_matmul_params
 from planner.cost.layers import kv_heads_of_ranks, norm_is_one_kernel, tokens_per_microbatch
+from planner.cost.mixers import mixer_shape
 from planner.cost.parameters import cross_attention_share
 from planner.cost.recompute import ACTIVATION, modules_of, norm_modules
 from planner.cost.schedule import held_microbatches
@@ -57,6 +59,8 @@ def activation_terms(job: PoolJob, layout: Degrees, *, experts: bool = False) ->
     tensors.
     """
     model, training = job.model, job.training
+    if model.layers:
+        return _mean_terms(job, layout, experts=experts)
     tokens = tokens_per_microbatch(job, layout)
     element = job.compute_bytes * tokens
     narrow = element * _narrow(job)
@@ -106,7 +110,7 @@ def activation_terms(job: PoolJob, layout: Degrees, *, experts: bool = False) ->
         terms += [
             replace(term, name=f"cross-attention {term.name}", num_bytes=share * term.num_bytes) for term in cross
         ]
-    inner = _inner_bytes(job) * tokens * model.ffn_hidden_size / layout.tp
+    inner = _inner_bytes(job) * tokens * model.ffn_hidden_size / layout.tp  # none where layers have no such block
     one = 1.0 / _inner_tensors(job)  # the first product's output, and the second's input
     dropped = {ACTIVATION: one, "mlp": 1.0}
     return (*terms, ActivationTerm(name="feed-forward inner", num_bytes=inner, saved=one, dropped=dropped))
@@ -179,6 +183,9 @@ def _attention_terms(job: PoolJob, layout: Degrees) -> tuple[ActivationTerm, ...
     outputs = np.where(cut & (exchange != "ring"), 2.0, 1.0)
     tokens = tokens_per_microbatch(job, layout)
     element = job.compute_bytes * tokens
+    further = _mixer_terms(job, layout)
+    if not model.attends:
+        return further
     if model.mla is None:
         query, key = model.num_heads * model.head_size, kv_heads_of_ranks(model, layout) * model.head_size
         terms = [
@@ -210,6 +217,7 @@ def _attention_terms(job: PoolJob, layout: Degrees) -> tuple[ActivationTerm, ...
                 name="attention output", num_bytes=outputs * element * heads * mla.value_head_size / t, saved=1.0
             ),
         ]
+    terms += further
     if job.training.attention == "flash":
         terms.append(ActivationTerm(name="log-sum-exp", num_bytes=4.0 * tokens * model.num_heads / t, saved=1.0))
         return tuple(terms)
@@ -221,6 +229,32 @@ def _attention_terms(job: PoolJob, layout: Degrees) -> tuple[ActivationTerm, ...
         kept = (1.0 + job.compute_bytes) * square
         terms.append(ActivationTerm(name="softmax dropout", num_bytes=kept, dropped=core))
     return tuple(terms)
+
+
+def _mixer_terms(job: PoolJob, layout: Degrees) -> tuple[ActivationTerm, ...]:
+    """What a mixer keeps, the gate of attention, and one element of each output of matrices that have no name.
+
+    Its kernels keep states at the borders of chunks, which are fewer than what is counted here.
+    """
+    model, element = job.model, job.compute_bytes * tokens_per_microbatch(job, layout)
+    kept = mixer_shape(model).kept + gate_params(model) / model.hidden_size
+    whole = (model.layer_matrix_params + indexer_matmul_params(model)) / model.hidden_size
+    return tuple(
+        ActivationTerm(name=name, num_bytes=element * size)
+        for name, size in (("mixer", kept / layout.tp), ("further blocks", whole + 0.0 * layout.tp))
+        if np.any(size)
+    )
+
+
+def _mean_terms(job: PoolJob, layout: Degrees, *, experts: bool) -> tuple[ActivationTerm, ...]:
+    """The mean over the kinds of layers; what several of them keep under one name is one tensor."""
+    found: dict[str, ActivationTerm] = {}
+    for num, kind in job.model.kinds():
+        for term in activation_terms(replace(job, model=kind), layout, experts=experts):
+            size = num / job.model.num_layers * term.num_bytes
+            before = found.get(term.name)
+            found[term.name] = replace(term, num_bytes=size + (before.num_bytes if before else 0.0))
+    return tuple(found.values())
 
 
 def _expert_terms(job: PoolJob, layout: Degrees, moe: MixtureOfExperts) -> tuple[ActivationTerm, ...]:

@@ -124,6 +124,8 @@ def without_adapters(job: Job) -> str:
     have += ["up", "down", *(["gate"] if model.activation == "swiglu" else [])] if model.moe is None else []
     if model.mla is not None or model.kind == "encoder-decoder":
         return f"{model.name} has latent attention, or an encoder and a decoder"
+    if model.layers or model.mixer is not None or not model.attends:
+        return f"{model.name} has layers of several kinds, or a mixer in place of attention"
     if missing := [name for name in training.lora_targets if name not in have]:
         return f"{model.name} has no adapters beside {', '.join(missing)}; lora_targets are of {', '.join(have)}"
     if training.optimizer not in ("adamw", "adamw-8bit", "sgd"):

@@ -4,28 +4,80 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from planner.cost.mixers import mixer_shape
+
 if TYPE_CHECKING:
     from planner.specs.model import LatentAttention, ModelSpec
 
 
 def norm_params(model: ModelSpec) -> int:
-    """Parameters of one norm: a weight, and for LayerNorm a bias.
+    """Parameters of one norm: a weight, and for LayerNorm a bias, which some models leave out; or none at all.
 
-    Source: definition of LayerNorm and RMSNorm.
+    Source: definition of LayerNorm and RMSNorm; OLMo (arXiv 2402.00838), section 2.1, has norms without parameters.
     """
-    return model.hidden_size * (2 if model.norm == "layernorm" else 1)
+    if model.norm == "unweighted":
+        return 0
+    return model.hidden_size * (2 if model.norm == "layernorm" and model.norm_bias else 1)
 
 
 def _query_width(model: ModelSpec) -> int:
     return model.num_heads * model.head_size
 
 
+def value_size(model: ModelSpec) -> int:
+    """Size of a head's values: that of its queries and keys, but for the few models that say otherwise.
+
+    Source: definition of the model document.
+    """
+    return model.value_head_size or model.head_size
+
+
 def _key_width(model: ModelSpec) -> int:
-    return model.num_kv_heads * model.head_size
+    return 0 if model.shares_keys else model.num_kv_heads * model.head_size
 
 
-def _qkv_width(model: ModelSpec) -> int:
-    return _query_width(model) + 2 * _key_width(model)
+def _value_width(model: ModelSpec) -> int:
+    return 0 if model.shares_keys or model.keys_are_values else model.num_kv_heads * value_size(model)
+
+
+def qkv_width(model: ModelSpec) -> int:
+    """Width of queries, keys and values together: (a + g) d + g d_v.
+
+    Source: Ainslie et al., GQA (2023), section 2.2.
+    """
+    return _query_width(model) + _key_width(model) + _value_width(model)
+
+
+def output_width(model: ModelSpec) -> int:
+    """Width of what attention gives to its output projection: a d_v.
+
+    Source: Vaswani et al. (2017), section 3.2.2.
+    """
+    return model.num_heads * (model.mla.value_head_size if model.mla else value_size(model))
+
+
+def gate_params(model: ModelSpec) -> int:
+    """The projection that weights the output of attention: h a by head, h a d_v by element.
+
+    Source: Qiu et al., Gated Attention (arXiv 2505.06708), section 2.2.
+    """
+    if not model.attends or model.attention_gate == "none":
+        return 0
+    return model.hidden_size * (model.num_heads if model.attention_gate == "head" else output_width(model))
+
+
+def indexer_matmul_params(model: ModelSpec) -> int:
+    """Matrices that choose keys: queries of the light heads, one key for all of them, and a weight of each head.
+
+    Every tensor-parallel rank has them whole.
+
+    Source: DeepSeek-V3.2 (2025), section 2.1; transformers, models/deepseek_v32 (Indexer).
+    """
+    if not model.sparse or not model.attends:
+        return 0
+    read = model.mla.q_lora_rank if model.mla and model.mla.q_lora_rank else model.hidden_size
+    queries = read * model.sparse.num_heads * model.sparse.head_size
+    return queries + model.hidden_size * (model.sparse.head_size + model.sparse.num_heads)
 
 
 def ffn_matrices(model: ModelSpec) -> int:
@@ -56,13 +108,19 @@ def _latent_matmul_params(model: ModelSpec, mla: LatentAttention) -> int:
 
 
 def attention_matmul_params(model: ModelSpec) -> int:
-    """Weight matrices of one attention block: h (a + 2g) d + a d h, or those of latent attention.
+    """Weight matrices of what mixes tokens in a layer: h (a + 2g) d + a d h, or of latent attention, or of a mixer.
 
-    Source: Megatron-LM, megatron/training/theoretical_memory_usage.py.
+    With those of an output gate and of an indexer, and `layer_matrix_params` of the model.
+
+    Source: Megatron-LM, megatron/training/theoretical_memory_usage.py; mixers.py.
     """
+    found = mixer_shape(model).matmul_params + model.layer_matrix_params
+    if not model.attends:
+        return found
+    found += gate_params(model) + indexer_matmul_params(model)
     if model.mla:
-        return _latent_matmul_params(model, model.mla)
-    return model.hidden_size * (_qkv_width(model) + _query_width(model))
+        return found + _latent_matmul_params(model, model.mla)
+    return found + model.hidden_size * (qkv_width(model) + output_width(model))
 
 
 def attention_norm_params(model: ModelSpec) -> int:
@@ -70,14 +128,18 @@ def attention_norm_params(model: ModelSpec) -> int:
 
     Source: Qwen3 (arXiv 2505.09388), section 2; OLMo 2 (arXiv 2501.00656), section 3; DeepSeek-V2, appendix C.
     """
+    if not model.attends:
+        return 0
+    indexer = 2 * model.sparse.head_size if model.sparse else 0  # a LayerNorm of its key
     if model.mla:
-        return model.mla.q_lora_rank + model.mla.kv_lora_rank
-    widths = {"none": 0, "head": 2 * model.head_size, "width": _query_width(model) + _key_width(model)}
-    return widths[model.qk_norm]
+        return indexer + model.mla.q_lora_rank + model.mla.kv_lora_rank
+    heads = model.head_size if model.shares_keys else 2 * model.head_size
+    widths = {"none": 0, "head": heads, "width": _query_width(model) + _key_width(model)}
+    return indexer + widths[model.qk_norm]
 
 
 def _attention_biases(model: ModelSpec) -> int:
-    inner = _qkv_width(model) if model.attention_bias or model.qkv_bias else 0
+    inner = qkv_width(model) if model.attention_bias or model.qkv_bias else 0
     return inner + (model.hidden_size if model.attention_bias else 0)
 
 
@@ -86,8 +148,11 @@ def attention_params(model: ModelSpec) -> int:
 
     Source: Megatron-LM, megatron/training/theoretical_memory_usage.py; transformers' modules for the rest.
     """
+    found = attention_matmul_params(model) + mixer_shape(model).vectors + model.layer_vector_params
+    if not model.attends:
+        return found
     sinks = model.num_heads if model.attention_sinks else 0
-    return attention_matmul_params(model) + _attention_biases(model) + attention_norm_params(model) + sinks
+    return found + _attention_biases(model) + attention_norm_params(model) + sinks
 
 
 def _ffn_biases(model: ModelSpec, ffn_hidden_size: int) -> int:
@@ -100,6 +165,8 @@ def ffn_params(model: ModelSpec) -> int:
     Source: Megatron-LM, megatron/training/theoretical_memory_usage.py.
     """
     weights = ffn_matrices(model) * model.hidden_size * model.ffn_hidden_size
+    if not weights:
+        return 0
     return weights + (_ffn_biases(model, model.ffn_hidden_size) if model.mlp_bias else 0)
 
 
@@ -116,7 +183,7 @@ def expert_params(model: ModelSpec) -> int:
 
 
 def expert_layer_params(model: ModelSpec) -> int:
-    """Routed experts of one MoE layer; 0 for a dense model.
+    """Routed experts of one MoE layer; 0 for a dense model, and the mean where only some kinds of layers have them.
 
     Source: Megatron-LM, megatron/training/theoretical_memory_usage.py: num_experts feed-forward blocks.
     """
@@ -132,11 +199,11 @@ def shared_matmul_params(model: ModelSpec) -> int:
 
 
 def router_params(model: ModelSpec) -> int:
-    """The router h E, its bias E and the gate h of the shared experts.
+    """The router h E, its bias E, the gate h of the shared experts, and `vector_params` of the model.
 
     Source: Megatron-LM, megatron/core/transformer/moe/router.py and shared_experts.py.
     """
     if not model.moe:
         return 0
     bias = model.moe.num_experts if model.moe.router_bias else 0
-    return model.hidden_size * (model.moe.num_experts + int(model.moe.shared_gate)) + bias
+    return model.hidden_size * (model.moe.num_experts + int(model.moe.shared_gate)) + bias + model.moe.vector_params

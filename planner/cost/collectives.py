@@ -113,13 +113,27 @@ def _bandwidth(link: LinkSpec, joined: Number, members: Number, stride: Number) 
 
     Source: ramp fitted to vTrain's all-reduce table (2, 4 and 8 A100 reach 193, 218 and 227 GB/s of 300).
     """
-    bandwidth = link.bandwidth * link.efficiency
+    bandwidth = _spread_bandwidth(link, joined) * link.efficiency
     if link.links_per_device is not None:
         bandwidth = bandwidth * (_ring_links(link, members, stride) / link.links_per_device)
     if link.half_peers > 0:
         peers = np.maximum(joined - 1.0, 1.0)
         bandwidth = bandwidth * (peers / (peers + link.half_peers))
     return bandwidth
+
+
+def _spread_bandwidth(link: LinkSpec, hosts: Number) -> Number:
+    """Bytes per second of one rank's part of a link in a group over `hosts` hosts, before the efficiency.
+
+    With n hosts as measured, W_n, and the line rate W over two: W (W_n / W)^(log(hosts / 2) / log(n / 2)).
+
+    Source: straight on logarithmic paper, as all-reduce over 2 to 64 hosts of one cluster is in the runs of the
+    Ultra-Scale Playbook (tests/published/measurements.csv, hf-ultrascale): 46, 23, 14, 7.2, 3.8 and 1.9 GB/s.
+    """
+    if link.measured_bandwidth is None or link.measured_hosts is None:
+        return link.bandwidth
+    share = np.log(np.clip(hosts, 2, link.measured_hosts) / 2) / np.log(link.measured_hosts / 2)
+    return link.bandwidth * (link.measured_bandwidth / link.bandwidth) ** share
 
 
 def _through_memory(cluster: ClusterSpec, link: LinkSpec) -> LinkSpec:
@@ -343,14 +357,6 @@ def all_reduce_algorithms(where: Group, num_bytes: Number) -> dict[str, Number]:
     if any(_sums(level.link) for level in where.levels):
         found["in-network"] = in_network_all_reduce_seconds(where, num_bytes)
     return found
-
-
-def broadcast_seconds(where: Group, num_bytes: Number) -> Number:
-    """One rank's bytes to all others, in pieces along a ring.
-
-    Source: nccl-tests, bus bandwidth factor 1.
-    """
-    return where.seconds_per_byte * num_bytes + (where.ring_latency + where.startup)
 
 
 def _reached(instances: Number, copies: int, groups: tuple[int, int] | None) -> Number:

@@ -124,11 +124,12 @@ def matmul_seconds(
     share = _kernel_share(device, precision, m, n, k, batch, aligned)
     arithmetic = 2.0 * m * n * k * batch / (device.peak[precision] * share)
     traffic = (m * k + k * n + m * n) * batch * job.compute_bytes
-    return np.maximum(arithmetic, _stream_seconds(job, traffic)) + device.efficiency.launch
+    return np.maximum(arithmetic, _stream_seconds(job, traffic)) + job.launch_seconds
 
 
 def _stream_seconds(job: PoolJob, num_bytes: Number) -> Number:
-    return num_bytes / (job.cluster.device.memory_bandwidth * job.cluster.device.efficiency.memory)
+    rate = job.cluster.device.memory_bandwidth * job.cluster.device.efficiency.memory
+    return num_bytes / rate * job.calibration.memory
 
 
 def memory_bound_seconds(job: PoolJob, num_bytes: Number) -> Number:
@@ -136,7 +137,7 @@ def memory_bound_seconds(job: PoolJob, num_bytes: Number) -> Number:
 
     Source: roofline model, Williams et al. (CACM 2009).
     """
-    return _stream_seconds(job, num_bytes) + job.cluster.device.efficiency.launch
+    return _stream_seconds(job, num_bytes) + job.launch_seconds
 
 
 def linear_seconds(

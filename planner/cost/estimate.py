@@ -295,6 +295,7 @@ def _time_lines(job: Job, layout: Layout, prices: StagePrices, bubble: float) ->
 def _microbatch_lines(job: PoolJob, layout: Layout, own: StagePrices, stage: int, m: float) -> tuple[TimeLine, ...]:
     """What the slowest stage does in every microbatch."""
     roofline = "roofline, Williams et al. (CACM 2009); device file"
+    tower = " and tower of images" if job.model.vision else ""
     return (
         TimeLine(
             name=LineName.COMPUTE,
@@ -316,7 +317,7 @@ def _microbatch_lines(job: PoolJob, layout: Layout, own: StagePrices, stage: int
             name=LineName.HEAD,
             stage=stage,
             busy_seconds=m * own.head,
-            formula="m * (embedding, or output head and loss) of the slowest stage",
+            formula=f"m * (embedding{tower}, or output head and loss) of the slowest stage",
             source=roofline,
             bound=job.training.precision,
         ),

@@ -8,7 +8,8 @@ import numpy as np
 
 from planner.cost.adapters import adapter_params
 from planner.cost.blocks import attention_matmul_params, shared_matmul_params
-from planner.cost.layers import attention_span
+from planner.cost.layers import attention_span, head_widths, indexer_flops_per_token, is_local
+from planner.cost.mixers import mixer_shape
 from planner.cost.parameters import layer_matmul_params, num_matmul_params
 from planner.cost.recompute import modules_of
 from planner.cost.stage import by_policy, chunks_of, layer_kinds, policies_of, timed_kinds
@@ -44,14 +45,23 @@ def attention_core_flops_per_token(model: ModelSpec, sequence_length: int, *, ca
     """Forward FLOPs of one layer's attention core (scores and weighted sum) per token.
 
     4 s a d for the full square, half of it when only the causal part is counted, less inside the sliding window of a
-    `local` layer; latent attention has keys and values of different widths.
+    `local` layer; latent attention has keys and values of different widths. An indexer's scores and the core of a mixer
+    count too. The mean over the kinds of layers.
 
     Source: Narayanan et al. (SC 2021), appendix; Megatron-LM, num_floating_point_operations (causal half).
     """
-    width = 2 * model.head_size
-    if model.mla is not None:
-        width = model.mla.nope_head_size + model.mla.rope_head_size + model.mla.value_head_size
-    return 2.0 * attention_span(model, sequence_length, causal=causal, local=local) * model.num_heads * width
+    if model.layers:
+        kinds = (
+            (num, attention_core_flops_per_token(kind, sequence_length, causal=causal, local=local or is_local(kind)))
+            for num, kind in model.kinds()
+        )
+        return sum_of(num / model.num_layers * flops for num, flops in kinds)
+    found = mixer_shape(model).core_flops
+    if not model.attends:
+        return found
+    span = attention_span(model, sequence_length, causal=causal, local=local)
+    found += indexer_flops_per_token(model, sequence_length)
+    return found + 2.0 * span * model.num_heads * head_widths(model)
 
 
 def attention_flops_per_token(model: ModelSpec, sequence_length: int, *, causal: bool) -> float:
@@ -66,11 +76,25 @@ def attention_flops_per_token(model: ModelSpec, sequence_length: int, *, causal:
     return num_global * whole + (model.num_layers - num_global) * local
 
 
+def tower_flops(model: ModelSpec) -> float:
+    """Forward FLOPs of the images of one sequence in the tower and its projector.
+
+    Source: as `model_flops_per_step`; attention between the patches of an image is the full square.
+    """
+    tower = model.vision
+    if tower is None:
+        return 0.0
+    patches = tower.encoder.max_sequence_length
+    core = attention_flops_per_token(tower.encoder, patches, causal=True)
+    products = patches * (2.0 * num_matmul_params(tower.encoder) + core)
+    return tower.images_per_sequence * (products + 2.0 * tower.projector_params * tower.tokens_per_image)
+
+
 def model_flops_per_step(model: ModelSpec, training: TrainingSpec) -> float:
     """FLOPs of one optimizer step that the model needs, however it is computed (numerator of MFU).
 
     3 (forward + 2 backward) * 2 FLOPs for each matmul parameter and token, and the causal attention core. Frozen
-    parameters have no second backward product; adapters come on top.
+    parameters have no second backward product; adapters come on top, and a tower of images is frozen.
 
     Source: Chowdhery et al., PaLM (2022), appendix B; attention as Megatron-LM counts it since 2024.
     """
@@ -80,16 +104,17 @@ def model_flops_per_step(model: ModelSpec, training: TrainingSpec) -> float:
     products = 2.0 if training.lora_rank else 3.0
     trained = 3.0 * adapter_params(model, training)
     per_token = 2.0 * (products * num_matmul_params(model) + trained) + 3.0 * core
-    return per_token * s * training.global_batch_size
+    images = (1.0 if training.lora_rank else 3.0) * tower_flops(model)
+    return (per_token * s + images) * training.global_batch_size
 
 
 def chunk_flops(job: Job, layout: Layout) -> dict[str, NDArray[np.float64]]:
     """Model FLOPs of one microbatch in each chunk, by pass, over all ranks of the replica; shape (chunks,) each.
 
     `forward`, `backward_input`, `backward_weight`: matrix products have the same FLOPs in all three, the attention core
-    has its two backward ones among the gradients of inputs. `layers`: the forward pass without the model's ends;
-    `repeated`: what recompute repeats of it (nothing of recompute by operators). The ends stand on the last chunk,
-    patches on the first.
+    has its two backward ones among the gradients of inputs; a tower of images is taken to have the same in all three.
+    `layers`: the forward pass without the model's ends; `repeated`: what recompute repeats of it (nothing of recompute
+    by operators). The ends stand on the last chunk, patches and the tower on the first.
 
     Source: the terms of `model_flops_per_step`, which they add up to.
     """
@@ -110,10 +135,13 @@ def chunk_flops(job: Job, layout: Layout) -> dict[str, NDArray[np.float64]]:
     cores = {policy: float(policy == FULL or "core_attn" in modules_of(job, policy)) for policy in policies_of(chunks)}
     tokens = training.sequence_length * layout.mbs
     products = 2.0 * tokens * (params + ends + adapters)
+    images = np.zeros(layout.num_chunks)
+    images[0] = layout.mbs * tower_flops(model)
+    trained = 0.0 if training.lora_rank else images
     return {
-        "forward": products + tokens * core,
-        "backward_input": products + 2.0 * tokens * core,
-        "backward_weight": 2.0 * tokens * adapters if training.lora_rank else products,
+        "forward": products + tokens * core + images,
+        "backward_input": products + 2.0 * tokens * core + trained,
+        "backward_weight": 2.0 * tokens * adapters if training.lora_rank else products + trained,
         "layers": tokens * (2.0 * (params + adapters) + core),
         "repeated": tokens * (2.0 * (again + whole * adapters) + by_policy(layout, chunks, cores) * core),
     }

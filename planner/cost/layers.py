@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
 from planner.cost.adapters import adapted_matrices, frozen_bytes_per_param
+from planner.cost.blocks import gate_params, indexer_matmul_params, output_width, qkv_width, value_size
 from planner.cost.compute import PassSeconds, linear_seconds, matmul_seconds, memory_bound_seconds
+from planner.cost.mixers import mixer_shape
 from planner.cost.parameters import cross_attention_share
 from planner.cost.recompute import ACTIVATION, norm_modules
 from planner.cost.stage import layer_params
@@ -72,11 +74,14 @@ def attention_span(model: ModelSpec, sequence_length: int, *, causal: bool, loca
     """Keys that a query of one layer attends to, on average over queries.
 
     s / 2 causal, s for encoders and for kernels that execute the whole square; the window of w of a `local` layer cuts
-    it to w - w^2 / (2 s). A decoder with an encoder before it attends to the s positions of that one too.
+    it to w - w^2 / (2 s), and so do the w keys that an indexer chooses. A decoder with an encoder before it attends to
+    the s positions of that one too.
 
     Source: counting the pairs of a banded lower triangle.
     """
-    s, w = float(sequence_length), float(model.sliding_window)
+    s, w = float(sequence_length), float(model.sliding_window) if local else 0.0
+    if model.sparse is not None:
+        local, w = True, float(model.sparse.top_k)
     ahead = {"decoder": 0.0, "encoder": 1.0, "encoder-decoder": model.num_encoder_layers / model.num_layers}[model.kind]
     later = ahead if causal else 1.0  # share of the layers that attend to later positions
     cross = cross_attention_share(model) * s
@@ -84,6 +89,69 @@ def attention_span(model: ModelSpec, sequence_length: int, *, causal: bool, loca
     if not local or not w or w >= s:
         return whole + cross
     return later * s + (1 - later) * (w - w * w / (2 * s)) + cross
+
+
+def is_local(kind: ModelSpec) -> bool:
+    """Whether all layers of this kind have a sliding window.
+
+    Source: definition of the model document.
+    """
+    return kind.sliding_window > 0 and not kind.global_every
+
+
+def head_widths(model: ModelSpec) -> int:
+    """Sizes of a head's queries and of its values together, which the core of attention works with.
+
+    Source: definition of the model document; DeepSeek-V2 (2024), section 2.1, for latent attention.
+    """
+    if model.mla is not None:
+        return model.mla.nope_head_size + model.mla.rope_head_size + model.mla.value_head_size
+    return model.head_size + value_size(model)
+
+
+def indexer_flops_per_token(model: ModelSpec, sequence_length: int) -> float:
+    """Forward FLOPs of the scores by which an indexer chooses keys: light queries times all keys before, 2 (s/2) n d.
+
+    Source: DeepSeek-V3.2 (2025), section 2.1, equation 1.
+    """
+    return float(sequence_length) * model.sparse.num_heads * model.sparse.head_size if model.sparse else 0.0
+
+
+def _mixer_projections(job: PoolJob, layout: LayerDegrees) -> list[PassSeconds]:
+    """Seconds of the products of a mixer, and of matrices that only the code of the model type knows.
+
+    Source: mixers.py; what every rank holds whole it computes for its own tokens.
+    """
+    model, tokens, h = job.model, tokens_per_microbatch(job, layout), job.model.hidden_size
+    own = tokens / np.where(np.equal(layout.sp, 1), layout.tp, 1)
+    shape = mixer_shape(model)
+    maps = [linear_seconds(job, tokens, inputs, outputs / layout.tp) for inputs, outputs in shape.maps]
+    maps += [linear_seconds(job, own, inputs, outputs) for inputs, outputs in shape.whole]
+    if further := model.layer_matrix_params + indexer_matmul_params(model):
+        maps.append(linear_seconds(job, own, h, further / h))
+    if gate := gate_params(model):
+        maps.append(linear_seconds(job, tokens, h, gate / h / layout.tp))
+    return maps
+
+
+def _mixer_core_seconds(job: PoolJob, layout: LayerDegrees) -> PassSeconds:
+    """Seconds of what a mixer computes between its projections: a scan or chunks, and a convolution.
+
+    Its FLOPs at the share of the peak that fused attention reaches, which is assumed (the kernel's time on one layer
+    would settle it), twice that in the backward pass, and bytes of what it reads and writes.
+
+    Source: FLOPs of mixers.py; 4 bytes an element that is kept, read and written in 16 bits.
+    """
+    shape = mixer_shape(job.model)
+    if not shape.maps:
+        return PassSeconds()
+    tokens = tokens_per_microbatch(job, layout) / layout.tp
+    device = job.cluster.device
+    rate = device.peak[job.core_precision] * job.attention_share
+    seconds = tokens * shape.core_flops / rate
+    moved = memory_bound_seconds(job, 2.0 * job.compute_bytes * tokens * shape.kept)
+    launch = 2.0 * device.efficiency.launch
+    return PassSeconds(forward=seconds + moved + launch, backward_input=2.0 * (seconds + moved) + launch)
 
 
 def _projection_seconds(job: PoolJob, layout: LayerDegrees) -> PassSeconds:
@@ -97,14 +165,14 @@ def _projection_seconds(job: PoolJob, layout: LayerDegrees) -> PassSeconds:
     """
     model, tokens, t = job.model, tokens_per_microbatch(job, layout), layout.tp
     h = model.hidden_size
+    further = _mixer_projections(job, layout)
+    if not model.attends:
+        return sum(further, PassSeconds())
     if model.mla is None:
-        qkv = (model.num_heads + 2 * model.num_kv_heads) * model.head_size / t
-        maps = [linear_seconds(job, tokens, h, qkv)]
-        value_width: Number = model.num_heads * model.head_size / t
+        maps = [*further, linear_seconds(job, tokens, h, qkv_width(model) / t)]
     else:
-        maps = _latent_projections(job, layout, model.mla)
-        value_width = model.num_heads * model.mla.value_head_size / t
-    maps.append(linear_seconds(job, tokens, value_width, h))
+        maps = [*further, *_latent_projections(job, layout, model.mla)]
+    maps.append(linear_seconds(job, tokens, output_width(model) / t, h))
     share = cross_attention_share(model)
     if not share:
         return sum(maps, PassSeconds())
@@ -143,20 +211,21 @@ def _core_seconds(job: PoolJob, layout: LayerDegrees, *, local: bool) -> PassSec
     counts derived here from the operators' inputs and outputs.
     """
     model, s = job.model, job.training.sequence_length
+    if not model.attends:
+        return _mixer_core_seconds(job, layout)
     heads = layout.mbs * model.num_heads / layout.tp
     rows = s / layout.cp
     if job.training.attention == "flash":
         device = job.cluster.device
-        width = model.head_size * 2
-        if model.mla is not None:
-            width = model.mla.nope_head_size + model.mla.rope_head_size + model.mla.value_head_size
+        width = head_widths(model)
         hops = _num_hops(job, layout)
         started = 1.0 + np.minimum(1, hops) * _KERNEL_KEYS / (rows / 2)
         flops = 2.0 * rows * attention_span(model, s, causal=True, local=local) * width * heads * started
+        flops = flops + layout.mbs * rows * indexer_flops_per_token(model, s)
         rate = device.peak[job.core_precision] * job.attention_share
-        launch = (1.0 + hops) * device.efficiency.launch
+        launch = (1.0 + hops) * job.launch_seconds
         one = PassSeconds(forward=flops / rate + launch, backward_input=FLASH_BACKWARD * flops / rate + launch)
-        return one + _merge_seconds(job, layout)
+        return one + _merge_seconds(job, layout) + _mixer_core_seconds(job, layout)
     scores = matmul_seconds(job, rows, s, model.head_size, heads, precision=job.core_precision)
     weighted = matmul_seconds(job, rows, model.head_size, s, heads, precision=job.core_precision)
     square = rows * s * heads * job.compute_bytes / 2
@@ -207,6 +276,8 @@ def _ffn_seconds(
 
     Source: derived here from the operators' inputs and outputs.
     """
+    if not np.any(width):
+        return PassSeconds()
     gated = job.model.activation == "swiglu"
     h = job.model.hidden_size
     up = linear_seconds(job, tokens, h, width * (2 if gated else 1), batch, precision=precision)
@@ -330,6 +401,8 @@ def _light_seconds(job: PoolJob, layout: LayerDegrees) -> PassSeconds:
     forward = [norm[0] * h * whole] * model.norms_per_layer + [residual * h * whole] * residuals
     backward = [norm[1] * h * whole] * model.norms_per_layer + [(residual + 2.0) * h * whole] * residuals
     heads = 4.0 * (model.num_heads + kv_heads_of_ranks(model, layout)) * model.head_size * split
+    if not model.attends:
+        heads = 0.0 * split
     if model.position == "rope":
         forward.append(heads)
         backward.append(heads)
@@ -407,8 +480,12 @@ def layer_seconds(
     run while the host goes on, so that the device waits so much less. The operators take the calibration's `slowdown`
     times as long as the roofline says.
 
+    Of a model with several kinds of layers the mean layer.
+
     Source: sum of the operators; the floor's ratio of 1.6 is about the number of backward per forward operators.
     """
+    if job.model.layers:
+        return _mean_seconds(job, layout, experts=experts, local=local)
     moe = job.model.moe if experts else None
     tokens = tokens_per_microbatch(job, layout)
     core = _core_seconds(job, layout, local=local)
@@ -421,7 +498,7 @@ def layer_seconds(
         whole += _dequantized_seconds(job, layout, experts=experts)
     split = np.where(np.greater(layout.tp, 1), job.engine.compute.tp_host_factor, 1.0)
     factor, hops = _host_factors(job, layout, experts=moe is not None)
-    floor = job.cluster.device.efficiency.layer_floor * (factor + hops) * split
+    floor = job.cluster.device.efficiency.layer_floor * job.calibration.host * (factor + hops) * split
     slowdown = job.calibration.slowdown
     whole = whole * slowdown
     backward_floor = np.maximum(0.0, _BACKWARD_OPERATORS * floor - exchanges)
@@ -438,3 +515,15 @@ def layer_seconds(
         core_forward=slowdown * core.forward,
         parts={modules: slowdown * seconds for modules, seconds in parts.items()},
     )
+
+
+def _mean_seconds(job: PoolJob, layout: LayerDegrees, *, experts: bool, local: bool) -> LayerSeconds:
+    """The mean over the kinds of layers, which are spread evenly over the stack."""
+    passes, core, parts = PassSeconds(), 0.0, dict[frozenset[str], "Number"]()
+    for num, kind in job.model.kinds():
+        share = num / job.model.num_layers
+        one = layer_seconds(replace(job, model=kind), layout, experts=experts, local=local or is_local(kind))
+        passes, core = passes + one.passes * share, core + share * one.core_forward
+        for modules, seconds in one.parts.items():
+            parts[modules] = parts.get(modules, 0.0) + share * seconds
+    return LayerSeconds(passes=passes, core_forward=core, parts=parts)

@@ -11,6 +11,7 @@ from planner.cost.ledger import LineName, MemoryLine
 from planner.cost.model_states import host_state_bytes, model_state_bytes
 from planner.cost.schedule import weight_versions
 from planner.cost.transients import transient_bytes
+from planner.cost.vision import tower_bytes_at_peak
 from planner.layout import offloads_activations, offloads_optimizer
 from planner.sums import sum_of
 
@@ -53,7 +54,7 @@ def memory_lines(job: PoolJob, layout: Degrees, stage: Stage) -> tuple[MemoryLin
     weights, grads, optimizer = model_state_bytes(job, layout, stage)
     weights = weights * weight_versions(layout.schedule, layout.pp, stage.index, m)
     stashed = " * versions (weight stashing)" if layout.schedule == "pipedream" else ""
-    stored = device_activation_bytes(job, layout, stage, m)
+    stored = device_activation_bytes(job, layout, stage, m) + tower_bytes_at_peak(job, layout, stage, m)
     transient = transient_bytes(job, layout, stage, stored)
     zero_source = "Rajbhandari et al., ZeRO (SC 2020); engine profile"
     return (
@@ -78,7 +79,8 @@ def memory_lines(job: PoolJob, layout: Degrees, stage: Stage) -> tuple[MemoryLin
         MemoryLine(
             name=LineName.ACTIVATIONS,
             num_bytes=stored,
-            formula="bytes per layer under the recompute policy * layers * microbatches in flight",
+            formula="bytes per layer under the recompute policy * layers * microbatches in flight"
+            + (", and of the tower of images without recompute" if job.model.vision else ""),
             source="Korthikanti et al. (2022), sections 4.1 to 4.3",
         ),
         MemoryLine(

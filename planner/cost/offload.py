@@ -43,7 +43,7 @@ def host_update_seconds(job: PoolJob, num_params: Number) -> Number:
     states = 2.0 * host_state_bytes_per_param(job) - _GRADIENT_BYTES
     each = job.engine.offload.host_update_factor * (states + job.compute_bytes)
     rate = host.memory_bandwidth * host.memory_efficiency / job.cluster.devices_per_host
-    return each * num_params / rate + job.cluster.device.efficiency.launch
+    return each * num_params / rate + job.launch_seconds
 
 
 def host_copy_seconds(job: PoolJob, layout: Degrees, stage: Stage, window: StageWindow) -> BesideSeconds:

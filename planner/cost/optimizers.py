@@ -7,8 +7,17 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from planner.cost.adapters import trained_params
-from planner.cost.blocks import expert_layer_params, ffn_matrices, norm_params
+from planner.cost.blocks import (
+    expert_layer_params,
+    ffn_matrices,
+    gate_params,
+    indexer_matmul_params,
+    norm_params,
+    output_width,
+    qkv_width,
+)
 from planner.cost.compute import memory_bound_seconds
+from planner.cost.mixers import mixer_shape
 from planner.cost.parameters import dense_layer_params, end_params_on_device, moe_layer_params
 from planner.cost.stage import (
     HeldParams,
@@ -30,8 +39,8 @@ if TYPE_CHECKING:
     from planner.specs.job import PoolJob
     from planner.specs.model import ModelSpec
 
-Matrix = tuple[int, int, int]
-"""Rows, columns, and how many matrices of this shape."""
+Matrix = tuple[float, float, float]
+"""Rows, columns, and how many matrices of this shape; a share of one where only some layers have it."""
 
 _EIGHT_BIT_BLOCK: Final = 2048
 """Values that share one fp32 scale (Dettmers et al. 2022, section 2)."""
@@ -82,10 +91,17 @@ def update_bytes(job: PoolJob, layout: Degrees, stage: Stage) -> Number:
 def _attention_matrices(model: ModelSpec) -> Iterator[Matrix]:
     h, heads, mla = model.hidden_size, model.num_heads, model.mla
     query = heads * model.head_size
+    for inputs, outputs in (*mixer_shape(model).maps, *mixer_shape(model).whole):
+        yield outputs, inputs, 1
+    for further in (model.layer_matrix_params, indexer_matmul_params(model), gate_params(model)):
+        if further:
+            yield further / h, h, 1
+    if not model.attends:
+        return
     if mla is None:
         yield query, h, 1
-        yield model.num_kv_heads * model.head_size, h, 2
-        yield h, query, 1
+        yield (qkv_width(model) - query) / 2, h, 2
+        yield h, output_width(model), 1
         return
     if mla.q_lora_rank:
         yield mla.q_lora_rank, h, 1
@@ -100,6 +116,10 @@ def layer_matrices(model: ModelSpec, *, experts: bool) -> tuple[tuple[Matrix, ..
 
     Source: sizes of blocks.py, matrix by matrix.
     """
+    if model.layers:
+        kinds = [(num / model.num_layers, layer_matrices(kind, experts=experts)) for num, kind in model.kinds()]
+        of_kinds = [[(r, c, share * n) for share, each in kinds for r, c, n in each[part]] for part in (0, 1)]
+        return tuple(of_kinds[0]), tuple(of_kinds[1])
     h, num = model.hidden_size, ffn_matrices(model)
     common = list(_attention_matrices(model))
     if not experts or model.moe is None:
@@ -112,12 +132,12 @@ def layer_matrices(model: ModelSpec, *, experts: bool) -> tuple[tuple[Matrix, ..
     return tuple(common), ((width, h, count * (num - 1)), (h, width, count))
 
 
-def _size(matrices: tuple[Matrix, ...]) -> int:
-    return sum(rows * columns * count for rows, columns, count in matrices)
+def _size(matrices: tuple[Matrix, ...]) -> float:
+    return sum_of(rows * columns * count for rows, columns, count in matrices)
 
 
-def _sides(matrices: tuple[Matrix, ...]) -> int:
-    return sum((rows + columns) * count for rows, columns, count in matrices)
+def _sides(matrices: tuple[Matrix, ...]) -> float:
+    return sum_of((rows + columns) * count for rows, columns, count in matrices)
 
 
 def _schulz_flops(matrices: tuple[Matrix, ...]) -> float:

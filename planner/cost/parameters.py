@@ -19,11 +19,14 @@ from planner.cost.blocks import (
     expert_params,
     ffn_matrices,
     ffn_params,
+    indexer_matmul_params,
     norm_params,
     router_params,
     shared_matmul_params,
 )
+from planner.cost.mixers import mixer_shape
 from planner.layout import head_stage
+from planner.sums import sum_of
 
 if TYPE_CHECKING:
     from planner.layout import Degrees, LayerDegrees
@@ -36,12 +39,19 @@ def _layer_without_ffn(model: ModelSpec) -> int:
     return attention_params(model) + model.norms_per_layer * norm_params(model)
 
 
+def _layer(model: ModelSpec, *, experts: bool) -> int:
+    """One layer of a model whose layers are of one kind."""
+    if not experts or model.moe is None:
+        return _layer_without_ffn(model) + ffn_params(model)
+    return _layer_without_ffn(model) + expert_layer_params(model) + shared_matmul_params(model) + router_params(model)
+
+
 def dense_layer_params(model: ModelSpec) -> int:
     """One layer with an ordinary feed-forward block: attention, feed-forward, norms.
 
     Source: sum of the parts above.
     """
-    return _layer_without_ffn(model) + ffn_params(model)
+    return _layer(model, experts=False)
 
 
 def moe_layer_params(model: ModelSpec) -> int:
@@ -49,8 +59,7 @@ def moe_layer_params(model: ModelSpec) -> int:
 
     Source: sum of the parts above.
     """
-    experts = expert_layer_params(model) + shared_matmul_params(model) + router_params(model)
-    return _layer_without_ffn(model) + experts
+    return _layer(model, experts=True)
 
 
 def cross_attention_share(model: ModelSpec) -> float:
@@ -60,7 +69,9 @@ def cross_attention_share(model: ModelSpec) -> float:
 
     Source: definition of the model document.
     """
-    return 1.0 - model.num_encoder_layers / model.num_layers if model.kind == "encoder-decoder" else 0.0
+    if model.kind == "encoder-decoder":
+        return 1.0 - model.num_encoder_layers / model.num_layers
+    return float(model.cross_attention)
 
 
 def _cross_attention_params(model: ModelSpec) -> int:
@@ -68,7 +79,7 @@ def _cross_attention_params(model: ModelSpec) -> int:
 
     Source: Raffel et al., T5 (2020), section 2.1.
     """
-    return attention_params(model) + norm_params(model) if model.kind == "encoder-decoder" else 0
+    return attention_params(model) + norm_params(model) if cross_attention_share(model) else 0
 
 
 def layer_params(model: ModelSpec) -> int:
@@ -92,11 +103,15 @@ def num_moe_layers(model: ModelSpec) -> int:
 
 
 def _all_layer_params(model: ModelSpec) -> int:
-    """The whole stack, whatever its layers are."""
-    if model.moe:
+    """The whole stack, whatever its layers are; experts are spread evenly over the kinds of layers."""
+    if model.moe or model.layers:
         with_experts = num_moe_layers(model)
         dense = model.num_layers - with_experts
-        return with_experts * moe_layer_params(model) + dense * dense_layer_params(model)
+        layers = (
+            num * (with_experts * _layer(kind, experts=True) + dense * _layer(kind, experts=False))
+            for num, kind in model.kinds()
+        )
+        return sum(layers) // model.num_layers
     decoder_layers = model.num_layers - model.num_encoder_layers
     return model.num_layers * dense_layer_params(model) + decoder_layers * _cross_attention_params(model)
 
@@ -114,7 +129,7 @@ def _position_params(model: ModelSpec) -> int:
 
 def _input_params(model: ModelSpec) -> int:
     """What stands beside the token embedding: positions, token types, and the norm behind them."""
-    types = model.num_token_types * model.hidden_size
+    types = model.num_token_types * model.hidden_size + model.table_params + model.input_matrix_params
     return _position_params(model) + types + (norm_params(model) if model.embedding_norm else 0)
 
 
@@ -125,15 +140,20 @@ def _embedding_params(model: ModelSpec) -> int:
     """
     if model.patches is None:
         return model.vocab_size * model.hidden_size
-    pixels = model.patches.num_channels * model.patches.patch_size**2
-    return model.hidden_size * (pixels + 1 + 1)
+    return model.hidden_size * (_patch_pixels(model) + model.patches.bias + model.patches.class_tokens)
+
+
+def _patch_pixels(model: ModelSpec) -> int:
+    patches = model.patches
+    return patches.num_channels * patches.num_frames * patches.patch_size**2 if patches else 0
 
 
 def _output_params(model: ModelSpec) -> int:
-    """Final norms and BERT's pooler; the output head is counted apart."""
+    """Final norms, BERT's pooler, the head's bias and what else stands before it; the head is counted apart."""
     norms = _num_stacks(model) * norm_params(model) if model.final_norm else 0
     pooler = model.hidden_size * (model.hidden_size + 1) if model.pooler else 0
-    return norms + pooler
+    bias = model.vocab_size if model.head_bias else 0
+    return norms + pooler + bias + model.output_matrix_params
 
 
 def _has_own_head(model: ModelSpec) -> bool:
@@ -148,7 +168,15 @@ def num_params(model: ModelSpec) -> int:
     """
     head = model.vocab_size * model.hidden_size if _has_own_head(model) else 0
     ends = _embedding_params(model) + _input_params(model) + _output_params(model) + head
-    return ends + _all_layer_params(model)
+    return ends + _all_layer_params(model) + vision_params(model)
+
+
+def vision_params(model: ModelSpec) -> int:
+    """Parameters of the tower that reads images and of its projector; 0 without one.
+
+    Source: definition of the model document.
+    """
+    return num_params(model.vision.encoder) + model.vision.projector_params if model.vision else 0
 
 
 def num_active_params(model: ModelSpec) -> int:
@@ -159,7 +187,8 @@ def num_active_params(model: ModelSpec) -> int:
     if not model.moe:
         return num_params(model)
     idle = (model.moe.num_experts - model.moe.experts_per_token) * expert_params(model)
-    return num_params(model) - num_moe_layers(model) * idle
+    with_experts = sum(num for num, kind in model.kinds() if kind.moe)
+    return num_params(model) - num_moe_layers(model) * with_experts * idle // model.num_layers
 
 
 def mtp_params(model: ModelSpec) -> int:
@@ -169,7 +198,7 @@ def mtp_params(model: ModelSpec) -> int:
 
     Source: DeepSeek-V3 (arXiv 2412.19437), section 2.2; its checkpoint's README_WEIGHTS.md counts 11.5 billion.
     """
-    return model.mtp_layers * (layer_params(model) + _mtp_extra_params(model))
+    return model.mtp_layers * (layer_params(model.kinds()[0][1]) + _mtp_extra_params(model))
 
 
 def _mtp_extra_params(model: ModelSpec) -> int:
@@ -179,10 +208,13 @@ def _mtp_extra_params(model: ModelSpec) -> int:
 def layer_matmul_params(model: ModelSpec, *, experts: bool) -> int:
     """Parameters of one layer that a token is multiplied with, with an ordinary feed-forward block or with experts.
 
-    Cross-attention is left out.
+    Cross-attention is left out. The mean over the kinds of layers.
 
     Source: as `num_matmul_params`.
     """
+    if model.layers:
+        kinds = [(num, layer_matmul_params(kind, experts=experts)) for num, kind in model.kinds()]
+        return round(sum(num * params for num, params in kinds) / model.num_layers)
     attention = attention_matmul_params(model)
     matrices = ffn_matrices(model) * model.hidden_size
     if not experts or model.moe is None:
@@ -201,13 +233,14 @@ def num_matmul_params(model: ModelSpec) -> int:
     typical = dense = layer_matmul_params(model, experts=False)
     if model.moe:
         typical = layer_matmul_params(model, experts=True)
-    elif model.kind == "encoder-decoder":
+    elif cross_attention_share(model):
         typical = dense + attention_matmul_params(model)
     num_typical = num_moe_layers(model) if model.moe else model.num_layers - model.num_encoder_layers
     layers = num_typical * typical + (model.num_layers - num_typical) * dense
     head = model.vocab_size * model.hidden_size if model.output_head else 0
-    patches = _embedding_params(model) - 2 * model.hidden_size if model.patches else 0
-    return layers + head + patches + model.mtp_layers * (typical + 2 * model.hidden_size**2 + head)
+    patches = _patch_pixels(model) * model.hidden_size
+    ends = head + patches + model.input_matrix_params + model.output_matrix_params
+    return layers + ends + model.mtp_layers * (typical + 2 * model.hidden_size**2 + head)
 
 
 def padded_vocab(model: ModelSpec, engine: EngineSpec, layout: LayerDegrees) -> Number:
@@ -221,17 +254,21 @@ def padded_vocab(model: ModelSpec, engine: EngineSpec, layout: LayerDegrees) -> 
 def _whole_params(model: ModelSpec, *, experts: bool) -> int:
     """Parameters of one layer that every tensor-parallel rank holds whole.
 
-    Norms, row-parallel biases, latent attention's down-projections, router. `experts`: of an MoE layer.
+    Norms, row-parallel biases, latent attention's down-projections, indexer, low-rank inputs of mixers, router, and
+    what only the code of the model type knows. `experts`: of an MoE layer.
 
     Source: Megatron-LM: only column- and row-parallel weights are cut (transformer/moe/router.py and
     transformer/multi_latent_attention.py hold the others whole).
     """
     whole = model.norms_per_layer * norm_params(model) + attention_norm_params(model)
-    whole += model.hidden_size if model.attention_bias else 0
-    whole += down_projection_params(model, model.mla) if model.mla else 0
-    if experts:
+    whole += mixer_shape(model).whole_params + model.layer_matrix_params + model.layer_vector_params
+    if model.attends:
+        whole += model.hidden_size if model.attention_bias else 0
+        whole += down_projection_params(model, model.mla) if model.mla else 0
+        whole += indexer_matmul_params(model)
+    if experts and model.moe:
         return whole + router_params(model)
-    return whole + (model.hidden_size if model.mlp_bias else 0)
+    return whole + (model.hidden_size if model.mlp_bias and model.ffn_hidden_size else 0)
 
 
 def dense_layer_params_on_device(model: ModelSpec, layout: LayerDegrees) -> Number:
@@ -239,6 +276,9 @@ def dense_layer_params_on_device(model: ModelSpec, layout: LayerDegrees) -> Numb
 
     Source: Shoeybi et al., Megatron-LM (2019), section 3.
     """
+    if model.layers:
+        kinds = ((num, dense_layer_params_on_device(kind, layout)) for num, kind in model.kinds())
+        return sum_of(num / model.num_layers * params for num, params in kinds)
     whole = _whole_params(model, experts=False)
     return (dense_layer_params(model) - whole) / layout.tp + whole
 
@@ -255,10 +295,13 @@ def layer_params_on_device(model: ModelSpec, layout: LayerDegrees) -> Number:
     """Parameters of one layer (see `layer_params`) on one device; of an encoder-decoder the mean of its layers.
 
     Column-parallel weights and biases and row-parallel weights are cut by tp, routed experts by ep * etp; the
-    rest (row-parallel biases, norms, down-projections, router) is whole on every rank.
+    rest (row-parallel biases, norms, down-projections, router) is whole on every rank. The mean over kinds of layers.
 
     Source: Shoeybi et al., Megatron-LM (2019), section 3.
     """
+    if model.layers:
+        kinds = ((num, layer_params_on_device(kind, layout)) for num, kind in model.kinds())
+        return sum_of(num / model.num_layers * params for num, params in kinds)
     if model.moe:
         whole = _whole_params(model, experts=True)
         cut = moe_layer_params(model) - expert_layer_params(model) - whole
@@ -291,7 +334,7 @@ def end_params_on_device(model: ModelSpec, engine: EngineSpec, layout: Degrees, 
     Tied embeddings are one matrix on one stage, and two copies when the pipeline has several. A learned table of
     positions is whole on every tensor-parallel rank, or cut like the embedding where the engine does so. Where layers
     predict further tokens, the last stage holds what feeds them, and the embedding too; the layers themselves
-    are counted with the others.
+    are counted with the others. A tower of images is whole on each rank of the first stage.
 
     Source: Megatron-LM, megatron/core/models/gpt/gpt_model.py (shared embedding of first and last stage) and
     megatron/core/transformer/multi_token_prediction.py.
@@ -302,7 +345,11 @@ def end_params_on_device(model: ModelSpec, engine: EngineSpec, layout: Degrees, 
     own_head = last & ~(first & shared) & model.output_head
     matrix = padded_vocab(model, engine, layout) * model.hidden_size
     cut = _position_params(model) * (1 - 1 / layout.tp) if engine.memory.shards_positions else 0
-    held = first * (embedding + _input_params(model) - cut) + own_head * matrix + last * _output_params(model)
+    held = (
+        first * (embedding + _input_params(model) + vision_params(model) - cut)
+        + own_head * matrix
+        + last * _output_params(model)
+    )
     if not model.mtp_layers:
         return held
     again = last & ~first & (not model.tied_embeddings)

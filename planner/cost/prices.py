@@ -53,6 +53,7 @@ from planner.cost.transfers import (
     tensor_transfers,
     tied_transfers,
 )
+from planner.cost.vision import tower_seconds
 from planner.layout import offloads_optimizer
 from planner.specs.recompute import FULL, SELECTIVE
 from planner.sums import sum_of
@@ -303,7 +304,7 @@ def _parts_of_stage(job: PoolJob, layout: LayerDegrees, kinds: Sequence[tuple[bo
 
     return StageParts(
         layers={kind: layer(*kind) for kind in kinds},
-        lookup=_lookup(job, layout),
+        lookup=_lookup(job, layout) + tower_seconds(job, layout),
         head=_head_and_mtp_seconds(job, layout),
         tp_end=PassSeconds(forward=end[0], backward_input=end[1]),
     )
@@ -505,7 +506,7 @@ def _update_seconds(job: PoolJob, layout: Degrees, stage: Stage, num_params: Num
 
     Source: optimizers.py, and offload.py for the host; `step_floor` of the device file.
     """
-    floor = job.cluster.device.efficiency.step_floor
+    floor = job.cluster.device.efficiency.step_floor * job.calibration.host
     if offloads_optimizer(layout):
         return floor + host_update_seconds(job, num_params)
     return floor + optimizer_seconds(job, num_params) + newton_schulz_seconds(job, layout, stage)

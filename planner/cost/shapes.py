@@ -39,6 +39,11 @@ LAYER_KEYS: Final = tuple(f.name for f in fields(_Shapes))
 """The degrees that decide the shape of a layer."""
 
 
+def alone(layout: LayerDegrees) -> LayerDegrees:
+    """The layers of a device that shares them with no other."""
+    return _Shapes(tp=1, cp=1, ep=1, etp=1, mbs=layout.mbs, sp=0, segment=layout.segment)
+
+
 def by_shape(layout: LayerDegrees, price: Callable[[LayerDegrees], T]) -> T:
     """What `price` says of the layers of each configuration, asked once for each different shape of a layer.
 

@@ -14,6 +14,7 @@ from planner.cost.parameters import end_params_on_device, layer_params_on_device
 from planner.cost.recompute import recomputing_share
 from planner.layout import V_SHAPED, balanced_chunks, even_stages, head_stage, stage_of_chunk
 from planner.specs.recompute import NONE, policy_code, whole_policy
+from planner.sums import sum_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -396,7 +397,8 @@ def layer_params(job: PoolJob, layout: LayerDegrees, *, experts: bool) -> HeldPa
     """
     if not experts:
         return HeldParams(common=layer_params_on_device(_dense(job.model), layout), experts=0.0)
-    routed = expert_layer_params(job.model) / (layout.ep * layout.etp)
+    kinds = ((num / job.model.num_layers, expert_layer_params(kind)) for num, kind in job.model.kinds())
+    routed = sum_of(share * params for share, params in kinds) / (layout.ep * layout.etp)
     return HeldParams(common=layer_params_on_device(job.model, layout) - routed, experts=routed)
 
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from planner.cost.transfers import Kind, Moment, Span, Transfer
     from planner.layout import Degrees, LayerDegrees
     from planner.numbers import Flag, Number
-    from planner.specs.cluster import ClusterSpec
+    from planner.specs.cluster import ClusterSpec, LinkSpec
     from planner.specs.job import PoolJob
 
 _SECONDS: Final[dict[Kind, Callable[[Group, Number], Number]]] = {
@@ -40,9 +40,24 @@ _SECONDS: Final[dict[Kind, Callable[[Group, Number], Number]]] = {
 
 
 def network_of(job: PoolJob, where: Span) -> ClusterSpec:
-    """What the transfers of a group go through: the job's cluster, or the link between its pools."""
+    """What the transfers of a group go through: the job's cluster, or the link between its pools, as calibrated."""
     across = job.across if where.across else None
-    return across or job.cluster
+    if across is not None:
+        return _slower(across, job.calibration.network, job.calibration.network)
+    return _slower(job.cluster, job.calibration.scale_up, job.calibration.network)
+
+
+def _slower(cluster: ClusterSpec, inner: float, outer: float) -> ClusterSpec:
+    """The cluster on whose innermost link, and on whose other ones, everything takes so many times as long."""
+    if inner == outer == 1:
+        return cluster
+    links = (_slower_link(link, outer if number else inner) for number, link in enumerate(cluster.links))
+    return cluster.model_copy(update={"links": tuple(links)})
+
+
+def _slower_link(link: LinkSpec, times: float) -> LinkSpec:
+    changes = {"bandwidth": link.bandwidth / times, "latency": link.latency * times, "startup": link.startup * times}
+    return link.model_copy(update=changes)
 
 
 def priced(job: PoolJob, transfers: Sequence[Transfer]) -> Iterator[tuple[Transfer, Number]]:

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from planner.layout import Degrees, LayerDegrees
     from planner.numbers import Number
     from planner.specs.job import PoolJob
+    from planner.specs.model import ModelSpec
 
 Kind = Literal["all-gather", "reduce-scatter", "all-reduce", "all-to-all", "ring exchange", "send"]
 
@@ -158,7 +159,16 @@ def tensor_transfers(job: PoolJob, layout: LayerDegrees) -> tuple[Transfer, ...]
     Source: Shoeybi et al., Megatron-LM (2019), section 3; Korthikanti et al. (2022), section 4.2.2; Chowdhery et
     al., PaLM (2022), section 2 for parallel attention.
     """
-    return _tensor(job, layout, (1.0 if job.model.parallel_attention else 2.0) + cross_attention_share(job.model))
+    blocks = 1.0 if job.model.parallel_attention else 2.0
+    if job.model.layers or not job.model.ffn_hidden_size:  # layers may have one of the two blocks alone
+        blocks = sum_of(num / job.model.num_layers * min(blocks, _num_blocks(kind)) for num, kind in job.model.kinds())
+    return _tensor(job, layout, blocks + cross_attention_share(job.model))
+
+
+def _num_blocks(kind: ModelSpec) -> int:
+    """Blocks of a layer: attention or a mixer, and experts or a feed-forward block."""
+    mixes = kind.attends or kind.mixer is not None
+    return int(mixes) + int(kind.moe is not None or kind.ffn_hidden_size > 0)
 
 
 def head_transfers(job: PoolJob, layout: LayerDegrees) -> tuple[Transfer, ...]:

@@ -12,7 +12,7 @@ from planner.cost.blocks import attention_params, expert_layer_params, ffn_matri
 from planner.cost.loss import logits_bytes
 from planner.cost.model_states import whole_gradients
 from planner.cost.optimizers import update_bytes
-from planner.cost.parameters import end_params_on_device, padded_vocab
+from planner.cost.parameters import end_params_on_device, padded_vocab, vision_params
 from planner.cost.stage import holds_head, layer_kinds, layer_params
 from planner.layout import offloads_optimizer
 from planner.sums import sum_of
@@ -67,6 +67,7 @@ def transient_bytes(job: PoolJob, layout: Degrees, stage: Stage, stored: Number)
     """
     engine, weights = job.engine, job.state_bytes.weights
     ends = end_params_on_device(job.model, engine, layout, stage.index)
+    ends = ends - np.equal(stage.index, 0) * vision_params(job.model)  # a tower's layers are units of their own
     gathered = np.greater_equal(layout.zero, 3) * weights * ends
     kept = whole_gradients(job, layout) | (job.training.lora_rank > 0)  # frozen ends have none
     reduced = np.where(kept, 0.0, weights * np.minimum(ends, engine.memory.reduced_params))

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from planner.emit.programs import PROGRAMS
 from planner.errors import InputError, Mistake
-from planner.layout import Layout
+from planner.layout import AXES, Layout
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -34,9 +34,10 @@ def check_plannable(job: Job) -> None:
 _PROBES: Final[dict[str, dict[str, Any]]] = {
     "pp>=2": {"pp": 2},
     "cp>=2": {"cp": 2},
-    "ep>=2": {"ep": 2},
+    "ep>=2": {"ep": 2, "dp": 2},
     "tp>=2,sp=0": {"tp": 2, "sp": 0},
     "tp>=2,sp=1": {"tp": 2, "sp": 1},
+    "cp>=2,hsdp>=2": {"cp": 2, "hsdp": 2, "dp": 2},
 }
 """What may be forbidden -> what tells whether it must be."""
 
@@ -47,8 +48,30 @@ def unplannable(job: Job, pinned: Collection[str]) -> tuple[str, ...]:
     pinned: keys of the user's own pins, which are priced as they are.
     """
     targets = [PROGRAMS[name] for name in job.engine.emits if name in PROGRAMS]
-    able = {text: more for text, more in _PROBES.items() if more.keys() - {"sp"} <= {*job.engine.can.axes} - {*pinned}}
+    open_axes = {*job.engine.can.axes} - {*pinned} | ({"hsdp"} if job.engine.can.replicates_shards else set())
+    able = {text: more for text, more in _PROBES.items() if more.keys() - {"sp", "dp"} <= open_axes}
     return tuple(text for text, more in able.items() if targets and all(_faults(job, each, **more) for each in targets))
+
+
+def lacks_sequence_parallelism(job: Job) -> bool:
+    """Whether all programs of the engine take tensor parallelism without sequence parallelism alone."""
+    targets = [PROGRAMS[name] for name in job.engine.emits if name in PROGRAMS]
+    if not targets or "tp" not in job.engine.can.axes:
+        return False
+    return all(_faults(job, each, tp=2, sp=1) and not _faults(job, each, tp=2, sp=0) for each in targets)
+
+
+def whole_hosts(job: Job, pinned: Collection[str]) -> int:
+    """Devices of a host, where no program of the engine leaves a host partly idle; 0: some do, or degrees are pinned.
+
+    Pools are left to the programs, which refuse hosts that differ.
+    """
+    targets = [PROGRAMS[name] for name in job.engine.emits if name in PROGRAMS]
+    if len(job.cluster.pools) > 1 or {*AXES} & {*pinned}:
+        return 0
+    size = job.cluster.pools[0].devices_per_host
+    uneven = targets and all(_faults(job, each, dp=size + 1) and not _faults(job, each, dp=size) for each in targets)
+    return size if uneven else 0
 
 
 def _faults(job: Job, target: Any, **more: Any) -> list[tuple[str, str]]:

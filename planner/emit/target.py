@@ -7,6 +7,7 @@ cannot say is refused, never dropped: every field is said by a setting or stands
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from fnmatch import fnmatchcase
@@ -81,12 +82,15 @@ class Given:
         return int(text)
 
     def number(self, key: str, default: float = 0.0) -> float:
-        """The value as a number."""
+        """The value as a finite number."""
         found = self.get(key, default)
         try:
-            return float(found)
+            number = float(found)
         except (TypeError, ValueError, OverflowError):
-            raise InputError(f"{str(found)[:80]!r} is no number", where=key) from None
+            number = math.nan
+        if not math.isfinite(number):
+            raise InputError(f"{str(found)[:80]!r} is no number", where=key)
+        return number
 
 
 _SWITCHES: Final = {
@@ -267,15 +271,6 @@ def same(path: str, key: str) -> Setting:
         return {path: given.get(key)} if key in given else {}
 
     return Setting(says=(path,), write=lambda plan: {key: field_of(plan, path)}, read=read)
-
-
-def switch(path: str, key: str) -> Setting:
-    """A field that is 0 or 1, or false or true, and a key that is written where it is on."""
-    return Setting(
-        says=(path,),
-        write=lambda plan: {key: True} if field_of(plan, path) else {},
-        read=lambda given: {path: int(given.flag(key))},
-    )
 
 
 def words(path: str, key: str, names: Mapping[Any, Value]) -> Setting:

@@ -22,7 +22,7 @@ from planner.cost.schedule import cycle_seconds
 from planner.cost.stage import pool_indices, stages_of
 from planner.explain.operations import operations_of_step
 from planner.layout import offloads_optimizer
-from planner.specs.calibration import UNCALIBRATED
+from planner.specs.calibration import FACTORS
 from planner.specs.document import Document
 from planner.specs.job import each_pool
 from planner.sums import sum_of
@@ -127,9 +127,7 @@ def _with_device(job: PoolJob, *, bytes_are_free: bool, host_is_free: bool, cali
     if bytes_are_free:
         changes["memory_bandwidth"] = 1e30
     cluster = job.cluster.model_copy(update={"device": device.model_copy(update=changes)})
-    calibration = (
-        job.calibration if calibrated else job.calibration.model_copy(update={"slowdown": UNCALIBRATED.slowdown})
-    )
+    calibration = job.calibration if calibrated else job.calibration.model_copy(update=dict.fromkeys(FACTORS, 1.0))
     return replace(job, cluster=cluster, calibration=calibration)
 
 
@@ -275,11 +273,11 @@ def _host_rate(job: PoolJob, layout: Layout, line: TimeLine) -> float:
 
 
 def _memory_rate(job: PoolJob) -> float:
-    return job.cluster.device.memory_bandwidth * job.cluster.device.efficiency.memory
+    return job.cluster.device.memory_bandwidth * job.cluster.device.efficiency.memory / job.calibration.memory
 
 
 def _streamed(job: PoolJob, line: TimeLine) -> float:
-    return max(0.0, float(line.busy_seconds) - job.cluster.device.efficiency.launch) * _memory_rate(job)
+    return max(0.0, float(line.busy_seconds) - job.launch_seconds) * _memory_rate(job)
 
 
 def _operation_words(each: Operation) -> str:

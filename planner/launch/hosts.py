@@ -32,13 +32,26 @@ def find_host(
     master_addr: str | None = None,
     master_port: int | None = None,
 ) -> Host | None:
-    """This host's place; None where the plan fills one host only. Options come first, then the environment.
+    """This host's place; None where the plan fills one host only. As `find_place`."""
+    place = {"node_rank": node_rank, "master_addr": master_addr, "master_port": master_port}
+    return find_place(num_hosts(plan), environment, **place)  # type: ignore[arg-type] # each has its own type
+
+
+def find_place(
+    hosts: int,
+    environment: Mapping[str, str],
+    *,
+    what: str = "the plan",
+    node_rank: int | None = None,
+    master_addr: str | None = None,
+    master_port: int | None = None,
+) -> Host | None:
+    """This host's place among so many; None where it is the only one. Options come first, then the environment.
 
     Raises:
-        InputError: the place of this host is not said, or is none of the plan's.
+        InputError: the place of this host is not said, or is none of these.
         EnvironmentProblem: Slurm does not say what its hosts are called.
     """
-    hosts = num_hosts(plan)
     if hosts == 1:
         return None
     number = node_rank if node_rank is not None else _integer(environment, _NUMBER)
@@ -48,16 +61,14 @@ def find_host(
             name for name, value in (("--node-rank", number), ("--master-addr", address)) if value is None
         )
         raise InputError(
-            f"the plan fills {hosts} hosts, and nothing says which one this is: {missing} is missing",
+            f"{what} fills {hosts} hosts, and nothing says which one this is: {missing} is missing",
             hint="start `planner launch` on every host, with srun or with these options; --dry-run shows the commands",
         )
     count = _integer(environment, _COUNT) if node_rank is None else None
     if count not in (None, hosts):
-        raise InputError(
-            f"the plan fills {hosts} hosts, and this job has {count}", hint="ask for as many, or plan again"
-        )
+        raise InputError(f"{what} fills {hosts} hosts, and this job has {count}", hint="ask for as many, or plan again")
     if not 0 <= number < hosts:
-        raise InputError(f"this is host {number}, and the plan fills hosts 0 to {hosts - 1}")
+        raise InputError(f"this is host {number}, and {what} fills hosts 0 to {hosts - 1}")
     if environment.get("SLURM_LOCALID", "0") != "0" and node_rank is None:
         raise InputError("a second task runs `planner launch` on this host", hint="srun --ntasks-per-node=1")
     port = master_port or _integer(environment, _PORT) or DEFAULT_PORT

@@ -114,8 +114,9 @@ class _StageColumns:
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         names = [line_label(line.name) for line in self._plan.memory[0].lines]
+        names_width = max(map(len, [*names, "layers of the tower"] if self._plan.model.vision else names))
         width = 2 + max(max(map(len, self._widest(group))) for group in self._groups)
-        fit = max(1, (options.max_width - max(map(len, names))) // width)
+        fit = max(1, (options.max_width - names_width) // width)
         for first in range(0, len(self._groups), fit):
             if first:
                 yield Text("")
@@ -130,6 +131,9 @@ class _StageColumns:
         stages = [group[0] for group in groups]
         layers = [str(self._plan.layout.layers_of_stage(stage.stage)) for stage in stages]
         rows: list[list[RenderableType]] = [["layers", *layers]]
+        if tower := self._plan.model.vision:
+            of_first = f"+{tower.encoder.num_layers}"
+            rows.append(["layers of the tower", *("" if stage.stage else of_first for stage in stages)])
         for index, name in enumerate(names):
             rows.append([name, *(self._scale(float(stage.lines[index].num_bytes)) for stage in stages)])
         rows.append([Text("total", style="bold"), *(Text(self._scale(s.total_bytes), style="bold") for s in stages)])

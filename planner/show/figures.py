@@ -35,10 +35,6 @@ class Scale:
         """The number alone, the unit stands once in the heading; exactly nothing is a dash."""
         return f"{value / self.factor:,.{self.digits}f}" if value else "-"
 
-    def with_unit(self, value: float) -> str:
-        """The number and its unit."""
-        return f"{self(value)} {self.unit}"
-
 
 def bytes_scale(values: Iterable[float]) -> Scale:
     """Binary units by the largest value, with four figures for it."""

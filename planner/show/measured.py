@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Final
 
 from rich.text import Text
 
@@ -12,17 +12,22 @@ from planner.show.words import line_label
 from planner.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from rich.console import Group, RenderableType
 
     from planner.measured import Deviation
+    from planner.specs.cluster import ClusterSpec
 
+_OF_LINK: Final = ("bandwidth", "latency", "startup", "efficiency")
 _HEADER = ("planned", "measured", "ratio", "")
 
 
-def comparison(deviations: Sequence[Deviation]) -> Group:
-    """Each line as planned and as measured; what was not measured says why, what is nothing in both is left out."""
+def comparison(deviations: Sequence[Deviation], commands: Sequence[str] = ()) -> Group:
+    """Each line as planned and as measured; what was not measured says why, what is nothing in both is left out.
+
+    commands: what to type next.
+    """
     shown = [each for each in deviations if each.planned or each.measured]
     notes = list(dict.fromkeys(each.note for each in shown if each.note))
     times = [(_label(each), *_figures(each, notes)) for each in shown if each.stage is None]
@@ -34,6 +39,9 @@ def comparison(deviations: Sequence[Deviation]) -> Group:
         section("Memory of a device, predicted against measured", memory_table) if memory else None,
         section("Notes", Columns(((_mark(i), clean(note)) for i, note in enumerate(notes)), wrap=(1,)))
         if notes
+        else None,
+        section("Next, to plan with what this run taught", *(Text(each, overflow="fold") for each in commands))
+        if commands
         else None,
     )
 
@@ -56,3 +64,29 @@ def _figure(value: float | None, unit: str) -> str:
     if value is None:
         return "-"
     return format_bytes(value) if unit == "bytes" else format_seconds(value)
+
+
+def measured_document_view(found: ClusterSpec, made: ClusterSpec, curves: Mapping[str, Any]) -> Group:
+    """What the detected document said of device and links, beside what was measured."""
+    before, after = (dict(_numbers(each)) for each in (found, made))
+    rows = [(key, _number(before[key]), _number(after[key])) for key in after if before[key] != after[key]]
+    table = Columns(rows, right=(1, 2), header=("", "before", "measured"))
+    notes = []
+    if curves.get("load_average", 0.0) > curves["ranks_per_host"] + 0.5:
+        notes.append(f"the machine was not idle: {curves['load_average']:.1f} programs ran; measure again when it is")
+    if not curves.get("complete", True):
+        notes.append("the time was up; what is left out keeps its default")
+    return stack(section("Measured", table), *(Text(note, style="bold red") for note in notes))
+
+
+def _numbers(cluster: ClusterSpec) -> Iterator[tuple[str, float]]:
+    device = cluster.device
+    yield from ((f"device.peak.{name}", peak) for name, peak in device.peak.items())
+    yield "device.memory_bandwidth", device.memory_bandwidth
+    yield from ((f"device.efficiency.{key}", value) for key, value in dict(device.efficiency).items())
+    for link in cluster.links:
+        yield from ((f"{link.name}.{key}", getattr(link, key)) for key in _OF_LINK)
+
+
+def _number(value: float) -> str:
+    return f"{value:.3g}"

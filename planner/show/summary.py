@@ -14,6 +14,8 @@ from planner.cost.ledger import LineName, total_exposed_seconds
 from planner.cost.parameters import num_params
 from planner.cost.run import devices_in_use
 from planner.fit import chance_words, fit_words
+from planner.no_plan import command_again
+from planner.plan import plan_to_dict
 from planner.search.near_ties import NEAR_TIE, more_or_less
 from planner.show.columns import Columns, Flow, assignments
 from planner.show.figures import MemoryBar, StepBar, bytes_scale, fill_of, seconds_scale
@@ -76,6 +78,15 @@ def next_command(plan: Plan, command: str, saved_as: Path | None) -> str:
     if plan.engine.name == "torch" and plan.cluster.hosts == 1:
         verb = "launch"
     return f"planner {verb} {clean(shlex.quote(str(saved_as)))}"
+
+
+def learning_commands(plan: Plan, run: Path) -> tuple[str, str]:
+    """What to type after a run: learn from it, then plan the same job again."""
+    again = command_again(plan_to_dict(plan)).replace("planner explain", "planner plan").partition(" --layout ")[0]
+    return (
+        f"planner calibrate {clean(shlex.quote(str(run)))} -o mine.json",
+        f"{clean(again)} --calibration mine.json",
+    )
 
 
 def heading(plan: Plan) -> Text:

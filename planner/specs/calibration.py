@@ -20,8 +20,10 @@ class CalibrationEntry(Document):
 
     experts: whether the model has experts, whose kernels and exchanges are others.
 
-    slowdown: computing takes this many times what the roofline says; the entries that match multiply. attention:
-    share of the 16-bit peak that fused attention reaches, in place of the device file's. low, high: 10 % and 90 %
+    slowdown: computing takes this many times what the roofline says; the entries that match multiply. memory, host,
+    scale_up, network: the same of operators that only move bytes, of what the host takes for launches, layers and
+    steps, of the innermost link, and of the links beyond it. attention: share of the 16-bit peak that fused attention
+    reaches, in place of the device file's. low, high: 10 % and 90 %
     quantiles of measured over predicted step time; without them the evidence of published runs speaks. alone: no
     entry after this one counts. num_rows: measured runs behind it, from these sources.
     """
@@ -31,6 +33,10 @@ class CalibrationEntry(Document):
     precision: PrecisionClass | None = None
     experts: bool | None = None
     slowdown: float = Field(default=1.0, gt=0, le=100)
+    memory: float = Field(default=1.0, gt=0, le=100)
+    host: float = Field(default=1.0, gt=0, le=100)
+    scale_up: float = Field(default=1.0, gt=0, le=100)
+    network: float = Field(default=1.0, gt=0, le=100)
     attention: float | None = Field(default=None, gt=0, le=1)
     low: float | None = Field(default=None, gt=0)
     high: float | None = Field(default=None, gt=0)
@@ -38,6 +44,9 @@ class CalibrationEntry(Document):
     num_rows: int = Field(default=0, ge=0)
     sources: tuple[str, ...] = ()
 
+
+FACTORS: Final = ("slowdown", "memory", "host", "scale_up", "network")
+"""Fields that multiply over the entries that match."""
 
 UNCALIBRATED: Final = CalibrationEntry()
 """The data sheet and the device file alone, without an error band."""
@@ -110,7 +119,7 @@ def find_entry(
 ) -> CalibrationEntry:
     """What the matching entries say together; `UNCALIBRATED` where none matches.
 
-    Slowdowns multiply. Everything else is that of the first entry that states it.
+    Slowdowns and other factors multiply. Everything else is that of the first entry that states it.
     """
     wanted = {"device": device, "engine": engine, "precision": precision_class(precision), "experts": experts}
     matching = [
@@ -127,4 +136,5 @@ def find_entry(
     }
     for key in ("attention", "low", "high", "num_rows", "sources"):
         found |= next(({key: value} for entry in matching if (value := getattr(entry, key))), {})
-    return CalibrationEntry(**found, slowdown=math.prod(entry.slowdown for entry in matching))
+    found |= {key: math.prod(getattr(entry, key) for entry in matching) for key in FACTORS}
+    return CalibrationEntry(**found)

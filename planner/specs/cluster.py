@@ -104,6 +104,8 @@ class LinkSpec(Document):
     devices_per_adapter: devices that share one network adapter, or one PCIe root port; `bandwidth` is each one's part.
     kind: `pcie` joins cards that have no switch in common. What one sends to another goes up into the host's memory and
     down again.
+    measured_bandwidth, measured_hosts: what one device got in a collective over so many hosts, line rate aside. Groups
+    over fewer hosts get more, up to `bandwidth` over two; over more hosts as much.
     links_per_device, wiring: of a mesh; `bandwidth` is that of all links of a device together.
     """
 
@@ -119,6 +121,8 @@ class LinkSpec(Document):
     devices_per_adapter: int = Field(default=1, ge=1, le=10_000)
     links_per_device: int | None = Field(default=None, ge=1, le=10_000)
     wiring: Literal["all-to-all", "hybrid-cube"] = "all-to-all"
+    measured_bandwidth: Bandwidth | None = None
+    measured_hosts: int | None = Field(default=None, ge=3, le=10_000_000)
 
     @property
     def num_devices(self) -> int | None:
@@ -136,6 +140,10 @@ class LinkSpec(Document):
             raise ValueError("links_per_device and wiring describe a mesh; write `kind: mesh`")
         if self.wiring == "hybrid-cube" and (self.links_per_device, self.num_devices) != (6, 8):
             raise ValueError("the hybrid cube mesh joins 8 devices with 6 links each")
+        if (self.measured_bandwidth is None) != (self.measured_hosts is None):
+            raise ValueError("measured_bandwidth and measured_hosts belong together; write both or neither")
+        if self.measured_bandwidth is not None and self.measured_bandwidth > self.bandwidth:
+            raise ValueError("measured_bandwidth is more than bandwidth, the line rate; correct one of them")
         if self.in_network is not None and self.kind not in ("switch", "fat-tree"):
             raise ValueError(f"a link of kind {self.kind} has no switch that could reduce (in_network)")
         return self

@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, NoReturn
+from dataclasses import dataclass, replace
+from functools import cache
+from importlib.resources import files
+from typing import TYPE_CHECKING, Any, Final
 
 from planner.errors import InputError
 from planner.specs.huggingface_config import Config
-from planner.specs.huggingface_types import TYPES
-from planner.specs.text import did_you_mean, printable, quoted
+from planner.specs.huggingface_types import MISSING, TYPES
+from planner.specs.huggingface_vision import CAUSAL, PROJECTORS, TIES, TOWERS, Join, add_vision
+from planner.specs.text import any_of, did_you_mean, printable, quoted
 from planner.specs.yaml import MAX_DEPTH, MAX_NODES, read_text
 
 if TYPE_CHECKING:
@@ -41,7 +44,24 @@ _HARMLESS: Final = re.compile(
     | n_group | topk_group | topk_method | routed_scaling_factor | scoring_func | seq_aux | aux_loss_alpha | ep_size
     | moe_capacity_factor | experts_per_token | swiglu_limit | initial_context_length | clip_qkv | is_decoder
     | is_encoder_decoder | position_embedding_type | classifier_dropout | encoder_stride | cache_implementation
-    | relative_attention_max_distance | use_qk_norm | tie_word_embeddings
+    | relative_attention_max_distance | use_qk_norm | tie_word_embeddings | expert_selection_fn
+    | prefix_dense_sliding_window_pattern | shared_expert_combination_strategy | use_bidirectional_attention
+    | mup_\w+ | \w+_multipliers | mamba_chunk_size | mamba_norm_before_gate | use_mamba\w* | use_associative_scan
+    | num_logits_to_keep | attention_value_scale | moe_renormalize | kda_\w+ | rope_interleave | block_size
+    | (full|linear)_attn_(alpha|beta)_factor | mlp_(alpha|beta)_factor | layer_group_size | routed_scaling_factor
+    | head_wise_\w+ | moe_routed_scaling_factor | moe_apply_router_weight_on_input | moe_router_logit_softcapping
+    | lambda_std_dev | prefix_lm | swiglu_alpha | rescale_every | linear_allow_neg_eigval | linear_(a_log|dt)_\w+
+    | attention_probs_dropout_prob | input_jitter_noise | moe_shared_expert_overlap | residual_in_fp32 | moe_norm_min
+    | num_expert_group | max_window_layers | scale_attention_softmax_in_fp32 | layer_rope_theta
+    | router_scaling_factor | (encoder|decoder)_layerdrop | attention_type | num_random_blocks | forced_\w+
+    | share_encoder_decoder_embeddings | apply_spec_augment | mask_\w+ | use_weighted_layer_sum
+    | encoder_no_repeat_ngram_size | scale_embedding | use_task_id | static_position_embeddings | relative_max_distance
+    | add_final_layer_norm | normalize_\w+ | disable_ngram_loss | ngram_\w+ | use_fast | image_token_index
+    | mlp_hidden_act | mamba_hidden_act | use_expert_bias | rescale_prenorm_residual | end_n_top | start_n_top
+    | mask_index | unk_index | lang_id | \w*_index | mtp_layers_block_type | ff_activation | use_mems_\w+
+    | hidden_states_scale\w* | enable_moe_fp32_combine | rotary_dim | enable_lm_head_fp32 | resid_\w+ | embd_\w+
+    | num_sliding_attention_heads | qk_scale_factor | moe_router_scaling_factor | post_norm_eps | layer_?scale_\w+
+    | norm_(mean|std)
     """,
     re.VERBOSE,
 )
@@ -81,23 +101,87 @@ def config_from_text(text: str, shown: str, model_name: str = "model") -> Huggin
     outer = _parse(text, shown)
     config = Config(name=shown, text=text, values=outer)
     notes = []
-    if isinstance(outer.get("text_config"), dict):
+    join = _join(outer, shown, text)
+    if join is not None:
+        config = join.text
+    elif isinstance(outer.get("text_config"), dict):
         inner = {**outer["text_config"]}
         inner.setdefault("model_type", f"{outer.get('model_type')}_text")
+        if "tie_word_embeddings" in outer and not _is_text_model(outer):
+            inner["tie_word_embeddings"] = outer["tie_word_embeddings"]
         config = Config(name=shown, text=text, values=inner)
         notes.append("only text_config is read: what surrounds the text model is neither counted nor priced")
     if outer.get("auto_map"):
         notes.append("auto_map names code that comes with the checkpoint: it is not run, the model_type decides")
     model_type = _model_type(config)
+    if model_type.recorded:
+        _fill_in(config)
     config.put("name", model_name, "model_type")
     model_type.translate(config)
+    if outer.get("model_type") == "fuyu":  # patches are projected at once, without a tower
+        size = Config(name=shown, text=text, values=outer)
+        pixels = size.count("patch_size", 30) ** 2 * size.count("num_channels", 3)
+        config.add("input_matrix_params", (pixels + 1) * config.filled("hidden_size"))
     _refuse_unread(config)
+    if join is not None:
+        add_vision(join, str(outer["model_type"]))
+        _refuse_unread(join.tower)
     notes += [*config.notes, *_quantization(outer)]
     return HuggingFaceModel(tree=config.tree(), notes=tuple(notes))
 
 
+def _join(outer: dict[str, Any], shown: str, text: str) -> Join | None:
+    """The three parts of the file of a model that reads images; None of any other, or where no tower is described."""
+    name = str(outer.get("model_type"))
+    if name not in PROJECTORS or not isinstance(outer.get("vision_config"), dict):
+        return None
+    if _is_text_model(outer):
+        return None
+    known = _class_defaults().get(f"outer:{name}", {"keys": {}, "tower": "", "text": ""})
+    whole = {**known["keys"], **outer}
+    inner = outer.get("text_config")
+    kind = inner.get("model_type", known["text"]) if isinstance(inner, dict) else known["text"]
+    sizes = _class_defaults().get(f"nested:{kind}", {}) if isinstance(inner, dict) else {}
+    if not isinstance(inner, dict):
+        inner = {key: value for key, value in outer.items() if key != "model_type" and not key.endswith("_config")}
+        sizes = {"model_type": name} if name in TYPES else {}
+    inner = {"model_type": known["text"] or f"{name}_text", **sizes, **inner}
+    if (tied := TIES.get(name, whole.get("tie_word_embeddings"))) is not None:
+        inner["tie_word_embeddings"] = tied
+    tower = outer["vision_config"]
+    kind = tower.get("model_type")
+    kind = known["tower"] if kind in (None, name) else kind
+    if not kind:
+        return None
+    config = Config(name=shown, text=text, values=tower)
+    if kind not in TOWERS:
+        config.refuse(
+            "vision_config", f"a tower of model_type {quoted(kind)} is not supported", f"{any_of(sorted(TOWERS))}"
+        )
+    defaults = _class_defaults().get(f"tower:{kind}", {"keys": {}})["keys"]
+    config = replace(config, values={**defaults, **tower, "model_type": kind})
+    return Join(
+        outer=Config(name=shown, text=text, values=whole),
+        tower=config,
+        text=Config(name=shown, text=text, values=inner),
+    )
+
+
+def _is_text_model(outer: dict[str, Any]) -> bool:
+    """Whether `architectures` names the text model alone, whose own keys then decide everything."""
+    names = outer.get("architectures")
+    return (
+        isinstance(names, list)
+        and outer.get("model_type") not in CAUSAL
+        and any(str(name).endswith("ForCausalLM") for name in names)
+    )
+
+
 def _parse(text: str, name: str) -> dict[str, Any]:
-    """Strict JSON: no comments, no NaN, no key twice, not nested or long beyond the limits of our documents."""
+    """Strict JSON: no comments, no NaN, no key twice, not nested or long beyond the limits of our documents.
+
+    Infinity is read, as Python writes it: limits of time steps in Mamba's files are infinite.
+    """
 
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         found = dict(pairs)
@@ -107,11 +191,13 @@ def _parse(text: str, name: str) -> dict[str, Any]:
             raise InputError(f"{quoted(twice)} is given twice", where=name, hint="keep one of them")
         return found
 
-    def refuse(constant: str) -> NoReturn:
-        raise InputError(f"{constant} is not a finite number", where=name)
+    def constant(written: str) -> float:
+        if written == "NaN":
+            raise InputError("NaN is not a finite number", where=name)
+        return float(written)
 
     try:
-        data = json.loads(text, object_pairs_hook=unique, parse_constant=refuse)
+        data = json.loads(text, object_pairs_hook=unique, parse_constant=constant)
     except json.JSONDecodeError as error:
         where = f"{name}:{error.lineno}:{error.colno}"
         raise InputError(f"this is not valid JSON: {error.msg}", where=where) from None
@@ -135,12 +221,44 @@ def _walk(value: Any, name: str, depth: int = 1) -> Iterator[Any]:
         yield from _walk(child, name, depth + 1)
 
 
+@cache
+def _class_defaults() -> dict[str, dict[str, Any]]:
+    """What missing keys mean, by type.
+
+    Source: configuration classes of transformers 5.23, recorded by tools/hf_counts.py.
+    """
+    text = files("planner").joinpath("specs", "huggingface_defaults.json").read_text(encoding="utf-8")
+    found: dict[str, dict[str, Any]] = json.loads(text)
+    return found
+
+
+_ANOTHER_WAY: Final = {
+    "mlp_layer_types": ("first_k_dense_replace", "num_dense_layers", "mlp_only_layers"),
+    "layer_types": ("sliding_window_pattern", "full_attention_interval", "global_attn_every_n_layers"),
+    "per_layer_config": ("global_head_dim", "num_global_key_value_heads"),
+    "layers_block_type": ("hybrid_override_pattern",),
+    "attention_layers": ("attention_types",),
+}
+"""Older keys that say the same as a list of layers."""
+
+
+def _fill_in(config: Config) -> None:
+    """Defaults of the class for missing keys; what the class works out from other keys must be in the file."""
+    known = _class_defaults().get(str(config.values["model_type"]), {"keys": {}, "follows": []})
+    for key in known["follows"]:
+        if config.values.get(key) is None and not any(each in config.values for each in _ANOTHER_WAY.get(key, ())):
+            config.missing.append(key)
+    config.values.update({**known["keys"], **config.values})
+
+
 def _model_type(config: Config) -> ModelType:
     name = config.values.get("model_type")
-    supported = f"supported: {', '.join(sorted(TYPES))}"
+    supported = f"{len(TYPES)} types are supported, such as llama, qwen3_moe, deepseek_v3 and nemotron_h"
     if name is None:
         raise InputError("`model_type` is missing", where=config.name, hint=supported)
     if not isinstance(name, str) or name not in TYPES:
+        if block := MISSING.get(str(name)):
+            config.refuse("model_type", f"model_type {quoted(name)} is not supported: it has {block}", supported)
         close = did_you_mean(str(name), TYPES)
         config.refuse("model_type", f"model_type {quoted(name)} is not supported", f"{close} {supported}".strip())
     return TYPES[name]

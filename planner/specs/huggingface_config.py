@@ -56,6 +56,29 @@ class Config:
             self.refuse(key, f"`{key}` must be a list, not {quoted(value)}")
         return value
 
+    def flag(self, key: str, default: bool = False) -> bool:
+        """The value of a key that must be true or false, or `default` where it is missing or null.
+
+        Raises:
+            InputError: it is something else.
+        """
+        value = self.get(key, default)
+        if not isinstance(value, bool):
+            self.refuse(key, f"`{key}` must be true or false, not {quoted(value)}")
+        return value
+
+    def add(self, target: str, value: int) -> None:
+        """Add to our field `target`, a number of parameters."""
+        self.put(target, self.filled(target) + value, "model_type")
+
+    def add_kind(self, num_layers: int, origin: str, **fields: Any) -> None:
+        """Add layers of a kind of their own, with the fields in which they differ."""
+        known = [
+            kind for kind in self.document.get("layers", ()) if {**kind, "num_layers": 0} != {**fields, "num_layers": 0}
+        ]
+        same = sum(kind["num_layers"] for kind in self.document.get("layers", ()) if kind not in known)
+        self.put("layers", (*known, {"num_layers": num_layers + same, **fields}), origin)
+
     def filled(self, target: str) -> int:
         """What our field `target` holds so far; 0 where that is no whole number, which is reported later."""
         value = self.document.get(target)
@@ -69,6 +92,15 @@ class Config:
             document = document.setdefault(parent, {})
         document[last] = value
         self._origins[target] = origin
+
+    def adopt(self, prefix: str, other: Config) -> None:
+        """Take the fields of another part of the file as those of our document `prefix`, and its notes."""
+        for target, origin in other._origins.items():
+            value: Any = other.document
+            for part in target.split("."):
+                value = value[part]
+            self.put(f"{prefix}.{target}", value, origin)
+        self.notes.extend(other.notes)
 
     def refuse(self, key: str, message: str, hint: str = "") -> NoReturn:
         """Raise an `InputError` that points at `key`."""
@@ -98,7 +130,7 @@ class Config:
                 data[key] = self._node(value, f"{prefix}{key}.")
                 continue
             where, line = self._place(self._origins[prefix + key])
-            data[key] = Node(data=_plain(value), where=where, key_where=where, source_line=line)
+            data[key] = _as_node(value, where, line)
         return Node(data=data, where=self.name)
 
     def _place(self, key: str) -> tuple[str, str]:
@@ -112,6 +144,11 @@ class Config:
         return f"{self.name}:{before.count(chr(10)) + 1}:{found.start() - start + 1}", printable(line)
 
 
-def _plain(value: Any) -> Any:
-    """A value as a node holds it; what no field of ours can be is left as its text, for the message about it."""
-    return value if isinstance(value, str | int | float) else str(value)
+def _as_node(value: Any, where: str, line: str) -> Node:
+    """A value as a node; what no field of ours can be is left as its text, for the message about it."""
+    data: Any = value if isinstance(value, str | int | float) else str(value)
+    if isinstance(value, tuple):
+        data = tuple(_as_node(each, where, line) for each in value)
+    elif isinstance(value, dict):
+        data = {key: _as_node(each, where, line) for key, each in value.items()}
+    return Node(data=data, where=where, key_where=where, source_line=line)

@@ -159,6 +159,8 @@ def falcon(config: Config) -> None:
     config.put("parallel_attention", new or parallel, "parallel_attn")
     if config.get("alibi", False):
         config.put("position", "alibi", "alibi")
+    for target in ("attention_bias", "mlp_bias"):
+        config.put(target, config.flag("bias"), "bias")
 
 
 def opt_embeddings(config: Config) -> None:
@@ -191,3 +193,12 @@ def patch_positions(config: Config) -> None:
 def base_model(config: Config) -> None:
     """Encoders are counted without a head."""
     config.notes.append("counted as the base model with its pooler, without a head for a task")
+
+
+def ignore(*keys: str) -> Callable[[Config], None]:
+    """Keys that change neither what is counted nor what is priced."""
+
+    def rule(config: Config) -> None:
+        config.read.update(keys)
+
+    return rule

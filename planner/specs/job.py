@@ -121,6 +121,11 @@ class PoolJob(Job):
         return self.calibration.attention or self.cluster.device.efficiency.attention
 
     @property
+    def launch_seconds(self) -> float:
+        """Host time of an operator that the device cannot hide."""
+        return self.cluster.device.efficiency.launch * self.calibration.host
+
+    @property
     def whole_memory_bytes(self) -> float:
         """All that a program can have on one device, its context and buffers included; no headroom is left.
 

@@ -58,7 +58,8 @@ class MixtureOfExperts(Document):
     ffn_hidden_size: width of one routed expert. shared_ffn_hidden_size: width of all shared experts together.
     num_dense_layers: leading layers with an ordinary feed-forward block. layer_frequency: of the layers after
     them every this many-th has experts. expert_bias: on both (with a gate all three) matrices of an expert.
-    shared_gate: the output of the shared experts is weighted by a learned gate (Qwen2-MoE).
+    shared_gate: the output of the shared experts is weighted by a learned gate (Qwen2-MoE). vector_params: of a layer
+    with experts, what no other field names.
     num_groups, groups_per_token: the experts stand in groups in order, and those of a token are of this many groups.
     imbalance: tokens of the busiest rank over the mean.
     """
@@ -74,6 +75,7 @@ class MixtureOfExperts(Document):
     router_bias: bool = False
     expert_bias: bool = False
     shared_gate: bool = False
+    vector_params: int = Field(default=0, ge=0, le=10**12)
     imbalance: float = Field(default=1.0, ge=1, le=1_000)
 
     @model_validator(mode="after")
@@ -104,6 +106,86 @@ class LatentAttention(Document):
     value_head_size: int = Field(ge=1, le=100_000)
 
 
+class SparseAttention(Document):
+    """An indexer that chooses `top_k` keys for each query by light heads of its own (DeepSeek-V3.2).
+
+    With latent attention its queries come from the latent of the queries.
+    """
+
+    num_heads: int = Field(ge=1, le=100_000)
+    head_size: int = Field(ge=1, le=100_000)
+    top_k: int = Field(ge=1, le=1_000_000_000)
+
+
+class Mixer(Document):
+    """A block that mixes tokens through a state of fixed size: linear attention, state space, or a short convolution.
+
+    num_heads: of values; num_key_heads: of queries and keys, or groups of Mamba-2; 0: as many as num_heads.
+    key_size: of one head's queries and keys, or the state size of Mamba. value_size: of one head's values.
+    kernel: taps of the convolution before the state; 0 for none. rank: of low-rank gates and time steps; 0: a whole
+    matrix. bias: on the projections; conv_bias: of the convolution. norm: of the output. state_norms: of what a token
+    gives to the state (Jamba).
+    """
+
+    kind: Literal["mamba", "mamba2", "gated-deltanet", "kda", "lightning", "convolution", "rg-lru", "rwkv", "mlstm"]
+    num_heads: int = Field(ge=1, le=1_000_000)
+    num_key_heads: int = Field(default=0, ge=0, le=1_000_000)
+    key_size: int = Field(default=0, ge=0, le=1_000_000)
+    value_size: int = Field(ge=1, le=1_000_000)
+    kernel: int = Field(default=0, ge=0, le=10_000)
+    rank: int = Field(default=0, ge=0, le=1_000_000)
+    bias: bool = False
+    conv_bias: bool = False
+    norm: bool = True
+    state_norms: bool = False
+
+
+class LayerKind(Document):
+    """Layers of a stack that differ from the plain ones; they are spread evenly over the stack.
+
+    Each field replaces that of the model; what is left out is as in the model. ffn_hidden_size: 0 for no feed-forward
+    block. experts: false gives them an ordinary feed-forward block where the model has experts. latent: false gives
+    them plain attention where the model has latent attention.
+    """
+
+    num_layers: int = Field(ge=1, le=10_000)
+    mixer: Mixer | None = None
+    attends: bool | None = None
+    experts: bool = True
+    latent: bool = True
+    mla: LatentAttention | None = None
+    sparse: SparseAttention | None = None
+    num_heads: int | None = Field(default=None, ge=1, le=100_000)
+    num_kv_heads: int | None = Field(default=None, ge=1, le=100_000)
+    head_size: int | None = Field(default=None, ge=1, le=100_000)
+    value_head_size: int | None = Field(default=None, ge=0, le=100_000)
+    ffn_hidden_size: int | None = Field(default=None, ge=0, le=10_000_000)
+    sliding_window: int | None = Field(default=None, ge=0, le=1_000_000_000)
+    norms_per_layer: int | None = Field(default=None, ge=0, le=6)
+    qk_norm: Literal["none", "head", "width"] | None = None
+    qkv_bias: bool | None = None
+    attention_bias: bool | None = None
+    attention_sinks: bool | None = None
+    attention_gate: Literal["none", "head", "element"] | None = None
+    keys_are_values: bool | None = None
+    shares_keys: bool | None = None
+    layer_matrix_params: int | None = Field(default=None, ge=0, le=10**15)
+    layer_vector_params: int | None = Field(default=None, ge=0, le=10**12)
+
+    def applied(self, model: ModelSpec) -> ModelSpec:
+        """The model as if all of its layers were of this kind."""
+        own = {key: value for key in _REPLACED if (value := getattr(self, key)) is not None}
+        own |= {"layers": (), "moe": model.moe if self.experts else None}
+        if not self.latent:
+            own["mla"] = None
+        if self.sliding_window is not None:
+            own["global_every"] = 0 if self.sliding_window else 1
+        return model.model_copy(update=own)
+
+
+_REPLACED = tuple(name for name in LayerKind.model_fields if name not in ("num_layers", "experts", "latent"))
+
+
 class RotaryScaling(Document):
     """Slower rotary positions for contexts beyond the first training's, as Llama 3.1 has them.
 
@@ -125,16 +207,43 @@ class RotaryScaling(Document):
 
 
 class PatchEmbedding(Document):
-    """Square patches of a square image, projected, in place of a token embedding; one more token stands for all."""
+    """Square patches of a square image, projected, in place of a token embedding; one more token stands for all.
+
+    num_frames: of a video, that a patch spans (Qwen2-VL). class_tokens: tokens beside the patches. bias: of the
+    projection.
+    """
 
     image_size: int = Field(ge=1, le=100_000)
     patch_size: int = Field(ge=1, le=100_000)
     num_channels: int = Field(default=3, ge=1, le=1_000)
+    num_frames: int = Field(default=1, ge=1, le=1_000)
+    class_tokens: int = Field(default=1, ge=0, le=1_000)
+    bias: bool = True
 
     @model_validator(mode="after")
     def _check_tiling(self) -> Self:
         if self.image_size % self.patch_size:
             raise ValueError(f"patch_size: {self.patch_size} does not divide image_size {self.image_size}")
+        return self
+
+
+class VisionTower(Document):
+    """An encoder of images in front of a decoder, and the projector that makes tokens of the sequence from its patches.
+
+    encoder: a model of kind `encoder` with patches; its max_sequence_length counts the patches of an image.
+    tokens_per_image: tokens of an image in the sequence of the decoder. images_per_sequence: the mean over the data.
+    projector_params: parameters between the tower and the decoder, which each token of an image is multiplied with.
+    """
+
+    encoder: ModelSpec
+    tokens_per_image: int = Field(ge=1, le=1_000_000_000)
+    images_per_sequence: float = Field(default=1.0, ge=0, le=1_000_000)
+    projector_params: int = Field(default=0, ge=0, le=10**15)
+
+    @model_validator(mode="after")
+    def _check_encoder(self) -> Self:
+        if self.encoder.kind != "encoder" or self.encoder.patches is None or self.encoder.output_head:
+            raise ValueError("encoder: the tower is of kind encoder, with patches and without an output_head")
         return self
 
 
@@ -159,6 +268,16 @@ class ModelSpec(Document):
     relative_buckets: rows of T5's table of relative positions, one table for each stack.
     embedding_norm: a norm behind the embedding; final_norm: one behind the last layer of each stack.
     output_head: a projection to the vocabulary. num_token_types, pooler: of BERT; patches: of ViT.
+    norm_bias: LayerNorm has a bias; `unweighted` norms have no parameters. head_bias: of the output head.
+    ffn_hidden_size: 0 where layers have no feed-forward block.
+    cross_attention: each layer attends to an encoder too, that is no part of the model (the decoder of BART).
+    value_head_size: 0: as head_size. keys_are_values: one projection gives both; shares_keys: neither, they are those
+    of an earlier layer. attention_gate: the output of attention is weighted, by head or element, by a projection.
+    sparse: keys are chosen by an indexer. mixer: in place of attention, or beside it where `attends`.
+    layers: layers that differ from the plain ones, of which there are as many as these leave.
+    layer_matrix_params, layer_vector_params: of each layer, in matrices and vectors that no other field names.
+    vision: a tower that reads images, on the first stage.
+    table_params: looked up, input_matrix_params and output_matrix_params: multiplied with, at the model's ends.
     """
 
     name: Name
@@ -170,19 +289,35 @@ class ModelSpec(Document):
     num_heads: int = Field(ge=1, le=100_000)
     num_kv_heads: int = Field(default=0, ge=0, description="0: as many as num_heads")
     head_size: int = Field(default=0, ge=0, le=100_000, description="0: hidden_size / num_heads")
-    ffn_hidden_size: int = Field(ge=1, le=10_000_000)
+    ffn_hidden_size: int = Field(ge=0, le=10_000_000)
     vocab_size: int = Field(ge=1, le=100_000_000)
     max_sequence_length: int = Field(ge=1, le=1_000_000_000)
-    norm: Literal["layernorm", "rmsnorm"]
-    position: Literal["learned", "rope", "alibi", "relative"]
+    norm: Literal["layernorm", "rmsnorm", "unweighted"]
+    position: Literal["learned", "rope", "alibi", "relative", "none"]
     activation: Literal["gelu", "swiglu"]
     attention_bias: bool
     mlp_bias: bool
     tied_embeddings: bool
-    norms_per_layer: int = Field(default=2, ge=1, le=4)
+    norms_per_layer: int = Field(default=2, ge=0, le=6)
+    norm_bias: bool = True
     qkv_bias: bool = False
     parallel_attention: bool = False
     qk_norm: Literal["none", "head", "width"] = "none"
+    attends: bool = True
+    mixer: Mixer | None = None
+    layers: tuple[LayerKind, ...] = ()
+    sparse: SparseAttention | None = None
+    cross_attention: bool = False
+    value_head_size: int = Field(default=0, ge=0, le=100_000)
+    attention_gate: Literal["none", "head", "element"] = "none"
+    keys_are_values: bool = False
+    shares_keys: bool = False
+    head_bias: bool = False
+    layer_matrix_params: int = Field(default=0, ge=0, le=10**15)
+    layer_vector_params: int = Field(default=0, ge=0, le=10**12)
+    table_params: int = Field(default=0, ge=0, le=10**15)
+    input_matrix_params: int = Field(default=0, ge=0, le=10**15)
+    output_matrix_params: int = Field(default=0, ge=0, le=10**15)
     attention_sinks: bool = False
     embedding_norm: bool = False
     final_norm: bool = True
@@ -200,6 +335,7 @@ class ModelSpec(Document):
     rope_theta: float = Field(default=10_000.0, gt=0)
     rope_scaling: RotaryScaling | None = None
     norm_epsilon: float = Field(default=1e-5, gt=0)
+    vision: VisionTower | None = None
 
     @model_validator(mode="before")
     @classmethod
@@ -221,6 +357,12 @@ class ModelSpec(Document):
             derived["head_size"] = _latent_head_size(data.get("mla")) or _even_head_size(heads, hidden)
         derived["num_kv_heads"] = data.get("num_kv_heads") or heads
         return derived
+
+    @field_validator("layers", mode="before")
+    @classmethod
+    def _as_tuple(cls, value: Any) -> Any:
+        """JSON has lists only."""
+        return tuple(value) if isinstance(value, list) else value
 
     @field_validator("head_size", mode="before")
     @classmethod
@@ -259,6 +401,12 @@ class ModelSpec(Document):
         return self
 
     @model_validator(mode="after")
+    def _check_layers(self) -> Self:
+        if (num := sum(kind.num_layers for kind in self.layers)) > self.num_layers:
+            raise ValueError(f"layers: {num} layers of other kinds are more than num_layers {self.num_layers}")
+        return self
+
+    @model_validator(mode="after")
     def _check_kind(self) -> Self:
         if self.kind != "encoder-decoder":
             if self.num_encoder_layers:
@@ -272,9 +420,19 @@ class ModelSpec(Document):
             raise ValueError(f"kind: moe, mla and mtp_layers are of decoders, not of an {self.kind}")
         if self.kind == "decoder" and (self.patches or self.pooler or self.num_token_types or not self.output_head):
             raise ValueError("kind: a decoder has an output_head, and no patches, pooler or num_token_types")
+        if self.kind != "decoder" and self.vision:
+            raise ValueError(f"vision: a tower stands in front of a decoder, and kind is {self.kind}")
         if self.position == "relative" and self.kind != "encoder-decoder":
             raise ValueError(f"position: relative is of encoder-decoders, and kind is {self.kind}")
         return self
+
+    def kinds(self) -> tuple[tuple[int, ModelSpec], ...]:
+        """The kinds of layers, each as (how many, the model as if all layers were of it)."""
+        if not self.layers:
+            return ((self.num_layers, self),)
+        plain = self.num_layers - sum(kind.num_layers for kind in self.layers)
+        others = [(kind.num_layers, kind.applied(self)) for kind in self.layers]
+        return tuple(([(plain, self.model_copy(update={"layers": ()}))] if plain else []) + others)
 
     def layer_has_experts(self, number: Any) -> Any:
         """Whether layer `number` (from 0; or an array of them) has experts: behind the dense ones each n-th."""
@@ -293,6 +451,13 @@ class ModelSpec(Document):
         """Tokens that layer `number` (from 0) attends to; 0 for all before it."""
         return 0 if self.layer_is_global(number) else self.sliding_window
 
+    def _has_further_blocks(self) -> bool:
+        """Whether a layer or an end has blocks that only the code of the model type knows."""
+        gated = any(model.attention_gate != "none" or not model.attends for _, model in self.kinds())
+        odd = self.norm == "unweighted" or (self.norm == "layernorm" and not self.norm_bias)
+        odd |= self.norms_per_layer not in (1, 2, 4) or bool(self.moe and self.moe.vector_params)
+        return odd or gated or bool(self.layers) or any(getattr(self, name) for name in _FURTHER)
+
     @property
     def features(self) -> tuple[str, ...]:
         """What goes beyond the plain GPT and Llama blocks; an engine must list each to run the model."""
@@ -309,8 +474,27 @@ class ModelSpec(Document):
             "sliding_window": self.sliding_window > 0,
             "sinks": self.attention_sinks,
             "alibi": self.position == "alibi",
+            "state": any(model.mixer is not None for _, model in self.kinds()),
+            "sparse_attention": any(model.sparse is not None for _, model in self.kinds()),
+            "further_blocks": self._has_further_blocks(),
+            "vision": self.vision is not None,
         }
         return tuple(name for name, is_used in used.items() if is_used)
+
+
+_FURTHER: tuple[str, ...] = (
+    "value_head_size",
+    "keys_are_values",
+    "shares_keys",
+    "head_bias",
+    "layer_matrix_params",
+    "cross_attention",
+)
+_FURTHER += ("layer_vector_params", "table_params", "input_matrix_params", "output_matrix_params")
+
+
+VisionTower.model_rebuild()
+ModelSpec.model_rebuild()
 
 
 def _latent_head_size(mla: Any) -> int:

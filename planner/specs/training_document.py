@@ -84,12 +84,16 @@ def _check_precision(tree: Node, device: DeviceSpec, engine: EngineSpec) -> None
 
 
 def _check_positions(tree: Node, model: ModelSpec) -> None:
-    """Rotary positions extend beyond the length that a model was made for; a learned table does not."""
+    """Rotary positions extend beyond the length that a model was made for; a learned table does not, nor do images."""
     node, longest = _entry(tree, "sequence_length"), model.max_sequence_length
     if model.position == "learned" and isinstance(node.data, int) and node.data > longest:
         message = f"{model.name} has learned positions for {longest} tokens, not {node.data}"
         hint = f"at most {longest}, or --set model.max_sequence_length={node.data}"
         raise InputError(node.mistake(message, hint))
+    of_images = model.vision.images_per_sequence * model.vision.tokens_per_image if model.vision else 0.0
+    if isinstance(node.data, int) and of_images > node.data:
+        message = f"the images of a sequence of {model.name} are {of_images:,.0f} tokens, and it has {node.data:,}"
+        raise InputError(node.mistake(message, "a larger --seq-len, or a smaller model.vision.images_per_sequence"))
 
 
 def with_default(tree: Node, key: str, value: Any) -> Node:

@@ -77,7 +77,8 @@ def as_node(data: Any, where: str) -> Node:
     """Plain data, as of JSON, as a document whose values all stand at `where`."""
     if isinstance(data, dict):
         return Node(data={key: as_node(value, where) for key, value in data.items()}, where=where)
-    return Node(data=tuple(as_node(each, where) for each in data) if isinstance(data, list) else data, where=where)
+    is_list = isinstance(data, list | tuple)
+    return Node(data=tuple(as_node(each, where) for each in data) if is_list else data, where=where)
 
 
 def read_yaml(path: Path, name: str = "") -> Node:

@@ -15,7 +15,7 @@ from planner.cost.band import Band
 
 ROOT = Path(__file__).parents[2]
 TABLE = Path(__file__).parents[1] / "published" / "measurements.csv"
-EVERY = 30
+EVERY = 60
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,7 @@ import json
 import random
 import re
 import statistics
-from collections import defaultdict
+from collections import Counter, defaultdict
 from dataclasses import replace
 from pathlib import Path
 
@@ -32,12 +32,29 @@ ROW_KEYS = {
     "id", "supported", "reason", "measured_step_s", "predicted_step_s", "low_step_s", "high_step_s",
     "measured_mem_bytes", "predicted_mem_bytes", "predicted_fits",
 }  # fmt: skip
+SMALL = 110  # rows
+WHOLE = pytest.mark.parametrize("table", [pytest.param("all", marks=pytest.mark.slow)], indirect=True)
 GROUP_KEYS = {"by", "value", "num_rows", "median", "mean", "p90"}
 
 
+def write(rows: list[dict[str, str]], table: Path) -> Path:
+    with table.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, CELLS[0])
+        writer.writeheader()
+        writer.writerows(rows)
+    return table
+
+
+@pytest.fixture(scope="module", params=["small sources", pytest.param("all", marks=pytest.mark.slow)])
+def table(request: pytest.FixtureRequest) -> list[dict[str, str]]:
+    """Rows of whole sources, of which a sweep has need: those with few rows, or all."""
+    num_rows = Counter(row["source_set"] for row in CELLS)
+    return [row for row in CELLS if request.param == "all" or num_rows[row["source_set"]] <= SMALL]
+
+
 @pytest.fixture(scope="module")
-def report() -> Report:
-    return report_of(PUBLISHED)
+def report(table: list[dict[str, str]], tmp_path_factory: pytest.TempPathFactory) -> Report:
+    return report_of(write(table, tmp_path_factory.mktemp("table") / "runs.csv"))
 
 
 @pytest.fixture(scope="module")
@@ -49,16 +66,16 @@ def error(row: dict) -> float:
     return abs(row["measured_step_s"] / row["predicted_step_s"] - 1)
 
 
-def test_the_json_is_the_contract(document: dict) -> None:
-    assert [row["id"] for row in document["rows"]] == [row["id"] for row in CELLS]
+def test_the_json_is_the_contract(document: dict, table: list[dict[str, str]]) -> None:
+    assert [row["id"] for row in document["rows"]] == [row["id"] for row in table]
     assert all(set(row) >= ROW_KEYS for row in document["rows"])
     assert all(set(group) >= GROUP_KEYS for group in document["groups"])
     for row in document["rows"]:
         assert row["supported"] == (row["reason"] == "") == (row["predicted_step_s"] is not None)
 
 
-def test_measured_figures_are_those_of_the_table(document: dict) -> None:
-    for row, cells in zip(document["rows"], CELLS, strict=True):
+def test_measured_figures_are_those_of_the_table(document: dict, table: list[dict[str, str]]) -> None:
+    for row, cells in zip(document["rows"], table, strict=True):
         assert row["measured_step_s"] == (float(cells["measured_step_s"]) if cells["measured_step_s"] else None)
         assert row["measured_mem_bytes"] == (float(cells["mem_bytes"]) if cells["mem_bytes"] else None)
 
@@ -66,9 +83,11 @@ def test_measured_figures_are_those_of_the_table(document: dict) -> None:
 @pytest.mark.parametrize(
     ("by", "column"), [("source", "source_set"), ("architecture", "arch"), ("precision", "precision_class")]
 )
-def test_groups_hold_the_errors_of_their_rows(by: str, column: str, document: dict) -> None:
+def test_groups_hold_the_errors_of_their_rows(
+    by: str, column: str, document: dict, table: list[dict[str, str]]
+) -> None:
     errors = defaultdict(list)
-    for row, cells in zip(document["rows"], CELLS, strict=True):
+    for row, cells in zip(document["rows"], table, strict=True):
         if row["supported"] and row["measured_step_s"]:
             errors[cells[column]].append(error(row))
     found = {group["value"]: group for group in document["groups"] if group["by"] == by}
@@ -91,9 +110,9 @@ def test_every_key_covers_every_scored_row(document: dict) -> None:
     assert {"all", "source", "device", "engine", "architecture", "precision", "axes", "release"} == set(sizes)
 
 
-def test_memory_groups_hold_the_errors_of_their_rows(document: dict) -> None:
+def test_memory_groups_hold_the_errors_of_their_rows(document: dict, table: list[dict[str, str]]) -> None:
     errors = defaultdict(list)
-    for row, cells in zip(document["rows"], CELLS, strict=True):
+    for row, cells in zip(document["rows"], table, strict=True):
         if row["supported"] and row["measured_mem_bytes"]:
             errors[cells["mem_class"] or "not stated"].append(row["predicted_mem_bytes"] / row["measured_mem_bytes"])
     found = {group["value"]: group for group in document["memory_groups"] if group["by"] == "memory"}
@@ -103,9 +122,9 @@ def test_memory_groups_hold_the_errors_of_their_rows(document: dict) -> None:
         assert found[value]["ratio"] == pytest.approx(statistics.median(1 / ratio for ratio in own))
 
 
-def test_outcomes_count_the_rows(document: dict) -> None:
+def test_outcomes_count_the_rows(document: dict, table: list[dict[str, str]]) -> None:
     counts = {"num_oom": 0, "caught": 0, "num_ran": 0, "false_alarms": 0}
-    for row, cells in zip(document["rows"], CELLS, strict=True):
+    for row, cells in zip(document["rows"], table, strict=True):
         if row["predicted_fits"] is None or not (cells["oom"] == "1" or row["measured_step_s"]):
             continue  # of some rows only the memory is published
         ran_out = cells["oom"] == "1"
@@ -145,9 +164,9 @@ def test_reserved_memory_is_as_runs_saw_it(report: Report) -> None:
 # --- ranking ----------------------------------------------------------------------------------------------------
 
 
-def test_sweeps_compare_layouts_of_one_job(document: dict) -> None:
+def test_sweeps_compare_layouts_of_one_job(document: dict, table: list[dict[str, str]]) -> None:
     assert len(document["sweeps"]) >= 10
-    by_id = dict(zip((row["id"] for row in CELLS), zip(document["rows"], CELLS, strict=True), strict=True))
+    by_id = dict(zip((row["id"] for row in table), zip(document["rows"], table, strict=True), strict=True))
     # one sweep, by hand: the first whose layouts were each run once, with one batch
     for found in document["sweeps"]:
         size = re.search(r"on (\d+) x (.*), batch \d+, sequence (\d+), (\w+) ?(\S*)$", found["job"])
@@ -175,12 +194,20 @@ def test_sweeps_compare_layouts_of_one_job(document: dict) -> None:
     assert (found["clear_pairs"], found["ordered_pairs"]) == (len(pairs), right)
 
 
+def test_pairs_are_near_ties_or_apart(document: dict) -> None:
+    assert document["sweeps"]
+    for sweep in document["sweeps"]:
+        assert sweep["near_pairs"] + sweep["apart_pairs"] == sweep["num_rows"] * (sweep["num_rows"] - 1) // 2
+        assert sweep["ordered_near_pairs"] <= sweep["near_pairs"]
+        assert sweep["ordered_apart_pairs"] <= sweep["apart_pairs"]
+
+
+@WHOLE
 def test_near_ties_are_the_pairs_whose_order_forecasts_miss(document: dict) -> None:
     near, right, apart, apart_right = (
         sum(sweep[key] for sweep in document["sweeps"])
         for key in ("near_pairs", "ordered_near_pairs", "apart_pairs", "ordered_apart_pairs")
     )
-    assert near + apart == sum(sweep["num_rows"] * (sweep["num_rows"] - 1) // 2 for sweep in document["sweeps"])
     assert near >= 15
     assert right / near < 0.8 < 0.9 < apart_right / apart
 
@@ -218,10 +245,10 @@ def test_the_null_model_knows_nothing_of_the_rows_own_source(report: Report) -> 
     assert len(null_seconds([*kept, one])) <= len(null)
 
 
-def test_the_planner_beats_the_null_model_on_dense_rows(document: dict) -> None:
+def test_the_planner_beats_the_null_model_on_dense_rows(document: dict, table: list[dict[str, str]]) -> None:
     rows = [
         row
-        for row, cells in zip(document["rows"], CELLS, strict=True)
+        for row, cells in zip(document["rows"], table, strict=True)
         if cells["arch"] == "dense" and row["supported"] and row["measured_step_s"] and row["null_step_s"]
     ]
     planner = statistics.median(error(row) for row in rows)
@@ -233,11 +260,8 @@ def test_the_planner_beats_the_null_model_on_dense_rows(document: dict) -> None:
 
 
 def test_the_command_prints_json_and_tables(tmp_path, capsys) -> None:
-    table = tmp_path / "runs.csv"
-    with table.open("w", newline="") as file:
-        writer = csv.DictWriter(file, CELLS[0])
-        writer.writeheader()
-        writer.writerows([*CELLS[::40], CELLS[0] | {"id": "[red]\x1b[31m", "gpu": "abacus"}])
+    rows = [*CELLS[::100], CELLS[0] | {"id": "[red]\x1b[31m", "gpu": "abacus"}]
+    table = write(rows, tmp_path / "runs.csv")
     assert main(["accuracy", str(table), "--json"]) == ExitCode.OK
     document = json.loads(capsys.readouterr().out)
     assert document["rows"][-1]["reason"] == "unknown GPU abacus"
@@ -260,20 +284,29 @@ def test_tables_fit_the_screen(width: int, report: Report) -> None:
     assert max(map(len, shown.splitlines())) <= width
 
 
-def test_memory_is_as_close_as_promised(report: Report) -> None:
-    """Bounds a little above what is reached; a change that moves them has to say why."""
+def memory_errors(report: Report) -> dict[str, list[float]]:
     errors = defaultdict(list)
     for row in report.rows:
         if row.memory_error is not None:
             kind = "b200" if row.run.source_set == "simumax-b200" else row.run.mem_class
-            errors[kind].append(abs(row.memory_error))
-    mean = {kind: statistics.mean(values) for kind, values in errors.items()}
-    assert mean["b200"] < 0.02
+            errors[kind].append(row.memory_error)
+    return errors
+
+
+def test_memory_of_tensors_is_as_close_as_promised(report: Report) -> None:
+    """Bounds a little above what is reached; a change that moves them has to say why."""
+    errors = memory_errors(report)
+    assert statistics.mean(map(abs, errors["b200"])) < 0.02
     # 0.026 but for T1214, whose overlapped exchanges of experts are told a second microbatch in flight
-    assert mean["allocated"] < 0.045
-    assert mean["device"] < 0.08
-    assert mean["reserved"] < 0.25
+    assert statistics.mean(map(abs, errors["allocated"])) < 0.045
     # the lowest is T1214, whose router runs in CUDA graphs: their static buffers are not counted
-    assert all(row.memory_error > -0.06 for row in report.rows if row.run.mem_class == "allocated")
+    assert min(*errors["allocated"], *errors["b200"]) > -0.06
+
+
+@WHOLE
+def test_memory_of_devices_and_outcomes_are_as_close_as_promised(report: Report) -> None:
+    errors = memory_errors(report)
+    assert statistics.mean(map(abs, errors["device"])) < 0.08
+    assert statistics.mean(map(abs, errors["reserved"])) < 0.25
     assert report.outcomes.caught > 0.9 * report.outcomes.num_oom
     assert report.outcomes.false_alarms < 0.02 * report.outcomes.num_ran

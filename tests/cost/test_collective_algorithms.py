@@ -16,7 +16,6 @@ from planner.cost.collectives import (
     all_reduce_algorithms,
     all_reduce_seconds,
     all_to_all_seconds,
-    broadcast_seconds,
     group,
     halving_doubling_all_reduce_seconds,
     hierarchical_all_reduce_seconds,
@@ -199,18 +198,13 @@ def test_a_parameter_server_for_each_rank_moves_everything_twice_and_one_is_n_ti
 def test_what_has_no_bytes_takes_its_hops_and_the_start():
     """4 ranks, a second for each hop and five to start: three hops in a ring, two up a tree, one to a peer."""
     where = group(flat(startup="5 s"), 4, 1)
-    assert reduce_scatter_seconds(where, 0.0) == broadcast_seconds(where, 0.0) == 3 + 5
+    assert reduce_scatter_seconds(where, 0.0) == 3 + 5
     assert ring_all_reduce_seconds(where, 0.0) == hierarchical_all_reduce_seconds(where, 0.0) == 2 * (3 + 5)
     assert tree_all_reduce_seconds(where, 0.0) == halving_doubling_all_reduce_seconds(where, 0.0) == 2 * (2 + 5)
     assert all_to_all_seconds(where, 0.0) == ring_exchange_seconds(where, 0.0) == 1 + 5
     assert parameter_server_seconds(where, 0.0, 4) == 2 * (1 + 5)
 
 
-def test_a_broadcast_moves_everything_once():
-    assert broadcast_seconds(group(flat(), 16, 1), 1e6) == pytest.approx(1e6 + 15)
-
-
-# `nvidia-smi topo -m` of a DGX-1 with V100: links that join two devices
 CUBE = {
     (0, 1): 1, (0, 2): 1, (0, 3): 2, (0, 4): 2, (1, 2): 2, (1, 3): 1, (1, 5): 2, (2, 3): 2, (2, 6): 1, (3, 7): 1,
     (4, 5): 1, (4, 6): 1, (4, 7): 2, (5, 6): 2, (5, 7): 1, (6, 7): 2,

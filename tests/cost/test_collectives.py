@@ -249,3 +249,26 @@ def test_a_token_reaches_few_hosts_where_its_experts_are_of_few_groups(hosts):
 def test_where_each_choice_is_sent_alone_it_does_not_matter_whose_groups_they_are(hosts):
     where = group(CLUSTER["dgx-a100"], 8 * hosts, 1)
     assert all_to_all_seconds(where, 1e9, groups=(8, 4)) == pytest.approx(all_to_all_seconds(where, 1e9))
+
+
+def test_a_measured_network_gives_fewer_hosts_what_was_measured_over_fewer_hosts():
+    """One cluster's all-reduce over 2 to 64 hosts: medians of the runs with pipelines, each at its own size.
+
+    Told the figure over 64 hosts alone, groups over fewer get what was measured there, within a fifth.
+    """
+    measured = {4: 22.8, 8: 13.7, 16: 7.2, 32: 3.8, 64: 1.9}  # GB/s for each GPU, of 50; hf-ultrascale
+    path = Path(__file__).parents[1] / "published" / "measurements.csv"
+    found = {hosts: [] for hosts in measured}
+    with path.open(encoding="utf-8") as file:
+        for row in csv.DictReader(file):
+            if row["source_set"] == "hf-ultrascale" and int(row["pp"]) > 1 and int(row["gpus"]) // 8 in measured:
+                found[int(row["gpus"]) // 8].append(float(row["inter_gb_s_per_gpu"]))
+    assert {hosts: np.median(each) for hosts, each in found.items()} == pytest.approx(measured, rel=0.03)
+    cluster = load_cluster("dgx-h100").model_copy(update={"hosts": 64})
+    network = cluster.links[-1]
+    told = network.model_copy(update={"measured_bandwidth": 1.9e9, "measured_hosts": 64})
+    cluster = cluster.model_copy(update={"links": (cluster.links[0], told)})
+    for hosts, gb_s in measured.items():
+        reached_there = group(cluster, hosts, 8).levels[-1].bandwidth / network.efficiency
+        assert float(reached_there) == pytest.approx(gb_s * 1e9, rel=0.2)
+    assert float(group(cluster, 2, 8).levels[-1].bandwidth) == network.efficiency * network.bandwidth

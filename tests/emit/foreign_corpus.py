@@ -37,6 +37,58 @@ def _swift(options: str, *, ranks: int = 8, hosts: int = 1) -> str:
     return f"NNODES={hosts} NPROC_PER_NODE={ranks} \\\nmegatron sft --dataset x {_TUNE}{options}"
 
 
+def _titan_16b(batch: int, experts: int) -> str:
+    return f"""
+[model]
+name = "deepseek_v3"
+flavor = "16B"
+[optimizer]
+name = "AdamW"
+lr = 2.2e-4
+[lr_scheduler]
+decay_ratio = 0.8
+decay_type = "cosine"
+min_lr_factor = 0.1
+[training]
+local_batch_size = {batch}
+seq_len = 4096
+max_norm = 1.0
+steps = 1000
+[parallelism]
+data_parallel_replicate_degree = 1
+data_parallel_shard_degree = -1
+fsdp_reshard_after_forward = "default"
+tensor_parallel_degree = 1
+pipeline_parallel_schedule = "Interleaved1F1B"
+expert_parallel_degree = {experts}
+expert_tensor_parallel_degree = 1
+[activation_checkpoint]
+mode = "selective"
+selective_ac_option = "op"
+[compile]
+enable = true
+components = ["loss"]
+"""
+
+
+_TITAN = "pytorch/torchtitan#1789, train_configs/deepseek_v3_16b.toml"
+
+
+def _factory_8b(settings: str) -> str:
+    return f"""
+model_name_or_path: /data/llm/Meta-Llama-3-8B-Instruct
+stage: sft
+finetuning_type: full
+deepspeed: examples/deepspeed/{settings}
+cutoff_len: 1024
+per_device_train_batch_size: 1
+gradient_accumulation_steps: 2
+learning_rate: 1.0e-5
+lr_scheduler_type: cosine
+fp16: true
+"""
+
+
 CORPUS = (
     Foreign(
         source=f"{_MLM}, examples/gpt3/train_gpt3_175b_distributed.sh",
@@ -356,5 +408,69 @@ CORPUS = (
         cluster="dgx-h100",
         batch=128,
         layout="tp=4,pp=1,cp=1,zero=1,sp=0,recompute=none",
+    ),
+    Foreign(
+        source=f"{_TITAN} of September 2025",
+        text=_titan_16b(8, 8),
+        batch=64,
+        cluster="dgx-h100",
+        gpus=8,
+        layout="tp=1,pp=1,cp=1,ep=8,etp=1,zero=3,hsdp=1,mbs=8,sp=0,recompute=selective,offload=none",
+        open_keys=("compile.enable",),
+        outcome="out of memory",
+    ),
+    Foreign(
+        source=f"{_TITAN} of release 0.2.2, pull request 1792",
+        text=_titan_16b(4, 8),
+        batch=32,
+        cluster="dgx-h100",
+        gpus=8,
+        layout="tp=1,pp=1,cp=1,ep=8,etp=1,zero=3,hsdp=1,mbs=4,sp=0,recompute=selective,offload=none",
+        open_keys=("compile.enable",),
+        outcome="ran",
+    ),
+    Foreign(
+        source=f"{_TITAN}, with one expert group",
+        text=_titan_16b(8, 1),
+        batch=64,
+        cluster="dgx-h100",
+        gpus=8,
+        layout="tp=1,pp=1,cp=1,ep=1,etp=1,zero=3,hsdp=1,mbs=8,sp=0,recompute=selective,offload=none",
+        open_keys=("compile.enable",),
+        outcome="ran",
+    ),
+    Foreign(
+        source="hiyouga/LlamaFactory#5977, ds_z3_config.json",
+        text=_factory_8b("ds_z3_config.json"),
+        batch=16,
+        cluster="rtx3090-box",
+        gpus=8,
+        layout="zero=3,mbs=1,recompute=full,offload=none,tp=1",
+        outcome="out of memory",
+    ),
+    Foreign(
+        source="hiyouga/LlamaFactory#5977, ds_z3_offload_config.json",
+        text=_factory_8b("ds_z3_offload_config.json"),
+        batch=16,
+        cluster="rtx3090-box",
+        gpus=8,
+        layout="zero=3,mbs=1,recompute=full,offload=optimizer,tp=1",
+        outcome="ran",
+    ),
+    Foreign(
+        source="tatsu-lab/stanford_alpaca#32",  # of LLaMA 7B at the 512 tokens of its train.py
+        text="""
+        torchrun --nproc_per_node=8 train.py --model_name_or_path converted_llama_7B --fp16 True \\
+          --per_device_train_batch_size 1 --per_device_eval_batch_size 1 --gradient_accumulation_steps 4 \\
+          --evaluation_strategy "no" --save_strategy "steps" --save_steps 2000 --save_total_limit 5 \\
+          --learning_rate 2e-5 --weight_decay 0. --warmup_ratio 0.03 --lr_scheduler_type "cosine" \\
+          --fsdp "full_shard auto_wrap" --fsdp_transformer_layer_cls_to_wrap 'LlamaDecoderLayer' \\
+          --model_max_length 512
+        """,
+        cluster="p4d",
+        model="llama2-7b",
+        layout="zero=3,mbs=1,recompute=none,offload=none,tp=1",
+        open_keys=("fsdp_transformer_layer_cls_to_wrap",),
+        outcome="ran",
     ),
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import ast
 import json
+from pathlib import Path
 
 import pytest
 import yaml
@@ -14,6 +15,7 @@ from planner.emit.programs import PROGRAMS
 from planner.emit.programs.hugging_face_model import config_of, model_from
 from planner.emit.read import HOSTS, MODEL, RANKS
 from planner.emit.read.all import READERS
+from planner.emit.read.front import read_foreign
 from planner.emit.read.hugging_face import merged
 from planner.emit.target import How, facts_of, field_of
 from planner.errors import InputError
@@ -36,6 +38,7 @@ FSDP = (
     ("llama3-8b", "cp=4,zero=2,mbs=2", ("training.memory_recipe=pure-bf16",)),
     ("qwen2.5-7b", "zero=3,offload=optimizer", ("training.loss=fused-linear", "training.attention=unfused")),
     ("qwen3-30b-a3b", "zero=3,recompute=full", ("training.loss=fused", "training.optimizer=adamw-8bit")),
+    ("deepseek-v2-lite", "zero=3,recompute=full", ()),
     ("gpt2-xl", "zero=2", ("training.dropout=0.1", "training.precision=fp16")),
     ("llama2-7b", "zero=3", (*LORA, "training.frozen_weights=nf4")),
 )
@@ -88,6 +91,8 @@ def test_models_are_those_of_transformers():
     without = {name for name in model_names() if config_of(load_model(name)) is None}
     kinds = ("bert", "t5", "vit", "palm", "grok", "nemotron", "llama4", "falcon")
     assert {name for name in without if not name.startswith(kinds)} == set()
+    kinds = {name: config_of(load_model(name))["model_type"] for name in ("deepseek-v2", "deepseek-v2-lite", "kimi-k2")}
+    assert kinds == {"deepseek-v2": "deepseek_v2", "deepseek-v2-lite": "deepseek_v2", "kimi-k2": "deepseek_v3"}
     config = config_of(load_model("deepseek-v3"))
     assert (config["model_type"], config["n_routed_experts"], config["q_lora_rank"]) == ("deepseek_v3", 256, 1536)
     assert model_from(config, "deepseek-v3") == load_model("deepseek-v3")
@@ -112,7 +117,7 @@ def test_what_the_trainer_cannot_say_is_refused(engine, layout, settings, words)
     assert words in f"{found.message} {found.hint}"
 
 
-@pytest.mark.parametrize("case", [CASES[0], CASES[6]], ids=str)
+@pytest.mark.parametrize("case", [CASES[0], CASES[len(FSDP)]], ids=str)
 def test_starters_ask_for_the_plans_hosts(case):
     plan = plan_of(case)
     job = yaml.safe_load(bundle_of(plan, on="kubeflow", how=How(), force_unfit=True).texts["trainjob.yaml"])
@@ -125,7 +130,7 @@ def test_starters_ask_for_the_plans_hosts(case):
 
 
 def test_deepspeeds_batches_multiply_to_the_whole():
-    plan = plan_of(CASES[6])
+    plan = plan_of(CASES[len(FSDP)])
     document = json.loads(bundle_of(plan, how=How(), force_unfit=True).texts["deepspeed.json"])
     each = document["train_micro_batch_size_per_gpu"] * document["gradient_accumulation_steps"]
     assert document["train_batch_size"] == each * plan.layout.dp == 64
@@ -291,3 +296,12 @@ def test_keys_without_a_price_are_listed():
 def test_hostile_files_are_refused(text):
     with pytest.raises(InputError):
         facts_in(text, 1)
+
+
+@pytest.mark.parametrize("key", ["max_steps", "warmup_steps", "seed"])
+@pytest.mark.parametrize("value", ["NaN", "Infinity", "many", "[]"])
+def test_a_number_that_is_none_is_told(key: str, value: str, tmp_path: Path) -> None:
+    path = tmp_path / "train.json"
+    path.write_text(f'{{"per_device_train_batch_size": 2, "bf16": true, "fsdp": "full_shard", "{key}": "{value}"}}')
+    with pytest.raises(InputError, match="is no"):
+        read_foreign(path, model="tiny-gpt")

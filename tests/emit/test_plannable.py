@@ -3,25 +3,36 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import pytest
 
 from planner.api import plan_job
 from planner.emit.bundle import bundle_of
-from planner.emit.plannable import unplannable
+from planner.emit.plannable import check_plannable, unplannable, whole_hosts
 from planner.emit.programs import PROGRAMS
 from planner.emit.target import How
 from planner.errors import InputError
 from planner.layout import Layout, even_split
 from planner.search.search import plan_for_layout
+from planner.search.space.configurations import device_partitions
 from planner.search.space.constraints import Constraints
 from planner.search.space.rules import broken_rules
 from planner.specs.by_name import engine_names, load_engine
 from planner.specs.load import load_job
+from planner.specs.model import ModelSpec
 
 MODELS = ("llama3-8b", "gpt3-175b", "qwen3-30b-a3b", "deepseek-v2-lite", "gpt-oss-20b", "qwen2.5-7b")
 ENGINES = [name for name in engine_names() if any(each in PROGRAMS for each in load_engine(name).emits)]
 NOTHING = {"kempnerforge", "hai-llm", "nanotron", "megatron-2021", "megatron-2022", "aleph-alpha-scaling"}
+
+
+def plannable(job) -> bool:
+    try:
+        check_plannable(job)
+    except InputError:
+        return False
+    return True
 
 
 def random_plans(engine: str, count: int, seed: int):
@@ -31,6 +42,7 @@ def random_plans(engine: str, count: int, seed: int):
         load_job(model=model, cluster="dgx-h100", nodes=8, engine=engine, global_batch_size=256, sequence_length=2048)
         for model in MODELS
     ]
+    jobs = [job for job in jobs if plannable(job)]
     found = 0
     for _ in range(400 * count):
         job = draw.choice(jobs)
@@ -53,6 +65,8 @@ def random_plans(engine: str, count: int, seed: int):
             schedule="interleaved" if interleave > 1 else draw.choice(pipeline.schedules),
             recompute=(draw.choice(can.recompute),) * chunks, layers_per_stage=layers,
         )  # fmt: skip
+        if layout.hsdp == layout.dp * layout.cp > 1:
+            continue  # the search leaves it out as ZeRO-0 by another name
         if Constraints.parse((), unplannable(job, ())).allowed(layout) and not broken_rules(job, layout):
             found += 1
             yield plan_for_layout(job, layout)
@@ -83,6 +97,49 @@ def test_two_hundred_random_plans_can_be_emitted(engine):
     assert refusals(engine, 200, seed=2) == []
 
 
+@pytest.mark.parametrize(
+    ("engine", "model", "left_out", "hosts"),
+    [
+        ("deepspeed", "llama3-8b", ("pp>=2", "tp>=2,sp=1"), 0),  # its pipelines are code
+        ("fsdp", "llama3-8b", ("tp>=2,sp=1", "cp>=2,hsdp>=2"), 8),
+        ("torchtitan", "qwen3-30b-a3b", (), 0),  # experts are spread
+        ("megatron", "qwen3-30b-a3b", ("tp>=2,sp=0",), 8),
+        ("megatron", "llama3-8b", (), 8),
+    ],
+)
+def test_what_no_program_can_be_told_is_left_out_of_the_search(engine, model, left_out, hosts):
+    job = load_job(model=model, cluster="dgx-h100", nodes=2, engine=engine, global_batch_size=64, sequence_length=1024)
+    assert unplannable(job, ()) == left_out
+    assert whole_hosts(job, ()) == hosts
+    assert whole_hosts(job, ("tp",)) == 0
+
+
+@pytest.mark.parametrize("engine", ["fsdp", "deepspeed"])
+def test_tensor_parallelism_is_planned_without_sequence_parallelism_where_there_is_none(engine):
+    plan = plan_job("llama3-8b", "dgx-h100", engine=engine, nodes=2, global_batch=16, seq_len=2048, pin=["tp=2"])
+    assert (plan.layout.tp, plan.layout.sp) == (2, 0)
+    assert bundle_of(plan, how=How()).texts
+
+
+def test_no_host_is_left_partly_idle_where_no_program_can():
+    """Of hosts of eight: 20 devices would leave half of the third idle."""
+    degrees = Constraints(whole_hosts=8)
+    assert [bool(degrees.fills_hosts(count)) for count in (4, 8, 12, 16, 20, 24)] == [
+        True,
+        True,
+        False,
+        True,
+        False,
+        True,
+    ]
+    job = load_job(
+        model="llama3-8b", cluster="dgx-h100", nodes=3, engine="megatron", global_batch_size=60, sequence_length=1024
+    )
+    free, whole = (device_partitions(job, Constraints(whole_hosts=size), {}).world_size for size in (0, 8))
+    assert {12, 20} <= set(free.tolist())
+    assert set(whole.tolist()) == {size for size in free.tolist() if size <= 8 or size % 8 == 0}
+
+
 def test_old_programs_say_that_nothing_can_be_emitted():
     assert {name for name in engine_names() if not load_engine(name).emits} == NOTHING
 
@@ -94,3 +151,36 @@ def test_what_megatron_prices_and_cannot_be_told_is_not_planned(model, words):
     with pytest.raises(InputError, match=words) as error:
         plan_job(model, "dgx-h100", engine="megatron", global_batch=64, seq_len=512)
     assert "explain --layout" in error.value.mistakes[0].hint
+
+
+MIXER = {"kind": "mamba2", "num_heads": 64, "key_size": 128, "value_size": 64, "kernel": 4}
+BLOCKS = {
+    "norm_bias": {"norm": "layernorm", "norm_bias": False},
+    "norm": {"norm": "unweighted"},
+    "mixer": {"mixer": MIXER, "attends": False},
+    "attends": {"mixer": MIXER, "attends": False},
+    "layers": {"layers": [{"num_layers": 4, "mixer": MIXER, "attends": False}]},
+    "sparse": {"sparse": {"num_heads": 4, "head_size": 64, "top_k": 512}},
+    **{name: {name: True} for name in ("cross_attention", "keys_are_values", "shares_keys", "head_bias")},
+    **{name: {name: 64} for name in ("value_head_size", "layer_matrix_params", "layer_vector_params", "table_params")},
+    **{name: {name: 64} for name in ("input_matrix_params", "output_matrix_params")},
+    "attention_gate": {"attention_gate": "head"},
+    "vector_params": {"moe": {"num_experts": 8, "experts_per_token": 2, "ffn_hidden_size": 512, "vector_params": 64}},
+    "norms_per_layer": {"norms_per_layer": 3},
+}
+"""Blocks that few models have, by the field that a program must name where it cannot build them."""
+
+
+@pytest.mark.parametrize("name", BLOCKS)
+def test_blocks_that_megatron_and_our_trainer_lack_are_refused_by_name(name):
+    job = load_job(model="llama3-8b", cluster="dgx-h100", global_batch_size=64, sequence_length=2048)
+    document = job.model.model_dump(mode="json", exclude={"norm_bias", "attends"}) | BLOCKS[name]
+    model = ModelSpec.model_validate(document, strict=False)
+    for engine in ("megatron", "megatron-bridge"):
+        with pytest.raises(InputError, match=rf"model\.\S*{name}"):
+            check_plannable(replace(job, model=model, engine=load_engine(engine)))
+    with pytest.raises(InputError, match="no model built"):
+        check_plannable(replace(job, model=model, engine=load_engine("torchtitan")))
+    layout = Layout(tp=1, pp=1, dp=8, layers_per_stage=(32,), recompute=("none",), mbs=1)
+    broken = broken_rules(replace(job, model=model, engine=load_engine("torch")), layout)
+    assert any("engine torch does not run" in text for text in broken)

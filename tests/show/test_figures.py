@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from planner.cost.ledger import LineName, MemoryLine, StageMemory
-from planner.show.figures import FILLS, MemoryBar, StepBar, bytes_scale, edges, seconds_scale
+from planner.show.figures import FILLS, MemoryBar, Scale, StepBar, bytes_scale, edges, seconds_scale
 from planner.show.screen import Screen, to_text
 
 SIZES = st.floats(0, 1e12, allow_nan=False)
@@ -90,9 +90,12 @@ def test_figures_below_each_other_add_up(scale_of, values: list[float]) -> None:
 
 
 def test_units_follow_the_largest_value() -> None:
-    assert bytes_scale([3, 2**31]).with_unit(2**31) == "2.000 GiB"
-    assert bytes_scale([70.25 * 2**30]).with_unit(70.25 * 2**30) == "70.25 GiB"
-    assert bytes_scale([3 * 2**40]).with_unit(3 * 2**40) == "3,072 GiB"
-    assert bytes_scale([17]).with_unit(17) == "17 B"
-    assert seconds_scale([0.0123]).with_unit(0.0123) == "12.30 ms"
+    def with_unit(scale: Scale, value: float) -> str:
+        return f"{scale(value)} {scale.unit}"
+
+    assert with_unit(bytes_scale([3, 2**31]), 2**31) == "2.000 GiB"
+    assert with_unit(bytes_scale([70.25 * 2**30]), 70.25 * 2**30) == "70.25 GiB"
+    assert with_unit(bytes_scale([3 * 2**40]), 3 * 2**40) == "3,072 GiB"
+    assert with_unit(bytes_scale([17]), 17) == "17 B"
+    assert with_unit(seconds_scale([0.0123]), 0.0123) == "12.30 ms"
     assert seconds_scale([0])(0) == "-"

@@ -142,6 +142,22 @@ TABLE = [
     ("model", "num_kv_heads: 8", "num_kv_heads: 5", "7:1", "5 does not divide num_heads 32", ""),
     ("cluster", "spans: cluster", "spans: 8 devices", "5:1", "innermost first", ""),
     ("cluster", "spans: cluster", "spans: 12 devices", "5:1", "spans 12 devices of 16", ""),
+    (
+        "cluster",
+        "25 GB/s,",
+        "25 GB/s, measured_bandwidth: 9 GB/s,",
+        "7:5",
+        "belong together; write both or neither",
+        "",
+    ),
+    (
+        "cluster",
+        "25 GB/s,",
+        "25 GB/s, measured_bandwidth: 9 TB/s, measured_hosts: 8,",
+        "7:5",
+        "measured_bandwidth is more than bandwidth, the line rate; correct one of them",
+        "",
+    ),
     ("cluster", "spans: cluster", "spans: 8 GPUs", "7:5", "'8 GPUs' is no span", ""),
     # names that go into file names and scripts
     ("model", "name: small", "name: a b", "2:1", "cannot be `a b`", "letters, digits"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from planner.errors import InputError
+from planner.layout import parse_layout
+from planner.search.space.constraints import Constraints
 from planner.specs.cluster import ClusterSpec, DeviceSpec
 from planner.specs.document import Document
 from planner.specs.engine import EngineSpec
@@ -18,7 +21,7 @@ from planner.specs.load import load_job
 from planner.specs.model import ModelSpec
 from planner.specs.training import TrainingSpec
 from planner.specs.validate import validate
-from planner.specs.yaml import parse_yaml
+from planner.specs.yaml import as_node, parse_yaml
 
 ROOT = Path(__file__).parents[2]
 TRAINING = "sequence_length: 8192\nglobal_batch_size: 1024\nprecision: bf16\ntokens: 300e9\ndropout: 0.1\n"
@@ -115,3 +118,20 @@ def test_every_misspelt_key_of_a_shipped_file_is_found_and_most_are_guessed() ->
             assert f"unknown key `{typo}`" in shown
             guessed += f"did you mean `{key}`" in shown
     assert guessed >= 0.95 * total
+
+
+@pytest.mark.parametrize(
+    "text", ["m\x00=1", "tp\ufeff", "tp=\ufeff", "recompute=full\x1b[31m", "layers_per_stage!=\u202e"]
+)
+@pytest.mark.parametrize(
+    "read", [lambda text: parse_layout(text, num_layers=4, num_devices=8), lambda text: Constraints.parse((text,))]
+)
+def test_a_message_about_a_layout_can_be_shown(read: Callable[[str], object], text: str) -> None:
+    with pytest.raises(InputError) as caught:
+        read(text)
+    assert str(caught.value).replace("\n", "").isprintable()
+
+
+def test_an_option_that_a_script_repeats_is_a_list() -> None:
+    """What the readers of foreign files give is a tuple: a list of the document, and no value."""
+    assert as_node({"a": ("b", "c")}, "x").plain == {"a": ("b", "c")}

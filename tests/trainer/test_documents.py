@@ -111,7 +111,7 @@ MORE_LAYOUTS = [
     ("model", "layout"), [*LAYOUTS, *(pytest.param(*each, marks=pytest.mark.slow) for each in MORE_LAYOUTS)]
 )
 def test_a_layout_trains_documents_as_if_each_were_alone(model, layout, data, run_job, make_plan):
-    options = {"steps": 5, "data": data, "document_mask": True}
+    options = {"steps": 3, "data": data, "document_mask": True}
     wanted = run_job("reference", with_end_token(make_plan("dp=1", model)), **options)
     found = run_job("steps", with_end_token(make_plan(layout, model)), **options)
     unmasked = run_job("steps", with_end_token(make_plan("dp=1,mbs=8", model)), **options | {"document_mask": False})

@@ -318,7 +318,9 @@ def test_a_folder_in_use_is_refused(plan_path, tmp_path):
                 launch(plan_path, output=output)
 
 
-def test_a_run_stops_on_request_and_goes_on_later(plan_path, tmp_path):
+@pytest.fixture
+def stopped(plan_path, tmp_path) -> Path:
+    """A run that was asked to stop."""
     pytest.importorskip("torch")
     output = tmp_path / "out"
     first = start(plan_path, output, 100_000)
@@ -327,13 +329,22 @@ def test_a_run_stops_on_request_and_goes_on_later(plan_path, tmp_path):
     _, messages = first.communicate(timeout=60)
     assert first.returncode == ExitCode.PREEMPTED
     assert "Traceback" not in messages
-    stopped = json.loads((output / "status.json").read_text())
-    assert stopped["state"] == "saved"
-    assert stopped["step"] == steps_done(output)
-    second = start(plan_path, output, stopped["step"] + 3)
+    return output
+
+
+def test_a_run_stops_on_request(stopped):
+    status = json.loads((stopped / "status.json").read_text())
+    assert status["state"] == "saved"
+    assert status["step"] == steps_done(stopped)
+
+
+@pytest.mark.slow
+def test_a_run_that_was_stopped_goes_on_later(stopped, plan_path):
+    steps = steps_done(stopped) + 3
+    second = start(plan_path, stopped, steps)
     _, messages = second.communicate(timeout=60)
     assert second.returncode == ExitCode.OK, messages
-    assert steps_done(output) == stopped["step"] + 3
+    assert steps_done(stopped) == steps
     assert "loss" in messages
 
 

@@ -135,7 +135,11 @@ def change_state(**changes):
             "manifest.json: No such file or directory",
             marks=pytest.mark.slow,
         ),
-        (lambda folder: (folder / "manifest.json").write_text("[1, 2]"), "manifest.json is no JSON object"),
+        pytest.param(
+            lambda folder: (folder / "manifest.json").write_text("[1, 2]"),
+            "manifest.json is no JSON object",
+            marks=pytest.mark.slow,
+        ),
         pytest.param(
             lambda folder: (folder / "manifest.json").write_text("[" * 100_000),
             "manifest.json is no JSON object",
@@ -162,7 +166,7 @@ def change_state(**changes):
             "state.json is no JSON object",
             marks=pytest.mark.slow,
         ),
-        (change_state(step=-5), "state.json is of step -5"),
+        pytest.param(change_state(step=-5), "state.json is of step -5", marks=pytest.mark.slow),
         pytest.param(change_state(model=None), "state.json has a model .* that cannot be read", marks=pytest.mark.slow),
         pytest.param(
             change_state(loss_scale=3),
@@ -232,7 +236,7 @@ def test_a_save_that_fails_leaves_the_checkpoint_before(interrupted, run_job, ma
 @pytest.mark.parametrize(
     ("rank", "moment"),
     [
-        (1, "before its shard"),
+        pytest.param(1, "before its shard", marks=pytest.mark.slow),
         pytest.param(0, "before the hashes", marks=pytest.mark.slow),
         pytest.param(0, "before the state", marks=pytest.mark.slow),
         pytest.param(0, "before the manifest", marks=pytest.mark.slow),

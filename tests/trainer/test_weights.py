@@ -47,7 +47,7 @@ MODELS = {
     "qwen3_moe": LLAMA
     | {"num_experts": 4, "moe_intermediate_size": 32, "norm_topk_prob": True, "head_dim": 16, "num_experts_per_tok": 2},
 }
-QUICK = ("mistral", "qwen2")
+QUICK = ("qwen2",)
 ROWS, LENGTH = 8, 32
 
 

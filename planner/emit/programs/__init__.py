@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from planner.emit.programs import accelerate, bridge, deepspeed, megatron, swift, torch
+from planner.emit.programs import accelerate, bridge, deepspeed, megatron, swift, torch, torchtitan
 
 if TYPE_CHECKING:
     from planner.emit.target import Target
@@ -18,5 +18,7 @@ PROGRAMS: Final[dict[str, Target]] = {
         megatron.TARGET,
         bridge.TARGET,
         swift.TARGET,
+        torchtitan.TARGET,
+        torchtitan.RELEASE,
     )
 }  # fmt: skip

@@ -26,8 +26,9 @@ def _write_layout(plan: Plan) -> Values:
     """
     layout, training = plan.layout, plan.training
     config = config_of(plan.model)
-    if config is None:
-        raise AssertionError("refused before")
+    wrapped: dict[str, Value] = (
+        {"fsdp_config.fsdp_transformer_layer_cls_to_wrap": layer_class(config)} if config else {}
+    )
     precision = "no" if training.precision == "fp32" or training.memory_recipe == "pure-bf16" else training.precision
     found: dict[str, Value] = {
         "compute_environment": "LOCAL_MACHINE",
@@ -40,7 +41,7 @@ def _write_layout(plan: Plan) -> Values:
         "fsdp_config.fsdp_version": 2,
         "fsdp_config.fsdp_reshard_after_forward": layout.zero == 3,
         "fsdp_config.fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
-        "fsdp_config.fsdp_transformer_layer_cls_to_wrap": layer_class(config),
+        **wrapped,  # else the layers that the model itself names (accelerate, utils/dataclasses.py, _no_split_modules)
         "fsdp_config.fsdp_activation_checkpointing": layout.recompute[0] == "full",
         "fsdp_config.fsdp_offload_params": layout.offload == "optimizer",
         "fsdp_config.fsdp_state_dict_type": "SHARDED_STATE_DICT",

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 DATA: Final = "DATA_PATH"
 TOKENIZER: Final = "TOKENIZER_PATH"
 WEIGHTS: Final = "MODEL_PATH"
+MODEL: Final = "MODEL_NAME"
 OPTIMIZERS: Final = {
     "adamw": "adamw_torch_fused",
     "adamw-8bit": "adamw_bnb_8bit",
@@ -111,7 +112,7 @@ _FILES: Final = ("accelerate.", "deepspeed.", "config.")
 def _write_model(plan: Plan) -> Values:
     config = config_of(plan.model)
     if config is None:
-        raise AssertionError("refused before")
+        return {}
     names = _DROPOUT.get(config["model_type"], ("attention_dropout",))
     return flat(config | dict.fromkeys(names, plan.training.dropout), "config.")
 
@@ -132,17 +133,28 @@ def _read_model(given: Given) -> Mapping[str, Any]:
     return found
 
 
+_OF_TRANSFORMERS: Final = {"state", "sparse_attention", "further_blocks"}
+"""Blocks that a model document describes as far as they are priced, and that only transformers' own code builds."""
+
+
+def is_named(plan: Plan) -> bool:
+    """Whether the program that is written loads the model by a name or folder, which the plan does not know."""
+    return bool(_OF_TRANSFORMERS & set(plan.model.features)) and config_of(plan.model) is None
+
+
 def _model_fault(plan: Plan) -> tuple[str, str] | None:
     config = config_of(plan.model)
-    if config is None:
+    if plan.model.vision:
+        return f"{plan.model.name} reads images, which the program that is written does not load", "price it alone"
+    if config is None and not is_named(plan):
         return f"no model of transformers is built as {plan.model.name}", "plan for another --engine"
-    kind = config["model_type"]
+    kind = str(config["model_type"]) if config else plan.model.name
     if plan.training.dropout and kind not in _DROPOUT:
         return (
             f"training.dropout is {plan.training.dropout:g}, which {kind} has not",
             "plan with --set training.dropout=0",
         )
-    if plan.training.lora_rank and kind in _OTHERS_MODULES:
+    if plan.training.lora_rank and (kind in _OTHERS_MODULES or config is None):
         return (
             f"training.lora_rank: the matrices of {kind} are not kept one by one",
             "plan with --set training.lora_rank=0",
@@ -311,7 +323,7 @@ def _read_optimizer(given: Given) -> Mapping[str, Any]:
             found[ours] = given.number(key)
     given.get("lr_scheduler_type")
     for key, ours in (("warmup_steps", "training.warmup_steps"), ("seed", "training.seed")):
-        if key in given and float(given.get(key)) >= 1:
+        if key in given and given.number(key) >= 1:
             found[ours] = given.whole(key)
     if "max_steps" in given and int(given.number("max_steps")) > 0:
         found["training.steps"] = given.whole("max_steps")
@@ -455,8 +467,9 @@ def render(values: Values, plan: Plan, how: How, further: Mapping[str, Any]) -> 
     training |= {"data": _data(how), "tokenizer": _tokenizer(how), "output_dir": "run", "remove_unused_columns": False}
     training |= {"weights": str(how.arguments.weights or WEIGHTS)} if _has_weights(plan, how) else {}
     model = nested(values, "config.")
+    training |= {"model": MODEL} if is_named(plan) else {}
     return {
-        "config.json": json.dumps(model, indent=2) + "\n",
+        **({} if is_named(plan) else {"config.json": json.dumps(model, indent=2) + "\n"}),
         "training.yaml": yaml.safe_dump(training, sort_keys=False),
         "train.py": TRAIN,
     }
@@ -477,6 +490,8 @@ def _tokenizer(how: How) -> str:
 def yours(plan: Plan, how: How) -> dict[str, str]:
     """Placeholders of what the plan does not decide."""
     found: dict[str, str] = {}
+    if is_named(plan):
+        found[MODEL] = f"the folder or name of a Hugging Face model, whose config.json is that of {plan.model.name}"
     if not how.smoke and not how.arguments.data:
         found[DATA] = "text or .jsonl files with a column `text`, or hf:NAME (--data)"
     if not how.smoke and not how.arguments.tokenizer:

@@ -46,8 +46,13 @@ _LAYERS: Final = {
 
 
 def config_of(spec: ModelSpec) -> dict[str, Any] | None:
-    """A config.json that our reader turns into this model again; None where no model type of transformers is it."""
-    for name in (*_FIRST, *(each for each in _LAYERS if each not in _FIRST)):
+    """A config.json that our reader turns into this model again; None where no model type of transformers is it.
+
+    Of types that a model document cannot tell apart, as DeepSeek-V2 and V3 with their routers, the one that stands in
+    the model's name goes first.
+    """
+    names = (*_FIRST, *(each for each in _LAYERS if each not in _FIRST))
+    for name in sorted(names, key=lambda each: each.replace("_", "-") not in spec.name):
         for config in _candidates(name, spec):
             if model_from(config, spec.name) == spec:
                 return config
@@ -121,6 +126,8 @@ def _of_experts(name: str, spec: ModelSpec) -> dict[str, Any]:
         found["intermediate_size"] = moe.ffn_hidden_size
     if name in ("qwen3_moe", "qwen2_moe"):
         found |= {"mlp_only_layers": list(range(moe.num_dense_layers)), "norm_topk_prob": name == "qwen3_moe"}
+    if name == "deepseek_v2" and moe.num_groups > 1:
+        found["topk_method"] = "group_limited_greedy"
     if name.startswith("deepseek"):
         found |= {
             "n_shared_experts": moe.shared_ffn_hidden_size // moe.ffn_hidden_size,

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from planner.emit.target import Refusal, Setting, only, same, words
 from planner.errors import InputError
+from planner.specs.model import ModelSpec
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -375,6 +376,37 @@ def _kind_fault(plan: Plan) -> tuple[str, str] | None:
     return f"model.kind is {plan.model.kind}, and pretrain_gpt.py trains decoders", hint
 
 
+_NO_BLOCKS: Final = (
+    *("norm_bias", "attends", "mixer", "layers", "sparse", "cross_attention", "value_head_size", "attention_gate"),
+    *("keys_are_values", "shares_keys", "head_bias", "layer_matrix_params", "layer_vector_params"),
+    *("table_params", "input_matrix_params", "output_matrix_params", "vision"),
+)
+"""Fields of blocks that pretrain_gpt.py builds not at all, or by experimental options that this table does not write.
+
+Source: Megatron-LM, core/models/gpt/gpt_layer_specs.py; Mamba's layers have a program of their own, pretrain_mamba.py.
+"""
+
+
+def _blocks_fault(plan: Plan) -> tuple[str, str] | None:
+    model = plan.model
+    found = [
+        f"model.{name}"
+        for name in _NO_BLOCKS
+        if getattr(model, name) != ModelSpec.model_fields[name].default
+        and (name != "norm_bias" or model.norm == "layernorm")  # no other norm has one
+    ]
+    if model.norm not in _NORMS:
+        found.append(f"model.norm={model.norm}")
+    if model.moe and model.moe.vector_params:
+        found.append("model.moe.vector_params")
+    if not found:
+        return None
+    return f"pretrain_gpt.py has no options that are written for {', '.join(found)}", _TRANSFORMERS
+
+
+_TRANSFORMERS: Final = "plan with --engine fsdp or deepspeed, which train modules of transformers"
+
+
 def _not_here(path: str, value: Any) -> Refusal:
     return only(path, value, why="Megatron-Core has no option for it", pin="another model or --engine")
 
@@ -390,6 +422,7 @@ MODEL_REFUSALS: Final = (
         ),
         fault=_kind_fault,
     ),
+    Refusal(says=tuple(f"model.{name}" for name in _NO_BLOCKS), fault=_blocks_fault),
     Refusal(says=(), fault=_positions_fault),
     Refusal(says=(), fault=_biases_fault),
     only("model.qk_norm", "none", "head", why="Megatron-Core normalises each head", pin="another model or --engine"),

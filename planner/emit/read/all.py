@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from planner.emit.read import hugging_face, megatron, overrides, verl
+from planner.emit.read import hugging_face, megatron, overrides, torchtitan, verl
 
 if TYPE_CHECKING:
     from planner.emit.read import Reader
 
 READERS: Final[tuple[Reader, ...]] = (
+    torchtitan.READER,
     verl.READER,
     overrides.SWIFT,
     overrides.BRIDGE,

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from planner.emit.read import Reader
-    from planner.emit.target import Facts, Value, Values
+    from planner.emit.target import Value, Values
 
 NOT_PRICED: Final = "not priced"
 
@@ -203,9 +203,3 @@ def with_layout(foreign: Foreign, text: str) -> Foreign:
 def layout_text(foreign: Foreign) -> str:
     """The layout as `--layout` has it."""
     return ",".join(f"{key}={value}" for key, value in foreign.layout.items())
-
-
-def facts_only(reader: Reader, text: str, model: ModelSpec | None = None) -> Facts:
-    """What a table reads of a text, without a job around it."""
-    values = {key: value for key, value in reader.values(text).items() if key not in (HOSTS, RANKS, MODEL)}
-    return facts_of(reader.target, values, model=model)

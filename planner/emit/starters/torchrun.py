@@ -42,6 +42,8 @@ def host_script(start: Start) -> dict[str, str]:
     others_ranks = "".join(f"if [[ $1 -ge {n} ]]; then ranks={here}; fi\n" for n, here in changes)
     place = Place(hosts=hosts, ranks='"$ranks"', number='"$1"', address='"$2"', port='"${3:-29500}"')
     further = "" if start.is_ours else ' \\\n  "${@:4}"'
+    command = start.command(place)
+    counts = f"ranks={ranks[0]}\n{others_ranks}" if place.ranks in command else ""  # Accelerate counts all of them
     more = "" if start.is_ours else "# Further options of the program come behind these three.\n"
     return {
         SCRIPT: f"{script_head(plan)}"
@@ -49,6 +51,5 @@ def host_script(start: Start) -> dict[str, str]:
         "# the address of host 0, and a port that is free there. All hosts see this folder.\n"
         f"{more}\n"
         'if (( $# < 2 )); then\n  echo "usage: bash run.sh NUMBER ADDRESS [PORT]" >&2\n  exit 2\nfi\n'
-        f"{GO_THERE}{exports}ranks={ranks[0]}\n{others_ranks}"
-        f"exec {start.command(place)}{further}\n"
+        f"{GO_THERE}{exports}{counts}exec {command}{further}\n"
     }

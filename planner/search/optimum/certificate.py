@@ -43,9 +43,6 @@ class Solution:
     status: Literal["optimal", "time limit", "infeasible", "interrupted", "out of time"]
     objective_seconds: float  # step time of the choice; infinite without one
     gap: float  # the choice is at most this far, relatively, above the optimum
-    certificate_seconds: float | None  # optimum found by the dynamic program; None: not asked for, or no choice
-    num_candidates: int
-    num_pruned_by_bound: int  # candidates that a bound has ruled out before the integer program
     num_columns: int  # columns in the integer program
     solver: str  # what gave the answer: cbc, highs or "dynamic program"
     warnings: tuple[str, ...] = ()
@@ -56,9 +53,6 @@ INTERRUPTED = Solution(
     status="interrupted",
     objective_seconds=np.inf,
     gap=np.inf,
-    certificate_seconds=None,
-    num_candidates=0,
-    num_pruned_by_bound=0,
     num_columns=0,
     solver="dynamic program",
     warnings=("interrupted: the best layout until then",),
@@ -113,9 +107,6 @@ def solve(
         status=answer.status,
         objective_seconds=np.inf if choice is None else choice.objective_seconds,
         gap=_gap(choice, bound),
-        certificate_seconds=None if certificate is None else certificate.objective_seconds,
-        num_candidates=len(candidates),
-        num_pruned_by_bound=len(candidates) - answer.num_candidates,
         num_columns=answer.num_columns,
         solver=solver,
         warnings=warnings,
@@ -169,9 +160,6 @@ def _without_solver(candidates: Sequence[Candidate], solver: str, trouble: Solve
         status="infeasible" if choice is None else "optimal",
         objective_seconds=seconds,
         gap=0.0,
-        certificate_seconds=None,
-        num_candidates=len(candidates),
-        num_pruned_by_bound=0,
         num_columns=0,
         solver="dynamic program",
         warnings=(f"{solver} failed, so the dynamic program decided alone: {trouble}",),

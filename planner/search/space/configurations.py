@@ -195,6 +195,8 @@ def device_partitions(job: Job, constraints: Constraints, refused: Refusals) -> 
         elif key != "tp":
             set_keys = (*set_keys, key)
             enumeration.obey(key, among=set_keys)
+    x = enumeration.degrees
+    enumeration.degrees = x.take(constraints.fills_hosts(x.world_size))
     if chooses:
         enumeration.degrees = _with_segments(job, constraints, enumeration.degrees)
         enumeration.obey("segment", among=_PARTITION)

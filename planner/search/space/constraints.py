@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 from typing import TYPE_CHECKING, Final
 
@@ -12,6 +12,7 @@ import numpy as np
 
 from planner.errors import InputError, Mistake
 from planner.layout import check_value, parse_assignments
+from planner.specs.text import quoted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -58,10 +59,14 @@ class Condition:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Constraints:
-    """What a plan must be (`pins`, all of them) and must not be (each of `forbidden` is a combination)."""
+    """What a plan must be (`pins`, all of them) and must not be (each of `forbidden` is a combination).
+
+    whole_hosts: devices of a host, where a plan of several hosts must use each of them whole; 0: it need not.
+    """
 
     pins: tuple[Condition, ...] = ()
     forbidden: tuple[tuple[Condition, ...], ...] = ()
+    whole_hosts: int = 0
 
     @classmethod
     def parse(cls, pins: Sequence[str] = (), forbids: Sequence[str] = (), *, option: str = "--pin") -> Constraints:
@@ -121,6 +126,11 @@ class Constraints:
                 mask &= ~np.logical_and.reduce([np.broadcast_to(c.holds(degrees), mask.shape) for c in combination])
         return mask
 
+    def fills_hosts(self, num_devices: Number) -> Flag:
+        """Whether this many devices leave no host partly idle, where that matters. Broadcasts."""
+        whole = self.whole_hosts or 1
+        return np.less_equal(num_devices, whole) | np.equal(np.remainder(num_devices, whole), 0)
+
     def mentions(self, key: str) -> bool:
         """Whether a pin or a forbidden combination is about this key."""
         return any(condition.key == key for condition in (*self.pins, *chain(*self.forbidden)))
@@ -131,7 +141,7 @@ class Constraints:
 
     def without(self, pin: Condition) -> Constraints:
         """The same constraints less one pin."""
-        return Constraints(pins=tuple(each for each in self.pins if each is not pin), forbidden=self.forbidden)
+        return replace(self, pins=tuple(each for each in self.pins if each is not pin))
 
     def to_dict(self) -> dict[str, tuple[str, ...]]:
         """As texts, for the plan's `SearchOptions`."""
@@ -147,9 +157,9 @@ def _cannot_obey(condition: Condition, part: str, option: str) -> Mistake | None
     if not is_list or (option != "--forbid" and condition.sign == "="):
         return None
     return Mistake(
-        message=f"`{part}`: a list for {condition.key} can only be pinned",
+        message=f"{quoted(part)}: a list for {condition.key} can only be pinned",
         where=option,
-        hint=f"write `--pin {condition.key}={condition.value}`",
+        hint=f"write {quoted(f'--pin {condition.key}={condition.value}')}",
     )
 
 
@@ -166,7 +176,9 @@ def _conditions(text: str, option: str, mistakes: list[Mistake]) -> list[Conditi
         condition = Condition(key=key, sign=sign, value=value)
         bad = check_value(key, value, option) or _cannot_obey(condition, part, option)
         if bad is None and sign not in ("=", "!=") and not condition.is_numeric:
-            bad = Mistake(message=f"`{part}`: {key} has no order", where=option, hint=f"write `{key}={value}`")
+            bad = Mistake(
+                message=f"{quoted(part)}: {key} has no order", where=option, hint=f"write {quoted(f'{key}={value}')}"
+            )
         if bad:
             mistakes.append(bad)
         else:

@@ -9,6 +9,7 @@ from math import gcd
 from typing import TYPE_CHECKING, Final
 
 from planner.cost.adapters import without_adapters
+from planner.cost.mixers import mixer_heads
 from planner.cost.recompute import absent_modules
 from planner.cost.segments import domain_devices, num_domains, segments_of
 from planner.cost.stage import pattern_of
@@ -244,6 +245,8 @@ def tp_divides(job: Job, layout: Layout) -> str:
     cut = {"heads": model.num_heads, "key-value heads": model.num_kv_heads, "ffn width": model.ffn_hidden_size}
     if model.moe and model.moe.shared_ffn_hidden_size:
         cut["width of the shared expert"] = model.moe.shared_ffn_hidden_size
+    if mixer_heads(model):
+        cut["heads of the mixer"] = mixer_heads(model)
 
     def divides(name: str, size: int, tp: int) -> bool:
         repeated = name == "key-value heads" and job.engine.can.repeats_kv_heads and tp % size == 0

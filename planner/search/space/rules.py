@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from planner.cost.adapters import without_adapters
+from planner.cost.mixers import mixer_heads
 from planner.cost.schedule import exists
 from planner.cost.segments import domain_devices, is_possible
 from planner.cost.stage import pattern_of
@@ -52,6 +53,7 @@ def _divides_model(job: Job, layout: Degrees) -> Flag:
         & ((model.num_kv_heads % layout.tp == 0) | repeated)
         & (model.ffn_hidden_size % layout.tp == 0)
         & ((model.moe.shared_ffn_hidden_size if model.moe else 0) % layout.tp == 0)
+        & (mixer_heads(model) % layout.tp == 0)
     )
 
 

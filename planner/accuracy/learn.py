@@ -1,0 +1,295 @@
+"""What runs of one's own say about the corrections: a fit that holds to the shipped calibration until runs speak.
+
+A device and an engine get a factor for each thing that a step's time follows from: computing, moving bytes, the host,
+the innermost link, the links beyond it, fused attention. The logarithm of a run's time grows with the logarithm of each
+factor by what that thing matters to the run. So the log errors of runs are regressed on what matters to them. Before
+any run speaks, a factor is 1 within the spread that clusters of published runs show for it (empirical Bayes), and how
+much of that spread this cluster has, and how far its runs scatter, are averaged over (as in Raftery, Madigan and
+Hoeting, JASA 1997). Few runs therefore move little, and many move all the way.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import re
+from collections import defaultdict
+from dataclasses import dataclass, replace
+from pathlib import PurePath
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from planner.cost.estimate import estimate
+from planner.errors import InputError
+from planner.specs.by_name import shipped_calibration
+from planner.specs.calibration import Calibration, CalibrationEntry
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    from planner.layout import Layout
+    from planner.specs.job import PoolJob
+
+FACTORS: Final = ("slowdown", "scale_up", "network", "memory", "host", "attention")
+"""What is learnt, each as a factor of time; all but the last are fields of an entry of their own name."""
+
+_SHARES: Final = (0.02, 0.05, 0.1, 0.2, 0.4, 0.8, 1.6)
+"""Of the variance of published clusters, how much of it this one has; each is as likely as the others."""
+
+_SCATTERS: Final = (0.7, 1.0, 1.4, 2.0, 2.8, 4.0)
+"""Of the scatter of runs of published clusters, how many times as much this one's have; likewise."""
+
+_OUTLIER: Final = 3.0
+"""A run further from the fit than so many scatters counts as if it were there."""
+
+_LARGEST_ERROR: Final = 0.4
+"""Log errors that are further from the middle at first, or in a prior from none, count as this."""
+
+_MOST_RUNS: Final = 12
+"""As so many runs a cluster counts at most where the scatter of a prior is learnt."""
+
+EIGHT_OF_TEN: Final = 1.0
+"""Within so many standard deviations lie 8 of 10 runs to come: errors have a sharper peak than the normal distribution.
+Held out by source, 89, 84, 81 and 75 % of the other rows of a cluster do after 1, 3, 5 and 10 rows of it."""
+
+_MOST: Final = math.log(20.0)
+_SWEEPS: Final = 4
+_STEP: Final = math.log(1.1)
+_CLOSE: Final = 1e-3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prior:
+    """What is known before any run of a cluster speaks.
+
+    spreads: standard deviations of the log factors, in the order of `FACTORS`. scatter: of the log error of a run about
+    its cluster's factors.
+    """
+
+    spreads: tuple[float, ...]
+    scatter: float
+
+
+PRIOR: Final = Prior(spreads=(0.16, 2.2, 0.61, 0.93, 0.18, 0.48), scatter=0.085)
+"""Of the clusters of published runs: `python tools/calibration_curve.py` prints it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Observation:
+    """A run that was measured, with the job and the layout that price it by the shipped calibration.
+
+    where: the file, and the line of a table, for people. share: of the priced step that the run's step is.
+    """
+
+    where: str
+    job: PoolJob
+    layout: Layout
+    measured_seconds: float
+    share: float = 1.0
+
+    @property
+    def source(self) -> str:
+        """The name of the file or folder."""
+        return PurePath(re.sub(r":[0-9]+$", "", self.where)).name
+
+    @property
+    def kind(self) -> tuple[str, str]:
+        """The device and the engine: what a correction is learnt for."""
+        return self.job.cluster.device.name, self.job.engine.name
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Forecasts:
+    """Step seconds of one run: measured, and forecast before, after, and after learning from the other runs alone."""
+
+    where: str
+    measured: float
+    before: float
+    after: float
+    left_out: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Learnt:
+    """The correction of one device and engine, and what it does to each of the runs that it was learnt from."""
+
+    device: str
+    engine: str
+    entry: CalibrationEntry
+    forecasts: tuple[Forecasts, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Posterior:
+    """What runs leave of the prior. logs: of the factors, (factors,); covariance of them; scatter of a run to come."""
+
+    logs: NDArray[np.float64]
+    covariance: NDArray[np.float64]
+    scatter: float
+
+    def spread(self, slopes: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Standard deviation of the log error of runs to come with these slopes, (runs,); slopes: (runs, factors)."""
+        found: NDArray[np.float64] = np.sqrt(
+            np.einsum("rf,fg,rg->r", slopes, self.covariance, slopes) + self.scatter**2
+        )
+        return found
+
+
+def posterior(slopes: NDArray[np.float64], errors: NDArray[np.float64], prior: Prior = PRIOR) -> Posterior:
+    """The log factors that log errors tell of, where these are the slopes times those, and a scatter.
+
+    slopes: growth of the log forecast with each log factor, (runs, factors). errors: log(measured / forecast), (runs,).
+
+    Source: conjugate Bayesian linear regression (Gelman et al., Bayesian Data Analysis, 3rd edition, section 14.2);
+    the scales of prior and scatter are averaged over by their marginal likelihood; Huber (1964) for wild runs.
+    """
+    middle = float(np.median(errors)) if len(errors) else 0.0
+    found = _averaged(slopes, np.clip(errors, middle - _LARGEST_ERROR, middle + _LARGEST_ERROR), prior)
+    for _ in range(_SWEEPS):
+        fitted, far = slopes @ found.logs, _OUTLIER * found.scatter
+        found = _averaged(slopes, np.clip(errors, fitted - far, fitted + far), prior)
+    return found
+
+
+def _averaged(slopes: NDArray[np.float64], errors: NDArray[np.float64], prior: Prior) -> Posterior:
+    grid = list(itertools.product(_SHARES, _SCATTERS))
+    variances = np.array([share for share, _ in grid])[:, None] * np.square(prior.spreads)  # (grid, factors)
+    noise = np.square(prior.scatter * np.array([scatter for _, scatter in grid]))  # (grid,)
+    products, seen = slopes.T @ slopes, slopes.T @ errors
+    precisions = products / noise[:, None, None] + np.eye(len(seen)) / variances[:, None, :]
+    covariances = np.linalg.inv(precisions)
+    means = covariances @ seen / noise[:, None]
+    unexplained = (errors @ errors - means @ seen) / noise
+    volume = len(errors) * np.log(noise) + np.linalg.slogdet(precisions)[1] + np.log(variances).sum(axis=1)
+    likelihood = -(volume + unexplained) / 2
+    weights = np.exp(likelihood - likelihood.max())
+    weights /= weights.sum()
+    logs = weights @ means
+    apart = means - logs
+    return Posterior(
+        logs=logs,
+        covariance=np.einsum("g,gij->ij", weights, covariances + apart[:, :, None] * apart[:, None, :]),
+        scatter=math.sqrt(float(weights @ noise)),
+    )
+
+
+def prior_of(clusters: Sequence[tuple[NDArray[np.float64], NDArray[np.float64]]]) -> Prior:
+    """The prior that makes the runs of many clusters likely; each is the slopes and the log errors of its runs.
+
+    A cluster's runs count as at most `_MOST_RUNS`, and an error as at most `_LARGEST_ERROR`.
+
+    Source: expectation maximisation for variance components (Dempster, Rubin and Tsutakawa, JASA 1981).
+    """
+    variances, noise = np.full(len(FACTORS), 0.3**2), 0.1**2
+    for _ in range(60):
+        sums, squares, count = np.zeros(len(FACTORS)), 0.0, 0.0
+        for slopes, errors in clusters:
+            kept = np.clip(errors, -_LARGEST_ERROR, _LARGEST_ERROR)
+            covariance = np.linalg.inv(slopes.T @ slopes / noise + np.diag(1 / variances))
+            mean = covariance @ slopes.T @ kept / noise
+            weight = min(1.0, _MOST_RUNS / len(errors))
+            sums += mean**2 + np.diag(covariance)
+            squares += weight * float(np.sum((kept - slopes @ mean) ** 2) + np.trace(slopes @ covariance @ slopes.T))
+            count += weight * len(errors)
+        variances, noise = sums / len(clusters), squares / count
+    return Prior(spreads=tuple(float(each) for each in np.sqrt(variances)), scatter=math.sqrt(noise))
+
+
+def slopes_of(job: PoolJob, layout: Layout) -> NDArray[np.float64]:
+    """Growth of the log step seconds with each log factor, (factors,), by pricing with each factor a tenth up."""
+    before = _log_seconds(job, layout)
+    steps = np.eye(len(FACTORS)) * _STEP
+    return np.array([(_log_seconds(with_factors(job, each), layout) - before) / _STEP for each in steps])
+
+
+def with_factors(job: PoolJob, logs: NDArray[np.float64]) -> PoolJob:
+    """The job with the factors of these logarithms over those of its calibration."""
+    return replace(job, calibration=job.calibration.model_copy(update=_fields(job, logs, over=job.calibration)))
+
+
+def _fields(job: PoolJob, logs: NDArray[np.float64], *, over: CalibrationEntry) -> dict[str, Any]:
+    """Fields of an entry with these factors; attention reaches so much less of the peak, and never more than all."""
+    factors = dict(zip(FACTORS, np.exp(logs), strict=True))
+    share = min(1.0, job.attention_share / float(factors.pop("attention")))
+    return {name: getattr(over, name) * float(factor) for name, factor in factors.items()} | {"attention": share}
+
+
+def _log_seconds(job: PoolJob, layout: Layout) -> float:
+    return math.log(float(estimate(job, layout).step_seconds))
+
+
+def learn(observations: Sequence[Observation]) -> tuple[Learnt, ...]:
+    """A correction for each device and engine that has runs, in the order of the first run of each.
+
+    Raises:
+        InputError: there is no run.
+    """
+    if not observations:
+        raise InputError("no run is left to learn from", hint="give a run that was measured")
+    kinds: dict[tuple[str, str], list[Observation]] = defaultdict(list)
+    for each in observations:
+        kinds[each.kind].append(each)
+    return tuple(_learn_kind(device, engine, own) for (device, engine), own in kinds.items())
+
+
+def learn_calibration(observations: Sequence[Observation]) -> tuple[Calibration, tuple[Learnt, ...]]:
+    """The shipped calibration with what the runs add, before the rest, so that it is found first and multiplies it.
+
+    Raises:
+        InputError: there is no run.
+    """
+    learnt, shipped = learn(observations), shipped_calibration()
+    entries = (*(each.entry for each in learnt), *shipped.entries)
+    return shipped.model_copy(update={"entries": entries}), learnt
+
+
+def _learn_kind(device: str, engine: str, runs: Sequence[Observation]) -> Learnt:
+    """Gauss-Newton: the slopes are taken at the shipped factors, and once more where these lead."""
+    measured = np.log([run.measured_seconds for run in runs])
+    logs = np.zeros(len(FACTORS))
+    before = predicted = _predicted(runs, logs)
+    for sweep in range(_SWEEPS):
+        if sweep < 2:
+            slopes = np.array([slopes_of(with_factors(run.job, logs), run.layout) for run in runs])
+        errors = measured - predicted + slopes @ logs
+        found = posterior(slopes, errors)
+        moved = np.clip(found.logs, -_MOST, _MOST)
+        predicted, near = _predicted(runs, moved), bool(np.abs(moved - logs).max() < _CLOSE)
+        logs = moved
+        if near:
+            break
+    left_out = []
+    for index in range(len(runs)):
+        others = np.arange(len(runs)) != index
+        step = posterior(slopes[others], errors[others]).logs - logs
+        left_out.append(float(predicted[index] + slopes[index] @ step))
+    spread = float(np.mean(found.spread(slopes)))
+    names = _fields(runs[0].job, logs, over=CalibrationEntry())
+    entry = CalibrationEntry(
+        device=device,
+        engine=engine,
+        **{name: round(value, 4) for name, value in names.items()},
+        low=round(math.exp(-EIGHT_OF_TEN * spread), 4),
+        high=round(math.exp(EIGHT_OF_TEN * spread), 4),
+        num_rows=len(runs),
+        sources=tuple(dict.fromkeys(run.source for run in runs)),
+    )
+    seconds = (np.exp(each).tolist() for each in (measured, before, predicted, np.array(left_out)))
+    return Learnt(
+        device=device,
+        engine=engine,
+        entry=entry,
+        forecasts=tuple(
+            Forecasts(where=run.where, measured=a, before=b, after=c, left_out=d)
+            for run, a, b, c, d in zip(runs, *seconds, strict=True)
+        ),
+    )
+
+
+def _predicted(runs: Sequence[Observation], logs: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Log seconds of each run's step with these factors, (runs,)."""
+    found = [_log_seconds(with_factors(run.job, logs), run.layout) + math.log(run.share) for run in runs]
+    return np.array(found)

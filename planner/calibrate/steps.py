@@ -1,0 +1,96 @@
+"""The step times of a log: which of them count, and what is said of the others."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import TYPE_CHECKING, Final
+
+from planner.errors import InputError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+WARMUP_STEPS: Final = 2
+"""Steps after each start that do not count: compiling, filling caches, growing the allocator's pool."""
+
+FEWEST_STEPS: Final = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """One line of a log that tells how long a step took.
+
+    number: of the step, as the log counts. line, column: where the time stands, from 1. loss: nan where it is not
+    finite, None where the line has none. covers: steps that the time is the mean of.
+    """
+
+    number: int
+    seconds: float
+    line: int
+    column: int = 1
+    loss: float | None = None
+    covers: int = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepTime:
+    """The median step of a log, and what a reader should know of it."""
+
+    seconds: float
+    num_steps: int
+    notes: tuple[str, ...] = ()
+
+
+def step_time(steps: Sequence[Step], name: str) -> StepTime:
+    """The median of the steps that count: none of a warm-up, and none whose loss is not finite.
+
+    A number that is smaller than the one before it is a restart, with a warm-up of its own; an equal one is the same
+    step, told by another rank.
+
+    Raises:
+        InputError: a time that no step can take, by line; or too few steps.
+    """
+    for each in steps:
+        if not (math.isfinite(each.seconds) and each.seconds > 0):
+            hint = "cut the line out, or give a log of a run that went well"
+            where = f"{name}:{each.line}:{each.column}"
+            raise InputError(f"step {each.number} took {each.seconds} seconds", where=where, hint=hint)
+    steps = [each for i, each in enumerate(steps) if i == 0 or each.number != steps[i - 1].number]
+    starts = [i for i, each in enumerate(steps) if i == 0 or each.number < steps[i - 1].number]
+    warm = {i for start in starts for i in range(start, start + WARMUP_STEPS)}
+    broken = {i for i, each in enumerate(steps) if each.loss is not None and not math.isfinite(each.loss)}
+    kept = [each for i, each in enumerate(steps) if i not in broken and (each.covers > 1 or i not in warm)]
+    counted = sum(each.covers for each in kept)
+    if counted < FEWEST_STEPS:
+        count = f"{counted} of {sum(each.covers for each in steps)} logged steps count"
+        count += f", after {WARMUP_STEPS} of warm-up for each start"
+        lost = f" and without {len(broken)} whose loss is not finite" if broken else ""
+        raise InputError(f"{count}{lost}", where=name, hint=f"log at least {WARMUP_STEPS + FEWEST_STEPS} steps")
+    notes = []
+    if len(starts) > 1:
+        lines = ", ".join(str(steps[i].line) for i in starts[1:4])
+        notes.append(f"{name}: started again {len(starts) - 1} times (line {lines}); each start has its own warm-up")
+    if broken:
+        first = min(broken)
+        notes.append(
+            f"{name}:{steps[first].line}: {len(broken)} steps without a finite loss, from step {steps[first].number} "
+            "on, are left out"
+        )
+    if missing := _num_missing(steps):
+        notes.append(f"{name}: {missing} steps between the first and the last are not in the log")
+    if len(steps) == 1:
+        notes.append(f"{name}:{steps[0].line}: a mean of {steps[0].covers} steps is all that the log has")
+    seconds = statistics.median(each.seconds for each in kept)
+    return StepTime(seconds=seconds, num_steps=counted, notes=tuple(notes))
+
+
+def _num_missing(steps: Sequence[Step]) -> int:
+    """Steps that a log left out, beyond those that its interval leaves out everywhere."""
+    if any(each.covers > 1 for each in steps):
+        return 0
+    gaps = [b.number - a.number for a, b in pairwise(steps) if b.number > a.number]
+    interval = statistics.mode(gaps) if gaps else 1
+    return sum(gap - interval for gap in gaps if gap > interval)

@@ -1,0 +1,57 @@
+"""`planner calibrate`: corrections from runs of one's own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from planner.commands.console import Console, check_writable
+from planner.commands.options import file_option
+from planner.errors import ExitCode
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+
+def run(runs: Sequence[Path], *, output: Path, console: Console, plan: Path | None = None, force: bool = False) -> int:
+    """Write what the runs say about the corrections, print errors before and after, and return the exit code.
+
+    Raises:
+        PlannerError: as `planner.api.calibrate_runs`, or a file that must not be written.
+    """
+    from planner.accuracy.calibrate import calibration_text
+    from planner.api import calibrate_runs
+    from planner.plan import write_text
+    from planner.show.calibrate import calibrated
+
+    check_writable(output, force=force)
+    with console.progress("pricing the runs"):
+        calibration, learnt, notes = calibrate_runs(runs, plan=plan)
+    for note in notes:
+        console.note(note)
+    write_text(output, [calibration_text(calibration)], replace=force)
+    console.say_written(output)
+    console.render(calibrated(learnt))
+    return ExitCode.OK
+
+
+@click.command("calibrate")
+@click.argument("runs", nargs=-1, required=True, type=click.Path(path_type=Path), metavar="RUNS...")
+@file_option("--output", "-o", help="Write the corrections, for --calibration of other commands.")
+@click.option(
+    "--plan", type=click.Path(path_type=Path), metavar="PLAN", help="What the logs ran; plan.json beside a log."
+)
+@click.option("--force", is_flag=True, help="Replace a file that exists.")
+@click.pass_context
+def command(ctx: click.Context, /, output: Path | None, **options: Any) -> int:
+    """Learn corrections from RUNS of your own.
+
+    RUNS are folders of `planner launch`, tables (.csv) with the columns of `planner accuracy`, and logs of
+    Megatron-LM, torchtitan, DeepSpeed and Hugging Face Trainer. What they say is shrunk towards the shipped
+    calibration: few runs move it little. `plan`, `explain`, `accuracy` and `launch` take the file by --calibration.
+    """
+    if output is None:
+        raise click.UsageError("-o FILE is missing: where the corrections are written", ctx=ctx)
+    return run(console=Console(), output=output, **options)

@@ -1,0 +1,231 @@
+"""Blocks that mix tokens through a state of fixed size: Mamba, linear attention with a delta rule, RWKV, convolutions.
+
+Each kind is described once, by its projections, its vectors and the FLOPs of its core; whatever counts parameters,
+FLOPs, bytes or seconds adds these up.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import gcd
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from planner.specs.model import Mixer, ModelSpec
+
+_CHUNK: Final = 64
+"""Tokens of a chunk that kernels of the delta rule compute at once (Yang et al., Gated DeltaNet, 2024, section 3.3)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MixerShape:
+    """What a mixer of one layer consists of.
+
+    maps: matrices that tensor parallelism cuts along their heads, as (inputs, outputs). whole: matrices that every rank
+    holds whole (low-rank inputs). vectors: parameters in vectors, convolutions and norms. core_flops: forward FLOPs
+    per token of what is no projection. kept: elements per token that the backward pass reads beside the layer's input:
+    outputs of projections, of the convolution and of the core.
+    """
+
+    maps: tuple[tuple[int, int], ...]
+    whole: tuple[tuple[int, int], ...] = ()
+    vectors: int = 0
+    core_flops: float = 0.0
+    kept: int = 0
+
+    @property
+    def whole_params(self) -> int:
+        """Parameters that every tensor-parallel rank holds."""
+        return sum(inputs * outputs for inputs, outputs in self.whole)
+
+    @property
+    def matmul_params(self) -> int:
+        """Parameters that each token is multiplied with."""
+        return self.whole_params + sum(inputs * outputs for inputs, outputs in self.maps)
+
+
+def _mamba(mixer: Mixer, h: int) -> MixerShape:
+    """Mamba-1: x, z; a convolution; time step, B and C of low rank from x; a scan over d N states.
+
+    Source: Gu and Dao, Mamba (2023), section 3.4; transformers, models/mamba and models/jamba (the norms).
+    """
+    d, n, rank = mixer.num_heads * mixer.value_size, mixer.key_size, mixer.rank
+    norms = rank + 2 * n if mixer.state_norms else 0
+    return MixerShape(
+        maps=((h, 2 * d), (d, rank + 2 * n), (rank, d), (d, h)),
+        vectors=_convolution(mixer, d) + d + d * n + d + norms + _biases(mixer, 2 * d, h),
+        core_flops=_SCAN_FLOPS * d * n,
+        kept=2 * d + d + rank + 2 * n + d + d,
+    )
+
+
+def _mamba2(mixer: Mixer, h: int) -> MixerShape:
+    """Mamba-2: x, z, B and C of each group, a time step of each head; a convolution over x, B and C.
+
+    Source: Dao and Gu, Mamba-2 (2024), section 7.1; FLOPs of the scan as Megatron-LM counts them (training.py,
+    mamba_layer_flops).
+    """
+    heads, d = mixer.num_heads, mixer.num_heads * mixer.value_size
+    mixed = d + 2 * (mixer.num_key_heads or 1) * mixer.key_size
+    into = d + mixed + heads
+    return MixerShape(
+        maps=((h, into), (d, h)),
+        vectors=_convolution(mixer, mixed) + 3 * heads + mixer.norm * d + _biases(mixer, into, h),
+        core_flops=_SCAN_FLOPS * d * mixer.key_size,
+        kept=into + mixed + 2 * d,
+    )
+
+
+def _gated_deltanet(mixer: Mixer, h: int) -> MixerShape:
+    """Queries and keys of key heads, values and a gate, a decay and a step of each value head; one convolution.
+
+    Source: Yang et al., Gated DeltaNet (2024), section 3; transformers, models/qwen3_next.
+    """
+    heads, keys = mixer.num_heads, (mixer.num_key_heads or mixer.num_heads) * mixer.key_size
+    values = heads * mixer.value_size
+    mixed = 2 * keys + values
+    return MixerShape(
+        maps=((h, mixed + values + 2 * heads), (values, h)),
+        vectors=_convolution(mixer, mixed) + 2 * heads + mixer.norm * mixer.value_size,
+        core_flops=_delta_flops(mixer),
+        kept=2 * mixed + values + 2 * values,
+    )
+
+
+def _kda(mixer: Mixer, h: int) -> MixerShape:
+    """Kimi delta attention: a decay for each channel of a key, which like the output gate is of low rank.
+
+    Source: Kimi Linear (2025), section 3; transformers, models/kimi_linear and models/bailing_hybrid.
+    """
+    heads, d = mixer.num_heads, mixer.num_heads * mixer.value_size
+    gates: tuple[tuple[int, int], ...] = ((mixer.rank, d),) * 2 if mixer.rank else ((h, d),) * 2
+    return MixerShape(
+        maps=((h, 3 * d + heads), *gates, (d, h)),
+        whole=((h, mixer.rank),) * 2 if mixer.rank else (),
+        vectors=_convolution(mixer, 3 * d) + d + heads + mixer.norm * mixer.value_size,
+        core_flops=_delta_flops(mixer),
+        kept=6 * d + 2 * d + 2 * d,
+    )
+
+
+def _lightning(mixer: Mixer, h: int) -> MixerShape:
+    """Linear attention with a fixed decay, a norm and an output gate.
+
+    Source: MiniMax-01 (2025), section 2.2; transformers, models/minimax.
+    """
+    d = mixer.num_heads * mixer.value_size
+    return MixerShape(
+        maps=((h, 3 * d), (h, d), (d, h)),
+        vectors=mixer.norm * d,
+        core_flops=_delta_flops(mixer),
+        kept=3 * d + d + 2 * d,
+    )
+
+
+def _short_convolution(mixer: Mixer, h: int) -> MixerShape:
+    """A gated convolution over a few tokens: two gates and an input of the model's width.
+
+    Source: LFM2 (2025), transformers, models/lfm2.
+    """
+    d = mixer.num_heads * mixer.value_size
+    return MixerShape(
+        maps=((h, 3 * d), (d, h)),
+        vectors=_convolution(mixer, d) + _biases(mixer, 3 * d, h),
+        core_flops=2.0 * mixer.kernel * d,
+        kept=3 * d + d + d,
+    )
+
+
+def _rg_lru(mixer: Mixer, h: int) -> MixerShape:
+    """Griffin's recurrent block: two branches, a convolution, and a linear recurrence whose gates are block-diagonal.
+
+    Source: De et al., Griffin (2024), section 2.4; transformers, models/recurrent_gemma.
+    """
+    d = mixer.num_heads * mixer.value_size
+    blocks = ((d, mixer.value_size),) * 2
+    return MixerShape(
+        maps=((h, 2 * d), *blocks, (d, h)),
+        vectors=_convolution(mixer, d) + d + 2 * d + _biases(mixer, 2 * d, h),
+        core_flops=10.0 * d,
+        kept=2 * d + d + 2 * d + d,
+    )
+
+
+def _rwkv(mixer: Mixer, h: int) -> MixerShape:
+    """RWKV-4's time mixing: receptance, key and value of tokens that are mixed with the one before.
+
+    Source: Peng et al., RWKV (2023), section 3.1; transformers, models/rwkv.
+    """
+    d = mixer.num_heads * mixer.value_size
+    return MixerShape(maps=((h, 3 * d), (d, h)), vectors=2 * d + 3 * h, core_flops=10.0 * d, kept=3 * h + 3 * d + d)
+
+
+def _mlstm(mixer: Mixer, h: int) -> MixerShape:
+    """XLSTM's matrix memory: queries and keys narrower than values, an output gate, two gates of each head.
+
+    Source: Beck et al., xLSTM 7B (2025), section 3; transformers, models/xlstm.
+    """
+    heads = mixer.num_heads
+    keys, values = heads * mixer.key_size, heads * mixer.value_size
+    return MixerShape(
+        maps=((h, 2 * keys + 2 * values + 2 * heads), (values, h)),
+        vectors=2 * heads + values + mixer.bias * (2 * keys + 2 * values + h),
+        core_flops=_delta_flops(mixer),
+        kept=2 * keys + 2 * values + 2 * values,
+    )
+
+
+_SCAN_FLOPS: Final = 7.0
+"""FLOPs of one element of Mamba's state for each token (Megatron-LM, training.py, mamba_layer_flops)."""
+
+_KINDS: Final[dict[str, Callable[[Mixer, int], MixerShape]]] = {
+    "mamba": _mamba,
+    "mamba2": _mamba2,
+    "gated-deltanet": _gated_deltanet,
+    "kda": _kda,
+    "lightning": _lightning,
+    "convolution": _short_convolution,
+    "rg-lru": _rg_lru,
+    "rwkv": _rwkv,
+    "mlstm": _mlstm,
+}
+
+
+def mixer_shape(model: ModelSpec) -> MixerShape:
+    """What the mixer of a layer consists of; nothing where the model has none.
+
+    Source: of each kind in its own function.
+    """
+    return _KINDS[model.mixer.kind](model.mixer, model.hidden_size) if model.mixer else MixerShape(maps=())
+
+
+def mixer_heads(model: ModelSpec) -> int:
+    """What tensor parallelism must divide of the mixers of a model: heads, or channels where there is one head.
+
+    Source: Megatron-LM, megatron/core/ssm/mamba_mixer.py and gated_delta_net.py; definition of the model document.
+    """
+    found = [kind.mixer for _, kind in model.kinds() if kind.mixer is not None]
+    return gcd(*(each.num_heads if each.num_heads > 1 else each.value_size for each in found))
+
+
+def _convolution(mixer: Mixer, channels: int) -> int:
+    """Parameters of a convolution of each channel on its own."""
+    return channels * (mixer.kernel + mixer.conv_bias) if mixer.kernel else 0
+
+
+def _biases(mixer: Mixer, *outputs: int) -> int:
+    return sum(outputs) if mixer.bias else 0
+
+
+def _delta_flops(mixer: Mixer) -> float:
+    """FLOPs per token of a chunked linear recurrence over a state of K times V in each head.
+
+    Within a chunk of C tokens half a square of scores and of their sum, for the correction and for the output; from
+    chunk to chunk the state is read and written, a product of 2 K V each.
+
+    Source: derived here from Yang et al., Gated DeltaNet (2024), section 3.3.
+    """
+    pairs = 2.0 * _CHUNK * (mixer.key_size + mixer.value_size)
+    return mixer.num_heads * (pairs + 4.0 * mixer.key_size * mixer.value_size)

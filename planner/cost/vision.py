@@ -1,0 +1,71 @@
+"""The tower that reads images, on the first stage: its seconds and its bytes, by the formulas of layers.
+
+Assumed, as no published run prices one: every rank of a tensor- or context-parallel group holds the tower whole and
+computes it whole; its layers keep all that their backward pass reads, whatever the policy of the stage; all of it is
+trained, but for adapters, beside which it is frozen. A trace of a step with images would settle them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from planner.cost.activations import held_of_stage, layer_activation_bytes
+from planner.cost.compute import PassSeconds, linear_seconds
+from planner.cost.layers import layer_seconds
+from planner.cost.parameters import layer_matmul_params, num_matmul_params
+from planner.cost.shapes import alone
+from planner.cost.stage import holds_embedding
+from planner.specs.recompute import NONE
+
+if TYPE_CHECKING:
+    from planner.cost.stage import Stage
+    from planner.layout import Degrees, LayerDegrees
+    from planner.numbers import Number
+    from planner.specs.job import PoolJob
+    from planner.specs.model import VisionTower
+
+
+def _images(job: PoolJob, tower: VisionTower) -> PoolJob:
+    """The job of the tower, whose sequences are the patches of an image."""
+    training = job.training.model_copy(
+        update={"sequence_length": tower.encoder.max_sequence_length, "lora_rank": 0, "dropout": 0.0}
+    )
+    return replace(job, model=tower.encoder, training=training)
+
+
+def tower_seconds(job: PoolJob, layout: LayerDegrees) -> PassSeconds:
+    """Seconds of one microbatch in the tower and its projector; none without a tower.
+
+    Source: layers.py, of an encoder; the projection of patches and the projector are linear maps.
+    """
+    tower = job.model.vision
+    if tower is None:
+        return PassSeconds()
+    own, shape, encoder = _images(job, tower), alone(layout), tower.encoder
+    patches = layout.mbs * encoder.max_sequence_length
+    layers = layer_seconds(own, shape).passes * encoder.num_layers
+    ends = num_matmul_params(encoder) - encoder.num_layers * layer_matmul_params(encoder, experts=False)
+    maps = linear_seconds(own, patches, ends / encoder.hidden_size, encoder.hidden_size)
+    joined = linear_seconds(
+        own, layout.mbs * tower.tokens_per_image, tower.projector_params / encoder.hidden_size, encoder.hidden_size
+    )
+    passes = (layers + (maps + joined) * job.calibration.slowdown) * tower.images_per_sequence
+    return PassSeconds(forward=passes.forward) if job.training.lora_rank else passes
+
+
+def tower_bytes_at_peak(job: PoolJob, layout: Degrees, stage: Stage, num_microbatches: Number) -> Number:
+    """What the tower keeps for its backward passes, where the model begins; of a frozen one nothing.
+
+    Source: activations.py, of an encoder's layers, and the microbatches that the first stage holds.
+    """
+    tower = job.model.vision
+    if tower is None or job.training.lora_rank:
+        return 0.0
+    shape: Any = alone(layout)  # layers read no other degrees
+    (one,) = layer_activation_bytes(_images(job, tower), shape, policies=(NONE,))
+    moments = held_of_stage(job, layout, stage, num_microbatches)
+    held = np.maximum.reduce(np.broadcast_arrays(*(before + waiting for before, waiting in moments)))
+    return holds_embedding(stage) * held * one * tower.encoder.num_layers * tower.images_per_sequence

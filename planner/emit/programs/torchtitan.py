@@ -1,0 +1,569 @@
+"""torchtitan as a table: commit b5bcd76c (2026-08-21), which counts tokens, and release 0.3.0, which counts sequences.
+
+Keys are the fields of its `Trainer.Config`, dotted; `model_spec.rope` and `model_spec.norm` stand for those of all
+layers, `optimizer` for the keywords of `default_adamw`. Source: torchtitan, config/configs.py, trainer.py.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import TYPE_CHECKING, Any, Final
+
+from planner.emit.programs.torchtitan_file import DATA, FILE, TOKENIZER, V_0_3, check_data, render
+from planner.emit.starters.torchrun import torchrun_start
+from planner.emit.target import FIELDS, Refusal, Setting, Target, follows, only, same
+from planner.errors import InputError
+from planner.layout import V_SHAPED, even_split, offloads_optimizer
+from planner.specs.by_name import load_model
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from planner.emit.target import Given, How, Place, Value, Values
+    from planner.plan import Plan
+    from planner.specs.model import ModelSpec
+
+REGISTRY: Final = {
+    "llama3.2-1b": ("llama3", "1B"),
+    "llama3.2-3b": ("llama3", "3B"),
+    "llama3-8b": ("llama3", "8B"),
+    "llama3-70b": ("llama3", "70B"),
+    "llama3-405b": ("llama3", "405B"),
+    "qwen3-0.6b": ("qwen3", "0.6B"),
+    "qwen3-1.7b": ("qwen3", "1.7B"),
+    "qwen3-4b": ("qwen3", "4B"),
+    "qwen3-8b": ("qwen3", "8B"),
+    "qwen3-14b": ("qwen3", "14B"),
+    "qwen3-32b": ("qwen3", "32B"),
+    "qwen3-30b-a3b": ("qwen3", "30B-A3B"),
+    "qwen3-235b-a22b": ("qwen3", "235B-A22B"),
+    "deepseek-v2-lite": ("deepseek_v3", "16B"),
+    "gpt-oss-20b": ("gpt_oss", "20b"),
+    "gpt-oss-120b": ("gpt_oss", "120b"),
+}
+"""Our model -> package and flavor of its model_registry."""
+SCHEDULES: Final = {
+    "1f1b": "1F1B",
+    "gpipe": "GPipe",
+    "interleaved": "Interleaved1F1B",
+    "zbv": "ZBVZeroBubble",
+    "dualpipev": "DualPipeV",
+}
+RECOMPUTE: Final = {"none": "none", "full": "FullAC", "selective": "SelectiveAC"}
+_POSITIONS: Final = ("rope_theta", "rope_scaling", "norm_epsilon", "max_sequence_length")
+_OTHERS: Final = (*_POSITIONS, "name", "moe")
+_OF_EXPERTS: Final = {"imbalance"}
+_LLAMA: Final = "llama3"
+_YARN: Final = ("deepseek_v3", "gpt_oss")
+"""Packages whose rotary positions are YaRN's, which a model document cannot say and no price depends on."""
+
+
+# --- model -------------------------------------------------------------------------------------------------------
+
+
+def _shape(model: ModelSpec) -> dict[str, Any]:
+    experts = model.moe.model_dump(exclude=_OF_EXPERTS) if model.moe else None
+    return {**model.model_dump(exclude=set(_OTHERS)), "moe": experts}
+
+
+@cache
+def _shapes() -> tuple[tuple[dict[str, Any], tuple[str, str]], ...]:
+    return tuple((_shape(load_model(name)), entry) for name, entry in REGISTRY.items())
+
+
+def _entry(model: ModelSpec) -> tuple[str, str] | None:
+    """The registry's model of this shape, whatever its name here; None: it has none."""
+    shape = _shape(model)
+    return next((entry for other, entry in _shapes() if other == shape), None)
+
+
+def _write_model(plan: Plan) -> Values:
+    entry = _entry(plan.model)
+    if entry is None:
+        raise AssertionError("refused before")
+    return {"model_spec.name": entry[0], "model_spec.flavor": entry[1]}
+
+
+def named(given: Given) -> ModelSpec | None:
+    """The shipped model of a registry's entry; None: not said, or not shipped."""
+    wanted = (given.text("model_spec.name"), given.text("model_spec.flavor"))
+    return next((load_model(name) for name, entry in REGISTRY.items() if entry == wanted), None)
+
+
+def _read_model(given: Given) -> Mapping[str, Any]:
+    model = named(given)
+    if model is None:
+        return {}
+    return {
+        f"model.{key}": value for key, value in model.model_dump(exclude={*_POSITIONS, "name", "architecture"}).items()
+    }
+
+
+def _write_positions(plan: Plan) -> Values:
+    model, scaling = plan.model, plan.model.rope_scaling
+    found: dict[str, Value] = {
+        "model_spec.norm.eps": model.norm_epsilon,
+        "model_spec.rope.theta": model.rope_theta,
+        "model_spec.rope.max_context_length": max(model.max_sequence_length, plan.training.sequence_length),
+    }
+    if _write_model(plan)["model_spec.name"] not in _YARN:
+        found["model_spec.rope.scaling"] = "llama" if scaling else "none"
+    if scaling:
+        found |= {
+            "model_spec.rope.scaling_factor": scaling.factor,
+            "model_spec.rope.low_freq_factor": scaling.low_frequency,
+            "model_spec.rope.high_freq_factor": scaling.high_frequency,
+            "model_spec.rope.original_max_position_embeddings": scaling.original_max_sequence_length,
+        }
+    return found
+
+
+def _read_positions(given: Given) -> Mapping[str, Any]:
+    model = named(given)
+    if model is None:
+        return {}
+    rope = "model_spec.rope."
+    found: dict[str, Any] = {
+        "model.norm_epsilon": given.number("model_spec.norm.eps", model.norm_epsilon),
+        "model.rope_theta": given.number(f"{rope}theta", model.rope_theta),
+        "model.max_sequence_length": given.whole(f"{rope}max_context_length", model.max_sequence_length),
+        "model.rope_scaling": model.rope_scaling.model_dump() if model.rope_scaling else None,
+    }
+    kind = given.text(f"{rope}scaling")
+    scaled = {
+        "factor": given.number(f"{rope}scaling_factor", 8.0),
+        "low_frequency": given.number(f"{rope}low_freq_factor", 1.0),
+        "high_frequency": given.number(f"{rope}high_freq_factor", 4.0),
+        "original_max_sequence_length": given.whole(f"{rope}original_max_position_embeddings", 8192),
+    }
+    return found | ({"model.rope_scaling": scaled if kind == "llama" else None} if kind else {})
+
+
+def _model_fault(plan: Plan) -> tuple[str, str] | None:
+    model, entry = plan.model, _entry(plan.model)
+    if entry is None:
+        return f"torchtitan's registry has no model built as {model.name}", f"it has {', '.join(REGISTRY)}"
+    if model.rope_scaling and entry[0] != _LLAMA:
+        why = f"model.rope_scaling, and the positions of torchtitan's {entry[0]} are not stretched so"
+        return why, "plan with --set model.rope_scaling=null"
+    return None
+
+
+# --- layout ------------------------------------------------------------------------------------------------------
+
+
+def _write_sharding(plan: Plan) -> Values:
+    layout = plan.layout
+    return {
+        "parallelism.data_parallel_replicate_degree": layout.hsdp,
+        "parallelism.data_parallel_shard_degree": layout.dp // layout.hsdp,
+        "parallelism.fsdp_reshard_after_forward": "always" if layout.zero == 3 else "never",
+    }
+
+
+def _read_sharding(given: Given) -> Mapping[str, Any]:
+    """By default what is gathered stays so under a pipeline. Source: torchtitan, distributed/fsdp.py."""
+    replicas = given.whole("parallelism.data_parallel_replicate_degree", 1)
+    shards = given.text("parallelism.data_parallel_shard_degree", "-1")  # -1: all ranks that are left
+    piped = given.whole("parallelism.pipeline_parallel_degree", 1) > 1
+    policy = given.text("parallelism.fsdp_reshard_after_forward", "default")
+    if policy not in ("default", "always", "never"):
+        raise InputError(f"{policy[:80]!r} is no policy", where="parallelism.fsdp_reshard_after_forward")
+    if shards == "1" and replicas > 1 and given.whole("parallelism.context_parallel_degree", 1) == 1:
+        return {"layout.zero": 0, "layout.hsdp": 1}
+    kept = policy == "never" or (policy == "default" and piped)
+    return {"layout.zero": 3 if not kept else 1 if piped else 2, "layout.hsdp": replicas}
+
+
+def _write_pipeline(plan: Plan) -> Values:
+    layout = plan.layout
+    found: dict[str, Value] = {"parallelism.pipeline_parallel_degree": layout.pp}
+    if layout.pp > 1:
+        found |= {
+            "parallelism.pipeline_parallel_schedule": SCHEDULES[layout.schedule],
+            "parallelism.module_fqns_per_model_part": _parts(plan),
+        }
+    return found
+
+
+def _parts(plan: Plan) -> tuple[tuple[str, ...], ...]:
+    """Modules of each chunk in model order: the program's own split takes a layer off each end by default."""
+    first, parts = 0, []
+    for count in plan.layout.layers_per_stage:
+        parts.append([f"layers.{number}" for number in range(first, first + count)])
+        first += count
+    parts[0].insert(0, "tok_embeddings")
+    parts[-1] += ["norm", "lm_head"]
+    return tuple(tuple(part) for part in parts)
+
+
+def _read_pipeline(given: Given) -> Mapping[str, Any]:
+    """Schedule, and layers of each chunk: as they are listed, or as the program splits them by default.
+
+    Source: torchtitan, distributed/pipeline_parallel.py, generate_llm_fqn_per_model_part.
+    """
+    stages = max(given.whole("parallelism.pipeline_parallel_degree", 1), 1)
+    back = {name.lower(): ours for ours, name in SCHEDULES.items()}
+    key = "parallelism.pipeline_parallel_schedule"
+    schedule = back.get(given.text(key, "1F1B").lower())
+    ends = tuple(given.whole(f"parallelism.pipeline_parallel_{end}_stage_less_layers", 1) for end in ("first", "last"))
+    listed, of_chunk = given.get("parallelism.module_fqns_per_model_part"), given.whole(f"{_CHUNK_LAYERS}")
+    if stages == 1:
+        return {"layout.pp": 1, "layout.schedule": "1f1b", "layout.interleave": 1}
+    if schedule is None:
+        raise InputError(f"{given.text(key)[:80]!r} has no price here", where=key, hint=", ".join(SCHEDULES.values()))
+    num_layers = given.model.num_layers if given.model else 0
+    chunks = stages * (2 if schedule in ("interleaved", *V_SHAPED) else 1)
+    if listed is not None:
+        layers = tuple(sum(str(name).startswith("layers.") for name in part) for part in listed)
+    elif num_layers:
+        if of_chunk:
+            chunks = -(-(num_layers + sum(ends)) // of_chunk)
+        counts = list(even_split(num_layers + sum(ends), chunks, 1))
+        layers = (counts[0] - ends[0], *counts[1:-1], counts[-1] - ends[1])
+    else:
+        return {"layout.pp": stages, "layout.schedule": schedule, "layout.interleave": chunks // stages}
+    if len(layers) % stages or min(layers) < 1 or (num_layers and sum(layers) != num_layers):
+        raise InputError(f"{len(layers)} chunks of {num_layers} layers on {stages} stages", where=_PARTS)
+    found = {"layout.interleave": len(layers) // stages, "layout.layers_per_stage": layers}
+    return {"layout.pp": stages, "layout.schedule": schedule, **found}
+
+
+_PARTS: Final = "parallelism.module_fqns_per_model_part"
+_CHUNK_LAYERS: Final = "parallelism.pipeline_parallel_layers_per_stage"
+
+
+def _read_recompute(given: Given) -> Mapping[str, Any]:
+    """Releases up to 0.2 name a mode, and of selective recomputation every so many layers or the kernels' outputs."""
+    mode = given.text("activation_checkpoint", given.text("activation_checkpoint.mode", "SelectiveAC"))
+    back = {name.lower(): ours for ours, name in RECOMPUTE.items()} | {"full": "full", "selective": "selective"}
+    if mode.lower() not in back:
+        raise InputError(f"{mode[:80]!r} has no price here", where="activation_checkpoint", hint=", ".join(RECOMPUTE))
+    every = given.text("activation_checkpoint.selective_ac_option", "op")
+    if mode == "selective" and every != "op":
+        given.whole("activation_checkpoint.selective_ac_option")
+        return {"layout.recompute": f"every:{every}" if every != "1" else "full"}
+    return {"layout.recompute": back[mode.lower()]}
+
+
+def _layout_fault(plan: Plan) -> tuple[str, str] | None:
+    layout = plan.layout
+    kinds = set(layout.recompute)
+    if len(kinds) > 1 or not kinds <= set(RECOMPUTE):
+        return "layout.recompute is not one of none, full and selective in all stages", "plan with --pin recompute=full"
+    if plan.model.tied_embeddings and layout.pp > 1:  # models/common/decoder.py
+        return f"layout.pp is {layout.pp}, and tied embeddings have no pipeline", "plan again with --pin pp=1"
+    if layout.zero == 0:
+        return f"layout.zero is {layout.zero}, and FSDP2 shards gradients too", "plan again with --pin zero=2"
+    if layout.hsdp > 1 and layout.dp * layout.cp == layout.hsdp:
+        return f"layout.hsdp is {layout.hsdp}, and a replica has one rank to shard over", "plan again with --pin hsdp=1"
+    if layout.dp // layout.hsdp * layout.cp * layout.tp % layout.ep:
+        return f"layout.ep is {layout.ep}, which does not divide the sharded ranks", "plan again with --pin hsdp=1"
+    return None
+
+
+# --- training ----------------------------------------------------------------------------------------------------
+
+
+def _write_tokens(plan: Plan) -> Values:
+    layout, training = plan.layout, plan.training
+    length = training.sequence_length
+    found: dict[str, Value] = {
+        "training.num_tokens_per_microbatch_per_dp_rank": layout.mbs * length,
+        "training.num_tokens_per_train_step": training.global_batch_size * length,
+        "training.max_context_length": length,
+    }
+    if layout.pp > 1:
+        found["parallelism.num_pp_microbatches"] = layout.num_microbatches(training.global_batch_size)
+    return found
+
+
+def _write_sequences(plan: Plan) -> Values:
+    """As release 0.3.0 says it: a pipeline cuts the batch of a rank into microbatches, without accumulation."""
+    layout, training = plan.layout, plan.training
+    found: dict[str, Value] = {
+        "training.local_batch_size": layout.mbs,
+        "training.global_batch_size": training.global_batch_size,
+        "training.seq_len": training.sequence_length,
+    }
+    if layout.pp > 1:
+        found["training.local_batch_size"] = training.global_batch_size // layout.dp
+        found["parallelism.pipeline_parallel_microbatch_size"] = layout.mbs
+    return found
+
+
+def _read_batch(given: Given) -> Mapping[str, Any]:
+    """Tokens or sequences; a batch of -1 is one pass of all ranks. Source: torchtitan, trainer.py; train.py of 0.2."""
+    piped = given.whole("parallelism.pipeline_parallel_degree", 1) > 1
+    if "training.max_context_length" in given or "training.num_tokens_per_microbatch_per_dp_rank" in given:
+        length = given.whole("training.max_context_length", 2048)
+        tokens = given.whole("training.num_tokens_per_microbatch_per_dp_rank", 16384)
+        passes = given.whole("parallelism.num_pp_microbatches", 1)
+        passes = passes if piped else 1
+        each, own = tokens // length, passes * tokens // length
+        said, unit, key = given.text("training.num_tokens_per_train_step", "-1"), length, "max_context_length"
+        if tokens % length or (said != "-1" and given.whole("training.num_tokens_per_train_step") % length):
+            raise InputError(f"the tokens of a batch are no whole number of {length}", where=f"training.{key}")
+    else:
+        length, own = given.whole("training.seq_len", 2048), given.whole("training.local_batch_size", 8)
+        each = given.whole("parallelism.pipeline_parallel_microbatch_size", 1)
+        each = each if piped else own
+        said, unit = given.text("training.global_batch_size", "-1"), 1
+    found: dict[str, Any] = {"layout.mbs": each, "training.sequence_length": length}
+    if said != "-1":
+        return found | {"training.global_batch_size": int(said) // unit}
+    ranks = 1
+    for axis in ("tensor", "pipeline", "context"):
+        ranks *= given.whole(f"parallelism.{axis}_parallel_degree", 1)
+    replicas = given.num_devices // ranks
+    return found | ({"training.global_batch_size": own * replicas} if replicas else {})
+
+
+def _write_precision(plan: Plan) -> Values:
+    training = plan.training
+    return {
+        "training.dtype": "bfloat16" if training.memory_recipe == "pure-bf16" else "float32",
+        "training.mixed_precision_param": "float32" if training.precision == "fp32" else "bfloat16",
+        **({"model_spec.converters": ("Float8LinearConverter",)} if training.precision == "fp8" else {}),
+    }
+
+
+def _read_precision(given: Given) -> Mapping[str, Any]:
+    converters = given.get("model_spec.converters") or ()
+    named = [str(each).lower() for each in (converters if isinstance(converters, tuple) else (converters,))]
+    if unknown := [each for each in named if each not in ("float8", "quantize.linear.float8", "float8linearconverter")]:
+        raise InputError(f"{unknown[0][:60]!r} has no price here", where="model.converters", hint="known: float8")
+    pure = given.text("training.dtype", "float32") == "bfloat16"
+    half = given.text("training.mixed_precision_param", "bfloat16") == "bfloat16" or pure
+    found = {"training.precision": "fp8" if named else "bf16" if half else "fp32"}
+    return found | ({"training.memory_recipe": "pure-bf16"} if pure else {})
+
+
+def _write_loss(plan: Plan) -> Values:
+    if plan.training.loss == "whole":
+        return {"loss": "CrossEntropyLoss"}
+    return {"loss": "ChunkedLossWrapper", "loss.num_chunks": plan.training.loss_chunks}
+
+
+def _read_loss(given: Given) -> Mapping[str, Any]:
+    """Releases up to 0.2 compute all logits at once."""
+    chunks = given.whole("loss.num_chunks")
+    given.get("loss")
+    return {"training.loss_chunks": chunks} if chunks else {"training.loss": "whole"}
+
+
+def _write_schedule(plan: Plan) -> Values:
+    training = plan.training
+    return {
+        "lr_scheduler.warmup_steps": training.warmup_steps,
+        "lr_scheduler.decay_type": "cosine",
+        "lr_scheduler.min_lr_factor": training.min_learning_rate_ratio,
+    }
+
+
+def _read_schedule(given: Given) -> Mapping[str, Any]:
+    return {
+        "training.warmup_steps": given.whole("lr_scheduler.warmup_steps", 200),
+        "training.min_learning_rate_ratio": given.number("lr_scheduler.min_lr_factor", 0.0),
+    }
+
+
+def _write_betas(plan: Plan) -> Values:
+    return {"optimizer.betas": (plan.training.adam_beta1, plan.training.adam_beta2)}
+
+
+def _read_betas(given: Given) -> Mapping[str, Any]:
+    """The optimizer, and its betas: as one pair, or each under its name."""
+    name = given.text("optimizer.name", "AdamW")
+    if name.lower() not in ("adamw", "adam"):
+        raise InputError(f"{name[:60]!r} has no price here", where="optimizer.name", hint="known: AdamW")
+    pair = given.get("optimizer.betas")
+    if pair is None:
+        pair = (given.number("optimizer.beta1", 0.9), given.number("optimizer.beta2", 0.95))
+    return {"training.adam_beta1": pair[0], "training.adam_beta2": pair[1]}
+
+
+def _number(path: str, key: str) -> Setting:
+    plain = same(path, key)
+    return Setting(
+        says=(path,), write=plain.write, read=lambda given: {path: given.number(key)} if key in given else {}
+    )
+
+
+def _degree(path: str, key: str) -> Setting:
+    plain = same(path, key)
+    return Setting(says=(path,), write=plain.write, read=lambda given: {path: given.whole(key, 1)})
+
+
+def _seed(given: Given) -> Mapping[str, Any]:
+    return {"training.seed": given.whole("debug.seed")} if "debug.seed" in given else {}
+
+
+def _steps(given: Given) -> Mapping[str, Any]:
+    return {"training.steps": given.whole("training.steps", 10000)}
+
+
+def _sp(given: Given) -> Mapping[str, Any]:
+    """Sequence parallelism goes with tensor parallelism unless it is switched off."""
+    on = given.flag("parallelism.enable_sequence_parallel", default=True)
+    return {"layout.sp": int(on and given.whole("parallelism.tensor_parallel_degree", 1) > 1)}
+
+
+_PLAIN: Final = {
+    "parallelism.enable_async_tensor_parallel": False,
+    "parallelism.disable_loss_parallel": False,
+    "parallelism.enable_fsdp_symm_mem": False,
+    "parallelism.spmd_backend": "spmd_types",
+    "parallelism.context_parallel_load_balancer": "headtail",
+    "parallelism.context_parallel_rotate_method": "allgather",
+    "parallelism.pipeline_parallel_schedule_csv": "",
+    "parallelism.pipeline_parallel_expert_parallel_overlap": True,
+    "training.mixed_precision_reduce": "float32",
+    "optimizer.early_step_in_backward": False,
+    "optimizer.implementation": "fused",
+    "compile.enable": False,
+    "fault_tolerance.enable": False,
+    "validation.enable": False,
+    "validator.enable": False,
+}
+"""Defaults that change no price; other values of these keys are listed."""
+
+
+def _read_rest(given: Given) -> Mapping[str, Any]:
+    for key, value in _PLAIN.items():
+        if given.values.get(key) == value:
+            given.understood.add(key)
+    return {}
+
+
+# --- the target --------------------------------------------------------------------------------------------------
+
+_OF_MODEL: Final = tuple(
+    path for path in FIELDS if path.startswith("model.") and path.removeprefix("model.") not in _POSITIONS
+)
+
+
+def _settings(*, counts_tokens: bool) -> tuple[Setting, ...]:
+    return (
+        Setting(says=_OF_MODEL, write=_write_model, read=_read_model),
+        Setting(says=tuple(f"model.{each}" for each in _POSITIONS), write=_write_positions, read=_read_positions),
+        _degree("layout.tp", "parallelism.tensor_parallel_degree"),
+        Setting(
+            says=("layout.sp",),
+            write=lambda plan: {"parallelism.enable_sequence_parallel": bool(plan.layout.sp)},
+            read=_sp,
+        ),
+        _degree("layout.cp", "parallelism.context_parallel_degree"),
+        _degree("layout.ep", "parallelism.expert_parallel_degree"),
+        Setting(
+            says=(),  # refused, and releases up to 0.2 have a key
+            write=lambda plan: {},  # noqa: ARG005 - as the others
+            read=lambda given: {"layout.etp": given.whole("parallelism.expert_tensor_parallel_degree", 1)},
+        ),
+        Setting(says=("layout.dp", "layout.zero", "layout.hsdp"), write=_write_sharding, read=_read_sharding),
+        Setting(
+            says=("layout.pp", "layout.interleave", "layout.schedule", "layout.layers_per_stage"),
+            write=_write_pipeline,
+            read=_read_pipeline,
+        ),
+        Setting(
+            says=("layout.recompute",),
+            write=lambda plan: {"activation_checkpoint": RECOMPUTE[plan.layout.recompute[0]]},
+            read=_read_recompute,
+        ),
+        Setting(
+            says=("layout.offload",),
+            write=lambda plan: {"training.enable_cpu_offload": offloads_optimizer(plan.layout)},
+            read=lambda given: {"layout.offload": "optimizer" if given.flag("training.enable_cpu_offload") else "none"},
+        ),
+        Setting(
+            says=("layout.mbs", "training.global_batch_size", "training.sequence_length"),
+            write=_write_tokens if counts_tokens else _write_sequences,
+            read=_read_batch,
+        ),
+        Setting(says=("training.precision", "training.memory_recipe"), write=_write_precision, read=_read_precision),
+        Setting(says=("training.loss", "training.loss_chunks"), write=_write_loss, read=_read_loss),
+        Setting(
+            says=("training.cuda_graphs",),
+            write=lambda plan: {"training.disable_cuda_graphs": plan.training.cuda_graphs == "none"},
+            read=lambda given: {
+                "training.cuda_graphs": "none" if given.flag("training.disable_cuda_graphs", default=True) else "step"
+            },
+        ),
+        Setting(says=("training.steps",), write=same("training.steps", "training.steps").write, read=_steps),
+        _number("training.gradient_clip", "training.max_norm"),
+        _number("training.learning_rate", "optimizer.lr"),
+        Setting(says=("training.adam_beta1", "training.adam_beta2"), write=_write_betas, read=_read_betas),
+        _number("training.adam_epsilon", "optimizer.eps"),
+        _number("training.weight_decay", "optimizer.weight_decay"),
+        Setting(
+            says=("training.warmup_steps", "training.min_learning_rate_ratio"),
+            write=_write_schedule,
+            read=_read_schedule,
+        ),
+        Setting(says=("training.seed",), write=same("training.seed", "debug.seed").write, read=_seed),
+        Setting(says=(), write=lambda plan: {"compile.enable": False}, read=_read_rest),  # noqa: ARG005 - always
+        follows("layout.pools", "layout.segment"),
+        follows("training.lora_targets", "training.frozen_weights"),  # without adapters they say nothing
+    )
+
+
+REFUSALS: Final = (
+    Refusal(says=(), fault=_model_fault),
+    Refusal(says=(), fault=_layout_fault),
+    only("layout.etp", 1, why="torchtitan cuts no experts"),
+    only("layout.offload", "none", "optimizer", why="torchtitan keeps activations on the device"),
+    only("layout.schedule", *SCHEDULES, why="torchtitan has no such schedule", pin="--pin schedule=1f1b"),
+    only("training.precision", "bf16", "fp32", "fp8", why="torchtitan has no such precision"),
+    only("training.memory_recipe", "engine", "pure-bf16", why="torchtitan does not keep it"),
+    only("training.optimizer", "adamw", why="no other is written"),
+    only("training.attention", "flash", why="its kernels keep no scores"),
+    only("training.loss", "engine", "whole", "chunked", why="torchtitan has no fused loss"),
+    only("training.cuda_graphs", "none", why="none are captured"),
+    only("training.expert_overlap", False, why="torchtitan does not overlap them so"),
+    only("training.dropout", 0.0, why="its models have none"),
+    only("training.lora_rank", 0, why="adapters are not written"),
+)
+IGNORED: Final = (
+    *("job.*", "profiling.*", "profiler.*", "metrics.*", "checkpoint.*", "comm.*", "validation.*", "validator.*"),
+    *("debug.*", "memory_estimation.*", "experimental.*", "override.*", "tokenizer.*", "dataloader.*", "dataloader"),
+    *("training.dataset*", "training.dataloader.*", "training.gc_*", "hf_assets_path", "dump_folder", "quantize.*"),
+    *("model_spec.*", "lr_scheduler.*", "compile.components", "compile.backend", "compile.enable_async*", "loss.*"),
+    *("activation_checkpoint.*", "fault_tolerance.*", "float8.*", "mx.*", "parallelism.context_parallel_ptrr*"),
+)
+"""Keys that change neither bytes nor seconds of a step as they are priced."""
+
+
+def _command(values: Values, plan: Plan, how: How, place: Place | None) -> str:  # noqa: ARG001 - the file says them
+    return f"{torchrun_start(plan, place)} \\\n  -m torchtitan.train --module planned --config planned"
+
+
+def _yours(plan: Plan, how: How) -> dict[str, str]:  # noqa: ARG001 - as the others
+    check_data(how)
+    found = {} if how.arguments.data else {DATA: f"a data set of torchtitan, to be named in {FILE} (--data)"}
+    if not how.arguments.tokenizer:
+        found[TOKENIZER] = f"the folder of the tokenizer, in {FILE} (--tokenizer)"
+    return found
+
+
+def _target(name: str, program: str, install: str) -> Target:
+    return Target(
+        name=name,
+        program=program,
+        settings=_settings(counts_tokens=name != V_0_3),
+        refuse=REFUSALS,
+        render=lambda values, plan, how: render(values, plan, how, release=name),
+        command=_command,
+        yours=_yours,
+        takes=("data", "tokenizer"),
+        ignores=IGNORED,
+        install=f"{install}, and torchao for fp8",
+    )
+
+
+TARGET: Final = _target(
+    "torchtitan",
+    "torchtitan of commit b5bcd76c (2026-08-21) or later",
+    "torchtitan from its repository, at commit b5bcd76c or later",
+)
+RELEASE: Final = _target(V_0_3, "torchtitan 0.3.0", "pip install torchtitan==0.3.0")

@@ -1,0 +1,176 @@
+"""Files of torchtitan: TOML of releases up to 0.2, the JSON that it saves, and the Python that `planner emit` writes.
+
+All are turned into the keys of the table; of Python only literals are read, and nothing is run.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+import tomllib
+from typing import TYPE_CHECKING, Any, Final
+
+from planner.emit.programs import torchtitan
+from planner.emit.programs.hugging_face import flat
+from planner.emit.read import MODEL, Reader
+from planner.errors import InputError
+
+if TYPE_CHECKING:
+    from planner.emit.target import Value, Values
+
+_TOML: Final = re.compile(r"^\s*\[(parallelism|training|activation_checkpoint)\]\s*(#.*)?$", re.MULTILINE)
+_SAVED: Final = '"data_parallel_shard_degree"'
+_RENAMED: Final = {
+    "model.name": "model_spec.name",
+    "model.flavor": "model_spec.flavor",
+    "model.converters": "model_spec.converters",
+}
+_GONE: Final = ("model.hf_assets_path", "model.tokenizer_path", "model.print_after_conversion")
+_OF_LAYERS: Final = {"rope": ("attention", "rope"), "norm": ("attention_norm",)}
+"""Where a saved layer has what the table says of all layers."""
+
+
+def _document(found: Any) -> dict[str, Any]:
+    if not isinstance(found, dict):
+        raise InputError("expected keys and values", where="the torchtitan file")
+    return found
+
+
+def _parsed(text: str) -> dict[str, Any]:
+    """The sections of a file."""
+    try:
+        if _is_python(text):
+            return _of_python(ast.parse(text))
+        return _document(json.loads(text)) if text.lstrip().startswith("{") else tomllib.loads(text)
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        what = str(error).splitlines()[0][:120] if str(error) else type(error).__name__
+        raise InputError(f"cannot be read: {what}", where="the torchtitan file") from None
+
+
+def _values(text: str) -> Values:
+    sections = _parsed(text)
+    spec = sections.get("model_spec")
+    if isinstance(spec, dict):
+        _of_first_layer(spec)
+    groups = sections.get("optimizer")
+    if isinstance(groups, dict) and isinstance(groups.get("param_groups"), list) and groups["param_groups"]:
+        sections["optimizer"] = _of_group(groups["param_groups"])
+    recompute = sections.get("activation_checkpoint")
+    if isinstance(spec, dict):
+        sections["activation_checkpoint"] = _recompute(recompute)
+    else:  # config/job_config.py of 0.2: every second layer by default
+        given = recompute if isinstance(recompute, dict) else {}
+        sections["activation_checkpoint"] = {"mode": "selective", "selective_ac_option": "2", **given}
+    found: dict[str, Value] = {_RENAMED.get(key, key): value for key, value in flat(sections).items()}
+    found = {key: value for key, value in found.items() if value is not None and key not in _GONE}
+    entry = (found.get("model_spec.name"), found.get("model_spec.flavor"))
+    shipped = next((name for name, each in torchtitan.REGISTRY.items() if each == entry), None)
+    if entry[0]:
+        found[MODEL] = shipped or "-".join(map(str, entry))
+    return found
+
+
+def _recompute(saved: Any) -> str:
+    """The kind of recomputation by the fields that it is saved with. Source: distributed/activation_checkpoint.py."""
+    if isinstance(saved, str):
+        return saved
+    if not saved:
+        return "none"
+    if "memory_budget" in saved:
+        return "MemoryBudgetAC"
+    return "SelectiveAC" if "force_recompute_mm_shapes_by_fqns" in saved else "FullAC"
+
+
+def _of_first_layer(spec: dict[str, Any]) -> None:
+    model = spec.pop("model", None)
+    layers = model.get("layers") if isinstance(model, dict) else None
+    if not isinstance(layers, list) or not layers:
+        return
+    for part, path in _OF_LAYERS.items():
+        inner: Any = layers[0]
+        for name in path:
+            inner = inner.get(name) if isinstance(inner, dict) else None
+        if isinstance(inner, dict):
+            old = inner.get("max_seq_len")
+            spec[part] = inner | ({"max_context_length": old} if old else {})
+
+
+def _of_group(groups: list[Any]) -> dict[str, Any]:
+    """The one group that all parameters are in; several have no price here."""
+    first = groups[0] if isinstance(groups[0], dict) else {}
+    if len(groups) > 1:
+        raise InputError("several groups of parameters have no price here", where="optimizer.param_groups")
+    kwargs = first.get("optimizer_kwargs")
+    return {**(kwargs if isinstance(kwargs, dict) else {}), "name": first.get("optimizer_name", "AdamW")}
+
+
+# --- Python ------------------------------------------------------------------------------------------------------
+
+
+def _is_python(text: str) -> bool:
+    return "from torchtitan" in text and re.search(r"^def \w+\(\)", text, re.MULTILINE) is not None
+
+
+def _of_python(tree: ast.Module) -> dict[str, Any]:
+    """Literals of the call of `Trainer.Config`, and of the lines before it that set the model."""
+    found: dict[str, Any] = {}
+    spec: dict[str, Any] = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and (
+            match := re.fullmatch(r"torchtitan\.models\.(\w+)", node.module or "")
+        ):
+            spec.update({} if match[1] == "common" else {"name": match[1]})
+        elif isinstance(node, ast.Call) and _name(node.func) == "model_registry":
+            spec["flavor"] = _literal(node.args[0]) if node.args else None
+            spec |= {each.arg: _calls(each.value) for each in node.keywords if each.arg == "converters"}
+        elif isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Attribute):
+            part, key = _name(node.targets[0].value), node.targets[0].attr
+            spec.setdefault(part, {})[{"max_seq_len": "max_context_length"}.get(key, key)] = _literal(node.value)
+        elif isinstance(node, ast.Call) and _name(node.func) == "Trainer.Config":
+            found |= {str(each.arg): _section(each.value) for each in node.keywords if each.arg != "model_spec"}
+    if "training" not in found:
+        hint = "a configuration of your own: torchtitan saves it with --debug.save_config_file config.json"
+        raise InputError("only Python that `planner emit` wrote can be read", where="the torchtitan file", hint=hint)
+    kind = found.get("activation_checkpoint", {})
+    classes = {key: value.pop("", "") for key, value in found.items() if isinstance(value, dict)}
+    found["activation_checkpoint"] = "none" if kind is None else classes["activation_checkpoint"]
+    return {**found, "model_spec": spec}
+
+
+def _name(node: ast.expr) -> str:
+    return ast.unparse(node)[:200]
+
+
+def _literal(node: ast.expr) -> Any:
+    try:
+        return ast.literal_eval(node)
+    except (ValueError, TypeError):
+        return None
+
+
+def _calls(node: ast.expr) -> list[str]:
+    """Names of the classes in a list of configurations."""
+    each = node.elts if isinstance(node, ast.List) else []
+    return [_name(call.func).removesuffix(".Config") for call in each if isinstance(call, ast.Call)]
+
+
+def _section(node: ast.expr) -> Any:
+    """The keywords of a configuration with its class as ``""``; else the literal."""
+    if not isinstance(node, ast.Call):
+        return _literal(node)
+    return {
+        "": _name(node.func).removesuffix(".Config"),
+        **{str(each.arg): _literal(each.value) for each in node.keywords},
+    }
+
+
+READER: Final = Reader(
+    name="a torchtitan file (TOML of 0.2, saved JSON, emitted Python)",
+    recognises=lambda name, text: (  # noqa: ARG005 - as the others
+        _is_python(text) or (_SAVED in text if text.lstrip().startswith("{") else _TOML.search(text) is not None)
+    ),
+    values=_values,
+    engine=lambda values: "torchtitan",  # noqa: ARG005 - as the others
+    target=torchtitan.TARGET,
+)

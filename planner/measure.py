@@ -1,0 +1,224 @@
+"""From curves that the trainer's program timed on this machine to a device and a cluster document.
+
+The detected document of the machine is the start; what was measured takes the place of what it says. A GPU's memory,
+peaks and bandwidths stay those of its data sheet, and efficiencies say what was reached of them. A CPU has no data
+sheet: its peak and bandwidths are the best that was measured.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import math
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from planner.cost.layers import FLASH_BACKWARD
+from planner.errors import EnvironmentProblem, ExitCode, InputError, PlannerError
+from planner.specs.by_name import load_engine
+from planner.sums import sum_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from planner.emit.programs.torch import Host
+    from planner.specs.cluster import ClusterSpec, DeviceSpec, LinkSpec, Precision
+    from planner.specs.model import ModelSpec
+
+MOST_SECONDS: Final = 300
+_DEPTHS: Final = (16, 64, 256, 1024, 4096)
+_HALF_DEPTHS: Final = tuple(2.0**power for power in range(11))
+_CUT_COLLECTIVES: Final = 8
+"""All-gathers and reduce-scatters of a layer that tensor and sequence parallelism cut, both passes together."""
+_BACKWARD_FLOOR: Final = 1.6  # backward over forward host time, as `planner.cost.layers` takes it
+Curves = dict[str, Any]
+
+
+class ProbeFailed(PlannerError):
+    """The trainer's program ended without curves."""
+
+    exit_code = ExitCode.RANK_FAILED
+
+
+def request(model: ModelSpec, kind: str, seconds: float) -> dict[str, Any]:
+    """What the trainer's program is to time: products of the model's layers, and sizes that show where curves bend."""
+    gpu = kind == "cuda"
+    tokens, square = ((4096, 16384), 8192) if gpu else ((256, 1024), 512)
+    hidden, heads = model.hidden_size, model.num_heads
+    maps = [
+        ((heads + 2 * model.num_kv_heads) * model.head_size, hidden),
+        (hidden, heads * model.head_size),
+        (model.ffn_hidden_size, hidden),
+        (hidden, model.ffn_hidden_size),
+    ]
+    shapes = [(rows, *each) for rows in tokens for each in dict.fromkeys(maps)]
+    shapes += [(square, square, depth) for depth in _DEPTHS if gpu or depth <= _DEPTHS[-2]]
+    moe, each = model.moe, tokens[-1]
+    groups = []
+    if moe is not None:
+        rows = max(1, each * moe.experts_per_token // moe.num_experts)
+        width = moe.ffn_hidden_size
+        groups = [(moe.num_experts, rows, width, hidden), (moe.num_experts, rows, hidden, width)]
+    return {
+        "kind": kind,
+        "seconds": seconds,
+        "model": model.model_dump(mode="json"),
+        "precisions": ["bf16", "fp8"] if gpu else ["fp32"],
+        "products": shapes,
+        "grouped": groups,
+        "stream": {"tokens": 4 * each},
+        "attention": {
+            "lengths": [1024, 2048, 4096, 8192, 16384] if gpu else [128, 256, 512],
+            "batch": 1 if gpu else 4,
+            "heads": heads,
+            "size": model.head_size,
+        },
+        "messages": [2**power for power in (range(10, 31, 2) if gpu else range(10, 25, 2))],
+        "copies": [2**power for power in range(16, 31, 2)],
+    }
+
+
+def run_probe(wanted: Mapping[str, Any], *, processes: int, hosts: int = 1, host: Host | None = None) -> Curves | None:
+    """Start the trainer's program on this host and return what it wrote; None on hosts other than the first.
+
+    Raises:
+        EnvironmentProblem: torch is missing, or its build sees too few GPUs.
+        ProbeFailed: a rank failed.
+    """
+    if importlib.util.find_spec("torch") is None:
+        raise EnvironmentProblem("torch is not installed", hint="pip install 'parallel-planner[train]'")
+    with tempfile.TemporaryDirectory() as folder:
+        asked, written = Path(folder) / "request.json", Path(folder) / "curves.json"
+        asked.write_text(json.dumps(wanted), encoding="utf-8")
+        place = ["--standalone", f"--nproc-per-node={processes}"]
+        if host is not None:
+            place = [f"--nnodes={hosts}", f"--nproc-per-node={processes}", f"--node-rank={host.number}"]
+            place += [f"--master-addr={host.address}", f"--master-port={host.port}"]
+        program = ["-m", "planner.trainer.probe", str(asked), f"--output={written}"]
+        words = [sys.executable, "-m", "torch.distributed.run", *place, *program]
+        environment = {**os.environ, "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")}
+        done = subprocess.run(words, capture_output=True, text=True, check=False, env=environment)  # noqa: S603 # our own
+        if done.returncode:
+            said = [line for line in done.stderr.splitlines() if "Error" in line] or ["it said nothing"]
+            raise ProbeFailed(f"the measurement broke off: {said[0].strip()}", hint="check the GPUs, NCCL and torch")
+        curves: Curves | None = json.loads(written.read_text(encoding="utf-8")) if written.exists() else None
+        return curves
+
+
+def measured_cluster(found: ClusterSpec, curves: Curves) -> ClusterSpec:
+    """The detected cluster with what the curves say of its device and its links.
+
+    Raises:
+        InputError: the curves are of another kind of machine, or too few were measured.
+    """
+    if curves["device_kind"] != found.kind:
+        raise InputError(f"these curves are of a {curves['device_kind']} machine, and this one is {found.kind}")
+    if not all(curves[key] for key in ("products", "streaming")):
+        raise InputError("the time was up before there was enough to go by", hint="give more --seconds")
+    device = _device(found.device, curves)
+    links = tuple(_link(link, curves, device) for link in found.links)
+    return found.model_copy(update={"device": device, "links": links})
+
+
+def _device(found: DeviceSpec, curves: Curves) -> DeviceSpec:
+    is_cpu = found.kind == "cpu"
+    core: Precision = "fp32" if is_cpu else "bf16"
+    rows = [row for row in curves["products"] if row["precision"] == core]
+    half_depth = _half_depth(rows)
+    rates = [_rate(row) * (row["k"] + half_depth) / row["k"] for row in rows]
+    peak = {"fp32": max(rates)} if is_cpu else {**found.peak}
+    shares = [rate / peak[core] for rate in rates]
+    bandwidth = found.memory_bandwidth
+    if is_cpu:
+        bandwidth = max(row["num_bytes"] / row["seconds"] for row in curves["streaming"])
+    of_layer = [row for row in curves["streaming"] for _ in range(row["times"])]
+    changes: dict[str, float] = {
+        "matmul": min(1.0, statistics.median(shares)),
+        "matmul_half_depth": half_depth,
+        "memory": min(1.0, _total(of_layer, "num_bytes") / _total(of_layer, "seconds") / bandwidth),
+        "launch": curves["launch_seconds"],
+        "layer_floor": curves["layer_floor_seconds"],
+    }
+    if attention := curves["attention"]:  # both passes, as the forecast derives the backward pass from the forward one
+        seconds = _total(attention, "forward_seconds") + _total(attention, "backward_seconds")
+        reached = (1 + FLASH_BACKWARD) * _total(attention, "flops") / seconds
+        changes["attention"] = min(1.0, reached / peak[core])
+    efficiency = found.efficiency.model_copy(update=changes)
+    return found.model_copy(update={"peak": peak, "memory_bandwidth": bandwidth, "efficiency": efficiency})
+
+
+def _rate(row: Mapping[str, float]) -> float:
+    return 2.0 * row["m"] * row["n"] * row["k"] / row["seconds"]
+
+
+def _total(rows: Iterable[Mapping[str, float]], key: str) -> float:
+    return sum_of(row[key] for row in rows)
+
+
+def _half_depth(rows: Sequence[Mapping[str, float]]) -> float:
+    """Depth at which products reach half of their rate: the one that leaves the rates of one square least scattered."""
+    sides = max((row["m"], row["n"]) for row in rows if row["m"] == row["n"]) if rows else (0, 0)
+    same = [row for row in rows if (row["m"], row["n"]) == sides]
+
+    def scatter(half: float) -> float:
+        return statistics.pstdev(math.log(_rate(row) * (row["k"] + half) / row["k"]) for row in same)
+
+    return min(_HALF_DEPTHS, key=scatter) if len(same) > 1 else 0.0
+
+
+def _link(link: LinkSpec, curves: Curves, device: DeviceSpec) -> LinkSpec:
+    """The link as its largest and smallest messages saw it, over the groups that span it and no link above it."""
+    rows = [row for row in curves["collectives"] if _spans(link, row, curves)]
+    if not rows:
+        return link
+    changes: dict[str, float] = {}
+    if device.kind == "cpu":  # no data sheet has the bandwidth of the host's memory between two processes
+        changes["bandwidth"] = max(row["num_bytes"] / row["seconds"] for row in rows if row["operation"] == "send")
+    bandwidth = changes.get("bandwidth", link.bandwidth)
+    rates, starts = [], []
+    for operation in ("all_gather", "reduce_scatter"):  # sharded weights and sequence parallelism make no others
+        for ranks in sorted({row["ranks"] for row in rows}):
+            curve = [row for row in rows if (row["operation"], row["ranks"]) == (operation, ranks)]
+            if len(curve) < 2:
+                continue
+            small, large = min(curve, key=_size), max(curve, key=_size)
+            moved = (ranks - 1) / ranks * (large["num_bytes"] - small["num_bytes"])
+            rates.append(moved / max(1e-9, large["seconds"] - small["seconds"]))
+            starts.append((small["seconds"], ranks))
+    if rates:
+        changes["efficiency"] = min(1.0, statistics.geometric_mean(rates) / bandwidth)
+        if device.kind == "cpu":
+            changes["latency"] = max(*(seconds / (ranks - 1) for seconds, ranks in starts), _latency(curves, device))
+        else:
+            hops = ((seconds - (ranks - 1) * link.latency) for seconds, ranks in starts)
+            changes["startup"] = max(0.0, statistics.median(hops))
+    return link.model_copy(update=changes)
+
+
+def _size(row: Mapping[str, int]) -> int:
+    return int(row["num_bytes"])
+
+
+def _spans(link: LinkSpec, row: Mapping[str, float], curves: Curves) -> bool:
+    """Whether the group fills this level's instances, or a part of one that is more than the level below has."""
+    if curves["device_kind"] == "cpu":
+        return True
+    most = link.num_devices or curves["ranks"]
+    return bool(row["ranks"] == min(most, curves["ranks"]))
+
+
+def _latency(curves: Curves, device: DeviceSpec) -> float:
+    """What a collective of a cut layer takes beyond the host time that the forecast gives the layer already.
+
+    DTensor places each operator's inputs in Python; where the devices are the host's own cores, nothing hides that.
+    """
+    if "cut_layer" not in curves:
+        return 0.0
+    factor = load_engine("torch").compute.tp_host_factor
+    floors = (1 + _BACKWARD_FLOOR) * factor * device.efficiency.layer_floor
+    return max(0.0, float(curves["cut_layer"]["seconds"]) - floors) / _CUT_COLLECTIVES

@@ -1,0 +1,66 @@
+"""What `planner calibrate` prints: what was learnt, and how far off forecasts were before and after."""
+
+from __future__ import annotations
+
+from statistics import median
+from typing import TYPE_CHECKING, Final
+
+from planner.show.columns import Columns
+from planner.show.screen import clean, section, stack
+from planner.specs.calibration import FACTORS
+from planner.units import format_seconds
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from rich.console import Group
+
+    from planner.accuracy.learn import Forecasts, Learnt
+
+_NOTE: Final = "forecast by the shipped calibration, by the new one, and by one that has not seen the run"
+_MOST_RUNS: Final = 20
+
+
+def calibrated(learnt: Sequence[Learnt]) -> Group:
+    """Corrections by device and engine, errors before and after, and the runs that were furthest off."""
+    return stack(_corrections(learnt), _errors(learnt), _runs(learnt))
+
+
+def _corrections(learnt: Sequence[Learnt]) -> Group:
+    """What each thing takes over what the shipped calibration says, by device and engine."""
+    rows = []
+    for each in learnt:
+        factors = [f"{getattr(each.entry, name):.2f}" for name in FACTORS]
+        attention = "-" if each.entry.attention is None else f"{each.entry.attention:.2f}"
+        band = f"{each.entry.low:.2f} to {each.entry.high:.2f}"
+        rows.append((clean(f"{each.device}, {each.engine}"), str(len(each.forecasts)), *factors, attention, band))
+    header = ("", "runs", "computing", "memory", "host", "scale-up", "network", "attention", "8 of 10 runs")
+    note = "times as long as the shipped calibration says; attention: share of peak; band: of the forecast"
+    columns = Columns(rows, right=range(1, 9), wrap=(0,), optional=(7, 4, 3, 1), header=header)
+    return section("Corrections", columns, note=note)
+
+
+def _errors(learnt: Sequence[Learnt]) -> Group:
+    runs = [forecast for each in learnt for forecast in each.forecasts]
+    seconds: tuple[tuple[str, Callable[[Forecasts], float]], ...] = (
+        ("before", lambda run: run.before),
+        ("after", lambda run: run.after),
+        ("after, each run left out", lambda run: run.left_out),
+    )
+    rows = []
+    for name, forecast in seconds:
+        errors = [abs(run.measured / forecast(run) - 1) for run in runs]
+        rows.append((name, f"{100 * median(errors):.1f} %", f"{100 * max(errors):.1f} %"))
+    note = "of |measured / forecast - 1|"
+    return section("Errors of the step time", Columns(rows, right=(1, 2), header=("", "median", "largest")), note=note)
+
+
+def _runs(learnt: Sequence[Learnt]) -> Group:
+    runs = [forecast for each in learnt for forecast in each.forecasts]
+    runs.sort(key=lambda run: -abs(run.measured / run.before - 1))
+    rows = [
+        (clean(run.where), *map(format_seconds, (run.measured, run.before, run.after, run.left_out)))
+        for run in runs[:_MOST_RUNS]
+    ]
+    header = ("", "measured", "before", "after", "left out")
+    return section("Runs", Columns(rows, right=(1, 2, 3, 4), wrap=(0,), header=header), note=_NOTE)

@@ -1,0 +1,49 @@
+"""What `planner verify` prints: the ledger of one rank beside the bytes that its step holds."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+from rich.text import Text
+
+from planner.show.columns import Columns
+from planner.show.screen import section, stack
+from planner.show.words import line_label
+from planner.units import format_bytes
+
+if TYPE_CHECKING:
+    from rich.console import Group
+
+    from planner.verify import Verification
+
+_NOTE: Final = """Counted in one step on fake tensors: storages that are alive, each line at its own peak; transients
+are what the peak of all leaves. Runtime, losses of the allocator and compiled layers are not in it."""
+
+
+def verification_view(found: Verification) -> Group:
+    """Each line as planned and as counted, and their sums."""
+    lines = [(line_label(name), *_figures(planned, counted)) for name, (planned, counted) in found.lines.items()]
+    whole = ("whole", *_figures(found.planned_bytes, found.counted_bytes), f"{found.ratio:.3f}")
+    table = Columns([*lines, whole], right=(1, 2, 3), header=("", "planned", "counted", "ratio"))
+    title = f"Memory of rank {found.rank} (stage {found.stage}), planned and counted"
+    return stack(section(title, table), Text(_NOTE, style="dim"))
+
+
+def _figures(planned: float, counted: float) -> tuple[str, str]:
+    return format_bytes(planned), format_bytes(counted)
+
+
+def verification_to_dict(found: Verification) -> dict[str, Any]:
+    """What `planner verify --json` prints."""
+    return {
+        "rank": found.rank,
+        "stage": found.stage,
+        "planned_bytes": found.planned_bytes,
+        "counted_bytes": found.counted_bytes,
+        "ratio": found.ratio,
+        "agrees": found.agrees,
+        "lines": [
+            {"name": name, "planned_bytes": planned, "counted_bytes": counted}
+            for name, (planned, counted) in found.lines.items()
+        ],
+    }

@@ -1,0 +1,158 @@
+"""Rules of BERT's and BART's descendants: heads by architecture, tables of embeddings, decoders without their encoder.
+
+Source of all: configuration_*.py and modeling_*.py of each type in transformers 5.23.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from planner.specs.huggingface_config import Config
+
+
+def head_by_architecture(*, transform: bool = True, pooled: bool = False) -> Callable[[Config], None]:
+    """A language model's head where `architectures` names one, else a pooler.
+
+    transform: a square matrix and a norm stand before the head. pooled: the pooler stays beside the head (BigBird).
+    """
+
+    def rule(config: Config) -> None:
+        names = config.get("architectures", [])
+        name = str(names[0]) if isinstance(names, list) and names else ""
+        if not any(part in name for part in ("LM", "CausalLM", "Decoder", "PreTraining")):
+            config.notes.append("counted as the base model with its pooler, without a head for a task")
+            return
+        hidden = config.filled("hidden_size")
+        config.put("output_head", True, "architectures")
+        config.put("head_bias", True, "architectures")
+        config.put("pooler", pooled or "PreTraining" in name, "architectures")
+        own = hidden * hidden + 3 * hidden if transform else 0
+        if not config.flag("tie_word_embeddings", True):
+            config.put("tied_embeddings", False, "tie_word_embeddings")
+            own += config.filled("vocab_size")  # the bias stands twice, in the head and beside it
+        config.put("output_matrix_params", own, "architectures")
+
+    return rule
+
+
+def roformer(config: Config) -> None:
+    """Sinusoids of a head's size, kept as a parameter."""
+    rows, heads = config.filled("max_sequence_length"), max(1, config.filled("num_heads"))
+    config.put("table_params", rows * (config.filled("hidden_size") // heads), "max_position_embeddings")
+    config.put("position", "rope", "model_type")
+    if (size := config.count("embedding_size")) not in (0, config.filled("hidden_size")):
+        config.refuse("embedding_size", f"embeddings of {size}, not as wide as the model, are not supported")
+    config.get("rotary_value")
+
+
+def xmod(config: Config) -> None:
+    """An adapter in each layer for each language, of which a token passes through one."""
+    hidden = config.filled("hidden_size")
+    languages = max(1, len(config.entries("languages")))
+    middle = int(hidden // config.get("adapter_reduction_factor", 2))
+    norms = 2 * hidden if config.flag("adapter_layer_norm") else 0
+    config.add("layer_matrix_params", languages * 2 * hidden * middle)
+    config.add("layer_vector_params", languages * (hidden + middle) + norms)
+    for name in ("adapter_reuse_layer_norm", "ln_before_adapter", "pre_norm"):
+        config.get(name)
+    if config.flag("pre_norm"):
+        config.put("final_norm", True, "pre_norm")
+
+
+def roc_bert(config: Config) -> None:
+    """Embeddings of pronunciation and shape, joined with that of the word by a matrix."""
+    hidden = config.filled("hidden_size")
+    widths, tables = hidden, 0
+    for name in ("pronunciation", "shape"):
+        if config.flag(f"enable_{name}", True):
+            width = config.count(f"{name}_embed_dim")
+            tables += config.count(f"{name}_vocab_size") * width
+            widths += width
+    config.put("table_params", tables, "shape_vocab_size")
+    if config.flag("concat_input", True):
+        config.put("input_matrix_params", hidden * widths + hidden, "concat_input")
+
+
+def ernie(config: Config) -> None:
+    """Embeddings of tasks."""
+    if config.flag("use_task_id"):
+        rows = config.count("task_type_vocab_size")
+        config.put("table_params", rows * config.filled("hidden_size"), "task_type_vocab_size")
+    config.get("task_type_vocab_size")
+
+
+def bart(
+    *, extra: int = 0, embedding_norm: bool = True, final_norm: bool = False, biases: bool = True, tied: bool = True
+) -> Callable[[Config], None]:
+    """The decoder alone: each layer attends to an encoder that is no part of the model.
+
+    extra: rows of positions beyond those of the file.
+    """
+
+    def rule(config: Config) -> None:
+        config.put("extra_positions", extra, "model_type")
+        config.put("embedding_norm", embedding_norm, "model_type")
+        config.put("final_norm", final_norm, "model_type")
+        config.put("attention_bias", biases, "model_type")
+        if not tied:
+            config.put("tied_embeddings", False, "model_type")
+        for key in list(config.values):
+            if key.startswith(("encoder_", "num_encoder_")) or key in ("num_hidden_layers", "decoder_layerdrop"):
+                config.get(key)
+        config.notes.append("counted as the decoder alone, with attention to an encoder that is no part of the model")
+
+    return rule
+
+
+def whisper(config: Config) -> None:
+    """Keys without a bias."""
+    hidden = config.filled("hidden_size")
+    config.put("attention_bias", False, "model_type")
+    config.put("layer_vector_params", 3 * hidden, "model_type")
+    for key in (
+        "max_source_positions",
+        "num_mel_bins",
+        "classifier_proj_size",
+        "median_filter_width",
+        "apply_spec_augment",
+    ):
+        config.get(key)
+
+
+def learned_positions(config: Config) -> None:
+    """TrOCR: positions are learned or sinusoids, the embedding is normalised or not."""
+    if not config.flag("use_learned_position_embeddings", True):
+        config.put("position", "none", "use_learned_position_embeddings")
+    config.put("embedding_norm", config.flag("layernorm_embedding", True), "layernorm_embedding")
+
+
+def untied_unless(key: str) -> Callable[[Config], None]:
+    """The head is tied by a key of its own."""
+
+    def rule(config: Config) -> None:
+        config.put("tied_embeddings", config.flag(key, True), key)
+
+    return rule
+
+
+def bird_bias(config: Config) -> None:
+    """Biases of queries, keys and values by a key."""
+    if not config.flag("use_bias", True):
+        config.put("attention_bias", False, "use_bias")
+        config.add("layer_vector_params", config.filled("hidden_size"))
+    for key in ("block_size", "attention_type", "num_random_blocks"):
+        config.get(key)
+
+
+def big_bird_bias(config: Config) -> None:
+    """Biases of attention by a key."""
+    config.put("attention_bias", config.flag("use_bias"), "use_bias")
+
+
+def prompts(config: Config) -> None:
+    """MVP's prompts, off in most files."""
+    if config.flag("use_prompt"):
+        config.refuse("use_prompt", "prompts of MVP are a block that is not supported")

@@ -1,0 +1,516 @@
+"""Rules of single model types: the parts that only their own code has.
+
+Source of all: configuration_*.py and modeling_*.py of each type in transformers 5.23.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from planner.specs.huggingface_blocks import Fields, gated_deltanet, layers_by, window, windows
+from planner.specs.text import quoted
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from planner.specs.huggingface_config import Config
+
+
+def latent_heads(config: Config) -> None:
+    """Head sizes of latent attention follow from its own keys; newer files repeat them."""
+    for key in ("head_dim", "qk_head_dim", "rope_interleave"):
+        config.get(key)
+    config.get("num_key_value_heads")
+    config.document.pop("num_kv_heads", None)
+
+
+def latent_bias(config: Config) -> None:
+    """Biases of the projections to the latents and of the output."""
+    if config.flag("attention_bias"):
+        mla = config.document["mla"]
+        outputs = mla.get("q_lora_rank", 0) + mla["kv_lora_rank"] + mla["rope_head_size"] + config.filled("hidden_size")
+        config.add("layer_vector_params", outputs)
+
+
+def sub_norms(config: Config) -> None:
+    """BitNet: a norm before the output projection, and one before the last matrix of the feed-forward block."""
+    config.add("layer_vector_params", config.filled("hidden_size") + config.filled("ffn_hidden_size"))
+
+
+def differential(config: Config) -> None:
+    """DiffLlama: four vectors of a head's size that weigh the two softmaxes."""
+    size = config.filled("head_size") or config.filled("hidden_size") // max(1, config.filled("num_heads"))
+    config.add("layer_vector_params", 4 * size)
+
+
+def doge(config: Config) -> None:
+    """Doge: a decay of each key-value head from the values, and residuals with learned weights."""
+    if config.flag("is_moe"):
+        config.refuse("is_moe", "cross-domain experts of Doge are a block that is not supported")
+    for key in ("num_experts", "num_experts_per_tok", "keep_window_size"):
+        config.get(key)
+    hidden, heads = config.filled("hidden_size"), max(1, config.filled("num_heads"))
+    kv_heads = config.filled("num_kv_heads") or heads
+    size = config.filled("head_size") or hidden // heads
+    config.add("layer_matrix_params", kv_heads * kv_heads * size)
+    config.add("layer_vector_params", 2 * hidden + kv_heads + (kv_heads if config.flag("attention_bias") else 0))
+
+
+def ernie_bias(config: Config) -> None:
+    """One key for the biases of both blocks."""
+    config.put("mlp_bias", config.flag("use_bias"), "use_bias")
+    config.get("moe_layer_end_index")
+
+
+def shared_bias(key: str) -> Callable[[Config], None]:
+    """Biases of the shared experts."""
+
+    def rule(config: Config) -> None:
+        shared = config.document["moe"].get("shared_ffn_hidden_size", 0)
+        if config.flag(key) and shared:
+            config.put("moe.vector_params", 2 * shared + config.filled("hidden_size"), key)
+
+    return rule
+
+
+def floor_head(config: Config) -> None:
+    """Heads that do not fill the width are rounded down."""
+    if not config.filled("head_size"):
+        config.put("head_size", config.filled("hidden_size") // max(1, config.filled("num_heads")), "hidden_size")
+
+
+def output_bias(key: str) -> Callable[[Config], None]:
+    """A bias on the output projection alone."""
+
+    def rule(config: Config) -> None:
+        if config.flag(key):
+            config.add("layer_vector_params", config.filled("hidden_size"))
+
+    return rule
+
+
+def stablelm(config: Config) -> None:
+    """One norm where both blocks read the same input; norms of each head."""
+    if config.flag("use_parallel_residual"):
+        config.put("parallel_attention", True, "use_parallel_residual")
+        config.put("norms_per_layer", 1, "use_parallel_residual")
+    if config.flag("qk_layernorm"):
+        config.put("qk_norm", "width", "qk_layernorm")
+
+
+def moshi(config: Config) -> None:
+    """Half of `ffn_dim` for each of the two inputs of the gate; one more row in the embedding."""
+    config.put("ffn_hidden_size", config.filled("ffn_hidden_size") // 2, "ffn_dim")
+    config.put("table_params", config.filled("hidden_size"), "model_type")
+    config.put("tied_embeddings", False, "model_type")
+    windows(config)
+
+
+def multi_query(config: Config) -> None:
+    """One key-value head, or as many as there are heads."""
+    config.get("num_key_value_heads")
+    one = config.flag("multi_query", True)
+    config.put("num_kv_heads", 1 if one else config.filled("num_heads"), "multi_query")
+
+
+def gpt_neo(config: Config) -> None:
+    """Biases on the output projection alone; local layers by a list of repeated patterns."""
+    config.add("layer_vector_params", config.filled("hidden_size"))
+    names = config.entries("attention_layers")
+    for entry in config.entries("attention_types") if not names else ():
+        names = names + list(entry[0]) * int(entry[1]) if isinstance(entry, list) and len(entry) == 2 else names
+    config.get("attention_types")
+    width = config.count("window_size", 256)
+    if (local := names.count("local")) and width < config.filled("max_sequence_length"):
+        config.add_kind(local, "attention_layers", sliding_window=width)
+
+
+def neox_japanese(config: Config) -> None:
+    """A bias behind attention in the last layer only."""
+    config.put(
+        "ffn_hidden_size",
+        config.count("intermediate_multiple_size", 4) * config.filled("hidden_size"),
+        "intermediate_multiple_size",
+    )
+    config.put("table_params", config.filled("hidden_size"), "model_type")
+
+
+def persimmon(config: Config) -> None:
+    """LayerNorms of queries and keys have biases."""
+    if config.flag("qk_layernorm", True):
+        config.put("qk_norm", "head", "qk_layernorm")
+        config.add("layer_vector_params", 2 * (config.filled("hidden_size") // max(1, config.filled("num_heads"))))
+
+
+def phi(config: Config) -> None:
+    """The same of Phi, where they are off."""
+    if config.flag("qk_layernorm"):
+        persimmon(config)
+
+
+def mpt(config: Config) -> None:
+    """Positions by ALiBi; norms and matrices without biases; a width that is a multiple of the hidden size."""
+    ratio = config.get("expansion_ratio", 4)
+    config.put("ffn_hidden_size", int(ratio * config.filled("hidden_size")), "expansion_ratio")
+    for key in (
+        "embedding_fraction",
+        "init_device",
+        "learned_pos_emb",
+        "norm_type",
+        "no_bias",
+        "resid_pdrop",
+        "use_norm_bias",
+    ):
+        config.get(key)
+    attention = config.get("attn_config", {})
+    if isinstance(attention, dict):
+        if attention.get("attn_type", "multihead_attention") != "multihead_attention":
+            config.refuse("attn_config", "only `attn_type` multihead_attention is supported")
+        if attention.get("qk_ln"):
+            config.refuse("attn_config", "`qk_ln` is a block that is not supported")
+
+
+def cpmant(config: Config) -> None:
+    """Prompts and segments have tables of their own; positions are learned by bucket, segment and head."""
+    h, segments = config.filled("hidden_size"), config.count("segment_types")
+    prompts = config.count("prompt_types") * config.count("prompt_length")
+    buckets = (config.count("position_bias_num_buckets") + segments**2) * config.filled("num_heads")
+    config.put("table_params", (prompts + segments) * h + buckets, "prompt_length")
+    config.put("tied_embeddings", False, "model_type")
+
+
+def modernbert(config: Config) -> None:
+    """No norm before the first block; one square matrix and a norm before the head."""
+    h, bias = config.filled("hidden_size"), config.flag("attention_bias")
+    for key in ("local_attention", "classifier_bias", "classifier_activation"):
+        config.get(key)
+    norm = (2 if config.flag("norm_bias") else 1) * h
+    config.put("norm", "layernorm", "norm_bias")
+    config.put("norm_bias", config.flag("norm_bias"), "norm_bias")
+    config.put("attention_bias", bias, "attention_bias")
+    if config.flag("mlp_bias"):
+        config.add("layer_vector_params", 2 * config.filled("ffn_hidden_size") + h)
+    config.put("output_matrix_params", h * h + norm + (h if config.flag("classifier_bias") else 0), "model_type")
+    config.put("head_bias", config.flag("decoder_bias", True), "decoder_bias")
+    config.get("norm_eps")
+    layers = config.filled("num_layers")
+    names = config.entries("layer_types")
+    local = names.count("sliding_attention")
+    first = {"norms_per_layer": 1}
+    if names and names[0] == "sliding_attention":
+        config.add_kind(1, "model_type", sliding_window=config.count("sliding_window"), **first)
+        local -= 1
+    elif layers:
+        config.add_kind(1, "model_type", **first)
+    if local > 0:
+        config.add_kind(local, "layer_types", sliding_window=config.count("sliding_window"))
+
+
+def experts_head_bias(config: Config) -> None:
+    """The head has a bias where the blocks have."""
+    config.put("head_bias", config.flag("use_bias"), "use_bias")
+
+
+def gated_biases(config: Config) -> None:
+    """Biases of attention whose queries bring the gate of the output with them: one more for each element of it."""
+    if config.flag("attention_bias"):
+        size = config.filled("head_size") or config.filled("hidden_size") // max(1, config.filled("num_heads"))
+        config.add("layer_vector_params", config.filled("num_heads") * size)
+
+
+def never_tied(config: Config) -> None:
+    """The library has no code that ties the head of this type, whatever the file says."""
+    config.put("tied_embeddings", False, "model_type")
+
+
+def laguna_gate(config: Config) -> None:
+    """A gate of each head, or of each element."""
+    per_head = config.get("gating") in (True, None, "per-head")
+    config.put("attention_gate", "head" if per_head else "element", "gating")
+
+
+def xlnet(config: Config) -> None:
+    """Relative positions: a matrix of their own in each layer, three biases and two segments for each head."""
+    h = config.filled("hidden_size")
+    config.add("layer_matrix_params", h * h)
+    config.add("layer_vector_params", 5 * h)
+    config.put("table_params", h, "model_type")
+    for key in ("layer_norm_eps", "d_head", "attn_type", "mem_len", "clamp_len", "same_length", "bi_data"):
+        config.get(key)
+
+
+def xlm(config: Config) -> None:
+    """Four times the width; embeddings of languages."""
+    h, languages = config.filled("hidden_size"), config.count("n_langs", 1)
+    config.put("ffn_hidden_size", 4 * h, "emb_dim")
+    if languages > 1 and config.flag("use_lang_emb", True):
+        config.put("table_params", languages * h, "n_langs")
+    for key in ("layer_norm_eps", "sinusoidal_embeddings", "asm", "causal", "is_encoder", "gelu_activation"):
+        config.get(key)
+
+
+def dbrx(config: Config) -> None:
+    """Shapes of attention and experts in nested documents."""
+    attention, block = config.get("attn_config", {}), config.get("ffn_config", {})
+    if not isinstance(attention, dict) or not isinstance(block, dict):
+        config.refuse("attn_config", "`attn_config` and `ffn_config` must hold keys and values")
+    config.put("num_kv_heads", attention.get("kv_n_heads", 1), "attn_config")
+    config.put("moe.num_experts", block.get("moe_num_experts", 4), "ffn_config")
+    config.put("moe.experts_per_token", block.get("moe_top_k", 1), "ffn_config")
+    for target in ("moe.ffn_hidden_size", "ffn_hidden_size"):
+        config.put(target, block.get("ffn_hidden_size", 3584), "ffn_config")
+
+
+def gated_norms(config: Config) -> None:
+    """A.X-K2: queries of the latent and gates of the output come from one product; norms have gates of low rank."""
+    mla = config.document["mla"]
+    h, rank = config.filled("hidden_size"), config.count("gated_norm_rank")
+    heads = config.filled("num_heads")
+    config.add("layer_matrix_params", mla["q_lora_rank"] * heads * (mla["nope_head_size"] + mla["rope_head_size"]))
+    config.add("layer_matrix_params", 2 * mla["q_lora_rank"] * heads * mla["value_head_size"] + 2 * h * rank)
+    config.put("moe.vector_params", 2 * h * rank, "gated_norm_rank")
+
+
+def dots3(config: Config) -> None:
+    """Layers within windows have other latents; a norm of the rotary key, and a gate of each head."""
+    indexer = {
+        "num_heads": config.count("index_n_heads"),
+        "head_size": config.count("index_head_dim"),
+        "top_k": config.count("index_topk"),
+    }
+    mla = config.document["mla"]
+    targets = {"kv_lora_rank": "kv_lora_rank", "q_lora_rank": "q_lora_rank", "qk_nope_head_dim": "nope_head_size",
+               "qk_rope_head_dim": "rope_head_size", "v_head_dim": "value_head_size"}  # fmt: skip
+    listed: Any = config.get("per_layer_config", {})
+    if config.flag("attention_bias"):
+        config.refuse("attention_bias", "`attention_bias` beside layers of different latents is not supported")
+    for number, name in enumerate(map(str, config.entries("layer_types"))):
+        changed: Any = listed.get(f"{number:02d}", listed.get(str(number), {})) if isinstance(listed, dict) else {}
+        own = mla | {target: changed[key] for key, target in targets.items() if key in changed}
+        fields: Fields = {"mla": own} if own != mla else {}
+        if "num_attention_heads" in changed:
+            fields |= {"num_heads": changed["num_attention_heads"], "num_kv_heads": changed["num_attention_heads"]}
+        fields["layer_vector_params"] = own["rope_head_size"]
+        if "mla" in fields or "num_heads" in fields:
+            fields["head_size"] = own["nope_head_size"] + own["rope_head_size"]
+        fields |= (
+            {"sliding_window": config.count("sliding_window")} if name == "sliding_attention" else {"sparse": indexer}
+        )
+        config.add_kind(1, "layer_types", **fields)
+
+
+def after_experts(config: Config) -> None:
+    """One more norm behind experts."""
+    config.put("moe.vector_params", config.filled("hidden_size"), "model_type")
+
+
+def longcat(config: Config) -> None:
+    """Two attentions and two feed-forward blocks in a layer, and experts beside the second; some do nothing."""
+    each, layers, h = config.count("expert_ffn_hidden_size"), config.count("num_layers"), config.filled("hidden_size")
+    idle, experts = config.count("zero_expert_num"), config.count("n_routed_experts")
+    config.put("num_layers", 2 * layers, "num_layers")
+    config.put("moe.num_experts", experts, "n_routed_experts")
+    config.put("moe.experts_per_token", config.count("moe_topk"), "moe_topk")
+    config.put("moe.ffn_hidden_size", each, "expert_ffn_hidden_size")
+    config.put("moe.shared_ffn_hidden_size", config.filled("ffn_hidden_size"), "ffn_hidden_size")
+    config.put("moe.layer_frequency", 2, "num_layers")
+    config.put("moe.vector_params", idle * h, "zero_expert_num")
+    config.notes.append(
+        "experts that pass a token on are in the router and never chosen, so that a token takes more time"
+    )
+
+
+def gate_biases(config: Config) -> None:
+    """A bias of each head's gate."""
+    config.add("layer_vector_params", config.filled("num_heads"))
+
+
+def hunyuan_experts(config: Config) -> None:
+    """One number for all layers where the file has a list: of experts, of those chosen, and of shared ones."""
+
+    def one(key: str, default: int) -> int:
+        value = config.get(key, default)
+        if isinstance(value, list):
+            if len(set(value)) > 1:
+                config.refuse(key, f"`{key}` that differs from layer to layer is not supported")
+            value = value[0]
+        return value if isinstance(value, int) else config.count(key)
+
+    width = one("moe_intermediate_size", 0) or config.filled("ffn_hidden_size")
+    if not config.filled("ffn_hidden_size"):
+        config.missing.append("intermediate_size")
+    config.put("moe.experts_per_token", one("moe_topk", 1), "moe_topk")
+    config.put("moe.ffn_hidden_size", width, "intermediate_size")
+    config.put(
+        "moe.shared_ffn_hidden_size",
+        one("num_shared_expert", 1) * config.filled("ffn_hidden_size"),
+        "intermediate_size",
+    )
+
+
+def per_layer(config: Config, names: dict[str, str]) -> dict[int, Fields]:
+    """Fields of single layers from `per_layer_config`, by their numbers; other keys there are refused."""
+    listed = config.get("per_layer_config", {})
+    if not isinstance(listed, dict):
+        config.refuse("per_layer_config", "`per_layer_config` must have a number of a layer for each entry")
+    found: dict[int, Fields] = {}
+    for number, changed in listed.items():
+        strange = set(changed) - set(names) if isinstance(changed, dict) else {str(changed)}
+        if strange or not str(number).isdigit():
+            config.refuse(
+                "per_layer_config", f"{quoted(next(iter(strange), number))} for a single layer is not supported"
+            )
+        found[int(number)] = {names[key]: value for key, value in changed.items()}
+    return found
+
+
+def single_layers(config: Config, fields: Callable[[int, str], Fields], names: dict[str, str]) -> None:
+    """A kind for each combination of `layer_types` and `per_layer_config`; the others are plain."""
+    kinds, single = config.entries("layer_types"), per_layer(config, names)
+    for number, name in enumerate(map(str, kinds)):
+        own = fields(number, name) | single.get(number, {})
+        if own:
+            config.add_kind(1, "layer_types", **own)
+
+
+_ATTENTION_SHAPE = {"head_dim": "head_size", "num_key_value_heads": "num_kv_heads", "num_attention_heads": "num_heads",
+                    "v_head_dim": "value_head_size", "sliding_window": "sliding_window"}  # fmt: skip
+
+
+def mimo(config: Config) -> None:
+    """Layers within a window have other key-value heads, twice as many unless the file says, and sinks."""
+    old = {"swa_num_key_value_heads": "num_kv_heads", "swa_num_attention_heads": "num_heads"}
+    old |= {"swa_head_dim": "head_size", "swa_v_head_dim": "value_head_size"}
+    twice = {"num_kv_heads": 2 * config.filled("num_kv_heads"), "attention_sinks": True}
+    local = twice | window(**old)(config)
+    single_layers(config, lambda _, name: dict(local) if name == "sliding_attention" else {}, _ATTENTION_SHAPE)
+
+
+def laguna(config: Config) -> None:
+    """Heads of each layer by a list, and windows by another."""
+    heads = config.entries("num_attention_heads_per_layer")
+    own = {"sliding_window": config.count("sliding_window")}
+    usual = config.filled("num_heads")
+
+    def fields(number: int, name: str) -> Fields:
+        count = heads[number] if number < len(heads) else usual
+        return (own if name == "sliding_attention" else {}) | ({"num_heads": count} if count != usual else {})
+
+    single_layers(config, fields, _ATTENTION_SHAPE)
+
+
+def minimax_m3(config: Config) -> None:
+    """Dense layers are wider than experts; an indexer chooses blocks of keys in some layers."""
+    config.put("ffn_hidden_size", config.count("dense_intermediate_size"), "dense_intermediate_size")
+    indexer = {
+        "num_heads": config.count("index_n_heads"),
+        "head_size": config.count("index_head_dim"),
+        "top_k": config.count("index_topk_blocks") * config.count("index_block_size"),
+    }
+    for key in ("index_local_blocks", "rotary_dim"):
+        config.get(key)
+    if any("sparse" in str(kind) or "index" in str(kind) for kind in config.entries("layer_types")):
+        config.refuse("layer_types", f"an indexer of blocks ({indexer['top_k']} keys) is a block that is not supported")
+
+
+def lfm2_width(config: Config) -> None:
+    """LFM2: two thirds of the width, times a factor, up to a multiple."""
+    config.get("conv_bias")
+    width, multiple = config.filled("ffn_hidden_size"), config.count("block_multiple_of", 256)
+    if config.flag("block_auto_adjust_ff_dim", True):
+        factor = config.get("block_ffn_dim_multiplier")
+        width = int(2 * width / 3)
+        if factor is not None:
+            width = int(factor * width)
+            width = multiple * -(-width // multiple)
+    config.put("ffn_hidden_size", width, "intermediate_size")
+    config.get("full_attn_idxs")
+
+
+def qwen3_next(config: Config) -> None:
+    """Every `full_attention_interval`-th layer attends where the file has no list."""
+    interval = config.count("full_attention_interval", 4)
+    if config.entries("layer_types"):
+        layers_by("layer_types", {"linear_attention": gated_deltanet})(config)
+    elif interval:
+        layers = config.filled("num_layers")
+        config.add_kind(layers - layers // interval, "full_attention_interval", **gated_deltanet(config))
+
+
+def gemma4(config: Config) -> None:
+    """Global layers with heads of their own; embeddings of each layer; keys of earlier layers; experts beside."""
+    h, layers = config.filled("hidden_size"), config.filled("num_layers")
+    size = config.count("hidden_size_per_layer_input")
+    if size:
+        config.put(
+            "table_params",
+            config.count("vocab_size_per_layer_input") * layers * size + size,
+            "vocab_size_per_layer_input",
+        )
+        config.put("input_matrix_params", h * layers * size, "hidden_size_per_layer_input")
+        config.add("layer_matrix_params", 2 * h * size)
+        config.add("layer_vector_params", h)
+    if config.flag("enable_moe_block"):
+        config.refuse("enable_moe_block", "experts beside a dense block of another width are not supported")
+    shared, wide = config.count("num_kv_shared_layers"), config.flag("use_double_wide_mlp")
+    local = {"sliding_window": config.count("sliding_window")}
+    whole: Fields = {"keys_are_values": True} if config.flag("attention_k_eq_v") else {}
+    for key, target in {"global_head_dim": "head_size", "num_global_key_value_heads": "num_kv_heads"}.items():
+        if config.get(key) is not None:
+            whole[target] = config.count(key)
+    width = config.filled("ffn_hidden_size")
+
+    def fields(number: int, name: str) -> Fields:
+        late: Fields = {}
+        if shared and number >= layers - shared:
+            late = {"shares_keys": True} | ({"ffn_hidden_size": 2 * width} if wide else {})
+        return (local if name == "sliding_attention" else whole) | late
+
+    single_layers(config, fields, _ATTENTION_SHAPE)
+
+
+def gemma3n(config: Config) -> None:
+    """Streams beside the residual (AltUp), a low-rank residual (Laurel), embeddings of each layer, shared keys."""
+    h, layers, streams = config.filled("hidden_size"), config.filled("num_layers"), config.count("altup_num_inputs")
+    size, rank = config.count("hidden_size_per_layer_input"), config.count("laurel_rank")
+    width: Any = config.get("intermediate_size")
+    widths = set(width) if isinstance(width, list) else {width}
+    if len(widths) != 1:
+        config.refuse("intermediate_size", "widths that differ from layer to layer are not supported")
+    config.put("ffn_hidden_size", next(iter(widths)), "intermediate_size")
+    config.put(
+        "table_params", config.count("vocab_size_per_layer_input") * layers * size + size, "vocab_size_per_layer_input"
+    )
+    config.put("input_matrix_params", h * layers * size + (streams - 1) * h * h, "altup_num_inputs")
+    config.put("output_matrix_params", (streams - 1) * h * h, "altup_num_inputs")
+    config.add("layer_matrix_params", 2 * h * size + 2 * h * rank + h * streams + streams**2 + streams**3)
+    config.add("layer_vector_params", 4 * h)
+    shared, local = config.count("num_kv_shared_layers"), {"sliding_window": config.count("sliding_window")}
+    config.get("activation_sparsity_pattern")
+
+    def fields(number: int, name: str) -> Fields:
+        late = {"shares_keys": True} if shared and number >= layers - shared else {}
+        return (local if name == "sliding_attention" else {}) | late
+
+    single_layers(config, fields, _ATTENTION_SHAPE)
+
+
+def mllama(config: Config) -> None:
+    """Some layers attend to the image in place of the text, with norms of queries and keys and two gates."""
+    listed = config.entries("cross_attention_layers")
+    config.put("table_params", 8 * config.filled("hidden_size"), "model_type")
+    own = [number for number in listed if isinstance(number, int) and number < config.filled("num_layers")]
+    if own:
+        config.add_kind(len(own), "cross_attention_layers", qk_norm="head", layer_vector_params=2)
+
+
+def further_words(config: Config) -> None:
+    """Rows of the embedding that the head has not (Molmo 2)."""
+    config.add("table_params", config.count("additional_vocab_size") * config.filled("hidden_size"))
+    if config.get("qk_norm_type", "qwen3") != "qwen3" or config.flag("norm_after"):
+        config.refuse("qk_norm_type", "norms over the whole width, or behind the blocks, are not supported here")
+
+
+def inner_norms(config: Config) -> None:
+    """Norms inside both blocks, of attention's output and of the feed-forward width (Kosmos-2)."""
+    config.add("layer_vector_params", 2 * (config.filled("hidden_size") + config.filled("ffn_hidden_size")))

@@ -1,0 +1,287 @@
+"""What the devices and links of this machine do, timed: `torchrun ... -m planner.trainer.probe REQUEST --output FILE`.
+
+Every rank times its own device while the others time theirs, as in training; a curve has
+the slowest rank's least time, which other programs on the machine disturb least.
+REQUEST says which shapes (`planner.measure`). What is for GPUs alone (16 and 8 bits, grouped products, copies from
+page-locked memory, NCCL) has never run on one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch.distributed.device_mesh import init_device_mesh
+
+from planner.specs.model import ModelSpec
+from planner.trainer.model import Transformer
+from planner.trainer.norms import make_norm
+from planner.trainer.tensor_parallel import apply_tensor_parallel
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from torch import Tensor
+
+REPEATS: Final = 15
+SHORTEST: Final = 0.005  # seconds of one repeat; shorter work is done several times in it
+TYPES: Final = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+OPERATIONS: Final = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send")
+Row = dict[str, Any]
+
+
+class Probe:
+    """One rank's stopwatch; every rank calls the same methods in the same order, and `deadline` ends them all alike."""
+
+    def __init__(self, device: torch.device, seconds: float) -> None:
+        self.device, self.deadline = device, time.monotonic() + seconds
+        self.rank, self.ranks = dist.get_rank(), dist.get_world_size()
+
+    def late(self) -> bool:
+        """Whether the time is up, by the clock of rank 0."""
+        return self._most(float(self.rank == 0 and time.monotonic() > self.deadline)) > 0
+
+    def seconds(self, run: Callable[[], object]) -> float:
+        """The slowest rank's least seconds of one call, after some that warm up."""
+        run()
+        times = max(1, round(SHORTEST / max(1e-6, self._most(self._clock(run, 1)))))
+        dist.barrier()
+        return self._most(min(self._clock(run, times) for _ in range(REPEATS)))
+
+    def _clock(self, run: Callable[[], object], times: int) -> float:
+        self._synchronize()
+        started = time.perf_counter()
+        for _ in range(times):
+            run()
+        self._synchronize()
+        return (time.perf_counter() - started) / times
+
+    def _most(self, number: float) -> float:
+        found = torch.tensor([number], dtype=torch.float64, device=self.device)
+        dist.all_reduce(found, op=dist.ReduceOp.MAX)
+        return float(found.item())
+
+    def _synchronize(self) -> None:
+        if self.device.type == "cuda":
+            torch.cuda.synchronize()
+
+    def products(self, shapes: Sequence[Sequence[int]], precision: str) -> list[Row]:
+        """Dense products (m x k) (k x n)."""
+        rows: list[Row] = []
+        for m, n, k in shapes:
+            if self.late():
+                break
+            run = self._product(m, n, k, precision)
+            rows.append({"precision": precision, "m": m, "n": n, "k": k, "seconds": self.seconds(run)})
+        return rows
+
+    def _product(self, m: int, n: int, k: int, precision: str) -> Callable[[], object]:
+        if precision != "fp8":
+            left, right = self._new(m, k, precision=precision), self._new(n, k, precision=precision)
+            return lambda: F.linear(left, right)
+        scale = torch.ones((), device=self.device)
+        narrow = self._new(m, k).to(torch.float8_e4m3fn), self._new(n, k).to(torch.float8_e4m3fn).t()
+        return lambda: torch._scaled_mm(*narrow, scale, scale, out_dtype=torch.bfloat16)  # noqa: SLF001 # as torchao calls it
+
+    def grouped(self, shapes: Sequence[Sequence[int]]) -> list[Row]:
+        """One product for each of `groups` experts, of m tokens each, in one kernel."""
+        rows: list[Row] = []
+        for groups, m, n, k in shapes:
+            if self.late():
+                break
+            left, right = self._new(groups * m, k, precision="bf16"), self._new(groups, k, n, precision="bf16")
+            ends = torch.arange(m, (groups + 1) * m, m, dtype=torch.int32, device=self.device)
+            seconds = self.seconds(lambda a=left, b=right, e=ends: F.grouped_mm(a, b, offs=e))  # type: ignore[misc]
+            rows.append({"precision": "bf16", "groups": groups, "m": m, "n": n, "k": k, "seconds": seconds})
+        return rows
+
+    def attention(self, lengths: Sequence[int], batch: int, heads: int, size: int, precision: str) -> list[Row]:
+        """Causal attention of `batch` sequences, forward and backward; FLOPs of the causal half, forward."""
+        rows: list[Row] = []
+        for length in lengths:
+            if self.late():
+                break
+            q, k, v = (self._new(batch, heads, length, size, precision=precision).requires_grad_() for _ in range(3))
+
+            def forward(q: Tensor = q, k: Tensor = k, v: Tensor = v) -> Tensor:
+                return F.scaled_dot_product_attention(q, k, v, is_causal=True)
+
+            grad = torch.ones_like(q)
+            both = self.seconds(lambda f=forward, g=grad: f().backward(g))  # type: ignore[misc]
+            once = self.seconds(forward)
+            flops = 2.0 * batch * heads * length * length * size
+            rows.append({"length": length, "flops": flops, "forward_seconds": once, "backward_seconds": both - once})
+        return rows
+
+    def streaming(self, model: ModelSpec, tokens: int, precision: str) -> list[Row]:
+        """What only moves bytes in a layer, both passes, how often a layer has it; and a plain copy and AdamW.
+
+        num_bytes: as `planner.cost.layers` counts them, by accesses to elements that are `tokens` x width.
+        """
+        hidden, width = model.hidden_size, model.ffn_hidden_size
+        x, y = (self._new(tokens, hidden, precision=precision).requires_grad_() for _ in range(2))
+        gate, up = (self._new(tokens, width, precision=precision).requires_grad_() for _ in range(2))
+        norm = make_norm(model).to(self.device, x.dtype)
+        source, target = self._new(2**24), self._new(2**24)
+        held = torch.nn.Parameter(self._new(2**20))
+        held.grad = torch.ones_like(held)
+        optimizer = torch.optim.AdamW([held], fused=True)
+        gated = model.activation == "swiglu"
+
+        def activation() -> Tensor:
+            return F.silu(gate) * up if gated else F.gelu(gate, approximate="tanh")
+
+        operators: list[tuple[str, int, float, Callable[[], object]]] = [
+            ("copy", 0, 2.0 * source.nbytes, lambda: target.copy_(source)),
+            ("adamw", 0, 7.0 * held.nbytes, optimizer.step),
+            ("norm", model.norms_per_layer, 7.0 * x.nbytes, _both_passes(lambda: norm(x), x)),
+            ("residual", 2, 4.0 * x.nbytes, _both_passes(lambda: x + y, x)),
+            (model.activation, 1, (13.0 if gated else 6.0) * gate.nbytes, _both_passes(activation, gate)),
+        ]
+        return [
+            {"operator": name, "times": times, "num_bytes": num_bytes, "seconds": self.seconds(run)}
+            for name, times, num_bytes, run in operators
+        ]
+
+    def launch(self) -> float:
+        """Seconds of an operator on 8 numbers, with autograd: its host time."""
+        x = self._new(8).requires_grad_()
+        return self.seconds(lambda: [x + 1.0 for _ in range(100)]) / 100
+
+    def layer(self, model: ModelSpec, width: int, tokens: int, *, cut: bool = False) -> tuple[float, float]:
+        """Seconds of a layer's forward pass, and of both, in eager mode; `cut`: by tensor parallelism of all ranks."""
+        heads = max(self.ranks, width // 32)
+        sizes = {"num_layers": 1, "hidden_size": width, "num_heads": heads, "ffn_hidden_size": 4 * width}
+        rest = {"vocab_size": 256, "max_sequence_length": max(128, tokens)}
+        plain = ModelSpec.model_validate({"name": "probe", "architecture": model.architecture, **sizes, **rest})
+        part = Transformer(plain, layers=range(1), first=True, last=False, flash=True).to(self.device)
+        if cut:
+            apply_tensor_parallel(part, init_device_mesh(self.device.type, (self.ranks,)))
+        ids = torch.zeros(1, tokens, dtype=torch.int64, device=self.device)
+        both = self.seconds(lambda: part(ids).sum().backward())
+        return self.seconds(lambda: part(ids)), both
+
+    def collectives(self, sizes: Sequence[int], per_host: int) -> list[Row]:
+        """Every collective by size, in groups of neighbours that all work at once: inside a host, and over all."""
+        rows: list[Row] = []
+        doubling = [2**power for power in range(1, 12) if 2**power < self.ranks and self.ranks % 2**power == 0]
+        for members in sorted({*doubling, *([per_host] if self.ranks % per_host == 0 else []), self.ranks} - {1}):
+            group, _ = dist.new_subgroups(group_size=members)  # type: ignore[no-untyped-call] # torch has no types here
+            for operation in OPERATIONS:
+                for num_bytes in sizes:
+                    if self.late():
+                        return rows
+                    seconds = self.seconds(self._collective(operation, num_bytes, group, members))
+                    where = {"ranks": members, "hosts": max(1, members // per_host)}
+                    rows.append({"operation": operation, **where, "num_bytes": num_bytes, "seconds": seconds})
+        return rows
+
+    def _collective(self, operation: str, num_bytes: int, group: Any, members: int) -> Callable[[], object]:
+        """`num_bytes` is what a rank holds: the input of a reduce-scatter, the output of an all-gather."""
+        part = -(-num_bytes // (4 * members))
+        whole, own = self._new(part * members), self._new(part)
+        if operation == "all_reduce":
+            return lambda: dist.all_reduce(whole, group=group)
+        if operation == "all_gather":
+            return lambda: dist.all_gather_single(whole, own, group=group)
+        if operation == "reduce_scatter":
+            return lambda: dist.reduce_scatter_single(own, whole, group=group)
+        if operation == "all_to_all":
+            return lambda: dist.all_to_all_single(whole, whole.clone(), group=group)
+        here = dist.get_rank(group)
+        after, before = ((here + step) % members for step in (1, -1))
+        received = torch.empty_like(whole)
+
+        def send() -> None:
+            both = [
+                dist.P2POp(dist.isend, whole, group=group, group_peer=after),
+                dist.P2POp(dist.irecv, received, group=group, group_peer=before),
+            ]
+            for work in dist.batch_isend_irecv(both):
+                work.wait()
+
+        return send
+
+    def host_to_device(self, sizes: Sequence[int]) -> list[Row]:
+        """Copies of page-locked memory to the device."""
+        rows: list[Row] = []
+        for num_bytes in sizes:
+            held = torch.empty(num_bytes, dtype=torch.uint8).pin_memory()
+            there = torch.empty(num_bytes, dtype=torch.uint8, device=self.device)
+            seconds = self.seconds(lambda a=held, b=there: b.copy_(a, non_blocking=True))  # type: ignore[misc]
+            rows.append({"num_bytes": num_bytes, "seconds": seconds})
+        return rows
+
+    def _new(self, *shape: int, precision: str = "fp32") -> Tensor:
+        return torch.randn(shape, device=self.device).to(TYPES[precision])
+
+
+def _both_passes(forward: Callable[[], Tensor], like: Tensor) -> Callable[[], object]:
+    grad = torch.ones_like(like)
+    return lambda: torch.autograd.backward(forward(), grad)
+
+
+def measure(request: Row, device: torch.device) -> Row:
+    """Every curve that this device has; the last ones are short or missing where the time was up."""
+    probe, on_gpu = Probe(device, request["seconds"]), device.type == "cuda"
+    model = ModelSpec.model_validate(request["model"])
+    per_host = int(os.environ.get("LOCAL_WORLD_SIZE", str(probe.ranks)))
+    wide = "bf16" if on_gpu else "fp32"
+    curves: Row = {
+        "format": 1,
+        "device_kind": device.type,
+        "device": torch.cuda.get_device_name(device) if on_gpu else "cpu",
+        "torch": torch.__version__,
+        "ranks": probe.ranks,
+        "ranks_per_host": per_host,
+        "model": model.name,
+        "load_average": os.getloadavg()[0],
+        "products": [row for each in request["precisions"] for row in probe.products(request["products"], each)],
+        "streaming": probe.streaming(model, request["stream"]["tokens"], wide),
+        "launch_seconds": probe.launch(),
+        "layer_floor_seconds": probe.layer(model, 32, 16)[0],
+    }
+    if not on_gpu and probe.ranks > 1:
+        curves["cut_layer"] = {"ranks": probe.ranks, "seconds": probe.layer(model, 128, 64, cut=True)[1]}
+    curves["attention"] = probe.attention(**request["attention"], precision=wide)
+    curves["grouped"] = probe.grouped(request["grouped"]) if on_gpu else []
+    curves["host_to_device"] = probe.host_to_device(request["copies"]) if on_gpu else []
+    curves["collectives"] = probe.collectives(request["messages"], per_host) if probe.ranks > 1 else []
+    curves["complete"] = not probe.late()
+    return curves
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Measure on every rank; rank 0 writes."""
+    parser = argparse.ArgumentParser(prog="planner.trainer.probe", allow_abbrev=False)
+    parser.add_argument("request", type=Path)
+    parser.add_argument("--output", type=Path, required=True)
+    options = parser.parse_args(arguments)
+    request = json.loads(options.request.read_text(encoding="utf-8"))
+    device = torch.device("cpu")
+    if request["kind"] == "cuda":
+        device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+        torch.cuda.set_device(device)
+    else:
+        torch.set_num_threads(1)
+    dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
+    try:
+        curves = measure(request, device)
+        if dist.get_rank() == 0:
+            options.output.write_text(json.dumps(curves, indent=1) + "\n", encoding="utf-8")
+    finally:
+        dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
+    sys.stdout.flush()
+    os._exit(0)  # the curves are written; torch's threads sometimes abort while the interpreter is torn down

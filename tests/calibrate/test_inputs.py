@@ -1,0 +1,161 @@
+"""Runs of one's own as files: what is read, what is left out and said, and what is refused by line."""
+
+from __future__ import annotations
+
+import csv
+import json
+import shutil
+import statistics
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from planner.api import calibrate_runs, estimate_layout, read_plan
+from planner.calibrate.inputs import read_inputs
+from planner.cli import cli
+from planner.errors import InputError
+from planner.plan import write_plan
+
+RECORDED = Path(__file__).parent / "recorded"
+PUBLISHED = Path(__file__).parents[1] / "published" / "measurements.csv"
+JOB = {"gpus": 2, "global_batch": 32, "seq_len": 128}
+
+
+@pytest.fixture
+def run(tmp_path) -> Path:
+    """A folder as `planner launch` left it: its plan, and the record of twelve steps on two processes of a CPU."""
+    folder = tmp_path / "run"
+    folder.mkdir()
+    write_plan(estimate_layout("tiny-gpt", "local-cpu", layout="dp=2,zero=1", **JOB), folder / "plan.json")
+    shutil.copy(RECORDED / "tiny-gpt-dp2.metrics.jsonl", folder / "metrics.jsonl")
+    return folder
+
+
+def records(folder: Path) -> list[dict]:
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def write(folder: Path, found: list[dict]) -> None:
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(each) + "\n" for each in found))
+
+
+def table(path: Path, *rows: dict[str, str], columns: list[str] | None = None) -> Path:
+    with path.open("w", newline="") as file:
+        writer = csv.DictWriter(file, columns or list(rows[0]))
+        writer.writeheader()
+        writer.writerows(rows)
+    return path
+
+
+ROW = {"model": "llama3-8b", "gpu": "H100", "gpus": "8", "seq": "8192", "gbs": "64", "framework": "torchtitan",
+       "precision": "bf16", "tp": "1", "dp": "8", "mbs": "1", "zero_stage": "3", "step_s": "11.0"}  # fmt: skip
+
+
+# --- the loop -----------------------------------------------------------------------------------------------------
+
+
+def test_a_recorded_run_is_learnt_from_and_plans_better(run, tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    measured = statistics.median(each["step_seconds"] for each in records(run)[2:])
+    said = CliRunner().invoke(cli, ["calibrate", str(run), "-o", "mine.json"], catch_exceptions=False)
+    assert said.exit_code == 0
+    words = ["plan", "tiny-gpt", "local-cpu", "--gpus", "2", "--global-batch", "32", "--seq-len", "128",
+             "--pin", "tp=1,pp=1,zero=1", "-o", "plan.json"]  # fmt: skip
+    assert CliRunner().invoke(cli, [*words, "--calibration", "mine.json"], catch_exceptions=False).exit_code == 0
+    before, after = read_plan(run / "plan.json").step_seconds, read_plan("plan.json").step_seconds
+    assert abs(measured / after - 1) < abs(measured / before - 1)
+    assert read_plan("plan.json").low_step_seconds is not None  # of a CPU nobody published runs: it has a band now
+
+
+def test_a_plan_that_was_corrected_already_is_learnt_from_as_if_it_were_not(run) -> None:
+    calibration, learnt, _ = calibrate_runs([run])
+    (run.parent / "mine.json").write_text(calibration.model_dump_json())
+    own = estimate_layout("tiny-gpt", "local-cpu", layout="dp=2,zero=1", calibration=run.parent / "mine.json", **JOB)
+    write_plan(own, run / "plan.json", replace=True)
+    assert calibrate_runs([run])[1] == learnt
+
+
+# --- what is read and left out ------------------------------------------------------------------------------------
+
+
+def test_warm_up_restarts_and_gaps_are_read_for_what_they_are(run) -> None:
+    steady = [{"step": n, "step_seconds": 1.0, "loss": 2.0} for n in range(1, 31)]
+    slow_starts = [each | {"step_seconds": 60.0} for each in steady[:2]]
+    again = [each | {"step_seconds": 90.0} for each in steady[18:20]]
+    write(run, [*slow_starts, *steady[2:10], *steady[14:25], *again, *steady[20:]])
+    notes: list[str] = []
+    (found,) = read_inputs([run], tell=notes.append)
+    assert found.measured_seconds == 1.0
+    assert any("started again 1 times (line 22)" in note for note in notes)
+    assert any("4 steps between" in note for note in notes)
+
+
+def test_steps_without_a_finite_loss_do_not_count(run) -> None:
+    good = [{"step": n, "step_seconds": 1.0, "loss": 2.0} for n in range(1, 9)]
+    bad = [{"step": n, "step_seconds": 9.0, "loss": float("nan")} for n in range(9, 30)]
+    write(run, [*good, *bad])
+    notes: list[str] = []
+    (found,) = read_inputs([run], tell=notes.append)
+    assert found.measured_seconds == 1.0
+    assert "metrics.jsonl:9: 21 steps without a finite loss" in notes[0]
+
+
+def test_rows_that_cannot_be_priced_are_named_by_line(tmp_path) -> None:
+    path = table(tmp_path / "runs.csv", ROW, ROW | {"gpu": "abacus"}, ROW | {"step_s": ""})
+    notes: list[str] = []
+    (found,) = read_inputs([path], tell=notes.append)
+    assert found.measured_seconds == 11.0
+    assert [note.partition(":")[2][:2] for note in notes] == ["3:", "4:"]
+    assert "abacus" in notes[0]
+
+
+# --- what is refused ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("cells", "where", "words"),
+    [
+        ({"step_s": "11,0 s"}, "runs.csv:3", "column step_s: `11,0 s`"),
+        ({"tp": "two"}, "runs.csv:3", "column tp: `two` is not a whole number"),
+        ({"gpus": "8.5"}, "runs.csv:3", "column gpus"),
+        ({"step_s": "nan"}, "runs.csv:3", "`nan` is not a number above 0"),
+    ],
+)
+def test_a_cell_that_is_no_number_is_refused_by_line(cells, where: str, words: str, tmp_path) -> None:
+    with pytest.raises(InputError) as error:
+        read_inputs([table(tmp_path / "runs.csv", ROW, ROW | cells)])
+    (mistake,) = error.value.mistakes
+    assert mistake.where.endswith(where)
+    assert words in mistake.message
+    assert mistake.hint
+
+
+@pytest.mark.parametrize(
+    ("line", "column", "words"),
+    [
+        ('{"step": 4, "step_seconds": nope}', 29, "no record"),
+        ('{"step": 4}', 1, "no record"),
+        ('{"step": 4, "step_seconds": NaN, "loss": 1}', 1, "step 4 took nan seconds"),
+        ('{"step": 4, "step_seconds": -1, "loss": 1}', 1, "step 4 took -1.0 seconds"),
+    ],
+)
+def test_a_line_that_is_no_step_is_refused_by_line(line: str, column: int, words: str, run) -> None:
+    with (run / "metrics.jsonl").open("a") as file:
+        file.write(f"{line}\n")
+    with pytest.raises(InputError) as error:
+        read_inputs([run])
+    assert error.value.mistakes[0].where == f"{run}/metrics.jsonl:13:{column}"
+    assert words in error.value.mistakes[0].message
+
+
+def test_mistakes_of_all_inputs_are_told_at_once(run, tmp_path) -> None:
+    write(run, records(run)[:4])
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(InputError) as error:
+        read_inputs([run, tmp_path / "empty", tmp_path / "none.log", table(tmp_path / "no.csv", {"model": "a"})])
+    said = [each.message for each in error.value.mistakes]
+    assert [each[:24] for each in said] == [
+        "2 of 4 logged steps coun", "no run: plan.json is mis", "no such file or folder", "lacks the columns gpu, g"
+    ]  # fmt: skip
+    assert all(each.hint for each in error.value.mistakes)

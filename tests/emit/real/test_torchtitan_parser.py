@@ -1,0 +1,114 @@
+"""torchtitan's own ConfigManager, ParallelDims and models: every value of emitted files compared with the plan.
+
+Release 0.3.0 comes from the package index; TORCHTITAN names a checkout of its repository (b5bcd76c was read), and
+without one the tests of the newest form skip, saying so. REAL_PYTHON is an interpreter that has either.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from test_torchtitan import assert_same, read_back
+from torchtitan_expected import CASES, expected, plan_of, positions, recompute
+
+from planner.cost.parameters import num_params
+from planner.emit.bundle import write_bundle
+from planner.emit.programs.hugging_face import flat
+from planner.emit.target import How
+from planner.run_arguments import RunArguments
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+HERE = Path(__file__).parent
+CHECKOUT = os.environ.get("TORCHTITAN")
+PYTHON = os.environ.get("REAL_PYTHON", sys.executable)
+
+
+def reads(path: str | None) -> bool:
+    code = "import importlib.util, sys; sys.exit(not importlib.util.find_spec('torchtitan'))"
+    return subprocess.run([PYTHON, "-c", code], env=environment(path), check=False).returncode == 0
+
+
+def environment(path: str | None) -> dict[str, str]:
+    own = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+    further = [each for each in (path, os.environ.get("TORCHTITAN_PACKAGES")) if each]
+    return own | ({"PYTHONPATH": os.pathsep.join(further)} if further else {})
+
+
+@pytest.fixture(scope="module", params=["torchtitan", "torchtitan-0.3"])
+def answers(request, tmp_path_factory):
+    to = request.param
+    path = CHECKOUT if to == "torchtitan" else None
+    if to == "torchtitan" and CHECKOUT is None:
+        pytest.skip("TORCHTITAN names no checkout of torchtitan")
+    if not reads(path):
+        pytest.skip(f"{PYTHON} has no torchtitan")
+    plans, folders = [plan_of(case) for case in CASES], []
+    for plan in plans:
+        folders.append(tmp_path_factory.mktemp("case"))
+        how = How(arguments=RunArguments(data=("hf:allenai/c4",)))
+        write_bundle(plan, folders[-1], to, how=how, force_unfit=True)
+    done = subprocess.run(
+        [PYTHON, HERE / "torchtitan_config.py"],
+        input=json.dumps([[str(folder), 16] for folder in folders]),
+        capture_output=True, text=True, check=True, timeout=500, env=environment(path),
+    )  # fmt: skip
+    return to, list(zip(CASES, plans, json.loads(done.stdout.strip().splitlines()[-1]), strict=True))
+
+
+def sections_of(saved):
+    """The saved configuration with one group of parameters in place of a list of one."""
+    (group,) = saved["optimizer"]["param_groups"]
+    assert (group["pattern"], group["optimizer_name"]) == (".*", "AdamW")
+    return flat({**saved, "optimizer": group["optimizer_kwargs"], "model_spec": {}})
+
+
+def test_every_file_is_accepted_and_every_value_is_the_plans(answers):
+    to, cases = answers
+    wrong = []
+    for case, plan, answer in cases:
+        if "refused" in answer:
+            wrong.append(f"{case}: {answer['refused']}")
+            continue
+        found = sections_of(answer["saved"])
+        wanted = expected(plan, release=to != "torchtitan")
+        for key, value in wanted.items():
+            there = found.get(key)
+            if json.loads(json.dumps(there)) != value:
+                wrong.append(f"{case}: {key} is {there}, and not {value}")
+        layout = plan.layout
+        degrees = [layout.hsdp, layout.dp // layout.hsdp, layout.cp, layout.tp, layout.pp, layout.ep]
+        if answer["degrees"] != degrees:
+            wrong.append(f"{case}: degrees {answer['degrees']}, and not {degrees}")
+        if answer["recompute"] != recompute(plan):
+            wrong.append(f"{case}: recomputes as {answer['recompute']}")
+        wrong += [
+            f"{case}: rope {key} is {answer['rope'][key]}, and not {value}"
+            for key, value in positions(plan, release=to != "torchtitan").items()
+            if [float(each) if not isinstance(value, str) else each for each in answer["rope"][key]] != [value]
+        ]
+        if answer["epsilons"] != [plan.model.norm_epsilon]:
+            wrong.append(f"{case}: epsilons {answer['epsilons']}")
+    assert not wrong, "\n".join(wrong)
+
+
+def test_the_model_has_the_parameters_that_were_priced(answers):
+    """Built on no device by the program itself, to the last weight but router biases that it has of its own."""
+    for case, plan, answer in answers[1]:
+        assert abs(answer["parameters"] - num_params(plan.model)) <= 2e-5 * answer["parameters"], case
+
+
+def test_what_it_saves_reads_back_as_the_plan(answers):
+    for _, plan, answer in answers[1]:
+        assert answer["loss"] == (
+            "CrossEntropyLoss.Config" if plan.training.loss == "whole" else "ChunkedLossWrapper.Config"
+        )
+        name, facts = read_back(json.dumps(answer["saved"]), plan)
+        assert name == plan.model.name
+        assert_same(facts, plan)

@@ -1,0 +1,152 @@
+"""Every causal and image-text type of transformers, against the parameters that its own modules have.
+
+tests/published/huggingface_types.json is written by tools/hf_counts.py: the default configuration of each type, and
+changes of it one at a time, each with the parameters of the module that transformers builds.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from planner.cost.parameters import num_active_params, num_params, vision_params
+from planner.errors import InputError
+from planner.specs.huggingface import config_from_text
+from planner.specs.huggingface_types import MISSING, TYPES
+from planner.specs.huggingface_vision import PROJECTORS
+from planner.specs.model import ModelSpec
+from planner.specs.validate import validate
+
+ROOT = Path(__file__).parents[2]
+RECORDED = json.loads((ROOT / "tests" / "published" / "huggingface_types.json").read_text())
+BUILT = {
+    (part, name): each for part in ("causal", "image_text") for name, each in RECORDED[part].items() if "config" in each
+}
+"""By part of the library's tables and model_type."""
+LEFT_OUT = {
+    ("causal", "longcat_flash"),  # the library holds matrices of experts that pass a token on, which no checkpoint has
+    ("causal", "moss_transcribe_diarize"),  # a tower for sound, which the reader is told that our document has not
+    # towers; the text alone is read, and said
+    *(("image_text", name) for name in ("cohere_compass", "dots3_note", "florence2", "janus")),
+}
+READ = sorted(
+    key
+    for key, each in BUILT.items()
+    if key not in LEFT_OUT
+    and (
+        key[1] in PROJECTORS
+        or each["config"]["model_type"] in TYPES
+        or isinstance(each["config"].get("text_config"), dict)
+    )
+    and (each["config"].get("text_config") or each["config"]).get("model_type") not in MISSING
+)
+MUST = {"causal": 165, "image_text": 68}
+"""Types that are read: of 189 and of 97 in transformers 5.23."""
+FLAGS = {"attention_bias", "mlp_bias", "is_moe", "enable_bias", "use_bias", "tie_word_embeddings", "text_config"}
+"""Keys that some types refuse when they are set."""
+
+
+def merged(config: dict[str, Any], change: dict[str, Any]) -> dict[str, Any]:
+    return config | {
+        key: merged(config[key], value) if isinstance(value, dict) and isinstance(config.get(key), dict) else value
+        for key, value in change.items()
+    }
+
+
+def flat(change: dict[str, Any]) -> set[str]:
+    inside = [flat(value) if isinstance(value, dict) else {key} for key, value in change.items()]
+    return set().union(*inside)
+
+
+def model_of(config: dict[str, Any]) -> ModelSpec:
+    return validate(ModelSpec, config_from_text(json.dumps(config), "config.json").tree)
+
+
+def counts(config: dict[str, Any]) -> tuple[int, int]:
+    model = model_of(config)
+    return num_params(model), num_active_params(model)
+
+
+def wanted(case: dict[str, Any]) -> tuple[int, int]:
+    return case["num_params"], case["num_active_params"]
+
+
+@pytest.mark.parametrize("part", MUST)
+def test_default_configurations_have_the_parameters_of_the_modules(part: str) -> None:
+    found = {name: counts(BUILT[part, name]["config"]) for of, name in READ if of == part}
+    assert found == {name: wanted(BUILT[part, name]["cases"][0]) for name in found}
+    assert len(found) >= MUST[part]
+
+
+def test_types_that_are_not_read_say_which_block_they_lack() -> None:
+    unread = BUILT.keys() - set(READ) - LEFT_OUT
+    for key in sorted(unread):
+        with pytest.raises(InputError, match="is not supported: it has"):
+            counts(BUILT[key]["config"])
+    assert not set(MISSING) & set(TYPES)
+
+
+def test_a_tower_is_a_part_of_the_model_and_tokens_of_its_images_a_part_of_the_sequence() -> None:
+    """LLaVA's CLIP has 303.5 million parameters (its model card says 0.3 B), and gives 576 tokens of an image."""
+    model = model_of(BUILT["image_text", "llava"]["config"])
+    assert model.vision is not None
+    assert round(num_params(model.vision.encoder) / 1e6, 1) == 303.5
+    assert num_params(model) == vision_params(model) + num_params(model.model_copy(update={"vision": None}))
+    assert (model.vision.tokens_per_image, model.vision.encoder.max_sequence_length) == (576, 577)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("key", READ, ids=" ".join)
+def test_changed_configurations_have_the_parameters_of_the_modules(key: tuple[str, str]) -> None:
+    for case in BUILT[key]["cases"][1:]:
+        try:
+            found = counts(merged(BUILT[key]["config"], case["change"]))
+        except InputError:
+            assert flat(case["change"]) <= FLAGS or "num_attention_heads" in flat(case["change"])  # never counted wrong
+            continue
+        assert found == wanted(case), case["change"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("key", READ, ids=" ".join)
+def test_a_key_at_its_default_may_be_missing(key: tuple[str, str]) -> None:
+    """Or it is refused: what is left out never changes a count."""
+    config, first = BUILT[key]["config"], BUILT[key]["cases"][0]
+    aside = {"model_type", "architectures", "text_config", "vision_config"}
+    aside |= {"num_key_value_heads"} if key[1] == "nemotron" else set()  # its class has no default that it can build
+    for part in (None, "vision_config"):
+        whole = config if part is None else config.get(part)
+        of_class = RECORDED["towers"].get(whole.get("model_type"), {}).get("config") if part and whole else whole
+        for name in sorted(set(whole or ()) - aside):
+            if (of_class or {}).get(name) != whole[name]:  # the outer class says more than that of the tower
+                continue
+            less = {other: value for other, value in whole.items() if other != name}
+            try:
+                found = counts(less if part is None else {**config, part: less})
+            except InputError:  # it must be there
+                continue
+            assert found == wanted(first), (part, name)
+
+
+@pytest.mark.slow
+def test_the_record_is_that_of_the_library() -> None:
+    """The oracle itself, of a few types, where transformers of the recorded version is installed."""
+    transformers = pytest.importorskip("transformers")
+    if transformers.__version__ != RECORDED["transformers"]:
+        pytest.skip(f"the record is of transformers {RECORDED['transformers']}")
+    spec = importlib.util.spec_from_file_location("hf_counts", ROOT / "tools" / "hf_counts.py")
+    assert spec is not None
+    assert spec.loader is not None
+    tool = importlib.util.module_from_spec(spec)
+    sys.modules["hf_counts"] = tool
+    spec.loader.exec_module(tool)
+    for mapping, part, name in (
+        (tool.auto.MODEL_FOR_CAUSAL_LM_MAPPING, "causal", "qwen3_next"),
+        (tool.auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING, "image_text", "qwen2_5_vl"),
+    ):
+        assert tool.cases(mapping, name) == RECORDED[part][name]

@@ -1,0 +1,74 @@
+"""`planner verify`: what it counts, what it refuses, and the exit code of a ledger that is wrong."""
+
+from __future__ import annotations
+
+import io
+import json
+from dataclasses import replace
+
+import pytest
+
+from planner.commands import plan as plan_command
+from planner.commands import verify as verify_command
+from planner.commands.console import Console
+from planner.errors import ExitCode, InputError
+from planner.plan import plan_from_file
+from planner.verify import RehearsalFailed, Verification, _counted, verify
+
+
+@pytest.fixture
+def console():
+    return Console(out=io.StringIO(), err=io.StringIO())
+
+
+def make(console, path, *, engine="torch"):
+    options = {"gpus": 2, "global_batch": 8, "seq_len": 128, "engine": engine, "pin": ["dp=2"]}
+    assert plan_command.run("tiny-llama", "dgx-a100", console=console, output=path, **options) == ExitCode.OK
+    console.out.truncate(console.out.seek(0))
+    return path
+
+
+def test_the_command_counts_a_step_beside_the_ledger(console, tmp_path):
+    pytest.importorskip("torch")
+    path = make(console, tmp_path / "plan.json")
+    verify_command.run(str(path), console=console, rank=1, as_json=True)
+    found = json.loads(console.out.getvalue())
+    lines = {each["name"]: each["counted_bytes"] for each in found["lines"]}
+    model = plan_from_file(path).model
+    layer = model.hidden_size * (2 * model.num_heads + 2 * model.num_kv_heads) * model.head_size
+    layer += 3 * model.hidden_size * model.ffn_hidden_size + 2 * model.hidden_size
+    weights = model.num_layers * layer + 2 * model.vocab_size * model.hidden_size + model.hidden_size
+    assert (found["rank"], found["stage"]) == (1, 0)
+    assert lines["params"] == 2 * weights  # gathered, in 16 bits
+    assert sum(lines.values()) == found["counted_bytes"]
+
+
+def test_a_ledger_that_is_wrong_ends_with_the_code_of_a_bug(console, tmp_path, monkeypatch):
+    path = make(console, tmp_path / "plan.json")
+    counts = dict.fromkeys(("params", "grads"), (100.0, 100.0))
+    found = Verification(rank=0, stage=0, lines=counts, planned_bytes=200.0, counted_bytes=207.0)
+    monkeypatch.setattr("planner.verify.verify", lambda *_: found)
+    assert verify_command.run(str(path), console=console) == ExitCode.BUG
+    monkeypatch.setattr("planner.verify.verify", lambda *_: replace(found, counted_bytes=194.5))
+    assert verify_command.run(str(path), console=console) == ExitCode.OK
+
+
+def test_plans_of_other_programs_and_ranks_that_are_not_there_are_refused(console, tmp_path):
+    with pytest.raises(InputError, match="made for megatron"):
+        verify(plan_from_file(make(console, tmp_path / "other.json", engine="megatron")))
+    with pytest.raises(InputError, match="no rank 2"):
+        verify(plan_from_file(make(console, tmp_path / "plan.json")), rank=2)
+
+
+def test_what_the_trainers_program_says_is_said(console, tmp_path, monkeypatch):
+    found = plan_from_file(make(console, tmp_path / "plan.json"))
+
+    class Done:
+        returncode, stdout, stderr = ExitCode.BAD_INPUT, "", "a warning\nerror: no such optimizer\n    help: adamw\n"
+
+    monkeypatch.setattr("subprocess.run", lambda *_, **__: Done)
+    with pytest.raises(InputError, match=r"^no such optimizer\n    help: adamw$"):
+        _counted(found, 0)
+    Done.returncode, Done.stderr = 1, "Traceback\nValueError: what"
+    with pytest.raises(RehearsalFailed, match="broke off: ValueError: what"):
+        _counted(found, 0)
