@@ -143,9 +143,9 @@ _COMMIT: list[str] = []
 
 
 def commit() -> str:
-    """The short name of the commit, or an empty text outside a repository."""
+    """The short name of the commit, with + where files differ from it; an empty text outside a repository."""
     if not _COMMIT:
-        words = ["git", "-C", str(ROOT), "rev-parse", "--short=9", "HEAD"]
+        words = ["git", "-C", str(ROOT), "describe", "--always", "--abbrev=9", "--dirty=+"]
         _COMMIT.append(subprocess.run(words, capture_output=True, text=True, check=False).stdout.strip())
     return _COMMIT[0]
 

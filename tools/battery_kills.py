@@ -35,8 +35,8 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).resolve().parent.parent
 SECONDS = 600.0
-KILLS_OF_A_RUN = 10
-STEPS_BETWEEN_KILLS = 25
+KILLS_OF_A_RUN = 5
+STEPS_BETWEEN_KILLS = 10
 CLI = (sys.executable, "-c", "from planner.cli import run; run()")
 
 
@@ -195,7 +195,7 @@ def calm_bits(kind: Kind, steps: int, *options: str) -> Any:
 
 
 def random_kills(numbers: range) -> Iterator[str]:
-    """Ten kills in a run, of random ranks at random steps; what is wrong with a run is told at its last kill."""
+    """Five kills in a run, of random ranks at random steps; what is wrong with a run is told at its last kill."""
     groups: dict[int, list[int]] = {}
     for number in numbers:
         groups.setdefault(number // KILLS_OF_A_RUN, []).append(number)
