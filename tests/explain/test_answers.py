@@ -58,13 +58,21 @@ def plan() -> Plan:
 def test_why_not_is_what_planning_with_that_pin_finds(asked: str, plan) -> None:
     alone = planned(job_of(plan), Constraints.parse([asked]))
     assert isinstance(alone, Plan)
-    found = why_not(plan, asked).outcome
+    answer = why_not(plan, asked)
+    found = answer.outcome
     assert (found.rules, found.shortfall) == ((), None)
     assert found.difference.after.layout == format_layout(alone.layout)
     assert found.difference.after.step_seconds == alone.step_seconds >= plan.step_seconds * (1 - WITHIN)
     assert {each.name: each.after for each in found.difference.time} == {
         line.name.value: line.exposed_seconds for line in alone.time
     }
+    wanted = {pair.partition("=")[0].rstrip("<") for pair in asked.split(",")}
+    said = {"recompute" if "recomputed" in words else words.partition("=")[0] for words in answer.also}
+    degrees = {
+        key for key in ("tp", "pp", "cp", "mbs", "zero") if getattr(plan.layout, key) != getattr(alone.layout, key)
+    }
+    assert said & {"tp", "pp", "dp", "cp", "mbs", "zero", "layers_per_stage", "sp", "hsdp"} == degrees - wanted
+    assert not said & wanted
 
 
 def test_why_not_keeps_the_plan_s_own_pins_on_other_keys() -> None:
