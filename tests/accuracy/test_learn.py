@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from dataclasses import replace
 
@@ -153,3 +154,17 @@ def test_every_factor_makes_what_it_names_slower(plans) -> None:
     assert sum(slopes.values()) == pytest.approx(1.0, abs=0.2)  # computing has some of memory and host in it
     assert slopes["slowdown"] > slopes["scale_up"] > 0
     assert slopes["network"] == 0  # one host
+
+
+def test_shares_and_scatters_are_averaged_by_their_likelihood() -> None:
+    """Oracle: the density of the errors under each pair, as a normal distribution over the runs themselves."""
+    slopes, errors = made_up((0.1, 0.2, -0.1, 0.3, 0.0, 0.1), 5, 0.05)
+    prior = Prior(spreads=(0.1, 0.2, 0.3, 0.4, 0.5, 0.6), scatter=0.05)
+    total, weighted = 0.0, np.zeros(6)
+    for share, scatter in itertools.product((0.02, 0.05, 0.1, 0.2, 0.4, 0.8, 1.6), (0.7, 1.0, 1.4, 2.0, 2.8, 4.0)):
+        spread = np.diag(share * np.square(prior.spreads))
+        covariance = slopes @ spread @ slopes.T + (scatter * prior.scatter) ** 2 * np.eye(5)
+        apart = np.linalg.solve(covariance, errors)
+        density = math.exp(-errors @ apart / 2) / math.sqrt(np.linalg.det(covariance))
+        total, weighted = total + density, weighted + density * (spread @ slopes.T @ apart)
+    assert posterior(slopes, errors, prior).logs == pytest.approx(weighted / total)

@@ -159,3 +159,9 @@ def test_mistakes_of_all_inputs_are_told_at_once(run, tmp_path) -> None:
         "2 of 4 logged steps coun", "no run: plan.json is mis", "no such file or folder", "lacks the columns gpu, g"
     ]  # fmt: skip
     assert all(each.hint for each in error.value.mistakes)
+
+
+def test_every_start_has_its_own_warm_up(run) -> None:
+    starts = [[{"step": n, "step_seconds": 60.0 if n < 3 else 1.0} for n in range(1, 5)] for _ in range(4)]
+    write(run, [each for start in starts for each in start])
+    assert read_inputs([run])[0].measured_seconds == 1.0
