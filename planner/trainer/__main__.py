@@ -85,7 +85,7 @@ def _out_of_memory(error: BaseException | None) -> BaseException | None:
     return None
 
 
-def _lost_a_peer(error: Exception) -> bool:
+def _lost_a_peer(error: BaseException) -> bool:
     """Whether this rank only noticed that another one is gone; that one is the cause, and may be worth a retry."""
     if isinstance(error, dist.DistError) or "gloo/" in str(error):
         return True
