@@ -85,9 +85,12 @@ def _out_of_memory(error: BaseException | None) -> BaseException | None:
     return None
 
 
-def _lost_a_peer(error: Exception) -> bool:
+def _lost_a_peer(error: BaseException) -> bool:
     """Whether this rank only noticed that another one is gone; that one is the cause, and may be worth a retry."""
-    return isinstance(error, dist.DistError) or "gloo/" in str(error)
+    if isinstance(error, dist.DistError) or "gloo/" in str(error):
+        return True
+    # a pipeline schedule wraps what a collective raised inside a stage
+    return error.__cause__ is not None and _lost_a_peer(error.__cause__)
 
 
 def _train(options: argparse.Namespace) -> ExitCode:

@@ -44,3 +44,17 @@ def test_the_lines_of_a_run_add_up_to_its_step(run_job, make_plan, tmp_path):
     unmeasured = {name: line["reason"] for name, line in times.items() if line["seconds"] is None}
     together = {other: first for first, line in times.items() for other in line["includes"]}
     assert unmeasured == {other: f"measured together with {first}" for other, first in together.items()}
+
+
+def test_a_lost_peer_inside_a_pipeline_stage_is_a_lost_peer():
+    """The schedule wraps what the collective raised; a bug of a stage is still a bug."""
+    pytest.importorskip("torch")
+    from planner.trainer.__main__ import _lost_a_peer  # needs torch
+
+    for cause, lost in (
+        (RuntimeError("[/gloo/transport/tcp/pair.cc] reset by peer"), True),
+        (RuntimeError("x"), False),
+    ):
+        wrapped = RuntimeError("[Stage 0] failed to run forward")
+        wrapped.__cause__ = cause
+        assert _lost_a_peer(wrapped) == lost
