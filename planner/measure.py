@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from planner.specs.cluster import ClusterSpec, DeviceSpec, LinkSpec, Precision
     from planner.specs.model import ModelSpec
 
-MOST_SECONDS: Final = 300
 _DEPTHS: Final = (16, 64, 256, 1024, 4096)
 _HALF_DEPTHS: Final = tuple(2.0**power for power in range(11))
 _CUT_COLLECTIVES: Final = 8

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import click
 
 from planner.commands.console import Console, check_writable
 from planner.commands.options import place_options
 from planner.errors import EnvironmentProblem, ExitCode, InputError
-from planner.measure import MOST_SECONDS
+
+_MOST_SECONDS: Final = 300
 
 
 def run(
@@ -18,7 +19,7 @@ def run(
     *,
     console: Console,
     model: str | None = None,
-    seconds: float = MOST_SECONDS,
+    seconds: float = _MOST_SECONDS,
     nodes: int = 1,
     force: bool = False,
     **place: Any,
@@ -78,8 +79,8 @@ def _make_folder(path: Path) -> None:
 @click.option("--model", metavar="M", help="Whose shapes; tiny-gpt on CPUs, llama3-8b on GPUs.")
 @click.option(
     "--seconds",
-    type=click.FloatRange(1, MOST_SECONDS),
-    default=MOST_SECONDS,
+    type=click.FloatRange(1, _MOST_SECONDS),
+    default=_MOST_SECONDS,
     metavar="S",
     help="Stop after so many; what is left out keeps its default.",
 )

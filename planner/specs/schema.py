@@ -37,7 +37,10 @@ def schemas() -> dict[str, dict[str, Any]]:
     """
     found = {name: {"$schema": DIALECT, **each.model_json_schema()} for name, each in _DOCUMENTS.items()}
     implied = set().union(*ARCHITECTURES.values())
-    found["model"]["required"] = [key for key in found["model"]["required"] if key not in implied]
+    definitions = found["model"]["$defs"]
+    model = definitions["ModelSpec"]  # which holds one of its kind: its encoder
+    model["required"] = [key for key in model["required"] if key not in implied]
+    found["model"] = {"$schema": DIALECT, **model, "$defs": definitions}
     found["training"].pop("required")
     return {**found, "cluster": {"$schema": DIALECT, **_cluster_schema()}}
 

@@ -162,7 +162,10 @@ def test_set_changes_any_document() -> None:
         ("zzz.a=1", "paths begin with one of model, cluster, device, training, engine, nvlink, infiniband"),
         ("training.dropuot=0.1", "unknown key `dropuot`\n    help: did you mean `dropout`?"),
         ("engine.fragmentation=0.1", "unknown key `fragmentation`\n    help: it is `memory.fragmentation`"),
-        ("nvlink.bandwith=1 GB/s", "unknown key `links.1.bandwith`\n    help: did you mean `bandwidth`?"),
+        (
+            "nvlink.bandwith=1 GB/s",
+            "unknown key `links.1.bandwith`\n    help: did you mean `bandwidth` or `measured_bandwidth`?",
+        ),
         ("device.pek.bf16=1 TFLOP/s", "unknown path: there is no `pek`\n    help: did you mean `peak`?"),
         ("device.memory.x=1", "unknown path: there is no `x`"),
         ("device.memory=141", "141 has no unit"),
