@@ -150,3 +150,48 @@ def test_the_record_is_that_of_the_library() -> None:
         (tool.auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING, "image_text", "qwen2_5_vl"),
     ):
         assert tool.cases(mapping, name) == RECORDED[part][name]
+
+
+LLAVA = {
+    "model_type": "llava",
+    "text_config": {"model_type": "llama", "max_position_embeddings": 4096, "rms_norm_eps": 1e-5, "vocab_size": 32064},
+    "tie_word_embeddings": False,
+    "vision_config": {
+        "hidden_size": 1024,
+        "image_size": 336,
+        "intermediate_size": 4096,
+        "num_attention_heads": 16,
+        "num_hidden_layers": 24,
+        "patch_size": 14,
+        "projection_dim": 768,
+        "vocab_size": 32000,
+        "model_type": "clip_vision_model",
+    },
+}
+GEMMA = {
+    "model_type": "gemma3",
+    "mm_tokens_per_image": 256,
+    "text_config": {
+        "hidden_size": 2560,
+        "intermediate_size": 10240,
+        "num_hidden_layers": 34,
+        "sliding_window": 1024,
+        "model_type": "gemma3_text",
+    },
+    "vision_config": {
+        "hidden_size": 1152,
+        "image_size": 896,
+        "intermediate_size": 4304,
+        "num_attention_heads": 16,
+        "num_hidden_layers": 27,
+        "patch_size": 14,
+        "vision_use_head": False,
+        "model_type": "siglip_vision_model",
+    },
+}
+
+
+@pytest.mark.parametrize(("config", "published"), [(LLAVA, 7_063_427_072), (GEMMA, 4_300_079_472)])
+def test_files_of_checkpoints_that_leave_most_keys_out(config: dict[str, Any], published: int) -> None:
+    """As llava-hf/llava-1.5-7b-hf and google/gemma-3-4b-it have them, with the parameters that their pages show."""
+    assert counts(config)[0] == published
