@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 WITHIN: Final = 0.03
 """A count and a ledger that differ by less agree."""
 
+SLACK_BYTES: Final = 64 * 2**20
+"""No plan fits or fails by less, so a model of a few megabytes agrees too."""
+
 
 class RehearsalFailed(PlannerError):
     """The trainer's program ended without a count."""
@@ -52,8 +55,9 @@ class Verification:
 
     @property
     def agrees(self) -> bool:
-        """Whether the peak is the ledger's."""
-        return abs(self.ratio - 1) <= WITHIN
+        """Whether the peak is the ledger's, within 3 % or 64 MiB."""
+        difference = abs(self.counted_bytes - self.planned_bytes)
+        return difference <= max(WITHIN * self.planned_bytes, SLACK_BYTES)
 
 
 def planned_bytes(plan: Plan, rank: int) -> dict[LineName, float]:

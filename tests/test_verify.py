@@ -45,12 +45,15 @@ def test_the_command_counts_a_step_beside_the_ledger(console, tmp_path):
 
 def test_a_ledger_that_is_wrong_ends_with_the_code_of_a_bug(console, tmp_path, monkeypatch):
     path = make(console, tmp_path / "plan.json")
-    counts = dict.fromkeys(("params", "grads"), (100.0, 100.0))
-    found = Verification(rank=0, stage=0, lines=counts, planned_bytes=200.0, counted_bytes=207.0)
+    counts = dict.fromkeys(("params", "grads"), (100e9, 100e9))
+    found = Verification(rank=0, stage=0, lines=counts, planned_bytes=200e9, counted_bytes=207e9)
     monkeypatch.setattr("planner.verify.verify", lambda *_: found)
     assert verify_command.run(str(path), console=console) == ExitCode.BUG
-    monkeypatch.setattr("planner.verify.verify", lambda *_: replace(found, counted_bytes=194.5))
-    assert verify_command.run(str(path), console=console) == ExitCode.OK
+    assert "differs from the plan by 3.5%" in console.out.getvalue()
+    small = replace(found, planned_bytes=1e9, counted_bytes=1.06e9)  # 57 MiB apart
+    for agreeing in (replace(found, counted_bytes=194.5e9), small):
+        monkeypatch.setattr("planner.verify.verify", lambda *_, found=agreeing: found)
+        assert verify_command.run(str(path), console=console) == ExitCode.OK
 
 
 def test_plans_of_other_programs_and_ranks_that_are_not_there_are_refused(console, tmp_path):

@@ -14,7 +14,7 @@ from planner.errors import ExitCode
 def run(plan_path: str, *, console: Console, rank: int | None = None, as_json: bool = False) -> int:
     """Print what a rank's step holds by line, planned and counted; return the exit code.
 
-    BUG where the count is not the ledger's within 3 %: the planner or its trainer is wrong then.
+    BUG where the count is not the ledger's within 3 % or 64 MiB: the planner or its trainer is wrong then.
 
     Raises:
         PlannerError: as `planner.verify.verify`, or the file is no plan.
@@ -38,7 +38,7 @@ def run(plan_path: str, *, console: Console, rank: int | None = None, as_json: b
 def command(**options: Any) -> int:
     """Count the memory of one rank's step of PLAN on fake tensors, beside the forecast.
 
-    The rank runs its real program with tensors that have no data and a network that sends nothing: seconds, and no
-    GPU. Exits with 1 where the count is more than 3 % off the forecast. For plans of the engine torch.
+    The rank runs its real program with tensors that have no data and a network that sends nothing. This takes seconds,
+    and no GPU. The exit code is 1 where the count is more than 3 % off the forecast. For plans of the engine torch.
     """
     return run(console=Console(), **options)

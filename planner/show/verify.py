@@ -16,8 +16,11 @@ if TYPE_CHECKING:
 
     from planner.verify import Verification
 
-_NOTE: Final = """Counted in one step on fake tensors: storages that are alive, each line at its own peak; transients
-are what the peak of all leaves. Runtime, losses of the allocator and compiled layers are not in it."""
+_NOTE: Final = (
+    "Counted are the tensors that are alive in one step, which runs without a GPU and without data. Each line has its "
+    "own peak, and the transients are the rest of the whole peak. Runtime, gaps of the allocator and compiled layers "
+    "are not counted."
+)
 
 
 def verification_view(found: Verification) -> Group:
@@ -26,7 +29,13 @@ def verification_view(found: Verification) -> Group:
     whole = ("whole", *_figures(found.planned_bytes, found.counted_bytes), f"{found.ratio:.3f}")
     table = Columns([*lines, whole], right=(1, 2, 3), header=("", "planned", "counted", "ratio"))
     title = f"Memory of rank {found.rank} (stage {found.stage}), planned and counted"
-    return stack(section(title, table), Text(_NOTE, style="dim"))
+    return stack(section(title, table), Text(_verdict(found)), Text(_NOTE, style="dim"))
+
+
+def _verdict(found: Verification) -> str:
+    if found.agrees:
+        return "The plan's figure and the count agree, within 3 % or 64 MiB."
+    return f"The count differs from the plan by {abs(found.ratio - 1):.1%}: one of the two is wrong. Please report it."
 
 
 def _figures(planned: float, counted: float) -> tuple[str, str]:
