@@ -23,6 +23,7 @@ from planner.commands import (
     clusters,
     diff,
     emit,
+    engines,
     explain,
     glossary,
     launch,
@@ -60,8 +61,32 @@ def cli(ctx: click.Context) -> None:
         Console().print(ctx.get_help() + "\n")
 
 
-for each in (plan, explain, diff, verify, launch, emit, accuracy, measure, calibrate, models, clusters, glossary):
-    cli.add_command(each.command)
+_EXAMPLES: Final = {
+    plan: (
+        "planner plan llama3-70b dgx-h100 --nodes 16 --seq-len 8192 --global-batch 512 -o plan.json",
+        "planner plan gpt3-175b dgx-a100 --nodes 64..128 --global-batch 1536 --seq-len 2048",
+        "planner plan config.json dgx-h100,dgx-a100 --gpus 64 --seq-len 4096 --global-batch 256",
+    ),
+    explain: (
+        "planner explain plan.json --why-not tp=8",
+        "planner explain llama3-8b dgx-h100 --gpus 8 --seq-len 8192 --global-batch 64 --layout dp=8,zero=3",
+        "planner explain --from train.sh dgx-h100 --gpus 64",
+    ),
+    diff: ("planner diff before.json after.json",),
+    verify: ("planner verify plan.json",),
+    launch: ("planner launch plan.json --data text.jsonl --tokenizer tokenizer.json",),
+    emit: ("planner emit plan.json --on slurm -o run/",),
+    accuracy: ("planner accuracy runs.csv",),
+    measure: ("planner measure -o measured/ --model llama3-8b",),
+    calibrate: ("planner calibrate runs/ -o mine.json", "planner calibrate train.log --plan plan.json -o mine.json"),
+    models: ("planner models llama3-70b",),
+    clusters: ("planner clusters gb200-nvl72", "planner clusters --detect > mine.yaml"),
+    engines: ("planner engines", "planner engines megatron"),
+    glossary: ("planner glossary bubble",),
+}
+for verb, examples in _EXAMPLES.items():
+    verb.command.epilog = "\b\nFor example:\n" + "\n".join(f"  {example}" for example in examples)
+    cli.add_command(verb.command)
 
 
 def main(argv: Sequence[str]) -> int:

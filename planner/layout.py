@@ -34,6 +34,20 @@ _COUNTS: Final = ("tp", "pp", "dp", "cp", "ep", "etp", "hsdp", "mbs", "interleav
 _KEYS: Final = (*_COUNTS, "zero", "schedule", "sp", "recompute", "offload", "layers_per_stage", "pools")
 _LISTS: Final = ("layers_per_stage", "recompute", "pools")
 """Keys with an entry for each chunk, or (`pools`) for each stage; `3*11` stands for `11/11/11`."""
+_KEY_OF: Final = {
+    **dict.fromkeys(("tensor", "tensor_parallel", "tensor_model_parallel", "tensor_parallel_degree"), "tp"),
+    **dict.fromkeys(("pipeline", "pipeline_parallel", "pipeline_model_parallel", "pipeline_parallel_degree"), "pp"),
+    **dict.fromkeys(("data", "data_parallel", "replicas"), "dp"),
+    **dict.fromkeys(("context", "context_parallel", "ulysses", "ulysses_sequence_parallel"), "cp"),
+    **dict.fromkeys(("expert", "expert_parallel", "expert_model_parallel"), "ep"),
+    **dict.fromkeys(("micro_batch", "microbatch", "per_device_train_batch"), "mbs"),
+    **dict.fromkeys(("vpp", "virtual_pipeline", "chunks"), "interleave"),
+    **dict.fromkeys(("zero_stage", "zero1", "zero2", "zero3"), "zero"),
+    **dict.fromkeys(("sequence_parallel", "sequence"), "sp"),
+    **dict.fromkeys(("activation_checkpointing", "gradient_checkpointing", "checkpointing"), "recompute"),
+}
+"""Words of other programs, without `_size` at their end, in place of a layout's keys."""
+_ACCUMULATION: Final = ("gas", "ga", "grad_accum", "gradient_accumulation_steps", "accumulation")
 _WORDS: Final[dict[str, tuple[str, ...]]] = {
     "schedule": (*get_args(Schedule), _DUALPIPE),
     "offload": get_args(Offload),
@@ -273,9 +287,7 @@ def parse_assignments(text: str, option: str) -> dict[str, str]:
         key, separator, value = part.partition("=")
         key = key.strip()
         if key not in _KEYS:
-            near = difflib.get_close_matches(key, _KEYS, n=1)
-            hint = f"did you mean `{near[0]}`?" if near else f"known keys: {', '.join(_KEYS)}"
-            mistakes.append(Mistake(message=f"unknown layout key {quoted(key)}", where=option, hint=hint))
+            mistakes.append(Mistake(message=f"unknown layout key {quoted(key)}", where=option, hint=_known_key(key)))
         elif not separator or not value.strip():
             mistakes.append(Mistake(message=f"{quoted(part)} has no value", where=option, hint=f"write `{key}=...`"))
         elif key in found:
@@ -287,6 +299,17 @@ def parse_assignments(text: str, option: str) -> dict[str, str]:
     if mistakes:
         raise InputError(*mistakes)
     return found
+
+
+def _known_key(word: str) -> str:
+    """What to write in place of a word that is no key."""
+    plain = word.lower().replace("-", "_").removesuffix("_size")
+    if plain in _ACCUMULATION:
+        return "microbatches follow from --global-batch, dp and mbs: global batch / (dp * mbs)"
+    near = difflib.get_close_matches(word, _KEYS, n=1)
+    if key := _KEY_OF.get(plain) or (near[0] if near else ""):
+        return f"did you mean `{key}`?"
+    return f"known keys: {', '.join(_KEYS)}"
 
 
 def check_value(key: str, text: str, option: str) -> Mistake | None:

@@ -98,4 +98,10 @@ def _engine_entry(engine: EngineSpec) -> dict[str, Any]:
         **engine.can.model_dump(mode="json", include=_OF_ENGINES),
         "schedules": list(engine.pipeline.schedules),
         "offload": list(engine.offload.what),
+        "emits": list(engine.emits),
     }
+
+
+def one_engine(name: str) -> dict[str, Any]:
+    """One engine's profile, by shipped name or file: the document as it was understood."""
+    return load_engine(name).model_dump(mode="json")

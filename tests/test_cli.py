@@ -14,8 +14,10 @@ from typing import TYPE_CHECKING, Any
 import click
 import jsonschema
 import pytest
+import yaml
 
 from planner.cli import cli, main
+from planner.commands.emit import PROGRAMS
 from planner.errors import EnvironmentProblem, ExitCode, PlannerError
 from planner.explain import outcome
 from planner.explain.schema import explanation_schema
@@ -70,6 +72,7 @@ CONTRACT = {
     | {"--node-rank", "--master-addr", "--master-port"},
     "models": {"--json"},
     "clusters": {"--detect", "--json"},
+    "engines": {"--json"},
     "glossary": {"--json"},
 }
 
@@ -387,6 +390,47 @@ def test_what_is_shipped_as_a_list_and_one_by_one(command: str, capsys) -> None:
         assert entry["name"] in table.split()
         assert main([command, entry["name"], "--json"]) == 0
         assert json.loads(capsys.readouterr().out)["name"] == entry["name"]
+
+
+def test_engines_as_a_list_and_one_by_one(capsys) -> None:
+    assert main(["engines", "--json"]) == 0
+    entries = json.loads(capsys.readouterr().out)
+    assert main(["engines"]) == 0
+    table = capsys.readouterr().out
+    for entry in entries:
+        assert entry["name"] in table.split()
+        assert all(name in PROGRAMS for name in entry["emits"])
+    assert main(["engines", "nanotron"]) == 0
+    shown = yaml.safe_load(capsys.readouterr().out)
+    assert main(["engines", "nanotron", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == shown
+    assert main(["engines", "megatrn"]) == ExitCode.BAD_INPUT
+    assert "did you mean `megatron`" in capsys.readouterr().err
+
+
+def test_every_command_shows_examples_that_it_reads() -> None:
+    for name, command in cli.commands.items():
+        examples = [line.split() for line in (command.epilog or "").splitlines() if line.startswith("  planner ")]
+        assert examples, name
+        for _, verb, *arguments in examples:
+            assert verb == name
+            command.make_context(verb, arguments if ">" not in arguments else arguments[: arguments.index(">")])
+
+
+@pytest.mark.parametrize(
+    ("asked", "told"),
+    [
+        (["--engine", "nemo"], "write --engine megatron-bridge"),
+        (["--engine", "FSDP2"], "write --engine fsdp"),
+        (["--pin", "tensor_parallel_size=2"], "did you mean `tp`?"),
+        (["--pin", "zero3"], "did you mean `zero`?"),
+        (["--pin", "gas=8"], "global batch / (dp * mbs)"),
+        (["--global-batch", "4M"], "4M tokens"),
+    ],
+)
+def test_words_of_other_programs_are_answered_with_ours(asked: list[str], told: str, capsys) -> None:
+    assert main(["plan", *SMALL, *asked]) == ExitCode.BAD_INPUT
+    assert told in " ".join(capsys.readouterr().err.split())
 
 
 def test_sizes_on_which_nothing_fits(capsys) -> None:

@@ -1,4 +1,4 @@
-"""What `planner models` and `planner clusters` print: what is shipped, or one entry whole."""
+"""What `planner models`, `planner clusters` and `planner engines` print: what is shipped, or one entry whole."""
 
 from __future__ import annotations
 
@@ -54,6 +54,22 @@ def cluster_table(entries: Sequence[dict[str, Any]]) -> RenderableType:
         rows.append((Text(clean(entry["name"]), style="bold"), hosts[0], memory, price, links))
     header = ("cluster", "host", "memory", "USD/h", "links, one device one way")
     return Columns(rows, right=(2, 3), wrap=(4,), optional=(3, 2), header=header)
+
+
+def engine_table(entries: Sequence[dict[str, Any]]) -> RenderableType:
+    """The engines as a table: what each can divide, and what writes its plans down."""
+    rows = [
+        (
+            Text(clean(entry["name"]), style="bold"),
+            clean(", ".join(entry["axes"])),
+            clean(", ".join(map(str, entry["zero_stages"]))),
+            clean(", ".join(entry["emits"])) or "priced only",
+            clean(entry["program"]),
+        )
+        for entry in entries
+    ]
+    header = ("engine", "parallelism", "ZeRO", "emit --to", "program")
+    return Columns(rows, wrap=(4,), optional=(4, 1), header=header)
 
 
 def entry_text(entry: dict[str, Any]) -> str:

@@ -26,6 +26,15 @@ if TYPE_CHECKING:
 
 _SHIPPED_CALIBRATION: Final = Path(__file__).parents[1] / "calibration.json"
 _SUFFIXES: Final = (".yaml", ".yml", ".json")
+_PROFILE_OF: Final = {
+    **dict.fromkeys(("nemo", "bridge", "mbridge"), "megatron-bridge"),
+    **dict.fromkeys(("megatron-lm", "mcore", "megatron-core", "swift", "ms-swift", "verl"), "megatron"),
+    **dict.fromkeys(("fsdp2", "accelerate", "trainer", "trl", "transformers", "axolotl", "llama-factory"), "fsdp"),
+    **dict.fromkeys(("zero", "zero2", "zero3"), "deepspeed"),
+    **dict.fromkeys(("pytorch", "planner"), "torch"),
+    "titan": "torchtitan",
+}
+"""Programs and words that people type in place of an engine profile's name."""
 
 
 def model_names() -> tuple[str, ...]:
@@ -149,12 +158,10 @@ def engine_tree(name: str) -> Node:
         InputError: unknown name.
     """
     if name not in engine_names():
-        known = ", ".join(engine_names())
-        raise InputError(
-            f"unknown engine {quoted(name)}",
-            where=f"--engine {printable(name, 40)}",
-            hint=did_you_mean(name, engine_names(), otherwise=f"engines are {known}"),
-        )
+        listing = f"engines are {', '.join(engine_names())}; `planner engines` says what each is"
+        profile = _PROFILE_OF.get(name.lower().replace("_", "-"))
+        hint = f"write --engine {profile}" if profile else did_you_mean(name, engine_names(), otherwise=listing)
+        raise InputError(f"unknown engine {quoted(name)}", where=f"--engine {printable(name, 40)}", hint=hint)
     return read_yaml(library.path_of("engines", name), f"engines/{name}.yaml")
 
 
