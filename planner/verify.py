@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 WITHIN: Final = 0.03
 """A count and a ledger that differ by less agree."""
 
-SLACK_BYTES: Final = 64 * 2**20
+SLACK_BYTES: Final = 2**26  # 64 MiB
 """No plan fits or fails by less, so a model of a few megabytes agrees too."""
 
 
