@@ -26,7 +26,7 @@ WITHIN: Final = 0.03
 """A count and a ledger that differ by less agree."""
 
 SLACK_BYTES: Final = 2**26  # 64 MiB
-"""No plan fits or fails by less, so a model of a few megabytes agrees too."""
+"""Of a model of a few megabytes 3 % is less than matters on any GPU, so it may differ by so much."""
 
 
 class RehearsalFailed(PlannerError):

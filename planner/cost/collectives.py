@@ -125,7 +125,8 @@ def _bandwidth(link: LinkSpec, joined: Number, members: Number, stride: Number) 
 def _spread_bandwidth(link: LinkSpec, hosts: Number) -> Number:
     """Bytes per second of one rank's part of a link in a group over `hosts` hosts, before the efficiency.
 
-    With n hosts as measured, W_n, and the line rate W over two: W (W_n / W)^(log(hosts / 2) / log(n / 2)).
+    W_n is the bandwidth that was measured over n hosts, and W the line rate, which two hosts get:
+    W (W_n / W)^(log(hosts / 2) / log(n / 2)).
 
     Source: straight on logarithmic paper, as all-reduce over 2 to 64 hosts of one cluster is in the runs of the
     Ultra-Scale Playbook (tests/published/measurements.csv, hf-ultrascale): 46, 23, 14, 7.2, 3.8 and 1.9 GB/s.

@@ -104,8 +104,9 @@ class LinkSpec(Document):
     devices_per_adapter: devices that share one network adapter, or one PCIe root port; `bandwidth` is each one's part.
     kind: `pcie` joins cards that have no switch in common. What one sends to another goes up into the host's memory and
     down again.
-    measured_bandwidth, measured_hosts: what one device got in a collective over so many hosts, line rate aside. Groups
-    over fewer hosts get more, up to `bandwidth` over two; over more hosts as much.
+    measured_bandwidth, measured_hosts: bytes per second that each device got in a collective over that many hosts,
+    where the network gave less than `bandwidth`; divided by `efficiency`, which is applied to both. Groups over fewer
+    hosts get more, up to `bandwidth` over two hosts. Groups over more hosts get the same.
     links_per_device, wiring: of a mesh; `bandwidth` is that of all links of a device together.
     """
 
