@@ -471,7 +471,7 @@ def _pipeline(run: Run, model: ModelSpec, pp: int, assumed: list[Assumed]) -> di
         return {"interleave": max(1, stated)}
     most = max(
         count
-        for count in range(1, stated + 1)
+        for count in range(1, min(stated, model.num_layers) + 1)
         if stated % count == 0
         and (
             count == 1

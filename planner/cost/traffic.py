@@ -175,7 +175,8 @@ def data_parallel_seconds(job: PoolJob, layout: Degrees, stage: Stage, window: S
     beside: dict[Moment, Number] = {"forward": front, "first forward": front, "backward": back, "last backward": back}
     overlap = job.engine.overlap
     overlaps = overlap.data_parallel & (np.equal(layout.zero, 0) | overlap.sharded_data_parallel)
-    exposed = {when: _hidden_behind(busy[when], layers, work, overlaps) for when, work in beside.items()}
+    hides = {when: overlaps & (overlap.weight_gathering | (when != "first forward")) for when in beside}
+    exposed = {when: _hidden_behind(busy[when], layers, work, hides[when]) for when, work in beside.items()}
     copies: Number = 0.0
     if job.engine.compute.reduction_bytes:
         num_bytes = job.engine.compute.reduction_bytes * trained_params(job, layout, stage).total

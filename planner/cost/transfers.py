@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 from planner.cost.adapters import frozen_bytes, trained_params
+from planner.cost.blocks import ffn_matrices
 from planner.cost.layers import kv_heads_of_ranks, tokens_per_microbatch
 from planner.cost.ledger import LineName
 from planner.cost.model_states import whole_gradients
@@ -325,7 +326,8 @@ def state_transfers(job: PoolJob, layout: Degrees, stage: Stage) -> tuple[Transf
     of the shard over the replicas of the group (HSDP); weights are gathered in the shard group. ZeRO-0 and 1 reduce
     once, ZeRO-1 and 2 gather once; ZeRO-2 and 3 reduce after every microbatch, but where the engine adds up whole
     gradients, and ZeRO-3 gathers for every pass, frozen weights too. From ZeRO-2 on they reduce, and with ZeRO-3 they
-    gather, layer by layer, each with the latency of a call of its own.
+    gather, layer by layer, each with the latency of a call of its own. Some engines shard whole tensors: in place of a
+    gathering each rank that has some broadcasts them, which is a ring pass with its latency for each of these ranks.
 
     Ranks are in the order of planner/layout.py: tp, then cp, then dp; a shard group is a run of dp * cp / hsdp. Experts
     are spread over runs of ep * etp ranks, whose replicas are that far apart.
@@ -336,9 +338,8 @@ def state_transfers(job: PoolJob, layout: Degrees, stage: Stage) -> tuple[Transf
     whole = (zero <= 1) | whole_gradients(job, layout)
     late, once, each = (np.where(chosen, 1.0, 0.0) for chosen in (whole, (zero == 1) | (zero == 2), zero == 3))
     layers = np.maximum(stage.num_layers, 1)
-    reductions, gatherings = np.where(zero >= 2, layers, 1), np.where(zero == 3, layers, 1)  # calls, of equal parts
+    reductions = np.where(zero >= 2, layers, 1)  # calls, of equal parts
     reduces: dict[Moment, Number] = {"backward": reductions * (1.0 - late), "last backward": reductions * late}
-    gathers: dict[Moment, Number] = {"first forward": once, **_both_ways(gatherings * each)}
 
     def of_states(
         num_params: Number, frozen_bytes: Number, shards: Number, ranks: Number, stride: Number, experts: bool
@@ -348,6 +349,9 @@ def state_transfers(job: PoolJob, layout: Degrees, stage: Stage) -> tuple[Transf
         if job.engine.communication.reduces_whole:
             scatter, parts = _span(layout, 1, stride), 1.0
         replicas = _span(layout, ranks / parts, stride * parts)
+        updated = np.minimum(shards, _num_tensors(job, stage)) if job.engine.communication.broadcasts_weights else 1
+        gatherings = np.where(zero == 3, layers, updated)
+        gathers: dict[Moment, Number] = {"first forward": updated * once, **_both_ways(gatherings * each)}
         grads, weights = job.state_bytes.grads * num_params, job.state_bytes.weights * num_params
         of = partial(Transfer, line=LineName.DP_COMM, experts=experts)
         reduced, gathered = grads / reductions, (weights + (zero >= 3) * frozen_bytes) / gatherings
@@ -363,6 +367,14 @@ def state_transfers(job: PoolJob, layout: Degrees, stage: Stage) -> tuple[Transf
         return common
     copies = np.maximum(1, ranks * layout.tp // stride)
     return *common, *of_states(held.experts, frozen.experts, expert_shard_degree(layout), copies, stride, experts=True)
+
+
+def _num_tensors(job: PoolJob, stage: Stage) -> Number:
+    """Tensors of a stage's layers: joint projection and output of attention, the feed-forward block, and norms.
+
+    Source: definition of the model document.
+    """
+    return np.maximum(stage.num_layers * (2 + ffn_matrices(job.model) + job.model.norms_per_layer), 1)
 
 
 def tied_transfers(job: PoolJob, layout: Degrees, stage: Stage) -> tuple[Transfer, ...]:

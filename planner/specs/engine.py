@@ -233,6 +233,10 @@ class EngineCommunication(Document):
     reduces_whole: bool = Field(
         default=False, description="with ZeRO too, gradients are summed whole on every rank (all-reduce)"
     )
+    broadcasts_weights: bool = Field(
+        default=False,
+        description="below ZeRO-3 each rank keeps whole matrices, and broadcasts the updated ones, rank after rank",
+    )
     send_messages: tuple[int, int] = Field(
         default=(1, 1),
         description="messages in which a stage's output goes to the next stage, and in which its gradient comes back",
@@ -255,6 +259,9 @@ class EngineOverlap(Document):
 
     data_parallel: bool = Field(description="reductions of gradients and ZeRO's gathering of weights")
     sharded_data_parallel: bool = Field(default=True, description="the same with ZeRO, where it is so without")
+    weight_gathering: bool = Field(
+        default=True, description="updated weights are gathered beside the next forward pass, where reductions hide too"
+    )
     tensor_parallel: bool = Field(
         default=False, description="tensor-parallel collectives run in pieces beside the products next to them"
     )

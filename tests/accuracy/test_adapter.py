@@ -242,6 +242,7 @@ def test_the_last_host_may_be_half_empty(gpus: str, hosts: int, per_host: int) -
         ("PyTorch FSDP", {"tp": "2", "pp": "1"}, "torchtitan"),
         ("AA-Scaling (Megatron-like, in house)", {"flash_attention": "0"}, "aleph-alpha-scaling"),
         ("nanotron", {}, "nanotron"),
+        ("InternEvo (Megatron-like)", {}, "internevo"),
         ("nobody knows", {}, "megatron"),
     ],
 )

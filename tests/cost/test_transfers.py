@@ -292,6 +292,21 @@ def test_messages_that_say_what_the_next_one_is_cost_a_send_without_bytes():
     assert min(map(float, seconds)) == pytest.approx(link.latency + link.startup)
 
 
+@pytest.mark.parametrize(("ranks", "broadcasts"), [(8, 8), (64, 64), (512, 224)])
+def test_ranks_that_keep_whole_tensors_broadcast_them_one_after_another(ranks: int, broadcasts: int):
+    """InternEvo, broadcast_params: 32 layers of 5 matrices (joint projection, output, SwiGLU) and 2 norms."""
+    job = job_of(engine="internevo", cluster="dgx-a100", gpus=ranks, global_batch_size=ranks)
+    layout = parse_layout(f"dp={ranks},zero=1,mbs=1", num_layers=32, num_devices=ranks)
+    params = num_params(job.model)
+    assert [(each.kind, float(np.max(each.num_bytes)), times) for each, times in listed(job, layout)] == [
+        ("all-reduce", 2 * params, 1),  # 16-bit gradients, whole
+        ("all-gather", pytest.approx(2 * params / broadcasts), broadcasts),
+    ]
+    _, seconds = list(priced(job, [each for each, _ in listed(job, layout)]))[1]
+    [line] = [line for line in estimate(job, layout).time if line.name == LineName.DP_COMM]
+    assert line.exposed_seconds > broadcasts * float(np.max(seconds))  # nothing computes beside them
+
+
 def test_key_value_heads_on_more_ranks_than_there_are_heads_are_gathered():
     """Megatron-LM, attention.py:353: queries, keys and values of all ranks; their gradients summed, backward."""
     job = job_of(settings=("model.num_kv_heads=2",))

@@ -24,7 +24,7 @@ from planner.specs.model import ModelSpec
 
 MODELS = ("llama3-8b", "gpt3-175b", "qwen3-30b-a3b", "deepseek-v2-lite", "gpt-oss-20b", "qwen2.5-7b")
 ENGINES = [name for name in engine_names() if any(each in PROGRAMS for each in load_engine(name).emits)]
-NOTHING = {"kempnerforge", "hai-llm", "nanotron", "megatron-2021", "megatron-2022", "aleph-alpha-scaling"}
+NOTHING = {"kempnerforge", "hai-llm", "nanotron", "internevo", "megatron-2021", "megatron-2022", "aleph-alpha-scaling"}
 
 
 def plannable(job) -> bool:
