@@ -29,7 +29,7 @@ def cluster_of(run: Run, num_devices: int) -> ClusterSpec:
     """The cluster of `num_devices` devices; the last host may be half empty, and one host may be a part of one.
 
     The row's own cells win: host size, and network bandwidth per device and direction. A device's NVLink comes
-    from the shipped cluster of its kind.
+    from the shipped cluster of its kind, and so does a network that the row names.
 
     Raises:
         UnpricedRun: a GPU that no device file describes, or a size that no cluster has.
@@ -45,6 +45,8 @@ def cluster_of(run: Run, num_devices: int) -> ClusterSpec:
     stated = {"network": f"{run.inter_gb_s_per_gpu} GB/s"} if run.inter_gb_s_per_gpu else {}
     network = _quantity({**entry, **stated}, "network")
     inner, outer = base.links[0], base.links[-1]
+    if of_words := first_match(run.interconnect.lower(), knowledge("gpus")["networks"]):
+        outer = _base(of_words["cluster"]).links[-1]
     changes: dict[str, Any] = {
         "spans": f"{domain} devices",
         "bandwidth": _quantity(entry, "scale_up") or inner.bandwidth,
@@ -71,7 +73,7 @@ def cluster_of(run: Run, num_devices: int) -> ClusterSpec:
 
 def _network(run: Run, stated: float, line_rate: float, num_hosts: int) -> dict[str, Any]:
     """A stated bandwidth as the link's own, or, where the run measured it over its hosts, beside the line rate."""
-    if "measured in the run" not in run.interconnect or stated >= line_rate or num_hosts < 3:
+    if "measured in the run" not in run.interconnect or stated >= line_rate or num_hosts < 2:
         return {"bandwidth": stated}
     return {"bandwidth": line_rate, "measured_bandwidth": stated, "measured_hosts": num_hosts}
 

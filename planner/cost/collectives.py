@@ -113,7 +113,7 @@ def _bandwidth(link: LinkSpec, joined: Number, members: Number, stride: Number) 
 
     Source: ramp fitted to vTrain's all-reduce table (2, 4 and 8 A100 reach 193, 218 and 227 GB/s of 300).
     """
-    bandwidth = _spread_bandwidth(link, joined) * link.efficiency
+    bandwidth = _spread_bandwidth(link, joined)
     if link.links_per_device is not None:
         bandwidth = bandwidth * (_ring_links(link, members, stride) / link.links_per_device)
     if link.half_peers > 0:
@@ -123,18 +123,20 @@ def _bandwidth(link: LinkSpec, joined: Number, members: Number, stride: Number) 
 
 
 def _spread_bandwidth(link: LinkSpec, hosts: Number) -> Number:
-    """Bytes per second of one rank's part of a link in a group over `hosts` hosts, before the efficiency.
+    """Bytes per second of one rank's part of a link in a group over `hosts` hosts.
 
-    W_n is the bandwidth that was measured over n hosts, and W the line rate, which two hosts get:
-    W (W_n / W)^(log(hosts / 2) / log(n / 2)).
+    Two hosts reach the efficiency of the line rate. With the hosts that falls as 2 / hosts, but never below the
+    bandwidth that was measured over more of them, which is taken as it is.
 
-    Source: straight on logarithmic paper, as all-reduce over 2 to 64 hosts of one cluster is in the runs of the
-    Ultra-Scale Playbook (tests/published/measurements.csv, hf-ultrascale): 46, 23, 14, 7.2, 3.8 and 1.9 GB/s.
+    Source: all-reduce over 2 to 64 hosts of one cluster, in the runs of the Ultra-Scale Playbook
+    (tests/published/measurements.csv, hf-ultrascale): 46, 23, 14, 7.2, 3.8 and 1.9 GB/s with pipelines; 50, 33, 27, 28,
+    29 and 26 without.
     """
+    reached = link.bandwidth * link.efficiency
     if link.measured_bandwidth is None or link.measured_hosts is None:
-        return link.bandwidth
-    share = np.log(np.clip(hosts, 2, link.measured_hosts) / 2) / np.log(link.measured_hosts / 2)
-    return link.bandwidth * (link.measured_bandwidth / link.bandwidth) ** share
+        return reached
+    fewer = np.maximum(reached * np.minimum(2.0 / np.asarray(hosts), 1.0), link.measured_bandwidth)
+    return np.where(np.greater_equal(hosts, link.measured_hosts), link.measured_bandwidth, fewer)
 
 
 def _through_memory(cluster: ClusterSpec, link: LinkSpec) -> LinkSpec:
@@ -174,7 +176,7 @@ def group(cluster: ClusterSpec, size: Number, stride: Number, *, segment: Number
     """
     size, stride = np.asarray(size, dtype=np.int64), np.asarray(stride, dtype=np.int64)
     inside = np.ones(np.broadcast(size, stride, segment).shape)  # ranks that share one instance of the levels so far
-    seconds_per_byte = ring_latency = startup = np.zeros(inside.shape)
+    seconds_per_byte = ring_latency = startup = nearer = np.zeros(inside.shape)
     levels = []
     for number, each in enumerate(cluster.links):
         link = _through_memory(cluster, each)
@@ -185,7 +187,9 @@ def group(cluster: ClusterSpec, size: Number, stride: Number, *, segment: Number
             bandwidth = _bandwidth(link, members / inside, members, stride)
             parts = _adapters(link, inside, size, stride) if alone else inside
             seconds_per_byte = np.maximum(seconds_per_byte, crosses / (parts * bandwidth))
-            ring_latency = ring_latency + (size / inside - size / members) * link.latency
+            hops = size / inside - np.equal(inside, 1)
+            ring_latency = ring_latency + crosses * hops * (link.latency - nearer)
+            nearer = np.where(crosses, link.latency, nearer)
             startup = np.maximum(startup, crosses * link.startup)
             levels.append(Level(link=link, inside=inside, members=members, bandwidth=bandwidth))
             inside = members

@@ -105,8 +105,8 @@ class LinkSpec(Document):
     kind: `pcie` joins cards that have no switch in common. What one sends to another goes up into the host's memory and
     down again.
     measured_bandwidth, measured_hosts: bytes per second that each device got in a collective over that many hosts,
-    where the network gave less than `bandwidth`; divided by `efficiency`, which is applied to both. Groups over fewer
-    hosts get more, up to `bandwidth` over two hosts. Groups over more hosts get the same.
+    where the network gave less than `bandwidth`; `efficiency` is not applied to it. Groups over fewer hosts get more,
+    up to the efficiency of `bandwidth` over two hosts. Groups over more hosts get the same.
     links_per_device, wiring: of a mesh; `bandwidth` is that of all links of a device together.
     """
 
@@ -123,7 +123,7 @@ class LinkSpec(Document):
     links_per_device: int | None = Field(default=None, ge=1, le=10_000)
     wiring: Literal["all-to-all", "hybrid-cube"] = "all-to-all"
     measured_bandwidth: Bandwidth | None = None
-    measured_hosts: int | None = Field(default=None, ge=3, le=10_000_000)
+    measured_hosts: int | None = Field(default=None, ge=2, le=10_000_000)
 
     @property
     def num_devices(self) -> int | None:

@@ -180,6 +180,13 @@ def check_job(row: dict[str, str]) -> None:
     assert layout.zero == 0 or layout.dp * layout.cp > 1
 
 
+def test_a_network_that_a_row_names_has_its_own_latency() -> None:
+    stated = {"interconnect": "NVLink4 + AWS EFA 400 Gb/s per GPU", "inter_gb_s_per_gpu": "25"}
+    network = setup_of(**stated).job.cluster.links[-1]
+    assert (network.latency, network.bandwidth) == (pytest.approx(164e-6), 25e9)
+    assert setup_of().job.cluster.links[-1].latency == pytest.approx(14e-6)
+
+
 # --- what a row leaves out --------------------------------------------------------------------------------------
 
 

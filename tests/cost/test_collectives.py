@@ -251,24 +251,44 @@ def test_where_each_choice_is_sent_alone_it_does_not_matter_whose_groups_they_ar
     assert all_to_all_seconds(where, 1e9, groups=(8, 4)) == pytest.approx(all_to_all_seconds(where, 1e9))
 
 
-def test_a_measured_network_gives_fewer_hosts_what_was_measured_over_fewer_hosts():
-    """One cluster's all-reduce over 2 to 64 hosts: medians of the runs with pipelines, each at its own size.
+@pytest.mark.parametrize(
+    ("piped", "measured"),
+    [(True, {4: 22.8, 8: 13.7, 16: 7.2, 32: 3.8, 64: 1.9}), (False, {4: 32.9, 8: 27.4, 16: 27.9, 32: 28.7, 64: 26.4})],
+)
+def test_a_measured_network_gives_fewer_hosts_what_was_measured_over_fewer_hosts(piped, measured):
+    """One cluster's all-reduce over hosts, GB/s for each GPU of 50: medians of the runs with pipelines, and without.
 
-    Told the figure over 64 hosts alone, groups over fewer get what was measured there, within a fifth.
+    Told the figure over the most hosts alone, groups over fewer get what was measured there, within 30 %.
     """
-    measured = {4: 22.8, 8: 13.7, 16: 7.2, 32: 3.8, 64: 1.9}  # GB/s for each GPU, of 50; hf-ultrascale
     path = Path(__file__).parents[1] / "published" / "measurements.csv"
     found = {hosts: [] for hosts in measured}
     with path.open(encoding="utf-8") as file:
         for row in csv.DictReader(file):
-            if row["source_set"] == "hf-ultrascale" and int(row["pp"]) > 1 and int(row["gpus"]) // 8 in measured:
-                found[int(row["gpus"]) // 8].append(float(row["inter_gb_s_per_gpu"]))
-    assert {hosts: np.median(each) for hosts, each in found.items()} == pytest.approx(measured, rel=0.03)
+            if (
+                row["source_set"] == "hf-ultrascale"
+                and (int(row["pp"]) > 1) is piped
+                and int(row["gpus"]) // 8 in measured
+            ):
+                found[int(row["gpus"]) // 8].append(float(row["inter_gb_s_per_gpu"] or "nan"))
+    assert {hosts: np.nanmedian(each) for hosts, each in found.items()} == pytest.approx(measured, rel=0.03)
     cluster = load_cluster("dgx-h100").model_copy(update={"hosts": 64})
-    network = cluster.links[-1]
-    told = network.model_copy(update={"measured_bandwidth": 1.9e9, "measured_hosts": 64})
+    network, most = cluster.links[-1], max(measured)
+    told = network.model_copy(update={"measured_bandwidth": measured[most] * 1e9, "measured_hosts": most})
     cluster = cluster.model_copy(update={"links": (cluster.links[0], told)})
     for hosts, gb_s in measured.items():
-        reached_there = group(cluster, hosts, 8).levels[-1].bandwidth / network.efficiency
-        assert float(reached_there) == pytest.approx(gb_s * 1e9, rel=0.2)
+        assert float(group(cluster, hosts, 8).levels[-1].bandwidth) == pytest.approx(gb_s * 1e9, rel=0.3)
+    assert float(group(cluster, most, 8).levels[-1].bandwidth) == measured[most] * 1e9
     assert float(group(cluster, 2, 8).levels[-1].bandwidth) == network.efficiency * network.bandwidth
+
+
+@pytest.mark.parametrize(("size", "stride"), [(8, 1), (16, 1), (64, 1), (8, 4), (16, 4), (4, 8), (24, 1), (2, 1)])
+def test_the_last_block_of_a_ring_has_come_over_all_links_but_the_nearest(size, stride):
+    """Every block walked round the ring, link by link; the slowest sets the latency of the pass."""
+    cluster = load_cluster("p5").model_copy(update={"hosts": 64})
+    inner, outer = (link.latency for link in cluster.links)
+    ranks = [number * stride for number in range(size)]
+    links = [
+        inner if ranks[i] // 8 == ranks[(i + 1) % size] // 8 else outer for i in range(size)
+    ]  # from each rank to the next
+    walks = [sum(links[(start + step) % size] for step in range(size - 1)) for start in range(size)]
+    assert float(group(cluster, size, stride).ring_latency) == pytest.approx(max(walks))
