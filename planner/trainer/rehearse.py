@@ -168,7 +168,8 @@ def fake_world(num_ranks: int, rank: int, mode: FakeTensorMode) -> Iterator[None
             yield
     finally:
         dist.destroy_process_group()
-        _clear_sharding_prop_cache()  # DTensor remembers meshes by their shape, with the groups of this world
+        # DTensor remembers meshes by their shape, with the groups of this world
+        _clear_sharding_prop_cache()  # type: ignore[no-untyped-call] # torch's
 
 
 def _balanced(exchange: _Exchange, _: Experts, inputs: Any) -> tuple[torch.Tensor, torch.Tensor]:
