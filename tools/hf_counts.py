@@ -137,7 +137,7 @@ def _idle(module: Any, name: str) -> int:
     inner = getattr(config, "ffn_config", None)  # of DBRX
     experts, chosen = experts or getattr(inner, "moe_num_experts", 0), chosen or getattr(inner, "moe_top_k", 0)
     parameter = module.get_parameter(name)
-    if not experts or not chosen or ("self_attention" in name):
+    if not experts or not chosen or re.search(r"self_attention\.experts\.(router|bias)", name):  # of JetMoE
         return 0
     return int(parameter.numel() * (experts - chosen) // experts)
 

@@ -199,11 +199,12 @@ def shared_matmul_params(model: ModelSpec) -> int:
 
 
 def router_params(model: ModelSpec) -> int:
-    """The router h E, its bias E, the gate h of the shared experts, and `vector_params` of the model.
+    """The router h E, its bias E, the gate h of the shared experts, `vector_params` and `idle_params` of the model.
 
     Source: Megatron-LM, megatron/core/transformer/moe/router.py and shared_experts.py.
     """
     if not model.moe:
         return 0
     bias = model.moe.num_experts if model.moe.router_bias else 0
-    return model.hidden_size * (model.moe.num_experts + int(model.moe.shared_gate)) + bias + model.moe.vector_params
+    further = model.moe.vector_params + model.moe.idle_params
+    return model.hidden_size * (model.moe.num_experts + int(model.moe.shared_gate)) + bias + further

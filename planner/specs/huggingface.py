@@ -238,6 +238,7 @@ _ANOTHER_WAY: Final = {
     "per_layer_config": ("global_head_dim", "num_global_key_value_heads"),
     "layers_block_type": ("hybrid_override_pattern",),
     "attention_layers": ("attention_types",),
+    "num_attention_heads": ("kv_channels",),
 }
 """Older keys that say the same as a list of layers."""
 

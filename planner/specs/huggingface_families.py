@@ -514,3 +514,28 @@ def further_words(config: Config) -> None:
 def inner_norms(config: Config) -> None:
     """Norms inside both blocks, of attention's output and of the feed-forward width (Kosmos-2)."""
     config.add("layer_vector_params", 2 * (config.filled("hidden_size") + config.filled("ffn_hidden_size")))
+
+
+def jetmoe(config: Config) -> None:
+    """Experts of queries and outputs: a token has the heads of those that it is sent to."""
+    h, kv, size = config.filled("hidden_size"), config.filled("num_kv_heads"), config.filled("head_size")
+    experts, chosen = config.count("num_local_experts"), config.count("num_experts_per_tok")
+    config.get("num_attention_heads")
+    config.put("num_heads", chosen * kv, "num_key_value_heads")
+    config.put("moe.idle_params", (experts - chosen) * 2 * h * kv * size, "model_type")
+    config.put("layer_matrix_params", h * experts, "model_type")
+    config.put("layer_vector_params", 2 * h, "model_type")
+    config.notes.append("experts of attention are counted as whole on each rank, and priced as heads that a token has")
+
+
+def hrm(config: Config) -> None:
+    """Two stacks that a token passes several times: a slow one each cycle, and before it a fast one several times."""
+    each, slow, fast = config.count("num_layers_per_stack"), config.count("H_cycles", 2), config.count("L_cycles", 3)
+    config.get("num_hidden_layers")
+    for key in ("L_bp_cycles", "embedding_scale", "prefix_lm"):
+        config.get(key)
+    config.put("num_layers", each * slow * (fast + 1), "num_layers_per_stack")
+    config.put("table_params", config.filled("hidden_size"), "model_type")
+    config.add_kind(each * slow * fast, "L_cycles", shared_by=slow * fast)
+    config.add_kind(each * slow, "H_cycles", shared_by=slow)
+    config.notes.append("the backward pass is priced for every run of a stack; L_bp_cycles leaves some of them out")

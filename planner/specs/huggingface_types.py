@@ -32,6 +32,8 @@ from planner.specs.huggingface_blocks import (
     window,
     windows,
     xlstm,
+    zamba,
+    zamba2,
 )
 from planner.specs.huggingface_encoders import (
     bart,
@@ -40,6 +42,7 @@ from planner.specs.huggingface_encoders import (
     ernie,
     head_by_architecture,
     learned_positions,
+    narrow_embeddings,
     prompts,
     roc_bert,
     roformer,
@@ -63,8 +66,10 @@ from planner.specs.huggingface_families import (
     gemma3n,
     gemma4,
     gpt_neo,
+    hrm,
     hunyuan_experts,
     inner_norms,
+    jetmoe,
     laguna,
     laguna_gate,
     latent_bias,
@@ -678,6 +683,13 @@ _COHERE: Final[dict[str, Any]] = {
 }
 _COHERE_KEYS: Final = _ATTENTION_BIAS | {"layer_norm_eps": "norm_epsilon"}
 _GEMMA4: Final = _decoder(gemma4, keys=_ATTENTION_BIAS, qk_norm="head", norms_per_layer=4)
+_TIED: Final[dict[str, tuple[Any, ...]]] = {"tie_word_embeddings": (True,)}
+_ZAMBA: Final = {"attention_head_dim": "head_size"}
+_JETMOE_KEYS: Final = {"kv_channels": "head_size", "num_key_value_heads": "num_kv_heads"}
+_JETMOE_LIKE: Final = _experts(mixture("intermediate_size"), jetmoe, keys=_JETMOE_KEYS)
+_JETMOE: Final = replace(
+    _JETMOE_LIKE, keys={key: target for key, target in _JETMOE_LIKE.keys.items() if target != "num_heads"}
+)
 _DELTA: Final = {"linear_attention": gated_deltanet}
 
 TYPES: dict[str, ModelType] = {
@@ -817,6 +829,7 @@ TYPES: dict[str, ModelType] = {
     "granite_swa": _decoder(windows, keys=_BIASES, attention_sinks=True),
     "helium": _decoder(keys=_QKV_BIAS | {"mlp_bias": "mlp_bias"}),
     "hunyuan_v1_dense": _decoder(keys=_ATTENTION_BIAS, qk_norm="head"),
+    "hrm_text": _decoder(hrm, gated_biases, keys=_BIASES, norm="unweighted", attention_gate="element"),
     "hyperclovax": _decoder(norm_if("use_post_norm", "norms_per_layer", 4), keys=_BIASES),
     "internlm3": _decoder(keys=_BIASES),
     "iquestcoder": _decoder(keys=_BIASES),
@@ -943,6 +956,7 @@ TYPES: dict[str, ModelType] = {
         qk_norm="head",
     ),
     "hy_v3": _experts(mixture(shared="num_shared_experts"), shared_bias("mlp_bias"), keys=_BIASES, qk_norm="head"),
+    "jetmoe": _JETMOE,
     "kolibri1": _experts(
         mixture(shared_width="shared_expert_intermediate_size"), windows, qk_norm="head", norms_per_layer=4
     ),
@@ -1037,13 +1051,17 @@ TYPES: dict[str, ModelType] = {
     "recurrent_gemma": _decoder(recurrent_gemma, keys=_QKV_BIAS, mlp_bias=True),
     "rwkv": _RWKV,
     "xlstm": _XLSTM,
+    "zamba": replace(_decoder(zamba, keys=_ZAMBA, position="none"), must=_TIED),
+    "zamba2": replace(_decoder(zamba2, keys=_ZAMBA), must=_TIED),
     # descendants of BERT
     "bert-generation": _bert(head_by_architecture(transform=False), without="type_vocab_size", pooler=False),
     "big_bird": _bert(head_by_architecture(pooled=True), bird_bias),
     "camembert": _bert(),
     "data2vec-text": _bert(),
+    "electra": _bert(narrow_embeddings(to="embedding_size")),
     "ernie": _bert(ernie, head_by_architecture()),
     "megatron-bert": _bert(head_by_architecture(), final_norm=True, embedding_norm=False),
+    "rembert": _bert(narrow_embeddings(to="input_embedding_size", out="output_embedding_size", reads=1664)),
     "roberta": _bert(),
     "roberta-prelayernorm": _bert(head_by_architecture(), final_norm=True),
     "roc_bert": _bert(roc_bert, head_by_architecture()),
@@ -1151,21 +1169,17 @@ TYPES |= {name: replace(TYPES[name], recorded=False) for name in _TYPED}  # thei
 MISSING: Final[dict[str, str]] = {
     "blt": "a stack of its own for bytes, and patches of them",
     "deepseek_v4": "compressed attention with queries and outputs of low rank, and hyper-connections",
-    "electra": "embeddings narrower than the model",
     "gemma4_assistant": "layers that read another model's keys and values",
     "gemma4_unified_assistant": "layers that read another model's keys and values",
-    "hrm_text": "layers that run several times in a step",
     "hy_v4": "hyper-connections, and indexers that layers share",
     "inkling2_text": "relative attention with convolutions of keys and values",
     "inkling_text": "relative attention with convolutions of keys and values",
-    "jetmoe": "experts inside attention",
     "musicgen": "codebooks of audio",
     "musicgen_melody": "codebooks of audio",
     "phi4_multimodal": "towers of images and audio with adapters",
     "prophetnet": "streams for further tokens",
     "qwen4_exp_text": "what its default configuration does not describe",
     "reformer": "attention by hashing, and reversible layers",
-    "rembert": "embeddings narrower than the model",
     "blip_text_model": "a decoder of BERT's kind that attends to images",
     "chameleon": "codebooks of images",
     "deepseek_ocr2": "a tower that is a language model",
@@ -1184,8 +1198,6 @@ MISSING: Final[dict[str, str]] = {
     "udop": "an encoder of text and patches before the decoder",
     "unlimited_ocr_text": "two towers, one behind the other",
     "vision-encoder-decoder": "an encoder of patches before the decoder",
-    "zamba": "an attention block that several layers share",
-    "zamba2": "an attention block that several layers share",
     "zaya": "attention with convolutions, and a router with layers of its own",
 }
 """Types of transformers 5.23 that are not read, each with the block that it lacks here."""

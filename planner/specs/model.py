@@ -61,6 +61,7 @@ class MixtureOfExperts(Document):
     shared_gate: the output of the shared experts is weighted by a learned gate (Qwen2-MoE). vector_params: of a layer
     with experts, what no other field names.
     num_groups, groups_per_token: the experts stand in groups in order, and those of a token are of this many groups.
+    idle_params: of a layer with experts, parameters of attention's own experts that a token is not sent to (JetMoE).
     imbalance: tokens of the busiest rank over the mean.
     """
 
@@ -76,6 +77,7 @@ class MixtureOfExperts(Document):
     expert_bias: bool = False
     shared_gate: bool = False
     vector_params: int = Field(default=0, ge=0, le=10**12)
+    idle_params: int = Field(default=0, ge=0, le=10**15)
     imbalance: float = Field(default=1.0, ge=1, le=1_000)
 
     @model_validator(mode="after")
@@ -169,8 +171,15 @@ class LayerKind(Document):
     attention_gate: Literal["none", "head", "element"] | None = None
     keys_are_values: bool | None = None
     shares_keys: bool | None = None
+    shared_by: int | None = Field(default=None, ge=1, le=10_000)
     layer_matrix_params: int | None = Field(default=None, ge=0, le=10**15)
     layer_vector_params: int | None = Field(default=None, ge=0, le=10**12)
+
+    @model_validator(mode="after")
+    def _check_shared(self) -> Self:
+        if self.num_layers % (self.shared_by or 1):
+            raise ValueError(f"shared_by: {self.shared_by} does not divide num_layers {self.num_layers} of this kind")
+        return self
 
     def applied(self, model: ModelSpec) -> ModelSpec:
         """The model as if all of its layers were of this kind."""
@@ -274,6 +283,9 @@ class ModelSpec(Document):
     value_head_size: 0: as head_size. keys_are_values: one projection gives both; shares_keys: neither, they are those
     of an earlier layer. attention_gate: the output of attention is weighted, by head or element, by a projection.
     sparse: keys are chosen by an indexer. mixer: in place of attention, or beside it where `attends`.
+    shared_by: so many layers are one set of weights, which a token passes that often (Zamba); num_layers counts each.
+    embedding_size: width of the embedding and of what is added to it; head_input_size: of what the head reads; 0: as
+    hidden_size, or as the embedding (ELECTRA).
     layers: layers that differ from the plain ones, of which there are as many as these leave.
     layer_matrix_params, layer_vector_params: of each layer, in matrices and vectors that no other field names.
     vision: a tower that reads images, on the first stage.
@@ -312,6 +324,9 @@ class ModelSpec(Document):
     attention_gate: Literal["none", "head", "element"] = "none"
     keys_are_values: bool = False
     shares_keys: bool = False
+    shared_by: int = Field(default=1, ge=1, le=10_000)
+    embedding_size: int = Field(default=0, ge=0, le=1_000_000)
+    head_input_size: int = Field(default=0, ge=0, le=1_000_000)
     head_bias: bool = False
     layer_matrix_params: int = Field(default=0, ge=0, le=10**15)
     layer_vector_params: int = Field(default=0, ge=0, le=10**12)
@@ -402,8 +417,11 @@ class ModelSpec(Document):
 
     @model_validator(mode="after")
     def _check_layers(self) -> Self:
-        if (num := sum(kind.num_layers for kind in self.layers)) > self.num_layers:
+        num = sum(kind.num_layers for kind in self.layers)
+        if num > self.num_layers:
             raise ValueError(f"layers: {num} layers of other kinds are more than num_layers {self.num_layers}")
+        if (self.num_layers - num) % self.shared_by:
+            raise ValueError(f"shared_by: {self.shared_by} does not divide num_layers {self.num_layers - num}")
         return self
 
     @model_validator(mode="after")
@@ -455,7 +473,8 @@ class ModelSpec(Document):
         """Whether a layer or an end has blocks that only the code of the model type knows."""
         gated = any(model.attention_gate != "none" or not model.attends for _, model in self.kinds())
         odd = self.norm == "unweighted" or (self.norm == "layernorm" and not self.norm_bias)
-        odd |= self.norms_per_layer not in (1, 2, 4) or bool(self.moe and self.moe.vector_params)
+        odd |= self.norms_per_layer not in (1, 2, 4) or bool(self.moe and self.moe.vector_params + self.moe.idle_params)
+        odd |= self.shared_by > 1
         return odd or gated or bool(self.layers) or any(getattr(self, name) for name in _FURTHER)
 
     @property
@@ -486,6 +505,8 @@ _FURTHER: tuple[str, ...] = (
     "value_head_size",
     "keys_are_values",
     "shares_keys",
+    "embedding_size",
+    "head_input_size",
     "head_bias",
     "layer_matrix_params",
     "cross_attention",

@@ -161,6 +161,28 @@ def test_stages_of_a_model_with_experts_add_up(make_job, name, text):
     assert held == pytest.approx(num_params(job.model) + mtp_params(job.model) + copies, rel=1e-12)
 
 
+def test_layers_of_one_set_of_weights_are_held_once_and_passed_each_time(make_job):
+    """24 of 32 layers of Llama-3-8B share six: a token meets as many matrices, and 18 layers fewer are held."""
+    settings = ("engine.memory.vocab_multiple=1", "model.layers=[{num_layers: 24, shared_by: 4}]")
+    plain, job = make_job("llama3-8b", settings=settings[:1]), make_job("llama3-8b", settings=settings)
+    assert num_matmul_params(job.model) == num_matmul_params(plain.model)
+    assert num_params(plain.model) - num_params(job.model) == 18 * 218_112_000
+    layout = layout_of(job.model, "tp=1", 1)
+    held = held_params(job, layout, stages_of(job, layout)).total.sum()
+    assert held == pytest.approx(num_params(job.model), rel=1e-12)
+
+
+def test_embeddings_narrower_than_the_model(make_job):
+    """An embedding of 512 and a head that reads 1024, of a vocabulary of 128,256."""
+    settings = ("engine.memory.vocab_multiple=1", "model.embedding_size=512", "model.head_input_size=1024")
+    plain, job = make_job("llama3-8b", settings=settings[:1]), make_job("llama3-8b", settings=settings)
+    assert num_params(plain.model) - num_params(job.model) == 128_256 * (2 * 4096 - 512 - 1024)
+    assert num_matmul_params(plain.model) - num_matmul_params(job.model) == 128_256 * (4096 - 1024)
+    layout = layout_of(job.model, "tp=1", 1)
+    held = held_params(job, layout, stages_of(job, layout)).total.sum()
+    assert held == pytest.approx(num_params(job.model), rel=1e-12)
+
+
 def test_matmul_params_of_deepseek_v3_by_hand():
     """Every matrix that one token meets, from the shapes in the table above."""
     attention = sum(prod(DEEPSEEK_V3_MOE[key][0]) for key in DEEPSEEK_V3_MOE if key.endswith(("proj", "mqa")))

@@ -178,8 +178,8 @@ def test_another_scaling_is_said_to_be_left_out(save: Save) -> None:
 
 
 def test_an_unknown_type_says_what_it_lacks_or_which_is_near(save: Save) -> None:
-    text = refusal(save({"model_type": "zamba"}))
-    assert "config.json:2:2: model_type `zamba` is not supported: it has an attention block that several" in text
+    text = refusal(save({"model_type": "zaya"}))
+    assert "config.json:2:2: model_type `zaya` is not supported: it has attention with convolutions" in text
     assert f"{len(TYPES)} types are supported" in text
     assert "did you mean `qwen3_moe`" in refusal(save({"model_type": "qwen3moe"}))
     assert "`model_type` is missing" in refusal(save({"hidden_size": 8}))
