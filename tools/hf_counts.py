@@ -70,6 +70,8 @@ NEEDED: dict[str, dict[str, Any]] = {
     "nemotron": {"num_key_value_heads": 8},
     "reformer": {"is_decoder": True},
     "hunyuan_vl": {"text_config": {"head_dim": 128}},
+    "gemma4": {"vision_config": {"model_type": "gemma4_vision"}},
+    "gemma4_unified": {"vision_config": {"model_type": "gemma4_unified_vision"}},
     "aya_vision": {"vision_config": {"model_type": "siglip_vision_model"}},
 }
 """Keys without which the default configuration of a type builds no module."""
@@ -83,6 +85,12 @@ def described(config: Any) -> dict[str, Any]:
 def _kept(values: dict[str, Any]) -> dict[str, Any]:
     kept = {key: value for key, value in values.items() if not UNUSED.fullmatch(key)}
     return {key: _kept(value) if isinstance(value, dict) else value for key, value in kept.items()}
+
+
+def _both(needed: dict[str, Any], change: dict[str, Any]) -> dict[str, Any]:
+    """A change of the keys that a type needs, those inside nested configurations kept."""
+    inside = {key: needed[key] | value for key, value in change.items() if isinstance(needed.get(key), dict)}
+    return needed | change | inside
 
 
 def _difference(now: dict[str, Any], before: dict[str, Any]) -> dict[str, Any]:
@@ -209,7 +217,7 @@ def cases(mapping: Any, name: str) -> dict[str, Any]:
     follows: set[str] = set()
     for change in all_changes(described(config)):
         try:
-            other = kind(**needed, **change)
+            other = kind(**_both(needed, change))
             result = counted(built(mapping, other))
         except Exception:  # noqa: BLE001, S112 - many changes fit no other key
             continue

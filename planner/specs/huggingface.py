@@ -16,7 +16,16 @@ from typing import TYPE_CHECKING, Any, Final
 from planner.errors import InputError
 from planner.specs.huggingface_config import Config
 from planner.specs.huggingface_types import MISSING, TYPES
-from planner.specs.huggingface_vision import CAUSAL, PROJECTORS, TIES, TOWERS, Join, add_vision
+from planner.specs.huggingface_vision import (
+    CAUSAL,
+    PROJECTORS,
+    TIES,
+    TOWERS,
+    WITH_SOUND,
+    WITHOUT_TOWER,
+    Join,
+    add_vision,
+)
 from planner.specs.text import any_of, did_you_mean, printable, quoted
 from planner.specs.yaml import MAX_DEPTH, MAX_NODES, read_text
 
@@ -111,6 +120,8 @@ def config_from_text(text: str, shown: str, model_name: str = "model") -> Huggin
             inner["tie_word_embeddings"] = outer["tie_word_embeddings"]
         config = Config(name=shown, text=text, values=inner)
         notes.append("only text_config is read: what surrounds the text model is neither counted nor priced")
+    if isinstance(outer.get("audio_config"), dict) and outer.get("model_type") not in WITH_SOUND:
+        notes.append("audio_config is not read: a tower for sound is neither counted nor priced")
     if outer.get("auto_map"):
         notes.append("auto_map names code that comes with the checkpoint: it is not run, the model_type decides")
     model_type = _model_type(config)
@@ -118,10 +129,8 @@ def config_from_text(text: str, shown: str, model_name: str = "model") -> Huggin
         _fill_in(config)
     config.put("name", model_name, "model_type")
     model_type.translate(config)
-    if outer.get("model_type") == "fuyu":  # patches are projected at once, without a tower
-        size = Config(name=shown, text=text, values=outer)
-        pixels = size.count("patch_size", 30) ** 2 * size.count("num_channels", 3)
-        config.add("input_matrix_params", (pixels + 1) * config.filled("hidden_size"))
+    if isinstance(outer.get("model_type"), str) and (rule := WITHOUT_TOWER.get(outer["model_type"])):
+        rule(Config(name=shown, text=text, values=outer), config)
     _refuse_unread(config)
     if join is not None:
         add_vision(join, str(outer["model_type"]))

@@ -32,7 +32,7 @@ LEFT_OUT = {
     ("causal", "longcat_flash"),  # the library holds matrices of experts that pass a token on, which no checkpoint has
     ("causal", "moss_transcribe_diarize"),  # a tower for sound, which the reader is told that our document has not
     # towers; the text alone is read, and said
-    *(("image_text", name) for name in ("cohere_compass", "dots3_note", "florence2", "janus")),
+    *(("image_text", name) for name in ("dots3_note", "florence2")),
 }
 READ = sorted(
     key
@@ -45,7 +45,7 @@ READ = sorted(
     )
     and (each["config"].get("text_config") or each["config"]).get("model_type") not in MISSING
 )
-MUST = {"causal": 171, "image_text": 68}
+MUST = {"causal": 171, "image_text": 70}
 """Types that are read: of 189 and of 97 in transformers 5.23."""
 FLAGS = {"attention_bias", "mlp_bias", "is_moe", "enable_bias", "use_bias", "tie_word_embeddings", "text_config"}
 """Keys that some types refuse when they are set."""
