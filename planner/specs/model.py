@@ -477,6 +477,26 @@ class ModelSpec(Document):
         odd |= self.shared_by > 1
         return odd or gated or bool(self.layers) or any(getattr(self, name) for name in _FURTHER)
 
+    def written(self) -> dict[str, Any]:
+        """The shortest document that means this model: what `architecture` implies and every default left out."""
+        given = self.model_dump(mode="json", exclude_defaults=True)
+        implied = ARCHITECTURES[self.architecture]
+        found = {}
+        for name in type(self).model_fields:
+            value = getattr(self, name)
+            if name in implied:
+                if value != implied[name]:
+                    found[name] = value
+            elif name in given:
+                found[name] = given[name]
+        if self.num_kv_heads == self.num_heads:
+            found.pop("num_kv_heads", None)
+        if self.head_size == (_latent_head_size(self.mla) or self.hidden_size / self.num_heads):
+            found.pop("head_size", None)
+        if self.vision:
+            found["vision"] = {**found["vision"], "encoder": self.vision.encoder.written()}
+        return found
+
     @property
     def features(self) -> tuple[str, ...]:
         """What goes beyond the plain GPT and Llama blocks; an engine must list each to run the model."""

@@ -291,6 +291,30 @@ def test_the_command_line_takes_a_folder_and_prints_the_notes(save: Save) -> Non
     assert "note: auto_map names code" in done.stderr
 
 
+@pytest.mark.parametrize(
+    ("page", "name"),
+    [
+        ("Qwen/Qwen2.5-14B", "qwen2.5-14b"),
+        ("mistralai/Mistral-7B-v0.1", "mistral-7b"),  # not Mistral-7B-v0.1-something
+        ("meta-llama/meta-llama-3-8b", "llama3-8b"),
+        ("openai/gpt-oss-20b", "gpt-oss-20b"),
+    ],
+)
+def test_a_page_of_the_hub_is_the_shipped_model_of_that_source(page: str, name: str) -> None:
+    assert load_model(page) == load_model(name)
+
+
+def test_a_page_of_the_hub_that_is_not_shipped_says_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for page in ("mistralai/Mistral-7B-v0", "google-bert/bert-base-uncased"):
+        with pytest.raises(InputError, match=r"is no shipped model and no file(\n|.)*config\.json"):
+            load_model(page)
+    (tmp_path / "Qwen").mkdir()
+    (tmp_path / "Qwen" / "Qwen2.5-14B").write_text("name: mine")  # a file of the user's goes first
+    with pytest.raises(InputError, match="is missing"):
+        load_model("Qwen/Qwen2.5-14B")
+
+
 def test_settings_change_an_imported_model(save: Save) -> None:
     job = load_job(model=str(save(LLAMA)), cluster="dgx-a100", global_batch_size=8, settings=("model.num_layers=4",))
     assert job.model.num_layers == 4

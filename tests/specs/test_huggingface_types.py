@@ -83,6 +83,14 @@ def test_default_configurations_have_the_parameters_of_the_modules(part: str) ->
     assert len(found) >= MUST[part]
 
 
+@pytest.mark.parametrize("part", MUST)
+def test_the_document_that_is_written_means_the_same_model(part: str) -> None:
+    for of, name in READ:
+        if of == part:
+            model = model_of(BUILT[part, name]["config"])
+            assert ModelSpec.model_validate_json(json.dumps(model.written())) == model, name
+
+
 def test_types_that_are_not_read_say_which_block_they_lack() -> None:
     unread = BUILT.keys() - set(READ) - LEFT_OUT
     for key in sorted(unread):
