@@ -39,7 +39,7 @@ WIDTHS = (
     "moe_shared_expert_intermediate_size", "intermediate_size_mlp", "dense_intermediate_size",
 )  # fmt: skip
 EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
-CHOSEN = ("num_experts_per_tok", "num_experts_per_token", "moe_topk", "moe_k")
+CHOSEN = ("num_experts_per_tok", "num_experts_per_token", "moe_topk", "moe_k", "top_k_experts")
 FLAGS = (
     "tie_word_embeddings", "attention_bias", "mlp_bias", "use_bias", "use_qk_norm", "qk_layernorm", "bias", "no_bias",
     "use_parallel_residual", "multi_query", "use_qkv_bias", "attention_out_bias", "lm_head_bias", "mamba_proj_bias",

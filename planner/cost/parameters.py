@@ -15,11 +15,13 @@ from planner.cost.blocks import (
     attention_norm_params,
     attention_params,
     down_projection_params,
+    expert_input_width,
     expert_layer_params,
     expert_params,
     ffn_matrices,
     ffn_params,
     indexer_matmul_params,
+    latent_expert_params,
     norm_params,
     router_params,
     shared_matmul_params,
@@ -233,8 +235,9 @@ def layer_matmul_params(model: ModelSpec, *, experts: bool) -> int:
     matrices = ffn_matrices(model) * model.hidden_size
     if not experts or model.moe is None:
         return attention + matrices * model.ffn_hidden_size
-    active = model.moe.experts_per_token * model.moe.ffn_hidden_size + model.moe.shared_ffn_hidden_size
-    return attention + matrices * active + model.hidden_size * (model.moe.num_experts + int(model.moe.shared_gate))
+    routed = model.moe.experts_per_token * model.moe.ffn_hidden_size * ffn_matrices(model) * expert_input_width(model)
+    routed += latent_expert_params(model) + model.hidden_size * (model.moe.num_experts + int(model.moe.shared_gate))
+    return attention + matrices * model.moe.shared_ffn_hidden_size + routed
 
 
 def num_matmul_params(model: ModelSpec) -> int:

@@ -70,7 +70,7 @@ _HARMLESS: Final = re.compile(
     | mask_index | unk_index | lang_id | \w*_index | mtp_layers_block_type | ff_activation | use_mems_\w+
     | hidden_states_scale\w* | enable_moe_fp32_combine | rotary_dim | enable_lm_head_fp32 | resid_\w+ | embd_\w+
     | num_sliding_attention_heads | qk_scale_factor | moe_router_scaling_factor | post_norm_eps | layer_?scale_\w+
-    | norm_(mean|std)
+    | norm_(mean|std) | moe_router_dtype
     """,
     re.VERBOSE,
 )
@@ -243,7 +243,7 @@ def _class_defaults() -> dict[str, dict[str, Any]]:
 
 _ANOTHER_WAY: Final = {
     "mlp_layer_types": ("first_k_dense_replace", "num_dense_layers", "mlp_only_layers"),
-    "layer_types": ("sliding_window_pattern", "full_attention_interval", "global_attn_every_n_layers"),
+    "layer_types": ("sliding_window_pattern", "full_attention_interval", "global_attn_every_n_layers", "index_topk"),
     "per_layer_config": ("global_head_dim", "num_global_key_value_heads"),
     "layers_block_type": ("hybrid_override_pattern",),
     "attention_layers": ("attention_types",),
@@ -252,8 +252,20 @@ _ANOTHER_WAY: Final = {
 """Older keys that say the same as a list of layers."""
 
 
+_OLDER_LISTS: Final = {
+    "hybrid_layer_pattern": ("layer_types", {"0": "full_attention", "1": "sliding_attention"}),
+    "moe_layer_freq": ("mlp_layer_types", {"0": "dense", "1": "sparse"}),
+}
+"""Lists of numbers, which the library writes as lists of names."""
+
+
 def _fill_in(config: Config) -> None:
     """Defaults of the class for missing keys; what the class works out from other keys must be in the file."""
+    for older, (key, names) in _OLDER_LISTS.items():
+        listed = config.values.get(older)
+        if isinstance(listed, list) and config.values.get(key) is None:
+            config.values[key] = [names.get(str(each), str(each)) for each in listed]
+            del config.values[older]
     known = _class_defaults().get(str(config.values["model_type"]), {"keys": {}, "follows": []})
     for key in known["follows"]:
         if config.values.get(key) is None and not any(each in config.values for each in _ANOTHER_WAY.get(key, ())):

@@ -172,6 +172,11 @@ def sparse(config: Config) -> None:
         "head_size": config.count("index_head_dim"),
         "top_k": config.count("index_topk"),
     }
+    for key in ("indexer_rope_interleave", "index_topk_pattern", "index_topk_freq", "index_skip_topk_offset"):
+        config.get(key)
+    modes = _indexer_modes(config)
+    if "shared" in modes:
+        config.add_kind(modes.count("shared"), "index_topk_freq", sparse=indexer | {"shared": True})
     kinds = config.entries("layer_types")
     indexed = kinds.count("indexed_attention")
     other = [kind for kind in kinds if kind not in (*_FULL, "indexed_attention")]
@@ -180,6 +185,18 @@ def sparse(config: Config) -> None:
     if kinds and not indexed:
         return
     config.put("sparse", indexer, "index_topk")
+
+
+def _indexer_modes(config: Config) -> list[str]:
+    """Which layers choose keys, and which take those of the layer before: by a list, letters, or every n-th layer."""
+    listed, letters = config.entries("indexer_types"), config.get("index_topk_pattern")
+    if listed:
+        return [str(each) for each in listed]
+    if isinstance(letters, str):
+        return ["shared" if letter == "S" else "full" for letter in letters]
+    every_nth, offset = max(1, config.count("index_topk_freq", 1)), config.count("index_skip_topk_offset", 2)
+    layers = range(config.filled("num_layers"))
+    return ["shared" if max(number - offset + 1, 0) % every_nth else "full" for number in layers]
 
 
 # --- mixers -------------------------------------------------------------------------------------------------------
@@ -415,6 +432,12 @@ def bamba(config: Config) -> None:
         config.add_kind(others, "attn_layer_indices", **mamba2()(config))
 
 
+_OF_EXPERTS: Final = (
+    *("moe_intermediate_size", "moe_shared_expert_intermediate_size", "moe_latent_size"),
+    *("n_routed_experts", "n_shared_experts", "num_experts_per_tok"),
+)
+
+
 def nemotron_h(config: Config) -> None:
     """One block in a layer: Mamba-2, attention, experts or a feed-forward block, by a list or a text of letters."""
     key = "layers_block_type"
@@ -454,6 +477,7 @@ def nemotron_h(config: Config) -> None:
         config.get("n_shared_experts")  # one block of the width that is given
         shared = config.count("moe_shared_expert_intermediate_size")
         config.put("moe.shared_ffn_hidden_size", shared, "moe_shared_expert_intermediate_size")
+        config.put("moe.latent_size", config.count("moe_latent_size"), "moe_latent_size")
         config.add_kind(experts, key, attends=False, norms_per_layer=1)
     kinds: dict[str, Callable[[Config], Fields]] = {
         "linear_attention": mamba,
@@ -465,7 +489,8 @@ def nemotron_h(config: Config) -> None:
             config.add_kind(names.count(name), key, **kinds[name](config))
         elif name != "moe":
             config.refuse(key, f"layers of kind {quoted(name)} are a block that is not supported")
-    for key in ("expand", "chunk_size", "attention_bias"):  # the library gives attention no biases here
+    # the library gives attention no biases here
+    for key in ("expand", "chunk_size", "attention_bias", "layers_block_type", "time_step_rank", *_OF_EXPERTS):
         config.get(key)
     if config.flag("mlp_bias") and experts:
         config.put("moe.expert_bias", False, "mlp_bias")

@@ -77,6 +77,7 @@ from planner.specs.huggingface_families import (
     lfm2_width,
     longcat,
     mimo,
+    minimax_m2,
     minimax_m3,
     mllama,
     modernbert,
@@ -88,6 +89,7 @@ from planner.specs.huggingface_families import (
     output_bias,
     persimmon,
     phi,
+    qwen3_5,
     qwen3_next,
     shared_bias,
     stablelm,
@@ -472,7 +474,7 @@ _NEMOTRON_H: Final = ModelType(
         "tie_word_embeddings": "tied_embeddings",
         "mlp_bias": "mlp_bias",
         "num_nextn_predict_layers": "mtp_layers",
-        "layer_norm_epsilon|norm_eps": "norm_epsilon",
+        "layer_norm_epsilon|norm_eps|rms_norm_eps": "norm_epsilon",
     },
     implied={"activation": "gelu", "position": "none"},
     rules=(nemotron_h, never_tied),
@@ -635,7 +637,8 @@ def _optional(keys: dict[str, str]) -> dict[str, Any]:
 def _decoder(*rules: Callable[[Config], None], keys: dict[str, str] | None = None, **implied: Any) -> ModelType:
     """A Llama block with these rules, keys and fields of its own."""
     own = keys or {}
-    read = {key: target for key, target in _LLAMA_KEYS.items() if target not in own.values()} | own
+    usual = _LLAMA_KEYS | {"num_nextn_predict_layers": "mtp_layers"}
+    read = {key: target for key, target in usual.items() if target not in own.values()} | own
     return ModelType(
         architecture="llama",
         keys=read,
@@ -690,6 +693,8 @@ _JETMOE_LIKE: Final = _experts(mixture("intermediate_size"), jetmoe, keys=_JETMO
 _JETMOE: Final = replace(
     _JETMOE_LIKE, keys={key: target for key, target in _JETMOE_LIKE.keys.items() if target != "num_heads"}
 )
+_MIMO: Final = _QKV_BIAS | {"v_head_dim": "value_head_size", "rms_norm_eps|layernorm_epsilon": "norm_epsilon"}
+_QWEN3_5: Final = {"mtp_num_hidden_layers": "mtp_layers"}
 _DELTA: Final = {"linear_attention": gated_deltanet}
 
 TYPES: dict[str, ModelType] = {
@@ -969,8 +974,10 @@ TYPES: dict[str, ModelType] = {
         **{"moe.router_bias": True},
     ),
     "mellum": _experts(mixture(), windows, keys=_ATTENTION_BIAS, qk_norm="head"),
-    "mimo_v2_flash": _experts(mixture(), expert_groups(1, 1), mimo, keys=_QKV_BIAS | {"v_head_dim": "value_head_size"}),
-    "minimax_m2": _experts(mixture("intermediate_size"), qk_norm="width"),
+    "mimo_v2_flash": _experts(mixture(), expert_groups(1, 1), mimo, keys=_MIMO),
+    "minimax_m2": _experts(
+        mixture("intermediate_size"), minimax_m2, keys={"num_mtp_modules": "mtp_layers"}, qk_norm="width"
+    ),
     "minimax_m3_vl_text": _experts(
         mixture("intermediate_size", shared_width="shared_intermediate_size"),
         minimax_m3,
@@ -1028,13 +1035,19 @@ TYPES: dict[str, ModelType] = {
         qk_norm="width",
     ),
     "qwen3_5_text": _decoder(
-        layers_by("layer_types", _DELTA), gated_biases, keys=_ATTENTION_BIAS, attention_gate="element", qk_norm="head"
+        layers_by("layer_types", _DELTA),
+        gated_biases,
+        qwen3_5,
+        keys=_ATTENTION_BIAS | _QWEN3_5,
+        attention_gate="element",
+        qk_norm="head",
     ),
     "qwen3_5_moe_text": _experts(
         mixture(shared_width="shared_expert_intermediate_size"),
         layers_by("layer_types", _DELTA),
         gated_biases,
-        keys=_ATTENTION_BIAS,
+        qwen3_5,
+        keys=_ATTENTION_BIAS | _QWEN3_5,
         attention_gate="element",
         qk_norm="head",
         **{"moe.shared_gate": True},

@@ -238,14 +238,8 @@ def _step(config: Config) -> None:
 def _gemma4(config: Config) -> None:
     """Gemma 4: positions by row and by column, and patches that are pooled at the end."""
     config.add("table_params", 2 * config.count("position_embedding_size", 10240) * config.filled("hidden_size"))
-    for key in (
-        "pooling_kernel_size",
-        "standardize",
-        "use_clipped_linears",
-        "max_position_embeddings",
-        "attention_bias",
-    ):
-        config.get(key)
+    config.read.update(("pooling_kernel_size", "standardize", "use_clipped_linears", "default_output_length"))
+    config.read.update(("max_position_embeddings", "attention_bias", "global_head_dim"))  # the library reads none
 
 
 def _janus(config: Config) -> None:
@@ -272,6 +266,21 @@ def _ovis(config: Config) -> None:
     config.add("output_matrix_params", words * h * stride + 2 * words)
 
 
+def _kimi(config: Config) -> None:
+    """A table of positions by row and column; files of checkpoints spell the keys in their own way."""
+    rows = _first(config, "init_pos_emb_height", "pos_emb_height") * _first(
+        config, "init_pos_emb_width", "pos_emb_width"
+    )
+    config.read.update(("pos_emb_height", "pos_emb_width", "init_pos_emb_time", "pos_emb_time", "merge_type"))
+    config.add("table_params", rows * config.filled("hidden_size"))
+
+
+_KIMI: Final = {
+    "vt_num_hidden_layers|num_hidden_layers": "num_layers",
+    "vt_hidden_size|hidden_size": "hidden_size",
+    "vt_num_attention_heads|num_attention_heads": "num_heads",
+    "vt_intermediate_size|intermediate_size": "ffn_hidden_size",
+}
 _RMS: Final[dict[str, Any]] = {"norm": "rmsnorm", "activation": "swiglu"}
 _NO_BIAS: Final[dict[str, Any]] = {"attention_bias": False, "mlp_bias": False}
 _RATIO: Final[dict[str, Any]] = {"ffn_hidden_size": 0}
@@ -323,7 +332,9 @@ TOWERS: Final[dict[str, ModelType]] = {
     "instructblipvideo_vision_model": _BLIP,
     "internvl_vision": _INTERNVL,
     "janus_vision_model": _tower(_by_ratio, _patches(), _janus, keys={"num_hidden_layers": "num_layers"}, **_RATIO),
-    "kimi_k25_vision": _tower(_patches(learned=False), lambda config: config.add("table_params", _kimi_rows(config))),
+    "kimi_k25_vision": _tower(
+        _patches(learned=False), _kimi, ignore("video_attn_type", "mm_hidden_size", "text_hidden_size"), keys=_KIMI
+    ),
     "kosmos_2_vision_model": _CLIP,
     "lfm3_vl_vision": _tower(
         _patches(bias=False, learned=False),
@@ -380,10 +391,6 @@ TOWERS: Final[dict[str, ModelType]] = {
     "step3p5_vision": _tower(_patches(bias=False), _step, ignore("mlp_ratio"), embedding_norm=True, **_NO_NORM),
     "video_llama_3_vision": _tower(_patches(learned=False)),
 }
-
-
-def _kimi_rows(config: Config) -> int:
-    return config.count("pos_emb_height") * config.count("pos_emb_width") * config.filled("hidden_size")
 
 
 # --- projectors ---------------------------------------------------------------------------------------------------
@@ -550,7 +557,7 @@ def _merged_join(join: Join) -> int:
     return 2 * join.hidden + _two(join.merged, join.merged, join.wide)
 
 
-def _kimi(join: Join) -> int:
+def _kimi_join(join: Join) -> int:
     sizes = join.tower.entries("merge_kernel_size") or [2, 2]
     width = join.hidden * int(sizes[0]) * int(sizes[1])
     return 2 * join.outer.count("projection_hidden_size", join.hidden) + _two(width, width, join.wide)
@@ -772,7 +779,7 @@ PROJECTORS: Final[dict[str, Callable[[Join], int]]] = {
     "instructblipvideo": _q_former(instructed=True),
     "internvl": _internvl_join,
     "janus": _janus_join,
-    "kimi_k25": _kimi,
+    "kimi_k25": _kimi_join,
     "kosmos-2": _kosmos,
     "lfm2_vl": _lfm2,
     "lfm3_vl": lambda join: (

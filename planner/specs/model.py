@@ -61,6 +61,7 @@ class MixtureOfExperts(Document):
     shared_gate: the output of the shared experts is weighted by a learned gate (Qwen2-MoE). vector_params: of a layer
     with experts, what no other field names.
     num_groups, groups_per_token: the experts stand in groups in order, and those of a token are of this many groups.
+    latent_size: width of the latent that routed experts read and write, 0: hidden_size (Nemotron 3).
     idle_params: of a layer with experts, parameters of attention's own experts that a token is not sent to (JetMoE).
     imbalance: tokens of the busiest rank over the mean.
     """
@@ -77,6 +78,7 @@ class MixtureOfExperts(Document):
     expert_bias: bool = False
     shared_gate: bool = False
     vector_params: int = Field(default=0, ge=0, le=10**12)
+    latent_size: int = Field(default=0, ge=0, le=1_000_000)
     idle_params: int = Field(default=0, ge=0, le=10**15)
     imbalance: float = Field(default=1.0, ge=1, le=1_000)
 
@@ -111,12 +113,14 @@ class LatentAttention(Document):
 class SparseAttention(Document):
     """An indexer that chooses `top_k` keys for each query by light heads of its own (DeepSeek-V3.2).
 
-    With latent attention its queries come from the latent of the queries.
+    With latent attention its queries come from the latent of the queries. shared: the keys are those that the layer
+    before has chosen, and there is no indexer (GLM-5.2).
     """
 
     num_heads: int = Field(ge=1, le=100_000)
     head_size: int = Field(ge=1, le=100_000)
     top_k: int = Field(ge=1, le=1_000_000_000)
+    shared: bool = False
 
 
 class Mixer(Document):
@@ -210,8 +214,8 @@ class RotaryScaling(Document):
 
     @model_validator(mode="after")
     def _check_band(self) -> Self:
-        if self.low_frequency >= self.high_frequency:
-            raise ValueError(f"high_frequency: {self.high_frequency} is not above low_frequency {self.low_frequency}")
+        if self.low_frequency > self.high_frequency:
+            raise ValueError(f"high_frequency: {self.high_frequency} is below low_frequency {self.low_frequency}")
         return self
 
 
@@ -473,7 +477,9 @@ class ModelSpec(Document):
         """Whether a layer or an end has blocks that only the code of the model type knows."""
         gated = any(model.attention_gate != "none" or not model.attends for _, model in self.kinds())
         odd = self.norm == "unweighted" or (self.norm == "layernorm" and not self.norm_bias)
-        odd |= self.norms_per_layer not in (1, 2, 4) or bool(self.moe and self.moe.vector_params + self.moe.idle_params)
+        odd |= self.norms_per_layer not in (1, 2, 4) or bool(
+            self.moe and self.moe.vector_params + self.moe.idle_params + self.moe.latent_size
+        )
         odd |= self.shared_by > 1
         return odd or gated or bool(self.layers) or any(getattr(self, name) for name in _FURTHER)
 

@@ -184,6 +184,7 @@ BLOCKS = {
     "shared_by": {"shared_by": 2},
     "attention_gate": {"attention_gate": "head"},
     "vector_params": {"moe": {"num_experts": 8, "experts_per_token": 2, "ffn_hidden_size": 512, "vector_params": 64}},
+    "latent_size": {"moe": {"num_experts": 8, "experts_per_token": 2, "ffn_hidden_size": 512, "latent_size": 64}},
     "norms_per_layer": {"norms_per_layer": 3},
 }
 """Blocks that few models have, by the field that a program must name where it cannot build them."""

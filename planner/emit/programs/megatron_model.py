@@ -399,7 +399,9 @@ def _blocks_fault(plan: Plan) -> tuple[str, str] | None:
     if model.norm not in _NORMS:
         found.append(f"model.norm={model.norm}")
     if model.moe:
-        found += [f"model.moe.{name}" for name in ("vector_params", "idle_params") if getattr(model.moe, name)]
+        found += [
+            f"model.moe.{name}" for name in ("vector_params", "idle_params", "latent_size") if getattr(model.moe, name)
+        ]
     if not found:
         return None
     return f"pretrain_gpt.py has no options that are written for {', '.join(found)}", _TRANSFORMERS
