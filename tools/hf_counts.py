@@ -2,7 +2,10 @@
 
     python tools/hf_counts.py tests/published/huggingface_types.json [TYPE ...]
 
-writes, for each model type of MODEL_FOR_CAUSAL_LM_MAPPING and MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING, its default
+    python tools/hf_counts.py tests/published/hub_configs.json
+
+writes the parameters of the modules that transformers builds from configurations of checkpoints, which the file holds.
+The first writes, for each type of MODEL_FOR_CAUSAL_LM_MAPPING and MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING, its default
 configuration and the parameters of the module that transformers builds from it, in total and active; and the same after
 changes of the configuration, one at a time. Needs torch and transformers; the test that reads the file needs neither.
 """
@@ -233,11 +236,33 @@ def cases(mapping: Any, name: str) -> dict[str, Any]:
     return {"config": default, "follows": sorted(follows), "cases": found}
 
 
+def of_checkpoint(values: dict[str, Any]) -> dict[str, int]:
+    """The parameters of the module of a checkpoint's config.json, with its tower where it has one."""
+    config = CONFIG_MAPPING[values["model_type"]](**{key: each for key, each in values.items() if key != "model_type"})
+    reads_images = values.get("vision_config") and type(config) in auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
+    mapping = auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING if reads_images else auto.MODEL_FOR_CAUSAL_LM_MAPPING
+    return counted(built(mapping, config))
+
+
+def of_checkpoints(target: Path, data: dict[str, Any]) -> None:
+    """Write the parameters of each checkpoint beside its configuration."""
+    lines = []
+    for name, each in sorted(data["checkpoints"].items()):
+        found = {"config": each["config"], "card": each["card"], **of_checkpoint(each["config"])}
+        lines.append(f"{json.dumps(name)}: {json.dumps(found, separators=(',', ':'))}")
+        print(name, found["num_params"], found["num_active_params"], flush=True)
+    head = json.dumps({"source": data["source"], "transformers": transformers.__version__})
+    target.write_text(f'{head[:-1]},\n"checkpoints": {{\n' + ",\n".join(lines) + "\n}}\n")
+
+
 def main(path: str, *names: str) -> None:
     """Write the file; with names, those types anew."""
     transformers.logging.set_verbosity_error()  # type: ignore[no-untyped-call]
     target = Path(path)
     data = json.loads(target.read_text()) if target.exists() else {}
+    if "checkpoints" in data:
+        of_checkpoints(target, data)
+        return
     data["transformers"] = transformers.__version__
     for part, mapping, listed in (
         ("causal", auto.MODEL_FOR_CAUSAL_LM_MAPPING, auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES),

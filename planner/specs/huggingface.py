@@ -244,6 +244,7 @@ def _class_defaults() -> dict[str, dict[str, Any]]:
 _ANOTHER_WAY: Final = {
     "mlp_layer_types": ("first_k_dense_replace", "num_dense_layers", "mlp_only_layers"),
     "layer_types": ("sliding_window_pattern", "full_attention_interval", "global_attn_every_n_layers", "index_topk"),
+    "indexer_types": ("index_topk",),
     "per_layer_config": ("global_head_dim", "num_global_key_value_heads"),
     "layers_block_type": ("hybrid_override_pattern",),
     "attention_layers": ("attention_types",),

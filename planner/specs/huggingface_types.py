@@ -819,7 +819,10 @@ TYPES: dict[str, ModelType] = {
     "t5": _T5,
     "vit": _VIT,
     # decoders
-    "apertus": _decoder(keys=_ATTENTION_BIAS, activation="gelu", qk_norm="head", layer_vector_params=2),
+    "apertus": replace(
+        _decoder(keys=_ATTENTION_BIAS, activation="gelu", qk_norm="head", layer_vector_params=2),
+        must={"qk_norm": (True,)},
+    ),
     "arcee": _decoder(keys=_BIASES, activation="gelu"),
     "bitnet": _decoder(sub_norms, keys=_ATTENTION_BIAS),
     "cohere": _decoder(norm_if("use_qk_norm", "qk_norm", "width"), keys=_COHERE_KEYS, **_COHERE),
