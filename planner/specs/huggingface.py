@@ -70,7 +70,8 @@ _HARMLESS: Final = re.compile(
     | mask_index | unk_index | lang_id | \w*_index | mtp_layers_block_type | ff_activation | use_mems_\w+
     | hidden_states_scale\w* | enable_moe_fp32_combine | rotary_dim | enable_lm_head_fp32 | resid_\w+ | embd_\w+
     | num_sliding_attention_heads | qk_scale_factor | moe_router_scaling_factor | post_norm_eps | layer_?scale_\w+
-    | norm_(mean|std) | moe_router_dtype
+    | norm_(mean|std) | moe_router_dtype | full_attn_mod | normalization_function | init_method | mlp_expansion_factor
+    | mamba_use_mlp | moe_drop_tokens | moe_random_routing_dropped_token | capacity_factor | num_media_embeds
     """,
     re.VERBOSE,
 )
@@ -260,6 +261,12 @@ _OLDER_LISTS: Final = {
 """Lists of numbers, which the library writes as lists of names."""
 
 
+def _has_no_windows(config: Config) -> bool:
+    """Whether a file without a list of layers says that all of them attend to all tokens."""
+    unused = config.values.get("use_sliding_window") is False
+    return unused or ("sliding_window" in config.values and config.values["sliding_window"] is None)
+
+
 def _fill_in(config: Config) -> None:
     """Defaults of the class for missing keys; what the class works out from other keys must be in the file."""
     for older, (key, names) in _OLDER_LISTS.items():
@@ -269,7 +276,8 @@ def _fill_in(config: Config) -> None:
             del config.values[older]
     known = _class_defaults().get(str(config.values["model_type"]), {"keys": {}, "follows": []})
     for key in known["follows"]:
-        if config.values.get(key) is None and not any(each in config.values for each in _ANOTHER_WAY.get(key, ())):
+        said = any(each in config.values for each in _ANOTHER_WAY.get(key, ()))
+        if config.values.get(key) is None and not said and not (key == "layer_types" and _has_no_windows(config)):
             config.missing.append(key)
     config.values.update({**known["keys"], **config.values})
 

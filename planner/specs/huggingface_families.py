@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from planner.specs.huggingface_blocks import Fields, gated_deltanet, layers_by, window, windows
+from planner.specs.huggingface_blocks import Fields, gated_deltanet, layers_by, mamba2, mixture, window, windows
 from planner.specs.text import quoted
 
 if TYPE_CHECKING:
@@ -325,6 +325,16 @@ def gate_biases(config: Config) -> None:
     config.add("layer_vector_params", config.filled("num_heads"))
 
 
+def granite_experts(config: Config) -> None:
+    """Experts and shared ones, or, where a file has none, a dense block of their width (Granite 4 Micro)."""
+    mamba2()(config)  # the keys stand in files without such layers too
+    if config.get("num_local_experts") != 0:
+        mixture("intermediate_size", shared_width="shared_intermediate_size")(config)
+        return
+    config.document.pop("moe", None)
+    config.put("ffn_hidden_size", config.count("shared_intermediate_size"), "shared_intermediate_size")
+
+
 def hunyuan_experts(config: Config) -> None:
     """One number for all layers where the file has a list: of experts, of those chosen, and of shared ones."""
 
@@ -336,6 +346,8 @@ def hunyuan_experts(config: Config) -> None:
             value = value[0]
         return value if isinstance(value, int) else config.count(key)
 
+    for key in ("attention_head_dim", "norm_type", "use_mixed_mlp_moe"):  # of older files, as the class builds it
+        config.get(key)
     width = one("moe_intermediate_size", 0) or config.filled("ffn_hidden_size")
     if not config.filled("ffn_hidden_size"):
         config.missing.append("intermediate_size")

@@ -66,6 +66,7 @@ from planner.specs.huggingface_families import (
     gemma3n,
     gemma4,
     gpt_neo,
+    granite_experts,
     hrm,
     hunyuan_experts,
     inner_norms,
@@ -1005,7 +1006,7 @@ TYPES: dict[str, ModelType] = {
     "mamba": _MAMBA,
     "mamba2": replace(_MAMBA, rules=(pure_mamba2,), defaults=_MAMBA.defaults | {"tie_word_embeddings": False}),
     "granitemoehybrid": _experts(
-        mixture("intermediate_size", shared_width="shared_intermediate_size"),
+        granite_experts,
         layers_by("layer_types", {"linear_attention": mamba2(), "mamba": mamba2()}),
         keys=_ATTENTION_BIAS,
     ),
