@@ -71,7 +71,9 @@ _HARMLESS: Final = re.compile(
     | hidden_states_scale\w* | enable_moe_fp32_combine | rotary_dim | enable_lm_head_fp32 | resid_\w+ | embd_\w+
     | num_sliding_attention_heads | qk_scale_factor | moe_router_scaling_factor | post_norm_eps | layer_?scale_\w+
     | norm_(mean|std) | moe_router_dtype | full_attn_mod | normalization_function | init_method | mlp_expansion_factor
-    | mamba_use_mlp | moe_drop_tokens | moe_random_routing_dropped_token | capacity_factor | num_media_embeds
+    | mamba_use_mlp | block_(norm_eps|mlp_init_scale|use_\w+|out_init_scale|dim) | moe_(capacity|gate|use_aux_free)
+    | moe_router_activation_func | mla_use_nope | use_grouped_topk | moe_drop_tokens
+    | moe_random_routing_dropped_token | capacity_factor | num_media_embeds
     """,
     re.VERBOSE,
 )
@@ -261,6 +263,28 @@ _OLDER_LISTS: Final = {
 """Lists of numbers, which the library writes as lists of names."""
 
 
+_OLDER_KEYS: Final = {"block_ff_dim": "intermediate_size", "tie_embedding": "tie_word_embeddings"}
+"""Keys of LFM2's files that its class takes for others."""
+
+
+def _spell_anew(values: dict[str, Any]) -> None:
+    """Older keys as the classes of the library spell them, and layers by their numbers as lists of names."""
+    for older, key in _OLDER_KEYS.items():
+        if older in values:
+            values[key] = values.pop(older)
+    layers, attending = values.get("num_hidden_layers"), values.get("full_attn_idxs")
+    mixing = values.pop("linear_attn_config", None) if isinstance(values.get("linear_attn_config"), dict) else {}
+    if mixing:  # of Kimi Linear, which counts layers from 1
+        attending = mixing.get("full_attn_layers")
+        renamed = {"head_dim": "linear_head_dim", "num_heads": "linear_num_heads"}
+        renamed["short_conv_kernel_size"] = "linear_conv_kernel_dim"
+        values.update({key: mixing[older] for older, key in renamed.items() if older in mixing})
+    if values.get("layer_types") is None and type(layers) is int and isinstance(attending, list):
+        first, other = (1, "linear_attention") if mixing else (0, "conv")
+        numbers = range(first, min(layers, MAX_NODES) + first)
+        values["layer_types"] = ["full_attention" if number in attending else other for number in numbers]
+
+
 def _has_no_windows(config: Config) -> bool:
     """Whether a file without a list of layers says that all of them attend to all tokens."""
     unused = config.values.get("use_sliding_window") is False
@@ -269,6 +293,7 @@ def _has_no_windows(config: Config) -> bool:
 
 def _fill_in(config: Config) -> None:
     """Defaults of the class for missing keys; what the class works out from other keys must be in the file."""
+    _spell_anew(config.values)
     for older, (key, names) in _OLDER_LISTS.items():
         listed = config.values.get(older)
         if isinstance(listed, list) and config.values.get(key) is None:

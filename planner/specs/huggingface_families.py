@@ -452,7 +452,7 @@ def lfm2_width(config: Config) -> None:
             width = int(factor * width)
             width = multiple * -(-width // multiple)
     config.put("ffn_hidden_size", width, "intermediate_size")
-    config.get("full_attn_idxs")
+    config.read.update(("full_attn_idxs", "num_heads"))  # layers by their numbers, and heads a second time
 
 
 def qwen3_5(config: Config) -> None:
