@@ -79,7 +79,7 @@ _EXAMPLES: Final = {
     accuracy: ("planner accuracy runs.csv",),
     measure: ("planner measure -o measured/ --model llama3-8b",),
     calibrate: ("planner calibrate runs/ -o mine.json", "planner calibrate train.log --plan plan.json -o mine.json"),
-    models: ("planner models llama3-70b",),
+    models: ("planner models llama3-70b", "planner models --from Qwen3-8B/config.json -o qwen3-8b.yaml"),
     clusters: ("planner clusters gb200-nvl72", "planner clusters --detect > mine.yaml"),
     engines: ("planner engines", "planner engines megatron"),
     glossary: ("planner glossary bubble",),

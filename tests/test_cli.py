@@ -24,6 +24,7 @@ from planner.explain.schema import explanation_schema
 from planner.plan import PLAN_FORMAT
 from planner.show.glossary import glossary_view
 from planner.show.screen import Screen, to_text
+from planner.specs.by_name import load_model
 from planner.specs.glossary import entries
 from planner.specs.load import load_job
 
@@ -70,7 +71,7 @@ CONTRACT = {
     "calibrate": {"--plan", "-o", "--output", "--force"},
     "measure": {"-o", "--output", "--model", "--seconds", "--nodes", "--force"}
     | {"--node-rank", "--master-addr", "--master-port"},
-    "models": {"--json"},
+    "models": {"--json", "--from", "-o", "--output", "--force"},
     "clusters": {"--detect", "--json"},
     "engines": {"--json"},
     "glossary": {"--json"},
@@ -466,6 +467,35 @@ def test_one_entry_is_a_document_that_reads_back(command: str, name: str, own_fo
     assert main([command, "own.yaml", "--json"]) == 0
     own = json.loads(capsys.readouterr().out)
     assert own == {key: value for key, value in shipped.items() if key != "source"}
+
+
+def test_a_hugging_face_file_becomes_a_document_of_ours(own_folder, capsys) -> None:
+    """It means the same model, is short, says on standard error what was not read, and replaces nothing unasked."""
+    config = json.loads((Path(__file__).parent / "published" / "huggingface.json").read_text())["models"][
+        "qwen3-30b-a3b"
+    ]
+    (own_folder / "qwen").mkdir()
+    (own_folder / "qwen" / "config.json").write_text(
+        json.dumps({**config["config"], "auto_map": {"AutoModel": "x.py"}})
+    )
+    assert main(["models", "--from", "qwen", "-o", "own.yaml"]) == 0
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert "note: auto_map" in err
+    assert "wrote own.yaml" in err
+    text = (own_folder / "own.yaml").read_text()
+    assert len(text.splitlines()) <= 20
+    assert load_model("own.yaml") == load_model("qwen")
+    assert main(["models", "--from", "qwen/config.json", "-o", "own.yaml"]) == 2
+    assert "own.yaml exists" in capsys.readouterr().err
+    assert main(["models", "--from", "qwen/config.json", "-o", "own.yaml", "--force"]) == 0
+    capsys.readouterr()
+    for written in (["-o", "-"], []):
+        assert main(["models", "--from", "qwen", *written]) == 0
+        assert capsys.readouterr().out.splitlines()[1:] == text.splitlines()[1:]
+    for wrong in (["-o", "x.yaml"], ["--force"], ["llama3-8b", "--from", "qwen"], ["--from", "qwen", "--json"]):
+        assert main(["models", *wrong]) == 2
+        assert "--from" in capsys.readouterr().err
 
 
 # --- questions ----------------------------------------------------------------------------------------------------

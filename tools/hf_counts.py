@@ -2,7 +2,10 @@
 
     python tools/hf_counts.py tests/published/huggingface_types.json [TYPE ...]
 
-writes, for each model type of MODEL_FOR_CAUSAL_LM_MAPPING and MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING, its default
+    python tools/hf_counts.py tests/published/hub_configs.json
+
+writes the parameters of the modules that transformers builds from configurations of checkpoints, which the file holds.
+The first writes, for each type of MODEL_FOR_CAUSAL_LM_MAPPING and MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING, its default
 configuration and the parameters of the module that transformers builds from it, in total and active; and the same after
 changes of the configuration, one at a time. Needs torch and transformers; the test that reads the file needs neither.
 """
@@ -39,7 +42,7 @@ WIDTHS = (
     "moe_shared_expert_intermediate_size", "intermediate_size_mlp", "dense_intermediate_size",
 )  # fmt: skip
 EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
-CHOSEN = ("num_experts_per_tok", "num_experts_per_token", "moe_topk", "moe_k")
+CHOSEN = ("num_experts_per_tok", "num_experts_per_token", "moe_topk", "moe_k", "top_k_experts")
 FLAGS = (
     "tie_word_embeddings", "attention_bias", "mlp_bias", "use_bias", "use_qk_norm", "qk_layernorm", "bias", "no_bias",
     "use_parallel_residual", "multi_query", "use_qkv_bias", "attention_out_bias", "lm_head_bias", "mamba_proj_bias",
@@ -70,6 +73,8 @@ NEEDED: dict[str, dict[str, Any]] = {
     "nemotron": {"num_key_value_heads": 8},
     "reformer": {"is_decoder": True},
     "hunyuan_vl": {"text_config": {"head_dim": 128}},
+    "gemma4": {"vision_config": {"model_type": "gemma4_vision"}},
+    "gemma4_unified": {"vision_config": {"model_type": "gemma4_unified_vision"}},
     "aya_vision": {"vision_config": {"model_type": "siglip_vision_model"}},
 }
 """Keys without which the default configuration of a type builds no module."""
@@ -83,6 +88,12 @@ def described(config: Any) -> dict[str, Any]:
 def _kept(values: dict[str, Any]) -> dict[str, Any]:
     kept = {key: value for key, value in values.items() if not UNUSED.fullmatch(key)}
     return {key: _kept(value) if isinstance(value, dict) else value for key, value in kept.items()}
+
+
+def _both(needed: dict[str, Any], change: dict[str, Any]) -> dict[str, Any]:
+    """A change of the keys that a type needs, those inside nested configurations kept."""
+    inside = {key: needed[key] | value for key, value in change.items() if isinstance(needed.get(key), dict)}
+    return needed | change | inside
 
 
 def _difference(now: dict[str, Any], before: dict[str, Any]) -> dict[str, Any]:
@@ -137,7 +148,7 @@ def _idle(module: Any, name: str) -> int:
     inner = getattr(config, "ffn_config", None)  # of DBRX
     experts, chosen = experts or getattr(inner, "moe_num_experts", 0), chosen or getattr(inner, "moe_top_k", 0)
     parameter = module.get_parameter(name)
-    if not experts or not chosen or ("self_attention" in name):
+    if not experts or not chosen or re.search(r"self_attention\.experts\.(router|bias)", name):  # of JetMoE
         return 0
     return int(parameter.numel() * (experts - chosen) // experts)
 
@@ -209,7 +220,7 @@ def cases(mapping: Any, name: str) -> dict[str, Any]:
     follows: set[str] = set()
     for change in all_changes(described(config)):
         try:
-            other = kind(**needed, **change)
+            other = kind(**_both(needed, change))
             result = counted(built(mapping, other))
         except Exception:  # noqa: BLE001, S112 - many changes fit no other key
             continue
@@ -225,11 +236,33 @@ def cases(mapping: Any, name: str) -> dict[str, Any]:
     return {"config": default, "follows": sorted(follows), "cases": found}
 
 
+def of_checkpoint(values: dict[str, Any]) -> dict[str, int]:
+    """The parameters of the module of a checkpoint's config.json, with its tower where it has one."""
+    config = CONFIG_MAPPING[values["model_type"]](**{key: each for key, each in values.items() if key != "model_type"})
+    reads_images = values.get("vision_config") and type(config) in auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
+    mapping = auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING if reads_images else auto.MODEL_FOR_CAUSAL_LM_MAPPING
+    return counted(built(mapping, config))
+
+
+def of_checkpoints(target: Path, data: dict[str, Any]) -> None:
+    """Write the parameters of each checkpoint beside its configuration."""
+    lines = []
+    for name, each in sorted(data["checkpoints"].items()):
+        found = {"config": each["config"], "card": each["card"], **of_checkpoint(each["config"])}
+        lines.append(f"{json.dumps(name)}: {json.dumps(found, separators=(',', ':'))}")
+        print(name, found["num_params"], found["num_active_params"], flush=True)
+    head = json.dumps({"source": data["source"], "transformers": transformers.__version__})
+    target.write_text(f'{head[:-1]},\n"checkpoints": {{\n' + ",\n".join(lines) + "\n}}\n")
+
+
 def main(path: str, *names: str) -> None:
     """Write the file; with names, those types anew."""
     transformers.logging.set_verbosity_error()  # type: ignore[no-untyped-call]
     target = Path(path)
     data = json.loads(target.read_text()) if target.exists() else {}
+    if "checkpoints" in data:
+        of_checkpoints(target, data)
+        return
     data["transformers"] = transformers.__version__
     for part, mapping, listed in (
         ("causal", auto.MODEL_FOR_CAUSAL_LM_MAPPING, auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES),

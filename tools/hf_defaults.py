@@ -22,6 +22,7 @@ RECORDED = ROOT / "tests" / "published" / "huggingface_types.json"
 TARGET = ROOT / "planner" / "specs" / "huggingface_defaults.json"
 NEVER = {"model_type", "architectures", "rope_theta", "rope_parameters", "rope_scaling"}
 WORKED_OUT = {"head_dim", "num_key_value_heads", "qk_head_dim", "full_attn_idxs", "moe_layer_end_index", "mamba_d_head"}
+WORKED_OUT |= {"kv_channels", "num_query_groups"}
 STATED = {"moe.num_experts", "moe.experts_per_token", *NEEDED}
 
 

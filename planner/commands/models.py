@@ -1,23 +1,40 @@
-"""`planner models`: the models that are shipped."""
+"""`planner models`: the models that are shipped, and a document of a Hugging Face file."""
 
 from __future__ import annotations
 
-from typing import Any
+from pathlib import Path
+from typing import Any, Final
 
 import click
 
-from planner.commands.console import Console
-from planner.commands.options import json_option
-from planner.errors import ExitCode
+from planner.commands.console import Console, check_writable
+from planner.commands.options import file_option, json_option
+from planner.errors import ExitCode, InputError
 
 
-def run(name: str | None = None, *, console: Console, as_json: bool = False) -> int:
-    """Print the list, or one model by its name or file; return the exit code.
+def run(
+    name: str | None = None,
+    *,
+    console: Console,
+    source: Path | None = None,
+    output: Path | None = None,
+    force: bool = False,
+    as_json: bool = False,
+) -> int:
+    """Print the list, or one model by its name or file, or write the document of `source`; return the exit code.
 
     Raises:
-        PlannerError: an unknown name, or a document with mistakes.
+        PlannerError: an unknown name, a document with mistakes, or a file that is there while `force` is false.
     """
     import json
+
+    if source is not None:
+        if name or as_json:
+            left_out = name or "--json"
+            raise InputError(f"--from writes one document; leave out {left_out}, or --from", hint=_HELP)
+        return _write(source, output or Path("-"), console=console, force=force)
+    if output is not None or force:
+        raise InputError("-o and --force are of --from, which names the Hugging Face file to read", hint=_HELP)
 
     from planner import shipped
     from planner.show.library import entry_text, model_table
@@ -30,9 +47,32 @@ def run(name: str | None = None, *, console: Console, as_json: bool = False) -> 
     return ExitCode.OK
 
 
+_HELP: Final = "see `planner models --help`"
+
+
+def _write(source: Path, output: Path, *, console: Console, force: bool) -> int:
+    """Write the model document of a Hugging Face file, and say what was not read of it."""
+    from planner.show.library import entry_text
+    from planner.specs.by_name import load_model, model_names, model_notes
+
+    if str(output) != "-":
+        check_writable(output, force=force)
+    name = f"./{source}" if str(source) in model_names() else str(source)  # a folder here, and not the shipped model
+    model = load_model(name)
+    for note in model_notes(name):
+        console.note(note)
+    console.write(
+        output, [f"# Made by `planner models --from` of {source.name}.\n", entry_text(model.written())], force=force
+    )
+    return ExitCode.OK
+
+
 @click.command("models")
 @click.argument("name", required=False)
+@file_option("--from", "source", help="Write our document of this Hugging Face config.json, or of its folder.")
+@file_option("--output", "-o", help="Where --from writes it; - for the screen.  [default: -]")
+@click.option("--force", is_flag=True, help="Replace a file that exists.")
 @json_option
 def command(**options: Any) -> int:
-    """List the models that are shipped, or show NAME whole."""
+    """List the models that are shipped, show NAME whole, or write the document of a config.json."""
     return run(console=Console(), **options)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from planner.cost.adapters import adapted_matrices
-from planner.cost.blocks import gate_params, indexer_matmul_params
+from planner.cost.blocks import expert_input_width, gate_params, indexer_matmul_params
 from planner.cost.layers import kv_heads_of_ranks, norm_is_one_kernel, tokens_per_microbatch
 from planner.cost.mixers import mixer_shape
 from planner.cost.parameters import cross_attention_share
@@ -263,12 +263,12 @@ def _expert_terms(job: PoolJob, layout: Degrees, moe: MixtureOfExperts) -> tuple
     element = job.compute_bytes
     narrow = element * _narrow(job)
     choices = tokens / layout.tp * moe.experts_per_token * moe.imbalance * layout.etp
-    inner, inner_bytes = _inner_tensors(job), _inner_bytes(job)
+    inner, inner_bytes, wide = _inner_tensors(job), _inner_bytes(job), expert_input_width(job.model)
     whole = {"moe": 1.0}
     shared = inner_bytes * tokens * moe.shared_ffn_hidden_size / layout.tp
     return (
         ActivationTerm(name="router", num_bytes=8.0 * tokens / layout.tp * moe.num_experts, dropped=whole),
-        ActivationTerm(name="expert inputs", num_bytes=narrow * choices * job.model.hidden_size, dropped=whole),
+        ActivationTerm(name="expert inputs", num_bytes=narrow * choices * wide, dropped=whole),
         ActivationTerm(
             name="expert inner",
             num_bytes=inner_bytes * choices * moe.ffn_hidden_size / layout.etp,
@@ -277,7 +277,7 @@ def _expert_terms(job: PoolJob, layout: Degrees, moe: MixtureOfExperts) -> tuple
         ),
         ActivationTerm(
             name="expert outputs",
-            num_bytes=element * choices * job.model.hidden_size * job.engine.memory.keeps_expert_outputs,
+            num_bytes=element * choices * wide * job.engine.memory.keeps_expert_outputs,
             dropped=whole,
         ),
         ActivationTerm(

@@ -73,7 +73,7 @@ def indexer_matmul_params(model: ModelSpec) -> int:
 
     Source: DeepSeek-V3.2 (2025), section 2.1; transformers, models/deepseek_v32 (Indexer).
     """
-    if not model.sparse or not model.attends:
+    if not model.sparse or model.sparse.shared or not model.attends:
         return 0
     read = model.mla.q_lora_rank if model.mla and model.mla.q_lora_rank else model.hidden_size
     queries = read * model.sparse.num_heads * model.sparse.head_size
@@ -130,7 +130,7 @@ def attention_norm_params(model: ModelSpec) -> int:
     """
     if not model.attends:
         return 0
-    indexer = 2 * model.sparse.head_size if model.sparse else 0  # a LayerNorm of its key
+    indexer = 2 * model.sparse.head_size if model.sparse and not model.sparse.shared else 0  # a LayerNorm of its key
     if model.mla:
         return indexer + model.mla.q_lora_rank + model.mla.kv_lora_rank
     heads = model.head_size if model.shares_keys else 2 * model.head_size
@@ -170,6 +170,22 @@ def ffn_params(model: ModelSpec) -> int:
     return weights + (_ffn_biases(model, model.ffn_hidden_size) if model.mlp_bias else 0)
 
 
+def expert_input_width(model: ModelSpec) -> int:
+    """Width of what routed experts read and write: that of the model, or of a latent.
+
+    Source: Nemotron 3 (NVIDIA, 2025), LatentMoE; transformers, models/nemotron_h.
+    """
+    return (model.moe.latent_size if model.moe else 0) or model.hidden_size
+
+
+def latent_expert_params(model: ModelSpec) -> int:
+    """Matrices from the model's width to the latent of the experts and back, which every rank holds whole.
+
+    Source: as `expert_input_width`.
+    """
+    return 2 * model.hidden_size * model.moe.latent_size if model.moe else 0
+
+
 def expert_params(model: ModelSpec) -> int:
     """Weights and biases of one routed expert.
 
@@ -178,7 +194,7 @@ def expert_params(model: ModelSpec) -> int:
     if not model.moe:
         return 0
     width = model.moe.ffn_hidden_size
-    weights = ffn_matrices(model) * model.hidden_size * width
+    weights = ffn_matrices(model) * expert_input_width(model) * width
     return weights + (_ffn_biases(model, width) if model.moe.expert_bias else 0)
 
 
@@ -199,11 +215,12 @@ def shared_matmul_params(model: ModelSpec) -> int:
 
 
 def router_params(model: ModelSpec) -> int:
-    """The router h E, its bias E, the gate h of the shared experts, and `vector_params` of the model.
+    """The router h E, its bias E, the gate h of the shared experts, matrices to a latent, and further parameters.
 
     Source: Megatron-LM, megatron/core/transformer/moe/router.py and shared_experts.py.
     """
     if not model.moe:
         return 0
     bias = model.moe.num_experts if model.moe.router_bias else 0
-    return model.hidden_size * (model.moe.num_experts + int(model.moe.shared_gate)) + bias + model.moe.vector_params
+    further = model.moe.vector_params + model.moe.idle_params + latent_expert_params(model)
+    return model.hidden_size * (model.moe.num_experts + int(model.moe.shared_gate)) + bias + further

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from planner.cost.loss import bytes_moved_per_logit, tokens_at_once
-from planner.cost.parameters import padded_vocab
+from planner.cost.parameters import head_width, padded_vocab
 
 if TYPE_CHECKING:
     from planner.layout import LayerDegrees
@@ -177,7 +177,7 @@ def head_seconds(job: PoolJob, layout: LayerDegrees) -> PassSeconds:
     tokens = job.training.sequence_length * layout.mbs / layout.cp
     vocab, at_once = padded_vocab(job.model, job.engine, layout), tokens_at_once(job, layout)
     parts = tokens / at_once
-    linear = linear_seconds(job, at_once, job.model.hidden_size, vocab, precision=job.core_precision) * parts
+    linear = linear_seconds(job, at_once, head_width(job.model), vocab, precision=job.core_precision) * parts
     if job.training.lora_rank:
         linear = linear.without_weight_gradients
     forward, backward = (
@@ -186,7 +186,7 @@ def head_seconds(job: PoolJob, layout: LayerDegrees) -> PassSeconds:
     whole = linear + PassSeconds(forward=forward, backward_input=backward)
     if job.loss in ("chunked", "fused-linear"):
         summed = job.state_bytes.grads if job.loss == "chunked" else job.compute_bytes
-        added = memory_bound_seconds(job, (job.compute_bytes + 2.0 * summed) * vocab * job.model.hidden_size)
+        added = memory_bound_seconds(job, (job.compute_bytes + 2.0 * summed) * vocab * head_width(job.model))
         whole = PassSeconds(forward=whole.total + (0.0 if job.training.lora_rank else (parts - 1.0) * added))
     slowed: PassSeconds = whole * job.calibration.slowdown
     return slowed

@@ -8,7 +8,14 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from planner.cost.adapters import adapted_matrices, frozen_bytes_per_param
-from planner.cost.blocks import gate_params, indexer_matmul_params, output_width, qkv_width, value_size
+from planner.cost.blocks import (
+    expert_input_width,
+    gate_params,
+    indexer_matmul_params,
+    output_width,
+    qkv_width,
+    value_size,
+)
 from planner.cost.compute import PassSeconds, linear_seconds, matmul_seconds, memory_bound_seconds
 from planner.cost.mixers import mixer_shape
 from planner.cost.parameters import cross_attention_share
@@ -114,7 +121,9 @@ def indexer_flops_per_token(model: ModelSpec, sequence_length: int) -> float:
 
     Source: DeepSeek-V3.2 (2025), section 2.1, equation 1.
     """
-    return float(sequence_length) * model.sparse.num_heads * model.sparse.head_size if model.sparse else 0.0
+    if model.sparse is None or model.sparse.shared:
+        return 0.0
+    return float(sequence_length) * model.sparse.num_heads * model.sparse.head_size
 
 
 def _mixer_projections(job: PoolJob, layout: LayerDegrees) -> list[PassSeconds]:
@@ -267,9 +276,17 @@ def _merge_seconds(job: PoolJob, layout: LayerDegrees) -> PassSeconds:
 
 
 def _ffn_seconds(
-    job: PoolJob, tokens: Number, width: Number, batch: Number = 1.0, *, precision: Precision | None = None
+    job: PoolJob,
+    tokens: Number,
+    width: Number,
+    batch: Number = 1.0,
+    *,
+    fan_in: int = 0,
+    precision: Precision | None = None,
 ) -> PassSeconds:
     """Seconds of a feed-forward block of this width (or of `batch` experts), with its activation.
+
+    fan_in: width of what it reads and writes; 0: that of the model.
 
     Bytes per token in 16 bits: GELU 4f forward and 8f backward; SwiGLU 6f and 10f fused, 10f and 16f as
     separate operators.
@@ -279,7 +296,7 @@ def _ffn_seconds(
     if not np.any(width):
         return PassSeconds()
     gated = job.model.activation == "swiglu"
-    h = job.model.hidden_size
+    h = fan_in or job.model.hidden_size
     up = linear_seconds(job, tokens, h, width * (2 if gated else 1), batch, precision=precision)
     down = linear_seconds(job, tokens, width, h, batch, precision=precision)
     fused = job.engine.memory.fused_swiglu
@@ -299,14 +316,20 @@ def _expert_seconds(job: PoolJob, layout: LayerDegrees, moe: MixtureOfExperts) -
     """
     tokens = tokens_per_microbatch(job, layout)
     choices = tokens / layout.tp * moe.experts_per_token * moe.imbalance * layout.etp
-    local = moe.num_experts / layout.ep
+    local, wide = moe.num_experts / layout.ep, expert_input_width(job.model)
     parts = [
         linear_seconds(job, tokens / layout.tp, job.model.hidden_size, moe.num_experts, precision=job.core_precision),
-        _ffn_seconds(job, choices / local, moe.ffn_hidden_size / layout.etp, local, precision=job.expert_precision),
+        _ffn_seconds(
+            job, choices / local, moe.ffn_hidden_size / layout.etp, local, fan_in=wide, precision=job.expert_precision
+        ),
     ]
+    if moe.latent_size:
+        into = linear_seconds(job, tokens / layout.tp, job.model.hidden_size, wide, precision=job.core_precision)
+        back = linear_seconds(job, tokens / layout.tp, wide, job.model.hidden_size, precision=job.core_precision)
+        parts += [into, back]
     if moe.shared_ffn_hidden_size:
         parts.append(_ffn_seconds(job, tokens, moe.shared_ffn_hidden_size / layout.tp))
-    moved = 8.0 * choices * job.model.hidden_size * job.compute_bytes / 2
+    moved = 8.0 * choices * wide * job.compute_bytes / 2
     permuted = memory_bound_seconds(job, moved)
     return sum(parts, PassSeconds(forward=permuted, backward_input=permuted))
 

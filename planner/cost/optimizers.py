@@ -8,6 +8,7 @@ import numpy as np
 
 from planner.cost.adapters import trained_params
 from planner.cost.blocks import (
+    expert_input_width,
     expert_layer_params,
     ffn_matrices,
     gate_params,
@@ -128,8 +129,10 @@ def layer_matrices(model: ModelSpec, *, experts: bool) -> tuple[tuple[Matrix, ..
     common.append((moe.num_experts + int(moe.shared_gate), h, 1))
     if moe.shared_ffn_hidden_size:
         common += [(moe.shared_ffn_hidden_size, h, num - 1), (h, moe.shared_ffn_hidden_size, 1)]
-    width, count = moe.ffn_hidden_size, moe.num_experts
-    return tuple(common), ((width, h, count * (num - 1)), (h, width, count))
+    if moe.latent_size:
+        common += [(moe.latent_size, h, 1), (h, moe.latent_size, 1)]
+    width, count, wide = moe.ffn_hidden_size, moe.num_experts, expert_input_width(model)
+    return tuple(common), ((width, wide, count * (num - 1)), (wide, width, count))
 
 
 def _size(matrices: tuple[Matrix, ...]) -> float:

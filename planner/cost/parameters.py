@@ -15,11 +15,13 @@ from planner.cost.blocks import (
     attention_norm_params,
     attention_params,
     down_projection_params,
+    expert_input_width,
     expert_layer_params,
     expert_params,
     ffn_matrices,
     ffn_params,
     indexer_matmul_params,
+    latent_expert_params,
     norm_params,
     router_params,
     shared_matmul_params,
@@ -104,16 +106,28 @@ def num_moe_layers(model: ModelSpec) -> int:
 
 def _all_layer_params(model: ModelSpec) -> int:
     """The whole stack, whatever its layers are; experts are spread evenly over the kinds of layers."""
-    if model.moe or model.layers:
+    if model.moe or model.layers or model.shared_by > 1:
         with_experts = num_moe_layers(model)
         dense = model.num_layers - with_experts
         layers = (
-            num * (with_experts * _layer(kind, experts=True) + dense * _layer(kind, experts=False))
+            num // kind.shared_by * (with_experts * _layer(kind, experts=True) + dense * _layer(kind, experts=False))
             for num, kind in model.kinds()
         )
         return sum(layers) // model.num_layers
     decoder_layers = model.num_layers - model.num_encoder_layers
     return model.num_layers * dense_layer_params(model) + decoder_layers * _cross_attention_params(model)
+
+
+def _embedding_width(model: ModelSpec) -> int:
+    return model.embedding_size or model.hidden_size
+
+
+def head_width(model: ModelSpec) -> int:
+    """Width of what the output head reads: as wide as the model, but for a few (ELECTRA, RemBERT).
+
+    Source: definition of the model document.
+    """
+    return model.head_input_size or _embedding_width(model)
 
 
 def _num_stacks(model: ModelSpec) -> int:
@@ -123,14 +137,16 @@ def _num_stacks(model: ModelSpec) -> int:
 def _position_params(model: ModelSpec) -> int:
     """Tables of positions: one row for each position, or T5's buckets for each head and stack."""
     if model.position == "learned":
-        return (model.max_sequence_length + model.extra_positions) * model.hidden_size
+        return (model.max_sequence_length + model.extra_positions) * _embedding_width(model)
     return _num_stacks(model) * model.relative_buckets * model.num_heads if model.position == "relative" else 0
 
 
 def _input_params(model: ModelSpec) -> int:
     """What stands beside the token embedding: positions, token types, and the norm behind them."""
-    types = model.num_token_types * model.hidden_size + model.table_params + model.input_matrix_params
-    return _position_params(model) + types + (norm_params(model) if model.embedding_norm else 0)
+    width = _embedding_width(model)
+    types = model.num_token_types * width + model.table_params + model.input_matrix_params
+    norm = norm_params(model) * width // model.hidden_size if model.embedding_norm else 0
+    return _position_params(model) + types + norm
 
 
 def _embedding_params(model: ModelSpec) -> int:
@@ -139,7 +155,7 @@ def _embedding_params(model: ModelSpec) -> int:
     Source: Dosovitskiy et al., ViT (2021), equation 1.
     """
     if model.patches is None:
-        return model.vocab_size * model.hidden_size
+        return model.vocab_size * _embedding_width(model)
     return model.hidden_size * (_patch_pixels(model) + model.patches.bias + model.patches.class_tokens)
 
 
@@ -166,7 +182,7 @@ def num_params(model: ModelSpec) -> int:
     Source: sum of the parts; checked against transformers' modules in the tests. For a GPT it equals
     12 L h^2 (1 + 13/(12h) + (V + s)/(12Lh)) plus the final norm, Narayanan et al. (SC 2021), equation 2.
     """
-    head = model.vocab_size * model.hidden_size if _has_own_head(model) else 0
+    head = model.vocab_size * head_width(model) if _has_own_head(model) else 0
     ends = _embedding_params(model) + _input_params(model) + _output_params(model) + head
     return ends + _all_layer_params(model) + vision_params(model)
 
@@ -186,8 +202,8 @@ def num_active_params(model: ModelSpec) -> int:
     """
     if not model.moe:
         return num_params(model)
-    idle = (model.moe.num_experts - model.moe.experts_per_token) * expert_params(model)
-    with_experts = sum(num for num, kind in model.kinds() if kind.moe)
+    idle = (model.moe.num_experts - model.moe.experts_per_token) * expert_params(model) + model.moe.idle_params
+    with_experts = sum(num // kind.shared_by for num, kind in model.kinds() if kind.moe)
     return num_params(model) - num_moe_layers(model) * with_experts * idle // model.num_layers
 
 
@@ -219,8 +235,9 @@ def layer_matmul_params(model: ModelSpec, *, experts: bool) -> int:
     matrices = ffn_matrices(model) * model.hidden_size
     if not experts or model.moe is None:
         return attention + matrices * model.ffn_hidden_size
-    active = model.moe.experts_per_token * model.moe.ffn_hidden_size + model.moe.shared_ffn_hidden_size
-    return attention + matrices * active + model.hidden_size * (model.moe.num_experts + int(model.moe.shared_gate))
+    routed = model.moe.experts_per_token * model.moe.ffn_hidden_size * ffn_matrices(model) * expert_input_width(model)
+    routed += latent_expert_params(model) + model.hidden_size * (model.moe.num_experts + int(model.moe.shared_gate))
+    return attention + matrices * model.moe.shared_ffn_hidden_size + routed
 
 
 def num_matmul_params(model: ModelSpec) -> int:
@@ -237,7 +254,7 @@ def num_matmul_params(model: ModelSpec) -> int:
         typical = dense + attention_matmul_params(model)
     num_typical = num_moe_layers(model) if model.moe else model.num_layers - model.num_encoder_layers
     layers = num_typical * typical + (model.num_layers - num_typical) * dense
-    head = model.vocab_size * model.hidden_size if model.output_head else 0
+    head = model.vocab_size * head_width(model) if model.output_head else 0
     patches = _patch_pixels(model) * model.hidden_size
     ends = head + patches + model.input_matrix_params + model.output_matrix_params
     return layers + ends + model.mtp_layers * (typical + 2 * model.hidden_size**2 + head)
@@ -280,7 +297,7 @@ def dense_layer_params_on_device(model: ModelSpec, layout: LayerDegrees) -> Numb
         kinds = ((num, dense_layer_params_on_device(kind, layout)) for num, kind in model.kinds())
         return sum_of(num / model.num_layers * params for num, params in kinds)
     whole = _whole_params(model, experts=False)
-    return (dense_layer_params(model) - whole) / layout.tp + whole
+    return ((dense_layer_params(model) - whole) / layout.tp + whole) / model.shared_by
 
 
 def expert_layer_params_on_device(model: ModelSpec, layout: LayerDegrees) -> Number:
@@ -305,7 +322,7 @@ def layer_params_on_device(model: ModelSpec, layout: LayerDegrees) -> Number:
     if model.moe:
         whole = _whole_params(model, experts=True)
         cut = moe_layer_params(model) - expert_layer_params(model) - whole
-        return cut / layout.tp + whole + expert_layer_params_on_device(model, layout)
+        return (cut / layout.tp + whole) / model.shared_by + expert_layer_params_on_device(model, layout)
     return dense_layer_params_on_device(model, layout) + _mean_cross_attention_on_device(model, layout)
 
 
@@ -325,7 +342,7 @@ def embedding_params_on_device(model: ModelSpec, engine: EngineSpec, layout: Lay
     if model.patches:
         return _embedding_params(model) + 0 * layout.tp
     copies = layout.tp if engine.memory.replicates_embedding and not model.tied_embeddings else 1
-    return padded_vocab(model, engine, layout) * model.hidden_size * copies
+    return padded_vocab(model, engine, layout) * _embedding_width(model) * copies
 
 
 def end_params_on_device(model: ModelSpec, engine: EngineSpec, layout: Degrees, stage: Number) -> Number:
@@ -343,7 +360,7 @@ def end_params_on_device(model: ModelSpec, engine: EngineSpec, layout: Degrees, 
     first, last = np.equal(stage, 0), np.equal(stage, head_stage(layout))
     shared = (not _has_own_head(model)) & np.equal(layout.pp, 1)  # a V starts and ends on one stage, in two chunks
     own_head = last & ~(first & shared) & model.output_head
-    matrix = padded_vocab(model, engine, layout) * model.hidden_size
+    matrix = padded_vocab(model, engine, layout) * head_width(model)
     cut = _position_params(model) * (1 - 1 / layout.tp) if engine.memory.shards_positions else 0
     held = (
         first * (embedding + _input_params(model) + vision_params(model) - cut)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 from planner.cost.adapters import frozen_bytes, trained_params
-from planner.cost.blocks import ffn_matrices
+from planner.cost.blocks import expert_input_width, ffn_matrices
 from planner.cost.layers import kv_heads_of_ranks, tokens_per_microbatch
 from planner.cost.ledger import LineName
 from planner.cost.model_states import whole_gradients
@@ -270,6 +270,7 @@ def expert_transfers(job: PoolJob, layout: LayerDegrees) -> tuple[Transfer, ...]
     if moe is None:
         return ()
     num_bytes = _activation_bytes(job, layout) / layout.tp * moe.experts_per_token * moe.imbalance
+    num_bytes = num_bytes * (expert_input_width(job.model) / job.model.hidden_size)
     copies = moe.experts_per_token if job.engine.communication.dispatches_once_per_host else 1
     groups = (moe.num_groups, moe.groups_per_token) if moe.groups_per_token < moe.num_groups else None
     where, shared = _span(layout, layout.ep, layout.etp), _span(layout, layout.etp, 1)

@@ -12,7 +12,7 @@ from planner.cost.blocks import attention_params, expert_layer_params, ffn_matri
 from planner.cost.loss import logits_bytes
 from planner.cost.model_states import whole_gradients
 from planner.cost.optimizers import update_bytes
-from planner.cost.parameters import end_params_on_device, padded_vocab, vision_params
+from planner.cost.parameters import end_params_on_device, head_width, padded_vocab, vision_params
 from planner.cost.stage import holds_head, layer_kinds, layer_params
 from planner.layout import offloads_optimizer
 from planner.sums import sum_of
@@ -35,7 +35,7 @@ def loss_bytes(job: PoolJob, layout: Degrees, stage: Stage) -> Number:
     one = logits_bytes(job, layout)
     if not job.engine.memory.gradients_apart:
         return holds_head(layout, stage) * one
-    head = job.state_bytes.weights * padded_vocab(job.model, job.engine, layout) * job.model.hidden_size
+    head = job.state_bytes.weights * padded_vocab(job.model, job.engine, layout) * head_width(job.model)
     piped = np.greater(layout.pp, 1)
     if layout.schedule == "gpipe":
         m = job.training.global_batch_size / (layout.dp * layout.mbs)
@@ -136,7 +136,7 @@ def _placeholder_bytes(job: PoolJob, layout: Degrees, stage: Stage) -> Number:
         held = layer_params(job, layout, experts=experts)
         shapes = held.common + (held.experts * layout.ep / moe.num_experts if moe is not None else 0.0)
         largest = np.maximum(largest, np.where(np.greater(count, 0), shapes, 0.0))
-    head = holds_head(layout, stage) * padded_vocab(job.model, job.engine, layout) * job.model.hidden_size
+    head = holds_head(layout, stage) * padded_vocab(job.model, job.engine, layout) * head_width(job.model)
     return job.compute_bytes * (largest + head)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from planner.specs.training import TrainingSpec
 
 _SHIPPED_CALIBRATION: Final = Path(__file__).parents[1] / "calibration.json"
+_HUB_ID: Final = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 _SUFFIXES: Final = (".yaml", ".yml", ".json")
 _PROFILE_OF: Final = {
     **dict.fromkeys(("nemo", "bridge", "mbridge"), "megatron-bridge"),
@@ -139,7 +141,20 @@ def model_tree(name: str) -> Node:
         InputError: unknown name, or a document that cannot be read.
     """
     config = _config_path(name)
-    return read_config(config, str(config)).tree if config else named_tree("models", name)
+    return read_config(config, str(config)).tree if config else named_tree("models", _of_hub(name) or name)
+
+
+def _of_hub(name: str) -> str:
+    """The shipped model that an id of the Hugging Face Hub names (`Qwen/Qwen2.5-14B`); empty where none does.
+
+    It is the one whose source is that page, or that has the id's own name.
+    """
+    owner, _, own = name.lower().partition("/")
+    if not owner or not own or not _HUB_ID.fullmatch(name) or _exists(Path(name)):
+        return ""
+    page = re.compile(rf"huggingface\.co/{re.escape(name)}(?![\w.-])", re.IGNORECASE)
+    same = (known for known in model_names() if known == own or page.search(model_source(known)))
+    return next(same, "")
 
 
 def _config_path(name: str) -> Path | None:
@@ -183,6 +198,9 @@ def named_tree(kind: Kind, name: str) -> Node:
     known = library.names(kind)
     if name in known:
         return read_yaml(library.path_of(kind, name), f"{kind}/{name}.yaml")
+    if kind == "models" and _HUB_ID.fullmatch(name) and not name.endswith(_SUFFIXES) and not _exists(Path(name)):
+        hint = "no shipped model is of that page; save its config.json and name its folder, or `planner models`"
+        raise InputError(f"{quoted(name)} is no shipped model and no file", hint=hint)
     if "/" in name or name.endswith(_SUFFIXES) or _exists(Path(name)):
         return read_yaml(Path(name), name)
     listing = f"`planner {kind}` lists what is shipped; a path of your own ends in .yaml"

@@ -16,7 +16,16 @@ from typing import TYPE_CHECKING, Any, Final
 from planner.errors import InputError
 from planner.specs.huggingface_config import Config
 from planner.specs.huggingface_types import MISSING, TYPES
-from planner.specs.huggingface_vision import CAUSAL, PROJECTORS, TIES, TOWERS, Join, add_vision
+from planner.specs.huggingface_vision import (
+    CAUSAL,
+    PROJECTORS,
+    TIES,
+    TOWERS,
+    WITH_SOUND,
+    WITHOUT_TOWER,
+    Join,
+    add_vision,
+)
 from planner.specs.text import any_of, did_you_mean, printable, quoted
 from planner.specs.yaml import MAX_DEPTH, MAX_NODES, read_text
 
@@ -61,7 +70,10 @@ _HARMLESS: Final = re.compile(
     | mask_index | unk_index | lang_id | \w*_index | mtp_layers_block_type | ff_activation | use_mems_\w+
     | hidden_states_scale\w* | enable_moe_fp32_combine | rotary_dim | enable_lm_head_fp32 | resid_\w+ | embd_\w+
     | num_sliding_attention_heads | qk_scale_factor | moe_router_scaling_factor | post_norm_eps | layer_?scale_\w+
-    | norm_(mean|std)
+    | norm_(mean|std) | moe_router_dtype | full_attn_mod | normalization_function | init_method | mlp_expansion_factor
+    | mamba_use_mlp | block_(norm_eps|mlp_init_scale|use_\w+|out_init_scale|dim) | moe_(capacity|gate|use_aux_free)
+    | moe_router_activation_func | mla_use_nope | use_grouped_topk | moe_drop_tokens
+    | moe_random_routing_dropped_token | capacity_factor | num_media_embeds
     """,
     re.VERBOSE,
 )
@@ -111,6 +123,8 @@ def config_from_text(text: str, shown: str, model_name: str = "model") -> Huggin
             inner["tie_word_embeddings"] = outer["tie_word_embeddings"]
         config = Config(name=shown, text=text, values=inner)
         notes.append("only text_config is read: what surrounds the text model is neither counted nor priced")
+    if isinstance(outer.get("audio_config"), dict) and outer.get("model_type") not in WITH_SOUND:
+        notes.append("audio_config is not read: a tower for sound is neither counted nor priced")
     if outer.get("auto_map"):
         notes.append("auto_map names code that comes with the checkpoint: it is not run, the model_type decides")
     model_type = _model_type(config)
@@ -118,10 +132,8 @@ def config_from_text(text: str, shown: str, model_name: str = "model") -> Huggin
         _fill_in(config)
     config.put("name", model_name, "model_type")
     model_type.translate(config)
-    if outer.get("model_type") == "fuyu":  # patches are projected at once, without a tower
-        size = Config(name=shown, text=text, values=outer)
-        pixels = size.count("patch_size", 30) ** 2 * size.count("num_channels", 3)
-        config.add("input_matrix_params", (pixels + 1) * config.filled("hidden_size"))
+    if isinstance(outer.get("model_type"), str) and (rule := WITHOUT_TOWER.get(outer["model_type"])):
+        rule(Config(name=shown, text=text, values=outer), config)
     _refuse_unread(config)
     if join is not None:
         add_vision(join, str(outer["model_type"]))
@@ -234,19 +246,63 @@ def _class_defaults() -> dict[str, dict[str, Any]]:
 
 _ANOTHER_WAY: Final = {
     "mlp_layer_types": ("first_k_dense_replace", "num_dense_layers", "mlp_only_layers"),
-    "layer_types": ("sliding_window_pattern", "full_attention_interval", "global_attn_every_n_layers"),
+    "layer_types": ("sliding_window_pattern", "full_attention_interval", "global_attn_every_n_layers", "index_topk"),
+    "indexer_types": ("index_topk",),
     "per_layer_config": ("global_head_dim", "num_global_key_value_heads"),
     "layers_block_type": ("hybrid_override_pattern",),
     "attention_layers": ("attention_types",),
+    "num_attention_heads": ("kv_channels",),
 }
 """Older keys that say the same as a list of layers."""
 
 
+_OLDER_LISTS: Final = {
+    "hybrid_layer_pattern": ("layer_types", {"0": "full_attention", "1": "sliding_attention"}),
+    "moe_layer_freq": ("mlp_layer_types", {"0": "dense", "1": "sparse"}),
+}
+"""Lists of numbers, which the library writes as lists of names."""
+
+
+_OLDER_KEYS: Final = {"block_ff_dim": "intermediate_size", "tie_embedding": "tie_word_embeddings"}
+"""Keys of LFM2's files that its class takes for others."""
+
+
+def _spell_anew(values: dict[str, Any]) -> None:
+    """Older keys as the classes of the library spell them, and layers by their numbers as lists of names."""
+    for older, key in _OLDER_KEYS.items():
+        if older in values:
+            values[key] = values.pop(older)
+    layers, attending = values.get("num_hidden_layers"), values.get("full_attn_idxs")
+    mixing = values.pop("linear_attn_config", None) if isinstance(values.get("linear_attn_config"), dict) else {}
+    if mixing:  # of Kimi Linear, which counts layers from 1
+        attending = mixing.get("full_attn_layers")
+        renamed = {"head_dim": "linear_head_dim", "num_heads": "linear_num_heads"}
+        renamed["short_conv_kernel_size"] = "linear_conv_kernel_dim"
+        values.update({key: mixing[older] for older, key in renamed.items() if older in mixing})
+    if values.get("layer_types") is None and type(layers) is int and isinstance(attending, list):
+        first, other = (1, "linear_attention") if mixing else (0, "conv")
+        numbers = range(first, min(layers, MAX_NODES) + first)
+        values["layer_types"] = ["full_attention" if number in attending else other for number in numbers]
+
+
+def _has_no_windows(config: Config) -> bool:
+    """Whether a file without a list of layers says that all of them attend to all tokens."""
+    unused = config.values.get("use_sliding_window") is False
+    return unused or ("sliding_window" in config.values and config.values["sliding_window"] is None)
+
+
 def _fill_in(config: Config) -> None:
     """Defaults of the class for missing keys; what the class works out from other keys must be in the file."""
+    _spell_anew(config.values)
+    for older, (key, names) in _OLDER_LISTS.items():
+        listed = config.values.get(older)
+        if isinstance(listed, list) and config.values.get(key) is None:
+            config.values[key] = [names.get(str(each), str(each)) for each in listed]
+            del config.values[older]
     known = _class_defaults().get(str(config.values["model_type"]), {"keys": {}, "follows": []})
     for key in known["follows"]:
-        if config.values.get(key) is None and not any(each in config.values for each in _ANOTHER_WAY.get(key, ())):
+        said = any(each in config.values for each in _ANOTHER_WAY.get(key, ()))
+        if config.values.get(key) is None and not said and not (key == "layer_types" and _has_no_windows(config)):
             config.missing.append(key)
     config.values.update({**known["keys"], **config.values})
 

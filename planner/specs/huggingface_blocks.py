@@ -172,6 +172,11 @@ def sparse(config: Config) -> None:
         "head_size": config.count("index_head_dim"),
         "top_k": config.count("index_topk"),
     }
+    for key in ("indexer_rope_interleave", "index_topk_pattern", "index_topk_freq", "index_skip_topk_offset"):
+        config.get(key)
+    modes = _indexer_modes(config)
+    if "shared" in modes:
+        config.add_kind(modes.count("shared"), "index_topk_freq", sparse=indexer | {"shared": True})
     kinds = config.entries("layer_types")
     indexed = kinds.count("indexed_attention")
     other = [kind for kind in kinds if kind not in (*_FULL, "indexed_attention")]
@@ -180,6 +185,18 @@ def sparse(config: Config) -> None:
     if kinds and not indexed:
         return
     config.put("sparse", indexer, "index_topk")
+
+
+def _indexer_modes(config: Config) -> list[str]:
+    """Which layers choose keys, and which take those of the layer before: by a list, letters, or every n-th layer."""
+    listed, letters = config.entries("indexer_types"), config.get("index_topk_pattern")
+    if listed:
+        return [str(each) for each in listed]
+    if isinstance(letters, str):
+        return ["shared" if letter == "S" else "full" for letter in letters]
+    every_nth, offset = max(1, config.count("index_topk_freq", 1)), config.count("index_skip_topk_offset", 2)
+    layers = range(config.filled("num_layers"))
+    return ["shared" if max(number - offset + 1, 0) % every_nth else "full" for number in layers]
 
 
 # --- mixers -------------------------------------------------------------------------------------------------------
@@ -352,12 +369,73 @@ def jamba(config: Config) -> None:
     config.put("moe.layer_frequency", frequency, "expert_layer_period")
 
 
+def zamba(config: Config) -> None:
+    """Mamba-1 in each layer; before some of them an attention block that they share, and a matrix of each."""
+    mixer = mamba1(config)["mixer"] | {"state_norms": False}
+    config.get("n_mamba_heads")
+    _shared_blocks(config, mixer, config.entries("layers_block_type").count("hybrid"), blocks=1, adapters=0)
+
+
+def zamba2(config: Config) -> None:
+    """The same with Mamba-2, several blocks that take turns, and adapters of each layer that uses one."""
+    mixer = {
+        "kind": "mamba2",
+        "num_heads": config.count("n_mamba_heads"),
+        "value_size": config.count("mamba_headdim"),
+        "key_size": config.count("mamba_d_state"),
+        "num_key_heads": config.count("mamba_ngroups"),
+        "kernel": config.count("mamba_d_conv"),
+        "conv_bias": True,
+        "bias": config.flag("add_bias_linear"),
+    }
+    for key in ("kv_channels", "num_query_groups", "hybrid_layer_ids", "mamba_expand", "use_conv_bias"):
+        config.get(key)
+    config.put("mlp_bias", config.flag("add_bias_linear"), "add_bias_linear")
+    width = config.count("attention_hidden_size")
+    adapters = config.filled("hidden_size") + 2 * config.filled("ffn_hidden_size")
+    if config.flag("use_shared_attention_adapter"):
+        adapters += 6 * width
+    hybrid = config.entries("layers_block_type").count("hybrid")
+    _shared_blocks(config, mixer, hybrid, config.count("num_mem_blocks", 1), config.count("adapter_rank") * adapters)
+
+
+def _shared_blocks(config: Config, mixer: Fields, hybrid: int, blocks: int, adapters: int) -> None:
+    """`blocks` attention blocks for `hybrid` layers in turn, each counted as a layer of its own before the mixer's.
+
+    Attention reads the layer's input beside the embedding. Source: Zamba (arXiv 2405.16712), section 2.
+    """
+    layers, h, wide = config.filled("num_layers"), config.filled("hidden_size"), config.count("attention_hidden_size")
+    names = set(map(str, config.entries("layers_block_type"))) - {"hybrid", "mamba", "linear_attention"}
+    if names:
+        config.refuse("layers_block_type", f"layers of kind {quoted(min(names))} are a block that is not supported")
+    for key in ("attn_layer_period", "attn_layer_offset"):
+        config.get(key)
+    queries = config.filled("num_heads")
+    size, heads = config.filled("head_size"), queries + 2 * (config.filled("num_kv_heads") or queries)
+    own: Fields = {"attends": False, "mixer": mixer, "ffn_hidden_size": 0, "norms_per_layer": 1}
+    if layers > hybrid:
+        config.add_kind(layers - hybrid, "layers_block_type", **own)
+    if hybrid:
+        config.add_kind(hybrid, "layers_block_type", **own, layer_matrix_params=h * h + adapters)
+    for block in range(min(blocks, hybrid)):
+        uses = len(range(block, hybrid, blocks))
+        block_fields = {"layer_matrix_params": max(0, wide - h) * heads * size, "layer_vector_params": max(0, wide - h)}
+        config.add_kind(uses, "layers_block_type", shared_by=uses, **block_fields)
+    config.put("num_layers", layers + hybrid, "num_hidden_layers")
+
+
 def bamba(config: Config) -> None:
     """Mamba-2 in all layers but those of a list."""
     config.get("layer_types")
     attention = config.entries("attn_layer_indices")
     if others := config.filled("num_layers") - len(attention):
         config.add_kind(others, "attn_layer_indices", **mamba2()(config))
+
+
+_OF_EXPERTS: Final = (
+    *("moe_intermediate_size", "moe_shared_expert_intermediate_size", "moe_latent_size"),
+    *("n_routed_experts", "n_shared_experts", "num_experts_per_tok"),
+)
 
 
 def nemotron_h(config: Config) -> None:
@@ -399,6 +477,7 @@ def nemotron_h(config: Config) -> None:
         config.get("n_shared_experts")  # one block of the width that is given
         shared = config.count("moe_shared_expert_intermediate_size")
         config.put("moe.shared_ffn_hidden_size", shared, "moe_shared_expert_intermediate_size")
+        config.put("moe.latent_size", config.count("moe_latent_size"), "moe_latent_size")
         config.add_kind(experts, key, attends=False, norms_per_layer=1)
     kinds: dict[str, Callable[[Config], Fields]] = {
         "linear_attention": mamba,
@@ -410,7 +489,8 @@ def nemotron_h(config: Config) -> None:
             config.add_kind(names.count(name), key, **kinds[name](config))
         elif name != "moe":
             config.refuse(key, f"layers of kind {quoted(name)} are a block that is not supported")
-    for key in ("expand", "chunk_size", "attention_bias"):  # the library gives attention no biases here
+    # the library gives attention no biases here
+    for key in ("expand", "chunk_size", "attention_bias", "layers_block_type", "time_step_rank", *_OF_EXPERTS):
         config.get(key)
     if config.flag("mlp_bias") and experts:
         config.put("moe.expert_bias", False, "mlp_bias")

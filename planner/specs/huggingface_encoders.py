@@ -38,6 +38,29 @@ def head_by_architecture(*, transform: bool = True, pooled: bool = False) -> Cal
     return rule
 
 
+def narrow_embeddings(*, to: str = "", out: str = "", reads: int = 0) -> Callable[[Config], None]:
+    """Embeddings of another width, which one matrix makes as wide as the model, and a second one narrower again.
+
+    to, out: the keys of the width of the embedding and of what the head reads; reads: what a missing `out` means.
+    """
+
+    def rule(config: Config) -> None:
+        h, width = config.filled("hidden_size"), config.count(to)
+        wide = config.count(out, reads) if out else width
+        config.put("embedding_size", width, to)
+        config.put("head_input_size", wide, out or to)
+        if width != h or out:
+            config.put("input_matrix_params", (width + 1) * h, to)
+        config.put("output_head", True, "model_type")
+        config.put("head_bias", True, "model_type")
+        config.put("pooler", False, "model_type")
+        config.put("output_matrix_params", (h + 3) * wide, out or to)
+        tied = not out and config.flag("tie_word_embeddings", True)
+        config.put("tied_embeddings", tied, "tie_word_embeddings")
+
+    return rule
+
+
 def roformer(config: Config) -> None:
     """Sinusoids of a head's size, kept as a parameter."""
     rows, heads = config.filled("max_sequence_length"), max(1, config.filled("num_heads"))

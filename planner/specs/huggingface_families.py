@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from planner.specs.huggingface_blocks import Fields, gated_deltanet, layers_by, window, windows
+from planner.specs.huggingface_blocks import Fields, gated_deltanet, layers_by, mamba2, mixture, window, windows
 from planner.specs.text import quoted
 
 if TYPE_CHECKING:
@@ -325,6 +325,16 @@ def gate_biases(config: Config) -> None:
     config.add("layer_vector_params", config.filled("num_heads"))
 
 
+def granite_experts(config: Config) -> None:
+    """Experts and shared ones, or, where a file has none, a dense block of their width (Granite 4 Micro)."""
+    mamba2()(config)  # the keys stand in files without such layers too
+    if config.get("num_local_experts") != 0:
+        mixture("intermediate_size", shared_width="shared_intermediate_size")(config)
+        return
+    config.document.pop("moe", None)
+    config.put("ffn_hidden_size", config.count("shared_intermediate_size"), "shared_intermediate_size")
+
+
 def hunyuan_experts(config: Config) -> None:
     """One number for all layers where the file has a list: of experts, of those chosen, and of shared ones."""
 
@@ -336,6 +346,8 @@ def hunyuan_experts(config: Config) -> None:
             value = value[0]
         return value if isinstance(value, int) else config.count(key)
 
+    for key in ("attention_head_dim", "norm_type", "use_mixed_mlp_moe"):  # of older files, as the class builds it
+        config.get(key)
     width = one("moe_intermediate_size", 0) or config.filled("ffn_hidden_size")
     if not config.filled("ffn_hidden_size"):
         config.missing.append("intermediate_size")
@@ -379,6 +391,10 @@ _ATTENTION_SHAPE = {"head_dim": "head_size", "num_key_value_heads": "num_kv_head
 
 def mimo(config: Config) -> None:
     """Layers within a window have other key-value heads, twice as many unless the file says, and sinks."""
+    for key in ("attention_chunk_size", "sliding_window_size", "swa_rope_theta", "add_full_attention_sink_bias"):
+        config.get(key)  # sizes of the same window, and no sinks elsewhere
+    if config.flag("add_full_attention_sink_bias") or not config.flag("add_swa_attention_sink_bias", True):
+        config.refuse("add_full_attention_sink_bias", "sinks elsewhere than in layers with windows are not supported")
     old = {"swa_num_key_value_heads": "num_kv_heads", "swa_num_attention_heads": "num_heads"}
     old |= {"swa_head_dim": "head_size", "swa_v_head_dim": "value_head_size"}
     twice = {"num_kv_heads": 2 * config.filled("num_kv_heads"), "attention_sinks": True}
@@ -397,6 +413,18 @@ def laguna(config: Config) -> None:
         return (own if name == "sliding_attention" else {}) | ({"num_heads": count} if count != usual else {})
 
     single_layers(config, fields, _ATTENTION_SHAPE)
+
+
+def minimax_m2(config: Config) -> None:
+    """All layers attend to all tokens, and norms of queries and keys span all heads; nothing is shared by tokens."""
+    if config.get("qk_norm_type", "per_layer") != "per_layer":
+        config.refuse("qk_norm_type", "only `qk_norm_type` per_layer is supported")
+    if set(map(str, config.entries("attn_type_list"))) - {"1"}:
+        config.refuse("attn_type_list", "layers with linear attention are a block that is not supported here")
+    if config.count("shared_intermediate_size"):
+        config.refuse("shared_intermediate_size", "shared experts are a block that is not supported here")
+    for key in ("use_routing_bias", "use_mtp", "mtp_transformer_layers"):
+        config.get(key)
 
 
 def minimax_m3(config: Config) -> None:
@@ -424,7 +452,15 @@ def lfm2_width(config: Config) -> None:
             width = int(factor * width)
             width = multiple * -(-width // multiple)
     config.put("ffn_hidden_size", width, "intermediate_size")
-    config.get("full_attn_idxs")
+    config.read.update(("full_attn_idxs", "num_heads"))  # layers by their numbers, and heads a second time
+
+
+def qwen3_5(config: Config) -> None:
+    """The output of attention has a gate in each file; every n-th layer stands in a list too."""
+    if not config.flag("attn_output_gate", True):
+        config.refuse("attn_output_gate", "attention without a gate of its output is not supported here")
+    for key in ("full_attention_interval", "mtp_use_dedicated_embeddings"):
+        config.get(key)
 
 
 def qwen3_next(config: Config) -> None:
@@ -440,18 +476,17 @@ def qwen3_next(config: Config) -> None:
 def gemma4(config: Config) -> None:
     """Global layers with heads of their own; embeddings of each layer; keys of earlier layers; experts beside."""
     h, layers = config.filled("hidden_size"), config.filled("num_layers")
-    size = config.count("hidden_size_per_layer_input")
+    size, words = config.count("hidden_size_per_layer_input"), config.count("vocab_size_per_layer_input")
     if size:
-        config.put(
-            "table_params",
-            config.count("vocab_size_per_layer_input") * layers * size + size,
-            "vocab_size_per_layer_input",
-        )
+        config.put("table_params", words * layers * size + size, "vocab_size_per_layer_input")
         config.put("input_matrix_params", h * layers * size, "hidden_size_per_layer_input")
         config.add("layer_matrix_params", 2 * h * size)
         config.add("layer_vector_params", h)
     if config.flag("enable_moe_block"):
-        config.refuse("enable_moe_block", "experts beside a dense block of another width are not supported")
+        _gemma4_experts(config)
+    else:
+        for key in ("moe_intermediate_size", "num_experts", "top_k_experts"):
+            config.get(key)
     shared, wide = config.count("num_kv_shared_layers"), config.flag("use_double_wide_mlp")
     local = {"sliding_window": config.count("sliding_window")}
     whole: Fields = {"keys_are_values": True} if config.flag("attention_k_eq_v") else {}
@@ -467,6 +502,16 @@ def gemma4(config: Config) -> None:
         return (local if name == "sliding_attention" else whole) | late
 
     single_layers(config, fields, _ATTENTION_SHAPE)
+
+
+def _gemma4_experts(config: Config) -> None:
+    """Experts beside the dense block, which every token passes as it passes shared ones; three norms and two scales."""
+    experts, h = config.count("num_experts"), config.filled("hidden_size")
+    config.put("moe.num_experts", experts, "num_experts")
+    config.put("moe.experts_per_token", config.count("top_k_experts"), "top_k_experts")
+    config.put("moe.ffn_hidden_size", config.count("moe_intermediate_size"), "moe_intermediate_size")
+    config.put("moe.shared_ffn_hidden_size", config.filled("ffn_hidden_size"), "intermediate_size")
+    config.put("moe.vector_params", 4 * h + experts, "model_type")
 
 
 def gemma3n(config: Config) -> None:
@@ -514,3 +559,28 @@ def further_words(config: Config) -> None:
 def inner_norms(config: Config) -> None:
     """Norms inside both blocks, of attention's output and of the feed-forward width (Kosmos-2)."""
     config.add("layer_vector_params", 2 * (config.filled("hidden_size") + config.filled("ffn_hidden_size")))
+
+
+def jetmoe(config: Config) -> None:
+    """Experts of queries and outputs: a token has the heads of those that it is sent to."""
+    h, kv, size = config.filled("hidden_size"), config.filled("num_kv_heads"), config.filled("head_size")
+    experts, chosen = config.count("num_local_experts"), config.count("num_experts_per_tok")
+    config.get("num_attention_heads")
+    config.put("num_heads", chosen * kv, "num_key_value_heads")
+    config.put("moe.idle_params", (experts - chosen) * 2 * h * kv * size, "model_type")
+    config.put("layer_matrix_params", h * experts, "model_type")
+    config.put("layer_vector_params", 2 * h, "model_type")
+    config.notes.append("experts of attention are counted as whole on each rank, and priced as heads that a token has")
+
+
+def hrm(config: Config) -> None:
+    """Two stacks that a token passes several times: a slow one each cycle, and before it a fast one several times."""
+    each, slow, fast = config.count("num_layers_per_stack"), config.count("H_cycles", 2), config.count("L_cycles", 3)
+    config.get("num_hidden_layers")
+    for key in ("L_bp_cycles", "embedding_scale", "prefix_lm"):
+        config.get(key)
+    config.put("num_layers", each * slow * (fast + 1), "num_layers_per_stack")
+    config.put("table_params", config.filled("hidden_size"), "model_type")
+    config.add_kind(each * slow * fast, "L_cycles", shared_by=slow * fast)
+    config.add_kind(each * slow, "H_cycles", shared_by=slow)
+    config.notes.append("the backward pass is priced for every run of a stack; L_bp_cycles leaves some of them out")

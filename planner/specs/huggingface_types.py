@@ -32,6 +32,8 @@ from planner.specs.huggingface_blocks import (
     window,
     windows,
     xlstm,
+    zamba,
+    zamba2,
 )
 from planner.specs.huggingface_encoders import (
     bart,
@@ -40,6 +42,7 @@ from planner.specs.huggingface_encoders import (
     ernie,
     head_by_architecture,
     learned_positions,
+    narrow_embeddings,
     prompts,
     roc_bert,
     roformer,
@@ -63,8 +66,11 @@ from planner.specs.huggingface_families import (
     gemma3n,
     gemma4,
     gpt_neo,
+    granite_experts,
+    hrm,
     hunyuan_experts,
     inner_norms,
+    jetmoe,
     laguna,
     laguna_gate,
     latent_bias,
@@ -72,6 +78,7 @@ from planner.specs.huggingface_families import (
     lfm2_width,
     longcat,
     mimo,
+    minimax_m2,
     minimax_m3,
     mllama,
     modernbert,
@@ -83,6 +90,7 @@ from planner.specs.huggingface_families import (
     output_bias,
     persimmon,
     phi,
+    qwen3_5,
     qwen3_next,
     shared_bias,
     stablelm,
@@ -467,7 +475,7 @@ _NEMOTRON_H: Final = ModelType(
         "tie_word_embeddings": "tied_embeddings",
         "mlp_bias": "mlp_bias",
         "num_nextn_predict_layers": "mtp_layers",
-        "layer_norm_epsilon|norm_eps": "norm_epsilon",
+        "layer_norm_epsilon|norm_eps|rms_norm_eps": "norm_epsilon",
     },
     implied={"activation": "gelu", "position": "none"},
     rules=(nemotron_h, never_tied),
@@ -630,7 +638,8 @@ def _optional(keys: dict[str, str]) -> dict[str, Any]:
 def _decoder(*rules: Callable[[Config], None], keys: dict[str, str] | None = None, **implied: Any) -> ModelType:
     """A Llama block with these rules, keys and fields of its own."""
     own = keys or {}
-    read = {key: target for key, target in _LLAMA_KEYS.items() if target not in own.values()} | own
+    usual = _LLAMA_KEYS | {"num_nextn_predict_layers": "mtp_layers"}
+    read = {key: target for key, target in usual.items() if target not in own.values()} | own
     return ModelType(
         architecture="llama",
         keys=read,
@@ -678,6 +687,15 @@ _COHERE: Final[dict[str, Any]] = {
 }
 _COHERE_KEYS: Final = _ATTENTION_BIAS | {"layer_norm_eps": "norm_epsilon"}
 _GEMMA4: Final = _decoder(gemma4, keys=_ATTENTION_BIAS, qk_norm="head", norms_per_layer=4)
+_TIED: Final[dict[str, tuple[Any, ...]]] = {"tie_word_embeddings": (True,)}
+_ZAMBA: Final = {"attention_head_dim": "head_size"}
+_JETMOE_KEYS: Final = {"kv_channels": "head_size", "num_key_value_heads": "num_kv_heads"}
+_JETMOE_LIKE: Final = _experts(mixture("intermediate_size"), jetmoe, keys=_JETMOE_KEYS)
+_JETMOE: Final = replace(
+    _JETMOE_LIKE, keys={key: target for key, target in _JETMOE_LIKE.keys.items() if target != "num_heads"}
+)
+_MIMO: Final = _QKV_BIAS | {"v_head_dim": "value_head_size", "rms_norm_eps|layernorm_epsilon": "norm_epsilon"}
+_QWEN3_5: Final = {"mtp_num_hidden_layers": "mtp_layers"}
 _DELTA: Final = {"linear_attention": gated_deltanet}
 
 TYPES: dict[str, ModelType] = {
@@ -802,7 +820,10 @@ TYPES: dict[str, ModelType] = {
     "t5": _T5,
     "vit": _VIT,
     # decoders
-    "apertus": _decoder(keys=_ATTENTION_BIAS, activation="gelu", qk_norm="head", layer_vector_params=2),
+    "apertus": replace(
+        _decoder(keys=_ATTENTION_BIAS, activation="gelu", qk_norm="head", layer_vector_params=2),
+        must={"qk_norm": (True,)},
+    ),
     "arcee": _decoder(keys=_BIASES, activation="gelu"),
     "bitnet": _decoder(sub_norms, keys=_ATTENTION_BIAS),
     "cohere": _decoder(norm_if("use_qk_norm", "qk_norm", "width"), keys=_COHERE_KEYS, **_COHERE),
@@ -817,6 +838,7 @@ TYPES: dict[str, ModelType] = {
     "granite_swa": _decoder(windows, keys=_BIASES, attention_sinks=True),
     "helium": _decoder(keys=_QKV_BIAS | {"mlp_bias": "mlp_bias"}),
     "hunyuan_v1_dense": _decoder(keys=_ATTENTION_BIAS, qk_norm="head"),
+    "hrm_text": _decoder(hrm, gated_biases, keys=_BIASES, norm="unweighted", attention_gate="element"),
     "hyperclovax": _decoder(norm_if("use_post_norm", "norms_per_layer", 4), keys=_BIASES),
     "internlm3": _decoder(keys=_BIASES),
     "iquestcoder": _decoder(keys=_BIASES),
@@ -943,6 +965,7 @@ TYPES: dict[str, ModelType] = {
         qk_norm="head",
     ),
     "hy_v3": _experts(mixture(shared="num_shared_experts"), shared_bias("mlp_bias"), keys=_BIASES, qk_norm="head"),
+    "jetmoe": _JETMOE,
     "kolibri1": _experts(
         mixture(shared_width="shared_expert_intermediate_size"), windows, qk_norm="head", norms_per_layer=4
     ),
@@ -955,8 +978,10 @@ TYPES: dict[str, ModelType] = {
         **{"moe.router_bias": True},
     ),
     "mellum": _experts(mixture(), windows, keys=_ATTENTION_BIAS, qk_norm="head"),
-    "mimo_v2_flash": _experts(mixture(), expert_groups(1, 1), mimo, keys=_QKV_BIAS | {"v_head_dim": "value_head_size"}),
-    "minimax_m2": _experts(mixture("intermediate_size"), qk_norm="width"),
+    "mimo_v2_flash": _experts(mixture(), expert_groups(1, 1), mimo, keys=_MIMO),
+    "minimax_m2": _experts(
+        mixture("intermediate_size"), minimax_m2, keys={"num_mtp_modules": "mtp_layers"}, qk_norm="width"
+    ),
     "minimax_m3_vl_text": _experts(
         mixture("intermediate_size", shared_width="shared_intermediate_size"),
         minimax_m3,
@@ -981,7 +1006,7 @@ TYPES: dict[str, ModelType] = {
     "mamba": _MAMBA,
     "mamba2": replace(_MAMBA, rules=(pure_mamba2,), defaults=_MAMBA.defaults | {"tie_word_embeddings": False}),
     "granitemoehybrid": _experts(
-        mixture("intermediate_size", shared_width="shared_intermediate_size"),
+        granite_experts,
         layers_by("layer_types", {"linear_attention": mamba2(), "mamba": mamba2()}),
         keys=_ATTENTION_BIAS,
     ),
@@ -1014,13 +1039,19 @@ TYPES: dict[str, ModelType] = {
         qk_norm="width",
     ),
     "qwen3_5_text": _decoder(
-        layers_by("layer_types", _DELTA), gated_biases, keys=_ATTENTION_BIAS, attention_gate="element", qk_norm="head"
+        layers_by("layer_types", _DELTA),
+        gated_biases,
+        qwen3_5,
+        keys=_ATTENTION_BIAS | _QWEN3_5,
+        attention_gate="element",
+        qk_norm="head",
     ),
     "qwen3_5_moe_text": _experts(
         mixture(shared_width="shared_expert_intermediate_size"),
         layers_by("layer_types", _DELTA),
         gated_biases,
-        keys=_ATTENTION_BIAS,
+        qwen3_5,
+        keys=_ATTENTION_BIAS | _QWEN3_5,
         attention_gate="element",
         qk_norm="head",
         **{"moe.shared_gate": True},
@@ -1037,13 +1068,17 @@ TYPES: dict[str, ModelType] = {
     "recurrent_gemma": _decoder(recurrent_gemma, keys=_QKV_BIAS, mlp_bias=True),
     "rwkv": _RWKV,
     "xlstm": _XLSTM,
+    "zamba": replace(_decoder(zamba, keys=_ZAMBA, position="none"), must=_TIED),
+    "zamba2": replace(_decoder(zamba2, keys=_ZAMBA), must=_TIED),
     # descendants of BERT
     "bert-generation": _bert(head_by_architecture(transform=False), without="type_vocab_size", pooler=False),
     "big_bird": _bert(head_by_architecture(pooled=True), bird_bias),
     "camembert": _bert(),
     "data2vec-text": _bert(),
+    "electra": _bert(narrow_embeddings(to="embedding_size")),
     "ernie": _bert(ernie, head_by_architecture()),
     "megatron-bert": _bert(head_by_architecture(), final_norm=True, embedding_norm=False),
+    "rembert": _bert(narrow_embeddings(to="input_embedding_size", out="output_embedding_size", reads=1664)),
     "roberta": _bert(),
     "roberta-prelayernorm": _bert(head_by_architecture(), final_norm=True),
     "roc_bert": _bert(roc_bert, head_by_architecture()),
@@ -1151,21 +1186,17 @@ TYPES |= {name: replace(TYPES[name], recorded=False) for name in _TYPED}  # thei
 MISSING: Final[dict[str, str]] = {
     "blt": "a stack of its own for bytes, and patches of them",
     "deepseek_v4": "compressed attention with queries and outputs of low rank, and hyper-connections",
-    "electra": "embeddings narrower than the model",
     "gemma4_assistant": "layers that read another model's keys and values",
     "gemma4_unified_assistant": "layers that read another model's keys and values",
-    "hrm_text": "layers that run several times in a step",
     "hy_v4": "hyper-connections, and indexers that layers share",
     "inkling2_text": "relative attention with convolutions of keys and values",
     "inkling_text": "relative attention with convolutions of keys and values",
-    "jetmoe": "experts inside attention",
     "musicgen": "codebooks of audio",
     "musicgen_melody": "codebooks of audio",
     "phi4_multimodal": "towers of images and audio with adapters",
     "prophetnet": "streams for further tokens",
     "qwen4_exp_text": "what its default configuration does not describe",
     "reformer": "attention by hashing, and reversible layers",
-    "rembert": "embeddings narrower than the model",
     "blip_text_model": "a decoder of BERT's kind that attends to images",
     "chameleon": "codebooks of images",
     "deepseek_ocr2": "a tower that is a language model",
@@ -1184,8 +1215,6 @@ MISSING: Final[dict[str, str]] = {
     "udop": "an encoder of text and patches before the decoder",
     "unlimited_ocr_text": "two towers, one behind the other",
     "vision-encoder-decoder": "an encoder of patches before the decoder",
-    "zamba": "an attention block that several layers share",
-    "zamba2": "an attention block that several layers share",
     "zaya": "attention with convolutions, and a router with layers of its own",
 }
 """Types of transformers 5.23 that are not read, each with the block that it lacks here."""

@@ -235,6 +235,26 @@ def _step(config: Config) -> None:
     config.add("table_params", 90 * h * h + 6 * h)
 
 
+def _gemma4(config: Config) -> None:
+    """Gemma 4: positions by row and by column, and patches that are pooled at the end."""
+    config.add("table_params", 2 * config.count("position_embedding_size", 10240) * config.filled("hidden_size"))
+    config.read.update(("pooling_kernel_size", "standardize", "use_clipped_linears", "default_output_length"))
+    config.read.update(("max_position_embeddings", "attention_bias", "global_head_dim"))  # the library reads none
+
+
+def _janus(config: Config) -> None:
+    """Janus: a bias of the output at all events, and LayerNorms of queries and keys."""
+    h = config.filled("hidden_size")
+    if not config.flag("attention_bias", True):
+        config.put("attention_bias", False, "attention_bias")
+        config.add("layer_vector_params", h)
+    if config.flag("use_qk_norm"):
+        config.put("qk_norm", "width", "use_qk_norm")
+        config.add("layer_vector_params", 2 * h)
+    for key in ("depth", "num_image_tokens", "projection_dim"):
+        config.get(key)
+
+
 def _ovis(config: Config) -> None:
     """Ovis2: a head that gives each patch its share of a visual vocabulary."""
     h = config.filled("hidden_size")
@@ -246,6 +266,21 @@ def _ovis(config: Config) -> None:
     config.add("output_matrix_params", words * h * stride + 2 * words)
 
 
+def _kimi(config: Config) -> None:
+    """A table of positions by row and column; files of checkpoints spell the keys in their own way."""
+    rows = _first(config, "init_pos_emb_height", "pos_emb_height") * _first(
+        config, "init_pos_emb_width", "pos_emb_width"
+    )
+    config.read.update(("pos_emb_height", "pos_emb_width", "init_pos_emb_time", "pos_emb_time", "merge_type"))
+    config.add("table_params", rows * config.filled("hidden_size"))
+
+
+_KIMI: Final = {
+    "vt_num_hidden_layers|num_hidden_layers": "num_layers",
+    "vt_hidden_size|hidden_size": "hidden_size",
+    "vt_num_attention_heads|num_attention_heads": "num_heads",
+    "vt_intermediate_size|intermediate_size": "ffn_hidden_size",
+}
 _RMS: Final[dict[str, Any]] = {"norm": "rmsnorm", "activation": "swiglu"}
 _NO_BIAS: Final[dict[str, Any]] = {"attention_bias": False, "mlp_bias": False}
 _RATIO: Final[dict[str, Any]] = {"ffn_hidden_size": 0}
@@ -260,14 +295,27 @@ _GLM_OCR: Final = _tower(_patches(learned=False), _biases, **_RMS, qk_norm="head
 _SAM: Final = _tower(_patches(), _qkv_bias, _sam, keys={"mlp_dim": "ffn_hidden_size"}, **_NO_NORM)
 _MUSE: Final = _tower(_muse, _patches(bias=False, learned=False), ignore("layer_types"), embedding_norm=True)
 _INTERNVL: Final = _tower(_patches(class_tokens=1), _internvl, attention_bias=False)
+_GEMMA4: Final = _tower(
+    _patches(bias=False, learned=False),
+    _key_value_heads,
+    _gemma4,
+    keys={"head_dim": "head_size"},
+    **_RMS,
+    **_NO_BIAS,
+    **_NO_NORM,
+    norms_per_layer=4,
+    qk_norm="head",
+)
 _MINICPM: Final = _tower(_patches(), _minicpm, ignore("insert_layer_id"))
 
 TOWERS: Final[dict[str, ModelType]] = {
     "blip_vision_model": _BLIP,
     "blip_2_vision_model": _BLIP,
     "clip_vision_model": _CLIP,
+    "cohere_compass_vision": _QWEN3,
     "cosmos3_edge_vision": _tower(_patches(rows="num_patches")),
     "exaone4_5_vision": _tower(_patches(bias=False, learned=False), _windows, _key_value_heads, **_RMS, **_NO_NORM),
+    "gemma4_vision": _GEMMA4,
     "git_vision_model": _CLIP,
     "glm4v_vision": _GLM4V,
     "glm4v_moe_vision": _GLM4V,
@@ -283,7 +331,10 @@ TOWERS: Final[dict[str, ModelType]] = {
     "instructblip_vision_model": _BLIP,
     "instructblipvideo_vision_model": _BLIP,
     "internvl_vision": _INTERNVL,
-    "kimi_k25_vision": _tower(_patches(learned=False), lambda config: config.add("table_params", _kimi_rows(config))),
+    "janus_vision_model": _tower(_by_ratio, _patches(), _janus, keys={"num_hidden_layers": "num_layers"}, **_RATIO),
+    "kimi_k25_vision": _tower(
+        _patches(learned=False), _kimi, ignore("video_attn_type", "mm_hidden_size", "text_hidden_size"), keys=_KIMI
+    ),
     "kosmos_2_vision_model": _CLIP,
     "lfm3_vl_vision": _tower(
         _patches(bias=False, learned=False),
@@ -340,10 +391,6 @@ TOWERS: Final[dict[str, ModelType]] = {
     "step3p5_vision": _tower(_patches(bias=False), _step, ignore("mlp_ratio"), embedding_norm=True, **_NO_NORM),
     "video_llama_3_vision": _tower(_patches(learned=False)),
 }
-
-
-def _kimi_rows(config: Config) -> int:
-    return config.count("pos_emb_height") * config.count("pos_emb_width") * config.filled("hidden_size")
 
 
 # --- projectors ---------------------------------------------------------------------------------------------------
@@ -510,7 +557,7 @@ def _merged_join(join: Join) -> int:
     return 2 * join.hidden + _two(join.merged, join.merged, join.wide)
 
 
-def _kimi(join: Join) -> int:
+def _kimi_join(join: Join) -> int:
     sizes = join.tower.entries("merge_kernel_size") or [2, 2]
     width = join.hidden * int(sizes[0]) * int(sizes[1])
     return 2 * join.outer.count("projection_hidden_size", join.hidden) + _two(width, width, join.wide)
@@ -654,11 +701,58 @@ def _ovis_join(join: Join) -> int:
     return join.tower.count("vocab_size") * wide
 
 
+def _janus_join(join: Join) -> int:
+    """Layers behind the tower; what draws images is held and not computed when they are read."""
+    own: Any = join.outer.get("vq_config", {})
+    if not isinstance(own, dict):
+        join.outer.refuse("vq_config", "`vq_config` must hold keys and values")
+    join.tower.add("table_params", _drawn(Config(name=join.outer.name, text=join.outer.text, values=own), join.wide))
+    p = join.tower.count("projection_dim", 2048)
+    return _linear(join.hidden, p) + (join.tower.count("depth", 2) - 1) * _linear(p, p)
+
+
+def _drawn(own: Config, wide: int) -> int:
+    """Janus' codebook of images: an encoder and a decoder of convolutions, two layers before the text, and a head."""
+    base, latent, inner = own.count("base_channels", 128), own.count("latent_channels", 256), own.count("embed_dim", 8)
+    words, p, blocks = (
+        own.count("num_embeddings", 16384),
+        own.count("projection_dim", 2048),
+        own.count("num_res_blocks", 2),
+    )
+    widths = [base * int(each) for each in own.entries("channel_multiplier") or [1, 1, 2, 2, 4]]
+
+    def block(inputs: int, outputs: int) -> int:
+        short = _linear(inputs, outputs) if inputs != outputs else 0
+        return 2 * inputs + _linear(9 * inputs, outputs) + 2 * outputs + _linear(9 * outputs, outputs) + short
+
+    def stack(start: int, order: list[int], num: int) -> int:
+        starts = [start, *order[:-1]]
+        return sum(
+            block(first, width) + (num - 1) * block(width, width) for first, width in zip(starts, order, strict=True)
+        )
+
+    def attention(width: int) -> int:
+        return 2 * width + 4 * _linear(width, width)
+
+    last = widths[-1]
+    middle = 2 * block(last, last) + (1 + blocks) * attention(last)
+    down = _linear(9 * own.count("in_channels", 3), base) + stack(base, widths, blocks) + middle
+    down += sum(_linear(9 * width, width) for width in widths[:-1])
+    down += 2 * last + _linear(9 * last, latent * (1 + own.flag("double_latent")))
+    up = _linear(9 * latent, last) + middle + attention(last) + stack(last, widths[::-1], blocks + 1)
+    up += sum(_linear(9 * width, width) for width in widths[1:])
+    up += 2 * base + _linear(9 * base, own.count("out_channels", 3))
+    codes = words * inner + _linear(latent, inner) + _linear(inner, latent)
+    ends = words * inner + _linear(inner, p) + (own.count("num_hidden_layers", 2) - 1) * _linear(p, p)
+    return down + up + codes + ends + _two(own.count("image_token_embed_dim", wide), p, words)
+
+
 PROJECTORS: Final[dict[str, Callable[[Join], int]]] = {
     "aria": _aria,
     "aya_vision": _cohere(norm=True),
     "blip-2": _q_former(instructed=False),
     "cohere2_vision": _cohere(norm=False),
+    "cohere_compass": _qwen3,
     "cosmos3_edge": lambda join: (
         2 * join.hidden + _two(join.merged, join.outer.count("projector_hidden_size"), join.wide)
     ),
@@ -667,6 +761,7 @@ PROJECTORS: Final[dict[str, Callable[[Join], int]]] = {
     "deepseek_vl_hybrid": _deepseek_hybrid,
     "exaone4_5": _qwen2,
     "gemma3": lambda join: join.hidden * join.wide + join.hidden,
+    "gemma4": lambda join: join.hidden * join.wide,
     "git": _git,
     "glm46v": _glm4v(lambda join: join.tower.count("intermediate_size")),
     "glm4v": _glm4v(lambda join: join.tower.count("intermediate_size")),
@@ -683,7 +778,8 @@ PROJECTORS: Final[dict[str, Callable[[Join], int]]] = {
     "instructblip": _q_former(instructed=True),
     "instructblipvideo": _q_former(instructed=True),
     "internvl": _internvl_join,
-    "kimi_k25": _kimi,
+    "janus": _janus_join,
+    "kimi_k25": _kimi_join,
     "kosmos-2": _kosmos,
     "lfm2_vl": _lfm2,
     "lfm3_vl": lambda join: (
@@ -741,6 +837,29 @@ PROJECTORS: Final[dict[str, Callable[[Join], int]]] = {
 }
 """Parameters between tower and text, by the outer model_type."""
 
+
+def _fuyu(outer: Config, text: Config) -> None:
+    pixels = outer.count("patch_size", 30) ** 2 * outer.count("num_channels", 3)
+    text.add("input_matrix_params", (pixels + 1) * text.filled("hidden_size"))
+
+
+def _gemma4_unified(outer: Config, text: Config) -> None:
+    """Norms of pixels, patches and positions, and a second matrix to the width of the text."""
+    own: Any = outer.get("vision_config")
+    if not isinstance(own, dict):
+        return
+    tower = Config(name=outer.name, text=outer.text, values=own)
+    wide = tower.count("mm_embed_dim", 3840)
+    pixels = 3 * (tower.count("patch_size", 16) * tower.count("pooling_kernel_size", 3)) ** 2
+    into = tower.count("output_proj_dims", 3840) * text.filled("hidden_size")
+    text.add("input_matrix_params", 2 * pixels + _linear(pixels, wide) + 4 * wide + into)
+    text.add("table_params", 2 * tower.count("mm_posemb_size", 1120) * wide)
+
+
+WITH_SOUND: Final = {"qwen2_5_omni_thinker", "qwen3_omni_moe_thinker"}
+"""Types whose tower for sound is counted."""
+WITHOUT_TOWER: Final[dict[str, Callable[[Config, Config], None]]] = {"fuyu": _fuyu, "gemma4_unified": _gemma4_unified}
+"""Types that project patches at once, by a rule of the outer keys and those of the text."""
 CAUSAL: Final = {"fuyu", "git"}
 """Types whose class for causal language models reads images too."""
 TIES: Final = {
@@ -757,14 +876,14 @@ OUTER_KEYS: Final = {
     *("merged_hidden_size", "merger_times", "mm_tokens_per_image", "multimodal_projector_bias", "num_query_tokens"),
     *("out_hidden_size", "perceiver_config", "projection_hidden_size", "projector_bias", "projector_hidden_size"),
     *("projector_use_layernorm", "qformer_config", "scale_factor", "spatial_merge_size", "tie_word_embeddings"),
-    *("vision_feature_layer", "vision_feature_layers"),
+    *("vision_feature_layer", "vision_feature_layers", "vq_config"),
 }
 """Keys that stand beside text_config and vision_config, and that projectors read."""
 TOWER_KEYS: Final = {
     *("deepstack_visual_indexes", "in_channels", "merge_kernel_size", "out_hidden_size", "output_channels"),
     *("pixel_shuffle_ratio", "projection_dim", "projection_intermediate_size", "projector_input_dim"),
     *("projector_output_dim", "spatial_merge_size", "vision_output_dim", "vocab_size", "intermediate_size"),
-    *("hidden_size", "scale_factor", "use_fine_route"),
+    *("hidden_size", "scale_factor", "use_fine_route", "depth", "pooling_kernel_size"),
 }
 """Keys of vision_config that projectors read."""
 
@@ -782,6 +901,7 @@ def _tokens(join: Join) -> int:
     if isinstance(own := join.outer.get("perceiver_config"), dict):
         return int(own.get("resampler_n_latents") or 64)
     side = max(join.tower.count("spatial_merge_size"), join.outer.count("spatial_merge_size"), 1)
+    side *= max(1, join.tower.count("pooling_kernel_size"))
     side *= join.outer.count("scale_factor", 1) * join.outer.count("downsample_factor", 1)
     for config, key in ((join.outer, "downsample_ratio"), (join.tower, "pixel_shuffle_ratio")):
         side *= round(1 / float(config.get(key, 1)))

@@ -61,6 +61,8 @@ class MixtureOfExperts(Document):
     shared_gate: the output of the shared experts is weighted by a learned gate (Qwen2-MoE). vector_params: of a layer
     with experts, what no other field names.
     num_groups, groups_per_token: the experts stand in groups in order, and those of a token are of this many groups.
+    latent_size: width of the latent that routed experts read and write, 0: hidden_size (Nemotron 3).
+    idle_params: of a layer with experts, parameters of attention's own experts that a token is not sent to (JetMoE).
     imbalance: tokens of the busiest rank over the mean.
     """
 
@@ -76,6 +78,8 @@ class MixtureOfExperts(Document):
     expert_bias: bool = False
     shared_gate: bool = False
     vector_params: int = Field(default=0, ge=0, le=10**12)
+    latent_size: int = Field(default=0, ge=0, le=1_000_000)
+    idle_params: int = Field(default=0, ge=0, le=10**15)
     imbalance: float = Field(default=1.0, ge=1, le=1_000)
 
     @model_validator(mode="after")
@@ -109,12 +113,14 @@ class LatentAttention(Document):
 class SparseAttention(Document):
     """An indexer that chooses `top_k` keys for each query by light heads of its own (DeepSeek-V3.2).
 
-    With latent attention its queries come from the latent of the queries.
+    With latent attention its queries come from the latent of the queries. shared: the keys are those that the layer
+    before has chosen, and there is no indexer (GLM-5.2).
     """
 
     num_heads: int = Field(ge=1, le=100_000)
     head_size: int = Field(ge=1, le=100_000)
     top_k: int = Field(ge=1, le=1_000_000_000)
+    shared: bool = False
 
 
 class Mixer(Document):
@@ -169,8 +175,15 @@ class LayerKind(Document):
     attention_gate: Literal["none", "head", "element"] | None = None
     keys_are_values: bool | None = None
     shares_keys: bool | None = None
+    shared_by: int | None = Field(default=None, ge=1, le=10_000)
     layer_matrix_params: int | None = Field(default=None, ge=0, le=10**15)
     layer_vector_params: int | None = Field(default=None, ge=0, le=10**12)
+
+    @model_validator(mode="after")
+    def _check_shared(self) -> Self:
+        if self.num_layers % (self.shared_by or 1):
+            raise ValueError(f"shared_by: {self.shared_by} does not divide num_layers {self.num_layers} of this kind")
+        return self
 
     def applied(self, model: ModelSpec) -> ModelSpec:
         """The model as if all of its layers were of this kind."""
@@ -201,8 +214,8 @@ class RotaryScaling(Document):
 
     @model_validator(mode="after")
     def _check_band(self) -> Self:
-        if self.low_frequency >= self.high_frequency:
-            raise ValueError(f"high_frequency: {self.high_frequency} is not above low_frequency {self.low_frequency}")
+        if self.low_frequency > self.high_frequency:
+            raise ValueError(f"high_frequency: {self.high_frequency} is below low_frequency {self.low_frequency}")
         return self
 
 
@@ -274,6 +287,9 @@ class ModelSpec(Document):
     value_head_size: 0: as head_size. keys_are_values: one projection gives both; shares_keys: neither, they are those
     of an earlier layer. attention_gate: the output of attention is weighted, by head or element, by a projection.
     sparse: keys are chosen by an indexer. mixer: in place of attention, or beside it where `attends`.
+    shared_by: so many layers are one set of weights, which a token passes that often (Zamba); num_layers counts each.
+    embedding_size: width of the embedding and of what is added to it; head_input_size: of what the head reads; 0: as
+    hidden_size, or as the embedding (ELECTRA).
     layers: layers that differ from the plain ones, of which there are as many as these leave.
     layer_matrix_params, layer_vector_params: of each layer, in matrices and vectors that no other field names.
     vision: a tower that reads images, on the first stage.
@@ -312,6 +328,9 @@ class ModelSpec(Document):
     attention_gate: Literal["none", "head", "element"] = "none"
     keys_are_values: bool = False
     shares_keys: bool = False
+    shared_by: int = Field(default=1, ge=1, le=10_000)
+    embedding_size: int = Field(default=0, ge=0, le=1_000_000)
+    head_input_size: int = Field(default=0, ge=0, le=1_000_000)
     head_bias: bool = False
     layer_matrix_params: int = Field(default=0, ge=0, le=10**15)
     layer_vector_params: int = Field(default=0, ge=0, le=10**12)
@@ -402,8 +421,11 @@ class ModelSpec(Document):
 
     @model_validator(mode="after")
     def _check_layers(self) -> Self:
-        if (num := sum(kind.num_layers for kind in self.layers)) > self.num_layers:
+        num = sum(kind.num_layers for kind in self.layers)
+        if num > self.num_layers:
             raise ValueError(f"layers: {num} layers of other kinds are more than num_layers {self.num_layers}")
+        if (self.num_layers - num) % self.shared_by:
+            raise ValueError(f"shared_by: {self.shared_by} does not divide num_layers {self.num_layers - num}")
         return self
 
     @model_validator(mode="after")
@@ -455,8 +477,31 @@ class ModelSpec(Document):
         """Whether a layer or an end has blocks that only the code of the model type knows."""
         gated = any(model.attention_gate != "none" or not model.attends for _, model in self.kinds())
         odd = self.norm == "unweighted" or (self.norm == "layernorm" and not self.norm_bias)
-        odd |= self.norms_per_layer not in (1, 2, 4) or bool(self.moe and self.moe.vector_params)
+        odd |= self.norms_per_layer not in (1, 2, 4) or bool(
+            self.moe and self.moe.vector_params + self.moe.idle_params + self.moe.latent_size
+        )
+        odd |= self.shared_by > 1
         return odd or gated or bool(self.layers) or any(getattr(self, name) for name in _FURTHER)
+
+    def written(self) -> dict[str, Any]:
+        """The shortest document that means this model: what `architecture` implies and every default left out."""
+        given = self.model_dump(mode="json", exclude_defaults=True)
+        implied = ARCHITECTURES[self.architecture]
+        found = {}
+        for name in type(self).model_fields:
+            value = getattr(self, name)
+            if name in implied:
+                if value != implied[name]:
+                    found[name] = value
+            elif name in given:
+                found[name] = given[name]
+        if self.num_kv_heads == self.num_heads:
+            found.pop("num_kv_heads", None)
+        if self.head_size == (_latent_head_size(self.mla) or self.hidden_size / self.num_heads):
+            found.pop("head_size", None)
+        if self.vision:
+            found["vision"] = {**found["vision"], "encoder": self.vision.encoder.written()}
+        return found
 
     @property
     def features(self) -> tuple[str, ...]:
@@ -486,6 +531,8 @@ _FURTHER: tuple[str, ...] = (
     "value_head_size",
     "keys_are_values",
     "shares_keys",
+    "embedding_size",
+    "head_input_size",
     "head_bias",
     "layer_matrix_params",
     "cross_attention",

@@ -53,7 +53,8 @@ def rotary_frequencies(
     if scaling is None:
         return plain
     turns = scaling.original_max_sequence_length * plain / (2 * math.pi)
-    kept = (turns - scaling.low_frequency) / (scaling.high_frequency - scaling.low_frequency)
+    band = max(scaling.high_frequency - scaling.low_frequency, 1e-6)  # none in Llama 4 Scout
+    kept = (turns - scaling.low_frequency) / band
     return torch.lerp(plain / scaling.factor, plain, kept.clamp(0, 1))
 
 

@@ -25,6 +25,7 @@ from planner.cost.parameters import (
     num_params,
 )
 from planner.cost.stage import held_params, stages_of
+from planner.cost.transfers import expert_transfers
 from planner.layout import parse_layout
 from planner.specs.by_name import load_model
 from planner.specs.model import ModelSpec
@@ -159,6 +160,49 @@ def test_stages_of_a_model_with_experts_add_up(make_job, name, text):
     held = held_params(job, layout, stages_of(job, layout)).total.sum()
     copies = job.model.vocab_size * job.model.hidden_size if job.model.mtp_layers and layout.pp > 1 else 0
     assert held == pytest.approx(num_params(job.model) + mtp_params(job.model) + copies, rel=1e-12)
+
+
+def test_layers_of_one_set_of_weights_are_held_once_and_passed_each_time(make_job):
+    """24 of 32 layers of Llama-3-8B share six: a token meets as many matrices, and 18 layers fewer are held."""
+    settings = ("engine.memory.vocab_multiple=1", "model.layers=[{num_layers: 24, shared_by: 4}]")
+    plain, job = make_job("llama3-8b", settings=settings[:1]), make_job("llama3-8b", settings=settings)
+    assert num_matmul_params(job.model) == num_matmul_params(plain.model)
+    assert num_params(plain.model) - num_params(job.model) == 18 * 218_112_000
+    layout = layout_of(job.model, "tp=1", 1)
+    held = held_params(job, layout, stages_of(job, layout)).total.sum()
+    assert held == pytest.approx(num_params(job.model), rel=1e-12)
+
+
+def test_embeddings_narrower_than_the_model(make_job):
+    """An embedding of 512 and a head that reads 1024, of a vocabulary of 128,256."""
+    settings = ("engine.memory.vocab_multiple=1", "model.embedding_size=512", "model.head_input_size=1024")
+    plain, job = make_job("llama3-8b", settings=settings[:1]), make_job("llama3-8b", settings=settings)
+    assert num_params(plain.model) - num_params(job.model) == 128_256 * (2 * 4096 - 512 - 1024)
+    assert num_matmul_params(plain.model) - num_matmul_params(job.model) == 128_256 * (4096 - 1024)
+    layout = layout_of(job.model, "tp=1", 1)
+    held = held_params(job, layout, stages_of(job, layout)).total.sum()
+    assert held == pytest.approx(num_params(job.model), rel=1e-12)
+
+
+@pytest.mark.parametrize(
+    "name", ["nemotron3-ultra-550b-a55b", "granite4-h-small", "glm-5", "mimo-v2-flash", "qwen3-next-80b-a3b"]
+)
+def test_one_device_holds_the_whole_of_a_hybrid(make_job, name):
+    job = make_job(name, settings=("engine.memory.vocab_multiple=1", "model.mtp_layers=0"))
+    layout = layout_of(job.model, "tp=1", 1)
+    held = held_params(job, layout, stages_of(job, layout)).total.sum()
+    assert held == pytest.approx(num_params(job.model), rel=1e-12)
+
+
+def test_experts_behind_a_latent_multiply_and_send_its_width(make_job):
+    """Experts of 512 numbers in place of Mixtral's 4096, and two matrices to that width and back."""
+    plain = make_job("mixtral-8x7b")
+    job = make_job("mixtral-8x7b", settings=("model.moe.latent_size=512",))
+    expert = 2 * 3 * 14336 * (4096 - 512) - 2 * 4096 * 512
+    assert num_matmul_params(plain.model) - num_matmul_params(job.model) == 32 * expert
+    layout = layout_of(job.model, "ep=8")
+    sent = [sum(each.num_bytes for each in expert_transfers(one, layout)) for one in (plain, job)]
+    assert sent[1] == sent[0] / 8
 
 
 def test_matmul_params_of_deepseek_v3_by_hand():

@@ -180,8 +180,11 @@ BLOCKS = {
     **{name: {name: True} for name in ("cross_attention", "keys_are_values", "shares_keys", "head_bias")},
     **{name: {name: 64} for name in ("value_head_size", "layer_matrix_params", "layer_vector_params", "table_params")},
     **{name: {name: 64} for name in ("input_matrix_params", "output_matrix_params")},
+    **{name: {name: 64} for name in ("embedding_size", "head_input_size")},
+    "shared_by": {"shared_by": 2},
     "attention_gate": {"attention_gate": "head"},
     "vector_params": {"moe": {"num_experts": 8, "experts_per_token": 2, "ffn_hidden_size": 512, "vector_params": 64}},
+    "latent_size": {"moe": {"num_experts": 8, "experts_per_token": 2, "ffn_hidden_size": 512, "latent_size": 64}},
     "norms_per_layer": {"norms_per_layer": 3},
 }
 """Blocks that few models have, by the field that a program must name where it cannot build them."""

@@ -11,10 +11,11 @@ from pydantic import ValidationError
 
 from planner.cost.parameters import mtp_params, num_active_params, num_params
 from planner.errors import InputError
-from planner.specs.by_name import load_model, model_names
+from planner.specs.by_name import load_model, model_names, model_source
 from planner.specs.model import ModelSpec
 
 PUBLISHED = json.loads((Path(__file__).parents[1] / "published" / "huggingface.json").read_text())["models"]
+CHECKPOINTS = json.loads((Path(__file__).parents[1] / "published" / "hub_configs.json").read_text())["checkpoints"]
 RENAMED = {"llama-3.1-8b": "llama3-8b", "llama-3.1-70b": "llama3-70b", "llama-2-7b": "llama2-7b"}
 SHIPPED = [name for name in PUBLISHED if name != "t5-v1.1-xl"]  # only read from its config.json
 
@@ -148,7 +149,9 @@ def test_the_module_for_further_tokens_of_deepseek_v3() -> None:
 
 
 def test_at_least_fifty_models_are_shipped_and_all_are_checked() -> None:
-    exact = {RENAMED.get(name, name) for name in PUBLISHED} | set(LLM_FOUNDRY)
+    sources = {name: model_source(name) for name in model_names()}
+    of_pages = {name for name in sources if any(f"huggingface.co/{page} (" in sources[name] for page in CHECKPOINTS)}
+    exact = {RENAMED.get(name, name) for name in PUBLISHED} | set(LLM_FOUNDRY) | of_pages  # test_hub_configs.py
     rest = set(model_names()) - exact - set(ADVERTISED)
     assert all(name.startswith(("megatron-", "llama", "gpt3-", "tiny-")) for name in rest), rest  # test_library.py
     assert len(model_names()) >= 50

@@ -378,7 +378,8 @@ def _kind_fault(plan: Plan) -> tuple[str, str] | None:
 
 _NO_BLOCKS: Final = (
     *("norm_bias", "attends", "mixer", "layers", "sparse", "cross_attention", "value_head_size", "attention_gate"),
-    *("keys_are_values", "shares_keys", "head_bias", "layer_matrix_params", "layer_vector_params"),
+    *("keys_are_values", "shares_keys", "shared_by", "head_bias", "layer_matrix_params", "layer_vector_params"),
+    *("embedding_size", "head_input_size"),
     *("table_params", "input_matrix_params", "output_matrix_params", "vision"),
 )
 """Fields of blocks that pretrain_gpt.py builds not at all, or by experimental options that this table does not write.
@@ -397,8 +398,10 @@ def _blocks_fault(plan: Plan) -> tuple[str, str] | None:
     ]
     if model.norm not in _NORMS:
         found.append(f"model.norm={model.norm}")
-    if model.moe and model.moe.vector_params:
-        found.append("model.moe.vector_params")
+    if model.moe:
+        found += [
+            f"model.moe.{name}" for name in ("vector_params", "idle_params", "latent_size") if getattr(model.moe, name)
+        ]
     if not found:
         return None
     return f"pretrain_gpt.py has no options that are written for {', '.join(found)}", _TRANSFORMERS
