@@ -51,7 +51,8 @@ ROWS = (
     Row(id="A1", what="SIGKILL of a random rank at a random step, tp2 x pp2, dp2 x cp2 and ZeRO-3 on two hosts; "
         "losses, gradient norms and weights equal bit by bit to those of a run without kills", goal=200,
         cases="battery_kills:random_kills"),
-    Row(id="A3", what="From the kill to the next step: at most 15 s on an idle machine", goal=20),
+    Row(id="A3", what="From the kill to the next step: at most 15 s on an idle machine", goal=20,
+        cases="battery_kills:recoveries"),
     Row(id="A5", what="SIGKILL at each point of a save: before a shard, the hashes, the state, the manifest, the name",
         goal=50, cases="battery_kills:kills_in_saves"),
     Row(id="A7", what="A checkpoint with a bit flipped, cut, emptied, without a file, with a bad manifest or metadata",
@@ -78,7 +79,7 @@ ROWS = (
         goal=1_000, cases="battery_texts:texts"),
     Row(id="B16", what="Plans equal in bytes over PYTHONHASHSEED, and over the versions of Python and NumPy at hand",
         goal=100, cases="battery_jobs:hash_seeds"),
-    Row(id="C1", what="Code in a checkpoint: refused, never run", goal=10),
+    Row(id="C1", what="Code in a checkpoint: refused, never run", goal=10, cases="battery_kills:attacks"),
     Row(id="C2", what="A secret in the environment: in no output", goal=20, cases="battery_jobs:secrets"),
     Row(id="C4", what="Emitted scripts: `bash -n` and shellcheck without a finding", goal=50,
         cases="battery_jobs:scripts"),

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).resolve().parent.parent
 SECONDS = 300
 SECRET = "canary-7f3a9c51"  # noqa: S105 - planted, to be looked for
+STARTERS = ("torchrun", "slurm", "kubeflow", "skypilot")
 LAYOUTS = ("tp=2", "tp=8,pp=4,mbs=1", "zero=3,mbs=1", "pp=3", "cp=2,tp=2", "ep=8", "pp=2,schedule=zbv", "tp=3", "dp=7")
 
 
@@ -164,13 +165,14 @@ def secrets(numbers: range) -> Iterator[str]:
             words = ["tiny-gpt", "dgx-a100", "--gpus", str(rng.choice((1, 2, 4, 8))), "--global-batch", "8"]
             planted = {"WANDB_API_KEY": SECRET, "HF_TOKEN": SECRET, "AWS_SECRET_ACCESS_KEY": SECRET}
             runs = [
-                _planner(["plan", *words, "-o", "p.json", "--html", "p.html", "--trace", "p.trace"], folder, **planted),
-                _planner(["emit", "p.json", "--to", "torch", "-o", "out"], folder, **planted),
+                _planner(["plan", *words, "-o", "p.json"], folder, **planted),
+                _planner(["explain", "p.json", "--html", "p.html"], folder, **planted),
+                _planner(["emit", "p.json", "--on", rng.choice(STARTERS), "-o", "out"], folder, **planted),
                 _planner(["launch", "p.json", "--dry-run"], folder, **planted),
             ]
             texts = [text for run in runs for text in (run.stdout, run.stderr)]
             texts += [path.read_text(errors="replace") for path in Path(folder).rglob("*") if path.is_file()]
-            faults = [fault_of(run, words) for run in runs]
+            faults = [fault_of(run, words, codes=(0,)) for run in runs]
             yield (
                 "the secret is in an output"
                 if any(SECRET in text for text in texts)
@@ -183,12 +185,19 @@ def scripts(numbers: range) -> Iterator[str]:
     for number in numbers:
         rng = random.Random(f"script {number}")  # noqa: S311 - no secret
         with tempfile.TemporaryDirectory() as folder:
-            words = [rng.choice(("tiny-gpt", "llama3-8b", "llama2-7b", "mixtral-8x7b", "gpt3-175b")), "dgx-h100"]
-            words += ["--nodes", str(rng.choice((1, 2, 8, 64))), "--global-batch", "1024", "--seq-len", "2048"]
-            words += ["--engine", rng.choice(("torch", "megatron", "deepspeed", "fsdp", "megatron-bridge"))]
-            planned = _planner(["plan", *words, "-o", "p.json"], folder)
-            emitted = _planner(["emit", "p.json", "-o", "out"], folder) if planned.returncode == 0 else planned
-            yield fault_of(emitted, words) or _shell_faults(Path(folder))
+            yield _script_fault(rng, folder)
+
+
+def _script_fault(rng: random.Random, folder: str) -> str:
+    planned = None
+    while planned is None or planned.returncode == 3:  # does not fit: there is no script
+        words = [rng.choice(("tiny-gpt", "llama3-8b", "llama2-7b", "mixtral-8x7b", "gpt3-175b")), "dgx-h100"]
+        words += ["--nodes", str(rng.choice((1, 2, 8, 64))), "--global-batch", "1024", "--seq-len", "2048"]
+        words += ["--engine", rng.choice(("torch", "megatron", "deepspeed", "fsdp", "megatron-bridge"))]
+        planned = _planner(["plan", *words, "-o", "p.json"], folder)
+    emitted = _planner(["emit", "p.json", "--on", rng.choice(STARTERS), "-o", "out"], folder)
+    faults = [fault_of(each, words, codes=(0,)) for each in (planned, emitted)]
+    return next(filter(None, faults), "") or _shell_faults(Path(folder))
 
 
 def _shell_faults(folder: Path) -> str:

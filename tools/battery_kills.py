@@ -11,6 +11,7 @@ import hashlib
 import importlib.util
 import json
 import os
+import pickle
 import random
 import shutil
 import signal
@@ -19,6 +20,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import OrderedDict
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -37,6 +39,7 @@ ROOT = Path(__file__).resolve().parent.parent
 SECONDS = 600.0
 KILLS_OF_A_RUN = 5
 STEPS_BETWEEN_KILLS = 10
+RECOVERY_SECONDS = 15.0
 CLI = (sys.executable, "-c", "from planner.cli import run; run()")
 
 
@@ -327,6 +330,26 @@ def second_launchers(numbers: range) -> Iterator[str]:
             yield "" if code == ExitCode.ENVIRONMENT and "under way" in before else f"ended with {code}"
 
 
+def recoveries(numbers: range) -> Iterator[str]:
+    """Seconds from the kill of a rank to the first step that was not done before; one run, killed again and again."""
+    with tempfile.TemporaryDirectory() as name, _run(TWO, Path(name), "run", 100_000, "--checkpoint-every", "3") as run:
+        for number in numbers:
+            yield _told(lambda number=number: _recovery(run, number))  # type: ignore[misc]
+
+
+def _recovery(run: Run, number: int) -> str:
+    start = run.steps_done()
+    wait_for(lambda: run.steps_done() > start + 6 and len(run.ranks()) == TWO.ranks)
+    victim = random.Random(f"recovery {number}").choice(run.ranks())  # noqa: S311 - no secret
+    os.kill(victim, signal.SIGKILL)
+    began, done = time.monotonic(), run.steps_done()
+    wait_for(lambda: victim not in run.ranks() and run.steps_done() > done + 1)  # it may have been writing a line
+    seconds = time.monotonic() - began
+    took = f"{seconds:.1f} s at a load of {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores"
+    print(f"case {number}: {took}", flush=True)
+    return "" if seconds <= RECOVERY_SECONDS else took
+
+
 # --- faults inside a rank ---------------------------------------------------------------------------------------------
 
 
@@ -474,5 +497,47 @@ def damaged_checkpoints(numbers: range) -> Iterator[str]:
         if len(told) != 1:
             return f"{what}: {len(told)} lines about it"
         return "" if _losses(output) == _losses(whole) else f"{what}: losses differ"
+
+    yield from _copies(numbers, attempt)
+
+
+class _Attack:
+    """Its pickle makes a file when it is loaded."""
+
+    def __init__(self, mark: Path, kind: int) -> None:
+        self._call: tuple[Any, tuple[Any, ...]] = (
+            (Path.touch, (mark,)),
+            (os.system, (f"touch {mark}",)),
+            (exec, (f"open({str(mark)!r}, 'w')",)),
+            (subprocess.call, (["touch", str(mark)],)),
+            (open, (str(mark), "w")),
+        )[kind]
+
+    def __reduce__(self) -> tuple[Any, tuple[Any, ...]]:
+        return self._call
+
+
+def attacks(numbers: range) -> Iterator[str]:
+    """Code in the metadata or in a shard, with a manifest that agrees: refused, and the code never ran."""
+
+    def attempt(workers: Workers, plan: Plan, _: Path, output: Path, number: int) -> str:
+        rng, mark = random.Random(f"attack {number}"), output.parent / f"ran-{number}"  # noqa: S311 - no secret
+        attack, protocol = _Attack(mark, number // 2 % 5), rng.choice((0, 2, 4, 5))
+        harmful = pickle.dumps(OrderedDict(a=attack) if rng.random() < 0.5 else attack, protocol=protocol)
+        pickle.loads(harmful)  # noqa: S301 - our own: it has to work where nobody refuses it
+        if not mark.exists():
+            return "the attack does not work"
+        mark.unlink()
+        folder = _checkpoint(output, 8)
+        victim = folder / (".metadata" if number % 2 else "__0_0.distcp")
+        whole = victim.read_bytes()
+        victim.write_bytes(harmful if number % 2 else harmful + whole[len(harmful) :])
+        manifest = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
+        manifest[victim.name] = hashlib.sha256(victim.read_bytes()).hexdigest()
+        (folder / "manifest.json").write_text(json.dumps(manifest), encoding="utf-8")
+        said = workers.train(plan, output)
+        if mark.exists():
+            return f"the code in {victim.name} ran"
+        return "" if "EnvironmentProblem: cannot load" in said else f"{victim.name}: it said {said[:200]!r}"
 
     yield from _copies(numbers, attempt)
