@@ -92,6 +92,7 @@ BOUNDS: dict[str, tuple[tuple[Any, str, Any], ...]] = {
     "any-replicas": ((PoolBounds, "sharded_bound_seconds", _zeros),),
     "step": ((of_pools, "lower_bound_seconds", _zeros),),
     "memory-phase": ((of_steps, "_bound_by_memory", _before_memory),),
+    "whole-layers": ((of_steps, "_layers_of_slowest", lambda _, num_stages, __: 0.0 * num_stages),),
     "tail": ((of_steps, "_least_tail", _zeros),),
     "transfer": ((of_steps, "_least_transfer", _zeros),),
     "holds-in-time": ((of_steps, "_holds_in_time", _all), (of_pools, "_holds_in_time", lambda *a: _all(0, a[4]))),

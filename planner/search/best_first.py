@@ -215,8 +215,8 @@ class _Search:
 
     def _cutoff(self, degrees: DegreeArrays, *, of_places: bool = False) -> FloatArray:
         """Longer steps are not wanted, [n]; or (of_places) take none of the places of the first solve."""
-        cutoff = self._best.place_seconds if of_places else self._best.cutoff_seconds
-        seconds = cutoff(self._best.devices(self._job, degrees))
+        devices = self._best.devices(self._job, degrees)
+        seconds = self._best.place_seconds(devices, degrees) if of_places else self._best.cutoff_seconds(devices)
         return np.asarray(np.broadcast_to(seconds, len(degrees)) * (1 + TIE), dtype=np.float64)
 
     def _place(self, degrees: DegreeArrays, seconds: FloatArray) -> FloatArray:
@@ -373,8 +373,8 @@ class _Search:
         self.found.num_priced += len(part)
         for position in filter(candidates.__contains__, part.tolist()):
             degrees, candidate = near.one(position), candidates.pop(position)
-            longest = float(self._best.place_seconds(self._best.devices(self._job, degrees))) * (1 + TIE)
-            choice = best_choice(candidate, cutoff=longest)
+            longest = self._best.place_seconds(self._best.devices(self._job, degrees), degrees)
+            choice = best_choice(candidate, cutoff=float(np.max(longest)) * (1 + TIE))
             if choice is None:
                 continue
             assigned = assigned_by(degrees, candidate, choice)

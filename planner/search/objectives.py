@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 OBJECTIVES: Final[tuple[ObjectiveName, ...]] = ("throughput", "cost", "gpus", "memory")
 Rank: TypeAlias = tuple[float, float]
 """Layouts are ordered by the first number, then by the second, which is seconds of a step; less is better."""
+_NEVER: Final[Rank] = (math.inf, math.inf)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,8 +83,8 @@ class Incumbents(Protocol):
     def cutoff_seconds(self, num_devices: Number) -> Number:
         """Layouts on so many devices with longer steps are not wanted; broadcasts."""
 
-    def place_seconds(self, num_devices: Number) -> Number:
-        """The same for the best layouts alone, without those that are wanted because they are near one; broadcasts."""
+    def place_seconds(self, num_devices: Number, degrees: DegreeArrays) -> Number:
+        """The same for the best layouts alone, without those that are wanted because they are near one, [n]."""
 
     def order(self, seconds: Number, num_devices: Number) -> Number:
         """What to look at first: layouts of small values; broadcasts."""
@@ -101,9 +102,9 @@ class BestKinds:
 
     def __init__(self, objective: Objective, places: int, *, within: float = 0.0) -> None:
         self.objective, self._places, self._within = objective, places, within
-        self.first: Rank = (math.inf, math.inf)  # the best rank
+        self.first: Rank = _NEVER  # the best rank
         self._ranks: dict[tuple[int, ...], Rank] = {}
-        self._last: Rank = (math.inf, math.inf)  # the rank of the last place
+        self._last: Rank = _NEVER  # the rank of the last place
 
     def devices(self, job: Job, degrees: DegreeArrays) -> Number:
         """As the objective counts them."""
@@ -112,10 +113,17 @@ class BestKinds:
     def cutoff_seconds(self, num_devices: Number) -> Number:
         """The longest step with which a layout on so many devices takes a place or is near the best; broadcasts."""
         near = self._seconds_up_to(self.first, num_devices, 1 + self._within)
-        return np.maximum(near, self.place_seconds(num_devices))
+        return np.maximum(near, self._of_any_kind(num_devices))
 
-    def place_seconds(self, num_devices: Number) -> Number:
-        """The longest step with which a layout on so many devices takes one of the places; broadcasts."""
+    def place_seconds(self, num_devices: Number, degrees: DegreeArrays) -> Number:
+        """The longest step with which these layouts take one of the places, or are better than theirs, [n]."""
+        kinds = np.stack(np.broadcast_arrays(*kind_of(degrees)), axis=-1).reshape(-1, 4)  # [n, 4]
+        distinct, which = np.unique(kinds, axis=0, return_inverse=True)
+        ranks = [self._ranks.get(tuple(kind), _NEVER) for kind in distinct.tolist()]
+        own = [np.broadcast_to(self._seconds_up_to(rank, num_devices), which.shape) for rank in ranks]  # [kinds][n]
+        return np.minimum(self._of_any_kind(num_devices), np.array(own)[which, np.arange(len(which))])
+
+    def _of_any_kind(self, num_devices: Number) -> Number:
         places = self._seconds_up_to(self._last, num_devices)
         if self.objective.name == "gpus":  # more devices are worth reading too
             return places
@@ -140,7 +148,7 @@ class BestKinds:
     def add(self, degrees: Degrees, num_devices: float, seconds: float) -> None:
         """A layout has been found; of its kind the best one counts."""
         kind, rank = kind_of(degrees), self.objective.rank(seconds, num_devices)
-        if rank < self._ranks.get(kind, (math.inf, math.inf)):
+        if rank < self._ranks.get(kind, _NEVER):
             self._ranks[kind], self.first = rank, min(rank, self.first)
             if len(self._ranks) >= self._places:
                 self._last = sorted(self._ranks.values())[self._places - 1]
@@ -160,7 +168,7 @@ class AnyLayout:
         """No bound, then none that is met; broadcasts."""
         return np.full(np.shape(num_devices), -math.inf if self.found else math.inf)
 
-    def place_seconds(self, num_devices: Number) -> Number:
+    def place_seconds(self, num_devices: Number, degrees: DegreeArrays) -> Number:  # noqa: ARG002 - of `Incumbents`
         """The same; broadcasts."""
         return self.cutoff_seconds(num_devices)
 
@@ -193,7 +201,7 @@ class Staircase:
         place = np.searchsorted(self._devices, np.maximum(num_devices, self._num_first), side="right")
         return np.asarray(self._seconds)[place - 1]
 
-    def place_seconds(self, num_devices: Number) -> Number:
+    def place_seconds(self, num_devices: Number, degrees: DegreeArrays) -> Number:  # noqa: ARG002 - of `Incumbents`
         """The same; broadcasts."""
         return self.cutoff_seconds(num_devices)
 
@@ -218,7 +226,7 @@ def partition_of(degrees: Degrees) -> tuple[int, ...]:
 
 def kind_of(degrees: Degrees) -> tuple[int, ...]:
     """How the model is divided: over tp, pp and ep, and whether its weights are sharded; not how the batch is."""
-    return degrees.tp, degrees.pp, degrees.ep, int(degrees.zero == 3)
+    return degrees.tp, degrees.pp, degrees.ep, np.equal(degrees.zero, 3) * 1
 
 
 def objective_of(job: Job, name: ObjectiveName) -> Objective:

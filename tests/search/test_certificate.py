@@ -191,7 +191,7 @@ def small_pipeline():
 
 @pytest.mark.parametrize("name", HIGH)
 def test_bounds_that_are_too_high_are_noticed_by_the_check(monkeypatch, small_pipeline, name):
-    """Both methods share the bounds, so only the check can notice one; on honest bounds it says nothing."""
+    """Both methods share the bounds: the check notices one, or the winner is missing where its even split was tried."""
     module, function, factor = HIGH[name]
     honest = getattr(module, function)
 
@@ -203,7 +203,7 @@ def test_bounds_that_are_too_high_are_noticed_by_the_check(monkeypatch, small_pi
         return found * factor
 
     monkeypatch.setattr(module, function, high)
-    with pytest.raises(Disagreement, match="bound"):
+    with pytest.raises(Disagreement, match="bound|a layout was tried"):
         search(small_pipeline, Constraints(), check=True)
 
 

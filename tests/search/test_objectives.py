@@ -8,6 +8,7 @@ import random
 from dataclasses import replace
 from functools import cache
 
+import numpy as np
 import pytest
 from enumeration import long_forms
 from hypothesis import given
@@ -179,7 +180,7 @@ def test_a_cutoff_lets_through_what_takes_a_place_and_nothing_else(name, places,
         worth = (math.inf, math.inf) if name == "gpus" else tuple(value * (1 + WORTH_READING) for value in near)
         last = min(last, worth)
         for asked in range(1, 10):
-            cutoff = float(best.place_seconds(asked))
+            cutoff = float(np.max(best.place_seconds(asked, Layout(tp=99, layers_per_stage=(1,), recompute=("none",)))))
             if cutoff > 0 and math.isfinite(cutoff):
                 assert objective.rank(cutoff * (1 - 1e-9), asked)[0] <= last[0] * (1 + 1e-9)
                 assert objective.rank(cutoff * (1 + 1e-9), asked) > last
@@ -187,3 +188,8 @@ def test_a_cutoff_lets_through_what_takes_a_place_and_nothing_else(name, places,
                 assert objective.rank(1e-300, asked) > last
             else:
                 assert objective.rank(1e300, asked) < last or cutoff < 0
+            own = float(np.max(best.place_seconds(asked, one)))  # what is no better than its own kind takes no place
+            assert own <= cutoff
+            if 0 < own < cutoff:
+                assert objective.rank(own * (1 - 1e-9), asked) <= ranks[tp]
+                assert objective.rank(own * (1 + 1e-9), asked) > ranks[tp]

@@ -606,11 +606,25 @@ def test_no_stage_within_the_cutoff_has_more_than_the_most_layers(seed):
     for degrees in legal_degrees(job, NO_CONSTRAINTS):
         policies = allowed_policies(job, NO_CONSTRAINTS, degrees)
         candidates = price_candidates(job, degrees, policies, constraints=NO_CONSTRAINTS)
-        for cutoff in {float(c.steady_count * t) for c in candidates[:20] for t in c.seconds[::7] if c.steady_count}:
-            most = most_layers(job, degrees, cutoff)
-            for candidate, limit in zip(candidates, most.tolist(), strict=True):
-                in_time = candidate.steady_count * candidate.seconds <= cutoff
-                assert candidate.layers[in_time].max(initial=0) <= limit
+        for at, candidate in enumerate(candidates[:20]):
+            for stage, count in set(zip(candidate.stage.tolist(), candidate.layers.tolist(), strict=True)):
+                choice = best_choice(candidate.keep((candidate.stage != stage) | (candidate.layers == count)))
+                if choice:
+                    assert most_layers(job, degrees, choice.objective_seconds)[at] >= count
+
+
+@pytest.mark.parametrize("count", [12, 14, 20, 40])
+def test_filling_the_pipeline_takes_time_from_the_fullest_stage(count):
+    """Eight microbatches on eight stages: half of the step is one microbatch's way through all of them."""
+    job = load_job(
+        model="gpt3-175b", cluster="dgx-h100", gpus=64, sequence_length=2048, global_batch_size=8,
+        settings=("device.memory=2000GiB",),
+    )  # fmt: skip
+    pins = Constraints.parse(["tp=8,pp=8,interleave=1,cp=1,mbs=1,zero=0"])
+    (degrees,) = (each for each in legal_degrees(job, pins) if len(each) == 1)
+    (candidate,) = price_candidates(job, degrees, allowed_policies(job, pins, degrees), constraints=pins)
+    best = best_choice(candidate.keep((candidate.stage != 3) | (candidate.layers == count)))
+    assert count <= most_layers(job, degrees, best.objective_seconds) <= 1.3 * count
 
 
 def slowed(job, slow, late):

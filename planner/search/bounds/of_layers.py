@@ -236,8 +236,12 @@ def most_layers(
             strict=True,
         )
         least = {kind[:2]: seconds for kind, seconds in of_kinds}
+        left = cutoff_seconds
+        if job.between is None and degrees.schedule not in EXECUTED:  # filling and draining take all work once
+            work = sum(kind.number * least[kind[:2]] for kind in kinds_main_first(job)) + shapes.parts.head.total
+            left = cutoff_seconds - np.broadcast_to(work, (len(distinct),))[position] / v
         steady = np.maximum(steady_count(num_microbatches(job, degrees), v), 1e-9)
-        slowest = np.maximum(cutoff_seconds, 0.0) / steady * (1 + 1e-9)
+        slowest = np.maximum(left, 0.0) / steady * (1 + 1e-9)
         each = np.broadcast_to(np.minimum.reduce(list(least.values())), (len(distinct),))[position]
         most = np.minimum(most, np.floor(slowest / each))
         pattern = pattern_of(job)

@@ -21,6 +21,7 @@ from planner.search.bounds.of_layers import (
     stage_of_kind,
 )
 from planner.search.bounds.of_memory import capacities_of_stages, held_in_time
+from planner.search.space.arrays import TIE
 from planner.search.space.configurations import choices_of
 from planner.specs.recompute import NONE
 
@@ -309,10 +310,33 @@ def _least_work(job: PoolJob, degrees: DegreeArrays, costs: LeastCosts, forced_s
 
 
 def _least_slowest(job: PoolJob, degrees: DegreeArrays, costs: LeastCosts, forced_seconds: Number) -> Number:
-    """Least seconds of one microbatch in the slowest stage."""
-    layer = costs.layer.min(axis=(0, 1))
-    fullest = np.maximum(np.ceil(job.model.num_layers / degrees.pp) * layer, degrees.interleave * layer + costs.ends)
+    """Least seconds of one microbatch in the slowest stage, [n].
+
+    That stage has no less than the mean of all work. And layers are whole: neither all of them at the price of the
+    fastest kind, nor those of the main kinds at theirs, can be spread more evenly (`_layers_of_slowest`).
+
+    Buys (`whole-layers`): DeepSeek-V3 on 100,000 devices 7.3 s in place of 8.5 (busy machine).
+    """
+    layer, main = costs.layer.min(axis=(0, 1)), costs.main.min(axis=0)
+    fullest = degrees.interleave * layer + costs.ends
+    for seconds, count in ((layer, job.model.num_layers), (main, num_main_layers(job))):
+        fullest = np.maximum(fullest, seconds * _layers_of_slowest(count, degrees.pp, costs.ends / seconds))
     return np.maximum(_least_work(job, degrees, costs, forced_seconds) / degrees.pp, fullest + costs.send)
+
+
+def _layers_of_slowest(num_layers: int, num_stages: Number, ends: Number) -> Number:
+    """Least time of the slowest of so many stages in units of a layer, where the last one has `ends` besides, [n].
+
+    Stages of time t hold floor(t) layers, the last one floor(t - ends). With k = floor(t) that is S k - ceil(ends) in
+    all, or S k - floor(ends) from t = k + (the fraction of ends) on. So the least t that holds all L is a whole one, or
+    one with that fraction.
+
+    Source: derived here; tested against all ways to divide the layers.
+    """
+    ends = np.maximum(ends - TIE, 0.0)
+    whole = np.ceil((num_layers + np.ceil(ends)) / num_stages)
+    broken = np.ceil((num_layers + np.floor(ends)) / num_stages) + ends - np.floor(ends)
+    return np.maximum(np.minimum(whole, broken), ends)
 
 
 def _least_step(job: PoolJob, degrees: DegreeArrays, costs: LeastCosts, forced_seconds: Number) -> NDArray[np.float64]:
