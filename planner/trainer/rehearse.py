@@ -25,6 +25,7 @@ from torch.distributed.pipelining.schedules import _PipelineSchedule
 from torch.distributed.pipelining.stage import InferenceMode  # type: ignore[attr-defined] # torch lists no names there
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._sharding_prop import ShardingPropagator
+from torch.distributed.tensor.debug import _clear_sharding_prop_cache
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -167,6 +168,8 @@ def fake_world(num_ranks: int, rank: int, mode: FakeTensorMode) -> Iterator[None
             yield
     finally:
         dist.destroy_process_group()
+        # DTensor remembers meshes by their shape, with the groups of this world
+        _clear_sharding_prop_cache()  # type: ignore[no-untyped-call] # torch's
 
 
 def _balanced(exchange: _Exchange, _: Experts, inputs: Any) -> tuple[torch.Tensor, torch.Tensor]:

@@ -10,6 +10,7 @@ import re
 import tempfile
 import time
 from dataclasses import asdict, fields, replace
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -166,8 +167,12 @@ def assignments(job, pp, v, offload):
 
 def period(job):
     """After how many layers the same kinds come again, behind the leading ones."""
-    model = job.model
-    kinds = [(model.layer_has_experts(k), model.window_of_layer(k) % job.training.sequence_length) for k in range(99)]
+    return _period(job.model, job.training.sequence_length)
+
+
+@cache
+def _period(model, sequence_length):
+    kinds = [(model.layer_has_experts(k), model.window_of_layer(k) % sequence_length) for k in range(99)]
     kinds = kinds[model.moe.num_dense_layers if model.moe else 0 :]
     return next(p for p in range(1, 99) if kinds[p:] == kinds[:-p])
 

@@ -118,7 +118,8 @@ def test_a_layout_trains_documents_as_if_each_were_alone(model, layout, data, ru
     for (loss, norm), (alone, norm_alone) in zip(found, wanted, strict=True):
         assert loss == pytest.approx(alone, abs=1e-4)
         assert norm == pytest.approx(norm_alone, rel=1e-3)
-    assert abs(unmasked[-1][0] - wanted[-1][0]) > 1e-3
+    # the mask changes the loss by several times what the layouts may differ by
+    assert max(abs(loss - alone) for (loss, _), (alone, _) in zip(unmasked, wanted, strict=True)) > 5e-4
 
 
 def open_with_masks(names, vocab_size):
