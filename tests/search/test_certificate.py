@@ -203,7 +203,7 @@ def test_bounds_that_are_too_high_are_noticed_by_the_check(monkeypatch, small_pi
         return found * factor
 
     monkeypatch.setattr(module, function, high)
-    with pytest.raises(Disagreement, match="bound|a layout was tried"):
+    with pytest.raises(Disagreement, match=r"bound|a layout was tried"):
         search(small_pipeline, Constraints(), check=True)
 
 
