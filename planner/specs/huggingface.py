@@ -123,7 +123,7 @@ def config_from_text(text: str, shown: str, model_name: str = "model") -> Huggin
             inner["tie_word_embeddings"] = outer["tie_word_embeddings"]
         config = Config(name=shown, text=text, values=inner)
         notes.append("only text_config is read: what surrounds the text model is neither counted nor priced")
-    if isinstance(outer.get("audio_config"), dict) and outer.get("model_type") not in WITH_SOUND:
+    if isinstance(outer.get("audio_config"), dict) and str(outer.get("model_type")) not in WITH_SOUND:
         notes.append("audio_config is not read: a tower for sound is neither counted nor priced")
     if outer.get("auto_map"):
         notes.append("auto_map names code that comes with the checkpoint: it is not run, the model_type decides")
@@ -166,7 +166,7 @@ def _join(outer: dict[str, Any], shown: str, text: str) -> Join | None:
     if not kind:
         return None
     config = Config(name=shown, text=text, values=tower)
-    if kind not in TOWERS:
+    if str(kind) not in TOWERS:
         config.refuse(
             "vision_config", f"a tower of model_type {quoted(kind)} is not supported", f"{any_of(sorted(TOWERS))}"
         )
@@ -184,7 +184,7 @@ def _is_text_model(outer: dict[str, Any]) -> bool:
     names = outer.get("architectures")
     return (
         isinstance(names, list)
-        and outer.get("model_type") not in CAUSAL
+        and str(outer.get("model_type")) not in CAUSAL
         and any(str(name).endswith("ForCausalLM") for name in names)
     )
 

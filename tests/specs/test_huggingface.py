@@ -118,6 +118,18 @@ def test_sliding_windows(save: Save, change: dict[str, Any], window: int, every:
     assert (model.sliding_window, model.global_every) == (window, every)
 
 
+@pytest.mark.parametrize("written", [["llama"], {"llama": 1}, 3, True])
+def test_a_model_type_that_is_no_word_is_refused(save: Save, written: object) -> None:
+    """Beside each of the keys that are looked at with it, and in the part that reads images."""
+    outer = LLAMA | {"model_type": written}
+    for beside in ({}, {"audio_config": {}}, {"vision_config": {}}):
+        assert "model_type" in refusal(save(outer | beside))
+    text = {"architectures": ["LlamaForCausalLM"], "text_config": LLAMA, "tie_word_embeddings": True}
+    assert load_model(str(save(outer | text))).hidden_size == LLAMA["hidden_size"]  # its own type decides
+    tower = {"model_type": written, "hidden_size": 64}
+    assert "vision_config" in refusal(save({"model_type": "llava", "text_config": LLAMA, "vision_config": tower}))
+
+
 @pytest.mark.parametrize("model_type", ["qwen2", "qwen3"])
 def test_local_attention_in_some_layers_of_qwen_is_refused(save: Save, model_type: str) -> None:
     qwen = QWEN | {"model_type": model_type}
