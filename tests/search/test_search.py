@@ -801,6 +801,15 @@ def test_bounds_stay_below_the_exact_optimum(seed):
     check_bounds(small_job(seed))
 
 
+def test_bounds_count_no_collective_that_runs_beside_its_product():
+    small = ("model.num_layers=8", "model.vocab_size=1024", "nvlink.bandwidth=30 GB/s")
+    settings = (*small, "engine.overlap.tensor_parallel=true")
+    job = load_job(
+        model="llama3-8b", cluster="dgx-h100", gpus=4, sequence_length=2048, global_batch_size=4, settings=settings
+    )
+    check_bounds(job)
+
+
 @pytest.mark.parametrize("gib", [0.006, *long_forms(0.004, 0.02)])
 def test_bounds_stay_below_the_exact_optimum_with_experts(gib):
     check_bounds(small_mixture_job(gib))
