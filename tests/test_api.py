@@ -104,7 +104,7 @@ def test_names_hold_whatever_was_imported_before(seed: int) -> None:
         ({"pin": ["tp=2", "pp=1"]}, "--pin tp=2 --pin pp=1", "options.pins", ["tp=2", "pp=1"]),
         ({"forbid": ["zero=1", "mbs=1"]}, "--forbid zero=1 --forbid mbs=1", "options.forbidden", ["zero=1", "mbs=1"]),
         ({"objective": "gpus"}, "--objective gpus", "certificate.objective", "gpus"),
-        ({"check": True, "gpus": 4}, "--check --gpus 4", "certificate.num_bounds_checked", 64),
+        ({"check": True, "pin": "tp=2"}, "--check --pin tp=2", "certificate.num_bounds_checked", 12),
         ({"solver": "highs"}, "--solver highs", "certificate.solver", "highs"),
         ({"settings": "device.memory=40GiB"}, "--set device.memory=40GiB", "cluster.device.memory", "40 GiB"),
         ({"settings": ["training.seed=7"]}, "--set training.seed=7", "training.seed", 7),
