@@ -37,6 +37,8 @@ UNITS: Final[dict[str, dict[str, float]]] = {
 """Kind of quantity -> unit -> factor to the base unit (the first unit of the table is the base unit)."""
 
 _QUANTITY: Final = re.compile(r"\s*([+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)\s*([A-Za-z/]+)?(\s+per device)?\s*")
+_LONGEST: Final = 400
+"""Characters of a quantity; the pattern takes the square of that. Python writes no float with more."""
 
 
 _LENGTH: Final = re.compile(r"([0-9]{1,12})\s*([kK]?)")
@@ -50,7 +52,7 @@ def parse_quantity(text: str, kind: str) -> float:
     """
     table = UNITS[kind]
     examples = ", ".join(list(table)[:7])
-    match = _QUANTITY.fullmatch(text)
+    match = _QUANTITY.fullmatch(text) if len(text) <= _LONGEST else None
     if match is None:
         raise ValueError(f"{text!r} is not a quantity; write a number and a unit ({examples})")
     number, unit, _ = match.groups()

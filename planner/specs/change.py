@@ -129,7 +129,7 @@ def _count(value: str, now: int, where: str) -> int:
     factor = _FACTOR.fullmatch(value)
     if factor:
         return max(1, round(now * _times(factor)))
-    if not (value.isascii() and value.isdigit() and 0 < int(value) <= 10_000_000):
+    if not (value.isascii() and value.isdigit() and len(value) <= 8 and 0 < int(value) <= 10_000_000):
         raise InputError(f"`{printable(value, 40)}` is no number of devices", where=where)
     return int(value)
 

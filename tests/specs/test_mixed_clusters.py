@@ -307,3 +307,9 @@ def test_odd_clusters_from_the_document_to_the_command_of_each_host(
     commands = [line for line in capsys.readouterr().out.splitlines() if line.startswith("torchrun")]
     assert sum(int(line.partition("--nproc-per-node=")[2].split()[0]) for line in commands) == used
     assert main(["explain", "plan.json", "--collectives"]) == 0
+
+
+def test_a_count_of_thousands_of_digits_is_refused_in_words():
+    job = load_job(model="tiny-gpt", cluster="dgx-a100", sequence_length=64, global_batch_size=8)
+    with pytest.raises(InputError, match="is no number of devices"):
+        change_job(job, "gpus=" + 5000 * "1")

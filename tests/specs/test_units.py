@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import signal
 from fractions import Fraction
 
 import pytest
@@ -126,3 +127,14 @@ def test_a_sequence_of_32k_is_32_times_1024_tokens(text, tokens):
 def test_other_lengths_are_refused(text):
     with pytest.raises(ValueError, match="write 8192 or 32k"):
         parse_length(text)
+
+
+def test_a_long_number_that_is_no_quantity_takes_a_step_for_each_digit() -> None:
+    """A pattern that gives digits back takes the square of that: minutes of processor time for so many."""
+    signal.setitimer(signal.ITIMER_PROF, 10)  # ends the process: a pattern at work hears no exception
+    try:
+        for text in ("1" * 200_000 + "!", "1" * 200_000 + " " * 200_000 + "!", "1." + "1" * 200_000 + "%"):
+            with pytest.raises(ValueError, match="is not a quantity"):
+                parse_quantity(text, "bytes")
+    finally:
+        signal.setitimer(signal.ITIMER_PROF, 0)
