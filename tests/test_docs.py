@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import re
 import subprocess
@@ -10,12 +9,12 @@ import sys
 from collections.abc import Iterator
 from dataclasses import fields
 from pathlib import Path
-from types import ModuleType
 
 import click
 import pytest
 import yaml
 from click.testing import CliRunner
+from project_tools import load_tool
 
 import planner
 from planner.accuracy.runs import Run
@@ -28,15 +27,6 @@ ROOT = Path(__file__).resolve().parent.parent
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 LINK = re.compile(r"\[[^\]]*\]\((?P<target>[^)#\s]+)(?:#[^)]*)?\)")
 MACHINE_PATH = re.compile(r"(?<![\w.])/(?:tmp|work|home|root|opt|usr|mnt)/")
-
-
-def load_docs_tool() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("tools_docs", ROOT / "tools" / "docs.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 def commands(command: click.Command, path: tuple[str, ...] = ("planner",)) -> Iterator[tuple[str, click.Command]]:
@@ -73,8 +63,8 @@ SHELL = re.compile(r"```sh\n(.*?)```", re.DOTALL)
 
 
 def shown_commands(text: str) -> list[str]:
-    """The lines of `sh` blocks that start with `planner`, in their order."""
-    lines = (line for block in SHELL.findall(text) for line in block.splitlines())
+    """The lines of `sh` blocks that start with `planner`, in their order; a line that goes on is one line."""
+    lines = (line for block in SHELL.findall(text) for line in block.replace("\\\n", "").splitlines())
     return [line for line in lines if line.startswith("planner ")]
 
 
@@ -94,7 +84,7 @@ def test_shown_commands_have_only_options_that_exist(path: Path) -> None:
 )
 def test_shown_commands_work_in_their_order(path: Path, tmp_path: Path) -> None:
     text = path.read_text(encoding="utf-8")
-    tool = load_docs_tool()
+    tool = load_tool("docs")
     tool.write_files(text, tmp_path)
     for line in shown_commands(text):
         command = [sys.executable, "-m", *line.split()]
@@ -103,7 +93,7 @@ def test_shown_commands_work_in_their_order(path: Path, tmp_path: Path) -> None:
 
 
 def test_programs_that_a_page_shows_are_run(tmp_path: Path) -> None:
-    tool = load_docs_tool()
+    tool = load_tool("docs")
     program = "<!-- file: first.py -->\n```python\nimport planner\nprint(len(planner.__all__) * 'x')\n```\n"
     text = f"{program}<!-- command: python first.py -->\n```console\nof yesterday\n```\n"
     tool.write_files(text, tmp_path)

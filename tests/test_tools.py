@@ -2,30 +2,17 @@
 
 from __future__ import annotations
 
-import importlib.util
 import random
 import re
-import sys
 import tomllib
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
+from project_tools import load_tool
 
 ROOT = Path(__file__).resolve().parent.parent
-
-
-def load_tool(name: str) -> ModuleType:
-    """Import tools/<name>.py, which is a script and in no package."""
-    spec = importlib.util.spec_from_file_location(f"tools_{name}", ROOT / "tools" / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
 
 
 # --- make help --------------------------------------------------------------------------------------------------

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.util
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+from project_tools import load_tool
 
 from planner.accuracy.figures import LARGEST, figures, hold_out, to_text
 from planner.accuracy.runs import read_runs
@@ -66,10 +66,7 @@ def test_the_text_has_a_line_for_each_figure(held):
 
 @pytest.fixture(scope="module")
 def tool():
-    spec = importlib.util.spec_from_file_location("tools_accuracy", ROOT / "tools" / "accuracy.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load_tool("accuracy")
 
 
 @pytest.fixture(scope="module")

@@ -5,13 +5,12 @@ tests/published/hub_configs.json holds a config.json a line; tools/hf_counts.py 
 
 from __future__ import annotations
 
-import importlib.util
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from project_tools import load_tool
 
 from planner.cost.parameters import num_active_params, num_params
 from planner.specs.by_name import load_model, model_names, model_source
@@ -57,11 +56,6 @@ def test_the_recorded_count_is_that_of_the_library(page: str) -> None:
     transformers = pytest.importorskip("transformers")
     if transformers.__version__ != RECORDED["transformers"]:
         pytest.skip(f"the record is of transformers {RECORDED['transformers']}")
-    spec = importlib.util.spec_from_file_location("hf_counts", ROOT / "tools" / "hf_counts.py")
-    assert spec is not None
-    assert spec.loader is not None
-    tool = importlib.util.module_from_spec(spec)
-    sys.modules["hf_counts"] = tool
-    spec.loader.exec_module(tool)
+    tool = load_tool("hf_counts")
     recorded = CHECKPOINTS[page]
     assert tool.of_checkpoint(recorded["config"]) == {key: recorded[key] for key in ("num_params", "num_active_params")}

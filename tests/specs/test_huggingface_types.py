@@ -6,13 +6,12 @@ changes of it one at a time, each with the parameters of the module that transfo
 
 from __future__ import annotations
 
-import importlib.util
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from project_tools import load_tool
 
 from planner.cost.parameters import num_active_params, num_params, vision_params
 from planner.errors import InputError
@@ -147,12 +146,7 @@ def test_the_record_is_that_of_the_library() -> None:
     transformers = pytest.importorskip("transformers")
     if transformers.__version__ != RECORDED["transformers"]:
         pytest.skip(f"the record is of transformers {RECORDED['transformers']}")
-    spec = importlib.util.spec_from_file_location("hf_counts", ROOT / "tools" / "hf_counts.py")
-    assert spec is not None
-    assert spec.loader is not None
-    tool = importlib.util.module_from_spec(spec)
-    sys.modules["hf_counts"] = tool
-    spec.loader.exec_module(tool)
+    tool = load_tool("hf_counts")
     for mapping, part, name in (
         (tool.auto.MODEL_FOR_CAUSAL_LM_MAPPING, "causal", "qwen3_next"),
         (tool.auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING, "image_text", "qwen2_5_vl"),

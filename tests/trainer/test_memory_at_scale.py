@@ -2,27 +2,18 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
-from pathlib import Path
-
 import pytest
+from project_tools import load_tool
 
 pytest.importorskip("torch")
 
 from planner.trainer.rehearse import counted
 from planner.verify import planned_bytes
 
-TOOL = Path(__file__).resolve().parents[2] / "tools" / "bench_memory.py"
-
 
 @pytest.fixture(scope="module")
 def tool():
-    spec = importlib.util.spec_from_file_location("tools_bench_memory", TOOL)
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
+    return load_tool("bench_memory")
 
 
 def ratio(tool, model, layers, sequence, layout, rank, precision="bf16"):
