@@ -38,7 +38,7 @@ UNITS: Final[dict[str, dict[str, float]]] = {
 
 _QUANTITY: Final = re.compile(r"\s*([+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)\s*([A-Za-z/]+)?(\s+per device)?\s*")
 _LONGEST: Final = 400
-"""Characters of a quantity; the pattern takes the square of that. Python writes no float with more."""
+"""Longest text, in characters, that is read as a quantity: the time of the pattern grows with the square of it."""
 
 
 _LENGTH: Final = re.compile(r"([0-9]{1,12})\s*([kK]?)")
