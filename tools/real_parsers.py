@@ -28,7 +28,7 @@ class Parser:
     """
 
     packages: tuple[str, ...]
-    tests: str
+    tests: tuple[str, ...]
     only: str = ""
     options: tuple[str, ...] = ("--no-deps",)
 
@@ -39,44 +39,41 @@ _TRANSFORMERS = (
     *("regex==2026.11.15", "psutil==7.2.2", "tqdm==4.70.1", "packaging==26.3", "httpx==0.28.1", "httpcore==1.0.9"),
     *("h11==0.16.0", "anyio==4.16.0", "typer==0.29.2", "shellingham==1.5.4"),
 )
+_DATASETS = (
+    *("datasets==4.7.0", "pyarrow==26.0.1", "pandas==3.1.1", "dill==0.4.1", "multiprocess==0.70.19", "xxhash==4.1.0"),
+    *("python-dateutil==4.0.0", "requests==2.34.2", "urllib3==2.8.0", "certifi==2026.10.18"),
+    *("charset-normalizer==3.5.2", "idna==3.20", "fsspec==2026.9.0", *_TRANSFORMERS),
+)
 PARSERS: dict[str, Parser] = {
-    "megatron-lm": Parser(packages=("triton==3.9.0", "einops==0.8.2"), tests="test_megatron_lm.py"),
-    "megatron-core": Parser(packages=("megatron-core==0.16.1",), tests="test_megatron_core.py"),
+    "megatron-lm": Parser(packages=("triton==3.9.0", "einops==0.8.2"), tests=("test_megatron_lm.py",)),
+    "megatron-core": Parser(packages=("megatron-core==0.16.1",), tests=("test_megatron_core.py",)),
     "torchtitan": Parser(
         packages=(
             *("torchtitan==0.3.0", "tyro==1.0.17", "typeguard==4.6.0", "docstring_parser==0.18.0", "shtab==1.13.0"),
-            *("datasets==4.7.0", "pyarrow==26.0.1", "pandas==3.1.1", "dill==0.4.1", "multiprocess==0.70.19"),
-            *("xxhash==4.1.0", "torchdata==0.11.0", "spmd_types==0.2.3", "torch_checkpointing==0.1.1", "einops==0.8.2"),
+            *_DATASETS,
+            *("torchdata==0.11.0", "spmd_types==0.2.3", "torch_checkpointing==0.1.1", "einops==0.8.2"),
             *("triton==3.9.0", "grain==0.2.18", "portpicker==1.6.0", "array_record==0.8.6", "etils==1.15.0"),
             *("absl-py==2.5.1", "cloudpickle==3.1.2", "more-itertools==11.2.1", "protobuf==7.36.2", "rich==15.0.0"),
-            *(
-                "tensorboard==2.21.0",
-                "python-dateutil==4.0.0",
-                "requests==2.34.2",
-                "urllib3==2.8.0",
-                "certifi==2026.10.18",
-                *_TRANSFORMERS,
-            ),
-            *("charset-normalizer==3.5.2", "idna==3.20", "fsspec==2026.9.0"),
+            "tensorboard==2.21.0",
         ),
-        tests="test_torchtitan_parser.py",
+        tests=("test_torchtitan_parser.py",),
     ),
     "accelerate": Parser(
         packages=("accelerate==1.15.0", *_TRANSFORMERS),
-        tests=_HUGGING_FACE,
+        tests=(_HUGGING_FACE,),
         only="accelerate or transformers or trainer",
     ),
     "deepspeed": Parser(
         packages=(
             *("deepspeed==0.19.8", "hjson==3.1.0", "py-cpuinfo==9.0.0", "msgpack==1.2.4", "ninja==1.13.2"),
-            *("einops==0.8.2", "psutil==7.2.2", "tqdm==4.70.1", "packaging==26.3"),
+            *("einops==0.8.2", *_DATASETS),
         ),
-        tests=_HUGGING_FACE,
-        only="deepspeed_reads",
+        tests=(_HUGGING_FACE, "test_deepspeed_pipeline.py"),
+        only="deepspeed_reads or stages",
         options=("--no-deps", "--no-build-isolation"),
     ),
-    "kubeflow": Parser(packages=("kubeflow_trainer_api==2.3.0",), tests=_HUGGING_FACE, only="kubeflow or schema"),
-    "skypilot": Parser(packages=("skypilot==0.14.1",), tests=_HUGGING_FACE, only="skypilot", options=()),
+    "kubeflow": Parser(packages=("kubeflow_trainer_api==2.3.0",), tests=(_HUGGING_FACE,), only="kubeflow or schema"),
+    "skypilot": Parser(packages=("skypilot==0.14.1",), tests=(_HUGGING_FACE,), only="skypilot", options=()),
 }
 
 
@@ -106,7 +103,10 @@ def main(names: list[str]) -> int:
         python, parser = environment(name), PARSERS[name]
         variables = {**os.environ, "REAL_PYTHON": str(python), "PYTHONPATH": str(ROOT)}
         command: list[str | Path] = [str(python), "-m", "pytest", "-q", "-rs", "-n", "0"]
-        command += [ROOT / "tests" / "emit" / "real" / parser.tests, *(["-k", parser.only] if parser.only else [])]
+        command += [
+            *(ROOT / "tests" / "emit" / "real" / each for each in parser.tests),
+            *(["-k", parser.only] if parser.only else []),
+        ]
         codes.append(subprocess.run(command, cwd=ROOT, env=variables, check=False).returncode)
     return max(codes)
 

@@ -10,7 +10,7 @@ from planner.errors import InputError, Mistake
 from planner.layout import AXES, Layout
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Collection, Mapping
 
     from planner.specs.job import Job
 
@@ -31,26 +31,46 @@ def check_plannable(job: Job) -> None:
         raise InputError(*(Mistake(message=text, where=where, hint=f"{way}; {hint}") for text, way in faults[0]))
 
 
-_PROBES: Final[dict[str, dict[str, Any]]] = {
-    "pp>=2": {"pp": 2},
-    "cp>=2": {"cp": 2},
-    "ep>=2": {"ep": 2, "dp": 2},
-    "tp>=2,sp=0": {"tp": 2, "sp": 0},
-    "tp>=2,sp=1": {"tp": 2, "sp": 1},
-    "cp>=2,hsdp>=2": {"cp": 2, "hsdp": 2, "dp": 2},
+_PROBES: Final[dict[str, tuple[dict[str, Any], ...]]] = {
+    "pp>=2": ({"pp": 2},),
+    "cp>=2": ({"cp": 2},),
+    "ep>=2": ({"ep": 2, "dp": 2},),
+    "tp>=2,sp=0": ({"tp": 2, "sp": 0},),
+    "tp>=2,sp=1": ({"tp": 2, "sp": 1},),
+    "cp>=2,hsdp>=2": ({"cp": 2, "hsdp": 2, "dp": 2},),
+    "tp>=2,pp>=2": ({"tp": 2, "pp": 2, "sp": 0}, {"tp": 2, "pp": 2, "sp": 1}),
+    "pp>=2,zero=0": ({"pp": 2, "zero": 0},),
+    "pp>=2,offload=activations": ({"pp": 2, "offload": "activations"},),
 }
-"""What may be forbidden -> what tells whether it must be."""
+"""What may be forbidden -> what tells whether it must be: each of these is refused."""
+_SPLITS: Final = {"tp", "pp", "cp", "ep", "hsdp"}
 
 
 def unplannable(job: Job, pinned: Collection[str]) -> tuple[str, ...]:
-    """What a search must leave out, as `--forbid` writes it: axes that no program of the engine can be told.
+    """What a search must leave out, as `--forbid` writes it: what no program of the engine can be told.
 
     pinned: keys of the user's own pins, which are priced as they are.
     """
     targets = [PROGRAMS[name] for name in job.engine.emits if name in PROGRAMS]
-    open_axes = {*job.engine.can.axes} - {*pinned} | ({"hsdp"} if job.engine.can.replicates_shards else set())
-    able = {text: more for text, more in _PROBES.items() if more.keys() - {"sp", "dp"} <= open_axes}
-    return tuple(text for text, more in able.items() if targets and all(_faults(job, each, **more) for each in targets))
+    axes = {*job.engine.can.axes} | ({"hsdp"} if job.engine.can.replicates_shards else set())
+    found: list[str] = []
+    for text, probes in _PROBES.items():
+        parts = text.split(",")
+        known = any(set(each.split(",")) < set(parts) for each in found)
+        if known or not _is_open(job, probes[0], axes, pinned):
+            continue
+        if targets and all(_faults(job, each, **more) for each in targets for more in probes):
+            found.append(text)
+    return tuple(found)
+
+
+def _is_open(job: Job, probe: Mapping[str, Any], axes: Collection[str], pinned: Collection[str]) -> bool:
+    """Whether a search could come upon a probe: the engine has it, and the user does not pin all of it."""
+    if {*probe} - {"sp", "dp"} <= {*pinned} or not {*probe} & _SPLITS <= {*axes}:
+        return False
+    if probe.get("zero") not in (None, *job.engine.pipeline.zero_stages):
+        return False
+    return probe.get("offload", "none") in ("none", job.engine.offload.with_pipeline)
 
 
 def lacks_sequence_parallelism(job: Job) -> bool:
@@ -79,10 +99,9 @@ def _faults(job: Job, target: Any, **more: Any) -> list[tuple[str, str]]:
     stages, stage = (2, job.model.num_layers // 2) if "pp" in more else (1, job.model.num_layers)
     zeros = (job.engine.pipeline if "pp" in more else job.engine.can).zero_stages
     layout = Layout(
-        zero=1 if 1 in zeros else max(zeros, default=0),
         recompute=("none",) * stages,
         layers_per_stage=(stage,) * (stages - 1) + (job.model.num_layers - stage * (stages - 1),),
-        **more,
+        **{"zero": 1 if 1 in zeros else max(zeros, default=0), **more},
     )
     probe: Any = SimpleNamespace(
         model=job.model, training=job.training, engine=job.engine, cluster=job.cluster, layout=layout

@@ -1,4 +1,4 @@
-"""Command lines of the Megatron family after public examples and issues: settings retyped as facts, scripts not copied.
+"""Files of other programs after public examples and issues: settings retyped as facts, scripts not copied.
 
 `layout` is written by hand from what the source says, and is the oracle; so are `open_keys`, the keys without a price.
 outcome: whether the run of the source ran or ran out of memory, where it says so, on the machines of `cluster`.
@@ -7,6 +7,7 @@ outcome: whether the run of the source ran or ran out of memory, where it says s
 from __future__ import annotations
 
 from dataclasses import dataclass
+from textwrap import dedent
 from typing import Literal
 
 
@@ -22,6 +23,7 @@ class Foreign:
     outcome: Literal["ran", "out of memory", "not said"] = "not said"
     settings: tuple[str, ...] = ()
     batch: int | None = None
+    training: str = ""  # settings that it must say, by hand too
 
 
 _MLM = "NVIDIA/Megatron-LM d98e8a64"
@@ -472,5 +474,618 @@ CORPUS = (
         layout="zero=3,mbs=1,recompute=none,offload=none,tp=1",
         open_keys=("fsdp_transformer_layer_cls_to_wrap",),
         outcome="ran",
+    ),
+    Foreign(
+        source="axolotl-ai-cloud/axolotl, examples/llama-3/fft-8b-liger-fsdp.yaml",
+        text=dedent("""
+        base_model: NousResearch/Meta-Llama-3.1-8B
+        plugins:
+          - axolotl.integrations.liger.LigerPlugin
+        liger_rope: true
+        liger_rms_norm: true
+        liger_glu_activation: true
+        liger_fused_linear_cross_entropy: true
+        sequence_len: 4096
+        sample_packing: true
+        pad_to_sequence_len: true
+        gradient_accumulation_steps: 4
+        micro_batch_size: 2
+        num_epochs: 1
+        optimizer: adamw_torch_fused
+        lr_scheduler: cosine
+        learning_rate: 2e-5
+        bf16: auto
+        tf32: false
+        gradient_checkpointing: true
+        attention: flash
+        warmup_steps: 100
+        weight_decay: 0.0
+        fsdp:
+          - full_shard
+          - auto_wrap
+        fsdp_config:
+          fsdp_limit_all_gathers: true
+          fsdp_offload_params: true
+          fsdp_use_orig_params: false
+          fsdp_auto_wrap_policy: TRANSFORMER_BASED_WRAP
+          fsdp_transformer_layer_cls_to_wrap: LlamaDecoderLayer
+          fsdp_sharding_strategy: FULL_SHARD
+          fsdp_backward_prefetch: BACKWARD_PRE
+        """),
+        cluster="dgx-a100",
+        layout="zero=3,mbs=2,recompute=full,offload=optimizer,tp=1,cp=1",
+        gpus=8,
+        batch=64,
+        training="precision=bf16,loss=fused-linear,attention=flash,optimizer=adamw",
+    ),
+    Foreign(
+        source="axolotl-ai-cloud/axolotl, examples/llama-3/3b-fp8-fsdp2.yaml",
+        text=dedent("""
+        base_model: meta-llama/Llama-3.2-3B
+        load_in_4bit: false
+        liger_rope: true
+        liger_rms_norm: true
+        liger_glu_activation: true
+        liger_layer_norm: true
+        liger_fused_linear_cross_entropy: true
+        sample_packing: true
+        pad_to_sequence_len: true
+        sequence_len: 512
+        flex_attention: true
+        flex_attn_compile_kwargs:
+          dynamic: false
+          mode: max-autotune-no-cudagraphs
+        torch_compile: true
+        gradient_accumulation_steps: 1
+        micro_batch_size: 16
+        optimizer: adamw_torch_fused
+        cosine_min_lr_ratio: 1.0
+        learning_rate: 2e-5
+        fp8: true
+        fp8_enable_fsdp_float8_all_gather: true
+        warmup_steps: 10
+        fsdp_config:
+          fsdp_version: 2
+          fsdp_offload_params: false
+          fsdp_sharding_strategy: FULL_SHARD
+          fsdp_reshard_after_forward: true
+          fsdp_activation_checkpointing: true
+        """),
+        cluster="dgx-h100",
+        layout="zero=3,mbs=16,recompute=full,offload=none,tp=1",
+        gpus=8,
+        batch=128,
+        training="precision=bf16,loss=fused-linear",
+        open_keys=(
+            "liger_layer_norm",
+            "flex_attn_compile_kwargs.dynamic",
+            "flex_attn_compile_kwargs.mode",
+            "torch_compile",
+            "fp8",
+            "fp8_enable_fsdp_float8_all_gather",
+        ),
+    ),
+    Foreign(
+        source="axolotl-ai-cloud/axolotl, examples/llama-3/lora-8b.yml",
+        text=dedent("""
+        base_model: NousResearch/Meta-Llama-3-8B
+        model_type: LlamaForCausalLM
+        load_in_8bit: true
+        load_in_4bit: false
+        sequence_len: 4096
+        sample_packing: true
+        adapter: lora
+        lora_r: 32
+        lora_alpha: 16
+        lora_dropout: 0.05
+        lora_target_linear: true
+        lora_modules_to_save:
+          - embed_tokens
+          - lm_head
+        gradient_accumulation_steps: 4
+        micro_batch_size: 2
+        optimizer: adamw_bnb_8bit
+        learning_rate: 0.0002
+        bf16: auto
+        gradient_checkpointing: true
+        flash_attention: true
+        warmup_ratio: 0.1
+        """),
+        cluster="dgx-a100",
+        layout="zero=0,mbs=2,recompute=full,offload=none",
+        gpus=1,
+        batch=8,
+        training="precision=bf16,optimizer=adamw-8bit,lora_rank=32",
+        open_keys=("load_in_8bit", "lora_modules_to_save"),
+    ),
+    Foreign(
+        source="huggingface/alignment-handbook, recipes/zephyr-7b-beta/sft/config_full.yaml",
+        text=dedent("""
+        model_name_or_path: mistralai/Mistral-7B-v0.1
+        torch_dtype: bfloat16
+        attn_implementation: flash_attention_2
+        bf16: true
+        gradient_accumulation_steps: 1
+        gradient_checkpointing: true
+        learning_rate: 2.0e-05
+        per_device_train_batch_size: 16
+        max_seq_length: 2048
+        max_steps: -1
+        seed: 42
+        warmup_ratio: 0.1
+        lr_scheduler_type: cosine
+        gradient_checkpointing_kwargs:
+          use_reentrant: False
+        chat_template: "{% x %}"
+        dataset_mixture:
+          datasets:
+            - id: a
+          test_split_size: 1000
+          seed: 0
+        """),
+        cluster="dgx-a100",
+        layout="zero=0,mbs=16,recompute=full,offload=none",
+        gpus=8,
+        batch=128,
+        training="precision=bf16,sequence_length=2048,seed=42",
+    ),
+    Foreign(
+        source="huggingface/alignment-handbook, recipes/zephyr-141b-A35b/orpo/config_full.yaml",
+        text=dedent("""
+        model_name_or_path: mistral-community/Mixtral-8x22B-v0.1
+        torch_dtype: bfloat16
+        attn_implementation: flash_attention_2
+        bf16: true
+        gradient_accumulation_steps: 1
+        gradient_checkpointing: true
+        learning_rate: 5.0e-6
+        per_device_train_batch_size: 1
+        max_length: 2048
+        beta: 0.05
+        max_prompt_length: 1792
+        optim: adamw_bnb_8bit
+        warmup_steps: 100
+        lr_scheduler_type: inverse_sqrt
+        """),
+        cluster="dgx-h100",
+        layout="zero=0,mbs=1,recompute=full,offload=none",
+        gpus=32,
+        batch=32,
+        training="optimizer=adamw-8bit,warmup_steps=100",
+        open_keys=("max_prompt_length",),
+    ),
+    Foreign(
+        source="huggingface/alignment-handbook, recipes/accelerate_configs/deepspeed_zero3.yaml",
+        text=dedent("""
+        compute_environment: LOCAL_MACHINE
+        deepspeed_config:
+          deepspeed_multinode_launcher: standard
+          offload_optimizer_device: cpu
+          offload_param_device: cpu
+          zero3_init_flag: true
+          zero3_save_16bit_model: true
+          zero_stage: 3
+        distributed_type: DEEPSPEED
+        downcast_bf16: 'no'
+        mixed_precision: bf16
+        num_machines: 1
+        num_processes: 1
+        """),
+        cluster="dgx-a100",
+        layout="zero=3,offload=optimizer,recompute=none,tp=1",
+        gpus=8,
+        batch=8,
+        model="mistral-7b",
+        training="precision=bf16",
+    ),
+    Foreign(
+        source="volcengine/verl, examples/grpo_trainer/run_qwen3moe-30b_megatron.sh",
+        text="""
+ HF_MODEL_PATH=Qwen/Qwen3-30B-A3B
+ python3 -m verl.trainer.main_ppo --config-path=config --config-name='ppo_megatron_trainer.yaml' \\
+   algorithm.adv_estimator=grpo data.train_batch_size=64 data.max_prompt_length=1024 data.max_response_length=2048 \\
+   actor_rollout_ref.model.path=$HF_MODEL_PATH actor_rollout_ref.actor.optim.lr=1e-6 \\
+   actor_rollout_ref.actor.ppo_mini_batch_size=64 actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=4 \\
+   actor_rollout_ref.actor.megatron.pipeline_model_parallel_size=2 \\
+   actor_rollout_ref.actor.megatron.tensor_model_parallel_size=4 \\
+   actor_rollout_ref.actor.megatron.expert_model_parallel_size=4 \\
+   actor_rollout_ref.actor.use_kl_loss=True actor_rollout_ref.actor.entropy_coeff=0 \\
+   actor_rollout_ref.model.enable_gradient_checkpointing=True actor_rollout_ref.rollout.n=5 \\
+   actor_rollout_ref.rollout.tensor_model_parallel_size=4 actor_rollout_ref.ref.megatron.tensor_model_parallel_size=4 \\
+   trainer.n_gpus_per_node=8 trainer.nnodes=4 trainer.logger=['console','wandb'] $@
+        """,
+        cluster="dgx-h100",
+        layout="tp=4,pp=2,cp=1,ep=4,etp=4,zero=1,mbs=4,recompute=none",
+        training="sequence_length=3072,global_batch_size=320",
+        open_keys=(
+            "actor_rollout_ref.model.enable_gradient_checkpointing",
+            "actor_rollout_ref.rollout.tensor_model_parallel_size",
+        ),
+    ),
+    Foreign(
+        source="volcengine/verl, examples/grpo_trainer/run_qwen2-7b_math.sh",
+        text="""
+ gsm8k=$HOME/data/gsm8k/train.parquet
+ train_files="['$gsm8k', '$gsm8k']"
+ python3 -m verl.trainer.main_ppo algorithm.adv_estimator=grpo data.train_files="$train_files" \\
+   data.train_batch_size=1024 data.max_prompt_length=1024 data.max_response_length=1024 \\
+   actor_rollout_ref.model.path=Qwen/Qwen2-7B-Instruct actor_rollout_ref.actor.optim.lr=1e-6 \\
+   actor_rollout_ref.model.use_remove_padding=True actor_rollout_ref.actor.ppo_mini_batch_size=256 \\
+   actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=16 actor_rollout_ref.model.enable_gradient_checkpointing=True \\
+   actor_rollout_ref.actor.fsdp_config.param_offload=False \\
+   actor_rollout_ref.actor.fsdp_config.optimizer_offload=False actor_rollout_ref.rollout.n=5 \\
+   actor_rollout_ref.ref.fsdp_config.param_offload=True trainer.n_gpus_per_node=8 trainer.nnodes=1 $@
+        """,
+        cluster="dgx-h100",
+        layout="tp=1,zero=3,mbs=16,recompute=full",
+        model="qwen2.5-7b",
+        training="sequence_length=2048,global_batch_size=1280",
+    ),
+    Foreign(
+        source="hiyouga/LLaMA-Factory, examples/accelerate/fsdp_config_offload.yaml",
+        text=dedent("""
+        compute_environment: LOCAL_MACHINE
+        distributed_type: FSDP
+        downcast_bf16: 'no'
+        fsdp_config:
+          fsdp_auto_wrap_policy: TRANSFORMER_BASED_WRAP
+          fsdp_backward_prefetch: BACKWARD_PRE
+          fsdp_offload_params: true
+          fsdp_sharding_strategy: FULL_SHARD
+          fsdp_use_orig_params: true
+        mixed_precision: bf16
+        num_machines: 1
+        num_processes: 2
+        """),
+        cluster="dgx-a100",
+        layout="zero=3,offload=optimizer,recompute=none,tp=1,cp=1",
+        model="llama3-8b",
+        batch=2,
+        training="precision=bf16",
+    ),
+    Foreign(
+        source="hiyouga/LLaMA-Factory, examples/extras/fsdp_qlora/llama3_lora_sft.yaml",
+        text=dedent("""
+        model_name_or_path: meta-llama/Meta-Llama-3-8B-Instruct
+        quantization_bit: 4
+        stage: sft
+        do_train: true
+        finetuning_type: lora
+        lora_target: q_proj,v_proj
+        ddp_timeout: 180000000
+        cutoff_len: 1024
+        per_device_train_batch_size: 1
+        gradient_accumulation_steps: 8
+        learning_rate: 1.0e-4
+        lr_scheduler_type: cosine
+        warmup_ratio: 0.1
+        fp16: true
+        val_size: 0.1
+        """),
+        cluster="dgx-a100",
+        layout="zero=0,mbs=1,recompute=full,offload=none",
+        gpus=2,
+        batch=16,
+        training="precision=fp16,lora_rank=8,frozen_weights=nf4,lora_targets=[query;value]",
+    ),
+    Foreign(
+        source="hiyouga/LLaMA-Factory, examples/extras/muon/qwen2_full_sft.yaml",
+        text=dedent("""
+        model_name_or_path: Qwen/Qwen2-1.5B-Instruct
+        trust_remote_code: true
+        stage: sft
+        finetuning_type: full
+        use_muon: true
+        cutoff_len: 2048
+        per_device_train_batch_size: 1
+        gradient_accumulation_steps: 8
+        learning_rate: 1.0e-5
+        bf16: true
+        save_only_model: false
+        """),
+        cluster="dgx-a100",
+        layout="zero=0,mbs=1,recompute=full,offload=none",
+        gpus=1,
+        batch=8,
+        model="qwen2.5-1.5b",
+        training="precision=bf16,optimizer=muon",
+    ),
+    Foreign(
+        source="bigscience-workshop/bigscience, train/tr11-176B-ml/tr11-176B-ml.slurm",
+        text="""
+ GPUS_PER_NODE=8
+ NNODES=48
+ TP_SIZE=4
+ PP_SIZE=12
+ MICRO_BATCH_SIZE=2  # was less
+ GLOBAL_BATCH_SIZE=2048
+ OPT=" --optimizer adam --adam-beta1 0.9 --adam-beta2 0.95 --adam-eps 1e-8 --lr 6e-5 --min-lr 6e-6 \\
+   --lr-decay-style cosine --lr-decay-samples 200_000_000 --lr-warmup-samples 183_105 \\
+  --clip-grad 1.0 --weight-decay 1e-1 "
+ GPT=" --pp-partition-method 'type:transformer|embedding' --num-layers 70 --hidden-size 14336 \\
+  --num-attention-heads 112 \\
+   --seq-length 2048 --max-position-embeddings 2048 --micro-batch-size $MICRO_BATCH_SIZE \\
+   --rampup-batch-size 192 16 9_765_625 --global-batch-size $GLOBAL_BATCH_SIZE --train-samples 220_000_000 \\
+   --tokenizer-type PretrainedFromHF --init-method-std 0.0048 --embed-layernorm --bf16 --seed 42 \\
+   --position-embedding-type alibi --checkpoint-activations --pad-vocab-size-to 250880 $OPT "
+ DS=" --deepspeed --deepspeed_config x.json --zero-stage 0 --deepspeed-activation-checkpointing "
+ export LAUNCHER="python -u -m torch.distributed.run --nproc_per_node $GPUS_PER_NODE --nnodes $NNODES --max_restarts 0"
+ export CMD=" `pwd`/pretrain_gpt.py --tensor-model-parallel-size $TP_SIZE \\
+  --pipeline-model-parallel-size $PP_SIZE $GPT \\
+   --data-impl mmap --distributed-backend nccl $DS "
+ srun --wait=60 bash -c "$LAUNCHER --node_rank \\$SLURM_PROCID $CMD" 2>&1 | tee -a log
+        """,
+        cluster="dgx-a100",
+        layout="tp=4,pp=12,cp=1,zero=1,mbs=2,sp=0,interleave=1,recompute=full,offload=none,layers_per_stage=5/6/6/6/6/6/6/6/6/6/6/5",
+        model="bloom-176b",
+        outcome="ran",
+        training="precision=bf16,dropout=0.1,global_batch_size=2048",
+        open_keys=("rampup_batch_size", "embed_layernorm"),
+    ),
+    Foreign(
+        source="microsoft/Megatron-DeepSpeed, examples_deepspeed/pretrain_llama2_distributed.sh",
+        text="""
+ TP=2
+ PP=2
+ ZERO_STAGE=0
+ NNODES=1
+ MBS=4
+ activation_checkpoint="false"
+ cat <<EOT > ds.json
+ { "train_batch_size": 32, "zero_optimization": {"stage": $ZERO_STAGE} }
+ EOT
+ ds_args=""
+ ds_args=" --deepspeed ${ds_args}"
+ ds_args=" --deepspeed_config=ds.json ${ds_args}"
+ ds_args=" --zero-stage=$ZERO_STAGE ${ds_args}"
+ if [ "${activation_checkpoint}" = "true" ]; then
+   ds_args="--deepspeed-activation-checkpointing ${ds_args}"
+   ds_args="--recompute-granularity full --recompute-method uniform ${ds_args}"
+ fi
+ DIST="--nproc_per_node 8 --nnodes $NNODES"
+ torchrun $DIST pretrain_gpt.py --tensor-model-parallel-size $TP --pipeline-model-parallel-size $PP --num-layers 24 \\
+   --hidden-size 2048 --ffn-hidden-size 5504 --num-attention-heads 16 --micro-batch-size $MBS --global-batch-size 32 \\
+   --seq-length 2048 --max-position-embeddings 2048 --train-iters 250000 --lr 3e-4 --min-lr 3e-5 --weight-decay 0.1 \\
+   --clip-grad 1 --lr-warmup-iters 2000 --optimizer adam --adam-beta1 0.9 --adam-beta2 0.95 --bf16 \\
+   --no-query-key-layer-scaling --attention-dropout 0 --hidden-dropout 0 --use-rotary-position-embeddings \\
+   --untie-embeddings-and-output-weights --swiglu --normalization rmsnorm --disable-bias-linear \\
+   --num-key-value-heads 4 $ds_args
+        """,
+        cluster="dgx-a100",
+        layout="tp=2,pp=2,cp=1,zero=1,mbs=4,sp=0,recompute=none",
+        settings=("model.vocab_size=32000",),
+        training="precision=bf16,dropout=0.0,steps=250000",
+    ),
+    Foreign(
+        source="modelscope/ms-swift, examples/train/deepspeed/train_zero3.sh",
+        text="""
+ nproc_per_node=2
+ CUDA_VISIBLE_DEVICES=0,1 \\
+ NPROC_PER_NODE=$nproc_per_node \\
+ swift sft --model Qwen/Qwen2-7B-Instruct --train_type lora --dataset x --num_train_epochs 1 \\
+   --per_device_train_batch_size 1 --lora_rank 8 --lora_alpha 32 --learning_rate 1e-4 \\
+   --gradient_accumulation_steps $(expr 16 / $nproc_per_node) --deepspeed default-zero3
+        """,
+        cluster="dgx-a100",
+        layout="zero=3,mbs=1,recompute=full,offload=none",
+        gpus=2,
+        batch=16,
+        model="qwen2.5-7b",
+        training="precision=bf16,lora_rank=8",
+    ),
+    Foreign(
+        source="modelscope/ms-swift, examples/train/full/qwen2_5_32b.sh",
+        text="""
+ NPROC_PER_NODE=8 \\
+ swift sft --model Qwen/Qwen2.5-32B --train_type full --dataset x --torch_dtype bfloat16 --max_steps 2000 \\
+   --streaming true --per_device_train_batch_size 1 --learning_rate 1e-5 --gradient_accumulation_steps 2 \\
+   --packing true --max_length 8192 --warmup_ratio 0.05 --deepspeed zero3 --use_liger_kernel true \\
+   --attn_impl flash_attn
+        """,
+        cluster="dgx-a100",
+        layout="zero=3,mbs=1,recompute=full,offload=none",
+        outcome="ran",
+        training="precision=bf16,loss=fused-linear,sequence_length=8192,global_batch_size=16",
+    ),
+    Foreign(
+        source="pytorch/torchtitan, configs/llama3_70b-8xb200-8k.toml",
+        text=dedent("""
+        [model]
+        name = "llama3"
+        flavor = "70B"
+        converters = []
+        [training]
+        local_batch_size = 6
+        seq_len = 8192
+        max_norm = 1.0
+        steps = 1000
+        dtype = "bfloat16"
+        mixed_precision_reduce = "bfloat16"
+        [parallelism]
+        data_parallel_replicate_degree = 1
+        data_parallel_shard_degree = 8
+        tensor_parallel_degree = 1
+        pipeline_parallel_degree = 1
+        context_parallel_degree = 1
+        [activation_checkpoint]
+        mode = "full"
+        selective_ac_option = "op"
+        [optimizer]
+        name = "AdamW"
+        lr = 3e-4
+        eps = 1e-8
+        implementation = "fused"
+        early_step_in_backward = true
+        [compile]
+        enable = true
+        components = ["model", "loss"]
+        [lr_scheduler]
+        warmup_steps = 200
+        """),
+        cluster="dgx-b200",
+        layout="tp=1,pp=1,cp=1,ep=1,zero=3,hsdp=1,mbs=6,recompute=full,offload=none",
+        gpus=8,
+        batch=48,
+        training="memory_recipe=pure-bf16,precision=bf16",
+        open_keys=("training.mixed_precision_reduce", "optimizer.early_step_in_backward", "compile.enable"),
+    ),
+    Foreign(
+        source="pytorch/torchtitan, qwen3_30b_a3b_memory_test.toml",
+        text=dedent("""
+        [model]
+        name = "qwen3"
+        flavor = "30B-A3B"
+        [optimizer]
+        name = "AdamW"
+        lr = 8e-4
+        eps = 1e-8
+        state_dtype = "bfloat16"
+        [lr_scheduler]
+        warmup_steps = 2
+        [training]
+        local_batch_size = 1
+        seq_len = 2048
+        max_norm = 1.0
+        steps = 3
+        enable_cpu_offload = true
+        aggressive_memory_mode = "maximum"
+        [parallelism]
+        data_parallel_shard_degree = -1
+        fsdp_reshard_after_forward = "default"
+        tensor_parallel_degree = 1
+        enable_async_tensor_parallel = false
+        expert_parallel_degree = 8
+        expert_tensor_parallel_degree = 1
+        [activation_checkpoint]
+        mode = "full"
+        selective_ac_option = "op"
+        [compile]
+        enable = true
+        components = ["loss"]
+        """),
+        cluster="dgx-h100",
+        layout="tp=1,pp=1,cp=1,ep=8,etp=1,zero=3,hsdp=1,mbs=1,recompute=full,offload=optimizer",
+        gpus=8,
+        batch=8,
+        training="precision=bf16,steps=3",
+        open_keys=("optimizer.state_dtype", "training.aggressive_memory_mode", "compile.enable"),
+    ),
+    Foreign(
+        source="pytorch/torchtitan, torchtitan/models/deepseek_v3/train_configs/deepseek_v3_671b.toml",
+        text=dedent("""
+        [model]
+        name = "deepseek_v3"
+        flavor = "671B"
+        [optimizer]
+        name = "AdamW"
+        lr = 2.2e-4
+        eps = 1e-8
+        [lr_scheduler]
+        warmup_steps = 2_000
+        decay_ratio = 0.8
+        decay_type = "cosine"
+        min_lr_factor = 0.1
+        [training]
+        local_batch_size = 4
+        seq_len = 4096
+        steps = 10_000
+        [parallelism]
+        data_parallel_shard_degree = -1
+        pipeline_parallel_degree = 1
+        pipeline_parallel_schedule = "Interleaved1F1B"
+        expert_parallel_degree = 1
+        [activation_checkpoint]
+        mode = "selective"
+        selective_ac_option = 'op'
+        [compile]
+        enable=true
+        components = ["loss"]
+        [quantize.dense.float8]
+        enable_fsdp_float8_all_gather = false
+        [quantize.moe.float8]
+        fqns = ["experts"]
+        """),
+        cluster="dgx-h100",
+        layout="tp=1,pp=1,ep=1,zero=3,hsdp=1,mbs=4,recompute=selective,offload=none",
+        gpus=256,
+        batch=1024,
+        model="deepseek-v3",
+        training="precision=bf16,warmup_steps=2000",
+        open_keys=("compile.enable",),
+    ),
+    Foreign(
+        source="huggingface/trl, examples/accelerate_configs/context_parallel_2gpu.yaml",
+        text=dedent("""
+        compute_environment: LOCAL_MACHINE
+        distributed_type: FSDP
+        fsdp_config:
+          fsdp_activation_checkpointing: false
+          fsdp_offload_params: false
+          fsdp_reshard_after_forward: true
+          fsdp_state_dict_type: FULL_STATE_DICT
+          fsdp_version: 2
+        mixed_precision: bf16
+        num_machines: 1
+        num_processes: 2
+        parallelism_config:
+          parallelism_config_dp_replicate_size: 1
+          parallelism_config_dp_shard_size: 1
+          parallelism_config_tp_size: 1
+          parallelism_config_cp_size: 2
+        """),
+        cluster="dgx-h100",
+        layout="zero=3,cp=2,tp=1,hsdp=1,recompute=none,offload=none",
+        model="llama3-8b",
+        batch=1,
+        training="precision=bf16",
+    ),
+    Foreign(
+        source="lm-sys/FastChat, scripts/train_vicuna_13b.sh",
+        text="""
+ torchrun --nproc_per_node=8 --master_port=20001 fastchat/train/train_mem.py \\
+   --model_name_or_path ~/model_weights/llama-13b --bf16 True --num_train_epochs 3 --per_device_train_batch_size 1 \\
+   --gradient_accumulation_steps 4 --learning_rate 2e-5 --weight_decay 0. --warmup_ratio 0.05 \\
+   --lr_scheduler_type "cosine" --fsdp "full_shard auto_wrap" \\
+   --fsdp_transformer_layer_cls_to_wrap 'LlamaDecoderLayer' --tf32 True --model_max_length 2048 \\
+   --gradient_checkpointing True --lazy_preprocess True
+        """,
+        cluster="dgx-a100",
+        layout="zero=3,mbs=1,recompute=full,offload=none,tp=1",
+        model="llama2-13b",
+        training="precision=bf16,global_batch_size=32,sequence_length=2048",
+        open_keys=("fsdp_transformer_layer_cls_to_wrap", "lazy_preprocess"),
+    ),
+    Foreign(
+        source="huggingface/open-r1, recipes/Qwen2.5-1.5B-Instruct/sft/config_demo.yaml",
+        text=dedent("""
+        model_name_or_path: Qwen/Qwen2.5-1.5B-Instruct
+        torch_dtype: bfloat16
+        attn_implementation: flash_attention_2
+        dataset_configs:
+        - all
+        bf16: true
+        eval_strategy: 'no'
+        gradient_accumulation_steps: 1
+        gradient_checkpointing: true
+        gradient_checkpointing_kwargs:
+          use_reentrant: false
+        learning_rate: 1.0e-05
+        lr_scheduler_type: cosine_with_min_lr
+        lr_scheduler_kwargs:
+          min_lr_rate: 0.1
+        packing: true
+        max_seq_length: 32768
+        max_steps: -1
+        num_train_epochs: 15
+        per_device_train_batch_size: 2
+        seed: 42
+        use_liger: true
+        warmup_ratio: 0.05
+        """),
+        cluster="dgx-h100",
+        layout="zero=0,mbs=2,recompute=full,offload=none",
+        gpus=8,
+        batch=16,
+        training="precision=bf16,loss=fused-linear,sequence_length=32768,seed=42",
     ),
 )

@@ -44,6 +44,8 @@ def test_a_public_command_line_has_the_layout_written_by_hand(entry, written):
     wanted = dict(part.split("=") for part in entry.layout.split(","))
     assert {key: found.layout.get(key) for key in wanted} == wanted
     assert tuple(each.key for each in found.assumed) == entry.open_keys
+    said = [f"training.{each.replace(';', ',')}" for each in entry.training.split(",") if each]
+    assert [each for each in said if each not in found.settings] == []
 
 
 @pytest.mark.slow

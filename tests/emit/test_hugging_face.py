@@ -3,7 +3,6 @@
 # ruff: noqa: ISC004 - files are long texts in a table
 from __future__ import annotations
 
-import ast
 import json
 from pathlib import Path
 
@@ -48,6 +47,9 @@ ZERO = (
     ("mistral-7b", "zero=0", ("training.precision=fp32",)),
     ("llama3-8b", "zero=2,offload=optimizer", ("training.memory_recipe=pure-bf16",)),
     ("llama3-8b", "zero=3", LORA),
+    ("llama3-8b", "pp=4,zero=1,recompute=full,mbs=2,layers_per_stage=9/8/8/7", NUMBERS),
+    ("gpt2-xl", "pp=2,zero=1", ("training.dropout=0.1",)),
+    ("qwen3-30b-a3b", "pp=2,zero=0", ("training.precision=fp16", "training.attention=unfused")),
 )
 CASES = [*(("fsdp", *each) for each in FSDP), *(("deepspeed", *each) for each in ZERO)]
 
@@ -73,11 +75,18 @@ def plan_of(case):
 def test_what_is_emitted_reads_back_as_the_plan(case):
     plan = plan_of(case)
     texts = bundle_of(plan, how=How(), force_unfit=True).texts
-    ast.parse(texts["train.py"])
+    for name in ("train.py", "pipeline.py"):
+        compile(texts.get(name, ""), name, "exec")
+    assert ("pipeline.py" in texts) == (plan.layout.pp > 1)
+    assert ("pipeline.py training.yaml" in texts["run.sh"]) == (plan.layout.pp > 1)
     values = {key: value for key, value in merged(texts).items() if key not in (HOSTS, RANKS, MODEL)}
     facts = facts_of(PROGRAMS[plan.engine.emits[0]], values, num_devices=16)
     assert facts.not_priced == ()
-    layout = ",".join(f"{key}={value}" for key, value in facts.of("layout").items())
+    written = {
+        key: "/".join(map(str, value)) if isinstance(value, tuple) else value
+        for key, value in facts.of("layout").items()
+    }
+    layout = ",".join(f"{key}={value}" for key, value in written.items())
     assert parse_layout(layout, num_layers=plan.model.num_layers, num_devices=16) == plan.layout
     fields = {key: value for key, value in facts.fields.items() if not key.startswith("layout.")}
     assert fields == {key: field_of(plan, key) for key in fields}
@@ -111,7 +120,12 @@ def test_models_are_those_of_transformers():
         ("fsdp", "zero=3", ("training.optimizer=muon",), "optimizer"),
         ("fsdp", "zero=3", ("training.loss=chunked",), "chunks"),
         ("fsdp", "zero=3", ("training.dropout=0.1",), "dropout"),
-        ("deepspeed", "pp=2,zero=1", (), "pp=1"),
+        ("deepspeed", "tp=2,pp=2,zero=1,sp=0", (), "layout.tp is 2"),
+        ("deepspeed", "pp=2,zero=0", (), "zero=1"),
+        ("deepspeed", "pp=2,zero=1,offload=activations,recompute=full", (), "offload=none"),
+        ("deepspeed", "pp=2,zero=1", LORA, "lora_rank=0"),
+        ("deepspeed", "pp=2,zero=1", ("training.loss=fused",), "loss=engine"),
+        ("deepspeed", "pp=2,zero=1", ("training.memory_recipe=pure-bf16",), "memory_recipe=engine"),
         ("deepspeed", "tp=2,zero=1,sp=1", (), "sp"),
     ],
 )
@@ -120,6 +134,20 @@ def test_what_the_trainer_cannot_say_is_refused(engine, layout, settings, words)
         bundle_of(plan_of((engine, "llama3-8b", layout, settings)), how=How(), force_unfit=True)
     found = error.value.mistakes[0]
     assert words in f"{found.message} {found.hint}"
+
+
+def test_attention_is_one_that_the_model_has():
+    """Scores that are capped or have sinks need kernels of their own; ALiBi has none in transformers."""
+    flash = {}
+    for model in ("llama3-8b", "gpt-oss-20b"):
+        texts = bundle_of(plan_of(("fsdp", model, "zero=3", ())), how=How(), force_unfit=True).texts
+        flash[model] = yaml.safe_load(texts["training.yaml"])["attn_implementation"]
+    assert flash == {"llama3-8b": "sdpa", "gpt-oss-20b": "kernels-community/vllm-flash-attn3"}
+    with pytest.raises(InputError, match="which bloom has not"):
+        bundle_of(plan_of(("fsdp", "bloom-7b", "zero=3", ())), how=How(), force_unfit=True)
+    assert bundle_of(
+        plan_of(("fsdp", "bloom-7b", "zero=3", ("training.attention=unfused",))), how=How(), force_unfit=True
+    )
 
 
 @pytest.mark.parametrize("case", [CASES[0], CASES[len(FSDP)]], ids=str)

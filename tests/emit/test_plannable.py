@@ -100,7 +100,7 @@ def test_two_hundred_random_plans_can_be_emitted(engine):
 @pytest.mark.parametrize(
     ("engine", "model", "left_out", "hosts"),
     [
-        ("deepspeed", "llama3-8b", ("pp>=2", "tp>=2,sp=1"), 0),  # its pipelines are code
+        ("deepspeed", "llama3-8b", ("tp>=2,sp=1", "tp>=2,pp>=2", "pp>=2,zero=0", "pp>=2,offload=activations"), 0),
         ("fsdp", "llama3-8b", ("tp>=2,sp=1", "cp>=2,hsdp>=2"), 8),
         ("torchtitan", "qwen3-30b-a3b", (), 0),  # experts are spread
         ("megatron", "qwen3-30b-a3b", ("tp>=2,sp=0",), 8),
@@ -119,6 +119,21 @@ def test_tensor_parallelism_is_planned_without_sequence_parallelism_where_there_
     plan = plan_job("llama3-8b", "dgx-h100", engine=engine, nodes=2, global_batch=16, seq_len=2048, pin=["tp=2"])
     assert (plan.layout.tp, plan.layout.sp) == (2, 0)
     assert bundle_of(plan, how=How()).texts
+
+
+@pytest.mark.parametrize("setting", ["training.loss=fused-linear", "training.lora_rank=16"])
+def test_what_a_pipeline_has_not_is_planned_without_one(setting):
+    job = load_job(
+        model="llama3-8b", cluster="dgx-h100", nodes=2, engine="deepspeed", global_batch_size=64, sequence_length=1024,
+        settings=(setting,),
+    )  # fmt: skip
+    assert unplannable(job, ()) == ("pp>=2", "tp>=2,sp=1")
+
+
+def test_a_pin_of_pipelines_leaves_the_rest_to_the_search_that_emit_can_write():
+    plan = plan_job("llama3-8b", "dgx-h100", engine="deepspeed", nodes=1, global_batch=16, seq_len=2048, pin=["pp>=2"])
+    assert (plan.layout.pp > 1, plan.layout.tp, plan.layout.zero) == (True, 1, 1)
+    assert "pipeline.py" in bundle_of(plan, how=How()).texts
 
 
 def test_no_host_is_left_partly_idle_where_no_program_can():

@@ -9,7 +9,7 @@ from dataclasses import replace
 from types import ModuleType, SimpleNamespace
 
 import pytest
-from torchtitan_expected import CASES, FP8, expected, plan_of, positions, recompute
+from torchtitan_expected import CASES, FP8, FP8_OF_ITS_OWN, expected, plan_of, positions, recompute, shape_of
 
 from planner.emit.bundle import bundle_of
 from planner.emit.programs import PROGRAMS
@@ -25,7 +25,7 @@ from planner.specs.model import ModelSpec
 from planner.specs.training import TrainingSpec
 
 TARGETS = ("torchtitan", "torchtitan-0.3")
-MEANT = [*CASES, FP8]
+MEANT = [*CASES, FP8, FP8_OF_ITS_OWN]
 
 
 class Config(dict):
@@ -46,10 +46,13 @@ def stand_in(monkeypatch, text):
     layer = {"RoPE": SimpleNamespace(scaling="yarn"), "RMSNorm": SimpleNamespace()}
     told, made = {}, {}
 
-    def registry(flavor, **more):
-        told.update(flavor=flavor, **more)
+    def registry(*names, **more):
+        told.update(names=names, **more)
         return SimpleNamespace(model=SimpleNamespace(traverse=lambda kind: [("", layer[kind], None, None)]))
 
+    own = ModuleType("planned_model")
+    own.model_of = registry
+    monkeypatch.setitem(sys.modules, "planned_model", own)
     for line in [line for line in text.splitlines() if line.startswith("from torchtitan")]:
         name, words = line.removeprefix("from ").split(" import ")
         parts = name.split(".")
@@ -91,7 +94,15 @@ def found(config):
     return {key: list(value) if isinstance(value, tuple) else value for key, value in flat(sections).items()}
 
 
-def faults(monkeypatch, plan, to):
+def shape_faults(told, case):
+    """What the sizes of a model of its own say otherwise than its config.json."""
+    kind, wanted = shape_of(case) or (told.get("package"), {})
+    sizes = {key: value for key, value in told.items() if key not in ("names", "package", "converters")}
+    wrong = {key for key, value in {*map(repr_of, sizes.items())} ^ {*map(repr_of, wanted.items())}}
+    return wrong | ({"kind"} if wanted and told["names"] != (kind, case[0]) else set())
+
+
+def faults(monkeypatch, plan, to, case=None):
     """What a file says otherwise than the plan, by name."""
     config, told, layer = configured(monkeypatch, text_of(plan, to))
     release = to != "torchtitan"
@@ -101,6 +112,7 @@ def faults(monkeypatch, plan, to):
     places = vars(layer["RoPE"])
     wrong |= {key for key, value in positions(plan, release=release).items() if places.get(key) != value}
     wrong |= {"eps"} if vars(layer["RMSNorm"]) != {"eps": plan.model.norm_epsilon} else set()
+    wrong |= shape_faults(told, case) if case else set()
     wrong |= {"converters"} if bool(told.get("converters")) != (plan.training.precision == "fp8") else set()
     return wrong
 
@@ -116,13 +128,13 @@ def wanted_of(plan, release):
 @pytest.mark.parametrize("to", TARGETS)
 @pytest.mark.parametrize("case", MEANT, ids=lambda case: f"{case[0]}-{case[1]}")
 def test_every_value_is_the_plans(case, to, monkeypatch):
-    assert faults(monkeypatch, plan_of(case), to) == set()
+    assert faults(monkeypatch, plan_of(case), to, case) == set()
 
 
 @pytest.mark.parametrize("to", TARGETS)
 def test_no_setting_can_be_left_out(to, monkeypatch):
     """Without any one of them a field is said nowhere, or a file no longer says what is expected of it."""
-    whole, plans = PROGRAMS[to], [plan_of(MEANT[each]) for each in (0, 1, 7, 8, 11)]
+    whole, plans = PROGRAMS[to], [plan_of(each) for each in (*(CASES[place] for place in (0, 1, 7, 8)), FP8)]
     assert unsaid(whole) == ()
     for place, setting in enumerate(whole.settings):
         less = replace(whole, settings=whole.settings[:place] + whole.settings[place + 1 :])
@@ -147,7 +159,8 @@ def read_back(text, plan):
     return name, facts_of(READER.target, values, model=plan.model, num_devices=16)
 
 
-def assert_same(facts, plan):
+def assert_same(facts, plan, unsaid=()):
+    """unsaid: fields of the model that the file has not."""
     assert facts.not_priced == ()
     layout = ",".join(
         f"{key}={'/'.join(map(str, value)) if isinstance(value, tuple) else value}"
@@ -161,7 +174,8 @@ def assert_same(facts, plan):
         training
     )
     model = ModelSpec(name=plan.model.name, architecture="gpt", **facts.of("model"))
-    assert model.model_copy(update={"architecture": plan.model.architecture}) == plan.model
+    known = {key: getattr(plan.model, key) for key in ("architecture", *unsaid)}
+    assert model.model_copy(update=known) == plan.model
 
 
 @pytest.mark.parametrize("to", TARGETS)
@@ -216,7 +230,8 @@ def test_a_data_set_that_nobody_named_stops_the_program(monkeypatch):
     ("layout", "model", "settings", "words"),
     [
         ("zero=3", "gpt2-xl", (), "registry"),
-        ("zero=3", "llama3-8b", ("model.num_layers=30",), "registry"),
+        ("zero=3", "olmo2-7b", (), "written without model.qk_norm"),
+        ("zero=3", "mixtral-8x7b", ("model.rope_scaling={factor: 4}",), "rope_scaling"),
         ("zero=3", "qwen3-8b", ("model.rope_scaling={factor: 4}",), "rope_scaling"),
         ("pp=2,zero=1", "llama3.2-1b", (), "tied"),
         ("zero=3,hsdp=16", "llama3-8b", (), "one rank"),

@@ -30,8 +30,41 @@ CASES = (
     ("qwen3-30b-a3b", "ep=4,zero=3,cp=2", ("model.rope_theta=5e6",)),
     ("deepseek-v2-lite", "ep=8,zero=2,recompute=full", ()),
     ("gpt-oss-20b", "zero=3,recompute=selective", ()),
+    ("llama2-7b", "tp=2,zero=3,sp=1,recompute=full", ()),
+    ("qwen2.5-7b", "pp=2,zero=1,layers_per_stage=15/13,schedule=gpipe", ("model.norm_epsilon=1e-5",)),
+    ("qwen2.5-1.5b", "zero=2", ()),
+    ("mixtral-8x7b", "ep=8,zero=3,recompute=full", ()),
+    ("llama3-8b", "pp=2,zero=3", ("model.num_layers=30", "model.vocab_size=100000")),
+    ("qwen3-30b-a3b", "ep=4,zero=3", ("model.num_layers=16", "model.moe.num_experts=32")),
 )
+SHAPES = {
+    "llama2-7b": ("llama3", 32, 4096, 32, 32, 128, 11008, 32000, False, False, False, 0, 0, 0),
+    "qwen2.5-7b": ("llama3", 28, 3584, 28, 4, 128, 18944, 152064, False, True, False, 0, 0, 0),
+    "qwen2.5-1.5b": ("llama3", 28, 1536, 12, 2, 128, 8960, 151936, True, True, False, 0, 0, 0),
+    "mixtral-8x7b": ("qwen3", 32, 4096, 32, 8, 128, 14336, 32000, False, False, False, 8, 2, 14336),
+    "llama3-8b": ("llama3", 30, 4096, 32, 8, 128, 14336, 100000, False, False, False, 0, 0, 0),
+    "qwen3-30b-a3b": ("qwen3", 16, 2048, 32, 4, 128, 6144, 151936, False, False, True, 32, 8, 768),
+}
+"""Of models that no registry has, by their config.json: whose blocks, layers, width, heads, key-value heads, size of a
+head, width of the feed-forward block, vocabulary, tied, bias of queries, keys and values, norm of each head; experts,
+experts of a token, width of an expert."""
+SIZES = (
+    *("num_layers", "hidden_size", "num_heads", "num_kv_heads", "head_size", "ffn_hidden_size", "vocab_size"),
+    *("tied_embeddings", "qkv_bias", "qk_norm", "num_experts", "experts_per_token", "expert_ffn_hidden_size"),
+)
+
+
+def shape_of(case: tuple[str, str, tuple[str, ...]]) -> tuple[str, dict[str, Any]] | None:
+    """Whose blocks a case's model has, and its sizes; None: the registry has the model."""
+    model, _, settings = case
+    own = model in SHAPES and (
+        model not in ("llama3-8b", "qwen3-30b-a3b") or any("num_layers" in each for each in settings)
+    )
+    return (SHAPES[model][0], dict(zip(SIZES, SHAPES[model][1:], strict=True))) if own else None
+
+
 FP8 = ("llama3-8b", "zero=3,recompute=full", ("training.precision=fp8",))
+FP8_OF_ITS_OWN = ("llama2-7b", "zero=3,recompute=full", ("training.precision=fp8",))
 """Needs torchao and a device that computes in 8 bits where the program reads it."""
 
 

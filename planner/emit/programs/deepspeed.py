@@ -1,13 +1,14 @@
-"""DeepSpeed 0.19.8 under transformers' Trainer: ZeRO, AutoTP and Ulysses as JSON."""
+"""DeepSpeed 0.19.8: ZeRO, AutoTP and Ulysses as JSON for transformers' Trainer, pipelines by a program of their own."""
 
 from __future__ import annotations
 
 import json
+from importlib.resources import files
 from typing import TYPE_CHECKING, Final
 
 from planner.emit.programs import hugging_face as shared
 from planner.emit.starters.torchrun import torchrun_start
-from planner.emit.target import Refusal, Target, follows, only
+from planner.emit.target import Refusal, Target, only
 from planner.layout import offloads_activations, offloads_optimizer
 
 if TYPE_CHECKING:
@@ -15,6 +16,8 @@ if TYPE_CHECKING:
     from planner.plan import Plan
 
 FILE: Final = "deepspeed.json"
+PIPELINE: Final = files("planner.emit.programs").joinpath("pipeline.py.txt").read_text(encoding="utf-8")
+"""The program that is started for plans with a pipeline; it takes model and data as `train.py` does."""
 
 
 def _write_layout(plan: Plan) -> Values:
@@ -31,9 +34,11 @@ def _write_layout(plan: Plan) -> Values:
         "bf16.enabled": training.precision == "bf16",
         "fp16.enabled": training.precision == "fp16",
         "zero_optimization.stage": layout.zero,
-        "zero_optimization.overlap_comm": layout.zero > 0,
+        "zero_optimization.overlap_comm": layout.zero > 0 and layout.pp == 1,  # a pipeline reduces after its last pass
         "zero_allow_untested_optimizer": True,
     }
+    if layout.pp > 1 and training.precision == "bf16":  # BF16_Optimizer, with sums in fp32
+        found["data_types.grad_accum_dtype"] = "fp32"
     if training.memory_recipe == "pure-bf16":
         found |= {"bf16.bf16_master_weights_and_grads": True, "bf16.bf16_optimizer_states": True}
     if offloads_optimizer(layout):
@@ -51,16 +56,20 @@ def _write_layout(plan: Plan) -> Values:
     beside: dict[str, Value] = {"gradient_checkpointing": layout.recompute[0] == "full"}
     if layout.cp > 1:
         beside |= {"parallelism_config.sp_backend": "deepspeed", "parallelism_config.sp_size": layout.cp}
+    if layout.pp > 1:
+        beside["pipeline.layers_per_stage"] = layout.layers_per_stage
     return {**{f"deepspeed.{key}": value for key, value in found.items()}, **beside}
 
 
 def _render(values: Values, plan: Plan, how: How) -> dict[str, str]:
     document = json.dumps(shared.nested(values, "deepspeed."), indent=2) + "\n"
-    return {FILE: document, **shared.render(values, plan, how, {"deepspeed": FILE})}
+    program = {"pipeline.py": PIPELINE} if plan.layout.pp > 1 else {}
+    return {FILE: document, **shared.render(values, plan, how, {"deepspeed": FILE}), **program}
 
 
 def _command(values: Values, plan: Plan, how: How, place: Place | None) -> str:  # noqa: ARG001 - the files say them
-    return f"{torchrun_start(plan, place)} \\\n  train.py training.yaml"
+    program = "pipeline.py" if plan.layout.pp > 1 else "train.py"
+    return f"{torchrun_start(plan, place)} \\\n  {program} training.yaml"
 
 
 def _offload_fault(plan: Plan) -> tuple[str, str] | None:
@@ -72,19 +81,49 @@ def _offload_fault(plan: Plan) -> tuple[str, str] | None:
     )
 
 
+def _pipeline_fault(plan: Plan) -> tuple[str, str] | None:
+    """A PipelineModule takes layers as they are; rules of the engine leave out cp, ZeRO-2 and 3.
+
+    Source: deepspeed, runtime/pipe/engine.py; runtime/engine.py, _do_optimizer_sanity_check: in bf16 without ZeRO the
+    states are sharded all the same, and gradients are summed in 16 bits.
+    """
+    layout, training = plan.layout, plan.training
+    if layout.pp == 1:
+        return None
+    if layout.tp > 1:
+        why = f"layout.tp is {layout.tp} with {layout.pp} stages, and DeepSpeed cuts no layers of its pipelines"
+        return why, "plan again with --pin tp=1, or --pin pp=1"
+    if training.precision == "bf16" and layout.zero == 0:
+        why = (
+            f"layout.zero is 0 with {layout.pp} stages, and DeepSpeed's pipelines in bf16 shard the optimizer's states"
+        )
+        return why, "plan again with --pin zero=1"
+    if layout.offload != "none":
+        why = f"layout.offload is {layout.offload} with {layout.pp} stages, which nothing carries to the host"
+        return why, "plan again with --pin offload=none, or --pin pp=1"
+    for name, plain in (("lora_rank", (0,)), ("loss", ("engine", "whole")), ("memory_recipe", ("engine",))):
+        if (value := getattr(training, name)) not in plain:
+            why = f"training.{name} is {value} with {layout.pp} stages, which the program of the pipeline has not"
+            return why, f"plan again with --pin pp=1, or --set training.{name}={plain[0]}"
+    if shared.is_named(plan):
+        why = f"layout.pp is {layout.pp}, and only transformers' own code runs {plan.model.name}"
+        return why, "plan again with --pin pp=1"
+    return None
+
+
 TARGET: Final = Target(
     name="deepspeed",
     program="DeepSpeed 0.19.8 with transformers 5",
     settings=(
         *shared.SHARED,
-        follows("layout.layers_per_stage"),  # one stage has all
         shared.layout_setting(
-            *(f"layout.{key}" for key in ("tp", "cp", "zero", "recompute", "offload")), write=_write_layout
+            *(f"layout.{key}" for key in ("tp", "pp", "cp", "zero", "layers_per_stage", "recompute", "offload")),
+            write=_write_layout,
         ),
     ),
     refuse=(
         *shared.REFUSALS,
-        only("layout.pp", 1, why="DeepSpeed's pipelines are code, which the Trainer does not start"),
+        Refusal(says=(), fault=_pipeline_fault),
         only("layout.hsdp", 1, why="DeepSpeed shards gradients and states over all ranks"),
         Refusal(says=(), fault=_offload_fault),
     ),

@@ -157,6 +157,9 @@ def _model_fault(plan: Plan) -> tuple[str, str] | None:
             f"training.dropout is {plan.training.dropout:g}, which {kind} has not",
             "plan with --set training.dropout=0",
         )
+    if plan.training.attention == "flash" and FLASH.get(kind, "sdpa") is None:
+        why = f"training.attention is flash, which {kind} has not"
+        return why, "plan with --set training.attention=unfused"
     if plan.training.lora_rank and (kind in _OTHERS_MODULES or config is None):
         return (
             f"training.lora_rank: the matrices of {kind} are not kept one by one",
@@ -190,8 +193,7 @@ def _read_batch(given: Given) -> Mapping[str, Any]:
     if micro:
         found["layout.mbs"] = micro
     degrees = read_degrees(given)
-    pp = given.whole("pipeline.num_stages", 1)
-    copies = given.num_devices // (degrees["tp"] * degrees["cp"] * pp)
+    copies = given.num_devices // (degrees["tp"] * degrees["cp"] * max(len(_stages(given)), 1))
     if whole:
         found["training.global_batch_size"] = whole
     elif micro and copies:
@@ -217,6 +219,14 @@ def read_degrees(given: Given) -> dict[str, int]:
     return {"tp": tp, "cp": cp}
 
 
+def _stages(given: Given) -> tuple[int, ...]:
+    """Layers of each pipeline stage, as `pipeline.py` reads them; empty without a pipeline."""
+    listed = given.get("pipeline.layers_per_stage", ())
+    if not isinstance(listed, tuple) or not all(type(each) is int and each > 0 for each in listed):
+        raise InputError("no list of whole numbers", where="pipeline.layers_per_stage")
+    return listed
+
+
 _PARALLEL: Final = "accelerate.parallelism_config.parallelism_config_"
 
 
@@ -224,6 +234,9 @@ def read_layout(given: Given) -> Mapping[str, Any]:
     """Degrees, ZeRO, replicas, recompute, offload."""
     degrees = read_degrees(given)
     found: dict[str, Any] = {f"layout.{key}": value for key, value in degrees.items()}
+    if layers := _stages(given):
+        found |= {"layout.pp": len(layers), "layout.layers_per_stage": layers}
+        given.get("deepspeed.data_types.grad_accum_dtype")  # a pipeline in bf16 is priced with fp32 sums
     if degrees["tp"] > 1:
         found["layout.sp"] = 0
     replicas = given.whole(f"{_PARALLEL}dp_replicate_size", 1) or 1
@@ -344,9 +357,18 @@ _NUMBERS: Final = {
 }
 
 
+FLASH: Final = {"gemma2": "flash_attention_2", "gpt_oss": "kernels-community/vllm-flash-attn3", "bloom": None}
+"""Model types that torch's own attention does not do: what does it, None: nothing.
+
+Source: transformers 5.23, models/*/modeling_*.py: _supports_sdpa, _compatible_flash_implementations.
+"""
+
+
 def _write_kernels(plan: Plan) -> Values:
     training = plan.training
-    found: dict[str, Value] = {"attn_implementation": "sdpa" if training.attention == "flash" else "eager"}
+    kind = str((config_of(plan.model) or {}).get("model_type"))
+    flash = FLASH.get(kind, "sdpa")
+    found: dict[str, Value] = {"attn_implementation": flash if training.attention == "flash" else "eager"}
     if training.loss in ("engine", "whole"):
         return found | {"use_liger_kernel": False}
     kernels = {"cross_entropy": training.loss == "fused", "fused_linear_cross_entropy": training.loss == "fused-linear"}
@@ -528,7 +550,13 @@ IGNORED: Final = (
     *("accelerate.fsdp_config.fsdp_state_dict_type", "accelerate.fsdp_config.fsdp_sync_module_states"),
     *("accelerate.fsdp_config.fsdp_cpu_ram_efficient_loading", "accelerate.fsdp_config.fsdp_version"),
     *("accelerate.fsdp_config.fsdp_use_orig_params", "accelerate.fsdp_config.fsdp_backward_prefetch*"),
-    *("accelerate.fsdp_config.fsdp_forward_prefetch", "accelerate.downcast_bf16", "accelerate.dynamo_*"),
+    *(
+        "accelerate.fsdp_config.fsdp_forward_prefetch",
+        "accelerate.fsdp_config.fsdp_limit_all_gathers",
+        "streaming",
+        "val_size",
+    ),
+    *("accelerate.downcast_bf16", "accelerate.dynamo_*"),
     *("deepspeed.steps_per_print", "deepspeed.wall_clock_breakdown", "deepspeed.zero_allow_untested_optimizer"),
     *("deepspeed.zero_optimization.*", "deepspeed.gradient_clipping", "deepspeed.fp16.*", "deepspeed.bf16.*"),
     *("deepspeed.scheduler.*", "deepspeed.optimizer.params.*", "deepspeed.zero_force_ds_cpu_optimizer"),

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 _FIRST: Final = ("llama", "qwen2", "qwen3", "mistral", "qwen3_moe", "mixtral", "deepseek_v3", "gpt2")
 _GATED: Final = {"gemma": "gelu_pytorch_tanh", "gemma2": "gelu_pytorch_tanh", "gemma3_text": "gelu_pytorch_tanh"}
-_LAYERS: Final = {
+LAYERS: Final = {
     "bloom": "BloomBlock",
     "deepseek_v2": "DeepseekV2DecoderLayer",
     "deepseek_v3": "DeepseekV3DecoderLayer",
@@ -51,7 +51,7 @@ def config_of(spec: ModelSpec) -> dict[str, Any] | None:
     Of types that a model document cannot tell apart, as DeepSeek-V2 and V3 with their routers, the one that stands in
     the model's name goes first.
     """
-    names = (*_FIRST, *(each for each in _LAYERS if each not in _FIRST))
+    names = (*_FIRST, *(each for each in LAYERS if each not in _FIRST))
     for name in sorted(names, key=lambda each: each.replace("_", "-") not in spec.name):
         for config in _candidates(name, spec):
             if model_from(config, spec.name) == spec:
@@ -61,7 +61,7 @@ def config_of(spec: ModelSpec) -> dict[str, Any] | None:
 
 def layer_class(config: Mapping[str, Any]) -> str:
     """The class whose instances are the layers of a model, which FSDP wraps."""
-    return _LAYERS[str(config["model_type"])]
+    return LAYERS[str(config["model_type"])]
 
 
 def model_from(config: Mapping[str, Any], name: str = "model") -> ModelSpec | None:

@@ -232,7 +232,9 @@ def _write_recipe(plan: Plan) -> Values:
 
 
 def _read_recipe(given: Given) -> Mapping[str, Any]:
-    """The recipe by its name; whether that is the engine's own, the reader of the file asks."""
+    """The recipe by its name; whether that is the engine's own, the reader of the file asks. DeepSpeed has its own."""
+    if given.flag("deepspeed"):
+        return {}
     aware, moment = given.flag(_AWARE), given.text("exp_avg_dtype", "fp32").rpartition(".")[2]
     main, second = given.text("main_grads_dtype", "fp32"), given.text("exp_avg_sq_dtype", "fp32").rpartition(".")[2]
     in_16, in_32 = given.flag("grad_reduce_in_bf16"), given.flag("accumulate_allreduce_grads_in_fp32")

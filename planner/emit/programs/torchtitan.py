@@ -15,13 +15,15 @@ from planner.emit.target import FIELDS, Refusal, Setting, Target, follows, only,
 from planner.errors import InputError
 from planner.layout import V_SHAPED, even_split, offloads_optimizer
 from planner.specs.by_name import load_model
+from planner.specs.model import ModelSpec
+from planner.specs.validate import validate
+from planner.specs.yaml import as_node
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from planner.emit.target import Given, How, Place, Value, Values
     from planner.plan import Plan
-    from planner.specs.model import ModelSpec
 
 REGISTRY: Final = {
     "llama3.2-1b": ("llama3", "1B"),
@@ -77,15 +79,78 @@ def _entry(model: ModelSpec) -> tuple[str, str] | None:
     return next((entry for other, entry in _shapes() if other == shape), None)
 
 
+_SIZES: Final = (
+    *("num_layers", "hidden_size", "num_heads", "num_kv_heads", "head_size", "ffn_hidden_size", "vocab_size"),
+    *("tied_embeddings", "qkv_bias"),
+)
+_EXPERTS: Final = {
+    "num_experts": "num_experts",
+    "experts_per_token": "experts_per_token",
+    "expert_ffn_hidden_size": "ffn_hidden_size",
+}
+"""Key of a shape -> field of the experts."""
+
+
+def _blocks(model: ModelSpec) -> dict[str, Any]:
+    """What a model has beside its sizes, and beside what the blocks of torchtitan's llama3 and qwen3 leave open."""
+    found = _shape(model) | dict.fromkeys((*_SIZES, "architecture"))
+    found["qk_norm"] = "none" if model.qk_norm == "head" else model.qk_norm
+    if found["moe"]:
+        found["moe"] = {key: value for key, value in found["moe"].items() if key not in _EXPERTS.values()}
+    return found
+
+
+@cache
+def _blocks_of(experts: bool) -> dict[str, Any]:
+    return _blocks(load_model("qwen3-30b-a3b" if experts else "llama3-8b"))
+
+
+def missing_blocks(model: ModelSpec) -> tuple[str, ...]:
+    """Fields that no block of torchtitan has as the model does; none: a model of its own can be written."""
+    own, known = _blocks(model), _blocks_of(bool(model.moe))
+    wrong = [key for key in own if own[key] != known[key]]
+    inner = own["moe"] or {}
+    within = [f"moe.{key}" for key in inner if inner[key] != known["moe"][key]] if "moe" in wrong else []
+    return tuple(f"model.{key}" for each in wrong for key in (within if each == "moe" else [each]))
+
+
+def _kind(model: ModelSpec) -> str:
+    """The package whose blocks a model of its own has."""
+    return "qwen3" if model.moe or model.qk_norm == "head" else _LLAMA
+
+
 def _write_model(plan: Plan) -> Values:
-    entry = _entry(plan.model)
-    if entry is None:
-        raise AssertionError("refused before")
-    return {"model_spec.name": entry[0], "model_spec.flavor": entry[1]}
+    model, entry = plan.model, _entry(plan.model)
+    if entry is not None:
+        return {"model_spec.name": entry[0], "model_spec.flavor": entry[1]}
+    shape: dict[str, Value] = {key: getattr(model, key) for key in _SIZES}
+    shape["qk_norm"] = model.qk_norm == "head"
+    shape |= {key: getattr(model.moe, field) if model.moe else 0 for key, field in _EXPERTS.items()}
+    named = {"model_spec.name": _kind(model), "model_spec.flavor": model.name}
+    return named | {f"{_SHAPE}{key}": value for key, value in shape.items()}
+
+
+_SHAPE: Final = "model_spec.shape."
+
+
+def _described(given: Given) -> ModelSpec | None:
+    """The model that a file describes by its sizes; None: it has none."""
+    if f"{_SHAPE}num_layers" not in given:
+        return None
+    flags = ("tied_embeddings", "qkv_bias")
+    sizes = {key: given.flag(_SHAPE + key) if key in flags else given.whole(_SHAPE + key) for key in _SIZES}
+    experts = {field: given.whole(_SHAPE + key) for key, field in _EXPERTS.items()}
+    base = load_model("llama3-8b").model_dump(mode="json", exclude={"architecture"})
+    qk_norm = "head" if given.flag(f"{_SHAPE}qk_norm") else "none"
+    document = {**base, "architecture": "llama", **sizes, "qk_norm": qk_norm, "rope_scaling": None}
+    document["moe"] = experts if experts["num_experts"] else None
+    return validate(ModelSpec, as_node(document, "the torchtitan file"))
 
 
 def named(given: Given) -> ModelSpec | None:
-    """The shipped model of a registry's entry; None: not said, or not shipped."""
+    """The shipped model of a registry's entry, or the one that the file describes; None: not said, or not shipped."""
+    if (described := _described(given)) is not None:
+        return described
     wanted = (given.text("model_spec.name"), given.text("model_spec.flavor"))
     return next((load_model(name) for name, entry in REGISTRY.items() if entry == wanted), None)
 
@@ -141,10 +206,13 @@ def _read_positions(given: Given) -> Mapping[str, Any]:
 
 def _model_fault(plan: Plan) -> tuple[str, str] | None:
     model, entry = plan.model, _entry(plan.model)
-    if entry is None:
-        return f"torchtitan's registry has no model built as {model.name}", f"it has {', '.join(REGISTRY)}"
-    if model.rope_scaling and entry[0] != _LLAMA:
-        why = f"model.rope_scaling, and the positions of torchtitan's {entry[0]} are not stretched so"
+    if entry is None and (missing := missing_blocks(model)):
+        shown = ", ".join(missing)
+        why = f"no model built as {model.name} is in torchtitan's registry, and its own is written without {shown}"
+        return why, f"the registry has {', '.join(REGISTRY)}"
+    package = entry[0] if entry else _kind(model)
+    if model.rope_scaling and package != _LLAMA:
+        why = f"model.rope_scaling, and the positions of torchtitan's {package} are not stretched so"
         return why, "plan with --set model.rope_scaling=null"
     return None
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -14,6 +15,9 @@ if TYPE_CHECKING:
     from planner.plan import Plan
 
 FILE: Final = "planned.py"
+MODEL_FILE: Final = "planned_model.py"
+MODEL: Final = files("planner.emit.programs").joinpath("torchtitan_model.py.txt").read_text(encoding="utf-8")
+"""The module that makes models which no registry has."""
 DATA: Final = "DATASET"
 TOKENIZER: Final = "TOKENIZER_PATH"
 V_0_3: Final = "torchtitan-0.3"
@@ -57,6 +61,7 @@ def render(values: Values, plan: Plan, how: How, *, release: str) -> dict[str, s
     version = "torchtitan 0.3.0" if release == V_0_3 else "torchtitan of 2026-08-21 or later"
     data = (_data_0_3 if release == V_0_3 else _data)(how.arguments.data)
     imports, converters, kind = list(data.imports), "", str(values["activation_checkpoint"])
+    shape = _of(values, "model_spec.shape")
     if "model_spec.converters" in values:
         imports.append("from torchtitan.components.quantization import Float8LinearConverter")
         converters = ", converters=[Float8LinearConverter.Config()]"
@@ -72,11 +77,13 @@ def render(values: Values, plan: Plan, how: How, *, release: str) -> dict[str, s
         "from torchtitan.config import CompileConfig, DebugConfig, ParallelismConfig, TrainingConfig",
         "from torchtitan.models.common import RMSNorm, RoPE",
         "from torchtitan.models.common.config_utils import decoder_vocab_size",
-        f"from torchtitan.models.{values['model_spec.name']} import model_registry",
+        "from planned_model import model_of"
+        if shape
+        else f"from torchtitan.models.{values['model_spec.name']} import model_registry",
         "from torchtitan.trainer import Trainer",
     ]
     lines = [
-        f"model_spec = model_registry({values['model_spec.flavor']!r}{converters})",
+        *_model(values, shape, converters),
         *_assigned(values, "rope", "RoPE", release),
         *_assigned(values, "norm", "RMSNorm", release),
         "return Trainer.Config(",
@@ -89,9 +96,24 @@ def render(values: Values, plan: Plan, how: How, *, release: str) -> dict[str, s
         ")",
     ]
     head = f'"""{head_lines(plan)[0]}\n{head_lines(plan)[1]}\nFor {version}.\n"""\n'
-    before = [*sorted(imports, key=lambda line: ("torchtitan" in line, line)), "", *data.before]
+    before = [
+        *sorted(imports, key=lambda line: ("torchtitan" in line or "planned_model" in line, line)),
+        "",
+        *data.before,
+    ]
     parts = [head, *before, "", "def planned():", *(f"    {line}" for line in lines)]
-    return {FILE: "".join(f"{part}\n" for part in parts)}
+    module = {MODEL_FILE: MODEL} if shape else {}
+    return {FILE: "".join(f"{part}\n" for part in parts), **module}
+
+
+def _model(values: Values, shape: Values, converters: str) -> list[str]:
+    """Lines that make the model: of the registry, or of its sizes."""
+    name, flavor = values["model_spec.name"], values["model_spec.flavor"]
+    if not shape:
+        return [f"model_spec = model_registry({flavor!r}{converters})"]
+    sizes = [f"    {key}={value!r}," for key, value in shape.items()]
+    last = [f"   {converters.removeprefix(',')},"] if converters else []
+    return ["model_spec = model_of(", f"    {name!r},", f"    {flavor!r},", *sizes, *last, ")"]
 
 
 def _of(values: Values, section: str) -> dict[str, Value]:

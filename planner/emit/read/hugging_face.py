@@ -106,6 +106,8 @@ def _of_trainer(found: dict[str, Value]) -> Values:
         found[RANKS] = found.pop("num_processes")
         found.pop("num_machines", None)
         found.pop(HOSTS, None)
+    if "use_liger" in found:  # of TRL until 0.16
+        found.setdefault("use_liger_kernel", found.pop("use_liger"))
     return _without_auto(found)
 
 
@@ -115,6 +117,39 @@ def _trainer_options(text: str) -> Values:
 
 def _trainer_file(text: str) -> Values:
     return _of_trainer(flat(_document(text, "the Trainer file")))
+
+
+# --- ms-swift without Megatron -------------------------------------------------------------------------------------
+
+_SWIFT_WORDS: Final = re.compile(r"(?<!megatron )\bswift (sft|pt)\b")
+_SWIFT: Final = {"model": "model_name_or_path", "lora_rank": "lora_r", "target_modules": "lora_target_modules"}
+
+
+def _swift_options(text: str) -> Values:
+    """Adapters and recomputation where nothing is said, as in its own defaults; in 16 bits as the model is published.
+
+    Weights are loaded in 16 bits; DeepSpeed keeps a copy of its own in 32. Source: ms-swift, docs/source_en/
+    Instruction/Command-line-parameters.md.
+    """
+    found = {_SWIFT.get(key, key): value for key, value in options_of(option_words(text)).items()}
+    for key, name in ((HOSTS, "NNODES"), (RANKS, "NPROC_PER_NODE")):
+        if match := re.search(rf"\b{name}=([0-9]{{1,6}})\b", text):
+            found[key] = match[1]
+    found.setdefault("gradient_checkpointing", True)
+    kind = found.pop("tuner_type", found.pop("train_type", "lora"))
+    if kind == "lora":
+        found |= {"use_peft": True, "lora_r": found.get("lora_r", 8)}
+        found.setdefault("lora_target_modules", "all-linear")
+    elif kind != "full":
+        raise InputError(f"{str(kind)[:40]!r} has no price here", where="train_type", hint="known: full, lora")
+    if "attn_impl" in found:
+        found["attn_implementation"] = "eager" if found.pop("attn_impl") == "eager" else "sdpa"
+    dtype = str(found.pop("torch_dtype", "bfloat16"))
+    if kind == "full" and "deepspeed" not in found and dtype == "bfloat16":
+        found["dtype"] = dtype
+    elif dtype in ("bfloat16", "float16"):
+        found["bf16" if dtype == "bfloat16" else "fp16"] = True
+    return _of_trainer(found)
 
 
 # --- Axolotl -----------------------------------------------------------------------------------------------------
@@ -137,7 +172,14 @@ _AXOLOTL: Final = {
     "liger_glu_activation": "liger_kernel_config.swiglu",
     "liger_swiglu": "liger_kernel_config.swiglu",
     "base_model": MODEL,
+    "lr_scheduler": "lr_scheduler_type",
+    "cosine_min_lr_ratio": "lr_scheduler_kwargs.min_lr_rate",
+    "num_epochs": "num_train_epochs",
 }
+_AXOLOTL_PLAIN: Final = ("model_type", "pad_to_sequence_len", "train_on_inputs", "group_by_length", "val_set_size")
+"""Keys that change no price."""
+_LIGER_PLUGIN: Final = ("axolotl.integrations.liger.LigerPlugin",)
+_PRECISIONS: Final = ("bf16", "fp16", "bfloat16", "float16", "float32")
 
 
 def _axolotl_fsdp(data: dict[str, Any], found: dict[str, Value]) -> None:
@@ -148,6 +190,21 @@ def _axolotl_fsdp(data: dict[str, Any], found: dict[str, Value]) -> None:
         found["accelerate.distributed_type"] = "FSDP"
 
 
+def _axolotl_kernels(data: dict[str, Any], found: dict[str, Value]) -> None:
+    """Attention and precision; in 8 bits too, what is no product stays in 16 (utils/schemas/config.py)."""
+    switches = ("flash_attention", "sdp_attention", "xformers_attention", "flex_attention")
+    named = data.pop("attention", None)
+    on = [each for each in switches if data.pop(each, None)]  # all are taken out
+    if on or named:
+        found["attn_implementation"] = "eager" if named == "eager" else "sdpa"
+    if data.get("plugins") == _LIGER_PLUGIN:
+        del data["plugins"]
+    for key in _AXOLOTL_PLAIN:
+        data.pop(key, None)
+    if all(data.get(each) is None for each in _PRECISIONS):
+        data["bf16"] = "auto"
+
+
 def _axolotl_values(text: str) -> Values:
     data = _document(text, "the Axolotl file")
     found: dict[str, Value] = {}
@@ -156,9 +213,7 @@ def _axolotl_values(text: str) -> Values:
     if path := data.pop("deepspeed", None):
         _preset(found, str(path))
     linear = data.pop("lora_target_linear", None)
-    for attention in ("flash_attention", "sdp_attention", "xformers_attention"):
-        if data.pop(attention, None):
-            found["attn_implementation"] = "sdpa"
+    _axolotl_kernels(data, found)
     for key, value in flat(data).items():
         if not key.startswith(("lora_", "peft_", "load_in_")) or adapter:
             found[_AXOLOTL.get(key, key)] = value
@@ -199,6 +254,8 @@ def _factory_values(text: str) -> Values:
     found["gradient_checkpointing"] = not data.pop("disable_gradient_checkpointing", False)
     if data.pop("pure_bf16", False):
         found["dtype"] = "bfloat16"
+    if data.pop("use_muon", False):
+        found["optim"] = "muon"
     found |= {_FACTORY.get(key, key): value for key, value in flat(data).items()}
     if kind == "lora":
         found.setdefault("lora_r", 8)
@@ -233,6 +290,14 @@ READERS: Final = (
         either=("zero_optimization", "train_micro_batch_size_per_gpu", "train_batch_size"),
     ),
     _reader("a file of TrainingArguments", _trainer_file, "per_device_train_batch_size"),
+    Reader(
+        name="a command line of ms-swift",
+        recognises=lambda name, text: _SWIFT_WORDS.search(text) is not None,  # noqa: ARG005 - as the others
+        values=_swift_options,
+        engine=_engine,
+        target=accelerate.TARGET,
+        is_shell=True,
+    ),
     Reader(
         name="a command line of Trainer or TRL",
         recognises=lambda name, text: _TRAINER_WORDS.search(text) is not None,  # noqa: ARG005 - as the others

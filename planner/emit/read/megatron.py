@@ -1,4 +1,4 @@
-"""Command lines and scripts of Megatron-LM."""
+"""Command lines and scripts of Megatron-LM, and of Megatron-DeepSpeed."""
 
 from __future__ import annotations
 
@@ -28,10 +28,52 @@ def _values(text: str) -> Values:
         found["vocab_size"] = int(str(found["vocab_size"])) + 1
     if "model_parallel_size" in found:  # until 2021
         found.setdefault("tensor_model_parallel_size", found.pop("model_parallel_size"))
+    if found.get("deepspeed"):
+        _of_deepspeed(found)
     return found
 
 
+_STRATEGIES: Final = {"2": "optim_grads", "3": "optim_grads_params"}
+_NORMS: Final = {"rmsnorm": "RMSNorm", "layernorm": "LayerNorm"}
+
+
+def _of_deepspeed(found: dict[str, Value]) -> None:
+    """Options of Megatron-DeepSpeed in the words of Megatron-LM.
+
+    In bf16 without ZeRO the states are sharded all the same (deepspeed, runtime/bf16_optimizer.py). Layers are cut
+    evenly, or embedding and logits count as layers. Source: Megatron-DeepSpeed, megatron/arguments.py.
+    """
+    stage = str(found.pop("zero_stage", 0))
+    stage = "1" if stage == "0" and found.get("bf16") else stage
+    if stage in _STRATEGIES:
+        found |= {"use_megatron_fsdp": True, "data_parallel_sharding_strategy": _STRATEGIES[stage]}
+    elif stage == "1":
+        found["use_distributed_optimizer"] = True
+    found["normalization"] = _NORMS.get(str(found.get("normalization")), found.get("normalization"))
+    if groups := found.pop("num_key_value_heads", None):
+        found |= {"group_query_attention": True, "num_query_groups": groups}
+    if ranks := found.pop("ds_sequence_parallel_size", None):
+        found["context_parallel_size"] = ranks
+    if padded := found.pop("pad_vocab_size_to", None):
+        found.setdefault("vocab_size", padded)
+    method = str(found.get("pp_partition_method", "type:transformer"))
+    ends = {"account_for_embedding_in_pipeline_split": True, "account_for_loss_in_pipeline_split": True}
+    if method == "type:transformer|embedding" and _divides(found):
+        found |= ends
+    if method == "type:transformer" or ends.items() <= found.items():
+        found.pop("pp_partition_method", None)
+
+
+def _divides(found: Values) -> bool:
+    """Whether layers and both ends divide evenly into the stages."""
+    layers, stages = (str(found.get(key, "")) for key in ("num_layers", "pipeline_model_parallel_size"))
+    known = all(each.isascii() and each.isdigit() and len(each) < 8 for each in (layers, stages)) and int(stages) > 0
+    return known and (int(layers) + 2) % int(stages) == 0
+
+
 def _engine(values: Values) -> str:
+    if values.get("deepspeed"):
+        return "deepspeed"
     sharded = values.get("use_megatron_fsdp") or values.get("use_custom_fsdp")
     return "megatron-fsdp" if sharded else "megatron"
 

@@ -24,6 +24,8 @@ _PLACE: Final = (
     "tee",
     "role",
     "redirects",
+    "wait",
+    "kill_on_bad_exit",
 )
 _OVERRIDE: Final = re.compile(r"\+{0,2}([A-Za-z_]\w*(?:\.\w+)+)=(.*)", re.DOTALL)
 

@@ -302,12 +302,14 @@ class _Script:
     def _expansion(self, mark: str) -> list[str]:
         """The value behind a `$`; what is not known stays as it is written."""
         if mark == "`":
-            return [f"`{self._until('`')}`"]
+            inner = self._until("`")
+            return [self._counted(inner) or f"`{inner}`"]
         if self.text.startswith("((", self.place):
             inner = self._balanced(2, "))")
             return [self._sum_of(inner)]
         if self.text.startswith("(", self.place):
-            return [f"$({self._balanced(1, ')')})"]
+            inner = self._balanced(1, ")")
+            return [self._counted(inner) or f"$({inner})"]
         if self.text.startswith("{", self.place):
             return self._braced(self._balanced(1, "}", "{"))
         name = _NAME.match(self.text, self.place)
@@ -377,6 +379,14 @@ class _Script:
         spread = re.sub(r"\$?\{?\b([A-Za-z_]\w*)\b\}?", lambda m: " ".join(self.values.get(m[1], [f"${m[1]}"])), text)
         number = whole_number(spread)
         return f"$(({text}))" if number is None else str(number)
+
+    def _counted(self, command: str) -> str:
+        """What `expr 16 / $N` prints, which is arithmetic and needs no command; nothing for any other command."""
+        name, _, rest = command.strip().partition(" ")
+        if name != "expr":
+            return ""
+        found = self._sum_of(rest.replace("\\*", "*"))
+        return "" if found.startswith("$") else found
 
     def _too_much(self) -> NoReturn:
         raise InputError("the script expands to more text than any command line has", hint="is it one?")

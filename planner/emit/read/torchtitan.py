@@ -66,7 +66,10 @@ def _values(text: str) -> Values:
     found = {key: value for key, value in found.items() if value is not None and key not in _GONE}
     entry = (found.get("model_spec.name"), found.get("model_spec.flavor"))
     shipped = next((name for name, each in torchtitan.REGISTRY.items() if each == entry), None)
-    if entry[0]:
+    if "model_spec.shape.num_layers" in found and not shipped:
+        found[MODEL] = str(entry[1])
+    elif entry[0]:
+        found = {key: value for key, value in found.items() if not key.startswith("model_spec.shape.")}
         found[MODEL] = shipped or "-".join(map(str, entry))
     return found
 
@@ -94,6 +97,35 @@ def _of_first_layer(spec: dict[str, Any]) -> None:
         if isinstance(inner, dict):
             old = inner.get("max_seq_len")
             spec[part] = inner | ({"max_context_length": old} if old else {})
+    if spec.get("name") in ("llama3", "qwen3"):
+        spec["shape"] = {key: value for key, value in _shape_of(model, layers).items() if value is not None}
+
+
+def _shape_of(model: Any, layers: list[Any]) -> dict[str, Any]:
+    """Sizes of a saved model whose layers are all like the first."""
+
+    def at(*path: str) -> Any:
+        inner: Any = layers[0]
+        for name in path:
+            inner = inner.get(name) if isinstance(inner, dict) else None
+        return inner
+
+    width = at("moe", "routed_experts", "inner_experts", "hidden_dim")
+    return {
+        "num_layers": len(layers),
+        "hidden_size": model.get("dim"),
+        "vocab_size": model.get("vocab_size"),
+        "tied_embeddings": bool(model.get("enable_weight_tying")),
+        "num_heads": at("attention", "n_heads"),
+        "num_kv_heads": at("attention", "n_kv_heads") or at("attention", "n_heads"),
+        "head_size": at("attention", "qkv_linear", "head_dim"),
+        "qkv_bias": bool(at("attention", "qkv_linear", "wqkv", "bias")),
+        "qk_norm": at("attention", "qk_norm") is not None,
+        "ffn_hidden_size": at("feed_forward", "w1", "out_features") or width,
+        "num_experts": at("moe", "num_experts") or 0,
+        "experts_per_token": at("moe", "router", "top_k") or 0,
+        "expert_ffn_hidden_size": width or 0,
+    }
 
 
 def _of_group(groups: list[Any]) -> dict[str, Any]:
@@ -124,6 +156,10 @@ def _of_python(tree: ast.Module) -> dict[str, Any]:
         elif isinstance(node, ast.Call) and _name(node.func) == "model_registry":
             spec["flavor"] = _literal(node.args[0]) if node.args else None
             spec |= {each.arg: _calls(each.value) for each in node.keywords if each.arg == "converters"}
+        elif isinstance(node, ast.Call) and _name(node.func) == "model_of":
+            spec |= dict(zip(("name", "flavor"), map(_literal, node.args), strict=False))
+            spec |= {each.arg: _calls(each.value) for each in node.keywords if each.arg == "converters"}
+            spec["shape"] = {each.arg: _literal(each.value) for each in node.keywords if each.arg != "converters"}
         elif isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Attribute):
             part, key = _name(node.targets[0].value), node.targets[0].attr
             spec.setdefault(part, {})[{"max_seq_len": "max_context_length"}.get(key, key)] = _literal(node.value)

@@ -107,7 +107,8 @@ def test_the_trainer_reads_the_training(case, tmp_path):
         *("lora_r", "lora_alpha", "lora_dropout", "lora_target_modules"),
         *("load_in_4bit", "bnb_4bit_quant_type", "use_bnb_nested_quant"),
     }
-    assert settings.keys() <= own | of_train_py
+    assert settings.keys() - {"pipeline"} <= own | of_train_py
+    assert ("pipeline" in settings) == (layout.pp > 1)
     given = {key: value for key, value in settings.items() if key in own - {"deepspeed", "parallelism_config"}}
     read = transformers.TrainingArguments(**given | {"use_cpu": True, "output_dir": str(tmp_path)})
     assert read.per_device_train_batch_size == layout.mbs
@@ -148,7 +149,9 @@ def test_deepspeed_reads_the_plan(case, tmp_path, monkeypatch):
     assert read.gradient_clipping == training.gradient_clip
     assert read.zero_allow_untested_optimizer is True
     assert read.zero_config.stage == layout.zero
-    assert read.zero_config.overlap_comm == (layout.zero > 0)
+    assert read.zero_config.overlap_comm == (layout.zero > 0 and layout.pp == 1)
+    sums = "fp32" if layout.pp > 1 and training.precision == "bf16" else None
+    assert read.grad_accum_dtype == sums
     offload = read.zero_config.offload_optimizer
     assert (offload is not None) == (layout.offload in ("optimizer", "both"))
     if offload is not None:

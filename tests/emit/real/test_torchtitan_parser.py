@@ -111,4 +111,5 @@ def test_what_it_saves_reads_back_as_the_plan(answers):
         )
         name, facts = read_back(json.dumps(answer["saved"]), plan)
         assert name == plan.model.name
-        assert_same(facts, plan)
+        every = plan.model.moe is not None and plan.model.moe.num_dense_layers == 0
+        assert_same(facts, plan, ("ffn_hidden_size",) if every else ())  # no layer has a block of that width
