@@ -46,9 +46,10 @@ prove: $(STAMP) ## the long tests: more examples, more layouts, more ranks
 	$(BIN)/python tools/real_parsers.py
 
 .PHONY: lint
-lint: $(STAMP) ## style and common mistakes
+lint: $(STAMP) ## style, common mistakes and spelling
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/codespell
 
 .PHONY: types
 types: $(STAMP) ## mypy --strict

@@ -40,7 +40,8 @@ from planner.search.space.constraints import Constraints
 from planner.search.sweep import Sweep, sweep, sweep_pools
 from planner.shipped import clusters, engine_profiles, models
 from planner.specs.by_name import model_notes
-from planner.specs.cluster_documents import cluster_tree
+from planner.specs.cluster import ClusterSpec
+from planner.specs.cluster_documents import checked_cluster, cluster_tree, folder_of, with_devices
 from planner.specs.load import load_job
 from planner.specs.mistakes import Mistakes
 from planner.specs.text import any_of, did_you_mean
@@ -322,7 +323,7 @@ def estimate_file(
         InputError: what the file says cannot be read or cannot run, or something has to be said beside it.
         EnvironmentProblem: a file cannot be read.
     """
-    foreign, nodes, workload = _of_file(path, model, define, nodes, workload)
+    foreign, nodes, workload = _of_file(path, cluster, model, define, nodes, workload)
     foreign = with_layout(foreign, layout)
     spec: Any = foreign.model
     plan = estimate_layout(
@@ -346,7 +347,7 @@ def plan_file(
 
     Keywords are those of `estimate_file` and `plan_job`; it raises what they raise.
     """
-    foreign, nodes, keywords = _of_file(path, model, define, nodes, keywords)
+    foreign, nodes, keywords = _of_file(path, cluster, model, define, nodes, keywords)
     (reporter or Reporter()).noted(f"the file's own layout: {layout_text(foreign)}")
     for each in foreign.assumed:
         (reporter or Reporter()).noted(str(each))
@@ -355,12 +356,15 @@ def plan_file(
 
 
 def _of_file(
-    path: str | Path, model: str | None, define: Texts, nodes: Nodes | None, keywords: Any
+    path: str | Path, cluster: str, model: str | None, define: Texts, nodes: Nodes | None, keywords: Any
 ) -> tuple[Foreign, Nodes | None, Any]:
     """What a file says, and the keywords with it where they leave something open."""
     settings, engine = _texts(keywords.get("settings") or ()), keywords.get("engine")
     own = Path(path)
-    foreign = read_foreign(own, model=model, define=_texts(define), settings=settings, engine=engine)
+    num_devices = _num_devices(cluster, nodes, keywords.get("gpus"))
+    foreign = read_foreign(
+        own, model=model, define=_texts(define), settings=settings, engine=engine, num_devices=num_devices
+    )
     filled = {**keywords, "engine": foreign.engine, "settings": (*foreign.settings, *settings)}
     says_batch = any(each.startswith("training.global_batch_size=") for each in filled["settings"])
     if not says_batch and filled.get("global_batch") is None:
@@ -368,6 +372,21 @@ def _of_file(
     if nodes is None and filled.get("gpus") is None and foreign.num_devices:
         filled["gpus"] = foreign.num_devices
     return foreign, nodes, filled
+
+
+def _num_devices(cluster: str, nodes: Nodes | None, gpus: int | None) -> int:
+    """Devices of the job by its cluster and options; 0 for a mixed cluster.
+
+    Raises:
+        InputError: mistakes in the document of the cluster.
+        EnvironmentProblem: its file cannot be read.
+    """
+    if gpus is not None:
+        return gpus
+    found = checked_cluster(with_devices(cluster_tree(cluster), folder_of(cluster)), None)
+    if not isinstance(found, ClusterSpec):
+        return 0
+    return found.devices_per_host * (nodes if isinstance(nodes, int) else found.hosts)
 
 
 def explain_layout(

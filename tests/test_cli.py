@@ -162,7 +162,7 @@ def test_plan_and_explain_never_import_torch() -> None:
         ["plan", *SMALL, "--solver", "guess"],
         ["plan", *SMALL, "--pin", "tq=8"],
         ["plan", *SMALL, "--nodes", "2"],
-        ["plan", *SMALL, "-o", "-"],
+        ["plan", *SMALL, "--stats", "-"],
         ["plan", *SMALL, "-o", "."],
         ["plan", "no-such-model", "dgx-a100", "--global-batch", "8"],
         ["plan", "tiny-gpt", "dgx-a100"],
@@ -253,8 +253,9 @@ def test_plan_as_a_document_is_equal_in_every_run(capsys, own_folder) -> None:
     check_plan_document(json.loads(out))
     assert err == ""
     assert (own_folder / "a.json").read_text() == out
-    assert main(["plan", *SMALL, "--json"]) == 0
-    assert capsys.readouterr().out == out
+    for option in (["--json"], ["-o", "-"]):
+        assert main(["plan", *SMALL, *option]) == 0
+        assert capsys.readouterr().out == out
 
 
 def test_a_range_of_nodes_gives_the_front(capsys) -> None:

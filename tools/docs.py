@@ -106,7 +106,7 @@ def key_tables(schema: dict[str, Any]) -> str:
 
 
 def key_table(schema: dict[str, Any]) -> str:
-    """Keys, what they take and their meaning; keys that the docstring explains stand there, others in the field."""
+    """Keys, what they take and their meaning: that of the field, else that of the docstring."""
     keys = schema.get("properties", {})
     intro, explained = read_docstring(schema.get("description", ""), set(keys))
     lines = [f"\n{intro}\n", "| key | takes | default | meaning |", "|---|---|---|---|"]
@@ -114,7 +114,7 @@ def key_table(schema: dict[str, Any]) -> str:
         value = field.get("default")
         default = "" if value is None else f"`{value if isinstance(value, str) else json.dumps(value)}`"
         default = "**required**" if key in schema.get("required", ()) else default
-        meaning = " ".join(filter(None, (explained.get(key), own_description(field))))
+        meaning = own_description(field) or explained.get(key) or ""
         lines.append(f"| `{key}` | {taken(field)} | {default} | {meaning.replace('|', '&#124;')} |")
     return "\n".join(lines) + "\n"
 

@@ -23,23 +23,23 @@ def run(runs: Sequence[Path], *, output: Path, console: Console, plan: Path | No
     """
     from planner.accuracy.calibrate import calibration_text
     from planner.api import calibrate_runs
-    from planner.plan import write_text
     from planner.show.calibrate import calibrated
 
-    check_writable(output, force=force)
+    to_screen = str(output) == "-"
+    check_writable(None if to_screen else output, force=force)
     with console.progress("pricing the runs"):
         calibration, learnt, notes = calibrate_runs(runs, plan=plan)
     for note in notes:
         console.note(note)
-    write_text(output, [calibration_text(calibration)], replace=force)
-    console.say_written(output)
-    console.render(calibrated(learnt))
+    console.write(output, [calibration_text(calibration)], force=force)
+    if not to_screen:
+        console.render(calibrated(learnt))
     return ExitCode.OK
 
 
 @click.command("calibrate")
 @click.argument("runs", nargs=-1, required=True, type=click.Path(path_type=Path), metavar="RUNS...")
-@file_option("--output", "-o", help="Write the corrections, for --calibration of other commands.")
+@file_option("--output", "-o", help="Write the corrections, for --calibration of other commands; - for the screen.")
 @click.option(
     "--plan", type=click.Path(path_type=Path), metavar="PLAN", help="What the logs ran; plan.json beside a log."
 )

@@ -84,7 +84,7 @@ def check_writable(*paths: Path | None, force: bool) -> None:
     """
     for path in filter(None, paths):
         if str(path) == "-":
-            raise InputError("`-` is no file name here", hint="--json prints the plan on standard output")
+            raise InputError("`-` is no file name here", hint="write the name of a file")
         if path.exists() and not path.is_file():
             raise InputError(f"{path} is not a file")
         if path.exists() and not force:

@@ -68,6 +68,8 @@ def run(
     from planner.show.progress import write_stats
     from planner.show.summary import next_command, summary
 
+    if output is not None and str(output) == "-":
+        output, as_json = None, True
     check_writable(output, stats, force=force)
     if sizes is not None:
         documents = (model, cluster, training)
@@ -209,7 +211,7 @@ _OF_ONE_CLUSTER = {"from_file", "top", "check", "output", "stats"}
 @click.option(
     "--check", is_flag=True, help="Compare lower bounds with optima of 64 configurations that they ruled out."
 )
-@file_option("-o", "--output", help="Write the plan here.")
+@file_option("-o", "--output", help="Write the plan here; - for standard output, as --json.")
 @click.option("--force", is_flag=True, help="Replace files that exist.")
 @file_option("--stats", help="Write how the solve went and how long it took.")
 @file_option("--html", help="Of several clusters, write a page with a picture of time and cost.")

@@ -60,7 +60,7 @@ class Interruptions:
 class Goodput:
     """Where the time of a run goes that fails and saves.
 
-    effective_share: of the time of the run, what becomes steps that are kept. The other shares and it add up to one:
+    effective_share: share of the run's time that goes into steps that are kept. The other shares and it add up to one:
     checkpoint_share (training stopped for saving), lost_share (steps done again, and saving that was lost with them),
     restart_share, waiting_share (for a host, where there are too few spares).
     interval_seconds: training between two checkpoints; best_interval_seconds: with which the share is largest.

@@ -478,7 +478,8 @@ def stage_prices(job: PoolJob, layout: Degrees, stage: Stage, parts: StageParts 
 def interleaving_terms(job: Job, layout: Degrees, stage: Stage, prices: StagePrices) -> tuple[Number, Number]:
     """What a stage adds to filling and draining, and its slack for the model's last chunk; 0 where it has one chunk.
 
-    Chunks are taken as so many of the stage's mean layers; those for multi-token prediction lie in the last one.
+    A chunk of n layers is priced as n times the stage's mean layer; layers for multi-token prediction lie in the last
+    chunk.
 
     Source: `planner.cost.schedule.chunk_terms`.
     """

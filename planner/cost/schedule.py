@@ -81,12 +81,14 @@ def chunk_terms(
     """Two terms of interleaved stages whose chunks differ by a layer, larger ones first; of one microbatch.
 
     stage_seconds: t_r. layer_seconds: w_r, of one of its layers. largest_chunk: q_r, its layers; the others have
-    as many or one less. end_seconds: what the last chunk of the model has besides its layers.
+    as many or one less. end_seconds: what the last chunk of the model has besides its layers. num_layers: k_r.
+    interleave: v. pp: p.
 
-    fill   v times what the stage adds to the filling and draining of the pipeline, t_r + (v q_r - k_r) w_r: one pass at
-           the speed of its largest chunk. Where a round goes from larger to smaller chunks, the lag between first and
-           last stage shrinks by the sum of what they differ by, and what of it exceeds a chunk is waited for in each
-           round but the first; of that each stage has its share, max(0, w_r - q_r w_r / p) where its chunks differ.
+    fill   v times what the stage adds to the filling and draining of the pipeline: t_r + (v q_r - k_r) w_r, its time if
+           all its chunks were as large as its largest. Where a round goes from larger to smaller chunks, the lag
+           between first and last stage shrinks by the sum of what they differ by, and what of it exceeds a chunk is
+           waited for in each round but the first; of that each stage has its share, max(0, w_r - q_r w_r / p) where
+           its chunks differ.
     slack  how long the last chunk of the model may take before this stage waits for it in every microbatch: as long as
            its own last chunk, and 1/p of its largest, because between two rounds a chunk is waiting already. Of the
            last stage, how long that chunk does take.

@@ -71,7 +71,7 @@ def bundle_of(
     target = target_of(plan, to)
     _check_schedule(plan)
     check_fits(plan, force_unfit=force_unfit, tell=tell)
-    how = replace(how, arguments=_absolute(_taken(target, how.arguments)))
+    how = replace(how, arguments=_absolute(_taken(target, how.arguments), hub=target.name != "torch"))
     yours = {**target.yours(plan, how), **STARTERS[on].yours}
     start = Start(plan=plan, target=target, values=values_of(target, plan), how=how)
     texts = {**target.render(start.values, plan, how), **STARTERS[on].write(start)}
@@ -134,9 +134,21 @@ def write_bundle(
     return (plan_path, *texts), made
 
 
-def _absolute(arguments: RunArguments) -> RunArguments:
-    """Paths as they are seen from the folder of the script; a data set of the hub has a name and no path."""
+def _absolute(arguments: RunArguments, *, hub: bool) -> RunArguments:
+    """Paths as they are seen from the folder of the script; what is on the Hub has a name and no path.
+
+    hub: the program looks up a tokenizer or weights, `meta-llama/Meta-Llama-3-70B`, on the Hub by itself.
+    """
     data = tuple(each if each.startswith("hf:") else str(Path(each).absolute()) for each in arguments.data)
     given = {each.name: getattr(arguments, each.name) for each in fields(arguments)}
-    paths: dict[str, Any] = {name: path.absolute() for name, path in given.items() if isinstance(path, Path)}
+    paths: dict[str, Any] = {
+        name: path.absolute()
+        for name, path in given.items()
+        if isinstance(path, Path) and not (hub and name in ("tokenizer", "weights") and _is_hub_name(path))
+    }
     return replace(arguments, data=data, **paths)
+
+
+def _is_hub_name(path: Path) -> bool:
+    """Whether a path that leads nowhere reads as a name of the Hub, `ORGANIZATION/NAME`."""
+    return not path.is_absolute() and len(path.parts) == 2 and path.parts[0] not in (".", "..") and not path.exists()

@@ -157,13 +157,17 @@ class Place:
 class Target:
     """A program that carries plans out.
 
-    name: as `--to` has it, and as an engine profile names it in `emits`. program: in words, with the versions meant.
-    render: further files, name -> text. command: shell text that starts the training on one host; `place` is None
-    where the plan fills one host only. yours: key -> placeholder of what the plan does not decide; the text says what
-    it stands for. takes: fields of RunArguments that fill placeholders. launcher: the command on each host, where the
-    program meets the others by itself. environment: variables that it needs. ignores: patterns of keys that change
-    neither bytes nor seconds, so that a reader passes over them. executable, install: what has to be there, and how it
-    comes there.
+    name: the value of `--to`, which an engine's profile lists in `emits`.
+    program: its name and the supported versions, in words.
+    settings: both ways between our documents and its keys. refuse: what it cannot say.
+    render: further files, name -> text.
+    command: shell text that starts the training on one host; `place` is None where the plan fills one host only.
+    yours: placeholder -> what it stands for, of all that the plan does not decide.
+    takes: fields of RunArguments that fill placeholders.
+    launcher: the command for each host, where the program finds the other hosts by itself.
+    environment: environment variables that the program needs.
+    ignores: patterns of keys that change neither bytes nor seconds; a reader does not report them.
+    executable: the command that must be installed. install: how to install it.
     """
 
     name: str

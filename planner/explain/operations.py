@@ -66,8 +66,9 @@ def stage_at(stages: Stage, index: int) -> Stage:
 def operations_of_step(job: Job, layout: Layout, time: tuple[TimeLine, ...]) -> tuple[Operation, ...]:
     """Every kind of collective and send of the stages that the lines of `time` are about.
 
-    What runs in every microbatch is of the stage that sets the pace, what runs once of the one that ends last. For each
-    line the sum of times * seconds is its busy time, less copies within the device (reduction_bytes of the engine).
+    What runs in every microbatch is of the stage that sets the pace, what runs once of the one that ends last. For
+    each line the sum of times * seconds is its busy time minus the copies within the device (the engine's
+    reduction_bytes), which cross no link.
     """
     stages, of_stage = stages_of(job, layout), pool_indices(job, layout)
     slow, last = (

@@ -11,7 +11,7 @@ from planner.cost.estimate import estimate
 from planner.errors import InputError
 from planner.explain.difference import PlanFigures, figures_of
 from planner.explain.outcome import Outcome, outcome_of_search
-from planner.explain.plan_inputs import constraints_of, job_of
+from planner.explain.plan_inputs import constraints_of, job_of, objective_of_plan
 from planner.layout import format_layout
 from planner.search.search import fastest_layout, plan_for_layout
 from planner.specs.change import change_job
@@ -29,6 +29,10 @@ class WhatIf(Document):
     """A change, what the layout of the plan would do under it, and the best plan under it."""
 
     asked: str
+    step_seconds: float = Field(description="of the plan as it is")
+    best_step_seconds: float | None = Field(
+        description="of the best layout without the change, where the plan's own layout was given; null: it was chosen"
+    )
     same_layout: PlanFigures | None = Field(description="the plan's own layout, priced anew; null where it is illegal")
     outcome: Outcome
 
@@ -66,6 +70,9 @@ class Sensitivity(Document):
 def what_if(plan: Plan, asked: str, reporter: Reporter | None = None) -> WhatIf:
     """Change the job (specs/change.py), price the plan's layout again, and plan again under the plan's pins.
 
+    A layout that was given may be far from the best; the best one without the change tells the gain of the change from
+    that of planning.
+
     Raises:
         InputError: an unknown path or a bad value.
     """
@@ -74,7 +81,15 @@ def what_if(plan: Plan, asked: str, reporter: Reporter | None = None) -> WhatIf:
         same = figures_of(plan_for_layout(job, plan.layout))
     except InputError:
         same = None
-    return WhatIf(asked=asked, same_layout=same, outcome=outcome_of_search(plan, job, constraints_of(plan), reporter))
+    constraints = constraints_of(plan)
+    best = None if plan.certificate else fastest_layout(job_of(plan), constraints, objective=objective_of_plan(plan))
+    return WhatIf(
+        asked=asked,
+        step_seconds=plan.step_seconds,
+        best_step_seconds=best and best[1],
+        same_layout=same,
+        outcome=outcome_of_search(plan, job, constraints, reporter),
+    )
 
 
 # --- 10 % more --------------------------------------------------------------------------------------------------

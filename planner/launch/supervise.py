@@ -34,8 +34,9 @@ def lead(
 ) -> int:
     """Run torchrun on host 0, or on the only one, until the ranks have said how it ended; returns the exit code.
 
-    A rank that dies without a word (a kill, a lost machine) is retried from the newest checkpoint, with a fresh
-    rendezvous on the next port, until three attempts in a row bring no new checkpoint. So is a host that asks for it.
+    If a rank dies without a message (a kill, a lost machine), or another host asks for it, the run starts again from
+    the newest checkpoint, with a fresh rendezvous on the next port, until three attempts in a row bring no new
+    checkpoint.
 
     command_of: from an attempt to torchrun's words. port: where the first attempt listens. resume: `auto` or a step,
     which holds until a checkpoint follows it.

@@ -138,15 +138,21 @@ def search(
     except OutOfTime:
         hint = "give it more time, or leave less to choose from: --pin tp=8"
         raise SolverTrouble(f"no layout was found within {time_limit:g} s", where="--time-limit", hint=hint) from None
+
+    def decided() -> Decision:
+        reporter.solving(solver, len(found.near))
+        return decide(found, constraints, best, solver, limit.left)
+
+    decision = decided()  # what is asked for is given up only where both methods found nothing
     if not found.layouts and found.pruned.get("deadline"):
         tight, best = job, BestKinds(objective := THROUGHPUT, top + 1, within=within)
         found = best_first(tight, constraints, best, reporter)
+        decision = decided()
     if not found.layouts and (likeliest := _where_likeliest(job, constraints)):
         objective = replace(objective, longest_step_seconds=math.inf)
         tight, best = likeliest, BestKinds(objective, top + 1, within=within)
         found = best_first(tight, constraints, best, reporter)
-    reporter.solving(solver, len(found.near))
-    decision = decide(found, constraints, best, solver, limit.left)
+        decision = decided()
     if not found.layouts:
         return smallest_footprint(job, constraints)
     num_checked = check_bounds(found, constraints, best) if check else 0

@@ -56,9 +56,27 @@ def what_if_section(found: WhatIf) -> Group:
         words = "The plan's layout is not legal then."
     else:
         fits = "" if same.fits else f", and {same.verdict}"
-        words = f"The plan's own layout takes {format_seconds(same.step_seconds)} then{fits}."
+        share = slower_by(same.step_seconds / found.step_seconds - 1)
+        steps = f"{format_seconds(found.step_seconds)} now, {format_seconds(same.step_seconds)} then"
+        words = f"The plan's own layout: {steps}, {share}{fits}."
     title = Text(f"What if {asked}", style="bold")
-    return stack(title, indented(Text(words)), *outcome_body(found.outcome, names=("now", "then")))
+    return stack(
+        title, indented(Text(words)), _planned_again(found), *outcome_body(found.outcome, names=("now", "then"))
+    )
+
+
+def _planned_again(found: WhatIf) -> RenderableType | None:
+    """That the table behind it is of another layout; nothing where it is of the same one."""
+    difference = found.outcome.difference
+    if difference is None or difference.before.layout == difference.after.layout:
+        return None
+    then = format_seconds(difference.after.step_seconds)
+    if found.best_step_seconds is None:
+        words = f"Planned again: {then} with another layout, which stands below."
+    else:
+        now = format_seconds(found.best_step_seconds)
+        words = f"Planned again: {now} now, {then} then, with another layout than yours; it stands below."
+    return indented(Text(words))
 
 
 def _short(text: str) -> str:

@@ -161,7 +161,7 @@ def _explanation(job: Job, found: Sweep) -> str:
 
 
 def sweep_to_dict(found: Sweep) -> dict[str, Any]:
-    """The front and what each size finds, as plain data."""
+    """The Pareto front and the fastest plan of each size, as plain data."""
     job = found.job
     return {
         "format": 1,

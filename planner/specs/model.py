@@ -470,7 +470,7 @@ class ModelSpec(Document):
         return (number + 1) % self.global_every == 0 if self.global_every else number < 0
 
     def window_of_layer(self, number: int) -> int:
-        """Tokens that layer `number` (from 0) attends to; 0 for all before it."""
+        """Window of attention of layer `number` (from 0) in tokens; 0: a token attends to all earlier ones."""
         return 0 if self.layer_is_global(number) else self.sliding_window
 
     def _has_further_blocks(self) -> bool:

@@ -30,7 +30,7 @@ _DOCUMENTS: Final[dict[str, type[Document]]] = {
 
 
 def schemas() -> dict[str, dict[str, Any]]:
-    """The schema of each kind of document, as it is written in a file.
+    """The JSON schema of each kind of document, in the form that users write.
 
     A file may leave out more than the document behind it: an architecture implies its norm, position and
     biases, a cluster names its device, a pool a cluster, and the command line may give what the training file does not.

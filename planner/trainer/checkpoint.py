@@ -165,7 +165,7 @@ def _tell(rejected: dict[int, str], used: int) -> None:
 
 
 def _cause(error: BaseException) -> str:
-    """DCP wraps what went wrong on each rank; the first of these says it in one line."""
+    """The cause in one line. DCP wraps the errors of all ranks, of which the first is taken."""
     if isinstance(error, CheckpointException) and error.failures:
         error = next(iter(error.failures.values()))[0]
     if isinstance(error, UnpicklingError):  # torch's words advise to run what the file carries
@@ -273,7 +273,7 @@ def _read_manifest(checkpoint: Path) -> dict[str, Any]:
 
 
 def _check_state(state: dict[str, Any], step: int) -> None:
-    """Raise ValueError where a state is not what `_state` writes for `step`; layout and torch are for people."""
+    """Raise ValueError unless a state is what `_state` writes for `step`; samples, layout and torch only inform."""
     if state.get("step") != step:
         raise ValueError(f"{STATE} is of step {state.get('step')}")
     if lacking := sorted({"model", "data", "loss_scale"} - state.keys()):

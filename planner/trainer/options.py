@@ -1,4 +1,4 @@
-"""The options of a rank: those of a run (`planner.run_arguments`), and where it lives."""
+"""Options of a rank: those of the run (`planner.run_arguments`), its plan, and the folder of its output."""
 
 from __future__ import annotations
 

@@ -137,6 +137,9 @@ def test_calibrate_writes_what_other_commands_take(console, tmp_path) -> None:
     assert calibrate.run([tmp_path / "runs.csv"], output=mine, console=console) == ExitCode.OK
     assert "left out" in console.out.getvalue()
     assert console.err.getvalue() == f"wrote {mine}\n"
+    console.out.truncate(console.out.seek(0))
+    assert calibrate.run([tmp_path / "runs.csv"], output=Path("-"), console=console) == ExitCode.OK
+    assert console.out.getvalue() == mine.read_text()
     assert accuracy.run(tmp_path / "runs.csv", console=console, calibration=mine, as_json=True) == ExitCode.OK
     assert explain.run(["tiny-gpt", "dgx-a100"], console=console, layout="tp=2", calibration=mine, **SMALL) == 0
 

@@ -107,6 +107,27 @@ def test_hostile_names_reach_the_trainer_as_they_are(plan, tmp_path, tools):
     assert not list(tmp_path.rglob("owned"))
 
 
+def test_a_tokenizer_of_the_hub_keeps_its_name(tmp_path, monkeypatch):
+    """A folder of the same name comes first, as it does for transformers; our own trainer takes files only."""
+    monkeypatch.chdir(tmp_path)
+
+    def tokenizer_of(to, name):
+        how = How(arguments=RunArguments(tokenizer=Path(name)))
+        job = load_job(model="llama3-8b", cluster="dgx-h100", nodes=1, global_batch_size=64, engine=to)
+        layout = parse_layout(f"tp=2,dp=4,zero={2 if to == 'torchtitan' else 1}", num_layers=32, num_devices=8)
+        return "\n".join(bundle_of(plan_for_layout(job, layout), how=how, force_unfit=True).texts.values())
+
+    for to in ("megatron", "torchtitan"):
+        text = tokenizer_of(to, "meta-llama/Meta-Llama-3-8B")
+        assert "meta-llama/Meta-Llama-3-8B" in text
+        assert str(tmp_path) not in text
+        assert f"{tmp_path}/a/b/c" in tokenizer_of(to, "a/b/c")
+        assert f"{tmp_path}/./a" in tokenizer_of(to, "./a") or f"{tmp_path}/a" in tokenizer_of(to, "./a")
+    assert f"{tmp_path}/meta-llama/x" in tokenizer_of("torch", "meta-llama/x")
+    (tmp_path / "own" / "words").mkdir(parents=True)
+    assert f"{tmp_path}/own/words" in tokenizer_of("megatron", "own/words")
+
+
 def test_each_host_gets_its_number_and_its_ranks(plan, tmp_path, tools):
     script = written(with_a_smaller_last_host(plan), tmp_path / "out")
     for number, ranks in (("0", 8), ("1", 4)):

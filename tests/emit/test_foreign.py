@@ -171,5 +171,14 @@ def test_names_of_the_hub_find_shipped_models():
     assert shipped_model("someone/unknown-9b") is None
 
 
+def test_the_batch_of_a_trainer_s_file_is_that_of_the_devices_asked_for(written):
+    text = "base_model: Qwen/Qwen2.5-7B\nmicro_batch_size: 2\ngradient_accumulation_steps: 4\nsequence_len: 4096\n"
+    path = written(text)
+    for sized, devices in (({"nodes": 2}, 16), ({"gpus": 4}, 4), ({}, 8)):
+        assert estimate_file(path, "dgx-h100", **sized).training.global_batch_size == 2 * 4 * devices
+    with pytest.raises(InputError, match="global batch"):
+        estimate_file(path, "mixed-a100-h100")
+
+
 def test_comments_and_quotes_are_those_of_a_shell():
     assert commands_of("a 'b c' # d\n\"e f\"g;h\\ i") == [["a", "b c"], ["e fg"], ["h i"]]

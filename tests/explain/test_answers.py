@@ -209,6 +209,16 @@ def test_what_if_is_what_planning_the_changed_document_finds(asked: str, plan) -
         assert found.outcome.difference.after.step_seconds <= found.same_layout.step_seconds * (1 + WITHIN)
 
 
+def test_what_if_of_a_given_layout_tells_the_change_from_planning(plan) -> None:
+    job = job_of(plan)
+    given = plan_for_layout(job, parse_layout("tp=4,pp=1,dp=2,zero=1,sp=1", num_layers=16, num_devices=8))
+    found = what_if(given, "within_node.bandwidth=x0.5")
+    best = search(job, Constraints(), within=0)
+    assert found.step_seconds == given.step_seconds
+    assert found.best_step_seconds == pytest.approx(best.step_seconds, rel=1e-12)
+    assert what_if(plan, "within_node.bandwidth=x0.5").best_step_seconds is None
+
+
 def test_what_if_of_something_too_small_says_what_is_missing(plan) -> None:
     assert what_if(plan, "device.memory=1GiB").outcome.shortfall.missing_bytes > 0
     assert what_if(plan, "gpus=2").same_layout is None

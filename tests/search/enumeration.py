@@ -93,3 +93,19 @@ def step_seconds(m, v, stages):
         wait = small[-1] + ends[-1] - small[r] - large[r] / p * (1 - 1 / rounds)
         bottlenecks.append(times[r] + (max(0.0, wait) if r < p - 1 else 0.0))
     return m * max(bottlenecks) + (sum(passes) - max(bottlenecks)) / v + stalls + longest
+
+
+def policies_of(job, offload):
+    """Recompute policies with what is offloaded."""
+    model = job.model
+    without = {"core_attn"} if job.training.attention == "flash" else set()
+    without |= {"mla_up_proj"} if model.mla is None else set()
+    without |= {"moe", "moe_act"} if model.moe is None else set()
+    without |= {"layernorm"} if model.mla is None and model.moe is None else set()
+    experts = sum(model.layer_has_experts(k) for k in range(model.num_layers))
+    without |= {"mlp"} if 2 * experts > model.num_layers else set()
+    of_core = job.engine.memory.selective_recompute == "attention-core"
+    names = {"selective": {"core_attn"} if of_core else set()}
+    policies = [p for p in job.engine.can.recompute if not names.get(p, set(p.split("+"))) & without]
+    with_activations = offload in ("activations", "both")
+    return [each for each in policies if not with_activations or each in job.engine.offload.activations_of]

@@ -9,7 +9,7 @@ from functools import cache
 
 import numpy as np
 import pytest
-from enumeration import compositions, grouped, long_forms, obeying, shrinks, step_seconds
+from enumeration import compositions, grouped, long_forms, obeying, policies_of, shrinks, step_seconds
 
 from planner.cost.chance import memory_limit_bytes
 from planner.cost.estimate import estimate
@@ -134,7 +134,7 @@ def assignments(job, pp, v):
         whole = {k % (v * job.model.global_every) for k in split} == {0} and len(set(split)) == 1
         if v > 1 and job.model.sliding_window and not whole:
             continue
-        for chosen in itertools.product(["none", "full"], repeat=pp):
+        for chosen in itertools.product(policies_of(job, "none"), repeat=pp):
             if job.engine.pipeline.recompute_per_stage or len(set(chosen)) == 1:
                 yield split, chosen
 

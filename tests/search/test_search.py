@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import numpy as np
 import pytest
-from enumeration import as_arrays, compositions, grouped, long_forms, obeying, shrinks, step_seconds
+from enumeration import as_arrays, compositions, grouped, long_forms, obeying, policies_of, shrinks, step_seconds
 
 from planner.cost.chance import chance_of_fitting, memory_limit_bytes
 from planner.cost.estimate import estimate
@@ -133,22 +133,6 @@ def runnable(job, alike):
     num_chunks = kept[0]["pp"] * kept[0]["interleave"]
     probe = Layout(**kept[0], layers_per_stage=(1,) * num_chunks, recompute=(policies[0],) * num_chunks)
     return [] if broken_rules(job, probe) else kept
-
-
-def policies_of(job, offload):
-    """Recompute policies with what is offloaded."""
-    model = job.model
-    without = {"core_attn"} if job.training.attention == "flash" else set()
-    without |= {"mla_up_proj"} if model.mla is None else set()
-    without |= {"moe", "moe_act"} if model.moe is None else set()
-    without |= {"layernorm"} if model.mla is None and model.moe is None else set()
-    experts = sum(model.layer_has_experts(k) for k in range(model.num_layers))
-    without |= {"mlp"} if 2 * experts > model.num_layers else set()
-    of_core = job.engine.memory.selective_recompute == "attention-core"
-    names = {"selective": {"core_attn"} if of_core else set()}
-    policies = [p for p in job.engine.can.recompute if not names.get(p, set(p.split("+"))) & without]
-    with_activations = offload in ("activations", "both")
-    return [each for each in policies if not with_activations or each in job.engine.offload.activations_of]
 
 
 def assignments(job, pp, v, offload):

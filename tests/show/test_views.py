@@ -148,7 +148,13 @@ def answered(plan, make_plan) -> Explanation:
         WhyNot(asked="own/layout.json", pins=(), outcome=Outcome(**{**nothing, "shortfall": missing})),
         WhyNot(asked="tp=8", pins=("tp=8",), outcome=Outcome(**{**nothing, "difference": difference_of(plan, plan)})),
     ]
-    what = WhatIf(asked="device.memory=x2", same_layout=figures_of(plan), outcome=why[0].outcome)
+    what = WhatIf(
+        asked="device.memory=x2",
+        step_seconds=plan.step_seconds,
+        best_step_seconds=None,
+        same_layout=figures_of(plan),
+        outcome=why[0].outcome,
+    )
     gains = [("peak FLOP/s", 0.083, 0.083, False), ("memory", None, 0.021, True), ("nvlink latency", 0.0, 0.0, False)]
     sensitivity = Sensitivity(
         step_seconds=39.5,

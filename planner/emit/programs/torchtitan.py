@@ -106,7 +106,7 @@ def _blocks_of(experts: bool) -> dict[str, Any]:
 
 
 def missing_blocks(model: ModelSpec) -> tuple[str, ...]:
-    """Fields that no block of torchtitan has as the model does; none: a model of its own can be written."""
+    """Fields of the model that torchtitan's blocks cannot express; with none, its configuration can be written."""
     own, known = _blocks(model), _blocks_of(bool(model.moe))
     wrong = [key for key in own if own[key] != known[key]]
     inner = own["moe"] or {}

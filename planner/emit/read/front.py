@@ -55,11 +55,13 @@ def read_foreign(
     define: Sequence[str] = (),
     settings: Sequence[str] = (),
     engine: str | None = None,
+    num_devices: int = 0,
 ) -> Foreign:
     """Read a file of another program; `model` in place of the one it describes.
 
     define: `NAME=VALUE` of variables that the file leaves open. settings: `model.KEY=VALUE` says what a model that is
-    described by options leaves open. engine: whose price counts, in place of the program's own.
+    described by options leaves open. engine: whose price counts, in place of the program's own. num_devices: of the
+    job, which counts where the file's launcher is told nothing.
 
     Raises:
         InputError: all that cannot be read, or has to be said beside the file.
@@ -73,8 +75,8 @@ def read_foreign(
     _check_set(reader, values, shown)
     profile = load_engine(engine or reader.engine(values))
     spec = _model(reader, values, model, name, settings, shown)
-    num_devices = (1 if hosts is None else _count(hosts)) * _count(ranks)
-    facts = facts_of(reader.target, values, model=spec, num_devices=num_devices)
+    told_devices = (1 if hosts is None else _count(hosts)) * _count(ranks)
+    facts = facts_of(reader.target, values, model=spec, num_devices=told_devices or num_devices)
     training, assumed = dict(facts.of("training")), []
     kept = profile.memory.states["fp32" if training.get("precision") == "fp32" else "mixed"]
     if NAMED_RECIPES.get(str(training.get("memory_recipe"))) == kept:
@@ -87,7 +89,7 @@ def read_foreign(
         model=spec,
         layout=layout,
         settings=tuple(f"training.{key}={_setting(value)}" for key, value in training.items()),
-        num_devices=num_devices,
+        num_devices=told_devices,
         assumed=tuple(assumed),
     )
 

@@ -1,7 +1,7 @@
 """The actor of a verl command line: reinforcement learning whose training step FSDP or Megatron-Core runs.
 
-Source: verl, verl/trainer/config (ppo_trainer.yaml, actor/*.yaml, engine/*.yaml), docs/examples/config.rst. The rollout
-engine that shares the devices has no price here, and its memory is listed.
+Source: verl, verl/trainer/config (ppo_trainer.yaml, actor/*.yaml, engine/*.yaml), docs/examples/config.rst.
+The rollout engine that shares the devices is not priced; the keys of its memory are listed as not priced.
 """
 
 from __future__ import annotations

@@ -92,7 +92,7 @@ class PoolBounds:
         Buys (`any-replicas`, medians of 3): DeepSeek-V3 on 11,000 devices 1.48 s in place of 1.68, on 100,000 5.38 in
         place of 6.29 (ranges apart); GPT-3 on 100,000, and where nothing fits, nothing.
 
-        Source: `lower_bound_seconds`; on several pools the bound before.
+        Source: `lower_bound_seconds` on one pool, `timing_bound_seconds` on several.
         """
         if len(self._of_pools) > 1:
             return self.timing_bound_seconds(degrees)

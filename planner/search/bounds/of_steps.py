@@ -273,8 +273,8 @@ def _least_transfer(
     window_seconds: [policies, n], what one layer of the main kinds hides, and all the others together; no stage hides
     more. optimizer_seconds: [n], of a stage of the most layers.
 
-    Buys (`transfer`): DeepSeek-V3 on 100,000 devices 5.10 s in place of 10.42; GPT-3 there 0.96 in place of 1.03. Both
-    ends in place of the window of the most layers: DeepSeek-V3 there 3.67 s in place of 10.65.
+    Buys (`transfer`): DeepSeek-V3 on 100,000 devices 5.10 s in place of 10.42; GPT-3 there 0.96 in place of 1.03. With
+    both ends, and not the window of the most layers alone, DeepSeek-V3 there takes 3.67 s in place of 10.65.
 
     Source: derived here; tested against all ways to partition small models.
     """

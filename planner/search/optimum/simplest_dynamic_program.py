@@ -40,7 +40,7 @@ class Standing(NamedTuple):
 
 
 def simplest_choice(rated: Rated, cutoff: float, *, before: Standing | None = None) -> tuple[Standing, Choice] | None:
-    """The simplest choice of a candidate within `cutoff` seconds; the fastest of equally simple ones.
+    """Of a candidate's choices of at most `cutoff` seconds the simplest; of equally simple ones the fastest.
 
     None where there is none, or none that comes before `before`.
     """
