@@ -140,7 +140,7 @@ def command(ctx: click.Context, /, **options: Any) -> int:
     """Show the cost of a plan or a layout, formula by formula, or answer questions about it.
 
     PLAN is a file that `planner plan -o` wrote, or - for standard input. With --html or --trace only files are
-    written, unless there is a question to answer; the page has the answers too. FILE may be - for standard output.
+    written, unless there is a question to answer; the page has the answers too. Either may be - for standard output.
 
     With --from the layout comes from a file of another program, whose own options stay as they are; what the file
     leaves open is listed as assumed, and what has no price as not priced.
