@@ -44,6 +44,7 @@ if TYPE_CHECKING:
 
 NUM_CHECKED: Final = 64
 _NUM_PARTITIONS: Final = 96  # of the devices, whose configurations are drawn from, half of them of the least bounds
+_MOST_PLACEMENTS: Final = 8  # on pools whose least memory is found
 _MOST_BOUNDED: Final = 5_000  # of their configurations, evenly spaced where there are more; times pools, fewer
 
 
@@ -161,7 +162,8 @@ def _check_cutoff(found: Found, constraints: Constraints, best: Incumbents, one:
 def _check_memory(found: Found, constraints: Constraints, one: DegreeArrays, policies: PolicyMasks) -> None:
     """The bound of the fullest stage's share of its device, against the least over all splits and policies."""
     job, unplaced = found.job, replace(one, placement=0 * one.placement)
-    bound, least = float(least_shares(job, one)[0]), least_of(job, constraints, unplaced, np.inf).share
+    bound = float(least_shares(job, one)[0])
+    least = least_of(job, constraints, unplaced, np.inf, most_placements=_MOST_PLACEMENTS).share
     fits = bool(may_fit(job, one, list(policies))[0]) and bool(
         may_fit(job, one, list(policies), expects_little=True)[0]
     )

@@ -96,11 +96,17 @@ def _least_of_nearest(job: Job, constraints: Constraints, some: DegreeArrays, be
     return best
 
 
-def least_of(job: Job, constraints: Constraints, some: DegreeArrays, most_share: float) -> LeastPeak:
-    """The least peak of some configurations, wherever their stages live; infinite where none is below `most_share`."""
+def least_of(
+    job: Job, constraints: Constraints, some: DegreeArrays, most_share: float, *, most_placements: int | None = None
+) -> LeastPeak:
+    """The least peak of some configurations, wherever their stages live; infinite where none is below `most_share`.
+
+    most_placements: of those on several pools look at so many, evenly spaced.
+    """
     policies, within = allowed_policies(job, constraints, some), within_share(job, min(most_share, _NO_LIMIT))
     if len(within.pools) > 1:
         some, _ = placed(within, some, policies, constraints, np.full(len(some), np.inf))
+        some = some.take(slice(None, None, 1 if most_placements is None else -(-len(some) // most_placements) or 1))
         policies = allowed_policies(job, constraints, some)
     best = LeastPeak(num_bytes=math.inf, limit_bytes=1.0)
     for row, candidate in enumerate(price_candidates(within, some, policies, constraints=constraints)):
