@@ -81,15 +81,22 @@ def what_if(plan: Plan, asked: str, reporter: Reporter | None = None) -> WhatIf:
         same = figures_of(plan_for_layout(job, plan.layout))
     except InputError:
         same = None
-    constraints = constraints_of(plan)
-    best = None if plan.certificate else fastest_layout(job_of(plan), constraints, objective=objective_of_plan(plan))
     return WhatIf(
         asked=asked,
         step_seconds=plan.step_seconds,
-        best_step_seconds=best and best[1],
+        best_step_seconds=None if plan.certificate else _best_step_seconds(plan),
         same_layout=same,
-        outcome=outcome_of_search(plan, job, constraints, reporter),
+        outcome=outcome_of_search(plan, job, constraints_of(plan), reporter),
     )
+
+
+def _best_step_seconds(plan: Plan) -> float | None:
+    """The step of the best layout for the plan's job; None where the search may try none, or none fits."""
+    try:
+        found = fastest_layout(job_of(plan), constraints_of(plan), objective=objective_of_plan(plan))
+    except InputError:
+        return None
+    return found and found[1]
 
 
 # --- 10 % more --------------------------------------------------------------------------------------------------

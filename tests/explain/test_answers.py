@@ -219,6 +219,17 @@ def test_what_if_of_a_given_layout_tells_the_change_from_planning(plan) -> None:
     assert what_if(plan, "within_node.bandwidth=x0.5").best_step_seconds is None
 
 
+def test_what_if_answers_where_the_search_may_try_nothing(plan, monkeypatch) -> None:
+    def refuses(*_: object, **__: object) -> None:
+        raise InputError("no layout is legal")
+
+    monkeypatch.setattr("planner.explain.what_if.fastest_layout", refuses)
+    given = plan_for_layout(job_of(plan), parse_layout("tp=4,pp=1,dp=2,zero=1,sp=1", num_layers=16, num_devices=8))
+    found = what_if(given, "within_node.bandwidth=x0.5")
+    assert found.best_step_seconds is None
+    assert found.same_layout is not None
+
+
 def test_what_if_of_something_too_small_says_what_is_missing(plan) -> None:
     assert what_if(plan, "device.memory=1GiB").outcome.shortfall.missing_bytes > 0
     assert what_if(plan, "gpus=2").same_layout is None
