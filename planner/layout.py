@@ -176,7 +176,8 @@ class Layout:
 
     def chunks_of_stage(self, stage: int) -> tuple[int, ...]:
         """Chunks (in model order) that pipeline stage `stage` holds."""
-        return tuple(c for c in range(self.num_chunks) if stage_of_chunk(self.schedule, self.pp, c) == stage)
+        stages = stage_of_chunk(self.schedule, self.pp, np.arange(self.num_chunks))
+        return tuple(np.flatnonzero(stages == stage).tolist())
 
     def layers_of_stage(self, stage: int) -> int:
         """Layers that pipeline stage `stage` holds, over all its chunks."""

@@ -132,25 +132,20 @@ def memory_of_stages(job: Job, layout: Layout) -> tuple[StageMemory, ...]:
     stages, pools, of_stage = stages_of(job, layout), job.pools, pool_indices(job, layout)
     lines = by_pool(job, of_stage, lambda pool: memory_lines(pool, layout, stages))
     on_host = by_pool(job, of_stage, lambda pool: host_lines(pool, layout, stages))
-    return tuple(
-        StageMemory(
-            stage=r,
-            **_limits(pools[of_stage[r]], layout, total_bytes(own := _of_stage(lines, r, layout.pp))),
-            lines=own,
-            host=HostMemory(limit_bytes=pools[of_stage[r]].host_limit_bytes, lines=_of_stage(on_host, r, layout.pp))
-            if on_host
-            else None,
-        )
-        for r in range(layout.pp)
-    )
+    limits = [(_limits(pool, layout), spread_of(pool, layout)) for pool in pools]
+    found = []
+    for r, (own, of_host) in enumerate(zip(_of_stages(lines, layout.pp), _of_stages(on_host, layout.pp), strict=True)):
+        pool, (of_device, spread) = pools[of_stage[r]], limits[of_stage[r]]
+        chance = float(chance_of_fitting(total_bytes(own), pool.whole_memory_bytes, spread))
+        host = HostMemory(limit_bytes=pool.host_limit_bytes, lines=of_host) if of_host else None
+        found.append(StageMemory(stage=r, lines=own, host=host, device_chance=chance, **of_device))
+    return tuple(found)
 
 
-def _limits(pool: PoolJob, layout: Layout, peak_bytes: float) -> dict[str, float]:
-    chance = chance_of_fitting(peak_bytes, pool.whole_memory_bytes, spread_of(pool, layout))
+def _limits(pool: PoolJob, layout: Layout) -> dict[str, float]:
     return {
         "limit_bytes": float(memory_limit_bytes(pool, layout)),
         "most_bytes": float(most_peak_bytes(pool, layout)),
-        "device_chance": float(chance),
     }
 
 
@@ -206,9 +201,13 @@ def _has_chunks_of_its_own(job: Job, layout: Layout) -> bool:
     return layout.layers_per_stage != balanced_chunks(of_stages, layout.interleave)
 
 
-def _of_stage(lines: tuple[MemoryLine, ...], stage: int, pp: int) -> tuple[MemoryLine, ...]:
-    """The lines of all stages, of one of them."""
-    return tuple(replace(line, num_bytes=float(np.broadcast_to(line.num_bytes, (pp,))[stage])) for line in lines)
+def _of_stages(lines: tuple[MemoryLine, ...], pp: int) -> list[tuple[MemoryLine, ...]]:
+    """The lines of each stage, of lines whose bytes are those of all stages."""
+    of_lines = [np.broadcast_to(line.num_bytes, (pp,)).tolist() for line in lines]
+    return [
+        tuple(replace(line, num_bytes=float(num_bytes[r])) for line, num_bytes in zip(lines, of_lines, strict=True))
+        for r in range(pp)
+    ]
 
 
 def _recomputed_share(job: Job, layout: Layout) -> float:

@@ -305,7 +305,7 @@ def stages_of(job: Job, layout: Layout) -> Stage:
 
     found = Stage(
         index=np.arange(layout.pp),
-        num_layers=np.array([layout.layers_of_stage(r) for r in range(layout.pp)]),
+        num_layers=np.asarray(of_stages(chunks.num_layers), dtype=np.int64),
         policy=np.array([policy_code(layout.recompute_of_stage(r)) for r in range(layout.pp)]),
         num_expert_layers=of_stages(chunks.num_expert_layers),
         num_local_layers=of_stages(chunks.num_local_layers),
