@@ -123,7 +123,9 @@ def _check_set(reader: Reader, values: Values, shown: str) -> None:
             continue
         name = printable(" ".join(texts), 60)
         hint = "--define NAME=VALUE sets a variable of the file" if reader.is_shell else "write the value in its place"
-        mistakes.append(Mistake(message=f"{key} is {name}, which the file does not set", where=shown, hint=hint))
+        mistakes.append(
+            Mistake(message=f"{printable(key, 80)} is {name}, which the file does not set", where=shown, hint=hint)
+        )
     if mistakes:
         raise InputError(*mistakes)
 
