@@ -31,7 +31,7 @@ from planner.search.deadline import CONFIDENCE, search_in_time
 from planner.search.footprint import NothingFits
 from planner.search.given import plan_for_text
 from planner.search.optimum.integer_program import SolverName
-from planner.search.remedies import LiftedPin, Remedy, lifted_pins, remedies
+from planner.search.remedies import LiftedPin, Remedy, each_lifted, lifted_pins, remedies
 from planner.search.reporter import Reporter
 from planner.search.search import plan_for_layout
 from planner.search.side_by_side import SideBySide, side_by_side
@@ -107,11 +107,12 @@ class Workload(TypedDict, total=False):
 class NoLayoutFits(NothingFitsError):
     """No layout of a job fits into memory.
 
-    found: the layout that comes nearest to it, its memory, and its largest line.
+    found: the layout that comes nearest to it, its memory, and its largest line. asked: the user's own constraints.
     """
 
     job: Job
     constraints: Constraints
+    asked: Constraints
     found: NothingFits
 
     @property
@@ -124,8 +125,9 @@ class NoLayoutFits(NothingFitsError):
         return remedies(self.job, self.constraints, reporter)
 
     def lifted_pins(self, reporter: Reporter | None = None) -> tuple[LiftedPin, ...]:
-        """What would be possible without each of the pins, each found by a search."""
-        return lifted_pins(self.job, self.constraints, reporter)
+        """What would be possible without each of the user's own pins, each found by a search."""
+        lifted = ((words, _plannable(self.job, looser)) for words, looser in each_lifted(self.asked))
+        return lifted_pins(self.job, lifted, reporter)
 
 
 def plan_job(
@@ -166,9 +168,9 @@ def plan_job(
     _check_choice("--objective", objective, ObjectiveName)
     _check_choice("--solver", solver, SolverName)
     _check_confidence(confidence)
-    constraints = Constraints.parse(_texts(pin), _texts(forbid))
+    asked = Constraints.parse(_texts(pin), _texts(forbid))
     job = _load(model, cluster, training, reporter, nodes=nodes, **workload)
-    constraints = _plannable(job, constraints)
+    constraints = _plannable(job, asked)
     batch = None
     if job.batch:
         job, tried = choose_batch(job, constraints, objective, reporter, confidence=confidence)
@@ -186,7 +188,7 @@ def plan_job(
         reporter=reporter,
     )
     if isinstance(found, NothingFits):
-        raise _no_layout_fits(job, constraints, found)
+        raise _no_layout_fits(job, constraints, asked, found)
     return replace(found, batch=batch)
 
 
@@ -499,9 +501,8 @@ def _plannable(job: Job, constraints: Constraints) -> Constraints:
     """
     check_plannable(job)
     pinned = {pin.key for pin in constraints.pins}
-    if "sp" not in pinned and lacks_sequence_parallelism(job):  # the search has it wherever it can be
-        constraints = replace(constraints, pins=(*constraints.pins, *Constraints.parse(("sp=0",)).pins))
-    more = Constraints.parse((), unplannable(job, pinned)).forbidden
+    untold = ("sp=1",) if "sp" not in pinned and lacks_sequence_parallelism(job) else ()
+    more = Constraints.parse((), (*untold, *unplannable(job, pinned))).forbidden
     forbidden = tuple(dict.fromkeys((*constraints.forbidden, *more)))
     return replace(constraints, forbidden=forbidden, whole_hosts=whole_hosts(job, pinned))
 
@@ -523,10 +524,10 @@ def _check_choice(option: str, given: str, choices: Any) -> None:
         raise InputError(f"{given!r} is none of them", where=option, hint=hint)
 
 
-def _no_layout_fits(job: Job, constraints: Constraints, found: NothingFits) -> NoLayoutFits:
+def _no_layout_fits(job: Job, constraints: Constraints, asked: Constraints, found: NothingFits) -> NoLayoutFits:
     words = fit_words(plan_for_layout(job, found.layout))
     error = NoLayoutFits(
         f"no layout fits into memory: of the nearest, {words}", hint="`remedies()` finds what would fit"
     )
-    error.job, error.constraints, error.found = job, constraints, found
+    error.job, error.constraints, error.asked, error.found = job, constraints, asked, found
     return error

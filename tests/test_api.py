@@ -180,6 +180,23 @@ def test_where_nothing_fits_the_exception_knows_the_nearest_layout_and_what_woul
     assert not [each for each in error.remedies() if "adapters" not in each.change]  # every copy of the states is whole
 
 
+def test_limits_of_an_engines_programs_are_no_pins_of_the_user() -> None:
+    job = {"cluster": "dgx-h100", "gpus": 8, "seq_len": 4096, "engine": "fsdp"}  # no program of it has sp=1
+    with pytest.raises(planner.NoLayoutFits) as nothing:
+        planner.plan_job("llama3-70b", **job, global_batch=64, pin="mbs=1")
+    assert [each.constraint for each in nothing.value.lifted_pins()] == ["mbs=1"]
+    with pytest.raises(InputError) as illegal:
+        planner.plan_job("llama3-8b", **job, global_batch=63, pin="dp=8")
+    (mistake,) = illegal.value.mistakes
+    assert mistake.message.startswith("no layout meets the pins dp=8: dp 8 * mbs 1 = 8 does not divide")
+
+
+def test_forbidden_sequence_parallelism_leaves_tensor_parallelism() -> None:
+    job = {"cluster": "dgx-h100", "gpus": 8, "seq_len": 4096, "global_batch": 64, "engine": "megatron"}
+    layout = planner.plan_job("llama3-8b", **job, pin="tp=8", forbid="tp>=2,sp=1").layout
+    assert (layout.tp, layout.sp) == (8, 0)
+
+
 @pytest.mark.parametrize(
     ("keywords", "words"),
     [

@@ -111,15 +111,22 @@ def _both(job: Job, one: Change, other: Change) -> Job | None:
     return other.of(changed) if changed else None
 
 
-def lifted_pins(job: Job, constraints: Constraints, reporter: Reporter | None = None) -> tuple[LiftedPin, ...]:
-    """What each pin and each forbidden combination costs."""
-    reporter = reporter or Reporter()
-    without = [(str(pin), constraints.without(pin)) for pin in constraints.pins]
+def each_lifted(constraints: Constraints) -> Iterator[tuple[str, Constraints]]:
+    """Each pin and each forbidden combination in words, and the constraints without it."""
+    for pin in constraints.pins:
+        yield str(pin), constraints.without(pin)
     for index, combination in enumerate(constraints.forbidden):
         left = (*constraints.forbidden[:index], *constraints.forbidden[index + 1 :])
-        without.append((f"forbidden {','.join(map(str, combination))}", replace(constraints, forbidden=left)))
+        yield f"forbidden {','.join(map(str, combination))}", replace(constraints, forbidden=left)
+
+
+def lifted_pins(
+    job: Job, lifted: Iterable[tuple[str, Constraints]], reporter: Reporter | None = None
+) -> tuple[LiftedPin, ...]:
+    """What each pin and each forbidden combination costs: the best layout under the constraints without it."""
+    reporter = reporter or Reporter()
     found = []
-    for constraint, looser in without:
+    for constraint, looser in lifted:
         remedy = _solved(f"without {constraint}", job, looser, reporter)
         least = None if remedy else _least_peak(job, looser)
         found.append(LiftedPin(constraint=constraint, remedy=remedy, least=least))

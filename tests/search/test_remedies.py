@@ -10,7 +10,7 @@ import pytest
 from planner.cost.estimate import estimate
 from planner.layout import parse_layout
 from planner.search.least_memory import least_peak, within_share
-from planner.search.remedies import lifted_pins, remedies
+from planner.search.remedies import each_lifted, lifted_pins, remedies
 from planner.search.search import NothingFits, search
 from planner.search.space.constraints import Constraints
 from planner.search.space.rules import broken_rules
@@ -74,7 +74,7 @@ def test_each_pin_is_priced_by_lifting_it_alone():
     asked = job(nodes=16)
     pins = Constraints.parse(["tp=1,cp=1,recompute=none"], ["zero=1"])
     assert isinstance(search(asked, pins), NothingFits)
-    lifted = {each.constraint: each for each in lifted_pins(asked, pins)}
+    lifted = {each.constraint: each for each in lifted_pins(asked, each_lifted(pins))}
     assert list(lifted) == ["tp=1", "cp=1", "recompute=none", "forbidden zero=1"]
     without = {
         "tp=1": Constraints.parse(["cp=1,recompute=none"], ["zero=1"]),
@@ -94,7 +94,7 @@ def test_each_pin_is_priced_by_lifting_it_alone():
 
 def test_of_several_forbidden_combinations_each_is_lifted_alone():
     asked, forbidden = job(nodes=6), ["recompute=full", "tp=8"]
-    found = lifted_pins(asked, Constraints.parse(["cp=1"], forbidden))
+    found = lifted_pins(asked, each_lifted(Constraints.parse(["cp=1"], forbidden)))
     assert [each.constraint for each in found] == ["cp=1", "forbidden recompute=full", "forbidden tp=8"]
     seconds = [None if each.remedy is None else each.remedy.step_seconds for each in found]
     alone = [search(asked, Constraints.parse(["cp=1"], [other])).step_seconds for other in reversed(forbidden)]
@@ -133,7 +133,7 @@ def test_on_a_mixed_cluster_hosts_of_each_pool_are_tried():
         at_least = search(change_job(mixed, f"{pool}.hosts={hosts}"), pins)
         assert remedy.step_seconds == pytest.approx(at_least.step_seconds)
         assert hosts == 2 or isinstance(search(change_job(mixed, f"{pool}.hosts={hosts - 1}"), pins), NothingFits)
-    (lifted,) = [each for each in lifted_pins(mixed, pins) if each.constraint == "tp=8"]
+    (lifted,) = [each for each in lifted_pins(mixed, each_lifted(pins)) if each.constraint == "tp=8"]
     assert (lifted.remedy is None) == (lifted.least.share > 1)
 
 

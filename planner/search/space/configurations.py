@@ -213,11 +213,13 @@ def _with_segments(job: Job, constraints: Constraints, degrees: DegreeArrays) ->
 
 
 def _with_sequence_parallelism(job: Job, constraints: Constraints, degrees: DegreeArrays) -> DegreeArrays:
-    pinned = constraints.value_of("sp")
+    """Each partition with sequence parallelism where it can and may have it, unless a pin says otherwise."""
+    own, pinned = constraints.only("sp", "tp", "cp"), constraints.value_of("sp")
     can = (degrees.tp > 1) & (job.training.sequence_length // degrees.cp % degrees.tp == 0)
-    sp = np.full_like(degrees.tp, int(pinned)) if pinned else can.astype(np.int64)
+    may = replace(own, pins=()).allowed(degrees.having("sp", np.ones_like(degrees.tp)))
+    sp = np.full_like(degrees.tp, int(pinned)) if pinned else (can & may).astype(np.int64)
     with_sp = degrees.having("sp", sp)
-    return with_sp.take(constraints.only("sp").allowed(with_sp))
+    return with_sp.take(own.allowed(with_sp))
 
 
 def schedules_of(job: Job, constraints: Constraints) -> tuple[Schedule, ...]:
@@ -392,6 +394,8 @@ def no_candidate(job: Job, refused: Refusals, constraints: Constraints) -> Input
     values: dict[str, Any] = {**pinned}
     values["offload"] = constraints.value_of("offload") or "none"
     values.setdefault("sp", 1 if pinned.get("tp", 1) > 1 else 0)
+    zeros = (job.engine.can if pinned["pp"] == 1 else job.engine.pipeline).zero_stages
+    values.setdefault("zero", min(zeros, default=0))
     alone = Layout(**values, schedule=schedule, layers_per_stage=(1,) * chunks, recompute=("none",) * chunks)
     lead = f"no layout meets the pins {pins}"
     faults = broken_rules(job, alone, except_for=("pools",), searched=True) or (_legal_values(job, constraints),)

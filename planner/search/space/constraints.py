@@ -136,8 +136,9 @@ class Constraints:
         return any(condition.key == key for condition in (*self.pins, *chain(*self.forbidden)))
 
     def only(self, *keys: str) -> Constraints:
-        """The pins on these keys alone."""
-        return Constraints(pins=tuple(pin for pin in self.pins if pin.key in keys))
+        """The pins on these keys, and the forbidden combinations of nothing but these keys."""
+        forbidden = tuple(each for each in self.forbidden if all(condition.key in keys for condition in each))
+        return Constraints(pins=tuple(pin for pin in self.pins if pin.key in keys), forbidden=forbidden)
 
     def without(self, pin: Condition) -> Constraints:
         """The same constraints less one pin."""
