@@ -3,6 +3,9 @@
 Options of the command line are keywords of the same name, with `_` for `-`; `--set` is `settings`, because `set` is a
 builtin. Whatever the command line refuses raises a `PlannerError`, whose `mistakes` say what, where and how to mend it;
 they name the options of the command line.
+
+Modules that only some of the functions need are imported in those functions, because their import takes as long as a
+small plan.
 """
 
 from __future__ import annotations
@@ -16,13 +19,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypedDict, Unpack, get_args
 
 from planner import reading
-from planner.accuracy.learn import learn_calibration
-from planner.calibrate.inputs import read_inputs
 from planner.cost.segments import with_segment
 from planner.emit.plannable import check_plannable, lacks_sequence_parallelism, unplannable, whole_hosts
-from planner.emit.read.front import layout_text, read_foreign, with_layout
 from planner.errors import InputError, NothingFitsError, PlannerError
-from planner.explain.report import Explanation, Questions, explain
 from planner.fit import fit_words
 from planner.plan import Plan
 from planner.plan_parts import ObjectiveName
@@ -50,6 +49,7 @@ from planner.units import parse_length
 if TYPE_CHECKING:
     from planner.accuracy.learn import Learnt
     from planner.emit.read.front import Foreign
+    from planner.explain.report import Explanation
     from planner.layout import Layout
     from planner.specs.calibration import Calibration
     from planner.specs.job import Job
@@ -325,6 +325,8 @@ def estimate_file(
         InputError: what the file says cannot be read or cannot run, or something has to be said beside it.
         EnvironmentProblem: a file cannot be read.
     """
+    from planner.emit.read.front import layout_text, with_layout
+
     foreign, nodes, workload = _of_file(path, cluster, model, define, nodes, workload)
     foreign = with_layout(foreign, layout)
     spec: Any = foreign.model
@@ -349,6 +351,8 @@ def plan_file(
 
     Keywords are those of `estimate_file` and `plan_job`; it raises what they raise.
     """
+    from planner.emit.read.front import layout_text
+
     foreign, nodes, keywords = _of_file(path, cluster, model, define, nodes, keywords)
     (reporter or Reporter()).noted(f"the file's own layout: {layout_text(foreign)}")
     for each in foreign.assumed:
@@ -361,6 +365,8 @@ def _of_file(
     path: str | Path, cluster: str, model: str | None, define: Texts, nodes: Nodes | None, keywords: Any
 ) -> tuple[Foreign, Nodes | None, Any]:
     """What a file says, and the keywords with it where they leave something open."""
+    from planner.emit.read.front import read_foreign
+
     settings, engine = _texts(keywords.get("settings") or ()), keywords.get("engine")
     own = Path(path)
     num_devices = _num_devices(cluster, nodes, keywords.get("gpus"))
@@ -410,6 +416,8 @@ def explain_layout(
         InputError: a question that cannot be read, or a plan whose options are not valid.
         EnvironmentProblem: a file that a question names cannot be read.
     """
+    from planner.explain.report import Questions, explain
+
     reporter = reporter or Reporter()
     asked = Questions(
         why_not=_texts(why_not),
@@ -435,6 +443,9 @@ def calibrate_runs(
         InputError: files that hold no runs, all mistakes with file and line.
         EnvironmentProblem: a file cannot be read.
     """
+    from planner.accuracy.learn import learn_calibration
+    from planner.calibrate.inputs import read_inputs
+
     notes: list[str] = []
     found = read_inputs([Path(each) for each in runs], plan=Path(plan) if plan else None, tell=notes.append)
     return (*learn_calibration(found), tuple(notes))
