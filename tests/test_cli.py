@@ -624,6 +624,16 @@ def test_next_command_can_be_typed(capsys) -> None:
     assert capsys.readouterr().out.splitlines()[-1] == "  planner launch 'my plan.json'"
 
 
+def test_launch_shows_the_command_of_each_host_for_another_program(capsys) -> None:
+    job = ["tiny-gpt", "dgx-a100", "--nodes", "2", "--seq-len", "128", "--global-batch", "32", "--engine", "megatron"]
+    assert main(["plan", *job, "--pin", "dp=16", "-o", "m.json"]) == 0
+    capsys.readouterr()
+    assert main(["launch", "m.json", "--dry-run"]) == 0
+    assert capsys.readouterr().out == "bash runs/m/run.sh 0 HOST PORT\nbash runs/m/host-1/run.sh 1 HOST PORT\n"
+    assert main(["launch", "m.json", "--dry-run", "--node-rank", "1", "--master-addr", "head"]) == 0
+    assert capsys.readouterr().out == "bash runs/m/host-1/run.sh 1 head 29500\n"
+
+
 def test_launch_shows_its_command_on_request(capsys) -> None:
     assert main(["plan", *SMALL, "-o", "p.json"]) == 0
     capsys.readouterr()

@@ -10,6 +10,8 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from planner.emit.bundle import bundle_of, target_of, write_bundle
+from planner.emit.hosts import num_hosts
+from planner.emit.programs.torch import lines_of_hosts
 from planner.emit.target import How
 from planner.errors import EnvironmentProblem, ExitCode, InputError, Mistake
 from planner.launch.hosts import find_host
@@ -18,6 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
+    from planner.emit.programs.torch import Host
     from planner.plan import Plan
     from planner.run_arguments import RunArguments
 
@@ -45,22 +48,31 @@ def launch_other(
         NothingFitsError: the plan does not fit.
     """
     target, how = target_of(plan, None), How(arguments=arguments, smoke=smoke)
-    host = find_host(plan, os.environ, **place)
+    shows_all = dry_run and not any(each is not None for each in place.values())
+    host = None if shows_all else find_host(plan, os.environ, **place)
     made = bundle_of(plan, how=how, force_unfit=force_unfit, tell=tell)
-    folder = output / f"host-{host.number}" if host and host.number else output
-    words = ["bash", str(folder / made.script)]
-    if host is not None:
-        words += [str(host.number), str(host.address), str(host.port)]
-    words += further
+
+    def words(host: Host | None) -> tuple[str, ...]:
+        own = (str(host.number), str(host.address), str(host.port)) if host else ()
+        return ("bash", str(_folder_of(host, output) / made.script), *own, *further)
+
     if dry_run:
-        sys.stdout.write(f"{shlex.join(words)}\n")
+        several = shows_all and num_hosts(plan) > 1
+        lines = lines_of_hosts(num_hosts(plan), words) if several else (shlex.join(words(host)),)
+        sys.stdout.write("".join(f"{line}\n" for line in lines))
         return ExitCode.OK
     _check_filled(made.still_yours, further, where=target.program)
     if shutil.which(target.executable) is None:
         hint = f"{target.install}; or `planner emit` writes the files for another machine"
         raise EnvironmentProblem(f"{target.executable} is not installed, which starts {target.program}", hint=hint)
+    folder = _folder_of(host, output)
     write_bundle(plan, folder, how=how, force=(folder / "plan.json").exists(), force_unfit=force_unfit)
-    return subprocess.run(words, check=False).returncode  # noqa: S603 - the script that was just written
+    return subprocess.run(words(host), check=False).returncode  # noqa: S603 - the script that was just written
+
+
+def _folder_of(host: Host | None, output: Path) -> Path:
+    """Where a host's files are written; several hosts may share the storage."""
+    return output / f"host-{host.number}" if host and host.number else output
 
 
 def _check_filled(still_yours: dict[str, str], further: Sequence[str], *, where: str) -> None:

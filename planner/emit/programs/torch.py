@@ -13,6 +13,8 @@ from planner.emit.target import Setting, Target
 from planner.run_arguments import RunArguments
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from planner.emit.hosts import HostRanks
     from planner.emit.target import How, Place, Values
     from planner.plan import Plan
@@ -52,12 +54,16 @@ def torchrun_commands(plan: Plan, plan_path: Path, *, output: Path, arguments: R
     hosts = ranks_of_hosts(plan)
     if len(hosts) == 1:
         return (shlex.join(torchrun_command(plan, plan_path, output=output, arguments=arguments)),)
-    program, last = _program(plan_path, output, arguments), len(hosts) - 1
-    shown = range(len(hosts)) if len(hosts) <= LINES_SHOWN else (*range(LINES_SHOWN - 1), last)
-    places = (Host(number=number, address="HOST", port="PORT") for number in shown)
-    lines = [shlex.join(("torchrun", *_rendezvous(hosts, place), *program)) for place in places]
-    if left_out := len(hosts) - len(lines):
-        lines.insert(-1, f"# and {left_out:,} more hosts, with --node-rank={LINES_SHOWN - 1} to {last - 1}")
+    program = _program(plan_path, output, arguments)
+    return lines_of_hosts(len(hosts), lambda host: ("torchrun", *_rendezvous(hosts, host), *program))
+
+
+def lines_of_hosts(count: int, words: Callable[[Host], tuple[str, ...]]) -> tuple[str, ...]:
+    """The shell line of each host, whose words are those of `words`; of many hosts a comment stands for most."""
+    shown = range(count) if count <= LINES_SHOWN else (*range(LINES_SHOWN - 1), count - 1)
+    lines = [shlex.join(words(Host(number=number, address="HOST", port="PORT"))) for number in shown]
+    if left_out := count - len(lines):
+        lines.insert(-1, f"# and {left_out:,} more hosts, numbers {LINES_SHOWN - 1} to {count - 2}")
     return tuple(lines)
 
 
