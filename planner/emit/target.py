@@ -244,8 +244,9 @@ def facts_of(
 
 
 def left_over(given: Given, ignores: Sequence[str]) -> tuple[str, ...]:
-    """Keys that no setting asked for and that may change bytes or seconds, with their values."""
-    rest = (key for key, value in given.values.items() if key not in given.understood and value is not None)
+    """Keys that no setting asked for and that may change bytes or seconds, with their values; none that are off."""
+    off = (None, False, "false", "False")
+    rest = (key for key, value in given.values.items() if key not in given.understood and value not in off)
     shown = (key for key in rest if not any(fnmatchcase(key, pattern) for pattern in ignores))
     return tuple(f"{key}={given.values[key]}" for key in shown)
 

@@ -19,14 +19,16 @@ def with_defaults(device: Mapping[str, Any]) -> dict[str, Any]:
     """A device as it is written, with what it leaves out; `assumed` lists the keys that its generation gave.
 
     A device that was written out before keeps those of its `assumed` keys that still have the generation's value.
-    Nothing is filled where the generation is missing or unknown.
+    Nothing is filled where the generation is missing. An unknown one is refused where the device is checked; until then
+    the device has values of some generation, so that they are not called missing too.
     """
     generation, before = device.get("generation"), device.get("assumed")
     if isinstance(before, list):  # of JSON
         device = {**device, "assumed": tuple(before)}
-    if generation not in _generations():
+    if not isinstance(generation, str):
         return dict(device)
-    defaults = _flat(_defaults_of(generation))
+    known = _generations()
+    defaults = _flat(_defaults_of(generation if generation in known else known[0]))
     processors = _num_processors(device.get("peak"), str(defaults.pop("processor")))
     if processors:
         defaults["num_processors"] = processors

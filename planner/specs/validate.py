@@ -81,8 +81,12 @@ def _node_at(tree: Node, path: Path) -> Node:
 
 
 def _mistakes(document: type[Document], tree: Node, errors: list[ErrorDetails]) -> Iterable[Mistake]:
-    """One mistake for each error; a misspelt key that must be there is one mistake, not two."""
-    missing = {tuple(error["loc"]) for error in errors if error["type"] == "missing"}
+    """One mistake for each error; a misspelt key that must be there is one mistake, not two.
+
+    A list whose entries are wrong is not too short besides: the entries count once they are right.
+    """
+    all_missing = {tuple(error["loc"]) for error in errors if error["type"] == "missing"}
+    missing = set(all_missing)
     meant: dict[Path, str] = {}
     for error in errors:
         if error["type"] == "extra_forbidden":
@@ -92,7 +96,9 @@ def _mistakes(document: type[Document], tree: Node, errors: list[ErrorDetails]) 
             if close:
                 meant[tuple(error["loc"])] = close[0]
                 missing.discard((*parent, close[0]))
-    kept = [error for error in errors if error["type"] != "missing" or tuple(error["loc"]) in missing]
+    wrong_inside = {tuple(error["loc"][:depth]) for error in errors for depth in range(len(error["loc"]))}
+    follows = {"missing": {*all_missing} - missing, "too_short": wrong_inside}
+    kept = [error for error in errors if tuple(error["loc"]) not in follows.get(error["type"], ())]
     return dict.fromkeys(_mistake(document, tree, each, meant.get(tuple(each["loc"]))) for each in kept)
 
 

@@ -558,7 +558,6 @@ CORPUS = (
         training="precision=bf16,loss=fused-linear",
         open_keys=(
             "liger_layer_norm",
-            "flex_attn_compile_kwargs.dynamic",
             "flex_attn_compile_kwargs.mode",
             "torch_compile",
             "fp8",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import resource
 import subprocess
@@ -53,6 +54,28 @@ def test_the_verdict_on_memory_is_right_where_the_outcome_is_known(written):
     known = [entry for entry in CORPUS if entry.outcome != "not said"]
     wrong = [e.source for e in known if priced(e, written(e.text)).fits != (e.outcome == "ran")]
     assert len(wrong) <= len(known) / 5, wrong
+
+
+def test_a_file_may_come_from_standard_input(written, monkeypatch):
+    path = written("--num-layers 4 --hidden-size 64 --num-attention-heads 4 --vocab-size 99 --seq-length 64 --bf16")
+    assert read_foreign(path).model.name == "train"
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(path.read_bytes())))
+    found = read_foreign(Path("-"))
+    assert found.model == read_foreign(path).model.model_copy(update={"name": "standard-input"})
+
+
+def test_mistakes_in_yaml_stand_in_the_users_file(tmp_path):
+    path = tmp_path / "mine.yml"
+    path.write_text("base_model: x\nsequence_len: [1\nb: 2")
+    with pytest.raises(InputError) as error:
+        read_foreign(path)
+    assert error.value.mistakes[0].where == f"{path}:3:2"
+
+
+def test_keys_that_are_off_are_not_mentioned(written):
+    text = "--num-layers 4 --hidden-size 64 --num-attention-heads 4 --vocab-size 99 --seq-length 64 --bf16 --mystery="
+    assert [each.key for each in read_foreign(written(f"{text}true")).assumed] == ["mystery"]
+    assert not read_foreign(written(f"{text}false")).assumed
 
 
 def test_a_file_is_priced_as_its_plan(plan_file_of_megatron):

@@ -70,6 +70,17 @@ def test_without_a_generation_the_keys_are_missed_and_the_hint_names_it(tmp_path
     assert all("`generation`" in hint for hint in found.values())
 
 
+def test_a_misspelt_generation_and_a_wrong_link_are_a_mistake_each(tmp_path: Path) -> None:
+    path = tmp_path / "box.yaml"
+    path.write_text(BOX.replace("generation: ada, ", "generation: adaa, ").replace("latency:", "latensy:"), "utf-8")
+    with pytest.raises(InputError) as caught:
+        load_job(model="llama3-8b", cluster=str(path), global_batch_size=32)
+    generation, *links = caught.value.mistakes
+    assert (generation.message, generation.hint) == ("`device.generation` cannot be `adaa`", "did you mean `ada`?")
+    assert links
+    assert all(each.message.endswith("latensy`") and "latency" in each.hint for each in links)
+
+
 @pytest.mark.parametrize("name", sorted(set(GENERATIONS) - HALVED))
 def test_processors_follow_from_the_peak(name: str) -> None:
     device = load_device(name)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import re
 import shlex
+import sys
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
+from pathlib import PurePath
 from typing import TYPE_CHECKING, Any, Final
 
 from planner.emit.read import HOSTS, MODEL, RANKS
@@ -15,6 +17,7 @@ from planner.emit.target import facts_of
 from planner.errors import InputError, Mistake
 from planner.layout import Assumed
 from planner.specs.by_name import load_engine, load_model, model_names
+from planner.specs.files import limited_text
 from planner.specs.model import ModelSpec
 from planner.specs.recipe import NAMED_RECIPES
 from planner.specs.text import printable
@@ -57,7 +60,7 @@ def read_foreign(
     engine: str | None = None,
     num_devices: int = 0,
 ) -> Foreign:
-    """Read a file of another program; `model` in place of the one it describes.
+    """Read a file of another program, or standard input for `-`; `model` in place of the one it describes.
 
     define: `NAME=VALUE` of variables that the file leaves open. settings: `model.KEY=VALUE` says what a model that is
     described by options leaves open. engine: whose price counts, in place of the program's own. num_devices: of the
@@ -67,10 +70,14 @@ def read_foreign(
         InputError: all that cannot be read, or has to be said beside the file.
         EnvironmentProblem: the file cannot be read.
     """
-    shown = printable(str(path), 80)
-    text = read_text(path, shown)
+    is_input = str(path) == "-"
+    shown = "standard input" if is_input else printable(str(path), 80)
+    text = limited_text(sys.stdin.buffer, shown) if is_input else read_text(path, shown)
     reader = _reader_of(shown, text)
-    values = dict(reader.values(_defined(define) + text if reader.is_shell else text))
+    try:
+        values = dict(reader.values(_defined(define) + text if reader.is_shell else text))
+    except InputError as error:  # readers know the text alone: their `:line:column` is of this file
+        raise InputError(*(replace(each, where=_placed(each.where, shown)) for each in error.mistakes)) from None
     hosts, ranks, name = (values.pop(key, None) for key in (HOSTS, RANKS, MODEL))
     _check_set(reader, values, shown)
     profile = load_engine(engine or reader.engine(values))
@@ -92,6 +99,10 @@ def read_foreign(
         num_devices=told_devices,
         assumed=tuple(assumed),
     )
+
+
+def _placed(where: str, shown: str) -> str:
+    return f"{shown}{where}" if not where or where.startswith(":") else where
 
 
 def _reader_of(shown: str, text: str) -> Reader:
@@ -145,7 +156,8 @@ def _model(
         if "vocab_size" not in said:
             hint = "--set model.vocab_size=N says it, or --model names the whole model"
             raise InputError("the vocabulary is the tokenizer's, and its size is not said", where=shown, hint=hint)
-        return validate(ModelSpec, as_node({"name": "from-file", "architecture": "gpt", **_plain(said)}, shown))
+        name = re.sub(r"[^A-Za-z0-9._-]+", "-", PurePath(shown).stem).strip("-") or "file"
+        return validate(ModelSpec, as_node({"name": name, "architecture": "gpt", **_plain(said)}, shown))
     if name is not None and (shipped := shipped_model(str(name))):
         return load_model(shipped)
     what = f" but for the name {printable(str(name), 60)}" if name else ""

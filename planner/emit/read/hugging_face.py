@@ -31,7 +31,7 @@ def _has(text: str, *keys: str) -> bool:
     return all(re.search(rf"""(^|[{{,])\s*["']?{key}["']?\s*:""", text, re.MULTILINE) for key in keys)
 
 
-def _document(text: str, name: str) -> dict[str, Any]:
+def _document(text: str, name: str = "") -> dict[str, Any]:
     found = parse_yaml(text, name).plain
     if not isinstance(found, dict):
         raise InputError("expected keys and values", where=name)
@@ -52,7 +52,7 @@ def _engine(values: Values) -> str:
 
 
 def _accelerate_values(text: str) -> Values:
-    found = flat(_document(text, "the Accelerate file"), "accelerate.")
+    found = flat(_document(text), "accelerate.")
     if found.get("accelerate.distributed_type") == "DEEPSPEED":
         start = "accelerate.deepspeed_config."
         if f"{start}zero_stage" in found:
@@ -71,7 +71,7 @@ def _accelerate_values(text: str) -> Values:
 
 
 def _deepspeed_values(text: str) -> Values:
-    return _without_auto(flat(_document(text, "the DeepSpeed file"), "deepspeed."))
+    return _without_auto(flat(_document(text), "deepspeed."))
 
 
 def _preset(found: dict[str, Value], path: str) -> None:
@@ -116,7 +116,7 @@ def _trainer_options(text: str) -> Values:
 
 
 def _trainer_file(text: str) -> Values:
-    return _of_trainer(flat(_document(text, "the Trainer file")))
+    return _of_trainer(flat(_document(text)))
 
 
 # --- ms-swift without Megatron -------------------------------------------------------------------------------------
@@ -206,7 +206,7 @@ def _axolotl_kernels(data: dict[str, Any], found: dict[str, Value]) -> None:
 
 
 def _axolotl_values(text: str) -> Values:
-    data = _document(text, "the Axolotl file")
+    data = _document(text)
     found: dict[str, Value] = {}
     _axolotl_fsdp(data, found)
     adapter = data.pop("adapter", None)
@@ -241,7 +241,7 @@ _FACTORY: Final = {
 
 
 def _factory_values(text: str) -> Values:
-    data = _document(text, "the LLaMA-Factory file")
+    data = _document(text)
     found: dict[str, Value] = {}
     if path := data.pop("deepspeed", None):
         _preset(found, str(path))
