@@ -63,8 +63,8 @@ class ScheduleOutcome:
 def with_schedule(layout: Layout, schedule: Schedule) -> Layout | None:
     """The same stages under another schedule, or None if a stage has too few layers for its chunks.
 
-    A V has two chunks per stage; an interleaved layout keeps its number of chunks, any other layout gets two chunks to
-    be interleaved; the remaining schedules have one.
+    A V has two chunks per stage. Under `interleaved` an interleaved layout keeps its number of chunks, and any other
+    layout gets two. The remaining schedules have one chunk.
     """
     several = layout.interleave if layout.schedule == "interleaved" and layout.interleave > 1 else 2
     interleave = {"interleaved": several, "zbv": 2, "dualpipev": 2}.get(schedule, 1)
