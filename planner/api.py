@@ -1,8 +1,8 @@
 """The Python API: functions that do the work of the commands and return the results. `planner` exports them.
 
 Each option of the command line is a keyword of the same name, with `_` instead of `-`; `--set` is the keyword
-`settings`, because `set` is a builtin. Input that the command line refuses raises a `PlannerError`. Its `mistakes` say
-what is wrong, where, and how to mend it; they name the options of the command line.
+`settings`, because `set` is a builtin. Input that the command line refuses raises a `PlannerError`. The `mistakes` of
+the error say what is wrong, where, and how to mend it; they name the options of the command line.
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ class NoLayoutFits(NothingFitsError):
         return remedies(self.job, self.constraints, reporter)
 
     def lifted_pins(self, reporter: Reporter | None = None) -> tuple[LiftedPin, ...]:
-        """For each pin, the result of a search without this pin."""
+        """For each pin of the user, the result of a search without this pin."""
         return lifted_pins(self.job, self.constraints, reporter)
 
 
@@ -161,7 +161,7 @@ def plan_job(
     Raises:
         NoLayoutFits: no layout fits into memory; the error holds the nearest layout and can search for changes that
         fit.
-        InputError: all mistakes of documents and keywords, or no legal layout under the pins.
+        InputError: documents or keywords have mistakes (all are listed), or no layout is legal under the pins.
         EnvironmentProblem: a file cannot be read.
     """
     _check_choice("--objective", objective, ObjectiveName)
@@ -206,9 +206,9 @@ def compare_sizes(
     """Find the best layout for each of many sizes of a cluster, as `planner plan --nodes A..B` does.
 
     nodes: the numbers of hosts, as in `range(1, 9)`, or the numbers of hosts of each pool. One pass over all sizes
-    finds the same layouts as a search for each size would. The result answers how few devices meet a given deadline,
-    and which sizes meet the deadline of the training document with the confidence. Other keywords are those of
-    `plan_job`.
+    finds the same layouts as a search for each size would. The result gives the smallest number of devices for any
+    deadline, and the sizes that meet the deadline of the training document with the required confidence. Other keywords
+    are those of `plan_job`.
 
     Raises:
         InputError: as `plan_job`.
@@ -290,7 +290,7 @@ def estimate_layout(
     Other keywords are those of `plan_job`.
 
     Raises:
-        InputError: all mistakes of documents and keywords, or the rules that the layout breaks.
+        InputError: documents or keywords have mistakes, or the layout breaks rules; all of them are listed.
         EnvironmentProblem: a file cannot be read.
     """
     job = _load(model, cluster, training, reporter, nodes=nodes, **workload)
@@ -434,7 +434,7 @@ def calibrate_runs(
     left out.
 
     Raises:
-        InputError: files that hold no runs, all mistakes with file and line.
+        InputError: the files hold no runs, or hold mistakes; the error lists all mistakes with file and line.
         EnvironmentProblem: a file cannot be read.
     """
     notes: list[str] = []

@@ -63,7 +63,7 @@ class Assumed:
     rule: str
 
     def __str__(self) -> str:
-        """The pair as the command line writes it, followed by the rule in parentheses."""
+        """The key and value as the command line writes them, followed by the rule in parentheses."""
         return f"{self.key}={shortened_list(self.value)} ({self.rule})"
 
 
@@ -110,11 +110,11 @@ class Layout:
     """How a training step is divided among the devices.
 
     `layers_per_stage` and `recompute` have pp * interleave entries, one per chunk in model order; `stage_of_chunk`
-    returns the stage on which a chunk runs. `hsdp` is the number of replicas of the ZeRO-sharded group. `pools` names,
-    for each stage, the pool of a mixed cluster on which it runs. The stages of one pool are neighbours, and the first
-    device of the pool's first stage is the first device of the pool. `segment` is the number of hosts that the layout
-    uses in each scale-up domain, if a domain has several hosts and the layout spans more than one domain. In every
-    other case it is 0, which means all hosts of a domain.
+    returns the stage on which a chunk runs. `hsdp` is the number of replicas of the ZeRO-sharded group. `pools` names
+    the pool of a mixed cluster on which each stage runs. The stages of one pool are neighbours, and the first device of
+    the pool's first stage is the first device of the pool. `segment` is the number of hosts that the layout uses in
+    each scale-up domain, if a domain has several hosts and the layout spans more than one domain. In every other case
+    `segment` is 0, which means all hosts of a domain.
     """
 
     tp: int = 1
@@ -428,8 +428,8 @@ def even_stages(num_layers: int, pp: int) -> tuple[int, ...]:
 def even_split(num_layers: int, pp: int, interleave: int, schedule: Schedule = "1f1b") -> tuple[int, ...]:
     """Layers per chunk, divided as evenly as possible: stages differ by at most one layer, as do a stage's chunks.
 
-    The first stages hold the remainder. In a V-shaped schedule the last stages do, because the first holds the head
-    too.
+    The first stages hold the remainder. In a V-shaped schedule the last stages hold the remainder, because the first
+    stage also holds the head.
     """
     stages = even_stages(num_layers, pp)
     return balanced_chunks(stages[::-1] if schedule in V_SHAPED else stages, interleave, schedule)

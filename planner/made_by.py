@@ -1,4 +1,4 @@
-"""The version that prices a plan: a digest of everything that determines prices, equal if prices would be equal."""
+"""Identifies the version that prices a plan, by a digest of all files that determine its prices."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def with_corrections_of_any_engine(job: Job) -> Job | None:
 
 
 def _of(job: Job, corrections: Calibration) -> tuple[tuple[CalibrationEntry, ...], tuple[Evidence, ...], Spread]:
-    """Corrections for each pool, and evidence with its spread; no evidence for a mixed cluster: no run is published."""
+    """Corrections for each pool, evidence and its spread; a mixed cluster has no evidence: no run is published."""
     entries = calibrations_of(job.cluster, job.model, job.training, job.engine, corrections)
     return entries, corrections.evidence if len(job.cluster.pools) == 1 else (), corrections.spread
 

@@ -20,7 +20,7 @@ _TOTAL: Final = {
 class Deviation:
     """One quantity of the plan beside its measurement.
 
-    stage: pipeline stage of a memory line; None for times. unit: `bytes` or `seconds`. `planned` and `measured`
+    stage: pipeline stage of a memory line; None for times. unit: either `bytes` or `seconds`. `planned` and `measured`
     are None if there is no such number; `note` gives the reason.
     """
 
@@ -33,7 +33,7 @@ class Deviation:
 
     @property
     def relative_error(self) -> float | None:
-        """Ratio measured / planned less one; None if one of them is unknown or the planned value is zero."""
+        """Ratio measured / planned, minus one; None if a value is unknown or the planned value is zero."""
         if self.planned is None or self.measured is None or self.planned == 0:
             return None
         return self.measured / self.planned - 1

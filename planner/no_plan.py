@@ -95,7 +95,7 @@ def _names(model: dict[str, Any], cluster: dict[str, Any]) -> Iterator[str]:
 
 
 def _sizes(cluster: dict[str, Any]) -> Iterator[tuple[str, Any]]:
-    """The number of hosts, or the number of devices if hosts are used in part."""
+    """The number of hosts, or the number of devices if a host is used only in part."""
     name, hosts, each = cluster.get("name"), cluster.get("hosts"), cluster.get("devices_per_host")
     pools = [pool for pool in _list(cluster, "pools") if isinstance(pool, dict)]
     if pools:

@@ -50,7 +50,7 @@ _NO_SPREAD: Final = Spread()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunnerUp:
-    """A layout that lost against the plan, and the reason.
+    """A layout that lost against the plan's layout, and the reason.
 
     reason: the lines of the ledger in which the layout loses and saves most. differs: how it differs from the plan.
     near_tie: whether forecasts are too inaccurate to tell which of the two layouts is faster.
@@ -89,7 +89,7 @@ class Plan:
     `flops_convention`. On a mixed cluster there is one calibration for each pool. The chance of fitting is computed
     from `memory_spread`. A layout that the user gave has no certificate. proved_by: version that made the certificate,
     if the plan was priced again with other formulas. assumed: values that the user's layout left out. minimum: the best
-    layout by the objective, which the recommended, simpler layout is compared with; None without a search.
+    layout by the objective, with which the recommended, simpler layout is compared; None without a search.
     """
 
     model: ModelSpec

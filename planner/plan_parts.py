@@ -17,7 +17,7 @@ class MadeBy:
     """The version of the planner that priced a plan or proved it.
 
     digest: hash of everything that determines the prices; equal digests give equal prices (`planner.made_by`).
-    calibration: `shipped`, or `own` for the user's corrections, which are stored in the plan.
+    calibration: either `shipped`, or `own` for the user's corrections, which are stored in the plan.
     """
 
     planner_version: str

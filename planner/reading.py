@@ -1,4 +1,4 @@
-"""Reads plans and checks them: the layout against the plan's documents, and the figures by pricing the plan again.
+"""Reads plans and checks them: the layout by the rules for its documents, and the figures by pricing the plan again.
 
 A plan that was made with other formulas gets new prices. A proof cannot be repeated by pricing, so the plan names the
 version that proved it.
@@ -99,7 +99,7 @@ def _check_documents(plan: Plan, name: str) -> None:
     """Check the conditions that several documents have to meet together, and the options.
 
     Raises:
-        InputError: the conditions do not hold, with every mistake.
+        InputError: a condition does not hold; the error lists every mistake.
     """
     mistakes, training = Mistakes(), plan.training
     tree = {
@@ -149,7 +149,7 @@ def _priced_now(plan: Plan, job: Job) -> Plan:
 
 
 def _news(plan: Plan, now: Plan) -> str:
-    """A sentence that another version made the plan, with its step time and this version's."""
+    """A sentence saying that another version made the plan, with the step times of that version and of this version."""
     others = "" if plan.made_by.planner_version != now.made_by.planner_version else " and other formulas"
     said, says = format_seconds(plan.step_seconds), format_seconds(now.step_seconds)
     fits = "" if plan.verdict == now.verdict else f", and that it {now.verdict}"

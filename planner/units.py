@@ -48,7 +48,7 @@ def parse_quantity(text: str, kind: str) -> float:
     """Read "80 GiB", "300 GB/s", "312 TFLOP/s" or "3 us" as a float in the base unit of `kind`.
 
     Raises:
-        ValueError: no number, no unit, or a unit of another kind; the message lists units of the right kind.
+        ValueError: the text has no number, no unit, or a unit of another kind; the message lists units of this kind.
     """
     table = UNITS[kind]
     examples = ", ".join(list(table)[:7])
@@ -111,7 +111,7 @@ def parse_count(text: str) -> float:
     """Read "4M", "1.5e6" or "512" as a number; B and G both mean a thousand million.
 
     Raises:
-        ValueError: no number, or a suffix other than k, M, B, G and T.
+        ValueError: the text has no number, or a suffix other than k, M, B, G and T.
     """
     match = _COUNT.fullmatch(text)
     if match is None:
@@ -146,7 +146,7 @@ def parse_share(text: str) -> float:
     """Read a fraction, written "10%" or "0.1".
 
     Raises:
-        ValueError: not a number, or a number that is not from 0 to below 1.
+        ValueError: the text is no number, or the number is not from 0 to below 1.
     """
     number = text.strip()
     try:

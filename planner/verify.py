@@ -1,4 +1,4 @@
-"""Compares the memory that one rank's step uses, run on fake tensors, with the plan's ledger.
+"""Runs one rank's step on fake tensors and compares the memory that it uses with the plan's ledger.
 
 The trainer's program counts the bytes (`planner.trainer.rehearse`); it runs the trainer's step and uses no formulas.
 """
@@ -67,7 +67,7 @@ def planned_bytes(plan: Plan, rank: int) -> dict[LineName, float]:
 
 
 def verify(plan: Plan, rank: int | None = None) -> Verification:
-    """Count the bytes that `rank` holds; None: the first rank of the stage that decides whether the plan fits.
+    """Count the bytes that `rank` holds; None means the first rank of the stage that decides whether the plan fits.
 
     Raises:
         InputError: the plan is for another engine, has no such rank, or is refused by the trainer.

@@ -48,12 +48,12 @@ class ActivationTerm:
 def activation_terms(job: PoolJob, layout: Degrees, *, experts: bool = False) -> tuple[ActivationTerm, ...]:
     """Tensors that one layer keeps for the backward pass of one microbatch on one device.
 
-    In units of one 16-bit (s b h) tensor: norm inputs 2 + 2, inputs of the two blocks 2 + 2, queries, keys,
-    values and attention output 2 each (keys and values g/a of that), GELU 2f/h + 2f/h or SwiGLU 8f/h (6f/h
-    fused), dropout masks 1 each. Unfused attention keeps softmax 2as/h, its dropout mask as/h and the dropped
-    scores 2as/h; fused attention keeps 4a/h of fp32 log-sum-exp instead. Without sequence parallelism every
-    tensor-parallel rank keeps the whole norm inputs, block inputs and masks. Summed for a GPT without
-    fused attention this is s b h (10 + 24/t + 5as/(ht)), or s b h (34 + 5as/h) / t with sequence parallelism.
+    In bytes per element of an (s b h) tensor: norm inputs 2 + 2, inputs of the two blocks 2 + 2, queries, keys, values
+    and attention output 2 each (keys and values g/a of that), GELU 2f/h + 2f/h or SwiGLU 8f/h (6f/h fused), dropout
+    masks 1 each. Unfused attention keeps softmax 2as/h, its dropout mask as/h and the scores after dropout 2as/h; fused
+    attention keeps 4a/h of fp32 log-sum-exp instead. Without sequence parallelism every tensor-parallel rank keeps the
+    whole norm inputs, block inputs and masks. Summed for a GPT without fused attention this is s b h (10 + 24/t +
+    5as/(ht)), or s b h (34 + 5as/h) / t with sequence parallelism.
 
     Source: Korthikanti et al. (2022), sections 4.1 to 4.3; the Llama block was checked against torch's saved
     tensors.
@@ -157,7 +157,7 @@ def _inner_bytes(job: PoolJob) -> float:
 
 
 def inner_gradient_bytes(job: PoolJob, layout: Degrees, *, experts: bool) -> Number:
-    """Bytes of the gradient of the activation function's inputs, computed while the layer still keeps its tensors.
+    """Bytes of the gradient of the activation function's inputs, which is computed while the layer keeps its tensors.
 
     Source: derived here; the tensors of the feed-forward block are the widest of a layer.
     """
@@ -167,7 +167,7 @@ def inner_gradient_bytes(job: PoolJob, layout: Degrees, *, experts: bool) -> Num
 
 
 def _half(query: int, key: int) -> float:
-    """Share of queries and values in queries, keys and values: the outputs of the first and the third product."""
+    """Share of queries and values, the outputs of the first and third product, in queries, keys and values."""
     return (query + key) / (query + 2 * key)
 
 
@@ -235,7 +235,7 @@ def _attention_terms(job: PoolJob, layout: Degrees) -> tuple[ActivationTerm, ...
 def _mixer_terms(job: PoolJob, layout: Degrees) -> tuple[ActivationTerm, ...]:
     """Tensors of a mixer, the gate of attention, and one element for each output of the unnamed matrices.
 
-    The mixer's kernels keep states only at the borders of chunks, which are fewer than the states counted here.
+    The mixer's kernels also keep states at the borders of chunks; these are smaller than the tensors counted here.
     """
     model, element = job.model, job.compute_bytes * tokens_per_microbatch(job, layout)
     kept = mixer_shape(model).kept + gate_params(model) / model.hidden_size
@@ -248,7 +248,7 @@ def _mixer_terms(job: PoolJob, layout: Degrees) -> tuple[ActivationTerm, ...]:
 
 
 def _mean_terms(job: PoolJob, layout: Degrees, *, experts: bool) -> tuple[ActivationTerm, ...]:
-    """The mean over the kinds of layers; terms of the same name in several kinds are added up to one tensor."""
+    """The mean tensors over the kinds of layers; tensors of the same name in several kinds are summed into one."""
     found: dict[str, ActivationTerm] = {}
     for num, kind in job.model.kinds():
         for term in activation_terms(replace(job, model=kind), layout, experts=experts):
@@ -372,7 +372,7 @@ def _at_peak(job: PoolJob, layout: Degrees, stage: Stage, num_microbatches: Numb
 def held_of_stage(
     job: PoolJob, layout: Degrees, stage: Stage, num_microbatches: Number
 ) -> tuple[tuple[Number, Number], ...]:
-    """Microbatches, through all layers, that a stage holds in each moment at which its memory can peak.
+    """For each moment at which a stage's memory can peak, the number of microbatches that all its layers hold.
 
     An interleaved stage with unequal chunks is counted as if all its chunks had the size of the largest: in steady
     state the first chunks start while the last chunks end, so that mostly the larger chunks are held. If exchanges of

@@ -1,4 +1,4 @@
-"""Adapters beside frozen weights (LoRA, QLoRA): the trained parameters, and the memory of the frozen ones."""
+"""Adapters beside frozen weights (LoRA, QLoRA): the trained parameters, and the memory of the frozen weights."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _FROZEN_BYTES: Final = {"16-bit": 2.0, "nf4": 0.5 + 0.127 / 8}
 """Bytes per weight; nf4 has 4 bits and 0.127 bits of double-quantised constants (Dettmers et al., QLoRA, section 3)."""
 
 _BY_ROWS: Final = ("output", "down")
-"""Matrices that tensor parallelism divides along the input; it divides all others along the output."""
+"""Matrices that tensor parallelism divides along their input; it divides the other matrices along their output."""
 
 
 def adapted_matrices(model: ModelSpec, training: TrainingSpec) -> tuple[tuple[str, int, int], ...]:
@@ -59,8 +59,8 @@ def num_trained_params(model: ModelSpec, training: TrainingSpec) -> int:
 def adapter_params_on_device(job: PoolJob, layout: Degrees) -> Number:
     """Parameters of one layer's adapters on one device.
 
-    Tensor parallelism divides the adapter's matrix on the side on which it divides the adapted matrix; each rank holds
-    the other one whole.
+    An adapter has a matrix on the input side and a matrix on the output side. Tensor parallelism divides the matrix on
+    the side on which it divides the adapted matrix; each rank holds the adapter's other matrix whole.
 
     Source: Megatron-Bridge, peft/utils.py (ParallelLinearAdapter).
     """

@@ -23,8 +23,9 @@ if TYPE_CHECKING:
     from planner.specs.job import Job
 
 _UNLIKE: Final = 0.6
-"""Factor of a published run's weight for each key in which it differs: device, engine, precision, experts, axes,
-features. Assumed: with whole sources held out, bands of equal coverage are about as wide for values from 0.2 to 0.7."""
+"""Factor on a published run's weight for each key in which it differs from the run to be forecast: device, engine,
+precision, experts, axes, features. Assumed: with whole sources held out, bands of equal coverage are about as wide for
+values from 0.2 to 0.7."""
 
 _INSIDE: Final = 0.8
 _MOST: Final = 20.0
@@ -109,8 +110,8 @@ def features_of(job: Job, layout: Degrees) -> tuple[str, ...]:
 def band(job: Job, layout: Layout) -> Band | None:
     """The error band of a forecast; None for a CPU, for a mixed cluster, and without evidence.
 
-    No published runs are known for CPUs and mixed clusters. If the user's own calibration states quantiles, these are
-    used.
+    No published runs are known for CPUs and mixed clusters. If the user's own calibration states quantiles, these
+    quantiles are the band.
     """
     if len(job.pools) > 1:
         return None
@@ -192,7 +193,7 @@ def unseen_of(evidence: Iterable[Evidence], **keys: Any) -> tuple[str, ...]:
 
 
 def distribution_of(evidence: Sequence[Evidence], spread: Spread, *, num_unseen: int = 0, **keys: Any) -> Distribution:
-    """Distribution for runs like `keys`; all sources have equal weight, multiplied by likeness.
+    """Distribution for runs like `keys`; each source has the same total weight, times the likeness of its runs.
 
     num_unseen: number of properties that no run of the evidence has; the variances that they add are summed.
 
@@ -232,9 +233,9 @@ def spread_of(evidence: Sequence[Evidence]) -> Spread:
     """Factors by which bands are widened for a new source and for a new kind of run, fitted to the evidence.
 
     The runs of each source in turn are forecast from the evidence of the other sources. `tails` is chosen so that 8 of
-    10 runs lie between the 10 % and the 90 % quantiles, for kinds that other sources ran; `unseen` so that 8 of 10 do
-    for kinds that no other source ran. Sources have equal weight, except those with few runs. A factor without evidence
-    keeps its default.
+    10 runs of kinds that other sources also ran lie between the 10 % and the 90 % quantiles. `unseen` is chosen so that
+    8 of 10 runs of all other kinds lie there. Large sources have equal weight, and sources of few runs have less
+    weight. A factor without evidence keeps its default.
 
     Source: split conformal prediction (Lei et al., JASA 2018), here with sources as folds.
     """
@@ -261,7 +262,7 @@ def _clipped(value: float, ends: tuple[float, float]) -> float:
 
 
 def _enough(values: Sequence[float], misses: Sequence[_Miss]) -> float:
-    """The value that suffices for 8 of 10 misses; the misses of a source together count as at most `_MOST`."""
+    """The smallest value that suffices for 8 of 10 misses; all misses of a source count as at most `_MOST` misses."""
     sizes: dict[str, int] = defaultdict(int)
     for miss in misses:
         sizes[miss.source] += 1

@@ -97,7 +97,7 @@ def down_projection_params(model: ModelSpec, mla: LatentAttention) -> int:
 
 
 def _latent_matmul_params(model: ModelSpec, mla: LatentAttention) -> int:
-    """Parameters of the matrices of latent attention; with a query rank of 0 the hidden size is projected to queries.
+    """Parameters of the matrices of latent attention; if the query rank is 0, queries have no latent.
 
     Source: DeepSeek-V2 (arXiv 2405.04434), section 2.1 and appendix C.
     """

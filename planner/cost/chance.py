@@ -1,10 +1,10 @@
 """Whether a predicted peak of memory fits into a device: the chance, the verdict, and the limit for a given chance.
 
 The stages of a plan share their forecast error, because all of them run one program with one allocator, and one fit of
-the same formulas predicts them. It is assumed that they share the whole error. So a plan fits if its worst stage fits,
-and its chance is that of this stage. If the errors were independent, the chance would be the product over the stages,
-which is smaller. Peaks of every stage of one run, published for a few dozen runs, would settle how much of the error is
-shared.
+the same formulas predicts them. It is assumed that the stages share the whole error. So a plan fits if its worst stage
+fits, and the plan's chance is the chance of this stage. If the errors were independent, the chance would be the product
+over the stages, which is smaller. Peaks of every stage of one run, published for a few dozen runs, would settle how
+much of the error is shared.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from planner.specs.job import Job, PoolJob
 
 UNLIKELY: Final = 0.05
-"""A plan *does not fit* below this chance, whatever risk the user accepts; from 1 - risk on it *fits*."""
+"""A plan *does not fit* below this chance, whatever risk the user accepts; it *fits* from a chance of 1 - risk on."""
 
 _UNKNOWN: Final = MemoryDistribution(location=0.0, scale=0.1)
 """Distribution for a calibration without peaks of any run: 8 of 10 peaks within 17 %. Assumed; own runs settle it."""
@@ -71,7 +71,9 @@ def memory_limit_bytes(job: PoolJob, layout: Degrees) -> Number:
 
 
 def most_peak_bytes(job: PoolJob, layout: Degrees) -> Number:
-    """The largest predicted peak that may fit; above it a layout does not fit. With headroom it is the same limit.
+    """The largest predicted peak that may fit; above this peak a layout does not fit.
+
+    If headroom is asked for, it sets this limit too.
 
     Source: `largest_peak_bytes`.
     """

@@ -127,7 +127,7 @@ def _spread_bandwidth(link: LinkSpec, hosts: Number) -> Number:
     """Bytes per second of one rank's part of a link in a group over `hosts` hosts.
 
     Two hosts reach the efficiency of the line rate. With more hosts the bandwidth falls as 2 / hosts, but never below
-    the bandwidth measured over `measured_hosts` hosts. From that number of hosts on, the measured value is used
+    the bandwidth measured over `measured_hosts` hosts. From `measured_hosts` on, the measured bandwidth is used
     unchanged.
 
     Source: all-reduce over 2 to 64 hosts of one cluster, in the runs of the Ultra-Scale Playbook
@@ -158,9 +158,10 @@ def _through_memory(cluster: ClusterSpec, link: LinkSpec) -> LinkSpec:
 
 
 def _adapters(link: LinkSpec, inside: Number, size: Number, stride: Number) -> Number:
-    """How many ranks' parts of the link `inside` ranks can use while no other group is active: whole adapters.
+    """Number of ranks' parts of the link that `inside` ranks can use together while no other group is active.
 
-    Derived here: `devices_per_adapter` neighbours share one adapter, and each neighbour adds its part of the bandwidth.
+    Derived here: the ranks use whole adapters; `devices_per_adapter` neighbours share one adapter, and each neighbour
+    adds its part of the bandwidth.
     """
     shared = link.devices_per_adapter
     if link.kind == "pcie":  # each card of the group sends by itself, and cards below one root port share the port
@@ -171,9 +172,9 @@ def _adapters(link: LinkSpec, inside: Number, size: Number, stride: Number) -> N
 def group(cluster: ClusterSpec, size: Number, stride: Number, *, segment: Number = 0, alone: bool = False) -> Group:
     """The group of `size` ranks that are `stride` apart, on a cluster with `segment` hosts in use of each domain.
 
-    Inside one level a ring runs at the level's bandwidth. At the border to the next level, the q ranks that share an
-    inner instance also have q network cards, so the ring has q times a card's bandwidth there. All groups of the same
-    kind run at once, unless `alone`.
+    Inside one level a ring runs at the level's bandwidth. If q ranks share an instance of a level, they also share q
+    network cards, so a ring between instances runs at q times a card's bandwidth. All groups of the same kind run at
+    once, unless `alone`.
 
     Source: NCCL, graph search: one ring for each network card of the host; SimuMax shares cards the same way.
     """
@@ -226,7 +227,7 @@ def reduce_scatter_seconds(where: Group, num_bytes: Number) -> Number:
 
 
 def all_gather_seconds(where: Group, num_bytes: Number) -> Number:
-    """Ring all-gather to `num_bytes` per rank: the steps of a reduce-scatter without the sum.
+    """Ring all-gather, after which each rank holds `num_bytes`: the steps of a reduce-scatter without its sums.
 
     Source: Patarasuk and Yuan (JPDC 2009); nccl-tests, bus bandwidth factor (n - 1) / n.
     """
@@ -304,7 +305,7 @@ def in_network_all_reduce_seconds(where: Group, num_bytes: Number) -> Number:
     """All-reduce summed by the switches: NVLS on an NVSwitch, SHARP on InfiniBand; inf if the link cannot sum.
 
     Each rank sends its bytes up once and receives the sum once. On an NVSwitch one rank per part reads the sum and
-    multicasts it, which adds 1/n. Levels below that cannot sum use a ring for their shards.
+    multicasts it, which adds 1/n of the bytes. Levels below that cannot sum use a ring for their shards.
 
     Source: Klenk et al. (ISCA 2020); Graham et al., SHARP (2016); NCCL, NVLS and CollNet algorithms.
     """
@@ -390,9 +391,9 @@ def all_to_all_seconds(
     rank's own adapter.
 
     copies: number of identical parts of the bytes, sent to ranks chosen at random. Each of the N instances of the level
-    below receives at most one of these parts and spreads it inside: N (1 - (1 - 1/N)^copies) / copies of the bytes.
-    groups: number of groups that consecutive ranks form, and number of groups that receive the copies of one token,
-    equally many copies in each. If each instance holds one group, the copies reach that many instances.
+    below receives at most one of these parts and spreads it inside, so N (1 - (1 - 1/N)^copies) / copies of the bytes
+    are sent. groups: number of groups that consecutive ranks form, and number of groups that receive the copies of one
+    token, equally many copies in each. If each instance holds one group, the copies reach as many instances as groups.
 
     Source: NCCL, grouped sends and receives; derived here, checked by a count over real ranks. Copies: DeepSeek-V3
     (2024), section 3.2.2; expected number of distinct hosts.

@@ -26,8 +26,8 @@ _ALIGNMENT: Final = 64
 background user's guide, section 3)."""
 
 _UNALIGNED_SHARE: Final = 0.75
-"""Share of that speed that other widths reach: BLOOM's tuning runs with hidden size 14400 (1800 for each of 8 ranks)
-took 1.3 times as long as similar runs with 14336."""
+"""Share of the full speed that widths without this alignment reach: BLOOM's tuning runs with hidden size 14400 (1800
+for each of 8 ranks) took 1.3 times as long as similar runs with 14336."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,7 +35,7 @@ class PassSeconds:
     """Seconds of one microbatch in each pass; every field broadcasts.
 
     The backward pass has two parts: the gradients of the inputs, which the layer before waits for, and the gradients of
-    the weights, which no layer waits for. Only the second backward products of linear layers count as the latter.
+    the weights, which no layer waits for. Only the weight gradients of linear layers count as gradients of the weights.
     """
 
     forward: Number = 0.0
@@ -113,7 +113,7 @@ def matmul_seconds(
     """Seconds of `batch` products (m x k) (k x n): the slower of arithmetic and memory traffic, and the launch.
 
     `precision` defaults to the training's. `aligned`: whether the two widths are aligned; by default the widths of the
-    right factor are tested. Numbers of tokens are not tested, because they do not depend on the model.
+    right factor are tested. The number of tokens is not tested, because it does not depend on the model.
 
     Source: roofline model, Williams et al. (CACM 2009).
     """
@@ -149,7 +149,7 @@ def linear_seconds(
     *,
     precision: Precision | None = None,
 ) -> PassSeconds:
-    """Seconds of one linear layer (or of `batch`): output, gradient of the input, gradient of the weight.
+    """Seconds of one linear layer (or `batch` of them): output, gradient of the input, gradient of the weight.
 
     In 8 or 4 bits the inputs and the output gradients are quantised first, in both orientations: 2 bytes are read and 2
     written for each element.

@@ -1,7 +1,7 @@
 """Useful sizes of a batch: published fits of the critical and the best batch, and learning rates for other batches.
 
-The fits give an order of magnitude, because the fitted models are often much smaller than those of a plan, or their
-data differ. The gradient noise scale of the run itself is decisive (McCandlish et al., 2018, appendix A).
+The fits give only an order of magnitude, because they were made on models that are often much smaller than the model of
+a plan, or on other data. The gradient noise scale of the run itself is decisive (McCandlish et al., 2018, appendix A).
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ class BatchAdvice:
 
     run_tokens_assumed: the training document has no budget, so 20 tokens per parameter are assumed.
     extra_tokens: ratio of the tokens to those that a very small batch needs for the same loss. extra_steps: ratio of
-    the steps to those of a very large batch. Both use the critical batch of Kaplan et al., and are 2 for the critical
-    batch.
+    the steps to those of a very large batch. Both ratios use the critical batch of Kaplan et al., and are 2 if the
+    batch is critical.
     """
 
     batch_tokens: float
@@ -61,7 +61,7 @@ def expected_loss(num_params: float, num_tokens: float) -> float:
 
 
 def critical_batch_tokens(loss: float) -> float:
-    """Tokens of the critical batch: it needs twice the steps of a huge batch and twice the tokens of a tiny one.
+    """Tokens of the critical batch; it needs twice the steps of a huge batch and twice the tokens of a tiny batch.
 
     2e8 tokens / loss^(1 / 0.21).
 

@@ -157,11 +157,11 @@ def _limits(pool: PoolJob, layout: Layout, peak_bytes: float) -> dict[str, float
 def estimate(job: Job, layout: Layout) -> Estimate:
     """Price one layout: memory of every stage, and the time of a step; on a mixed cluster each stage uses its own pool.
 
-    The step takes m t_max + bubble + the longest tail (under PipeDream a tail follows every microbatch). Its lines are
-    those of the slowest stage and of the stage with the longest tail. For GPipe, 1F1B and interleaved stages the bubble
-    is the closed form, which the search minimises; `timeline` executes these schedules. An interleaved schedule is also
-    executed if the search would not make its chunks: chunks of a stage differ by more than one layer, smaller chunks
-    come first, or chunks differ in the kinds of their layers.
+    The step takes m t_max + bubble + the longest tail (under PipeDream a tail follows every microbatch). The ledger of
+    the step has lines of the slowest stage and of the stage with the longest tail. For GPipe, 1F1B and interleaved
+    stages the bubble is the closed form, which the search minimises; `timeline` executes these schedules. An
+    interleaved schedule is also executed if the search would not make its chunks: chunks of a stage differ by more than
+    one layer, smaller chunks come first, or chunks differ in the kinds of their layers.
 
     Source: schedule.py.
     """
@@ -194,7 +194,7 @@ def estimate(job: Job, layout: Layout) -> Estimate:
 def _has_chunks_of_its_own(job: Job, layout: Layout) -> bool:
     """Whether the interleaved schedule exists and the layout cuts its stages into other chunks than the search would.
 
-    If kinds of layers repeat, this holds unless all chunks hold the same number of whole periods.
+    If kinds of layers repeat, the search makes only equal chunks of whole periods, without leading layers.
     """
     m = layout.num_microbatches(job.training.global_batch_size)
     if layout.schedule != "interleaved" or not exists(layout.schedule, layout.pp, m, layout.interleave):
@@ -233,7 +233,7 @@ def timeline(job: Job, layout: Layout) -> Timeline:
 
 
 def _with_hidden_exchanges(job: Job, layout: Layout, prices: StagePrices, executed: Timeline) -> StagePrices:
-    """The prices with the seconds of exchanges and sends that pairs of passes hid, averaged over the microbatches."""
+    """The prices, with the exchanges and sends that pairs of passes hid marked as hidden; means per microbatch."""
     if not executed.hidden.any():
         return prices
     parts, chunks = chunk_parts(job, layout), layout.num_chunks

@@ -93,8 +93,9 @@ def tower_flops(model: ModelSpec) -> float:
 def model_flops_per_step(model: ModelSpec, training: TrainingSpec) -> float:
     """FLOPs that the model needs for one optimizer step, however they are computed (numerator of MFU).
 
-    3 (forward + 2 backward) * 2 FLOPs for each matmul parameter and token, and the causal attention core. Frozen
-    parameters have no second backward product. Adapters are added, and a tower of images is frozen.
+    The count is 3 (forward + 2 backward) * 2 FLOPs for each matmul parameter and token, plus the causal attention core.
+    With adapters, frozen parameters have no second backward product, the adapters' products are added, and a tower of
+    images is frozen.
 
     Source: Chowdhery et al., PaLM (2022), appendix B; attention as Megatron-LM counts it since 2024.
     """

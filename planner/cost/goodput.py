@@ -14,7 +14,7 @@ checkpoints on average, each worth t. Effective training time is the kept time d
 
     E = t exp(-(R + w) / M) / (M (exp((t + d) / M) - 1)).
 
-With w = 0 this is Daly's complete model.
+With w = 0 this formula is Daly's complete model.
 
 Source: Young (CACM 17, 1974) and Daly (Future Generation Computer Systems 22, 2006) for w = 0; the delay w is derived
 here. A simulation (tests/cost/test_goodput.py) shows that the formula is exact; the papers' approximations are not
@@ -49,7 +49,8 @@ class Interruptions:
     """Time between interruptions of a run, and the costs of interruptions and checkpoints; all in seconds.
 
     between: mean time between two failures of the run (M). restart: time from a failure until training continues (R).
-    blocked: time that a checkpoint stops training (d). readable_after: time after this until it can be read (w).
+    blocked: time that a checkpoint stops training (d). readable_after: time from then until the checkpoint can be read
+    (w).
     """
 
     between: float
@@ -112,10 +113,10 @@ def best_interval_seconds(interruptions: Interruptions) -> float:
 
 
 def waiting_share(hosts_out: float, spare_hosts: int) -> float:
-    """Share of the time that a run waits for a host; `hosts_out` is the mean number in repair if it never waited.
+    """Share of the time in which a run waits for a host; `hosts_out` hosts would be in repair if the run never waited.
 
-    The run stops when one more host is in repair than there are spares, and hosts of a stopped run do not fail. This is
-    Erlang's loss formula with spares + 1 servers, for any distribution of repair times.
+    The run stops when one more host is in repair than there are spares, and hosts of a stopped run do not fail. The
+    share follows from Erlang's loss formula with spares + 1 servers, for any distribution of repair times.
 
     Source: Erlang (1917), formula B.
     """
@@ -128,8 +129,8 @@ def waiting_share(hosts_out: float, spare_hosts: int) -> float:
 def checkpoint_bytes(job: PoolJob) -> float:
     """Bytes of a checkpoint: for each trained parameter, the weight and the optimizer's state, without the gradient.
 
-    Source: definition. BLOOM's has 2.3 TB (bigscience, train/tr11-176B-ml/README.md): 176e9 parameters of 14 bytes,
-    weights 2, master weights 4 and moments 8.
+    Source: definition. BLOOM's checkpoint has 2.3 TB (bigscience, train/tr11-176B-ml/README.md): 176e9 parameters of 14
+    bytes, weights 2, master weights 4 and moments 8.
     """
     states = job.state_bytes
     return (states.weights + states.master + moment_bytes_per_param(job)) * num_trained_params(job.model, job.training)

@@ -36,9 +36,8 @@ FLASH_BACKWARD: Final = 2.5
 """Fused attention's backward pass runs five products for every two of the forward pass (Dao 2023, section 3.1)."""
 
 _HOP_SHARE: Final = 1 / 3
-"""Ratio of the operators of one hop of ring attention to those of a layer, about 8 to 24: two slices, a send, a
-receive, the kernel, and three that correct the sum (Transformer Engine,
-attention/dot_product_attention/context_parallel.py)."""
+"""Ratio of the operators of one hop of ring attention to those of a layer, about 8 / 24: two slices, a send, a receive,
+the kernel, and three that correct the sum (Transformer Engine, attention/dot_product_attention/context_parallel.py)."""
 
 _KERNEL_KEYS: Final = 256
 """Keys that a fused kernel could process in the time of its start and end: two tiles of 128 (Dao 2023, section 3.3)."""
@@ -81,9 +80,9 @@ def kv_heads_of_ranks(model: ModelSpec, layout: LayerDegrees) -> Number:
 def attention_span(model: ModelSpec, sequence_length: int, *, causal: bool, local: bool) -> float:
     """Keys that a query of one layer attends to, on average over queries.
 
-    A causal model has s / 2 keys; encoders, and kernels that execute the whole square, have s. The window of w of a
-    `local` layer reduces this to w - w^2 / (2 s), and so do the w keys that an indexer chooses. A decoder that follows
-    an encoder also attends to the s positions of the encoder.
+    A causal model has s / 2 keys; encoders, and kernels that execute the whole square, have s. A window of w keys in a
+    `local` layer reduces the number to w - w^2 / (2 s), and so does an indexer that chooses w keys. A decoder that
+    follows an encoder also attends to the s positions of the encoder.
 
     Source: counting the pairs of a banded lower triangle.
     """
@@ -118,7 +117,7 @@ def head_widths(model: ModelSpec) -> int:
 
 
 def indexer_flops_per_token(model: ModelSpec, sequence_length: int) -> float:
-    """Forward FLOPs of an indexer's scores, which choose keys: light queries times all keys before, 2 (s/2) n d.
+    """Forward FLOPs of an indexer's scores, which choose keys: light queries times all earlier keys, 2 (s/2) n d.
 
     Source: DeepSeek-V3.2 (2025), section 2.1, equation 1.
     """
@@ -128,7 +127,7 @@ def indexer_flops_per_token(model: ModelSpec, sequence_length: int) -> float:
 
 
 def _mixer_projections(job: PoolJob, layout: LayerDegrees) -> list[PassSeconds]:
-    """Seconds of the products of a mixer, and of matrices that only the code of the model type knows.
+    """Seconds of the matrix products of a mixer, and of matrices that only the code of the model type defines.
 
     Source: mixers.py; a matrix that every rank holds whole is multiplied with the rank's own tokens.
     """
@@ -200,7 +199,7 @@ def _latent_projections(job: PoolJob, layout: LayerDegrees, mla: LatentAttention
 
 
 def _up_projections(job: PoolJob, layout: LayerDegrees, mla: LatentAttention) -> list[PassSeconds]:
-    """Products to queries, keys and values: from latents, or from the layer's input for queries without a latent."""
+    """Seconds of the up-projections to queries, keys and values; queries without a latent use the layer's input."""
     tokens, heads = tokens_per_microbatch(job, layout), job.model.num_heads / layout.tp
     query = heads * (mla.nope_head_size + mla.rope_head_size)
     return [
@@ -213,11 +212,10 @@ def _core_seconds(job: PoolJob, layout: LayerDegrees, *, local: bool) -> PassSec
     """Seconds of softmax(Q K^T) V on one device; `local`: inside a sliding window.
 
     Fused kernels execute the causal half, or the band of a sliding window. In a ring each hop launches a kernel of its
-    own, with a start and an end. A rank holds an early and a late part of the sequence, so a hop computes half a square
-    for each part, and the rank whose queries all attend to half of the keys sets the pace. The unfused kernels of 2021
-    execute
-    the whole square and move the scores through memory: 9 a s^2 b bytes forward, 11 backward (softmax, mask and dropout
-    in 16 bits).
+    own, whose start and end take time. A rank holds an early and a late part of the sequence, so a hop computes half a
+    square for each part, and the rank whose queries all attend to half of the keys sets the pace. The unfused kernels
+    of 2021 execute the whole square and move the scores through memory: 9 a s^2 b bytes forward, 11 backward (softmax,
+    mask and dropout in 16 bits).
 
     Source: Dao (2023), section 3.1; Transformer Engine, attention/dot_product_attention/context_parallel.py; byte
     counts derived here from the operators' inputs and outputs.
@@ -412,8 +410,8 @@ def _light_seconds(job: PoolJob, layout: LayerDegrees) -> PassSeconds:
     """Seconds of norms, residual additions, positions and head copies.
 
     Bytes per token in 16 bits: norm 4h forward, 10h backward; residual addition 6h, with dropout 7h, and 2h more
-    backward than forward; rotary positions 4 (a + g) d in each direction; norms of queries and keys the same forward;
-    transposes of unfused attention 16 a d and 22 a d.
+    backward than forward; rotary positions 4 (a + g) d in each direction; norms of queries and keys as much forward,
+    and 2.5 times as much backward; transposes of unfused attention 16 a d and 22 a d.
 
     Source: derived here from the operators' inputs and outputs, checked in sum against SC'21 and Korthikanti.
     """
@@ -480,8 +478,8 @@ def _dequantized_seconds(job: PoolJob, layout: LayerDegrees, *, experts: bool) -
 def _host_factors(job: PoolJob, layout: LayerDegrees, *, experts: bool) -> tuple[float, Number]:
     """Host time of a layer and of its ring's hops, in units of the device's `layer_floor`; 0 inside CUDA graphs.
 
-    In a layer with experts, graphs of layers do not cover the operators after the router. It is assumed that these are
-    as many more as the layer has beyond a dense layer; a trace of one layer on the host would settle it.
+    In a layer with experts, graphs of layers do not cover the operators after the router. It is assumed that the
+    operators inside the graph are as many as those of a dense layer; a trace of one layer on the host would settle it.
 
     Source: engine profile; Megatron-LM, transformer_config.py (cuda_graph_modules).
     """
@@ -503,8 +501,8 @@ def layer_seconds(
     mode a small layer cannot run faster than the host launches its operators. So the forward pass takes at least
     `layer_floor` of the device times the engine's factor, plus the host time of a ring's hops, and the backward pass at
     least 1.6 times as long. `exchanges`: seconds of each pass's collectives that the host launches without waiting for
-    the result. The host goes on while they run, so the device waits less by these seconds. The operators take the
-    calibration's `slowdown` times as long as the roofline says.
+    the result. The host continues while these collectives run, so the device waits less by these seconds. The operators
+    take the calibration's `slowdown` times as long as the roofline says.
 
     For a model with several kinds of layers the result is the mean layer.
 

@@ -1,4 +1,4 @@
-"""Bytes and memory traffic of the loss that the training document chooses, and the tokens that it takes at a time."""
+"""Bytes and memory traffic of the loss chosen in the training document, and the tokens that it processes at a time."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 def tokens_at_once(job: PoolJob, layout: LayerDegrees) -> Number:
     """Tokens of a microbatch that go through the output head and the loss together.
 
-    These are all tokens, or 1 / loss_chunks of them. A fused linear loss uses T h / V tokens, rounded up to a power of
-    two, so that the logits are about as large as the hidden states.
+    These are usually all tokens; a chunked loss processes 1 / loss_chunks of the tokens at a time. A fused linear loss
+    uses T h / V tokens, rounded up to a power of two, so that the logits are about as large as the hidden states.
 
     Source: torchtitan, components/loss.py (ChunkedLossWrapper); Liger-Kernel, ops/fused_linear_cross_entropy.py.
     """

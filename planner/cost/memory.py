@@ -27,8 +27,8 @@ CACHED_SHARE: Final = 1 / 3
 
 Source: runs with both counters: 0.24 to 0.41 in six of Megatron on B200 (SimuMax's table), 0.3 in the median of 130 of
 nanotron on H100 with tp of 4 at most; 57 pipelined runs that tuned BLOOM, by nvidia-smi. If memory is short the
-allocator frees the cache first (PyTorch, notes on CUDA memory management). So the cache shows in the counters, but it
-enters no verdict.
+allocator frees the cache first (PyTorch, notes on CUDA memory management). So the counters include the cache, but no
+verdict on fitting includes it.
 """
 
 

@@ -79,7 +79,7 @@ def _mamba2(mixer: Mixer, h: int) -> MixerShape:
 
 
 def _gated_deltanet(mixer: Mixer, h: int) -> MixerShape:
-    """Gated DeltaNet: queries and keys, values and a gate, a decay and a step of each value head; one convolution.
+    """Gated DeltaNet: queries and keys of key heads; values, a gate, a decay and a step of value heads; a convolution.
 
     Source: Yang et al., Gated DeltaNet (2024), section 3; transformers, models/qwen3_next.
     """

@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 def whole_gradients(job: PoolJob, layout: Degrees) -> Flag:
     """Whether a device accumulates gradients of all its parameters.
 
-    It does so below ZeRO-2, in pipelines of engines that keep gradients whole there, and with several microbatches in
-    engines that reduce once a step. FSDP has no lasting buffer for them: with one microbatch and no pipeline each
-    gradient is reduced at once.
+    A device does so below ZeRO-2, in pipelines of engines that keep gradients whole there, and with several
+    microbatches in engines that reduce once a step. FSDP has no lasting buffer for whole gradients: with one microbatch
+    and no pipeline each gradient is reduced at once.
 
     Source: Rajbhandari et al., ZeRO (SC 2020), section 5; engine profile for differences between engines.
     """
@@ -41,8 +41,8 @@ def state_bytes_per_param(job: PoolJob, layout: Degrees, *, experts: bool = Fals
     """Bytes per parameter (of a matrix) of weights, gradients and optimizer state on one device.
 
     ZeRO-1 shards the optimizer state, ZeRO-2 also the gradients, ZeRO-3 also the weights; `whole_gradients` returns
-    whether gradients are whole. If fp32 sums of gradients last until the update, it needs no copies. Offloaded states
-    (`host_state_bytes_per_param`) are not on the device.
+    whether gradients are whole. If fp32 sums of gradients last until the update, the update needs no copies of
+    gradients. Offloaded states (`host_state_bytes_per_param`) are not on the device.
 
     Source: Rajbhandari et al., ZeRO (SC 2020), figure 1; engine profile for differences between engines.
     """

@@ -31,7 +31,7 @@ def _copy_seconds(job: PoolJob, num_bytes: Number) -> Number:
 
 
 def host_update_seconds(job: PoolJob, num_params: Number) -> Number:
-    """Seconds in which the host updates `num_params` parameters of a device's shard, beside shards of other devices.
+    """Seconds in which the host updates a shard of `num_params` parameters, beside the shards of its other devices.
 
     Gradients are read, weights and moments are read and written, and the weights for computing are written: 30 bytes
     for each parameter of AdamW in mixed precision, at the device's part of the host's memory bandwidth.

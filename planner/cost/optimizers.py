@@ -113,7 +113,7 @@ def _attention_matrices(model: ModelSpec) -> Iterator[Matrix]:
 
 
 def layer_matrices(model: ModelSpec, *, experts: bool) -> tuple[tuple[Matrix, ...], tuple[Matrix, ...]]:
-    """Weight matrices of one layer: those of every token, and those of the routed experts.
+    """Weight matrices of one layer: first the common matrices, then the matrices of the routed experts.
 
     Source: sizes of blocks.py, matrix by matrix.
     """
@@ -150,7 +150,7 @@ def _schulz_flops(matrices: tuple[Matrix, ...]) -> float:
 
 
 def extra_moment_bytes(job: PoolJob, layout: Degrees, stage: Stage) -> tuple[Number, Number]:
-    """Bytes of running means beyond `moment_bytes_per_param` on one device before ZeRO: common, and of experts.
+    """Bytes of running means beyond `moment_bytes_per_param`, for common weights and experts of a device before ZeRO.
 
     Muon leaves embeddings, head and vectors to AdamW, which keeps a second mean for them. Adafactor keeps fp32 sums of
     rows and columns of each matrix, and a whole mean for each vector. It is assumed that tp divides the sums like the

@@ -165,7 +165,7 @@ def _patch_pixels(model: ModelSpec) -> int:
 
 
 def _output_params(model: ModelSpec) -> int:
-    """Parameters of final norms, BERT's pooler, the head's bias and other matrices before it, without the head."""
+    """Parameters of final norms, BERT's pooler, the head's bias and matrices before the head, but not the head."""
     norms = _num_stacks(model) * norm_params(model) if model.final_norm else 0
     pooler = model.hidden_size * (model.hidden_size + 1) if model.pooler else 0
     bias = model.vocab_size if model.head_bias else 0
@@ -243,8 +243,7 @@ def layer_matmul_params(model: ModelSpec, *, experts: bool) -> int:
 def num_matmul_params(model: ModelSpec) -> int:
     """Parameters that a token is multiplied with: all weight matrices and the output head.
 
-    Of the routed experts only those that a token is sent to count; layers for multi-token prediction count with a head
-    each.
+    Routed experts count only if the token is sent to them. Layers for multi-token prediction count, each with a head.
 
     Source: Chowdhery et al., PaLM (2022), appendix B: embeddings and biases do no matrix product.
     """
@@ -337,7 +336,7 @@ def _mean_cross_attention_on_device(model: ModelSpec, layout: LayerDegrees) -> N
 def embedding_params_on_device(model: ModelSpec, engine: EngineSpec, layout: LayerDegrees) -> Number:
     """Parameters of the embedding on one tensor-parallel rank: its share of the (vocabulary x hidden) matrix.
 
-    Every rank holds a projection of patches whole; in some engines it also holds an embedding whole that is not tied.
+    Every rank holds a projection of patches whole. In some engines every rank also holds an untied embedding whole.
 
     Source: Shoeybi et al., Megatron-LM (2019), section 3: the embedding is cut along the vocabulary.
     """

@@ -83,10 +83,9 @@ class StagePrices:
     """Costs of one stage: seconds of one microbatch by cause, and seconds spent once a step. Every field broadcasts.
 
     passes: the same seconds of one microbatch, split by pass instead of cause. Both splits have the same sum, except
-    for the parts of the exchanges that only pairs of passes hide (ep_hidden, and its part of pp_hidden; on average over
-    the microbatches). whole: the part of `passes` that belongs to the whole stage and to none of its chunks, by ledger
-    line.
-    forward: one forward pass of the stage's layers without collectives and waits, which full recompute repeats.
+    for the parts of exchanges that only pairs of passes hide (ep_hidden, and a part of pp_hidden; on average over the
+    microbatches). whole: the part of `passes` that belongs to the whole stage and to none of its chunks, by ledger
+    line. forward: one forward pass of the stage's layers without collectives and waits, which full recompute repeats.
     ends: the embedding, or head and loss, with their collectives.
     """
 
@@ -240,7 +239,7 @@ def _work(job: PoolJob, layout: Degrees, stage: Stage, parts: StageParts) -> _Wo
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerParts:
-    """Seconds of one microbatch in one layer by cause; pairs hold collectives of the forward and of the backward pass.
+    """Seconds of one microbatch in one layer by cause; a pair holds the collectives of forward and of backward pass.
 
     parts: forward seconds of each part of a layer, by the recompute modules that repeat the part (`LayerSeconds`).
     ep_hidden: hidden seconds of the exchanges of both passes, if passes run in pairs.
@@ -366,7 +365,7 @@ def _repeated_seconds(job: PoolJob, layout: Degrees, stage: Stage, layer: LayerP
 
 
 def _waiting_for_ranks(job: PoolJob, layout: Degrees, passes: PassSeconds) -> PassSeconds:
-    """A layer's passes if the host waits for every rank of a tensor-parallel group at each of the layer's collectives.
+    """Seconds of a layer's passes if the host waits for all tensor-parallel ranks at each of the layer's collectives.
 
     A profile states such a wait (`rank_wait`) for pipelines over several hosts. A layer has 4 collectives in its
     forward pass, and 6 in its backward pass, which gathers the inputs of column-parallel products again. The device
@@ -398,7 +397,7 @@ def _halves(seconds: Number) -> PassSeconds:
 
 
 def _head_and_mtp_seconds(job: PoolJob, layout: LayerDegrees) -> PassSeconds:
-    """The head; each layer for multi-token prediction adds a look-up, the projection of two states, and another head.
+    """Seconds of the head; each multi-token prediction layer adds a look-up, a projection of two states, and a head.
 
     Source: DeepSeek-V3 (2024), section 2.2.
     """
@@ -411,7 +410,7 @@ def _head_and_mtp_seconds(job: PoolJob, layout: LayerDegrees) -> PassSeconds:
 
 
 def _lookup(job: PoolJob, layout: LayerDegrees) -> PassSeconds:
-    """The embedding: forward reads and writes rows, backward reads the gradient and updates rows that are not frozen.
+    """Seconds of the embedding: forward reads and writes rows, backward reads gradients and updates unfrozen rows.
 
     Source: derived here from the operators' inputs and outputs.
     """
@@ -478,7 +477,7 @@ def stage_prices(job: PoolJob, layout: Degrees, stage: Stage, parts: StageParts 
 
 
 def interleaving_terms(job: Job, layout: Degrees, stage: Stage, prices: StagePrices) -> tuple[Number, Number]:
-    """A stage's seconds in filling and draining, and its slack for the model's last chunk; 0 for a stage of one chunk.
+    """A stage's part in filling and draining, and its slack for the model's last chunk (0 unless interleaved).
 
     A chunk of n layers is priced as n times the stage's mean layer; layers for multi-token prediction are part of the
     last chunk.
@@ -566,7 +565,7 @@ def chunk_seconds(job: Job, layout: Layout) -> ChunkSeconds:
 
 
 def exchange_parts(job: Job, parts: Mapping[LineName, PassSeconds]) -> PassSeconds:
-    """Seconds of each chunk that overlapped pairs of passes can hide: exchanges of experts and sends to stages.
+    """Seconds of each chunk that overlapped pairs of passes can hide: exchanges of experts and sends between stages.
 
     Source: DeepSeek-V3 (2024), section 3.2.1.
     """
@@ -575,7 +574,7 @@ def exchange_parts(job: Job, parts: Mapping[LineName, PassSeconds]) -> PassSecon
 
 
 def exchange_share(job: Job) -> float:
-    """Share of the processors that communication takes from computing while both run: 20 of the smallest device.
+    """Share of the processors that communication takes from computing while both run: 20 of the smallest device's.
 
     On a device with fewer than 40 processors the share is one half: assumed, because no measurement is known.
 

@@ -64,7 +64,9 @@ def idle_modules(job: Job) -> frozenset[str]:
 
 
 def norm_modules(job: Job, *, experts: bool) -> tuple[frozenset[str], frozenset[str]]:
-    """Modules whose recompute repeats the norm before attention, and those for the norm before the feed-forward block.
+    """Modules whose recompute repeats the norm before attention, and modules that repeat the second norm.
+
+    The second norm is the one before the feed-forward block or the experts.
 
     Source: Megatron-LM, megatron/core/models/gpt/gpt_layer_specs.py: a norm is fused with the product after it, except
     before latent attention and experts; transformer_layer.py: `layernorm` covers norms that stand alone.
@@ -92,9 +94,9 @@ def recomputing_share(policy: int, num_layers: Number, num_chunks: Number) -> Nu
 def repeated_transfers(job: PoolJob, policy: int, line: LineName, *, experts: bool) -> float:
     """Share of a layer's forward transfers of one ledger line that a policy repeats.
 
-    Full recompute repeats all transfers. Recompute of parts repeats the exchange of contexts with the core of
-    attention, half of the tensor-parallel collectives with the feed-forward block, and the exchanges of experts with
-    the experts.
+    Full recompute repeats all transfers. Otherwise recompute of the core of attention repeats the context-parallel
+    exchange, recompute of the feed-forward block repeats half of the tensor-parallel collectives, and recompute of the
+    experts repeats their exchanges.
 
     Source: Chen et al., sublinear memory (2016): one more forward pass before the backward pass; Megatron-LM,
     transformer_layer.py and moe/moe_layer.py (transfers inside a checkpoint).

@@ -27,7 +27,7 @@ def steady_seconds(num_microbatches: Number, slowest_stage_seconds: Number) -> N
 
 
 def steady_count(num_microbatches: Number, interleave: Number) -> Number:
-    """How often a step waits for the slowest stage: m - 1/v; its last 1/v is part of filling and draining.
+    """How many times a step waits for the slowest stage: m - 1/v; the remaining 1/v is part of filling and draining.
 
     Source: Narayanan et al. (SC 2021), section 2.2: m t_max + (sum_r t_r - t_max) / v, sorted by t_max.
     """
@@ -43,8 +43,8 @@ def step_seconds(
 ) -> Number:
     """Seconds of a step: (m - 1/v) slowest + work / v + tail; one microbatch takes `work_seconds` in all stages.
 
-    With lower bounds instead of the stages' own values the result is a lower bound of the step, because it grows with
-    each value.
+    With lower bounds instead of the stages' own values the result is a lower bound of the step, because the step grows
+    with each of these values.
 
     Source: `steady_count`; the tail is the reduction of gradients and the optimizer after the last microbatch.
     """
@@ -146,8 +146,8 @@ def bubble_of(
 
     forward, backward_input, backward_weight: F, I and W, the seconds of one microbatch through all chunks of a stage,
     with recomputed forward passes in I; shape (..., stages). A step ends with its last operation, because the norm of
-    the gradients synchronizes all stages. The zero bubble published for ZB-V counts from a stage's own first operation
-    instead.
+    the gradients synchronizes all stages. In contrast, the bubble of zero published for ZB-V is counted from a stage's
+    own first operation.
 
     Forms for equal stages, for which they are exact:
     naive      m (p - 1) (F + I + W): a share of (p - 1) / p is idle; exact for unequal stages too
@@ -208,8 +208,8 @@ def round_size(pp: Number, num_microbatches: Number) -> Number:
     """Microbatches that pass one chunk of an interleaved stage before the stage goes on to its next chunk.
 
     The microbatches are divided into max(1, m // p) equal rounds; a round is p if m is a multiple of p, which
-    Megatron-LM requires. If they do not divide, no engine runs the schedule (a short last round can deadlock), and the
-    result is p.
+    Megatron-LM requires. If the microbatches do not divide into equal rounds, no engine runs the schedule (a short last
+    round can deadlock), and the result is p.
 
     Source: torch.distributed.pipelining, ScheduleInterleaved1F1B; Narayanan et al. (SC 2021), section 2.2.2.
     """
@@ -220,8 +220,8 @@ def round_size(pp: Number, num_microbatches: Number) -> Number:
 def exists(schedule: Schedule, pp: Number, num_microbatches: Number, interleave: Number) -> Flag:
     """Whether a schedule is defined for this number of stages, microbatches and chunks of a stage.
 
-    An interleaved schedule needs several chunks per stage and equal rounds of microbatches. A V-shaped one needs two
-    chunks; DualPipeV also needs at least as many microbatches as chunks. The other schedules need one chunk.
+    An interleaved schedule needs several chunks per stage and equal rounds of microbatches. A V-shaped schedule needs
+    two chunks; DualPipeV also needs at least as many microbatches as chunks. The other schedules need one chunk.
 
     Source: Narayanan et al. (SC 2021), section 2.2.2; Qi et al. (2023); DeepSeek, DualPipe (README).
     """

@@ -84,7 +84,7 @@ def with_schedule(layout: Layout, schedule: Schedule) -> Layout | None:
 def compare_schedules(job: Job, layout: Layout) -> dict[Schedule, ScheduleOutcome | str]:
     """Results of each schedule of `SCHEDULES` for this layout, or the reason why the schedule is not defined for it.
 
-    The results are for a table to be read; other rules for legal layouts are not checked.
+    The results are meant for a printed table; other rules for legal layouts are not checked.
 
     Source: `estimate` for prices, `timeline` for the executed times.
     """

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def domain_devices(cluster: ClusterSpec, segment: Number) -> Number:
-    """Devices that a layout uses in each scale-up domain: those of `segment` hosts, or all if it is 0; broadcasts.
+    """Devices that a layout uses in each scale-up domain: those of `segment` hosts, or all for 0; broadcasts.
 
     Source: definition; the cluster document may fix the segment if the layout leaves it open.
     """
@@ -82,7 +82,7 @@ def with_segment(cluster: AnyCluster, layout: Layout) -> Layout:
     """The layout with a default for a segment that is not given: the one that keeps most ranks of a group together.
 
     The groups of tp count first, then those of etp, ep and cp, the data-parallel ranks, and the pipeline. Of segments
-    that are equal for all of them the largest is chosen. If the cluster leaves no choice, the segment stays 0.
+    that are equal for all these groups the largest is chosen. If the cluster leaves no choice, the segment stays 0.
 
     Source: planner/cost/collectives.py, members of a group in one domain; checked by a count over all ranks.
     """

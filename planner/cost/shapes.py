@@ -1,4 +1,4 @@
-"""Prices of layers of many configurations at once: equal shares of a layer on one device are priced only once."""
+"""Prices layers of many configurations at once; configurations with the same shape of layer are priced once."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def alone(layout: LayerDegrees) -> LayerDegrees:
 def by_shape(layout: LayerDegrees, price: Callable[[LayerDegrees], T]) -> T:
     """The result of `price` for the layers of each configuration, computed once for each distinct shape of a layer.
 
-    A price may hold numbers and arrays in dataclasses, mappings and tuples. It broadcasts element by element, so the
+    A price may hold numbers and arrays in dataclasses, mappings and tuples. Prices broadcast element by element, so the
     result equals that of `price(layout)` to the last bit. Configurations that are not arrays of one length are priced
     directly.
     """

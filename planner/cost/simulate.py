@@ -1,4 +1,4 @@
-"""Pipeline schedules executed operation by operation: a check of the closed forms, and exact for unequal stages.
+"""Pipeline schedules executed operation by operation, which checks the closed forms and is exact for unequal stages.
 
 A schedule is the order in which each stage runs its operations; the order does not depend on how long they take. So the
 order is computed first, and then the earliest start of every operation: when the previous operation on its stage has
@@ -81,8 +81,8 @@ class Timeline:
         """The largest amount that each stage holds at any time; shape (stages,).
 
         per_chunk: amount that one microbatch holds in each chunk, such as bytes of activations; shape (chunks,).
-        share_until_weight: the part of it that the weight gradients of a split backward pass need, and that is held
-        longer.
+        share_until_weight: the share of this amount that a split backward pass holds until its weight gradients are
+        done.
         """
         size = np.broadcast_to(np.asarray(per_chunk, dtype=float), (self.pp * self.interleave,))
         return _peaks(self._changes(share_until_weight) * size[self.chunk], self.stage)

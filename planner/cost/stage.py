@@ -100,7 +100,7 @@ def by_policy(layout: Degrees, stage: Stage, values: Mapping[int, float], *, rec
     """The value of each stage's policy, given values of the policies in `policies_of`; of the shape of `stage.policy`.
 
     If only some layers of a stage recompute, the result is the mean over its layers, as if all kinds of layers were
-    spread evenly. With `recomputing` it is the value of a layer that recomputes.
+    spread evenly. With `recomputing` the result is the value of a layer that recomputes.
 
     Source: definition of `planner.specs.recompute`.
     """
@@ -247,7 +247,7 @@ def _held_of_even_split(job: Job, layout: Degrees, index: Number) -> dict[str, N
 
 
 def with_borders(stage: Stage, layout: Degrees, pool_of: Callable[[Number], Number]) -> Stage:
-    """The stages with their sends across borders of pools; `pool_of` returns the pool of each stage, given its index.
+    """The stages with the number of their sends to other pools; `pool_of` returns the pool of each stage index.
 
     Interleaved stages also send from the end of the pipeline to its beginning.
     """
@@ -352,7 +352,7 @@ def layer_kinds(job: Job, layout: Degrees, stage: Stage) -> tuple[tuple[bool, Nu
 
 
 def timed_kinds(job: Job, layout: Degrees, stage: Stage) -> tuple[tuple[tuple[bool, bool], Number], ...]:
-    """Numbers of layers on a stage that compute differently, as ((has experts, has a window), number).
+    """Numbers of layers on a stage by kind of computation, as ((has experts, has a window), number).
 
     Layers for multi-token prediction are counted as in `layer_kinds`, and attend to all tokens.
 

@@ -103,8 +103,8 @@ def busy_seconds(job: PoolJob, transfers: Sequence[Transfer]) -> dict[Moment, Nu
 def hidden_tensor_parallel_seconds(job: PoolJob, layout: LayerDegrees, comm: Number, products: Number) -> Number:
     """Part of `comm` seconds of collectives that runs beside `products` seconds of matrix products.
 
-    A product is cut into tp pieces; each piece is computed while the next one is transferred. So one piece is exposed,
-    and any time of the collectives beyond that of the products.
+    A product is cut into tp pieces; each piece is computed while the next one is transferred. So the time of one piece
+    is exposed, as is any time of the collectives beyond that of the products.
 
     Source: Transformer Engine, user buffers (--tp-comm-overlap); Wang et al. (ASPLOS 2023), section 5.1.
     """
@@ -119,8 +119,9 @@ def hidden_behind_weight_gradients(
     """Part of `comm` seconds of a layer's backward collectives that runs beside its weight gradients' products.
 
     The all-reduce of a column-parallel product's input gradient starts before the product's weight gradient, and is
-    exposed only as far as it takes longer. These products hold about half of the weights. Without sequence parallelism
-    all backward collectives are such all-reduces; with it the all-gather at the row-parallel products stays exposed.
+    exposed only as far as it takes longer. Column-parallel products hold about half of the weights. Without sequence
+    parallelism all backward collectives are such all-reduces; with sequence parallelism the all-gather at the
+    row-parallel products stays exposed.
 
     Source: Megatron-LM, megatron/core/tensor_parallel/layers.py; Korthikanti et al. (2022), section 4.2.2.
     """
@@ -141,8 +142,8 @@ class StageWindow:
 class BesideSeconds:
     """Seconds of a stage's transfers beside its work: data-parallel reductions and gathers, and copies to the host.
 
-    per_microbatch counts m times in a step, per_step once; busy counts hidden seconds too. The exposed seconds of a
-    microbatch are split into those of the forward and those of the backward pass.
+    Seconds named per_microbatch count m times in a step, those named per_step once; busy seconds include hidden
+    seconds. The exposed seconds of a microbatch are split into those of the forward and those of the backward pass.
     """
 
     busy_per_microbatch: Number

@@ -1,8 +1,8 @@
 """The one list of the collectives and sends that a layout causes.
 
-`transfers` lists those of a pipeline stage. The time ledger sums over them (traffic.py, with the prices of
-collectives.py), and `explain --collectives`, the waterfall, the page and the trace show them. Every number broadcasts,
-so the same functions serve one layout and a search of 100,000 layouts. The transfers of a layer depend on only a few
+`transfers` lists the transfers of a pipeline stage. The time ledger sums over this list (traffic.py, with the prices of
+collectives.py), and `explain --collectives`, the waterfall, the page and the trace show it. Every number broadcasts, so
+the same functions serve one layout and a search of 100,000 layouts. The transfers of a layer depend on only a few
 degrees, so the search prices them before it knows the layers of a stage. Copies between a device and its host are in
 offload.py.
 """
@@ -156,7 +156,8 @@ def tensor_transfers(job: PoolJob, layout: LayerDegrees) -> tuple[Transfer, ...]
     """Tensor-parallel collectives of one layer.
 
     Two all-reduces in each pass; with sequence parallelism two all-gathers and two reduce-scatters in each pass, which
-    move the same bytes. Parallel attention needs half as many, cross-attention one more in each pass.
+    move the same bytes. Parallel attention needs half as many collectives, and cross-attention adds one of each to each
+    pass.
 
     Source: Shoeybi et al., Megatron-LM (2019), section 3; Korthikanti et al. (2022), section 4.2.2; Chowdhery et
     al., PaLM (2022), section 2 for parallel attention.
@@ -192,7 +193,7 @@ def head_transfers(job: PoolJob, layout: LayerDegrees) -> tuple[Transfer, ...]:
 
 
 def end_transfers(job: PoolJob, layout: LayerDegrees) -> tuple[Transfer, ...]:
-    """Tensor-parallel collectives around the embedding or the head, the same as in a layer.
+    """Tensor-parallel collectives of the embedding or the head, of the same kinds as in a layer.
 
     One all-reduce (or an all-gather and a reduce-scatter) at each end of the model, half of it in each pass.
 
@@ -293,9 +294,9 @@ def expert_transfers(job: PoolJob, layout: LayerDegrees) -> tuple[Transfer, ...]
 def send_transfers(job: PoolJob, layout: Degrees, stage: Stage) -> tuple[Transfer, ...]:
     """Sends of a stage: an activation to the next stage and a gradient to the previous one, for each of its chunks.
 
-    With sequence parallelism each tensor-parallel rank sends its own part. Without it every rank sends the whole
-    tensor, or (scatter/gather) its share, which the receivers gather over the tensor-parallel group. Each of the two
-    neighbours may be in another pool; half of the sends to such a neighbour are counted in each pass.
+    With sequence parallelism each tensor-parallel rank sends its own part. Without sequence parallelism every rank
+    sends the whole tensor, or (scatter/gather) its share, which the receivers gather over the tensor-parallel group.
+    Each of the two neighbours may be in another pool; half of the sends to such a neighbour are counted in each pass.
 
     Source: Narayanan et al. (SC 2021), sections 3.2 and 4.1.
     """
@@ -334,7 +335,7 @@ def state_transfers(job: PoolJob, layout: Degrees, stage: Stage) -> tuple[Transf
     ranks.
 
     Ranks are in the order of planner/layout.py: tp, then cp, then dp; a shard group is a run of dp * cp / hsdp ranks.
-    Experts are spread over runs of ep * etp ranks, which is also the distance between their replicas.
+    Experts are spread over runs of ep * etp ranks, so the replicas of an expert are ep * etp ranks apart.
 
     Source: Rajbhandari et al., ZeRO (SC 2020), section 7.
     """

@@ -61,7 +61,8 @@ def transient_bytes(job: PoolJob, layout: Degrees, stage: Stage, stored: Number)
     """Bytes that are alive only for a short time: the larger of the loss, and the layer whose backward pass runs.
 
     The ends (embedding, head) are one unit that ZeRO-3 keeps gathered, with its gradient, until the backward pass ends.
-    The update of the weights counts instead if it needs more, less the `stored` activations, which are freed by then.
+    If the update of the weights needs more memory, its bytes count instead, less the `stored` activations, which are
+    freed by then.
 
     Source: torch FSDP2, torch/distributed/fsdp/_fully_shard/_fsdp_state.py (the root is not resharded).
     """
@@ -142,7 +143,7 @@ def _placeholder_bytes(job: PoolJob, layout: Degrees, stage: Stage) -> Number:
 
 
 def _score_gradients(job: PoolJob, layout: Degrees) -> Number:
-    """Bytes of the gradient of one layer's scores: unless the kernel is fused, as many as are kept of their softmax.
+    """Bytes of the gradient of one layer's scores: as many as its kept softmax has; 0 with a fused kernel.
 
     Source: derived here; softmax's backward pass reads probabilities and their gradient, and writes one of the scores.
     """
@@ -154,9 +155,9 @@ def _gradients_of_layer(job: PoolJob, layout: Degrees, stage: Stage) -> Number:
 
     The first possible peak is in the feed-forward block: gradients of its inner tensors (two for each released tensor),
     of the layer's output and of the last matrix. The second is at the end: gradients of all weights, in the compute
-    precision, when the layer's kept tensors are freed. If gradients are reduced layer by layer, those of the layer
-    before are being
-    reduced in fp32: in every microbatch, or, if gradients are kept whole and there is no pipeline, in the last one.
+    precision, when the layer's kept tensors are freed. If gradients are reduced layer by layer, the gradients of the
+    previous layer are being reduced in fp32 at the same time: in every microbatch, or, if gradients are kept whole and
+    there is no pipeline, in the last one.
 
     Source: derived here; counted in the trainer's own step by tests/trainer/test_memory_at_scale.py.
     """
@@ -180,7 +181,7 @@ def _gradients_of_layer(job: PoolJob, layout: Degrees, stage: Stage) -> Number:
 
 
 def _last_matrix_share(job: PoolJob, *, experts: bool) -> float:
-    """Share of a layer's parameters held by the last matrix of the feed-forward block, or by those of all experts.
+    """Share of a layer's parameters in the last matrix of the feed-forward block, or of all expert blocks.
 
     Source: `planner.cost.blocks`.
     """

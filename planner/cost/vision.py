@@ -1,9 +1,9 @@
 """The tower that reads images, on the first stage: its seconds and its bytes, by the formulas of layers.
 
 Three things are assumed, because no published run with a tower gives its cost. Every rank of a tensor- or
-context-parallel group holds the whole tower and computes it. Its layers keep all inputs of their backward pass, under
-every recompute policy of the stage. All of the tower is trained, except beside adapters, where it is frozen. A trace of
-a step with images would settle them.
+context-parallel group holds the whole tower and computes it. The tower's layers keep all inputs of their backward pass,
+under every recompute policy of the stage. All of the tower is trained; beside adapters all of it is frozen. A trace of
+a step with images would settle these assumptions.
 """
 
 from __future__ import annotations
