@@ -117,7 +117,7 @@ def frozen_bytes(job: PoolJob, layout: Degrees, stage: Stage) -> HeldParams:
 
 
 def without_adapters(job: Job) -> str:
-    """Why adapters of this job are not priced; empty if they are.
+    """The reason why adapters of this job are not priced; empty if they are priced.
 
     Source: what `adapted_matrices` counts.
     """

@@ -58,7 +58,7 @@ class PassSeconds:
         return PassSeconds(forward=self.forward, backward_input=self.backward_input)
 
     def __add__(self, other: PassSeconds) -> PassSeconds:
-        """The sum: the seconds of both, one after the other."""
+        """The summed seconds of two parts that run one after the other."""
         return PassSeconds(
             forward=self.forward + other.forward,
             backward_input=self.backward_input + other.backward_input,

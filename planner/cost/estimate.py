@@ -160,8 +160,8 @@ def estimate(job: Job, layout: Layout) -> Estimate:
     The step takes m t_max + bubble + the longest tail (under PipeDream a tail follows every microbatch). The ledger of
     the step has lines of the slowest stage and of the stage with the longest tail. For GPipe, 1F1B and interleaved
     stages the bubble is the closed form, which the search minimises; `timeline` executes these schedules. An
-    interleaved schedule is also executed if the search would not make its chunks: chunks of a stage differ by more than
-    one layer, smaller chunks come first, or chunks differ in the kinds of their layers.
+    interleaved schedule is also executed if its chunks are unlike those of the search, because chunks of a stage differ
+    by more than one layer, smaller chunks come first, or chunks differ in the kinds of their layers.
 
     Source: schedule.py.
     """

@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 def whole_gradients(job: PoolJob, layout: Degrees) -> Flag:
     """Whether a device accumulates gradients of all its parameters.
 
-    A device does so below ZeRO-2, in pipelines of engines that keep gradients whole there, and with several
-    microbatches in engines that reduce once a step. FSDP has no lasting buffer for whole gradients: with one microbatch
-    and no pipeline each gradient is reduced at once.
+    A device accumulates whole gradients below ZeRO-2, in pipelines of engines that keep gradients whole there, and with
+    several microbatches in engines that reduce once a step. FSDP has no lasting buffer for whole gradients: with one
+    microbatch and no pipeline each gradient is reduced at once.
 
     Source: Rajbhandari et al., ZeRO (SC 2020), section 5; engine profile for differences between engines.
     """

@@ -216,8 +216,8 @@ def optimizer_seconds(job: PoolJob, num_params: Number) -> Number:
     """Seconds of clipping and updating `num_params` parameters of one device's shard.
 
     Clipping and reading the gradient move 28 bytes per parameter. Weights and moments are read and written, which makes
-    52 in total for AdamW in fp32. Adafactor also reads the gradient again and passes the update through memory, 12
-    bytes more.
+    52 bytes per parameter in total for AdamW in fp32. Adafactor also reads the gradient again and passes the update
+    through memory, 12 bytes more.
 
     Source: SimuMax, optimizer cost by memory traffic; sizes of the states.
     """

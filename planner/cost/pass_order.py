@@ -133,7 +133,7 @@ def _dualpipev_passes(pp: int, stage: int, m: int) -> list[_Pass]:
     """The eight steps of DualPipeV."""
     behind = pp - stage - 1
     steady = _passes("F0&B1 F1&B0", m - 2 * pp + stage + 1)
-    if not behind:  # the last stage runs its first pair apart, which shortens the fill
+    if not behind:  # the last stage runs the passes of its first pair one by one, which shortens the fill
         steady = _passes("F0 B1 F1&B0") + steady[4:]
     last = [1, 0] * (stage + 1)  # chunks of the last backward passes; the second half is split to fill the drain
     whole, split = last[: stage + 1], last[stage + 1 :]

@@ -55,7 +55,7 @@ class Stage:
     ends_apart: Flag = False
 
     def number_of(self, has_experts: bool, is_local: bool) -> Number:
-        """Number of the stage's layers of a kind."""
+        """Number of the stage's layers of one kind."""
         both = self.num_local_expert_layers
         if has_experts:
             return both if is_local else self.num_expert_layers - both

@@ -202,7 +202,7 @@ ncclTopoGetNchannels and ncclTopoComputeP2pChannels)."""
 
 
 def hidden_context_parallel_seconds(job: PoolJob, layout: LayerDegrees, exchange: Number, core: Number) -> Number:
-    """Hidden seconds of one pass's ring exchange, beside the attention core, a part of which computes during each hop.
+    """Seconds of one pass's ring exchange hidden beside the attention core; each hop computes a part of the core.
 
     While a hop takes C seconds, attention continues on the share 1 - a of the processors, so (1 - a) C seconds are
     hidden. Engines that gather keys and values, or exchange sequence for heads, hide nothing.

@@ -54,8 +54,8 @@ in the first forward pass after the update or in the last backward pass before i
 class Span:
     """The ranks of a group: `size` ranks, each `stride` from the next. Transfers in one group share this object.
 
-    segment: hosts that the layout uses in each scale-up domain, as in `Layout`. across: the ranks are in different
-    pools. For a send the ranks are the stages of the pipeline.
+    segment: hosts that the layout uses in each scale-up domain, as in `Layout`. across: whether the ranks are in
+    different pools. For a send the ranks are the stages of the pipeline.
     """
 
     size: Number
@@ -144,7 +144,7 @@ def repeated_share(job: PoolJob, layout: Degrees, stage: Stage, line: LineName, 
     return by_policy(layout, stage, shares)
 
 
-# --- of every microbatch ----------------------------------------------------------------------------------------
+# --- transfers of every microbatch ------------------------------------------------------------------------------
 
 
 def _activation_bytes(job: PoolJob, layout: LayerDegrees) -> Number:
@@ -320,7 +320,7 @@ def send_transfers(job: PoolJob, layout: Degrees, stage: Stage) -> tuple[Transfe
     return tuple(found)
 
 
-# --- of gradients and weights -----------------------------------------------------------------------------------
+# --- transfers of gradients and weights -------------------------------------------------------------------------
 
 
 def state_transfers(job: PoolJob, layout: Degrees, stage: Stage) -> tuple[Transfer, ...]:
