@@ -82,12 +82,16 @@ Sizes: TypeAlias = Sequence[int] | Mapping[str, Sequence[int]]
 class Workload(TypedDict, total=False):
     """Keywords of every function that plans a model on a cluster; a keyword that is None counts as not given.
 
-    gpus: number of devices, instead of nodes. seq_len: tokens of a sequence, a number or "32k". global_batch: sequences
-    of a step, "4M tokens", or a range "512..2048" from which `plan_job` chooses. precision: the number format in which
-    the model computes. engine: the program that will train. settings: changes to documents, "device.memory=141GiB".
-    failures: count failures and checkpoints in the length of the run. risk: the plan has to fit with a chance of 1 -
-    risk. headroom: share of the memory to leave free, a plain limit instead of the chance. calibration: a file of
-    corrections from your own runs.
+    gpus: number of devices, instead of nodes.
+    seq_len: tokens of a sequence, a number or "32k".
+    global_batch: sequences of a step, "4M tokens", or a range "512..2048" from which `plan_job` chooses.
+    precision: the number format in which the model computes.
+    engine: the program that will train.
+    settings: changes to documents, "device.memory=141GiB".
+    failures: count failures and checkpoints in the length of the run.
+    risk: the plan has to fit with a chance of 1 - risk.
+    headroom: share of the memory to leave free, a plain limit instead of the chance.
+    calibration: a file of corrections from your own runs.
     """
 
     gpus: int | None
@@ -148,15 +152,20 @@ def plan_job(
 ) -> Plan:
     """Find the best layout of a model on a cluster, as `planner plan` does.
 
-    model, cluster: a shipped name or the path of a file. training: the path of a training document. pin, forbid: one
-    text or several, as in `pin="tp=8,mbs<=4"`. If no layout meets the deadline, the plan is the fastest layout and
-    `plan.run.meets_deadline` is false. If no layout fits but some may fit, the plan is the one most likely to fit and
-    `plan.fits` is false. within: share of the objective that a simpler layout may cost; 0 asks for the minimum, which
-    `plan.minimum` holds in any case. confidence: required chance of meeting the deadline for the objectives `cost` and
-    `gpus`. top: most layouts in `plan.runners_up`, each of another kind. check: compare lower bounds with the optima of
-    64 configurations that the bounds ruled out. reporter: receives messages about the progress of the search. workload:
-    gpus, seq_len, global_batch, precision, engine, settings, failures, risk, headroom, calibration,
-    allow_tp_across_nodes and allow_offload, as `planner.api.Workload` explains them.
+    model, cluster: a shipped name or the path of a file.
+    training: the path of a training document.
+    pin, forbid: one text or several, as in `pin="tp=8,mbs<=4"`.
+    within: share of the objective that a simpler layout may cost; 0 asks for the minimum, which `plan.minimum` holds in
+        any case.
+    confidence: required chance of meeting the deadline for the objectives `cost` and `gpus`.
+    top: most layouts in `plan.runners_up`, each of another kind.
+    check: compare lower bounds with the optima of 64 configurations that the bounds ruled out.
+    reporter: receives messages about the progress of the search.
+    workload: gpus, seq_len, global_batch, precision, engine, settings, failures, risk, headroom, calibration,
+        allow_tp_across_nodes and allow_offload, as `planner.api.Workload` explains them.
+
+    If no layout meets the deadline, the plan is the fastest layout and `plan.run.meets_deadline` is false. If no layout
+    fits but some may fit, the plan is the layout most likely to fit and `plan.fits` is false.
 
     Raises:
         NoLayoutFits: no layout fits into memory; the error holds the nearest layout and can search for changes that
@@ -317,9 +326,12 @@ def estimate_file(
     """Price the layout and training that a file of another program sets, as `planner explain --from` does.
 
     `plan.assumed` lists the values that the file leaves open, and the file's keys that have no price.
-    path: a command line or script, YAML, JSON or TOML that `planner.emit.read` knows. model: replaces the model that
-    the file describes. layout: values that replace those of the file's layout. define: `NAME=VALUE` of variables that a
-    script leaves open. The other keywords are those of `plan_job`; they override the file's training and machines.
+    path: a command line or script, YAML, JSON or TOML that `planner.emit.read` knows.
+    model: replaces the model that the file describes.
+    layout: values that replace those of the file's layout.
+    define: `NAME=VALUE` of variables that a script leaves open.
+
+    The other keywords are those of `plan_job`; they override the training and the machines of the file.
 
     Raises:
         InputError: the file cannot be read, its layout cannot run, or a value is missing that a keyword has to give.

@@ -52,7 +52,8 @@ _NO_SPREAD: Final = Spread()
 class RunnerUp:
     """A layout that lost against the plan's layout, and the reason.
 
-    reason: the lines of the ledger in which the layout loses and saves most. differs: how it differs from the plan.
+    reason: the lines of the ledger in which the layout loses and saves most.
+    differs: how it differs from the plan.
     near_tie: whether forecasts are too inaccurate to tell which of the two layouts is faster.
     """
 
@@ -87,9 +88,11 @@ class Plan:
     Seconds are per optimizer step. 8 of 10 measured runs like the plan lie between `low_step_seconds` and
     `high_step_seconds`; `band` gives the number of runs behind this range. `mfu` and `hfu` use the convention named in
     `flops_convention`. On a mixed cluster there is one calibration for each pool. The chance of fitting is computed
-    from `memory_spread`. A layout that the user gave has no certificate. proved_by: version that made the certificate,
-    if the plan was priced again with other formulas. assumed: values that the user's layout left out. minimum: the best
-    layout by the objective, with which the recommended, simpler layout is compared; None without a search.
+    from `memory_spread`. A layout that the user gave has no certificate.
+    proved_by: version that made the certificate, if the plan was priced again with other formulas.
+    assumed: values that the user's layout left out.
+    minimum: the best layout by the objective, with which the recommended, simpler layout is compared; None without a
+        search.
     """
 
     model: ModelSpec

@@ -42,11 +42,11 @@ class EngineLabel:
 class SearchOptions:
     """Options of the user beside the documents.
 
-    risk: the plan had to fit with a chance of 1 - risk. headroom: share of device memory that is left free; None if the
-    chance sets the limit. confidence: required chance of meeting the deadline; None if the forecast alone decides.
-    pins,
-    forbidden: as on the command line; empty for a layout that the user gave, which is priced as given. within: share of
-    the objective that a simpler layout may cost.
+    risk: the plan had to fit with a chance of 1 - risk.
+    headroom: share of device memory that is left free; None if the chance sets the limit.
+    confidence: required chance of meeting the deadline; None if the forecast alone decides.
+    pins, forbidden: as on the command line; empty for a layout that the user gave, which is priced as given.
+    within: share of the objective that a simpler layout may cost.
     """
 
     headroom: float | None = None
@@ -64,11 +64,11 @@ class SearchOptions:
 class Keys:
     """How simple a layout is; smaller values are simpler, and an earlier key counts before all later keys.
 
-    idle: devices left unused. recomputed: tenths of the layers' forward pass that are recomputed, rounded up.
-    interleave:
-    class of the number of chunks of a stage: 0 for one, 1 up to 4, 2 up to 8, 3 above. uneven: 0 if all stages but the
-    first and the last hold equally many layers, in equal chunks, else 1. axes: how many of tp, pp, cp and ep are above
-    1.
+    idle: devices left unused.
+    recomputed: tenths of the layers' forward pass that are recomputed, rounded up.
+    interleave: class of the number of chunks of a stage: 0 for one, 1 up to 4, 2 up to 8, 3 above.
+    uneven: 0 if all stages but the first and the last hold equally many layers, in equal chunks, else 1.
+    axes: how many of tp, pp, cp and ep are above 1.
     risk: class of the chance of not fitting: 0 up to 1 %, 1 up to 5 %, 2 above.
     """
 
@@ -86,7 +86,8 @@ class SimplestProof:
 
     within: how far above the optimum the layouts may be, as a share.
 
-    keys: keys of the plan, found by both methods. seconds: step time of the plan, found by the dynamic program.
+    keys: keys of the plan, found by both methods.
+    seconds: step time of the plan, found by the dynamic program.
     num_decided, num_columns: configurations and columns left to the integer programs after keys and lower bounds.
     """
 
@@ -103,13 +104,14 @@ class SimplestProof:
 class Certificate:
     """Proof of a plan, in seconds of a step for every objective, and counts of what the search examined.
 
-    gap: no layout is better than the optimum found by more than this share. dynamic_program_seconds: the same optimum
-    by the second method; None if the second method did not run. num_refused_by_rule: configurations of degrees that a
-    rule forbids, by rule. num_pruned: legal configurations that were ruled out, by reason. num_decided: configurations
-    given to
-    the integer program: all whose lower bounds are at most its optimum. num_bounds_checked: ruled-out configurations
-    that were solved nevertheless, to check the bounds. simplest: proof that the plan is the simplest layout within a
-    share of that optimum; None if only the optimum was asked for.
+    gap: no layout is better than the optimum found by more than this share.
+    dynamic_program_seconds: the optimum found by the second method; None if the second method did not run.
+    num_refused_by_rule: configurations of degrees that a rule forbids, by rule.
+    num_pruned: legal configurations that were ruled out, by reason.
+    num_decided: configurations given to the integer program, which are all with lower bounds up to its optimum.
+    num_bounds_checked: ruled-out configurations that were solved nevertheless, to check the bounds.
+    simplest: proof that the plan is the simplest layout within a share of that optimum; None if only the optimum was
+        asked for.
     """
 
     objective: ObjectiveName

@@ -33,9 +33,11 @@ if TYPE_CHECKING:
 class ActivationTerm:
     """One tensor that a layer keeps for its backward pass.
 
-    num_bytes: bytes for one microbatch on one device. saved: share of the tensor that operator-level selective
-    recompute keeps (outputs of attention and of every second product). dropped: for each part of a layer that can be
-    recomputed (`planner.specs.recompute.MODULES` and `ACTIVATION`), the share of the tensor that its recompute drops.
+    num_bytes: bytes for one microbatch on one device.
+    saved: share of the tensor that operator-level selective recompute keeps (outputs of attention and of every second
+        product).
+    dropped: for each part of a layer that can be recomputed (`planner.specs.recompute.MODULES` and `ACTIVATION`), the
+        share of the tensor that its recompute drops.
     """
 
     name: str
@@ -91,7 +93,7 @@ def activation_terms(job: PoolJob, layout: Degrees, *, experts: bool = False) ->
         down = element * training.lora_rank * len(adapters)
         terms.append(ActivationTerm(name="adapters", num_bytes=down))
     if not norm_is_one_kernel(job):
-        kept = 2.0 * element * h / sharded  # the input in fp32 and the result in 16 bits, less the input in 16 bits
+        kept = 2.0 * element * h / sharded  # input in fp32 + result in 16 bits - input in 16 bits
         for name, parts in (("attention", before_attention), ("feed-forward", before_block))[: model.norms_per_layer]:
             repeated = dict.fromkeys(parts, 1.0)
             terms.append(ActivationTerm(name=f"{name} norm in fp32", num_bytes=kept, dropped=repeated))

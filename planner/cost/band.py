@@ -43,9 +43,9 @@ _KEYS: Final = ("device", "engine", "precision", "experts", "axes", "features")
 class Band:
     """Range of step times: 8 of 10 runs like this one take between `low` and `high` times the forecast.
 
-    num_near: published runs with the same device, engine, precision, experts or none, axes and features. unseen:
-    properties of this run that no published run has; they make the band wider. axes: those of this layout, see
-    `axes_of`.
+    num_near: published runs with the same device, engine, precision, experts or none, axes and features.
+    unseen: properties of this run that no published run has; they make the band wider.
+    axes: those of this layout, see `axes_of`.
     """
 
     low: float
@@ -59,10 +59,10 @@ class Band:
 class Distribution:
     """Distribution of the ratio measured / predicted, for runs like a given one.
 
-    logs: logarithms of the ratios of published runs, ascending. levels: weighted share of the runs below each of them;
-    ascending, between 0 and 1. tails: factor by which a level is moved away from one half, in logits, for runs of a
-    source without published runs. wider: factor of the distance to the median, for a kind of run that no source has
-    published.
+    logs: logarithms of the ratios of published runs, ascending.
+    levels: weighted share of the runs below each logarithm; ascending, between 0 and 1.
+    tails: factor by which a level is moved away from one half, in logits, for runs of a source without published runs.
+    wider: factor of the distance to the median, for a kind of run that no source has published.
     """
 
     logs: NDArray[np.float64]

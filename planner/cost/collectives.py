@@ -36,7 +36,8 @@ tests/cost/test_collectives.py.
 class Level:
     """One level of the network that at least one group crosses.
 
-    inside: ranks that share one instance of the levels below. members: ranks that share one instance of this level.
+    inside: ranks that share one instance of the levels below.
+    members: ranks that share one instance of this level.
     bandwidth: bytes per second of one rank's own part of the link, in rings or when sending to all peers at once.
     """
 
@@ -50,9 +51,10 @@ class Level:
 class Group:
     """Properties of a group that determine the cost of its collectives; each field is a number or an array of groups.
 
-    size: ranks. seconds_per_byte: time of each byte that one rank sends in a ring through the group; 0 for a group of
-    one.
-    ring_latency: seconds of the hops of one pass around the ring. startup: fixed seconds of a pass in addition.
+    size: number of ranks.
+    seconds_per_byte: time of each byte that one rank sends in a ring through the group; 0 for a group of one.
+    ring_latency: seconds of the hops of one pass around the ring.
+    startup: fixed seconds that each pass takes in addition.
     levels: the levels that some of the groups cross, innermost first.
     """
 
@@ -84,7 +86,7 @@ def _members(cluster: ClusterSpec, size: Number, stride: Number, span: Number) -
         return np.where(np.greater_equal(span, cluster.num_devices), size, members)
     if span >= cluster.num_devices:
         return size
-    # the low bit is the greatest common divisor with a power of two, at a tenth of the price
+    # the low bit is the greatest common divisor with a power of two, in a tenth of the time of gcd
     common = np.minimum(extent & -extent, span) if span & (span - 1) == 0 else np.gcd(extent, span)
     return np.minimum(size, np.maximum(1, common // stride))
 
@@ -172,8 +174,8 @@ def _adapters(link: LinkSpec, inside: Number, size: Number, stride: Number) -> N
 def group(cluster: ClusterSpec, size: Number, stride: Number, *, segment: Number = 0, alone: bool = False) -> Group:
     """The group of `size` ranks that are `stride` apart, on a cluster with `segment` hosts in use of each domain.
 
-    Inside one level a ring runs at the level's bandwidth. If q ranks share an instance of a level, they also share q
-    network cards, so a ring between instances runs at q times a card's bandwidth. All groups of the same kind run at
+    Inside one level a ring runs at the level's bandwidth. If q ranks share an instance of a level, they use q network
+    cards together, so a ring between instances runs at q times a card's bandwidth. All groups of the same kind run at
     once, unless `alone`.
 
     Source: NCCL, graph search: one ring for each network card of the host; SimuMax shares cards the same way.

@@ -35,9 +35,10 @@ class BatchAdvice:
     """Published estimates for a batch of `batch_tokens` in a run of `run_tokens`.
 
     run_tokens_assumed: the training document has no budget, so 20 tokens per parameter are assumed.
-    extra_tokens: ratio of the tokens to those that a very small batch needs for the same loss. extra_steps: ratio of
-    the steps to those of a very large batch. Both ratios use the critical batch of Kaplan et al., and are 2 if the
-    batch is critical.
+    extra_tokens: ratio of the tokens to those that a very small batch needs for the same loss.
+    extra_steps: ratio of the steps to those that a very large batch needs for the same loss.
+
+    Both ratios use the critical batch of Kaplan et al., and are 2 if the batch is critical.
     """
 
     batch_tokens: float

@@ -81,8 +81,9 @@ class Estimate:
     """The ledger of one layout, and the figures derived from its totals.
 
     pipeline_seconds: the part of the step in which microbatches pass through the pipeline, bubble included; the tail
-    follows it. mfu: model FLOPs per second over peak (flops.MODEL_FLOPS_CONVENTION). hfu: as mfu, with the recomputed
-    forward passes counted as work.
+        follows it.
+    mfu: model FLOPs per second over peak (flops.MODEL_FLOPS_CONVENTION).
+    hfu: as mfu, with the recomputed forward passes counted as work.
     """
 
     memory: tuple[StageMemory, ...]

@@ -48,9 +48,10 @@ _SPARES: Final = (0, 1, 2, 4, 8, 16, 32)
 class Interruptions:
     """Time between interruptions of a run, and the costs of interruptions and checkpoints; all in seconds.
 
-    between: mean time between two failures of the run (M). restart: time from a failure until training continues (R).
-    blocked: time that a checkpoint stops training (d). readable_after: time from then until the checkpoint can be read
-    (w).
+    between: mean time between two failures of the run (M).
+    restart: time from a failure until training continues (R).
+    blocked: time that a checkpoint stops training (d).
+    readable_after: time from then until the checkpoint can be read (w).
     """
 
     between: float
@@ -64,10 +65,11 @@ class Goodput:
     """Shares of a run's time for training, checkpoints and failures.
 
     effective_share: share of the run's time spent in steps that are kept. This and the following shares sum to one:
-    checkpoint_share (training stopped for saving), lost_share (steps done again, and saving that was lost with them),
-    restart_share, waiting_share (for a host, if there are too few spares).
-    interval_seconds: training time between two checkpoints; best_interval_seconds: the interval that makes
-    effective_share largest. waiting_by_spares: pairs of a number of spare hosts and the waiting share with that number.
+        checkpoint_share (training stopped for saving), lost_share (steps done again, and saving that was lost with
+        them), restart_share, waiting_share (for a host, if there are too few spares).
+    interval_seconds: training time between two checkpoints.
+    best_interval_seconds: the interval that makes effective_share largest.
+    waiting_by_spares: pairs of a number of spare hosts and the waiting share with that number.
     """
 
     interruptions: Interruptions

@@ -100,8 +100,9 @@ class HostMemory:
 class StageMemory:
     """The memory ledger of one pipeline stage and its limits; also the ledger of its host, if the layout offloads.
 
-    limit_bytes: largest peak with which the stage fits. most_bytes: above this peak the stage does not fit; between the
-    two it may not fit. device_chance: chance that the peak stays within the whole memory of the device.
+    limit_bytes: largest peak with which the stage fits.
+    most_bytes: above this peak the stage does not fit; between limit_bytes and most_bytes it may not fit.
+    device_chance: chance that the peak stays within the whole memory of the device.
     """
 
     stage: int

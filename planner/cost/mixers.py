@@ -23,10 +23,12 @@ _CHUNK: Final = 64
 class MixerShape:
     """Parts of a layer's mixer.
 
-    maps: matrices that tensor parallelism divides along their heads, as (inputs, outputs). whole: matrices that every
-    rank holds whole (low-rank inputs). vectors: parameters in vectors, convolutions and norms. core_flops: forward
-    FLOPs per token outside the projections. kept: elements per token that the backward pass reads beside the layer's
-    input: outputs of projections, of the convolution and of the core.
+    maps: matrices that tensor parallelism divides along their heads, as (inputs, outputs).
+    whole: matrices that every rank holds whole (low-rank inputs).
+    vectors: parameters in vectors, convolutions and norms.
+    core_flops: forward FLOPs per token outside the projections.
+    kept: elements per token that the backward pass reads beside the layer's input: outputs of projections, of the
+        convolution and of the core.
     """
 
     maps: tuple[tuple[int, int], ...]

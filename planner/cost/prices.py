@@ -83,9 +83,10 @@ class StagePrices:
     """Costs of one stage: seconds of one microbatch by cause, and seconds spent once a step. Every field broadcasts.
 
     passes: the same seconds of one microbatch, split by pass instead of cause. Both splits have the same sum, except
-    for the parts of exchanges that only pairs of passes hide (ep_hidden, and a part of pp_hidden; on average over the
-    microbatches). whole: the part of `passes` that belongs to the whole stage and to none of its chunks, by ledger
-    line. forward: one forward pass of the stage's layers without collectives and waits, which full recompute repeats.
+        for the parts of exchanges that only pairs of passes hide (ep_hidden, and a part of pp_hidden; on average over
+        the microbatches).
+    whole: the part of `passes` that belongs to the whole stage and to none of its chunks, by ledger line.
+    forward: one forward pass of the stage's layers without collectives and waits, which full recompute repeats.
     ends: the embedding, or head and loss, with their collectives.
     """
 

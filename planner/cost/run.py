@@ -26,12 +26,14 @@ _HOUR = UNITS["seconds"]["h"]
 class WholeRun:
     """A training run over its whole token budget. Devices that the layout leaves idle are not counted.
 
-    usd: cost in US dollars; None without a price. kilowatt_hours: energy of the devices at their rated power, without
-    hosts, network and cooling; None if the device file states no power. closed_form_days: 8TP/(nX) with the step's own
-    FLOPs per second X, by the conventions of Narayanan et al. (SC 2021). meets_deadline: whether the run meets its
-    deadline; None without a deadline. effective_share: share of the time spent in steps that are kept; 1 if failures
-    are not counted. low_seconds, high_seconds: 8 of 10 runs lie between them. deadline_chance: chance that the deadline
-    is met; None if it is unknown.
+    usd: cost in US dollars; None without a price.
+    kilowatt_hours: energy of the devices at their rated power, without hosts, network and cooling; None if the device
+        file states no power.
+    closed_form_days: 8TP/(nX) with the step's own FLOPs per second X, by the conventions of Narayanan et al. (SC 2021).
+    meets_deadline: whether the run meets its deadline; None without a deadline.
+    effective_share: share of the time spent in steps that are kept; 1 if failures are not counted.
+    low_seconds, high_seconds: range of times in which 8 of 10 runs lie.
+    deadline_chance: chance that the deadline is met; None if it is unknown.
     """
 
     tokens: float

@@ -82,9 +82,13 @@ def chunk_terms(
 ) -> tuple[Number, Number]:
     """Fill and slack of interleaved stages whose chunks differ by a layer, larger chunks first; for one microbatch.
 
-    stage_seconds: t_r. layer_seconds: w_r, for one layer of the stage. largest_chunk: q_r, its layers; each other chunk
-    has as many layers or one less. end_seconds: seconds of the model's last chunk besides its layers. num_layers: k_r.
-    interleave: v. pp: p.
+    stage_seconds: t_r.
+    layer_seconds: w_r, for one layer of the stage.
+    largest_chunk: q_r, its layers; each other chunk has as many layers or one less.
+    end_seconds: seconds of the model's last chunk besides its layers.
+    num_layers: k_r.
+    interleave: v.
+    pp: p.
 
     fill   v times the stage's part in the filling and draining of the pipeline: t_r + (v q_r - k_r) w_r, the stage's
     time

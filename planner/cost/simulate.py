@@ -138,10 +138,10 @@ def simulate(
     The number of stages is the number of chunks divided by `interleave`.
 
     send_seconds: seconds from the end of a pass to the start of the next chunk's pass, in each direction; one number,
-    or one for each boundary between chunks. A send delays the receiver and keeps no stage busy; an engine's sends that
-    keep a stage busy have to be counted in its passes.
+        or one for each boundary between chunks. A send delays the receiver and keeps no stage busy; an engine's sends
+        that keep a stage busy have to be counted in its passes.
     overlapped_share: ratio of the seconds of an overlapped pair to those of its two passes; 1 in torch, which runs them
-    one after the other.
+        one after the other.
     exchange_share: share of the device that communication takes from computing while both run.
     """
     num_chunks = len(seconds.forward)

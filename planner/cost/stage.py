@@ -35,12 +35,16 @@ _MANY_LAYERS: Final = 1 << 20
 class Stage:
     """A pipeline stage, or an array of stages; or a chunk of a stage.
 
-    index: position in the pipeline. num_layers: layers of the stage. num_expert_layers: layers with experts.
-    num_local_layers: layers with a sliding window. num_local_expert_layers: layers with both. policy: code of the
-    recompute policy (`planner.specs.recompute`). chunk: position in model order; None for a stage.
+    index: position in the pipeline.
+    num_layers: layers of the stage.
+    num_expert_layers: layers with experts.
+    num_local_layers: layers with a sliding window.
+    num_local_expert_layers: layers with both.
+    policy: code of the recompute policy (`planner.specs.recompute`).
+    chunk: position in model order; None for a stage.
     largest_chunk: layers of the largest chunk of an interleaved stage; None if its chunks are equal.
-    num_crossings: how many of the two neighbours that the stage sends to are in another pool. ends_apart: whether the
-    model begins in one pool and ends in another.
+    num_crossings: how many of the two neighbours that the stage sends to are in another pool.
+    ends_apart: whether the model begins in one pool and ends in another.
     """
 
     index: Number

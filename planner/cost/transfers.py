@@ -68,9 +68,11 @@ class Span:
 class Transfer:
     """One kind of collective or send.
 
-    line: the ledger line of the transfer. num_bytes: size of one rank's vector, as in collectives.py. times: number of
-    runs, by moment. experts: whether the transfer moves parameters of routed experts. copies, groups: arguments of
-    `all_to_all_seconds`, for an all-to-all.
+    line: the ledger line of the transfer.
+    num_bytes: size of one rank's vector, as in collectives.py.
+    times: number of runs, by moment.
+    experts: whether the transfer moves parameters of routed experts.
+    copies, groups: arguments of `all_to_all_seconds`, for an all-to-all.
     """
 
     line: LineName
