@@ -254,8 +254,10 @@ def compare_clusters(
 ) -> SideBySide:
     """Find the best layout on each of several clusters, as `planner plan MODEL A,B,C` does.
 
-    clusters: shipped names or paths of files. nodes: hosts of each cluster, or several numbers of hosts. A cluster on
-    which the job cannot be planned is listed with the reason. Other keywords are those of `plan_job`.
+    clusters: shipped names or paths of files.
+    nodes: hosts of each cluster, or several numbers of hosts.
+
+    A cluster on which the job cannot be planned is listed with the reason. Other keywords are those of `plan_job`.
 
     Raises:
         NothingFitsError: the job fits on none of the clusters.
@@ -440,10 +442,11 @@ def calibrate_runs(
 ) -> tuple[Calibration, tuple[Learnt, ...], tuple[str, ...]]:
     """Learn corrections from measured runs, as `planner calibrate` does.
 
-    runs: folders of `planner launch`, tables of runs (.csv), and logs of other programs. plan: the plan of the logged
-    runs, if no plan.json lies beside the logs. Returns three things: the shipped calibration with the corrections of
-    the runs added, the corrections learnt for each device and engine, and notes on the parts of the files that were
-    left out.
+    runs: folders of `planner launch`, tables of runs (.csv), and logs of other programs.
+    plan: the plan of the logged runs, if no plan.json lies beside the logs.
+
+    Returns three things: the shipped calibration with the corrections of the runs added, the corrections learnt for
+    each device and engine, and notes on the parts of the files that were left out.
 
     Raises:
         InputError: the files hold no runs, or hold mistakes; the error lists all mistakes with file and line.

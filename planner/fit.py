@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 def check_fits(plan: Plan, *, force_unfit: bool = False, tell: Callable[[str], None] = lambda _: None) -> None:
     """Accept a plan that fits, warn about one that may not fit, refuse one that does not fit.
 
-    force_unfit: only warn about a plan that does not fit. tell: a function that receives the warning, one sentence.
+    force_unfit: only warn about a plan that does not fit.
+    tell: a function that receives the warning, one sentence.
 
     Raises:
         NothingFitsError: the plan does not fit, and `force_unfit` is false.

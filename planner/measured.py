@@ -20,8 +20,10 @@ _TOTAL: Final = {
 class Deviation:
     """One quantity of the plan beside its measurement.
 
-    stage: pipeline stage of a memory line; None for times. unit: either `bytes` or `seconds`. `planned` and `measured`
-    are None if there is no such number; `note` gives the reason.
+    stage: pipeline stage of a memory line; None for times.
+    unit: either `bytes` or `seconds`.
+
+    `planned` and `measured` are None if there is no such number; `note` gives the reason.
     """
 
     name: str

@@ -69,8 +69,8 @@ class RunnerUp:
 class Minimum:
     """The proven minimum of the objective, which is the plan's own layout or a less simple one.
 
-    above: how much worse the plan is than this minimum by the objective, as a share. reason: what the plan gains in
-    exchange, in words; empty if the plan is the minimum.
+    above: how much worse the plan is than this minimum by the objective, as a share.
+    reason: what the plan gains in exchange, in words; empty if the plan is the minimum.
     """
 
     layout: Layout

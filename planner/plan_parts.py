@@ -30,7 +30,7 @@ class EngineLabel:
     """How an engine's name changes a forecast, beyond the contents of the engine's profile.
 
     share: how much longer the step is than with the corrections fitted to the runs of all engines; below 0 it is
-    shorter.
+        shorter.
     num_runs: published runs of the engine on the device, from which the difference was fitted.
     """
 

@@ -55,8 +55,10 @@ _NOT_PRICED: Final = (
 def read_plan(path: Path, *, source: TextIO | None = None, tell: Callable[[str], None] = lambda _: None) -> Plan:
     """Read a plan, from standard input for `-`, and check it; `planner.plan.plan_from_file` makes fewer checks.
 
-    source: a stream to read instead of standard input. tell: receives one sentence if another version made the plan,
-    with that version's figure and this version's. The returned plan has this version's figures.
+    source: a stream to read instead of standard input.
+    tell: receives one sentence if another version made the plan, with that version's figure and this version's.
+
+    The returned plan has this version's figures.
 
     Raises:
         InputError: the text is not a plan or has another format, its layout breaks rules (all are named), or the plan

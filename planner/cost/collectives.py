@@ -393,9 +393,10 @@ def all_to_all_seconds(
     rank's own adapter.
 
     copies: number of identical parts of the bytes, sent to ranks chosen at random. Each of the N instances of the level
-    below receives at most one of these parts and spreads it inside, so N (1 - (1 - 1/N)^copies) / copies of the bytes
-    are sent. groups: number of groups that consecutive ranks form, and number of groups that receive the copies of one
-    token, equally many copies in each. If each instance holds one group, the copies reach as many instances as groups.
+        below receives at most one of these parts and spreads it inside, so N (1 - (1 - 1/N)^copies) / copies of the
+        bytes are sent.
+    groups: number of groups that consecutive ranks form, and number of groups that receive the copies of one token,
+        equally many copies in each. If each instance holds one group, the copies reach as many instances as groups.
 
     Source: NCCL, grouped sends and receives; derived here, checked by a count over real ranks. Copies: DeepSeek-V3
     (2024), section 3.2.2; expected number of distinct hosts.

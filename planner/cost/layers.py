@@ -52,8 +52,9 @@ views. Host seconds of both passes of a layer, on a host that the GPU waits for,
 class LayerSeconds:
     """Seconds of one layer for one microbatch on one device, without communication.
 
-    core_forward: the part of the forward pass spent in the core of attention. parts: forward seconds of each part of a
-    layer; the key names the modules (`planner.cost.recompute.modules_of`) whose recompute repeats the part.
+    core_forward: the part of the forward pass spent in the core of attention.
+    parts: forward seconds of each part of a layer; the key names the modules (`planner.cost.recompute.modules_of`)
+        whose recompute repeats the part.
     """
 
     passes: PassSeconds

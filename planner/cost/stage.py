@@ -220,9 +220,11 @@ def stage_of(
 ) -> Stage:
     """A stage of the search, with the number of its layers of each kind.
 
-    first: number of layers of the model before the stage, if the stage has one chunk. layout: the layout of the stage;
-    None if its chunks are equal. In interleaved stages the leading layers are in the first chunk, and if kinds of
-    layers repeat, each chunk holds whole periods. Chunks of a V are those of the even split.
+    first: number of layers of the model before the stage, if the stage has one chunk.
+    layout: the layout of the stage; None if its chunks are equal.
+
+    In interleaved stages the leading layers are in the first chunk, and if kinds of layers repeat, each chunk holds
+    whole periods. Chunks of a V are those of the even split.
     """
     largest, pattern = None, pattern_of(job)
     if layout is not None and layout.schedule == "interleaved":

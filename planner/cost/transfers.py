@@ -54,8 +54,10 @@ in the first forward pass after the update or in the last backward pass before i
 class Span:
     """The ranks of a group: `size` ranks, each `stride` from the next. Transfers in one group share this object.
 
-    segment: hosts that the layout uses in each scale-up domain, as in `Layout`. across: whether the ranks are in
-    different pools. For a send the ranks are the stages of the pipeline.
+    segment: hosts that the layout uses in each scale-up domain, as in `Layout`.
+    across: whether the ranks are in different pools.
+
+    For a send the ranks are the stages of the pipeline.
     """
 
     size: Number
