@@ -328,7 +328,7 @@ def kept_bytes_of_layer(
 ) -> tuple[Number, Number]:
     """Bytes that one layer keeps for one microbatch under the policy of its stage, and without recompute.
 
-    recomputing: count a layer that recomputes, in a stage where only some layers do.
+    recomputing: price a layer that recomputes, if only some layers of the stage recompute.
 
     Source: `activation_terms`, each with its `kept_share`.
     """

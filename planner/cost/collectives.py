@@ -97,7 +97,7 @@ def _peer_bandwidth(link: LinkSpec) -> float:
 
 
 def _ring_links(link: LinkSpec, members: Number, stride: Number) -> Number:
-    """Links of its own that each rank of a mesh can use in rings through `members` ranks that are `stride` apart.
+    """Number of its own links that each rank of a mesh can use in rings through `members` ranks, `stride` apart.
 
     If one link joins every pair, each of n ranks has n - 1 links inside the group, and rings use all of them.
 
@@ -160,7 +160,7 @@ def _through_memory(cluster: ClusterSpec, link: LinkSpec) -> LinkSpec:
 
 
 def _adapters(link: LinkSpec, inside: Number, size: Number, stride: Number) -> Number:
-    """Number of ranks' parts of the link that `inside` ranks can use together while no other group is active.
+    """Part of a link that `inside` ranks can use while no other group is active, in units of one rank's part.
 
     Derived here: the ranks use whole adapters; `devices_per_adapter` neighbours share one adapter, and each neighbour
     adds its part of the bandwidth.

@@ -112,11 +112,11 @@ def model_flops_per_step(model: ModelSpec, training: TrainingSpec) -> float:
 def chunk_flops(job: Job, layout: Layout) -> dict[str, NDArray[np.float64]]:
     """Model FLOPs of one microbatch in each chunk, by pass, over all ranks of the replica; shape (chunks,) each.
 
-    `forward`, `backward_input`, `backward_weight`: matrix products have the same FLOPs in all three. Both backward
-    products of the attention core count as gradients of inputs. A tower of images is assumed to have the same FLOPs in
-    all three.
-    `layers`: the forward pass without the model's ends; `repeated`: the part of `layers` that recompute repeats (0 for
-    recompute by operators). The ends are counted on the last chunk, patches and the tower on the first.
+    `forward`, `backward_input`, `backward_weight`: matrix products have the same FLOPs in all three passes. Both
+    backward products of the attention core count as gradients of inputs. A tower of images is assumed to have the same
+    FLOPs in all three passes. `layers`: the forward pass without the model's ends; `repeated`: the part of `layers`
+    that recompute repeats (0 for recompute by operators). The ends are counted on the last chunk, patches and the tower
+    on the first.
 
     Source: the terms of `model_flops_per_step`, which is their sum.
     """

@@ -368,7 +368,7 @@ def _repeated_seconds(job: PoolJob, layout: Degrees, stage: Stage, layer: LayerP
 def _waiting_for_ranks(job: PoolJob, layout: Degrees, passes: PassSeconds) -> PassSeconds:
     """Seconds of a layer's passes if the host waits for all tensor-parallel ranks at each of the layer's collectives.
 
-    A profile states such a wait (`rank_wait`) for pipelines over several hosts. A layer has 4 collectives in its
+    An engine profile states this wait (`rank_wait`) for pipelines over several hosts. A layer has 4 collectives in its
     forward pass, and 6 in its backward pass, which gathers the inputs of column-parallel products again. The device
     computes during the wait.
 

@@ -1,7 +1,8 @@
-"""Placement of a job in scale-up domains of several hosts: a segment is the number of hosts used in each (as in Slurm).
+"""Placement of a job in scale-up domains of several hosts, by segments.
 
-Ranks fill one segment after the other, in the order of planner/layout.py. A group whose ranks are in two segments
-communicates over the network between the domains. So the segment decides which groups of a layout stay in one domain.
+A segment is the number of hosts that a layout uses in each domain, as in Slurm. Ranks fill one segment after the other,
+in the order of planner/layout.py. A group whose ranks are in two segments communicates over the network between the
+domains. So the segment decides which groups of a layout stay in one domain.
 """
 
 from __future__ import annotations
