@@ -1,6 +1,6 @@
 """All conversions between quantities as people write them and numbers as the planner computes with them.
 
-Internal units are bytes, seconds, FLOPs, watts and US dollars per second of one device. A quantity in a document is a
+Internal units are bytes, seconds, FLOPs, watts, and US dollars per hour of one device. A quantity in a document is a
 number and a unit ("80 GiB"). A number without a unit is an error, because GB and GiB, or bits and bytes, could not be
 told apart.
 """
