@@ -1,6 +1,6 @@
 r"""Plan, explain and run the distributed training of transformer models.
 
-Data flows one way, and imports with it::
+Data flows in one direction, and imports follow the same direction::
 
     models/*.yaml   clusters/*.yaml   training.yaml   engine profile
             \            |                 |              /
@@ -10,7 +10,7 @@ Data flows one way, and imports with it::
                                                                                    |
                                          explain, emit, launch -> torchrun -m planner.trainer plan.json
 
-The names below are the Python API (docs/python.md). They are imported when they are first used.
+The names below are the Python API (docs/python.md). Each name is imported when it is first used.
 """
 
 TYPE_CHECKING = False  # type checkers take it for true; the module `typing` would double the time of this import

@@ -5,8 +5,8 @@ import signal
 
 
 def start() -> None:
-    """Run the planner. Ctrl-C while it is being imported ends it at once, with the exit code of an interruption."""
-    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # not where whoever started us ignores it
+    """Run the planner; Ctrl-C during its import ends it at once, with the exit code of an interruption."""
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # keep the signal ignored if it was so
         signal.signal(signal.SIGINT, lambda *_: os._exit(130))
     from planner.cli import run
 

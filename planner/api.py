@@ -1,8 +1,8 @@
-"""The Python API: what the commands do, as functions that return what they find. `planner` exports it.
+"""The Python API: functions that do the work of the commands and return the results. `planner` exports them.
 
-Options of the command line are keywords of the same name, with `_` for `-`; `--set` is `settings`, because `set` is a
-builtin. Whatever the command line refuses raises a `PlannerError`, whose `mistakes` say what, where and how to mend it;
-they name the options of the command line.
+Each option of the command line is a keyword of the same name, with `_` instead of `-`; `--set` is the keyword
+`settings`, because `set` is a builtin. Input that the command line refuses raises a `PlannerError`. The `mistakes` of
+the error say what is wrong, where, and how to mend it; they name the options of the command line.
 
 Modules that only some of the functions need are imported in those functions, because their import takes as long as a
 small plan.
@@ -70,24 +70,28 @@ __all__ = [
 ]
 
 _MOST_CHOICES: Final = 64
-"""Each takes a search of its own."""
+"""Most pairs of a cluster and a size that one comparison plans; each pair needs a search of its own."""
 
 Texts: TypeAlias = str | Sequence[str]
 Nodes: TypeAlias = int | Mapping[str, int]
-"""Hosts, or those of each pool of a mixed cluster by its name."""
+"""Number of hosts; for a mixed cluster, the number of hosts of each pool by the pool's name."""
 Sizes: TypeAlias = Sequence[int] | Mapping[str, Sequence[int]]
-"""Numbers of hosts to compare, or those of each pool by its name."""
+"""Numbers of hosts to compare; for a mixed cluster, the numbers of hosts of each pool by the pool's name."""
 
 
 class Workload(TypedDict, total=False):
-    """Keywords of every function that takes a model and a cluster; None is as good as left out.
+    """Keywords of every function that plans a model on a cluster; a keyword that is None counts as not given.
 
-    gpus: devices, in place of nodes. seq_len: tokens of a sequence, a number or "32k". global_batch: sequences of a
-    step, "4M tokens", or a range "512..2048" that `plan_job` chooses from. precision: what the model computes in.
-    engine: the program that will train. settings: changes of documents, "device.memory=141GiB". failures: count
-    failures and checkpoints in the length of the run. risk: the plan is to fit with a chance of 1 - risk. headroom:
-    share of the memory to leave free, a plain limit in place of the chance. calibration: a file of corrections from
-    your own runs.
+    gpus: number of devices, instead of nodes.
+    seq_len: tokens of a sequence, a number or "32k".
+    global_batch: sequences of a step, "4M tokens", or a range "512..2048" from which `plan_job` chooses.
+    precision: the number format in which the model computes.
+    engine: the program that will train.
+    settings: changes to documents, "device.memory=141GiB".
+    failures: count failures and checkpoints in the length of the run.
+    risk: the plan has to fit with a chance of 1 - risk.
+    headroom: share of the memory to leave free, a plain limit instead of the chance.
+    calibration: a file of corrections from your own runs.
     """
 
     gpus: int | None
@@ -107,7 +111,8 @@ class Workload(TypedDict, total=False):
 class NoLayoutFits(NothingFitsError):
     """No layout of a job fits into memory.
 
-    found: the layout that comes nearest to it, its memory, and its largest line. asked: the user's own constraints.
+    found: the layout that comes nearest to fitting, its memory, and its largest line.
+    asked: the constraints of the user, without the limits of the engine's programs.
     """
 
     job: Job
@@ -117,15 +122,15 @@ class NoLayoutFits(NothingFitsError):
 
     @property
     def nearest(self) -> Plan:
-        """The layout that comes nearest, priced."""
+        """The plan of the layout that comes nearest to fitting, with its prices."""
         return plan_for_layout(self.job, self.found.layout)
 
     def remedies(self, reporter: Reporter | None = None) -> tuple[Remedy, ...]:
-        """Single changes with which the job fits, each found by a search, those of most tokens per device first."""
+        """Single changes that make the job fit, found by searches and sorted by tokens per device, most first."""
         return remedies(self.job, self.constraints, reporter)
 
     def lifted_pins(self, reporter: Reporter | None = None) -> tuple[LiftedPin, ...]:
-        """What would be possible without each of the user's own pins, each found by a search."""
+        """For each pin of the user, the result of a search without this pin."""
         lifted = ((words, _plannable(self.job, looser)) for words, looser in each_lifted(self.asked))
         return lifted_pins(self.job, lifted, reporter)
 
@@ -150,19 +155,25 @@ def plan_job(
 ) -> Plan:
     """Find the best layout of a model on a cluster, as `planner plan` does.
 
-    model, cluster: a shipped name or the path of a file. training: the path of a training document. pin, forbid: one
-    text or several, as in `pin="tp=8,mbs<=4"`. Where no layout meets the deadline the plan is the fastest one, and
-    `plan.run.meets_deadline` is false. Where none fits and some may, the plan is the likeliest one, and `plan.fits` is
-    false. within: share of the objective that a simpler layout may cost; 0 asks for the minimum, which `plan.minimum`
-    has in any case. confidence: chance with which objectives `cost` and `gpus` keep to the deadline. top: most layouts
-    in `plan.runners_up`, each of another kind. check: compare lower bounds with the optima of 64 configurations that
-    they ruled out. reporter: told what the search does. workload: gpus, seq_len, global_batch, precision, engine,
-    settings, failures, risk, headroom, calibration, allow_tp_across_nodes and allow_offload, as `planner.api.Workload`
-    explains them.
+    model, cluster: a shipped name or the path of a file.
+    training: the path of a training document.
+    pin, forbid: one text or several, as in `pin="tp=8,mbs<=4"`.
+    within: share of the objective that a simpler layout may cost; 0 asks for the minimum, which `plan.minimum` holds in
+        any case.
+    confidence: required chance of meeting the deadline for the objectives `cost` and `gpus`.
+    top: most layouts in `plan.runners_up`, each of another kind.
+    check: compare lower bounds with the optima of 64 configurations that the bounds ruled out.
+    reporter: receives messages about the progress of the search.
+    workload: gpus, seq_len, global_batch, precision, engine, settings, failures, risk, headroom, calibration,
+        allow_tp_across_nodes and allow_offload, as `planner.api.Workload` explains them.
+
+    If no layout meets the deadline, the plan is the fastest layout and `plan.run.meets_deadline` is false. If no layout
+    fits but some may fit, the plan is the layout most likely to fit and `plan.fits` is false.
 
     Raises:
-        NoLayoutFits: no layout fits into memory; it has the nearest one, and finds what would fit.
-        InputError: all mistakes of documents and keywords, or no legal layout under the pins.
+        NoLayoutFits: no layout fits into memory; the error holds the nearest layout and can search for changes that
+        fit.
+        InputError: documents or keywords have mistakes (all are listed), or no layout is legal under the pins.
         EnvironmentProblem: a file cannot be read.
     """
     _check_choice("--objective", objective, ObjectiveName)
@@ -206,9 +217,10 @@ def compare_sizes(
 ) -> Sweep:
     """Find the best layout for each of many sizes of a cluster, as `planner plan --nodes A..B` does.
 
-    nodes: the numbers of hosts, `range(1, 9)`, or those of each pool. One pass finds what a search for each size would
-    find; the result says for any deadline how few devices are enough, and which keep to that of the training document
-    with the confidence. Other keywords are those of `plan_job`.
+    nodes: the numbers of hosts, as in `range(1, 9)`, or the numbers of hosts of each pool. One pass over all sizes
+    finds the same layouts as a search for each size would. The result gives the smallest number of devices for any
+    deadline, and the sizes that meet the deadline of the training document with the required confidence. Other keywords
+    are those of `plan_job`.
 
     Raises:
         InputError: as `plan_job`.
@@ -245,12 +257,14 @@ def compare_clusters(
 ) -> SideBySide:
     """Find the best layout on each of several clusters, as `planner plan MODEL A,B,C` does.
 
-    clusters: shipped names or paths of files. nodes: hosts of each cluster, or several numbers of hosts. A cluster on
-    which the job cannot be planned is a choice with its reason. Other keywords are those of `plan_job`.
+    clusters: shipped names or paths of files.
+    nodes: hosts of each cluster, or several numbers of hosts.
+
+    A cluster on which the job cannot be planned is listed with the reason. Other keywords are those of `plan_job`.
 
     Raises:
-        NothingFitsError: the job fits on none of them.
-        InputError: an unknown cluster, or mistakes of documents and keywords that are there for each cluster.
+        NothingFitsError: the job fits on none of the clusters.
+        InputError: an unknown cluster, or mistakes of documents and keywords that occur on every cluster.
         EnvironmentProblem: a file cannot be read.
     """
     mistakes = Mistakes()
@@ -285,12 +299,12 @@ def estimate_layout(
 ) -> Plan:
     """Price one layout without a search, `layout="tp=8,pp=4,mbs=1"`; `plan.fits` says whether it fits.
 
-    What a text leaves out is filled by the rules of `planner.search.given`; `plan.assumed` lists it.
+    The rules of `planner.search.given` fill the values that a text leaves out; `plan.assumed` lists these values.
 
     Other keywords are those of `plan_job`.
 
     Raises:
-        InputError: all mistakes of documents and keywords, or the rules that the layout breaks.
+        InputError: documents or keywords have mistakes, or the layout breaks rules; all of them are listed.
         EnvironmentProblem: a file cannot be read.
     """
     job = _load(model, cluster, training, reporter, nodes=nodes, **workload)
@@ -314,15 +328,18 @@ def estimate_file(
     reporter: Reporter | None = None,
     **workload: Unpack[Workload],
 ) -> Plan:
-    """Price what a file of another program sets, as `planner explain --from` does.
+    """Price the layout and training that a file of another program sets, as `planner explain --from` does.
 
-    `plan.assumed` lists what the file leaves open, and keys of it that have no price.
-    path: a command line or script, YAML, JSON or TOML that `planner.emit.read` knows. model: in place of the one that
-    the file describes. layout: parts that take the place of the file's. define: `NAME=VALUE` of variables that a script
-    leaves open. What the file says of training and machines is overridden by the other keywords, those of `plan_job`.
+    `plan.assumed` lists the values that the file leaves open, and the file's keys that have no price.
+    path: a command line or script, YAML, JSON or TOML that `planner.emit.read` knows.
+    model: replaces the model that the file describes.
+    layout: values that replace those of the file's layout.
+    define: `NAME=VALUE` of variables that a script leaves open.
+
+    The other keywords are those of `plan_job`; they override the training and the machines of the file.
 
     Raises:
-        InputError: what the file says cannot be read or cannot run, or something has to be said beside it.
+        InputError: the file cannot be read, its layout cannot run, or a value is missing that a keyword has to give.
         EnvironmentProblem: a file cannot be read.
     """
     from planner.emit.read.front import layout_text, with_layout
@@ -349,7 +366,7 @@ def plan_file(
 ) -> Plan:
     """Find the best layout for the model and training that a file of another program sets: `planner plan --from`.
 
-    Keywords are those of `estimate_file` and `plan_job`; it raises what they raise.
+    Keywords and errors are those of `estimate_file` and `plan_job`.
     """
     from planner.emit.read.front import layout_text
 
@@ -364,7 +381,7 @@ def plan_file(
 def _of_file(
     path: str | Path, cluster: str, model: str | None, define: Texts, nodes: Nodes | None, keywords: Any
 ) -> tuple[Foreign, Nodes | None, Any]:
-    """What a file says, and the keywords with it where they leave something open."""
+        """For each pin of the user, the result of a search without this pin."""
     from planner.emit.read.front import read_foreign
 
     settings, engine = _texts(keywords.get("settings") or ()), keywords.get("engine")
@@ -383,11 +400,11 @@ def _of_file(
 
 
 def _num_devices(cluster: str, nodes: Nodes | None, gpus: int | None) -> int:
-    """Devices of the job by its cluster and options; 0 for a mixed cluster.
+    """Number of devices of the job, from its cluster and options; 0 for a mixed cluster.
 
     Raises:
         InputError: mistakes in the document of the cluster.
-        EnvironmentProblem: its file cannot be read.
+        EnvironmentProblem: the file of the cluster cannot be read.
     """
     if gpus is not None:
         return gpus
@@ -408,9 +425,10 @@ def explain_layout(
     scaling: str | None = None,
     reporter: Reporter | None = None,
 ) -> Explanation:
-    """Take the layout of a plan apart and answer questions about it, as `planner explain` does.
+    """Break down the costs of a plan's layout and answer questions about it, as `planner explain` does.
 
-    plan: of `plan_job`, `estimate_layout` or `read_plan`. `what_if=""` asks for the gain of 10 % more of everything.
+    plan: a result of `plan_job`, `estimate_layout` or `read_plan`. `what_if=""` asks for the gain of 10 % more of each
+    resource.
 
     Raises:
         InputError: a question that cannot be read, or a plan whose options are not valid.
@@ -435,12 +453,14 @@ def calibrate_runs(
 ) -> tuple[Calibration, tuple[Learnt, ...], tuple[str, ...]]:
     """Learn corrections from measured runs, as `planner calibrate` does.
 
-    runs: folders of `planner launch`, tables of runs (.csv), and logs of other programs. plan: what the logs ran, where
-    no plan.json lies beside them. Returns the shipped calibration with what the runs add, what was learnt for each
-    device and engine, and what was left out of the files, in words.
+    runs: folders of `planner launch`, tables of runs (.csv), and logs of other programs.
+    plan: the plan of the logged runs, if no plan.json lies beside the logs.
+
+    Returns three things: the shipped calibration with the corrections of the runs added, the corrections learnt for
+    each device and engine, and notes on the parts of the files that were left out.
 
     Raises:
-        InputError: files that hold no runs, all mistakes with file and line.
+        InputError: the files hold no runs, or hold mistakes; the error lists all mistakes with file and line.
         EnvironmentProblem: a file cannot be read.
     """
     from planner.accuracy.learn import learn_calibration
@@ -452,10 +472,10 @@ def calibrate_runs(
 
 
 def read_plan(path: str | Path) -> Plan:
-    """Read a plan that `planner plan -o` or `Plan.to_json` wrote; a warning says where another version priced it.
+    """Read a plan that `planner plan -o` or `Plan.to_json` wrote; warn if another version of the planner priced it.
 
     Raises:
-        InputError: the file is not a plan, its layout breaks rules, or it was edited.
+        InputError: the file is not a plan, the plan's layout breaks rules, or the file was edited.
         EnvironmentProblem: the file cannot be read.
     """
     return reading.read_plan(Path(path), tell=partial(warnings.warn, stacklevel=4))
@@ -475,7 +495,7 @@ def _load(
     calibration: str | Path | None = None,
     **others: Any,
 ) -> Job:
-    """The job of these documents and keywords; the reporter is told what was left out of an imported model."""
+    """The job of these documents and keywords; the reporter lists the parts left out of an imported model."""
     if isinstance(nodes, str | Sequence):
         hint = "one number, or the hosts of each pool by name; `planner.compare_sizes` compares many"
         raise InputError(f"{nodes!r} is no number of hosts", where="--nodes", hint=hint)
@@ -505,21 +525,21 @@ def _length(seq_len: int | str | None) -> int | None:
 
 
 def _plannable(job: Job, constraints: Constraints) -> Constraints:
-    """The constraints of the user, and what no program of the engine could be told.
+    """The user's constraints, and those that exclude layouts that no program of the engine can be configured to run.
 
     Raises:
-        InputError: no program can be told the model or the training.
+        InputError: no program of the engine can be configured for the model or the training.
     """
     check_plannable(job)
     pinned = {pin.key for pin in constraints.pins}
-    untold = ("sp=1",) if "sp" not in pinned and lacks_sequence_parallelism(job) else ()
+        """For each pin of the user, the result of a search without this pin."""
     more = Constraints.parse((), (*untold, *unplannable(job, pinned))).forbidden
     forbidden = tuple(dict.fromkeys((*constraints.forbidden, *more)))
     return replace(constraints, forbidden=forbidden, whole_hosts=whole_hosts(job, pinned))
 
 
 def _texts(given: Texts) -> tuple[str, ...]:
-    """One text is as good as a list of one."""
+    """The texts as a tuple; a single text becomes a tuple of one."""
     return (given,) if isinstance(given, str) else tuple(given)
 
 

@@ -1,7 +1,7 @@
-"""The command line as a process: signals, closed streams, exit codes. What a command does is in `planner.commands`.
+"""The command line as a process: signals, closed streams, exit codes. `planner.commands` holds the commands.
 
-Results go to standard output, everything else to standard error. Commands import what is heavy when they run, so that
-`planner --help` answers at once.
+Results are written to standard output, everything else to standard error. Commands import slow modules only when they
+run, so that `planner --help` answers at once.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class _Terminated(BaseException):
 
 
 class _InOrder(click.Group):
-    """Lists the commands in the order of their use, not of the alphabet."""
+    """A group that lists its commands in order of use instead of alphabetically."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's own signature
         return list(self.commands)
@@ -90,14 +90,14 @@ for verb, examples in _EXAMPLES.items():
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run one command and return its exit code; only a bug raises."""
+    """Run one command and return its exit code; an exception that escapes is a bug."""
     try:
         code = _invoke(argv)
         sys.stdout.flush()
-    except BrokenPipeError:  # whoever reads our output has seen enough
+    except BrokenPipeError:  # the reader of the output closed it
         return ExitCode.OK
     except OSError as error:
-        if error.filename is not None:  # a file that a command should have looked after
+        if error.filename is not None:  # a file error that a command should have handled
             raise
         return _report(EnvironmentProblem(f"cannot write the output: {error.strerror}"))
     return code
@@ -116,7 +116,7 @@ def _invoke(argv: Sequence[str]) -> int:
         return ExitCode.INTERRUPTED
     except _Terminated:
         return ExitCode.TERMINATED
-    except SystemExit:  # no command exits by itself; click does when the reader of our output has gone
+    except SystemExit:  # no command exits by itself; click does when the reader of our output has closed it
         return ExitCode.OK
 
 
@@ -124,7 +124,7 @@ def _report(error: PlannerError) -> int:
     from planner.show.mistakes import mistakes_text
     from planner.show.screen import Screen
 
-    with contextlib.suppress(OSError):  # where nothing can be said, the exit code still tells
+    with contextlib.suppress(OSError):  # if the message cannot be written, the exit code still reports the error
         sys.stderr.write(mistakes_text(error, Screen.of(sys.stderr)))
     return error.exit_code
 
@@ -134,21 +134,21 @@ def _terminate(signum: int, frame: object) -> NoReturn:  # noqa: ARG001 - the si
 
 
 def _open_missing_streams() -> None:
-    """Give a closed standard stream to the null device, or the next file that is opened would receive our output."""
+    """Open the null device for each closed standard stream; else the next opened file would receive our output."""
     for descriptor in (0, 1, 2):
         try:
             os.fstat(descriptor)
         except OSError:
             os.open(os.devnull, os.O_RDWR)
-    sys.stdin = sys.stdin or open(0)  # noqa: SIM115 - lives as long as the process
+    sys.stdin = sys.stdin or open(0)  # noqa: SIM115 - open as long as the process runs
     sys.stdout = sys.stdout or open(1, "w")  # noqa: SIM115
     sys.stderr = sys.stderr or open(2, "w")  # noqa: SIM115
 
 
 def _drop_unwritable_output() -> None:
-    """Give what a stream still holds and cannot write to the null device.
+    """Send output that a stream still buffers and cannot write to the null device.
 
-    The interpreter would try again at its end, and exit with 120 in place of our code.
+    Otherwise the interpreter would try to write again at its end, and exit with 120 instead of our code.
     """
     for stream in (sys.stdout, sys.stderr):
         try:
@@ -160,8 +160,8 @@ def _drop_unwritable_output() -> None:
 def run() -> NoReturn:
     """The console entry: `main` with the arguments, signals and streams of this process.
 
-    Nearly everything that lives as long as this short process is made by imports: looking for cycles in it every 700
-    objects is a tenth of the time of a plan.
+    Nearly all objects that live as long as this short process are created by imports. A garbage collection after every
+    700 new objects would take a tenth of the time of a plan.
     """
     gc.set_threshold(_OBJECTS_BETWEEN_COLLECTIONS)
     _open_missing_streams()

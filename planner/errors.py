@@ -1,7 +1,7 @@
-"""What a user can cause and fix, and the exit code each kind ends with.
+"""Errors that a user can cause and fix, and the exit code for each kind of error.
 
-A `PlannerError` is shown as one message without a traceback. Anything else that escapes is a bug and keeps
-its traceback (exit code 1).
+A `PlannerError` is shown as one message without a traceback. Any other exception that escapes is a bug and is shown
+with its traceback (exit code 1).
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Mistake:
 
 
 class PlannerError(Exception):
-    """A mistake that the user can fix; `mistakes` holds every one found, not just the first."""
+    """One or more mistakes that the user can fix; `mistakes` holds every mistake found, not just the first."""
 
     exit_code = ExitCode.BAD_INPUT
 
@@ -56,7 +56,7 @@ class PlannerError(Exception):
 
 
 class InputError(PlannerError):
-    """A document, an option or a layout that cannot be used as it is."""
+    """A document, an option or a layout cannot be used as it is."""
 
 
 class NothingFitsError(PlannerError):
@@ -72,6 +72,6 @@ class SolverTrouble(PlannerError):
 
 
 class EnvironmentProblem(PlannerError):
-    """The disk, a permission, a missing library or a missing device."""
+    """The environment prevents the work: the disk, a permission, a missing library or a missing device."""
 
     exit_code = ExitCode.ENVIRONMENT

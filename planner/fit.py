@@ -1,4 +1,4 @@
-"""Whether a plan fits into memory, in words; and the gate that a plan passes before anything is written or started."""
+"""States in words whether a plan fits into memory, and checks it before anything is written or started."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ if TYPE_CHECKING:
 
 
 def check_fits(plan: Plan, *, force_unfit: bool = False, tell: Callable[[str], None] = lambda _: None) -> None:
-    """Let a plan pass that fits, warn about one that may not, refuse one that does not.
+    """Accept a plan that fits, warn about one that may not fit, refuse one that does not fit.
 
-    force_unfit: warn about that one too. tell: told the warning, one sentence.
+    force_unfit: only warn about a plan that does not fit.
+    tell: a function that receives the warning, one sentence.
 
     Raises:
         NothingFitsError: the plan does not fit, and `force_unfit` is false.
@@ -32,7 +33,7 @@ def check_fits(plan: Plan, *, force_unfit: bool = False, tell: Callable[[str], N
 
 
 def fit_words(plan: Plan) -> str:
-    """What the worst stage needs, of what, and the chance that it fits."""
+    """The memory that the worst stage needs, the memory that its device has, and the chance that it fits."""
     stage = plan.worst_stage
     if stage.host is not None and not stage.host_fits:
         over = format_bytes(stage.missing_bytes)
@@ -46,14 +47,14 @@ def fit_words(plan: Plan) -> str:
 
 
 def whole_bytes(plan: Plan, stage: StageMemory) -> float:
-    """All that a program can have on a device of the stage."""
+    """All memory that a program can have on a device of the stage."""
     pools = {pool.name: pool for pool in plan.cluster.pools}
     pool = pools[plan.layout.pools[stage.stage]] if plan.layout.pools else plan.cluster.pools[0]
     return pool.device.memory
 
 
 def chance_words(chance: float) -> str:
-    """A chance in whole percent; only what is certain is 0 or 100 %, and no chance is rounded up over a line."""
+    """A chance in whole percent, rounded down; only a certain outcome is 0 or 100 %."""
     percent = int(chance * 100 + 1e-9)
     if percent == 0:
         return "<1%" if chance > 0 else "0%"

@@ -1,8 +1,8 @@
-"""The point in the search space: degrees, legality that needs no cost, and the rank order.
+"""A layout, a point in the search space: its degrees, rules that need no cost, and the order of ranks.
 
-The rank order is defined here and nowhere else: ranks are numbered over the axes (pp, dp, cp, tp) with tp
-fastest, so a tensor-parallel group is a run of neighbours and the pipeline crosses hosts. The cost model asks
-which link a group crosses, the trainer builds its DeviceMesh, and both ask this module.
+The order of ranks is defined only in this module: ranks are numbered over the axes (pp, dp, cp, tp) with tp
+fastest, so the ranks of a tensor-parallel group are neighbours and the pipeline crosses hosts. The cost model needs the
+order to know which link a group crosses, and the trainer needs it to build its DeviceMesh; both use this module.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ AXES: Final = ("pp", "dp", "cp", "tp")
 """Mesh axes, slowest first."""
 
 _DUALPIPE: Final = "dualpipe"
-"""DualPipe on pp stages, from both ends at once: two V's side by side, of pp / 2 stages with two chunks each."""
+"""DualPipe on pp stages, fed from both ends: two V schedules side by side, of pp / 2 stages with two chunks each."""
 
 _COUNTS: Final = ("tp", "pp", "dp", "cp", "ep", "etp", "hsdp", "mbs", "interleave", "segment")
 _KEYS: Final = (*_COUNTS, "zero", "schedule", "sp", "recompute", "offload", "layers_per_stage", "pools")
 _LISTS: Final = ("layers_per_stage", "recompute", "pools")
-"""Keys with an entry for each chunk, or (`pools`) for each stage; `3*11` stands for `11/11/11`."""
+"""Keys with an entry for each chunk, or for each stage (`pools`); `3*11` is short for `11/11/11`."""
 _KEY_OF: Final = {
     **dict.fromkeys(("tensor", "tensor_parallel", "tensor_model_parallel", "tensor_parallel_degree"), "tp"),
     **dict.fromkeys(("pipeline", "pipeline_parallel", "pipeline_model_parallel", "pipeline_parallel_degree"), "pp"),
@@ -46,7 +46,7 @@ _KEY_OF: Final = {
     **dict.fromkeys(("sequence_parallel", "sequence"), "sp"),
     **dict.fromkeys(("activation_checkpointing", "gradient_checkpointing", "checkpointing"), "recompute"),
 }
-"""Words of other programs, without `_size` at their end, in place of a layout's keys."""
+"""Names that other programs use for a layout's keys, without `_size` at their end, and the key of each name."""
 _ACCUMULATION: Final = ("gas", "ga", "grad_accum", "gradient_accumulation_steps", "accumulation")
 _WORDS: Final[dict[str, tuple[str, ...]]] = {
     "schedule": (*get_args(Schedule), _DUALPIPE),
@@ -56,19 +56,19 @@ _WORDS: Final[dict[str, tuple[str, ...]]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Assumed:
-    """What was not said: the key, the value that was taken, and the rule that took it."""
+    """A value that the user did not give: its key, the value that was assumed, and the rule that chose this value."""
 
     key: str
     value: str
     rule: str
 
     def __str__(self) -> str:
-        """As the command line writes it, with the rule behind."""
+        """The key and value as the command line writes them, followed by the rule in parentheses."""
         return f"{self.key}={shortened_list(self.value)} ({self.rule})"
 
 
 class LayerDegrees(Protocol):
-    """What decides the share of one layer and microbatch that a device has: numbers, or arrays that broadcast."""
+    """Values that set a device's share of one layer and microbatch: numbers, or arrays that broadcast."""
 
     @property
     def tp(self) -> Number: ...  # noqa: D102
@@ -87,7 +87,7 @@ class LayerDegrees(Protocol):
 
 
 class Degrees(LayerDegrees, Protocol):
-    """What the cost model reads of a layout: numbers, or arrays of many layouts that broadcast."""
+    """Values of a layout that the cost model reads: numbers, or arrays of many layouts that broadcast."""
 
     @property
     def pp(self) -> Number: ...  # noqa: D102
@@ -107,13 +107,14 @@ class Degrees(LayerDegrees, Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
-    """How a training step is cut.
+    """How a training step is divided among the devices.
 
     `layers_per_stage` and `recompute` have pp * interleave entries, one per chunk in model order; `stage_of_chunk`
-    says where each runs. `hsdp` is the number of replicas of the ZeRO-sharded group. `pools` names the pool of a mixed
-    cluster that each stage runs on; the stages of one pool are neighbours, and the first device of the first of them is
-    the pool's first. `segment` is how many hosts the layout takes of each scale-up domain, where a domain has several
-    and the layout reaches over more than one; 0: all of them, in every other case too.
+    returns the stage on which a chunk runs. `hsdp` is the number of replicas of the ZeRO-sharded group. `pools` names
+    the pool of a mixed cluster on which each stage runs. The stages of one pool are neighbours, and the first device of
+    the pool's first stage is the first device of the pool. `segment` is the number of hosts that the layout uses in
+    each scale-up domain, if a domain has several hosts and the layout spans more than one domain. In every other case
+    `segment` is 0, which means all hosts of a domain.
     """
 
     tp: int = 1
@@ -184,7 +185,7 @@ class Layout:
         return sum(self.layers_per_stage[chunk] for chunk in self.chunks_of_stage(stage))
 
     def recompute_of_stage(self, stage: int) -> str:
-        """Recompute policy of a stage; the same for all its chunks in plans that the search makes."""
+        """Recompute policy of a stage; plans of the search have the same policy for all chunks of a stage."""
         return self.recompute[stage]
 
     def __str__(self) -> str:
@@ -196,12 +197,12 @@ V_SHAPED: Final = ("zbv", "dualpipev")
 
 
 def chunks_per_stage(schedule: Schedule) -> int:
-    """Chunks that a stage has unless interleave says otherwise: one, and of a V two."""
+    """Chunks of a stage if interleave is not given: two for a V-shaped schedule, one for any other."""
     return 2 if schedule in V_SHAPED else 1
 
 
 def stage_of_chunk(schedule: Schedule, pp: Number, chunk: Number) -> Number:
-    """The stage that holds a chunk: chunk % pp; the V-shaped schedules go there and back again. Broadcasts.
+    """The stage that holds a chunk: chunk % pp; a V-shaped schedule runs down the stages and back up. Broadcasts.
 
     Source: Narayanan et al. (SC 2021), section 2.2.2; Qi et al. (2023), ZB-V.
     """
@@ -209,22 +210,22 @@ def stage_of_chunk(schedule: Schedule, pp: Number, chunk: Number) -> Number:
 
 
 def head_stage(layout: Degrees) -> Number:
-    """The stage that holds the end of the model: the last one, and of a V the first. Broadcasts."""
+    """The stage that holds the end of the model: the first one of a V-shaped schedule, else the last. Broadcasts."""
     return stage_of_chunk(layout.schedule, layout.pp, layout.pp * layout.interleave - 1)
 
 
 def offloads_optimizer(layout: Degrees) -> bool:
-    """Whether optimizer states live in the host's memory, and the host updates the weights."""
+    """Whether the host's memory holds the optimizer states, and the host updates the weights."""
     return layout.offload in ("optimizer", "both")
 
 
 def offloads_activations(layout: Degrees) -> bool:
-    """Whether activations wait in the host's memory for the backward pass."""
+    """Whether the host's memory holds the activations until the backward pass."""
     return layout.offload in ("activations", "both")
 
 
 def of_chunks(of_stages: tuple[Any, ...], interleave: int, schedule: Schedule) -> tuple[Any, ...]:
-    """What is given for each stage, listed for each chunk in model order."""
+    """Values given for each stage, listed for each chunk in model order."""
     pp = len(of_stages)
     return tuple(of_stages[int(stage_of_chunk(schedule, pp, chunk))] for chunk in range(pp * interleave))
 
@@ -245,13 +246,13 @@ def _collapse(values: tuple[Any, ...]) -> str:
 
 
 def shortened_list(text: str) -> str:
-    """A list with equal neighbours counted: `9/11/11/11/8` is `9/3*11/8`."""
+    """A list in which each run of equal entries is written with its length: `9/11/11/11/8` becomes `9/3*11/8`."""
     runs = [(value, len(list(same))) for value, same in groupby(text.split("/"))]
     return "/".join(f"{count}*{value}" if count > 1 else value for value, count in runs)
 
 
 def _written_out(text: str) -> str:
-    """The inverse of `shortened_list`; what is no count is left for the checks that follow."""
+    """The inverse of `shortened_list`; a part without a valid count stays as it is, for later checks to report."""
     parts = []
     for part in text.split("/"):
         count, star, value = part.partition("*")
@@ -261,7 +262,7 @@ def _written_out(text: str) -> str:
 
 
 def format_layout(layout: Layout) -> str:
-    """Write a layout as `tp=8,pp=4,...`; `parse_layout` reads it back to an equal layout."""
+    """Write a layout as `tp=8,pp=4,...`; `parse_layout` reads the text back to an equal layout."""
     parts = []
     for field in fields(Layout):
         value = getattr(layout, field.name)
@@ -277,10 +278,10 @@ def format_layout(layout: Layout) -> str:
 
 
 def parse_assignments(text: str, option: str) -> dict[str, str]:
-    """Split `tp=8,pp=4` into a mapping, lists written out; reports every unknown or repeated key of `option` at once.
+    """Split `tp=8,pp=4` into a mapping and write its lists out; report every unknown or repeated key of `option`.
 
     Raises:
-        InputError: with one mistake per bad part.
+        InputError: the text has bad parts, one mistake for each of them.
     """
     found: dict[str, str] = {}
     mistakes = []
@@ -303,7 +304,7 @@ def parse_assignments(text: str, option: str) -> dict[str, str]:
 
 
 def _known_key(word: str) -> str:
-    """What to write in place of a word that is no key."""
+    """A hint for a word that is not a key: the key that was probably meant, or all keys."""
     plain = word.lower().replace("-", "_").removesuffix("_size")
     if plain in _ACCUMULATION:
         return "microbatches follow from --global-batch, dp and mbs: global batch / (dp * mbs)"
@@ -314,14 +315,14 @@ def _known_key(word: str) -> str:
 
 
 def check_value(key: str, text: str, option: str) -> Mistake | None:
-    """What is wrong with the value of one layout key, or None."""
+    """The mistake in the value of one layout key, or None."""
     if key in _COUNTS or key in ("zero", "sp"):
         low, high = {"zero": (0, 3), "sp": (0, 1)}.get(key, (1, 10_000_000))
         if text.isascii() and text.isdigit() and len(text) < 10 and low <= int(text) <= high:
             return None
         wanted = f"{low} to {high}" if key in ("zero", "sp") else "a whole number of at least 1"
         return Mistake(message=f"{quoted(f'{key}={text}')} is no legal value", where=option, hint=f"{key} is {wanted}")
-    if key == "pools":  # whether there are such pools, the cluster says
+    if key == "pools":  # names of pools are checked against the cluster, elsewhere
         return None
     if key == "recompute":
         faults = (fault for part in text.split("/") if (fault := policy_fault(part)))
@@ -345,15 +346,16 @@ def check_value(key: str, text: str, option: str) -> Mistake | None:
 def parse_layout(
     text: str, *, num_layers: int, num_devices: int | Mapping[str, int], option: str = "--layout"
 ) -> Layout:
-    """Read `tp=8,pp=4,mbs=1,...`; what is left out is derived or takes its default.
+    """Read `tp=8,pp=4,mbs=1,...`; a value that is left out is derived or gets its default.
 
-    Defaults: every degree 1, zero 0, mbs 1, no recompute, sp 1 when tp > 1, schedule `interleaved` when
-    interleave > 1 else `1f1b`, interleave 2 for the V-shaped schedules, dp = num_devices / (tp * pp * cp), layers as
-    even as possible with the first stages taking the remainder. How many hosts of a scale-up domain are taken
-    (segment) depends on the cluster: planner/cost/segments.py.
+    Defaults: every degree 1, zero 0, mbs 1, no recompute, sp 1 if tp > 1, schedule `interleaved` if interleave > 1 else
+    `1f1b`, interleave 2 for the V-shaped schedules, dp = num_devices / (tp * pp * cp). Layers are divided as evenly as
+    possible, and the first stages hold the remainder. The number of hosts used in a scale-up domain (segment) depends
+    on
+    the cluster: planner/cost/segments.py.
 
-    num_devices: of the cluster, or of each pool of a mixed one; then `pools` has to be given, and dp is the most that
-    the stages of every pool find devices for.
+    num_devices: devices of the cluster, or of each pool of a mixed cluster. For a mixed cluster `pools` has to be
+    given, and dp is the largest degree for which every pool has enough devices for its stages.
 
     Raises:
         InputError: unknown keys, bad values, or lists of the wrong length.
@@ -387,7 +389,7 @@ def parse_layout(
 
 
 def _as_v(given: Mapping[str, str], number: Mapping[str, int], option: str) -> tuple[dict[str, str], dict[str, int]]:
-    """`schedule=dualpipe` as what it is: each rank holds stages r and pp - 1 - r of one of two replicas of the model.
+    """`schedule=dualpipe` as a V: each rank holds stages r and pp - 1 - r of one of two replicas of the model.
 
     Source: DeepSeek, DualPipe (README), DualPipeV ("cut in half").
     """
@@ -419,15 +421,16 @@ def _devices_per_stage(num_devices: int | Mapping[str, int], pools: tuple[str, .
 
 
 def even_stages(num_layers: int, pp: int) -> tuple[int, ...]:
-    """Layers per stage, as even as possible: the first stages take the remainder."""
+    """Layers per stage, divided as evenly as possible; the first stages hold the remainder."""
     base, extra = divmod(num_layers, pp)
     return tuple(base + (1 if stage < extra else 0) for stage in range(pp))
 
 
 def even_split(num_layers: int, pp: int, interleave: int, schedule: Schedule = "1f1b") -> tuple[int, ...]:
-    """Layers per chunk, as even as possible: stages differ by at most one, and so do a stage's chunks.
+    """Layers per chunk, divided as evenly as possible: stages differ by at most one layer, as do a stage's chunks.
 
-    The first stages take the remainder; of a V, whose first stage holds the head too, the last ones.
+    The first stages hold the remainder. In a V-shaped schedule the last stages hold the remainder, because the first
+    stage also holds the head.
     """
     stages = even_stages(num_layers, pp)
     return balanced_chunks(stages[::-1] if schedule in V_SHAPED else stages, interleave, schedule)
@@ -436,10 +439,10 @@ def even_split(num_layers: int, pp: int, interleave: int, schedule: Schedule = "
 def _layers_of_chunks(
     given: str | None, num_layers: int, pp: int, interleave: int, schedule: Schedule, option: str
 ) -> tuple[int, ...]:
-    """Layers of each chunk, as they are given or as even as possible.
+    """Layers of each chunk, as given or divided as evenly as possible.
 
     Raises:
-        InputError: no list of pp * interleave entries that add up to the layers, or more chunks than layers.
+        InputError: the list does not have pp * interleave entries that sum to the layers, or chunks outnumber layers.
     """
     chunks = pp * interleave
     if given is not None:

@@ -1,4 +1,4 @@
-"""What the prices of a plan follow from: a digest that is equal where the same job would be priced alike."""
+"""Identifies the version that prices a plan, by a digest of all files that determine its prices."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ _FORMULAS: Final = (
     "specs/generations.py", "specs/job.py", "specs/library.py", "specs/model.py", "specs/recipe.py",
     "specs/recompute.py", "specs/text.py", "specs/training.py", "specs/yaml.py",
 )  # fmt: skip
-"""The formulas, and all of the package that they import. Models, clusters and engine profiles are in the plan."""
+"""Files of the formulas and of all modules they import. Models, clusters and engine profiles are in the plan."""
 
 
 def made_by(job: Job) -> MadeBy:
-    """Who prices this job here and now."""
+    """The version and calibration that price this job now."""
     pools = job.pools
     corrections = tuple(pool.calibration for pool in pools), pools[0].evidence, pools[0].spread
     calibration: Literal["shipped", "own"] = "shipped" if corrections == _of(job, shipped_calibration()) else "own"
@@ -36,12 +36,12 @@ def made_by(job: Job) -> MadeBy:
 
 
 def with_shipped_corrections(job: Job) -> Job:
-    """The job with the corrections that this version ships, and their evidence of how far off forecasts are."""
+    """The job with the corrections that this version ships, and with the evidence on their forecast errors."""
     return with_corrections(job, shipped_calibration())
 
 
 def with_corrections(job: Job, corrections: Calibration) -> Job:
-    """The job with the corrections of a calibration for its devices and engine, and with its evidence."""
+    """The job with a calibration's corrections for its devices and engine, and with the calibration's evidence."""
     entries, evidence, spread = _of(job, corrections)
     common = ("model", "training", "engine", "risk", "headroom", "allow_tp_across_nodes", "allow_offload")
     kept = {name: getattr(job, name) for name in common}
@@ -49,7 +49,7 @@ def with_corrections(job: Job, corrections: Calibration) -> Job:
 
 
 def with_corrections_of_any_engine(job: Job) -> Job | None:
-    """The job with the corrections that runs of all engines share; None for corrections of the user's and for pools."""
+    """The job with the corrections fitted to runs of all engines; None for own corrections or several pools."""
     if len(job.pools) > 1 or job.pools[0].calibration != _of(job, shipped_calibration())[0][0]:
         return None
     anybody = job.engine.model_copy(update={"name": ""})
@@ -58,14 +58,14 @@ def with_corrections_of_any_engine(job: Job) -> Job | None:
 
 
 def _of(job: Job, corrections: Calibration) -> tuple[tuple[CalibrationEntry, ...], tuple[Evidence, ...], Spread]:
-    """Corrections for each pool, and evidence with its spread: no run on a mixed cluster is published."""
+    """Corrections for each pool, evidence and its spread; a mixed cluster has no evidence: no run is published."""
     entries = calibrations_of(job.cluster, job.model, job.training, job.engine, corrections)
     return entries, corrections.evidence if len(job.cluster.pools) == 1 else (), corrections.spread
 
 
 @cache
 def _digest(calibration: Literal["shipped", "own"]) -> str:
-    """Of version and formulas, and of the shipped corrections where they count; the same in a wheel and a checkout."""
+    """Hash of version and formulas, and of shipped corrections if used; the same in a wheel and in a checkout."""
     package, found = Path(str(files("planner"))), hashlib.sha256(__version__.encode())
     paths = {path for pattern in _FORMULAS for path in package.glob(pattern)}
     if calibration == "shipped":

@@ -1,8 +1,8 @@
-"""From curves that the trainer's program timed on this machine to a device and a cluster document.
+"""Computes a device and a cluster document from curves that the trainer's program timed on this machine.
 
-The detected document of the machine is the start; what was measured takes the place of what it says. A GPU's memory,
-peaks and bandwidths stay those of its data sheet, and efficiencies say what was reached of them. A CPU has no data
-sheet: its peak and bandwidths are the best that was measured.
+The detected document of the machine is the start, and measured values replace its values. A GPU keeps the memory, peaks
+and bandwidths of its data sheet, and efficiencies state the share of them that was reached. A CPU has no data sheet:
+its peak and bandwidths are the best measured values.
 """
 
 from __future__ import annotations
@@ -33,19 +33,19 @@ if TYPE_CHECKING:
 _DEPTHS: Final = (16, 64, 256, 1024, 4096)
 _HALF_DEPTHS: Final = tuple(2.0**power for power in range(11))
 _CUT_COLLECTIVES: Final = 8
-"""All-gathers and reduce-scatters of a layer that tensor and sequence parallelism cut, both passes together."""
-_BACKWARD_FLOOR: Final = 1.6  # backward over forward host time, as `planner.cost.layers` takes it
+"""All-gathers and reduce-scatters of a layer under tensor and sequence parallelism, in both passes together."""
+_BACKWARD_FLOOR: Final = 1.6  # ratio of backward to forward host time, as in `planner.cost.layers`
 Curves = dict[str, Any]
 
 
 class ProbeFailed(PlannerError):
-    """The trainer's program ended without curves."""
+    """The trainer's program ended without writing curves."""
 
     exit_code = ExitCode.RANK_FAILED
 
 
 def request(model: ModelSpec, kind: str, seconds: float) -> dict[str, Any]:
-    """What the trainer's program is to time: products of the model's layers, and sizes that show where curves bend."""
+    """Measurements to request from the trainer's program: the model's products, and sizes where curves bend."""
     gpu = kind == "cuda"
     tokens, square = ((4096, 16384), 8192) if gpu else ((256, 1024), 512)
     hidden, heads = model.hidden_size, model.num_heads
@@ -83,7 +83,7 @@ def request(model: ModelSpec, kind: str, seconds: float) -> dict[str, Any]:
 
 
 def run_probe(wanted: Mapping[str, Any], *, processes: int, hosts: int = 1, host: Host | None = None) -> Curves | None:
-    """Start the trainer's program on this host and return what it wrote; None on hosts other than the first.
+    """Start the trainer's program on this host and return its curves; None on hosts other than the first.
 
     Raises:
         EnvironmentProblem: torch is missing, or its build sees too few GPUs.
@@ -110,7 +110,7 @@ def run_probe(wanted: Mapping[str, Any], *, processes: int, hosts: int = 1, host
 
 
 def measured_cluster(found: ClusterSpec, curves: Curves) -> ClusterSpec:
-    """The detected cluster with what the curves say of its device and its links.
+    """The detected cluster with the measured values of its device and its links.
 
     Raises:
         InputError: the curves are of another kind of machine, or too few were measured.
@@ -160,7 +160,7 @@ def _total(rows: Iterable[Mapping[str, float]], key: str) -> float:
 
 
 def _half_depth(rows: Sequence[Mapping[str, float]]) -> float:
-    """Depth at which products reach half of their rate: the one that leaves the rates of one square least scattered."""
+    """Depth at which products reach half of their rate: corrected by it, rates of square products scatter least."""
     sides = max((row["m"], row["n"]) for row in rows if row["m"] == row["n"]) if rows else (0, 0)
     same = [row for row in rows if (row["m"], row["n"]) == sides]
 
@@ -171,16 +171,16 @@ def _half_depth(rows: Sequence[Mapping[str, float]]) -> float:
 
 
 def _link(link: LinkSpec, curves: Curves, device: DeviceSpec) -> LinkSpec:
-    """The link as its largest and smallest messages saw it, over the groups that span it and no link above it."""
+    """The link with values from its largest and smallest messages, over groups that span it and no link above it."""
     rows = [row for row in curves["collectives"] if _spans(link, row, curves)]
     if not rows:
         return link
     changes: dict[str, float] = {}
-    if device.kind == "cpu":  # no data sheet has the bandwidth of the host's memory between two processes
+    if device.kind == "cpu":  # no data sheet states the bandwidth between two processes on one host
         changes["bandwidth"] = max(row["num_bytes"] / row["seconds"] for row in rows if row["operation"] == "send")
     bandwidth = changes.get("bandwidth", link.bandwidth)
     rates, starts = [], []
-    for operation in ("all_gather", "reduce_scatter"):  # sharded weights and sequence parallelism make no others
+    for operation in ("all_gather", "reduce_scatter"):  # sharded weights and sequence parallelism use no others
         for ranks in sorted({row["ranks"] for row in rows}):
             curve = [row for row in rows if (row["operation"], row["ranks"]) == (operation, ranks)]
             if len(curve) < 2:
@@ -204,7 +204,7 @@ def _size(row: Mapping[str, int]) -> int:
 
 
 def _spans(link: LinkSpec, row: Mapping[str, float], curves: Curves) -> bool:
-    """Whether the group fills this level's instances, or a part of one that is more than the level below has."""
+    """Whether the group fills this level's instances, or, on a small machine, a part larger than the level below."""
     if curves["device_kind"] == "cpu":
         return True
     most = link.num_devices or curves["ranks"]
@@ -212,9 +212,9 @@ def _spans(link: LinkSpec, row: Mapping[str, float], curves: Curves) -> bool:
 
 
 def _latency(curves: Curves, device: DeviceSpec) -> float:
-    """What a collective of a cut layer takes beyond the host time that the forecast gives the layer already.
+    """Seconds of a collective of a tensor-parallel layer beyond the host time already in the layer's forecast.
 
-    DTensor places each operator's inputs in Python; where the devices are the host's own cores, nothing hides that.
+    DTensor places each operator's inputs in Python. If the devices are the host's own cores, nothing hides this time.
     """
     if "cut_layer" not in curves:
         return 0.0

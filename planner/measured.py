@@ -1,4 +1,4 @@
-"""Predicted against measured: what a finished run says about the plan it ran."""
+"""Compares a finished run's measurements with the plan that it ran."""
 
 from __future__ import annotations
 
@@ -20,8 +20,10 @@ _TOTAL: Final = {
 class Deviation:
     """One quantity of the plan beside its measurement.
 
-    stage: pipeline stage of a memory line; None for times. unit: `bytes` or `seconds`. `planned` and `measured`
-    are None where there is no such number; `note` says why.
+    stage: pipeline stage of a memory line; None for times.
+    unit: either `bytes` or `seconds`.
+
+    `planned` and `measured` are None if there is no such number; `note` gives the reason.
     """
 
     name: str
@@ -33,7 +35,7 @@ class Deviation:
 
     @property
     def relative_error(self) -> float | None:
-        """Measured over planned, less one, where both are known and the plan is not zero."""
+        """Ratio measured / planned, minus one; None if a value is unknown or the planned value is zero."""
         if self.planned is None or self.measured is None or self.planned == 0:
             return None
         return self.measured / self.planned - 1
@@ -53,7 +55,7 @@ def compare(plan: Plan, measurements: dict[str, Any]) -> tuple[Deviation, ...]:
 
 
 def _times(plan: Plan, measurements: dict[str, Any]) -> list[Deviation]:
-    """Lines that a run measures as one are one here: the plan's numbers are added up under the first name."""
+    """The time lines of the plan; lines that a run measures together become one, under the first name."""
     planned = {str(line.name): float(line.exposed_seconds) for line in plan.time}
     found = {name: measurements.get("time", {}).get(name, {}) for name in planned}
     within = {other: name for name in planned for other in found[name].get("includes", ())}

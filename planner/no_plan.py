@@ -1,4 +1,4 @@
-"""What is said of a JSON document that is not a plan of this format, and how to get one."""
+"""Errors for a JSON document that is not a plan of this format, with hints on how to make a plan."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ _OTHER_DOCUMENTS: Final = {
     "total_seconds": "statistics of a search; give the plan that `-o` wrote beside them",
     "$schema": "a JSON schema",
 }
-"""A key that tells another JSON document, and what to say of it."""
+"""A key by which another kind of JSON document is recognized, and the text for this kind."""
 
 
 def no_plan(data: Any, name: str) -> InputError:
-    """What a JSON document is instead of a plan of this format, as far as its keys tell."""
+    """The error for a JSON document that is not a plan of this format; it names the kind of document by its keys."""
     if not isinstance(data, dict):
         return InputError(f"{name} is not a plan: a JSON {type(data).__name__}", hint=HOW_TO_GET_ONE)
     known = next((words for key, words in _OTHER_DOCUMENTS.items() if key in data), None)
@@ -50,7 +50,7 @@ def no_plan(data: Any, name: str) -> InputError:
 
 
 def command_again(data: dict[str, Any]) -> str:
-    """The command that makes a plan of format 1 again, as far as its keys tell; one line for a shell."""
+    """The command that makes a plan of format 1 again, derived from its keys; one line for a shell."""
     model, cluster, training, options = (_mapping(data, key) for key in ("model", "cluster", "training", "options"))
     choice, was_searched = _mapping(data, "batch_choice"), bool(data.get("certificate"))
     batch = f"{choice.get('least')}..{choice.get('most')}" if choice else training.get("global_batch_size")
@@ -88,14 +88,14 @@ def _unless(usual: Any, value: Any) -> Any:
 
 
 def _names(model: dict[str, Any], cluster: dict[str, Any]) -> Iterator[str]:
-    """Shipped names; of a document of the user's the file that it was probably in."""
+    """Names of shipped models and clusters; for a document of the user, the file that probably held it."""
     for data, shipped, word in ((model, model_names(), "MODEL"), (cluster, cluster_names(), "CLUSTER")):
         name = str(data.get("name", word))
         yield name if name in shipped else f"{name}.yaml"
 
 
 def _sizes(cluster: dict[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Hosts, or devices where a host has not all of them."""
+    """The number of hosts, or the number of devices if a host is used only in part."""
     name, hosts, each = cluster.get("name"), cluster.get("hosts"), cluster.get("devices_per_host")
     pools = [pool for pool in _list(cluster, "pools") if isinstance(pool, dict)]
     if pools:
@@ -106,13 +106,13 @@ def _sizes(cluster: dict[str, Any]) -> Iterator[tuple[str, Any]]:
 
 
 def _settings(model: dict[str, Any], cluster: dict[str, Any], training: dict[str, Any]) -> Iterator[str]:
-    """What a document has otherwise than its defaults, or than the shipped document of the same name."""
+    """Values of a document that differ from its defaults, or from the shipped document of the same name."""
     options = {"sequence_length", "global_batch_size", "precision"}
     usual = TrainingSpec(sequence_length=1, global_batch_size=1).model_dump(mode="json")
     yield from _changes("training", {key: training.get(key) for key in usual if key not in options}, usual)
     if model.get("name") in model_names():
         yield from _changes("model", model, load_model(model["name"]).model_dump(mode="json"))
-    if cluster.get("name") in cluster_names():  # its other figures may be newer than those of the plan
+    if cluster.get("name") in cluster_names():  # other shipped figures may be newer than those of the plan
         shipped = load_cluster(cluster["name"]).model_dump(mode="json")
         yield from _changes("cluster", cluster, {"price": shipped.get("price")})
 

@@ -1,4 +1,4 @@
-"""The one document that everything after the search reads: complete, versioned, byte-for-byte reproducible."""
+"""The plan: the one document that all later steps read, complete, versioned and reproducible byte by byte."""
 
 from __future__ import annotations
 
@@ -50,9 +50,11 @@ _NO_SPREAD: Final = Spread()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunnerUp:
-    """A layout that lost, the lines in which it loses and saves most, and in what it differs from the plan.
+    """A layout that lost against the plan's layout, and the reason.
 
-    near_tie: forecasts of two layouts of one job cannot tell the two apart.
+    reason: the lines of the ledger in which the layout loses and saves most.
+    differs: how it differs from the plan.
+    near_tie: whether forecasts are too inaccurate to tell which of the two layouts is faster.
     """
 
     layout: Layout
@@ -67,8 +69,8 @@ class RunnerUp:
 class Minimum:
     """The proven minimum of the objective, which is the plan's own layout or a less simple one.
 
-    above: how much worse than it the plan is by the objective, as a share. reason: what the plan has for that, in
-    words; empty where the plan is the minimum.
+    above: how much worse the plan is than this minimum by the objective, as a share.
+    reason: what the plan gains in exchange, in words; empty if the plan is the minimum.
     """
 
     layout: Layout
@@ -81,14 +83,16 @@ class Minimum:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """A job, the layout chosen for it, and the ledger that says why.
+    """A job, the layout chosen for it, and the ledger that explains the choice.
 
-    Seconds are per optimizer step; of measured runs like it 8 of 10 lie between the low and the high one, and `band`
-    says on how many runs that rests. `mfu` and `hfu` name their convention in `flops_convention`. On a mixed cluster
-    there is a calibration for each pool. The chance of fitting rests on `memory_spread`. A layout
-    of the user's has no certificate. proved_by: who proved the certificate, where other formulas have priced the plan
-    since. assumed: what a layout of the user's left out. minimum: the best layout by the objective, beside the simpler
-    one that is recommended; None without a search.
+    Seconds are per optimizer step. 8 of 10 measured runs like the plan lie between `low_step_seconds` and
+    `high_step_seconds`; `band` gives the number of runs behind this range. `mfu` and `hfu` use the convention named in
+    `flops_convention`. On a mixed cluster there is one calibration for each pool. The chance of fitting is computed
+    from `memory_spread`. A layout that the user gave has no certificate.
+    proved_by: version that made the certificate, if the plan was priced again with other formulas.
+    assumed: values that the user's layout left out.
+    minimum: the best layout by the objective, with which the recommended, simpler layout is compared; None without a
+        search.
     """
 
     model: ModelSpec
@@ -111,34 +115,34 @@ class Plan:
     options: SearchOptions
     memory_spread: Spread = _NO_SPREAD
     band: Band | None = None
-    engine_label: EngineLabel | None = None  # what the name does, where that is worth a line
+    engine_label: EngineLabel | None = None  # effect of the engine's name on the forecast, if worth a line
     minimum: Minimum | None = None
     deadline_chance: float | None = None
     runners_up: tuple[RunnerUp, ...] = ()
     idle_reason: str = ""
-    batch: BatchChoice | None = None  # where there was a choice
+    batch: BatchChoice | None = None  # None if the batch size was given
     certificate: Certificate | None = None
     proved_by: MadeBy | None = None
     assumed: tuple[Assumed, ...] = ()
 
     @property
     def worst_stage(self) -> StageMemory:
-        """The stage on which it depends whether the plan fits."""
+        """The stage that decides whether the plan fits."""
         return worst_stage(self.memory)
 
     @property
     def verdict(self) -> Verdict:
-        """Whether the plan fits, in words: what is said of its worst stage."""
+        """Whether the plan fits, in words: the verdict on its worst stage."""
         return verdict_of(self.memory)
 
     @property
     def chance_of_fitting(self) -> float:
-        """That of the worst stage: stages share their error."""
+        """Chance that the plan fits: the chance of its worst stage, because all stages share one forecast error."""
         return min((stage.chance_of_fitting for stage in self.memory), default=1.0)
 
     @property
     def run(self) -> WholeRun | None:
-        """The whole token budget with this plan; None without a budget."""
+        """Time and cost of training on the whole token budget with this plan; None without a budget."""
         found = whole_run(
             self.model,
             self.training,
@@ -159,7 +163,7 @@ class Plan:
 
     @property
     def goodput(self) -> Goodput | None:
-        """What failures and checkpoints leave of the time of the run; None where they are not counted."""
+        """Share of the run's time left after failures and checkpoints; None if they are not counted."""
         if not self.training.failures:
             return None
         common = {"model": self.model, "training": self.training, "engine": self.engine}
@@ -220,7 +224,7 @@ def _as_dict(part: Any) -> dict[str, Any] | None:
 
 
 def _checksum(document: dict[str, Any]) -> str:
-    """Of the keys that stand before the checksum; `explain --json` and others add theirs behind it."""
+    """Checksum of the keys before `checksum`; `explain --json` and other commands add their keys after it."""
     keys = list(document)
     own = keys[: keys.index("checksum")] if "checksum" in document else keys
     text = json.dumps({key: document[key] for key in own}, sort_keys=True, ensure_ascii=True)
@@ -228,7 +232,7 @@ def _checksum(document: dict[str, Any]) -> str:
 
 
 def layout_to_dict(layout: Layout) -> dict[str, Any]:
-    """The layout as plain data, one key for each field; `pools` and `segment` only where there is a choice."""
+    """The layout as plain data, one key for each field; `pools` and `segment` are left out if empty or 0."""
     values = {f.name: list(v) if isinstance(v := getattr(layout, f.name), tuple) else v for f in fields(Layout)}
     return {key: value for key, value in values.items() if key not in ("pools", "segment") or value}
 
@@ -264,7 +268,7 @@ def plan_to_json(plan: Plan) -> str:
 
 
 def plan_from_json(text: str, *, name: str = "plan") -> Plan:
-    """Read a plan document as it was written; the inverse of `plan_to_json`. `planner.reading` prices it too.
+    """Read a plan document as written; the inverse of `plan_to_json`. `planner.reading` also prices the plan again.
 
     Raises:
         InputError: not JSON, another format version, a document inside that is not valid, or a plan that was edited.
@@ -296,7 +300,7 @@ def parse_plan(text: str, *, name: str) -> tuple[Plan, bool]:
 
 
 def edited(name: str, *differences: str) -> InputError:
-    """What is said of a plan that was changed by hand, or on its way here."""
+    """The error for a plan that was changed after it was written."""
     return InputError(
         f"{name} was edited after it was written{''.join(f'; {each}' for each in differences)}",
         hint="make the plan again; `planner explain MODEL CLUSTER --layout tp=8,...` prices a layout of your own",
@@ -321,7 +325,7 @@ def _float(text: str) -> float:
 
 
 def layout_from_dict(data: dict[str, Any]) -> Layout:
-    """The inverse of `layout_to_dict`; a layout that nobody could write on the command line is a ValueError."""
+    """The inverse of `layout_to_dict`; raise ValueError for a layout that the command line could not express."""
     fields_: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in data.items()}
     layout = Layout(**fields_)
     if _read_layout(format_layout(layout), layout) != layout:
@@ -330,7 +334,7 @@ def layout_from_dict(data: dict[str, Any]) -> Layout:
 
 
 def _read_layout(text: str, like: Layout) -> Layout:
-    """A layout in its text form, of a model with as many layers as another one has."""
+    """Parse a layout from its text form, for a model with as many layers as the layout `like`."""
     try:
         return parse_layout(text, num_layers=sum(like.layers_per_stage), num_devices=1)
     except InputError as error:
@@ -352,7 +356,7 @@ def _of(kind: type[T], data: dict[str, Any], key: str) -> T:
 
 
 def _strict(kind: type[T], data: Any) -> T:
-    """A document, or a dataclass of numbers and texts; JSON mode reads lists as tuples."""
+    """Validate a document, or a dataclass of numbers and texts; JSON mode reads lists as tuples."""
     of_any: Any = kind
     read: T = _adapter(of_any).validate_json(json.dumps(data), strict=True)
     return read
@@ -368,7 +372,7 @@ def _if_any(kind: type[T], data: Any) -> T | None:
 
 
 def _check_pools(cluster: AnyCluster, layout: Layout) -> None:
-    """A layout on a mixed cluster names one of its pools for each stage, and another one names none."""
+    """Check that a layout names a pool for each stage on a mixed cluster, and no pools on any other cluster."""
     names = {pool.name for pool in cluster.pools} if len(cluster.pools) > 1 else set()
     if set(layout.pools) - names or len(layout.pools) != (layout.pp if names else 0):
         raise ValueError(f"layout: pools are {'/'.join(layout.pools) or 'missing'}")
@@ -493,10 +497,10 @@ def plan_from_file(path: Path) -> Plan:
 
 
 def job_documents(path: Path) -> tuple[ModelSpec, TrainingSpec]:
-    """Model and training of a plan file of any format: a run may go on with a newer planner than began it.
+    """Model and training of a plan file of any format, so that a newer planner can continue an older planner's run.
 
     Raises:
-        InputError: the file has no such documents.
+        InputError: the file holds no model or no training document.
         EnvironmentProblem: the file cannot be read.
     """
     try:
@@ -510,7 +514,7 @@ def plan_text(path: Path) -> str:
     """The text of a plan file.
 
     Raises:
-        InputError: it is too large, or no text.
+        InputError: the file is too large, or is not text.
         EnvironmentProblem: the file cannot be read.
     """
     try:
@@ -544,6 +548,6 @@ def write_text(path: Path, pieces: Iterable[str], *, replace: bool = False) -> N
         temporary.replace(path)
     except OSError as error:
         raise EnvironmentProblem(f"cannot write {path}: {error.strerror}") from None
-    finally:  # whatever ended it, also an interrupt
+    finally:  # after success, an error or an interrupt
         with contextlib.suppress(OSError):
             temporary.unlink(missing_ok=True)

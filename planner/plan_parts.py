@@ -1,4 +1,4 @@
-"""What stands in a plan beside its layout and its ledger: what was asked, what was proved, and who priced it."""
+"""Parts of a plan beside its layout and ledger: the user's options, the proof, and the version that priced it."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from planner.cost.critical_batch import BatchAdvice  # noqa: TC001 - read when a
 from planner.specs.job import RISK
 
 ObjectiveName = Literal["throughput", "cost", "gpus", "memory"]
-"""What a plan is to be best at."""
+"""The quantity that a plan optimizes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MadeBy:
-    """Who priced a plan, or proved it.
+    """The version of the planner that priced a plan or proved it.
 
-    digest: of what the prices follow from; equal digests give equal prices (`planner.made_by`).
-    calibration: `shipped`, or `own` for corrections of the user's, which are in the plan.
+    digest: hash of everything that determines the prices; equal digests give equal prices (`planner.made_by`).
+    calibration: either `shipped`, or `own` for the user's corrections, which are stored in the plan.
     """
 
     planner_version: str
@@ -27,10 +27,11 @@ class MadeBy:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineLabel:
-    """What the engine's name does to a forecast, beyond what its profile says of the program.
+    """How an engine's name changes a forecast, beyond the contents of the engine's profile.
 
-    share: how much longer the step is than with the corrections that runs of all engines share; below 0 it is shorter.
-    num_runs: published runs of the engine on the device, which the difference rests on.
+    share: how much longer the step is than with the corrections fitted to the runs of all engines; below 0 it is
+        shorter.
+    num_runs: published runs of the engine on the device, from which the difference was fitted.
     """
 
     share: float
@@ -39,12 +40,13 @@ class EngineLabel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SearchOptions:
-    """What the user asked for beside the documents.
+    """Options of the user beside the documents.
 
-    risk: the plan was to fit with a chance of 1 - risk. headroom: share of device memory that is left free; None where
-    the chance sets the limit. confidence: chance of meeting the deadline that was asked for; None where the forecast
-    decides. pins, forbidden: as on the command line; none for a layout of the user's, which is priced as it is. within:
-    share of the objective that a simpler layout may cost.
+    risk: the plan had to fit with a chance of 1 - risk.
+    headroom: share of device memory that is left free; None if the chance sets the limit.
+    confidence: required chance of meeting the deadline; None if the forecast alone decides.
+    pins, forbidden: as on the command line; empty for a layout that the user gave, which is priced as given.
+    within: share of the objective that a simpler layout may cost.
     """
 
     headroom: float | None = None
@@ -60,12 +62,14 @@ class SearchOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Keys:
-    """How simple a layout is; less is simpler, and an earlier key counts before all later ones.
+    """How simple a layout is; smaller values are simpler, and an earlier key counts before all later keys.
 
-    idle: devices that are left over. recomputed: tenths of the layers' forward pass that are computed again, begun ones
-    counted whole. interleave: class of the chunks of a stage: 0 for one, 1 up to 4, 2 up to 8, 3 above. uneven: 0 where
-    all stages but the first and the last hold equally many layers, in equal chunks, else 1. axes: how many of tp, pp,
-    cp and ep are above 1. risk: class of the chance of not fitting: 0 up to 1 %, 1 up to 5 %, 2 above.
+    idle: devices left unused.
+    recomputed: tenths of the layers' forward pass that are recomputed, rounded up.
+    interleave: class of the number of chunks of a stage: 0 for one, 1 up to 4, 2 up to 8, 3 above.
+    uneven: 0 if all stages but the first and the last hold equally many layers, in equal chunks, else 1.
+    axes: how many of tp, pp, cp and ep are above 1.
+    risk: class of the chance of not fitting: 0 up to 1 %, 1 up to 5 %, 2 above.
     """
 
     idle: int
@@ -78,10 +82,13 @@ class Keys:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimplestProof:
-    """What proves that a plan is the simplest layout within a share of the optimum, the fastest of equally simple ones.
+    """Proof that a plan is the simplest layout near the optimum, and the fastest of equally simple layouts.
 
-    keys: of the plan, by both methods. seconds: of its step, by the dynamic program. num_decided, num_columns: on which
-    the integer programs decided, after keys and lower bounds.
+    within: how far above the optimum the layouts may be, as a share.
+
+    keys: keys of the plan, found by both methods.
+    seconds: step time of the plan, found by the dynamic program.
+    num_decided, num_columns: configurations and columns left to the integer programs after keys and lower bounds.
     """
 
     within: float
@@ -95,14 +102,16 @@ class SimplestProof:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Certificate:
-    """What proves a plan, in seconds of a step whatever the objective, and what the search looked at.
+    """Proof of a plan, in seconds of a step for every objective, and counts of what the search examined.
 
-    gap: no layout is better than the optimum that was found by more than this share. dynamic_program_seconds: the same
-    optimum by the second method; None where it was not asked. num_refused_by_rule, num_pruned: configurations of
-    degrees that a rule forbids, and legal ones that were ruled out for a reason. num_decided: those on which the
-    integer program decided, all whose lower bounds are at most its own answer. num_bounds_checked: ruled-out ones that
-    were solved all the same, to check the bounds. simplest: what proves that the plan is the simplest layout within a
-    share of that optimum; None where the plan is the optimum because nothing else was asked for.
+    gap: no layout is better than the optimum found by more than this share.
+    dynamic_program_seconds: the optimum found by the second method; None if the second method did not run.
+    num_refused_by_rule: configurations of degrees that a rule forbids, by rule.
+    num_pruned: legal configurations that were ruled out, by reason.
+    num_decided: configurations given to the integer program, which are all with lower bounds up to its optimum.
+    num_bounds_checked: ruled-out configurations that were solved nevertheless, to check the bounds.
+    simplest: proof that the plan is the simplest layout within a share of that optimum; None if only the optimum was
+        asked for.
     """
 
     objective: ObjectiveName
@@ -126,7 +135,7 @@ class Certificate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TriedBatch:
-    """A global batch size, and what the best layout does with it: nothing where none fits or is legal."""
+    """A global batch size and the results of its best layout; the results are None if no layout fits or is legal."""
 
     global_batch_size: int
     tokens_per_second: float | None = None
@@ -135,7 +144,7 @@ class TriedBatch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LearningRates:
-    """The training document's learning rate, taken as that of `of_batch` sequences, at the batch that was chosen."""
+    """Learning rates at the chosen batch, scaled from the document's rate, assumed to be for `of_batch` sequences."""
 
     given: float
     of_batch: float
@@ -145,7 +154,7 @@ class LearningRates:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchChoice:
-    """How the global batch size was chosen: the sizes that were left open, those that were tried, and what is known."""
+    """How the global batch size was chosen: the range left open, the sizes tried, and advice on the batch."""
 
     chosen: int
     least: int

@@ -1,6 +1,7 @@
-"""A plan that is read is checked: its layout against its own documents, and its figures by pricing it again.
+"""Reads plans and checks them: the layout by the rules for its documents, and the figures by pricing the plan again.
 
-A plan that was made with other formulas is priced anew. What was proved cannot be priced; that says who proved it.
+A plan that was made with other formulas gets new prices. A proof cannot be repeated by pricing, so the plan names the
+version that proved it.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
     from planner.specs.job import Job
 
 _SAME: Final = 1e-9
-"""Figures that differ by less than this, relatively, are the same on another machine."""
+"""Relative difference below which two figures count as the same, for example from two machines."""
 
 _MOST_NAMED: Final = 4
 _NOT_PRICED: Final = (
@@ -52,13 +53,16 @@ _NOT_PRICED: Final = (
 
 
 def read_plan(path: Path, *, source: TextIO | None = None, tell: Callable[[str], None] = lambda _: None) -> Plan:
-    """Read a plan, from standard input for `-`, with every check; `planner.plan.plan_from_file` does without.
+    """Read a plan, from standard input for `-`, and check it; `planner.plan.plan_from_file` makes fewer checks.
 
-    source: in place of standard input. tell: told in one sentence where another version made the plan, with its figure
-    and this version's. The plan that is returned has this version's figures.
+    source: a stream to read instead of standard input.
+    tell: receives one sentence if another version made the plan, with that version's figure and this version's.
+
+    The returned plan has this version's figures.
 
     Raises:
-        InputError: no plan, one of another format, a layout that breaks rules (all are named), or a plan that was
+        InputError: the text is not a plan or has another format, its layout breaks rules (all are named), or the plan
+        was
             edited (the first figures that differ are named).
         EnvironmentProblem: the file cannot be read.
     """
@@ -68,7 +72,7 @@ def read_plan(path: Path, *, source: TextIO | None = None, tell: Callable[[str],
 
 
 def corrected(plan: Plan, corrections: Calibration) -> Plan:
-    """The plan's layout priced with the corrections of a calibration in place of the plan's own."""
+    """The plan's layout, priced with the corrections of a calibration instead of the plan's own."""
     return replace(plan_for_layout(with_corrections(job_of(plan), corrections), plan.layout), options=plan.options)
 
 
@@ -94,10 +98,10 @@ def _checked(text: str, name: str, tell: Callable[[str], None]) -> Plan:
 
 
 def _check_documents(plan: Plan, name: str) -> None:
-    """What is to be true of several documents together, and of the options.
+    """Check the conditions that several documents have to meet together, and the options.
 
     Raises:
-        InputError: with every mistake.
+        InputError: a condition does not hold; the error lists every mistake.
     """
     mistakes, training = Mistakes(), plan.training
     tree = {
@@ -112,7 +116,7 @@ def _check_documents(plan: Plan, name: str) -> None:
 
 
 def _broken(job: Job, layout: Layout) -> tuple[str, ...]:
-    """The rules that `--layout` would name too."""
+    """The rules that the layout breaks, as `--layout` would name them."""
     held, layers = sum(layout.layers_per_stage), job.model.num_layers
     if held != layers:
         return (f"`layers_per_stage` sums to {held}, and {job.model.name} has {layers} layers",)
@@ -120,15 +124,15 @@ def _broken(job: Job, layout: Layout) -> tuple[str, ...]:
 
 
 def _priced_now(plan: Plan, job: Job) -> Plan:
-    """The plan with the figures of this version, and with who proved it if that was another one.
+    """The plan with the figures of this version, and the version that proved it if it was another one.
 
-    Runners-up that cannot run any more are left out.
+    Runners-up that can no longer run are left out.
     """
     now, priced, objective = plan_for_layout(job, plan.layout), estimate(job, plan.layout), objective_of_plan(plan)
     best = plan.minimum.layout if plan.minimum and not _broken(job, plan.minimum.layout) else None
     losers = [runner.layout for runner in plan.runners_up if not _broken(job, runner.layout)]
     proved_by = plan.proved_by or plan.made_by
-    band = plan.band if plan.made_by.calibration == "own" else now.band  # evidence of the user's is not in the plan
+    band = plan.band if plan.made_by.calibration == "own" else now.band  # the plan does not hold a user's evidence
     return replace(
         now,
         band=band,
@@ -147,7 +151,7 @@ def _priced_now(plan: Plan, job: Job) -> Plan:
 
 
 def _news(plan: Plan, now: Plan) -> str:
-    """That another version made the plan, and what it said."""
+    """A sentence saying that another version made the plan, with the step times of that version and of this version."""
     others = "" if plan.made_by.planner_version != now.made_by.planner_version else " and other formulas"
     said, says = format_seconds(plan.step_seconds), format_seconds(now.step_seconds)
     fits = "" if plan.verdict == now.verdict else f", and that it {now.verdict}"
@@ -156,7 +160,7 @@ def _news(plan: Plan, now: Plan) -> str:
 
 
 def _differences(said: Any, priced: Any, path: str = "") -> Iterator[str]:
-    """Figures of a plan document that are not those of another, in words."""
+    """Sentences about the figures of a plan document that differ from those of another."""
     if isinstance(said, dict) and isinstance(priced, dict):
         for key in said:
             if path or key not in _NOT_PRICED:
@@ -165,7 +169,7 @@ def _differences(said: Any, priced: Any, path: str = "") -> Iterator[str]:
         for index, (one, other) in enumerate(zip(said, priced, strict=True)):
             yield from _differences(one, other, f"{path}[{index}]")
     elif isinstance(said, str) and isinstance(priced, str):
-        return  # words
+        return  # wording may differ between versions
     elif not _same(said, priced):
         yield f"{path} is {_figure(said)}, and priced again {_figure(priced)}"
 

@@ -1,4 +1,4 @@
-"""What a run is told besides its plan, written once: the command line, scripts and the trainer read it from here."""
+"""Arguments of a run besides its plan, defined once: the command line, scripts and the trainer read them here."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def _option(text: str, metavar: str = "", read: Callable[[str], Any] = str) -> dict[str, Any]:
-    """What makes a field an option of the same name; `read` takes its text and raises ValueError."""
+    """Metadata that makes a field an option of the same name; `read` parses the option's text or raises ValueError."""
     return {"help": text, "metavar": metavar, "read": read}
 
 
@@ -32,7 +32,7 @@ def _read_resume(text: str) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunArguments:
-    """What a run is told besides its plan.
+    """Arguments of a run besides its plan.
 
     Fields that are None leave the choice to the plan or the trainer; counts (`read` is int) are at least 1.
     """
@@ -67,7 +67,7 @@ class RunArguments:
     wandb: str | None = field(default=None, metadata=_option("Send metrics to Weights & Biases too.", "PROJECT"))
 
     def options(self) -> tuple[str, ...]:
-        """The options as words of a command; what is left at its default is left out."""
+        """The options as words of a command; options with their default value are left out."""
         words: list[str] = []
         for each in fields(self):
             value, name = getattr(self, each.name), option_name(each.name)

@@ -1,4 +1,4 @@
-"""What is shipped, as plain data: models, clusters and engines, all of them or one whole."""
+"""Shipped models, clusters and engines as plain data: lists of all, or one complete document."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def _model_entry(model: ModelSpec, source: str) -> dict[str, Any]:
 
 
 def one_model(name: str) -> dict[str, Any]:
-    """One model, by shipped name or file: the document as it was understood, and its size."""
+    """One model, by shipped name or file: the document as parsed, and the model's size."""
     model = load_model(name)
     source = {"source": model_source(name)} if name in model_names() else {}
     counts = {"num_params": num_params(model), "num_active_params": num_active_params(model)}
@@ -74,7 +74,7 @@ def _link_entry(link: LinkSpec) -> dict[str, Any]:
 
 
 def one_cluster(name: str) -> dict[str, Any]:
-    """One cluster, by shipped name or file: the document as it was understood."""
+    """One cluster, by shipped name or file: the document as parsed."""
     source = {"source": cluster_source(name)} if name in cluster_names() else {}
     if listed := price_source(name):
         source["price_source"] = listed
@@ -87,7 +87,7 @@ def this_machine() -> dict[str, Any]:
 
 
 def engine_profiles() -> list[dict[str, Any]]:
-    """Every engine that can be planned for: the program that it is, and what that can run."""
+    """Every engine for which plans can be made: its program, and the features that the program supports."""
     return [_engine_entry(load_engine(name)) for name in engine_names()]
 
 
@@ -103,5 +103,5 @@ def _engine_entry(engine: EngineSpec) -> dict[str, Any]:
 
 
 def one_engine(name: str) -> dict[str, Any]:
-    """One engine's profile, by shipped name or file: the document as it was understood."""
+    """One engine's profile, by shipped name or file: the document as parsed."""
     return load_engine(name).model_dump(mode="json")

@@ -1,4 +1,4 @@
-"""Sums of floats that have the same last digit under every Python."""
+"""Sums of floats that are equal to the last digit under every version of Python."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ T = TypeVar("T")
 
 
 def sum_of(values: Iterable[T]) -> T:
-    """The sum of numbers or arrays from left to right, rounded after each addition; 0 of nothing.
+    """The sum of numbers or arrays from left to right, rounded after each addition; 0 if there are none.
 
-    Python's own `sum` does the same up to 3.11; since 3.12 it makes up for the rounding of floats. Documents are equal
-    byte for byte, so floats of theirs are summed here; whole numbers may be summed with `sum`.
+    Python's own `sum` does the same up to 3.11; since 3.12 it compensates the rounding of floats. Documents have to be
+    equal byte for byte under every version, so floats in documents are summed here; `sum` is fine for whole numbers.
     """
     return reduce(operator.add, values, 0)  # type: ignore[return-value]

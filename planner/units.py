@@ -1,8 +1,8 @@
-"""The only conversions between what people write and what the planner computes with.
+"""All conversions between quantities as people write them and numbers as the planner computes with them.
 
-Inside, everything is bytes, seconds, FLOPs, watts and US dollars per second of one device. A quantity in a
-document is a number and a unit ("80 GiB"); a bare number where a unit belongs is an error, because nobody can
-tell GB from GiB or bits from bytes afterwards.
+Internal units are bytes, seconds, FLOPs, watts, and US dollars per hour of one device. A quantity in a document is a
+number and a unit ("80 GiB"). A number without a unit is an error, because GB and GiB, or bits and bytes, could not be
+told apart.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ UNITS: Final[dict[str, dict[str, float]]] = {
 
 _QUANTITY: Final = re.compile(r"\s*([+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)\s*([A-Za-z/]+)?(\s+per device)?\s*")
 _LONGEST: Final = 400
-"""Longest text, in characters, that is read as a quantity: the time of the pattern grows with the square of it."""
+"""Longest text, in characters, that is read as a quantity: matching time grows with the square of the length."""
 
 
 _LENGTH: Final = re.compile(r"([0-9]{1,12})\s*([kK]?)")
@@ -48,7 +48,7 @@ def parse_quantity(text: str, kind: str) -> float:
     """Read "80 GiB", "300 GB/s", "312 TFLOP/s" or "3 us" as a float in the base unit of `kind`.
 
     Raises:
-        ValueError: no number, no unit, or a unit of another kind; the message names the units that fit.
+        ValueError: the text has no number, no unit, or a unit of another kind; the message lists units of this kind.
     """
     table = UNITS[kind]
     examples = ", ".join(list(table)[:7])
@@ -69,7 +69,7 @@ def parse_quantity(text: str, kind: str) -> float:
 
 
 def exact_quantity(value: float, kind: str) -> str:
-    """Write `value` in the largest unit that reads back to exactly the same float."""
+    """Write `value` in the largest unit whose text is read back as exactly the same float."""
     table = UNITS[kind]
     in_bytes = [item for item in table.items() if not item[0].startswith(("Mb", "Gb", "Tb"))]
     for unit, factor in sorted(in_bytes, key=lambda item: (-item[1], item[0])):
@@ -81,7 +81,7 @@ def exact_quantity(value: float, kind: str) -> str:
 
 
 def format_bytes(num_bytes: float) -> str:
-    """Bytes for people, in binary units: "38.2 GiB"."""
+    """A number of bytes as text for people, in binary units: "38.2 GiB"."""
     for unit, factor in (("TiB", 2.0**40), ("GiB", 2.0**30), ("MiB", 2.0**20), ("KiB", 2.0**10)):
         if abs(num_bytes) >= factor:
             return f"{_three_digits(num_bytes / factor)} {unit}"
@@ -89,7 +89,7 @@ def format_bytes(num_bytes: float) -> str:
 
 
 def format_seconds(seconds: float) -> str:
-    """Seconds for people: "3.21 s", "14.0 ms", "2.5 h"."""
+    """A time as text for people: "3.21 s", "14.0 ms", "2.5 h"."""
     for unit, factor in (("d", 86400.0 * 2), ("h", 3600.0 * 2), ("s", 1.0), ("ms", 1e-3), ("us", 1e-6)):
         if abs(seconds) >= factor:
             return f"{_three_digits(seconds / UNITS['seconds'][unit])} {unit}"
@@ -97,7 +97,7 @@ def format_seconds(seconds: float) -> str:
 
 
 def format_rate(bytes_per_second: float) -> str:
-    """A bandwidth for people, in decimal units: "300 GB/s"."""
+    """A bandwidth as text for people, in decimal units: "300 GB/s"."""
     for unit, factor in (("TB/s", 1e12), ("GB/s", 1e9), ("MB/s", 1e6)):
         if abs(bytes_per_second) >= factor:
             return f"{_three_digits(bytes_per_second / factor)} {unit}"
@@ -108,10 +108,10 @@ _COUNT: Final = re.compile(r"\s*((?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)\s*([kKMBG
 
 
 def parse_count(text: str) -> float:
-    """Read "4M", "1.5e6" or "512" as a number; B and G are both a thousand million.
+    """Read "4M", "1.5e6" or "512" as a number; B and G both mean a thousand million.
 
     Raises:
-        ValueError: no number, or a suffix that is none of k, M, B, G and T.
+        ValueError: the text has no number, or a suffix other than k, M, B, G and T.
     """
     match = _COUNT.fullmatch(text)
     if match is None:
@@ -123,10 +123,10 @@ def parse_count(text: str) -> float:
 
 
 def parse_length(text: str) -> int:
-    """Read the tokens of a sequence: "8192", or "32k", which is 32 x 1,024 as people say it of contexts.
+    """Read a sequence length in tokens: "8192", or "32k", which means 32 x 1,024 as is usual for context lengths.
 
     Raises:
-        ValueError: neither of them.
+        ValueError: the text has neither form.
     """
     match = _LENGTH.fullmatch(text.strip())
     if match is None:
@@ -135,7 +135,7 @@ def parse_length(text: str) -> int:
 
 
 def parse_clock(text: str) -> int:
-    """Seconds of `MM:SS` or `HH:MM:SS`, as a progress bar shows them."""
+    """Convert `MM:SS` or `HH:MM:SS`, as a progress bar shows it, to seconds."""
     seconds = 0
     for part in text.split(":"):
         seconds = 60 * seconds + int(part)
@@ -143,10 +143,10 @@ def parse_clock(text: str) -> int:
 
 
 def parse_share(text: str) -> float:
-    """Read a share of one, written "10%" or "0.1".
+    """Read a fraction, written "10%" or "0.1".
 
     Raises:
-        ValueError: no number, or none from 0 to below 1.
+        ValueError: the text is no number, or the number is not from 0 to below 1.
     """
     number = text.strip()
     try:
@@ -159,7 +159,7 @@ def parse_share(text: str) -> float:
 
 
 def format_count(count: float) -> str:
-    """A large count for people: "175 B", "1.01 T", "6.74 B"; below 10,000 the number itself."""
+    """A large count as text for people: "175 B", "1.01 T", "6.74 B"; counts below 10,000 without a suffix."""
     for unit, factor in (("T", 1e12), ("B", 1e9), ("M", 1e6), ("k", 1e4)):
         if abs(count) >= factor:
             return f"{_three_digits(count / (1e3 if unit == 'k' else factor))} {unit}"
@@ -167,7 +167,7 @@ def format_count(count: float) -> str:
 
 
 def format_flops(flops: float) -> str:
-    """Floating-point operations for people, in decimal units: "312 TFLOP"."""
+    """A number of floating-point operations as text for people, in decimal units: "312 TFLOP"."""
     for prefix, factor in (("Z", 1e21), ("E", 1e18), ("P", 1e15), ("T", 1e12), ("G", 1e9), ("M", 1e6)):
         if abs(flops) >= factor:
             return f"{_three_digits(flops / factor)} {prefix}FLOP"

@@ -1,6 +1,6 @@
-"""What one rank's step holds when it is run on fake tensors, beside the plan's ledger.
+"""Runs one rank's step on fake tensors and compares the memory that it uses with the plan's ledger.
 
-The trainer's program counts (`planner.trainer.rehearse`); it runs the trainer's step and none of the formulas.
+The trainer's program counts the bytes (`planner.trainer.rehearse`); it runs the trainer's step and uses no formulas.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ if TYPE_CHECKING:
     from planner.plan import Plan
 
 WITHIN: Final = 0.03
-"""A count and a ledger that differ by less agree."""
+"""Relative difference below which count and ledger agree."""
 
 SLACK_BYTES: Final = 2**26  # 64 MiB
-"""Of a model of a few megabytes 3 % is less than matters on any GPU, so it may differ by so much."""
+"""Absolute difference below which they agree too: 3 % of a model of a few megabytes is negligible on any GPU."""
 
 
 class RehearsalFailed(PlannerError):
@@ -37,9 +37,9 @@ class RehearsalFailed(PlannerError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verification:
-    """Bytes of one rank by ledger line, each (planned, counted), and of its whole; without the runtime's own.
+    """Bytes of one rank by ledger line, each (planned, counted), and in total, without the runtime's own memory.
 
-    A line is counted at its own peak, and the transients are what the peak of all leaves to them.
+    A line is counted at its own peak; transients are the total peak less all other lines.
     """
 
     rank: int
@@ -50,29 +50,29 @@ class Verification:
 
     @property
     def ratio(self) -> float:
-        """Counted over planned."""
+        """Ratio counted / planned bytes."""
         return self.counted_bytes / self.planned_bytes
 
     @property
     def agrees(self) -> bool:
-        """Whether the peak is the ledger's, within 3 % or 64 MiB."""
+        """Whether the counted peak equals the ledger's within 3 % or 64 MiB."""
         difference = abs(self.counted_bytes - self.planned_bytes)
         return difference <= max(WITHIN * self.planned_bytes, SLACK_BYTES)
 
 
 def planned_bytes(plan: Plan, rank: int) -> dict[LineName, float]:
-    """The ledger of this rank's stage by line, without what the runtime keeps for itself."""
+    """The ledger of this rank's stage by line, without the runtime's own memory."""
     lines = plan.memory[plan.layout.coordinates(rank)["pp"]].lines
     return {LineName(line.name): float(line.num_bytes) for line in lines if line.name != LineName.RUNTIME}
 
 
 def verify(plan: Plan, rank: int | None = None) -> Verification:
-    """Count what `rank` holds; None: the first rank of the stage on which it depends whether the plan fits.
+    """Count the bytes that `rank` holds; None means the first rank of the stage that decides whether the plan fits.
 
     Raises:
-        InputError: the plan is for another engine, or has no such rank, or the trainer refuses it.
-        EnvironmentProblem: torch is missing, or no room for temporary files.
-        RehearsalFailed: the step broke off.
+        InputError: the plan is for another engine, has no such rank, or is refused by the trainer.
+        EnvironmentProblem: torch is missing, or there is no space for temporary files.
+        RehearsalFailed: the step failed.
     """
     if plan.engine.name != "torch":
         raise InputError(
@@ -96,7 +96,7 @@ def verify(plan: Plan, rank: int | None = None) -> Verification:
 
 
 def _counted(plan: Plan, rank: int) -> dict[str, Any]:
-    """What the trainer's program prints."""
+    """The output of the trainer's program."""
     if importlib.util.find_spec("torch") is None:
         raise EnvironmentProblem("torch is not installed", hint="pip install 'parallel-planner[train]'")
     with tempfile.TemporaryDirectory() as folder:

@@ -1,5 +1,5 @@
-"""Numbers: pure functions from a job and a layout to bytes and seconds.
+"""The cost model: pure functions from a job and a layout to bytes and seconds.
 
-Every function takes numbers or NumPy arrays and broadcasts, so the formula that explains one layout is the
-formula that prices a hundred thousand of them. No input or output, no clock, no randomness.
+Every function accepts numbers or NumPy arrays and broadcasts. So the same formula explains one layout and prices a
+hundred thousand layouts. The functions do no input or output, read no clock and use no random numbers.
 """

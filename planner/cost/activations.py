@@ -1,4 +1,4 @@
-"""What layers keep for their backward pass: of one layer tensor by tensor, and of a stage at its peak."""
+"""Activations kept for the backward pass: of one layer tensor by tensor, and of a stage at its peak."""
 
 from __future__ import annotations
 
@@ -33,9 +33,11 @@ if TYPE_CHECKING:
 class ActivationTerm:
     """One tensor that a layer keeps for its backward pass.
 
-    num_bytes: bytes for one microbatch on one device. saved: the share that operator-level selective recompute keeps
-    (outputs of attention and of every second product). dropped: the share that each part of a layer drops where it is
-    recomputed, by `planner.specs.recompute.MODULES` and `ACTIVATION`.
+    num_bytes: bytes for one microbatch on one device.
+    saved: share of the tensor that operator-level selective recompute keeps (outputs of attention and of every second
+        product).
+    dropped: for each part of a layer that can be recomputed (`planner.specs.recompute.MODULES` and `ACTIVATION`), the
+        share of the tensor that its recompute drops.
     """
 
     name: str
@@ -46,14 +48,14 @@ class ActivationTerm:
 
 
 def activation_terms(job: PoolJob, layout: Degrees, *, experts: bool = False) -> tuple[ActivationTerm, ...]:
-    """What one layer keeps for one microbatch on one device, tensor by tensor.
+    """Tensors that one layer keeps for the backward pass of one microbatch on one device.
 
-    In units of one 16-bit (s b h) tensor: norm inputs 2 + 2, inputs of the two blocks 2 + 2, queries, keys,
-    values and attention output 2 each (keys and values g/a of that), GELU 2f/h + 2f/h or SwiGLU 8f/h (6f/h
-    fused), dropout masks 1 each. Unfused attention keeps softmax 2as/h, its dropout mask as/h and the dropped
-    scores 2as/h; fused attention keeps 4a/h of fp32 log-sum-exp instead. Without sequence parallelism the
-    norm inputs, block inputs and masks are whole on every tensor-parallel rank. Summed for a GPT without
-    fused attention this is s b h (10 + 24/t + 5as/(ht)), or s b h (34 + 5as/h) / t with sequence parallelism.
+    In bytes per element of an (s b h) tensor: norm inputs 2 + 2, inputs of the two blocks 2 + 2, queries, keys, values
+    and attention output 2 each (keys and values g/a of that), GELU 2f/h + 2f/h or SwiGLU 8f/h (6f/h fused), dropout
+    masks 1 each. Unfused attention keeps softmax 2as/h, its dropout mask as/h and the scores after dropout 2as/h; fused
+    attention keeps 4a/h of fp32 log-sum-exp instead. Without sequence parallelism every tensor-parallel rank keeps the
+    whole norm inputs, block inputs and masks. Summed for a GPT without fused attention this is s b h (10 + 24/t +
+    5as/(ht)), or s b h (34 + 5as/h) / t with sequence parallelism.
 
     Source: Korthikanti et al. (2022), sections 4.1 to 4.3; the Llama block was checked against torch's saved
     tensors.
@@ -91,7 +93,7 @@ def activation_terms(job: PoolJob, layout: Degrees, *, experts: bool = False) ->
         down = element * training.lora_rank * len(adapters)
         terms.append(ActivationTerm(name="adapters", num_bytes=down))
     if not norm_is_one_kernel(job):
-        kept = 2.0 * element * h / sharded  # the input in fp32 and the result in 16 bits, less the input in 16 bits
+        kept = 2.0 * element * h / sharded  # input in fp32 + result in 16 bits - input in 16 bits
         for name, parts in (("attention", before_attention), ("feed-forward", before_block))[: model.norms_per_layer]:
             repeated = dict.fromkeys(parts, 1.0)
             terms.append(ActivationTerm(name=f"{name} norm in fp32", num_bytes=kept, dropped=repeated))
@@ -110,14 +112,14 @@ def activation_terms(job: PoolJob, layout: Degrees, *, experts: bool = False) ->
         terms += [
             replace(term, name=f"cross-attention {term.name}", num_bytes=share * term.num_bytes) for term in cross
         ]
-    inner = _inner_bytes(job) * tokens * model.ffn_hidden_size / layout.tp  # none where layers have no such block
+    inner = _inner_bytes(job) * tokens * model.ffn_hidden_size / layout.tp  # 0 for layers without such a block
     one = 1.0 / _inner_tensors(job)  # the first product's output, and the second's input
     dropped = {ACTIVATION: one, "mlp": 1.0}
     return (*terms, ActivationTerm(name="feed-forward inner", num_bytes=inner, saved=one, dropped=dropped))
 
 
 def _narrow(job: PoolJob) -> float:
-    """Bytes of a kept input of a product over those of a 16-bit one.
+    """Ratio of the bytes kept for the input of a product to those of a 16-bit input.
 
     Source: DeepSeek-V3 (2024), section 3.3.3.
     """
@@ -128,7 +130,7 @@ _INPUTS: Final = ("query", "key", "value")
 
 
 def _is_read_again(job: PoolJob, matrices: tuple[str, ...]) -> float:
-    """1.0 where the gradient of one of these matrices, or of its adapter, needs their input; 0.0 of frozen ones.
+    """1.0 if the gradient of one of these matrices, or of its adapter, needs their input; 0.0 if all are frozen.
 
     Source: Hu et al., LoRA (2021), section 4.2; a frozen matrix passes gradients on without its input.
     """
@@ -137,19 +139,19 @@ def _is_read_again(job: PoolJob, matrices: tuple[str, ...]) -> float:
 
 
 def _inner_tensors(job: PoolJob) -> float:
-    """Tensors of the feed-forward width that are kept: input and output of GELU; of SwiGLU gate, up, product.
+    """Tensors of the feed-forward width that are kept: input and output of GELU; gate, up and product of SwiGLU.
 
-    The last of them is the second product's input, which a frozen one does not need again.
+    The last of these tensors is the input of the second product, which is not needed again if that product is frozen.
     """
     tensors = (3.0 if job.engine.memory.fused_swiglu else 4.0) if job.model.activation == "swiglu" else 2.0
     return tensors - 1.0 + _is_read_again(job, ("down",))
 
 
 def _inner_bytes(job: PoolJob) -> float:
-    """Bytes of the same for each token and element of the feed-forward width.
+    """Bytes of the kept feed-forward tensors for each token and each element of the feed-forward width.
 
     Source: Transformer Engine, pytorch/module/linear.py: the second product's input is saved in 8 bits; DeepSeek-V3
-    (2024), section 3.3.3, keeps what the activation function reads in 8 bits too.
+    (2024), section 3.3.3, also keeps the inputs of the activation function in 8 bits.
     """
     last = _is_read_again(job, ("down",))
     others = _narrow(job) if job.engine.memory.fp8_gates else 1.0
@@ -157,9 +159,9 @@ def _inner_bytes(job: PoolJob) -> float:
 
 
 def inner_gradient_bytes(job: PoolJob, layout: Degrees, *, experts: bool) -> Number:
-    """The gradient of what the activation function of one layer reads, made while all that the layer kept is there.
+    """Bytes of the gradient of the activation function's inputs, which is computed while the layer keeps its tensors.
 
-    Source: derived here; of a layer's tensors those of the feed-forward block are the widest.
+    Source: derived here; the tensors of the feed-forward block are the widest of a layer.
     """
     kept = (term for term in activation_terms(job, layout, experts=experts) if term.name.endswith(" inner"))
     elements = sum_of(term.num_bytes for term in kept) / _inner_bytes(job)
@@ -167,15 +169,16 @@ def inner_gradient_bytes(job: PoolJob, layout: Degrees, *, experts: bool) -> Num
 
 
 def _half(query: int, key: int) -> float:
-    """Share of queries and values in queries, keys and values: the first and the third product's output."""
+    """Share of queries and values, the outputs of the first and third product, in queries, keys and values."""
     return (query + key) / (query + 2 * key)
 
 
 def _attention_terms(job: PoolJob, layout: Degrees) -> tuple[ActivationTerm, ...]:
-    """Queries, keys, values, output and what the kernel keeps; latent attention keeps its latents too, whole.
+    """Queries, keys, values, output and the kernel's tensors; latent attention also keeps its latents, unsharded.
 
-    An engine that gathers the context keeps keys and values of all cp ranks, and the output a second time, joined; one
-    that trades for heads keeps the output of its heads and that of its part of the sequence.
+    An engine that gathers the context keeps keys and values of all cp ranks, and keeps the output a second time,
+    joined. An engine that exchanges sequence parts for heads keeps the output of its heads and of its part of the
+    sequence.
     """
     model, t, exchange = job.model, layout.tp, job.engine.communication.context_exchange
     cut = np.greater(layout.cp, 1)
@@ -232,9 +235,9 @@ def _attention_terms(job: PoolJob, layout: Degrees) -> tuple[ActivationTerm, ...
 
 
 def _mixer_terms(job: PoolJob, layout: Degrees) -> tuple[ActivationTerm, ...]:
-    """What a mixer keeps, the gate of attention, and one element of each output of matrices that have no name.
+    """Tensors of a mixer, the gate of attention, and one element for each output of the unnamed matrices.
 
-    Its kernels keep states at the borders of chunks, which are fewer than what is counted here.
+    The mixer's kernels also keep states at the borders of chunks; these are smaller than the tensors counted here.
     """
     model, element = job.model, job.compute_bytes * tokens_per_microbatch(job, layout)
     kept = mixer_shape(model).kept + gate_params(model) / model.hidden_size
@@ -247,7 +250,7 @@ def _mixer_terms(job: PoolJob, layout: Degrees) -> tuple[ActivationTerm, ...]:
 
 
 def _mean_terms(job: PoolJob, layout: Degrees, *, experts: bool) -> tuple[ActivationTerm, ...]:
-    """The mean over the kinds of layers; what several of them keep under one name is one tensor."""
+    """The mean tensors over the kinds of layers; tensors of the same name in several kinds are summed into one."""
     found: dict[str, ActivationTerm] = {}
     for num, kind in job.model.kinds():
         for term in activation_terms(replace(job, model=kind), layout, experts=experts):
@@ -258,7 +261,7 @@ def _mean_terms(job: PoolJob, layout: Degrees, *, experts: bool) -> tuple[Activa
 
 
 def _expert_terms(job: PoolJob, layout: Degrees, moe: MixtureOfExperts) -> tuple[ActivationTerm, ...]:
-    """What the experts keep: fp32 router scores, permuted inputs, inner tensors and outputs of every choice."""
+    """Tensors of the experts: fp32 router scores, permuted inputs, inner tensors and outputs of every choice."""
     tokens = tokens_per_microbatch(job, layout)
     element = job.compute_bytes
     narrow = element * _narrow(job)
@@ -289,11 +292,12 @@ def _expert_terms(job: PoolJob, layout: Degrees, moe: MixtureOfExperts) -> tuple
 
 
 def kept_share(job: PoolJob, term: ActivationTerm, policy: int) -> float:
-    """Share of one tensor that a policy keeps; operator by operator, a second (s b h) tensor.
+    """Share of one tensor that a policy keeps; operator-level recompute also keeps a second (s b h) tensor.
 
-    Full recompute keeps the layer's input. Operator by operator, recompute keeps the input, the outputs of attention
-    and of every second product, and one (s b h) output. Of parts that are recomputed, what is inside them is dropped:
-    the largest share that one of them drops, since one is inside another or they share nothing.
+    Full recompute keeps the layer's input. Operator-level recompute keeps the input, the outputs of attention and of
+    every second product, and one (s b h) output. Recompute of parts drops the tensors inside these parts. Two parts
+    either share no tensor or one contains the other, so the share dropped is the largest share that any one of them
+    drops.
 
     Source: Korthikanti et al. (2022), section 5; torchtitan, distributed/activation_checkpoint.py; DeepSeek-V3 (2024),
     sections 3.2.3 and 3.3.3; Megatron-LM, megatron/core/transformer (transformer_layer.py, multi_latent_attention.py,
@@ -310,7 +314,7 @@ def kept_share(job: PoolJob, term: ActivationTerm, policy: int) -> float:
 def layer_activation_bytes(
     job: PoolJob, layout: Degrees, *, experts: bool = False, policies: Sequence[int] = (NONE, SELECTIVE, FULL)
 ) -> tuple[Number, ...]:
-    """Bytes of one layer for one microbatch under each of these policies.
+    """Bytes that one layer keeps for one microbatch under each of these policies.
 
     Source: `activation_terms`, each with its `kept_share`.
     """
@@ -322,9 +326,9 @@ def layer_activation_bytes(
 def kept_bytes_of_layer(
     job: PoolJob, layout: Degrees, stage: Stage, *, experts: bool, recomputing: bool = False
 ) -> tuple[Number, Number]:
-    """Bytes of one layer for one microbatch under the policy of its stage, and without recompute.
+    """Bytes that one layer keeps for one microbatch under the policy of its stage, and without recompute.
 
-    recomputing: of a layer that recomputes, where only some of the stage do.
+    recomputing: price a layer that recomputes, if only some layers of the stage recompute.
 
     Source: `activation_terms`, each with its `kept_share`.
     """
@@ -340,8 +344,8 @@ def kept_bytes_of_layer(
 def stored_activation_bytes(job: PoolJob, layout: Degrees, stage: Stage, num_microbatches: Number) -> Number:
     """Activations that a stage stores at its peak: bytes per layer, times layers, times microbatches in flight.
 
-    Where the gradients of the weights come later, microbatches that wait for them hold their layers whole. Some engines
-    keep the outputs that a stage has sent as well, each of the size of a layer's input.
+    If the gradients of the weights are computed later, the microbatches that wait for them keep all tensors of their
+    layers. Some engines also keep the outputs that a stage has sent, each as large as a layer's input.
 
     Source: Korthikanti et al. (2022), section 4.2.3; Qi et al., Zero Bubble (2023), section 2; DeepSpeed,
     runtime/pipe/engine.py (pipe_buffers).
@@ -350,7 +354,7 @@ def stored_activation_bytes(job: PoolJob, layout: Degrees, stage: Stage, num_mic
 
 
 def offloaded_activation_bytes(job: PoolJob, layout: Degrees, stage: Stage, num_microbatches: Number) -> Number:
-    """The part of the same that waits in the host's memory: what layers keep, and not what stages have sent.
+    """The part of the stored activations that the host's memory holds: tensors kept by layers, not outputs of stages.
 
     Source: as `stored_activation_bytes`.
     """
@@ -360,7 +364,7 @@ def offloaded_activation_bytes(job: PoolJob, layout: Degrees, stage: Stage, num_
 
 
 def _at_peak(job: PoolJob, layout: Degrees, stage: Stage, num_microbatches: Number, besides: Number) -> Number:
-    """Bytes that layers keep, and `besides` them for each microbatch, over all microbatches at the fullest moment."""
+    """Peak bytes of the activations of all microbatches; `besides` is added to the layers' bytes of each microbatch."""
     moments = held_of_stage(job, layout, stage, num_microbatches)
     kept, whole = kept_activation_bytes(job, layout, stage)
     stored = [before * (kept + besides) + waiting * whole for before, waiting in moments]
@@ -370,16 +374,16 @@ def _at_peak(job: PoolJob, layout: Degrees, stage: Stage, num_microbatches: Numb
 def held_of_stage(
     job: PoolJob, layout: Degrees, stage: Stage, num_microbatches: Number
 ) -> tuple[tuple[Number, Number], ...]:
-    """What a stage holds in the moments that can be its fullest, in microbatches through all of its layers.
+    """For each moment at which a stage's memory can peak, the number of microbatches that all its layers hold.
 
-    Of an interleaved stage whose chunks differ as if all were its largest: in steady state the first chunks are
-    entered while the last ones are left, so that it is mostly the larger ones that are held. Where exchanges of experts
-    run beside the other pass of another microbatch, the forward pass of a chunk fills layer by layer what the backward
-    pass of another leaves, so that one more layer is held.
+    An interleaved stage with unequal chunks is counted as if all its chunks had the size of the largest: in steady
+    state the first chunks start while the last chunks end, so that mostly the larger chunks are held. If exchanges of
+    experts run beside the other pass of another microbatch, the forward pass of a chunk fills memory layer by layer
+    while the backward pass of another chunk frees it, so one more layer is held.
 
     Source: `planner.cost.schedule.held_microbatches`; chunks that differ: tested against executed schedules; one more
-    layer: Megatron-LM, models/common/model_chunk_schedule_plan.py (run); the chunk that its warm-up has more is the one
-    that plain 1F1B enters before it leaves another (pipeline_parallel/schedules.py, get_pp_rank_microbatches).
+    layer: Megatron-LM, models/common/model_chunk_schedule_plan.py (run); its warm-up holds one chunk more, like plain
+    1F1B, which enters a chunk before it leaves another (pipeline_parallel/schedules.py, get_pp_rank_microbatches).
     """
     moments = held_microbatches(layout.schedule, layout.pp, stage.index, num_microbatches, layout.interleave)
     if stage.largest_chunk is not None:
@@ -394,7 +398,7 @@ def held_of_stage(
 
 
 def kept_activation_bytes(job: PoolJob, layout: Degrees, stage: Stage) -> tuple[Number, Number]:
-    """What the layers of a stage keep of one microbatch under their policy, and without recompute.
+    """Bytes that the layers of a stage keep for one microbatch, under their policy and without recompute.
 
     Source: `layer_activation_bytes`, layer by layer.
     """
@@ -407,7 +411,7 @@ def kept_activation_bytes(job: PoolJob, layout: Degrees, stage: Stage) -> tuple[
 
 
 def _on_the_way_bytes(job: PoolJob, layout: Degrees, stage: Stage) -> Number:
-    """Offloaded activations that the device has all the same: of the layer that computes, and the one being copied.
+    """Offloaded activations still on the device: those of the layer that computes and of the layer being copied.
 
     Source: derived here from two buffers that take turns, as in Megatron-LM, fine_grained_activation_offload.py.
     """
@@ -419,9 +423,9 @@ def _on_the_way_bytes(job: PoolJob, layout: Degrees, stage: Stage) -> Number:
 
 
 def device_activation_bytes(job: PoolJob, layout: Degrees, stage: Stage, num_microbatches: Number) -> Number:
-    """What of the stored activations a device has at its peak.
+    """Bytes of the stored activations that a device holds at its peak.
 
-    Source: `stored_activation_bytes`, less what waits on the host.
+    Source: `stored_activation_bytes`, less the bytes that the host holds.
     """
     stored = stored_activation_bytes(job, layout, stage, num_microbatches)
     if not offloads_activations(layout):
@@ -431,7 +435,7 @@ def device_activation_bytes(job: PoolJob, layout: Degrees, stage: Stage, num_mic
 
 
 def sent_bytes(job: PoolJob, layout: Degrees, stage: Stage) -> Number:
-    """What a stage has sent to the next and keeps, for one microbatch, of engines that keep it.
+    """Bytes of one microbatch's outputs that a stage keeps after sending them; 0 for engines that do not keep them.
 
     Source: DeepSpeed, runtime/pipe/engine.py (pipe_buffers).
     """

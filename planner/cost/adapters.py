@@ -1,4 +1,4 @@
-"""Adapters beside frozen weights (LoRA, QLoRA): which parameters are trained, and what the frozen ones take."""
+"""Adapters beside frozen weights (LoRA, QLoRA): the trained parameters, and the memory of the frozen weights."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ if TYPE_CHECKING:
     from planner.specs.training import TrainingSpec
 
 _FROZEN_BYTES: Final = {"16-bit": 2.0, "nf4": 0.5 + 0.127 / 8}
-"""4 bits of nf4, and 0.127 bits of quantisation constants, themselves quantised (Dettmers et al., QLoRA, section 3)."""
+"""Bytes per weight; nf4 has 4 bits and 0.127 bits of double-quantised constants (Dettmers et al., QLoRA, section 3)."""
 
 _BY_ROWS: Final = ("output", "down")
-"""Matrices whose input tensor parallelism cuts; of the others it cuts the output."""
+"""Matrices that tensor parallelism divides along their input; it divides the other matrices along their output."""
 
 
 def adapted_matrices(model: ModelSpec, training: TrainingSpec) -> tuple[tuple[str, int, int], ...]:
-    """The matrices of one layer that have an adapter: name, inputs and outputs; none where all weights are trained.
+    """The matrices of one layer that have an adapter: name, inputs and outputs; empty if all weights are trained.
 
     Source: Hu et al., LoRA (2021), section 4.
     """
@@ -49,7 +49,7 @@ def adapter_params(model: ModelSpec, training: TrainingSpec) -> int:
 
 
 def num_trained_params(model: ModelSpec, training: TrainingSpec) -> int:
-    """Parameters that the training changes: the adapters', or all.
+    """Parameters that the training changes: those of the adapters, or all parameters.
 
     Source: Hu et al., LoRA (2021), section 4.1.
     """
@@ -59,7 +59,8 @@ def num_trained_params(model: ModelSpec, training: TrainingSpec) -> int:
 def adapter_params_on_device(job: PoolJob, layout: Degrees) -> Number:
     """Parameters of one layer's adapters on one device.
 
-    The side of an adapter whose width tensor parallelism cuts is cut with it, and the other is whole.
+    An adapter has a matrix on the input side and a matrix on the output side. Tensor parallelism divides the matrix on
+    the side on which it divides the adapted matrix; each rank holds the adapter's other matrix whole.
 
     Source: Megatron-Bridge, peft/utils.py (ParallelLinearAdapter).
     """
@@ -92,7 +93,7 @@ def trained_params(job: PoolJob, layout: Degrees, stage: Stage) -> HeldParams:
 
 
 def frozen_bytes_per_param(job: PoolJob) -> float:
-    """Bytes of a frozen weight of a layer, with what its quantisation needs.
+    """Bytes of a frozen weight of a layer, with its quantisation constants.
 
     Source: Dettmers et al., QLoRA (2023), section 3.
     """
@@ -100,11 +101,12 @@ def frozen_bytes_per_param(job: PoolJob) -> float:
 
 
 def frozen_bytes(job: PoolJob, layout: Degrees, stage: Stage) -> HeldParams:
-    """Bytes of the frozen weights on one device of a stage, before ZeRO; nothing where all weights are trained.
+    """Bytes of the frozen weights on one device of a stage, before ZeRO; 0 if all weights are trained.
 
-    Embeddings, head and what else is outside the layers stay in 16 bits; beside quantised layers they are cast to fp32.
+    Embeddings, head and other weights outside the layers stay in 16 bits; beside quantised layers they are cast to
+    fp32.
 
-    Source: Dettmers et al., QLoRA (2023), section 3; bitsandbytes replaces the linear maps of layers; peft,
+    Source: Dettmers et al., QLoRA (2023), section 3; bitsandbytes replaces the linear layers; peft,
     utils/other.py (prepare_model_for_kbit_training).
     """
     if not job.training.lora_rank:
@@ -115,7 +117,7 @@ def frozen_bytes(job: PoolJob, layout: Degrees, stage: Stage) -> HeldParams:
 
 
 def without_adapters(job: Job) -> str:
-    """Why adapters of this job are not priced; empty where they are.
+    """The reason why adapters of this job are not priced; empty if they are priced.
 
     Source: what `adapted_matrices` counts.
     """

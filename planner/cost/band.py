@@ -1,4 +1,4 @@
-"""How far off a forecast may be, from how far off the forecasts of published runs were."""
+"""Error band of a forecast, derived from the forecast errors of published runs."""
 
 from __future__ import annotations
 
@@ -23,27 +23,29 @@ if TYPE_CHECKING:
     from planner.specs.job import Job
 
 _UNLIKE: Final = 0.6
-"""Weight of a published run for each key in which it differs: device, engine, precision, experts, axes, features.
-Assumed: with whole sources held out, bands of equal coverage are about as wide for values from 0.2 to 0.7."""
+"""Factor on a published run's weight for each key in which it differs from the run to be forecast: device, engine,
+precision, experts, axes, features. Assumed: with whole sources held out, bands of equal coverage are about as wide for
+values from 0.2 to 0.7."""
 
 _INSIDE: Final = 0.8
 _MOST: Final = 20.0
-"""A source counts as at most this many runs where it is chosen how much wider bands are. With whole sources held out 1,
+"""Largest number of runs that one source counts as when the widening of bands is chosen. With whole sources held out 1,
 5 and 20 were tried: the median band is 1.68, 1.64 and 1.60 wide and holds 83, 79 and 80 % of a source's runs."""
 _NINTH: Final = math.log(9)  # the logit of 0.9
 _TAILS: Final = (0.5, 3.0)
 _UNSEEN: Final = (1.0, 4.0)
 FRAMEWORK: Final = "unknown framework"
-"""Feature of a program without a profile; each is another one, so that no published run has it."""
+"""Feature of a program without a profile; two such programs are never the same, so no published run has the feature."""
 _KEYS: Final = ("device", "engine", "precision", "experts", "axes", "features")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Band:
-    """8 of 10 runs like this one take between `low` and `high` times the forecast.
+    """Range of step times: 8 of 10 runs like this one take between `low` and `high` times the forecast.
 
-    num_near: published runs of this kind: device, engine, precision, experts or none, axes and features. unseen: what
-    no published run has, which makes the band wider. axes: of this layout, see `axes_of`.
+    num_near: published runs with the same device, engine, precision, experts or none, axes and features.
+    unseen: properties of this run that no published run has; they make the band wider.
+    axes: those of this layout, see `axes_of`.
     """
 
     low: float
@@ -55,11 +57,12 @@ class Band:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Distribution:
-    """Of measured over predicted, for runs like one.
+    """Distribution of the ratio measured / predicted, for runs like a given one.
 
-    logs: ascending logarithms of ratios of published runs. levels: what share of them, weighted, lies below each;
-    ascending, between 0 and 1. tails: how much further a level lies from one half, in logits, for runs of a source
-    that nobody has seen. wider: the same for a kind that nobody has seen, as a factor of the distance to the median.
+    logs: logarithms of the ratios of published runs, ascending.
+    levels: weighted share of the runs below each logarithm; ascending, between 0 and 1.
+    tails: factor by which a level is moved away from one half, in logits, for runs of a source without published runs.
+    wider: factor of the distance to the median, for a kind of run that no source has published.
     """
 
     logs: NDArray[np.float64]
@@ -68,14 +71,14 @@ class Distribution:
     wider: float = 1.0
 
     def quantile(self, level: float) -> float:
-        """The ratio that runs stay below with this probability, 0 < level < 1; never beyond the widest miss seen."""
+        """The ratio that runs stay below with this probability, 0 < level < 1; never beyond the largest error seen."""
         middle = float(np.interp(0.5, self.levels, self.logs))
         logit = math.log(level / (1 - level))
         log = float(np.interp(1 / (1 + math.exp(-self.tails * logit)), self.levels, self.logs))
         return math.exp(middle + self.wider * (log - middle))
 
     def chance(self, ratio: float) -> float:
-        """Probability that a run stays at or below a ratio; the inverse of `quantile`."""
+        """Probability that a run's ratio is at most `ratio`; the inverse of `quantile`."""
         middle = float(np.interp(0.5, self.levels, self.logs))
         log = middle + (math.log(ratio) - middle) / self.wider
         level = float(np.interp(log, self.logs, self.levels, left=0.0, right=1.0))
@@ -85,7 +88,7 @@ class Distribution:
 
 
 def axes_of(layout: Layout) -> str:
-    """What divides the work beyond plain data parallelism: `tp+pp`, `ep+fsdp` (ZeRO-2 and 3), or `dp` for nothing."""
+    """Axes that divide the work beside data parallelism: `tp+pp`, `ep+fsdp` (ZeRO-2 and 3); else `dp`."""
     names = [axis for axis in ("tp", "pp", "cp", "ep") if getattr(layout, axis) > 1]
     if layout.zero >= 2 and layout.dp * layout.cp > 1:
         names.append("fsdp")
@@ -93,7 +96,7 @@ def axes_of(layout: Layout) -> str:
 
 
 def features_of(job: Job, layout: Degrees) -> tuple[str, ...]:
-    """What sets a run apart from plain training of all weights on devices alone, always in one order."""
+    """Features by which a run differs from plain training of all weights on devices alone, in a fixed order."""
     training = job.training
     found = {
         "adapters": training.lora_rank > 0,
@@ -105,10 +108,10 @@ def features_of(job: Job, layout: Degrees) -> tuple[str, ...]:
 
 
 def band(job: Job, layout: Layout) -> Band | None:
-    """The error band of a forecast; None for a CPU and a mixed cluster, and without evidence.
+    """The error band of a forecast; None for a CPU, for a mixed cluster, and without evidence.
 
-    Nobody published runs of CPUs and mixed clusters. A calibration of the user's own that states its quantiles is
-    believed.
+    No published runs are known for CPUs and mixed clusters. If the user's own calibration states quantiles, these
+    quantiles are the band.
     """
     if len(job.pools) > 1:
         return None
@@ -122,7 +125,7 @@ def band(job: Job, layout: Layout) -> Band | None:
 
 
 def time_distribution(job: Job, layout: Layout) -> Distribution | None:
-    """Of measured over predicted step time, of which `band` shows the 10 % and 90 % quantiles; None where that is."""
+    """Distribution of measured / predicted step time; `band` shows its 10 % and 90 % quantiles. None without a band."""
     found = band(job, layout)
     if found is None:
         return None
@@ -135,7 +138,7 @@ def time_distribution(job: Job, layout: Layout) -> Distribution | None:
 
 
 def chance_of_deadline(job: Job, layout: Layout, step_seconds: float) -> float | None:
-    """That the whole run meets its deadline; None without one, or without a distribution of step times.
+    """Chance that the whole run meets its deadline; None without a deadline or a distribution of step times.
 
     Source: `distribution_of`.
     """
@@ -157,7 +160,7 @@ def _keys(job: Job, layout: Layout) -> dict[str, Any]:
 
 
 def band_of(evidence: Iterable[Evidence], spread: Spread | None = None, **keys: Any) -> Band:
-    """The band from held-out errors, in which each run counts by how much it is like `keys`."""
+    """The band computed from held-out errors; each run is weighted by its likeness to `keys`."""
     evidence = tuple(evidence)
     unseen = unseen_of(evidence, **keys)
     found = distribution_of(evidence, spread or Spread(), num_unseen=len(unseen), **keys)
@@ -172,10 +175,10 @@ def band_of(evidence: Iterable[Evidence], spread: Spread | None = None, **keys: 
 
 
 def unseen_of(evidence: Iterable[Evidence], **keys: Any) -> tuple[str, ...]:
-    """What no run of the evidence has.
+    """Properties in `keys` that no run of the evidence has.
 
-    The device, the engine, the axes; with device and engine known, a precision or a kind of layers (experts) that
-    nobody ran on both of them; and each feature.
+    These are the device, the engine and the axes; if device and engine are known, also a precision or a kind of layers
+    (experts) that no run has on this device and engine together; and each feature.
     """
     evidence = tuple(evidence)
     alone = ("device", "engine", "axes")
@@ -190,9 +193,9 @@ def unseen_of(evidence: Iterable[Evidence], **keys: Any) -> tuple[str, ...]:
 
 
 def distribution_of(evidence: Sequence[Evidence], spread: Spread, *, num_unseen: int = 0, **keys: Any) -> Distribution:
-    """Of runs like `keys`; the runs of each source count as much as those of any other, and by likeness.
+    """Distribution for runs like `keys`; each source has the same total weight, times the likeness of its runs.
 
-    num_unseen: how many things about them no run of the evidence has; the variances that they add are summed.
+    num_unseen: number of properties that no run of the evidence has; the variances that they add are summed.
 
     Source: weighted quantiles of log(measured / predicted); conformal prediction with weights for likeness
     (Tibshirani et al., NeurIPS 2019), by clusters (Dunn, Wasserman and Ramdas, JASA 2023).
@@ -206,7 +209,7 @@ def distribution_of(evidence: Sequence[Evidence], spread: Spread, *, num_unseen:
 
 
 def _weights(evidence: Sequence[Evidence], keys: dict[str, Any]) -> NDArray[np.float64]:
-    """Weight of each ratio: by likeness, over the runs of its source."""
+    """Weight of each ratio: likeness divided by the number of runs of its source."""
     sizes: dict[str, int] = defaultdict(int)
     for each in evidence:
         sizes[each.source] += len(each.ratios)
@@ -221,17 +224,18 @@ def _likeness(each: Evidence, keys: dict[str, Any]) -> float:
 
 class _Miss(NamedTuple):
     source: str
-    distribution: Distribution  # without tails
+    distribution: Distribution  # before `tails` is applied
     log: float
     is_unseen: bool
 
 
 def spread_of(evidence: Sequence[Evidence]) -> Spread:
-    """How much wider than the others' misses the bands of a new source, and of a new kind, have to be.
+    """Factors by which bands are widened for a new source and for a new kind of run, fitted to the evidence.
 
-    Each source in turn is told by the evidence of the others. `tails` is chosen so that 8 of 10 of its runs lie between
-    the 10 % and the 90 % quantiles, where others ran the same kind; `unseen` so that 8 of 10 do where nobody did.
-    Sources count alike, but for those of few runs. What cannot be told keeps the default.
+    The runs of each source in turn are forecast from the evidence of the other sources. `tails` is chosen so that 8 of
+    10 runs of kinds that other sources also ran lie between the 10 % and the 90 % quantiles. `unseen` is chosen so that
+    8 of 10 runs of all other kinds lie there. Large sources have equal weight, and sources of few runs have less
+    weight. A factor without evidence keeps its default.
 
     Source: split conformal prediction (Lei et al., JASA 2018), here with sources as folds.
     """
@@ -258,7 +262,7 @@ def _clipped(value: float, ends: tuple[float, float]) -> float:
 
 
 def _enough(values: Sequence[float], misses: Sequence[_Miss]) -> float:
-    """The value that suffices for 8 of 10 misses, a source's together counting as `_MOST` at most."""
+    """The smallest value that suffices for 8 of 10 misses; all misses of a source count as at most `_MOST` misses."""
     sizes: dict[str, int] = defaultdict(int)
     for miss in misses:
         sizes[miss.source] += 1
@@ -268,13 +272,13 @@ def _enough(values: Sequence[float], misses: Sequence[_Miss]) -> float:
 
 
 def _tails(miss: _Miss) -> float:
-    """The value of `tails` at which the miss lies on the edge of its band; infinite where none is wide enough."""
+    """The value of `tails` at which the miss lies on the edge of its band; infinite if no band is wide enough."""
     level = float(np.interp(miss.log, miss.distribution.logs, miss.distribution.levels, left=0.0, right=1.0))
     return abs(math.log(level / (1 - level))) / _NINTH if 0 < level < 1 else math.inf
 
 
 def _width(miss: _Miss, tails: float) -> float:
-    """How many times as wide the band has to be for the miss to lie on its edge."""
+    """Factor by which the band has to be widened so that the miss lies on its edge."""
     found = Distribution(logs=miss.distribution.logs, levels=miss.distribution.levels, tails=tails)
     middle = math.log(found.quantile(0.5))
     edge = math.log(found.quantile(0.9 if miss.log > middle else 0.1))

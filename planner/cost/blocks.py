@@ -1,4 +1,4 @@
-"""How many parameters the blocks of a layer have: norm, attention, feed-forward, experts."""
+"""Number of parameters in the blocks of a layer: norm, attention, feed-forward, experts."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def norm_params(model: ModelSpec) -> int:
-    """Parameters of one norm: a weight, and for LayerNorm a bias, which some models leave out; or none at all.
+    """Parameters of one norm: a weight, and for most LayerNorms a bias; 0 for norms without parameters.
 
     Source: definition of LayerNorm and RMSNorm; OLMo (arXiv 2402.00838), section 2.1, has norms without parameters.
     """
@@ -25,7 +25,7 @@ def _query_width(model: ModelSpec) -> int:
 
 
 def value_size(model: ModelSpec) -> int:
-    """Size of a head's values: that of its queries and keys, but for the few models that say otherwise.
+    """Size of a head's values: the size of its queries and keys, unless the model document gives another size.
 
     Source: definition of the model document.
     """
@@ -49,7 +49,7 @@ def qkv_width(model: ModelSpec) -> int:
 
 
 def output_width(model: ModelSpec) -> int:
-    """Width of what attention gives to its output projection: a d_v.
+    """Width of attention's result, the input of its output projection: a d_v.
 
     Source: Vaswani et al. (2017), section 3.2.2.
     """
@@ -57,7 +57,7 @@ def output_width(model: ModelSpec) -> int:
 
 
 def gate_params(model: ModelSpec) -> int:
-    """The projection that weights the output of attention: h a by head, h a d_v by element.
+    """Parameters of the gate that scales the output of attention: h a by head, h a d_v by element.
 
     Source: Qiu et al., Gated Attention (arXiv 2505.06708), section 2.2.
     """
@@ -67,9 +67,9 @@ def gate_params(model: ModelSpec) -> int:
 
 
 def indexer_matmul_params(model: ModelSpec) -> int:
-    """Matrices that choose keys: queries of the light heads, one key for all of them, and a weight of each head.
+    """Parameters of the matrices that choose keys: queries of the light heads, one key for all, and each head's weight.
 
-    Every tensor-parallel rank has them whole.
+    Every tensor-parallel rank holds these matrices whole.
 
     Source: DeepSeek-V3.2 (2025), section 2.1; transformers, models/deepseek_v32 (Indexer).
     """
@@ -81,7 +81,7 @@ def indexer_matmul_params(model: ModelSpec) -> int:
 
 
 def ffn_matrices(model: ModelSpec) -> int:
-    """Matrices of a feed-forward block: 3 with a gate, else 2.
+    """Number of matrices in a feed-forward block: 3 with a gate, else 2.
 
     Source: Shazeer (2020), GLU variants improve transformer.
     """
@@ -89,7 +89,7 @@ def ffn_matrices(model: ModelSpec) -> int:
 
 
 def down_projection_params(model: ModelSpec, mla: LatentAttention) -> int:
-    """Matrices from the hidden size to the latent of queries and to that of keys and values: h (r_q + r_kv + d_r).
+    """Parameters of the down-projections to the latents of queries and of keys and values: h (r_q + r_kv + d_r).
 
     Source: DeepSeek-V2 (arXiv 2405.04434), section 2.1.
     """
@@ -97,7 +97,7 @@ def down_projection_params(model: ModelSpec, mla: LatentAttention) -> int:
 
 
 def _latent_matmul_params(model: ModelSpec, mla: LatentAttention) -> int:
-    """Matrices of latent attention; a query rank of 0 projects queries at once.
+    """Parameters of the matrices of latent attention; if the query rank is 0, queries have no latent.
 
     Source: DeepSeek-V2 (arXiv 2405.04434), section 2.1 and appendix C.
     """
@@ -108,9 +108,9 @@ def _latent_matmul_params(model: ModelSpec, mla: LatentAttention) -> int:
 
 
 def attention_matmul_params(model: ModelSpec) -> int:
-    """Weight matrices of what mixes tokens in a layer: h (a + 2g) d + a d h, or of latent attention, or of a mixer.
+    """Parameters of the matrices that mix tokens in a layer: h (a + 2g) d + a d h, latent attention, or a mixer.
 
-    With those of an output gate and of an indexer, and `layer_matrix_params` of the model.
+    The sum includes the matrices of an output gate and of an indexer, and `layer_matrix_params` of the model.
 
     Source: Megatron-LM, megatron/training/theoretical_memory_usage.py; mixers.py.
     """
@@ -124,13 +124,13 @@ def attention_matmul_params(model: ModelSpec) -> int:
 
 
 def attention_norm_params(model: ModelSpec) -> int:
-    """Norms inside attention: of queries and keys, per head or over the whole width, or of the latents.
+    """Parameters of norms inside attention: of queries and keys, per head or over the whole width, or of the latents.
 
     Source: Qwen3 (arXiv 2505.09388), section 2; OLMo 2 (arXiv 2501.00656), section 3; DeepSeek-V2, appendix C.
     """
     if not model.attends:
         return 0
-    indexer = 2 * model.sparse.head_size if model.sparse and not model.sparse.shared else 0  # a LayerNorm of its key
+    indexer = 2 * model.sparse.head_size if model.sparse and not model.sparse.shared else 0  # LayerNorm of its key
     if model.mla:
         return indexer + model.mla.q_lora_rank + model.mla.kv_lora_rank
     heads = model.head_size if model.shares_keys else 2 * model.head_size
@@ -144,7 +144,7 @@ def _attention_biases(model: ModelSpec) -> int:
 
 
 def attention_params(model: ModelSpec) -> int:
-    """All of one attention block: matrices, biases (a + 2g) d + h, inner norms, one sink for each head.
+    """Parameters of one attention block: matrices, biases (a + 2g) d + h, inner norms, one sink for each head.
 
     Source: Megatron-LM, megatron/training/theoretical_memory_usage.py; transformers' modules for the rest.
     """
@@ -171,7 +171,7 @@ def ffn_params(model: ModelSpec) -> int:
 
 
 def expert_input_width(model: ModelSpec) -> int:
-    """Width of what routed experts read and write: that of the model, or of a latent.
+    """Width of the inputs and outputs of routed experts: that of the model, or of a latent.
 
     Source: Nemotron 3 (NVIDIA, 2025), LatentMoE; transformers, models/nemotron_h.
     """
@@ -179,7 +179,7 @@ def expert_input_width(model: ModelSpec) -> int:
 
 
 def latent_expert_params(model: ModelSpec) -> int:
-    """Matrices from the model's width to the latent of the experts and back, which every rank holds whole.
+    """Parameters of the matrices from the model's width to the latent of the experts and back; every rank holds them.
 
     Source: as `expert_input_width`.
     """
@@ -199,7 +199,7 @@ def expert_params(model: ModelSpec) -> int:
 
 
 def expert_layer_params(model: ModelSpec) -> int:
-    """Routed experts of one MoE layer; 0 for a dense model, and the mean where only some kinds of layers have them.
+    """Parameters of the routed experts of one MoE layer; 0 for a dense model; a mean if only some layers have experts.
 
     Source: Megatron-LM, megatron/training/theoretical_memory_usage.py: num_experts feed-forward blocks.
     """
@@ -207,7 +207,7 @@ def expert_layer_params(model: ModelSpec) -> int:
 
 
 def shared_matmul_params(model: ModelSpec) -> int:
-    """Matrices of the shared experts of one MoE layer.
+    """Parameters of the matrices of the shared experts of one MoE layer.
 
     Source: DeepSeekMoE (arXiv 2401.06066), section 3.2.
     """
@@ -215,7 +215,7 @@ def shared_matmul_params(model: ModelSpec) -> int:
 
 
 def router_params(model: ModelSpec) -> int:
-    """The router h E, its bias E, the gate h of the shared experts, matrices to a latent, and further parameters.
+    """Parameters of the router h E, its bias E, the shared experts' gate h, matrices to a latent, and further vectors.
 
     Source: Megatron-LM, megatron/core/transformer/moe/router.py and shared_experts.py.
     """

@@ -1,9 +1,10 @@
-"""Whether a predicted peak of memory fits into a device: the chance, the verdict, and the limit that a chance sets.
+"""Whether a predicted peak of memory fits into a device: the chance, the verdict, and the limit for a given chance.
 
-The stages of a plan share their error: one program, one allocator and one fit of the same formulas are behind all of
-them. Assumed: wholly, so that a plan fits when its worst stage does, and its chance is that of this stage. Were the
-errors independent, the chance would be the product over the stages, which is less. Peaks of every stage of one run,
-published for a few dozen runs, would settle how much of the error is shared.
+The stages of a plan share their forecast error, because all of them run one program with one allocator, and one fit of
+the same formulas predicts them. It is assumed that the stages share the whole error. So a plan fits if its worst stage
+fits, and the plan's chance is the chance of this stage. If the errors were independent, the chance would be the product
+over the stages, which is smaller. Peaks of every stage of one run, published for a few dozen runs, would settle how
+much of the error is shared.
 """
 
 from __future__ import annotations
@@ -21,23 +22,23 @@ if TYPE_CHECKING:
     from planner.specs.job import Job, PoolJob
 
 UNLIKELY: Final = 0.05
-"""A plan *does not fit* below this chance, whatever the risk that is taken; from 1 - risk it *fits*."""
+"""A plan *does not fit* below this chance, whatever risk the user accepts; it *fits* from a chance of 1 - risk on."""
 
 _UNKNOWN: Final = MemoryDistribution(location=0.0, scale=0.1)
-"""Where a calibration knows no peak of any run: 8 of 10 peaks within 17 %. Assumed; a run of the user's settles it."""
+"""Distribution for a calibration without peaks of any run: 8 of 10 peaks within 17 %. Assumed; own runs settle it."""
 
 
 def spread_of(job: Job, layout: Degrees) -> MemoryDistribution:
-    """Of measured over predicted bytes of a device, for one layout or many."""
+    """Distribution of the ratio measured / predicted bytes of a device, for one layout or many."""
     return memory_distribution(job, layout) or _UNKNOWN
 
 
 def chance_of_fitting(peak_bytes: Number, whole_bytes: Number, spread: MemoryDistribution) -> Number:
     """Probability that a predicted peak stays within the whole memory that a program can have; broadcasts.
 
-    spread: of measured over predicted bytes, of what a run needs.
+    spread: distribution of the ratio measured / predicted bytes, for the memory that a run needs.
 
-    Source: the definition; `MemoryDistribution` names that of the distribution.
+    Source: the definition; `MemoryDistribution` names the source of the distribution.
     """
     return spread.chance(whole_bytes / np.asarray(peak_bytes, dtype=np.float64))
 
@@ -45,7 +46,7 @@ def chance_of_fitting(peak_bytes: Number, whole_bytes: Number, spread: MemoryDis
 def largest_peak_bytes(whole_bytes: Number, spread: MemoryDistribution, chance: Number) -> Number:
     """The largest predicted peak that fits with this chance, 0 < chance < 1; the inverse of `chance_of_fitting`.
 
-    The error is a factor, so that a chance is a limit in bytes: whole / quantile(chance).
+    The error is a factor, so each chance corresponds to a limit in bytes: whole / quantile(chance).
 
     Source: derived here; tested against draws.
     """
@@ -53,16 +54,16 @@ def largest_peak_bytes(whole_bytes: Number, spread: MemoryDistribution, chance: 
 
 
 def spread_for(job: Job) -> Spread:
-    """What `spread_of` reads of the calibration, for a plan to carry, so that it can be priced again."""
+    """The part of the calibration that `spread_of` reads, which a plan stores so that it can be priced again."""
     engines, counters = (job.engine.name, None), ("device", "needed")
     memory = tuple(each for each in job.spread.memory if each.counter in counters and each.engine in engines)
     return job.spread.model_copy(update={"memory": memory})
 
 
 def memory_limit_bytes(job: PoolJob, layout: Degrees) -> Number:
-    """The largest predicted peak with which a layout fits, for one or for many.
+    """The largest predicted peak with which a layout fits, for one layout or many.
 
-    The chance of fitting sets it, 1 - risk; where headroom is asked for, what that leaves.
+    The chance 1 - risk sets the limit, or the headroom if the user asks for one.
 
     Source: `largest_peak_bytes`.
     """
@@ -70,7 +71,9 @@ def memory_limit_bytes(job: PoolJob, layout: Degrees) -> Number:
 
 
 def most_peak_bytes(job: PoolJob, layout: Degrees) -> Number:
-    """The largest predicted peak that may fit; beyond it a layout does not. With headroom it is the same limit.
+    """The largest predicted peak that may fit; above this peak a layout does not fit.
+
+    If headroom is asked for, it sets this limit too.
 
     Source: `largest_peak_bytes`.
     """

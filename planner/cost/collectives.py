@@ -1,11 +1,11 @@
 """Seconds of one collective on one group: latency and bandwidth of the links that the group spans.
 
-Every function takes numbers or arrays of groups and of bytes, which broadcast. `num_bytes` is what one rank
-holds: the whole vector of an all-reduce, the input of a reduce-scatter, the output of an all-gather.
+Every function accepts numbers or arrays of groups and of bytes, which broadcast. `num_bytes` is the size of one rank's
+vector: the whole vector of an all-reduce, the input of a reduce-scatter, the output of an all-gather.
 
-A pass is one walk of the data through the group: a reduce-scatter and an all-gather are one pass, an all-reduce
-two. It takes startup + steps * latency + bytes / bandwidth (Hockney, 1994). Of messages under 1 MiB NCCL's
-low-latency protocols make less than the startup that is charged here; the error is at most that startup.
+A pass is one walk of the data through the group: a reduce-scatter and an all-gather are one pass each, an all-reduce is
+two passes. A pass takes startup + steps * latency + bytes / bandwidth (Hockney, 1994). For messages under 1 MiB NCCL
+uses low-latency protocols, whose startup is shorter than the startup charged here; the error is at most this startup.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ if TYPE_CHECKING:
     from planner.specs.cluster import ClusterSpec, LinkSpec
 
 _TREE_SHARE: Final = 0.92
-"""Share of the bandwidth that NCCL grants its trees (src/graph/tuning.cc)."""
+"""Share of the bandwidth that NCCL's tree algorithm is assumed to reach (src/graph/tuning.cc)."""
 
 _CUBE_RING_LINKS: Final = np.array([[0, 0, 0], [1, 1, 1], [4, 2, 1], [6, 1, 1]])
-"""Links that the slowest ring of 1, 2, 4, 8 ranks (rows) at stride 1, 2, 4 (columns) finds in a hybrid cube mesh.
+"""Links available to the slowest ring of 1, 2, 4, 8 ranks (rows) at stride 1, 2, 4 (columns) in a hybrid cube mesh.
 
 Source: DGX-1 white paper, section 3.1, figure 4 (V100 wiring); the counts are found by search in
 tests/cost/test_collectives.py.
@@ -34,10 +34,11 @@ tests/cost/test_collectives.py.
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Level:
-    """One level of the network that some group crosses.
+    """One level of the network that at least one group crosses.
 
-    inside: ranks that share one instance of the levels below. members: ranks that share one instance of this one.
-    bandwidth: bytes per second of one rank's own part of the link, in rings or with all peers at once.
+    inside: ranks that share one instance of the levels below.
+    members: ranks that share one instance of this level.
+    bandwidth: bytes per second of one rank's own part of the link, in rings or when sending to all peers at once.
     """
 
     link: LinkSpec
@@ -48,10 +49,12 @@ class Level:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Group:
-    """What a collective needs to know of its group; every field is a number or an array of groups.
+    """Properties of a group that determine the cost of its collectives; each field is a number or an array of groups.
 
-    size: ranks. seconds_per_byte: of what one rank sends in a ring through the group; 0 for a group of one.
-    ring_latency: seconds of the hops of one pass around the ring. startup: seconds that a pass takes besides.
+    size: number of ranks.
+    seconds_per_byte: time of each byte that one rank sends in a ring through the group; 0 for a group of one.
+    ring_latency: seconds of the hops of one pass around the ring.
+    startup: fixed seconds that each pass takes in addition.
     levels: the levels that some of the groups cross, innermost first.
     """
 
@@ -69,11 +72,11 @@ class Group:
 
 
 def _members(cluster: ClusterSpec, size: Number, stride: Number, span: Number) -> Number:
-    """Ranks of a group that share one instance of a level of `span` devices; where groups differ, the fewest.
+    """Ranks of a group that share one instance of a level of `span` devices; the fewest if groups differ.
 
-    Groups are laid end to end, so a group of extent size * stride starts at a multiple of it. If the extent and
-    the span do not divide each other, some group straddles two instances, and its smaller part has
-    gcd(extent, span) / stride ranks. The slowest group counts, because the others wait for it.
+    Groups are placed one after another, so a group of extent size * stride starts at a multiple of its extent. If the
+    extent and the span do not divide each other, at least one group straddles two instances, and its smaller part has
+    gcd(extent, span) / stride ranks. The slowest group determines the time, because the other groups wait for it.
 
     Source: rank order of planner/layout.py.
     """
@@ -83,20 +86,20 @@ def _members(cluster: ClusterSpec, size: Number, stride: Number, span: Number) -
         return np.where(np.greater_equal(span, cluster.num_devices), size, members)
     if span >= cluster.num_devices:
         return size
-    # the low bit is the greatest common divisor with a power of two, at a tenth of the price
+    # the low bit is the greatest common divisor with a power of two, in a tenth of the time of gcd
     common = np.minimum(extent & -extent, span) if span & (span - 1) == 0 else np.gcd(extent, span)
     return np.minimum(size, np.maximum(1, common // stride))
 
 
 def _peer_bandwidth(link: LinkSpec) -> float:
-    """Bytes per second that one rank sends to one other: all its links of a switch, one link of a mesh."""
+    """Bytes per second from one rank to one other rank: over all its links to a switch, or one link of a mesh."""
     return link.efficiency * link.bandwidth / (1.0 + link.half_peers) / (link.links_per_device or 1)
 
 
 def _ring_links(link: LinkSpec, members: Number, stride: Number) -> Number:
-    """Links of its own that each rank of a mesh can use in rings through `members` ranks, `stride` apart.
+    """Number of its own links that each rank of a mesh can use in rings through `members` ranks, `stride` apart.
 
-    With every pair joined by one link, n ranks have n - 1 links each inside the group, and rings use them all.
+    If one link joins every pair, each of n ranks has n - 1 links inside the group, and rings use all of them.
 
     Source: Tillson (1980) for n - 1 disjoint directed rings of n (4 and 6 need direct exchange instead).
     """
@@ -109,7 +112,7 @@ def _ring_links(link: LinkSpec, members: Number, stride: Number) -> Number:
 def _bandwidth(link: LinkSpec, joined: Number, members: Number, stride: Number) -> Number:
     """Bytes per second of one rank's own part of a link that joins `joined` instances of the level below.
 
-    Few peers reach less: peers / (peers + half_peers) of the efficiency.
+    A group with few peers reaches less bandwidth: peers / (peers + half_peers) of the efficiency.
 
     Source: ramp fitted to vTrain's all-reduce table (2, 4 and 8 A100 reach 193, 218 and 227 GB/s of 300).
     """
@@ -125,8 +128,9 @@ def _bandwidth(link: LinkSpec, joined: Number, members: Number, stride: Number) 
 def _spread_bandwidth(link: LinkSpec, hosts: Number) -> Number:
     """Bytes per second of one rank's part of a link in a group over `hosts` hosts.
 
-    Two hosts reach the efficiency of the line rate. With the hosts that falls as 2 / hosts, but never below the
-    bandwidth that was measured over more of them, which is taken as it is.
+    Two hosts reach the efficiency of the line rate. With more hosts the bandwidth falls as 2 / hosts, but never below
+    the bandwidth measured over `measured_hosts` hosts. From `measured_hosts` on, the measured bandwidth is used
+    unchanged.
 
     Source: all-reduce over 2 to 64 hosts of one cluster, in the runs of the Ultra-Scale Playbook
     (tests/published/measurements.csv, hf-ultrascale): 46, 23, 14, 7.2, 3.8 and 1.9 GB/s with pipelines; 50, 33, 27, 28,
@@ -140,10 +144,11 @@ def _spread_bandwidth(link: LinkSpec, hosts: Number) -> Number:
 
 
 def _through_memory(cluster: ClusterSpec, link: LinkSpec) -> LinkSpec:
-    """The link as its cards have it while all of them send: through the host, bytes cross the host's memory twice.
+    """The link with a card's share of its bandwidth while all cards send: bytes cross the host's memory twice.
 
-    A card's bytes go up its root port into a shared buffer and down the port of the other card, each port in both
-    directions at once. k cards that share one port have 1/k of it each, which `bandwidth` says already.
+    A card's bytes go up its root port into a shared buffer in host memory and down the port of the other card; each
+    port carries both directions at once. k cards that share one port have 1/k of it each; `bandwidth` already includes
+    this.
 
     Source: NCCL, src/graph/paths.cc (no peer access across host bridges) and src/transport/shm.cc; PCIe is full duplex.
     """
@@ -155,27 +160,28 @@ def _through_memory(cluster: ClusterSpec, link: LinkSpec) -> LinkSpec:
 
 
 def _adapters(link: LinkSpec, inside: Number, size: Number, stride: Number) -> Number:
-    """Parts of the link that `inside` ranks have when no other group is active: whole adapters.
+    """Part of a link that `inside` ranks can use while no other group is active, in units of one rank's part.
 
-    Derived here: `devices_per_adapter` neighbours share one, and each brings its part of the bandwidth.
+    Derived here: the ranks use whole adapters; `devices_per_adapter` neighbours share one adapter, and each neighbour
+    adds its part of the bandwidth.
     """
     shared = link.devices_per_adapter
-    if link.kind == "pcie":  # each of the group's cards sends on its own, and those that share a root port share it
+    if link.kind == "pcie":  # each card of the group sends by itself, and cards below one root port share the port
         return np.maximum(inside, shared / np.clip(shared // stride, 1, size))
     return np.maximum(shared, inside * np.minimum(stride, shared))
 
 
 def group(cluster: ClusterSpec, size: Number, stride: Number, *, segment: Number = 0, alone: bool = False) -> Group:
-    """The group of `size` ranks that are `stride` apart, on this cluster, of whose domains `segment` hosts are taken.
+    """The group of `size` ranks that are `stride` apart, on a cluster with `segment` hosts in use of each domain.
 
-    Inside one level a ring runs at the level's bandwidth. Where it crosses to the next level, the q ranks that
-    share an inner instance bring q network cards, so the ring gets q times a card's bandwidth there. All groups
-    of the same kind run at once, unless `alone`.
+    Inside one level a ring runs at the level's bandwidth. If q ranks share an instance of a level, they use q network
+    cards together, so a ring between instances runs at q times a card's bandwidth. All groups of the same kind run at
+    once, unless `alone`.
 
     Source: NCCL, graph search: one ring for each network card of the host; SimuMax shares cards the same way.
     """
     size, stride = np.asarray(size, dtype=np.int64), np.asarray(stride, dtype=np.int64)
-    inside = np.ones(np.broadcast(size, stride, segment).shape)  # ranks that share one instance of the levels so far
+    inside = np.ones(np.broadcast(size, stride, segment).shape)  # ranks per instance of the levels crossed so far
     seconds_per_byte = ring_latency = startup = nearer = np.zeros(inside.shape)
     levels = []
     for number, each in enumerate(cluster.links):
@@ -205,7 +211,7 @@ def group(cluster: ClusterSpec, size: Number, stride: Number, *, segment: Number
 
 
 def slowest_link(cluster: ClusterSpec, size: int, stride: int, *, segment: int = 0) -> str:
-    """Name of the outermost link that a group crosses, `none` for a group of one.
+    """Name of the outermost link that a group crosses; `none` for a group of one.
 
     Source: rank order of planner/layout.py.
     """
@@ -223,7 +229,7 @@ def reduce_scatter_seconds(where: Group, num_bytes: Number) -> Number:
 
 
 def all_gather_seconds(where: Group, num_bytes: Number) -> Number:
-    """Ring all-gather to `num_bytes` per rank: the steps of a reduce-scatter without the sum.
+    """Ring all-gather, after which each rank holds `num_bytes`: the steps of a reduce-scatter without its sums.
 
     Source: Patarasuk and Yuan (JPDC 2009); nccl-tests, bus bandwidth factor (n - 1) / n.
     """
@@ -239,14 +245,14 @@ def ring_all_reduce_seconds(where: Group, num_bytes: Number) -> Number:
 
 
 def _has_trees(level: Level) -> bool:
-    """Whether this level joins hosts; inside a host NCCL's trees are chains."""
+    """Whether this level joins hosts; inside a host NCCL uses chains instead of trees."""
     return level.link.kind in ("fat-tree", "ethernet")
 
 
 def tree_all_reduce_seconds(where: Group, num_bytes: Number) -> Number:
-    """Double binary tree all-reduce: up and down again, each with all bytes through each rank.
+    """Double binary tree all-reduce: up the tree and down again; all bytes pass through each rank in both directions.
 
-    The tree joins hosts, with a chain through the ranks of each host.
+    The tree joins hosts; a chain joins the ranks of each host.
 
     Source: Sanders et al. (2009); NCCL, src/graph/tuning.cc: 2 ((n / N - 1) a_host + log2 N a_network) of latency
     and at most 0.92 of the bandwidth.
@@ -261,9 +267,9 @@ def tree_all_reduce_seconds(where: Group, num_bytes: Number) -> Number:
 def halving_doubling_all_reduce_seconds(where: Group, num_bytes: Number) -> Number:
     """Recursive halving and doubling (butterfly), with the nearest partner first.
 
-    Each step halves what is left, so the ranks of one instance exchange most, and each brings its own link to
-    the level above. If n is no power of two, the ranks above it send all to a partner first and take the result
-    last.
+    Each step halves the remaining bytes, so the ranks of one instance exchange most, and each rank uses its own link to
+    the level above. If n is no power of two, each rank above the largest power of two first sends all bytes to a
+    partner and receives the result at the end.
 
     Source: Rabenseifner (2004); Thakur, Rabenseifner and Gropp (2005), section 4.4.
     """
@@ -278,9 +284,9 @@ def halving_doubling_all_reduce_seconds(where: Group, num_bytes: Number) -> Numb
 
 
 def hierarchical_all_reduce_seconds(where: Group, num_bytes: Number, *, num_pieces: int = 1) -> Number:
-    """Reduce-scatter inside, all-reduce of the shard across, all-gather inside; for any number of levels.
+    """Reduce-scatter inside each instance, all-reduce of the shard across, all-gather inside; for any number of levels.
 
-    With many pieces the levels work at once, each on another piece, and the slowest sets the pace.
+    With many pieces the levels work at the same time, each on a different piece, and the slowest level sets the pace.
 
     Source: Cho et al., BlueConnect (SysML 2019), section 3; NCCL does this only in its trees and in the network.
     """
@@ -293,15 +299,15 @@ def hierarchical_all_reduce_seconds(where: Group, num_bytes: Number, *, num_piec
 
 
 def _sums(link: LinkSpec) -> bool:
-    """Whether the link's switches reduce; a mesh has none."""
+    """Whether the link's switches add up the data themselves; a mesh has no switches."""
     return link.in_network is not None and link.kind in ("switch", "fat-tree")
 
 
 def in_network_all_reduce_seconds(where: Group, num_bytes: Number) -> Number:
-    """All-reduce that the switches sum: NVLS on an NVSwitch, SHARP on InfiniBand; inf where the link has none.
+    """All-reduce summed by the switches: NVLS on an NVSwitch, SHARP on InfiniBand; inf if the link cannot sum.
 
-    Each rank sends its bytes up once and takes the sum down once. On an NVSwitch one rank per part reads the sum
-    and multicasts it, which adds 1/n. Levels below that have none use a ring for their shards.
+    Each rank sends its bytes up once and receives the sum once. On an NVSwitch one rank per part reads the sum and
+    multicasts it, which adds 1/n of the bytes. Levels below that cannot sum use a ring for their shards.
 
     Source: Klenk et al. (ISCA 2020); Graham et al., SHARP (2016); NCCL, NVLS and CollNet algorithms.
     """
@@ -322,7 +328,7 @@ def in_network_all_reduce_seconds(where: Group, num_bytes: Number) -> Number:
 def parameter_server_seconds(where: Group, num_bytes: Number, num_servers: Number) -> Number:
     """The group's ranks push to `num_servers` servers on the outermost link and pull the sum back.
 
-    A rank's link carries all bytes once each way, a server's link n / k of them.
+    A rank's link carries all bytes once in each direction; a server's link carries n / k times the bytes.
 
     Source: Li et al. (OSDI 2014); Jiang et al., BytePS (OSDI 2020), section 3.
     """
@@ -335,7 +341,7 @@ def parameter_server_seconds(where: Group, num_bytes: Number, num_servers: Numbe
 
 
 def all_reduce_seconds(where: Group, num_bytes: Number) -> Number:
-    """The cheapest of ring, tree and, where the link has it, in-network: what NCCL chooses from.
+    """Seconds of the fastest algorithm that NCCL can choose: ring, tree or, if the link supports it, in-network.
 
     Source: NCCL, src/graph/tuning.cc.
     """
@@ -348,9 +354,9 @@ def all_reduce_seconds(where: Group, num_bytes: Number) -> Number:
 
 
 def all_reduce_algorithms(where: Group, num_bytes: Number) -> dict[str, Number]:
-    """Seconds of every algorithm that the group could run, by name; inf for groups that cannot.
+    """Seconds of every algorithm that a group could run, by name; inf for groups that cannot run it.
 
-    Source: the functions above; the parameter server has as many servers as ranks.
+    Source: the functions above; the parameter server algorithm uses as many servers as ranks.
     """
     found = {
         "ring": ring_all_reduce_seconds(where, num_bytes),
@@ -365,11 +371,11 @@ def all_reduce_algorithms(where: Group, num_bytes: Number) -> dict[str, Number]:
 
 
 def _reached(instances: Number, copies: int, groups: tuple[int, int] | None) -> Number:
-    """How many of `instances` the `copies` of a token reach, on average; see `all_to_all_seconds`."""
+    """Average number of the `instances` that the `copies` of a token reach; see `all_to_all_seconds`."""
     if groups is None or copies == 1:
         return instances * (1.0 - (1.0 - 1.0 / instances) ** copies)
     num_groups, chosen = groups
-    missed = 1.0  # an instance with `each` groups has none of the chosen ones
+    missed = 1.0  # probability that an instance, which holds `each` groups, holds none of the chosen groups
     each = np.maximum(1.0, num_groups / instances)
     for i in range(chosen):
         missed = missed * np.maximum(0.0, num_groups - each - i) / (num_groups - i)
@@ -381,15 +387,16 @@ def _reached(instances: Number, copies: int, groups: tuple[int, int] | None) -> 
 def all_to_all_seconds(
     where: Group, num_bytes: Number, *, copies: int = 1, groups: tuple[int, int] | None = None
 ) -> Number:
-    """Every rank sends 1/n of its `num_bytes` to every rank of the group, all peers and all levels at once.
+    """Every rank sends 1/n of its `num_bytes` to every rank of the group, to all peers and on all levels at once.
 
-    Peers of one level share the rank's own part of that level: across N hosts (N - 1) / N of the bytes go over the
+    Peers of one level share the rank's own part of that level: across N hosts (N - 1) / N of the bytes pass through the
     rank's own adapter.
 
-    copies: so many parts of the bytes are the same, for ranks chosen at random, and each of the N instances of
-    the level below gets one of them, which it spreads inside: N (1 - (1 - 1/N)^copies) / copies of the bytes.
-    groups: how many groups the ranks form in order, and how many of them the copies of one token go to, as many to
-    each; with a group on each instance the copies reach that many instances.
+    copies: number of identical parts of the bytes, sent to ranks chosen at random. Each of the N instances of the level
+        below receives at most one of these parts and spreads it inside, so N (1 - (1 - 1/N)^copies) / copies of the
+        bytes are sent.
+    groups: number of groups that consecutive ranks form, and number of groups that receive the copies of one token,
+        equally many copies in each. If each instance holds one group, the copies reach as many instances as groups.
 
     Source: NCCL, grouped sends and receives; derived here, checked by a count over real ranks. Copies: DeepSeek-V3
     (2024), section 3.2.2; expected number of distinct hosts.
@@ -407,7 +414,7 @@ def all_to_all_seconds(
 def ring_exchange_seconds(where: Group, bytes_per_hop: Number) -> Number:
     """Every rank sends to its neighbour in the group's ring: one hop of ring attention.
 
-    The neighbours that are furthest apart set the pace; each rank has its own link of each level.
+    The neighbours that are furthest apart set the pace; each rank has its own link on each level.
 
     Source: Liu et al., Ring Attention (2023), section 3; alpha-beta model, Hockney (1994).
     """
@@ -421,7 +428,7 @@ def ring_exchange_seconds(where: Group, bytes_per_hop: Number) -> Number:
 def send_seconds(
     cluster: ClusterSpec, stride: Number, num_bytes: Number, *, size: Number = 2, segment: Number = 0
 ) -> Number:
-    """Each rank of a chain of `size` sends to the rank `stride` further on; the slowest hop counts.
+    """Each rank in a chain of `size` ranks sends to the rank `stride` further on; the slowest hop counts.
 
     Source: alpha-beta model, Hockney (1994).
     """

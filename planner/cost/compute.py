@@ -1,4 +1,4 @@
-"""Seconds of one operator on one device (a roofline), of the head, and of adding up gradients."""
+"""Seconds of one operator on one device (a roofline), of the head, and of accumulating gradients."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ _ALIGNMENT: Final = 64
 background user's guide, section 3)."""
 
 _UNALIGNED_SHARE: Final = 0.75
-"""What other widths reach of that: BLOOM's tuning runs with hidden size 14400 (1800 for each of 8 ranks) took
-1.3 times as long as its neighbours of 14336."""
+"""Share of the full speed that widths without this alignment reach: BLOOM's tuning runs with hidden size 14400 (1800
+for each of 8 ranks) took 1.3 times as long as similar runs with 14336."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PassSeconds:
     """Seconds of one microbatch in each pass; every field broadcasts.
 
-    The backward pass has two parts: the gradients of the inputs, which the layer before waits for, and those of the
-    weights, which nobody does. Only the second products of linear maps are counted as the latter.
+    The backward pass has two parts: the gradients of the inputs, which the layer before waits for, and the gradients of
+    the weights, which no layer waits for. Only the weight gradients of linear layers count as gradients of the weights.
     """
 
     forward: Number = 0.0
@@ -44,21 +44,21 @@ class PassSeconds:
 
     @property
     def backward(self) -> Number:
-        """The whole backward pass."""
+        """Seconds of the whole backward pass."""
         return self.backward_input + self.backward_weight
 
     @property
     def total(self) -> Number:
-        """All passes."""
+        """Seconds of all passes."""
         return self.forward + self.backward
 
     @property
     def without_weight_gradients(self) -> PassSeconds:
-        """The same of frozen weights."""
+        """The seconds with frozen weights, which have no weight gradients."""
         return PassSeconds(forward=self.forward, backward_input=self.backward_input)
 
     def __add__(self, other: PassSeconds) -> PassSeconds:
-        """Both, one after the other."""
+        """The summed seconds of two parts that run one after the other."""
         return PassSeconds(
             forward=self.forward + other.forward,
             backward_input=self.backward_input + other.backward_input,
@@ -66,7 +66,7 @@ class PassSeconds:
         )
 
     def __mul__(self, times: Number) -> PassSeconds:
-        """As many of it, or the share `times` of it."""
+        """The seconds multiplied by `times`, a count or a share."""
         return PassSeconds(
             forward=self.forward * times,
             backward_input=self.backward_input * times,
@@ -77,14 +77,14 @@ class PassSeconds:
 def _kernel_share(
     device: DeviceSpec, precision: Precision, m: Number, n: Number, k: Number, batch: Number, aligned: Flag
 ) -> Number:
-    """Share of peak that a product (m x k) (k x n) reaches: best tile's wave quantisation, and the depth ramp.
+    """Share of peak that a product (m x k) (k x n) reaches: wave quantisation of the best tile, and the depth ramp.
 
     Source: derived here. Waves of tiles over the device's processors, as in Calculon's and SimuMax's measured
-    curves; the ramp K / (K + K0) carries the start-up of a tile's inner loop, whose seconds are the same in 8 and
-    4 bits, so that K0 grows with the peak.
+    curves. The ramp K / (K + K0) models the start-up of a tile's inner loop. The start-up takes the same seconds in 8
+    and 4 bits, so K0 grows with the peak.
     """
     down, across = ({size: np.ceil(each / size) for size in _TILE_SIZES} for each in (m, n))
-    least: Number = np.inf  # elements that each processor computes, with the best tile
+    least: Number = np.inf  # elements that each processor computes, using the best tile
     for rows, columns in _TILES:
         waves = np.ceil(down[rows] * across[columns] * batch / device.num_processors)
         least = np.minimum(least, waves * (rows * columns))
@@ -96,7 +96,7 @@ def _kernel_share(
 
 
 def _is_aligned(width: Number) -> Flag:
-    blocks = width / _ALIGNMENT  # a power of two, so that nothing is rounded
+    blocks = width / _ALIGNMENT  # dividing by a power of two does not round
     return np.equal(blocks, np.floor(blocks))
 
 
@@ -112,8 +112,8 @@ def matmul_seconds(
 ) -> Number:
     """Seconds of `batch` products (m x k) (k x n): the slower of arithmetic and memory traffic, and the launch.
 
-    `precision` defaults to the training's. `aligned`: whether the two widths are, those of the right factor by default;
-    numbers of tokens do not count, they are as they come.
+    `precision` defaults to the training's. `aligned`: whether the two widths are aligned; by default the widths of the
+    right factor are tested. The number of tokens is not tested, because it does not depend on the model.
 
     Source: roofline model, Williams et al. (CACM 2009).
     """
@@ -149,10 +149,10 @@ def linear_seconds(
     *,
     precision: Precision | None = None,
 ) -> PassSeconds:
-    """Seconds of one linear map (or `batch` of them): output, gradient of the input, gradient of the weight.
+    """Seconds of one linear layer (or `batch` of them): output, gradient of the input, gradient of the weight.
 
-    In 8 or 4 bits the inputs and the output gradients are quantised on the way, in both orientations: 2 bytes
-    read and 2 written for each element.
+    In 8 or 4 bits the inputs and the output gradients are quantised first, in both orientations: 2 bytes are read and 2
+    written for each element.
 
     Source: backpropagation: two products of the forward's size; Transformer Engine for the casts.
     """
@@ -169,8 +169,8 @@ def linear_seconds(
 def head_seconds(job: PoolJob, layout: LayerDegrees) -> PassSeconds:
     """Seconds of the output head and the loss for one microbatch, on the last stage.
 
-    A frozen head has no gradient. A loss in parts adds the head's gradient up, part by part, and goes back through the
-    head in the forward pass.
+    A frozen head has no gradient. A loss computed in parts accumulates the head's gradient part by part, and runs the
+    head's backward pass during the forward pass.
 
     Source: cost/loss.py; torchtitan, components/loss.py (ChunkedLossWrapper).
     """

@@ -1,7 +1,7 @@
-"""How large a batch is worth it: published fits of the critical and the best batch, and learning rates for it.
+"""Useful sizes of a batch: published fits of the critical and the best batch, and learning rates for other batches.
 
-All of them were fitted on models much smaller, or data other, than what a plan is often for: they give an order of
-magnitude. What counts is the gradient noise scale of the run itself (McCandlish et al., 2018, appendix A).
+The fits give only an order of magnitude, because they were made on models that are often much smaller than the model of
+a plan, or on other data. The gradient noise scale of the run itself is decisive (McCandlish et al., 2018, appendix A).
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ if TYPE_CHECKING:
     from planner.specs.training import TrainingSpec
 
 TOKENS_PER_PARAMETER: Final = 20.0
-"""Of a run without a token budget: compute-optimal training. Source: Hoffmann et al., Chinchilla (2022)."""
+"""Tokens of a run without a token budget: compute-optimal training. Source: Hoffmann et al., Chinchilla (2022)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchEstimate:
-    """A batch size from the literature, in tokens. kind: `critical`, or `best` for the lowest loss."""
+    """A batch size from the literature, in tokens. kind: `critical`, or `best` for the batch with the lowest loss."""
 
     name: str
     kind: str
@@ -32,11 +32,13 @@ class BatchEstimate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchAdvice:
-    """What is known about a batch of `batch_tokens` in a run of `run_tokens`.
+    """Published estimates for a batch of `batch_tokens` in a run of `run_tokens`.
 
-    run_tokens_assumed: the training document has no budget, so 20 tokens for each parameter are taken.
-    extra_tokens: tokens over those of a very small batch for the same loss. extra_steps: steps over those of a very
-    large batch. Both are at the critical batch of Kaplan et al. and are 2 where the batch is critical.
+    run_tokens_assumed: the training document has no budget, so 20 tokens per parameter are assumed.
+    extra_tokens: ratio of the tokens to those that a very small batch needs for the same loss.
+    extra_steps: ratio of the steps to those that a very large batch needs for the same loss.
+
+    Both ratios use the critical batch of Kaplan et al., and are 2 if the batch is critical.
     """
 
     batch_tokens: float
@@ -48,7 +50,7 @@ class BatchAdvice:
 
 
 def expected_loss(num_params: float, num_tokens: float) -> float:
-    """Loss in nats per token of a model of so many parameters after one pass over so many tokens.
+    """Loss in nats per token of a model of `num_params` parameters after one pass over `num_tokens` tokens.
 
     ((N_c / N)^(a_N / a_D) + D_c / D)^a_D with a_N = 0.076, a_D = 0.103, N_c = 6.4e13, D_c = 1.8e13.
 
@@ -60,7 +62,7 @@ def expected_loss(num_params: float, num_tokens: float) -> float:
 
 
 def critical_batch_tokens(loss: float) -> float:
-    """Tokens of a batch at which twice the steps of a very large batch, and twice the tokens of a small one, are taken.
+    """Tokens of the critical batch; it needs twice the steps of a huge batch and twice the tokens of a tiny batch.
 
     2e8 tokens / loss^(1 / 0.21).
 
@@ -70,7 +72,7 @@ def critical_batch_tokens(loss: float) -> float:
 
 
 def step_law_batch_tokens(num_tokens: float) -> float:
-    """Tokens of the batch with the lowest loss after so many tokens: 0.58 D^0.571.
+    """Tokens of the batch with the lowest loss after `num_tokens` tokens of training: 0.58 D^0.571.
 
     Source: Li et al., Step Law (arXiv 2503.04715, 2025).
     """
@@ -86,7 +88,7 @@ def deepseek_batch_tokens(flops: float) -> float:
 
 
 def extra_tokens(batch_tokens: float, critical_tokens: float) -> float:
-    """Tokens for the same loss, over those that a very small batch takes: 1 + B / B_crit.
+    """Ratio of the tokens for a given loss to those that a very small batch needs: 1 + B / B_crit.
 
     Source: McCandlish et al., An empirical model of large-batch training (2018): (S/S_min - 1)(E/E_min - 1) = 1.
     """
@@ -94,7 +96,7 @@ def extra_tokens(batch_tokens: float, critical_tokens: float) -> float:
 
 
 def extra_steps(batch_tokens: float, critical_tokens: float) -> float:
-    """Steps for the same loss, over those that a very large batch takes: 1 + B_crit / B.
+    """Ratio of the steps for a given loss to those that a very large batch needs: 1 + B_crit / B.
 
     Source: McCandlish et al. (2018): (S/S_min - 1)(E/E_min - 1) = 1.
     """
@@ -102,7 +104,7 @@ def extra_steps(batch_tokens: float, critical_tokens: float) -> float:
 
 
 def linear_learning_rate(learning_rate: float, batch: float, other_batch: float) -> float:
-    """The learning rate of another batch by the linear rule, of plain SGD with small batches.
+    """The learning rate for another batch by the linear rule, which holds for plain SGD with small batches.
 
     Source: Goyal et al. (2017), section 2.1.
     """
@@ -110,7 +112,7 @@ def linear_learning_rate(learning_rate: float, batch: float, other_batch: float)
 
 
 def square_root_learning_rate(learning_rate: float, batch: float, other_batch: float) -> float:
-    """The learning rate of another batch by the square root rule, of Adam and its kin.
+    """The learning rate for another batch by the square root rule, which holds for Adam and related optimizers.
 
     Source: Krizhevsky, One weird trick (2014); Malladi et al. (2022) for Adam.
     """
@@ -118,7 +120,7 @@ def square_root_learning_rate(learning_rate: float, batch: float, other_batch: f
 
 
 def batch_advice(model: ModelSpec, training: TrainingSpec) -> BatchAdvice:
-    """The published fits for this model and token budget, and what the training document's batch costs by them.
+    """The published fits for this model and token budget, and the cost of the training document's batch by these fits.
 
     Source: the functions of this module.
     """

@@ -1,4 +1,4 @@
-"""Puts the parts together: the prices of a stage, and the whole estimate of one layout."""
+"""The whole estimate of one layout, put together from the prices of its stages."""
 
 from __future__ import annotations
 
@@ -78,11 +78,12 @@ _CONTEXT: Final = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Estimate:
-    """The ledger of one layout, and what follows from its totals.
+    """The ledger of one layout, and the figures derived from its totals.
 
-    pipeline_seconds: the part of the step in which microbatches pass, bubble included; the tail follows. mfu: model
-    FLOPs per second over peak (flops.MODEL_FLOPS_CONVENTION). hfu: the same with the recomputed forward passes counted
-    as work.
+    pipeline_seconds: the part of the step in which microbatches pass through the pipeline, bubble included; the tail
+        follows it.
+    mfu: model FLOPs per second over peak (flops.MODEL_FLOPS_CONVENTION).
+    hfu: as mfu, with the recomputed forward passes counted as work.
     """
 
     memory: tuple[StageMemory, ...]
@@ -104,7 +105,7 @@ class Estimate:
 
     @property
     def fits(self) -> bool:
-        """Every stage stays within its limit."""
+        """Whether every stage stays within its memory limit."""
         return all(stage.fits for stage in self.memory)
 
     @property
@@ -114,7 +115,7 @@ class Estimate:
 
     @property
     def peak_bytes(self) -> float:
-        """Bytes of the fullest stage."""
+        """Peak bytes of the stage that uses most memory."""
         return max(stage.total_bytes for stage in self.memory)
 
 
@@ -125,7 +126,7 @@ def _one_stage(prices: StagePrices, stage: int, pp: int) -> StagePrices:
 
 
 def memory_of_stages(job: Job, layout: Layout) -> tuple[StageMemory, ...]:
-    """The memory ledger of every stage, on its device and on its host; on a mixed cluster, of each in its own pool.
+    """The memory ledger of every stage, for its device and its host; on a mixed cluster each stage uses its own pool.
 
     Source: memory.py.
     """
@@ -150,13 +151,13 @@ def _limits(pool: PoolJob, layout: Layout) -> dict[str, float]:
 
 
 def estimate(job: Job, layout: Layout) -> Estimate:
-    """Price one layout: memory of every stage, and the time of a step; on a mixed cluster, of each in its own pool.
+    """Price one layout: memory of every stage, and the time of a step; on a mixed cluster each stage uses its own pool.
 
-    The step is m t_max + bubble + the longest tail (PipeDream: a tail after every microbatch). Its lines are those of
-    the slowest stage and of the stage with the longest tail. The bubble of GPipe, 1F1B and interleaved stages is the
-    closed form, which the search minimises; `timeline` executes them. Interleaved chunks that the search would not make
-    (stages cut into chunks that differ by more than one layer, or with smaller ones first, or by the kinds of their
-    layers) are executed.
+    The step takes m t_max + bubble + the longest tail (under PipeDream a tail follows every microbatch). The ledger of
+    the step has lines of the slowest stage and of the stage with the longest tail. For GPipe, 1F1B and interleaved
+    stages the bubble is the closed form, which the search minimises; `timeline` executes these schedules. An
+    interleaved schedule is also executed if its chunks are unlike those of the search, because chunks of a stage differ
+    by more than one layer, smaller chunks come first, or chunks differ in the kinds of their layers.
 
     Source: schedule.py.
     """
@@ -187,9 +188,9 @@ def estimate(job: Job, layout: Layout) -> Estimate:
 
 
 def _has_chunks_of_its_own(job: Job, layout: Layout) -> bool:
-    """Whether an interleaved schedule exists, whose stages are cut into chunks in another way than the search's.
+    """Whether the interleaved schedule exists and the layout cuts its stages into other chunks than the search would.
 
-    Where kinds of layers repeat, that is so of chunks that do not all hold whole periods.
+    If kinds of layers repeat, the search makes only equal chunks of whole periods, without leading layers.
     """
     m = layout.num_microbatches(job.training.global_batch_size)
     if layout.schedule != "interleaved" or not exists(layout.schedule, layout.pp, m, layout.interleave):
@@ -202,7 +203,7 @@ def _has_chunks_of_its_own(job: Job, layout: Layout) -> bool:
 
 
 def _of_stages(lines: tuple[MemoryLine, ...], pp: int) -> list[tuple[MemoryLine, ...]]:
-    """The lines of each stage, of lines whose bytes are those of all stages."""
+    """The lines of each stage, taken from the lines of all stages."""
     of_lines = [np.broadcast_to(line.num_bytes, (pp,)).tolist() for line in lines]
     return [
         tuple(replace(line, num_bytes=float(num_bytes[r])) for line, num_bytes in zip(lines, of_lines, strict=True))
@@ -211,7 +212,7 @@ def _of_stages(lines: tuple[MemoryLine, ...], pp: int) -> list[tuple[MemoryLine,
 
 
 def _recomputed_share(job: Job, layout: Layout) -> float:
-    """FLOPs of the recomputed forward passes over the model FLOPs.
+    """Ratio of the FLOPs of the recomputed forward passes to the model FLOPs.
 
     Source: Chen et al., sublinear memory (2016): one more forward pass.
     """
@@ -220,9 +221,9 @@ def _recomputed_share(job: Job, layout: Layout) -> float:
 
 
 def timeline(job: Job, layout: Layout) -> Timeline:
-    """The passes of one step, executed with the seconds of each chunk: when each stage does what.
+    """The passes of one step, executed with the seconds of each chunk: the start and end of each pass on each stage.
 
-    Its end, `seconds`, is that of the last pass; gradient reduction and optimizer (`Estimate.tail_seconds`) follow.
+    `seconds` is the end of the last pass; gradient reduction and optimizer (`Estimate.tail_seconds`) follow after it.
 
     Source: simulate.py.
     """
@@ -232,7 +233,7 @@ def timeline(job: Job, layout: Layout) -> Timeline:
 
 
 def _with_hidden_exchanges(job: Job, layout: Layout, prices: StagePrices, executed: Timeline) -> StagePrices:
-    """The prices with what pairs of passes hid of exchanges and sends, spread over the microbatches."""
+    """The prices, with the exchanges and sends that pairs of passes hid marked as hidden; means per microbatch."""
     if not executed.hidden.any():
         return prices
     parts, chunks = chunk_parts(job, layout), layout.num_chunks
@@ -278,7 +279,7 @@ def _bubble_seconds(job: Job, layout: Layout, prices: StagePrices, stages: Stage
 
 
 def _time_lines(job: Job, layout: Layout, prices: StagePrices, bubble: float) -> tuple[TimeLine, ...]:
-    """The time ledger of one layout: lines of the slowest stage, and of the stage that ends last."""
+    """The time ledger of one layout: lines of the slowest stage, and of the stage with the longest tail."""
     per_stage = np.broadcast_to(prices.microbatch_seconds, (layout.pp,))
     slow, last = int(np.argmax(per_stage)), int(np.argmax(np.broadcast_to(prices.tail_seconds, (layout.pp,))))
     own, tail = _one_stage(prices, slow, layout.pp), _one_stage(prices, last, layout.pp)
@@ -292,7 +293,7 @@ def _time_lines(job: Job, layout: Layout, prices: StagePrices, bubble: float) ->
 
 
 def _microbatch_lines(job: PoolJob, layout: Layout, own: StagePrices, stage: int, m: float) -> tuple[TimeLine, ...]:
-    """What the slowest stage does in every microbatch."""
+    """Lines for the work of the slowest stage in every microbatch."""
     roofline = "roofline, Williams et al. (CACM 2009); device file"
     tower = " and tower of images" if job.model.vision else ""
     return (
@@ -384,7 +385,7 @@ def _bubble_line(schedule: Schedule, seconds: float, stage: int) -> TimeLine:
 def _tail_lines(
     job: PoolJob, layout: Layout, own: StagePrices, tail: StagePrices, m: float, stage: int
 ) -> tuple[TimeLine, ...]:
-    """What follows the last microbatch on the stage that ends last, and ZeRO's traffic in every microbatch."""
+    """Lines for the tail of the stage that ends last, and for ZeRO's traffic in every microbatch."""
     updates, of_all = (m, "m * ") if layout.schedule == "pipedream" else (1.0, "")
     busy = m * own.dp_busy_each + updates * tail.dp_busy_once
     exposed = m * own.dp_exposed_each + updates * tail.dp_exposed_once

@@ -1,4 +1,4 @@
-"""How many floating-point operations a step takes, and by which convention they are counted."""
+"""Number of floating-point operations of a step, and the convention by which they are counted."""
 
 from __future__ import annotations
 
@@ -44,9 +44,9 @@ def flops_convention(training: TrainingSpec) -> str:
 def attention_core_flops_per_token(model: ModelSpec, sequence_length: int, *, causal: bool, local: bool) -> float:
     """Forward FLOPs of one layer's attention core (scores and weighted sum) per token.
 
-    4 s a d for the full square, half of it when only the causal part is counted, less inside the sliding window of a
-    `local` layer; latent attention has keys and values of different widths. An indexer's scores and the core of a mixer
-    count too. The mean over the kinds of layers.
+    The full square has 4 s a d, its causal part half as many, the sliding window of a `local` layer fewer; latent
+    attention has keys and values of different widths. An indexer's scores and the core of a mixer are added. For
+    several kinds of layers the result is the mean.
 
     Source: Narayanan et al. (SC 2021), appendix; Megatron-LM, num_floating_point_operations (causal half).
     """
@@ -65,7 +65,7 @@ def attention_core_flops_per_token(model: ModelSpec, sequence_length: int, *, ca
 
 
 def attention_flops_per_token(model: ModelSpec, sequence_length: int, *, causal: bool) -> float:
-    """Forward FLOPs of all layers' attention cores per token, without layers for further tokens.
+    """Forward FLOPs of all layers' attention cores per token, without layers for multi-token prediction.
 
     Source: sum over the layers.
     """
@@ -91,10 +91,11 @@ def tower_flops(model: ModelSpec) -> float:
 
 
 def model_flops_per_step(model: ModelSpec, training: TrainingSpec) -> float:
-    """FLOPs of one optimizer step that the model needs, however it is computed (numerator of MFU).
+    """FLOPs that the model needs for one optimizer step, however they are computed (numerator of MFU).
 
-    3 (forward + 2 backward) * 2 FLOPs for each matmul parameter and token, and the causal attention core. Frozen
-    parameters have no second backward product; adapters come on top, and a tower of images is frozen.
+    The count is 3 (forward + 2 backward) * 2 FLOPs for each matmul parameter and token, plus the causal attention core.
+    With adapters, frozen parameters have no second backward product, the adapters' products are added, and a tower of
+    images is frozen.
 
     Source: Chowdhery et al., PaLM (2022), appendix B; attention as Megatron-LM counts it since 2024.
     """
@@ -111,12 +112,13 @@ def model_flops_per_step(model: ModelSpec, training: TrainingSpec) -> float:
 def chunk_flops(job: Job, layout: Layout) -> dict[str, NDArray[np.float64]]:
     """Model FLOPs of one microbatch in each chunk, by pass, over all ranks of the replica; shape (chunks,) each.
 
-    `forward`, `backward_input`, `backward_weight`: matrix products have the same FLOPs in all three, the attention core
-    has its two backward ones among the gradients of inputs; a tower of images is taken to have the same in all three.
-    `layers`: the forward pass without the model's ends; `repeated`: what recompute repeats of it (nothing of recompute
-    by operators). The ends stand on the last chunk, patches and the tower on the first.
+    `forward`, `backward_input`, `backward_weight`: matrix products have the same FLOPs in all three passes. Both
+    backward products of the attention core count as gradients of inputs. A tower of images is assumed to have the same
+    FLOPs in all three passes. `layers`: the forward pass without the model's ends; `repeated`: the part of `layers`
+    that recompute repeats (0 for recompute by operators). The ends are counted on the last chunk, patches and the tower
+    on the first.
 
-    Source: the terms of `model_flops_per_step`, which they add up to.
+    Source: the terms of `model_flops_per_step`, which is their sum.
     """
     model, training, chunks = job.model, job.training, chunks_of(job, layout)
     params, again = np.zeros(layout.num_chunks), np.zeros(layout.num_chunks)
@@ -148,7 +150,7 @@ def chunk_flops(job: Job, layout: Layout) -> dict[str, NDArray[np.float64]]:
 
 
 def _repeated_params(job: Job, policy: int, *, experts: bool) -> float:
-    """Parameters of one layer that a token is multiplied with once more under a recompute policy."""
+    """Parameters of one layer that a token is multiplied with a second time under a recompute policy."""
     model, modules = job.model, modules_of(job, policy)
     if policy == FULL:
         return float(layer_matmul_params(model, experts=experts))
@@ -167,9 +169,9 @@ def _repeated_params(job: Job, policy: int, *, experts: bool) -> float:
 
 
 def sc21_flops_per_step(model: ModelSpec, training: TrainingSpec) -> float:
-    """FLOPs as the SC'21 table counts them: full recompute included, attention as the full square.
+    """FLOPs by the convention of the SC'21 table: full recompute included, attention as the full square.
 
-    96 B s L h^2 (1 + s/(6h) + V/(16Lh)). A quarter of the layer part is the recomputed forward pass.
+    96 B s L h^2 (1 + s/(6h) + V/(16Lh)). The recomputed forward pass is a quarter of the layers' part.
 
     Source: Narayanan et al. (SC 2021), equation 3.
     """
@@ -184,7 +186,7 @@ def sc21_flops_per_step(model: ModelSpec, training: TrainingSpec) -> float:
 
 
 def end_to_end_days(tokens: float, num_params: float, num_devices: int, flops_per_second_per_device: float) -> float:
-    """Days to train on `tokens` tokens: 8 T P / (n X), the recompute counted in the 8.
+    """Days to train on `tokens` tokens: 8 T P / (n X); the factor 8 includes recompute.
 
     Source: Narayanan et al. (SC 2021), section 5.1, equation 4.
     """

@@ -1,22 +1,24 @@
-"""What failures and checkpoints leave of the time of a run.
+"""Share of a run's time that remains for training after failures and checkpoints.
 
-Failures of the run strike at random, M seconds apart in the mean (exponential), also while it restarts. A checkpoint
-blocks training for d seconds after every t seconds of it, and can be read w seconds after that (0 where the writing
-itself blocks). After a failure the run restarts in R seconds from the last checkpoint that can be read.
+Failures strike the run at random, with a mean time M between them (exponential), also while the run restarts. A
+checkpoint blocks training for d seconds after every t seconds of training, and can be read w seconds later (w is 0 if
+the writing itself blocks). After a failure the run restarts in R seconds from the last checkpoint that can be read.
 
-Between two failures lie M seconds in the mean, and after each one M (exp(R / M) - 1) of restarts, those counted in that
-fail themselves. With p = t + d the n-th checkpoint after a restart can be read at n p + w, so a stretch keeps
+The mean time between two failures is M. After each failure, restarts take M (exp(R / M) - 1) on average, including
+restarts that fail themselves. With p = t + d the n-th checkpoint after a restart can be read at n p + w, so a stretch
+between failures keeps
 
     sum over n of P(stretch > n p + w) = exp(-w / M) / (exp(p / M) - 1)
 
-checkpoints in the mean, each worth t. Effective training time is what is kept over what passes:
+checkpoints on average, each worth t. Effective training time is the kept time divided by the elapsed time:
 
     E = t exp(-(R + w) / M) / (M (exp((t + d) / M) - 1)).
 
-With w = 0 that is Daly's complete model.
+With w = 0 this formula is Daly's complete model.
 
-Source: Young (CACM 17, 1974) and Daly (Future Generation Computer Systems 22, 2006) for w = 0; the delay w is our own
-step. What is exact here is shown by a simulation (tests/cost/test_goodput.py), not by these papers' approximations.
+Source: Young (CACM 17, 1974) and Daly (Future Generation Computer Systems 22, 2006) for w = 0; the delay w is derived
+here. A simulation (tests/cost/test_goodput.py) shows that the formula is exact; the papers' approximations are not
+used.
 """
 
 from __future__ import annotations
@@ -39,15 +41,17 @@ if TYPE_CHECKING:
     from planner.specs.job import Job, PoolJob
 
 _SPARES: Final = (0, 1, 2, 4, 8, 16, 32)
-"""Numbers of spare hosts whose worth is told."""
+"""Numbers of spare hosts for which the waiting share is reported."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Interruptions:
-    """How often a run is interrupted, and what that and its checkpoints cost; all in seconds.
+    """Time between interruptions of a run, and the costs of interruptions and checkpoints; all in seconds.
 
-    between: mean time between two failures of the run (M). restart: from a failure until training goes on (R).
-    blocked: what a checkpoint stops training for (d). readable_after: from there until it can be read (w).
+    between: mean time between two failures of the run (M).
+    restart: time from a failure until training continues (R).
+    blocked: time that a checkpoint stops training (d).
+    readable_after: time from then until the checkpoint can be read (w).
     """
 
     between: float
@@ -58,13 +62,14 @@ class Interruptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Goodput:
-    """Where the time of a run goes that fails and saves.
+    """Shares of a run's time for training, checkpoints and failures.
 
-    effective_share: share of the run's time that goes into steps that are kept. The other shares and it add up to one:
-    checkpoint_share (training stopped for saving), lost_share (steps done again, and saving that was lost with them),
-    restart_share, waiting_share (for a host, where there are too few spares).
-    interval_seconds: training between two checkpoints; best_interval_seconds: with which the share is largest.
-    waiting_by_spares: spare hosts and the share of the time that the run would wait with them.
+    effective_share: share of the run's time spent in steps that are kept. This and the following shares sum to one:
+        checkpoint_share (training stopped for saving), lost_share (steps done again, and saving that was lost with
+        them), restart_share, waiting_share (for a host, if there are too few spares).
+    interval_seconds: training time between two checkpoints.
+    best_interval_seconds: the interval that makes effective_share largest.
+    waiting_by_spares: pairs of a number of spare hosts and the waiting share with that number.
     """
 
     interruptions: Interruptions
@@ -81,7 +86,7 @@ class Goodput:
 
 
 def effective_share(interruptions: Interruptions, interval_seconds: Number) -> Number:
-    """Share of the time that becomes kept steps, with checkpoints after `interval_seconds` of training; broadcasts.
+    """Share of the time spent in kept steps, with a checkpoint after every `interval_seconds` of training; broadcasts.
 
     Source: the module's text; Daly (2006), complete model, for checkpoints that can be read at once.
     """
@@ -91,10 +96,10 @@ def effective_share(interruptions: Interruptions, interval_seconds: Number) -> N
 
 
 def best_interval_seconds(interruptions: Interruptions) -> float:
-    """Training between checkpoints with which `effective_share` is largest.
+    """Training time between checkpoints that makes `effective_share` largest.
 
-    The derivative vanishes where (1 - t / M) exp((t + d) / M) = 1; sqrt(2 d M) is the first step (Young), Newton's
-    method the rest. A checkpoint is not begun before the one before can be read.
+    The derivative vanishes if (1 - t / M) exp((t + d) / M) = 1. The solution starts from sqrt(2 d M) (Young) and
+    continues with Newton's method. A checkpoint does not begin before the previous one can be read.
 
     Source: Young (1974) for the first step; the condition is the derivative of `effective_share`.
     """
@@ -110,10 +115,10 @@ def best_interval_seconds(interruptions: Interruptions) -> float:
 
 
 def waiting_share(hosts_out: float, spare_hosts: int) -> float:
-    """Share of the time that a run waits for a host, with `hosts_out` hosts in repair in the mean if it never waited.
+    """Share of the time in which a run waits for a host; `hosts_out` hosts would be in repair if the run never waited.
 
-    The run stops when one host more is out than there are spares, and a stopped run breaks no host: Erlang's loss
-    formula with spares + 1 servers, whatever the distribution of repairs.
+    The run stops when one more host is in repair than there are spares, and hosts of a stopped run do not fail. The
+    share follows from Erlang's loss formula with spares + 1 servers, for any distribution of repair times.
 
     Source: Erlang (1917), formula B.
     """
@@ -124,21 +129,21 @@ def waiting_share(hosts_out: float, spare_hosts: int) -> float:
 
 
 def checkpoint_bytes(job: PoolJob) -> float:
-    """Bytes of a checkpoint: of each parameter that is trained what computes, what the update keeps, and no gradient.
+    """Bytes of a checkpoint: for each trained parameter, the weight and the optimizer's state, without the gradient.
 
-    Source: definition. BLOOM's has 2.3 TB (bigscience, train/tr11-176B-ml/README.md): 176e9 parameters of 14 bytes,
-    weights 2, master weights 4 and moments 8.
+    Source: definition. BLOOM's checkpoint has 2.3 TB (bigscience, train/tr11-176B-ml/README.md): 176e9 parameters of 14
+    bytes, weights 2, master weights 4 and moments 8.
     """
     states = job.state_bytes
     return (states.weights + states.master + moment_bytes_per_param(job)) * num_trained_params(job.model, job.training)
 
 
 def interruptions_of(job: PoolJob, in_use: Sequence[tuple[ClusterSpec, int]]) -> Interruptions:
-    """What interrupts a run on the devices in use: those of one cluster, or of pools of a mixed one.
+    """Interruptions of a run on the devices in use, which belong to one cluster or to pools of a mixed cluster.
 
-    Every host that is used writes and reads its part of a checkpoint. A checkpoint that is written while training goes
-    on blocks it for the copy to the hosts' memory: the state that a device has by PCIe, as the host's document says, or
-    for the whole writing where that has no bandwidth.
+    Every host in use writes and reads its part of a checkpoint. A checkpoint that is written during training blocks
+    training only while each device copies its state to the host's memory, over PCIe at the rate in the host's document.
+    If the document gives no bandwidth, training is blocked for the whole writing.
 
     Source: definitions; rates of independent devices add up.
     """
@@ -157,7 +162,7 @@ def interruptions_of(job: PoolJob, in_use: Sequence[tuple[ClusterSpec, int]]) ->
 
 
 def kept_share(job: Job, in_use: Sequence[tuple[ClusterSpec, int]]) -> float:
-    """Effective training time where the training document counts failures, else 1.
+    """Effective share of the time if the training document counts failures, else 1.
 
     Source: `goodput`.
     """
@@ -165,7 +170,7 @@ def kept_share(job: Job, in_use: Sequence[tuple[ClusterSpec, int]]) -> float:
 
 
 def goodput(job: PoolJob, in_use: Sequence[tuple[ClusterSpec, int]]) -> Goodput:
-    """Where the time of a run goes on the devices in use, by what documents of cluster and training say of failures.
+    """Shares of a run's time on the devices in use, from the failure data of the cluster and training documents.
 
     Source: the module's text; shares of restarts by `Interruptions`: 1 - exp(-R / M).
     """

@@ -33,27 +33,28 @@ if TYPE_CHECKING:
     from planner.specs.model import LatentAttention, MixtureOfExperts, ModelSpec
 
 FLASH_BACKWARD: Final = 2.5
-"""Fused attention's backward pass does five products where the forward pass does two (Dao 2023, section 3.1)."""
+"""Fused attention's backward pass runs five products for every two of the forward pass (Dao 2023, section 3.1)."""
 
 _HOP_SHARE: Final = 1 / 3
-"""Operators of one hop of ring attention over those of a layer, about 8 of 24: two slices, a send, a receive, the
-kernel, and three to correct the sum (Transformer Engine, attention/dot_product_attention/context_parallel.py)."""
+"""Ratio of the operators of one hop of ring attention to those of a layer, about 8 / 24: two slices, a send, a receive,
+the kernel, and three that correct the sum (Transformer Engine, attention/dot_product_attention/context_parallel.py)."""
 
 _KERNEL_KEYS: Final = 256
-"""Keys that a fused kernel could take in while it starts and ends: two tiles of 128 (Dao 2023, section 3.3)."""
+"""Keys that a fused kernel could process in the time of its start and end: two tiles of 128 (Dao 2023, section 3.3)."""
 
 _BACKWARD_OPERATORS: Final = 1.6
-"""Backward operators launched for each forward operator, in eager mode: assumed. torch's dispatcher counts 1.0 for a
-layer of GPT-2 and 1.9 for one of Llama in transformers 5.23, 1.3 and 1.5 in our trainer, views left out. Host seconds
-of both passes of a layer, on a host that the GPU waits for, would settle it."""
+"""Backward operators launched for each forward operator, in eager mode: assumed. torch's dispatcher counts a ratio of
+1.0 for a layer of GPT-2 and 1.9 for a layer of Llama in transformers 5.23, and 1.3 and 1.5 in our trainer, not counting
+views. Host seconds of both passes of a layer, on a host that the GPU waits for, would settle it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerSeconds:
     """Seconds of one layer for one microbatch on one device, without communication.
 
-    core_forward is the part of the forward pass that the core of attention takes. parts: forward seconds by the parts
-    of a layer (`planner.cost.recompute.modules_of`) any of which repeats them where it is recomputed.
+    core_forward: the part of the forward pass spent in the core of attention.
+    parts: forward seconds of each part of a layer; the key names the modules (`planner.cost.recompute.modules_of`)
+        whose recompute repeats the part.
     """
 
     passes: PassSeconds
@@ -70,7 +71,7 @@ def tokens_per_microbatch(job: PoolJob, layout: LayerDegrees) -> Number:
 
 
 def kv_heads_of_ranks(model: ModelSpec, layout: LayerDegrees) -> Number:
-    """Key-value heads that attention works with on all tensor-parallel ranks together: at least one on each.
+    """Key-value heads of all tensor-parallel ranks together: every rank has at least one.
 
     Source: Megatron-LM, transformer/attention.py (num_query_groups_per_partition).
     """
@@ -80,9 +81,9 @@ def kv_heads_of_ranks(model: ModelSpec, layout: LayerDegrees) -> Number:
 def attention_span(model: ModelSpec, sequence_length: int, *, causal: bool, local: bool) -> float:
     """Keys that a query of one layer attends to, on average over queries.
 
-    s / 2 causal, s for encoders and for kernels that execute the whole square; the window of w of a `local` layer cuts
-    it to w - w^2 / (2 s), and so do the w keys that an indexer chooses. A decoder with an encoder before it attends to
-    the s positions of that one too.
+    A causal model has s / 2 keys; encoders, and kernels that execute the whole square, have s. A window of w keys in a
+    `local` layer reduces the number to w - w^2 / (2 s), and so does an indexer that chooses w keys. A decoder that
+    follows an encoder also attends to the s positions of the encoder.
 
     Source: counting the pairs of a banded lower triangle.
     """
@@ -107,7 +108,7 @@ def is_local(kind: ModelSpec) -> bool:
 
 
 def head_widths(model: ModelSpec) -> int:
-    """Sizes of a head's queries and of its values together, which the core of attention works with.
+    """Sum of the sizes of a head's queries and values in the core of attention.
 
     Source: definition of the model document; DeepSeek-V2 (2024), section 2.1, for latent attention.
     """
@@ -117,7 +118,7 @@ def head_widths(model: ModelSpec) -> int:
 
 
 def indexer_flops_per_token(model: ModelSpec, sequence_length: int) -> float:
-    """Forward FLOPs of the scores by which an indexer chooses keys: light queries times all keys before, 2 (s/2) n d.
+    """Forward FLOPs of an indexer's scores, which choose keys: light queries times all earlier keys, 2 (s/2) n d.
 
     Source: DeepSeek-V3.2 (2025), section 2.1, equation 1.
     """
@@ -127,9 +128,9 @@ def indexer_flops_per_token(model: ModelSpec, sequence_length: int) -> float:
 
 
 def _mixer_projections(job: PoolJob, layout: LayerDegrees) -> list[PassSeconds]:
-    """Seconds of the products of a mixer, and of matrices that only the code of the model type knows.
+    """Seconds of the matrix products of a mixer, and of matrices that only the code of the model type defines.
 
-    Source: mixers.py; what every rank holds whole it computes for its own tokens.
+    Source: mixers.py; a matrix that every rank holds whole is multiplied with the rank's own tokens.
     """
     model, tokens, h = job.model, tokens_per_microbatch(job, layout), job.model.hidden_size
     own = tokens / np.where(np.equal(layout.sp, 1), layout.tp, 1)
@@ -144,12 +145,13 @@ def _mixer_projections(job: PoolJob, layout: LayerDegrees) -> list[PassSeconds]:
 
 
 def _mixer_core_seconds(job: PoolJob, layout: LayerDegrees) -> PassSeconds:
-    """Seconds of what a mixer computes between its projections: a scan or chunks, and a convolution.
+    """Seconds of a mixer's computation between its projections: a scan or chunks, and a convolution.
 
-    Its FLOPs at the share of the peak that fused attention reaches, which is assumed (the kernel's time on one layer
-    would settle it), twice that in the backward pass, and bytes of what it reads and writes.
+    The forward pass runs its FLOPs at the share of the peak that fused attention reaches, which is assumed (the
+    kernel's time on one layer would settle it). The backward pass takes twice as long. Both passes add time for bytes
+    read and written.
 
-    Source: FLOPs of mixers.py; 4 bytes an element that is kept, read and written in 16 bits.
+    Source: FLOPs of mixers.py; 4 bytes for each kept element, which is written and read in 16 bits.
     """
     shape = mixer_shape(job.model)
     if not shape.maps:
@@ -166,9 +168,9 @@ def _mixer_core_seconds(job: PoolJob, layout: LayerDegrees) -> PassSeconds:
 def _projection_seconds(job: PoolJob, layout: LayerDegrees) -> PassSeconds:
     """Seconds of the projections into and out of attention.
 
-    Latent attention's down-projections are whole on every tensor-parallel rank; with sequence parallelism each
-    rank computes them for its own tokens. Cross-attention projects queries of the decoder, keys and values of the
-    encoder's output, which is as long.
+    Every tensor-parallel rank holds the whole down-projections of latent attention; with sequence parallelism each rank
+    computes them for its own tokens. Cross-attention projects queries of the decoder, and keys and values of the
+    encoder's output, which has the same length.
 
     Source: Shoeybi et al., Megatron-LM (2019), section 3; DeepSeek-V2 (2024), section 2.1.
     """
@@ -198,7 +200,7 @@ def _latent_projections(job: PoolJob, layout: LayerDegrees, mla: LatentAttention
 
 
 def _up_projections(job: PoolJob, layout: LayerDegrees, mla: LatentAttention) -> list[PassSeconds]:
-    """To queries, keys and values: from the latents, and queries that have none from the layer's input."""
+    """Seconds of the up-projections to queries, keys and values; queries without a latent use the layer's input."""
     tokens, heads = tokens_per_microbatch(job, layout), job.model.num_heads / layout.tp
     query = heads * (mla.nope_head_size + mla.rope_head_size)
     return [
@@ -210,11 +212,11 @@ def _up_projections(job: PoolJob, layout: LayerDegrees, mla: LatentAttention) ->
 def _core_seconds(job: PoolJob, layout: LayerDegrees, *, local: bool) -> PassSeconds:
     """Seconds of softmax(Q K^T) V on one device; `local`: inside a sliding window.
 
-    Fused kernels execute the causal half, or the band of a sliding window. In a ring each hop has a kernel of its own,
-    that is launched, starts and ends. A rank has an early and a late part of the sequence, so that a hop is half a
-    square for each, and the rank whose queries all see half of the keys sets the pace. The unfused kernels of 2021
-    execute the whole square and move the scores through memory: 9 a s^2 b bytes forward, 11 backward (softmax, mask and
-    dropout in 16 bits).
+    Fused kernels execute the causal half, or the band of a sliding window. In a ring each hop launches a kernel of its
+    own, whose start and end take time. A rank holds an early and a late part of the sequence, so a hop computes half a
+    square for each part, and the rank whose queries all attend to half of the keys sets the pace. The unfused kernels
+    of 2021 execute the whole square and move the scores through memory: 9 a s^2 b bytes forward, 11 backward (softmax,
+    mask and dropout in 16 bits).
 
     Source: Dao (2023), section 3.1; Transformer Engine, attention/dot_product_attention/context_parallel.py; byte
     counts derived here from the operators' inputs and outputs.
@@ -246,15 +248,15 @@ def _core_seconds(job: PoolJob, layout: LayerDegrees, *, local: bool) -> PassSec
 
 
 def _num_hops(job: PoolJob, layout: LayerDegrees) -> Number:
-    """Times that keys and values travel to the neighbour in ring attention."""
+    """Number of times that keys and values are sent to the neighbour in ring attention."""
     return np.maximum(layout.cp - 1, 0) * (1.0 if job.engine.communication.context_exchange == "ring" else 0.0)
 
 
 def _merge_seconds(job: PoolJob, layout: LayerDegrees) -> PassSeconds:
-    """Seconds to add what each hop of ring attention brings: outputs forward; gradients of queries, keys and values.
+    """Seconds to add the results of each hop of ring attention: outputs, or gradients of queries, keys and values.
 
-    A hop reads the part and the sum and writes the sum, 6 bytes an element in 16 bits. Engines that gather keys and
-    values have one part only.
+    A hop reads the new part and the sum and writes the sum, 6 bytes per element in 16 bits. Engines that gather keys
+    and values have only one part and nothing to add.
 
     Source: Liu et al., Ring Attention (2023), section 3; byte counts derived here from the operators' inputs and
     outputs.
@@ -284,11 +286,11 @@ def _ffn_seconds(
     fan_in: int = 0,
     precision: Precision | None = None,
 ) -> PassSeconds:
-    """Seconds of a feed-forward block of this width (or of `batch` experts), with its activation.
+    """Seconds of a feed-forward block of this width (or of `batch` experts), with its activation function.
 
-    fan_in: width of what it reads and writes; 0: that of the model.
+    fan_in: width of the block's input and output; 0: that of the model.
 
-    Bytes per token in 16 bits: GELU 4f forward and 8f backward; SwiGLU 6f and 10f fused, 10f and 16f as
+    Bytes per token in 16 bits: GELU 4f forward and 8f backward; SwiGLU 6f and 10f if fused, 10f and 16f as
     separate operators.
 
     Source: derived here from the operators' inputs and outputs.
@@ -307,10 +309,10 @@ def _ffn_seconds(
 
 
 def _expert_seconds(job: PoolJob, layout: LayerDegrees, moe: MixtureOfExperts) -> PassSeconds:
-    """Seconds of router, routed and shared experts, and of moving tokens in and out of place.
+    """Seconds of router, routed and shared experts, and of permuting tokens to their experts and back.
 
-    Each rank holds E / ep experts and computes s b k / (c t) tokens' choices for each of the etp ranks that
-    share an expert. Permuting takes 8 h bytes a choice and direction (read and write, twice).
+    Each rank holds E / ep experts and computes the choices of s b k / (c t) tokens for each of the etp ranks that
+    share an expert. Permuting moves 8 h bytes per choice and direction (read and write, twice).
 
     Source: Lepikhin et al., GShard (2020), section 2; Megatron-LM, megatron/core/transformer/moe.
     """
@@ -337,11 +339,11 @@ def _expert_seconds(job: PoolJob, layout: LayerDegrees, moe: MixtureOfExperts) -
 def _parts_seconds(
     job: PoolJob, layout: LayerDegrees, moe: MixtureOfExperts | None, core: Number, block: Number
 ) -> dict[frozenset[str], Number]:
-    """Forward seconds of what recompute can repeat, by the parts of a layer any of which repeats it.
+    """Forward seconds of the parts that recompute can repeat; the key names the modules that repeat a part.
 
-    Up-projections of latent attention with positions; norms; the feed-forward block, with experts or without, and in it
-    the activation function. What lies in two parts is repeated once. The host's time for small operators is left out.
-    core, block: forward seconds of the core of attention, and of the feed-forward block.
+    The parts are the up-projections of latent attention with positions, norms, the feed-forward block with or without
+    experts, and the activation function in it. A part that belongs to two modules is repeated once. The host's time for
+    small operators is left out. core, block: forward seconds of the core of attention, and of the feed-forward block.
 
     Source: the same operators as in the forward pass; Megatron-LM, transformer_config.py (recompute_modules);
     DeepSeek-V3 (2024), section 3.2.3.
@@ -386,7 +388,7 @@ def _parts_seconds(
 
 _NORM_BYTES: Final = (4.0, 10.0)
 _NORM_BYTES_BY_OPERATOR: Final = (36.0, 92.0)
-"""Bytes that a norm moves for a 16-bit element, forward and backward: in one kernel, and by operators in fp32.
+"""Bytes that a norm moves per 16-bit element, forward and backward: as one kernel, and operator by operator in fp32.
 
 Source: inputs and outputs of each operator of RMSNorm in Llama (facebookresearch/llama, llama/model.py) and of its
 derivatives, counted by a test as torch runs them.
@@ -394,7 +396,7 @@ derivatives, counted by a test as torch runs them.
 
 
 def norm_is_one_kernel(job: PoolJob) -> bool:
-    """Whether norms run as one kernel; else operator by operator in fp32, each with a tensor that is kept.
+    """Whether norms run as one kernel; else they run operator by operator in fp32 and keep an additional tensor.
 
     Source: engine profile, norm_kernel; torch's LayerNorm is one operator everywhere.
     """
@@ -408,9 +410,9 @@ def _norm_bytes(job: PoolJob) -> tuple[float, float]:
 def _light_seconds(job: PoolJob, layout: LayerDegrees) -> PassSeconds:
     """Seconds of norms, residual additions, positions and head copies.
 
-    Bytes per token in 16 bits: norm 4h forward, 10h backward; residual addition 6h, with dropout 7h, and 2h
-    more backward; rotary positions 4 (a + g) d each way; norms of queries and keys the same; unfused
-    attention's transposes 16 a d and 22 a d.
+    Bytes per token in 16 bits: norm 4h forward, 10h backward; residual addition 6h, with dropout 7h, and 2h more
+    backward than forward; rotary positions 4 (a + g) d in each direction; norms of queries and keys as much forward,
+    and 2.5 times as much backward; transposes of unfused attention 16 a d and 22 a d.
 
     Source: derived here from the operators' inputs and outputs, checked in sum against SC'21 and Korthikanti.
     """
@@ -448,9 +450,9 @@ def _light_seconds(job: PoolJob, layout: LayerDegrees) -> PassSeconds:
 
 
 def _adapter_seconds(job: PoolJob, layout: LayerDegrees) -> PassSeconds:
-    """Seconds of a layer's adapters: to rank r and back for each adapted matrix, added to what the matrix gives.
+    """Seconds of a layer's adapters: two products, to rank r and back, and one addition for each adapted matrix.
 
-    Source: Hu et al., LoRA (2021), section 4.1; 6 bytes for each element of the sum.
+    Source: Hu et al., LoRA (2021), section 4.1; 6 bytes are moved for each element of the addition.
     """
     tokens, rank, t = tokens_per_microbatch(job, layout), job.training.lora_rank, layout.tp
     total = PassSeconds()
@@ -463,7 +465,7 @@ def _adapter_seconds(job: PoolJob, layout: LayerDegrees) -> PassSeconds:
 
 
 def _dequantized_seconds(job: PoolJob, layout: LayerDegrees, *, experts: bool) -> PassSeconds:
-    """Seconds in which quantised weights of a layer become 16-bit ones, for the forward and the backward pass each.
+    """Seconds of converting the quantised weights of a layer to 16 bits, in the forward and in the backward pass.
 
     Source: Dettmers et al., QLoRA (2023), section 3, equation 5: read in 4 bits, written in 16.
     """
@@ -475,10 +477,10 @@ def _dequantized_seconds(job: PoolJob, layout: LayerDegrees, *, experts: bool) -
 
 
 def _host_factors(job: PoolJob, layout: LayerDegrees, *, experts: bool) -> tuple[float, Number]:
-    """Host time of a layer, and of its ring's hops, over the device's `layer_floor`; what is in CUDA graphs takes none.
+    """Host time of a layer and of its ring's hops, in units of the device's `layer_floor`; 0 inside CUDA graphs.
 
-    Of a layer with experts, graphs of layers leave out what comes behind the router: that the others are as many
-    operators as those of a dense layer is assumed; a trace of one layer on the host would settle it.
+    In a layer with experts, graphs of layers do not cover the operators after the router. It is assumed that the
+    operators inside the graph are as many as those of a dense layer; a trace of one layer on the host would settle it.
 
     Source: engine profile; Megatron-LM, transformer_config.py (cuda_graph_modules).
     """
@@ -496,14 +498,14 @@ def layer_seconds(
 ) -> LayerSeconds:
     """Seconds of one transformer layer for one microbatch, without communication.
 
-    `experts`: a layer with experts in place of its feed-forward block; `local`: one with a sliding window. In eager
-    mode a small layer cannot run faster than the host launches its operators: `layer_floor` of the device times the
-    engine's factor, with what the hops of a ring add to it, bounds the forward pass, and 1.6 times that the backward
-    pass. `exchanges`: seconds of each pass's collectives that the host launches without waiting for their result; they
-    run while the host goes on, so that the device waits so much less. The operators take the calibration's `slowdown`
-    times as long as the roofline says.
+    `experts`: a layer with experts instead of its feed-forward block; `local`: a layer with a sliding window. In eager
+    mode a small layer cannot run faster than the host launches its operators. So the forward pass takes at least
+    `layer_floor` of the device times the engine's factor, plus the host time of a ring's hops, and the backward pass at
+    least 1.6 times as long. `exchanges`: seconds of each pass's collectives that the host launches without waiting for
+    the result. The host continues while these collectives run, so the device waits less by these seconds. The operators
+    take the calibration's `slowdown` times as long as the roofline says.
 
-    Of a model with several kinds of layers the mean layer.
+    For a model with several kinds of layers the result is the mean layer.
 
     Source: sum of the operators; the floor's ratio of 1.6 is about the number of backward per forward operators.
     """
@@ -526,7 +528,7 @@ def layer_seconds(
     whole = whole * slowdown
     backward_floor = np.maximum(0.0, _BACKWARD_OPERATORS * floor - exchanges)
     floor = np.maximum(0.0, floor - exchanges)
-    stretch = np.maximum(1.0, backward_floor / whole.backward)  # both parts wait for the host alike
+    stretch = np.maximum(1.0, backward_floor / whole.backward)  # both parts of the backward pass wait for the host
     passes = PassSeconds(
         forward=np.maximum(whole.forward, floor),
         backward_input=whole.backward_input * stretch,

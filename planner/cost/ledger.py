@@ -1,7 +1,7 @@
 """The estimate is a ledger: named lines whose sum is the total.
 
-Nothing is added outside the ledger. `explain` prints the lines, the plan stores them, and the trainer writes
-its own measurements under the same names, so predicted and measured join without a mapping table.
+No cost is added outside the ledger. `explain` prints the lines, the plan stores them, and the trainer writes its
+measurements under the same names. So predictions and measurements can be joined without a table of names.
 """
 
 from __future__ import annotations
@@ -19,12 +19,14 @@ if TYPE_CHECKING:
 
 
 Verdict = Literal["fits", "may not fit", "does not fit"]
-"""The first from a chance of 1 - risk, the last below 5 %; by a plain limit nothing is between them."""
+"""A plan fits from a chance of 1 - risk, and does not fit below 5 %; with a plain limit `may not fit` does not
+occur.
+"""
 VERDICTS: Final[tuple[Verdict, ...]] = get_args(Verdict)
 
 
 class LineName(StrEnum):
-    """The closed vocabulary of the ledger."""
+    """All names of lines in the ledger."""
 
     # memory of one device
     PARAMS = "params"
@@ -61,9 +63,9 @@ class MemoryLine:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimeLine:
-    """Seconds of one kind in an optimizer step: `busy` in all, of which `hidden` behind other work.
+    """Seconds of one kind in an optimizer step: `busy` in total, of which `hidden` run beside other work.
 
-    stage: the pipeline stage that the line is about (the slowest one, or the one that ends last).
+    stage: the pipeline stage of the line (the slowest stage, or the one that ends last).
     bound: the unit or link that limits the line, for example `bf16`, `nvlink` or `infiniband`.
     """
 
@@ -77,13 +79,13 @@ class TimeLine:
 
     @property
     def exposed_seconds(self) -> Number:
-        """What the line adds to the step."""
+        """Seconds that the line adds to the step."""
         return self.busy_seconds - self.hidden_seconds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostMemory:
-    """What one device of a stage keeps in its host's memory, against its share of that."""
+    """Memory that one device of a stage uses on its host, and the device's share of the host's memory as limit."""
 
     limit_bytes: float
     lines: tuple[MemoryLine, ...]
@@ -96,10 +98,11 @@ class HostMemory:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageMemory:
-    """The memory ledger of one pipeline stage, against what a device may use; and of its host, where it offloads.
+    """The memory ledger of one pipeline stage and its limits; also the ledger of its host, if the layout offloads.
 
-    limit_bytes: with up to so many the stage fits. most_bytes: beyond so many it does not; between them it may not fit.
-    device_chance: that the peak stays within the whole memory of the device.
+    limit_bytes: largest peak with which the stage fits.
+    most_bytes: above this peak the stage does not fit; between limit_bytes and most_bytes it may not fit.
+    device_chance: chance that the peak stays within the whole memory of the device.
     """
 
     stage: int
@@ -116,17 +119,17 @@ class StageMemory:
 
     @property
     def host_fits(self) -> bool:
-        """The host stays within its limit, or keeps nothing."""
+        """Whether the host stays within its limit; true without offloaded memory."""
         return self.host is None or self.host.total_bytes <= self.host.limit_bytes
 
     @property
     def fits(self) -> bool:
-        """Device and host stay within their limits."""
+        """Whether device and host stay within their limits."""
         return self.total_bytes <= self.limit_bytes and self.host_fits
 
     @property
     def missing_bytes(self) -> float:
-        """What is needed beyond the host's limit, or else beyond the device's; 0 where the stage fits."""
+        """Bytes needed beyond the host's limit, or else beyond the device's limit; 0 if the stage fits."""
         if self.host is not None and not self.host_fits:
             return self.host.total_bytes - self.host.limit_bytes
         return max(0.0, self.total_bytes - self.limit_bytes)
@@ -140,20 +143,20 @@ class StageMemory:
 
     @property
     def chance_of_fitting(self) -> float:
-        """That of the device; none where the host is too small, whose memory has no band."""
+        """Chance that the device's memory suffices; 0 if the host's memory, which has no error band, is too small."""
         return self.device_chance if self.host_fits else 0.0
 
 
 def worst_stage(memory: Sequence[StageMemory]) -> StageMemory:
-    """The stage on which it depends whether a plan fits: of the least chance, then the one nearest to its limit.
+    """The stage that decides whether a plan fits: the one with the least chance, then the one nearest to its limit.
 
-    Stages share their error, so that a plan fits when this stage does (`planner.cost.chance`).
+    Stages share their forecast error, so a plan fits if this stage fits (`planner.cost.chance`).
     """
     return max(memory, key=lambda stage: (-stage.chance_of_fitting, stage.total_bytes / stage.limit_bytes))
 
 
 def verdict_of(memory: Iterable[StageMemory]) -> Verdict:
-    """Whether a plan of these stages fits: the worst of what is said of each."""
+    """Whether a plan of these stages fits: the worst verdict of any stage."""
     return max((stage.verdict for stage in memory), key=VERDICTS.index, default="fits")
 
 
@@ -163,5 +166,5 @@ def total_bytes(lines: Iterable[MemoryLine]) -> Number:
 
 
 def total_exposed_seconds(lines: Iterable[TimeLine]) -> Number:
-    """Sum of what the lines add to the step, in seconds."""
+    """Sum of the seconds that the lines add to the step."""
     return sum_of(line.exposed_seconds for line in lines)

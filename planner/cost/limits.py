@@ -1,4 +1,4 @@
-"""What the cost model does not price yet: said plainly, never priced wrongly in silence."""
+"""Cases that the cost model does not price yet, which are reported instead of priced wrongly."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def unpriced(job: PoolJob, layout: Layout) -> tuple[str, ...]:
-    """Reasons why an estimate of this layout would mean nothing; empty when it is priced."""
+    """Reasons why an estimate of this layout would have no meaning; empty if the layout can be priced."""
     reasons = []
     if job.core_precision not in job.cluster.device.peak or job.training.precision not in job.cluster.device.peak:
         reasons.append(f"{job.training.precision} on {job.cluster.device.name}")

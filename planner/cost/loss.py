@@ -1,4 +1,4 @@
-"""How many tokens have logits at a time, and what is kept of them: the loss as the training document wants it."""
+"""Bytes and memory traffic of the loss chosen in the training document, and the tokens that it processes at a time."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 def tokens_at_once(job: PoolJob, layout: LayerDegrees) -> Number:
     """Tokens of a microbatch that go through the output head and the loss together.
 
-    All, or 1 / loss_chunks of them. A fused linear loss takes as few as keep the logits about as large as the hidden
-    states, T h / V, rounded up to a power of two.
+    These are usually all tokens; a chunked loss processes 1 / loss_chunks of the tokens at a time. A fused linear loss
+    uses T h / V tokens, rounded up to a power of two, so that the logits are about as large as the hidden states.
 
     Source: torchtitan, components/loss.py (ChunkedLossWrapper); Liger-Kernel, ops/fused_linear_cross_entropy.py.
     """
@@ -32,11 +32,11 @@ def tokens_at_once(job: PoolJob, layout: LayerDegrees) -> Number:
 
 
 def logits_bytes(job: PoolJob, layout: LayerDegrees) -> Number:
-    """Logits and what the loss makes of them for one microbatch, at their most.
+    """Peak bytes of the logits and further tensors of the loss, for one microbatch.
 
-    One kernel writes the gradient over the logits. A loss in parts has the gradient of the hidden states before the
-    backward pass begins: in torchtitan in fp32 beside copies of the parts, in Liger-Kernel in the precision that
-    computes.
+    A single kernel writes the gradient over the logits. A loss in parts holds the gradient of the hidden states before
+    the
+    backward pass begins: torchtitan holds it in fp32 beside copies of the parts, Liger-Kernel in the compute precision.
 
     Source: engine profile, bytes per logit; torchtitan, components/loss.py (GradAccumulator); Liger-Kernel,
     ops/fused_linear_cross_entropy.py; Transformer Engine, pytorch/cross_entropy.py.
@@ -54,8 +54,9 @@ def logits_bytes(job: PoolJob, layout: LayerDegrees) -> Number:
 def bytes_moved_per_logit(job: PoolJob) -> tuple[float, float]:
     """Bytes that the loss moves for each logit in the forward and in the backward pass.
 
-    Operators pass over fp32 logits 4 times, and 3 times back. One kernel reads them twice and writes their gradient,
-    which the backward pass multiplies by that of the loss, but for a fused linear loss: its gradients are ready.
+    Separate operators pass over fp32 logits 4 times forward and 3 times backward. A single kernel reads the logits
+    twice and writes their gradient; the backward pass multiplies it by the gradient of the loss. A fused linear loss
+    skips this multiplication, because its gradients are complete.
 
     Source: derived here: cross entropy takes a maximum, a sum of exponentials and a difference; Liger-Kernel,
     ops/cross_entropy.py; Transformer Engine, pytorch/cross_entropy.py.

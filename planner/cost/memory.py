@@ -23,16 +23,17 @@ if TYPE_CHECKING:
 
 
 CACHED_SHARE: Final = 1 / 3
-"""What PyTorch's allocator keeps for later beyond what is allocated, over activations and transients.
+"""Memory that PyTorch's allocator caches beyond the allocated bytes, as a share of activations and transients.
 
 Source: runs with both counters: 0.24 to 0.41 in six of Megatron on B200 (SimuMax's table), 0.3 in the median of 130 of
-nanotron on H100 with tp of 4 at most; 57 pipelined runs that tuned BLOOM, by nvidia-smi. Where memory is short the
-allocator frees it first (PyTorch, notes on CUDA memory management): it is in the counters and in no verdict.
+nanotron on H100 with tp of 4 at most; 57 pipelined runs that tuned BLOOM, by nvidia-smi. If memory is short the
+allocator frees the cache first (PyTorch, notes on CUDA memory management). So the counters include the cache, but no
+verdict on fitting includes it.
 """
 
 
 def _runtime_bytes(job: PoolJob, layout: Degrees, used: Number) -> Number:
-    """Device context and communication buffers, and what the allocator loses.
+    """Bytes of device context and communication buffers, and of the allocator's fragmentation.
 
     Source: device file, reserved_memory; engine profile, communicator_memory and fragmentation.
     """
@@ -45,8 +46,8 @@ def _runtime_bytes(job: PoolJob, layout: Degrees, used: Number) -> Number:
 def memory_lines(job: PoolJob, layout: Degrees, stage: Stage) -> tuple[MemoryLine, ...]:
     """The memory ledger of one device of a stage at its peak; every line broadcasts over layouts and stages.
 
-    The peak is taken in the backward pass of the first microbatch: states, all stored activations, and the
-    larger of the loss and one recomputed layer; or in the update, where that takes more.
+    The peak is either in the backward pass of the first microbatch (states, all stored activations, and the larger of
+    the loss and one recomputed layer) or in the update, if that needs more.
 
     Source: each line names its own.
     """
@@ -100,7 +101,7 @@ def memory_lines(job: PoolJob, layout: Degrees, stage: Stage) -> tuple[MemoryLin
 
 
 def host_lines(job: PoolJob, layout: Degrees, stage: Stage) -> tuple[MemoryLine, ...]:
-    """What one device of a stage keeps in its host's memory; nothing where the layout offloads nothing.
+    """Lines of one device of a stage in its host's memory; empty if the layout offloads nothing.
 
     Source: each line names its own.
     """

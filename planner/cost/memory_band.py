@@ -1,4 +1,4 @@
-"""How far off a predicted peak of memory may be: a distribution of measured over predicted bytes."""
+"""Error of a predicted peak of memory: the distribution of the ratio measured / predicted bytes."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryDistribution:
-    """The logarithm of measured over predicted bytes: Student's t with 4 degrees of freedom, which has heavy tails.
+    """Distribution of log(measured / predicted) bytes: Student's t with 4 degrees of freedom, which has heavy tails.
 
-    location, scale: of the logarithm; of one layout, or arrays of many.
+    location, scale: parameters of the distribution of the logarithm, for one layout, or arrays for many.
     """
 
     location: Number
@@ -54,12 +54,13 @@ def t_below(value: Any) -> NDArray[np.float64]:
 
 
 def memory_distribution(job: Job, layout: Degrees, counter: Counter = "needed") -> MemoryDistribution | None:
-    """Of measured over predicted bytes of the fullest device, by the counter that is read.
+    """Distribution of measured / predicted bytes of the device that uses most memory, by the given counter.
 
-    `needed` is what decides whether a run fits: B bytes suffice with probability
-    `memory_distribution(job, layout).chance(B / predicted)`. Adapters, quantised weights, offload and an
-    unknown framework widen it, because no run with them is measured. None where the calibration has no memory of
-    published runs; one that does not say what runs need (a user's own, of before) is read by the device's counter.
+    The counter `needed` decides whether a run fits: B bytes suffice with probability
+    `memory_distribution(job, layout).chance(B / predicted)`. Adapters, quantised weights, offload and an unknown
+    framework widen the distribution, because no measured run has them. The result is None if the calibration has no
+    memory of published runs. A calibration without the counter `needed` (a user's own, of an older version) uses the
+    device's counter.
     """
     known = {(each.counter, each.engine): each for each in job.spread.memory}
     if (counter, None) not in known and counter == "needed":

@@ -1,7 +1,7 @@
 """Blocks that mix tokens through a state of fixed size: Mamba, linear attention with a delta rule, RWKV, convolutions.
 
-Each kind is described once, by its projections, its vectors and the FLOPs of its core; whatever counts parameters,
-FLOPs, bytes or seconds adds these up.
+Each kind is described once, by its projections, its vectors and the FLOPs of its core; counts of parameters, FLOPs,
+bytes and seconds are sums over this description.
 """
 
 from __future__ import annotations
@@ -21,12 +21,14 @@ _CHUNK: Final = 64
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MixerShape:
-    """What a mixer of one layer consists of.
+    """Parts of a layer's mixer.
 
-    maps: matrices that tensor parallelism cuts along their heads, as (inputs, outputs). whole: matrices that every rank
-    holds whole (low-rank inputs). vectors: parameters in vectors, convolutions and norms. core_flops: forward FLOPs
-    per token of what is no projection. kept: elements per token that the backward pass reads beside the layer's input:
-    outputs of projections, of the convolution and of the core.
+    maps: matrices that tensor parallelism divides along their heads, as (inputs, outputs).
+    whole: matrices that every rank holds whole (low-rank inputs).
+    vectors: parameters in vectors, convolutions and norms.
+    core_flops: forward FLOPs per token outside the projections.
+    kept: elements per token that the backward pass reads beside the layer's input: outputs of projections, of the
+        convolution and of the core.
     """
 
     maps: tuple[tuple[int, int], ...]
@@ -37,7 +39,7 @@ class MixerShape:
 
     @property
     def whole_params(self) -> int:
-        """Parameters that every tensor-parallel rank holds."""
+        """Parameters that every tensor-parallel rank holds whole."""
         return sum(inputs * outputs for inputs, outputs in self.whole)
 
     @property
@@ -47,7 +49,7 @@ class MixerShape:
 
 
 def _mamba(mixer: Mixer, h: int) -> MixerShape:
-    """Mamba-1: x, z; a convolution; time step, B and C of low rank from x; a scan over d N states.
+    """Mamba-1: inputs x and z; a convolution; time step, B and C of low rank from x; a scan over d N states.
 
     Source: Gu and Dao, Mamba (2023), section 3.4; transformers, models/mamba and models/jamba (the norms).
     """
@@ -79,7 +81,7 @@ def _mamba2(mixer: Mixer, h: int) -> MixerShape:
 
 
 def _gated_deltanet(mixer: Mixer, h: int) -> MixerShape:
-    """Queries and keys of key heads, values and a gate, a decay and a step of each value head; one convolution.
+    """Gated DeltaNet: queries and keys of key heads; values, a gate, a decay and a step of value heads; a convolution.
 
     Source: Yang et al., Gated DeltaNet (2024), section 3; transformers, models/qwen3_next.
     """
@@ -95,7 +97,7 @@ def _gated_deltanet(mixer: Mixer, h: int) -> MixerShape:
 
 
 def _kda(mixer: Mixer, h: int) -> MixerShape:
-    """Kimi delta attention: a decay for each channel of a key, which like the output gate is of low rank.
+    """Kimi delta attention: a decay for each channel of a key; decay and output gate are of low rank.
 
     Source: Kimi Linear (2025), section 3; transformers, models/kimi_linear and models/bailing_hybrid.
     """
@@ -154,7 +156,7 @@ def _rg_lru(mixer: Mixer, h: int) -> MixerShape:
 
 
 def _rwkv(mixer: Mixer, h: int) -> MixerShape:
-    """RWKV-4's time mixing: receptance, key and value of tokens that are mixed with the one before.
+    """RWKV-4's time mixing: receptance, key and value of tokens, each mixed with the previous token.
 
     Source: Peng et al., RWKV (2023), section 3.1; transformers, models/rwkv.
     """
@@ -194,15 +196,15 @@ _KINDS: Final[dict[str, Callable[[Mixer, int], MixerShape]]] = {
 
 
 def mixer_shape(model: ModelSpec) -> MixerShape:
-    """What the mixer of a layer consists of; nothing where the model has none.
+    """Parts of the mixer of a model's layers; empty if the model has no mixer.
 
-    Source: of each kind in its own function.
+    Source: given in the function of each kind.
     """
     return _KINDS[model.mixer.kind](model.mixer, model.hidden_size) if model.mixer else MixerShape(maps=())
 
 
 def mixer_heads(model: ModelSpec) -> int:
-    """What tensor parallelism must divide of the mixers of a model: heads, or channels where there is one head.
+    """Number in a model's mixers that tp has to divide: heads, or channels if a mixer has only one head.
 
     Source: Megatron-LM, megatron/core/ssm/mamba_mixer.py and gated_delta_net.py; definition of the model document.
     """
@@ -211,7 +213,7 @@ def mixer_heads(model: ModelSpec) -> int:
 
 
 def _convolution(mixer: Mixer, channels: int) -> int:
-    """Parameters of a convolution of each channel on its own."""
+    """Parameters of a depthwise convolution, which has its own kernel for each channel."""
     return channels * (mixer.kernel + mixer.conv_bias) if mixer.kernel else 0
 
 
@@ -222,8 +224,8 @@ def _biases(mixer: Mixer, *outputs: int) -> int:
 def _delta_flops(mixer: Mixer) -> float:
     """FLOPs per token of a chunked linear recurrence over a state of K times V in each head.
 
-    Within a chunk of C tokens half a square of scores and of their sum, for the correction and for the output; from
-    chunk to chunk the state is read and written, a product of 2 K V each.
+    Within a chunk of C tokens half a square of scores and of their sum is computed, for the correction and for the
+    output; between chunks the state is read and written, with a product of 2 K V for each.
 
     Source: derived here from Yang et al., Gated DeltaNet (2024), section 3.3.
     """

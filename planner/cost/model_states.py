@@ -22,11 +22,11 @@ if TYPE_CHECKING:
 def whole_gradients(job: PoolJob, layout: Degrees) -> Flag:
     """Whether a device accumulates gradients of all its parameters.
 
-    Below ZeRO-2 it does, and under the pipelines of engines that keep them whole there, or wherever microbatches
-    add up in engines that reduce once a step. FSDP has no lasting buffer for it: with one microbatch and no
-    pipeline each gradient is reduced at once.
+    A device accumulates whole gradients below ZeRO-2, in pipelines of engines that keep gradients whole there, and with
+    several microbatches in engines that reduce once a step. FSDP has no lasting buffer for whole gradients: with one
+    microbatch and no pipeline each gradient is reduced at once.
 
-    Source: Rajbhandari et al., ZeRO (SC 2020), section 5; engine profile for what differs.
+    Source: Rajbhandari et al., ZeRO (SC 2020), section 5; engine profile for differences between engines.
     """
     where = job.engine.memory.whole_gradients
     adds_up = np.greater(layout.pp, 1) | np.greater(job.training.global_batch_size, layout.dp * layout.mbs)
@@ -40,11 +40,11 @@ def whole_gradients(job: PoolJob, layout: Degrees) -> Flag:
 def state_bytes_per_param(job: PoolJob, layout: Degrees, *, experts: bool = False) -> tuple[Number, Number, Number]:
     """Bytes per parameter (of a matrix) of weights, gradients and optimizer state on one device.
 
-    ZeRO-1 shards the optimizer state, ZeRO-2 the gradients too, ZeRO-3 the weights too; `whole_gradients` says
-    where gradients are whole. Where fp32 sums last, the update needs no copies. What is offloaded
-    (`host_state_bytes_per_param`) is not on the device.
+    ZeRO-1 shards the optimizer state, ZeRO-2 also the gradients, ZeRO-3 also the weights; `whole_gradients` returns
+    whether gradients are whole. If fp32 sums of gradients last until the update, the update needs no copies of
+    gradients. Offloaded states (`host_state_bytes_per_param`) are not on the device.
 
-    Source: Rajbhandari et al., ZeRO (SC 2020), figure 1; engine profile for what differs.
+    Source: Rajbhandari et al., ZeRO (SC 2020), figure 1; engine profile for differences between engines.
     """
     states, offloads = job.state_bytes, offloads_optimizer(layout)
     x = expert_shard_degree(layout) if experts else shard_degree(layout)
@@ -63,9 +63,9 @@ def state_bytes_per_param(job: PoolJob, layout: Degrees, *, experts: bool = Fals
 
 
 def host_state_bytes_per_param(job: PoolJob) -> float:
-    """Bytes on the host for each parameter of a device's shard whose update it makes.
+    """Bytes on the host for each parameter of a device's shard, if the host updates the shard.
 
-    fp32 gradients, weights and moments: 16 of AdamW in mixed precision.
+    fp32 gradients, weights and moments: 16 bytes for AdamW in mixed precision.
 
     Source: Ren et al., ZeRO-Offload (USENIX ATC 2021), section 3; DeepSpeed, runtime/zero/stage_1_and_2.py
     (estimate_zero2_model_states_mem_needs); Megatron-LM, optimizer/cpu_offloading/hybrid_optimizer.py.
@@ -75,9 +75,9 @@ def host_state_bytes_per_param(job: PoolJob) -> float:
 
 
 def model_state_bytes(job: PoolJob, layout: Degrees, stage: Stage) -> tuple[Number, Number, Number]:
-    """Bytes of weights, gradients and optimizer state of one device, experts by their own shard group.
+    """Bytes of weights, gradients and optimizer state of one device; experts use their own shard group.
 
-    Source: `state_bytes_per_param`, and what the optimizer keeps beside that.
+    Source: `state_bytes_per_param`, and further state of the optimizer.
     """
     held, frozen = trained_params(job, layout, stage), frozen_bytes(job, layout, stage)
     on_device = 0.0 if offloads_optimizer(layout) else 1.0
@@ -97,7 +97,7 @@ def model_state_bytes(job: PoolJob, layout: Degrees, stage: Stage) -> tuple[Numb
 
 
 def low_precision_bytes(job: PoolJob, layout: Degrees, stage: Stage) -> Number:
-    """Bytes of what products read in place of 16-bit weights, beside them: copies in few bits, and those transposed.
+    """Bytes of low-precision copies, and their transposes, that products read instead of the 16-bit weights.
 
     Source: Transformer Engine, pytorch/module/base.py (quantize_weight, cached over microbatches); Megatron-LM,
     --fp8-param-gather, which only its distributed optimizer has, keeps no other weights.
@@ -112,9 +112,9 @@ def low_precision_bytes(job: PoolJob, layout: Degrees, stage: Stage) -> Number:
 
 
 def host_state_bytes(job: PoolJob, layout: Degrees, stage: Stage) -> Number:
-    """Bytes on the host for the shards of one device of a stage, experts by their own shard group.
+    """Bytes on the host for the shards of one device of a stage; experts use their own shard group.
 
-    Source: `host_state_bytes_per_param`, and what the optimizer keeps beside that.
+    Source: `host_state_bytes_per_param`, and further state of the optimizer.
     """
     held, each = trained_params(job, layout, stage), host_state_bytes_per_param(job)
     more, more_routed = extra_moment_bytes(job, layout, stage)

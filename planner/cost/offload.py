@@ -1,4 +1,4 @@
-"""Seconds of what the host's memory is used for: copies to it and back, and updates that the host makes."""
+"""Seconds of offloading: copies to the host's memory and back, and updates that the host computes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from planner.specs.job import PoolJob
 
 _GRADIENT_BYTES: Final = 4.0
-"""Gradients go down in fp32."""
+"""Bytes per parameter of the gradients copied to the host, which are fp32."""
 
 
 def _copy_seconds(job: PoolJob, num_bytes: Number) -> Number:
@@ -31,10 +31,10 @@ def _copy_seconds(job: PoolJob, num_bytes: Number) -> Number:
 
 
 def host_update_seconds(job: PoolJob, num_params: Number) -> Number:
-    """Seconds in which the host updates the `num_params` parameters of one device's shard, while others do theirs.
+    """Seconds in which the host updates a shard of `num_params` parameters, beside the shards of its other devices.
 
-    Gradients are read, weights and moments read and written, and the copy that computes is written: 30 bytes for each
-    parameter of AdamW in mixed precision, at the device's part of the host's memory bandwidth.
+    Gradients are read, weights and moments are read and written, and the weights for computing are written: 30 bytes
+    for each parameter of AdamW in mixed precision, at the device's part of the host's memory bandwidth.
 
     Source: Ren et al., ZeRO-Offload (USENIX ATC 2021), section 5.1 and table 4; engine profile, host_update_factor.
     """
@@ -47,11 +47,12 @@ def host_update_seconds(job: PoolJob, num_params: Number) -> Number:
 
 
 def host_copy_seconds(job: PoolJob, layout: Degrees, stage: Stage, window: StageWindow) -> BesideSeconds:
-    """Seconds of copies between a device and its host, and what of them the step feels.
+    """Seconds of copies between a device and its host, and the part that is exposed in the step.
 
-    Activations go down in the forward pass and come back in the backward pass. Gradients of the shard go down as often
-    as they are reduced, and its weights come up once a step, or for each gathering where the host has the shards
-    themselves. Copies beside computing show what is longer than the stage's layers.
+    Activations are copied to the host in the forward pass and back in the backward pass. Gradients of the shard are
+    copied to the host whenever they are reduced. Weights of the shard are copied back once a step, or, if the host
+    holds the shards themselves, for each all-gather. If copies run beside computing, only the time beyond that of the
+    stage's layers is exposed.
 
     Source: Ren et al., ZeRO-Offload (2021), section 4; torch FSDP2, torch/distributed/fsdp/_fully_shard/
     _fsdp_param_group.py (CPUOffloadPolicy).

@@ -1,4 +1,4 @@
-"""What an optimizer keeps and moves: moments of AdamW, SGD, Adafactor and Muon, and the seconds of an update."""
+"""State and memory traffic of optimizers: moments of AdamW, SGD, Adafactor and Muon, and the seconds of an update."""
 
 from __future__ import annotations
 
@@ -41,30 +41,30 @@ if TYPE_CHECKING:
     from planner.specs.model import ModelSpec
 
 Matrix = tuple[float, float, float]
-"""Rows, columns, and how many matrices of this shape; a share of one where only some layers have it."""
+"""Rows, columns, and number of matrices of this shape; the number is a fraction if only some layers have them."""
 
 _EIGHT_BIT_BLOCK: Final = 2048
 """Values that share one fp32 scale (Dettmers et al. 2022, section 2)."""
 
 _CLIPPING_BYTES: Final = 28.0
-"""Bytes moved per parameter besides weights and moments: gradients zeroed 4, scaled 8, norm 4 and clipped 8, and read
-by the update 4 (SimuMax's itemisation)."""
+"""Bytes moved per parameter in addition to weights and moments: gradients zeroed 4, scaled 8, norm 4, clipped 8, and
+read by the update 4 (SimuMax's itemisation)."""
 
 _FACTOR_BYTES: Final = 4.0
-"""Adafactor's sums are fp32."""
+"""Bytes of each of Adafactor's sums, which are fp32."""
 
 _NUM_MOMENTS: Final = {"adamw": 2, "sgd": 1, "adafactor": 0, "muon": 1}
-"""Running means of the recipe's size for each parameter of a matrix."""
+"""Number of running means, in the recipe's precision, for each parameter of a matrix."""
 
 _NEWTON_SCHULZ_STEPS: Final = 5
-"""Iterations of Muon (Jordan et al. 2024; torch.optim.Muon, ns_steps)."""
+"""Newton-Schulz iterations of Muon (Jordan et al. 2024; torch.optim.Muon, ns_steps)."""
 
 
 def moment_bytes_per_param(job: PoolJob) -> float:
-    """Bytes of running means for one parameter of a matrix; what is not of this form adds `extra_moment_bytes`.
+    """Bytes of running means for one parameter of a matrix; `extra_moment_bytes` adds state of any other form.
 
-    AdamW keeps two means, its 8-bit form a byte each and an fp32 scale for each block, SGD and Muon one momentum,
-    Adafactor nothing.
+    AdamW keeps two means; its 8-bit form keeps one byte for each and an fp32 scale for each block. SGD and Muon keep
+    one momentum, Adafactor keeps none.
 
     Source: Loshchilov and Hutter (2019); Dettmers et al., 8-bit Optimizers (2022), section 2; torch.optim.SGD;
     Shazeer and Stern, Adafactor (2018), section 3; Jordan et al., Muon (2024).
@@ -75,9 +75,9 @@ def moment_bytes_per_param(job: PoolJob) -> float:
 
 
 def update_bytes(job: PoolJob, layout: Degrees, stage: Stage) -> Number:
-    """fp32 copies that an update makes of moments kept in fewer bits; they are gone before the next forward pass.
+    """Bytes of fp32 copies that an update makes of low-precision moments; they are freed before the next forward pass.
 
-    Dense parameters and routed experts have an optimizer each, one after the other.
+    Dense parameters and routed experts have separate optimizers, which run one after the other.
 
     Source: Transformer Engine, pytorch/optimizers/fused_adam.py (get_unscaled_state, for all parameters of a group);
     Megatron-LM, core/optimizer (ChainedOptimizer).
@@ -113,7 +113,7 @@ def _attention_matrices(model: ModelSpec) -> Iterator[Matrix]:
 
 
 def layer_matrices(model: ModelSpec, *, experts: bool) -> tuple[tuple[Matrix, ...], tuple[Matrix, ...]]:
-    """Weight matrices of one layer: those that all ranks share, and those of the routed experts.
+    """Weight matrices of one layer: first the common matrices, then the matrices of the routed experts.
 
     Source: sizes of blocks.py, matrix by matrix.
     """
@@ -144,17 +144,17 @@ def _sides(matrices: tuple[Matrix, ...]) -> float:
 
 
 def _schulz_flops(matrices: tuple[Matrix, ...]) -> float:
-    """FLOPs of the iterations X <- a X + (b A + c A^2) X with A = X X^T: 4 m^2 n + 2 m^3 each, m <= n."""
+    """FLOPs of the iterations X <- a X + (b A + c A^2) X with A = X X^T: 4 m^2 n + 2 m^3 for each, m <= n."""
     shapes = ((min(rows, columns), max(rows, columns), count) for rows, columns, count in matrices)
     return _NEWTON_SCHULZ_STEPS * sum_of(count * (4.0 * m * m * n + 2.0 * m**3) for m, n, count in shapes)
 
 
 def extra_moment_bytes(job: PoolJob, layout: Degrees, stage: Stage) -> tuple[Number, Number]:
-    """Bytes of running means beyond `moment_bytes_per_param` on one device before ZeRO: common ones, and of experts.
+    """Bytes of running means beyond `moment_bytes_per_param`, for common weights and experts of a device before ZeRO.
 
-    Muon leaves embeddings, head and vectors to AdamW, which keeps a second mean of them. Adafactor keeps fp32 sums
-    of rows and columns of each matrix, and a whole mean of vectors. Sums are taken to be cut by tp as the
-    matrices are, which counts less than a thousandth of the parameters.
+    Muon leaves embeddings, head and vectors to AdamW, which keeps a second mean for them. Adafactor keeps fp32 sums of
+    rows and columns of each matrix, and a whole mean for each vector. It is assumed that tp divides the sums like the
+    matrices; the sums are less than a thousandth of the parameters.
 
     Source: Jordan et al., Muon (2024); Shazeer and Stern, Adafactor (2018), section 3; torch.optim.Adafactor.
     """
@@ -179,14 +179,14 @@ def extra_moment_bytes(job: PoolJob, layout: Degrees, stage: Stage) -> tuple[Num
 
 
 def _whole_layer(job: PoolJob, *, experts: bool) -> HeldParams:
-    """Parameters of one layer that nothing cuts."""
+    """Parameters of one layer, not divided by any degree."""
     routed = expert_layer_params(job.model) if experts else 0
     whole = moe_layer_params(job.model) if experts else dense_layer_params(job.model)
     return HeldParams(common=whole - routed, experts=routed)
 
 
 def _end_sides(job: PoolJob, layout: Degrees, stage: Stage, num_params: Number) -> Number:
-    """Rows and columns of embedding, positions and head on one device; the final norm is a vector."""
+    """Number of rows and columns of embedding, positions and head on one device; the final norm is a vector."""
     h = job.model.hidden_size
     first, last = holds_embedding(stage), holds_head(layout, stage)
     own_head = last & ~(first & job.model.tied_embeddings)
@@ -196,9 +196,10 @@ def _end_sides(job: PoolJob, layout: Degrees, stage: Stage, num_params: Number) 
 
 
 def newton_schulz_seconds(job: PoolJob, layout: Degrees, stage: Stage) -> Number:
-    """Seconds in which Muon makes the updates of a stage's matrices orthogonal, spread over tp and the ZeRO shards.
+    """Seconds in which Muon orthogonalizes the updates of a stage's matrices, spread over tp and the ZeRO shards.
 
-    Source: Jordan et al., Muon (2024); Liu et al., Muon is scalable for LLM training (2025), section 2.3, spreads them.
+    Source: Jordan et al., Muon (2024); Liu et al., Muon is scalable for LLM training (2025), section 2.3, for the
+    spread.
     """
     if job.training.optimizer != "muon":
         return 0.0
@@ -214,8 +215,9 @@ def newton_schulz_seconds(job: PoolJob, layout: Degrees, stage: Stage) -> Number
 def optimizer_seconds(job: PoolJob, num_params: Number) -> Number:
     """Seconds of clipping and updating `num_params` parameters of one device's shard.
 
-    28 bytes for each parameter to clip and to read its gradient, and weights and moments read and written: 52 of
-    AdamW in fp32. Adafactor reads the gradient again and passes the update through memory, 12 bytes more.
+    Clipping and reading the gradient move 28 bytes per parameter. Weights and moments are read and written, which makes
+    52 bytes per parameter in total for AdamW in fp32. Adafactor also reads the gradient again and passes the update
+    through memory, 12 bytes more.
 
     Source: SimuMax, optimizer cost by memory traffic; sizes of the states.
     """

@@ -1,7 +1,7 @@
-"""How many parameters a model has, and how many of them one device holds.
+"""Number of parameters of a model, and number that one device holds.
 
-A model is a stack of equal layers, but for some at its start: the dense layers before those with experts, or
-the encoder's layers before the decoder's, which have cross-attention too. `layer_params` is one of the many.
+A model is a stack of equal layers, with possible exceptions at its start: dense layers before the layers with experts,
+or the encoder's layers before the decoder's, which also have cross-attention. `layer_params` counts a common layer.
 """
 
 from __future__ import annotations
@@ -42,14 +42,14 @@ def _layer_without_ffn(model: ModelSpec) -> int:
 
 
 def _layer(model: ModelSpec, *, experts: bool) -> int:
-    """One layer of a model whose layers are of one kind."""
+    """Parameters of one layer of a model whose layers are of one kind."""
     if not experts or model.moe is None:
         return _layer_without_ffn(model) + ffn_params(model)
     return _layer_without_ffn(model) + expert_layer_params(model) + shared_matmul_params(model) + router_params(model)
 
 
 def dense_layer_params(model: ModelSpec) -> int:
-    """One layer with an ordinary feed-forward block: attention, feed-forward, norms.
+    """Parameters of one layer with an ordinary feed-forward block: attention, feed-forward, norms.
 
     Source: sum of the parts above.
     """
@@ -57,7 +57,7 @@ def dense_layer_params(model: ModelSpec) -> int:
 
 
 def moe_layer_params(model: ModelSpec) -> int:
-    """One layer with experts: attention, all routed experts, shared experts, router, norms.
+    """Parameters of one layer with experts: attention, all routed experts, shared experts, router, norms.
 
     Source: sum of the parts above.
     """
@@ -65,9 +65,9 @@ def moe_layer_params(model: ModelSpec) -> int:
 
 
 def cross_attention_share(model: ModelSpec) -> float:
-    """Share of the layers that attend to the encoder too: the decoder's of an encoder-decoder, else 0.
+    """Share of the layers that also attend to the encoder: the decoder's share in an encoder-decoder, else 0.
 
-    An encoder-decoder is on one stage, where the mean layer stands for each.
+    An encoder-decoder runs on one stage, and every layer is counted as the mean layer.
 
     Source: definition of the model document.
     """
@@ -77,7 +77,7 @@ def cross_attention_share(model: ModelSpec) -> float:
 
 
 def _cross_attention_params(model: ModelSpec) -> int:
-    """What a decoder's layer has beyond an encoder's: attention to the encoder, and its norm.
+    """Parameters of a decoder's layer beyond those of an encoder's: attention to the encoder, and its norm.
 
     Source: Raffel et al., T5 (2020), section 2.1.
     """
@@ -85,9 +85,9 @@ def _cross_attention_params(model: ModelSpec) -> int:
 
 
 def layer_params(model: ModelSpec) -> int:
-    """One layer of the kind that most layers are: with experts where the model has any, else dense.
+    """Parameters of one layer of the most common kind: with experts if the model has any, else dense.
 
-    Of an encoder-decoder a decoder's layer, with cross-attention.
+    For an encoder-decoder this is a decoder's layer, with cross-attention.
 
     Source: sum of the parts above.
     """
@@ -97,7 +97,7 @@ def layer_params(model: ModelSpec) -> int:
 
 
 def num_moe_layers(model: ModelSpec) -> int:
-    """Layers with experts: of those behind the leading dense ones every layer_frequency-th.
+    """Number of layers with experts: every layer_frequency-th layer after the leading dense layers.
 
     Source: definition; DeepSeek-V2 (first_k_dense_replace), Llama 4 (interleave_moe_layer_step).
     """
@@ -105,7 +105,7 @@ def num_moe_layers(model: ModelSpec) -> int:
 
 
 def _all_layer_params(model: ModelSpec) -> int:
-    """The whole stack, whatever its layers are; experts are spread evenly over the kinds of layers."""
+    """Parameters of all layers, of any kind; experts are spread evenly over the kinds of layers."""
     if model.moe or model.layers or model.shared_by > 1:
         with_experts = num_moe_layers(model)
         dense = model.num_layers - with_experts
@@ -123,7 +123,7 @@ def _embedding_width(model: ModelSpec) -> int:
 
 
 def head_width(model: ModelSpec) -> int:
-    """Width of what the output head reads: as wide as the model, but for a few (ELECTRA, RemBERT).
+    """Width of the output head's input: the width of the model, except in a few models (ELECTRA, RemBERT).
 
     Source: definition of the model document.
     """
@@ -135,14 +135,14 @@ def _num_stacks(model: ModelSpec) -> int:
 
 
 def _position_params(model: ModelSpec) -> int:
-    """Tables of positions: one row for each position, or T5's buckets for each head and stack."""
+    """Parameters of tables of positions: one row per position, or T5's buckets for each head and stack."""
     if model.position == "learned":
         return (model.max_sequence_length + model.extra_positions) * _embedding_width(model)
     return _num_stacks(model) * model.relative_buckets * model.num_heads if model.position == "relative" else 0
 
 
 def _input_params(model: ModelSpec) -> int:
-    """What stands beside the token embedding: positions, token types, and the norm behind them."""
+    """Parameters of the input beside the token embedding: positions, token types, and the norm after them."""
     width = _embedding_width(model)
     types = model.num_token_types * width + model.table_params + model.input_matrix_params
     norm = norm_params(model) * width // model.hidden_size if model.embedding_norm else 0
@@ -150,7 +150,7 @@ def _input_params(model: ModelSpec) -> int:
 
 
 def _embedding_params(model: ModelSpec) -> int:
-    """The token embedding V h, or the projection of patches with its bias and the class token.
+    """Parameters of the token embedding V h, or of the projection of patches with its bias and the class token.
 
     Source: Dosovitskiy et al., ViT (2021), equation 1.
     """
@@ -165,7 +165,7 @@ def _patch_pixels(model: ModelSpec) -> int:
 
 
 def _output_params(model: ModelSpec) -> int:
-    """Final norms, BERT's pooler, the head's bias and what else stands before it; the head is counted apart."""
+    """Parameters of final norms, BERT's pooler, the head's bias and matrices before the head, but not the head."""
     norms = _num_stacks(model) * norm_params(model) if model.final_norm else 0
     pooler = model.hidden_size * (model.hidden_size + 1) if model.pooler else 0
     bias = model.vocab_size if model.head_bias else 0
@@ -208,9 +208,9 @@ def num_active_params(model: ModelSpec) -> int:
 
 
 def mtp_params(model: ModelSpec) -> int:
-    """The layers that predict further tokens: each a projection 2h h, three norms and one layer.
+    """Parameters of the layers for multi-token prediction: each has a projection 2h h, three norms and one layer.
 
-    Embedding and head are shared with the model.
+    These layers use the embedding and head of the model.
 
     Source: DeepSeek-V3 (arXiv 2412.19437), section 2.2; its checkpoint's README_WEIGHTS.md counts 11.5 billion.
     """
@@ -224,7 +224,7 @@ def _mtp_extra_params(model: ModelSpec) -> int:
 def layer_matmul_params(model: ModelSpec, *, experts: bool) -> int:
     """Parameters of one layer that a token is multiplied with, with an ordinary feed-forward block or with experts.
 
-    Cross-attention is left out. The mean over the kinds of layers.
+    Cross-attention is left out. For several kinds of layers the result is the mean.
 
     Source: as `num_matmul_params`.
     """
@@ -243,7 +243,7 @@ def layer_matmul_params(model: ModelSpec, *, experts: bool) -> int:
 def num_matmul_params(model: ModelSpec) -> int:
     """Parameters that a token is multiplied with: all weight matrices and the output head.
 
-    Of the routed experts those that a token is sent to; layers for further tokens count, each with its head.
+    Routed experts count only if the token is sent to them. Layers for multi-token prediction count, each with a head.
 
     Source: Chowdhery et al., PaLM (2022), appendix B: embeddings and biases do no matrix product.
     """
@@ -271,8 +271,8 @@ def padded_vocab(model: ModelSpec, engine: EngineSpec, layout: LayerDegrees) -> 
 def _whole_params(model: ModelSpec, *, experts: bool) -> int:
     """Parameters of one layer that every tensor-parallel rank holds whole.
 
-    Norms, row-parallel biases, latent attention's down-projections, indexer, low-rank inputs of mixers, router, and
-    what only the code of the model type knows. `experts`: of an MoE layer.
+    These are norms, row-parallel biases, latent attention's down-projections, the indexer, low-rank inputs of mixers,
+    the router, and parameters that only the code of the model type knows. `experts`: whether the layer has experts.
 
     Source: Megatron-LM: only column- and row-parallel weights are cut (transformer/moe/router.py and
     transformer/multi_latent_attention.py hold the others whole).
@@ -289,7 +289,7 @@ def _whole_params(model: ModelSpec, *, experts: bool) -> int:
 
 
 def dense_layer_params_on_device(model: ModelSpec, layout: LayerDegrees) -> Number:
-    """Parameters of one dense layer on one tensor-parallel rank; of an encoder-decoder an encoder's layer.
+    """Parameters of one dense layer on one tensor-parallel rank; for an encoder-decoder, of an encoder's layer.
 
     Source: Shoeybi et al., Megatron-LM (2019), section 3.
     """
@@ -301,7 +301,7 @@ def dense_layer_params_on_device(model: ModelSpec, layout: LayerDegrees) -> Numb
 
 
 def expert_layer_params_on_device(model: ModelSpec, layout: LayerDegrees) -> Number:
-    """Routed experts of one MoE layer on one device: cut by ep, and each expert by etp.
+    """Parameters of the routed experts of one MoE layer on one device: ep divides the experts, etp divides each expert.
 
     Source: Megatron-LM, megatron/core/transformer/moe/experts.py.
     """
@@ -309,10 +309,11 @@ def expert_layer_params_on_device(model: ModelSpec, layout: LayerDegrees) -> Num
 
 
 def layer_params_on_device(model: ModelSpec, layout: LayerDegrees) -> Number:
-    """Parameters of one layer (see `layer_params`) on one device; of an encoder-decoder the mean of its layers.
+    """Parameters of one layer (see `layer_params`) on one device; for an encoder-decoder, of its mean layer.
 
-    Column-parallel weights and biases and row-parallel weights are cut by tp, routed experts by ep * etp; the
-    rest (row-parallel biases, norms, down-projections, router) is whole on every rank. The mean over kinds of layers.
+    tp divides column-parallel weights and biases and row-parallel weights, and ep * etp divides routed experts. Every
+    rank holds the other parameters whole (row-parallel biases, norms, down-projections, router). For several kinds of
+    layers the result is the mean.
 
     Source: Shoeybi et al., Megatron-LM (2019), section 3.
     """
@@ -327,7 +328,7 @@ def layer_params_on_device(model: ModelSpec, layout: LayerDegrees) -> Number:
 
 
 def _mean_cross_attention_on_device(model: ModelSpec, layout: LayerDegrees) -> Number:
-    """Cross-attention of the decoder's layers on one device, spread over all layers; they are on one stage."""
+    """Parameters of the decoder's cross-attention on one device, averaged over all layers, which are on one stage."""
     whole = norm_params(model) + (model.hidden_size if model.attention_bias else 0)
     return cross_attention_share(model) * ((_cross_attention_params(model) - whole) / layout.tp + whole)
 
@@ -335,7 +336,7 @@ def _mean_cross_attention_on_device(model: ModelSpec, layout: LayerDegrees) -> N
 def embedding_params_on_device(model: ModelSpec, engine: EngineSpec, layout: LayerDegrees) -> Number:
     """Parameters of the embedding on one tensor-parallel rank: its share of the (vocabulary x hidden) matrix.
 
-    A projection of patches is whole on every rank, and where the engine does so an embedding of its own is too.
+    Every rank holds a projection of patches whole. In some engines every rank also holds an untied embedding whole.
 
     Source: Shoeybi et al., Megatron-LM (2019), section 3: the embedding is cut along the vocabulary.
     """
@@ -348,10 +349,11 @@ def embedding_params_on_device(model: ModelSpec, engine: EngineSpec, layout: Lay
 def end_params_on_device(model: ModelSpec, engine: EngineSpec, layout: Degrees, stage: Number) -> Number:
     """Parameters outside the layers on one device: embeddings on the first stage, norm and head on the last.
 
-    Tied embeddings are one matrix on one stage, and two copies when the pipeline has several. A learned table of
-    positions is whole on every tensor-parallel rank, or cut like the embedding where the engine does so. Where layers
-    predict further tokens, the last stage holds what feeds them, and the embedding too; the layers themselves
-    are counted with the others. A tower of images is whole on each rank of the first stage.
+    Tied embeddings are one matrix if the pipeline has one stage, and two copies if it has several. Every
+    tensor-parallel rank holds a learned table of positions whole, unless the engine divides it like the embedding. In a
+    model with multi-token prediction the last stage also holds the projections and norms of these layers, and the
+    embedding; the layers themselves are counted with the other layers. Each rank of the first stage holds a tower of
+    images whole.
 
     Source: Megatron-LM, megatron/core/models/gpt/gpt_model.py (shared embedding of first and last stage) and
     megatron/core/transformer/multi_token_prediction.py.

@@ -13,14 +13,14 @@ if TYPE_CHECKING:
     from planner.specs.engine import Schedule
 
 Kind = Literal["F", "B", "I", "W"]
-"""Forward; whole backward; backward for the inputs alone; backward for the weights alone: the letters of torch."""
+"""Letters of torch for forward (F), whole backward (B), backward for the inputs (I) or for the weights alone (W)."""
 
 
 class Operation(NamedTuple):
     """One pass of one microbatch through one model chunk; `chunk` counts in model order.
 
-    overlapped: it runs together with the operation next to it, a forward and a backward pass of which each hides
-    the communication of the other (F&B of DualPipe).
+    overlapped: whether it runs together with the next or previous operation, as a pair of a forward and a backward pass
+    that each hide the communication of the other (F&B of DualPipe).
     """
 
     kind: Kind
@@ -34,11 +34,12 @@ def operations(
 ) -> tuple[Operation, ...]:
     """The order in which a stage (0 is the first) runs its operations.
 
-    `interleave` is the chunks of a stage; `exists` says for which numbers there is an order (and `interleaved` with
-    one chunk is 1F1B). `pipedream` has the order of `1f1b`; it updates the weights after every backward pass.
+    `interleave` is the number of chunks of a stage; `exists` tests whether a schedule is defined for the given numbers
+    (and `interleaved` with one chunk is 1F1B). `pipedream` has the order of `1f1b`; it updates the weights after every
+    backward pass.
 
     Source: Huang et al., GPipe (2019); Narayanan et al. (SC 2021); Qi et al., Zero Bubble (2023); DeepSeek,
-    DualPipe. The orders are those of torch.distributed.pipelining where torch has the schedule.
+    DualPipe. Schedules that torch implements have the order of torch.distributed.pipelining.
     """
     m = num_microbatches
     assert 0 <= stage < pp
@@ -54,7 +55,7 @@ def operations(
 
 
 def _warmup(schedule: Schedule, pp: int, stage: int, m: int, interleave: int) -> int:
-    """Forward passes before the first pair of a forward and a backward pass."""
+    """Number of forward passes before the first pair of a forward and a backward pass."""
     if schedule == "naive":
         return 0
     if schedule == "gpipe":
@@ -81,7 +82,7 @@ def _one_forward_one_backward(schedule: Schedule, pp: int, stage: int, m: int, i
 
 
 def _zb_h1(pp: int, stage: int, m: int) -> Iterator[Operation]:
-    """1F1B with the backward pass for the weights `stage` microbatches late, so that it fills the drain."""
+    """1F1B with the backward pass for the weights delayed by `stage` microbatches, so that it fills the drain."""
     warmup = min(m, pp - stage - 1)
     for position in range(m + warmup):
         if position < m:
@@ -95,11 +96,11 @@ def _zb_h1(pp: int, stage: int, m: int) -> Iterator[Operation]:
 
 
 _Pass = tuple[Kind, int, bool]
-"""Kind, which of the stage's two chunks (0 on the way there, 1 on the way back), overlapped with its neighbour."""
+"""Kind, chunk of the stage (0 for its first chunk in model order, 1 for its second), whether it is overlapped."""
 
 
 def _passes(text: str, times: int = 1) -> list[_Pass]:
-    """Read "F0 I1 W1": kind and chunk of each pass; "F0&B1" is an overlapped pair."""
+    """Read "F0 I1 W1" as the kind and chunk of each pass; "F0&B1" is an overlapped pair."""
     found: list[_Pass] = []
     for word in text.split():
         parts = word.split("&")
@@ -120,7 +121,7 @@ def _numbered(passes: Iterable[_Pass], pp: int, stage: int) -> Iterator[Operatio
 
 
 def _zbv_passes(pp: int, stage: int, m: int) -> list[_Pass]:
-    """The passes of ZB-V for at least 2 p - 1 microbatches; those that do not exist are left out afterwards."""
+    """The passes of ZB-V for at least 2 p - 1 microbatches; the caller drops passes of microbatches from m on."""
     behind = pp - stage
     fill = _passes("F0", 2 * behind - 1) + _passes("F1 F0", stage) + _passes("F1 I1 W1", behind)
     steady = _passes("F0 I0 W0 F1 I1 W1", max(0, m - 2 * pp + 1) + stage) + _passes("I0 W0 F1 I1 W1", behind - 1)
@@ -132,7 +133,7 @@ def _dualpipev_passes(pp: int, stage: int, m: int) -> list[_Pass]:
     """The eight steps of DualPipeV."""
     behind = pp - stage - 1
     steady = _passes("F0&B1 F1&B0", m - 2 * pp + stage + 1)
-    if not behind:  # the last stage runs its first pair apart, which shortens the fill
+    if not behind:  # the last stage runs the passes of its first pair one by one, which shortens the fill
         steady = _passes("F0 B1 F1&B0") + steady[4:]
     last = [1, 0] * (stage + 1)  # chunks of the last backward passes; the second half is split to fill the drain
     whole, split = last[: stage + 1], last[stage + 1 :]

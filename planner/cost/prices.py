@@ -74,18 +74,19 @@ deep_ep/buffer.py, Buffer.num_sms = 20)."""
 
 _OPERATORS_REPEATED: Final = 0.5
 """Share of a layer's forward seconds that recompute by operators repeats: torchtitan saves attention and every second
-product (distributed/activation_checkpoint.py). That norms and activations come to the same half is assumed; a trace of
+product (distributed/activation_checkpoint.py). It is assumed that norms and activations also amount to half; a trace of
 one layer with and without selective recompute would settle it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StagePrices:
-    """What one stage costs: seconds of one microbatch by cause, and once a step. Every field broadcasts.
+    """Costs of one stage: seconds of one microbatch by cause, and seconds spent once a step. Every field broadcasts.
 
-    passes: the seconds of one microbatch again, by pass in place of cause; both have the same sum, but for what only
-    pairs of passes hide of their exchanges (ep_hidden, and its part of pp_hidden; on average over the microbatches).
-    whole: the part of `passes` that a stage has as a whole, whatever its chunks are, by ledger line.
-    forward: of its layers once, without collectives and waits, which is what full recompute repeats.
+    passes: the same seconds of one microbatch, split by pass instead of cause. Both splits have the same sum, except
+        for the parts of exchanges that only pairs of passes hide (ep_hidden, and a part of pp_hidden; on average over
+        the microbatches).
+    whole: the part of `passes` that belongs to the whole stage and to none of its chunks, by ledger line.
+    forward: one forward pass of the stage's layers without collectives and waits, which full recompute repeats.
     ends: the embedding, or head and loss, with their collectives.
     """
 
@@ -141,7 +142,7 @@ def num_microbatches(job: Job, layout: Degrees) -> Number:
 
 
 def num_updates(job: Job, layout: Degrees) -> Number:
-    """Updates of the weights in a step: one, and under PipeDream one after every microbatch.
+    """Updates of the weights in a step: one; under PipeDream one after every microbatch.
 
     Source: Narayanan et al., PipeDream (SOSP 2019), section 3.3.
     """
@@ -152,7 +153,7 @@ def num_updates(job: Job, layout: Degrees) -> Number:
 class _Work:
     """Seconds of one microbatch in the layers and ends of a stage or of a chunk, by cause.
 
-    A chunk's are a part of its stage's: they add up.
+    The seconds of the chunks of a stage sum to those of the stage.
     """
 
     layers: PassSeconds
@@ -169,22 +170,22 @@ class _Work:
 
     @property
     def exposed_ep(self) -> PassSeconds:
-        """Exchanges of experts, less what runs beside the other pass of another microbatch."""
+        """Exchanges of experts, less the part that is hidden beside the other pass of another microbatch."""
         return self.ep + self.ep_hidden * -1.0
 
     @property
     def exposed_tp(self) -> PassSeconds:
-        """Tensor-parallel collectives of the layers, less what runs beside products."""
+        """Tensor-parallel collectives of the layers, less the part that is hidden beside matrix products."""
         return self.tp + self.tp_hidden * -1.0
 
     @property
     def exposed_cp(self) -> PassSeconds:
-        """Context-parallel exchanges, less what runs beside attention."""
+        """Context-parallel exchanges, less the part that is hidden beside attention."""
         return self.cp + self.cp_hidden * -1.0
 
     @property
     def by_line(self) -> dict[LineName, PassSeconds]:
-        """All that is felt by ledger line; what is computed again comes before the gradients of the inputs."""
+        """All exposed seconds by ledger line; recompute runs before the gradients of the inputs."""
         return {
             LineName.COMPUTE: self.layers,
             LineName.RECOMPUTE: PassSeconds(backward_input=self.recompute),
@@ -196,12 +197,12 @@ class _Work:
 
     @property
     def passes(self) -> PassSeconds:
-        """All that is felt."""
+        """All exposed seconds by pass."""
         return sum(self.by_line.values(), PassSeconds())
 
 
 def _work(job: PoolJob, layout: Degrees, stage: Stage, parts: StageParts) -> _Work:
-    """Sum over the layers and the ends; recompute repeats the forward pass and its collectives, or parts of them.
+    """Sum over the layers and the ends; recompute repeats all or parts of the forward pass and its collectives.
 
     Source: sum of the parts in layers.py, compute.py and traffic.py.
     """
@@ -239,10 +240,10 @@ def _work(job: PoolJob, layout: Degrees, stage: Stage, parts: StageParts) -> _Wo
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerParts:
-    """Seconds of one microbatch in one layer by cause, collectives of the forward and of the backward pass.
+    """Seconds of one microbatch in one layer by cause; a pair holds the collectives of forward and of backward pass.
 
-    parts: forward seconds by the parts of a layer that repeat them (`LayerSeconds`).
-    ep_hidden: of the exchanges of both passes, where passes run in pairs.
+    parts: forward seconds of each part of a layer, by the recompute modules that repeat the part (`LayerSeconds`).
+    ep_hidden: hidden seconds of the exchanges of both passes, if passes run in pairs.
     """
 
     passes: PassSeconds
@@ -257,9 +258,9 @@ class LayerParts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageParts:
-    """Seconds of one microbatch in what stages consist of: a layer of each kind, and the ends of the model.
+    """Seconds of one microbatch in the parts of a stage: a layer of each kind, and the ends of the model.
 
-    layers: by whether they have experts, and whether a window.
+    layers: the key says whether the layer has experts, and whether its attention has a window.
     """
 
     layers: Mapping[tuple[bool, bool], LayerParts]
@@ -269,7 +270,7 @@ class StageParts:
 
 
 def stage_parts(job: PoolJob, layout: Degrees) -> StageParts:
-    """What stages of these configurations consist of, priced once for each different shape of a layer.
+    """The parts of the stages of these configurations, priced once for each different shape of a layer.
 
     Source: layers.py, compute.py and traffic.py.
     """
@@ -284,7 +285,7 @@ def _parts_of_stage(job: PoolJob, layout: LayerDegrees, kinds: Sequence[tuple[bo
     )
 
     def layer(experts: bool, local: bool) -> LayerParts:
-        # an all-to-all needs its sizes on the host first, which waits; DeepEP and HybridEP keep them on the device
+        # an all-to-all makes the host wait for its sizes; DeepEP and HybridEP keep the sizes on the device
         launched_ahead = experts and job.engine.communication.dispatches_once_per_host
         priced = layer_seconds(job, layout, experts=experts, local=local, exchanges=ep[0] if launched_ahead else 0.0)
         core = priced.core_forward
@@ -311,10 +312,10 @@ def _parts_of_stage(job: PoolJob, layout: LayerDegrees, kinds: Sequence[tuple[bo
 
 
 def hidden_expert_seconds(job: PoolJob, exchanges: Number, computing: Number) -> Number:
-    """Seconds of the exchanges of a layer's two passes that hide beside them where these run together.
+    """Seconds of the exchanges of a layer's two passes that are hidden if the two passes run as a pair.
 
-    While C seconds of exchanges run, W seconds of computing go on with what is left of the processors, 1 - a: together
-    they take max(C, W + a C), which hides min(W, (1 - a) C).
+    Exchanges take C seconds. Meanwhile W seconds of computing run on the share 1 - a of the processors that exchanges
+    leave free. Together both take max(C, W + a C), so min(W, (1 - a) C) seconds are hidden.
 
     Source: Megatron-LM, pipeline_parallel/combined_1f1b.py; DeepSeek-V3 (2024), sections 3.2.1 and 3.2.2.
     """
@@ -322,9 +323,10 @@ def hidden_expert_seconds(job: PoolJob, exchanges: Number, computing: Number) ->
 
 
 def _share_in_pairs(job: PoolJob, layout: Degrees) -> Number:
-    """Share of the microbatches whose passes run in pairs: all but those that fill and drain the pipeline.
+    """Share of the microbatches whose passes run in pairs: all microbatches but those that fill and drain the pipeline.
 
-    A step is (m - 1/v) times the slowest stage, which has pairs, and once through all chunks of size 1/v, without.
+    A step takes (m - 1/v) times the slowest stage, with pairs, plus one pass through all chunks of size 1/v, without
+    pairs.
 
     Source: derived here from `planner.cost.schedule.step_seconds`, for equal stages.
     """
@@ -339,7 +341,7 @@ def _each_way(busy: Mapping[Moment, Number]) -> tuple[Number, Number]:
 def _hidden_of_layer(
     job: PoolJob, layout: LayerDegrees, layer: LayerSeconds, collectives: tuple[Number, Number]
 ) -> tuple[Number, Number]:
-    """Parts of a layer's tensor-parallel collectives, forward and backward, that run beside its own products."""
+    """Hidden seconds of a layer's tensor-parallel collectives, forward and backward, beside its own products."""
     forward, backward = collectives
     core = layer.core_forward
     products = layer.passes.backward - FLASH_BACKWARD * core
@@ -352,7 +354,7 @@ def _hidden_of_layer(
 
 
 def _repeated_seconds(job: PoolJob, layout: Degrees, stage: Stage, layer: LayerParts) -> Number:
-    """Forward seconds of a layer that the recompute of its stage repeats, without collectives."""
+    """Forward seconds of a layer that the stage's recompute policy repeats, without collectives."""
     operators = _OPERATORS_REPEATED if job.engine.memory.selective_recompute == "operators" else 0.0
     policies = {policy: modules_of(job, policy) for policy in policies_of(stage)}
     of_whole = {policy: {FULL: 1.0, SELECTIVE: operators}.get(policy, 0.0) for policy in policies}
@@ -364,11 +366,11 @@ def _repeated_seconds(job: PoolJob, layout: Degrees, stage: Stage, layer: LayerP
 
 
 def _waiting_for_ranks(job: PoolJob, layout: Degrees, passes: PassSeconds) -> PassSeconds:
-    """A layer's passes, where the host waits for every rank of a tensor-parallel group at each of its collectives.
+    """Seconds of a layer's passes if the host waits for all tensor-parallel ranks at each of the layer's collectives.
 
-    A profile states such a wait (`rank_wait`) for pipelines over several hosts. A layer has 4 collectives in its
-    forward pass, and 6 in its backward pass, which gathers the inputs of column-parallel maps again; the work of the
-    device runs beside the wait.
+    An engine profile states this wait (`rank_wait`) for pipelines over several hosts. A layer has 4 collectives in its
+    forward pass, and 6 in its backward pass, which gathers the inputs of column-parallel products again. The device
+    computes during the wait.
 
     Source: derived here from the engine profile.
     """
@@ -385,18 +387,18 @@ def _waiting_for_ranks(job: PoolJob, layout: Degrees, passes: PassSeconds) -> Pa
 
 
 def _with_repeated(collectives: tuple[Number, Number], share: Number) -> PassSeconds:
-    """A layer's collectives, forward and backward, with the share of the forward ones that recompute repeats."""
+    """A layer's collectives by pass; the share of the forward ones that recompute repeats is added to backward."""
     forward, backward = collectives
     return PassSeconds(forward=forward, backward_input=backward + share * forward)
 
 
 def _halves(seconds: Number) -> PassSeconds:
-    """As much in the forward as in the backward pass."""
+    """The seconds, divided equally between the forward and the backward pass."""
     return PassSeconds(forward=seconds / 2, backward_input=seconds / 2)
 
 
 def _head_and_mtp_seconds(job: PoolJob, layout: LayerDegrees) -> PassSeconds:
-    """The head; and for each layer for further tokens a look-up, the projection of two states, and the head again.
+    """Seconds of the head; each multi-token prediction layer adds a look-up, a projection of two states, and a head.
 
     Source: DeepSeek-V3 (2024), section 2.2.
     """
@@ -409,7 +411,7 @@ def _head_and_mtp_seconds(job: PoolJob, layout: LayerDegrees) -> PassSeconds:
 
 
 def _lookup(job: PoolJob, layout: LayerDegrees) -> PassSeconds:
-    """The embedding: rows are read and written; backward the gradient is read, and rows are, unless they are frozen.
+    """Seconds of the embedding: forward reads and writes rows, backward reads gradients and updates unfrozen rows.
 
     Source: derived here from the operators' inputs and outputs.
     """
@@ -421,7 +423,7 @@ def _lookup(job: PoolJob, layout: LayerDegrees) -> PassSeconds:
 def stage_prices(job: PoolJob, layout: Degrees, stage: Stage, parts: StageParts | None = None) -> StagePrices:
     """Prices of a stage, or of arrays of layouts and stages that broadcast.
 
-    parts: those of the layouts, where they are priced already.
+    parts: prices of the layouts' parts, if they are already computed.
 
     Source: sum of the parts in layers.py, compute.py and traffic.py.
     """
@@ -476,10 +478,10 @@ def stage_prices(job: PoolJob, layout: Degrees, stage: Stage, parts: StageParts 
 
 
 def interleaving_terms(job: Job, layout: Degrees, stage: Stage, prices: StagePrices) -> tuple[Number, Number]:
-    """What a stage adds to filling and draining, and its slack for the model's last chunk; 0 where it has one chunk.
+    """A stage's part in filling and draining, and its slack for the model's last chunk (0 unless interleaved).
 
-    A chunk of n layers is priced as n times the stage's mean layer; layers for multi-token prediction lie in the last
-    chunk.
+    A chunk of n layers is priced as n times the stage's mean layer; layers for multi-token prediction are part of the
+    last chunk.
 
     Source: `planner.cost.schedule.chunk_terms`.
     """
@@ -503,7 +505,7 @@ def interleaving_terms(job: Job, layout: Degrees, stage: Stage, prices: StagePri
 
 
 def _update_seconds(job: PoolJob, layout: Degrees, stage: Stage, num_params: Number) -> Number:
-    """Seconds in which the optimizer updates a shard, where its states are, and what the host does once a step.
+    """Seconds in which the optimizer updates a shard, on the device or the host, and the host's fixed work in a step.
 
     Source: optimizers.py, and offload.py for the host; `step_floor` of the device file.
     """
@@ -514,7 +516,7 @@ def _update_seconds(job: PoolJob, layout: Degrees, stage: Stage, num_params: Num
 
 
 def layout_prices(job: Job, layout: Layout) -> StagePrices:
-    """Prices of all stages of one layout, of each in its own pool; arrays of shape (pp,).
+    """Prices of all stages of one layout, each stage in its own pool; arrays of shape (pp,).
 
     Source: as `stage_prices`.
     """
@@ -525,8 +527,9 @@ def layout_prices(job: Job, layout: Layout) -> StagePrices:
 def chunk_parts(job: Job, layout: Layout) -> dict[LineName, PassSeconds]:
     """Seconds of one microbatch through each chunk of one layout, by ledger line; arrays of shape (chunks,).
 
-    Layers and ends are those of the chunk, in model order. What a stage has as a whole (sends, adding up gradients,
-    ZeRO's traffic) is spread over its chunks by their layers. The chunks of a stage add up to `stage_prices`.
+    Each chunk, in model order, has its own layers and ends. Costs of a whole stage (sends, gradient accumulation,
+    ZeRO's traffic) are divided among its chunks in proportion to their layers. The chunks of a stage sum to
+    `stage_prices`.
 
     Source: as `stage_prices`.
     """
@@ -563,7 +566,7 @@ def chunk_seconds(job: Job, layout: Layout) -> ChunkSeconds:
 
 
 def exchange_parts(job: Job, parts: Mapping[LineName, PassSeconds]) -> PassSeconds:
-    """What overlapped pairs of passes can hide, of each chunk: exchanges of experts and sends to other stages.
+    """Seconds of each chunk that overlapped pairs of passes can hide: exchanges of experts and sends between stages.
 
     Source: DeepSeek-V3 (2024), section 3.2.1.
     """
@@ -572,9 +575,9 @@ def exchange_parts(job: Job, parts: Mapping[LineName, PassSeconds]) -> PassSecon
 
 
 def exchange_share(job: Job) -> float:
-    """Share of the processors that communication takes from computing while both run: 20 of the smallest device.
+    """Share of the processors that communication takes from computing while both run: 20 of the smallest device's.
 
-    Of a device with fewer than 40 it takes half: assumed, nobody has measured one.
+    On a device with fewer than 40 processors the share is one half: assumed, because no measurement is known.
 
     Source: DeepSeek-V3 (2024), section 3.2.2; DeepEP, Buffer.set_num_sms.
     """
@@ -591,7 +594,7 @@ def stage_bytes(job: PoolJob, layout: Degrees, stage: Stage) -> Number:
 
 
 def stage_fits(job: PoolJob, layout: Degrees, stage: Stage) -> Flag:
-    """Whether a stage stays within what a plan may use of a device, and of its host.
+    """Whether a stage stays within the memory that a plan may use on a device and on its host.
 
     Source: memory.py.
     """

@@ -1,4 +1,4 @@
-"""Which parts of a layer a recompute policy repeats, and how many of the layers."""
+"""The parts of a layer that a recompute policy repeats, and the share of the layers that recompute."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from planner.specs.model import ModelSpec
 
 ACTIVATION: Final = "activation"
-"""The activation functions of all feed-forward blocks: a part of the layer that no engine offers alone."""
+"""The activation functions of all feed-forward blocks: a part of the layer that no engine recomputes alone."""
 
 _SELECTIVE: Final = {
     "attention-core": ("core_attn",),
@@ -25,7 +25,7 @@ _SELECTIVE: Final = {
 
 
 def modules_of(job: Job, policy: int) -> frozenset[str]:
-    """Parts of a layer that a policy recomputes; none of those that are not made of parts (`full`, by operators).
+    """Parts of a layer that a policy recomputes; empty for policies not made of parts (`full`, by operators).
 
     Source: Megatron-LM, megatron/core/transformer/transformer_config.py (recompute_modules); engine profile.
     """
@@ -33,7 +33,7 @@ def modules_of(job: Job, policy: int) -> frozenset[str]:
 
 
 def absent_modules(model: ModelSpec) -> dict[str, str]:
-    """Parts of a layer that a model does not have, each with what it lacks.
+    """Parts of a layer that a model does not have, each with the feature that is missing.
 
     Source: Megatron-LM, megatron/core/transformer/transformer_config.py, which refuses some of them and ignores others.
     """
@@ -48,7 +48,7 @@ def absent_modules(model: ModelSpec) -> dict[str, str]:
 
 
 def idle_modules(job: Job) -> frozenset[str]:
-    """Parts of a layer whose recompute drops nothing of a model that counts.
+    """Parts of a layer whose recompute saves little or no memory for this job.
 
     Source: `absent_modules`; `norm_modules`; Dao (2023), section 3.1: fused attention keeps no scores.
     """
@@ -64,10 +64,12 @@ def idle_modules(job: Job) -> frozenset[str]:
 
 
 def norm_modules(job: Job, *, experts: bool) -> tuple[frozenset[str], frozenset[str]]:
-    """Parts of a layer by whose recompute the norms before attention and before the feed-forward block are repeated.
+    """Modules whose recompute repeats the norm before attention, and modules that repeat the second norm.
 
-    Source: Megatron-LM, megatron/core/models/gpt/gpt_layer_specs.py: a norm is fused with the product behind it, but
-    for latent attention and experts; transformer_layer.py: `layernorm` is of norms that stand alone.
+    The second norm is the one before the feed-forward block or the experts.
+
+    Source: Megatron-LM, megatron/core/models/gpt/gpt_layer_specs.py: a norm is fused with the product after it, except
+    before latent attention and experts; transformer_layer.py: `layernorm` covers norms that stand alone.
     """
     fused = job.engine.memory.fused_norms
     attention = frozenset[str]() if fused and job.model.mla is None else frozenset(("layernorm",))
@@ -75,7 +77,7 @@ def norm_modules(job: Job, *, experts: bool) -> tuple[frozenset[str], frozenset[
 
 
 def recomputing_share(policy: int, num_layers: Number, num_chunks: Number) -> Number:
-    """Share of a stage's layers that recompute, k of each chunk or every n-th; chunks differ by at most one layer.
+    """Share of a stage's layers that recompute: k of each chunk, or every n-th; chunks differ by at most one layer.
 
     Source: Megatron-LM, megatron/core/recompute.py (block); torchtitan up to 2025, selective_ac_option (every n-th).
     """
@@ -90,13 +92,14 @@ def recomputing_share(policy: int, num_layers: Number, num_chunks: Number) -> Nu
 
 
 def repeated_transfers(job: PoolJob, policy: int, line: LineName, *, experts: bool) -> float:
-    """Share of a layer's forward transfers that a policy repeats.
+    """Share of a layer's forward transfers of one ledger line that a policy repeats.
 
-    All of them in full recompute. By parts: the exchange of contexts with the core of attention; with the feed-forward
-    block its half of the tensor-parallel collectives; of experts their exchanges.
+    Full recompute repeats all transfers. Otherwise recompute of the core of attention repeats the context-parallel
+    exchange, recompute of the feed-forward block repeats half of the tensor-parallel collectives, and recompute of the
+    experts repeats their exchanges.
 
     Source: Chen et al., sublinear memory (2016): one more forward pass before the backward pass; Megatron-LM,
-    transformer_layer.py and moe/moe_layer.py (what is inside a checkpoint).
+    transformer_layer.py and moe/moe_layer.py (transfers inside a checkpoint).
     """
     if policy == FULL:
         return 1.0

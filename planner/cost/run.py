@@ -1,4 +1,4 @@
-"""What the whole training run takes: steps, time, device hours, money and energy."""
+"""Cost of the whole training run: steps, time, device hours, money and energy."""
 
 from __future__ import annotations
 
@@ -26,11 +26,14 @@ _HOUR = UNITS["seconds"]["h"]
 class WholeRun:
     """A training run over its whole token budget. Devices that the layout leaves idle are not counted.
 
-    usd: None without a price. kilowatt_hours: devices at their rated power, without hosts, network and cooling; None
-    where the device file has no power. closed_form_days: 8TP/(nX) at the step's own FLOPs per second X, by the
-    conventions of Narayanan et al. (SC 2021). meets_deadline: None without a deadline. effective_share: of the time,
-    what becomes steps that are kept; 1 where failures are not counted. low_seconds, high_seconds: between them lie 8 of
-    10 runs. deadline_chance: that it is met; None where nobody knows.
+    usd: cost in US dollars; None without a price.
+    kilowatt_hours: energy of the devices at their rated power, without hosts, network and cooling; None if the device
+        file states no power.
+    closed_form_days: 8TP/(nX) with the step's own FLOPs per second X, by the conventions of Narayanan et al. (SC 2021).
+    meets_deadline: whether the run meets its deadline; None without a deadline.
+    effective_share: share of the time spent in steps that are kept; 1 if failures are not counted.
+    low_seconds, high_seconds: range of times in which 8 of 10 runs lie.
+    deadline_chance: chance that the deadline is met; None if it is unknown.
     """
 
     tokens: float
@@ -54,7 +57,7 @@ class WholeRun:
 
 
 def num_steps(training: TrainingSpec) -> int | None:
-    """Optimizer steps that the token budget takes, the last one perhaps cut short; None without a budget.
+    """Optimizer steps of the token budget, of which the last one may be partial; None without a budget.
 
     Source: definition: tokens / (B s).
     """
@@ -64,7 +67,7 @@ def num_steps(training: TrainingSpec) -> int | None:
 
 
 def longest_step_seconds(training: TrainingSpec) -> float:
-    """The longest step with which the run meets its deadline; infinite without a deadline or a token budget.
+    """The longest step time with which the run meets its deadline; infinite without a deadline or a token budget.
 
     Source: definition: deadline / steps.
     """
@@ -81,7 +84,7 @@ def price_of(cluster: ClusterSpec, training: TrainingSpec) -> float | None:
 
 
 def devices_in_use(cluster: AnyCluster, layout: Layout) -> tuple[tuple[ClusterSpec, int], ...]:
-    """The cluster, or each pool of a mixed one that the layout uses, and how many of its devices work.
+    """The cluster, or each pool of a mixed cluster that the layout uses, with the number of its devices in use.
 
     Source: rank order of planner/layout.py.
     """
@@ -93,7 +96,7 @@ def devices_in_use(cluster: AnyCluster, layout: Layout) -> tuple[tuple[ClusterSp
 
 
 def relative_prices(cluster: AnyCluster, training: TrainingSpec) -> tuple[float, ...]:
-    """Price of a device of each pool over that of the cheapest; 1 where no price is given.
+    """Ratio of each pool's device price to that of the cheapest pool; 1 if no price is given.
 
     Source: the documents.
     """
@@ -102,7 +105,7 @@ def relative_prices(cluster: AnyCluster, training: TrainingSpec) -> tuple[float,
 
 
 def billed_devices(cluster: AnyCluster, training: TrainingSpec, layout: Layout) -> float:
-    """Devices in use, each as many of the cheapest pool as its price would pay for.
+    """Devices in use, each counted as the number of devices of the cheapest pool that cost the same.
 
     Source: the documents.
     """
@@ -118,9 +121,9 @@ def whole_run(
     in_use: Sequence[tuple[ClusterSpec, int]],
     effective_share: float = 1.0,
 ) -> WholeRun | None:
-    """What the token budget takes with steps of `step_seconds` on the devices in use; None without a budget.
+    """The whole run over the token budget, with steps of `step_seconds` on the devices in use; None without a budget.
 
-    effective_share: of the time, what becomes steps that are kept (`planner.cost.goodput`).
+    effective_share: share of the time spent in steps that are kept (`planner.cost.goodput`).
 
     Source: definitions; closed form: Narayanan et al. (SC 2021), section 5.1, equation 4.
     """
@@ -147,5 +150,5 @@ def whole_run(
 
 
 def _total(rates: Sequence[tuple[float | None, float]]) -> float | None:
-    """Sum of rate times amount; None where a rate is not known."""
+    """Sum of each rate times its amount; None if a rate is not known."""
     return None if any(rate is None for rate, _ in rates) else sum_of((rate or 0.0) * amount for rate, amount in rates)

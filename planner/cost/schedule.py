@@ -1,6 +1,7 @@
-"""Who waits for whom in a pipeline: step time, bubble, and microbatches in flight.
+"""Dependencies between the stages of a pipeline: step time, bubble, and microbatches in flight.
 
-Closed forms. `simulate.py` executes the same schedules operation by operation, where a form is only a bound.
+This module has closed forms. `simulate.py` executes the same schedules operation by operation, for cases in which a
+form is only a bound.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
     from planner.specs.engine import Schedule
 
 EXECUTED: Final = ("naive", "zb-h1", "zbv", "dualpipev")
-"""Schedules that are executed to be priced: their closed forms are of another shape, or hold for equal stages only."""
+"""Schedules that are priced by execution: their closed forms have another shape, or hold only for equal stages."""
 
 
 def steady_seconds(num_microbatches: Number, slowest_stage_seconds: Number) -> Number:
@@ -26,7 +27,7 @@ def steady_seconds(num_microbatches: Number, slowest_stage_seconds: Number) -> N
 
 
 def steady_count(num_microbatches: Number, interleave: Number) -> Number:
-    """How often a step waits for the slowest stage: m - 1/v; the last of its passes is among the filling and draining.
+    """How many times a step waits for the slowest stage: m - 1/v; the remaining 1/v is part of filling and draining.
 
     Source: Narayanan et al. (SC 2021), section 2.2: m t_max + (sum_r t_r - t_max) / v, sorted by t_max.
     """
@@ -40,11 +41,12 @@ def step_seconds(
     work_seconds: Number,
     tail_seconds: Number = 0.0,
 ) -> Number:
-    """Seconds of a step: (m - 1/v) slowest + work / v + tail, one microbatch taking `work_seconds` in all stages.
+    """Seconds of a step: (m - 1/v) slowest + work / v + tail; one microbatch takes `work_seconds` in all stages.
 
-    With least values in place of the stages' own it is a lower bound of the step, because it grows with each.
+    With lower bounds instead of the stages' own values the result is a lower bound of the step, because the step grows
+    with each of these values.
 
-    Source: `steady_count`; the tail is the reduction of gradients and the optimizer behind the last microbatch.
+    Source: `steady_count`; the tail is the reduction of gradients and the optimizer after the last microbatch.
     """
     return steady_count(num_microbatches, interleave) * slowest_seconds + work_seconds / interleave + tail_seconds
 
@@ -52,14 +54,14 @@ def step_seconds(
 def bubble_seconds(sum_of_stage_seconds: Number, slowest_stage_seconds: Number, interleave: Number) -> Number:
     """Seconds in which the slowest stage waits for the pipeline to fill and drain: (sum_r t_r - t_max) / v.
 
-    With equal stages this is (p - 1) t / v, so that the bubble is (p - 1) / (v m) of the steady time. GPipe
-    and 1F1B are equal here. `t_r` is the time of one microbatch through all chunks of stage r, forward and
-    backward. Exact for equal stages (interleaved: and microbatches in multiples of p), for GPipe whose stages
-    differ by a factor, and for 1F1B whose slowest stage is the last; a slow early stage of 1F1B fills part of its
-    wait with forward passes, so that the form is then too long by less than one pass through the other stages.
-    GPipe whose forward and backward passes are slowest on different stages takes longer than the form.
-    Interleaved chunks that differ within a stage have a form of their own, `interleaved_bubble_seconds`.
-    `simulate.exact_pipeline_seconds` executes what is not exact here.
+    With equal stages this is (p - 1) t / v, so the bubble is (p - 1) / (v m) of the steady time. GPipe and 1F1B have
+    the same bubble. `t_r` is the time of one microbatch through all chunks of stage r, forward and backward. The form
+    is exact for equal stages (if interleaved, with microbatches in multiples of p), for GPipe with stages that differ
+    by a factor, and for 1F1B if the slowest stage is the last. In 1F1B a slow early stage fills part of its wait with
+    forward passes, so the form is too long by less than one pass through the other stages. The form is too short for
+    GPipe if forward and backward passes are slowest on different stages. Interleaved chunks that differ within a stage
+    have a form of their own, `interleaved_bubble_seconds`. `simulate.exact_pipeline_seconds` executes the cases that
+    are not exact here.
 
     Source: Narayanan et al. (SC 2021), sections 2.2.1 and 2.2.2.
     """
@@ -78,20 +80,25 @@ def chunk_terms(
     num_microbatches: Number,
     interleave: Number,
 ) -> tuple[Number, Number]:
-    """Two terms of interleaved stages whose chunks differ by a layer, larger ones first; of one microbatch.
+    """Fill and slack of interleaved stages whose chunks differ by a layer, larger chunks first; for one microbatch.
 
-    stage_seconds: t_r. layer_seconds: w_r, of one of its layers. largest_chunk: q_r, its layers; the others have
-    as many or one less. end_seconds: what the last chunk of the model has besides its layers. num_layers: k_r.
-    interleave: v. pp: p.
+    stage_seconds: t_r.
+    layer_seconds: w_r, for one layer of the stage.
+    largest_chunk: q_r, its layers; each other chunk has as many layers or one less.
+    end_seconds: seconds of the model's last chunk besides its layers.
+    num_layers: k_r.
+    interleave: v.
+    pp: p.
 
-    fill   v times what the stage adds to the filling and draining of the pipeline: t_r + (v q_r - k_r) w_r, its time if
-           all its chunks were as large as its largest. Where a round goes from larger to smaller chunks, the lag
-           between first and last stage shrinks by the sum of what they differ by, and what of it exceeds a chunk is
-           waited for in each round but the first; of that each stage has its share, max(0, w_r - q_r w_r / p) where
-           its chunks differ.
-    slack  how long the last chunk of the model may take before this stage waits for it in every microbatch: as long as
-           its own last chunk, and 1/p of its largest, because between two rounds a chunk is waiting already. Of the
-           last stage, how long that chunk does take.
+    fill   v times the stage's part in the filling and draining of the pipeline: t_r + (v q_r - k_r) w_r, the stage's
+    time
+           if all its chunks had the size of the largest. When a round changes from larger to smaller chunks, the lag
+           between first and last stage shrinks by the sum of the differences. The part of this sum that exceeds a chunk
+           is waited for in each round but the first; each stage with unequal chunks has a share of this wait,
+           max(0, w_r - q_r w_r / p).
+    slack  how long the last chunk of the model may take before this stage waits for it in every microbatch: the time of
+           the stage's own last chunk plus 1/p of its largest chunk, because between two rounds one chunk is already
+           waiting. For the last stage, the time that the model's last chunk takes.
 
     Source: derived here; tested against executed schedules, as `interleaved_bubble_seconds` says.
     """
@@ -105,7 +112,7 @@ def chunk_terms(
 
 
 def cycle_seconds(stage_seconds: Number, slack_seconds: Number, last_chunk_seconds: Number) -> Number:
-    """Cycle time of a stage, from one microbatch to the next: its own seconds, and its wait for the last chunk.
+    """Cycle time of a stage, from one microbatch to the next: its own seconds plus its wait for the last chunk.
 
     Source: derived here, as `chunk_terms`.
     """
@@ -115,12 +122,13 @@ def cycle_seconds(stage_seconds: Number, slack_seconds: Number, last_chunk_secon
 def interleaved_bubble_seconds(
     stage_seconds: Number, fill_seconds: Number, slack_seconds: Number, num_microbatches: Number, interleave: Number
 ) -> Number:
-    """Seconds in which the slowest stage of interleaved ones waits; all prices have shape (..., stages).
+    """Seconds in which the slowest of interleaved stages waits; all prices have shape (..., stages).
 
-    m (b - t_max) + (sum_r fill_r - b) / v, b being the bottleneck, the longest of `cycle_seconds`. Where chunks
-    are equal and none waits for the head this is (sum_r t_r - t_max) / v. In 6,000 random shapes with chunks that
-    differ by a layer the step by this form was at most 9 % shorter than the executed one and at most 20 % longer (where
-    chunks are of one or two layers beside a large head), and in nine of ten between 1 % shorter and 7 % longer.
+    m (b - t_max) + (sum_r fill_r - b) / v, where b is the bottleneck, the longest of `cycle_seconds`. If chunks are
+    equal and no stage waits for the head, this is (sum_r t_r - t_max) / v. The form was compared with executed
+    schedules in 6,000 random shapes with chunks that differ by a layer. Its step was at most 9 % shorter and at most 20
+    % longer than the executed one (the largest errors are for chunks of one or two layers beside a large head), and in
+    nine of ten shapes between 1 % shorter and 7 % longer.
 
     Source: derived here; tested against executed schedules.
     """
@@ -138,13 +146,14 @@ def bubble_of(
     num_microbatches: Number,
     interleave: Number = 1,
 ) -> Number:
-    """Seconds in which the slowest stage waits, of any schedule: what a step takes beyond m t_max.
+    """Seconds in which the slowest stage waits, for any schedule: the time of a step beyond m t_max.
 
-    forward, backward_input, backward_weight: F, I and W, the seconds of one microbatch through all chunks of a
-    stage, repeated forward passes in I; shape (..., stages). A step ends when its last operation does, because
-    the norm of the gradients joins all stages; the zero of ZB-V counts from a stage's own first operation.
+    forward, backward_input, backward_weight: F, I and W, the seconds of one microbatch through all chunks of a stage,
+    with recomputed forward passes in I; shape (..., stages). A step ends with its last operation, because the norm of
+    the gradients synchronizes all stages. In contrast, the bubble of zero published for ZB-V is counted from a stage's
+    own first operation.
 
-    With equal stages, and exact for them:
+    Forms for equal stages, for which they are exact:
     naive      m (p - 1) (F + I + W): a share of (p - 1) / p is idle; exact for unequal stages too
     gpipe, 1f1b  (p - 1) (F + I + W)
     interleaved  (p - 1) (F + I + W) / v, microbatches in equal rounds (`round_size`) of at least p
@@ -154,7 +163,8 @@ def bubble_of(
                (PP / 2 - 1) (F&B + B - 3 W) of PP = 2 p chunks, less what it overstates where I > F; F&B = F + B
     pipedream  0: the pipeline is filled once and never drained
 
-    With unequal stages the factor p - 1 becomes a sum over the other stages: an estimate, that `simulate` settles.
+    With unequal stages the factor p - 1 becomes a sum over the other stages: an estimate; `simulate` gives the exact
+    value.
 
     Source: Huang et al., GPipe (2019); Narayanan et al. (SC 2021), section 2.2; Qi et al., Zero Bubble (2023),
     table 2, and DeepSeek, DualPipe (README), both generalised by execution; Narayanan et al., PipeDream (SOSP
@@ -189,7 +199,7 @@ def _of_others(wait: Number, stage_seconds: Number) -> Number:
 
 
 def pipeline_seconds(num_microbatches: Number, stage_seconds: Number, interleave: Number) -> Number:
-    """Seconds of all microbatches through the pipeline; `stage_seconds` has shape (stages,) or (..., stages).
+    """Seconds in which all microbatches pass the pipeline; `stage_seconds` has shape (stages,) or (..., stages).
 
     Source: sum of `steady_seconds` and `bubble_seconds`.
     """
@@ -199,10 +209,11 @@ def pipeline_seconds(num_microbatches: Number, stage_seconds: Number, interleave
 
 
 def round_size(pp: Number, num_microbatches: Number) -> Number:
-    """Microbatches that pass one chunk of an interleaved stage before its next chunk has its turn.
+    """Microbatches that pass one chunk of an interleaved stage before the stage goes on to its next chunk.
 
-    The microbatches go in max(1, m // p) equal rounds; a round is p where m is a multiple of p, as Megatron-LM
-    asks. Where they do not divide no engine runs the schedule (a short last round can deadlock), and this is p.
+    The microbatches are divided into max(1, m // p) equal rounds; a round is p if m is a multiple of p, which
+    Megatron-LM requires. If the microbatches do not divide into equal rounds, no engine runs the schedule (a short last
+    round can deadlock), and the result is p.
 
     Source: torch.distributed.pipelining, ScheduleInterleaved1F1B; Narayanan et al. (SC 2021), section 2.2.2.
     """
@@ -211,10 +222,10 @@ def round_size(pp: Number, num_microbatches: Number) -> Number:
 
 
 def exists(schedule: Schedule, pp: Number, num_microbatches: Number, interleave: Number) -> Flag:
-    """Whether a schedule has an order for these stages, microbatches and chunks of a stage.
+    """Whether a schedule is defined for this number of stages, microbatches and chunks of a stage.
 
-    Interleaved stages have several chunks and equal rounds of microbatches; a V has two chunks, DualPipeV at least as
-    many microbatches as chunks; the others have one chunk.
+    An interleaved schedule needs several chunks per stage and equal rounds of microbatches. A V-shaped schedule needs
+    two chunks; DualPipeV also needs at least as many microbatches as chunks. The other schedules need one chunk.
 
     Source: Narayanan et al. (SC 2021), section 2.2.2; Qi et al. (2023); DeepSeek, DualPipe (README).
     """
@@ -230,7 +241,7 @@ def exists(schedule: Schedule, pp: Number, num_microbatches: Number, interleave:
 def in_flight_microbatches(
     schedule: Schedule, pp: Number, stage: Number, num_microbatches: Number, interleave: Number
 ) -> Number:
-    """Microbatches whose activations a stage holds at its peak, in units of the whole stage.
+    """Microbatches whose activations a stage holds at its peak; 1 means one microbatch through the whole stage.
 
     naive 1; GPipe m; 1F1B and PipeDream min(m, p - r); interleaved min(m v, 2 (p - r - 1) + (v - 1) g + 1) / v
     with rounds of g, which for g = p is p (1 + (p - 1) / (p v)) on the first stage; ZB-H1 min(m, p); ZB-V
@@ -263,17 +274,17 @@ def in_flight_microbatches(
 def held_microbatches(
     schedule: Schedule, pp: Number, stage: Number, num_microbatches: Number, interleave: Number
 ) -> tuple[tuple[Number, Number], ...]:
-    """What a stage holds in the moments that can be its fullest, as (waiting for I, waiting for W) in microbatches.
+    """Microbatches that a stage holds in each moment that can be its peak, as (waiting for I, waiting for W).
 
-    A microbatch waits for its backward pass with what the recompute policy keeps. Once the gradients of its inputs are
-    done (I), it waits for those of the weights (W) with everything, computed again or not. In units of the whole
-    stage, n in flight:
+    While a microbatch waits for its backward pass, the stage holds the tensors that the recompute policy keeps. Once
+    the gradients of its inputs are done (I), it waits for those of the weights (W) with all tensors, recomputed or not.
+    The unit is one microbatch through the whole stage, with n in flight:
     zb-h1      (n - k, k), k = min(r + 1, n): W comes r microbatches late
     zbv        steady (n - 1/2, 1/2), and in the drain ((p - r - 1) / 2, min(2 r + 1, 2 n) / 2)
-    dualpipev  steady (n, 0), and (n - 1, 1/2) but on the last stage, and in the drain (p - r - 1, r + 1) / 2
+    dualpipev  steady (n, 0), and (n - 1, 1/2) except on the last stage, and in the drain (p - r - 1, r + 1) / 2
     others     (n, 0)
-    Together never more than n, so that the split matters to stages that recompute. ZB-V's drain with fewer than
-    2 p - 1 microbatches is an upper bound.
+    The two numbers never sum to more than n, so the split matters only to stages that recompute. With fewer than 2 p -
+    1 microbatches ZB-V's drain is an upper bound.
 
     Source: counted from the schedules' orders (`operations`).
     """
@@ -290,7 +301,7 @@ def held_microbatches(
 
 
 def weight_versions(schedule: Schedule, pp: Number, stage: Number, num_microbatches: Number) -> Number:
-    """Copies of its weights that a stage keeps: 1; PipeDream one for each microbatch in flight, min(m, p - r).
+    """Copies of its weights that a stage keeps: 1; under PipeDream one for each microbatch in flight, min(m, p - r).
 
     Source: Narayanan et al., PipeDream (SOSP 2019), section 3.3, weight stashing.
     """
@@ -299,7 +310,7 @@ def weight_versions(schedule: Schedule, pp: Number, stage: Number, num_microbatc
 
 
 def staleness_steps(schedule: Schedule, pp: Number, stage: Number, num_microbatches: Number) -> Number:
-    """Updates by which the weights that made a gradient are behind those it is applied to: versions - 1.
+    """Updates between the weights that computed a gradient and the weights that it is applied to: versions - 1.
 
     0 for every schedule that drains the pipeline before the update; p - r - 1 for PipeDream.
 

@@ -22,25 +22,29 @@ SCHEDULES: Final[tuple[Schedule, ...]] = get_args(Schedule)
 
 
 _BOUNDED: Final = ("gpipe", "1f1b", "interleaved")
-"""Schedules that `estimate` prices with a closed form which unequal stages can miss."""
+"""Schedules that `estimate` prices with a closed form, which can be inexact for unequal stages."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScheduleOutcome:
-    """What one schedule would make of a layout: time, bubble, memory, staleness.
+    """Results of one schedule for a layout: time, bubble, memory, staleness.
 
-    layout: the layout with this schedule and its number of chunks; the stages hold the layers that they held.
-    runs: the job's engine has this schedule.
-    step_seconds: what `estimate` says. executed_step_seconds: the same with the passes executed one by one, stages as
-    unequal as they are; the two differ where the closed form of GPipe, 1F1B or interleaved stages misses unequal ones.
+    layout: the layout with this schedule and its number of chunks; each stage holds the same layers as before.
+    runs: whether the job's engine has this schedule.
+    step_seconds: result of `estimate`.
+    executed_step_seconds: step time with the passes executed one by one and stages as unequal as they are; it differs
+        if the closed form of GPipe, 1F1B or interleaved is inexact for unequal stages.
     pipeline_seconds: the passes of executed_step_seconds alone, without gradient reduction and optimizer, which
-    pipedream repeats for every microbatch.
-    bubble_seconds: wait of the slowest stage, executed (of pipedream 0: its pipeline is never drained).
-    bubble_share: that over the seconds in which it works: (p - 1) / m for equal stages under GPipe and 1F1B.
-    equal_stages_bubble_share: the same for stages that are all the mean stage, the textbook's number.
+        pipedream repeats for every microbatch.
+    bubble_seconds: wait of the slowest stage, executed (0 for pipedream, whose pipeline is never drained).
+    bubble_share: bubble_seconds over the seconds in which the stage works: (p - 1) / m for equal stages under GPipe and
+        1F1B.
+    equal_stages_bubble_share: the same ratio if every stage were the mean stage, as in textbooks.
     utilization: work over work and bubble of the slowest stage: m / (m + p - 1).
-    activation_bytes, peak_bytes: of the stage that stores most, of the stage that is fullest. fits: every stage does.
-    staleness_steps, weight_versions: of the stage that has most; 0 and 1 but for pipedream.
+    activation_bytes: stored activations of the stage that stores most.
+    peak_bytes: peak of the stage with the largest peak.
+    fits: whether every stage fits.
+    staleness_steps, weight_versions: largest of any stage; 0 and 1 except for pipedream.
     """
 
     schedule: Schedule
@@ -61,9 +65,10 @@ class ScheduleOutcome:
 
 
 def with_schedule(layout: Layout, schedule: Schedule) -> Layout | None:
-    """The same stages under another schedule, or None where a stage has too few layers for its chunks.
+    """The same stages under another schedule, or None if a stage has too few layers for its chunks.
 
-    A V has two chunks; interleaved stages keep their number of chunks, or get two; the others have one.
+    A V has two chunks per stage. Under `interleaved` an interleaved layout keeps its number of chunks, and any other
+    layout gets two. The remaining schedules have one chunk.
     """
     several = layout.interleave if layout.schedule == "interleaved" and layout.interleave > 1 else 2
     interleave = {"interleaved": several, "zbv": 2, "dualpipev": 2}.get(schedule, 1)
@@ -81,9 +86,9 @@ def with_schedule(layout: Layout, schedule: Schedule) -> Layout | None:
 
 
 def compare_schedules(job: Job, layout: Layout) -> dict[Schedule, ScheduleOutcome | str]:
-    """What each schedule of `SCHEDULES` would make of this layout, or why it has no order for it.
+    """Results of each schedule of `SCHEDULES` for this layout, or the reason why the schedule is not defined for it.
 
-    The answer is for a human's table: whether a layout is legal otherwise is not asked.
+    The results are meant for a printed table; other rules for legal layouts are not checked.
 
     Source: `estimate` for prices, `timeline` for the executed times.
     """
@@ -125,7 +130,7 @@ def _outcome(job: Job, layout: Layout, schedule: Schedule, m: int) -> ScheduleOu
 
 
 def _equal_stages_bubble_share(job: Job, layout: Layout, m: int) -> float:
-    """Bubble over work if every stage took the mean of all stages.
+    """Ratio of bubble to work if every stage took the mean time of all stages.
 
     Source: `bubble_of`.
     """

@@ -1,7 +1,8 @@
-"""How a job lies in scale-up domains of several hosts: so many hosts of each, a segment as Slurm calls it.
+"""Placement of a job in scale-up domains of several hosts, by segments.
 
-Ranks fill one segment after the other, in the order of planner/layout.py. A group whose ranks lie in two segments
-communicates over the network between the domains; which segments the groups of a layout fit into is what this decides.
+A segment is the number of hosts that a layout uses in each domain, as in Slurm. Ranks fill one segment after the other,
+in the order of planner/layout.py. A group whose ranks are in two segments communicates over the network between the
+domains. So the segment decides which groups of a layout stay in one domain.
 """
 
 from __future__ import annotations
@@ -20,9 +21,9 @@ if TYPE_CHECKING:
 
 
 def domain_devices(cluster: ClusterSpec, segment: Number) -> Number:
-    """Devices that a layout takes of each scale-up domain: those of `segment` hosts, or all where it is 0; broadcasts.
+    """Devices that a layout uses in each scale-up domain: those of `segment` hosts, or all for 0; broadcasts.
 
-    Source: definition; the cluster document may fix the segment where the layout leaves it open.
+    Source: definition; the cluster document may fix the segment if the layout leaves it open.
     """
     most = cluster.hosts_per_domain
     if most > 1 and cluster.segment is not None:
@@ -34,7 +35,7 @@ def domain_devices(cluster: ClusterSpec, segment: Number) -> Number:
 
 
 def has_choice(cluster: AnyCluster) -> bool:
-    """Whether layouts on this cluster say how many hosts of each domain they take: of one kind, and several domains.
+    """Whether layouts on this cluster can choose a segment: the cluster has one kind of device and several domains.
 
     Source: definition.
     """
@@ -45,7 +46,7 @@ def has_choice(cluster: AnyCluster) -> bool:
 
 
 def num_domains(cluster: ClusterSpec, world_size: Number, segment: Number) -> Number:
-    """Domains from which a layout of so many devices takes hosts; broadcasts.
+    """Number of domains in which a layout of `world_size` devices uses hosts; broadcasts.
 
     Source: definition.
     """
@@ -53,12 +54,12 @@ def num_domains(cluster: ClusterSpec, world_size: Number, segment: Number) -> Nu
 
 
 def is_possible(cluster: ClusterSpec, world_size: Number, segment: Number) -> Number:
-    """Whether a scheduler can give a layout of so many devices that segment; broadcasts.
+    """Whether a scheduler can give a layout of `world_size` devices this segment; broadcasts.
 
-    All hosts of a domain, however many are left for the last one; or parts that are all alike. There have to be as many
-    domains, where the cluster document says how many there are.
+    A layout uses either all hosts of each domain, with any number in the last domain, or equal parts of the domains.
+    The cluster must have enough domains, if its document states their number.
 
-    Source: Slurm, topology guide, --segment: a number of nodes that is larger than it has to be a multiple of it.
+    Source: Slurm, topology guide, --segment: a number of nodes larger than the segment has to be a multiple of it.
     """
     most, hosts = cluster.hosts_per_domain, -(-world_size // cluster.devices_per_host)
     whole = np.equal(segment, 0) | np.equal(segment, most)
@@ -69,7 +70,7 @@ def is_possible(cluster: ClusterSpec, world_size: Number, segment: Number) -> Nu
 
 
 def segments_of(cluster: ClusterSpec, world_size: int) -> list[int]:
-    """The segments that a layout of so many devices can have, most hosts first.
+    """The segments that a layout of `world_size` devices can have, largest first.
 
     Source: `is_possible`.
     """
@@ -79,10 +80,10 @@ def segments_of(cluster: ClusterSpec, world_size: int) -> list[int]:
 
 
 def with_segment(cluster: AnyCluster, layout: Layout) -> Layout:
-    """The layout with the segment that it gets where none is given: the one that keeps most ranks of a group together.
+    """The layout with a default for a segment that is not given: the one that keeps most ranks of a group together.
 
-    The groups of tp count first, then those of etp, ep, cp, of the data-parallel ranks, and of the pipeline; of
-    segments that are alike in all of them the one of most hosts is taken. Where there is no choice it stays 0.
+    The groups of tp count first, then those of etp, ep and cp, the data-parallel ranks, and the pipeline. Of segments
+    that are equal for all these groups the largest is chosen. If the cluster leaves no choice, the segment stays 0.
 
     Source: planner/cost/collectives.py, members of a group in one domain; checked by a count over all ranks.
     """

@@ -1,4 +1,4 @@
-"""Layers of many configurations at once: those that one device has the same share of are priced once."""
+"""Prices layers of many configurations at once; configurations with the same shape of layer are priced once."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-_FEW: Final = 128  # configurations that are priced as they are: finding equal ones would take as long
+_FEW: Final = 128  # fewer configurations are priced one by one: finding equal ones would take as long
 _LARGEST: Final = int(np.iinfo(np.int64).max)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Shapes:
-    """Different layer degrees, and nothing else: what reads another degree of them fails."""
+    """Distinct degrees that set the shape of a layer; a formula that reads any other degree of a layout fails."""
 
     tp: Number
     cp: Number
@@ -36,20 +36,20 @@ class _Shapes:
 
 
 LAYER_KEYS: Final = tuple(f.name for f in fields(_Shapes))
-"""The degrees that decide the shape of a layer."""
+"""Names of the degrees that set the shape of a layer."""
 
 
 def alone(layout: LayerDegrees) -> LayerDegrees:
-    """The layers of a device that shares them with no other."""
+    """Degrees of a device that holds whole layers, without tensor, context or expert parallelism."""
     return _Shapes(tp=1, cp=1, ep=1, etp=1, mbs=layout.mbs, sp=0, segment=layout.segment)
 
 
 def by_shape(layout: LayerDegrees, price: Callable[[LayerDegrees], T]) -> T:
-    """What `price` says of the layers of each configuration, asked once for each different shape of a layer.
+    """The result of `price` for the layers of each configuration, computed once for each distinct shape of a layer.
 
-    A price may be numbers and arrays in dataclasses, mappings and tuples; it broadcasts element by element, so that it
-    is to the last bit what `price(layout)` says. Configurations that are no arrays of one length are priced as they
-    are.
+    A price may hold numbers and arrays in dataclasses, mappings and tuples. Prices broadcast element by element, so the
+    result equals that of `price(layout)` to the last bit. Configurations that are not arrays of one length are priced
+    directly.
     """
     shape = _Shapes(**{key: getattr(layout, key) for key in LAYER_KEYS})
     columns = [np.asarray(getattr(shape, key)) for key in LAYER_KEYS]
@@ -64,11 +64,11 @@ def by_shape(layout: LayerDegrees, price: Callable[[LayerDegrees], T]) -> T:
 
 
 def distinct_rows(columns: Sequence[NDArray[np.int64]]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Of rows of numbers from 0 on, the position of each different one in their order, and which of them each row is.
+    """Position of each distinct row in sorted order, and for each row the index of its distinct row.
 
-    columns: of the rows, each [n].
+    columns: columns of the rows, which hold numbers from 0 on, each of shape [n].
 
-    Source: what numpy.unique says of the rows, by one number for each of them.
+    Source: equal to the result of numpy.unique on the rows; each row is encoded as one number.
     """
     code, span = np.zeros(len(columns[0]), dtype=np.int64), 1
     for column in columns:
@@ -81,7 +81,7 @@ def distinct_rows(columns: Sequence[NDArray[np.int64]]) -> tuple[NDArray[np.int6
 
 
 def spread(price: T, position: NDArray[np.int64]) -> T:
-    """The prices of these positions, from arrays in dataclasses, mappings and tuples; numbers are those of all."""
+    """The prices at these positions, from arrays in dataclasses, mappings and tuples; plain numbers do not change."""
     chosen: T = _spread(price, position)
     return chosen
 

@@ -1,8 +1,8 @@
-"""Pipeline schedules executed operation by operation: the oracle of the closed forms, and unequal stages exactly.
+"""Pipeline schedules executed operation by operation, which checks the closed forms and is exact for unequal stages.
 
-A schedule is the order in which each stage runs its operations; it does not depend on how long they take. So the
-order comes first, and then the earliest start of every operation: when the one before it on its stage has ended,
-and what it needs from its neighbour has arrived.
+A schedule is the order in which each stage runs its operations; the order does not depend on how long they take. So the
+order is computed first, and then the earliest start of every operation: when the previous operation on its stage has
+ended, and its input from the neighbour has arrived.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ if TYPE_CHECKING:
 class ChunkSeconds:
     """Seconds of one microbatch through each model chunk, in model order; every field has shape (chunks,).
 
-    A whole backward pass takes backward_input + backward_weight. Repeated forward passes (recompute) belong to
-    backward_input. forward_exchange, backward_exchange: the parts of forward and of backward_input that are
-    communication, which an overlapped pair hides behind the computing of both its passes.
+    A whole backward pass takes backward_input + backward_weight. Recomputed forward passes are part of backward_input.
+    forward_exchange, backward_exchange: the parts of forward and of backward_input that are communication, which an
+    overlapped pair hides beside the computing of both its passes.
     """
 
     forward: NDArray[np.float64]
@@ -42,10 +42,10 @@ class ChunkSeconds:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timeline:
-    """Every operation of one step and when it runs; the arrays have shape (operations,), stage after stage.
+    """Start and end of every operation of one step; the arrays have shape (operations,), stage after stage.
 
-    Two overlapped operations have the same start and the same end; hidden: what of each one's seconds the pair hides.
-    What a stage holds is counted from the start of a forward pass to the end of its backward pass.
+    Two overlapped operations have the same start and the same end. hidden: seconds of each operation that its pair
+    hides. A stage holds a microbatch from the start of its forward pass to the end of its backward pass.
     """
 
     schedule: Schedule
@@ -62,13 +62,13 @@ class Timeline:
 
     @property
     def seconds(self) -> float:
-        """From the first forward pass to the end of the last operation."""
+        """Seconds from the first forward pass to the end of the last operation."""
         return float(np.max(self.end))
 
     @property
     def busy_seconds(self) -> NDArray[np.float64]:
         """Seconds in which each stage works; shape (stages,)."""
-        share = np.where(self.overlapped, 0.5, 1.0)  # the pair stands twice in the arrays
+        share = np.where(self.overlapped, 0.5, 1.0)  # the interval of a pair is in the arrays twice
         work = np.bincount(self.stage, weights=share * (self.end - self.start), minlength=self.pp)
         return np.asarray(work, dtype=float)
 
@@ -78,10 +78,11 @@ class Timeline:
         return self.seconds - self.busy_seconds
 
     def peak_held(self, per_chunk: ArrayLike, share_until_weight: float = 1.0) -> NDArray[np.float64]:
-        """The most that each stage holds; shape (stages,).
+        """The largest amount that each stage holds at any time; shape (stages,).
 
-        per_chunk: what one microbatch holds in each chunk, such as bytes of activations; shape (chunks,).
-        share_until_weight: the part of it that a split backward pass needs for the weights, and so keeps longer.
+        per_chunk: amount that one microbatch holds in each chunk, such as bytes of activations; shape (chunks,).
+        share_until_weight: the share of this amount that a split backward pass holds until its weight gradients are
+        done.
         """
         size = np.broadcast_to(np.asarray(per_chunk, dtype=float), (self.pp * self.interleave,))
         return _peaks(self._changes(share_until_weight) * size[self.chunk], self.stage)
@@ -98,9 +99,9 @@ class Timeline:
 
     @property
     def staleness_steps(self) -> NDArray[np.int64]:
-        """Most updates of a stage's weights between a forward pass and its backward pass; shape (stages,).
+        """Largest number of updates of a stage's weights between a forward pass and its backward pass; shape (stages,).
 
-        0 but for pipedream, which updates after every backward pass.
+        0 for all schedules except pipedream, which updates after every backward pass.
         """
         if self.schedule != "pipedream":
             return np.zeros(self.pp, dtype=np.int64)
@@ -116,7 +117,7 @@ class Timeline:
 
 
 def _peaks(changes: NDArray[np.float64], group: NDArray[np.int64]) -> NDArray[np.float64]:
-    """The highest running sum within each group; every group's changes sum to zero."""
+    """The largest running sum within each group; every group's changes sum to zero."""
     order = np.argsort(group, kind="stable")
     first = np.flatnonzero(np.diff(group[order], prepend=-1))
     return np.asarray(np.maximum.reduceat(np.cumsum(changes[order]), first))
@@ -132,15 +133,15 @@ def simulate(
     overlapped_share: float = 1.0,
     exchange_share: float = 0.0,
 ) -> Timeline:
-    """Run one step of a schedule; of pipedream, one run from an empty pipeline.
+    """Execute one step of a schedule; for pipedream, a run that starts with an empty pipeline.
 
-    The number of stages is the number of chunks over `interleave`.
+    The number of stages is the number of chunks divided by `interleave`.
 
-    send_seconds: from the end of a pass to the start of the next chunk's, each way; one number, or one for each
-    boundary between chunks. It delays the receiver and keeps no stage busy; where an engine's sends do that, they
-    belong to the passes.
-    overlapped_share: seconds of an overlapped pair over the seconds of its two passes; 1 is torch, which runs them
-    one after the other.
+    send_seconds: seconds from the end of a pass to the start of the next chunk's pass, in each direction; one number,
+        or one for each boundary between chunks. A send delays the receiver and keeps no stage busy; an engine's sends
+        that keep a stage busy have to be counted in its passes.
+    overlapped_share: ratio of the seconds of an overlapped pair to those of its two passes; 1 in torch, which runs them
+        one after the other.
     exchange_share: share of the device that communication takes from computing while both run.
     """
     num_chunks = len(seconds.forward)
@@ -184,10 +185,11 @@ def _hidden_seconds(
     work: NDArray[np.float64],
     exchange_share: float,
 ) -> NDArray[np.float64]:
-    """What each pass of an overlapped pair hides of its communication.
+    """Seconds of communication that each pass of an overlapped pair hides.
 
-    While C seconds of communication run, computing goes on with the rest of the device, 1 - a: the W seconds of both
-    passes and their C take max(C, W + a C) together. Both passes hide the same share of theirs.
+    While C seconds of communication run, computing continues on the share 1 - a of the device: the W seconds of
+    computing of both passes and their C together take max(C, W + a C). Both passes hide the same share of their
+    communication.
 
     Source: DeepSeek-V3 (2024), sections 3.2.1 and 3.2.2.
     """
@@ -207,11 +209,11 @@ def _hidden_seconds(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Flow:
-    """What each operation waits for and hands on: places in a table of arrival times.
+    """Input and output of each operation, as positions in a table of arrival times.
 
-    Forward inputs stand first, (chunks, microbatches), then gradients of outputs in the same shape, then a place
-    that is filled from the start and one that nobody reads. A stage keeps its own order, so that a backward pass
-    for the weights needs nothing else.
+    The table holds forward inputs, of shape (chunks, microbatches), then gradients of outputs of the same shape, then a
+    position that is filled from the start, and a position that no operation reads. A stage keeps its own order, so a
+    backward pass for the weights needs no other input.
     """
 
     takes: NDArray[np.int64]
@@ -227,7 +229,7 @@ def _flow(
     there, unread = 2 * n * m, 2 * n * m + 1
     forward, weight = kind == "F", kind == "W"
     inputs, gradients = chunk * m + microbatch, (n + chunk) * m + microbatch
-    after_forward = np.where(chunk == n - 1, gradients, inputs + m)  # the last chunk turns to its own backward pass
+    after_forward = np.where(chunk == n - 1, gradients, inputs + m)  # the last chunk continues with its backward pass
     after_backward = np.where(chunk == 0, unread, gradients - m)
     boundary = np.concatenate([[0.0], sends, [0.0]])  # before chunk c, and after it at c + 1
     arrivals = np.full(2 * n * m + 2, math.inf)
@@ -245,7 +247,7 @@ def _run(
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Start and end of every operation.
 
-    A stage runs until it needs what is not there yet. Whoever made progress wakes its neighbours.
+    A stage runs until an input has not arrived yet. A stage that made progress wakes its neighbours.
     """
     takes, gives, delay, arrivals = (a.tolist() for a in (flow.takes, flow.gives, flow.delay, flow.arrivals))
     seconds, pairs = work.tolist(), overlapped.tolist()
@@ -290,7 +292,7 @@ def exact_pipeline_seconds(
     interleave: int = 1,
     send_seconds: ArrayLike = 0.0,
 ) -> float:
-    """Seconds of one step of the pipeline, stages and chunks as unequal as they are.
+    """Seconds of one step of the pipeline, for stages and chunks that may be unequal.
 
     Source: the schedule executed operation by operation (`simulate`).
     """

@@ -1,4 +1,4 @@
-"""A pipeline stage as the cost model sees it: how many layers of each kind, and what parameters they hold."""
+"""A pipeline stage in the cost model: how many layers of each kind it holds, and the parameters of these layers."""
 
 from __future__ import annotations
 
@@ -33,14 +33,18 @@ _MANY_LAYERS: Final = 1 << 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stage:
-    """A pipeline stage, or an array of them; or one of the chunks of a stage.
+    """A pipeline stage, or an array of stages; or a chunk of a stage.
 
-    index: position in the pipeline. num_layers: layers that it holds. num_expert_layers: how many of them have
-    experts; num_local_layers: a sliding window; num_local_expert_layers: both. policy: code of the recompute policy
-    (`planner.specs.recompute`). chunk: of a chunk, its position in model order.
-    largest_chunk: layers of the largest chunk of an interleaved stage; None: its chunks are equal.
-    num_crossings: of the two neighbours that it sends to, how many are in another pool. ends_apart: whether the model
-    begins in one pool and ends in another.
+    index: position in the pipeline.
+    num_layers: layers of the stage.
+    num_expert_layers: layers with experts.
+    num_local_layers: layers with a sliding window.
+    num_local_expert_layers: layers with both.
+    policy: code of the recompute policy (`planner.specs.recompute`).
+    chunk: position in model order; None for a stage.
+    largest_chunk: layers of the largest chunk of an interleaved stage; None if its chunks are equal.
+    num_crossings: how many of the two neighbours that the stage sends to are in another pool.
+    ends_apart: whether the model begins in one pool and ends in another.
     """
 
     index: Number
@@ -55,7 +59,7 @@ class Stage:
     ends_apart: Flag = False
 
     def number_of(self, has_experts: bool, is_local: bool) -> Number:
-        """How many of its layers are of a kind."""
+        """Number of the stage's layers of one kind."""
         both = self.num_local_expert_layers
         if has_experts:
             return both if is_local else self.num_expert_layers - both
@@ -64,7 +68,7 @@ class Stage:
 
 
 def holds_embedding(stage: Stage) -> Flag:
-    """Whether the model begins here: the first stage, or the first chunk.
+    """Whether the stage or chunk holds the embedding: the first stage, or the first chunk.
 
     Source: definition of a pipeline.
     """
@@ -72,7 +76,7 @@ def holds_embedding(stage: Stage) -> Flag:
 
 
 def holds_head(layout: Degrees, stage: Stage) -> Flag:
-    """Whether the model ends here: the last stage (of a V the first one), or the last chunk.
+    """Whether the stage or chunk holds the head: the last stage (of a V the first one), or the last chunk.
 
     Source: `planner.layout.head_stage`.
     """
@@ -82,7 +86,7 @@ def holds_head(layout: Degrees, stage: Stage) -> Flag:
 
 
 def policies_of(stage: Stage) -> tuple[int, ...]:
-    """What layers of these stages may do, as codes of policies: nothing first, then what those do that recompute.
+    """Recompute policies of the layers of these stages, as codes: first no recompute, then the other policies.
 
     Source: definition of `planner.specs.recompute`.
     """
@@ -90,17 +94,17 @@ def policies_of(stage: Stage) -> tuple[int, ...]:
 
 
 def _codes(stage: Stage) -> list[int]:
-    """The different policies of stages."""
+    """The distinct recompute policies of the stages."""
     flat = np.ravel(stage.policy)
     codes: list[int] = np.flatnonzero(np.bincount(flat)).tolist() if flat.size > 1 else flat.tolist()
     return codes
 
 
 def by_policy(layout: Degrees, stage: Stage, values: Mapping[int, float], *, recomputing: bool = False) -> Number:
-    """The value of each stage's policy, from those of layers by `policies_of`; of the shape of `stage.policy`.
+    """The value of each stage's policy, given values of the policies in `policies_of`; of the shape of `stage.policy`.
 
-    Where some of its layers recompute, the mean over the layers, as if all kinds of them were spread evenly; or
-    (`recomputing`) the value of a layer that does.
+    If only some layers of a stage recompute, the result is the mean over its layers, as if all kinds of layers were
+    spread evenly. With `recomputing` the result is the value of a layer that recomputes.
 
     Source: definition of `planner.specs.recompute`.
     """
@@ -120,10 +124,10 @@ def by_policy(layout: Degrees, stage: Stage, values: Mapping[int, float], *, rec
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pattern:
-    """How the kinds of layers follow each other: `leading` ones, then the same again after every `period` layers.
+    """Order of the kinds of layers: `leading` layers, then a sequence that repeats after every `period` layers.
 
-    Two positions are of one state where the same layers follow; it is called by the first of them. A model whose
-    layers are all alike has one state.
+    Two positions have the same state if the same layers follow them; a state is numbered by its first position. A model
+    whose layers are all alike has one state.
     """
 
     leading: int = 0
@@ -131,26 +135,26 @@ class Pattern:
 
     @property
     def num_states(self) -> int:
-        """States that positions can be in."""
+        """Number of states of positions in the pattern."""
         return self.leading + self.period
 
     def state(self, position: Number) -> Number:
-        """The state of a position, the number of layers before it."""
+        """The state of a position; a position is the number of layers before it."""
         behind = position - self.leading
         return np.where(np.less(behind, 0), position, self.leading + behind % self.period)
 
     def has_position(self, state: Number, earliest: Number, latest: Number) -> Flag:
-        """Whether a position from the earliest to the latest one is of this state."""
+        """Whether a position of this state exists from `earliest` to `latest`, both included."""
         stride = self.stride(state)
         return state + -(-np.maximum(earliest - state, 0) // stride) * stride <= latest
 
     def stride(self, state: Number) -> Number:
-        """From one position of a state to the next; of leading layers, where there is none, more than any model has."""
+        """Distance between positions of a state; larger than any model for leading layers, which do not repeat."""
         return np.where(np.less(state, self.leading), _MANY_LAYERS, self.period)
 
 
 def pattern_of(job: Job) -> Pattern:
-    """The pattern of a model's layers; windows as long as the sequences are none.
+    """The pattern of a model's layers; a window at least as long as the sequences counts as no window.
 
     Source: definition of the model document.
     """
@@ -166,7 +170,7 @@ def _has_windows(job: Job) -> bool:
 
 
 class LayerKind(NamedTuple):
-    """A kind of layers that the model has: whether with experts, whether with a window, and how many."""
+    """A kind of layers in the model: whether they have experts, whether they have a window, and their number."""
 
     has_experts: bool
     is_local: bool
@@ -174,7 +178,7 @@ class LayerKind(NamedTuple):
 
 
 def kinds_of_model(job: Job) -> tuple[LayerKind, ...]:
-    """The kinds of layers, those with experts first, without layers for multi-token prediction.
+    """The kinds of layers of a model, kinds with experts first; layers for multi-token prediction are not counted.
 
     Source: definition of the model document.
     """
@@ -184,14 +188,14 @@ def kinds_of_model(job: Job) -> tuple[LayerKind, ...]:
 
 
 def _flags(job: Job, num_layers: int) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
-    """Whether each layer has experts, and whether a window, [num_layers] each."""
+    """For each layer, whether it has experts and whether it has a window; two arrays of shape [num_layers]."""
     numbers = np.arange(num_layers)
     local = ~job.model.layer_is_global(numbers) if _has_windows(job) else numbers < 0
     return job.model.layer_has_experts(numbers), local
 
 
 def _held(job: Job, first: Number, num_layers: Number) -> dict[str, Number]:
-    """How many of `num_layers` layers from position `first` on are of each kind, by the fields of `Stage`.
+    """Number of layers of each kind among `num_layers` layers from position `first` on, by the fields of `Stage`.
 
     Source: definition of the model document, counted layer by layer.
     """
@@ -201,7 +205,7 @@ def _held(job: Job, first: Number, num_layers: Number) -> dict[str, Number]:
         (has_experts,), (is_local,) = _flags(job, 1)
         shares = int(has_experts), int(is_local), int(has_experts & is_local)
         return {name: num_layers * share for name, share in zip(names, shares, strict=True)}
-    beyond = pattern.num_states + job.model.num_layers  # bounds may ask for layers behind the last one
+    beyond = pattern.num_states + job.model.num_layers  # bounds may ask for layers after the last one
     experts, local = _flags(job, job.model.num_layers + beyond)
     begin, end = (np.asarray(each, dtype=np.int64) for each in (first, first + num_layers))
     held = {}
@@ -214,11 +218,13 @@ def _held(job: Job, first: Number, num_layers: Number) -> dict[str, Number]:
 def stage_of(
     job: Job, *, index: Number, num_layers: Number, policy: Number, first: Number = 0, layout: Degrees | None = None
 ) -> Stage:
-    """A stage of the search, with the kinds of layers that it holds.
+    """A stage of the search, with the number of its layers of each kind.
 
-    first: layers of the model before its own, where it has one chunk. layout: what it is a stage of; None: its chunks
-    are equal. Of interleaved stages the leading layers lie in the first chunk, and where kinds of layers repeat, each
-    chunk has whole periods. Those of a V are of the even split.
+    first: number of layers of the model before the stage, if the stage has one chunk.
+    layout: the layout of the stage; None if its chunks are equal.
+
+    In interleaved stages the leading layers are in the first chunk, and if kinds of layers repeat, each chunk holds
+    whole periods. Chunks of a V are those of the even split.
     """
     largest, pattern = None, pattern_of(job)
     if layout is not None and layout.schedule == "interleaved":
@@ -232,7 +238,7 @@ def stage_of(
 
 
 def _held_of_even_split(job: Job, layout: Degrees, index: Number) -> dict[str, Number]:
-    """As `_held`, of all chunks of stages of the even split."""
+    """As `_held`, for all chunks of a stage of the even split."""
     pp, interleave, index = np.broadcast_arrays(layout.pp, layout.interleave, index)
     held: dict[str, Number] = {}
     for stages, chunks in set(zip(pp.ravel().tolist(), interleave.ravel().tolist(), strict=True)):
@@ -247,7 +253,7 @@ def _held_of_even_split(job: Job, layout: Degrees, index: Number) -> dict[str, N
 
 
 def with_borders(stage: Stage, layout: Degrees, pool_of: Callable[[Number], Number]) -> Stage:
-    """The stages with what crosses the borders of pools; `pool_of` says the pool of each, given their indices.
+    """The stages with the number of their sends to other pools; `pool_of` returns the pool of each stage index.
 
     Interleaved stages also send from the end of the pipeline to its beginning.
     """
@@ -261,7 +267,7 @@ def with_borders(stage: Stage, layout: Degrees, pool_of: Callable[[Number], Numb
 
 
 def pool_indices(job: Job, layout: Layout) -> NDArray[np.int64]:
-    """The pool of each stage of a layout, as its position among those of the job; shape (pp,).
+    """The pool of each stage of a layout, as its position in the list of the job's pools; shape (pp,).
 
     Source: definition of the layout.
     """
@@ -272,9 +278,10 @@ def pool_indices(job: Job, layout: Layout) -> NDArray[np.int64]:
 
 
 def by_pool(job: Job, pool: IntArray, price: Callable[[PoolJob], T]) -> T:
-    """What `price` says of an array of stages, of each by the job on its own pool.
+    """The result of `price` for an array of stages, each priced with the job on the stage's own pool.
 
-    pool: of each stage. A price may be arrays in dataclasses, mappings and tuples; texts are those of the first pool.
+    pool: the pool of each stage. A price may hold arrays in dataclasses, mappings and tuples; texts are those of the
+    first pool.
     """
     if len(job.pools) == 1:
         return price(job.pools[0])
@@ -334,9 +341,9 @@ def chunks_of(job: Job, layout: Layout) -> Stage:
 
 
 def layer_kinds(job: Job, layout: Degrees, stage: Stage) -> tuple[tuple[bool, Number], ...]:
-    """Layers on a stage by what they hold, as (has experts, how many); what the model lacks is left out.
+    """Numbers of layers on a stage, as (has experts, number); kinds that the model does not have are left out.
 
-    Layers for multi-token prediction are of the model's main kind and lie on the last stage.
+    Layers for multi-token prediction are of the model's main kind and are placed on the last stage.
 
     Source: DeepSeek-V3 (2024), section 2.2; definition of the model document.
     """
@@ -351,9 +358,9 @@ def layer_kinds(job: Job, layout: Degrees, stage: Stage) -> tuple[tuple[bool, Nu
 
 
 def timed_kinds(job: Job, layout: Degrees, stage: Stage) -> tuple[tuple[tuple[bool, bool], Number], ...]:
-    """Layers on a stage by what they compute, as ((has experts, has a window), how many).
+    """Numbers of layers on a stage by kind of computation, as ((has experts, has a window), number).
 
-    Layers for multi-token prediction are as in `layer_kinds`, and attend to all tokens.
+    Layers for multi-token prediction are counted as in `layer_kinds`, and attend to all tokens.
 
     Source: DeepSeek-V3 (2024), section 2.2; definition of the model document.
     """
@@ -371,9 +378,9 @@ def _mtp_layers(job: Job, layout: Degrees, stage: Stage) -> Number:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeldParams:
-    """Parameters on one device of a stage, before ZeRO: common ones, and routed experts.
+    """Parameters on one device of a stage, before ZeRO: common parameters, and routed experts.
 
-    The two differ in who holds copies: common parameters have dp * cp replicas, experts dp * cp * tp / (ep * etp).
+    The two differ in their replicas: common parameters have dp * cp replicas, experts dp * cp * tp / (ep * etp).
     """
 
     common: Number
@@ -381,7 +388,7 @@ class HeldParams:
 
     @property
     def total(self) -> Number:
-        """All of them."""
+        """Common parameters and routed experts together."""
         return self.common + self.experts
 
 
@@ -403,7 +410,7 @@ def layer_params(job: PoolJob, layout: LayerDegrees, *, experts: bool) -> HeldPa
 
 
 def held_params(job: PoolJob, layout: Degrees, stage: Stage) -> HeldParams:
-    """Parameters that one device of a stage holds: layers of each kind, embeddings and head.
+    """Parameters that one device of a stage holds: its layers, and the embedding or head if the stage has it.
 
     Source: sum of the layers and the ends, parameters.py.
     """

@@ -1,4 +1,4 @@
-"""How long the transfers of a layout take (transfers.py lists them), and what of them the step feels."""
+"""Seconds of the transfers of a layout (transfers.py lists them), and the part that is exposed in the step."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _SECONDS: Final[dict[Kind, Callable[[Group, Number], Number]]] = {
 
 
 def network_of(job: PoolJob, where: Span) -> ClusterSpec:
-    """What the transfers of a group go through: the job's cluster, or the link between its pools, as calibrated."""
+    """The network that a group's transfers use: the job's cluster, or the link between its pools, as calibrated."""
     across = job.across if where.across else None
     if across is not None:
         return _slower(across, job.calibration.network, job.calibration.network)
@@ -48,7 +48,7 @@ def network_of(job: PoolJob, where: Span) -> ClusterSpec:
 
 
 def _slower(cluster: ClusterSpec, inner: float, outer: float) -> ClusterSpec:
-    """The cluster on whose innermost link, and on whose other ones, everything takes so many times as long."""
+    """The cluster with a slower network: `inner` multiplies times on the innermost link, `outer` on all others."""
     if inner == outer == 1:
         return cluster
     links = (_slower_link(link, outer if number else inner) for number, link in enumerate(cluster.links))
@@ -63,9 +63,9 @@ def _slower_link(link: LinkSpec, times: float) -> LinkSpec:
 
 
 def priced(job: PoolJob, transfers: Sequence[Transfer]) -> Iterator[tuple[Transfer, Number]]:
-    """Each transfer, and the seconds of one of its kind; broadcasts.
+    """Each transfer, and the seconds of a single run of it; broadcasts.
 
-    A single pair of ranks need not reach the link's bandwidth (send_share of the engine profile).
+    A single pair of ranks may reach less than the link's bandwidth (send_share of the engine profile).
 
     Source: collectives.py.
     """
@@ -83,7 +83,7 @@ def priced(job: PoolJob, transfers: Sequence[Transfer]) -> Iterator[tuple[Transf
 
 
 def busy_seconds(job: PoolJob, transfers: Sequence[Transfer]) -> dict[Moment, Number]:
-    """Seconds of all these transfers together in each moment: of one microbatch, or once for each update.
+    """Total seconds of these transfers in each moment: of one microbatch, or of one update of the weights.
 
     Source: sum of the transfers.
     """
@@ -103,8 +103,8 @@ def busy_seconds(job: PoolJob, transfers: Sequence[Transfer]) -> dict[Moment, Nu
 def hidden_tensor_parallel_seconds(job: PoolJob, layout: LayerDegrees, comm: Number, products: Number) -> Number:
     """Part of `comm` seconds of collectives that runs beside `products` seconds of matrix products.
 
-    A product is cut into tp pieces; each piece computes while the next one travels, so one piece shows, and what
-    is longer than the products.
+    A product is cut into tp pieces; each piece is computed while the next one is transferred. So the time of one piece
+    is exposed, as is any time of the collectives beyond that of the products.
 
     Source: Transformer Engine, user buffers (--tp-comm-overlap); Wang et al. (ASPLOS 2023), section 5.1.
     """
@@ -118,9 +118,10 @@ def hidden_behind_weight_gradients(
 ) -> Number:
     """Part of `comm` seconds of a layer's backward collectives that runs beside its weight gradients' products.
 
-    The sum of a column-parallel map's input gradient starts before its weight gradient, and takes part in the wait
-    only where it is longer. These maps have about half of the weights. Without sequence parallelism all backward
-    collectives are such sums; with it the gathering at the row-parallel maps stays in sight.
+    The all-reduce of a column-parallel product's input gradient starts before the product's weight gradient, and is
+    exposed only as far as it takes longer. Column-parallel products hold about half of the weights. Without sequence
+    parallelism all backward collectives are such all-reduces; with sequence parallelism the all-gather at the
+    row-parallel products stays exposed.
 
     Source: Megatron-LM, megatron/core/tensor_parallel/layers.py; Korthikanti et al. (2022), section 4.2.2.
     """
@@ -131,7 +132,7 @@ def hidden_behind_weight_gradients(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageWindow:
-    """Seconds of a stage's layers for one microbatch, forward and backward: what communication can hide behind."""
+    """Seconds of a stage's layers for one microbatch, by pass; communication can be hidden beside them."""
 
     forward: Number
     backward: Number
@@ -139,10 +140,10 @@ class StageWindow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BesideSeconds:
-    """Transfers of one stage beside its work: data parallelism's reductions and gatherings, copies to the host.
+    """Seconds of a stage's transfers beside its work: data-parallel reductions and gathers, and copies to the host.
 
-    per_microbatch is felt m times a step, per_step once; busy counts all of it. What is exposed of the former is felt
-    by the forward or by the backward pass.
+    Seconds named per_microbatch count m times in a step, those named per_step once; busy seconds include hidden
+    seconds. The exposed seconds of a microbatch are split into those of the forward and those of the backward pass.
     """
 
     busy_per_microbatch: Number
@@ -153,9 +154,10 @@ class BesideSeconds:
 
 
 def _hidden_behind(seconds: Number, num_units: Number, window: Number, overlaps: Flag) -> Number:
-    """Exposed part of `seconds` cut into `num_units` equal pieces, all but one behind work of `window` seconds.
+    """Exposed part of `seconds`, cut into `num_units` equal pieces, beside work of `window` seconds.
 
-    The piece of the last unit has nothing left to hide behind; the others hide as far as the window reaches.
+    The last piece is always exposed, because no work is left beside it; the others are hidden as far as the window
+    reaches.
 
     Source: derived here from bucketed overlap, Li et al., PyTorch Distributed (VLDB 2020), section 3.2.3.
     """
@@ -164,10 +166,10 @@ def _hidden_behind(seconds: Number, num_units: Number, window: Number, overlaps:
 
 
 def data_parallel_seconds(job: PoolJob, layout: Degrees, stage: Stage, window: StageWindow) -> BesideSeconds:
-    """Seconds of data-parallel communication of one stage, and what of it the step feels.
+    """Seconds of data-parallel communication of one stage, and the exposed part of them.
 
-    What happens once hides behind the last microbatch's backward pass and behind the first forward pass. ZeRO-3 gathers
-    one layer ahead, so only what is longer than a layer's work shows.
+    Transfers that run once per step are hidden beside the last microbatch's backward pass and the first forward pass.
+    ZeRO-3 gathers one layer ahead, so only the time beyond a layer's work is exposed.
 
     Source: Rajbhandari et al., ZeRO (SC 2020), section 7; overlap layer by layer as torch FSDP2 prefetches.
     """
@@ -194,16 +196,16 @@ def data_parallel_seconds(job: PoolJob, layout: Degrees, stage: Stage, window: S
 
 
 _HOP_PROCESSORS: Final = (32, 4)
-"""Processors that run the sends of a hop, inside a scale-up domain and beyond it: two for each NVLink, at most the 32
+"""Processors that run the sends of a hop, inside a scale-up domain and beyond it: two for each NVLink, up to the 32
 channels of a communicator, and one for each 14 GB/s of a 50 GB/s adapter (NCCL, src/graph/paths.cc,
 ncclTopoGetNchannels and ncclTopoComputeP2pChannels)."""
 
 
 def hidden_context_parallel_seconds(job: PoolJob, layout: LayerDegrees, exchange: Number, core: Number) -> Number:
-    """Seconds of one pass's exchange that run beside the attention core, a part of which computes during each hop.
+    """Seconds of one pass's ring exchange hidden beside the attention core; each hop computes a part of the core.
 
-    While C seconds of a hop travel, attention goes on with what is left of the processors, 1 - a, so that (1 - a) C of
-    them hide. Engines that gather keys and values, or trade for heads, hide nothing.
+    While a hop takes C seconds, attention continues on the share 1 - a of the processors, so (1 - a) C seconds are
+    hidden. Engines that gather keys and values, or exchange sequence for heads, hide nothing.
 
     Source: Liu et al., Ring Attention (2023), section 3; derived here, as `planner.cost.prices.hidden_expert_seconds`.
     """

@@ -1,9 +1,10 @@
-"""Which collectives and sends a layout causes: the one list of them.
+"""The one list of the collectives and sends that a layout causes.
 
-`transfers` lists those of a pipeline stage. The time ledger is a fold over them (traffic.py, with the prices of
-collectives.py), and `explain --collectives`, the waterfall, the page and the trace show them. Every number broadcasts,
-so that the same functions serve one layout and a search of 100,000. The search prices the transfers of a layer, which
-few degrees decide, before it knows the layers of a stage. Copies between a device and its host are in offload.py.
+`transfers` lists the transfers of a pipeline stage. The time ledger sums over this list (traffic.py, with the prices of
+collectives.py), and `explain --collectives`, the waterfall, the page and the trace show it. Every number broadcasts, so
+the same functions serve one layout and a search of 100,000 layouts. The transfers of a layer depend on only a few
+degrees, so the search prices them before it knows the layers of a stage. Copies between a device and its host are in
+offload.py.
 """
 
 from __future__ import annotations
@@ -45,16 +46,18 @@ if TYPE_CHECKING:
 Kind = Literal["all-gather", "reduce-scatter", "all-reduce", "all-to-all", "ring exchange", "send"]
 
 Moment = Literal["forward", "backward", "first forward", "last backward"]
-"""When a transfer runs: in the passes of every microbatch; or once for each update of the weights, in the first forward
-pass after it or in the last backward pass before it."""
+"""When a transfer runs: in the forward or backward pass of every microbatch, or once for each update of the weights,
+in the first forward pass after the update or in the last backward pass before it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Span:
-    """The ranks of a group: `size` of them, each `stride` from the next. Transfers in one group share the object.
+    """The ranks of a group: `size` ranks, each `stride` from the next. Transfers in one group share this object.
 
-    segment: hosts that the layout takes of each scale-up domain, as in `Layout`. across: they are in different pools.
-    Of a send the ranks are the stages of the pipeline.
+    segment: hosts that the layout uses in each scale-up domain, as in `Layout`.
+    across: whether the ranks are in different pools.
+
+    For a send the ranks are the stages of the pipeline.
     """
 
     size: Number
@@ -67,9 +70,11 @@ class Span:
 class Transfer:
     """One kind of collective or send.
 
-    line: the ledger line that it belongs to. num_bytes: what one rank holds of it, as in collectives.py. times: how
-    often it runs, by moment. experts: it moves parameters of routed experts. copies, groups: of an all-to-all, as in
-    `all_to_all_seconds`.
+    line: the ledger line of the transfer.
+    num_bytes: size of one rank's vector, as in collectives.py.
+    times: number of runs, by moment.
+    experts: whether the transfer moves parameters of routed experts.
+    copies, groups: arguments of `all_to_all_seconds`, for an all-to-all.
     """
 
     line: LineName
@@ -82,7 +87,7 @@ class Transfer:
     groups: tuple[int, int] | None = None
 
     def times_per_step(self, num_microbatches: Number, num_updates: Number) -> Number:
-        """How often it runs in a step; never in a group of one rank."""
+        """Number of runs of the transfer in a step; 0 in a group of one rank."""
         often = {"forward": num_microbatches, "backward": num_microbatches}
         times = sum_of(n * often.get(when, num_updates) for when, n in self.times.items())
         return np.where(np.greater(self.where.size, 1), times, 0.0)
@@ -93,7 +98,7 @@ def _span(layout: LayerDegrees, size: Number, stride: Number, *, across: bool = 
 
 
 def _both_ways(times: Number) -> dict[Moment, Number]:
-    """As often in the forward as in the backward pass."""
+    """The same number of runs in the forward and in the backward pass."""
     return {"forward": times, "backward": times}
 
 
@@ -119,7 +124,7 @@ def transfers(job: PoolJob, layout: Degrees, stage: Stage) -> tuple[Transfer, ..
 def _in_layers(
     job: PoolJob, layout: Degrees, stage: Stage, of_layer: Iterable[Transfer], *, only_experts: bool = False
 ) -> Iterator[Transfer]:
-    """The transfers of one layer, as often as the layers of a stage run them."""
+    """The transfers of one layer, with the number of runs summed over the layers of a stage."""
     kinds = [kind for kind in layer_kinds(job, layout, stage) if kind[0] or not only_experts]
     for each in of_layer:
         forward, backward = (each.times.get(when, 0.0) for when in ("forward", "backward"))
@@ -143,7 +148,7 @@ def repeated_share(job: PoolJob, layout: Degrees, stage: Stage, line: LineName, 
     return by_policy(layout, stage, shares)
 
 
-# --- of every microbatch ----------------------------------------------------------------------------------------
+# --- transfers of every microbatch ------------------------------------------------------------------------------
 
 
 def _activation_bytes(job: PoolJob, layout: LayerDegrees) -> Number:
@@ -154,14 +159,15 @@ def _activation_bytes(job: PoolJob, layout: LayerDegrees) -> Number:
 def tensor_transfers(job: PoolJob, layout: LayerDegrees) -> tuple[Transfer, ...]:
     """Tensor-parallel collectives of one layer.
 
-    Two all-reduces each way; with sequence parallelism two all-gathers and two reduce-scatters each way, which
-    move the same bytes. Parallel attention needs half of them, cross-attention one more each way.
+    Two all-reduces in each pass; with sequence parallelism two all-gathers and two reduce-scatters in each pass, which
+    move the same bytes. Parallel attention needs half as many collectives, and cross-attention adds one of each to each
+    pass.
 
     Source: Shoeybi et al., Megatron-LM (2019), section 3; Korthikanti et al. (2022), section 4.2.2; Chowdhery et
     al., PaLM (2022), section 2 for parallel attention.
     """
     blocks = 1.0 if job.model.parallel_attention else 2.0
-    if job.model.layers or not job.model.ffn_hidden_size:  # layers may have one of the two blocks alone
+    if job.model.layers or not job.model.ffn_hidden_size:  # a layer may have only one of the two blocks
         blocks = sum_of(num / job.model.num_layers * min(blocks, _num_blocks(kind)) for num, kind in job.model.kinds())
     return _tensor(job, layout, blocks + cross_attention_share(job.model))
 
@@ -173,10 +179,10 @@ def _num_blocks(kind: ModelSpec) -> int:
 
 
 def head_transfers(job: PoolJob, layout: LayerDegrees) -> tuple[Transfer, ...]:
-    """What brings key-value heads to more ranks than there are heads, in one layer.
+    """Collectives of one layer that repeat key-value heads, if tensor-parallel ranks outnumber the heads.
 
-    Each rank projects its share of queries, keys and values, and gathers those of all ranks to take its own heads out
-    of them; back, their gradients are summed and dealt out.
+    Each rank projects its share of queries, keys and values, gathers the shares of all ranks and selects its own heads.
+    In the backward pass a reduce-scatter sums the gradients.
 
     Source: Megatron-LM, transformer/attention.py (all_gather_last_dim_from_tensor_parallel_region).
     """
@@ -191,7 +197,7 @@ def head_transfers(job: PoolJob, layout: LayerDegrees) -> tuple[Transfer, ...]:
 
 
 def end_transfers(job: PoolJob, layout: LayerDegrees) -> tuple[Transfer, ...]:
-    """Tensor-parallel collectives around the embedding or the head, the same as in a layer.
+    """Tensor-parallel collectives of the embedding or the head, of the same kinds as in a layer.
 
     One all-reduce (or an all-gather and a reduce-scatter) at each end of the model, half of it in each pass.
 
@@ -212,12 +218,13 @@ def _tensor(job: PoolJob, layout: LayerDegrees, pairs: float) -> tuple[Transfer,
 def context_transfers(job: PoolJob, layout: LayerDegrees) -> tuple[Transfer, ...]:
     """Context-parallel exchanges of one layer.
 
-    Ring attention passes keys and values c - 1 times to the neighbour, gradients too in the backward pass. Some engines
-    gather keys and values before the core instead, and reduce their gradients after it. Ulysses trades the rank's part
-    of the sequence for a part of the heads before the core, and back after it.
+    In ring attention each rank sends keys and values c - 1 times to its neighbour, and in the backward pass their
+    gradients too. Some engines instead gather keys and values before the core of attention, and reduce their gradients
+    after it. Ulysses exchanges the rank's part of the sequence for a part of the heads before the core, and back after
+    it.
 
     Source: Liu et al., Ring Attention (2023), section 3; Megatron-LM, cp_comm_type p2p; Llama 3 (2024), section
-    3.3.2, for the gathering; Jacobs et al., DeepSpeed Ulysses (2023), section 3, for the trade.
+    3.3.2, for gathering; Jacobs et al., DeepSpeed Ulysses (2023), section 3, for exchanging.
     """
     exchanged = context_bytes(job, layout)
     of = partial(Transfer, line=LineName.CP_COMM, where=_span(layout, layout.cp, layout.tp))
@@ -236,10 +243,10 @@ def context_transfers(job: PoolJob, layout: LayerDegrees) -> tuple[Transfer, ...
 
 
 def context_bytes(job: PoolJob, layout: LayerDegrees) -> tuple[Number, ...]:
-    """Bytes of one rank that context parallelism exchanges in one layer and pass: keys with values, in one piece.
+    """Bytes of one rank that context parallelism exchanges in one layer and pass: keys and values, in one piece.
 
-    An engine that trades sequence for heads sends queries, keys, values and outputs, each on its own; key-value heads
-    are repeated where there are fewer than ranks.
+    An engine that exchanges sequence for heads sends queries, keys, values and outputs separately; key-value heads are
+    repeated if there are fewer heads than ranks.
 
     Source: definition; Jacobs et al., DeepSpeed Ulysses (2023), section 3.
     """
@@ -256,12 +263,12 @@ def context_bytes(job: PoolJob, layout: LayerDegrees) -> tuple[Number, ...]:
 
 
 def expert_transfers(job: PoolJob, layout: LayerDegrees) -> tuple[Transfer, ...]:
-    """Exchanges of tokens in one layer with experts, as many in the forward as in the backward pass.
+    """Exchanges of tokens in one layer with experts, equally many in the forward and in the backward pass.
 
-    Each rank sends its tokens' choices to the ranks of their experts and takes the results back: two exchanges
-    of (ep - 1) / ep of s b k h / (c t) elements. Ranks that share an expert (etp) gather and reduce them too.
-    Where the engine sends a token to each host once, the k choices of a token share what they can, the more so where
-    the router chooses among few groups of experts. 8-bit tokens have an fp32 scale for each 128 elements.
+    Each rank sends its tokens' choices to the ranks of their experts and receives the results: two exchanges of
+    (ep - 1) / ep of s b k h / (c t) elements. Ranks that share an expert (etp) also gather and reduce tokens. If the
+    engine sends a token to each host only once, choices of a token on the same host share one copy; they share more
+    copies if the router chooses among few groups of experts. 8-bit tokens have an fp32 scale for each 128 elements.
 
     Source: Lepikhin et al., GShard (2020), section 3.2; Megatron-LM, moe/token_dispatcher.py (alltoall); DeepSeek-V3
     (2024), sections 3.2.2 and 3.3.2, for groups and 8-bit dispatch.
@@ -289,11 +296,11 @@ def expert_transfers(job: PoolJob, layout: LayerDegrees) -> tuple[Transfer, ...]
 
 
 def send_transfers(job: PoolJob, layout: Degrees, stage: Stage) -> tuple[Transfer, ...]:
-    """What a stage sends: an activation to the stage after and a gradient to the one before, for each of its chunks.
+    """Sends of a stage: an activation to the next stage and a gradient to the previous one, for each of its chunks.
 
-    With sequence parallelism each tensor-parallel rank sends its own part. Without it every rank sends all of
-    it, or (scatter/gather) its share, which the receivers gather over the tensor-parallel group. Each of the two
-    neighbours may be in another pool; half of that counts in each pass.
+    With sequence parallelism each tensor-parallel rank sends its own part. Without sequence parallelism every rank
+    sends the whole tensor, or (scatter/gather) its share, which the receivers gather over the tensor-parallel group.
+    Each of the two neighbours may be in another pool; half of the sends to such a neighbour are counted in each pass.
 
     Source: Narayanan et al. (SC 2021), sections 3.2 and 4.1.
     """
@@ -306,7 +313,7 @@ def send_transfers(job: PoolJob, layout: Degrees, stage: Stage) -> tuple[Transfe
     send = partial(of, kind="send", num_bytes=sent)
     found = [send(where=_span(layout, layout.pp, stride), times=_both_ways(chunks - beyond))]
     forward, backward = (number - 1 for number in job.engine.communication.send_messages)
-    if forward or backward:  # their bytes are too few to count
+    if forward or backward:  # further messages, whose few bytes are not counted
         described: dict[Moment, Number] = {"forward": forward * chunks, "backward": backward * chunks}
         found.append(of(kind="send", num_bytes=0.0, where=found[0].where, times=described))
     if job.between is not None:
@@ -317,21 +324,22 @@ def send_transfers(job: PoolJob, layout: Degrees, stage: Stage) -> tuple[Transfe
     return tuple(found)
 
 
-# --- of gradients and weights -----------------------------------------------------------------------------------
+# --- transfers of gradients and weights -------------------------------------------------------------------------
 
 
 def state_transfers(job: PoolJob, layout: Degrees, stage: Stage) -> tuple[Transfer, ...]:
-    """Data-parallel collectives: they bring gradients where the optimizer reads them, and weights back.
+    """Data-parallel collectives: they reduce gradients for the optimizer, and gather weights.
 
-    ZeRO-0 all-reduces over all replicas; from ZeRO-1 on a reduce-scatter in the shard group, then an all-reduce
-    of the shard over the replicas of the group (HSDP); weights are gathered in the shard group. ZeRO-0 and 1 reduce
-    once, ZeRO-1 and 2 gather once; ZeRO-2 and 3 reduce after every microbatch, but where the engine adds up whole
-    gradients, and ZeRO-3 gathers for every pass, frozen weights too. From ZeRO-2 on they reduce, and with ZeRO-3 they
-    gather, layer by layer, each with the latency of a call of its own. Some engines shard whole tensors: in place of a
-    gathering each rank that has some broadcasts them, which is a ring pass with its latency for each of these ranks.
+    ZeRO-0 all-reduces over all replicas. From ZeRO-1 on, gradients are reduce-scattered in the shard group, then the
+    shard is all-reduced over the replicas of the group (HSDP); weights are gathered in the shard group. ZeRO-0 and 1
+    reduce once per update, ZeRO-1 and 2 gather once. ZeRO-2 and 3 reduce after every microbatch, unless the engine
+    accumulates whole gradients. ZeRO-3 gathers for every pass, frozen weights too. ZeRO-2 and 3 reduce layer by layer,
+    and ZeRO-3 gathers layer by layer, each call with its own latency. Some engines shard whole tensors: instead of an
+    all-gather each rank that holds tensors broadcasts them, which costs the latency of a ring pass for each of these
+    ranks.
 
-    Ranks are in the order of planner/layout.py: tp, then cp, then dp; a shard group is a run of dp * cp / hsdp. Experts
-    are spread over runs of ep * etp ranks, whose replicas are that far apart.
+    Ranks are in the order of planner/layout.py: tp, then cp, then dp; a shard group is a run of dp * cp / hsdp ranks.
+    Experts are spread over runs of ep * etp ranks, so the replicas of an expert are ep * etp ranks apart.
 
     Source: Rajbhandari et al., ZeRO (SC 2020), section 7.
     """
@@ -371,7 +379,7 @@ def state_transfers(job: PoolJob, layout: Degrees, stage: Stage) -> tuple[Transf
 
 
 def _num_tensors(job: PoolJob, stage: Stage) -> Number:
-    """Tensors of a stage's layers: joint projection and output of attention, the feed-forward block, and norms.
+    """Number of tensors in a stage's layers: joint projection and output of attention, feed-forward block, and norms.
 
     Source: definition of the model document.
     """
@@ -379,7 +387,7 @@ def _num_tensors(job: PoolJob, stage: Stage) -> Number:
 
 
 def tied_transfers(job: PoolJob, layout: Degrees, stage: Stage) -> tuple[Transfer, ...]:
-    """The sum of the gradients of a tied embedding's two copies, on the first and the last stage.
+    """The all-reduce of the gradients of a tied embedding's two copies, on the first and the last stage.
 
     Source: Megatron-LM, megatron/core/distributed/finalize_model_grads.py.
     """

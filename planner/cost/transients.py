@@ -1,4 +1,4 @@
-"""Bytes that are alive only for a moment: the loss, or the layer whose backward pass runs."""
+"""Bytes that are alive only for a short time: those of the loss, or of the layer whose backward pass runs."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ if TYPE_CHECKING:
 
 
 def loss_bytes(job: PoolJob, layout: Degrees, stage: Stage) -> Number:
-    """Logits and what the loss makes of them on the last stage, for one microbatch; the head's gradient beside them.
+    """Logits and other tensors of the loss on the last stage, for one microbatch, and the head's gradient.
 
-    In engines that keep gradients apart until they are added up, GPipe holds the logits of all microbatches, and 1F1B
-    those of the microbatch before until the next ones are there.
+    In engines that keep a microbatch's gradients apart until they are accumulated, GPipe holds the logits of all
+    microbatches, and 1F1B holds those of the previous microbatch until the next ones are computed.
 
     Source: cost/loss.py; torch, distributed/pipelining/schedules.py (1F1B's loop keeps an output).
     """
@@ -45,7 +45,7 @@ def loss_bytes(job: PoolJob, layout: Degrees, stage: Stage) -> Number:
 
 
 def recompute_bytes(job: PoolJob, layout: Degrees, stage: Stage) -> Number:
-    """What recompute brings back for the one layer whose backward pass runs; the larger kind counts.
+    """Bytes that recompute restores for the one layer whose backward pass runs; the larger kind of layer counts.
 
     Source: Korthikanti et al. (2022), section 5.
     """
@@ -58,18 +58,19 @@ def recompute_bytes(job: PoolJob, layout: Degrees, stage: Stage) -> Number:
 
 
 def transient_bytes(job: PoolJob, layout: Degrees, stage: Stage, stored: Number) -> Number:
-    """What is alive only for a moment: the larger of the loss, and the layer whose backward pass runs.
+    """Bytes that are alive only for a short time: the larger of the loss, and the layer whose backward pass runs.
 
     The ends (embedding, head) are one unit that ZeRO-3 keeps gathered, with its gradient, until the backward pass ends.
-    Where the update makes more than that, it counts, less the `stored` activations, which are gone by then.
+    If the update of the weights needs more memory, its bytes count instead, less the `stored` activations, which are
+    freed by then.
 
     Source: torch FSDP2, torch/distributed/fsdp/_fully_shard/_fsdp_state.py (the root is not resharded).
     """
     engine, weights = job.engine, job.state_bytes.weights
     ends = end_params_on_device(job.model, engine, layout, stage.index)
-    ends = ends - np.equal(stage.index, 0) * vision_params(job.model)  # a tower's layers are units of their own
+    ends = ends - np.equal(stage.index, 0) * vision_params(job.model)  # a tower's layers are separate units
     gathered = np.greater_equal(layout.zero, 3) * weights * ends
-    kept = whole_gradients(job, layout) | (job.training.lora_rank > 0)  # frozen ends have none
+    kept = whole_gradients(job, layout) | (job.training.lora_rank > 0)  # frozen ends have no gradients
     reduced = np.where(kept, 0.0, weights * np.minimum(ends, engine.memory.reduced_params))
     loss, layer = loss_bytes(job, layout, stage), layer_backward_bytes(job, layout, stage)
     layer = layer + (gathered + reduced) * engine.memory.keeps_ends_gathered
@@ -81,10 +82,11 @@ def transient_bytes(job: PoolJob, layout: Degrees, stage: Stage, stored: Number)
 
 
 def layer_backward_bytes(job: PoolJob, layout: Degrees, stage: Stage) -> Number:
-    """What the layer needs whose backward pass runs, beside what is stored; the larger kind counts.
+    """Bytes that the layer in its backward pass needs beside stored activations; the larger kind of layer counts.
 
-    What recompute brings back, the weights that ZeRO-3 gathers (one layer computes, the next is prefetched, at most as
-    far as the engine's bucket reaches) and, where gradients are not kept whole, those that wait to be reduced.
+    The bytes are those that recompute restores, the weights that ZeRO-3 gathers (one layer computes, the next is
+    prefetched, at most as far as the engine's bucket reaches) and, unless gradients are kept whole, the gradients that
+    wait to be reduced.
 
     Source: Korthikanti et al. (2022), section 5; torch FSDP2, torch/distributed/fsdp/_fully_shard/
     _fsdp_param_group.py (forward and backward prefetch).
@@ -111,7 +113,7 @@ def layer_backward_bytes(job: PoolJob, layout: Degrees, stage: Stage) -> Number:
 
 
 def _bucket_bytes(job: PoolJob, layout: Degrees, stage: Stage) -> Number:
-    """The bucket through which gradients pass on their way to the ranks that own them.
+    """Bytes of the bucket through which gradients pass on their way to the ranks that own them.
 
     Source: DeepSpeed, runtime/zero/stage_1_and_2.py (ipg_buffer of reduce_bucket_size; contiguous_gradients).
     """
@@ -123,7 +125,7 @@ def _bucket_bytes(job: PoolJob, layout: Degrees, stage: Stage) -> Number:
 
 
 def _placeholder_bytes(job: PoolJob, layout: Degrees, stage: Stage) -> Number:
-    """Empty gradients that stand for those which products have added themselves: one for each shape of a weight.
+    """Bytes of placeholder gradients, one per shape of weight, for gradients that products accumulate themselves.
 
     Source: Megatron-LM, tensor_parallel/layers.py (grad_added_to_main_grad); Transformer Engine, pytorch/module/base.py
     (get_dummy_wgrad).
@@ -141,7 +143,7 @@ def _placeholder_bytes(job: PoolJob, layout: Degrees, stage: Stage) -> Number:
 
 
 def _score_gradients(job: PoolJob, layout: Degrees) -> Number:
-    """The gradient of one layer's scores: without a fused kernel as large as what is kept of their softmax.
+    """Bytes of the gradient of one layer's scores: as many as its kept softmax has; 0 with a fused kernel.
 
     Source: derived here; softmax's backward pass reads probabilities and their gradient, and writes one of the scores.
     """
@@ -149,12 +151,13 @@ def _score_gradients(job: PoolJob, layout: Degrees) -> Number:
 
 
 def _gradients_of_layer(job: PoolJob, layout: Degrees, stage: Stage) -> Number:
-    """Gradients that are alive only while one layer's backward pass runs, less what it has released by then.
+    """Bytes of gradients alive only while one layer's backward pass runs, less the tensors released by then.
 
-    First those of the feed-forward block: of its inner tensors (two for each that is released), of the layer's output
-    and of the last matrix. At the end those of all weights, in the precision that computes; what the layer kept is
-    gone. Where gradients are reduced layer by layer, those of the layer before are on their way in fp32: in every
-    microbatch, or in the last one, when no pipeline holds others.
+    The first possible peak is in the feed-forward block: gradients of its inner tensors (two for each released tensor),
+    of the layer's output and of the last matrix. The second is at the end: gradients of all weights, in the compute
+    precision, when the layer's kept tensors are freed. If gradients are reduced layer by layer, the gradients of the
+    previous layer are being reduced in fp32 at the same time: in every microbatch, or, if gradients are kept whole and
+    there is no pipeline, in the last one.
 
     Source: derived here; counted in the trainer's own step by tests/trainer/test_memory_at_scale.py.
     """
@@ -178,7 +181,7 @@ def _gradients_of_layer(job: PoolJob, layout: Degrees, stage: Stage) -> Number:
 
 
 def _last_matrix_share(job: PoolJob, *, experts: bool) -> float:
-    """Share of a layer's parameters that is in the feed-forward block's last matrix, or in those of all experts.
+    """Share of a layer's parameters in the last matrix of the feed-forward block, or of all expert blocks.
 
     Source: `planner.cost.blocks`.
     """
@@ -187,7 +190,7 @@ def _last_matrix_share(job: PoolJob, *, experts: bool) -> float:
 
 
 def _dequantized_bytes(job: PoolJob, layout: Degrees) -> Number:
-    """The matrix that is multiplied with, in 16 bits again: the largest of a layer.
+    """Bytes of a frozen matrix converted to 16 bits for its product: the largest matrix of a layer.
 
     Source: Dettmers et al., QLoRA (2023), section 3, equation 5.
     """

@@ -1,8 +1,9 @@
 """The tower that reads images, on the first stage: its seconds and its bytes, by the formulas of layers.
 
-Assumed, as no published run prices one: every rank of a tensor- or context-parallel group holds the tower whole and
-computes it whole; its layers keep all that their backward pass reads, whatever the policy of the stage; all of it is
-trained, but for adapters, beside which it is frozen. A trace of a step with images would settle them.
+Three things are assumed, because no published run with a tower gives its cost. Every rank of a tensor- or
+context-parallel group holds the whole tower and computes it. The tower's layers keep all inputs of their backward pass,
+under every recompute policy of the stage. All of the tower is trained; beside adapters all of it is frozen. A trace of
+a step with images would settle these assumptions.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 
 
 def _images(job: PoolJob, tower: VisionTower) -> PoolJob:
-    """The job of the tower, whose sequences are the patches of an image."""
+    """The job with the tower as its model; the sequences are the patches of an image."""
     training = job.training.model_copy(
         update={"sequence_length": tower.encoder.max_sequence_length, "lora_rank": 0, "dropout": 0.0}
     )
@@ -37,9 +38,9 @@ def _images(job: PoolJob, tower: VisionTower) -> PoolJob:
 
 
 def tower_seconds(job: PoolJob, layout: LayerDegrees) -> PassSeconds:
-    """Seconds of one microbatch in the tower and its projector; none without a tower.
+    """Seconds of one microbatch in the tower and its projector; 0 without a tower.
 
-    Source: layers.py, of an encoder; the projection of patches and the projector are linear maps.
+    Source: layers.py, for an encoder; the projection of patches and the projector are linear layers.
     """
     tower = job.model.vision
     if tower is None:
@@ -57,9 +58,9 @@ def tower_seconds(job: PoolJob, layout: LayerDegrees) -> PassSeconds:
 
 
 def tower_bytes_at_peak(job: PoolJob, layout: Degrees, stage: Stage, num_microbatches: Number) -> Number:
-    """What the tower keeps for its backward passes, where the model begins; of a frozen one nothing.
+    """Bytes that the tower keeps for its backward passes, on the stage where the model begins; 0 for a frozen tower.
 
-    Source: activations.py, of an encoder's layers, and the microbatches that the first stage holds.
+    Source: activations.py, for an encoder's layers, and the microbatches that the first stage holds.
     """
     tower = job.model.vision
     if tower is None or job.training.lora_rank:
