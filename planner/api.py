@@ -381,7 +381,7 @@ def plan_file(
 def _of_file(
     path: str | Path, cluster: str, model: str | None, define: Texts, nodes: Nodes | None, keywords: Any
 ) -> tuple[Foreign, Nodes | None, Any]:
-        """For each pin of the user, the result of a search without this pin."""
+    """Read the file; return its content, the nodes, and the keywords, completed with the values of the file."""
     from planner.emit.read.front import read_foreign
 
     settings, engine = _texts(keywords.get("settings") or ()), keywords.get("engine")
@@ -532,7 +532,7 @@ def _plannable(job: Job, constraints: Constraints) -> Constraints:
     """
     check_plannable(job)
     pinned = {pin.key for pin in constraints.pins}
-        """For each pin of the user, the result of a search without this pin."""
+    untold = ("sp=1",) if "sp" not in pinned and lacks_sequence_parallelism(job) else ()
     more = Constraints.parse((), (*untold, *unplannable(job, pinned))).forbidden
     forbidden = tuple(dict.fromkeys((*constraints.forbidden, *more)))
     return replace(constraints, forbidden=forbidden, whole_hosts=whole_hosts(job, pinned))
