@@ -162,7 +162,7 @@ def test_what_grows_is_told_from_what_wavers(tool, bytes_of, files_of, grows):
 @pytest.mark.timeout(400)
 def test_a_minutes_soak_is_flat_and_exact(tool):
     pytest.importorskip("torch")
-    assert list(tool("battery_soak").soaks(range(1), seconds=60, between_kills=15)) == [""]
+    assert list(tool("battery_soak").soaks(range(1), seconds=60, between_kills=5)) == [""]
 
 
 @pytest.mark.slow

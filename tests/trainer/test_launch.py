@@ -319,10 +319,12 @@ def test_a_folder_in_use_is_refused(plan_path, tmp_path):
 
 
 @pytest.fixture
-def stopped(plan_path, tmp_path) -> Path:
-    """A run that was asked to stop."""
+def stopped(plan_path, tmp_path, monkeypatch) -> Path:
+    """A run that was asked to stop; its temporary files have a folder of their own."""
     pytest.importorskip("torch")
     output = tmp_path / "out"
+    (tmp_path / "temporary").mkdir()
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "temporary"))
     first = start(plan_path, output, 100_000)
     wait_for(lambda: steps_done(output) > 2)
     first.send_signal(signal.SIGTERM)
@@ -336,6 +338,8 @@ def test_a_run_stops_on_request(stopped):
     status = json.loads((stopped / "status.json").read_text())
     assert status["state"] == "saved"
     assert status["step"] == steps_done(stopped)
+    left = {path.name.partition("_")[0] for path in (stopped.parent / "temporary").iterdir()}
+    assert left <= {"torchinductor"}  # a cache of torch, which has the same name each time
 
 
 @pytest.mark.slow
