@@ -21,6 +21,7 @@ import pytest
 from planner.emit.programs.torch import torchrun_command, torchrun_commands
 from planner.errors import EnvironmentProblem, ExitCode, InputError, NothingFitsError
 from planner.launch import launch
+from planner.launch.attempts import SECONDS_TO_MEET, Attempt
 from planner.layout import parse_layout
 from planner.plan import write_plan
 from planner.reading import read_plan
@@ -34,6 +35,7 @@ PROGRAM = (
     "plan, output, steps = sys.argv[1:]\n"
     "sys.exit(launch(Path(plan), output=Path(output), arguments=RunArguments(steps=int(steps))))\n"
 )
+FIRST = Attempt(number=0, start="first", port=29500, resume="auto")
 
 
 @pytest.fixture
@@ -213,6 +215,20 @@ def test_ranks_that_die_before_the_first_step_are_started_again(
     assert launch(plan_path, output=tmp_path / "out") == ExitCode.RANK_FAILED
     assert len(asked) == attempts
     assert "a rank ended without a word at step 0" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_torchrun_waits_for_other_hosts_as_long_as_it_is_said(number, make_plan, tmp_path, monkeypatch):
+    run = pytest.importorskip("torch.distributed.run")
+    asked = []
+    monkeypatch.setattr("planner.launch.supervise._run_once", lambda *words: asked.append(words[0]) or 1)
+    monkeypatch.setattr("planner.launch.attempts.Follower.join", lambda *_: None if asked else FIRST)
+    write_plan(on_two_hosts(make_plan("dp=4,mbs=2")), tmp_path / "plan.json")
+    host = {"node_rank": number, "master_addr": "127.0.0.1", "master_port": free_port()}
+    launch(tmp_path / "plan.json", output=tmp_path / "out", **host)
+    config, _, _ = run.config_from_args(run.get_args_parser().parse_args(asked[0][1:]))
+    assert int(config.rdzv_configs["timeout"]) == SECONDS_TO_MEET
+    assert config.rdzv_configs["rank"] == number
 
 
 @pytest.mark.slow
