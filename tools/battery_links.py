@@ -141,7 +141,7 @@ class LinkedRun(Run):
         with ours, theirs:
             unshare = ["unshare", "--user", "--map-root-user", "--net", "--uts"]
             enter = [*unshare, sys.executable, __file__, str(number), str(theirs.fileno())]
-            launcher = self.launch(number, within=enter, keep=(theirs.fileno(),), GLOO_SOCKET_IFNAME=DEVICE)
+            launcher = self.launch(number, within=enter, keep=(theirs.fileno(),))
             theirs.close()
             ours.settimeout(60)
             _, devices, _, _ = socket.recv_fds(ours, 1, 1)
