@@ -42,7 +42,7 @@ SECONDS_QUEUED = 0.5
 TWO_HOSTS = Kind(layout="dp=2,zero=1,mbs=2", hosts=2, ranks=2)
 STEPS = 60
 SAVE = ("--checkpoint-every", "5")
-AT_ONCE = 5
+AT_ONCE = 8
 """Cases at a time: most of a case is waiting."""
 
 NOTICED_SECONDS = 330.0
