@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import importlib
 import signal
+import socket
+import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -25,7 +28,8 @@ def battery(tool, monkeypatch, tmp_path):
     page.write_text(f"before\n{found.MARKS[0]}\n{found.MARKS[1]}\nafter\n")
     monkeypatch.setattr(found, "STATE", tmp_path / "state")
     monkeypatch.setattr(found, "PAGE", page)
-    monkeypatch.setattr(found, "ROWS", (found.Row(id="A1", what="x", goal=5), found.Row(id="B1", what="y", goal=3)))
+    rows = (found.Row(id="A1", what="x", goal=5, cases=""), found.Row(id="B1", what="y", goal=3, cases=""))
+    monkeypatch.setattr(found, "ROWS", rows)
     return found
 
 
@@ -108,4 +112,63 @@ def test_documents_that_are_read_once_stay_as_they_are(tool):
 def test_every_row_has_its_cases(tool):
     for row in tool("battery").ROWS:
         module, _, function = row.cases.partition(":")
-        assert not row.cases or callable(getattr(tool(module), function))
+        assert callable(getattr(tool(module), function))
+
+
+def test_a_link_loses_what_it_is_told_to_lose(tool):
+    """Sockets that keep packets apart stand for the devices of two hosts."""
+    links = tool("battery_links")
+    link = links.Link(links.random.Random(0))
+    hosts = []
+    try:
+        for number in range(2):
+            host, device = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
+            host.settimeout(5)
+            hosts.append(host)
+            link.attach(number, device.detach())
+        for number, lost in enumerate([(), (0,), (1,), (0, 1), ()]):
+            link.set()
+            link.set(lost=1.0, of=lost)
+            for host in hosts:
+                host.send(b"%d" % number)
+            while link.packets < 2 * (number + 1):
+                time.sleep(0.001)
+        for number in range(2):
+            assert [hosts[1 - number].recv(9) for _ in range(3)] == [b"0", b"%d" % (2 - number), b"4"]
+    finally:
+        link.close()
+        for host in hosts:
+            host.close()
+
+
+@pytest.mark.parametrize(
+    ("bytes_of", "files_of", "grows"),
+    [
+        (lambda look: 300e6 + 1e6 * (look % 7), lambda look: 40 + 9 * (look > 350 and look % 2), False),
+        (lambda look: 300e6 + 1e5 * look, lambda _: 40, True),
+        (lambda _: 300e6, lambda look: 40 + look // 200 + look % 3, True),
+    ],
+    ids=["flat", "memory", "descriptors"],
+)
+def test_what_grows_is_told_from_what_wavers(tool, bytes_of, files_of, grows):
+    looks = range(400)
+    seen = tool("battery_soak").Seen(
+        times=list(looks), resident=list(map(bytes_of, looks)), open_files=list(map(files_of, looks))
+    )
+    assert seen.grows is grows
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_a_minutes_soak_is_flat_and_exact(tool):
+    pytest.importorskip("torch")
+    assert list(tool("battery_soak").soaks(range(1), seconds=60, between_kills=5)) == [""]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_a_slow_link_and_one_that_comes_back_change_no_bit(tool):
+    pytest.importorskip("torch")
+    if subprocess.run(["unshare", "--user", "--map-root-user", "--net", "true"], check=False).returncode:
+        pytest.skip("this machine allows no network namespaces")
+    assert list(tool("battery_links").links(range(3))) == [""] * 3

@@ -30,7 +30,7 @@ from planner.errors import ExitCode
 from planner.plan import plan_to_dict, write_plan
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
     from types import ModuleType
 
     from planner.plan import Plan
@@ -84,6 +84,8 @@ def plan_of(kind: Kind) -> Plan:
 class Run:
     """A run in a folder, with a launcher for each host."""
 
+    address = "127.0.0.1"
+
     def __init__(self, kind: Kind, folder: Path, name: str, steps: int, *options: str) -> None:
         self.output, self.weights, self.kind = folder / name, folder / f"{name}-weights", kind
         self._plan, self._messages = folder / "plan.json", folder / f"{name}-stderr"
@@ -91,21 +93,29 @@ class Run:
             write_plan(plan_of(kind), self._plan)
         self._words = [*CLI, "launch", str(self._plan), "--output", str(self.output), "--steps", str(steps), *options]
         if kind.hosts > 1:
-            self._words += ["--master-addr", "127.0.0.1", "--master-port", str(free_port())]
+            self._words += ["--master-addr", self.address, "--master-port", str(free_port())]
         self.launchers = [self.start(number) for number in range(kind.hosts)]
 
     def start(self, number: int = 0) -> subprocess.Popen[bytes]:
         """The launcher of a host."""
+        return self.launch(number)
+
+    def launch(
+        self, number: int, *, within: Sequence[str] = (), keep: tuple[int, ...] = (), **variables: str
+    ) -> subprocess.Popen[bytes]:
+        """The same, started by other words, with these descriptors left open and these variables set."""
         place = ["--node-rank", str(number)] if self.kind.hosts > 1 else []
-        environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+        environment = {**os.environ, "PYTHONPATH": str(ROOT), **variables}
+        words = [*within, *self._words, *place]
         with self._messages.open("ab") as messages:
             return subprocess.Popen(
-                [*self._words, *place], stdout=subprocess.DEVNULL, stderr=messages, env=environment
+                words, stdout=subprocess.DEVNULL, stderr=messages, env=environment, pass_fds=keep
             )  # fmt: skip
 
-    def wait(self) -> list[int]:
+    def wait(self, seconds: float = SECONDS) -> list[int]:
         """Exit codes of the launchers."""
-        return [each.wait(timeout=SECONDS) for each in self.launchers]
+        end = time.monotonic() + seconds
+        return [each.wait(timeout=max(0.0, end - time.monotonic())) for each in self.launchers]
 
     @property
     def messages(self) -> str:
@@ -116,6 +126,10 @@ class Run:
         """Lines of the metrics."""
         metrics = self.output / "metrics.jsonl"
         return metrics.read_bytes().count(b"\n") if metrics.exists() else 0
+
+    def checkpoints(self) -> list[int]:
+        """Steps that have a checkpoint with its final name."""
+        return sorted(int(path.name[5:]) for path in (self.output / "checkpoints").glob("step-*"))
 
     def ranks(self) -> list[int]:
         """Processes that train: children of torchrun's agent, which has the same words."""
@@ -205,12 +219,13 @@ def random_kills(numbers: range) -> Iterator[str]:
     for group, members in groups.items():
         kind, rng = KINDS[group % len(KINDS)], random.Random(f"kills {members}")  # noqa: S311 - no secret
         kills = len(members)
-        fault = _told(lambda kind=kind, rng=rng, kills=kills: _killed_run(kind, rng, kills))  # type: ignore[misc]
+        fault = told(lambda kind=kind, rng=rng, kills=kills: _killed_run(kind, rng, kills))  # type: ignore[misc]
         yield from [""] * (len(members) - 1)
         yield fault and f"{kind.layout}: {fault}"
 
 
-def _told(attempt: Callable[[], str]) -> str:
+def told(attempt: Callable[[], str]) -> str:
+    """What an attempt says, or the error that it ended with, where a run or this machine is the cause."""
     try:
         return attempt()
     except (TimeoutError, subprocess.TimeoutExpired, RuntimeError, OSError) as error:
@@ -230,10 +245,11 @@ def _killed_run(kind: Kind, rng: random.Random, kills: int) -> str:
             victim = rng.choice(run.ranks())
             os.kill(victim, signal.SIGKILL)
             wait_for(lambda victim=victim: victim not in run.ranks())  # type: ignore[misc]
-        return _ended(run, wanted)
+        return ended(run, wanted)
 
 
-def _ended(run: Run, wanted: Any) -> str:
+def ended(run: Run, wanted: Any) -> str:
+    """Wait until a run is done; what is unlike `calm_bits`, or left behind."""
     codes = run.wait()
     if any(codes):
         return f"ended with {codes}: {run.messages[-300:]!r}"
@@ -249,7 +265,7 @@ def _ended(run: Run, wanted: Any) -> str:
 def stopped_ranks(numbers: range) -> Iterator[str]:
     """SIGSTOP of a random rank: its silence is noticed, and the run goes on bit by bit."""
     for number in numbers:
-        yield _told(lambda number=number: _disturbed(number, _stop))  # type: ignore[misc]
+        yield told(lambda number=number: _disturbed(number, _stop))  # type: ignore[misc]
 
 
 def _stop(run: Run, rng: random.Random) -> str:
@@ -262,7 +278,7 @@ def _stop(run: Run, rng: random.Random) -> str:
 def terminations(numbers: range) -> Iterator[str]:
     """SIGTERM of the launcher: saved, exit code 75, and the next run goes on without a lost step."""
     for number in numbers:
-        yield _told(lambda number=number: _disturbed(number, _terminate))  # type: ignore[misc]
+        yield told(lambda number=number: _disturbed(number, _terminate))  # type: ignore[misc]
 
 
 def _terminate(run: Run, rng: random.Random) -> str:
@@ -287,13 +303,13 @@ def _disturbed(number: int, disturb: Callable[[Run, random.Random], str]) -> str
     ):
         goal = rng.randint(6, 150)
         wait_for(lambda: run.steps_done() >= goal and len(run.ranks()) == TWO.ranks)
-        return disturb(run, rng) or _ended(run, wanted)
+        return disturb(run, rng) or ended(run, wanted)
 
 
 def killed_launchers(numbers: range) -> Iterator[str]:
     """SIGKILL of the launcher: its ranks end within 10 s."""
     for _ in numbers:
-        yield _told(_killed_launcher)
+        yield told(_killed_launcher)
 
 
 def _killed_launcher() -> str:
@@ -308,7 +324,7 @@ def _killed_launcher() -> str:
 def taken_ports(numbers: range) -> Iterator[str]:
     """Somebody listens on torchrun's usual port."""
     for _ in numbers:
-        yield _told(_taken_port)
+        yield told(_taken_port)
 
 
 def _taken_port() -> str:
@@ -334,7 +350,7 @@ def recoveries(numbers: range) -> Iterator[str]:
     """Seconds from the kill of a rank to the first step that was not done before; one run, killed again and again."""
     with tempfile.TemporaryDirectory() as name, _run(TWO, Path(name), "run", 100_000, "--checkpoint-every", "3") as run:
         for number in numbers:
-            yield _told(lambda number=number: _recovery(run, number))  # type: ignore[misc]
+            yield told(lambda number=number: _recovery(run, number))  # type: ignore[misc]
 
 
 def _recovery(run: Run, number: int) -> str:

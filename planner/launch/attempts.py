@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 SECONDS_BETWEEN_LOOKS: Final = 1.0
 SECONDS_OF_PATIENCE: Final = 10.0
 SECONDS_TO_MEET: Final = 600.0
-"""Hosts wait so long for each other; also the limit of torchrun's static rendezvous."""
+"""Hosts wait so long for each other; torchrun's rendezvous is told so too."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

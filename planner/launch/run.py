@@ -13,6 +13,7 @@ from planner.emit.hosts import num_hosts
 from planner.emit.programs.torch import Host, torchrun_command, torchrun_commands
 from planner.errors import EnvironmentProblem, ExitCode, InputError
 from planner.fit import check_fits
+from planner.launch.attempts import SECONDS_TO_MEET
 from planner.launch.hosts import find_host
 from planner.launch.others import launch_other
 from planner.launch.preflight import check
@@ -92,13 +93,17 @@ def launch(
 def _command_of(
     plan: Plan, plan_path: Path, output: Path, arguments: RunArguments, host: Host | None
 ) -> Callable[[Attempt], tuple[str, ...]]:
-    """Torchrun's words for each attempt, whose name keeps a host that is late out of the next one's rendezvous."""
+    """Torchrun's words for each attempt, whose name keeps a host that is late out of the next one's rendezvous.
+
+    Where hosts meet, torchrun would wait for a quarter of an hour, longer than the launchers do.
+    """
 
     def command(attempt: Attempt) -> tuple[str, ...]:
         place = host and replace(host, port=attempt.port)
         chosen = replace(arguments, resume=attempt.resume)
         words = torchrun_command(plan, plan_path, output=output, arguments=chosen, host=place)
-        return (words[0], f"--rdzv-id={attempt.start}", *words[1:])
+        patience = (f"--rdzv-conf=timeout={SECONDS_TO_MEET:.0f}",) if host else ()
+        return (words[0], f"--rdzv-id={attempt.start}", *patience, *words[1:])
 
     return command
 

@@ -5,13 +5,15 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from typing import TYPE_CHECKING, Any, Final
 
-from planner.errors import ExitCode
+from planner.errors import EnvironmentProblem, ExitCode
 from planner.launch.attempts import Follower, Head
 from planner.launch.messages import say
 
@@ -105,7 +107,8 @@ def _run_once(
 
     must_end: whether the hosts go on to another attempt; this one counts as failed then.
     """
-    arguments = [sys.executable, "-m", "planner.trainer.agent", *command[1:]]
+    logs = _make_log_folder()
+    arguments = [sys.executable, "-m", "planner.trainer.agent", f"--log-dir={logs}", *command[1:]]
     process = subprocess.Popen(arguments, start_new_session=True, env=_environment(start))  # noqa: S603 # our own module
     hearts = _Hearts(output)
     try:
@@ -122,6 +125,15 @@ def _run_once(
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
+        shutil.rmtree(logs, ignore_errors=True)
+
+
+def _make_log_folder() -> str:
+    """A folder for torchrun, which makes one for the logs of its ranks in any case and never removes its own."""
+    try:
+        return tempfile.mkdtemp(prefix="planner-launch-")
+    except OSError as error:
+        raise EnvironmentProblem(f"cannot make a temporary folder: {error.strerror}", hint="set TMPDIR") from None
 
 
 def _environment(start: str) -> dict[str, str]:

@@ -20,6 +20,7 @@ import torch.distributed as dist
 
 from planner.errors import EnvironmentProblem, ExitCode, InputError, PlannerError
 from planner.plan import plan_from_file, plan_to_dict
+from planner.trainer.network import VARIABLE, choose_interface
 from planner.trainer.obstacles import check_plan
 from planner.trainer.options import corpus_of, parse_options, run_options
 from planner.trainer.parent import die_with_parent
@@ -56,7 +57,7 @@ def main(arguments: Sequence[str] | None = None) -> ExitCode:
                 sys.stderr.write(f"error: {reason}\n    help: plan again with more --headroom\n")
         elif _lost_a_peer(error):
             if is_first_loss(options.output):
-                sys.stderr.write(f"rank {_rank()} lost a peer: {_first_line(error)}\n")
+                sys.stderr.write(f"rank {_rank()} lost a peer: {_first_line(error)}\n{_help_to_meet(error)}")
         elif record_failure(options.output, repr(error), ExitCode.RANK_FAILED, _rank()):
             sys.stderr.write(f"error: rank {_rank()} failed\n")
             traceback.print_exc()
@@ -93,12 +94,19 @@ def _lost_a_peer(error: BaseException) -> bool:
     return error.__cause__ is not None and _lost_a_peer(error.__cause__)
 
 
+def _help_to_meet(error: BaseException) -> str:
+    """What to do where gloo's ranks have never met."""
+    met = "connectFullMesh" not in str(error)
+    return "" if met else f"    help: {VARIABLE} names the network interface that reaches the other hosts\n"
+
+
 def _train(options: argparse.Namespace) -> ExitCode:
     plan = plan_from_file(options.plan)
     check_plan(plan)
     corpus = corpus_of(plan, options)
     device = _pick_device(plan)
     on_gpu = device.type == "cuda"
+    choose_interface()
     dist.init_process_group(
         "nccl" if on_gpu else "gloo", timeout=COLLECTIVE_TIMEOUT, device_id=device if on_gpu else None
     )

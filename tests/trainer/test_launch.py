@@ -21,6 +21,7 @@ import pytest
 from planner.emit.programs.torch import torchrun_command, torchrun_commands
 from planner.errors import EnvironmentProblem, ExitCode, InputError, NothingFitsError
 from planner.launch import launch
+from planner.launch.attempts import SECONDS_TO_MEET, Attempt
 from planner.layout import parse_layout
 from planner.plan import write_plan
 from planner.reading import read_plan
@@ -34,6 +35,7 @@ PROGRAM = (
     "plan, output, steps = sys.argv[1:]\n"
     "sys.exit(launch(Path(plan), output=Path(output), arguments=RunArguments(steps=int(steps))))\n"
 )
+FIRST = Attempt(number=0, start="first", port=29500, resume="auto")
 
 
 @pytest.fixture
@@ -215,6 +217,20 @@ def test_ranks_that_die_before_the_first_step_are_started_again(
     assert "a rank ended without a word at step 0" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("number", [0, 1])
+def test_torchrun_waits_for_other_hosts_as_long_as_it_is_said(number, make_plan, tmp_path, monkeypatch):
+    run = pytest.importorskip("torch.distributed.run")
+    asked = []
+    monkeypatch.setattr("planner.launch.supervise._run_once", lambda *words: asked.append(words[0]) or 1)
+    monkeypatch.setattr("planner.launch.attempts.Follower.join", lambda *_: None if asked else FIRST)
+    write_plan(on_two_hosts(make_plan("dp=4,mbs=2")), tmp_path / "plan.json")
+    host = {"node_rank": number, "master_addr": "127.0.0.1", "master_port": free_port()}
+    launch(tmp_path / "plan.json", output=tmp_path / "out", **host)
+    config, _, _ = run.config_from_args(run.get_args_parser().parse_args(asked[0][1:]))
+    assert int(config.rdzv_configs["timeout"]) == SECONDS_TO_MEET
+    assert config.rdzv_configs["rank"] == number
+
+
 @pytest.mark.slow
 def test_a_rank_that_dies_while_it_starts_is_started_again(plan_path, tmp_path):
     pytest.importorskip("torch")
@@ -319,10 +335,12 @@ def test_a_folder_in_use_is_refused(plan_path, tmp_path):
 
 
 @pytest.fixture
-def stopped(plan_path, tmp_path) -> Path:
-    """A run that was asked to stop."""
+def stopped(plan_path, tmp_path, monkeypatch) -> Path:
+    """A run that was asked to stop; its temporary files have a folder of their own."""
     pytest.importorskip("torch")
     output = tmp_path / "out"
+    (tmp_path / "temporary").mkdir()
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "temporary"))
     first = start(plan_path, output, 100_000)
     wait_for(lambda: steps_done(output) > 2)
     first.send_signal(signal.SIGTERM)
@@ -336,6 +354,8 @@ def test_a_run_stops_on_request(stopped):
     status = json.loads((stopped / "status.json").read_text())
     assert status["state"] == "saved"
     assert status["step"] == steps_done(stopped)
+    left = {path.name.partition("_")[0] for path in (stopped.parent / "temporary").iterdir()}
+    assert left <= {"torchinductor"}  # a cache of torch, which has the same name each time
 
 
 @pytest.mark.slow

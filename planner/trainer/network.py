@@ -1,0 +1,45 @@
+"""The network interface that reaches the other hosts: gloo would take the one that the host's own name stands for.
+
+That name is often the loopback's, as Debian writes it into /etc/hosts, and then no two hosts meet.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import socket
+import struct
+
+VARIABLE = "GLOO_SOCKET_IFNAME"
+SIOCGIFADDR = 0x8915  # netdevice(7): the IPv4 address of an interface
+
+
+def choose_interface() -> None:
+    """Tell gloo the interface that reaches host 0, where there are several hosts and the user names none."""
+    several = os.environ.get("WORLD_SIZE") != os.environ.get("LOCAL_WORLD_SIZE")
+    if several and VARIABLE not in os.environ and (name := interface_towards(os.environ["MASTER_ADDR"])):
+        os.environ[VARIABLE] = name
+
+
+def interface_towards(host: str) -> str:
+    """Name of the interface that packets to `host` leave by; empty where that is the loopback, or none is found.
+
+    host: a name or an IPv4 address, of this host too.
+    """
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect((host, 1))  # sends nothing: the system looks up the way
+        except OSError:
+            return ""
+        own = probe.getsockname()[0]
+        if own.startswith("127."):
+            return ""
+        return next((name for _, name in socket.if_nameindex() if _address_of(name, probe) == own), "")
+
+
+def _address_of(interface: str, probe: socket.socket) -> str:
+    try:
+        answer = fcntl.ioctl(probe.fileno(), SIOCGIFADDR, struct.pack("256s", interface.encode()))
+    except OSError:  # it has none
+        return ""
+    return socket.inet_ntoa(answer[20:24])
