@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
-import shlex
 import shutil
 import subprocess
 import sys
 from typing import TYPE_CHECKING, Any
 
 from planner.emit.bundle import bundle_of, target_of, write_bundle
+from planner.emit.hosts import num_hosts
+from planner.emit.programs.torch import lines_of_hosts
 from planner.emit.target import How
 from planner.errors import EnvironmentProblem, ExitCode, InputError, Mistake
 from planner.launch.hosts import find_host
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
+    from planner.emit.bundle import Bundle
+    from planner.emit.programs.torch import Host
     from planner.plan import Plan
     from planner.run_arguments import RunArguments
 
@@ -36,6 +39,7 @@ def launch_other(
 ) -> int:
     """Write the program's files into `output`, start them on this host, and return the program's exit code.
 
+    dry_run: print the command of each host and start nothing; no host has to say then which one it is.
     further: options of the program that stand behind the script's own. force_unfit, tell: as
     `planner.fit.check_fits`. place: as `planner.launch.hosts.find_host`.
 
@@ -45,22 +49,30 @@ def launch_other(
         NothingFitsError: the plan does not fit.
     """
     target, how = target_of(plan, None), How(arguments=arguments, smoke=smoke)
-    host = find_host(plan, os.environ, **place)
     made = bundle_of(plan, how=how, force_unfit=force_unfit, tell=tell)
-    folder = output / f"host-{host.number}" if host and host.number else output
-    words = ["bash", str(folder / made.script)]
-    if host is not None:
-        words += [str(host.number), str(host.address), str(host.port)]
-    words += further
     if dry_run:
-        sys.stdout.write(f"{shlex.join(words)}\n")
+        lines = lines_of_hosts(num_hosts(plan), lambda host: _words(output, made, host, further))
+        sys.stdout.write("".join(f"{line}\n" for line in lines))
         return ExitCode.OK
+    host = find_host(plan, os.environ, **place)
+    words = _words(output, made, host, further)
     _check_filled(made.still_yours, further, where=target.program)
     if shutil.which(target.executable) is None:
         hint = f"{target.install}; or `planner emit` writes the files for another machine"
         raise EnvironmentProblem(f"{target.executable} is not installed, which starts {target.program}", hint=hint)
+    folder = _folder(output, host)
     write_bundle(plan, folder, how=how, force=(folder / "plan.json").exists(), force_unfit=force_unfit)
     return subprocess.run(words, check=False).returncode  # noqa: S603 - the script that was just written
+
+
+def _folder(output: Path, host: Host | None) -> Path:
+    return output / f"host-{host.number}" if host and host.number else output
+
+
+def _words(output: Path, made: Bundle, host: Host | None, further: Sequence[str]) -> list[str]:
+    """The command of one host; None: it is the only one."""
+    place = [] if host is None else [str(host.number), host.address, str(host.port)]
+    return ["bash", str(_folder(output, host) / made.script), *place, *further]
 
 
 def _check_filled(still_yours: dict[str, str], further: Sequence[str], *, where: str) -> None:
