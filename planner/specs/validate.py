@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, get_args
 
-from pydantic import ValidationError
+from pydantic import ValidationError, WithJsonSchema
 
 from planner.errors import InputError, Mistake
 from planner.specs.document import Document
@@ -34,6 +34,8 @@ _EXPECTED = {
     "model_type": "a mapping of keys to values",
     "model_attributes_type": "a mapping of keys to values",
 }
+_FROM_GENERATION = {"efficiency", "num_processors", "reserved_memory"}
+"""Keys of a device that its generation gives: none is missing where only the generation's name is wrong."""
 _BOUNDS = {"ge": "at least", "gt": "more than", "le": "at most", "lt": "less than"}
 _SUBJECT = re.compile(r"([a-z_]+): (.*)", re.DOTALL)
 
@@ -81,7 +83,10 @@ def _node_at(tree: Node, path: Path) -> Node:
 
 
 def _mistakes(document: type[Document], tree: Node, errors: list[ErrorDetails]) -> Iterable[Mistake]:
-    """One mistake for each error; a misspelt key that must be there is one mistake, not two."""
+    """One mistake for each error; a misspelt key that must be there is one mistake, not two.
+
+    A list is not too short because its only entry has a mistake.
+    """
     missing = {tuple(error["loc"]) for error in errors if error["type"] == "missing"}
     meant: dict[Path, str] = {}
     for error in errors:
@@ -92,6 +97,10 @@ def _mistakes(document: type[Document], tree: Node, errors: list[ErrorDetails]) 
             if close:
                 meant[tuple(error["loc"])] = close[0]
                 missing.discard((*parent, close[0]))
+    if any(error["loc"] and error["loc"][-1] == "generation" for error in errors):
+        missing = {path for path in missing if not _FROM_GENERATION & set(map(str, path))}
+    blamed = {tuple(error["loc"][:end]) for error in errors for end in range(len(error["loc"]))}
+    errors = [error for error in errors if error["type"] != "too_short" or tuple(error["loc"]) not in blamed]
     kept = [error for error in errors if error["type"] != "missing" or tuple(error["loc"]) in missing]
     return dict.fromkeys(_mistake(document, tree, each, meant.get(tuple(each["loc"]))) for each in kept)
 
@@ -134,7 +143,9 @@ def _not_one_of(node: Node, name: str, error: ErrorDetails, *, key: bool) -> Mis
     allowed = re.findall(r"'([^']*)'", str(error.get("ctx", {}).get("expected", "")))
     found = error["input"]
     subject = f"unknown key {quoted(name)}" if key else f"`{name}` cannot be {quoted(found)}"
-    return node.mistake(subject, did_you_mean(str(found), allowed, otherwise=f"one of {', '.join(allowed)}"))
+    known = f"one of {', '.join(allowed)}"
+    close = did_you_mean(str(found), allowed)
+    return node.mistake(subject, f"{close} It is {known}" if close else known)
 
 
 def _explained(kind: str, name: str, found: Any, context: Mapping[str, Any]) -> tuple[str, str]:
@@ -165,5 +176,10 @@ def _range(fields: Mapping[str, Any], path: Path) -> str:
 
 
 def _description(fields: Mapping[str, Any], path: Path) -> str:
+    """What a field is, and how a quantity is written."""
     field = fields.get(str(path[-1])) if path else None
-    return (field.description or "") if field else ""
+    if field is None:
+        return ""
+    schemas = [each.json_schema or {} for each in field.metadata if isinstance(each, WithJsonSchema)]
+    examples = [f"write it as in `{path[-1]}: {each}`" for schema in schemas for each in schema.get("examples", ())]
+    return "; ".join([*filter(None, [field.description]), *examples])
