@@ -53,6 +53,9 @@ _WORDS: Final[dict[str, tuple[str, ...]]] = {
     "offload": get_args(Offload),
 }
 
+NOT_PRICED: Final = "not priced"
+"""The rule of a key of a foreign file that is on, and that changes no figure of the forecast."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Assumed:

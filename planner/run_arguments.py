@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from planner.units import parse_share
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+
+OF_OTHER_PROGRAMS: Final = frozenset({"data", "tokenizer", "weights"})
+"""Fields that programs other than the planner's own trainer take too."""
 
 
 def _option(text: str, metavar: str = "", read: Callable[[str], Any] = str) -> dict[str, Any]:

@@ -36,6 +36,9 @@ UNITS: Final[dict[str, dict[str, float]]] = {
 }
 """Kind of quantity -> unit -> factor to the base unit (the first unit of the table is the base unit)."""
 
+KINDS: Final = {kind: kind.replace("_", " ") for kind in UNITS} | {"usd_per_hour": "US dollars per hour of one device"}
+"""Kind of quantity -> its name in messages and documents."""
+
 _QUANTITY: Final = re.compile(r"\s*([+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)\s*([A-Za-z/]+)?(\s+per device)?\s*")
 _LONGEST: Final = 400
 """Longest text, in characters, that is read as a quantity: matching time grows with the square of the length."""
@@ -60,8 +63,8 @@ def parse_quantity(text: str, kind: str) -> float:
         raise ValueError(f"{text!r} has no unit; write one of {examples}")
     if unit not in table:
         other = next((name for name, units in UNITS.items() if unit in units), None)
-        kind_of = f"is a unit of {other.replace('_', ' ')}" if other else "is not a known unit"
-        raise ValueError(f"{unit!r} {kind_of}; {kind.replace('_', ' ')} are written in {examples}")
+        kind_of = f"is a unit of {KINDS[other]}" if other else "is not a known unit"
+        raise ValueError(f"{unit!r} {kind_of}; {KINDS[kind]} are written in {examples}")
     value = float(number) * table[unit]
     if not math.isfinite(value):
         raise ValueError(f"{text!r} is too large")

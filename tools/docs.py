@@ -156,7 +156,9 @@ def taken(field: dict[str, Any]) -> str:
     if kind in ("integer", "number"):
         return kind + bounds(field)
     unit = str(field.get("description", ""))
-    return unit.removeprefix("a number and a unit of ") + " with unit" if unit.startswith("a number and") else "text"
+    if unit.startswith("a number and"):
+        return unit.removeprefix("a number and a unit of ") + " with unit"
+    return f"as in `{field['examples'][0]}`" if "examples" in field else "text"
 
 
 def bounds(field: dict[str, Any]) -> str:

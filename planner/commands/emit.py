@@ -8,7 +8,13 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from planner.commands.console import Console, run_folder
-from planner.commands.options import force_unfit_option, plan_argument, run_options, with_run_arguments
+from planner.commands.options import (
+    RunCommand,
+    force_unfit_option,
+    plan_argument,
+    run_options,
+    with_run_arguments,
+)
 from planner.errors import ExitCode, InputError
 
 if TYPE_CHECKING:
@@ -88,7 +94,7 @@ def _say_yours(console: Console, made: Bundle) -> None:
         console.err.write(f"still yours: {placeholder}, {meaning}\n")
 
 
-@click.command("emit")
+@click.command("emit", cls=RunCommand)
 @plan_argument
 @click.option(
     "--to",

@@ -9,6 +9,7 @@ import click
 
 from planner.commands.console import Console, run_folder
 from planner.commands.options import (
+    RunCommand,
     calibration_option,
     force_unfit_option,
     place_options,
@@ -70,7 +71,7 @@ def _show_comparison(output: Path, console: Console, corrections: Calibration | 
         console.render(comparison(found, learning_commands(plan_of_run, output)))
 
 
-@click.command("launch")
+@click.command("launch", cls=RunCommand)
 @plan_argument
 @run_options
 @place_options

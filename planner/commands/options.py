@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from planner.run_arguments import RunArguments, option_name
+from planner.run_arguments import OF_OTHER_PROGRAMS, RunArguments, option_name
 from planner.units import parse_length, parse_share
 
 if TYPE_CHECKING:
@@ -196,6 +196,26 @@ def workload_options(command: Any) -> Any:
     return _with(command, _WORKLOAD)
 
 
+class _OfOurTrainer(click.Option):
+    """An option that the planner's own trainer alone takes."""
+
+
+class RunCommand(click.Command):
+    """A command with the options of a run; its help lists those of the planner's own trainer apart."""
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: D102 - click's own
+        lines: dict[bool, list[tuple[str, str]]] = {False: [], True: []}
+        for param in self.get_params(ctx):
+            if isinstance(param, click.Option) and (record := param.get_help_record(ctx)):
+                lines[isinstance(param, _OfOurTrainer)].append(record)
+        for title, records in (
+            ("Options", lines[False]),
+            ("Options for plans of engine torch (the planner's own trainer)", lines[True]),
+        ):
+            with formatter.section(title):
+                formatter.write_dl(records)
+
+
 def run_options(command: Any) -> Any:
     """Add the options of a run: the fields of `RunArguments`."""
     return _with(command, [_run_option(each) for each in fields(RunArguments)])
@@ -204,11 +224,13 @@ def run_options(command: Any) -> Any:
 def _run_option(each: Field[Any]) -> Callable[[Any], Any]:
     """The option of one field; click reads paths and counts itself."""
     name, text, read = option_name(each.name), each.metadata["help"], each.metadata["read"]
+    cls = click.Option if each.name in OF_OTHER_PROGRAMS else _OfOurTrainer
     if each.default is False:
-        return click.option(name, is_flag=True, help=text)
+        return click.option(name, cls=cls, is_flag=True, help=text)
     types = {Path: click.Path(path_type=Path), int: click.IntRange(min=1)}
     return click.option(
         name,
+        cls=cls,
         type=types.get(read, str),
         multiple=each.default == (),
         default=each.default,

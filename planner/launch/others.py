@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shlex
 import shutil
 import subprocess
 import sys
@@ -20,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
+    from planner.emit.bundle import Bundle
     from planner.emit.programs.torch import Host
     from planner.plan import Plan
     from planner.run_arguments import RunArguments
@@ -39,6 +39,7 @@ def launch_other(
 ) -> int:
     """Write the program's files into `output`, start them on this host, and return the program's exit code.
 
+    dry_run: print the command of each host and start nothing; no host has to say then which one it is.
     further: options of the program that stand behind the script's own. force_unfit, tell: as
     `planner.fit.check_fits`. place: as `planner.launch.hosts.find_host`.
 
@@ -48,31 +49,30 @@ def launch_other(
         NothingFitsError: the plan does not fit.
     """
     target, how = target_of(plan, None), How(arguments=arguments, smoke=smoke)
-    shows_all = dry_run and not any(each is not None for each in place.values())
-    host = None if shows_all else find_host(plan, os.environ, **place)
     made = bundle_of(plan, how=how, force_unfit=force_unfit, tell=tell)
-
-    def words(host: Host | None) -> tuple[str, ...]:
-        own = (str(host.number), str(host.address), str(host.port)) if host else ()
-        return ("bash", str(_folder_of(host, output) / made.script), *own, *further)
-
     if dry_run:
-        several = shows_all and num_hosts(plan) > 1
-        lines = lines_of_hosts(num_hosts(plan), words) if several else (shlex.join(words(host)),)
+        lines = lines_of_hosts(num_hosts(plan), lambda host: _words(output, made, host, further))
         sys.stdout.write("".join(f"{line}\n" for line in lines))
         return ExitCode.OK
+    host = find_host(plan, os.environ, **place)
+    words = _words(output, made, host, further)
     _check_filled(made.still_yours, further, where=target.program)
     if shutil.which(target.executable) is None:
         hint = f"{target.install}; or `planner emit` writes the files for another machine"
         raise EnvironmentProblem(f"{target.executable} is not installed, which starts {target.program}", hint=hint)
-    folder = _folder_of(host, output)
+    folder = _folder(output, host)
     write_bundle(plan, folder, how=how, force=(folder / "plan.json").exists(), force_unfit=force_unfit)
-    return subprocess.run(words(host), check=False).returncode  # noqa: S603 - the script that was just written
+    return subprocess.run(words, check=False).returncode  # noqa: S603 - the script that was just written
 
 
-def _folder_of(host: Host | None, output: Path) -> Path:
-    """Where a host's files are written; several hosts may share the storage."""
+def _folder(output: Path, host: Host | None) -> Path:
     return output / f"host-{host.number}" if host and host.number else output
+
+
+def _words(output: Path, made: Bundle, host: Host | None, further: Sequence[str]) -> list[str]:
+    """The command of one host; None: it is the only one."""
+    place = [] if host is None else [str(host.number), host.address, str(host.port)]
+    return ["bash", str(_folder(output, host) / made.script), *place, *further]
 
 
 def _check_filled(still_yours: dict[str, str], further: Sequence[str], *, where: str) -> None:

@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from planner.emit.hosts import num_hosts
-from planner.emit.programs.torch import Host, torchrun_command, torchrun_commands
+from planner.emit.programs.torch import PLACEHOLDERS, Host, torchrun_command, torchrun_commands
 from planner.errors import EnvironmentProblem, ExitCode, InputError
 from planner.fit import check_fits
 from planner.launch.attempts import SECONDS_TO_MEET
@@ -58,6 +58,8 @@ def launch(
     """
     arguments = arguments or RunArguments()
     plan = read_plan(plan_path, tell=_note)
+    if dry_run and num_hosts(plan) > 1:
+        _note(PLACEHOLDERS)
     if plan.engine.name != "torch" and plan.engine.emits:
         how: dict[str, Any] = {
             "smoke": smoke,

@@ -49,7 +49,7 @@ def check_objective(job: Job, objective: Objective) -> None:
     priced = {pool.cluster.name: price_of(pool.cluster, job.training) is not None for pool in job.pools}
     if objective.name == "cost" and len(set(priced.values())) > 1:
         missing = next(name for name, given in priced.items() if not given)
-        hint = f"--set '{missing}.price=2.50 USD/h', or --set 'training.price=2 USD/h' for all devices"
+        hint = f"--set '{missing}.price=2.50 USD/h per device', or --set 'training.price=2 USD/h per device' for all"
         raise InputError(f"pool {missing} has no price, and others have", where="--objective cost", hint=hint)
 
 

@@ -14,6 +14,7 @@ from planner.cost.ledger import LineName, total_exposed_seconds
 from planner.cost.parameters import num_params
 from planner.cost.run import devices_in_use
 from planner.fit import chance_words, fit_words
+from planner.layout import NOT_PRICED
 from planner.no_plan import command_again
 from planner.plan import plan_to_dict
 from planner.search.near_ties import NEAR_TIE, more_or_less
@@ -116,11 +117,19 @@ def layout_rows(plan: Plan) -> list[tuple[str, RenderableType]]:
         *loss_rows(plan),
         *overlap_rows(plan),
         *trained_rows(plan),
-        *([("assumed", clean("; ".join(map(str, plan.assumed))))] if plan.assumed else []),
+        *assumed_rows(plan),
     ]
     idle = plan.cluster.num_devices - layout.world_size
     why = f": {clean(plan.idle_reason)}" if plan.idle_reason else ""
     return [*rows, ("idle", f"{idle:,} of {plan.cluster.num_devices:,} devices{why}")] if idle else rows
+
+
+def assumed_rows(plan: Plan) -> list[tuple[str, RenderableType]]:
+    """What nobody said, and what a foreign file says that changes no figure."""
+    filled = [str(each) for each in plan.assumed if each.rule != NOT_PRICED]
+    left_out = [f"{each.key}={each.value}" for each in plan.assumed if each.rule == NOT_PRICED]
+    rows = (("assumed", filled), ("not priced", left_out))
+    return [(name, clean("; ".join(parts))) for name, parts in rows if parts]
 
 
 def loss_rows(plan: Plan) -> list[tuple[str, RenderableType]]:

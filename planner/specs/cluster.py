@@ -89,7 +89,9 @@ def _read_span(value: str) -> int | None:
         return None
     match = re.fullmatch(r"\s*(\d+)\s+devices\s*", value)
     if match is None or int(match[1]) < 1:
-        raise ValueError(f"{value!r} is no span; write `8 devices` or `cluster`")
+        raise ValueError(
+            f"spans: {value!r} is no span; write how many devices one such link joins, as in `8 devices`, or `cluster`"
+        )
     return int(match[1])
 
 

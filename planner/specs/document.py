@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, WithJsonSchema
 
-from planner.units import UNITS, exact_quantity, parse_quantity
+from planner.units import KINDS, UNITS, exact_quantity, parse_quantity
+
+_EXAMPLES: Final = {
+    "bytes": "80 GiB",
+    "bytes_per_second": "25 GB/s",
+    "flops_per_second": "312 TFLOP/s",
+    "seconds": "8 us",
+    "watts": "700 W",
+    "usd_per_hour": "2.50 USD/h per device",
+}
 
 
 class Document(BaseModel):
@@ -35,7 +44,8 @@ def _quantity(kind: str) -> Any:
     units = "|".join(sorted(UNITS[kind], key=len, reverse=True))
     schema = {
         "type": "string",
-        "description": f"a number and a unit of {kind.replace('_', ' ')}",
+        "description": f"a number and a unit of {KINDS[kind]}",
+        "examples": [_EXAMPLES[kind]],
         "pattern": rf"^\s*[0-9.]+([eE][+-]?[0-9]+)?\s*({units})(\s+per device)?\s*$",
     }
     return (

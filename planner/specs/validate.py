@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, get_args
 
-from pydantic import ValidationError
+from pydantic import ValidationError, WithJsonSchema
 
 from planner.errors import InputError, Mistake
 from planner.specs.document import Document
@@ -140,7 +140,9 @@ def _not_one_of(node: Node, name: str, error: ErrorDetails, *, key: bool) -> Mis
     allowed = re.findall(r"'([^']*)'", str(error.get("ctx", {}).get("expected", "")))
     found = error["input"]
     subject = f"unknown key {quoted(name)}" if key else f"`{name}` cannot be {quoted(found)}"
-    return node.mistake(subject, did_you_mean(str(found), allowed, otherwise=f"one of {', '.join(allowed)}"))
+    known = f"one of {', '.join(allowed)}"
+    close = did_you_mean(str(found), allowed)
+    return node.mistake(subject, f"{close} It is {known}" if close else known)
 
 
 def _explained(kind: str, name: str, found: Any, context: Mapping[str, Any]) -> tuple[str, str]:
@@ -171,5 +173,10 @@ def _range(fields: Mapping[str, Any], path: Path) -> str:
 
 
 def _description(fields: Mapping[str, Any], path: Path) -> str:
+    """What a field is, and how a quantity is written."""
     field = fields.get(str(path[-1])) if path else None
-    return (field.description or "") if field else ""
+    if field is None:
+        return ""
+    schemas = [each.json_schema or {} for each in field.metadata if isinstance(each, WithJsonSchema)]
+    examples = [f"write it as in `{path[-1]}: {each}`" for schema in schemas for each in schema.get("examples", ())]
+    return "; ".join([*filter(None, [field.description]), *examples])

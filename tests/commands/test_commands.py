@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+from dataclasses import fields
 from pathlib import Path
 
 import click
@@ -32,6 +33,18 @@ def small(tmp_path, console) -> Path:
     assert plan.run("tiny-gpt", "dgx-a100", console=console, output=path, **SMALL) == ExitCode.OK
     console.out.truncate(console.out.seek(0))
     return path
+
+
+def test_options_that_no_other_program_takes_stand_apart() -> None:
+    from planner.emit.programs import PROGRAMS
+    from planner.run_arguments import option_name
+
+    taken = {option_name(each) for name, target in PROGRAMS.items() if name != "torch" for each in target.takes}
+    for command in (emit.command, launch.command):
+        shared, _, ours = CliRunner().invoke(command, ["--help"]).output.partition("Options for plans of engine torch")
+        listed = {word for word in ours.split() if word.startswith("--")}
+        assert listed == {option_name(each.name) for each in fields(RunArguments)} - taken
+        assert taken <= set(shared.split())
 
 
 # --- results --------------------------------------------------------------------------------------------------------

@@ -1,6 +1,7 @@
 """Files of other programs after public examples and issues: settings retyped as facts, scripts not copied.
 
-`layout` is written by hand from what the source says, and is the oracle; so are `open_keys`, the keys without a price.
+`layout` is written by hand from what the source says, and is the oracle; so are `open_keys`, which are on and have no
+price.
 outcome: whether the run of the source ran or ran out of memory, where it says so, on the machines of `cluster`.
 """
 

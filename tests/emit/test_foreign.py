@@ -206,3 +206,49 @@ def test_the_batch_of_a_trainer_s_file_is_that_of_the_devices_asked_for(written)
 
 def test_comments_and_quotes_are_those_of_a_shell():
     assert commands_of("a 'b c' # d\n\"e f\"g;h\\ i") == [["a", "b c"], ["e fg"], ["h i"]]
+
+
+AXOLOTL = """\
+base_model: meta-llama/Meta-Llama-3-8B
+micro_batch_size: 2
+gradient_accumulation_steps: 4
+sequence_len: 4096
+adapter: lora
+lora_r: 16
+lora_alpha: 32
+lora_target_linear: true
+num_epochs: 3
+load_in_8bit: false
+noisy: true
+"""
+
+
+def test_what_is_off_is_not_mentioned_and_what_is_on_has_a_line_of_its_own(tmp_path, capsys):
+    (tmp_path / "my run.yaml").write_text(AXOLOTL)
+    command = ["--from", str(tmp_path / "my run.yaml"), "dgx-h100", "--gpus", "8"]
+    assert main(["explain", *command]) == ExitCode.OK
+    shown = capsys.readouterr().out
+    assert "not priced  noisy=True" in shown
+    assert "load_in_8bit" not in shown
+    assert main(["plan", *command]) == ExitCode.OK
+    told = capsys.readouterr().err
+    assert "not carried over" in told
+    assert "lora_alpha=32, num_train_epochs=3" in told
+
+
+def test_a_file_may_come_from_standard_input_and_mistakes_name_the_user_s_file(tmp_path, monkeypatch, capsys):
+    path = tmp_path / "mine.yaml"
+    path.write_text(f"{AXOLOTL}sequence_len: [\n")
+    assert main(["explain", "--from", str(path), "dgx-h100"]) == ExitCode.BAD_INPUT
+    assert f"{path.name}:1" in capsys.readouterr().err
+    text = "num_layers: 2\nsequence_len: [\nbase_model: x\n"
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(text.encode())))
+    assert main(["explain", "--from", "-", "dgx-h100"]) == ExitCode.BAD_INPUT
+    assert "standard input:" in capsys.readouterr().err
+    options = "torchrun pretrain_gpt.py --num-layers 4 --hidden-size 256 --num-attention-heads 4 --seq-length 128"
+    options += " --max-position-embeddings 128 --micro-batch-size 1 --global-batch-size 8 --vocab-size 1024"
+    path = tmp_path / "run of mine.sh"
+    path.write_text(options)
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(options.encode())))
+    for name, model in ((path, "run-of-mine.sh"), (Path("-"), "standard-input")):
+        assert read_foreign(name).model.name == model

@@ -59,3 +59,20 @@ def test_the_program_starts_by_the_emitted_file(megatron_plan, tmp_path, monkeyp
     assert "--mock-data" in words
     assert words[-2:] == ["--log-interval", "1"]
     assert "/m/pretrain_gpt.py" in words
+
+
+def test_a_dry_run_of_several_hosts_shows_a_line_for_each(tmp_path, capsys, monkeypatch):
+    for name in ("PET_NODE_RANK", "SLURM_NODEID", "NODE_RANK", "RANK", "MASTER_ADDR"):
+        monkeypatch.delenv(name, raising=False)
+    words = ["tiny-llama", "dgx-h100", "--engine", "megatron", "--seq-len", "128", "--nodes", "2", "--json"]
+    assert main(["explain", *words, "--global-batch", "16", "--layout", "dp=16,mbs=1"]) == ExitCode.OK
+    path = tmp_path / "plan.json"
+    path.write_text(capsys.readouterr().out)
+    folder = tmp_path / "run"
+    assert main(["launch", str(path), "--output", str(folder), "--smoke", "--dry-run"]) == ExitCode.OK
+    told = capsys.readouterr()
+    first, second = told.out.splitlines()
+    assert first.split() == ["bash", str(folder / "run.sh"), "0", "HOST", "PORT"]
+    assert second.split() == ["bash", str(folder / "host-1" / "run.sh"), "1", "HOST", "PORT"]
+    assert "HOST and PORT stand for an address of host 0" in told.err
+    assert not folder.exists()

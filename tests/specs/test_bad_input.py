@@ -158,7 +158,7 @@ TABLE = [
         "measured_bandwidth is more than bandwidth, the line rate; correct one of them",
         "",
     ),
-    ("cluster", "spans: cluster", "spans: 8 GPUs", "7:5", "'8 GPUs' is no span", ""),
+    ("cluster", "spans: cluster", "spans: 8 GPUs", "7:24", "'8 GPUs' is no span", ""),
     # names that go into file names and scripts
     ("model", "name: small", "name: a b", "2:1", "cannot be `a b`", "letters, digits"),
     ("model", "name: small", "name: $(reboot)", "2:1", "cannot be `$(reboot)`", "letters, digits"),

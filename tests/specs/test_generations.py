@@ -117,3 +117,35 @@ def test_list_prices_say_where_and_when_they_were_read() -> None:
     ]
     assert len(priced) >= 10
     assert all(" a host, list of 2026-" in line for line in priced)
+
+
+def test_a_wrong_generation_is_one_mistake_that_names_the_known_ones(tmp_path: Path) -> None:
+    path = tmp_path / "box.yaml"
+    path.write_text(BOX.replace("generation: ada", "generation: hoper"), encoding="utf-8")
+    with pytest.raises(InputError) as caught:
+        load_job(model="llama3-8b", cluster=str(path), global_batch_size=32)
+    (mistake,) = caught.value.mistakes
+    assert mistake.where.startswith(f"{path}:")
+    assert "did you mean `hopper`?" in mistake.hint
+    assert all(each in mistake.hint for each in get_args(Generation))
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong", "hint"),
+    [
+        (", latency: 5.7 us", "", "write it as in `latency: 8 us`"),
+        ("spans: 8 devices", "spans: node", ""),
+        ("price: 2 USD/h per device", "price: 2 USD", ""),
+    ],
+)
+def test_mistakes_of_a_link_and_a_price_say_what_to_write(tmp_path: Path, right: str, wrong: str, hint: str) -> None:
+    path = tmp_path / "box.yaml"
+    text = f"{BOX}price: 2 USD/h per device\n"
+    assert right in text
+    path.write_text(text.replace(right, wrong), encoding="utf-8")
+    with pytest.raises(InputError) as caught:
+        load_job(model="llama3-8b", cluster=str(path), global_batch_size=32)
+    (mistake,) = caught.value.mistakes
+    assert hint in mistake.hint
+    assert mistake.where.startswith(f"{path}:")
+    assert any(each in mistake.text() for each in ("as in `8 devices`", "USD/h", "latency"))

@@ -13,13 +13,18 @@ from planner.emit.target import Setting, Target
 from planner.run_arguments import RunArguments
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from planner.emit.hosts import HostRanks
     from planner.emit.target import How, Place, Values
     from planner.plan import Plan
 
 LINES_SHOWN: Final = 100
+ADDRESS: Final = "HOST"
+PORT: Final = "PORT"
+PLACEHOLDERS: Final = (
+    "HOST and PORT stand for an address of host 0 that the others reach, and for a port that is free there"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,19 +56,30 @@ def torchrun_commands(plan: Plan, plan_path: Path, *, output: Path, arguments: R
     HOST and PORT stand for an address of the first host that the others reach. Plan, data and output must be on
     storage that all hosts share.
     """
-    hosts = ranks_of_hosts(plan)
-    if len(hosts) == 1:
-        return (shlex.join(torchrun_command(plan, plan_path, output=output, arguments=arguments)),)
-    program = _program(plan_path, output, arguments)
-    return lines_of_hosts(len(hosts), lambda host: ("torchrun", *_rendezvous(hosts, host), *program))
+    hosts, program = ranks_of_hosts(plan), _program(plan_path, output, arguments)
+
+    def words(host: Host | None) -> Sequence[str]:
+        if host is None:
+            return torchrun_command(plan, plan_path, output=output, arguments=arguments)
+        return ("torchrun", *_rendezvous(hosts, host), *program)
+
+    return lines_of_hosts(len(hosts), words, number="--node-rank=")
 
 
-def lines_of_hosts(count: int, words: Callable[[Host], tuple[str, ...]]) -> tuple[str, ...]:
-    """The shell line of each host, whose words are those of `words`; of many hosts a comment stands for most."""
-    shown = range(count) if count <= LINES_SHOWN else (*range(LINES_SHOWN - 1), count - 1)
-    lines = [shlex.join(words(Host(number=number, address="HOST", port="PORT"))) for number in shown]
-    if left_out := count - len(lines):
-        lines.insert(-1, f"# and {left_out:,} more hosts, numbers {LINES_SHOWN - 1} to {count - 2}")
+def lines_of_hosts(
+    hosts: int, words: Callable[[Host | None], Sequence[str]], *, number: str = "host "
+) -> tuple[str, ...]:
+    """A shell line for each host; of many hosts a comment stands for most.
+
+    words: the command of a host, of None where it is the only one. number: what stands before a host's number in it.
+    """
+    if hosts == 1:
+        return (shlex.join(words(None)),)
+    last = hosts - 1
+    shown = range(hosts) if hosts <= LINES_SHOWN else (*range(LINES_SHOWN - 1), last)
+    lines = [shlex.join(words(Host(number=each, address=ADDRESS, port=PORT))) for each in shown]
+    if left_out := hosts - len(lines):
+        lines.insert(-1, f"# and {left_out:,} more hosts, with {number}{LINES_SHOWN - 1} to {last - 1}")
     return tuple(lines)
 
 

@@ -20,6 +20,9 @@ MODEL: Final = "launch.model"
 """Keys that a reader gives beside the program's own: hosts and ranks of each that a launcher is told, and the name or
 path of the model."""
 
+THE_FILE: Final = "the file"
+"""What a reader calls its file in `where` of a mistake; the name that the user gave takes its place."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reader:

@@ -7,15 +7,14 @@ import shlex
 import sys
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
-from pathlib import PurePath
 from typing import TYPE_CHECKING, Any, Final
 
-from planner.emit.read import HOSTS, MODEL, RANKS
+from planner.emit.read import HOSTS, MODEL, RANKS, THE_FILE
 from planner.emit.read.all import READERS
 from planner.emit.read.shell import UNSET
 from planner.emit.target import facts_of
 from planner.errors import InputError, Mistake
-from planner.layout import Assumed
+from planner.layout import NOT_PRICED, Assumed
 from planner.specs.by_name import load_engine, load_model, model_names
 from planner.specs.files import limited_text
 from planner.specs.model import ModelSpec
@@ -25,13 +24,15 @@ from planner.specs.validate import validate
 from planner.specs.yaml import as_node, parse_value, read_text
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
 
     from planner.emit.read import Reader
     from planner.emit.target import Value, Values
 
-NOT_PRICED: Final = "not priced"
+_LEFT_BEHIND: Final = ("lora_alpha", "lora_dropout", "num_train_epochs", "num_epochs", "total_epochs")
+"""How adapters are scaled, and passes over data whose size no file says."""
+_OFF: Final = ("false", "none", "null", "no", "off", "()", "[]")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,7 +40,8 @@ class Foreign:
     """What the file of another program says.
 
     layout: keys and values of `--layout`. settings: those of `--set`. num_devices: what its launcher is told, 0 for
-    nothing. assumed: what the file leaves open, and keys of it that have no price.
+    nothing. assumed: what the file leaves open, and keys of it that have no price. left_behind: keys that a plan has no
+    field for, and that change no price.
     """
 
     program: str
@@ -49,6 +51,7 @@ class Foreign:
     settings: tuple[str, ...]
     num_devices: int
     assumed: tuple[Assumed, ...]
+    left_behind: tuple[str, ...] = ()
 
 
 def read_foreign(
@@ -60,7 +63,7 @@ def read_foreign(
     engine: str | None = None,
     num_devices: int = 0,
 ) -> Foreign:
-    """Read a file of another program, or standard input for `-`; `model` in place of the one it describes.
+    """Read a file of another program, `-` for standard input; `model` in place of the one it describes.
 
     define: `NAME=VALUE` of variables that the file leaves open. settings: `model.KEY=VALUE` says what a model that is
     described by options leaves open. engine: whose price counts, in place of the program's own. num_devices: of the
@@ -70,14 +73,16 @@ def read_foreign(
         InputError: all that cannot be read, or has to be said beside the file.
         EnvironmentProblem: the file cannot be read.
     """
-    is_input = str(path) == "-"
-    shown = "standard input" if is_input else printable(str(path), 80)
-    text = limited_text(sys.stdin.buffer, shown) if is_input else read_text(path, shown)
+    is_stream = str(path) == "-"
+    shown = "standard input" if is_stream else printable(str(path), 80)
+    text = limited_text(sys.stdin.buffer, shown) if is_stream else read_text(path, shown)
     reader = _reader_of(shown, text)
     try:
         values = dict(reader.values(_defined(define) + text if reader.is_shell else text))
-    except InputError as error:  # readers know the text alone: their `:line:column` is of this file
-        raise InputError(*(replace(each, where=_placed(each.where, shown)) for each in error.mistakes)) from None
+    except InputError as error:
+        raise InputError(
+            *(replace(each, where=each.where.replace(THE_FILE, shown)) for each in error.mistakes)
+        ) from None
     hosts, ranks, name = (values.pop(key, None) for key in (HOSTS, RANKS, MODEL))
     _check_set(reader, values, shown)
     profile = load_engine(engine or reader.engine(values))
@@ -89,7 +94,7 @@ def read_foreign(
     if NAMED_RECIPES.get(str(training.get("memory_recipe"))) == kept:
         del training["memory_recipe"]  # what the engine keeps anyway
     layout = {key: _text(value) for key, value in facts.of("layout").items()}
-    assumed += [_assumed(each) for each in facts.not_priced]
+    assumed += [_assumed(each) for each in facts.not_priced if not _is_off(each)]
     return Foreign(
         program=reader.name,
         engine=profile.name,
@@ -98,6 +103,7 @@ def read_foreign(
         settings=tuple(f"training.{key}={_setting(value)}" for key, value in training.items()),
         num_devices=told_devices,
         assumed=tuple(assumed),
+        left_behind=tuple(_left_behind(values)),
     )
 
 
@@ -156,12 +162,16 @@ def _model(
         if "vocab_size" not in said:
             hint = "--set model.vocab_size=N says it, or --model names the whole model"
             raise InputError("the vocabulary is the tokenizer's, and its size is not said", where=shown, hint=hint)
-        name = re.sub(r"[^A-Za-z0-9._-]+", "-", PurePath(shown).stem).strip("-") or "file"
-        return validate(ModelSpec, as_node({"name": name, "architecture": "gpt", **_plain(said)}, shown))
+        return validate(ModelSpec, as_node({"name": _name_of(shown), "architecture": "gpt", **_plain(said)}, shown))
     if name is not None and (shipped := shipped_model(str(name))):
         return load_model(shipped)
     what = f" but for the name {printable(str(name), 60)}" if name else ""
     raise InputError(f"the file does not describe the model{what}", where=shown, hint="--model names it")
+
+
+def _name_of(shown: str) -> str:
+    """A name for the model that a file describes: the file's own, in the letters that names may have."""
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", shown.rpartition("/")[2]).strip("-")[:64] or "model"
 
 
 def _plain(value: Any) -> Any:
@@ -202,6 +212,16 @@ def _setting(value: Any) -> str:
     if isinstance(value, tuple | list):
         return "[" + ",".join(map(str, value)) + "]"
     return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _left_behind(values: Values) -> Iterator[str]:
+    for key, value in values.items():
+        if value and key.rpartition(".")[2] in _LEFT_BEHIND:
+            yield printable(f"{key}={value}", 80)
+
+
+def _is_off(text: str) -> bool:
+    return text.rpartition("=")[2].lower() in _OFF
 
 
 def _assumed(text: str) -> Assumed:

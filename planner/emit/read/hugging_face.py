@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from planner.emit.programs import accelerate
 from planner.emit.programs.hugging_face import flat
-from planner.emit.read import HOSTS, MODEL, RANKS, Reader
+from planner.emit.read import HOSTS, MODEL, RANKS, THE_FILE, Reader
 from planner.emit.read.options import options_of
 from planner.emit.read.shell import option_words
 from planner.errors import InputError
@@ -52,7 +52,7 @@ def _engine(values: Values) -> str:
 
 
 def _accelerate_values(text: str) -> Values:
-    found = flat(_document(text), "accelerate.")
+    found = flat(_document(text, THE_FILE), "accelerate.")
     if found.get("accelerate.distributed_type") == "DEEPSPEED":
         start = "accelerate.deepspeed_config."
         if f"{start}zero_stage" in found:
@@ -71,7 +71,7 @@ def _accelerate_values(text: str) -> Values:
 
 
 def _deepspeed_values(text: str) -> Values:
-    return _without_auto(flat(_document(text), "deepspeed."))
+    return _without_auto(flat(_document(text, THE_FILE), "deepspeed."))
 
 
 def _preset(found: dict[str, Value], path: str) -> None:
@@ -116,7 +116,7 @@ def _trainer_options(text: str) -> Values:
 
 
 def _trainer_file(text: str) -> Values:
-    return _of_trainer(flat(_document(text)))
+    return _of_trainer(flat(_document(text, THE_FILE)))
 
 
 # --- ms-swift without Megatron -------------------------------------------------------------------------------------
@@ -206,7 +206,7 @@ def _axolotl_kernels(data: dict[str, Any], found: dict[str, Value]) -> None:
 
 
 def _axolotl_values(text: str) -> Values:
-    data = _document(text)
+    data = _document(text, THE_FILE)
     found: dict[str, Value] = {}
     _axolotl_fsdp(data, found)
     adapter = data.pop("adapter", None)
@@ -241,7 +241,7 @@ _FACTORY: Final = {
 
 
 def _factory_values(text: str) -> Values:
-    data = _document(text)
+    data = _document(text, THE_FILE)
     found: dict[str, Value] = {}
     if path := data.pop("deepspeed", None):
         _preset(found, str(path))

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from planner.emit.programs import torchtitan
 from planner.emit.programs.hugging_face import flat
-from planner.emit.read import MODEL, Reader
+from planner.emit.read import MODEL, THE_FILE, Reader
 from planner.errors import InputError
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ _OF_LAYERS: Final = {"rope": ("attention", "rope"), "norm": ("attention_norm",)}
 
 def _document(found: Any) -> dict[str, Any]:
     if not isinstance(found, dict):
-        raise InputError("expected keys and values", where="the torchtitan file")
+        raise InputError("expected keys and values", where=THE_FILE)
     return found
 
 
@@ -45,7 +45,7 @@ def _parsed(text: str) -> dict[str, Any]:
         return _document(json.loads(text)) if text.lstrip().startswith("{") else tomllib.loads(text)
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         what = str(error).splitlines()[0][:120] if str(error) else type(error).__name__
-        raise InputError(f"cannot be read: {what}", where="the torchtitan file") from None
+        raise InputError(f"cannot be read: {what}", where=THE_FILE) from None
 
 
 def _values(text: str) -> Values:
@@ -167,7 +167,7 @@ def _of_python(tree: ast.Module) -> dict[str, Any]:
             found |= {str(each.arg): _section(each.value) for each in node.keywords if each.arg != "model_spec"}
     if "training" not in found:
         hint = "a configuration of your own: torchtitan saves it with --debug.save_config_file config.json"
-        raise InputError("only Python that `planner emit` wrote can be read", where="the torchtitan file", hint=hint)
+        raise InputError("only Python that `planner emit` wrote can be read", where=THE_FILE, hint=hint)
     kind = found.get("activation_checkpoint", {})
     classes = {key: value.pop("", "") for key, value in found.items() if isinstance(value, dict)}
     found["activation_checkpoint"] = "none" if kind is None else classes["activation_checkpoint"]
