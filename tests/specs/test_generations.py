@@ -76,7 +76,8 @@ def test_a_misspelt_generation_and_a_wrong_link_are_a_mistake_each(tmp_path: Pat
     with pytest.raises(InputError) as caught:
         load_job(model="llama3-8b", cluster=str(path), global_batch_size=32)
     generation, *links = caught.value.mistakes
-    assert (generation.message, generation.hint) == ("`device.generation` cannot be `adaa`", "did you mean `ada`?")
+    assert generation.message == "`device.generation` cannot be `adaa`"
+    assert generation.hint.startswith("did you mean `ada`?")
     assert links
     assert all(each.message.endswith("latensy`") and "latency" in each.hint for each in links)
 
