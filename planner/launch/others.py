@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -51,7 +52,10 @@ def launch_other(
     target, how = target_of(plan, None), How(arguments=arguments, smoke=smoke)
     made = bundle_of(plan, how=how, force_unfit=force_unfit, tell=tell)
     if dry_run:
-        lines = lines_of_hosts(num_hosts(plan), lambda host: _words(output, made, host, further))
+        if any(each is not None for each in place.values()):  # the command of this host
+            lines = (shlex.join(_words(output, made, find_host(plan, os.environ, **place), further)),)
+        else:
+            lines = lines_of_hosts(num_hosts(plan), lambda host: _words(output, made, host, further))
         sys.stdout.write("".join(f"{line}\n" for line in lines))
         return ExitCode.OK
     host = find_host(plan, os.environ, **place)

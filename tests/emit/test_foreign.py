@@ -58,7 +58,7 @@ def test_the_verdict_on_memory_is_right_where_the_outcome_is_known(written):
 
 def test_a_file_may_come_from_standard_input(written, monkeypatch):
     path = written("--num-layers 4 --hidden-size 64 --num-attention-heads 4 --vocab-size 99 --seq-length 64 --bf16")
-    assert read_foreign(path).model.name == "train"
+    assert read_foreign(path).model.name == "train.sh"
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(path.read_bytes())))
     found = read_foreign(Path("-"))
     assert found.model == read_foreign(path).model.model_copy(update={"name": "standard-input"})
