@@ -159,14 +159,14 @@ def test_what_grows_is_told_from_what_wavers(tool, bytes_of, files_of, grows):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(900)
 def test_a_minutes_soak_is_flat_and_exact(tool):
     pytest.importorskip("torch")
     assert list(tool("battery_soak").soaks(range(1), seconds=60, between_kills=5)) == [""]
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(900)
 def test_a_slow_link_and_one_that_comes_back_change_no_bit(tool):
     pytest.importorskip("torch")
     if subprocess.run(["unshare", "--user", "--map-root-user", "--net", "true"], check=False).returncode:

@@ -8,6 +8,7 @@ import sys
 from typing import TYPE_CHECKING
 
 import torch
+from torch.distributed import DistError
 from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.run import main as torchrun
@@ -44,6 +45,9 @@ def main() -> int:
         torchrun(_forking(sys.argv[1:]) if on_cpu else sys.argv[1:])
     except (ChildFailedError, SignalException):
         return ExitCode.RANK_FAILED
+    except DistError as error:  # of the rendezvous: no rank was started
+        sys.stderr.write(f"error: the hosts have not met: {str(error).partition(chr(10))[0]}\n")
+        return ExitCode.ENVIRONMENT
     return ExitCode.OK
 
 

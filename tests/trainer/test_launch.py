@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 
-from planner.emit.programs.torch import torchrun_command, torchrun_commands
+from planner.emit.programs.torch import Host, torchrun_command, torchrun_commands
 from planner.errors import EnvironmentProblem, ExitCode, InputError, NothingFitsError
 from planner.launch import launch
 from planner.launch.attempts import SECONDS_TO_MEET, Attempt
@@ -229,6 +229,24 @@ def test_torchrun_waits_for_other_hosts_as_long_as_it_is_said(number, make_plan,
     config, _, _ = run.config_from_args(run.get_args_parser().parse_args(asked[0][1:]))
     assert int(config.rdzv_configs["timeout"]) == SECONDS_TO_MEET
     assert config.rdzv_configs["rank"] == number
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [0, 1])
+def test_hosts_that_never_meet_are_told_in_a_line(number, make_plan, tmp_path):
+    """The other host is not there; in a second torchrun gives up."""
+    pytest.importorskip("torch")
+    plan = on_two_hosts(make_plan("dp=4,mbs=2"))
+    write_plan(plan, tmp_path / "plan.json")
+    host = Host(number=number, address="127.0.0.1", port=free_port())
+    command = torchrun_command(
+        plan, tmp_path / "plan.json", output=tmp_path / "out", arguments=RunArguments(steps=1), host=host
+    )
+    program = [sys.executable, "-m", "planner.trainer.agent", "--rdzv-conf=timeout=1", *command[1:]]
+    run = subprocess.run(program, stderr=subprocess.PIPE, text=True, check=False)
+    assert run.returncode == ExitCode.ENVIRONMENT
+    assert "error: the hosts have not met: " in run.stderr
+    assert "Traceback" not in run.stderr
 
 
 @pytest.mark.slow
