@@ -40,10 +40,7 @@ _COUNTED: Final = ("torch", "accelerate")
 def _model_fault(plan: Plan) -> tuple[str, str] | None:
     if not is_named(plan):
         return None
-    return (
-        f"the config.json of {plan.model.name} is not in the plan, and its layers are only there",
-        "plan for --engine torch, if it has the model",
-    )
+    return f"{plan.model.name} is loaded by a name, which the plan does not know", "its run alone can tell"
 
 
 _NOT_COUNTED: Final = (

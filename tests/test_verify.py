@@ -117,5 +117,5 @@ def test_steps_that_no_cpu_can_run_are_refused_one_by_one(console, tmp_path):
 def test_what_a_count_needs_is_named(console, tmp_path, monkeypatch):
     plan = plan_from_file(make(console, tmp_path / "plan.json", engine="fsdp"))
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == "accelerate" else name)
-    with pytest.raises(EnvironmentProblem, match="not installed: accelerate\n.*pip install accelerate==1.15.0"):
+    with pytest.raises(EnvironmentProblem, match="not installed: accelerate"):
         verify(plan)
