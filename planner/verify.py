@@ -1,6 +1,7 @@
 """Runs one rank's step on fake tensors and compares the memory that it uses with the plan's ledger.
 
-The trainer's program counts the bytes (`planner.trainer.rehearse`); it runs the trainer's step and uses no formulas.
+A program of the trainer counts the bytes: `planner.trainer.rehearse` runs the trainer's own step, `rehearse_accelerate` that of
+transformers under Accelerate's FSDP2, from the files that `planner emit` writes. Neither program uses the formulas.
 """
 
 from __future__ import annotations
@@ -10,11 +11,14 @@ import json
 import subprocess
 import sys
 import tempfile
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from planner.cost.ledger import LineName, worst_stage
+from planner.emit.programs.accelerate import TARGET as ACCELERATE
+from planner.emit.programs.hugging_face import is_named
+from planner.emit.target import How, Refusal, only, values_of
 from planner.errors import EnvironmentProblem, ExitCode, InputError, PlannerError
 from planner.plan import write_plan
 from planner.sums import sum_of
@@ -27,6 +31,28 @@ WITHIN: Final = 0.03
 
 SLACK_BYTES: Final = 2**26  # 64 MiB
 """Absolute difference below which they agree too: 3 % of a model of a few megabytes is negligible on any GPU."""
+
+
+_COUNTED: Final = ("torch", "accelerate")
+"""Programs whose steps can be counted, by the names that engine profiles emit."""
+
+
+def _model_fault(plan: Plan) -> tuple[str, str] | None:
+    if not is_named(plan):
+        return None
+    return f"{plan.model.name} is loaded by a name, which the plan does not know", "its run alone can tell"
+
+
+_NOT_COUNTED: Final = (
+    only("layout.tp", 1, why="the program that is written leaves tensor parallelism to transformers' loader"),
+    only("layout.cp", 1, why="Accelerate cuts sequences inside the kernels of a GPU"),
+    only("layout.offload", "none", why="fake tensors do not tell the host's memory from the device's"),
+    only("training.optimizer", "adamw", "sgd", why="others have kernels that a CPU lacks, or look at values"),
+    only("training.loss", "engine", "whole", why="Liger-Kernel runs on GPUs alone"),
+    only("training.frozen_weights", "16-bit", why="bitsandbytes makes 4 bits of values, which fake tensors have not"),
+    Refusal(says=(), fault=_model_fault),
+)
+"""Plans for Accelerate whose steps no CPU can run."""
 
 
 class RehearsalFailed(PlannerError):
@@ -70,20 +96,21 @@ def verify(plan: Plan, rank: int | None = None) -> Verification:
     """Count the bytes that `rank` holds; None means the first rank of the stage that decides whether the plan fits.
 
     Raises:
-        InputError: the plan is for another engine, has no such rank, or is refused by the trainer.
-        EnvironmentProblem: torch is missing, or there is no space for temporary files.
-        RehearsalFailed: the step failed.
+        InputError: no step of the plan's engine can be counted, or the plan has no such rank, or a program refuses it.
+        EnvironmentProblem: what the program imports is missing, or no room for temporary files.
+        RehearsalFailed: the step broke off.
     """
-    if plan.engine.name != "torch":
+    program = next((each for each in plan.engine.emits if each in _COUNTED), None)
+    if program is None:
         raise InputError(
-            f"the plan is made for {plan.engine.name}, and `planner verify` runs steps of the engine torch alone",
-            hint="plan again with --engine torch; what a run of another program needs is known when it has run",
+            f"the plan is made for {plan.engine.name}, whose steps `planner verify` cannot run without a GPU",
+            hint="it runs those of --engine torch and --engine fsdp; of others a run alone can tell",
         )
     if rank is None:
         rank = worst_stage(plan.memory).stage * plan.layout.stride("pp")
     if not 0 <= rank < plan.layout.world_size:
         raise InputError(f"the plan has no rank {rank}", hint=f"its ranks are 0 to {plan.layout.world_size - 1}")
-    planned, counted = planned_bytes(plan, rank), _counted(plan, rank)
+    planned, counted = planned_bytes(plan, rank), _counted(plan, rank, program)
     held = {LineName(name): float(num_bytes) for name, num_bytes in counted["lines"].items()}
     held[LineName.TRANSIENTS] = counted["peak_bytes"] - sum_of(held.values())
     return Verification(
@@ -95,14 +122,23 @@ def verify(plan: Plan, rank: int | None = None) -> Verification:
     )
 
 
-def _counted(plan: Plan, rank: int) -> dict[str, Any]:
-    """The output of the trainer's program."""
-    if importlib.util.find_spec("torch") is None:
-        raise EnvironmentProblem("torch is not installed", hint="pip install 'parallel-planner[train]'")
+def _counted(plan: Plan, rank: int, program: str = "torch") -> dict[str, Any]:
+    """The output of the program that counts the bytes."""
+    of_accelerate = program == "accelerate"
+    needs = ["torch", *(("transformers", "accelerate", "datasets") if of_accelerate else ())]
+    needs += ["peft"] if of_accelerate and plan.training.lora_rank else []
+    missing = [each for each in needs if importlib.util.find_spec(each) is None]
+    if missing:
+        hint = ACCELERATE.install if of_accelerate else "pip install 'parallel-planner[train]'"
+        raise EnvironmentProblem(f"not installed: {', '.join(missing)}", hint=hint)
     with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "plan.json"
-        write_plan(plan, path)
-        words = [sys.executable, "-m", "planner.trainer.rehearse", str(path), "--rank", str(rank)]
+        if of_accelerate:
+            module, what = "rehearse_accelerate", Path(folder)
+            _write_accelerate(plan, what)
+        else:
+            module, what = "rehearse", Path(folder) / "plan.json"
+            write_plan(plan, what)
+        words = [sys.executable, "-m", f"planner.trainer.{module}", str(what), "--rank", str(rank)]
         done = subprocess.run(words, capture_output=True, text=True, check=False)  # noqa: S603 # our own program
     if done.returncode == ExitCode.BAD_INPUT:
         raise InputError(_said(done.stderr))
@@ -113,6 +149,13 @@ def _counted(plan: Plan, rank: int) -> dict[str, Any]:
         raise RehearsalFailed(f"the step on fake tensors broke off: {last}", hint="a run may work all the same")
     result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return result
+
+
+def _write_accelerate(plan: Plan, folder: Path) -> None:
+    """The files of `planner emit --to accelerate --smoke`."""
+    target, how = replace(ACCELERATE, refuse=(*ACCELERATE.refuse, *_NOT_COUNTED)), How(smoke=True)
+    for name, text in target.render(values_of(target, plan), plan, how).items():
+        (folder / name).write_text(text, encoding="utf-8")
 
 
 def _said(errors: str) -> str:

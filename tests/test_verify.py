@@ -11,9 +11,9 @@ import pytest
 from planner.commands import plan as plan_command
 from planner.commands import verify as verify_command
 from planner.commands.console import Console
-from planner.errors import ExitCode, InputError
+from planner.errors import EnvironmentProblem, ExitCode, InputError
 from planner.plan import plan_from_file
-from planner.verify import RehearsalFailed, Verification, _counted, verify
+from planner.verify import RehearsalFailed, Verification, _counted, _write_accelerate, verify
 
 
 @pytest.fixture
@@ -21,8 +21,15 @@ def console():
     return Console(out=io.StringIO(), err=io.StringIO())
 
 
-def make(console, path, *, engine="torch"):
-    options = {"gpus": 2, "global_batch": 8, "seq_len": 128, "engine": engine, "pin": ["dp=2"]}
+def make(console, path, *, engine="torch", pin=(), settings=()):
+    options = {
+        "gpus": 2,
+        "global_batch": 8,
+        "seq_len": 128,
+        "engine": engine,
+        "pin": ["dp=2", *pin],
+        "settings": settings,
+    }
     assert plan_command.run("tiny-llama", "dgx-a100", console=console, output=path, **options) == ExitCode.OK
     console.out.truncate(console.out.seek(0))
     return path
@@ -75,3 +82,40 @@ def test_what_the_trainers_program_says_is_said(console, tmp_path, monkeypatch):
     Done.returncode, Done.stderr = 1, "Traceback\nValueError: what"
     with pytest.raises(RehearsalFailed, match="broke off: ValueError: what"):
         _counted(found, 0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("recompute", ["none", "full"])
+def test_steps_of_transformers_under_accelerate_are_counted(console, tmp_path, recompute):
+    for needed in ("torch", "transformers", "accelerate", "datasets"):
+        pytest.importorskip(needed)
+    pins = ["mbs=2", "zero=3", f"recompute={recompute}"]
+    plan = plan_from_file(make(console, tmp_path / "plan.json", engine="fsdp", pin=pins))
+    found = verify(plan, rank=1)
+    counted = {name: each[1] for name, each in found.lines.items()}
+    model, tokens = plan.model, 2 * 128
+    h, f, keys = model.hidden_size, model.ffn_hidden_size, model.num_kv_heads * model.head_size
+    weights = model.num_layers * (2 * h * (h + keys) + 3 * h * f + 2 * h) + 2 * model.vocab_size * h + h
+    assert counted["params"] == 2 * (model.vocab_size * h + h)  # Accelerate keeps the head gathered, with the last norm
+    assert counted["grads"] == 4 * weights / 2  # both microbatches are reduced at once
+    assert counted["optimizer_state"] == pytest.approx(12 * weights / 2, rel=1e-3)
+    norms = 2 * (4 * h + 2 * h + 2 * h + 4)  # in fp32, divided, times its weight; one number for each token
+    attention = 2 * (2 * h + 2 * keys) + 4 * model.num_heads
+    a_layer = tokens * (2 * h if recompute == "full" else norms + attention + 2 * 4 * f)
+    assert counted["activations"] == pytest.approx(model.num_layers * a_layer, rel=0.02)  # and sines and cosines
+    assert sum(counted.values()) == found.counted_bytes
+
+
+def test_steps_that_no_cpu_can_run_are_refused_one_by_one(console, tmp_path):
+    pytest.importorskip("torch")
+    settings = ["training.loss=fused", "training.optimizer=adafactor"]
+    plan = plan_from_file(make(console, tmp_path / "plan.json", engine="fsdp", settings=settings))
+    with pytest.raises(InputError, match=r"training.optimizer is adafactor(.|\n)*training.loss is fused"):
+        _write_accelerate(plan, tmp_path)
+
+
+def test_what_a_count_needs_is_named(console, tmp_path, monkeypatch):
+    plan = plan_from_file(make(console, tmp_path / "plan.json", engine="fsdp"))
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == "accelerate" else name)
+    with pytest.raises(EnvironmentProblem, match="not installed: accelerate"):
+        verify(plan)

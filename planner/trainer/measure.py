@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 from torch.autograd.graph import saved_tensors_hooks
+from torch.utils._pytree import tree_leaves
 
 from planner.cost.ledger import LineName
 from planner.trainer.model import Block
@@ -48,12 +49,14 @@ class MemoryMeter:
 
     Activations are those of the layers. Counts storages: a view is free, and a tensor that two operators keep
     counts once. It works on every device because it asks autograd and FSDP2, not the allocator. It costs time,
-    so only a warm-up step runs under it.
+    so only a warm-up step runs under it. layers: the classes of what counts as a layer.
     """
 
-    def __init__(self, parts: Iterable[nn.Module], optimizer: torch.optim.Optimizer) -> None:
+    def __init__(
+        self, parts: Iterable[nn.Module], optimizer: torch.optim.Optimizer, layers: tuple[type, ...] = (Block,)
+    ) -> None:
         self.peak = {LineName.PARAMS: 0, LineName.GRADS: 0, LineName.ACTIVATIONS: 0}
-        self._parts, self._optimizer = list(parts), optimizer
+        self._parts, self._optimizer, self._layers = list(parts), optimizer, layers
         self._weights: dict[int, torch.UntypedStorage] = {}
         self._uses: dict[int, int] = {}
         self._activation_bytes = 0
@@ -65,7 +68,9 @@ class MemoryMeter:
         modules = [module for part in self._parts for module in part.modules()]
         handles = [module.register_forward_pre_hook(self._before_forward) for module in modules]
         handles += [part.register_forward_hook(self._after_forward) for part in self._parts]
-        handles += [module.register_forward_hook(self._leave_layer) for module in modules if isinstance(module, Block)]
+        handles += [
+            module.register_forward_hook(self._leave_layer) for module in modules if isinstance(module, self._layers)
+        ]
         handles.append(self._optimizer.register_step_pre_hook(self._before_update))
         try:
             with saved_tensors_hooks(self._pack, lambda kept: kept.tensor if isinstance(kept, _Kept) else kept):
@@ -76,7 +81,7 @@ class MemoryMeter:
 
     def _before_forward(self, module: nn.Module, _: Any) -> None:
         """FSDP2 swaps in gathered parameters just before a module runs: learn their storages then."""
-        self._in_layer |= isinstance(module, Block)
+        self._in_layer |= isinstance(module, self._layers)
         for parameter in module.parameters(recurse=False):
             storage = _storage(parameter)
             self._weights[_identity(storage)] = storage
@@ -84,15 +89,16 @@ class MemoryMeter:
     def _leave_layer(self, *_: Any) -> None:
         self._in_layer = False
 
-    def _after_forward(self, _: nn.Module, __: Any, output: Tensor) -> None:
+    def _after_forward(self, _: nn.Module, __: Any, output: Any) -> None:
         """With all layers run, weights that stay gathered are resident; so are gradients from before.
 
         The first stage of a pipeline may run all its forward passes first: look again when a backward pass starts.
         """
         self._note(LineName.PARAMS, sum(storage.nbytes() for storage in self._weights.values()))
         self._before_update()
-        if output.requires_grad:
-            output.register_hook(self._before_update)  # type: ignore[no-untyped-call] # torch's
+        made = next((each for each in tree_leaves(output) if getattr(each, "requires_grad", False)), None)
+        if made is not None:
+            made.register_hook(self._before_update)
 
     def _before_update(self, *_: Any) -> None:
         """Count the gradients that exist now, whole or sharded."""

@@ -206,6 +206,11 @@ def counted(plan: Plan, rank: int = 0, *, lines: bool = False) -> tuple[int, dic
     return peak, {**meter.peak, LineName.OPTIMIZER_STATE: states}
 
 
+def write_count(peak: int, lines: dict[LineName, int]) -> None:
+    """Print both as one JSON object."""
+    sys.stdout.write(json.dumps({"peak_bytes": peak, "lines": lines}) + "\n")
+
+
 def main(arguments: Sequence[str] | None = None) -> ExitCode:
     """Print what a rank holds, as one JSON object: its peak, and lines by name."""
     parser = argparse.ArgumentParser(prog="planner.trainer.rehearse", allow_abbrev=False)
@@ -217,7 +222,7 @@ def main(arguments: Sequence[str] | None = None) -> ExitCode:
     except PlannerError as error:
         sys.stderr.write(f"error: {error}\n")
         return error.exit_code
-    sys.stdout.write(json.dumps({"peak_bytes": peak, "lines": lines}) + "\n")
+    write_count(peak, lines)
     return ExitCode.OK
 
 

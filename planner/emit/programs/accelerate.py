@@ -50,7 +50,9 @@ def _write_layout(plan: Plan) -> Values:
         "parallelism_config.parallelism_config_tp_size": layout.tp,
         "parallelism_config.parallelism_config_cp_size": layout.cp,
     }
-    return {f"accelerate.{key}": value for key, value in found.items()}
+    # else the Trainer reduces gradients once a step, and keeps them whole until then
+    reduced = {"accelerator_config.gradient_accumulation_kwargs.sync_each_batch": True}
+    return {**{f"accelerate.{key}": value for key, value in found.items()}, **reduced}
 
 
 def _replicas_fault(plan: Plan) -> tuple[str, str] | None:

@@ -556,7 +556,7 @@ IGNORED: Final = (
         "streaming",
         "val_size",
     ),
-    *("accelerate.downcast_bf16", "accelerate.dynamo_*"),
+    *("accelerate.downcast_bf16", "accelerate.dynamo_*", "accelerator_config.*"),
     *("deepspeed.steps_per_print", "deepspeed.wall_clock_breakdown", "deepspeed.zero_allow_untested_optimizer"),
     *("deepspeed.zero_optimization.*", "deepspeed.gradient_clipping", "deepspeed.fp16.*", "deepspeed.bf16.*"),
     *("deepspeed.scheduler.*", "deepspeed.optimizer.params.*", "deepspeed.zero_force_ds_cpu_optimizer"),
