@@ -91,18 +91,24 @@ def fill_fields(text: str) -> str:
     """Replace every table of keys by those of the document's schema."""
     found = document_schemas() if FIELDS.search(text) else {}
     return FIELDS.sub(
-        lambda match: f"<!-- fields: {match['name']} -->\n{key_tables(found[match['name']])}<!-- fields: end -->\n",
+        lambda match: (
+            f"<!-- fields: {match['name']} -->\n{key_tables(found[match['name']], match['name'])}<!-- fields: end -->\n"
+        ),
         text,
     )
 
 
-def key_tables(schema: dict[str, Any]) -> str:
-    """The keys of a document (or of each form that it may have), then those of the documents inside it, as tables."""
+def key_tables(schema: dict[str, Any], heading: str) -> str:
+    """The keys of a document (or of each form that it may have), then those of the documents inside it, as tables.
+
+    heading: where the document's own table stands, for a document that may hold one of its own kind.
+    """
     inner = dict(sorted(schema.get("$defs", {}).items()))
     forms = [form["$ref"].rpartition("/")[2] for form in schema.get("anyOf", ())]
     parts = [key_table(inner.pop(name)) for name in forms] or [key_table(schema)]
-    parts += [f"\n#### {name}\n{key_table(each)}" for name, each in inner.items()]
-    return "".join(parts)
+    own = str(schema.get("title"))
+    parts += [f"\n#### {name}\n{key_table(each)}" for name, each in inner.items() if name != own]
+    return "".join(parts).replace(f"(#{own.lower()})", f"(#{heading})")
 
 
 def key_table(schema: dict[str, Any]) -> str:

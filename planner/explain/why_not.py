@@ -41,6 +41,9 @@ class WhyNot(Document):
     alone: Shortfall | None = Field(
         default=None, description="the plan's layout with nothing but the pins changed, where that does not fit"
     )
+    alone_step_seconds: float | None = Field(
+        default=None, description="step of the plan's layout with nothing but the pins changed, where it fits"
+    )
     also: tuple[str, ...] = Field(default=(), description="what else differs from the plan, in words")
 
 
@@ -62,7 +65,15 @@ def why_not(plan: Plan, asked: str, reporter: Reporter | None = None) -> WhyNot:
     pins, outcome = tuple(map(str, constraints.pins)), outcome_of_search(plan, job, constraints, reporter)
     forced = {pin.key for pin in wanted.pins}
     also = _also(plan, outcome.difference, forced) if outcome.difference else ()
-    return WhyNot(asked=asked, pins=pins, outcome=outcome, alone=_alone(plan, job, wanted), also=also)
+    alone = _alone(plan, job, wanted)
+    return WhyNot(
+        asked=asked,
+        pins=pins,
+        outcome=outcome,
+        alone=shortfall_of(alone.layout, alone.memory) if alone and not alone.fits else None,
+        alone_step_seconds=alone.step_seconds if alone and alone.fits else None,
+        also=also,
+    )
 
 
 def _also(plan: Plan, found: Difference, forced: set[str]) -> tuple[str, ...]:
@@ -94,8 +105,8 @@ def _recomputed(layout: Layout) -> str:
     return f"{'all' if count == of else f'{count} of {of}'} layers{where} recomputed ({policies})"
 
 
-def _alone(plan: Plan, job: Job, wanted: Constraints) -> Shortfall | None:
-    """The plan's layout with nothing but the pins changed, where it is legal and does not fit as it is."""
+def _alone(plan: Plan, job: Job, wanted: Constraints) -> Plan | None:
+    """The plan's layout with nothing but the pins changed, where it is legal."""
     text = dict(part.split("=", 1) for part in format_layout(plan.layout).split(","))
     pins = {pin.key: pin.value for pin in wanted.pins if pin.sign == "="}
     if len(pins) < len(wanted.pins):
@@ -113,10 +124,9 @@ def _alone(plan: Plan, job: Job, wanted: Constraints) -> Shortfall | None:
     kept = {key: value for key, value in text.items() if key not in follows}
     try:
         given, _ = given_layout(job, ",".join(f"{key}={value}" for key, value in (kept | pins).items()))
-        found = plan_for_layout(job, given)
+        return plan_for_layout(job, given)
     except InputError:
         return None
-    return None if found.fits else shortfall_of(given, found.memory)
 
 
 def _forced(plan: Plan, asked: str) -> Constraints:

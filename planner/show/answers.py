@@ -32,16 +32,22 @@ def why_not_section(found: WhyNot) -> Group:
     if difference and difference.before.layout != difference.after.layout:
         share = difference.after.step_seconds / difference.before.step_seconds - 1
         step = format_seconds(difference.after.step_seconds)
-        also = f", with {', '.join(found.also)}" if found.also else ""
         fits = "" if difference.after.fits else f" It {difference.after.verdict}."
-        verdict = indented(Text(f"It would be {slower_by(share)}: {step} a step{clean(also)}.{fits}"))
+        best = f"Planned again with {', '.join(found.also)} too, it" if found.also else "It"
+        verdict = indented(Text(clean(f"{best} would be {slower_by(share)}: {step} a step.{fits}")))
     return stack(title, _alone(found), verdict, *outcome_body(found.outcome, names=("plan", _short(asked))))
 
 
 def _alone(found: WhyNot) -> RenderableType | None:
-    """What the plan's layout lacks with nothing else changed; nothing where it fits."""
+    """What comes of the plan's layout with nothing else changed; nothing where the answer changes nothing else."""
     if found.alone is None:
-        return None
+        difference = found.outcome.difference
+        if found.alone_step_seconds is None or difference is None or not found.also:
+            return None
+        share = slower_by(found.alone_step_seconds / difference.before.step_seconds - 1)
+        return indented(
+            Text(f"Changed alone it fits and is {share}: {format_seconds(found.alone_step_seconds)} a step.")
+        )
     alone, host = found.alone, " in the host's memory" if found.alone.missing_on_host else ""
     missing = f"{format_bytes(alone.missing_bytes)} too much{host} on stage {alone.stage}"
     words = f"Changed alone it {alone.verdict}: {missing}, chance of fitting {chance_words(alone.chance_of_fitting)}."

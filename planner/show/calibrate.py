@@ -5,6 +5,8 @@ from __future__ import annotations
 from statistics import median
 from typing import TYPE_CHECKING, Final
 
+from rich.text import Text
+
 from planner.show.columns import Columns
 from planner.show.screen import clean, section, stack
 from planner.specs.calibration import FACTORS
@@ -37,7 +39,15 @@ def _corrections(learnt: Sequence[Learnt]) -> Group:
     header = ("", "runs", "computing", "memory", "host", "scale-up", "network", "attention", "8 of 10 runs")
     note = "times as long as the shipped calibration says; attention: share of peak; band: of the forecast"
     columns = Columns(rows, right=range(1, 9), wrap=(0,), optional=(7, 4, 3, 1), header=header)
-    return section("Corrections", columns, note=note)
+    single = [f"{each.device}, {each.engine}" for each in learnt if len(each.forecasts) == 1]
+    return section("Corrections", columns, *([_one_run(single)] if single else []), note=note)
+
+
+def _one_run(names: Sequence[str]) -> Text:
+    """That one step time does not say what was slow, and which runs would."""
+    words = f"One run of {' and of '.join(names)} does not tell slow computing from slow links. "
+    words += "Add runs of another tp or of more hosts, or let `planner measure` time products and collectives apart."
+    return Text(clean(words))
 
 
 def _errors(learnt: Sequence[Learnt]) -> Group:

@@ -144,6 +144,13 @@ def test_accuracy_lists_every_run(console, tmp_path) -> None:
     assert [row["id"] for row in json.loads(console.out.getvalue())["rows"]] == [row.split(",")[0] for row in RUNS[1:4]]
 
 
+def test_calibrate_of_one_run_says_which_runs_would_tell_more(console, tmp_path) -> None:
+    (tmp_path / "runs.csv").write_text("".join(RUNS[:2]))
+    assert calibrate.run([tmp_path / "runs.csv"], output=tmp_path / "mine.json", console=console) == ExitCode.OK
+    shown = " ".join(console.out.getvalue().split())
+    assert "does not tell slow computing from slow links. Add runs of" in shown
+
+
 def test_calibrate_writes_what_other_commands_take(console, tmp_path) -> None:
     (tmp_path / "runs.csv").write_text("".join(RUNS[:3]))
     mine = tmp_path / "mine.json"

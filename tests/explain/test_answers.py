@@ -73,6 +73,10 @@ def test_why_not_is_what_planning_with_that_pin_finds(asked: str, plan) -> None:
     }
     assert said & {"tp", "pp", "dp", "cp", "mbs", "zero", "layers_per_stage", "sp", "hsdp"} == degrees - wanted
     assert not said & wanted
+    if asked == "zero=3":  # nothing else changed, it is the plan's own layout with one key replaced
+        own = plan_for_layout(job_of(plan), replace(plan.layout, zero=3))
+        assert own.fits
+        assert answer.alone_step_seconds == own.step_seconds
 
 
 def test_why_not_keeps_the_plan_s_own_pins_on_other_keys() -> None:
