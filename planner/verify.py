@@ -1,7 +1,8 @@
 """Runs one rank's step on fake tensors and compares the memory that it uses with the plan's ledger.
 
-A program of the trainer counts the bytes: `planner.trainer.rehearse` runs the trainer's own step, `rehearse_accelerate` that of
-transformers under Accelerate's FSDP2, from the files that `planner emit` writes. Neither program uses the formulas.
+A program of the trainer counts the bytes. `planner.trainer.rehearse` runs the trainer's own step. `rehearse_accelerate`
+runs the step of transformers under Accelerate's FSDP2, from the files that `planner emit` writes. Neither program uses
+the formulas.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""The search: which layout is best, and the proof of it."""
+"""The search finds the best layout for a job and proves that it is the best."""

@@ -1,4 +1,4 @@
-"""The global batch size, where the user leaves a choice: the one whose tokens take the least time, or cost least."""
+"""Chooses the global batch size where the user gives a range: the size with the least time or cost for each token."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from planner.specs.job import Job
 
 AS_GOOD = 0.001
-"""A batch whose tokens take this much longer, as a share, is as good."""
+"""Batch sizes whose time for each token differs by no more than this share count as equally good."""
 
 
 def choose_batch(
@@ -36,9 +36,10 @@ def choose_batch(
 ) -> tuple[Job, tuple[TriedBatch, ...]]:
     """The job with the best batch size of its range, and every size that was tried.
 
-    The best one by the objective, for each token. Of those that are as good (`AS_GOOD`) the one nearest to the target,
-    or the smallest: a smaller batch learns more from each token. Optima are the dynamic program's. Where nothing fits
-    with any, the job has the smallest batch. confidence: chance with which objectives that have a deadline keep it.
+    The best size has the least value of the objective for each token. Of equally good sizes (`AS_GOOD`) the one nearest
+    to the target is chosen, or without a target the smallest, because a smaller batch learns more from each token. The
+    dynamic program finds the optima. Where no layout fits with any size, the job gets the smallest batch. confidence:
+    chance with which objectives that have a deadline keep the deadline.
 
     Raises:
         InputError: the objective does not depend on the batch.
@@ -64,7 +65,7 @@ def choose_batch(
 def _best_of(
     job: Job, constraints: Constraints, name: ObjectiveName, reporter: Reporter, confidence: float
 ) -> tuple[Rank, TriedBatch] | None:
-    """The rank of the best layout, its seconds for each token, and what it does."""
+    """The rank of the best layout for each token, and the tried batch; None where no layout is legal or fits."""
     objective = objective_of(job, name)
     try:
         best = fastest_in_time(job, constraints, name, confidence=confidence, reporter=reporter)
@@ -81,7 +82,7 @@ def _best_of(
 
 
 def best_batch(ranks: Mapping[int, Rank], batch: BatchRange, *, by_devices: bool = False) -> int:
-    """The batch size of the least rank; of those that are as good the one nearest to the target, or the smallest.
+    """The batch size of the least rank; of equally good sizes the one nearest to the target, or the smallest.
 
     ranks: seconds for each token (or sequence) and devices of the best layout, by batch size.
     """
@@ -93,9 +94,9 @@ def best_batch(ranks: Mapping[int, Rank], batch: BatchRange, *, by_devices: bool
 
 
 def batch_report(job: Job, tried: Sequence[TriedBatch]) -> BatchChoice:
-    """For the plan: what was tried, what the literature says about the chosen batch, and its learning rates.
+    """The plan's report: the batch sizes tried, what the literature says about the chosen size, and its learning rates.
 
-    The document's learning rate is taken as that of the range's smallest batch, or of the target.
+    The document's learning rate is assumed to be for the target, or without a target for the range's smallest batch.
     """
     training, batch = job.training, job.batch
     assert batch is not None, "the batch was given"

@@ -1,13 +1,13 @@
-"""Best-first search over outer configurations: lower bounds, prices, and the dynamic program on what is left.
+"""Best-first search over outer configurations: lower bounds, prices, and the dynamic program on the rest.
 
-1. Partitions of the devices come in the order of their lower bounds, in blocks. Each is filled in key by key. A
-   configuration whose lower bound exceeds the cutoff goes no further. The cutoff is the step time of a layout that was
-   tried: even splits, and greedy ones on several pools, come first.
-2. Configurations that are left (`Found.near`) are priced in the order of their lower bounds, until a bound exceeds the
-   cutoff. The dynamic program finds the best layout of each, which lowers the cutoff.
+1. Partitions of the devices are read in the order of their lower bounds, in blocks. The search fills in each partition
+key by key. It drops a configuration whose lower bound exceeds the cutoff. The cutoff is the step time of a layout
+already tried. The first layouts tried are even splits, and greedy splits on several pools.
+2. The remaining configurations (`Found.near`) are priced in the order of their lower bounds, until a bound exceeds the
+cutoff. The dynamic program finds the best layout of each configuration, which lowers the cutoff.
 
-No lower bound exceeds the optimum of its configuration, so a configuration that is left unpriced is not among the best.
-The integer program starts again from `Found.near` (`decision`); it reads nothing that the second part found.
+No lower bound exceeds the optimum of its configuration, so no configuration that was left unpriced is among the best.
+The integer program starts again from `Found.near` (`decision`); it reads no result of the second part.
 """
 
 from __future__ import annotations
@@ -62,12 +62,12 @@ if TYPE_CHECKING:
 
 _FIRST_PARTITIONS = 64  # partitions in the first block; each further block has twice as many
 _MOST_PARTITIONS = 1024
-_FIRST_TIMED = 64  # partitions with microbatch and interleave in the first part; then twice as many each time
+_FIRST_TIMED = 64  # partitions with microbatch and interleave in the first part; each further part has twice as many
 _MOST_TIMED = 4096
-_EVEN_SPLITS = 64  # configurations of a part whose even split is tried
-_LOOKED_THROUGH = 256  # configurations of a part on a mixed cluster, of which
-_BEST_SPLITS = 8  # so many of different partitions have their greedy split tried
-_FIRST_PRICED = 16  # configurations that are priced at first; then twice as many each time
+_EVEN_SPLITS = 64  # configurations of a part of which the even split is tried
+_LOOKED_THROUGH = 256  # configurations of a part that are considered for a greedy split on a mixed cluster
+_BEST_SPLITS = 8  # of those, configurations of different partitions of which the greedy split is tried
+_FIRST_PRICED = 16  # configurations priced at first; each further round prices twice as many
 _MOST_PRICED = 256
 
 
@@ -82,21 +82,21 @@ class Assigned:
 
 
 class Found:
-    """What the search found by the dynamic program, what it leaves for the integer program, and what it ruled out."""
+    """The dynamic program's layouts, the configurations left for the integer program, and the ones ruled out."""
 
     def __init__(self, job: Job) -> None:
         self.job = job
-        self.layouts: list[Assigned] = []  # best ones of configurations, by the dynamic program
+        self.layouts: list[Assigned] = []  # the best layout of each configuration, by the dynamic program
         self.near = Near(())  # configurations that no bound has ruled out
         self.num_cuts = 0  # legal partitions of the devices
-        self.num_cuts_pruned = 0  # bounded away before anything else was filled in
-        self.num_legal = 0  # configurations, as far as they were filled in
+        self.num_cuts_pruned = 0  # partitions ruled out by a bound before anything else was filled in
+        self.num_legal = 0  # legal configurations, counted as far as they were filled in
         self.num_priced = 0
-        self.most_devices = 0  # that a legal partition uses
+        self.most_devices = 0  # the most devices that a legal partition uses
         self.pruned = {"memory": 0, "time bound": 0}
         self.refused: Refusals = {}
         self.is_out_of_time = False
-        self.bound: float | None = None  # no layout comes before it in the objective's order; None: all looked at
+        self.bound: float | None = None  # lower bound of all layouts, in the objective's order; None: complete
 
     def drop(self, reason: str, count: int) -> None:
         """Count configurations that a bound has ruled out."""
@@ -104,7 +104,7 @@ class Found:
         self.pruned[reason] = self.pruned.get(reason, 0) + count
 
     def layout_of(self, assigned: Assigned) -> Layout:
-        """The layout with the names of the pools in which its stages live."""
+        """The layout, with the name of the pool on which each stage runs."""
         return layout_at(
             assigned.degrees, assigned.layers, assigned.policies, pools_of_stages(self.job, assigned.degrees)
         )
@@ -119,11 +119,11 @@ def best_first(
     until_interrupted: bool = False,
     has_incumbent: bool = False,
 ) -> Found:
-    """All configurations that `best` does not rule out by their bounds, priced in full.
+    """Search all configurations and price in full those that `best` does not rule out by their bounds.
 
-    has_incumbent: a layout is known that little comes before, so that all is looked at in the largest parts at once.
-    until_interrupted: Ctrl-C ends the search instead of the planner, once there is something to show for it; then
-    `Found.bound` says what may still be found.
+    has_incumbent: a good layout is known, so few configurations remain and the search uses its largest parts at once.
+    until_interrupted: Ctrl-C ends only the search, not the planner, once a configuration has been found. `Found.bound`
+    is then the lower bound of the layouts that were not searched.
 
     Raises:
         InputError: no legal configuration exists under the constraints.
@@ -131,7 +131,7 @@ def best_first(
     search = _Search(job, constraints, best, has_incumbent)
     found, waiting = search.found, list[Bounded]()
     try:
-        waiting.extend(search.near_configurations())  # what came before an interruption stays
+        waiting.extend(search.near_configurations())  # configurations found before an interruption are kept
         search.price(waiting, reporter)
     except KeyboardInterrupt as stop:
         if not until_interrupted or not waiting:
@@ -156,7 +156,7 @@ class Bounded:
 
 
 class _Shared(NamedTuple):
-    """What is no array in `DegreeArrays`."""
+    """The values of `DegreeArrays` that are not arrays: all its configurations share them."""
 
     schedule: Schedule
     offload: Offload
@@ -178,12 +178,12 @@ class Near:
         return len(self.seconds)
 
     def degrees(self, positions: Rows | int) -> DegreeArrays:
-        """Degrees at `positions`, whose schedule and offload mean nothing: for what reads numbers only."""
+        """Degrees at `positions`, for callers that read numbers only: the schedule and the offload are meaningless."""
         assert self._all is not None, "there are none"
         return self._all.take(positions)
 
     def least(self, objective: Objective, job: Job) -> float:
-        """What no layout comes before in the order of an objective."""
+        """A lower bound, in the order of an objective, of every layout of these configurations."""
         places = objective.rank(self.seconds, objective.devices(job, self.degrees(slice(None))))[0]
         return float(np.min(places))
 
@@ -192,14 +192,14 @@ class Near:
         return replace(self.degrees(position), **self._shared[int(self._which[position])]._asdict())
 
     def alike(self, positions: IntArray) -> Iterator[tuple[IntArray, DegreeArrays]]:
-        """The positions by what configurations share, and the configurations there."""
+        """The positions grouped by schedule and offload, and the configurations of each group."""
         for number in sorted(set(self._which[positions].tolist())):
             here = positions[self._which[positions] == number]
             yield here, replace(self.degrees(here), **self._shared[number]._asdict())
 
 
 class _Search:
-    """One search: what has been found, and what it rules out."""
+    """The state of one search: the layouts found so far, and the cutoff that they imply."""
 
     def __init__(self, job: Job, constraints: Constraints, best: Incumbents, has_incumbent: bool) -> None:
         self._job = job
@@ -211,21 +211,24 @@ class _Search:
         executes = constraints.value_of("schedule") in EXECUTED
         self._most_priced = _FIRST_PRICED if executes else _MOST_PRICED
         self._first_priced = self._most_priced if has_incumbent else _FIRST_PRICED
-        self._least = 0.0  # in the order, of what has not been looked at
+        self._least = 0.0  # lower bound, in the objective's order, of configurations not searched yet
 
     def _cutoff(self, degrees: DegreeArrays, *, of_places: bool = False) -> FloatArray:
-        """Longer steps are not wanted, [n]; or (of_places) take none of the places of the first solve."""
+        """Step seconds above which a layout is not wanted, [n].
+
+        of_places: instead, step seconds above which a layout is not among the best kinds that the search keeps.
+        """
         devices = self._best.devices(self._job, degrees)
         seconds = self._best.place_seconds(devices, degrees) if of_places else self._best.cutoff_seconds(devices)
         return np.asarray(np.broadcast_to(seconds, len(degrees)) * (1 + TIE), dtype=np.float64)
 
     def _place(self, degrees: DegreeArrays, seconds: FloatArray) -> FloatArray:
-        """Where steps of so many seconds stand in the order, [n]."""
+        """The place of steps of `seconds` in the objective's order, [n]."""
         place = self._best.order(seconds, self._best.devices(self._job, degrees))
         return np.asarray(np.broadcast_to(place, seconds.shape), dtype=np.float64)
 
     def _order(self, degrees: DegreeArrays, bounds: FloatArray) -> IntArray:
-        """Positions in the order in which to look at them."""
+        """Positions in the order in which the search reads them."""
         return np.lexsort((bounds, self._place(degrees, bounds)))
 
     def _add(self, degrees: DegreeArrays, seconds: float) -> None:
@@ -233,7 +236,7 @@ class _Search:
         self._has_incumbent = True
 
     def _drop(self, count: int) -> None:
-        """Count what a time bound has ruled out; before anything is found only a deadline does."""
+        """Count configurations that a time bound ruled out; before a layout is found, only a deadline can do so."""
         if count:
             self.found.drop("time bound" if self._has_incumbent else "deadline", count)
 
@@ -278,13 +281,13 @@ class _Search:
             first += len(part)
 
     def _keep(self, degrees: DegreeArrays, bounds: FloatArray) -> IntArray:
-        """Positions of those that the cutoff does not rule out; the others are counted."""
+        """Positions of the configurations that the cutoff does not rule out; the ruled-out ones are counted."""
         near = np.flatnonzero(bounds <= self._cutoff(degrees))
         self._drop(len(degrees) - len(near))
         return near
 
     def _near_of_part(self, timed: DegreeArrays, lower: PoolBounds) -> Iterator[Bounded]:
-        """What may still be wanted when experts, ZeRO stage and replicas are filled in, bounded before each."""
+        """Configurations with experts, ZeRO stage and replicas filled in; bounds drop unwanted ones before each key."""
         job, constraints, found = self._job, self._constraints, self.found
         degrees = fill_experts(job, constraints, timed, found.refused)
         degrees = degrees.take(self._keep(degrees, lower.timing_bound_seconds(degrees)))
@@ -293,7 +296,7 @@ class _Search:
             yield from self._near_with(with_policies(job, constraints, self._wanted_with_any(sharded)))
 
     def _wanted_with_any(self, degrees: DegreeArrays) -> DegreeArrays:
-        """Of configurations that are looked at with each of several policies, those that may be wanted with any."""
+        """The configurations that may still be wanted with at least one of several recompute policies."""
         policies = allowed_policies(self._job, self._constraints, degrees)
         one_each = not self._job.engine.pipeline.recompute_per_stage and degrees.schedule not in EXECUTED
         if len(policies) < 2 or len(self._job.pools) > 1 or not one_each:
@@ -310,7 +313,7 @@ class _Search:
         return degrees.take(near)
 
     def _near_with(self, degrees: DegreeArrays) -> Iterator[Bounded]:
-        """The same when only the replicas are open."""
+        """Configurations with replicas filled in, and their lower bounds, without unwanted configurations."""
         job, constraints, found = self._job, self._constraints, self.found
         policies = allowed_policies(job, constraints, degrees)
         if not policies:
@@ -331,15 +334,15 @@ class _Search:
             yield bounded
 
     def least_bound(self) -> float:
-        """What no layout comes before in the order, of what is found and of what has not been looked at."""
+        """A lower bound, in the objective's order, of every layout: of those found and of those not searched yet."""
         found = self.found.layouts
         places = (self._best.order(x.seconds, self._best.devices(self._job, x.degrees)) for x in found)
         return min(self._least, *map(float, places), np.inf)
 
     def price(self, waiting: list[Bounded], reporter: Reporter, *, only_first: bool = False) -> None:
-        """Price configurations in the order of their bounds, less those that the cutoff rules out by then.
+        """Price configurations in the order of their bounds, except those that the cutoff has ruled out by then.
 
-        only_first: no more of them than it takes to find a layout.
+        only_first: price configurations only until one layout is found.
         """
         reporter.candidates(self.found.num_legal, sum(self.found.refused.values()))
         if not waiting:
@@ -363,7 +366,7 @@ class _Search:
                 self._least = float(places[order[first:]].min(initial=np.inf))
 
     def _price_part(self, near: Near, part: IntArray) -> Iterator[Assigned]:
-        """Price some configurations at once; the best assignment of each that may still be wanted."""
+        """Price some configurations at once and yield the best assignment of each configuration still wanted."""
         candidates: dict[int, Candidate] = {}
         for here, degrees in near.alike(part):
             cutoff = self._cutoff(degrees, of_places=True)
@@ -383,7 +386,7 @@ class _Search:
             yield assigned
 
     def _sharded(self, degrees: DegreeArrays) -> DegreeArrays:
-        """The configurations that may still be wanted with some number of replicas of the sharded group."""
+        """The configurations that may still be wanted with at least one number of replicas of the sharded group."""
         policies = allowed_policies(self._job, self._constraints, degrees)
         seconds = self._lower.sharded_bound_seconds(degrees, policies, self._cutoff(degrees))
         promising = self._promising(degrees, seconds)
@@ -394,14 +397,14 @@ class _Search:
         return degrees.take(self._keep(degrees, seconds))
 
     def _complete(self, degrees: DegreeArrays) -> Bounded:
-        """The configurations with a placement, those that may still be wanted, and their bounds."""
+        """The configurations with each placement, without those that the cutoff rules out, and their bounds."""
         policies = allowed_policies(self._job, self._constraints, degrees)
         found, seconds = placed(self._job, degrees, policies, self._constraints, self._cutoff(degrees))
-        near = self._keep(found, seconds)  # where stages live is part of what devices cost
+        near = self._keep(found, seconds)  # the pools of the stages decide the price of the devices
         return Bounded(degrees=found.take(near), seconds=seconds[near])
 
     def _near_of_executed(self, degrees: DegreeArrays) -> Iterator[Bounded]:
-        """What may still be wanted of a schedule that has to be executed: each configuration has one assignment."""
+        """Wanted configurations of a schedule that has to be executed: each configuration has one assignment."""
         (pool,) = self._job.pools  # checked before: several pools have no such schedule
         degrees = fill_replicas(self._job, self._constraints, degrees, self.found.refused)
         seconds = busy_seconds(pool, degrees, allowed_policies(pool, self._constraints, degrees))
@@ -414,7 +417,7 @@ class _Search:
             yield Bounded(degrees=degrees.take(near), seconds=seconds[near])
 
     def _promising(self, degrees: DegreeArrays, bounds: FloatArray) -> DegreeArrays:
-        """Those whose first assignments are tried: of the least bounds, on several pools one for each partition."""
+        """Configurations to try first: those with the least bounds; on several pools, one of each partition."""
         order = self._order(degrees, bounds)
         if len(self._job.pools) == 1:
             return degrees.take(order[:_EVEN_SPLITS])
@@ -424,7 +427,7 @@ class _Search:
         return degrees.take(np.array(list(best.values())[:_BEST_SPLITS], dtype=np.int64))
 
     def _try_assignments(self, degrees: DegreeArrays) -> None:
-        """Lower the cutoff: by even splits, or by greedy ones where devices differ and an even one means little."""
+        """Lower the cutoff with even splits, or with greedy splits where devices differ and even splits are poor."""
         if not len(degrees):
             return
         job, constraints, cutoff = self._job, self._constraints, self._cutoff(degrees)
@@ -442,7 +445,7 @@ class _Search:
 def candidates_of(
     job: Job, constraints: Constraints, degrees: DegreeArrays, cutoff_seconds: FloatArray
 ) -> list[Candidate]:
-    """Configurations of one schedule as candidates; what alone makes a step longer than the cutoff [n] is left out."""
+    """Configurations of one schedule as candidates, without columns that alone exceed the cutoff [n]."""
     policies = allowed_policies(job, constraints, degrees)
     if degrees.schedule in EXECUTED:
         return executed_candidates(uniform_job(job), degrees, policies)
@@ -450,10 +453,10 @@ def candidates_of(
 
 
 def assigned_by(degrees: DegreeArrays, candidate: Candidate, choice: Choice) -> Assigned:
-    """The configuration as a choice fills it, at the seconds that the candidate's prices give.
+    """The configuration with the layers and policies of a choice, and its step time by the candidate's prices.
 
     Raises:
-        Disagreement: the choice does not place every layer, or takes other seconds than it says.
+    Disagreement: the choice does not place every layer, or its stated step time differs from the priced one.
     """
     columns = list(choice.columns)
     seconds = candidate.step_seconds(columns) if candidate.is_choice(columns) else np.nan

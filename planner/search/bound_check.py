@@ -1,7 +1,7 @@
-"""Lower bounds against exact optima: a sample of the configurations that they ruled out is solved all the same.
+"""Checks lower bounds against exact optima: solves a sample of the configurations that bounds ruled out.
 
-The integer program and the dynamic program share the lower bounds: neither would notice one that is too high.
-Half of the sample are those nearest to being kept, by time or by memory; the other half is drawn at random.
+The integer program and the dynamic program share the lower bounds, so neither would notice a bound that is too high.
+Half of the sample are the configurations nearest to the limit, of time or of memory; the other half is drawn at random.
 """
 
 from __future__ import annotations
@@ -43,14 +43,14 @@ if TYPE_CHECKING:
     from planner.search.space.constraints import Constraints
 
 NUM_CHECKED: Final = 64
-_NUM_PARTITIONS: Final = 96  # of the devices, whose configurations are drawn from, half of them of the least bounds
-_MOST_PLACEMENTS: Final = 8  # on pools whose least memory is found
-_MOST_BOUNDED: Final = 5_000  # of their configurations, evenly spaced where there are more; times pools, fewer
+_NUM_PARTITIONS: Final = 96  # partitions of the devices to draw configurations from; half have the least bounds
+_MOST_PLACEMENTS: Final = 8  # placements on pools of which the least memory is computed
+_MOST_BOUNDED: Final = 5_000  # configurations of these partitions, evenly spaced if there are more; fewer with pools
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _RuledOut:
-    """Configurations that a bound rules out, and how far each is beyond the limit, as a multiple of it, [n]."""
+    """Configurations that a bound rules out, and the ratio of each bound to the limit, [n]."""
 
     degrees: DegreeArrays
     excess: FloatArray
@@ -59,7 +59,7 @@ class _RuledOut:
 def check_bounds(
     found: Found, constraints: Constraints, best: Incumbents, *, count: int = NUM_CHECKED, seed: int = 0
 ) -> int:
-    """Solve `count` configurations that bounds rule out, and compare each bound with the optimum; how many there were.
+    """Solve up to `count` ruled-out configurations, compare each bound with the optimum, and return their number.
 
     Raises:
         Disagreement: a bound is above an optimum, which is a bug; the message has both values.
@@ -78,7 +78,7 @@ def check_bounds(
 def _ruled_out(
     found: Found, constraints: Constraints, best: Incumbents, pick: np.random.Generator
 ) -> Iterator[_RuledOut]:
-    """Configurations of some partitions of the devices that do not reach the solvers."""
+    """Configurations, of a sample of partitions of the devices, that bounds keep from the solvers."""
     job, partitions = found.job, device_partitions(found.job, constraints, {})
     order = np.argsort(PoolBounds(job, partitions).partition_bound_seconds(partitions), kind="stable")
     near, rest = order[: _NUM_PARTITIONS // 2], order[_NUM_PARTITIONS // 2 :]
@@ -119,7 +119,7 @@ def _bounded(found: Found, constraints: Constraints, degrees: DegreeArrays) -> t
 
 
 def _check(found: Found, constraints: Constraints, best: Incumbents, one: DegreeArrays) -> None:
-    """Every bound of one configuration (arrays of length one) against its optimum over splits and recompute."""
+    """Compare every bound of one configuration (arrays of length one) with its optimum over splits and recompute."""
     job = found.job
     unplaced = replace(one, placement=0 * one.placement)
     policies = allowed_policies(job, constraints, one)
@@ -150,7 +150,7 @@ def _check(found: Found, constraints: Constraints, best: Incumbents, one: Degree
 
 
 def _check_cutoff(found: Found, constraints: Constraints, best: Incumbents, one: DegreeArrays, optimum: float) -> None:
-    """The bound that may stop at the cutoff rules out only what is beyond it."""
+    """Check that the bound with a cutoff, which may stop early, rules out only configurations beyond the cutoff."""
     job, unplaced = found.job, replace(one, placement=0 * one.placement)
     cutoff = np.broadcast_to(best.cutoff_seconds(best.devices(job, one)), (1,)).astype(np.float64)
     placements, seconds = placed(job, unplaced, allowed_policies(job, constraints, one), constraints, cutoff)
@@ -160,7 +160,7 @@ def _check_cutoff(found: Found, constraints: Constraints, best: Incumbents, one:
 
 
 def _check_memory(found: Found, constraints: Constraints, one: DegreeArrays, policies: PolicyMasks) -> None:
-    """The bound of the fullest stage's share of its device, against the least over all splits and policies."""
+    """Compare the bound of the fullest stage's memory share with the exact least over all splits and policies."""
     job, unplaced = found.job, replace(one, placement=0 * one.placement)
     bound = float(least_shares(job, one)[0])
     least = least_of(job, constraints, unplaced, np.inf, most_placements=_MOST_PLACEMENTS).share

@@ -1,4 +1,4 @@
-"""A deadline that is kept with a chance: the longest step depends on how far off forecasts of a layout's kind are."""
+"""Deadlines kept with a given chance: the longest step depends on the forecast errors of the layout's kind."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from planner.specs.job import Job
 
 CONFIDENCE: Final = 0.8
-"""Chance with which a deadline is kept, unless the user says otherwise (`--confidence`)."""
+"""Default of the chance with which a plan must keep its deadline (`--confidence`)."""
 
 _MOST_SEARCHES: Final = 8
 _Answer = TypeVar("_Answer")
@@ -33,7 +33,7 @@ _Answer = TypeVar("_Answer")
 def search_in_time(
     job: Job, constraints: Constraints, name: ObjectiveName, *, confidence: float, **options: Any
 ) -> Plan | NothingFits:
-    """As `search`, by an objective that keeps to the deadline with this chance (`_in_time`)."""
+    """`search` by an objective that keeps the deadline with the chance `confidence` (`_in_time`)."""
     found = _in_time(
         job,
         name,
@@ -49,7 +49,7 @@ def search_in_time(
 def fastest_in_time(
     job: Job, constraints: Constraints, name: ObjectiveName, *, confidence: float, reporter: Reporter | None = None
 ) -> tuple[Layout, float] | None:
-    """As `fastest_layout`, by an objective that keeps to the deadline with this chance (`_in_time`)."""
+    """`fastest_layout` by an objective that keeps the deadline with the chance `confidence` (`_in_time`)."""
     return _in_time(
         job,
         name,
@@ -67,12 +67,13 @@ def _in_time(
     solve: Callable[[Objective], _Answer],
     answer: Callable[[_Answer], tuple[Layout, float] | None],
 ) -> _Answer:
-    """What `solve` finds by an objective that keeps to the deadline with this chance; answer: its layout and seconds.
+    """The result of `solve` by an objective that keeps the deadline with the chance `confidence`.
 
-    The first search has the longest step that any kind of layout may take, so that its answer is the best one where it
-    keeps to the deadline. Where it does not, the step of its own kind is the limit of the next search. Layouts of
-    another kind, whose forecasts are nearer, may then be ruled out between the two limits. Without a distribution of
-    step times the forecast decides, as it does where the objective has no deadline.
+    answer: extracts the layout and its seconds from a result.
+    The first search allows the longest step that any kind of layout may take. If its answer keeps the deadline, it is
+    the best layout. If not, the longest step of the answer's own kind is the limit of the next search. This limit may
+    rule out layouts of another kind with smaller forecast errors. Without a distribution of step times the forecast
+    alone decides; it also decides where the objective has no deadline.
     """
     objective = objective_of(job, name)
     shortest = _least_quantile(job, confidence) if math.isfinite(objective.longest_step_seconds) else None
@@ -90,7 +91,10 @@ def _in_time(
 
 
 def keeps_deadline(chance: float | None, confidence: float) -> bool:
-    """Whether a chance of meeting the deadline is enough; where nobody knows it, the search has seen to that."""
+    """Whether a chance of meeting the deadline is enough.
+
+    Without a known chance the answer is true, because the search checked the forecast.
+    """
     return chance is None or chance >= confidence
 
 
@@ -100,7 +104,7 @@ def _quantile(job: Job, layout: Layout, level: float) -> float:
 
 
 def _least_quantile(job: Job, level: float) -> float | None:
-    """Of measured over predicted seconds at this level, the least of all kinds of layouts; None without evidence."""
+    """The least quantile, over all kinds of layouts, of measured over predicted seconds; None without evidence."""
     kinds = [
         Layout(tp=tp, pp=pp, dp=2, cp=cp, ep=ep, zero=zero, recompute=("none",), layers_per_stage=(1,))
         for tp, pp, cp, ep, zero in product((1, 2), (1, 2), (1, 2), (1, 2) if job.model.moe else (1,), (0, 3))

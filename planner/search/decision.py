@@ -1,10 +1,10 @@
-"""What the integer program decides, and whether the dynamic program agrees.
+"""The integer program's decision, and the check that the dynamic program agrees with it.
 
-Nothing that the dynamic program found is read before the integer program has answered. Configurations come in the order
-of their lower bounds and are priced anew. They are taken until a lower bound exceeds the incumbent of this side: the
-best greedy assignment so far. So every configuration whose lower bound is at most the integer program's own answer
-takes part. The two methods share legal configurations, prices and lower bounds. In the end they must agree, and no
-assignment that was tried on the way may be better.
+The integer program answers before any result of the dynamic program is read. Configurations are read in the order of
+their lower bounds and priced anew, until a lower bound exceeds the incumbent of the integer program: the best greedy
+assignment so far. So the integer program includes every configuration whose lower bound is at most its own answer.
+The two methods share legal configurations, prices and lower bounds. In the end they must agree, and no assignment
+that was tried on the way may be better.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ if TYPE_CHECKING:
     from planner.search.space.constraints import Constraints
     from planner.specs.job import Job
 
-_FIRST: Final = 16  # configurations that are priced at first; then twice as many each time
+_FIRST: Final = 16  # configurations priced at first; each further round prices twice as many
 _MOST: Final = 256
 _MARGIN: Final = 1e-6
-"""What comes within this share of the incumbent is taken too, so that rounding leaves nothing out."""
+"""Configurations within this share of the incumbent are kept too, so that rounding errors exclude none."""
 
 
 def rank_of(found: Found, objective: Objective, assigned: Assigned) -> Rank:
-    """Where a layout stands by an objective."""
+    """The rank of a layout by an objective."""
     return _rank_at(objective, assigned.seconds, objective.devices(found.job, assigned.degrees))
 
 
@@ -49,7 +49,7 @@ def _rank_at(objective: Objective, seconds: float, devices: float) -> Rank:
 
 
 def best_layout(found: Found, objective: Objective) -> Assigned:
-    """The dynamic program's best layout; of those that tie the first."""
+    """The dynamic program's best layout; of layouts that tie, the first."""
     ranks = [rank_of(found, objective, each) for each in found.layouts]
     first, second = (value * (1 + TIE) for value in min(ranks))
     ranked = zip(found.layouts, ranks, strict=True)
@@ -58,9 +58,9 @@ def best_layout(found: Found, objective: Objective) -> Assigned:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decision:
-    """What the integer program says: its answer, on how many configurations, and where its best stands, if it has any.
+    """The integer program's answer, the number of its configurations, and the rank of its best layout, if it has one.
 
-    gap: the dynamic program's best is at most this far, as a share, above what the integer program proved.
+    gap: the largest share by which the dynamic program's best may exceed the bound that the integer program proved.
     """
 
     solution: Solution
@@ -72,7 +72,7 @@ class Decision:
 def _of_program(
     found: Found, constraints: Constraints, objective: Objective, solver: SolverName, time_limit: float | None
 ) -> Decision:
-    """The integer program's answer, on all configurations whose lower bounds are at most its own incumbent."""
+    """The integer program's answer over all configurations whose lower bounds are at most its own incumbent."""
     num_decided, solution = 0, solve([], solver=solver, certify=False)
     for group in contenders(found.job, constraints, found.near, objective):
         num_decided += len(group)
@@ -88,9 +88,9 @@ def _of_program(
 
 
 def _checked(found: Found, best: BestKinds, decision: Decision) -> Decision:
-    """The decision, where the two methods agree and know of no better layout.
+    """The decision, after a check that the two methods agree and that no layout tried on the way is better.
 
-    So no cutoff that ruled out a configuration was below the integer program's answer, wherever it came from.
+    The check shows that no cutoff that ruled out a configuration was below the integer program's answer.
 
     Raises:
         Disagreement: the methods found different optima, or a layout that was tried on the way is better than both.
@@ -121,9 +121,9 @@ def _before(one: Rank, other: Rank) -> bool:
 def decide(
     found: Found, constraints: Constraints, best: BestKinds, solver: SolverName, time_limit: float | None
 ) -> Decision:
-    """The integer program's answer, where the dynamic program agrees (`_checked`).
+    """The integer program's answer, after a check that the dynamic program agrees (`_checked`).
 
-    After Ctrl-C, what a bound says of the best layout that is known, and never the word optimal.
+    After Ctrl-C the answer is the best known layout with its gap to a lower bound, and its status is never "optimal".
 
     Raises:
         Disagreement: as `_checked` says.
@@ -143,16 +143,17 @@ def decide(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Contender:
-    """One configuration, and the same as numbers; its seconds count by the objective (`Objective.weight`)."""
+    """One configuration and its candidate, whose seconds are weighted by the objective (`Objective.weight`)."""
 
     degrees: DegreeArrays
     candidate: Candidate
 
 
 def contenders(job: Job, constraints: Constraints, near: Near, objective: Objective) -> Iterator[list[Contender]]:
-    """Groups of contenders, those before which none of a later group comes: one group, or one for each world size.
+    """Groups of contenders, best first: no contender is better than one of an earlier group.
 
-    `gpus` asks for few devices first, so that the first group with any choice has the best.
+    The objective `gpus` has one group for each world size, fewest devices first, so the first group with any choice
+    has the best choice. Other objectives have one group.
     """
     if not len(near):
         return
@@ -196,7 +197,7 @@ def _of_group(
 def _priced(
     job: Job, constraints: Constraints, near: Near, positions: IntArray, cutoff_seconds: FloatArray
 ) -> list[Candidate]:
-    """The configurations at these positions as candidates, in their order."""
+    """The configurations at these positions as candidates, in the order of the positions."""
     found: dict[int, Candidate] = {}
     for here, degrees in near.alike(positions):
         cutoff = cutoff_seconds[np.isin(positions, here)]

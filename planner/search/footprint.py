@@ -1,4 +1,4 @@
-"""The layout that comes nearest to fitting where none fits."""
+"""Finds the layout nearest to fitting, for jobs of which no layout fits."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ if TYPE_CHECKING:
     from planner.search.space.constraints import Constraints
     from planner.specs.job import Job
 
-_NEAREST = 200  # configurations of least memory bound that are looked at to find the smallest footprint
+_NEAREST = 200  # configurations priced, those with the least memory bounds, to find the smallest footprint
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NothingFits:
-    """The answer when no layout fits: the layout that comes nearest, and its largest line."""
+    """The answer when no layout fits: the layout nearest to fitting, and the largest line of its memory."""
 
     layout: Layout
     memory: tuple[StageMemory, ...]
@@ -38,7 +38,7 @@ class NothingFits:
 
 
 def smallest_footprint(job: Job, constraints: Constraints) -> NothingFits:
-    """The layout whose fullest stage needs least, among even splits with one recompute policy for all stages.
+    """The layout whose fullest stage needs least memory, among even splits with one recompute policy for all stages.
 
     Raises:
         InputError: no legal layout exists under the constraints.
@@ -53,7 +53,7 @@ def smallest_footprint(job: Job, constraints: Constraints) -> NothingFits:
     found: list[tuple[tuple[bool, float], Layout, tuple[StageMemory, ...]]] = []
     for least, degrees in nearest[:_NEAREST]:
         if not best[0] and least > best[1] * (1 + TIE):
-            break  # and so is whatever follows
+            break  # all further bounds are at least as high
         for layout in _even_layouts(job, constraints, degrees):
             memory = memory_of_stages(job, layout)
             footprint = _footprint(memory)
@@ -69,7 +69,7 @@ def smallest_footprint(job: Job, constraints: Constraints) -> NothingFits:
 
 
 def _footprint(memory: tuple[StageMemory, ...]) -> tuple[bool, float]:
-    """Share of the limit that the fullest stage needs; what does not fit on the hosts comes last."""
+    """A sort key: whether the hosts' memory is exceeded, then the share of the limit that the fullest stage needs."""
     hosts = [stage.host for stage in memory if stage.host is not None]
     return any(host.total_bytes > host.limit_bytes for host in hosts), max(map(_share_of_limit, memory))
 

@@ -1,6 +1,6 @@
-"""A layout that is given in part: what it leaves out is filled by rules, alike for `--layout` and for published runs.
+"""Fills the missing keys of a partly given layout by rules, the same ones for `--layout` and for published runs.
 
-The engine's default is what its users have. No rule knows whether a run of the layout is published, or how it ended.
+The rules assume the engine's defaults. No rule knows whether a run of the layout is published, or how it ended.
 """
 
 from __future__ import annotations
@@ -31,19 +31,19 @@ class _Filled(NamedTuple):
 
 
 def plan_for_text(job: Job, text: str, *, option: str = "--layout") -> Plan:
-    """Price the layout that `text` gives, with what it leaves out filled and listed in `plan.assumed`.
+    """Price the layout that `text` gives; missing keys are filled by rules and listed in `plan.assumed`.
 
     Raises:
-        InputError: a text that cannot be read, or a layout that breaks rules; all of them are named.
+        InputError: the text cannot be read, or the layout breaks rules; all broken rules are named.
     """
     layout, assumed = given_layout(job, text, option=option)
     return plan_for_layout(job, layout, assumed=assumed)
 
 
 def given_layout(job: Job, text: str, *, option: str = "--layout") -> tuple[Layout, tuple[Assumed, ...]]:
-    """The whole layout of a text that gives a part of it, and what was filled, by which rule.
+    """The whole layout of a text that gives a part of it, and the list of filled keys with their rules.
 
-    Degrees that are left out are 1, and dp takes all devices; that is not listed.
+    Missing degrees are 1, and dp uses all remaining devices; these are not listed.
 
     Raises:
         InputError: as `parse_layout`.
@@ -95,7 +95,7 @@ def _sequence_parallel(job: Job, layout: Layout, _: Mapping[str, str]) -> _Fille
 
 
 def _interleave(job: Job, layout: Layout, given: Mapping[str, str]) -> _Filled | None:
-    """Chunks of a stage whose schedule is said to be interleaved, and no more."""
+    """The number of chunks where a text gives the schedule `interleaved` without a number of chunks."""
     if given.get("schedule") != "interleaved" or "layers_per_stage" in given:
         return None
     per_stage, rest = divmod(job.model.num_layers, layout.pp)
@@ -111,7 +111,7 @@ _MOST_LAYERS: Final = 4
 
 
 def _layers(job: Job, layout: Layout, _: Mapping[str, str]) -> _Filled | None:
-    """Chunks that are equal when the ends of the model count as layers, where they are not without."""
+    """Chunks that are equal if the ends of the model count as layers; only where chunks of layers alone are unequal."""
     split = split_with_ends(job.model.num_layers, job.model.mtp_layers, layout.num_chunks)
     if split is None or layout.schedule in V_SHAPED:
         return None
@@ -120,9 +120,9 @@ def _layers(job: Job, layout: Layout, _: Mapping[str, str]) -> _Filled | None:
 
 
 def split_with_ends(num_layers: int, mtp_layers: int, num_chunks: int) -> tuple[int, ...] | None:
-    """Layers of each chunk where the ends of the model count as layers; None where equal chunks need not, or cannot.
+    """Layers of each chunk if the ends of the model count as layers; None where this is unnecessary or impossible.
 
-    Without MTP embedding and loss count as a layer each. With MTP each of its layers counts, and each output head; the
+    Without MTP, embedding and loss count as one layer each. With MTP, each MTP layer and each output head counts; the
     embedding, a lookup, does not.
 
     Source: Megatron-LM, --account-for-embedding-in-pipeline-split and --account-for-loss-in-pipeline-split;
@@ -142,10 +142,10 @@ def _segment(job: Job, layout: Layout, _: Mapping[str, str]) -> _Filled | None:
 
 
 def _recompute(job: Job, layout: Layout, _: Mapping[str, str]) -> _Filled | None:
-    """The engine's default; where that is unlikely to fit, the first policy that is not, those that repeat least first.
+    """The engine's default policy; where it is unlikely to fit, the likely policy with the least recompute.
 
-    A layout that somebody runs fits more likely than not: a chance of one half decides, and a plain limit where
-    headroom is asked for.
+    A layout that somebody runs is more likely to fit than not. So a policy is likely if its chance of fitting is at
+    least one half, or if it is within the plain limit where headroom is given.
     """
     policies = policies_of(job, layout)
     if not policies or not _is_legal(job, layout, policies[0]):
@@ -160,14 +160,14 @@ def _recompute(job: Job, layout: Layout, _: Mapping[str, str]) -> _Filled | None
 
 
 _CHEAP_MODULES: Final = ("moe_act", "layernorm", "mla_up_proj")
-"""Parts of a layer whose recompute costs least for what it saves: operators by element, and two small products.
+"""Modules whose recompute costs least for the memory saved: elementwise operators, and two small products.
 
 Source: Megatron-LM, transformer_config.py, recompute_modules; so do the recipes of Megatron-Bridge.
 """
 
 
 def policies_of(job: Job, layout: Layout) -> tuple[str, ...]:
-    """Policies of the engine from its default on: its own words, more and more modules, more and more layers, all."""
+    """The engine's policies with ever more recompute, from its default on: named ones, modules, layers, `full`."""
     can, default, absent = job.engine.can, job.engine.defaults.recompute, absent_modules(job.model)
     words = [each for each in can.recompute if each != "full"]
     found = words[words.index(default) :] if default in words else words
@@ -204,4 +204,7 @@ RULES: Final[dict[str, Callable[[Job, Layout, Mapping[str, str]], _Filled | None
     "segment": _segment,
     "recompute": _recompute,
 }
-"""Key of a layout -> what fills it, in this order; None leaves what `parse_layout` takes."""
+"""The rule that fills each key of a layout, in this order.
+
+A rule that returns None keeps the value of `parse_layout`.
+"""

@@ -1,7 +1,7 @@
-"""What would make a given layout fit: one key changed, or two, each of them priced.
+"""Finds changes of one or two keys that make a given layout fit, and prices each change.
 
-Every value of a key is tried, not only those next to the layout's own. What the layout has beside them stays: its
-devices are as many, so that other degrees take from or give to data parallelism.
+Every value of a key is tried, not only values next to the layout's own. The other keys keep their values, and the
+number of devices stays the same, so a change of a degree changes dp too.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _Case: TypeAlias = "tuple[Job, Layout]"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayoutRemedy:
-    """A change with which a layout fits, and what it costs."""
+    """A change with which the layout fits, and the step time after it."""
 
     change: str
     layout: Layout
@@ -39,7 +39,7 @@ class LayoutRemedy:
 
 
 class _Step(NamedTuple):
-    """A change of one key: which, in words, and of a job and a layout."""
+    """A change of one key: its words, and the function that changes a job and a layout."""
 
     key: str
     words: str
@@ -47,10 +47,10 @@ class _Step(NamedTuple):
 
 
 def layout_remedies(job: Job, layout: Layout) -> tuple[LayoutRemedy, ...]:
-    """Changes of one key with which the layout fits, the fastest of each key, fastest first; then pairs of keys.
+    """Changes that make the layout fit: the fastest of each key, fastest first; else the fastest of each pair of keys.
 
-    Pairs are tried where none fits alone, or none but adapters, which train something else: of changes that each lower
-    the need of the fullest device, or are legal only together with another.
+    Pairs are tried where no single change fits, or only adapters do, which train a different model. The changes of a
+    pair each lower the need of the fullest device, or are legal only together.
     """
     here, steps = _need((job, layout)), list(_steps(job, layout))
     needs = {step: _need(case) if (case := step.of(job, layout)) and _is_legal(case) else None for step in steps}
@@ -72,7 +72,7 @@ def layout_remedies(job: Job, layout: Layout) -> tuple[LayoutRemedy, ...]:
 
 
 def _need(case: _Case) -> float:
-    """Of the fullest device or host, as a share of what fits."""
+    """Memory need of the fullest device or host, as a share of its limit."""
     memory = memory_of_stages(*case)
     hosts = [stage.host.total_bytes / stage.host.limit_bytes for stage in memory if stage.host]
     return max(*hosts, *(stage.total_bytes / stage.limit_bytes for stage in memory), 0.0)
@@ -105,7 +105,7 @@ def _remedy(words: str, layout: Layout, priced: Estimate) -> LayoutRemedy:
 
 
 def _then(case: _Case | None, step: _Step) -> _Case | None:
-    """A second change after a first; a layout in between need not be legal."""
+    """The case after a second change; the layout between the two changes may be illegal."""
     return step.of(*case) if case else None
 
 
@@ -113,7 +113,7 @@ def _then(case: _Case | None, step: _Step) -> _Case | None:
 
 
 def _steps(job: Job, layout: Layout) -> Iterator[_Step]:
-    """Every other value of every key that bears on memory."""
+    """Every other value of every key that affects memory."""
     yield from _degrees(job, layout)
     yield from (_on_layout("mbs", each, _with_microbatch) for each in divisors(job.training.global_batch_size))
     for zero in range(4):
@@ -161,7 +161,7 @@ def _on_job(change: Change) -> _Step:
 
 
 def _with_degree(key: str) -> Callable[..., Layout | None]:
-    """Another degree inside a stage, on as many devices."""
+    """A function that changes a degree inside a stage and keeps the number of devices."""
 
     def changed(_: Job, layout: Layout, value: int) -> Layout | None:
         if key == "ep":
@@ -177,7 +177,7 @@ def _with_degree(key: str) -> Callable[..., Layout | None]:
 
 
 def _with_pipeline(job: Job, layout: Layout, pp: int) -> Layout | None:
-    """More or fewer stages on as many devices, with even layers and the policy that most of the layers have."""
+    """The layout with another number of stages on the same devices, even layers, and the most common policy."""
     dp, rest = divmod(layout.world_size, pp * layout.tp * layout.cp)
     if rest or dp < 1:
         return None

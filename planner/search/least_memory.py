@@ -1,4 +1,4 @@
-"""The least memory of its devices with which a job can be trained at all."""
+"""Computes the least memory of the devices with which a job can be trained at all."""
 
 from __future__ import annotations
 
@@ -28,35 +28,35 @@ if TYPE_CHECKING:
     from planner.search.space.constraints import Constraints
     from planner.specs.job import Job
 
-_MOST_BOUNDED: Final = 4096  # configurations at once
-_MOST_AT_ONCE: Final = 64  # of them are priced at once
-_NO_LIMIT: Final = 1e6  # times what a plan may use; more than any stage needs, and finite
+_MOST_BOUNDED: Final = 4096  # configurations that are bounded at once
+_MOST_AT_ONCE: Final = 64  # configurations that are priced at once
+_NO_LIMIT: Final = 1e6  # times the memory limit of a plan; more than any stage needs, and finite
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeastPeak:
-    """What the fullest stage needs at least, and what a plan may use of the device that it runs on."""
+    """The least need of the fullest stage in bytes, and the memory limit of the device on which this stage runs."""
 
     num_bytes: float
     limit_bytes: float
 
     @property
     def share(self) -> float:
-        """How full that device is; above 1 nothing fits."""
+        """The need as a share of the limit; above 1 no layout fits."""
         return self.num_bytes / self.limit_bytes
 
 
 def within_share(job: Job, share: float) -> Job:
-    """The same job where a plan may use this share of what it may use now, in every pool."""
+    """The same job with the memory limit of a plan multiplied by `share` in every pool."""
     return each_pool(job, lambda pool: replace(pool, memory_share=share * pool.memory_share))
 
 
 def least_peak(job: Job, constraints: Constraints) -> LeastPeak:
-    """The fullest stage of the layout whose fullest stage leaves most of its device free, over all legal layouts.
+    """The least peak over all legal layouts: of the fullest stage that uses the least share of its device's limit.
 
-    Stages on devices of unequal memory are compared by the share of what a plan may use. Configurations are taken in
-    the order of a lower bound (`least_stage_bytes`) until it exceeds the best: first of the bound with the smallest
-    microbatches, which many configurations share; then of their own.
+    Stages on devices of unequal memory are compared by the share of the limit. Configurations are read in the order of
+    a lower bound (`least_stage_bytes`) until the bound exceeds the best peak: first in the order of the bound with the
+    smallest microbatches, which many configurations share, then in the order of their own bound.
 
     Raises:
         InputError: no legal layout exists under the constraints.
@@ -77,13 +77,13 @@ def least_peak(job: Job, constraints: Constraints) -> LeastPeak:
 
 
 def _least_shares_of_smallest(job: Job, degrees: DegreeArrays) -> FloatArray:
-    """As `least_shares`, of the smallest microbatches, which need no more."""
+    """`least_shares` with the smallest microbatches, which need no more memory than larger ones."""
     smallest, position = of_smallest_microbatches(job, degrees)
     return least_shares(job, smallest)[position] * (1 - TIE)
 
 
 def _least_of_nearest(job: Job, constraints: Constraints, some: DegreeArrays, best: LeastPeak) -> LeastPeak:
-    """The least peak of some configurations and of `best`; those of the least bounds come first."""
+    """The least of `best` and the peaks of some configurations, priced in the order of their bounds."""
     shares = least_shares(job, some)
     order = np.argsort(shares, kind="stable")
     for first in range(0, len(order), _MOST_AT_ONCE):
@@ -99,9 +99,9 @@ def _least_of_nearest(job: Job, constraints: Constraints, some: DegreeArrays, be
 def least_of(
     job: Job, constraints: Constraints, some: DegreeArrays, most_share: float, *, most_placements: int | None = None
 ) -> LeastPeak:
-    """The least peak of some configurations, wherever their stages live; infinite where none is below `most_share`.
+    """The least peak of some configurations over all placements; infinite where no peak is below `most_share`.
 
-    most_placements: of those on several pools look at so many, evenly spaced.
+    most_placements: on several pools, price at most this number of placements, evenly spaced.
     """
     policies, within = allowed_policies(job, constraints, some), within_share(job, min(most_share, _NO_LIMIT))
     if len(within.pools) > 1:
@@ -133,7 +133,10 @@ def least_of(
 
 
 def _holds_all(candidate: Candidate) -> bool:
-    """Whether the fullest columns of all stages hold the layers; most candidates fail where a limit is tight."""
+    """Whether the stages can hold all layers with the columns of most layers.
+
+    With a tight memory limit most candidates fail this check.
+    """
     most = np.zeros(candidate.num_stages, dtype=np.int64)
     np.maximum.at(most, candidate.stage, candidate.layers)
     return bool(most.all() and most.sum() >= candidate.num_layers)
@@ -142,13 +145,13 @@ def _holds_all(candidate: Candidate) -> bool:
 def least_maximum(candidate: Candidate, values: FloatArray) -> float:
     """The least, over all splits of the layers, of the fullest stage's value; a dynamic program over stages."""
     layers = candidate.num_layers
-    least = np.full(layers + 1, np.inf)  # of the stages so far, by the layers that they hold
+    least = np.full(layers + 1, np.inf)  # least value of the stages so far, by their layers
     least[0] = 0.0
     for stage, start in product(range(candidate.num_stages), range(candidate.pattern.num_states)):
         if start == 0:
             before, least = least, np.full(layers + 1, np.inf)
         here = (candidate.stage == stage) & (candidate.start == start)
-        each = np.full(layers + 1, np.inf)  # of this stage, by its layers
+        each = np.full(layers + 1, np.inf)  # least value of this stage, by its layers
         np.minimum.at(each, candidate.layers[here], values[here])
         stride = int(candidate.pattern.stride(start))
         for count in np.flatnonzero(np.isfinite(each)).tolist():

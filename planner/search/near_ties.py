@@ -1,4 +1,4 @@
-"""Layouts beside each other: in what they differ, which is simpler in what, and what one loses against another."""
+"""Compares two layouts: the keys in which they differ, which one is simpler, and why one loses."""
 
 from __future__ import annotations
 
@@ -18,13 +18,15 @@ if TYPE_CHECKING:
     from planner.specs.job import Job
 
 NEAR_TIE = 0.03
-"""Two layouts of one job whose forecasts differ by less than this may well be in the other order. Of 132 pairs of
-layouts that a source ran on one job, those forecast so close came out in the forecast's order in 15 of 22 cases, the
-others in 104 of 110 (docs/accuracy.md). The band of one forecast is much wider: what is wrong with it is wrong with
-those of the same job's other layouts too."""
+"""Two layouts of one job whose forecasts differ by less than this share may well run in the other order.
 
-_NOTICEABLE = 0.001  # share of the step that a line must differ by to be a reason
-_LESS_MEMORY = 0.05  # of the plan's, that an alternative must save to be chosen for it
+The evidence is 132 pairs of layouts that a source ran on one job. Pairs with closer forecasts came out in the
+forecast's order in 15 of 22 cases, other pairs in 104 of 110 (docs/accuracy.md). The band of one forecast is much
+wider, because the forecasts of one job's layouts share most of their error.
+"""
+
+_NOTICEABLE = 0.001  # least difference of a line, as a share of the step, to be a reason
+_LESS_MEMORY = 0.05  # least saving, as a share of the plan's memory, for an alternative to be chosen
 
 _CLASSES: Final = {
     "risk": ("a chance of at most 1% of not fitting", "a chance of at most 5%", "more than 5%"),
@@ -34,7 +36,10 @@ _CLASSES: Final = {
 
 
 def simpler_in(chosen: Keys, other: Keys) -> str:
-    """The first key in which a layout is simpler than another one, with what both have; empty where there is none."""
+    """The first key in which `chosen` is simpler than `other`, with both values in words.
+
+    The text is empty if there is no such key.
+    """
     for key, mine in asdict(chosen).items():
         theirs = getattr(other, key)
         if mine < theirs:
@@ -62,7 +67,7 @@ def _tenths(count: int) -> str:
 
 
 def minimum(job: Job, chosen: Layout, best: Layout, objective: Objective) -> Minimum:
-    """The best layout by the objective beside the one that was chosen, with what the choice gives and has for it."""
+    """The best layout by the objective compared with the chosen layout: what the choice loses and gains."""
     priced, mine = estimate(job, best), estimate(job, chosen)
     keys, least = keys_of(job, chosen), keys_of(job, best)
     ranks = [
@@ -81,7 +86,7 @@ def minimum(job: Job, chosen: Layout, best: Layout, objective: Objective) -> Min
 
 
 def keys_of(job: Job, layout: Layout) -> Keys:
-    """How simple a layout is, as plans write it."""
+    """The keys of simplicity of a layout, in the form that plans store."""
     return Keys(**simplicity_of(job, layout)._asdict())
 
 
@@ -112,7 +117,7 @@ def near_tie(seconds: float, other_seconds: float) -> bool:
 def runner_up(
     job: Job, winner: Layout, won: Estimate, layout: Layout, priced: Estimate, objective: Objective = THROUGHPUT
 ) -> RunnerUp:
-    """A layout that lost by the objective, or because it is less simple, the one reason, and in what it differs."""
+    """A runner-up: a layout that lost by the objective or by simplicity, the main reason, and the keys that differ."""
     devices = objective.devices_of(job, winner), objective.devices_of(job, layout)
     mine, theirs = objective.rank(won.step_seconds, devices[0]), objective.rank(priced.step_seconds, devices[1])
     share = priced.step_seconds / won.step_seconds - 1
@@ -134,7 +139,7 @@ def runner_up(
 
 
 def _cause(won: Estimate, priced: Estimate) -> str:
-    """`loses bubble 1.2 s`: the line that makes most of the difference; `saves` where the layout is no slower."""
+    """`loses bubble 1.2 s`: the line with most of the difference; `saves` where the layout is no slower."""
     longer = {
         line.name.value.replace("_", " "): float(line.exposed_seconds) - float(own.exposed_seconds)
         for line, own in zip(priced.time, won.time, strict=True)
@@ -153,6 +158,6 @@ def slower_by(share: float) -> str:
 
 
 def more_or_less(share: float, more: str, less: str) -> str:
-    """`4.3% dearer`, `0.03% cheaper`: digits enough to see what there is."""
+    """`4.3% dearer`, `0.03% cheaper`: with enough digits to show the difference."""
     digits = 2 if abs(share) < _NOTICEABLE else 1 if abs(share) < 0.0995 else 0
     return f"{abs(share):.{digits}%} {more if share > 0 else less}"

@@ -1,4 +1,4 @@
-"""What a plan is to be best at, as an order of layouts that bounds, solver and certificate share."""
+"""Objectives: each is an order of layouts that bounds, solver and certificate share."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 OBJECTIVES: Final[tuple[ObjectiveName, ...]] = ("throughput", "cost", "gpus", "memory")
 Rank: TypeAlias = tuple[float, float]
-"""Layouts are ordered by the first number, then by the second, which is seconds of a step; less is better."""
+"""The sort key of a layout: the objective's number, then the seconds of a step; less is better."""
 _NEVER: Final[Rank] = (math.inf, math.inf)
 
 
@@ -32,17 +32,17 @@ _NEVER: Final[Rank] = (math.inf, math.inf)
 class Objective:
     """An order of layouts by step time and devices in use.
 
-    throughput: by seconds. cost: by device seconds, which any price per device and hour multiplies alike; where pools
-    differ in price, a device counts as many of the cheapest pool as its price would pay for. gpus: by devices, then by
-    seconds. memory: by seconds, under the least memory that any layout needs (`least_memory`).
-    longest_step_seconds: layouts with longer steps are not considered; it is how a deadline acts.
+    throughput: by seconds. cost: by device seconds; one price per device and hour does not change this order. Where
+    pools differ in price, a device counts as its price over the price of the cheapest pool's device. gpus: by devices,
+    then by seconds. memory: by seconds, under the least memory that any layout needs (`least_memory`).
+    longest_step_seconds: layouts with longer steps are not considered. A deadline sets this limit.
     """
 
     name: ObjectiveName = "throughput"
     longest_step_seconds: float = math.inf
 
     def rank(self, seconds: Number, num_devices: Number) -> tuple[Number, Number]:
-        """Where steps of `seconds` on `num_devices` devices stand; broadcasts."""
+        """The rank of steps of `seconds` on `num_devices` devices; broadcasts."""
         if self.name == "cost":
             return seconds * num_devices, seconds
         if self.name == "gpus":
@@ -50,54 +50,60 @@ class Objective:
         return seconds, seconds
 
     def is_near(self, rank: Rank, best: Rank, share: float) -> bool:
-        """Whether a layout is worse than the best by no more than a share: of seconds, cost, or devices and seconds."""
+        """Whether a layout is worse than the best by at most `share` (of seconds, cost, or devices and seconds)."""
         first = rank[0] <= best[0] * (1 + share)
         return first and (self.name != "gpus" or rank[1] <= best[1] * (1 + share))
 
     def devices(self, job: Job, degrees: DegreeArrays) -> Number:
-        """Devices in use as this objective counts them: [n], or one number of one configuration."""
+        """Devices in use as this objective counts them: [n], or one number for one configuration."""
         return billed(job, degrees) if self.name == "cost" else degrees.world_size
 
     def devices_of(self, job: Job, layout: Layout) -> float:
-        """The same of a layout."""
+        """Devices in use of a layout, as this objective counts them."""
         return billed_devices(job.cluster, job.training, layout) if self.name == "cost" else layout.world_size
 
     def weight(self, num_devices: float) -> float:
-        """What the step time of a layout is multiplied by in the integer program."""
+        """The factor of a layout's step time in the integer program."""
         return float(num_devices) if self.name == "cost" else 1.0
 
 
 THROUGHPUT: Final = Objective()
 
 WORTH_READING: Final = 0.1
-"""A layout of another kind that is worse by more than this share is no alternative: nearly all pairs of layouts that a
-source ran on one job are in the forecast's order where their forecasts lie so far apart (docs/accuracy.md)."""
+"""A layout of another kind is no alternative if it is worse by more than this share.
+
+Where two forecasts differ by more, nearly all pairs of layouts that a source ran on one job are in the forecast's order
+(docs/accuracy.md).
+"""
 
 
 class Incumbents(Protocol):
-    """The best layouts so far, as far as they rule others out."""
+    """The best layouts so far, which set the cutoffs that rule other layouts out."""
 
     def devices(self, job: Job, degrees: DegreeArrays) -> Number:
-        """Devices in use as they are counted here: [n], or one number of one configuration."""
+        """Devices in use as these incumbents count them: [n], or one number for one configuration."""
 
     def cutoff_seconds(self, num_devices: Number) -> Number:
-        """Layouts on so many devices with longer steps are not wanted; broadcasts."""
+        """The longest step of a wanted layout on `num_devices` devices; broadcasts."""
 
     def place_seconds(self, num_devices: Number, degrees: DegreeArrays) -> Number:
-        """The same for the best layouts alone, without those that are wanted because they are near one, [n]."""
+        """The longest step of a layout among the best.
+
+        Layouts wanted only because they are near the best may have longer steps. Shape [n].
+        """
 
     def order(self, seconds: Number, num_devices: Number) -> Number:
-        """What to look at first: layouts of small values; broadcasts."""
+        """The sort key of the search: layouts of small values are searched first; broadcasts."""
 
     def add(self, degrees: Degrees, num_devices: float, seconds: float) -> None:
         """A layout has been found."""
 
 
 class BestKinds:
-    """The best layouts of the `places` best kinds (`kind_of`), by an objective, and what is near the best.
+    """The best layouts of the `places` best kinds (`kind_of`) by an objective, and layouts near the best.
 
-    within: layouts that are worse than the best by no more than this share are wanted too, whatever their kind. Layouts
-    that are worse by more than `WORTH_READING` take no place.
+    within: layouts that are worse than the best by no more than this share are wanted too, of any kind. Layouts
+    that are worse by more than `WORTH_READING` get no place.
     """
 
     def __init__(self, objective: Objective, places: int, *, within: float = 0.0) -> None:
@@ -107,16 +113,16 @@ class BestKinds:
         self._last: Rank = _NEVER  # the rank of the last place
 
     def devices(self, job: Job, degrees: DegreeArrays) -> Number:
-        """As the objective counts them."""
+        """Devices in use, as the objective counts them."""
         return self.objective.devices(job, degrees)
 
     def cutoff_seconds(self, num_devices: Number) -> Number:
-        """The longest step with which a layout on so many devices takes a place or is near the best; broadcasts."""
+        """The longest step with which a layout on `num_devices` devices gets a place or is near the best."""
         near = self._seconds_up_to(self.first, num_devices, 1 + self._within)
         return np.maximum(near, self._of_any_kind(num_devices))
 
     def place_seconds(self, num_devices: Number, degrees: DegreeArrays) -> Number:
-        """The longest step with which these layouts take one of the places, or are better than theirs, [n]."""
+        """The longest step with which a layout gets a place, or is better than the best layout of its kind, [n]."""
         kinds = np.stack(np.broadcast_arrays(*kind_of(degrees)), axis=-1).reshape(-1, 4)  # [n, 4]
         distinct, which = np.unique(kinds, axis=0, return_inverse=True)
         ranks = [self._ranks.get(tuple(kind), _NEVER) for kind in distinct.tolist()]
@@ -130,7 +136,7 @@ class BestKinds:
         return np.minimum(places, self._seconds_up_to(self.first, num_devices, 1 + WORTH_READING))
 
     def _seconds_up_to(self, rank: Rank, num_devices: Number, share: float = 1.0) -> Number:
-        """The longest step that comes no further behind than a rank, whose numbers are taken `share` times."""
+        """The longest step whose rank is no worse than `rank` multiplied by `share`."""
         first, seconds = rank
         if self.objective.name == "cost":
             longest = first * share / np.asarray(num_devices)
@@ -142,11 +148,11 @@ class BestKinds:
         return np.minimum(longest * (1 + TIE), self.objective.longest_step_seconds)
 
     def order(self, seconds: Number, num_devices: Number) -> Number:
-        """By the first number of the rank; broadcasts."""
+        """The first number of the rank; broadcasts."""
         return self.objective.rank(seconds, num_devices)[0]
 
     def add(self, degrees: Degrees, num_devices: float, seconds: float) -> None:
-        """A layout has been found; of its kind the best one counts."""
+        """Record a layout; only the best layout of each kind counts."""
         kind, rank = kind_of(degrees), self.objective.rank(seconds, num_devices)
         if rank < self._ranks.get(kind, _NEVER):
             self._ranks[kind], self.first = rank, min(rank, self.first)
@@ -155,7 +161,7 @@ class BestKinds:
 
 
 class AnyLayout:
-    """Any layout will do: once there is one, nothing else is wanted."""
+    """Incumbents of a search for any layout: after the first layout no other is wanted."""
 
     def __init__(self) -> None:
         self.found = False
@@ -165,7 +171,7 @@ class AnyLayout:
         return degrees.world_size
 
     def cutoff_seconds(self, num_devices: Number) -> Number:
-        """No bound, then none that is met; broadcasts."""
+        """Infinite until a layout is found, then minus infinity, which no layout meets; broadcasts."""
         return np.full(np.shape(num_devices), -math.inf if self.found else math.inf)
 
     def place_seconds(self, num_devices: Number, degrees: DegreeArrays) -> Number:  # noqa: ARG002 - of `Incumbents`
@@ -173,7 +179,7 @@ class AnyLayout:
         return self.cutoff_seconds(num_devices)
 
     def order(self, seconds: Number, num_devices: Number) -> Number:
-        """By the step time; broadcasts."""
+        """The step time; broadcasts."""
         return seconds + 0 * num_devices
 
     def add(self, degrees: Degrees, num_devices: float, seconds: float) -> None:  # noqa: ARG002 - of `Incumbents`
@@ -182,22 +188,22 @@ class AnyLayout:
 
 
 class Staircase:
-    """The fastest layout for each number of devices, where it is faster than all with fewer.
+    """The fastest layout for each number of devices, kept if it is faster than all layouts on fewer devices.
 
-    Layouts on up to `num_first` devices count alike.
+    Layouts on up to `num_first` devices count as one number of devices.
     """
 
     def __init__(self, num_first: int) -> None:
         self._num_first = num_first
-        self._devices: list[float] = [0]  # of each step, ascending
-        self._seconds: list[float] = [math.inf]  # of each step, descending
+        self._devices: list[float] = [0]  # of each step of the staircase, ascending
+        self._seconds: list[float] = [math.inf]  # of each step of the staircase, descending
 
     def devices(self, job: Job, degrees: DegreeArrays) -> Number:  # noqa: ARG002 - wherever they are
         """Devices in use, whatever they cost."""
         return degrees.world_size
 
     def cutoff_seconds(self, num_devices: Number) -> Number:
-        """The step time of the fastest layout with as few devices; broadcasts."""
+        """The step time of the fastest layout with no more than `num_devices` devices; broadcasts."""
         place = np.searchsorted(self._devices, np.maximum(num_devices, self._num_first), side="right")
         return np.asarray(self._seconds)[place - 1]
 
@@ -206,11 +212,11 @@ class Staircase:
         return self.cutoff_seconds(num_devices)
 
     def order(self, seconds: Number, num_devices: Number) -> Number:  # noqa: ARG002 - whatever they use
-        """The fastest first; broadcasts."""
+        """The step time: the fastest layouts are searched first; broadcasts."""
         return seconds
 
     def add(self, degrees: Degrees, num_devices: float, seconds: float) -> None:  # noqa: ARG002 - of any partition
-        """A layout has been found; what it beats with as many devices or more goes."""
+        """Record a layout, and drop slower layouts on at least as many devices."""
         num_devices = max(num_devices, self._num_first)
         if seconds >= self.cutoff_seconds(num_devices):
             return
@@ -220,20 +226,20 @@ class Staircase:
 
 
 def partition_of(degrees: Degrees) -> tuple[int, ...]:
-    """What makes two plans different to a reader: how the model is partitioned, not how the pieces are timed."""
+    """The keys that make two plans different to a reader: how the model is partitioned, not the timing of its parts."""
     return degrees.tp, degrees.pp, degrees.dp, degrees.cp, degrees.ep, degrees.zero
 
 
 def kind_of(degrees: Degrees) -> tuple[int, ...]:
-    """How the model is divided: over tp, pp and ep, and whether its weights are sharded; not how the batch is."""
+    """The kind of a layout: its tp, pp and ep, and whether the weights are sharded; the batch does not matter."""
     return degrees.tp, degrees.pp, degrees.ep, np.equal(degrees.zero, 3) * 1
 
 
 def objective_of(job: Job, name: ObjectiveName) -> Objective:
-    """The objective for a job. A deadline limits `cost` and `gpus`; it does not change what is fastest or smallest.
+    """The objective for a job. A deadline limits `cost` and `gpus`; it does not change the fastest or smallest layout.
 
     Raises:
-        InputError: a deadline without a token budget, which says nothing about a step.
+        InputError: a deadline without a token budget, from which no step time follows.
     """
     if name not in ("cost", "gpus") or job.training.deadline is None:
         return Objective(name=name)

@@ -1,4 +1,4 @@
-"""Pins and objectives that no configuration of a job could meet, refused before anything is searched."""
+"""Refuses pins and objectives that no configuration of a job could meet, before the search starts."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ _OFFERED: Final = {
     "offload": "offload.what",
     "recompute": "can.recompute",
 }
-"""Where the engine's profile lists what a pin may be, or the axis that it is of."""
+"""For each key, the part of the engine's profile that lists the values a pin may have, or the axis of the key."""
 
 
 def check_constraints(job: Job, constraints: Constraints) -> None:
     """Refuse pins that no configuration could meet.
 
     Raises:
-        InputError: the engine does not have what is pinned, or a pinned list cannot be chosen.
+        InputError: the engine lacks a pinned value, or the search cannot choose a pinned list.
     """
     _check_pins(job, constraints)
     _check_lists(job, constraints)
@@ -45,7 +45,7 @@ def check_constraints(job: Job, constraints: Constraints) -> None:
 
 
 def check_objective(job: Job, objective: Objective) -> None:
-    """The pools of a mixed cluster have prices, all of them or none."""
+    """Check that either all pools of a mixed cluster have prices or none has."""
     priced = {pool.cluster.name: price_of(pool.cluster, job.training) is not None for pool in job.pools}
     if objective.name == "cost" and len(set(priced.values())) > 1:
         missing = next(name for name, given in priced.items() if not given)
@@ -54,7 +54,10 @@ def check_objective(job: Job, objective: Objective) -> None:
 
 
 def _check_pools(job: Job, constraints: Constraints) -> None:
-    """What a mixed cluster cannot be planned with; a pinned list must be of its pools, each one's stages neighbours."""
+    """Refuse pins that a mixed cluster does not support.
+
+    A pinned list must name its pools, stages of a pool in a row.
+    """
     schedule = constraints.value_of("schedule")
     if len(job.pools) > 1 and schedule in EXECUTED:
         hint = "`planner explain MODEL CLUSTER --layout pp=2,pools=...,schedule=...` prices it"
@@ -77,7 +80,7 @@ def _check_pools(job: Job, constraints: Constraints) -> None:
 
 
 def _check_pins(job: Job, constraints: Constraints) -> None:
-    """Pins on what the engine does not have at all, which no configuration could meet."""
+    """Refuse pins on values that the engine lacks, which no configuration could meet."""
     policies = (constraints.value_of("recompute") or "none").split("/")
     asked = [(key, constraints.value_of(key)) for key in ("schedule", "offload")]
     asked += [("recompute", policy) for policy in sorted(set(policies))]
@@ -91,7 +94,7 @@ def _check_pins(job: Job, constraints: Constraints) -> None:
 
 
 def _lacking(job: Job, key: str, value: str) -> Mistake | None:
-    """The mistake of pinning what the engine's profile does not list; None where it does."""
+    """The mistake of pinning a value that the engine's profile does not list; None where the profile lists it."""
     offered_by = attrgetter(_OFFERED[key])
     have = offered_by(job.engine)
 
@@ -116,7 +119,7 @@ def _lacking(job: Job, key: str, value: str) -> Mistake | None:
 
 
 def _check_lists(job: Job, constraints: Constraints) -> None:
-    """Pinned lists must be ones that the search can choose: right sum, chunks of a stage alike."""
+    """Check that the search can choose the pinned lists: the sum is right, and the chunks of a stage are alike."""
     schedule, given = constraints.value_of("schedule"), [key for key in _LISTS if constraints.per_chunk(key)]
     if schedule in EXECUTED and given:
         hint = f"`planner explain MODEL CLUSTER --layout schedule={schedule},...` prices any layers and recompute"

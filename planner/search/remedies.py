@@ -1,4 +1,4 @@
-"""What would make a job fit that does not: changes and pairs of changes, each one verified by solving."""
+"""Finds changes, and pairs of changes, that make a job fit of which no layout fits; each is verified by solving."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Remedy:
-    """One change that makes the job fit, or two, verified by solving; with the fastest layout after it."""
+    """One or two changes that make the job fit, verified by solving, with the fastest layout after them."""
 
     change: str
     layout: Layout
@@ -35,10 +35,10 @@ class Remedy:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LiftedPin:
-    """What one pin or forbidden combination costs: what is possible without it.
+    """The cost of one pin or forbidden combination: the result of a search without it.
 
-    remedy: the fastest layout without it, where one fits; else least: what the fullest stage needs at least without it,
-    None where no legal layout is left.
+    remedy: the fastest layout without the pin, where one fits. least: otherwise, the least memory need of the fullest
+    stage without the pin; None where no layout is legal.
     """
 
     constraint: str
@@ -47,9 +47,9 @@ class LiftedPin:
 
 
 def remedies(job: Job, constraints: Constraints, reporter: Reporter | None = None) -> tuple[Remedy, ...]:
-    """Changes that make the job fit, most tokens per device second first: the smallest of each kind that does.
+    """The smallest change of each kind that makes the job fit, sorted by tokens per device second, most first.
 
-    Where none but more hosts does, pairs of changes of two kinds: of each pair that fits the smallest one.
+    Where only more hosts make the job fit, pairs of changes follow: for each two kinds the smallest pair that fits.
     """
     reporter = reporter or Reporter()
     hosts = [_more_hosts(job, number, constraints) for number in range(len(job.pools))]
@@ -67,7 +67,7 @@ def remedies(job: Job, constraints: Constraints, reporter: Reporter | None = Non
 
 
 class Change(NamedTuple):
-    """A change of a job, of what kind, in words; None where the documents do not allow it."""
+    """A change of a job: its kind, its words, and the changed job; None where the documents forbid the change."""
 
     kind: str
     words: str
@@ -98,7 +98,7 @@ def _first_solved(changes: Iterable[tuple[str, Job]], constraints: Constraints, 
 def _smallest_pair(
     job: Job, one: Sequence[Change], other: Sequence[Change], constraints: Constraints
 ) -> tuple[str, Job] | None:
-    """Of two kinds of changes the smallest pair that fits, the sum of their places; None where the largest do not."""
+    """The smallest pair of changes of two kinds that fits, by the sum of their positions; None where no pair fits."""
     places = sorted(product(range(len(one)), range(len(other))), key=lambda place: (sum(place), place))
     pairs = [(f"{one[i].words} and {other[k].words}", _both(job, one[i], other[k])) for i, k in places]
     if not pairs or pairs[-1][1] is None or not _fits(pairs[-1][1], constraints):
@@ -123,7 +123,7 @@ def each_lifted(constraints: Constraints) -> Iterator[tuple[str, Constraints]]:
 def lifted_pins(
     job: Job, lifted: Iterable[tuple[str, Constraints]], reporter: Reporter | None = None
 ) -> tuple[LiftedPin, ...]:
-    """What each pin and each forbidden combination costs: the best layout under the constraints without it."""
+    """The cost of each pin and of each forbidden combination, by a search without it."""
     reporter = reporter or Reporter()
     found = []
     for constraint, looser in lifted:
@@ -156,7 +156,7 @@ _MOST_TIMES_HOSTS = 256
 
 
 def _more_hosts(job: Job, number: int, constraints: Constraints) -> Iterator[tuple[str, Job]]:
-    """The smallest number of hosts of a pool on which a layout fits: doubled until one does, then halved in between."""
+    """The smallest number of hosts of a pool on which a layout fits, found by doubling and then by bisection."""
     cluster = job.pools[number].cluster
     few = many = cluster.hosts
     if cluster.links[-1].num_devices is not None:
@@ -175,7 +175,7 @@ def _more_hosts(job: Job, number: int, constraints: Constraints) -> Iterator[tup
 def _fits(job: Job, constraints: Constraints) -> bool:
     try:
         return fits(job, constraints)
-    except InputError:  # no legal layout on so many hosts
+    except InputError:  # no legal layout on this number of hosts
         return False
 
 
@@ -186,7 +186,7 @@ def _on_hosts(job: Job, number: int, hosts: int) -> Job:
 
 
 def _shorter_sequences(job: Job) -> Iterator[Change]:
-    """Half as long with twice as many in a batch, and so on: each step sees as many tokens."""
+    """Sequences of half the length with twice as many in a batch, and so on; the tokens of a step stay the same."""
     length, batch = job.training.sequence_length, job.training.global_batch_size
     for factor in (2, 4, 8, 16, 32):
         if length % factor == 0:
@@ -205,7 +205,7 @@ def _other_losses(job: Job) -> Iterator[Change]:
 
 
 def _other_recipes(job: Job) -> Iterator[Change]:
-    """Other memory recipes of the engine, those that keep most first."""
+    """Other memory recipes of the engine, recipes with most bytes for each parameter first."""
     if job.training.precision == "fp32":
         return
     others = [each for each in job.engine.can.memory_recipes if each not in (job.training.memory_recipe, "engine")]
@@ -222,11 +222,11 @@ def _other_optimizers(job: Job) -> Iterator[Change]:
 
 
 _RANK: Final = 16
-"""Of the adapters that are proposed: what the papers and the recipes take most."""
+"""The rank of proposed adapters: the most common value of papers and recipes."""
 
 
 def _adapters(job: Job) -> Iterator[Change]:
-    """Adapters in place of all weights, which trains something else: frozen weights in 16 bits, then in fewer."""
+    """Adapters instead of training all weights, a different training; weights frozen in 16 bits, then in fewer."""
     if job.training.lora_rank:
         return
     for each in job.engine.can.frozen_weights:
@@ -237,7 +237,7 @@ def _adapters(job: Job) -> Iterator[Change]:
 
 
 def _training(words: str, **changes: Any) -> Change:
-    """Other values of the training document, where it allows them together."""
+    """A change of values of the training document; the job is None where the document forbids the values together."""
 
     def changed(job: Job) -> Job | None:
         values = job.training.model_dump() | changes
@@ -251,7 +251,7 @@ def _training(words: str, **changes: Any) -> Change:
 
 
 def changes_of_training(job: Job) -> Iterator[Change]:
-    """Other ways to compute the loss, other states of the optimizer, and adapters in place of all weights."""
+    """Other ways to compute the loss, other optimizer states, and adapters instead of training all weights."""
     yield from _other_losses(job)
     yield from _other_recipes(job)
     yield from _other_optimizers(job)

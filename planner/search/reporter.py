@@ -1,4 +1,4 @@
-"""What the search tells whoever watches it."""
+"""The progress messages of a search, as an interface."""
 
 from __future__ import annotations
 
@@ -6,14 +6,17 @@ import warnings
 
 
 class Reporter:
-    """Told what the search does; methods are empty but for notes, so that a reporter overrides what it shows."""
+    """Receives the progress of a search. All methods but `noted` are empty.
+
+    A subclass overrides those that it shows.
+    """
 
     def noted(self, note: str) -> None:
-        """Something that a reader should know about a document, and that no plan says: a warning."""
-        warnings.warn(note, stacklevel=4)  # of whoever called the function of `planner.api` that loads documents
+        """A warning about a document, for facts that plans do not contain."""
+        warnings.warn(note, stacklevel=4)  # the line that called the function of `planner.api` which loads documents
 
     def about(self, question: str) -> None:
-        """What the next searches are for."""
+        """The next searches answer this question."""
 
     def candidates(self, num_legal: int, num_refused: int) -> None:
         """The outer configurations have been listed."""

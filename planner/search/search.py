@@ -1,4 +1,4 @@
-"""From a job to a plan: candidates, bounds, best-first pricing, the integer program, and why others lost."""
+"""Turns a job into a plan: candidates, bounds, best-first pricing, the integer program, and why runners-up lost."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ if TYPE_CHECKING:
 
 
 def plan_for_layout(job: Job, layout: Layout, *, assumed: tuple[Assumed, ...] = ()) -> Plan:
-    """Price one layout without a search; its schedule may be one that the engine does not have, to compare.
+    """Price one layout without a search. Its schedule may be one that the engine lacks, so that users can compare.
 
-    assumed: what the user left out of it.
+    assumed: values of the layout that the user left out.
 
     Raises:
         InputError: the layout breaks rules; all of them are named.
@@ -86,11 +86,13 @@ def _plan(job: Job, layout: Layout, priced: Estimate, **extra: Any) -> Plan:
 
 
 LABEL: Final = 0.05
-"""The engine's name is worth a line where it moves the step by more than this share: half of what forecasts are off."""
+"""A plan mentions the engine's calibration where it changes the step time by more than this share.
+
+The share is half of the typical error of a forecast."""
 
 
 def _engine_label(job: Job, layout: Layout, priced: Estimate) -> EngineLabel | None:
-    """What the engine's name does to the step, where that is worth a line."""
+    """How much the engine's own calibration changes the step time; None where the change is at most `LABEL`."""
     anybody = with_corrections_of_any_engine(job) if job.evidence else None
     share = 0.0 if anybody is None else priced.step_seconds / estimate(anybody, layout).step_seconds - 1
     if abs(share) <= LABEL:
@@ -113,17 +115,19 @@ def search(
     check: bool = False,
     reporter: Reporter | None = None,
 ) -> Plan | NothingFits:
-    """The best layout for a job by the objective, with its proof, or what is in the way of any.
+    """The best layout for a job by the objective, with its proof, or the reasons why no layout fits.
 
-    Where no layout meets the deadline, the fastest one is the answer. Where none fits and some may fit, it is the best
-    of those that are likeliest to. within: the plan is the simplest layout that is worse than the optimum by no more
-    than this share (`simplest`); 0 asks for the optimum itself.
-    time_limit: seconds of the search; the best layout until then is the answer, with what a bound says of it.
-    check: lower bounds are compared with exact optima of configurations that they ruled out (`bound_check`).
+    Where no layout meets the deadline, the answer is the fastest layout. Where no layout fits but some may fit, the
+    answer is the best of the layouts with the greatest chance of fitting.
+    within: the plan is the simplest layout that is worse than the optimum by no more than this share (`simplest`);
+    0 asks for the optimum itself.
+    time_limit: seconds of the search. When they are over, the answer is the best layout found so far, with its gap to
+    a lower bound.
+    check: compare lower bounds with the exact optima of configurations that they ruled out (`bound_check`).
 
     Raises:
         InputError: no legal layout exists under the constraints.
-        SolverTrouble: the time is up before there is anything to show for it.
+        SolverTrouble: the time limit was reached before any layout was found.
         Disagreement: the two methods differ, or a lower bound is above an optimum; a bug.
     """
     reporter = reporter or Reporter()
@@ -143,7 +147,7 @@ def search(
         reporter.solving(solver, len(found.near))
         return decide(found, constraints, best, solver, limit.left)
 
-    decision = decided()  # what is asked for is given up only where both methods found nothing
+    decision = decided()  # a request is relaxed only where both methods found nothing
     if not found.layouts and found.pruned.get("deadline"):
         tight, best = job, BestKinds(objective := THROUGHPUT, top + 1, within=within)
         found = best_first(tight, constraints, best, reporter)
@@ -189,14 +193,14 @@ def _simplest(
     solver: SolverName,
     time_limit: float | None,
 ) -> Recommendation | None:
-    """The simplest layout in the window; None where the optimum was asked for, or the search was interrupted."""
+    """The simplest layout in the window; None where the user asked for the optimum, or the search was interrupted."""
     if not window.within or decision.solution.status in ("interrupted", "out of time"):
         return None
     return simplest_within(found, constraints, window, solver, time_limit)
 
 
 def _tightened(job: Job, constraints: Constraints, objective: Objective) -> Job:
-    """The job with no more memory than its smallest layout needs, where least memory is the objective."""
+    """The job; where least memory is the objective, its memory is limited to the need of its smallest layout."""
     if objective.name != "memory":
         return job
     least = least_peak(job, constraints)
@@ -204,10 +208,11 @@ def _tightened(job: Job, constraints: Constraints, objective: Objective) -> Job:
 
 
 def _where_likeliest(job: Job, constraints: Constraints) -> Job | None:
-    """The job with as much memory as its layouts of the greatest chance need; None where no layout may fit.
+    """The job with just enough memory for the layouts most likely to fit; None where no layout may fit.
 
-    With a plain limit there is no chance to go by. The chance falls with the share of the limit that a layout needs, as
-    long as all have one distribution; where offloaded ones have a wider one, the least share decides.
+    A plain limit (`--headroom`) has no chance of fitting, so the answer is None. A layout's chance falls as its share
+    of the limit grows, as long as all layouts have the same error distribution. Layouts with offload may have a wider
+    distribution; the least share decides then too.
     """
     loose = each_pool(job, lambda pool: replace(pool, risk=1 - UNLIKELY))
     if job.headroom is not None or not fits(loose, constraints):
@@ -216,7 +221,7 @@ def _where_likeliest(job: Job, constraints: Constraints) -> Job | None:
 
 
 def _idle_reason(job: Job, found: Found, num_used: int, objective: Objective) -> str:
-    """Why devices are left over; empty when none is."""
+    """Why the plan leaves devices idle; an empty string when it uses all devices."""
     if num_used == job.cluster.num_devices:
         return ""
     if num_used == found.most_devices:
@@ -239,10 +244,11 @@ def fastest_layout(
     objective: Objective = THROUGHPUT,
     known: Layout | None = None,
 ) -> tuple[Layout, float] | None:
-    """The best layout and its seconds by the dynamic program alone, or None where nothing fits, or in time.
+    """The best layout and its step seconds, by the dynamic program alone; None where none fits or meets the deadline.
 
-    What `search` finds, without the integer program's proof; for questions that need many answers. known: a layout
-    that is near the best, so that better ones are quicker to find; where it fits and there is none, the answer is None.
+    The layout is the one that `search` finds, without the integer program's proof. It is for questions that need many
+    searches. known: a layout near the best one, which makes better layouts quicker to find. Where `known` fits and no
+    layout is better, the answer is None.
 
     Raises:
         InputError: no legal layout exists under the constraints.
@@ -259,7 +265,7 @@ def fastest_layout(
 
 
 def fits(job: Job, constraints: Constraints) -> bool:
-    """Whether any layout fits; the search ends with the first one.
+    """Whether any layout fits; the search ends with the first layout that does.
 
     Raises:
         InputError: no legal layout exists under the constraints.
@@ -270,7 +276,7 @@ def fits(job: Job, constraints: Constraints) -> bool:
 
 
 def _runners_up(found: Found, winner: Assigned, top: int, objective: Objective) -> list[Assigned]:
-    """The best layouts of the `top` next best kinds, less those that are not worth reading."""
+    """The best layout of each of the `top` next best kinds, without layouts that are much worse than the best."""
     best = min(rank_of(found, objective, each) for each in found.layouts)
     seen = {kind_of(winner.degrees)}
     losers: list[Assigned] = []
@@ -293,7 +299,7 @@ def _certificate(
     simplest: Recommendation | None,
     within: float,
 ) -> Certificate:
-    """What proves the choice, in seconds of a step whatever the objective."""
+    """The certificate that proves the choice, in seconds of a step under every objective."""
     solution = decision.solution
     is_checked = solution.status in ("optimal", "time limit") and solution.solver != "dynamic program"
     return Certificate(

@@ -1,4 +1,4 @@
-"""Clusters and sizes beside each other: what a job takes on each, and which of them no other beats."""
+"""Compares clusters and sizes: the time and cost of a job on each, and the choices that no other choice beats."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from planner.plan import Plan
 
 REFERENCE_TOKENS: Final = 1e9
-"""What a choice takes is told of so many tokens where the training has no budget."""
+"""The token count for which the time and cost of a choice are given, where the training has no token budget."""
 
 Measure = Literal["usd", "kilowatt_hours", "device_hours"]
 
@@ -24,8 +24,9 @@ Measure = Literal["usd", "kilowatt_hours", "device_hours"]
 class Choice:
     """One cluster in one size.
 
-    cluster: as it was named. hosts: as they were asked for; None where the cluster or --gpus says. why_not: why there
-    is no plan. on_front: it fits, and no other choice is better in time or in the measure and as good in the other one.
+    cluster: its name as the user gave it. hosts: the number asked for; None where the cluster or --gpus sets it.
+    why_not: the reason why no plan exists. on_front: the choice fits, and no other choice is better in time or in the
+    measure while being at least as good in the other.
     """
 
     cluster: str
@@ -36,7 +37,7 @@ class Choice:
 
     @property
     def fits(self) -> bool:
-        """Whether there is a plan that fits."""
+        """Whether the choice has a plan and the plan fits."""
         return self.plan is not None and self.plan.fits
 
     @property
@@ -51,16 +52,16 @@ class Choice:
 
     @property
     def chance_of_fitting(self) -> float | None:
-        """The plan's, where plans have one."""
+        """The plan's chance of fitting; None without a plan or where plans have no chance."""
         return getattr(self.plan, "chance_of_fitting", None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SideBySide:
-    """Choices in the order in which they were named.
+    """Choices in the order in which the user named them.
 
-    measure: what counts beside time: money where every choice that fits has a price, else energy at rated power where
-    every device has one, else device hours.
+    measure: the measure compared besides time: money where every choice that fits has a price, else energy at rated
+    power where every device has a rated power, else device hours.
     """
 
     choices: tuple[Choice, ...]
@@ -68,29 +69,29 @@ class SideBySide:
 
     @property
     def planned(self) -> tuple[Choice, ...]:
-        """Those that have a plan."""
+        """The choices that have a plan."""
         return tuple(each for each in self.choices if each.plan is not None)
 
     @property
     def front(self) -> tuple[Choice, ...]:
-        """Those that no other beats, the quickest first."""
+        """The choices that no other choice beats, the quickest first."""
         return tuple(sorted((each for each in self.choices if each.on_front), key=self.costs))
 
     def costs(self, choice: Choice) -> tuple[float, float]:
-        """Seconds of the run, and how much of the measure it takes."""
+        """Seconds of the run, and the amount of the measure that the run uses."""
         run = choice.run
         assert run is not None, "a choice without a plan costs nothing"
         return run.seconds, float(getattr(run, self.measure) or 0.0)
 
 
 def side_by_side(pairs: Sequence[tuple[str, int | None]], plan_on: Callable[[str, int | None], Plan]) -> SideBySide:
-    """Plan a job on each cluster in each size; what cannot be planned says why in its place.
+    """Plan a job on each cluster in each size; a choice that cannot be planned holds the reason instead of a plan.
 
-    plan_on: finds the plan of a cluster with so many hosts.
+    plan_on: plans the job on a cluster with the given number of hosts.
 
     Raises:
-        NothingFitsError: it fits nowhere.
-        InputError: it cannot be planned anywhere.
+        NothingFitsError: the job fits on no cluster.
+        InputError: the job cannot be planned on any cluster.
         EnvironmentProblem: a file cannot be read.
     """
     choices: list[Choice] = []
@@ -107,7 +108,7 @@ def side_by_side(pairs: Sequence[tuple[str, int | None]], plan_on: Callable[[str
 
 
 def _nowhere(errors: Sequence[tuple[str, PlannerError]]) -> PlannerError:
-    """The mistakes of all clusters as one error; what is said of all of them is said once."""
+    """The mistakes of all clusters as one error; a mistake that all clusters share appears once."""
     if any(isinstance(error, NothingFitsError) for _, error in errors):
         messages = dict.fromkeys(f"{cluster}: {error.mistakes[0].message}" for cluster, error in errors)
         return NothingFitsError(*messages, hint="`planner plan MODEL CLUSTER` says what would fit")
@@ -115,7 +116,7 @@ def _nowhere(errors: Sequence[tuple[str, PlannerError]]) -> PlannerError:
 
 
 def with_front(choices: Iterable[Choice]) -> SideBySide:
-    """The choices, with those marked that no other beats."""
+    """The choices, with `on_front` set for choices that no other choice beats."""
     choices = tuple(choices)
     found = SideBySide(choices=choices, measure=_measure([each for each in choices if each.fits]))
     costs = {id(each): found.costs(each) for each in choices if each.fits}

@@ -1,14 +1,15 @@
 """The second solve: the simplest of the layouts that are nearly as good as the proven minimum.
 
-Layouts within a share of the minimum (the window) are compared by their keys (`optimum.simplicity`), one after the
-other, then by step time. Every configuration whose lower bound is within the window takes part, whatever the first
-solve did with it.
+Layouts within a share of the minimum (the window) are compared by their keys (`optimum.simplicity`), one key after the
+other, then by step time. Every configuration whose lower bound is within the window is included, even if the first
+solve ruled it out.
 
-Two methods answer. The dynamic program takes configurations in the order of the keys that they settle alone, and stops
-where these come behind the simplest layout so far (`optimum.simplest_dynamic_program`). The integer program decides on
-all that keys and lower bounds leave on its own side (`optimum.simplest_program`). Both share legal configurations,
-prices, the keys of columns and lower bounds of step times, and no cutoff. They must agree. The answer must have the
-keys and the step time that its layout has, and no layout that the first solve found may come before it.
+Two methods solve this. The dynamic program reads configurations in the order of the keys that belong to the
+configuration, and stops where these are worse than those of the simplest layout so far
+(`optimum.simplest_dynamic_program`). The integer program decides among all configurations that keys and its own lower
+bounds do not rule out (`optimum.simplest_program`). Both methods share legal configurations, prices, the keys of
+columns and lower bounds of step times, but no cutoff. They must agree. The keys and the step time of the answer must
+equal those of its layout, and no layout that the first solve found may be simpler.
 """
 
 from __future__ import annotations
@@ -43,11 +44,11 @@ if TYPE_CHECKING:
     from planner.search.space.constraints import Constraints
 
 WITHIN: Final = 0.02
-"""Share of the objective that a simpler layout may cost, unless the user says otherwise (`--within`)."""
+"""Default of the share of the objective by which a simpler layout may be worse (`--within`)."""
 
-_FIRST: Final = 16  # configurations that are priced at first; then twice as many each time
+_FIRST: Final = 16  # configurations priced at first; each further round prices twice as many
 _MOST: Final = 256
-_MOST_TRIED: Final = 16  # layouts of the first solve that are held against the answer
+_MOST_TRIED: Final = 16  # layouts of the first solve that are compared with the answer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,7 +60,7 @@ class Window:
     within: float
 
     def longest_seconds(self, devices: FloatArray) -> FloatArray:
-        """The longest step of a layout within it, by devices as the objective counts them, [n]."""
+        """The longest step of a layout within the window, by devices as the objective counts them, [n]."""
         first, seconds = (value * (1 + self.within) for value in self.minimum)
         if self.objective.name == "cost":
             longest = first / devices
@@ -72,7 +73,7 @@ class Window:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recommendation:
-    """The simplest layout within the window, its keys, and what proves it."""
+    """The simplest layout within the window, its keys, and the integer program's answer that proves it."""
 
     assigned: Assigned
     simplicity: Simplicity
@@ -90,7 +91,7 @@ def simplest_within(
     """The simplest layout within a window of the proven minimum.
 
     Raises:
-        Disagreement: the two methods differ, or the answer is not what its layout is; a bug.
+        Disagreement: the two methods differ, or the answer's keys or step time differ from its layout's; a bug.
     """
     inside, longest = _inside(found, window)
     prices = _Prices(found, constraints)
@@ -117,7 +118,7 @@ def _inside(found: Found, window: Window) -> tuple[IntArray, FloatArray]:
 
 
 def _in_parts(order: IntArray) -> Iterator[IntArray]:
-    """An order in parts, the first ones small."""
+    """Consecutive parts of `order`, each larger than the part before."""
     first, size = 0, _FIRST
     while first < len(order):
         yield order[first : first + size]
@@ -125,7 +126,7 @@ def _in_parts(order: IntArray) -> Iterator[IntArray]:
 
 
 def _alone(keys: IntArray) -> Simplicity:
-    """Keys of a configuration where those that its columns decide are at their best."""
+    """The keys of a configuration, with the best value for each key that its columns decide."""
     idle, interleave, axes = keys.tolist()
     return Simplicity(idle=idle, recomputed=0, interleave=interleave, uneven=0, axes=axes, risk=0)
 
@@ -133,7 +134,7 @@ def _alone(keys: IntArray) -> Simplicity:
 def _by_dynamic_program(
     found: Found, prices: _Prices, inside: IntArray, longest: FloatArray
 ) -> tuple[Standing, Assigned]:
-    """The simplest layout over the configurations, one by one in the order of the keys that they settle alone."""
+    """The simplest layout of all configurations, which are solved in the order of their own keys."""
     job, near = found.job, found.near
     keys = configuration_keys(job, near.degrees(inside))
     order = np.lexsort((near.seconds[inside], *keys.T[::-1]))
@@ -159,7 +160,10 @@ def _by_dynamic_program(
 
 
 def _of_dynamic_program(found: Found, prices: _Prices, positions: IntArray, longest: FloatArray) -> list[Rated | None]:
-    """The configurations with their keys and columns that choices within the window may have; None: there are none."""
+    """The configurations with keys, and with the columns that a choice within the window may use.
+
+    An entry is None where no such column exists.
+    """
     kept: dict[int, Rated] = {}
     for here, degrees, priced in prices.of(positions, longest):
         masks = prune(priced, np.array([each.longest_seconds for each in priced]), fastest_only=False)
@@ -171,7 +175,7 @@ def _of_dynamic_program(found: Found, prices: _Prices, positions: IntArray, long
 
 
 class _Prices:
-    """Configurations as candidates that know the window; each is priced once, for both methods."""
+    """Configurations as candidates limited to the window; each is priced once, for both methods."""
 
     def __init__(self, found: Found, constraints: Constraints) -> None:
         self._found, self._constraints = found, constraints
@@ -197,7 +201,7 @@ def _by_program(
     solver: SolverName,
     time_limit: float | None,
 ) -> SimplestAnswer:
-    """The integer programs' answer, on all that keys and lower bounds leave on this side."""
+    """The integer programs' answer over all configurations that keys and their own lower bounds do not rule out."""
     idle, interleave, axes = configuration_keys(found.job, found.near.degrees(inside)).T
     bounds, contenders = found.near.seconds[inside], Contenders()
     for part in _in_parts(np.lexsort((bounds, axes, interleave, idle))):
@@ -217,10 +221,10 @@ def _by_program(
 
 
 def _check_agreement(answer: SimplestAnswer, standing: Standing) -> None:
-    """The two methods must agree on the keys and the step time of the simplest layout.
+    """Check that the two methods agree on the keys and the step time of the simplest layout.
 
     Raises:
-        Disagreement: they do not.
+    Disagreement: the two methods differ.
     """
     said = f"the simplest layout by the dynamic program is {standing}, by the integer program {answer}"
     if answer.status == "time limit":
@@ -234,7 +238,7 @@ def _check_agreement(answer: SimplestAnswer, standing: Standing) -> None:
 
 
 def _check_layout(found: Found, window: Window, standing: Standing, assigned: Assigned) -> None:
-    """The layout must have the keys and the step time that the solvers saw, within the window; none may be simpler.
+    """Check that the layout has the solvers' keys and step time and is in the window, and that no layout is simpler.
 
     Raises:
         Disagreement: one of these does not hold.
@@ -256,6 +260,6 @@ def _check_layout(found: Found, window: Window, standing: Standing, assigned: As
 
 
 def _is_within(found: Found, window: Window, assigned: Assigned) -> bool:
-    """Whether a layout that was found lies in the window."""
+    """Whether a layout of the first solve is in the window."""
     devices = np.array([window.objective.devices(found.job, assigned.degrees)], dtype=np.float64)
     return bool(assigned.seconds <= window.longest_seconds(devices)[0] * (1 + AGREEMENT))

@@ -1,4 +1,4 @@
-"""The best layouts of clusters of many sizes in one pass: the Pareto front of time, cost and devices."""
+"""Finds the best layouts of clusters of many sizes in one pass: the Pareto front of time, cost and devices."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Point:
-    """The fastest layout of a cluster of `hosts` hosts, the smallest one for which it is that.
+    """The fastest layout of the smallest cluster, of `hosts` hosts, on which it is the fastest.
 
-    billed_devices: devices in use, each as many of the cheapest pool as its price would pay for. pools: of a mixed
-    cluster the hosts of each pool, which are `hosts` together. deadline_chance: that a run with it meets its deadline;
-    None without one, or where nobody knows.
+    billed_devices: devices in use, each counted as its price over the price of the cheapest pool's device. pools: the
+    hosts of each pool of a mixed cluster; their sum is `hosts`. deadline_chance: the chance that a run with the layout
+    meets its deadline; None without a deadline, or where the chance is unknown.
     """
 
     hosts: int
@@ -60,26 +60,30 @@ class Point:
 
     @property
     def sequence_seconds(self) -> float:
-        """Seconds of a step for each of its sequences: what the same data take."""
+        """Seconds of a step divided by its sequences, so that steps of different batches compare."""
         return self.step_seconds / self.global_batch_size
 
     @property
     def device_seconds(self) -> float:
-        """Devices times seconds of a sequence: what it costs, but for the price. Idle devices are not counted."""
+        """Billed devices times seconds of a sequence: the cost of a sequence before the price.
+
+        Idle devices are not counted.
+        """
         return self.billed_devices * self.sequence_seconds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sweep:
-    """What each size of cluster is good for.
+    """The fastest layout of each size of cluster, and the Pareto front.
 
-    job: what was asked for, on one of the sizes.
-    sizes: for each number of hosts (of each pool, on a mixed cluster) the fastest layout, None where nothing fits: what
-    a search at that size finds. front: layouts that no other beats in time, cost and devices at once, fewest devices
-    first. On a cluster of one kind it holds the fastest layout, the cheapest one, and for any deadline the one
-    with the fewest devices; on a mixed one the front is of the fastest layouts of each size. Where the batch is a
-    range, each size has the batch whose sequences take the least time there. confidence: chance with which a deadline
-    is to be kept; it is that of the layouts of the front, and a slower layout whose forecast is surer is none of them.
+    job: the user's job on one of the sizes.
+    sizes: for each number of hosts (of each pool, on a mixed cluster) the fastest layout, as a search at that size
+    finds it; None where no layout fits. front: layouts that no other layout beats in time, cost and devices at once,
+    fewest devices first. On a uniform cluster the front holds the fastest layout, the cheapest layout, and for any
+    deadline the layout with the fewest devices. On a mixed cluster the front holds only fastest layouts of a size.
+    Where the batch is a range, each size has the batch with the least time for each sequence. confidence: chance with
+    which a deadline is to be kept. Only layouts of the front are checked, so a slower layout with a smaller forecast
+    error is never found.
     """
 
     job: Job
@@ -89,25 +93,28 @@ class Sweep:
 
     @property
     def fastest(self) -> Point | None:
-        """The point whose sequences take the least time; None where nothing fits."""
+        """The point with the least time for each sequence; None where no layout fits."""
         return min(self.front, key=lambda point: (point.sequence_seconds, point.num_devices), default=None)
 
     @property
     def cheapest(self) -> Point | None:
-        """The point of least cost; None where nothing fits."""
+        """The point of least cost; None where no layout fits."""
         return min(self.front, key=lambda point: (point.device_seconds, point.num_devices), default=None)
 
     def fewest_within(self, longest_sequence_seconds: float) -> Point | None:
-        """The point of fewest devices whose sequences take at most this long, or None."""
+        """The point of fewest devices with at most `longest_sequence_seconds` for each sequence, or None."""
         return next((point for point in self.front if point.sequence_seconds <= longest_sequence_seconds), None)
 
     @property
     def fewest_in_time(self) -> Point | None:
-        """The point of fewest devices that keeps to the deadline with the confidence; None without one, or such."""
+        """The point of fewest devices that keeps the deadline with the confidence.
+
+        The result is None without a deadline, or where no point keeps it.
+        """
         return next((point for point in self.front if self.meets_deadline(point)), None)
 
     def meets_deadline(self, point: Point) -> bool | None:
-        """Whether a point keeps to the deadline with the confidence, or by its forecast; None without a deadline."""
+        """Whether a point keeps the deadline with the confidence, or by its forecast; None without a deadline."""
         training = self.job.training
         if training.deadline is None or not training.tokens:
             return None
@@ -128,7 +135,7 @@ def sweep(
     """The fastest layout for every number of hosts, and the front of all layouts that use them.
 
     Layouts are priced once for all sizes on which they cost the same: the price of a group of ranks changes only
-    where a level of the network comes to span the whole cluster. Optima are the dynamic program's.
+    where a level of the network begins to span the whole cluster. The dynamic program finds the optima.
 
     Raises:
         InputError: no legal layout exists under the constraints.
@@ -164,10 +171,10 @@ def sweep_pools(
     *,
     confidence: float = CONFIDENCE,
 ) -> Sweep:
-    """The fastest layout for every combination of hosts of the named pools, the others staying as they are.
+    """The fastest layout for every combination of hosts of the named pools; other pools keep their hosts.
 
-    Each size is a search of its own: what fits on one mixture says nothing of another. Optima are the dynamic
-    program's.
+    Each size is a separate search, because a layout that fits on one mixture may not fit on another. The dynamic
+    program finds the optima.
 
     Raises:
         InputError: no size has a legal layout under the constraints.
@@ -197,10 +204,12 @@ _Found: TypeAlias = "tuple[_Sizes, list[Point]]"
 
 
 def _of_batches(job: Job, constraints: Constraints, of_batch: Callable[[int, Sequence[Point]], _Found]) -> _Found:
-    """What one batch size gives; of a range the best one for each size of cluster, and for each number of devices.
+    """The points of one batch size.
 
-    of_batch: of a batch size, and of the points of others: what is slower than they by more than is as good may be
-    left out. Batches that can be cut in most ways come first, because they are hard to beat.
+    For a range of sizes, the result is the best points for each size of cluster and number of devices.
+
+    of_batch: finds the points of a batch size. It also reads the points of other batch sizes and may leave out points
+    that are slower by more than `AS_GOOD`. Batch sizes with most divisors are first, because they are hard to beat.
     """
     check_constraints(job, constraints)
     if job.batch is None:
@@ -227,7 +236,7 @@ def _place(point: Point) -> tuple[int, tuple[int, ...]]:
 
 
 def _of_best_batch(batch: BatchRange, points: Sequence[Point]) -> Point | None:
-    """The point of the batch that `choose_batch` takes."""
+    """The point of the batch that `choose_batch` would choose."""
     fastest: dict[int, Point] = {}
     for point in sorted(points, key=lambda each: (each.sequence_seconds, each.hosts)):
         fastest.setdefault(point.global_batch_size, point)
@@ -246,7 +255,10 @@ def _point_of_pools(
 
 
 def _best_in_something(points: Sequence[Point]) -> tuple[Point, ...]:
-    """Points that no other beats in devices, cost and seconds at once; of equal ones that with fewest hosts."""
+    """Points that no other point beats in devices, cost and seconds at once.
+
+    Of equal points, the point with fewest hosts is kept.
+    """
     front: list[Point] = []
     for point in sorted(points, key=lambda p: (p.num_devices, p.device_seconds, p.sequence_seconds, p.hosts)):
         worse = (
@@ -268,7 +280,7 @@ def _with_batch(job: PoolJob, size: int) -> PoolJob:
 
 
 def _geometry(cluster: ClusterSpec) -> tuple[int, ...]:
-    """What prices and rules read of the cluster's size: the same layout costs the same where this is equal."""
+    """The numbers that prices and rules read of the cluster's size; where they are equal, a layout costs the same."""
     spans = [link.num_devices or math.inf for link in cluster.links]
     return (cluster.scale_up_devices, *(int(span >= cluster.num_devices) for span in spans))
 
@@ -276,10 +288,11 @@ def _geometry(cluster: ClusterSpec) -> tuple[int, ...]:
 def _staircase(
     job: PoolJob, constraints: Constraints, num_first: int, rivals: Sequence[Point], reporter: Reporter
 ) -> list[Point]:
-    """Layouts that are faster than every other with as few devices or fewer, fewest devices first.
+    """Layouts that are faster than every layout on no more devices, fewest devices first.
 
-    Layouts with up to `num_first` devices count alike: they compete on the smallest cluster. rivals: points of other
-    batch sizes; layouts whose sequences take longer than theirs, by more than is as good, are not looked for.
+    Layouts with up to `num_first` devices count as one number of devices, because they compete on the smallest cluster.
+    rivals: points of other batch sizes. Layouts that are slower for each sequence by more than `AS_GOOD` are not
+    searched.
     """
     best = Staircase(num_first)
     for rival in rivals:
@@ -298,7 +311,7 @@ def _staircase(
 
 
 def _point(job: Job, layout: Layout) -> Point:
-    """The point of a layout, on as many hosts as it fills."""
+    """The point of a layout on the smallest number of hosts that has its devices."""
     priced, in_use = estimate(job, layout), devices_in_use(job.cluster, layout)
     return Point(
         hosts=sum(-(-count // cluster.devices_per_host) for cluster, count in in_use),
@@ -312,7 +325,7 @@ def _point(job: Job, layout: Layout) -> Point:
 
 
 def _undominated(points: Sequence[Point]) -> tuple[Point, ...]:
-    """Points with strictly falling seconds, fewest devices first: the others are beaten in time and devices."""
+    """Points with strictly decreasing seconds, fewest devices first; other points are beaten in time and devices."""
     front: list[Point] = []
     for point in sorted(points, key=lambda point: (point.num_devices, point.sequence_seconds)):
         if not front or point.sequence_seconds < front[-1].sequence_seconds * (1 - TIE):

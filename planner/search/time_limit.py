@@ -1,4 +1,4 @@
-"""A limit on the time of a whole search, which ends as Ctrl-C ends it: with the best layout so far."""
+"""A limit on the time of a whole search. At the limit the search ends as after Ctrl-C: with the best layout so far."""
 
 from __future__ import annotations
 
@@ -11,29 +11,29 @@ from typing import TYPE_CHECKING, NoReturn
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-_LEAST_SECONDS = 0.1  # that a solver is given to answer
+_LEAST_SECONDS = 0.1  # the least time limit of a solver
 
 
 class OutOfTime(KeyboardInterrupt):
-    """The time of a search is up."""
+    """The search reached its time limit."""
 
 
 class TimeLimit:
-    """What is left of the seconds of a search; None: no limit."""
+    """The remaining seconds of a search; None: no limit."""
 
     def __init__(self, seconds: float | None) -> None:
         self._end = None if seconds is None else time.monotonic() + seconds
 
     @property
     def left(self) -> float | None:
-        """Seconds that are left, and a little where none are, so that a solver can say that its time is up."""
+        """The remaining seconds, at least `_LEAST_SECONDS`, so that a solver can report that it reached its limit."""
         return None if self._end is None else max(self._end - time.monotonic(), _LEAST_SECONDS)
 
     @contextmanager
     def ends(self) -> Iterator[None]:
-        """Raise `OutOfTime` in what runs inside once the time is up.
+        """Raise `OutOfTime` in the code of the `with` block at the time limit.
 
-        Only the main thread can be ended this way; in another one the limit holds for the solver alone.
+        Only the main thread can be interrupted this way; in another thread the limit applies to the solver alone.
         """
         if self.left is None or threading.current_thread() is not threading.main_thread():
             yield

@@ -1,6 +1,6 @@
-"""What cannot win: lower bounds of time and memory, and the first assignments that they are held against.
+"""Lower bounds of time and memory that rule configurations out, and the first assignments that set the cutoff.
 
-What a bound buys stands in its docstring, as CPU seconds of a search with and without it, by
-`python tools/bench_search.py --without NAME`: one run on a machine with other work, unless medians are named, so that
-differences below a fifth say little.
+A line "Buys (NAME)" in a docstring gives the CPU seconds of a search with and without the bound, measured by
+`python tools/bench_search.py --without NAME`. Each is one run on a machine that did other work too, unless the line
+names medians, so differences below a fifth mean little.
 """

@@ -1,4 +1,4 @@
-"""The even split of configurations: a first assignment, and the only one of schedules that have to be executed."""
+"""The even split of a configuration: the first assignment tried, and the only one of executed schedules."""
 
 from __future__ import annotations
 
@@ -25,8 +25,9 @@ if TYPE_CHECKING:
 class EvenSplit:
     """Even splits of configurations, with the cheapest recompute policy that fits on each stage.
 
-    first: position of each configuration's first stage, [n]. fits: [n]. The others are of all stages end to end;
-    forward_seconds and exchange_seconds (of experts, and sends) are parts of `seconds`.
+    first: position of each configuration's first stage, [n]. fits: whether the split fits, [n]. The other fields have
+    one entry for each stage of all configurations, end to end. forward_seconds and exchange_seconds (exchanges of
+    experts, and sends) are parts of `seconds`.
     """
 
     first: NDArray[np.int64]
@@ -42,7 +43,7 @@ class EvenSplit:
 
     @property
     def bottleneck(self) -> NDArray[np.float64]:
-        """Seconds from one microbatch to the next, of the slowest stage and its wait for the last chunk, [n]."""
+        """Longest cycle time of any stage in seconds, its wait for the last chunk included, [n]."""
         ends = np.append(self.first, len(self.layers))[1:]
         last_chunk = np.repeat(self.slack_seconds[ends - 1], ends - self.first)
         each = cycle_seconds(self.seconds, self.slack_seconds, last_chunk)
@@ -60,10 +61,10 @@ class EvenSplit:
 
 
 def can_interleave(job: Job, degrees: DegreeArrays, index: Number, num_layers: Number) -> Flag:
-    """Whether the search knows which layers interleaved stages of so many layers hold (`stage_of`).
+    """Whether the number of layers alone tells the search which layers an interleaved stage holds (`stage_of`).
 
-    All leading layers are in the first chunk; where the kinds of layers repeat, each chunk has equally many, which are
-    whole periods (legality.py).
+    For that, all leading layers must be in the first chunk. Where the kinds of layers repeat, each chunk must have
+    equally many layers, in whole periods (legality.py).
     """
     pattern = pattern_of(job)
     if pattern.period > 1:
@@ -109,10 +110,10 @@ def even_splits(job: PoolJob, degrees: DegreeArrays, policies: PolicyMasks) -> E
 def even_split_seconds(job: PoolJob, degrees: DegreeArrays, policies: PolicyMasks) -> NDArray[np.float64]:
     """Step time of the even split with the cheapest policy that fits on each stage; infinite where it does not fit.
 
-    An assignment that exists, so an upper bound of what the configuration can do.
+    The even split is a legal assignment, so its step time is an upper bound of the configuration's optimum.
 
-    Buys (`first-assignments`): GPT-3 on 1,024 devices 0.53 s in place of 4.35, DeepSeek-V3 on 11,000 1.36 in place of
-    over 15.
+    Buys (`first-assignments`): GPT-3 on 1,024 devices takes 0.53 s instead of 4.35 s, DeepSeek-V3 on 11,000 devices
+    1.36 s instead of over 15 s.
     """
     split = even_splits(job, degrees, policies)
     m, v = num_microbatches(job, degrees), degrees.interleave

@@ -1,4 +1,4 @@
-"""Least seconds of layers, whatever stages they are in: bounds of configurations before their stages are looked at."""
+"""Least seconds of layers in any stage: bounds of configurations before their stages are considered."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ INSIDE = -1  # position of a stage that is neither the first nor the last of any
 
 
 def kinds_main_first(job: Job) -> tuple[LayerKind, ...]:
-    """The kinds of layers; those of what more layers have, experts or not, first, and of these those without a window.
+    """The kinds of layers, main kinds first: with experts if at least half of the layers have experts, else without.
 
-    The others with as many parameters as the first are next.
+    Among the main kinds, and among the other kinds, kinds without a sliding window come first.
     """
     kinds = kinds_of_model(job)
     with_experts = sum(kind.number for kind in kinds if kind.has_experts)
@@ -41,7 +41,7 @@ def kinds_main_first(job: Job) -> tuple[LayerKind, ...]:
 
 
 def stage_of_kind(kind: Sequence[Flag], *, index: Number, num_layers: Number, policy: Number) -> Stage:
-    """A stage of layers of one kind only, given as whether they have experts and a window."""
+    """A stage of layers of one kind; `kind` tells whether these layers have experts and whether they have a window."""
     experts, local = (np.multiply(num_layers, each) for each in kind[:2])
     return Stage(
         index=index,
@@ -54,13 +54,13 @@ def stage_of_kind(kind: Sequence[Flag], *, index: Number, num_layers: Number, po
 
 
 def num_main_layers(job: Job) -> int:
-    """Layers of the main kinds, which `least_costs` puts first and `capacities_of_stages` counts."""
+    """Number of layers of the main kinds, which are first in `least_costs` and which `capacities_of_stages` counts."""
     kinds = kinds_main_first(job)
     return sum(kind.number for kind in kinds if kind.has_experts == kinds[0].has_experts)
 
 
 def hides_exchanges(job: PoolJob, degrees: DegreeArrays) -> bool:
-    """Whether overlapped pairs of passes can hide exchanges and sends, which no bound may count then."""
+    """Whether overlapped pairs of passes can hide exchanges and sends; if so, no bound may count these."""
     paired = job.engine.overlap.paired_passes and degrees.schedule == "dualpipev"
     return paired or job.training.expert_overlap
 
@@ -68,7 +68,7 @@ def hides_exchanges(job: PoolJob, degrees: DegreeArrays) -> bool:
 def _least_layer_seconds(job: PoolJob, parts: StageParts, *, hides: bool) -> list[Number]:
     """Least seconds of one layer of each kind for one microbatch.
 
-    Computation and tensor and expert parallel communication of a layer that recomputes nothing; broadcasts. hides:
+    The time includes computation and tensor and expert parallel communication, without recompute; it broadcasts. hides:
     exchanges of experts may be hidden.
     """
     least = []
@@ -81,9 +81,9 @@ def _least_layer_seconds(job: PoolJob, parts: StageParts, *, hides: bool) -> lis
 
 
 def _mean_and_fastest(job: PoolJob, parts: StageParts) -> tuple[Number, Number]:
-    """Least seconds of one layer for one microbatch: on average over the model's layers, and of its fastest kind.
+    """Least seconds of one layer for one microbatch: on average over the model's layers, and of the fastest kind.
 
-    With any schedule of the engine: partitions of the devices have none yet.
+    The values hold for any schedule of the engine, because partitions of the devices have no schedule yet.
     """
     hides = job.engine.overlap.paired_passes or job.training.expert_overlap
     mean: Number = 0.0
@@ -97,7 +97,7 @@ _LOADS_PER_LAYER = 1000
 
 
 def layer_loads(job: PoolJob, degrees: DegreeArrays) -> dict[LayerKind, NDArray[np.int64]]:
-    """How much more than one of the fastest kind a layer of each kind takes, in whole numbers, [n]; 1 of one kind."""
+    """The time of a layer of each kind relative to the fastest kind, in whole numbers, [n]; 1 of a single kind."""
     kinds = kinds_main_first(job)
     if len(kinds) == 1:
         return {kinds[0]: np.ones(len(degrees), dtype=np.int64)}
@@ -114,12 +114,12 @@ def layer_loads(job: PoolJob, degrees: DegreeArrays) -> dict[LayerKind, NDArray[
 class LayerBounds:
     """Least seconds of a layer and of the head for every tp, cp, microbatch and degrees of experts, priced once.
 
-    Arrays are [partitions, microbatches, experts]: what differs in (tp, sp, cp, segment), each divisor of the batch,
-    and each pair (ep, etp).
+    Arrays are [partitions, microbatches, experts]: partitions that differ in (tp, sp, cp, segment), the divisors of the
+    batch, and the pairs (ep, etp).
     """
 
     def __init__(self, job: PoolJob, partitions: DegreeArrays, pairs: Sequence[tuple[int, int]] | None = None) -> None:
-        """Price the partitions; `pairs` of (ep, etp) are those of the job unless they are given."""
+        """Price the partitions; `pairs` lists the (ep, etp) to price, by default all pairs of the job."""
         self._job = job
         distinct, _ = partitions.distinct("tp", "sp", "cp", "segment")
         self._segments = np.unique(distinct.segment)
@@ -138,12 +138,13 @@ class LayerBounds:
         self._head = np.broadcast_to(heads, shape)[:, :, 0]
 
     def partition_bound_seconds(self, partitions: DegreeArrays) -> NDArray[np.float64]:
-        """A step of these partitions takes at least this long, whatever microbatch, experts' degrees and the rest are.
+        """Lower bound of a step of these partitions, valid for all values of keys not filled in yet.
 
-        The slowest stage does at least its share of all layers of every sequence: T >= B / dp * L / pp * the least
+        The slowest stage computes at least its share of all layers for every sequence: T >= B / dp * L / pp * the least
         seconds of a layer and sequence over all microbatch sizes.
 
-        Buys (`partition`): GPT-3 on 1,024 devices 0.57 s in place of 1.18, DeepSeek-V3 on 11,000 1.55 in place of 3.16.
+        Buys (`partition`): GPT-3 on 1,024 devices takes 0.57 s instead of 1.18 s, DeepSeek-V3 on 11,000 devices 1.55 s
+        instead of 3.16 s.
 
         Source: derived here; tested to stay below the exact optimum.
         """
@@ -152,12 +153,14 @@ class LayerBounds:
         return np.asarray(batch / partitions.dp * (layers / partitions.pp) * each)
 
     def timing_bound_seconds(self, degrees: DegreeArrays, *, any_experts: bool = False) -> NDArray[np.float64]:
-        """The same with microbatch size and interleave known: T >= (m - 1/v) * slowest + all work / v.
+        """Lower bound of a step with microbatch size and interleave known: T >= (m - 1/v) * slowest + all work / v.
 
-        The slowest of S stages takes at least the mean of all work, and ceil(L / S) layers, and what the last
-        stage needs for one layer in each chunk and the head. `any_experts`: whatever the degrees of experts are.
+        The slowest of S stages takes at least the mean of all work, at least the time of ceil(L / S) layers, and at
+        least the last stage's time for one layer in each chunk and the head. any_experts: make the bound valid for
+        every degree of experts.
 
-        Buys (`timing`): GPT-3 on 1,024 devices 0.54 s in place of 0.72, DeepSeek-V3 on 11,000 1.53 in place of over 15.
+        Buys (`timing`): GPT-3 on 1,024 devices takes 0.54 s instead of 0.72 s, DeepSeek-V3 on 11,000 devices 1.53 s
+        instead of over 15 s.
 
         Source: derived here; tested to stay below the exact optimum.
         """
@@ -166,7 +169,7 @@ class LayerBounds:
         m, v = num_microbatches(self._job, degrees), degrees.interleave
         work = layers * mean + head
         slowest = np.maximum(work / degrees.pp, np.ceil(layers / degrees.pp) * fastest)
-        if degrees.schedule in EXECUTED:  # whose bubble has no such form, and whose head may be on any stage
+        if degrees.schedule in EXECUTED:  # the formula does not cover their bubble; the head may be on any stage
             return np.asarray(m * np.maximum(work / degrees.pp, np.ceil(layers / degrees.pp) * fastest))
         slowest = np.maximum(slowest, v * fastest + head)
         return np.asarray(step_seconds(m, v, slowest, work))
@@ -183,7 +186,7 @@ class LayerBounds:
         return self._mean[row, size, pair], self._fastest[row, size, pair], head
 
     def layer_seconds_of_sequence(self, partitions: DegreeArrays) -> NDArray[np.float64]:
-        """Least seconds of a layer of the fastest kind for one sequence, whatever the microbatch size is."""
+        """Least seconds of a layer of the fastest kind for one sequence, over all microbatch sizes."""
         return np.asarray((self._fastest.min(axis=2) / self._sizes).min(axis=1)[self._row_of(partitions)])
 
     def _row_of(self, degrees: DegreeArrays) -> NDArray[np.int64]:
@@ -201,7 +204,7 @@ _PLACE = 1 << 24  # more than any degree
 
 
 class LayerShapes(NamedTuple):
-    """The different layer shapes of configurations, which of them each has, and what stages of them consist of."""
+    """The distinct layer shapes of configurations, the shape of each configuration, and the parts of its stages."""
 
     degrees: DegreeArrays
     position: NDArray[np.int64]
@@ -217,13 +220,13 @@ def layer_shapes(job: PoolJob, degrees: DegreeArrays) -> LayerShapes:
 def most_layers(
     job: PoolJob, degrees: DegreeArrays, cutoff_seconds: Number, shapes: LayerShapes | None = None
 ) -> NDArray[np.int64]:
-    """Layers that no stage exceeds: the other stages need theirs, and the step must stay within the cutoff.
+    """Upper bound of a stage's layers: the other stages need layers too, and the step must stay within the cutoff.
 
-    So many layers in a row have at least so many whole periods of the pattern, less one for each chunk but the first.
-    shapes: those of the configurations, where they are priced already.
+    A run of consecutive layers contains at least a known number of whole periods of the pattern; each chunk after the
+    first may lose one period. shapes: the layer shapes of the configurations, if already priced.
 
-    Buys where columns are priced (`most-layers`, medians of 3): Llama-3-70B on three pools 3.51 s in place of 8.52,
-    Llama-3-405B on 16,384 devices 0.63 in place of 0.84; GPT-3 on 1,024 nothing.
+    Buys where columns are priced (`most-layers`, medians of 3): Llama-3-70B on three pools takes 3.51 s instead of
+    8.52 s, Llama-3-405B on 16,384 devices 0.63 s instead of 0.84 s; GPT-3 on 1,024 devices gains nothing.
     """
     v, layers = degrees.interleave, job.model.num_layers
     most = layers - v * (degrees.pp - 1)
@@ -237,7 +240,7 @@ def most_layers(
         )
         least = {kind[:2]: seconds for kind, seconds in of_kinds}
         left = cutoff_seconds
-        if job.between is None and degrees.schedule not in EXECUTED:  # filling and draining take all work once
+        if job.between is None and degrees.schedule not in EXECUTED:  # filling and draining include all work once
             work = sum(kind.number * least[kind[:2]] for kind in kinds_main_first(job)) + shapes.parts.head.total
             left = cutoff_seconds - np.broadcast_to(work, (len(distinct),))[position] / v
         steady = np.maximum(steady_count(num_microbatches(job, degrees), v), 1e-9)
@@ -247,7 +250,7 @@ def most_layers(
         pattern = pattern_of(job)
         if pattern.period > 1:
             one = stage_of(job, index=INSIDE, num_layers=pattern.period, policy=0, first=pattern.leading)
-            held = timed_kinds(job, distinct, one)  # also a kind that only layers for further tokens may be, of none
+            held = timed_kinds(job, distinct, one)  # also a kind that only multi-token prediction layers may have
             whole = sum_of(number * least[kind] for kind, number in held if kind in least)
             periods = np.floor(slowest / np.broadcast_to(whole, (len(distinct),))[position])
             most = np.minimum(most, pattern.leading + pattern.period * (periods + v) - v)

@@ -1,4 +1,4 @@
-"""What memory lets the stages of configurations hold, and what they need at least, however layers are split."""
+"""Bounds from memory: the most layers that a stage can hold, and the least bytes that it needs for any split."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 class Capacities:
     """Layers of the main kinds that each stage of each configuration can hold under each policy.
 
-    owner: configuration of each stage, [stages]. is_last: the last of its pipeline. layers: [policies, stages], 0
-    where the policy is not allowed. whole: whether they are whole numbers.
+    owner: configuration of each stage, [stages]. is_last: whether the stage is the last of its pipeline. layers: the
+    layers, [policies, stages], 0 where the policy is not allowed. whole: whether `layers` are whole numbers.
     """
 
     owner: NDArray[np.int64]
@@ -45,15 +45,15 @@ class Capacities:
 
 
 def _whole(layers: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Whole layers; rounding never takes one away."""
+    """Layers rounded down to whole numbers, with a tolerance so that rounding errors never remove a layer."""
     return np.floor(layers * (1 + 1e-9))
 
 
 def held_in_time(spare_seconds: Number, layer_seconds: Number, capacity: Number, whole: bool) -> Number:
-    """Layers that stages hold within some seconds, under the policy that lets each hold most, [stages].
+    """Layers that each stage can hold within `spare_seconds`, under the best policy for the stage, [stages].
 
-    layer_seconds: of one more layer, and capacity: layers that memory allows, both [policies, stages]. whole: whether
-    layers are whole numbers.
+    layer_seconds: seconds of one more layer, [policies, stages]. capacity: layers that memory allows, [policies,
+    stages]. whole: whether layers are whole numbers.
     """
     held = np.zeros(np.shape(spare_seconds))
     for price, most in zip(layer_seconds, capacity, strict=True):
@@ -63,11 +63,12 @@ def held_in_time(spare_seconds: Number, layer_seconds: Number, capacity: Number,
 
 
 def capacities_of_stages(job: PoolJob, degrees: DegreeArrays, policies: PolicyMasks) -> Capacities:
-    """What memory lets each stage hold.
+    """The layers that each stage can hold by its memory.
 
-    Memory grows linearly with the layers from two on, and not slower below; on stages inside the pipeline it does
-    so with the microbatches in flight too, so that two such stages give all. Layers of another kind beside those
-    that are counted only take memory. Where all hold alike, a stage has whole layers.
+    From two layers on, memory grows linearly with the layers; below two it grows at least as fast. On stages inside
+    the pipeline, memory also grows linearly with the microbatches in flight, so two of these stages determine all of
+    them. Layers of the kinds that are not counted only need further memory. Where all layers need the same memory, the
+    capacity is a whole number.
     """
     owner, index, _ = unrolled(degrees.pp)
     last = degrees.pp - 1
@@ -102,12 +103,11 @@ def _bytes_with(job: PoolJob, degrees: DegreeArrays, index: Number, num_layers: 
 
 
 def least_stage_bytes(job: PoolJob, degrees: DegreeArrays, policies: Sequence[int]) -> NDArray[np.float64]:
-    """The fullest stage of these configurations needs at least this many bytes, however layers are split.
+    """Lower bound of the bytes of each configuration's fullest stage, for any split of the layers.
 
-    policies: those that a stage may have, where each has its own.
-
-    Some stage holds ceil(L / S) layers or more, L of the main kinds. Middle stages need less the later they are, so the
-    least of the first, the last but one and the last stage bounds them all.
+    policies: the policies that a stage may have, where each stage has its own.
+    Some stage holds at least ceil(L / S) of the L layers of the main kinds. A middle stage needs less memory than an
+    earlier one, so the least need of the first, the last but one and the last stage is a lower bound for all stages.
 
     Source: derived here; tested against the priced columns.
     """
@@ -121,12 +121,12 @@ def least_stage_bytes(job: PoolJob, degrees: DegreeArrays, policies: Sequence[in
 
 
 def _own_or(degrees: DegreeArrays, policies: Sequence[int]) -> Sequence[Number]:
-    """The policy of all stages of each configuration, or these policies where stages have their own."""
+    """The common policy of each configuration's stages, or `policies` where each stage has its own."""
     return policies if np.any(np.equal(degrees.recompute, OWN)) else [degrees.recompute]
 
 
 def least_shares(job: Job, degrees: DegreeArrays) -> NDArray[np.float64]:
-    """Share of a device that the fullest stage needs at least, in the pool with most memory, under any policy, [n].
+    """Lower bound, over all policies, of the fullest stage's share of a device's memory in the largest pool, [n].
 
     Source: `least_stage_bytes`.
     """
@@ -136,10 +136,11 @@ def least_shares(job: Job, degrees: DegreeArrays) -> NDArray[np.float64]:
 
 
 def of_smallest_microbatches(job: Job, degrees: DegreeArrays) -> tuple[DegreeArrays, NDArray[np.int64]]:
-    """Fewer configurations that need no more memory, but for rounding, and which of them stands for each given one.
+    """Fewer configurations that need no more memory, except for rounding, and the index of each given one's stand-in.
 
-    They have one sequence to a microbatch: larger microbatches hold more each, and as many are in flight as long as
-    there are several. A single one adds up no gradients, and what GPipe holds of each is less for fewer: these stay.
+    The stand-ins have one sequence a microbatch. Larger microbatches need more memory each, and equally many are in
+    flight as long as the step has several. Two cases keep their microbatch size: a single microbatch accumulates no
+    gradients, and GPipe holds less of each microbatch if it has fewer.
 
     Source: derived here; tested against `least_stage_bytes` of each.
     """
@@ -151,15 +152,15 @@ def of_smallest_microbatches(job: Job, degrees: DegreeArrays) -> tuple[DegreeArr
 def may_fit(
     job: Job, degrees: DegreeArrays, policies: Sequence[int], *, expects_little: bool = False
 ) -> NDArray[np.bool_]:
-    """Whether memory may be enough, in some pool and under some policy, by `least_stage_bytes`.
+    """Whether memory may be enough in at least one pool and under at least one policy, by `least_stage_bytes`.
 
-    expects_little: look first at what many configurations share, one sequence to a microbatch, which pays where few of
-    them fit.
+    expects_little: first check configurations with one sequence a microbatch, each of which stands for many. This is
+    faster where few configurations fit.
 
-    Buys (`may-fit`): where nothing fits, Llama-3-405B on 32 devices, 0.84 s in place of over 30; GPT-3 on 1,024
-    nothing. `expects-little` (medians of 3): where nothing fits 0.94 s in place of 1.12 (ranges apart); GPT-3 on
-    100,000 1.05 in place of 1.09, DeepSeek-V3 on 11,000 and 100,000 1.32 and 4.78 in place of 1.59 and 5.20 (ranges
-    overlap).
+    Buys (`may-fit`): where no layout fits (Llama-3-405B on 32 devices) a search takes 0.84 s instead of over 30 s;
+    GPT-3 on 1,024 devices gains nothing. `expects-little` (medians of 3): where no layout fits 0.94 s instead of 1.12 s
+    (ranges apart); GPT-3 on 100,000 devices 1.05 s instead of 1.09 s, DeepSeek-V3 on 11,000 and 100,000 devices 1.32 s
+    and 4.78 s instead of 1.59 s and 5.20 s (ranges overlap).
     """
     if not expects_little:
         return _have_room(job, degrees, policies, 1.0)
@@ -171,9 +172,10 @@ def may_fit(
 
 
 def _have_room(job: Job, degrees: DegreeArrays, policies: Sequence[int], share: float) -> NDArray[np.bool_]:
-    """Whether the least stage bytes are within this share of the limit of some pool, under some policy.
+    """Whether the least stage bytes are within `share` of the limit of at least one pool, under at least one policy.
 
-    Policies that recompute most come first: they leave room for most, and only the rest is looked at again.
+    Policies that recompute most are tried first, because most configurations fit with them. Only the rest is tried
+    with further policies.
     """
     fits: NDArray[Any] = np.zeros(len(degrees), dtype=np.bool_)
     several = np.any(np.equal(degrees.recompute, OWN))

@@ -1,13 +1,14 @@
-"""What no assignment of a configuration on a mixed cluster can beat; the counterpart of `of_steps`.
+"""Lower bounds of the step time of configurations on a mixed cluster; the counterpart of `of_steps`.
 
-A stage on pool i takes at least v p_i for its chunks, p_i being the least seconds of a layer there, and holds at most
-T / p_i layers in T seconds. So stages c_i on each pool, that together hold L layers, have a slowest one of at least
+Let p_i be the least seconds of a layer on pool i. A stage there takes at least v p_i for its chunks and holds at most
+T / p_i layers in T seconds. With c_i stages on each pool i that together hold L layers, the slowest stage takes at
+least
 
     T >= (L + h_j / p_j) / sum_i (c_i / p_i)
 
-with h_j of the head in the pool j where the model ends. Before the stages have their pools, the sum is that of the
-fastest pools that have devices left, and the head's share the least of any pool. A bound of the step follows as
-everywhere: (m - 1/v) * slowest + all work / v + the longest tail.
+where h_j is the time of the head in pool j, in which the model ends. Before the stages have pools, the sum uses the
+fastest pools with enough devices, and the head's term is the least of any pool. The bound of the step has the same form
+as on one pool: (m - 1/v) * slowest + all work / v + the longest tail.
 """
 
 from __future__ import annotations
@@ -44,14 +45,14 @@ if TYPE_CHECKING:
     from planner.specs.job import Job
 
 _ROUNDING: Final = 1 - 1e-12
-"""Sums in another order than the prices' own may end this much higher."""
+"""Tolerance for rounding: a sum in another order than that of the prices may be higher by this factor."""
 
 _LONG: Final = 1e30  # seconds; longer than anything, and finite
-_MOST_ROWS: Final = 20_000  # configurations whose stages are looked at one by one at a time
+_MOST_ROWS: Final = 20_000  # configurations whose stages are checked one by one in one block
 
 
 class PoolBounds:
-    """`LayerBounds` of every pool, and what they say of configurations whose stages have no pool yet."""
+    """The `LayerBounds` of every pool, and bounds from them for configurations whose stages have no pool yet."""
 
     def __init__(self, job: Job, partitions: DegreeArrays) -> None:
         self._job = job
@@ -87,10 +88,11 @@ class PoolBounds:
     def sharded_bound_seconds(
         self, degrees: DegreeArrays, policies: PolicyMasks, cutoff_seconds: NDArray[np.float64]
     ) -> NDArray[np.float64]:
-        """The same with experts and ZeRO stage known, whatever the replicas of the sharded group and the pools are.
+        """Lower bound of a step with experts and ZeRO stage known, for any number of replicas and any placement.
 
-        Buys (`any-replicas`, medians of 3): DeepSeek-V3 on 11,000 devices 1.48 s in place of 1.68, on 100,000 5.38 in
-        place of 6.29 (ranges apart); GPT-3 on 100,000, and where nothing fits, nothing.
+        Buys (`any-replicas`, medians of 3): DeepSeek-V3 on 11,000 devices takes 1.48 s instead of 1.68 s, on 100,000
+        devices 5.38 s instead of 6.29 s (ranges apart). GPT-3 on 100,000 devices gains nothing, nor does a job of which
+        no layout fits.
 
         Source: `lower_bound_seconds` on one pool, `timing_bound_seconds` on several.
         """
@@ -101,7 +103,7 @@ class PoolBounds:
 
 
 def promising_placements(job: Job, constraints: Constraints, degrees: DegreeArrays) -> DegreeArrays:
-    """The configurations on the pools with most FLOPs, in every order of those."""
+    """The configurations placed on the pools with the highest peak FLOPs, in every order of these pools."""
     peak = [1 / pool.cluster.device.peak[job.training.precision] for pool in job.pools]
     stages = fastest_stages(job, degrees, np.tile(peak, (len(degrees), 1)))
     rows, order = orders_of(stages)
@@ -113,8 +115,8 @@ def promising_placements(job: Job, constraints: Constraints, degrees: DegreeArra
 class _PoolCosts:
     """Least prices of the stages of configurations on each pool, [n, pools].
 
-    layer: seconds of one more layer. ends: of the end of the model besides. tail: of the longest tail, were it there.
-    by_policy: of one more layer of the main kinds, [policies, n, pools].
+    layer: seconds of one more layer. ends: further seconds of the stage that holds the model's end. tail: seconds of
+    the longest tail if it is on the pool. by_policy: seconds of one more layer of the main kinds, [policies, n, pools].
     """
 
     layer: NDArray[np.float64]
@@ -132,14 +134,14 @@ class _PoolCosts:
 def _slowest_and_work(
     job: Job, degrees: DegreeArrays, costs: _PoolCosts, stages: NDArray[np.int64], last: NDArray[np.int64] | None
 ) -> tuple[Number, Number]:
-    """Least seconds of one microbatch in the slowest stage, and in all of them together.
+    """Least seconds of one microbatch in the slowest stage, and in all stages together.
 
-    last: the pool in which the model ends; None: any of them.
+    last: the pool in which the model ends; None: any pool.
     """
     num_layers, v = job.model.num_layers, degrees.interleave
     used = stages > 0
     layer = np.where(used, costs.layer, np.inf)
-    in_layers = costs.ends / costs.layer  # the end of the model, as so many layers
+    in_layers = costs.ends / costs.layer  # the time of the model's end, in layers
     if last is None:
         last_layers, alone, ends = (
             np.where(used, each, np.inf).min(axis=1)
@@ -171,7 +173,7 @@ def placed(
     constraints: Constraints,
     cutoff_seconds: NDArray[np.float64],
 ) -> tuple[DegreeArrays, NDArray[np.float64]]:
-    """The configurations with every placement that may stay within the cutoff (one for each), and their bounds.
+    """The configurations with every placement that may stay within the cutoff of its configuration, and their bounds.
 
     Source: derived here; tested to stay below the exact optimum.
     """
@@ -201,7 +203,7 @@ def placed(
 def _pool_costs(
     job: Job, degrees: DegreeArrays, policies: PolicyMasks, cutoff_seconds: NDArray[np.float64]
 ) -> _PoolCosts:
-    """Least prices on each pool; a configuration of one stage has its own price there."""
+    """Least prices on each pool; for a configuration of one stage they are its exact prices."""
     alone, piped = np.flatnonzero(degrees.pp == 1), np.flatnonzero(degrees.pp > 1)
     shape = (len(degrees), len(job.pools))
     layer, ends, tail = np.full(shape, np.inf), np.zeros(shape), np.zeros(shape)
@@ -209,7 +211,7 @@ def _pool_costs(
     for number, pool in enumerate(job.pools):
         if len(alone):
             step = single_stage_seconds(pool, degrees.take(alone), _of(policies, alone), any_replicas=False)
-            # its only stage does all layers m times, tail included
+            # the only stage runs all layers m times, tail included
             layer[alone, number] = step / num_microbatches(job, degrees.take(alone)) / job.model.num_layers
         if len(piped):
             chosen, cutoff = _of(policies, piped), cutoff_seconds[piped]
@@ -233,11 +235,12 @@ def _holds_in_time(
     rows: NDArray[np.int64],
     cutoff_seconds: NDArray[np.float64],
 ) -> NDArray[np.bool_]:
-    """Whether the stages can hold all layers, by memory and within the slowest stage that the cutoff allows.
+    """Whether the stages can hold all layers within memory and within the time that the cutoff allows a stage.
 
-    Buys (`holds-in-time`): Llama-3-70B on three pools 4.30 s in place of over 20.
+    Buys (`holds-in-time`): Llama-3-70B on three pools takes 4.30 s instead of over 20 s.
 
-    found: placed configurations, of `degrees` at `rows`. Those of one stage have been priced whole.
+    found: placed configurations; `rows` are their positions in `degrees`. Configurations of one stage have exact prices
+    already.
     """
     holds: NDArray[Any] = np.ones(len(found), dtype=np.bool_)
     piped: NDArray[np.int64] = np.flatnonzero(found.pp > 1)
@@ -266,7 +269,7 @@ def _holds_in_time(
 def _most_of_slowest(
     job: Job, degrees: DegreeArrays, costs: _PoolCosts, place: Placements, cutoff_seconds: NDArray[np.float64]
 ) -> NDArray[np.float64]:
-    """Seconds of one microbatch that the slowest stage may take, so that the step stays within the cutoff, [n]."""
+    """The longest time of one microbatch in the slowest stage with which the step stays within the cutoff, [n]."""
     m, v = num_microbatches(job, degrees), degrees.interleave
     _, work = _slowest_and_work(job, degrees, costs, place.stages, place.last)
     tail = np.where(place.stages > 0, costs.tail, np.inf).min(axis=1)

@@ -1,4 +1,4 @@
-"""What no assignment of a configuration can beat: bounds of its step, before it is priced stage by stage."""
+"""Lower bounds of a configuration's step time, computed before the configuration is priced stage by stage."""
 
 from __future__ import annotations
 
@@ -46,18 +46,19 @@ def lower_bound_seconds(
     cutoff_seconds: Number = np.inf,
     any_replicas: bool = False,
 ) -> NDArray[np.float64]:
-    """A step of these configurations takes at least this long, however layers and recompute are chosen.
+    """Lower bound of the step of each configuration, for every assignment of layers and recompute.
 
-    any_replicas: and with any number of replicas of the sharded group, which is 1 here: more of them need more memory
-    and more of the optimizer's work; traffic between data-parallel ranks is left out.
+    any_replicas: make the bound valid for every number of replicas of the sharded group. The degrees have one replica;
+    more replicas need more memory and more optimizer work. Traffic between data-parallel ranks is left out.
 
-    A stage with k layers takes at least k rho + send, rho being the price of a layer inside a stage of the most
-    layers (`least_costs`). Summed over the stages and with what the last stage has besides, that is all work;
-    the slowest of S stages takes the mean of it, and ceil(L / S) layers, and one layer a chunk and the head. Then
-    T >= (m - 1/v) * slowest + all work / v + the tail of a stage of ceil(L / S) layers. Configurations that may
-    stay within the cutoff by that are bounded again with the recompute that their memory forces on them.
+    A stage with k layers takes at least k rho + send, where rho is the price of a layer inside a stage of the most
+    layers (`least_costs`). The sum over the stages, plus the last stage's further work, is all work. The slowest of S
+    stages takes at least the mean of all work, at least ceil(L / S) layers, and at least one layer a chunk and the
+    head. Then T >= (m - 1/v) * slowest + all work / v + the tail of a stage of ceil(L / S) layers. Configurations that
+    stay within the cutoff by this bound are bounded again with the recompute that their memory requires.
 
-    Buys (`step`): GPT-3 on 1,024 devices 0.46 s in place of 7.41, DeepSeek-V3 on 11,000 1.46 in place of over 15.
+    Buys (`step`): GPT-3 on 1,024 devices takes 0.46 s instead of 7.41 s, DeepSeek-V3 on 11,000 devices 1.46 s instead
+    of over 15 s.
 
     Source: derived here; tested to stay below the exact optimum.
     """
@@ -82,12 +83,12 @@ def lower_bound_seconds(
 
 
 def least_seconds_of_any_policy(job: PoolJob, degrees: DegreeArrays, cutoff_seconds: Number) -> NDArray[np.float64]:
-    """A step of these configurations takes at least this long whatever they recompute, and with any replicas.
+    """Lower bound of the step of each configuration under every recompute policy and number of replicas.
 
-    The bound of `lower_bound_seconds` of what recomputes nothing, were there memory enough: recompute hides at most as
-    much traffic as it takes.
+    It is the bound of `lower_bound_seconds` without recompute and with enough memory. The bound holds for every policy,
+    because recompute hides at most as many seconds of traffic as it adds.
 
-    Buys (`any-policy`): DeepSeek-V3 on 2,048 devices, five policies, 2.2 s in place of 2.7 (busy machine).
+    Buys (`any-policy`): DeepSeek-V3 on 2,048 devices with five policies takes 2.2 s instead of 2.7 s (busy machine).
 
     Source: derived here; tested to stay below the exact optimum.
     """
@@ -109,7 +110,7 @@ def _of(policies: PolicyMasks, index: Rows) -> PolicyMasks:
 def single_stage_seconds(
     job: PoolJob, degrees: DegreeArrays, policies: PolicyMasks, any_replicas: bool
 ) -> NDArray[np.float64]:
-    """The exact step time of configurations without a pipeline, whose stage has all layers."""
+    """The exact step time of configurations without a pipeline, whose one stage holds all layers."""
     choices = choices_of(degrees, policies)
     stage = stage_of(job, index=np.zeros_like(degrees.pp), num_layers=job.model.num_layers, policy=choices.policy)
     prices = stage_prices(job, degrees, stage)
@@ -124,9 +125,10 @@ def single_stage_seconds(
 def _bound_by_memory(
     job: PoolJob, degrees: DegreeArrays, costs: LeastCosts, policies: PolicyMasks, cutoff_seconds: Number
 ) -> NDArray[np.float64]:
-    """The bound with what memory lets each stage hold, infinite where that is more than the cutoff for sure.
+    """The bound with each stage limited to its capacity; infinite where the step certainly exceeds the cutoff.
 
-    Buys (`memory-phase`): GPT-3 on 1,024 devices 0.68 s in place of 1.98; DeepSeek-V3 on 11,000 nothing (1.38, 1.43).
+    Buys (`memory-phase`): GPT-3 on 1,024 devices takes 0.68 s instead of 1.98 s; DeepSeek-V3 on 11,000 devices gains
+    nothing (1.38 s, 1.43 s).
     """
     capacities = capacities_of_stages(job, degrees, policies)
     forced = _forced_seconds(job, degrees, costs, capacities)
@@ -142,11 +144,11 @@ def _bound_by_memory(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeastCosts:
-    """Least prices of the stages of configurations; of kinds and choices of a policy by the leading axes.
+    """Least prices of the stages of configurations; the leading axes are kinds of layers and choices of a policy.
 
-    layer: [kinds, choices, n] seconds of one more layer, infinite where a policy is not allowed. num_main: kinds that
-    come first and hold as many parameters as each other. send: [n] of each stage. ends: [n] of the last stage besides
-    its layers. tail: [n] of the longest tail.
+    layer: seconds of one more layer, [kinds, choices, n], infinite where a policy is not allowed. num_main: number of
+    main kinds, which are first and have equally many parameters. send: seconds of each stage's send, [n]. ends: seconds
+    of the last stage besides its layers, [n]. tail: seconds of the longest tail, [n].
     """
 
     layer: Number
@@ -174,12 +176,13 @@ class LeastCosts:
 def least_costs(
     job: PoolJob, degrees: DegreeArrays, policies: PolicyMasks, cutoff_seconds: Number, any_replicas: bool
 ) -> LeastCosts:
-    """Least prices of a layer, from stages of the most layers: launches and latencies are spread over most there.
+    """Least prices of a layer, from stages of the most layers, where launches and latencies are shared by most layers.
 
-    The part of a data-parallel collective that is exposed grows less than proportionally with the layers, so that its
-    price for each of the most layers is a lower bound too. Where a stage may hold layers of two kinds, whose
-    computation hides each other's traffic, that part is left out of them; `_least_transfer` bounds it once a step.
-    The last stage hides traffic behind layers for multi-token prediction too, and moves theirs: they count as its own.
+    The exposed part of a data-parallel collective grows less than proportionally with the layers, so its price per
+    layer in a stage of the most layers is a lower bound too. Where a stage may hold layers of two kinds, the
+    computation of one kind can hide the traffic of the other. The prices then leave the exposed part out, and
+    `_least_transfer` bounds it once a step. Layers for multi-token prediction count as the last stage's own: the stage
+    hides traffic behind them and moves their weights.
     """
     main, n, shapes = kinds_main_first(job)[0], len(degrees), layer_shapes(job, degrees)
     most = np.maximum(most_layers(job, degrees, cutoff_seconds, shapes), 1) + job.model.mtp_layers
@@ -220,7 +223,7 @@ def _small_prices(
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Seconds of a layer of the other kinds, [kinds - 1, choices, n], and of the last stage besides its layers, [n].
 
-    Only what is in proportion to the layers, which few of the degrees decide.
+    The prices include only work in proportion to the layers, which depends on few of the degrees.
     """
     distinct = shapes.degrees.having("pp", np.full(len(shapes.degrees), 2))
     main, *others = kinds_main_first(job)
@@ -240,13 +243,13 @@ def _least_tail(
 ) -> NDArray[np.float64]:
     """Least seconds of the longest tail, from the tails of a stage of the most layers of the first kind.
 
-    That is the slowest of the main kinds, whose computation hides most. Some stage has main kinds only and at least q
-    layers: all stages but one that has leading layers too, where there are any, and those before it, which have
-    leading layers alone. Where dense layers and those with experts take turns, others are beside the q layers, and
-    `tail_seconds` is what more layers only add to, the optimizer's.
+    The first kind is the slowest of the main kinds, and its computation hides most. At least one stage has only layers
+    of the main kinds, and at least q of them. Leading layers, if the model has any, are on the first stages: some
+    stages hold only leading layers, and one may hold both. Where dense layers and layers with experts alternate, other
+    layers are beside the q layers. `tail_seconds` is then the optimizer's time, to which further layers only add.
 
-    Buys (`tail`, least of 15): Llama-3-405B on 16,384 devices 0.62 s in place of 0.68, where it leaves 112
-    configurations to be priced in place of 154; GPT-3 on 1,024 nothing (0.36 both).
+    Buys (`tail`, least of 15): Llama-3-405B on 16,384 devices takes 0.62 s instead of 0.68 s, with 112 configurations
+    to price instead of 154; GPT-3 on 1,024 devices gains nothing (0.36 s both).
     """
     others: Number = degrees.pp
     rest: Number = num_main_layers(job)
@@ -263,18 +266,18 @@ def _least_transfer(
     window_seconds: tuple[Number, Number],
     most: NDArray[np.int64],
 ) -> NDArray[np.float64]:
-    """Least seconds of the longest tail, from what the stage with most layers of the main kinds has to move.
+    """Least seconds of the longest tail, from the traffic of the stage with most layers of the main kinds.
 
-    It has k of them, from q = ceil(L / S) to the most, and other layers only add to what it moves and updates. All of
-    it but what its layers can hide is exposed, and at least one part of as many as it has layers. What k layers move is
-    concave in k (latencies, and the quickest algorithm for so many bytes), what they hide is in proportion, so that the
-    difference is least at one of the two ends.
+    This stage has k layers of the main kinds, from q = ceil(L / S) to the most. Other layers only add to its traffic
+    and its update. All traffic that its layers cannot hide is exposed, and at least the traffic of one layer. The time
+    to move k layers is concave in k (latencies, and the quickest algorithm for the bytes), and the time that they hide
+    is proportional to k. So the difference is least at one of the two ends of the range of k.
 
-    window_seconds: [policies, n], what one layer of the main kinds hides, and all the others together; no stage hides
-    more. optimizer_seconds: [n], of a stage of the most layers.
+    window_seconds: two arrays [policies, n], the time that one layer of the main kinds hides, and the time that all
+    other layers hide together; no stage hides more. optimizer_seconds: [n], for a stage of the most layers.
 
-    Buys (`transfer`): DeepSeek-V3 on 100,000 devices 5.10 s in place of 10.42; GPT-3 there 0.96 in place of 1.03. With
-    both ends, and not the window of the most layers alone, DeepSeek-V3 there takes 3.67 s in place of 10.65.
+    Buys (`transfer`): DeepSeek-V3 on 100,000 devices takes 5.10 s instead of 10.42 s; GPT-3 there 0.96 s instead of
+    1.03 s. With both ends, instead of the most layers alone, DeepSeek-V3 there takes 3.67 s instead of 10.65 s.
 
     Source: derived here; tested against all ways to partition small models.
     """
@@ -291,12 +294,12 @@ def _least_transfer(
 
 
 def _takes_turns(job: Job) -> bool:
-    """Whether dense layers and those with experts alternate behind the leading ones."""
+    """Whether dense layers and layers with experts alternate after the leading layers."""
     return job.model.moe is not None and job.model.moe.layer_frequency > 1
 
 
 def _in_proportion(prices: StagePrices) -> Number:
-    """What grows in proportion to the layers, and the ends of the model."""
+    """Seconds that grow in proportion to the layers, plus those of the model's two ends."""
     work = prices.compute + prices.recompute + prices.head
     exposed = (prices.tp_comm - prices.tp_hidden) + (prices.cp_comm - prices.cp_hidden)
     return work + exposed + prices.ep_comm
@@ -312,10 +315,11 @@ def _least_work(job: PoolJob, degrees: DegreeArrays, costs: LeastCosts, forced_s
 def _least_slowest(job: PoolJob, degrees: DegreeArrays, costs: LeastCosts, forced_seconds: Number) -> Number:
     """Least seconds of one microbatch in the slowest stage, [n].
 
-    That stage has no less than the mean of all work. And layers are whole: neither all of them at the price of the
-    fastest kind, nor those of the main kinds at theirs, can be spread more evenly (`_layers_of_slowest`).
+    The slowest stage has at least the mean of all work. Two further bounds follow because stages hold whole layers
+    (`_layers_of_slowest`): one for all layers at the price of the fastest kind, one for the layers of the main kinds at
+    their own price.
 
-    Buys (`whole-layers`): DeepSeek-V3 on 100,000 devices 7.3 s in place of 8.5 (busy machine).
+    Buys (`whole-layers`): DeepSeek-V3 on 100,000 devices takes 7.3 s instead of 8.5 s (busy machine).
     """
     layer, main = costs.layer.min(axis=(0, 1)), costs.main.min(axis=0)
     fullest = degrees.interleave * layer + costs.ends
@@ -325,11 +329,11 @@ def _least_slowest(job: PoolJob, degrees: DegreeArrays, costs: LeastCosts, force
 
 
 def _layers_of_slowest(num_layers: int, num_stages: Number, ends: Number) -> Number:
-    """Least time of the slowest of so many stages in units of a layer, where the last one has `ends` besides, [n].
+    """Least time of the slowest of S stages in units of a layer, where the last stage also takes `ends`, [n].
 
-    Stages of time t hold floor(t) layers, the last one floor(t - ends). With k = floor(t) that is S k - ceil(ends) in
-    all, or S k - floor(ends) from t = k + (the fraction of ends) on. So the least t that holds all L is a whole one, or
-    one with that fraction.
+    Stages of time t hold floor(t) layers, the last one floor(t - ends). With k = floor(t) they hold S k - ceil(ends)
+    layers in all, or S k - floor(ends) from t = k + (the fraction of ends) on. So the least t with which the stages
+    hold all L layers is a whole number, or a whole number plus that fraction.
 
     Source: derived here; tested against all ways to divide the layers.
     """
@@ -340,7 +344,7 @@ def _layers_of_slowest(num_layers: int, num_stages: Number, ends: Number) -> Num
 
 
 def _least_step(job: PoolJob, degrees: DegreeArrays, costs: LeastCosts, forced_seconds: Number) -> NDArray[np.float64]:
-    """The bound of `lower_bound_seconds`; `forced_seconds` is work of recompute that memory forces on all stages."""
+    """The bound of `lower_bound_seconds`; `forced_seconds` is the recompute of all stages that memory requires."""
     m, v = num_microbatches(job, degrees), degrees.interleave
     work = _least_work(job, degrees, costs, forced_seconds)
     slowest = _least_slowest(job, degrees, costs, forced_seconds)
@@ -354,8 +358,8 @@ def _forced_seconds(
 ) -> NDArray[np.float64]:
     """Least seconds of recompute in all stages together, infinite where the stages cannot hold all layers.
 
-    The first policies together hold at most so many layers; each layer beyond pays the difference to the cheapest of
-    those that follow.
+    The stages can hold only a limited number of layers under the first policies. Each further layer adds the price
+    difference to the cheapest of the policies that follow.
     """
     num_layers, of_policies = num_main_layers(job), np.moveaxis(costs.layer[: costs.num_main], 0, 1)
     of_policies = np.minimum.accumulate(of_policies[::-1])[::-1]

@@ -1,1 +1,1 @@
-"""The best assignment of candidates, which are numbers: prices, pruning, the two methods, and what they prove."""
+"""The best assignment among candidates: their prices, pruning, the two methods that solve, and the certificate."""

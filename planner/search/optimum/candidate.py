@@ -1,12 +1,12 @@
-"""What the solvers see of a layout: numbers, and nothing of how they were priced.
+"""Candidates: the numbers that the solvers read of a configuration, without the cost model behind them.
 
-A candidate is one outer configuration (degrees, ZeRO stage, microbatch size, interleave). What is still open in
-it is how many layers each pipeline stage holds and how much of them it recomputes. Each way to fill one stage
-that fits into memory is a column; a choice takes one column for each stage.
+A candidate is one outer configuration (degrees, ZeRO stage, microbatch size, interleave). It leaves open
+how many layers each pipeline stage holds and which recompute policy the stage uses. Each way to fill one stage
+that fits into memory is a column. A choice has one column for each stage.
 
-Where layers differ, what a stage costs depends on which of them it holds. The kinds of layers follow a pattern, so that
-a column is for all positions of one state of it (`Pattern`): a stage takes columns of the state in which the one
-before it ends.
+Where layers differ, the price of a stage depends on which layers it holds. The kinds of layers follow a pattern, and a
+column is valid for all positions that have one state of this pattern (`Pattern`). A stage uses columns of the state in
+which the stage before it ends.
 """
 
 from __future__ import annotations
@@ -38,19 +38,21 @@ class Candidate:
         constant + steady_count * bottleneck + sum_r pass_seconds_r + max_r tail_seconds_r
         bottleneck = max_r (seconds_r + max(0, h - slack_seconds_r)),  h the slack_seconds of the last stage
 
-    where h is how long the last chunk of the model takes, which stages wait for that have no slack for it; both are 0
-    where stages have one chunk. Columns are parallel arrays of one length, sorted by stage, then by layers.
+    where h is the time of the last chunk of the model. A stage waits for this chunk as far as its own slack is shorter
+    than h. Both are 0 where stages have one chunk. Columns are parallel arrays of one length, sorted by stage, then by
+    layers.
 
-    Loads are layers weighted by kind, in any whole numbers: those of a choice add up to the total, which bounds use.
+    Loads are layers weighted by kind, in any whole numbers. The loads of a choice add up to `total_load`, which bounds
+    use.
     """
 
     name: str  # layout text, for messages
     num_layers: int  # layers of the model, to be spread over the stages
     num_stages: int
-    steady_count: float  # m - 1/v: how often the slowest stage is waited for
-    constant_seconds: float  # what does not depend on the split
-    longest_seconds: float = np.inf  # longer steps are no choice: a deadline
-    pattern: Pattern  # of the layers, as far as it decides which columns go together
+    steady_count: float  # m - 1/v: how many times the step includes the slowest stage's time
+    constant_seconds: float  # the part of the step that does not depend on the split
+    longest_seconds: float = np.inf  # the deadline: choices with longer steps are not allowed
+    pattern: Pattern  # pattern of the layers, as far as it decides which columns can follow each other
     total_load: int  # of all layers
     stage: IntArray  # 0 .. num_stages - 1
     start: IntArray  # state in which the layers of the column begin
@@ -58,7 +60,7 @@ class Candidate:
     load: IntArray  # of these layers
     policy: IntArray  # index of the recompute policy
     seconds: FloatArray  # one microbatch through the stage, forward and backward
-    pass_seconds: FloatArray  # what the stage adds to filling and draining; with one chunk the same
+    pass_seconds: FloatArray  # time that the stage adds to filling and draining; equal to `seconds` with one chunk
     slack_seconds: FloatArray  # how long the last chunk may take before the stage waits for it
     tail_seconds: FloatArray  # exposed gradient reduction and optimizer step of the stage
 
@@ -99,7 +101,7 @@ class Candidate:
         return self.constant_seconds + steady + total + float(self.tail_seconds[chosen].max())
 
     def is_choice(self, columns: Sequence[int] | IntArray) -> bool:
-        """Whether these columns are one for each stage, in stage order, and hold every layer once, where it is."""
+        """Whether these columns are one for each stage, in order, hold every layer once, and meet the deadline."""
         chosen, stages = np.asarray(columns, dtype=np.int64), np.arange(self.num_stages)
         if not np.array_equal(self.stage[chosen], stages) or int(self.layers[chosen].sum()) != self.num_layers:
             return False
@@ -122,10 +124,10 @@ class Choice:
 
 
 def dominated(candidate: Candidate, *keys: IntArray) -> Mask:
-    """Columns that no optimum needs: another one of the same stage, state and layers is no worse in any price.
+    """Columns that no optimum needs: another column of the same stage, state and layers is no worse in any price.
 
-    More slack is better, but on the last stage, whose slack is what its last chunk takes. Of columns that are equal in
-    all prices the first stays. keys: what else counts, less being better, [columns] each.
+    More slack is better, except on the last stage, whose slack is the time of its last chunk. Of columns that are equal
+    in all prices the first one is kept. keys: further prices to compare, where less is better, [columns] each.
     """
     last = candidate.stage == candidate.num_stages - 1
     slack = np.where(last, candidate.slack_seconds, -candidate.slack_seconds)

@@ -1,14 +1,15 @@
 """The integer program's best choice over all candidates, and its proof.
 
-1. A greedy heuristic gives a choice, and so an upper bound. Lower bounds leave out the columns and candidates that
-   cannot reach it (`pruning.lower_bounds`).
-2. One integer program decides among the others (`integer_program`). Its answer must be at least as good as the
+1. A greedy heuristic gives a choice, and so an upper bound. Columns and candidates whose lower bound exceeds this upper
+bound are left out (`pruning.lower_bounds`).
+2. One integer program decides among the remaining candidates (`integer_program`). Its answer must be at least as good
+as the
    greedy choice.
 3. With `certify`, a dynamic program over all candidates, without any of these bounds, must find the same step time
    (`dynamic_program`). Among choices that tie it returns the canonical one (smallest candidate index, then
    lexicographically smallest layers), and that choice is the answer.
 
-The search asks without `certify`: it has run the dynamic program before, and `decision` compares the two.
+The search solves without `certify`: it has already run the dynamic program, and `decision` compares the two methods.
 """
 
 from __future__ import annotations
@@ -31,20 +32,21 @@ if TYPE_CHECKING:
     from planner.search.optimum.candidate import Candidate, Choice
 
 _MARGIN = 0.02
-"""The integer program sees all that may come within this of the incumbent, not only what may beat it: the answer
-then does not lean on the heuristic, and the program costs next to nothing more."""
+"""The integer program includes all columns whose bound is within this share above the incumbent, not only better ones.
+
+The answer then does not depend on the heuristic, and the program takes hardly longer than without the margin."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Solution:
-    """The answer of the search, and what proves it."""
+    """The answer of the integer program, with the bound and the status that prove it."""
 
     choice: Choice | None  # None: nothing fits, or nothing was found in time
     status: Literal["optimal", "time limit", "infeasible", "interrupted", "out of time"]
     objective_seconds: float  # step time of the choice; infinite without one
     gap: float  # the choice is at most this far, relatively, above the optimum
     num_columns: int  # columns in the integer program
-    solver: str  # what gave the answer: cbc, highs or "dynamic program"
+    solver: str  # the method behind the answer: cbc, highs or "dynamic program"
     warnings: tuple[str, ...] = ()
 
 
@@ -57,12 +59,12 @@ INTERRUPTED = Solution(
     solver="dynamic program",
     warnings=("interrupted: the best layout until then",),
 )
-"""What is said of a search that was interrupted."""
+"""The solution of a search that was interrupted."""
 
 OUT_OF_TIME = replace(
     INTERRUPTED, status="out of time", warnings=("the time limit ended the search: the best layout until then",)
 )
-"""What is said of a search whose time was up before it had looked at everything."""
+"""The solution of a search that reached its time limit before it was complete."""
 
 
 def solve(
@@ -74,9 +76,9 @@ def solve(
 ) -> Solution:
     """The best choice over all candidates.
 
-    time_limit: seconds of wall time for the integer program. When it is reached the status says so, whatever
-    the certificate then proves: the better of the two choices is returned, and `gap` against the best bound.
-    Without `certify` the answer is the solver's own; choices that tie are then not told apart.
+    time_limit: seconds of wall time for the integer program. When the limit is reached, the status is "time
+    limit", even if the certificate proves an optimum. The better of the two choices is returned, with its `gap` to the
+    best bound. Without `certify` the answer is the solver's own, and any of several tied choices may be returned.
 
     Raises:
         EnvironmentProblem: the solver asked for is not installed.
@@ -114,7 +116,7 @@ def solve(
 
 
 def _has(candidates: Sequence[Candidate], upper_bound: float | None, known: Choice) -> bool:
-    """Whether the integer program has the columns of a choice, and with them an answer, whatever the solver says."""
+    """Whether the integer program has the columns of a known choice, and so is feasible whatever the solver says."""
     kept = integer_program.columns_within(candidates, np.inf if upper_bound is None else upper_bound)
     return {*known.columns} <= {*kept.get(known.candidate, np.zeros(0)).tolist()}
 
@@ -136,7 +138,7 @@ def _gap(choice: Choice | None, bound: float) -> float:
 
 
 def _check(answer: Answer, certificate: Choice | None, candidates: Sequence[Candidate]) -> None:
-    """The two methods must agree: on the step time, or that there is no choice."""
+    """Check that the two methods agree on the step time, or that both found no choice."""
     if answer.status == "infeasible" or certificate is None:
         if answer.choice is not None or certificate is not None:
             raise Disagreement(f"integer program: {answer}, dynamic program: {certificate}")
@@ -152,7 +154,7 @@ def _check(answer: Answer, certificate: Choice | None, candidates: Sequence[Cand
 
 
 def _without_solver(candidates: Sequence[Candidate], solver: str, trouble: SolverTrouble) -> Solution:
-    """The dynamic program's optimum, where the solver gave no answer."""
+    """The dynamic program's optimum, for use where the solver failed."""
     choice = dynamic_program.best_of(candidates)
     seconds = np.inf if choice is None else choice.objective_seconds
     return Solution(

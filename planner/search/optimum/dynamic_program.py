@@ -1,22 +1,23 @@
 """The exact optimum without an integer program: the second method of the search.
 
-The module uses nothing of `integer_program` and `pruning`; it sees candidates. In the search, lower bounds have ruled
-out other configurations before, and `pruning.prune` has dropped columns of these candidates. The integer program
-shares the lower bounds and not `prune`.
+The module imports neither `integer_program` nor `pruning`; its input is candidates. In the search, lower bounds have
+already ruled out other configurations, and `pruning.prune` has dropped columns of these candidates. The integer program
+uses the same lower bounds but not `prune`.
 
-The last chunk of the model takes one of as many times as the last stage has columns. Once this time stands, so do the
-seconds of each column with its wait (`_variants`). For one variant let G(a, b) be the least sum of pass seconds over
-the choices whose bottleneck is at most `a` and whose longest tail is at most `b`. The optimum is
+The time of the model's last chunk depends on the column of the last stage. Once this time is fixed, the seconds of
+each column with its wait for the last chunk are fixed too (`_variants`). For one variant let G(a, b) be the least sum
+of pass seconds over the choices whose bottleneck is at most `a` and whose longest tail is at most `b`. The optimum is
 
     min over (a, b) of   constant + steady_count * a + G(a, b) + b
 
-because at the (a, b) of an optimal choice this is its step time, and nowhere it is less than the step time of
-the choice behind G(a, b). G falls in both arguments, so on a box [a0, a1] x [b0, b1]
+because at the (a, b) of an optimal choice this value is its step time, and at no (a, b) is the value less than the
+step time of the choice that attains G(a, b). G does not increase in either argument, so on a box [a0, a1] x [b0, b1]
 
     constant + steady_count * a0 + G(a1, b1) + b0
 
-is a lower bound of all that is in the box. `_Scan` halves boxes until none can hold a better choice. G itself is a
-dynamic program over (stage, layers left). Both say where the stage begins: a column is for some positions only.
+is a lower bound of every choice in the box. `_Scan` halves boxes until none can hold a better choice. G itself is a
+dynamic program over (stage, layers left). The number of layers left tells where the stage begins, and so which columns
+it may use.
 """
 
 from __future__ import annotations
@@ -43,8 +44,8 @@ def best_choice(
 ) -> Choice | None:
     """The optimum of one candidate, or None where no choice exists or none is as good as `cutoff` seconds.
 
-    units: of something that each column takes, and a choice no more than the budget in all; None: there is no such
-    thing.
+    units: units of a limited resource that each column uses. A choice uses at most `budget` units in all. None: no
+    such resource.
 
     Among choices of equal step time (within `TIE`) the one with the lexicographically smallest layers is
     returned, so equal inputs give equal answers.
@@ -64,22 +65,22 @@ def best_choice(
 
 @dataclass(frozen=True, slots=True)
 class _Variant:
-    """A candidate whose last chunk takes a given time: seconds include the wait that this leaves each stage."""
+    """A candidate with the time of the last chunk fixed: its seconds include each stage's wait for this chunk."""
 
     candidate: Candidate
-    columns: IntArray  # of the whole candidate
+    columns: IntArray  # column indices in the whole candidate
 
     def scan(
         self, index: int, least_bottleneck: float, cutoff: float, units: IntArray | None = None, budget: int = 0
     ) -> Choice | None:
-        """The optimum of the variant as a choice of the whole candidate, or None; units are those of its columns."""
+        """The optimum of the variant as a choice of the whole candidate, or None; `units` has its columns' units."""
         units = np.zeros(self.candidate.num_columns, dtype=np.int64) if units is None else units
         found = _Scan(self.candidate, index, least_bottleneck, cutoff, units, budget).run()
         return found and replace(found, columns=tuple(self.columns[list(found.columns)].tolist()))
 
 
 def _variants(candidate: Candidate) -> Iterator[_Variant]:
-    """The candidate once for each time that its last chunk may take; as it is where no stage ever waits for that."""
+    """One variant for each possible time of the last chunk; the unchanged candidate where no stage waits for it."""
     last = candidate.stage == candidate.num_stages - 1
     times = np.unique(candidate.slack_seconds[last])
     if not len(times) or times[-1] <= candidate.slack_seconds.min():
@@ -94,7 +95,7 @@ def _variants(candidate: Candidate) -> Iterator[_Variant]:
 
 
 def _first(candidate: Candidate, one: Choice | None, other: Choice | None) -> Choice | None:
-    """The faster of two choices of one candidate; where they tie, that with lexicographically smaller layers."""
+    """The faster of two choices of one candidate; where they tie, the one with lexicographically smaller layers."""
     if one is None or other is None:
         return one or other
     fast, slow = sorted((one, other), key=lambda choice: choice.objective_seconds)
@@ -112,8 +113,9 @@ def best_of(candidates: Sequence[Candidate]) -> Choice | None:
 def ranked(candidates: Sequence[Candidate], top: int) -> list[Choice]:
     """The best choice of each of the `top` best candidates, best first.
 
-    Best-first: a candidate waits in a heap under a lower bound of its step time, first a crude one, then a
-    closer one, then its optimum. The search ends when the least bound exceeds the step time of the last place.
+    The search is best-first: a heap holds each candidate with a lower bound of its step time, first a crude bound, then
+    a closer bound, then its optimum. It ends when the least bound exceeds the step time of the last of the `top`
+    places.
     """
     waiting = [(_crude_bound(candidate), index, 0) for index, candidate in enumerate(candidates)]
     waiting = [entry for entry in waiting if entry[0] < np.inf]
@@ -143,7 +145,7 @@ def ranked(candidates: Sequence[Candidate], top: int) -> list[Choice]:
 
 
 def _in_order(found: list[Choice]) -> list[Choice]:
-    """Sorted by step time; candidates that tie with the best of their run stand in order of their index."""
+    """Choices sorted by step time; choices that tie with the first of their run are sorted by candidate index."""
     ordered: list[Choice] = []
     while found:
         limit = found[0].objective_seconds * (1 + TIE)
@@ -182,7 +184,7 @@ def _least_total(candidate: Candidate, values: FloatArray) -> float:
 
 
 def _close_bound(candidate: Candidate, bottleneck: float) -> float:
-    """The crude bound with the least bottleneck that any choice has."""
+    """The crude bound, tightened by the least bottleneck of any choice."""
     tail = float(_fastest(candidate, candidate.tail_seconds).max())
     passes = _least_total(candidate, candidate.pass_seconds)
     return max(
@@ -191,7 +193,7 @@ def _close_bound(candidate: Candidate, bottleneck: float) -> float:
 
 
 def _least_bottleneck(candidate: Candidate) -> float | None:
-    """The least slowest stage of any choice, by bisection over the distinct stage times; None: no choice."""
+    """The least possible time of the slowest stage, by bisection over the distinct stage times; None: no choice."""
     if candidate.num_columns == 0 or not _can_hold_all(candidate, np.inf):
         return None
     thresholds = np.unique(candidate.seconds)
@@ -207,7 +209,10 @@ def _least_bottleneck(candidate: Candidate) -> float | None:
 
 
 def _can_hold_all(candidate: Candidate, threshold: float) -> bool:
-    """Whether stages of at most `threshold` seconds can hold all layers; bit l of `sums` says l layers are."""
+    """Whether stages of at most `threshold` seconds can hold all layers.
+
+    Bit l of `sums` is set where the stages so far can hold exactly l layers.
+    """
     allowed, num_states = candidate.seconds <= threshold, candidate.pattern.num_states
     key = (candidate.stage * num_states + candidate.start) * (candidate.num_layers + 1) + candidate.layers
     ways, layers = np.divmod(np.unique(key[allowed]), candidate.num_layers + 1)
@@ -225,7 +230,7 @@ def _can_hold_all(candidate: Candidate, threshold: float) -> bool:
 
 @cache
 def _bits(num_layers: int, pattern: Pattern, state: int) -> int:
-    """All positions of a state; bit l says l layers are before one."""
+    """All positions of a state; bit l is set where the position after l layers has the state."""
     return sum(1 << position for position in range(state, num_layers + 1, int(pattern.stride(state))))
 
 
@@ -262,7 +267,7 @@ class _Scan:
     def run(self) -> Choice | None:
         """The optimum, or None where nothing is as good as the cutoff."""
         last_a, last_b = len(self.bottlenecks) - 1, len(self.tails) - 1
-        self._visit(_Box(0, 0, 0, last_b))  # a first good choice, which shortens the list of bottlenecks
+        self._visit(_Box(0, 0, 0, last_b))  # a good first choice shortens the list of bottlenecks
         last_a = min(last_a, self._last_useful_bottleneck())
         waiting = [(0.0, 0, _Box(0, last_a, 0, last_b))]
         count = 1  # breaks ties in the heap by age
@@ -286,17 +291,17 @@ class _Scan:
         return max(int(np.searchsorted(least, self.cutoff, side="right")) - 1, 0)
 
     def _cost(self, a: int, b: int) -> float:
-        """What the thresholds at these positions cost, without the sum of stage seconds."""
+        """Step seconds of the thresholds at these positions, without the sum of pass seconds."""
         steady = self.candidate.steady_count * float(self.bottlenecks[a])
         return self.candidate.constant_seconds + steady + float(self.tails[b])
 
     def _is_point(self, box: _Box) -> bool:
-        """Whether the box holds one pair of thresholds, or only pairs that cost the same."""
+        """Whether the box holds one pair of thresholds, or only pairs of equal cost."""
         highest = self._cost(box.high_a, box.high_b)
         return highest - self._cost(box.low_a, box.low_b) <= TIE * highest
 
     def _halves(self, box: _Box) -> Iterator[_Box]:
-        """The box cut across the side that costs more."""
+        """The two halves of the box, cut across the side along which the cost differs more."""
         candidate = self.candidate
         wide = candidate.steady_count * (self.bottlenecks[box.high_a] - self.bottlenecks[box.low_a])
         tall = self.tails[box.high_b] - self.tails[box.low_b]
@@ -310,7 +315,7 @@ class _Scan:
             yield _Box(box.low_a, box.high_a, middle + 1, box.high_b)
 
     def _visit(self, box: _Box) -> float:
-        """Lower bound of the box; its best choice is kept where it is the best so far."""
+        """Lower bound of the box; the best choice of the box is kept if it is the best choice so far."""
         candidate = self.candidate
         allowed = candidate.seconds <= self.bottlenecks[box.high_a]
         allowed &= candidate.tail_seconds <= self.tails[box.high_b]
@@ -341,9 +346,9 @@ class _Scan:
 
 
 def _least_sums(candidate: Candidate, allowed: Mask, units: IntArray, budget: int) -> FloatArray:
-    """Least sum of pass seconds, by first stage, layers and units that are left for it on.
+    """Least sum of pass seconds from each stage on, by the layers and units left for these stages.
 
-    [num_stages + 1, num_layers + 1, budget + 1]; what is left of the units need not be used.
+    Shape [num_stages + 1, num_layers + 1, budget + 1]. Units may remain unused.
     """
     num_layers, num_stages = candidate.num_layers, candidate.num_stages
     stage, layers, seconds = candidate.stage[allowed], candidate.layers[allowed], candidate.pass_seconds[allowed]
@@ -369,8 +374,8 @@ def _least_sums(candidate: Candidate, allowed: Mask, units: IntArray, budget: in
 def _walk(candidate: Candidate, allowed: Mask, least: FloatArray, budget: float, units: IntArray) -> IntArray:
     """The choice with the lexicographically smallest layers whose sum of pass seconds is within the (finite) budget.
 
-    Where rounding puts the budget below the least sum, the least sum is taken. Of units it takes no more than `least`
-    was made for.
+    Where rounding puts the budget below the least sum, the least sum is the budget. The choice uses at most the units
+    for which `least` was computed.
     """
     columns = np.flatnonzero(allowed)
     first = np.searchsorted(candidate.stage[columns], np.arange(candidate.num_stages + 1))

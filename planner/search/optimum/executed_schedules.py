@@ -1,8 +1,8 @@
-"""Schedules whose step is no sum over stages (zero-bubble and bidirectional ones): executed to be priced.
+"""Prices zero-bubble and bidirectional schedules, whose step is no sum over stages, by executing them.
 
 A configuration has one assignment: the even split, with the cheapest recompute policy that fits on each stage. The
-order of each stage's passes is fixed, so that no pass that takes less makes the step longer: of even splits it is the
-best.
+order of each stage's passes is fixed, so a shorter pass never makes the step longer. The assignment is therefore the
+best even split.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ if TYPE_CHECKING:
 
 
 def busy_seconds(job: PoolJob, degrees: DegreeArrays, policies: PolicyMasks) -> NDArray[np.float64]:
-    """A step takes at least this long: until a stage has its first input, its work, and the longest tail, [n].
+    """Lower bound of the step in seconds, [n]: a stage's wait for its first input, its work, and the longest tail.
 
-    Infinite where the even split does not fit, or does not exist.
+    The bound is infinite where the even split does not fit or does not exist.
 
     Source: derived here; no schedule ends before its busiest stage. Tested to stay below the executed step.
     """
@@ -46,7 +46,7 @@ def busy_seconds(job: PoolJob, degrees: DegreeArrays, policies: PolicyMasks) -> 
 
 
 def _in_pairs(job: PoolJob, split: EvenSplit) -> EvenSplit:
-    """The same if every pass had one to hide its exchanges behind: C seconds of them and W others take max(C, W + a C).
+    """The split with every pass overlapped: C seconds of exchanges and W seconds of work take max(C, W + a C).
 
     Source: `planner.cost.simulate`.
     """
@@ -56,10 +56,11 @@ def _in_pairs(job: PoolJob, split: EvenSplit) -> EvenSplit:
 
 
 def _waits_for_input(job: PoolJob, degrees: DegreeArrays, split: EvenSplit) -> NDArray[np.float64]:
-    """Until the first microbatch reaches each stage, at least; of all stages end to end.
+    """Lower bound of the time until the first microbatch reaches each stage, for all stages end to end.
 
-    It goes through the first chunks of the stages before, which hold no fewer layers than the others; the first stage,
-    whose ends may lie in another chunk, is left out. Models with several kinds of layers may have cheaper first chunks.
+    The microbatch passes the first chunks of the stages before, which hold no fewer layers than the other chunks. The
+    first stage is left out, because the model's ends may lie in another chunk of it. Models with several kinds of
+    layers may have cheaper first chunks.
     """
     if pattern_of(job).num_states > 1:
         return np.zeros(len(split.forward_seconds))
@@ -71,9 +72,9 @@ def _waits_for_input(job: PoolJob, degrees: DegreeArrays, split: EvenSplit) -> N
 
 
 def executed_candidates(job: PoolJob, degrees: DegreeArrays, policies: PolicyMasks) -> list[Candidate]:
-    """Each configuration as a candidate with one column a stage, or none where it does not fit.
+    """Each configuration as a candidate with one column a stage, or no column where the even split does not fit.
 
-    The whole step is its constant: nothing is left to choose.
+    The whole step time is the candidate's constant, because no choice is left.
     """
     split = even_splits(job, degrees, policies)
     candidates = []

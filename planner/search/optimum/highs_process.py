@@ -1,6 +1,7 @@
 """HiGHS on an MPS file as a process: `python -m planner.search.optimum.highs_process MODEL SOLUTION LIMIT`.
 
-A process can be stopped at once and cannot take the planner down; a call into the library can do neither.
+A solver in its own process can be stopped at once, and its crash does not end the planner. A library call has neither
+advantage.
 The answer is JSON: `status`, `bound` (proved lower bound) and `values` by column name, or null.
 """
 

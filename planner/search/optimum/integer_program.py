@@ -23,14 +23,14 @@ the bottleneck beyond theta_c; V_c >= 0 seconds of the longest tail beyond delta
                                                                           -> _meet_the_deadline()
 
 Columns of the first stage begin in state 0; where layers are all alike that is the only state, and there is no (7).
-(4), (5) and (6) are exact: where w_c = 1 exactly one y of the stage is 1, and max(t, theta) - theta is what it adds to
+(4), (5) and (6) are exact: where w_c = 1 exactly one y of the stage is 1, and its column adds max(t, theta) - theta to
 theta. This is the disaggregated form (no big-M; Conforti, Cornuejols, Zambelli, Integer Programming, section 4.9):
 each candidate's rows are scaled by its own w_c, so the relaxation is the convex hull of the union of the
 candidates' relaxations. By (2) w_c is integral where the y are; it is declared binary all the same, because
 branching on it decides a whole candidate at once.
 
-Seconds are divided by a unit, so that stage times stand near 1e4 and the solver's absolute tolerances of 1e-7
-lie below 1e-11 of them.
+Seconds are divided by a unit, so that stage times are near 1e4 and the solver's absolute tolerances of 1e-7 are below
+1e-11 of a stage time.
 """
 
 from __future__ import annotations
@@ -59,11 +59,11 @@ _UNITS_OF_SLOWEST = 1e4  # the largest time in the program, in units
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """What the solver found and proved."""
+    """The choice that the solver found and the bound that it proved."""
 
     choice: Choice | None  # None: nothing found
     status: Literal["optimal", "time limit", "infeasible"]
-    bound_seconds: float  # proved: no choice is faster (not more than the solver's own tolerance below)
+    bound_seconds: float  # proved: no choice is faster than this, within the solver's tolerance
     num_columns: int
     num_candidates: int
 
@@ -123,7 +123,7 @@ class JointProgram:
             self._add([(w, known - longest / self.unit_seconds), *others], pulp.LpConstraintLE, f"deadline_{c}")
 
     def _step_time(self, c: int) -> list[tuple[pulp.LpVariable, float]]:
-        """Terms of the step time of a candidate in units, 0 where it is not chosen; that of w_c is the first."""
+        """Terms of a candidate's step time in units, with the term of w_c first; they sum to 0 if it is not chosen."""
         each = self._candidates[c]
         known = each.steady_count * self._bounds.bottleneck[c] + self._bounds.tail[c]
         passes = (each.pass_seconds / self.unit_seconds).tolist()
@@ -195,11 +195,13 @@ class JointProgram:
 
 
 def columns_within(candidates: Sequence[Candidate], upper_bound: float) -> dict[int, IntArray]:
-    """Columns that some choice within the bound may use, by their lower bounds, of each candidate that has any.
+    """For each candidate, the columns that a choice within the upper bound may use, by their lower bounds.
 
-    Written beside `pruning.prune`, which the dynamic program's side uses: a mistake in one of the two is noticed.
+    Candidates without such columns are left out. The function is separate from `pruning.prune`, which the dynamic
+    program uses, so that a mistake in one of the two shows as a disagreement.
 
-    Buys (`columns`): GPT-3 on 1,024 devices 0.52 s in place of 0.67, DeepSeek-V3 on 11,000 1.59 in place of 2.51.
+    Buys (`columns`): GPT-3 on 1,024 devices takes 0.52 s instead of 0.67 s, DeepSeek-V3 on 11,000 devices 1.59 s
+    instead of 2.51 s.
     """
     limits = [min(upper_bound, each.longest_seconds) * (1 + SLACK) for each in candidates]
     columns = {index: np.arange(each.num_columns) for index, each in enumerate(candidates) if each.num_columns}
@@ -224,8 +226,8 @@ def solve_program(
 ) -> Answer:
     """The best choice over all candidates by integer programming.
 
-    upper_bound: seconds of a known choice; columns whose lower bound is above it are left out. `time_limit` is in
-    seconds of wall time, of the solver alone.
+    upper_bound: seconds of a known choice; columns whose lower bound exceeds it are left out. time_limit: seconds of
+    wall time for the solver alone.
 
     Raises:
         SolverTrouble: the solver is missing, was killed, or answered with something that is no answer.

@@ -1,4 +1,4 @@
-"""The prices of every way to fill the stages of configurations, and the layout that a choice among them is."""
+"""Prices every way to fill the stages of configurations, and builds the layout of a choice."""
 
 from __future__ import annotations
 
@@ -42,9 +42,9 @@ def price_candidates(
     constraints: Constraints,
     cutoff_seconds: Number = np.inf,
 ) -> list[Candidate]:
-    """Prices of every way to fill each stage of these configurations, those that fit into memory.
+    """Prices of every way to fill each stage of these configurations that fits into memory.
 
-    `cutoff_seconds`: assignments that alone make the step longer are left out; one number, or one for each.
+    cutoff_seconds: one number, or one for each configuration. Columns that alone make the step longer are left out.
     """
     fewest, most = _layer_range(job, degrees, cutoff_seconds)
     ways = len(choices_of(degrees, policies).policy)
@@ -59,7 +59,7 @@ def price_candidates(
 
 
 def _states(job: Job, degrees: DegreeArrays) -> Pattern:
-    """States in which stages of these configurations may begin: with several chunks it is known which layers they hold.
+    """States in which stages of these configurations may begin; interleaved stages need only one state.
 
     Source: `planner.cost.stage.stage_of`.
     """
@@ -67,7 +67,7 @@ def _states(job: Job, degrees: DegreeArrays) -> Pattern:
 
 
 def _parts(num_columns: NDArray[np.int64]) -> Iterator[slice]:
-    """Runs of configurations with a limited number of columns each."""
+    """Slices of consecutive configurations, each slice with a limited number of columns."""
     first, total = 0, 0
     for index, count in enumerate(num_columns.tolist()):
         if total and total + count > _COLUMNS_AT_ONCE:
@@ -81,7 +81,7 @@ def _parts(num_columns: NDArray[np.int64]) -> Iterator[slice]:
 def _layer_range(
     job: Job, degrees: DegreeArrays, cutoff_seconds: Number
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Fewest and most layers of a stage: no stage is slower than the cutoff allows, and all hold all layers."""
+    """Fewest and most layers of a stage such that no stage exceeds the cutoff and together they hold all layers."""
     layers, v = job.model.num_layers, degrees.interleave
     if not job.engine.pipeline.uneven_stages:
         return layers // degrees.pp, layers // degrees.pp
@@ -92,9 +92,9 @@ def _layer_range(
 
 
 class _Columns(NamedTuple):
-    """Ways to fill a stage: the configuration of each, the stage with its assignment, and the pool in which it lives.
+    """Columns: for each, its configuration, the stage with its assignment, and the pool on which the stage runs.
 
-    start: state of the pattern in which it begins.
+    start: state of the layers' pattern in which the stage begins.
     """
 
     owner: NDArray[np.int64]
@@ -103,7 +103,7 @@ class _Columns(NamedTuple):
     pool: NDArray[np.int64]
 
     def take(self, rows: Rows) -> _Columns:
-        """These columns; what a stage does not tell apart stays one value."""
+        """The columns at `rows`; a field of `Stage` that is one value for all columns stays one value."""
         values = {f.name: getattr(self.stage, f.name) for f in fields(Stage)}
         chosen = {name: value[rows] if np.ndim(value) else value for name, value in values.items()}
         return _Columns(self.owner[rows], Stage(**chosen), self.start[rows], self.pool[rows])
@@ -117,7 +117,7 @@ def _stages(
     policies: PolicyMasks,
     constraints: Constraints,
 ) -> _Columns:
-    """Every stage, start, number of layers and policy that fits into memory, and the configuration of each."""
+    """Columns for every combination of stage, start, number of layers and policy that fits into memory."""
     choices, states = choices_of(degrees, policies), _states(job, degrees)
     num_policies = len(choices.policy)
     ways = num_policies * states.num_states
@@ -145,7 +145,7 @@ def _stages(
 
 
 def _in_pools(job: Job, degrees: DegreeArrays, columns: _Columns) -> _Columns:
-    """The columns with the pool in which each lives, where there are several."""
+    """The columns with the pool on which each stage runs, where the cluster has several pools."""
     if len(job.pools) == 1:
         return columns
     owner, place = columns.owner, placements_of(job, degrees)
@@ -159,7 +159,7 @@ def _priced(
     columns: _Columns,
     prices: Callable[[PoolJob, DegreeArrays, Stage], tuple[Number, ...]],
 ) -> tuple[NDArray[np.float64], ...]:
-    """The prices of each column, by the job on the pool in which it lives."""
+    """The prices of each column, computed with the job on the pool of its stage."""
     if len(job.pools) == 1:
         found = prices(job.pools[0], degrees.take(columns.owner), columns.stage)
         return tuple(np.broadcast_to(each, columns.owner.shape) for each in found)
@@ -174,14 +174,14 @@ def _priced(
 
 
 def _stage_seconds(job: PoolJob, degrees: DegreeArrays, stage: Stage) -> tuple[Number, ...]:
-    """Of a microbatch in the stage, in filling and draining, slack for the last chunk, and the tail."""
+    """Four times of a stage: of one microbatch, of filling and draining, its slack for the last chunk, its tail."""
     prices = stage_prices(job, degrees, stage)
     fill, slack = interleaving_terms(job, degrees, stage, prices)
     return prices.microbatch_seconds, fill / degrees.interleave, slack, prices.tail_seconds
 
 
 def _candidates(job: Job, degrees: DegreeArrays, columns: _Columns) -> Iterator[Candidate]:
-    """Price the stages, and hand each configuration its own."""
+    """Price the columns and yield a candidate for each configuration."""
     owner, stage = columns.owner, columns.stage
     seconds, passes, slack, tail = (
         np.asarray(each, dtype=float) for each in _priced(job, degrees, columns, _stage_seconds)
@@ -211,9 +211,9 @@ def _candidates(job: Job, degrees: DegreeArrays, columns: _Columns) -> Iterator[
 
 
 def _loads(job: Job, degrees: DegreeArrays, columns: _Columns) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Layers weighted by kind: of each column, and of all layers of each configuration; of a mixed cluster by one pool.
+    """Layers weighted by kind: the load of each column, and the total load of each configuration.
 
-    Any weights are right; those of the kinds' seconds make bounds close.
+    Bounds are valid with any weights; weights from the seconds of each kind, on the first pool, make them close.
     """
     loads = layer_loads(job.pools[0], degrees)
     total = sum(kind.number * load for kind, load in loads.items())
@@ -227,13 +227,13 @@ def figures_of_columns(
     candidates: Sequence[Candidate],
     figures: Callable[[PoolJob, DegreeArrays, Stage], tuple[Number, ...]],
 ) -> tuple[NDArray[np.float64], ...]:
-    """What `figures` says of every column of these configurations of one schedule, end to end, [columns] each."""
+    """The values of `figures` for every column of these configurations of one schedule, end to end, [columns] each."""
     owner = np.repeat(np.arange(len(candidates)), [each.num_columns for each in candidates])
     index, start, layers, policy = (
         np.concatenate([np.zeros(0, dtype=np.int64), *(getattr(each, name) for each in candidates)])
         for name in ("stage", "start", "layers", "policy")
     )
-    if degrees.schedule in EXECUTED:  # their candidates have one column a stage, and say nothing of the pattern
+    if degrees.schedule in EXECUTED:  # their candidates have one column a stage and no pattern
         before = np.cumsum(layers) - layers
         start = before - before[np.searchsorted(owner, owner)]
     stage = stage_of(job, index=index, num_layers=layers, policy=policy, first=start, layout=degrees.take(owner))
@@ -244,9 +244,9 @@ def figures_of_columns(
 def _meets_lists(
     constraints: Constraints, degrees: DegreeArrays, index: Number, layers: Number, policy: Number
 ) -> Flag:
-    """Whether stages agree with lists that the user pinned, one entry for each chunk.
+    """Whether columns agree with the lists that the user pinned, which have one entry for each chunk.
 
-    A list that no assignment of these stages gives (`layout_at`) leaves nothing.
+    If no assignment of these stages gives the pinned list (`layout_at`), no column agrees.
     """
     keep = np.ones(np.shape(index), dtype=bool)
     for key, values in (("layers_per_stage", layers), ("recompute", policy)):
@@ -269,7 +269,7 @@ def _meets_lists(
 def layout_at(
     degrees: DegreeArrays, layers: Sequence[int], policies: Sequence[int], pools: tuple[str, ...] = ()
 ) -> Layout:
-    """The layout of one configuration with these layers, recompute policies and pools for each stage."""
+    """The layout of one configuration with the given layers, recompute policy and pool of each stage."""
     recompute = tuple(map(policy_name, policies))
     numbers = {key: value for key, value in degrees.numbers().items() if key not in ("placement", "recompute")}
     return Layout(

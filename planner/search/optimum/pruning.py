@@ -18,12 +18,12 @@ layers      k_i plus the most layers of the other stages must be at least L, and
             else no choice uses column i, and its bound is infinite.
 tail        max_r d_r >= max_r min over the columns of r of d, and >= d_i if column i is used.
 
-That a stage begins where the one before it ends is left out, which only allows more choices.
+The bounds ignore that a stage begins where the stage before it ends. This only allows more choices.
 
 Each adds up to a lower bound of the choices that use column i. A choice uses some column of every stage, so the
 candidate's optimum is at least the largest, over its stages, of the least such bound of the stage.
 
-Upper bound. The step time of any choice; `greedy_choice` makes a good one fast.
+Upper bound. The step time of any choice is one; `greedy_choice` finds a good choice fast.
 """
 
 from __future__ import annotations
@@ -42,14 +42,14 @@ if TYPE_CHECKING:
     from planner.numbers import FloatArray, IntArray, Mask
 
 SLACK = 1e-9
-"""A bound prunes only if it exceeds the incumbent by more than this, relatively: bounds are sums with rounding."""
+"""A bound prunes only if it exceeds the incumbent by more than this share, because bounds are rounded sums."""
 
-_MULTIPLIER_STEPS = 40  # halvings of the interval of the multiplier; any number is valid
+_MULTIPLIER_STEPS = 40  # bisection steps for the multiplier; any number of steps is valid
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LowerBounds:
-    """What no choice can beat."""
+    """Lower bounds of step times, bottlenecks and tails, which no choice can beat."""
 
     candidate: FloatArray  # [num_candidates], seconds; infinite: proved to have no choice
     columns: tuple[FloatArray, ...]  # for each candidate [num_columns], seconds of the choices that use the column
@@ -59,7 +59,7 @@ class LowerBounds:
 
 @dataclass(frozen=True, slots=True)
 class _Table:
-    """The columns of all candidates that have one on every stage, end to end, and where the groups begin."""
+    """The columns, end to end, of all candidates with a column on every stage, and where each group begins."""
 
     owner: IntArray  # [columns], position of the candidate in `indices`
     group: IntArray  # [columns], number of the (candidate, stage) pair
@@ -110,7 +110,7 @@ def _table(candidates: Sequence[Candidate]) -> _Table:
 
 
 def lower_bounds(candidates: Sequence[Candidate]) -> LowerBounds:
-    """Lower bounds of every candidate and every column, in seconds; the proof stands at the top of the module."""
+    """Lower bounds of every candidate and every column, in seconds; the module's docstring has the proof."""
     possible = [index for index, candidate in enumerate(candidates) if _may_hold_all(candidate)]
     columns = [np.full(candidate.num_columns, np.inf) for candidate in candidates]
     whole, bottleneck, tail = (np.full(len(candidates), np.inf) for _ in range(3))
@@ -128,7 +128,7 @@ def lower_bounds(candidates: Sequence[Candidate]) -> LowerBounds:
 
 
 def _may_hold_all(candidate: Candidate) -> bool:
-    """Whether every stage has a column, and fewest and most layers allow the sum; necessary, not sufficient."""
+    """Whether every stage has a column and the fewest and most layers allow the sum: a necessary condition only."""
     most = np.full(candidate.num_stages, -1)
     np.maximum.at(most, candidate.stage, candidate.layers)
     fewest = np.full(candidate.num_stages, candidate.num_layers)
@@ -137,17 +137,17 @@ def _may_hold_all(candidate: Candidate) -> bool:
 
 
 def _least_bottleneck(table: _Table) -> FloatArray:
-    """For each candidate the least seconds within which its stages hold the total load together, [candidates]."""
+    """For each candidate, the least seconds a stage within which its stages can hold the total load, [candidates]."""
     by_stage = np.lexsort((table.seconds, table.group))
-    step = int(table.total_load.max()) + 1  # lifts each group over the one before, so that one running maximum does
+    step = int(table.total_load.max()) + 1  # lifts each group over the one before, for one running maximum
     most = np.maximum.accumulate(table.load[by_stage] + step * table.group[by_stage]) - step * table.group[by_stage]
     gained = np.diff(most, prepend=0)
     gained[table.first_column] = most[table.first_column]
     by_time = np.lexsort((table.seconds[by_stage], table.owner[by_stage]))
     held = np.cumsum(gained[by_time])
     first = table.first_column[table.first_group]
-    before = held[first] - gained[by_time][first]  # what the candidates before hold
-    enough = held - before[table.owner] >= table.total_load[table.owner]  # `owner` is sorted alike in both orders
+    before = held[first] - gained[by_time][first]  # load of the candidates before
+    enough = held - before[table.owner] >= table.total_load[table.owner]  # `owner` is the same in both orders
     sorted_seconds = table.seconds[by_stage][by_time]
     in_time = np.minimum.reduceat(np.where(enough, sorted_seconds, np.inf), first)
     fastest = table.candidate_max(table.stage_min(table.seconds))
@@ -155,10 +155,10 @@ def _least_bottleneck(table: _Table) -> FloatArray:
 
 
 def _multiplier(table: _Table) -> FloatArray:
-    """A Lagrange multiplier of the load for each candidate that makes the bound of the total large, [candidates]."""
+    """For each candidate, a Lagrange multiplier of the load that makes the bound of the total large, [candidates]."""
     first = table.first_column[table.first_group]
     slowest, fastest = (each.reduceat(table.seconds, first) for each in (np.maximum, np.minimum))
-    high = slowest - fastest  # no load costs more than all columns differ by
+    high = slowest - fastest  # a unit of load costs at most the spread of all columns
     low = -high
     for _ in range(_MULTIPLIER_STEPS):
         multiplier = (low + high) / 2
@@ -174,13 +174,13 @@ def _multiplier(table: _Table) -> FloatArray:
 def _column_seconds(
     table: _Table, candidates: Sequence[Candidate], bottleneck: FloatArray, tail: FloatArray
 ) -> FloatArray:
-    """Lower bound of the choices that use each column, [columns]."""
+    """For each column, a lower bound of the step time of choices that use it, [columns]."""
     steady = np.array([candidate.steady_count for candidate in candidates])[table.owner]
     constant = np.array([candidate.constant_seconds for candidate in candidates])[table.owner]
     multiplier = _multiplier(table)
     total = _least_total(table, table.seconds, multiplier)
     passes = _least_total(table, table.passes, multiplier * _ratio(table))
-    holds_load = np.isfinite(bottleneck)  # with one microbatch nothing is steady, and 0 * inf is no number
+    holds_load = np.isfinite(bottleneck)  # with one microbatch `steady_count` may be 0, and 0 * inf is not a number
     slowest = np.maximum(np.where(holds_load, bottleneck, 0.0)[table.owner], table.seconds)
     slowest = np.maximum(slowest, total / table.num_stages[table.owner])
     longest = np.maximum(tail[table.owner], table.tail)
@@ -189,14 +189,14 @@ def _column_seconds(
 
 
 def _ratio(table: _Table) -> FloatArray:
-    """All pass seconds over all seconds of each candidate, 1 where that is nothing, [candidates]."""
+    """The sum of pass seconds over the sum of seconds of each candidate, 1 where the latter is 0, [candidates]."""
     first = table.first_column[table.first_group]
     seconds, passes = np.add.reduceat(table.seconds, first), np.add.reduceat(table.passes, first)
     return np.divide(passes, seconds, out=np.ones_like(passes), where=seconds > 0)
 
 
 def _least_total(table: _Table, values: FloatArray, multiplier: FloatArray) -> FloatArray:
-    """Lower bound of the sum of `values` over the choices that use each column, by a multiplier, [columns]."""
+    """For each column, a lower bound of the sum of `values` of a choice that uses it, by a multiplier, [columns]."""
     reduced = values - multiplier[table.owner] * table.load
     cheapest = table.stage_min(reduced)
     least = multiplier * table.total_load + table.candidate_sum(cheapest)
@@ -204,7 +204,7 @@ def _least_total(table: _Table, values: FloatArray, multiplier: FloatArray) -> F
 
 
 def _can_be_completed(table: _Table) -> Mask:
-    """Whether the layers of a column leave the other stages no fewer and no more than they can hold, [columns]."""
+    """Whether the other stages can hold exactly the layers that a column leaves to them, [columns]."""
     most, fewest = (each(table.layers.astype(np.float64)) for each in (table.stage_max, table.stage_min))
     others_most = table.candidate_sum(most)[table.owner] - most[table.group]
     others_fewest = table.candidate_sum(fewest)[table.owner] - fewest[table.group]
@@ -214,13 +214,15 @@ def _can_be_completed(table: _Table) -> Mask:
 
 
 def prune(candidates: Sequence[Candidate], upper_bound: float | FloatArray, *, fastest_only: bool = True) -> list[Mask]:
-    """Which columns may be in a choice of at most `upper_bound` seconds (or one for each), a mask for each candidate.
+    """A mask for each candidate of the columns that may be in a choice of at most `upper_bound` seconds.
 
-    fastest_only: dominated columns go too, which the fastest choice does without, and the simplest may need. Each round
-    bounds what the round before has left, until nothing more goes; no optimum within the upper bound is lost. A
-    candidate that cannot reach it keeps no column.
+    upper_bound: one number, or one for each candidate. fastest_only: drop dominated columns too; the fastest choice
+    does not need them, but the simplest may. Each round bounds the columns left by the round before, until a round
+    drops none. No optimum within the upper bound is lost. A candidate without a choice within the upper bound keeps no
+    column.
 
-    Buys (`prune`): GPT-3 on 1,024 devices 0.48 s in place of 0.95, DeepSeek-V3 on 11,000 1.43 in place of 1.81.
+    Buys (`prune`): GPT-3 on 1,024 devices takes 0.48 s instead of 0.95 s, DeepSeek-V3 on 11,000 devices 1.43 s instead
+    of 1.81 s.
     """
     masks = [
         ~dominated(candidate) if fastest_only else np.ones(candidate.num_columns, dtype=np.bool_)
@@ -243,10 +245,10 @@ def prune(candidates: Sequence[Candidate], upper_bound: float | FloatArray, *, f
 
 
 def greedy_choice(candidate: Candidate, index: int = 0) -> Choice | None:
-    """Start every stage with its fewest layers; give the next ones to the stage that stays the fastest.
+    """Start every stage with its fewest layers; add the next layers to the stage that then is the fastest.
 
-    Of columns with as many layers the fastest counts, wherever it begins, until the layers of all stages stand. None
-    where this ends without a choice, which proves nothing.
+    Of columns with equally many layers the fastest one is used, in whichever state it begins, until the layers of all
+    stages are fixed. The result is None where the heuristic finds no choice; this proves nothing.
     """
     options = _fastest_options(candidate)
     if not all(options):
@@ -275,7 +277,7 @@ def greedy_choice(candidate: Candidate, index: int = 0) -> Choice | None:
 
 
 def _fastest_with(candidate: Candidate, layers: Sequence[int]) -> list[int] | None:
-    """For each stage the fastest column with so many layers that begins where they do; None: one has none."""
+    """For each stage, the fastest column with these layers and their start; None where a stage has no such column."""
     chosen, before = [], 0
     for stage, count in enumerate(layers):
         here = (candidate.stage == stage) & (candidate.layers == count)
@@ -297,7 +299,7 @@ def _fastest_options(candidate: Candidate) -> list[list[int]]:
 
 
 def incumbent(candidates: Sequence[Candidate], lower: FloatArray) -> Choice | None:
-    """The best greedy choice: candidates in order of their lower bound [num_candidates], while one may win."""
+    """The best greedy choice; candidates are tried in the order of `lower` while one of them may be better."""
     best: Choice | None = None
     for index in np.argsort(lower, kind="stable").tolist():
         if lower[index] == np.inf or (best is not None and lower[index] > best.objective_seconds):

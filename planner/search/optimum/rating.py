@@ -1,4 +1,4 @@
-"""What configurations, columns and layouts are to simplicity: from prices and memory to keys."""
+"""Computes the keys of simplicity of configurations, columns and layouts from their prices and memory."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ if TYPE_CHECKING:
     from planner.specs.job import Job, PoolJob
 
 AXES: Final = ("tp", "pp", "cp", "ep")
-"""Degrees that divide the model or a sequence; data parallelism is what every job has."""
+"""Degrees that divide the model or a sequence; data parallelism does not count, because every job has it."""
 _ROUNDING: Final = 1e-6  # tenths of a layer
 
 
 def risk_limits(job: PoolJob, layout: Degrees) -> tuple[float, ...]:
-    """Bytes that a peak may have in each class of risk; none where a plain limit replaces the chance.
+    """The largest peak in bytes of each class of risk; empty where a plain limit replaces the chance of fitting.
 
     Source: `planner.cost.chance`.
     """
@@ -49,7 +49,7 @@ def risk_limits(job: PoolJob, layout: Degrees) -> tuple[float, ...]:
 
 
 def rated(job: Job, degrees: DegreeArrays, candidates: Sequence[Candidate]) -> list[Rated]:
-    """Candidates of configurations of one schedule, with the keys of each and of each of its columns."""
+    """Candidates of one schedule with the keys of each candidate and of each of its columns."""
 
     def figures(pool: PoolJob, x: DegreeArrays, stage: Stage) -> tuple[Number, ...]:
         peak, prices = stage_bytes(pool, x, stage), stage_prices(pool, x, stage)
@@ -85,7 +85,7 @@ def configuration_keys(job: Job, degrees: DegreeArrays) -> IntArray:
 
 
 def _repeated(recompute: Number, forward: Number, num_layers: Number) -> Number:
-    """Tenths of layers that a stage computes again, begun ones counted whole, from its seconds of both."""
+    """Tenths of layers that a stage recomputes, rounded up, from its recompute seconds and forward seconds."""
     share = np.minimum(1.0, recompute / np.where(forward > 0, forward, 1.0))
     return np.ceil(TENTHS * share * num_layers - _ROUNDING)
 

@@ -1,15 +1,15 @@
-"""The simplest choice of one candidate without an integer program: the second method of the second solve.
+"""The simplest choice of one candidate without an integer program: the second method of the search for simplicity.
 
-The search begins with the fastest choice of the candidate. Each key then takes the least value with which a choice
-within the cutoff exists, in the order of `Simplicity`. It is found from below, by the dynamic program of the first
-solve (`best_choice`) on fewer columns:
+The method begins with the fastest choice of the candidate. Then it fixes the keys in the order of `Simplicity`: each
+key at the least value for which a choice within the cutoff exists. It tries values from the least upwards, with the
+dynamic program of the first solve (`best_choice`) on fewer columns:
 
-    recomputed   a choice takes at most so many tenths as its budget
+    recomputed   the tenths of recomputed layers are the budget of a choice
     uneven       0: equally many layers on all inner stages, for some number of them
     risk         no column is of a higher class
 
-The other keys belong to the configuration. No other choice of the candidate comes before the one in the end: each key
-has the least value of any choice that is at its least in the keys before, and the choice is the fastest of these.
+The other keys belong to the configuration. No other choice of the candidate is simpler than the result: each key has
+the least value of any choice with the same earlier keys, and the result is the fastest choice with these keys.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ if TYPE_CHECKING:
 
 
 class Standing(NamedTuple):
-    """Where a choice stands among those within the window: by its keys, then by its step time; less is better."""
+    """The rank of a choice within the window: its keys, then its step time; less is better."""
 
     simplicity: Simplicity
     seconds: float
 
 
 def simplest_choice(rated: Rated, cutoff: float, *, before: Standing | None = None) -> tuple[Standing, Choice] | None:
-    """Of a candidate's choices of at most `cutoff` seconds the simplest; of equally simple ones the fastest.
+    """The simplest of a candidate's choices of at most `cutoff` seconds; of equally simple choices the fastest.
 
-    None where there is none, or none that comes before `before`.
+    The result is None where no choice is within the cutoff, or none has a better rank than `before`.
     """
     choice = _fastest(rated, {}, cutoff)
     if choice is None:
@@ -63,7 +63,7 @@ def simplest_choice(rated: Rated, cutoff: float, *, before: Standing | None = No
 
 
 def _fastest(rated: Rated, limits: Mapping[str, int], cutoff: float) -> Choice | None:
-    """The fastest choice within the cutoff whose keys are no more than these, as far as columns settle them."""
+    """The fastest choice within the cutoff whose keys do not exceed `limits`, for the keys that columns decide."""
     columns = np.flatnonzero(rated.risk <= limits["risk"]) if "risk" in limits else np.arange(len(rated.risk))
     kept, best = rated.keep(columns), None
     for way in _even_ways(kept) if limits.get("uneven") == 0 else [np.ones(len(columns), dtype=np.bool_)]:
@@ -76,7 +76,7 @@ def _fastest(rated: Rated, limits: Mapping[str, int], cutoff: float) -> Choice |
 
 
 def _even_ways(kept: Rated) -> Iterator[Mask]:
-    """Columns of choices with equally many layers on all inner stages, once for each such number."""
+    """For each number of layers, the columns of choices that have this number on all inner stages."""
     inner = kept.inner
     if kept.candidate.num_stages < 3:
         yield ~inner
@@ -88,7 +88,7 @@ def _even_ways(kept: Rated) -> Iterator[Mask]:
 
 
 def _within_budget(kept: Rated, tenths: int | None, cutoff: float) -> Choice | None:
-    """The fastest choice within the cutoff that computes again at most so many tenths of the model."""
+    """The fastest choice within the cutoff that recomputes at most `tenths` tenths of the model."""
     if tenths is None:
         return best_choice(kept.candidate, cutoff=cutoff)
     candidate, budget = kept.candidate, tenths * kept.candidate.num_layers
@@ -97,7 +97,7 @@ def _within_budget(kept: Rated, tenths: int | None, cutoff: float) -> Choice | N
         return None
     units, some = kept.repeated[columns], candidate.keep(columns)
     step = math.gcd(*units.tolist())
-    if step == 0 or (units <= tenths * some.layers).all():  # no choice takes more
+    if step == 0 or (units <= tenths * some.layers).all():  # no choice exceeds the budget
         choice = best_choice(some, cutoff=cutoff)
     else:
         choice = best_choice(some, cutoff=cutoff, units=units // step, budget=budget // step)
@@ -105,7 +105,7 @@ def _within_budget(kept: Rated, tenths: int | None, cutoff: float) -> Choice | N
 
 
 def least_of(rated: Rated) -> Simplicity:
-    """Keys that no choice of a candidate comes before: each column's at its least on its own."""
+    """A lower bound of the keys of a candidate's choices: the least value of each key on its own."""
     candidate = rated.candidate
     first = np.searchsorted(candidate.stage, np.arange(candidate.num_stages))
     of_stages = tenths_of(int(np.minimum.reduceat(rated.repeated, first).sum()), candidate.num_layers)

@@ -1,9 +1,9 @@
-"""The simplest choice within a window, by integer programs: first the keys, then the step time of equally simple ones.
+"""The simplest choice within a window, by two integer programs: the first minimises the keys, the second the step time.
 
 Both programs have the sets, variables and rows (1) to (8) of the first solve (`integer_program`); D_c of (8) is the
-window. Columns have a class of risk g and tenths of layers a that are computed again.
+longest step time of the window. Each column has a class of risk g and a number a of recomputed tenths of layers.
 
-Variables: R in {0, 1, ..} the class of risk of the choice; T in {0, 1, ..} tenths of the model that are computed again;
+Variables: R in {0, 1, ..} the class of risk of the choice; T in {0, 1, ..} the recomputed tenths of the model;
 E in {0, 1} whether stages are uneven; e_cq in {0, 1} candidate c is chosen, and q layers on each of its inner stages.
 
     (9)   R >= sum_ck g_crk y_crk             for all r                       -> _count_risk()
@@ -11,12 +11,12 @@ E in {0, 1} whether stages are uneven; e_cq in {0, 1} candidate c is chosen, and
     (11)  e_cq <= sum_{k: l_crk = q, equal chunks} y_crk   for all c, q, inner stages r
     (12)  E + sum_cq e_cq + sum_{c without inner stages} w_c >= 1             -> _count_uneven()
 
-Keys are written as the digits of one whole number, the first key in front, whose bases are above every value that the
-candidates leave possible. So the least number is the lexicographically least vector of keys.
+Keys are the digits of one whole number, with the first key in front. The base of each digit exceeds every possible
+value of its key. So the least number belongs to the lexicographically least vector of keys.
 
     first     minimise the number of R, T, E and the keys of the chosen candidate
-    second    minimise the step time, where R, T and E are at most what the first found, among the candidates whose own
-              keys are those that it found
+    second    minimise the step time, with R, T and E at most the values that the first program found, among the
+    candidates whose own keys equal the first program's
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ Status = Literal["optimal", "time limit", "infeasible"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimplestAnswer:
-    """What the two programs found; `choice` is None where there is none, or none was found in time."""
+    """The answer of the two programs; `choice` is None where none exists or none was found in time."""
 
     status: Status
     choice: Choice | None = None
@@ -57,7 +57,7 @@ class SimplestAnswer:
 
 
 class _KeyProgram(JointProgram):
-    """The programs of the module's docstring, as a PuLP problem; its objective is the step time until it is set."""
+    """The programs of the module's docstring, as a PuLP problem; its objective is the step time at first."""
 
     def __init__(self, rated: Sequence[Rated], bounds: LowerBounds) -> None:
         super().__init__([each.candidate for each in rated], bounds)
@@ -70,7 +70,7 @@ class _KeyProgram(JointProgram):
         self._count_uneven()
 
     def minimise_keys(self) -> None:
-        """Put the keys in place of the step time."""
+        """Make the keys the objective, instead of the step time."""
         digits: dict[str, tuple[int, list[tuple[pulp.LpVariable, float]]]] = {
             "idle": self._of_candidates([each.idle for each in self._rated]),
             "recomputed": (_base(self._tenths), [(self._tenths, 1.0)]),
@@ -88,7 +88,7 @@ class _KeyProgram(JointProgram):
         self.problem.setObjective(pulp.LpAffineExpression(coefficients))
 
     def allow(self, simplicity: Simplicity) -> None:
-        """Let the keys of columns be no more than these."""
+        """Require that the keys decided by columns do not exceed those of `simplicity`."""
         for variable, most in (
             (self._risk, simplicity.risk),
             (self._tenths, simplicity.recomputed),
@@ -100,7 +100,7 @@ class _KeyProgram(JointProgram):
         return self.problem.add_variable(name, 0, most, pulp.LpInteger)
 
     def _of_candidates(self, values: list[int]) -> tuple[int, list[tuple[pulp.LpVariable, float]]]:
-        """A digit that belongs to the chosen candidate: the place of its value among the different ones."""
+        """The digit of a key that belongs to the candidate: the position of its value among the distinct values."""
         places = sorted(set(values))
         return len(places), [(w, float(places.index(value))) for w, value in zip(self._w, values, strict=True)]
 
@@ -144,7 +144,7 @@ def _base(variable: pulp.LpVariable) -> int:
 
 
 def _most_tenths(rated: Rated) -> int:
-    """Tenths of the model that any choice of a candidate computes again, at most."""
+    """Upper bound of the tenths of the model that a choice of the candidate recomputes."""
     candidate = rated.candidate
     most = np.zeros(candidate.num_stages, dtype=np.int64)
     np.maximum.at(most, candidate.stage, rated.repeated)
@@ -152,29 +152,29 @@ def _most_tenths(rated: Rated) -> int:
 
 
 _Entry: TypeAlias = "tuple[Simplicity, float, Rated]"
-"""A candidate, with keys and seconds that no choice of it comes before."""
+"""A candidate with lower bounds of the keys and of the step seconds of its choices."""
 
 
 class Contenders:
-    """Candidates that may have the simplest choice, with the columns that it may have, as far as they were added.
+    """Candidates, of those added, that may have the simplest choice, with the columns that it may use.
 
-    Left out are columns that no choice within the window uses, by the lower bounds of step times; those that have
-    another one of the same stage, state and layers beside them that is no worse in any price or key; and candidates
-    whose keys, each at its least on its own, come behind those of a choice that was tried.
+    Three things are left out: columns that no choice within the window uses, by the lower bounds of step times; columns
+    dominated by another column of the same stage, state and layers in every price and key; and candidates whose lower
+    bound of the keys is worse than the keys of a choice already tried.
     """
 
     def __init__(self) -> None:
-        self.known: tuple[Simplicity, float] | None = None  # a choice that was tried: its keys and seconds
+        self.known: tuple[Simplicity, float] | None = None  # keys and seconds of the best choice tried
         self._rated: list[_Entry] = []
 
     def may_have(self, least: Simplicity, seconds: float) -> bool:
-        """Whether choices whose keys and step time are no less than these may come before the one that was tried."""
+        """Whether a choice with these lower bounds of keys and seconds may be better than the best choice tried."""
         if self.known is None:
             return True
         return least < self.known[0] or (least == self.known[0] and seconds <= self.known[1] * (1 + AGREEMENT))
 
     def add(self, rated: Sequence[Rated]) -> None:
-        """More candidates, whose columns are those that some choice within the window may use (`columns_within`)."""
+        """Add candidates, reduced to the columns that a choice within the window may use (`columns_within`)."""
         seconds = lower_bounds([each.candidate for each in rated]).candidate.tolist()
         kept = [each.keep(~dominated(each.candidate, each.risk, each.repeated)) for each in rated]
         added = list(zip(map(_least_keys, kept), seconds, kept, strict=True))
@@ -185,7 +185,7 @@ class Contenders:
         self._rated += [entry for entry in added if self.may_have(*entry[:2])]
 
     def _try(self, rated: Rated) -> None:
-        """A greedy choice of the simplest kind that has one."""
+        """Try greedy choices on ever more columns, simplest columns first, until one choice exists."""
         for columns in _simple_columns(rated):
             choice = greedy_choice(rated.candidate.keep(columns))
             if choice is not None:
@@ -195,7 +195,7 @@ class Contenders:
                 return
 
     def left(self) -> list[Rated]:
-        """The candidates that are left when all have been added."""
+        """The candidates that may still have the simplest choice, once all candidates have been added."""
         rated = [each for least, seconds, each in self._rated if self.may_have(least, seconds)]
         within = columns_within([each.candidate for each in rated], np.inf)
         return [rated[index].keep(columns) for index, columns in within.items()]
@@ -238,7 +238,7 @@ def _own_keys(each: Rated | Simplicity) -> tuple[int, int, int]:
 def _run(
     rated: Sequence[Rated], at_most: Simplicity | None, solver: SolverName, time_limit: float | None
 ) -> tuple[Choice | None, Status]:
-    """The first program, or the second one where the keys stand."""
+    """Run the first program; or the second one, if `at_most` gives the keys."""
     candidates = [each.candidate for each in rated]
     program = _KeyProgram(rated, lower_bounds(candidates))
     if at_most is None:
@@ -254,7 +254,7 @@ def _run(
 
 
 def _least_keys(rated: Rated) -> Simplicity:
-    """Keys that no choice of a candidate comes before."""
+    """A lower bound of the keys of a candidate's choices."""
     stage, num_stages, inner = rated.candidate.stage, rated.candidate.num_stages, rated.inner
     risk, repeated = (np.full(num_stages, np.iinfo(np.int64).max) for _ in range(2))
     np.minimum.at(risk, stage, rated.risk)
@@ -278,7 +278,7 @@ def _firsts(stage: IntArray, layers: IntArray) -> IntArray:
 
 
 def _simple_columns(rated: Rated) -> Iterator[IntArray]:
-    """Fewer and fewer demands: low risk, nothing computed again, even stages."""
+    """Sets of columns under ever weaker demands: low risk, no recompute, even stages."""
     inner, layers = rated.inner, rated.candidate.layers
     counts = np.unique(layers[inner & rated.alike]).tolist() if rated.candidate.num_stages > 2 else []
     for risk in np.unique(rated.risk).tolist():

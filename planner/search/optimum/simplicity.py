@@ -1,8 +1,8 @@
-"""How simple a choice is, as numbers: the keys by which the simplest of layouts that are nearly as good is chosen.
+"""The keys of simplicity: whole numbers by which the planner picks the simplest of several nearly optimal layouts.
 
-Less is simpler, and an earlier key counts before all later ones. Some keys belong to the configuration alone (idle
-devices, interleave, axes). The others follow from the columns of a choice: what is computed again adds up, stages are
-even or not, and risk is that of the worst stage.
+A smaller key is simpler, and an earlier key counts before all later keys. Some keys belong to the configuration alone
+(idle devices, interleave, axes). The other keys follow from the columns of a choice: recomputed tenths add up, stages
+are even or not, and the risk is the risk of the worst stage.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ if TYPE_CHECKING:
     from planner.search.optimum.candidate import Candidate
 
 RISKS: Final = (0.01, 0.05)
-"""Chances of not fitting up to which a layout is in the first class, in the second, and so on."""
+"""Upper limits of the classes of risk: the chance that a layout does not fit."""
 
 INTERLEAVES: Final = (1, 4, 8)
-"""Chunks of a stage up to which a layout is in the first class, in the second, and so on."""
+"""Upper limits of the classes of interleave: the chunks of a stage."""
 
 TENTHS: Final = 10
 
 
 class Simplicity(NamedTuple):
-    """The keys of a layout, in the order in which they count.
+    """The keys of a layout, most important key first.
 
-    idle: devices that are left over. recomputed: tenths of the layers' forward pass that are computed again, begun ones
-    counted whole. interleave: class of the chunks of a stage (`INTERLEAVES`). uneven: 1 unless all stages but the first
-    and the last hold equally many layers, in equal chunks. axes: degrees above 1 of tp, pp, cp and ep. risk: class of
-    the chance of not fitting (`RISKS`).
+    idle: idle devices. recomputed: tenths of the layers' forward pass that are recomputed, rounded up. interleave:
+    class of the chunks of a stage (`INTERLEAVES`). uneven: 1 unless all stages but the first and the last hold equally
+    many layers, in equal chunks. axes: degrees above 1 of tp, pp, cp and ep. risk: class of the chance of not fitting
+    (`RISKS`).
     """
 
     idle: int
@@ -45,21 +45,21 @@ class Simplicity(NamedTuple):
 
 
 def class_of(value: float, limits: Sequence[float]) -> int:
-    """Number of the first limit that a value does not exceed; as many as there are limits where it exceeds all."""
+    """Index of the first limit that a value does not exceed; `len(limits)` where the value exceeds all limits."""
     return sum(value > limit for limit in limits)
 
 
 def tenths_of(units: int, num_layers: int) -> int:
-    """Begun tenths of a model, from tenths of layers."""
+    """Tenths of a model, rounded up, from tenths of layers."""
     return -(-units // num_layers)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Rated:
-    """A candidate with what its configuration and each of its columns are to simplicity.
+    """A candidate with the keys of its configuration and the contributions of its columns to the other keys.
 
-    risk: class of the chance that the stage does not fit, [columns]. repeated: tenths of layers that the stage computes
-    again, begun ones counted whole, [columns]. alike: whether the chunks of the stage are of one size, [columns].
+    risk: class of the chance that the stage does not fit, [columns]. repeated: tenths of layers that the stage
+    recomputes, rounded up, [columns]. alike: whether the chunks of the stage are of one size, [columns].
     """
 
     candidate: Candidate
@@ -71,7 +71,7 @@ class Rated:
     alike: Mask
 
     def keep(self, columns: Mask | IntArray) -> Rated:
-        """The same with only these columns of the candidate."""
+        """The rated candidate with only these columns."""
         return replace(
             self,
             candidate=self.candidate.keep(columns),

@@ -1,8 +1,8 @@
 """Run a solver as a child process that leaves nothing behind.
 
-The model goes to the solver as an MPS file in a private folder. The child leads its own process group, and
-the group is killed and the folder removed whatever ends the wait: an answer, a time limit, Ctrl-C or SIGTERM.
-Where the planner itself is killed with SIGKILL, Linux kills the child (the folder stays).
+The solver reads the model from an MPS file in a private folder. The child leads its own process group. However the
+wait ends (an answer, a time limit, Ctrl-C or SIGTERM), the group is killed and the folder is removed.
+Where the planner itself is killed with SIGKILL, Linux kills the child, but the folder remains.
 
 PuLP's own `solve` is not used: it leaves the solver running and its files in the temporary folder when the
 planner is terminated, and reports "Optimal" for a run that hit its time limit.
@@ -38,14 +38,14 @@ if TYPE_CHECKING:
 _GRACE_SECONDS = 10.0  # a solver that overstays its own time limit by this much is killed
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
-# A gap of zero. The tolerance of integers stays at its 1e-7: at 1e-9 CBC took ten times as long for the same
-# answers.
+# The gap is zero. The integer tolerance stays at its default of 1e-7: with 1e-9 CBC took ten times as long for the
+# # same answers.
 _CBC_OPTIONS = ("-ratio", "0", "-allow", "0", "-timeMode", "elapsed")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What a solver answered; `bound` is its proved lower bound, in the units of the problem."""
+    """The answer of a solver; `bound` is its proved lower bound, in the units of the problem."""
 
     status: Literal["optimal", "time limit", "infeasible"]
     values: dict[str, float] | None  # by variable name; None: no solution found
@@ -67,14 +67,14 @@ def run_solver(problem: pulp.LpProblem, solver: Literal["cbc", "highs"], time_li
     except OSError as error:
         raise SolverTrouble(f"{solver} could not be run: {error}") from error
     if time_limit is not None and time.monotonic() - start >= time_limit:
-        # No proof is taken from a solver whose time was up: CBC 2.10 that is stopped while it simplifies a
-        # program calls it infeasible.
+        # The proof of a solver that reached its time limit does not count: CBC 2.10 reports a program as infeasible if
+        # it # is stopped while simplifying the program.
         return replace(outcome, status="time limit")
     return outcome
 
 
 def cbc_path() -> str:
-    """The CBC that PuLP ships, so that equal inputs meet the same solver; else the one on PATH."""
+    """The CBC that PuLP ships, so that equal inputs use the same solver; if it is missing, the CBC on PATH."""
     bundled = str(pulp.PULP_CBC_CMD.pulp_cbc_path)
     return bundled if Path(bundled).exists() else shutil.which("cbc") or bundled
 
@@ -98,7 +98,7 @@ def _run_cbc(problem: pulp.LpProblem, folder: Path, time_limit: float | None) ->
 def _cbc_outcome(status: int, sol_status: int, values: dict[str, float], log: str) -> Outcome:
     """`sol_status` tells a proved optimum from an incumbent at the time limit; PuLP's `status` does not.
 
-    It knows no name for "Integer infeasible", though, which `status` does.
+    `status` is needed too, because `sol_status` has no value for "Integer infeasible".
     """
     if sol_status == pulp.LpSolutionOptimal:
         return Outcome(status="optimal", values=values)
@@ -135,7 +135,7 @@ def _run_highs(problem: pulp.LpProblem, folder: Path, time_limit: float | None) 
 
 
 def _run(command: list[str], folder: Path, time_limit: float | None) -> str | None:
-    """The solver's output; None where it had to be killed because it overstayed its time limit."""
+    """The solver's output; None where the solver exceeded its time limit and was killed."""
     log = folder / "log.txt"
     with log.open("wb") as output:
         process = subprocess.Popen(  # noqa: S603 - our own argument list, no shell
@@ -162,13 +162,13 @@ def _run(command: list[str], folder: Path, time_limit: float | None) -> str | No
 
 
 def _environment() -> dict[str, str]:
-    """The child starts in its own folder, so it needs the way to this package."""
+    """The child's environment, with this package on PYTHONPATH, because the child starts in its own folder."""
     package = str(Path(__file__).resolve().parents[3])
     return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, [package, os.environ.get("PYTHONPATH", "")]))}
 
 
 def _kill_group(process: subprocess.Popen[bytes]) -> None:
-    """Kill what is left of the child's group and reap the child."""
+    """Kill the remaining processes of the child's group and reap the child."""
     if process.returncode is None:
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()
@@ -184,9 +184,9 @@ def _die_with_parent() -> Callable[[], None] | None:
 
 @contextmanager
 def _terminated_by_exception() -> Iterator[None]:
-    """Let SIGTERM unwind the stack, so that the clean-up of Ctrl-C serves it too.
+    """Let SIGTERM unwind the stack, so that the clean-up for Ctrl-C also runs after SIGTERM.
 
-    A handler that somebody else has installed is left alone; only the main thread may install one.
+    A SIGTERM handler of another program stays in place. Only the main thread may install a handler.
     """
     is_main = threading.current_thread() is threading.main_thread()
     if not is_main or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:

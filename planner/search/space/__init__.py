@@ -1,1 +1,1 @@
-"""What may be tried: rules, the user's constraints, and configurations of degrees as arrays."""
+"""The search space: rules, the user's constraints, and configurations of degrees as arrays."""

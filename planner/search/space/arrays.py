@@ -1,4 +1,4 @@
-"""Rows of parts, and how near two numbers are that it takes for equal."""
+"""Helpers for arrays: rows that are unrolled into parts, and the tolerances for equal numbers."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ if TYPE_CHECKING:
     from planner.numbers import IntArray
 
 TIE = 1e-12
-"""Step times that differ by less, relatively, are equal: it is what rounding does to a sum of stage times."""
+"""Step times whose relative difference is smaller are equal; rounding of a sum of stage times differs by this much."""
 
 AGREEMENT = 1e-9
-"""Two methods must agree on an optimum to this, relatively."""
+"""The largest relative difference with which two methods still agree on an optimum."""
 
 
 def unrolled(counts: IntArray) -> tuple[IntArray, IntArray, IntArray]:
-    """Rows with so many parts each, part by part: of each part its row and its number in it, and each row's first.
+    """Unroll rows of `counts` parts each: the row of each part, its number in the row, and each row's first part.
 
-    counts: [n]. Returns [sum of counts] twice, and [n].
+    counts: parts of each row, [n]. The results have shapes [sum of counts], [sum of counts] and [n].
     """
     first = np.cumsum(counts) - counts
     owner = np.repeat(np.arange(len(counts)), counts)

@@ -1,8 +1,8 @@
 """Outer configurations as arrays: every partition of the devices, and every way to fill in the rest.
 
-A partition of the devices is what decides how many work and on what share of a layer: tp, sp, cp, pp, dp. The rest
-(microbatch, interleave, ZeRO stage, replicas, experts) is filled in key by key, each key's rules being applied
-as soon as its values stand, so that the product of everything is never written down.
+A partition of the devices (tp, sp, cp, pp, dp) decides how many devices work and on which share of a layer. The other
+keys (microbatch, interleave, ZeRO stage, replicas, experts) are filled in one by one. The rules of a key are applied as
+soon as its values are known, so the full product of all keys is never built.
 """
 
 from __future__ import annotations
@@ -36,17 +36,19 @@ if TYPE_CHECKING:
     from planner.specs.job import Job
 
 _USUAL_SCHEDULES: Final = ("1f1b", "interleaved")
-"""Schedules that are considered without being pinned. GPipe takes the time of 1F1B and more memory; schedules that are
-executed to be priced cost too much to be tried on every job."""
+"""Schedules that are considered without being pinned. GPipe takes as long as 1F1B and needs more memory. Schedules that
+are executed to be priced are too slow to try on every job.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DegreeArrays:
     """Many outer configurations; every field but `schedule` and `offload` is an array of one length.
 
-    segment: as in `Layout`; 0 until it is filled in, too.
-    placement: where the stages live (`placements`); 0 on a uniform cluster, and until it is filled in.
-    recompute: code of the policy of all stages, where the engine has one for all; `OWN`: each stage has its own.
+    segment: as in `Layout`, and also 0 until it is filled in.
+    placement: number of the stages' placement in pools (`placements`); 0 on a uniform cluster, and until it is filled
+    in.
+    recompute: code of the policy of all stages, where the engine has one policy for all; `OWN`: each stage has its own.
     """
 
     tp: Number
@@ -94,11 +96,11 @@ class DegreeArrays:
         return {name: getattr(self, name) for name in _ARRAYS}
 
     def columns(self) -> DegreeArrays:
-        """The same configurations with a trailing axis of one, to broadcast against what each of them holds."""
+        """The same configurations with a trailing axis of length 1, to broadcast against each configuration's parts."""
         return self._map(lambda values: values[..., np.newaxis])
 
     def distinct(self, *keys: str) -> tuple[DegreeArrays, NDArray[np.int64]]:
-        """The different values of these keys, the other keys being 1, and which of them each configuration has."""
+        """The distinct values of these keys (other keys are 1), and the index of each configuration's values."""
         first, position = distinct_rows([getattr(self, key) for key in keys])
         chosen = {key: getattr(self, key)[first] for key in keys}
         ones = _with_ones(len(first), schedule=self.schedule, **chosen)
@@ -117,7 +119,7 @@ class DegreeArrays:
 _ARRAYS: Final = tuple(f.name for f in fields(DegreeArrays) if f.name not in ("schedule", "offload"))
 
 OWN: Final = 3
-"""In place of a policy's code: each stage has its own policy."""
+"""Stands for the code of a policy where each stage has its own policy."""
 
 _ZERO: Final = ("sp", "zero", "segment", "placement")
 
@@ -125,25 +127,25 @@ PolicyMasks: TypeAlias = "dict[int, NDArray[np.bool_]]"
 """Which configurations may use a recompute policy, by its code."""
 
 Refusals: TypeAlias = dict[str, int]
-"""How many configurations each rule refused; of several broken rules the first one counts."""
+"""How many configurations each rule refused; a configuration that breaks several rules counts for the first."""
 
 
 def _with_ones(length: int, *, schedule: Schedule, **given: Number) -> DegreeArrays:
-    """Configurations whose degrees are 1 where nothing is given, 0 the others (`_ZERO`), with policies of their own."""
+    """Configurations with the given values; missing degrees are 1, the keys of `_ZERO` 0, and policies are `OWN`."""
     values = dict.fromkeys(_ARRAYS, 1) | dict.fromkeys(_ZERO, 0) | {"recompute": OWN}
     defaults: dict[str, Number] = {name: np.full(length, value, dtype=np.int64) for name, value in values.items()}
     return DegreeArrays(**(defaults | given), schedule=schedule)
 
 
 class _Enumeration:
-    """Configurations that grow key by key; rules and constraints apply as soon as all that they read stands."""
+    """Configurations that grow key by key; rules and constraints apply as soon as all keys that they read are known."""
 
     def __init__(self, job: Job, constraints: Constraints, refused: Refusals, start: DegreeArrays) -> None:
         self._job, self._constraints, self._refused = job, constraints, refused
         self.degrees = start
 
     def cross(self, key: str, options: Sequence[int]) -> None:
-        """Every configuration with every value of `key` that the pins leave."""
+        """Combine every configuration with every value of `key` that the pins allow."""
         values = np.array(self._constraints.left_of(key, options), dtype=np.int64)
         if len(values) == 1:
             self.degrees = self.degrees.having(key, np.repeat(values, len(self.degrees)))
@@ -152,7 +154,7 @@ class _Enumeration:
         self.degrees = self.degrees.take(rows).having(key, np.tile(values, len(self.degrees)))
 
     def obey(self, *keys: str, among: tuple[str, ...]) -> None:
-        """Keep to the rules that read one of `keys` and nothing outside `among`."""
+        """Drop configurations that break a rule which reads one of `keys` and no key outside `among`."""
         if not len(self.degrees):
             return
         keep, left = np.ones(len(self.degrees), dtype=bool), len(self.degrees)
@@ -171,9 +173,9 @@ _EXPERTS: Final = ("ep", "etp")
 
 
 def device_partitions(job: Job, constraints: Constraints, refused: Refusals) -> DegreeArrays:
-    """Every legal partition of the devices (tp, sp, cp, pp, dp, segment); what is not filled in yet is 1.
+    """Every legal partition of the devices (tp, sp, cp, pp, dp, segment); keys not filled in yet are 1.
 
-    Sequence parallelism is on wherever it can be, unless it is pinned. A partition may leave devices idle.
+    Sequence parallelism is on wherever it is possible, unless it is pinned. A partition may leave devices idle.
     """
     n, sequence = job.cluster.num_devices, job.training.sequence_length
     enumeration = _Enumeration(job, constraints, refused, _with_ones(1, schedule="1f1b"))
@@ -204,7 +206,7 @@ def device_partitions(job: Job, constraints: Constraints, refused: Refusals) -> 
 
 
 def _with_segments(job: Job, constraints: Constraints, degrees: DegreeArrays) -> DegreeArrays:
-    """The partitions with every segment that may be the best; it stays 0 where domains are hosts, and on pools."""
+    """The partitions with every segment that may be the best; 0 where a domain is one host, and on mixed clusters."""
     pool = job.pools[0]
     if len(job.pools) > 1 or pool.cluster.hosts_per_domain == 1:
         return degrees.take(constraints.only("segment").allowed(degrees))
@@ -225,7 +227,7 @@ def _with_sequence_parallelism(job: Job, constraints: Constraints, degrees: Degr
 def schedules_of(job: Job, constraints: Constraints) -> tuple[Schedule, ...]:
     """Schedules to consider: the usual ones of the engine, or the one that is pinned.
 
-    DualPipeV is usual where its pairs of passes hide what they exchange, on equal devices and stages that nobody pins.
+    DualPipeV is usual where its pairs of passes hide their exchanges, devices are equal, and no stages are pinned.
     """
     pinned = constraints.value_of("schedule")
     free = not (constraints.per_chunk("layers_per_stage") or constraints.per_chunk("recompute"))
@@ -235,7 +237,7 @@ def schedules_of(job: Job, constraints: Constraints) -> tuple[Schedule, ...]:
 
 
 def offloads_of(job: Job, constraints: Constraints) -> tuple[Offload, ...]:
-    """What may be offloaded, nothing first: nothing else unless the user allows it, or pins what it may be."""
+    """Offloads to consider, `none` first; further ones only where the user allows offload or pins it."""
     pinned = constraints.value_of("offload")
     if pinned:
         return (cast("Offload", pinned),)
@@ -268,11 +270,11 @@ def fill_timing(
 
 
 def _interleaves(job: Job, pp: int, *, every: bool) -> list[int]:
-    """Numbers of chunks of a stage, of those with equally large chunks the least unless it is `every` one.
+    """Numbers of chunks of a stage to try: `every` number, or the least of those with equally large chunks.
 
-    More chunks of the same size make a pass no shorter. Where the model begins with dense layers, which all have to lie
-    in its first chunk, only divisors of the layers are tried. All of them took 5.4 s in place of 3.2 s for DeepSeek-V3
-    on 2,048 H800, and gave the same plan.
+    More chunks of the same size make no pass shorter. Where the model begins with dense layers, all of which have to be
+    in its first chunk, only divisors of the number of layers are tried. With all numbers the search took 5.4 s instead
+    of 3.2 s for DeepSeek-V3 on 2,048 H800, and gave the same plan.
     """
     num_layers = job.model.num_layers
     most = num_layers // pp
@@ -283,7 +285,7 @@ def _interleaves(job: Job, pp: int, *, every: bool) -> list[int]:
 
 
 def expert_options(job: Job) -> list[tuple[int, int]]:
-    """Degrees of expert parallelism and expert tensor parallelism, where the engine has the axis."""
+    """Pairs (ep, etp) of degrees of expert parallelism and expert tensor parallelism that the engine offers."""
     if job.model.moe is None or "ep" not in job.engine.can.axes:
         return [(1, 1)]
     n = job.cluster.num_devices
@@ -305,7 +307,7 @@ def fill_experts(job: Job, constraints: Constraints, timed: DegreeArrays, refuse
 def fill_zero(
     job: Job, constraints: Constraints, degrees: DegreeArrays, offload: Offload, refused: Refusals
 ) -> DegreeArrays:
-    """The configurations with every ZeRO stage with which this can be offloaded."""
+    """The configurations with every ZeRO stage that is legal with `offload`."""
     enumeration = _Enumeration(job, constraints, refused, replace(degrees, offload=offload))
     enumeration.cross("zero", sorted({*job.engine.can.zero_stages, *job.engine.pipeline.zero_stages}))
     enumeration.obey("zero", "offload", among=(*_PARTITION, *_TIMING, *_EXPERTS, "zero", "offload"))
@@ -315,9 +317,9 @@ def fill_zero(
 def fill_replicas(
     job: Job, constraints: Constraints, degrees: DegreeArrays, refused: Refusals, *, every: bool = True
 ) -> DegreeArrays:
-    """The configurations with every number of replicas of the sharded group (HSDP), as the user's word leaves them.
+    """The configurations with every number of replicas of the sharded group (HSDP) that the constraints allow.
 
-    A shard group of one rank is ZeRO-0 by another name, and left out unless it is pinned.
+    A shard group of one rank is the same as ZeRO-0, and is left out unless it is pinned.
     """
     enumeration = _Enumeration(job, constraints, refused, degrees)
     pinned = constraints.value_of("hsdp")
@@ -331,14 +333,14 @@ def fill_replicas(
 
 
 def _replica_counts(degrees: DegreeArrays) -> list[int]:
-    """Numbers of replicas of the sharded group: those that divide some dp."""
+    """Numbers of replicas of the sharded group: the divisors of the dp of any configuration."""
     return sorted({replicas for dp in set(degrees.dp.tolist()) for replicas in divisors(dp)})
 
 
 def legal_degrees(job: Job, constraints: Constraints, *, with_replicas: bool = True) -> Iterator[DegreeArrays]:
-    """Every outer configuration that the rules and the user's constraints leave, in blocks of one schedule and offload.
+    """Every outer configuration that the rules and the constraints allow, in blocks of one schedule and offload.
 
-    with_replicas: with every number of replicas of the sharded group; else with one only, which needs least memory.
+    with_replicas: include every number of replicas of the sharded group; otherwise only one, which needs least memory.
 
     Raises:
         InputError: no legal configuration is left; the message names the rule that refused most.
@@ -376,9 +378,9 @@ _SMALLEST: Final = Layout(recompute=("none",), layers_per_stage=(1,))
 
 
 def no_candidate(job: Job, refused: Refusals, constraints: Constraints) -> InputError:
-    """What to tell the user when the rules and the pins leave nothing."""
+    """The error for the user when the rules and the pins allow no layout."""
     worst = max(RULES, key=lambda rule: refused.get(rule.name, 0))
-    # a rule that reads no degree says the same of every layout
+    # a rule that reads no degree has the same result for every layout
     why = worst.needs if worst.reads else worst.fault(job, _SMALLEST)
     pins = ", ".join(map(str, constraints.pins))
     without_pins: Refusals = {}
@@ -410,7 +412,7 @@ def no_candidate(job: Job, refused: Refusals, constraints: Constraints) -> Input
 
 
 def _legal_values(job: Job, constraints: Constraints) -> str:
-    """What the pinned degrees are in legal layouts, to tell why none of these meets the pins."""
+    """The values of the pinned degrees in legal layouts, to explain why no legal layout meets the pins."""
     values: dict[str, set[int]] = {pin.key: set() for pin in constraints.pins if pin.is_numeric}
     for degrees in _legal_blocks(job, replace(constraints, pins=()), {}, with_replicas=False):
         for key in values:
@@ -433,7 +435,7 @@ def _leaves_some(job: Job, constraints: Constraints, refused: Refusals) -> bool:
 
 
 def _pin_to_drop(job: Job, constraints: Constraints) -> str:
-    """Which pin is in the way: those without which legal layouts exist."""
+    """The pins that can be dropped: those without which legal layouts exist."""
     if len(constraints.pins) == 1:
         return f"drop {constraints.pins[0]}"
     alone = [str(pin) for pin in constraints.pins if _leaves_some(job, constraints.without(pin), {})]
@@ -443,7 +445,7 @@ def _pin_to_drop(job: Job, constraints: Constraints) -> str:
 def allowed_policies(job: Job, constraints: Constraints, degrees: DegreeArrays) -> PolicyMasks:
     """Which configurations may use which recompute policy.
 
-    Those that the engine's profile lists and that drop something of this model; and those that are pinned.
+    The policies are those in the engine's profile that drop something of this model, and those that are pinned.
     """
     idle = idle_modules(job)
     offered = [p for p in job.engine.can.recompute if not modules_of(job, policy_code(p)) & idle]
@@ -461,7 +463,7 @@ def allowed_policies(job: Job, constraints: Constraints, degrees: DegreeArrays) 
 
 
 def with_policies(job: Job, constraints: Constraints, degrees: DegreeArrays) -> DegreeArrays:
-    """The configurations, with each policy that all stages may have where the engine has one for all."""
+    """The configurations; where the engine has one policy for all stages, once with each allowed policy."""
     allowed = allowed_policies(job, constraints, degrees)
     if job.engine.pipeline.recompute_per_stage or not allowed:
         return degrees
@@ -472,7 +474,7 @@ def with_policies(job: Job, constraints: Constraints, degrees: DegreeArrays) -> 
 class PolicyChoices(NamedTuple):
     """The policies between which the stages of each configuration can choose, [choices, n] each.
 
-    policy: codes. allowed: whether there is that choice. which: position of the policy among those of the masks.
+    policy: codes. allowed: whether the configuration may choose the policy. which: position of the policy in the masks.
     """
 
     policy: NDArray[np.int64]
@@ -481,7 +483,7 @@ class PolicyChoices(NamedTuple):
 
 
 def choices_of(degrees: DegreeArrays, policies: PolicyMasks) -> PolicyChoices:
-    """One choice where all stages have one policy; else as many as there are policies."""
+    """One choice where all stages share one policy; otherwise one choice for each policy."""
     codes, masks = np.array(list(policies), dtype=np.int64), np.stack(list(policies.values()))
     if np.all(np.not_equal(degrees.recompute, OWN)):
         which = np.argmax(masks, axis=0)[np.newaxis]

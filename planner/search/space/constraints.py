@@ -1,4 +1,4 @@
-"""The user's word: pins and forbidden combinations, in the vocabulary of layouts."""
+"""The user's constraints: pins and forbidden combinations, written with the keys of a layout."""
 
 from __future__ import annotations
 
@@ -43,25 +43,25 @@ class Condition:
 
     @property
     def is_numeric(self) -> bool:
-        """Whether the key is a degree; the others are words and lists."""
+        """Whether the key is a degree; the values of other keys are words and lists."""
         return self.key in _NUMERIC
 
     def holds(self, degrees: Degrees) -> Flag:
-        """Whether each layout of `degrees` meets a numeric condition, or one on what all stages share."""
+        """Whether each layout of `degrees` meets this condition, which is numeric or on a key that all stages share."""
         if self.key in _UNIFORM:
             return np.asarray(_OPERATORS[self.sign](getattr(degrees, self.key), self.value))
         return _OPERATORS[self.sign](getattr(degrees, self.key, 1), int(self.value))
 
     def __str__(self) -> str:
-        """As the command line writes it."""
+        """The condition as written on the command line."""
         return f"{self.key}{self.sign}{self.value}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Constraints:
-    """What a plan must be (`pins`, all of them) and must not be (each of `forbidden` is a combination).
+    """Conditions on a plan: it meets all `pins`, and no combination in `forbidden`.
 
-    whole_hosts: devices of a host, where a plan of several hosts must use each of them whole; 0: it need not.
+    whole_hosts: devices of a host, where a plan of several hosts must use whole hosts; 0: parts of hosts are allowed.
     """
 
     pins: tuple[Condition, ...] = ()
@@ -72,7 +72,7 @@ class Constraints:
     def parse(cls, pins: Sequence[str] = (), forbids: Sequence[str] = (), *, option: str = "--pin") -> Constraints:
         """Read `--pin tp=8,mbs<=4` and `--forbid zero=3,recompute=full`; each option may be repeated.
 
-        `option` is what messages call the one that pins.
+        option: name of the pinning option in messages.
 
         Raises:
             InputError: every unknown key and bad value at once.
@@ -89,7 +89,7 @@ class Constraints:
         return next((pin.value for pin in self.pins if pin.key == key and pin.sign == "="), None)
 
     def left_of(self, key: str, values: Iterable[int]) -> list[int]:
-        """Those of the values of a numeric key that its pins leave."""
+        """The values of a numeric key that its pins allow."""
         signs = [(_OPERATORS[pin.sign], int(pin.value)) for pin in self.pins if pin.key == key]
         return [value for value in values if all(holds(value, pinned) for holds, pinned in signs)]
 
@@ -112,7 +112,7 @@ class Constraints:
         return allowed
 
     def allowed(self, degrees: Degrees) -> Flag:
-        """Mask of the layouts that all numeric pins and forbidden combinations leave."""
+        """Mask of the layouts that all numeric pins and forbidden combinations allow."""
         mask = np.ones(np.shape(degrees.tp), dtype=bool)
         for key in ("layers_per_stage", "recompute"):
             entries = self.per_chunk(key)
@@ -127,7 +127,7 @@ class Constraints:
         return mask
 
     def fills_hosts(self, num_devices: Number) -> Flag:
-        """Whether this many devices leave no host partly idle, where that matters. Broadcasts."""
+        """Whether a plan of `num_devices` uses whole hosts, where `whole_hosts` requires it. Broadcasts."""
         whole = self.whole_hosts or 1
         return np.less_equal(num_devices, whole) | np.equal(np.remainder(num_devices, whole), 0)
 
@@ -136,16 +136,16 @@ class Constraints:
         return any(condition.key == key for condition in (*self.pins, *chain(*self.forbidden)))
 
     def only(self, *keys: str) -> Constraints:
-        """The pins on these keys, and the forbidden combinations of nothing but these keys."""
+        """Constraints with only the pins on these keys and the forbidden combinations of no other keys."""
         forbidden = tuple(each for each in self.forbidden if all(condition.key in keys for condition in each))
         return Constraints(pins=tuple(pin for pin in self.pins if pin.key in keys), forbidden=forbidden)
 
     def without(self, pin: Condition) -> Constraints:
-        """The same constraints less one pin."""
+        """The same constraints without one pin."""
         return replace(self, pins=tuple(each for each in self.pins if each is not pin))
 
     def to_dict(self) -> dict[str, tuple[str, ...]]:
-        """As texts, for the plan's `SearchOptions`."""
+        """The constraints as texts, for the plan's `SearchOptions`."""
         return {
             "pins": tuple(str(pin) for pin in self.pins),
             "forbidden": tuple(",".join(map(str, each)) for each in self.forbidden),
@@ -153,7 +153,7 @@ class Constraints:
 
 
 def _cannot_obey(condition: Condition, part: str, option: str) -> Mistake | None:
-    """Lists can be kept to and nothing else; what is left of them would be ignored in silence."""
+    """The mistake of a condition on a list that is no pin, because the search would silently ignore the condition."""
     is_list = condition.key in ("layers_per_stage", "pools") or "/" in condition.value
     if not is_list or (option != "--forbid" and condition.sign == "="):
         return None

@@ -1,6 +1,6 @@
-"""What is wrong with a layout that breaks a rule, with its numbers, and what would be right.
+"""Messages for layouts that break a rule: the fault with its numbers, and legal values.
 
-One function for each rule of `planner.search.space.rules`, called for layouts that do not meet it.
+Each rule of `planner.search.space.rules` has one function here, which is called for layouts that do not meet the rule.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 def _near(values: Iterable[int], asked: int) -> str:
-    """The few legal values that are nearest to what was asked for."""
+    """The few legal values nearest to the value asked for, as text."""
     return any_of(sorted(sorted(values, key=lambda value: abs(value - asked))[:_MOST_NAMED]))
 
 
@@ -55,14 +55,14 @@ def dropout(job: Job, _: Layout) -> str:
 
 
 def loss(job: Job, _: Layout) -> str:
-    """The engine computes the loss otherwise."""
+    """The engine does not compute the loss in the requested way."""
     have = any_of(job.engine.can.losses)
     elsewhere = other_engines(", or ", lambda engine: job.loss in engine.can.losses)
     return f"engine {job.engine.name} has no {job.loss} loss; --set training.loss={have}{elsewhere}"
 
 
 def cuda_graphs(job: Job, _: Layout) -> str:
-    """The engine captures no such graphs, or not with this."""
+    """The engine cannot capture these CUDA graphs, or not together with another setting."""
     asked, have = job.training.cuda_graphs, job.engine.can.cuda_graphs
     if asked in have:
         return f"CUDA graphs of {asked} do not offload activations; --set training.cuda_graphs=none, or another offload"
@@ -93,7 +93,7 @@ def optimizer(job: Job, _: Layout) -> str:
 
 
 def frozen_weights(job: Job, _: Layout) -> str:
-    """The engine trains all weights, or keeps frozen ones otherwise."""
+    """The engine cannot freeze weights, or does not store frozen weights in this format."""
     have = job.engine.can.frozen_weights
     if not have:
         elsewhere = other_engines(", or ", lambda engine: job.training.frozen_weights in engine.can.frozen_weights)
@@ -110,7 +110,7 @@ def frozen_weights(job: Job, _: Layout) -> str:
 
 
 def adapters(job: Job, _: Layout) -> str:
-    """No adapters of this kind."""
+    """The engine has no adapters of this kind."""
     return f"adapters cannot be planned: {without_adapters(job)}"
 
 
@@ -146,7 +146,7 @@ def zero(job: Job, layout: Layout) -> str:
 
 
 def no_full_recompute(job: Job) -> str:
-    """The setting that full recompute does not go with; empty where there is none.
+    """The setting with which full recompute cannot be combined; empty where no setting forbids full recompute.
 
     Source: Megatron-LM, transformer_config.py (overlap_moe_expert_parallel_comm, cuda_graph_impl).
     """
@@ -156,7 +156,7 @@ def no_full_recompute(job: Job) -> str:
 
 
 def recompute(job: Job, layout: Layout) -> Iterator[str]:
-    """Policies that the engine lacks; stages that differ where it has one for all; chunks of a stage that differ."""
+    """Recompute that the engine lacks: unknown policies, policies that differ by stage, or by chunk of a stage."""
     if "full" in layout.recompute and (why := no_full_recompute(job)):
         yield f"full recompute does not go with {why}"
     used = sorted(set(layout.recompute))
@@ -178,7 +178,7 @@ def recompute(job: Job, layout: Layout) -> Iterator[str]:
 
 
 def offload(job: Job, layout: Layout) -> str:
-    """The engine cannot keep this on the host."""
+    """The engine cannot offload these tensors to the host."""
     have = any_of(job.engine.offload.what)
     return f"engine {job.engine.name} cannot keep `{layout.offload}` in the host's memory; offload={have}"
 
@@ -192,7 +192,7 @@ def host(job: Job, _: Layout) -> str:
 
 
 def offloaded_optimizer(job: Job, layout: Layout) -> str:
-    """The host cannot make this update."""
+    """The host cannot run this optimizer update."""
     if job.training.lora_rank:
         return "the states of adapters are too small to offload; offload=none or activations"
     if job.training.optimizer not in ("adamw", "sgd"):
@@ -219,7 +219,7 @@ def offloaded_activations(job: Job, layout: Layout) -> Iterator[str]:
 
 
 def world(job: Job, layout: Layout) -> str:
-    """More devices than there are, or more stages than the pools have room for."""
+    """The layout needs more devices than the cluster has, or more stages than the pools have room for."""
     if len(job.pools) > 1:
         return f"the pools have no room for {layout.pp} stages of {layout.stride('pp')} devices each; lower a degree"
     have, per_host = job.num_devices, job.pools[0].cluster.devices_per_host
@@ -231,7 +231,7 @@ def world(job: Job, layout: Layout) -> str:
 
 
 def batch(job: Job, layout: Layout) -> str:
-    """Replicas and microbatches do not divide the batch."""
+    """The global batch is not divisible by replicas times microbatch size."""
     size, asked = job.training.global_batch_size, layout.dp * layout.mbs
     return (
         f"dp {layout.dp} * mbs {layout.mbs} = {asked:,} does not divide the global batch of {size:,}; make it "
@@ -240,7 +240,7 @@ def batch(job: Job, layout: Layout) -> str:
 
 
 def tp_divides(job: Job, layout: Layout) -> str:
-    """Tensor parallelism does not divide what it cuts."""
+    """Tensor parallelism does not divide every dimension that it shards."""
     model = job.model
     cut = {"heads": model.num_heads, "key-value heads": model.num_kv_heads, "ffn width": model.ffn_hidden_size}
     if model.moe and model.moe.shared_ffn_hidden_size:
@@ -279,7 +279,7 @@ def tp_within_node(job: Job, layout: Layout) -> str:
 
 
 def segment(job: Job, layout: Layout) -> str:
-    """Hosts of a scale-up domain that no scheduler gives."""
+    """The segment is one that no scheduler can allocate."""
     if len(job.pools) > 1:
         return f"segment {layout.segment}: of a mixed cluster the document of each pool says it; leave it out"
     cluster = job.pools[0].cluster
@@ -299,7 +299,7 @@ def segment(job: Job, layout: Layout) -> str:
 
 
 def sequence_parallel(job: Job, layout: Layout) -> str:
-    """Sequence parallelism without tensor parallelism, or the reverse."""
+    """Sequence parallelism is on without tensor parallelism, or off where the engine needs it."""
     if not layout.sp:
         return f"engine {job.engine.name} runs tp {layout.tp} with sequence parallelism only; sp=1"
     if layout.tp == 1:
@@ -311,7 +311,7 @@ def sequence_parallel(job: Job, layout: Layout) -> str:
 
 
 def layers(job: Job, layout: Layout) -> str:
-    """More chunks than layers."""
+    """The layout has more chunks than the model has layers."""
     return (
         f"pp {layout.pp} * interleave {layout.interleave} = {layout.num_chunks} chunks of {job.model.num_layers} "
         "layers, and each holds at least one; lower pp or interleave"
@@ -319,7 +319,7 @@ def layers(job: Job, layout: Layout) -> str:
 
 
 def even_stages(job: Job, layout: Layout) -> str:
-    """Stages would differ, and the engine cannot have that."""
+    """The stages would hold different numbers of layers, which the engine cannot run."""
     legal = _near(divisors(job.model.num_layers), layout.num_chunks)
     return (
         f"pp {layout.pp} * interleave {layout.interleave} = {layout.num_chunks} does not divide the "
@@ -328,7 +328,7 @@ def even_stages(job: Job, layout: Layout) -> str:
 
 
 def whole_periods(job: Job, layout: Layout) -> str:
-    """The search would not know which layers the stages hold."""
+    """The number of layers alone would not tell the search which layers each stage holds."""
     period = pattern_of(job).period
     return (
         f"kinds of layers repeat every {period} layers, and with pp {layout.pp} * interleave {layout.interleave} chunks"
@@ -338,7 +338,7 @@ def whole_periods(job: Job, layout: Layout) -> str:
 
 
 def interleave(job: Job, layout: Layout) -> str:
-    """Chunks, schedule and microbatches do not go together."""
+    """The interleave does not fit the schedule or the number of microbatches."""
     m = _microbatches(job, layout)
     if layout.schedule in ("zbv", "dualpipev"):
         if layout.interleave != 2:
@@ -356,7 +356,7 @@ def interleave(job: Job, layout: Layout) -> str:
 
 
 def fill(job: Job, layout: Layout) -> str:
-    """Fewer microbatches than stages."""
+    """The step has fewer microbatches than the pipeline has stages."""
     m = _microbatches(job, layout)
     return (
         f"engine {job.engine.name} needs a microbatch for each of the {layout.pp} stages, and there are {m}; lower pp, "
@@ -365,7 +365,7 @@ def fill(job: Job, layout: Layout) -> str:
 
 
 def hsdp(job: Job, layout: Layout) -> str:
-    """Replicas of the sharded group that cannot be."""
+    """The number of replicas of the sharded group is not possible."""
     if not layout.zero:
         return f"hsdp {layout.hsdp} counts replicas of a sharded group, and zero is 0; hsdp=1, or zero=1 to 3"
     if not job.engine.can.replicates_shards:
@@ -378,12 +378,12 @@ def hsdp(job: Job, layout: Layout) -> str:
 
 
 def encoder(job: Job, layout: Layout) -> str:
-    """A pipeline through an encoder."""
+    """The layout has a pipeline, but the model has an encoder."""
     return f"{job.model.name} is an {job.model.kind}, which is not cut into the {layout.pp} pipeline stages; pp=1"
 
 
 def experts(job: Job, layout: Layout) -> str:
-    """Expert parallelism that does not divide what it cuts."""
+    """Expert parallelism does not divide every dimension that it shards."""
     moe = job.model.moe
     if moe is None:
         return f"{job.model.name} has no experts to cut into ep {layout.ep} * etp {layout.etp}; ep=1,etp=1"
@@ -400,7 +400,7 @@ def experts(job: Job, layout: Layout) -> str:
 
 
 def context_heads(job: Job, layout: Layout) -> str:
-    """More ranks of tp and cp than heads can be dealt to."""
+    """The heads cannot be divided among the ranks of tp and cp."""
     return (
         f"engine {job.engine.name} trades a part of the sequence for heads, and tp {layout.tp} * cp {layout.cp} = "
         f"{layout.tp * layout.cp} ranks do not share {job.model.num_heads} heads and {job.model.num_kv_heads} "
@@ -409,13 +409,13 @@ def context_heads(job: Job, layout: Layout) -> str:
 
 
 def context_pipeline(job: Job, layout: Layout) -> str:
-    """Context parallelism in a pipeline that knows none."""
+    """The engine's pipeline does not support context parallelism."""
     both = f"cp {layout.cp} with a pipeline of {layout.pp} stages"
     return f"engine {job.engine.name} does not run {both}; pp=1 or cp=1"
 
 
 def context(job: Job, layout: Layout) -> str:
-    """Context parallelism that does not divide the sequence."""
+    """Context parallelism does not divide the sequence."""
     length = job.training.sequence_length
     longer = -(-length // (2 * layout.cp)) * 2 * layout.cp
     return (

@@ -1,7 +1,7 @@
-"""Where stages live on a mixed cluster: the order of the pools along the pipeline, and how many stages each has.
+"""Placements on a mixed cluster: the order of the pools along the pipeline, and the number of stages in each pool.
 
-A placement is the last key that the search fills in. It is carried as one number, so that configurations stay arrays:
-0 on a uniform cluster, else the number of an order of the pools and, for each pool, how many stages live in it.
+A placement is the last key that the search fills in. It is encoded as one number, so that configurations stay arrays.
+The number is 0 on a uniform cluster; otherwise it encodes the order of the pools and the number of stages in each pool.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 class Placements:
     """The placements of many configurations.
 
-    order: pools in the order of the pipeline, [n, pools]; those without a stage come last. stages: how many stages each
-    pool has, by pool, [n, pools].
+    order: pools in the order of the pipeline, [n, pools]; pools without a stage are last. stages: number of stages in
+    each pool, by pool, [n, pools].
     """
 
     order: IntArray
@@ -49,7 +49,7 @@ class Placements:
 
 
 def placements_of(job: Job, degrees: DegreeArrays) -> Placements:
-    """The placements that the configurations carry; a uniform cluster is one pool with all stages."""
+    """The placements of the configurations, decoded; a uniform cluster is one pool with all stages."""
     if len(job.pools) == 1:
         return Placements(order=np.zeros((len(degrees), 1), dtype=np.int64), stages=degrees.pp[:, np.newaxis])
     base, num_pools = _base(job), len(job.pools)
@@ -59,7 +59,7 @@ def placements_of(job: Job, degrees: DegreeArrays) -> Placements:
 
 
 def pools_of_stages(job: Job, degrees: DegreeArrays) -> tuple[str, ...]:
-    """Names of the pools of one configuration's stages (its degrees are plain integers); none on a uniform cluster."""
+    """The pool names of the stages of one configuration, whose degrees are integers; empty on a uniform cluster."""
     if len(job.pools) == 1:
         return ()
     one = degrees.at_once()
@@ -68,7 +68,7 @@ def pools_of_stages(job: Job, degrees: DegreeArrays) -> tuple[str, ...]:
 
 
 def roomiest_pools(job: Job, degrees: DegreeArrays) -> tuple[str, ...]:
-    """Names of pools for one configuration's stages, those with most memory in a device first."""
+    """Pool names for the stages of one configuration, pools with most memory in a device first."""
     if len(job.pools) == 1:
         return ()
     memory = np.array([[pool.whole_memory_bytes for pool in job.pools]])
@@ -78,12 +78,12 @@ def roomiest_pools(job: Job, degrees: DegreeArrays) -> tuple[str, ...]:
 
 
 def most_layers_on(num_pools: int) -> int:
-    """Layers of the deepest model whose placements on so many pools are carried as one number."""
-    return int((2**63 / math.factorial(num_pools)) ** (1 / num_pools)) - 2  # one for none, one for rounding
+    """The most layers of a model whose placements on `num_pools` pools can be encoded as one number."""
+    return int((2**63 / math.factorial(num_pools)) ** (1 / num_pools)) - 2  # one for the count 0, one for rounding
 
 
 def placement_codes(job: Job, order_number: IntArray, stages: IntArray) -> IntArray:
-    """The number that carries each placement; the inverse of `placements_of`."""
+    """The number that encodes each placement; the inverse of `placements_of`."""
     base, num_pools = _base(job), len(job.pools)
     assert len(_orders(num_pools)) * base**num_pools < 2**63, "too many pools for this many layers"
     return np.asarray(order_number * base**num_pools + (stages * base ** np.arange(num_pools)).sum(axis=1))
@@ -101,7 +101,7 @@ def _orders(num_pools: int) -> IntArray:
 
 @cache
 def _orders_by_use(num_pools: int) -> dict[tuple[bool, ...], IntArray]:
-    """Numbers of the orders that differ where some pools are not used: those then come last, in their own order."""
+    """For each set of used pools, the numbers of the orders that differ; unused pools are last, in ascending order."""
     found: dict[tuple[bool, ...], list[int]] = {}
     for number, order in enumerate(_orders(num_pools).tolist()):
         for count in range(1, num_pools + 1):
@@ -112,7 +112,7 @@ def _orders_by_use(num_pools: int) -> dict[tuple[bool, ...], IntArray]:
 
 
 def orders_of(stages: IntArray) -> tuple[IntArray, IntArray]:
-    """Rows of `stages` once for each order of the pools that they use, and the number of that order."""
+    """Each row of `stages` repeated for every order of its used pools, and the number of the order."""
     used = stages > 0
     found_rows, found_numbers = [], []
     for pools in np.unique(used, axis=0):
@@ -126,9 +126,9 @@ def orders_of(stages: IntArray) -> tuple[IntArray, IntArray]:
 
 
 def stage_counts(job: Job, degrees: DegreeArrays) -> tuple[IntArray, IntArray]:
-    """Every way to spread the stages of each configuration over the pools that have devices for them.
+    """Every way to spread the stages of each configuration over pools with enough devices.
 
-    Returns the configuration of each way, and its stages by pool, [ways, pools].
+    Returns the configuration of each way, [ways], and its number of stages by pool, [ways, pools].
     """
     rooms = room_in_pools(job, degrees)
     cases, case_of = np.unique(np.column_stack([degrees.pp, rooms]), axis=0, return_inverse=True)
@@ -143,7 +143,7 @@ def stage_counts(job: Job, degrees: DegreeArrays) -> tuple[IntArray, IntArray]:
 
 @cache
 def _ways(num_stages: int, room: tuple[int, ...]) -> IntArray:
-    """Every way to spread stages over pools with this room for them, [ways, pools]."""
+    """Every way to spread `num_stages` over pools that have room for `room` stages each, [ways, pools]."""
     first, *rest = room
     if not rest:
         return np.full((int(num_stages <= first), 1), num_stages)
@@ -155,13 +155,16 @@ def _ways(num_stages: int, room: tuple[int, ...]) -> IntArray:
 
 
 def room_in_pools(job: Job, degrees: DegreeArrays) -> IntArray:
-    """Stages for which each pool has devices, [n, pools]; never more than a configuration has stages."""
+    """Number of stages for which each pool has devices, at most the stages of the configuration, [n, pools]."""
     rooms = [np.minimum(stages_in_pool(pool, degrees), degrees.pp) for pool in job.pools]
     return np.stack(np.broadcast_arrays(*rooms), axis=1)
 
 
 def fastest_stages(job: Job, degrees: DegreeArrays, layer_seconds: FloatArray) -> IntArray:
-    """The spread of stages over pools that does most layers in a time, by seconds of a layer, [n, pools] both."""
+    """The spread of stages over pools that computes most layers in a given time, [n, pools].
+
+    layer_seconds: seconds of one layer on each pool, [n, pools].
+    """
     rooms, left = room_in_pools(job, degrees), degrees.pp.copy()
     stages = np.zeros_like(rooms)
     order = np.argsort(layer_seconds, axis=1, kind="stable")
@@ -174,9 +177,9 @@ def fastest_stages(job: Job, degrees: DegreeArrays, layer_seconds: FloatArray) -
 
 
 def billed(job: Job, degrees: DegreeArrays) -> Number:
-    """Devices in use, each as many of the cheapest pool as its price would pay for; the least before stages have pools.
+    """Devices in use, each counted as its price over the price of the cheapest pool's device.
 
-    [n], or one number of one configuration.
+    Before stages have pools, the number is a lower bound. Shape [n], or one number for one configuration.
     """
     prices = np.array(relative_prices(job.cluster, job.training))
     if len(job.pools) == 1 or np.ptp(prices) == 0:
@@ -190,7 +193,7 @@ def billed(job: Job, degrees: DegreeArrays) -> Number:
 
 
 def meets_pin(job: Job, constraints: Constraints, degrees: DegreeArrays) -> Flag:
-    """Whether the placements are the one that the user pinned, if any."""
+    """Whether the placements equal the placement that the user pinned; true where no placement is pinned."""
     pinned = constraints.value_of("pools")
     if pinned is None:
         return np.ones(len(degrees), dtype=bool)

@@ -1,6 +1,6 @@
-"""Rules that a layout must meet before anything is priced; each refusal names its rule.
+"""Rules that a layout must meet before it is priced; each refusal names its rule.
 
-The same predicates judge one layout of the user's and arrays of candidates.
+The same predicates check one layout of the user and arrays of candidates.
 """
 
 from __future__ import annotations
@@ -30,11 +30,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rule:
-    """A condition on layouts: `holds(job, degrees)` is true (or an array of truths) where it is met.
+    """A condition on layouts: `holds(job, degrees)` is true, or an array of booleans, where layouts meet it.
 
-    reads: the degrees that it looks at, so that it can be applied as soon as they stand. needs: the condition in words.
-    fault: what is wrong with one layout that does not meet it, and what would be right. of_search: a limit of what the
-    search prices exactly; the layout can run, and `explain` prices it.
+    reads: the degrees that the rule reads; the rule is applied as soon as they are known. needs: the condition in
+    words.
+    fault: builds the message for a layout that breaks the rule, with legal values. of_search: the rule is a limit of
+    the search alone, which could not price the layout exactly; the layout can run, and `explain` prices it.
     """
 
     name: str
@@ -66,7 +67,7 @@ def _tp_within(job: Job, layout: Degrees) -> Flag:
 
 
 def tp_within_pool(job: PoolJob, tp: Number, segment: Number) -> Flag:
-    """Whether tensor parallelism stays inside what is taken of a domain of the pool, or may cross whole ones."""
+    """Whether tensor parallelism stays inside the used devices of one domain, or may span whole domains."""
     domain = domain_devices(job.cluster, segment)
     inside = domain % np.minimum(tp, domain) == 0
     crossing = (np.asarray(tp) > domain) & (tp % domain == 0)
@@ -74,7 +75,7 @@ def tp_within_pool(job: PoolJob, tp: Number, segment: Number) -> Flag:
 
 
 def stages_in_pool(job: PoolJob, layout: Degrees) -> Flag:
-    """Stages for which a pool has devices, none where its scale-up domain is too small for tp."""
+    """Number of stages for which a pool has devices; 0 where its scale-up domain is too small for tp."""
     return tp_within_pool(job, layout.tp, layout.segment) * (job.num_devices // (layout.tp * layout.cp * layout.dp))
 
 
@@ -86,13 +87,13 @@ def _possible_segment(job: Job, layout: Degrees) -> Flag:
 
 
 def _fits_devices(job: Job, layout: Degrees) -> Flag:
-    if len(job.pools) == 1:  # where tp has a rule of its own
+    if len(job.pools) == 1:  # tp has a rule of its own there
         return layout.tp * layout.pp * layout.cp * layout.dp <= job.num_devices
     return layout.pp <= sum(stages_in_pool(pool, layout) for pool in job.pools)
 
 
 def _broken_pools(job: Job, layout: Layout) -> tuple[str, ...]:
-    """Why the stages cannot live where the layout says."""
+    """Reasons why the stages cannot run on the pools that the layout names."""
     if len(job.pools) == 1:
         return ("the cluster has no pools",) if layout.pools else ()
     known = {pool.cluster.name: pool for pool in job.pools}
@@ -133,7 +134,7 @@ def _sequence_parallel(job: Job, layout: Degrees) -> Flag:
 
 
 def _interleaving(job: Job, layout: Degrees) -> Flag:
-    microbatches = np.maximum(_microbatches(job, layout), 1)  # none where dp * mbs is above the batch: another rule
+    microbatches = np.maximum(_microbatches(job, layout), 1)  # dp * mbs may exceed the batch; another rule refuses this
     possible = exists(layout.schedule, layout.pp, microbatches, layout.interleave)
     if layout.schedule != "interleaved":
         return possible
@@ -141,7 +142,7 @@ def _interleaving(job: Job, layout: Degrees) -> Flag:
 
 
 def _whole_periods(job: Job, layout: Degrees) -> Flag:
-    """Interleaved chunks are all alike, so that what a stage holds follows from its number of layers."""
+    """Whether all interleaved chunks are alike, so that a stage's number of layers determines its layers."""
     pattern = pattern_of(job)
     if layout.schedule != "interleaved" or pattern.period == 1:
         return np.ones(np.shape(layout.pp), dtype=bool)
@@ -156,7 +157,7 @@ def _fills_pipeline(job: Job, layout: Degrees) -> Flag:
 
 
 def _trades_heads(job: Job, layout: Degrees) -> Flag:
-    """Every rank of tp and cp has whole heads, and key-value heads are dealt out or repeated evenly."""
+    """Whether every rank of tp and cp has whole heads, and key-value heads are divided or repeated evenly."""
     if job.engine.communication.context_exchange != "all-to-all":
         return np.equal(layout.cp, layout.cp)
     ranks, heads = layout.tp * layout.cp, job.model.num_heads
@@ -216,7 +217,7 @@ def _axes_offered(job: Job, layout: Degrees) -> Flag:
 
 
 RULES: Final = (
-    # what no layout can help comes first, so that a refusal names it
+    # rules that no layout can meet are first, so that a refusal names them
     Rule(
         name="features",
         reads=(),
@@ -473,9 +474,10 @@ RULES: Final = (
 def broken_rules(
     job: Job, layout: Layout, *, except_for: tuple[str, ...] = (), searched: bool = False
 ) -> tuple[str, ...]:
-    """Why a layout cannot run, one sentence for each broken rule but those named; empty when it can.
+    """Reasons why a layout cannot run, one sentence for each broken rule; empty when it can run.
 
-    The last rule is `pools`: where its stages may live. searched: or why the search leaves it out.
+    except_for: names of rules that are not checked. The last rule is `pools`: the pools on which its stages may run.
+    searched: include reasons why the search leaves the layout out.
     """
     rules = [rule for rule in RULES if rule.name not in except_for and (searched or not rule.of_search)]
     broken = [rule.fault(job, layout) for rule in rules if not bool(np.all(rule.holds(job, layout)))]

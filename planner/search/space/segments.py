@@ -1,4 +1,4 @@
-"""Which segments of scale-up domains are worth trying: those that keep ranks together which no other keeps."""
+"""Selects the segments of scale-up domains to try: those that keep ranks together as no other segment does."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ if TYPE_CHECKING:
     from planner.specs.cluster import ClusterSpec
     from planner.specs.job import PoolJob
 
-_MOST_TRIED: Final = 64  # hosts of a domain up to which every segment is looked at; of larger ones powers of two
+_MOST_TRIED: Final = 64  # hosts of a domain up to which every segment is tried; larger domains use powers of two
 
 
 def segments_to_try(
     job: PoolJob, constraints: Constraints, tp: IntArray, inner: IntArray, pp: IntArray
 ) -> tuple[IntArray, IntArray]:
-    """Partitions of the devices with each segment that may be the best one: their positions, and the segments.
+    """Partitions of the devices with each segment that may be the best: positions of the partitions, and the segments.
 
-    inner: devices of a stage, [n], as tp and pp are. A partition that no segment can have comes with the last one, so
-    that the rules say why not.
+    inner: devices of a stage, [n]; tp and pp are [n] too. A partition for which no segment is possible gets the last
+    segment, so that a rule refuses it with a reason.
     """
     cluster, most = job.cluster, job.cluster.hosts_per_domain
     every = range(1, most + 1) if most <= _MOST_TRIED else [2**power for power in range(most.bit_length())]
@@ -49,15 +49,16 @@ def segments_to_try(
 def _useful(
     cluster: ClusterSpec, segments: list[int], possible: NDArray[np.bool_], inner: IntArray, pp: IntArray
 ) -> NDArray[np.bool_]:
-    """Which of the possible segments are not useless beside another possible one, [segments, n]; fewest hosts first.
+    """Which possible segments no other possible segment makes useless, [segments, n]; fewest hosts first.
 
-    The price of a group reads one thing of its segment, the greatest common divisor g of the group's extent (its size
-    times its stride) and of the devices that are taken of each domain: the ranks that share a domain are g / stride.
-    More of them are taken to be no slower: the link inside a domain is the faster one, and what a tree over few domains
-    saves in latency alone is left aside. Extents of groups inside a stage divide its devices, that of a send is twice
-    these, that of the whole pipeline pp times these, and that of a tied embedding 2 (pp - 1) times. So a segment is
-    useless whose g of two stages divides that of another one, if it does not keep the pipeline or its ends together
-    where the other one does not. Of two that are useless beside each other the one of more hosts stays.
+    The price of a group depends on its segment only by g, the greatest common divisor of the group's extent (its size
+    times its stride) and the devices used of each domain: g / stride ranks share a domain. More ranks in a domain are
+    assumed to be no slower, because the link inside a domain is the faster one; the latency that a tree over few
+    domains saves is ignored. The extent of a group inside a stage divides the stage's devices. The extent of a send is
+    2 times the stage's devices, of the whole pipeline pp times, and of a tied embedding 2 (pp - 1) times. So a segment
+    is useless if another segment meets two conditions: its g of two stages is a multiple of this one's, and it keeps
+    together the pipeline and its ends wherever this one does. Where each of two segments makes the other useless, the
+    one with more hosts is kept.
 
     Source: `planner.cost.collectives`; tested against a search over every segment.
     """
