@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shlex
 import shutil
 import subprocess
 import sys
@@ -52,10 +51,11 @@ def launch_other(
     target, how = target_of(plan, None), How(arguments=arguments, smoke=smoke)
     made = bundle_of(plan, how=how, force_unfit=force_unfit, tell=tell)
     if dry_run:
-        if any(each is not None for each in place.values()):  # the command of this host
-            lines = (shlex.join(_words(output, made, find_host(plan, os.environ, **place), further)),)
-        else:
-            lines = lines_of_hosts(num_hosts(plan), lambda host: _words(output, made, host, further))
+        is_placed = any(each is not None for each in place.values())
+        own = find_host(plan, os.environ, **place) if is_placed else None
+        lines = lines_of_hosts(
+            1 if is_placed else num_hosts(plan), lambda host: _words(output, made, own or host, further)
+        )
         sys.stdout.write("".join(f"{line}\n" for line in lines))
         return ExitCode.OK
     host = find_host(plan, os.environ, **place)
