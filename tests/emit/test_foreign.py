@@ -182,3 +182,25 @@ def test_the_batch_of_a_trainer_s_file_is_that_of_the_devices_asked_for(written)
 
 def test_comments_and_quotes_are_those_of_a_shell():
     assert commands_of("a 'b c' # d\n\"e f\"g;h\\ i") == [["a", "b c"], ["e fg"], ["h i"]]
+
+
+SMALL = "--num-layers 4 --hidden-size 64 --num-attention-heads 4 --vocab-size 99 --seq-length 64 --bf16 "
+
+
+def test_experts_that_name_no_width_have_megatrons_four_times_the_hidden_size(written):
+    """Megatron-LM, arguments.py: ffn_hidden_size is 4 hidden_size, and moe_ffn_hidden_size is that."""
+    read = [read_foreign(written(SMALL + f"--num-experts 4 {more}")) for more in ("", "--moe-ffn-hidden-size 96")]
+    assert [each.model.moe.ffn_hidden_size for each in read] == [4 * 64, 96]
+
+
+def test_a_window_without_a_number_is_refused(written):
+    assert read_foreign(written(SMALL + "--window-size 32,0")).model.sliding_window == 32
+    with pytest.raises(InputError, match="no size of a window"):
+        read_foreign(written(SMALL + "--window-size left,right"))
+
+
+@pytest.mark.parametrize("rates", [(0.2, 0.0), (0.0, 0.2), (0.2, 0.2)])
+def test_dropout_of_either_place_has_its_masks(written, rates):
+    hidden, attention = rates
+    read = read_foreign(written(SMALL + f"--hidden-dropout {hidden} --attention-dropout {attention}"))
+    assert "training.dropout=0.2" in read.settings

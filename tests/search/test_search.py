@@ -25,6 +25,7 @@ from planner.cost.prices import stage_bytes, stage_fits, stage_prices
 from planner.cost.stage import stage_of
 from planner.errors import InputError, SolverTrouble
 from planner.layout import Layout, balanced_chunks, format_layout, of_chunks
+from planner.search.bounds import of_memory
 from planner.search.bounds.even_splits import can_interleave, even_split_seconds
 from planner.search.bounds.of_layers import LayerBounds, most_layers
 from planner.search.bounds.of_memory import Capacities, least_stage_bytes, may_fit, of_smallest_microbatches
@@ -1148,6 +1149,17 @@ def test_as_many_microbatches_as_dualpipev_is_said_to_need_are_enough(job, pp):
     needed = int(re.search(r"needs ([0-9]+) microbatches", faults.interleave(with_batch(1), layout))[1])
     assert rule.holds(with_batch(needed), layout)
     assert not rule.holds(with_batch(needed - 1), layout)
+
+
+def test_what_needs_the_whole_memory_to_a_byte_is_looked_at(job, monkeypatch):
+    """A first look at one sequence to a microbatch rules out nothing that the limit allows."""
+    degrees = next(iter(legal_degrees(job, NO_CONSTRAINTS)))
+    policies = [FULL]
+    needed = least_stage_bytes(job, degrees, policies)
+    monkeypatch.setattr(of_memory, "memory_limit_bytes", lambda *_: needed.min())
+    with_look, without = (may_fit(job, degrees, policies, expects_little=look) for look in (True, False))
+    assert np.array_equal(with_look, without)
+    assert with_look.any()
 
 
 @pytest.mark.parametrize("engine", ["megatron", "torch"])
