@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from planner.emit.programs import PROGRAMS
 from planner.errors import InputError, Mistake
-from planner.layout import AXES, Layout
+from planner.layout import AXES, Layout, even_split
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
@@ -96,11 +96,11 @@ def whole_hosts(job: Job, pinned: Collection[str]) -> int:
 
 def _faults(job: Job, target: Any, **more: Any) -> list[tuple[str, str]]:
     """What a program refuses of the smallest layout, which asks for nothing but the model, the training and `more`."""
-    stages, stage = (2, job.model.num_layers // 2) if "pp" in more else (1, job.model.num_layers)
+    stages = 2 if "pp" in more else 1
     zeros = (job.engine.pipeline if "pp" in more else job.engine.can).zero_stages
     layout = Layout(
         recompute=("none",) * stages,
-        layers_per_stage=(stage,) * (stages - 1) + (job.model.num_layers - stage * (stages - 1),),
+        layers_per_stage=even_split(job.model.num_layers, stages, 1),
         **{"zero": 1 if 1 in zeros else max(zeros, default=0), **more},
     )
     probe: Any = SimpleNamespace(

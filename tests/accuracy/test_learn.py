@@ -23,6 +23,8 @@ from planner.api import estimate_layout
 from planner.explain.plan_inputs import job_of
 from planner.made_by import with_corrections
 from planner.reading import corrected
+from planner.show.calibrate import calibrated
+from planner.show.screen import Screen, to_text
 from planner.specs.by_name import shipped_calibration
 
 LAYOUTS = ("dp=8,zero=1,mbs=1", "tp=2,dp=4,mbs=1", "tp=4,dp=2,mbs=2", "pp=2,dp=4,mbs=1")
@@ -168,3 +170,13 @@ def test_shares_and_scatters_are_averaged_by_their_likelihood() -> None:
         density = math.exp(-errors @ apart / 2) / math.sqrt(np.linalg.det(covariance))
         total, weighted = total + density, weighted + density * (spread @ slopes.T @ apart)
     assert posterior(slopes, errors, prior).logs == pytest.approx(weighted / total)
+
+
+def test_figures_of_corrections_stand_below_their_names(plans) -> None:
+    lines = to_text(calibrated(learn(slower(plans, 1.3))), Screen(width=160)).splitlines()
+    place = next(place for place, line in enumerate(lines) if "computing" in line and "scale-up" in line)
+    names, figures = lines[place : place + 2]
+    for name in ("runs", "computing", "memory", "host", "scale-up", "network"):
+        end = names.index(name) + len(name)
+        assert figures[end - 1].isdigit(), name
+        assert figures[end : end + 1].strip() == "", name

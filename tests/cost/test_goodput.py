@@ -18,6 +18,7 @@ from planner.cost.goodput import (
     checkpoint_bytes,
     effective_share,
     goodput,
+    interruptions_of,
     waiting_share,
 )
 from planner.specs.failures import FailureSpec
@@ -170,3 +171,41 @@ def test_megascale_stays_within_its_published_bound() -> None:
     """100 restarts in three weeks, the strictest reading of several; 15 minutes to catch up are half of an interval."""
     each = Interruptions(between=21 * DAY / 100, restart=600.0, blocked=5.0)
     assert effective_share(each, 1800.0) > 0.90
+
+
+def test_where_nothing_fails_saving_takes_its_part_of_each_period_and_the_rest_trains() -> None:
+    asked = job(**{"cluster.failures.device_mtbf": "100000000 h", "training.checkpoint_interval": "1000 s"})
+    found = goodput(asked, [(asked.cluster, 16_384)])
+    period = 1000 + found.interruptions.blocked
+    assert found.checkpoint_share == pytest.approx(found.interruptions.blocked / period, rel=1e-3)
+    assert found.effective_share == pytest.approx(1000 / period, rel=1e-3)
+
+
+def test_a_checkpoint_beside_training_blocks_it_for_the_copy_to_the_host() -> None:
+    """14 bytes of 405.85e9 parameters: over 16,384 devices by PCIe, and over 2,048 hosts to the storage."""
+    asked = job(
+        **{
+            "training.asynchronous_checkpoints": "true",
+            "cluster.failures.storage_bandwidth": "2 GB/s",
+            "cluster.host.bandwidth": "50 GB/s",
+            "cluster.host.efficiency": "1",
+        }
+    )
+    num_bytes = 14 * 405.85e9
+    copied = interruptions_of(asked, [(asked.cluster, 16_384)])
+    assert copied.blocked == pytest.approx(num_bytes / 16_384 / 50e9, rel=1e-3)
+    assert copied.readable_after == pytest.approx(num_bytes / 2_048 / 2e9, rel=1e-3)
+    unknown = asked.cluster.model_copy(update={"host": None})
+    whole = interruptions_of(asked, [(asked.cluster, 8_192), (unknown, 8_192)])
+    assert (whole.blocked, whole.readable_after) == (pytest.approx(copied.readable_after), 0.0)
+
+
+def test_a_run_on_pools_is_back_when_the_last_of_them_is() -> None:
+    asked = job()
+    pools = [
+        asked.cluster.model_copy(update={"failures": FailureSpec(notice=notice, restart=restart)})
+        for notice, restart in (("600 s", "30 s"), ("60 s", "3000 s"))
+    ]
+    for order in (pools, pools[::-1]):
+        found = interruptions_of(asked, [(pool, 8_192) for pool in order])
+        assert found.restart - found.blocked == pytest.approx(3060), "the checkpoint is read as it was written"

@@ -14,6 +14,7 @@ from planner.cost.loss import logits_bytes
 from planner.cost.memory import memory_lines
 from planner.cost.model_states import state_bytes_per_param
 from planner.cost.stage import Stage
+from planner.cost.transients import layer_backward_bytes
 from planner.layout import parse_layout
 
 GIB = 2**30
@@ -441,3 +442,24 @@ def test_ligers_loss_frees_what_was_published(make_job):
         lines = memory_lines(job, layout, Stage(index=0, num_layers=32, policy=0))
         peaks.append(sum(float(line.num_bytes) for line in lines) / GIB)
     assert 8 < peaks[0] - peaks[1] < 19
+
+
+def test_logits_that_are_gathered_before_the_loss_do_not_shrink_with_tp(make_job):
+    job = make_job("llama3-8b", engine="fsdp", sequence=8192, settings=("training.loss=fused-linear",))
+    assert job.engine.memory.whole_logits
+    layouts = [parse_layout(f"tp={tp}", num_layers=32, num_devices=8) for tp in (1, 2, 8)]
+    found = {float(logits_bytes(job, layout)) for layout in layouts}
+    assert found == {LOSSES["fsdp", "fused-linear"](8192)}
+
+
+def test_gradients_of_a_layer_and_those_of_the_one_before_are_alive_together(make_job):
+    """Llama 3 8B in torch, few tokens: at a layer's end its gradients in 16 bits, and the last ones on their way in 32.
+
+    What the layer kept is gone by then. A stage with a single layer has none before it.
+    """
+    job = make_job("llama3-8b", engine="torch", gpus=8, batch=8, sequence=128)
+    layout = parse_layout("dp=8,zero=2,mbs=1", num_layers=32, num_devices=8)
+    params = 4096 * (4096 + 2 * 1024) + 4096 * 4096 + 3 * 4096 * 14336 + 2 * 4096
+    kept = float(layer_activation_bytes(job, layout)[0])
+    found = [float(layer_backward_bytes(job, layout, Stage(index=0, num_layers=n, policy=0))) for n in (1, 32)]
+    assert found == [pytest.approx(2 * params - kept), pytest.approx((2 + 4) * params - kept)]

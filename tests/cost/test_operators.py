@@ -312,3 +312,17 @@ def test_bytes_of_head_and_loss_by_hand(make_job, engine, loss):
     of_logits, of_weights = LOSSES[engine, loss]
     by_hand = tokens * vocab * of_logits + vocab * h * of_weights + tokens * h * 2 * 3
     assert head_seconds(job, layout).total == pytest.approx(by_hand, rel=1e-9)
+
+
+@pytest.mark.parametrize("tp", [1, 8])
+def test_a_gate_of_attention_is_one_more_product_that_tensor_parallelism_cuts(make_job, tp):
+    """Qiu et al. (arXiv 2505.06708), section 2.2, by element: from the hidden state to 32 heads of 128 numbers."""
+    layout = parse_layout(f"tp={tp}", num_layers=32, num_devices=8)
+    gated, plain = (
+        layer_seconds(
+            counting(make_job("llama3-8b", settings=(f"model.attention_gate={gate}",), sequence=LENGTH), "flops"),
+            layout,
+        ).passes.forward
+        for gate in ("element", "none")
+    )
+    assert gated - plain == pytest.approx(2 * LENGTH * 4096 * 32 * 128 / tp)

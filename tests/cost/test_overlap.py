@@ -131,3 +131,12 @@ def test_every_hop_of_a_ring_launches_its_kernel_and_what_adds_it_up(with_engine
         for each in ("ring", "gather")
     )
     assert float(ring - gathered) / job.calibration.slowdown == pytest.approx(3 * 2, rel=1e-3)
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_no_more_is_held_than_all_microbatches_of_a_step(count):
+    """A single one has no other whose pass it could meet."""
+    layout = parse_layout("ep=8,zero=1,mbs=1", num_layers=32, num_devices=32)
+    job = mixtral("training.expert_overlap=true", batch=32 * count)
+    (held, _), *_ = held_of_stage(job, layout, stages_of(job, layout), count)
+    assert float(np.max(held)) == pytest.approx(1 if count == 1 else 1 + 1 / 32)

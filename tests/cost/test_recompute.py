@@ -13,6 +13,7 @@ from planner.cost.estimate import estimate
 from planner.cost.flops import attention_core_flops_per_token, model_flops_per_step
 from planner.cost.ledger import LineName
 from planner.cost.prices import stage_bytes, stage_prices
+from planner.cost.recompute import idle_modules
 from planner.cost.stage import Stage, chunks_of, stages_of
 from planner.cost.transfers import transfers
 from planner.cost.transients import recompute_bytes
@@ -226,6 +227,18 @@ def test_what_an_engine_or_a_model_does_not_have_is_refused(make_job, name, engi
     layout = parse_layout(f"recompute={policy}", num_layers=job.model.num_layers, num_devices=8)
     broken = [each for each in broken_rules(job, layout) if "recompute" in each]
     assert [fault in each for each in broken] == [True] * bool(fault), broken
+
+
+@pytest.mark.parametrize(("name", "frequent"), [("llama3-8b", False), ("mixtral-8x7b", True), ("deepseek-v3", True)])
+def test_parts_are_idle_that_drop_nothing_of_the_kind_of_layer_that_is_most_frequent(make_job, name, frequent):
+    """frequent: whether that kind has experts; of DeepSeek-V3's 61 layers 58 have."""
+    job = make_job(name, engine="megatron")
+    layout = parse_layout("tp=1", num_layers=job.model.num_layers, num_devices=64)
+    everything = kept(job, layout, "none", experts=frequent)
+    idle = {part for part in MODULES if kept(job, layout, part, experts=frequent) == everything}
+    alone = idle - {"moe_act", "shared_experts", "moe"} if frequent else idle
+    assert alone <= idle_modules(job)
+    assert not idle_modules(job) - idle
 
 
 # --- the language -----------------------------------------------------------------------------------------------

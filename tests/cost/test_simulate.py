@@ -269,13 +269,14 @@ def test_the_last_stage_of_dualpipev_waits_as_its_authors_say(pp, share):
     assert timeline.idle_seconds[-1] == pytest.approx((pp - 1) * (share * 3 + 2 - 3))
 
 
-@pytest.mark.parametrize(("exchange", "taken"), [(0.0, 0.1), (0.3, 0.0), (0.3, 0.1), (0.9, 0.2)])
+@pytest.mark.parametrize(("exchange", "taken"), [(0.0, 0.1), (0.3, None), (0.3, 0.1), (0.9, 0.2)])
 def test_overlapped_pairs_hide_what_they_exchange(exchange, taken):
     """F + B = 3, of which C = 2 x exchange is communication: together max(C, 3 - C + taken C)."""
     pp, m, comm = 4, 20, 2 * exchange
     seconds = replace(uniform(2 * pp), forward_exchange=exchange, backward_exchange=exchange)
-    found = simulate("dualpipev", seconds, m, interleave=2, exchange_share=taken)
-    together = max(comm, 3 - comm + taken * comm)
+    given = {} if taken is None else {"exchange_share": taken}
+    found = simulate("dualpipev", seconds, m, interleave=2, **given)
+    together = max(comm, 3 - comm + (taken or 0.0) * comm)
     same = simulate("dualpipev", uniform(2 * pp), m, interleave=2, overlapped_share=together / 3)
     assert found.seconds == pytest.approx(same.seconds)
     assert np.all(found.busy_seconds + np.bincount(found.stage, found.hidden) == pytest.approx(3 * 2 * m))

@@ -20,7 +20,7 @@ from planner.emit.bundle import bundle_of, target_of, write_bundle
 from planner.emit.hosts import ranks_of_hosts
 from planner.emit.programs import PROGRAMS
 from planner.emit.starters import STARTERS, torchrun
-from planner.emit.target import How, unsaid
+from planner.emit.target import How, Setting, unsaid, values_of
 from planner.errors import EnvironmentProblem, ExitCode, InputError, NothingFitsError
 from planner.layout import parse_layout
 from planner.reading import read_plan
@@ -275,6 +275,21 @@ def test_a_plan_of_another_engine_is_refused_with_a_way_out(plan):
         with pytest.raises(InputError, match="nothing can be emitted for engine") as error:
             target_of(other, None)
         assert way_out in error.value.mistakes[0].hint
+
+
+def test_the_way_out_of_another_program_is_what_is_emitted_without_a_name(plan):
+    both = replace(plan, engine=plan.engine.model_copy(update={"emits": ("torch", "torchtitan")}))
+    with pytest.raises(InputError, match="is another program") as error:
+        target_of(both, "deepspeed")
+    assert f"--to {target_of(both, None).name}`" in error.value.mistakes[0].hint
+
+
+def test_two_settings_that_disagree_about_a_key_are_a_bug_of_the_table(plan):
+    settings = tuple(Setting(says=(), write=lambda _, value=value: {"key": value}) for value in (1, 1, 2))
+    target = replace(PROGRAMS["torch"], refuse=(), settings=settings[:2])
+    assert values_of(target, plan) == {"key": 1}
+    with pytest.raises(AssertionError, match="two settings write key"):
+        values_of(replace(target, settings=settings), plan)
 
 
 def test_a_plan_that_does_not_fit_is_written_by_force_only(plan):

@@ -56,28 +56,6 @@ def test_the_verdict_on_memory_is_right_where_the_outcome_is_known(written):
     assert len(wrong) <= len(known) / 5, wrong
 
 
-def test_a_file_may_come_from_standard_input(written, monkeypatch):
-    path = written("--num-layers 4 --hidden-size 64 --num-attention-heads 4 --vocab-size 99 --seq-length 64 --bf16")
-    assert read_foreign(path).model.name == "train.sh"
-    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(path.read_bytes())))
-    found = read_foreign(Path("-"))
-    assert found.model == read_foreign(path).model.model_copy(update={"name": "standard-input"})
-
-
-def test_mistakes_in_yaml_stand_in_the_users_file(tmp_path):
-    path = tmp_path / "mine.yml"
-    path.write_text("base_model: x\nsequence_len: [1\nb: 2")
-    with pytest.raises(InputError) as error:
-        read_foreign(path)
-    assert error.value.mistakes[0].where == f"{path}:3:2"
-
-
-def test_keys_that_are_off_are_not_mentioned(written):
-    text = "--num-layers 4 --hidden-size 64 --num-attention-heads 4 --vocab-size 99 --seq-length 64 --bf16 --mystery="
-    assert [each.key for each in read_foreign(written(f"{text}true")).assumed] == ["mystery"]
-    assert not read_foreign(written(f"{text}false")).assumed
-
-
 def test_a_file_is_priced_as_its_plan(plan_file_of_megatron):
     plan, script = plan_file_of_megatron
     again = estimate_file(script, "dgx-h100", nodes=2)
@@ -252,3 +230,25 @@ def test_a_file_may_come_from_standard_input_and_mistakes_name_the_user_s_file(t
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(options.encode())))
     for name, model in ((path, "run-of-mine.sh"), (Path("-"), "standard-input")):
         assert read_foreign(name).model.name == model
+
+
+SMALL = "--num-layers 4 --hidden-size 64 --num-attention-heads 4 --vocab-size 99 --seq-length 64 --bf16 "
+
+
+def test_experts_that_name_no_width_have_megatrons_four_times_the_hidden_size(written):
+    """Megatron-LM, arguments.py: ffn_hidden_size is 4 hidden_size, and moe_ffn_hidden_size is that."""
+    read = [read_foreign(written(SMALL + f"--num-experts 4 {more}")) for more in ("", "--moe-ffn-hidden-size 96")]
+    assert [each.model.moe.ffn_hidden_size for each in read] == [4 * 64, 96]
+
+
+def test_a_window_without_a_number_is_refused(written):
+    assert read_foreign(written(SMALL + "--window-size 32,0")).model.sliding_window == 32
+    with pytest.raises(InputError, match="no size of a window"):
+        read_foreign(written(SMALL + "--window-size left,right"))
+
+
+@pytest.mark.parametrize("rates", [(0.2, 0.0), (0.0, 0.2), (0.2, 0.2)])
+def test_dropout_of_either_place_has_its_masks(written, rates):
+    hidden, attention = rates
+    read = read_foreign(written(SMALL + f"--hidden-dropout {hidden} --attention-dropout {attention}"))
+    assert "training.dropout=0.2" in read.settings

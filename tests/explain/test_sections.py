@@ -291,6 +291,9 @@ def test_alternatives_are_what_planning_that_layout_says(any_plan) -> None:
             priced = plan_for_layout(job, layout)
             assert (priced.step_seconds, priced.fits) == (each.step_seconds, each.fits)
             assert max(stage.total_bytes for stage in priced.memory) == each.peak_bytes
+            most = max(stage.total_bytes - stage.limit_bytes for stage in priced.memory)
+            assert (each.missing_bytes > 0) == (not each.fits), each.change
+            assert each.missing_on_host or each.missing_bytes == max(0.0, most)
 
 
 # --- rates ------------------------------------------------------------------------------------------------------

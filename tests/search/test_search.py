@@ -25,6 +25,7 @@ from planner.cost.prices import stage_bytes, stage_fits, stage_prices
 from planner.cost.stage import stage_of
 from planner.errors import InputError, SolverTrouble
 from planner.layout import Layout, balanced_chunks, format_layout, of_chunks
+from planner.search.bounds import of_memory
 from planner.search.bounds.even_splits import can_interleave, even_split_seconds
 from planner.search.bounds.of_layers import LayerBounds, most_layers
 from planner.search.bounds.of_memory import Capacities, least_stage_bytes, may_fit, of_smallest_microbatches
@@ -36,6 +37,7 @@ from planner.search.optimum.pricing import price_candidates
 from planner.search.remedies import remedies
 from planner.search.reporter import Reporter
 from planner.search.search import NothingFits, fastest_layout, plan_for_layout, search
+from planner.search.space import faults
 from planner.search.space.arrays import TIE
 from planner.search.space.configurations import _with_ones, allowed_policies, legal_degrees
 from planner.search.space.constraints import Constraints
@@ -1117,6 +1119,62 @@ def test_a_layout_that_breaks_rules_is_refused_with_all_of_them(job):
     assert "tp 16 leaves the scale-up domain of 8 devices" in text
     assert "does not divide the global batch" in text
     assert "= 48 devices, and there are 16" in text
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"layers_per_stage": (8, 8, 16, 0)}, "chunk 3 holds no layer"),
+        ({"recompute": ("full", "none", "none", "none")}, "the chunks of stage 0 recompute full and none"),
+        ({"recompute": ("full", "none", "full", "none")}, ""),  # chunks 0 and 2 are of one stage
+    ],
+)
+def test_what_chunks_of_a_layout_cannot_be_is_said(change, words):
+    job = load_job(model="llama3-8b", cluster="dgx-a100", engine="torch", sequence_length=512, global_batch_size=64)
+    chunks = {"layers_per_stage": (8,) * 4, "recompute": ("none",) * 4} | change
+    layout = Layout(pp=2, dp=4, interleave=2, schedule="interleaved", **chunks)
+    broken = broken_rules(job, layout)
+    assert [words in each for each in broken] == [True] * bool(words), broken
+
+
+@pytest.mark.parametrize("pp", [2, 4])
+def test_as_many_microbatches_as_dualpipev_is_said_to_need_are_enough(job, pp):
+    chunks = {"layers_per_stage": (16 // pp,) * (2 * pp), "recompute": ("none",) * (2 * pp)}
+    layout = Layout(pp=pp, interleave=2, schedule="dualpipev", **chunks)
+    rule = next(rule for rule in RULES if rule.fault is faults.interleave)
+
+    def with_batch(size):
+        return replace(job, training=job.training.model_copy(update={"global_batch_size": size}))
+
+    needed = int(re.search(r"needs ([0-9]+) microbatches", faults.interleave(with_batch(1), layout))[1])
+    assert rule.holds(with_batch(needed), layout)
+    assert not rule.holds(with_batch(needed - 1), layout)
+
+
+def test_what_needs_the_whole_memory_to_a_byte_is_looked_at(job, monkeypatch):
+    """A first look at one sequence to a microbatch rules out nothing that the limit allows."""
+    degrees = next(iter(legal_degrees(job, NO_CONSTRAINTS)))
+    policies = [FULL]
+    needed = least_stage_bytes(job, degrees, policies)
+    monkeypatch.setattr(of_memory, "memory_limit_bytes", lambda *_: needed.min())
+    with_look, without = (may_fit(job, degrees, policies, expects_little=look) for look in (True, False))
+    assert np.array_equal(with_look, without)
+    assert with_look.any()
+
+
+@pytest.mark.parametrize("engine", ["megatron", "torch"])
+@pytest.mark.parametrize("tp", [4, 8, 16])
+def test_a_fault_of_tensor_parallelism_offers_the_nearest_legal_degrees(engine, tp):
+    """Of 6 key-value heads Megatron-LM repeats each from tp 12 on; elsewhere tp has to divide them."""
+    sizes = ("model.num_heads=48", "model.num_kv_heads=6", "model.hidden_size=6144", "model.ffn_hidden_size=12288")
+    job = load_job(
+        model="llama3-8b", cluster="gb200-nvl72", engine=engine, gpus=72, sequence_length=1024, global_batch_size=8,
+        settings=sizes,
+    )  # fmt: skip
+    legal = {"megatron": (1, 2, 3, 6, 12, 24, 48), "torch": (1, 2, 3, 6)}[engine]
+    fault = faults.tp_divides(job, Layout(tp=tp, layers_per_stage=(32,), recompute=("none",)))
+    offered = [int(each) for each in re.findall(r"[0-9]+", fault.partition("; tp can be ")[2])]
+    assert offered == sorted(sorted(legal, key=lambda each: abs(each - tp))[:4])
 
 
 def test_what_the_search_does_not_interleave_is_named_and_priced_all_the_same():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+import numpy as np
 import pytest
 
 from planner.api import estimate_layout
@@ -12,6 +13,7 @@ from planner.plan import layout_from_dict, layout_to_dict, plan_from_json
 from planner.search.reporter import Reporter
 from planner.search.search import plan_for_layout, search
 from planner.search.space.constraints import Constraints
+from planner.search.space.segments import segments_to_try
 from planner.show.words import segment_words, short_layout
 from planner.specs.load import load_job
 
@@ -97,3 +99,11 @@ def test_where_there_are_no_racks_no_segment_is_said():
     assert found.layout.segment == 0
     assert "segment" not in json.loads(found.to_json())["layout"]
     assert plan_for_layout(job, found.layout).step_seconds == found.step_seconds
+
+
+def test_only_segments_that_hold_whole_groups_of_tensor_parallelism_are_tried():
+    """Hosts of 4: a group of 16 takes 4 of them, and 64 hosts are parted in 4, 8 or 16 each, or 18 and the rest."""
+    job = load_job(**DEEPSEEK, sequence_length=4096).pools[0]
+    tp, inner, pp = (np.array([each]) for each in (16, 64, 4))
+    _, tried = segments_to_try(job, Constraints.parse([], ["segment=1"]), tp, inner, pp)
+    assert {*tried.tolist()} == {4, 8, 16}

@@ -14,6 +14,7 @@ from planner.cli import main
 from planner.cost.run import WholeRun
 from planner.errors import InputError
 from planner.search.side_by_side import Choice, with_front
+from planner.show.page.charts import choices_chart
 
 TINY = ["--precision", "bf16", "--global-batch", "8", "--seq-len", "64"]
 WORK = {"precision": "bf16", "global_batch": 8, "seq_len": 64, "settings": "training.tokens=1e9"}
@@ -71,6 +72,23 @@ def test_what_does_not_fit_neither_beats_nor_decides_what_counts(found) -> None:
     marked = with_front([Choice(cluster="priced", plan=priced), Choice(cluster="quick", plan=quick)])
     assert marked.measure == "usd"
     assert [each.on_front for each in marked.choices] == [True, False]
+
+
+def test_choices_are_drawn_where_their_time_and_cost_are(found, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both axes are filled, and half way between two figures is half way between two places."""
+    plan, run = replace(found.choices[0].plan, fits=True), found.choices[0].run
+    figures = [(4000.0, 10.0), (8000.0, 2.0), (6000.0, 6.0)]
+    runs = {n: replace(run, seconds=seconds, usd=usd) for n, (seconds, usd) in enumerate(figures)}
+    monkeypatch.setattr(Choice, "run", property(lambda each: runs[each.hosts]))
+    chart = choices_chart(with_front(Choice(cluster="c", hosts=n, plan=plan) for n in runs))
+    quick, cheap, middle = chart["points"]
+    frame = chart["frame"]
+    for axis, first, last in (("x", "left", "right"), ("y", "bottom", "top")):
+        low, high = sorted((frame[first], frame[last]))
+        assert all(low <= point[axis] <= high for point in chart["points"])
+        assert abs(quick[axis] - cheap[axis]) > (high - low) / 2
+        assert middle[axis] == pytest.approx((quick[axis] + cheap[axis]) / 2, abs=0.2)
+    assert quick["x"] < cheap["x"]
 
 
 def test_what_does_not_fit_is_told_and_not_on_the_front(capsys: pytest.CaptureFixture[str]) -> None:

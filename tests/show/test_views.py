@@ -504,6 +504,21 @@ def test_predicted_against_measured(golden) -> None:
     golden("comparison.txt", to_text(table, Screen()))
 
 
+def test_a_long_note_is_folded_beside_its_mark() -> None:
+    note = " ".join(f"word{i}" for i in range(40))
+    step = Deviation(name="step", stage=None, planned=2.0, measured=2.5, unit="seconds", note=note)
+    text = to_text(comparison([step]), Screen(width=50))
+    assert note in " ".join(text.split())
+    first = next(line for line in text.splitlines() if "word0" in line)
+    assert first.split()[0] != "word0", "it stands beside its mark"
+
+
+@pytest.mark.parametrize("fits", [True, False])
+def test_what_would_make_a_layout_fit_is_said_where_it_does_not(fits, plan) -> None:
+    said = to_text(explanation(explained(replace(plan, fits=fits))), Screen())
+    assert ("What would make it fit" in said) == (not fits)
+
+
 def test_a_mixed_cluster_has_the_memory_of_its_smallest_device() -> None:
     pool = {"devices_per_host": 8, "device": "a", "memory_bytes": 80 * 2**30}
     links = [{"name": "ib", "bytes_per_second": 25e9}]

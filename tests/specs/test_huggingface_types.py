@@ -98,6 +98,21 @@ def test_types_that_are_not_read_say_which_block_they_lack() -> None:
     assert not set(MISSING) & set(TYPES)
 
 
+def test_adapters_of_a_model_are_there_for_each_of_its_languages() -> None:
+    """X-MOD (arXiv 2205.06266): in each of 12 layers from 768 down to 384 and up again, with biases."""
+    config = BUILT["causal", "xmod"]["config"]
+    one, three, unsaid = (counts(config | {"languages": names})[0] for names in (["en_XX"], ["a", "b", "c"], []))
+    assert three - one == 2 * 12 * (2 * 768 * 384 + 768 + 384)
+    assert unsaid == one
+
+
+@pytest.mark.parametrize("flag", ["attention_bias", "mlp_bias"])
+def test_biases_of_smollm3_are_those_of_the_modules(flag: str) -> None:
+    recorded = BUILT["causal", "smollm3"]
+    (case,) = (each for each in recorded["cases"] if each["change"] == {flag: True})
+    assert counts(recorded["config"] | case["change"]) == wanted(case)
+
+
 def test_a_tower_is_a_part_of_the_model_and_tokens_of_its_images_a_part_of_the_sequence() -> None:
     """LLaVA's CLIP has 303.5 million parameters (its model card says 0.3 B), and gives 576 tokens of an image."""
     model = model_of(BUILT["image_text", "llava"]["config"])

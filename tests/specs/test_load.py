@@ -74,6 +74,8 @@ def test_the_size_of_the_cluster(cluster: str, options: dict[str, Any], size: tu
         ({"headroom": -0.1}, ["--headroom"]),
         ({"engine": "deepsped"}, ["--engine deepsped: unknown engine `deepsped`"]),
         ({"engine": "../models/tiny-gpt"}, ["unknown engine"]),
+        ({"engine": "PyTorch"}, ["write --engine torch"]),
+        ({"engine": "axolotl"}, ["write --engine fsdp"]),
         ({"model": "llama-8b"}, ["unknown model `llama-8b`", "`llama3-8b`"]),
         ({"model": "zzz"}, ["unknown model `zzz`", "`planner models` lists what is shipped"]),
         ({"cluster": "h200"}, ["unknown cluster `h200`", "`dgx-h200`"]),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from itertools import pairwise
 
@@ -17,7 +18,9 @@ from planner.explain.what_if import LayoutGain, layout_gains
 from planner.layout import format_layout
 from planner.show.page.charts import front_chart, memory_rows, scaling_chart, waterfall_rows
 from planner.show.page.facts import ledger_rows, sensitivity_rows, stage_rows
+from planner.show.page.render import _anchor
 from planner.show.page.topology import topology_data
+from planner.specs.glossary import entries
 from planner.units import format_bytes, format_seconds
 
 
@@ -175,3 +178,9 @@ def test_the_links_of_an_axis_are_those_between_its_ranks(kind: str, plan_of_kin
                 if any(len(group) > len(on) for group, on in zip(groups, hosts, strict=True)):
                     expected.add(spec.links[0].name)
             assert set(pool["links"][axis]) == expected, axis
+
+
+def test_entries_of_the_glossary_have_places_of_their_own_that_an_address_can_name() -> None:
+    places = [_anchor(entry) for entry in entries()]
+    assert len({*places}) == len(places) > 20
+    assert [each for each in places if not re.fullmatch("[a-z][a-z0-9-]*", each)] == []
