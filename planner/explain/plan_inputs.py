@@ -43,6 +43,6 @@ def constraints_of(plan: Plan) -> Constraints:
     """The pins and forbidden combinations of the plan's search; empty where the user gave the layout.
 
     Raises:
-    InputError: a stored pin is not valid.
+        InputError: a stored pin is not valid.
     """
     return Constraints.parse(plan.options.pins, plan.options.forbidden)

@@ -84,7 +84,7 @@ def scaling_of(plan: Plan, sizes: str, tell: Callable[[str], None] = lambda _: N
     """The fastest layout for each number of devices in `A..B`; `tell` is called with each number before its search.
 
     Raises:
-    InputError: the text is not a range, or the plan's pins are not valid.
+        InputError: the text is not a range, or the plan's pins are not valid.
     """
     job, constraints = job_of(plan), constraints_of(plan)
     found: dict[int, _Priced | str] = {}
@@ -164,7 +164,7 @@ def sizes_between(text: str, job: Job) -> Iterator[int]:
     For a mixed cluster, all pools are halved or doubled together, as long as every pool has whole hosts.
 
     Raises:
-    InputError: the text is not a range, or no size of the mixed cluster is in the range.
+        InputError: the text is not a range, or no size of the mixed cluster is in the range.
     """
     match = _RANGE.fullmatch(text.strip())
     if match is None or not 1 <= int(match[1]) <= int(match[2]):
