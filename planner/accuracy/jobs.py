@@ -255,7 +255,7 @@ _FUSED_HEAD: Final = ("liger", "fused linear", "linear cross", "linear-cross", "
 
 
 def _settings(run: Run, model: ModelSpec, engine: EngineSpec, assumed: list[Assumed]) -> dict[str, str]:
-    """Settings besides the options: of the training document, and of the engine if the row states more than its name."""
+    """Settings besides the options: of the training document, and of the engine if the row states more."""
     words = f"{run.flags} {run.notes}".lower()
     task = run.task.lower()
     if any(word in task for word in _NO_TRAINING):

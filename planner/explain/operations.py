@@ -43,9 +43,8 @@ class Operation:
 
     line: the ledger line of the operation. num_bytes: bytes that one rank holds of it, as in cost/collectives.py.
     times: how often the stage of the ledger line runs the operation in a step. seconds: the time of one run. network:
-    the
-    network that it uses: the cluster, the pool, or the link between pools. experts: whether it works on the parameters
-    of routed experts.
+    the network that it uses: the cluster, the pool, or the link between pools. experts: whether it works on the
+    parameters of routed experts.
     """
 
     line: LineName

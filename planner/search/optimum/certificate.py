@@ -75,9 +75,9 @@ def solve(
 ) -> Solution:
     """The best choice over all candidates.
 
-    time_limit: seconds of wall time for the integer program. When the limit is reached, the status is "time
-    limit", even if the certificate proves an optimum. The better of the two choices is returned, with its `gap` to the
-    best bound. Without `certify` the answer is the solver's own, and any of several tied choices may be returned.
+    time_limit: seconds of wall time for the integer program. When the limit is reached, the status is "time limit",
+    even if the certificate proves an optimum. The better of the two choices is returned, with its `gap` to the best
+    bound. Without `certify` the answer is the solver's own, and any of several tied choices may be returned.
 
     Raises:
         EnvironmentProblem: the solver asked for is not installed.
