@@ -1,13 +1,13 @@
-"""Fits the calibration that is shipped, and measures on held-out model sizes how far it is off.
+"""Fits the shipped calibration, and measures its errors on held-out sources.
 
     python -m planner.accuracy.calibrate RUNS.csv planner/calibration.json
 
-How much slower than the roofline computing is, is a product: one factor for the precision class, the engine, the
-device, the kind of layers, and for their combinations. Factors of combinations are held near 1 by a penalty, so that
-they move only where runs demand it, and a combination that nobody measured has those of its parts (a mixed model, as
-in Gelman and Hill 2007, chapter 12; the penalties are those that forecast whole sources best). Each device and engine
-also gets the share of peak that fused attention reaches. Never a constant for a model. The evidence for error bands
-comes from folds that hold whole sources out.
+The slowdown of compute relative to the roofline is a product of factors: for the precision class, the engine, the
+device, the kind of layers, and for their combinations. A penalty keeps the factors of combinations near 1, so they move
+only where runs require it. A combination without measured runs has the factors of its parts (a mixed model, as in
+Gelman and Hill 2007, chapter 12; the penalties are those that forecast whole sources best). Each pair of device and
+engine also has the share of peak that fused attention reaches. No constant belongs to a single model. The evidence for
+error bands comes from folds that hold whole sources out.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ if TYPE_CHECKING:
     from planner.accuracy.runs import Run
 
 UNFITTED_SOURCES: Final = ("megatron-sc21-t1", "megatron-sc21-t2", "korthikanti-t5")
-"""Kept for validation: no constant is fitted on them (docs/decisions.md, 57)."""
+"""Sources kept for validation: no constant is fitted on them (docs/decisions.md, 57)."""
 
 UNFITTED_ENGINES: Final = ("megatron-2021", "megatron-2022")
-"""Their runs are those of the unfitted sources, so the roofline stands as it is."""
+"""Engines whose runs are all in the unfitted sources, so they have no fitted factor."""
 
 _SHARES: Final = (0.15, 0.2, 0.25, 0.3, 0.35, 0.4, 0.45, 0.5, 0.55, 0.6, 0.7)
 _PRICED_SHARES: Final = (0.15, 0.35, 0.7)
@@ -63,10 +63,10 @@ _TERMS: Final = (
     ("precision",),
     ("experts",),
 )
-"""Which factors there are, from the most to the least specific."""
+"""The keys of each group of factors, from the most to the least specific."""
 
 _PENALTY: Final = {1: 3.0, 2: 4.5, 4: 7.5}
-"""Weight of a squared log factor, in runs, by how many keys it combines."""
+"""Weight of a squared log factor, in runs, by the number of keys that the factor combines."""
 
 _NOISE: Final = 0.05
 """Log errors above this count by their absolute value, not their square: published runs have outliers."""
@@ -77,7 +77,7 @@ _FOLDS: Final = 5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sample:
-    """A measured run as the fit sees it: step seconds at each attention share and a few slowdowns.
+    """A measured run in the form that the fit reads: step seconds at each attention share and a few slowdowns.
 
     seconds: shape (shares, slowdowns), linear in the slowdown between `_SLOWDOWNS`.
     """
@@ -93,11 +93,11 @@ class Sample:
 
     @property
     def kind(self) -> dict[str, Any]:
-        """What the evidence of error bands goes by."""
+        """The keys by which the evidence of error bands is grouped."""
         return {**self.keys, "axes": self.axes, "features": self.features}
 
     def group(self, term: tuple[str, ...]) -> tuple[str | bool, ...]:
-        """The sample's place among the groups of one term."""
+        """The sample's group for one term."""
         return tuple(self.keys[key] for key in term)
 
 
@@ -106,14 +106,14 @@ _Group = tuple[tuple[str, ...], tuple[str | bool, ...]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Fit:
-    """Log factors of every group that was seen, and the position in _SHARES of every device and engine."""
+    """Log factors of every group in the samples, and the position in _SHARES for every pair of device and engine."""
 
     intercept: float
     factors: dict[_Group, float]
     shares: dict[tuple[str | bool, ...], int]
 
     def predicted(self, sample: Sample) -> float:
-        """Step seconds of a run; a group that was not seen has the factor 1."""
+        """Step seconds of a run; a group without samples has the factor 1."""
         if sample.keys["engine"] in UNFITTED_ENGINES:
             return float(_at(sample.seconds[_USUAL_SHARE], 1.0)[0])
         share = self.shares.get(sample.group(_TERMS[1]), _USUAL_SHARE)
@@ -131,7 +131,7 @@ def _at(seconds: NDArray[np.float64], slowdown: Any) -> tuple[Any, Any]:
 
 
 def read_samples(runs: Iterable[Run]) -> list[Sample]:
-    """The runs that can be priced and were measured."""
+    """A sample for each run that can be priced and was measured."""
     samples = []
     for run in runs:
         setup = job_of(run)
@@ -164,7 +164,10 @@ def _sample(run: Run, setup: Setup, measured_seconds: float) -> Sample:
 
 
 def _over_shares(setup: Setup, slowdown: float, priced: Sequence[float]) -> NDArray[np.float64]:
-    """Step seconds at each attention share; attention's are inverse to it, so a few prices give the others."""
+    """Step seconds at each attention share.
+
+    The time of attention is inverse to its share, so a few prices determine the prices at all shares.
+    """
     entries = [CalibrationEntry(slowdown=slowdown, attention=share) for share in priced]
     seconds = [step_seconds(replace(setup, job=replace(setup.job, calibration=entry))) for entry in entries]
     return np.interp(-1.0 / np.array(_SHARES), -1.0 / np.array(priced), seconds)
@@ -177,7 +180,7 @@ def _fitted(samples: Iterable[Sample]) -> list[Sample]:
 def _fit(samples: Sequence[Sample]) -> _Fit:
     """Factors and shares of least penalised |log(measured / predicted)|, by reweighted least squares.
 
-    Each sweep linearises the logarithm of the prediction; every third one chooses the attention shares anew.
+    Each sweep linearises the logarithm of the prediction. Every third sweep also chooses the attention shares again.
 
     Source: Huber (1964) for the weights; Gauss-Newton.
     """
@@ -227,7 +230,7 @@ def _best_shares(members: dict[tuple[str | bool, ...], list[int]], errors: NDArr
 
 
 def held_out_ratios(samples: Sequence[Sample], folds: Sequence[int]) -> NDArray[np.float64]:
-    """Measured over predicted of each sample, predicted by a fit without any sample of its fold; shape (samples,)."""
+    """Measured over predicted seconds of each sample, by a fit without any sample of its fold; shape (samples,)."""
     ratios = np.empty(len(samples))
     for fold in set(folds):
         fit = _fit([s for s, own in zip(samples, folds, strict=True) if own != fold])
@@ -238,7 +241,7 @@ def held_out_ratios(samples: Sequence[Sample], folds: Sequence[int]) -> NDArray[
 
 
 def fitted_ratios(samples: Sequence[Sample]) -> NDArray[np.float64]:
-    """Measured over predicted of each sample by the fit of all of them: in-sample; shape (samples,)."""
+    """Measured over predicted seconds of each sample, by a fit of all samples (in-sample); shape (samples,)."""
     fit = _fit(samples)
     return np.array([sample.measured_seconds / fit.predicted(sample) for sample in samples])
 
@@ -268,7 +271,7 @@ def calibrate(samples: Sequence[Sample], memory: Sequence[MemoryRun] = ()) -> Ca
 
 
 def source_folds(samples: Iterable[Sample]) -> list[int]:
-    """A fold for each source, by sample."""
+    """The fold of each sample; each source is one fold."""
     numbers: dict[str, int] = {}
     return [numbers.setdefault(sample.source, len(numbers)) for sample in samples]
 
@@ -293,7 +296,7 @@ def main(arguments: Sequence[str]) -> None:
 
 
 def calibration_text(calibration: Calibration) -> str:
-    """The calibration as JSON, an entry on each line, so that a change of one is a change of one line."""
+    """The calibration as JSON with one entry on each line, so that a changed entry changes one line."""
     lists = []
     for name, members in calibration.model_dump(mode="json", exclude_defaults=True).items():
         if isinstance(members, dict):

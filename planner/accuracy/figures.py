@@ -1,4 +1,4 @@
-"""The figures that a change of the cost model is judged by, each from fits that had not seen the row's source."""
+"""The figures by which a change of the cost model is judged; each row is predicted by a fit without its source."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from planner.accuracy.runs import Run
 
 LARGEST: Final = "hf-ultrascale"
-"""Told apart from the others: a quarter of all rows, on a network that no other source has."""
+"""The source reported separately, because it has a quarter of all rows, on a network that no other source has."""
 
 _FEW: Final = 4
 _MANY: Final = 20
@@ -48,8 +48,8 @@ FITS: Final = 1 - RISK
 class HeldOut:
     """Every row of a table, priced once, and forecasts by fits without the row's source.
 
-    rows: predictions of those that a fit could have seen are the held-out ones. ratios: measured
-    over predicted of each sample.
+    rows: all rows; for rows in the fit, the prediction is the held-out one. ratios: measured over predicted seconds of
+    each sample.
     """
 
     rows: tuple[Row, ...]
@@ -63,7 +63,7 @@ class _Priced(NamedTuple):
 
 
 def hold_out(runs: Sequence[Run], processes: int = 1) -> HeldOut:
-    """Price every run, and forecast each by the runs of other sources."""
+    """Price every run, and forecast each run by a fit of the runs of other sources."""
     chunks = [runs[start : start + _CHUNK] for start in range(0, len(runs), _CHUNK)]
     if processes > 1:
         with ProcessPoolExecutor(processes, mp_context=get_context("fork")) as pool:
@@ -102,13 +102,13 @@ def held_out_bands(samples: Sequence[Sample], ratios: NDArray[np.float64]) -> li
 
 
 def sizes(ratios: Sequence[float] | NDArray[np.float64]) -> tuple[float, float, float]:
-    """Median, mean and 90th percentile of |ratio - 1| in percent; the percentile is the row's next below."""
+    """Median, mean and 90th percentile of |ratio - 1| in percent; the percentile is rounded down to a row's value."""
     errors = 100 * np.abs(np.asarray(ratios) - 1)
     return float(np.median(errors)), float(errors.mean()), float(np.quantile(errors, 0.9, method="lower"))
 
 
 class Figure(NamedTuple):
-    """One line of the table; `aim` is what a change should reach."""
+    """One line of the table; `aim` is the value that a change should reach."""
 
     name: str
     num_rows: int
@@ -117,12 +117,12 @@ class Figure(NamedTuple):
 
 
 def figures(held: HeldOut) -> list[Figure]:
-    """All of them, in one order."""
+    """All figures, in a fixed order."""
     return [*_times(held), *_bands(held), *memory_figures(held), *_ranking(held)]
 
 
 def memory_figures(held: HeldOut) -> list[Figure]:
-    """Errors by counter, the bands of peaks, and what is said of runs that ran out of memory."""
+    """Errors by counter, the bands of peaks, and the verdicts on runs that ran out of memory."""
     return [*_memory(held), *_outcomes(held)]
 
 
@@ -197,7 +197,7 @@ def _memory(held: HeldOut) -> list[Figure]:
 
 
 def _memory_bands(held: HeldOut) -> list[Figure]:
-    """Runs inside the band that other sources' runs give their peak, and what it says of runs with an outcome."""
+    """The share of runs inside the band of their peak from other sources, and the band's verdicts on known outcomes."""
     runs = memory_runs(held.rows)
     inside: dict[str, list[bool]] = defaultdict(list)
     chances: list[tuple[float, bool]] = []
@@ -227,7 +227,10 @@ def _memory_bands(held: HeldOut) -> list[Figure]:
 
 
 def _reliability(chances: Sequence[tuple[float, bool]]) -> list[Figure]:
-    """How many runs ran out of memory among those that were told one verdict; with each run: whether it did."""
+    """For each verdict, the number of runs that ran out of memory.
+
+    chances: for each run, its chance of fitting, and whether it ran out of memory.
+    """
     lines = [
         ("fits, 95 % and more", FITS, 2.0, "<= 8 %"),
         ("may not fit, 5 to 95 %", UNLIKELY, FITS, "20 to 80 %"),

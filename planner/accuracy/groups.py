@@ -1,4 +1,4 @@
-"""Errors by group: source, device, engine, kind of model, precision, and how the run was cut."""
+"""Errors by group: source, device, engine, kind of model, precision, and kind of layout."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Group:
-    """Size of the errors of the rows that share a value: median, mean and 90th percentile of their absolute value.
+    """Errors of the rows that share a value: median, mean and 90th percentile of the absolute error.
 
-    ratio: median of measured over predicted, which shows the direction.
-    null_median: median of the null model on the rows that it can predict; None where there are none.
+    ratio: median of measured over predicted, which shows the direction of the errors.
+    null_median: median error of the null model on the rows that it can predict; None if it can predict no row.
     """
 
     by: str
@@ -62,7 +62,7 @@ def _setup(row: Row) -> Any:
 
 
 def time_groups(rows: Sequence[Row], null: Mapping[int, float]) -> tuple[Group, ...]:
-    """Errors of tokens per second, by every key; rows without a prediction are not in them.
+    """Errors of tokens per second, by every key, without rows that have no prediction.
 
     null: index of a row -> seconds that the null model predicts.
     """
@@ -81,7 +81,7 @@ def _null_error(row: Row, predicted: float | None) -> float | None:
 
 
 def memory_groups(rows: Iterable[Row]) -> tuple[Group, ...]:
-    """Errors of the memory, by the counter that was read, and by source; the ratio is measured over predicted."""
+    """Errors of the memory, by the counter of the measurement, and by source; the ratio is measured over predicted."""
     keys: dict[str, Callable[[Row], str]] = {
         "memory": lambda row: row.run.mem_class or "not stated",
         "memory source": lambda row: f"{row.run.source_set} {row.run.mem_class}".strip(),

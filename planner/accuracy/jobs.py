@@ -1,7 +1,7 @@
-"""From a row of a table to what `planner explain` would be given for it: documents, options, and a layout in part.
+"""Turns a row of a table into the input that `planner explain` would need: documents, options, and a partial layout.
 
-What the row leaves out of its layout is filled by the rules of planner/search/given.py, as for anybody who leaves it
-out of `--layout`; what else it leaves out is decided here, once, and listed.
+Keys that the row leaves out of its layout are filled by the rules of planner/search/given.py, as for `--layout`. All
+other missing values are chosen in this module, and each choice is listed.
 """
 
 from __future__ import annotations
@@ -50,13 +50,13 @@ class Unsupported:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Question:
-    """What a row asks, as one would type it: two documents, options of a workload, and a layout.
+    """A row as command-line input: two documents, options of a workload, and a layout.
 
     options: keywords of `planner.specs.load.load_job`, each an option of the command line.
-    share: batch of the row over the batch that is priced, below 1 where the microbatches were rounded up to whole ones;
-    the step of the row takes this share of the step that is priced.
-    assumed: what the row leaves out, or says in words that stand for something near, but for keys of the layout.
-    unknown_framework: no engine profile is of the row's program.
+    share: batch of the row over the priced batch, below 1 where the microbatches were rounded up to whole ones. The
+    step of the row takes this share of the priced step.
+    assumed: values that the row leaves out or states only approximately, without keys of the layout.
+    unknown_framework: no engine profile describes the row's program.
     """
 
     model: ModelSpec
@@ -70,7 +70,7 @@ class Question:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setup:
-    """A row's question, read: the job, the whole layout, and all that was assumed of both."""
+    """The job and the whole layout of a row, with all assumptions about both."""
 
     job: PoolJob
     layout: Layout
@@ -80,10 +80,10 @@ class Setup:
 
 
 def job_of(run: Run) -> Setup | Unsupported:
-    """The job and the layout of a row, or the reason why there is none.
+    """The job and the layout of a row, or the reason why the row cannot be priced.
 
-    The row's cells win; aliases.yaml and gpus.yaml add what no column holds. This never raises: rows of other
-    people are not the user's mistakes.
+    The row's cells win; aliases.yaml and gpus.yaml add values that no column has. The function never raises, because a
+    published row is not the user's mistake.
     """
     try:
         return setup_of(question_of(run))
@@ -92,10 +92,10 @@ def job_of(run: Run) -> Setup | Unsupported:
 
 
 def setup_of(question: Question) -> Setup:
-    """The question read as the command line reads it.
+    """The job and the layout of a question, read as by the command line.
 
     Raises:
-        UnpricedRun: what the command line would refuse, with its reason.
+        UnpricedRun: the command line would refuse the question, with its reason.
     """
     try:
         job = uniform_job(load_job(model=question.model, cluster=question.cluster, **question.options))
@@ -112,10 +112,10 @@ def setup_of(question: Question) -> Setup:
 
 
 def question_of(run: Run) -> Question:
-    """What one would ask for a row.
+    """The question for a row: its documents, options and layout.
 
     Raises:
-        UnpricedRun: the row lacks what nobody can assume, or says what is not priced.
+        UnpricedRun: the row lacks a value that cannot be assumed, or has a setting that is not priced.
     """
     run = _with_knobs(run)
     assumed: list[Assumed] = []
@@ -160,7 +160,7 @@ def question_of(run: Run) -> Question:
 def _with_knobs(run: Run) -> Run:
     """The run with the cells that its source states outside its table.
 
-    A cell of the row itself wins, but for `corrections`: cells that a table inferred and its source contradicts.
+    A cell of the row itself wins, except over `corrections`: cells that a table inferred and its source contradicts.
     """
     known = knowledge("aliases")
     cells = known["knobs"].get(run.source_set, {}).get(normalized(run.model), {})
@@ -177,10 +177,10 @@ def _with_knobs(run: Run) -> Run:
 def engine_of(run: Run, model_parallel: bool, assumed: list[Assumed]) -> tuple[EngineSpec, bool]:
     """The engine profile for a row's framework, and whether the framework is unknown.
 
-    An unknown one is priced by the nearest profile: FSDP's where weights are sharded, else Megatron's; so is one that
-    is only said to be like Megatron. Megatron-LM without fused attention is the code of 2021, or of 2022 where the
-    source is the paper of that year or the run has sequence parallelism, which came then.
-    Plain FSDP has no tensor, pipeline or context parallelism: such rows are of torch's composition.
+    An unknown framework is priced with the nearest profile: FSDP's where weights are sharded, else Megatron's. The same
+    holds for a framework described only as similar to Megatron. Megatron-LM without fused attention is the code of
+    2021, or of 2022 where the source is the paper of that year or the run has sequence parallelism, which was added
+    then. Plain FSDP has no tensor, pipeline or context parallelism, so rows with these use torch's composition.
     """
     words, entry = run.framework.lower(), _framework(run)
     is_unknown = entry is None or ("-like" in words and entry["engine"].startswith("megatron"))
@@ -210,7 +210,7 @@ def _engine(name: str) -> EngineSpec:
 def _missing_abilities(
     engine: EngineSpec, model: ModelSpec, layout: Mapping[str, Any], settings: Mapping[str, str]
 ) -> list[Assumed]:
-    """What the profile lacks of what the row's program shows that it has, as settings that add it."""
+    """Settings that add to the profile the abilities that the row shows its program to have."""
     can = engine.can
     piped = layout["pp"] > 1
     zeros = engine.pipeline.zero_stages if piped else can.zero_stages
@@ -251,11 +251,11 @@ def _listed(value: Any) -> str:
 _NO_TRAINING: Final = ("inference", "generation", "serving", "rollout", "rlhf", "grpo", "ppo", "dpo", "eval", "distill")
 _ADAPTERS: Final = ("lora", "peft", "adapter")
 _FUSED_HEAD: Final = ("liger", "fused linear", "linear cross", "linear-cross", "cut cross", "cut-cross")
-"""Words for an output head and a loss in one kernel, which makes no logits."""
+"""Words for a kernel that fuses the output head and the loss, and so stores no logits."""
 
 
 def _settings(run: Run, model: ModelSpec, engine: EngineSpec, assumed: list[Assumed]) -> dict[str, str]:
-    """Settings beside the options: of the training document, and of the engine where the row says more than a name."""
+    """Settings besides the options: of the training document, and of the engine if the row states more."""
     words = f"{run.flags} {run.notes}".lower()
     task = run.task.lower()
     if any(word in task for word in _NO_TRAINING):
@@ -288,7 +288,7 @@ def _settings(run: Run, model: ModelSpec, engine: EngineSpec, assumed: list[Assu
 
 
 def _graphs(run: Run) -> str:
-    """What the run captures in CUDA graphs: whole steps, or layers; graphs of a router alone are not worth a word."""
+    """The part of the run that CUDA graphs capture: whole steps, or layers; graphs of a router alone are ignored."""
     stated = run.cuda_graphs.lower()
     if not stated:
         stated = "local" if re.search(r"cuda.?graph", run.flags.lower()) else "none"
@@ -314,7 +314,7 @@ def _adapters(words: str, assumed: list[Assumed]) -> dict[str, str]:
 
 
 def _recipe(run: Run, engine: EngineSpec) -> str:
-    """The memory recipe that a source states for its runs; else what the engine keeps by default."""
+    """The memory recipe that a source states for its runs; otherwise the engine's default."""
     for entry in knowledge("aliases")["recipes"]:
         same = entry["source_set"] == run.source_set and entry["engine"] == engine.name
         if same and fnmatchcase(normalized(run.model), entry.get("model", "*")):
@@ -326,7 +326,7 @@ _LOW: Final[tuple[Precision, ...]] = ("fp4", "fp8")
 
 
 def _precision(run: Run) -> Precision:
-    """By class, else by the words; 16 bits are fp16 where the row says so or the GPU has no bf16."""
+    """The precision by its class, else by its words; 16 bits are fp16 if the row says so or the GPU has no bf16."""
     words, kind = run.precision.lower(), run.precision_class.lower()
     for low in _LOW:
         if kind == low or (not kind and (low in words or low.replace("fp", "float") in words)):
@@ -340,7 +340,7 @@ def _precision(run: Run) -> Precision:
 
 
 def _with_microbatch(run: Run, degrees: Mapping[str, int], assumed: list[Assumed]) -> Run:
-    """The row with the microbatch of a library that makes as many microbatches as stages, where it states none."""
+    """The row with a microbatch size; if it states none, that of a library with one microbatch for each stage."""
     entry, ranks = _framework(run), degrees["dp"] * degrees["pp"]
     if run.microbatch or run.mbs or degrees["pp"] == 1 or not run.gbs or run.gbs % ranks:
         return run
@@ -352,9 +352,9 @@ def _with_microbatch(run: Run, degrees: Mapping[str, int], assumed: list[Assumed
 
 
 def _batch(run: Run, dp: int, mbs: int, assumed: list[Assumed]) -> tuple[int, float]:
-    """Sequences per step in whole microbatches, and the row's own batch over that.
+    """Sequences per step in whole microbatches, and the ratio of the row's own batch to it.
 
-    What runs out of memory does so in its first microbatch, so that such a row needs no batch.
+    A run that ran out of memory did so in its first microbatch, so its row needs no batch.
     """
     batch = run.gbs or _accumulated_batch(run, dp, mbs)
     if not batch and run.oom:
@@ -403,7 +403,7 @@ def _degrees(run: Run, assumed: list[Assumed]) -> dict[str, int]:
 def _layout(
     run: Run, model: ModelSpec, engine: EngineSpec, degrees: Mapping[str, int], assumed: list[Assumed]
 ) -> dict[str, Any]:
-    """What the row says of its layout, by key; what it does not say is left out."""
+    """The keys of the layout that the row states; other keys are left out."""
     tp, pp, dp = degrees["tp"], degrees["pp"], degrees["dp"]
     found: dict[str, Any] = dict(degrees)
     if model.moe is not None:
@@ -429,7 +429,7 @@ def _layout(
 
 
 def _experts(run: Run, model: ModelSpec, ranks: int) -> dict[str, int]:
-    """Degrees of expert and, where it is stated, expert-tensor parallelism; both are carved out of tp * cp * dp."""
+    """Degrees of expert and, where stated, expert tensor parallelism; both divide the ranks tp * cp * dp."""
     ep = run.ep or 1
     assert model.moe is not None
     if ranks % (ep * (run.etp or 1)) or model.moe.num_experts % ep:
@@ -448,11 +448,11 @@ _SCHEDULES: Final = {
     "gpipe": "gpipe",
     "afab": "gpipe",
 }
-"""Words of flags -> schedule; the first that is found counts."""
+"""Words of flags -> schedule; the first word found counts."""
 
 
 def _pipeline(run: Run, model: ModelSpec, pp: int, assumed: list[Assumed]) -> dict[str, Any]:
-    """Schedule, chunks of a stage and their layers, as far as they are stated; none without a pipeline."""
+    """Schedule, chunks of a stage and their layers, as far as the row states them; empty without a pipeline."""
     if pp > model.num_layers:
         raise UnpricedRun(f"{pp} pipeline stages for {model.num_layers} layers")
     if pp == 1:
@@ -485,7 +485,7 @@ def _pipeline(run: Run, model: ModelSpec, pp: int, assumed: list[Assumed]) -> di
 
 
 def _stated_split(run: Run, model: ModelSpec, pp: int, assumed: list[Assumed]) -> list[int]:
-    """Layers of each chunk as the recipe lists them; a chunk of the loss alone takes a layer of the one before it."""
+    """Layers of each chunk as the recipe lists them; a chunk with only the loss gets a layer of the chunk before it."""
     split = [int(part) for part in run.pipeline_layout.split("|") if part.strip().isdigit()]
     if not split or sum(split) != model.num_layers or len(split) % pp:
         raise UnpricedRun(f"pipeline layout {printable(run.pipeline_layout, 40)} of {model.num_layers} layers")
@@ -499,7 +499,7 @@ def _stated_split(run: Run, model: ModelSpec, pp: int, assumed: list[Assumed]) -
 
 
 def _offload(run: Run, assumed: list[Assumed]) -> Offload:
-    """What the run keeps on its hosts; `full` offload takes the checkpointed activations too."""
+    """The tensors that the run keeps on its hosts; `full` offload includes the checkpointed activations."""
     words = run.flags.lower()
     if run.cpu_offload:
         rule = f"activations of {printable(run.cpu_offload, 40)} wait on the host, and a layout can say all or none"
@@ -512,7 +512,7 @@ def _offload(run: Run, assumed: list[Assumed]) -> Offload:
 
 
 def _zero(run: Run) -> int | None:
-    """The stated stage, if there is one."""
+    """The stated ZeRO stage; None if the row states none."""
     if run.zero_stage is not None and run.zero_stage <= 3:
         return run.zero_stage
     in_words = re.search(r"[0-3]", run.zero)
@@ -530,7 +530,7 @@ def _hsdp(run: Run, dp: int) -> int:
 
 
 def _recompute(run: Run, engine: EngineSpec, assumed: list[Assumed]) -> str | None:
-    """The stated policy, if there is one: by Megatron's modules, for some layers, or by the engine's own word."""
+    """The stated recompute policy: by Megatron's modules, for some layers, or by the engine's own name; else None."""
     kind, _, modules = run.recompute.lower().partition(":")
     stated = run.recompute_policy.lower() or kind.split(" ")[0]
     if stated == "full" and run.recompute_layers:
@@ -548,6 +548,6 @@ def _recompute(run: Run, engine: EngineSpec, assumed: list[Assumed]) -> str | No
         return f"every:{number[1]}" if number else "every:2"
     if engine.can.recomputes("selective"):
         return "selective"
-    # per-operator selection keeps the matrix products: what is repeated is cheap
+    # selection by operator keeps the matrix products: the recomputed operators are cheap
     assumed.append(Assumed(key="recompute", value="none", rule=f"{engine.name} has no selective policy; it is cheap"))
     return "none"

@@ -1,4 +1,4 @@
-"""What the rows of a table leave out: the files beside this module, and how names are compared."""
+"""Reads the YAML files beside this module, which add values that tables leave out, and compares names."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class UnpricedRun(Exception):
-    """A row that cannot be priced; its text is the reason, said to the user."""
+    """A row that cannot be priced; the text of the exception is the reason shown to the user."""
 
 
 @cache

@@ -1,11 +1,11 @@
-"""What runs of one's own say about the corrections: a fit that holds to the shipped calibration until runs speak.
+"""Learns corrections from a user's own runs: a Bayesian fit with the shipped calibration as its prior.
 
-A device and an engine get a factor for each thing that a step's time follows from: computing, moving bytes, the host,
-the innermost link, the links beyond it, fused attention. The logarithm of a run's time grows with the logarithm of each
-factor by what that thing matters to the run. So the log errors of runs are regressed on what matters to them. Before
-any run speaks, a factor is 1 within the spread that clusters of published runs show for it (empirical Bayes), and how
-much of that spread this cluster has, and how far its runs scatter, are averaged over (as in Raftery, Madigan and
-Hoeting, JASA 1997). Few runs therefore move little, and many move all the way.
+Each pair of device and engine has a factor for each cause of step time: compute, memory traffic, the host, the
+innermost link, the outer links, fused attention. The slope of a run for a factor is the growth of its log step time
+with the log of this factor. The log errors of the runs are regressed on these slopes. The prior of a factor is 1,
+within the spread of this factor over clusters of published runs (empirical Bayes). The share of this spread that the
+user's cluster has, and the scatter of its runs, are averaged over (as in Raftery, Madigan and Hoeting, JASA 1997). Few
+runs therefore change the factors little, and many runs determine them.
 """
 
 from __future__ import annotations
@@ -34,26 +34,28 @@ if TYPE_CHECKING:
     from planner.specs.job import PoolJob
 
 FACTORS: Final = ("slowdown", "scale_up", "network", "memory", "host", "attention")
-"""What is learnt, each as a factor of time; all but the last are fields of an entry of their own name."""
+"""The learnt factors of time; all but the last are fields of a calibration entry with the same name."""
 
 _SHARES: Final = (0.02, 0.05, 0.1, 0.2, 0.4, 0.8, 1.6)
-"""Of the variance of published clusters, how much of it this one has; each is as likely as the others."""
+"""Possible shares of the variance of published clusters that the user's cluster has; all are equally likely."""
 
 _SCATTERS: Final = (0.7, 1.0, 1.4, 2.0, 2.8, 4.0)
-"""Of the scatter of runs of published clusters, how many times as much this one's have; likewise."""
+"""Possible ratios of the scatter of this cluster's runs to that of published clusters; all are equally likely."""
 
 _OUTLIER: Final = 3.0
-"""A run further from the fit than so many scatters counts as if it were there."""
+"""Distance from the fit, in scatters, at which the influence of a run stops growing."""
 
 _LARGEST_ERROR: Final = 0.4
-"""Log errors that are further from the middle at first, or in a prior from none, count as this."""
+"""Limit of a log error: of its distance from the median at the start of a fit, and from 0 in a prior."""
 
 _MOST_RUNS: Final = 12
-"""As so many runs a cluster counts at most where the scatter of a prior is learnt."""
+"""The largest number of runs as which a cluster counts when the prior is learnt."""
 
 EIGHT_OF_TEN: Final = 1.0
-"""Within so many standard deviations lie 8 of 10 runs to come: errors have a sharper peak than the normal distribution.
-Held out by source, 89, 84, 81 and 75 % of the other rows of a cluster do after 1, 3, 5 and 10 rows of it."""
+"""Standard deviations within which 8 of 10 future runs are: errors have a sharper peak than the normal distribution.
+
+With sources held out, 89, 84, 81 and 75 % of a cluster's other rows are within them after 1, 3, 5 and 10 rows of it.
+"""
 
 _MOST: Final = math.log(20.0)
 _SWEEPS: Final = 4
@@ -63,10 +65,10 @@ _CLOSE: Final = 1e-3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prior:
-    """What is known before any run of a cluster speaks.
+    """The distribution assumed before any run of a cluster is known.
 
-    spreads: standard deviations of the log factors, in the order of `FACTORS`. scatter: of the log error of a run about
-    its cluster's factors.
+    spreads: standard deviations of the log factors, in the order of `FACTORS`. scatter: standard deviation of a run's
+    log error around the prediction by its cluster's factors.
     """
 
     spreads: tuple[float, ...]
@@ -74,14 +76,14 @@ class Prior:
 
 
 PRIOR: Final = Prior(spreads=(0.16, 2.2, 0.61, 0.93, 0.18, 0.48), scatter=0.085)
-"""Of the clusters of published runs: `python tools/calibration_curve.py` prints it."""
+"""The prior from the clusters of published runs, as `python tools/calibration_curve.py` prints it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Observation:
-    """A run that was measured, with the job and the layout that price it by the shipped calibration.
+    """A measured run, with the job and the layout that price it by the shipped calibration.
 
-    where: the file, and the line of a table, for people. share: of the priced step that the run's step is.
+    where: the file, and the line of a table, for messages. share: the run's step as a share of the priced step.
     """
 
     where: str
@@ -92,18 +94,18 @@ class Observation:
 
     @property
     def source(self) -> str:
-        """The name of the file or folder."""
+        """The name of the file or folder of the run."""
         return PurePath(re.sub(r":[0-9]+$", "", self.where)).name
 
     @property
     def kind(self) -> tuple[str, str]:
-        """The device and the engine: what a correction is learnt for."""
+        """The device and the engine, for which a correction is learnt."""
         return self.job.cluster.device.name, self.job.engine.name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Forecasts:
-    """Step seconds of one run: measured, and forecast before, after, and after learning from the other runs alone."""
+    """Step seconds of one run: measured, and forecast before learning, after it, and from the other runs alone."""
 
     where: str
     measured: float
@@ -114,7 +116,7 @@ class Forecasts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Learnt:
-    """The correction of one device and engine, and what it does to each of the runs that it was learnt from."""
+    """The correction of one device and engine, and the forecasts with it of the runs from which it was learnt."""
 
     device: str
     engine: str
@@ -124,14 +126,14 @@ class Learnt:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Posterior:
-    """What runs leave of the prior. logs: of the factors, (factors,); covariance of them; scatter of a run to come."""
+    """The posterior of the factors. logs: log factors, (factors,). covariance: of `logs`. scatter: of a future run."""
 
     logs: NDArray[np.float64]
     covariance: NDArray[np.float64]
     scatter: float
 
     def spread(self, slopes: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Standard deviation of the log error of runs to come with these slopes, (runs,); slopes: (runs, factors)."""
+        """Standard deviation of the log error of future runs with these slopes, (runs,); slopes: (runs, factors)."""
         found: NDArray[np.float64] = np.sqrt(
             np.einsum("rf,fg,rg->r", slopes, self.covariance, slopes) + self.scatter**2
         )
@@ -139,12 +141,12 @@ class Posterior:
 
 
 def posterior(slopes: NDArray[np.float64], errors: NDArray[np.float64], prior: Prior = PRIOR) -> Posterior:
-    """The log factors that log errors tell of, where these are the slopes times those, and a scatter.
+    """The posterior of the log factors, where log errors are the slopes times the log factors, plus scatter.
 
     slopes: growth of the log forecast with each log factor, (runs, factors). errors: log(measured / forecast), (runs,).
 
     Source: conjugate Bayesian linear regression (Gelman et al., Bayesian Data Analysis, 3rd edition, section 14.2);
-    the scales of prior and scatter are averaged over by their marginal likelihood; Huber (1964) for wild runs.
+    the scales of prior and scatter are averaged over by their marginal likelihood; Huber (1964) for outliers.
     """
     middle = float(np.median(errors)) if len(errors) else 0.0
     found = _averaged(slopes, np.clip(errors, middle - _LARGEST_ERROR, middle + _LARGEST_ERROR), prior)
@@ -177,9 +179,10 @@ def _averaged(slopes: NDArray[np.float64], errors: NDArray[np.float64], prior: P
 
 
 def prior_of(clusters: Sequence[tuple[NDArray[np.float64], NDArray[np.float64]]]) -> Prior:
-    """The prior that makes the runs of many clusters likely; each is the slopes and the log errors of its runs.
+    """The prior of greatest likelihood for the runs of many clusters.
 
-    A cluster's runs count as at most `_MOST_RUNS`, and an error as at most `_LARGEST_ERROR`.
+    clusters: slopes and log errors of each cluster's runs. A cluster's runs count as at most `_MOST_RUNS` runs, and the
+    absolute value of a log error as at most `_LARGEST_ERROR`.
 
     Source: expectation maximisation for variance components (Dempster, Rubin and Tsutakawa, JASA 1981).
     """
@@ -199,19 +202,22 @@ def prior_of(clusters: Sequence[tuple[NDArray[np.float64], NDArray[np.float64]]]
 
 
 def slopes_of(job: PoolJob, layout: Layout) -> NDArray[np.float64]:
-    """Growth of the log step seconds with each log factor, (factors,), by pricing with each factor a tenth up."""
+    """Growth of the log step seconds with each log factor, (factors,), by pricing with each factor a tenth larger."""
     before = _log_seconds(job, layout)
     steps = np.eye(len(FACTORS)) * _STEP
     return np.array([(_log_seconds(with_factors(job, each), layout) - before) / _STEP for each in steps])
 
 
 def with_factors(job: PoolJob, logs: NDArray[np.float64]) -> PoolJob:
-    """The job with the factors of these logarithms over those of its calibration."""
+    """The job with its calibration multiplied by the factors of these logarithms."""
     return replace(job, calibration=job.calibration.model_copy(update=_fields(job, logs, over=job.calibration)))
 
 
 def _fields(job: PoolJob, logs: NDArray[np.float64], *, over: CalibrationEntry) -> dict[str, Any]:
-    """Fields of an entry with these factors; attention reaches so much less of the peak, and never more than all."""
+    """Fields of a calibration entry with these factors.
+
+    Attention's share of peak is divided by its factor, at most 1.
+    """
     factors = dict(zip(FACTORS, np.exp(logs), strict=True))
     share = min(1.0, job.attention_share / float(factors.pop("attention")))
     return {name: getattr(over, name) * float(factor) for name, factor in factors.items()} | {"attention": share}
@@ -222,10 +228,10 @@ def _log_seconds(job: PoolJob, layout: Layout) -> float:
 
 
 def learn(observations: Sequence[Observation]) -> tuple[Learnt, ...]:
-    """A correction for each device and engine that has runs, in the order of the first run of each.
+    """A correction for each pair of device and engine that has runs, in the order of their first runs.
 
     Raises:
-        InputError: there is no run.
+        InputError: `observations` is empty.
     """
     if not observations:
         raise InputError("no run is left to learn from", hint="give a run that was measured")
@@ -236,10 +242,10 @@ def learn(observations: Sequence[Observation]) -> tuple[Learnt, ...]:
 
 
 def learn_calibration(observations: Sequence[Observation]) -> tuple[Calibration, tuple[Learnt, ...]]:
-    """The shipped calibration with what the runs add, before the rest, so that it is found first and multiplies it.
+    """The shipped calibration with the learnt entries in front, which are found first and multiply the shipped ones.
 
     Raises:
-        InputError: there is no run.
+        InputError: `observations` is empty.
     """
     learnt, shipped = learn(observations), shipped_calibration()
     entries = (*(each.entry for each in learnt), *shipped.entries)
@@ -247,7 +253,7 @@ def learn_calibration(observations: Sequence[Observation]) -> tuple[Calibration,
 
 
 def _learn_kind(device: str, engine: str, runs: Sequence[Observation]) -> Learnt:
-    """Gauss-Newton: the slopes are taken at the shipped factors, and once more where these lead."""
+    """The correction of one device and engine by Gauss-Newton, with slopes at the shipped and at the learnt factors."""
     measured = np.log([run.measured_seconds for run in runs])
     logs = np.zeros(len(FACTORS))
     before = predicted = _predicted(runs, logs)

@@ -1,4 +1,4 @@
-"""The cluster that a run used, from its GPU's name, the host size and the network's bandwidth."""
+"""Builds the cluster of a run from its GPU's name, the host size and the network's bandwidth."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ _LARGEST_WORLD = 10_000_000
 
 
 def cluster_of(run: Run, num_devices: int) -> ClusterSpec:
-    """The cluster of `num_devices` devices; the last host may be half empty, and one host may be a part of one.
+    """The cluster of `num_devices` devices; the last host, or the only one, may have fewer devices than a full host.
 
-    The row's own cells win: host size, and network bandwidth per device and direction. A device's NVLink comes
-    from the shipped cluster of its kind, and so does a network that the row names.
+    The row's own cells win: host size, and network bandwidth per device and direction. The NVLink of a device is that
+    of the shipped cluster with the device, and a network that the row names is that of its shipped cluster.
 
     Raises:
-        UnpricedRun: a GPU that no device file describes, or a size that no cluster has.
+        UnpricedRun: no device file describes the GPU, or no cluster has this size.
     """
     if not 1 <= num_devices <= _LARGEST_WORLD:
         raise UnpricedRun(f"{num_devices} GPUs")
@@ -53,7 +53,7 @@ def cluster_of(run: Run, num_devices: int) -> ClusterSpec:
     }
     if "kind" in entry:
         changes |= {"kind": entry["kind"], "in_network": None}
-    if domain != inner.num_devices:  # the cube of 8 V100 is wired by hand; 4 of them are joined each with each
+    if domain != inner.num_devices:  # 8 V100 are wired as a cube; each 4 of them are fully connected
         changes["wiring"] = "all-to-all"
     links = (
         inner.model_copy(update=changes),
@@ -72,14 +72,14 @@ def cluster_of(run: Run, num_devices: int) -> ClusterSpec:
 
 
 def _network(run: Run, stated: float, line_rate: float, num_hosts: int) -> dict[str, Any]:
-    """A stated bandwidth as the link's own, or, where the run measured it over its hosts, beside the line rate."""
+    """The link's bandwidth as stated; where the run measured it between hosts, the line rate is kept besides."""
     if "measured in the run" not in run.interconnect or stated >= line_rate or num_hosts < 2:
         return {"bandwidth": stated}
     return {"bandwidth": line_rate, "measured_bandwidth": stated, "measured_hosts": num_hosts}
 
 
 def _entry(run: Run) -> Mapping[str, Any]:
-    """The entry of gpus.yaml for the run's GPU: first by name, then by the memory that is nearest."""
+    """The entry of gpus.yaml for the run's GPU: by its name, then by the nearest memory size."""
     name = normalized(run.gpu)
     for _ in range(3):  # "NVIDIA Tesla V100-SXM2-32GB"
         name = _MAKER.sub("", name)

@@ -1,4 +1,4 @@
-"""What published runs say about predicted peaks: figures of three counters, and whether a run ran out of memory."""
+"""Evidence of published runs about predicted peaks: figures of three counters, and runs that ran out of memory."""
 
 from __future__ import annotations
 
@@ -29,13 +29,17 @@ _COUNTERS: Final[tuple[Counter, ...]] = (*_MEASURED, "needed")
 _LOCATIONS: Final = np.arange(-0.8, 0.801, 0.01)
 _SCALES: Final = np.geomspace(0.01, 0.8, 45)
 _MOST: Final = 5.0
-"""A source counts as at most this many runs: its runs miss alike. Assumed."""
+"""The largest number of runs as which a source counts, because its runs have similar errors. Assumed."""
 _BIAS: Final = 0.03
-"""Of the log location of all engines together, one standard deviation: assumed, as the ledger's sums of tensors are
-within 3 % of what was allocated. More sources with figures of the device's counter would settle it."""
+"""Standard deviation of the log location of all engines together. Assumed, because the ledger's sums of tensors are
+within 3 % of the allocated bytes. More sources with figures of the device's counter would settle it.
+"""
 _SCATTER: Final = (0.08, 0.25)
-"""Of engines about all: of locations, and of the logarithms of scales. Assumed: as far as the locations of the engines
-with figures lie from each other; nearly every engine has one source, which cannot say more."""
+"""Standard deviations of one engine about all engines: of locations, and of the logarithms of scales.
+
+Assumed from the distances between the locations of the engines with figures. Nearly every engine has only one source,
+so the data do not determine them.
+"""
 _WIDER: Final = (1.0, 4.0)
 _INSIDE: Final = 0.8
 _MANY: Final = 20
@@ -44,9 +48,9 @@ _FACTORS: Final = np.arange(*_WIDER, 0.1)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryRun:
-    """The logarithm of measured over predicted bytes of one run, or a bound of it.
+    """The logarithm of measured over predicted bytes of one run, or a bound of this logarithm.
 
-    kind: `exact`; `above` the bound where the run ran out of memory; `below` it where it ran.
+    kind: `exact`; `above`: the value exceeds the bound, as the run ran out of memory; `below`: the run did not.
     """
 
     source: str
@@ -59,8 +63,9 @@ class MemoryRun:
 def memory_runs(rows: Iterable[Row]) -> list[MemoryRun]:
     """Figures and bounds of each row; rows that assume their recompute have none.
 
-    A figure of the allocator's tensors is also one of what the run needed, with the runtime as it is told. Other rows
-    that ran bound it from above by what the device has, those that ran out of memory from below.
+    A figure of the allocator's tensors also gives a figure of the run's need, with the predicted runtime added. For
+    other rows, the device's memory is an upper bound of the need if they ran, and a lower bound if they ran out of
+    memory.
     """
     found = []
     for row in rows:
@@ -84,18 +89,18 @@ def memory_runs(rows: Iterable[Row]) -> list[MemoryRun]:
 
 
 def assumes_recompute(row: Row) -> bool:
-    """The row does not say whether activations are recomputed."""
+    """Whether the row leaves open if activations are recomputed."""
     return row.setup is not None and any(
         str(getattr(each, "key", each)).startswith("recompute") for each in row.setup.assumed
     )
 
 
 def memory_spreads(runs: Sequence[MemoryRun]) -> tuple[MemorySpread, ...]:
-    """Location and scale for each counter that has figures: of each engine, then of all.
+    """Location and scale for each counter that has figures: of each engine, then of all engines.
 
-    An engine's are drawn towards those of all. Runs that ran out of memory and runs that ran bound what the counter of
-    the device would have shown (a censored likelihood, as in Tobin, Econometrica 1958). Scales are widened until what
-    they say of a source that they have not seen is so: of the bands, and of the chance to fit.
+    The values of an engine are shrunk towards those of all engines. Runs that ran out of memory and runs that did not
+    give bounds of the figure of the device's counter (a censored likelihood, as in Tobin, Econometrica 1958). Scales
+    are widened until the bands and the chances of fitting are right for sources that were not in the fit.
     """
     wider, wider_chances = _wider_bands(runs), _wider_chances(runs)
     return tuple(
@@ -105,7 +110,7 @@ def memory_spreads(runs: Sequence[MemoryRun]) -> tuple[MemorySpread, ...]:
 
 
 def _wider_bands(runs: Sequence[MemoryRun]) -> float:
-    """The factor of scales at which bands from the other sources hold 8 of 10 figures of a source, sources alike."""
+    """The factor of scales with which bands from other sources hold 8 of 10 figures; all sources count equally."""
     edges = []
     figures = [run for run in runs if run.kind == "exact" and run.counter != "needed"]
     for source in sorted({run.source for run in figures}):
@@ -124,9 +129,10 @@ def _wider_bands(runs: Sequence[MemoryRun]) -> float:
 
 
 def _wider_chances(runs: Sequence[MemoryRun]) -> float:
-    """The factor of scales at which a chance of 95 % holds for each source that no fit has seen.
+    """The factor of scales with which a chance of 95 % is right for each source that was not in the fit.
 
-    Of the runs that it tells to fit with that chance, at most 5 % ran out of memory; of sources with enough of those.
+    It is right for a source if at most 5 % of the runs with at least this chance ran out of memory. Only sources with
+    enough of these runs are checked.
     """
     factors = [_WIDER[0]]
     needed = [run for run in runs if run.counter == "needed"]
@@ -152,7 +158,7 @@ def _wider_chances(runs: Sequence[MemoryRun]) -> float:
 
 
 def spread_of_run(spreads: Iterable[MemorySpread], run: MemoryRun) -> MemorySpread | None:
-    """That of the run's engine; else that of all engines."""
+    """The spread of the run's engine; else the spread of all engines."""
     own = {each.engine: each for each in spreads if each.counter == run.counter}
     return own.get(run.engine) or own.get(None)
 
@@ -167,7 +173,7 @@ def _fitted(runs: Sequence[MemoryRun]) -> tuple[MemorySpread, ...]:
         location, scale = _best(own, unbiased)
         prior = ((_LOCATIONS - location) / _SCATTER[0])[:, None] ** 2 / 2
         prior = prior + (np.log(_SCALES / scale) / _SCATTER[1])[None, :] ** 2 / 2
-        engines = sorted({run.engine for run in own if run.kind != "below"})  # runs that ran bound it on one side alone
+        engines = sorted({run.engine for run in own if run.kind != "below"})  # runs that ran are one-sided bounds
         for engine in engines:
             members = [run for run in own if run.engine == engine]
             found.append(_spread(counter, engine, _best(members, prior), len(members)))

@@ -1,4 +1,4 @@
-"""The model that a run trained, from the row's own shape and what is known of its name."""
+"""Builds the model of a run from the row's own shape and from the known values of its name."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ _SHAPE: Final = {
 def model_of(run: Run) -> ModelSpec:
     """The model document of a row.
 
-    Layers, widths and vocabulary are the row's own, so that a truncated or widened model is priced as it ran; a
-    blank cell takes the shipped model's value where the name is one. Head size, latent attention, windows and
-    biases have no column and come from aliases.yaml.
+    Layers, widths and vocabulary are the row's own, so that a truncated or widened model is priced as it ran. A blank
+    cell has the shipped model's value where the row names a shipped model. Head size, latent attention, windows and
+    biases have no column; aliases.yaml has them.
 
     Raises:
-        UnpricedRun: the shape is not stated, or is none that a model can have.
+        UnpricedRun: the row does not state the shape, or no model can have the shape.
     """
     if run.arch.lower() not in _PRICED:
         raise UnpricedRun(f"architecture {printable(run.arch, 40)}")

@@ -1,4 +1,4 @@
-"""The forecast to beat: every GPU reaches the rate that others of its kind reached, whatever the layout."""
+"""The null model, a forecast to beat: every GPU reaches the median rate of its kind, whatever the layout."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 class _Rated(NamedTuple):
     row: int
     source: str
-    flops: float  # of one device in the row's step
+    flops: float  # FLOPs of one device in the row's step
     rate: float
 
 

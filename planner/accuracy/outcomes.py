@@ -1,4 +1,4 @@
-"""Whether runs fit: published runs that ran out of memory, and those that did not."""
+"""Counts right and wrong verdicts of fitting, on published runs that ran out of memory and runs that did not."""
 
 from __future__ import annotations
 
@@ -15,8 +15,9 @@ if TYPE_CHECKING:
 class Outcomes:
     """Verdicts on published runs.
 
-    num_oom: runs that ran out of memory, of which `caught` are not told to fit. num_ran: runs that were measured, of
-    which `false_alarms` are told that they do not fit. What may fit is right either way.
+    num_oom: runs that ran out of memory; for `caught` of them the verdict is not "fits". num_ran: runs that were
+    measured; for `false_alarms` of them the verdict is "does not fit". The verdict "may not fit" counts as right in
+    both cases.
     """
 
     num_oom: int
@@ -26,7 +27,7 @@ class Outcomes:
 
 
 def outcomes(rows: Iterable[Row]) -> Outcomes:
-    """Count them; rows without a prediction are in neither."""
+    """Count the verdicts; rows without a prediction are left out."""
     judged = [row for row in rows if row.fits is not None]
     oom = [row for row in judged if row.run.oom]
     ran = [row for row in judged if not row.run.oom and row.measured_seconds]

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """Rows in the order of the table, and what follows from them.
+    """Rows in the order of the table, and the figures computed from them.
 
     null: index of a row -> seconds of the null model.
     """
@@ -34,11 +34,13 @@ class Report:
 
 
 def report_of(path: Path, calibration: Path | None = None) -> Report:
-    """Read, price and compare every run of a table; calibration: a file of corrections in place of the shipped ones.
+    """Read, price and compare every run of a table.
+
+    calibration: a file of corrections to use instead of the shipped ones.
 
     Raises:
-        InputError: the file is no table of runs, or mistakes of the calibration.
-        EnvironmentProblem: it cannot be read.
+        InputError: the file is not a table of runs, or the calibration has mistakes.
+        EnvironmentProblem: a file cannot be read.
     """
     corrections = load_calibration(calibration) if calibration else None
     rows = score_all(read_runs(path), corrections)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 REQUIRED_COLUMNS: Final = ("model", "gpu", "gpus", "seq", "gbs")
-"""Without these no row can be priced; every other column may be missing, which reads as blank cells."""
+"""Columns without which no row can be priced. Every other column may be missing; its cells then count as blank."""
 
 _LARGEST: Final = 1e15
 _NUMBER: Final = re.compile(r"\s*([0-9][0-9,]*\.?[0-9]*(?:[eE][+-]?[0-9]+)?|\.[0-9]+)\s*", re.ASCII)
@@ -28,7 +28,8 @@ _NUMBER: Final = re.compile(r"\s*([0-9][0-9,]*\.?[0-9]*(?:[eE][+-]?[0-9]+)?|\.[0
 class Run:
     """One measured run, in the columns of tests/published/measurements.csv.
 
-    A number that the source does not state, or states in words, is None; a text is empty then.
+    A number that the source does not state, or states in words, is None. A text that the source does not state is
+    empty.
     """
 
     id: str
@@ -99,7 +100,10 @@ class Run:
 
     @property
     def measured_step_seconds(self) -> float | None:
-        """Seconds of one optimizer step as published, or what follows from tokens per second; None if neither."""
+        """Seconds of one optimizer step as published, or computed from tokens per second.
+
+        The value is None if the row has neither.
+        """
         stated = self.measured_step_s or self.step_s
         if stated:
             return stated
@@ -112,7 +116,8 @@ def read_runs(path: Path) -> tuple[Run, ...]:
     """Read every row of a CSV file; blank lines are left out.
 
     Raises:
-        InputError: no such file, too large, not a CSV table, or columns that are needed are missing (all are named).
+        InputError: the file does not exist, is too large, is not a CSV table, or lacks required columns (all are
+        named).
         EnvironmentProblem: the file cannot be read.
     """
     shown = printable(str(path))
@@ -150,7 +155,10 @@ def run_of(cells: Mapping[str, Any], fallback_id: str = "") -> Run:
 
 
 def _number(text: str, *, whole: bool) -> float | int | None:
-    """The number in a cell; None for words, what is not finite, and a fraction in a column of counts."""
+    """The number in a cell.
+
+    It is None for words, for a number that is not finite, and for a fraction in a column of counts.
+    """
     match = _NUMBER.fullmatch(text)
     value = float(match[1].replace(",", "")) if match else math.inf
     if value > _LARGEST:

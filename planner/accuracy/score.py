@@ -1,4 +1,4 @@
-"""Prices every run of a table and sets the prediction beside what was measured."""
+"""Prices every run of a table and compares the prediction with the measurement."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """One run beside its prediction; `reason` says why there is none.
+    """One run with its prediction; where it has no prediction, `reason` tells why.
 
-    predicted_memory_bytes: of the fullest stage, in the class of the row's own figure (device where it has none).
-    peak_bytes: what the fullest stage needs, without what the allocator only keeps for later. fits: within the memory
-    limit with the default headroom.
+    predicted_memory_bytes: memory of the fullest stage, by the counter of the row's own figure (the device's counter
+    where the row has no figure). peak_bytes: the need of the fullest stage, without memory that the allocator only
+    keeps for later. fits: whether the need is within the memory limit with the default headroom.
     """
 
     run: Run
@@ -59,7 +59,7 @@ class Row:
 
 
 def score_all(runs: Iterable[Run], corrections: Calibration | None = None) -> tuple[Row, ...]:
-    """Every run with its prediction, in order; none is left out. corrections: in place of the shipped ones."""
+    """Every run with its prediction, in order; `corrections` replace the shipped ones."""
     return tuple(score(run, corrections) for run in runs)
 
 
@@ -101,11 +101,12 @@ def step_seconds(setup: Setup) -> float:
 
 
 def memory_by_class(job: PoolJob, stage: StageMemory) -> dict[str, float]:
-    """What the three usual counters would show for a stage, in bytes.
+    """The values of the three usual counters for a stage, in bytes.
 
-    allocated: tensors alone (torch.cuda.max_memory_allocated), every line but the runtime. reserved: with what the
-    allocator loses, or keeps for later while there is room (max_memory_reserved). device: with context and buffers of
-    communication (nvidia-smi); above the device's memory only where the ledger's total is.
+    allocated: only tensors (torch.cuda.max_memory_allocated), which is every line but the runtime. reserved: also
+    memory that the allocator loses to fragmentation, or keeps for later while memory is free (max_memory_reserved).
+    device: also the context and the buffers of communication (nvidia-smi). The last value exceeds the device's memory
+    only where the ledger's total does.
 
     Source: PyTorch, notes on CUDA memory management; `planner.cost.memory.CACHED_SHARE`.
     """

@@ -1,4 +1,4 @@
-"""Ranking: would the planner have chosen the best of the layouts that a source tried on one job?"""
+"""Measures ranking: whether the planner would have chosen the best of the layouts that a source ran on one job."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from planner.accuracy.score import Row
 
 CLEAR: Final = 0.03
-"""Published layouts that differ by less than this are a draw: runs repeat within a few percent."""
+"""Published layouts whose times differ by less than this share count as equal: runs repeat within a few percent."""
 _FEWEST: Final = 3
 
 
@@ -26,11 +26,11 @@ _FEWEST: Final = 3
 class Sweep:
     """Layouts of one model, device, number of devices, batch, release and kernels in one source.
 
-    regret: time of the layout that the prediction calls best, over the best measured time, less 1.
-    random_regret: the same of a layout drawn by chance. tau: Kendall's tau-b of predicted and measured time.
+    regret: measured time of the layout with the best prediction, over the best measured time, minus 1.
+    random_regret: the mean regret of a layout drawn at random. tau: Kendall's tau-b of predicted and measured time.
     clear_pairs: pairs whose measured times differ by more than `CLEAR`, of which `ordered_pairs` are predicted in
-    the right order. near_pairs, apart_pairs: all pairs, by whether their predictions are a near tie, with those of each
-    that are in the right order.
+    the right order. near_pairs, apart_pairs: pairs whose predictions are a near tie, and all other pairs; each with the
+    number of pairs in the right order.
     """
 
     source: str
@@ -50,8 +50,8 @@ class Sweep:
 def sweeps(rows: Iterable[Row]) -> tuple[Sweep, ...]:
     """Every sweep of at least three different layouts, by seconds per sequence.
 
-    Batches of one sweep may differ by what a layout needs to divide them. Repeated runs of a layout count once, by
-    their median: no forecast tells them apart, and on a shared network they differ by up to 1.7 times.
+    Batches of one sweep may differ slightly, so that each layout divides its batch. Repeated runs of a layout count
+    once, by their median, because all have the same forecast; on a shared network they differ by up to 1.7 times.
     """
     groups: dict[tuple[str, str], list[tuple[float, float, str]]] = defaultdict(list)
     for row in rows:
@@ -112,7 +112,7 @@ def _sweep(source: str, job: str, members: Sequence[tuple[float, float, str]]) -
 
 
 def _in_order(pair: tuple[tuple[float, float], tuple[float, float]]) -> bool:
-    """Whether two layouts are predicted in the order that they were measured in."""
+    """Whether the predicted order of two layouts equals their measured order."""
     (measured, predicted), (other_measured, other_predicted) = pair
     return (measured < other_measured) == (predicted < other_predicted) and predicted != other_predicted
 

@@ -1,1 +1,1 @@
-"""From files of measured runs to corrections: reads run folders, tables and logs, and hands them to the fit."""
+"""Reads measured runs from run folders, tables and logs, for the fit of corrections (`planner.accuracy.learn`)."""

@@ -1,4 +1,4 @@
-"""What people give to learn from: run folders, tables of runs, and logs beside their plan."""
+"""Reads the inputs of `planner calibrate`: run folders, tables of runs, and logs with their plan."""
 
 from __future__ import annotations
 
@@ -32,7 +32,8 @@ def read_inputs(
 ) -> list[Observation]:
     """The runs of every path, in order.
 
-    plan: of the logs; without it each log has a plan.json beside it. tell: hears what was left out, and why.
+    plan: the plan of all logs; without it each log has a plan.json in its folder. tell: called with a message for each
+    run that is left out, with the reason.
 
     Raises:
         InputError: all mistakes of all files, with file, line and column.
@@ -60,7 +61,7 @@ def _read(path: Path, plan: Path | None, tell: Callable[[str], None]) -> list[Ob
 
 
 def _log(path: Path, plan: Path | None, tell: Callable[[str], None]) -> Observation:
-    """The run that a log of another program tells of, with its plan."""
+    """The run that a log of another program records, with its plan."""
     beside = path.with_name(PLAN)
     if plan is None and not beside.is_file():
         hint = f"--plan PLAN names the plan that ran, or put it beside the log as {PLAN}"
@@ -75,7 +76,7 @@ def _run_folder(path: Path, tell: Callable[[str], None]) -> Observation:
         hint = "name the folder that `planner launch --output` was given, or a log with --plan PLAN"
         raise InputError(f"no run: {PLAN} is missing", where=printable(str(path)), hint=hint)
     logs = sorted(path.glob("*.log"))
-    if logs and not (path / METRICS).is_file():  # of another program, started by the files of `planner emit`
+    if logs and not (path / METRICS).is_file():  # logs of a program started with files of `planner emit`
         return _log(logs[-1], path / PLAN, tell)
     if not (path / METRICS).is_file():
         hint = "train first, `planner launch`; it writes a line for each step"
@@ -100,7 +101,7 @@ def _observed(
 
 
 def _metrics(path: Path) -> list[Step]:
-    """The steps of our trainer's own record, a JSON object on each line."""
+    """The steps in the metrics file of the planner's trainer, which has a JSON object on each line."""
     shown, steps = printable(str(path)), []
     for number, line in enumerate(text_of(path).splitlines(), 1):
         try:
@@ -119,8 +120,8 @@ def text_of(path: Path) -> str:
     """The text of a file.
 
     Raises:
-        InputError: it is too large, or no text.
-        EnvironmentProblem: it cannot be read.
+        InputError: the file is too large, or is not text.
+        EnvironmentProblem: the file cannot be read.
     """
     try:
         with path.open("rb") as file:

@@ -1,4 +1,4 @@
-"""Logs of training programs: the lines that tell a step's time, by program, and what they say of the model.
+"""Reads logs of training programs: for each program, the lines with the time of a step and those about the model.
 
 Source: the lines as these programs print them: Megatron-LM d98e8a64, megatron/training/training.py; torchtitan,
 torchtitan/components/metrics.py; DeepSpeed 038beb63, deepspeed/utils/timer.py and runtime/pipe/engine.py; transformers,
@@ -26,17 +26,21 @@ _NUMBER: Final = r"[-+]?(?:[0-9][0-9,]*\.?[0-9]*(?:[eE][-+]?[0-9]+)?|nan|inf)"
 _MILLISECOND: Final = parse_quantity("1 ms", "seconds")
 _COLOUR: Final = re.compile(r"\x1b\[[0-9;]*m")
 _SAME_PARAMETERS: Final = 0.02
-"""A program may count what it does not train, or count tied weights twice: shares below this are the same model."""
+"""Parameter counts that differ by less than this share are of the same model.
+
+A program may count parameters that it does not train, or count tied weights twice.
+"""
 
 _BAR_SECONDS: Final = 20
-"""A bar shows whole seconds: over so many of them, a step's time is known to 5 %."""
+"""The least seconds of a progress bar over which a step is timed: the bar shows whole seconds, so the error is 5 %."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Lines:
-    """The lines of one program.
+    """The format of the log lines of one program.
 
-    pattern: with groups `step`, `time` and perhaps `loss`. seconds: of a step, from the time as the line has it.
+    pattern: a regular expression with groups `step`, `time` and perhaps `loss`. seconds: the seconds of a step,
+    computed from the time in the line.
     """
 
     program: str
@@ -91,10 +95,10 @@ _BATCH: Final = re.compile(r"global[ _]batch[ _]size\s*[:=]\s*(?P<count>\d+)")
 
 
 def read_log(name: str, text: str, plan: Plan) -> list[Step]:
-    """The steps that a log tells of, by the program whose lines it has; `plan` is what it ran.
+    """The steps that a log records, read by the format of its program; `plan` is the plan of the run.
 
     Raises:
-        InputError: a line says that another model or batch ran, or no line is of a program that is known.
+        InputError: a line shows that another model or batch ran, or no line is of a known program.
     """
     lines = [_COLOUR.sub("", line) for line in text.split("\n")]
     _check_model(name, lines, plan)
@@ -115,7 +119,7 @@ def _steps(program: _Lines, lines: Sequence[str], plan: Plan) -> Iterator[Step]:
             continue
         batch = _BATCH.search(line)
         if batch and int(batch["count"]) != plan.training.global_batch_size:
-            continue  # the batch still grows
+            continue  # the batch size is still ramping up
         loss = found.groupdict().get("loss")
         yield Step(
             number=int(found["step"]),
@@ -131,7 +135,7 @@ def _value(text: str) -> float:
 
 
 def _bar_steps(lines: Sequence[str]) -> list[Step]:
-    """Differences of a progress bar's clock, over at least `_BAR_SECONDS` each; of the bar that ran for longest."""
+    """Steps from differences of a progress bar's clock over at least `_BAR_SECONDS`, for the bar that ran longest."""
     bars: dict[int, list[_Shown]] = defaultdict(list)
     loss = None
     for number, line in enumerate(lines, 1):
@@ -170,7 +174,7 @@ class _Shown(NamedTuple):
 
 
 def _last_line(lines: Sequence[str]) -> list[Step]:
-    """The mean of a whole run of Trainer, warm-up included, where its bar was not kept."""
+    """The mean step of a whole run of Trainer, warm-up included, for logs without its progress bar."""
     for number, line in enumerate(lines, 1):
         found = _LAST.search(line)
         if found and _value(found["rate"]) > 0:
@@ -181,7 +185,7 @@ def _last_line(lines: Sequence[str]) -> list[Step]:
 
 
 def _check_model(name: str, lines: Sequence[str], plan: Plan) -> None:
-    """Refuse a log whose own words say that something else ran, by line."""
+    """Refuse a log whose own lines show that another model ran; the message has the line."""
     model, training, layout = plan.model, plan.training, plan.layout
     said = {
         "num_layers": model.num_layers,

@@ -1,4 +1,4 @@
-"""The step times of a log: which of them count, and what is said of the others."""
+"""Selects the step times of a log that count, and reports the ones left out."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 WARMUP_STEPS: Final = 2
-"""Steps after each start that do not count: compiling, filling caches, growing the allocator's pool."""
+"""Steps after each start that do not count, because of compilation, cold caches and the growing allocator pool."""
 
 FEWEST_STEPS: Final = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """One line of a log that tells how long a step took.
+    """One line of a log with the time of a step.
 
-    number: of the step, as the log counts. line, column: where the time stands, from 1. loss: nan where it is not
-    finite, None where the line has none. covers: steps that the time is the mean of.
+    number: the number of the step in the log. line, column: position of the time in the file, from 1. loss: nan where
+    the loss is not finite, None where the line has no loss. covers: number of steps over which the time is the mean.
     """
 
     number: int
@@ -37,7 +37,7 @@ class Step:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepTime:
-    """The median step of a log, and what a reader should know of it."""
+    """The median step of a log, and notes for the reader about it."""
 
     seconds: float
     num_steps: int
@@ -45,13 +45,13 @@ class StepTime:
 
 
 def step_time(steps: Sequence[Step], name: str) -> StepTime:
-    """The median of the steps that count: none of a warm-up, and none whose loss is not finite.
+    """The median of the steps that count: without warm-up steps, and without steps whose loss is not finite.
 
-    A number that is smaller than the one before it is a restart, with a warm-up of its own; an equal one is the same
-    step, told by another rank.
+    A step number smaller than the number before it is a restart, with its own warm-up. An equal number is the same
+    step, logged by another rank.
 
     Raises:
-        InputError: a time that no step can take, by line; or too few steps.
+        InputError: a line has an impossible time, or the log has too few steps.
     """
     for each in steps:
         if not (math.isfinite(each.seconds) and each.seconds > 0):
@@ -88,7 +88,7 @@ def step_time(steps: Sequence[Step], name: str) -> StepTime:
 
 
 def _num_missing(steps: Sequence[Step]) -> int:
-    """Steps that a log left out, beyond those that its interval leaves out everywhere."""
+    """Number of steps missing in a log, beyond the steps skipped by its regular interval."""
     if any(each.covers > 1 for each in steps):
         return 0
     gaps = [b.number - a.number for a, b in pairwise(steps) if b.number > a.number]

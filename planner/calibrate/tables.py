@@ -1,4 +1,4 @@
-"""A table of runs as `planner accuracy` reads it, each row with its line."""
+"""Reads a table of runs in the form of `planner accuracy`, and keeps the line of each row."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ if TYPE_CHECKING:
 
 _TIMES: Final = ("measured_step_s", "step_s", "tok_s_gpu")
 _COUNTS: Final = ("gpus", "seq", "gbs", "tp", "pp", "vpp", "cp", "ep", "etp", "dp", "zero_stage", "mbs")
-"""Columns whose cells must be numbers where they are not blank: a slip there would price another run."""
+"""Columns whose cells must be blank or numbers, because a typing error there would price a different run."""
 
 
 def read_table(path: Path, tell: Callable[[str], None] = lambda _: None) -> list[Observation]:
-    """The rows that were measured and can be priced; `tell` hears of the others, by line.
+    """The rows that were measured and can be priced; `tell` is called with the line and reason of each other row.
 
     Raises:
-        InputError: no table, columns that are missing, or cells that are no numbers, all by line.
+        InputError: the file is not a table, columns are missing, or cells are not numbers; all by line.
         EnvironmentProblem: the file cannot be read.
     """
     shown, mistakes = printable(str(path)), Mistakes()
@@ -56,7 +56,7 @@ def read_table(path: Path, tell: Callable[[str], None] = lambda _: None) -> list
 
 
 def _rows(path: Path, shown: str) -> list[tuple[int, Mapping[str, str]]]:
-    """Lines and cells by column."""
+    """The line number of each row, and its cells by column."""
     try:
         with path.open("rb") as file:
             reader = csv.DictReader(io.StringIO(limited_text(file, shown), newline=""))

@@ -1,1 +1,1 @@
-"""The answers to what people ask about a plan: computed here, laid out in show/."""
+"""Computes the answers to questions about a plan; `planner.show` lays them out."""

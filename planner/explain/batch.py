@@ -1,4 +1,4 @@
-"""What the batch does: microbatch size against speed, global batch against bubble, tokens and learning rate."""
+"""Effects of the batch: microbatch size on speed, global batch on bubble, tokens and learning rate."""
 
 from __future__ import annotations
 
@@ -59,7 +59,10 @@ class GlobalBatch(Document):
 
 
 class EstimatedBatch(Document):
-    """A batch from the literature. critical: twice the least tokens and twice the least steps; best: lowest loss."""
+    """A batch size from the literature: `critical` needs twice the least tokens and twice the least steps.
+
+    `best` has the lowest loss.
+    """
 
     name: str
     kind: str
@@ -68,7 +71,7 @@ class EstimatedBatch(Document):
 
 
 class Batch(Document):
-    """Microbatch sizes, global batches, and what the literature says about how large a batch is worth it."""
+    """Microbatch sizes, global batches, and estimates from the literature of the largest useful batch."""
 
     sizes: tuple[MicrobatchSize, ...]
     flat_from: int = Field(description="smallest microbatch size within 5 % of the best")
@@ -101,7 +104,7 @@ def batch_of(plan: Plan) -> Batch:
 
 
 def _sizes(job: Job, layout: Layout) -> Iterator[MicrobatchSize]:
-    """Powers of two that divide a replica's share of the batch and break no rule, and the plan's own size."""
+    """Powers of two that divide a replica's share of the batch and break no rule, plus the plan's own size."""
     share = job.training.global_batch_size // layout.dp
     powers = {1 << n for n in range(_MOST) if share % (1 << n) == 0}
     for mbs in sorted({*powers, layout.mbs}):
@@ -121,7 +124,7 @@ def _sizes(job: Job, layout: Layout) -> Iterator[MicrobatchSize]:
 
 
 def _batches(job: Job, layout: Layout, critical: float) -> Iterator[GlobalBatch]:
-    """A quarter to four times the plan's batch, where whole microbatches make it up and the rules allow it."""
+    """Batches of a quarter to four times the plan's batch that have whole microbatches and break no rule."""
     own, length = job.training.global_batch_size, job.training.sequence_length
     for sequences in (own // 4, own // 2, own, own * 2, own * 4):
         other = with_training(job, global_batch_size=sequences)

@@ -1,4 +1,4 @@
-"""Each group of a plan: its ranks and links, what it communicates, and how else its reductions could be done."""
+"""Each group of a plan: its ranks and links, its operations, and the cost of its reductions by other algorithms."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ if TYPE_CHECKING:
     from planner.plan import Plan
 
 _SUMS: Final = ("all-reduce", "reduce-scatter", "all-gather")
-"""Operations that are an all-reduce or a half of one."""
+"""Operations that are an all-reduce or half of an all-reduce."""
 
 
 class GroupUse(Document):
-    """One operation of a group; `seconds` is of one, `num_bytes` what one rank holds of it."""
+    """One operation of a group; `seconds` is the time of one run, `num_bytes` the bytes that one rank holds of it."""
 
     operation: str
     num_bytes: float
@@ -43,7 +43,7 @@ class Algorithm(Document):
 
 
 class GroupReport(Document):
-    """One kind of group: all groups of the kind are alike and work at once."""
+    """One kind of group: all groups of the kind are alike and communicate at the same time."""
 
     line: str
     experts: bool = Field(description="the parameters of routed experts")
@@ -62,7 +62,7 @@ class GroupReport(Document):
 
 
 class Asynchronous(Document):
-    """What updates without waiting would save and cost (Hogwild; a parameter server in practice)."""
+    """Savings and cost of asynchronous updates (Hogwild; in practice a parameter server)."""
 
     saved_seconds: float = Field(description="exposed data-parallel communication of a step")
     saved_share: float
@@ -72,14 +72,14 @@ class Asynchronous(Document):
 
 
 class Collectives(Document):
-    """All groups that communicate, and the alternative to waiting for them."""
+    """All groups that communicate, and the alternative of asynchronous updates."""
 
     groups: tuple[GroupReport, ...]
     asynchronous: Asynchronous | None = Field(description="null without data parallelism")
 
 
 def collectives_of(plan: Plan) -> Collectives:
-    """What every group of the plan communicates in one step.
+    """The communication of every group of the plan in one step.
 
     Raises:
         InputError: the plan's options are not valid.
@@ -98,7 +98,7 @@ def _report(plan: Plan, uses: Sequence[Operation]) -> GroupReport:
     priced = next(each for each in plan.time if each.name == line)
     found = group(network, where.size, where.stride, segment=layout.segment)
     summed = max((each.num_bytes for each in uses if each.kind in _SUMS), default=0.0)
-    inside = where.pool and where.stride < layout.stride("pp")  # else from stage to stage
+    inside = where.pool and where.stride < layout.stride("pp")  # otherwise the group is between stages
     first = layout.pools.index(where.pool) * layout.stride("pp") if inside else 0
     ranks = range(first, first + where.size * where.stride, where.stride)
     stages = layout.pools.count(where.pool) if inside else layout.pp
@@ -140,7 +140,7 @@ def _algorithms(where: Group, num_bytes: float) -> tuple[Algorithm, ...]:
 
 
 def _asynchronous(plan: Plan, groups: Sequence[GroupReport]) -> Asynchronous | None:
-    """Each of dp workers reads weights, and dp - 1 others update before its gradient arrives, on average.
+    """Asynchronous updates instead: on average dp - 1 other workers update before a worker's gradient arrives.
 
     Source: Recht et al., Hogwild (NIPS 2011); Dean et al., DistBelief (2012); Chen et al. (2016), section 2.
     """

@@ -1,4 +1,4 @@
-"""Two plans beside each other: inputs, layout, and the ledgers line by line."""
+"""Compares two plans: inputs, layout, and the ledgers line by line."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class ChangedValue(Document):
-    """A value of a document that differs, by its path; null where one side has none."""
+    """A value of a document that differs, with its path; null where one side lacks the value."""
 
     path: str
     before: str | None
@@ -51,7 +51,7 @@ class PlanFigures(Document):
 
 
 class Difference(Document):
-    """What differs between two plans; lines of time in seconds, lines of memory in bytes of the fullest stage."""
+    """The differences between two plans; time lines in seconds, memory lines in bytes of the fullest stage."""
 
     before: PlanFigures
     after: PlanFigures
@@ -80,7 +80,7 @@ def figures_of(plan: Plan) -> PlanFigures:
 
 
 def difference_of(before: Plan, after: Plan) -> Difference:
-    """Everything in which two plans differ, and every line that either of them has."""
+    """All differences between two plans, and every ledger line that at least one of the plans has."""
     return Difference(
         before=figures_of(before),
         after=figures_of(after),

@@ -1,8 +1,8 @@
-"""One step as it is executed: every pass of every stage, what it consists of, and what follows the last one.
+"""One executed step: every pass of every stage, the parts of each pass, and the tail after the last pass.
 
-The ledger of the estimate is about the stage that sets the pace. Here every stage does its own work in the order of
-the schedule, so that the end can differ from the ledger's step where its closed form of the bubble misses unequal
-stages (cost/comparison.py).
+The ledger of the estimate describes the slowest stage. Here every stage does its own work in the order of the schedule.
+So the executed step can differ from the ledger's step where the ledger's closed form of the bubble does not cover
+unequal stages (cost/comparison.py).
 """
 
 from __future__ import annotations
@@ -44,15 +44,15 @@ _PASSES: Final = {
     "I": ("backward_input",),
     "W": ("backward_weight",),
 }
-"""Kinds of operations of a timeline, and the passes of `PassSeconds` that each is."""
+"""For each kind of operation of a timeline, the passes of `PassSeconds` that it consists of."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PassKind:
-    """What all passes of one kind through one chunk have in common, on one device.
+    """The times and FLOPs that all passes of one kind through one chunk share, on one device.
 
-    parts: exposed seconds by ledger line, one after the other; their sum is the pass. model_flops, recomputed_flops: of
-    the pass on one device (the mean of the replica's ranks).
+    parts: exposed seconds by ledger line, in the order of execution; their sum is the time of the pass. model_flops,
+    recomputed_flops: FLOPs of the pass on one device (the mean of the replica's ranks).
     """
 
     parts: tuple[tuple[LineName, float], ...]
@@ -62,14 +62,14 @@ class PassKind:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExecutedStep:
-    """Every pass of one step, and what belongs to it. Seconds throughout; fields without a note have shape (stages,).
+    """Every pass of one step with its parts. All times are seconds; fields without a note have shape (stages,).
 
-    timeline: the passes; an overlapped pair is set apart, one pass after the other, as torch runs it. kinds: by kind
-    and chunk. tail: what follows the end of the pipeline on each stage, in order (none under pipedream, which updates
-    after each backward pass). send: one send to a neighbour, if it hides behind work (else it is in the passes).
-    hidden_each: communication of one microbatch that hides in its passes, by line. hidden_once: data-parallel
-    communication of the whole step that hides.
-    bytes_per_second: of each communicating line, the bytes that one rank holds of its operations over their seconds.
+    timeline: the passes; the two passes of an overlapped pair follow each other, as torch runs them. kinds: the passes
+    by kind and chunk. tail: the work after the end of the pipeline on each stage, in order (none under pipedream, which
+    updates after each backward pass). send: one send to a neighbour, if it is hidden behind work; otherwise it is part
+    of the passes. hidden_each: hidden communication of one microbatch, by line. hidden_once: hidden data-parallel
+    communication of the whole step.
+    bytes_per_second: for each communicating line, the bytes that one rank holds of its operations over their seconds.
     """
 
     timeline: Timeline
@@ -82,17 +82,17 @@ class ExecutedStep:
 
     @property
     def pipeline_seconds(self) -> float:
-        """From the first pass to the end of the last one."""
+        """Seconds from the start of the first pass to the end of the last pass."""
         return self.timeline.seconds
 
     @property
     def step_seconds(self) -> float:
-        """The whole step: the passes and the longest tail."""
+        """Seconds of the whole step: the passes and the longest tail."""
         return self.timeline.seconds + max(sum_of(seconds for _, seconds in each) for each in self.tail)
 
 
 def executed_step(job: Job, layout: Layout, time: tuple[TimeLine, ...]) -> ExecutedStep:  # noqa: ARG001
-    """Execute one step of a layout, whose time ledger is `time`; of pipedream, one run from an empty pipeline."""
+    """Execute one step of a layout with the time ledger `time`; under pipedream, one run from an empty pipeline."""
     prices, pp = layout_prices(job, layout), layout.pp
     parts = chunk_parts(job, layout)
     tail = {
@@ -130,7 +130,7 @@ def _of_stages(seconds: Any, pp: int) -> NDArray[np.float64]:
 
 
 def _seconds_of(lines: Mapping[LineName, NDArray[np.float64]], index: int) -> tuple[tuple[LineName, float], ...]:
-    """The lines that take time, in the order in which they are drawn."""
+    """The lines with more than 0 seconds, in the order in which a timeline draws them."""
     return tuple((name, float(lines[name][index])) for name in _ORDER if name in lines and lines[name][index] > 0)
 
 

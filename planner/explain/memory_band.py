@@ -1,4 +1,4 @@
-"""Between which bytes the peak of a plan will lie, and whether a device has them."""
+"""The range in which the peak of a plan is expected, and whether a device has this memory."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class MemoryBand(Document):
-    """8 of 10 runs like the plan need a peak between two figures; the allocator may hold more while there is room."""
+    """The range that holds the peak of 8 of 10 runs like the plan; the allocator may hold more while memory is free."""
 
     stage: int = Field(description="the fullest")
     low_bytes: float
@@ -24,7 +24,7 @@ class MemoryBand(Document):
 
 
 def memory_band_of(job: Job, plan: Plan) -> MemoryBand | None:
-    """The band of the fullest stage's peak; None for a mixed cluster and a CPU, and without evidence."""
+    """The band of the fullest stage's peak; None for a mixed cluster, for a CPU, and without evidence."""
     if len(job.pools) > 1 or job.pools[0].cluster.device.kind == "cpu":
         return None
     found = memory_distribution(job, plan.layout)

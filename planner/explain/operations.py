@@ -1,4 +1,4 @@
-"""The collectives and sends of one step, one by one: what the lines of the time ledger are sums of."""
+"""The collectives and sends of one step, one by one, whose sums are the communication lines of the time ledger."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 class GroupShape:
     """A kind of group: `size` ranks, each `stride` from the next.
 
-    pool: on a mixed cluster the pool that the group lies in; empty where it crosses from one to another.
+    pool: on a mixed cluster, the pool that contains the group; empty where the group spans two pools.
     """
 
     size: int
@@ -41,9 +41,10 @@ class GroupShape:
 class Operation:
     """One kind of collective or send.
 
-    line: the ledger line that it belongs to. num_bytes: what one rank holds of it, as in cost/collectives.py.
-    times: how often the stage of the ledger line runs it in a step. seconds: of one. network: what it goes through:
-    the cluster, or the pool, or the link between pools. experts: it works on the parameters of routed experts.
+    line: the ledger line of the operation. num_bytes: bytes that one rank holds of it, as in cost/collectives.py.
+    times: how often the stage of the ledger line runs the operation in a step. seconds: the time of one run. network:
+    the network that it uses: the cluster, the pool, or the link between pools. experts: whether it works on the
+    parameters of routed experts.
     """
 
     line: LineName
@@ -57,18 +58,18 @@ class Operation:
 
 
 def stage_at(stages: Stage, index: int) -> Stage:
-    """One stage of an array of them."""
+    """The stage at `index` of an array of stages."""
     whole = np.shape(stages.index)
     values = {f.name: getattr(stages, f.name) for f in fields(Stage)}
     return Stage(**{k: None if v is None else np.broadcast_to(v, whole)[index] for k, v in values.items()})
 
 
 def operations_of_step(job: Job, layout: Layout, time: tuple[TimeLine, ...]) -> tuple[Operation, ...]:
-    """Every kind of collective and send of the stages that the lines of `time` are about.
+    """Every kind of collective and send of the stages that the lines of `time` describe.
 
-    What runs in every microbatch is of the stage that sets the pace, what runs once of the one that ends last. For
-    each line the sum of times * seconds is its busy time minus the copies within the device (the engine's
-    reduction_bytes), which cross no link.
+    Operations of every microbatch are those of the slowest stage. Operations that run once a step are those of the
+    stage that ends last. For each line, the sum of times * seconds is its busy time minus the copies within the device
+    (the engine's reduction_bytes), which use no link.
     """
     stages, of_stage = stages_of(job, layout), pool_indices(job, layout)
     slow, last = (

@@ -1,4 +1,4 @@
-"""What comes of planning something else: a plan and its difference, a shortfall of memory, or the rules in the way."""
+"""The outcome of planning an alternative: a plan and its difference, a shortfall of memory, or the broken rules."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ if TYPE_CHECKING:
 
 _LEADS = ("this layout cannot run: ", "no layout meets the pins ")
 _TOP = 3
-"""As `planner plan` lists by default: which layouts are compared for simplicity depends on it."""
+"""The default number of runners-up of `planner plan`; the layouts compared for simplicity depend on it."""
 
 
 class Shortfall(Document):
-    """The layout that comes nearest to fitting: its fullest stage, and by how much that is too full."""
+    """The layout nearest to fitting: its fullest stage, and the bytes by which this stage exceeds the limit."""
 
     layout: str
     stage: int
@@ -46,7 +46,7 @@ class Shortfall(Document):
 
 
 class Outcome(Document):
-    """Exactly one of the three is given."""
+    """The outcome of an alternative; exactly one of the three fields is given."""
 
     rules: tuple[str, ...] = Field(description="why no layout is legal")
     shortfall: Shortfall | None = Field(description="why no legal layout fits")
@@ -81,14 +81,14 @@ def _forbidden(error: InputError) -> Outcome:
 
 
 def _rule(mistake: Mistake) -> str:
-    """A mistake without what is said of every one: which pins they were, and to drop one."""
+    """The message of a mistake, without the list of pins and the advice to drop one, which all mistakes share."""
     if mistake.message.startswith(_LEADS):
         return mistake.message.partition(": ")[2]
     return f"{mistake.message}; {mistake.hint}" if mistake.hint else mistake.message
 
 
 def shortfall_of(layout: Layout, memory: tuple[StageMemory, ...]) -> Shortfall:
-    """What the worst stage of a layout needs, what is too much of it, and the chance that it fits all the same."""
+    """The need of the fullest stage of a layout, the excess over the limit, and the chance that it still fits."""
     fullest = worst_stage(memory)
     largest = max(fullest.lines, key=lambda line: float(line.num_bytes))
     return Shortfall(

@@ -1,4 +1,4 @@
-"""The moment at which a stage's memory is fullest, what its activations consist of, and what changes would take."""
+"""The moment of a stage's peak memory, the tensors of its activations, and the cost of changes that save memory."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class ActivationPart(Document):
 
 
 class StagePeak(Document):
-    """When a stage is fullest, and what its activations are made of."""
+    """The moment at which a stage is fullest, and the parts of its activations then."""
 
     stage: int
     moment: str
@@ -47,7 +47,7 @@ class StagePeak(Document):
 
 
 class Alternative(Document):
-    """A neighbour of the layout: one key changed, and what that does to memory and time."""
+    """A layout with one key changed, and its memory and time."""
 
     change: str
     layout: str
@@ -64,7 +64,7 @@ class Alternative(Document):
 
 
 class FittingChange(Document):
-    """A change of one key of the layout or the job, or of two, with which the layout fits."""
+    """A change of one or two keys of the layout or the job with which the layout fits."""
 
     change: str
     layout: str
@@ -76,7 +76,7 @@ class FittingChange(Document):
 
 
 def peaks_of(job: Job, layout: Layout) -> tuple[StagePeak, ...]:
-    """The fullest moment of each stage: the backward pass of the first microbatch that ends (cost/memory.py)."""
+    """The peak of each stage, in the backward pass of the first microbatch that ends (cost/memory.py)."""
     stages, pools = stages_of(job, layout), job.pools
     own = [pools[pool] for pool in pool_indices(job, layout)]
     return tuple(_peak_of_stage(own[r], layout, stage_at(stages, r)) for r in range(layout.pp))
@@ -102,8 +102,8 @@ def _held_at(
 ) -> tuple[float, float, dict[str, float]]:
     """Microbatches held, bytes of one of them, and bytes of each tensor over all of them.
 
-    before: microbatches whose backward pass has not begun, which hold what the recompute policy keeps. waiting:
-    those that wait for the gradients of their weights, which hold everything (cost/activations.py).
+    before: microbatches whose backward pass has not begun; they hold the tensors that the recompute policy keeps.
+    waiting: microbatches that wait for the gradients of their weights; they hold all tensors (cost/activations.py).
     """
     sent = float(sent_bytes(job, layout, stage))
     if offloads_activations(layout):
@@ -123,7 +123,7 @@ def _held_at(
 
 
 def _moment(job: PoolJob, layout: Layout, stage: Stage) -> str:
-    """What runs at the peak, in words."""
+    """The work that runs at the peak, in words."""
     if float(loss_bytes(job, layout, stage)) > float(layer_backward_bytes(job, layout, stage)):
         return "loss of the first microbatch that turns to its backward pass"
     gathers = ", with gathered weights of two layers" if layout.zero == 3 else ""
@@ -136,12 +136,12 @@ def _moment(job: PoolJob, layout: Layout, stage: Stage) -> str:
 
 
 def alternatives_of(job: Job, layout: Layout) -> tuple[Alternative, ...]:
-    """Other microbatch sizes, recompute policies, ZeRO stages and interleaves; all else stays as it is."""
+    """Layouts with another microbatch size, recompute policy, ZeRO stage or interleave: one key changed each."""
     return tuple(_priced(job, change, other) for change, other in _neighbours(job, layout))
 
 
 def changes_that_fit(job: Job, layout: Layout) -> tuple[FittingChange, ...]:
-    """What would make the layout fit, found by trying every other value of every key, the fastest first."""
+    """Changes that make the layout fit, fastest first, found by trying every other value of every key."""
     return tuple(
         FittingChange(
             change=each.change,

@@ -1,4 +1,4 @@
-"""The job and the constraints that a plan was made from, out of the plan itself."""
+"""Reads from a plan the job, the objective and the constraints with which it was made."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def job_of(plan: Plan) -> Job:
-    """The job that was planned, with the corrections that the plan carries."""
+    """The job of the plan, with the calibration that the plan stores."""
     return job_on(
         plan.cluster,
         plan.calibration,
@@ -31,7 +31,7 @@ def job_of(plan: Plan) -> Job:
 
 
 def objective_of_plan(plan: Plan) -> Objective:
-    """What the plan was to be best at; of a layout of the user's, throughput.
+    """The objective of the plan; throughput where the user gave the layout.
 
     Raises:
         InputError: a deadline without a token budget.
@@ -40,9 +40,9 @@ def objective_of_plan(plan: Plan) -> Objective:
 
 
 def constraints_of(plan: Plan) -> Constraints:
-    """The pins and forbidden combinations under which the plan was found; none for a layout of the user's.
+    """The pins and forbidden combinations of the plan's search; empty where the user gave the layout.
 
     Raises:
-        InputError: nobody can pin this.
+        InputError: a stored pin is not valid.
     """
     return Constraints.parse(plan.options.pins, plan.options.forbidden)

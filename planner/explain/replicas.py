@@ -1,4 +1,4 @@
-"""More of the same layout: what further replicas and 10 % more of a resource gain, without planning again."""
+"""More replicas of the same layout: the gain of other data-parallel degrees, without planning again."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class ReplicaCount:
 
 
 def replicas_of(plan: Plan) -> tuple[ReplicaCount, ...]:
-    """Halves and doubles of the data-parallel degree, as far as the rules allow.
+    """The layout with the data-parallel degree halved and doubled, as often as the rules allow.
 
     Raises:
         InputError: the plan's options are not valid.
@@ -45,7 +45,7 @@ def replicas_of(plan: Plan) -> tuple[ReplicaCount, ...]:
         other = replace(layout, dp=int(dp))
         try:
             sized = job if power == 0 else change_job(job, _size_for(job, other))
-        except InputError:  # such a cluster cannot be built
+        except InputError:  # no cluster has this number of devices
             continue
         other = with_segment(sized.cluster, other)
         if power and broken_rules(sized, other):
@@ -56,7 +56,7 @@ def replicas_of(plan: Plan) -> tuple[ReplicaCount, ...]:
 
 
 def _size_for(job: Job, layout: Layout) -> str:
-    """The change to a cluster with devices for a layout; in a mixed one each pool gets hosts for its stages."""
+    """The change to a cluster with the devices of a layout; in a mixed cluster each pool gets hosts for its stages."""
     if len(job.pools) == 1:
         return f"gpus={layout.world_size}"
     in_use = devices_in_use(job.cluster, layout)

@@ -1,4 +1,4 @@
-"""All that `planner explain` says about one plan: what it always says, and a section for each question asked."""
+"""The report of `planner explain` on one plan: the fixed sections, and one section for each question asked."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 class Sections(Document):
-    """What is said about a plan: each field is a key of `planner explain --json`, beside those of the plan."""
+    """The sections of a report: each field is a key of `planner explain --json`, besides the keys of the plan."""
 
     waterfall: Waterfall
     rates: tuple[Rate, ...]
@@ -47,19 +47,19 @@ class Sections(Document):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Explanation:
-    """A plan and what is said about it."""
+    """A plan and the sections of its report."""
 
     plan: Plan
     sections: Sections
 
     def to_json(self) -> str:
-        """Plan and answers as text, as `planner explain --json` prints them."""
+        """The plan and the answers as JSON text, as `planner explain --json` prints them."""
         return explanation_to_json(self)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Questions:
-    """What a reader asks besides. `what_if` with an empty text asks for the sensitivity table."""
+    """The questions of a reader beyond the fixed sections. An empty `what_if` asks for the sensitivity table."""
 
     why_not: tuple[str, ...] = ()
     what_if: tuple[str, ...] = ()
@@ -76,9 +76,9 @@ def explain(
     reporter: Reporter | None = None,
     tell: Callable[[str], None] = lambda _: None,
 ) -> Explanation:
-    """Take a plan apart and answer the questions; without any, nothing is searched.
+    """Analyse a plan and answer the questions; without questions no search runs.
 
-    reporter: told what each search does. tell: told what is searched for, before each search.
+    reporter: receives the progress of each search. tell: called with the subject of each search before it starts.
 
     Raises:
         InputError: a question that cannot be read, or a plan whose options are not valid.
@@ -105,7 +105,7 @@ def explain(
 def _answers(
     plan: Plan, questions: Questions, reporter: Reporter | None, tell: Callable[[str], None]
 ) -> dict[str, Any]:
-    """The sections that were asked for, and no others."""
+    """The sections of the questions asked."""
 
     def told(title: str, answer: Callable[[Plan, str, Reporter | None], Any], asked: str) -> Any:
         tell(title)
@@ -131,6 +131,6 @@ def _answers(
 
 
 def explanation_to_json(found: Explanation) -> str:
-    """The plan document with a key for each section (docs/schemas/explanation.json); equal input, equal bytes."""
+    """The plan document with a key for each section (docs/schemas/explanation.json); equal inputs give equal bytes."""
     document = plan_to_dict(found.plan) | found.sections.model_dump(mode="json", exclude_unset=True)
     return json.dumps(document, indent=1, allow_nan=False, ensure_ascii=True) + "\n"

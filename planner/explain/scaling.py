@@ -1,6 +1,6 @@
-"""The fastest layout for each size of the cluster, and where more devices stop paying.
+"""The fastest layout for each size of the cluster, and the size from which more devices gain too little.
 
-`planner plan` may name a simpler layout that is up to 2 % slower (`planner.search.simplest`).
+For the same cluster `planner plan` may choose a simpler layout that is up to 2 % slower (`planner.search.simplest`).
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ if TYPE_CHECKING:
 
 _RANGE: Final = re.compile(r"(\d{1,7})\.\.(\d{1,7})")
 _WORTH: Final = 0.8
-"""Below this efficiency the next doubling buys less than 1.6 times the speed."""
+"""The least efficiency worth paying for: below it, doubling the devices gives less than 1.6 times the speed."""
 
 
 _NOTICEABLE: Final = 5e-4
 
 
 class SizedPlan(Document):
-    """The fastest layout for one number of devices; without one it says why in `missing`."""
+    """The fastest layout for one number of devices; where no layout exists, `missing` has the reason."""
 
     num_devices: int
     num_used: int = Field(description="devices that the layout uses")
@@ -65,7 +65,8 @@ class Scaling(Document):
 class _Priced:
     """The best plan for one number of devices, with device seconds of each part of its waterfall.
 
-    The ledger would not do: its lines are of the slowest stage, and at another size that may be the one with the head.
+    The waterfall is used because the lines of the ledger are those of the slowest stage, which may be another stage
+    (the one with the head, for example) at another size.
     """
 
     num_devices: int
@@ -80,10 +81,10 @@ class _Priced:
 
 
 def scaling_of(plan: Plan, sizes: str, tell: Callable[[str], None] = lambda _: None) -> Scaling:
-    """The fastest layout for each number of devices in `A..B`; `tell` is told which one is next.
+    """The fastest layout for each number of devices in `A..B`; `tell` is called with each number before its search.
 
     Raises:
-        InputError: no range, or the plan's pins are not valid.
+        InputError: the text is not a range, or the plan's pins are not valid.
     """
     job, constraints = job_of(plan), constraints_of(plan)
     found: dict[int, _Priced | str] = {}
@@ -106,7 +107,7 @@ def scaling_of(plan: Plan, sizes: str, tell: Callable[[str], None] = lambda _: N
 
 
 def _best(job: Job, constraints: Constraints, count: int) -> _Priced | str:
-    """The best plan for so many devices, or why there is none."""
+    """The best plan for `count` devices, or the reason why no plan exists."""
     try:
         sized = change_job(job, _size(job, count), option="--scaling")
         found = fastest_layout(sized, constraints)
@@ -124,7 +125,7 @@ def _best(job: Job, constraints: Constraints, count: int) -> _Priced | str:
 
 
 def _size(job: Job, count: int) -> str:
-    """The change to so many devices; the pools of a mixed cluster grow and shrink together."""
+    """The change to `count` devices; the pools of a mixed cluster grow and shrink together."""
     if len(job.pools) == 1:
         return f"gpus={count}"
     clusters = (pool.cluster for pool in job.pools)
@@ -150,7 +151,7 @@ def _row(count: int, found: _Priced | str, best: _Priced | None, tokens: float) 
 
 
 def _grown(best: _Priced, now: _Priced) -> tuple[str | None, float]:
-    """The part whose device seconds grew most, and that growth over all device seconds; None: none grew."""
+    """The part whose device seconds grew most, and its growth over all device seconds; None where no part grew."""
     growth = {name: seconds - best.device_seconds.get(name, 0.0) for name, seconds in now.device_seconds.items()}
     name = max(growth, key=lambda each: growth[each])
     share = growth[name] / now.cost
@@ -160,10 +161,10 @@ def _grown(best: _Priced, now: _Priced) -> tuple[str | None, float]:
 def sizes_between(text: str, job: Job) -> Iterator[int]:
     """Numbers of devices in doubling steps: parts of one host, then whole hosts; both ends of `A..B` if they exist.
 
-    Of a mixed cluster halves and doubles of all pools at once, as long as their hosts stay whole.
+    For a mixed cluster, all pools are halved or doubled together, as long as every pool has whole hosts.
 
     Raises:
-        InputError: not a range, or one without a size of a mixed cluster.
+        InputError: the text is not a range, or no size of the mixed cluster is in the range.
     """
     match = _RANGE.fullmatch(text.strip())
     if match is None or not 1 <= int(match[1]) <= int(match[2]):
@@ -182,7 +183,7 @@ def sizes_between(text: str, job: Job) -> Iterator[int]:
 
 def _sizes_of_pools(job: Job, low: int, high: int) -> Iterator[int]:
     size, common = job.num_devices, math.gcd(*(pool.cluster.hosts for pool in job.pools))
-    least = size // (common & -common)  # halved as often as the hosts of all pools can be
+    least = size // (common & -common)  # halve as long as every pool has whole hosts
     sizes = [least << n for n in range(max(0, (high // least).bit_length())) if low <= least << n <= high]
     if not sizes:
         hint = f"its pools grow together, to {least:,}, {2 * least:,}, {4 * least:,} devices and so on"

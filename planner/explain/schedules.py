@@ -1,4 +1,4 @@
-"""All pipeline schedules side by side on the job of a plan, and a small timeline of each."""
+"""Compares all pipeline schedules on the job of a plan, with a small timeline of each."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ _TEXTBOOK: Final[dict[Schedule, str]] = {
     "dualpipev": "(p - 1) / (3 m)",
     "pipedream": "0",
 }
-"""Bubble over work of equal stages whose three passes take equally long."""
+"""The textbook ratio of bubble to work, for equal stages whose three passes take equally long."""
 
 
 class ScheduleRow(Document):
-    """What one schedule would make of the plan's layout; without numbers it says why in `missing`."""
+    """The plan's layout under one schedule; where no numbers exist, `missing` has the reason."""
 
     schedule: str
     engine_has_it: bool
@@ -85,7 +85,7 @@ class Schedules(Document):
 
 
 def schedules_of(plan: Plan) -> Schedules:
-    """Compare all schedules; whether the engine has one is said, not required.
+    """Compare all schedules, also those that the engine lacks; each row tells whether the engine has the schedule.
 
     Raises:
         InputError: the plan's options are not valid.
@@ -130,7 +130,7 @@ def _row(plan: Plan, schedule: Schedule, found: ScheduleOutcome | str) -> Schedu
 
 
 def sketch(schedule: Schedule, num_stages: int, interleave: int) -> SketchedSchedule:
-    """Run the schedule on a small pipeline: at most 4 stages, 8 microbatches, 2 chunks."""
+    """Run the schedule on a small pipeline of at most 4 stages, 8 microbatches and 2 chunks a stage."""
     stages, microbatches = min(num_stages, _SKETCH_STAGES), _SKETCH_MICROBATCHES
     chunks = min(interleave, 2) if schedule in ("interleaved", "zbv", "dualpipev") else 1
     while not exists(schedule, stages, microbatches, chunks):

@@ -1,6 +1,6 @@
-"""The JSON Schema of what `planner explain --json` adds to the plan.
+"""The JSON Schema of the sections that `planner explain --json` adds to the plan.
 
-`python -m planner.explain.schema FOLDER` writes it.
+`python -m planner.explain.schema FOLDER` writes the schema.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from planner.specs.schema import DIALECT
 
 
 def explanation_schema() -> dict[str, Any]:
-    """The schema of the sections; the keys of the plan stand beside them."""
+    """The schema of the sections; the document also has the keys of the plan."""
     schema = Sections.model_json_schema(mode="serialization")
     return {"$schema": DIALECT, **schema, "additionalProperties": True}
 

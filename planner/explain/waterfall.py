@@ -1,4 +1,4 @@
-"""The step as a waterfall: from the model's FLOPs at peak down to what is predicted, and the rates behind it."""
+"""The step as a waterfall, from the model's FLOPs at peak to the predicted step, and the rates behind it."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 
 class TimePart(Document):
-    """One step of the waterfall: the seconds that it adds, below zero where it takes some away."""
+    """One part of the waterfall: the seconds that it adds to the step, negative where it shortens the step."""
 
     name: str
     seconds: float
@@ -60,7 +60,7 @@ class Waterfall(Document):
 
 
 class Rate(Document):
-    """A rate of computing by one convention of counting FLOPs."""
+    """FLOPs per second and their share of peak, by one convention of counting FLOPs."""
 
     name: str
     convention: str
@@ -73,11 +73,11 @@ class Rate(Document):
 
 
 def waterfall_of(job: Job, layout: Layout, priced: Estimate) -> Waterfall:
-    """The parts of one step, in the order in which an ideal machine would lose them.
+    """The parts of one step, from the ideal time to ever smaller losses of a real machine.
 
-    Computing is taken on the mean stage, first without what real kernels lose, then with it, cause by cause;
-    `imbalance` is what the stage that sets the pace does beyond the mean. The rest are the ledger's own lines. On a
-    mixed cluster each stage counts by the peak of its devices, so that layers in proportion to it lose nothing.
+    Compute is that of the mean stage: first without the losses of real kernels, then with each cause of loss added.
+    `imbalance` is the work of the slowest stage beyond the mean. The other parts are the ledger's own lines. On a mixed
+    cluster each stage is weighted by the peak of its devices, so a split in proportion to the peak has no imbalance.
     """
     own = layout_prices(job, layout)
     exposed = {line.name: float(line.exposed_seconds) for line in priced.time}
@@ -93,7 +93,7 @@ def waterfall_of(job: Job, layout: Layout, priced: Estimate) -> Waterfall:
 
 
 _WORK = (LineName.COMPUTE, LineName.HEAD, LineName.RECOMPUTE, LineName.ACCUMULATION)
-"""Lines of the slowest stage that the waterfall takes on the mean stage instead."""
+"""Lines of the ledger, which are the slowest stage's, that the waterfall computes for the mean stage instead."""
 
 
 def _microbatches(count: float) -> str:
@@ -108,7 +108,7 @@ def _peaks(job: Job, layout: Layout) -> NDArray[np.float64]:
 
 
 def _mean(job: Job, layout: Layout, values: Any) -> float:
-    """The mean over the stages, each counting by the peak of its devices."""
+    """The mean over the stages, weighted by the peak of each stage's devices."""
     return float(np.average(np.broadcast_to(values, (layout.pp,)), weights=_peaks(job, layout)))
 
 
@@ -119,7 +119,7 @@ def _products(job: Job, layout: Layout) -> float:
 
 
 def _with_device(job: PoolJob, *, bytes_are_free: bool, host_is_free: bool, calibrated: bool) -> PoolJob:
-    """The job on a device that lacks some of what real ones lose; fused attention keeps its share of peak."""
+    """The job on a device without some of the losses of real devices; fused attention keeps its share of peak."""
     device = job.cluster.device
     free: dict[str, Any] = {"launch": 0.0, "layer_floor": 0.0} if host_is_free else {}
     efficiency = device.efficiency.model_copy(update=free)
@@ -132,7 +132,7 @@ def _with_device(job: PoolJob, *, bytes_are_free: bool, host_is_free: bool, cali
 
 
 def _of_pools(job: Job, layout: Layout, say: Callable[[PoolJob], str]) -> str:
-    """What there is to say of each pool in use, once where it is the same of all."""
+    """The text of `say` for each pool in use; one text where it is the same for all pools."""
     used = [pool for pool in job.pools if not layout.pools or pool.cluster.name in layout.pools]
     said = [say(pool) for pool in used]
     if len(set(said)) == 1:
@@ -141,7 +141,7 @@ def _of_pools(job: Job, layout: Layout, say: Callable[[PoolJob], str]) -> str:
 
 
 def _computing(job: Job, layout: Layout) -> Iterator[TimePart]:
-    """Ideal, kernels, memory-bound operators, host, and what measured runs take beyond the roofline."""
+    """The parts of compute: ideal, kernels, memory-bound operators, host, and the calibration from measured runs."""
     m, peak = float(num_microbatches(job, layout)), float(np.mean(_peaks(job, layout)))
     flops = model_flops_per_step(job.model, job.training)
     ideal = flops / (layout.world_size * peak)
@@ -200,7 +200,7 @@ def _computing(job: Job, layout: Layout) -> Iterator[TimePart]:
 
 
 def _other_work(job: Job, layout: Layout, time: Sequence[TimeLine], own: StagePrices) -> Iterator[TimePart]:
-    """Repeated forward passes and sums of gradients, on the mean stage."""
+    """Recompute and gradient accumulation, on the mean stage."""
     m = float(num_microbatches(job, layout))
     for line in time:
         if line.name not in (LineName.RECOMPUTE, LineName.ACCUMULATION):
@@ -262,7 +262,7 @@ def _of_ledger(job: Job, layout: Layout, line: TimeLine, own: StagePrices, opera
 
 
 def _host_rate(job: PoolJob, layout: Layout, line: TimeLine) -> float:
-    """Bytes per second of a line that the host's memory or the way to it bounds; 0 of the others."""
+    """Bytes per second of a line that is bound by the host's memory or the link to it; 0 for other lines."""
     host = job.cluster.host
     if host is None or layout.offload == "none":
         return 0.0

@@ -1,4 +1,4 @@
-"""What if something were different: the job is changed and planned again; and what 10 % more of anything gains."""
+"""Plans a changed job (what if), and computes the gain of 10 % more of each resource."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class WhatIf(Document):
-    """A change, what the layout of the plan would do under it, and the best plan under it."""
+    """A change of the job, the plan's own layout after the change, and the best plan after the change."""
 
     asked: str
     step_seconds: float = Field(description="of the plan as it is")
@@ -38,7 +38,7 @@ class WhatIf(Document):
 
 
 class Gain(Document):
-    """What more of one resource gains: the share by which a step gets shorter."""
+    """The gain of more of one resource: the share by which the step gets shorter after planning again."""
 
     resource: str
     change: str = Field(description="the change that was planned, in the words of --what-if")
@@ -52,7 +52,7 @@ class Gain(Document):
 
 
 class LayoutGain(Document):
-    """What more of one resource gains with the plan's own layout: the share by which a step gets shorter."""
+    """The gain of more of one resource with the plan's own layout: the share by which the step gets shorter."""
 
     resource: str
     before: str
@@ -70,8 +70,8 @@ class Sensitivity(Document):
 def what_if(plan: Plan, asked: str, reporter: Reporter | None = None) -> WhatIf:
     """Change the job (specs/change.py), price the plan's layout again, and plan again under the plan's pins.
 
-    A layout that was given may be far from the best; the best one without the change tells the gain of the change from
-    that of planning.
+    A layout given by the user may be far from the best. The best layout without the change separates the gain of the
+    change from the gain of planning.
 
     Raises:
         InputError: an unknown path or a bad value.
@@ -91,7 +91,7 @@ def what_if(plan: Plan, asked: str, reporter: Reporter | None = None) -> WhatIf:
 
 
 def _best_step_seconds(plan: Plan) -> float | None:
-    """The step of the best layout for the plan's job; None where the search may try none, or none fits."""
+    """Step seconds of the best layout for the plan's job; None where no layout is legal or fits."""
     try:
         found = fastest_layout(job_of(plan), constraints_of(plan), objective=objective_of_plan(plan))
     except InputError:
@@ -103,7 +103,7 @@ def _best_step_seconds(plan: Plan) -> float | None:
 
 
 def sensitivity_of(plan: Plan, tell: Callable[[str], None] = lambda _: None) -> Sensitivity:
-    """Plan again with 10 % more of each resource; `tell` is told which one is next.
+    """Plan again with 10 % more of each resource; `tell` is called with the name of each resource before its search.
 
     Raises:
         InputError: the plan's pins leave no layout.
@@ -138,7 +138,7 @@ def sensitivity_of(plan: Plan, tell: Callable[[str], None] = lambda _: None) -> 
 
 
 def layout_gains(plan: Plan) -> tuple[LayoutGain, ...]:
-    """The gain of 10 % more of each resource with the plan's own layout, which takes no search; the largest first.
+    """The gain of 10 % more of each resource with the plan's own layout, without a search; the largest first.
 
     Raises:
         InputError: the plan's options are not valid.
@@ -161,9 +161,9 @@ def _same_layout_seconds(job: Job, plan: Plan) -> float | None:
 
 
 def _resources(job: Job) -> Iterator[tuple[str, str, str, str]]:
-    """Each resource: its name, the change, and what there is before and after it, as the document writes it.
+    """Each resource: its name, the change, and the values before and after, in the form of the document.
 
-    On a mixed cluster each pool has its own, and between them is a link.
+    On a mixed cluster each pool has its own resources, and the link between pools is one more.
     """
     if job.cluster.between is None:
         (pool,) = job.pools

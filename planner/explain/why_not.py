@@ -1,4 +1,4 @@
-"""Why not this instead: the alternative is forced, solved, and set against the plan."""
+"""Answers why the plan is not another layout: forces the alternative, solves it, and compares it with the plan."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _OPTION: Final = "--why-not"
 
 
 class WhyNot(Document):
-    """What was asked for, the pins under which it was planned (none for a whole layout), and what came of it."""
+    """The alternative asked for, the pins with which it was planned (none for a whole layout), and the outcome."""
 
     asked: str
     pins: tuple[str, ...]
@@ -50,11 +50,11 @@ class WhyNot(Document):
 def why_not(plan: Plan, asked: str, reporter: Reporter | None = None) -> WhyNot:
     """Force an alternative: pins such as `tp=4,zero=3`, or a file with a layout or a plan.
 
-    Pins are solved under the plan's own pins on other keys, as `planner plan --pin` would; a file's layout is priced
-    as it is.
+    Pins are solved together with the plan's own pins on other keys, as `planner plan --pin` would do. A layout from a
+    file is priced without a search.
 
     Raises:
-        InputError: neither pins nor a file with a layout, or a layout for another model.
+        InputError: the text is neither pins nor a file with a layout, or the layout is for another model.
         EnvironmentProblem: the file cannot be read.
     """
     job = job_of(plan)
@@ -77,7 +77,10 @@ def why_not(plan: Plan, asked: str, reporter: Reporter | None = None) -> WhyNot:
 
 
 def _also(plan: Plan, found: Difference, forced: set[str]) -> tuple[str, ...]:
-    """What the alternative has otherwise than the plan beside what was forced; dp follows from the other degrees."""
+    """Keys in which the alternative differs from the plan besides the forced keys.
+
+    The list leaves out dp, which follows from the other degrees.
+    """
     pools = {pool.name: pool.num_devices for pool in plan.cluster.pools}
     devices = pools if len(pools) > 1 else plan.cluster.num_devices
     after = parse_layout(found.after.layout, num_layers=plan.model.num_layers, num_devices=devices)
@@ -106,11 +109,11 @@ def _recomputed(layout: Layout) -> str:
 
 
 def _alone(plan: Plan, job: Job, wanted: Constraints) -> Plan | None:
-    """The plan's layout with nothing but the pins changed, where it is legal."""
+    """The plan's layout with only the pinned keys changed; None where it is illegal."""
     text = dict(part.split("=", 1) for part in format_layout(plan.layout).split(","))
     pins = {pin.key: pin.value for pin in wanted.pins if pin.sign == "="}
     if len(pins) < len(wanted.pins):
-        return None  # a range names no one layout
+        return None  # a range does not fix a single layout
     follows = {"dp", "hsdp"} if {"tp", "pp", "cp"} & set(pins) else set()
     if {"pp", "interleave", "schedule"} & set(pins):
         follows |= (
@@ -130,7 +133,7 @@ def _alone(plan: Plan, job: Job, wanted: Constraints) -> Plan | None:
 
 
 def _forced(plan: Plan, asked: str) -> Constraints:
-    """The plan's constraints, with those on the keys that are asked about replaced."""
+    """The plan's constraints, with the pins on the asked keys replaced."""
     own, wanted = constraints_of(plan), Constraints.parse([asked], option=_OPTION)
     keys = {pin.key for pin in wanted.pins}
     kept = tuple(pin for pin in own.pins if pin.key not in keys)
@@ -139,7 +142,7 @@ def _forced(plan: Plan, asked: str) -> Constraints:
 
 
 def _read_layout(name: str, plan: Plan) -> Layout:
-    """The layout in a file: the `layout` of a plan document, or that object alone."""
+    """The layout in a file: a plan document with the key `layout`, or only the layout object."""
     where = f"{_OPTION} {printable(name)}"
     if not name.endswith(".json"):
         hint = "write a layout such as tp=4, or name a JSON file with a layout or a plan"

@@ -1,10 +1,10 @@
 """Best-first search over outer configurations: lower bounds, prices, and the dynamic program on the rest.
 
 1. Partitions of the devices are read in the order of their lower bounds, in blocks. The search fills in each partition
-key by key. It drops a configuration whose lower bound exceeds the cutoff. The cutoff is the step time of a layout
-already tried. The first layouts tried are even splits, and greedy splits on several pools.
+   key by key. It drops a configuration whose lower bound exceeds the cutoff. The cutoff is the step time of a layout
+   already tried. The first layouts tried are even splits, and greedy splits on several pools.
 2. The remaining configurations (`Found.near`) are priced in the order of their lower bounds, until a bound exceeds the
-cutoff. The dynamic program finds the best layout of each configuration, which lowers the cutoff.
+   cutoff. The dynamic program finds the best layout of each configuration, which lowers the cutoff.
 
 No lower bound exceeds the optimum of its configuration, so no configuration that was left unpriced is among the best.
 The integer program starts again from `Found.near` (`decision`); it reads no result of the second part.
@@ -456,7 +456,7 @@ def assigned_by(degrees: DegreeArrays, candidate: Candidate, choice: Choice) -> 
     """The configuration with the layers and policies of a choice, and its step time by the candidate's prices.
 
     Raises:
-    Disagreement: the choice does not place every layer, or its stated step time differs from the priced one.
+        Disagreement: the choice does not place every layer, or its stated step time differs from the priced one.
     """
     columns = list(choice.columns)
     seconds = candidate.step_seconds(columns) if candidate.is_choice(columns) else np.nan

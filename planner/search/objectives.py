@@ -102,8 +102,8 @@ class Incumbents(Protocol):
 class BestKinds:
     """The best layouts of the `places` best kinds (`kind_of`) by an objective, and layouts near the best.
 
-    within: layouts that are worse than the best by no more than this share are wanted too, of any kind. Layouts
-    that are worse by more than `WORTH_READING` get no place.
+    within: layouts that are worse than the best by no more than this share are wanted too, of any kind. Layouts that
+    are worse by more than `WORTH_READING` get no place.
     """
 
     def __init__(self, objective: Objective, places: int, *, within: float = 0.0) -> None:

@@ -224,7 +224,7 @@ def _check_agreement(answer: SimplestAnswer, standing: Standing) -> None:
     """Check that the two methods agree on the keys and the step time of the simplest layout.
 
     Raises:
-    Disagreement: the two methods differ.
+        Disagreement: the two methods differ.
     """
     said = f"the simplest layout by the dynamic program is {standing}, by the integer program {answer}"
     if answer.status == "time limit":

@@ -1,10 +1,9 @@
 """The integer program's best choice over all candidates, and its proof.
 
 1. A greedy heuristic gives a choice, and so an upper bound. Columns and candidates whose lower bound exceeds this upper
-bound are left out (`pruning.lower_bounds`).
+   bound are left out (`pruning.lower_bounds`).
 2. One integer program decides among the remaining candidates (`integer_program`). Its answer must be at least as good
-as the
-   greedy choice.
+   as the greedy choice.
 3. With `certify`, a dynamic program over all candidates, without any of these bounds, must find the same step time
    (`dynamic_program`). Among choices that tie it returns the canonical one (smallest candidate index, then
    lexicographically smallest layers), and that choice is the answer.
@@ -76,9 +75,9 @@ def solve(
 ) -> Solution:
     """The best choice over all candidates.
 
-    time_limit: seconds of wall time for the integer program. When the limit is reached, the status is "time
-    limit", even if the certificate proves an optimum. The better of the two choices is returned, with its `gap` to the
-    best bound. Without `certify` the answer is the solver's own, and any of several tied choices may be returned.
+    time_limit: seconds of wall time for the integer program. When the limit is reached, the status is "time limit",
+    even if the certificate proves an optimum. The better of the two choices is returned, with its `gap` to the best
+    bound. Without `certify` the answer is the solver's own, and any of several tied choices may be returned.
 
     Raises:
         EnvironmentProblem: the solver asked for is not installed.

@@ -16,7 +16,7 @@ value of its key. So the least number belongs to the lexicographically least vec
 
     first     minimise the number of R, T, E and the keys of the chosen candidate
     second    minimise the step time, with R, T and E at most the values that the first program found, among the
-    candidates whose own keys equal the first program's
+              candidates whose own keys equal the first program's
 """
 
 from __future__ import annotations
