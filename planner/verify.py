@@ -104,8 +104,8 @@ def verify(plan: Plan, rank: int | None = None) -> Verification:
     program = next((each for each in plan.engine.emits if each in _COUNTED), None)
     if program is None:
         raise InputError(
-            f"the plan is made for {plan.engine.name}, whose steps `planner verify` cannot run without a GPU",
-            hint="it runs those of --engine torch and --engine fsdp; of others a run alone can tell",
+            f"the plan is made for {plan.engine.name}, whose steps `planner verify` cannot count",
+            hint="it counts those of --engine torch and --engine fsdp; of other engines a run alone can tell",
         )
     if rank is None:
         rank = worst_stage(plan.memory).stage * plan.layout.stride("pp")

@@ -21,13 +21,13 @@ def console():
     return Console(out=io.StringIO(), err=io.StringIO())
 
 
-def make(console, path, *, engine="torch", pin=(), settings=()):
+def make(console, path, *, engine="torch", gpus=2, pin=(), settings=()):
     options = {
-        "gpus": 2,
+        "gpus": gpus,
         "global_batch": 8,
         "seq_len": 128,
         "engine": engine,
-        "pin": ["dp=2", *pin],
+        "pin": [f"dp={gpus}", *pin],
         "settings": settings,
     }
     assert plan_command.run("tiny-llama", "dgx-a100", console=console, output=path, **options) == ExitCode.OK
@@ -89,16 +89,16 @@ def test_what_the_trainers_program_says_is_said(console, tmp_path, monkeypatch):
 def test_steps_of_transformers_under_accelerate_are_counted(console, tmp_path, recompute):
     for needed in ("torch", "transformers", "accelerate", "datasets"):
         pytest.importorskip(needed)
-    pins = ["mbs=2", "zero=3", f"recompute={recompute}"]
-    plan = plan_from_file(make(console, tmp_path / "plan.json", engine="fsdp", pin=pins))
+    pins = ["mbs=1", "zero=3", f"recompute={recompute}"]
+    plan = plan_from_file(make(console, tmp_path / "plan.json", engine="fsdp", gpus=4, pin=pins))
     found = verify(plan, rank=1)
     counted = {name: each[1] for name, each in found.lines.items()}
-    model, tokens = plan.model, 2 * 128
+    model, tokens = plan.model, 128
     h, f, keys = model.hidden_size, model.ffn_hidden_size, model.num_kv_heads * model.head_size
     weights = model.num_layers * (2 * h * (h + keys) + 3 * h * f + 2 * h) + 2 * model.vocab_size * h + h
     assert counted["params"] == 2 * (model.vocab_size * h + h)  # Accelerate keeps the head gathered, with the last norm
-    assert counted["grads"] == 4 * weights / 2  # both microbatches are reduced at once
-    assert counted["optimizer_state"] == pytest.approx(12 * weights / 2, rel=1e-3)
+    assert counted["grads"] == 4 * weights / 4  # both microbatches are reduced at once, else 2 * weights
+    assert counted["optimizer_state"] == pytest.approx(12 * weights / 4, rel=1e-2)  # and rotary frequencies
     norms = 2 * (4 * h + 2 * h + 2 * h + 4)  # in fp32, divided, times its weight; one number for each token
     attention = 2 * (2 * h + 2 * keys) + 4 * model.num_heads
     a_layer = tokens * (2 * h if recompute == "full" else norms + attention + 2 * 4 * f)
