@@ -15,6 +15,7 @@ from planner.cost.estimate import estimate
 from planner.cost.ledger import LineName
 from planner.cost.schedule_comparison import SCHEDULES, with_schedule
 from planner.errors import InputError
+from planner.explain.communication import collectives_of
 from planner.explain.operations import operations_of_step
 from planner.explain.peak import alternatives_of, peaks_of
 from planner.explain.plan_inputs import constraints_of, job_of
@@ -206,6 +207,14 @@ def test_groups_are_those_of_the_rank_order(any_plan) -> None:
         if each.line == LineName.PP_COMM and each.kind == "send":
             assert layout.group("pp", 0) == tuple(range(0, each.where.size * each.where.stride, each.where.stride))
         assert group(each.network, each.where.size, each.where.stride).size == each.where.size
+
+
+def test_algorithms_are_compared_for_the_sum_of_gradients_and_not_for_the_weights_that_are_gathered() -> None:
+    """Llama 3 8B with ZeRO-1: gradients are summed in 32 bits, and weights gathered in 16."""
+    job = load_job(model="llama3-8b", cluster="dgx-h100", nodes=1, engine="megatron", global_batch_size=8)
+    plan = plan_for_layout(job, parse_layout("dp=8,zero=1,recompute=full", num_layers=32, num_devices=8))
+    (group_of_replicas,) = collectives_of(plan).groups
+    assert group_of_replicas.algorithm_bytes == pytest.approx(4 * 8_030_261_248)
 
 
 # --- memory -----------------------------------------------------------------------------------------------------
