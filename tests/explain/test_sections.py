@@ -6,6 +6,7 @@ import json
 import math
 import re
 from dataclasses import replace
+from pathlib import Path
 
 import jsonschema
 import pytest
@@ -351,6 +352,14 @@ def validator() -> jsonschema.Draft202012Validator:
     schema = explanation_schema()
     jsonschema.Draft202012Validator.check_schema(schema)
     return jsonschema.Draft202012Validator(schema)
+
+
+def test_the_published_schema_is_that_of_the_document() -> None:
+    """Keys, their defaults and what they are, as those who read the document find them in docs/schemas."""
+    path = Path(__file__).parents[2] / "docs" / "schemas" / "explanation.json"
+    assert json.loads(path.read_text(encoding="utf-8")) == explanation_schema(), (
+        "docs/schemas/explanation.json: make docs"
+    )
 
 
 def test_the_document_follows_its_published_schema(any_plan, validator) -> None:
