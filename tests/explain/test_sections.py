@@ -6,6 +6,7 @@ import json
 import math
 import re
 from dataclasses import replace
+from pathlib import Path
 
 import jsonschema
 import pytest
@@ -15,6 +16,7 @@ from planner.cost.estimate import estimate
 from planner.cost.ledger import LineName
 from planner.cost.schedule_comparison import SCHEDULES, with_schedule
 from planner.errors import InputError
+from planner.explain.communication import collectives_of
 from planner.explain.operations import operations_of_step
 from planner.explain.peak import alternatives_of, peaks_of
 from planner.explain.plan_inputs import constraints_of, job_of
@@ -208,6 +210,14 @@ def test_groups_are_those_of_the_rank_order(any_plan) -> None:
         assert group(each.network, each.where.size, each.where.stride).size == each.where.size
 
 
+def test_algorithms_are_compared_for_the_sum_of_gradients_and_not_for_the_weights_that_are_gathered() -> None:
+    """Llama 3 8B with ZeRO-1: gradients are summed in 32 bits, and weights gathered in 16."""
+    job = load_job(model="llama3-8b", cluster="dgx-h100", nodes=1, engine="megatron", global_batch_size=8)
+    plan = plan_for_layout(job, parse_layout("dp=8,zero=1,recompute=full", num_layers=32, num_devices=8))
+    (group_of_replicas,) = collectives_of(plan).groups
+    assert group_of_replicas.algorithm_bytes == pytest.approx(4 * 8_030_261_248)
+
+
 # --- memory -----------------------------------------------------------------------------------------------------
 
 
@@ -342,6 +352,14 @@ def validator() -> jsonschema.Draft202012Validator:
     schema = explanation_schema()
     jsonschema.Draft202012Validator.check_schema(schema)
     return jsonschema.Draft202012Validator(schema)
+
+
+def test_the_published_schema_is_that_of_the_document() -> None:
+    """Keys, their defaults and what they are, as those who read the document find them in docs/schemas."""
+    path = Path(__file__).parents[2] / "docs" / "schemas" / "explanation.json"
+    assert json.loads(path.read_text(encoding="utf-8")) == explanation_schema(), (
+        "docs/schemas/explanation.json: make docs"
+    )
 
 
 def test_the_document_follows_its_published_schema(any_plan, validator) -> None:
