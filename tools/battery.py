@@ -37,8 +37,8 @@ SECONDS_BETWEEN_WRITES = 20.0
 class Row:
     """A row of the table.
 
-    cases: "module:function" of tools; the function takes a range of case numbers and yields for each what is wrong, or
-    an empty text. Without it the row has no battery yet.
+    cases: "module:function" in tools. The function gets a range of case numbers and yields for each case the fault in
+    words, or an empty text. A row without `cases` has no battery yet.
     """
 
     id: str
@@ -87,7 +87,7 @@ ROWS = (
 
 
 def read_state(row: Row) -> dict[str, Any]:
-    """What has run of a row: count, faults, the first of them in words, seconds, date and commit."""
+    """The state of a row: count of cases, faults, the first faults in words, seconds, date and commit."""
     path = STATE / f"{row.id}.json"
     if path.exists():
         state: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
@@ -96,7 +96,7 @@ def read_state(row: Row) -> dict[str, Any]:
 
 
 def write_state(row: Row, state: dict[str, Any]) -> None:
-    """Keep what has run of a row; a kill leaves the file before."""
+    """Store the state of a row; a kill during the write keeps the earlier file."""
     STATE.mkdir(parents=True, exist_ok=True)
     draft = STATE / f".{row.id}.tmp"
     draft.write_text(json.dumps(state, indent=1) + "\n", encoding="utf-8")
@@ -104,13 +104,13 @@ def write_state(row: Row, state: dict[str, Any]) -> None:
 
 
 def cases_of(row: Row, numbers: range) -> Iterator[str]:
-    """What each case says, an empty text where nothing is wrong."""
+    """The fault of each case in words; an empty text where the case has no fault."""
     module, _, function = row.cases.partition(":")
     yield from getattr(import_module(module), function)(numbers)
 
 
 def run_row(row: Row, count: int | None) -> None:
-    """Run the cases that are left, or `count` further ones, and keep the result from time to time."""
+    """Run the remaining cases, or `count` further cases, and store the result from time to time."""
     state = read_state(row)
     first = state["count"]
     last = max(row.goal, first) if count is None else first + count
@@ -123,7 +123,7 @@ def run_row(row: Row, count: int | None) -> None:
 
 
 def run_cases(row: Row, state: dict[str, Any], numbers: range) -> None:
-    """Run cases and enter what they say into the state, which is kept from time to time."""
+    """Run cases and add their faults to the state, which is stored from time to time."""
     began = written = time.monotonic()
     before = state["seconds"]
     for number, fault in zip(numbers, cases_of(row, numbers), strict=True):
@@ -161,7 +161,7 @@ def line_of(row: Row, state: dict[str, Any]) -> str:
 
 
 def table(page: str) -> str:
-    """The table; a row that has not run here keeps its line of the page."""
+    """The table of all rows; a row without a result here keeps its line of the page."""
     kept = {name: line for line, name in re.findall(r"^(\| ([A-C][0-9]+) \|.*)$", page, flags=re.MULTILINE)}
     lines = ["| | What | Cases | Faults | Date, commit | Command |", "|---|---|---:|---:|---|---|"]
     for row in ROWS:

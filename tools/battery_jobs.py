@@ -1,4 +1,4 @@
-"""Commands at random as processes: jobs, interrupts, hash seeds, secrets and scripts."""
+"""Random commands run as processes: jobs, interrupts, hash seeds, secrets and scripts."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def _command(rng: random.Random) -> list[str]:
 
 
 def fault_of(done: subprocess.CompletedProcess[str], words: list[str], codes: tuple[int, ...] = (0, 2, 3)) -> str:
-    """What is wrong with the end of a command."""
+    """The fault in the exit code or the output of a command, in words."""
     if done.returncode in codes and "Traceback" not in done.stderr:
         return ""
     last = (done.stderr.strip().splitlines() or [""])[-1]
@@ -85,7 +85,7 @@ def fault_of(done: subprocess.CompletedProcess[str], words: list[str], codes: tu
 
 
 def random_jobs(numbers: range) -> Iterator[str]:
-    """Exit codes of results and of mistakes, and never a traceback."""
+    """Random jobs must end with the exit code of a result or of a mistake, and never with a traceback."""
     with tempfile.TemporaryDirectory() as folder:
         for number in numbers:
             words = _command(random.Random(f"job {number}"))  # noqa: S311 - no secret
@@ -96,7 +96,10 @@ def random_jobs(numbers: range) -> Iterator[str]:
 
 
 def interrupts(numbers: range) -> Iterator[str]:
-    """SIGINT or SIGTERM after a random time: 130 or 143, or what it would have ended with; nothing is left behind."""
+    """SIGINT or SIGTERM after a random time gives exit code 130 or 143, or the normal exit code.
+
+    No file and no process of the command remains.
+    """
     for number in numbers:
         rng = random.Random(f"interrupt {number}")  # noqa: S311 - no secret
         with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryDirectory() as scratch:
@@ -130,7 +133,7 @@ def interrupts(numbers: range) -> Iterator[str]:
 
 
 def hash_seeds(numbers: range) -> Iterator[str]:
-    """The same document under another PYTHONHASHSEED, and under each other Python at hand."""
+    """A command writes the same document under another PYTHONHASHSEED, and under each other available Python."""
     pythons = [sys.executable, *other_pythons()]
     with tempfile.TemporaryDirectory() as folder:
         for number in numbers:
@@ -153,12 +156,12 @@ def hash_seeds(numbers: range) -> Iterator[str]:
 
 
 def other_pythons() -> list[str]:
-    """Interpreters named in BATTERY_PYTHONS, with colons between: other versions of Python or of NumPy."""
+    """Interpreters listed in BATTERY_PYTHONS, separated by colons: other versions of Python or of NumPy."""
     return [each for each in os.environ.get("BATTERY_PYTHONS", "").split(os.pathsep) if each]
 
 
 def secrets(numbers: range) -> Iterator[str]:
-    """A planted secret stands in no output and in no file."""
+    """A planted secret appears in no output and in no file."""
     for number in numbers:
         rng = random.Random(f"secret {number}")  # noqa: S311 - no secret
         with tempfile.TemporaryDirectory() as folder:
@@ -190,7 +193,7 @@ def scripts(numbers: range) -> Iterator[str]:
 
 def _script_fault(rng: random.Random, folder: str) -> str:
     planned = None
-    while planned is None or planned.returncode == 3:  # does not fit: there is no script
+    while planned is None or planned.returncode == 3:  # where the job does not fit, no script exists
         words = [rng.choice(("tiny-gpt", "llama3-8b", "llama2-7b", "mixtral-8x7b", "gpt3-175b")), "dgx-h100"]
         words += ["--nodes", str(rng.choice((1, 2, 8, 64))), "--global-batch", "1024", "--seq-len", "2048"]
         words += ["--engine", rng.choice(("torch", "megatron", "deepspeed", "fsdp", "megatron-bridge"))]

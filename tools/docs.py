@@ -1,14 +1,14 @@
-"""Regenerate what the documents quote: command output, the command reference, the formulas, the schemas.
+"""Regenerate the quoted parts of the documents: command output, the command reference, the formulas, the schemas.
 
 `make docs` rewrites the files, `make docs-check` fails with the difference if anything would change. In a Markdown file
 
 - the block after `<!-- command: planner ... -->` is replaced by the real output of that command (a pipe may cut it),
-  and so is that after `<!-- command: python NAME -->`, of a program that the page shows,
+  and so is the block after `<!-- command: python NAME -->`, for a program that the page shows,
 - the block after `<!-- docstring: planner/... -->` by the docstring of that module,
-- what stands between `<!-- fields: NAME -->` and `<!-- fields: end -->` by the keys of that document's schema,
-- the block after `<!-- file: NAME -->` is a file that the commands of the page find in their folder.
+- the text between `<!-- fields: NAME -->` and `<!-- fields: end -->` by the keys of that document's schema,
+- the block after `<!-- file: NAME -->` is written to a file in the folder of the page's commands.
 
-The commands of one page run in one empty folder, in their order, so a later one may read what an earlier one wrote.
+The commands of one page run in one empty folder, in order, so a command may read the files of an earlier command.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ BLOCK = re.compile(r"<!-- command: (?P<command>[^\n]+?) -->\n```console\n(?P<old
 FILE = re.compile(r"<!-- file: (?P<name>[\w.-]+) -->\n```\w+\n(?P<text>.*?)```\n", re.DOTALL)
 DOCSTRING = re.compile(r"<!-- docstring: (?P<path>\S+) -->\n```text\n.*?```\n", re.DOTALL)
 FIELDS = re.compile(r"<!-- fields: (?P<name>(?!end)\w+) -->\n.*?<!-- fields: end -->\n", re.DOTALL)
-ANSWERS = (0, 3)  # exit codes of results: it worked, or nothing fits
+ANSWERS = (0, 3)  # exit codes of results: the command succeeded, or no layout fits
 
 
 def run_in(folder: Path) -> Callable[[str], str]:
@@ -68,7 +68,7 @@ def write_files(text: str, folder: Path) -> None:
 
 
 def fill_blocks(text: str, run: Callable[[str], str]) -> str:
-    """Replace every quoted block by the present output of its command."""
+    """Replace every quoted block by the current output of its command."""
 
     def fill(match: re.Match[str]) -> str:
         output = "\n".join(line.rstrip() for line in run(match["command"]).strip("\n").splitlines())
@@ -78,7 +78,7 @@ def fill_blocks(text: str, run: Callable[[str], str]) -> str:
 
 
 def fill_docstrings(text: str) -> str:
-    """Replace every quoted docstring by that of its module."""
+    """Replace every quoted docstring by the current docstring of its module."""
 
     def fill(match: re.Match[str]) -> str:
         module = ast.parse((ROOT / match["path"]).read_text(encoding="utf-8"))
@@ -88,7 +88,7 @@ def fill_docstrings(text: str) -> str:
 
 
 def fill_fields(text: str) -> str:
-    """Replace every table of keys by those of the document's schema."""
+    """Replace every table of keys by the keys of the document's schema."""
     found = document_schemas() if FIELDS.search(text) else {}
     return FIELDS.sub(
         lambda match: f"<!-- fields: {match['name']} -->\n{key_tables(found[match['name']])}<!-- fields: end -->\n",
@@ -97,7 +97,7 @@ def fill_fields(text: str) -> str:
 
 
 def key_tables(schema: dict[str, Any]) -> str:
-    """The keys of a document (or of each form that it may have), then those of the documents inside it, as tables."""
+    """Tables of the keys of a document (or of each of its forms), then of the keys of nested documents."""
     inner = dict(sorted(schema.get("$defs", {}).items()))
     forms = [form["$ref"].rpartition("/")[2] for form in schema.get("anyOf", ())]
     parts = [key_table(inner.pop(name)) for name in forms] or [key_table(schema)]
@@ -106,7 +106,7 @@ def key_tables(schema: dict[str, Any]) -> str:
 
 
 def key_table(schema: dict[str, Any]) -> str:
-    """Keys, what they take and their meaning: that of the field, else that of the docstring."""
+    """A table of keys with their values and meanings: the description of the field, else the docstring's."""
     keys = schema.get("properties", {})
     intro, explained = read_docstring(schema.get("description", ""), set(keys))
     lines = [f"\n{intro}\n", "| key | takes | default | meaning |", "|---|---|---|---|"]
@@ -120,7 +120,7 @@ def key_table(schema: dict[str, Any]) -> str:
 
 
 def read_docstring(text: str, keys: set[str]) -> tuple[str, dict[str, str]]:
-    """What a docstring says at large, and what it says of each key (`key: ...`, also after a full stop)."""
+    """The general text of a docstring, and its text for each key (`key: ...`, also after a full stop)."""
     names = "|".join(sorted(keys, key=len, reverse=True)) or "$^"
     pieces = re.split(rf"(?:^|(?<=[.;] )|(?<=\n))((?:{names})(?:, (?:{names}))*): ", text)
     explained = {
@@ -132,13 +132,13 @@ def read_docstring(text: str, keys: set[str]) -> tuple[str, dict[str, str]]:
 
 
 def own_description(field: dict[str, Any]) -> str:
-    """A field's description, where it is more than its unit."""
+    """A field's description, if it has more than the unit."""
     text = str(field.get("description", ""))
     return "" if text.startswith("a number and a unit") else text
 
 
 def taken(field: dict[str, Any]) -> str:
-    """What a key takes, in words."""
+    """The values that a key accepts, in words."""
     if "anyOf" in field:
         return " or ".join(taken(each) for each in field["anyOf"] if each.get("type") != "null")
     if "$ref" in field:
@@ -196,7 +196,7 @@ def formula_reference() -> str:
 
 
 def signature(function: ast.FunctionDef) -> str:
-    """A function's head on one line."""
+    """The signature of a function on one line."""
     returns = f" -> {ast.unparse(function.returns)}" if function.returns else ""
     return f"{function.name}({ast.unparse(function.args)}){returns}"
 
@@ -209,7 +209,7 @@ def schemas(folder: Path) -> dict[Path, str]:
 
 
 def filled(path: Path) -> str:
-    """A document with everything that it quotes as it is now."""
+    """The text of a document with every quoted part up to date."""
     text = path.read_text(encoding="utf-8")
     with tempfile.TemporaryDirectory() as folder:
         write_files(text, Path(folder))
@@ -217,7 +217,7 @@ def filled(path: Path) -> str:
 
 
 def quoting_documents() -> dict[Path, str]:
-    """The documents that quote something, filled."""
+    """The documents with quoted parts, filled."""
     paths = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
     quoting = [path for path in paths if "make docs`" not in path.read_text(encoding="utf-8").partition("\n## ")[0]]
     with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:
@@ -234,14 +234,14 @@ def generate() -> dict[Path, str]:
 
 
 def difference(path: Path, new: str) -> str:
-    """What would change in a file, as a unified diff; empty if nothing."""
+    """The change of a file as a unified diff; empty if the file would not change."""
     old = path.read_text(encoding="utf-8") if path.exists() else ""
     name = str(path.relative_to(ROOT))
     return "".join(difflib.unified_diff(old.splitlines(True), new.splitlines(True), name, f"{name} (now)"))
 
 
 def main() -> int:
-    """Write what changed, or with --check only show it; returns the exit code."""
+    """Write the changed files, or with --check only show the changes; returns the exit code."""
     parser = argparse.ArgumentParser(description="Regenerate what the documents quote.")
     parser.add_argument("--check", action="store_true", help="fail if anything would change")
     check = parser.parse_args().check
