@@ -4,10 +4,11 @@
 
     python tools/hf_counts.py tests/published/hub_configs.json
 
-writes the parameters of the modules that transformers builds from configurations of checkpoints, which the file holds.
-The first writes, for each type of MODEL_FOR_CAUSAL_LM_MAPPING and MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING, its default
-configuration and the parameters of the module that transformers builds from it, in total and active; and the same after
-changes of the configuration, one at a time. Needs torch and transformers; the test that reads the file needs neither.
+writes the parameter counts of the modules that transformers builds from the checkpoints' configurations in the file.
+The first command writes, for each type of MODEL_FOR_CAUSAL_LM_MAPPING and MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING, the
+default configuration and the total and active parameter counts of its module. It also writes the counts after changes
+of the configuration, one change at a time. This program needs torch and transformers; the test that reads the file
+needs neither package.
 """
 
 from __future__ import annotations

@@ -135,7 +135,7 @@ class Record:
     def tests_of(self, path: str, lines: range | None) -> tuple[list[str], bool]:
         """Tests that execute one of the lines, or any line of the file, fastest first.
 
-        The second result tells whether importing the tests executes the code too.
+        The result also tells whether importing the tests executes the code.
         """
         if path not in self._then:
             sys.exit(f"{path} is newer than the record: python tools/mutate.py --record")

@@ -4,8 +4,8 @@
 
 FOLDER (by default ../shared/truth) holds vtrain_single_node.csv, vtrain_multi_node.csv and allreduce_a100_nvlink.csv of
 vTrain (Bang et al., MICRO 2024; github.com/VIA-Research/vTrain, data/). The tables are not part of this project, so the
-command names missing tables and leaves them out. They enter no shipped calibration: the only fit is one slowdown, on
-the rows outside the scored fold. Errors are |measured / predicted - 1| in percent.
+command names missing tables and leaves them out. No shipped calibration uses the tables: the only fit is one slowdown,
+on the rows outside the scored fold. Errors are |measured / predicted - 1| in percent.
 """
 
 from __future__ import annotations
