@@ -246,7 +246,7 @@ def of_checkpoint(values: dict[str, Any]) -> dict[str, int]:
 
 
 def of_checkpoints(target: Path, data: dict[str, Any]) -> None:
-    """Write the parameters of each checkpoint beside its configuration."""
+    """Write the parameter count of each checkpoint next to its configuration."""
     lines = []
     for name, each in sorted(data["checkpoints"].items()):
         found = {"config": each["config"], "card": each["card"], **of_checkpoint(each["config"])}
