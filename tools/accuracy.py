@@ -1,9 +1,9 @@
 """Write docs/accuracy.md, and the table of README.md, from the published runs (`make accuracy`).
 
-With `--figures` it prints the figures that a change of the cost model is judged by, and writes nothing.
+With `--figures` it only prints the figures by which a change of the cost model is judged.
 
-Folds hold whole sources out: what they forecast, the fit has not seen. Errors are |measured / predicted - 1| of the
-step time.
+Folds hold whole sources out: each run is forecast by a fit without its source. Errors are |measured / predicted - 1| of
+the step time.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ PEER_SOURCES: Final = {
 """SimuMax 4dcaae5, Calculon caa4b11 and llm-analysis d841e40, with a constant for each GPU fitted in their favour."""
 
 PEER_PAIRS: Final = {"aleph-alpha-layouts": (80, 85, 84), "hf-ultrascale": (84, 77, 77), "internevo": (81, 52, 81)}
-"""Pairs in order, in percent, of the same three."""
+"""Pairs in the right order, in percent, for the same three programs."""
 
 PEERS = """Each was run on the rows of a source that it can price, with a constant for each GPU fitted on the same rows,
 so in its favour; ours is held out. A run of each was checked against the figures that it publishes."""
@@ -96,7 +96,7 @@ Over the sources of the first table of runs (776 rows):
 
 
 class Scored(NamedTuple):
-    """A table of runs, forecast twice; fitted: measured over predicted of each sample, (samples,)."""
+    """A table of runs with held-out and in-sample forecasts; fitted: in-sample measured over predicted, (samples,)."""
 
     held: HeldOut
     runs: dict[str, Run]
@@ -109,7 +109,7 @@ class Scored(NamedTuple):
 
 
 def cut(sample: Sample) -> str:
-    """How a run is cut, in the groups of the README."""
+    """The kind of layout of a run, by the groups of the README."""
     if sample.keys["experts"]:
         return "experts"
     if "cp" in sample.axes:
@@ -133,12 +133,15 @@ def sizes(ratios: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def three(values: Iterable[float]) -> str:
-    """Figures in percent, parted by slashes."""
+    """Figures in percent, separated by slashes."""
     return " / ".join(f"{value:.1f}" for value in values)
 
 
 def by_source(scored: Scored, ratios: NDArray[np.float64], mask: NDArray[np.bool_]) -> str:
-    """Mean over the sources of the figures of each; of those with few runs where no other has any."""
+    """The figures of each source, averaged over the sources.
+
+    Sources with few runs count only if no other source has runs.
+    """
     members = defaultdict(list)
     for sample, ratio, is_in in zip(scored.samples, ratios, mask, strict=True):
         if is_in:
@@ -168,7 +171,7 @@ def table(scored: Scored, name: str, key: Callable[[Sample], str], *, everything
 
 
 def worst(scored: Scored) -> list[str]:
-    """The runs that are furthest off."""
+    """The runs with the largest errors."""
     lines = ["| run | source | model | devices | axes | measured / predicted |", "|---|---|---|---|---|---|"]
     for i in np.argsort(-np.abs(np.log(scored.held.ratios)), kind="stable")[:WORST]:
         sample = scored.samples[i]
@@ -189,7 +192,7 @@ def interval_score(found: Band, ratio: float) -> float:
 
 
 def bands(scored: Scored) -> list[str]:
-    """Coverage, width and interval score: of all, and of each source, the least covered first."""
+    """Coverage, width and interval score of the bands: of all runs, then of each source, least covered first."""
     found = held_out_bands(scored.samples, scored.held.ratios)
     members = defaultdict(list)
     for sample, band, ratio in zip(scored.samples, found, scored.held.ratios, strict=True):
@@ -216,7 +219,7 @@ def bands(scored: Scored) -> list[str]:
 
 
 def ranking(scored: Scored) -> list[str]:
-    """Regret and pairs of each source, the worst first, beside the peer that orders most pairs."""
+    """Regret and pairs of each source, worst first, compared with the peer that orders most pairs correctly."""
     members = defaultdict(list)
     for sweep in sweeps(scored.held.rows):
         if sweep.num_rows >= FEW:
@@ -237,7 +240,7 @@ def ranking(scored: Scored) -> list[str]:
 
 
 def peers(scored: Scored) -> list[str]:
-    """Errors of three other models by source, beside ours."""
+    """Errors of three other cost models by source, compared with this one."""
     lines = ["| source | ours, held out | SimuMax | Calculon | llm-analysis |", "|---|---|---|---|---|"]
     for source, theirs in PEER_SOURCES.items():
         mask = np.array([sample.source == source for sample in scored.samples])
@@ -319,7 +322,7 @@ def readme_table(scored: Scored) -> str:
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Write both from a table of runs."""
+    """Write the page and the README's table from a table of runs."""
     path = Path(arguments[-1])
     if arguments[0] == "--figures":
         sys.stdout.write(to_text(figures(hold_out(read_runs(path), processes=2))))

@@ -1,8 +1,8 @@
-"""Inputs at random for every reader, in this process: the document or an error for people, and nothing else.
+"""Random inputs for every reader, in this process: a reader must return the document or raise a `PlannerError`.
 
-A case is drawn from its number: a reader, one of its documents, and one to four edits of its characters, its lines or
-its values. A case is wrong if anything but a `PlannerError` escapes, if a message has what no terminal should get, if
-it takes more than 2 s of processor time, or if it needs more than 1 GiB.
+The number of a case is the seed that draws a reader, one of its documents, and one to four edits of the document's
+characters, lines or values. A case fails in four ways: an exception other than `PlannerError` escapes, a message has
+characters that no terminal should receive, the case takes more than 2 s of processor time, or it needs more than 1 GiB.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ VALUES: tuple[Any, ...] = (
 
 
 class _TooLong(BaseException):
-    """The watchdog: no reader may catch it."""
+    """The exception of the watchdog, which no reader may catch."""
 
 
 def _alarm(signum: int, frame: object) -> NoReturn:  # noqa: ARG001 - the signature of a signal handler
@@ -113,7 +113,7 @@ def _alarm(signum: int, frame: object) -> NoReturn:  # noqa: ARG001 - the signat
 
 
 def _limit_memory() -> None:
-    """So much beyond what the process has now; a reader that asks for more gets a MemoryError."""
+    """Limit the address space to 1 GiB above its present size; a reader that needs more gets a MemoryError."""
     pages = int(Path("/proc/self/statm").read_text(encoding="utf-8").split()[0])
     resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + BYTES, resource.RLIM_INFINITY))
 
@@ -122,7 +122,7 @@ def _limit_memory() -> None:
 
 
 def edited_text(rng: random.Random, text: str) -> str:
-    """One to four edits of characters or lines."""
+    """The text after one to four edits of characters or lines."""
     for _ in range(rng.choice((1, 1, 1, 2, 4))):
         text = _edited_once(rng, text) or rng.choice(NASTY)
     return text
@@ -156,7 +156,7 @@ def _edited_once(rng: random.Random, text: str) -> str:
 
 
 def edited_value(rng: random.Random, data: Any) -> Any:
-    """One to three values of a document of JSON replaced, removed, doubled or moved."""
+    """A JSON document with one to three values replaced, removed, doubled or moved."""
     data = json.loads(json.dumps(data))
     for _ in range(rng.choice((1, 1, 2, 3))):
         places = list(_places(data))
@@ -317,7 +317,7 @@ RUNS = ROOT / "tests" / "published" / "measurements.csv"
 
 @cache
 def job() -> Job:
-    """A small job that changes and settings start from."""
+    """A small job, to which changes and settings are applied."""
     return load_job(model="tiny-gpt", cluster="dgx-a100", nodes=1, global_batch_size=64, sequence_length=64)
 
 
@@ -356,7 +356,7 @@ def _printed(rng: random.Random, _: Path) -> Any:
     text = edited_text(rng, rng.choice(PRINTED[kind]))
     try:
         return _read_printed(rng, kind, text)
-    except ValueError as error:  # what these promise; the command line shows the words
+    except ValueError as error:  # the documented error of these readers; the command line shows its message
         if kind in ("layout", "pin", "change", "setting"):
             raise
         return error
@@ -446,11 +446,11 @@ def _calibration(rng: random.Random, _: Path) -> Any:
 READERS: tuple[tuple[Callable[[random.Random, Path], Any], int], ...] = (
     (_printed, 40), (_config, 24), (_document, 10), (_foreign, 14), (_plan, 6), (_table, 4), (_calibration, 2),
 )  # fmt: skip
-"""Readers, and their shares of the cases in percent: quick ones get more."""
+"""Readers, and their shares of the cases in percent: quick readers get more cases."""
 
 
 def check(number: int, folder: Path) -> str:
-    """What is wrong with the reading of case `number`, in words; an empty text: nothing."""
+    """The fault of case `number` in words; an empty text where the reader behaves correctly."""
     rng = random.Random(number)  # noqa: S311 - no secret
     (reader,) = rng.choices([each for each, _ in READERS], [share for _, share in READERS])
     signal.setitimer(signal.ITIMER_PROF, CPU_SECONDS)
@@ -473,7 +473,7 @@ def check(number: int, folder: Path) -> str:
 
 @contextmanager
 def shipped_read_once() -> Iterator[None]:
-    """Each shipped document is read once: half of the time went there, and an edit never reaches one."""
+    """Read each shipped document only once, because reading them took half of the time and no edit changes them."""
     once = cache(read_yaml)
 
     def read(path: Path, name: str = "") -> Any:
@@ -487,7 +487,7 @@ def shipped_read_once() -> Iterator[None]:
 
 
 def inputs(numbers: range) -> Iterator[str]:
-    """What is wrong with each case."""
+    """The fault of each case in words."""
     signal.signal(signal.SIGPROF, _alarm)
     for warm in (documents, job, plans, _rows, _calibration_text):
         warm()
@@ -497,7 +497,7 @@ def inputs(numbers: range) -> Iterator[str]:
         for number in numbers:
             try:
                 yield check(number, Path(folder))
-            except _TooLong:  # it came between the end of the case and the end of its clock
+            except _TooLong:  # the alarm came after the end of the case and before the end of its clock
                 yield "more than 2 s of processor time"
 
 

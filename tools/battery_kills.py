@@ -1,7 +1,8 @@
-"""Kills, signals, full disks and damaged checkpoints of real runs, against a run that nobody disturbed.
+"""Kills, signals, full disks and damaged checkpoints in real runs, compared with an undisturbed run.
 
-Runs are tiny models on CPU ranks of this machine, started by `planner launch`; those that need a fault inside a rank
-are jobs of tests/trainer/workers.py. Equal means equal bits: losses and gradient norms of each step, and the weights.
+The runs train tiny models on CPU ranks of this machine and are started by `planner launch`. Runs that need a fault
+inside a rank are jobs of tests/trainer/workers.py. Two runs are equal if the losses and gradient norms of each step and
+the weights have equal bits.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ CLI = (sys.executable, "-c", "from planner.cli import run; run()")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kind:
-    """A layout, and on how many hosts it runs: each has a launcher of its own."""
+    """A layout, and its number of hosts, each with its own launcher."""
 
     layout: str
     hosts: int = 1
@@ -119,11 +120,11 @@ class Run:
 
     @property
     def messages(self) -> str:
-        """What the launchers said."""
+        """The output of the launchers."""
         return self._messages.read_text(encoding="utf-8", errors="replace")
 
     def steps_done(self) -> int:
-        """Lines of the metrics."""
+        """The number of lines in the metrics."""
         metrics = self.output / "metrics.jsonl"
         return metrics.read_bytes().count(b"\n") if metrics.exists() else 0
 
@@ -132,12 +133,12 @@ class Run:
         return sorted(int(path.name[5:]) for path in (self.output / "checkpoints").glob("step-*"))
 
     def ranks(self) -> list[int]:
-        """Processes that train: children of torchrun's agent, which has the same words."""
+        """The processes that train: children of torchrun's agent, which has the same command line."""
         found = {process for process, words in _processes() if f"--output={self.output}" in words}
         return sorted(process for process in found if _parent(process) in found)
 
     def end(self) -> None:
-        """Kill whatever is left of it."""
+        """Kill the remaining processes of the run."""
         for each in self.launchers:
             each.kill()
             each.wait()
@@ -169,7 +170,7 @@ def _parent(process: int) -> int:
 
 
 def free_port() -> int:
-    """A port that nobody has."""
+    """A free port."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
@@ -177,7 +178,7 @@ def free_port() -> int:
 
 
 def wait_for(condition: Callable[[], bool], seconds: float = SECONDS) -> None:
-    """Return when it holds; raises TimeoutError."""
+    """Return when `condition` holds; raises TimeoutError."""
     end = time.monotonic() + seconds
     while not condition():
         if time.monotonic() > end:
@@ -198,7 +199,7 @@ _CALM: dict[tuple[Kind, int], Any] = {}
 
 
 def calm_bits(kind: Kind, steps: int, *options: str) -> Any:
-    """Those of a run that nobody disturbs."""
+    """The bits of an undisturbed run."""
     if (kind, steps) not in _CALM:
         with (
             tempfile.TemporaryDirectory() as name,
@@ -212,7 +213,7 @@ def calm_bits(kind: Kind, steps: int, *options: str) -> Any:
 
 
 def random_kills(numbers: range) -> Iterator[str]:
-    """Five kills in a run, of random ranks at random steps; what is wrong with a run is told at its last kill."""
+    """Five kills in each run, of random ranks at random steps; a fault of the run counts at its last kill."""
     groups: dict[int, list[int]] = {}
     for number in numbers:
         groups.setdefault(number // KILLS_OF_A_RUN, []).append(number)
@@ -263,7 +264,7 @@ def ended(run: Run, wanted: Any) -> str:
 
 
 def stopped_ranks(numbers: range) -> Iterator[str]:
-    """SIGSTOP of a random rank: its silence is noticed, and the run goes on bit by bit."""
+    """After SIGSTOP of a random rank its silence is noticed, and the run continues with equal bits."""
     for number in numbers:
         yield told(lambda number=number: _disturbed(number, _stop))  # type: ignore[misc]
 
@@ -276,7 +277,7 @@ def _stop(run: Run, rng: random.Random) -> str:
 
 
 def terminations(numbers: range) -> Iterator[str]:
-    """SIGTERM of the launcher: saved, exit code 75, and the next run goes on without a lost step."""
+    """After SIGTERM of the launcher the run is saved with exit code 75, and the next run loses no step."""
     for number in numbers:
         yield told(lambda number=number: _disturbed(number, _terminate))  # type: ignore[misc]
 
@@ -307,7 +308,7 @@ def _disturbed(number: int, disturb: Callable[[Run, random.Random], str]) -> str
 
 
 def killed_launchers(numbers: range) -> Iterator[str]:
-    """SIGKILL of the launcher: its ranks end within 10 s."""
+    """After SIGKILL of the launcher its ranks end within 10 s."""
     for _ in numbers:
         yield told(_killed_launcher)
 
@@ -322,7 +323,7 @@ def _killed_launcher() -> str:
 
 
 def taken_ports(numbers: range) -> Iterator[str]:
-    """Somebody listens on torchrun's usual port."""
+    """A run starts although another process listens on torchrun's usual port."""
     for _ in numbers:
         yield told(_taken_port)
 
@@ -338,7 +339,7 @@ def _taken_port() -> str:
 
 
 def second_launchers(numbers: range) -> Iterator[str]:
-    """A launcher in the folder of a run that is under way."""
+    """A second launcher starts in the folder of a running run."""
     with tempfile.TemporaryDirectory() as name, _run(TWO, Path(name), "run", 100_000) as run:
         wait_for(lambda: run.steps_done() > 2)
         for _ in numbers:
@@ -347,7 +348,7 @@ def second_launchers(numbers: range) -> Iterator[str]:
 
 
 def recoveries(numbers: range) -> Iterator[str]:
-    """Seconds from the kill of a rank to the first step that was not done before; one run, killed again and again."""
+    """Seconds from the kill of a rank to the first new step, in one run that is killed repeatedly."""
     with tempfile.TemporaryDirectory() as name, _run(TWO, Path(name), "run", 100_000, "--checkpoint-every", "3") as run:
         for number in numbers:
             yield told(lambda number=number: _recovery(run, number))  # type: ignore[misc]
@@ -370,7 +371,7 @@ def _recovery(run: Run, number: int) -> str:
 
 
 class Workers:
-    """Ranks that fork from one process, so that torch is imported once; a job's error is text."""
+    """Ranks forked from one process, so that torch is imported once; the error of a job is returned as text."""
 
     def __init__(self) -> None:
         program = [sys.executable, str(ROOT / "tests" / "trainer" / "workers.py")]
@@ -381,7 +382,7 @@ class Workers:
         )  # fmt: skip
 
     def train(self, plan: Plan, output: Path, **options: Any) -> str:
-        """An empty text, or how it ended."""
+        """Train; returns an empty text, or the error with which the job ended."""
         assert self._server.stdin
         assert self._server.stdout
         job = {"kind": "train", "plan": plan_to_dict(plan), "output": str(output), "steps": 8, "checkpoint_every": 4}
@@ -422,7 +423,7 @@ def _finished() -> Iterator[tuple[Workers, Plan, Path]]:
 
 
 def _copies(numbers: range, attempt: Callable[[Workers, Plan, Path, Path, int], str]) -> Iterator[str]:
-    """What is wrong with an attempt on a copy of the finished run, for each number."""
+    """For each number, the fault of an attempt on a copy of the finished run, in words."""
     with _finished() as (workers, plan, whole):
         for number in numbers:
             output = whole.parent / f"copy-{number}"
@@ -443,7 +444,7 @@ MOMENTS = ("before its shard", "before the hashes", "before the state", "before 
 
 
 def kills_in_saves(numbers: range) -> Iterator[str]:
-    """The checkpoint before is used, the draft is cleaned, and losses are equal."""
+    """After a kill during a save the earlier checkpoint is used, the draft is removed, and losses are equal."""
 
     def attempt(workers: Workers, plan: Plan, whole: Path, output: Path, number: int) -> str:
         moment = MOMENTS[number % len(MOMENTS)]
@@ -460,7 +461,7 @@ def kills_in_saves(numbers: range) -> Iterator[str]:
 
 
 def full_disks(numbers: range) -> Iterator[str]:
-    """A limit on the size of a file stands for a full disk: the checkpoint before is intact, and the run goes on."""
+    """With a limit on file sizes instead of a full disk, the earlier checkpoint is intact and the run continues."""
 
     def attempt(workers: Workers, plan: Plan, whole: Path, output: Path, number: int) -> str:
         shutil.rmtree(_checkpoint(output, 8))
@@ -502,7 +503,7 @@ def _damage(kind: int, folder: Path, rng: random.Random) -> str:
 
 
 def damaged_checkpoints(numbers: range) -> Iterator[str]:
-    """It is told which checkpoint is rejected and which is used, and losses are equal."""
+    """The output names the rejected checkpoint and the one used instead, and losses are equal."""
 
     def attempt(workers: Workers, plan: Plan, whole: Path, output: Path, number: int) -> str:
         rng, messages = random.Random(f"damage {number}"), output.parent / f"stderr-{number}"  # noqa: S311
@@ -518,7 +519,7 @@ def damaged_checkpoints(numbers: range) -> Iterator[str]:
 
 
 class _Attack:
-    """Its pickle makes a file when it is loaded."""
+    """An object whose pickle creates a file when it is loaded."""
 
     def __init__(self, mark: Path, kind: int) -> None:
         self._call: tuple[Any, tuple[Any, ...]] = (
@@ -534,7 +535,7 @@ class _Attack:
 
 
 def attacks(numbers: range) -> Iterator[str]:
-    """Code in the metadata or in a shard, with a manifest that agrees: refused, and the code never ran."""
+    """Code in the metadata or in a shard, with a matching manifest, is refused and never runs."""
 
     def attempt(workers: Workers, plan: Plan, _: Path, output: Path, number: int) -> str:
         rng, mark = random.Random(f"attack {number}"), output.parent / f"ran-{number}"  # noqa: S311 - no secret

@@ -1,4 +1,4 @@
-"""Hostile texts in every field that takes one, through every output: shown as they are, or refused."""
+"""Hostile texts in every field that accepts text: every output must show them unchanged, or the planner refuse them."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ FILES = ("page.html", "trace.json", "plan.json")
 
 
 class _Tags(html.parser.HTMLParser):
-    """Tags and handlers of a page."""
+    """Collects the tags and event handlers of a page."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -49,7 +49,7 @@ class _Tags(html.parser.HTMLParser):
 
 
 def text_of(rng: random.Random) -> str:
-    """One to three hostile parts, with harmless ones between."""
+    """A text of one to three hostile parts, with harmless parts between them."""
     return "".join(rng.choice((rng.choice(PARTS), rng.choice(PARTS), "name")) for _ in range(rng.randrange(1, 4)))
 
 
@@ -61,7 +61,7 @@ def _said(words: list[str]) -> tuple[int, str]:
 
 
 def _documents(rng: random.Random, text: str) -> list[str]:
-    """Words of a command with the text in one place: names and words of documents, options, paths, settings."""
+    """The words of a command with the text in one place: a value of a document, an option, a path or a setting."""
     quoted = json.dumps(text)
     model = (
         f"name: {quoted if rng.random() < 0.5 else 'mine'}\narchitecture: llama\nnum_layers: 4\nhidden_size: 64\n"
@@ -92,7 +92,7 @@ def _documents(rng: random.Random, text: str) -> list[str]:
 
 
 def check(number: int, folder: Path) -> str:
-    """What is wrong with a hostile text; the working folder is `folder`, and empty."""
+    """The fault of the planner with a hostile text, in words; the working folder is the empty `folder`."""
     rng = random.Random(f"text {number}")  # noqa: S311 - no secret
     # an argument of a process has no NUL, and a byte that is not UTF-8 arrives as half of a pair
     words = [word.replace("\x00", "").replace("\ud800", "\udcff") for word in _documents(rng, text_of(rng))]
@@ -129,7 +129,7 @@ def _faults_of_files(folder: Path) -> Iterator[str]:
 
 
 def texts(numbers: range) -> Iterator[str]:
-    """What is wrong with each case."""
+    """The fault of each case in words."""
     here = Path.cwd()
     for number in numbers:
         with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):

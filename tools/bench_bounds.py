@@ -1,6 +1,6 @@
-"""What each bound of the search buys: CPU seconds of `search` with and without it (`bench_search.py --without`).
+"""Measures the gain of each bound: CPU seconds of `search` with and without the bound (`bench_search.py --without`).
 
-A bound is switched off by putting a function in its place that rules nothing out, in a process of its own.
+A bound is switched off by a replacement function that rules nothing out, in a separate process.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def _all(_: Any, degrees: Any, *__: Any, **___: Any) -> Any:
 
 
 def _nothing(*_: Any) -> None:
-    """In place of a step that only lowers the cutoff."""
+    """Replaces a step that only lowers the cutoff."""
 
 
 def _before_memory(job: Any, degrees: Any, least: Any, *_: Any) -> Any:
@@ -84,7 +84,7 @@ def _all_numbers(candidates: Any, _: Any) -> Any:
     return {index: np.arange(each.num_columns) for index, each in enumerate(candidates) if each.num_columns}
 
 
-# name: for each place where the bound is looked up, its name there and what stands in for it
+# name: for each module that uses the bound, its name there and the replacement
 BOUNDS: dict[str, tuple[tuple[Any, str, Any], ...]] = {
     "partition": ((PoolBounds, "partition_bound_seconds", _zeros),),
     "timing": ((PoolBounds, "timing_bound_seconds", _zeros),),
@@ -113,7 +113,7 @@ def _used() -> float:
 
 
 def _answer(name: str) -> tuple[float, ...]:
-    """Seconds of the optimum; where nothing fits, of what would fit, and bytes of the least peak."""
+    """Seconds of the optimum; where no layout fits, seconds with each remedy, and bytes of the least peak."""
     model, cluster, gpus, sequence, batch, engine = JOBS[name]
     job = load_job(
         model=model,
@@ -131,7 +131,7 @@ def _answer(name: str) -> tuple[float, ...]:
 
 
 def _run(name: str, without: str | None, limit: int, answer: Connection) -> None:
-    """One search in this process, which ends when it has used so many CPU seconds."""
+    """One search in this process, which ends after `limit` CPU seconds."""
     resource.setrlimit(resource.RLIMIT_CPU, (limit, limit + 5))
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
     for place, attribute, replacement in BOUNDS[without] if without else ():
@@ -143,7 +143,7 @@ def _run(name: str, without: str | None, limit: int, answer: Connection) -> None
 
 
 def measure(name: str, without: str | None, limit: int) -> tuple[float, tuple[float, ...] | None]:
-    """CPU seconds of one search, its solver's included, and the answer; without an answer it did not end in time.
+    """CPU seconds of one search, its solver's included, and the answer; None where the search did not end in time.
 
     Raises:
         RuntimeError: the search failed.
@@ -169,7 +169,7 @@ def _figure(runs: Sequence[float], limit: int) -> str:
 
 
 def without_bound(bound: str, jobs: Sequence[str], *, limit: int, repeats: int) -> Table:
-    """Searches with and without a bound in turns; a search that has not ended at the limit is not repeated.
+    """Alternate searches with and without a bound; a search that did not end within the limit is not repeated.
 
     Raises:
         AssertionError: the answers differ.

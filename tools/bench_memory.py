@@ -1,4 +1,4 @@
-"""The ledger's memory beside what the trainer's own step holds, as `planner verify` counts it: a table of layouts."""
+"""Compares the ledger's memory with that of the trainer's step, as `planner verify` counts it, for many layouts."""
 
 from __future__ import annotations
 
@@ -63,9 +63,10 @@ CASES: Final = (
 
 
 def make_plan(model: str, layout: str, *, sequence: int, layers: int | None = None, precision: str = "bf16") -> Plan:
-    """The plan of a layout on DGX H100, of a model that may be cut to some of its layers.
+    """The plan of a layout on DGX H100; `layers` cuts the model to its first layers.
 
-    It has twice as many microbatches as stages, at least four: so the first stage is full while it has gradients.
+    The plan has twice as many microbatches as stages, and at least four, so the first stage is full while it has
+    gradients.
     """
     sizes = dict(part.split("=") for part in layout.split(","))
     microbatches = max(4, 2 * int(sizes.get("pp", "1")))

@@ -32,7 +32,7 @@ MOST_SECONDS = {"ledger": 0.005}
 
 
 def cpu_seconds(work: Callable[[], object]) -> float:
-    """Median over some runs, after one that fills caches."""
+    """Median over some runs, after a run that fills the caches."""
     work()
     runs = []
     for _ in range(REPEATS):

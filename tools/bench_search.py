@@ -1,6 +1,6 @@
-"""How the search grows with devices and with layers, and what each method of solving takes alone.
+"""Measures the time of the search by devices and by layers, and the time of each solving method alone.
 
-`python tools/bench_search.py --without NAME` measures what a bound buys; `--list` names the bounds.
+`python tools/bench_search.py --without NAME` measures the gain of a bound; `--list` prints the names of the bounds.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ SOLVED: tuple[tuple[str, str, int, int, int], ...] = (
 
 
 def _seconds(num_devices: int, num_layers: int) -> float:
-    """CPU seconds of one search, the solver's process left out (it takes 0.02); GPT-3, 12 sequences for 8 devices."""
+    """CPU seconds of one search for GPT-3 with 12 sequences for 8 devices, without the solver's process (0.02 s)."""
     job = load_job(
         model="gpt3-175b",
         cluster="dgx-a100",
@@ -83,7 +83,7 @@ def growth() -> str:
 
 
 def _cpu_seconds(work: Callable[[], float]) -> tuple[float, float]:
-    """Median CPU seconds, of child processes too, and what the work returns."""
+    """Median CPU seconds of the work, child processes included, and its result."""
     times, answer = [], np.nan
     for _ in range(REPEATS):
         before = _used()
@@ -110,7 +110,7 @@ def _by_dynamic_program(candidates: Sequence[Candidate]) -> float:
 
 
 def solvers() -> Table:
-    """The candidates that the search leaves, solved by each method alone; all must find the same step.
+    """Solve the candidates left by the search with each method alone; all methods must find the same step time.
 
     Raises:
         AssertionError: two methods disagree.
@@ -145,7 +145,7 @@ def solvers() -> Table:
 
 
 def main() -> None:
-    """What bounds buy, or, without arguments, the tables of this module."""
+    """Print the gain of a bound or, without arguments, the tables of this module."""
     parser = argparse.ArgumentParser(description="What the search takes, and what each of its bounds buys.")
     parser.add_argument("--list", action="store_true", help="name the bounds and the jobs")
     parser.add_argument("--without", action="append", choices=[*BOUNDS, "each"], metavar="NAME", default=[])

@@ -1,7 +1,7 @@
 """The trainer on this machine: against a plain loop, and the planner's layout against all others (`make bench`).
 
-Whatever is compared runs in turns, and ratios are medians over the turns: other work on the machine then meets all
-alike. On a machine that is busy the CPU seconds of the slowest rank say more than the wall seconds.
+Compared programs run in turns, and ratios are medians over the turns, so that other work on the machine affects all of
+them alike. On a busy machine the CPU seconds of the slowest rank mean more than the wall seconds.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ MOST_OVERHEAD, MOST_ABOVE_FASTEST = 1.10, 1.05
 NUM_CORES = 2
 FORK = multiprocessing.get_context("fork")  # torch is imported once
 WARMUP_STEPS, STEPS = 1, 3
-NEAR = (1.5, 1.25)  # after the first and the second turn: what takes more CPU seconds than the least is left out
+NEAR = (1.5, 1.25)  # layouts above this multiple of the least CPU seconds are dropped after the first and second turn
 LAYOUT_TURNS, SHOWN = 7, 8
 
 
 def local_job(model: str, num_cores: int) -> PoolJob:
-    """The job that is trained: fp32, on as many cores of this machine."""
+    """The job to train: fp32, on `num_cores` cores of this machine."""
     job = load_job(
         model=model,
         cluster="local-cpu",
@@ -69,7 +69,10 @@ def corpus_of(plan: Plan) -> Corpus:
 
 
 def on_ranks(work: Callable[..., Any], num_ranks: int, *arguments: Any) -> list[Any]:
-    """What each of so many forked ranks with a process group of gloo answers, or RuntimeError with an error."""
+    """The result of `work` on each of `num_ranks` forked ranks with a gloo process group.
+
+    Raises RuntimeError if a rank fails.
+    """
     answers = FORK.SimpleQueue()
     with tempfile.TemporaryDirectory() as folder:
 
@@ -103,7 +106,7 @@ def timed(work: Callable[[], object]) -> tuple[float, float]:
 
 
 def plain_loop(plan: Plan, corpus: Corpus) -> Callable[[], None]:
-    """One step of the usual loop of one process: the same model, batches and optimizer, and no parallelism at all."""
+    """One step of a plain training loop in one process: the same model, batches and optimizer, without parallelism."""
     training = plan.training
     model = Transformer(plan.model)
     optimizer = torch.optim.AdamW(model.parameters(), lr=training.learning_rate, fused=True)
@@ -134,7 +137,7 @@ def overhead(plan: Plan) -> list[tuple[float, float]]:
 
 
 def overhead_table() -> Table:
-    """The trainer's step over that of a plain loop, on one core."""
+    """The time of the trainer's step over that of a plain loop, on one core."""
     table = Table(
         "model", "mbs", "wall", "CPU", "target", title=f"trainer / plain loop, one process, median of {TURNS - 1} pairs"
     )
@@ -152,7 +155,7 @@ def with_layout(job: PoolJob, text: str) -> tuple[PoolJob, Any]:
 
 
 def all_layouts(job: PoolJob, num_cores: int) -> Iterator[Plan]:
-    """A plan of every layout that the trainer runs here, without recompute, which only costs time."""
+    """A plan of every layout that the trainer can run here, without recompute, which only makes the step longer."""
     sharded = [f"dp={num_cores},zero={zero}" for zero in range(4)] + [f"cp={num_cores},zero={zero}" for zero in (0, 1)]
     staged = [f"pp={num_cores},schedule={name}" for name in ("1f1b", "gpipe", "zbv", "dualpipev")]
     ways = ["dp=1", f"tp={num_cores}", *sharded, *staged, f"pp={num_cores},interleave=2"]
@@ -176,13 +179,13 @@ def step_seconds(plan: Plan) -> tuple[float, float]:
 
 
 def measured(plan: Plan) -> tuple[float, float]:
-    """Wall and CPU seconds of a step, of the rank that takes longest."""
+    """Wall and CPU seconds of a step on the slowest rank."""
     walls, cpus = zip(*on_ranks(step_seconds, plan.layout.world_size, plan), strict=True)
     return max(walls), max(cpus)
 
 
 def layouts_table(model: str, num_cores: int = NUM_CORES) -> Table:
-    """The planner's layout beside the fastest ones of all that run here."""
+    """The planner's layout compared with the fastest of all layouts that run here."""
     chosen = search(local_job(model, num_cores), Constraints())
     assert isinstance(chosen, Plan)
     own = short(chosen)
@@ -210,7 +213,7 @@ def layouts_table(model: str, num_cores: int = NUM_CORES) -> Table:
 
 
 def short(plan: Plan) -> str:
-    """The layout's degrees, without those that are 1 and what follows from them."""
+    """The layout's degrees as text, without degrees of 1 and keys that follow from the degrees."""
     layout = plan.layout
     degrees = {name: getattr(layout, name) for name in ("tp", "cp", "pp", "dp", "interleave")}
     parts = [f"{name}={value}" for name, value in degrees.items() if value > 1] or ["one process"]
@@ -224,7 +227,7 @@ def median(runs: list[tuple[float, float]], column: int) -> float:
 
 
 def trainer_tables() -> Iterator[Table]:
-    """All of it, a table at a time."""
+    """All tables of this module, one at a time."""
     yield overhead_table()
     for model in MODELS:
         yield layouts_table(model)

@@ -1,12 +1,12 @@
-"""How much runs of a cluster better the forecasts of its other layouts, on the published runs.
+"""Measures, on the published runs, how much a few runs of a cluster improve the forecasts of its other layouts.
 
     python tools/calibration_curve.py [PRICED.pickle]
 
 A cluster is a source, a device, the devices of a node and the line rate, with at least 20 rows. Rows are forecast by
-a fit without any run of their source; then k rows of the cluster, drawn 20 times by seed, correct the forecasts of the
-rest, by what `planner.accuracy.learn` makes of them. The prior comes from clusters of other sources. Printed are the
-median error of the rest, the mean over clusters, and how many of the rest lie inside the band. With a file name,
-prices are kept there and read again.
+a fit without any run of their source. Then k rows of the cluster, drawn 20 times by seed, correct the forecasts of the
+other rows, with `planner.accuracy.learn`. The prior is fitted to clusters of other sources. The output is the median
+error of the other rows, its mean over the clusters, and the share of the other rows inside the band. With a file name,
+prices are stored in this file and read again.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ CHUNK: Final = 32
 
 
 class Priced(NamedTuple):
-    """A row with what matters to it; cluster: source, device, devices of a node, line rate in GB/s."""
+    """A priced row with its slopes; cluster: source, device, devices of a node, line rate in GB/s."""
 
     sample: Sample
     cluster: tuple[str, str, int, float]
@@ -60,7 +60,7 @@ class Priced(NamedTuple):
 
 
 class Cluster(NamedTuple):
-    """Slopes, (rows, factors), and held-out log errors, (rows,); of a prior only those that a fit may see."""
+    """Slopes, (rows, factors), and held-out log errors, (rows,); for a prior, only rows that a fit may use."""
 
     slopes: NDArray[np.float64]
     errors: NDArray[np.float64]
@@ -94,7 +94,7 @@ def priced_runs(kept: Path | None) -> list[Priced]:
 
 
 def clusters_of(rows: Sequence[Priced], *, of_prior: bool) -> dict[tuple[str, str, int, float], Cluster]:
-    """Rows by cluster, forecast without their source; for a prior without rows that no fit may see."""
+    """Rows by cluster, forecast without their source; for a prior, without rows of unfitted sources."""
     samples = [row.sample for row in rows]
     errors = np.log(held_out_ratios(samples, source_folds(samples)))
     members = defaultdict(list)
@@ -109,7 +109,7 @@ def clusters_of(rows: Sequence[Priced], *, of_prior: bool) -> dict[tuple[str, st
 
 
 def prior_without(clusters: dict[tuple[str, str, int, float], Cluster], source: str) -> Prior:
-    """The prior of clusters of other sources; the largest is left out, whose network no other has."""
+    """The prior from clusters of other sources, without the largest source, whose network no other source has."""
     own = [
         cluster
         for name, cluster in clusters.items()
@@ -119,7 +119,7 @@ def prior_without(clusters: dict[tuple[str, str, int, float], Cluster], source: 
 
 
 def curve(cluster: Cluster, prior: Prior) -> list[tuple[float, float]]:
-    """For each k the median error of the other rows, and the share of them inside the band; means over the draws."""
+    """For each k, the median error of the other rows and their share inside the band, as means over the draws."""
     found = []
     for k in KS:
         drawn = []

@@ -1,4 +1,4 @@
-"""Print the formulas of planner/cost beside the numbers that papers print for the same quantities (`make accuracy`).
+"""Compare the formulas of planner/cost with the numbers that papers print for the same quantities (`make accuracy`).
 
 Most of these numbers are formula values themselves, so agreement shows that a formula is implemented as published. It
 is no evidence of how close the formula comes to a measurement.
@@ -33,7 +33,7 @@ BILLION = 1e9
 
 Row = tuple[
     str, float, float, float
-]  # what, as published, as computed, largest relative difference that rounding allows
+]  # quantity, published value, computed value, largest relative difference that rounding allows
 
 # Narayanan et al. (SC 2021), table 1: billions of parameters
 SC21_PARAMS = {
@@ -88,7 +88,7 @@ def zero_rows() -> Iterator[Row]:
 
 
 def korthikanti_job(model: str, microbatch_size: int) -> PoolJob:
-    """A job as the paper has it: fp16 with dropout, unfused attention, 18 bytes for each parameter."""
+    """The job of the paper: fp16 with dropout, unfused attention, 18 bytes for each parameter."""
     job = load_job(
         model=model,
         cluster="dgx-a100",
@@ -111,7 +111,7 @@ def korthikanti_layout(job: PoolJob, pp: int, interleave: int, mbs: int, *, sequ
 
 
 def korthikanti_rows() -> Iterator[Row]:
-    """First stage, as the figure counts it: 12 h^2 parameters in each layer, no embedding, biases or norms."""
+    """Memory of the first stage as the figure counts it: 12 h^2 parameters a layer, no embedding, biases or norms."""
     for name, (pp, interleave, mbs, states, tensor, selective) in KORTHIKANTI_GIB.items():
         job = korthikanti_job(name, mbs)
         layers = job.model.num_layers / pp
@@ -143,7 +143,7 @@ def training_time_rows() -> Iterator[Row]:
 
 
 def main() -> int:
-    """Print the table; 1 if a row is further off than rounding allows."""
+    """Print the table; returns 1 if a row differs by more than rounding allows."""
     table = Table("quantity", "published", "computed", "difference", title="closed forms as published")
     wrong = 0
     for rows in (parameter_rows, zero_rows, korthikanti_rows, training_time_rows):

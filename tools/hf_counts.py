@@ -4,10 +4,11 @@
 
     python tools/hf_counts.py tests/published/hub_configs.json
 
-writes the parameters of the modules that transformers builds from configurations of checkpoints, which the file holds.
-The first writes, for each type of MODEL_FOR_CAUSAL_LM_MAPPING and MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING, its default
-configuration and the parameters of the module that transformers builds from it, in total and active; and the same after
-changes of the configuration, one at a time. Needs torch and transformers; the test that reads the file needs neither.
+writes the parameter counts of the modules that transformers builds from the checkpoints' configurations in the file.
+The first command writes, for each type of MODEL_FOR_CAUSAL_LM_MAPPING and MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING, the
+default configuration and the total and active parameter counts of its module. It also writes the counts after changes
+of the configuration, one change at a time. This program needs torch and transformers; the test that reads the file
+needs neither package.
 """
 
 from __future__ import annotations
@@ -81,7 +82,7 @@ NEEDED: dict[str, dict[str, Any]] = {
 
 
 def described(config: Any) -> dict[str, Any]:
-    """A configuration as config.json has it, without what changes no count."""
+    """A configuration in the form of config.json, without keys that change no count."""
     return _kept(json.loads(config.to_json_string(use_diff=False)))
 
 
@@ -91,13 +92,13 @@ def _kept(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def _both(needed: dict[str, Any], change: dict[str, Any]) -> dict[str, Any]:
-    """A change of the keys that a type needs, those inside nested configurations kept."""
+    """A change merged with the keys that a type needs, also inside nested configurations."""
     inside = {key: needed[key] | value for key, value in change.items() if isinstance(needed.get(key), dict)}
     return needed | change | inside
 
 
 def _difference(now: dict[str, Any], before: dict[str, Any]) -> dict[str, Any]:
-    """Keys whose values differ; of nested configurations those inside."""
+    """Keys whose values differ; for nested configurations, the differing keys inside them."""
     return {
         key: _difference(value, before[key]) if isinstance(value, dict) and isinstance(before.get(key), dict) else value
         for key, value in now.items()
@@ -106,7 +107,7 @@ def _difference(now: dict[str, Any], before: dict[str, Any]) -> dict[str, Any]:
 
 
 def _uneven(config: Any) -> bool:
-    """Whether key-value heads do not divide the heads, which the library builds and cannot run."""
+    """Whether key-value heads do not divide the heads; the library builds this model but cannot run it."""
     text, tower = described(config.get_text_config()), described(config).get("vision_config") or {}
     width = tower.get("embed_dim", tower.get("hidden_size"))
     of_tower = tower.get("num_heads", tower.get("num_attention_heads", tower.get("attention_heads")))
@@ -132,7 +133,7 @@ def built(mapping: Any, config: Any) -> Any:
 
 
 def counted(module: Any) -> dict[str, int]:
-    """Parameters in total, and without the routed experts that a token is not sent to."""
+    """Parameters in total, and active ones: without the routed experts to which a token is not sent."""
     parameters = dict(module.named_parameters())
     total = sum(each.numel() for each in parameters.values())
     return {"num_params": total, "num_active_params": total - sum(_idle(module, name) for name in parameters)}
@@ -154,7 +155,7 @@ def _idle(module: Any, name: str) -> int:
 
 
 def all_changes(values: dict[str, Any]) -> list[dict[str, Any]]:
-    """Changes to try, of the configuration and of those nested in it."""
+    """Changes to try, of the configuration and of its nested configurations."""
     nested = [name for name in ("text_config", "vision_config") if isinstance(values.get(name), dict)]
     inside = [
         {name: {"model_type": values[name].get("model_type"), **change}}
@@ -165,7 +166,7 @@ def all_changes(values: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def changes(values: dict[str, Any]) -> list[dict[str, Any]]:  # noqa: C901 - a list of things to try
-    """Changes to try, one at a time; some build no module."""
+    """Changes to try, one at a time; with some of them no module can be built."""
 
     def first(keys: tuple[str, ...]) -> tuple[str, int]:
         found = [(key, value) for key in keys if type(value := values.get(key)) is int and value > 0]
@@ -203,9 +204,9 @@ def changes(values: dict[str, Any]) -> list[dict[str, Any]]:  # noqa: C901 - a l
 
 
 def cases(mapping: Any, name: str) -> dict[str, Any]:
-    """What is recorded of one type: its default configuration, and the counts of it and of what was changed.
+    """The record of one type: its default configuration, and the counts of it and of each changed configuration.
 
-    follows: keys whose default follows from others.
+    follows: keys whose default follows from other keys.
     """
     needed = NEEDED.get(name, {})
     kind = CONFIG_MAPPING[name]
@@ -237,7 +238,7 @@ def cases(mapping: Any, name: str) -> dict[str, Any]:
 
 
 def of_checkpoint(values: dict[str, Any]) -> dict[str, int]:
-    """The parameters of the module of a checkpoint's config.json, with its tower where it has one."""
+    """The parameters of the module of a checkpoint's config.json, with its image tower if it has one."""
     config = CONFIG_MAPPING[values["model_type"]](**{key: each for key, each in values.items() if key != "model_type"})
     reads_images = values.get("vision_config") and type(config) in auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
     mapping = auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING if reads_images else auto.MODEL_FOR_CAUSAL_LM_MAPPING
@@ -245,7 +246,7 @@ def of_checkpoint(values: dict[str, Any]) -> dict[str, int]:
 
 
 def of_checkpoints(target: Path, data: dict[str, Any]) -> None:
-    """Write the parameters of each checkpoint beside its configuration."""
+    """Write the parameter count of each checkpoint next to its configuration."""
     lines = []
     for name, each in sorted(data["checkpoints"].items()):
         found = {"config": each["config"], "card": each["card"], **of_checkpoint(each["config"])}
@@ -256,7 +257,7 @@ def of_checkpoints(target: Path, data: dict[str, Any]) -> None:
 
 
 def main(path: str, *names: str) -> None:
-    """Write the file; with names, those types anew."""
+    """Write the file; with names, count only these types again."""
     transformers.logging.set_verbosity_error()  # type: ignore[no-untyped-call]
     target = Path(path)
     data = json.loads(target.read_text()) if target.exists() else {}
@@ -280,7 +281,7 @@ def main(path: str, *names: str) -> None:
 
 
 def write(target: Path, data: dict[str, Any]) -> None:
-    """Write what is known: a line for each type."""
+    """Write all records, one line for each type."""
     parts = ",\n".join(
         f'"{part}": {{\n'
         + ",\n".join(f'"{name}": {json.dumps(types[name], separators=(",", ":"))}' for name in sorted(types))

@@ -1,10 +1,10 @@
-"""What a missing key of a config.json means: planner/specs/huggingface_defaults.json, from recorded defaults.
+"""Write the values of missing keys of a config.json, planner/specs/huggingface_defaults.json, from recorded defaults.
 
     python tools/hf_defaults.py
 
-reads tests/published/huggingface_types.json (tools/hf_counts.py) and keeps, of each type, the keys that its row reads
-and that may be missing: no sizes that a file must state. follows: keys that the library works out from others, which
-a file must state or say in another way.
+reads tests/published/huggingface_types.json (tools/hf_counts.py). For each type it keeps the keys that the type's row
+reads and that may be missing, without sizes that a file must state. follows: keys that the library computes from other
+keys; a file must state such a key or express it in another way.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ STATED = {"moe.num_experts", "moe.experts_per_token", *NEEDED}
 
 
 def main() -> None:
-    """Write the file: a line for each type, for each tower of images, and for the outer keys of each type with one."""
+    """Write the file: a line for each type, for each image tower, and for the outer keys of each type with a tower."""
     recorded = json.loads(RECORDED.read_text())
     lines: list[str] = []
     inside: dict[str, Any] = {}
@@ -70,7 +70,7 @@ def _is_kept(config: dict[str, Any], key: str) -> bool:
 
 
 def _texts(recorded: dict[str, Any]) -> dict[str, Any]:
-    """Text models that stand inside others alone, by type; two that disagree on a key leave it out."""
+    """Text models that exist only inside other models, by type; a key is left out if two models disagree on it."""
     found: dict[str, Any] = {}
     for each in recorded.values():
         outer = each.get("config", {})

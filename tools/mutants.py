@@ -1,4 +1,4 @@
-"""Small changes of a Python file that a test should notice: what `tools/mutate.py` draws from."""
+"""Generates mutants for `tools/mutate.py`: small changes of a Python file that a test should notice."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ _PAIRS = (
 )
 OTHER_NAME = {one: other for pair in _PAIRS for one, other in (pair, pair[::-1])}
 UNORDERED = {*OTHER_NAME, "isinstance", "issubclass", "zip", "getattr", "hasattr", "gcd"}  # arguments are not swapped
-KEPT_ARGUMENTS = ("description", "strict", "hint")  # what a schema says, what zip asserts, words of an error
+KEPT_ARGUMENTS = ("description", "strict", "hint")  # text of a schema, an assertion of zip, text of an error
 LEFT_ALONE = ("annotation", "returns", "decorator_list", "bases", "format_spec")  # fields of the tree
 ASKED = {ast.If: "test", ast.While: "test", ast.IfExp: "test"}  # fields that hold a condition
 
@@ -54,10 +54,11 @@ ASKED = {ast.If: "test", ast.While: "test", ast.IfExp: "test"}  # fields that ho
 class Mutant:
     """A file with one change.
 
-    function: around the change, by its qualified name; None for what runs at import, as default values do.
-    lines: of the statement around the change, or of the function that runs later; None of a module.
+    function: qualified name of the function around the change; None for code that runs at import, such as default
+    values.
+    lines: lines of the statement around the change, or of the function that runs later; None for a module.
     code: the source line, stripped. change: the expression, "before -> after".
-    removed, added: the statement, cut to the change's neighbourhood.
+    removed, added: the statement before and after, shortened to the text around the change.
     """
 
     path: str
@@ -73,7 +74,7 @@ class Mutant:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Site:
-    """A node with what may stand in its place: `field` of `parent`, at `index` where that is a list."""
+    """A node with its replacements; the node is `field` of `parent`, at `index` where the field is a list."""
 
     parent: ast.AST
     field: str
@@ -91,12 +92,12 @@ class _Site:
 
 
 def draw(sources: Mapping[str, str], count: int, generator: random.Random) -> Iterator[Mutant]:
-    """Different mutants of files by path: a file by its lines of code, in it a line with sites, of it one site."""
+    """Distinct mutants: draws a file by its number of code lines, then a line with sites, then one site of the line."""
     trees = {path: ast.parse(source) for path, source in sorted(sources.items())}
     weights = [len({getattr(node, "lineno", 0) for node in ast.walk(tree)}) for tree in trees.values()]
     lines = {path: _by_line(tree) for path, tree in trees.items()}
     seen: set[str] = set()
-    for _ in range(100 * count):  # few lines may have no more mutants than that
+    for _ in range(100 * count):  # a short file may have fewer mutants than asked for
         (path,) = generator.choices(list(trees), weights)
         if lines[path] and len(seen) < count:
             mutant = _mutant(path, sources[path], trees[path], generator.choice(generator.choice(lines[path])))
@@ -106,7 +107,7 @@ def draw(sources: Mapping[str, str], count: int, generator: random.Random) -> It
 
 
 def _mutant(path: str, source: str, tree: ast.Module, site: _Site) -> Mutant | None:
-    """The file with the change of a site; None if it is none or does not compile."""
+    """The file with the change of a site; None if the change has no effect or does not compile."""
     before, change = ast.unparse(tree), f"{ast.unparse(site.old)} -> {ast.unparse(site.new)}"
     site.put(site.new)
     try:
@@ -135,7 +136,7 @@ def _mutant(path: str, source: str, tree: ast.Module, site: _Site) -> Mutant | N
 
 
 def _difference(before: str, after: str) -> tuple[str, str]:
-    """The first line that differs, twice, around what differs."""
+    """The first line that differs, before and after the change, shortened to the text around the difference."""
     old, new = next(pair for pair in zip(before.splitlines(), after.splitlines(), strict=False) if pair[0] != pair[1])
     place = next((i for i, (a, b) in enumerate(zip(old, new, strict=False)) if a != b), min(len(old), len(new)))
     cut = slice(max(0, place - CONTEXT), place + CONTEXT)
@@ -170,14 +171,14 @@ def _sites(
             inner = scope
             if not runs_in and isinstance(node, ast.FunctionDef | ast.ClassDef):
                 inner = (*scope, node.name)
-            if isinstance(node, ast.FunctionDef | ast.Lambda) and not runs_in:  # its default values are of all of it
+            if isinstance(node, ast.FunctionDef | ast.Lambda) and not runs_in:  # its default values run at import
                 body = node.body if isinstance(node, ast.Lambda) else node.body[0]
                 own = range(body.lineno, (node.end_lineno or 0) + 1)
             yield from _sites(node, own, inner, runs_in)
 
 
 def _header(node: ast.stmt) -> range:
-    """Lines of a statement without those of the statements in it."""
+    """Lines of a statement without the lines of nested statements."""
     last = node.end_lineno or node.lineno
     if body := getattr(node, "body", None):
         last = max(node.lineno, body[0].lineno - 1)
@@ -185,7 +186,7 @@ def _header(node: ast.stmt) -> range:
 
 
 def _is_left_alone(node: ast.AST) -> bool:
-    """What no test should notice: docstrings, imports, __all__, types, the words of errors, invariants."""
+    """Whether no test should notice a change of the node: a docstring, import, __all__, type, error text, invariant."""
     if isinstance(node, ast.Expr):
         return isinstance(node.value, ast.Constant)
     if isinstance(node, ast.Assign):
@@ -204,7 +205,7 @@ def _name(call: ast.Call) -> str:
 
 
 def _replacements(node: ast.AST, *, condition: bool) -> Iterator[ast.AST]:
-    """What may stand in the place of a node."""
+    """The possible replacements of a node."""
     if isinstance(node, ast.stmt):
         yield from _other_statements(node)
     elif isinstance(node, ast.expr):
@@ -214,7 +215,7 @@ def _replacements(node: ast.AST, *, condition: bool) -> Iterator[ast.AST]:
 
 
 def _other_statements(node: ast.stmt) -> Iterator[ast.stmt]:
-    """None at all, or another assignment."""
+    """Replacements of a statement: no statement at all, or another assignment."""
     if isinstance(node, ast.AugAssign):
         yield from (_changed(node, op=other()) for other in OPERATORS.get(type(node.op), ()))
     call = isinstance(node, ast.Expr) and isinstance(node.value, ast.Call | ast.Yield | ast.YieldFrom)
@@ -248,7 +249,7 @@ def _other_numbers(value: float) -> tuple[float, ...]:
 
 
 def _other_calls(node: ast.Call) -> Iterator[ast.Call]:
-    """A call of the twin, without one of its keyword arguments, or with the first two arguments swapped."""
+    """The call with its twin function, without one of its keyword arguments, or with the first two swapped."""
     name = _name(node)
     if other := OTHER_NAME.get(name):
         new = ast.Name(other) if isinstance(node.func, ast.Name) else _changed(node.func, attr=other)
@@ -262,7 +263,7 @@ def _other_calls(node: ast.Call) -> Iterator[ast.Call]:
 
 
 def _changed(node: Node, **fields: object) -> Node:
-    """A copy with other fields, at the same place."""
+    """A copy of the node with other fields, at the same position."""
     new = copy.copy(node)
     for name, value in fields.items():
         setattr(new, name, value)

@@ -49,7 +49,7 @@ EQUIVALENT = "mutants-equivalent.yaml"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """killed, survived, timeout or equivalent; what did it or the reason; tests run, of those that could."""
+    """The verdict (killed, survived, timeout or equivalent), the killing test or the reason, and the tests run."""
 
     verdict: str
     by: str
@@ -59,7 +59,10 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
-    """A mutant with the tests that it meets, of so many that execute it. at_import: reading tests executes it too."""
+    """A mutant with the tests to run, and the number of tests that execute it.
+
+    at_import: importing tests executes it too.
+    """
 
     mutant: Mutant
     tests: list[str]
@@ -77,7 +80,7 @@ def sources(root: Path, folder: str) -> dict[str, str]:
 
 
 def lines_before(before: str, after: str, lines: range) -> set[int]:
-    """The lines of an earlier text that stand where these lines of a later one do."""
+    """The lines of an earlier text that correspond to these lines of a later text."""
     matcher = difflib.SequenceMatcher(None, before.splitlines(), after.splitlines(), autojunk=False)
     found: set[int] = set()
     for tag, first, last, first_after, last_after in matcher.get_opcodes():
@@ -97,7 +100,7 @@ def copied(root: Path) -> Path:
 
 
 def pytest_lines(folder: Path, arguments: list[str], **asked: str) -> Iterator[str]:
-    """Run tests of a copy with the plugin beside this file; what it prints, as it comes."""
+    """Run tests of a copy with the plugin beside this file; yields the lines of its output."""
     environment = os.environ | asked | {"PYTHONPATH": f"{folder}{os.pathsep}{TOOLS}", "OPENBLAS_NUM_THREADS": "1"}
     command = [sys.executable, "-m", "pytest", *PYTEST, "-p", "mutate_pytest", *arguments]
     with subprocess.Popen(
@@ -110,7 +113,7 @@ def pytest_lines(folder: Path, arguments: list[str], **asked: str) -> Iterator[s
 
 
 class Record:
-    """Which test executes which line, and how long each test takes; as it was when it was recorded."""
+    """The recorded lines that each test executes, and the recorded seconds of each test."""
 
     def __init__(self, root: Path) -> None:
         folder = root / "build" / "mutate"
@@ -130,7 +133,10 @@ class Record:
         self._lines.read()
 
     def tests_of(self, path: str, lines: range | None) -> tuple[list[str], bool]:
-        """Tests that execute one of the lines, or any of the file, fast ones first; and whether an import does too."""
+        """Tests that execute one of the lines, or any line of the file, fastest first.
+
+        The result also tells whether importing the tests executes the code.
+        """
         if path not in self._then:
             sys.exit(f"{path} is newer than the record: python tools/mutate.py --record")
         own = f"tests/{Path(path).parts[1]}/"
@@ -141,7 +147,7 @@ class Record:
         if lines is None or wanted == {""}:
             wanted = set().union(*contexts.values())
         wanted.discard("")
-        if lines is None:  # what other modules take from it at import is in no record
+        if lines is None:  # no record has the lines that other modules use at import
             wanted |= {name for name in self._tests if name.startswith(own)} or set(self._tests)
         found = [
             name
@@ -152,22 +158,22 @@ class Record:
         order = {}
         for name in sorted(found, key=lambda name: (self.seconds(name), name)):
             function = name.partition("[")[0]
-            # the n-th case of a test says less than the first, and tests of other folders look elsewhere
+            # the n-th case of a test tells less than the first; tests of other folders test other code
             order[name] = (0.05 + self.seconds(name)) * (1 + cases[function]) * (1 if name.startswith(own) else 4)
             cases[function] += 1
         return sorted(order, key=lambda name: (order[name], name)), at_import
 
     def place(self, test: str) -> int:
-        """Of a test among all."""
+        """The position of a test among all tests."""
         return self._places[test]
 
     def seconds(self, test: str) -> float:
-        """Of a test when it was recorded."""
+        """The recorded seconds of a test."""
         return float(self._tests[test]["seconds"])
 
 
 def record(root: Path, tests: list[str]) -> None:
-    """Run tests, all if none are named, and keep which lines they execute."""
+    """Run tests (all if none are named) and store the lines that they execute."""
     kept = root / "build" / "mutate"
     if not tests:
         shutil.rmtree(kept, ignore_errors=True)
@@ -188,21 +194,21 @@ def record(root: Path, tests: list[str]) -> None:
 
 
 def claimed(root: Path) -> list[dict[str, str]]:
-    """Mutants that somebody showed to be equivalent: file, code (the line), change (or `any` of the line), reason."""
+    """Mutants known to be equivalent: file, code (the line), change (or `any` for every change of the line), reason."""
     file = root / "tools" / EQUIVALENT
     return yaml.safe_load(file.read_text(encoding="utf-8")) or [] if file.exists() else []
 
 
 def reason_of(mutant: Mutant, claims: list[dict[str, str]]) -> str | None:
-    """Why no test can notice it, if that is known."""
+    """The reason why no test can notice the mutant, if it is known to be equivalent."""
     alike = (each for each in claims if (each["file"], each["code"]) == (mutant.path, mutant.code))
     return next((each["reason"] for each in alike if each["change"] in (mutant.change, "any")), None)
 
 
 def within(tests: list[str], known: Record, seconds: float) -> list[str]:
-    """As many of the tests as take no longer than that together, one at least; all but the first ones in files' order.
+    """The first tests that together take at most `seconds`, at least one; all but the first few in the order of files.
 
-    Tests of one file that share what they set up then stand together.
+    So tests of one file, which share fixtures, run one after the other.
     """
     chosen: list[str] = []
     for test in tests:
@@ -214,7 +220,10 @@ def within(tests: list[str], known: Record, seconds: float) -> list[str]:
 
 
 def judge_warm(copy: Path, tasks: list[Task]) -> Iterator[Outcome]:
-    """Mutants of functions, in one process that has read all tests; first the code as it is, which must pass."""
+    """Judge mutants of functions in one process that has imported all tests.
+
+    The unchanged code is first and must pass.
+    """
     first = tasks[0].mutant
     control = {
         "source": (copy / first.path).read_text(encoding="utf-8"),
@@ -248,7 +257,7 @@ def judge_warm(copy: Path, tasks: list[Task]) -> Iterator[Outcome]:
 
 
 def judge_cold(copy: Path, task: Task, stamp: int) -> Outcome:
-    """A mutant of what runs at import: tests are read anew."""
+    """Judge a mutant of code that runs at import, with the tests imported again."""
     chosen = copy.parent / "tests.txt"
     failed, said = "", ""
     with swapped(copy / task.mutant.path, task.mutant.source, stamp):
@@ -264,7 +273,7 @@ def judge_cold(copy: Path, task: Task, stamp: int) -> Outcome:
 
 
 def outcomes(root: Path, mutants: list[Mutant], limit: float) -> Iterator[tuple[Mutant, Outcome]]:
-    """Every mutant with its outcome, those of functions first."""
+    """Every mutant with its outcome, mutants of functions first."""
     known, claims = Record(root), claimed(root)
     tasks = []
     for mutant in mutants:
@@ -295,7 +304,7 @@ def outcomes(root: Path, mutants: list[Mutant], limit: float) -> Iterator[tuple[
 
 
 def words(mutant: Mutant, outcome: Outcome) -> str:
-    """A mutant in four lines: where, what became of it, and the change."""
+    """A mutant in four lines: its place, its outcome, and the change."""
     if outcome.verdict == "survived":
         said = f"SURVIVED {outcome.by or f'{outcome.num_run} of {outcome.num_tests} tests'}"
     else:

@@ -1,4 +1,4 @@
-"""The plugin of pytest that `tools/mutate.py` runs tests with: it records who executes what, or runs a chosen list.
+"""The pytest plugin of `tools/mutate.py`: it records the lines that each test executes, or runs a chosen list.
 
 With MUTATE_RECORD=FOLDER it writes the lines that each test executes (coverage.sqlite, one context a test) and the
 seconds of each test that passed (tests.json). With MUTATE_TESTS=FILE it runs the tests that the file lists, in
@@ -28,12 +28,12 @@ import pytest
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
 
-SHARED = "fixture "  # context of what is set up once for several tests
+SHARED = "fixture "  # context of fixtures that several tests share
 CHILD_SECONDS = 600.0
 
 
 class Recorder:
-    """Tells coverage which test is running, and keeps what each test took."""
+    """Tells coverage which test is running, and stores the seconds of each test."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -58,7 +58,7 @@ class Recorder:
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_protocol(self, item: pytest.Function) -> Generator[None, Any, Any]:
-        """A test, with the functions of its own file tree that keep results emptied."""
+        """Run a test after clearing the caches of functions in its own file tree."""
         _forget()
         self.fixtures[item.nodeid] = item.fixturenames
         self.test = item.nodeid
@@ -106,7 +106,7 @@ class Recorder:
 
 
 def _forget() -> None:
-    """Empty what functools.cache keeps in modules below the working directory."""
+    """Clear the caches of functools.cache in modules below the working directory."""
     here = f"{Path.cwd()}/"
     for module in list(sys.modules.values()):
         if (getattr(module, "__file__", None) or "").startswith(here):
@@ -116,10 +116,10 @@ def _forget() -> None:
 
 
 class Judge:
-    """Collects all tests once, and runs those of each mutant in a child of this process that has the mutant's code.
+    """Collects all tests once, and runs the tests of each mutant in a child process with the mutant's code.
 
     A task is {path, function, source, tests, stamp}; the answer to it is a line "MUTANT verdict test" on the terminal,
-    `unsure` where the code cannot be replaced in a process that has read it.
+    `unsure` where the code cannot be replaced in a process that has imported it.
     """
 
     def __init__(self, tasks: list[dict[str, Any]]) -> None:
@@ -134,7 +134,7 @@ class Judge:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
-        """One child for each mutant."""
+        """Run one child process for each mutant."""
         for module in pkgutil.walk_packages([str(Path.cwd() / "planner")], "planner."):
             if not module.name.startswith("planner.trainer") and not module.name.endswith("__main__"):
                 importlib.import_module(module.name)
@@ -161,7 +161,10 @@ class Judge:
 
 
 def _replaced(live: list[FunctionType], module: CodeType, name: str) -> bool:
-    """Give functions of that name, and those made inside of them, the module's code; False where that cannot be."""
+    """Give the module's code to functions of this name and to functions nested in them.
+
+    The result is False where this is impossible.
+    """
     codes, todo = defaultdict[str, list[CodeType]](list), [module]
     while todo:
         codes[todo[-1].co_qualname].append(todo[-1])
@@ -179,7 +182,7 @@ def _replaced(live: list[FunctionType], module: CodeType, name: str) -> bool:
 
 
 def _in_child(work: Callable[[], str]) -> str:
-    """What the work says in a process of its own, which has CHILD_SECONDS for it."""
+    """The result of the work in a separate process, which may run for CHILD_SECONDS."""
     reads, writes = os.pipe()
     child = os.fork()
     if not child:
@@ -204,9 +207,9 @@ def _in_child(work: Callable[[], str]) -> str:
 
 @contextlib.contextmanager
 def swapped(file: Path, source: str, stamp: int) -> Generator[None]:
-    """A file with other contents for a while.
+    """Replace the contents of a file inside the `with` block.
 
-    stamp: a time that no other version of the file had, by which Python tells a compiled file that is out of date.
+    stamp: a modification time that no other version of the file had, so that Python recompiles the file.
     """
     original = file.read_text(encoding="utf-8")
     try:
@@ -226,14 +229,14 @@ class Chosen:
 
     @pytest.hookimpl(trylast=True)
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
-        """Drop what is not listed, and sort."""
+        """Drop tests that are not listed, and sort the others."""
         items[:] = sorted(
             (each for each in items if each.nodeid in self.place), key=lambda each: self.place[each.nodeid]
         )
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Register what the environment asks for."""
+    """Register the plugin class that the environment variables ask for."""
     if folder := os.environ.pop("MUTATE_RECORD", None):
         config.pluginmanager.register(Recorder(Path(folder)))
     if file := os.environ.pop("MUTATE_TASKS", None):

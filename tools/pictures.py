@@ -32,7 +32,7 @@ def browser_of_the_tests(profile: Path) -> Any:
 
 
 def page_of(job: str, folder: Path) -> Path:
-    """The page of the best plan of a job."""
+    """Write the page of the best plan of a job, and return its path."""
     planner = [sys.executable, "-m", "planner"]
     for command in (["plan", *job.split(), "-o", "plan.json"], ["explain", "plan.json", "--html", "page.html"]):
         subprocess.run([*planner, *command, "--force"], cwd=folder, check=True, stdout=subprocess.DEVNULL)
@@ -40,7 +40,7 @@ def page_of(job: str, folder: Path) -> Path:
 
 
 def main() -> None:
-    """The head of a page in light, and a timeline with a chosen pass in dark."""
+    """Take two pictures: the head of a page in light colours, and a timeline with a chosen pass in dark colours."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         browser = browser_of_the_tests(folder / "profile")

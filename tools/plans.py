@@ -58,8 +58,8 @@ VENDORS: Final = (
     "nemotron4-15b",
     "mbridge-cards",
 )
-"""Sources whose layouts the makers of the program or of the devices chose for speed."""
-NEAR: Final = 0.03  # a vendor's layout is as good as the plan where its price is above the plan's by no more
+"""Sources whose layouts were chosen for speed by the makers of the program or of the devices."""
+NEAR: Final = 0.03  # a vendor's layout is as good as the plan if its price is higher by at most this share
 FULL: Final = 0.97
 TEN: Final = (
     ("GPT-3 175B, 1,024 A100", "gpt3-175b", "dgx-a100", "megatron", 128, 2048, 1536),
@@ -92,7 +92,7 @@ class Planned:
 
     @property
     def filled(self) -> float:
-        """Share of the whole memory of a device that the fullest stage of the plan is forecast to take."""
+        """Forecast memory of the plan's fullest stage, as a share of the whole memory of a device."""
         assert self.plan is not None
         return max(stage.total_bytes for stage in self.plan.memory) / self.job.pools[0].whole_memory_bytes
 
@@ -110,7 +110,7 @@ def distinct_jobs(runs: Iterable[Run]) -> list[tuple[Job, tuple[tuple[Run, Setup
 
 
 def planned(job: Job, rows: tuple[tuple[Run, Setup], ...]) -> Planned:
-    """The job with its plan, as `planner plan` answers."""
+    """The job with its plan, as `planner plan` makes it."""
     try:
         plan = search(job, Constraints(), within=WITHIN, top=0)
     except InputError:
@@ -119,7 +119,7 @@ def planned(job: Job, rows: tuple[tuple[Run, Setup], ...]) -> Planned:
 
 
 class _LeavesIdle(Condition):
-    """That a layout uses fewer devices than there are; the command line has no word for it."""
+    """The condition that a layout leaves devices idle, for which the command line has no word."""
 
     is_numeric = True
 
@@ -128,7 +128,10 @@ class _LeavesIdle(Condition):
 
 
 def needless(each: Planned) -> tuple[str, ...]:
-    """What a plan has although a layout without it is in the window and as good in all keys before, by a new search."""
+    """Features of a plan that are needless: a new search finds a layout without the feature that is as good.
+
+    As good means: in the window, and no worse in all earlier keys.
+    """
     plan = each.plan
     assert plan is not None
     assert plan.minimum is not None
@@ -146,7 +149,7 @@ def needless(each: Planned) -> tuple[str, ...]:
             if isinstance(least, NothingFits) or least.fits != plan.fits or least.step_seconds > longest:
                 continue
             other = search(each.job, without, within=longest / least.step_seconds - 1, top=0)
-        except InputError:  # no legal layout is without it
+        except InputError:  # no legal layout lacks the feature
             continue
         assert not isinstance(other, NothingFits)
         mine, theirs = (simplicity_of(each.job, one.layout) for one in (plan, other))
@@ -157,7 +160,7 @@ def needless(each: Planned) -> tuple[str, ...]:
 
 
 def costs(found: Sequence[Planned]) -> Table:
-    """What the choice costs over the minimum, over the jobs that have a plan."""
+    """The cost of the choice over the minimum, for all jobs that have a plan."""
     plans = [each.plan for each in found if each.plan is not None]
     above = [plan.minimum.above for plan in plans if plan.minimum is not None]
     fills = [each.filled for each in found if each.plan is not None]
@@ -184,7 +187,7 @@ def costs(found: Sequence[Planned]) -> Table:
 
 
 def differences(found: Sequence[Planned]) -> Table:
-    """Jobs whose plan is not the minimum: what was given for what."""
+    """Jobs whose plan is not the minimum: the loss in the objective and the gain in simplicity."""
     title = "answers that differ from the minimum"
     table = Table("job", "minimum", "plan", "costs", "for", title=title, show_lines=True)
     for each in found:
@@ -197,7 +200,7 @@ def differences(found: Sequence[Planned]) -> Table:
 
 
 def vendors(found: Sequence[Planned]) -> tuple[str, Table]:
-    """How many of the vendors' layouts are as good as the plan by our model, and the others with the reason."""
+    """How many of the vendors' layouts are as good as the plan by this cost model, and a table of the other layouts."""
     table = Table("row", "its layout", "plan", "its price", title="vendors' layouts that are dearer", show_lines=True)
     num_near = num_rows = 0
     for each in found:

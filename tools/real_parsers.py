@@ -1,10 +1,10 @@
-"""Let the programs' own parsers read what `planner emit` writes: one pinned environment for each, then its tests.
+"""Let the programs' own parsers read the files of `planner emit`, in one pinned environment for each program.
 
 `python tools/real_parsers.py [NAME ...]` builds `.real-parsers/NAME` where it is missing and runs the tests of that
 program in `tests/emit/real`. An environment sees the packages of the interpreter that runs this, so that torch and the
-planner are not installed again. What is in no package is named by variables, and without them tests skip, saying so:
-MEGATRON_LM and TORCHTITAN are checkouts of Megatron-LM and of torchtitan's newest source, TRAINJOB_CRD is the file
-trainer.kubeflow.org_trainjobs.yaml of kubeflow/trainer.
+planner are not installed again. Sources that are in no package are named by variables, and tests without them skip with
+a message: MEGATRON_LM and TORCHTITAN are checkouts of Megatron-LM and of torchtitan's newest source, TRAINJOB_CRD is
+the file trainer.kubeflow.org_trainjobs.yaml of kubeflow/trainer.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ FOLDER = ROOT / ".real-parsers"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parser:
-    """Packages beside the planner's own, and tests with the words that choose among them.
+    """Packages to install besides the planner's own, and the tests to run, with the words that select them.
 
-    options: of pip; without dependencies unless they say otherwise.
+    options: options of pip; by default packages are installed without dependencies.
     """
 
     packages: tuple[str, ...]
@@ -89,13 +89,13 @@ def environment(name: str) -> Path:
     own = next((folder / "lib").glob("python*")) / "site-packages" / "planner-environment.pth"
     own.write_text(f"{sysconfig.get_path('purelib')}\n", encoding="utf-8")
     install = [str(python), "-m", "pip", "install", "-q", *parser.options, *parser.packages]
-    subprocess.run(install, check=True, env={**os.environ, "DS_BUILD_OPS": "0"})  # no kernels of DeepSpeed
+    subprocess.run(install, check=True, env={**os.environ, "DS_BUILD_OPS": "0"})  # do not build DeepSpeed's kernels
     done.write_text(wanted, encoding="utf-8")
     return python
 
 
 def main(names: list[str]) -> int:
-    """Run the tests of the programs that are named, or of all."""
+    """Run the tests of the named programs, or of all programs."""
     if unknown := sorted(set(names) - set(PARSERS)):
         raise SystemExit(f"unknown: {', '.join(unknown)}; known: {', '.join(PARSERS)}")
     codes = []

@@ -1,7 +1,7 @@
 """Create the virtual environment and install the planner with pinned dependencies (`make setup`).
 
-Runs on the interpreter of the machine with nothing but the standard library. A torch of at least 2.11 that the
-environment already has is kept: the build that fits the machine's driver is the user's choice, not ours.
+It runs on the interpreter of the machine with only the standard library. A torch of at least 2.11 that the environment
+already has is kept, because the user chooses the build that fits the machine's driver.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def install(venv: Path, python: Path, torch_index: str, group: str) -> None:
         # the build backend is installed too (editables: what it needs for --editable), so that it is pinned as well
         tools += [*project["build-system"]["requires"], "editables"]
         steps.append(["--no-build-isolation", "--editable", f"{ROOT}[train]"])
-    # a tool of the outer environment would satisfy pip, but its command would not be in this one
+    # a tool of the outer environment would satisfy pip, but its command would not be in the new environment
     tools += ["--ignore-installed"] if inherited else []
     with tempfile.TemporaryDirectory() as folder:
         pinned = Path(folder, "constraints.txt")

@@ -1,7 +1,8 @@
-"""Report how long functions and files are, against the codebases we look up to (`make shape`).
+"""Report the length of functions and files, compared with well-known codebases (`make shape`).
 
-A report for a reviewer, never a gate: a limit that fails a build is met by shredding and padding.
-Counted are lines that hold code: no blank lines, no comments, no docstrings.
+It is a report for a reviewer, never a gate, because people meet a limit by splitting and padding code.
+
+Only lines with code count: no blank lines, no comments, no docstrings.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ Function = tuple[int, str]  # lines of code, "file:line name"
 
 
 def docstring_lines(tree: ast.AST) -> set[int]:
-    """Lines of all strings that stand alone as a statement."""
+    """Lines of all strings that are a statement of their own."""
     lines: set[int] = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
@@ -67,7 +68,7 @@ def functions_of(path: Path) -> list[Function]:
 
 
 def has_any_of_functions(path: Path) -> list[bool]:
-    """Of every function of a file whether its signature has `Any` in it, outside the arrays of `NDArray[Any]`."""
+    """For every function of a file, whether its signature contains `Any` outside `NDArray[Any]`."""
     found = []
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
@@ -77,7 +78,7 @@ def has_any_of_functions(path: Path) -> list[bool]:
 
 
 def signatures_with_any(paths: Iterable[Path]) -> list[str]:
-    """Of each package: how many signatures of functions have `Any` in them."""
+    """For each package, the number of function signatures that contain `Any`."""
     of_package: dict[str, list[bool]] = {}
     for path in paths:
         of_package.setdefault(path.relative_to(ROOT).parent.parts[:2][-1], []).extend(has_any_of_functions(path))
@@ -89,7 +90,7 @@ def signatures_with_any(paths: Iterable[Path]) -> list[str]:
 
 
 def num_code_lines(paths: Iterable[Path]) -> int:
-    """Lines of code in some files."""
+    """The number of code lines in the files."""
     return sum(len(code_lines(path.read_text(encoding="utf-8"))) for path in paths)
 
 
@@ -100,7 +101,7 @@ def percentile(values: list[int], share: float) -> int:
 
 
 def comparison(functions: list[Function], tests_per_line: float) -> Table:
-    """Ours and the anchors, side by side."""
+    """This project compared with the other codebases."""
     lengths = [length for length, _ in functions]
     over = sum(length > LONG_FUNCTION for length in lengths) / len(lengths)
     table = Table("", "median", "p90", f"over {LONG_FUNCTION}", "test / source", title="lines of a function")
@@ -112,7 +113,7 @@ def comparison(functions: list[Function], tests_per_line: float) -> Table:
 
 
 def imports_between_parts(package: Path) -> tuple[int, int]:
-    """Of a package: modules at its top, and pairs of a module and another sub-package (or the top) that it imports."""
+    """The number of a package's top modules, and of its imports from a module to another sub-package or the top."""
     name = ".".join(package.relative_to(ROOT).parts)
     pairs = set()
     for path in package.rglob("*.py"):

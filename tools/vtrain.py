@@ -1,11 +1,11 @@
-"""The cost model against vTrain's measured iterations and all-reduces, where those tables are at hand.
+"""Compares the cost model with vTrain's measured iterations and all-reduces, if these tables are available.
 
     python tools/vtrain.py [FOLDER]
 
 FOLDER (by default ../shared/truth) holds vtrain_single_node.csv, vtrain_multi_node.csv and allreduce_a100_nvlink.csv of
 vTrain (Bang et al., MICRO 2024; github.com/VIA-Research/vTrain, data/). The tables are not part of this project, so the
-command says what is absent and leaves it out. They enter no shipped calibration: the only fit is one slowdown, on
-the rows outside the fold that is scored. Errors are |measured / predicted - 1| in percent.
+command names missing tables and leaves them out. No shipped calibration uses the tables: the only fit is one slowdown,
+on the rows outside the scored fold. Errors are |measured / predicted - 1| in percent.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ COMMON = {
 
 
 def samples_of(rows: Sequence[dict[str, str]]) -> list[Sample]:
-    """Rows of a table of vTrain as the fit sees them; the id is the row's number."""
+    """Rows of a table of vTrain as samples for the fit; the id is the row's number."""
     runs = [
         run_of(
             {
@@ -67,7 +67,7 @@ def samples_of(rows: Sequence[dict[str, str]]) -> list[Sample]:
 
 
 def regrets(rows: Sequence[dict[str, str]], ratios: dict[int, float]) -> NDArray[np.float64]:
-    """How much slower the layout that the model calls best is, in percent, for each job with three layouts or more."""
+    """Regret in percent of the layout with the best prediction, for each job with at least three layouts."""
     groups: dict[tuple[str, ...], list[tuple[float, float]]] = defaultdict(list)
     for number, ratio in ratios.items():
         row, measured = rows[number], float(rows[number]["step_ms"])
@@ -110,7 +110,7 @@ def all_reduce_table(rows: Sequence[dict[str, str]]) -> Table:
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Print what the tables at hand allow."""
+    """Print the comparison for the available tables."""
     folder = Path(arguments[0]) if arguments else FOLDER
     console = Console(width=110)
     for name, title, keys in (

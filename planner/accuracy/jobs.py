@@ -340,7 +340,7 @@ def _precision(run: Run) -> Precision:
 
 
 def _with_microbatch(run: Run, degrees: Mapping[str, int], assumed: list[Assumed]) -> Run:
-    """The row with a microbatch size; if it states none, that of a library with one microbatch for each stage."""
+    """The row with a microbatch size; a blank size is filled for libraries that make one microbatch for each stage."""
     entry, ranks = _framework(run), degrees["dp"] * degrees["pp"]
     if run.microbatch or run.mbs or degrees["pp"] == 1 or not run.gbs or run.gbs % ranks:
         return run

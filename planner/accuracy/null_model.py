@@ -25,7 +25,7 @@ def null_seconds(rows: Sequence[Row]) -> dict[int, float]:
     """Index of a row -> seconds that the null model predicts, for rows that were priced.
 
     The rate is the median of (device, precision class, experts or not) over the rows of other sources, so that no
-    row is predicted from its own sweep; a row whose kind nobody else measured has no null prediction.
+    row is predicted from its own sweep; a row whose kind no other source measured has no null prediction.
     """
     kinds: dict[tuple[str, str, bool], list[_Rated]] = defaultdict(list)
     for index, row in enumerate(rows):

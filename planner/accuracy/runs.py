@@ -102,7 +102,7 @@ class Run:
     def measured_step_seconds(self) -> float | None:
         """Seconds of one optimizer step as published, or computed from tokens per second.
 
-        The value is None if the row has neither.
+        The value is None if the row has neither a step time nor tokens per second.
         """
         stated = self.measured_step_s or self.step_s
         if stated:

@@ -1,4 +1,4 @@
-"""Selects the step times of a log that count, and reports the ones left out."""
+"""Selects the step times of a log that count, and reports the steps left out."""
 
 from __future__ import annotations
 

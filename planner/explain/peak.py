@@ -64,7 +64,7 @@ class Alternative(Document):
 
 
 class FittingChange(Document):
-    """A change of one or two keys of the layout or the job with which the layout fits."""
+    """A change of one or two keys, of the layout or of the job, that makes the layout fit."""
 
     change: str
     layout: str

@@ -94,7 +94,7 @@ def best_batch(ranks: Mapping[int, Rank], batch: BatchRange, *, by_devices: bool
 
 
 def batch_report(job: Job, tried: Sequence[TriedBatch]) -> BatchChoice:
-    """The plan's report: the batch sizes tried, what the literature says about the chosen size, and its learning rates.
+    """The plan's report: the batch sizes tried, the literature's estimates for the chosen size, and its learning rates.
 
     The document's learning rate is assumed to be for the target, or without a target for the range's smallest batch.
     """

@@ -142,7 +142,9 @@ def _segment(job: Job, layout: Layout, _: Mapping[str, str]) -> _Filled | None:
 
 
 def _recompute(job: Job, layout: Layout, _: Mapping[str, str]) -> _Filled | None:
-    """The engine's default policy; where it is unlikely to fit, the likely policy with the least recompute.
+    """The engine's default policy.
+
+    Where it is unlikely to fit, the policy with the least recompute that is likely to fit.
 
     A layout that somebody runs is more likely to fit than not. So a policy is likely if its chance of fitting is at
     least one half, or if it is within the plain limit where headroom is given.

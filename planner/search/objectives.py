@@ -136,7 +136,7 @@ class BestKinds:
         return np.minimum(places, self._seconds_up_to(self.first, num_devices, 1 + WORTH_READING))
 
     def _seconds_up_to(self, rank: Rank, num_devices: Number, share: float = 1.0) -> Number:
-        """The longest step whose rank is no worse than `rank` multiplied by `share`."""
+        """The longest step, in seconds, whose rank is no worse than `rank` multiplied by `share`."""
         first, seconds = rank
         if self.objective.name == "cost":
             longest = first * share / np.asarray(num_devices)

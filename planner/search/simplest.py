@@ -9,7 +9,7 @@ configuration, and stops where these are worse than those of the simplest layout
 (`optimum.simplest_dynamic_program`). The integer program decides among all configurations that keys and its own lower
 bounds do not rule out (`optimum.simplest_program`). Both methods share legal configurations, prices, the keys of
 columns and lower bounds of step times, but no cutoff. They must agree. The keys and the step time of the answer must
-equal those of its layout, and no layout that the first solve found may be simpler.
+equal the keys and the step time of its layout, and no layout that the first solve found may be simpler.
 """
 
 from __future__ import annotations

@@ -181,8 +181,8 @@ def least_costs(
     The exposed part of a data-parallel collective grows less than proportionally with the layers, so its price per
     layer in a stage of the most layers is a lower bound too. Where a stage may hold layers of two kinds, the
     computation of one kind can hide the traffic of the other. The prices then leave the exposed part out, and
-    `_least_transfer` bounds it once a step. Layers for multi-token prediction count as the last stage's own: the stage
-    hides traffic behind them and moves their weights.
+    `_least_transfer` bounds the exposed part once a step. Layers for multi-token prediction count as the last stage's
+    own: the stage hides traffic behind them and moves their weights.
     """
     main, n, shapes = kinds_main_first(job)[0], len(degrees), layer_shapes(job, degrees)
     most = np.maximum(most_layers(job, degrees, cutoff_seconds, shapes), 1) + job.model.mtp_layers
@@ -344,7 +344,7 @@ def _layers_of_slowest(num_layers: int, num_stages: Number, ends: Number) -> Num
 
 
 def _least_step(job: PoolJob, degrees: DegreeArrays, costs: LeastCosts, forced_seconds: Number) -> NDArray[np.float64]:
-    """The bound of `lower_bound_seconds`; `forced_seconds` is the recompute of all stages that memory requires."""
+    """The bound of `lower_bound_seconds`; `forced_seconds` is the least recompute time of all stages together."""
     m, v = num_microbatches(job, degrees), degrees.interleave
     work = _least_work(job, degrees, costs, forced_seconds)
     slowest = _least_slowest(job, degrees, costs, forced_seconds)
@@ -358,8 +358,8 @@ def _forced_seconds(
 ) -> NDArray[np.float64]:
     """Least seconds of recompute in all stages together, infinite where the stages cannot hold all layers.
 
-    The stages can hold only a limited number of layers under the first policies. Each further layer adds the price
-    difference to the cheapest of the policies that follow.
+    Memory limits the number of layers that the stages can hold under the first policies. Each further layer adds the
+    price difference to the cheapest of the later policies.
     """
     num_layers, of_policies = num_main_layers(job), np.moveaxis(costs.layer[: costs.num_main], 0, 1)
     of_policies = np.minimum.accumulate(of_policies[::-1])[::-1]

@@ -38,12 +38,12 @@ class Candidate:
         constant + steady_count * bottleneck + sum_r pass_seconds_r + max_r tail_seconds_r
         bottleneck = max_r (seconds_r + max(0, h - slack_seconds_r)),  h the slack_seconds of the last stage
 
-    where h is the time of the last chunk of the model. A stage waits for this chunk as far as its own slack is shorter
-    than h. Both are 0 where stages have one chunk. Columns are parallel arrays of one length, sorted by stage, then by
+    where h is the time of the last chunk of the model. A stage waits for the last chunk if its slack is shorter than h.
+    Slack and h are 0 where stages have one chunk. Columns are parallel arrays of one length, sorted by stage, then by
     layers.
 
-    Loads are layers weighted by kind, in any whole numbers. The loads of a choice add up to `total_load`, which bounds
-    use.
+    Loads are layers weighted by kind, in any whole numbers. The loads of a choice add up to `total_load`; lower
+    bounds use this sum.
     """
 
     name: str  # layout text, for messages

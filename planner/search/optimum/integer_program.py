@@ -230,7 +230,7 @@ def solve_program(
     wall time for the solver alone.
 
     Raises:
-        SolverTrouble: the solver is missing, was killed, or answered with something that is no answer.
+        SolverTrouble: the solver is missing, was killed, or gave an answer that cannot be read.
         EnvironmentProblem: the solver asked for is not installed and can be.
     """
     columns_of = columns_within(candidates, np.inf if upper_bound is None else upper_bound)

@@ -248,7 +248,7 @@ def greedy_choice(candidate: Candidate, index: int = 0) -> Choice | None:
     """Start every stage with its fewest layers; add the next layers to the stage that then is the fastest.
 
     Of columns with equally many layers the fastest one is used, in whichever state it begins, until the layers of all
-    stages are fixed. The result is None where the heuristic finds no choice; this proves nothing.
+    stages are fixed. The result is None where the heuristic finds no choice; a choice may exist all the same.
     """
     options = _fastest_options(candidate)
     if not all(options):

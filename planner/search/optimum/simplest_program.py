@@ -209,7 +209,7 @@ def solve_simplest(
     time_limit: seconds of wall time for each of the two programs.
 
     Raises:
-        SolverTrouble: the solver is missing, was killed, or answered with something that is no answer.
+        SolverTrouble: the solver is missing, was killed, or gave an answer that cannot be read.
         EnvironmentProblem: the solver asked for is not installed and can be.
     """
     if not rated:

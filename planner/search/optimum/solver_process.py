@@ -56,7 +56,7 @@ def run_solver(problem: pulp.LpProblem, solver: Literal["cbc", "highs"], time_li
     """Solve a PuLP problem with CBC or HiGHS, one thread, to a gap of zero.
 
     Raises:
-        SolverTrouble: the solver is missing, was killed, or answered with something that is no answer.
+        SolverTrouble: the solver is missing, was killed, or gave an answer that cannot be read.
         EnvironmentProblem: HiGHS is asked for and highspy is not installed.
     """
     run = {"cbc": _run_cbc, "highs": _run_highs}[solver]
