@@ -65,7 +65,9 @@ def test_a_full_disk_behind_standard_output_ends_with_5(argv: list[str], plan_fi
     argv = [str(plan_file) if part == "PLAN" else part for part in argv]
     done = run_process(*argv, shell="> /dev/full")
     assert done.returncode == ExitCode.ENVIRONMENT
-    assert done.stderr == "error: cannot write the output: No space left on device\n"
+    *notes, error = done.stderr.splitlines()
+    assert error == "error: cannot write the output: No space left on device"
+    assert all(each.startswith("note: ") for each in notes)
 
 
 def test_a_full_disk_behind_both_streams_ends_with_5(plan_file) -> None:

@@ -215,10 +215,10 @@ def test_what_is_off_is_not_mentioned_and_what_is_on_has_a_line_of_its_own(tmp_p
 
 
 def test_a_file_may_come_from_standard_input_and_mistakes_name_the_user_s_file(tmp_path, monkeypatch, capsys):
-    path = tmp_path / "mine.yaml"
-    path.write_text(f"{AXOLOTL}sequence_len: [\n")
-    assert main(["explain", "--from", str(path), "dgx-h100"]) == ExitCode.BAD_INPUT
-    assert f"{path.name}:1" in capsys.readouterr().err
+    monkeypatch.chdir(tmp_path)
+    Path("mine.yaml").write_text(f"{AXOLOTL}sequence_len: [\n")
+    assert main(["explain", "--from", "mine.yaml", "dgx-h100"]) == ExitCode.BAD_INPUT
+    assert "--> mine.yaml:1" in capsys.readouterr().err
     text = "num_layers: 2\nsequence_len: [\nbase_model: x\n"
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(text.encode())))
     assert main(["explain", "--from", "-", "dgx-h100"]) == ExitCode.BAD_INPUT
