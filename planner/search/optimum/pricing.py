@@ -59,7 +59,9 @@ def price_candidates(
 
 
 def _states(job: Job, degrees: DegreeArrays) -> Pattern:
-    """States in which stages of these configurations may begin; interleaved stages need only one state.
+    """States in which stages of these configurations may begin.
+
+    Interleaved stages have one state, because the search knows their layers from the number of layers.
 
     Source: `planner.cost.stage.stage_of`.
     """
