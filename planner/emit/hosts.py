@@ -46,7 +46,7 @@ def num_hosts(plan: Plan) -> int:
 
 
 def uneven_hosts(plan: Plan) -> tuple[str, str] | None:
-    """Message and hint if several hosts are used and some have different numbers of ranks or are partly idle."""
+    """Message and hint if several hosts are used and their numbers of ranks differ or some host is partly idle."""
     hosts = ranks_of_hosts(plan)
     if len(hosts) == 1 or all(host.num_ranks == hosts[0].pool.devices_per_host for host in hosts):
         return None

@@ -246,7 +246,7 @@ def facts_of(
 
 
 def left_over(given: Given, ignores: Sequence[str]) -> tuple[str, ...]:
-    """Keys that no setting read and that may change bytes or seconds, as `key=value`, without keys that are off."""
+    """Keys as `key=value` that no setting read and that may change bytes or seconds; switched-off keys are omitted."""
     off = (None, False, "false", "False")
     rest = (key for key, value in given.values.items() if key not in given.understood and value not in off)
     shown = (key for key in rest if not any(fnmatchcase(key, pattern) for pattern in ignores))

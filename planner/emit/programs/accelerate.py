@@ -20,7 +20,7 @@ FILE: Final = "accelerate.yaml"
 
 
 def _write_layout(plan: Plan) -> Values:
-    """The layout as keys of Accelerate's file, named as in Accelerate's dataclasses: it ignores unknown keys silently.
+    """The layout as keys of Accelerate's file, named as in its dataclasses: Accelerate accepts unknown keys silently.
 
     Source: accelerate, commands/launch.py, parallelism_config.py, utils/dataclasses.py.
     """

@@ -21,7 +21,7 @@ PIPELINE: Final = files("planner.emit.programs").joinpath("pipeline.py.txt").rea
 
 
 def _write_layout(plan: Plan) -> Values:
-    """The layout as keys of DeepSpeed's file, named as in its sources: it ignores unknown top-level keys silently.
+    """The layout as keys of DeepSpeed's file, named as in its sources: DeepSpeed accepts unknown top keys silently.
 
     Source: deepspeed, runtime/config.py, runtime/zero/config.py, runtime/precision_config.py.
     """

@@ -1,7 +1,7 @@
 """Layout and training as options of Megatron-Core: one table for Megatron-LM, Megatron-Bridge and ms-swift.
 
-Keys are the names of Megatron-LM's options with underscores. The table also writes options whose default differs from
-the plan. Source: Megatron-LM d98e8a64 (2026-08-22), megatron/training/arguments.py.
+Keys are the names of Megatron-LM's options with underscores. The table also writes options whose default would
+contradict the plan. Source: Megatron-LM d98e8a64 (2026-08-22), megatron/training/arguments.py.
 """
 
 from __future__ import annotations

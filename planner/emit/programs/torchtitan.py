@@ -148,7 +148,7 @@ def _described(given: Given) -> ModelSpec | None:
 
 
 def named(given: Given) -> ModelSpec | None:
-    """The model that the file describes, or the shipped model of its registry entry; None: not given or not shipped."""
+    """The model that the file describes, or the shipped model of its registry entry; None: neither exists."""
     if (described := _described(given)) is not None:
         return described
     wanted = (given.text("model_spec.name"), given.text("model_spec.flavor"))

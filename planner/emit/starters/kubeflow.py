@@ -31,7 +31,7 @@ def train_job(start: Start) -> dict[str, str]:
     """The files of the TrainJob: the job itself, and the script that each host runs.
 
     Raises:
-        InputError: hosts of several pools, or hosts that are not used alike.
+        InputError: hosts of several pools, or hosts with different numbers of ranks.
     """
     plan = start.plan
     ranks = alike_hosts(plan, "kubeflow")

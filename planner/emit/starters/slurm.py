@@ -81,7 +81,7 @@ def _hosts(num_parts: int) -> str:
 
 
 def _srun(num_parts: int) -> str:
-    """A command that starts `planner launch` on every host; with several parts it adds the host's number."""
+    """A command that starts `planner launch` on every host; in a heterogeneous job it passes the host's number."""
     if num_parts == 1:
         return f"srun --kill-on-bad-exit=0 {_CONTAINER}"
     numbered = _NUMBERED.replace("START", 'exec "$@" "--node-rank=$n"')
