@@ -1,1 +1,1 @@
-"""Write a plan as what other programs read."""
+"""Write a plan as files that training programs read, and read such files back."""

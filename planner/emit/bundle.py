@@ -1,4 +1,4 @@
-"""What `planner emit` writes: the files of a program, what starts them, and the plan that they carry out."""
+"""The output of `planner emit`: the files of a program, the start script, and the plan."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bundle:
-    """Files that carry a plan out. script: the name of the one that a user starts.
+    """Files that run a plan. texts: file name -> text; script: the name of the file that a user starts.
 
-    still_yours: placeholder -> what it stands for; the program does not run while one is left.
+    still_yours: placeholder -> meaning; the program does not run until the user has replaced all placeholders.
     """
 
     texts: dict[str, str]
@@ -36,10 +36,10 @@ class Bundle:
 
 
 def target_of(plan: Plan, to: str | None) -> Target:
-    """The program of a plan: `to`, or by default the first that its engine's profile names.
+    """The program that runs a plan: `to`, or by default the first program that the engine's profile names.
 
     Raises:
-        InputError: the plan is made for an engine that this program does not stand for, or for one without any.
+        InputError: the profile of the plan's engine does not name the program `to`, or names no program at all.
     """
     emits = [each for each in plan.engine.emits if each in PROGRAMS]
     if not emits:
@@ -60,12 +60,12 @@ def bundle_of(
     force_unfit: bool = False,
     tell: Callable[[str], None] = lambda _: None,
 ) -> Bundle:
-    """All files of a plan but the plan itself; data and tokenizer are named by their absolute paths.
+    """All files that run a plan, without the plan itself; data and tokenizer are given as absolute paths.
 
-    tell: told that the plan may not fit.
+    tell: called with a warning if the plan may not fit.
 
     Raises:
-        InputError: the program or the starter cannot say what the plan decides, with the field and what to plan with.
+        InputError: the program or the starter cannot express the plan; names the field and the option to plan with.
         NothingFitsError: the plan does not fit, and `force_unfit` is false.
     """
     target = target_of(plan, to)
@@ -79,7 +79,7 @@ def bundle_of(
 
 
 def _check_schedule(plan: Plan) -> None:
-    """`explain` prices schedules that an engine does not have."""
+    """Refuse a schedule that the engine does not run; `explain` can price such a plan."""
     if plan.layout.schedule not in plan.engine.pipeline.schedules:
         raise InputError(
             f"the plan's schedule is {plan.layout.schedule}, which engine {plan.engine.name} does not run",
@@ -88,7 +88,7 @@ def _check_schedule(plan: Plan) -> None:
 
 
 def _taken(target: Target, arguments: RunArguments) -> RunArguments:
-    """The options of a run, where the program takes all that were given."""
+    """The options of a run unchanged, or InputError if the program does not support one of the given options."""
     given = {each.name for each in fields(RunArguments) if getattr(arguments, each.name) != each.default}
     if foreign := sorted(option_name(name) for name in given - set(target.takes)):
         takes = any_of([option_name(name) for name in target.takes]) or "no options of a run"
@@ -108,10 +108,10 @@ def write_bundle(
     force_unfit: bool = False,
     tell: Callable[[str], None] = lambda _: None,
 ) -> tuple[tuple[Path, ...], Bundle]:
-    """Write the plan and its files into a folder, which is made if need be; returns the paths, the script's last.
+    """Write the plan and its files into a folder, which is created if missing; returns the paths, the script's last.
 
     Raises:
-        InputError: as `bundle_of`; or a file exists and `force` is false, or is not a file; nothing is written then.
+        InputError: as `bundle_of`; or a path exists and `force` is false, or is not a file. Nothing is written then.
         NothingFitsError: as `bundle_of`.
         EnvironmentProblem: the folder cannot be written.
     """
@@ -135,9 +135,9 @@ def write_bundle(
 
 
 def _absolute(arguments: RunArguments, *, hub: bool) -> RunArguments:
-    """Paths as they are seen from the folder of the script; what is on the Hub has a name and no path.
+    """The arguments with absolute paths; names on the Hub stay unchanged.
 
-    hub: the program looks up a tokenizer or weights, `meta-llama/Meta-Llama-3-70B`, on the Hub by itself.
+    hub: whether the program looks up a tokenizer or weights, such as `meta-llama/Meta-Llama-3-70B`, on the Hub.
     """
     data = tuple(each if each.startswith("hf:") else str(Path(each).absolute()) for each in arguments.data)
     given = {each.name: getattr(arguments, each.name) for each in fields(arguments)}
@@ -150,5 +150,5 @@ def _absolute(arguments: RunArguments, *, hub: bool) -> RunArguments:
 
 
 def _is_hub_name(path: Path) -> bool:
-    """Whether a path that leads nowhere reads as a name of the Hub, `ORGANIZATION/NAME`."""
+    """Whether a path that does not exist has the form of a Hub name, `ORGANIZATION/NAME`."""
     return not path.is_absolute() and len(path.parts) == 2 and path.parts[0] not in (".", "..") and not path.exists()

@@ -1,4 +1,4 @@
-"""The hosts that a plan fills, and the first lines of every script."""
+"""The hosts that a plan uses, and the first lines of every script."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostRanks:
-    """The ranks of one host: `first` and those after it. pool: the cluster, or the pool of a mixed one."""
+    """The ranks of one host: `num_ranks` ranks from `first` on. pool: the cluster, or one pool of a mixed cluster."""
 
     pool: ClusterSpec
     first: int
@@ -24,9 +24,9 @@ class HostRanks:
 
 
 def ranks_of_hosts(plan: Plan) -> tuple[HostRanks, ...]:
-    """The hosts that the plan's devices fill, in the order of their ranks; the program is started once on each.
+    """The hosts that the plan uses, in the order of their ranks; the program is started once on each host.
 
-    Hosts are filled one after the other, as the plan prices them, so the last of a pool may have fewer ranks.
+    Hosts are filled one after the other, as in the plan's cost, so the last host of a pool may have fewer ranks.
     """
     used = {pool.name: (pool, count) for pool, count in devices_in_use(plan.cluster, plan.layout)}
     order = dict.fromkeys(plan.layout.pools) or used
@@ -41,12 +41,12 @@ def ranks_of_hosts(plan: Plan) -> tuple[HostRanks, ...]:
 
 
 def num_hosts(plan: Plan) -> int:
-    """Hosts that the plan's devices fill."""
+    """Number of hosts that the plan uses."""
     return len(ranks_of_hosts(plan))
 
 
 def uneven_hosts(plan: Plan) -> tuple[str, str] | None:
-    """Message and hint where hosts differ in their ranks, or several are not used whole; None where they are alike."""
+    """Message and hint if several hosts are used and their numbers of ranks differ or some host is partly idle."""
     hosts = ranks_of_hosts(plan)
     if len(hosts) == 1 or all(host.num_ranks == hosts[0].pool.devices_per_host for host in hosts):
         return None
@@ -59,12 +59,12 @@ def uneven_hosts(plan: Plan) -> tuple[str, str] | None:
 
 
 def script_head(plan: Plan) -> str:
-    """The first lines of every script: what it runs, and that any failure ends it."""
+    """The first lines of every script: the interpreter, and comments that name the model, the hosts and the layout."""
     return "#!/usr/bin/env bash\n" + "".join(f"# {line}\n" for line in head_lines(plan))
 
 
 def head_lines(plan: Plan) -> tuple[str, ...]:
-    """What a file is for: the model and machines, and the layout."""
+    """Lines that describe a file: first the model, hosts and devices, then the layout."""
     hosts = Counter(host.pool.name for host in ranks_of_hosts(plan))
     devices = Counter[str]()
     for pool, count in devices_in_use(plan.cluster, plan.layout):

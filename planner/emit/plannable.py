@@ -1,4 +1,4 @@
-"""What an engine can be planned for: models and training that some program can be told. What it prices may be more."""
+"""Checks whether some program of an engine can run a plan; an engine's profile may price more than programs can run."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ if TYPE_CHECKING:
 
 
 def check_plannable(job: Job) -> None:
-    """Refuse a search whose plan no program of the engine could carry out, whatever its layout.
+    """Refuse a search if no program of the engine could run the plan, whatever its layout.
 
-    A profile prices published runs of any kind; `planner explain` shows them. Profiles that name no program plan
-    everything that they price, and say that nothing can be emitted.
+    A profile prices published runs of any kind, and `planner explain` shows their cost. A profile that names no program
+    can plan everything that it prices, but nothing can be emitted from its plans.
 
     Raises:
-        InputError: what the programs cannot be told, by the one that the engine's users have.
+        InputError: the faults of the first program that the engine's profile names, if all its programs have faults.
     """
     faults = [_faults(job, PROGRAMS[name]) for name in job.engine.emits if name in PROGRAMS]
     if faults and all(faults):
@@ -42,14 +42,14 @@ _PROBES: Final[dict[str, tuple[dict[str, Any], ...]]] = {
     "pp>=2,zero=0": ({"pp": 2, "zero": 0},),
     "pp>=2,offload=activations": ({"pp": 2, "offload": "activations"},),
 }
-"""What may be forbidden -> what tells whether it must be: each of these is refused."""
+"""Text of `--forbid` -> test layouts; the text is forbidden if the programs refuse all of its test layouts."""
 _SPLITS: Final = {"tp", "pp", "cp", "ep", "hsdp"}
 
 
 def unplannable(job: Job, pinned: Collection[str]) -> tuple[str, ...]:
-    """What a search must leave out, as `--forbid` writes it: what no program of the engine can be told.
+    """Configurations, in the syntax of `--forbid`, that a search must leave out because no program can run them.
 
-    pinned: keys of the user's own pins, which are priced as they are.
+    pinned: keys of the user's pins; pinned values are priced even if no program can run them.
     """
     targets = [PROGRAMS[name] for name in job.engine.emits if name in PROGRAMS]
     axes = {*job.engine.can.axes} | ({"hsdp"} if job.engine.can.replicates_shards else set())
@@ -65,7 +65,7 @@ def unplannable(job: Job, pinned: Collection[str]) -> tuple[str, ...]:
 
 
 def _is_open(job: Job, probe: Mapping[str, Any], axes: Collection[str], pinned: Collection[str]) -> bool:
-    """Whether a search could come upon a probe: the engine has it, and the user does not pin all of it."""
+    """Whether a search could reach a probe: the engine supports it, and the user has not pinned all of its values."""
     if {*probe} - {"sp", "dp"} <= {*pinned} or not {*probe} & _SPLITS <= {*axes}:
         return False
     if probe.get("zero") not in (None, *job.engine.pipeline.zero_stages):
@@ -74,7 +74,7 @@ def _is_open(job: Job, probe: Mapping[str, Any], axes: Collection[str], pinned: 
 
 
 def lacks_sequence_parallelism(job: Job) -> bool:
-    """Whether all programs of the engine take tensor parallelism without sequence parallelism alone."""
+    """Whether all programs of the engine support tensor parallelism only without sequence parallelism."""
     targets = [PROGRAMS[name] for name in job.engine.emits if name in PROGRAMS]
     if not targets or "tp" not in job.engine.can.axes:
         return False
@@ -82,9 +82,9 @@ def lacks_sequence_parallelism(job: Job) -> bool:
 
 
 def whole_hosts(job: Job, pinned: Collection[str]) -> int:
-    """Devices of a host, where no program of the engine leaves a host partly idle; 0: some do, or degrees are pinned.
+    """Number of devices per host if no program of the engine can leave a host partly idle, else 0.
 
-    Pools are left to the programs, which refuse hosts that differ.
+    The result is 0 as well where degrees are pinned, and for several pools: programs refuse hosts that differ.
     """
     targets = [PROGRAMS[name] for name in job.engine.emits if name in PROGRAMS]
     if len(job.cluster.pools) > 1 or {*AXES} & {*pinned}:
@@ -95,7 +95,7 @@ def whole_hosts(job: Job, pinned: Collection[str]) -> int:
 
 
 def _faults(job: Job, target: Any, **more: Any) -> list[tuple[str, str]]:
-    """What a program refuses of the smallest layout, which asks for nothing but the model, the training and `more`."""
+    """Faults that a program reports for the smallest layout with the degrees in `more`, for this model and training."""
     stages = 2 if "pp" in more else 1
     zeros = (job.engine.pipeline if "pp" in more else job.engine.can).zero_stages
     layout = Layout(

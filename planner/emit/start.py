@@ -1,4 +1,4 @@
-"""What a starter gets: a plan, the program that carries it out, and the command that it starts on each host."""
+"""The input of a starter: a plan, the program that runs the plan, and the command to start on each host."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Start:
-    """A plan in the words of a program, ready to be started. values: what its table wrote, placeholders included."""
+    """A plan as settings of a program, ready to be started. values: all keys and values, placeholders included."""
 
     plan: Plan
     target: Target
@@ -23,7 +23,7 @@ class Start:
 
     @property
     def is_ours(self) -> bool:
-        """Whether the program meets the other hosts by itself and takes no further options behind its own."""
+        """Whether the program is our own trainer: it finds the other hosts by itself and accepts no further options."""
         return self.target.launcher is not None
 
     def command(self, place: Place | None) -> str:
@@ -33,9 +33,9 @@ class Start:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Starter:
-    """Who starts a program on the hosts. script: the file that a user starts; write: all its files, name -> text.
+    """A way to start a program on the hosts. script: the file that a user starts; write: all its files, name -> text.
 
-    yours: placeholders of its own, and what they stand for.
+    yours: placeholder -> meaning, for the placeholders that the starter adds.
     """
 
     name: str

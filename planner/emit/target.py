@@ -1,8 +1,8 @@
-"""The vocabulary of emit: how a plan is said in the words of a program, and how those words are read back.
+"""Types of emit: how a plan is written as the settings of a program, and how these settings are read back.
 
-A program's table maps **fields** to **keys**. Fields are those of our documents, `layout.tp`, `training.precision`,
-`model.num_layers`; keys are the program's own, flat and dotted: `parallelism.tensor_parallel_degree`. What a table
-cannot say is refused, never dropped: every field is said by a setting or stands in a refusal.
+The table of a program maps **fields** to **keys**. Fields are the planner's: `layout.tp`, `training.precision`,
+`model.num_layers`. Keys are the program's, flat and dotted: `parallelism.tensor_parallel_degree`. A table refuses a
+plan that it cannot express and never drops a field: every field has a setting or a refusal.
 """
 
 from __future__ import annotations
@@ -28,22 +28,22 @@ Values: TypeAlias = Mapping[str, Value]
 _OF_THE_RUN: Final = {
     "tokens", "deadline", "price", "failures", "checkpoint_interval", "asynchronous_checkpoints"
 }  # fmt: skip
-"""Of the training document: what says how long and how dear the whole run is, and changes no step of it."""
+"""Training fields that describe the length and price of the whole run and do not change a training step."""
 _OF_THE_DOCUMENT: Final = {"name", "architecture"}
-"""Of the model document: its name, and what stands for other fields."""
+"""Model fields without a setting: the name, and the architecture, whose meaning other fields express."""
 
 FIELDS: Final = (
     *(f"layout.{each.name}" for each in fields(Layout)),
     *(f"training.{name}" for name in TrainingSpec.model_fields if name not in _OF_THE_RUN),
     *(f"model.{name}" for name in ModelSpec.model_fields if name not in _OF_THE_DOCUMENT),
 )
-"""Everything that is priced or trained with: what each table says or refuses."""
+"""All fields that the planner prices or trains with; each table must express or refuse each of these fields."""
 
 
 class Given:
-    """Keys and values that a foreign file gives; a key that was asked for counts as understood.
+    """Keys and values of a foreign file; a key counts as understood once a setting has read it.
 
-    model: the model that the settings of the layout are of; None while the model itself is being read.
+    model: the model that the file trains; None while the model itself is being read.
     """
 
     def __init__(self, values: Values, *, model: ModelSpec | None = None, num_devices: int = 0) -> None:
@@ -51,21 +51,21 @@ class Given:
         self.understood: set[str] = set()
 
     def __contains__(self, key: str) -> bool:
-        """Whether the file has the key with a value; the key counts as understood."""
+        """Whether the file has a value for the key; the key then counts as understood."""
         return self.get(key) is not None
 
     def get(self, key: str, default: Any = None) -> Any:
-        """The value of a key as the file has it."""
+        """The unconverted value of a key, or the default where the file has no value."""
         self.understood.add(key)
         found = self.values.get(key)
         return default if found is None else found
 
     def text(self, key: str, default: str = "") -> str:
-        """The value as text."""
+        """The value of a key as text."""
         return str(self.get(key, default))
 
     def flag(self, key: str, *, default: bool = False) -> bool:
-        """The value as a switch."""
+        """The value of a key as a boolean; words such as `yes` and `off` are accepted."""
         found = self.get(key, default)
         if isinstance(found, str) and found.lower() in _SWITCHES:
             return _SWITCHES[found.lower()]
@@ -74,7 +74,7 @@ class Given:
         return bool(found)
 
     def whole(self, key: str, default: int = 0) -> int:
-        """The value as a whole number of at least 0 and at most 12 digits."""
+        """The value of a key as a whole number of at least 0 and at most 12 digits."""
         found = self.get(key, default)
         text = str(found).replace("_", "")
         if isinstance(found, bool) or not (text.isascii() and text.isdigit() and len(text) <= _MOST_DIGITS):
@@ -82,7 +82,7 @@ class Given:
         return int(text)
 
     def number(self, key: str, default: float = 0.0) -> float:
-        """The value as a finite number."""
+        """The value of a key as a finite number."""
         found = self.get(key, default)
         try:
             number = float(found)
@@ -108,11 +108,12 @@ _MOST_DIGITS: Final = 12
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """One thing that a plan decides, in the words of a program.
+    """One decision of a plan, as keys and values of a program.
 
-    says: the fields that it expresses; `model` alone stands for all fields of the model, and so on.
-    write: keys and values of a plan. read: back to fields and values, without those that the file leaves open; None
-    where the key follows from other fields. Model fields are read first, so that `Given.model` is known to the others.
+    says: the fields that the setting expresses; `model` alone stands for all fields of the model, and so on.
+    write: returns the keys and values of a plan. read: returns the fields and values of a file, without the fields
+    that the file leaves open; None where the key follows from other fields. Settings of the model are read first, so
+    that the other settings can use `Given.model`.
     """
 
     says: tuple[str, ...]
@@ -122,7 +123,7 @@ class Setting:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Refusal:
-    """What a program cannot be told. fault: message and hint of a plan that needs it, None of any other plan."""
+    """Fields that a program has no option for. fault: message and hint if a plan needs such an option, else None."""
 
     says: tuple[str, ...]
     fault: Callable[[Plan], tuple[str, str] | None]
@@ -130,9 +131,9 @@ class Refusal:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class How:
-    """What is asked for beside the plan.
+    """Choices of the user that are not part of the plan.
 
-    arguments: data and tokenizer; more where the program is our own trainer. smoke: fill in mock data.
+    arguments: data and tokenizer, and further options of our own trainer. smoke: train on mock data.
     """
 
     arguments: RunArguments = field(default_factory=RunArguments)
@@ -141,9 +142,10 @@ class How:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """One host of several as shell text, quoted where need be: a starter's own variables, or plain numbers.
+    """One host of several as shell text, quoted where necessary: variables of a starter, or plain numbers.
 
-    ranks: on this host; number: of this host; address, port: where host 0 listens.
+    hosts: number of hosts; ranks: number of ranks on this host; number: index of this host; address, port: where
+    host 0 listens.
     """
 
     hosts: int
@@ -155,19 +157,19 @@ class Place:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """A program that carries plans out.
+    """A training program that can run plans.
 
     name: the value of `--to`, which an engine's profile lists in `emits`.
-    program: its name and the supported versions, in words.
-    settings: both ways between our documents and its keys. refuse: what it cannot say.
-    render: further files, name -> text.
+    program: the program's name and its supported versions, as text.
+    settings: convert fields to the program's keys and back. refuse: fields that the program has no option for.
+    render: returns further files, name -> text.
     command: shell text that starts the training on one host; `place` is None where the plan fills one host only.
-    yours: placeholder -> what it stands for, of all that the plan does not decide.
+    yours: placeholder -> meaning, for all values that the plan does not decide.
     takes: fields of RunArguments that fill placeholders.
-    launcher: the command for each host, where the program finds the other hosts by itself.
+    launcher: the command to run on each host; only for a program that finds the other hosts by itself.
     environment: environment variables that the program needs.
-    ignores: patterns of keys that change neither bytes nor seconds; a reader does not report them.
-    executable: the command that must be installed. install: how to install it.
+    ignores: patterns of keys that change neither bytes nor seconds; a reader does not report such keys.
+    executable: the command that must be installed. install: how to install this command.
     """
 
     name: str
@@ -189,7 +191,7 @@ def values_of(target: Target, plan: Plan) -> dict[str, Value]:
     """All keys and values of a plan, in the order of the table.
 
     Raises:
-        InputError: all that the target cannot say, with the field and what to plan with.
+        InputError: all fields that the target cannot express, each with the option to plan again with.
     """
     faults = [fault for each in target.refuse if (fault := each.fault(plan))]
     if faults:
@@ -206,13 +208,13 @@ def values_of(target: Target, plan: Plan) -> dict[str, Value]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
-    """What a foreign file says. fields: `layout.tp` -> value; not_priced: its keys that nothing was read from."""
+    """The content of a foreign file. fields: `layout.tp` -> value; not_priced: keys that no setting has read."""
 
     fields: Mapping[str, Any]
     not_priced: tuple[str, ...] = ()
 
     def of(self, document: str) -> dict[str, Any]:
-        """The fields of `layout`, `training` or `model`, without that word in front."""
+        """The fields of one document (`layout`, `training` or `model`), without the document's name in front."""
         start = f"{document}."
         return {key.removeprefix(start): value for key, value in self.fields.items() if key.startswith(start)}
 
@@ -222,11 +224,11 @@ def facts_of(
 ) -> Facts:
     """Read keys and values of a program back into fields; the inverse of `values_of`.
 
-    model: where it is known; then what the file says of the model is read and not used. num_devices: of the cluster,
-    for what a program derives from it; 0: not known. of_model: read the model alone.
+    model: the model, where it is known; the model settings of the file are then read and not used. num_devices: number
+    of devices of the cluster, for values that a program derives from it; 0: not known. of_model: read the model only.
 
     Raises:
-        InputError: all values that are none.
+        InputError: all values that a setting could not read.
     """
     given = Given(values, model=model, num_devices=num_devices)
     found: dict[str, Any] = {}
@@ -244,7 +246,7 @@ def facts_of(
 
 
 def left_over(given: Given, ignores: Sequence[str]) -> tuple[str, ...]:
-    """Keys that no setting asked for and that may change bytes or seconds, with their values; none that are off."""
+    """Keys as `key=value` that no setting read and that may change bytes or seconds; switched-off keys are omitted."""
     off = (None, False, "false", "False")
     rest = (key for key, value in given.values.items() if key not in given.understood and value not in off)
     shown = (key for key in rest if not any(fnmatchcase(key, pattern) for pattern in ignores))
@@ -252,17 +254,17 @@ def left_over(given: Given, ignores: Sequence[str]) -> tuple[str, ...]:
 
 
 def unsaid(target: Target) -> tuple[str, ...]:
-    """Fields that a table neither says nor refuses: there must be none."""
+    """Fields that a table neither expresses nor refuses; the result must be empty."""
     says = [each.says for each in target.settings] + [each.says for each in target.refuse]
     said = {path for each in says for path in each}
     return tuple(each for each in FIELDS if not {each, each.partition(".")[0]} & said)
 
 
-# --- what most tables are made of --------------------------------------------------------------------------------
+# --- settings and refusals that most tables use ------------------------------------------------------------------
 
 
 def field_of(plan: Plan, path: str) -> Any:
-    """The value of a field such as `layout.tp` in a plan."""
+    """The value that a plan has for a field such as `layout.tp`."""
     found: Any = plan
     for name in path.split("."):
         found = getattr(found, name)
@@ -270,7 +272,7 @@ def field_of(plan: Plan, path: str) -> Any:
 
 
 def same(path: str, key: str) -> Setting:
-    """A field that is a key with the same value."""
+    """A setting for a field whose value is written unchanged under one key."""
 
     def read(given: Given) -> Mapping[str, Any]:
         return {path: given.get(key)} if key in given else {}
@@ -279,7 +281,10 @@ def same(path: str, key: str) -> Setting:
 
 
 def words(path: str, key: str, names: Mapping[Any, Value]) -> Setting:
-    """A field whose values have other names in the program; None: the key is left out. Others are for a refusal."""
+    """A setting for a field whose values have other names in the program.
+
+    names: our value -> the program's value; None: the key is left out. A refusal must cover values not in `names`.
+    """
     back = {str(name): value for value, name in names.items() if name is not None}
 
     def read(given: Given) -> Mapping[str, Any]:
@@ -297,7 +302,7 @@ def words(path: str, key: str, names: Mapping[Any, Value]) -> Setting:
 
 
 def only(path: str, *values: Any, why: str, pin: str = "") -> Refusal:
-    """Refuses other values of a field. pin: what to plan with, as in `--pin pp=1`; by default the first value."""
+    """A refusal of all values of a field but these. pin: option of the hint, as `pp=1`; default: the first value."""
 
     def fault(plan: Plan) -> tuple[str, str] | None:
         found = field_of(plan, path)
@@ -315,5 +320,5 @@ def _pin(path: str, value: Any) -> str:
 
 
 def follows(*paths: str) -> Setting:
-    """Fields that no key says, because they follow from the others or from what starts the program."""
+    """A setting for fields without a key, because they follow from other fields or from the start command."""
     return Setting(says=paths, write=lambda plan: {})  # noqa: ARG005 - as the others

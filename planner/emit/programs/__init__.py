@@ -1,4 +1,4 @@
-"""Programs that carry plans out: a table for each, by the name that `--to` has."""
+"""The programs that can run plans, each with its table, by the value of `--to`."""
 
 from __future__ import annotations
 

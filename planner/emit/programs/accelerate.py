@@ -1,4 +1,4 @@
-"""Accelerate 1.15: FSDP2 with tensor and context parallelism; Trainer, TRL, Axolotl and LLaMA-Factory sit on it."""
+"""Accelerate 1.15: FSDP2 with tensor and context parallelism; Trainer, TRL, Axolotl and LLaMA-Factory build on it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ FILE: Final = "accelerate.yaml"
 
 
 def _write_layout(plan: Plan) -> Values:
-    """Accelerate accepts unknown keys inside its sections without a word: these names are from its own dataclasses.
+    """The layout as keys of Accelerate's file, named as in its dataclasses: Accelerate accepts unknown keys silently.
 
     Source: accelerate, commands/launch.py, parallelism_config.py, utils/dataclasses.py.
     """
@@ -41,7 +41,7 @@ def _write_layout(plan: Plan) -> Values:
         "fsdp_config.fsdp_version": 2,
         "fsdp_config.fsdp_reshard_after_forward": layout.zero == 3,
         "fsdp_config.fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
-        **wrapped,  # else the layers that the model itself names (accelerate, utils/dataclasses.py, _no_split_modules)
+        **wrapped,  # default: the model's _no_split_modules (accelerate, utils/dataclasses.py)
         "fsdp_config.fsdp_activation_checkpointing": layout.recompute[0] == "full",
         "fsdp_config.fsdp_offload_params": layout.offload == "optimizer",
         "fsdp_config.fsdp_state_dict_type": "SHARDED_STATE_DICT",
@@ -50,7 +50,7 @@ def _write_layout(plan: Plan) -> Values:
         "parallelism_config.parallelism_config_tp_size": layout.tp,
         "parallelism_config.parallelism_config_cp_size": layout.cp,
     }
-    # else the Trainer reduces gradients once a step, and keeps them whole until then
+    # by default the Trainer reduces gradients once per step and keeps them unsharded until then
     reduced = {"accelerator_config.gradient_accumulation_kwargs.sync_each_batch": True}
     return {**{f"accelerate.{key}": value for key, value in found.items()}, **reduced}
 
@@ -83,7 +83,7 @@ TARGET: Final = Target(
     program="Accelerate 1.15 with FSDP2 and transformers 5",
     settings=(
         *shared.SHARED,
-        follows("layout.layers_per_stage"),  # one stage has all
+        follows("layout.layers_per_stage"),  # the only stage has all layers
         shared.layout_setting(
             *(f"layout.{key}" for key in ("tp", "cp", "zero", "hsdp", "recompute", "offload")), write=_write_layout
         ),

@@ -1,4 +1,4 @@
-"""Megatron-Bridge (NeMo): the table of Megatron-Core as overrides of a recipe, `section.key=value`.
+"""Megatron-Bridge (NeMo): write the keys of Megatron-Core's table as overrides of a recipe, `section.key=value`.
 
 Source: Megatron-Bridge 067f987d (2026-08-22), scripts/training/run_recipe.py, scripts/translate_mlm_to_bridge.py,
 src/megatron/bridge/training/config.py, mixed_precision.py and peft/lora.py.
@@ -40,7 +40,7 @@ SECTIONS: Final = {
     "dataset": ("seq_length",),
     "peft": ("dim", "target_modules"),
 }
-"""Section of the configuration -> keys of the table that stand there under their own names; the rest is the model's."""
+"""Section of the configuration -> keys of the table with unchanged names; all other keys belong to section `model`."""
 
 RENAMED: Final = {
     "num_experts": "model.num_moe_experts",
@@ -56,7 +56,7 @@ INVERTED: Final = {
     "no_gradient_accumulation_fusion": "model.gradient_accumulation_fusion",
 }
 _LEFT_OUT: Final = ("group_query_attention", "rope_type")
-"""The number of groups says the first, and the class of a latent model the second."""
+"""Keys without an override: the number of groups implies the first key, and the latent model's class the second."""
 _PRECISIONS: Final = {
     "fp32": "bf16_mixed",
     "bf16": "bf16_mixed",
@@ -86,7 +86,7 @@ NEUTRAL: Final[dict[str, Value]] = {
     "model.add_bias_linear": True,
     "model.share_embeddings_and_output_weights": True,
 }
-"""What a recipe may have set and the plan does not want: a key of the table that is not written means its default."""
+"""Overrides that reset a recipe's values to Megatron-Core's defaults, for keys that the table does not write."""
 NEUTRAL_EXPERTS: Final[dict[str, Value]] = {
     "model.overlap_moe_expert_parallel_comm": False,
     "model.moe_shared_expert_intermediate_size": None,
@@ -95,7 +95,7 @@ NEUTRAL_EXPERTS: Final[dict[str, Value]] = {
 
 
 def overrides_for(values: Values, plan: Plan) -> dict[str, Value]:
-    """Dotted overrides of a recipe for the table's keys and values."""
+    """The overrides of a recipe, with dotted keys, for keys and values of the table."""
     stages: dict[str, Value] = {}
     if plan.layout.interleave > 1:
         stages["model.virtual_pipeline_model_parallel_size"] = plan.layout.interleave
@@ -121,7 +121,7 @@ def overrides_for(values: Values, plan: Plan) -> dict[str, Value]:
 
 
 def family_keys(overrides: Values) -> dict[str, Value]:
-    """The table's keys and values of overrides; the inverse of `overrides_for`. What is not known keeps its name."""
+    """The table's keys and values for overrides; the inverse of `overrides_for`. Unknown keys keep their names."""
     back = {path: key for key, path in RENAMED.items()}
     turned = {path: key for key, path in INVERTED.items()}
     found: dict[str, Value] = {}
@@ -167,11 +167,11 @@ _MODULES: Final = {
     "linear_fc1": ("gate", "up"),
     "linear_fc2": ("down",),
 }
-"""Matrices that one module holds together. Source: peft/lora.py, target_modules."""
+"""Module -> matrices that the module fuses. Source: peft/lora.py, target_modules."""
 
 
 def _modules_of(plan: Plan) -> list[str] | None:
-    """Modules of the adapters' targets; None where a module would have to be taken in part."""
+    """Modules that hold the matrices with adapters; None if only some matrices of a module have adapters."""
     wanted = set(plan.training.lora_targets)
     gated = plan.model.activation == "swiglu"
     found = []
@@ -211,7 +211,7 @@ def _adapters_fault(plan: Plan) -> tuple[str, str] | None:
 
 
 def _write_loss(plan: Plan) -> Values:
-    """Its recipes fuse the loss; ours counts the whole one where nothing is said."""
+    """Options of the loss, always written: recipes fuse the loss, while the planner's default is the unfused loss."""
     if plan.training.loss == "fused":
         return {"cross_entropy_loss_fusion": True, "cross_entropy_fusion_impl": "te"}
     return {"cross_entropy_loss_fusion": True, "cross_entropy_fusion_impl": "native"}

@@ -1,4 +1,4 @@
-"""DeepSpeed 0.19.8: ZeRO, AutoTP and Ulysses as JSON for transformers' Trainer, pipelines by a program of their own."""
+"""DeepSpeed 0.19.8: ZeRO, AutoTP and Ulysses as JSON for transformers' Trainer; a separate program runs pipelines."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ if TYPE_CHECKING:
 
 FILE: Final = "deepspeed.json"
 PIPELINE: Final = files("planner.emit.programs").joinpath("pipeline.py.txt").read_text(encoding="utf-8")
-"""The program that is started for plans with a pipeline; it takes model and data as `train.py` does."""
+"""Source text of the program that runs plans with a pipeline; it reads model and data in the same way as `train.py`."""
 
 
 def _write_layout(plan: Plan) -> Values:
-    """DeepSpeed accepts unknown keys at the top without a word; these are from its own sources.
+    """The layout as keys of DeepSpeed's file, named as in its sources: DeepSpeed accepts unknown top keys silently.
 
     Source: deepspeed, runtime/config.py, runtime/zero/config.py, runtime/precision_config.py.
     """
@@ -34,7 +34,7 @@ def _write_layout(plan: Plan) -> Values:
         "bf16.enabled": training.precision == "bf16",
         "fp16.enabled": training.precision == "fp16",
         "zero_optimization.stage": layout.zero,
-        "zero_optimization.overlap_comm": layout.zero > 0 and layout.pp == 1,  # a pipeline reduces after its last pass
+        "zero_optimization.overlap_comm": layout.zero > 0 and layout.pp == 1,  # pipelines reduce after the last pass
         "zero_allow_untested_optimizer": True,
     }
     if layout.pp > 1 and training.precision == "bf16":  # BF16_Optimizer, with sums in fp32
@@ -82,10 +82,10 @@ def _offload_fault(plan: Plan) -> tuple[str, str] | None:
 
 
 def _pipeline_fault(plan: Plan) -> tuple[str, str] | None:
-    """A PipelineModule takes layers as they are; rules of the engine leave out cp, ZeRO-2 and 3.
+    """Faults of pipelines: a PipelineModule cannot split a layer. The engine's rules already exclude cp, ZeRO-2 and 3.
 
     Source: deepspeed, runtime/pipe/engine.py; runtime/engine.py, _do_optimizer_sanity_check: in bf16 without ZeRO the
-    states are sharded all the same, and gradients are summed in 16 bits.
+    optimizer states are still sharded, and gradients are summed in 16 bits.
     """
     layout, training = plan.layout, plan.training
     if layout.pp == 1:

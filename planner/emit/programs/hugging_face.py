@@ -1,8 +1,8 @@
-"""Training by transformers' Trainer: what Accelerate and DeepSpeed share, in the words of TrainingArguments and TRL.
+"""Training by transformers' Trainer: settings shared by Accelerate and DeepSpeed, as keys of TrainingArguments and TRL.
 
-A key with `accelerate.` before it is of Accelerate's file, one with `deepspeed.` of DeepSpeed's, `config.` of the
-model's config.json; all others are of TrainingArguments (transformers 5) and of TRL's ModelConfig and SFTConfig. Both
-programs share the functions that read, so that one table reads files of either.
+Keys with the prefix `accelerate.` belong to Accelerate's file, `deepspeed.` to DeepSpeed's file, and `config.` to the
+model's config.json. All other keys belong to TrainingArguments (transformers 5) and to TRL's ModelConfig and SFTConfig.
+Accelerate and DeepSpeed share the functions that read, so the table of one also reads files of the other.
 """
 
 from __future__ import annotations
@@ -70,11 +70,11 @@ _DROPOUT: Final = {
     "falcon": ("hidden_dropout", "attention_dropout"),
     "starcoder2": ("residual_dropout", "embedding_dropout", "attention_dropout"),
 }
-"""Keys of config.json whose default is no 0, or that all say one probability."""
+"""Model type -> keys of config.json for dropout: their default is not 0, or they must all hold one probability."""
 
 
 def flat(data: Mapping[str, Any], prefix: str = "") -> dict[str, Value]:
-    """Nested keys with dots between them; lists are tuples, and an empty mapping stays out."""
+    """Nested mappings as flat keys joined by dots; lists become tuples, and empty mappings are left out."""
     found: dict[str, Value] = {}
     for key, value in data.items():
         if isinstance(value, dict):
@@ -85,7 +85,7 @@ def flat(data: Mapping[str, Any], prefix: str = "") -> dict[str, Value]:
 
 
 def nested(values: Values, prefix: str = "") -> dict[str, Any]:
-    """The inverse of `flat`, of the keys with this prefix."""
+    """The nested mapping of the keys with this prefix; the inverse of `flat`."""
     found: dict[str, Any] = {}
     for key, value in values.items():
         if not key.startswith(prefix):
@@ -99,7 +99,7 @@ def nested(values: Values, prefix: str = "") -> dict[str, Any]:
 
 
 def training_keys(values: Values) -> dict[str, Any]:
-    """The keys of TrainingArguments alone."""
+    """Only the keys, with their values, that belong to TrainingArguments."""
     return nested({key: value for key, value in values.items() if not key.startswith(_FILES)})
 
 
@@ -134,11 +134,11 @@ def _read_model(given: Given) -> Mapping[str, Any]:
 
 
 _OF_TRANSFORMERS: Final = {"state", "sparse_attention", "further_blocks"}
-"""Blocks that a model document describes as far as they are priced, and that only transformers' own code builds."""
+"""Blocks that only transformers' code can build; a model document describes just the properties that affect cost."""
 
 
 def is_named(plan: Plan) -> bool:
-    """Whether the program that is written loads the model by a name or folder, which the plan does not know."""
+    """Whether the emitted program must load the model by a name or folder, which is not part of the plan."""
     return bool(_OF_TRANSFORMERS & set(plan.model.features)) and config_of(plan.model) is None
 
 
@@ -202,7 +202,7 @@ def _read_batch(given: Given) -> Mapping[str, Any]:
 
 
 def read_degrees(given: Given) -> dict[str, int]:
-    """Tensor and context degrees, in the words of all programs that sit on Accelerate and DeepSpeed."""
+    """Tensor and context degrees, from the keys of any program that builds on Accelerate or DeepSpeed."""
     tp, cp = (
         max([1, *(given.whole(key) for key in keys)])
         for keys in (
@@ -220,7 +220,7 @@ def read_degrees(given: Given) -> dict[str, int]:
 
 
 def _stages(given: Given) -> tuple[int, ...]:
-    """Layers of each pipeline stage, as `pipeline.py` reads them; empty without a pipeline."""
+    """The number of layers of each pipeline stage, from the key that `pipeline.py` reads; empty without a pipeline."""
     listed = given.get("pipeline.layers_per_stage", ())
     if not isinstance(listed, tuple) or not all(type(each) is int and each > 0 for each in listed):
         raise InputError("no list of whole numbers", where="pipeline.layers_per_stage")
@@ -231,7 +231,7 @@ _PARALLEL: Final = "accelerate.parallelism_config.parallelism_config_"
 
 
 def read_layout(given: Given) -> Mapping[str, Any]:
-    """Degrees, ZeRO, replicas, recompute, offload."""
+    """The layout of a file: degrees, ZeRO stage, replicas, recompute and offload."""
     degrees = read_degrees(given)
     found: dict[str, Any] = {f"layout.{key}": value for key, value in degrees.items()}
     if layers := _stages(given):
@@ -265,7 +265,7 @@ def read_layout(given: Given) -> Mapping[str, Any]:
 
 
 def _read_fsdp(given: Given) -> tuple[int | None, bool]:
-    """The ZeRO stage that FSDP stands for, and whether it offloads; None: no FSDP."""
+    """The ZeRO stage equivalent to the FSDP settings (None: FSDP is not used), and whether FSDP offloads."""
     named = given.text("fsdp")  # Trainer's own option: "full_shard auto_wrap offload"
     given.get("fsdp_config")
     found = given.text("accelerate.distributed_type") == "FSDP"
@@ -358,7 +358,7 @@ _NUMBERS: Final = {
 
 
 FLASH: Final = {"gemma2": "flash_attention_2", "gpt_oss": "kernels-community/vllm-flash-attn3", "bloom": None}
-"""Model types that torch's own attention does not do: what does it, None: nothing.
+"""Model type that torch's own attention does not support -> kernel to use instead; None: no kernel.
 
 Source: transformers 5.23, models/*/modeling_*.py: _supports_sdpa, _compatible_flash_implementations.
 """
@@ -487,7 +487,7 @@ REFUSALS: Final = (
 
 
 def render(values: Values, plan: Plan, how: How, further: Mapping[str, Any]) -> dict[str, str]:
-    """The model, the training and the program that runs it."""
+    """Files with the model, the training settings and the program that runs the training, name -> text."""
     training = training_keys(values) | dict(further)
     training |= {"data": _data(how), "tokenizer": _tokenizer(how), "output_dir": "run", "remove_unused_columns": False}
     training |= {"weights": str(how.arguments.weights or WEIGHTS)} if _has_weights(plan, how) else {}
@@ -513,7 +513,7 @@ def _tokenizer(how: How) -> str:
 
 
 def yours(plan: Plan, how: How) -> dict[str, str]:
-    """Placeholders of what the plan does not decide."""
+    """Placeholder -> meaning, for values that the plan does not decide."""
     found: dict[str, str] = {}
     if is_named(plan):
         found[MODEL] = f"the folder or name of a Hugging Face model, whose config.json is that of {plan.model.name}"
@@ -563,17 +563,17 @@ IGNORED: Final = (
     *("deepspeed.gradient_accumulation_steps", "deepspeed.dump_state", "deepspeed.train_batch_size"),
     *("accelerate.deepspeed_config.*", "seed", "ignore_*", "resume*", "log_level*", "include_*"),
 )
-"""Keys that change neither bytes nor seconds of a step as they are priced."""
+"""Patterns of keys that do not change the priced bytes and seconds of a step."""
 
 TRAIN: Final = files("planner.emit.programs").joinpath("train.py.txt").read_text(encoding="utf-8")
-"""The program that Accelerate and DeepSpeed start; torch is imported where it runs."""
+"""Source text of the program that Accelerate and DeepSpeed start; only this program imports torch."""
 
 
 def takes() -> tuple[str, ...]:
-    """Options of a run that fill placeholders."""
+    """Names of the run options that fill placeholders."""
     return ("data", "tokenizer", "weights")
 
 
 def layout_setting(*says: str, write: Callable[[Plan], Values]) -> Setting:
-    """The layout as one program writes it, and as all are read."""
+    """A setting for the layout: `write` is specific to one program, and all programs share the function that reads."""
     return Setting(says=says, write=write, read=read_layout)

@@ -1,4 +1,4 @@
-"""A model as the config.json of transformers, made by the tables that read such files: what is written reads back."""
+"""Write a model as a config.json of transformers, with the same tables that read config.json back into a model."""
 
 from __future__ import annotations
 
@@ -42,14 +42,14 @@ LAYERS: Final = {
     "qwen3_moe": "Qwen3MoeDecoderLayer",
     "starcoder2": "Starcoder2DecoderLayer",
 }
-"""Causal models of transformers, and the class of their layers. Source: transformers 5, models/*/modeling_*.py."""
+"""Type of a causal model -> class of its layers. Source: transformers 5, models/*/modeling_*.py."""
 
 
 def config_of(spec: ModelSpec) -> dict[str, Any] | None:
-    """A config.json that our reader turns into this model again; None where no model type of transformers is it.
+    """A config.json that our reader converts back into this model; None: no model type of transformers matches.
 
-    Of types that a model document cannot tell apart, as DeepSeek-V2 and V3 with their routers, the one that stands in
-    the model's name goes first.
+    A model document cannot tell some types apart, such as DeepSeek-V2 and V3, which differ in their routers. The type
+    that occurs in the model's name is then tried first.
     """
     names = (*_FIRST, *(each for each in LAYERS if each not in _FIRST))
     for name in sorted(names, key=lambda each: each.replace("_", "-") not in spec.name):
@@ -60,12 +60,12 @@ def config_of(spec: ModelSpec) -> dict[str, Any] | None:
 
 
 def layer_class(config: Mapping[str, Any]) -> str:
-    """The class whose instances are the layers of a model, which FSDP wraps."""
+    """The class name of a model's layers; FSDP wraps each instance of this class."""
     return LAYERS[str(config["model_type"])]
 
 
 def model_from(config: Mapping[str, Any], name: str = "model") -> ModelSpec | None:
-    """The model of a config.json; None where our tables do not read it."""
+    """The model of a config.json; None: our tables cannot read this config.json."""
     try:
         return validate(ModelSpec, config_from_text(json.dumps(config), "config.json", name).tree).model_copy(
             update={"name": name}
@@ -75,7 +75,7 @@ def model_from(config: Mapping[str, Any], name: str = "model") -> ModelSpec | No
 
 
 def _candidates(name: str, spec: ModelSpec) -> Iterator[dict[str, Any]]:
-    """Configs of one type: each key with the value of its field, and what the rules of the types read beside them."""
+    """Possible configs of one model type: the keys of the type's fields, and further keys that its reader uses."""
     kind = TYPES[name]
     config: dict[str, Any] = {"model_type": name}
     config |= {key: allowed[0] for key, allowed in kind.must.items()}

@@ -1,4 +1,4 @@
-"""Megatron-LM: a plan as options of `pretrain_gpt.py`, for releases of August 2026 (d98e8a64) and later."""
+"""Megatron-LM: write a plan as options of `pretrain_gpt.py`, for releases of August 2026 (d98e8a64) and later."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ TOKENIZER: Final = "TOKENIZER_MODEL"
 
 
 def as_flags(values: Values, *, dashes: bool = True) -> Iterator[tuple[str, ...]]:
-    """Words of each option: `--key value`, `--key` for what is on, several values for several."""
+    """The words of each option: `--key value`, `--key` alone for True, or `--key` followed by several values."""
     for key, value in values.items():
         name = f"--{key.replace('_', '-') if dashes else key}"
         if value is True:
@@ -31,13 +31,13 @@ def as_flags(values: Values, *, dashes: bool = True) -> Iterator[tuple[str, ...]
 
 
 def shown(value: Any) -> str:
-    """A value as an option has it; a float in full."""
+    """The text of an option's value; floats keep all digits."""
     return repr(value) if isinstance(value, float) else str(value)
 
 
 def _data(plan: Plan, how: How) -> dict[str, Value]:
-    """Data and tokenizer: the user's, a placeholder, or mock data with token numbers alone."""
-    if how.smoke:  # NullTokenizer adds one token of its own
+    """Options for data and tokenizer: those of the user, placeholders, or mock data without a real tokenizer."""
+    if how.smoke:  # NullTokenizer adds one token
         return {"mock_data": True, "tokenizer_type": "NullTokenizer", "vocab_size": plan.model.vocab_size - 1}
     tokenizer = str(how.arguments.tokenizer or TOKENIZER)
     data: tuple[str, ...] = how.arguments.data or (DATA,)
@@ -54,7 +54,7 @@ def _yours(plan: Plan, how: How) -> dict[str, str]:  # noqa: ARG001 - as the oth
 
 
 def _command(values: Values, plan: Plan, how: How, place: Place | None) -> str:
-    """Torchrun and all options; those of the user stand behind and win."""
+    """The torchrun command with all options; options that the user adds come last and override them."""
     options = "".join(f" \\\n  {shlex.join(words)}" for words in as_flags({**values, **_data(plan, how)}))
     program = f'"${{{CHECKOUT}:?set it to a checkout of Megatron-LM}}/pretrain_gpt.py"'
     return f"{torchrun_start(plan, place)} \\\n  {program}{options}"

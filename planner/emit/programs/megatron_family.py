@@ -1,7 +1,7 @@
-"""Layout and training in the words of Megatron-Core: one table for Megatron-LM, Megatron-Bridge and ms-swift.
+"""Layout and training as options of Megatron-Core: one table for Megatron-LM, Megatron-Bridge and ms-swift.
 
-Keys are the names of Megatron-LM's options with underscores. What its defaults would do otherwise is written too.
-Source: Megatron-LM d98e8a64 (2026-08-22), megatron/training/arguments.py.
+Keys are the names of Megatron-LM's options with underscores. The table also writes options whose default would
+contradict the plan. Source: Megatron-LM d98e8a64 (2026-08-22), megatron/training/arguments.py.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ FSDP: Final = "megatron-fsdp"
 
 
 def _write_chunks(plan: Plan) -> Values:
-    """Layers of each chunk where they differ, in Megatron-Core's letters; else the number of chunks of a stage."""
+    """The number of chunks per stage, or Megatron-Core's layout letters if chunks have different numbers of layers."""
     layout, layers = plan.layout, plan.layout.layers_per_stage
     found: dict[str, Value] = {"pipeline_model_parallel_size": layout.pp}
     if layout.pp == 1:
@@ -58,7 +58,7 @@ def _write_experts(plan: Plan) -> Values:
 
 
 def _read_experts(given: Given) -> Mapping[str, Any]:
-    """Etp is tp where it is not said. Source: transformer_config.py, __post_init__."""
+    """Expert degrees; etp equals tp if the file does not give etp. Source: transformer_config.py, __post_init__."""
     ep, etp = given.whole("expert_model_parallel_size", 1) or 1, given.whole("expert_tensor_parallel_size")
     if given.model is not None and given.model.moe is None:
         return {"layout.ep": 1, "layout.etp": 1}
@@ -119,9 +119,9 @@ def _write_recompute(plan: Plan) -> Values:
 
 
 def _read_recompute(given: Given) -> Mapping[str, Any]:
-    """What the options mean. Source: Megatron-LM, transformer_config.py; transformer_block.py, checkpointed_forward."""
+    """The recompute policy of the options. Source: Megatron-LM, transformer_config.py; transformer_block.py."""
     kind = given.text("recompute_granularity", "none").lower()
-    if given.flag("checkpoint_activations"):  # its name until 2022
+    if given.flag("checkpoint_activations"):  # the option's name until 2022
         kind = "full"
     if kind in ("none", "") and given.flag("recompute_activations"):
         kind = "selective"
@@ -141,7 +141,7 @@ def _read_recompute(given: Given) -> Mapping[str, Any]:
     if method == "block":
         return {"layout.recompute": f"full:{number}" if number else "none"}
     if number > 1:
-        given.understood.discard("recompute_num_layers")  # keeps one input of so many layers: priced as one of each
+        given.understood.discard("recompute_num_layers")  # one input kept per group; priced as per layer
     return {"layout.recompute": "full"}
 
 
@@ -156,7 +156,7 @@ def _recompute_fault(plan: Plan) -> tuple[str, str] | None:
 
 
 def _write_offload(plan: Plan) -> Values:
-    """Optimizer states on the host, and activations of all layers but the last."""
+    """Options that offload optimizer states, or the activations of all layers but the last, to the host."""
     found: dict[str, Value] = {}
     if offloads_optimizer(plan.layout):
         found |= {"optimizer_cpu_offload": True, "overlap_cpu_optimizer_d2h_h2d": True, _AWARE: True}
@@ -210,11 +210,11 @@ _RECIPES: Final[dict[str, dict[str, Value]]] = {
     "precision-aware": {**_MOMENTS_16, "main_grads_dtype": "bf16"},
     "fp8-moments": {**_MOMENTS_8, "main_grads_dtype": "bf16"},
 }
-"""Memory recipes in bf16, where sums of gradients are in fp32 unless told otherwise."""
+"""Memory recipe -> options for bf16 training, where gradients are summed in fp32 by default."""
 
 
 def _recipe_of(plan: Plan) -> str:
-    """The recipe by its name; that of the engine by what it keeps."""
+    """The name of the memory recipe; for `engine`, the named recipe that keeps the same states as the engine."""
     recipe = plan.training.memory_recipe
     if recipe != "engine":
         return recipe
@@ -226,13 +226,13 @@ def _write_recipe(plan: Plan) -> Values:
     training, recipe = plan.training, _recipe_of(plan)
     if training.precision == "fp32" or plan.engine.name == FSDP:
         return {}
-    if training.precision == "fp16" and recipe in ("megatron-18", "zero-16"):  # where 16-bit sums are the default
+    if training.precision == "fp16" and recipe in ("megatron-18", "zero-16"):  # fp16 sums in 16 bits by default
         return {"accumulate_allreduce_grads_in_fp32": True} if recipe == "megatron-18" else {}
     return _RECIPES[recipe]
 
 
 def _read_recipe(given: Given) -> Mapping[str, Any]:
-    """The recipe by its name; whether that is the engine's own, the reader of the file asks. DeepSpeed has its own."""
+    """The name of the memory recipe, even if it is the engine's default; not given for DeepSpeed, which has its own."""
     if given.flag("deepspeed"):
         return {}
     aware, moment = given.flag(_AWARE), given.text("exp_avg_dtype", "fp32").rpartition(".")[2]
@@ -280,7 +280,7 @@ def _read_optimizer(given: Given) -> Mapping[str, Any]:
 
 
 def _write_attention(plan: Plan) -> Values:
-    """Which kernel; `auto` finds a fused one where flash-attention has none (sinks, heads of latent attention)."""
+    """The attention kernel; `auto` selects a fused kernel where flash-attention has none (sinks, latent attention)."""
     if plan.training.attention == "unfused":
         return {"attention_backend": "unfused"}
     return {"attention_backend": "auto" if plan.model.mla or plan.model.attention_sinks else "flash"}
@@ -293,7 +293,7 @@ def _read_attention(given: Given) -> Mapping[str, Any]:
 
 
 def _write_graphs(plan: Plan) -> Values:
-    """CUDA graphs of both passes, or of the modules of layers whose sizes do not change."""
+    """Options for CUDA graphs of the forward and backward pass, or only of layer modules with fixed sizes."""
     moe = plan.model.moe
     if plan.training.cuda_graphs == "none":
         return {}
@@ -315,7 +315,7 @@ def _read_graphs(given: Given) -> Mapping[str, Any]:
 
 
 def _read_dropout(given: Given) -> Mapping[str, Any]:
-    """0.1 where nothing is said. Source: transformer_config.py. The larger one is priced where the two differ."""
+    """The larger of the two dropout rates; each defaults to 0.1. Source: transformer_config.py."""
     hidden, attention = given.number("hidden_dropout", 0.1), given.number("attention_dropout", 0.1)
     return {"training.dropout": max(hidden, attention)}
 
@@ -355,7 +355,7 @@ def _number(path: str, key: str) -> Setting:
 
 
 def _whole(path: str, key: str, default: int | None = None) -> Setting:
-    """A number; default: what the program has where nothing is said."""
+    """A setting for a whole number; default: the program's value if the file does not give the key."""
     document, _, name = path.partition(".")
     return Setting(
         says=(path,),
@@ -369,7 +369,7 @@ LAYOUT: Final = (
     Setting(
         says=("layout.sp",),
         write=lambda plan: {"sequence_parallel": True} if plan.layout.sp else {},
-        read=lambda given: {  # switched off with tp 1: arguments.py, validate_args
+        read=lambda given: {  # off if tp is 1: arguments.py, validate_args
             "layout.sp": int(given.flag("sequence_parallel") and given.whole("tensor_model_parallel_size", 1) > 1)
         },
     ),
@@ -384,7 +384,7 @@ LAYOUT: Final = (
     _whole("layout.mbs", "micro_batch_size"),
     Setting(says=("layout.recompute",), write=_write_recompute, read=_read_recompute),
     Setting(says=("layout.offload",), write=_write_offload, read=_read_offload),
-    follows("layout.dp", "layout.pools", "layout.segment"),  # from the number of ranks, and where the starter puts them
+    follows("layout.dp", "layout.pools", "layout.segment"),  # they follow from the ranks and their hosts
 )
 
 TRAINING: Final = (
@@ -444,12 +444,12 @@ REFUSALS: Final = (
 WHOLE_LOSS: Final = only(
     "training.loss", "engine", "whole", why="Megatron-LM computes it whole, in operators of its own"
 )
-NO_CHUNKS: Final = follows("training.loss_chunks")  # of the chunked loss, which is refused
+NO_CHUNKS: Final = follows("training.loss_chunks")  # for the chunked loss, which is refused
 FAMILY: Final = (*MODEL, *LAYOUT, *TRAINING, NO_CHUNKS)
 
 
 def connections(plan: Plan) -> Mapping[str, str]:
-    """Exchanges of experts beside computing, and Megatron-FSDP, need streams that overlap; else the order counts."""
+    """CUDA device connections: 32 if streams must overlap (expert overlap, Megatron-FSDP), else 1 to keep the order."""
     many = plan.training.expert_overlap or plan.engine.name == FSDP
     return {"CUDA_DEVICE_MAX_CONNECTIONS": "32" if many else "1"}
 
@@ -480,4 +480,4 @@ IGNORED: Final = (
         "empty_unused_*",
     ),
 )
-"""Options that change neither bytes nor seconds of a step as they are priced, or only what is no part of a step."""
+"""Options that do not change the priced bytes and seconds of a step, or that only concern work outside a step."""

@@ -1,4 +1,4 @@
-"""Megatron-Core's letters for the layers of each pipeline chunk, and the other ways in which its options cut layers."""
+"""Megatron-Core's letters for the layers of each pipeline chunk, and its other options that split the layers."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ _REPEATED: Final = re.compile(r"([A-Za-z|])\*([0-9]{1,5})")
 
 
 def letters_of(layers: tuple[int, ...], mtp_layers: int) -> str:
-    """Embedding, layers of each chunk, further heads and the loss, as in `Et*7|t*9|t*7L`."""
+    """The layout letters for embedding, layers of each chunk, MTP layers and loss, as in `Et*7|t*9|t*7L`."""
     first, *middle, last = (f"t*{count}" for count in layers)
     return "|".join((f"E{first}", *middle, f"{last}{'m' * mtp_layers}L"))
 
 
 def layers_of_letters(text: str, where: str = LETTERS_KEY) -> tuple[int, ...]:
-    """Layers of each chunk of a layout such as `Et*3|(tt|)*29m|L`; the inverse of `letters_of`.
+    """The number of layers of each chunk of a layout such as `Et*3|(tt|)*29m|L`; the inverse of `letters_of`.
 
-    A chunk of embedding or loss alone has none.
+    A chunk that holds only the embedding or the loss has 0 layers.
     Source: Megatron-LM, core/transformer/pipeline_parallel_layer_layout.py.
 
     Raises:
-        InputError: not such a text, or a very long one.
+        InputError: the text is not a layout of this form, or it is very long.
     """
     spread = re.sub(r"[\s,]", "", text.strip("'\""))
     for pattern in (_GROUP, _REPEATED, _GROUP):
@@ -47,15 +47,15 @@ def layers_of_letters(text: str, where: str = LETTERS_KEY) -> tuple[int, ...]:
 
 
 def chunks_of(given: Given, num_layers: int) -> tuple[int, tuple[int, ...] | None]:
-    """Chunks of a stage, and the layers of each chunk where they are said or do not divide evenly.
+    """The number of chunks per stage, and the layers of each chunk if they are given or do not divide evenly.
 
-    Reads all spellings: letters; chunks or layers of a virtual stage; first and last stages of their own sizes; and
-    ends of the model that count as layers. Source: Megatron-LM, training/arguments.py, core/transformer/
+    All spellings are read: letters; chunks per stage or layers per virtual stage; separate sizes of the first and last
+    stage; and embedding and loss counted as layers. Source: Megatron-LM, training/arguments.py, core/transformer/
     transformer_block.py, get_num_layers_to_build.
     """
     stages = max(given.whole("pipeline_model_parallel_size", 1), 1)
     for key in (*_FIRST, *_LAST, *_CHUNKS, *_ENDS, "num_layers_per_virtual_pipeline_stage"):
-        given.get(key)  # where one spelling says it, the others have nothing to add
+        given.get(key)  # one spelling is enough: the other keys count as understood
     if LETTERS_KEY in given:
         return _of_letters(given, stages)
     sizes = [given.whole(key) for key in _FIRST], [given.whole(key) for key in _LAST]
@@ -101,13 +101,13 @@ def _of_letters(given: Given, stages: int) -> tuple[int, tuple[int, ...]]:
     if rest:
         raise InputError(f"{len(layers)} chunks on {stages} stages", where=LETTERS_KEY)
     if 0 in layers:
-        given.understood.discard(LETTERS_KEY)  # a chunk without layers has no price: it borrows one
+        given.understood.discard(LETTERS_KEY)  # a chunk without layers cannot be priced
         layers = _filled(layers)
     return interleave, layers
 
 
 def _filled(layers: tuple[int, ...]) -> tuple[int, ...]:
-    """Each chunk with a layer at least: one that has none takes it from the last one that has two."""
+    """The layers of each chunk, at least 1: an empty chunk takes a layer from the last chunk with more than one."""
     counts = list(layers)
     for chunk, count in enumerate(layers):
         givers = [other for other, has in enumerate(counts) if has > 1]

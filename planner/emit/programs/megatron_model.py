@@ -1,4 +1,4 @@
-"""The model in the words of Megatron-Core, whose options Megatron-LM, Megatron-Bridge and ms-swift share."""
+"""The model as options of Megatron-Core, which Megatron-LM, Megatron-Bridge and ms-swift share."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from planner.plan import Plan
 
 _LLAMA_3_SCALING: Final = (1.0, 4.0, 8192)
-"""The band of rotary frequencies that --use-rope-scaling knows. Source: Megatron-LM, rotary_pos_embedding.py."""
+"""The fixed frequency band of --use-rope-scaling. Source: Megatron-LM, rotary_pos_embedding.py."""
 
 
 def _write_heads(plan: Plan) -> Values:
@@ -68,7 +68,7 @@ def _write_positions(plan: Plan) -> Values:
         "rotary_base": int(model.rope_theta),
     }
     if model.mla is not None:
-        found["rope_type"] = "rope"  # latent attention takes yarn by default
+        found["rope_type"] = "rope"  # latent attention uses yarn by default
     if model.rope_scaling is not None:
         found |= {"use_rope_scaling": True, "rope_scaling_factor": model.rope_scaling.factor}
     return found
@@ -109,7 +109,7 @@ _OTHER_ENGINE: Final = "plan with another --engine, as torch"
 
 
 def _has_bias(plan: Plan) -> bool | None:
-    """Whether all projections have a bias or none has; None where some do."""
+    """True if all projections have a bias, False if no projection has one, None if only some have one."""
     model, moe = plan.model, plan.model.moe
     has_dense = moe is None or any(not model.layer_has_experts(layer) for layer in range(model.num_layers))
     found = {model.attention_bias, *([model.mlp_bias] if has_dense else [])}
@@ -143,7 +143,7 @@ def _biases_fault(plan: Plan) -> tuple[str, str] | None:
 
 
 def _write_window(plan: Plan) -> Values:
-    """The window's size, and how many layers stand between two that attend to all tokens."""
+    """The size of the sliding window, and n if every n-th layer attends to all tokens."""
     model = plan.model
     if not model.sliding_window or model.global_every == 1:
         return {}
@@ -163,7 +163,7 @@ def _read_window(given: Given) -> Mapping[str, Any]:
 
 
 def _write_experts(plan: Plan) -> Values:
-    """Experts, and where they stand. Source: Megatron-LM, arguments.py, moe_freq_type."""
+    """Options for experts and for the layers that have experts. Source: Megatron-LM, arguments.py, moe_freq_type."""
     model, moe = plan.model, plan.model.moe
     if moe is None:
         return {}
@@ -198,7 +198,7 @@ def _read_experts(given: Given) -> Mapping[str, Any]:
     if not experts:
         return {}
     if dispatcher == "allgather":
-        given.understood.discard("moe_token_dispatcher_type")  # priced as an exchange
+        given.understood.discard("moe_token_dispatcher_type")  # priced as an all-to-all
     dense, frequency = _dense_layers(given)
     biased = not given.flag("disable_bias_linear")
     width = given.whole("moe_ffn_hidden_size") or given.whole("ffn_hidden_size") or 4 * given.whole("hidden_size")
@@ -219,11 +219,11 @@ def _read_experts(given: Given) -> Mapping[str, Any]:
 
 
 def _dense_layers(given: Given) -> tuple[int, int]:
-    """Leading layers without experts, and every how many-th has them behind these."""
+    """The number of leading dense layers, and n if every n-th layer after them has experts."""
     text = given.text("moe_layer_freq", "1").strip("'\"").replace(" ", "")
     if re.fullmatch(r"[0-9]{1,4}", text):
         every = max(int(text), 1)
-        # layer i has experts where i % N == 0: the first one, and each N-th; ours counts from the last of N
+        # Megatron puts experts into layers 0, N, 2N...; our model document puts them into the last of each N layers
         return (0, 1) if every == 1 else _unlike_ours(text)
     has = _pattern(text)
     if 1 not in has:
@@ -243,7 +243,7 @@ def _unlike_ours(text: str) -> tuple[int, int]:
 
 
 def _pattern(text: str) -> list[int]:
-    """A list expression such as `([0]*3+[1]*58)`, read and not evaluated."""
+    """The list that an expression such as `([0]*3+[1]*58)` describes; the text is parsed, not evaluated."""
     found: list[int] = []
     whole = re.fullmatch(r"\((.*)\)(?:\*([0-9]{1,4}))?", text)
     body, times = (whole[1], int(whole[2] or 1)) if whole and "(" not in whole[1] else (text, 1)
@@ -277,7 +277,7 @@ def _write_latent(plan: Plan) -> Values:
 
 
 def _read_latent(given: Given) -> Mapping[str, Any]:
-    """Defaults of Megatron-LM, arguments.py, _add_mla_args."""
+    """Sizes of latent attention, with the defaults of Megatron-LM, arguments.py, _add_mla_args."""
     if not given.flag("multi_latent_attention"):
         return {}
     found = {
@@ -303,7 +303,7 @@ def _read_when_model(path: str, key: str, *, default: Any, names: Mapping[str, A
 
 
 def _flag(path: str, key: str, *, on: Any, off: Any) -> Setting:
-    """A field with two values, one of which is a switch."""
+    """A setting for a field with two values; the value `on` is written as a switch."""
 
     def read(given: Given) -> Mapping[str, Any]:
         return {path: on if given.flag(key) else off} if "num_layers" in given or given.flag(key) else {}
@@ -313,7 +313,7 @@ def _flag(path: str, key: str, *, on: Any, off: Any) -> Setting:
 
 
 def _write_norms(plan: Plan) -> Values:
-    """Norms of heads; the norms inside latent attention have the same option (multi_latent_attention.py)."""
+    """The option for norms of heads, which also controls norms inside latent attention (multi_latent_attention.py)."""
     return {"qk_layernorm": True} if plan.model.qk_norm == "head" or plan.model.mla else {}
 
 
@@ -382,9 +382,9 @@ _NO_BLOCKS: Final = (
     *("embedding_size", "head_input_size"),
     *("table_params", "input_matrix_params", "output_matrix_params", "vision"),
 )
-"""Fields of blocks that pretrain_gpt.py builds not at all, or by experimental options that this table does not write.
+"""Fields of blocks that pretrain_gpt.py cannot build, or builds only with experimental options not in this table.
 
-Source: Megatron-LM, core/models/gpt/gpt_layer_specs.py; Mamba's layers have a program of their own, pretrain_mamba.py.
+Source: Megatron-LM, core/models/gpt/gpt_layer_specs.py; Mamba layers are trained by another program, pretrain_mamba.py.
 """
 
 
@@ -394,7 +394,7 @@ def _blocks_fault(plan: Plan) -> tuple[str, str] | None:
         f"model.{name}"
         for name in _NO_BLOCKS
         if getattr(model, name) != ModelSpec.model_fields[name].default
-        and (name != "norm_bias" or model.norm == "layernorm")  # no other norm has one
+        and (name != "norm_bias" or model.norm == "layernorm")  # only LayerNorm has a bias
     ]
     if model.norm not in _NORMS:
         found.append(f"model.norm={model.norm}")

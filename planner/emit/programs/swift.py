@@ -1,4 +1,4 @@
-"""ms-swift (Megatron-SWIFT): the table of Megatron-Core as options of `megatron sft`, whose model comes from the hub.
+"""ms-swift (Megatron-SWIFT): write keys of Megatron-Core's table as options of `megatron sft`; the model is on the Hub.
 
 Source: ms-swift 4.6 (3602360a, 2026-08-22), swift/megatron/arguments/megatron_args.py.
 """
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 HUB_MODEL: Final = "MODEL"
 DATA: Final = "DATASET"
 _OF_THE_HUB: Final = ("attention_dropout", "hidden_dropout")
-"""Options that it does not have, because the model's configuration says them."""
+"""Options that ms-swift does not have, because it reads their values from the model's configuration."""
 _NOT_THERE: Final = ("overlap_cpu_optimizer_d2h_h2d",)
 RENAMED: Final = {
     "num_virtual_stages_per_pipeline_rank": "virtual_pipeline_model_parallel_size",
@@ -40,7 +40,7 @@ DEFAULTS: Final[dict[str, Value]] = {
     "hidden_dropout": "0",
     "bf16": "true",
 }
-"""What users have who set nothing, where Megatron-LM has something else."""
+"""Defaults of ms-swift's options that differ from Megatron-LM's defaults."""
 
 
 def _keys(plan: Plan) -> set[str]:
@@ -48,7 +48,7 @@ def _keys(plan: Plan) -> set[str]:
 
 
 def options_for(values: Values, plan: Plan) -> dict[str, Value]:
-    """Options of `megatron sft` for the table's keys and values; its defaults that a plan does not want are written."""
+    """Options of `megatron sft` for keys and values of the table, including defaults that the plan overrides."""
     model = _keys(plan)
     kept = {key: value for key, value in values.items() if key not in (*model, *_OF_THE_HUB, *_NOT_THERE)}
     found: dict[str, Value] = {RENAMED.get(key, key): value for key, value in kept.items()}
@@ -67,7 +67,7 @@ def _yours(plan: Plan, how: How) -> dict[str, str]:
 
 
 def _command(values: Values, plan: Plan, how: How, place: Place | None) -> str:
-    """`megatron sft` calls torchrun itself, which reads its place from the environment."""
+    """The command `megatron sft`, which calls torchrun itself; torchrun's settings are environment variables."""
     options = "".join(f" \\\n  {shlex.join(words)}" for words in as_flags(options_for(values, plan), dashes=False))
     data = shlex.join(how.arguments.data or (DATA,))
     where = f"NPROC_PER_NODE={plan.layout.world_size}"
@@ -88,7 +88,7 @@ _TARGETS: Final = {"q_proj": "query", "k_proj": "key", "v_proj": "value", "o_pro
 
 
 def _read_adapters(given: Given) -> Mapping[str, Any]:
-    """Its defaults: rank 8 on all matrices of layers."""
+    """The adapters; ms-swift's default is rank 8 on all matrices of the layers."""
     kinds = {given.text("tuner_type"), given.text("train_type")}
     rank, targets = given.whole("lora_rank", 8), given.get("target_modules", "all-linear")
     given.get("lora_alpha")
@@ -97,7 +97,7 @@ def _read_adapters(given: Given) -> Mapping[str, Any]:
     names = [str(each) for each in (targets if isinstance(targets, tuple) else (targets,))]
     parts = _EVERY if "all-linear" in names else tuple(_TARGETS[each] for each in names if each in _TARGETS)
     if given.model is not None and given.model.moe is not None and {"gate", "up", "down"} & set(parts):
-        given.understood.discard("target_modules")  # adapters of experts have no price
+        given.understood.discard("target_modules")  # adapters of experts are not priced
         parts = tuple(each for each in parts if each not in ("gate", "up", "down"))
     if given.model is not None and given.model.activation != "swiglu":
         parts = tuple(each for each in parts if each != "gate")

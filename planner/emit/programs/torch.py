@@ -1,4 +1,4 @@
-"""Our own trainer: it reads the plan itself, so that its table has one line."""
+"""Our own trainer, which reads plan.json directly, so that its table has only one setting."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ PLACEHOLDERS: Final = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Host:
-    """One host's place among those of a run: its number, and where host 0 listens."""
+    """One host of a run: its number, and the address and port where host 0 listens."""
 
     number: int
     address: str
@@ -39,10 +39,10 @@ class Host:
 def torchrun_command(
     plan: Plan, plan_path: Path, *, output: Path, arguments: RunArguments, host: Host | None = None
 ) -> tuple[str, ...]:
-    """Words of the command that runs the plan on one host, `torchrun` first; without `host` it is the only one.
+    """Words of the `torchrun` command that runs the plan on one host; host: None if the plan uses only one host.
 
-    No restarts by torchrun: `planner launch` starts again itself, with a fresh rendezvous. The rendezvous of several
-    hosts is static: with `c10d` torchrun ignores --node-rank, and ranks would not be numbered as the plan numbers them.
+    Torchrun does no restarts: `planner launch` restarts the run itself, with a new rendezvous. The rendezvous of
+    several hosts is static: with `c10d` torchrun ignores --node-rank, so ranks would not have the numbers of the plan.
     """
     program = _program(plan_path, output, arguments)
     if host is not None:
@@ -51,10 +51,10 @@ def torchrun_command(
 
 
 def torchrun_commands(plan: Plan, plan_path: Path, *, output: Path, arguments: RunArguments) -> tuple[str, ...]:
-    """One shell line for each host, to be run on all hosts at once; of many hosts a comment stands for most.
+    """One shell line for each host, to be run on all hosts at once; with many hosts, a comment replaces most lines.
 
-    HOST and PORT stand for an address of the first host that the others reach. Plan, data and output must be on
-    storage that all hosts share.
+    HOST and PORT are placeholders for an address and port of host 0 that the other hosts can reach. Plan, data and
+    output must be on storage that all hosts share.
     """
     hosts, program = ranks_of_hosts(plan), _program(plan_path, output, arguments)
 
@@ -69,9 +69,10 @@ def torchrun_commands(plan: Plan, plan_path: Path, *, output: Path, arguments: R
 def lines_of_hosts(
     hosts: int, words: Callable[[Host | None], Sequence[str]], *, number: str = "host "
 ) -> tuple[str, ...]:
-    """A shell line for each host; of many hosts a comment stands for most.
+    """One shell line for each host; with many hosts, a comment replaces most lines.
 
-    words: the command of a host, of None where it is the only one. number: what stands before a host's number in it.
+    words: returns the command for a host, or for None if there is only one host. number: text before the numbers of
+    hosts in the comment.
     """
     if hosts == 1:
         return (shlex.join(words(None)),)

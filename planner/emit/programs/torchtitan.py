@@ -1,7 +1,7 @@
-"""torchtitan as a table: commit b5bcd76c (2026-08-21), which counts tokens, and release 0.3.0, which counts sequences.
+"""torchtitan's tables: commit b5bcd76c (2026-08-21) counts batches in tokens, release 0.3.0 in sequences.
 
-Keys are the fields of its `Trainer.Config`, dotted; `model_spec.rope` and `model_spec.norm` stand for those of all
-layers, `optimizer` for the keywords of `default_adamw`. Source: torchtitan, config/configs.py, trainer.py.
+Keys are the dotted fields of torchtitan's `Trainer.Config`. `model_spec.rope` and `model_spec.norm` apply to all
+layers; `optimizer` holds the keywords of `default_adamw`. Source: torchtitan, config/configs.py, trainer.py.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ REGISTRY: Final = {
     "gpt-oss-20b": ("gpt_oss", "20b"),
     "gpt-oss-120b": ("gpt_oss", "120b"),
 }
-"""Our model -> package and flavor of its model_registry."""
+"""Our model name -> package and flavor in torchtitan's model_registry."""
 SCHEDULES: Final = {
     "1f1b": "1F1B",
     "gpipe": "GPipe",
@@ -57,7 +57,7 @@ _OTHERS: Final = (*_POSITIONS, "name", "moe")
 _OF_EXPERTS: Final = {"imbalance"}
 _LLAMA: Final = "llama3"
 _YARN: Final = ("deepseek_v3", "gpt_oss")
-"""Packages whose rotary positions are YaRN's, which a model document cannot say and no price depends on."""
+"""Packages that use YaRN's rotary positions; a model document cannot express YaRN, and no cost depends on it."""
 
 
 # --- model -------------------------------------------------------------------------------------------------------
@@ -74,7 +74,7 @@ def _shapes() -> tuple[tuple[dict[str, Any], tuple[str, str]], ...]:
 
 
 def _entry(model: ModelSpec) -> tuple[str, str] | None:
-    """The registry's model of this shape, whatever its name here; None: it has none."""
+    """Package and flavor of the registry's model with the same shape, whatever its name; None: no such model."""
     shape = _shape(model)
     return next((entry for other, entry in _shapes() if other == shape), None)
 
@@ -88,11 +88,11 @@ _EXPERTS: Final = {
     "experts_per_token": "experts_per_token",
     "expert_ffn_hidden_size": "ffn_hidden_size",
 }
-"""Key of a shape -> field of the experts."""
+"""Key of `model_spec.shape` -> field of the model's experts (`moe`)."""
 
 
 def _blocks(model: ModelSpec) -> dict[str, Any]:
-    """What a model has beside its sizes, and beside what the blocks of torchtitan's llama3 and qwen3 leave open."""
+    """Fields of a model without its sizes and the choices that torchtitan's llama3 and qwen3 blocks leave open."""
     found = _shape(model) | dict.fromkeys((*_SIZES, "architecture"))
     found["qk_norm"] = "none" if model.qk_norm == "head" else model.qk_norm
     if found["moe"]:
@@ -106,7 +106,7 @@ def _blocks_of(experts: bool) -> dict[str, Any]:
 
 
 def missing_blocks(model: ModelSpec) -> tuple[str, ...]:
-    """Fields of the model that torchtitan's blocks cannot express; with none, its configuration can be written."""
+    """Fields of the model that torchtitan's blocks cannot express; if empty, a configuration can be written."""
     own, known = _blocks(model), _blocks_of(bool(model.moe))
     wrong = [key for key in own if own[key] != known[key]]
     inner = own["moe"] or {}
@@ -115,7 +115,7 @@ def missing_blocks(model: ModelSpec) -> tuple[str, ...]:
 
 
 def _kind(model: ModelSpec) -> str:
-    """The package whose blocks a model of its own has."""
+    """The package whose blocks build a model that the registry does not have."""
     return "qwen3" if model.moe or model.qk_norm == "head" else _LLAMA
 
 
@@ -134,7 +134,7 @@ _SHAPE: Final = "model_spec.shape."
 
 
 def _described(given: Given) -> ModelSpec | None:
-    """The model that a file describes by its sizes; None: it has none."""
+    """The model that a file describes by its sizes; None: the file gives no sizes."""
     if f"{_SHAPE}num_layers" not in given:
         return None
     flags = ("tied_embeddings", "qkv_bias")
@@ -148,7 +148,7 @@ def _described(given: Given) -> ModelSpec | None:
 
 
 def named(given: Given) -> ModelSpec | None:
-    """The shipped model of a registry's entry, or the one that the file describes; None: not said, or not shipped."""
+    """The model that the file describes, or the shipped model of its registry entry; None: neither exists."""
     if (described := _described(given)) is not None:
         return described
     wanted = (given.text("model_spec.name"), given.text("model_spec.flavor"))
@@ -230,9 +230,9 @@ def _write_sharding(plan: Plan) -> Values:
 
 
 def _read_sharding(given: Given) -> Mapping[str, Any]:
-    """By default what is gathered stays so under a pipeline. Source: torchtitan, distributed/fsdp.py."""
+    """ZeRO and replicas; by default a pipeline keeps gathered parameters. Source: torchtitan, distributed/fsdp.py."""
     replicas = given.whole("parallelism.data_parallel_replicate_degree", 1)
-    shards = given.text("parallelism.data_parallel_shard_degree", "-1")  # -1: all ranks that are left
+    shards = given.text("parallelism.data_parallel_shard_degree", "-1")  # -1: all remaining ranks
     piped = given.whole("parallelism.pipeline_parallel_degree", 1) > 1
     policy = given.text("parallelism.fsdp_reshard_after_forward", "default")
     if policy not in ("default", "always", "never"):
@@ -255,7 +255,7 @@ def _write_pipeline(plan: Plan) -> Values:
 
 
 def _parts(plan: Plan) -> tuple[tuple[str, ...], ...]:
-    """Modules of each chunk in model order: the program's own split takes a layer off each end by default."""
+    """Modules of each chunk in model order; torchtitan's default split gives the first and last chunk fewer layers."""
     first, parts = 0, []
     for count in plan.layout.layers_per_stage:
         parts.append([f"layers.{number}" for number in range(first, first + count)])
@@ -266,7 +266,7 @@ def _parts(plan: Plan) -> tuple[tuple[str, ...], ...]:
 
 
 def _read_pipeline(given: Given) -> Mapping[str, Any]:
-    """Schedule, and layers of each chunk: as they are listed, or as the program splits them by default.
+    """The schedule, and the layers of each chunk: from the file's list, or from the program's default split.
 
     Source: torchtitan, distributed/pipeline_parallel.py, generate_llm_fqn_per_model_part.
     """
@@ -302,7 +302,7 @@ _CHUNK_LAYERS: Final = "parallelism.pipeline_parallel_layers_per_stage"
 
 
 def _read_recompute(given: Given) -> Mapping[str, Any]:
-    """Releases up to 0.2 name a mode, and of selective recomputation every so many layers or the kernels' outputs."""
+    """The recompute policy; in releases up to 0.2, `selective` means every n-th layer, or keeps outputs of kernels."""
     mode = given.text("activation_checkpoint", given.text("activation_checkpoint.mode", "SelectiveAC"))
     back = {name.lower(): ours for ours, name in RECOMPUTE.items()} | {"full": "full", "selective": "selective"}
     if mode.lower() not in back:
@@ -347,7 +347,7 @@ def _write_tokens(plan: Plan) -> Values:
 
 
 def _write_sequences(plan: Plan) -> Values:
-    """As release 0.3.0 says it: a pipeline cuts the batch of a rank into microbatches, without accumulation."""
+    """Batch sizes in sequences, for release 0.3.0: a pipeline splits a rank's batch and accumulates no gradients."""
     layout, training = plan.layout, plan.training
     found: dict[str, Value] = {
         "training.local_batch_size": layout.mbs,
@@ -361,7 +361,7 @@ def _write_sequences(plan: Plan) -> Values:
 
 
 def _read_batch(given: Given) -> Mapping[str, Any]:
-    """Tokens or sequences; a batch of -1 is one pass of all ranks. Source: torchtitan, trainer.py; train.py of 0.2."""
+    """Batch sizes, from tokens or sequences; -1 means one pass of all ranks. Source: trainer.py; train.py of 0.2."""
     piped = given.whole("parallelism.pipeline_parallel_degree", 1) > 1
     if "training.max_context_length" in given or "training.num_tokens_per_microbatch_per_dp_rank" in given:
         length = given.whole("training.max_context_length", 2048)
@@ -414,7 +414,7 @@ def _write_loss(plan: Plan) -> Values:
 
 
 def _read_loss(given: Given) -> Mapping[str, Any]:
-    """Releases up to 0.2 compute all logits at once."""
+    """The loss, and its number of chunks; releases up to 0.2 compute all logits at once."""
     chunks = given.whole("loss.num_chunks")
     given.get("loss")
     return {"training.loss_chunks": chunks} if chunks else {"training.loss": "whole"}
@@ -441,7 +441,7 @@ def _write_betas(plan: Plan) -> Values:
 
 
 def _read_betas(given: Given) -> Mapping[str, Any]:
-    """The optimizer, and its betas: as one pair, or each under its name."""
+    """The optimizer's betas, given as one pair or as two keys; any optimizer but Adam and AdamW is refused."""
     name = given.text("optimizer.name", "AdamW")
     if name.lower() not in ("adamw", "adam"):
         raise InputError(f"{name[:60]!r} has no price here", where="optimizer.name", hint="known: AdamW")
@@ -472,7 +472,7 @@ def _steps(given: Given) -> Mapping[str, Any]:
 
 
 def _sp(given: Given) -> Mapping[str, Any]:
-    """Sequence parallelism goes with tensor parallelism unless it is switched off."""
+    """Whether sequence parallelism is used: with tensor parallelism it is on unless the file switches it off."""
     on = given.flag("parallelism.enable_sequence_parallel", default=True)
     return {"layout.sp": int(on and given.whole("parallelism.tensor_parallel_degree", 1) > 1)}
 
@@ -494,7 +494,7 @@ _PLAIN: Final = {
     "validation.enable": False,
     "validator.enable": False,
 }
-"""Defaults that change no price; other values of these keys are listed."""
+"""Key -> default, which does not change the cost of a step; any other value is reported as not priced."""
 
 
 def _read_rest(given: Given) -> Mapping[str, Any]:
@@ -524,7 +524,7 @@ def _settings(*, counts_tokens: bool) -> tuple[Setting, ...]:
         _degree("layout.cp", "parallelism.context_parallel_degree"),
         _degree("layout.ep", "parallelism.expert_parallel_degree"),
         Setting(
-            says=(),  # refused, and releases up to 0.2 have a key
+            says=(),  # a refusal covers the field; releases up to 0.2 have a key
             write=lambda plan: {},  # noqa: ARG005 - as the others
             read=lambda given: {"layout.etp": given.whole("parallelism.expert_tensor_parallel_degree", 1)},
         ),
@@ -572,7 +572,7 @@ def _settings(*, counts_tokens: bool) -> tuple[Setting, ...]:
         Setting(says=("training.seed",), write=same("training.seed", "debug.seed").write, read=_seed),
         Setting(says=(), write=lambda plan: {"compile.enable": False}, read=_read_rest),  # noqa: ARG005 - always
         follows("layout.pools", "layout.segment"),
-        follows("training.lora_targets", "training.frozen_weights"),  # without adapters they say nothing
+        follows("training.lora_targets", "training.frozen_weights"),  # unused without adapters
     )
 
 
@@ -599,7 +599,7 @@ IGNORED: Final = (
     *("model_spec.*", "lr_scheduler.*", "compile.components", "compile.backend", "compile.enable_async*", "loss.*"),
     *("activation_checkpoint.*", "fault_tolerance.*", "float8.*", "mx.*", "parallelism.context_parallel_ptrr*"),
 )
-"""Keys that change neither bytes nor seconds of a step as they are priced."""
+"""Patterns of keys that do not change the priced bytes and seconds of a step."""
 
 
 def _command(values: Values, plan: Plan, how: How, place: Place | None) -> str:  # noqa: ARG001 - the file says them

@@ -1,4 +1,4 @@
-"""The Python file in which torchtitan is told a plan: a function that returns a `Trainer.Config`."""
+"""The Python file that passes a plan to torchtitan: a function that returns a `Trainer.Config`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 FILE: Final = "planned.py"
 MODEL_FILE: Final = "planned_model.py"
 MODEL: Final = files("planner.emit.programs").joinpath("torchtitan_model.py.txt").read_text(encoding="utf-8")
-"""The module that makes models which no registry has."""
+"""Source text of the module that builds models missing from torchtitan's registry."""
 DATA: Final = "DATASET"
 TOKENIZER: Final = "TOKENIZER_PATH"
 V_0_3: Final = "torchtitan-0.3"
@@ -32,11 +32,11 @@ _SECTIONS: Final = {
 }
 _KINDS: Final = {".jsonl": "json", ".json": "json", ".parquet": "parquet", ".txt": "text"}
 _OLD_NAMES: Final = {"max_context_length": "max_seq_len"}
-"""Fields of rotary positions that release 0.3.0 calls otherwise."""
+"""Field of rotary positions -> name of this field in release 0.3.0."""
 
 
 def check_data(how: How) -> None:
-    """Refuse mock data, which torchtitan has in its repository alone, and data of several kinds."""
+    """Refuse mock data, which exists only in torchtitan's repository, and a mix of several kinds of data."""
     if how.smoke:
         hint = "in its checkout, --tokenizer tests/assets/tokenizer --data tests/assets/c4_test/data.json run at once"
         raise InputError("--smoke: torchtitan has no mock data of its own", where="--to torchtitan", hint=hint)
@@ -45,7 +45,7 @@ def check_data(how: How) -> None:
 
 
 def _kind(data: tuple[str, ...]) -> str:
-    """What `load_dataset` is told: a name of the hub, or the kind of the files."""
+    """The first argument of `load_dataset`: a name on the Hub, or the kind of the data files."""
     if data[0].startswith("hf:") and len(data) == 1:
         return data[0].removeprefix("hf:")
     kinds = {"hub" if each.startswith("hf:") else Path(each).suffix for each in data}
@@ -57,7 +57,7 @@ def _kind(data: tuple[str, ...]) -> str:
 
 
 def render(values: Values, plan: Plan, how: How, *, release: str) -> dict[str, str]:
-    """The file: all keys of the table, data and tokenizer."""
+    """The text of the Python file, with all keys of the table, data and tokenizer, by file name."""
     version = "torchtitan 0.3.0" if release == V_0_3 else "torchtitan of 2026-08-21 or later"
     data = (_data_0_3 if release == V_0_3 else _data)(how.arguments.data)
     imports, converters, kind = list(data.imports), "", str(values["activation_checkpoint"])
@@ -107,7 +107,7 @@ def render(values: Values, plan: Plan, how: How, *, release: str) -> dict[str, s
 
 
 def _model(values: Values, shape: Values, converters: str) -> list[str]:
-    """Lines that make the model: of the registry, or of its sizes."""
+    """Lines that build the model, from the registry or from the sizes of the model."""
     name, flavor = values["model_spec.name"], values["model_spec.flavor"]
     if not shape:
         return [f"model_spec = model_registry({flavor!r}{converters})"]
@@ -122,7 +122,7 @@ def _of(values: Values, section: str) -> dict[str, Value]:
 
 
 def _literal(value: Any) -> str:
-    """Tuples of tuples are lists of lists, as its dataclasses have them."""
+    """The Python literal of a value; nested tuples become lists, as torchtitan's dataclasses require."""
     nested = isinstance(value, tuple) and any(isinstance(each, tuple) for each in value)
     return repr([list(each) for each in value]) if nested else repr(value)
 
@@ -133,7 +133,7 @@ def _called(values: Values, section: str, name: str) -> list[str]:
 
 
 def _assigned(values: Values, part: str, kind: str, release: str) -> list[str]:
-    """Lines that set what the registry would decide otherwise, in all layers."""
+    """Lines that override, in all layers, values of the registry that differ from the plan."""
     found = _of(values, f"model_spec.{part}")
     names = {key: _OLD_NAMES.get(key, key) if release == V_0_3 else key for key in found}
     head = f"for _, {part}, _, _ in model_spec.model.traverse({kind}.Config):"
@@ -141,14 +141,14 @@ def _assigned(values: Values, part: str, kind: str, release: str) -> list[str]:
 
 
 def _loading(data: tuple[str, ...]) -> tuple[str, str]:
-    """Path and further keywords of `datasets.load_dataset`."""
+    """The path and the further keywords for `datasets.load_dataset`, as Python text."""
     files = "" if data[0].startswith("hf:") else f"data_files={list(data)!r}"
     return repr(_kind(data)), files
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Data:
-    """Imports, lines before the function, and the loader's configuration."""
+    """Python text that loads the data: imports, lines before the function, and the loader's configuration."""
 
     imports: tuple[str, ...]
     before: tuple[str, ...] = ()

@@ -1,7 +1,7 @@
-"""The opposite direction: files of other programs, read by the tables that write them.
+"""Readers for files of other programs; the tables that write these files also read them.
 
-A reader turns the text of a file into flat keys and values of one program; the program's table turns those into fields.
-Nothing of a file is ever run.
+A reader converts the text of a file into flat keys and values of one program. The program's table converts these keys
+and values into fields. No part of a file is ever run.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ if TYPE_CHECKING:
 HOSTS: Final = "launch.hosts"
 RANKS: Final = "launch.ranks"
 MODEL: Final = "launch.model"
-"""Keys that a reader gives beside the program's own: hosts and ranks of each that a launcher is told, and the name or
-path of the model."""
+"""Keys that a reader adds to the program's own keys: number of hosts, ranks per host, and name or path of the model."""
 
 THE_FILE: Final = "the file"
-"""What a reader calls its file in `where` of a mistake; the name that the user gave takes its place."""
+"""Placeholder for the file's name in `where` of a mistake; the name that the user gave replaces it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reader:
     """One kind of foreign file.
 
-    name: in words, for messages. recognises: whether a file with this name and text is one. values: its flat keys and
-    values, with variables expanded; raises InputError with `where` of what cannot be read. engine: the profile that
-    prices a file with these values. target: whose table reads them. is_shell: variables can be defined for it.
+    name: description for messages. recognises: whether a file with this name and text is of this kind. values: returns
+    flat keys and values, with variables expanded; raises InputError with `where` for text that cannot be read. engine:
+    returns the profile that prices a file with these values. target: the program whose table reads these values.
+    is_shell: the file is a shell script, for which the user can define variables.
     """
 
     name: str

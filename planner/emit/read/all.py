@@ -1,4 +1,4 @@
-"""All kinds of foreign files, in the order in which they are recognised."""
+"""The readers for all kinds of foreign files, in the order in which they are tried."""
 
 from __future__ import annotations
 

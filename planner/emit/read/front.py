@@ -1,4 +1,4 @@
-"""From the file of another program to a job and a layout: recognise, read, and say what is assumed or has no price."""
+"""Read the file of another program into a model, a layout and settings, and list what is assumed or not priced."""
 
 from __future__ import annotations
 
@@ -31,17 +31,17 @@ if TYPE_CHECKING:
     from planner.emit.target import Value, Values
 
 _LEFT_BEHIND: Final = ("lora_alpha", "lora_dropout", "num_train_epochs", "num_epochs", "total_epochs")
-"""How adapters are scaled, and passes over data whose size no file says."""
+"""Keys without a field in a plan: the scaling of adapters, and epochs over data whose size no file gives."""
 _OFF: Final = ("false", "none", "null", "no", "off", "()", "[]")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Foreign:
-    """What the file of another program says.
+    """The content of another program's file, in the planner's terms.
 
-    layout: keys and values of `--layout`. settings: those of `--set`. num_devices: what its launcher is told, 0 for
-    nothing. assumed: what the file leaves open, and keys of it that have no price. left_behind: keys that a plan has no
-    field for, and that change no price.
+    layout: keys and values for `--layout`. settings: `key=value` texts for `--set`. num_devices: number of devices that
+    the file gives its launcher; 0: not given. assumed: keys of the file that are not priced. left_behind: keys that
+    have no field in a plan and do not change its cost.
     """
 
     program: str
@@ -63,14 +63,14 @@ def read_foreign(
     engine: str | None = None,
     num_devices: int = 0,
 ) -> Foreign:
-    """Read a file of another program, `-` for standard input; `model` in place of the one it describes.
+    """Read a file of another program, or standard input if the path is `-`.
 
-    define: `NAME=VALUE` of variables that the file leaves open. settings: `model.KEY=VALUE` says what a model that is
-    described by options leaves open. engine: whose price counts, in place of the program's own. num_devices: of the
-    job, which counts where the file's launcher is told nothing.
+    model: used instead of the model that the file describes. define: `NAME=VALUE` for variables that the file does not
+    set. settings: `model.KEY=VALUE` for model fields that the options in the file do not give. engine: the profile to
+    price with, instead of the program's own profile. num_devices: of the job; used if the file gives no device count.
 
     Raises:
-        InputError: all that cannot be read, or has to be said beside the file.
+        InputError: values that cannot be read, or values that the file lacks and the user must give as options.
         EnvironmentProblem: the file cannot be read.
     """
     is_stream = str(path) == "-"
@@ -92,7 +92,7 @@ def read_foreign(
     training, assumed = dict(facts.of("training")), []
     kept = profile.memory.states["fp32" if training.get("precision") == "fp32" else "mixed"]
     if NAMED_RECIPES.get(str(training.get("memory_recipe"))) == kept:
-        del training["memory_recipe"]  # what the engine keeps anyway
+        del training["memory_recipe"]  # the engine's default
     layout = {key: _text(value) for key, value in facts.of("layout").items()}
     assumed += [_assumed(each) for each in facts.not_priced if not _is_off(each)]
     return Foreign(
@@ -120,7 +120,7 @@ def _reader_of(shown: str, text: str) -> Reader:
 
 
 def _defined(define: Sequence[str]) -> str:
-    """Assignments that stand before the script."""
+    """Shell assignments for the values of `--define`, to be put before the script."""
     lines = []
     for each in define:
         name, equals, value = each.partition("=")
@@ -131,7 +131,7 @@ def _defined(define: Sequence[str]) -> str:
 
 
 def _check_set(reader: Reader, values: Values, shown: str) -> None:
-    """Refuse keys that matter and whose value only the shell of a run would know."""
+    """Refuse keys that are not ignored if their value contains a shell variable that the file does not set."""
     mistakes = []
     for key, value in values.items():
         texts = [each for each in (value if isinstance(value, tuple) else (value,)) if isinstance(each, str)]
@@ -150,7 +150,7 @@ def _check_set(reader: Reader, values: Values, shown: str) -> None:
 def _model(
     reader: Reader, values: Values, wanted: str | None, name: Value, settings: Sequence[str], shown: str
 ) -> ModelSpec:
-    """The model that is named beside the file; else the one that the file describes; else a shipped one of its name."""
+    """The model that `--model` names; else the model that the file describes; else the shipped model it names."""
     if wanted is not None:
         return load_model(wanted)
     said: dict[str, Any] = dict(facts_of(reader.target, values, of_model=True).of("model"))
@@ -170,7 +170,7 @@ def _model(
 
 
 def _name_of(shown: str) -> str:
-    """A name for the model that a file describes: the file's own, in the letters that names may have."""
+    """A name for the model that a file describes: the file's name, with characters that names may not have replaced."""
     return re.sub(r"[^A-Za-z0-9._-]+", "-", shown.rpartition("/")[2]).strip("-")[:64] or "model"
 
 
@@ -190,7 +190,7 @@ def _number(text: str) -> Any:
 
 
 def shipped_model(name: str) -> str | None:
-    """The shipped model that a path of the hub means, as `Qwen/Qwen2.5-7B-Instruct`; None: it is not shipped."""
+    """The shipped model for a name on the Hub such as `Qwen/Qwen2.5-7B-Instruct`; None: no such model is shipped."""
     last = name.rstrip("/").rpartition("/")[2].lower().replace("_", "-")
     plain = re.sub(r"-(instruct|base|chat|hf|it|mcore|fp8|[0-9]{4}|v0\.\d|v\d\.\d)\b", "", last).replace("meta-", "")
     plain = plain.replace("moonlight-16b-a3b", "moonlight-16b")
@@ -230,12 +230,12 @@ def _assumed(text: str) -> Assumed:
 
 
 def with_layout(foreign: Foreign, text: str) -> Foreign:
-    """The same with parts of a `--layout` in place of the file's own."""
+    """The same foreign file, with the degrees of a `--layout` text replacing the degrees of the file."""
     from planner.layout import parse_assignments
 
     return replace(foreign, layout={**foreign.layout, **parse_assignments(text, "--layout")})
 
 
 def layout_text(foreign: Foreign) -> str:
-    """The layout as `--layout` has it."""
+    """The layout in the syntax of `--layout`."""
     return ",".join(f"{key}={value}" for key, value in foreign.layout.items())

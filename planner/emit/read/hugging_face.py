@@ -1,6 +1,6 @@
-"""Files of what sits on Accelerate and DeepSpeed: their own, and those of Trainer, TRL, Axolotl and LLaMA-Factory.
+"""Readers for files of Accelerate and DeepSpeed and of programs built on them: Trainer, TRL, Axolotl, LLaMA-Factory.
 
-Each reader turns its file into the keys that `planner.emit.programs.hugging_face` writes and reads.
+Each reader converts its file into the keys that `planner.emit.programs.hugging_face` writes and reads.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _PARALLEL: Final = "accelerate.parallelism_config.parallelism_config_"
 
 
 def _has(text: str, *keys: str) -> bool:
-    """Whether a YAML or JSON text has all these keys at the start of a line or behind a brace."""
+    """Whether a YAML or JSON text has all these keys, each at the start of a line or after a brace or comma."""
     return all(re.search(rf"""(^|[{{,])\s*["']?{key}["']?\s*:""", text, re.MULTILINE) for key in keys)
 
 
@@ -39,7 +39,7 @@ def _document(text: str, name: str = "") -> dict[str, Any]:
 
 
 def _without_auto(values: Values) -> dict[str, Value]:
-    """Values that Trainer fills in later are left open."""
+    """The values without `auto`, which Trainer replaces later."""
     return {key: value for key, value in values.items() if value != "auto"}
 
 
@@ -75,7 +75,7 @@ def _deepspeed_values(text: str) -> Values:
 
 
 def _preset(found: dict[str, Value], path: str) -> None:
-    """What the name of a published file of settings stands for, such as `ds_z3_offload_config.json` or `zero2.json`."""
+    """Add the settings that a published file's name implies, such as `ds_z3_offload_config.json` or `zero2.json`."""
     name = path.rpartition("/")[2].lower()
     if match := re.search(r"z(?:ero)?[_-]?(?:stage)?[_-]?([0-3])", name):
         found["deepspeed.zero_optimization.stage"] = int(match[1])
@@ -106,7 +106,7 @@ def _of_trainer(found: dict[str, Value]) -> Values:
         found[RANKS] = found.pop("num_processes")
         found.pop("num_machines", None)
         found.pop(HOSTS, None)
-    if "use_liger" in found:  # of TRL until 0.16
+    if "use_liger" in found:  # TRL's name until 0.16
         found.setdefault("use_liger_kernel", found.pop("use_liger"))
     return _without_auto(found)
 
@@ -126,9 +126,9 @@ _SWIFT: Final = {"model": "model_name_or_path", "lora_rank": "lora_r", "target_m
 
 
 def _swift_options(text: str) -> Values:
-    """Adapters and recomputation where nothing is said, as in its own defaults; in 16 bits as the model is published.
+    """Keys and values of an ms-swift command, with ms-swift's defaults for adapters, recomputation and precision.
 
-    Weights are loaded in 16 bits; DeepSpeed keeps a copy of its own in 32. Source: ms-swift, docs/source_en/
+    Weights are loaded in 16 bits; DeepSpeed keeps its own copy of them in 32 bits. Source: ms-swift, docs/source_en/
     Instruction/Command-line-parameters.md.
     """
     found = {_SWIFT.get(key, key): value for key, value in options_of(option_words(text)).items()}
@@ -177,7 +177,7 @@ _AXOLOTL: Final = {
     "num_epochs": "num_train_epochs",
 }
 _AXOLOTL_PLAIN: Final = ("model_type", "pad_to_sequence_len", "train_on_inputs", "group_by_length", "val_set_size")
-"""Keys that change no price."""
+"""Keys of Axolotl that do not change the cost of a step."""
 _LIGER_PLUGIN: Final = ("axolotl.integrations.liger.LigerPlugin",)
 _PRECISIONS: Final = ("bf16", "fp16", "bfloat16", "float16", "float32")
 
@@ -191,10 +191,10 @@ def _axolotl_fsdp(data: dict[str, Any], found: dict[str, Value]) -> None:
 
 
 def _axolotl_kernels(data: dict[str, Any], found: dict[str, Value]) -> None:
-    """Attention and precision; in 8 bits too, what is no product stays in 16 (utils/schemas/config.py)."""
+    """Attention kernel and precision; with 8-bit products all else stays in 16 bits (utils/schemas/config.py)."""
     switches = ("flash_attention", "sdp_attention", "xformers_attention", "flex_attention")
     named = data.pop("attention", None)
-    on = [each for each in switches if data.pop(each, None)]  # all are taken out
+    on = [each for each in switches if data.pop(each, None)]  # remove all switches
     if on or named:
         found["attn_implementation"] = "eager" if named == "eager" else "sdpa"
     if data.get("plugins") == _LIGER_PLUGIN:
@@ -310,7 +310,7 @@ READERS: Final = (
 
 
 def merged(texts: Mapping[str, str]) -> Values:
-    """The keys of all files that emit writes for Accelerate or DeepSpeed, read back."""
+    """The keys and values of all files that emit writes for Accelerate or DeepSpeed, read back into one mapping."""
     found: dict[str, Value] = {}
     if "accelerate.yaml" in texts:
         found |= _accelerate_values(texts["accelerate.yaml"])

@@ -1,4 +1,4 @@
-"""Command lines and scripts of Megatron-LM, and of Megatron-DeepSpeed."""
+"""Reader for command lines and scripts of Megatron-LM and of Megatron-DeepSpeed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from planner.emit.target import Value, Values
 
 _VOCABULARIES: Final = {"GPT2BPETokenizer": 50257, "Llama2Tokenizer": 32000}
-"""Tokenizers with one vocabulary. Source: the vocabularies of GPT-2 and Llama 2, which these read."""
+"""Vocabulary sizes of tokenizers that have only one vocabulary. Source: the vocabularies of GPT-2 and Llama 2."""
 
 _OWN_OPTION: Final = re.compile(r"--((tensor-)?model-parallel-size|micro-batch-size|num-layers|global-batch-size)\b")
 
@@ -26,7 +26,7 @@ def _values(text: str) -> Values:
         found["vocab_size"] = _VOCABULARIES[str(kind)]
     elif found.get("vocab_size") is not None and kind == "NullTokenizer":
         found["vocab_size"] = int(str(found["vocab_size"])) + 1
-    if "model_parallel_size" in found:  # until 2021
+    if "model_parallel_size" in found:  # its name until 2021
         found.setdefault("tensor_model_parallel_size", found.pop("model_parallel_size"))
     if found.get("deepspeed"):
         _of_deepspeed(found)
@@ -38,10 +38,11 @@ _NORMS: Final = {"rmsnorm": "RMSNorm", "layernorm": "LayerNorm"}
 
 
 def _of_deepspeed(found: dict[str, Value]) -> None:
-    """Options of Megatron-DeepSpeed in the words of Megatron-LM.
+    """Convert options of Megatron-DeepSpeed to options of Megatron-LM.
 
-    In bf16 without ZeRO the states are sharded all the same (deepspeed, runtime/bf16_optimizer.py). Layers are cut
-    evenly, or embedding and logits count as layers. Source: Megatron-DeepSpeed, megatron/arguments.py.
+    In bf16 without ZeRO, DeepSpeed still shards the optimizer states (deepspeed, runtime/bf16_optimizer.py). Layers are
+    split evenly, with or without embedding and logits counted as layers. Source: Megatron-DeepSpeed,
+    megatron/arguments.py.
     """
     stage = str(found.pop("zero_stage", 0))
     stage = "1" if stage == "0" and found.get("bf16") else stage
@@ -65,7 +66,7 @@ def _of_deepspeed(found: dict[str, Value]) -> None:
 
 
 def _divides(found: Values) -> bool:
-    """Whether layers and both ends divide evenly into the stages."""
+    """Whether the stages divide the number of layers evenly, with embedding and logits counted as two layers."""
     layers, stages = (str(found.get(key, "")) for key in ("num_layers", "pipeline_model_parallel_size"))
     known = all(each.isascii() and each.isdigit() and len(each) < 8 for each in (layers, stages)) and int(stages) > 0
     return known and (int(layers) + 2) % int(stages) == 0

@@ -31,9 +31,10 @@ _OVERRIDE: Final = re.compile(r"\+{0,2}([A-Za-z_]\w*(?:\.\w+)+)=(.*)", re.DOTALL
 
 
 def options_of(words: Sequence[str]) -> dict[str, Value]:
-    """Options of a command, the last one of a name as argparse has it; hosts and ranks of a launcher under our keys.
+    """Options of a command as keys and values; a launcher's numbers of hosts and ranks are stored under our keys.
 
-    A key has `_` for `-`. An option without a value is True, one with several values has them all.
+    Keys have `_` instead of `-`. The last of several options with the same name counts, as in argparse. An option
+    without a value is True, and an option with several values is a tuple of them.
     """
     found: dict[str, Value] = {}
     place = 0
@@ -57,7 +58,7 @@ def options_of(words: Sequence[str]) -> dict[str, Value]:
 
 
 def overrides_of(words: Sequence[str]) -> dict[str, Value]:
-    """Overrides `a.b.c=value` of Hydra or OmegaConf, and options beside them."""
+    """The overrides `a.b.c=value` (Hydra or OmegaConf) and the options of a command line, as keys and values."""
     found = options_of(words)
     for word in words:
         if match := _OVERRIDE.fullmatch(word):

@@ -23,7 +23,7 @@ _MIXED: Final = re.compile(r"['\"]?mixed_precision=([\w]+)")
 
 
 def _bridge_values(text: str) -> Values:
-    """Options of run_recipe.py have the names of the keys that they set; grad sums are 16-bit in its recipes."""
+    """Keys and values of a Megatron-Bridge command, with the defaults of its recipes: gradient sums in 16 bits."""
     words = option_words(text)
     own = overrides_of(words)
     recipe, model = own.pop("recipe", None), own.pop("model", None)
@@ -55,7 +55,7 @@ BRIDGE: Final = Reader(
 
 
 def _swift_values(text: str) -> Values:
-    """What ms-swift's command says, its own defaults where it says nothing, and the ranks of its environment."""
+    """Keys and values of an ms-swift command, with ms-swift's defaults and the number of ranks from its environment."""
     own = options_of(option_words(text))
     found: dict[str, Value] = {**swift.DEFAULTS, **{key: value for key, value in own.items() if value != "none"}}
     if own.get("recompute_granularity") == "none":

@@ -1,8 +1,8 @@
-"""Words of a shell script, with variables of the same file expanded. Nothing is run.
+"""Split a shell script into words and expand the variables that the script sets. Nothing is run.
 
-Assignments, arrays, defaults (`${A:-8}`), whole-number arithmetic and tests are followed from top to bottom; a branch
-counts that is taken, or whose condition only a shell could know. What only a shell could know stays as it is written:
-`$(hostname)`, and variables that are not set.
+Assignments, arrays, defaults (`${A:-8}`), whole-number arithmetic and tests are evaluated from top to bottom. A branch
+is read if it is taken or if only a shell could evaluate its condition. Text that only a shell could expand stays
+unchanged: `$(hostname)`, and variables that are not set.
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ _BEFORE_ASSIGNMENTS: Final = {"export", "local", "declare", "readonly", "-a", "-
 _END: Final = "\n;&|()"
 _CONTROL: Final = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
 UNSET: Final = re.compile(r"\$\{?[A-Za-z_0-9@*]|\$\(|`")
-"""What stands in a word that could not be expanded."""
+"""Matches the parts of a word that could not be expanded."""
 
 
 def commands_of(text: str) -> list[list[str]]:
     """Words of each command of a script, in order.
 
     Raises:
-        InputError: control characters, a quote without its end, or more text than any script has.
+        InputError: control characters, an unclosed quote or bracket, or more text than any script has.
     """
     return _Script(text).commands()
 
 
 def option_words(text: str) -> list[str]:
-    """Words of the command that has most options; a line that starts with an option goes on with the one before."""
+    """Words of the command with the most options; a line that starts with an option continues the command before it."""
     found: list[list[str]] = []
     for words in (list(_unwrapped(command)) for command in commands_of(text)):
         if found and is_option(words[0]) and any(map(is_option, found[-1])):
@@ -57,7 +57,7 @@ def is_option(word: str) -> bool:
 
 
 def _unwrapped(words: Iterable[str]) -> Iterable[str]:
-    """Words, those of a command inside quotes (`bash -c "..."`) each for itself."""
+    """The words, with a quoted command (`bash -c "..."`) split into its own words."""
     for word in words:
         if " " in word.strip() and (re.search(r"(^|\s)--\w", word) or re.search(r"\s\w+\.\w[\w.]*=", word)):
             try:
@@ -70,7 +70,10 @@ def _unwrapped(words: Iterable[str]) -> Iterable[str]:
 
 @dataclass(slots=True, kw_only=True)
 class _Branch:
-    """Of an `if` or `case`. is_taken: None where that cannot be known. value: what a `case` looks at."""
+    """A branch of an `if` or `case`.
+
+    is_taken: whether the branch runs; None if that cannot be known. value: the word that a `case` compares.
+    """
 
     is_taken: bool | None
     was_taken: bool
@@ -78,7 +81,7 @@ class _Branch:
 
 
 def _truth(words: list[str]) -> bool | None:
-    """Whether a test such as `[ "$A" == 8 ]` holds; a variable that is not set is empty, as a shell has it."""
+    """Whether a test such as `[ "$A" == 8 ]` holds; None: not known. An unset variable is empty, as in a shell."""
     if not words or words[0] not in ("[", "[[") or words[-1] not in ("]", "]]"):
         return None
     parts = ["" if UNSET.match(each) and not each.startswith(("$(", "`")) else each for each in words[1:-1]]
@@ -151,11 +154,11 @@ class _Script:
 
     @property
     def _is_off(self) -> bool:
-        """Whether what stands here is in a branch that is not taken."""
+        """Whether the current position is in a branch that is not taken."""
         return self.is_skipped or any(branch.is_taken is False for branch in self.branches)
 
     def _runs(self, words: list[str], mark: str) -> bool:
-        """Follow branches; whether the command is one that runs. What cannot be known here is taken as run."""
+        """Update the branches; returns whether the command runs. A command under an unknown condition counts as run."""
         first, *rest = words
         was_skipped, self.is_skipped = self.is_skipped, False
         if first == "case" and rest[1:2] == ["in"]:
@@ -185,7 +188,7 @@ class _Script:
         return first not in ("then", "do", "done", "{", "}", "!")
 
     def _closes_a_pattern(self) -> bool:
-        """Whether the bracket here ends a pattern of `case`; then that branch is taken or not."""
+        """Whether the bracket here ends a pattern of `case`; if so, record whether the pattern's branch is taken."""
         branch = self.branches[-1] if self.branches else None
         if branch is None or branch.value is None:
             return False
@@ -199,7 +202,7 @@ class _Script:
         return True
 
     def _skip_blanks(self) -> bool:
-        """Whether blanks or a comment stood here."""
+        """Skip blanks or a comment at the current position; returns whether any was skipped."""
         start = self.place
         while self.place < len(self.text) and self.text[self.place] in " \t":
             self.place += 1
@@ -236,7 +239,7 @@ class _Script:
         return self.place < len(self.text) and self.text[self.place] not in " \t" + _END
 
     def _word(self, *, split: bool = True) -> list[str]:
-        """One word, which expansions may cut into several or into none."""
+        """The words that one word of the text becomes after expansion: one, several or none."""
         done: list[str] = []
         part, is_there = "", False
         while self._has_word():
@@ -277,7 +280,7 @@ class _Script:
         return found
 
     def _quoted(self) -> list[str]:
-        """What stands between double quotes: one word, and one for each entry of `"${A[@]}"`."""
+        """The words of a double-quoted text: usually one word, and one per entry for an array `"${A[@]}"`."""
         done: list[str] = []
         part, start = "", self.place
         while self.place < len(self.text):
@@ -300,7 +303,7 @@ class _Script:
         raise InputError(f'a " of line {line} has no end', hint="is the script whole?")
 
     def _expansion(self, mark: str) -> list[str]:
-        """The value behind a `$`; what is not known stays as it is written."""
+        """The value of the expansion after a `$` or a backquote; an expansion of unknown value stays unchanged."""
         if mark == "`":
             inner = self._until("`")
             return [self._counted(inner) or f"`{inner}`"]
@@ -319,7 +322,7 @@ class _Script:
         return self._value(name[0])
 
     def _balanced(self, opened: int, closing: str, opening: str = "(") -> str:
-        """Text up to the bracket that closes the one here."""
+        """The text between the bracket at the current position and its closing bracket."""
         start = self.place + opened
         depth, place = opened, start
         while place < len(self.text) and depth:
@@ -350,7 +353,7 @@ class _Script:
         return found
 
     def _inside(self, text: str) -> list[str]:
-        """A default, in which there may be variables again."""
+        """The words of a default value, which may contain variables itself."""
         inner = _Script.__new__(_Script)
         inner.text, inner.place, inner.values, inner.budget = f"{text}\n", 0, self.values, self.budget
         inner.branches, inner.is_skipped = [], False
@@ -375,13 +378,13 @@ class _Script:
         return list(found)
 
     def _sum_of(self, text: str) -> str:
-        """Arithmetic of whole numbers; otherwise the text as it stands."""
+        """The result of whole-number arithmetic, or the unchanged text `$((...))` if it cannot be computed."""
         spread = re.sub(r"\$?\{?\b([A-Za-z_]\w*)\b\}?", lambda m: " ".join(self.values.get(m[1], [f"${m[1]}"])), text)
         number = whole_number(spread)
         return f"$(({text}))" if number is None else str(number)
 
     def _counted(self, command: str) -> str:
-        """What `expr 16 / $N` prints, which is arithmetic and needs no command; nothing for any other command."""
+        """The output of a command such as `expr 16 / $N`, computed here; an empty text for any other command."""
         name, _, rest = command.strip().partition(" ")
         if name != "expr":
             return ""
@@ -396,7 +399,7 @@ _TOKEN: Final = re.compile(r"\s*([0-9]{1,12}|[-+*/%()])")
 
 
 def whole_number(text: str) -> int | None:
-    """The value of a short expression of whole numbers, + - * / % and brackets; None where it is none."""
+    """The value of a short expression of whole numbers, + - * / % and brackets; None for any other text."""
     tokens: list[str] = []
     place, text = 0, text.strip()
     while place < len(text):

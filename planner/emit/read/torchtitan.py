@@ -1,6 +1,6 @@
-"""Files of torchtitan: TOML of releases up to 0.2, the JSON that it saves, and the Python that `planner emit` writes.
+"""Reader for torchtitan's files: TOML (releases up to 0.2), the JSON it saves, and the Python of `planner emit`.
 
-All are turned into the keys of the table; of Python only literals are read, and nothing is run.
+Each file is converted into the keys of the table. In Python files only literals are read, and nothing is run.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _RENAMED: Final = {
 }
 _GONE: Final = ("model.hf_assets_path", "model.tokenizer_path", "model.print_after_conversion")
 _OF_LAYERS: Final = {"rope": ("attention", "rope"), "norm": ("attention_norm",)}
-"""Where a saved layer has what the table says of all layers."""
+"""Key of the table -> path of the same configuration inside a saved layer."""
 
 
 def _document(found: Any) -> dict[str, Any]:
@@ -38,7 +38,7 @@ def _document(found: Any) -> dict[str, Any]:
 
 
 def _parsed(text: str) -> dict[str, Any]:
-    """The sections of a file."""
+    """The sections of a file, with their keys and values."""
     try:
         if _is_python(text):
             return _of_python(ast.parse(text))
@@ -75,7 +75,7 @@ def _values(text: str) -> Values:
 
 
 def _recompute(saved: Any) -> str:
-    """The kind of recomputation by the fields that it is saved with. Source: distributed/activation_checkpoint.py."""
+    """The kind of recomputation, told from its saved fields. Source: distributed/activation_checkpoint.py."""
     if isinstance(saved, str):
         return saved
     if not saved:
@@ -102,7 +102,7 @@ def _of_first_layer(spec: dict[str, Any]) -> None:
 
 
 def _shape_of(model: Any, layers: list[Any]) -> dict[str, Any]:
-    """Sizes of a saved model whose layers are all like the first."""
+    """Sizes of a saved model; all its layers are assumed to equal the first layer."""
 
     def at(*path: str) -> Any:
         inner: Any = layers[0]
@@ -129,7 +129,7 @@ def _shape_of(model: Any, layers: list[Any]) -> dict[str, Any]:
 
 
 def _of_group(groups: list[Any]) -> dict[str, Any]:
-    """The one group that all parameters are in; several have no price here."""
+    """The only parameter group of the optimizer; an optimizer with several groups is refused."""
     first = groups[0] if isinstance(groups[0], dict) else {}
     if len(groups) > 1:
         raise InputError("several groups of parameters have no price here", where="optimizer.param_groups")
@@ -145,7 +145,7 @@ def _is_python(text: str) -> bool:
 
 
 def _of_python(tree: ast.Module) -> dict[str, Any]:
-    """Literals of the call of `Trainer.Config`, and of the lines before it that set the model."""
+    """Literals in the call of `Trainer.Config`, and in the lines before this call that set the model."""
     found: dict[str, Any] = {}
     spec: dict[str, Any] = {}
     for node in ast.walk(tree):
@@ -192,7 +192,7 @@ def _calls(node: ast.expr) -> list[str]:
 
 
 def _section(node: ast.expr) -> Any:
-    """The keywords of a configuration with its class as ``""``; else the literal."""
+    """The keywords of a configuration call, with the class name under the key ``""``; otherwise the literal."""
     if not isinstance(node, ast.Call):
         return _literal(node)
     return {

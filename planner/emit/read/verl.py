@@ -1,7 +1,7 @@
-"""The actor of a verl command line: reinforcement learning whose training step FSDP or Megatron-Core runs.
+"""Reader for verl command lines: reinforcement learning, where FSDP or Megatron-Core runs the actor's training step.
 
 Source: verl, verl/trainer/config (ppo_trainer.yaml, actor/*.yaml, engine/*.yaml), docs/examples/config.rst.
-The rollout engine that shares the devices is not priced; the keys of its memory are listed as not priced.
+The rollout engine, which shares the devices, is not priced; keys of its memory are reported as not priced.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _ACTOR: Final = "actor_rollout_ref.actor"
 
 def _values(text: str) -> Values:
     every = overrides_of(option_words(text))
-    found: dict[str, Value] = {key: value for key, value in every.items() if "." in key}  # the rest is a launcher's
+    found: dict[str, Value] = {key: value for key, value in every.items() if "." in key}  # other keys are of a launcher
     moved = {"trainer.nnodes": HOSTS, "trainer.n_gpus_per_node": RANKS, "actor_rollout_ref.model.path": MODEL}
     found.setdefault("trainer.nnodes", "1")
     found.setdefault("trainer.n_gpus_per_node", "8")
@@ -60,7 +60,7 @@ _ETP: Final = "expert_tensor_parallel_size"
 
 
 def _read_sharding(given: Given) -> Mapping[str, Any]:
-    """FSDP shards all states; Megatron-Core's distributed optimizer its own. fsdp_size -1: over all ranks."""
+    """ZeRO stage: FSDP shards all states, Megatron-Core only optimizer states. fsdp_size -1: over all ranks."""
     if _is_megatron(given.values):
         given.get(f"{_ACTOR}.megatron.use_distributed_optimizer")
         return {"layout.zero": 1}
@@ -75,21 +75,21 @@ def _read_sharding(given: Given) -> Mapping[str, Any]:
 
 
 def _read_batch(given: Given) -> Mapping[str, Any]:
-    """A step of the optimizer has so many prompts, with all their answers. Source: verl, workers/fsdp_workers.py."""
+    """Batch sizes; the global batch is prompts x answers per prompt. Source: verl, workers/fsdp_workers.py."""
     mini, answers = given.whole(f"{_ACTOR}.ppo_mini_batch_size"), given.whole("actor_rollout_ref.rollout.n", 1) or 1
     prompt, answer = given.whole("data.max_prompt_length", 512), given.whole("data.max_response_length", 512)
     found: dict[str, Any] = {"training.sequence_length": prompt + answer}
     if mini:
         found["training.global_batch_size"] = mini * answers
     micro = given.whole(f"{_ACTOR}.ppo_micro_batch_size_per_gpu")
-    if given.flag(f"{_ACTOR}.use_dynamic_bsz"):  # packed up to so many tokens
+    if given.flag(f"{_ACTOR}.use_dynamic_bsz"):  # packed up to a token limit
         most = given.whole(f"{_ACTOR}.ppo_max_token_len_per_gpu", 16384)
         micro = _at_most(most // (prompt + answer), mini * answers, given)
     return found | ({"layout.mbs": micro} if micro else {})
 
 
 def _at_most(most: int, batch: int, given: Given) -> int:
-    """The largest microbatch up to `most` sequences that cuts the batch of a rank evenly."""
+    """The largest microbatch of at most `most` sequences that divides the batch of a rank evenly."""
     degrees = _read_degrees(given)
     replicas = given.num_devices // (degrees["layout.tp"] * degrees["layout.pp"] * degrees["layout.cp"])
     own = batch // max(replicas, 1)
@@ -110,7 +110,7 @@ def _read_recompute(given: Given) -> Mapping[str, Any]:
 
 
 def _read_offload(given: Given) -> Mapping[str, Any]:
-    """Offloaded states come back for the actor's step, so that its peak has them; what stays away is not priced."""
+    """Report offload keys as not priced: offloaded states return to the device for the actor's step and its peak."""
     for engine in ("fsdp_config", "megatron"):
         for what in ("param_offload", "optimizer_offload", "grad_offload"):
             if given.flag(f"{_ACTOR}.{engine}.{what}"):

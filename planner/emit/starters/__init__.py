@@ -1,4 +1,4 @@
-"""Who starts a program on the hosts, by the name that `--on` has."""
+"""The starters, which start a program on the hosts, by the value of `--on`."""
 
 from __future__ import annotations
 

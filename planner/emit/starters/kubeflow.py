@@ -1,7 +1,7 @@
-"""Kubeflow Trainer v2: a TrainJob, whose controller tells each host its number and the address of host 0.
+"""Kubeflow Trainer v2: a TrainJob, whose controller passes to each host its number and the address of host 0.
 
-Source: kubeflow/trainer 8c0f5059, manifests/base/crds/trainer.kubeflow.org_trainjobs.yaml; its readers accept unknown
-keys, so that only keys of that file are written.
+Source: kubeflow/trainer 8c0f5059, manifests/base/crds/trainer.kubeflow.org_trainjobs.yaml; the readers of a TrainJob
+accept unknown keys silently, so we write only keys of that file.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ _PLACE: Final = '"$PET_NODE_RANK" "$PET_MASTER_ADDR" "${PET_MASTER_PORT:-29500}"
 
 
 def train_job(start: Start) -> dict[str, str]:
-    """The job, and beside it the script that each host runs.
+    """The files of the TrainJob: the job itself, and the script that each host runs.
 
     Raises:
-        InputError: hosts of several pools, or hosts that are not used alike.
+        InputError: hosts of several pools, or hosts with different numbers of ranks.
     """
     plan = start.plan
     ranks = alike_hosts(plan, "kubeflow")
@@ -62,10 +62,10 @@ def train_job(start: Start) -> dict[str, str]:
 
 
 def alike_hosts(plan: Plan, starter: str) -> int:
-    """Ranks of each host.
+    """Number of ranks per host, which is the same on all hosts.
 
     Raises:
-        InputError: hosts of several pools, or hosts that are not used alike.
+        InputError: hosts of several pools, or hosts with different numbers of ranks.
     """
     hosts = ranks_of_hosts(plan)
     if len({host.pool.name for host in hosts}) > 1:
@@ -77,6 +77,6 @@ def alike_hosts(plan: Plan, starter: str) -> int:
 
 
 def _name(text: str) -> str:
-    """A name as Kubernetes has them: RFC 1035, at most 63 characters."""
+    """A valid Kubernetes name made of the text: RFC 1035, at most 63 characters."""
     found = re.sub(r"[^a-z0-9-]+", "-", text.lower()).strip("-")[:50].strip("-")
     return found if found[:1].isalpha() else f"train-{found}".rstrip("-")

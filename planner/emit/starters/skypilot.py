@@ -1,4 +1,4 @@
-"""SkyPilot 0.14: a task that starts the program on every host it finds. Unknown keys are refused by its reader."""
+"""SkyPilot 0.14: a task that starts the program on every host. SkyPilot refuses a task with unknown keys."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ _NAMES: Final = {
     "h100-94gb": "H100",
     "h200-141gb": "H200",
 }
-"""Devices of the shipped clusters in SkyPilot's words; others are their first word in capitals, as B200 and MI300X."""
+"""Our device name -> SkyPilot's name. The name of any other device is its first word in capitals: B200, MI300X."""
 
 _FIRST: Final = '"$(head -n1 <<< "$SKYPILOT_NODE_IPS")"'
 
 
 def task(start: Start) -> dict[str, str]:
-    """The task, and beside it the script that each host runs.
+    """The files of the SkyPilot task: the task itself, and the script that each host runs.
 
     Raises:
-        InputError: hosts of several pools, hosts that are not used alike, or hosts without GPUs.
+        InputError: hosts of several pools, hosts with different numbers of ranks, or hosts without GPUs.
     """
     plan = start.plan
     ranks = alike_hosts(plan, "skypilot")

@@ -1,4 +1,4 @@
-"""A batch script for Slurm: every host runs the program; of our own trainer, time that runs out is a saved stop."""
+"""A batch script for Slurm: every host runs the program. Our own trainer saves before the job's time limit."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ if TYPE_CHECKING:
 
 SCRIPT: Final = "job.sbatch"
 SECONDS_TO_SAVE: Final = 120
-"""Slurm warns this long before the time limit; submitit asks for 90 s, a large checkpoint needs more."""
+"""Seconds between Slurm's signal and the time limit; submitit uses 90 s, but a large checkpoint takes longer."""
 
 
 def batch_script(start: Start) -> dict[str, str]:
     """The script for `sbatch`, to be submitted from the folder that holds it and `plan.json`.
 
-    Slurm finds the hosts. Our own trainer is started by `planner launch`, which reads its own number and host 0 from
-    Slurm's variables; before the time limit Slurm signals the script, which asks the ranks to save through the file
-    `run/stop`, as `planner launch` does, and puts the job back into the queue. Another program is started by its
-    `run.sh`, which this folder has too, and Slurm tells it nothing. Values in #SBATCH lines cannot be quoted: only the
-    model's name, which holds no blank, and numbers stand there.
+    Slurm chooses the hosts. Our own trainer is started by `planner launch`, which reads the host's number and the
+    address of host 0 from Slurm's variables. Before the time limit Slurm signals the script. The script then creates
+    the file `run/stop`, as `planner launch` does, so that the ranks save, and puts the job back into the queue. Any
+    other program is started by the `run.sh` of this folder and gets no signal from Slurm. Values in #SBATCH lines
+    cannot be quoted, so these lines contain only numbers and the model's name, which has no blanks.
 
-    Where the ranks lie in several pools the job is a heterogeneous one, with a part for each pool. Slurm numbers the
-    hosts of each part on their own, so every host looks for its name in the list of all.
+    If the ranks use several pools, the job is a heterogeneous job with one component per pool. Slurm numbers the hosts
+    of each component separately, so every host looks up its own name in the list of all hosts.
     """
     plan, ours = start.plan, start.target.launcher
     parts = [list(hosts) for _, hosts in groupby(ranks_of_hosts(plan), key=lambda host: host.pool.name)]
@@ -60,10 +60,10 @@ def batch_script(start: Start) -> dict[str, str]:
 
 
 def _request(hosts: Sequence[HostRanks], segment: int) -> str:
-    """What is asked for of one pool, in segments of so many hosts, or as the cluster document fixes it.
+    """The #SBATCH lines that request the hosts of one pool; segment: hosts per segment, 0: from the cluster document.
 
-    Slurm's block topology takes whole racks first where no segment is named, and a segment only where it divides the
-    hosts. It numbers hosts by name, so that those of one rack are neighbours where their names are.
+    Slurm's block topology fills whole racks first if no segment size is given, and accepts a segment size only if it
+    divides the number of hosts. Slurm orders hosts by name, so hosts of one rack are neighbours if their names are.
     """
     pool = hosts[0].pool
     gpus = f"#SBATCH --gpus-per-node={hosts[0].num_ranks}\n" if pool.kind == "cuda" else ""
@@ -81,7 +81,7 @@ def _hosts(num_parts: int) -> str:
 
 
 def _srun(num_parts: int) -> str:
-    """A command that starts another one on every host; of several parts with the number of the host as an option."""
+    """A command that starts `planner launch` on every host; in a heterogeneous job it passes the host's number."""
     if num_parts == 1:
         return f"srun --kill-on-bad-exit=0 {_CONTAINER}"
     numbered = _NUMBERED.replace("START", 'exec "$@" "--node-rank=$n"')
@@ -90,7 +90,7 @@ def _srun(num_parts: int) -> str:
 
 
 def _srun_others(num_parts: int, *, num_hosts: int) -> str:
-    """A command that starts `run.sh` on every host, with its number where there are several."""
+    """A command that starts `run.sh` on every host, with the host's number if there are several hosts."""
     if num_hosts == 1:
         return f'srun --kill-on-bad-exit=1 {_CONTAINER} bash run.sh "$@"'
     number = 'exec bash run.sh {} "$MASTER_ADDR" "$MASTER_PORT" "$@"'
@@ -107,7 +107,7 @@ def _groups(num_parts: int) -> str:
 
 
 _WHOLE: Final = "#SBATCH --exclusive\n#SBATCH --mem=0\n"
-"""A job that has hosts for itself gets all their memory only where it asks for it. Source: man sbatch, --exclusive."""
+"""An exclusive job gets all memory of its hosts only if the job requests it. Source: man sbatch, --exclusive."""
 
 _WARNED: Final = f"#SBATCH --signal=B:USR1@{SECONDS_TO_SAVE}\n#SBATCH --requeue\n"
 

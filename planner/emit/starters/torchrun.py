@@ -1,4 +1,4 @@
-"""The script that starts a program on each host by hand: `bash run.sh NUMBER ADDRESS [PORT]`."""
+"""A script that a user starts by hand on each host: `bash run.sh NUMBER ADDRESS [PORT]`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _FURTHER: Final = "# Further options of the program come behind: bash run.sh OPT
 
 
 def torchrun_start(plan: Plan, place: Place | None) -> str:
-    """Torchrun's own words on one host of several, or on the only one."""
+    """The torchrun command and its options for one of several hosts; None: for the only host."""
     if place is None:
         return f"torchrun --standalone --nproc-per-node={plan.layout.world_size}"
     return (
@@ -27,9 +27,9 @@ def torchrun_start(plan: Plan, place: Place | None) -> str:
 
 
 def host_script(start: Start) -> dict[str, str]:
-    """A bash script that starts the program on one host; further options of the program come behind its own.
+    """A bash script that starts the program on one host and passes further arguments on to the program.
 
-    On several hosts it takes the host's number, the address of host 0, and a port.
+    With several hosts, the first arguments are the host's number, the address of host 0, and a port.
     """
     plan = start.plan
     exports = "".join(f"export {name}={value}\n" for name, value in start.target.environment(plan).items())
