@@ -170,7 +170,7 @@ def _model(
 
 
 def _name_of(shown: str) -> str:
-    """A name for the model that a file describes: the file's name, with each invalid character replaced by `-`."""
+    """A name for the model that a file describes: the file's name, with invalid characters replaced by `-`."""
     return re.sub(r"[^A-Za-z0-9._-]+", "-", shown.rpartition("/")[2]).strip("-")[:64] or "model"
 
 
