@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Start:
-    """A plan as settings of a program, ready to be started. values: all keys and values, placeholders included."""
+    """A plan as settings of a program, ready to be started. values: keys and values, including placeholders."""
 
     plan: Plan
     target: Target

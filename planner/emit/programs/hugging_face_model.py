@@ -49,7 +49,7 @@ def config_of(spec: ModelSpec) -> dict[str, Any] | None:
     """A config.json that our reader converts back into this model; None: no model type of transformers matches.
 
     A model document cannot tell some types apart, such as DeepSeek-V2 and V3, which differ in their routers. The type
-    that occurs in the model's name is then tried first.
+    that occurs in the model's name is tried first.
     """
     names = (*_FIRST, *(each for each in LAYERS if each not in _FIRST))
     for name in sorted(names, key=lambda each: each.replace("_", "-") not in spec.name):

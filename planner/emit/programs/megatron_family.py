@@ -384,7 +384,7 @@ LAYOUT: Final = (
     _whole("layout.mbs", "micro_batch_size"),
     Setting(says=("layout.recompute",), write=_write_recompute, read=_read_recompute),
     Setting(says=("layout.offload",), write=_write_offload, read=_read_offload),
-    follows("layout.dp", "layout.pools", "layout.segment"),  # they follow from the ranks and their hosts
+    follows("layout.dp", "layout.pools", "layout.segment"),  # derived from the ranks and their hosts
 )
 
 TRAINING: Final = (

@@ -170,7 +170,7 @@ def _model(
 
 
 def _name_of(shown: str) -> str:
-    """A name for the model that a file describes: the file's name, with characters that names may not have replaced."""
+    """A name for the model that a file describes: the file's name, with invalid characters replaced by `-`."""
     return re.sub(r"[^A-Za-z0-9._-]+", "-", shown.rpartition("/")[2]).strip("-")[:64] or "model"
 
 
@@ -230,7 +230,7 @@ def _assumed(text: str) -> Assumed:
 
 
 def with_layout(foreign: Foreign, text: str) -> Foreign:
-    """The same foreign file, with the degrees of a `--layout` text replacing the degrees of the file."""
+    """The same foreign file, with the values of a `--layout` text replacing the values of the file."""
     from planner.layout import parse_assignments
 
     return replace(foreign, layout={**foreign.layout, **parse_assignments(text, "--layout")})

@@ -1,4 +1,4 @@
-"""Reader for torchtitan's files: TOML (releases up to 0.2), the JSON it saves, and the Python of `planner emit`.
+"""Reader for torchtitan's files: TOML (releases up to 0.2), saved JSON, and the Python files of `planner emit`.
 
 Each file is converted into the keys of the table. In Python files only literals are read, and nothing is run.
 """

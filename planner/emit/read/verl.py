@@ -110,7 +110,7 @@ def _read_recompute(given: Given) -> Mapping[str, Any]:
 
 
 def _read_offload(given: Given) -> Mapping[str, Any]:
-    """Report offload keys as not priced: offloaded states return to the device for the actor's step and its peak."""
+    """Leave offload keys as not priced: offloaded states are back on the device at the peak of the actor's step."""
     for engine in ("fsdp_config", "megatron"):
         for what in ("param_offload", "optimizer_offload", "grad_offload"):
             if given.flag(f"{_ACTOR}.{engine}.{what}"):

@@ -63,7 +63,7 @@ def _request(hosts: Sequence[HostRanks], segment: int) -> str:
     """The #SBATCH lines that request the hosts of one pool; segment: hosts per segment, 0: from the cluster document.
 
     Slurm's block topology fills whole racks first if no segment size is given, and accepts a segment size only if it
-    divides the number of hosts. Slurm orders hosts by name, so hosts of one rack are neighbours if their names are.
+    divides the number of hosts. Slurm orders hosts by name, so hosts of one rack need adjacent names to be neighbours.
     """
     pool = hosts[0].pool
     gpus = f"#SBATCH --gpus-per-node={hosts[0].num_ranks}\n" if pool.kind == "cuda" else ""
