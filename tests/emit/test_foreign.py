@@ -225,7 +225,8 @@ def test_a_file_may_come_from_standard_input_and_mistakes_name_the_user_s_file(t
     assert "standard input:" in capsys.readouterr().err
     options = "torchrun pretrain_gpt.py --num-layers 4 --hidden-size 256 --num-attention-heads 4 --seq-length 128"
     options += " --max-position-embeddings 128 --micro-batch-size 1 --global-batch-size 8 --vocab-size 1024"
-    path = tmp_path / "run of mine.sh"
+    path = tmp_path / ("far/" * 20) / "run of mine.sh"  # a long path is not cut: its end says what the file is
+    path.parent.mkdir(parents=True)
     path.write_text(options)
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(options.encode())))
     for name, model in ((path, "run-of-mine.sh"), (Path("-"), "standard-input")):

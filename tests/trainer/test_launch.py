@@ -145,7 +145,7 @@ def test_a_hundred_lines_stand_for_any_number_of_hosts(make_plan):
         shown = torchrun_commands(large, Path("p.json"), output=Path("out"), arguments=RunArguments())
         assert len(shown) == lines
     assert "--node-rank=98 " in shown[98]
-    assert shown[99] == "# and 499,901 more hosts, numbers 99 to 499999"
+    assert shown[99] == "# and 499,901 more hosts, with --node-rank=99 to 499999"
     assert "--nproc-per-node=1 --node-rank=500000 " in shown[100]
 
 

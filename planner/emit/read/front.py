@@ -74,7 +74,7 @@ def read_foreign(
         EnvironmentProblem: the file cannot be read.
     """
     is_stream = str(path) == "-"
-    shown = "standard input" if is_stream else printable(str(path), 80)
+    shown = "standard input" if is_stream else printable(str(path), 1000)
     text = limited_text(sys.stdin.buffer, shown) if is_stream else read_text(path, shown)
     reader = _reader_of(shown, text)
     try:
@@ -105,10 +105,6 @@ def read_foreign(
         assumed=tuple(assumed),
         left_behind=tuple(_left_behind(values)),
     )
-
-
-def _placed(where: str, shown: str) -> str:
-    return f"{shown}{where}" if not where or where.startswith(":") else where
 
 
 def _reader_of(shown: str, text: str) -> Reader:
