@@ -171,7 +171,10 @@ def _half_depth(rows: Sequence[Mapping[str, float]]) -> float:
 
 
 def _link(link: LinkSpec, curves: Curves, device: DeviceSpec) -> LinkSpec:
-    """The link with values from its largest and smallest messages, over groups that span it and no link above it."""
+    """The link with its bandwidth and latency measured by the largest and smallest messages.
+
+    The messages are those of groups that cross this link and no link above it.
+    """
     rows = [row for row in curves["collectives"] if _spans(link, row, curves)]
     if not rows:
         return link

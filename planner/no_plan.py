@@ -50,7 +50,7 @@ def no_plan(data: Any, name: str) -> InputError:
 
 
 def command_again(data: dict[str, Any]) -> str:
-    """The command that makes a plan of format 1 again, derived from its keys; one line for a shell."""
+    """The shell command, on one line, that plans the job of a format-1 plan anew; derived from the plan's keys."""
     model, cluster, training, options = (_mapping(data, key) for key in ("model", "cluster", "training", "options"))
     choice, was_searched = _mapping(data, "batch_choice"), bool(data.get("certificate"))
     batch = f"{choice.get('least')}..{choice.get('most')}" if choice else training.get("global_batch_size")

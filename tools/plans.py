@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Final
@@ -110,7 +110,13 @@ def distinct_jobs(runs: Iterable[Run]) -> list[tuple[Job, tuple[tuple[Run, Setup
 
 
 def planned(job: Job, rows: tuple[tuple[Run, Setup], ...]) -> Planned:
-    """The job with its plan, as `planner plan` makes it."""
+    """The job with its plan, as `planner plan` makes it.
+
+    Tensor parallelism stays inside the scale-up domain unless a row crosses it, whose user lifted the rule then. Prices
+    of published layouts have the rule lifted throughout.
+    """
+    crosses = any(setup.layout.tp > job.cluster.scale_up_devices for _, setup in rows)
+    job = replace(job, allow_tp_across_nodes=crosses)
     try:
         plan = search(job, Constraints(), within=WITHIN, top=0)
     except InputError:

@@ -169,7 +169,7 @@ def inner_gradient_bytes(job: PoolJob, layout: Degrees, *, experts: bool) -> Num
 
 
 def _half(query: int, key: int) -> float:
-    """Share of queries and values, the outputs of the first and third product, in queries, keys and values."""
+    """Elements of queries and values, divided by the elements of queries, keys and values together."""
     return (query + key) / (query + 2 * key)
 
 

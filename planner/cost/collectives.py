@@ -160,7 +160,7 @@ def _through_memory(cluster: ClusterSpec, link: LinkSpec) -> LinkSpec:
 
 
 def _adapters(link: LinkSpec, inside: Number, size: Number, stride: Number) -> Number:
-    """Part of a link that `inside` ranks can use while no other group is active, in units of one rank's part.
+    """Bandwidth that `inside` ranks can use while no other group is active, in multiples of one rank's share.
 
     Derived here: the ranks use whole adapters; `devices_per_adapter` neighbours share one adapter, and each neighbour
     adds its part of the bandwidth.

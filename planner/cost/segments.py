@@ -82,8 +82,9 @@ def segments_of(cluster: ClusterSpec, world_size: int) -> list[int]:
 def with_segment(cluster: AnyCluster, layout: Layout) -> Layout:
     """The layout with a default for a segment that is not given: the one that keeps most ranks of a group together.
 
-    The groups of tp count first, then those of etp, ep and cp, the data-parallel ranks, and the pipeline. Of segments
-    that are equal for all these groups the largest is chosen. If the cluster leaves no choice, the segment stays 0.
+    The groups of tp count first, then those of etp, ep and cp, the data-parallel ranks, and the pipeline. Where several
+    segments keep equally many ranks together in all these groups, the largest is chosen. If the cluster leaves no
+    choice, the segment stays 0.
 
     Source: planner/cost/collectives.py, members of a group in one domain; checked by a count over all ranks.
     """

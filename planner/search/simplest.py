@@ -201,7 +201,7 @@ def _by_program(
     solver: SolverName,
     time_limit: float | None,
 ) -> SimplestAnswer:
-    """The integer programs' answer over all configurations that keys and their own lower bounds do not rule out."""
+    """The integer programs' best answer, over all configurations that no key and no lower bound rules out."""
     idle, interleave, axes = configuration_keys(found.job, found.near.degrees(inside)).T
     bounds, contenders = found.near.seconds[inside], Contenders()
     for part in _in_parts(np.lexsort((bounds, axes, interleave, idle))):

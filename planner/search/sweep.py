@@ -134,8 +134,9 @@ def sweep(
 ) -> Sweep:
     """The fastest layout for every number of hosts, and the front of all layouts that use them.
 
-    Layouts are priced once for all sizes on which they cost the same: the price of a group of ranks changes only
-    where a level of the network begins to span the whole cluster. The dynamic program finds the optima.
+    Each layout is priced once for all cluster sizes at which its cost is the same. The cost of a group of ranks changes
+    only at sizes where another level of the network is the first to span the whole cluster. The dynamic program finds
+    the optima.
 
     Raises:
         InputError: no legal layout exists under the constraints.

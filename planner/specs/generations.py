@@ -19,8 +19,9 @@ def with_defaults(device: Mapping[str, Any]) -> dict[str, Any]:
     """A device as it is written, with what it leaves out; `assumed` lists the keys that its generation gave.
 
     A device that was written out before keeps those of its `assumed` keys that still have the generation's value.
-    Nothing is filled where the generation is missing. An unknown one is refused where the device is checked; until then
-    the device has values of some generation, so that they are not called missing too.
+    Nothing is filled where the generation is missing. An unknown generation is refused later, when the device is
+    checked. Until then the device has the values of some known generation, so that its keys are not reported as
+    missing too.
     """
     generation, before = device.get("generation"), device.get("assumed")
     if isinstance(before, list):  # of JSON

@@ -180,7 +180,7 @@ def _join(outer: dict[str, Any], shown: str, text: str) -> Join | None:
 
 
 def _is_text_model(outer: dict[str, Any]) -> bool:
-    """Whether `architectures` names the text model alone, whose own keys then decide everything."""
+    """Whether `architectures` names the text model alone; if so, only the text model's own keys are read."""
     names = outer.get("architectures")
     return (
         isinstance(names, list)

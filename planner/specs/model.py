@@ -113,8 +113,8 @@ class LatentAttention(Document):
 class SparseAttention(Document):
     """An indexer that chooses `top_k` keys for each query by light heads of its own (DeepSeek-V3.2).
 
-    With latent attention its queries come from the latent of the queries. shared: the keys are those that the layer
-    before has chosen, and there is no indexer (GLM-5.2).
+    With latent attention the indexer computes its queries from the compressed query latent.
+    shared: the layer has no indexer and reuses the keys that the previous layer selected (GLM-5.2).
     """
 
     num_heads: int = Field(ge=1, le=100_000)

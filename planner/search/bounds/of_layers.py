@@ -225,7 +225,7 @@ def most_layers(
     A run of consecutive layers contains at least a known number of whole periods of the pattern; each chunk after the
     first may lose one period. shapes: the layer shapes of the configurations, if already priced.
 
-    Buys where columns are priced (`most-layers`, medians of 3): Llama-3-70B on three pools takes 3.51 s instead of
+    Buys time while columns are priced (`most-layers`, medians of 3): Llama-3-70B on three pools takes 3.51 s instead of
     8.52 s, Llama-3-405B on 16,384 devices 0.63 s instead of 0.84 s; GPT-3 on 1,024 devices gains nothing.
     """
     v, layers = degrees.interleave, job.model.num_layers

@@ -273,8 +273,9 @@ def _least_transfer(
     to move k layers is concave in k (latencies, and the quickest algorithm for the bytes), and the time that they hide
     is proportional to k. So the difference is least at one of the two ends of the range of k.
 
-    window_seconds: two arrays [policies, n], the time that one layer of the main kinds hides, and the time that all
-    other layers hide together; no stage hides more. optimizer_seconds: [n], for a stage of the most layers.
+    window_seconds: two arrays [policies, n]: the communication time that one layer of the main kinds can hide, and the
+    communication time that all other layers together can hide. No stage can hide more than these times.
+    optimizer_seconds: [n], of a stage that holds the most layers.
 
     Buys (`transfer`): DeepSeek-V3 on 100,000 devices takes 5.10 s instead of 10.42 s; GPT-3 there 0.96 s instead of
     1.03 s. With both ends, instead of the most layers alone, DeepSeek-V3 there takes 3.67 s instead of 10.65 s.
