@@ -113,7 +113,8 @@ def matmul_seconds(
     """Seconds of `batch` products (m x k) (k x n): the slower of arithmetic and memory traffic, and the launch.
 
     `precision` defaults to the training's. `aligned`: whether the two widths are aligned; by default the widths of the
-    right factor are tested. The alignment of the number of tokens is not tested, because this number is no property of the model.
+    right factor are tested. The alignment of the number of tokens is not tested, because this number is no property
+    of the model.
 
     Source: roofline model, Williams et al. (CACM 2009).
     """
