@@ -1,1 +1,1 @@
-"""One module for each command: what it does, callable without click, and its options."""
+"""One module for each command: a function `run` that works without click, and the command's options."""

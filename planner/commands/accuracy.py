@@ -1,4 +1,4 @@
-"""`planner accuracy`: predictions beside measured runs."""
+"""`planner accuracy`: compares predictions with measured runs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def run(runs: Path, *, console: Console, calibration: Path | None = None, as_jso
     """Print how far off the predictions of a table's runs are, and return the exit code.
 
     Raises:
-        PlannerError: the table is not one, or cannot be read.
+        PlannerError: the file cannot be read, or is no table of measured runs.
     """
     from planner.accuracy.report import report_of, report_to_json
     from planner.show.accuracy import accuracy

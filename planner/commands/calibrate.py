@@ -1,4 +1,4 @@
-"""`planner calibrate`: corrections from runs of one's own."""
+"""`planner calibrate`: fits corrections to the user's own runs."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ if TYPE_CHECKING:
 
 
 def run(runs: Sequence[Path], *, output: Path, console: Console, plan: Path | None = None, force: bool = False) -> int:
-    """Write what the runs say about the corrections, print errors before and after, and return the exit code.
+    """Write corrections fitted to the runs, print forecast errors before and after the fit, and return the exit code.
 
     Raises:
-        PlannerError: as `planner.api.calibrate_runs`, or a file that must not be written.
+        PlannerError: as `planner.api.calibrate_runs`, or the output file exists and `force` is false.
     """
     from planner.accuracy.calibrate import calibration_text
     from planner.api import calibrate_runs

@@ -1,4 +1,4 @@
-"""`planner clusters`: the clusters that are shipped, and the one that this machine is."""
+"""`planner clusters`: lists the shipped clusters, and describes this machine as a cluster."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from planner.errors import ExitCode, InputError
 
 
 def run(name: str | None = None, *, console: Console, detect: bool = False, as_json: bool = False) -> int:
-    """Print the list, one cluster by its name or file, or this machine; return the exit code.
+    """Print the list of clusters, one cluster by its name or file, or this machine; return the exit code.
 
     Raises:
         PlannerError: an unknown name, or a document with mistakes.

@@ -1,4 +1,4 @@
-"""Where a command reads and writes: the streams of this process, or others in a test."""
+"""Streams that a command reads and writes: those of this process, or buffers in a test."""
 
 from __future__ import annotations
 
@@ -19,41 +19,41 @@ if TYPE_CHECKING:
 
 
 class Console:
-    """Results go to `out`, everything else to `err`; a plan called `-` comes from `source`."""
+    """Results are written to `out`, all other text to `err`; a plan named `-` is read from `source`."""
 
     def __init__(self, out: TextIO | None = None, err: TextIO | None = None, source: TextIO | None = None) -> None:
         self.out, self.err, self.source = out or sys.stdout, err or sys.stderr, source or sys.stdin
 
     def print(self, text: str) -> None:
-        """Write a result; what the terminal's encoding cannot say is escaped rather than fatal."""
+        """Write a result; characters outside the terminal's encoding are escaped and raise no error."""
         encoding = self.out.encoding or "utf-8"
         self.out.write(text.encode(encoding, "backslashreplace").decode(encoding))
         self.out.flush()
 
     def render(self, renderable: RenderableType) -> None:
-        """Lay a result out for the screen behind `out`; text is a document and is written as it is."""
+        """Write a result to `out`: a renderable is laid out for the screen, a string is written unchanged."""
         from planner.show.screen import Screen, to_text
 
         self.print(renderable if isinstance(renderable, str) else to_text(renderable, Screen.of(self.out)))
 
     def progress(self, first: str = "listing layouts") -> Progress:
-        """Shows on `err` what a search does, as a context."""
+        """Return a context manager that shows the progress of a search on `err`."""
         from planner.show.progress import Progress
 
         return Progress(self.err, first)
 
     def read_plan(self, name: str) -> Plan:
-        """The plan in a file, or for `-` the one that comes from `source`."""
+        """Read a plan from a file, or from `source` where the name is `-`."""
         from planner.reading import read_plan
 
         return read_plan(Path(name), source=self.source, tell=self.note)
 
     def note(self, text: str) -> None:
-        """Say on `err` what a reader should know of the input."""
+        """Write a note about the input to `err`."""
         self.err.write(f"note: {text}\n")
 
     def write(self, path: Path, pieces: Iterable[str], *, force: bool) -> None:
-        """Write a file and say so, or for `-` a result."""
+        """Write a file and report its name on `err`; for `-` write the text to `out` as a result."""
         from planner.plan import write_text
         from planner.show.screen import clean
 
@@ -69,18 +69,18 @@ class Console:
             self.say_written(path)
 
     def say_written(self, path: Path) -> None:
-        """Name a file that is there now."""
+        """Report on `err` that a file was written."""
         from planner.show.screen import clean
 
         self.err.write(f"wrote {clean(path)}\n")
 
 
 def check_writable(*paths: Path | None, force: bool) -> None:
-    """Refuse before a long search what could not be written after it.
+    """Refuse, before a long search starts, output paths that could not be written after it.
 
     Raises:
-        InputError: a path is no file, or exists and `force` is false.
-        EnvironmentProblem: its folder cannot be written.
+        InputError: a path is not a regular file, or exists and `force` is false.
+        EnvironmentProblem: the folder of a path cannot be written.
     """
     for path in filter(None, paths):
         if str(path) == "-":
@@ -94,5 +94,5 @@ def check_writable(*paths: Path | None, force: bool) -> None:
 
 
 def run_folder(plan_path: Path) -> Path:
-    """Where a run lives by default; a plan from standard input has no name to take."""
+    """Return the default folder of a run, named after the plan file; a plan from standard input has no file name."""
     return Path("runs") / (plan_path.stem if str(plan_path) != "-" else "plan")

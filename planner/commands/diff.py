@@ -1,4 +1,4 @@
-"""`planner diff`: two plans side by side."""
+"""`planner diff`: compares two plans."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from planner.errors import ExitCode, InputError
 
 
 def run(before: str, after: str, *, console: Console, as_json: bool = False) -> int:
-    """Print the difference of two plans' files and return the exit code.
+    """Print the differences between the plans in two files and return the exit code.
 
     Raises:
-        PlannerError: a file that is no plan or cannot be read.
+        PlannerError: a file cannot be read, or holds no plan.
     """
     from planner.explain.difference import difference_of
     from planner.show.difference import difference_view

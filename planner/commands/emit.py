@@ -1,4 +1,4 @@
-"""`planner emit`: what runs a plan elsewhere."""
+"""`planner emit`: writes the files that run a plan with another program or on other machines."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ PROGRAMS: Final = (
     "torchtitan-0.3",
 )
 STARTERS: Final = ("torchrun", "slurm", "kubeflow", "skypilot")
-"""The names in `planner.emit.programs` and `planner.emit.starters`, which are imported when they are needed."""
+"""Names of the modules in `planner.emit.programs` and `planner.emit.starters`, which are imported on first use."""
 
 
 def run(
@@ -50,7 +50,8 @@ def run(
     """Write the files of a program and the plan to the folder `output`, or print them; return the exit code.
 
     Raises:
-        PlannerError: a plan that the program does not run or cannot be told, or files that must not be written.
+        PlannerError: the program cannot run the plan or has no option for one of its values, or a file exists and
+            `force` is false.
     """
     from planner.emit.bundle import bundle_of, target_of, write_bundle
     from planner.emit.programs.torch import torchrun_commands
@@ -58,7 +59,7 @@ def run(
 
     if str(plan_path) == "-" and to == "torchrun" and output is None:
         raise _needs_a_file()
-    if to in STARTERS:  # as it was before programs and starters were two options
+    if to in STARTERS:  # older command lines: --to named programs and starters alike
         to, on = "torch", on or to
     plan = console.read_plan(str(plan_path))
     how = How(arguments=arguments, smoke=smoke)
@@ -89,7 +90,7 @@ def _needs_a_file() -> InputError:
 
 
 def _say_yours(console: Console, made: Bundle) -> None:
-    """What the plan does not decide, and stands as a placeholder in the files."""
+    """List the values that the plan does not decide and that are placeholders in the files."""
     for placeholder, meaning in made.still_yours.items():
         console.err.write(f"still yours: {placeholder}, {meaning}\n")
 

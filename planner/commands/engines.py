@@ -1,4 +1,4 @@
-"""`planner engines`: the programs that a plan can be made for."""
+"""`planner engines`: lists the training programs for which a plan can be made."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from planner.errors import ExitCode
 
 
 def run(name: str | None = None, *, console: Console, as_json: bool = False) -> int:
-    """Print the list, or one engine's profile by its name or file; return the exit code.
+    """Print the list of engines, or one engine's profile by its name or file; return the exit code.
 
     Raises:
         PlannerError: an unknown name, or a document with mistakes.

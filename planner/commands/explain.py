@@ -1,4 +1,4 @@
-"""`planner explain`: the cost of a plan or a layout, answers to questions, a page and a timeline."""
+"""`planner explain`: prints the cost of a plan or layout, answers questions, and writes a page and a timeline."""
 
 from __future__ import annotations
 
@@ -51,12 +51,12 @@ def run(
     as_json: bool = False,
     **workload: Unpack[Workload],
 ) -> int:
-    """Print what is known about a plan, or about `layout` for MODEL CLUSTER [TRAINING.yaml]; return the exit code.
+    """Print the explanation of a plan, or of `layout` for MODEL CLUSTER [TRAINING.yaml]; return the exit code.
 
-    html, trace: files for the page and the timeline; then only questions are answered in print.
+    html, trace: files for the page and the timeline. Where one is given, only answers to questions are printed.
 
     Raises:
-        PlannerError: as `planner.api.explain_layout`, or a file that must not be written.
+        PlannerError: as `planner.api.explain_layout`, or an output file exists and `force` is false.
     """
     from planner.api import explain_layout
     from planner.show.explain import answers, explanation
@@ -111,7 +111,7 @@ def _of_file(path: Path, targets: Sequence[str], layout: str | None, **others: A
 
 
 def _page(found: Explanation) -> Iterator[str]:
-    """The page of an explained plan, made when it is asked for."""
+    """Render the page of an explained plan, only when the first piece is requested."""
     from planner.cost.estimate import estimate
     from planner.explain.executed import executed_step
     from planner.explain.plan_inputs import job_of
@@ -147,7 +147,7 @@ def command(ctx: click.Context, /, **options: Any) -> int:
     """
     if options["from_file"] is not None:
         if ctx.get_parameter_source("engine") is not click.core.ParameterSource.COMMANDLINE:
-            del options["engine"]  # the file's own program
+            del options["engine"]  # the foreign file decides the engine
     elif options["from_model"] or options["define"]:
         raise click.UsageError("--model and --define go with --from FILE")
     elif len(options["targets"]) == 1:

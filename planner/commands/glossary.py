@@ -1,4 +1,4 @@
-"""`planner glossary`: the words of the output."""
+"""`planner glossary`: explains the terms of the output."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ if TYPE_CHECKING:
 
 
 def run(words: Sequence[str] = (), *, console: Console, as_json: bool = False) -> int:
-    """Print what these words mean, or all of them; return the exit code.
+    """Print the glossary entries of these words, or all entries; return the exit code.
 
     Raises:
-        InputError: a word that is not explained.
+        InputError: the glossary has no entry for a word.
     """
     import json
 

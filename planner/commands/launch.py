@@ -1,4 +1,4 @@
-"""`planner launch`: train by a plan, then compare."""
+"""`planner launch`: trains by a plan, then compares measurement and forecast."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ def run(
     calibration: Path | None = None,
     **place: Any,
 ) -> int:
-    """Train by the plan, print what was measured beside it, and return the exit code.
+    """Train by the plan, print measured beside planned figures, and return the exit code.
 
-    output: where the run lives. dry_run: print the command of each host instead. calibration: a file of corrections for
-    the forecast that is compared, in place of the plan's own. place: as `planner.launch.launch`.
+    output: folder of the run. dry_run: print the command of each host and start nothing. calibration: a file of
+    corrections for the forecast in the comparison, instead of the plan's own. place: as `planner.launch.launch`.
 
     Raises:
         PlannerError: as `planner.launch.launch`.
@@ -54,7 +54,7 @@ def run(
 
 
 def _show_comparison(output: Path, console: Console, corrections: Calibration | None) -> None:
-    """Set what the run in `output` measured beside the plan that it kept, and say how the planner learns from it."""
+    """Print what the run in `output` measured beside its plan, and the commands that calibrate the planner with it."""
     import json
 
     from planner.measured import compare

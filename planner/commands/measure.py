@@ -1,4 +1,4 @@
-"""`planner measure`: what this machine's devices and links do, as documents to plan with."""
+"""`planner measure`: measures this machine's devices and links, and writes documents to plan with."""
 
 from __future__ import annotations
 
@@ -24,12 +24,14 @@ def run(
     force: bool = False,
     **place: Any,
 ) -> int:
-    """Measure, write curves.json, cluster.yaml and devices/NAME.yaml into `output`, and return the exit code.
+    """Measure this machine, write curves.json, cluster.yaml and devices/NAME.yaml to `output`, return the exit code.
 
-    nodes: hosts that run this at the same time; place: this host among them, as `planner.launch.hosts.find_place`.
+    nodes: hosts that run this command at the same time. place: options that give the number of this host, as
+    `planner.launch.hosts.find_place`.
 
     Raises:
-        PlannerError: a file is there and `force` is false, an unknown model, no torch, a rank that failed.
+        PlannerError: an output file exists and `force` is false, the model is unknown, torch is missing, or a rank
+            failed.
     """
     import json
     import os

@@ -1,4 +1,4 @@
-"""`planner models`: the models that are shipped, and a document of a Hugging Face file."""
+"""`planner models`: lists the shipped models, and writes the model document of a Hugging Face file."""
 
 from __future__ import annotations
 
@@ -21,10 +21,12 @@ def run(
     force: bool = False,
     as_json: bool = False,
 ) -> int:
-    """Print the list, or one model by its name or file, or write the document of `source`; return the exit code.
+    """Print the list of models or one model by its name or file, or write `source` as a model document.
+
+    Returns the exit code.
 
     Raises:
-        PlannerError: an unknown name, a document with mistakes, or a file that is there while `force` is false.
+        PlannerError: an unknown name, a document with mistakes, or an output file that exists while `force` is false.
     """
     import json
 
@@ -51,13 +53,13 @@ _HELP: Final = "see `planner models --help`"
 
 
 def _write(source: Path, output: Path, *, console: Console, force: bool) -> int:
-    """Write the model document of a Hugging Face file, and say what was not read of it."""
+    """Write the model document of a Hugging Face file, and report the keys of the file that were not read."""
     from planner.show.library import entry_text
     from planner.specs.by_name import load_model, model_names, model_notes
 
     if str(output) != "-":
         check_writable(output, force=force)
-    name = f"./{source}" if str(source) in model_names() else str(source)  # a folder here, and not the shipped model
+    name = f"./{source}" if str(source) in model_names() else str(source)  # the local folder, not the shipped model
     model = load_model(name)
     for note in model_notes(name):
         console.note(note)

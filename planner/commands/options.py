@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def read_by(read: Callable[[str], Any]) -> Callable[[click.Context, click.Parameter, Any], Any]:
-    """A callback of click: the value of an option's text; a default that is no text stays."""
+    """Return a click callback that applies `read` to an option's text; a default that is no string is unchanged."""
 
     def call(ctx: click.Context, param: click.Parameter, value: Any) -> Any:  # noqa: ARG001 - click's own signature
         try:
@@ -42,11 +42,11 @@ def _read_length(text: str) -> int:
 
 _MOST_SIZES = 10_000
 _MOST_SIZES_OF_POOLS = 256
-"""Each size of a mixed cluster takes a search of its own."""
+"""Most combinations of pool sizes in one command; each combination costs one search."""
 
 
 def _read_nodes(text: str, *, ranges: bool) -> Nodes | Sizes:
-    """Hosts, or with `ranges` also `A..B`, which is a range; or hosts of named pools."""
+    """Read a number of hosts, with `ranges` also a range `A..B`, or numbers of hosts by pool name."""
     if "=" in text:
         pools = _read_pools(text, ranges=ranges)
         is_one_size = all(len(hosts) == 1 for hosts in pools.values())
@@ -69,7 +69,7 @@ def _read_hosts(text: str, *, ranges: bool) -> range:
 
 
 def _read_pools(text: str, *, ranges: bool) -> dict[str, range]:
-    """Hosts of pools, as in `old=2,new=1..8`."""
+    """Read the hosts of each pool, as in `old=2,new=1..8`."""
     found: dict[str, range] = {}
     for part in text.split(","):
         name, _, count = part.strip().partition("=")
@@ -82,7 +82,7 @@ def _read_pools(text: str, *, ranges: bool) -> dict[str, range]:
 
 
 def nodes_option(*, ranges: bool) -> Callable[[Any], Any]:
-    """`--nodes N`, and with `ranges` also `--nodes A..B`; on a mixed cluster `--nodes POOL=N` or `POOL=A..B`."""
+    """Return the option `--nodes N`, on a mixed cluster `POOL=N`; with `ranges` also `A..B` and `POOL=A..B`."""
     hosts = "Hosts, or A..B to compare sizes" if ranges else "Hosts"
     metavar = "N | A..B | POOL=..." if ranges else "N | POOL=N"
     words = f"{hosts}; overrides the cluster's own count. On a mixed cluster those of its pools, as in old=2,new=4."
@@ -90,7 +90,7 @@ def nodes_option(*, ranges: bool) -> Callable[[Any], Any]:
 
 
 def cluster_names_of(text: str) -> list[str]:
-    """The clusters that an argument names, `A,B,C`, each once; a file whose own name has a comma is one."""
+    """Split an argument `A,B,C` into cluster names without repeats; an existing file with a comma is one name."""
     names = [text] if Path(text).exists() else [name.strip() for name in text.split(",")]
     if not all(names) and len(names) > 1:
         raise click.UsageError(f"{text}: write the clusters with one comma between two, as in p5,g6e")
@@ -98,12 +98,12 @@ def cluster_names_of(text: str) -> list[str]:
 
 
 def file_option(*names: str, help: str) -> Callable[[Any], Any]:  # noqa: A002 - click's own name
-    """An option that takes a file name."""
+    """Return an option whose value is a file name."""
     return click.option(*names, type=click.Path(path_type=Path), metavar="FILE", help=help)
 
 
 def share_option(*names: str, help: str, default: str | None = None) -> Callable[[Any], Any]:  # noqa: A002 - click's name
-    """An option that takes a share of one, as in 2% or 0.02."""
+    """Return an option whose value is a fraction, written as 2% or 0.02."""
     shown = default is not None
     return click.option(
         *names, callback=read_by(parse_share), metavar="SHARE", default=default, show_default=shown, help=help
@@ -111,7 +111,7 @@ def share_option(*names: str, help: str, default: str | None = None) -> Callable
 
 
 def count_option(*names: str, help: str) -> Callable[[Any], Any]:  # noqa: A002 - click's own name
-    """An option that takes a number of at least one."""
+    """Return an option whose value is a whole number of at least 1."""
     return click.option(*names, type=click.IntRange(min=1), metavar="N", help=help)
 
 
@@ -197,11 +197,11 @@ def workload_options(command: Any) -> Any:
 
 
 class _OfOurTrainer(click.Option):
-    """An option that the planner's own trainer alone takes."""
+    """An option that only the planner's own trainer supports."""
 
 
 class RunCommand(click.Command):
-    """A command with the options of a run; its help lists those of the planner's own trainer apart."""
+    """A command with the options of a run; its help lists the options of the planner's own trainer separately."""
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: D102 - click's own
         lines: dict[bool, list[tuple[str, str]]] = {False: [], True: []}
@@ -222,7 +222,7 @@ def run_options(command: Any) -> Any:
 
 
 def _run_option(each: Field[Any]) -> Callable[[Any], Any]:
-    """The option of one field; click reads paths and counts itself."""
+    """Return the option of one field of `RunArguments`; click parses paths and counts itself."""
     name, text, read = option_name(each.name), each.metadata["help"], each.metadata["read"]
     cls = click.Option if each.name in OF_OTHER_PROGRAMS else _OfOurTrainer
     if each.default is False:
@@ -242,14 +242,14 @@ def _run_option(each: Field[Any]) -> Callable[[Any], Any]:
 
 
 def with_run_arguments(options: Mapping[str, Any]) -> dict[str, Any]:
-    """The options of a command, those of a run together as `arguments`."""
+    """Return the options of a command with the options of a run collected in one value `arguments`."""
     names = {each.name for each in fields(RunArguments)}
     arguments = RunArguments(**{name: options[name] for name in names})
     return {name: value for name, value in options.items() if name not in names} | {"arguments": arguments}
 
 
 def place_options(command: Any) -> Any:
-    """Add the options that say which of several hosts this one is."""
+    """Add the options that give this host's number and the address of host 0."""
     return _with(command, _PLACE)
 
 
@@ -259,20 +259,20 @@ def question_options(command: Any) -> Any:
 
 
 def foreign_options(command: Any) -> Any:
-    """Add the options that read the file of another program."""
+    """Add the options that read a configuration file of another program."""
     return _with(command, _FOREIGN)
 
 
 def report_options(command: Any) -> Any:
-    """Add the options that write what is known about a plan to files."""
+    """Add the options that write the explanation of a plan to files."""
     return _with(command, _REPORTS)
 
 
 def refuse_options(ctx: click.Context, names: Collection[str | None], why: str) -> None:
-    """Refuse options that were given and would be ignored in silence.
+    """Refuse options that the user gave and that would otherwise be ignored silently.
 
     Raises:
-        click.UsageError: there are any.
+        click.UsageError: the user gave one of these options.
     """
     given = [
         param.opts[0]

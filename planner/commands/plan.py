@@ -1,4 +1,4 @@
-"""`planner plan`: find a layout, compare sizes of a cluster, or say why nothing fits."""
+"""`planner plan`: finds a layout, compares sizes of a cluster, or reports why nothing fits."""
 
 from __future__ import annotations
 
@@ -57,11 +57,13 @@ def run(
 ) -> int:
     """Print the best layout, write it to `output`, and return the exit code.
 
-    sizes: many `nodes`, which are compared; then nothing else counts but pins and confidence. stats: a file for how the
-    solve went. command_line: what the user typed, for the next step to offer.
+    sizes: several values of `nodes` to compare; options of the search other than pin, forbid and confidence are ignored
+    then.
+    stats: a file for the counts and times of the search. command_line: the command as the user typed it, which the
+    suggested next command extends.
 
     Raises:
-        PlannerError: as `planner.api.plan_job`, or a file that must not be written.
+        PlannerError: as `planner.api.plan_job`, or an output file exists and `force` is false.
     """
     from planner.api import NoLayoutFits, plan_file, plan_job
     from planner.plan import write_plan
@@ -111,7 +113,7 @@ def run(
 
 
 def _sizes(documents: tuple[str, str, str | None], console: Console, *, as_json: bool, **asked: Any) -> int:
-    """Print the best layout of each size, and return the exit code."""
+    """Print the best layout for each size of the cluster, and return the exit code."""
     from planner.api import compare_sizes
     from planner.show.sweep import sweep_to_json, sweep_view
 
@@ -122,7 +124,7 @@ def _sizes(documents: tuple[str, str, str | None], console: Console, *, as_json:
 
 
 def _code(found: Plan, console: Console, objective: ObjectiveName) -> int:
-    """The exit code of a plan, and on standard error why it is not 0."""
+    """Return the exit code of a plan, and write the reason to standard error where it is not 0."""
     from planner.fit import chance_words
 
     if found.certificate and found.certificate.status == "interrupted":
@@ -161,10 +163,10 @@ def compare(
     as_json: bool = False,
     **options: Any,
 ) -> int:
-    """Print what a job takes on each of several clusters, write the page, and return the exit code.
+    """Print the time and cost of a job on each of several clusters, write the page, and return the exit code.
 
     Raises:
-        PlannerError: as `planner.api.compare_clusters`, or a file that must not be written.
+        PlannerError: as `planner.api.compare_clusters`, or an output file exists and `force` is false.
     """
     from planner.api import compare_clusters
     from planner.show.page.comparison import comparison_page

@@ -1,4 +1,4 @@
-"""`planner verify`: one rank's step on fake tensors, beside the plan's ledger."""
+"""`planner verify`: runs one rank's step on fake tensors and compares its memory with the plan's ledger."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ from planner.errors import ExitCode
 
 
 def run(plan_path: str, *, console: Console, rank: int | None = None, as_json: bool = False) -> int:
-    """Print what a rank's step holds by line, planned and counted; return the exit code.
+    """Print the memory of one rank's step by ledger line, planned and counted; return the exit code.
 
-    BUG where the count is not the ledger's within 3 % or 64 MiB: the forecast or the program is wrong then.
+    The exit code is BUG where count and ledger differ by more than 3 % and by more than 64 MiB: the forecast or the
+    program is wrong then.
 
     Raises:
         PlannerError: as `planner.verify.verify`, or the file is no plan.

@@ -1,4 +1,4 @@
-"""Run a plan: start torchrun on this host, watch over it, and turn the outcome into an exit code."""
+"""Run a plan: start torchrun on this host, supervise it, and map the outcome to an exit code."""
 
 from planner.launch.run import launch
 

@@ -1,7 +1,8 @@
-"""Attempts of a run: host 0 announces them in the folder that all hosts see, and the others follow.
+"""Attempts of a run: host 0 announces each attempt in a folder that all hosts see, and the other hosts follow.
 
-No other host counts on its own: a launcher that is started again alone, or that has lost its ranks, would wait where
-nobody is. A host enters an attempt once; to come back it asks for the next one.
+Only host 0 numbers the attempts. A host that numbered them itself would, after its launcher was restarted or had lost
+its ranks, wait in a rendezvous that no other host enters. A host enters an attempt once; to rejoin the run, the host
+requests the next attempt.
 """
 
 from __future__ import annotations
@@ -23,15 +24,16 @@ if TYPE_CHECKING:
 SECONDS_BETWEEN_LOOKS: Final = 1.0
 SECONDS_OF_PATIENCE: Final = 10.0
 SECONDS_TO_MEET: Final = 600.0
-"""Hosts wait so long for each other; torchrun's rendezvous is told so too."""
+"""Longest wait of hosts for each other; torchrun's rendezvous has the same timeout."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attempt:
-    """One torchrun on every host.
+    """One start of torchrun on every host.
 
-    number: grows with each attempt in a folder, over all runs there. start: a name that no other attempt has.
-    port: where host 0 listens. resume: `auto` or a step. exit_code: with what host 0 has ended the run, if it has.
+    number: counts the attempts of all runs in a folder. start: a name that no other attempt has. port: the port on
+    which host 0 listens. resume: `auto` or a step. exit_code: the code with which host 0 ended the run; None while the
+    run goes on.
     """
 
     number: int
@@ -43,14 +45,14 @@ class Attempt:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Place:
-    """Numbers of the last attempt that a host has entered, and of one that it asks for; -1: none."""
+    """Numbers of the last attempt that a host entered and of the attempt that the host requests; -1: none."""
 
     entered: int = -1
     asked: int = -1
 
 
 class Head:
-    """Host 0, or the only one: it begins the attempts."""
+    """The part of host 0, or of a single host: it begins the attempts."""
 
     def __init__(self, output: Path, num_hosts: int) -> None:
         self._folder, self._others = output / "attempts", range(1, num_hosts)
@@ -58,7 +60,7 @@ class Head:
         self._began = self._looked = 0.0
 
     def begin(self, *, port: int, resume: str) -> Attempt:
-        """Announce an attempt with a number that no host has seen yet.
+        """Announce an attempt with a number that no earlier attempt had.
 
         Raises:
             EnvironmentProblem: the folder cannot be written.
@@ -72,7 +74,7 @@ class Head:
         return self._attempt
 
     def must_end(self) -> bool:
-        """Whether another host asks for the next attempt; says which hosts are long in coming."""
+        """Whether another host requests the next attempt; also reports hosts that are late to enter this attempt."""
         now = time.monotonic()
         if not self._others or now - self._looked < SECONDS_BETWEEN_LOOKS:
             return False
@@ -84,41 +86,41 @@ class Head:
         return bool(asking)
 
     def loss(self) -> str:
-        """What is known of how the attempt failed."""
+        """Describe which hosts made the attempt fail."""
         missing, asking = self._others_state()
         if missing:
             return f"{_name_hosts(missing)} did not come"
         return f"ranks of {_name_hosts(asking)} ended without a word" if asking else "a rank ended without a word"
 
     def _others_state(self) -> tuple[list[int], list[int]]:
-        """Hosts that have not entered the attempt under way, and those that ask for another one."""
+        """Hosts that have not entered the current attempt, and hosts that request another attempt."""
         number = self._attempt.number if self._attempt else -1
         places = {host: _read_place(self._folder, host) for host in self._others}
         missing = [host for host, place in places.items() if place.entered < number]
         return missing, [host for host, place in places.items() if place.asked > number]
 
     def end(self, exit_code: int) -> None:
-        """Tell the other hosts that no attempt follows; a full disk must not hide why the run has ended."""
+        """Announce to the other hosts that no attempt follows; a full disk must not hide why the run ended."""
         if self._attempt is not None:
             with contextlib.suppress(EnvironmentProblem):
                 _write(self._folder / "newest.json", replace(self._attempt, exit_code=exit_code))
 
 
 class Follower:
-    """A host that is not host 0: it enters what host 0 announces."""
+    """A host other than host 0: it enters the attempts that host 0 announces."""
 
     def __init__(self, output: Path, number: int) -> None:
         self._folder, self._number = output / "attempts", number
         self._entered: Attempt | None = None
         self._looked = 0.0
         newest = _read_newest(self._folder)
-        self._before = newest if newest and newest.exit_code is not None else None  # the end of an earlier run
+        self._before = newest if newest and newest.exit_code is not None else None  # it ended an earlier run
 
     def join(self, given_up: Callable[[], bool]) -> Attempt | None:
-        """Wait until `look` finds something; None where `given_up`.
+        """Wait until `look` returns an attempt; return None once `given_up` is true.
 
         Raises:
-            EnvironmentProblem: host 0 announces nothing for ten minutes, or the folder cannot be written.
+            EnvironmentProblem: host 0 announces no attempt within ten minutes, or the folder cannot be written.
         """
         began, told = time.monotonic(), False
         while not given_up():
@@ -136,7 +138,9 @@ class Follower:
         return None
 
     def look(self) -> Attempt | None:
-        """Enter the newest attempt, or ask for the next one if this host has been in it; the end of the run as it is.
+        """Enter and return the newest attempt; return None and request another if this host has already entered it.
+
+        An announcement that the run has ended is returned without being entered.
 
         Raises:
             EnvironmentProblem: the folder cannot be written.
@@ -156,7 +160,7 @@ class Follower:
         return None
 
     def must_end(self) -> bool:
-        """Whether host 0 has gone on to another attempt, or has ended the run."""
+        """Whether host 0 has begun another attempt, or has ended the run."""
         now = time.monotonic()
         if now - self._looked < SECONDS_BETWEEN_LOOKS:
             return False
@@ -166,7 +170,7 @@ class Follower:
 
 
 def _name_hosts(numbers: list[int]) -> str:
-    """Hosts by their numbers, as a sentence names them; of many only the first."""
+    """Return `hosts 1, 2` for a message; of more than five hosts only the first five are named."""
     named = ", ".join(map(str, numbers[:5]))
     more = f" and {len(numbers) - 5} more" if len(numbers) > 5 else ""
     return f"host{'s' * (len(numbers) > 1)} {named}{more}"
@@ -191,7 +195,7 @@ def _read_place(folder: Path, host: int) -> _Place:
 
 
 def _write(path: Path, content: Attempt | _Place) -> None:
-    """Replace a file as a whole: hosts read it at any moment."""
+    """Replace a file atomically, because other hosts may read it at any moment."""
     draft = path.with_name(f".{path.name}.tmp")
     try:
         path.parent.mkdir(exist_ok=True)

@@ -1,4 +1,4 @@
-"""Which host of a run this one is, and where host 0 listens: from options, Slurm or Kubernetes."""
+"""The number of this host in a run and the address of host 0: from options, Slurm or Kubernetes."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ if TYPE_CHECKING:
 
     from planner.plan import Plan
 
-DEFAULT_PORT: Final = 29500  # torchrun's own
+DEFAULT_PORT: Final = 29500  # torchrun's default
 _NUMBER: Final = ("PET_NODE_RANK", "SLURM_NODEID", "NODE_RANK", "JOB_COMPLETION_INDEX", "RANK")
 _COUNT: Final = ("PET_NNODES", "SLURM_NNODES", "NNODES")
 _ADDRESS: Final = ("PET_MASTER_ADDR", "MASTER_ADDR")
 _PORT: Final = ("PET_MASTER_PORT", "MASTER_PORT")
-"""Environment variables, the first that is set counts. PET_ ones are torchrun's own names for its options, which the
-Kubeflow trainer sets; MASTER_ADDR, MASTER_PORT and RANK its PyTorchJob for one process in each pod;
-JOB_COMPLETION_INDEX an indexed Job of Kubernetes."""
+"""Environment variables; the first variable that is set is used. Names with PET_ are torchrun's names for its options,
+set by the Kubeflow trainer. Kubeflow's PyTorchJob sets MASTER_ADDR, MASTER_PORT and RANK for one process in each pod.
+An indexed Job of Kubernetes sets JOB_COMPLETION_INDEX."""
 
 
 def find_host(
@@ -32,7 +32,7 @@ def find_host(
     master_addr: str | None = None,
     master_port: int | None = None,
 ) -> Host | None:
-    """This host's place; None where the plan fills one host only. As `find_place`."""
+    """Return this host's place in the run, as `find_place`; None where the plan needs a single host."""
     place = {"node_rank": node_rank, "master_addr": master_addr, "master_port": master_port}
     return find_place(num_hosts(plan), environment, **place)  # type: ignore[arg-type] # each has its own type
 
@@ -46,11 +46,11 @@ def find_place(
     master_addr: str | None = None,
     master_port: int | None = None,
 ) -> Host | None:
-    """This host's place among so many; None where it is the only one. Options come first, then the environment.
+    """Return this host's place among `hosts` hosts; None for a single host. Options override the environment.
 
     Raises:
-        InputError: the place of this host is not said, or is none of these.
-        EnvironmentProblem: Slurm does not say what its hosts are called.
+        InputError: neither options nor environment give the number of this host, or the number is out of range.
+        EnvironmentProblem: Slurm does not tell the names of its hosts.
     """
     if hosts == 1:
         return None
@@ -83,14 +83,14 @@ def _integer(environment: Mapping[str, str], names: tuple[str, ...]) -> int | No
     name = next((name for name in names if environment.get(name)), None)
     if name is None:
         return None
-    text = environment[name].partition(":")[2] or environment[name]  # torchrun's own range of hosts, as in 2:2
+    text = environment[name].partition(":")[2] or environment[name]  # torchrun also accepts a range of hosts, as in 2:2
     if not (text.isascii() and text.isdigit()):
         raise InputError(f"{name} is {environment[name]!r}, which is no number")
     return int(text)
 
 
 def _head_of_slurm(environment: Mapping[str, str]) -> str | None:
-    """The first host of a Slurm job, by the name that Slurm has for it."""
+    """Return Slurm's name of the first host of a job."""
     hosts = environment.get("SLURM_JOB_NODELIST")
     if not hosts:
         return None

@@ -1,4 +1,4 @@
-"""What a launcher tells its user while it runs."""
+"""Messages of a launcher to its user during a run."""
 
 from __future__ import annotations
 
@@ -6,5 +6,5 @@ import sys
 
 
 def say(message: str) -> None:
-    """Tell the user, on standard error."""
+    """Write a message to standard error."""
     sys.stderr.write(f"planner launch: {message}\n")

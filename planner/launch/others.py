@@ -1,4 +1,5 @@
-"""Launch a plan for another program: start what emit writes where it is installed, else say what to install."""
+"""Launch a plan for another program: start the emitted files where the program is installed, else name the command
+that installs the program."""
 
 from __future__ import annotations
 
@@ -39,14 +40,14 @@ def launch_other(
 ) -> int:
     """Write the program's files into `output`, start them on this host, and return the program's exit code.
 
-    dry_run: print the command of each host and start nothing; no host has to say then which one it is.
-    further: options of the program that stand behind the script's own. force_unfit, tell: as
+    dry_run: print the command of each host and start nothing; the number of this host is not needed then.
+    further: options of the program, added after the options that the script has. force_unfit, tell: as
     `planner.fit.check_fits`. place: as `planner.launch.hosts.find_host`.
 
     Raises:
-        InputError: something is still the user's to say, or the program cannot be told what the plan decides.
-        EnvironmentProblem: the program is not installed, with the command that installs it.
-        NothingFitsError: the plan does not fit.
+        InputError: a placeholder of the files has no value, or the program has no option for a value of the plan.
+        EnvironmentProblem: the program is not installed; the hint has the command that installs it.
+        NothingFitsError: the plan does not fit into memory.
     """
     target, how = target_of(plan, None), How(arguments=arguments, smoke=smoke)
     made = bundle_of(plan, how=how, force_unfit=force_unfit, tell=tell)
@@ -74,13 +75,13 @@ def _folder(output: Path, host: Host | None) -> Path:
 
 
 def _words(output: Path, made: Bundle, host: Host | None, further: Sequence[str]) -> list[str]:
-    """The command of one host; None: it is the only one."""
+    """Return the command of one host; `host` is None where the run has a single host."""
     place = [] if host is None else [str(host.number), host.address, str(host.port)]
     return ["bash", str(_folder(output, host) / made.script), *place, *further]
 
 
 def _check_filled(still_yours: dict[str, str], further: Sequence[str], *, where: str) -> None:
-    """Refuse to start while a placeholder is left; `$NAME` is a variable that may be set."""
+    """Refuse to start while the files hold a placeholder without a value; `$NAME` may be set in the environment."""
     given = " ".join(further)
     mistakes = []
     for placeholder, meaning in still_yours.items():

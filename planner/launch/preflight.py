@@ -1,4 +1,4 @@
-"""What can be known before any rank starts: devices, memory, disk and port; what is wrong is told at once."""
+"""Checks before any rank starts: devices, memory, disk and port. All problems are reported together."""
 
 from __future__ import annotations
 
@@ -27,13 +27,14 @@ _AMD: Final = Path("/dev/kfd")  # where a ROCm build of torch finds its GPUs
 
 
 def check(plan: Plan, output: Path, host: Host | None) -> None:
-    """Refuse what cannot work on this host; the first batch is checked by torchrun's agent, which has torch.
+    """Refuse a plan that cannot run on this host.
 
-    Whether the plan fits into its own devices is checked before (`planner.fit.check_fits`).
+    torchrun's agent, which imports torch, checks the first batch later. `planner.fit.check_fits` has checked before
+    whether the plan fits into the memory of its devices.
 
     Raises:
         InputError: the plan is for another engine.
-        EnvironmentProblem: with everything that this host lacks.
+        EnvironmentProblem: the host lacks something; the error lists everything that is missing.
     """
     _check_engine(plan)
     own = ranks_of_hosts(plan)[host.number if host else 0]
@@ -76,7 +77,7 @@ def _devices(plan: Plan, own: HostRanks) -> Iterator[Mistake]:
             )
         return
     gpus = nvidia_gpus()
-    if gpus is None and _AMD.exists():  # no driver's tool is asked there; the ranks say what they lack
+    if gpus is None and _AMD.exists():  # AMD GPUs are not counted here; the ranks report missing devices
         return
     found = len(gpus or ())
     if found < ranks:
@@ -93,7 +94,7 @@ def _devices(plan: Plan, own: HostRanks) -> Iterator[Mistake]:
 
 
 def _disk(plan: Plan, output: Path) -> Iterator[Mistake]:
-    """Room for one checkpoint. Those of an earlier run in the same folder count as used."""
+    """Check that the disk has room for one checkpoint; checkpoints of an earlier run in the folder count as used."""
     place = next(each for each in (output.absolute(), *output.absolute().parents) if each.exists())
     needed, free = BYTES_SAVED_PER_PARAMETER * num_params(plan.model), shutil.disk_usage(place).free
     if free < needed:
@@ -104,7 +105,7 @@ def _disk(plan: Plan, output: Path) -> Iterator[Mistake]:
 
 
 def _port(host: Host | None) -> Iterator[Mistake]:
-    """Host 0 listens there. An address that is still in its wait after closing can be used again."""
+    """Check that the port of host 0 is free; a port that is only in TIME_WAIT counts as free."""
     if host is None or host.number:
         return
     with socket.socket() as probe:

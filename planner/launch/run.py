@@ -1,4 +1,4 @@
-"""From a plan to a run on this host: check, take the folder, start and watch."""
+"""From a plan to a run on this host: check the host, claim the folder, start the ranks and supervise them."""
 
 from __future__ import annotations
 
@@ -43,17 +43,20 @@ def launch(
     further: Sequence[str] = (),
     **place: Any,
 ) -> int:
-    """Train by the plan and return the exit code; `dry_run` only shows the commands, one line for each host.
+    """Train by the plan and return the exit code; `dry_run` only prints the commands, one line for each host.
 
-    A plan for another program is started by what `planner emit` writes for it; smoke and further are for those.
+    A plan for another program is started with the files that `planner emit` writes. `smoke` and `further` apply to
+    such plans only.
 
-    The run lives in `output`. Where the plan fills several hosts, each of them calls this; host 0 keeps the folder.
-    force_unfit: start a plan that does not fit into memory too.
+    `output` is the folder of the run. Where the plan needs several hosts, each host calls this function, and host 0
+    holds the lock of the folder.
+    force_unfit: also start a plan that does not fit into memory.
     place: `node_rank`, `master_addr` and `master_port` of `find_host`.
 
     Raises:
-        InputError: this host has no place in the plan, `output` holds another run, or a dry run of a plan without file.
-        EnvironmentProblem: something that the run needs is missing, or a run in `output` is under way.
+        InputError: this host has no place in the plan, `output` holds another run, or a dry run has a plan without a
+            file.
+        EnvironmentProblem: something that the run needs is missing, or another run in `output` is still going on.
         NothingFitsError: the plan does not fit, and `force_unfit` is false.
     """
     arguments = arguments or RunArguments()
@@ -95,9 +98,10 @@ def launch(
 def _command_of(
     plan: Plan, plan_path: Path, output: Path, arguments: RunArguments, host: Host | None
 ) -> Callable[[Attempt], tuple[str, ...]]:
-    """Torchrun's words for each attempt, whose name keeps a host that is late out of the next one's rendezvous.
+    """Return a function from an attempt to the torchrun command.
 
-    Where hosts meet, torchrun would wait for a quarter of an hour, longer than the launchers do.
+    The rendezvous has the attempt's name, so that a late host cannot join the rendezvous of the next attempt.
+    torchrun's own rendezvous timeout is 15 minutes, longer than the launchers wait; the command sets theirs.
     """
 
     def command(attempt: Attempt) -> tuple[str, ...]:
@@ -112,7 +116,7 @@ def _command_of(
 
 @contextlib.contextmanager
 def _locked(output: Path) -> Iterator[None]:
-    """Hold the folder for this process; the lock goes away with it."""
+    """Lock the folder for this process; the lock is released when the process ends."""
     try:
         output.mkdir(parents=True, exist_ok=True)
         lock = (output / ".lock").open("w")
@@ -127,9 +131,9 @@ def _locked(output: Path) -> Iterator[None]:
 
 
 def _claim(plan: Plan, output: Path, resume: str) -> None:
-    """Make `output` the folder of this plan's run, without overwriting another's.
+    """Make `output` the folder of this plan's run, without overwriting another run.
 
-    A run may go on under another layout or on another cluster: model and training must be the same.
+    A run may resume under another layout or on another cluster, but model and training must be the same.
     """
     own_plan = output / "plan.json"
     others = [path.name for path in output.iterdir() if path.name != ".lock"]

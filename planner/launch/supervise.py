@@ -1,4 +1,4 @@
-"""Watch over torchrun: start it again after a silent death, end ranks that have stopped, pass on signals."""
+"""Supervise torchrun: restart it when ranks die without a message, kill ranks that hang, pass on signals."""
 
 from __future__ import annotations
 
@@ -27,21 +27,21 @@ ATTEMPTS_WITHOUT_PROGRESS: Final = 3
 POLL_SECONDS: Final = 0.1
 SECONDS_BETWEEN_LOOKS: Final = 1.0
 SECONDS_OF_SILENCE: Final = 20.0
-"""A rank whose heart has not beaten for so long does not run any more: it was stopped, or its host is stuck."""
+"""A rank without a heartbeat for this time no longer runs: its process was stopped, or its host hangs."""
 _SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 
 
 def lead(
     command_of: Callable[[Attempt], tuple[str, ...]], output: Path, *, num_hosts: int, port: int, resume: str
 ) -> int:
-    """Run torchrun on host 0, or on the only one, until the ranks have said how it ended; returns the exit code.
+    """Run torchrun on host 0, or on a single host, until the ranks report how the run ended; returns the exit code.
 
-    If a rank dies without a message (a kill, a lost machine), or another host asks for it, the run starts again from
-    the newest checkpoint, with a fresh rendezvous on the next port, until three attempts in a row bring no new
-    checkpoint.
+    If a rank dies without a message (a kill, a lost machine), or another host requests a restart, the run restarts
+    from the newest checkpoint, with a new rendezvous on the next port. The run ends when three attempts in a row save
+    no new checkpoint.
 
-    command_of: from an attempt to torchrun's words. port: where the first attempt listens. resume: `auto` or a step,
-    which holds until a checkpoint follows it.
+    command_of: returns the torchrun command of an attempt. port: the port of the first attempt. resume: `auto` or a
+    step; the step applies until the run has saved a later checkpoint.
 
     Raises:
         EnvironmentProblem: the folder cannot be written.
@@ -70,7 +70,7 @@ def _lead(command_of: Callable[[Attempt], tuple[str, ...]], output: Path, head: 
             resume = "auto" if moved else resume
             failures = 1 if moved else failures + 1
             newest = _newest_checkpoint(output)
-            started = state["state"] == "running" or code == ExitCode.RANK_FAILED  # not where the hosts never met
+            started = state["state"] == "running" or code == ExitCode.RANK_FAILED  # false where the hosts never met
             if not started or stopper.asked or failures >= ATTEMPTS_WITHOUT_PROGRESS:
                 say(f"{head.loss()} at step {state['step']}; no progress since checkpoint {newest}")
                 return stopper.exit_code if stopper.asked else ExitCode.RANK_FAILED
@@ -80,10 +80,10 @@ def _lead(command_of: Callable[[Attempt], tuple[str, ...]], output: Path, head: 
 
 
 def follow(command_of: Callable[[Attempt], tuple[str, ...]], output: Path, *, host: int) -> int:
-    """Run torchrun on another host than host 0, in each attempt that host 0 begins; returns the exit code of the run.
+    """Run torchrun on a host other than host 0, in each attempt that host 0 begins; returns the run's exit code.
 
     Raises:
-        EnvironmentProblem: host 0 begins none, or the folder cannot be written.
+        EnvironmentProblem: host 0 begins no attempt, or the folder cannot be written.
     """
     follower, stopper, before = Follower(output, host), _Stopper(output), _stamp(output)
     with stopper.listening():
@@ -103,9 +103,9 @@ def follow(command_of: Callable[[Attempt], tuple[str, ...]], output: Path, *, ho
 def _run_once(
     command: tuple[str, ...], start: str, stopper: _Stopper, output: Path, must_end: Callable[[], bool]
 ) -> int | None:
-    """One torchrun from start to end; returns its code, or None where the user ended it by force.
+    """Run torchrun once; returns its exit code, or None where a second signal of the user ended it.
 
-    must_end: whether the hosts go on to another attempt; this one counts as failed then.
+    must_end: whether the hosts have moved on to another attempt; this attempt counts as failed then.
     """
     logs = _make_log_folder()
     arguments = [sys.executable, "-m", "planner.trainer.agent", f"--log-dir={logs}", *command[1:]]
@@ -121,7 +121,7 @@ def _run_once(
             time.sleep(POLL_SECONDS)
         return process.returncode
     finally:
-        # ranks die with torchrun (PR_SET_PDEATHSIG), whatever happens here
+        # the kernel kills the ranks when torchrun dies (PR_SET_PDEATHSIG), even if this process fails
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
@@ -129,7 +129,7 @@ def _run_once(
 
 
 def _make_log_folder() -> str:
-    """A folder for torchrun, which makes one for the logs of its ranks in any case and never removes its own."""
+    """Make a log folder for torchrun; without one torchrun makes a folder itself and never removes it."""
     try:
         return tempfile.mkdtemp(prefix="planner-launch-")
     except OSError as error:
@@ -137,37 +137,37 @@ def _make_log_folder() -> str:
 
 
 def _environment(start: str) -> dict[str, str]:
-    # one thread for each process, as the plan prices a CPU core; torchrun sets it only from two processes on
+    # one thread for each process, as the plan prices a CPU core; torchrun sets this only for two or more processes
     defaults = {"OMP_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "ERROR"}
-    # the names are those of planner.trainer.parent and .token_cache, which nothing imports
+    # planner.trainer.parent and .token_cache read variables of these names; nothing outside the trainer imports them
     own = {"PLANNER_PARENT_PID": str(os.getpid()), "PLANNER_START": start}
     return {**defaults, **os.environ, **own}
 
 
 class _Hearts:
-    """The hearts of this host's ranks: files that each rank's own thread touches every two seconds.
+    """Heartbeats of this host's ranks: files that a thread of each rank touches every two seconds.
 
-    A stopped process, or one that is stuck inside a system call with Python's lock held, does not beat; its peers
-    would wait for it until the collective's timeout. Silence is counted in this process's own time, so a suspended
-    machine is no reason to end anything.
+    A stopped process, or a process that hangs in a system call while it holds Python's global lock, has no heartbeat;
+    its peers would wait for it until the collective's timeout. Time without a heartbeat is measured with this process's
+    monotonic clock, so no rank is killed because the whole machine was suspended.
     """
 
     def __init__(self, output: Path) -> None:
         self._folder = output / "heartbeats"
-        self._beats: dict[Path, tuple[int, float]] = {}  # when the file last changed, and when that was seen
+        self._beats: dict[Path, tuple[int, float]] = {}  # time of the file's last change, and when we saw the change
         self._looked = time.monotonic()
-        for path in self._folder.glob("rank-*"):  # of ranks that were killed; their numbers are others' by now
+        for path in self._folder.glob("rank-*"):  # left by killed ranks; other processes may have their ids by now
             if self._process_of(path) is not None:
                 path.unlink(missing_ok=True)
 
     def end_the_silent(self) -> None:
-        """Kill the ranks of this host that have been silent for too long; torchrun then ends the others."""
+        """Kill the ranks of this host without a heartbeat for too long; torchrun then ends the other ranks."""
         now = time.monotonic()
         if now - self._looked < SECONDS_BETWEEN_LOOKS:
             return
         self._looked = now
         for path in self._folder.glob("rank-*"):
-            with contextlib.suppress(OSError):  # it ends as we look
+            with contextlib.suppress(OSError):  # the rank may end at this moment
                 changed = path.stat().st_mtime_ns
                 before, seen = self._beats.get(path, (0, now))
                 if changed != before:
@@ -185,19 +185,19 @@ class _Hearts:
 
     @staticmethod
     def _process_of(path: Path) -> int | None:
-        """The process whose heart this is, where it is one of this host."""
+        """Return the id of the process that writes this heartbeat; None for a process of another host."""
         try:
             host, process = path.read_text().split()
-        except (OSError, ValueError):  # it ends, or begins, as we look
+        except (OSError, ValueError):  # the rank may start or end at this moment
             return None
         return int(process) if host == os.uname().nodename else None
 
 
 class _Stopper:
-    """The first signal asks the ranks to finish their step and save; the second one ends them.
+    """Handles signals: the first one asks the ranks to finish their step and save, the second one ends the ranks.
 
-    Asked through a file that the ranks look for after each step: torchrun would give them 30 seconds only, and
-    ranks that are still starting would die of the signal.
+    The request is a file that the ranks look for after each step. A signal sent to torchrun would leave the ranks only
+    30 seconds, and would kill ranks that are still starting.
     """
 
     def __init__(self, output: Path) -> None:
@@ -207,19 +207,19 @@ class _Stopper:
 
     @property
     def asked(self) -> bool:
-        """Whether any signal came."""
+        """Whether a signal has arrived."""
         return self.times_asked > 0
 
     @property
     def exit_code(self) -> ExitCode:
-        """The code of a run that a signal ended by force."""
+        """The exit code of a run that a second signal ended."""
         return ExitCode.INTERRUPTED if self._signal == signal.SIGINT else ExitCode.TERMINATED
 
     def _on_signal(self, number: int, _: object) -> None:
         self.times_asked += 1
         self._signal = signal.Signals(number)
         if self.times_asked == 1:
-            if (self._request.parent / "plan.json").exists():  # else host 0 has yet to take the folder
+            if (self._request.parent / "plan.json").exists():  # else host 0 has not claimed the folder yet
                 self._request.touch()
             say("stopping after this step; a second signal ends the run at once")
 
@@ -235,7 +235,7 @@ class _Stopper:
 
 
 def _stamp(output: Path) -> int:
-    """When status.json was last written; 0: never."""
+    """Return the time of the last change of status.json, in nanoseconds; 0 where there is no such file."""
     try:
         return (output / "status.json").stat().st_mtime_ns
     except OSError:
@@ -243,7 +243,7 @@ def _stamp(output: Path) -> int:
 
 
 def _verdict(output: Path, before: int) -> dict[str, Any]:
-    """What the ranks say; nothing while the file is still that of an earlier run."""
+    """Read the outcome that the ranks wrote; an empty state while the file is still from an earlier run."""
     silence = {"state": "", "step": 0}
     if _stamp(output) == before:
         return silence

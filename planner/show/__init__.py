@@ -1,1 +1,1 @@
-"""What people read: text made from plans, ledgers and mistakes. Nothing is computed here but sums of lines."""
+"""Text for people, made from plans, ledgers and mistakes. Modules here compute nothing but sums of ledger lines."""

@@ -1,4 +1,4 @@
-"""What `planner accuracy` prints: errors by group, the rows that are worst, and what could not be priced."""
+"""Output of `planner accuracy`: errors by group, the rows with the largest errors, and rows that cannot be priced."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _MOST_WORST = 8
 
 
 def accuracy(report: Report) -> Lines:
-    """The report for a screen; errors are in percent."""
+    """Format the accuracy report for a screen; errors are in percent."""
     return stack(
         Text(_LEGEND, style="dim"),
         *(_groups(by, report.groups) for by in dict.fromkeys(group.by for group in report.groups)),
@@ -85,7 +85,7 @@ def _sweeps(found: Sequence[Sweep]) -> Lines | None:
 
 
 def _sweep_cells(source: str, found: Sequence[Sweep]) -> tuple[str, ...]:
-    """Means over the sweeps of one source, or of all."""
+    """Return table cells: means over the sweeps of one source, or of all sources."""
     own = [sweep for sweep in found if source in ("", sweep.source)]
     regret, chance, tau = (
         sum_of(getattr(sweep, name) for sweep in own) / len(own) for name in ("regret", "random_regret", "tau")
@@ -117,7 +117,7 @@ def _worst(rows: Iterable[Row]) -> Lines | None:
 
 
 def _assumed(rows: Iterable[Row]) -> Lines | None:
-    """What rows leave out, and the rule that fills it, those of most rows first."""
+    """List the settings that rows leave out with the rule that fills each, the most frequent settings first."""
     rules = Counter((each.key, each.rule) for row in rows if row.setup for each in row.setup.assumed)
     lines = [(str(count), clean(key), clean(rule)) for (key, rule), count in rules.most_common(_MOST_REASONS)]
     return section("Assumed", Columns(lines, right=(0,), wrap=(1, 2), header=("rows", "", "rule"))) if lines else None

@@ -1,4 +1,4 @@
-"""Answers to why not, what if and what 10 % more would gain."""
+"""Answers to `--why-not` and `--what-if`, and the gain of 10 % more of each resource."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def why_not_section(found: WhyNot) -> Group:
-    """The alternative, and what came of forcing it."""
+    """Show the alternative layout, and the outcome of planning with it forced."""
     asked = clean(found.asked)
     title = Text(f"Why not {asked}", style="bold")
     pins = f"solved with {', '.join(found.pins)}" if found.pins else "priced as it is"
@@ -39,7 +39,10 @@ def why_not_section(found: WhyNot) -> Group:
 
 
 def _alone(found: WhyNot) -> RenderableType | None:
-    """What comes of the plan's layout with nothing else changed; nothing where the answer changes nothing else."""
+    """State the step time, or the missing memory, of the plan's layout with this change alone.
+
+    None where the forced plan has no other change.
+    """
     if found.alone is None:
         difference = found.outcome.difference
         if found.alone_step_seconds is None or difference is None or not found.also:
@@ -55,7 +58,7 @@ def _alone(found: WhyNot) -> RenderableType | None:
 
 
 def what_if_section(found: WhatIf) -> Group:
-    """The layout of the plan under the change, and the best plan under it."""
+    """Show the plan's own layout under the change, and the best plan under the change."""
     asked = clean(found.asked)
     same = found.same_layout
     if same is None:
@@ -72,7 +75,7 @@ def what_if_section(found: WhatIf) -> Group:
 
 
 def _planned_again(found: WhatIf) -> RenderableType | None:
-    """That the table behind it is of another layout; nothing where it is of the same one."""
+    """Note that the following table is for another layout than the plan's; None where the layout is the same."""
     difference = found.outcome.difference
     if difference is None or difference.before.layout == difference.after.layout:
         return None
@@ -90,7 +93,7 @@ def _short(text: str) -> str:
 
 
 def sensitivity_section(found: Sensitivity) -> Group:
-    """The gain of 10 % more of each resource, largest first."""
+    """Show the gain of 10 % more of each resource, largest gain first."""
     rows = [
         (
             clean(_resource(each)),
@@ -111,7 +114,7 @@ def sensitivity_section(found: Sensitivity) -> Group:
 
 
 def _resource(found: Gain) -> str:
-    """Whole things have no 10 % more of them: a host more is named."""
+    """Name a resource and its increase: one more host for a countable resource, else 10 % more."""
     return f"{found.resource}, {found.before} to {found.after}" if found.before.isdigit() else found.resource
 
 

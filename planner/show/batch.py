@@ -1,4 +1,4 @@
-"""Microbatch sizes and global batches."""
+"""Section on microbatch sizes and global batch sizes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def batch_section(plan: Plan, found: Batch) -> Group:
-    """Where larger microbatches stop helping, what a larger batch does to bubble, tokens and learning rate."""
+    """Show where larger microbatches stop helping, and how a larger batch changes bubble, tokens and learning rate."""
     sizes: list[list[RenderableType]] = []
     for each in found.sizes:
         bar = StepBar(before_seconds=0.0, seconds=each.of_best, full_seconds=1.0, max_width=20)

@@ -1,4 +1,4 @@
-"""What `planner calibrate` prints: what was learnt, and how far off forecasts were before and after."""
+"""Output of `planner calibrate`: the fitted corrections, and forecast errors before and after the fit."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ _MOST_RUNS: Final = 20
 
 
 def calibrated(learnt: Sequence[Learnt]) -> Group:
-    """Corrections by device and engine, errors before and after, and the runs that were furthest off."""
+    """Show corrections by device and engine, errors before and after the fit, and the runs with the largest errors."""
     return stack(_corrections(learnt), _errors(learnt), _runs(learnt))
 
 
 def _corrections(learnt: Sequence[Learnt]) -> Group:
-    """What each thing takes over what the shipped calibration says, by device and engine."""
+    """Show each fitted factor as a multiple of the shipped calibration's factor, by device and engine."""
     rows = []
     for each in learnt:
         factors = [f"{getattr(each.entry, name):.2f}" for name in FACTORS]
@@ -44,7 +44,7 @@ def _corrections(learnt: Sequence[Learnt]) -> Group:
 
 
 def _one_run(names: Sequence[str]) -> Text:
-    """That one step time does not say what was slow, and which runs would."""
+    """Explain that one step time does not tell which part was slow, and name the runs that would tell."""
     words = f"One run of {' and of '.join(names)} does not tell slow computing from slow links. "
     words += "Add runs of another tp or of more hosts, or let `planner measure` time products and collectives apart."
     return Text(clean(words))

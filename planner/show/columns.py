@@ -1,4 +1,4 @@
-"""Tables without lines that never cut a figure: a narrow screen loses a column or gets a list instead."""
+"""Borderless tables that never truncate a figure: a narrow screen omits columns or shows a list instead."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ if TYPE_CHECKING:
 
 _GAP: Final = 2
 _LEAST_TEXT: Final = 16
-"""Running text in a narrower column is a ladder of words."""
+"""Least width of a column of running text, in characters; a narrower column would have one word a line."""
 
 
 class Columns:
-    """Rows in columns.
+    """A table of rows and columns.
 
-    right: columns of figures, set to the right.
-    wrap: columns that may take several lines or shrink; all others keep their width.
-    optional: columns to leave out on a narrow screen, the least important first.
+    right: columns of figures, aligned to the right.
+    wrap: columns that may be broken over several lines or shrink; all other columns keep their width.
+    optional: columns to omit on a narrow screen, the least important column first.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class Columns:
         sizes = [Measurement.get(console, options, cell) for cell in cells]
         if column not in self._wrap:
             return max(len(self._header[column]), *(size.maximum for size in sizes))
-        # a bar says itself how short it may be; text could break after every word, and should not
+        # a bar reports its own least width; text could break after every word, so it has a least width here
         least = [_LEAST_TEXT if isinstance(cell, Text | Group) else 0 for cell in cells]
         return max(max(size.minimum, min(size.maximum, wanted)) for size, wanted in zip(sizes, least, strict=True))
 
@@ -83,7 +83,7 @@ class Columns:
         return table
 
     def _list(self) -> RenderResult:
-        """Each row as its first cell with the others below it, each after its heading."""
+        """Render each row as its first cell, with the other cells below it, each after its column's heading."""
         for first, *others in self._rows:
             yield _named(first)
             for title, cell in zip(self._header[1:], others, strict=True):
@@ -95,12 +95,12 @@ class Columns:
 
 
 def _named(cell: RenderableType) -> RenderableType:
-    """The first cell of a row says what it is about, which the glossary may explain."""
+    """Return the first cell of a row, which names the row's subject, with a link to its glossary entry if any."""
     return linked(cell) if isinstance(cell, Text) else cell
 
 
 class Flow:
-    """Short items after each other, broken over lines between items only."""
+    """Short items in running lines; a line breaks only between items."""
 
     def __init__(self, items: Iterable[Text], *, gap: int = _GAP) -> None:
         self._items = list(items)
@@ -124,5 +124,5 @@ class Flow:
 
 
 def assignments(text: str, style: str = "") -> Flow:
-    """`tp=8,pp=4,recompute=full/3*none,...`, broken after commas and slashes only."""
+    """A layout text `tp=8,pp=4,recompute=full/3*none,...` whose lines break after commas and slashes only."""
     return Flow([Text(part, style=style) for part in re.findall("[^,/]*[,/]?", text) if part], gap=0)

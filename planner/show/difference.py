@@ -1,4 +1,4 @@
-"""Two plans beside each other, and what came of planning something else."""
+"""The difference of two plans, and the outcome of planning an alternative."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _MOST_INPUTS = 20
 
 
 def difference_view(found: Difference, *, names: tuple[str, str]) -> Group:
-    """What `planner diff` prints, of what differs: totals, layout, both ledgers, inputs."""
+    """Output of `planner diff`: the totals, layout keys, lines of both ledgers and inputs that differ."""
     return stack(
         section("Totals", _totals(found.before, found.after, names)),
         *_ledgers(found, names),
@@ -38,7 +38,7 @@ def difference_view(found: Difference, *, names: tuple[str, str]) -> Group:
 
 
 def _inputs(changes: Sequence[ChangedValue], names: tuple[str, str]) -> Group | None:
-    """Values that differ; of documents that have another name only the names."""
+    """Show input values that differ; where two documents have different names, show only the names."""
     if not changes:
         return None
     renamed = [path.removesuffix("name") for each in changes if (path := each.path).endswith(".name")]
@@ -50,7 +50,7 @@ def _inputs(changes: Sequence[ChangedValue], names: tuple[str, str]) -> Group | 
 
 
 def outcome_body(outcome: Outcome, *, names: tuple[str, str]) -> list[RenderableType]:
-    """The rules in the way, the memory that is missing, or the difference."""
+    """Show the rules that forbid the alternative, the memory that it lacks, or its difference to the plan."""
     if outcome.rules:
         heading = Text("No legal layout:", style="bold red")
         return [indented(Group(heading, *(indented(Text(clean(rule))) for rule in outcome.rules)))]
@@ -116,7 +116,7 @@ def _changes(changes: Sequence[ChangedValue], names: tuple[str, str]) -> Columns
 
 
 def _ledgers(found: Difference, names: tuple[str, str]) -> list[RenderableType]:
-    """Layout keys, time lines and memory lines that differ."""
+    """Show the layout keys, time lines and memory lines that differ."""
     seconds = seconds_scale([found.before.step_seconds, found.after.step_seconds])
     size = bytes_scale([found.before.peak_bytes, found.after.peak_bytes])
     stages = {found.before.fullest_stage, found.after.fullest_stage}
@@ -132,7 +132,7 @@ def _ledgers(found: Difference, names: tuple[str, str]) -> list[RenderableType]:
 def _lines(
     lines: Sequence[LineDifference], scale: Scale, names: tuple[str, str], title: str, note: str = ""
 ) -> Group | None:
-    """The lines that differ, the others together, and the sum of all; nothing where none differs."""
+    """Show the lines that differ, the sum of the other lines, and the total; None where no line differs."""
     differ = [each for each in lines if _signed(each.after - each.before, scale) != "-"]
     if not differ:
         return None
@@ -151,6 +151,6 @@ def _row(name: str, lines: Sequence[LineDifference], scale: Scale) -> list[str]:
 
 
 def _signed(value: float, scale: Scale) -> str:
-    """A difference with its sign; what rounds to nothing is a dash."""
+    """Format a difference with its sign; a difference that rounds to zero is a dash."""
     text = scale(abs(value))
     return ("+" if value > 0 else "-") + text if text.strip("0.,") not in ("", "-") else "-"

@@ -1,4 +1,4 @@
-"""What `planner explain` prints: the ledger whole, every line with its formula and source."""
+"""Output of `planner explain`: the whole ledger, every line with its formula and source."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 
 def explanation(found: Explanation) -> Group:
-    """Head, memory of every stage, time of the step, and the formulas behind both."""
+    """Show the heading, the memory of every stage, the time of the step, and the formulas of memory and time."""
     plan, sections = found.plan, found.sections
     step = f"{format_seconds(plan.step_seconds)}, {format_count(plan.tokens_per_second_per_device)} tokens/s per device"
     rates = f"MFU {plan.mfu:.1%}, HFU {plan.hfu:.1%}"
@@ -70,7 +70,7 @@ def explanation(found: Explanation) -> Group:
 
 
 def answers(found: Explanation) -> Group:
-    """The answers to the questions that were asked, each on its own, below the plan that they are about."""
+    """Show the answers to the user's questions as sections below the heading of the plan."""
     plan = found.plan
     return stack(
         heading(plan),
@@ -80,7 +80,7 @@ def answers(found: Explanation) -> Group:
 
 
 def answers_by_question(found: Explanation) -> list[tuple[str, Group]]:
-    """The question in a few words, and its answer."""
+    """Return (question in a few words, answer) for each question."""
     plan, sections = found.plan, found.sections
     answered = [
         *((f"Why not {each.asked}", why_not_section(each)) for each in sections.why_not),
@@ -100,7 +100,7 @@ def answers_by_question(found: Explanation) -> list[tuple[str, Group]]:
 
 
 class _StageColumns:
-    """The lines below each other, the stages beside each other, in as many blocks as the width asks for."""
+    """A table with a row for each memory line and a column for each stage, split into blocks that fit the width."""
 
     def __init__(self, plan: Plan, scale: Scale) -> None:
         self._plan = plan
@@ -123,7 +123,7 @@ class _StageColumns:
             yield self._block(names, self._groups[first : first + fit])
 
     def _widest(self, group: list[StageMemory]) -> tuple[str, ...]:
-        """What may be the longest text in the column of a group."""
+        """Return candidates for the longest text in the column of a group of stages."""
         stage = group[0]
         return _stages(group), self._scale(stage.limit_bytes), self._scale(stage.total_bytes), self._free(stage).plain
 
@@ -172,12 +172,12 @@ def _time_section(plan: Plan) -> Group:
 
 
 def _spent(plan: Plan) -> list[TimeLine]:
-    """The lines of time that are not empty: no plan communicates along every axis."""
+    """Return the lines of time that are not zero; no plan communicates along every axis."""
     return [line for line in plan.time if line.busy_seconds > 0]
 
 
 def _distinct(memory: Sequence[StageMemory]) -> list[MemoryLine]:
-    """Each formula once, in the order of the ledger; stages with a formula of their own add theirs."""
+    """Return one memory line for each distinct formula, in the order of the ledger, over all stages."""
     lines = [line for stage in memory for line in stage.lines]
     order = [line.name for line in memory[0].lines]
     seen = {(line.name, line.formula, line.source): line for line in lines}

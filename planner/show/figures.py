@@ -1,4 +1,4 @@
-"""Numbers in columns and bars: one unit for a whole column, and bars that read without colour."""
+"""Numbers in columns and bars: one unit for a whole column, and bars that can be read without colour."""
 
 from __future__ import annotations
 
@@ -25,24 +25,24 @@ _SECONDS: Final = (("s", 1.0), ("ms", 1e-3), ("us", 1e-6))
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scale:
-    """The unit of a column and its decimals, so that figures below each other can be compared."""
+    """The unit and the number of decimals of a column, so that its figures can be compared."""
 
     unit: str
     factor: float
     digits: int
 
     def __call__(self, value: float) -> str:
-        """The number alone, the unit stands once in the heading; exactly nothing is a dash."""
+        """Format the number without its unit, which is in the heading; exactly zero is a dash."""
         return f"{value / self.factor:,.{self.digits}f}" if value else "-"
 
 
 def bytes_scale(values: Iterable[float]) -> Scale:
-    """Binary units by the largest value, with four figures for it."""
+    """Choose the binary unit by the largest value, and decimals that show four figures of that value."""
     return _scale(max(values, default=0.0), [unit for unit in _BYTES if unit[0] != "TiB"])
 
 
 def seconds_scale(values: Iterable[float]) -> Scale:
-    """Seconds, milliseconds or microseconds by the largest value, with four figures for it."""
+    """Choose s, ms or us by the largest value, and decimals that show four figures of that value."""
     return _scale(max(values, default=0.0), _SECONDS)
 
 
@@ -53,7 +53,7 @@ def _scale(largest: float, units: Sequence[tuple[str, float]]) -> Scale:
 
 
 class Fill(NamedTuple):
-    """How a part of a bar looks: in Unicode, in ASCII and in colour."""
+    """How a part of a bar is drawn: in Unicode, in ASCII and in colour."""
 
     mark: str
     ascii: str
@@ -68,18 +68,18 @@ FILLS: Final = {
     LineName.TRANSIENTS: Fill("▚", "T", "yellow"),
     LineName.RUNTIME: Fill("·", "R", "white"),
 }
-"""One fill for each line of memory; neighbours differ in darkness, so they read without colour."""
+"""One fill for each line of memory; adjacent fills differ in darkness, so they can be told apart without colour."""
 
 
 def fill_of(name: LineName) -> Fill:
-    """The fill of a line; one that is added to the ledger later has a plain one."""
+    """Return the fill of a ledger line; a line without an entry in FILLS has a plain fill."""
     return FILLS.get(name, Fill("=", "=", "white"))
 
 
 def edges(parts: Iterable[float], *, full: float, width: int) -> list[int]:
-    """Where each part of a stacked bar ends, in characters; `full` is the value that fills `width`.
+    """Return the end of each part of a stacked bar, in characters; the value `full` fills `width` characters.
 
-    The running sum is rounded, not the parts, so the bar is as long as the total whatever its parts are.
+    Rounding is applied to the running sum and not to each part, so the bar's length is that of the rounded total.
     """
     ends, total = [], 0.0
     for part in parts:
@@ -90,7 +90,7 @@ def edges(parts: Iterable[float], *, full: float, width: int) -> list[int]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryBar:
-    """The memory of one stage, stacked, with a mark at the limit; as wide as its cell allows."""
+    """A stacked bar of one stage's memory with a mark at the limit, as wide as its cell allows."""
 
     memory: StageMemory
     full_bytes: float
@@ -101,7 +101,7 @@ class MemoryBar:
         return Measurement(8, max(8, min(self.max_width, options.max_width)))
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        """One line of characters; the mark takes a place of its own, between what fits and what does not."""
+        """Render one line of characters; the mark has a character of its own at the limit."""
         width = min(self.max_width, options.max_width) - 1
         lines = self.memory.lines
         ends = edges((float(line.num_bytes) for line in lines), full=self.full_bytes, width=width)
@@ -120,7 +120,7 @@ class MemoryBar:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepBar:
-    """One line of the step as a piece of the whole, where the lines before it end."""
+    """A bar of one time line of the step, which starts where the bar of the line before ends."""
 
     before_seconds: float
     seconds: float
@@ -132,7 +132,7 @@ class StepBar:
         return Measurement(8, max(8, min(self.max_width, options.max_width)))
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        """One line of characters; what is too short for a full block is a thin one."""
+        """Render one line of characters; a part shorter than one full block is drawn as a thin block."""
         plain = options.ascii_only
         width = min(self.max_width, options.max_width)
         start, end = edges((self.before_seconds, self.seconds), full=self.full_seconds, width=width)

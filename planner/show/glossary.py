@@ -1,4 +1,4 @@
-"""What `planner glossary` prints."""
+"""Output of `planner glossary`."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ if TYPE_CHECKING:
 
 
 def glossary_to_dict(found: Collection[Entry]) -> list[dict[str, Any]]:
-    """The entries as a document."""
+    """Return the entries as plain data for JSON."""
     return [{"terms": list(each.terms), "section": each.section, "text": each.text} for each in found]
 
 
 def glossary_view(found: Collection[Entry]) -> Group:
-    """The entries below the headings of their sections."""
+    """Show the entries below the headings of their sections."""
     sections = dict.fromkeys(each.section for each in found)
     return stack(*(section(title, *(_line(each) for each in found if each.section == title)) for title in sections))
 

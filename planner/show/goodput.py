@@ -1,4 +1,4 @@
-"""Failures and checkpoints in words: how often, what they take, and what a spare host is worth."""
+"""Failures and checkpoints in words: how often they occur, what they cost, and what a spare host is worth."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ if TYPE_CHECKING:
     from planner.plan import Plan
 
 _ENOUGH = 0.0005
-"""A run that waits for less than this share of its time needs no further spare host."""
+"""A run that waits for repairs for less than this share of its time needs no further spare host."""
 
 
 def goodput_rows(plan: Plan) -> list[tuple[str, str]]:
-    """How failures and checkpoints make the run longer, a row for each thing; nothing where they are not counted."""
+    """Return (name, text) rows on failures, checkpoints and spare hosts; no rows where the plan has no goodput."""
     found = plan.goodput
     if found is None:
         return []
@@ -46,7 +46,7 @@ def _lost(found: Goodput) -> str:
 
 
 def _spares(plan: Plan, found: Goodput) -> str:
-    """With how many spare hosts a run waits how long for repairs, up to the number where it hardly does."""
+    """State for 0, 1, 2, ... spare hosts how long the run waits for repairs, until the wait is negligible."""
     given = plan.cluster.pools[0].failures.spare_hosts
     shares, told = found.waiting_by_spares, []
     for spares, share in shares:

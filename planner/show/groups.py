@@ -1,4 +1,4 @@
-"""A plan's communication groups, their collectives, and the time of an all-reduce by each algorithm."""
+"""Section on a plan's communication groups, their collectives, and the time of an all-reduce by each algorithm."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _NAMES: Final = {"halving-doubling": "butterfly (halving and doubling)"}
 
 
 def collectives_section(found: Collectives) -> Group:
-    """Each kind of group with its operations, then why all wait for each other."""
+    """Show each kind of group with its operations, then the reason why replicas wait for each other."""
     if not found.groups:
         return section("Collectives", Text("One device talks to nobody."))
     return stack(*(_group(each) for each in found.groups), _synchronous(found.asynchronous))
@@ -61,7 +61,7 @@ def _group(found: GroupReport) -> Group:
 
 
 def _hidden(found: GroupReport) -> str:
-    """How much of the ledger's line makes no step longer."""
+    """State how much of the group's communication is hidden and does not lengthen the step."""
     line = line_label(found.line)
     if not found.line_hidden_seconds:
         return f"nothing: all {format_seconds(found.line_busy_seconds)} of {line} make the step longer"
@@ -83,7 +83,7 @@ def _algorithms(found: GroupReport) -> Columns:
 
 
 def _synchronous(found: Asynchronous | None) -> Group | None:
-    """Why gradients are reduced before every update, and what it would mean not to wait."""
+    """Explain why gradients are reduced before every update, and the effect of updates without waiting."""
     if found is None:
         return None
     why = (

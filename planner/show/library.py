@@ -1,4 +1,4 @@
-"""What `planner models`, `planner clusters` and `planner engines` print: what is shipped, or one entry whole."""
+"""Output of `planner models`, `planner clusters` and `planner engines`: the list of shipped entries, or one entry."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
 _DERIVED: Final = ("num_params", "num_active_params", "source", "price_source")
-"""Keys of an entry that no document has."""
+"""Keys of an entry that are derived and not keys of its document."""
 
 
 def model_table(entries: Sequence[dict[str, Any]]) -> RenderableType:
-    """The models as a table."""
+    """Show the models as a table."""
     rows = [
         (
             Text(clean(entry["name"]), style="bold"),
@@ -42,7 +42,7 @@ def model_table(entries: Sequence[dict[str, Any]]) -> RenderableType:
 
 
 def cluster_table(entries: Sequence[dict[str, Any]]) -> RenderableType:
-    """The clusters as a table; bandwidths and prices are per device, of a mixed cluster between its pools."""
+    """Show the clusters as a table; bandwidths and prices are per device, for a mixed cluster between its pools."""
     rows = []
     for entry in entries:
         links = ", ".join(f"{clean(link['name'])} {format_rate(link['bytes_per_second'])}" for link in entry["links"])
@@ -57,7 +57,7 @@ def cluster_table(entries: Sequence[dict[str, Any]]) -> RenderableType:
 
 
 def engine_table(entries: Sequence[dict[str, Any]]) -> RenderableType:
-    """The engines as a table: what each can divide, and what writes its plans down."""
+    """Show the engines as a table: the axes that each engine can divide, and the program whose files emit writes."""
     rows = [
         (
             Text(clean(entry["name"]), style="bold"),
@@ -73,7 +73,7 @@ def engine_table(entries: Sequence[dict[str, Any]]) -> RenderableType:
 
 
 def entry_text(entry: dict[str, Any]) -> str:
-    """One entry as a document that can be saved, changed and planned with; what is derived stands in comments."""
+    """Return one entry as a document that can be saved, changed and planned with; derived values are comments."""
     derived = {key: entry[key] for key in _DERIVED if key in entry}
     document = {key: value for key, value in entry.items() if key not in derived}
     comments = "".join(f"# {key}: {clean(value)}\n" for key, value in derived.items())

@@ -1,4 +1,4 @@
-"""What `planner launch` prints when it is done: predicted against measured, line by line."""
+"""Output of `planner launch` at the end of a run: predicted against measured figures, line by line."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ _HEADER = ("planned", "measured", "ratio", "")
 
 
 def comparison(deviations: Sequence[Deviation], commands: Sequence[str] = ()) -> Group:
-    """Each line as planned and as measured; what was not measured says why, what is nothing in both is left out.
+    """Show each line as planned and as measured; lines that are zero in both are omitted.
 
-    commands: what to type next.
+    A line that was not measured gives the reason. commands: commands to suggest next.
     """
     shown = [each for each in deviations if each.planned or each.measured]
     notes = list(dict.fromkeys(each.note for each in shown if each.note))
@@ -67,7 +67,7 @@ def _figure(value: float | None, unit: str) -> str:
 
 
 def measured_document_view(found: ClusterSpec, made: ClusterSpec, curves: Mapping[str, Any]) -> Group:
-    """What the detected document said of device and links, beside what was measured."""
+    """Show device and link figures of the detected document beside the measured figures."""
     before, after = (dict(_numbers(each)) for each in (found, made))
     rows = [(key, _number(before[key]), _number(after[key])) for key in after if before[key] != after[key]]
     table = Columns(rows, right=(1, 2), header=("", "before", "measured"))

@@ -1,4 +1,4 @@
-"""How mistakes are shown: all of them, each with its place, the user's own line and a way out."""
+"""Text of error messages: every mistake with its place, the user's own line and a hint."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _PLACE: Final = re.compile(r"(?P<file>.+?):(?P<line>\d+)(?::(?P<column>\d+))?")
 
 
 def mistakes_text(error: PlannerError, screen: Screen) -> str:
-    """Every mistake as text for a screen, the first twenty in full."""
+    """Return every mistake as text for a screen; the first twenty are shown in full."""
     parts = [_mistake_text(mistake, screen) for mistake in error.mistakes[:_MOST]]
     left = len(error.mistakes) - _MOST
     return "\n".join(parts) + (f"\n... and {left} more\n" if left > 0 else "")
@@ -36,7 +36,7 @@ def _mistake_text(mistake: Mistake, screen: Screen) -> str:
 
 
 def _quote(source_line: str, place: re.Match[str] | None, screen: Screen) -> list[str]:
-    """The user's line behind its number, cut around the column, with a caret under it."""
+    """Return the user's line after its line number, cut around the column of the mistake, and a caret below it."""
     number = place["line"] if place else ""
     column = int(place["column"] or 0) if place else 0
     room = max(screen.width - len(number) - 6, 10)
@@ -55,14 +55,14 @@ def _quote(source_line: str, place: re.Match[str] | None, screen: Screen) -> lis
 
 
 def clean_tabs(text: str) -> str:
-    """The text with tabs as one blank, so that a caret below it stands in the right place."""
+    """Replace each tab by one blank, so that a caret below the text is in the right column."""
     return clean(text.replace("\t", " "))
 
 
 def _lines(text: str, screen: Screen) -> str:
-    """Text after `error:` or `help:`; a terminal gets lines broken at words, a pipe gets what can be searched.
+    """Format text after `error:` or `help:`; lines are wrapped on a terminal, and kept whole for search in a pipe.
 
-    A line that is a command stays whole, so that it can be pasted.
+    A line that is a command is not wrapped, so that it can be pasted.
     """
     lines = [clean(line) for line in text.split("\n")]
     if screen.terminal:

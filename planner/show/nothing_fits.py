@@ -1,4 +1,4 @@
-"""What `planner plan` prints when no layout fits: how far off it is, what is in the way, and what would fit."""
+"""Output of `planner plan` when no layout fits: the missing memory, its causes, and changes with which it would fit."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 def nothing_fits(job: Job, found: NothingFits, remedies: Sequence[Remedy], pins: Sequence[LiftedPin]) -> Group:
-    """The smallest footprint that was found, its largest part, and the cheapest changes that fit."""
+    """Show the smallest footprint found, its largest part, and the cheapest changes with which a layout fits."""
     fullest = worst_stage(found.memory)
     part = sum_of(float(line.num_bytes) for line in fullest.lines if line.name == found.dominating)
     over = f"{format_bytes(fullest.missing_bytes)} too much{'' if fullest.host_fits else ' on the host'}"
@@ -67,7 +67,7 @@ def _figures(remedy: Remedy) -> tuple[RenderableType, ...]:
 
 
 def _pins_section(pins: Sequence[LiftedPin]) -> Group:
-    """Each pin with what is possible without it."""
+    """Show for each pin what layout is possible without the pin."""
     rows: list[tuple[RenderableType, ...]] = []
     for each in pins:
         if each.remedy is not None:
@@ -84,7 +84,7 @@ def _pins_section(pins: Sequence[LiftedPin]) -> Group:
 def nothing_fits_to_dict(
     priced: Plan, found: NothingFits, remedies: Sequence[Remedy], pins: Sequence[LiftedPin]
 ) -> dict[str, Any]:
-    """The plan document of the smallest footprint, with `"fits": false` and what would fit."""
+    """Return the plan document of the smallest footprint, with `"fits": false` and the changes that would fit."""
     from planner.plan import plan_to_dict
 
     return {
@@ -121,5 +121,5 @@ def _remedy_to_dict(remedy: Remedy) -> dict[str, Any]:
 def nothing_fits_to_json(
     priced: Plan, found: NothingFits, remedies: Sequence[Remedy], pins: Sequence[LiftedPin]
 ) -> str:
-    """`nothing_fits_to_dict` as text."""
+    """Return `nothing_fits_to_dict` as JSON text."""
     return json.dumps(nothing_fits_to_dict(priced, found, remedies, pins), indent=1, allow_nan=False) + "\n"

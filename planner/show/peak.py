@@ -1,4 +1,4 @@
-"""The fullest moment of the fullest stage, and what neighbours of the layout would take."""
+"""The memory peak of the fullest stage, and peak and step time of layouts that differ in one key."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 def peak_section(plan: Plan, peaks: Sequence[StagePeak], band: MemoryBand | None = None) -> Group:
-    """When the fullest stage is fullest, and what its activations are."""
+    """Show when the fullest stage has its memory peak, and what its activations consist of."""
     fullest = plan.worst_stage
     peak = next(each for each in peaks if each.stage == fullest.stage)
     scale = bytes_scale(part.num_bytes for part in peak.activations)
@@ -51,7 +51,7 @@ def _spread(band: MemoryBand) -> str:
 
 
 def _missing(found: Alternative) -> str:
-    """What an alternative needs too much, and where; and that it may fit all the same."""
+    """State the memory that an alternative lacks; where it may fit, state its chance of fitting instead."""
     over = f"{format_bytes(found.missing_bytes)} too much{' on the host' if found.missing_on_host else ''}"
     if found.verdict != "may not fit" or found.chance_of_fitting is None:
         return over
@@ -59,7 +59,7 @@ def _missing(found: Alternative) -> str:
 
 
 def fitting_section(plan: Plan, changes: Sequence[FittingChange]) -> Group | None:
-    """The smallest changes with which a layout fits that does not; nothing where it fits."""
+    """Show the smallest changes that make a layout fit into memory; None where the layout fits already."""
     if plan.fits:
         return None
     if not changes:
@@ -79,7 +79,7 @@ def fitting_section(plan: Plan, changes: Sequence[FittingChange]) -> Group | Non
 
 
 def alternatives_section(plan: Plan, alternatives: Sequence[Alternative]) -> Group | None:
-    """One key changed at a time: peak, limit and step, or the rule that is in the way."""
+    """Show peak, limit and step with one layout key changed at a time, or the rule that forbids the change."""
     if not alternatives:
         return None
     rows: list[list[RenderableType]] = []

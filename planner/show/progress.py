@@ -1,4 +1,4 @@
-"""What a search does while one waits, when it takes long, and counts and times of it for a file."""
+"""Progress of a search that takes long, shown while the user waits, and a search's counts and times for a file."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 _PATIENCE_SECONDS: Final = 0.5
-"""A search that is done by then shows nothing."""
+"""A search that ends within this time shows no progress."""
 
 _REFRESH_SECONDS: Final = 0.1
 _LINE_SECONDS: Final = 5.0
-"""Where nothing can be wiped out again, one line in so many seconds."""
+"""Time between two lines of progress where the stream cannot erase a line."""
 
 
 class Progress(Reporter):
-    """Keeps what the search reports and shows it now and then; as a context manager it times the search."""
+    """Stores the search's reports and shows progress at intervals; as a context manager it times the search."""
 
     def __init__(self, stream: TextIO, first: str = "listing layouts") -> None:
         self.stats: dict[str, Any] = {}
@@ -37,7 +37,7 @@ class Progress(Reporter):
         self._start = time.perf_counter()
         self._stream = stream
         self._text = first
-        self._console: Console | None = None  # while a line on it changes
+        self._console: Console | None = None  # set while a status line is shown on it
         self._done = threading.Event()
         self._thread = threading.Thread(
             target=self._show_status if _can_wipe(stream) else self._write_lines, daemon=True
@@ -53,7 +53,7 @@ class Progress(Reporter):
         self._mark("total_seconds")
 
     def _show_status(self) -> None:
-        """One line on a terminal that changes and goes."""
+        """Show one status line on a terminal, update it, and erase it at the end."""
         if self._done.wait(_PATIENCE_SECONDS):
             return
         screen = Screen.of(self._stream)
@@ -65,7 +65,7 @@ class Progress(Reporter):
             self._console = None
 
     def _write_lines(self) -> None:
-        """Lines that stay, in a file or a pipe; nobody may read them."""
+        """Write lines of progress to a file or a pipe; a pipe that nobody reads ends them without an error."""
         while not self._done.wait(_LINE_SECONDS):
             try:
                 self._stream.write(f"{self._text}\n")
@@ -77,14 +77,14 @@ class Progress(Reporter):
         self.stats[name] = time.perf_counter() - self._start
 
     def noted(self, note: str) -> None:
-        """Say it at once; the line that changes stays below."""
+        """Print a note at once, above the status line."""
         if self._console is None:
             self._stream.write(f"note: {note}\n")
         else:
             self._console.print(Text(f"note: {note}"), soft_wrap=True)
 
     def about(self, question: str) -> None:
-        """Name what the next searches are for; it stands before what they report."""
+        """Set the question that the next searches answer; progress texts begin with it."""
         self._about = question
         self._show("")
 
@@ -92,28 +92,28 @@ class Progress(Reporter):
         self._text = ": ".join(filter(None, (clean(self._about), text)))
 
     def candidates(self, num_legal: int, num_refused: int) -> None:
-        """Count the configurations."""
+        """Store the numbers of legal and refused configurations."""
         self._mark("listed_after_seconds")
         self.stats |= {"num_legal": num_legal, "num_refused": num_refused}
         self._show(f"{num_legal:,} configurations")
 
     def pruned(self, reason: str, num_pruned: int) -> None:
-        """Count what a bound ruled out."""
+        """Store the number of configurations that a bound ruled out."""
         self.stats.setdefault("num_pruned", {})[reason] = num_pruned
 
     def priced(self, num_priced: int, incumbent_seconds: float) -> None:
-        """Show how far the pricing has come."""
+        """Show the number of configurations priced so far."""
         self.stats["num_priced"] = num_priced
         best = f"best step {format_seconds(incumbent_seconds)}" if math.isfinite(incumbent_seconds) else "none fits yet"
         self._show(f"{num_priced:,} of {self.stats.get('num_legal', 0):,} configurations priced, {best}")
 
     def solving(self, solver: str, num_candidates: int) -> None:
-        """Name the solver that everyone waits for."""
+        """Show the name of the running solver."""
         self._mark("priced_after_seconds")
         self._show(f"{solver.upper()} proves the best of {num_candidates:,}")
 
     def solved(self, status: str, objective_seconds: float, gap: float) -> None:
-        """Keep how the solve ended."""
+        """Store the status, objective and gap of the finished solve."""
         self._mark("solved_after_seconds")
         self.stats |= {"status": status, "objective_seconds": objective_seconds, "gap": gap}
 
@@ -123,7 +123,7 @@ def _can_wipe(stream: TextIO) -> bool:
 
 
 def write_stats(progress: Progress, path: Path) -> None:
-    """Write counts and times of a search; unlike a plan they differ from run to run.
+    """Write counts and times of a search to a file; unlike a plan, the times differ from run to run.
 
     Raises:
         EnvironmentProblem: the file cannot be written.

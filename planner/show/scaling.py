@@ -1,4 +1,4 @@
-"""The fastest layout for each size of the cluster."""
+"""Section on the fastest layout for each size of the cluster."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def scaling_section(found: Scaling) -> Group:
-    """Step, speed and efficiency of each size, and the line that grew most."""
+    """Show step time, tokens per second and efficiency of each size, and the ledger line that grew most."""
     rows: list[list[RenderableType]] = []
     for each in found.sizes:
         if each.step_seconds is None or each.tokens_per_second is None or each.efficiency is None:

@@ -1,4 +1,4 @@
-"""All schedules side by side, and a drawing of the first microbatches."""
+"""Comparison of all pipeline schedules, and a drawing of the first microbatches of each schedule."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def schedules_section(found: Schedules) -> Group:
-    """Bubble, step, memory and staleness of each schedule, then the drawings."""
+    """Show bubble, step time, memory and staleness of each schedule, then the drawings."""
     if found.stages == 1:
         words = "One stage: nobody waits, and every schedule is the same. A layout with stages, pp=4, compares them."
         return section("Schedules", Text(words))
@@ -66,7 +66,7 @@ def _row(each: ScheduleRow, time: object, size: object) -> list[RenderableType]:
 
 
 def _remarks(rows: Sequence[ScheduleRow]) -> Columns:
-    """What is in the way of a schedule, and which schedules it concerns."""
+    """List the rules that forbid schedules, each with the schedules that it forbids."""
     found: dict[str, list[str]] = {}
     for each in rows:
         versions = each.weight_versions or 1
@@ -89,7 +89,7 @@ def _share(share: float) -> str:
 
 
 class _Drawing:
-    """One row of characters for each stage; what is wider than the screen ends in >."""
+    """A drawing with one row of characters for each stage; rows wider than the screen are cut and end in `>`."""
 
     def __init__(self, found: SketchedSchedule) -> None:
         self._found = found
@@ -103,7 +103,7 @@ class _Drawing:
 
 
 def draw(found: SketchedSchedule) -> list[str]:
-    """The passes of each stage as characters, one for each unit of time; a dot is a wait."""
+    """Return a row of characters for each stage, one character for each unit of time; a dot is waiting time."""
     length = round(max((each.end for each in found.passes), default=0.0))
     rows = [["."] * length for _ in range(found.stages)]
     for each in found.passes:
@@ -115,7 +115,7 @@ def draw(found: SketchedSchedule) -> list[str]:
 
 
 def _own_places(each: Pass) -> range:
-    """Where a pass stands; two that overlap share their time, the forward one first."""
+    """Return the character columns of a pass; of two overlapping passes the forward pass has the first half."""
     start, end = round(each.start), round(each.end)
     if end - start <= 2:
         return range(start, end)

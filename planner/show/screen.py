@@ -1,6 +1,6 @@
-"""Where text will be read: how wide, with colour or without, in Unicode or ASCII.
+"""Properties of the screen on which text is shown: its width, colour or none, Unicode or ASCII.
 
-Everything that a user wrote goes through `clean`: names are shown literally, markup in them is not interpreted
+All text that a user wrote passes through `clean`: names are shown literally, markup in names is not interpreted,
 and control characters never reach the terminal.
 """
 
@@ -25,13 +25,13 @@ if TYPE_CHECKING:
 
 _MIN_WIDTH: Final = 20
 _MAX_WIDTH: Final = 120
-"""Lines longer than this are hard to read, however wide the window is."""
+"""Longest line in characters; longer lines are hard to read even in a wide window."""
 _PIPE_WIDTH: Final = 80
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Screen:
-    """Properties of the stream that text is written to; `width` is in characters, `links` are hyperlinks (OSC 8)."""
+    """Properties of an output stream; `width` is in characters, `links` is support for hyperlinks (OSC 8)."""
 
     width: int = _PIPE_WIDTH
     terminal: bool = False
@@ -41,7 +41,7 @@ class Screen:
 
     @classmethod
     def of(cls, stream: TextIO, environ: Mapping[str, str] = os.environ) -> Screen:
-        """The screen behind `stream`: a window has its own width, a pipe has 80 columns unless COLUMNS says."""
+        """Return the screen behind `stream`; a terminal has its own width, a pipe has COLUMNS or 80 columns."""
         terminal = stream.isatty()
         asked = environ.get("COLUMNS", "")
         width = int(asked) if asked.isascii() and asked.isdigit() and len(asked) < 6 else 0
@@ -59,7 +59,7 @@ class Screen:
 
 
 def _speaks_unicode(stream: TextIO, environ: Mapping[str, str]) -> bool:
-    # Python reads and writes UTF-8 in the C locale too; whoever sets LC_ALL=C asks for ASCII all the same
+    # Python uses UTF-8 even in the C locale, but a user who sets LC_ALL=C wants ASCII
     plain = environ.get("LC_ALL", "") in ("C", "POSIX")
     return not plain and (stream.encoding or "").lower().replace("-", "") == "utf8"
 
@@ -69,9 +69,9 @@ _LINKING_PROGRAMS: Final = ("ghostty", "iTerm.app", "vscode", "WezTerm", "zed")
 
 
 def _shows_links(environ: Mapping[str, str]) -> bool:
-    """Whether the terminal is one that is known to show links, and they lead to files of this machine.
+    """Whether the terminal is known to show hyperlinks, and runs on this machine, whose files the links name.
 
-    The others are as the npm package supports-hyperlinks tells them; FORCE_HYPERLINK is its switch.
+    The list of terminals is that of the npm package supports-hyperlinks, as is the switch FORCE_HYPERLINK.
     """
     if forced := environ.get("FORCE_HYPERLINK"):
         return forced != "0"
@@ -83,16 +83,16 @@ def _shows_links(environ: Mapping[str, str]) -> bool:
         term in _LINKING_TERMS
         or environ.get("TERM_PROGRAM") in _LINKING_PROGRAMS
         or bool(environ.get("WT_SESSION") or environ.get("KONSOLE_VERSION"))
-        or (vte.isascii() and vte.isdigit() and int(vte) > 5000)  # 0.50.0 crashed on them
+        or (vte.isascii() and vte.isdigit() and int(vte) > 5000)  # VTE 0.50.0 crashed on links
     )
 
 
 _LINK: Final = re.compile("\x1b\\]8;[^;]*;([^\x1b]*)\x1b\\\\")
-"""How rich starts and ends a link, with a number of its own drawing that would make equal text unequal."""
+"""Escape codes with which rich starts and ends a link; rich adds a random id, which would make equal texts differ."""
 
 
 class _Sink(io.StringIO):
-    """A buffer that tells rich which characters the real stream can show."""
+    """A text buffer that reports the encoding of the real stream to rich."""
 
     def __init__(self, encoding: str) -> None:
         super().__init__()
@@ -104,7 +104,7 @@ class _Sink(io.StringIO):
 
 
 def to_text(renderable: RenderableType, screen: Screen) -> str:
-    """Lay a renderable out for a screen; no line ends in blanks."""
+    """Render to text for a screen, without blanks at line ends."""
     sink = _Sink("utf-8" if screen.unicode else "ascii")
     console = Console(
         file=sink,
@@ -124,12 +124,12 @@ def to_text(renderable: RenderableType, screen: Screen) -> str:
 
 
 def clean(text: object) -> str:
-    """The text with every control, direction and surrogate character written out as an escape."""
+    """Return the text with every control, direction and surrogate character replaced by an escape sequence."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in str(text))
 
 
 def linked(text: Text) -> Text:
-    """The text with a link to its section of the glossary, if it is a term; a screen without links leaves it out."""
+    """Return a glossary term with a link to its entry, other text unchanged; screens without links omit the link."""
     entry = entry_for(text.plain) if text.plain else None
     if entry is None:
         return text
@@ -139,7 +139,7 @@ def linked(text: Text) -> Text:
 
 
 def stack(*parts: RenderableType | None) -> Group:
-    """The parts below each other with a blank line between; None is left out."""
+    """Stack the parts vertically with a blank line between two; parts that are None are skipped."""
     shown: list[RenderableType] = []
     for part in parts:
         if part is not None:
@@ -148,12 +148,12 @@ def stack(*parts: RenderableType | None) -> Group:
 
 
 def indented(part: RenderableType) -> Padding:
-    """The part two columns further in."""
+    """Indent the part by two columns."""
     return Padding(part, (0, 0, 0, 2))
 
 
 def section(title: str, *body: RenderableType, note: str = "") -> Group:
-    """A heading with its body indented below; `note` stands beside the heading in a quiet voice."""
+    """Return a heading with its body indented below; `note` follows the heading in dim text."""
     heading = linked(Text(clean(title), style="bold"))
     if note:
         heading.append(f"  {clean(note)}", style="not bold dim")

@@ -1,4 +1,4 @@
-"""What `planner plan MODEL A,B,C` prints: clusters and sizes beside each other, as a table, as data and as a page."""
+"""Output of `planner plan MODEL A,B,C`: a comparison of clusters and sizes as a table, as data and as a page."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ MEASURES: Final[dict[Measure, str]] = {
 
 
 def side_by_side_view(found: SideBySide) -> Group:
-    """The choices as a table, those in bold that no other beats."""
+    """Show the choices as a table, with the choices that no other choice beats in bold."""
     first = found.planned[0].plan if found.planned else None
     assert first is not None, "choices without any plan are an error"
     head = Text.assemble((clean(first.model.name), "bold"))
@@ -49,7 +49,7 @@ def side_by_side_view(found: SideBySide) -> Group:
 
 
 def price_notes(found: SideBySide) -> list[str]:
-    """Which list each price is of, for shipped clusters whose price nobody changed."""
+    """Name the price list of each price, for shipped clusters whose price the user has not changed."""
     sources = {each.cluster: source for each in found.planned if (source := _price_source(each))}
     return [f"{cluster}: {source}" for cluster, source in sources.items()]
 
@@ -62,7 +62,7 @@ def _price_source(choice: Choice) -> str:
 
 
 def job_words(plan: Plan) -> str:
-    """What is trained, in one line."""
+    """Describe the training job in one line."""
     training = plan.training
     batch = f"{training.global_batch_size:,} sequences of {training.sequence_length:,} tokens per step"
     tokens = f"{format_count(training.tokens)} tokens" if training.tokens else "no token budget"
@@ -70,12 +70,12 @@ def job_words(plan: Plan) -> str:
 
 
 def time_header(plan: Plan) -> str:
-    """What the column of times shows."""
+    """Return the heading of the column of times."""
     return "run" if plan.training.tokens else "tokens/s"
 
 
 def explanation(found: SideBySide) -> str:
-    """What the marks and columns mean."""
+    """Explain the marks and columns of the table."""
     of = "of the run" if found.planned[0].plan and found.planned[0].plan.training.tokens else "of a billion tokens"
     words = f"Nothing takes less time and less {MEASURES[found.measure]} than what is marked. Cost and energy {of}"
     price = (
@@ -85,13 +85,13 @@ def explanation(found: SideBySide) -> str:
 
 
 def names_of(found: SideBySide, choice: Choice) -> str:
-    """The choice, with its size where a cluster stands there in several."""
+    """Return the name of the choice's cluster, with its size where the table has several sizes of that cluster."""
     several = sum(each.cluster == choice.cluster for each in found.choices) > 1
     return f"{choice.cluster} x {choice.hosts}" if several and choice.hosts else choice.cluster
 
 
 def best_at(found: SideBySide, choice: Choice) -> str:
-    """What a choice is best at, or that nothing beats it; empty where something does."""
+    """State what a choice is best at, or that no choice beats it; empty where another choice beats it."""
     if not choice.on_front:
         return ""
     quickest = choice is found.front[0]
@@ -102,7 +102,7 @@ def best_at(found: SideBySide, choice: Choice) -> str:
 
 
 def time_words(choice: Choice) -> str:
-    """The length of the run, or tokens per second."""
+    """Return the duration of the run, or tokens per second where no token budget is given."""
     plan, run = choice.plan, choice.run
     if plan is None or run is None:
         return ""
@@ -110,7 +110,7 @@ def time_words(choice: Choice) -> str:
 
 
 def band_words(choice: Choice) -> str:
-    """Between which two 8 of 10 runs lie; empty without a band."""
+    """Return the interval in which 8 of 10 runs lie; empty without an error band."""
     plan, run = choice.plan, choice.run
     if plan is None or run is None or not plan.low_step_seconds or not plan.high_step_seconds:
         return ""
@@ -121,7 +121,7 @@ def band_words(choice: Choice) -> str:
 
 
 def figures(choice: Choice) -> tuple[str, str, str]:
-    """Cost, energy and chance of fitting, in words; empty where they are not known."""
+    """Return cost, energy and chance of fitting as text; each is empty where it is unknown."""
     run, chance = choice.run, choice.chance_of_fitting
     if run is None:
         return "", "", ""
@@ -143,7 +143,7 @@ def _row(found: SideBySide, choice: Choice) -> list[RenderableType]:
 
 
 def side_by_side_to_dict(found: SideBySide) -> dict[str, Any]:
-    """The choices as plain data; where there is no token budget, runs are of `tokens` tokens."""
+    """Return the choices as plain data; without a token budget, times and costs are for `tokens` tokens."""
     first = found.planned[0].plan if found.planned else None
     return {
         "format": 1,
@@ -184,5 +184,5 @@ def _choice_to_dict(choice: Choice) -> dict[str, Any]:
 
 
 def side_by_side_to_json(found: SideBySide) -> str:
-    """`side_by_side_to_dict` as text."""
+    """Return `side_by_side_to_dict` as JSON text."""
     return json.dumps(side_by_side_to_dict(found), indent=1, allow_nan=False) + "\n"

@@ -1,4 +1,4 @@
-"""What `planner plan` prints: the layout, what it costs, what lost against it, and what to type next."""
+"""Output of `planner plan`: the layout, its cost, the runners-up, and the command to type next."""
 
 from __future__ import annotations
 
@@ -53,11 +53,11 @@ if TYPE_CHECKING:
     from planner.cost.ledger import StageMemory
     from planner.plan import Plan
 
-_MANY = 10  # rows of stages beyond which the middle is folded
+_MANY = 10  # most rows of stages; a longer table has its middle folded
 
 
 def summary(plan: Plan, command: str) -> Group:
-    """The whole answer of `planner plan`; `command` is what to type next."""
+    """Return the whole output of `planner plan`; `command` is the next command to suggest."""
     return stack(
         heading(plan),
         indented(Columns(layout_rows(plan), wrap=(1,))),
@@ -72,17 +72,17 @@ def summary(plan: Plan, command: str) -> Group:
 
 
 def next_command(plan: Plan, command: str, saved_as: Path | None) -> str:
-    """What to type next: save the plan, then start it here, print what starts it on many hosts, or read it."""
+    """Return the command to suggest next: save the plan, launch it here, emit files for many hosts, or explain it."""
     if saved_as is None:
         return f"{clean(command)} -o plan.json"
-    verb = "emit" if plan.engine.emits else "explain"  # old programs are priced and not started
+    verb = "emit" if plan.engine.emits else "explain"  # emit writes no files for old programs
     if plan.engine.name == "torch" and plan.cluster.hosts == 1:
         verb = "launch"
     return f"planner {verb} {clean(shlex.quote(str(saved_as)))}"
 
 
 def learning_commands(plan: Plan, run: Path) -> tuple[str, str]:
-    """What to type after a run: learn from it, then plan the same job again."""
+    """Return the commands to suggest after a run: calibrate with the run, then plan the same job again."""
     again = command_again(plan_to_dict(plan)).replace("planner explain", "planner plan").partition(" --layout ")[0]
     return (
         f"planner calibrate {clean(shlex.quote(str(run)))} -o mine.json",
@@ -91,7 +91,7 @@ def learning_commands(plan: Plan, run: Path) -> tuple[str, str]:
 
 
 def heading(plan: Plan) -> Text:
-    """What is planned: the model, the machines and the work of a step."""
+    """Return the heading of a plan: the model, the machines and the work of a step."""
     training = plan.training
     batch = f"{training.global_batch_size:,} sequences of {training.sequence_length:,} tokens per step"
     text = Text(clean(plan.model.name), style="bold")
@@ -103,7 +103,7 @@ def heading(plan: Plan) -> Text:
 
 
 def layout_rows(plan: Plan) -> list[tuple[str, RenderableType]]:
-    """The layout, in words and as the command line writes it."""
+    """Describe the layout in words and in the syntax of the command line."""
     layout = plan.layout
     layers = [layout.layers_of_stage(stage) for stage in range(layout.pp)]
     rows: list[tuple[str, RenderableType]] = [
@@ -125,7 +125,7 @@ def layout_rows(plan: Plan) -> list[tuple[str, RenderableType]]:
 
 
 def assumed_rows(plan: Plan) -> list[tuple[str, RenderableType]]:
-    """What nobody said, and what a foreign file says that changes no figure."""
+    """List the settings that were assumed, and the settings of a foreign file that change no figure."""
     filled = [str(each) for each in plan.assumed if each.rule != NOT_PRICED]
     left_out = [f"{each.key}={each.value}" for each in plan.assumed if each.rule == NOT_PRICED]
     rows = (("assumed", filled), ("not priced", left_out))
@@ -133,7 +133,7 @@ def assumed_rows(plan: Plan) -> list[tuple[str, RenderableType]]:
 
 
 def loss_rows(plan: Plan) -> list[tuple[str, RenderableType]]:
-    """How the loss is computed, where not from all logits of a microbatch by one operator after the other."""
+    """State how the loss is computed, unless all logits of a microbatch are computed operator by operator."""
     training = plan.training
     words = {
         "fused": "one kernel for all logits of a microbatch",
@@ -145,7 +145,7 @@ def loss_rows(plan: Plan) -> list[tuple[str, RenderableType]]:
 
 
 def overlap_rows(plan: Plan) -> list[tuple[str, RenderableType]]:
-    """What the training document lets run at once: CUDA graphs, and exchanges of experts beside other microbatches."""
+    """State the overlaps of the training document: CUDA graphs, and expert exchanges beside other microbatches."""
     words = {"layers": "each layer, but for its routed experts", "step": "both passes of a step"}
     graphs, rows = plan.training.cuda_graphs, list[tuple[str, RenderableType]]()
     if graphs in words:
@@ -156,7 +156,7 @@ def overlap_rows(plan: Plan) -> list[tuple[str, RenderableType]]:
 
 
 def trained_rows(plan: Plan) -> list[tuple[str, RenderableType]]:
-    """Which parameters are trained, where not all are."""
+    """State which parameters are trained, where some are frozen."""
     training = plan.training
     if not training.lora_rank:
         return []
@@ -169,7 +169,7 @@ def trained_rows(plan: Plan) -> list[tuple[str, RenderableType]]:
 
 
 def host_rows(memory: Sequence[StageMemory]) -> list[tuple[str, RenderableType]]:
-    """What a device keeps in its host's memory, of the stage that keeps most there; nothing without offload."""
+    """State the bytes per device in host memory, for the stage with the most; no rows without offload."""
     hosts = [stage.host for stage in memory if stage.host is not None]
     if not hosts:
         return []
@@ -181,7 +181,7 @@ def host_rows(memory: Sequence[StageMemory]) -> list[tuple[str, RenderableType]]
 
 
 def band_rows(plan: Plan) -> list[tuple[str, RenderableType]]:
-    """How far the step may be off, and on how many published runs that rests; nothing without a band."""
+    """State the error band of the step time and the number of published runs behind it; no rows without a band."""
     low, high, band = plan.low_step_seconds, plan.high_step_seconds, plan.band
     if band is None or not low or not high:
         return []
@@ -212,7 +212,7 @@ def band_rows(plan: Plan) -> list[tuple[str, RenderableType]]:
 
 
 def _label_rows(plan: Plan) -> list[tuple[str, RenderableType]]:
-    """What the engine's name alone does to the forecast, where that is much."""
+    """State how the forecast depends on the engine's name alone, where the effect is large."""
     label = plan.engine_label
     if label is None:
         return []
@@ -224,7 +224,7 @@ def _label_rows(plan: Plan) -> list[tuple[str, RenderableType]]:
 
 
 def _unmeasured_rows(plan: Plan) -> list[tuple[str, RenderableType]]:
-    """Devices whose share of peak is that of their generation."""
+    """Name the devices whose efficiency is that of their generation because the device itself was not measured."""
     devices = [pool.device for pool, _ in devices_in_use(plan.cluster, plan.layout)]
     found = [f"{each.name} those of {each.generation}" for each in devices if "efficiency.matmul" in each.assumed]
     taken = f"takes the efficiencies of its generation, which nobody measured on it: {' and '.join(found)}"
@@ -251,7 +251,7 @@ def _headline_rows(plan: Plan) -> list[tuple[str, RenderableType]]:
 
 
 def _minimum_rows(plan: Plan) -> list[tuple[str, RenderableType]]:
-    """The proven minimum beside the plan; nothing without a search."""
+    """State the proven minimum of the objective beside the plan's value; no rows without a search."""
     if plan.minimum is None:
         return []
     words = Text(minimum_words(plan))
@@ -261,7 +261,7 @@ def _minimum_rows(plan: Plan) -> list[tuple[str, RenderableType]]:
 
 
 def memory_section(memory: Sequence[StageMemory], *, note: str) -> Group:
-    """A bar for each stage against its limit; stages that look alike share a row."""
+    """Show a bar of each stage's memory against its limit; stages that look alike share a row."""
     full = max(max(stage.total_bytes, stage.limit_bytes) for stage in memory)
     scale = bytes_scale(stage.total_bytes for stage in memory)
     folded = fold_runs(
@@ -289,13 +289,13 @@ def _share_of_limit(stage: StageMemory) -> Text:
 
 
 def _fold_middle(groups: list[list[StageMemory]]) -> list[list[StageMemory]]:
-    """At most ten rows: neighbouring stages of a long pipeline share a row, which shows the fullest of them."""
+    """Return at most ten rows; adjacent stages of a long pipeline share a row, which shows their fullest stage."""
     size = -(-len(groups) // _MANY)
     return [list(chain(*groups[first : first + size])) for first in range(0, len(groups), size)]
 
 
 class _Legend:
-    """Which fill is which; it follows the encoding of the screen."""
+    """The legend of the bars' fills, in Unicode or ASCII as the screen allows."""
 
     def __init__(self, memory: Sequence[StageMemory]) -> None:
         self._names = [line.name for line in memory[0].lines if any(_bytes_of(stage, line.name) for stage in memory)]
@@ -314,7 +314,7 @@ def _bytes_of(stage: StageMemory, name: str) -> float:
 
 
 def _time_section(plan: Plan) -> Group:
-    """The step as a waterfall: each line starts where the one before it ends."""
+    """Show the step as a waterfall: the bar of each line starts where the bar before it ends."""
     total = float(total_exposed_seconds(plan.time))
     scale = seconds_scale([total])
     shown = [line for line in plan.time if line.busy_seconds > 0]
@@ -336,7 +336,7 @@ def _time_section(plan: Plan) -> Group:
 
 
 def _batch_section(plan: Plan) -> Group | None:
-    """How the batch size was chosen, what it costs in tokens, and the learning rate that goes with it."""
+    """State how the batch size was chosen, its cost in tokens, and the learning rate for it."""
     if plan.batch is None:
         return None
     batch, advice, rate = plan.batch, plan.batch.advice, plan.batch.learning_rate

@@ -1,4 +1,4 @@
-"""What `planner plan --nodes A..B` prints: the front of time, cost and devices over all sizes."""
+"""Output of `planner plan --nodes A..B`: the Pareto front of time, cost and devices over all sizes."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ if TYPE_CHECKING:
     from planner.specs.job import Job
 
 _MOST_ROWS = 16
-_REFERENCE_TOKENS = 1_000_000_000  # a cost without a token budget is of so many tokens
+_REFERENCE_TOKENS = 1_000_000_000  # without a token budget, costs are for this number of tokens
 
 
 def sweep_view(found: Sweep) -> Group:
-    """The front as a table, a long one thinned out, and which point is best at what."""
+    """Show the front as a table, thinned out where it is long, with the point that is best at each objective."""
     job = found.job
     head = Text.assemble((clean(job.model.name), "bold"))
     head.append(f" on {clean(_sizes_words(job, found))}")
@@ -77,7 +77,7 @@ def _pool_names(job: Job) -> list[str]:
 
 
 def _sizes_words(job: Job, found: Sweep) -> str:
-    """`4 to 64 hosts of 8 x h100 (dgx-h100)`, or those of each pool of a mixed cluster."""
+    """Return `4 to 64 hosts of 8 x h100 (dgx-h100)`, for a mixed cluster the hosts of each pool."""
     columns = zip(*((hosts,) if isinstance(hosts, int) else hosts for hosts, _ in found.sizes), strict=True)
     parts = []
     for pool, counts in zip(job.pools, columns, strict=True):
@@ -99,7 +99,7 @@ def _best_at(found: Sweep) -> list[tuple[Point, str]]:
 
 
 def _thinned(points: Sequence[Point], kept: Sequence[Point]) -> list[Point]:
-    """At most so many points, evenly spread, and the ones to keep."""
+    """Return a limited number of evenly spread points, with the points `kept` among them."""
     step = max(1, -(-len(points) // _MOST_ROWS))
     return [point for i, point in enumerate(points) if i % step == 0 or any(point is each for each in kept)]
 
@@ -130,7 +130,7 @@ def _tokens_per_second(job: Job, point: Point) -> float:
 
 
 def _cost(job: Job, point: Point) -> float:
-    """US dollars of the run, or its device hours without a price; of a billion tokens without a budget."""
+    """Return the US dollars of the run, or device hours without a price; without a budget, of a billion tokens."""
     run, is_priced = _run(job, point), _is_priced(job)
     if run is not None:
         return run.usd if is_priced and run.usd is not None else run.device_hours
@@ -140,7 +140,7 @@ def _cost(job: Job, point: Point) -> float:
 
 
 def _is_priced(job: Job) -> bool:
-    """Whether every pool has a price."""
+    """Whether every pool of the cluster has a price."""
     return all(price_of(pool.cluster, job.training) is not None for pool in job.pools)
 
 
@@ -161,7 +161,7 @@ def _explanation(job: Job, found: Sweep) -> str:
 
 
 def sweep_to_dict(found: Sweep) -> dict[str, Any]:
-    """The Pareto front and the fastest plan of each size, as plain data."""
+    """Return the Pareto front and the fastest plan of each size as plain data."""
     job = found.job
     return {
         "format": 1,
@@ -199,12 +199,12 @@ def _point_to_dict(found: Sweep, point: Point) -> dict[str, Any]:
 
 
 def _nodes(job: Job, hosts: int | tuple[int, ...]) -> int | dict[str, int]:
-    """Hosts, or those of each pool of a mixed cluster by its name."""
+    """Return the number of hosts, for a mixed cluster the number of each pool by its name."""
     if isinstance(hosts, int):
         return hosts
     return dict(zip((pool.cluster.name for pool in job.pools), hosts, strict=True))
 
 
 def sweep_to_json(found: Sweep) -> str:
-    """`sweep_to_dict` as text."""
+    """Return `sweep_to_dict` as JSON text."""
     return json.dumps(sweep_to_dict(found), indent=1, allow_nan=False) + "\n"

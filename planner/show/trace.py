@@ -1,9 +1,9 @@
 """The executed step in the Trace Event Format, which Perfetto and chrome://tracing open.
 
-The first process is the ledger: its lines end to end, whose sum is the step of the estimate. Every other process is a
-pipeline stage, or with `ranks` a rank of one replica: its passes, executed in the order of the schedule, each cut into
-the ledger's lines; and in threads of their own what hides behind them. Within a pass the lines stand one after the
-other, though the layers of a chunk really alternate between them.
+The first process is the ledger: its lines end to end, whose sum is the step time of the estimate. Every other process
+is a pipeline stage, or with `ranks` a rank of one replica. It shows the stage's passes in the order of the schedule,
+each pass cut into the ledger's lines, and hidden communication in separate threads. Within a pass the lines are drawn
+one after the other, although in reality the layers of a chunk alternate between computing and communicating.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from planner.plan import Plan
 
 _MOST_EVENTS: Final = 4_000_000
-"""About 800 MB of text; Perfetto's user interface reads no more than that into a browser."""
+"""Events of about 800 MB of text, the most that Perfetto's user interface can load in a browser."""
 _TICKS_PER_MICROSECOND: Final = 1000
 _PASS_NAMES: Final = {"F": "forward", "B": "backward", "I": "backward for inputs", "W": "backward for weights"}
 _CATEGORIES: Final = {
@@ -68,7 +68,7 @@ _NOTE: Final = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Slice:
-    """A stretch of time on a thread, in seconds."""
+    """A time interval on a thread of the trace, in seconds."""
 
     thread: int
     name: str
@@ -79,10 +79,10 @@ class _Slice:
 
 
 def trace_text(plan: Plan, *, ranks: bool = False) -> Iterator[str]:
-    """The trace as JSON text in pieces, one event on a line.
+    """Return the trace as pieces of JSON text, one event on a line.
 
     Raises:
-        InputError: more events than a viewer takes, or a plan whose options are not valid.
+        InputError: the trace has more events than a viewer can load, or the plan's options are not valid.
     """
     job = job_of(plan)
     priced = estimate(job, plan.layout)
@@ -107,7 +107,7 @@ def trace_text(plan: Plan, *, ranks: bool = False) -> Iterator[str]:
 
 
 def trace_events(plan: Plan, *, ranks: bool = False) -> list[dict[str, Any]]:
-    """The events alone.
+    """Return the events of the trace as a list.
 
     Raises:
         InputError: as `trace_text`.
@@ -136,7 +136,7 @@ def _events(plan: Plan, step: ExecutedStep, *, ranks: bool) -> Iterator[dict[str
 
 
 def _ranks_of_stage(layout: Layout, stage: int) -> dict[int, str]:
-    """Ranks of the first data-parallel replica by process id."""
+    """Return the names of a stage's ranks in the first data-parallel replica, by process id of the trace."""
     found = {}
     for cp in range(layout.cp):
         for tp in range(layout.tp):
@@ -154,7 +154,7 @@ def _layers(layout: Layout, stage: int) -> str:
 
 
 def _ledger(plan: Plan) -> Iterator[_Slice]:
-    """The step, and its lines end to end; what hides beside them."""
+    """Draw the step and its ledger lines end to end, with hidden work on a thread beside them."""
     yield _Slice(thread=1, name="step", category="step", start=0.0, end=plan.step_seconds)
     at = free = 0.0
     for line in plan.time:
@@ -189,7 +189,7 @@ def _stage(layout: Layout, step: ExecutedStep, stage: int) -> Iterator[_Slice]:
 
 
 def _bytes(step: ExecutedStep, name: LineName, stage: int, seconds: float) -> dict[str, Any]:
-    """The bytes of a communicating line, in proportion to its seconds."""
+    """Return the bytes of a slice of a communication line, in proportion to the slice's seconds."""
     rate = step.bytes_per_second.get(name)
     return {} if rate is None else {"num_bytes": round(float(rate[stage]) * seconds)}
 
@@ -225,7 +225,7 @@ def _passes(step: ExecutedStep, stage: int, own: NDArray[np.int64]) -> Iterator[
 
 
 def _hidden_sends(layout: Layout, step: ExecutedStep, stage: int, own: NDArray[np.int64]) -> Iterator[_Slice]:
-    """Sends to the neighbours behind the next pass, one after the other on the link."""
+    """Draw sends to adjacent stages that are hidden behind the next pass, one after the other on the link."""
     if step.send <= 0:
         return
     passes, free = step.timeline, 0.0
@@ -242,7 +242,8 @@ def _hidden_sends(layout: Layout, step: ExecutedStep, stage: int, own: NDArray[n
 
 
 def _hidden_collectives(step: ExecutedStep, stage: int, own: NDArray[np.int64]) -> Iterator[_Slice]:
-    """What hides of each microbatch, spread over its passes; and what hides once, before the last pass ends."""
+    """Draw hidden collectives: those of each microbatch spread over its passes, those of the step before its last
+    pass ends."""
     passes = step.timeline
     starts, lengths = passes.start[own], passes.end[own] - passes.start[own]
     for name, each in step.hidden_each.items():
@@ -260,7 +261,7 @@ def _hidden_collectives(step: ExecutedStep, stage: int, own: NDArray[np.int64]) 
 
 
 def _process(process: int, name: str, slices: Iterable[_Slice], threads: dict[int, str]) -> Iterator[dict[str, Any]]:
-    """A process with its named threads and its slices; times are microseconds."""
+    """Return the events of a process, its named threads and its slices; times are in microseconds."""
     found = list(slices)
     yield _meta("process_name", process, 0, name=name)
     yield _meta("process_sort_index", process, 0, sort_index=process)
@@ -279,12 +280,12 @@ def _meta(kind: str, process: int, thread: int, **args: Any) -> dict[str, Any]:
 
 
 def _ticks(seconds: Iterable[float]) -> NDArray[np.int64]:
-    """Nanoseconds, to which Perfetto rounds: slices that meet still meet, and parts stay inside their pass."""
+    """Round to nanoseconds, as Perfetto does, so that adjacent slices stay adjacent and parts stay in their pass."""
     return np.rint(np.fromiter(chain(seconds), dtype=float) / UNITS["seconds"]["ns"]).astype(np.int64)
 
 
 def _microseconds(ticks: NDArray[np.int64]) -> list[float]:
-    """The format's unit; the double that comes back to the same nanosecond when it is multiplied and cut off."""
+    """Convert nanoseconds to microseconds, as doubles that give the same nanosecond when multiplied and truncated."""
     found = ticks / _TICKS_PER_MICROSECOND
     short = np.floor(found * _TICKS_PER_MICROSECOND) < ticks
     times: list[float] = np.where(short, np.nextafter(found, np.inf), found).tolist()

@@ -1,4 +1,4 @@
-"""What `planner verify` prints: the ledger of one rank beside the bytes that its step holds."""
+"""Output of `planner verify`: one rank's memory ledger beside the bytes counted in its step."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _NOTE: Final = (
 
 
 def verification_view(found: Verification) -> Group:
-    """Each line as planned and as counted, and their sums."""
+    """Show each memory line as planned and as counted, and the sums."""
     lines = [(line_label(name), *_figures(planned, counted)) for name, (planned, counted) in found.lines.items()]
     whole = ("whole", *_figures(found.planned_bytes, found.counted_bytes), f"{found.ratio:.3f}")
     table = Columns([*lines, whole], right=(1, 2, 3), header=("", "planned", "counted", "ratio"))
@@ -43,7 +43,7 @@ def _figures(planned: float, counted: float) -> tuple[str, str]:
 
 
 def verification_to_dict(found: Verification) -> dict[str, Any]:
-    """What `planner verify --json` prints."""
+    """Return the output of `planner verify --json` as plain data."""
     return {
         "rank": found.rank,
         "stage": found.stage,

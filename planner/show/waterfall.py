@@ -1,4 +1,4 @@
-"""The step as a waterfall, and the rates behind it."""
+"""Sections on the step as a waterfall, and on its rates such as MFU."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def waterfall_section(waterfall: Waterfall) -> Group:
-    """Each part as a piece of the step, where the parts before it end; what takes seconds away points back."""
+    """Show each part as a bar that starts where the bar before ends; a part that saves time points backwards."""
     total = waterfall.step_seconds
     scale = seconds_scale([total])
     rows: list[list[RenderableType]] = []
@@ -40,24 +40,24 @@ def waterfall_section(waterfall: Waterfall) -> Group:
 
 
 def own_parts(plan: Plan, waterfall: Waterfall) -> list[TimePart]:
-    """The parts that are no lines of the ledger."""
+    """Return the parts of the waterfall that are not lines of the ledger."""
     lines = {line.name.value for line in plan.time}
     return [part for part in waterfall.parts if part.name not in lines]
 
 
 def part_formulas(parts: Iterable[TimePart]) -> Columns:
-    """Each part with its formula, the numbers put in, and its source."""
+    """Show each part with its formula, the formula with numbers, and its source."""
     rows = [(line_label(part.name), formula_text(part.formula, part.numbers, part.source)) for part in parts]
     return Columns(rows, wrap=(1,))
 
 
 def formula_text(formula: str, numbers: str, source: str) -> Text:
-    """A formula, the numbers put in where there are any, and where it is from."""
+    """Format a formula, the formula with its numbers if any, and its source."""
     return Text.assemble(clean(formula), f"\n= {clean(numbers)}" if numbers else "", (f"\n{clean(source)}", "dim"))
 
 
 def rates_section(rates: Iterable[Rate]) -> Group:
-    """The same step by each convention."""
+    """Show the speed of the step by each convention of counting FLOPs or tokens."""
     rows = [
         (
             clean(rate.name),

@@ -1,4 +1,4 @@
-"""Layouts, stages and lines of the ledger in words."""
+"""Words for layouts, stages, ledger lines and other parts of a plan."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 _DEFAULTS: Final = {
     "cp": "1", "ep": "1", "hsdp": "1", "mbs": "1", "interleave": "1", "offload": "none",
 }  # fmt: skip
-"""What `--layout` takes for a key that is left out, for every engine; keys that depend on others are handled below."""
+"""Values that `--layout` assumes for omitted keys, for every engine; `short_layout` handles keys that depend on other
+keys."""
 
 
 _BETTER: Final = {
@@ -31,16 +32,16 @@ _BETTER: Final = {
     "gpus": "on as few devices is faster",
     "memory": "with as little memory is faster",
 }
-"""What an optimum excludes, by objective."""
+"""By objective, the words for a better layout, which an optimal plan excludes."""
 
 
 def line_label(name: LineName | str) -> str:
-    """A ledger name as people read it: `tp_comm` is "tp comm"."""
+    """Return the name of a ledger line for people: `tp_comm` is "tp comm"."""
     return str(name).replace("_", " ")
 
 
 def short_layout(layout: Layout) -> str:
-    """The layout without what `--layout` assumes for every engine; `parse_layout` reads it back to an equal layout."""
+    """Return the layout without the keys that `--layout` assumes for every engine; `parse_layout` restores it."""
     parts = dict(part.split("=", 1) for part in format_layout(layout).split(","))
     num_layers = sum(layout.layers_per_stage)
     assumed = _DEFAULTS | {
@@ -56,14 +57,14 @@ def short_layout(layout: Layout) -> str:
 
 
 def terse_layout(text: str) -> str:
-    """`short_layout` of a layout in its text form."""
+    """Return `short_layout` for a layout that is given as text."""
     parts = dict(part.split("=", 1) for part in text.split(","))
     layers = sum(map(int, parts["layers_per_stage"].split("/")))
     return short_layout(parse_layout(text, num_layers=layers, num_devices=1)) or "tp=1"
 
 
 def layout_words(layout: Layout) -> str:
-    """The layout as a sentence: how many ways each axis is cut, and the ZeRO stage."""
+    """Describe the layout in a sentence: the degree of each axis, and the ZeRO stage."""
     axes = ((layout.tp, "tensor"), (layout.cp, "context"), (layout.ep, "expert"), (layout.dp, "data"))
     parts = [f"{degree}-way {name} parallel" for degree, name in axes if degree > 1]
     if layout.pp > 1:
@@ -75,7 +76,7 @@ def layout_words(layout: Layout) -> str:
 
 
 def schedule_words(plan: Plan) -> str:
-    """The pipeline schedule and its microbatches."""
+    """Name the pipeline schedule and its number of microbatches."""
     layout = plan.layout
     num = layout.num_microbatches(plan.training.global_batch_size)
     batches = f"{num:,} microbatch{'es' if num != 1 else ''} of {layout.mbs}"
@@ -87,7 +88,7 @@ def schedule_words(plan: Plan) -> str:
 
 
 def cluster_words(cluster: AnyCluster) -> str:
-    """How many devices, of which kind, on how many hosts; pool by pool in a mixed cluster."""
+    """Describe the cluster: number and kind of devices and number of hosts, pool by pool in a mixed cluster."""
     if len(cluster.pools) > 1:
         return f"{', '.join(map(cluster_words, cluster.pools))} of {cluster.name}"
     (pool,) = cluster.pools
@@ -96,7 +97,7 @@ def cluster_words(cluster: AnyCluster) -> str:
 
 
 def layers_words(layers: Sequence[int]) -> str:
-    """Layers stage by stage, equal neighbours together: 24, 24, 24, 23 is "3 x 24, 23 per stage"."""
+    """List the layers of each stage, with runs of equal numbers joined: 24, 24, 24, 23 is "3 x 24, 23 per stage"."""
     runs = [(value, len(list(group))) for value, group in groupby(layers)]
     if len(runs) == 1:
         return f"{layers[0]} on each stage" if len(layers) > 1 else f"{layers[0]}"
@@ -104,7 +105,7 @@ def layers_words(layers: Sequence[int]) -> str:
 
 
 def recompute_words(layout: Layout) -> str:
-    """The recompute policy, stage by stage where stages differ."""
+    """Name the recompute policy, stage by stage where stages differ."""
     policies = [layout.recompute_of_stage(stage) for stage in range(layout.pp)]
     if len(set(policies)) == 1:
         return policies[0]
@@ -113,20 +114,20 @@ def recompute_words(layout: Layout) -> str:
 
 
 def stage_range(stages: Sequence[int]) -> str:
-    """Neighbouring stages: `stage 3` or `stages 2..6`."""
+    """Name consecutive stages: `stage 3` or `stages 2..6`."""
     return f"stage {stages[0]}" if len(stages) == 1 else f"stages {stages[0]}..{stages[-1]}"
 
 
 def fold_runs(items: Sequence[Any], alike: Callable[[Any], Any]) -> list[list[Any]]:
-    """Neighbours for which `alike` gives the same answer, together."""
+    """Group consecutive items for which `alike` returns the same value."""
     return [list(group) for _, group in groupby(items, alike)]
 
 
 def certificate_sentence(plan: Plan) -> str:
-    """What the search proved and how many layouts it had to look at; empty for a layout that the user chose.
+    """State what the search proved and how many layouts it examined; empty for a layout that the user chose.
 
-    Optimal is only what nothing beats; a plan that is preferred because it is simpler names the proven minimum.
-    What was proved with other formulas is not said of the figures shown.
+    A plan is called optimal only if no layout beats it. For a plan preferred because it is simpler, the sentence names
+    the proven minimum. A proof made with formulas of another version is not claimed for the figures shown.
     """
     certificate, other = plan.certificate, plan.proved_by
     if certificate is None:
@@ -156,7 +157,7 @@ def _claim(plan: Plan, certificate: Certificate) -> str:
 
 
 def _counts_of_simplest(certificate: Certificate) -> str:
-    """Who chose the simplest layout, and among how many."""
+    """State which method chose the simplest layout, and among how many layouts."""
     proof = certificate.simplest
     if proof is None:
         return ""
@@ -171,7 +172,7 @@ def _counts_of_simplest(certificate: Certificate) -> str:
 
 
 def minimum_words(plan: Plan) -> str:
-    """What the proven minimum would win, and what the plan has for that; empty without a search."""
+    """State how much the proven minimum is better, and how the plan is simpler instead; empty without a search."""
     least = plan.minimum
     if least is None:
         return ""
@@ -182,7 +183,7 @@ def minimum_words(plan: Plan) -> str:
 
 
 def _counts(certificate: Certificate) -> str:
-    """What lower bounds ruled out, and who decided on the rest."""
+    """State how many layouts lower bounds ruled out, and which method decided on the other layouts."""
     if certificate.status in ("interrupted", "out of time"):
         return ""
     num_legal, num_decided = certificate.num_legal, certificate.num_decided
@@ -205,7 +206,7 @@ def _counts(certificate: Certificate) -> str:
 
 
 def run_words(plan: Plan) -> str:
-    """How long the whole token budget takes and what it costs; empty without a budget."""
+    """State the duration and the cost of the whole token budget; empty without a budget."""
     run = plan.run
     if run is None:
         return ""
@@ -228,25 +229,25 @@ def run_words(plan: Plan) -> str:
 
 
 def of_ten(chance: float) -> str:
-    """`8 of 10 runs`, rounded down; the ends are no promises."""
+    """Return a chance as `8 of 10 runs`, rounded down; never `0 of 10` or `10 of 10`, which would be promises."""
     count = int(10 * chance + 1e-9)
     return "fewer than 1 of 10 runs" if count == 0 else f"{'more than ' if count > 9 else ''}{min(count, 9)} of 10 runs"
 
 
 def percent(share: float) -> str:
-    """A share in whole percent; what is too little to see is not nothing."""
+    """Format a share in whole percent; a share above zero is never shown as 0 %."""
     return "<1%" if 0 < share < 0.005 else f"{share:.0%}"
 
 
 def change(share: float) -> str:
-    """By how much something grew: `+3.1%`, `-12%`; what rounds to nothing is a dash."""
+    """Format a relative change: `+3.1%`, `-12%`; a change that rounds to zero is a dash."""
     digits = 1 if abs(share) < 0.0995 else 0
     text = f"{share:+,.{digits}%}"
     return "-" if text.strip("+-") in ("0.0%", "0%") else text
 
 
 def limit_words(plan: Plan) -> str:
-    """What a plan may use of one device, of each kind that it uses."""
+    """State the memory limit of one device, for each kind of device that the plan uses."""
     limits = dict(zip(plan.layout.pools or ("",), (stage.limit_bytes for stage in plan.memory), strict=False))
     used = [(limits.get(pool.name, limits.get("", 0.0)), pool) for pool, _ in devices_in_use(plan.cluster, plan.layout)]
     limit, first = used[0]
@@ -261,7 +262,7 @@ def limit_words(plan: Plan) -> str:
 
 
 def segment_words(cluster: ClusterSpec, layout: Layout) -> str:
-    """How many hosts are taken of each scale-up domain, and of how many domains."""
+    """State how many hosts of each scale-up domain are used, and the number of domains."""
     count, most = int(num_domains(cluster, layout.world_size, layout.segment)), cluster.hosts_per_domain
     name = cluster.links[0].name
     domains = f"{count:,} {name} domain{'s' if count != 1 else ''}"
@@ -271,6 +272,6 @@ def segment_words(cluster: ClusterSpec, layout: Layout) -> str:
 
 
 def pools_words(layout: Layout) -> str:
-    """Which stages run on which pool of a mixed cluster."""
+    """State which stages run on which pool of a mixed cluster."""
     runs = groupby(range(layout.pp), key=lambda stage: layout.pools[stage])
     return ", ".join(f"{stage_range(list(stages))} on {pool}" for pool, stages in runs)

@@ -1,1 +1,1 @@
-"""What is known about a plan as one self-contained page: no network, no code but its own."""
+"""The explanation of a plan as one self-contained HTML page that loads nothing and runs only its own script."""

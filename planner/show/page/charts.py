@@ -1,4 +1,4 @@
-"""Geometry of the page's charts: bars in percent of their width, points in the units of a small drawing."""
+"""Geometry of the page's charts: bars in percent of the bar's full width, points in the units of the SVG drawing."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ _HEIGHT: Final = 250.0
 _LEFT, _RIGHT, _TOP, _BOTTOM = 56.0, 14.0, 14.0, 34.0
 _TICKS: Final = 4
 _MOST_ROWS: Final = 16
-"""Neighbouring stages of a long pipeline share a row, which shows the fullest of them."""
+"""Most rows of stages; adjacent stages of a longer pipeline share a row, which shows their fullest stage."""
 _NAMED_FROM: Final = 0.13
-"""A part of a bar that is shorter than this share of it has no name inside."""
+"""A part of a bar shows its name inside only if it is at least this share of the bar."""
 
 
 # --- bars -------------------------------------------------------------------------------------------------------
 
 
 def memory_rows(plan: Plan, peaks: Sequence[StagePeak]) -> dict[str, Any]:
-    """A stacked bar for each stage against the limit; stages that look alike share a row, which shows the fullest."""
+    """Return a stacked bar of each stage's memory against its limit; similar stages share a row that shows the fullest."""
     full = max(max(stage.total_bytes, stage.limit_bytes) for stage in plan.memory)
     groups = fold_runs(plan.memory, lambda stage: [format_bytes(float(line.num_bytes)) for line in stage.lines])
     size = -(-len(groups) // _MOST_ROWS)
@@ -78,7 +78,7 @@ def _share(value: float) -> str:
 
 
 def waterfall_rows(waterfall: Waterfall) -> list[dict[str, Any]]:
-    """Each part where the parts before it end; what takes seconds away points back."""
+    """Return a bar for each part, starting where the part before ends; a part that saves time points backwards."""
     full, at = waterfall.step_seconds, 0.0
     highest = full
     for part in waterfall.parts:
@@ -103,7 +103,7 @@ def waterfall_rows(waterfall: Waterfall) -> list[dict[str, Any]]:
 
 
 class _Axis(NamedTuple):
-    """Values of one axis and where they are drawn."""
+    """The range of values of one axis and the range of coordinates on which it is drawn."""
 
     low: float
     high: float
@@ -115,7 +115,7 @@ class _Axis(NamedTuple):
         return round(self.start + (value - self.low) / span * (self.end - self.start), 2)
 
     def ticks(self, text: Callable[[float], str], unit: float = 1.0) -> list[dict[str, Any]]:
-        """Values within the axis that are round in the unit they are written in."""
+        """Return tick values within the axis that are round numbers in the displayed unit."""
         rough = (self.high - self.low) / unit / _TICKS or 1.0
         power = 10.0 ** math.floor(math.log10(rough))
         step = unit * next(power * times for times in (1, 2, 5, 10) if power * times >= rough)
@@ -125,7 +125,7 @@ class _Axis(NamedTuple):
 
 
 def _around(values: Iterable[float], *, start: float, end: float) -> _Axis:
-    """An axis with some room around the values."""
+    """Return an axis with a margin around the values."""
     found = list(values)
     room = 0.08 * ((max(found) - min(found)) or abs(max(found)) or 1.0)
     return _Axis(max(0.0, min(found) - room), max(found) + room, start, end)
@@ -136,7 +136,7 @@ def _frame() -> dict[str, float]:
 
 
 class _Row(NamedTuple):
-    """A layout beside the plan; with offload one may keep to the device's limit and not to the host's."""
+    """A layout to compare with the plan; with offload it may fit into device memory and not into host memory."""
 
     kind: str
     layout: str
@@ -147,7 +147,7 @@ class _Row(NamedTuple):
 
 
 def front_chart(plan: Plan, alternatives: Sequence[Alternative]) -> dict[str, Any]:
-    """Step time against memory of the plan, its runners-up and its neighbours; nothing beats those on the front."""
+    """Chart step time against memory for the plan, its runners-up and its neighbours, with their Pareto front."""
     peak = max(stage.total_bytes for stage in plan.memory)
     limit = plan.memory[0].limit_bytes
     rows: list[_Row] = [_Row("plan", short_layout(plan.layout), plan.step_seconds, peak, "the plan", plan.fits)]
@@ -183,7 +183,7 @@ def front_chart(plan: Plan, alternatives: Sequence[Alternative]) -> dict[str, An
 
 
 def choices_chart(found: SideBySide) -> dict[str, Any]:
-    """Time of the run against what it costs, for clusters that fit; a line joins those that no other beats."""
+    """Chart duration against cost of the run for clusters where it fits; a line joins the Pareto-optimal choices."""
     rows = [(number, each, *found.costs(each)) for number, each in enumerate(found.choices, start=1) if each.fits]
     x = _around((row[2] for row in rows), start=_LEFT, end=_WIDTH - _RIGHT)
     y = _around((row[3] for row in rows), start=_HEIGHT - _BOTTOM, end=_TOP)
@@ -211,7 +211,10 @@ def _beats(one: _Row, other: _Row) -> bool:
 
 
 def scaling_chart(plan: Plan, planned: Scaling | None, replicas: Sequence[ReplicaCount]) -> dict[str, Any]:
-    """Share of linear speed-up against the number of devices: best plans where they were asked for, else replicas."""
+    """Chart the share of linear speed-up against the number of devices.
+
+    The points are the best plan of each size where `planned` is given, else the plan's layout with more replicas.
+    """
     tokens = plan.training.global_batch_size * plan.training.sequence_length
     if planned is not None:
         sizes = [(s.num_devices, s.step_seconds, s.layout or "", True) for s in planned.sizes if s.step_seconds]

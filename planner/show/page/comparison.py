@@ -1,4 +1,4 @@
-"""The page of clusters side by side: a picture of time against cost, and the table."""
+"""The page that compares clusters: a chart of time against cost, and the table."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 def comparison_page(found: SideBySide) -> str:
-    """The page as text; it may load nothing."""
+    """Return the comparison page as HTML text; the page loads nothing."""
     plan = found.planned[0].plan
     assert plan is not None
     return template(

@@ -1,4 +1,4 @@
-"""Words and tables of the page."""
+"""Texts and tables of the page of a plan."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _INPUTS: Final = ("model", "cluster", "training", "engine", "calibration", "opti
 
 
 def headline(plan: Plan) -> dict[str, Any]:
-    """The title and the figures that people look for first: (label, value, note)."""
+    """Return the title and the main figures of the page, each as (label, value, note)."""
     fullest = plan.worst_stage
     band = ""
     if plan.low_step_seconds and plan.high_step_seconds:
@@ -60,7 +60,7 @@ def headline(plan: Plan) -> dict[str, Any]:
 
 
 def facts_of(plan: Plan) -> list[tuple[str, str]]:
-    """The layout and the workload in words; the layout as the command line writes it stands apart."""
+    """Return (name, text) pairs that describe layout and workload in words."""
     training, layout = plan.training, plan.layout
     layers = [layout.layers_of_stage(stage) for stage in range(layout.pp)]
     rows = [
@@ -83,14 +83,14 @@ def facts_of(plan: Plan) -> list[tuple[str, str]]:
 
 
 def _minimum(plan: Plan) -> str:
-    """The proven minimum of the objective beside the plan."""
+    """State the proven minimum of the objective beside the plan's value."""
     if plan.minimum is None or plan.minimum.layout == plan.layout:
         return minimum_words(plan)
     return f"{short_layout(plan.minimum.layout)}: {minimum_words(plan)}"
 
 
 def stage_rows(plan: Plan, step: ExecutedStep) -> list[tuple[str, ...]]:
-    """The timeline as a table: stages, layers, passes, seconds of work and of waiting, and what follows."""
+    """Return the timeline as a table: stage, layers, passes, seconds of work and of waiting, and the stage's tail."""
     passes = step.timeline
     busy, held = passes.busy_seconds, passes.peak_in_flight
     rows = []
@@ -111,7 +111,7 @@ def stage_rows(plan: Plan, step: ExecutedStep) -> list[tuple[str, ...]]:
 
 
 def sensitivity_rows(planned: Sensitivity | None, gains: tuple[LayoutGain, ...]) -> dict[str, Any]:
-    """Gains of 10 % more of each resource, planned anew or with the same layout, as bars."""
+    """Return bars of the gain of 10 % more of each resource, replanned if `planned` is given, else same layout."""
     rows = [(each.resource, each.before, each.after, each.gain) for each in (planned.gains if planned else gains)]
     largest = max((abs(gain) for *_, gain in rows), default=0.0) or 1.0
     return {
@@ -133,7 +133,7 @@ def _percent(share: float) -> str:
 
 
 def ledger_rows(plan: Plan, waterfall: Waterfall) -> list[dict[str, str]]:
-    """Every line of time and memory with its formula, the numbers put in and its source."""
+    """Return every line of time and memory with its formula, the formula with numbers, and its source."""
     numbers = {part.name: part.numbers for part in waterfall.parts}
     rows = [
         _row(line, of="time", where=f"stage {line.stage}", value=format_seconds(float(line.exposed_seconds)))
@@ -169,6 +169,6 @@ def _hidden_words(line: TimeLine) -> str:
 
 
 def inputs_of(plan: Plan) -> list[tuple[str, str]]:
-    """The documents that the plan was made from, whole, as JSON text."""
+    """Return the complete input documents of the plan as JSON text."""
     document = plan_to_dict(plan)
     return [(name, json.dumps(document[name], indent=1, ensure_ascii=False)) for name in _INPUTS if document.get(name)]

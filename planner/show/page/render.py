@@ -1,4 +1,4 @@
-"""The page as text: template, styles and script in one file that may load nothing and run nothing else."""
+"""Renders a page from template, styles and script; its content security policy forbids to load or run anything else."""
 
 from __future__ import annotations
 
@@ -30,19 +30,21 @@ if TYPE_CHECKING:
     from planner.specs.glossary import Entry
 
 _PAPER: Final = Screen(width=100)
-"""How wide answers are laid out, which stand on the page as the terminal shows them."""
+"""The screen for which answers are laid out; the page shows them as a terminal does."""
 
 _LONGEST: Final = 2_000
-"""Characters. A word of 10,000 in every cell keeps Chromium busy for minutes; a list of 512 chunks has 1,500."""
+"""Most characters of a text on the page. A word of 10,000 characters in every cell keeps Chromium busy for minutes; a
+list of 512 chunks has 1,500 characters."""
 
 
 def page_text(
     found: Explanation, step: ExecutedStep, *, replicas: tuple[ReplicaCount, ...], gains: tuple[LayoutGain, ...]
 ) -> str:
-    """The page of one plan.
+    """Return the HTML page of one plan.
 
-    step: the plan's step, executed. replicas, gains: more replicas of the layout and more of each resource; shown
-    where the explanation has not planned sizes and resources anew.
+    step: the executed step of the plan. replicas: step times of the layout with more replicas. gains: step times of
+    the layout with more of each resource. `replicas` and `gains` are shown only where the explanation has no newly
+    planned sizes or resources.
     """
     plan, sections = found.plan, found.sections
     timeline = timeline_data(step)
@@ -70,7 +72,7 @@ def page_text(
 
 
 def template(name: str, **values: Any) -> str:
-    """A template of this folder, filled, with the styles and the script of all pages."""
+    """Render a template of this folder with the styles and the script that all pages share."""
     folder = files(__package__)
     style, script = ((folder / name).read_text(encoding="utf-8") for name in ("page.css", "page.js"))
     environment = Environment(
@@ -89,9 +91,9 @@ def template(name: str, **values: Any) -> str:
 
 
 def _shown(value: Any) -> Any:
-    """Text of the user's without control and direction characters, and no longer than a browser lays out at once.
+    """Remove control and direction characters from a user's text, and cut it to a length that browsers render quickly.
 
-    Escaping comes after it.
+    HTML escaping is applied after this function.
     """
     if isinstance(value, Markup) or not isinstance(value, str):
         return value
@@ -100,12 +102,12 @@ def _shown(value: Any) -> Any:
 
 
 def _whole(text: str) -> Markup:
-    """Text for a place where nothing may be left out."""
+    """Return escaped text that is not cut to `_LONGEST`."""
     return escape(_cleaned(text))
 
 
 def _term(text: str) -> str:
-    """A word with its entry of the glossary behind it, which the end of the page has."""
+    """Return a word with a link to its glossary entry at the end of the page."""
     entry = entry_for(text)
     if entry is None:
         return text
@@ -121,11 +123,11 @@ def _cleaned(text: str) -> str:
 
 
 def _hash(text: str) -> str:
-    """What the content security policy names a script or style by."""
+    """Return the hash by which the content security policy allows a script or style."""
     return "sha256-" + base64.b64encode(hashlib.sha256(text.encode("utf-8")).digest()).decode("ascii")
 
 
 def _embedded(data: Any) -> Markup:
-    """JSON that cannot end the element it stands in."""
+    """Return data as JSON that cannot close the HTML element that contains it."""
     text = json.dumps(data, allow_nan=False, ensure_ascii=True, separators=(",", ":"))
     return Markup(text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026"))  # noqa: S704 - escaped

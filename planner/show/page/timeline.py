@@ -1,4 +1,4 @@
-"""The executed step as arrays for the canvas: what repeats is said once, and the rest is deflated."""
+"""The executed step as arrays for the page's canvas: repeated data is stored once, and the arrays are deflated."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ if TYPE_CHECKING:
     from planner.explain.executed import ExecutedStep
 
 _MOST_PASSES: Final = 1_000_000
-"""More than this are not drawn; the browser would need seconds to read them."""
+"""Most passes that are drawn; a browser needs seconds to read more passes."""
 _NAMES: Final = {"F": "forward", "B": "backward", "I": "backward for inputs", "W": "backward for weights"}
 _ROUNDING: Final = 1e-12
 
 
 def timeline_data(step: ExecutedStep) -> dict[str, Any]:
-    """Kinds of passes with their parts, passes of each stage, and three arrays over all passes, one after the other.
+    """Return the kinds of passes with their parts, the number of passes of each stage, and arrays over all passes.
 
-    `passes` is base64 of deflated little-endian arrays of n values each: float32 seconds that the stage waits before
-    the pass, uint32 microbatch, uint16 index into `kinds`. A pass takes the seconds of its kind.
+    `passes` is the base64 text of three deflated little-endian arrays of n values each: float32 seconds that the stage
+    waits before the pass, uint32 microbatch, uint16 index into `kinds`. The duration of a pass is that of its kind.
     """
     passes, keys = step.timeline, list(step.kinds)
     counts = np.bincount(passes.stage, minlength=passes.pp)

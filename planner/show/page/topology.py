@@ -1,4 +1,4 @@
-"""Where the ranks stand: what the page needs to draw hosts and groups."""
+"""Placement of the ranks: data with which the page draws hosts and groups."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ if TYPE_CHECKING:
 
 
 def topology_data(plan: Plan) -> dict[str, Any]:
-    """Degrees and strides of the axes, and the pools in the order of their ranks; a uniform cluster is one pool."""
+    """Return degrees and strides of the axes, and the pools in rank order; a uniform cluster is one pool."""
     layout = plan.layout
     axes = [{"name": axis, "degree": layout.degrees[axis], "stride": layout.stride(axis)} for axis in AXES]
     return {"axes": axes, "world_size": layout.world_size, "pools": _pools(plan)}
 
 
 def _pools(plan: Plan) -> list[dict[str, Any]]:
-    """Hosts of each pool, its first rank and how many it has, and the links that a group along each axis crosses."""
+    """Return for each pool its hosts, first rank, number of ranks, and the links that a group along each axis spans."""
     used = {pool.name: count for pool, count in devices_in_use(plan.cluster, plan.layout)}
     order = list(dict.fromkeys(plan.layout.pools))
     pools = sorted(plan.cluster.pools, key=lambda pool: order.index(pool.name) if pool.name in order else len(order))
@@ -46,7 +46,7 @@ def _pools(plan: Plan) -> list[dict[str, Any]]:
 
 
 def _domain(plan: Plan, pool: ClusterSpec) -> dict[str, Any] | None:
-    """The name of a scale-up domain and the hosts that are taken of each; None where a domain is a host."""
+    """Return the name of the scale-up domain and the hosts used of each domain; None where a domain is one host."""
     taken = int(domain_devices(pool, plan.layout.segment)) // pool.devices_per_host
     return {"name": clean(pool.links[0].name), "hosts": taken} if pool.hosts_per_domain > 1 else None
 
