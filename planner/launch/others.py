@@ -1,5 +1,4 @@
-"""Launch a plan for another program: start the emitted files where the program is installed, else name the command
-that installs the program."""
+"""Launch a plan for another program: start the emitted files, or name the command that installs the program."""
 
 from __future__ import annotations
 
