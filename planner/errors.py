@@ -11,7 +11,7 @@ from enum import IntEnum
 
 
 class ExitCode(IntEnum):
-    """The exit codes of every command (docs/decisions.md, 96)."""
+    """The exit codes of every command (docs/decisions.md, 107)."""
 
     OK = 0
     BUG = 1

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from planner.accuracy.runs import Run
 
 UNFITTED_SOURCES: Final = ("megatron-sc21-t1", "megatron-sc21-t2", "korthikanti-t5")
-"""Sources kept for validation: no constant is fitted on them (docs/decisions.md, 57)."""
+"""Sources kept for validation: no constant is fitted on them (docs/decisions.md, 63)."""
 
 UNFITTED_ENGINES: Final = ("megatron-2021", "megatron-2022")
 """Engines whose runs are all in the unfitted sources, so they have no fitted factor."""
