@@ -48,43 +48,44 @@ class Row:
 
 
 ROWS = (
-    Row(id="A1", what="SIGKILL of a random rank at a random step, tp2 x pp2, dp2 x cp2 and ZeRO-3 on two hosts; "
-        "losses, gradient norms and weights equal bit by bit to those of a run without kills", goal=200,
+    Row(id="A1", what="SIGKILL of a random rank at a random step, with tp2 x pp2, dp2 x cp2 and ZeRO-3 on two hosts: "
+        "losses, gradient norms and weights are equal bit by bit to those of a run without kills", goal=200,
         cases="battery_kills:random_kills"),
-    Row(id="A3", what="From the kill to the next step: at most 15 s on an idle machine", goal=20,
+    Row(id="A3", what="Time from a kill to the next step: at most 15 s on an idle machine", goal=20,
         cases="battery_kills:recoveries"),
     Row(id="A5", what="SIGKILL at each point of a save: before a shard, the hashes, the state, the manifest, the name",
         goal=50, cases="battery_kills:kills_in_saves"),
-    Row(id="A7", what="A checkpoint with a bit flipped, cut, emptied, without a file, with a bad manifest or metadata",
-        goal=140, cases="battery_kills:damaged_checkpoints"),
-    Row(id="A9", what="Disk full in the middle of a save", goal=10, cases="battery_kills:full_disks"),
-    Row(id="A11", what="SIGSTOP of a rank: ended and started again, bits equal", goal=20,
+    Row(id="A7", what="A damaged checkpoint: one bit flipped, truncated, emptied, a file missing, a bad manifest or "
+        "bad metadata", goal=140, cases="battery_kills:damaged_checkpoints"),
+    Row(id="A9", what="The disk is full in the middle of a save", goal=10, cases="battery_kills:full_disks"),
+    Row(id="A11", what="SIGSTOP of a rank: the rank is ended and started again, and the bits are equal", goal=20,
         cases="battery_kills:stopped_ranks"),
-    Row(id="A12", what="SIGTERM at a random moment: saved, exit code 75, goes on, bits equal", goal=20,
-        cases="battery_kills:terminations"),
+    Row(id="A12", what="SIGTERM at a random moment: the run saves, exits with code 75 and continues later, and the "
+        "bits are equal", goal=20, cases="battery_kills:terminations"),
     Row(id="A14", what="SIGKILL of the launcher: no rank is left after 10 s", goal=20,
         cases="battery_kills:killed_launchers"),
-    Row(id="A17", what="Port 29500 taken: the run starts and ends", goal=20, cases="battery_kills:taken_ports"),
-    Row(id="A18", what="A second launcher in a folder in use: refused with exit code 5", goal=10,
+    Row(id="A17", what="Port 29500 is taken: the run starts and ends", goal=20, cases="battery_kills:taken_ports"),
+    Row(id="A18", what="A second launcher in a folder that is in use: refused with exit code 5", goal=10,
         cases="battery_kills:second_launchers"),
-    Row(id="A19", what="An hour's soak with a kill each minute in the mean, beside a run without kills: memory (to "
-        "5 %) and open files of all processes flat, losses equal bit by bit", goal=1, cases="battery_soak:soaks"),
-    Row(id="A20", what="A slow and a dead link between two hosts whose packets go through a program: slow is only "
-        "slow; dead is noticed in 330 s, and the run goes on, bits equal, or ends: exit code 6, without host 0 code 5",
-        goal=20, cases="battery_links:links"),
-    Row(id="B1", what="Fuzzed inputs over every reader: no traceback, none over 2 s of processor time, none over 1 GiB",
+    Row(id="A19", what="An hour's soak with a kill each minute on average, beside a run without kills: memory (to 5 "
+        "%) and open files of all processes stay constant, and losses are equal bit by bit", goal=1,
+        cases="battery_soak:soaks"),
+    Row(id="A20", what="A slow or dead link between two hosts whose packets go through a program. A slow link only "
+        "slows the run. A dead link is noticed within 330 s; then the run continues with equal bits, or ends with "
+        "exit code 6 (5 without host 0)", goal=20, cases="battery_links:links"),
+    Row(id="B1", what="Fuzzed inputs for every reader: no traceback, at most 2 s of processor time, at most 1 GiB",
         goal=1_000_000, cases="battery_fuzz:inputs"),
-    Row(id="B7", what="Jobs at random through the command line: exit code 0, 2 or 3, no traceback", goal=500,
+    Row(id="B7", what="Random jobs through the command line: exit code 0, 2 or 3, no traceback", goal=500,
         cases="battery_jobs:random_jobs"),
-    Row(id="B11", what="SIGINT and SIGTERM of `plan` at random moments: 130 or 143, or done; nothing is left behind",
-        goal=100, cases="battery_jobs:interrupts"),
-    Row(id="B15", what="Hostile texts through terminal, JSON, YAML, HTML, SVG and shell: shown as they are, or refused",
+    Row(id="B11", what="SIGINT and SIGTERM of `plan` at random moments: exit code 130 or 143, or done; nothing is "
+        "left behind", goal=100, cases="battery_jobs:interrupts"),
+    Row(id="B15", what="Hostile texts through terminal, JSON, YAML, HTML, SVG and shell: shown unchanged, or refused",
         goal=1_000, cases="battery_texts:texts"),
-    Row(id="B16", what="Plans equal in bytes over PYTHONHASHSEED, and over the versions of Python and NumPy at hand",
-        goal=100, cases="battery_jobs:hash_seeds"),
+    Row(id="B16", what="Plans are equal in bytes for different PYTHONHASHSEED, and for the installed versions of "
+        "Python and NumPy", goal=100, cases="battery_jobs:hash_seeds"),
     Row(id="C1", what="Code in a checkpoint: refused, never run", goal=10, cases="battery_kills:attacks"),
-    Row(id="C2", what="A secret in the environment: in no output", goal=20, cases="battery_jobs:secrets"),
-    Row(id="C4", what="Emitted scripts: `bash -n` and shellcheck without a finding", goal=50,
+    Row(id="C2", what="A secret in the environment: appears in no output", goal=20, cases="battery_jobs:secrets"),
+    Row(id="C4", what="Emitted scripts: `bash -n` and shellcheck find nothing", goal=50,
         cases="battery_jobs:scripts"),
 )  # fmt: skip
 
