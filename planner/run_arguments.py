@@ -42,29 +42,33 @@ class RunArguments:
     """
 
     data: tuple[str, ...] = field(
-        default=(), metadata=_option("Text, .jsonl, .parquet or .npy file, or hf:NAME.", "SOURCE")
+        default=(), metadata=_option("Training data: a text, .jsonl, .parquet or .npy file, or hf:NAME.", "SOURCE")
     )
-    tokenizer: Path | None = field(default=None, metadata=_option("A tokenizer.json; else bytes.", "PATH", Path))
-    document_mask: bool = field(default=False, metadata=_option("Packed documents do not attend to each other."))
-    validation: float = field(default=0.0, metadata=_option("Samples to hold out; up to 50%.", "SHARE", _read_held_out))
-    weights: Path | None = field(default=None, metadata=_option("A Hugging Face model to start from.", "DIR", Path))
-    export: Path | None = field(default=None, metadata=_option("Write one here after the last step.", "DIR", Path))
+    tokenizer: Path | None = field(
+        default=None, metadata=_option("A tokenizer.json; by default bytes are tokens.", "PATH", Path)
+    )
+    document_mask: bool = field(default=False, metadata=_option("Keep packed documents from attending to each other."))
+    validation: float = field(
+        default=0.0, metadata=_option("Share of samples to hold out; at most 50%.", "SHARE", _read_held_out)
+    )
+    weights: Path | None = field(default=None, metadata=_option("Hugging Face model to start from.", "DIR", Path))
+    export: Path | None = field(
+        default=None, metadata=_option("Write a Hugging Face model here after the last step.", "DIR", Path)
+    )
     steps: int | None = field(
-        default=None, metadata=_option("Optimizer steps; the plan's own number by default.", "N", int)
+        default=None, metadata=_option("Number of optimizer steps; by default the plan's number.", "N", int)
     )
-    resume: str = field(
-        default="auto", metadata=_option("Which checkpoint to start from.", "auto|never|STEP", _read_resume)
-    )
+    resume: str = field(default="auto", metadata=_option("Checkpoint to start from.", "auto|never|STEP", _read_resume))
     checkpoint_every: int | None = field(
-        default=None, metadata=_option("Steps between checkpoints; every ten minutes by default.", "N", int)
+        default=None, metadata=_option("Steps between checkpoints; by default one every ten minutes.", "N", int)
     )
-    keep_checkpoints: int = field(default=2, metadata=_option("How many stay.", "N", int))
-    async_save: bool = field(default=False, metadata=_option("Write checkpoints while the training goes on."))
+    keep_checkpoints: int = field(default=2, metadata=_option("Number of checkpoints to keep.", "N", int))
+    async_save: bool = field(default=False, metadata=_option("Write checkpoints while training continues."))
     async_tp: bool = field(
-        default=False, metadata=_option("Compiled layers multiply while pieces arrive; on GPUs, with tp.")
+        default=False, metadata=_option("Overlap tensor-parallel collectives with products; on GPUs, with tp.")
     )
     validate_every: int = field(
-        default=100, metadata=_option("Steps between losses of the held-out samples.", "N", int)
+        default=100, metadata=_option("Steps between two losses of the held-out samples.", "N", int)
     )
     profile: int | None = field(default=None, metadata=_option("Record step N with torch's profiler.", "N", int))
     tensorboard: bool = field(default=False, metadata=_option("Write metrics for TensorBoard too."))

@@ -32,9 +32,9 @@ def run(runs: Path, *, console: Console, calibration: Path | None = None, as_jso
 @calibration_option
 @json_option
 def command(**options: Any) -> int:
-    """Set predictions beside the measured runs of a table.
+    """Compare predictions with the measured runs of a table.
 
-    RUNS.csv has the columns of tests/published/measurements.csv; cells may be blank. A run that cannot be priced
+    RUNS.csv has the columns of tests/published/measurements.csv. Cells may be blank. A run that cannot be priced
     is listed with the reason.
     """
     return run(console=Console(), **options)

@@ -39,18 +39,24 @@ def run(runs: Sequence[Path], *, output: Path, console: Console, plan: Path | No
 
 @click.command("calibrate")
 @click.argument("runs", nargs=-1, required=True, type=click.Path(path_type=Path), metavar="RUNS...")
-@file_option("--output", "-o", help="Write the corrections, for --calibration of other commands; - for the screen.")
+@file_option(
+    "--output", "-o", help="Write the corrections here, for --calibration of other commands; - for standard output."
+)
 @click.option(
-    "--plan", type=click.Path(path_type=Path), metavar="PLAN", help="What the logs ran; plan.json beside a log."
+    "--plan",
+    type=click.Path(path_type=Path),
+    metavar="PLAN",
+    help="The plan that the logs ran; by default plan.json beside a log.",
 )
 @click.option("--force", is_flag=True, help="Replace a file that exists.")
 @click.pass_context
 def command(ctx: click.Context, /, output: Path | None, **options: Any) -> int:
-    """Learn corrections from RUNS of your own.
+    """Learn corrections from your own RUNS.
 
     RUNS are folders of `planner launch`, tables (.csv) with the columns of `planner accuracy`, and logs of
-    Megatron-LM, torchtitan, DeepSpeed and Hugging Face Trainer. What they say is shrunk towards the shipped
-    calibration: few runs move it little. `plan`, `explain`, `accuracy` and `launch` take the file by --calibration.
+    Megatron-LM, torchtitan, DeepSpeed and Hugging Face Trainer. The corrections start from the shipped
+    calibration, and a few runs change them little. `plan`, `explain`, `accuracy` and `launch` read the file with
+    --calibration.
     """
     if output is None:
         raise click.UsageError("-o FILE is missing: where the corrections are written", ctx=ctx)

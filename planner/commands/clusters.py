@@ -38,8 +38,8 @@ def run(name: str | None = None, *, console: Console, detect: bool = False, as_j
 
 @click.command("clusters")
 @click.argument("name", required=False)
-@click.option("--detect", is_flag=True, help="Describe this machine, as a document to save and plan with.")
+@click.option("--detect", is_flag=True, help="Print a cluster document for this machine.")
 @json_option
 def command(**options: Any) -> int:
-    """List the clusters that are shipped, or show NAME whole."""
+    """List the shipped clusters, or print NAME in full."""
     return run(console=Console(), **options)

@@ -100,18 +100,25 @@ def _say_yours(console: Console, made: Bundle) -> None:
 @click.option(
     "--to",
     type=click.Choice([*PROGRAMS, *STARTERS]),
-    help="The program that will train; by default the one that the plan was made for.",
+    help="The program that will train; by default the program that the plan was made for.",
 )
-@click.option("--on", type=click.Choice(STARTERS), help="Who starts it on the hosts; torchrun by default.")
-@click.option("-o", "--output", type=click.Path(path_type=Path), metavar="DIR", help="Write the files and plan here.")
-@click.option("--smoke", is_flag=True, help="Fill in mock data, where the program has some, so that it runs at once.")
+@click.option("--on", type=click.Choice(STARTERS), help="The program that starts it on the hosts; torchrun by default.")
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(path_type=Path),
+    metavar="DIR",
+    help="Write the files and the plan to this folder.",
+)
+@click.option("--smoke", is_flag=True, help="Fill in mock data, if the program has any, so that it runs at once.")
 @click.option("--force", is_flag=True, help="Replace files that exist.")
 @force_unfit_option
 @run_options
 def command(**options: Any) -> int:
-    """Write what runs PLAN elsewhere: the configuration of a program, what starts it, and the plan beside it.
+    """Write the files that run PLAN with another program or on a cluster.
 
-    Without -o nothing is written: files are printed, and for our own trainer the command of each host. What the plan
-    does not decide, such as data, is a placeholder that the program refuses; standard error lists it.
+    The files are the configuration of the program, a script that starts it, and the plan. Without -o nothing is
+    written: the files are printed, or for our own trainer the command of each host. Values that the plan does not
+    decide, such as data, are placeholders that the program refuses. Standard error lists them.
     """
     return run(console=Console(), **with_run_arguments(options))

@@ -139,11 +139,12 @@ def _page(found: Explanation) -> Iterator[str]:
 def command(ctx: click.Context, /, **options: Any) -> int:
     """Show the cost of a plan or a layout, formula by formula, or answer questions about it.
 
-    PLAN is a file that `planner plan -o` wrote, or - for standard input. With --html or --trace only files are
-    written, unless there is a question to answer; the page has the answers too. Either may be - for standard output.
+    PLAN is a file that `planner plan -o` wrote, or - for standard input. With --html or --trace the result goes
+    only to files, unless there is a question to answer. The page contains the answers too. Either option accepts
+    - for standard output.
 
-    With --from the layout comes from a file of another program, whose own options stay as they are; what the file
-    leaves open is listed as assumed, and what has no price as not priced.
+    With --from the layout comes from a file of another program, and the options in the file are not changed.
+    Values that the file does not set are listed as assumed, and options that have no price as not priced.
     """
     if options["from_file"] is not None:
         if ctx.get_parameter_source("engine") is not click.core.ParameterSource.COMMANDLINE:

@@ -75,17 +75,20 @@ def _show_comparison(output: Path, console: Console, corrections: Calibration | 
 @plan_argument
 @run_options
 @place_options
-@click.option("--output", type=click.Path(path_type=Path), metavar="DIR", help="Where the run lives; runs/PLAN.")
+@click.option(
+    "--output", type=click.Path(path_type=Path), metavar="DIR", help="Folder of the run; runs/PLAN by default."
+)
 @calibration_option
 @force_unfit_option
-@click.option("--smoke", is_flag=True, help="Mock data, for plans of other programs that have some.")
+@click.option("--smoke", is_flag=True, help="Use mock data, for plans of other programs that have any.")
 @click.argument("further", nargs=-1, type=click.UNPROCESSED, metavar="[-- OPTIONS...]")
-@click.option("--dry-run", is_flag=True, help="Print the command of each host and start nothing.")
+@click.option("--dry-run", is_flag=True, help="Only print the command of each host.")
 def command(**options: Any) -> int:
-    """Train by PLAN, then compare the forecast with what happened.
+    """Train by PLAN, then compare the forecast with the measured run.
 
-    Where the plan fills several hosts, run this on each of them, with the same folders in sight. Under Slurm and
-    Kubernetes a host knows its place; elsewhere --node-rank and --master-addr say it. A plan for another program
-    starts that program by the files that `planner emit` writes; OPTIONS are its own.
+    If the plan uses several hosts, run this command on each of them, with shared folders. Under Slurm and
+    Kubernetes a host finds its own number; elsewhere give --node-rank and --master-addr. For a plan of another
+    program, this command starts that program with the files that `planner emit` writes, and passes OPTIONS on to
+    it.
     """
     return run(console=Console(), **with_run_arguments(options))

@@ -77,23 +77,26 @@ def _make_folder(path: Path) -> None:
 
 
 @click.command("measure")
-@click.option("-o", "--output", type=click.Path(path_type=Path), metavar="DIR", required=True, help="Write here.")
-@click.option("--model", metavar="M", help="Whose shapes; tiny-gpt on CPUs, llama3-8b on GPUs.")
+@click.option("-o", "--output", type=click.Path(path_type=Path), metavar="DIR", required=True, help="Folder to write.")
+@click.option(
+    "--model", metavar="M", help="Model whose shapes are timed; by default tiny-gpt on CPUs, llama3-8b on GPUs."
+)
 @click.option(
     "--seconds",
     type=click.FloatRange(1, _MOST_SECONDS),
     default=_MOST_SECONDS,
     metavar="S",
-    help="Stop after so many; what is left out keeps its default.",
+    help="Stop after S seconds; values not measured keep their defaults.",
 )
-@click.option("--nodes", type=click.IntRange(1, 10_000), default=1, metavar="N", help="Hosts that take part.")
+@click.option("--nodes", type=click.IntRange(1, 10_000), default=1, metavar="N", help="Number of hosts that take part.")
 @place_options
 @click.option("--force", is_flag=True, help="Replace files that exist.")
 def command(**options: Any) -> int:
-    """Time this machine's devices and links, and write them as documents to plan with.
+    """Measure this machine's devices and links, and write documents to plan with.
 
-    DIR/cluster.yaml and DIR/devices/ have efficiencies as measured, DIR/curves.json what was timed: products of M's
-    shapes, attention, streaming memory, launches, collectives, copies from the host. Keep the machine idle. With
-    --nodes, run this on every host at once, as `planner launch`. What is for GPUs has never run on one.
+    DIR/cluster.yaml and DIR/devices/ have the measured efficiencies. DIR/curves.json has the measured times:
+    products of M's shapes, attention, streaming memory, launches, collectives, copies from the host. Keep the
+    machine idle. With --nodes, run this command on every host at once, like `planner launch`. The GPU
+    measurements have never run on a GPU.
     """
     return run(console=Console(), **options)

@@ -71,10 +71,12 @@ def _write(source: Path, output: Path, *, console: Console, force: bool) -> int:
 
 @click.command("models")
 @click.argument("name", required=False)
-@file_option("--from", "source", help="Write our document of this Hugging Face config.json, or of its folder.")
-@file_option("--output", "-o", help="Where --from writes it; - for the screen.  [default: -]")
+@file_option(
+    "--from", "source", help="Convert this Hugging Face config.json, or the one in this folder, to a model document."
+)
+@file_option("--output", "-o", help="Where --from writes the document; - for standard output.  [default: -]")
 @click.option("--force", is_flag=True, help="Replace a file that exists.")
 @json_option
 def command(**options: Any) -> int:
-    """List the models that are shipped, show NAME whole, or write the document of a config.json."""
+    """List the shipped models, print NAME in full, or convert a config.json."""
     return run(console=Console(), **options)

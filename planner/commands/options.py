@@ -83,9 +83,9 @@ def _read_pools(text: str, *, ranges: bool) -> dict[str, range]:
 
 def nodes_option(*, ranges: bool) -> Callable[[Any], Any]:
     """Return the option `--nodes N`, on a mixed cluster `POOL=N`; with `ranges` also `A..B` and `POOL=A..B`."""
-    hosts = "Hosts, or A..B to compare sizes" if ranges else "Hosts"
+    hosts = "Number of hosts, or A..B to compare sizes" if ranges else "Number of hosts"
     metavar = "N | A..B | POOL=..." if ranges else "N | POOL=N"
-    words = f"{hosts}; overrides the cluster's own count. On a mixed cluster those of its pools, as in old=2,new=4."
+    words = f"{hosts}; overrides the cluster document. On a mixed cluster, hosts of each pool, as in old=2,new=4."
     return click.option("--nodes", callback=read_by(partial(_read_nodes, ranges=ranges)), metavar=metavar, help=words)
 
 
@@ -116,10 +116,10 @@ def count_option(*names: str, help: str) -> Callable[[Any], Any]:  # noqa: A002 
 
 
 calibration_option = file_option(
-    "--calibration", help="Corrections from your own runs (`planner calibrate`), in place of the shipped ones."
+    "--calibration", help="Corrections from your own runs (`planner calibrate`), instead of the shipped ones."
 )
 _WORKLOAD = (
-    count_option("--gpus", help="Devices, instead of --nodes."),
+    count_option("--gpus", help="Number of devices, instead of --nodes."),
     click.option(
         "--seq-len",
         callback=read_by(_read_length),
@@ -129,65 +129,87 @@ _WORKLOAD = (
     click.option(
         "--global-batch",
         metavar="N | A..B | 'N tokens'",
-        help="Sequences per optimizer step; plan chooses from a range.",
+        help="Sequences per optimizer step; `planner plan` chooses from a range.",
     ),
     click.option(
-        "--precision", type=click.Choice(["fp32", "fp16", "bf16", "fp8", "fp4"]), help="What the model computes in."
+        "--precision",
+        type=click.Choice(["fp32", "fp16", "bf16", "fp8", "fp4"]),
+        help="Precision in which the model computes.",
     ),
     click.option("--engine", default="torch", show_default=True, metavar="NAME", help="The program that will train."),
-    click.option("--set", "settings", multiple=True, metavar="PATH=VALUE", help="As in device.memory=141GiB."),
+    click.option(
+        "--set",
+        "settings",
+        multiple=True,
+        metavar="PATH=VALUE",
+        help="Change one value of a document, as in device.memory=141GiB.",
+    ),
     click.option("--failures", is_flag=True, help="Count failures and checkpoints in the length of the run."),
     click.option(
         "--risk",
         callback=read_by(parse_share),
         metavar="SHARE",
-        help="Chance of running out of memory that is taken; 5% by default.",
+        help="Accepted chance of running out of memory; 5% by default.",
     ),
     click.option(
         "--headroom",
         callback=read_by(parse_share),
         metavar="SHARE",
-        help="Memory to leave free, a plain limit in place of the chance.",
+        help="Share of memory to leave free, a plain limit instead of --risk.",
     ),
     calibration_option,
-    click.option("--allow-tp-across-nodes", is_flag=True, help="Let tensor parallelism leave the scale-up domain."),
-    click.option("--allow-offload", is_flag=True, help="Let states and activations go to the hosts' memory."),
+    click.option("--allow-tp-across-nodes", is_flag=True, help="Let tensor parallelism cross scale-up domains."),
+    click.option(
+        "--allow-offload", is_flag=True, help="Let optimizer states and activations be kept in the hosts' memory."
+    ),
 )
 _QUESTIONS = (
-    click.option("--why-not", multiple=True, metavar="LAYOUT|FILE", help="Force this instead, as in tp=4 or zero=3."),
+    click.option(
+        "--why-not",
+        multiple=True,
+        metavar="LAYOUT|FILE",
+        help="Compare with the best plan that has these values, as in tp=4 or zero=3.",
+    ),
     click.option(
         "--what-if",
         multiple=True,
         is_flag=False,
         flag_value="",
         metavar="[PATH=VALUE]",
-        help="Plan again with this changed, as in nvlink.bandwidth=x2; alone, the gain of 10 % more of everything.",
+        help="Plan again with this change, as in nvlink.bandwidth=x2; without a value, the gain from 10 % more of each resource.",
     ),
-    click.option("--schedules", is_flag=True, help="All pipeline schedules on this job, side by side and drawn."),
-    click.option("--collectives", is_flag=True, help="What each group communicates, and how else it could."),
-    click.option("--batch", is_flag=True, help="What microbatch size and global batch do to speed and learning."),
-    click.option("--scaling", metavar="A..B", help="The best plan for each number of devices from A to B."),
+    click.option("--schedules", is_flag=True, help="Compare and draw all pipeline schedules for this job."),
+    click.option(
+        "--collectives", is_flag=True, help="Show the communication of each group, and other algorithms for it."
+    ),
+    click.option("--batch", is_flag=True, help="Show how microbatch size and global batch change speed and learning."),
+    click.option("--scaling", metavar="A..B", help="Show the best plan for each number of devices from A to B."),
 )
 _REPORTS = (
-    file_option("--html", help="Write a page that opens from disk: charts, timeline, ledger."),
+    file_option("--html", help="Write an HTML page that works offline: charts, timeline, ledger."),
     file_option("--trace", help="Write the step as a timeline that Perfetto opens."),
-    click.option("--ranks", is_flag=True, help="In the timeline, every rank of a replica in place of each stage."),
+    click.option("--ranks", is_flag=True, help="In the timeline, show every rank of a replica instead of each stage."),
     click.option("--force", is_flag=True, help="Replace files that exist."),
 )
 _FOREIGN = (
     file_option("--from", "from_file", help="A command line, script or configuration of another program."),
-    click.option("--model", "from_model", metavar="MODEL", help="With --from: in place of the file's model."),
+    click.option("--model", "from_model", metavar="MODEL", help="With --from: use this model instead of the file's."),
     click.option(
-        "--define", multiple=True, metavar="NAME=VALUE", help="With --from: a variable that the file leaves open."
+        "--define", multiple=True, metavar="NAME=VALUE", help="With --from: set a variable that the file does not set."
     ),
 )
 json_option = click.option("--json", "as_json", is_flag=True, help="Print the document instead of text.")
 _PLACE = (
-    click.option("--node-rank", type=click.IntRange(min=0), metavar="N", help="Number of this host, of several."),
-    click.option("--master-addr", metavar="ADDRESS", help="Where the other hosts reach host 0."),
-    click.option("--master-port", type=click.IntRange(1, 65535), metavar="PORT", help="A port that is free there."),
+    click.option(
+        "--node-rank",
+        type=click.IntRange(min=0),
+        metavar="N",
+        help="Number of this host, from 0, if there are several.",
+    ),
+    click.option("--master-addr", metavar="ADDRESS", help="Address at which the other hosts reach host 0."),
+    click.option("--master-port", type=click.IntRange(1, 65535), metavar="PORT", help="A free port on host 0."),
 )
-force_unfit_option = click.option("--force-unfit", is_flag=True, help="Go on with a plan that does not fit.")
+force_unfit_option = click.option("--force-unfit", is_flag=True, help="Continue with a plan that does not fit.")
 plan_argument = click.argument("plan_path", type=click.Path(path_type=Path), metavar="PLAN")
 
 

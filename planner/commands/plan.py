@@ -194,41 +194,58 @@ _OF_ONE_CLUSTER = {"from_file", "top", "check", "output", "stats"}
 @foreign_options
 @nodes_option(ranges=True)
 @workload_options
-@click.option("--pin", multiple=True, metavar="LAYOUT", help="Keep to this, as in tp=8 or mbs<=4.")
-@click.option("--forbid", multiple=True, metavar="LAYOUT", help="Leave this combination out.")
+@click.option(
+    "--pin", multiple=True, metavar="LAYOUT", help="Search only layouts with these values, as in tp=8 or mbs<=4."
+)
+@click.option("--forbid", multiple=True, metavar="LAYOUT", help="Exclude layouts with this combination of values.")
 @click.option(
     "--objective",
     type=click.Choice(["throughput", "cost", "gpus", "memory"]),
     default="throughput",
     show_default=True,
-    help="What to be best at; cost and gpus keep to the deadline.",
+    help="Quantity to optimize; cost and gpus meet the deadline.",
 )
 @share_option(
-    "--within", help="Of the objective, that a simpler layout may cost; 2% by default, 0 asks for the minimum."
+    "--within", help="Share of the objective that a simpler layout may cost; 2% by default, 0 for the minimum."
 )
-@share_option("--confidence", default="80%", help="Chance with which cost and gpus keep to the deadline.")
-@click.option("--top", type=click.IntRange(1, 100), default=3, show_default=True, metavar="K", help="Most runners-up.")
-@click.option("--solver", type=click.Choice(["cbc", "highs"]), default="cbc", show_default=True, help="Integer solver.")
-@click.option("--time-limit", type=click.FloatRange(0, min_open=True), metavar="S", help="Seconds for the search.")
+@share_option("--confidence", default="80%", help="Chance with which cost and gpus must meet the deadline.")
 @click.option(
-    "--check", is_flag=True, help="Compare lower bounds with optima of 64 configurations that they ruled out."
+    "--top",
+    type=click.IntRange(1, 100),
+    default=3,
+    show_default=True,
+    metavar="K",
+    help="Largest number of runners-up.",
 )
-@file_option("-o", "--output", help="Write the plan here; - for standard output, as --json.")
+@click.option(
+    "--solver",
+    type=click.Choice(["cbc", "highs"]),
+    default="cbc",
+    show_default=True,
+    help="Solver of the integer program.",
+)
+@click.option(
+    "--time-limit", type=click.FloatRange(0, min_open=True), metavar="S", help="Time limit of the search, in seconds."
+)
+@click.option(
+    "--check", is_flag=True, help="Compare lower bounds with the optima of 64 configurations that they ruled out."
+)
+@file_option("-o", "--output", help="Write the plan here; - for standard output, like --json.")
 @click.option("--force", is_flag=True, help="Replace files that exist.")
-@file_option("--stats", help="Write how the solve went and how long it took.")
-@file_option("--html", help="Of several clusters, write a page with a picture of time and cost.")
+@file_option("--stats", help="Write statistics and times of the solve.")
+@file_option("--html", help="For several clusters, write a page with a chart of time and cost.")
 @json_option
 @click.pass_context
 def command(ctx: click.Context, /, **options: Any) -> int:
     """Find the fastest layout for MODEL on CLUSTER.
 
-    Several clusters, as in p5,g6e,mine.yaml, are set side by side: time, cost and energy of each.
+    Several clusters, as in p5,g6e,mine.yaml, are compared by time, cost and energy.
 
-    MODEL and CLUSTER are shipped names (`planner models`, `planner clusters`) or YAML files; MODEL may be a
-    Hugging Face config.json or its folder too. Without -o nothing is written. The exit code is 3 when no layout
-    fits into memory, or none meets the deadline; where some may fit, the likeliest is the answer all the same.
+    MODEL and CLUSTER are shipped names (`planner models`, `planner clusters`) or YAML files. MODEL may also be a
+    Hugging Face config.json or its folder. Without -o nothing is written. The exit code is 3 if no layout fits
+    into memory, or if none meets the deadline. If no layout fits but some may fit, the most likely one is shown.
 
-    With --from FILE and CLUSTER alone, model and training come from a file of another program.
+    With --from FILE give only CLUSTER: model and training come from a file of another program.
     """
     _name_model(ctx, options)
     nodes, names = options["nodes"], cluster_names_of(options["cluster"])

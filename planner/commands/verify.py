@@ -34,13 +34,15 @@ def run(plan_path: str, *, console: Console, rank: int | None = None, as_json: b
 
 @click.command("verify")
 @click.argument("plan_path", metavar="PLAN")
-@click.option("--rank", type=click.IntRange(min=0), metavar="N", help="Which rank; else one of the fullest stage.")
+@click.option(
+    "--rank", type=click.IntRange(min=0), metavar="N", help="Rank to count; by default one of the fullest stage."
+)
 @json_option
 def command(**options: Any) -> int:
-    """Count the memory of one rank's step of PLAN on fake tensors, beside the forecast.
+    """Count the memory of one rank's step of PLAN on fake tensors, and compare it with the forecast.
 
-    The rank runs its real program with tensors that have no data and a network that sends nothing. This takes seconds,
-    and no GPU. The exit code is 1 where the count is more than 3 % off the forecast. For plans of the engine torch, and
-    of fsdp where transformers, accelerate and datasets are installed.
+    The rank runs its real program with tensors that have no data and a network that sends nothing. This takes
+    seconds and needs no GPU. The exit code is 1 if the count differs from the forecast by more than 3 %. PLAN
+    must be for engine torch, or for fsdp if transformers, accelerate and datasets are installed.
     """
     return run(console=Console(), **options)
