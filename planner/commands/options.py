@@ -176,7 +176,7 @@ _QUESTIONS = (
         is_flag=False,
         flag_value="",
         metavar="[PATH=VALUE]",
-        help="Plan again with this change, as in nvlink.bandwidth=x2; without a value, the gain from 10 % more of each resource.",
+        help="Plan again with this change, as in nvlink.bandwidth=x2; without a value, 10 % more of each resource.",
     ),
     click.option("--schedules", is_flag=True, help="Compare and draw all pipeline schedules for this job."),
     click.option(
