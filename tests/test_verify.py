@@ -106,6 +106,27 @@ def test_steps_of_transformers_under_accelerate_are_counted(console, tmp_path, r
     assert sum(counted.values()) == found.counted_bytes
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("model", "gpus", "recompute", "sequence"),
+    [
+        ("llama3.2-1b", 8, "none", 4096),  # tied
+        ("llama3.2-1b", 8, "full", 512),
+        ("llama3-8b", 8, "none", 1024),
+        ("qwen3-8b", 8, "none", 4096),  # norms of queries and keys
+        ("qwen3-30b-a3b", 32, "full", 4096),  # experts
+    ],
+)
+def test_the_ledger_of_fsdp_is_what_transformers_hold(console, tmp_path, model, gpus, recompute, sequence):
+    for needed in ("torch", "transformers", "accelerate", "datasets"):
+        pytest.importorskip(needed)
+    pins = ["tp=1", "mbs=1", "zero=3", f"recompute={recompute}"]
+    options = {"gpus": gpus, "global_batch": 2 * gpus, "seq_len": sequence, "engine": "fsdp", "pin": pins}
+    path = tmp_path / "plan.json"
+    assert plan_command.run(model, "dgx-h100", console=console, output=path, **options) == ExitCode.OK
+    assert verify(plan_from_file(path)).ratio == pytest.approx(1, abs=0.03)
+
+
 def test_steps_that_no_cpu_can_run_are_refused_one_by_one(console, tmp_path):
     pytest.importorskip("torch")
     settings = ["training.loss=fused", "training.optimizer=adafactor"]

@@ -260,7 +260,7 @@ def _settings(run: Run, model: ModelSpec, engine: EngineSpec, assumed: list[Assu
     task = run.task.lower()
     if any(word in task for word in _NO_TRAINING):
         raise UnpricedRun(f"task {printable(run.task, 40)}")
-    found = {}
+    found = dict((_framework(run) or {}).get("settings", {}))
     if run.flash_attention == 0:
         found["training.attention"] = "unfused"
         if model.activation != "swiglu" and engine.can.dropout:
@@ -272,14 +272,15 @@ def _settings(run: Run, model: ModelSpec, engine: EngineSpec, assumed: list[Assu
         found["training.memory_recipe"] = recipe
     if any(word in task for word in _ADAPTERS):
         found |= _adapters(f"{task} {words}", assumed)
-    if "rms kernel" in words:
+    if not engine.memory.norm_kernel and ("rms kernel" in words or "torch.compile" in words):
         found["engine.memory.norm_kernel"] = "true"
     dispatcher = run.dispatcher or next((word for word in ("deepep", "hybridep") if word in words), "")
     if dispatcher and model.moe is not None:
         found["engine.communication.dispatches_once_per_host"] = str(dispatcher != "alltoall").lower()
     if re.search(r"tp.comm.overlap|async.?tp", run.flags.lower()):
         found["engine.overlap.tensor_parallel"] = "true"
-    found["training.loss"] = "fused-linear" if any(word in words for word in _FUSED_HEAD) else "whole"
+    fused_head = any(word in words for word in _FUSED_HEAD)
+    found["training.loss"] = "fused-linear" if fused_head else found.get("training.loss", "whole")
     found["training.cuda_graphs"] = _graphs(run)
     if run.moe_a2a_overlap and model.moe is not None and (run.ep or 1) > 1:
         in_chunks = (run.pp or 1) == 1 or (run.interleave or run.vpp or 1) > 1

@@ -8,7 +8,7 @@ import numpy as np
 
 from planner.cost.adapters import frozen_bytes, trained_params
 from planner.cost.optimizers import extra_moment_bytes, moment_bytes_per_param
-from planner.cost.stage import expert_shard_degree, layer_kinds, layer_params, shard_degree
+from planner.cost.stage import expert_shard_divisor, layer_kinds, layer_params, shard_degree
 from planner.layout import offloads_optimizer
 from planner.sums import sum_of
 
@@ -47,7 +47,7 @@ def state_bytes_per_param(job: PoolJob, layout: Degrees, *, experts: bool = Fals
     Source: Rajbhandari et al., ZeRO (SC 2020), figure 1; engine profile for differences between engines.
     """
     states, offloads = job.state_bytes, offloads_optimizer(layout)
-    x = expert_shard_degree(layout) if experts else shard_degree(layout)
+    x = expert_shard_divisor(job, layout) if experts else shard_degree(layout)
     at_home = 0.0 if offloads and job.engine.offload.optimizer_takes == "weights" else states.sharded_weights / x
     weights = np.where(np.greater_equal(layout.zero, 3), at_home, states.weights)
     sums = job.engine.memory.pipeline_sums
@@ -87,12 +87,12 @@ def model_state_bytes(job: PoolJob, layout: Degrees, stage: Stage) -> tuple[Numb
     optimizer = optimizer + more / shard_degree(layout)
     shards = np.greater_equal(layout.zero, 3)
     weights = weights + frozen.common / np.where(shards, shard_degree(layout), 1)
-    weights = weights + frozen.experts / np.where(shards, expert_shard_degree(layout), 1)
+    weights = weights + frozen.experts / np.where(shards, expert_shard_divisor(job, layout), 1)
     weights = weights + low_precision_bytes(job, layout, stage)
     if job.model.moe is None:
         return weights, grads, optimizer
     routed = [each * held.experts for each in state_bytes_per_param(job, layout, experts=True)]
-    optimizer = optimizer + routed[2] + more_routed / expert_shard_degree(layout)
+    optimizer = optimizer + routed[2] + more_routed / expert_shard_divisor(job, layout)
     return weights + routed[0], grads + routed[1], optimizer
 
 
@@ -119,5 +119,5 @@ def host_state_bytes(job: PoolJob, layout: Degrees, stage: Stage) -> Number:
     held, each = trained_params(job, layout, stage), host_state_bytes_per_param(job)
     more, more_routed = extra_moment_bytes(job, layout, stage)
     common = (each * held.common + more) / shard_degree(layout)
-    routed = (each * held.experts + more_routed) / expert_shard_degree(layout)
+    routed = (each * held.experts + more_routed) / expert_shard_divisor(job, layout)
     return common + routed

@@ -9,7 +9,7 @@ import numpy as np
 from planner.cost.activations import kept_activation_bytes
 from planner.cost.adapters import trained_params
 from planner.cost.model_states import host_state_bytes_per_param, whole_gradients
-from planner.cost.stage import expert_shard_degree, shard_degree
+from planner.cost.stage import expert_shard_divisor, shard_degree
 from planner.cost.traffic import BesideSeconds
 from planner.layout import offloads_activations, offloads_optimizer
 
@@ -64,7 +64,7 @@ def host_copy_seconds(job: PoolJob, layout: Degrees, stage: Stage, window: Stage
         forward = backward = _copy_seconds(job, kept_activation_bytes(job, layout, stage)[0])
     if offloads_optimizer(layout):
         held = trained_params(job, layout, stage)
-        shard = held.common / shard_degree(layout) + held.experts / expert_shard_degree(layout)
+        shard = held.common / shard_degree(layout) + held.experts / expert_shard_divisor(job, layout)
         gradients = _copy_seconds(job, _GRADIENT_BYTES * shard)
         each_time = np.greater_equal(layout.zero, 2) & ~np.asarray(whole_gradients(job, layout))
         states = job.state_bytes

@@ -22,7 +22,7 @@ from planner.cost.mixers import mixer_shape
 from planner.cost.parameters import dense_layer_params, end_params_on_device, moe_layer_params
 from planner.cost.stage import (
     HeldParams,
-    expert_shard_degree,
+    expert_shard_divisor,
     holds_embedding,
     holds_head,
     layer_kinds,
@@ -86,7 +86,7 @@ def update_bytes(job: PoolJob, layout: Degrees, stage: Stage) -> Number:
     if not copies:
         return 0.0
     held = trained_params(job, layout, stage)
-    return copies * np.maximum(held.common / shard_degree(layout), held.experts / expert_shard_degree(layout))
+    return copies * np.maximum(held.common / shard_degree(layout), held.experts / expert_shard_divisor(job, layout))
 
 
 def _attention_matrices(model: ModelSpec) -> Iterator[Matrix]:
@@ -208,7 +208,7 @@ def newton_schulz_seconds(job: PoolJob, layout: Degrees, stage: Stage) -> Number
     for experts, count in layer_kinds(job, layout, stage):
         shared, own = layer_matrices(job.model, experts=experts)
         flops = flops + count * _schulz_flops(shared) / (layout.tp * shard_degree(layout))
-        flops = flops + count * _schulz_flops(own) / (layout.ep * layout.etp * expert_shard_degree(layout))
+        flops = flops + count * _schulz_flops(own) / (layout.ep * layout.etp * expert_shard_divisor(job, layout))
     return flops / (device.peak[job.core_precision] * device.efficiency.matmul)
 
 

@@ -26,7 +26,7 @@ from planner.cost.stage import (
     by_policy,
     by_pool,
     chunks_of,
-    expert_shard_degree,
+    expert_shard_divisor,
     holds_embedding,
     holds_head,
     policies_of,
@@ -446,7 +446,7 @@ def stage_prices(job: PoolJob, layout: Degrees, stage: Stage, parts: StageParts 
         LineName.DP_COMM: reduced,
         LineName.ACCUMULATION: PassSeconds(backward_weight=accumulation),
     }
-    shard = held.common / shard_degree(layout) + held.experts / expert_shard_degree(layout)
+    shard = held.common / shard_degree(layout) + held.experts / expert_shard_divisor(job, layout)
     return StagePrices(
         passes=sum(whole.values(), work.passes),
         whole=whole,

@@ -437,3 +437,19 @@ def expert_shard_degree(layout: Degrees) -> Number:
     """
     ranks = layout.dp * layout.cp * layout.tp / (layout.ep * layout.etp)
     return np.where(np.equal(layout.zero, 0), 1, np.maximum(1, ranks / layout.hsdp))
+
+
+def expert_shard_divisor(job: PoolJob, layout: Degrees) -> Number:
+    """A device's states of routed experts over those of its fullest shard; `expert_shard_degree` if shards are equal.
+
+    Where experts are stacked in one tensor that is cut along its first dimension, a shard is a number of whole experts:
+    with more ranks than experts, some ranks hold one expert and others none.
+
+    Source: transformers 5.23, models/mixtral/modeling_mixtral.py (MixtralExperts, one parameter); torch FSDP2,
+    torch/distributed/fsdp/_fully_shard/_fsdp_param.py (Shard(0) by default, uneven).
+    """
+    shards = expert_shard_degree(layout)
+    if job.model.moe is None or not job.engine.memory.shards_whole_experts:
+        return shards
+    experts = job.model.moe.num_experts / layout.ep
+    return experts / np.ceil(experts / shards)

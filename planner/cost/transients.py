@@ -73,12 +73,41 @@ def transient_bytes(job: PoolJob, layout: Degrees, stage: Stage, stored: Number)
     kept = whole_gradients(job, layout) | (job.training.lora_rank > 0)  # frozen ends have no gradients
     reduced = np.where(kept, 0.0, weights * np.minimum(ends, engine.memory.reduced_params))
     loss, layer = loss_bytes(job, layout, stage), layer_backward_bytes(job, layout, stage)
-    layer = layer + (gathered + reduced) * engine.memory.keeps_ends_gathered
-    largest = np.maximum(loss + gathered + reduced, layer)
+    if engine.memory.gathers_head_apart:
+        largest = _peak_with_separate_ends(job, layout, stage, stored, loss=loss, layer=layer, ends=ends)
+    else:
+        layer = layer + (gathered + reduced) * engine.memory.keeps_ends_gathered
+        largest = np.maximum(loss + gathered + reduced, layer)
     largest = largest + _placeholder_bytes(job, layout, stage) + _bucket_bytes(job, layout, stage)
     if offloads_optimizer(layout):  # the update is made on the host
         return largest
     return np.maximum(largest, update_bytes(job, layout, stage) - stored)
+
+
+def _peak_with_separate_ends(
+    job: PoolJob, layout: Degrees, stage: Stage, stored: Number, *, loss: Number, layer: Number, ends: Number
+) -> Number:
+    """The largest of four moments, where embedding and head are separate units of FSDP.
+
+    An untied head is gathered at the loss. Its gradients are reduced afterwards, in fp32, beside the 16-bit ones. The
+    embedding's gradients are reduced last, when the `stored` activations are freed. Tied ends are one unit, which stays
+    gathered; its gradient lasts from the loss to the end.
+
+    Source: accelerate 1.15, utils/fsdp_utils.py (fsdp2_prepare_model); torch FSDP2, torch/distributed/fsdp/
+    _fully_shard/_fsdp_param_group.py (post_backward); `planner verify` counts it.
+    """
+    states = job.state_bytes
+    gathered = np.greater_equal(layout.zero, 3) * states.weights
+    whole = whole_gradients(job, layout) | (job.training.lora_rank > 0)  # frozen ends have no gradients
+    waits, copied = np.where(whole, 0.0, states.weights), np.where(whole, 0.0, states.grads)
+    if job.model.tied_embeddings:
+        layer = layer + (gathered + waits) * ends
+        last = (gathered + waits + copied) * ends
+        return np.maximum(np.maximum(loss + gathered * ends, layer), last - stored)
+    head = holds_head(layout, stage) * padded_vocab(job.model, job.engine, layout) * head_width(job.model)
+    reduced = (waits + copied) * head
+    last = (waits + copied) * (ends - head)
+    return np.maximum(np.maximum(loss + gathered * head, np.maximum(layer, reduced)), last - stored)
 
 
 def layer_backward_bytes(job: PoolJob, layout: Degrees, stage: Stage) -> Number:

@@ -160,6 +160,14 @@ class EngineMemory(Document):
     keeps_ends_gathered: bool = Field(
         default=True, description="ZeRO-3 keeps embedding and head gathered until the backward pass ends"
     )
+    gathers_head_apart: bool = Field(
+        default=False,
+        description="ZeRO-3 gathers an untied head as a unit of its own, with the last norm, and frees its gradient "
+        "when the loss is done",
+    )
+    shards_whole_experts: bool = Field(
+        default=False, description="a rank's shard of the experts is a number of whole experts"
+    )
     prefetched_params: float = Field(
         default=1e12, gt=0, description="parameters of the next layer that ZeRO-3 gathers ahead, at most"
     )

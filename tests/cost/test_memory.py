@@ -13,7 +13,7 @@ from planner.cost.ledger import LineName
 from planner.cost.loss import logits_bytes
 from planner.cost.memory import memory_lines
 from planner.cost.model_states import state_bytes_per_param
-from planner.cost.stage import Stage
+from planner.cost.stage import Stage, expert_shard_divisor
 from planner.cost.transients import layer_backward_bytes
 from planner.layout import parse_layout
 
@@ -242,12 +242,32 @@ def test_the_loss_and_a_recomputed_layer_are_never_alive_together(make_job, with
 
 
 def test_zero_3_holds_the_ends_and_two_layers_or_the_loss(make_job, with_engine):
-    job = with_engine(make_job("llama3-8b", engine="fsdp", gpus=8, batch=8), memory={"logits_bytes": 0})
+    one_unit = {"logits_bytes": 0, "gathers_head_apart": False}
+    job = with_engine(make_job("llama3-8b", engine="fsdp", gpus=8, batch=8), memory=one_unit)
     layer, ends = 218_112_000, 2 * 128256 * 4096 + 4096
     # 16-bit weights of two layers, one layer's gradient in 16 bits and in fp32; weights and gradients of the ends; the
     # gradient of gate and up
     expected = 2 * 2 * layer + (2 + 4) * layer + (2 + 2) * ends + 2 * 2048 * 2 * 14336
     assert lines_of(job, "dp=8,zero=3")[LineName.TRANSIENTS] == expected
+
+
+def test_a_head_that_is_a_unit_is_gathered_at_the_loss_and_reduced_after_it(make_job, with_engine):
+    job = make_job("llama3-8b", engine="fsdp", gpus=8, batch=8)
+    layer, head = 218_112_000, 128256 * 4096
+    in_layer = 2 * 2 * layer + (2 + 4) * layer + 2 * 2048 * 2 * 14336  # as in the test above
+    assert lines_of(job, "dp=8,zero=3")[LineName.TRANSIENTS] == 12 * 2048 * 128256 + 2 * head
+    free = with_engine(job, memory={"logits_bytes": 0})
+    assert lines_of(free, "dp=8,zero=3")[LineName.TRANSIENTS] == max(in_layer, (2 + 4) * head)
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 7, 8, 9, 16, 64])
+def test_stacked_experts_are_cut_into_whole_ones_as_torch_cuts_them(make_job, ranks):
+    torch = pytest.importorskip("torch")
+    job = make_job("mixtral-8x7b", engine="fsdp", gpus=64, batch=64)
+    layout = parse_layout(f"dp={ranks},zero=3", num_layers=32, num_devices=ranks)
+    fullest = max(len(each) for each in torch.chunk(torch.arange(8), ranks))
+    assert expert_shard_divisor(job, layout) == 8 / fullest
+    assert expert_shard_divisor(make_job("mixtral-8x7b", engine="torchtitan", gpus=64, batch=64), layout) == ranks
 
 
 def test_deepspeed_gathers_and_reduces_by_buckets(make_job, with_engine):
