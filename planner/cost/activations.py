@@ -48,8 +48,9 @@ class ActivationTerm:
 
 
 def _norm_tensors(job: PoolJob) -> float:
-    """Tensors of 16 bits that a norm keeps: its input; operator by operator, in place of that one, the input in fp32
-    and its normalised copy in 16 bits.
+    """Bytes that a norm keeps, over those of its input: 1 as one kernel, 3 operator by operator.
+
+    Operator by operator it keeps the input in fp32 and the normalized copy in 16 bits, and not the input itself.
 
     Source: transformers, LlamaRMSNorm (products keep their factors); `planner verify` counts it.
     """

@@ -45,6 +45,8 @@ def logits_bytes(job: PoolJob, layout: LayerDegrees) -> Number:
     per_logit = job.engine.memory.logits_bytes * copies + (job.compute_bytes - 2)
     if job.loss in ("fused", "fused-linear"):
         per_logit = job.compute_bytes * copies
+    if job.loss == "fused":
+        per_logit = per_logit * job.engine.memory.fused_logits_bytes / 2
     found = per_logit * tokens_at_once(job, layout) * padded_vocab(job.model, job.engine, layout)
     ahead = {"chunked": 4.0 + job.compute_bytes, "fused-linear": job.compute_bytes}.get(job.loss, 0.0)
     tokens = job.training.sequence_length * layout.mbs / layout.cp

@@ -118,6 +118,11 @@ class EngineMemory(Document):
     replicates_embedding: bool = Field(default=False, description="the embedding is whole on every tp rank")
     shards_positions: bool = Field(default=False, description="a learned table of positions is cut by tp")
     logits_bytes: float = Field(ge=0, description="bytes per logit at the loss, of 16-bit training")
+    fused_logits_bytes: float = Field(
+        default=2,
+        ge=2,
+        description="bytes per logit of a fused loss: 2 if the gradient is written over the logits, else 4",
+    )
     whole_logits: bool = Field(default=False, description="every tp rank has all logits at the loss, not its part")
     keeps_joint_projection: bool = Field(
         default=False, description="the joint product of queries, keys and values stays beside their rotated copies"
