@@ -171,14 +171,14 @@ def _of_group(
     bounds = near.seconds * weights
     group = group[near.seconds[group] <= longest_seconds * (1 + TIE)]
     order, first, size = group[np.argsort(bounds[group], kind="stable")], 0, _FIRST
-    limit, found = np.inf, list[tuple[float, Contender]]()
+    limit, found = np.inf, list[tuple[float, int, Candidate]]()
     while first < len(order) and bounds[order[first]] <= limit:
         part = order[first : first + size]
         part = part[bounds[part] <= limit]
         cutoff = np.minimum(limit / weights[part], longest_seconds)
         priced = _priced(job, constraints, near, part, cutoff)
         weighted = [
-            replace(each.weighted(weights[at]), longest_seconds=longest_seconds * weights[at])
+            each.weighted(weights[at], longest_seconds * weights[at])
             for at, each in zip(part.tolist(), priced, strict=True)
         ]
         lower = lower_bounds(weighted).candidate
@@ -186,12 +186,12 @@ def _of_group(
         if known is not None:
             limit = min(limit, known.objective_seconds * (1 + _MARGIN))
         found += [
-            (bound, Contender(degrees=near.one(at), candidate=each))
+            (bound, at, each)
             for at, each, bound in zip(part.tolist(), weighted, lower.tolist(), strict=True)
             if bound <= limit and bound < np.inf
         ]
         first, size = first + size, min(2 * size, _MOST)
-    return [each for bound, each in found if bound <= limit]
+    return [Contender(degrees=near.one(at), candidate=each) for bound, at, each in found if bound <= limit]
 
 
 def _priced(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import fields
-from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -190,13 +189,15 @@ def _candidates(job: Job, degrees: DegreeArrays, columns: _Columns) -> Iterator[
     )
     ends = np.searchsorted(owner, np.arange(len(degrees) + 1)).tolist()
     m, states, (load, total_load) = num_microbatches(job, degrees), _states(job, degrees), _loads(job, degrees, columns)
-    for i, (first, last) in enumerate(pairwise(ends)):
-        one, own = degrees.take(i), slice(first, last)
+    steady = steady_count(m, degrees.interleave).tolist()
+    named = (degrees.tp, degrees.pp, degrees.dp, degrees.zero, degrees.mbs, degrees.interleave)
+    for i, (tp, pp, dp, zero, mbs, v) in enumerate(zip(*(values.tolist() for values in named), strict=True)):
+        own = slice(ends[i], ends[i + 1])
         yield Candidate(
-            name=f"tp={one.tp},pp={one.pp},dp={one.dp},zero={one.zero},mbs={one.mbs},v={one.interleave}",
+            name=f"tp={tp},pp={pp},dp={dp},zero={zero},mbs={mbs},v={v}",
             num_layers=job.model.num_layers,
-            num_stages=one.pp,
-            steady_count=float(steady_count(m[i], one.interleave)),
+            num_stages=pp,
+            steady_count=steady[i],
             constant_seconds=0.0,
             pattern=states,
             total_load=int(total_load[i]),

@@ -37,8 +37,8 @@ class Placements:
 
     def pool_of(self, row: IntArray, stage: IntArray) -> IntArray:
         """The pool of a stage of the configuration `row`; arrays of one length."""
-        in_order = np.take_along_axis(self.stages, self.order, axis=1)
-        position = (np.asarray(stage)[:, np.newaxis] >= np.cumsum(in_order, axis=1)[row]).sum(axis=1)
+        ends = np.cumsum(np.take_along_axis(self.stages, self.order, axis=1), axis=1)
+        position = sum(stage >= end[row] for end in ends.T)
         return np.asarray(self.order[row, position])
 
     @property
