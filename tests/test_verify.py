@@ -115,13 +115,24 @@ def test_steps_of_transformers_under_accelerate_are_counted(console, tmp_path, r
         ("llama3-8b", 8, "none", 1024),
         ("qwen3-8b", 8, "none", 4096),  # norms of queries and keys
         ("qwen3-30b-a3b", 32, "full", 4096),  # experts
+        ("llama3-8b", 8, "full", 512),  # the head's gradient is the largest
+        ("mixtral-8x7b", 16, "full", 2048),  # more ranks than experts: all send as much as the fullest
+        ("llama3-8b", 16, "full", 512),  # two replicas, whose sums are kept
     ],
 )
 def test_the_ledger_of_fsdp_is_what_transformers_hold(console, tmp_path, model, gpus, recompute, sequence):
     for needed in ("torch", "transformers", "accelerate", "datasets"):
         pytest.importorskip(needed)
-    pins = ["tp=1", "mbs=1", "zero=3", f"recompute={recompute}"]
+    pins = [
+        "tp=1",
+        "mbs=1",
+        "zero=3",
+        f"recompute={recompute}",
+        f"hsdp={2 if (model, gpus) == ('llama3-8b', 16) else 1}",
+    ]
+    settings = ["model.num_layers=8"] if model == "mixtral-8x7b" else []
     options = {"gpus": gpus, "global_batch": 2 * gpus, "seq_len": sequence, "engine": "fsdp", "pin": pins}
+    options["settings"] = settings
     path = tmp_path / "plan.json"
     assert plan_command.run(model, "dgx-h100", console=console, output=path, **options) == ExitCode.OK
     assert verify(plan_from_file(path)).ratio == pytest.approx(1, abs=0.03)

@@ -31,23 +31,31 @@ def tokens_at_once(job: PoolJob, layout: LayerDegrees) -> Number:
     return tokens
 
 
+def num_logits(job: PoolJob, layout: LayerDegrees) -> Number:
+    """Logits that a device holds at a time, of one microbatch; in some engines each tp rank holds those of all ranks.
+
+    Source: engine profile, whole logits.
+    """
+    copies = layout.tp if job.engine.memory.whole_logits else 1
+    return copies * tokens_at_once(job, layout) * padded_vocab(job.model, job.engine, layout)
+
+
 def logits_bytes(job: PoolJob, layout: LayerDegrees) -> Number:
     """Peak bytes of the logits and further tensors of the loss, for one microbatch.
 
     A single kernel writes the gradient over the logits. A loss in parts holds the gradient of the hidden states before
-    the
-    backward pass begins: torchtitan holds it in fp32 beside copies of the parts, Liger-Kernel in the compute precision.
+    the backward pass begins: torchtitan in fp32 beside copies of the parts, Liger-Kernel in the compute precision.
 
     Source: engine profile, bytes per logit; torchtitan, components/loss.py (GradAccumulator); Liger-Kernel,
     ops/fused_linear_cross_entropy.py; Transformer Engine, pytorch/cross_entropy.py.
     """
     copies = layout.tp if job.engine.memory.whole_logits else 1
-    per_logit = job.engine.memory.logits_bytes * copies + (job.compute_bytes - 2)
+    per_logit = job.engine.memory.logits_bytes + (job.compute_bytes - 2) / copies
     if job.loss in ("fused", "fused-linear"):
-        per_logit = job.compute_bytes * copies
+        per_logit = job.compute_bytes
     if job.loss == "fused":
         per_logit = per_logit * job.engine.memory.fused_logits_bytes / 2
-    found = per_logit * tokens_at_once(job, layout) * padded_vocab(job.model, job.engine, layout)
+    found = per_logit * num_logits(job, layout)
     ahead = {"chunked": 4.0 + job.compute_bytes, "fused-linear": job.compute_bytes}.get(job.loss, 0.0)
     tokens = job.training.sequence_length * layout.mbs / layout.cp
     return found + ahead * tokens * job.model.hidden_size if ahead else found

@@ -453,3 +453,13 @@ def expert_shard_divisor(job: PoolJob, layout: Degrees) -> Number:
         return shards
     experts = job.model.moe.num_experts / layout.ep
     return experts / np.ceil(experts / shards)
+
+
+def expert_padding(job: PoolJob, layout: Degrees) -> Number:
+    """Elements of a collective over shards of routed experts, over the experts' parameters: 1 if shards are equal.
+
+    All ranks send as many elements as the fullest shard has.
+
+    Source: torch FSDP2, torch/distributed/fsdp/_fully_shard/_fsdp_param.py (padded_sharded_param_size).
+    """
+    return expert_shard_degree(layout) / expert_shard_divisor(job, layout)

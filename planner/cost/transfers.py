@@ -24,6 +24,7 @@ from planner.cost.parameters import cross_attention_share, embedding_params_on_d
 from planner.cost.recompute import repeated_transfers
 from planner.cost.stage import (
     by_policy,
+    expert_padding,
     expert_shard_degree,
     holds_embedding,
     holds_head,
@@ -361,7 +362,7 @@ def state_transfers(job: PoolJob, layout: Degrees, stage: Stage) -> tuple[Transf
         updated = np.minimum(shards, _num_tensors(job, stage)) if job.engine.communication.broadcasts_weights else 1
         gatherings = np.where(zero == 3, layers, updated)
         gathers: dict[Moment, Number] = {"first forward": updated * once, **_both_ways(gatherings * each)}
-        grads, weights = job.state_bytes.grads * num_params, job.state_bytes.weights * num_params
+        grads, weights = job.reduced_bytes * num_params, job.state_bytes.weights * num_params
         of = partial(Transfer, line=LineName.DP_COMM, experts=experts)
         reduced, gathered = grads / reductions, (weights + (zero >= 3) * frozen_bytes) / gatherings
         return (
@@ -374,8 +375,9 @@ def state_transfers(job: PoolJob, layout: Degrees, stage: Stage) -> tuple[Transf
     common = of_states(held.common, frozen.common, shard_degree(layout), ranks, layout.tp, experts=False)
     if job.model.moe is None:
         return common
-    copies = np.maximum(1, ranks * layout.tp // stride)
-    return *common, *of_states(held.experts, frozen.experts, expert_shard_degree(layout), copies, stride, experts=True)
+    copies, padding = np.maximum(1, ranks * layout.tp // stride), expert_padding(job, layout)
+    trained, rest = (padding * each.experts for each in (held, frozen))
+    return *common, *of_states(trained, rest, expert_shard_degree(layout), copies, stride, experts=True)
 
 
 def _num_tensors(job: PoolJob, stage: Stage) -> Number:

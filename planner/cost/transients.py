@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import reduce
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -9,11 +10,18 @@ import numpy as np
 from planner.cost.activations import activation_terms, inner_gradient_bytes, kept_bytes_of_layer
 from planner.cost.adapters import frozen_bytes_per_param, trained_layer_params, trained_params
 from planner.cost.blocks import attention_params, expert_layer_params, ffn_matrices, ffn_params
-from planner.cost.loss import logits_bytes
+from planner.cost.loss import logits_bytes, num_logits
 from planner.cost.model_states import whole_gradients
 from planner.cost.optimizers import update_bytes
 from planner.cost.parameters import end_params_on_device, head_width, padded_vocab, vision_params
-from planner.cost.stage import holds_head, layer_kinds, layer_params
+from planner.cost.stage import (
+    expert_padding,
+    expert_shard_divisor,
+    holds_head,
+    layer_kinds,
+    layer_params,
+    shard_degree,
+)
 from planner.layout import offloads_optimizer
 from planner.sums import sum_of
 
@@ -87,27 +95,63 @@ def transient_bytes(job: PoolJob, layout: Degrees, stage: Stage, stored: Number)
 def _peak_with_separate_ends(
     job: PoolJob, layout: Degrees, stage: Stage, stored: Number, *, loss: Number, layer: Number, ends: Number
 ) -> Number:
-    """The largest of four moments, where embedding and head are separate units of FSDP.
+    """The largest of the moments of a step of FSDP2 in which embedding and head are units of their own.
 
-    An untied head is gathered at the loss. Its gradients are reduced afterwards, in fp32, beside the 16-bit ones. The
-    embedding's gradients are reduced last, when the `stored` activations are freed. Tied ends are one unit, which stays
-    gathered; its gradient lasts from the loss to the end.
+    The buffer of the last gathering lives until the backward pass begins. An untied head is reduced while the last
+    layer is gathered, and its reduced copy is alive during that layer's backward pass. The embedding is reduced last,
+    when the `stored` activations are freed. Tied ends are one unit that stays gathered; their two gradients and the sum
+    of these are alive together. With HSDP the sums of all layers are kept until the backward pass ends.
 
     Source: accelerate 1.15, utils/fsdp_utils.py (fsdp2_prepare_model); torch FSDP2, torch/distributed/fsdp/
-    _fully_shard/_fsdp_param_group.py (post_backward); `planner verify` counts it.
+    _fully_shard/_fsdp_param_group.py (wait_for_unshard, post_backward), _fsdp_collectives.py (foreach_reduce);
+    `planner verify` counts it.
     """
-    states = job.state_bytes
-    gathered = np.greater_equal(layout.zero, 3) * states.weights
+    gathered = np.greater_equal(layout.zero, 3) * job.state_bytes.weights
     whole = whole_gradients(job, layout) | (job.training.lora_rank > 0)  # frozen ends have no gradients
-    waits, copied = np.where(whole, 0.0, states.weights), np.where(whole, 0.0, states.grads)
+    waits, copied = np.where(whole, 0.0, job.state_bytes.weights), np.where(whole, 0.0, job.reduced_bytes)
+    shard = np.where(whole, 0.0, job.reduced_bytes + job.state_bytes.grads) / shard_degree(layout)  # summed, then fp32
+    gathered_layer, copied_layer = (each * _largest_layer(job, layout, stage) for each in (gathered, copied))
+    forward = loss - (job.loss == "whole") * job.compute_bytes * num_logits(job, layout) * holds_head(layout, stage)
     if job.model.tied_embeddings:
         layer = layer + (gathered + waits) * ends
-        last = (gathered + waits + copied) * ends
-        return np.maximum(np.maximum(loss + gathered * ends, layer), last - stored)
-    head = holds_head(layout, stage) * padded_vocab(job.model, job.engine, layout) * head_width(job.model)
-    reduced = (waits + copied) * head
-    last = (waits + copied) * (ends - head)
-    return np.maximum(np.maximum(loss + gathered * head, np.maximum(layer, reduced)), last - stored)
+        last = np.maximum((gathered + 3 * waits) * ends + copied_layer, (waits + copied + shard) * ends)
+        moments: tuple[Number, ...] = (
+            loss + gathered * ends,
+            forward + gathered * ends + gathered_layer,
+            layer,
+            last - stored,
+        )
+    else:
+        head = holds_head(layout, stage) * padded_vocab(job.model, job.engine, layout) * head_width(job.model)
+        reduced = (waits + copied + shard) * head + gathered_layer
+        last = (waits + copied + shard) * (ends - head)
+        layer = layer + np.maximum(copied * head - copied_layer, 0.0)
+        moments = (loss + gathered * head, forward + 2 * gathered * head, reduced, layer, last - stored)
+    kept = np.greater(layout.hsdp, 1) * _reduced_shards(job, layout, stage)
+    return reduce(np.maximum, (*moments, layer + kept - stored))
+
+
+def _reduced_shards(job: PoolJob, layout: Degrees, stage: Stage) -> Number:
+    """Bytes of the summed gradients of a device's shards, before they are added to those of earlier microbatches.
+
+    Source: torch FSDP2, torch/distributed/fsdp/_fully_shard/_fsdp_param_group.py (AllReduceState).
+    """
+    held = trained_params(job, layout, stage)
+    shards = held.common / shard_degree(layout) + held.experts / expert_shard_divisor(job, layout)
+    return np.where(whole_gradients(job, layout), 0.0, job.reduced_bytes * shards)
+
+
+def _largest_layer(job: PoolJob, layout: Degrees, stage: Stage, *, trained: bool = False) -> Number:
+    """Elements in a collective over the largest kind of layer, of all its parameters or only of the `trained` ones.
+
+    Source: `planner.cost.stage.expert_padding`.
+    """
+    largest: Number = 0.0
+    for experts, count in layer_kinds(job, layout, stage):
+        held = (trained_layer_params if trained else layer_params)(job, layout, experts=experts)
+        size = held.common + expert_padding(job, layout) * held.experts
+        largest = np.maximum(largest, np.where(np.greater(count, 0), size, 0.0))
+    return largest
 
 
 def layer_backward_bytes(job: PoolJob, layout: Degrees, stage: Stage) -> Number:
@@ -115,26 +159,26 @@ def layer_backward_bytes(job: PoolJob, layout: Degrees, stage: Stage) -> Number:
 
     The bytes are those that recompute restores, the weights that ZeRO-3 gathers (one layer computes, the next is
     prefetched, at most as far as the engine's bucket reaches) and, unless gradients are kept whole, the gradients that
-    wait to be reduced.
+    wait to be reduced, and the copy of them that ranks reduce.
 
     Source: Korthikanti et al. (2022), section 5; torch FSDP2, torch/distributed/fsdp/_fully_shard/
     _fsdp_param_group.py (forward and backward prefetch).
     """
-    states = job.state_bytes
-    layer: Number = 0.0
+    states, layer = job.state_bytes, _largest_layer(job, layout, stage)
     trained: Number = 0.0
     inner: Number = 0.0
     for experts, count in layer_kinds(job, layout, stage):
         gradient = inner_gradient_bytes(job, layout, experts=experts)
         inner = np.maximum(inner, np.where(np.greater(count, 0), gradient, 0.0))
-        held, changed = (params(job, layout, experts=experts).total for params in (layer_params, trained_layer_params))
-        layer = np.maximum(layer, np.where(np.greater(count, 0), held, 0.0))
+        changed = trained_layer_params(job, layout, experts=experts).total
         trained = np.maximum(trained, np.where(np.greater(count, 0), changed, 0.0))
     ahead = np.minimum(layer, job.engine.memory.prefetched_params) * np.minimum(1, stage.num_layers - 1)
     each = frozen_bytes_per_param(job) if job.training.lora_rank else states.weights
     gathered = np.greater_equal(layout.zero, 3) * each * (np.minimum(1, stage.num_layers) * layer + ahead)
-    waiting = np.minimum(trained, job.engine.memory.reduced_params)
-    reduced = np.where(whole_gradients(job, layout), 0.0, (states.weights + states.grads) * waiting) + inner
+    sizes = (trained, _largest_layer(job, layout, stage, trained=True))
+    waiting, copied = (np.minimum(each, job.engine.memory.reduced_params) for each in sizes)
+    waits = np.where(whole_gradients(job, layout), 0.0, states.weights * waiting + job.reduced_bytes * copied)
+    reduced = waits + inner
     if job.engine.memory.gradients_apart:
         reduced = _gradients_of_layer(job, layout, stage)
     moved = gathered + reduced + _score_gradients(job, layout) + _dequantized_bytes(job, layout)

@@ -246,6 +246,11 @@ class EngineCommunication(Document):
     reduces_whole: bool = Field(
         default=False, description="with ZeRO too, gradients are summed whole on every rank (all-reduce)"
     )
+    reduces_16_bit: bool = Field(
+        default=False,
+        description="gradients are reduced in the 16 bits in which the backward pass makes them, and summed in fp32 "
+        "afterwards",
+    )
     broadcasts_weights: bool = Field(
         default=False,
         description="below ZeRO-3 each rank keeps whole matrices, and broadcasts the updated ones, rank after rank",

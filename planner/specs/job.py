@@ -78,6 +78,12 @@ class Job:
         return 4 if self.training.precision == "fp32" else 2
 
     @property
+    def reduced_bytes(self) -> float:
+        """Bytes of one gradient while ranks sum it: as accumulated, or as the backward pass makes it."""
+        grads = self.state_bytes.grads
+        return min(grads, self.compute_bytes) if self.engine.communication.reduces_16_bit else grads
+
+    @property
     def core_precision(self) -> Precision:
         """What attention and the output head compute in: the training's precision, 16 bits where it is 8 or 4."""
         return "bf16" if self.training.precision in ("fp8", "fp4") else self.training.precision

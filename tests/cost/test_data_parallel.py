@@ -9,6 +9,7 @@ from planner.cost.collectives import all_gather_seconds, all_reduce_seconds, gro
 from planner.cost.memory import memory_lines
 from planner.cost.prices import stage_prices
 from planner.cost.stage import held_params, stages_of
+from planner.cost.transfers import state_transfers
 from planner.layout import parse_layout
 
 QUIET = tuple(f"{link}.{delay}=0 us" for link in ("nvlink", "infiniband") for delay in ("latency", "startup"))
@@ -46,6 +47,19 @@ def test_hsdp_gathers_inside_a_group_and_sums_shards_over_its_replicas(make_job,
         + all_reduce_seconds(replicas, num_bytes / shards)
     )
     assert busy(prices) == pytest.approx(float(by_hand))
+
+
+def test_gradients_that_are_reduced_in_16_bits_are_half_as_long(make_job, with_engine):
+    job = make_job("llama3-8b", engine="fsdp", gpus=8, batch=8)
+    layout = parse_layout("dp=8,zero=2", num_layers=32, num_devices=8)
+    num_bytes = {}
+    for narrow in (False, True):
+        own = with_engine(job, communication={"reduces_16_bit": narrow})
+        found = state_transfers(own, layout, stages_of(own, layout))
+        num_bytes[narrow] = next(each.num_bytes for each in found if each.kind == "reduce-scatter")
+    held = float(held_params(job, layout, stages_of(job, layout)).total[0])
+    assert num_bytes[True] * 32 == pytest.approx(2 * held)
+    assert num_bytes[False] == pytest.approx(2 * num_bytes[True])
 
 
 def test_hsdp_in_a_node_trades_memory_for_traffic(make_job):

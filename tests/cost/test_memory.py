@@ -13,7 +13,7 @@ from planner.cost.ledger import LineName
 from planner.cost.loss import logits_bytes
 from planner.cost.memory import memory_lines
 from planner.cost.model_states import state_bytes_per_param
-from planner.cost.stage import Stage, expert_shard_divisor
+from planner.cost.stage import Stage, expert_padding, expert_shard_divisor
 from planner.cost.transients import layer_backward_bytes
 from planner.layout import parse_layout
 
@@ -243,7 +243,8 @@ def test_the_loss_and_a_recomputed_layer_are_never_alive_together(make_job, with
 
 def test_zero_3_holds_the_ends_and_two_layers_or_the_loss(make_job, with_engine):
     one_unit = {"logits_bytes": 0, "gathers_head_apart": False}
-    job = with_engine(make_job("llama3-8b", engine="fsdp", gpus=8, batch=8), memory=one_unit)
+    job = make_job("llama3-8b", engine="fsdp", gpus=8, batch=8)
+    job = with_engine(job, memory=one_unit, communication={"reduces_16_bit": False})
     layer, ends = 218_112_000, 2 * 128256 * 4096 + 4096
     # 16-bit weights of two layers, one layer's gradient in 16 bits and in fp32; weights and gradients of the ends; the
     # gradient of gate and up
@@ -253,11 +254,34 @@ def test_zero_3_holds_the_ends_and_two_layers_or_the_loss(make_job, with_engine)
 
 def test_a_head_that_is_a_unit_is_gathered_at_the_loss_and_reduced_after_it(make_job, with_engine):
     job = make_job("llama3-8b", engine="fsdp", gpus=8, batch=8)
-    layer, head = 218_112_000, 128256 * 4096
-    in_layer = 2 * 2 * layer + (2 + 4) * layer + 2 * 2048 * 2 * 14336  # as in the test above
-    assert lines_of(job, "dp=8,zero=3")[LineName.TRANSIENTS] == 12 * 2048 * 128256 + 2 * head
+    layer, logits, head = 218_112_000, 2048 * 128256, 128256 * 4096
+    long = make_job("llama3-8b", engine="fsdp", gpus=8, batch=8, sequence=8192)
+    assert lines_of(long, "dp=8,zero=3")[LineName.TRANSIENTS] == 12 * 4 * logits + 2 * head
+    # the forward pass has no gradient of the logits yet, and the buffer of the gathering beside what came of it
+    assert lines_of(job, "dp=8,zero=3")[LineName.TRANSIENTS] == (12 - 2) * logits + (2 + 2) * head
+    # the gradient and its copy, an eighth of it summed and in fp32, and the last layer
     free = with_engine(job, memory={"logits_bytes": 0})
-    assert lines_of(free, "dp=8,zero=3")[LineName.TRANSIENTS] == max(in_layer, (2 + 4) * head)
+    assert lines_of(free, "dp=8,zero=3")[LineName.TRANSIENTS] == (2 + 2 + (2 + 4) / 8) * head + 2 * layer
+
+
+def test_sums_of_replicas_are_kept_until_the_backward_pass_ends(make_job, with_engine):
+    """With half as many shards, each is twice as long, and the activations of all layers are freed by then."""
+    job = with_engine(make_job("llama3-8b", engine="fsdp", gpus=16, batch=16), memory={"logits_bytes": 0})
+    lines = lines_of(job, "dp=16,zero=3,hsdp=2", policy=1)
+    layer, head, inner = 218_112_000, 128256 * 4096, 2 * 2048 * 2 * 14336
+    params = 32 * layer + 2 * head + 4096
+    recomputed = lines_of(job, "dp=16,zero=3", policy=1)[LineName.TRANSIENTS]
+    assert recomputed == (2 + 2 + (2 + 4) / 16) * head + 2 * layer
+    in_layer = (2 + 2 + 2) * layer + 2 * head + inner  # and what recompute brings back
+    at_the_end = lines[LineName.TRANSIENTS] + lines[LineName.ACTIVATIONS]
+    assert at_the_end > in_layer + 2 * params / 8
+
+
+def test_collectives_over_experts_are_as_long_as_the_fullest_shard(make_job):
+    job = make_job("mixtral-8x7b", engine="fsdp", gpus=24, batch=24)
+    for ranks, padding in ((4, 1), (8, 1), (3, 9 / 8), (16, 2), (24, 3)):
+        layout = parse_layout(f"dp={ranks},zero=3", num_layers=32, num_devices=ranks)
+        assert expert_padding(job, layout) == pytest.approx(padding)
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 7, 8, 9, 16, 64])
