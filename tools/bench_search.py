@@ -134,7 +134,7 @@ def solvers() -> Table:
             global_batch_size=batch,
         )
         near = best_first(job, Constraints(), BestKinds(THROUGHPUT, 4), Reporter()).near
-        candidates = [each.candidate for group in contenders(job, Constraints(), near, THROUGHPUT) for each in group]
+        candidates = [each.candidate for group in contenders(near, THROUGHPUT) for each in group]
         found = {name: _cpu_seconds(partial(way, candidates)) for name, way in ways.items()}
         steps = [step for _, step in found.values()]
         assert np.allclose(steps, steps[0], rtol=1e-6), f"{model}: {steps}"

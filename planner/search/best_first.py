@@ -12,8 +12,8 @@ The integer program starts again from `Found.near` (`decision`); it reads no res
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, NamedTuple
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -22,11 +22,12 @@ from planner.search.bounds.even_splits import even_split_seconds
 from planner.search.bounds.of_memory import may_fit
 from planner.search.bounds.of_pools import PoolBounds, placed, promising_placements
 from planner.search.bounds.of_steps import least_seconds_of_any_policy
+from planner.search.near import Bounded, Near, candidates_of
 from planner.search.objectives import partition_of
 from planner.search.optimum.candidate import Candidate, Disagreement
 from planner.search.optimum.dynamic_program import best_choice
-from planner.search.optimum.executed_schedules import busy_seconds, executed_candidates
-from planner.search.optimum.pricing import layout_at, price_candidates
+from planner.search.optimum.executed_schedules import busy_seconds
+from planner.search.optimum.pricing import layout_at
 from planner.search.optimum.pruning import greedy_choice, prune
 from planner.search.reporter import Reporter
 from planner.search.space.arrays import AGREEMENT, TIE
@@ -47,17 +48,15 @@ from planner.search.space.configurations import (
 from planner.search.space.placements import pools_of_stages
 from planner.search.time_limit import OutOfTime
 from planner.specs.recompute import FULL
-from planner.specs.uniform import uniform_job
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator
 
     from planner.layout import Layout
-    from planner.numbers import FloatArray, IntArray, Rows
-    from planner.search.objectives import Incumbents, Objective
+    from planner.numbers import FloatArray, IntArray
+    from planner.search.objectives import Incumbents
     from planner.search.optimum.candidate import Choice
     from planner.search.space.constraints import Constraints
-    from planner.specs.engine import Offload, Schedule
     from planner.specs.job import Job
 
 _FIRST_PARTITIONS = 64  # partitions in the first block; each further block has twice as many
@@ -84,10 +83,10 @@ class Assigned:
 class Found:
     """The dynamic program's layouts, the configurations left for the integer program, and the ones ruled out."""
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: Job, constraints: Constraints) -> None:
         self.job = job
         self.layouts: list[Assigned] = []  # the best layout of each configuration, by the dynamic program
-        self.near = Near(())  # configurations that no bound has ruled out
+        self.near = Near(job, constraints, ())  # configurations that no bound has ruled out
         self.num_cuts = 0  # legal partitions of the devices
         self.num_cuts_pruned = 0  # partitions ruled out by a bound before anything else was filled in
         self.num_legal = 0  # legal configurations, counted as far as they were filled in
@@ -147,64 +146,13 @@ def best_first(
     return found
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Bounded:
-    """Configurations of one schedule and the lower bounds of their step time."""
-
-    degrees: DegreeArrays
-    seconds: FloatArray
-
-
-class _Shared(NamedTuple):
-    """The values of `DegreeArrays` that are not arrays: all its configurations share them."""
-
-    schedule: Schedule
-    offload: Offload
-
-
-class Near:
-    """Configurations of several schedules end to end, with their lower bounds."""
-
-    def __init__(self, blocks: Sequence[Bounded]) -> None:
-        shared = [_Shared(each.degrees.schedule, each.degrees.offload) for each in blocks]
-        self._shared = list(dict.fromkeys(shared))
-        numbers = [self._shared.index(each) for each in shared]
-        self._which = np.repeat(np.array(numbers, dtype=np.int64), [len(each.seconds) for each in blocks])
-        self._all = DegreeArrays.joined([each.degrees for each in blocks]) if blocks else None  # whatever they share
-        self.seconds = np.concatenate([np.zeros(0), *(each.seconds for each in blocks)])  # lower bounds, [n]
-
-    def __len__(self) -> int:
-        """Number of configurations."""
-        return len(self.seconds)
-
-    def degrees(self, positions: Rows | int) -> DegreeArrays:
-        """Degrees at `positions`, for callers that read numbers only: the schedule and the offload are meaningless."""
-        assert self._all is not None, "there are none"
-        return self._all.take(positions)
-
-    def least(self, objective: Objective, job: Job) -> float:
-        """A lower bound, in the order of an objective, of every layout of these configurations."""
-        places = objective.rank(self.seconds, objective.devices(job, self.degrees(slice(None))))[0]
-        return float(np.min(places))
-
-    def one(self, position: int) -> DegreeArrays:
-        """One configuration."""
-        return replace(self.degrees(position), **self._shared[int(self._which[position])]._asdict())
-
-    def alike(self, positions: IntArray) -> Iterator[tuple[IntArray, DegreeArrays]]:
-        """The positions grouped by schedule and offload, and the configurations of each group."""
-        for number in sorted(set(self._which[positions].tolist())):
-            here = positions[self._which[positions] == number]
-            yield here, replace(self.degrees(here), **self._shared[number]._asdict())
-
-
 class _Search:
     """The state of one search: the layouts found so far, and the cutoff that they imply."""
 
     def __init__(self, job: Job, constraints: Constraints, best: Incumbents, has_incumbent: bool) -> None:
         self._job = job
         self._constraints, self._best = constraints, best
-        self.found = Found(job)
+        self.found = Found(job, constraints)
         self._has_incumbent = has_incumbent
         self._num_partitions = _MOST_PARTITIONS if has_incumbent else _FIRST_PARTITIONS  # in the next block
         self._num_timed = _MOST_TIMED if has_incumbent else _FIRST_TIMED  # in the next part
@@ -347,7 +295,7 @@ class _Search:
         reporter.candidates(self.found.num_legal, sum(self.found.refused.values()))
         if not waiting:
             return
-        near = self.found.near = Near(waiting)
+        near = self.found.near = Near(self._job, self._constraints, waiting)
         everything = near.degrees(slice(None))
         order, first, size = self._order(everything, near.seconds), 0, self._first_priced
         places, fastest = self._place(everything, near.seconds), np.inf
@@ -357,7 +305,7 @@ class _Search:
             part = order[first : first + size]
             wanted = part[near.seconds[part] <= self._cutoff(everything.take(part), of_places=True)]
             self.found.pruned["time bound"] += len(part) - len(wanted)
-            for assigned in self._price_part(near, wanted):
+            for assigned in self._price_part(near, wanted) if len(wanted) else ():
                 fastest = min(fastest, assigned.seconds)
             if np.isfinite(fastest):
                 reporter.priced(self.found.num_priced, fastest)
@@ -368,10 +316,9 @@ class _Search:
     def _price_part(self, near: Near, part: IntArray) -> Iterator[Assigned]:
         """Price some configurations at once and yield the best assignment of each configuration still wanted."""
         candidates: dict[int, Candidate] = {}
-        for here, degrees in near.alike(part):
-            cutoff = self._cutoff(degrees, of_places=True)
-            priced = candidates_of(self._job, self._constraints, degrees, cutoff)
-            kept = zip(here.tolist(), priced, prune(priced, cutoff), strict=True)
+        cutoffs = self._cutoff(near.degrees(part), of_places=True)
+        for here, _, priced in near.candidates(part, cutoffs):
+            kept = zip(here.tolist(), priced, prune(priced, cutoffs[np.isin(part, here)]), strict=True)
             candidates |= {position: candidate.keep(mask) for position, candidate, mask in kept if mask.any()}
         self.found.num_priced += len(part)
         for position in filter(candidates.__contains__, part.tolist()):
@@ -440,16 +387,6 @@ class _Search:
             seconds = even_split_seconds(job.pools[0], degrees, allowed_policies(job, constraints, degrees))
         for position in np.flatnonzero(np.isfinite(seconds) & (seconds <= cutoff)).tolist():
             self._add(degrees.take(position), float(seconds[position]))
-
-
-def candidates_of(
-    job: Job, constraints: Constraints, degrees: DegreeArrays, cutoff_seconds: FloatArray
-) -> list[Candidate]:
-    """Configurations of one schedule as candidates, without columns that alone exceed the cutoff [n]."""
-    policies = allowed_policies(job, constraints, degrees)
-    if degrees.schedule in EXECUTED:
-        return executed_candidates(uniform_job(job), degrees, policies)
-    return price_candidates(job, degrees, policies, constraints=constraints, cutoff_seconds=cutoff_seconds)
 
 
 def assigned_by(degrees: DegreeArrays, candidate: Candidate, choice: Choice) -> Assigned:

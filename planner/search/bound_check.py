@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from planner.cost.schedule import EXECUTED
-from planner.search.best_first import candidates_of
 from planner.search.bounds.of_memory import least_shares, may_fit
 from planner.search.bounds.of_pools import PoolBounds, placed
 from planner.search.least_memory import least_of
+from planner.search.near import candidates_of
 from planner.search.optimum.candidate import Disagreement
 from planner.search.optimum.dynamic_program import best_choice
 from planner.search.optimum.executed_schedules import busy_seconds

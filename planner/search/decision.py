@@ -1,10 +1,10 @@
 """The integer program's decision, and the check that the dynamic program agrees with it.
 
 The integer program answers before any result of the dynamic program is read. Configurations are read in the order of
-their lower bounds and priced anew, until a lower bound exceeds the incumbent of the integer program: the best greedy
-assignment so far. So the integer program includes every configuration whose lower bound is at most its own answer.
-The two methods share legal configurations, prices and lower bounds. In the end they must agree, and no assignment
-that was tried on the way may be better.
+their lower bounds, until a lower bound exceeds the incumbent of the integer program: the best greedy assignment so far.
+So the integer program includes every configuration whose lower bound is at most its own answer. The two methods share
+legal configurations, prices and lower bounds (`near`). In the end they must agree, and no assignment that was tried on
+the way may be better.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from planner.search.best_first import candidates_of
 from planner.search.optimum.candidate import Candidate, Disagreement
 from planner.search.optimum.certificate import INTERRUPTED, OUT_OF_TIME, Solution, solve
 from planner.search.optimum.pruning import incumbent, lower_bounds
@@ -25,12 +24,11 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from planner.numbers import FloatArray, IntArray
-    from planner.search.best_first import Assigned, Found, Near
+    from planner.search.best_first import Assigned, Found
+    from planner.search.near import Near
     from planner.search.objectives import BestKinds, Objective, Rank
     from planner.search.optimum.integer_program import SolverName
     from planner.search.space.configurations import DegreeArrays
-    from planner.search.space.constraints import Constraints
-    from planner.specs.job import Job
 
 _FIRST: Final = 16  # configurations priced at first; each further round prices twice as many
 _MOST: Final = 256
@@ -69,12 +67,10 @@ class Decision:
     gap: float = 0.0
 
 
-def _of_program(
-    found: Found, constraints: Constraints, objective: Objective, solver: SolverName, time_limit: float | None
-) -> Decision:
+def _of_program(found: Found, objective: Objective, solver: SolverName, time_limit: float | None) -> Decision:
     """The integer program's answer over all configurations whose lower bounds are at most its own incumbent."""
     num_decided, solution = 0, solve([], solver=solver, certify=False)
-    for group in contenders(found.job, constraints, found.near, objective):
+    for group in contenders(found.near, objective):
         num_decided += len(group)
         candidates = [each.candidate for each in group]
         solution = solve(candidates, solver=solver, time_limit=time_limit, certify=False)
@@ -118,9 +114,7 @@ def _before(one: Rank, other: Rank) -> bool:
     return one[0] < other[0]
 
 
-def decide(
-    found: Found, constraints: Constraints, best: BestKinds, solver: SolverName, time_limit: float | None
-) -> Decision:
+def decide(found: Found, best: BestKinds, solver: SolverName, time_limit: float | None) -> Decision:
     """The integer program's answer, after a check that the dynamic program agrees (`_checked`).
 
     After Ctrl-C the answer is the best known layout with its gap to a lower bound, and its status is never "optimal".
@@ -131,11 +125,11 @@ def decide(
     objective, bound = best.objective, found.bound
     try:
         if bound is None:
-            return _checked(found, best, _of_program(found, constraints, objective, solver, time_limit))
+            return _checked(found, best, _of_program(found, objective, solver, time_limit))
     except KeyboardInterrupt:
         if not found.layouts:
             raise
-        bound = found.near.least(objective, found.job)
+        bound = found.near.least(objective)
     rank = rank_of(found, objective, best_layout(found, objective))
     solution = OUT_OF_TIME if found.is_out_of_time else INTERRUPTED
     return Decision(solution=solution, rank=rank, gap=1 - min(bound, rank[0]) / rank[0])
@@ -149,7 +143,7 @@ class Contender:
     candidate: Candidate
 
 
-def contenders(job: Job, constraints: Constraints, near: Near, objective: Objective) -> Iterator[list[Contender]]:
+def contenders(near: Near, objective: Objective) -> Iterator[list[Contender]]:
     """Groups of contenders, best first: no contender is better than one of an earlier group.
 
     The objective `gpus` has one group for each world size, fewest devices first, so the first group with any choice
@@ -158,16 +152,14 @@ def contenders(job: Job, constraints: Constraints, near: Near, objective: Object
     if not len(near):
         return
     everything = near.degrees(slice(None))
-    devices = np.broadcast_to(objective.devices(job, everything), near.seconds.shape)
+    devices = np.broadcast_to(objective.devices(near.job, everything), near.seconds.shape)
     groups = [devices == count for count in np.unique(devices)] if objective.name == "gpus" else [devices >= 0]
     weights = np.array([objective.weight(count) for count in devices.tolist()])
     for group in groups:
-        yield _of_group(job, constraints, near, weights, objective.longest_step_seconds, np.flatnonzero(group))
+        yield _of_group(near, weights, objective.longest_step_seconds, np.flatnonzero(group))
 
 
-def _of_group(
-    job: Job, constraints: Constraints, near: Near, weights: FloatArray, longest_seconds: float, group: IntArray
-) -> list[Contender]:
+def _of_group(near: Near, weights: FloatArray, longest_seconds: float, group: IntArray) -> list[Contender]:
     bounds = near.seconds * weights
     group = group[near.seconds[group] <= longest_seconds * (1 + TIE)]
     order, first, size = group[np.argsort(bounds[group], kind="stable")], 0, _FIRST
@@ -176,11 +168,10 @@ def _of_group(
         part = order[first : first + size]
         part = part[bounds[part] <= limit]
         cutoff = np.minimum(limit / weights[part], longest_seconds)
-        priced = _priced(job, constraints, near, part, cutoff)
-        weighted = [
-            each.weighted(weights[at], longest_seconds * weights[at])
-            for at, each in zip(part.tolist(), priced, strict=True)
-        ]
+        priced: dict[int, Candidate] = {}
+        for here, _, candidates in near.candidates(part, cutoff):
+            priced |= zip(here.tolist(), candidates, strict=True)
+        weighted = [priced[at].weighted(weights[at], longest_seconds * weights[at]) for at in part.tolist()]
         lower = lower_bounds(weighted).candidate
         known = incumbent(weighted, lower)
         if known is not None:
@@ -192,14 +183,3 @@ def _of_group(
         ]
         first, size = first + size, min(2 * size, _MOST)
     return [Contender(degrees=near.one(at), candidate=each) for bound, at, each in found if bound <= limit]
-
-
-def _priced(
-    job: Job, constraints: Constraints, near: Near, positions: IntArray, cutoff_seconds: FloatArray
-) -> list[Candidate]:
-    """The configurations at these positions as candidates, in the order of the positions."""
-    found: dict[int, Candidate] = {}
-    for here, degrees in near.alike(positions):
-        cutoff = cutoff_seconds[np.isin(positions, here)]
-        found |= zip(here.tolist(), candidates_of(job, constraints, degrees, cutoff), strict=True)
-    return [found[position] for position in positions.tolist()]

@@ -145,7 +145,7 @@ def search(
 
     def decided() -> Decision:
         reporter.solving(solver, len(found.near))
-        return decide(found, constraints, best, solver, limit.left)
+        return decide(found, best, solver, limit.left)
 
     decision = decided()  # a request is relaxed only where both methods found nothing
     if not found.layouts and found.pruned.get("deadline"):
@@ -168,7 +168,7 @@ def search(
         f"the ledger says {seconds!r} s, the solver {winner.seconds!r} s"
     )
     window = Window(objective=objective, minimum=rank_of(found, objective, winner), within=within)
-    simplest = _simplest(found, constraints, decision, window, solver, limit.left)
+    simplest = _simplest(found, decision, window, solver, limit.left)
     chosen = simplest.assigned if simplest else winner
     layout = found.layout_of(chosen)
     priced = estimate(job, layout)
@@ -187,7 +187,6 @@ def search(
 
 def _simplest(
     found: Found,
-    constraints: Constraints,
     decision: Decision,
     window: Window,
     solver: SolverName,
@@ -196,7 +195,7 @@ def _simplest(
     """The simplest layout in the window; None where the user asked for the optimum, or the search was interrupted."""
     if not window.within or decision.solution.status in ("interrupted", "out of time"):
         return None
-    return simplest_within(found, constraints, window, solver, time_limit)
+    return simplest_within(found, window, solver, time_limit)
 
 
 def _tightened(job: Job, constraints: Constraints, objective: Objective) -> Job:

@@ -21,7 +21,7 @@ import numpy as np
 
 from planner.cost.estimate import estimate
 from planner.errors import SolverTrouble
-from planner.search.best_first import assigned_by, candidates_of
+from planner.search.best_first import assigned_by
 from planner.search.optimum.candidate import Disagreement
 from planner.search.optimum.integer_program import columns_within
 from planner.search.optimum.pruning import prune
@@ -41,7 +41,6 @@ if TYPE_CHECKING:
     from planner.search.optimum.integer_program import SolverName
     from planner.search.optimum.simplicity import Rated
     from planner.search.space.configurations import DegreeArrays
-    from planner.search.space.constraints import Constraints
 
 WITHIN: Final = 0.02
 """Default of the share of the objective by which a simpler layout may be worse (`--within`)."""
@@ -83,7 +82,6 @@ class Recommendation:
 
 def simplest_within(
     found: Found,
-    constraints: Constraints,
     window: Window,
     solver: SolverName = "cbc",
     time_limit: float | None = None,
@@ -94,11 +92,10 @@ def simplest_within(
         Disagreement: the two methods differ, or the answer's keys or step time differ from its layout's; a bug.
     """
     inside, longest = _inside(found, window)
-    prices = _Prices(found, constraints)
-    standing, assigned = _by_dynamic_program(found, prices, inside, longest)
+    standing, assigned = _by_dynamic_program(found, inside, longest)
     warnings: tuple[str, ...] = ()
     try:
-        answer = _by_program(found, prices, inside, longest, solver, time_limit)
+        answer = _by_program(found, inside, longest, solver, time_limit)
     except SolverTrouble as trouble:
         answer = SimplestAnswer(status="optimal", solver="dynamic program")
         warnings = (f"{solver} failed, so the dynamic program alone chose the simplest layout: {trouble}",)
@@ -131,9 +128,7 @@ def _alone(keys: IntArray) -> Simplicity:
     return Simplicity(idle=idle, recomputed=0, interleave=interleave, uneven=0, axes=axes, risk=0)
 
 
-def _by_dynamic_program(
-    found: Found, prices: _Prices, inside: IntArray, longest: FloatArray
-) -> tuple[Standing, Assigned]:
+def _by_dynamic_program(found: Found, inside: IntArray, longest: FloatArray) -> tuple[Standing, Assigned]:
     """The simplest layout of all configurations, which are solved in the order of their own keys."""
     job, near = found.job, found.near
     keys = configuration_keys(job, near.degrees(inside))
@@ -145,7 +140,7 @@ def _by_dynamic_program(
             for row in part.tolist()
             if best is None or Standing(_alone(keys[row]), near.seconds[inside[row]]) <= best[0]
         ]
-        kept = _of_dynamic_program(found, prices, inside[wanted], longest[wanted])
+        kept = _of_dynamic_program(found, inside[wanted], longest[wanted])
         least = {row: least_of(each) for row, each in zip(wanted, kept, strict=True) if each is not None}
         for row, each in zip(wanted, kept, strict=True):
             if each is None or (best and least[row] > best[0].simplicity):
@@ -159,13 +154,13 @@ def _by_dynamic_program(
     return best
 
 
-def _of_dynamic_program(found: Found, prices: _Prices, positions: IntArray, longest: FloatArray) -> list[Rated | None]:
+def _of_dynamic_program(found: Found, positions: IntArray, longest: FloatArray) -> list[Rated | None]:
     """The configurations with keys, and with the columns that a choice within the window may use.
 
     An entry is None where no such column exists.
     """
     kept: dict[int, Rated] = {}
-    for here, degrees, priced in prices.of(positions, longest):
+    for here, degrees, priced in _in_window(found, positions, longest):
         masks = prune(priced, np.array([each.longest_seconds for each in priced]), fastest_only=False)
         rows = [row for row, mask in enumerate(masks) if mask.any()]
         some = [priced[row].keep(masks[row]) for row in rows]
@@ -174,28 +169,18 @@ def _of_dynamic_program(found: Found, prices: _Prices, positions: IntArray, long
     return [kept.get(position) for position in positions.tolist()]
 
 
-class _Prices:
-    """Configurations as candidates limited to the window; each is priced once, for both methods."""
-
-    def __init__(self, found: Found, constraints: Constraints) -> None:
-        self._found, self._constraints = found, constraints
-        self._known: dict[int, Candidate] = {}
-
-    def of(self, positions: IntArray, longest: FloatArray) -> Iterator[tuple[IntArray, DegreeArrays, list[Candidate]]]:
-        """The configurations of each schedule, their degrees and candidates; longest: steps of the window, [n]."""
-        limit_of = dict(zip(positions.tolist(), longest.tolist(), strict=True))
-        for here, degrees in self._found.near.alike(positions):
-            new = np.flatnonzero([position not in self._known for position in here.tolist()])
-            limits = np.array([limit_of[position] for position in here[new].tolist()])
-            priced = candidates_of(self._found.job, self._constraints, degrees.take(new), limits) if len(new) else []
-            for position, limit, each in zip(here[new].tolist(), limits.tolist(), priced, strict=True):
-                self._known[position] = replace(each, longest_seconds=limit)
-            yield here, degrees, [self._known[position] for position in here.tolist()]
+def _in_window(
+    found: Found, positions: IntArray, longest: FloatArray
+) -> Iterator[tuple[IntArray, DegreeArrays, list[Candidate]]]:
+    """The configurations of each schedule, their degrees, and their candidates with the window as deadline."""
+    limit_of = dict(zip(positions.tolist(), longest.tolist(), strict=True))
+    for here, degrees, priced in found.near.candidates(positions, longest):
+        limits = [limit_of[position] for position in here.tolist()]
+        yield here, degrees, [replace(each, longest_seconds=limit) for each, limit in zip(priced, limits, strict=True)]
 
 
 def _by_program(
     found: Found,
-    prices: _Prices,
     inside: IntArray,
     longest: FloatArray,
     solver: SolverName,
@@ -213,7 +198,7 @@ def _by_program(
             ],
             dtype=np.int64,
         )
-        for _, degrees, priced in prices.of(inside[wanted], longest[wanted]):
+        for _, degrees, priced in _in_window(found, inside[wanted], longest[wanted]):
             columns = columns_within(priced, np.inf)
             some = [priced[row].keep(own) for row, own in columns.items()]
             contenders.add(rated(found.job, degrees.take(np.array(list(columns), dtype=np.int64)), some))

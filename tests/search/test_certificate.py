@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 
 import numpy as np
@@ -13,11 +13,13 @@ import pytest
 from planner.cli import main
 from planner.search import best_first, bound_check
 from planner.search.bounds import of_layers, of_memory, of_pools
-from planner.search.objectives import THROUGHPUT, Objective
+from planner.search.near import Bounded, Near
+from planner.search.objectives import THROUGHPUT, BestKinds, Objective
 from planner.search.optimum import certificate, integer_program
 from planner.search.optimum.candidate import Disagreement
 from planner.search.optimum.dynamic_program import best_choice
 from planner.search.optimum.pruning import LowerBounds
+from planner.search.reporter import Reporter
 from planner.search.search import search
 from planner.search.space.constraints import Constraints
 from planner.specs.load import load_job
@@ -162,6 +164,50 @@ def test_first_assignments_that_are_priced_too_low(monkeypatch, job, name):
     if is_used:
         with pytest.raises(Disagreement, match="a layout was tried"):
             best_of(job)
+
+
+def test_columns_that_one_method_left_out_are_priced_for_the_other(monkeypatch, job):
+    """Prices are shared, cutoffs are not: here somebody asked before for columns of half of the time only."""
+    plan, honest = best_of(job), best_first._Search._price_part
+
+    def after_low_cutoff(search, near, part):
+        if len(part):
+            assert list(near.candidates(part, near.seconds[part] * 0.5))
+        return honest(search, near, part)
+
+    monkeypatch.setattr(best_first._Search, "_price_part", after_low_cutoff)
+    assert best_of(job).certificate == plan.certificate
+
+
+@pytest.mark.parametrize("share", [0.6, 0.9])
+def test_a_candidate_that_is_known_is_the_one_that_is_priced(job, share):
+    """Candidates with other longest steps, before and after, against configurations that nobody priced yet."""
+    priced = best_first.best_first(job, Constraints(), BestKinds(THROUGHPUT, 4, within=0.1), Reporter()).near
+    positions = np.arange(len(priced))
+    longest = priced.seconds * share
+    fresh = Near(job, Constraints(), blocks_of(priced))
+    for steps in (longest * 1.2, longest, longest * 1.5):
+        found, expected = by_position(priced, positions, steps), by_position(fresh, positions, steps)
+        assert list(found) == list(expected)
+        for position, candidate in expected.items():
+            for field in fields(candidate):
+                np.testing.assert_array_equal(getattr(found[position], field.name), getattr(candidate, field.name))
+        fresh = Near(job, Constraints(), blocks_of(priced))
+
+
+def blocks_of(near):
+    """The configurations of `near`, each as one block."""
+    return [
+        Bounded(degrees=near.one(position).at_once(), seconds=near.seconds[[position]]) for position in range(len(near))
+    ]
+
+
+def by_position(near, positions, longest):
+    return {
+        position: candidate
+        for here, _, candidates in near.candidates(positions, longest)
+        for position, candidate in zip(here.tolist(), candidates, strict=True)
+    }
 
 
 def test_what_both_decided_on_is_all_that_the_bounds_leave(job):

@@ -216,8 +216,8 @@ def test_a_method_that_leaves_the_window(monkeypatch, method):
     """One of the two looks beyond the window, and answers with what is simpler there."""
     some_job, honest = job(), getattr(simplest, method)
 
-    def leaves(found, constraints, _inside, _longest, *others):
-        return honest(found, constraints, np.arange(len(found.near)), np.full(len(found.near), np.inf), *others)
+    def leaves(found, _inside, _longest, *others):
+        return honest(found, np.arange(len(found.near)), np.full(len(found.near), np.inf), *others)
 
     monkeypatch.setattr(simplest, method, leaves)
     with pytest.raises(Disagreement, match="by the dynamic program is"):

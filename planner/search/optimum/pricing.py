@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from planner.numbers import Flag, Number, Rows
+    from planner.numbers import Flag, FloatArray, Number, Rows
     from planner.search.space.configurations import DegreeArrays, PolicyMasks
     from planner.search.space.constraints import Constraints
     from planner.specs.job import Job, PoolJob
@@ -132,17 +132,48 @@ def _stages(
     keep, policy = choices.allowed[which, owner], choices.policy[which, owner]
     if degrees.schedule == "interleaved":
         keep = keep & can_interleave(job, degrees.take(owner), index, layers)
-    elif states.num_states > 1:
-        after = degrees.pp[owner] - 1 - index
-        earliest = np.maximum(index * fewest[owner], job.model.num_layers - layers - after * most[owner])
-        latest = np.minimum(index * most[owner], job.model.num_layers - layers - after * fewest[owner])
-        keep = keep & states.has_position(start, earliest, latest)
+    else:
+        keep = keep & _can_begin(states, job, degrees.pp[owner], (fewest[owner], most[owner]), index, layers, start)
     keep = keep & _meets_lists(constraints, degrees.take(owner), index, layers, policy)
     owner, index, start, layers, policy = owner[keep], index[keep], start[keep], layers[keep], policy[keep]
     stage = stage_of(job, index=index, num_layers=layers, policy=policy, first=start, layout=degrees.take(owner))
     columns = _in_pools(job, degrees, _Columns(owner, stage, start, np.zeros_like(owner)))
     fits = _priced(job, degrees, columns, lambda *each: (stage_fits(*each),))[0]
     return columns.take(fits.astype(bool))
+
+
+def _can_begin(
+    states: Pattern,
+    job: Job,
+    pp: Number,
+    layer_range: tuple[Number, Number],
+    index: NDArray[np.int64],
+    layers: NDArray[np.int64],
+    start: NDArray[np.int64],
+) -> Flag:
+    """Whether stages can begin in their states, if every other stage has between `layer_range` layers; broadcasts."""
+    if states.num_states == 1:
+        return np.True_
+    fewest, most = layer_range
+    after, others = pp - 1 - index, job.model.num_layers - layers
+    earliest = np.maximum(index * fewest, others - after * most)
+    return states.has_position(start, earliest, np.minimum(index * most, others - after * fewest))
+
+
+def with_steps_up_to(
+    job: Job, degrees: DegreeArrays, candidates: Sequence[Candidate], cutoff_seconds: FloatArray
+) -> list[Candidate]:
+    """Candidates of these configurations as `price_candidates` gives them for shorter steps, [n]."""
+    if not candidates or degrees.schedule in EXECUTED:
+        return list(candidates)
+    fewest, most = (each.tolist() for each in _layer_range(job, degrees, cutoff_seconds))
+    kept = []
+    for candidate, pp, least, longest in zip(candidates, degrees.pp.tolist(), fewest, most, strict=True):
+        layers, index = candidate.layers, candidate.stage
+        mask = (layers >= least) & (layers <= longest)
+        mask &= _can_begin(candidate.pattern, job, pp, (least, longest), index, layers, candidate.start)
+        kept.append(candidate if mask.all() else candidate.keep(mask))
+    return kept
 
 
 def _in_pools(job: Job, degrees: DegreeArrays, columns: _Columns) -> _Columns:

@@ -1,0 +1,108 @@
+"""Configurations that no bound has ruled out, and their candidates, which both methods share."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from planner.cost.schedule import EXECUTED
+from planner.search.optimum.executed_schedules import executed_candidates
+from planner.search.optimum.pricing import price_candidates, with_steps_up_to
+from planner.search.space.configurations import DegreeArrays, allowed_policies
+from planner.specs.uniform import uniform_job
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from planner.numbers import FloatArray, IntArray, Rows
+    from planner.search.objectives import Objective
+    from planner.search.optimum.candidate import Candidate
+    from planner.search.space.constraints import Constraints
+    from planner.specs.engine import Offload, Schedule
+    from planner.specs.job import Job
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bounded:
+    """Configurations of one schedule and the lower bounds of their step time."""
+
+    degrees: DegreeArrays
+    seconds: FloatArray
+
+
+class _Shared(NamedTuple):
+    """The values of `DegreeArrays` that are not arrays: all its configurations share them."""
+
+    schedule: Schedule
+    offload: Offload
+
+
+class Near:
+    """Configurations of several schedules end to end, with their lower bounds, and as candidates."""
+
+    def __init__(self, job: Job, constraints: Constraints, blocks: Sequence[Bounded]) -> None:
+        self.job, self._constraints = job, constraints
+        self._priced: dict[int, tuple[float, Candidate]] = {}  # with the longest step that its columns may have
+        shared = [_Shared(each.degrees.schedule, each.degrees.offload) for each in blocks]
+        self._shared = list(dict.fromkeys(shared))
+        numbers = [self._shared.index(each) for each in shared]
+        self._which = np.repeat(np.array(numbers, dtype=np.int64), [len(each.seconds) for each in blocks])
+        self._all = DegreeArrays.joined([each.degrees for each in blocks]) if blocks else None  # whatever they share
+        self.seconds = np.concatenate([np.zeros(0), *(each.seconds for each in blocks)])  # lower bounds, [n]
+
+    def __len__(self) -> int:
+        """Number of configurations."""
+        return len(self.seconds)
+
+    def degrees(self, positions: Rows | int) -> DegreeArrays:
+        """Degrees at `positions`, for callers that read numbers only: the schedule and the offload are meaningless."""
+        assert self._all is not None, "there are none"
+        return self._all.take(positions)
+
+    def least(self, objective: Objective) -> float:
+        """A lower bound, in the order of an objective, of every layout of these configurations."""
+        places = objective.rank(self.seconds, objective.devices(self.job, self.degrees(slice(None))))[0]
+        return float(np.min(places))
+
+    def one(self, position: int) -> DegreeArrays:
+        """One configuration."""
+        return replace(self.degrees(position), **self._shared[int(self._which[position])]._asdict())
+
+    def alike(self, positions: IntArray) -> Iterator[tuple[IntArray, DegreeArrays]]:
+        """The positions grouped by schedule and offload, and the configurations of each group."""
+        for number in sorted(set(self._which[positions].tolist())):
+            here = positions[self._which[positions] == number]
+            yield here, replace(self.degrees(here), **self._shared[number]._asdict())
+
+    def candidates(
+        self, positions: IntArray, longest: FloatArray
+    ) -> Iterator[tuple[IntArray, DegreeArrays, list[Candidate]]]:
+        """Groups of `alike` as candidates, without columns that alone exceed the longest step of each position, [n].
+
+        Both methods share prices, so a configuration is priced once. It is priced again where a caller allows longer
+        steps than every caller before: no method sees fewer columns because of the cutoff of the other.
+        """
+        limit_of = dict(zip(positions.tolist(), longest.tolist(), strict=True))
+        for here, degrees in self.alike(positions):
+            limits = np.array([limit_of[position] for position in here.tolist()])
+            before = [self._priced.get(position, (-np.inf, None))[0] for position in here.tolist()]
+            new, known = np.flatnonzero(limits > before), np.flatnonzero(limits <= before)
+            priced = candidates_of(self.job, self._constraints, degrees.take(new), limits[new]) if len(new) else []
+            added = dict(zip(here[new].tolist(), priced, strict=True))
+            self._priced |= {position: (limit_of[position], each) for position, each in added.items()}
+            others = [self._priced[position][1] for position in here[known].tolist()]
+            narrowed = with_steps_up_to(self.job, degrees.take(known), others, limits[known])
+            added |= zip(here[known].tolist(), narrowed, strict=True)
+            yield here, degrees, [added[position] for position in here.tolist()]
+
+
+def candidates_of(
+    job: Job, constraints: Constraints, degrees: DegreeArrays, cutoff_seconds: FloatArray
+) -> list[Candidate]:
+    """Configurations of one schedule as candidates, without columns that alone exceed the cutoff [n]."""
+    policies = allowed_policies(job, constraints, degrees)
+    if degrees.schedule in EXECUTED:
+        return executed_candidates(uniform_job(job), degrees, policies)
+    return price_candidates(job, degrees, policies, constraints=constraints, cutoff_seconds=cutoff_seconds)
