@@ -1,4 +1,4 @@
-"""Activations kept for the backward pass: of one layer tensor by tensor, and of a stage at its peak."""
+"""Activations kept for the backward pass: the tensors of one layer, and the peak of a stage."""
 
 from __future__ import annotations
 
@@ -48,9 +48,9 @@ class ActivationTerm:
 
 
 def _norm_tensors(job: PoolJob) -> float:
-    """Bytes that a norm keeps, over those of its input: 1 as one kernel, 3 operator by operator.
+    """Ratio of the bytes that a norm keeps to the bytes of its input: 1 as one kernel, 3 as separate operators.
 
-    Operator by operator it keeps the input in fp32 and the normalized copy in 16 bits, and not the input itself.
+    Separate operators keep the input in fp32 and a normalized copy in 16 bits, but not the 16-bit input.
 
     Source: transformers, LlamaRMSNorm (products keep their factors); `planner verify` counts it.
     """
@@ -141,7 +141,7 @@ _INPUTS: Final = ("query", "key", "value")
 
 
 def _is_read_again(job: PoolJob, matrices: tuple[str, ...]) -> float:
-    """1.0 if the gradient of one of these matrices, or of its adapter, needs their input; 0.0 if all are frozen.
+    """1.0 if one of these matrices, or its adapter, needs their input for its gradient; 0.0 if all are frozen.
 
     Source: Hu et al., LoRA (2021), section 4.2; a frozen matrix passes gradients on without its input.
     """
@@ -170,7 +170,7 @@ def _inner_bytes(job: PoolJob) -> float:
 
 
 def inner_gradient_bytes(job: PoolJob, layout: Degrees, *, experts: bool) -> Number:
-    """Bytes of the gradient of the activation function's inputs, which is computed while the layer keeps its tensors.
+    """Bytes of the gradient of the activation function's inputs; the layer's kept tensors are alive at the same time.
 
     Source: derived here; the tensors of the feed-forward block are the widest of a layer.
     """
@@ -180,16 +180,15 @@ def inner_gradient_bytes(job: PoolJob, layout: Degrees, *, experts: bool) -> Num
 
 
 def _half(query: int, key: int) -> float:
-    """Elements of queries and values, divided by the elements of queries, keys and values together."""
+    """Ratio of the elements of queries and values to the elements of queries, keys and values."""
     return (query + key) / (query + 2 * key)
 
 
 def _attention_terms(job: PoolJob, layout: Degrees) -> tuple[ActivationTerm, ...]:
     """Queries, keys, values, output and the kernel's tensors; latent attention also keeps its latents, unsharded.
 
-    An engine that gathers the context keeps keys and values of all cp ranks, and keeps the output a second time,
-    joined. An engine that exchanges sequence parts for heads keeps the output of its heads and of its part of the
-    sequence.
+    Engines that gather the context keep the keys and values of all cp ranks, and a second, joined copy of the output.
+    Engines that exchange sequence parts for heads keep the output twice: by heads, and by sequence part.
     """
     model, t, exchange = job.model, layout.tp, job.engine.communication.context_exchange
     cut = np.greater(layout.cp, 1)
@@ -247,7 +246,7 @@ def _attention_terms(job: PoolJob, layout: Degrees) -> tuple[ActivationTerm, ...
 
 
 def _mixer_terms(job: PoolJob, layout: Degrees) -> tuple[ActivationTerm, ...]:
-    """Tensors of a mixer, the gate of attention, and one element for each output of the unnamed matrices.
+    """Kept tensors of a mixer, of attention's gate, and of the matrices that no other field covers (their outputs).
 
     The mixer's kernels also keep states at the borders of chunks; these are smaller than the tensors counted here.
     """
@@ -307,8 +306,8 @@ def kept_share(job: PoolJob, term: ActivationTerm, policy: int) -> float:
     """Share of one tensor that a policy keeps; operator-level recompute also keeps a second (s b h) tensor.
 
     Full recompute keeps the layer's input. Operator-level recompute keeps the input, the outputs of attention and of
-    every second product, and one (s b h) output. Recompute of parts drops the tensors inside these parts. Two parts
-    either share no tensor or one contains the other, so the share dropped is the largest share that any one of them
+    every second product, and one (s b h) output. Recompute of parts drops the tensors inside these parts. Of two parts
+    that share tensors, one contains the other. The dropped share is therefore the largest share that any of the parts
     drops.
 
     Source: Korthikanti et al. (2022), section 5; torchtitan, distributed/activation_checkpoint.py; DeepSeek-V3 (2024),
@@ -340,7 +339,7 @@ def kept_bytes_of_layer(
 ) -> tuple[Number, Number]:
     """Bytes that one layer keeps for one microbatch under the policy of its stage, and without recompute.
 
-    recomputing: price a layer that recomputes, if only some layers of the stage recompute.
+    recomputing: price only a recomputing layer, if the stage also has layers that do not recompute.
 
     Source: `activation_terms`, each with its `kept_share`.
     """
@@ -356,8 +355,8 @@ def kept_bytes_of_layer(
 def stored_activation_bytes(job: PoolJob, layout: Degrees, stage: Stage, num_microbatches: Number) -> Number:
     """Activations that a stage stores at its peak: bytes per layer, times layers, times microbatches in flight.
 
-    If the gradients of the weights are computed later, the microbatches that wait for them keep all tensors of their
-    layers. Some engines also keep the outputs that a stage has sent, each as large as a layer's input.
+    If weight gradients are computed later, the waiting microbatches keep all tensors of their layers. Some engines also
+    keep the outputs that a stage has sent, each as large as a layer's input.
 
     Source: Korthikanti et al. (2022), section 4.2.3; Qi et al., Zero Bubble (2023), section 2; DeepSpeed,
     runtime/pipe/engine.py (pipe_buffers).
@@ -376,7 +375,7 @@ def offloaded_activation_bytes(job: PoolJob, layout: Degrees, stage: Stage, num_
 
 
 def _at_peak(job: PoolJob, layout: Degrees, stage: Stage, num_microbatches: Number, besides: Number) -> Number:
-    """Peak bytes of the activations of all microbatches; `besides` is added to the layers' bytes of each microbatch."""
+    """Peak bytes of the activations of all microbatches, with `besides` further bytes for each microbatch."""
     moments = held_of_stage(job, layout, stage, num_microbatches)
     kept, whole = kept_activation_bytes(job, layout, stage)
     stored = [before * (kept + besides) + waiting * whole for before, waiting in moments]
@@ -389,9 +388,9 @@ def held_of_stage(
     """For each moment at which a stage's memory can peak, the number of microbatches that all its layers hold.
 
     An interleaved stage with unequal chunks is counted as if all its chunks had the size of the largest: in steady
-    state the first chunks start while the last chunks end, so that mostly the larger chunks are held. If exchanges of
-    experts run beside the other pass of another microbatch, the forward pass of a chunk fills memory layer by layer
-    while the backward pass of another chunk frees it, so one more layer is held.
+    state the stage mostly holds microbatches in its larger chunks. If expert exchanges overlap with the other pass of
+    another microbatch, the stage holds one more layer: the forward pass of a chunk fills memory layer by layer while
+    the backward pass of another chunk frees it.
 
     Source: `planner.cost.schedule.held_microbatches`; chunks that differ: tested against executed schedules; one more
     layer: Megatron-LM, models/common/model_chunk_schedule_plan.py (run); its warm-up holds one chunk more, like plain
@@ -423,7 +422,7 @@ def kept_activation_bytes(job: PoolJob, layout: Degrees, stage: Stage) -> tuple[
 
 
 def _on_the_way_bytes(job: PoolJob, layout: Degrees, stage: Stage) -> Number:
-    """Offloaded activations still on the device: those of the layer that computes and of the layer being copied.
+    """Offloaded activations still on the device, of two layers: one computes, the other is being copied.
 
     Source: derived here from two buffers that take turns, as in Megatron-LM, fine_grained_activation_offload.py.
     """
@@ -437,7 +436,7 @@ def _on_the_way_bytes(job: PoolJob, layout: Degrees, stage: Stage) -> Number:
 def device_activation_bytes(job: PoolJob, layout: Degrees, stage: Stage, num_microbatches: Number) -> Number:
     """Bytes of the stored activations that a device holds at its peak.
 
-    Source: `stored_activation_bytes`, less the bytes that the host holds.
+    Source: `stored_activation_bytes`, less the bytes on the host.
     """
     stored = stored_activation_bytes(job, layout, stage, num_microbatches)
     if not offloads_activations(layout):

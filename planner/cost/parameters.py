@@ -1,7 +1,7 @@
 """Number of parameters of a model, and number that one device holds.
 
-A model is a stack of equal layers, with possible exceptions at its start: dense layers before the layers with experts,
-or the encoder's layers before the decoder's, which also have cross-attention. `layer_params` counts a common layer.
+A model is a stack of equal layers, except that dense layers may precede the layers with experts, and the encoder's
+layers the decoder's, which also have cross-attention. `layer_params` counts a layer of the most common kind.
 """
 
 from __future__ import annotations
@@ -177,10 +177,10 @@ def _has_own_head(model: ModelSpec) -> bool:
 
 
 def num_params(model: ModelSpec) -> int:
-    """Parameters of the whole model, tied weights counted once, vocabulary not padded, `mtp_params` left out.
+    """Parameters of the whole model without `mtp_params`; tied weights count once, and the vocabulary is not padded.
 
-    Source: sum of the parts; checked against transformers' modules in the tests. For a GPT it equals
-    12 L h^2 (1 + 13/(12h) + (V + s)/(12Lh)) plus the final norm, Narayanan et al. (SC 2021), equation 2.
+    Source: sum of the parts; checked against transformers' modules in the tests. For a GPT it equals 12 L h^2 (1 +
+    13/(12h) + (V + s)/(12Lh)) plus the final norm, Narayanan et al. (SC 2021), equation 2.
     """
     head = model.vocab_size * head_width(model) if _has_own_head(model) else 0
     ends = _embedding_params(model) + _input_params(model) + _output_params(model) + head
@@ -196,7 +196,7 @@ def vision_params(model: ModelSpec) -> int:
 
 
 def num_active_params(model: ModelSpec) -> int:
-    """Parameters that one token passes through: `num_params` less the routed experts that it is not sent to.
+    """Parameters that one token uses: `num_params` less the routed experts that the router does not choose for it.
 
     Source: DeepSeek-V3 (arXiv 2412.19437), section 4.2, counts the same, with embedding and head.
     """
@@ -222,7 +222,7 @@ def _mtp_extra_params(model: ModelSpec) -> int:
 
 
 def layer_matmul_params(model: ModelSpec, *, experts: bool) -> int:
-    """Parameters of one layer that a token is multiplied with, with an ordinary feed-forward block or with experts.
+    """Parameters in the matrix products of one token in one layer, with an ordinary feed-forward block or with experts.
 
     Cross-attention is left out. For several kinds of layers the result is the mean.
 
@@ -241,9 +241,9 @@ def layer_matmul_params(model: ModelSpec, *, experts: bool) -> int:
 
 
 def num_matmul_params(model: ModelSpec) -> int:
-    """Parameters that a token is multiplied with: all weight matrices and the output head.
+    """Parameters in the matrix products of one token: all weight matrices and the output head.
 
-    Routed experts count only if the token is sent to them. Layers for multi-token prediction count, each with a head.
+    Only the routed experts that the router chooses count. Layers for multi-token prediction count, each with a head.
 
     Source: Chowdhery et al., PaLM (2022), appendix B: embeddings and biases do no matrix product.
     """
@@ -272,7 +272,7 @@ def _whole_params(model: ModelSpec, *, experts: bool) -> int:
     """Parameters of one layer that every tensor-parallel rank holds whole.
 
     These are norms, row-parallel biases, latent attention's down-projections, the indexer, low-rank inputs of mixers,
-    the router, and parameters that only the code of the model type knows. `experts`: whether the layer has experts.
+    the router, and the parameters in `layer_vector_params`. `experts`: whether the layer has experts.
 
     Source: Megatron-LM: only column- and row-parallel weights are cut (transformer/moe/router.py and
     transformer/multi_latent_attention.py hold the others whole).
@@ -336,7 +336,7 @@ def _mean_cross_attention_on_device(model: ModelSpec, layout: LayerDegrees) -> N
 def embedding_params_on_device(model: ModelSpec, engine: EngineSpec, layout: LayerDegrees) -> Number:
     """Parameters of the embedding on one tensor-parallel rank: its share of the (vocabulary x hidden) matrix.
 
-    Every rank holds a projection of patches whole. In some engines every rank also holds an untied embedding whole.
+    Every rank holds the whole projection of patches, and in some engines also a whole untied embedding.
 
     Source: Shoeybi et al., Megatron-LM (2019), section 3: the embedding is cut along the vocabulary.
     """
@@ -350,10 +350,10 @@ def end_params_on_device(model: ModelSpec, engine: EngineSpec, layout: Degrees, 
     """Parameters outside the layers on one device: embeddings on the first stage, norm and head on the last.
 
     Tied embeddings are one matrix if the pipeline has one stage, and two copies if it has several. Every
-    tensor-parallel rank holds a learned table of positions whole, unless the engine divides it like the embedding. In a
-    model with multi-token prediction the last stage also holds the projections and norms of these layers, and the
-    embedding; the layers themselves are counted with the other layers. Each rank of the first stage holds a tower of
-    images whole.
+    tensor-parallel rank holds a learned table of positions whole, unless the engine divides it like the embedding. With
+    multi-token prediction the last stage also holds the embedding, and the projections and norms of the additional
+    layers; the layers themselves count with the other layers. Each rank of the first stage holds the whole vision
+    tower.
 
     Source: Megatron-LM, megatron/core/models/gpt/gpt_model.py (shared embedding of first and last stage) and
     megatron/core/transformer/multi_token_prediction.py.

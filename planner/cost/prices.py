@@ -73,9 +73,12 @@ _EXCHANGE_PROCESSORS: Final = 20
 deep_ep/buffer.py, Buffer.num_sms = 20)."""
 
 _OPERATORS_REPEATED: Final = 0.5
-"""Share of a layer's forward seconds that recompute by operators repeats: torchtitan saves attention and every second
-product (distributed/activation_checkpoint.py). It is assumed that norms and activations also amount to half; a trace of
-one layer with and without selective recompute would settle it."""
+"""Share of a layer's forward seconds that recompute by operators repeats.
+
+torchtitan saves attention and every second product (distributed/activation_checkpoint.py). Norms and activations are
+assumed to be repeated by half, too; a trace of one layer with and without selective recompute would replace this
+assumption.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,8 +86,7 @@ class StagePrices:
     """Costs of one stage: seconds of one microbatch by cause, and seconds spent once a step. Every field broadcasts.
 
     passes: the same seconds of one microbatch, split by pass instead of cause. Both splits have the same sum, except
-        for the parts of exchanges that only pairs of passes hide (ep_hidden, and a part of pp_hidden; on average over
-        the microbatches).
+        for exchanges that only pairs of passes hide (ep_hidden, and a part of pp_hidden; means over the microbatches).
     whole: the part of `passes` that belongs to the whole stage and to none of its chunks, by ledger line.
     forward: one forward pass of the stage's layers without collectives and waits, which full recompute repeats.
     ends: the embedding, or head and loss, with their collectives.
@@ -170,17 +172,17 @@ class _Work:
 
     @property
     def exposed_ep(self) -> PassSeconds:
-        """Exchanges of experts, less the part that is hidden beside the other pass of another microbatch."""
+        """Seconds of expert exchanges, less the part hidden beside the other pass of another microbatch."""
         return self.ep + self.ep_hidden * -1.0
 
     @property
     def exposed_tp(self) -> PassSeconds:
-        """Tensor-parallel collectives of the layers, less the part that is hidden beside matrix products."""
+        """Seconds of the layers' tensor-parallel collectives, less the part hidden beside matrix products."""
         return self.tp + self.tp_hidden * -1.0
 
     @property
     def exposed_cp(self) -> PassSeconds:
-        """Context-parallel exchanges, less the part that is hidden beside attention."""
+        """Seconds of context-parallel exchanges, less the part hidden beside attention."""
         return self.cp + self.cp_hidden * -1.0
 
     @property
@@ -240,7 +242,7 @@ def _work(job: PoolJob, layout: Degrees, stage: Stage, parts: StageParts) -> _Wo
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerParts:
-    """Seconds of one microbatch in one layer by cause; a pair holds the collectives of forward and of backward pass.
+    """Seconds of one microbatch in one layer by cause; collectives are pairs of forward and backward pass.
 
     parts: forward seconds of each part of a layer, by the recompute modules that repeat the part (`LayerSeconds`).
     ep_hidden: hidden seconds of the exchanges of both passes, if passes run in pairs.
@@ -312,7 +314,7 @@ def _parts_of_stage(job: PoolJob, layout: LayerDegrees, kinds: Sequence[tuple[bo
 
 
 def hidden_expert_seconds(job: PoolJob, exchanges: Number, computing: Number) -> Number:
-    """Seconds of the exchanges of a layer's two passes that are hidden if the two passes run as a pair.
+    """Hidden seconds of the expert exchanges of a layer's two passes, if the two passes run as a pair.
 
     Exchanges take C seconds. Meanwhile W seconds of computing run on the share 1 - a of the processors that exchanges
     leave free. Together both take max(C, W + a C), so min(W, (1 - a) C) seconds are hidden.
@@ -366,7 +368,7 @@ def _repeated_seconds(job: PoolJob, layout: Degrees, stage: Stage, layer: LayerP
 
 
 def _waiting_for_ranks(job: PoolJob, layout: Degrees, passes: PassSeconds) -> PassSeconds:
-    """Seconds of a layer's passes if the host waits for all tensor-parallel ranks at each of the layer's collectives.
+    """Seconds of a layer's passes in engines whose host waits for all tensor-parallel ranks at each collective.
 
     An engine profile states this wait (`rank_wait`) for pipelines over several hosts. A layer has 4 collectives in its
     forward pass, and 6 in its backward pass, which gathers the inputs of column-parallel products again. The device
@@ -478,7 +480,7 @@ def stage_prices(job: PoolJob, layout: Degrees, stage: Stage, parts: StageParts 
 
 
 def interleaving_terms(job: Job, layout: Degrees, stage: Stage, prices: StagePrices) -> tuple[Number, Number]:
-    """A stage's part in filling and draining, and its slack for the model's last chunk (0 unless interleaved).
+    """A stage's share of filling and draining, and its slack for the model's last chunk (0 unless interleaved).
 
     A chunk of n layers is priced as n times the stage's mean layer; layers for multi-token prediction are part of the
     last chunk.
@@ -575,9 +577,9 @@ def exchange_parts(job: Job, parts: Mapping[LineName, PassSeconds]) -> PassSecon
 
 
 def exchange_share(job: Job) -> float:
-    """Share of the processors that communication takes from computing while both run: 20 of the smallest device's.
+    """Share of the processors that communication takes from computing: 20 processors of the smallest device.
 
-    On a device with fewer than 40 processors the share is one half: assumed, because no measurement is known.
+    On a device with fewer than 40 processors the share is assumed to be one half, because no measurement is known.
 
     Source: DeepSeek-V3 (2024), section 3.2.2; DeepEP, Buffer.set_num_sms.
     """
