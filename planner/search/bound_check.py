@@ -1,7 +1,7 @@
-"""Checks lower bounds against exact optima: solves a sample of the configurations that bounds ruled out.
+"""Check lower bounds against exact optima, by solving a sample of the configurations that bounds ruled out.
 
 The integer program and the dynamic program share the lower bounds, so neither would notice a bound that is too high.
-Half of the sample are the configurations nearest to the limit, of time or of memory; the other half is drawn at random.
+Half of the sample are the configurations nearest to the time or memory limit; the other half is random.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def check_bounds(
 def _ruled_out(
     found: Found, constraints: Constraints, best: Incumbents, pick: np.random.Generator
 ) -> Iterator[_RuledOut]:
-    """Configurations, of a sample of partitions of the devices, that bounds keep from the solvers."""
+    """Configurations that bounds keep from the solvers, from a sample of the partitions of the devices."""
     job, partitions = found.job, device_partitions(found.job, constraints, {})
     order = np.argsort(PoolBounds(job, partitions).partition_bound_seconds(partitions), kind="stable")
     near, rest = order[: _NUM_PARTITIONS // 2], order[_NUM_PARTITIONS // 2 :]
@@ -111,7 +111,7 @@ def _complete(found: Found, constraints: Constraints, partitions: DegreeArrays) 
 
 
 def _bounded(found: Found, constraints: Constraints, degrees: DegreeArrays) -> tuple[DegreeArrays, FloatArray]:
-    """The configurations, each with its placements, and the last bound of their steps, [n]."""
+    """The configurations with each of their placements, and the last bound of their steps, [n]."""
     policies, no_cutoff = allowed_policies(found.job, constraints, degrees), np.full(len(degrees), np.inf)
     if degrees.schedule in EXECUTED:
         return degrees, busy_seconds(found.job.pools[0], degrees, policies)
@@ -160,7 +160,7 @@ def _check_cutoff(found: Found, constraints: Constraints, best: Incumbents, one:
 
 
 def _check_memory(found: Found, constraints: Constraints, one: DegreeArrays, policies: PolicyMasks) -> None:
-    """Compare the bound of the fullest stage's memory share with the exact least over all splits and policies."""
+    """Compare the memory bound of the fullest stage with the exact least value over all splits and policies."""
     job, unplaced = found.job, replace(one, placement=0 * one.placement)
     bound = float(least_shares(job, one)[0])
     least = least_of(job, constraints, unplaced, np.inf, most_placements=_MOST_PLACEMENTS).share

@@ -1,4 +1,4 @@
-"""Compares two layouts: the keys in which they differ, which one is simpler, and why one loses."""
+"""Compare two layouts: the keys that differ, the simpler layout, and the reason why one loses."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ if TYPE_CHECKING:
     from planner.specs.job import Job
 
 NEAR_TIE = 0.03
-"""Two layouts of one job whose forecasts differ by less than this share may well run in the other order.
+"""If two forecasts for one job differ by less than this share, the real order of the layouts may be the opposite.
 
-The evidence is 132 pairs of layouts that a source ran on one job. Pairs with closer forecasts came out in the
-forecast's order in 15 of 22 cases, other pairs in 104 of 110 (docs/accuracy.md). The band of one forecast is much
-wider, because the forecasts of one job's layouts share most of their error.
+The evidence is 132 pairs of layouts that a source ran on one job. The forecast's order was right for 15 of 22 pairs
+below this share, and for 104 of 110 other pairs (docs/accuracy.md). The band of one forecast is much wider, because the
+forecasts of one job's layouts share most of their error.
 """
 
 _NOTICEABLE = 0.001  # least difference of a line, as a share of the step, to be a reason
@@ -36,10 +36,7 @@ _CLASSES: Final = {
 
 
 def simpler_in(chosen: Keys, other: Keys) -> str:
-    """The first key in which `chosen` is simpler than `other`, with both values in words.
-
-    The text is empty if there is no such key.
-    """
+    """The first key in which `chosen` is simpler than `other`, with both values in words; empty if there is none."""
     for key, mine in asdict(chosen).items():
         theirs = getattr(other, key)
         if mine < theirs:
@@ -67,7 +64,7 @@ def _tenths(count: int) -> str:
 
 
 def minimum(job: Job, chosen: Layout, best: Layout, objective: Objective) -> Minimum:
-    """The best layout by the objective compared with the chosen layout: what the choice loses and gains."""
+    """The comparison of the best layout by the objective with the chosen layout: what the choice loses and gains."""
     priced, mine = estimate(job, best), estimate(job, chosen)
     keys, least = keys_of(job, chosen), keys_of(job, best)
     ranks = [
@@ -110,7 +107,7 @@ def _words(value: object) -> str:
 
 
 def near_tie(seconds: float, other_seconds: float) -> bool:
-    """Whether two layouts of one job are so close that the forecasts may have them in the wrong order."""
+    """Whether the forecasts of two layouts of one job are too close to decide which is faster."""
     return max(seconds, other_seconds) <= (1 + NEAR_TIE) * min(seconds, other_seconds)
 
 
@@ -139,7 +136,7 @@ def runner_up(
 
 
 def _cause(won: Estimate, priced: Estimate) -> str:
-    """`loses bubble 1.2 s`: the line with most of the difference; `saves` where the layout is no slower."""
+    """The ledger line with most of the difference, as in `loses bubble 1.2 s`; `saves` if the layout is not slower."""
     longer = {
         line.name.value.replace("_", " "): float(line.exposed_seconds) - float(own.exposed_seconds)
         for line, own in zip(priced.time, won.time, strict=True)

@@ -1,14 +1,13 @@
 """Lower bounds of the step time of configurations on a mixed cluster; the counterpart of `of_steps`.
 
-Let p_i be the least seconds of a layer on pool i. A stage there takes at least v p_i for its chunks and holds at most
-T / p_i layers in T seconds. With c_i stages on each pool i that together hold L layers, the slowest stage takes at
-least
+Let p_i be the least seconds of a layer on pool i. A stage there takes at least v p_i for its chunks and holds at most T
+/ p_i layers in T seconds. With c_i stages on each pool i that together hold L layers, the slowest stage takes at least
 
     T >= (L + h_j / p_j) / sum_i (c_i / p_i)
 
-where h_j is the time of the head in pool j, in which the model ends. Before the stages have pools, the sum uses the
-fastest pools with enough devices, and the head's term is the least of any pool. The bound of the step has the same form
-as on one pool: (m - 1/v) * slowest + all work / v + the longest tail.
+where h_j is the time of the head in pool j, in which the model ends. Before stages are assigned to pools, the sum uses
+the fastest pools with enough devices, and the head's term is the least of all pools. The bound of the step has the same
+form as on one pool: (m - 1/v) * slowest + all work / v + the longest tail.
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ if TYPE_CHECKING:
     from planner.specs.job import Job
 
 _ROUNDING: Final = 1 - 1e-12
-"""Tolerance for rounding: a sum in another order than that of the prices may be higher by this factor."""
+"""Tolerance for rounding: a sum in another order than that of the prices may be larger by this factor."""
 
 _LONG: Final = 1e30  # seconds; longer than anything, and finite
 _MOST_ROWS: Final = 20_000  # configurations whose stages are checked one by one in one block
@@ -60,7 +59,7 @@ class PoolBounds:
         self._of_pools = [LayerBounds(pool, partitions, pairs) for pool in job.pools]
 
     def partition_bound_seconds(self, partitions: DegreeArrays) -> NDArray[np.float64]:
-        """As that of `LayerBounds`, with the stages on the fastest pools.
+        """As `LayerBounds.partition_bound_seconds`, with the stages on the fastest pools.
 
         Source: derived here; tested to stay below the exact optimum.
         """
@@ -72,7 +71,7 @@ class PoolBounds:
         return np.asarray(batch / partitions.dp * layers / (stages / each).sum(axis=1) * _ROUNDING)
 
     def timing_bound_seconds(self, degrees: DegreeArrays, *, any_experts: bool = False) -> NDArray[np.float64]:
-        """As that of `LayerBounds`, with the stages on the fastest pools.
+        """As `LayerBounds.timing_bound_seconds`, with the stages on the fastest pools.
 
         Source: derived here; tested to stay below the exact optimum.
         """
@@ -115,8 +114,10 @@ def promising_placements(job: Job, constraints: Constraints, degrees: DegreeArra
 class _PoolCosts:
     """Least prices of the stages of configurations on each pool, [n, pools].
 
-    layer: seconds of one more layer. ends: further seconds of the stage that holds the model's end. tail: seconds of
-    the longest tail if it is on the pool. by_policy: seconds of one more layer of the main kinds, [policies, n, pools].
+    layer: seconds of one more layer.
+    ends: further seconds of the stage that holds the model's end.
+    tail: seconds of the longest tail, if it is on the pool.
+    by_policy: seconds of one more layer of the main kinds, [policies, n, pools].
     """
 
     layer: NDArray[np.float64]
@@ -173,7 +174,7 @@ def placed(
     constraints: Constraints,
     cutoff_seconds: NDArray[np.float64],
 ) -> tuple[DegreeArrays, NDArray[np.float64]]:
-    """The configurations with every placement that may stay within the cutoff of its configuration, and their bounds.
+    """The configurations with every placement that may stay within their cutoffs, and the bounds of these placements.
 
     Source: derived here; tested to stay below the exact optimum.
     """
@@ -239,8 +240,8 @@ def _holds_in_time(
 
     Buys (`holds-in-time`): Llama-3-70B on three pools takes 4.30 s instead of over 20 s.
 
-    found: placed configurations; `rows` are their positions in `degrees`. Configurations of one stage have exact prices
-    already.
+    found: placed configurations; `rows` are their positions in `degrees`. Configurations with one stage already have
+    exact prices.
     """
     holds: NDArray[Any] = np.ones(len(found), dtype=np.bool_)
     piped: NDArray[np.int64] = np.flatnonzero(found.pp > 1)

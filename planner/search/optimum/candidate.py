@@ -4,9 +4,9 @@ A candidate is one outer configuration (degrees, ZeRO stage, microbatch size, in
 layers each pipeline stage holds and which recompute policy the stage uses. Each way to fill one stage that fits into
 memory is a column. A choice has one column for each stage.
 
-Where layers differ, the price of a stage depends on which layers it holds. The kinds of layers follow a pattern, and a
-column is valid for all positions that have one state of this pattern (`Pattern`). A stage uses columns of the state in
-which the stage before it ends.
+If layers differ, the price of a stage depends on which layers it holds. The kinds of layers follow a pattern, and a
+column is valid for all positions with the same state of this pattern (`Pattern`). A stage uses columns of the state in
+which the previous stage ends.
 """
 
 from __future__ import annotations
@@ -38,12 +38,11 @@ class Candidate:
         constant + steady_count * bottleneck + sum_r pass_seconds_r + max_r tail_seconds_r
         bottleneck = max_r (seconds_r + max(0, h - slack_seconds_r)),  h the slack_seconds of the last stage
 
-    where h is the time of the last chunk of the model. A stage waits for the last chunk if its slack is shorter than h.
-    Slack and h are 0 where stages have one chunk. Columns are parallel arrays of one length, sorted by stage, then by
-    layers.
+    where h is the time of the model's last chunk. A stage waits for this chunk if its slack is shorter than h. Slack
+    and h are 0 if stages have one chunk. Columns are parallel arrays of one length, sorted by stage, then by layers.
 
-    Loads are layers weighted by kind, in any whole numbers. The loads of a choice add up to `total_load`; lower
-    bounds use this sum.
+    Loads are layers weighted by kind, with arbitrary whole weights. The loads of a choice add up to `total_load`, which
+    lower bounds use.
     """
 
     name: str  # layout text, for messages
@@ -95,7 +94,7 @@ class Candidate:
     def _with(self, values: dict[str, Any]) -> Candidate:
         """The same candidate with other values of some fields.
 
-        The columns are not checked again: the check took a tenth of a search on several pools.
+        The columns are not checked again, because the check took a tenth of a search on several pools.
         """
         changed = object.__new__(Candidate)
         for name in _FIELDS:

@@ -43,7 +43,8 @@ def price_candidates(
 ) -> list[Candidate]:
     """Prices of every way to fill each stage of these configurations that fits into memory.
 
-    cutoff_seconds: one number, or one for each configuration. Columns that alone make the step longer are left out.
+    cutoff_seconds: one number, or one for each configuration. Columns that by themselves make the step longer are left
+    out.
     """
     fewest, most = _layer_range(job, degrees, cutoff_seconds)
     ways = len(choices_of(degrees, policies).policy)
@@ -60,7 +61,7 @@ def price_candidates(
 def _states(job: Job, degrees: DegreeArrays) -> Pattern:
     """States in which stages of these configurations may begin.
 
-    Interleaved stages have one state, because the search knows their layers from the number of layers.
+    Interleaved stages have one state, because their number of layers determines which layers they hold.
 
     Source: `planner.cost.stage.stage_of`.
     """
@@ -82,7 +83,7 @@ def _parts(num_columns: NDArray[np.int64]) -> Iterator[slice]:
 def _layer_range(
     job: Job, degrees: DegreeArrays, cutoff_seconds: Number
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Fewest and most layers of a stage such that no stage exceeds the cutoff and together they hold all layers."""
+    """Fewest and most layers of a stage, if no stage exceeds the cutoff and all stages together hold all layers."""
     layers, v = job.model.num_layers, degrees.interleave
     if not job.engine.pipeline.uneven_stages:
         return layers // degrees.pp, layers // degrees.pp
@@ -93,7 +94,7 @@ def _layer_range(
 
 
 class _Columns(NamedTuple):
-    """Columns: for each, its configuration, the stage with its assignment, and the pool on which the stage runs.
+    """Columns with their configuration, their stage with its assignment, and the stage's pool.
 
     start: state of the layers' pattern in which the stage begins.
     """
@@ -177,7 +178,7 @@ def with_steps_up_to(
 
 
 def _in_pools(job: Job, degrees: DegreeArrays, columns: _Columns) -> _Columns:
-    """The columns with the pool on which each stage runs, where the cluster has several pools."""
+    """The columns with the pool of each stage, on a cluster with several pools."""
     if len(job.pools) == 1:
         return columns
     owner, place = columns.owner, placements_of(job, degrees)
@@ -247,7 +248,7 @@ def _candidates(job: Job, degrees: DegreeArrays, columns: _Columns) -> Iterator[
 def _loads(job: Job, degrees: DegreeArrays, columns: _Columns) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Layers weighted by kind: the load of each column, and the total load of each configuration.
 
-    Bounds are valid with any weights; weights from the seconds of each kind, on the first pool, make them close.
+    Bounds are valid with any weights. Weights from the seconds of each kind on the first pool make them tight.
     """
     loads = layer_loads(job.pools[0], degrees)
     total = sum(kind.number * load for kind, load in loads.items())
@@ -278,7 +279,7 @@ def figures_of_columns(
 def _meets_lists(
     constraints: Constraints, degrees: DegreeArrays, index: Number, layers: Number, policy: Number
 ) -> Flag:
-    """Whether columns agree with the lists that the user pinned, which have one entry for each chunk.
+    """Whether columns agree with the user's pinned lists, which have one entry for each chunk.
 
     If no assignment of these stages gives the pinned list (`layout_at`), no column agrees.
     """

@@ -38,7 +38,7 @@ _ROUNDING: Final = 1e-6  # tenths of a layer
 
 
 def risk_limits(job: PoolJob, layout: Degrees) -> tuple[float, ...]:
-    """The largest peak in bytes of each class of risk; empty where a plain limit replaces the chance of fitting.
+    """The largest peak in bytes of each class of risk; empty if a plain limit replaces the chance of fitting.
 
     Source: `planner.cost.chance`.
     """

@@ -1,8 +1,8 @@
 """The keys of simplicity: whole numbers by which the planner picks the simplest of several nearly optimal layouts.
 
-A smaller key is simpler, and an earlier key counts before all later keys. Some keys belong to the configuration alone
-(idle devices, interleave, axes). The other keys follow from the columns of a choice: recomputed tenths add up, stages
-are even or not, and the risk is the risk of the worst stage.
+A smaller key is simpler, and an earlier key counts before all later keys. Some keys belong to the configuration itself
+(idle devices, interleave, axes). The other keys follow from the columns of a choice: the sum of recomputed tenths,
+whether stages are even, and the risk of the worst stage.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ RISKS: Final = (0.01, 0.05)
 """Upper limits of the classes of risk: the chance that a layout does not fit."""
 
 INTERLEAVES: Final = (1, 4, 8)
-"""Upper limits of the classes of interleave: the chunks of a stage."""
+"""Upper limits of the classes of interleave, which is the number of chunks per stage."""
 
 TENTHS: Final = 10
 
@@ -45,7 +45,7 @@ class Simplicity(NamedTuple):
 
 
 def class_of(value: float, limits: Sequence[float]) -> int:
-    """Index of the first limit that a value does not exceed; `len(limits)` where the value exceeds all limits."""
+    """Index of the first limit that is at least the value; `len(limits)` if the value exceeds all limits."""
     return sum(value > limit for limit in limits)
 
 
