@@ -1,4 +1,4 @@
-"""The moment of a stage's peak memory, the tensors of its activations, and the cost of changes that save memory."""
+"""The moment of a stage's peak memory, its activations at that moment, and the cost of changes that save memory."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class ActivationPart(Document):
 
 
 class StagePeak(Document):
-    """The moment at which a stage is fullest, and the parts of its activations then."""
+    """The moment at which a stage is fullest, and its activations at that moment."""
 
     stage: int
     moment: str

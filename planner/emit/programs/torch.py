@@ -41,8 +41,8 @@ def torchrun_command(
 ) -> tuple[str, ...]:
     """Words of the `torchrun` command that runs the plan on one host; host: None if the plan uses only one host.
 
-    Torchrun does no restarts: `planner launch` restarts the run itself, with a new rendezvous. The rendezvous of
-    several hosts is static: with `c10d` torchrun ignores --node-rank, so ranks would not have the numbers of the plan.
+    torchrun does no restarts, because `planner launch` restarts the run itself, with a new rendezvous. The rendezvous
+    of several hosts is static: with `c10d` torchrun ignores --node-rank, and ranks would differ from the plan.
     """
     program = _program(plan_path, output, arguments)
     if host is not None:

@@ -41,7 +41,7 @@ def commands_of(text: str) -> list[list[str]]:
 
 
 def option_words(text: str) -> list[str]:
-    """Words of the command with the most options; a line that starts with an option continues the command before it."""
+    """Words of the command with the most options; a line that starts with an option continues the previous command."""
     found: list[list[str]] = []
     for words in (list(_unwrapped(command)) for command in commands_of(text)):
         if found and is_option(words[0]) and any(map(is_option, found[-1])):
@@ -72,7 +72,8 @@ def _unwrapped(words: Iterable[str]) -> Iterable[str]:
 class _Branch:
     """A branch of an `if` or `case`.
 
-    is_taken: whether the branch runs; None if that cannot be known. value: the word that a `case` compares.
+    is_taken: whether the branch runs; None if this is unknown.
+    value: the word that a `case` compares.
     """
 
     is_taken: bool | None
@@ -81,7 +82,7 @@ class _Branch:
 
 
 def _truth(words: list[str]) -> bool | None:
-    """Whether a test such as `[ "$A" == 8 ]` holds; None: not known. An unset variable is empty, as in a shell."""
+    """Whether a test such as `[ "$A" == 8 ]` holds; None if unknown. An unset variable is empty, as in a shell."""
     if not words or words[0] not in ("[", "[[") or words[-1] not in ("]", "]]"):
         return None
     parts = ["" if UNSET.match(each) and not each.startswith(("$(", "`")) else each for each in words[1:-1]]
@@ -239,7 +240,7 @@ class _Script:
         return self.place < len(self.text) and self.text[self.place] not in " \t" + _END
 
     def _word(self, *, split: bool = True) -> list[str]:
-        """The words that one word of the text becomes after expansion: one, several or none."""
+        """The words that one word of the text becomes after expansion: one, several, or none."""
         done: list[str] = []
         part, is_there = "", False
         while self._has_word():
@@ -303,7 +304,7 @@ class _Script:
         raise InputError(f'a " of line {line} has no end', hint="is the script whole?")
 
     def _expansion(self, mark: str) -> list[str]:
-        """The value of the expansion after a `$` or a backquote; an expansion of unknown value stays unchanged."""
+        """The value of the expansion after a `$` or a backquote; an unknown expansion stays unchanged."""
         if mark == "`":
             inner = self._until("`")
             return [self._counted(inner) or f"`{inner}`"]

@@ -139,11 +139,12 @@ def least_shares(job: Job, degrees: DegreeArrays) -> NDArray[np.float64]:
 
 
 def of_smallest_microbatches(job: Job, degrees: DegreeArrays) -> tuple[DegreeArrays, NDArray[np.int64]]:
-    """Fewer configurations that need no more memory, except for rounding, and the index of each given one's stand-in.
+    """Substitutes that need no more memory (apart from rounding), and the index of each configuration's substitute.
 
-    The stand-ins have one sequence a microbatch. Larger microbatches need more memory each, and equally many are in
-    flight as long as the step has several. Two cases keep their microbatch size: a single microbatch accumulates no
-    gradients, and GPipe holds less of each microbatch if it has fewer.
+    A substitute has one sequence per microbatch and stands for many configurations. Larger microbatches need more
+    memory, and equally many are in flight as long as the step has several microbatches. In two cases the microbatch
+    size stays: a single microbatch accumulates no gradients, and GPipe holds less of each microbatch if there are
+    fewer.
 
     Source: derived here; tested against `least_stage_bytes` of each.
     """

@@ -207,7 +207,7 @@ def _priced(
 
 
 def _stage_seconds(job: PoolJob, degrees: DegreeArrays, stage: Stage) -> tuple[Number, ...]:
-    """Four times of a stage: of one microbatch, of filling and draining, its slack for the last chunk, its tail."""
+    """Four times of a stage: one microbatch, its share of filling and draining, its slack for the last chunk, tail."""
     prices = stage_prices(job, degrees, stage)
     fill, slack = interleaving_terms(job, degrees, stage, prices)
     return prices.microbatch_seconds, fill / degrees.interleave, slack, prices.tail_seconds

@@ -133,9 +133,9 @@ Refusals: TypeAlias = dict[str, int]
 
 
 def _with_ones(length: int, *, schedule: Schedule, **given: Number) -> DegreeArrays:
-    """Configurations with the given values and an own policy per stage.
+    """Configurations with the given values, and a policy for each stage.
 
-    Missing degrees are 1, the keys of `_ZERO` are 0.
+    Missing degrees are 1, and the keys of `_ZERO` are 0.
     """
     values = dict.fromkeys(_ARRAYS, 1) | dict.fromkeys(_ZERO, 0) | {"recompute": OWN}
     defaults: dict[str, Number] = {name: np.full(length, value, dtype=np.int64) for name, value in values.items()}
