@@ -33,7 +33,7 @@ _DUALPIPE: Final = "dualpipe"
 _COUNTS: Final = ("tp", "pp", "dp", "cp", "ep", "etp", "hsdp", "mbs", "interleave", "segment")
 _KEYS: Final = (*_COUNTS, "zero", "schedule", "sp", "recompute", "offload", "layers_per_stage", "pools")
 _LISTS: Final = ("layers_per_stage", "recompute", "pools")
-"""Keys with an entry for each chunk, or for each stage (`pools`); `3*11` is short for `11/11/11`."""
+"""Keys with one entry per chunk, or per stage (`pools`); `3*11` means `11/11/11`."""
 _KEY_OF: Final = {
     **dict.fromkeys(("tensor", "tensor_parallel", "tensor_model_parallel", "tensor_parallel_degree"), "tp"),
     **dict.fromkeys(("pipeline", "pipeline_parallel", "pipeline_model_parallel", "pipeline_parallel_degree"), "pp"),
@@ -46,7 +46,7 @@ _KEY_OF: Final = {
     **dict.fromkeys(("sequence_parallel", "sequence"), "sp"),
     **dict.fromkeys(("activation_checkpointing", "gradient_checkpointing", "checkpointing"), "recompute"),
 }
-"""Names that other programs use for a layout's keys, without `_size` at their end, and the key of each name."""
+"""Other programs' names of a layout's keys, without `_size` at the end, with our key."""
 _ACCUMULATION: Final = ("gas", "ga", "grad_accum", "gradient_accumulation_steps", "accumulation")
 _WORDS: Final[dict[str, tuple[str, ...]]] = {
     "schedule": (*get_args(Schedule), _DUALPIPE),
@@ -54,7 +54,7 @@ _WORDS: Final[dict[str, tuple[str, ...]]] = {
 }
 
 NOT_PRICED: Final = "not priced"
-"""The rule of a key of a foreign file that is on, and that changes no figure of the forecast."""
+"""The rule for a foreign file's key that has a value but changes no figure of the forecast."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -205,7 +205,7 @@ def chunks_per_stage(schedule: Schedule) -> int:
 
 
 def stage_of_chunk(schedule: Schedule, pp: Number, chunk: Number) -> Number:
-    """The stage that holds a chunk: chunk % pp; a V-shaped schedule runs down the stages and back up. Broadcasts.
+    """The stage that holds a chunk: chunk % pp; a V-shaped schedule passes the stages forwards and then backwards.
 
     Source: Narayanan et al. (SC 2021), section 2.2.2; Qi et al. (2023), ZB-V.
     """
@@ -213,7 +213,7 @@ def stage_of_chunk(schedule: Schedule, pp: Number, chunk: Number) -> Number:
 
 
 def head_stage(layout: Degrees) -> Number:
-    """The stage that holds the end of the model: the first one of a V-shaped schedule, else the last. Broadcasts."""
+    """The stage that holds the end of the model: the first one of a V-shaped schedule, else the last one."""
     return stage_of_chunk(layout.schedule, layout.pp, layout.pp * layout.interleave - 1)
 
 
@@ -228,7 +228,7 @@ def offloads_activations(layout: Degrees) -> bool:
 
 
 def of_chunks(of_stages: tuple[Any, ...], interleave: int, schedule: Schedule) -> tuple[Any, ...]:
-    """Values given for each stage, listed for each chunk in model order."""
+    """Values of stages, repeated for each chunk in model order."""
     pp = len(of_stages)
     return tuple(of_stages[int(stage_of_chunk(schedule, pp, chunk))] for chunk in range(pp * interleave))
 
@@ -392,7 +392,7 @@ def parse_layout(
 
 
 def _as_v(given: Mapping[str, str], number: Mapping[str, int], option: str) -> tuple[dict[str, str], dict[str, int]]:
-    """`schedule=dualpipe` as a V: each rank holds stages r and pp - 1 - r of one of two replicas of the model.
+    """`schedule=dualpipe` as two V schedules: each rank holds stages r and pp - 1 - r of one of two model replicas.
 
     Source: DeepSeek, DualPipe (README), DualPipeV ("cut in half").
     """

@@ -27,11 +27,10 @@ class MadeBy:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineLabel:
-    """How an engine's name changes a forecast, beyond the contents of the engine's profile.
+    """Difference between a forecast with the engine's own corrections and one with the corrections of all engines.
 
-    share: how much longer the step is than with the corrections fitted to the runs of all engines; below 0 it is
-        shorter.
-    num_runs: published runs of the engine on the device, from which the difference was fitted.
+    share: how much longer the step is with the engine's own corrections; negative if it is shorter.
+    num_runs: published runs of the engine on the device, to which its corrections were fitted.
     """
 
     share: float
@@ -84,11 +83,11 @@ class Keys:
 class SimplestProof:
     """Proof that a plan is the simplest layout near the optimum, and the fastest of equally simple layouts.
 
-    within: how far above the optimum the layouts may be, as a share.
+    within: share by which the layouts may exceed the optimum.
 
     keys: keys of the plan, found by both methods.
-    seconds: step time of the plan, found by the dynamic program.
-    num_decided, num_columns: configurations and columns left to the integer programs after keys and lower bounds.
+    seconds: step time of the plan, found by the dynamic program. num_decided, num_columns: configurations and columns
+    that keys and lower bounds left to the integer programs.
     """
 
     within: float
@@ -108,8 +107,8 @@ class Certificate:
     dynamic_program_seconds: the optimum found by the second method; None if the second method did not run.
     num_refused_by_rule: configurations of degrees that a rule forbids, by rule.
     num_pruned: legal configurations that were ruled out, by reason.
-    num_decided: configurations given to the integer program, which are all with lower bounds up to its optimum.
-    num_bounds_checked: ruled-out configurations that were solved nevertheless, to check the bounds.
+    num_decided: configurations in the integer program: all whose lower bounds do not exceed its optimum.
+    num_bounds_checked: ruled-out configurations that were solved as well, to check their bounds.
     simplest: proof that the plan is the simplest layout within a share of that optimum; None if only the optimum was
         asked for.
     """

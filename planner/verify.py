@@ -31,7 +31,7 @@ WITHIN: Final = 0.03
 """Relative difference below which count and ledger agree."""
 
 SLACK_BYTES: Final = 2**26  # 64 MiB
-"""Absolute difference below which they agree too: 3 % of a model of a few megabytes is negligible on any GPU."""
+"""Absolute difference below which they also agree: 3 % of a model of a few megabytes is negligible on any GPU."""
 
 
 _COUNTED: Final = ("torch", "accelerate")
@@ -98,8 +98,8 @@ def verify(plan: Plan, rank: int | None = None) -> Verification:
 
     Raises:
         InputError: no step of the plan's engine can be counted, or the plan has no such rank, or a program refuses it.
-        EnvironmentProblem: what the program imports is missing, or no room for temporary files.
-        RehearsalFailed: the step broke off.
+        EnvironmentProblem: a library of the program is missing, or there is no space for temporary files.
+        RehearsalFailed: the step failed.
     """
     program = next((each for each in plan.engine.emits if each in _COUNTED), None)
     if program is None:

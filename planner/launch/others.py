@@ -74,7 +74,7 @@ def _folder(output: Path, host: Host | None) -> Path:
 
 
 def _words(output: Path, made: Bundle, host: Host | None, further: Sequence[str]) -> list[str]:
-    """Return the command of one host; `host` is None where the run has a single host."""
+    """Return the command of one host; `host` is None if the run has a single host."""
     place = [] if host is None else [str(host.number), host.address, str(host.port)]
     return ["bash", str(_folder(output, host) / made.script), *place, *further]
 

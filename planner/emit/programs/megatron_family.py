@@ -452,7 +452,7 @@ FAMILY: Final = (*MODEL, *LAYOUT, *TRAINING, NO_CHUNKS)
 
 
 def connections(plan: Plan) -> Mapping[str, str]:
-    """CUDA device connections: 32 if streams must overlap (expert overlap, Megatron-FSDP), else 1 to keep the order."""
+    """CUDA device connections: 32 if streams must overlap (expert overlap, Megatron-FSDP), else 1 to keep order."""
     many = plan.training.expert_overlap or plan.engine.name == FSDP
     return {"CUDA_DEVICE_MAX_CONNECTIONS": "32" if many else "1"}
 

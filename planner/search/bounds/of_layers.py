@@ -30,7 +30,7 @@ INSIDE = -1  # position of a stage that is neither the first nor the last of any
 
 
 def kinds_main_first(job: Job) -> tuple[LayerKind, ...]:
-    """The kinds of layers, main kinds first: with experts if at least half of the layers have experts, else without.
+    """The kinds of layers, main kinds first: those with experts if at least half of the layers have any, else others.
 
     Among the main kinds, and among the other kinds, kinds without a sliding window come first.
     """
