@@ -160,7 +160,10 @@ def _total(rows: Iterable[Mapping[str, float]], key: str) -> float:
 
 
 def _half_depth(rows: Sequence[Mapping[str, float]]) -> float:
-    """Depth at which products reach half of their rate: corrected by it, rates of square products scatter least."""
+    """Depth at which products reach half of their rate.
+
+    With it, the corrected rates of square products scatter least.
+    """
     sides = max((row["m"], row["n"]) for row in rows if row["m"] == row["n"]) if rows else (0, 0)
     same = [row for row in rows if (row["m"], row["n"]) == sides]
 
