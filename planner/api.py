@@ -2,7 +2,7 @@
 
 Each option of the command line is a keyword of the same name, with `_` instead of `-`; `--set` is the keyword
 `settings`, because `set` is a builtin. Input that the command line refuses raises a `PlannerError`. The `mistakes` of
-the error say what is wrong, where, and how to correct it, with the names of the command line's options.
+the error give the fault, its place and a correction, with the names of the command line's options.
 
 Modules that only some of the functions need are imported in those functions, because their import takes as long as a
 small plan.
@@ -457,10 +457,10 @@ def calibrate_runs(
     """Learn corrections from measured runs, as `planner calibrate` does.
 
     runs: folders of `planner launch`, tables of runs (.csv), and logs of other programs.
-    plan: the plan of the logged runs, if no plan.json lies beside the logs.
+    plan: the plan of the logged runs; without it a plan.json in the folder of the logs.
 
-    Returns three things: the shipped calibration with the corrections of the runs added, the corrections learnt for
-    each device and engine, and notes on the parts of the files that were left out.
+    Returns the shipped calibration with the learnt corrections, the corrections for each device and engine, and notes
+    on unused parts of the files.
 
     Raises:
         InputError: the files hold no runs, or hold mistakes; the error lists all mistakes with file and line.

@@ -113,10 +113,10 @@ class Layout:
     """How a training step is divided among the devices.
 
     `layers_per_stage` and `recompute` have pp * interleave entries, one per chunk in model order; `stage_of_chunk`
-    returns the stage on which a chunk runs. `hsdp` is the number of replicas of the ZeRO-sharded group. `pools` names
-    the pool of a mixed cluster on which each stage runs. The stages of one pool are neighbours, and the first device of
-    the pool's first stage is the first device of the pool. `segment` is the number of hosts that the layout uses in
-    each scale-up domain, if a domain has several hosts and the layout spans more than one domain. In every other case
+    returns the stage on which a chunk runs. `hsdp` is the number of replicas of the ZeRO-sharded group. On a mixed
+    cluster, `pools` names the pool of each stage. The stages of one pool are neighbours, and the first device of the
+    pool's first stage is the first device of the pool. `segment` is the number of hosts that the layout uses in each
+    scale-up domain, if a domain has several hosts and the layout spans more than one domain. In every other case
     `segment` is 0, which means all hosts of a domain.
     """
 
@@ -205,7 +205,7 @@ def chunks_per_stage(schedule: Schedule) -> int:
 
 
 def stage_of_chunk(schedule: Schedule, pp: Number, chunk: Number) -> Number:
-    """The stage that holds a chunk: chunk % pp; a V-shaped schedule passes the stages forwards and then backwards.
+    """The stage that holds a chunk: chunk % pp, or in a V-shaped schedule first forwards, then backwards.
 
     Source: Narayanan et al. (SC 2021), section 2.2.2; Qi et al. (2023), ZB-V.
     """

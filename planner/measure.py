@@ -176,7 +176,7 @@ def _half_depth(rows: Sequence[Mapping[str, float]]) -> float:
 def _link(link: LinkSpec, curves: Curves, device: DeviceSpec) -> LinkSpec:
     """The link with its bandwidth and latency measured by the largest and smallest messages.
 
-    The messages are those of groups that cross this link and no link above it.
+    Only messages of groups that cross this link, and no link above this link, count.
     """
     rows = [row for row in curves["collectives"] if _spans(link, row, curves)]
     if not rows:

@@ -1,4 +1,4 @@
-"""Parts of a plan beside its layout and ledger: the user's options, the proof, and the version that priced it."""
+"""Parts of a plan besides its layout and ledger: the user's options, the proof, and the version of the planner."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ class EngineLabel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SearchOptions:
-    """Options of the user beside the documents.
+    """Options of the user that are not in the documents.
 
-    risk: the plan had to fit with a chance of 1 - risk.
+    risk: accepted chance that the plan does not fit.
     headroom: share of device memory that is left free; None if the chance sets the limit.
-    confidence: required chance of meeting the deadline; None if the forecast alone decides.
-    pins, forbidden: as on the command line; empty for a layout that the user gave, which is priced as given.
+    confidence: required chance of meeting the deadline; None if the forecast alone decides. pins, forbidden: as on the
+    command line; empty for a layout that the user gave, which is priced as given.
     within: share of the objective that a simpler layout may cost.
     """
 

@@ -160,7 +160,7 @@ def _news(plan: Plan, now: Plan) -> str:
 
 
 def _differences(said: Any, priced: Any, path: str = "") -> Iterator[str]:
-    """Sentences about the figures of a plan document that differ from those of another."""
+    """Sentences about the figures in which two plan documents differ."""
     if isinstance(said, dict) and isinstance(priced, dict):
         for key in said:
             if path or key not in _NOT_PRICED:

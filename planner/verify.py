@@ -1,8 +1,8 @@
 """Runs one rank's step on fake tensors and compares the memory that it uses with the plan's ledger.
 
 A program of the trainer counts the bytes. `planner.trainer.rehearse` runs the trainer's own step. `rehearse_accelerate`
-runs the step of transformers under Accelerate's FSDP2, from the files that `planner emit` writes. Neither program uses
-the formulas.
+runs the step of transformers under Accelerate's FSDP2, from the files that `planner emit` writes. The two programs do
+not use the planner's formulas.
 """
 
 from __future__ import annotations

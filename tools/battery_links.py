@@ -1,9 +1,9 @@
 """Slow and dead links between two hosts; each host is a network namespace, and this process is the cable between them.
 
-A host has one network interface, a TUN device. This process reads every packet that leaves the device. It writes the
-packet to the other host's device later, at the rate of the link, or never. Rendezvous, stores and gloo's connections
-all use this path, and TCP sees only what happens on a real link: retransmissions and silence, but no closed
-connections. `unshare` and `ip` make the namespaces; where the system permits it, no privileges are needed.
+A host has one network interface, a TUN device. This process reads every packet that leaves the device. Then this
+process writes the packet to the other host's device, later, at the rate of the link, or never. Rendezvous, stores and
+gloo's connections all use this path, and TCP sees only what happens on a real link: retransmissions and silence, but no
+closed connections. `unshare` and `ip` make the namespaces; where the system permits it, no privileges are needed.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ DEVICE = "link0"
 ADDRESSES = ("10.77.0.1", "10.77.0.2")
 PACKET_BYTES = 9000
 SECONDS_QUEUED = 0.5
-"""Packets that would wait longer for their turn on the link are dropped, like those of a switch with full buffers."""
+"""Packets that would wait longer for their turn on the link are dropped, as in a switch with full buffers."""
 
 TWO_HOSTS = Kind(layout="dp=2,zero=1,mbs=2", hosts=2, ranks=2)
 STEPS = 60
@@ -175,7 +175,7 @@ def enter_host(number: int, sock: socket.socket, command: list[str]) -> None:
 
 
 def links(numbers: range) -> Iterator[str]:
-    """Five kinds of faults in turn, at random moments and rates, in random directions."""
+    """Five kinds of faults, one after another, at random moments and rates, in random directions."""
     wanted = calm_bits(TWO_HOSTS, STEPS, *SAVE)
     with ThreadPoolExecutor(AT_ONCE) as pool:
         yield from pool.map(lambda number: told(lambda: _case(number, wanted)), numbers)

@@ -1,4 +1,4 @@
-"""Regenerate what the documents quote: command output, the command reference, the formulas, the schemas.
+"""Regenerate the quotes of the documents: command output, the command reference, the formulas, the schemas.
 
 `make docs` rewrites the files. `make docs-check` shows the difference and fails if anything would change. In a Markdown
 file,
@@ -79,7 +79,7 @@ def fill_blocks(text: str, run: Callable[[str], str]) -> str:
 
 
 def fill_docstrings(text: str) -> str:
-    """Replace every quoted docstring by that of its module."""
+    """Replace every quoted docstring by the module's present docstring."""
 
     def fill(match: re.Match[str]) -> str:
         module = ast.parse((ROOT / match["path"]).read_text(encoding="utf-8"))
@@ -89,7 +89,7 @@ def fill_docstrings(text: str) -> str:
 
 
 def fill_fields(text: str) -> str:
-    """Replace every table of keys by those of the document's schema."""
+    """Replace every table of keys by the keys of the document's schema."""
     found = document_schemas() if FIELDS.search(text) else {}
     return FIELDS.sub(
         lambda match: (
@@ -237,7 +237,7 @@ def quoting_documents() -> dict[Path, str]:
 
 
 def generate() -> dict[Path, str]:
-    """Every generated file and what it should contain."""
+    """Every generated file with its wanted content."""
     with tempfile.TemporaryDirectory() as folder:
         wanted = schemas(Path(folder)) | quoting_documents()
     wanted[ROOT / "docs" / "cli.md"] = command_reference()

@@ -7,7 +7,7 @@
 The second command writes the parameter counts of the modules that transformers builds from the checkpoints'
 configurations in the file. The first command writes, for each type of MODEL_FOR_CAUSAL_LM_MAPPING and
 MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING, the default configuration and the total and active parameter counts of its module.
-It also writes the counts after changes of the configuration, one change at a time. This program needs torch and
+The first command also writes the counts after single changes of the configuration. This program needs torch and
 transformers; the test that reads the file needs neither package.
 """
 

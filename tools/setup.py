@@ -1,6 +1,6 @@
 """Create the virtual environment and install the planner with pinned dependencies (`make setup`).
 
-It runs on the interpreter of the machine with only the standard library. A torch of at least 2.11 that the environment
+The program needs only the machine's interpreter and the standard library. A torch of at least 2.11 that the environment
 already has is kept, because the user chooses the build that fits the machine's driver.
 """
 

@@ -113,7 +113,7 @@ def comparison(functions: list[Function], tests_per_line: float) -> Table:
 
 
 def imports_between_parts(package: Path) -> tuple[int, int]:
-    """The number of a package's top modules, and of its imports from a module to another sub-package or the top."""
+    """The number of a package's top-level modules, and of its imports that cross from one sub-package to another."""
     name = ".".join(package.relative_to(ROOT).parts)
     pairs = set()
     for path in package.rglob("*.py"):

@@ -460,7 +460,7 @@ _SCHEDULES: Final = {
 
 
 def _pipeline(run: Run, model: ModelSpec, pp: int, assumed: list[Assumed]) -> dict[str, Any]:
-    """Schedule, chunks of a stage and their layers, as far as the row states them; empty without a pipeline."""
+    """Schedule, chunks of a stage and their layers, where the row states them; empty without a pipeline."""
     if pp > model.num_layers:
         raise UnpricedRun(f"{pp} pipeline stages for {model.num_layers} layers")
     if pp == 1:

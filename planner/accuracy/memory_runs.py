@@ -133,8 +133,8 @@ def _wider_bands(runs: Sequence[MemoryRun]) -> float:
 def _wider_chances(runs: Sequence[MemoryRun]) -> float:
     """The factor on scales with which a chance of 95 % is right for each source outside the fit.
 
-    It is right for a source if at most 5 % of the runs with at least this chance ran out of memory. Only sources with
-    enough of these runs are checked.
+    The chance is right for a source if at most 5 % of its runs with at least this chance ran out of memory. Only
+    sources with enough of these runs are checked.
     """
     factors = [_WIDER[0]]
     needed = [run for run in runs if run.counter == "needed"]

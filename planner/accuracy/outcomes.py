@@ -15,10 +15,10 @@ if TYPE_CHECKING:
 class Outcomes:
     """Verdicts on published runs; "may not fit" counts as right for both kinds of runs.
 
-    num_oom: runs that ran out of memory.
-    caught: those of them with another verdict than "fits".
-    num_ran: runs that were measured.
-    false_alarms: those of them with the verdict "does not fit".
+    num_oom: number of runs that ran out of memory.
+    caught: number of these runs with another verdict than "fits".
+    num_ran: number of runs that were measured.
+    false_alarms: number of these runs with the verdict "does not fit".
     """
 
     num_oom: int

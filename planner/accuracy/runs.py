@@ -155,9 +155,9 @@ def run_of(cells: Mapping[str, Any], fallback_id: str = "") -> Run:
 
 
 def _number(text: str, *, whole: bool) -> float | int | None:
-    """The number in a cell.
+    """The number in a cell, or None.
 
-    It is None for words, for a number that is not finite, and for a fraction in a column of counts.
+    Words, numbers that are not finite, and fractions in a column of counts give None.
     """
     match = _NUMBER.fullmatch(text)
     value = float(match[1].replace(",", "")) if match else math.inf

@@ -130,7 +130,7 @@ def activation_terms(job: PoolJob, layout: Degrees, *, experts: bool = False) ->
 
 
 def _narrow(job: PoolJob) -> float:
-    """Ratio of the bytes kept for the input of a product to those of a 16-bit input.
+    """Bytes kept for the input of a product, divided by the bytes of a 16-bit input.
 
     Source: DeepSeek-V3 (2024), section 3.3.3.
     """
@@ -261,7 +261,7 @@ def _mixer_terms(job: PoolJob, layout: Degrees) -> tuple[ActivationTerm, ...]:
 
 
 def _mean_terms(job: PoolJob, layout: Degrees, *, experts: bool) -> tuple[ActivationTerm, ...]:
-    """The mean tensors over the kinds of layers; tensors of the same name in several kinds are summed into one."""
+    """The mean tensors over the kinds of layers; tensors with equal names are summed."""
     found: dict[str, ActivationTerm] = {}
     for num, kind in job.model.kinds():
         for term in activation_terms(replace(job, model=kind), layout, experts=experts):
@@ -388,9 +388,9 @@ def held_of_stage(
     """For each moment at which a stage's memory can peak, the number of microbatches that all its layers hold.
 
     An interleaved stage with unequal chunks is counted as if all its chunks had the size of the largest: in steady
-    state the stage mostly holds microbatches in its larger chunks. If expert exchanges overlap with the other pass of
-    another microbatch, the stage holds one more layer: the forward pass of a chunk fills memory layer by layer while
-    the backward pass of another chunk frees it.
+    state the stage mostly holds microbatches in its larger chunks. If expert exchanges overlap with another
+    microbatch's pass, the stage holds one more layer, because a forward pass fills memory layer by layer while a
+    backward pass frees it.
 
     Source: `planner.cost.schedule.held_microbatches`; chunks that differ: tested against executed schedules; one more
     layer: Megatron-LM, models/common/model_chunk_schedule_plan.py (run); its warm-up holds one chunk more, like plain

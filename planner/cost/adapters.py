@@ -49,7 +49,7 @@ def adapter_params(model: ModelSpec, training: TrainingSpec) -> int:
 
 
 def num_trained_params(model: ModelSpec, training: TrainingSpec) -> int:
-    """Parameters that the training changes: those of the adapters, or all parameters.
+    """Parameters that the training changes: the adapters' parameters, or all.
 
     Source: Hu et al., LoRA (2021), section 4.1.
     """

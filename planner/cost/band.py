@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from planner.specs.job import Job
 
 _UNLIKE: Final = 0.6
-"""Factor on a published run's weight for each property in which it differs from the forecast run.
+"""Factor on a published run's weight for each property that differs from the forecast run's.
 
 The properties are device, engine, precision, experts, axes and features. The value is assumed: with whole sources held
 out, bands of equal coverage are about equally wide for values from 0.2 to 0.7.
@@ -241,10 +241,10 @@ class _Miss(NamedTuple):
 def spread_of(evidence: Sequence[Evidence]) -> Spread:
     """Factors by which bands are widened for a new source and for a new kind of run, fitted to the evidence.
 
-    The runs of each source in turn are forecast from the evidence of the other sources. `tails` is chosen so that 8 of
-    10 runs of kinds that other sources also ran lie between the 10 % and the 90 % quantiles. `unseen` is chosen so that
-    8 of 10 runs of all other kinds lie there. Large sources have equal weight, and sources of few runs have less
-    weight. A factor without evidence keeps its default.
+    The runs of each source are forecast from the evidence of the other sources. `tails` is chosen so that 8 of 10 runs
+    of kinds that other sources also ran lie between the 10 % and the 90 % quantiles. `unseen` is chosen so that 8 of 10
+    runs of all other kinds lie there. Large sources have equal weight, and sources of few runs have less weight. A
+    factor without evidence keeps its default.
 
     Source: split conformal prediction (Lei et al., JASA 2018), here with sources as folds.
     """

@@ -1,9 +1,9 @@
 """Whether a predicted peak of memory fits into a device: the chance, the verdict, and the limit for a given chance.
 
 The forecast errors of a plan's stages are assumed to be equal, because all stages run one program with one allocator
-and are predicted by the same formulas. A plan therefore fits if its worst stage fits, and its chance is that of the
-worst stage. For independent errors the chance would be smaller: the product over the stages. The assumption could be
-tested with the peaks of every stage, published for a few dozen runs.
+and are predicted by the same formulas. A plan therefore fits if its worst stage fits, and the plan's chance is the
+worst stage's chance. For independent errors the chance would be smaller, namely the product over the stages. The
+assumption could be tested with the peaks of every stage, published for a few dozen runs.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def largest_peak_bytes(whole_bytes: Number, spread: MemoryDistribution, chance: 
 
 
 def spread_for(job: Job) -> Spread:
-    """The part of the calibration that `spread_of` reads, which a plan stores so that it can be priced again."""
+    """The part of the calibration that `spread_of` reads; a plan stores it for later pricing."""
     engines, counters = (job.engine.name, None), ("device", "needed")
     memory = tuple(each for each in job.spread.memory if each.counter in counters and each.engine in engines)
     return job.spread.model_copy(update={"memory": memory})

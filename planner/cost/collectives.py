@@ -76,7 +76,8 @@ def _members(cluster: ClusterSpec, size: Number, stride: Number, span: Number) -
 
     Groups follow one another, so a group of extent size * stride starts at a multiple of its extent. If neither extent
     nor span divides the other, at least one group crosses from one instance to the next, and its smaller part has
-    gcd(extent, span) / stride ranks. The slowest group determines the time, because the other groups wait for it.
+    gcd(extent, span) / stride ranks. The slowest group determines the time, because all other groups wait for this
+    group.
 
     Source: rank order of planner/layout.py.
     """
@@ -146,9 +147,9 @@ def _spread_bandwidth(link: LinkSpec, hosts: Number) -> Number:
 def _through_memory(cluster: ClusterSpec, link: LinkSpec) -> LinkSpec:
     """The link with the bandwidth that each card gets while all cards send through the host's memory.
 
-    A card's bytes go through its root port into a buffer in host memory, and through the other card's port out of it.
-    Each port carries both directions at once. If k cards share a port, each has 1/k of its bandwidth, which `bandwidth`
-    already includes.
+    A card writes its bytes through its root port into a buffer in host memory, from which the other card reads them
+    through its own port. Each port carries both directions at once. If k cards share a port, each has 1/k of its
+    bandwidth, which `bandwidth` already includes.
 
     Source: NCCL, src/graph/paths.cc (no peer access across host bridges) and src/transport/shm.cc; PCIe is full duplex.
     """
@@ -229,7 +230,7 @@ def reduce_scatter_seconds(where: Group, num_bytes: Number) -> Number:
 
 
 def all_gather_seconds(where: Group, num_bytes: Number) -> Number:
-    """Ring all-gather, after which each rank holds `num_bytes`; it takes the same steps as a reduce-scatter.
+    """Seconds of a ring all-gather after which each rank holds `num_bytes`; the steps equal those of a reduce-scatter.
 
     Source: Patarasuk and Yuan (JPDC 2009); nccl-tests, bus bandwidth factor (n - 1) / n.
     """

@@ -36,7 +36,7 @@ FLASH_BACKWARD: Final = 2.5
 """Fused attention's backward pass runs five products for every two of the forward pass (Dao 2023, section 3.1)."""
 
 _HOP_SHARE: Final = 1 / 3
-"""Operators of one hop of ring attention, divided by those of a layer: about 8 / 24.
+"""Operators of one hop of ring attention, divided by the operators of a layer: about 8 / 24.
 
 The 8 are two slices, a send, a receive, the kernel, and three that correct the sum (Transformer Engine,
 attention/dot_product_attention/context_parallel.py).
@@ -45,7 +45,7 @@ attention/dot_product_attention/context_parallel.py).
 _KERNEL_KEYS: Final = 256
 """Number of keys that a fused kernel could process in the time of its start and end.
 
-It is two tiles of 128 keys (Dao 2023, section 3.3).
+The value means two tiles of 128 keys (Dao 2023, section 3.3).
 """
 
 _BACKWARD_OPERATORS: Final = 1.6
@@ -222,9 +222,9 @@ def _core_seconds(job: PoolJob, layout: LayerDegrees, *, local: bool) -> PassSec
 
     Fused kernels execute the causal half, or the band of a sliding window. In ring attention each hop launches its own
     kernel, and the kernel's start and end take time. A rank holds an early and a late part of the sequence, so a hop
-    computes half a square for each part; the slowest rank has queries that all attend to half of the keys. The unfused
-    kernels of 2021 execute the whole square and move the scores through memory: 9 a s^2 b bytes forward, 11 backward
-    (softmax, mask and dropout in 16 bits).
+    computes half a square for each part. The slowest rank is the one whose queries all attend to half of the keys. The
+    unfused kernels of 2021 execute the whole square and move the scores through memory: 9 a s^2 b bytes forward, 11
+    backward (softmax, mask and dropout in 16 bits).
 
     Source: Dao (2023), section 3.1; Transformer Engine, attention/dot_product_attention/context_parallel.py; byte
     counts derived here from the operators' inputs and outputs.
@@ -296,7 +296,7 @@ def _ffn_seconds(
 ) -> PassSeconds:
     """Seconds of a feed-forward block of this width (or of `batch` experts), with its activation function.
 
-    fan_in: width of the block's input and output; 0: that of the model.
+    fan_in: width of the block's input and output; 0 means the model's width.
 
     The activation function moves, per token in 16 bits and in forward and backward pass: 4f and 8f bytes for GELU, 6f
     and 10f for fused SwiGLU, 10f and 16f for SwiGLU as separate operators.

@@ -1,7 +1,7 @@
 """The estimate is a ledger: named lines whose sum is the total.
 
 No cost is added outside the ledger. `explain` prints the lines, the plan stores them, and the trainer writes its
-measurements under the same names. So predictions and measurements can be joined without a table of names.
+measurements under the same names. Predictions and measurements can therefore be joined without a table of names.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class MemoryLine:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimeLine:
-    """Seconds of one kind in an optimizer step: `busy` in total, of which `hidden` run beside other work.
+    """Seconds of one kind in an optimizer step: `busy` is the total, and `hidden` the part that runs during other work.
 
     stage: the pipeline stage of the line (the slowest stage, or the one that ends last).
     bound: the unit or link that limits the line, for example `bf16`, `nvlink` or `infiniband`.

@@ -33,8 +33,8 @@ def _copy_seconds(job: PoolJob, num_bytes: Number) -> Number:
 def host_update_seconds(job: PoolJob, num_params: Number) -> Number:
     """Seconds of the host's update of a shard of `num_params` parameters, while it also updates other devices' shards.
 
-    Gradients are read, weights and moments are read and written, and the weights for computing are written: 30 bytes
-    for each parameter of AdamW in mixed precision, at the device's part of the host's memory bandwidth.
+    The update reads gradients, reads and writes weights and moments, and writes the weights for computing. For AdamW in
+    mixed precision this moves 30 bytes per parameter, at the device's part of the host's memory bandwidth.
 
     Source: Ren et al., ZeRO-Offload (USENIX ATC 2021), section 5.1 and table 4; engine profile, host_update_factor.
     """

@@ -77,7 +77,7 @@ def cross_attention_share(model: ModelSpec) -> float:
 
 
 def _cross_attention_params(model: ModelSpec) -> int:
-    """Parameters of a decoder's layer beyond those of an encoder's: attention to the encoder, and its norm.
+    """Additional parameters of a decoder's layer compared with an encoder's: attention to the encoder, and its norm.
 
     Source: Raffel et al., T5 (2020), section 2.1.
     """
@@ -105,7 +105,7 @@ def num_moe_layers(model: ModelSpec) -> int:
 
 
 def _all_layer_params(model: ModelSpec) -> int:
-    """Parameters of all layers, of any kind; experts are spread evenly over the kinds of layers."""
+    """Parameters of all layers; experts are spread evenly over the kinds of layers."""
     if model.moe or model.layers or model.shared_by > 1:
         with_experts = num_moe_layers(model)
         dense = model.num_layers - with_experts
@@ -142,7 +142,7 @@ def _position_params(model: ModelSpec) -> int:
 
 
 def _input_params(model: ModelSpec) -> int:
-    """Parameters of the input beside the token embedding: positions, token types, and the norm after them."""
+    """Parameters of the input without the token embedding: positions, token types, and the norm after them."""
     width = _embedding_width(model)
     types = model.num_token_types * width + model.table_params + model.input_matrix_params
     norm = norm_params(model) * width // model.hidden_size if model.embedding_norm else 0
@@ -196,7 +196,7 @@ def vision_params(model: ModelSpec) -> int:
 
 
 def num_active_params(model: ModelSpec) -> int:
-    """Parameters that one token uses: `num_params` less the routed experts that the router does not choose for it.
+    """Parameters that one token uses: `num_params` without the routed experts that the router does not choose.
 
     Source: DeepSeek-V3 (arXiv 2412.19437), section 4.2, counts the same, with embedding and head.
     """

@@ -81,7 +81,7 @@ def _one_forward_one_backward(schedule: Schedule, pp: int, stage: int, m: int, i
 
 
 def _zb_h1(pp: int, stage: int, m: int) -> Iterator[Operation]:
-    """1F1B with the backward pass for the weights delayed by `stage` microbatches, so that it fills the drain."""
+    """1F1B with the weights' backward pass delayed by `stage` microbatches, so that this pass fills the drain."""
     warmup = min(m, pp - stage - 1)
     for position in range(m + warmup):
         if position < m:

@@ -69,8 +69,10 @@ if TYPE_CHECKING:
 
 
 _EXCHANGE_PROCESSORS: Final = 20
-"""Processors that run an exchange's kernels beside the products: 20 of an H800's 132 (DeepSeek-V3 2024, section 3.2.2;
-deep_ep/buffer.py, Buffer.num_sms = 20)."""
+"""Processors that run an exchange's kernels while the others compute products.
+
+They are 20 of an H800's 132 processors (DeepSeek-V3 2024, section 3.2.2; deep_ep/buffer.py, Buffer.num_sms = 20).
+"""
 
 _OPERATORS_REPEATED: Final = 0.5
 """Share of a layer's forward seconds that recompute by operators repeats.
@@ -155,7 +157,7 @@ def num_updates(job: Job, layout: Degrees) -> Number:
 class _Work:
     """Seconds of one microbatch in the layers and ends of a stage or of a chunk, by cause.
 
-    The seconds of the chunks of a stage sum to those of the stage.
+    The chunks' seconds add up to the stage's seconds.
     """
 
     layers: PassSeconds
@@ -172,17 +174,17 @@ class _Work:
 
     @property
     def exposed_ep(self) -> PassSeconds:
-        """Seconds of expert exchanges, less the part hidden beside the other pass of another microbatch."""
+        """Seconds of expert exchanges, without the part hidden by another microbatch's pass."""
         return self.ep + self.ep_hidden * -1.0
 
     @property
     def exposed_tp(self) -> PassSeconds:
-        """Seconds of the layers' tensor-parallel collectives, less the part hidden beside matrix products."""
+        """Seconds of the layers' tensor-parallel collectives, without the part hidden by matrix products."""
         return self.tp + self.tp_hidden * -1.0
 
     @property
     def exposed_cp(self) -> PassSeconds:
-        """Seconds of context-parallel exchanges, less the part hidden beside attention."""
+        """Seconds of context-parallel exchanges, without the part hidden by attention."""
         return self.cp + self.cp_hidden * -1.0
 
     @property
@@ -343,7 +345,7 @@ def _each_way(busy: Mapping[Moment, Number]) -> tuple[Number, Number]:
 def _hidden_of_layer(
     job: PoolJob, layout: LayerDegrees, layer: LayerSeconds, collectives: tuple[Number, Number]
 ) -> tuple[Number, Number]:
-    """Hidden seconds of a layer's tensor-parallel collectives, forward and backward, beside its own products."""
+    """Hidden seconds of a layer's tensor-parallel collectives, forward and backward, during its own products."""
     forward, backward = collectives
     core = layer.core_forward
     products = layer.passes.backward - FLASH_BACKWARD * core

@@ -57,7 +57,7 @@ class WholeRun:
 
 
 def num_steps(training: TrainingSpec) -> int | None:
-    """Optimizer steps of the token budget, of which the last one may be partial; None without a budget.
+    """Number of optimizer steps of the token budget (the last may be partial); None without a budget.
 
     Source: definition: tokens / (B s).
     """

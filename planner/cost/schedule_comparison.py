@@ -86,7 +86,7 @@ def with_schedule(layout: Layout, schedule: Schedule) -> Layout | None:
 
 
 def compare_schedules(job: Job, layout: Layout) -> dict[Schedule, ScheduleOutcome | str]:
-    """Results of each schedule of `SCHEDULES` for this layout, or the reason why the schedule is not defined for it.
+    """Results of each schedule of `SCHEDULES` for this layout, or the reason why the schedule is undefined here.
 
     The results are meant for a printed table; other rules for legal layouts are not checked.
 

@@ -1,7 +1,7 @@
 """Placement of a job in scale-up domains of several hosts, by segments.
 
 A segment is the number of hosts that a layout uses in each domain, as in Slurm. Ranks fill one segment after another,
-in the order of planner/layout.py. If a group's ranks are in two segments, it communicates over the network between
+in the order of planner/layout.py. A group whose ranks are in two segments communicates over the network between
 domains. The segment therefore decides which groups stay in one domain.
 """
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def domain_devices(cluster: ClusterSpec, segment: Number) -> Number:
-    """Devices that a layout uses in each scale-up domain: those of `segment` hosts, or all for 0; broadcasts.
+    """Devices that a layout uses in each scale-up domain: the devices of `segment` hosts, or all for 0; broadcasts.
 
     Source: definition; the cluster document may fix the segment if the layout leaves it open.
     """

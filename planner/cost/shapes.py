@@ -51,8 +51,7 @@ def by_shape(layout: LayerDegrees, price: Callable[[LayerDegrees], T]) -> T:
     """The result of `price` for the layers of each configuration, computed once for each distinct shape of a layer.
 
     A price may hold numbers and arrays in dataclasses, mappings and tuples. Prices broadcast element by element, so the
-    result equals that of `price(layout)` to the last bit. Configurations that are not arrays of one length are priced
-    directly.
+    result equals `price(layout)` to the last bit. Configurations that are not arrays of one length are priced directly.
     """
     shape = _Shapes(**{key: getattr(layout, key) for key in LAYER_KEYS})
     columns = [np.asarray(getattr(shape, key)) for key in LAYER_KEYS]

@@ -1,8 +1,8 @@
 """Pipeline schedules executed operation by operation, which checks the closed forms and is exact for unequal stages.
 
-A schedule is the order in which each stage runs its operations, which does not depend on their times. The order is
-therefore computed first. Then every operation starts as soon as the previous operation on its stage has ended and its
-input from the neighbour has arrived.
+A schedule is the order in which each stage runs its operations; times do not change this order. The order is therefore
+computed first. Then every operation starts as soon as the previous operation on its stage has ended and its input from
+the neighbour has arrived.
 """
 
 from __future__ import annotations

@@ -224,7 +224,7 @@ def stage_of(
     layout: the layout of the stage; None if its chunks are equal.
 
     In interleaved stages the leading layers are in the first chunk, and if kinds of layers repeat, each chunk holds
-    whole periods. Chunks of a V are those of the even split.
+    whole periods. A V-shaped schedule has the chunks of the even split.
     """
     largest, pattern = None, pattern_of(job)
     if layout is not None and layout.schedule == "interleaved":
@@ -280,8 +280,8 @@ def pool_indices(job: Job, layout: Layout) -> NDArray[np.int64]:
 def by_pool(job: Job, pool: IntArray, price: Callable[[PoolJob], T]) -> T:
     """The result of `price` for an array of stages, each priced with the job on the stage's own pool.
 
-    pool: the pool of each stage. A price may hold arrays in dataclasses, mappings and tuples; texts are those of the
-    first pool.
+    pool: the pool of each stage. A price may hold arrays in dataclasses, mappings and tuples; texts come from the first
+    pool.
     """
     if len(job.pools) == 1:
         return price(job.pools[0])
@@ -440,10 +440,10 @@ def expert_shard_degree(layout: Degrees) -> Number:
 
 
 def expert_shard_divisor(job: PoolJob, layout: Degrees) -> Number:
-    """Routed experts of a device before ZeRO, over those of the fullest shard; `expert_shard_degree` for equal shards.
+    """Routed experts of a device before ZeRO, divided by the fullest shard's; `expert_shard_degree` for equal shards.
 
-    Where experts are stacked in one tensor that is cut along its first dimension, a shard is a number of whole experts:
-    with more ranks than experts, some ranks hold one expert and others none.
+    If an engine stacks experts in one tensor and cuts it along its first dimension, a shard contains whole experts.
+    With more ranks than experts, some ranks hold one expert and others none.
 
     Source: transformers 5.23, models/mixtral/modeling_mixtral.py (MixtralExperts, one parameter); torch FSDP2,
     torch/distributed/fsdp/_fully_shard/_fsdp_param.py (Shard(0) by default, uneven).

@@ -67,7 +67,7 @@ def _slower_link(link: LinkSpec, times: float) -> LinkSpec:
 
 
 def priced(job: PoolJob, transfers: Sequence[Transfer]) -> Iterator[tuple[Transfer, Number]]:
-    """Each transfer, and the seconds of a single run of it; broadcasts.
+    """Each transfer with the seconds of a single run; broadcasts.
 
     A single pair of ranks may reach less than the link's bandwidth (send_share of the engine profile).
 
@@ -105,7 +105,7 @@ def busy_seconds(job: PoolJob, transfers: Sequence[Transfer]) -> dict[Moment, Nu
 
 
 def hidden_tensor_parallel_seconds(job: PoolJob, layout: LayerDegrees, comm: Number, products: Number) -> Number:
-    """Part of `comm` seconds of collectives that runs beside `products` seconds of matrix products.
+    """Part of `comm` seconds of collectives that `products` seconds of matrix products hide.
 
     A product is cut into tp pieces, and each piece is computed while the next one is transferred. The time of one piece
     is exposed, and so is the time by which the collectives exceed the products.
@@ -120,7 +120,7 @@ def hidden_tensor_parallel_seconds(job: PoolJob, layout: LayerDegrees, comm: Num
 def hidden_behind_weight_gradients(
     job: PoolJob, layout: LayerDegrees, comm: Number, weight_gradients: Number
 ) -> Number:
-    """Part of `comm` seconds of a layer's backward collectives that runs beside its weight gradients' products.
+    """Part of `comm` seconds of a layer's backward collectives that the products for its weight gradients hide.
 
     The all-reduce of a column-parallel product's input gradient starts before the product's weight gradient is
     computed. Only the part that takes longer than the weight gradient is exposed. Column-parallel products hold about
@@ -136,7 +136,7 @@ def hidden_behind_weight_gradients(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageWindow:
-    """Seconds of a stage's layers for one microbatch, by pass; communication beside them can be hidden."""
+    """Seconds of a stage's layers for one microbatch, by pass; this work can hide communication."""
 
     forward: Number
     backward: Number
@@ -147,7 +147,7 @@ class BesideSeconds:
     """Seconds of a stage's background transfers: data-parallel reductions and gathers, and copies to the host.
 
     Seconds named per_microbatch count m times in a step, those named per_step once; busy seconds include hidden
-    seconds. The exposed seconds of a microbatch are split into those of the forward and those of the backward pass.
+    seconds. The exposed seconds of a microbatch are given for the forward and the backward pass separately.
     """
 
     busy_per_microbatch: Number
@@ -158,9 +158,9 @@ class BesideSeconds:
 
 
 def _hidden_behind(seconds: Number, num_units: Number, window: Number, overlaps: Flag) -> Number:
-    """Exposed part of `seconds`, cut into `num_units` equal pieces, beside work of `window` seconds.
+    """Exposed part of `seconds` in `num_units` equal pieces, when work of `window` seconds can hide pieces.
 
-    The last piece is always exposed, because no work is left beside it. The other pieces are hidden up to `window`
+    The last piece is always exposed, because no work is left to hide it. The other pieces are hidden up to `window`
     seconds.
 
     Source: derived here from bucketed overlap, Li et al., PyTorch Distributed (VLDB 2020), section 3.2.3.
@@ -170,10 +170,10 @@ def _hidden_behind(seconds: Number, num_units: Number, window: Number, overlaps:
 
 
 def data_parallel_seconds(job: PoolJob, layout: Degrees, stage: Stage, window: StageWindow) -> BesideSeconds:
-    """Seconds of data-parallel communication of one stage, and the exposed part of them.
+    """Seconds of one stage's data-parallel communication, and their exposed part.
 
-    Transfers that run once per step are hidden beside the last microbatch's backward pass and the first forward pass.
-    ZeRO-3 gathers one layer ahead, so only the time by which a gather exceeds a layer's work is exposed.
+    The last microbatch's backward pass and the first forward pass hide transfers that run once per step. ZeRO-3 gathers
+    one layer ahead, so only the time by which a gather exceeds a layer's work is exposed.
 
     Source: Rajbhandari et al., ZeRO (SC 2020), section 7; overlap layer by layer as torch FSDP2 prefetches.
     """

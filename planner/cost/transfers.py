@@ -270,8 +270,9 @@ def expert_transfers(job: PoolJob, layout: LayerDegrees) -> tuple[Transfer, ...]
 
     Each rank sends its tokens' choices to the ranks of their experts and receives the results: two exchanges of (ep -
     1) / ep of s b k h / (c t) elements. Ranks that share an expert (etp) also gather and reduce tokens. If the engine
-    sends a token to each host only once, choices of a token on the same host share one copy; they share more copies if
-    the router chooses among few groups of experts. Tokens in 8 bits carry an fp32 scale for each 128 elements.
+    sends a token to each host only once, choices of a token on the same host share one copy. A router that chooses
+    among few groups of experts makes more choices share a copy. Tokens in 8 bits carry an fp32 scale for each 128
+    elements.
 
     Source: Lepikhin et al., GShard (2020), section 3.2; Megatron-LM, moe/token_dispatcher.py (alltoall); DeepSeek-V3
     (2024), sections 3.2.2 and 3.3.2, for groups and 8-bit dispatch.

@@ -1,4 +1,4 @@
-"""Bytes that are alive only for a short time: those of the loss, or of the layer whose backward pass runs."""
+"""Bytes that are alive only for a short time: for the loss, or for the layer in its backward pass."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ if TYPE_CHECKING:
 def loss_bytes(job: PoolJob, layout: Degrees, stage: Stage) -> Number:
     """Logits and other tensors of the loss on the last stage, for one microbatch, and the head's gradient.
 
-    In engines that keep a microbatch's gradients apart until they are accumulated, GPipe holds the logits of all
-    microbatches, and 1F1B holds those of the previous microbatch until the next ones are computed.
+    In engines with `gradients_apart`, GPipe holds the logits of all microbatches, and 1F1B holds the previous
+    microbatch's logits until the next logits are computed.
 
     Source: cost/loss.py; torch, distributed/pipelining/schedules.py (1F1B's loop keeps an output).
     """
@@ -133,7 +133,7 @@ def _peak_with_separate_ends(
 
 
 def _reduced_shards(job: PoolJob, layout: Degrees, stage: Stage) -> Number:
-    """Bytes of the summed gradients of a device's shards, before they are added to those of earlier microbatches.
+    """Bytes of the summed gradients of a device's shards, before the gradients of earlier microbatches are added.
 
     Source: torch FSDP2, torch/distributed/fsdp/_fully_shard/_fsdp_param_group.py (AllReduceState).
     """
@@ -156,11 +156,13 @@ def _largest_layer(job: PoolJob, layout: Degrees, stage: Stage, *, trained: bool
 
 
 def layer_backward_bytes(job: PoolJob, layout: Degrees, stage: Stage) -> Number:
-    """Bytes that the layer in its backward pass needs beside stored activations; the larger kind of layer counts.
+    """Bytes that the layer in its backward pass needs in addition to stored activations.
 
-    They are the bytes that recompute restores; the weights that ZeRO-3 gathers for the present layer and prefetches for
-    the next, up to the engine's bucket size; and, unless gradients are kept whole, the gradients that wait to be
-    reduced and the copy that ranks reduce.
+    The larger kind of layer counts.
+
+    Three parts add up: the bytes that recompute restores; the weights that ZeRO-3 gathers for the present layer and
+    prefetches for the next, up to the engine's bucket size; and, unless gradients are kept whole, the waiting gradients
+    and the copy that ranks reduce.
 
     Source: Korthikanti et al. (2022), section 5; torch FSDP2, torch/distributed/fsdp/_fully_shard/ _fsdp_param_group.py
     (forward and backward prefetch).
@@ -217,7 +219,7 @@ def _placeholder_bytes(job: PoolJob, layout: Degrees, stage: Stage) -> Number:
 
 
 def _score_gradients(job: PoolJob, layout: Degrees) -> Number:
-    """Bytes of the gradient of one layer's scores, which equal those of its kept softmax; 0 with a fused kernel.
+    """Bytes of the gradient of one layer's scores: as many as for the kept softmax; 0 with a fused kernel.
 
     Source: derived here; softmax's backward pass reads probabilities and their gradient, and writes one of the scores.
     """
@@ -229,9 +231,9 @@ def _gradients_of_layer(job: PoolJob, layout: Degrees, stage: Stage) -> Number:
 
     The first possible peak is in the feed-forward block: gradients of its inner tensors (two for each released tensor),
     of the layer's output and of the last matrix. The second is at the end: gradients of all weights, in the compute
-    precision, when the layer's kept tensors are freed. If gradients are reduced layer by layer, the gradients of the
-    previous layer are being reduced in fp32 at the same time: in every microbatch, or, if gradients are kept whole and
-    there is no pipeline, in the last one.
+    precision, when the layer's kept tensors are freed. If gradients are reduced layer by layer, the previous layer's
+    gradients are being reduced in fp32 at the same time. This happens in every microbatch, or only in the last one if
+    gradients are kept whole and there is no pipeline.
 
     Source: derived here; counted in the trainer's own step by tests/trainer/test_memory_at_scale.py.
     """

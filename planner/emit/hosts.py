@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostRanks:
-    """The ranks of one host: `num_ranks` ranks, of which `first` is the first.
+    """The ranks of one host: `num_ranks` consecutive ranks from `first` on.
 
     pool: the cluster, or one pool of a mixed cluster.
     """

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def check_plannable(job: Job) -> None:
-    """Refuse a search if no program of the engine could run the plan, whatever its layout.
+    """Refuse a search if no program of the engine could run any of its plans.
 
     A profile prices published runs of any kind, and `planner explain` shows their cost. A profile that names no program
     can plan everything that it prices, but nothing can be emitted from its plans.

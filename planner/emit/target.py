@@ -169,7 +169,7 @@ class Target:
     program: the program's name and its supported versions, as text.
     settings: convert fields to the program's keys and back. refuse: fields that the program has no option for.
     render: returns further files, name -> text.
-    command: shell text that starts the training on one host; `place` is None where the plan fills one host only.
+    command: shell text that starts the training on one host; `place` is None if the plan uses only one host.
     yours: placeholder -> meaning, for all values that the plan does not decide.
     takes: fields of RunArguments that fill placeholders.
     launcher: the command to run on each host; only for a program that finds the other hosts by itself.
@@ -235,8 +235,9 @@ def facts_of(
 ) -> Facts:
     """Read keys and values of a program back into fields; the inverse of `values_of`.
 
-    model: the model, where it is known; the model settings of the file are then read and not used. num_devices: number
-    of devices of the cluster, for values that a program derives from it; 0: not known. of_model: read the model only.
+    model: the model, if it is known; the file's own model settings are then ignored.
+    num_devices: number of devices of the cluster, or 0 if unknown; some programs derive values from this number.
+    of_model: whether to read only the model.
 
     Raises:
         InputError: all values that a setting could not read.
@@ -316,7 +317,7 @@ def words(path: str, key: str, names: Mapping[Any, Value]) -> Setting:
 
 
 def only(path: str, *values: Any, why: str, pin: str = "") -> Refusal:
-    """A refusal of all values of a field except these.
+    """A refusal of all values of a field except the given ones.
 
     pin: option in the hint, such as `pp=1`; by default the first value.
     """

@@ -25,7 +25,11 @@ _SUMS: Final = ("all-reduce", "reduce-scatter", "all-gather")
 
 
 class GroupUse(Document):
-    """One operation of a group; `seconds` is the time of one run, and `num_bytes` is what one rank holds."""
+    """One operation of a group.
+
+    seconds: the time of one run.
+    num_bytes: bytes that one rank holds.
+    """
 
     operation: str
     num_bytes: float

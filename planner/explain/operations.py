@@ -69,8 +69,8 @@ def stage_at(stages: Stage, index: int) -> Stage:
 def operations_of_step(job: Job, layout: Layout, time: tuple[TimeLine, ...]) -> tuple[Operation, ...]:
     """Every kind of collective and send on the stages that the lines of `time` describe.
 
-    Operations of every microbatch are those of the slowest stage, and operations once per step those of the stage that
-    ends last. For each line, the sum of times * seconds is its busy time, minus the copies within the device (the
+    The slowest stage supplies the operations of every microbatch, and the stage that ends last the operations that run
+    once per step. For each line, the sum of times * seconds is its busy time, minus the copies within the device (the
     engine's reduction_bytes), which use no link.
     """
     stages, of_stage = stages_of(job, layout), pool_indices(job, layout)

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 _LEADS = ("this layout cannot run: ", "no layout meets the pins ")
 _TOP = 3
-"""The default number of runners-up of `planner plan`; the layouts compared for simplicity depend on it."""
+"""The default number of runners-up of `planner plan`; this number affects which layouts are compared for simplicity."""
 
 
 class Shortfall(Document):
@@ -88,7 +88,7 @@ def _rule(mistake: Mistake) -> str:
 
 
 def shortfall_of(layout: Layout, memory: tuple[StageMemory, ...]) -> Shortfall:
-    """The need of a layout's fullest stage, the excess over the limit, and the chance that the layout still fits."""
+    """The need of a layout's fullest stage, the bytes above the limit, and the chance that the layout still fits."""
     fullest = worst_stage(memory)
     largest = max(fullest.lines, key=lambda line: float(line.num_bytes))
     return Shortfall(

@@ -100,7 +100,7 @@ def _peak_of_stage(job: PoolJob, layout: Layout, stage: Stage) -> StagePeak:
 def _held_at(
     job: PoolJob, layout: Layout, stage: Stage, before: float, waiting: float
 ) -> tuple[float, float, dict[str, float]]:
-    """Microbatches held, bytes of one of them, and bytes of each tensor over all of them.
+    """Number of held microbatches, bytes of one microbatch, and bytes of each tensor over all microbatches.
 
     before: microbatches whose backward pass has not begun; they hold the tensors that the recompute policy keeps.
     waiting: microbatches that wait for the gradients of their weights; they hold all tensors (cost/activations.py).

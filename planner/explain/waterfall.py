@@ -75,10 +75,10 @@ class Rate(Document):
 def waterfall_of(job: Job, layout: Layout, priced: Estimate) -> Waterfall:
     """The parts of one step: the ideal time first, then the losses of a real machine.
 
-    Compute is that of the mean stage: first without the losses of real kernels, then with each cause of loss added.
-    `imbalance` is the work by which the slowest stage exceeds the mean. The other parts are the ledger's own lines. On
-    a mixed cluster each stage is weighted by the peak of its devices, so a split in proportion to the peak has no
-    imbalance.
+    Compute refers to the mean stage: first without the losses of real kernels, then with one cause of loss after
+    another. `imbalance` is the work by which the slowest stage exceeds the mean. The other parts are the ledger's own
+    lines. On a mixed cluster each stage is weighted by the peak of its devices, so a split in proportion to the peak
+    has no imbalance.
     """
     own = layout_prices(job, layout)
     exposed = {line.name: float(line.exposed_seconds) for line in priced.time}
@@ -94,7 +94,7 @@ def waterfall_of(job: Job, layout: Layout, priced: Estimate) -> Waterfall:
 
 
 _WORK = (LineName.COMPUTE, LineName.HEAD, LineName.RECOMPUTE, LineName.ACCUMULATION)
-"""Ledger lines of the slowest stage that the waterfall replaces by those of the mean stage."""
+"""Ledger lines of the slowest stage that the waterfall replaces by values of the mean stage."""
 
 
 def _microbatches(count: float) -> str:
@@ -289,7 +289,7 @@ def _operation_words(each: Operation) -> str:
 
 
 def rates_of(job: Job, layout: Layout, priced: Estimate) -> tuple[Rate, ...]:
-    """The same step by each convention of counting FLOPs that papers use."""
+    """The speed of the step by each convention of counting FLOPs in papers."""
     model, training = job.model, job.training
     tokens = float(training.sequence_length * training.global_batch_size)
     flops = model_flops_per_step(model, training)

@@ -1,8 +1,8 @@
-"""Best-first search over outer configurations: lower bounds, prices, and the dynamic program on the rest.
+"""Best-first search over outer configurations: lower bounds, then prices, then the dynamic program.
 
 1. The search reads partitions of the devices in the order of their lower bounds, in blocks, and fills in each partition
-   key by key. It drops a configuration if its lower bound exceeds the cutoff, which is the step time of a layout tried
-   before. The first layouts tried are even splits, and on several pools greedy splits.
+   key by key. The search drops a configuration if its lower bound exceeds the cutoff, which is the step time of a
+   layout tried before. The first layouts tried are even splits, and on several pools greedy splits.
 2. The remaining configurations (`Found.near`) are priced in the order of their lower bounds, until a bound exceeds the
    cutoff. The dynamic program finds the best layout of each configuration, which lowers the cutoff.
 
@@ -103,7 +103,7 @@ class Found:
         self.pruned[reason] = self.pruned.get(reason, 0) + count
 
     def layout_of(self, assigned: Assigned) -> Layout:
-        """The layout, with the name of the pool on which each stage runs."""
+        """The layout, with each stage's pool."""
         return layout_at(
             assigned.degrees, assigned.layers, assigned.policies, pools_of_stages(self.job, assigned.degrees)
         )

@@ -47,7 +47,7 @@ class LeastPeak:
 
 
 def within_share(job: Job, share: float) -> Job:
-    """The same job with the memory limit of a plan multiplied by `share` in every pool."""
+    """The job with its memory limit multiplied by `share` in every pool."""
     return each_pool(job, lambda pool: replace(pool, memory_share=share * pool.memory_share))
 
 

@@ -81,9 +81,9 @@ class Near:
     ) -> Iterator[tuple[IntArray, DegreeArrays, list[Candidate]]]:
         """The groups of `alike` as candidates, without columns that by themselves exceed the position's longest step.
 
-        Both methods share prices, so a configuration is priced once. It is priced again if a caller allows longer steps
-        than all callers before, so that neither method sees fewer columns because of the other's cutoff. longest:
-        longest step of each position, [n].
+        Both methods share prices, so a configuration is priced once. A configuration is priced again if a caller allows
+        longer steps than all callers before. Neither method therefore sees fewer columns because of the other's cutoff.
+        longest: longest step of each position, [n].
         """
         limit_of = dict(zip(positions.tolist(), longest.tolist(), strict=True))
         for here, degrees in self.alike(positions):

@@ -88,7 +88,7 @@ class Incumbents(Protocol):
         """The longest step of a wanted layout on `num_devices` devices; broadcasts."""
 
     def place_seconds(self, num_devices: Number, degrees: DegreeArrays) -> Number:
-        """The longest step of a layout among the best.
+        """The longest step with which a layout can be among the best.
 
         Layouts wanted only because they are near the best may have longer steps. Shape [n].
         """

@@ -1,4 +1,4 @@
-"""Find changes, and pairs of changes, that make a job fit of which no layout fits; a search verifies each."""
+"""Find changes, and pairs of changes, that make a job fit; a search verifies each of them."""
 
 from __future__ import annotations
 

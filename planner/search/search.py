@@ -116,7 +116,7 @@ def search(
     check: bool = False,
     reporter: Reporter | None = None,
 ) -> Plan | NothingFits:
-    """The best layout for a job by the objective, with its proof, or the reasons why no layout fits.
+    """The best layout for a job under the objective, with its proof, or the reasons why no layout fits.
 
     If no layout meets the deadline, the answer is the fastest layout. If no layout fits but some may fit, the answer is
     the best of the layouts with the greatest chance of fitting.
@@ -245,9 +245,9 @@ def fastest_layout(
 ) -> tuple[Layout, float] | None:
     """The best layout and its step seconds, by the dynamic program alone; None if none fits or meets the deadline.
 
-    The answer equals that of `search`, without the integer program's proof. Questions that need many searches use this
-    function. known: a layout near the best one, which makes better layouts faster to find. If `known` fits and no
-    layout is better, the answer is None.
+    The layout equals the answer of `search`, but without the integer program's proof. Questions that need many searches
+    use this function. known: a layout near the best one, which makes better layouts faster to find. If `known` fits and
+    no layout is better, the answer is None.
 
     Raises:
         InputError: no legal layout exists under the constraints.

@@ -224,7 +224,7 @@ def _label_rows(plan: Plan) -> list[tuple[str, RenderableType]]:
 
 
 def _unmeasured_rows(plan: Plan) -> list[tuple[str, RenderableType]]:
-    """Name the devices that have no measured efficiency and use that of their generation."""
+    """Name the devices without a measured efficiency, which have the values of their generation."""
     devices = [pool.device for pool, _ in devices_in_use(plan.cluster, plan.layout)]
     found = [f"{each.name} those of {each.generation}" for each in devices if "efficiency.matmul" in each.assumed]
     taken = f"takes the efficiencies of its generation, which nobody measured on it: {' and '.join(found)}"

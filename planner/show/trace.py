@@ -1,9 +1,9 @@
 """The executed step in the Trace Event Format, which Perfetto and chrome://tracing open.
 
 The first process is the ledger, with its lines end to end; their sum is the step time of the estimate. Every other
-process is a pipeline stage, or with `ranks` a rank of one replica. It shows the stage's passes in the order of the
-schedule, each divided into the ledger's lines, and hidden communication in separate threads. The lines of a pass are
-drawn one after another, although in reality the layers of a chunk alternate between computing and communicating.
+process is a pipeline stage, or with `ranks` a rank of one replica. A process shows the stage's passes in the order of
+the schedule, each divided into the ledger's lines, and hidden communication in separate threads. The lines of a pass
+are drawn one after another, although in reality the layers of a chunk alternate between computing and communicating.
 """
 
 from __future__ import annotations
@@ -242,7 +242,7 @@ def _hidden_sends(layout: Layout, step: ExecutedStep, stage: int, own: NDArray[n
 
 
 def _hidden_collectives(step: ExecutedStep, stage: int, own: NDArray[np.int64]) -> Iterator[_Slice]:
-    """Draw the hidden collectives of each microbatch beside its passes, and the step's before its last pass ends."""
+    """Draw hidden collectives: those of a microbatch beside its passes, those of the step before its last pass ends."""
     passes = step.timeline
     starts, lengths = passes.start[own], passes.end[own] - passes.start[own]
     for name, each in step.hidden_each.items():

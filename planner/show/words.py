@@ -174,7 +174,7 @@ def _counts_of_simplest(certificate: Certificate) -> str:
 
 
 def minimum_words(plan: Plan) -> str:
-    """State how much better the proven minimum is, and in what the plan is simpler; empty without a search."""
+    """State how much better the proven minimum is, and why the plan is simpler; empty without a search."""
     least = plan.minimum
     if least is None:
         return ""

@@ -50,7 +50,7 @@ class CalibrationEntry(Document):
 
 
 FACTORS: Final = ("slowdown", "memory", "host", "scale_up", "network")
-"""Fields that multiply over the entries that match."""
+"""Fields that multiply over all matching entries."""
 
 UNCALIBRATED: Final = CalibrationEntry()
 """No correction: the data sheet and the device file alone, without an error band."""

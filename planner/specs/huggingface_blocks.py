@@ -400,7 +400,9 @@ def zamba2(config: Config) -> None:
 
 
 def _shared_blocks(config: Config, mixer: Fields, hybrid: int, blocks: int, adapters: int) -> None:
-    """`blocks` attention blocks that `hybrid` layers use in turn; each use counts as a layer before the mixer's layer.
+    """`blocks` attention blocks that `hybrid` layers use alternately.
+
+    Each use counts as a layer before the mixer's layer.
 
     Attention reads the layer's input together with the embedding. Source: Zamba (arXiv 2405.16712), section 2.
     """

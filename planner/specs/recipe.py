@@ -68,7 +68,7 @@ NAMED_RECIPES: Final = {
     # the same with --exp-avg-dtype fp8 and --exp-avg-sq-dtype fp8
     "fp8-moments": StateBytes(weights=2, sharded_weights=2, grads=2, master=2, moment=1, moment_copy=4),
 }
-"""The bytes of each named recipe; `engine` means those of the engine's profile."""
+"""The bytes of each named recipe; `engine` means the bytes in the engine's profile."""
 
 ADAM_RECIPES: Final = ("textbook-20", "zero-16", "megatron-18")
 """Recipes from the literature that assume Adam's state."""

@@ -1,6 +1,6 @@
 """`--set PATH=VALUE`: change documents before they are checked, under the documents' own key names.
 
-`--what-if` has the same paths.
+`--what-if` uses the same paths.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""This machine as a cluster document: `planner clusters --detect`."""
+"""Describe this machine as a cluster document: `planner clusters --detect`."""
 
 from __future__ import annotations
 

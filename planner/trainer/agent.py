@@ -65,7 +65,7 @@ def _forking(words: list[str]) -> list[str]:
 def _check_data(plan: Plan, options: argparse.Namespace) -> None:
     """Read the first batch before any rank starts.
 
-    This also turns texts into token files, so that no rank waits for them.
+    Reading the batch also turns texts into token files, so that no rank waits for this work.
     """
     corpus_of(plan, options).batch(0, min(ROWS_CHECKED, plan.training.global_batch_size))
 

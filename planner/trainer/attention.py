@@ -46,8 +46,8 @@ def rotary_frequencies(
     """Radians per position of each rotated pair (Su et al. 2021), in fp32; `scaling` reduces low frequencies.
 
     Llama 3.1 (`apply_scaling` of its reference code) keeps the frequency of waves that fit at least `high_frequency`
-    times into the original length, divides the frequency of waves that fit at most `low_frequency` times, and blends
-    the two in between.
+    times into the original length. Waves that fit at most `low_frequency` times have their frequency divided. Between
+    the two limits the frequencies are blended.
     """
     exponents = torch.arange(0, head_size, 2, dtype=torch.float32, device=device) / head_size
     plain: Tensor = theta**-exponents
@@ -70,7 +70,7 @@ def rotary_table(
 ) -> tuple[Tensor, Tensor]:
     """Cosine and sine of rotary positions, each of shape (positions, head_size), with the halves repeated.
 
-    They are computed in fp32, and all layers share them.
+    The tables are computed in fp32, and all layers share them.
     """
     rows = torch.cat([torch.arange(r.start, r.stop, dtype=torch.float32, device=device) for r in positions])
     angles = torch.outer(rows, rotary_frequencies(head_size, theta, scaling, device))

@@ -89,7 +89,7 @@ def _is_gpt2(spec: ModelSpec) -> bool:
 
 
 def _is_llama(spec: ModelSpec, *features: str, biases: bool = False) -> bool:
-    """Whether the blocks are those of Llama, apart from `features`; with `biases`, they may have biases."""
+    """Whether the blocks are Llama's, apart from `features`; with `biases`, the blocks may have biases."""
     usual = (spec.norm, spec.position, spec.activation) == ("rmsnorm", "rope", "swiglu")
     unbiased = biases or not (spec.attention_bias or spec.mlp_bias)
     return usual and unbiased and set(spec.features) == set(features)

@@ -47,9 +47,9 @@ MEMORY = (
 class MemoryMeter:
     """Bytes of weights, gradients and activations on one rank, each at its peak during one step.
 
-    Activations are those of the layers. The meter counts storages, so a view is free, and a tensor that two operators
-    keep counts once. It works on every device, because it asks autograd and FSDP2 instead of the allocator. The meter
-    costs time, so only a warm-up step runs under it. layers: the classes of layers.
+    Only the layers' activations count. The meter counts storages, so a view is free, and a tensor that two operators
+    keep counts once. The meter works on every device, because it asks autograd and FSDP2 instead of the allocator. The
+    meter costs time, so only a warm-up step runs under it. layers: the classes of layers.
     """
 
     def __init__(
@@ -194,8 +194,8 @@ def measurements(
     A memory line has one number for each pipeline stage, the largest over the stage's ranks. A line without a
     measurement is null and gives the reason. The line of transients is the allocator's peak less the other lines.
 
-    Time lines add up to the step. They are means over the ranks of the stage that waits least, because the ledger
-    describes the slowest stage. `includes` names further lines that a line's measurement contains.
+    Time lines add up to the step. Each time line is a mean over the ranks of the stage that waits least, because the
+    ledger describes the slowest stage. `includes` names further lines that a line's measurement contains.
     """
     everyone: list[Any] = [None] * dist.get_world_size()
     waited = dict(waits.seconds) if waits is not None else {}

@@ -42,7 +42,7 @@ def _num_expert_replicas(layout: Layout) -> int:
 
 
 def make_meshes(layout: Layout, device_type: str, *, has_experts: bool) -> Meshes:
-    """All meshes that a layout needs; the ranks of a shard group, and those of an expert group, are neighbours."""
+    """All meshes that a layout needs; neighbouring ranks form shard groups and expert groups."""
     world = torch.arange(layout.world_size)  # ranks count through (pp, dp, cp, tp), tp fastest: planner.layout
     axes = ("pp", "dp_replicate", "dp_shard")
 

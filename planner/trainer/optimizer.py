@@ -63,7 +63,7 @@ def learning_rate(step: int, num_steps: int, training: TrainingSpec) -> float:
 
 
 def squared_norm(parameters: Iterable[nn.Parameter]) -> Tensor:
-    """This rank's part of the squared gradient norm; the sum over all ranks is that of the whole model.
+    """This rank's part of the squared gradient norm; the sum over all ranks is the whole model's squared norm.
 
     An element that several ranks hold (replicas, norms under tensor parallelism) is divided by their number, so that it
     counts once. `parameters` must not contain second copies of tied weights.

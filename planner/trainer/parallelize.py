@@ -131,7 +131,7 @@ def compile_layers(parts: Iterable[Transformer], backend: str = "inductor", *, a
 
 
 def apply_data_parallel(part: Transformer, plan: Plan, meshes: Meshes) -> None:
-    """Apply FSDP2 to every layer, to the embedding and to the rest.
+    """Apply FSDP2 to every layer, to the embedding, and to all other modules.
 
     Gradients are summed, because the loss is already a mean.
 

@@ -1,9 +1,9 @@
 """One rank's step of a plan on fake tensors, and the bytes that it holds: `python -m planner.trainer.rehearse PLAN`.
 
 A fake tensor has a shape but no data, and a fake process group sends nothing. Without devices, one rank of any layout
-can therefore run its real program at real sizes in seconds. The result is the peak of the bytes in live storages. It
-excludes further memory of a GPU's allocator, library workspaces, NCCL, and a kernel's memory during its run. Layers are
-not compiled.
+can therefore run its real program at real sizes in seconds. The result is the peak of the bytes in live storages. The
+result excludes further memory of a GPU's allocator, library workspaces, NCCL, and a kernel's memory during its run.
+Layers are not compiled.
 """
 
 from __future__ import annotations

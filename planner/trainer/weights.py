@@ -76,7 +76,7 @@ def _check_config(folder: Path, spec: ModelSpec) -> None:
 
 
 def _kept_name(name: str, trainer: Trainer) -> str:
-    """The name of a parameter; a tied head has that of the token embedding."""
+    """The name of a parameter; a tied head has the token embedding's name."""
     tied = name == "head.weight" and trainer.plan.model.tied_embeddings
     return "embedding.tokens.weight" if tied else name
 

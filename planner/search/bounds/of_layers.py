@@ -143,8 +143,8 @@ class LayerBounds:
         The slowest stage computes at least its share of all layers for every sequence: T >= B / dp * L / pp * the least
         seconds of a layer and sequence over all microbatch sizes.
 
-        Buys (`partition`): GPT-3 on 1,024 devices takes 0.57 s instead of 1.18 s, DeepSeek-V3 on 11,000 devices 1.55 s
-        instead of 3.16 s.
+        Gain (`partition`): the search takes 0.57 s instead of 1.18 s for GPT-3 on 1,024 devices, and 1.55 s instead of
+        3.16 s for DeepSeek-V3 on 11,000.
 
         Source: derived here; tested to stay below the exact optimum.
         """
@@ -159,8 +159,8 @@ class LayerBounds:
         stage's time for one layer in each chunk and the head. any_experts: make the bound valid for every degree of
         experts.
 
-        Buys (`timing`): GPT-3 on 1,024 devices takes 0.54 s instead of 0.72 s, DeepSeek-V3 on 11,000 devices 1.53 s
-        instead of over 15 s.
+        Gain (`timing`): the search takes 0.54 s instead of 0.72 s for GPT-3 on 1,024 devices, and 1.53 s instead of
+        over 15 s for DeepSeek-V3 on 11,000.
 
         Source: derived here; tested to stay below the exact optimum.
         """
@@ -225,8 +225,8 @@ def most_layers(
     Consecutive layers contain at least a known number of whole periods of the pattern; each chunk after the first may
     lose one. shapes: the layer shapes of the configurations, if already priced.
 
-    Buys time while columns are priced (`most-layers`, medians of 3): Llama-3-70B on three pools takes 3.51 s instead of
-    8.52 s, Llama-3-405B on 16,384 devices 0.63 s instead of 0.84 s; GPT-3 on 1,024 devices gains nothing.
+    Gain in pricing columns (`most-layers`, medians of 3): the search takes 3.51 s instead of 8.52 s for Llama-3-70B on
+    three pools, and 0.63 s instead of 0.84 s for Llama-3-405B on 16,384 devices. GPT-3 on 1,024 devices gains nothing.
     """
     v, layers = degrees.interleave, job.model.num_layers
     most = layers - v * (degrees.pp - 1)

@@ -159,12 +159,12 @@ def may_fit(
     """Whether memory may be enough in at least one pool and under at least one policy, by `least_stage_bytes`.
 
     expects_little: first check configurations with one sequence per microbatch, each of which stands for many others.
-    This is faster if few configurations fit.
+    The check is faster if few configurations fit.
 
-    Buys (`may-fit`): where no layout fits (Llama-3-405B on 32 devices) a search takes 0.84 s instead of over 30 s;
-    GPT-3 on 1,024 devices gains nothing. `expects-little` (medians of 3): where no layout fits 0.94 s instead of 1.12 s
-    (ranges apart); GPT-3 on 100,000 devices 1.05 s instead of 1.09 s, DeepSeek-V3 on 11,000 and 100,000 devices 1.32 s
-    and 4.78 s instead of 1.59 s and 5.20 s (ranges overlap).
+    Gain (`may-fit`): the search takes 0.84 s instead of over 30 s for Llama-3-405B on 32 devices, where no layout fits.
+    GPT-3 on 1,024 devices gains nothing. Gain (`expects-little`, medians of 3): 0.94 s instead of 1.12 s where no
+    layout fits. For GPT-3 on 100,000 devices, and DeepSeek-V3 on 11,000 and 100,000, the search takes 1.05, 1.32 and
+    4.78 s instead of 1.09, 1.59 and 5.20 s, but the ranges overlap.
     """
     if not expects_little:
         return _have_room(job, degrees, policies, 1.0)

@@ -57,8 +57,8 @@ def lower_bound_seconds(
     head. Then T >= (m - 1/v) * slowest + all work / v + the tail of a stage of ceil(L / S) layers. Configurations whose
     bound stays within the cutoff get a second bound, with the recompute that their memory requires.
 
-    Buys (`step`): GPT-3 on 1,024 devices takes 0.46 s instead of 7.41 s, DeepSeek-V3 on 11,000 devices 1.46 s instead
-    of over 15 s.
+    Gain (`step`): the search takes 0.46 s instead of 7.41 s for GPT-3 on 1,024 devices, and 1.46 s instead of over 15 s
+    for DeepSeek-V3 on 11,000.
 
     Source: derived here; tested to stay below the exact optimum.
     """
@@ -85,10 +85,11 @@ def lower_bound_seconds(
 def least_seconds_of_any_policy(job: PoolJob, degrees: DegreeArrays, cutoff_seconds: Number) -> NDArray[np.float64]:
     """Lower bound of the step of each configuration under every recompute policy and number of replicas.
 
-    It is the bound of `lower_bound_seconds` without recompute and without memory limits. It holds for every policy,
-    because recompute hides at most as many seconds of traffic as it adds in computing.
+    The bound equals `lower_bound_seconds` without recompute and without memory limits. This bound holds for every
+    policy, because recompute hides at most as many seconds of traffic as it adds in computing.
 
-    Buys (`any-policy`): DeepSeek-V3 on 2,048 devices with five policies takes 2.2 s instead of 2.7 s (busy machine).
+    Gain (`any-policy`): the search takes 2.2 s instead of 2.7 s for DeepSeek-V3 on 2,048 devices with five policies
+    (busy machine).
 
     Source: derived here; tested to stay below the exact optimum.
     """
@@ -127,8 +128,8 @@ def _bound_by_memory(
 ) -> NDArray[np.float64]:
     """The bound with each stage limited to its capacity; infinite if the step certainly exceeds the cutoff.
 
-    Buys (`memory-phase`): GPT-3 on 1,024 devices takes 0.68 s instead of 1.98 s; DeepSeek-V3 on 11,000 devices gains
-    nothing (1.38 s, 1.43 s).
+    Gain (`memory-phase`): the search takes 0.68 s instead of 1.98 s for GPT-3 on 1,024 devices. DeepSeek-V3 on 11,000
+    devices gains nothing (1.38 s and 1.43 s).
     """
     capacities = capacities_of_stages(job, degrees, policies)
     forced = _forced_seconds(job, degrees, costs, capacities)
@@ -248,10 +249,11 @@ def _least_tail(
     The first kind is the slowest of the main kinds, and its computation hides most. At least one stage has only layers
     of the main kinds, and at least q of them. Leading layers, if the model has any, are on the first stages: some
     stages hold only leading layers, and one may hold both kinds. If dense layers and layers with experts alternate, the
-    stage also holds other layers. `tail_seconds` is then only the optimizer's time, which further layers only increase.
+    q layers have layers of the other kind between them. `tail_seconds` is then only the optimizer's time, which further
+    layers only increase.
 
-    Buys (`tail`, least of 15): Llama-3-405B on 16,384 devices takes 0.62 s instead of 0.68 s, with 112 configurations
-    to price instead of 154; GPT-3 on 1,024 devices gains nothing (0.36 s both).
+    Gain (`tail`, least of 15): the search takes 0.62 s instead of 0.68 s for Llama-3-405B on 16,384 devices, and prices
+    112 configurations instead of 154. GPT-3 on 1,024 devices gains nothing (0.36 s in both cases).
     """
     others: Number = degrees.pp
     rest: Number = num_main_layers(job)
@@ -279,8 +281,9 @@ def _least_transfer(
     communication time that all other layers together can hide. No stage can hide more than these times.
     optimizer_seconds: [n], of a stage that holds the most layers.
 
-    Buys (`transfer`): DeepSeek-V3 on 100,000 devices takes 5.10 s instead of 10.42 s; GPT-3 there 0.96 s instead of
-    1.03 s. With both ends, instead of the most layers alone, DeepSeek-V3 there takes 3.67 s instead of 10.65 s.
+    Gain (`transfer`): on 100,000 devices the search takes 5.10 s instead of 10.42 s for DeepSeek-V3, and 0.96 s instead
+    of 1.03 s for GPT-3. With both ends, instead of the most layers alone, DeepSeek-V3 there takes 3.67 s instead of
+    10.65 s.
 
     Source: derived here; tested against all ways to partition small models.
     """
@@ -302,7 +305,7 @@ def _takes_turns(job: Job) -> bool:
 
 
 def _in_proportion(prices: StagePrices) -> Number:
-    """Seconds that grow in proportion to the layers, plus those of the model's two ends."""
+    """Seconds that grow in proportion to the layers, plus the seconds of the model's two ends."""
     work = prices.compute + prices.recompute + prices.head
     exposed = (prices.tp_comm - prices.tp_hidden) + (prices.cp_comm - prices.cp_hidden)
     return work + exposed + prices.ep_comm
@@ -322,7 +325,7 @@ def _least_slowest(job: PoolJob, degrees: DegreeArrays, costs: LeastCosts, force
     (`_layers_of_slowest`): one for all layers at the price of the fastest kind, one for the layers of the main kinds at
     their own price.
 
-    Buys (`whole-layers`): DeepSeek-V3 on 100,000 devices takes 7.3 s instead of 8.5 s (busy machine).
+    Gain (`whole-layers`): the search takes 7.3 s instead of 8.5 s for DeepSeek-V3 on 100,000 devices (busy machine).
     """
     layer, main = costs.layer.min(axis=(0, 1)), costs.main.min(axis=0)
     fullest = degrees.interleave * layer + costs.ends

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 _MARGIN = 0.02
 """The integer program includes all columns whose bound exceeds the incumbent by at most this share.
 
-Its answer then does not depend on the heuristic, and it takes hardly longer than without the margin.
+With this margin the answer does not depend on the heuristic, and the program takes hardly longer.
 """
 
 

@@ -114,8 +114,8 @@ def ranked(candidates: Sequence[Candidate], top: int) -> list[Choice]:
     """The best choice of each of the `top` best candidates, best first.
 
     The search is best-first: a heap holds each candidate with a lower bound of its step time, first a crude bound, then
-    a closer bound, then its optimum. It ends when the least bound exceeds the step time of the last of the `top`
-    places.
+    a closer bound, then its optimum. The search ends when the least bound exceeds the step time of the `top`-th best
+    candidate.
     """
     waiting = [(_crude_bound(candidate), index, 0) for index, candidate in enumerate(candidates)]
     waiting = [entry for entry in waiting if entry[0] < np.inf]
@@ -193,7 +193,10 @@ def _close_bound(candidate: Candidate, bottleneck: float) -> float:
 
 
 def _least_bottleneck(candidate: Candidate) -> float | None:
-    """The least possible time of the slowest stage, by bisection over the distinct stage times; None: no choice."""
+    """The least possible time of the slowest stage, by bisection over the distinct stage times.
+
+    None if no choice exists.
+    """
     if candidate.num_columns == 0 or not _can_hold_all(candidate, np.inf):
         return None
     thresholds = np.unique(candidate.seconds)

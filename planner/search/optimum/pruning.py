@@ -227,8 +227,8 @@ def prune(candidates: Sequence[Candidate], upper_bound: float | FloatArray, *, f
     Each round bounds the remaining columns, until a round drops none. No optimum within the upper bound is lost. A
     candidate without a choice within the upper bound keeps no column.
 
-    Buys (`prune`): GPT-3 on 1,024 devices takes 0.48 s instead of 0.95 s, DeepSeek-V3 on 11,000 devices 1.43 s instead
-    of 1.81 s.
+    Gain (`prune`): the search takes 0.48 s instead of 0.95 s for GPT-3 on 1,024 devices, and 1.43 s instead of 1.81 s
+    for DeepSeek-V3 on 11,000.
     """
     masks = [
         ~dominated(candidate) if fastest_only else np.ones(candidate.num_columns, dtype=np.bool_)

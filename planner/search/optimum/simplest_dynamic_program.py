@@ -8,8 +8,8 @@ with the dynamic program of the first solve (`best_choice`) on fewer columns:
     uneven       0: equally many layers on all inner stages, for some number of them
     risk         no column is of a higher class
 
-The other keys belong to the configuration. No other choice of the candidate is simpler than the result: each key has
-the least value of any choice with the same earlier keys, and the result is the fastest choice with these keys.
+The other keys belong to the configuration. No choice of the candidate is simpler than the result, because each key has
+the least value that the earlier keys permit. The result is the fastest choice with these keys.
 """
 
 from __future__ import annotations

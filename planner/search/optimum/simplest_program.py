@@ -88,7 +88,7 @@ class _KeyProgram(JointProgram):
         self.problem.setObjective(pulp.LpAffineExpression(coefficients))
 
     def allow(self, simplicity: Simplicity) -> None:
-        """Require that the keys decided by columns do not exceed those of `simplicity`."""
+        """Require that the keys decided by columns do not exceed the values in `simplicity`."""
         for variable, most in (
             (self._risk, simplicity.risk),
             (self._tenths, simplicity.recomputed),

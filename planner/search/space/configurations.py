@@ -1,4 +1,4 @@
-"""Outer configurations as arrays: every partition of the devices, and every way to fill in the rest.
+"""Outer configurations as arrays: every partition of the devices with every combination of the other keys.
 
 A partition of the devices (tp, sp, cp, pp, dp) determines how many devices work, and on which share of a layer. The
 other keys (microbatch, interleave, ZeRO stage, replicas, experts) are filled in one by one. Rules apply as soon as the
@@ -110,7 +110,7 @@ class DegreeArrays:
 
     @staticmethod
     def joined(parts: Sequence[DegreeArrays]) -> DegreeArrays:
-        """Configurations end to end; schedule and offload are those of the first part."""
+        """Configurations end to end, with the schedule and the offload of the first part."""
         joined: dict[str, Number] = {name: np.concatenate([getattr(part, name) for part in parts]) for name in _ARRAYS}
         return replace(parts[0], **joined)
 

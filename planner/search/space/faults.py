@@ -42,7 +42,7 @@ def _microbatches(job: Job, layout: Layout) -> int:
 
 
 def features(job: Job, _: Layout) -> str:
-    """The engine lacks what the model needs."""
+    """The engine lacks a feature of the model."""
     missing = ", ".join(sorted(set(job.model.features) - set(job.engine.can.model_features)))
     elsewhere = other_engines("; ", lambda engine: set(job.model.features) <= set(engine.can.model_features))
     return f"engine {job.engine.name} does not run {missing}, which {job.model.name} needs{elsewhere}"
@@ -72,7 +72,7 @@ def cuda_graphs(job: Job, _: Layout) -> str:
 
 
 def expert_overlap(job: Job, layout: Layout) -> str:
-    """Exchanges of experts cannot run beside other microbatches."""
+    """Expert exchanges cannot overlap with other microbatches."""
     without = "--set training.expert_overlap=false"
     if not job.engine.can.expert_overlap:
         elsewhere = other_engines(", or ", lambda engine: engine.can.expert_overlap)

@@ -1,6 +1,6 @@
 """Rules that a layout must meet before it is priced; a refusal names the broken rule.
 
-The same predicates check one layout of the user and arrays of candidates.
+One set of predicates checks a user's layout as well as arrays of candidates.
 """
 
 from __future__ import annotations

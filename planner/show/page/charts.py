@@ -36,10 +36,7 @@ _NAMED_FROM: Final = 0.13
 
 
 def memory_rows(plan: Plan, peaks: Sequence[StagePeak]) -> dict[str, Any]:
-    """Return a stacked bar of each stage's memory against its limit.
-
-    Similar stages share one row, that of the fullest.
-    """
+    """Return a stacked bar of each stage's memory against its limit; similar stages share the fullest stage's row."""
     full = max(max(stage.total_bytes, stage.limit_bytes) for stage in plan.memory)
     groups = fold_runs(plan.memory, lambda stage: [format_bytes(float(line.num_bytes)) for line in stage.lines])
     size = -(-len(groups) // _MOST_ROWS)

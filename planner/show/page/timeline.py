@@ -24,8 +24,8 @@ def timeline_data(step: ExecutedStep) -> dict[str, Any]:
     """Return the kinds of passes with their parts, the number of passes of each stage, and arrays over all passes.
 
     `passes` is the base64 text of three deflated little-endian arrays with one value per pass: the seconds that the
-    stage waits before the pass (float32), the microbatch (uint32), and the index into `kinds` (uint16). The duration of
-    a pass is that of its kind.
+    stage waits before the pass (float32), the microbatch (uint32), and the index into `kinds` (uint16). All passes of
+    one kind have the same duration.
     """
     passes, keys = step.timeline, list(step.kinds)
     counts = np.bincount(passes.stage, minlength=passes.pp)
