@@ -141,7 +141,7 @@ def three(values: Iterable[float]) -> str:
 
 
 def by_source(scored: Scored, ratios: NDArray[np.float64], mask: NDArray[np.bool_]) -> str:
-    """The figures of each source, averaged over the sources.
+    """Each source's figures, averaged over all sources.
 
     Sources with few runs count only if no other source has runs.
     """
@@ -186,7 +186,7 @@ def worst(scored: Scored) -> list[str]:
 
 
 def interval_score(found: Band, ratio: float) -> float:
-    """Width of the band and ten times the miss outside it, in log time.
+    """Interval score of a band in log time: its width, plus ten times the distance of a run outside the band.
 
     Source: Gneiting and Raftery, Strictly proper scoring rules (JASA 2007), section 6.2, for a band of 80 %.
     """

@@ -125,7 +125,7 @@ def prior_without(clusters: dict[tuple[str, str, int, float], Cluster], source: 
 
 
 def curve(cluster: Cluster, prior: Prior) -> list[tuple[float, float]]:
-    """For each k, the median error of the other rows and their share inside the band, as means over the draws."""
+    """For each k, the other rows' median error and share inside the band, averaged over the draws."""
     found = []
     for k in KS:
         drawn = []

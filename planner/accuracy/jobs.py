@@ -528,7 +528,7 @@ def _zero(run: Run) -> int | None:
 
 
 def _hsdp(run: Run, dp: int) -> int:
-    """Replicas of the sharded group; `hsdp (shard 8 in node ...)` shards over 8 ranks."""
+    """Number of replicas of the sharded group; the text `hsdp (shard 8 in node ...)` means 8 ranks per group."""
     words = f"{run.zero} {run.flags}".lower()
     if "hsdp" not in words and "hybrid_shard" not in words:
         return 1

@@ -303,12 +303,12 @@ def _expert_terms(job: PoolJob, layout: Degrees, moe: MixtureOfExperts) -> tuple
 
 
 def kept_share(job: PoolJob, term: ActivationTerm, policy: int) -> float:
-    """Share of one tensor that a policy keeps; operator-level recompute also keeps a second (s b h) tensor.
+    """Share of one tensor that a policy keeps.
 
     Full recompute keeps the layer's input. Operator-level recompute keeps the input, the outputs of attention and of
-    every second product, and one (s b h) output. Recompute of parts drops the tensors inside these parts. Of two parts
-    that share tensors, one contains the other. The dropped share is therefore the largest share that any of the parts
-    drops.
+    every second product, and one further (s b h) output. Recompute of parts drops the tensors inside these parts. Of
+    two parts that share tensors, one contains the other. The dropped share is therefore the largest share that any of
+    the parts drops.
 
     Source: Korthikanti et al. (2022), section 5; torchtitan, distributed/activation_checkpoint.py; DeepSeek-V3 (2024),
     sections 3.2.3 and 3.3.3; Megatron-LM, megatron/core/transformer (transformer_layer.py, multi_latent_attention.py,

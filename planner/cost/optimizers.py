@@ -65,11 +65,11 @@ _NEWTON_SCHULZ_STEPS: Final = 5
 def moment_bytes_per_param(job: PoolJob) -> float:
     """Bytes of running means for one parameter of a matrix; `extra_moment_bytes` adds state of any other form.
 
-    AdamW keeps two means; its 8-bit form keeps one byte for each and an fp32 scale for each block. SGD and Muon keep
-    one momentum, Adafactor keeps none.
+    AdamW keeps two means; its 8-bit form keeps one byte per mean, and an fp32 scale per block. SGD and Muon keep one
+    momentum, Adafactor keeps none.
 
-    Source: Loshchilov and Hutter (2019); Dettmers et al., 8-bit Optimizers (2022), section 2; torch.optim.SGD;
-    Shazeer and Stern, Adafactor (2018), section 3; Jordan et al., Muon (2024).
+    Source: Loshchilov and Hutter (2019); Dettmers et al., 8-bit Optimizers (2022), section 2; torch.optim.SGD; Shazeer
+    and Stern, Adafactor (2018), section 3; Jordan et al., Muon (2024).
     """
     if job.training.optimizer == "adamw-8bit":
         return 2 * (1 + 4 / _EIGHT_BIT_BLOCK)

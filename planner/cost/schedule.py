@@ -1,6 +1,6 @@
 """Dependencies between the stages of a pipeline: step time, bubble, and microbatches in flight.
 
-This module has closed forms. Where a form is only a bound, `simulate.py` executes the schedule operation by operation.
+Closed forms give the results. If a form is only a bound, `simulate.py` executes the schedule operation by operation.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def steady_seconds(num_microbatches: Number, slowest_stage_seconds: Number) -> N
 def steady_count(num_microbatches: Number, interleave: Number) -> Number:
     """Number of times that the slowest stage's seconds count in a step: m - 1/v.
 
-    Filling and draining include the last 1/v.
+    The remaining 1/v belongs to filling and draining.
 
     Source: Narayanan et al. (SC 2021), section 2.2: m t_max + (sum_r t_r - t_max) / v, sorted by t_max.
     """

@@ -1,4 +1,4 @@
-"""Placement of a job in scale-up domains of several hosts, by segments.
+"""Segments: how a job is placed in scale-up domains that have several hosts.
 
 A segment is the number of hosts that a layout uses in each domain, as in Slurm. Ranks fill one segment after another,
 in the order of planner/layout.py. A group whose ranks are in two segments communicates over the network between

@@ -29,8 +29,8 @@ class ChunkSeconds:
     """Seconds of one microbatch through each model chunk, in model order; every field has shape (chunks,).
 
     A whole backward pass takes backward_input + backward_weight. Recomputed forward passes are part of backward_input.
-    forward_exchange, backward_exchange: the communication in forward and in backward_input; an overlapped pair hides it
-    beside the computing of both passes.
+    forward_exchange, backward_exchange: the communication in forward and in backward_input; an overlapped pair hides
+    this communication while both passes compute.
     """
 
     forward: NDArray[np.float64]

@@ -224,7 +224,7 @@ def stage_of(
     layout: the layout of the stage; None if its chunks are equal.
 
     In interleaved stages the leading layers are in the first chunk, and if kinds of layers repeat, each chunk holds
-    whole periods. A V-shaped schedule has the chunks of the even split.
+    whole periods. V-shaped schedules always have the chunks of the even split.
     """
     largest, pattern = None, pattern_of(job)
     if layout is not None and layout.schedule == "interleaved":

@@ -246,7 +246,7 @@ def context_transfers(job: PoolJob, layout: LayerDegrees) -> tuple[Transfer, ...
 
 
 def context_bytes(job: PoolJob, layout: LayerDegrees) -> tuple[Number, ...]:
-    """Bytes of one rank that context parallelism exchanges in one layer and pass: keys and values, in one piece.
+    """Bytes of keys and values that one rank exchanges in one layer and pass of context parallelism.
 
     An engine that exchanges sequence for heads sends queries, keys, values and outputs separately; key-value heads are
     repeated if there are fewer heads than ranks.

@@ -148,8 +148,8 @@ class _Hearts:
     """Heartbeats of this host's ranks: files that a thread of each rank touches every two seconds.
 
     A stopped process, or a process that hangs in a system call while it holds Python's global lock, has no heartbeat;
-    its peers would wait for it until the collective's timeout. Time without a heartbeat is measured with this process's
-    monotonic clock, so no rank is killed because the whole machine was suspended.
+    peers would wait for such a process until the collective's timeout. Time without a heartbeat is measured with this
+    process's monotonic clock, so no rank is killed because the whole machine was suspended.
     """
 
     def __init__(self, output: Path) -> None:

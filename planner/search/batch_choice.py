@@ -34,7 +34,7 @@ def choose_batch(
     *,
     confidence: float = CONFIDENCE,
 ) -> tuple[Job, tuple[TriedBatch, ...]]:
-    """The job with the best batch size of its range, and every size that was tried.
+    """The job with the best batch size of its range, and a list of the tried sizes.
 
     The best size has the least value of the objective per token. Of equally good sizes (`AS_GOOD`) the one nearest to
     the target is chosen. Without a target the smallest is chosen, because a smaller batch learns more from each token.

@@ -81,7 +81,7 @@ class Assigned:
 
 
 class Found:
-    """The dynamic program's layouts, the configurations left for the integer program, and the ones ruled out."""
+    """The dynamic program's layouts, the configurations for the integer program, and counts of the ruled-out ones."""
 
     def __init__(self, job: Job, constraints: Constraints) -> None:
         self.job = job

@@ -118,7 +118,7 @@ class BestKinds:
         return self.objective.devices(job, degrees)
 
     def cutoff_seconds(self, num_devices: Number) -> Number:
-        """The longest step with which a layout on `num_devices` devices gets a place or is near the best."""
+        """The longest step with which a layout on `num_devices` devices is wanted."""
         near = self._seconds_up_to(self.first, num_devices, 1 + self._within)
         return np.maximum(near, self._of_any_kind(num_devices))
 

@@ -100,7 +100,7 @@ class Corpus:
     def _window_of(self, sample: int) -> int:
         """Window of a sample: i -> (a i + b) mod n, with a and b drawn for each epoch and a coprime to n.
 
-        For every n, this visits each window exactly once in an epoch, without a table.
+        For every n, this rule visits each window exactly once per epoch, without a table.
         """
         epoch, position = divmod(sample, self.num_windows)
         draw = np.random.default_rng((self._seed, epoch))

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def make_optimizer(parameters: Mapping[str, nn.Parameter], training: TrainingSpec) -> torch.optim.AdamW:
-    """AdamW (Loshchilov and Hutter 2019), with its state allocated at once, so that memory does not grow at step 2.
+    """AdamW (Loshchilov and Hutter 2019); its state is allocated immediately, so memory does not grow at step 2.
 
     Weight decay applies to matrices and embeddings, not to biases and norms. `fused` updates in place, without the
     temporary copies of the multi-tensor form; one call can update only tensors of one mesh.

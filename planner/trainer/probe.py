@@ -124,7 +124,7 @@ class Probe:
         return rows
 
     def streaming(self, model: ModelSpec, tokens: int, precision: str) -> list[Row]:
-        """Memory-bound operators of a layer in both passes, with their number per layer; also a plain copy and AdamW.
+        """Time the memory-bound operators of a layer in both passes, and also a plain copy and AdamW.
 
         num_bytes: bytes as `planner.cost.layers` counts them, by accesses to elements of an array of `tokens` x width.
         """

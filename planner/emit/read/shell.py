@@ -189,7 +189,10 @@ class _Script:
         return first not in ("then", "do", "done", "{", "}", "!")
 
     def _closes_a_pattern(self) -> bool:
-        """Whether the bracket here ends a pattern of `case`; if so, record whether the pattern's branch is taken."""
+        """Whether this bracket ends a pattern of `case`.
+
+        If so, the function records whether the pattern's branch is taken.
+        """
         branch = self.branches[-1] if self.branches else None
         if branch is None or branch.value is None:
             return False

@@ -350,7 +350,10 @@ def _layers_of_slowest(num_layers: int, num_stages: Number, ends: Number) -> Num
 
 
 def _least_step(job: PoolJob, degrees: DegreeArrays, costs: LeastCosts, forced_seconds: Number) -> NDArray[np.float64]:
-    """The bound of `lower_bound_seconds`; `forced_seconds` is the least recompute time of all stages together."""
+    """The bound of `lower_bound_seconds`.
+
+    forced_seconds: least recompute time of all stages together.
+    """
     m, v = num_microbatches(job, degrees), degrees.interleave
     work = _least_work(job, degrees, costs, forced_seconds)
     slowest = _least_slowest(job, degrees, costs, forced_seconds)

@@ -54,8 +54,8 @@ def _useful(
     The price of a group depends on its segment only by g, the greatest common divisor of the group's extent (its size
     times its stride) and the devices used of each domain: g / stride ranks share a domain. More ranks in a domain are
     assumed not to be slower, because the link inside a domain is faster; the latency that a tree over few domains saves
-    is ignored. The extent of a group inside a stage divides the stage's devices. The extent of a send is 2 times the
-    stage's devices, of the whole pipeline pp times, and of a tied embedding 2 (pp - 1) times. A segment is therefore
+    is ignored. The extent of a group inside a stage divides the stage's devices. In units of the stage's devices, the
+    extent is 2 for a send, pp for the whole pipeline, and 2 (pp - 1) for a tied embedding. A segment is therefore
     useless if another segment meets two conditions: its g of two stages is a multiple of the first segment's g, and it
     keeps the pipeline and its ends together whenever the first segment does. If two segments make each other useless,
     the one with more hosts is kept.
