@@ -1,8 +1,8 @@
 """A layout, a point in the search space: its degrees, rules that need no cost, and the order of ranks.
 
-The order of ranks is defined only in this module: ranks are numbered over the axes (pp, dp, cp, tp) with tp
-fastest, so the ranks of a tensor-parallel group are neighbours and the pipeline crosses hosts. The cost model needs the
-order to know which link a group crosses, and the trainer needs it to build its DeviceMesh; both use this module.
+Only this module defines the order of ranks: they are numbered over the axes (pp, dp, cp, tp) with tp fastest. The ranks
+of a tensor-parallel group are therefore neighbours, and the pipeline crosses hosts. The cost model needs the order to
+know which link a group crosses, and the trainer needs it to build its DeviceMesh; both use this module.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ NOT_PRICED: Final = "not priced"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Assumed:
-    """A value that the user did not give: its key, the value that was assumed, and the rule that chose this value."""
+    """A value that the user did not give: its key, the assumed value, and the rule that chose it."""
 
     key: str
     value: str
@@ -71,7 +71,7 @@ class Assumed:
 
 
 class LayerDegrees(Protocol):
-    """Values that set a device's share of one layer and microbatch: numbers, or arrays that broadcast."""
+    """Values that determine a device's share of one layer and microbatch: numbers, or arrays that broadcast."""
 
     @property
     def tp(self) -> Number: ...  # noqa: D102
@@ -116,8 +116,8 @@ class Layout:
     returns the stage on which a chunk runs. `hsdp` is the number of replicas of the ZeRO-sharded group. On a mixed
     cluster, `pools` names the pool of each stage. The stages of one pool are neighbours, and the first device of the
     pool's first stage is the first device of the pool. `segment` is the number of hosts that the layout uses in each
-    scale-up domain, if a domain has several hosts and the layout spans more than one domain. In every other case
-    `segment` is 0, which means all hosts of a domain.
+    scale-up domain. It is 0, which means all hosts of a domain, if a domain has only one host or the layout has only
+    one domain.
     """
 
     tp: int = 1

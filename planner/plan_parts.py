@@ -153,7 +153,7 @@ class LearningRates:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchChoice:
-    """How the global batch size was chosen: the range left open, the sizes tried, and advice on the batch."""
+    """How the global batch size was chosen: the user's range, the tried sizes, and advice on the batch."""
 
     chosen: int
     least: int

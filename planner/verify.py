@@ -35,7 +35,7 @@ SLACK_BYTES: Final = 2**26  # 64 MiB
 
 
 _COUNTED: Final = ("torch", "accelerate")
-"""Programs whose steps can be counted, by the names that engine profiles emit."""
+"""Programs whose steps can be counted, under their names in engine profiles."""
 
 
 def _model_fault(plan: Plan) -> tuple[str, str] | None:
@@ -94,10 +94,11 @@ def planned_bytes(plan: Plan, rank: int) -> dict[LineName, float]:
 
 
 def verify(plan: Plan, rank: int | None = None) -> Verification:
-    """Count the bytes that `rank` holds; None means the first rank of the stage that decides whether the plan fits.
+    """Count the bytes that `rank` holds; None means the first rank of the plan's worst stage.
 
     Raises:
-        InputError: no step of the plan's engine can be counted, or the plan has no such rank, or a program refuses it.
+        InputError: steps of the plan's engine cannot be counted, the plan has no such rank, or a program refuses the
+            plan.
         EnvironmentProblem: a library of the program is missing, or there is no space for temporary files.
         RehearsalFailed: the step failed.
     """

@@ -278,7 +278,7 @@ def _said(path: Path, text: str) -> str:
 
 
 def memory(found: Iterable[Figure]) -> list[str]:
-    """Figures of memory, and of runs that ran out of it."""
+    """Memory figures, and figures of runs that ran out of memory."""
     return ["| what | rows | value |", "|---|---|---|", *(f"| {f.name} | {f.num_rows} | {f.value} |" for f in found)]
 
 

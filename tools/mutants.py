@@ -74,7 +74,7 @@ class Mutant:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Site:
-    """A node with its replacements; the node is `field` of `parent`, at `index` where the field is a list."""
+    """A node with its replacements; the node is `field` of `parent`, at `index` if the field is a list."""
 
     parent: ast.AST
     field: str

@@ -94,13 +94,13 @@ class Planned:
 
     @property
     def filled(self) -> float:
-        """Forecast memory of the plan's fullest stage, as a share of the whole memory of a device."""
+        """Forecast memory of the plan's fullest stage, as a share of a device's whole memory."""
         assert self.plan is not None
         return max(stage.total_bytes for stage in self.plan.memory) / self.job.pools[0].whole_memory_bytes
 
 
 def distinct_jobs(runs: Iterable[Run]) -> list[tuple[Job, tuple[tuple[Run, Setup], ...]]]:
-    """Jobs that differ in a document, with their rows; rows that cannot be priced are left out."""
+    """Jobs that differ in a document, with their rows; rows without a price are left out."""
     found: dict[tuple[str, ...], list[tuple[Run, Setup]]] = {}
     for run in runs:
         setup = job_of(run)

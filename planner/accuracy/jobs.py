@@ -179,9 +179,10 @@ def engine_of(run: Run, model_parallel: bool, assumed: list[Assumed]) -> tuple[E
     """The engine profile for a row's framework, and whether the framework is unknown.
 
     An unknown framework is priced with the nearest profile: FSDP's if weights are sharded, else Megatron's. A framework
-    described only as similar to Megatron is also unknown. Megatron-LM without fused attention is the code of 2021, or
-    of 2022 if the source is that year's paper or the run has sequence parallelism, which was added then. Plain FSDP has
-    no tensor, pipeline or context parallelism, so rows with these axes use torch's composition.
+    described only as similar to Megatron is also unknown. Megatron-LM without fused attention means the code of 2021.
+    If the source is the paper of 2022, or the run has sequence parallelism, which was added in 2022, it means the code
+    of that year. Plain FSDP has no tensor, pipeline or context parallelism, so rows with these axes use torch's
+    composition.
     """
     words, entry = run.framework.lower(), _framework(run)
     is_unknown = entry is None or ("-like" in words and entry["engine"].startswith("megatron"))
@@ -301,7 +302,7 @@ def _graphs(run: Run) -> str:
 
 
 def _adapters(words: str, assumed: list[Assumed]) -> dict[str, str]:
-    """Adapters of the stated rank, or of rank 8, which is the default of peft and of NeMo's recipes."""
+    """Adapters of the stated rank, or of rank 8, the default of peft and of NeMo's recipes."""
     rank = re.search(r"(?:rank|dim|\br)\s*[=:]?\s*(\d{1,4})\b", words)
     if rank is None:
         assumed.append(Assumed(key="training.lora_rank", value="8", rule="the default of peft and of NeMo's recipes"))

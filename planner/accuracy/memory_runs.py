@@ -66,8 +66,7 @@ def memory_runs(rows: Iterable[Row]) -> list[MemoryRun]:
     """Values and bounds of each row; rows that assume their recompute have none.
 
     A value of the allocator's tensors also gives a value of the run's need, with the predicted runtime added. For other
-    rows, the device's memory is an upper bound of the need if the run succeeded, and a lower bound if it ran out of
-    memory.
+    rows, the device's memory bounds the need: from above if the run succeeded, from below if it ran out of memory.
     """
     found = []
     for row in rows:

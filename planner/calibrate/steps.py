@@ -1,4 +1,4 @@
-"""Select the step times of a log that count, and report the steps that do not."""
+"""Select the step times of a log that count, and report the steps that were left out."""
 
 from __future__ import annotations
 

@@ -60,15 +60,19 @@ def _norm_tensors(job: PoolJob) -> float:
 def activation_terms(job: PoolJob, layout: Degrees, *, experts: bool = False) -> tuple[ActivationTerm, ...]:
     """Tensors that one layer keeps for the backward pass of one microbatch on one device.
 
-    In bytes per element of an (s b h) tensor: norm inputs 2 + 2, inputs of the two blocks 2 + 2, queries, keys, values
-    and attention output 2 each (keys and values g/a of that), GELU 2f/h + 2f/h or SwiGLU 8f/h (6f/h fused), dropout
-    masks 1 each. Unfused attention keeps softmax 2as/h, its dropout mask as/h and the scores after dropout 2as/h; fused
-    attention keeps 4a/h of fp32 log-sum-exp instead. Without sequence parallelism every tensor-parallel rank keeps the
-    whole norm inputs, block inputs and masks. Summed for a GPT without fused attention this is s b h (10 + 24/t +
-    5as/(ht)), or s b h (34 + 5as/h) / t with sequence parallelism.
+    Bytes per element of an (s b h) tensor:
 
-    Source: Korthikanti et al. (2022), sections 4.1 to 4.3; the Llama block was checked against torch's saved
-    tensors.
+    - norm inputs 2 + 2, and inputs of the two blocks 2 + 2
+    - queries and attention output 2 each, keys and values 2 g/a each
+    - GELU 2f/h + 2f/h, or SwiGLU 8f/h (6f/h fused)
+    - dropout masks 1 each
+
+    Unfused attention keeps softmax 2as/h, its dropout mask as/h and the scores after dropout 2as/h; fused attention
+    keeps 4a/h of fp32 log-sum-exp instead. Without sequence parallelism every tensor-parallel rank keeps the whole norm
+    inputs, block inputs and masks. Summed for a GPT without fused attention this is s b h (10 + 24/t + 5as/(ht)), or s
+    b h (34 + 5as/h) / t with sequence parallelism.
+
+    Source: Korthikanti et al. (2022), sections 4.1 to 4.3; the Llama block was checked against torch's saved tensors.
     """
     model, training = job.model, job.training
     if model.layers:
@@ -152,7 +156,7 @@ def _is_read_again(job: PoolJob, matrices: tuple[str, ...]) -> float:
 def _inner_tensors(job: PoolJob) -> float:
     """Tensors of the feed-forward width that are kept: input and output of GELU; gate, up and product of SwiGLU.
 
-    The last of these tensors is the input of the second product, which is not needed again if that product is frozen.
+    The last of these tensors is the input of the second product. It is not kept if that product is frozen.
     """
     tensors = (3.0 if job.engine.memory.fused_swiglu else 4.0) if job.model.activation == "swiglu" else 2.0
     return tensors - 1.0 + _is_read_again(job, ("down",))
@@ -385,7 +389,7 @@ def _at_peak(job: PoolJob, layout: Degrees, stage: Stage, num_microbatches: Numb
 def held_of_stage(
     job: PoolJob, layout: Degrees, stage: Stage, num_microbatches: Number
 ) -> tuple[tuple[Number, Number], ...]:
-    """For each moment at which a stage's memory can peak, the number of microbatches that all its layers hold.
+    """The number of microbatches that all layers of a stage hold, at each moment at which the stage's memory can peak.
 
     An interleaved stage with unequal chunks is counted as if all its chunks had the size of the largest: in steady
     state the stage mostly holds microbatches in its larger chunks. If expert exchanges overlap with another
@@ -446,7 +450,7 @@ def device_activation_bytes(job: PoolJob, layout: Degrees, stage: Stage, num_mic
 
 
 def sent_bytes(job: PoolJob, layout: Degrees, stage: Stage) -> Number:
-    """Bytes of one microbatch's outputs that a stage keeps after sending them; 0 for engines that do not keep them.
+    """Bytes of one microbatch's outputs that a stage keeps after it has sent them; 0 in most engines.
 
     Source: DeepSpeed, runtime/pipe/engine.py (pipe_buffers).
     """

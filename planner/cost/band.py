@@ -31,7 +31,7 @@ out, bands of equal coverage are about equally wide for values from 0.2 to 0.7.
 
 _INSIDE: Final = 0.8
 _MOST: Final = 20.0
-"""Largest number of runs that one source counts as, when the factors that widen bands are chosen.
+"""Maximum weight of one source, in runs, when the factors that widen bands are chosen.
 
 1, 5 and 20 were tried with whole sources held out. The median bands are 1.68, 1.64 and 1.60 wide, and hold 83, 79 and
 80 % of a source's runs.
@@ -204,7 +204,7 @@ def unseen_of(evidence: Iterable[Evidence], **keys: Any) -> tuple[str, ...]:
 def distribution_of(evidence: Sequence[Evidence], spread: Spread, *, num_unseen: int = 0, **keys: Any) -> Distribution:
     """Distribution for runs like `keys`: sources have equal total weights, and runs are weighted by their likeness.
 
-    num_unseen: number of properties that no run of the evidence has; the variances that they add are summed.
+    num_unseen: number of properties that no run of the evidence has; each adds a variance.
 
     Source: weighted quantiles of log(measured / predicted); conformal prediction with weights for likeness (Tibshirani
     et al., NeurIPS 2019), by clusters (Dunn, Wasserman and Ramdas, JASA 2023).
@@ -241,10 +241,10 @@ class _Miss(NamedTuple):
 def spread_of(evidence: Sequence[Evidence]) -> Spread:
     """Factors by which bands are widened for a new source and for a new kind of run, fitted to the evidence.
 
-    The runs of each source are forecast from the evidence of the other sources. `tails` is chosen so that 8 of 10 runs
-    of kinds that other sources also ran lie between the 10 % and the 90 % quantiles. `unseen` is chosen so that 8 of 10
-    runs of all other kinds lie there. Large sources have equal weight, and sources of few runs have less weight. A
-    factor without evidence keeps its default.
+    The runs of each source are forecast from the evidence of the other sources. `tails` is chosen for runs whose kind
+    also occurs in other sources: 8 of 10 of them must lie between the 10 % and the 90 % quantiles. `unseen` is chosen
+    so that 8 of 10 runs of all other kinds lie there. Large sources have equal weight, and sources of few runs have
+    less weight. A factor without evidence keeps its default.
 
     Source: split conformal prediction (Lei et al., JASA 2018), here with sources as folds.
     """

@@ -215,7 +215,7 @@ def shared_matmul_params(model: ModelSpec) -> int:
 
 
 def router_params(model: ModelSpec) -> int:
-    """Parameters of the router h E, its bias E, the shared experts' gate h, matrices to a latent, and further vectors.
+    """Parameters of the router: h E weights, E biases, h for the shared experts' gate, latent matrices, and vectors.
 
     Source: Megatron-LM, megatron/core/transformer/moe/router.py and shared_experts.py.
     """

@@ -72,12 +72,12 @@ class Group:
 
 
 def _members(cluster: ClusterSpec, size: Number, stride: Number, span: Number) -> Number:
-    """Ranks of a group that share one instance of a level of `span` devices; the fewest if groups differ.
+    """Number of a group's ranks that share one instance of a level with `span` devices; the fewest if groups differ.
 
     Groups follow one another, so a group of extent size * stride starts at a multiple of its extent. If neither extent
-    nor span divides the other, at least one group crosses from one instance to the next, and its smaller part has
-    gcd(extent, span) / stride ranks. The slowest group determines the time, because all other groups wait for this
-    group.
+    nor span divides the other, at least one group crosses from one instance to the next. The smaller part of such a
+    group has gcd(extent, span) / stride ranks. The slowest group determines the time, because all other groups wait for
+    this group.
 
     Source: rank order of planner/layout.py.
     """
@@ -111,7 +111,7 @@ def _ring_links(link: LinkSpec, members: Number, stride: Number) -> Number:
 
 
 def _bandwidth(link: LinkSpec, joined: Number, members: Number, stride: Number) -> Number:
-    """Bytes per second of one rank's own part of a link that joins `joined` instances of the level below.
+    """Bytes per second of one rank's share of a link, which joins `joined` instances of the level below.
 
     A group with few peers reaches less bandwidth: peers / (peers + half_peers) of the efficiency.
 
@@ -389,10 +389,10 @@ def _reached(instances: Number, copies: int, groups: tuple[int, int] | None) -> 
 def all_to_all_seconds(
     where: Group, num_bytes: Number, *, copies: int = 1, groups: tuple[int, int] | None = None
 ) -> Number:
-    """Every rank sends 1/n of its `num_bytes` to every rank of the group, to all peers and on all levels at once.
+    """Seconds of an all-to-all: every rank sends 1/n of its `num_bytes` to every rank, on all levels at once.
 
-    Peers of one level share the rank's own part of that level: across N hosts (N - 1) / N of the bytes pass through the
-    rank's own adapter.
+    All messages on one level share the rank's part of this level. Over N hosts, the share (N - 1) / N of the bytes
+    passes through the rank's adapter.
 
     copies: number of random ranks that receive the same bytes. Each of the N instances of the level below receives at
         most one copy and distributes it inside, so the share N (1 - (1 - 1/N)^copies) / copies of the bytes is sent.
@@ -415,7 +415,7 @@ def all_to_all_seconds(
 def ring_exchange_seconds(where: Group, bytes_per_hop: Number) -> Number:
     """Every rank sends to its neighbour in the group's ring: one hop of ring attention.
 
-    The neighbours that are furthest apart set the pace; each rank has its own link on each level.
+    The most distant neighbours determine the time; each rank has its own link on each level.
 
     Source: Liu et al., Ring Attention (2023), section 3; alpha-beta model, Hockney (1994).
     """

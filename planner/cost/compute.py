@@ -152,7 +152,7 @@ def linear_seconds(
     *,
     precision: Precision | None = None,
 ) -> PassSeconds:
-    """Seconds of one linear layer (or `batch` of them): output, gradient of the input, gradient of the weight.
+    """Seconds of one linear layer, or of `batch` linear layers: output, gradient of the input, gradient of the weight.
 
     In 8 or 4 bits the inputs and the output gradients are quantised first, in both orientations: 2 bytes are read and 2
     written for each element.

@@ -51,9 +51,9 @@ The value means two tiles of 128 keys (Dao 2023, section 3.3).
 _BACKWARD_OPERATORS: Final = 1.6
 """Backward operators launched for each forward operator in eager mode; the value is assumed.
 
-torch's dispatcher counts a ratio of 1.0 for a layer of GPT-2 and 1.9 for a layer of Llama in transformers 5.23, and 1.3
-and 1.5 in our trainer, not counting views. Host times of both passes of a layer, measured where the GPU waits for the
-host, would replace the assumption.
+torch's dispatcher counts, without views, a ratio of 1.0 for a layer of GPT-2 and 1.9 for a layer of Llama in
+transformers 5.23. In our trainer the ratios are 1.3 and 1.5. Host times of both passes of a layer, measured where the
+GPU waits for the host, would replace the assumption.
 """
 
 
@@ -137,7 +137,7 @@ def indexer_flops_per_token(model: ModelSpec, sequence_length: int) -> float:
 
 
 def _mixer_projections(job: PoolJob, layout: LayerDegrees) -> list[PassSeconds]:
-    """Seconds of the matrix products of a mixer, and of matrices that only the code of the model type defines.
+    """Seconds of a mixer's matrix products, and of products with the matrices in `layer_matrix_params`.
 
     Source: mixers.py; if every rank holds a matrix whole, each rank multiplies it by its own tokens.
     """
@@ -298,8 +298,8 @@ def _ffn_seconds(
 
     fan_in: width of the block's input and output; 0 means the model's width.
 
-    The activation function moves, per token in 16 bits and in forward and backward pass: 4f and 8f bytes for GELU, 6f
-    and 10f for fused SwiGLU, 10f and 16f for SwiGLU as separate operators.
+    Bytes that the activation function moves per token in 16 bits, forward and backward: GELU 4f and 8f; fused SwiGLU 6f
+    and 10f; SwiGLU as separate operators 10f and 16f.
 
     Source: derived here from the operators' inputs and outputs.
     """
@@ -319,8 +319,8 @@ def _ffn_seconds(
 def _expert_seconds(job: PoolJob, layout: LayerDegrees, moe: MixtureOfExperts) -> PassSeconds:
     """Seconds of router, routed and shared experts, and of permuting tokens to their experts and back.
 
-    Each rank holds E / ep experts and computes the choices of s b k / (c t) tokens for each of the etp ranks that
-    share an expert. Permuting moves 8 h bytes per choice and direction (read and write, twice).
+    Each rank holds E / ep experts. It computes s b k / (c t) choices of tokens for each of the etp ranks that share an
+    expert. Permuting moves 8 h bytes per choice and direction (read and write, twice).
 
     Source: Lepikhin et al., GShard (2020), section 2; Megatron-LM, megatron/core/transformer/moe.
     """
@@ -347,7 +347,7 @@ def _expert_seconds(job: PoolJob, layout: LayerDegrees, moe: MixtureOfExperts) -
 def _parts_seconds(
     job: PoolJob, layout: LayerDegrees, moe: MixtureOfExperts | None, core: Number, block: Number
 ) -> dict[frozenset[str], Number]:
-    """Forward seconds of the parts that recompute can repeat; the key names the modules that repeat a part.
+    """Forward seconds of each part that recompute can repeat; a key consists of the modules that repeat the part.
 
     The parts are the norms, the up-projections of latent attention with positions, the feed-forward block or the
     experts, and its activation function. A part that belongs to two modules is repeated once. The host's time for small
@@ -512,8 +512,8 @@ def layer_seconds(
 
     `experts`: a layer with experts instead of its feed-forward block; `local`: a layer with a sliding window. In eager
     mode a small layer cannot run faster than the host launches its operators. The forward pass therefore takes at least
-    `layer_floor` of the device times the engine's factor, plus the host time of a ring's hops, and the backward pass at
-    least 1.6 times as long. `exchanges`: seconds of collectives in each pass for which the host does not wait; they
+    the device's `layer_floor` times the engine's factor, plus the host time of a ring's hops. The backward pass takes
+    at least 1.6 times as long. `exchanges`: seconds of collectives in each pass for which the host does not wait; they
     shorten the wait for the host. The calibration's `slowdown` multiplies the roofline times of all operators.
 
     For a model with several kinds of layers the result is the mean layer.

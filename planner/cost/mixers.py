@@ -1,7 +1,7 @@
 """Blocks that mix tokens through a state of fixed size: Mamba, linear attention with a delta rule, RWKV, convolutions.
 
-Each kind is described once, by its projections, its vectors and the FLOPs of its core; counts of parameters, FLOPs,
-bytes and seconds are sums over this description.
+Each kind is described once, by its projections, its vectors and the FLOPs of its core. Parameters, FLOPs, bytes and
+seconds are computed from this description.
 """
 
 from __future__ import annotations

@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 def whole_gradients(job: PoolJob, layout: Degrees) -> Flag:
     """Whether a device accumulates gradients of all its parameters.
 
-    Gradients are whole below ZeRO-2. In some engines they are also whole in pipelines, or with several microbatches
-    because the engine reduces once a step. FSDP has no permanent buffer for whole gradients: with one microbatch and no
-    pipeline, each gradient is reduced immediately.
+    Gradients are whole below ZeRO-2. In some engines gradients are also whole in pipelines, or with several
+    microbatches, because the engine reduces once per step. FSDP has no permanent buffer for whole gradients: with one
+    microbatch and no pipeline, each gradient is reduced immediately.
 
     Source: Rajbhandari et al., ZeRO (SC 2020), section 5; engine profile for differences between engines.
     """

@@ -146,7 +146,7 @@ def _sides(matrices: tuple[Matrix, ...]) -> float:
 
 
 def _schulz_flops(matrices: tuple[Matrix, ...]) -> float:
-    """FLOPs of the iterations X <- a X + (b A + c A^2) X with A = X X^T: 4 m^2 n + 2 m^3 for each, m <= n."""
+    """FLOPs of Newton-Schulz: 4 m^2 n + 2 m^3 per iteration X <- a X + (b A + c A^2) X with A = X X^T, for m <= n."""
     shapes = ((min(rows, columns), max(rows, columns), count) for rows, columns, count in matrices)
     return _NEWTON_SCHULZ_STEPS * sum_of(count * (4.0 * m * m * n + 2.0 * m**3) for m, n, count in shapes)
 

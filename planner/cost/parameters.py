@@ -1,7 +1,8 @@
 """Number of parameters of a model, and number that one device holds.
 
-A model is a stack of equal layers, except that dense layers may precede the layers with experts, and the encoder's
-layers the decoder's, which also have cross-attention. `layer_params` counts a layer of the most common kind.
+A model is a stack of equal layers, with two exceptions: dense layers may precede the layers with experts, and the
+encoder's layers precede the decoder's, which also have cross-attention. `layer_params` counts a layer of the most
+common kind.
 """
 
 from __future__ import annotations

@@ -262,7 +262,7 @@ class LayerParts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageParts:
-    """Seconds of one microbatch in the parts of a stage: a layer of each kind, and the ends of the model.
+    """Seconds of one microbatch in the parts of a stage: in a layer of each kind, and in the model's ends.
 
     layers: the key says whether the layer has experts, and whether its attention has a window.
     """
@@ -327,7 +327,7 @@ def hidden_expert_seconds(job: PoolJob, exchanges: Number, computing: Number) ->
 
 
 def _share_in_pairs(job: PoolJob, layout: Degrees) -> Number:
-    """Share of the microbatches whose passes run in pairs: all microbatches but those that fill and drain the pipeline.
+    """Share of the microbatches whose passes run in pairs; microbatches that fill or drain the pipeline run without.
 
     A step takes (m - 1/v) times the slowest stage, with pairs, plus one pass through all chunks of size 1/v, without
     pairs.
@@ -425,7 +425,7 @@ def _lookup(job: PoolJob, layout: LayerDegrees) -> PassSeconds:
 
 
 def stage_prices(job: PoolJob, layout: Degrees, stage: Stage, parts: StageParts | None = None) -> StagePrices:
-    """Prices of a stage, or of arrays of layouts and stages that broadcast.
+    """Prices of one stage, or of arrays of layouts and stages; broadcasts.
 
     parts: prices of the layouts' parts, if they are already computed.
 
@@ -570,7 +570,7 @@ def chunk_seconds(job: Job, layout: Layout) -> ChunkSeconds:
 
 
 def exchange_parts(job: Job, parts: Mapping[LineName, PassSeconds]) -> PassSeconds:
-    """Seconds of each chunk that overlapped pairs of passes can hide: exchanges of experts and sends between stages.
+    """Seconds of each chunk that overlapped pairs of passes can hide: expert exchanges and sends between stages.
 
     Source: DeepSeek-V3 (2024), section 3.2.1.
     """

@@ -1,4 +1,4 @@
-"""The parts of a layer that a recompute policy repeats, and the share of the layers that recompute."""
+"""Which parts of a layer a recompute policy repeats, and which share of the layers recomputes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from planner.specs.model import ModelSpec
 
 ACTIVATION: Final = "activation"
-"""The activation functions of all feed-forward blocks: a part of the layer that no engine recomputes alone."""
+"""The activation functions of all feed-forward blocks; no engine recomputes only this part."""
 
 _SELECTIVE: Final = {
     "attention-core": ("core_attn",),

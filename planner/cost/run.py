@@ -105,7 +105,7 @@ def relative_prices(cluster: AnyCluster, training: TrainingSpec) -> tuple[float,
 
 
 def billed_devices(cluster: AnyCluster, training: TrainingSpec, layout: Layout) -> float:
-    """Devices in use, where a device that costs x times as much as one of the cheapest pool counts x times.
+    """Devices in use, weighted by price: a device counts as its price divided by the cheapest pool's price.
 
     Source: the documents.
     """

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from planner.specs.job import Job
 
 SCHEDULES: Final[tuple[Schedule, ...]] = get_args(Schedule)
-"""Every schedule that is priced, in the order in which they were published."""
+"""Every schedule that is priced, in order of publication."""
 
 
 _BOUNDED: Final = ("gpipe", "1f1b", "interleaved")

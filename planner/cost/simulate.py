@@ -187,9 +187,9 @@ def _hidden_seconds(
 ) -> NDArray[np.float64]:
     """Seconds of communication that each pass of an overlapped pair hides.
 
-    While C seconds of communication run, computing continues on the share 1 - a of the device: the W seconds of
-    computing of both passes and their C together take max(C, W + a C). Both passes hide the same share of their
-    communication.
+    While C seconds of communication run, computing continues on the share 1 - a of the device. The W seconds of
+    computing of both passes and their C seconds of communication then take max(C, W + a C). Both passes hide the same
+    share of their communication.
 
     Source: DeepSeek-V3 (2024), sections 3.2.1 and 3.2.2.
     """
@@ -211,9 +211,9 @@ def _hidden_seconds(
 class _Flow:
     """Input and output of each operation, as positions in a table of arrival times.
 
-    The table holds forward inputs, of shape (chunks, microbatches), then gradients of outputs of the same shape, then
-    one position that is filled from the start, and one that no operation reads. A backward pass for the weights needs
-    no further input, because the order of its stage is enough.
+    The table first holds forward inputs, of shape (chunks, microbatches), and then gradients of outputs, of the same
+    shape. Two further positions follow: one is filled from the start, and one is never read. A backward pass for the
+    weights needs no further input, because the order of its stage is enough.
     """
 
     takes: NDArray[np.int64]

@@ -202,8 +202,8 @@ def data_parallel_seconds(job: PoolJob, layout: Degrees, stage: Stage, window: S
 _HOP_PROCESSORS: Final = (32, 4)
 """Processors that run the sends of a hop, inside a scale-up domain and beyond it.
 
-NCCL uses two for each NVLink, up to the 32 channels of a communicator, and one for each 14 GB/s of a 50 GB/s adapter
-(src/graph/paths.cc, ncclTopoGetNchannels and ncclTopoComputeP2pChannels).
+NCCL uses two processors for each NVLink (at most 32, the channels of a communicator), and one for each 14 GB/s of a 50
+GB/s adapter (src/graph/paths.cc, ncclTopoGetNchannels and ncclTopoComputeP2pChannels).
 """
 
 

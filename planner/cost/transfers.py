@@ -106,7 +106,7 @@ def _both_ways(times: Number) -> dict[Moment, Number]:
 
 
 def transfers(job: PoolJob, layout: Degrees, stage: Stage) -> tuple[Transfer, ...]:
-    """All transfers of a stage, or of arrays of layouts and stages that broadcast.
+    """All transfers of a stage, or of arrays of layouts and stages; broadcasts.
 
     Source: the functions below.
     """
@@ -143,7 +143,7 @@ def _with_ends(of_layers: Transfer, of_end: Transfer, ends: Number) -> Transfer:
 
 
 def repeated_share(job: PoolJob, layout: Degrees, stage: Stage, line: LineName, *, experts: bool) -> Number:
-    """Share of a layer's forward transfers of one line that the recompute of a stage repeats in its backward pass.
+    """Share of a layer's forward transfers of one ledger line that a stage's recompute repeats.
 
     Source: `planner.cost.recompute.repeated_transfers`.
     """
@@ -304,7 +304,7 @@ def send_transfers(job: PoolJob, layout: Degrees, stage: Stage) -> tuple[Transfe
 
     With sequence parallelism each tensor-parallel rank sends its own part. Without sequence parallelism every rank
     sends the whole tensor, or (scatter/gather) its share, which the receivers gather over the tensor-parallel group.
-    Each of the two neighbours may be in another pool; each pass counts half of the sends to such a neighbour.
+    Either neighbour may be in another pool; each pass counts half of the sends to such a neighbour.
 
     Source: Narayanan et al. (SC 2021), sections 3.2 and 4.1.
     """

@@ -53,7 +53,7 @@ def loss_bytes(job: PoolJob, layout: Degrees, stage: Stage) -> Number:
 
 
 def recompute_bytes(job: PoolJob, layout: Degrees, stage: Stage) -> Number:
-    """Bytes that recompute restores for the one layer whose backward pass runs; the larger kind of layer counts.
+    """Bytes that recompute restores for the layer in its backward pass; the larger kind of layer counts.
 
     Source: Korthikanti et al. (2022), section 5.
     """
@@ -66,7 +66,7 @@ def recompute_bytes(job: PoolJob, layout: Degrees, stage: Stage) -> Number:
 
 
 def transient_bytes(job: PoolJob, layout: Degrees, stage: Stage, stored: Number) -> Number:
-    """Bytes that are alive only for a short time: the larger of the loss, and the layer whose backward pass runs.
+    """Bytes that are alive only for a short time: those of the loss or of the layer in its backward pass, if larger.
 
     Embedding and head are one unit, which ZeRO-3 keeps gathered, with its gradient, until the backward pass ends. If
     the update of the weights needs more memory, its bytes count instead. The `stored` activations are subtracted from
@@ -189,7 +189,7 @@ def layer_backward_bytes(job: PoolJob, layout: Degrees, stage: Stage) -> Number:
 
 
 def _bucket_bytes(job: PoolJob, layout: Degrees, stage: Stage) -> Number:
-    """Bytes of the bucket through which gradients pass on their way to the ranks that own them.
+    """Bytes of the bucket that gradients pass on their way to their ranks.
 
     Source: DeepSpeed, runtime/zero/stage_1_and_2.py (ipg_buffer of reduce_bucket_size; contiguous_gradients).
     """
@@ -229,11 +229,11 @@ def _score_gradients(job: PoolJob, layout: Degrees) -> Number:
 def _gradients_of_layer(job: PoolJob, layout: Degrees, stage: Stage) -> Number:
     """Bytes of the temporary gradients in one layer's backward pass, less the tensors released by then.
 
-    The first possible peak is in the feed-forward block: gradients of its inner tensors (two for each released tensor),
-    of the layer's output and of the last matrix. The second is at the end: gradients of all weights, in the compute
-    precision, when the layer's kept tensors are freed. If gradients are reduced layer by layer, the previous layer's
-    gradients are being reduced in fp32 at the same time. This happens in every microbatch, or only in the last one if
-    gradients are kept whole and there is no pipeline.
+    The first possible peak is in the feed-forward block. At this moment gradients exist of its inner tensors (two for
+    each released tensor), of the layer's output, and of the last matrix. The second is at the end: gradients of all
+    weights, in the compute precision, when the layer's kept tensors are freed. If gradients are reduced layer by layer,
+    the previous layer's gradients are being reduced in fp32 at the same time. This happens in every microbatch, or only
+    in the last one if gradients are kept whole and there is no pipeline.
 
     Source: derived here; counted in the trainer's own step by tests/trainer/test_memory_at_scale.py.
     """

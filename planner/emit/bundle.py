@@ -38,7 +38,7 @@ class Bundle:
 
 
 def target_of(plan: Plan, to: str | None) -> Target:
-    """The program that runs a plan: `to`, or by default the first program that the engine's profile names.
+    """The program that runs a plan: `to`, or by default the first program in the engine's profile.
 
     Raises:
         InputError: the profile of the plan's engine does not name the program `to`, or names no program at all.

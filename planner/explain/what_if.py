@@ -38,7 +38,7 @@ class WhatIf(Document):
 
 
 class Gain(Document):
-    """The gain from more of one resource: the share by which the step gets shorter after planning again."""
+    """The gain from more of one resource after planning again: the share by which the step gets shorter."""
 
     resource: str
     change: str = Field(description="the change that was planned, in the words of --what-if")

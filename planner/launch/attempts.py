@@ -1,8 +1,8 @@
 """Attempts of a run: host 0 announces each attempt in a folder that all hosts see, and the other hosts follow.
 
-Only host 0 numbers the attempts. If each host counted attempts itself, a host whose launcher was restarted, or which
-lost its ranks, would wait in a rendezvous that no other host enters. A host enters an attempt once; to rejoin the run,
-it requests the next attempt.
+Only host 0 numbers the attempts. Hosts must not count attempts themselves: after a restart of its launcher, or after a
+loss of its ranks, such a host would wait in a rendezvous that no other host enters. A host enters an attempt once; to
+rejoin the run, it requests the next attempt.
 """
 
 from __future__ import annotations

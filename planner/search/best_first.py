@@ -164,14 +164,14 @@ class _Search:
     def _cutoff(self, degrees: DegreeArrays, *, of_places: bool = False) -> FloatArray:
         """Step seconds above which a layout is not wanted, [n].
 
-        of_places: use instead the step seconds above which a layout is not among the best kinds that the search keeps.
+        of_places: the limit for the best kinds that the search keeps, instead of for all wanted layouts.
         """
         devices = self._best.devices(self._job, degrees)
         seconds = self._best.place_seconds(devices, degrees) if of_places else self._best.cutoff_seconds(devices)
         return np.asarray(np.broadcast_to(seconds, len(degrees)) * (1 + TIE), dtype=np.float64)
 
     def _place(self, degrees: DegreeArrays, seconds: FloatArray) -> FloatArray:
-        """The place of steps of `seconds` in the objective's order, [n]."""
+        """The rank of steps of `seconds` in the objective's order, [n]."""
         place = self._best.order(seconds, self._best.devices(self._job, degrees))
         return np.asarray(np.broadcast_to(place, seconds.shape), dtype=np.float64)
 
@@ -377,7 +377,7 @@ class _Search:
         return degrees.take(np.array(list(best.values())[:_BEST_SPLITS], dtype=np.int64))
 
     def _try_assignments(self, degrees: DegreeArrays) -> None:
-        """Lower the cutoff with even splits, or with greedy splits where devices differ and even splits are poor."""
+        """Lower the cutoff with even splits, or with greedy splits if devices differ and even splits are poor."""
         if not len(degrees):
             return
         job, constraints, cutoff = self._job, self._constraints, self._cutoff(degrees)

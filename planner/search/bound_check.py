@@ -111,7 +111,7 @@ def _complete(found: Found, constraints: Constraints, partitions: DegreeArrays) 
 
 
 def _bounded(found: Found, constraints: Constraints, degrees: DegreeArrays) -> tuple[DegreeArrays, FloatArray]:
-    """The configurations with each of their placements, and the last bound of their steps, [n]."""
+    """The configurations with each of their placements, and the tightest bound of each, [n]."""
     policies, no_cutoff = allowed_policies(found.job, constraints, degrees), np.full(len(degrees), np.inf)
     if degrees.schedule in EXECUTED:
         return degrees, busy_seconds(found.job.pools[0], degrees, policies)
@@ -150,7 +150,7 @@ def _check(found: Found, constraints: Constraints, best: Incumbents, one: Degree
 
 
 def _check_cutoff(found: Found, constraints: Constraints, best: Incumbents, one: DegreeArrays, optimum: float) -> None:
-    """Check that the bound with a cutoff, which may stop early, rules out only configurations beyond the cutoff."""
+    """Check the bound with a cutoff, which may stop early: it must rule out only configurations beyond the cutoff."""
     job, unplaced = found.job, replace(one, placement=0 * one.placement)
     cutoff = np.broadcast_to(best.cutoff_seconds(best.devices(job, one)), (1,)).astype(np.float64)
     placements, seconds = placed(job, unplaced, allowed_policies(job, constraints, one), constraints, cutoff)

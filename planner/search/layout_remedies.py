@@ -47,7 +47,7 @@ class _Step(NamedTuple):
 
 
 def layout_remedies(job: Job, layout: Layout) -> tuple[LayoutRemedy, ...]:
-    """Changes that make the layout fit: the fastest of each key, or else of each pair of keys; fastest first.
+    """Changes that make the layout fit: for each key the fastest change, or else for each pair of keys; fastest first.
 
     Pairs are tried if no single change fits, apart from adapters, which train a different model. Each change of a pair
     lowers the fullest device's need, or the two are legal only together.

@@ -102,7 +102,10 @@ class Near:
 def candidates_of(
     job: Job, constraints: Constraints, degrees: DegreeArrays, cutoff_seconds: FloatArray
 ) -> list[Candidate]:
-    """Configurations of one schedule as candidates, without the columns that by themselves exceed the cutoff [n]."""
+    """Configurations of one schedule as candidates, without columns that by themselves exceed the cutoff.
+
+    cutoff_seconds: longest step of each configuration, [n].
+    """
     policies = allowed_policies(job, constraints, degrees)
     if degrees.schedule in EXECUTED:
         return executed_candidates(uniform_job(job), degrees, policies)

@@ -123,7 +123,7 @@ class BestKinds:
         return np.maximum(near, self._of_any_kind(num_devices))
 
     def place_seconds(self, num_devices: Number, degrees: DegreeArrays) -> Number:
-        """The longest step with which a layout gets a place, or is better than the best layout of its kind, [n]."""
+        """The longest step of a layout that gets a place, or is better than the best layout of its kind, [n]."""
         kinds = np.stack(np.broadcast_arrays(*kind_of(degrees)), axis=-1).reshape(-1, 4)  # [n, 4]
         distinct, which = np.unique(kinds, axis=0, return_inverse=True)
         ranks = [self._ranks.get(tuple(kind), _NEVER) for kind in distinct.tolist()]

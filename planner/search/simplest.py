@@ -58,7 +58,7 @@ class Window:
     within: float
 
     def longest_seconds(self, devices: FloatArray) -> FloatArray:
-        """The longest step of a layout within the window, by devices as the objective counts them, [n]."""
+        """The longest step of a layout in the window, for each number of devices as the objective counts them, [n]."""
         first, seconds = (value * (1 + self.within) for value in self.minimum)
         if self.objective.name == "cost":
             longest = first / devices
@@ -222,7 +222,7 @@ def _check_agreement(answer: SimplestAnswer, standing: Standing) -> None:
 
 
 def _check_layout(found: Found, window: Window, standing: Standing, assigned: Assigned) -> None:
-    """Check that the layout has the solvers' keys and step time and is in the window, and that no layout is simpler.
+    """Check the layout: keys, step time and window must match the solvers' answer, and no layout may be simpler.
 
     Raises:
         Disagreement: one of these does not hold.

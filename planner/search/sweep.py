@@ -139,9 +139,8 @@ def sweep(
 ) -> Sweep:
     """The fastest layout for every number of hosts, and the front of all these layouts.
 
-    Each layout is priced once for all cluster sizes at which its price is the same. The price changes only at sizes at
-    which another level of the network becomes the first to span the whole cluster. The dynamic program finds the
-    optima.
+    Each layout is priced once for all cluster sizes at which its price is the same. The price changes only with the
+    innermost network level that spans the whole cluster. The dynamic program finds the optima.
 
     Raises:
         InputError: no legal layout exists under the constraints.

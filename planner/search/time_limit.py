@@ -26,7 +26,10 @@ class TimeLimit:
 
     @property
     def left(self) -> float | None:
-        """The remaining seconds, at least `_LEAST_SECONDS`, so that a solver can report that it reached its limit."""
+        """The remaining seconds.
+
+        The result is at least `_LEAST_SECONDS`, so that a solver can report the time limit.
+        """
         return None if self._end is None else max(self._end - time.monotonic(), _LEAST_SECONDS)
 
     @contextmanager

@@ -50,7 +50,7 @@ def _inputs(changes: Sequence[ChangedValue], names: tuple[str, str]) -> Group | 
 
 
 def outcome_body(outcome: Outcome, *, names: tuple[str, str]) -> list[RenderableType]:
-    """Show the rules that forbid the alternative, the memory that it lacks, or its difference to the plan."""
+    """Show the rules that forbid the alternative, or the memory that it lacks, or its difference from the plan."""
     if outcome.rules:
         heading = Text("No legal layout:", style="bold red")
         return [indented(Group(heading, *(indented(Text(clean(rule))) for rule in outcome.rules)))]

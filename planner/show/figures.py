@@ -37,12 +37,12 @@ class Scale:
 
 
 def bytes_scale(values: Iterable[float]) -> Scale:
-    """Choose the binary unit by the largest value, and decimals that show four figures of that value."""
+    """Choose the binary unit for the largest value, and as many decimals as show four digits of it."""
     return _scale(max(values, default=0.0), [unit for unit in _BYTES if unit[0] != "TiB"])
 
 
 def seconds_scale(values: Iterable[float]) -> Scale:
-    """Choose s, ms or us by the largest value, and decimals that show four figures of that value."""
+    """Choose s, ms or us for the largest value, and as many decimals as show four digits of it."""
     return _scale(max(values, default=0.0), _SECONDS)
 
 
@@ -68,7 +68,7 @@ FILLS: Final = {
     LineName.TRANSIENTS: Fill("▚", "T", "yellow"),
     LineName.RUNTIME: Fill("·", "R", "white"),
 }
-"""One fill for each line of memory; adjacent fills differ in darkness, so they can be told apart without colour."""
+"""One fill for each line of memory; adjacent fills differ in darkness, so they are distinct without colour."""
 
 
 def fill_of(name: LineName) -> Fill:

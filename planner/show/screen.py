@@ -1,7 +1,7 @@
 """Properties of the screen on which text is shown: its width, colour or none, Unicode or ASCII.
 
-All text that a user wrote passes through `clean`: names are shown literally, markup in names is not interpreted,
-and control characters never reach the terminal.
+All text of users passes through `clean`: names are shown literally, without interpreting markup, and control characters
+never reach the terminal.
 """
 
 from __future__ import annotations

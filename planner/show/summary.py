@@ -125,7 +125,7 @@ def layout_rows(plan: Plan) -> list[tuple[str, RenderableType]]:
 
 
 def assumed_rows(plan: Plan) -> list[tuple[str, RenderableType]]:
-    """List the settings that were assumed, and the settings of a foreign file that change no figure."""
+    """List the assumed settings, and the settings of a foreign file that change no figure."""
     filled = [str(each) for each in plan.assumed if each.rule != NOT_PRICED]
     left_out = [f"{each.key}={each.value}" for each in plan.assumed if each.rule == NOT_PRICED]
     rows = (("assumed", filled), ("not priced", left_out))

@@ -18,7 +18,7 @@ _SIXTEEN_BITS: Final = ("bf16", "fp16")
 def with_defaults(device: Mapping[str, Any]) -> dict[str, Any]:
     """A device's document with the missing keys filled in; `assumed` lists the keys that the generation supplied.
 
-    A document that has `assumed` already keeps the entries whose values still equal the generation's. Without a
+    If the document already has `assumed`, its entries stay as long as their values equal the generation's. Without a
     generation nothing is filled in. An unknown generation is reported later, when the device is checked. Until then the
     values of some known generation stand in, so that the check does not also report missing keys.
     """

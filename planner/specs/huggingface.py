@@ -77,9 +77,9 @@ _HARMLESS: Final = re.compile(
     """,
     re.VERBOSE,
 )
-"""Keys that, in types that do not read them, change neither parameters nor prices."""
+"""Keys that change neither parameters nor prices, unless the table of their type reads them."""
 _CONCERNS: Final = re.compile(r"attn|attention|head|expert|moe|router|window|lora|kv|qk|layer|norm|mlp|ffn|bias|sink")
-"""Parts of names of keys that may change the number of parameters."""
+"""Parts of key names; a key with one of them may change the number of parameters."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

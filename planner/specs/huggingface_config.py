@@ -33,13 +33,13 @@ class Config:
     _origins: dict[str, str] = field(default_factory=dict)
 
     def get(self, key: str, default: Any = None) -> Any:
-        """The value of a key, or `default` where it is missing or null."""
+        """The value of a key, or `default` if it is missing or null."""
         self.read.add(key)
         value = self.values.get(key)
         return default if value is None else value
 
     def count(self, key: str, default: int = 0) -> int:
-        """The value of a key that must be a whole number, or `default` where it is missing or null.
+        """The value of a key that must be a whole number, or `default` if it is missing or null.
 
         Raises:
             InputError: the value is no whole number.
@@ -50,7 +50,7 @@ class Config:
         return value
 
     def entries(self, key: str) -> list[Any]:
-        """The value of a key that must be a list; empty where it is missing or null.
+        """The value of a key that must be a list; empty if it is missing or null.
 
         Raises:
             InputError: the value is no list.
@@ -61,7 +61,7 @@ class Config:
         return value
 
     def flag(self, key: str, default: bool = False) -> bool:
-        """The value of a key that must be true or false, or `default` where it is missing or null.
+        """The value of a key that must be true or false, or `default` if it is missing or null.
 
         Raises:
             InputError: the value is neither true nor false.

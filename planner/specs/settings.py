@@ -30,16 +30,16 @@ _DOCUMENTS: Final[dict[str, type[Document]]] = {
 _ENDS = ("within_node", "between_nodes")
 """Names of the innermost and the outermost link."""
 _ALL_DEFAULTS = "failures"
-"""Parts of a document that may be missing as a whole, because each of their keys has a default."""
+"""Parts of a document that may be missing as a whole, because all their keys have defaults."""
 
 
 def apply_setting(setting: str, trees: Mapping[str, Node], option: str = "--set") -> dict[str, Node]:
     """The documents after one change `PATH=VALUE`.
 
     The path begins with `model`, `cluster`, `device`, `training`, `engine`, the name of one of the cluster's links, or
-    `within_node` and `between_nodes`, the cluster's innermost and outermost link. In a mixed cluster it begins with the
-    name of a pool (`pools.` may stand before it) and goes on as in a cluster, or begins with `between`. A last key that
-    the document does not know is reported when the document is checked.
+    `within_node` and `between_nodes`, the cluster's innermost and outermost link. In a mixed cluster a path begins with
+    `between`, or with the name of a pool (optionally after `pools.`) and continues as in a cluster. A last key that the
+    document does not know is reported when the document is checked.
 
     Raises:
         InputError: no `=`, an unknown path, or a value that cannot be read.

@@ -1,7 +1,7 @@
 """Training samples: windows of tokens that depend only on their number in the run.
 
-The corpus, the seed and a sample's number determine its content. Layout, world size and restarts do not, so all layouts
-train on the same batches, and a resumed run continues where it stopped.
+The corpus, the seed and a sample's number determine its content. Layout, world size and restarts have no influence: all
+layouts train on the same batches, and a resumed run continues where it stopped.
 """
 
 from __future__ import annotations

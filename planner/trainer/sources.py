@@ -121,7 +121,9 @@ def end_of_document(names: tuple[str, ...], tokenizer: Path | None, vocab_size: 
 
 
 def fingerprint(names: tuple[str, ...], tokenizer: Path | None) -> str:
-    """A hash of the files' sizes and of samples of their content, but not of their names; a resumed run compares it.
+    """A hash of the files' sizes and of samples of their content, but not of their names.
+
+    A resumed run compares the hash.
 
     Only 64 blocks of each file are read, so that even terabytes are fast. Raises as `open_sources` does.
     """

@@ -150,7 +150,7 @@ def _check_set(reader: Reader, values: Values, shown: str) -> None:
 def _model(
     reader: Reader, values: Values, wanted: str | None, name: Value, settings: Sequence[str], shown: str
 ) -> ModelSpec:
-    """The model that `--model` names; else the model that the file describes; else the shipped model it names."""
+    """The model named by `--model`, or else the model that the file describes, or else the shipped model it names."""
     if wanted is not None:
         return load_model(wanted)
     said: dict[str, Any] = dict(facts_of(reader.target, values, of_model=True).of("model"))

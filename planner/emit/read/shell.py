@@ -388,7 +388,7 @@ class _Script:
         return f"$(({text}))" if number is None else str(number)
 
     def _counted(self, command: str) -> str:
-        """The output of a command such as `expr 16 / $N`, computed here; an empty text for any other command."""
+        """The output of a command such as `expr 16 / $N`, computed here; empty for any other command."""
         name, _, rest = command.strip().partition(" ")
         if name != "expr":
             return ""
@@ -403,7 +403,7 @@ _TOKEN: Final = re.compile(r"\s*([0-9]{1,12}|[-+*/%()])")
 
 
 def whole_number(text: str) -> int | None:
-    """The value of a short expression of whole numbers, + - * / % and brackets; None for any other text."""
+    """The value of a short expression with whole numbers, + - * / % and brackets; None for any other text."""
     tokens: list[str] = []
     place, text = 0, text.strip()
     while place < len(text):

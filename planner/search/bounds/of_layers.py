@@ -54,7 +54,10 @@ def stage_of_kind(kind: Sequence[Flag], *, index: Number, num_layers: Number, po
 
 
 def num_main_layers(job: Job) -> int:
-    """Number of layers of the main kinds, which are first in `least_costs` and which `capacities_of_stages` counts."""
+    """Number of layers of the main kinds.
+
+    These kinds come first in `least_costs`, and `capacities_of_stages` counts them.
+    """
     kinds = kinds_main_first(job)
     return sum(kind.number for kind in kinds if kind.has_experts == kinds[0].has_experts)
 
@@ -177,7 +180,7 @@ class LayerBounds:
     def layer_and_head_seconds(
         self, degrees: DegreeArrays, *, any_experts: bool = False
     ) -> tuple[Number, Number, Number]:
-        """Least seconds of one microbatch: of a mean layer, of a layer of the fastest kind, and of the head."""
+        """Least seconds of one microbatch in a mean layer, in a layer of the fastest kind, and in the head."""
         row, size = self._row_of(degrees), np.searchsorted(self._sizes, degrees.mbs)
         head = self._head[row, size]
         if any_experts:

@@ -129,7 +129,7 @@ def _own_or(degrees: DegreeArrays, policies: Sequence[int]) -> Sequence[Number]:
 
 
 def least_shares(job: Job, degrees: DegreeArrays) -> NDArray[np.float64]:
-    """Lower bound, over all policies, of the fullest stage's share of a device's memory in the largest pool, [n].
+    """Lower bound of the fullest stage's memory need under any policy, as a share of the largest pool's device, [n].
 
     Source: `least_stage_bytes`.
     """

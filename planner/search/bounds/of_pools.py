@@ -270,7 +270,7 @@ def _holds_in_time(
 def _most_of_slowest(
     job: Job, degrees: DegreeArrays, costs: _PoolCosts, place: Placements, cutoff_seconds: NDArray[np.float64]
 ) -> NDArray[np.float64]:
-    """The longest time of one microbatch in the slowest stage with which the step stays within the cutoff, [n]."""
+    """The longest time of one microbatch in the slowest stage for which the step stays within the cutoff, [n]."""
     m, v = num_microbatches(job, degrees), degrees.interleave
     _, work = _slowest_and_work(job, degrees, costs, place.stages, place.last)
     tail = np.where(place.stages > 0, costs.tail, np.inf).min(axis=1)

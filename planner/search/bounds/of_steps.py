@@ -224,7 +224,7 @@ def least_costs(
 def _small_prices(
     job: PoolJob, shapes: LayerShapes, policies: PolicyMasks, choices: PolicyChoices
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Seconds of a layer of the other kinds, [kinds - 1, choices, n], and of the last stage besides its layers, [n].
+    """Seconds of a layer of each further kind, [kinds - 1, choices, n], and of the last stage's other work, [n].
 
     The prices include only work that is proportional to the layers, which depends on few degrees.
     """
@@ -277,8 +277,8 @@ def _least_transfer(
     time to move k layers is concave in k (latencies, and the quickest algorithm for the bytes), and the time that they
     hide is proportional to k. So the difference is least at one of the two ends of the range of k.
 
-    window_seconds: two arrays [policies, n]: the communication time that one layer of the main kinds can hide, and the
-    communication time that all other layers together can hide. No stage can hide more than these times.
+    window_seconds: two arrays [policies, n] with the most seconds of communication that can be hidden, by one layer of
+    the main kinds, and by all other layers together. No stage can hide more.
     optimizer_seconds: [n], of a stage that holds the most layers.
 
     Gain (`transfer`): on 100,000 devices the search takes 5.10 s instead of 10.42 s for DeepSeek-V3, and 0.96 s instead
@@ -321,9 +321,9 @@ def _least_work(job: PoolJob, degrees: DegreeArrays, costs: LeastCosts, forced_s
 def _least_slowest(job: PoolJob, degrees: DegreeArrays, costs: LeastCosts, forced_seconds: Number) -> Number:
     """Least seconds of one microbatch in the slowest stage, [n].
 
-    The slowest stage has at least the mean of all work. Two further bounds follow because stages hold whole layers
-    (`_layers_of_slowest`): one for all layers at the price of the fastest kind, one for the layers of the main kinds at
-    their own price.
+    The slowest stage has at least the mean of all work. Stages hold whole layers, which gives two further bounds
+    (`_layers_of_slowest`): one prices all layers like the fastest kind, and one prices only the layers of the main
+    kinds.
 
     Gain (`whole-layers`): the search takes 7.3 s instead of 8.5 s for DeepSeek-V3 on 100,000 devices (busy machine).
     """
@@ -335,7 +335,7 @@ def _least_slowest(job: PoolJob, degrees: DegreeArrays, costs: LeastCosts, force
 
 
 def _layers_of_slowest(num_layers: int, num_stages: Number, ends: Number) -> Number:
-    """Least time of the slowest of S stages in units of a layer, where the last stage also takes `ends`, [n].
+    """Least time of the slowest of S stages, in units of a layer; the last stage has `ends` units of other work, [n].
 
     Stages of time t hold floor(t) layers, the last one floor(t - ends). With k = floor(t) they hold S k - ceil(ends)
     layers in all, or S k - floor(ends) from t = k + (the fraction of ends) on. Therefore the least t at which the

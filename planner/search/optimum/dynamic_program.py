@@ -73,7 +73,10 @@ class _Variant:
     def scan(
         self, index: int, least_bottleneck: float, cutoff: float, units: IntArray | None = None, budget: int = 0
     ) -> Choice | None:
-        """The optimum of the variant as a choice of the whole candidate, or None; `units` has its columns' units."""
+        """The optimum of the variant, as a choice of the whole candidate, or None.
+
+        units: units of the variant's columns.
+        """
         units = np.zeros(self.candidate.num_columns, dtype=np.int64) if units is None else units
         found = _Scan(self.candidate, index, least_bottleneck, cutoff, units, budget).run()
         return found and replace(found, columns=tuple(self.columns[list(found.columns)].tolist()))
@@ -156,7 +159,7 @@ def _in_order(found: list[Choice]) -> list[Choice]:
 
 
 def _fastest(candidate: Candidate, values: FloatArray) -> FloatArray:
-    """Least value on each stage, [num_stages]; infinite where a stage has no column."""
+    """Least value on each stage, [num_stages]; infinite if a stage has no column."""
     least = np.full(candidate.num_stages, np.inf)
     np.minimum.at(least, candidate.stage, values)
     return least
@@ -233,7 +236,7 @@ def _can_hold_all(candidate: Candidate, threshold: float) -> bool:
 
 @cache
 def _bits(num_layers: int, pattern: Pattern, state: int) -> int:
-    """All positions of a state; bit l is set where the position after l layers has the state."""
+    """All positions with a state; bit l is set if the position after l layers has the state."""
     return sum(1 << position for position in range(state, num_layers + 1, int(pattern.stride(state))))
 
 
@@ -318,7 +321,7 @@ class _Scan:
             yield _Box(box.low_a, box.high_a, middle + 1, box.high_b)
 
     def _visit(self, box: _Box) -> float:
-        """Lower bound of the box; the best choice of the box is kept if it is the best choice so far."""
+        """Lower bound of the box; the best choice of the box is kept if it improves on all earlier choices."""
         candidate = self.candidate
         allowed = candidate.seconds <= self.bottlenecks[box.high_a]
         allowed &= candidate.tail_seconds <= self.tails[box.high_b]
@@ -349,7 +352,7 @@ class _Scan:
 
 
 def _least_sums(candidate: Candidate, allowed: Mask, units: IntArray, budget: int) -> FloatArray:
-    """Least sum of pass seconds from each stage on, by the layers and units left for these stages.
+    """Least sum of pass seconds from each stage to the last, for each number of remaining layers and units.
 
     Shape [num_stages + 1, num_layers + 1, budget + 1]. Units may remain unused.
     """

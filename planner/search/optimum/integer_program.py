@@ -59,7 +59,7 @@ _UNITS_OF_SLOWEST = 1e4  # the largest time in the program, in units
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """The choice that the solver found and the bound that it proved."""
+    """The solver's choice, and its proved bound."""
 
     choice: Choice | None  # None: nothing found
     status: Literal["optimal", "time limit", "infeasible"]

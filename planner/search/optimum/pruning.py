@@ -61,7 +61,7 @@ class LowerBounds:
 
 @dataclass(frozen=True, slots=True)
 class _Table:
-    """The columns, end to end, of all candidates with a column on every stage, and where each group begins."""
+    """The columns of all candidates that have a column on every stage, end to end, and the beginning of each group."""
 
     owner: IntArray  # [columns], position of the candidate in `indices`
     group: IntArray  # [columns], number of the (candidate, stage) pair
@@ -201,7 +201,7 @@ def _ratio(table: _Table) -> FloatArray:
 
 
 def _least_total(table: _Table, values: FloatArray, multiplier: FloatArray) -> FloatArray:
-    """For each column, a lower bound of the sum of `values` of a choice that uses it, by a multiplier, [columns]."""
+    """For each column, a lower bound of the sum of `values` in choices with this column, by a multiplier, [columns]."""
     reduced = values - multiplier[table.owner] * table.load
     cheapest = table.stage_min(reduced)
     least = multiplier * table.total_load + table.candidate_sum(cheapest)

@@ -76,7 +76,7 @@ def _fastest(rated: Rated, limits: Mapping[str, int], cutoff: float) -> Choice |
 
 
 def _even_ways(kept: Rated) -> Iterator[Mask]:
-    """The columns of choices with equally many layers on all inner stages, for each such number of layers."""
+    """For each number of layers, the columns of choices that hold this number on all inner stages."""
     inner = kept.inner
     if kept.candidate.num_stages < 3:
         yield ~inner

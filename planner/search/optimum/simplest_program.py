@@ -144,7 +144,7 @@ def _base(variable: pulp.LpVariable) -> int:
 
 
 def _most_tenths(rated: Rated) -> int:
-    """Upper bound of the tenths of the model that a choice of the candidate recomputes."""
+    """Upper bound of the recomputed tenths of the model in any choice of the candidate."""
     candidate = rated.candidate
     most = np.zeros(candidate.num_stages, dtype=np.int64)
     np.maximum.at(most, candidate.stage, rated.repeated)
@@ -158,9 +158,11 @@ _Entry: TypeAlias = "tuple[Simplicity, float, Rated]"
 class Contenders:
     """Candidates that may have the simplest choice, reduced to the columns that this choice may use.
 
-    Three things are left out: columns that no choice within the window uses, by the lower bounds of step times; columns
-    dominated by another column of the same stage, state and layers in every price and key; and candidates whose lower
-    bound of the keys is worse than the keys of a choice already tried.
+    Three things are left out:
+
+    - columns that no choice within the window can use, by the lower bounds of step times,
+    - columns that another column of the same stage, state and layers dominates in every price and key, and
+    - candidates whose lower bound of the keys is worse than the keys of a tried choice.
     """
 
     def __init__(self) -> None:

@@ -4,8 +4,8 @@ The solver reads the model from an MPS file in a private folder. The child leads
 ends with an answer, a time limit, Ctrl-C or SIGTERM, the group is killed and the folder is removed. If the planner
 itself is killed with SIGKILL, Linux kills the child, but the folder remains.
 
-PuLP's own `solve` is not used: it leaves the solver running and its files in the temporary folder when the planner is
-terminated, and reports "Optimal" for a run that hit its time limit.
+PuLP's own `solve` is not used. When the planner is terminated, it leaves the solver running and its files in the
+temporary folder. It also reports "Optimal" for a run that reached its time limit.
 """
 
 from __future__ import annotations

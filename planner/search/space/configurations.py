@@ -38,8 +38,8 @@ if TYPE_CHECKING:
 _USUAL_SCHEDULES: Final = ("1f1b", "interleaved")
 """Schedules that are considered without a pin.
 
-GPipe is left out because it takes as long as 1F1B and needs more memory. Schedules that must be executed to be priced
-are left out because they are too slow to try on every job.
+GPipe is left out because it takes as long as 1F1B and needs more memory. Schedules whose price needs an execution are
+left out because they are too slow to try on every job.
 """
 
 
@@ -159,7 +159,10 @@ class _Enumeration:
         self.degrees = self.degrees.take(rows).having(key, np.tile(values, len(self.degrees)))
 
     def obey(self, *keys: str, among: tuple[str, ...]) -> None:
-        """Drop configurations that break a rule, for the rules that read one of `keys` and no key outside `among`."""
+        """Drop configurations that break a rule.
+
+        Only rules that read one of `keys`, and no key outside `among`, are checked.
+        """
         if not len(self.degrees):
             return
         keep, left = np.ones(len(self.degrees), dtype=bool), len(self.degrees)
@@ -339,7 +342,7 @@ def fill_replicas(
 
 
 def _replica_counts(degrees: DegreeArrays) -> list[int]:
-    """Numbers of replicas of the sharded group: the divisors of the dp of any configuration."""
+    """Possible numbers of replicas of the sharded group: the divisors of any configuration's dp."""
     return sorted({replicas for dp in set(degrees.dp.tolist()) for replicas in divisors(dp)})
 
 

@@ -1,6 +1,6 @@
 """Messages for layouts that break a rule: the fault with its numbers, and legal values.
 
-Each rule of `planner.search.space.rules` has one function here, which is called for layouts that do not meet the rule.
+Each rule of `planner.search.space.rules` has one function here, which is called for layouts that break the rule.
 """
 
 from __future__ import annotations
@@ -156,7 +156,7 @@ def no_full_recompute(job: Job) -> str:
 
 
 def recompute(job: Job, layout: Layout) -> Iterator[str]:
-    """Recompute that the engine lacks: unknown policies, policies that differ by stage, or by chunk of a stage."""
+    """The engine lacks the recompute: an unknown policy, or policies that differ by stage, or by chunk of a stage."""
     if "full" in layout.recompute and (why := no_full_recompute(job)):
         yield f"full recompute does not go with {why}"
     used = sorted(set(layout.recompute))

@@ -155,7 +155,7 @@ def _ways(num_stages: int, room: tuple[int, ...]) -> IntArray:
 
 
 def room_in_pools(job: Job, degrees: DegreeArrays) -> IntArray:
-    """Number of stages for which each pool has devices, at most the stages of the configuration, [n, pools]."""
+    """Number of stages for which each pool has enough devices, at most the configuration's stages, [n, pools]."""
     rooms = [np.minimum(stages_in_pool(pool, degrees), degrees.pp) for pool in job.pools]
     return np.stack(np.broadcast_arrays(*rooms), axis=1)
 

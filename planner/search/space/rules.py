@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rule:
-    """A condition on layouts: `holds(job, degrees)` is true, or an array of booleans, where layouts meet it.
+    """A condition on layouts: `holds(job, degrees)` says whether each layout meets it.
 
     reads: the degrees that the rule reads; the rule applies as soon as they are known.
     needs: the condition in words.

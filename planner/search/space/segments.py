@@ -27,8 +27,8 @@ def segments_to_try(
 ) -> tuple[IntArray, IntArray]:
     """Partitions of the devices with each segment that may be the best: positions of the partitions, and the segments.
 
-    inner: devices of a stage, [n]; tp and pp are [n] too. A partition without a possible segment gets the last segment,
-    so that a rule can refuse it with a reason.
+    inner, tp, pp: devices of a stage, tensor and pipeline parallel degree of each partition, [n]. A partition without a
+    possible segment gets the last segment, so that a rule can refuse it with a reason.
     """
     cluster, most = job.cluster, job.cluster.hosts_per_domain
     every = range(1, most + 1) if most <= _MOST_TRIED else [2**power for power in range(most.bit_length())]
@@ -56,9 +56,9 @@ def _useful(
     assumed not to be slower, because the link inside a domain is faster; the latency that a tree over few domains saves
     is ignored. The extent of a group inside a stage divides the stage's devices. In units of the stage's devices, the
     extent is 2 for a send, pp for the whole pipeline, and 2 (pp - 1) for a tied embedding. A segment is therefore
-    useless if another segment meets two conditions: its g of two stages is a multiple of the first segment's g, and it
-    keeps the pipeline and its ends together whenever the first segment does. If two segments make each other useless,
-    the one with more hosts is kept.
+    useless if a better segment meets two conditions. The better segment's g of two stages is a multiple of the first
+    segment's g. It also keeps the pipeline and its ends together whenever the first segment does. If two segments make
+    each other useless, the one with more hosts is kept.
 
     Source: `planner.cost.collectives`; tested against a search over every segment.
     """

@@ -183,7 +183,7 @@ def front_chart(plan: Plan, alternatives: Sequence[Alternative]) -> dict[str, An
 
 
 def choices_chart(found: SideBySide) -> dict[str, Any]:
-    """Chart duration against cost of the run for clusters where it fits; a line joins the Pareto-optimal choices."""
+    """Chart time against cost of the run for clusters on which it fits; a line joins the Pareto-optimal choices."""
     rows = [(number, each, *found.costs(each)) for number, each in enumerate(found.choices, start=1) if each.fits]
     x = _around((row[2] for row in rows), start=_LEFT, end=_WIDTH - _RIGHT)
     y = _around((row[3] for row in rows), start=_HEIGHT - _BOTTOM, end=_TOP)
