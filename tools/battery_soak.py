@@ -93,7 +93,7 @@ class SoakedRun(Run):
         return [int(each) for each in Path(f"/proc/{launcher}/task/{launcher}/children").read_text().split()]
 
     def roles(self) -> dict[int, str]:
-        """Each process with its role, once the run has all processes."""
+        """The role of each process of the run, by process number; empty until all processes have started."""
         agents, ranks = self.agents(), self.ranks()
         hearts = sorted((self.output / "heartbeats").glob("rank-*"))
         named = {int(path.read_text(encoding="utf-8").split()[1]): path.name for path in hearts}

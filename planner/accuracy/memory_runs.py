@@ -52,7 +52,7 @@ _FACTORS: Final = np.arange(*_WIDER, 0.1)
 class MemoryRun:
     """The logarithm of measured over predicted bytes of one run, or a bound of this logarithm.
 
-    kind: `exact`; `above` if the value exceeds the bound, because the run ran out of memory; `below` if it did not.
+    kind: `exact` for a value; for a bound, `above` if the run ran out of memory and needs more, `below` if it fitted.
     """
 
     source: str

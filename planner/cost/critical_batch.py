@@ -1,7 +1,7 @@
 """Useful sizes of a batch: published fits of the critical and the best batch, and learning rates for other batches.
 
-The fits give only an order of magnitude, because they come from other data and often from much smaller models. The
-gradient noise scale of the run itself decides (McCandlish et al., 2018, appendix A).
+The fits give only an order of magnitude, because they come from other data and often from much smaller models. To know
+the critical batch of a run, measure the run's gradient noise scale (McCandlish et al., 2018, appendix A).
 """
 
 from __future__ import annotations

@@ -90,12 +90,11 @@ def chunk_terms(
     interleave: v.
     pp: p.
 
-    fill   v times the stage's part in the filling and draining of the pipeline: t_r + (v q_r - k_r) w_r, the stage's
-    time
-           if all its chunks had the size of the largest. When a round changes from larger to smaller chunks, the lag
-           between first and last stage shrinks by the sum of the differences. If this sum exceeds a chunk, stages wait
-           for the excess in each round but the first; each stage with unequal chunks has a share of this wait,
-           max(0, w_r - q_r w_r / p).
+    fill   v times the stage's part in the filling and draining of the pipeline: t_r + (v q_r - k_r) w_r, which is
+           the stage's time if all its chunks were as large as the largest. When a round changes from larger to smaller
+           chunks, the lag between first and last stage shrinks by the sum of the differences. If this sum exceeds a
+           chunk, stages wait for the excess in each round but the first; each stage with unequal chunks has a share of
+           this wait, max(0, w_r - q_r w_r / p).
     slack  longest time of the model's last chunk without a wait of this stage in every microbatch: the time of the
            stage's own last chunk plus 1/p of its largest chunk, because between two rounds one chunk is already
            waiting. For the last stage, the time of the model's last chunk.

@@ -87,7 +87,7 @@ def priced(job: PoolJob, transfers: Sequence[Transfer]) -> Iterator[tuple[Transf
 
 
 def busy_seconds(job: PoolJob, transfers: Sequence[Transfer]) -> dict[Moment, Number]:
-    """Total seconds of these transfers by moment, for one microbatch or one update of the weights.
+    """Total seconds of the transfers in each moment (such as the forward pass), for one microbatch or one update.
 
     Source: sum of the transfers.
     """

@@ -64,7 +64,7 @@ def _tenths(count: int) -> str:
 
 
 def minimum(job: Job, chosen: Layout, best: Layout, objective: Objective) -> Minimum:
-    """A comparison of the best layout by the objective with the chosen layout: its step, memory, gain and loss."""
+    """The best layout by the objective, with its price and its differences from the chosen layout."""
     priced, mine = estimate(job, best), estimate(job, chosen)
     keys, least = keys_of(job, chosen), keys_of(job, best)
     ranks = [

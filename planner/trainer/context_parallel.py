@@ -61,7 +61,7 @@ class _GatherPositions(torch.autograd.Function):
 
 
 def apply_context_parallel(part: Transformer, group: ProcessGroup, length: int) -> None:
-    """Tell the embedding and attention the positions of their rows, and attention how to gather keys and values."""
+    """Set up context parallelism: each rank holds some positions, and attention gathers all keys and values."""
     held = held_positions(length, dist.get_world_size(group), dist.get_rank(group))
     if part.embedding is not None:
         part.embedding.held = held

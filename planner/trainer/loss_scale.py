@@ -9,7 +9,8 @@ class LossScale:
     """The loss scale of Micikevicius et al. 2018: multiply the loss by `factor`, and divide the gradients by it.
 
     The factor is a power of two, so scaling does not round. If gradients overflow, the factor is halved and the step
-    repeated. After `GROWS_AFTER` steps without overflow, the factor is doubled. In other precisions it is one.
+    repeated. After `GROWS_AFTER` steps without overflow, the factor is doubled. With any precision but fp16, the factor
+    is always 1.
     """
 
     def __init__(self, precision: str) -> None:

@@ -1,8 +1,9 @@
 """Timings of this machine's devices and links: `torchrun ... -m planner.trainer.probe REQUEST --output FILE`.
 
-All ranks time their devices at the same moment, as in training. A curve shows the slowest rank's least time, because
-other programs on the machine disturb the least time least. REQUEST names the shapes (`planner.measure`). The parts for
-GPUs (16 and 8 bits, grouped products, copies from page-locked memory, NCCL) have never run on a GPU.
+All ranks time their devices at the same moment, as in training. Each time is the shortest of several repetitions,
+because other programs on the machine can only lengthen it; of the ranks, the slowest counts. REQUEST names the shapes
+(`planner.measure`). The parts for GPUs (16 and 8 bits, grouped products, copies from page-locked memory, NCCL) have
+never run on a GPU.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Candidates: the numbers that the solvers read of a configuration, without the cost model behind them.
 
 A candidate is one outer configuration (degrees, ZeRO stage, microbatch size, interleave). It leaves open how many
-layers each pipeline stage holds and which recompute policy the stage uses. Each way to fill one stage that fits into
-memory is a column. A choice has one column for each stage.
+layers each pipeline stage holds and which recompute policy the stage uses. A column is one way to fill one stage: a
+number of layers and a policy that fit into memory. A choice has one column for each stage.
 
 If layers differ, the price of a stage depends on which layers it holds. The kinds of layers follow a pattern, and a
 column is valid for all positions with the same state of this pattern (`Pattern`). A stage uses columns of the state in

@@ -1,4 +1,4 @@
-"""The joint integer program: which candidate, and which column on each of its stages, in one solve.
+"""The integer program that chooses the candidate and a column for each of its stages in one solve.
 
 Sets and data: candidates c with L_c layers on stages r = 0 .. S_c - 1; columns k of (c, r) with layers l, seconds t,
 pass seconds f, slack seconds h and tail seconds d, that begin in state b of the pattern of layers and end in state e;
