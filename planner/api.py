@@ -156,7 +156,8 @@ def plan_job(
     """Find the best layout of a model on a cluster, as `planner plan` does.
 
     model, cluster: a shipped name or the path of a file.
-    training: the path of a training document. pin, forbid: one text or several, as in `pin="tp=8,mbs<=4"`.
+    training: the path of a training document.
+    pin, forbid: one text or several, as in `pin="tp=8,mbs<=4"`.
     within: share of the objective that a simpler layout may cost; 0 asks for the minimum, which `plan.minimum` always
         has.
     confidence: required chance of meeting the deadline for the objectives `cost` and `gpus`.

@@ -43,8 +43,8 @@ class SearchOptions:
 
     risk: accepted chance that the plan does not fit.
     headroom: share of device memory that is left free; None if the chance sets the limit.
-    confidence: required chance of meeting the deadline; None if the forecast alone decides. pins, forbidden: as on the
-    command line; empty for a layout that the user gave, which is priced as given.
+    confidence: required chance of meeting the deadline; None if the forecast alone decides.
+    pins, forbidden: as on the command line; empty for a layout that the user gave, which is priced as given.
     within: share of the objective that a simpler layout may cost.
     """
 
@@ -86,8 +86,8 @@ class SimplestProof:
     within: share by which the layouts may exceed the optimum.
 
     keys: keys of the plan, found by both methods.
-    seconds: step time of the plan, found by the dynamic program. num_decided, num_columns: configurations and columns
-    that keys and lower bounds left to the integer programs.
+    seconds: step time of the plan, found by the dynamic program.
+    num_decided, num_columns: configurations and columns that keys and lower bounds left to the integer programs.
     """
 
     within: float

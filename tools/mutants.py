@@ -57,7 +57,8 @@ class Mutant:
     function: qualified name of the function around the change; None for code that runs at import, such as default
     values.
     lines: lines of the statement around the change, or of the function that runs later; None for a module.
-    code: the source line, stripped. change: the expression, "before -> after".
+    code: the source line, stripped.
+    change: the expression, "before -> after".
     removed, added: the statement before and after, shortened to the text around the change.
     """
 

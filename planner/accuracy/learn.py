@@ -145,7 +145,10 @@ class Posterior:
     scatter: float
 
     def spread(self, slopes: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Standard deviation of the log error of future runs with these slopes, (runs,). slopes: (runs, factors)."""
+        """Standard deviation of the log error of future runs with these slopes, (runs,).
+
+        slopes: (runs, factors).
+        """
         found: NDArray[np.float64] = np.sqrt(
             np.einsum("rf,fg,rg->r", slopes, self.covariance, slopes) + self.scatter**2
         )

@@ -36,8 +36,10 @@ def run(
 ) -> int:
     """Train by the plan, compare measured with planned figures, and return the exit code.
 
-    output: folder of the run. dry_run: print the command of each host and start nothing. calibration: a file of
-    corrections that replaces the plan's own in the comparison. place: as `planner.launch.launch`.
+    output: folder of the run.
+    dry_run: print the command of each host and start nothing.
+    calibration: a file of corrections that replaces the plan's own in the comparison. place: as
+    `planner.launch.launch`.
 
     Raises:
         PlannerError: as `planner.launch.launch`.

@@ -310,9 +310,8 @@ def kept_share(job: PoolJob, term: ActivationTerm, policy: int) -> float:
     """Share of one tensor that a policy keeps.
 
     Full recompute keeps the layer's input. Operator-level recompute keeps the input, the outputs of attention and of
-    every second product, and one further (s b h) output. Recompute of parts drops the tensors inside these parts. Of
-    two parts that share tensors, one contains the other. The dropped share is therefore the largest share that any of
-    the parts drops.
+    every second product, and one further (s b h) output. Recompute of parts drops the tensors inside these parts. If
+    two parts share tensors, one part contains the other, so the dropped share is the larger of their two shares.
 
     Source: Korthikanti et al. (2022), section 5; torchtitan, distributed/activation_checkpoint.py; DeepSeek-V3 (2024),
     sections 3.2.3 and 3.3.3; Megatron-LM, megatron/core/transformer (transformer_layer.py, multi_latent_attention.py,
@@ -426,7 +425,7 @@ def kept_activation_bytes(job: PoolJob, layout: Degrees, stage: Stage) -> tuple[
 
 
 def _on_the_way_bytes(job: PoolJob, layout: Degrees, stage: Stage) -> Number:
-    """Offloaded activations still on the device, of two layers: one computes, the other is being copied.
+    """Bytes of offloaded activations on the device: of the layer that computes, and of the layer that is being copied.
 
     Source: derived here from two buffers that take turns, as in Megatron-LM, fine_grained_activation_offload.py.
     """
@@ -450,7 +449,7 @@ def device_activation_bytes(job: PoolJob, layout: Degrees, stage: Stage, num_mic
 
 
 def sent_bytes(job: PoolJob, layout: Degrees, stage: Stage) -> Number:
-    """Bytes of one microbatch's outputs that a stage keeps after it has sent them; 0 in most engines.
+    """Bytes of one microbatch's outputs that a stage keeps after sending; 0 in most engines, which free sent outputs.
 
     Source: DeepSpeed, runtime/pipe/engine.py (pipe_buffers).
     """

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from planner.specs.training import TrainingSpec
 
 _FROZEN_BYTES: Final = {"16-bit": 2.0, "nf4": 0.5 + 0.127 / 8}
-"""Bytes per weight; nf4 has 4 bits and 0.127 bits of double-quantised constants (Dettmers et al., QLoRA, section 3)."""
+"""Bytes per frozen weight. nf4 takes 4 bits, and 0.127 bits for the double-quantised constants (QLoRA, section 3)."""
 
 _BY_ROWS: Final = ("output", "down")
 """Matrices that tensor parallelism divides along their input; it divides the other matrices along their output."""

@@ -97,7 +97,7 @@ class Distribution:
 
 
 def axes_of(layout: Layout) -> str:
-    """Axes that divide the work besides data parallelism: `tp+pp`, or `ep+fsdp` for ZeRO-2 and 3; else `dp`."""
+    """Names of the axes that divide the work: `tp+pp`, or `ep+fsdp` under ZeRO-2 and 3; `dp` if there are none."""
     names = [axis for axis in ("tp", "pp", "cp", "ep") if getattr(layout, axis) > 1]
     if layout.zero >= 2 and layout.dp * layout.cp > 1:
         names.append("fsdp")
@@ -169,7 +169,7 @@ def _keys(job: Job, layout: Layout) -> dict[str, Any]:
 
 
 def band_of(evidence: Iterable[Evidence], spread: Spread | None = None, **keys: Any) -> Band:
-    """The band from held-out errors; each run is weighted by its likeness to `keys`."""
+    """The band computed from the errors of held-out runs; the more a run resembles `keys`, the more it weighs."""
     evidence = tuple(evidence)
     unseen = unseen_of(evidence, **keys)
     found = distribution_of(evidence, spread or Spread(), num_unseen=len(unseen), **keys)

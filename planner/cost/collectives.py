@@ -145,7 +145,7 @@ def _spread_bandwidth(link: LinkSpec, hosts: Number) -> Number:
 
 
 def _through_memory(cluster: ClusterSpec, link: LinkSpec) -> LinkSpec:
-    """The link with the bandwidth that each card gets while all cards send through the host's memory.
+    """The link of cards that send through the host's memory, with the bandwidth of one card while all cards send.
 
     A card writes its bytes through its root port into a buffer in host memory, from which the other card reads them
     through its own port. Each port carries both directions at once. If k cards share a port, each has 1/k of its
@@ -285,8 +285,6 @@ def halving_doubling_all_reduce_seconds(where: Group, num_bytes: Number) -> Numb
 
 def hierarchical_all_reduce_seconds(where: Group, num_bytes: Number, *, num_pieces: int = 1) -> Number:
     """Reduce-scatter inside each instance, all-reduce of the shards between instances, all-gather inside.
-
-    The number of levels is arbitrary.
 
     With many pieces the levels work at the same time, each on a different piece, and the slowest level sets the pace.
 

@@ -22,7 +22,10 @@ TOKENS_PER_PARAMETER: Final = 20.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchEstimate:
-    """A batch size from the literature, in tokens. kind: `critical`, or `best` for the batch with the lowest loss."""
+    """A batch size from the literature, in tokens.
+
+    kind: `critical`, or `best` for the batch with the lowest loss.
+    """
 
     name: str
     kind: str

@@ -233,7 +233,7 @@ def timeline(job: Job, layout: Layout) -> Timeline:
 
 
 def _with_hidden_exchanges(job: Job, layout: Layout, prices: StagePrices, executed: Timeline) -> StagePrices:
-    """The prices after pairs of passes have hidden some exchanges and sends; all values are means per microbatch."""
+    """The prices without the exchanges and sends that pairs of passes hide; all values are means per microbatch."""
     if not executed.hidden.any():
         return prices
     parts, chunks = chunk_parts(job, layout), layout.num_chunks

@@ -256,7 +256,7 @@ def _core_seconds(job: PoolJob, layout: LayerDegrees, *, local: bool) -> PassSec
 
 
 def _num_hops(job: PoolJob, layout: LayerDegrees) -> Number:
-    """How many times ring attention sends keys and values to the neighbour."""
+    """Number of times that ring attention sends keys and values to the neighbour."""
     return np.maximum(layout.cp - 1, 0) * (1.0 if job.engine.communication.context_exchange == "ring" else 0.0)
 
 
@@ -351,7 +351,8 @@ def _parts_seconds(
 
     The parts are the norms, the up-projections of latent attention with positions, the feed-forward block or the
     experts, and its activation function. A part that belongs to two modules is repeated once. The host's time for small
-    operators is left out. core, block: forward seconds of the core of attention, and of the feed-forward block.
+    operators is left out.
+    core, block: forward seconds of the core of attention, and of the feed-forward block.
 
     Source: the same operators as in the forward pass; Megatron-LM, transformer_config.py (recompute_modules);
     DeepSeek-V3 (2024), section 3.2.3.
@@ -416,7 +417,7 @@ def _norm_bytes(job: PoolJob) -> tuple[float, float]:
 
 
 def _light_seconds(job: PoolJob, layout: LayerDegrees) -> PassSeconds:
-    """Seconds of norms, residual additions, positions and head copies.
+    """Seconds of the operators that mainly move bytes: norms, residual additions, positions, transposes of heads.
 
     Bytes per token in 16 bits, forward and backward:
 

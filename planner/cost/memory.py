@@ -46,8 +46,9 @@ def _runtime_bytes(job: PoolJob, layout: Degrees, used: Number) -> Number:
 def memory_lines(job: PoolJob, layout: Degrees, stage: Stage) -> tuple[MemoryLine, ...]:
     """The memory ledger of one device of a stage at its peak; every line broadcasts over layouts and stages.
 
-    The peak is in the backward pass of the first microbatch, or in the update if it needs more. In the backward pass
-    memory holds the states, all stored activations, and the larger of the loss and one recomputed layer.
+    The peak is in the backward pass of the first microbatch, or in the update if the update needs more. During the
+    backward pass the memory holds the states, all stored activations, and the larger of the loss and one recomputed
+    layer.
 
     Source: each line names its own.
     """

@@ -49,7 +49,8 @@ _EIGHT_BIT_BLOCK: Final = 2048
 _CLIPPING_BYTES: Final = 28.0
 """Bytes moved per parameter in addition to weights and moments, as SimuMax itemises them.
 
-Gradients are zeroed 4, scaled 8, read for the norm 4, clipped 8, and read by the update 4.
+Bytes for each step: zeroing gradients 4, scaling 8, reading them for the norm 4, clipping 8, and reading them in the
+update 4.
 """
 
 _FACTOR_BYTES: Final = 4.0

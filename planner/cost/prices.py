@@ -327,10 +327,10 @@ def hidden_expert_seconds(job: PoolJob, exchanges: Number, computing: Number) ->
 
 
 def _share_in_pairs(job: PoolJob, layout: Degrees) -> Number:
-    """Share of the microbatches whose passes run in pairs; microbatches that fill or drain the pipeline run without.
+    """Share of the microbatches whose passes run in pairs; passes that fill or drain the pipeline have no partner.
 
-    A step takes (m - 1/v) times the slowest stage, with pairs, plus one pass through all chunks of size 1/v, without
-    pairs.
+    In the formula of the step, (m - 1/v) t_max has pairs, and the single pass through all chunks (1/v of each stage)
+    has none.
 
     Source: derived here from `planner.cost.schedule.step_seconds`, for equal stages.
     """
@@ -391,7 +391,10 @@ def _waiting_for_ranks(job: PoolJob, layout: Degrees, passes: PassSeconds) -> Pa
 
 
 def _with_repeated(collectives: tuple[Number, Number], share: Number) -> PassSeconds:
-    """A layer's collectives by pass; the share of the forward ones that recompute repeats is added to backward."""
+    """A layer's collectives by pass.
+
+    If recompute repeats a share of the forward collectives, this share also counts as backward.
+    """
     forward, backward = collectives
     return PassSeconds(forward=forward, backward_input=backward + share * forward)
 

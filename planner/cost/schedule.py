@@ -111,7 +111,7 @@ def chunk_terms(
 
 
 def cycle_seconds(stage_seconds: Number, slack_seconds: Number, last_chunk_seconds: Number) -> Number:
-    """Cycle time of a stage, from one microbatch to the next: its own seconds plus its wait for the last chunk.
+    """Seconds from one microbatch to the next on a stage: its own work plus its wait for the model's last chunk.
 
     Source: derived here, as `chunk_terms`.
     """

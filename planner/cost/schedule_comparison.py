@@ -43,8 +43,8 @@ class ScheduleOutcome:
     utilization: work over work and bubble of the slowest stage: m / (m + p - 1).
     activation_bytes: stored activations of the stage that stores most.
     peak_bytes: peak of the stage with the largest peak.
-    fits: whether every stage fits. staleness_steps, weight_versions: largest of any stage; 0 and 1 except for
-    pipedream.
+    fits: whether every stage fits.
+    staleness_steps, weight_versions: largest of any stage; 0 and 1 except for pipedream.
     """
 
     schedule: Schedule

@@ -44,8 +44,9 @@ class ChunkSeconds:
 class Timeline:
     """Start and end of every operation of one step; the arrays have shape (operations,), stage after stage.
 
-    Two overlapped operations have the same start and the same end. hidden: seconds of each operation that its pair
-    hides. A stage holds a microbatch from the start of its forward pass to the end of its backward pass.
+    Two overlapped operations have the same start and the same end.
+    hidden: seconds of each operation that its pair hides. A stage holds a microbatch from the start of its forward pass
+    to the end of its backward pass.
     """
 
     schedule: Schedule
@@ -138,8 +139,8 @@ def simulate(
     The number of stages is the number of chunks divided by `interleave`.
 
     send_seconds: seconds from the end of a pass to the start of the next chunk's pass, in each direction; one number,
-        or one for each boundary between chunks. A send delays only the receiver; sends that keep
-        a stage busy must be part of its passes.
+        or one for each boundary between chunks. A send delays only the receiver; if sends keep a stage busy, its passes
+        must include them.
     overlapped_share: ratio of the seconds of an overlapped pair to those of its two passes; 1 in torch, which runs them
         one after the other.
     exchange_share: share of the device that communication takes from computing while both run.

@@ -160,8 +160,8 @@ class BesideSeconds:
 def _hidden_behind(seconds: Number, num_units: Number, window: Number, overlaps: Flag) -> Number:
     """Exposed part of `seconds` in `num_units` equal pieces, when work of `window` seconds can hide pieces.
 
-    The last piece is always exposed, because no work is left to hide it. The other pieces are hidden up to `window`
-    seconds.
+    The last piece is always exposed, because no work follows that could hide it. Of the other pieces, at most `window`
+    seconds are hidden.
 
     Source: derived here from bucketed overlap, Li et al., PyTorch Distributed (VLDB 2020), section 3.2.3.
     """

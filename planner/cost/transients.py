@@ -66,11 +66,11 @@ def recompute_bytes(job: PoolJob, layout: Degrees, stage: Stage) -> Number:
 
 
 def transient_bytes(job: PoolJob, layout: Degrees, stage: Stage, stored: Number) -> Number:
-    """Bytes that are alive only for a short time: those of the loss or of the layer in its backward pass, if larger.
+    """Bytes that are alive only for a short time: the larger of the loss and one layer's backward pass.
 
     Embedding and head are one unit, which ZeRO-3 keeps gathered, with its gradient, until the backward pass ends. If
-    the update of the weights needs more memory, its bytes count instead. The `stored` activations are subtracted from
-    them, because they are freed by then.
+    the update of the weights needs more memory, the update's bytes count instead, less the `stored` activations, which
+    are freed before the update.
 
     Source: torch FSDP2, torch/distributed/fsdp/_fully_shard/_fsdp_state.py (the root is not resharded).
     """
@@ -189,7 +189,7 @@ def layer_backward_bytes(job: PoolJob, layout: Degrees, stage: Stage) -> Number:
 
 
 def _bucket_bytes(job: PoolJob, layout: Degrees, stage: Stage) -> Number:
-    """Bytes of the bucket that gradients pass on their way to their ranks.
+    """Bytes of the bucket in which gradients are collected before they are reduced.
 
     Source: DeepSpeed, runtime/zero/stage_1_and_2.py (ipg_buffer of reduce_bucket_size; contiguous_gradients).
     """

@@ -2,8 +2,8 @@
 
 Three things are assumed, because no published run with a tower gives its cost. Every rank of a tensor- or
 context-parallel group holds the whole tower and computes it. The tower's layers keep all inputs of their backward pass,
-under every recompute policy of the stage. All of the tower is trained; beside adapters all of it is frozen. A trace of
-a step with images would replace these assumptions.
+under every recompute policy of the stage. The whole tower is trained, or the whole tower is frozen if the model trains
+only adapters. A trace of a step with images would replace these assumptions.
 """
 
 from __future__ import annotations

@@ -167,7 +167,8 @@ class Target:
 
     name: the value of `--to`, which an engine's profile lists in `emits`.
     program: the program's name and its supported versions, as text.
-    settings: convert fields to the program's keys and back. refuse: fields that the program has no option for.
+    settings: convert fields to the program's keys and back.
+    refuse: fields that the program has no option for.
     render: returns further files, name -> text.
     command: shell text that starts the training on one host; `place` is None if the plan uses only one host.
     yours: placeholder -> meaning, for all values that the plan does not decide.

@@ -36,12 +36,13 @@ def lead(
 ) -> int:
     """Run torchrun on host 0, or on a single host, until the ranks report how the run ended; returns the exit code.
 
-    If a rank dies without a message (a kill, a lost machine), or another host requests a restart, the run restarts
-    from the newest checkpoint, with a new rendezvous on the next port. The run ends when three attempts in a row save
-    no new checkpoint.
+    If a rank dies without a message (a kill, a lost machine), or another host requests a restart, the run restarts from
+    the newest checkpoint, with a new rendezvous on the next port. The run ends when three attempts in a row save no new
+    checkpoint.
 
-    command_of: returns the torchrun command of an attempt. port: the port of the first attempt. resume: `auto` or a
-    step; the step applies until the run has saved a later checkpoint.
+    command_of: returns the torchrun command of an attempt.
+    port: the port of the first attempt.
+    resume: `auto` or a step; the step applies until the run has saved a later checkpoint.
 
     Raises:
         EnvironmentProblem: the folder cannot be written.

@@ -38,8 +38,8 @@ def choose_batch(
 
     The best size has the least value of the objective per token. Of equally good sizes (`AS_GOOD`) the one nearest to
     the target is chosen. Without a target the smallest is chosen, because a smaller batch learns more from each token.
-    The dynamic program finds the optima. If no layout fits with any size, the job gets the smallest batch. confidence:
-    chance with which objectives that have a deadline keep the deadline.
+    The dynamic program finds the optima. If no layout fits with any size, the job gets the smallest batch.
+    confidence: the chance with which a deadline must be kept.
 
     Raises:
         InputError: the objective does not depend on the batch.
@@ -82,7 +82,9 @@ def _best_of(
 
 
 def best_batch(ranks: Mapping[int, Rank], batch: BatchRange, *, by_devices: bool = False) -> int:
-    """The batch size of the least rank; of equally good sizes the one nearest to the target, or the smallest.
+    """The batch size with the least rank per token.
+
+    Of equally good sizes the one nearest to the target, or the smallest.
 
     ranks: seconds for each token (or sequence) and devices of the best layout, by batch size.
     """

@@ -176,7 +176,7 @@ class _Search:
         return np.asarray(np.broadcast_to(place, seconds.shape), dtype=np.float64)
 
     def _order(self, degrees: DegreeArrays, bounds: FloatArray) -> IntArray:
-        """Positions in the order in which the search reads them."""
+        """Positions of configurations, in the order in which the search reads the configurations."""
         return np.lexsort((bounds, self._place(degrees, bounds)))
 
     def _add(self, degrees: DegreeArrays, seconds: float) -> None:
@@ -229,7 +229,7 @@ class _Search:
             first += len(part)
 
     def _keep(self, degrees: DegreeArrays, bounds: FloatArray) -> IntArray:
-        """Positions of the configurations that the cutoff does not rule out; the ruled-out ones are counted."""
+        """Positions of the configurations that the cutoff does not rule out; the other configurations are counted."""
         near = np.flatnonzero(bounds <= self._cutoff(degrees))
         self._drop(len(degrees) - len(near))
         return near
@@ -354,7 +354,7 @@ class _Search:
         return Bounded(degrees=found.take(near), seconds=seconds[near])
 
     def _near_of_executed(self, degrees: DegreeArrays) -> Iterator[Bounded]:
-        """Wanted configurations of a schedule that must be executed; each has only one assignment."""
+        """Configurations within the cutoff, for a schedule that is priced by execution: each has one assignment."""
         (pool,) = self._job.pools  # checked before: several pools have no such schedule
         degrees = fill_replicas(self._job, self._constraints, degrees, self.found.refused)
         seconds = busy_seconds(pool, degrees, allowed_policies(pool, self._constraints, degrees))

@@ -150,7 +150,7 @@ def _check(found: Found, constraints: Constraints, best: Incumbents, one: Degree
 
 
 def _check_cutoff(found: Found, constraints: Constraints, best: Incumbents, one: DegreeArrays, optimum: float) -> None:
-    """Check the bound with a cutoff, which may stop early: it must rule out only configurations beyond the cutoff."""
+    """Check the bound that stops early at a cutoff: it may rule out only configurations beyond the cutoff."""
     job, unplaced = found.job, replace(one, placement=0 * one.placement)
     cutoff = np.broadcast_to(best.cutoff_seconds(best.devices(job, one)), (1,)).astype(np.float64)
     placements, seconds = placed(job, unplaced, allowed_policies(job, constraints, one), constraints, cutoff)

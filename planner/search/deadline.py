@@ -1,4 +1,4 @@
-"""Deadlines kept with a given chance; the forecast errors of a layout's kind determine its longest allowed step."""
+"""Searches that keep a deadline with a given chance: the larger the forecast error, the shorter the allowed step."""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ def _rank_at(objective: Objective, seconds: float, devices: float) -> Rank:
 
 
 def best_layout(found: Found, objective: Objective) -> Assigned:
-    """The dynamic program's best layout; of tied layouts, the first."""
+    """The best layout that the dynamic program found; if layouts tie, the first of them."""
     ranks = [rank_of(found, objective, each) for each in found.layouts]
     first, second = (value * (1 + TIE) for value in min(ranks))
     ranked = zip(found.layouts, ranks, strict=True)

@@ -39,7 +39,7 @@ class LayoutRemedy:
 
 
 class _Step(NamedTuple):
-    """A change of one key: its words, and the function that changes a job and a layout."""
+    """A change of one key: its description, and the function that changes a job and a layout."""
 
     key: str
     words: str
@@ -105,7 +105,7 @@ def _remedy(words: str, layout: Layout, priced: Estimate) -> LayoutRemedy:
 
 
 def _then(case: _Case | None, step: _Step) -> _Case | None:
-    """The case after a second change; the layout between the two changes may be illegal."""
+    """The job and layout after two changes; the layout after the first change alone may be illegal."""
     return step.of(*case) if case else None
 
 

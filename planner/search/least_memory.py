@@ -83,7 +83,7 @@ def _least_shares_of_smallest(job: Job, degrees: DegreeArrays) -> FloatArray:
 
 
 def _least_of_nearest(job: Job, constraints: Constraints, some: DegreeArrays, best: LeastPeak) -> LeastPeak:
-    """The least of `best` and the peaks of some configurations, priced in the order of their bounds."""
+    """The least peak of these configurations, or `best` if none is smaller; priced in the order of their bounds."""
     shares = least_shares(job, some)
     order = np.argsort(shares, kind="stable")
     for first in range(0, len(order), _MOST_AT_ONCE):

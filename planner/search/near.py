@@ -33,7 +33,7 @@ class Bounded:
 
 
 class _Shared(NamedTuple):
-    """The values of `DegreeArrays` that are not arrays, and that all its configurations share."""
+    """The values of `DegreeArrays` that are not arrays: all its configurations share them."""
 
     schedule: Schedule
     offload: Offload
@@ -82,7 +82,7 @@ class Near:
         """The groups of `alike` as candidates, without columns that by themselves exceed the position's longest step.
 
         Both methods share prices, so a configuration is priced once. A configuration is priced again if a caller allows
-        longer steps than all callers before. Neither method therefore sees fewer columns because of the other's cutoff.
+        longer steps than all earlier callers. So the cutoff of one method never removes columns of the other.
         longest: longest step of each position, [n].
         """
         limit_of = dict(zip(positions.tolist(), longest.tolist(), strict=True))

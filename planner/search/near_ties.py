@@ -136,7 +136,7 @@ def runner_up(
 
 
 def _cause(won: Estimate, priced: Estimate) -> str:
-    """The ledger line with most of the difference, as in `loses bubble 1.2 s`; `saves` if the layout is not slower."""
+    """The ledger line that differs most, such as `loses bubble 1.2 s`, or `saves ...` if the layout is not slower."""
     longer = {
         line.name.value.replace("_", " "): float(line.exposed_seconds) - float(own.exposed_seconds)
         for line, own in zip(priced.time, won.time, strict=True)
@@ -150,11 +150,11 @@ def _cause(won: Estimate, priced: Estimate) -> str:
 
 
 def slower_by(share: float) -> str:
-    """`4.3% slower`, `0.03% faster`, `as fast`."""
+    """The difference of two step times in words: `4.3% slower`, `0.03% faster`, or `as fast`."""
     return more_or_less(share, "slower", "faster") if abs(share) >= 5e-5 else "as fast"
 
 
 def more_or_less(share: float, more: str, less: str) -> str:
-    """`4.3% dearer`, `0.03% cheaper`: with enough digits to show the difference."""
+    """A difference in words, such as `4.3% dearer` or `0.03% cheaper`, with enough digits to show the difference."""
     digits = 2 if abs(share) < _NOTICEABLE else 1 if abs(share) < 0.0995 else 0
     return f"{abs(share):.{digits}%} {more if share > 0 else less}"

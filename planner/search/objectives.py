@@ -79,7 +79,7 @@ one job (docs/accuracy.md).
 
 
 class Incumbents(Protocol):
-    """The best layouts so far; their step times are the cutoffs that rule other layouts out."""
+    """The best layouts so far; a layout whose step is longer than theirs is ruled out."""
 
     def devices(self, job: Job, degrees: DegreeArrays) -> Number:
         """Devices in use, as these incumbents count them, [n]; one number for one configuration."""
@@ -237,7 +237,9 @@ def kind_of(degrees: Degrees) -> tuple[int, ...]:
 
 
 def objective_of(job: Job, name: ObjectiveName) -> Objective:
-    """The objective for a job. A deadline limits `cost` and `gpus`; it does not change the fastest or smallest layout.
+    """The order of layouts that this job needs.
+
+    A deadline limits `cost` and `gpus`; it does not change the fastest or smallest layout.
 
     Raises:
         InputError: a deadline without a token budget, from which no step time follows.

@@ -94,7 +94,7 @@ def _check_pins(job: Job, constraints: Constraints) -> None:
 
 
 def _lacking(job: Job, key: str, value: str) -> Mistake | None:
-    """The mistake of pinning a value that the engine's profile does not list; None if it lists the value."""
+    """The error for a pinned value that the engine's profile does not list; None if the profile lists the value."""
     offered_by = attrgetter(_OFFERED[key])
     have = offered_by(job.engine)
 
@@ -119,7 +119,7 @@ def _lacking(job: Job, key: str, value: str) -> Mistake | None:
 
 
 def _check_lists(job: Job, constraints: Constraints) -> None:
-    """Check that the search can choose the pinned lists: their sum is right, and a stage's chunks are equal."""
+    """Check that the search can choose the pinned lists: they hold all layers, and a stage's chunks are equal."""
     schedule, given = constraints.value_of("schedule"), [key for key in _LISTS if constraints.per_chunk(key)]
     if schedule in EXECUTED and given:
         hint = f"`planner explain MODEL CLUSTER --layout schedule={schedule},...` prices any layers and recompute"

@@ -67,7 +67,7 @@ def remedies(job: Job, constraints: Constraints, reporter: Reporter | None = Non
 
 
 class Change(NamedTuple):
-    """A change of a job: its kind, its words, and the changed job; None if the documents forbid the change."""
+    """A change of a job: its kind, its description, and the changed job (None if the documents forbid the change)."""
 
     kind: str
     words: str
@@ -75,7 +75,7 @@ class Change(NamedTuple):
 
 
 def _kinds(job: Job, constraints: Constraints) -> Iterator[Iterator[Change]]:
-    """The kinds of changes, each from the smallest to the largest change."""
+    """The changes of each kind, from the smallest to the largest."""
     yield _shorter_sequences(job)
     yield _less_headroom(job)
     yield _other_losses(job)

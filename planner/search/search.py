@@ -246,8 +246,9 @@ def fastest_layout(
     """The best layout and its step seconds, by the dynamic program alone; None if none fits or meets the deadline.
 
     The layout equals the answer of `search`, but without the integer program's proof. Questions that need many searches
-    use this function. known: a layout near the best one, which makes better layouts faster to find. If `known` fits and
-    no layout is better, the answer is None.
+    use this function.
+    known: a layout near the best one, which makes better layouts faster to find. If `known` fits and no layout is
+    better, the answer is None.
 
     Raises:
         InputError: no legal layout exists under the constraints.

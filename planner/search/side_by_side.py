@@ -80,7 +80,7 @@ class SideBySide:
         return tuple(sorted((each for each in self.choices if each.on_front), key=self.costs))
 
     def costs(self, choice: Choice) -> tuple[float, float]:
-        """Seconds of the run, and the run's amount of the measure."""
+        """Seconds of the run, and its cost in the second measure."""
         run = choice.run
         assert run is not None, "a choice without a plan costs nothing"
         return run.seconds, float(getattr(run, self.measure) or 0.0)
@@ -110,7 +110,7 @@ def side_by_side(pairs: Sequence[tuple[str, int | None]], plan_on: Callable[[str
 
 
 def _nowhere(errors: Sequence[tuple[str, PlannerError]]) -> PlannerError:
-    """The mistakes of all clusters as one error; a mistake of all clusters appears once."""
+    """One error with the mistakes of all clusters; a mistake that every cluster has appears once."""
     if any(isinstance(error, NothingFitsError) for _, error in errors):
         messages = dict.fromkeys(f"{cluster}: {error.mistakes[0].message}" for cluster, error in errors)
         return NothingFitsError(*messages, hint="`planner plan MODEL CLUSTER` says what would fit")

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Point:
-    """The fastest layout of the smallest cluster, of `hosts` hosts, on which it is the fastest.
+    """A layout, and the smallest cluster on which this layout is the fastest; this cluster has `hosts` hosts.
 
     billed_devices: devices in use; each counts as its price divided by the price of the cheapest pool's device.
     pools: the hosts of each pool of a mixed cluster; their sum is `hosts`.
@@ -111,7 +111,7 @@ class Sweep:
     def fewest_in_time(self) -> Point | None:
         """The point with the fewest devices that keeps the deadline with the confidence.
 
-        The result is None without a deadline, or if no point keeps it.
+        The result is None if there is no deadline, or if no point keeps the deadline.
         """
         return next((point for point in self.front if self.meets_deadline(point)), None)
 

@@ -26,7 +26,8 @@ _HEADER = ("planned", "measured", "ratio", "")
 def comparison(deviations: Sequence[Deviation], commands: Sequence[str] = ()) -> Group:
     """Show each line as planned and as measured, or the reason why it was not measured.
 
-    Lines that are zero in both columns are omitted. commands: commands to suggest next.
+    Lines that are zero in both columns are omitted.
+    commands: commands to suggest next.
     """
     shown = [each for each in deviations if each.planned or each.measured]
     notes = list(dict.fromkeys(each.note for each in shown if each.note))

@@ -53,8 +53,8 @@ class Efficiency(Document):
 class DeviceSpec(Document):
     """One accelerator, or one process's share of a CPU host.
 
-    The device's generation (clusters/generations) supplies the keys that the file leaves out. assumed: the keys that
-    the generation supplied.
+    The device's generation (clusters/generations) supplies the keys that the file leaves out.
+    assumed: the keys that the generation supplied.
     """
 
     model_config = ConfigDict(json_schema_extra=_leave_out)

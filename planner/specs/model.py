@@ -61,8 +61,8 @@ class MixtureOfExperts(Document):
     layer_frequency: n, if only every n-th of the layers after these has experts.
     expert_bias: whether both matrices of an expert (three with a gate) have a bias.
     shared_gate: whether a learned gate weights the output of the shared experts (Qwen2-MoE).
-    vector_params: parameters of a layer with experts that no other field covers. num_groups: number of groups of
-    consecutive experts.
+    vector_params: parameters of a layer with experts that no other field covers.
+    num_groups: number of groups of consecutive experts.
     groups_per_token: number of these groups from which a token's experts come.
     latent_size: width of the latent vector that routed experts read and write; 0 means hidden_size (Nemotron 3).
     idle_params: in each layer with experts, parameters of attention's own experts that a token does not use (JetMoE).
@@ -294,7 +294,8 @@ class ModelSpec(Document):
     relative_buckets: rows of T5's table of relative positions; each stack has one table.
     embedding_norm: whether a norm follows the embedding.
     final_norm: whether a norm follows the last layer of each stack.
-    output_head: whether there is a projection to the vocabulary. num_token_types: number of token types (BERT).
+    output_head: whether there is a projection to the vocabulary.
+    num_token_types: number of token types (BERT).
     pooler: whether there is a pooler (BERT).
     patches: image patches in place of tokens (ViT).
     norm_bias: whether LayerNorm has a bias; `unweighted` norms have no parameters.
@@ -310,12 +311,12 @@ class ModelSpec(Document):
     shared_by: number of layers that share one set of weights (Zamba); num_layers counts each of them.
     embedding_size: width of the embedding and of the vectors added to it; 0 means hidden_size.
     head_input_size: width that the head reads; 0 means the width of the embedding (ELECTRA).
-    layers: kinds of layers that differ; all remaining layers are plain. layer_matrix_params: parameters in matrices of
-    each layer that no other field covers.
+    layers: kinds of layers that differ; all remaining layers are plain.
+    layer_matrix_params: parameters in matrices of each layer that no other field covers.
     layer_vector_params: parameters in vectors of each layer that no other field covers.
     vision: a tower that reads images, on the first stage.
-    table_params: parameters outside the layers that are looked up. input_matrix_params: parameters of further matrices
-    at the model's input.
+    table_params: parameters outside the layers that are looked up.
+    input_matrix_params: parameters of further matrices at the model's input.
     output_matrix_params: parameters of further matrices at the model's output.
     """
 

@@ -114,9 +114,9 @@ def compiles(layout: Layout, device: torch.device) -> bool:
 def compile_layers(parts: Iterable[Transformer], backend: str = "inductor", *, async_tp: ProcessGroup | None) -> None:
     """Compile every layer; code that cannot be compiled runs uncompiled (TORCH_COMPILE_DISABLE=1 disables compilation).
 
-    Layers with experts read counts on the host, which breaks the graph. async_tp: tensor-parallel ranks compute with
-    pieces of each other's tensors while further pieces arrive (Wang et al. 2023, Overlap Communication with Dependent
-    Computation).
+    Layers with experts read counts on the host, which breaks the graph.
+    async_tp: tensor-parallel ranks compute with pieces of each other's tensors while further pieces arrive (Wang et al.
+    2023, Overlap Communication with Dependent Computation).
     """
     if async_tp is not None:
         torch._inductor.config._micro_pipeline_tp = True  # noqa: SLF001 # as torchtitan switches it on

@@ -39,7 +39,8 @@ class Executor(Protocol):
     def forward_backward(self, tokens: Tensor, targets: Tensor, starts: Tensor | None = None) -> Tensor | None:
         """From the token ids (sequences, S) of this data-parallel rank to its scaled part of the mean loss.
 
-        The result is None on pipeline stages without the loss. starts: see `Transformer.forward`.
+        The result is None on pipeline stages without the loss.
+        starts: see `Transformer.forward`.
         """
         ...
 

@@ -31,7 +31,8 @@ def cached(path: Path, dtype: np.dtype[Any], encoded: Encoded, *, source: str) -
 
     The first rank of a start verifies the whole file while the others wait. Without `planner launch` each rank verifies
     it. The checksum is CRC-32, which detects faults of disks and copies in half the time of SHA-256; it does not detect
-    deliberate changes. source: the text's name in messages.
+    deliberate changes.
+    source: the text's name in messages.
 
     Raises:
         EnvironmentProblem: the file cannot be written, or is damaged and its text can no longer be read.

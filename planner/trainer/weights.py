@@ -158,8 +158,8 @@ def export_weights(trainer: Trainer, folder: Path, source: Path | None = None) -
     """Write the model as a Hugging Face checkpoint into a new folder; every rank calls this function.
 
     The ranks of a stage gather one parameter after another, and each rank keeps and writes some of the tensors. Weights
-    are written in bf16, or in fp32 if the training is in fp32. source: the checkpoint that the run started from; its
-    configuration and tokenizer are copied.
+    are written in bf16, or in fp32 if the training is in fp32.
+    source: the checkpoint that the run started from; its configuration and tokenizer are copied.
 
     Raises:
         EnvironmentProblem: the folder cannot be written, or safetensors is not installed.

@@ -71,8 +71,8 @@ def lines_of_hosts(
 ) -> tuple[str, ...]:
     """One shell line for each host; with many hosts, a comment replaces most lines.
 
-    words: returns the command for a host, or for None if there is only one host. number: text before the numbers of
-    hosts in the comment.
+    words: returns the command for a host, or for None if there is only one host.
+    number: text before the numbers of hosts in the comment.
     """
     if hosts == 1:
         return (shlex.join(words(None)),)

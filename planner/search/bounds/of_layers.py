@@ -30,7 +30,9 @@ INSIDE = -1  # position of a stage that is neither the first nor the last of any
 
 
 def kinds_main_first(job: Job) -> tuple[LayerKind, ...]:
-    """The kinds of layers, main kinds first: those with experts if at least half of the layers have any, else others.
+    """The kinds of layers, main kinds first.
+
+    Kinds with experts are main kinds if at least half of the layers have experts.
 
     Among the main kinds, and among the other kinds, kinds without a sliding window come first.
     """
@@ -63,7 +65,10 @@ def num_main_layers(job: Job) -> int:
 
 
 def hides_exchanges(job: PoolJob, degrees: DegreeArrays) -> bool:
-    """Whether overlapped pairs of passes can hide exchanges and sends; bounds must then leave these out."""
+    """Whether overlapped pairs of passes can hide exchanges and sends.
+
+    Bounds must then leave out exchanges and sends.
+    """
     paired = job.engine.overlap.paired_passes and degrees.schedule == "dualpipev"
     return paired or job.training.expert_overlap
 
@@ -71,8 +76,8 @@ def hides_exchanges(job: PoolJob, degrees: DegreeArrays) -> bool:
 def _least_layer_seconds(job: PoolJob, parts: StageParts, *, hides: bool) -> list[Number]:
     """Least seconds of one layer of each kind for one microbatch.
 
-    The time includes computation and tensor and expert parallel communication, without recompute; it broadcasts. hides:
-    exchanges of experts may be hidden.
+    The time includes computation and tensor and expert parallel communication, without recompute; it broadcasts.
+    hides: exchanges of experts may be hidden.
     """
     least = []
     for has_experts, is_local, _ in kinds_main_first(job):
@@ -159,8 +164,8 @@ class LayerBounds:
         """Lower bound of a step with microbatch size and interleave known: T >= (m - 1/v) * slowest + all work / v.
 
         The slowest of S stages takes at least the mean of all work, the time of ceil(L / S) layers, and the last
-        stage's time for one layer in each chunk and the head. any_experts: make the bound valid for every degree of
-        experts.
+        stage's time for one layer in each chunk and the head.
+        any_experts: make the bound valid for every degree of experts.
 
         Gain (`timing`): the search takes 0.54 s instead of 0.72 s for GPT-3 on 1,024 devices, and 1.53 s instead of
         over 15 s for DeepSeek-V3 on 11,000.
@@ -226,7 +231,8 @@ def most_layers(
     """Upper bound of a stage's layers: the other stages need layers too, and the step must stay within the cutoff.
 
     Consecutive layers contain at least a known number of whole periods of the pattern; each chunk after the first may
-    lose one. shapes: the layer shapes of the configurations, if already priced.
+    lose one.
+    shapes: the layer shapes of the configurations, if already priced.
 
     Gain in pricing columns (`most-layers`, medians of 3): the search takes 3.51 s instead of 8.52 s for Llama-3-70B on
     three pools, and 0.63 s instead of 0.84 s for Llama-3-405B on 16,384 devices. GPT-3 on 1,024 devices gains nothing.

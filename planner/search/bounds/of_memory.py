@@ -54,8 +54,9 @@ def _whole(layers: NDArray[np.float64]) -> NDArray[np.float64]:
 def held_in_time(spare_seconds: Number, layer_seconds: Number, capacity: Number, whole: bool) -> Number:
     """Number of layers that each stage can hold within `spare_seconds` under its best policy, [stages].
 
-    layer_seconds: seconds of one more layer, [policies, stages]. capacity: layers that memory allows, [policies,
-    stages]. whole: whether layers are whole numbers.
+    layer_seconds: seconds of one more layer, [policies, stages].
+    capacity: layers that memory allows, [policies, stages].
+    whole: whether layers are whole numbers.
     """
     held = np.zeros(np.shape(spare_seconds))
     for price, most in zip(layer_seconds, capacity, strict=True):

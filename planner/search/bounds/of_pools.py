@@ -102,7 +102,7 @@ class PoolBounds:
 
 
 def promising_placements(job: Job, constraints: Constraints, degrees: DegreeArrays) -> DegreeArrays:
-    """The configurations placed on the pools with the highest peak FLOPs, in every order of these pools."""
+    """The configurations with their stages on the pools of highest peak FLOPs, in every order of these pools."""
     peak = [1 / pool.cluster.device.peak[job.training.precision] for pool in job.pools]
     stages = fastest_stages(job, degrees, np.tile(peak, (len(degrees), 1)))
     rows, order = orders_of(stages)

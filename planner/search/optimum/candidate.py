@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class Disagreement(AssertionError):
-    """Two methods found different optima, or a layout beats both: a bug, with both values in its message."""
+    """Two methods found different optima, or a layout beats both optima. This is a bug; the message has the values."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -79,7 +79,7 @@ class Candidate:
 
     @property
     def num_columns(self) -> int:
-        """Ways to fill a stage, over all stages."""
+        """Number of ways to fill a stage, summed over the stages."""
         return len(self.stage)
 
     def keep(self, columns: Mask | IntArray) -> Candidate:
@@ -110,7 +110,7 @@ class Candidate:
         return self.constant_seconds + steady + total + float(self.tail_seconds[chosen].max())
 
     def is_choice(self, columns: Sequence[int] | IntArray) -> bool:
-        """Whether these columns are one for each stage, in order, hold every layer once, and meet the deadline."""
+        """Whether the columns form a choice: one per stage, in order, with every layer once, within the deadline."""
         chosen, stages = np.asarray(columns, dtype=np.int64), np.arange(self.num_stages)
         if not np.array_equal(self.stage[chosen], stages) or int(self.layers[chosen].sum()) != self.num_layers:
             return False

@@ -236,13 +236,13 @@ def _can_hold_all(candidate: Candidate, threshold: float) -> bool:
 
 @cache
 def _bits(num_layers: int, pattern: Pattern, state: int) -> int:
-    """All positions with a state; bit l is set if the position after l layers has the state."""
+    """The positions that have a state, as an integer: bit l is set if the position after l layers has the state."""
     return sum(1 << position for position in range(state, num_layers + 1, int(pattern.stride(state))))
 
 
 @dataclass(frozen=True, slots=True)
 class _Box:
-    """Thresholds by position in the lists of distinct times: [low_a, high_a] x [low_b, high_b]."""
+    """A range of both thresholds, [low_a, high_a] x [low_b, high_b], as positions in the lists of distinct times."""
 
     low_a: int
     high_a: int
@@ -290,7 +290,7 @@ class _Scan:
         return self.found
 
     def _last_useful_bottleneck(self) -> int:
-        """Position of the last bottleneck that may still meet the cutoff."""
+        """Position of the longest bottleneck with which a choice may still meet the cutoff."""
         candidate = self.candidate
         passes = _least_total(candidate, candidate.pass_seconds)
         least = candidate.constant_seconds + candidate.steady_count * self.bottlenecks + passes + self.tails[0]
@@ -302,7 +302,7 @@ class _Scan:
         return self.candidate.constant_seconds + steady + float(self.tails[b])
 
     def _is_point(self, box: _Box) -> bool:
-        """Whether the box holds one pair of thresholds, or only pairs of equal cost."""
+        """Whether the box cannot be divided: it holds one pair of thresholds, or only pairs of equal cost."""
         highest = self._cost(box.high_a, box.high_b)
         return highest - self._cost(box.low_a, box.low_b) <= TIE * highest
 

@@ -46,7 +46,7 @@ def busy_seconds(job: PoolJob, degrees: DegreeArrays, policies: PolicyMasks) -> 
 
 
 def _in_pairs(job: PoolJob, split: EvenSplit) -> EvenSplit:
-    """The split with all passes in pairs: C seconds of exchanges and W seconds of work take max(C, W + a C).
+    """The split if all passes ran in pairs, so that C seconds of exchanges and W seconds of work take max(C, W + a C).
 
     Source: `planner.cost.simulate`.
     """

@@ -226,8 +226,8 @@ def solve_program(
 ) -> Answer:
     """The best choice over all candidates by integer programming.
 
-    upper_bound: seconds of a known choice; columns whose lower bound exceeds it are left out. time_limit: seconds of
-    wall time for the solver alone.
+    upper_bound: seconds of a known choice; columns whose lower bound exceeds it are left out.
+    time_limit: seconds of wall time for the solver alone.
 
     Raises:
         SolverTrouble: the solver is missing, was killed, or gave an answer that cannot be read.

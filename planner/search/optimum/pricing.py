@@ -69,7 +69,10 @@ def _states(job: Job, degrees: DegreeArrays) -> Pattern:
 
 
 def _parts(num_columns: NDArray[np.int64]) -> Iterator[slice]:
-    """Slices of consecutive configurations, each slice with a limited number of columns."""
+    """Slices of consecutive configurations.
+
+    Each slice has a limited number of columns, which limits the memory of pricing.
+    """
     first, total = 0, 0
     for index, count in enumerate(num_columns.tolist()):
         if total and total + count > _COLUMNS_AT_ONCE:
@@ -152,7 +155,7 @@ def _can_begin(
     layers: NDArray[np.int64],
     start: NDArray[np.int64],
 ) -> Flag:
-    """Whether stages can begin in their states, if every other stage has between `layer_range` layers; broadcasts."""
+    """Whether stages can begin in their states, if all other stages hold layers within `layer_range`; broadcasts."""
     if states.num_states == 1:
         return np.True_
     fewest, most = layer_range
@@ -207,7 +210,7 @@ def _priced(
 
 
 def _stage_seconds(job: PoolJob, degrees: DegreeArrays, stage: Stage) -> tuple[Number, ...]:
-    """Four times of a stage: one microbatch, its share of filling and draining, its slack for the last chunk, tail."""
+    """Four times of a stage: one microbatch, share of filling and draining, slack for the last chunk, and tail."""
     prices = stage_prices(job, degrees, stage)
     fill, slack = interleaving_terms(job, degrees, stage, prices)
     return prices.microbatch_seconds, fill / degrees.interleave, slack, prices.tail_seconds

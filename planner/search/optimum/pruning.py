@@ -61,7 +61,10 @@ class LowerBounds:
 
 @dataclass(frozen=True, slots=True)
 class _Table:
-    """The columns of all candidates that have a column on every stage, end to end, and the beginning of each group."""
+    """The columns of all candidates end to end, and where each candidate and stage begins.
+
+    Candidates with an empty stage are left out.
+    """
 
     owner: IntArray  # [columns], position of the candidate in `indices`
     group: IntArray  # [columns], number of the (candidate, stage) pair
@@ -251,7 +254,7 @@ def prune(candidates: Sequence[Candidate], upper_bound: float | FloatArray, *, f
 
 
 def greedy_choice(candidate: Candidate, index: int = 0) -> Choice | None:
-    """Start every stage with its fewest layers, and repeatedly add layers to the stage that is fastest with them.
+    """A choice found greedily: each stage starts with its fewest layers, then the stage that stays fastest gets more.
 
     Of columns with equally many layers the fastest is used, regardless of the state in which it begins, until the
     layers of all stages are fixed. The result is None if the heuristic finds no choice, even though one may exist.

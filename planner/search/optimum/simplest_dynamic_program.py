@@ -76,7 +76,7 @@ def _fastest(rated: Rated, limits: Mapping[str, int], cutoff: float) -> Choice |
 
 
 def _even_ways(kept: Rated) -> Iterator[Mask]:
-    """For each number of layers, the columns of choices that hold this number on all inner stages."""
+    """Sets of columns, one set for each number of layers that all inner stages can hold."""
     inner = kept.inner
     if kept.candidate.num_stages < 3:
         yield ~inner

@@ -187,7 +187,7 @@ class Contenders:
         self._rated += [entry for entry in added if self.may_have(*entry[:2])]
 
     def _try(self, rated: Rated) -> None:
-        """Try greedy choices on growing sets of columns, simplest columns first, until one choice exists."""
+        """Try greedy choices on larger and larger sets of columns, simplest columns first, until a choice exists."""
         for columns in _simple_columns(rated):
             choice = greedy_choice(rated.candidate.keep(columns))
             if choice is not None:

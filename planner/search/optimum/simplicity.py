@@ -30,10 +30,12 @@ TENTHS: Final = 10
 class Simplicity(NamedTuple):
     """The keys of a layout, most important key first.
 
-    idle: idle devices. recomputed: tenths of the layers' forward pass that are recomputed, rounded up. interleave:
-    class of the chunks of a stage (`INTERLEAVES`). uneven: 1 unless all stages but the first and the last hold equally
-    many layers, in equal chunks. axes: degrees above 1 of tp, pp, cp and ep. risk: class of the chance of not fitting
-    (`RISKS`).
+    idle: idle devices.
+    recomputed: tenths of the layers' forward pass that are recomputed, rounded up.
+    interleave: class of the chunks of a stage (`INTERLEAVES`).
+    uneven: 1 unless all stages but the first and the last hold equally many layers, in equal chunks.
+    axes: degrees above 1 of tp, pp, cp and ep.
+    risk: class of the chance of not fitting (`RISKS`).
     """
 
     idle: int
@@ -58,8 +60,9 @@ def tenths_of(units: int, num_layers: int) -> int:
 class Rated:
     """A candidate with the keys of its configuration and the contributions of its columns to the other keys.
 
-    risk: class of the chance that the stage does not fit, [columns]. repeated: tenths of layers that the stage
-    recomputes, rounded up, [columns]. alike: whether the chunks of the stage are of one size, [columns].
+    risk: class of the chance that the stage does not fit, [columns].
+    repeated: tenths of layers that the stage recomputes, rounded up, [columns].
+    alike: whether the chunks of the stage are of one size, [columns].
     """
 
     candidate: Candidate

@@ -19,7 +19,8 @@ AGREEMENT = 1e-9
 def unrolled(counts: IntArray) -> tuple[IntArray, IntArray, IntArray]:
     """Unroll rows into parts: the row of each part, its number in the row, and the position of each row's first part.
 
-    counts: number of parts of each row, [n]. The three results have one entry per part, per part, and per row.
+    counts: number of parts of each row, [n]. The first two results have one entry for each part, the third has one for
+    each row.
     """
     first = np.cumsum(counts) - counts
     owner = np.repeat(np.arange(len(counts)), counts)

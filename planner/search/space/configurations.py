@@ -421,7 +421,7 @@ def no_candidate(job: Job, refused: Refusals, constraints: Constraints) -> Input
 
 
 def _legal_values(job: Job, constraints: Constraints) -> str:
-    """The values of pinned degrees in legal layouts, to explain why no legal layout meets the pins."""
+    """The values that pinned degrees can have in legal layouts, to explain why no legal layout meets the pins."""
     values: dict[str, set[int]] = {pin.key: set() for pin in constraints.pins if pin.is_numeric}
     for degrees in _legal_blocks(job, replace(constraints, pins=()), {}, with_replicas=False):
         for key in values:
@@ -472,7 +472,7 @@ def allowed_policies(job: Job, constraints: Constraints, degrees: DegreeArrays) 
 
 
 def with_policies(job: Job, constraints: Constraints, degrees: DegreeArrays) -> DegreeArrays:
-    """The configurations; if the engine has one policy for all stages, once for each allowed policy."""
+    """The configurations, repeated for each allowed policy if an engine uses one policy for all stages."""
     allowed = allowed_policies(job, constraints, degrees)
     if job.engine.pipeline.recompute_per_stage or not allowed:
         return degrees
@@ -483,7 +483,9 @@ def with_policies(job: Job, constraints: Constraints, degrees: DegreeArrays) -> 
 class PolicyChoices(NamedTuple):
     """The policies between which the stages of each configuration can choose, [choices, n] each.
 
-    policy: codes. allowed: whether the configuration may choose the policy. which: position of the policy in the masks.
+    policy: codes.
+    allowed: whether the configuration may choose the policy.
+    which: position of the policy in the masks.
     """
 
     policy: NDArray[np.int64]
@@ -492,7 +494,7 @@ class PolicyChoices(NamedTuple):
 
 
 def choices_of(degrees: DegreeArrays, policies: PolicyMasks) -> PolicyChoices:
-    """One choice if all stages share one policy; otherwise one choice for each policy."""
+    """The policies that stages can choose: one if all stages share a policy, otherwise every policy."""
     codes, masks = np.array(list(policies), dtype=np.int64), np.stack(list(policies.values()))
     if np.all(np.not_equal(degrees.recompute, OWN)):
         which = np.argmax(masks, axis=0)[np.newaxis]

@@ -146,7 +146,7 @@ def zero(job: Job, layout: Layout) -> str:
 
 
 def no_full_recompute(job: Job) -> str:
-    """The setting that forbids full recompute; empty if there is none.
+    """The name of the setting that forbids full recompute; empty if no setting forbids it.
 
     Source: Megatron-LM, transformer_config.py (overlap_moe_expert_parallel_comm, cuda_graph_impl).
     """

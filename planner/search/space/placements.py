@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 class Placements:
     """The placements of many configurations.
 
-    order: pools in the order of the pipeline, [n, pools]; pools without a stage are last. stages: number of stages in
-    each pool, by pool, [n, pools].
+    order: pools in the order of the pipeline, [n, pools]; pools without a stage are last.
+    stages: number of stages in each pool, by pool, [n, pools].
     """
 
     order: IntArray

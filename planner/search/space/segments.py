@@ -49,7 +49,7 @@ def segments_to_try(
 def _useful(
     cluster: ClusterSpec, segments: list[int], possible: NDArray[np.bool_], inner: IntArray, pp: IntArray
 ) -> NDArray[np.bool_]:
-    """Which possible segments no other possible segment makes useless, [segments, n]; the fewest hosts come first.
+    """Whether each possible segment is useful, so that no other makes it useless, [segments, n]; fewest hosts first.
 
     The price of a group depends on its segment only by g, the greatest common divisor of the group's extent (its size
     times its stride) and the devices used of each domain: g / stride ranks share a domain. More ranks in a domain are
